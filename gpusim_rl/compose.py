@@ -1,0 +1,258 @@
+"""From a command line to one plain dict: the only file that talks to Hydra.
+
+`hydra_main` wraps the function behind `python train.py`, `compose` does the same for Python callers. Both know the
+task folders of installed packages and put every complaint of Hydra's into one line.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import sys
+from collections.abc import Callable, Sequence
+from functools import wraps
+from pathlib import Path
+from typing import Any, NoReturn
+
+import hydra
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from hydra._internal.utils import get_args_parser
+from hydra.core.config_search_path import ConfigSearchPath
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.plugins import Plugins
+from hydra.errors import HydraException, MissingConfigException, OverrideParseException
+from hydra.plugins.search_path_plugin import SearchPathPlugin
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from gpusim_rl import paths
+from gpusim_rl.config import check_settings, known_keys, plain, unknown_key
+from gpusim_rl.discover import plugin_cfg_dirs, read_yaml, task_section, tasks
+from gpusim_rl.errors import ConfigError, did_you_mean, friendly_errors
+
+VERSION_BASE = "1.3"
+# What a resumed run must not take over from the saved command line: it belongs to one call, not to the run.
+ONE_CALL_ONLY = ("checkpoint", "test", "hydra")
+
+
+def hydra_main(run: Callable[[dict[str, Any], list[str]], None]) -> Callable[..., None]:
+    """Make `run(config, overrides)` a command: Hydra's flags and sweeps, settings checked, errors on one line.
+
+    `config` is the composed config as plain values; `overrides` is the command line, with a resumed run's in front.
+    """
+
+    def job(cfg: DictConfig) -> None:
+        with friendly_errors():  # inside the job: else Hydra announces a failed job before our line
+            config = plain(cfg)
+            check_settings(config)
+            refuse_other_task(config)
+            run(config, _job_overrides())
+
+    @wraps(run)
+    def main(argv: Sequence[str] | None = None) -> None:
+        typed = list(sys.argv[1:] if argv is None else argv)
+        with friendly_errors():
+            arguments = with_saved_overrides(typed)
+            check_flags(arguments)
+            _prepare_hydra()
+            program = sys.argv
+            sys.argv = [program[0], *arguments]  # Hydra reads nothing else
+            try:
+                hydra.main(version_base=VERSION_BASE, config_path=str(paths.cfg_dir()), config_name="config")(job)()
+            except (HydraException, OmegaConfBaseException) as error:
+                raise explain(error, arguments) from None
+            finally:
+                sys.argv = program
+
+    return main
+
+
+def compose(overrides: Sequence[str] = (), config_dir: str | Path | None = None) -> dict[str, Any]:
+    """Compose a config as the command line does; return plain values.
+
+    Args:
+        overrides: As typed after `python train.py`: `["task=Ant", "num_envs=64"]`.
+        config_dir: A folder of the user's with more configs (`-cd`).
+    """
+    _prepare_hydra()
+    GlobalHydra.instance().clear()
+    arguments = list(overrides)
+    if config_dir is not None:
+        arguments.append(f"hydra.searchpath=[file://{Path(config_dir).resolve()}]")
+    try:
+        with hydra.initialize_config_dir(version_base=VERSION_BASE, config_dir=str(paths.cfg_dir())):
+            return plain(hydra.compose("config", overrides=arguments))
+    except (HydraException, OmegaConfBaseException) as error:
+        raise explain(error, arguments) from None
+
+
+def with_saved_overrides(arguments: Sequence[str]) -> list[str]:
+    """Put the overrides of the run that `checkpoint=` names in front, so that a run is resumed by its folder alone.
+
+    What is typed wins over what was saved.
+    """
+    typed = {_key(text): _value(text) for text in arguments if _is_override(text)}
+    name = typed.get("checkpoint", "null")
+    if name in ("null", ""):
+        return list(arguments)
+    found = paths.find_checkpoint(name, typed.get("log.dir", "runs"))
+    # A folder continues in place and a file may start a new run: hand on which of the two was meant.
+    meant = found.file if name.endswith(".pt") or found.run_dir is None else found.run_dir
+    kept = [f"checkpoint={_quote(str(meant))}" if _key(text) == "checkpoint" else text for text in arguments]
+    saved = []
+    for text in read_overrides(found.run_dir) if found.run_dir else []:
+        if text.startswith("--config-dir="):
+            if not any(argument.startswith(("-cd", "--config-dir")) for argument in arguments):
+                saved.append(text)
+        elif _key(text) not in typed and _key(text).split(".")[0] not in ONE_CALL_ONLY:
+            saved.append(text)
+    return [*saved, *kept]
+
+
+def read_overrides(run_dir: Path) -> list[str]:
+    """The command line that a run folder keeps in overrides.yaml; empty when it has none."""
+    file = run_dir / "overrides.yaml"
+    if not file.is_file():
+        return []
+    overrides = OmegaConf.to_container(OmegaConf.load(file))
+    if not isinstance(overrides, list) or not all(isinstance(text, str) for text in overrides):
+        raise ConfigError(f"{file}: expected a list of key=value, got {type(overrides).__name__}")
+    return [str(text) for text in overrides]
+
+
+def refuse_other_task(config: dict[str, Any]) -> None:
+    """Stop when the run of `checkpoint` trained another task than the one asked for."""
+    if config.get("checkpoint") is None:
+        return
+    run_dir = paths.find_checkpoint(config["checkpoint"], config["log"]["dir"]).run_dir
+    if run_dir is None or not (run_dir / "config.yaml").is_file():
+        return
+    trained = task_section(run_dir / "config.yaml").get("_target_")
+    asked = config["task"].get("_target_")
+    if trained != asked:
+        raise ConfigError(
+            f"checkpoint of another task: {run_dir} trained {trained}, asked for {asked}. Try leaving task= away"
+        )
+
+
+def check_flags(arguments: Sequence[str]) -> None:
+    """Refuse unknown flags with one line; `--task Ant` gets the hint that settings are written task=Ant."""
+
+    def refuse(message: str) -> NoReturn:
+        bad = re.match(r"unrecognized arguments: (\S+)", message)
+        name = bad.group(1).lstrip("-").partition("=")[0].replace("-", "_") if bad else ""
+        hint = did_you_mean(name, known_keys())
+        key = re.findall(r"'(.*)'", hint)[0] if hint else "num_envs"
+        raise ConfigError(f"{message}. Settings are written without dashes: {key}=<value>; see --help")
+
+    parser: argparse.ArgumentParser = get_args_parser()
+    parser.error = refuse  # type: ignore[method-assign]
+    parser.parse_args(list(arguments))
+
+
+def explain(error: Exception, arguments: Sequence[str] = ()) -> ConfigError:
+    """Put an error of Hydra's into one line: what is wrong and what was probably meant."""
+    text = str(error).strip()
+    first = text.partition("\n")[0]
+    if isinstance(error, MissingConfigException) and error.missing_cfg_file and error.options is not None:
+        group, _, name = error.missing_cfg_file.rpartition("/")
+        options = list(error.options)
+        return ConfigError(f"unknown {group} {name!r}.{did_you_mean(name, options)} Available: {', '.join(options)}")
+    if isinstance(error, OverrideParseException):
+        return ConfigError(f"cannot read {error.override!r}: expected key=value, e.g. num_envs=64")
+    if found := re.search(r"Could not (?:override|delete) '([^'=]+)", text) or re.search(
+        r"config group '(.+)' does not", text
+    ):
+        return unknown_key(found.group(1), _all_keys(arguments))
+    if found := re.search(r"already at '(.+)'|Multiple values for ([\w/]+)", text):
+        key = found.group(1) or found.group(2)
+        value = next((_value(argument) for argument in arguments if _key(argument) == key), "<value>")
+        return ConfigError(f"{key!r} has a value already: write {key}={value} without +")
+    if found := re.search(r"Ambiguous value for argument '(.+)'|Sweep parameters '(.+)' requires", first):
+        asked = found.group(1) or found.group(2)
+        return ConfigError(f"{asked}: several values need -m (one run for each); a list is written [a,b]")
+    cause = error.__cause__
+    reason = f": {str(cause).partition(chr(10))[0]}" if cause is not None else ""
+    return ConfigError(f"{first or type(error).__name__}{reason}")
+
+
+class TaskPackages(SearchPathPlugin):
+    """Lets Hydra find the config folders of installed packages."""
+
+    def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
+        """Append every announced folder."""
+        for source, folder in plugin_cfg_dirs():
+            search_path.append(provider=source, path=f"file://{folder}")
+
+
+class Sweeper(BasicSweeper):
+    """`-m seed=0,1,2`: checks all runs before the first one starts, and writes nothing."""
+
+    def sweep(self, arguments: list[str]) -> list[Any]:
+        """Run every combination of the values given."""
+        assert self.launcher is not None and self.hydra_context is not None
+        loader = self.hydra_context.config_loader
+        overrides = OverridesParser.create(config_loader=loader).parse_overrides([*self._parse_config(), *arguments])
+        batches = self.split_arguments(overrides, self.max_batch_size)
+        for batch in batches:
+            for job in batch:
+                config = loader.load_sweep_config(self.config, list(job))
+                config = plain({key: node for key, node in config.items() if key != "hydra"})
+                check_settings(config)
+        returns, done = [], 0
+        for batch in batches:
+            results = self.launcher.launch(batch, initial_job_idx=done)
+            returns.append([result.return_value for result in results])  # reading it raises what the run raised
+            done += len(batch)
+        return returns
+
+
+def _prepare_hydra() -> None:
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra hands errors on instead of printing them; `explain` words them
+    plugins = Plugins.instance()
+    for plugin in (TaskPackages, Sweeper):
+        plugins.register(plugin)
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.append(here)  # tasks in the user's folder; last, so that it hides nothing
+
+
+def _job_overrides() -> list[str]:
+    """The overrides of this run, in the form that `with_saved_overrides` reads back."""
+    settings = HydraConfig.get()
+    folders = [source.path for source in settings.runtime.config_sources if source.provider == "command-line"]
+    return [*(f"--config-dir={folder}" for folder in folders), *settings.overrides.task]
+
+
+def _all_keys(arguments: Sequence[str]) -> list[str]:
+    """Keys a command line may set, with those of the task it names (of all tasks when it names none)."""
+    config_dir = next((text.partition("=")[2] for text in arguments if text.startswith("--config-dir=")), None)
+    for flag, value in zip(arguments, arguments[1:], strict=False):
+        config_dir = value if flag in ("-cd", "--config-dir") else config_dir
+    named = {_value(text) for text in arguments if _key(text) == "task"}
+    entries = [entry for entry in tasks(config_dir).values() if not named or entry.name in named]
+    return [*known_keys(), *{f"task.{key}": None for entry in entries for key in task_section(entry.file)}]
+
+
+def _is_override(text: str) -> bool:
+    return "=" in text and not text.startswith("-")
+
+
+def _key(text: str) -> str:
+    return text.lstrip("+~").partition("=")[0].partition("@")[0]
+
+
+def _value(text: str) -> str:
+    """Value of an override as text, without the quotes of Hydra's grammar."""
+    value = text.partition("=")[2]
+    return value[1:-1] if len(value) > 1 and value[0] == value[-1] and value[0] in "'\"" else value
+
+
+def _quote(text: str) -> str:
+    """A value that Hydra reads back as this very string."""
+    if re.fullmatch(r"[\w./-]+", text):
+        return text
+    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"

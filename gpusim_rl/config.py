@@ -1,0 +1,438 @@
+"""Every setting has a name, a type, a unit and a rule here; its value is in cfg/*.yaml.
+
+`build_run` turns the composed yaml into frozen dataclasses, strictly: an unknown key, a missing key, a wrong type or a
+value out of range is one line. Free of torch: only `load_task_class` imports a task.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import inspect
+import math
+import re
+import types
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+
+from gpusim_rl.errors import ConfigError, did_you_mean
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What a value must satisfy, in words and as a test: `Annotated[int, Rule("a positive int", test)]`."""
+
+    words: str
+    test: Callable[[Any], bool]
+
+
+Count = Annotated[int, Rule("a positive int", lambda value: value > 0)]
+Positive = Annotated[float, Rule("a positive number", lambda value: value > 0)]
+NotNegative = Annotated[float, Rule("a number >= 0", lambda value: value >= 0)]
+Fraction = Annotated[float, Rule("a number in [0, 1]", lambda value: 0 <= value <= 1)]
+Device = Annotated[
+    str,
+    Rule("auto, cpu, cuda or cuda:<index>", lambda value: re.fullmatch(r"auto|cpu|cuda(:\d+)?", value) is not None),
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NetworkConfig:
+    """Policy and value network: a multi-layer perceptron, optionally after a recurrent layer."""
+
+    hidden: Annotated[list[Count], Rule("a list of at least one layer size", lambda sizes: len(sizes) > 0)]  # units
+    activation: Literal["elu", "relu", "tanh", "silu", "gelu", "selu"]
+    separate: bool  # value function has a trunk of its own
+    log_std_init: float
+    log_std_min: float
+    log_std_max: float
+    state_dependent_std: bool  # log-std is an output of the network, not a parameter
+    rnn: Literal["lstm", "gru"] | None
+    rnn_size: Count  # units
+    rnn_layers: Count
+
+    def __post_init__(self) -> None:
+        """Check relations between fields."""
+        if not self.log_std_min <= self.log_std_init <= self.log_std_max:
+            raise ConfigError(
+                "ppo.network.log_std_init must be between log_std_min and log_std_max, got "
+                f"{self.log_std_init} outside [{self.log_std_min}, {self.log_std_max}]"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PPOConfig:
+    """Proximal policy optimisation."""
+
+    horizon: Count  # control steps per world and iteration
+    epochs: Count  # passes over the data of an iteration
+    minibatch_size: Count  # samples; fitted to divide num_envs * horizon, the fit is printed
+    learning_rate: Positive
+    schedule: Literal["adaptive", "linear", "constant"]  # adaptive: follows kl_threshold
+    schedule_per: Literal["minibatch", "epoch"]  # how often the adaptive schedule acts
+    kl_threshold: Positive  # nat
+    learning_rate_min: Positive
+    learning_rate_max: Positive
+    gamma: Fraction  # discount per control step
+    gae_lambda: Fraction
+    clip: Positive  # of the probability ratio
+    value_clip: bool
+    value_coef: NotNegative
+    entropy_coef: float
+    bounds_coef: NotNegative  # loss on action means beyond +-1.1
+    max_grad_norm: Positive | None
+    reward_scale: Positive
+    normalize_obs: bool
+    normalize_value: bool
+    normalize_advantage: bool
+    clip_obs: Positive  # after normalisation [standard deviations]
+    precision: Literal["auto", "fp32", "bf16"]
+    compile: bool  # torch.compile
+    sequence_length: Count  # control steps; recurrent policies only, fitted to divide horizon
+    network: NetworkConfig
+
+    def __post_init__(self) -> None:
+        """Check relations between fields."""
+        if self.learning_rate_min > self.learning_rate_max:
+            raise ConfigError(
+                "ppo.learning_rate_min must not be above ppo.learning_rate_max, got "
+                f"{self.learning_rate_min} > {self.learning_rate_max}"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimConfig:
+    """The simulator that steps the scene."""
+
+    name: Literal["auto", "mujoco", "mjwarp", "newton"]
+    num_threads: Count | None  # mujoco: null = all cores this process may use
+    njmax: Count | None  # mjwarp: constraint rows per world; null = estimated
+    nconmax: Count | None  # mjwarp: contacts per world; null = estimated
+    graph: bool  # mjwarp, newton: capture the step as a Warp graph
+    persistent: Literal["auto"] | bool  # mujoco: keep one MjData per world (memory for speed)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogConfig:
+    """What a run prints and keeps."""
+
+    console: Literal["auto", "rich", "plain", "json", "quiet"]
+    interval: Count  # iterations between two rows
+    checkpoint_interval: Count  # iterations between two numbered checkpoints
+    keep: Annotated[int, Rule("an int >= 0", lambda value: value >= 0)]  # numbered checkpoints; 0 = all
+    tensorboard: bool
+    print_config: bool
+    dir: str  # run folders are <dir>/<task>/<time>
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DebugConfig:
+    """Checks that cost speed."""
+
+    check_task: bool  # verify shape, dtype and finiteness of every task hook at every step
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunConfig:
+    """One training or evaluation run: what `python train.py` was asked for."""
+
+    num_envs: Count  # worlds simulated together
+    seed: Annotated[int, Rule("an int in [-1, 2^31)", lambda value: -1 <= value < 2**31)]  # -1 = random
+    max_iterations: Count
+    device: Device  # for physics and learning
+    sim_device: Device | None  # null = device
+    rl_device: Device | None  # null = device
+    checkpoint: str | None  # run folder, .pt file, or task name (its latest run)
+    test: bool  # evaluate the checkpoint instead of training
+    experiment: Annotated[
+        str, Rule("a folder name", lambda value: re.fullmatch(r"[\w.-]+", value) is not None and value not in (".", ".."))
+    ] | None  # run folder name; null = name of the task
+    headless: bool
+    torch_deterministic: bool
+    wandb_activate: bool
+    wandb_project: str
+    wandb_entity: str | None
+    wandb_group: str | None
+    wandb_name: str | None
+    wandb_tags: list[str]
+    task: Any  # the task's own Config (gpusim_rl.env.task.TaskConfig)
+    ppo: PPOConfig
+    sim: SimConfig
+    log: LogConfig
+    debug: DebugConfig
+
+
+def plain(cfg: DictConfig | Mapping[str, Any]) -> dict[str, Any]:
+    """Resolve a composed config into nested plain dicts and lists."""
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    try:
+        node = OmegaConf.create(dict(cfg)) if isinstance(cfg, dict) else cfg
+        container = OmegaConf.to_container(node, resolve=True, throw_on_missing=True)  # type: ignore[arg-type]
+    except OmegaConfBaseException as error:
+        key = f"{error.full_key}: " if getattr(error, "full_key", None) else ""
+        raise ConfigError(f"{key}{str(error).splitlines()[0]}") from None
+    return typing.cast("dict[str, Any]", container)
+
+
+def build_run(
+    cfg: DictConfig | Mapping[str, Any], overrides: Sequence[str] = (), *, task_class: type | None = None
+) -> RunConfig:
+    """Turn a composed config into a RunConfig, strictly.
+
+    Everything but the `task` section is checked before the task (and with it torch) is imported.
+
+    Args:
+        cfg: Composed config, or the parsed config.yaml of a run folder.
+        overrides: Changes to existing keys, as on the command line: `["num_envs=16", "ppo.horizon=8"]`.
+        task_class: Task to take `Config` from; None loads the class named by `task._target_`.
+    """
+    config = apply_overrides(plain(cfg), overrides)
+    checked = check_settings(config)
+    task = dict(_section(config.get("task"), "task"))
+    target = task.pop("_target_", None)
+    if task_class is None:
+        task_class = load_task_class(target)
+    checked["task"] = build(config_class(task_class), task, path="task")
+    return RunConfig(**checked)
+
+
+def check_settings(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Check all that can be checked without importing the task; return the fields of RunConfig but `task`."""
+    settings = {name: node for name, node in config.items() if name != "task"}
+    checked = _fields(RunConfig, settings, path="", skip=("task",))
+    _section(config.get("task"), "task")
+    return checked
+
+
+def build(cls: type[T], node: Any, path: str = "") -> T:  # noqa: ANN401 (anything a yaml can hold)
+    """Build a dataclass from nested plain values, strictly; `path` is the key of `node` for messages."""
+    values = _fields(cls, _section(node, path), path)
+    try:
+        return cls(**values)
+    except (ConfigError, ValueError) as error:  # __post_init__: relations between fields
+        if isinstance(error, ConfigError):
+            raise
+        raise ConfigError(f"{path}: {error}" if path else str(error)) from None
+
+
+def config_class(task_class: type) -> type:
+    """Return the settings dataclass of a task class."""
+    cls = getattr(task_class, "Config", None)
+    if not (inspect.isclass(cls) and dataclasses.is_dataclass(cls)):
+        raise ConfigError(f"{task_class.__module__}.{task_class.__qualname__}.Config must be a dataclass, got {cls!r}")
+    return cls
+
+
+def load_task_class(target: Any) -> type:  # noqa: ANN401 (whatever the yaml says)
+    """Import the Task subclass that `task._target_` names, e.g. `gpusim_rl.tasks.ant.Ant`."""
+    if not isinstance(target, str) or not re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+", target):
+        raise ConfigError(f"task._target_ must be a class path such as 'gpusim_rl.tasks.ant.Ant', got {target!r}")
+    module_name, _, class_name = target.rpartition(".")
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        # An import that fails inside the task's file is the author's bug: show its traceback.
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+            raise
+        raise ConfigError(
+            f"task._target_={target}: no module named {error.name!r}. "
+            "Try running from the folder that holds it, or install its package"
+        ) from None
+    from gpusim_rl.env.task import Task
+
+    cls = getattr(module, class_name, None)
+    if cls is None:
+        classes = [name for name, member in vars(module).items() if inspect.isclass(member) and issubclass(member, Task)]
+        raise ConfigError(
+            f"task._target_={target}: {module_name} has no {class_name!r}.{did_you_mean(class_name, classes)}"
+        )
+    if not (inspect.isclass(cls) and issubclass(cls, Task)):
+        raise ConfigError(f"task._target_={target} must name a subclass of gpusim_rl.Task, got {cls!r}")
+    return cls
+
+
+def known_keys() -> list[str]:
+    """All keys a command line may set, except those of the task section, e.g. `ppo.network.hidden`."""
+
+    def keys(cls: type, prefix: str) -> list[str]:
+        found = []
+        for name, hint in _hints(cls).items():
+            found.append(prefix + name)
+            if dataclasses.is_dataclass(hint):
+                found += keys(typing.cast(type, hint), f"{prefix}{name}.")
+        return found
+
+    return keys(RunConfig, "")
+
+
+def apply_overrides(config: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
+    """Return a copy of `config` with `key=value` strings applied to keys that exist."""
+    if not overrides:
+        return config
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import OverrideParseException
+
+    config = plain(config)
+    for text in overrides:
+        try:
+            override = OverridesParser.create().parse_override(text)
+            value = override.value()
+        except OverrideParseException:
+            raise ConfigError(f"cannot read {text!r}: expected key=value, e.g. num_envs=64") from None
+        node, (*parents, name) = config, override.key_or_group.split(".")
+        for parent in parents:
+            node = node.get(parent, {}) if isinstance(node, dict) else {}
+        if not isinstance(node, dict) or name not in node:
+            raise unknown_key(override.key_or_group, known_keys() + [f"task.{key}" for key in config.get("task", {})])
+        node[name] = value
+    return config
+
+
+def unknown_key(key: str, known: Sequence[str]) -> ConfigError:
+    """The error for a key that does not exist, with the closest key that does."""
+    hint = did_you_mean(key, known)
+    if not hint:  # 'horizn' for 'ppo.horizon': compare last parts
+        by_leaf = {name.rpartition(".")[2]: name for name in known}
+        leaf = did_you_mean(key.rpartition(".")[2], by_leaf)
+        hint = re.sub(r"'(.*)'", lambda match: repr(by_leaf[match.group(1)]), leaf)
+    return ConfigError(f"unknown key {key!r}.{hint or ' Try python train.py --help or --cfg job'}")
+
+
+def _fields(cls: type, node: Mapping[str, Any], path: str, skip: Sequence[str] = ()) -> dict[str, Any]:
+    """Check `node` against the fields of a dataclass and return the converted values."""
+    prefix = f"{path}." if path else ""
+    fields = {field.name: field for field in dataclasses.fields(cls) if field.init and field.name not in skip}
+    known = [f"{prefix}{name}" for name in fields] if path else known_keys()
+    for key in node:
+        if key not in fields:
+            raise unknown_key(f"{prefix}{key}", known)
+    values = {}
+    for name, hint in _hints(cls).items():
+        if name not in fields:
+            continue
+        field = fields[name]
+        if name in node:
+            values[name] = _convert(node[name], hint, f"{prefix}{name}")
+        elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
+            raise ConfigError(f"missing key {prefix + name!r}: it has no default, give it a value in the yaml")
+    return values
+
+
+def _section(node: Any, path: str) -> Mapping[str, Any]:  # noqa: ANN401
+    if node is None and path == "task":
+        raise ConfigError("no task: try task=Cartpole, or `gpusim-rl list` for all tasks")
+    if not isinstance(node, Mapping):
+        raise ConfigError(f"{path} must be a section with keys of its own, got {node!r}. Try {path}.<key>=<value>")
+    return node
+
+
+def _hints(cls: type) -> dict[str, Any]:
+    return typing.get_type_hints(cls, include_extras=True)
+
+
+def _convert(value: Any, hint: Any, key: str) -> Any:  # noqa: ANN401 (any yaml value, any type)
+    """Return `value` as the type `hint`, or raise the one line that says what it must be."""
+    if dataclasses.is_dataclass(hint):
+        return build(typing.cast(type, hint), value, key)
+    try:
+        return _match(value, hint)
+    except _Mismatch:
+        words = _describe(hint)
+        message = f"{key} must be {words}, got {value!r}."
+        if isinstance(value, str):
+            message += did_you_mean(value, _literals(hint))
+        elif isinstance(value, float) and value.is_integer() and _accepts(int(value), hint):
+            message += f" Try {key}={int(value)}"
+        raise ConfigError(message.removesuffix(".")) from None
+
+
+class _Mismatch(Exception):  # noqa: N818 (never leaves this file)
+    """The value does not have the type."""
+
+
+def _accepts(value: Any, hint: Any) -> bool:  # noqa: ANN401
+    try:
+        _match(value, hint)
+    except _Mismatch:
+        return False
+    return True
+
+
+def _match(value: Any, hint: Any) -> Any:  # noqa: ANN401, C901
+    """Convert without losing anything: an int is a float, a list is a tuple; a bool is never a number."""
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if hint is Any:
+        return value
+    if origin is Annotated:
+        value = _match(value, args[0])
+        if all(rule.test(value) for rule in args[1:] if isinstance(rule, Rule)):
+            return value
+    elif origin in (typing.Union, types.UnionType):
+        for option in args:
+            if _accepts(value, option):
+                return _match(value, option)
+    elif origin is Literal:
+        if any(value == option and type(value) is type(option) for option in args):
+            return value
+    elif origin in (list, tuple) and isinstance(value, (list, tuple)):
+        if origin is list:
+            return [_match(item, args[0]) for item in value]
+        if len(args) == 2 and args[1] is Ellipsis:
+            return tuple(_match(item, args[0]) for item in value)
+        if len(args) == len(value):
+            return tuple(_match(item, arg) for item, arg in zip(value, args, strict=True))
+    elif origin is dict and isinstance(value, Mapping):
+        return {_match(name, args[0]): _match(item, args[1]) for name, item in value.items()}
+    elif dataclasses.is_dataclass(hint):
+        return build(typing.cast(type, hint), value)
+    elif hint in (None, type(None)):
+        if value is None:
+            return None
+    elif hint is float:
+        if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
+            return float(value)
+    elif hint is int:
+        if isinstance(value, int) and not isinstance(value, bool):
+            return value
+    elif inspect.isclass(hint) and isinstance(value, hint):
+        return value
+    raise _Mismatch
+
+
+def _literals(hint: Any) -> list[str]:  # noqa: ANN401
+    """All strings that a type with Literals names."""
+    if typing.get_origin(hint) is Literal:
+        return [value for value in typing.get_args(hint) if isinstance(value, str)]
+    return [name for arg in typing.get_args(hint) for name in _literals(arg)]
+
+
+def _describe(hint: Any) -> str:  # noqa: ANN401
+    """A type in the user's words."""
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin is Annotated:
+        rules = [rule.words for rule in args[1:] if isinstance(rule, Rule)]
+        return " and ".join(rules) or _describe(args[0])
+    if origin in (typing.Union, types.UnionType):
+        words = [_describe(arg) for arg in args if arg is not type(None)]
+        return " or ".join([*words, "null"] if type(None) in args else words)
+    if origin is Literal:
+        names = [str(value) for value in args]
+        return names[0] if len(names) == 1 else f"one of {', '.join(names)}"
+    if origin in (list, tuple):
+        items = [arg for arg in args if arg is not Ellipsis]
+        if origin is list or len(items) < len(args):
+            return f"a list of ({_describe(items[0])})"
+        return f"a list of {len(items)} ({', '.join(_describe(item) for item in items)})"
+    if origin is dict:
+        return f"a section of ({_describe(args[1])})"
+    names = {int: "an int", float: "a number", bool: "true or false", str: "a text", type(None): "null"}
+    return names.get(hint, getattr(hint, "__name__", str(hint)))

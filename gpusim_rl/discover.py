@@ -1,0 +1,123 @@
+"""Which tasks exist: a task is a yaml in a folder `task`, here, in an installed package, or in a folder of the user's.
+
+Nothing is imported to find out, neither torch nor the tasks themselves.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import sys
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any
+
+from gpusim_rl import paths
+from gpusim_rl.errors import ConfigError
+
+ENTRY_POINT_GROUP = "gpusim_rl.cfg"
+
+
+@dataclass(frozen=True)
+class TaskEntry:
+    """A task that `task=<name>` accepts."""
+
+    name: str
+    description: str  # first line of the class docstring; "" when the source cannot be read
+    target: str  # class path
+    source: str  # package, or folder, that ships it
+    file: Path  # its yaml
+
+
+def cfg_dirs() -> list[tuple[str, Path]]:
+    """Config folders by source: ours, then those of installed packages."""
+    return [("gpusim_rl", paths.cfg_dir()), *plugin_cfg_dirs()]
+
+
+def plugin_cfg_dirs() -> list[tuple[str, Path]]:
+    """Config folders that installed packages announce; a broken announcement warns and is skipped.
+
+    A package announces with `[project.entry-points."gpusim_rl.cfg"]` and `name = "my_package.cfg"`.
+    """
+    found = []
+    for entry in entry_points(group=ENTRY_POINT_GROUP):
+        folder = package_path(entry.value)
+        if folder is None or not folder.is_dir():
+            sys.stderr.write(f"warning: skipped the tasks of {entry.name!r}: no folder for {entry.value!r}\n")
+            continue
+        found.append((entry.dist.name if entry.dist else entry.name, folder))
+    return found
+
+
+def tasks(config_dir: str | Path | None = None) -> dict[str, TaskEntry]:
+    """All tasks by name; `config_dir` is the user's folder (`-cd`), which wins over the others."""
+    found: dict[str, TaskEntry] = {}
+    folders = [(str(config_dir), Path(config_dir))] if config_dir is not None else []
+    for source, folder in [*folders, *cfg_dirs()]:
+        for file in sorted((folder / "task").glob("*.yaml")):
+            if file.stem in found:
+                continue
+            target = str(task_section(file).get("_target_", ""))
+            found[file.stem] = TaskEntry(file.stem, _description(target), target, source, file)
+    return dict(sorted(found.items()))
+
+
+def task_section(file: Path) -> dict[str, Any]:
+    """The `task:` section of a task's yaml, unresolved."""
+    return dict(read_yaml(file).get("task") or {})
+
+
+def read_yaml(file: Path) -> dict[str, Any]:
+    """Read a yaml file with a mapping at the top; an error names file and line."""
+    import yaml
+    from omegaconf import OmegaConf
+
+    try:
+        node = OmegaConf.to_container(OmegaConf.load(file), resolve=False)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f" line {mark.line + 1}" if mark else ""
+        raise ConfigError(f"{file}{line}: not valid yaml: {getattr(error, 'problem', error)}") from None
+    except OSError as error:
+        raise ConfigError(f"cannot read {file}: {error.strerror}") from None
+    if not isinstance(node, dict):
+        raise ConfigError(f"{file}: expected keys with values, got {type(node).__name__}")
+    return {str(key): value for key, value in node.items()}
+
+
+def package_path(dotted: str) -> Path | None:
+    """Folder or .py file of a dotted name, without importing it or its parents' code."""
+    top, *rest = dotted.split(".")
+    try:
+        spec = importlib.util.find_spec(top)
+    except (ImportError, ValueError):
+        return None
+    if spec is None:
+        return None
+    if not rest:
+        return Path(spec.origin) if spec.origin else None
+    for location in spec.submodule_search_locations or []:
+        path = Path(location, *rest)
+        if path.is_dir():
+            return path
+        if path.with_suffix(".py").is_file():
+            return path.with_suffix(".py")
+    return None
+
+
+def _description(target: str) -> str:
+    """First line of the docstring of a class, read from the source."""
+    module, _, class_name = target.rpartition(".")
+    prefix = "gpusim_rl.tasks."
+    file = paths.tasks_dir() / f"{module.removeprefix(prefix)}.py" if module.startswith(prefix) else package_path(module)
+    if file is None or not file.is_file():
+        return ""
+    try:
+        tree = ast.parse(file.read_text(encoding="utf-8"))
+    except SyntaxError:
+        return ""
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef) and node.name == class_name:
+            return (ast.get_docstring(node) or "").partition("\n")[0]
+    return ""

@@ -1,0 +1,96 @@
+"""Where things are: the same answers in a checkout, an editable install and a wheel; and where a run is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpusim_rl.errors import ConfigError
+
+PACKAGE = Path(__file__).resolve().parent
+
+
+def checkout() -> Path | None:
+    """Folder of the source checkout this package is imported from; None in an installed wheel."""
+    root = PACKAGE.parent
+    return root if (root / "pyproject.toml").is_file() and (root / "tasks").is_dir() else None
+
+
+def cfg_dir() -> Path:
+    """Folder with config.yaml and the groups task, ppo, sim, log, debug."""
+    return _shipped("cfg")
+
+
+def tasks_dir() -> Path:
+    """Folder with one file per task; imported as `gpusim_rl.tasks.<file>`."""
+    return _shipped("tasks")
+
+
+def assets_dir() -> Path:
+    """Folder with the MJCF files of our tasks."""
+    return tasks_dir() / "assets"
+
+
+def tools_dir() -> Path:
+    """Folder with the tools: each runs as `python tools/x.py` and as `gpusim-rl x`."""
+    return _shipped("tools")
+
+
+def train_file() -> Path:
+    """The training script. A wheel keeps it with the tools, since `gpusim_rl.train` is a function."""
+    root = checkout()
+    return (root or tools_dir()) / "train.py"
+
+
+def _shipped(name: str) -> Path:
+    return (checkout() or PACKAGE) / name
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint file and the run folder it belongs to (None for a file that was copied elsewhere)."""
+
+    file: Path
+    run_dir: Path | None
+
+
+def find_checkpoint(name: str, runs: str | Path = "runs") -> Checkpoint:
+    """Resolve what a user calls a run: its folder, a .pt file, or the name of a task (= its latest run).
+
+    Args:
+        name: `runs/Ant/2026-01-31_12-00-00`, `runs/Ant/latest`, `some/file.pt` or `Ant`.
+        runs: Folder of all runs (`log.dir`).
+    """
+    path = Path(name).expanduser()
+    if not path.exists() and (Path(runs) / name).is_dir():
+        path = Path(runs) / name
+    if path.is_dir() and (path / "latest").is_dir():
+        path = path / "latest"
+    if path.name == "checkpoints" and path.is_dir():
+        path = path.parent
+    path = _from_here(path.resolve())  # a run stays the same run when `latest` moves on
+    if path.is_dir():
+        if not (path / "checkpoints" / "last.pt").is_file():
+            raise ConfigError(f"no checkpoint in {path}: expected checkpoints/last.pt, there is {_contents(path)}")
+        return Checkpoint(path / "checkpoints" / "last.pt", path)
+    if not path.is_file():
+        nearest = next(parent for parent in path.parents if parent.is_dir())
+        raise ConfigError(
+            f"no checkpoint {name!r}: expected a run folder, a .pt file or a task that was trained; "
+            f"in {nearest} there is {_contents(nearest)}"
+        )
+    run_dir = path.parent.parent if path.parent.name == "checkpoints" else None
+    return Checkpoint(path, run_dir if run_dir and (run_dir / "config.yaml").is_file() else None)
+
+
+def _from_here(path: Path) -> Path:
+    """The path relative to the current directory where it is below it, for short messages."""
+    here = Path.cwd()
+    return path.relative_to(here) if path != here and path.is_relative_to(here) else path
+
+
+def _contents(folder: Path, limit: int = 6) -> str:
+    """What is in a folder, newest first."""
+    entries = sorted(folder.iterdir(), key=lambda entry: entry.lstat().st_mtime, reverse=True)
+    names = [entry.name for entry in entries if not entry.name.startswith(".")]
+    return (", ".join(names[:limit]) + (", …" if len(names) > limit else "")) or "nothing"

@@ -1,0 +1,36 @@
+"""Train or evaluate a task.
+
+python train.py                                        Cartpole, solved in about two minutes
+python train.py task=Ant num_envs=4096                 4096 ants at once
+python train.py checkpoint=Ant                         continue the latest Ant run
+python train.py test=true checkpoint=Ant               evaluate it
+python train.py --help                                 the settings people change
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gpusim_rl.compose import hydra_main
+
+
+@hydra_main
+def main(config: dict[str, Any], overrides: list[str]) -> None:
+    """Check the config against the task, then train or evaluate."""
+    # Heavy imports start here: --help, TAB and a typo are answered without torch.
+    from gpusim_rl.config import build_run, load_task_class
+
+    run = build_run(config)
+    task_class = load_task_class(config["task"]["_target_"])
+
+    from gpusim_rl.run.trainer import Trainer
+
+    trainer = Trainer(run, task_class, config=config, overrides=overrides)
+    if run.test:
+        trainer.evaluate()
+    else:
+        trainer.train()
+
+
+if __name__ == "__main__":
+    main()
