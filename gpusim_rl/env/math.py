@@ -1,0 +1,100 @@
+"""Tensor maths for tasks: soft indicators for rewards, angles, and the quaternion functions."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from gpusim_rl.sim.quaternion import (
+    euler_xyz,
+    quat_conjugate,
+    quat_from_axis_angle,
+    quat_multiply,
+    quat_rotate,
+    quat_rotate_inverse,
+)
+
+__all__ = [
+    "euler_xyz",
+    "quat_conjugate",
+    "quat_from_axis_angle",
+    "quat_multiply",
+    "quat_rotate",
+    "quat_rotate_inverse",
+    "tolerance",
+    "unscale",
+    "wrap_angle",
+]
+
+
+def wrap_angle(angle: Float[Tensor, "*batch"]) -> Float[Tensor, "*batch"]:
+    """The same angle [rad] in [-pi, pi)."""
+    return torch.remainder(angle + math.pi, 2 * math.pi) - math.pi
+
+
+def unscale(
+    value: Float[Tensor, "*batch"], low: Float[Tensor, "..."], high: Float[Tensor, "..."]
+) -> Float[Tensor, "*batch"]:
+    """Maps [low, high] to [-1, 1], for example joint positions by their limits."""
+    return (2.0 * value - high - low) / (high - low)
+
+
+def tolerance(
+    x: Float[Tensor, "*batch"],
+    bounds: tuple[float, float] = (0.0, 0.0),
+    margin: float = 0.0,
+    sigmoid: Literal["gaussian", "linear", "quadratic", "cosine", "hyperbolic", "long_tail", "tanh_squared"] = "gaussian",
+    value_at_margin: float = 0.1,
+) -> Float[Tensor, "*batch"]:
+    """A soft indicator: 1 inside the bounds, falling to `value_at_margin` at a distance of `margin` outside them.
+
+    Rewards become readable arithmetic when they are products and sums of such terms (Tassa et al. 2018,
+    DeepMind Control Suite, arXiv 1801.00690, section 2).
+
+    Args:
+        x: Any quantity.
+        bounds: Lower and upper end of the interval where the value is 1; may be infinite.
+        margin: Distance outside the bounds, in the unit of `x`, at which the value is `value_at_margin`; 0 gives a hard
+            indicator.
+        sigmoid: How it falls. `linear`, `quadratic` and `cosine` reach exactly 0, the others only approach it.
+        value_at_margin: In (0, 1); 0 is allowed for `linear`, `quadratic` and `cosine`.
+
+    Returns:
+        Values in [0, 1].
+
+    Raises:
+        ValueError: The bounds are in the wrong order, the margin is negative or `value_at_margin` is out of range.
+    """
+    low, high = bounds
+    if low > high:
+        raise ValueError(f"tolerance: expected bounds (low, high), got {bounds}")
+    if margin < 0:
+        raise ValueError(f"tolerance: expected margin >= 0, got {margin}")
+    zero_allowed = sigmoid in ("linear", "quadratic", "cosine")
+    if not (0 <= value_at_margin < 1 if zero_allowed else 0 < value_at_margin < 1):
+        raise ValueError(f"tolerance: value_at_margin={value_at_margin} is out of range for sigmoid={sigmoid!r}")
+    distance = torch.clamp_min(torch.maximum(low - x, x - high), 0.0)
+    if margin == 0:
+        return (distance <= 0).to(x.dtype)
+    d = distance / margin
+    v = value_at_margin
+    if sigmoid == "gaussian":
+        return torch.exp(math.log(v) * d * d)
+    if sigmoid == "linear":
+        return torch.clamp_min(1.0 - d * (1.0 - v), 0.0)
+    if sigmoid == "quadratic":
+        return torch.clamp_min(1.0 - d * d * (1.0 - v), 0.0)
+    if sigmoid == "cosine":
+        scaled = d * (math.acos(2.0 * v - 1.0) / math.pi)
+        return torch.where(scaled < 1.0, 0.5 * (1.0 + torch.cos(math.pi * scaled)), 0.0)
+    if sigmoid == "hyperbolic":
+        return 1.0 / torch.cosh(d * math.acosh(1.0 / v))
+    if sigmoid == "long_tail":
+        return 1.0 / (1.0 + d * d * (1.0 / v - 1.0))
+    if sigmoid == "tanh_squared":
+        return 1.0 - torch.tanh(d * math.atanh(math.sqrt(1.0 - v))) ** 2
+    raise ValueError(f"tolerance: unknown sigmoid {sigmoid!r}")

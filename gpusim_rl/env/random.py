@@ -1,0 +1,101 @@
+"""Random numbers for worlds: counter-based, so that they need no hidden generator state on the device."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+
+def _signed(value: int) -> int:
+    """The int64 that has the same bits as an unsigned 64-bit number; torch has no uint64 arithmetic."""
+    return value - (1 << 64) if value >= 1 << 63 else value
+
+
+_GOLDEN = _signed(0x9E3779B97F4A7C15)
+_MIX_1 = _signed(0xBF58476D1CE4E5B9)
+_MIX_2 = _signed(0x94D049BB133111EB)
+
+
+def _shift_right(x: Tensor, bits: int) -> Tensor:
+    """Logical right shift of int64, in place."""
+    return x.bitwise_right_shift_(bits).bitwise_and_((1 << (64 - bits)) - 1)
+
+
+def _mix(x: Tensor) -> Tensor:
+    """SplitMix64's finaliser (Steele, Lea and Flood 2014, doi 10.1145/2660193.2660195), in place."""
+    x ^= _shift_right(x.clone(), 30)
+    x *= _MIX_1
+    x ^= _shift_right(x.clone(), 27)
+    x *= _MIX_2
+    x ^= _shift_right(x.clone(), 31)
+    return x
+
+
+class WorldRandom:
+    """Random numbers with one independent stream per world.
+
+    Each number is a hash of (seed, world, counter). So a seed fixes a run on every device, a world's stream does not
+    depend on how many worlds there are, a captured CUDA graph advances as eager code does (the counter is a device
+    tensor), and a checkpoint needs only seed and counter.
+
+    Args:
+        num_envs: Number of worlds N.
+        device: Where the numbers are made.
+        seed: Any integer.
+    """
+
+    def __init__(self, num_envs: int, device: torch.device, seed: int = 0) -> None:
+        self.num_envs = num_envs
+        self.device = device
+        self._counter = torch.zeros((), dtype=torch.int64, device=device)
+        self._key = torch.empty(num_envs, dtype=torch.int64, device=device)
+        self.seed(seed)
+
+    def seed(self, seed: int) -> None:
+        """Starts the streams anew."""
+        self._counter.zero_()
+        worlds = torch.arange(1, self.num_envs + 1, dtype=torch.int64, device=self.device)
+        stream = _mix(torch.full_like(worlds, seed).mul_(_GOLDEN))
+        self._key.copy_(_mix(worlds.mul_(_GOLDEN).add_(stream)))
+
+    def _bits(self, count: int) -> Int[Tensor, "envs count"]:
+        steps = torch.arange(1, count + 1, dtype=torch.int64, device=self.device) + self._counter
+        self._counter += count
+        return _mix(self._key[:, None] + steps * _GOLDEN)
+
+    def uniform(
+        self, low: float | Tensor = 0.0, high: float | Tensor = 1.0, *shape: int
+    ) -> Float[Tensor, "envs ..."]:
+        """Uniform numbers in [low, high), shape [N, *shape]; bounds may be tensors that broadcast against it."""
+        # 24 bits: every value is exact in float32, and 1.0 is never reached
+        unit = _shift_right(self._bits(math.prod(shape)), 40).to(torch.float32).mul_(2.0**-24)
+        return unit.view(self.num_envs, *shape) * (high - low) + low
+
+    def normal(
+        self, mean: float | Tensor = 0.0, std: float | Tensor = 1.0, *shape: int
+    ) -> Float[Tensor, "envs ..."]:
+        """Normal numbers, shape [N, *shape] (Box-Muller)."""
+        count = math.prod(shape)
+        u = self.uniform(0.0, 1.0, 2, count)
+        radius = torch.sqrt(-2.0 * torch.log1p(-u[:, 0]))
+        unit = radius * torch.cos(2.0 * math.pi * u[:, 1])
+        return unit.view(self.num_envs, *shape) * std + mean
+
+    def integers(self, low: int, high: int, *shape: int) -> Int[Tensor, "envs ..."]:
+        """Integers in [low, high), int64, shape [N, *shape]."""
+        span = high - low
+        # 31 bits against a span that is far smaller: the bias of the remainder is below span / 2**31
+        return (_shift_right(self._bits(math.prod(shape)), 33) % span + low).view(self.num_envs, *shape)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Counter and keys."""
+        return {"counter": self._counter.clone(), "key": self._key.clone()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continues the streams of `state_dict`."""
+        self._counter.copy_(state["counter"])
+        self._key.copy_(state["key"])

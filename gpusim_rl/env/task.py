@@ -1,0 +1,133 @@
+"""The template that a task subclasses: six short methods, always in this order, on tensors of all worlds at once."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any, ClassVar, Generic, TypeVar
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from gpusim_rl.env.random import WorldRandom
+from gpusim_rl.errors import ConfigError
+from gpusim_rl.sim import Scene, Sim
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskConfig:
+    """What every task has; values stand in the task's yaml."""
+
+    physics_hz: float
+    """Physics steps per simulated second [Hz]."""
+    control_hz: float
+    """Actions per simulated second [Hz]; must divide physics_hz."""
+    episode_length: int
+    """Time limit [control steps]."""
+    clip_actions: float
+    """Actions are clamped to [-clip_actions, clip_actions] before the task sees them."""
+    clip_observations: float | None
+    """Observations are clamped to this magnitude; null for none."""
+    randomize_episode_start: bool
+    """Worlds begin at random points of their time limit, so that short horizons see all of an episode."""
+
+    def __post_init__(self) -> None:
+        """Checks the relations between the values.
+
+        Raises:
+            ConfigError: A value is out of its range.
+        """
+        for key in ("physics_hz", "control_hz", "episode_length", "clip_actions"):
+            if not getattr(self, key) > 0:
+                raise ConfigError(f"task.{key} must be positive, got {getattr(self, key)}")
+        if abs(self.decimation * self.control_hz - self.physics_hz) > 1e-6 * self.physics_hz or self.decimation < 1:
+            raise ConfigError(
+                f"task.physics_hz must be a whole multiple of task.control_hz, got {self.physics_hz} and"
+                f" {self.control_hz}; try physics_hz={max(1, self.decimation) * self.control_hz:g}"
+            )
+
+    @property
+    def decimation(self) -> int:
+        """Physics steps per action."""
+        return round(self.physics_hz / self.control_hz)
+
+
+Cfg = TypeVar("Cfg", bound=TaskConfig)
+
+
+class Task(ABC, Generic[Cfg]):
+    """An MDP over `num_envs` worlds.
+
+    Subclasses define `Config` (a frozen dataclass with one field per value of the task's yaml) and the methods below. In
+    one control step `VecEnv` calls them in the order
+
+        apply_action -> physics -> rewards -> terminated -> observe -> reset(where it ended) -> observe
+
+    Hooks work on whole tensors with masks: no Python loop over worlds, no `.item()`, no `if` on tensor data. A tensor that
+    must outlive a step is made once in `__init__` and written in place (`copy_`), so that a CUDA graph can own it and a
+    checkpoint can save it.
+
+    Attributes:
+        cfg: The task's configuration.
+        sim: The simulator; use its articulations.
+        actions: The action of the current step, clipped, shape [num_envs, num_actions]; zero after a reset. Kept by VecEnv.
+        random: Random numbers, one stream per world.
+        dt: Control step [s].
+    """
+
+    Config: ClassVar[type[TaskConfig]]
+
+    num_actions: int
+    """Size of the action vector; set in `__init__`."""
+
+    def __init__(self, cfg: Cfg, sim: Sim) -> None:
+        """Looks up names once; subclasses call this first."""
+        self.cfg = cfg
+        self.sim = sim
+        self.num_envs = sim.num_envs
+        self.device = sim.device
+        self.dt = cfg.decimation * sim.dt
+        self.random = WorldRandom(sim.num_envs, sim.device)
+        self.actions: Float[Tensor, "envs actions"] = torch.zeros(sim.num_envs, 0, device=sim.device)
+
+    @classmethod
+    @abstractmethod
+    def scene(cls, cfg: Cfg) -> Scene:
+        """What one world contains."""
+
+    @abstractmethod
+    def reset(self, where: Bool[Tensor, " envs"]) -> None:
+        """Writes a randomised initial state into the worlds of the mask, which are at the scene's default state."""
+
+    @abstractmethod
+    def apply_action(self, action: Float[Tensor, "envs actions"]) -> None:
+        """Turns the clipped action into controls; they hold for all physics steps of the control step."""
+
+    @abstractmethod
+    def observe(self) -> Float[Tensor, "envs obs"] | dict[str, Float[Tensor, "envs _"]]:
+        """The observation of every world: a tensor, or a dict with the group `policy` and, for an asymmetric critic, `critic`.
+
+        It is called twice in a control step (before and after resets): it must change nothing.
+        """
+
+    @abstractmethod
+    def rewards(self) -> dict[str, Float[Tensor, " envs"]]:
+        """The named terms of the reward; the reward is their sum, and each is logged. Called once per control step."""
+
+    @abstractmethod
+    def terminated(self) -> Bool[Tensor, " envs"]:
+        """Worlds whose episode ended in failure or success; the time limit belongs to VecEnv."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Every tensor that the task keeps, and its random streams."""
+        return {"tensors": {k: v.clone() for k, v in self._own_tensors().items()}, "random": self.random.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restores `state_dict` in place."""
+        for name, value in state["tensors"].items():
+            self._own_tensors()[name].copy_(value)
+        self.random.load_state_dict(state["random"])
+
+    def _own_tensors(self) -> dict[str, Tensor]:
+        return {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}

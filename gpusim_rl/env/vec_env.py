@@ -1,0 +1,216 @@
+"""The loop around a task: control decimation, time limit, same-step auto-reset by mask, staggered starts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from gpusim_rl.config import SimConfig
+from gpusim_rl.env.task import Task, TaskConfig
+from gpusim_rl.errors import TaskError
+from gpusim_rl.sim import Sim, SimChoice, make_sim
+
+Observation = dict[str, Tensor]
+"""Observation groups, [num_envs, size] each: `policy`, and `critic` where the task has one."""
+
+
+@dataclass(slots=True)
+class Step:
+    """What one control step gave, for all worlds."""
+
+    obs: Observation
+    """Observation to act on next; where an episode ended it is the first one of the next episode."""
+    final_obs: Observation
+    """Observation at the end of this step, before any reset: the true last one where an episode ended."""
+    reward: Float[Tensor, " envs"]
+    """Sum of the reward terms."""
+    terms: dict[str, Float[Tensor, " envs"]]
+    """The reward's named terms."""
+    terminated: Bool[Tensor, " envs"]
+    """The episode ended by the task's own rules: the value of what follows is 0."""
+    truncated: Bool[Tensor, " envs"]
+    """The time limit ended the episode: what follows is worth V(final_obs)."""
+    diverged: Bool[Tensor, " envs"]
+    """The physics of the world went bad in this step: reward is 0, and the sample must not be learned from."""
+    done: Bool[Tensor, " envs"]
+    """Any of the three: the world was reset."""
+
+
+class VecEnv:
+    """Runs a task on a simulator.
+
+    Args:
+        task_class: The task.
+        cfg: Its configuration.
+        sim: A simulator of `task_class.scene(cfg)`.
+        seed: Fixes all randomness of the task.
+
+    Raises:
+        TaskError: A hook of the task returned something of the wrong shape, type, device, or not finite.
+
+    Attributes:
+        obs_sizes: Size of each observation group.
+        num_actions: Size of the action vector.
+        progress: Control steps since the (staggered) start of each episode, int64 [num_envs].
+    """
+
+    def __init__(self, task_class: type[Task], cfg: TaskConfig, sim: Sim, seed: int) -> None:
+        self.cfg = cfg
+        self.sim = sim
+        self.num_envs = sim.num_envs
+        self.device = sim.device
+        self.task = task_class(cfg, sim)
+        self.name = task_class.__name__
+        if not hasattr(self.task, "num_actions"):
+            raise TaskError(f"{self.name}.__init__ must set self.num_actions; it did not")
+        self.num_actions = int(self.task.num_actions)
+        self.task.actions = torch.zeros(self.num_envs, self.num_actions, device=self.device)
+        self.task.random.seed(seed)
+        self.progress = torch.zeros(self.num_envs, dtype=torch.int64, device=self.device)
+        self.staggered = torch.zeros(self.num_envs, dtype=torch.bool, device=self.device)
+        self.obs_sizes: dict[str, int] = {}
+        self._obs: Observation = {}
+
+    @classmethod
+    def make(
+        cls, task_class: type[Task], cfg: TaskConfig, *, num_envs: int, choice: SimChoice, sim: SimConfig, seed: int
+    ) -> VecEnv:
+        """Builds scene, simulator and environment."""
+        return cls(task_class, cfg, make_sim(task_class.scene(cfg), choice, num_envs, sim), seed)
+
+    @property
+    def max_episode_length(self) -> int:
+        """Time limit [control steps]."""
+        return self.cfg.episode_length
+
+    def reset(self) -> Observation:
+        """Resets every world, staggers the episodes' starts if configured, and checks the task's hooks once.
+
+        Raises:
+            TaskError: A hook is wrong; the message names it.
+        """
+        everywhere = torch.ones(self.num_envs, dtype=torch.bool, device=self.device)
+        self._reset(everywhere)
+        if self.cfg.randomize_episode_start:
+            self.progress.copy_(self.task.random.integers(0, self.max_episode_length))
+            self.staggered.fill_(True)
+        self._obs = self._observe()
+        self.obs_sizes = {group: value.shape[1] for group, value in self._obs.items()}
+        self._check_finite("observe", self._obs)
+        terms = self.task.rewards()
+        self._check_terms(terms)
+        self._check_finite("rewards", terms)
+        self._check_mask("terminated", self.task.terminated())
+        # rewards() may keep state (a potential, say); this was not a step of the episode, so begin again.
+        self.task.reset(everywhere)
+        self.sim.refresh()
+        self._obs = self._observe()
+        return self._obs
+
+    def step(self, action: Float[Tensor, "envs actions"]) -> Step:
+        """Advances every world by one control step and resets those whose episode ended.
+
+        Args:
+            action: Shape [num_envs, num_actions]; clipped here.
+        """
+        task, sim = self.task, self.sim
+        torch.clamp(action, -self.cfg.clip_actions, self.cfg.clip_actions, out=task.actions)
+        task.apply_action(task.actions)
+        sim.step(self.cfg.decimation)
+        self.progress += 1
+
+        terms = task.rewards()
+        terminated = task.terminated()
+        final_obs = self._observe()
+        # A diverged world is quarantined: whatever the task computed from its state is discarded, and it is reset.
+        diverged = sim.diverged.clone()
+        sound = ~diverged
+        terms = {name: torch.where(sound, term, 0.0) for name, term in terms.items()}
+        final_obs = {g: torch.where(sound[:, None], value, 0.0) for g, value in final_obs.items()}
+        terminated = terminated & sound
+        truncated = (self.progress >= self.max_episode_length) & ~terminated & sound
+        done = terminated | truncated | diverged
+
+        self._reset(done)
+        self._obs = self._observe()
+        reward = torch.stack(list(terms.values())).sum(dim=0)
+        return Step(self._obs, final_obs, reward, terms, terminated, truncated, diverged, done)
+
+    def _reset(self, where: Bool[Tensor, " envs"]) -> None:
+        # The framework owns resets: default state, then the task's randomisation, then everything derived from it.
+        self.sim.reset(where)
+        self.task.actions.masked_fill_(where[:, None], 0.0)
+        self.progress.masked_fill_(where, 0)
+        self.task.reset(where)
+        self.sim.refresh()
+
+    def _observe(self) -> Observation:
+        obs = self.task.observe()
+        if isinstance(obs, Tensor):
+            obs = {"policy": obs}
+        self._check_observation(obs)
+        limit = self.cfg.clip_observations
+        return obs if limit is None else {g: value.clamp(-limit, limit) for g, value in obs.items()}
+
+    # Checks of metadata cost nothing and run always; checks of values read the device and run once, before training.
+    def _check_observation(self, obs: Observation) -> None:
+        if "policy" not in obs:
+            raise TaskError(f"{self.name}.observe() returned the groups {sorted(obs)}; the group 'policy' is missing")
+        for group, value in obs.items():
+            size = self.obs_sizes.get(group, value.shape[-1] if value.ndim else 0)
+            label = f"{self.name}.observe()" + ("" if list(obs) == ["policy"] else f"[{group!r}]")
+            self._check_tensor(label, value, (self.num_envs, size), torch.float32)
+
+    def _check_terms(self, terms: dict[str, Tensor]) -> None:
+        if not isinstance(terms, dict) or not terms:
+            raise TaskError(f"{self.name}.rewards() must return a dict of named terms, got {type(terms).__name__}")
+        for name, term in terms.items():
+            self._check_tensor(f"{self.name}.rewards()[{name!r}]", term, (self.num_envs,), torch.float32)
+
+    def _check_mask(self, hook: str, mask: Tensor) -> None:
+        self._check_tensor(f"{self.name}.{hook}()", mask, (self.num_envs,), torch.bool)
+
+    def _check_tensor(self, label: str, value: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+        if not isinstance(value, Tensor):
+            raise TaskError(f"{label} returned {type(value).__name__}, expected a tensor of shape {list(shape)}")
+        if tuple(value.shape) != shape:
+            raise TaskError(f"{label} returned shape {list(value.shape)}, expected {list(shape)}")
+        if value.dtype != dtype:
+            raise TaskError(f"{label} returned {value.dtype}, expected {dtype}")
+        if value.device.type != self.device.type:
+            raise TaskError(f"{label} returned a tensor on {value.device}, expected {self.device}")
+
+    def _check_finite(self, hook: str, values: dict[str, Tensor]) -> None:
+        for name, value in values.items():
+            bad = ~torch.isfinite(value)
+            if bool(bad.any()):
+                world = int(bad.reshape(self.num_envs, -1).any(dim=1).int().argmax())
+                column = "" if value.ndim == 1 else f", column {int(bad[world].int().argmax())}"
+                raise TaskError(f"{self.name}.{hook}(): {name!r} is not finite (world {world}{column}) right after a reset")
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that the next step depends on."""
+        return {
+            "sim": self.sim.state_dict(),
+            "task": self.task.state_dict(),
+            "progress": self.progress.clone(),
+            "staggered": self.staggered.clone(),
+            "obs": {group: value.clone() for group, value in self._obs.items()},
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> Observation:
+        """Restores `state_dict`; returns the observation to act on."""
+        self.sim.load_state_dict(state["sim"])
+        self.task.load_state_dict(state["task"])
+        self.progress.copy_(state["progress"])
+        self.staggered.copy_(state["staggered"])
+        self._obs = {group: value.to(self.device) for group, value in state["obs"].items()}
+        return self._obs
+
+    def close(self) -> None:
+        """Frees the simulator."""
+        self.sim.close()

@@ -1,0 +1,1 @@
+"""Learning: policies, normalisers, rollouts and PPO; tensors only, no simulator."""

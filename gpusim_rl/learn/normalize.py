@@ -1,0 +1,79 @@
+"""Running normalisation with float64 statistics that live on the device."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+
+class RunningNormalizer(nn.Module):
+    """Normalises features by the mean and variance of everything seen, merged batch by batch.
+
+    Batches are merged with Chan, Golub and LeVeque's pairwise update (1979, STAN-CS-79-773), whose result does not depend on
+    how the data was cut into batches. Sums are taken around a point near the data, so that an offset of 1e6 costs no digits.
+
+    Args:
+        size: Number of features.
+        clip: Normalised values are clamped to [-clip, clip]; None for no limit.
+        eps: Added to the variance.
+    """
+
+    mean: Tensor
+    var: Tensor
+    count: Tensor
+
+    def __init__(self, size: int, *, clip: float | None = None, eps: float = 1e-5) -> None:
+        super().__init__()
+        self.clip = clip
+        self.eps = eps
+        self.register_buffer("mean", torch.zeros(size, dtype=torch.float64))
+        self.register_buffer("var", torch.ones(size, dtype=torch.float64))
+        self.register_buffer("count", torch.zeros((), dtype=torch.float64))
+
+    def forward(self, x: Float[Tensor, "*batch size"]) -> Float[Tensor, "*batch size"]:
+        """Normalises; float32 in, float32 out."""
+        y = (x - self.mean.float()) * self.scale().reciprocal()
+        return y if self.clip is None else y.clamp_(-self.clip, self.clip)
+
+    def inverse(self, y: Float[Tensor, "*batch size"]) -> Float[Tensor, "*batch size"]:
+        """Undoes the normalisation (of values that were not clamped)."""
+        return y * self.scale() + self.mean.float()
+
+    def scale(self) -> Float[Tensor, " size"]:
+        """Standard deviation, float32."""
+        return torch.sqrt(self.var + self.eps).float()
+
+    @torch.no_grad()
+    def update(self, x: Float[Tensor, "batch size"], where: Bool[Tensor, " batch"] | None = None) -> None:
+        """Merges a batch.
+
+        Args:
+            x: The batch.
+            where: Rows that count; all by default. Rows that do not count may hold anything.
+        """
+        if where is None:
+            count = torch.full_like(self.count, float(x.shape[0]))
+            origin = x[0]
+            shifted = x - origin
+        else:
+            count = where.sum(dtype=torch.float64)
+            # the largest row that counts is as good a point as any, found without reading the mask on the host
+            origin = torch.where(where[:, None], x, -torch.inf).amax(dim=0).nan_to_num(0.0, 0.0, 0.0)
+            shifted = torch.where(where[:, None], x - origin, 0.0)
+        some = count.clamp(min=1.0)
+        shift_mean = shifted.sum(dim=0, dtype=torch.float64) / some
+        batch_mean = origin.double() + shift_mean
+        # Squares of fp32 numbers near 0, summed in float64; cancellation is bounded by the batch's own spread.
+        batch_var = (shifted.square().sum(dim=0, dtype=torch.float64) / some - shift_mean.square()).clamp(min=0.0)
+        self._merge(batch_mean, batch_var, count)
+
+    def _merge(self, mean: Tensor, var: Tensor, count: Tensor) -> None:
+        total = self.count + count
+        weight = count / total.clamp(min=1.0)
+        delta = mean - self.mean
+        # Before the first batch `count` is 0, so the initial variance of 1 weighs nothing.
+        merged = self.var * (1.0 - weight) + var * weight + delta.square() * weight * (1.0 - weight)
+        self.var.copy_(torch.where(total > 0, merged, self.var))
+        self.mean.add_(delta * weight)
+        self.count.copy_(total)

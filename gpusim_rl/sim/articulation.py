@@ -1,0 +1,255 @@
+"""Articulations over tensors in MuJoCo's layout; shared by `sim=mujoco` and `sim=mjwarp`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import mujoco
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from gpusim_rl.sim.quaternion import quat_rotate, quat_rotate_inverse
+from gpusim_rl.errors import TaskError
+from gpusim_rl.sim.scene import Scene
+
+
+class MujocoTensors(Protocol):
+    """What a backend offers to `MujocoArticulation`: float32 tensors over MuJoCo's arrays, for all worlds."""
+
+    num_envs: int
+    device: torch.device
+    scene: Scene
+    qpos: Float[Tensor, "envs nq"]
+    qvel: Float[Tensor, "envs nv"]
+    ctrl: Float[Tensor, "envs nu"]
+    qfrc_applied: Float[Tensor, "envs nv"]
+    sensordata: Float[Tensor, "envs nsensordata"]
+
+    def derived(self, field: str) -> Tensor:
+        """A derived array (xpos, xquat, cvel, subtree_com), kept fresh from this call on; shape [envs, nbody, k]."""
+        ...
+
+    def wrote_state(self, where: Bool[Tensor, " envs"]) -> None:
+        """Says that qpos or qvel of these worlds were written."""
+        ...
+
+    def uses_effort(self) -> None:
+        """Says that `qfrc_applied` is in use from now on."""
+        ...
+
+
+def _lookup(kind: str, articulation: str, names: Sequence[str], known: Sequence[str]) -> list[int]:
+    for name in names:
+        if name not in known:
+            raise TaskError(f"{articulation!r} has no {kind} {name!r}; it has {list(known)}")
+    return [known.index(name) for name in names]
+
+
+class MujocoArticulation:
+    """See `gpusim_rl.sim.Articulation`."""
+
+    def __init__(self, sim: MujocoTensors, name: str) -> None:
+        self.name = name
+        self._sim = sim
+        model = sim.scene.model
+        prefix = f"{name}/"
+
+        def strip(full: str) -> str:
+            return full.removeprefix(prefix)
+
+        bodies = [i for i in range(model.nbody) if model.body(i).name.startswith(prefix)]
+        if not bodies:
+            raise TaskError(f"the scene has no articulation {name!r}; it has {sim.scene.articulation_names}")
+        self._body_ids = bodies
+        self.body_names = [strip(model.body(i).name) for i in bodies]
+        root = bodies[0]
+        self._tree_root = int(model.body_rootid[root])
+
+        joints = [j for j in range(model.njnt) if model.jnt_bodyid[j] in set(bodies)]
+        free = mujoco.mjtJoint.mjJNT_FREE.value
+        self._free = bool(joints) and model.jnt_type[joints[0]] == free
+        if self._free:
+            q, v = int(model.jnt_qposadr[joints[0]]), int(model.jnt_dofadr[joints[0]])
+            self._root_q, self._root_v = slice(q, q + 7), slice(v, v + 6)
+            joints = joints[1:]
+        scalar = (mujoco.mjtJoint.mjJNT_HINGE.value, mujoco.mjtJoint.mjJNT_SLIDE.value)
+        for j in joints:
+            if int(model.jnt_type[j]) not in scalar:
+                raise TaskError(f"{name!r}: joint {model.joint(j).name!r} is not a hinge or a slide")
+        self.joint_names = [strip(model.joint(j).name) for j in joints]
+        # The compiler numbers a tree's joints in one run, so all of them are one slice: views instead of gathers.
+        q0 = int(model.jnt_qposadr[joints[0]]) if joints else 0
+        v0 = int(model.jnt_dofadr[joints[0]]) if joints else 0
+        self._joint_q, self._joint_v = slice(q0, q0 + len(joints)), slice(v0, v0 + len(joints))
+
+        def tensor(values: object) -> Tensor:
+            return torch.as_tensor(values, dtype=torch.float32).to(sim.device)
+
+        limits = torch.as_tensor(model.jnt_range[joints].reshape(-1, 2), dtype=torch.float32)
+        limits[~torch.as_tensor(model.jnt_limited[joints], dtype=torch.bool)] = torch.tensor([-torch.inf, torch.inf])
+        self.joint_limits = limits.to(sim.device)
+        self.default_joint_pos = tensor(model.qpos0[self._joint_q])
+        self.default_root_pos = tensor(model.qpos0[self._root_q][:3] if self._free else model.body_pos[root])
+        self.default_root_quat = tensor(model.qpos0[self._root_q][3:] if self._free else model.body_quat[root])
+
+        actuators = [i for i in range(model.nu) if model.actuator(i).name.startswith(prefix)]
+        self.actuator_names = [strip(model.actuator(i).name) for i in actuators]
+        self._controls = slice(actuators[0], actuators[-1] + 1) if actuators else slice(0, 0)
+
+    # state
+    @property
+    def root_pos(self) -> Float[Tensor, "envs 3"]:
+        if self._free:
+            return self._sim.qpos[:, self._root_q][:, :3]
+        return self.default_root_pos.expand(self._sim.num_envs, 3)
+
+    @property
+    def root_quat(self) -> Float[Tensor, "envs 4"]:
+        if self._free:
+            return self._sim.qpos[:, self._root_q][:, 3:]
+        return self.default_root_quat.expand(self._sim.num_envs, 4)
+
+    @property
+    def root_lin_vel(self) -> Float[Tensor, "envs 3"]:
+        if self._free:
+            return self._sim.qvel[:, self._root_v][:, :3]
+        return torch.zeros_like(self.root_pos)
+
+    @property
+    def root_ang_vel_local(self) -> Float[Tensor, "envs 3"]:
+        if self._free:  # MuJoCo keeps a free joint's angular velocity in the body's frame
+            return self._sim.qvel[:, self._root_v][:, 3:]
+        return torch.zeros_like(self.root_pos)
+
+    @property
+    def root_ang_vel(self) -> Float[Tensor, "envs 3"]:
+        return quat_rotate(self.root_quat, self.root_ang_vel_local)
+
+    @property
+    def joint_pos(self) -> Float[Tensor, "envs joints"]:
+        return self._sim.qpos[:, self._joint_q]
+
+    @property
+    def joint_vel(self) -> Float[Tensor, "envs joints"]:
+        return self._sim.qvel[:, self._joint_v]
+
+    def bodies(self, names: Sequence[str]) -> MujocoBodies:
+        ids = [self._body_ids[i] for i in _lookup("body", self.name, names, self.body_names)]
+        return MujocoBodies(self._sim, ids, self._tree_root)
+
+    def contacts(self, names: Sequence[str]) -> MujocoContacts:
+        _lookup("body", self.name, names, self.body_names)
+        return MujocoContacts(self._sim, [f"{self.name}/{body}" for body in names])
+
+    # control
+    def actuate(self, control: Float[Tensor, "envs actuators"]) -> None:
+        self._sim.ctrl[:, self._controls].copy_(control)
+
+    def set_joint_effort(self, effort: Float[Tensor, "envs joints"]) -> None:
+        self._sim.uses_effort()
+        self._sim.qfrc_applied[:, self._joint_v].copy_(effort)
+
+    def set_state(
+        self,
+        where: Bool[Tensor, " envs"],
+        *,
+        root_pos: Float[Tensor, "envs 3"] | None = None,
+        root_quat: Float[Tensor, "envs 4"] | None = None,
+        root_lin_vel: Float[Tensor, "envs 3"] | None = None,
+        root_ang_vel: Float[Tensor, "envs 3"] | None = None,
+        joint_pos: Float[Tensor, "envs joints"] | None = None,
+        joint_vel: Float[Tensor, "envs joints"] | None = None,
+    ) -> None:
+        root = (root_pos, root_quat, root_lin_vel, root_ang_vel)
+        if not self._free and any(value is not None for value in root):
+            raise TaskError(f"{self.name!r} has a fixed base: its root state cannot be set")
+        if root_ang_vel is not None:
+            quat = self.root_quat if root_quat is None else root_quat
+            root_ang_vel = quat_rotate_inverse(quat, root_ang_vel)
+        mask = where[:, None]
+        for target, value in (
+            (self.root_pos, root_pos),
+            (self.root_quat, root_quat),
+            (self.root_lin_vel, root_lin_vel),
+            (self.root_ang_vel_local, root_ang_vel),
+            (self.joint_pos, joint_pos),
+            (self.joint_vel, joint_vel),
+        ):
+            if value is not None:
+                target.copy_(torch.where(mask, value, target))
+        self._sim.wrote_state(where)
+
+
+class MujocoBodies:
+    """See `gpusim_rl.sim.Bodies`."""
+
+    def __init__(self, sim: MujocoTensors, ids: list[int], tree_root: int) -> None:
+        self._sim = sim
+        self._ids = torch.tensor(ids, device=sim.device)
+        self._root = tree_root
+        for field in ("xpos", "xquat", "cvel", "subtree_com"):
+            sim.derived(field)
+
+    def _select(self, field: str) -> Tensor:
+        return self._sim.derived(field).index_select(1, self._ids)
+
+    @property
+    def pos(self) -> Float[Tensor, "envs bodies 3"]:
+        return self._select("xpos")
+
+    @property
+    def quat(self) -> Float[Tensor, "envs bodies 4"]:
+        return self._select("xquat")
+
+    @property
+    def lin_vel(self) -> Float[Tensor, "envs bodies 3"]:
+        # cvel is the spatial velocity (angular first) at the tree's centre of mass, in world orientation
+        velocity = self._select("cvel")
+        lever = self.pos - self._sim.derived("subtree_com")[:, self._root : self._root + 1]
+        return velocity[..., 3:] + torch.linalg.cross(velocity[..., :3], lever)
+
+    @property
+    def ang_vel(self) -> Float[Tensor, "envs bodies 3"]:
+        return self._select("cvel")[..., :3]
+
+
+class MujocoContacts:
+    """See `gpusim_rl.sim.Contacts`; reads the sensors of `Scene.add_contact_sensor`."""
+
+    def __init__(self, sim: MujocoTensors, bodies: list[str]) -> None:
+        self._sim = sim
+        model, sensors = sim.scene.model, sim.scene.contact_sensors
+        for body in bodies:
+            if body not in sensors:
+                raise TaskError(f"body {body!r} has no contact sensor; call scene.add_contact_sensor in the task's scene()")
+
+        def columns(names: list[str], start: int, size: int) -> Tensor:
+            first = [int(model.sensor_adr[model.sensor(name).id]) + start for name in names]
+            return torch.tensor([[a + i for i in range(size)] for a in first], device=sim.device)
+
+        wrench = [sensors[body].wrench for body in bodies]
+        self._force = columns(wrench, 0, 3)
+        self._torque = columns(wrench, 3, 3)
+        self._pos = columns(wrench, 6, 3)
+        self._body_pos = columns([sensors[body].body_pos for body in bodies], 0, 3)
+        self._body_quat = columns([sensors[body].body_quat for body in bodies], 0, 4)
+
+    def _read(self, columns: Tensor) -> Tensor:
+        return self._sim.sensordata.index_select(1, columns.flatten()).unflatten(1, columns.shape)
+
+    @property
+    def force(self) -> Float[Tensor, "envs bodies 3"]:
+        return -self._read(self._force)  # the sensor reports the force of the body on what it touches
+
+    @property
+    def torque(self) -> Float[Tensor, "envs bodies 3"]:
+        # The sensor's torque is about the force-weighted contact point; it is zero without contact, as is the force.
+        lever = self._read(self._pos) - self._read(self._body_pos)
+        return torch.linalg.cross(lever, self.force) - self._read(self._torque)
+
+    def in_body_frame(self) -> Float[Tensor, "envs bodies 6"]:
+        quat = self._read(self._body_quat)
+        # A world that diverged or has not been computed yet has a zero quaternion; rotation by it gives zero, not NaN.
+        return torch.cat([quat_rotate_inverse(quat, self.force), quat_rotate_inverse(quat, self.torque)], dim=-1)

@@ -1,0 +1,181 @@
+"""`sim=mujoco`: C MuJoCo on CPU threads through `mujoco.batch` (MuJoCo >= 3.17)."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from typing import Any
+
+import mujoco
+import numpy as np
+import torch
+from jaxtyping import Bool, Float
+from mujoco.batch import Batch
+from torch import Tensor
+
+from gpusim_rl.config import SimConfig
+from gpusim_rl.machine import available_cpus
+from gpusim_rl.sim.articulation import MujocoArticulation
+from gpusim_rl.sim.scene import Scene
+
+logger = logging.getLogger(__name__)
+
+# A state beyond this [m, rad, m/s, rad/s] has run away: no machine that we simulate comes near.
+MAX_STATE = 1e5
+# Below this many worlds an MjData per world is worth its memory: it stays in the cache and velocity-stage
+# quantities come for free (benchmarks/physics.json).
+PERSISTENT_BELOW = 512
+
+_NONE = mujoco.mjtStage.mjSTAGE_NONE.value
+_VEL = mujoco.mjtStage.mjSTAGE_VEL.value
+_ACC = mujoco.mjtStage.mjSTAGE_ACC.value
+_CONTACT_FULL = mujoco.mjtWarning.mjWARN_CONTACTFULL.value
+_CONSTRAINT_FULL = mujoco.mjtWarning.mjWARN_CNSTRFULL.value
+
+
+class MujocoSim:
+    """`num_envs` worlds on a pool of CPU threads; see `gpusim_rl.sim.Sim`.
+
+    MuJoCo's state is float64, one row per world. Positions and velocities are converted to float32 once per `step`, in
+    one copy; every tensor that a task reads is a slice of that mirror. Derived quantities are computed and copied only
+    when a task has asked for them. Bit-identical at any thread count.
+    """
+
+    name = "mujoco"
+
+    def __init__(self, scene: Scene, num_envs: int, cfg: SimConfig) -> None:
+        self.scene = scene
+        self.num_envs = num_envs
+        self.device = torch.device("cpu")
+        model = copy.copy(scene.model)
+        self.dt = float(model.opt.timestep)
+        # C MuJoCo silently resets a world that goes bad; we must see it. (Only on this copy: MuJoCo Warp refuses the flag.)
+        model.opt.disableflags |= mujoco.mjtDisableBit.mjDSBL_AUTORESET.value
+        # Without a handler every warning is appended to MUJOCO_LOG.TXT in the user's folder; we report worlds by mask.
+        mujoco.set_mju_user_warning(logger.debug)
+
+        self.num_threads = min(cfg.num_threads or available_cpus(), num_envs)
+        persistent = num_envs < PERSISTENT_BELOW if cfg.persistent == "auto" else bool(cfg.persistent)
+        self._batch = Batch(model, num_envs, nthread=self.num_threads, persistent=persistent)
+        self._stage = _NONE  # what `step` computes at the new state; raised by derived()
+
+        # One float32 mirror of [time, qpos, qvel], which lead the state row. numpy does the copies: this backend's memory is
+        # on the host by definition, and torch sees every array as a view.
+        nq, nv = model.nq, model.nv
+        self._state = self._batch.state
+        self._leading = self._state[:, : 1 + nq + nv]
+        assert np.shares_memory(self._batch.bind("qpos"), self._leading), "mujoco.batch: the state row begins otherwise"
+        self._mirror = np.zeros((num_envs, 1 + nq + nv), dtype=np.float32)
+        mirror = torch.from_numpy(self._mirror)
+        self.qpos, self.qvel = mirror[:, 1 : 1 + nq], mirror[:, 1 + nq :]
+
+        self.ctrl = torch.zeros(num_envs, model.nu)
+        self.qfrc_applied = torch.zeros(num_envs, nv)
+        self._inputs = [(self._batch.bind("ctrl"), self.ctrl.numpy())]
+
+        self._outputs: dict[str, tuple[np.ndarray, np.ndarray]] = {}  # field -> (float64 of MuJoCo, float32 mirror)
+        self._tensors: dict[str, Tensor] = {}  # field -> torch view of the mirror
+        self.sensordata = self._bind("sensordata") if model.nsensordata else torch.zeros(num_envs, 0)
+
+        self._written = np.ones(num_envs, dtype=bool)  # worlds whose state was written since the last refresh
+        self._written_mask = torch.from_numpy(self._written)
+        self._diverged = torch.zeros(num_envs, dtype=torch.bool)
+        np.copyto(self._mirror, self._leading, casting="same_kind")
+        self.refresh()
+
+    def articulation(self, name: str) -> MujocoArticulation:
+        return MujocoArticulation(self, name)
+
+    def _bind(self, field: str) -> Tensor:
+        output = self._batch.bind(field)
+        mirror = np.zeros(output.shape, dtype=np.float32)
+        self._outputs[field] = (output, mirror)
+        self._tensors[field] = torch.from_numpy(mirror)
+        return self._tensors[field]
+
+    def derived(self, field: str) -> Tensor:
+        if field not in self._tensors:
+            self._bind(field)
+            self._stage = _VEL
+            self._written[:] = True
+            self.refresh()
+        return self._tensors[field]
+
+    def uses_effort(self) -> None:
+        if len(self._inputs) == 1:
+            self._inputs.append((self._batch.bind("qfrc_applied"), self.qfrc_applied.numpy()))
+
+    def wrote_state(self, where: Bool[Tensor, " envs"]) -> None:
+        self._written_mask |= where
+
+    @property
+    def diverged(self) -> Bool[Tensor, " envs"]:
+        return self._diverged
+
+    @property
+    def overflow(self) -> Bool[Tensor, " envs"]:
+        full = self._batch.warning[:, [_CONTACT_FULL, _CONSTRAINT_FULL], 1]
+        return torch.from_numpy(full.any(axis=1))
+
+    def step(self, substeps: int) -> None:
+        for target, source in self._inputs:
+            np.copyto(target, source)
+        self._batch.step(nstep=substeps, stage=self._stage)
+        np.copyto(self._mirror, self._leading, casting="same_kind")
+        self._copy_outputs()
+        # amax hands NaN on, and a comparison with NaN is false
+        fastest = torch.maximum(self.qpos.abs().amax(dim=1), self.qvel.abs().amax(dim=1))
+        torch.logical_not(fastest < MAX_STATE, out=self._diverged)
+
+    def reset(self, where: Bool[Tensor, " envs"]) -> None:
+        self._written_mask |= where
+        ids = np.flatnonzero(where.numpy())
+        if ids.size:
+            self._batch.reset(ids, stage=_NONE)
+            self._mirror[ids] = self._leading[ids]
+        mask = where[:, None]
+        self.ctrl.masked_fill_(mask, 0.0)
+        self.qfrc_applied.masked_fill_(mask, 0.0)
+
+    def refresh(self) -> None:
+        ids = np.flatnonzero(self._written)
+        if not ids.size:
+            return
+        self._leading[ids] = self._mirror[ids]
+        if self._outputs:
+            for target, source in self._inputs:
+                target[ids] = source[ids]
+            # Contact sensors need the acceleration stage; this is for the few worlds that were written.
+            self._batch.forward(ids, stage=_ACC if "sensordata" in self._outputs else self._stage)
+            self._copy_outputs()
+        self._written[:] = False
+
+    def _copy_outputs(self) -> None:
+        for source, target in self._outputs.values():
+            np.copyto(target, source, casting="same_kind")
+
+    def scene_qpos(self) -> Float[Tensor, "envs nq"]:
+        return self.qpos
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "state": torch.from_numpy(self._state.copy()),
+            "ctrl": self.ctrl.clone(),
+            "qfrc_applied": self.qfrc_applied.clone(),
+            "outputs": {field: torch.from_numpy(mirror.copy()) for field, (_, mirror) in self._outputs.items()},
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._state[:] = state["state"].numpy()
+        self.ctrl.copy_(state["ctrl"])
+        self.qfrc_applied.copy_(state["qfrc_applied"])
+        np.copyto(self._mirror, self._leading, casting="same_kind")
+        for field, value in state["outputs"].items():
+            self._bind(field) if field not in self._outputs else None
+            self._tensors[field].copy_(value)
+        self._written[:] = False
+
+    def close(self) -> None:
+        """Stops the threads; the simulation cannot be used afterwards."""
+        self._outputs.clear()
+        del self._batch

@@ -1,0 +1,165 @@
+"""What one world contains: robots, objects, ground and sensors, before any simulator sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import mujoco
+
+from gpusim_rl.errors import TaskError
+
+# MuJoCo's contact sensor: bits of its data specification, and the reduction of all matching contacts to one wrench.
+_CONTACT_FORCE, _CONTACT_TORQUE, _CONTACT_POS = 1 << 1, 1 << 2, 1 << 4
+_REDUCE_NETFORCE = 3
+
+
+@dataclass(frozen=True, slots=True)
+class ContactSensor:
+    """The sensors that give one body's net contact wrench; all are read at the same physics step."""
+
+    body: str
+    wrench: str  # contact sensor: force [N], torque [N m] about `pos`, pos [m]; world frame, 9 numbers
+    body_pos: str  # frame position of the body [m]
+    body_quat: str  # frame orientation of the body, wxyz
+
+
+class Scene:
+    """One world, simulator-neutral; the canonical form is a `mujoco.MjSpec`.
+
+    Every robot or object is added under a name, which prefixes the names of all its elements (`ant/torso`) and under
+    which `Sim.articulation` finds it.
+
+    Args:
+        physics_hz: Physics steps per simulated second [Hz].
+
+    Example:
+        scene = Scene(physics_hz=120)
+        scene.add_ground()
+        scene.add("ant", ASSETS / "ant.xml")
+        scene.add_contact_sensor("ant", ["front_left_foot"])
+    """
+
+    def __init__(self, physics_hz: float) -> None:
+        self.spec = mujoco.MjSpec()
+        self.spec.option.timestep = 1.0 / physics_hz
+        self.contact_sensors: dict[str, ContactSensor] = {}
+        self.articulation_names: list[str] = []
+        self._model: mujoco.MjModel | None = None
+
+    def add_ground(self, *, friction: Sequence[float] = (1.0, 0.005, 0.0001)) -> None:
+        """Adds an infinite horizontal plane at height 0 with a light above it.
+
+        Args:
+            friction: Sliding [-], torsional [m] and rolling [m] friction; contacts use the larger of the two geoms'.
+        """
+        self.spec.add_texture(
+            name="ground",
+            type=mujoco.mjtTexture.mjTEXTURE_2D,
+            builtin=mujoco.mjtBuiltin.mjBUILTIN_CHECKER,
+            rgb1=[0.36, 0.40, 0.46],
+            rgb2=[0.30, 0.34, 0.40],
+            width=256,
+            height=256,
+        )
+        textures = [""] * mujoco.mjtTextureRole.mjNTEXROLE.value
+        textures[mujoco.mjtTextureRole.mjTEXROLE_RGB.value] = "ground"
+        self.spec.add_material(name="ground", textures=textures, texrepeat=[1, 1], texuniform=True)
+        self.spec.worldbody.add_geom(
+            name="ground",
+            type=mujoco.mjtGeom.mjGEOM_PLANE,
+            size=[0, 0, 1],
+            friction=list(friction),
+            material="ground",
+        )
+        self.add_light()
+
+    def add_light(self) -> None:
+        """Adds a directional light from above; it matters only for pictures."""
+        self.spec.worldbody.add_light(
+            type=mujoco.mjtLightType.mjLIGHT_DIRECTIONAL, pos=[0, 0, 6], dir=[0.3, 0.2, -1.0], castshadow=True
+        )
+
+    def add(self, name: str, mjcf: str | Path | mujoco.MjSpec, *, pos: Sequence[float] = (0.0, 0.0, 0.0)) -> None:
+        """Adds a robot or object from an MJCF/URDF file or a spec.
+
+        Args:
+            name: Its name in the scene; elements become `<name>/<element>`.
+            mjcf: A file, or a spec (which is consumed).
+            pos: Where its frame stands in the world [m].
+
+        Raises:
+            TaskError: The name is taken, or the file is missing or not valid.
+        """
+        if name in self.articulation_names:
+            raise TaskError(f"Scene.add({name!r}): the scene already has a {name!r}; names must be unique")
+        if not isinstance(mjcf, mujoco.MjSpec):
+            try:
+                mjcf = mujoco.MjSpec.from_file(str(mjcf))
+            except (ValueError, FileNotFoundError) as error:
+                raise TaskError(f"Scene.add({name!r}): cannot load {mjcf}: {error}") from None
+        roots = [body.name for body in mjcf.worldbody.bodies]
+        if len(roots) != 1:
+            raise TaskError(f"Scene.add({name!r}): expected one body under the worldbody, got {roots or 'none'}")
+        self.spec.attach(mjcf, prefix=f"{name}/", frame=self.spec.worldbody.add_frame(pos=list(pos)))
+        self.articulation_names.append(name)
+        self._model = None
+
+    def add_contact_sensor(self, name: str, bodies: Sequence[str]) -> None:
+        """Makes `articulation.contacts(bodies)` available: the net contact wrench on each body.
+
+        Args:
+            name: The articulation.
+            bodies: Its bodies, by their names in its own file.
+
+        Raises:
+            TaskError: A body does not exist.
+        """
+        known = {body.name for body in self.spec.bodies}
+        for body in (f"{name}/{body}" for body in bodies):
+            if body not in known:
+                raise TaskError(f"Scene.add_contact_sensor: no body {body!r}; the scene has {sorted(known - {'world'})}")
+            if body in self.contact_sensors:
+                continue
+            sensor = ContactSensor(body, f"{body}/contact", f"{body}/contact_pos", f"{body}/contact_quat")
+            self.spec.add_sensor(
+                name=sensor.wrench,
+                type=mujoco.mjtSensor.mjSENS_CONTACT,
+                objtype=mujoco.mjtObj.mjOBJ_BODY,
+                objname=body,
+                intprm=[_CONTACT_FORCE | _CONTACT_TORQUE | _CONTACT_POS, _REDUCE_NETFORCE, 1],
+            )
+            for kind, sensor_name in (
+                (mujoco.mjtSensor.mjSENS_FRAMEPOS, sensor.body_pos),
+                (mujoco.mjtSensor.mjSENS_FRAMEQUAT, sensor.body_quat),
+            ):
+                self.spec.add_sensor(
+                    name=sensor_name, type=kind, objtype=mujoco.mjtObj.mjOBJ_XBODY, objname=body
+                )
+            self.contact_sensors[body] = sensor
+        self._model = None
+
+    @property
+    def model(self) -> mujoco.MjModel:
+        """The compiled model, with the settings that make every backend agree.
+
+        Friction cones are elliptic wherever capsules can meet planes: with pyramidal cones the contact forces depend on
+        the tangent directions, which MuJoCo and MuJoCo Warp choose differently for steep capsules (up to 0.46 rad/s in
+        one step of Ant; 4e-5 with elliptic cones).
+
+        Raises:
+            TaskError: MuJoCo's compiler refuses the scene.
+        """
+        if self._model is None:
+            try:
+                model = self.spec.compile()
+                kinds = set(model.geom_type.tolist())
+                capsule, plane = mujoco.mjtGeom.mjGEOM_CAPSULE.value, mujoco.mjtGeom.mjGEOM_PLANE.value
+                if {capsule, plane} <= kinds:
+                    self.spec.option.cone = mujoco.mjtCone.mjCONE_ELLIPTIC
+                    model = self.spec.compile()
+            except ValueError as error:
+                raise TaskError(f"Scene: MuJoCo cannot compile it: {error}") from None
+            self._model = model
+        return self._model
