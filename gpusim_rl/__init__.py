@@ -24,7 +24,7 @@ _HOME = {
 }
 
 
-def __getattr__(name: str) -> Any:  # noqa: ANN401 (PEP 562)
+def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module 'gpusim_rl' has no attribute {name!r}")
     value = getattr(importlib.import_module(_HOME[name]), name)

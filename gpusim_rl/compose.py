@@ -1,7 +1,8 @@
 """From a command line to one plain dict: the only file that talks to Hydra.
 
-`hydra_main` wraps the function behind `python train.py`, `compose` does the same for Python callers. Both know the
-task folders of installed packages and put every complaint of Hydra's into one line.
+`hydra_main` wraps the function behind `python train.py`, `compose` does the same for Python
+callers. Both know the task folders of installed packages and put every complaint of Hydra's into
+one line.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import argparse
 import os
 import re
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
 from functools import wraps
 from pathlib import Path
@@ -34,14 +36,16 @@ from gpusim_rl.discover import plugin_cfg_dirs, read_yaml, task_section, tasks
 from gpusim_rl.errors import ConfigError, did_you_mean, friendly_errors
 
 VERSION_BASE = "1.3"
-# What a resumed run must not take over from the saved command line: it belongs to one call, not to the run.
+GROUPS = ("task", "ppo", "sim", "log", "debug")
+# A resumed run does not take these over from its saved command line: they belong to one call.
 ONE_CALL_ONLY = ("checkpoint", "test", "hydra")
 
 
 def hydra_main(run: Callable[[dict[str, Any], list[str]], None]) -> Callable[..., None]:
-    """Make `run(config, overrides)` a command: Hydra's flags and sweeps, settings checked, errors on one line.
+    """Make `run(config, overrides)` a command with Hydra's flags, sweeps, and errors on one line.
 
-    `config` is the composed config as plain values; `overrides` is the command line, with a resumed run's in front.
+    `config` is the composed config as plain values, checked but for the task's section;
+    `overrides` is the command line, with that of a resumed run in front.
     """
 
     def job(cfg: DictConfig) -> None:
@@ -56,16 +60,20 @@ def hydra_main(run: Callable[[dict[str, Any], list[str]], None]) -> Callable[...
         typed = list(sys.argv[1:] if argv is None else argv)
         with friendly_errors():
             arguments = with_saved_overrides(typed)
-            check_flags(arguments)
+            flags = check_flags(arguments)
             _prepare_hydra()
             program = sys.argv
-            sys.argv = [program[0], *arguments]  # Hydra reads nothing else
-            try:
-                hydra.main(version_base=VERSION_BASE, config_path=str(paths.cfg_dir()), config_name="config")(job)()
-            except (HydraException, OmegaConfBaseException) as error:
-                raise explain(error, arguments) from None
-            finally:
-                sys.argv = program
+            with tempfile.TemporaryDirectory(prefix="gpusim-rl-") as folder:
+                if flags.multirun:
+                    check_sweep(flags.overrides, flags.config_dir)
+                    arguments = [*arguments, f"hydra.sweep.dir={quote(folder)}"]  # multirun.yaml
+                sys.argv = [program[0], *arguments]  # Hydra reads nothing else
+                try:
+                    hydra.main(str(paths.cfg_dir()), "config", VERSION_BASE)(job)()
+                except (HydraException, OmegaConfBaseException, ValueError) as error:
+                    raise explain(error, arguments) from None
+                finally:
+                    sys.argv = program
 
     return main
 
@@ -83,25 +91,30 @@ def compose(overrides: Sequence[str] = (), config_dir: str | Path | None = None)
     if config_dir is not None:
         arguments.append(f"hydra.searchpath=[file://{Path(config_dir).resolve()}]")
     try:
-        with hydra.initialize_config_dir(version_base=VERSION_BASE, config_dir=str(paths.cfg_dir())):
+        with hydra.initialize_config_dir(
+            version_base=VERSION_BASE, config_dir=str(paths.cfg_dir())
+        ):
             return plain(hydra.compose("config", overrides=arguments))
-    except (HydraException, OmegaConfBaseException) as error:
+    except (HydraException, OmegaConfBaseException, ValueError) as error:
         raise explain(error, arguments) from None
 
 
 def with_saved_overrides(arguments: Sequence[str]) -> list[str]:
-    """Put the overrides of the run that `checkpoint=` names in front, so that a run is resumed by its folder alone.
+    """Put the overrides of the run that `checkpoint=` names in front of the typed ones.
 
-    What is typed wins over what was saved.
+    So a run is resumed by its folder alone. What is typed wins over what was saved.
     """
     typed = {_key(text): _value(text) for text in arguments if _is_override(text)}
     name = typed.get("checkpoint", "null")
     if name in ("null", ""):
         return list(arguments)
     found = paths.find_checkpoint(name, typed.get("log.dir", "runs"))
-    # A folder continues in place and a file may start a new run: hand on which of the two was meant.
+    # A folder continues in place, a file may start a new run: hand on which of the two was meant.
     meant = found.file if name.endswith(".pt") or found.run_dir is None else found.run_dir
-    kept = [f"checkpoint={_quote(str(meant))}" if _key(text) == "checkpoint" else text for text in arguments]
+    kept = [
+        f"checkpoint={quote(str(meant))}" if _key(text) == "checkpoint" else text
+        for text in arguments
+    ]
     saved = []
     for text in read_overrides(found.run_dir) if found.run_dir else []:
         if text.startswith("--config-dir="):
@@ -134,33 +147,54 @@ def refuse_other_task(config: dict[str, Any]) -> None:
     asked = config["task"].get("_target_")
     if trained != asked:
         raise ConfigError(
-            f"checkpoint of another task: {run_dir} trained {trained}, asked for {asked}. Try leaving task= away"
+            f"checkpoint of another task: {run_dir} trained {trained}, asked for {asked}. "
+            "Try leaving task= away"
         )
 
 
-def check_flags(arguments: Sequence[str]) -> None:
-    """Refuse unknown flags with one line; `--task Ant` gets the hint that settings are written task=Ant."""
+def check_sweep(overrides: Sequence[str], config_dir: str | None = None) -> None:
+    """Check every run of `-m` before the first one starts."""
+    try:
+        parsed = OverridesParser.create().parse_overrides(list(overrides))
+        [jobs] = BasicSweeper.split_arguments(parsed, max_batch_size=None)
+    except HydraException as error:
+        raise explain(error, overrides) from None
+    for job in jobs:
+        check_settings(compose(job, config_dir))
+
+
+def check_flags(arguments: Sequence[str]) -> argparse.Namespace:
+    """Parse the flags; an unknown one is one line that says how settings are written."""
 
     def refuse(message: str) -> NoReturn:
         bad = re.match(r"unrecognized arguments: (\S+)", message)
         name = bad.group(1).lstrip("-").partition("=")[0].replace("-", "_") if bad else ""
         hint = did_you_mean(name, known_keys())
         key = re.findall(r"'(.*)'", hint)[0] if hint else "num_envs"
-        raise ConfigError(f"{message}. Settings are written without dashes: {key}=<value>; see --help")
+        raise ConfigError(
+            f"{message}. Settings are written without dashes: {key}=<value>; see --help"
+        )
 
     parser: argparse.ArgumentParser = get_args_parser()
     parser.error = refuse  # type: ignore[method-assign]
-    parser.parse_args(list(arguments))
+    return parser.parse_args(list(arguments))
 
 
 def explain(error: Exception, arguments: Sequence[str] = ()) -> ConfigError:
     """Put an error of Hydra's into one line: what is wrong and what was probably meant."""
+    if isinstance(error, ConfigError):
+        return error
     text = str(error).strip()
     first = text.partition("\n")[0]
-    if isinstance(error, MissingConfigException) and error.missing_cfg_file and error.options is not None:
+    if (
+        isinstance(error, MissingConfigException)
+        and error.missing_cfg_file
+        and error.options is not None
+    ):
         group, _, name = error.missing_cfg_file.rpartition("/")
         options = list(error.options)
-        return ConfigError(f"unknown {group} {name!r}.{did_you_mean(name, options)} Available: {', '.join(options)}")
+        hint = did_you_mean(name, options)
+        return ConfigError(f"unknown {group} {name!r}.{hint} Available: {', '.join(options)}")
     if isinstance(error, OverrideParseException):
         return ConfigError(f"cannot read {error.override!r}: expected key=value, e.g. num_envs=64")
     if found := re.search(r"Could not (?:override|delete) '([^'=]+)", text) or re.search(
@@ -169,11 +203,20 @@ def explain(error: Exception, arguments: Sequence[str] = ()) -> ConfigError:
         return unknown_key(found.group(1), _all_keys(arguments))
     if found := re.search(r"already at '(.+)'|Multiple values for ([\w/]+)", text):
         key = found.group(1) or found.group(2)
-        value = next((_value(argument) for argument in arguments if _key(argument) == key), "<value>")
+        value = next(
+            (_value(argument) for argument in arguments if _key(argument) == key), "<value>"
+        )
         return ConfigError(f"{key!r} has a value already: write {key}={value} without +")
-    if found := re.search(r"Ambiguous value for argument '(.+)'|Sweep parameters '(.+)' requires", first):
+    if text.startswith("Config group override must be"):
+        groups = [argument for argument in arguments if _key(argument) in GROUPS]
+        return ConfigError(f"{' '.join(groups)}: expected a name, e.g. task=Cartpole; see --help")
+    if found := re.search(
+        r"Ambiguous value for argument '(.+)'|Sweep parameters '(.+)' requires", first
+    ):
         asked = found.group(1) or found.group(2)
-        return ConfigError(f"{asked}: several values need -m (one run for each); a list is written [a,b]")
+        return ConfigError(
+            f"{asked}: several values need -m (one run for each); a list is written [a,b]"
+        )
     cause = error.__cause__
     reason = f": {str(cause).partition(chr(10))[0]}" if cause is not None else ""
     return ConfigError(f"{first or type(error).__name__}{reason}")
@@ -188,33 +231,11 @@ class TaskPackages(SearchPathPlugin):
             search_path.append(provider=source, path=f"file://{folder}")
 
 
-class Sweeper(BasicSweeper):
-    """`-m seed=0,1,2`: checks all runs before the first one starts, and writes nothing."""
-
-    def sweep(self, arguments: list[str]) -> list[Any]:
-        """Run every combination of the values given."""
-        assert self.launcher is not None and self.hydra_context is not None
-        loader = self.hydra_context.config_loader
-        overrides = OverridesParser.create(config_loader=loader).parse_overrides([*self._parse_config(), *arguments])
-        batches = self.split_arguments(overrides, self.max_batch_size)
-        for batch in batches:
-            for job in batch:
-                config = loader.load_sweep_config(self.config, list(job))
-                config = plain({key: node for key, node in config.items() if key != "hydra"})
-                check_settings(config)
-        returns, done = [], 0
-        for batch in batches:
-            results = self.launcher.launch(batch, initial_job_idx=done)
-            returns.append([result.return_value for result in results])  # reading it raises what the run raised
-            done += len(batch)
-        return returns
-
-
 def _prepare_hydra() -> None:
-    os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra hands errors on instead of printing them; `explain` words them
-    plugins = Plugins.instance()
-    for plugin in (TaskPackages, Sweeper):
-        plugins.register(plugin)
+    os.environ["HYDRA_FULL_ERROR"] = (
+        "1"  # Hydra hands errors on instead of printing them; `explain` words them
+    )
+    Plugins.instance().register(TaskPackages)
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.append(here)  # tasks in the user's folder; last, so that it hides nothing
@@ -223,18 +244,27 @@ def _prepare_hydra() -> None:
 def _job_overrides() -> list[str]:
     """The overrides of this run, in the form that `with_saved_overrides` reads back."""
     settings = HydraConfig.get()
-    folders = [source.path for source in settings.runtime.config_sources if source.provider == "command-line"]
+    folders = [
+        source.path
+        for source in settings.runtime.config_sources
+        if source.provider == "command-line"
+    ]
     return [*(f"--config-dir={folder}" for folder in folders), *settings.overrides.task]
 
 
 def _all_keys(arguments: Sequence[str]) -> list[str]:
-    """Keys a command line may set, with those of the task it names (of all tasks when it names none)."""
-    config_dir = next((text.partition("=")[2] for text in arguments if text.startswith("--config-dir=")), None)
-    for flag, value in zip(arguments, arguments[1:], strict=False):
-        config_dir = value if flag in ("-cd", "--config-dir") else config_dir
-    named = {_value(text) for text in arguments if _key(text) == "task"}
-    entries = [entry for entry in tasks(config_dir).values() if not named or entry.name in named]
-    return [*known_keys(), *{f"task.{key}": None for entry in entries for key in task_section(entry.file)}]
+    """Keys that a command line may set, with those of the task it names."""
+    config_dir = get_args_parser().parse_known_args(list(arguments))[0].config_dir
+    entries = tasks(config_dir)
+    names = {_value(text) for text in arguments if _key(text) == "task"} or {_default_task()}
+    sections = [task_section(entries[name].file) for name in names if name in entries]
+    keys = {f"task.{key}": None for section in sections for key in section if key != "_target_"}
+    return [*known_keys(), *keys]
+
+
+def _default_task() -> str:
+    defaults = read_yaml(paths.cfg_dir() / "config.yaml")["defaults"]
+    return next(entry["task"] for entry in defaults if "task" in entry)
 
 
 def _is_override(text: str) -> bool:
@@ -251,7 +281,7 @@ def _value(text: str) -> str:
     return value[1:-1] if len(value) > 1 and value[0] == value[-1] and value[0] in "'\"" else value
 
 
-def _quote(text: str) -> str:
+def quote(text: str) -> str:
     """A value that Hydra reads back as this very string."""
     if re.fullmatch(r"[\w./-]+", text):
         return text

@@ -1,7 +1,8 @@
 """Every setting has a name, a type, a unit and a rule here; its value is in cfg/*.yaml.
 
-`build_run` turns the composed yaml into frozen dataclasses, strictly: an unknown key, a missing key, a wrong type or a
-value out of range is one line. Free of torch: only `load_task_class` imports a task.
+`build_run` turns the composed yaml into frozen dataclasses, strictly: an unknown key, a missing
+key, a wrong type or a value out of range is one line. Free of torch: only `load_task_class`
+imports a task.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
-from gpusim_rl.errors import ConfigError, did_you_mean
+from gpusim_rl.errors import ConfigError, closest, did_you_mean
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -27,7 +28,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Rule:
-    """What a value must satisfy, in words and as a test: `Annotated[int, Rule("a positive int", test)]`."""
+    """What a value must satisfy, in words and as a test.
+
+    For example `Annotated[int, Rule("a positive int", lambda value: value > 0)]`.
+    """
 
     words: str
     test: Callable[[Any], bool]
@@ -39,7 +43,10 @@ NotNegative = Annotated[float, Rule("a number >= 0", lambda value: value >= 0)]
 Fraction = Annotated[float, Rule("a number in [0, 1]", lambda value: 0 <= value <= 1)]
 Device = Annotated[
     str,
-    Rule("auto, cpu, cuda or cuda:<index>", lambda value: re.fullmatch(r"auto|cpu|cuda(:\d+)?", value) is not None),
+    Rule(
+        "auto, cpu, cuda or cuda:<index>",
+        lambda value: re.fullmatch(r"auto|cpu|cuda(:\d+)?", value) is not None,
+    ),
 ]
 
 
@@ -47,7 +54,10 @@ Device = Annotated[
 class NetworkConfig:
     """Policy and value network: a multi-layer perceptron, optionally after a recurrent layer."""
 
-    hidden: Annotated[list[Count], Rule("a list of at least one layer size", lambda sizes: len(sizes) > 0)]  # units
+    hidden: Annotated[
+        list[Count],
+        Rule("a list of positive ints, e.g. [256,128,64]", lambda sizes: len(sizes) > 0),
+    ]  # units
     activation: Literal["elu", "relu", "tanh", "silu", "gelu", "selu"]
     separate: bool  # value function has a trunk of its own
     log_std_init: float
@@ -126,7 +136,9 @@ class LogConfig:
     console: Literal["auto", "rich", "plain", "json", "quiet"]
     interval: Count  # iterations between two rows
     checkpoint_interval: Count  # iterations between two numbered checkpoints
-    keep: Annotated[int, Rule("an int >= 0", lambda value: value >= 0)]  # numbered checkpoints; 0 = all
+    keep: Annotated[
+        int, Rule("an int >= 0", lambda value: value >= 0)
+    ]  # numbered checkpoints; 0 = all
     tensorboard: bool
     print_config: bool
     dir: str  # run folders are <dir>/<task>/<time>
@@ -144,16 +156,27 @@ class RunConfig:
     """One training or evaluation run: what `python train.py` was asked for."""
 
     num_envs: Count  # worlds simulated together
-    seed: Annotated[int, Rule("an int in [-1, 2^31)", lambda value: -1 <= value < 2**31)]  # -1 = random
+    seed: Annotated[
+        int, Rule("an int in [-1, 2^31)", lambda value: -1 <= value < 2**31)
+    ]  # -1 = random
     max_iterations: Count
     device: Device  # for physics and learning
     sim_device: Device | None  # null = device
     rl_device: Device | None  # null = device
     checkpoint: str | None  # run folder, .pt file, or task name (its latest run)
     test: bool  # evaluate the checkpoint instead of training
-    experiment: Annotated[
-        str, Rule("a folder name", lambda value: re.fullmatch(r"[\w.-]+", value) is not None and value not in (".", ".."))
-    ] | None  # run folder name; null = name of the task
+    experiment: (
+        Annotated[
+            str,
+            Rule(
+                "a folder name",
+                lambda value: (
+                    re.fullmatch(r"[\w.-]+", value) is not None and value not in (".", "..")
+                ),
+            ),
+        ]
+        | None
+    )  # run folder name; null = name of the task
     headless: bool
     torch_deterministic: bool
     wandb_activate: bool
@@ -184,7 +207,10 @@ def plain(cfg: DictConfig | Mapping[str, Any]) -> dict[str, Any]:
 
 
 def build_run(
-    cfg: DictConfig | Mapping[str, Any], overrides: Sequence[str] = (), *, task_class: type | None = None
+    cfg: DictConfig | Mapping[str, Any],
+    overrides: Sequence[str] = (),
+    *,
+    task_class: type | None = None,
 ) -> RunConfig:
     """Turn a composed config into a RunConfig, strictly.
 
@@ -192,7 +218,7 @@ def build_run(
 
     Args:
         cfg: Composed config, or the parsed config.yaml of a run folder.
-        overrides: Changes to existing keys, as on the command line: `["num_envs=16", "ppo.horizon=8"]`.
+        overrides: Changes to existing keys, as on the command line: `["num_envs=16"]`.
         task_class: Task to take `Config` from; None loads the class named by `task._target_`.
     """
     config = apply_overrides(plain(cfg), overrides)
@@ -206,15 +232,19 @@ def build_run(
 
 
 def check_settings(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Check all that can be checked without importing the task; return the fields of RunConfig but `task`."""
+    """Check all that can be checked without importing the task.
+
+    Returns:
+        The fields of RunConfig, except `task`.
+    """
     settings = {name: node for name, node in config.items() if name != "task"}
     checked = _fields(RunConfig, settings, path="", skip=("task",))
     _section(config.get("task"), "task")
     return checked
 
 
-def build(cls: type[T], node: Any, path: str = "") -> T:  # noqa: ANN401 (anything a yaml can hold)
-    """Build a dataclass from nested plain values, strictly; `path` is the key of `node` for messages."""
+def build(cls: type[T], node: Any, path: str = "") -> T:
+    """Build a dataclass from nested plain values, strictly; `path` is where `node` stands."""
     values = _fields(cls, _section(node, path), path)
     try:
         return cls(**values)
@@ -228,14 +258,17 @@ def config_class(task_class: type) -> type:
     """Return the settings dataclass of a task class."""
     cls = getattr(task_class, "Config", None)
     if not (inspect.isclass(cls) and dataclasses.is_dataclass(cls)):
-        raise ConfigError(f"{task_class.__module__}.{task_class.__qualname__}.Config must be a dataclass, got {cls!r}")
+        name = f"{task_class.__module__}.{task_class.__qualname__}"
+        raise ConfigError(f"{name}.Config must be a dataclass, got {cls!r}")
     return cls
 
 
-def load_task_class(target: Any) -> type:  # noqa: ANN401 (whatever the yaml says)
+def load_task_class(target: Any) -> type:
     """Import the Task subclass that `task._target_` names, e.g. `gpusim_rl.tasks.ant.Ant`."""
     if not isinstance(target, str) or not re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+", target):
-        raise ConfigError(f"task._target_ must be a class path such as 'gpusim_rl.tasks.ant.Ant', got {target!r}")
+        raise ConfigError(
+            f"task._target_ must be a class path such as 'gpusim_rl.tasks.ant.Ant', got {target!r}"
+        )
     module_name, _, class_name = target.rpartition(".")
     try:
         module = importlib.import_module(module_name)
@@ -251,17 +284,24 @@ def load_task_class(target: Any) -> type:  # noqa: ANN401 (whatever the yaml say
 
     cls = getattr(module, class_name, None)
     if cls is None:
-        classes = [name for name, member in vars(module).items() if inspect.isclass(member) and issubclass(member, Task)]
+        classes = [
+            name
+            for name, member in vars(module).items()
+            if inspect.isclass(member) and issubclass(member, Task)
+        ]
         raise ConfigError(
-            f"task._target_={target}: {module_name} has no {class_name!r}.{did_you_mean(class_name, classes)}"
+            f"task._target_={target}: {module_name} has no {class_name!r}."
+            + did_you_mean(class_name, classes)
         )
     if not (inspect.isclass(cls) and issubclass(cls, Task)):
-        raise ConfigError(f"task._target_={target} must name a subclass of gpusim_rl.Task, got {cls!r}")
+        raise ConfigError(
+            f"task._target_={target} must name a subclass of gpusim_rl.Task, got {cls!r}"
+        )
     return cls
 
 
 def known_keys() -> list[str]:
-    """All keys a command line may set, except those of the task section, e.g. `ppo.network.hidden`."""
+    """All keys a command line may set but those of the task, e.g. `ppo.network.hidden`."""
 
     def keys(cls: type, prefix: str) -> list[str]:
         found = []
@@ -287,30 +327,50 @@ def apply_overrides(config: dict[str, Any], overrides: Sequence[str]) -> dict[st
             override = OverridesParser.create().parse_override(text)
             value = override.value()
         except OverrideParseException:
-            raise ConfigError(f"cannot read {text!r}: expected key=value, e.g. num_envs=64") from None
+            raise ConfigError(
+                f"cannot read {text!r}: expected key=value, e.g. num_envs=64"
+            ) from None
         node, (*parents, name) = config, override.key_or_group.split(".")
         for parent in parents:
             node = node.get(parent, {}) if isinstance(node, dict) else {}
         if not isinstance(node, dict) or name not in node:
-            raise unknown_key(override.key_or_group, known_keys() + [f"task.{key}" for key in config.get("task", {})])
+            raise unknown_key(
+                override.key_or_group,
+                known_keys() + [f"task.{key}" for key in config.get("task", {})],
+            )
         node[name] = value
     return config
 
 
 def unknown_key(key: str, known: Sequence[str]) -> ConfigError:
     """The error for a key that does not exist, with the closest key that does."""
-    hint = did_you_mean(key, known)
-    if not hint:  # 'horizn' for 'ppo.horizon': compare last parts
-        by_leaf = {name.rpartition(".")[2]: name for name in known}
-        leaf = did_you_mean(key.rpartition(".")[2], by_leaf)
-        hint = re.sub(r"'(.*)'", lambda match: repr(by_leaf[match.group(1)]), leaf)
-    return ConfigError(f"unknown key {key!r}.{hint or ' Try python train.py --help or --cfg job'}")
+    section, _, leaf = key.rpartition(".")
+    siblings = [name.rpartition(".")[2] for name in known if name.rpartition(".")[0] == section]
+    elsewhere = {name.rpartition(".")[2]: name for name in known}
+    if close := closest(leaf, siblings):
+        name = f"{section}.{close}" if section else close
+        hint = f"Did you mean {name!r}?"
+    elif close := closest(leaf, elsewhere):
+        hint = f"Did you mean {elsewhere[close]!r}?"
+    elif close := closest(key, known) if not (section and siblings) else None:
+        hint = f"Did you mean {close!r}?"
+    elif section and siblings:
+        hint = f"{section} has: {', '.join(siblings)}"
+    else:
+        hint = "Try python train.py --help, or --cfg job for all keys"
+    return ConfigError(f"unknown key {key!r}. {hint}")
 
 
-def _fields(cls: type, node: Mapping[str, Any], path: str, skip: Sequence[str] = ()) -> dict[str, Any]:
+def _fields(
+    cls: type, node: Mapping[str, Any], path: str, skip: Sequence[str] = ()
+) -> dict[str, Any]:
     """Check `node` against the fields of a dataclass and return the converted values."""
     prefix = f"{path}." if path else ""
-    fields = {field.name: field for field in dataclasses.fields(cls) if field.init and field.name not in skip}
+    fields = {
+        field.name: field
+        for field in dataclasses.fields(cls)
+        if field.init and field.name not in skip
+    }
     known = [f"{prefix}{name}" for name in fields] if path else known_keys()
     for key in node:
         if key not in fields:
@@ -323,15 +383,19 @@ def _fields(cls: type, node: Mapping[str, Any], path: str, skip: Sequence[str] =
         if name in node:
             values[name] = _convert(node[name], hint, f"{prefix}{name}")
         elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
-            raise ConfigError(f"missing key {prefix + name!r}: it has no default, give it a value in the yaml")
+            raise ConfigError(
+                f"missing key {prefix + name!r}: it has no default, give it a value in the yaml"
+            )
     return values
 
 
-def _section(node: Any, path: str) -> Mapping[str, Any]:  # noqa: ANN401
+def _section(node: Any, path: str) -> Mapping[str, Any]:
     if node is None and path == "task":
         raise ConfigError("no task: try task=Cartpole, or `gpusim-rl list` for all tasks")
     if not isinstance(node, Mapping):
-        raise ConfigError(f"{path} must be a section with keys of its own, got {node!r}. Try {path}.<key>=<value>")
+        raise ConfigError(
+            f"{path} must be a section with keys of its own, got {node!r}. Try {path}.<key>=<value>"
+        )
     return node
 
 
@@ -339,7 +403,7 @@ def _hints(cls: type) -> dict[str, Any]:
     return typing.get_type_hints(cls, include_extras=True)
 
 
-def _convert(value: Any, hint: Any, key: str) -> Any:  # noqa: ANN401 (any yaml value, any type)
+def _convert(value: Any, hint: Any, key: str) -> Any:
     """Return `value` as the type `hint`, or raise the one line that says what it must be."""
     if dataclasses.is_dataclass(hint):
         return build(typing.cast(type, hint), value, key)
@@ -359,7 +423,7 @@ class _Mismatch(Exception):  # noqa: N818 (never leaves this file)
     """The value does not have the type."""
 
 
-def _accepts(value: Any, hint: Any) -> bool:  # noqa: ANN401
+def _accepts(value: Any, hint: Any) -> bool:
     try:
         _match(value, hint)
     except _Mismatch:
@@ -367,8 +431,8 @@ def _accepts(value: Any, hint: Any) -> bool:  # noqa: ANN401
     return True
 
 
-def _match(value: Any, hint: Any) -> Any:  # noqa: ANN401, C901
-    """Convert without losing anything: an int is a float, a list is a tuple; a bool is never a number."""
+def _match(value: Any, hint: Any) -> Any:
+    """Convert without loss: an int is a float, a list is a tuple, a bool is never a number."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if hint is Any:
         return value
@@ -408,14 +472,14 @@ def _match(value: Any, hint: Any) -> Any:  # noqa: ANN401, C901
     raise _Mismatch
 
 
-def _literals(hint: Any) -> list[str]:  # noqa: ANN401
+def _literals(hint: Any) -> list[str]:
     """All strings that a type with Literals names."""
     if typing.get_origin(hint) is Literal:
         return [value for value in typing.get_args(hint) if isinstance(value, str)]
     return [name for arg in typing.get_args(hint) for name in _literals(arg)]
 
 
-def _describe(hint: Any) -> str:  # noqa: ANN401
+def _describe(hint: Any) -> str:
     """A type in the user's words."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin is Annotated:
@@ -434,5 +498,11 @@ def _describe(hint: Any) -> str:  # noqa: ANN401
         return f"a list of {len(items)} ({', '.join(_describe(item) for item in items)})"
     if origin is dict:
         return f"a section of ({_describe(args[1])})"
-    names = {int: "an int", float: "a number", bool: "true or false", str: "a text", type(None): "null"}
+    names = {
+        int: "an int",
+        float: "a number",
+        bool: "true or false",
+        str: "a text",
+        type(None): "null",
+    }
     return names.get(hint, getattr(hint, "__name__", str(hint)))

@@ -1,4 +1,4 @@
-"""Which tasks exist: a task is a yaml in a folder `task`, here, in an installed package, or in a folder of the user's.
+"""Which tasks exist: a task is a yaml in a folder `task`, ours, a package's, or the user's.
 
 Nothing is imported to find out, neither torch nor the tasks themselves.
 """
@@ -44,7 +44,9 @@ def plugin_cfg_dirs() -> list[tuple[str, Path]]:
     for entry in entry_points(group=ENTRY_POINT_GROUP):
         folder = package_path(entry.value)
         if folder is None or not folder.is_dir():
-            sys.stderr.write(f"warning: skipped the tasks of {entry.name!r}: no folder for {entry.value!r}\n")
+            sys.stderr.write(
+                f"warning: skipped the tasks of {entry.name!r}: no folder for {entry.value!r}\n"
+            )
             continue
         found.append((entry.dist.name if entry.dist else entry.name, folder))
     return found
@@ -78,7 +80,9 @@ def read_yaml(file: Path) -> dict[str, Any]:
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f" line {mark.line + 1}" if mark else ""
-        raise ConfigError(f"{file}{line}: not valid yaml: {getattr(error, 'problem', error)}") from None
+        raise ConfigError(
+            f"{file}{line}: not valid yaml: {getattr(error, 'problem', error)}"
+        ) from None
     except OSError as error:
         raise ConfigError(f"cannot read {file}: {error.strerror}") from None
     if not isinstance(node, dict):
@@ -110,7 +114,11 @@ def _description(target: str) -> str:
     """First line of the docstring of a class, read from the source."""
     module, _, class_name = target.rpartition(".")
     prefix = "gpusim_rl.tasks."
-    file = paths.tasks_dir() / f"{module.removeprefix(prefix)}.py" if module.startswith(prefix) else package_path(module)
+    file = (
+        paths.tasks_dir() / f"{module.removeprefix(prefix)}.py"
+        if module.startswith(prefix)
+        else package_path(module)
+    )
     if file is None or not file.is_file():
         return ""
     try:

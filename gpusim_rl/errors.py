@@ -22,17 +22,20 @@ class ConfigError(ValueError):
 
 
 class TaskError(ValueError):
-    """Task code broke its contract (shape, dtype, NaN). The message names the task and the method."""
+    """Task code broke its contract (shape, dtype, NaN). The message names task and method."""
+
+
+def closest(name: str, options: Iterable[str]) -> str | None:
+    """Return the option that `name` was probably meant to be; capitals do not matter."""
+    by_lower = {option.lower(): option for option in options}
+    close = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=0.6)
+    return by_lower[close[0]] if close else None
 
 
 def did_you_mean(name: str, options: Iterable[str]) -> str:
     """Return " Did you mean 'x'?" for the option closest to `name`, or "" when none is close."""
-    options = list(options)
-    by_lower = {option.lower(): option for option in options}
-    close = difflib.get_close_matches(name, options, n=1, cutoff=0.6) or [
-        by_lower[match] for match in difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=0.6)
-    ]
-    return f" Did you mean {close[0]!r}?" if close else ""
+    close = closest(name, options)
+    return f" Did you mean {close!r}?" if close else ""
 
 
 def import_extra(module: str, extra: str, needed_by: str) -> ModuleType:
@@ -46,7 +49,7 @@ def import_extra(module: str, extra: str, needed_by: str) -> ModuleType:
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
-        # Only a missing `module` itself is the user's to fix; a module that breaks inside is a bug to see.
+        # A module that is there but breaks inside is a bug to see, not a missing extra.
         if error.name is None or error.name.split(".")[0] != module.split(".")[0]:
             raise
         raise ConfigError(f"{needed_by} needs {module}: pip install 'gpusim-rl[{extra}]'") from None
@@ -54,7 +57,7 @@ def import_extra(module: str, extra: str, needed_by: str) -> ModuleType:
 
 @contextmanager
 def friendly_errors() -> Iterator[None]:
-    """Turn user errors into one line and exit code 2; show other errors as a traceback without Hydra's frames."""
+    """Turn user errors into one line and exit code 2; other errors are a short traceback."""
     try:
         yield
     except (ConfigError, TaskError) as error:

@@ -1,4 +1,4 @@
-"""Where things are: the same answers in a checkout, an editable install and a wheel; and where a run is."""
+"""Where things are, the same in a checkout, an editable install and a wheel; and where a run is."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def tools_dir() -> Path:
 
 
 def train_file() -> Path:
-    """The training script. A wheel keeps it with the tools, since `gpusim_rl.train` is a function."""
+    """The training script; a wheel keeps it with the tools (`gpusim_rl.train` is a function)."""
     root = checkout()
     return (root or tools_dir()) / "train.py"
 
@@ -48,14 +48,14 @@ def _shipped(name: str) -> Path:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint file and the run folder it belongs to (None for a file that was copied elsewhere)."""
+    """A checkpoint file and its run folder (None for a file that was copied elsewhere)."""
 
     file: Path
     run_dir: Path | None
 
 
 def find_checkpoint(name: str, runs: str | Path = "runs") -> Checkpoint:
-    """Resolve what a user calls a run: its folder, a .pt file, or the name of a task (= its latest run).
+    """Resolve what a user calls a run: a folder, a .pt file, or a task (meaning its latest run).
 
     Args:
         name: `runs/Ant/2026-01-31_12-00-00`, `runs/Ant/latest`, `some/file.pt` or `Ant`.
@@ -71,12 +71,16 @@ def find_checkpoint(name: str, runs: str | Path = "runs") -> Checkpoint:
     path = _from_here(path.resolve())  # a run stays the same run when `latest` moves on
     if path.is_dir():
         if not (path / "checkpoints" / "last.pt").is_file():
-            raise ConfigError(f"no checkpoint in {path}: expected checkpoints/last.pt, there is {_contents(path)}")
+            raise ConfigError(
+                f"no checkpoint in {path}: expected checkpoints/last.pt, there is {_contents(path)}"
+            )
         return Checkpoint(path / "checkpoints" / "last.pt", path)
     if not path.is_file():
         nearest = next(parent for parent in path.parents if parent.is_dir())
+        if "/" not in name and Path(runs).is_dir():
+            nearest = Path(runs)
         raise ConfigError(
-            f"no checkpoint {name!r}: expected a run folder, a .pt file or a task that was trained; "
+            f"no checkpoint {name!r}: expected a run folder, a .pt file or a trained task; "
             f"in {nearest} there is {_contents(nearest)}"
         )
     run_dir = path.parent.parent if path.parent.name == "checkpoints" else None

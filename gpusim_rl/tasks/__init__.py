@@ -1,4 +1,4 @@
-"""Bridge: the files in <checkout>/tasks are importable as gpusim_rl.tasks.<file>, in a wheel they really are here."""
+"""Bridge: <checkout>/tasks/<file> is gpusim_rl.tasks.<file>; in a wheel it really is here."""
 
 from gpusim_rl.paths import tasks_dir
 

@@ -1,0 +1,122 @@
+"""Training from Python, without a command line."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from gpusim_rl.compose import GROUPS, compose, quote, refuse_other_task, with_saved_overrides
+from gpusim_rl.config import (
+    RunConfig,
+    apply_overrides,
+    build_run,
+    check_settings,
+    config_class,
+    load_task_class,
+)
+from gpusim_rl.discover import tasks
+from gpusim_rl.errors import ConfigError, did_you_mean
+
+if TYPE_CHECKING:
+    from gpusim_rl.env.task import Task, TaskConfig
+
+
+def train(task: type[Task[Any]] | str, config: TaskConfig | None = None, **overrides: Any) -> Any:
+    """Train a task; the same as `python train.py`, with the same defaults.
+
+        gpusim_rl.train("Ant", num_envs=64)
+        gpusim_rl.train(Hopper, Hopper.Config(...), num_envs=4096, ppo={"horizon": 8}, sim="mujoco")
+
+    Args:
+        task: A task class, or the name of a task that has a yaml.
+        config: Its settings; None takes them from the task's yaml.
+        **overrides: Settings by name, sections as dicts; a section's name with a string chooses
+            its yaml (`debug="smoke"`). `test=True` evaluates instead.
+
+    Returns:
+        What `Trainer.train()` (or `Trainer.evaluate()`) returns.
+    """
+    run, task_class, plain_config, lines = prepare(task, config, **overrides)
+
+    from gpusim_rl.run.trainer import Trainer
+
+    trainer = Trainer(run, task_class, config=plain_config, overrides=lines)
+    return trainer.evaluate() if run.test else trainer.train()
+
+
+def prepare(
+    task: type[Task[Any]] | str, config: TaskConfig | None = None, **overrides: Any
+) -> tuple[RunConfig, type, dict[str, Any], list[str]]:
+    """Compose and check what `train` was asked for.
+
+    Returns:
+        The run's config, the task class, the config as plain values, and the overrides.
+    """
+    lines = list(_lines(overrides))
+    of_task = [line for line in lines if line.startswith("task.")]
+    lines = [line for line in lines if line not in of_task]
+    name = _yaml_name(task)
+    lines = with_saved_overrides([f"task={name}" if name else "~task", *lines])
+    composed = compose(lines)
+    lines = [line for line in lines if line != "~task"]
+    if isinstance(task, str):
+        task = load_task_class(composed["task"]["_target_"])
+    if config is not None or name is None:
+        settings = dataclasses.asdict(_default_config(task) if config is None else config)
+        composed["task"] = {"_target_": f"{task.__module__}.{task.__qualname__}", **settings}
+    composed = apply_overrides(composed, of_task)
+    check_settings(composed)
+    refuse_other_task(composed)
+    return build_run(composed, task_class=task), task, composed, [*lines, *of_task]
+
+
+def _yaml_name(task: type | str) -> str | None:
+    """Name of the yaml of a task, None when it has none."""
+    entries = tasks()
+    if isinstance(task, str):
+        if task not in entries:
+            available = ", ".join(entries)
+            raise ConfigError(
+                f"unknown task {task!r}.{did_you_mean(task, entries)} Available: {available}"
+            )
+        return task
+    target = f"{task.__module__}.{task.__qualname__}"
+    found = [entry.name for entry in entries.values() if entry.target == target]
+    return task.__name__ if task.__name__ in found else next(iter(found), None)
+
+
+def _default_config(task: type) -> Any:
+    """The settings of a task that has no yaml, if all of them have defaults in the dataclass."""
+    try:
+        return config_class(task)()
+    except TypeError:
+        raise ConfigError(
+            f"{task.__name__} has no yaml and was given no settings: "
+            f"try gpusim_rl.train({task.__name__}, {task.__name__}.Config(...))"
+        ) from None
+
+
+def _lines(overrides: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    """Keyword arguments as lines of a command line."""
+    for name, value in overrides.items():
+        key = prefix + name
+        if isinstance(value, Mapping):
+            yield from _lines(value, f"{key}.")
+        elif isinstance(value, str) and key in GROUPS:
+            yield f"{key}={value}"
+        else:
+            yield f"{key}={_text(value)}"
+
+
+def _text(value: Any) -> str:
+    """A value in the grammar of the command line."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, (int, float)):
+        return repr(value)
+    if isinstance(value, (list, tuple)):
+        return f"[{','.join(_text(item) for item in value)}]"
+    return quote(str(value))

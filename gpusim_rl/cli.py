@@ -1,0 +1,157 @@
+"""The command `gpusim-rl`: lists tasks, trains, and runs the tools.
+
+`gpusim-rl record RUN` is `python tools/record.py RUN`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from gpusim_rl import __version__, paths
+from gpusim_rl.errors import ConfigError, did_you_mean, friendly_errors
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run the command named by the first argument."""
+    with friendly_errors():
+        name, *rest = [*(sys.argv[1:] if argv is None else argv), ""][
+            : None if argv or sys.argv[1:] else 1
+        ]
+        rest = rest[:-1]
+        if name in ("", "-h", "--help", "help"):
+            sys.stdout.write(usage())
+        elif name in ("-V", "--version"):
+            sys.stdout.write(f"gpusim-rl {__version__}\n")
+        elif name == "list":
+            list_tasks(rest)
+        else:
+            load_command(name)(rest)
+
+
+def commands() -> dict[str, Path]:
+    """Commands that are scripts, by name: `train` and the tools."""
+    files = {"train": paths.train_file()}
+    for file in sorted(paths.tools_dir().glob("*.py")):
+        if not file.stem.startswith("_"):
+            files.setdefault(file.stem.replace("_", "-"), file)
+    return files
+
+
+def usage() -> str:
+    """What `gpusim-rl --help` prints."""
+    lines = ["usage: gpusim-rl COMMAND ...", "", f"  {'list':<12} all tasks; --json for programs"]
+    for name, file in commands().items():
+        summary = _summary(file)
+        lines.append(f"  {name:<12} {summary[:1].lower()}{summary[1:].rstrip('.')}")
+    return "\n".join([*lines, "", "gpusim-rl COMMAND --help tells more.", ""])
+
+
+def load_command(name: str) -> Callable[[list[str]], Any]:
+    """The `main(argv)` of a script."""
+    files = commands()
+    file = files.get(name.replace("_", "-"))
+    if file is None or not file.is_file():
+        raise ConfigError(
+            f"unknown command {name!r}.{did_you_mean(name, ['list', *files])} "
+            f"Available: list, {', '.join(files)}"
+        )
+    spec = importlib.util.spec_from_file_location(f"gpusim_rl_command_{file.stem}", file)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses and pickle look the module up by name
+    spec.loader.exec_module(module)
+    return module.main
+
+
+def list_tasks(argv: list[str]) -> None:
+    """Print every task with its one-line description, sizes and origin."""
+    from gpusim_rl.discover import tasks
+
+    parser = argparse.ArgumentParser(
+        prog="gpusim-rl list", description="List all tasks that task=NAME accepts."
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON list, for programs")
+    parser.add_argument(
+        "--no-sizes",
+        action="store_true",
+        help="skip sizes, which need each task to be built (seconds)",
+    )
+    parser.add_argument("-cd", "--config-dir", help="a folder with more tasks, as for train.py")
+    args = parser.parse_args(argv)
+    rows = []
+    for entry in tasks(args.config_dir).values():
+        row = {
+            "name": entry.name,
+            "description": entry.description,
+            "source": entry.source,
+            "file": str(entry.file),
+        }
+        rows.append(row if args.no_sizes else {**row, **_sizes(entry.name, args.config_dir)})
+    if args.json:
+        sys.stdout.write(json.dumps(rows, indent=2) + "\n")
+        return
+
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    sizes = [] if args.no_sizes else ["obs", "act", "envs", "sim"]
+    for column in ["task", *sizes, "source", "description"]:
+        table.add_column(column, justify="right" if column in ("obs", "act", "envs") else "left")
+    for row in rows:
+        values = [row["name"], *(row[key] for key in sizes), row["source"], row["description"]]
+        table.add_row(*("–" if value is None else str(value) for value in values))
+    Console().print(table)
+
+
+def _sizes(name: str, config_dir: str | None) -> dict[str, Any]:
+    """Sizes of a task, from one world of it, and what its yaml is tuned for.
+
+    All None when the task cannot be built.
+    """
+    import torch
+
+    from gpusim_rl.compose import compose
+    from gpusim_rl.config import build_run, load_task_class
+    from gpusim_rl.env.vec_env import VecEnv
+    from gpusim_rl.sim import choose_sim
+
+    unknown: dict[str, Any] = {"obs": None, "act": None, "envs": None, "sim": None}
+    try:
+        config = compose([f"task={name}"], config_dir)
+        run = build_run(config)
+        choice = choose_sim("mujoco", torch.device("cpu"))
+        task_class = load_task_class(config["task"]["_target_"])
+        env = VecEnv.make(task_class, run.task, num_envs=1, choice=choice, sim=run.sim, seed=0)
+        env.reset()
+    except Exception as error:  # one broken task must not hide the others
+        sys.stderr.write(f"warning: {name} cannot be built: {error}\n")
+        return unknown
+    return {
+        "obs": env.obs_sizes["policy"],
+        "act": env.num_actions,
+        "envs": run.num_envs,
+        "sim": run.sim.name,
+    }
+
+
+def _summary(file: Path) -> str:
+    """First line of a script's docstring."""
+    import ast
+
+    try:
+        return (ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or "").partition(
+            "\n"
+        )[0]
+    except (OSError, SyntaxError):
+        return ""
+
+
+if __name__ == "__main__":
+    main()
