@@ -20,10 +20,8 @@ from gpusim_rl.errors import ConfigError, did_you_mean, friendly_errors
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command named by the first argument."""
     with friendly_errors():
-        name, *rest = [*(sys.argv[1:] if argv is None else argv), ""][
-            : None if argv or sys.argv[1:] else 1
-        ]
-        rest = rest[:-1]
+        arguments = list(sys.argv[1:] if argv is None else argv)
+        name, rest = (arguments[0], arguments[1:]) if arguments else ("", [])
         if name in ("", "-h", "--help", "help"):
             sys.stdout.write(usage())
         elif name in ("-V", "--version"):

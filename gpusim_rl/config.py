@@ -324,7 +324,7 @@ def apply_overrides(config: dict[str, Any], overrides: Sequence[str]) -> dict[st
     config = plain(config)
     for text in overrides:
         try:
-            override = OverridesParser.create().parse_override(text)
+            [override] = OverridesParser.create().parse_overrides([text])
             value = override.value()
         except OverrideParseException:
             raise ConfigError(

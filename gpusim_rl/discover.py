@@ -61,7 +61,8 @@ def tasks(config_dir: str | Path | None = None) -> dict[str, TaskEntry]:
             if file.stem in found:
                 continue
             target = str(task_section(file).get("_target_", ""))
-            found[file.stem] = TaskEntry(file.stem, _description(target), target, source, file)
+            description = _description(target).removeprefix(f"{file.stem}: ")
+            found[file.stem] = TaskEntry(file.stem, description, target, source, file)
     return dict(sorted(found.items()))
 
 

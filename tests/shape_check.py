@@ -1,0 +1,25 @@
+"""The type checker that tests put behind every annotation of gpusim_rl: beartype.
+
+Wired up in pyproject.toml (`--jaxtyping-packages`), so that shapes such as `Float[Tensor, "envs 3"]`
+are checked in every test and cost nothing outside of tests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from beartype import beartype
+from beartype.roar import BeartypeDecorHintPep3119Exception
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def check(function: Function) -> Function:
+    """Check the arguments and the return value of a function against its annotations."""
+    try:
+        return beartype(function)
+    except BeartypeDecorHintPep3119Exception:
+        # A Protocol that is not runtime_checkable: to check it would read every one of its
+        # properties, which for a simulator means to compute them.
+        return function

@@ -1,0 +1,403 @@
+"""The door: yaml holds values, dataclasses hold names, types and rules; what does not fit is one line."""
+
+from __future__ import annotations
+
+import dataclasses
+import typing
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpusim_rl import compose as composing
+from gpusim_rl import config, paths
+from gpusim_rl.discover import tasks
+from gpusim_rl.errors import ConfigError, TaskError, friendly_errors, import_extra
+
+TASKS = sorted(tasks())
+
+
+def message(info: pytest.ExceptionInfo[BaseException]) -> str:
+    text = str(info.value)
+    assert "\n" not in text
+    return text
+
+
+@pytest.fixture(scope="module")
+def composed() -> dict:
+    return composing.compose()
+
+
+# -- yaml and dataclasses ---------------------------------------------------------------------
+
+
+def keys_of(cls: type) -> dict:
+    hints = typing.get_type_hints(cls)
+    return {
+        field.name: keys_of(hints[field.name]) if dataclasses.is_dataclass(hints[field.name]) else None
+        for field in dataclasses.fields(cls)
+    }
+
+
+def keys_in(node: dict) -> dict:
+    return {key: keys_in(value) if isinstance(value, dict) else None for key, value in node.items()}
+
+
+def test_yaml_keys_are_the_dataclass_fields(composed):
+    expected = keys_of(config.RunConfig) | {"task": None}
+    assert keys_in(composed) | {"task": None} == expected
+
+
+@pytest.mark.parametrize(
+    "choice",
+    [
+        f"{group}={file.stem}"
+        for group in ("ppo", "sim", "log", "debug")
+        for file in sorted((paths.cfg_dir() / group).glob("*.yaml"))
+    ],
+)
+def test_every_choice_of_every_group_is_valid(choice):
+    run = config.build_run(composing.compose([choice]))
+    group, _, name = choice.partition("=")
+    if group == "sim":
+        assert run.sim.name == name
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_every_task_builds_and_its_yaml_keys_are_its_config_fields(name):
+    plain = composing.compose([f"task={name}"])
+    run = config.build_run(plain)
+    fields = {field.name for field in dataclasses.fields(run.task)}
+    assert set(plain["task"]) == fields | {"_target_"}
+
+
+def test_dataclasses_hold_no_values_and_cannot_change(composed):
+    for cls in (config.RunConfig, config.PPOConfig, config.NetworkConfig, config.SimConfig, config.LogConfig):
+        assert all(field.default is dataclasses.MISSING for field in dataclasses.fields(cls))
+    run = config.build_run(composed)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        run.num_envs = 3  # type: ignore[misc]
+
+
+def test_smoke_makes_any_task_small():
+    for name in TASKS:
+        run = config.build_run(composing.compose([f"task={name}", "debug=smoke"]))
+        assert run.num_envs * run.ppo.horizon * run.max_iterations <= 1000
+        assert run.debug.check_task
+
+
+def test_known_keys_are_the_composed_keys(composed):
+    def flat(node: dict, prefix: str = "") -> set[str]:
+        found = set()
+        for key, value in node.items():
+            found |= {prefix + key} | (flat(value, f"{prefix}{key}.") if isinstance(value, dict) else set())
+        return found
+
+    assert set(config.known_keys()) - {"task"} == flat({k: v for k, v in composed.items() if k != "task"})
+
+
+# -- the strict builder -----------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inner:
+    gain: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    count: config.Count
+    rate: float
+    flag: bool
+    name: str | None
+    mode: Literal["slow", "fast"]
+    either: Literal["auto"] | bool
+    sizes: list[int]
+    pair: tuple[float, float]
+    gains: dict[str, float]
+    inner: Inner
+    even: Annotated[int, config.Rule("an even int", lambda value: value % 2 == 0)] = 2
+
+
+GOOD = {
+    "count": 3,
+    "rate": 1,
+    "flag": True,
+    "name": None,
+    "mode": "slow",
+    "either": "auto",
+    "sizes": [1, 2],
+    "pair": [1, 2.5],
+    "gains": {"x": 1},
+    "inner": {"gain": 2},
+}
+
+
+def test_builder_converts_without_loss():
+    built = config.build(Sample, GOOD, "task")
+    assert built.rate == 1.0 and isinstance(built.rate, float)
+    assert built.pair == (1.0, 2.5)
+    assert built.gains == {"x": 1.0}
+    assert built.inner == Inner(gain=2.0)
+    assert built.even == 2
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({"count": 0}, "task.count must be a positive int, got 0"),
+        ({"count": True}, "task.count must be a positive int, got True"),
+        ({"count": 3.0}, "task.count must be a positive int, got 3.0. Try task.count=3"),
+        ({"rate": "fast"}, "task.rate must be a number, got 'fast'"),
+        ({"rate": True}, "task.rate must be a number, got True"),
+        ({"rate": float("nan")}, "task.rate must be a number, got nan"),
+        ({"rate": None}, "task.rate must be a number, got None"),
+        ({"flag": 1}, "task.flag must be true or false, got 1"),
+        ({"flag": "yes"}, "task.flag must be true or false, got 'yes'"),
+        ({"name": 3}, "task.name must be a text or null, got 3"),
+        ({"mode": "fst"}, "task.mode must be one of slow, fast, got 'fst'. Did you mean 'fast'?"),
+        ({"either": 1}, "task.either must be auto or true or false, got 1"),
+        ({"sizes": 3}, "task.sizes must be a list of (an int), got 3"),
+        ({"sizes": [1, "a"]}, "task.sizes must be a list of (an int), got [1, 'a']"),
+        ({"pair": [1]}, "task.pair must be a list of 2 (a number, a number), got [1]"),
+        ({"gains": {"x": "y"}}, "task.gains must be a section of (a number), got {'x': 'y'}"),
+        ({"inner": {"gian": 1}}, "unknown key 'task.inner.gian'. Did you mean 'task.inner.gain'?"),
+        ({"inner": {}}, "missing key 'task.inner.gain'"),
+        ({"inner": 3}, "task.inner must be a section with keys of its own, got 3"),
+        ({"even": 3}, "task.even must be an even int, got 3"),
+        ({"cuont": 3}, "unknown key 'task.cuont'. Did you mean 'task.count'?"),
+    ],
+)
+def test_builder_names_key_rule_and_value(change, expected):
+    with pytest.raises(ConfigError) as info:
+        config.build(Sample, {**GOOD, **change}, "task")
+    assert message(info).startswith(expected)
+
+
+@given(st.one_of(st.integers(), st.floats(allow_nan=True), st.booleans(), st.text(), st.none()))
+def test_builder_accepts_a_value_exactly_when_it_has_the_type(value):
+    def accepted(key: str) -> bool:
+        try:
+            config.build(Sample, {**GOOD, key: value})
+        except ConfigError:
+            return False
+        return True
+
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    assert accepted("rate") == (number and abs(float(value)) != float("inf") and value == value)
+    assert accepted("count") == (isinstance(value, int) and not isinstance(value, bool) and value > 0)
+    assert accepted("flag") == isinstance(value, bool)
+    assert accepted("name") == (value is None or isinstance(value, str))
+
+
+def test_relations_between_fields_are_checked(composed):
+    for override, words in [
+        ("ppo.learning_rate_min=0.1", "ppo.learning_rate_min"),
+        ("ppo.network.log_std_init=9", "ppo.network.log_std_init"),
+        ("task.physics_hz=100", "task.physics_hz"),
+    ]:
+        with pytest.raises(ConfigError, match=words):
+            config.build_run(composed, [override])
+
+
+def test_a_batch_that_does_not_divide_is_not_an_error(composed):
+    run = config.build_run(composed, ["num_envs=7", "ppo.horizon=5", "ppo.minibatch_size=1000"])
+    assert (run.num_envs, run.ppo.horizon) == (7, 5)
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("num_env=3", "Did you mean 'num_envs'?"),
+        ("ppo.horizn=3", "Did you mean 'ppo.horizon'?"),
+        ("task.physic_hz=3", "Did you mean 'task.physics_hz'?"),
+        ("num_envs", "expected key=value"),
+        ("num_envs.deep=3", "unknown key 'num_envs.deep'"),
+    ],
+)
+def test_apply_overrides_changes_known_keys_only(composed, override, words):
+    with pytest.raises(ConfigError) as info:
+        config.apply_overrides(composed, [override])
+    assert words in message(info)
+
+
+def test_apply_overrides_leaves_the_original_alone(composed):
+    before = composed["num_envs"]
+    changed = config.apply_overrides(composed, ["num_envs=7", "ppo.network.hidden=[8,8]"])
+    assert (changed["num_envs"], changed["ppo"]["network"]["hidden"]) == (7, [8, 8])
+    assert composed["num_envs"] == before
+
+
+# -- which class ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("target", "words"),
+    [
+        (None, "must be a class path"),
+        ("os.system; rm", "must be a class path"),
+        ("os.getcwd", "must name a subclass of gpusim_rl.Task"),
+        ("pathlib.Path", "must name a subclass of gpusim_rl.Task"),
+        ("no_such_module.Hopper", "no module named 'no_such_module'"),
+        ("gpusim_rl.tasks.antt.Ant", "no module named 'gpusim_rl.tasks.antt'"),
+        ("gpusim_rl.tasks.cartpole.Cartpol", "Did you mean 'Cartpole'?"),
+    ],
+)
+def test_target_must_name_a_task(target, words):
+    with pytest.raises(ConfigError) as info:
+        config.load_task_class(target)
+    assert words in message(info)
+
+
+def test_a_task_file_that_fails_to_import_shows_its_own_error(tmp_path, monkeypatch):
+    (tmp_path / "broken_task_file.py").write_text("import no_such_library\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(ModuleNotFoundError, match="no_such_library"):
+        config.load_task_class("broken_task_file.Hopper")
+
+
+def test_config_class_must_be_a_dataclass():
+    class Hopper:
+        Config = 3
+
+    with pytest.raises(ConfigError, match="must be a dataclass"):
+        config.config_class(Hopper)
+
+
+# -- checkpoints ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def run_dir(tmp_path, monkeypatch):
+    """A run folder of Cartpole as a training leaves it, seen from the folder above runs/."""
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "runs" / "Cartpole" / "2026-01-31_12-00-00"
+    (folder / "checkpoints").mkdir(parents=True)
+    (folder / "checkpoints" / "last.pt").write_bytes(b"x")
+    (folder / "checkpoints" / "000050.pt").write_bytes(b"x")
+    (folder / "config.yaml").write_text("task: {_target_: gpusim_rl.tasks.cartpole.Cartpole}\n")
+    (folder / "overrides.yaml").write_text(
+        "- task=Cartpole\n- num_envs=64\n- checkpoint=old.pt\n- test=true\n- hydra.verbose=true\n"
+    )
+    (folder.parent / "latest").symlink_to(folder.name)
+    return folder
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "Cartpole",
+        "runs/Cartpole",
+        "runs/Cartpole/latest",
+        "runs/Cartpole/2026-01-31_12-00-00",
+        "runs/Cartpole/latest/checkpoints",
+        "runs/Cartpole/latest/checkpoints/last.pt",
+    ],
+)
+def test_a_run_has_many_names(run_dir, name):
+    found = paths.find_checkpoint(name)
+    assert found.file.resolve() == run_dir / "checkpoints" / "last.pt"
+    assert found.run_dir is not None and found.run_dir.resolve() == run_dir
+
+
+def test_a_copied_checkpoint_has_no_run_folder(run_dir, tmp_path):
+    copy = tmp_path / "mine.pt"
+    copy.write_bytes(b"x")
+    assert paths.find_checkpoint("mine.pt").run_dir is None
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("Antt", "there is Cartpole"),
+        ("runs/Cartpole/2025", "there is latest, 2026-01-31_12-00-00"),
+        ("nowhere/last.pt", "expected a run folder, a .pt file or a trained task"),
+    ],
+)
+def test_a_checkpoint_that_is_not_there_says_what_is(run_dir, name, words):
+    with pytest.raises(ConfigError) as info:
+        paths.find_checkpoint(name)
+    assert words in message(info)
+
+
+def test_a_run_without_checkpoint_says_what_is_there(run_dir):
+    (run_dir / "checkpoints" / "last.pt").unlink()
+    with pytest.raises(ConfigError, match=r"expected checkpoints/last\.pt, there is"):
+        paths.find_checkpoint("Cartpole")
+
+
+def test_resume_puts_the_saved_command_line_in_front(run_dir):
+    folder = "runs/Cartpole/2026-01-31_12-00-00"
+    assert composing.with_saved_overrides(["checkpoint=Cartpole"]) == [
+        "task=Cartpole",
+        "num_envs=64",
+        f"checkpoint={folder}",
+    ]
+    typed = ["num_envs=8", "checkpoint=Cartpole", "max_iterations=9"]
+    assert composing.with_saved_overrides(typed) == [
+        "task=Cartpole",
+        "num_envs=8",
+        f"checkpoint={folder}",
+        "max_iterations=9",
+    ]
+    file = f"{folder}/checkpoints/000050.pt"
+    assert composing.with_saved_overrides([f"checkpoint={file}"])[-1] == f"checkpoint={file}"
+    assert composing.with_saved_overrides(["checkpoint=null"]) == ["checkpoint=null"]
+    assert composing.with_saved_overrides(["task=Cartpole"]) == ["task=Cartpole"]
+
+
+def test_a_folder_with_odd_characters_survives_the_command_line(run_dir, tmp_path):
+    odd = tmp_path / "my runs, (old)='1'"
+    (tmp_path / "runs").rename(odd)
+    lines = composing.with_saved_overrides([f"checkpoint={odd}/Cartpole/latest"])
+    plain = composing.compose(lines)
+    assert plain["checkpoint"] == f"{odd.name}/Cartpole/2026-01-31_12-00-00"
+
+
+def test_checkpoint_of_another_task_is_refused(run_dir):
+    plain = composing.compose(composing.with_saved_overrides(["task=Ant", "checkpoint=Cartpole"]))
+    with pytest.raises(ConfigError) as info:
+        composing.refuse_other_task(plain)
+    assert message(info).startswith("checkpoint of another task")
+
+
+def test_foreign_overrides_file_is_refused(run_dir):
+    (run_dir / "overrides.yaml").write_text("a: 1\n")
+    with pytest.raises(ConfigError, match="expected a list"):
+        composing.with_saved_overrides(["checkpoint=Cartpole"])
+
+
+# -- errors -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("error", [ConfigError("no such thing"), TaskError("no such thing")])
+def test_user_errors_are_one_line_and_exit_2(error, capsys):
+    with pytest.raises(SystemExit) as info, friendly_errors():
+        raise error
+    assert info.value.code == 2
+    assert capsys.readouterr().err == "error: no such thing\n"
+
+
+def test_other_errors_keep_their_traceback(capsys):
+    with pytest.raises(SystemExit) as info, friendly_errors():
+        raise ZeroDivisionError("a bug")
+    assert info.value.code == 1
+    stderr = capsys.readouterr().err
+    assert stderr.startswith("Traceback") and "ZeroDivisionError: a bug" in stderr
+
+
+def test_missing_extra_says_what_to_install():
+    with pytest.raises(ConfigError) as info:
+        import_extra("no_such_library", "video", "tools/record.py")
+    assert message(info) == (
+        "tools/record.py needs no_such_library: pip install 'gpusim-rl[video]'"
+    )
+
+
+def test_an_extra_that_is_broken_inside_is_not_called_missing(tmp_path, monkeypatch):
+    (tmp_path / "half_installed.py").write_text("import no_such_library\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(ModuleNotFoundError, match="no_such_library"):
+        import_extra("half_installed", "video", "tools/record.py")
