@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+import sys
+from contextlib import suppress
 from pathlib import Path
 
 
@@ -26,3 +29,18 @@ def _cgroup_quota() -> float | None:
         return None if limit <= 0 else limit / period
     except (OSError, ValueError):
         return None
+
+
+def keep_freed_memory() -> None:
+    """Tells glibc to keep freed memory instead of returning it to the kernel; nothing happens elsewhere.
+
+    An update frees and takes the same activations again and again. By default glibc maps blocks of that size anew each time,
+    and the page faults cost about a fifth of an update on the CPU (benchmarks/update.json).
+    """
+    if not sys.platform.startswith("linux"):
+        return
+    m_trim_threshold, m_mmap_threshold = -1, -3  # from malloc.h
+    with suppress(OSError, AttributeError):
+        libc = ctypes.CDLL(None)
+        libc.mallopt(m_mmap_threshold, 1 << 30)
+        libc.mallopt(m_trim_threshold, (1 << 31) - 1)

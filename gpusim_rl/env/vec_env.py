@@ -38,6 +38,9 @@ class Step:
     """The physics of the world went bad in this step: reward is 0, and the sample must not be learned from."""
     done: Bool[Tensor, " envs"]
     """Any of the three: the world was reset."""
+    cut_short: Bool[Tensor, " envs"]
+    """The episode ended, but its return is not a whole episode's: it began in the middle of its time limit and ran into it
+    (staggered start), or its world diverged."""
 
 
 class VecEnv:
@@ -48,6 +51,7 @@ class VecEnv:
         cfg: Its configuration.
         sim: A simulator of `task_class.scene(cfg)`.
         seed: Fixes all randomness of the task.
+        check: Check every hook's values at every step, which reads the device: for debugging a task.
 
     Raises:
         TaskError: A hook of the task returned something of the wrong shape, type, device, or not finite.
@@ -58,13 +62,16 @@ class VecEnv:
         progress: Control steps since the (staggered) start of each episode, int64 [num_envs].
     """
 
-    def __init__(self, task_class: type[Task], cfg: TaskConfig, sim: Sim, seed: int) -> None:
+    def __init__(
+        self, task_class: type[Task], cfg: TaskConfig, sim: Sim, seed: int, *, check: bool = False
+    ) -> None:
         self.cfg = cfg
         self.sim = sim
         self.num_envs = sim.num_envs
         self.device = sim.device
         self.task = task_class(cfg, sim)
         self.name = task_class.__name__
+        self._check = check
         if not hasattr(self.task, "num_actions"):
             raise TaskError(f"{self.name}.__init__ must set self.num_actions; it did not")
         self.num_actions = int(self.task.num_actions)
@@ -134,11 +141,18 @@ class VecEnv:
         terminated = terminated & sound
         truncated = (self.progress >= self.max_episode_length) & ~terminated & sound
         done = terminated | truncated | diverged
+        cut_short = (self.staggered & truncated) | diverged
+        if self._check:
+            self._check_finite("rewards", terms)
+            self._check_finite("observe", final_obs)
 
         self._reset(done)
+        self.staggered &= ~done
         self._obs = self._observe()
+        if self._check:
+            self._check_finite("observe", self._obs)
         reward = torch.stack(list(terms.values())).sum(dim=0)
-        return Step(self._obs, final_obs, reward, terms, terminated, truncated, diverged, done)
+        return Step(self._obs, final_obs, reward, terms, terminated, truncated, diverged, done, cut_short)
 
     def _reset(self, where: Bool[Tensor, " envs"]) -> None:
         # The framework owns resets: default state, then the task's randomisation, then everything derived from it.
@@ -190,7 +204,7 @@ class VecEnv:
             if bool(bad.any()):
                 world = int(bad.reshape(self.num_envs, -1).any(dim=1).int().argmax())
                 column = "" if value.ndim == 1 else f", column {int(bad[world].int().argmax())}"
-                raise TaskError(f"{self.name}.{hook}(): {name!r} is not finite (world {world}{column}) right after a reset")
+                raise TaskError(f"{self.name}.{hook}(): {name!r} is not finite (world {world}{column})")
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that the next step depends on."""

@@ -33,6 +33,11 @@ _CONTACT_FULL = mujoco.mjtWarning.mjWARN_CONTACTFULL.value
 _CONSTRAINT_FULL = mujoco.mjtWarning.mjWARN_CNSTRFULL.value
 
 
+def is_persistent(cfg: SimConfig, num_envs: int) -> bool:
+    """Whether every world keeps an MjData of its own."""
+    return num_envs < PERSISTENT_BELOW if cfg.persistent == "auto" else bool(cfg.persistent)
+
+
 class MujocoSim:
     """`num_envs` worlds on a pool of CPU threads; see `gpusim_rl.sim.Sim`.
 
@@ -55,7 +60,7 @@ class MujocoSim:
         mujoco.set_mju_user_warning(logger.debug)
 
         self.num_threads = min(cfg.num_threads or available_cpus(), num_envs)
-        persistent = num_envs < PERSISTENT_BELOW if cfg.persistent == "auto" else bool(cfg.persistent)
+        persistent = is_persistent(cfg, num_envs)
         self._batch = Batch(model, num_envs, nthread=self.num_threads, persistent=persistent)
         self._stage = _NONE  # what `step` computes at the new state; raised by derived()
 

@@ -1,0 +1,184 @@
+"""The only door through which numbers leave the device."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from gpusim_rl.env import Step
+
+Row = dict[str, float | None]
+"""Named numbers of one log interval; None is not known yet."""
+
+
+class EpisodeWindow:
+    """Return and length of the last `size` finished episodes, kept on the device.
+
+    Finished episodes are written into a ring by a prefix sum over the mask, so nothing is read back. Where more than `size`
+    end in one step, the last ones stay.
+    """
+
+    def __init__(self, num_envs: int, size: int, device: torch.device) -> None:
+        self.size = size
+        self.episode_return = torch.zeros(num_envs, device=device)
+        self.episode_length = torch.zeros(num_envs, device=device)
+        # one slot more, where everything goes that is not an end of an episode
+        self.ring = torch.zeros(2, size + 1, device=device)
+        self.total = torch.zeros((), dtype=torch.int64, device=device)
+
+    def record(
+        self, reward: Float[Tensor, " envs"], done: Bool[Tensor, " envs"], counts: Bool[Tensor, " envs"]
+    ) -> None:
+        """Adds one step.
+
+        Args:
+            reward: Reward of the step.
+            done: The episode ended.
+            counts: It is a whole episode: not one that a staggered start or a diverged simulation cut short.
+        """
+        self.episode_return += reward
+        self.episode_length += 1.0
+        ended = done & counts
+        rank = ended.cumsum(dim=0)
+        number = rank[-1]
+        kept = ended & (rank > number - self.size)
+        slot = torch.where(kept, (self.total + rank - 1) % self.size, self.size)
+        self.ring.index_copy_(1, slot, torch.stack([self.episode_return, self.episode_length]))
+        self.total += number
+        self.episode_return.masked_fill_(done, 0.0)
+        self.episode_length.masked_fill_(done, 0.0)
+
+    def means(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Mean return, mean length and number of the episodes in the window; NaN means when it is empty."""
+        count = self.total.clamp(max=self.size)
+        known = torch.arange(self.size, device=self.ring.device) < count
+        sums = torch.where(known, self.ring[:, :-1], 0.0).sum(dim=1)
+        mean_return, mean_length = (sums / count).unbind()
+        return mean_return, mean_length, count.float()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Ring and running episodes."""
+        names = ("episode_return", "episode_length", "ring", "total")
+        return {name: getattr(self, name).clone() for name in names}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restores `state_dict`."""
+        for name, value in state.items():
+            getattr(self, name).copy_(value)
+
+
+class Metrics:
+    """Accumulates on the device and hands over one row per log interval.
+
+    On CUDA a row is copied to pinned memory without waiting and read one interval later, so the loop never stops for a
+    number. On the CPU there is nothing to wait for, and a row is read at once.
+
+    Args:
+        num_envs: N.
+        device: Where the learner lives.
+        window: Episodes in the mean return.
+    """
+
+    def __init__(self, num_envs: int, device: torch.device, window: int = 100) -> None:
+        self.device = device
+        self.num_envs = num_envs
+        self.episodes = EpisodeWindow(num_envs, window, device)
+        self._sums: dict[str, Tensor] = {}
+        self._terms: Tensor | None = None
+        self._term_names: list[str] = []
+        self._latest: dict[str, Tensor] = {}
+        self._steps = 0
+        self._in_flight: tuple[dict[str, Any], list[str], Tensor, torch.cuda.Event | None] | None = None
+
+    def record_step(self, step: Step) -> None:
+        """Adds one control step."""
+        self.episodes.record(step.reward, step.done, ~step.cut_short)
+        terms = torch.stack(list(step.terms.values())).sum(dim=1)
+        if self._terms is None:
+            self._terms = torch.zeros_like(terms)
+            self._term_names = list(step.terms)
+        self._terms += terms
+        self._add("sim/diverged", step.diverged.sum().float())
+        self._add("episode/ended", step.done.sum().float())
+        self._steps += 1
+
+    def record_update(self, stats: Mapping[str, Tensor]) -> None:
+        """Keeps the statistics of the latest update."""
+        self._latest.update(stats)
+
+    def _add(self, name: str, value: Tensor) -> None:
+        if name not in self._sums:
+            self._sums[name] = torch.zeros_like(value)
+        self._sums[name] += value
+
+    def flush(self, host: dict[str, Any], extra: Mapping[str, Tensor]) -> list[tuple[dict[str, Any], Row]]:
+        """Ends an interval.
+
+        Args:
+            host: What belongs to this interval and is known on the host; handed back with its row.
+            extra: More 0-dim device tensors for this row.
+
+        Returns:
+            The rows that have arrived, with their `host`: this one on the CPU, the one before on CUDA.
+        """
+        mean_return, mean_length, _ = self.episodes.means()
+        values = {"episode/return": mean_return, "episode/length": mean_length}
+        values |= {name: value for name, value in self._sums.items()}
+        if self._terms is not None:
+            per_step = self._terms / max(1, self._steps * self.num_envs)
+            values |= dict(zip((f"reward/{name}" for name in self._term_names), per_step.unbind(), strict=True))
+            self._terms.zero_()
+        values |= self._latest | dict(extra)
+        stacked = torch.stack([value.float() for value in values.values()])
+        for value in self._sums.values():
+            value.zero_()
+        self._steps = 0
+        if self.device.type != "cuda":
+            return [(host, self._row(list(values), stacked))]
+        arrived = self.drain()
+        pinned = torch.empty(stacked.shape, pin_memory=True)
+        pinned.copy_(stacked, non_blocking=True)
+        event = torch.cuda.Event()
+        event.record()
+        self._in_flight = (host, list(values), pinned, event)
+        return arrived
+
+    def drain(self) -> list[tuple[dict[str, Any], Row]]:
+        """Waits for the row that is still on its way, if any."""
+        if self._in_flight is None:
+            return []
+        host, names, pinned, event = self._in_flight
+        self._in_flight = None
+        if event is not None:
+            event.synchronize()
+        return [(host, self._row(names, pinned))]
+
+    @staticmethod
+    def _row(names: list[str], values: Tensor) -> Row:
+        row: Row = dict(zip(names, values.numpy().astype(float), strict=True))
+        for name in ("episode/return", "episode/length"):
+            value = row[name]
+            row[name] = None if value is None or value != value else float(value)
+        return {name: None if value is None else float(value) for name, value in row.items()}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Episodes in the window and under way, and the sums of an unfinished interval."""
+        return {
+            "episodes": self.episodes.state_dict(),
+            "sums": {name: value.clone() for name, value in self._sums.items()},
+            "terms": None if self._terms is None else self._terms.clone(),
+            "term_names": list(self._term_names),
+            "steps": self._steps,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restores `state_dict`."""
+        self.episodes.load_state_dict(state["episodes"])
+        self._sums = {name: value.to(self.device) for name, value in state["sums"].items()}
+        self._terms = None if state["terms"] is None else state["terms"].to(self.device)
+        self._term_names = list(state["term_names"])
+        self._steps = int(state["steps"])

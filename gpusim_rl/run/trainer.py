@@ -1,0 +1,368 @@
+"""A run: everything is built once, then `train()` reads like the algorithm."""
+
+from __future__ import annotations
+
+import dataclasses
+import secrets
+import signal
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gpusim_rl.config import RunConfig
+from gpusim_rl.env import Step, Task, VecEnv
+from gpusim_rl.errors import ConfigError, TaskError
+from gpusim_rl.learn.policy import ActorCritic, Hidden
+from gpusim_rl.learn.ppo import PPO, choose_precision
+from gpusim_rl.learn.rollout import Rollout
+from gpusim_rl.machine import available_cpus, keep_freed_memory
+from gpusim_rl.paths import find_checkpoint
+from gpusim_rl.run import checkpoint
+from gpusim_rl.run.logbook import Logbook, report
+from gpusim_rl.run.memory import check_memory
+from gpusim_rl.run.metrics import Metrics, Row
+from gpusim_rl.run.run_dir import RunDir
+from gpusim_rl.run.timing import PhaseTimer
+from gpusim_rl.sim import Scene, SimChoice, choose_sim, make_sim
+
+# What a checkpoint's tensors depend on: it cannot be continued with other values.
+STRUCTURE = ("num_envs", "ppo.horizon", "ppo.network", "ppo.normalize_obs", "ppo.normalize_value")
+POLICY_STRUCTURE = ("ppo.network", "ppo.normalize_obs", "ppo.normalize_value")
+
+
+class Trainer:
+    """Trains or evaluates one task.
+
+    Building it checks the configuration, the checkpoint and the task, and leaves nothing on disk; `train()` makes the run
+    folder.
+
+    Args:
+        cfg: The run.
+        task_class: The task; `cfg.task` is its configuration.
+        config: The composed configuration as plain values, for the run folder and the checkpoints.
+        overrides: The command line.
+
+    Raises:
+        ConfigError: Something in the configuration or the checkpoint does not fit.
+        TaskError: A hook of the task is wrong.
+
+    Attributes:
+        iteration: Iterations done.
+        env_steps: Control steps done, summed over worlds.
+    """
+
+    def __init__(
+        self, cfg: RunConfig, task_class: type[Task], *, config: Mapping[str, Any], overrides: list[str]
+    ) -> None:
+        self.cfg = cfg
+        self.task_name = task_class.__name__
+        self.config = dict(config)
+        self.overrides = list(overrides)
+        self.resumed = self._read_checkpoint()
+        self.seed = self._choose_seed()
+        self.rl_device = _device(cfg.rl_device or cfg.device, "rl_device" if cfg.rl_device else "device")
+        sim_device = _device(cfg.sim_device or cfg.device, "sim_device" if cfg.sim_device else "device")
+        if cfg.sim.name == "mujoco" and cfg.sim_device is None:
+            sim_device = torch.device("cpu")  # the only place where it runs; a policy on the GPU can still use it
+        self.choice = choose_sim(cfg.sim.name, sim_device)
+        torch.manual_seed(self.seed)
+        torch.use_deterministic_algorithms(cfg.torch_deterministic)
+        torch.set_num_threads(available_cpus())
+        keep_freed_memory()
+
+        self.env = self._make_env(task_class)
+        self.obs = self._to_learner(self.env.reset())
+        bf16, self.precision_reason = choose_precision(cfg.ppo.precision, self.rl_device)
+        self.policy = ActorCritic(self.env.obs_sizes, self.env.num_actions, cfg.ppo, bf16=bf16).to(self.rl_device)
+        self.sampling = torch.Generator(self.rl_device).manual_seed(self.seed + 1)
+        shuffling = torch.Generator(self.rl_device).manual_seed(self.seed + 2)
+        self.ppo = PPO(
+            self.policy,
+            cfg.ppo,
+            horizon=cfg.ppo.horizon,
+            num_envs=cfg.num_envs,
+            max_iterations=cfg.max_iterations,
+            generator=shuffling,
+        )
+        self.hidden: Hidden = self.policy.initial_state(cfg.num_envs)
+        self.fresh = torch.ones(cfg.num_envs, dtype=torch.bool, device=self.rl_device)
+        self.noise = torch.zeros(cfg.num_envs, self.env.num_actions, device=self.rl_device)
+        self.rollout = Rollout(
+            cfg.ppo.horizon,
+            cfg.num_envs,
+            self.env.obs_sizes,
+            self.env.num_actions,
+            initial_hidden=self.hidden,
+            sequence_length=self.ppo.sequence_length,
+            max_truncations=1 + (cfg.ppo.horizon - 1) // self.env.max_episode_length,
+            device=self.rl_device,
+        )
+        self.metrics = Metrics(cfg.num_envs, self.rl_device)
+        self.timer = PhaseTimer(self.rl_device)
+        self.iteration = 0
+        self.env_steps = 0
+        self.elapsed_s = 0.0
+        self.best_return: float | None = None
+        self.wandb_id = secrets.token_hex(4)
+        self._stop_signal: int | None = None
+        if self.resumed is not None:
+            self._load(self.resumed)
+
+    # The algorithm
+
+    def train(self) -> Row:
+        """Trains until `max_iterations`; returns the last row of metrics.
+
+        Ctrl-C and SIGTERM end the training after the iteration under way, with a checkpoint, and exit with the shell's code
+        for the signal; a second one ends it at once.
+        """
+        run_dir = self._run_dir()
+        with Logbook(self, run_dir) as log, self._signals():
+            while self.iteration < self.cfg.max_iterations and self._stop_signal is None:
+                last_obs = self.collect()
+                with self.timer("update"):
+                    self.metrics.record_update(self.ppo.update(self.rollout, last_obs, self.hidden))
+                self.iteration += 1
+                self.env_steps += self.cfg.num_envs * self.cfg.ppo.horizon
+                with self.timer("log"):
+                    log.record()
+            row = log.finish()
+        if self._stop_signal is not None:
+            raise SystemExit(128 + self._stop_signal)
+        return row
+
+    @torch.no_grad()
+    def collect(self) -> dict[str, Tensor]:
+        """Acts for `horizon` control steps in all worlds and fills the rollout; returns the observation after them."""
+        self.rollout.begin()
+        for t in range(self.cfg.ppo.horizon):
+            with self.timer("policy"):
+                self.noise.normal_(generator=self.sampling)
+                sample = self.policy.act(self.obs, self.hidden, self.noise)
+                self.rollout.write_policy(t, self.obs, self.hidden, self.fresh, sample)
+            with self.timer("simulate"):
+                step = self._step(sample.action)
+            with self.timer("policy"):
+                self.rollout.write_outcome(
+                    t, step.reward, step.terminated, step.truncated, step.diverged, step.final_obs, sample.hidden
+                )
+                self.metrics.record_step(step)
+                self.hidden = tuple(h.masked_fill(step.done[None, :, None], 0.0) for h in sample.hidden)
+                self.obs, self.fresh = step.obs, step.done
+        return self.obs
+
+    def _step(self, action: Tensor) -> Step:
+        step = self.env.step(action.to(self.env.device))
+        if self.env.device == self.rl_device:
+            return step
+        # Physics on the CPU under a policy on the GPU: the one configuration that copies, as its user asked.
+        moved = {name: _move(getattr(step, name), self.rl_device) for name in Step.__slots__}
+        return Step(**moved)
+
+    def _to_learner(self, obs: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {group: value.to(self.rl_device) for group, value in obs.items()}
+
+    @torch.no_grad()
+    def evaluate(self) -> dict[str, float]:
+        """Runs one whole episode in every world with the mean action; prints and returns what came of it."""
+        returns = torch.zeros(self.cfg.num_envs, device=self.rl_device)
+        lengths = torch.zeros_like(returns)
+        running = torch.ones(self.cfg.num_envs, dtype=torch.bool, device=self.rl_device)
+        diverged = torch.zeros((), device=self.rl_device)
+        self.noise.zero_()
+        for _ in range(self.env.max_episode_length):
+            sample = self.policy.act(self.obs, self.hidden, self.noise)
+            step = self._step(sample.action)
+            returns += torch.where(running, step.reward, 0.0)
+            lengths += running.float()
+            diverged += (step.diverged & running).sum()
+            running &= ~step.done
+            self.hidden = tuple(h.masked_fill(step.done[None, :, None], 0.0) for h in sample.hidden)
+            self.obs = step.obs
+        result = {
+            "episodes": float(self.cfg.num_envs),
+            "return_mean": float(returns.mean()),
+            "return_std": float(returns.std(correction=0)),
+            "return_min": float(returns.min()),
+            "return_max": float(returns.max()),
+            "length_mean": float(lengths.mean()),
+            "diverged": float(diverged),
+        }
+        report(self, result)
+        self.env.close()
+        return result
+
+    @property
+    def stopping(self) -> bool:
+        """A signal asked for the end."""
+        return self._stop_signal is not None
+
+    # Building
+
+    def _choose_seed(self) -> int:
+        if self.resumed is not None and not self.cfg.test:
+            return int(self.resumed["seed"])
+        return secrets.randbelow(2**31) if self.cfg.seed == -1 else self.cfg.seed
+
+    def _make_env(self, task_class: type[Task]) -> VecEnv:
+        task_cfg = self.cfg.task
+        if self.cfg.test:  # whole episodes only
+            task_cfg = dataclasses.replace(task_cfg, randomize_episode_start=False)
+        scene: Scene = task_class.scene(task_cfg)
+        check_memory(scene.model, self.cfg, self.choice)
+        sim = make_sim(scene, self.choice, self.cfg.num_envs, self.cfg.sim)
+        return VecEnv(task_class, task_cfg, sim, self.seed, check=self.cfg.debug.check_task)
+
+    def _read_checkpoint(self) -> dict[str, Any] | None:
+        if self.cfg.checkpoint is None:
+            if self.cfg.test:
+                raise ConfigError("test=true needs checkpoint=<run folder or .pt file>")
+            return None
+        found = find_checkpoint(self.cfg.checkpoint, self.cfg.log.dir)
+        payload = checkpoint.load(found.file)
+        if payload["task"] != self.task_name:
+            raise ConfigError(
+                f"checkpoint {found.file} is of task {payload['task']}, not {self.task_name}; try task={payload['task']}"
+            )
+        keys = POLICY_STRUCTURE if self.cfg.test else STRUCTURE
+        different = checkpoint.structural_difference(payload["config"], self.config, keys)
+        if different:
+            raise ConfigError(f"checkpoint {found.file} does not fit this configuration: {'; '.join(different)}")
+        return payload
+
+    def _run_dir(self) -> RunDir:
+        """Continues in the run's own folder from its last checkpoint, else makes a new one."""
+        if self.cfg.checkpoint is not None:
+            found = find_checkpoint(self.cfg.checkpoint, self.cfg.log.dir)
+            if found.run_dir is not None and found.file.name == "last.pt":
+                return RunDir.open(found.run_dir)
+        return RunDir.create(
+            Path(self.cfg.log.dir),
+            self.cfg.experiment or self.task_name,
+            self.task_name,
+            config=self.config,
+            overrides=self.overrides,
+        )
+
+    @contextmanager
+    def _signals(self) -> Iterator[None]:
+        def stop(number: int, frame: FrameType | None) -> None:
+            if self._stop_signal is not None:
+                raise KeyboardInterrupt
+            self._stop_signal = number
+
+        previous = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in previous.items():
+                signal.signal(number, handler)
+
+    # State
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that the rest of the run depends on."""
+        return {
+            "task": self.task_name,
+            "config": self.config,
+            "overrides": self.overrides,
+            "obs_sizes": dict(self.env.obs_sizes),
+            "num_actions": self.env.num_actions,
+            "sim": self.choice.name,
+            "seed": self.seed,
+            "iteration": self.iteration,
+            "env_steps": self.env_steps,
+            "elapsed_s": self.elapsed_s,
+            "best_return": self.best_return,
+            "wandb_id": self.wandb_id,
+            "policy": self.policy.state_dict(),
+            "ppo": self.ppo.state_dict(),
+            "env": self.env.state_dict(),
+            "hidden": list(self.hidden),
+            "fresh": self.fresh,
+            "sampling": self.sampling.get_state(),
+            "shuffling": self.ppo.generator.get_state(),
+            "torch_rng": torch.get_rng_state(),
+            "metrics": self.metrics.state_dict(),
+        }
+
+    def _load(self, state: dict[str, Any]) -> None:
+        for key in ("obs_sizes", "num_actions"):
+            now = dict(self.env.obs_sizes) if key == "obs_sizes" else self.env.num_actions
+            if state[key] != now:
+                raise ConfigError(f"checkpoint does not fit task {self.task_name}: {key} saved {state[key]}, now {now}")
+        self.policy.load_state_dict(state["policy"])
+        if self.cfg.test:
+            return
+        self.ppo.load_state_dict(state["ppo"])
+        self.sampling.set_state(state["sampling"].cpu())
+        self.ppo.generator.set_state(state["shuffling"].cpu())
+        torch.set_rng_state(state["torch_rng"].cpu())
+        self.iteration, self.env_steps = int(state["iteration"]), int(state["env_steps"])
+        self.elapsed_s, self.best_return = float(state["elapsed_s"]), state["best_return"]
+        self.wandb_id = state["wandb_id"]
+        if state["sim"] == self.choice.name:  # another simulator begins new episodes
+            self.obs = self._to_learner(self.env.load_state_dict(state["env"]))
+            self.hidden = tuple(h.to(self.rl_device) for h in state["hidden"])
+            self.fresh.copy_(state["fresh"])
+            self.metrics.load_state_dict(state["metrics"])
+
+    def check_finite(self, row: Row) -> None:
+        """Stops the run if the numbers of an interval say that something is not finite.
+
+        Raises:
+            TaskError: With the first bad tensor, the worlds and the iteration.
+        """
+        for key, what in (("check/obs", "an observation"), ("check/reward", "a reward"), ("loss/value", "the loss")):
+            value = row.get(key)
+            if value is None or value - value == 0.0:  # false for infinities and NaN
+                continue
+            where = ""
+            if key != "loss/value":
+                tensors = {"reward": self.rollout.reward} if key == "check/reward" else self.rollout.obs
+                where = _first_bad(tensors)
+            raise TaskError(
+                f"{self.task_name}: {what} is not finite in iteration {self.iteration}{where}; the last checkpoint is from"
+                " before it. Try debug.check_task=true to name the hook and the step"
+            )
+
+
+def _first_bad(tensors: Mapping[str, Tensor]) -> str:
+    for name, value in tensors.items():
+        bad = ~torch.isfinite(value)
+        if bad.any():
+            index = bad.nonzero()[0].tolist()
+            worlds = int(bad.flatten(2).any(2).any(0).sum()) if value.ndim > 2 else int(bad.any(0).sum())
+            column = f", column {index[2]}" if len(index) > 2 else ""
+            return f" (group {name!r}, step {index[0]}, world {index[1]}{column}; {worlds} worlds)"
+    return ""
+
+
+def _device(text: str, key: str) -> torch.device:
+    """The device that a user means.
+
+    Raises:
+        ConfigError: There is no such device.
+    """
+    if text == "auto":
+        return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+    device = torch.device(text)
+    if device.type == "cuda":
+        count = torch.cuda.device_count()
+        index = device.index or 0
+        if index >= count:
+            has = f"{count} CUDA device{'s' if count != 1 else ''}" if count else "no CUDA device"
+            raise ConfigError(f"{key}={text}: this machine has {has}; try {key}={'cuda:0' if count else 'cpu'}")
+        device = torch.device("cuda", index)
+    return device
+
+
+def _move(value: Any, device: torch.device) -> Any:
+    if isinstance(value, Tensor):
+        return value.to(device)
+    return {name: item.to(device) for name, item in value.items()}

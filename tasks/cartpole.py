@@ -1,0 +1,89 @@
+"""Cartpole: a cart on a rail keeps a pole upright."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from gpusim_rl.env import Task, TaskConfig
+from gpusim_rl.paths import assets_dir
+from gpusim_rl.sim import Scene, Sim
+
+
+class Cartpole(Task["Cartpole.Config"]):
+    """Cartpole: keep the pole upright and the cart on its rail.
+
+    Observations, action, reward and start are those of IsaacGymEnvs' Cartpole.
+
+    Action space: 1 number in [-1, 1], the force on the cart / `max_force`.
+
+    Observation space:
+
+    | num | observation                      | unit  |
+    |-----|----------------------------------|-------|
+    | 0   | position of the cart             | m     |
+    | 1   | velocity of the cart             | m/s   |
+    | 2   | angle of the pole, 0 is upright  | rad   |
+    | 3   | angular velocity of the pole     | rad/s |
+
+    Reward per step: 1 - angle^2 - 0.01 |cart velocity| - 0.005 |pole velocity|; on failure `death_cost` instead.
+
+    Start: positions +-0.1 m and rad, velocities +-0.25 m/s and rad/s. Termination: the cart is further than
+    `reset_distance` from the middle, or the pole is below horizontal.
+    """
+
+    @dataclass(frozen=True, slots=True, kw_only=True)
+    class Config(TaskConfig):
+        """Values in cfg/task/Cartpole.yaml."""
+
+        max_force: float
+        reset_distance: float
+        death_cost: float
+
+    cfg: Config
+
+    @classmethod
+    def scene(cls, cfg: Config) -> Scene:
+        scene = Scene(cfg.physics_hz)
+        scene.add_ground()
+        scene.add("cartpole", assets_dir() / "cartpole.xml")
+        return scene
+
+    def __init__(self, cfg: Config, sim: Sim) -> None:
+        super().__init__(cfg, sim)
+        self.robot = sim.articulation("cartpole")
+        self.num_actions = 1
+
+    def reset(self, where: Bool[Tensor, " envs"]) -> None:
+        self.robot.set_state(
+            where,
+            joint_pos=self.random.uniform(-0.1, 0.1, 2),
+            joint_vel=self.random.uniform(-0.25, 0.25, 2),
+        )
+
+    def apply_action(self, action: Float[Tensor, "envs actions"]) -> None:
+        self.robot.actuate(action * self.cfg.max_force)
+
+    def observe(self) -> Float[Tensor, "envs obs"]:
+        return torch.stack([self.robot.joint_pos, self.robot.joint_vel], dim=2).flatten(1)
+
+    def rewards(self) -> dict[str, Float[Tensor, " envs"]]:
+        angle = self.robot.joint_pos[:, 1]
+        cart_speed, pole_speed = self.robot.joint_vel.abs().unbind(dim=1)
+        terms = {
+            "upright": 1.0 - angle.square(),
+            "cart_velocity": -0.01 * cart_speed,
+            "pole_velocity": -0.005 * pole_speed,
+        }
+        failed = self.terminated()
+        terms = {name: torch.where(failed, 0.0, term) for name, term in terms.items()}
+        terms["death"] = self.cfg.death_cost * failed.float()
+        return terms
+
+    def terminated(self) -> Bool[Tensor, " envs"]:
+        position, angle = self.robot.joint_pos.abs().unbind(dim=1)
+        return (position > self.cfg.reset_distance) | (angle > math.pi / 2)

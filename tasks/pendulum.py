@@ -1,0 +1,88 @@
+"""Pendulum: a torque-limited pendulum swings up and stays up."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from gpusim_rl.env import Task, TaskConfig
+from gpusim_rl.env.math import wrap_angle
+from gpusim_rl.paths import assets_dir
+from gpusim_rl.sim import Scene, Sim
+
+
+class Pendulum(Task["Pendulum.Config"]):
+    """Pendulum: swing up from any angle and stay upright, with a motor too weak to lift the rod directly.
+
+    Rod, reward, time step and torque limit are those of Gymnasium's Pendulum-v1, so returns can be compared: -150 per
+    episode is good, -1200 is random. It differs in gravity (9.81 instead of 10 m/s^2) and has no limit on the velocity.
+
+    Action space: 1 number in [-1, 1], the torque / `max_torque`.
+
+    Observation space:
+
+    | num | observation                     | unit  |
+    |-----|---------------------------------|-------|
+    | 0   | cosine of the angle, 1 upright  | -     |
+    | 1   | sine of the angle               | -     |
+    | 2   | angular velocity                | rad/s |
+
+    Reward per step: -(angle^2 + 0.1 velocity^2 + 0.001 torque^2), of the state that the action was taken in.
+
+    Start: any angle, velocity +-1 rad/s. No termination.
+    """
+
+    @dataclass(frozen=True, slots=True, kw_only=True)
+    class Config(TaskConfig):
+        """Values in cfg/task/Pendulum.yaml."""
+
+        max_torque: float
+        velocity_cost: float
+        torque_cost: float
+
+    cfg: Config
+
+    @classmethod
+    def scene(cls, cfg: Config) -> Scene:
+        scene = Scene(cfg.physics_hz)
+        scene.add_ground()
+        scene.add("pendulum", assets_dir() / "pendulum.xml")
+        return scene
+
+    def __init__(self, cfg: Config, sim: Sim) -> None:
+        super().__init__(cfg, sim)
+        self.robot = sim.articulation("pendulum")
+        self.num_actions = 1
+        self.state_cost = torch.zeros(2, self.num_envs, device=self.device)  # angle and velocity before the step
+
+    def reset(self, where: Bool[Tensor, " envs"]) -> None:
+        self.robot.set_state(
+            where,
+            joint_pos=self.random.uniform(-math.pi, math.pi, 1),
+            joint_vel=self.random.uniform(-1.0, 1.0, 1),
+        )
+
+    def apply_action(self, action: Float[Tensor, "envs actions"]) -> None:
+        angle, velocity = wrap_angle(self.robot.joint_pos[:, 0]), self.robot.joint_vel[:, 0]
+        self.state_cost[0].copy_(angle.square())
+        self.state_cost[1].copy_(self.cfg.velocity_cost * velocity.square())
+        self.robot.actuate(action * self.cfg.max_torque)
+
+    def observe(self) -> Float[Tensor, "envs obs"]:
+        angle, velocity = self.robot.joint_pos[:, 0], self.robot.joint_vel[:, 0]
+        return torch.stack([angle.cos(), angle.sin(), velocity], dim=1)
+
+    def rewards(self) -> dict[str, Float[Tensor, " envs"]]:
+        torque = self.actions[:, 0] * self.cfg.max_torque
+        return {
+            "angle": -self.state_cost[0],
+            "velocity": -self.state_cost[1],
+            "torque": -self.cfg.torque_cost * torque.square(),
+        }
+
+    def terminated(self) -> Bool[Tensor, " envs"]:
+        return torch.zeros(self.num_envs, dtype=torch.bool, device=self.device)
