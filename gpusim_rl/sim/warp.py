@@ -1,0 +1,167 @@
+"""What `sim=mjwarp` and `sim=newton` share: Warp's start-up, torch's stream, captured graphs."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
+
+import torch
+import warp as wp
+
+logger = logging.getLogger("gpusim_rl.sim")
+
+# Loading cached kernels takes less than this [s]; who waits longer is told why.
+ANNOUNCE_AFTER_S = 3.0
+
+
+def start_warp(device: torch.device) -> str:
+    """Initialises Warp without its start-up prints, and returns its name for a torch device."""
+    if wp.config.log_level == wp.LOG_INFO:  # the default; anything else was chosen by the user
+        wp.config.log_level = wp.LOG_WARNING
+    with _silent_stderr() if device.type == "cpu" else _nothing():
+        wp.init()
+    return str(wp.device_from_torch(device))
+
+
+@contextmanager
+def _nothing() -> Iterator[None]:
+    yield
+
+
+@contextmanager
+def _silent_stderr() -> Iterator[None]:
+    # Warp's native code writes to file descriptor 2 that there is no CUDA driver. Who chose the
+    # CPU knows.
+    saved = os.dup(2)
+    try:
+        with open(os.devnull, "w") as devnull:
+            os.dup2(devnull.fileno(), 2)
+            yield
+    finally:
+        os.dup2(saved, 2)
+        os.close(saved)
+
+
+@contextmanager
+def announce_compilation() -> Iterator[None]:
+    """Logs that kernels are being compiled if the block takes long, and how long it took."""
+    start = time.monotonic()
+    message = "compiling physics kernels, first run only …"
+    timer = threading.Timer(ANNOUNCE_AFTER_S, logger.info, [message])
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        elapsed = time.monotonic() - start
+        if elapsed > ANNOUNCE_AFTER_S:
+            logger.info("physics kernels ready after %.0f s", elapsed)
+
+
+class WarpGraphs:
+    """Runs fixed sequences of Warp launches; each is captured at its first use, then replayed.
+
+    The same on both kinds of device: Warp's CPU device records launches and replays them without
+    Python.
+
+    On CUDA everything runs on torch's current stream, so that torch and Warp are ordered without
+    synchronisation. While torch captures that stream into a graph of its own (`torch.cuda.graph`),
+    the launches go into torch's graph directly; the capture is registered with Warp, which
+    `wp.capture_while` needs to become a conditional node.
+
+    Args:
+        device: Where to run.
+        enabled: Capture at all; otherwise every run is eager.
+    """
+
+    def __init__(self, device: torch.device, enabled: bool) -> None:
+        self._device = device
+        self._enabled = enabled
+        self._warp_device = start_warp(device)
+        self._graphs: dict[Hashable, wp.Graph] = {}
+        self._seen: set[Hashable] = set()
+        # Warp forgets a stream when its wrapper dies, so wrappers live as long as this object.
+        self._streams: dict[int, wp.Stream] = {}
+        # The legacy default stream cannot be captured: capture on one of our own, launch on any.
+        self._capture_stream: wp.Stream | None = None
+        if device.type == "cuda":
+            self._capture_stream = self._wrap(torch.cuda.Stream(device))
+
+    def scope(self) -> wp.ScopedDevice:
+        """Makes our device Warp's current one, for constructing arrays and eager calls."""
+        return wp.ScopedDevice(self._warp_device)
+
+    def run(self, key: Hashable, body: Callable[[], None]) -> None:
+        """Runs `body`; under one key it must launch the same work on the same arrays every time."""
+        stream = None
+        if self._device.type == "cuda":
+            stream = self._wrap(torch.cuda.current_stream(self._device))
+            if torch.cuda.is_current_stream_capturing():
+                self._run_in_torch_graph(stream, body)
+                return
+        if self._enabled and key not in self._graphs:
+            self._capture(key, body)
+        if self._enabled:
+            wp.capture_launch(self._graphs[key], stream=stream)
+        else:
+            self._run_eagerly(key, stream, body)
+
+    def clear(self) -> None:
+        """Forgets all graphs: what their bodies do has changed, or nothing will run again."""
+        self._graphs.clear()
+
+    def synchronize(self) -> None:
+        """Waits for everything: after construction, work moves from Warp's stream to torch's."""
+        wp.synchronize_device(self._warp_device)
+
+    def _wrap(self, stream: torch.cuda.Stream) -> wp.Stream:
+        handle = stream.cuda_stream
+        if handle not in self._streams:
+            self._streams[handle] = wp.stream_from_torch(stream)
+        return self._streams[handle]
+
+    def _capture(self, key: Hashable, body: Callable[[], None]) -> None:
+        # A graph that Python's collector destroys while another is captured breaks the capture.
+        collecting = gc.isenabled()
+        gc.disable()
+        stream = self._capture_stream
+        try:
+            with (
+                announce_compilation(),
+                self.scope(),
+                # No sync on entering: waiting for another stream would pull it into the capture.
+                wp.ScopedStream(stream, sync_enter=False),
+                wp.ScopedCapture(self._warp_device, stream=stream) as capture,
+            ):
+                body()
+            assert capture.graph is not None
+            self._graphs[key] = capture.graph
+        except RuntimeError as error:
+            self._enabled = False
+            reason = str(error).strip().splitlines() or [type(error).__name__]
+            logger.warning("Warp graph capture failed, stepping eagerly (slow): %s", reason[0])
+        finally:
+            if collecting:
+                gc.enable()
+
+    def _run_eagerly(
+        self, key: Hashable, stream: wp.Stream | None, body: Callable[[], None]
+    ) -> None:
+        scope = _nothing() if key in self._seen else announce_compilation()
+        self._seen.add(key)
+        with scope, self.scope(), wp.ScopedStream(stream, sync_enter=False):
+            body()
+
+    def _run_in_torch_graph(self, stream: wp.Stream, body: Callable[[], None]) -> None:
+        with self.scope(), wp.ScopedStream(stream, sync_enter=False):
+            wp.capture_begin(stream=stream, external=True, force_module_load=False)
+            try:
+                body()
+            finally:
+                wp.capture_end(stream=stream)
