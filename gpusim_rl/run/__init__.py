@@ -1,0 +1,1 @@
+"""A run: training, and everything it leaves on disk and on screen."""

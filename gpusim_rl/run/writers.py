@@ -1,0 +1,391 @@
+"""Where the numbers of a run go: metrics.csv always, Weights & Biases and TensorBoard if asked for.
+
+A writer that fails (full disk, dead network) is reported, and training goes on.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import netrc
+import os
+import shlex
+import socket
+import threading
+import urllib.parse
+import urllib.request
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Protocol
+
+import yaml
+
+from gpusim_rl.errors import ConfigError, import_extra
+from gpusim_rl.run.run_dir import RunDir, replacing
+
+Row = Mapping[str, float | None]  # a value by name; None: not known yet
+
+PROBE_TIMEOUT_S = 2.0  # for the W&B host to accept a connection
+INIT_TIMEOUT_S = 30.0  # for the W&B server to accept a run
+FINISH_TIMEOUT_S = 60.0  # for the last data to reach the W&B server
+
+
+class Writer(Protocol):
+    """One place that rows go to.
+
+    Attributes:
+        name: What messages call it.
+        failures: What it raises when the trouble lies outside (disk, network), not in our code.
+        retries: After a failure it keeps its rows and writes them with the next one. Else it is
+            given up.
+    """
+
+    name: str
+    failures: tuple[type[Exception], ...]
+    retries: bool
+
+    def start(self, config: Mapping[str, Any]) -> None:
+        """Get ready; `config` is the whole config, plain values."""
+        ...
+
+    def write(self, iteration: int, row: Row) -> None:
+        """Take the row of an iteration; iterations only grow."""
+        ...
+
+    def summary(self, values: Row) -> None:
+        """Take results of the run as a whole."""
+        ...
+
+    def close(self, exit_code: int) -> None:
+        """Finish; `exit_code` is that of the process."""
+        ...
+
+
+class Writers:
+    """All writers of a run as one: what fails in one neither reaches others nor ends the run."""
+
+    def __init__(self, writers: Iterable[Writer], warn: Callable[[str], None]) -> None:
+        """Combine writers; `warn` shows one line to the user."""
+        self._writers = list(writers)
+        self._failing: set[str] = set()
+        self._warn = warn
+
+    def start(self, config: Mapping[str, Any]) -> None:
+        """Get all writers ready."""
+        self._each(lambda writer: writer.start(config))
+
+    def write(self, iteration: int, row: Row) -> None:
+        """Write the row of an iteration."""
+        self._each(lambda writer: writer.write(iteration, row))
+
+    def summary(self, values: Row) -> None:
+        """Note results of the run as a whole."""
+        self._each(lambda writer: writer.summary(values))
+
+    def close(self, exit_code: int) -> None:
+        """Finish all writers."""
+        self._each(lambda writer: writer.close(exit_code))
+        self._writers.clear()
+
+    def _each(self, call: Callable[[Writer], None]) -> None:
+        for writer in list(self._writers):
+            try:
+                call(writer)
+            except writer.failures as error:
+                self._failed(writer, error)
+            else:
+                if writer.name in self._failing:
+                    self._failing.discard(writer.name)
+                    self._warn(f"{writer.name}: works again, nothing is missing")
+
+    def _failed(self, writer: Writer, error: Exception) -> None:
+        reason = f"{type(error).__name__}: {error}".partition("\n")[0]
+        if not writer.retries:
+            self._writers.remove(writer)
+            self._warn(f"{writer.name} failed ({reason}); training goes on WITHOUT it")
+            with suppress(*writer.failures):
+                writer.close(1)
+        elif writer.name not in self._failing:
+            self._failing.add(writer.name)
+            self._warn(
+                f"{writer.name} cannot be written ({reason}); training goes on, "
+                "its rows are kept in memory and tried again"
+            )
+
+
+class CsvWriter:
+    """metrics.csv: one line per row, on disk when `write` returns; two equal runs give equal bytes.
+
+    Columns keep the order in which they first appear; a late one is empty in earlier rows.
+    """
+
+    name = "metrics.csv"
+    failures = (OSError,)
+    retries = True
+
+    def __init__(self, path: Path, resumed_at: int | None = None) -> None:
+        """Write to `path`.
+
+        Args:
+            path: File to write.
+            resumed_at: Iteration of the checkpoint that this run goes on from. Later rows are
+                dropped: the run makes them again. None starts a new file.
+        """
+        self._path = path
+        self._resumed_at = resumed_at
+        self._columns: list[str] = []  # as in the file
+        self._waiting: list[dict[str, float | None]] = []  # not yet in the file
+
+    def start(self, config: Mapping[str, Any]) -> None:
+        """Cut the file of a resumed run back to its checkpoint."""
+        if self._resumed_at is None or not self._path.exists():
+            return
+        # What follows the last newline is a row that a kill cut short.
+        header, *rows = csv.reader(self._path.read_text().split("\n")[:-1]) or [[]]
+        if header[:1] != ["iteration"]:
+            raise ConfigError(
+                f"{self._path}: the first column must be 'iteration', got {header[:1]}"
+            )
+        with replacing(self._path) as file:
+            kept = [row for row in rows if int(row[0]) <= self._resumed_at]
+            file.write(_csv_lines([header, *kept]))
+        self._columns = header
+
+    def write(self, iteration: int, row: Row) -> None:
+        """Append a row, with those that could not be written before."""
+        first: dict[str, float | None] = {"iteration": iteration}
+        self._waiting.append(first | {**row, "iteration": iteration})
+        self._flush()
+
+    def summary(self, values: Row) -> None:
+        """Rows only: there is no place for a summary."""
+
+    def close(self, exit_code: int) -> None:
+        """Write what is still waiting."""
+        if self._waiting:
+            self._flush()
+
+    def _flush(self) -> None:
+        named = (name for row in self._waiting for name in row)
+        columns = list(dict.fromkeys([*self._columns, *named]))
+        added = len(columns) - len(self._columns)
+        lines = _csv_lines([_csv_text(row.get(name)) for name in columns] for row in self._waiting)
+        if added:
+            old = self._path.read_bytes().splitlines()[1:] if self._columns else []
+            with replacing(self._path) as file:
+                file.write(_csv_lines([columns]))
+                file.writelines(line + b"," * added + b"\n" for line in old)
+                file.write(lines)
+        else:
+            with self._path.open("ab", buffering=0) as file:
+                size = file.tell()
+                try:
+                    rest = memoryview(lines)
+                    while rest:  # a disk about to be full takes a part, and then raises
+                        rest = rest[file.write(rest) :]
+                except OSError:
+                    file.truncate(size)
+                    raise
+        self._columns = columns
+        self._waiting.clear()
+
+
+class TensorboardWriter:
+    """TensorBoard event files."""
+
+    name = "TensorBoard"
+    failures = (OSError,)
+    retries = False
+
+    def __init__(self, folder: Path, resumed_at: int | None = None) -> None:
+        """Write to `folder`, made by `start`; `resumed_at` as in CsvWriter."""
+        require_tensorboard()
+        self._folder = folder
+        self._resumed_at = resumed_at
+
+    def start(self, config: Mapping[str, Any]) -> None:
+        """Open the event file, and note the config in it."""
+        from torch.utils.tensorboard import SummaryWriter
+
+        purge_step = None if self._resumed_at is None else self._resumed_at + 1
+        self._events = SummaryWriter(str(self._folder), purge_step=purge_step)
+        text = yaml.safe_dump(dict(config), sort_keys=False)
+        self._events.add_text("config", f"```yaml\n{text}```")
+
+    def write(self, iteration: int, row: Row) -> None:
+        """Add a point to every curve."""
+        for name, value in row.items():
+            if value is not None:
+                self._events.add_scalar(name, value, iteration)
+        self._events.flush()
+
+    def summary(self, values: Row) -> None:
+        """Curves only: the last point of each is its summary."""
+
+    def close(self, exit_code: int) -> None:
+        """Close the event file."""
+        self._events.close()
+
+
+class WandbWriter:
+    """A run on Weights & Biases.
+
+    Online when there is an API key and the server answers; else, or with WANDB_MODE=offline, the
+    data go to `<run>/wandb` for a later `wandb sync`. Asks nothing, ever.
+    """
+
+    name = "Weights & Biases"
+    failures = (Exception,)  # its client raises exceptions of many private types
+    retries = False
+
+    def __init__(
+        self,
+        run_dir: RunDir,
+        *,
+        project: str,
+        entity: str | None,
+        group: str | None,
+        name: str | None,
+        tags: Sequence[str],
+        run_id: str,
+        info: Callable[[str], None],
+    ) -> None:
+        """Prepare; nothing is sent or written before `start`.
+
+        Args:
+            run_dir: Where the data go.
+            project: As in `wandb.init`; so are entity, group and tags.
+            entity: None: the account's default.
+            group: Runs to compare together.
+            name: None: that of the run folder.
+            tags: Labels.
+            run_id: Identity on the server: a resumed run keeps that of its checkpoint.
+            info: Shows one line to the user.
+        """
+        self._run_dir = run_dir
+        self._run: Any = None  # wandb.Run: the library is imported by `start`
+        self._info = info
+        self._arguments = {
+            "project": project,
+            "entity": entity,
+            "group": group,
+            "name": name or run_dir.path.name,
+            "tags": list(tags),
+            "id": run_id,
+            "resume": "allow",
+            "dir": str(run_dir.path),
+        }
+
+    def start(self, config: Mapping[str, Any]) -> None:
+        """Open the run, and say where its data are."""
+        import wandb
+
+        mode, reason = _wandb_mode(wandb.setup().settings)
+        if mode == "online":
+            try:
+                self._run = self._open(mode, config)
+            except wandb.Error as error:
+                mode, reason = "offline", str(error).partition("\n")[0]
+        if self._run is None:
+            self._run = self._open(mode, config)
+        # Curves over env steps: runs with different num_envs or horizon then compare.
+        self._run.define_metric("env_steps")
+        self._run.define_metric("*", step_metric="env_steps")
+        if self._run.disabled:
+            self._info(f"W&B: off ({reason})")
+        elif self._run.offline:
+            # A run has one folder for every time it was started or resumed; they go up together.
+            folder = self._run_dir.path / "wandb"
+            names = sorted(part.name for part in folder.glob(f"offline-run-*-{self._run.id}"))
+            command = ["wandb", "sync", *(f"{self._run_dir}/wandb/{name}" for name in names)]
+            self._info(f"W&B: offline ({reason}); upload with: {shlex.join(command)}")
+        else:
+            self._info(f"W&B: {self._run.url}")
+
+    def write(self, iteration: int, row: Row) -> None:
+        """Log a row."""
+        known = {name: value for name, value in row.items() if value is not None}
+        self._run.log(known, step=iteration)
+
+    def summary(self, values: Row) -> None:
+        """Set values in the run's overview."""
+        self._run.summary.update(dict(values))
+
+    def close(self, exit_code: int) -> None:
+        """Wait for the last data to be sent, for at most FINISH_TIMEOUT_S."""
+        if self._run is not None:
+            self._run.finish(exit_code=exit_code)
+
+    def _open(self, mode: Any, config: Mapping[str, Any]) -> Any:
+        import wandb
+
+        settings = wandb.Settings(
+            console="off",  # train.log has it; a live panel would be recorded frame by frame
+            silent=mode != "online",  # what matters offline is in our one line
+            init_timeout=INIT_TIMEOUT_S,
+            finish_timeout=FINISH_TIMEOUT_S,
+        )
+        return wandb.init(**self._arguments, config=dict(config), mode=mode, settings=settings)
+
+
+def require_tensorboard() -> None:
+    """Raise the one line that says how to install TensorBoard, where it is missing."""
+    import_extra("tensorboard", "tensorboard", "log.tensorboard=true")
+
+
+def _wandb_mode(settings: Any) -> tuple[str, str]:
+    """Mode for `wandb.init` given wandb's own settings, and the reason when it is not online."""
+    if settings.mode not in ("online", "run"):
+        return settings.mode, f"WANDB_MODE={settings.mode}"
+    if not _has_wandb_key(settings):
+        return "offline", "no API key; `wandb login` stores one"
+    # Asked for by name, online needs no proof: the way out for networks that this probe misjudges.
+    if os.environ.get("WANDB_MODE") is None and not _answers(settings.base_url):
+        return "offline", f"{settings.base_url} does not answer"
+    return "online", ""
+
+
+def _has_wandb_key(settings: Any) -> bool:
+    """Whether wandb will find credentials: in its environment, its settings or a netrc file."""
+    if settings.api_key or settings.identity_token_file:
+        return True
+    host = urllib.parse.urlsplit(settings.base_url).netloc
+    named = os.environ.get("NETRC")
+    for file in [named] if named else ["~/.netrc", "~/_netrc"]:
+        with suppress(OSError, netrc.NetrcParseError):
+            return netrc.netrc(os.path.expanduser(file)).authenticators(host) is not None
+    return False
+
+
+def _answers(url: str) -> bool:
+    """Whether a URL's host, or the proxy before it, accepts a connection in PROBE_TIMEOUT_S."""
+    target = urllib.parse.urlsplit(url)
+    proxy = urllib.request.getproxies().get(target.scheme)
+    if proxy and not urllib.request.proxy_bypass(target.netloc):
+        target = urllib.parse.urlsplit(proxy if "://" in proxy else f"http://{proxy}")
+    address = (target.hostname, target.port or (443 if target.scheme == "https" else 80))
+    answered = threading.Event()
+
+    def connect() -> None:
+        with suppress(OSError), socket.create_connection(address, timeout=PROBE_TIMEOUT_S):
+            answered.set()
+
+    # In a thread: looking up the name has no time limit of its own.
+    thread = threading.Thread(target=connect, daemon=True)
+    thread.start()
+    thread.join(PROBE_TIMEOUT_S)
+    return answered.is_set()
+
+
+def _csv_lines(rows: Iterable[Sequence[str]]) -> bytes:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return text.getvalue().encode()
+
+
+def _csv_text(value: float | None) -> str:
+    """A number so that reading gives it back exactly; empty for None."""
+    if value is None:
+        return ""
+    return str(value) if isinstance(value, int) else repr(float(value))

@@ -1,0 +1,210 @@
+"""A run folder is made once, tells what the run is made of, and is found by what users call it."""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import yaml
+
+from gpusim_rl import paths
+from gpusim_rl.errors import ConfigError
+from gpusim_rl.run.run_dir import RunDir, replacing, resolve_run
+
+CONFIG = {"num_envs": 16, "task": {"_target_": "gpusim_rl.tasks.ant.Ant"}, "ppo": {"lr": 1e-05}}
+
+
+def make_run(base: Path, name: str = "Ant", task: str = "Ant") -> RunDir:
+    return RunDir.create(base, name, task, config=CONFIG, overrides=["task=Ant", "num_envs=16"])
+
+
+@pytest.fixture
+def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A git repository with one commit, as the current folder and as the project's checkout."""
+    root = tmp_path / "project"
+    root.mkdir()
+    (root / "tracked.py").write_text("a = 1\n")
+    identity = ["-c", "user.name=n", "-c", "user.email=e@example.org"]
+    for command in (["init", "-q"], ["add", "."], [*identity, "commit", "-qm", "first"]):
+        subprocess.run(["git", *command], cwd=root, check=True)
+    monkeypatch.chdir(root)
+    monkeypatch.setattr(paths, "checkout", lambda: None)
+    return root
+
+
+def test_folder_holds_config_overrides_environment_and_link(tmp_path):
+    run = make_run(tmp_path)
+    assert run.path.parent == tmp_path / "Ant"
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d", run.path.name)
+    assert {entry.name for entry in run.path.iterdir()} == {
+        "config.yaml",
+        "overrides.yaml",
+        "env.json",
+        "git.diff",
+        "checkpoints",
+    }
+    assert run.config == CONFIG
+    assert yaml.safe_load(run.overrides_yaml.read_text()) == ["task=Ant", "num_envs=16"]
+    link = tmp_path / "Ant" / "latest"
+    assert link.is_symlink() and link.readlink() == Path(run.path.name)
+
+
+def test_environment_tells_versions_and_machine_but_not_the_host(tmp_path):
+    import platform
+
+    import torch
+
+    run = make_run(tmp_path)
+    environment = run.environment
+    assert environment["versions"]["torch"] == torch.__version__
+    assert environment["versions"]["mujoco"]
+    assert environment["python"] == platform.python_version()
+    assert environment["cpu"]["available"] >= 1 and environment["memory_gb"] > 0
+    assert environment["command"].startswith("python ")
+    assert "host" not in json.dumps(list(environment)).lower()
+
+
+def test_many_runs_in_one_second_never_share_a_folder(tmp_path):
+    with ThreadPoolExecutor(8) as pool:
+        runs = list(pool.map(lambda _: make_run(tmp_path), range(8)))
+    assert len({run.path for run in runs}) == 8
+    assert all(run.config == CONFIG for run in runs)
+    assert (tmp_path / "Ant" / "latest" / "config.yaml").is_file()
+    assert not list((tmp_path / "Ant").glob(".latest*"))
+
+
+def test_two_processes_in_one_second_never_share_a_folder(tmp_path):
+    script = (
+        "import sys; from pathlib import Path; from gpusim_rl.run.run_dir import RunDir\n"
+        "for _ in range(5):\n"
+        "    run = RunDir.create(Path(sys.argv[1]), 'Ant', 'Ant', config={}, overrides=[])\n"
+        "    print(run.path.name)\n"
+    )
+    command = [sys.executable, "-c", script, str(tmp_path)]
+    root = Path(__file__).parents[2]
+    both = [subprocess.Popen(command, cwd=root, stdout=subprocess.PIPE, text=True) for _ in "ab"]
+    names = [name for process in both for name in process.communicate()[0].split()]
+    assert len(names) == len(set(names)) == 10
+
+
+@pytest.mark.parametrize("name", ["", "..", ".", "a/b", "a b", "é", "../x", "a\n"])
+def test_names_are_safe_in_a_shell_and_stay_in_the_folder(tmp_path, name):
+    with pytest.raises(ConfigError, match="A-Z a-z 0-9"):
+        make_run(tmp_path, name)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_place_that_cannot_be_written_is_one_line(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match=r"Try log.dir=<folder>") as error:
+        make_run(tmp_path / "file")
+    assert "\n" not in str(error.value)
+
+
+def test_git_diff_has_changes_and_new_sources_and_leaves_the_index_alone(repository):
+    (repository / "tracked.py").write_text("a = 2\n")
+    (repository / "new task.py").write_text("b = 3\n")
+    (repository / "data.bin").write_bytes(bytes(1000))
+    make_run(Path("runs"))
+    status = ["git", "status", "--porcelain"]
+    before = subprocess.run(status, capture_output=True, check=True).stdout
+    run = make_run(Path("runs"))  # the first run's yaml files are new too, and not of interest
+    diff = (run.path / "git.diff").read_text()
+    assert "-a = 1\n+a = 2\n" in diff and "+b = 3\n" in diff
+    assert "data.bin" not in diff and "config.yaml" not in diff
+    sha = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, check=True).stdout
+    assert run.environment["git"] == {"sha": sha.decode().strip(), "dirty": True}
+    assert subprocess.run(status, capture_output=True, check=True).stdout == before
+    # The diff alone brings the state back.
+    subprocess.run(["git", "stash", "-q"], check=True)
+    (repository / "new task.py").unlink()
+    subprocess.run(["git", "apply", str(run.path / "git.diff")], check=True)
+    assert (repository / "tracked.py").read_text() == "a = 2\n"
+    assert (repository / "new task.py").read_text() == "b = 3\n"
+
+
+def test_a_clean_repository_is_not_dirty(repository):
+    make_run(Path("runs"))
+    run = make_run(Path("runs"))
+    assert run.environment["git"]["dirty"] is False
+    assert (run.path / "git.diff").read_bytes() == b""
+
+
+def test_a_huge_diff_is_cut(repository, monkeypatch):
+    monkeypatch.setattr("gpusim_rl.run.run_dir.GIT_OUTPUT_LIMIT", 2000)
+    (repository / "tracked.py").write_text("a = 2\n" * 10_000)
+    diff = (make_run(Path("runs")).path / "git.diff").read_bytes()
+    assert len(diff) < 2100 and diff.endswith(b"[cut here]\n")
+
+
+def test_a_repository_without_commits_is_no_obstacle(tmp_path, monkeypatch):
+    subprocess.run(["git", "init", "-q", tmp_path], check=True)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(paths, "checkout", lambda: None)
+    assert make_run(Path("runs")).environment["git"] is None
+
+
+def test_missing_git_is_no_obstacle(repository, monkeypatch):
+    monkeypatch.setenv("PATH", str(repository))
+    assert make_run(Path("runs")).environment["git"] is None
+
+
+def test_task_name_finds_its_latest_run_whatever_its_folder_is_called(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    make_run(Path("runs"))
+    run = make_run(Path("runs"), name="fast-legs")
+    (run.checkpoints / "last.pt").write_bytes(b"")
+    (run.checkpoints / "000050.pt").write_bytes(b"")
+    for name in ("Ant", "fast-legs", "runs/Ant/latest", str(run), str(run.path.absolute())):
+        found, checkpoint = resolve_run(name)
+        assert found.path.resolve() == run.path.resolve(), name
+        assert checkpoint.name == "last.pt"
+    found, checkpoint = resolve_run(f"{run}/checkpoints/000050.pt")
+    assert found.config == CONFIG and checkpoint.name == "000050.pt"
+
+
+def test_a_file_outside_a_run_folder_is_refused_where_the_folder_is_needed(tmp_path):
+    (tmp_path / "copied.pt").write_bytes(b"")
+    with pytest.raises(ConfigError, match="not in a run folder"):
+        resolve_run(str(tmp_path / "copied.pt"))
+
+
+def test_opening_something_else_is_one_line(tmp_path):
+    with pytest.raises(ConfigError, match=r"no config\.yaml"):
+        RunDir.open(tmp_path)
+
+
+def test_name_of_a_run_is_relative_to_here(tmp_path, monkeypatch):
+    run = make_run(tmp_path)
+    assert str(run) == str(run.path)
+    monkeypatch.chdir(tmp_path)
+    assert str(run) == f"Ant/{run.path.name}"
+
+
+def test_a_folder_called_latest_stays(tmp_path):
+    (tmp_path / "Ant" / "latest").mkdir(parents=True)
+    (tmp_path / "Ant" / "latest" / "mine").write_text("")
+    make_run(tmp_path)
+    assert (tmp_path / "Ant" / "latest" / "mine").exists()
+    assert not list((tmp_path / "Ant").glob(".latest*"))
+
+
+def test_replacing_keeps_the_old_file_when_writing_fails(tmp_path):
+    path = tmp_path / "file"
+    path.write_bytes(b"old")
+    with pytest.raises(ZeroDivisionError), replacing(path) as file:
+        file.write(b"new")
+        raise ZeroDivisionError
+    assert path.read_bytes() == b"old"
+    with replacing(path) as file:
+        file.write(b"new")
+    assert path.read_bytes() == b"new"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["file"]
+
+
+def test_git_is_installed_here():
+    assert shutil.which("git"), "the tests above would pass for the wrong reason"
