@@ -27,15 +27,17 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.plugins import Plugins
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from hydra.plugins.search_path_plugin import SearchPathPlugin
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
 from gpusim_rl import paths
 from gpusim_rl.config import check_settings, known_keys, plain, unknown_key
-from gpusim_rl.discover import plugin_cfg_dirs, read_yaml, task_section, tasks
+from gpusim_rl.discover import plugin_cfg_dirs, read_yaml, task_section, tasks, yaml_error
 from gpusim_rl.errors import ConfigError, did_you_mean, friendly_errors
 
 VERSION_BASE = "1.3"
+HYDRA_ERRORS = (HydraException, OmegaConfBaseException, YAMLError, ValueError)
 GROUPS = ("task", "ppo", "sim", "log", "debug")
 # A resumed run does not take these over from its saved command line: they belong to one call.
 ONE_CALL_ONLY = ("checkpoint", "test", "hydra")
@@ -48,7 +50,7 @@ def hydra_main(run: Callable[[dict[str, Any], list[str]], None]) -> Callable[...
     `overrides` is the command line, with that of a resumed run in front.
     """
 
-    def job(cfg: DictConfig) -> None:
+    def job(cfg: Any) -> None:
         with friendly_errors():  # inside the job: else Hydra announces a failed job before our line
             config = plain(cfg)
             check_settings(config)
@@ -70,7 +72,7 @@ def hydra_main(run: Callable[[dict[str, Any], list[str]], None]) -> Callable[...
                 sys.argv = [program[0], *arguments]  # Hydra reads nothing else
                 try:
                     hydra.main(str(paths.cfg_dir()), "config", VERSION_BASE)(job)()
-                except (HydraException, OmegaConfBaseException, ValueError) as error:
+                except HYDRA_ERRORS as error:
                     raise explain(error, arguments) from None
                 finally:
                     sys.argv = program
@@ -95,7 +97,7 @@ def compose(overrides: Sequence[str] = (), config_dir: str | Path | None = None)
             version_base=VERSION_BASE, config_dir=str(paths.cfg_dir())
         ):
             return plain(hydra.compose("config", overrides=arguments))
-    except (HydraException, OmegaConfBaseException, ValueError) as error:
+    except HYDRA_ERRORS as error:
         raise explain(error, arguments) from None
 
 
@@ -184,6 +186,8 @@ def explain(error: Exception, arguments: Sequence[str] = ()) -> ConfigError:
     """Put an error of Hydra's into one line: what is wrong and what was probably meant."""
     if isinstance(error, ConfigError):
         return error
+    if isinstance(error, YAMLError):
+        return yaml_error(error)
     text = str(error).strip()
     first = text.partition("\n")[0]
     if (

@@ -79,16 +79,20 @@ def read_yaml(file: Path) -> dict[str, Any]:
     try:
         node = OmegaConf.to_container(OmegaConf.load(file), resolve=False)
     except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        line = f" line {mark.line + 1}" if mark else ""
-        raise ConfigError(
-            f"{file}{line}: not valid yaml: {getattr(error, 'problem', error)}"
-        ) from None
+        raise yaml_error(error) from None
     except OSError as error:
         raise ConfigError(f"cannot read {file}: {error.strerror}") from None
     if not isinstance(node, dict):
         raise ConfigError(f"{file}: expected keys with values, got {type(node).__name__}")
     return {str(key): value for key, value in node.items()}
+
+
+def yaml_error(error: Exception) -> ConfigError:
+    """Put an error of the yaml parser's into one line, with file and line."""
+    mark = getattr(error, "problem_mark", None)
+    where = f"{mark.name} line {mark.line + 1}: " if mark else ""
+    problem = getattr(error, "problem", None) or str(error).partition("\n")[0]
+    return ConfigError(f"{where}not valid yaml: {problem}")
 
 
 def package_path(dotted: str) -> Path | None:

@@ -1,0 +1,264 @@
+"""The command line as a user meets it: fast, one-line errors, nothing left on disk."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from gpusim_rl import cli, paths
+from gpusim_rl.config import known_keys
+from gpusim_rl.discover import tasks
+from gpusim_rl.errors import ConfigError
+
+HEAVY = re.compile(r"\| +(torch|warp|mujoco|mujoco_warp|newton|wandb)\b")
+
+
+# -- wrong input ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        ("task=Antt", "unknown task 'Antt'. Did you mean 'Ant'? Available: Ant, "),
+        ("task=ant", "unknown task 'ant'. Did you mean 'Ant'? Available: Ant, "),
+        ("num_env=64", "unknown key 'num_env'. Did you mean 'num_envs'?"),
+        ("+num_env=64", "unknown key 'num_env'. Did you mean 'num_envs'?"),
+        ("++num_env=64", "unknown key 'num_env'. Did you mean 'num_envs'?"),
+        ("+num_envs=64", "'num_envs' has a value already: write num_envs=64 without +"),
+        ("ppo.horizn=3", "unknown key 'ppo.horizn'. Did you mean 'ppo.horizon'?"),
+        ("+ppo.horizn=3", "unknown key 'ppo.horizn'. Did you mean 'ppo.horizon'?"),
+        ("learning_rate=1", "unknown key 'learning_rate'. Did you mean 'ppo.learning_rate'?"),
+        ("task.physic_hz=60", "unknown key 'task.physic_hz'. Did you mean 'task.physics_hz'?"),
+        ("tasks=Ant", "unknown key 'tasks'. Did you mean 'task'?"),
+        ("xyzzy=1", "unknown key 'xyzzy'. Try python train.py --help"),
+        ("ppo.xyzzy=1", "unknown key 'ppo.xyzzy'. ppo has: horizon, epochs, "),
+        ("~num_envs", "missing key 'num_envs'"),
+        ("~task", "no task: try task=Cartpole"),
+        ("task=null", "task=null: expected a name"),
+        ("+task=Ant", "'task' has a value already: write task=Ant without +"),
+        ("num_envs=abc", "num_envs must be a positive int, got 'abc'"),
+        ("num_envs=0", "num_envs must be a positive int, got 0"),
+        ("num_envs=-4", "num_envs must be a positive int, got -4"),
+        ("num_envs=1e3", "num_envs must be a positive int, got 1000.0. Try num_envs=1000"),
+        ("num_envs=true", "num_envs must be a positive int, got True"),
+        ("num_envs=", "num_envs must be a positive int, got ''"),
+        ("num_envs", "cannot read 'num_envs': expected key=value, e.g. num_envs=64"),
+        ("num_envs=[1", "cannot read 'num_envs=[1': expected key=value"),
+        ("num_envs=${nothing}", "num_envs: Interpolation key 'nothing' not found"),
+        ("seed=-2", "seed must be an int in [-1, 2^31), got -2"),
+        ("test=1", "test must be true or false, got 1"),
+        ("device=gpu", "device must be auto, cpu, cuda or cuda:<index>, got 'gpu'"),
+        ("ppo.gamma=1.2", "ppo.gamma must be a number in [0, 1], got 1.2"),
+        ("ppo.learning_rate=fast", "ppo.learning_rate must be a positive number, got 'fast'"),
+        ("ppo.network.hidden=[64,a]", "ppo.network.hidden must be a list of positive ints"),
+        ("ppo.schedule=linaer", "ppo.schedule must be one of adaptive, linear, constant, got"),
+        ("ppo=defualt", "unknown ppo 'defualt'. Did you mean 'default'? Available: default"),
+        ("sim=mujco", "unknown sim 'mujco'. Did you mean 'mujoco'? Available: auto, "),
+        ("debug=smok", "unknown debug 'smok'. Did you mean 'smoke'? Available: "),
+        ("task=Ant,Cartpole", "task=Ant,Cartpole: several values need -m"),
+        ("checkpoint=Ant", "no checkpoint 'Ant': expected a run folder, a .pt file or a trained"),
+        ("--task Ant", "unrecognized arguments: --task. Settings are written without dashes: task"),
+        ("-cd nowhere task=Ant", "Additional config directory '"),
+        ("-m seed=1,2 num_envs=abc", "num_envs must be a positive int, got 'abc'"),
+        ("-m task=Cartpole,Antt", "unknown task 'Antt'. Did you mean 'Ant'?"),
+        ("-m num_env=1,2", "unknown key 'num_env'. Did you mean 'num_envs'?"),
+    ],
+)
+def test_a_bad_override_is_one_line_and_leaves_nothing(train_cli, tmp_path, arguments, line):
+    done = train_cli(*arguments.split(), check=False)
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"error: {line}"), done.stderr
+    assert done.stderr.count("\n") == 1
+    assert done.stdout == ""
+    assert list(tmp_path.iterdir()) == []
+    assert done.cpu_s < 1.5
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        ("task.control_hz=abc", "task.control_hz must be a number, got 'abc'"),
+        ("+task.physic_hz=60", "unknown key 'task.physic_hz'. Did you mean 'task.physics_hz'?"),
+        ("task.control_hz=77", "task.physics_hz must be a whole multiple of task.control_hz"),
+        ("task._target_=os.getcwd", "task._target_=os.getcwd must name a subclass of"),
+        ("task._target_=no_such.Hopper", "task._target_=no_such.Hopper: no module named 'no_such'"),
+    ],
+)
+def test_a_bad_task_setting_is_one_line_and_leaves_nothing(train_cli, tmp_path, arguments, line):
+    done = train_cli(*arguments.split(), check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(f"error: {line}"), done.stderr
+    assert done.stderr.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_bug_in_a_task_file_shows_a_traceback_of_that_file_only(train_cli, tmp_path):
+    (tmp_path / "my_cfg" / "task").mkdir(parents=True)
+    (tmp_path / "my_cfg" / "task" / "Hopper.yaml").write_text(
+        "# @package _global_\ntask: {_target_: hopper_with_bug.Hopper}\n"
+    )
+    (tmp_path / "hopper_with_bug.py").write_text("speed = 1 / 0\n")
+    done = train_cli("-cd", "my_cfg", "task=Hopper", check=False)
+    assert done.returncode == 1
+    assert "hopper_with_bug.py" in done.stderr and "ZeroDivisionError" in done.stderr
+    assert "hydra/" not in done.stderr
+
+
+def test_broken_yaml_names_file_and_line(train_cli, tmp_path):
+    (tmp_path / "my_cfg" / "task").mkdir(parents=True)
+    (tmp_path / "my_cfg" / "task" / "Hopper.yaml").write_text(
+        "# @package _global_\ntask:\n  a: 1\n b: [\n"
+    )
+    done = train_cli("-cd", "my_cfg", "task=Hopper", check=False)
+    assert done.returncode == 2
+    assert re.match(r"error: .*Hopper\.yaml.* line \d", done.stderr), done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+# -- help, completion, discovery --------------------------------------------------------------
+
+
+def examples() -> list[str]:
+    text = (paths.cfg_dir() / "config.yaml").read_text()
+    return re.findall(r"^        (python train\.py.*?)(?:  .*)?$", text, flags=re.MULTILINE)
+
+
+def test_help_is_short_fast_and_names_real_settings(train_cli, tmp_path):
+    done = train_cli("--help")
+    lines = done.stdout.splitlines()
+    assert len(lines) <= 60
+    assert done.cpu_s < 1.0
+    assert lines[0].startswith("usage: python train.py")
+    start = lines.index("Settings people change")
+    settings = [line.split()[0] for line in lines[start + 1 : lines.index("", start)]]
+    assert len(settings) == 12
+    assert set(settings) <= set(known_keys())
+    assert f"task: {', '.join(tasks())}" in lines
+    assert sum(line.startswith("  python train.py") for line in lines) == 7
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "arguments", ["--help", "--cfg job", "--cfg job --resolve task=Ant", "task=Antt", "num_envs=abc"]
+)
+def test_the_light_half_imports_nothing_heavy(command, checkout, arguments):
+    done = command(
+        sys.executable, "-X", "importtime", checkout / "train.py", *arguments.split(), check=False
+    )
+    assert "gpusim_rl.config" in done.stderr
+    assert not HEAVY.search(done.stderr)
+
+
+@pytest.mark.parametrize(
+    ("typed", "expected"),
+    [
+        ("task=An", "task=Ant"),
+        ("task=Ant ppo.lea", "ppo.learning_rate="),
+        ("log.int", "log.interval="),
+        ("sim=mj", "sim=mjwarp"),
+    ],
+)
+def test_tab_completes(command, checkout, typed, expected):
+    line = f"train.py {typed}"
+    done = command(
+        sys.executable,
+        *("-X", "importtime", checkout / "train.py", "-sc", "query=bash"),
+        env={"COMP_LINE": line, "COMP_POINT": str(len(line))},
+    )
+    assert expected in done.stdout.split()
+    assert not HEAVY.search(done.stderr)
+
+
+def test_importing_the_package_imports_nothing_heavy(command):
+    code = "import sys, gpusim_rl; print(gpusim_rl.__version__, *sys.modules)"
+    words = command(sys.executable, "-c", code, env={"PYTHONPATH": str(paths.PACKAGE.parent)})
+    assert not {"torch", "mujoco", "warp", "hydra", "omegaconf"} & set(words.stdout.split())
+
+
+def test_the_package_exports_what_it_says():
+    import gpusim_rl
+
+    for name in gpusim_rl.__all__:
+        assert getattr(gpusim_rl, name) is not None
+    assert set(gpusim_rl.__all__) <= set(dir(gpusim_rl))
+    with pytest.raises(AttributeError):
+        gpusim_rl.nothing  # noqa: B018
+
+
+def test_list_tells_every_task(capsys):
+    cli.main(["list", "--json"])
+    rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)}
+    assert set(rows) == {file.stem for file in (paths.cfg_dir() / "task").glob("*.yaml")}
+    ant = rows["Ant"]
+    assert (ant["obs"], ant["act"], ant["envs"], ant["source"]) == (60, 8, 4096, "gpusim_rl")
+    assert all(row["description"] for row in rows.values())
+
+    cli.main(["list", "--no-sizes"])
+    assert "Ant" in capsys.readouterr().out
+
+
+TASK_YAML = """\
+# @package _global_
+task: {_target_: plugged.hopper.Hopper}
+"""
+
+
+@pytest.fixture
+def plugin(tmp_path) -> Path:
+    """A folder with an installed package that ships a task, and one that announces nothing real."""
+    site = tmp_path / "site"
+    (site / "plugged" / "cfg" / "task").mkdir(parents=True)
+    (site / "plugged" / "__init__.py").write_text("raise RuntimeError('must not be imported')\n")
+    (site / "plugged" / "hopper.py").write_text('class Hopper:\n    """Hop forward."""\n')
+    (site / "plugged" / "cfg" / "task" / "Hopper.yaml").write_text(TASK_YAML)
+    for name, value in (("plugged-tasks", "plugged.cfg"), ("gone", "gone.cfg")):
+        info = site / f"{name.replace('-', '_')}-1.0.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+        (info / "entry_points.txt").write_text(f"[gpusim_rl.cfg]\n{name} = {value}\n")
+    return site
+
+
+def test_an_installed_package_adds_tasks(command, plugin, checkout):
+    env = {"PYTHONPATH": f"{plugin}:{checkout}"}
+    done = command(
+        *(sys.executable, "-m", "gpusim_rl.cli", "list", "--json", "--no-sizes"), env=env
+    )
+    rows = {row["name"]: row for row in json.loads(done.stdout)}
+    assert rows["Hopper"]["source"] == "plugged-tasks"
+    assert rows["Hopper"]["description"] == "Hop forward."
+    assert "warning: skipped the tasks of 'gone'" in done.stderr
+
+    shown = command(sys.executable, checkout / "train.py", "--cfg", "job", "task=Hopper", env=env)
+    assert "_target_: plugged.hopper.Hopper" in shown.stdout
+
+
+# -- gpusim-rl --------------------------------------------------------------------------------
+
+
+def test_unknown_command_suggests():
+    with pytest.raises(ConfigError, match="unknown command 'trian'. Did you mean 'train'?"):
+        cli.load_command("trian")
+
+
+def test_a_tool_is_a_command(tmp_path, monkeypatch, capsys):
+    (tmp_path / "new_task.py").write_text(
+        '"""Write a new task."""\ndef main(argv):\n    print("argv:", argv)\n'
+    )
+    monkeypatch.setattr(paths, "tools_dir", lambda: tmp_path)
+    cli.main(["new-task", "Hopper", "--force"])
+    assert capsys.readouterr().out == "argv: ['Hopper', '--force']\n"
+    cli.main([])
+    usage = capsys.readouterr().out
+    assert "new-task     write a new task\n" in usage
+    assert "train        train or evaluate a task\n" in usage
+
+
+def test_every_tool_has_a_main_and_a_summary():
+    for name, file in cli.commands().items():
+        assert callable(cli.load_command(name)), name
+        assert re.match(r'(#!.*\n)?"""[A-Z]', file.read_text()), f"{file}: needs a docstring"

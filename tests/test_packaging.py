@@ -1,0 +1,152 @@
+"""The same commands work from a raw checkout, an editable install and a wheel, in any folder."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import sysconfig
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+from conftest import run_command
+
+import gpusim_rl
+
+
+def copy_of(checkout: Path, folder: Path) -> Path:
+    """The files of the checkout, without what git ignores."""
+    ignored = shutil.ignore_patterns(
+        *("__pycache__", ".*", "runs", "wandb", "outputs", "build", "dist", "*.egg-info")
+    )
+    return shutil.copytree(checkout, folder, ignore=ignored)
+
+
+def python_without_us(folder: Path) -> Path:
+    """A virtual environment with all packages of this one except gpusim_rl."""
+    venv.create(folder, with_pip=False, symlinks=True)
+    own = Path(sysconfig.get_path("purelib", vars={"base": str(folder), "platbase": str(folder)}))
+    # A plain path line: .pth files in there (an editable gpusim_rl) are not followed.
+    (own / "borrowed.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    return folder / "bin" / "python"
+
+
+def install(python: Path, *what: str | Path) -> None:
+    """Install without network and without building anything but gpusim_rl."""
+    run_command(
+        *(sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-index"),
+        *("--no-deps", "--no-build-isolation", "--force-reinstall", *what),
+        cwd=python.parent,
+    )
+
+
+@pytest.fixture(scope="module")
+def editable(checkout, tmp_path_factory) -> tuple[Path, Path]:
+    """Python of an environment with an editable install, and the checkout it points to."""
+    folder = tmp_path_factory.mktemp("editable")
+    source = copy_of(checkout, folder / "source")
+    python = python_without_us(folder / "venv")
+    install(python, "-e", source)
+    return python, source
+
+
+@pytest.fixture(scope="module")
+def wheel(checkout, tmp_path_factory) -> tuple[Path, Path]:
+    """Python of an environment with the wheel installed, and the wheel."""
+    folder = tmp_path_factory.mktemp("wheel")
+    source = copy_of(checkout, folder / "source")
+    python = python_without_us(folder / "venv")
+    run_command(
+        *(sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", folder / "dist"),
+        cwd=source,
+    )
+    [file] = (folder / "dist").glob("*.whl")
+    shutil.rmtree(source)
+    install(python, file)
+    return python, file
+
+
+@pytest.fixture(params=["checkout", "editable", "wheel"])
+def train(request, checkout, command):
+    """`train(*arguments)` in one of the three modes, from a folder that is not the checkout."""
+    if request.param == "checkout":
+        start = (sys.executable, checkout / "train.py")
+    else:
+        python, _ = request.getfixturevalue(request.param)
+        start = (python.parent / "gpusim-rl", "train")
+
+    def run(*arguments: str, **options):
+        return command(*start, *arguments, timeout_s=280, **options)
+
+    return run
+
+
+def test_config_composes(train, tmp_path):
+    assert "_target_: gpusim_rl.tasks.ant.Ant" in train("--cfg", "job", "task=Ant").stdout
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_typo_is_one_line(train):
+    done = train("task=Antt", check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("error: unknown task 'Antt'. Did you mean 'Ant'?")
+
+
+def test_a_task_trains(train, tmp_path):
+    train("task=Ant", "debug=smoke", "device=cpu")
+    [run_dir] = [path for path in (tmp_path / "runs" / "Ant").iterdir() if not path.is_symlink()]
+    assert (run_dir / "checkpoints" / "last.pt").is_file()
+    assert {path.name for path in tmp_path.iterdir()} == {"runs"}
+
+
+@pytest.mark.parametrize("mode", ["editable", "wheel"])
+def test_the_command_lists_tasks_and_tools(mode, request, command, checkout):
+    python, _ = request.getfixturevalue(mode)
+    program = python.parent / "gpusim-rl"
+    rows = json.loads(command(program, "list", "--json", "--no-sizes").stdout)
+    assert {row["name"] for row in rows} == {
+        file.stem for file in (checkout / "cfg" / "task").glob("*.yaml")
+    }
+    usage = command(program, "--help").stdout
+    for file in [checkout / "train.py", *(checkout / "tools").glob("[a-z]*.py")]:
+        assert f"  {file.stem.replace('_', '-')} " in usage
+    assert command(program, "--version").stdout == f"gpusim-rl {gpusim_rl.__version__}\n"
+
+
+def test_editing_a_task_acts_after_an_editable_install(editable, command):
+    python, source = editable
+    code = "import gpusim_rl.tasks.cartpole as task; print(task.__file__, hasattr(task, 'MARK'))"
+    file = source / "tasks" / "cartpole.py"
+    assert command(python, "-c", code).stdout.split() == [str(file), "False"]
+    file.write_text(file.read_text() + "\nMARK = 1\n")
+    assert command(python, "-c", code).stdout.split() == [str(file), "True"]
+
+    yaml = source / "cfg" / "task" / "Cartpole.yaml"
+    yaml.write_text(yaml.read_text().replace("num_envs: 512", "num_envs: 513"))
+    shown = command(python.parent / "gpusim-rl", "train", "--cfg", "job").stdout
+    assert "num_envs: 513" in shown
+
+
+def test_the_wheel_holds_one_package_with_all_files(wheel, checkout):
+    python, file = wheel
+    names = zipfile.ZipFile(file).namelist()
+    assert {name.split("/")[0] for name in names} == {
+        "gpusim_rl",
+        f"gpusim_rl-{gpusim_rl.__version__}.dist-info",
+    }
+    for folder in ("cfg", "tasks", "tools"):
+        for path in (checkout / folder).rglob("*"):
+            if path.is_file() and "__pycache__" not in path.parts:
+                assert f"gpusim_rl/{path.relative_to(checkout)}" in names
+    assert {"gpusim_rl/py.typed", "gpusim_rl/tools/train.py"} <= set(names)
+    assert not [name for name in names if "__pycache__" in name or name.endswith(".pyc")]
+
+
+def test_the_wheel_uses_its_own_files(wheel, command):
+    python, _ = wheel
+    code = "import gpusim_rl.tasks.ant as a, gpusim_rl.paths as p; print(a.__file__, p.checkout())"
+    file, checkout = command(python, "-c", code).stdout.split()
+    assert Path(file).is_relative_to(python.parent.parent)
+    assert checkout == "None"
