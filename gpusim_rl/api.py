@@ -22,7 +22,9 @@ if TYPE_CHECKING:
     from gpusim_rl.env.task import Task, TaskConfig
 
 
-def train(task: type[Task[Any]] | str, config: TaskConfig | None = None, **overrides: Any) -> Any:
+def train(
+    task: type[Task[Any]] | str, /, config: TaskConfig | None = None, **overrides: Any
+) -> Any:
     """Train a task; the same as `python train.py`, with the same defaults.
 
         gpusim_rl.train("Ant", num_envs=64)
@@ -46,7 +48,7 @@ def train(task: type[Task[Any]] | str, config: TaskConfig | None = None, **overr
 
 
 def prepare(
-    task: type[Task[Any]] | str, config: TaskConfig | None = None, **overrides: Any
+    task: type[Task[Any]] | str, /, config: TaskConfig | None = None, **overrides: Any
 ) -> tuple[RunConfig, type, dict[str, Any], list[str]]:
     """Compose and check what `train` was asked for.
 

@@ -61,7 +61,7 @@ def hydra_main(run: Callable[[dict[str, Any], list[str]], None]) -> Callable[...
     def main(argv: Sequence[str] | None = None) -> None:
         typed = list(sys.argv[1:] if argv is None else argv)
         with friendly_errors():
-            arguments = with_saved_overrides(typed)
+            arguments = flags_first(with_saved_overrides(typed))
             flags = check_flags(arguments)
             _prepare_hydra()
             program = sys.argv
@@ -125,6 +125,11 @@ def with_saved_overrides(arguments: Sequence[str]) -> list[str]:
         elif _key(text) not in typed and _key(text).split(".")[0] not in ONE_CALL_ONLY:
             saved.append(text)
     return [*saved, *kept]
+
+
+def flags_first(arguments: Sequence[str]) -> list[str]:
+    """Sort flags before overrides: argparse does not understand `task=Ant -m seed=1,2`."""
+    return sorted(arguments, key=_is_override)
 
 
 def read_overrides(run_dir: Path) -> list[str]:
@@ -272,7 +277,7 @@ def _default_task() -> str:
 
 
 def _is_override(text: str) -> bool:
-    return "=" in text and not text.startswith("-")
+    return "=" in text and not text.startswith("-")  # also with + and ~ in front
 
 
 def _key(text: str) -> str:
@@ -287,6 +292,7 @@ def _value(text: str) -> str:
 
 def quote(text: str) -> str:
     """A value that Hydra reads back as this very string."""
-    if re.fullmatch(r"[\w./-]+", text):
+    word = re.fullmatch(r"[A-Za-z_./][\w./-]*", text) and text.strip("./-") != ""
+    if word and text.lower() not in ("null", "true", "false", "nan", "inf"):
         return text
     return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"

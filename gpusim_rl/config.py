@@ -400,7 +400,8 @@ def _section(node: Any, path: str) -> Mapping[str, Any]:
 
 
 def _hints(cls: type) -> dict[str, Any]:
-    return typing.get_type_hints(cls, include_extras=True)
+    # With locals given, names are looked up in the modules of the class and of its bases.
+    return typing.get_type_hints(cls, localns={}, include_extras=True)
 
 
 def _convert(value: Any, hint: Any, key: str) -> Any:

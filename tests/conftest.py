@@ -37,7 +37,9 @@ def run_command(
 ) -> Finished:
     """Run a command as a user would; with `check`, a failure shows what it printed."""
     variables = {
-        key: value for key, value in os.environ.items() if key not in ("HYDRA_FULL_ERROR", "PYTHONPATH")
+        key: value
+        for key, value in os.environ.items()
+        if key not in ("HYDRA_FULL_ERROR", "PYTHONPATH")
     }
     variables |= {"NO_COLOR": "1", "COLUMNS": "200", "WANDB_MODE": "offline", **(env or {})}
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -67,7 +69,7 @@ def checkout() -> Path:
 
 @pytest.fixture
 def train_cli(tmp_path: Path):
-    """Run `python train.py <arguments>` in an empty folder: `train_cli("task=Ant", check=False)`."""
+    """Run `python train.py` in an empty folder: `train_cli("task=Ant", check=False)`."""
 
     def train(*arguments: str, cwd: Path = tmp_path, **options) -> Finished:
         return run_command(sys.executable, ROOT / "train.py", *arguments, cwd=cwd, **options)

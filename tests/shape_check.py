@@ -1,7 +1,7 @@
 """The type checker that tests put behind every annotation of gpusim_rl: beartype.
 
-Wired up in pyproject.toml (`--jaxtyping-packages`), so that shapes such as `Float[Tensor, "envs 3"]`
-are checked in every test and cost nothing outside of tests.
+Wired up in pyproject.toml (`--jaxtyping-packages`), so that shapes such as
+`Float[Tensor, "envs 3"]` are checked in every test and cost nothing outside of tests.
 """
 
 from __future__ import annotations
@@ -9,16 +9,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from beartype import beartype
+from beartype import BeartypeConf, beartype
 from beartype.roar import BeartypeDecorHintPep3119Exception
 
+STANDARD = BeartypeConf(is_pep484_tower=True)  # an int is a float, as for static type checkers
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def check(function: Function) -> Function:
     """Check the arguments and the return value of a function against its annotations."""
     try:
-        return beartype(function)
+        return beartype(conf=STANDARD)(function)
     except BeartypeDecorHintPep3119Exception:
         # A Protocol that is not runtime_checkable: to check it would read every one of its
         # properties, which for a simulator means to compute them.

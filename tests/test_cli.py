@@ -124,6 +124,7 @@ def test_broken_yaml_names_file_and_line(train_cli, tmp_path):
 
 def examples() -> list[str]:
     text = (paths.cfg_dir() / "config.yaml").read_text()
+    text = text[text.index("Examples") : text.index("Settings people change")]
     return re.findall(r"^        (python train\.py.*?)(?:  .*)?$", text, flags=re.MULTILINE)
 
 
@@ -143,7 +144,8 @@ def test_help_is_short_fast_and_names_real_settings(train_cli, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "arguments", ["--help", "--cfg job", "--cfg job --resolve task=Ant", "task=Antt", "num_envs=abc"]
+    "arguments",
+    ["--help", "--cfg job", "--cfg job --resolve task=Ant", "task=Antt", "num_envs=abc"],
 )
 def test_the_light_half_imports_nothing_heavy(command, checkout, arguments):
     done = command(
@@ -237,11 +239,145 @@ def test_an_installed_package_adds_tasks(command, plugin, checkout):
     assert "_target_: plugged.hopper.Hopper" in shown.stdout
 
 
+# -- runs -------------------------------------------------------------------------------------
+
+
+def run_dirs(folder: Path, task: str) -> list[Path]:
+    return sorted(path for path in (folder / "runs" / task).iterdir() if not path.is_symlink())
+
+
+def test_every_example_in_the_help_runs(train_cli, tmp_path):
+    assert len(examples()) == 6
+    for example in examples():
+        done = train_cli(*example.split()[2:], "debug=smoke", "max_iterations=3", "num_envs=16")
+        assert done.stderr == ""
+    assert len(run_dirs(tmp_path, "Cartpole")) == 4  # the first example, and the sweep over 3 seeds
+    assert len(run_dirs(tmp_path, "Ant")) == 2
+    assert {path.name for path in tmp_path.iterdir()} == {"runs"}
+
+
+def test_a_run_is_resumed_by_its_folder_alone(train_cli, tmp_path):
+    train_cli("task=Pendulum", "debug=smoke", "ppo.horizon=4")
+    [folder] = run_dirs(tmp_path, "Pendulum")
+    train_cli(f"checkpoint={folder}", "max_iterations=3")
+    assert run_dirs(tmp_path, "Pendulum") == [folder]
+    rows = (folder / "metrics.csv").read_text().splitlines()
+    assert [row.split(",")[0] for row in rows[1:]] == ["1", "2", "3"]
+
+    done = train_cli("checkpoint=Pendulum", "task=Ant", check=False)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: checkpoint of another task")
+
+
+def test_a_sweep_stops_before_it_starts_when_one_run_is_wrong(train_cli, tmp_path):
+    done = train_cli("-m", "debug=smoke", "seed=1,2,-7", check=False)
+    assert done.returncode == 2
+    assert done.stderr == "error: seed must be an int in [-1, 2^31), got -7\n"
+    assert list(tmp_path.iterdir()) == []
+
+
+HOPPER = """\
+from dataclasses import dataclass
+
+from gpusim_rl.tasks.pendulum import Pendulum
+
+
+class Hopper(Pendulum):
+    @dataclass(frozen=True, slots=True, kw_only=True)
+    class Config(Pendulum.Config):
+        bonus: float = 1.0
+"""
+
+
+@pytest.fixture
+def hopper(tmp_path, checkout) -> Path:
+    """A task in the user's folder: hopper.py, and my_cfg/task/Hopper.yaml."""
+    (tmp_path / "hopper.py").write_text(HOPPER)
+    (tmp_path / "my_cfg" / "task").mkdir(parents=True)
+    text = (checkout / "cfg" / "task" / "Pendulum.yaml").read_text()
+    text = text.replace("gpusim_rl.tasks.pendulum.Pendulum", "hopper.Hopper")
+    (tmp_path / "my_cfg" / "task" / "Hopper.yaml").write_text(text)
+    return tmp_path
+
+
+def test_a_folder_adds_a_task_and_its_run_remembers_the_folder(train_cli, hopper):
+    train_cli("-cd", "my_cfg", "task=Hopper", "debug=smoke")
+    [folder] = run_dirs(hopper, "Hopper")
+    train_cli("checkpoint=Hopper", "max_iterations=3")
+    assert run_dirs(hopper, "Hopper") == [folder]
+    done = train_cli("--config-dir=my_cfg", "task=Hoper", check=False)
+    assert done.stderr.startswith("error: unknown task 'Hoper'. Did you mean 'Hopper'?")
+
+
+# -- Python -----------------------------------------------------------------------------------
+
+
+def test_python_trains_with_the_same_defaults(tmp_path, monkeypatch):
+    import gpusim_rl
+
+    monkeypatch.chdir(tmp_path)
+    row = gpusim_rl.train(
+        "Cartpole", debug="smoke", ppo={"horizon": 4}, wandb_tags=["a", "b, c"], device="cpu"
+    )
+    assert row["iteration"] == 2
+    [folder] = run_dirs(tmp_path, "Cartpole")
+    assert gpusim_rl.train("Cartpole", checkpoint=str(folder), max_iterations=3)["iteration"] == 3
+    assert run_dirs(tmp_path, "Cartpole") == [folder]
+
+
+def test_python_takes_a_class_with_and_without_yaml(hopper, monkeypatch):
+    from gpusim_rl.tasks.pendulum import Pendulum
+
+    from gpusim_rl.api import prepare
+
+    monkeypatch.chdir(hopper)
+    monkeypatch.syspath_prepend(str(hopper))
+    run, task, config, lines = prepare(Pendulum, num_envs=8, task={"max_torque": 3.0})
+    assert (task, run.num_envs, run.task.max_torque) == (Pendulum, 8, 3.0)
+    assert lines == ["task=Pendulum", "num_envs=8", "task.max_torque=3.0"]
+
+    from hopper import Hopper
+
+    values = {key: value for key, value in config["task"].items() if key != "_target_"}
+    settings = Hopper.Config(bonus=2.0, **values)
+    run, task, config, _ = prepare(Hopper, settings, num_envs=8, sim="mujoco")
+    assert (task, run.task, run.sim.name) == (Hopper, settings, "mujoco")
+    assert config["task"]["_target_"] == "hopper.Hopper"
+    with pytest.raises(ConfigError, match=r"try gpusim_rl\.train\(Hopper, Hopper\.Config"):
+        prepare(Hopper)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        ({"num_env": 8}, "Did you mean 'num_envs'?"),
+        ({"num_envs": "8"}, "num_envs must be a positive int, got '8'"),
+        ({"ppo": {"horizn": 8}}, "Did you mean 'ppo.horizon'?"),
+        ({"sim": "mujco"}, "Did you mean 'mujoco'?"),
+        ({"task": {"physic_hz": 60}}, "Did you mean 'task.physics_hz'?"),
+        ({"experiment": "a/b"}, "experiment must be a folder name"),
+    ],
+)
+def test_python_gets_the_same_errors(overrides, words):
+    from gpusim_rl.api import prepare
+
+    with pytest.raises(ConfigError) as info:
+        prepare("Cartpole", **overrides)
+    assert words in str(info.value) and "\n" not in str(info.value)
+
+
+def test_python_refuses_an_unknown_task():
+    from gpusim_rl.api import prepare
+
+    with pytest.raises(ConfigError, match=r"unknown task 'Antt'\. Did you mean 'Ant'\?"):
+        prepare("Antt")
+
+
 # -- gpusim-rl --------------------------------------------------------------------------------
 
 
 def test_unknown_command_suggests():
-    with pytest.raises(ConfigError, match="unknown command 'trian'. Did you mean 'train'?"):
+    with pytest.raises(ConfigError, match=r"unknown command 'trian'\. Did you mean 'train'\?"):
         cli.load_command("trian")
 
 

@@ -1,4 +1,4 @@
-"""The door: yaml holds values, dataclasses hold names, types and rules; what does not fit is one line."""
+"""The door: yaml holds values, dataclasses names, types and rules; a misfit is one line."""
 
 from __future__ import annotations
 
@@ -36,7 +36,9 @@ def composed() -> dict:
 def keys_of(cls: type) -> dict:
     hints = typing.get_type_hints(cls)
     return {
-        field.name: keys_of(hints[field.name]) if dataclasses.is_dataclass(hints[field.name]) else None
+        field.name: keys_of(hints[field.name])
+        if dataclasses.is_dataclass(hints[field.name])
+        else None
         for field in dataclasses.fields(cls)
     }
 
@@ -74,7 +76,13 @@ def test_every_task_builds_and_its_yaml_keys_are_its_config_fields(name):
 
 
 def test_dataclasses_hold_no_values_and_cannot_change(composed):
-    for cls in (config.RunConfig, config.PPOConfig, config.NetworkConfig, config.SimConfig, config.LogConfig):
+    for cls in (
+        config.RunConfig,
+        config.PPOConfig,
+        config.NetworkConfig,
+        config.SimConfig,
+        config.LogConfig,
+    ):
         assert all(field.default is dataclasses.MISSING for field in dataclasses.fields(cls))
     run = config.build_run(composed)
     with pytest.raises(dataclasses.FrozenInstanceError):
@@ -92,10 +100,14 @@ def test_known_keys_are_the_composed_keys(composed):
     def flat(node: dict, prefix: str = "") -> set[str]:
         found = set()
         for key, value in node.items():
-            found |= {prefix + key} | (flat(value, f"{prefix}{key}.") if isinstance(value, dict) else set())
+            found |= {prefix + key} | (
+                flat(value, f"{prefix}{key}.") if isinstance(value, dict) else set()
+            )
         return found
 
-    assert set(config.known_keys()) - {"task"} == flat({k: v for k, v in composed.items() if k != "task"})
+    assert set(config.known_keys()) - {"task"} == flat(
+        {k: v for k, v in composed.items() if k != "task"}
+    )
 
 
 # -- the strict builder -----------------------------------------------------------------------
@@ -187,7 +199,9 @@ def test_builder_accepts_a_value_exactly_when_it_has_the_type(value):
 
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
     assert accepted("rate") == (number and abs(float(value)) != float("inf") and value == value)
-    assert accepted("count") == (isinstance(value, int) and not isinstance(value, bool) and value > 0)
+    assert accepted("count") == (
+        isinstance(value, int) and not isinstance(value, bool) and value > 0
+    )
     assert accepted("flag") == isinstance(value, bool)
     assert accepted("name") == (value is None or isinstance(value, str))
 

@@ -130,7 +130,7 @@ def test_editing_a_task_acts_after_an_editable_install(editable, command):
 
 
 def test_the_wheel_holds_one_package_with_all_files(wheel, checkout):
-    python, file = wheel
+    _, file = wheel
     names = zipfile.ZipFile(file).namelist()
     assert {name.split("/")[0] for name in names} == {
         "gpusim_rl",
