@@ -11,9 +11,9 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from conftest import run_command
 
 import gpusim_rl
+from conftest import run_command
 
 
 def copy_of(checkout: Path, folder: Path) -> Path:
