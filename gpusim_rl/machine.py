@@ -31,6 +31,16 @@ def _cgroup_quota() -> float | None:
         return None
 
 
+def share_cpus() -> None:
+    """Lets torch's idle threads sleep soon; call it before torch is imported.
+
+    GNU OpenMP lets a thread that waits for work spin for milliseconds. Between physics steps, and beside a second run on the
+    same machine, that spinning takes the cores from threads that have work: two runs on two cores were 6 times slower each
+    (benchmarks/oversubscription.json). A value that the user has set stays.
+    """
+    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+
+
 def keep_freed_memory() -> None:
     """Tells glibc to keep freed memory instead of returning it to the kernel; nothing happens elsewhere.
 

@@ -225,31 +225,30 @@ class MujocoContacts:
             if body not in sensors:
                 raise TaskError(f"body {body!r} has no contact sensor; call scene.add_contact_sensor in the task's scene()")
 
-        def columns(names: list[str], start: int, size: int) -> Tensor:
-            first = [int(model.sensor_adr[model.sensor(name).id]) + start for name in names]
-            return torch.tensor([[a + i for i in range(size)] for a in first], device=sim.device)
+        columns = []
+        for body in bodies:
+            for name in (sensors[body].wrench, sensors[body].body_pos, sensors[body].body_quat):
+                sensor = model.sensor(name).id
+                columns += range(model.sensor_adr[sensor], model.sensor_adr[sensor] + model.sensor_dim[sensor])
+        self._columns = torch.tensor(columns, device=sim.device)
+        self._num_bodies = len(bodies)
 
-        wrench = [sensors[body].wrench for body in bodies]
-        self._force = columns(wrench, 0, 3)
-        self._torque = columns(wrench, 3, 3)
-        self._pos = columns(wrench, 6, 3)
-        self._body_pos = columns([sensors[body].body_pos for body in bodies], 0, 3)
-        self._body_quat = columns([sensors[body].body_quat for body in bodies], 0, 4)
-
-    def _read(self, columns: Tensor) -> Tensor:
-        return self._sim.sensordata.index_select(1, columns.flatten()).unflatten(1, columns.shape)
+    def _read(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Force and torque of the body's contacts, about its origin, and its orientation; all of one physics step."""
+        data = self._sim.sensordata.index_select(1, self._columns).unflatten(1, (self._num_bodies, -1))
+        force, torque, contact_pos, body_pos, quat = data.split([3, 3, 3, 3, 4], dim=-1)
+        # The sensor reports what the body does to the things it touches, with the torque about the force-weighted mean of the
+        # contact points; without contact both are zero.
+        return -force, torch.linalg.cross(body_pos - contact_pos, force) - torque, quat
 
     @property
     def force(self) -> Float[Tensor, "envs bodies 3"]:
-        return -self._read(self._force)  # the sensor reports the force of the body on what it touches
+        return self._read()[0]
 
     @property
     def torque(self) -> Float[Tensor, "envs bodies 3"]:
-        # The sensor's torque is about the force-weighted contact point; it is zero without contact, as is the force.
-        lever = self._read(self._pos) - self._read(self._body_pos)
-        return torch.linalg.cross(lever, self.force) - self._read(self._torque)
+        return self._read()[1]
 
     def in_body_frame(self) -> Float[Tensor, "envs bodies 6"]:
-        quat = self._read(self._body_quat)
-        # A world that diverged or has not been computed yet has a zero quaternion; rotation by it gives zero, not NaN.
-        return torch.cat([quat_rotate_inverse(quat, self.force), quat_rotate_inverse(quat, self.torque)], dim=-1)
+        force, torque, quat = self._read()
+        return torch.cat([quat_rotate_inverse(quat, force), quat_rotate_inverse(quat, torque)], dim=-1)
