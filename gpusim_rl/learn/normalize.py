@@ -11,7 +11,7 @@ class RunningNormalizer(nn.Module):
     """Normalises features by the mean and variance of everything seen, merged batch by batch.
 
     Batches are merged with Chan, Golub and LeVeque's pairwise update (1979, STAN-CS-79-773), whose result does not depend on
-    how the data was cut into batches. Sums are taken around a point near the data, so that an offset of 1e6 costs no digits.
+    how the data was cut into batches. Sums are float64, around the batch's mean: an offset of 1e6 costs no digits.
 
     Args:
         size: Number of features.
@@ -54,19 +54,17 @@ class RunningNormalizer(nn.Module):
         """
         if where is None:
             count = torch.full_like(self.count, float(x.shape[0]))
-            origin = x[0]
-            shifted = x - origin
+            data = x.to(torch.float64, copy=True)
         else:
             count = where.sum(dtype=torch.float64)
-            # the largest row that counts is as good a point as any, found without reading the mask on the host
-            origin = torch.where(where[:, None], x, -torch.inf).amax(dim=0).nan_to_num(0.0, 0.0, 0.0)
-            shifted = torch.where(where[:, None], x - origin, 0.0)
+            data = torch.where(where[:, None], x, 0.0).double()
         some = count.clamp(min=1.0)
-        shift_mean = shifted.sum(dim=0, dtype=torch.float64) / some
-        batch_mean = origin.double() + shift_mean
-        # Squares of fp32 numbers near 0, summed in float64; cancellation is bounded by the batch's own spread.
-        batch_var = (shifted.square().sum(dim=0, dtype=torch.float64) / some - shift_mean.square()).clamp(min=0.0)
-        self._merge(batch_mean, batch_var, count)
+        mean = data.sum(dim=0) / some
+        # Two passes: neither an offset nor an outlier costs digits. In place: one copy of the batch is enough.
+        data.sub_(mean)
+        if where is not None:
+            data.mul_(where[:, None])
+        self._merge(mean, data.square_().sum(dim=0) / some, count)
 
     def _merge(self, mean: Tensor, var: Tensor, count: Tensor) -> None:
         total = self.count + count

@@ -1,0 +1,162 @@
+"""Running statistics: the way the data was cut must not matter."""
+
+from __future__ import annotations
+
+import io
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpusim_rl.learn.normalize import RunningNormalizer
+
+
+def moments(x: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
+    pooled = x.double().numpy()
+    return pooled.mean(axis=0), pooled.var(axis=0)
+
+
+def assert_pooled(norm: RunningNormalizer, x: torch.Tensor, rtol: float = 1e-9) -> None:
+    mean, var = moments(x)
+    scale = np.sqrt(var) + 1e-12
+    assert norm.count.item() == x.shape[0]
+    np.testing.assert_allclose((norm.mean.numpy() - mean) / scale, 0.0, atol=rtol)
+    np.testing.assert_allclose(norm.var.numpy(), var, rtol=rtol, atol=1e-12)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    sizes=st.lists(st.integers(1, 40), min_size=1, max_size=12),
+    offset=st.sampled_from([0.0, -3.0, 1e3, 1e6, -1e6]),
+    spread=st.sampled_from([1e-2, 1.0, 1e3]),
+    masked=st.booleans(),
+    seed=st.integers(0, 10_000),
+)
+def test_streaming_equals_pooled(
+    sizes: list[int], offset: float, spread: float, masked: bool, seed: int
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    # float32 data of mean 1e6 has steps of 1/16: a spread below that would be data of one value
+    spread = max(spread, abs(offset) * 1e-6)
+    x = offset + spread * torch.randn(sum(sizes), 3, generator=generator)
+    norm = RunningNormalizer(3)
+    for chunk in x.split(sizes):
+        if not masked:
+            norm.update(chunk)
+            continue
+        # the same rows, scattered among rows that do not count and hold anything
+        rows = torch.full((2 * len(chunk) + 1, 3), torch.nan)
+        rows[::3] = torch.inf
+        where = torch.zeros(len(rows), dtype=torch.bool)
+        where[torch.randperm(len(rows), generator=generator)[: len(chunk)]] = True
+        rows[where] = chunk
+        norm.update(rows, where)
+    assert_pooled(norm, x, rtol=1e-9)
+
+
+def test_large_offset() -> None:
+    generator = torch.Generator().manual_seed(0)
+    x = 1e6 + torch.randn(20_000, 2, generator=generator)
+    norm = RunningNormalizer(2)
+    for chunk in x.chunk(37):
+        norm.update(chunk, torch.ones(len(chunk), dtype=torch.bool))
+    assert_pooled(norm, x)
+    y = norm(x)
+    assert y.std(dim=0).tolist() == pytest.approx([1.0, 1.0], abs=0.01)
+    # the mean in float32 has steps of 1/16: that is all that is lost
+    assert y.mean(dim=0).abs().max() < 1 / 16
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("outlier", [1e3, -1e3])
+def test_one_outlier_costs_no_digits(masked: bool, outlier: float) -> None:
+    # one world far away in a large batch: sums taken around it would lose the others
+    x = 1e-3 * torch.randn(2**17, 1, generator=torch.Generator().manual_seed(0))
+    x[0] = outlier
+    norm = RunningNormalizer(1)
+    norm.update(x, torch.ones(len(x), dtype=torch.bool) if masked else None)
+    assert_pooled(norm, x)
+
+
+def test_a_batch_in_which_no_row_counts_changes_nothing() -> None:
+    norm = RunningNormalizer(2)
+    nothing = torch.zeros(4, dtype=torch.bool)
+    norm.update(torch.full((4, 2), torch.nan), nothing)
+    assert norm.count == 0 and norm.mean.tolist() == [0, 0] and norm.var.tolist() == [1, 1]
+    norm.update(torch.randn(10, 2, generator=torch.Generator().manual_seed(0)))
+    before = {name: value.clone() for name, value in norm.state_dict().items()}
+    norm.update(torch.full((4, 2), torch.nan), nothing)
+    assert all(torch.equal(before[name], value) for name, value in norm.state_dict().items())
+
+
+def test_initial_statistics_weigh_nothing() -> None:
+    norm = RunningNormalizer(1)
+    norm.update(torch.tensor([[5.0], [7.0]]))
+    assert norm.mean.item() == 6.0 and norm.var.item() == 1.0 and norm.count.item() == 2.0
+    norm = RunningNormalizer(1)
+    norm.update(torch.tensor([[5.0]]))
+    assert norm.mean.item() == 5.0 and norm.var.item() == 0.0
+
+
+def test_untrained_it_is_nearly_the_identity() -> None:
+    x = torch.randn(7, 3, generator=torch.Generator().manual_seed(0))
+    assert torch.allclose(RunningNormalizer(3)(x), x, atol=1e-4)
+
+
+def test_state_dict_keeps_count_and_continues_bit_for_bit() -> None:
+    generator = torch.Generator().manual_seed(0)
+    one = RunningNormalizer(3)
+    for _ in range(5):
+        one.update(torch.randn(11, 3, generator=generator))
+    file = io.BytesIO()
+    torch.save(one.state_dict(), file)
+    file.seek(0)
+    other = RunningNormalizer(3)
+    other.load_state_dict(torch.load(file, weights_only=True))
+    assert other.count.item() == 55
+    x = 100 + torch.randn(11, 3, generator=generator)
+    one.update(x)
+    other.update(x)
+    for name, value in one.state_dict().items():
+        assert value.dtype == torch.float64
+        assert torch.equal(value, other.state_dict()[name])
+
+
+def test_statistics_stay_in_place() -> None:
+    norm = RunningNormalizer(3)
+    places = [buffer.data_ptr() for buffer in norm.buffers()]
+    norm.update(torch.randn(8, 3))
+    norm.update(torch.randn(8, 3), torch.ones(8, dtype=torch.bool))
+    assert places == [buffer.data_ptr() for buffer in norm.buffers()]
+
+
+def test_round_trip() -> None:
+    generator = torch.Generator().manual_seed(0)
+    norm = RunningNormalizer(4)
+    x = torch.tensor([1.0, -20.0, 300.0, 0.0]) + torch.tensor([1.0, 5.0, 0.1, 1e-3]) * torch.randn(
+        500, 4, generator=generator
+    )
+    norm.update(x)
+    y = norm(x)
+    assert y.dtype == torch.float32
+    assert torch.allclose(norm.inverse(y), x, rtol=1e-6, atol=1e-4)
+    back = norm(norm.inverse(y))
+    assert torch.allclose(back, y, atol=1e-3)
+    # leading dimensions are free
+    assert torch.equal(norm(x.view(5, 100, 4)).view(500, 4), y)
+
+
+def test_a_constant_feature_stays_finite() -> None:
+    norm = RunningNormalizer(1)
+    norm.update(torch.full((100, 1), 4.0))
+    assert norm(torch.tensor([[4.0]])).item() == 0.0
+    assert torch.isfinite(norm(torch.tensor([[5.0]]))).all()
+
+
+def test_clip() -> None:
+    norm = RunningNormalizer(1, clip=5.0)
+    x = torch.tensor([[100.0], [-100.0], [0.5]])
+    assert norm(x).flatten().tolist() == pytest.approx([5.0, -5.0, 0.5], abs=1e-4)
+    assert x.flatten().tolist() == [100.0, -100.0, 0.5], "the input must not be written"
