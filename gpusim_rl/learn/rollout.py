@@ -37,7 +37,7 @@ def gae(
         Advantages, and returns (advantage + value).
     """
     not_terminated = (~terminated).to(reward.dtype)
-    carry_on = (~done).to(reward.dtype) * (gamma * gae_lambda)
+    carry_on = (~done & valid).to(reward.dtype) * (gamma * gae_lambda)
     delta = torch.where(valid, reward + gamma * next_value * not_terminated - value, 0.0)
     advantage = torch.empty_like(reward)
     running = torch.zeros_like(reward[0])

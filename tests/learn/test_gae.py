@@ -1,0 +1,159 @@
+"""Generalised advantage estimation against a definition in float64, and by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from gpusim_rl.learn.rollout import gae
+
+
+def reference(
+    reward: Tensor,
+    value: Tensor,
+    next_value: Tensor,
+    terminated: Tensor,
+    done: Tensor,
+    valid: Tensor,
+    gamma: float,
+    lam: float,
+) -> np.ndarray:
+    """The definition: a sum over the rest of the episode, for every sample on its own."""
+    r, v, n = (x.double().numpy() for x in (reward, value, next_value))
+    term, end, ok = (x.numpy() for x in (terminated, done, valid))
+    T, N = r.shape
+    advantage = np.zeros((T, N))
+    for i in range(N):
+        for t in range(T):
+            weight = 1.0
+            for k in range(t, T):
+                if not ok[k, i]:
+                    break
+                follows = 0.0 if term[k, i] else gamma * n[k, i]
+                advantage[t, i] += weight * (r[k, i] + follows - v[k, i])
+                if end[k, i]:
+                    break
+                weight *= gamma * lam
+    return advantage
+
+
+def patterns(name: str, T: int, N: int, generator: torch.Generator) -> tuple[Tensor, ...]:
+    terminated = torch.rand(T, N, generator=generator) < 0.15
+    truncated = (torch.rand(T, N, generator=generator) < 0.15) & ~terminated
+    diverged = (torch.rand(T, N, generator=generator) < 0.1) & ~terminated & ~truncated
+    if name == "no end":
+        terminated, truncated, diverged = (torch.zeros(T, N, dtype=torch.bool) for _ in range(3))
+    if name == "all terminated":
+        terminated, truncated, diverged = ~(terminated & False), truncated & False, diverged & False
+    if name == "all truncated":
+        terminated, truncated, diverged = terminated & False, ~(truncated & False), diverged & False
+    if name == "all diverged":
+        terminated, truncated, diverged = terminated & False, truncated & False, ~(diverged & False)
+    if name == "end at the last step":
+        terminated, truncated, diverged = (m & False for m in (terminated, truncated, diverged))
+        terminated[-1, ::3] = True
+        truncated[-1, 1::3] = True
+        diverged[-1, 2::3] = True
+    return terminated, truncated, diverged
+
+
+@pytest.mark.parametrize("T", [1, 2, 3, 16, 33])
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        "random",
+        "no end",
+        "all terminated",
+        "all truncated",
+        "all diverged",
+        "end at the last step",
+    ],
+)
+@pytest.mark.parametrize(("gamma", "lam"), [(0.99, 0.95), (1.0, 1.0), (0.9, 0.0), (0.0, 0.5)])
+def test_equals_the_definition(T: int, pattern: str, gamma: float, lam: float) -> None:
+    generator = torch.Generator().manual_seed(T)
+    N = 12
+    terminated, truncated, diverged = patterns(pattern, T, N, generator)
+    reward, value, next_value = (torch.randn(T, N, generator=generator) for _ in range(3))
+    done, valid = terminated | truncated | diverged, ~diverged
+    args = (reward, value, next_value, terminated, done, valid)
+    advantage, returns = gae(*args, gamma, lam)
+    expected = reference(*args, gamma, lam)
+    np.testing.assert_allclose(advantage.numpy(), expected, rtol=1e-5, atol=2e-5)
+    np.testing.assert_allclose(returns.numpy(), expected + value.numpy(), rtol=1e-5, atol=2e-5)
+    assert (advantage[diverged] == 0).all()
+
+
+def test_three_steps_by_hand() -> None:
+    # gamma 0.9, lambda 0.5; the episode ends in step 1 (t = 0, 1, 2). V(s) = 1, 2, 3; V after the
+    # last step = 4. V(final_obs) = 10 where the time limit ended the episode in step 1.
+    gamma, lam = 0.9, 0.5
+    reward = torch.tensor([[1.0], [2.0], [3.0]])
+    value = torch.tensor([[1.0], [2.0], [3.0]])
+    yes, no = torch.tensor([[False], [True], [False]]), torch.zeros(3, 1, dtype=torch.bool)
+    every = torch.ones(3, 1, dtype=torch.bool)
+
+    # termination: delta_1 = 2 + 0 - 2 = 0; delta_0 = 1 + 0.9 * 2 - 1 = 1.8
+    # delta_2 = 3 + 0.9 * 4 - 3 = 3.6, of the next episode
+    next_value = torch.tensor([[2.0], [3.0], [4.0]])
+    advantage, _ = gae(reward, value, next_value, yes, yes, every, gamma, lam)
+    assert advantage.flatten().tolist() == pytest.approx([1.8, 0.0, 3.6], abs=1e-6)
+
+    # truncation: delta_1 = 2 + 0.9 * 10 - 2 = 9; A_0 = 1.8 + 0.45 * 9 = 5.85
+    next_value = torch.tensor([[2.0], [10.0], [4.0]])
+    advantage, returns = gae(reward, value, next_value, no, yes, every, gamma, lam)
+    assert advantage.flatten().tolist() == pytest.approx([5.85, 9.0, 3.6], abs=1e-6)
+    assert returns.flatten().tolist() == pytest.approx([6.85, 11.0, 6.6], abs=1e-6)
+
+    # divergence in step 1: the sample says nothing; the one before bootstraps with V(s_1)
+    advantage, _ = gae(reward, value, next_value, no, yes, ~yes, gamma, lam)
+    assert advantage.flatten().tolist() == pytest.approx([1.8, 0.0, 3.6], abs=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["terminated", "truncated", "diverged"])
+def test_nothing_leaks_out_of_the_next_episode(kind: str) -> None:
+    generator = torch.Generator().manual_seed(0)
+    T, N, end = 12, 7, 5
+    terminated, truncated, diverged = (torch.zeros(T, N, dtype=torch.bool) for _ in range(3))
+    {"terminated": terminated, "truncated": truncated, "diverged": diverged}[kind][end] = True
+    done, valid = terminated | truncated | diverged, ~diverged
+    reward, value, next_value = (torch.randn(T, N, generator=generator) for _ in range(3))
+    before, _ = gae(reward, value, next_value, terminated, done, valid, 0.99, 0.95)
+    for x in (reward, value, next_value):
+        x[end + 1 :] += 1e3 * torch.randn(T - end - 1, N, generator=generator)
+    after, _ = gae(reward, value, next_value, terminated, done, valid, 0.99, 0.95)
+    assert torch.equal(before[: end + 1], after[: end + 1])
+    assert not torch.equal(before[end + 1 :], after[end + 1 :])
+
+
+def test_what_follows_a_termination_is_worth_nothing() -> None:
+    generator = torch.Generator().manual_seed(0)
+    reward, value, next_value = (torch.randn(3, 5, generator=generator) for _ in range(3))
+    terminated, valid = torch.ones(3, 5, dtype=torch.bool), torch.ones(3, 5, dtype=torch.bool)
+    first, _ = gae(reward, value, next_value, terminated, terminated, valid, 0.99, 0.95)
+    second, _ = gae(reward, value, next_value + 1e3, terminated, terminated, valid, 0.99, 0.95)
+    assert torch.equal(first, second)
+    assert torch.allclose(first, reward - value)
+
+
+def test_invalid_samples_may_hold_anything() -> None:
+    generator = torch.Generator().manual_seed(0)
+    reward, value, next_value = (torch.randn(4, 3, generator=generator) for _ in range(3))
+    diverged = torch.zeros(4, 3, dtype=torch.bool)
+    diverged[1, 0] = diverged[3, 2] = True
+    none = torch.zeros_like(diverged)
+    clean, _ = gae(reward, value, next_value, none, diverged, ~diverged, 0.99, 0.95)
+    reward[diverged] = torch.nan
+    next_value[diverged] = torch.inf
+    dirty, _ = gae(reward, value, next_value, none, diverged, ~diverged, 0.99, 0.95)
+    assert torch.equal(clean, dirty)
+
+
+def test_an_invalid_sample_ends_the_trajectory_before_it_even_without_done() -> None:
+    reward, value, next_value = torch.ones(3, 1), torch.zeros(3, 1), torch.zeros(3, 1)
+    none = torch.zeros(3, 1, dtype=torch.bool)
+    valid = torch.tensor([[True], [False], [True]])
+    advantage, _ = gae(reward, value, next_value, none, none, valid, 0.9, 0.5)
+    assert advantage.flatten().tolist() == [1.0, 0.0, 1.0]
