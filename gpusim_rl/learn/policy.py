@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -182,7 +182,7 @@ class ActorCritic(nn.Module):
         return {g: self.obs_norm[g](obs[g]) if g in self.obs_norm else obs[g] for g in groups}
 
     def _autocast(self, device: torch.device) -> AbstractContextManager[None]:
-        return torch.autocast(device.type, dtype=torch.bfloat16, enabled=self.bf16 and device.type != "meta")
+        return torch.autocast(device.type, dtype=torch.bfloat16) if self.bf16 else nullcontext()
 
     def forward(
         self, inputs: Mapping[str, Tensor], hidden: Hidden = (), fresh: Tensor | None = None
@@ -233,6 +233,12 @@ class ActorCritic(nn.Module):
         """What the current policy says of stored actions, for normalised inputs [time, batch, size]."""
         mean, log_std, value, _ = self(inputs, hidden, fresh)
         return Evaluation(gaussian_log_prob(action, mean, log_std), gaussian_entropy(log_std), mean, log_std, value)
+
+    @torch.no_grad()
+    def clamp_log_std(self) -> None:
+        """Puts the log-std parameter back into its range, where it has a gradient, after an optimiser's step."""
+        if self.log_std is not None:
+            self.log_std.clamp_(*self.log_std_range)
 
     def denormalize_value(self, value: Tensor) -> Tensor:
         """Network value to the scale of returns."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Shaped
 from torch import Tensor
 
 from gpusim_rl.config import PPOConfig
@@ -46,7 +47,7 @@ def adapt_learning_rate(lr: Tensor, kl: Tensor, threshold: float, low: float, hi
     """Moves the learning rate in place so that the policy's change stays near the threshold.
 
     rl_games' rule: a KL above twice the threshold divides the rate by 1.5, one below half of it multiplies by 1.5. A KL of
-    exactly 0 (the first minibatch after collecting) says nothing and changes nothing.
+    exactly 0 (no sample of the minibatch was valid) says nothing and changes nothing.
     """
     up = (kl < 0.5 * threshold) & (kl > 0.0)
     factor = torch.where(kl > 2.0 * threshold, 1.0 / 1.5, torch.where(up, 1.5, 1.0))
@@ -144,14 +145,16 @@ class PPO:
         batch, stats = self._prepare(rollout, last_obs, last_hidden)
         totals: Tensor | None = None
         size = self.num_units // self.num_minibatches
-        for _ in range(cfg.epochs):
+        for epoch in range(cfg.epochs):
             order = torch.randperm(self.num_units, generator=self.generator, device=self.device)
             epoch_kl = torch.zeros_like(self.learning_rate)
             for index in order.split(size):
-                losses, kl = self._step(batch.select(index))
+                # The first minibatch compares the policy with itself: a KL of rounding errors, which says nothing.
+                adapt = cfg.schedule_per == "minibatch" and totals is not None
+                losses, kl = self._step(batch.select(index), adapt=adapt)
                 totals = losses if totals is None else totals + losses
                 epoch_kl += kl / self.num_minibatches
-            if cfg.schedule == "adaptive" and cfg.schedule_per == "epoch":
+            if cfg.schedule_per == "epoch" and (epoch > 0 or self.num_minibatches > 1):
                 self._adapt(epoch_kl)
         assert totals is not None
         self.iteration += 1
@@ -163,20 +166,23 @@ class PPO:
         stats["policy/std"] = rollout.log_std.exp().mean()
         return stats
 
-    def _step(self, batch: Batch) -> tuple[Tensor, Tensor]:
+    def _step(self, batch: Batch, *, adapt: bool) -> tuple[Tensor, Tensor]:
         loss, losses, kl = self._loss(batch.inputs, batch.columns, batch.hidden, batch.fresh)
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
         cfg = self.cfg
         limit = cfg.max_grad_norm if cfg.max_grad_norm is not None else torch.inf
         norm = torch.nn.utils.clip_grad_norm_(self.policy.parameters(), limit, error_if_nonfinite=False)
-        if cfg.schedule == "adaptive" and cfg.schedule_per == "minibatch":
+        if adapt:
             self._adapt(kl)
         self.optimizer.step()
+        self.policy.clamp_log_std()
         return torch.cat([losses, norm.detach()[None]]), kl
 
     def _adapt(self, kl: Tensor) -> None:
         cfg = self.cfg
+        if cfg.schedule != "adaptive":
+            return
         adapt_learning_rate(self.learning_rate, kl, cfg.kl_threshold, cfg.learning_rate_min, cfg.learning_rate_max)
 
     def _eager_loss(
@@ -280,14 +286,14 @@ class PPO:
         )
         return batch, stats
 
-    def _by_sequence(self, x: Float[Tensor, "time envs ..."]) -> Tensor:
+    def _by_sequence(self, x: Shaped[Tensor, "time envs ..."]) -> Tensor:
         """[T, N, ...] -> [L, T / L * N, ...]: consecutive steps of one world stay together."""
         return x.unflatten(0, (-1, self.sequence_length)).transpose(0, 1).flatten(1, 2)
 
     def state_dict(self) -> dict[str, Any]:
         """Optimiser, learning rate and iteration."""
         return {
-            "optimizer": self.optimizer.state_dict(),
+            "optimizer": copy.deepcopy(self.optimizer.state_dict()),  # a snapshot, as the rest
             "learning_rate": self.learning_rate.clone(),
             "iteration": self.iteration.clone(),
         }

@@ -1,0 +1,753 @@
+"""PPO: what its losses and gradients are, how it cuts minibatches, and that it learns."""
+
+from __future__ import annotations
+
+import copy
+import io
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from gpusim_rl.learn.policy import Evaluation, gaussian_kl
+from gpusim_rl.learn.ppo import (
+    SOFT_BOUND,
+    adapt_learning_rate,
+    choose_precision,
+    fit_minibatches,
+    fit_sequence_length,
+)
+from toys import Learner, Outcome, RandomWorlds, ppo_config
+
+KINDS = ["feed-forward", "separate", "lstm", "gru"]
+
+
+def network(kind: str) -> dict[str, Any]:
+    return {"rnn": kind if kind in ("lstm", "gru") else None, "separate": kind == "separate"}
+
+
+def learner(kind: str = "feed-forward", *, num_envs: int = 12, **changes: Any) -> Learner:
+    settings = {"horizon": 8, "minibatch_size": 24, "epochs": 3, "sequence_length": 4, **changes}
+    net = {**network(kind), **settings.pop("network", {})}
+    return Learner(RandomWorlds(num_envs), ppo_config(net, **settings))
+
+
+class Spy:
+    """Records every minibatch of an update, and what the policy says of it before the step."""
+
+    def __init__(self, learner: Learner) -> None:
+        self.minibatches: list[dict[str, Tensor]] = []
+        self.rates: list[float] = []
+        ppo, loss, actions = learner.ppo, learner.ppo._loss, learner.policy.num_actions
+
+        def spying(*args: Any) -> Any:
+            inputs, columns, hidden, fresh = args
+            action, mean, log_std, rest = columns.split([actions, actions, actions, 5], dim=-1)
+            log_prob, _, advantage, _, valid = rest.unbind(-1)
+            with torch.no_grad():
+                now = learner.policy.evaluate(inputs, action, hidden, fresh)
+            self.minibatches.append(
+                {
+                    "action": action.clone(),
+                    "ratio": (now.log_prob - log_prob).exp(),
+                    "kl": gaussian_kl(mean, log_std, now.mean, now.log_std),
+                    "advantage": advantage.clone(),
+                    "valid": valid.bool(),
+                }
+            )
+            self.rates.append(ppo.learning_rate.item())
+            out = loss(*args)
+            self.minibatches[-1]["reported"] = torch.stack([out[1][4], out[1][5], out[2]])
+            return out
+
+        ppo._loss = spying
+
+
+# The first minibatch
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("state_dependent_std", [False, True])
+def test_the_first_minibatch_of_every_update_is_on_policy(
+    kind: str, state_dependent_std: bool
+) -> None:
+    # normalisation on; more than one update, so that its statistics have moved
+    it = learner(kind, network={"state_dependent_std": state_dependent_std}, learning_rate=1e-3)
+    assert it.cfg.normalize_obs and it.cfg.normalize_value
+    for _ in range(3):
+        it.collect()
+        spy = Spy(it)
+        it.update()
+        first, later = spy.minibatches[0], spy.minibatches[-1]
+        assert (first["ratio"] - 1.0).abs().max() < 1e-6
+        assert first["kl"].abs().max() < 1e-9
+        kl, clip_fraction, _ = first["reported"].tolist()
+        assert kl < 1e-9 and clip_fraction == 0.0
+        assert (later["ratio"] - 1.0).abs().max() > 1e-4, "the policy must have moved since"
+    assert it.policy.obs_norm["policy"].count > 0
+
+
+def test_statistics_of_observations_move_after_the_update() -> None:
+    it = learner()
+    it.collect()
+    norm = it.policy.obs_norm["policy"]
+    counts = []
+    loss = it.ppo._loss
+    it.ppo._loss = lambda *args: (counts.append(norm.count.item()), loss(*args))[1]
+    it.update()
+    assert set(counts) == {0.0}
+    valid = it.rollout.valid
+    assert norm.count == valid.sum()
+    pooled = it.rollout.obs["policy"][valid].double()
+    torch.testing.assert_close(norm.mean, pooled.mean(dim=0))
+    torch.testing.assert_close(norm.var, pooled.var(dim=0, correction=0))
+
+
+# Losses and gradients
+
+
+def crafted(
+    ratio: list[float],
+    advantage: list[float],
+    *,
+    value: list[float] | None = None,
+    old_value: list[float] | None = None,
+    target: list[float] | None = None,
+    mean: list[float] | None = None,
+    valid: list[float] | None = None,
+    **changes: Any,
+) -> tuple[dict[str, Tensor], Tensor, Tensor]:
+    """Loss of hand-made samples, and its gradients w.r.t. what the policy says of each."""
+    settings = {"entropy_coef": 0.0, "bounds_coef": 0.0, "value_coef": 1.0, "clip": 0.2, **changes}
+    it = Learner(RandomWorlds(4, num_actions=1), ppo_config(**settings))
+    count = len(ratio)
+    zeros = [0.0] * count
+
+    def column(x: list[float] | None, default: list[float] = zeros) -> Tensor:
+        return torch.tensor(default if x is None else x)[None]
+
+    leaves = {
+        "log_prob": column(ratio).log().requires_grad_(),
+        "value": column(value).requires_grad_(),
+        "mean": column(mean)[..., None].requires_grad_(),
+        "entropy": torch.full((1, count), 0.5).requires_grad_(),
+    }
+    now = Evaluation(
+        leaves["log_prob"],
+        leaves["entropy"],
+        leaves["mean"],
+        torch.zeros(1, count, 1),
+        leaves["value"],
+    )
+    it.policy.evaluate = lambda *args: now  # type: ignore[method-assign]
+    columns = torch.stack(
+        [
+            *(column(None) for _ in range(3)),
+            column(None),
+            column(old_value),
+            column(advantage),
+            column(target),
+            column(valid, [1.0] * count),
+        ],
+        dim=-1,
+    )
+    loss, losses, _ = it.ppo._eager_loss({}, columns, (), None)
+    loss.backward()
+    return {name: leaf.grad.flatten() for name, leaf in leaves.items()}, loss.detach(), losses
+
+
+def test_clip_gradients() -> None:
+    ratio = [1.3, 1.3, 0.7, 0.7, 1.1, 0.9, 1.0]
+    advantage = [2.0, -2.0, 2.0, -2.0, 2.0, -2.0, 1.0]
+    grads, loss, losses = crafted(ratio, advantage)
+    # d(-A r)/d(log p) = -A r, and nothing where the clipped branch is the smaller one
+    active = [0, 1, 1, 0, 1, 1, 1]
+    expected = [-a * r * on / 7 for r, a, on in zip(ratio, advantage, active, strict=True)]
+    assert grads["log_prob"].tolist() == pytest.approx(expected, abs=1e-7)
+    assert grads["log_prob"][0] == 0.0 and grads["log_prob"][3] == 0.0
+    surrogate = [
+        min(a * r, a * min(max(r, 0.8), 1.2)) for r, a in zip(ratio, advantage, strict=True)
+    ]
+    assert loss.item() == pytest.approx(-sum(surrogate) / 7, abs=1e-6)
+    assert losses[0].item() == pytest.approx(loss.item(), abs=1e-6)
+    assert losses[5].item() == pytest.approx(4 / 7), "four ratios are outside of the clip range"
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_value_clip_on_both_sides(sign: float) -> None:
+    # old value 0, target +-1: beyond the clip range towards the target, beyond it away from the
+    # target, inside the range, and beyond the target itself
+    value = [0.5 * sign, -0.5 * sign, 0.1 * sign, 3.0 * sign]
+    kwargs = {"value": value, "old_value": [0.0] * 4, "target": [sign] * 4, "value_coef": 2.0}
+    grads, loss, losses = crafted([1.0] * 4, [0.0] * 4, **kwargs)
+    # max of (v - target)^2 and (clipped v - target)^2, halved, times value_coef
+    errors = [0.8**2, 1.5**2, 0.9**2, 2.0**2]
+    assert losses[1].item() == pytest.approx(sum(errors) / 4, abs=1e-6)
+    assert loss.item() == pytest.approx(sum(errors) / 4, abs=1e-6)
+    expected = [0.0, 2 * (-1.5 * sign) / 4, 2 * (-0.9 * sign) / 4, 2 * (2.0 * sign) / 4]
+    assert grads["value"].tolist() == pytest.approx(expected, abs=1e-6)
+    assert grads["value"][0] == 0.0
+
+    grads, _, losses = crafted([1.0] * 4, [0.0] * 4, value_clip=False, **kwargs)
+    expected = [2 * (v - sign) / 4 for v in value]
+    assert grads["value"].tolist() == pytest.approx(expected, abs=1e-6)
+
+
+def test_entropy_and_bounds() -> None:
+    mean = [0.0, SOFT_BOUND, 1.5, -2.1]
+    grads, loss, losses = crafted(
+        [1.0] * 4, [0.0] * 4, mean=mean, entropy_coef=0.01, bounds_coef=0.5, value_coef=0.0
+    )
+    assert grads["entropy"].tolist() == pytest.approx([-0.01 / 4] * 4), "entropy is rewarded"
+    expected = [0.0, 0.0, 0.5 * 2 * 0.4 / 4, -0.5 * 2 * 1.0 / 4]
+    assert grads["mean"].tolist() == pytest.approx(expected, abs=1e-6)
+    assert losses[2].item() == pytest.approx((0.4**2 + 1.0**2) / 4, abs=1e-6)
+    assert loss.item() == pytest.approx(0.5 * losses[2].item() - 0.01 * 0.5, abs=1e-6)
+
+
+def test_losses_are_means_over_valid_samples() -> None:
+    kwargs = {"value": [1.0, 7.0], "old_value": [1.0, 0.0], "target": [2.0, -50.0]}
+    _, alone, _ = crafted([1.1], [2.0], value=[1.0], old_value=[1.0], target=[2.0])
+    grads, loss, _ = crafted([1.1, 3.0], [2.0, 9.0], valid=[1.0, 0.0], mean=[0.0, 5.0], **kwargs)
+    assert loss == alone
+    assert all(g[1] == 0.0 for g in grads.values())
+    grads, loss, _ = crafted([1.1, 3.0], [2.0, 9.0], valid=[0.0, 0.0], mean=[0.0, 5.0], **kwargs)
+    assert loss == 0.0 and all((g == 0.0).all() for g in grads.values())
+
+
+@pytest.mark.parametrize("kind", ["feed-forward", "lstm"])
+def test_invalid_samples_contribute_nothing(kind: str) -> None:
+    one, other = (learner(kind, minibatch_size=96, epochs=2) for _ in range(2))
+    for it in (one, other):
+        it.collect()
+    invalid = ~other.rollout.valid
+    assert 0 < invalid.sum() < invalid.numel()
+    g = torch.Generator().manual_seed(9)
+    rollout = other.rollout
+    for tensor in (
+        rollout.obs["policy"],
+        rollout.action,
+        rollout.mean,
+        rollout.log_std,
+        rollout.log_prob,
+        rollout.reward,
+    ):
+        noise = torch.randn(tensor.shape, generator=g)
+        where = invalid if tensor.ndim == 2 else invalid[..., None]
+        tensor.copy_(torch.where(where, 3.0 * noise, tensor))
+    one.update()
+    other.update()
+    for (name, a), b in zip(
+        one.policy.state_dict().items(), other.policy.state_dict().values(), strict=True
+    ):
+        assert torch.equal(a, b), name
+
+
+def test_advantages_are_normalised_over_valid_samples() -> None:
+    it = learner(minibatch_size=96, epochs=1)
+    it.collect()
+    spy = Spy(it)
+    it.update()
+    (batch,) = spy.minibatches
+    advantage = batch["advantage"][batch["valid"]]
+    assert advantage.mean().item() == pytest.approx(0.0, abs=1e-6)
+    assert advantage.std(correction=0).item() == pytest.approx(1.0, abs=1e-5)
+
+
+def test_reward_scale() -> None:
+    # with statistics of returns, the scale of the reward does not matter to the targets
+    results = []
+    for scale in (1.0, 100.0):
+        it = learner(reward_scale=scale, normalize_value=False)
+        it.collect()
+        results.append(it.update()["value/mean_return"].item())
+    it = learner(gamma=0.0, reward_scale=7.0, normalize_value=False)
+    it.collect()
+    mean_return = it.update()["value/mean_return"].item()
+    valid = it.rollout.valid
+    assert mean_return == pytest.approx(7.0 * it.rollout.reward[valid].mean().item(), rel=1e-5)
+    assert results[0] != results[1]
+
+
+def test_gradient_norm_is_limited() -> None:
+    for limit, clipped in ((1e-3, True), (None, False)):
+        it = learner(max_grad_norm=limit)
+        it.collect()
+        norms: list[float] = []
+        step = it.ppo.optimizer.step
+
+        def recording(
+            it: Learner = it, norms: list[float] = norms, step: Callable[[], Any] = step
+        ) -> None:
+            grads = [p.grad.flatten() for p in it.policy.parameters() if p.grad is not None]
+            norms.append(torch.cat(grads).norm().item())
+            step()
+
+        it.ppo.optimizer.step = recording  # type: ignore[method-assign]
+        stats = it.update()
+        assert (max(norms) <= 1.001e-3) == clipped
+        assert stats["policy/grad_norm"] > 1e-3, "the norm before clipping is reported"
+
+
+def test_log_std_at_its_bound_can_come_back() -> None:
+    # A parameter that a step carried beyond the bound would get no gradient any more.
+    it = learner(network={"log_std_init": -5.0}, entropy_coef=1.0, learning_rate=1e-2)
+    with torch.no_grad():
+        it.policy.log_std.fill_(-5.0)
+    it.collect()
+    # one step down, over the bound
+    it.policy.log_std.grad = torch.ones_like(it.policy.log_std)
+    it.ppo.optimizer.step()
+    it.ppo.optimizer.state.clear()
+    for _ in range(3):
+        it.collect()
+        it.update()
+    assert (it.policy.log_std > -5.0).any(), "the entropy bonus must be able to raise it again"
+
+
+# Minibatches
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("minibatch_size", [1, 24, 30, 96, 10_000])
+def test_minibatches_are_a_partition(kind: str, minibatch_size: int) -> None:
+    it = learner(kind, minibatch_size=minibatch_size)
+    T, N = it.cfg.horizon, it.world.num_envs
+    orders = []
+    for _ in range(2):
+        it.collect()
+        it.rollout.action[..., 0] = torch.arange(T * N).view(T, N).float()  # t * N + world
+        spy = Spy(it)
+        it.update()
+        per_epoch = it.ppo.num_minibatches
+        assert len(spy.minibatches) == it.cfg.epochs * per_epoch
+        for epoch in range(it.cfg.epochs):
+            parts = spy.minibatches[epoch * per_epoch : (epoch + 1) * per_epoch]
+            ids = [part["action"][..., 0] for part in parts]
+            assert len({tuple(i.shape) for i in ids}) == 1, "minibatches have one size"
+            flat = torch.cat([i.flatten() for i in ids])
+            assert torch.equal(flat.sort().values, torch.arange(T * N).float())
+            orders.append(flat.tolist())
+            for i in ids:  # a sequence is consecutive steps of one world, from a multiple of L
+                assert i.shape[0] == it.ppo.sequence_length
+                assert (i[1:] - i[:-1] == N).all()
+                assert ((i[0] // N) % it.ppo.sequence_length == 0).all()
+    assert len({tuple(order) for order in orders}) == len(orders), "every epoch has its own order"
+
+
+def test_recurrent_sequences_start_from_the_state_of_acting() -> None:
+    # T = 8 in sequences of 2: a wrong order of states would break the ratio
+    it = learner("lstm", sequence_length=2, minibatch_size=12)
+    for _ in range(2):
+        it.collect()
+        spy = Spy(it)
+        it.update()
+    assert it.ppo.sequence_length == 2
+    assert (spy.minibatches[0]["ratio"] - 1).abs().max() < 1e-6
+    it.collect()
+    for buffer in it.rollout.hidden:
+        buffer.copy_(buffer.flip(0))
+    spy = Spy(it)
+    it.update()
+    assert (spy.minibatches[0]["ratio"] - 1).abs().max() > 1e-5, "the test must be able to fail"
+
+
+def test_fit_minibatches() -> None:
+    assert fit_minibatches(65536, 2.0) == 2
+    assert fit_minibatches(16 * 4096, 16 * 4096 / 32768) == 2
+    assert fit_minibatches(96, 4.4) == 4
+    assert fit_minibatches(96, 0.01) == 1
+    assert fit_minibatches(96, 1e6) == 96
+    assert fit_minibatches(97, 4.0) == 1, "a prime"
+    assert fit_minibatches(1, 3.0) == 1
+    for units in range(1, 200):
+        for wanted in (0.5, 1.0, 3.3, 17.0):
+            fitted = fit_minibatches(units, wanted)
+            assert units % fitted == 0
+            divisors = [d for d in range(1, units + 1) if units % d == 0]
+            assert abs(fitted - wanted) == min(abs(d - wanted) for d in divisors)
+
+
+def test_fit_sequence_length() -> None:
+    assert fit_sequence_length(16, 16) == 16
+    assert fit_sequence_length(16, 100) == 16
+    assert fit_sequence_length(24, 16) == 12
+    assert fit_sequence_length(17, 16) == 1
+    assert fit_sequence_length(1, 1) == 1
+
+
+def test_feed_forward_policies_have_no_sequences() -> None:
+    assert learner("feed-forward").ppo.sequence_length == 1
+    assert learner("lstm").ppo.sequence_length == 4
+
+
+# Learning rate
+
+
+def python_rule(
+    rate: float, kl: float, threshold: float, low: float = 1e-6, high: float = 1e-2
+) -> float:
+    """rl_games' adaptive scheduler."""
+    if kl > 2.0 * threshold:
+        rate = max(rate / 1.5, low)
+    if 0.0 < kl < 0.5 * threshold:
+        rate = min(rate * 1.5, high)
+    return rate
+
+
+def test_adaptive_learning_rate_equals_python() -> None:
+    g = torch.Generator().manual_seed(0)
+    recorded = (0.01 * torch.exp(2.0 * torch.randn(300, generator=g))).tolist()
+    recorded += [1e-5] * 30 + [0.0] + [1.0] * 40 + [0.016, 0.004, 0.008]  # both limits, and edges
+    rate, expected = torch.tensor(3e-4), 3e-4
+    seen = []
+    for kl in recorded:
+        adapt_learning_rate(rate, torch.tensor(kl), 0.008, 1e-6, 1e-2)
+        expected = python_rule(expected, kl, 0.008)
+        seen.append(rate.item())
+        assert rate.item() == pytest.approx(expected, rel=1e-4)
+    assert max(seen) == pytest.approx(1e-2) and min(seen) == pytest.approx(1e-6)
+    before = rate.clone()
+    for kl in (math.nan, 0.0, 0.016, 0.004, 0.008):  # on the edge it holds
+        adapt_learning_rate(rate, torch.tensor(kl), 0.008, 1e-6, 1e-2)
+        assert torch.equal(rate, before)
+
+
+@pytest.mark.parametrize("per", ["minibatch", "epoch"])
+def test_schedule_follows_the_kl_of_the_update(per: str) -> None:
+    it = learner(schedule="adaptive", schedule_per=per, learning_rate=3e-3, kl_threshold=0.002)
+    expected = it.ppo.learning_rate.item()
+    moves = set()
+    for _ in range(4):
+        it.collect()
+        spy = Spy(it)
+        stats = it.update()
+        kls = [m["reported"][2].item() for m in spy.minibatches]
+        rates = [*spy.rates, stats["policy/learning_rate"].item()]
+        for i, kl in enumerate(kls):
+            assert rates[i] == pytest.approx(expected, rel=1e-4)
+            if per == "minibatch" and i > 0:  # the first one compares the policy with itself
+                new = python_rule(expected, kl, 0.002)
+            elif per == "epoch" and (i + 1) % it.ppo.num_minibatches == 0:
+                part = kls[i + 1 - it.ppo.num_minibatches : i + 1]
+                new = python_rule(expected, sum(part) / len(part), 0.002)
+            else:
+                new = expected
+            moves.add((new > expected) - (new < expected))
+            expected = new
+        assert rates[-1] == pytest.approx(expected, rel=1e-4)
+    assert moves == {-1, 0, 1}, "the sequence must exercise every branch"
+
+
+@pytest.mark.parametrize("kind", ["feed-forward", "lstm"])
+@pytest.mark.parametrize("num_envs", [1, 2, 12])
+@pytest.mark.parametrize("per", ["minibatch", "epoch"])
+def test_the_first_minibatch_does_not_move_the_learning_rate(
+    kind: str, num_envs: int, per: str
+) -> None:
+    # A KL of rounding errors (acting and learning have batches of different size, so kernels may
+    # differ) is not a policy that changes too little.
+    it = learner(
+        kind,
+        num_envs=num_envs,
+        schedule="adaptive",
+        schedule_per=per,
+        minibatch_size=8 * num_envs,
+        epochs=1,
+    )
+    assert it.ppo.num_minibatches == 1
+    for _ in range(3):
+        it.collect()
+        assert it.update()["policy/learning_rate"].item() == pytest.approx(3e-4)
+
+
+def test_linear_schedule_ends_at_zero() -> None:
+    it = learner(schedule="linear", learning_rate=1e-3)
+    it.ppo.max_iterations = 4
+    rates = []
+    for _ in range(6):
+        it.collect()
+        before = [p.clone() for p in it.policy.parameters()]
+        rates.append(it.update()["policy/learning_rate"].item())
+    assert rates == pytest.approx([1e-3, 0.75e-3, 0.5e-3, 0.25e-3, 0.0, 0.0])
+    moved = [
+        name
+        for (name, now), old in zip(it.policy.named_parameters(), before, strict=True)
+        if not torch.equal(now, old)
+    ]
+    assert set(moved) <= {"value_head.weight", "value_head.bias"}, "only rescaled with the values"
+
+
+def test_constant_schedule() -> None:
+    it = learner(schedule="constant", learning_rate=1e-3, kl_threshold=1e-9)
+    for _ in range(2):
+        it.collect()
+        assert it.update()["policy/learning_rate"].item() == pytest.approx(1e-3)
+
+
+# State and reproducibility
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_saved_learner_continues_bit_for_bit(kind: str) -> None:
+    it = learner(kind)
+    it.train(2)
+    file = io.BytesIO()
+    states = {
+        "policy": it.policy.state_dict(),
+        "ppo": it.ppo.state_dict(),
+        "shuffling": it.ppo.generator.get_state(),
+    }
+    torch.save(states, file)
+    file.seek(0)
+    twin = copy.deepcopy({"noise": it.noise.get_state(), "world": it.world})
+    fresh, hidden, obs = it.fresh.clone(), it.hidden, it.obs
+
+    other = learner(kind)
+    other.train(1)  # anything but the saved state
+    saved = torch.load(file, weights_only=True)
+    other.policy.load_state_dict(saved["policy"])
+    other.ppo.load_state_dict(saved["ppo"])
+    other.ppo.generator.set_state(saved["shuffling"])
+    other.noise.set_state(twin["noise"])
+    other.world, other.fresh, other.hidden, other.obs = twin["world"], fresh, hidden, obs
+
+    for _ in range(2):
+        for both in (it, other):
+            both.collect()
+        a, b = it.update(), other.update()
+        assert a.keys() == b.keys()
+        for name in a:
+            assert torch.equal(a[name], b[name]), name
+    assert it.ppo.iteration == other.ppo.iteration == 4
+    for (name, a), b in zip(
+        it.policy.state_dict().items(), other.policy.state_dict().values(), strict=True
+    ):
+        assert torch.equal(a, b), name
+    # the schedule and the optimiser must still share one tensor
+    assert other.ppo.optimizer.param_groups[0]["lr"] is other.ppo.learning_rate
+
+
+def test_a_state_dict_is_a_snapshot() -> None:
+    it = learner()
+    it.train(1)
+    state = it.ppo.state_dict()
+    before = copy.deepcopy(state)
+    it.train(1)
+
+    def tensors(node: Any) -> list[Tensor]:
+        if isinstance(node, dict):
+            return [t for value in node.values() for t in tensors(value)]
+        if isinstance(node, list):
+            return [t for value in node for t in tensors(value)]
+        return [node] if isinstance(node, Tensor) else []
+
+    assert len(tensors(state)) > 10
+    assert all(torch.equal(a, b) for a, b in zip(tensors(before), tensors(state), strict=True))
+
+
+def test_same_seed_same_result() -> None:
+    def run(seed: int) -> list[Tensor]:
+        it = Learner(RandomWorlds(12), ppo_config(minibatch_size=24), seed=seed)
+        it.train(3)
+        return list(it.policy.state_dict().values())
+
+    a, b, c = run(1), run(1), run(2)
+    assert all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
+    assert not all(torch.equal(x, y) for x, y in zip(a, c, strict=True))
+
+
+def test_statistics_are_tensors_and_true() -> None:
+    it = learner(epochs=2)
+    it.collect()
+    spy = Spy(it)
+    stats = it.update()
+    assert all(isinstance(v, Tensor) and v.ndim == 0 for v in stats.values())
+    assert all(torch.isfinite(v) for v in stats.values())
+    kls = [m["reported"][2].item() for m in spy.minibatches]
+    assert stats["policy/kl"].item() == pytest.approx(sum(kls) / len(kls), rel=1e-4)
+    assert stats["value/explained_variance"] <= 1.0
+
+
+def test_explained_variance() -> None:
+    it = learner(normalize_value=False, gamma=0.0, num_envs=200)
+    it.collect()
+    # with gamma 0 the return is the reward: a value that is the reward plus noise of half its size
+    noise = 0.5 * torch.randn(it.rollout.reward.shape, generator=torch.Generator().manual_seed(1))
+    it.rollout.value.copy_(it.rollout.reward + noise)
+    stats = it.update()
+    assert stats["value/explained_variance"].item() == pytest.approx(0.75, abs=0.05)
+
+
+def test_a_reward_that_is_not_finite_is_flagged() -> None:
+    for key, spoil in (("check/reward", "reward"), ("check/obs", "obs")):
+        it = learner()
+        it.collect()
+        tensor = it.rollout.reward if spoil == "reward" else it.rollout.obs["policy"]
+        tensor[2, 1] = torch.nan
+        assert not torch.isfinite(it.update()[key])
+
+
+def test_choose_precision() -> None:
+    assert choose_precision("fp32", torch.device("cpu"))[0] is False
+    assert choose_precision("bf16", torch.device("cpu")) == (True, "as configured")
+    assert choose_precision("auto", torch.device("cpu"))[1].startswith("auto: the CPU")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_bf16_updates(kind: str) -> None:
+    it = Learner(RandomWorlds(12), ppo_config(network(kind), minibatch_size=24), bf16=True)
+    for _ in range(2):
+        it.collect()
+        spy = Spy(it)
+        stats = it.update()
+        assert all(torch.isfinite(v) for v in stats.values())
+        assert (spy.minibatches[0]["ratio"] - 1).abs().max() < 1e-3
+    assert all(p.dtype == torch.float32 for p in it.policy.parameters())
+
+
+# Learning
+
+
+class Bandit:
+    """One state, one step: the reward is highest for the action 0.7."""
+
+    obs_sizes, num_actions = {"policy": 1}, 1
+
+    def __init__(self, num_envs: int) -> None:
+        self.num_envs = num_envs
+        self.no, self.yes = (torch.full((num_envs,), x) for x in (False, True))
+        self.obs = {"policy": torch.ones(num_envs, 1)}
+
+    def reset(self) -> dict[str, Tensor]:
+        return self.obs
+
+    def step(self, action: Tensor) -> Outcome:
+        reward = -(action[:, 0] - 0.7).square()
+        return Outcome(self.obs, self.obs, reward, self.yes, self.no, self.no)
+
+
+class Tracking:
+    """The action shall equal the observation, which is new in every step."""
+
+    obs_sizes, num_actions = {"policy": 2}, 2
+
+    def __init__(self, num_envs: int, length: int = 10) -> None:
+        self.num_envs, self.length = num_envs, length
+        self.generator = torch.Generator().manual_seed(0)
+        self.no = torch.zeros(num_envs, dtype=torch.bool)
+        self.progress = torch.arange(num_envs) % length
+        self.target = self._target()
+
+    def _target(self) -> Tensor:
+        return 2.0 * torch.rand(self.num_envs, 2, generator=self.generator) - 1.0
+
+    def reset(self) -> dict[str, Tensor]:
+        return {"policy": self.target}
+
+    def step(self, action: Tensor) -> Outcome:
+        reward = -(action - self.target).square().sum(dim=1)
+        self.progress = (self.progress + 1) % self.length
+        self.target = self._target()
+        obs = {"policy": self.target}
+        return Outcome(obs, obs, reward, self.no, self.progress == 0, self.no)
+
+
+class Recall:
+    """A sign is shown in the first of 4 steps; in the last one the action must equal it."""
+
+    obs_sizes, num_actions = {"policy": 2}, 1
+    length = 4
+
+    def __init__(self, num_envs: int) -> None:
+        self.num_envs = num_envs
+        self.generator = torch.Generator().manual_seed(0)
+        self.no = torch.zeros(num_envs, dtype=torch.bool)
+        self.progress = torch.zeros(num_envs, dtype=torch.int64)
+        self.cue = self._cue()
+
+    def _cue(self) -> Tensor:
+        return torch.randint(0, 2, (self.num_envs,), generator=self.generator) * 2.0 - 1.0
+
+    def _obs(self) -> dict[str, Tensor]:
+        shown = torch.where(self.progress == 0, self.cue, 0.0)
+        last = (self.progress == self.length - 1).float()
+        return {"policy": torch.stack([shown, last], dim=1)}
+
+    def reset(self) -> dict[str, Tensor]:
+        return self._obs()
+
+    def step(self, action: Tensor) -> Outcome:
+        ended = self.progress == self.length - 1
+        reward = torch.where(ended, -(action[:, 0] - self.cue).square(), 0.0)
+        self.progress = torch.where(ended, 0, self.progress + 1)
+        self.cue = torch.where(ended, self._cue(), self.cue)
+        return Outcome(self._obs(), self._obs(), reward, ended, self.no, self.no)
+
+
+def mean_action(it: Learner, obs: dict[str, Tensor]) -> Tensor:
+    batch = obs["policy"].shape[0]
+    noise = torch.zeros(batch, it.policy.num_actions)
+    return it.policy.act(obs, it.policy.initial_state(batch), noise).action
+
+
+FAST = {"learning_rate": 3e-3, "minibatch_size": 256, "epochs": 4}
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_learns_a_bandit(seed: int) -> None:
+    it = Learner(Bandit(64), ppo_config(**FAST), seed=seed)
+    rewards = it.train(30)
+    assert rewards[0] < -0.8
+    assert mean_action(it, it.world.obs).mean().item() == pytest.approx(0.7, abs=0.05)
+    assert it.policy.log_std.item() < -1.0, "a known best action needs no noise"
+
+
+@pytest.mark.parametrize("kind", ["feed-forward", "lstm"])
+def test_learns_to_track(kind: str) -> None:
+    it = Learner(Tracking(64), ppo_config(network(kind), **FAST))
+    it.train(60 if kind == "feed-forward" else 40)
+    grid = torch.linspace(-0.9, 0.9, 7)
+    obs = {"policy": torch.cartesian_prod(grid, grid)}
+    error = (mean_action(it, obs) - obs["policy"]).abs().mean().item()
+    assert error < 0.15, "a policy that does nothing has an error of 0.51"
+
+
+@pytest.mark.parametrize("kind", ["feed-forward", "lstm", "gru"])
+def test_only_a_recurrent_policy_learns_to_remember(kind: str) -> None:
+    # Blind, the best is the action 0: a reward of -1 per episode.
+    it = Learner(Recall(128), ppo_config({**network(kind), "rnn_size": 16}, **FAST))
+    per_episode = 4.0 * it.train(25)[-1]
+    if kind == "feed-forward":
+        assert -1.5 < per_episode < -0.9
+    else:
+        assert per_episode > -0.2
+
+
+def test_values_of_time_limits_and_terminations() -> None:
+    # Reward 1 in every step of episodes of 5 steps; nothing in the observation tells the time. If
+    # the time limit ends them, the value is 1 / (1 - gamma) = 10; if the task does, it is the mean
+    # over the 5 steps of the rest of an episode, (1 + 1.9 + 2.71 + 3.439 + 4.0951) / 5 = 2.629.
+    class Clock(Bandit):
+        def __init__(self, num_envs: int, truncates: bool) -> None:
+            super().__init__(num_envs)
+            self.truncates = truncates
+            self.progress = torch.zeros(num_envs, dtype=torch.int64)
+
+        def step(self, action: Tensor) -> Outcome:
+            self.progress = (self.progress + 1) % 5
+            end = self.progress == 0
+            ends = (self.no, end) if self.truncates else (end, self.no)
+            return Outcome(self.obs, self.obs, torch.ones(self.num_envs), *ends, self.no)
+
+    for truncates, expected in ((True, 10.0), (False, 2.629)):
+        cfg = ppo_config(
+            gamma=0.9, schedule="constant", value_clip=False, gae_lambda=1.0, horizon=10, **FAST
+        )
+        it = Learner(Clock(50, truncates), cfg)
+        it.train(60)
+        value = it.policy.denormalize_value(it.policy.value(it.world.obs, ()))[0].item()
+        assert value == pytest.approx(expected, rel=0.03)
