@@ -86,14 +86,11 @@ class MjwarpSim:
                 self._model = mjw.put_model(model)
             except (NotImplementedError, ValueError) as error:
                 raise ConfigError(
-                    f"sim=mjwarp cannot simulate this scene: {str(error).splitlines()[0]};"
-                    " try sim=mujoco"
+                    f"sim=mjwarp cannot simulate this scene: {str(error).splitlines()[0]}; try sim=mujoco"
                 ) from None
             # A kernel that prints serialises the device; overflow is reported by mask instead.
             self._model.opt.warn_overflow = False
-            self._data = mjw.make_data(
-                model, nworld=num_envs, njmax=cfg.njmax or rows, nconmax=cfg.nconmax or contacts
-            )
+            self._data = mjw.make_data(model, nworld=num_envs, njmax=cfg.njmax or rows, nconmax=cfg.nconmax or contacts)
             self._reset_where = wp.zeros(num_envs, dtype=wp.bool)
 
         data = self._data
@@ -117,7 +114,6 @@ class MjwarpSim:
         self.refresh()
 
     def articulation(self, name: str) -> MujocoArticulation:
-        """See `Sim.articulation`."""
         return MujocoArticulation(self, name)
 
     def _view(self, array: wp.array) -> Tensor:
@@ -126,7 +122,6 @@ class MjwarpSim:
         return torch.zeros(array.shape, device=self.device)  # Warp has no memory to show for it
 
     def derived(self, field: str) -> Tensor:
-        """See `MujocoTensors.derived`."""
         if not self._derives:
             self._derives = True
             self._written.fill_(True)
@@ -134,27 +129,24 @@ class MjwarpSim:
         return self._derived[field]
 
     def uses_effort(self) -> None:
-        """See `MujocoTensors.uses_effort`: `qfrc_applied` is a view, and always in use."""
+        pass  # `qfrc_applied` is a view, and always in use
 
     def wrote_state(self, where: Bool[Tensor, " envs"]) -> None:
-        """See `MujocoTensors.wrote_state`."""
         self._written |= where
 
     @property
     def diverged(self) -> Bool[Tensor, " envs"]:
-        """See `Sim.diverged`."""
         return self._diverged
 
     @property
     def overflow(self) -> Bool[Tensor, " envs"]:
-        """See `Sim.overflow`."""
         return (self._overflow & _DROPPED) != 0
 
     def step(self, substeps: int) -> None:
-        """See `Sim.step`."""
         self._graphs.run(("step", substeps, self._derives), lambda: self._step(substeps))
         if self._has_sensors:
             self.sensordata.copy_(self._sensordata)
+        self._written.zero_()
         # amax hands NaN on, and a comparison with NaN is false
         fastest = torch.maximum(self.qpos.abs().amax(dim=1), self.qvel.abs().amax(dim=1))
         torch.logical_not(fastest < MAX_STATE, out=self._diverged)
@@ -172,7 +164,6 @@ class MjwarpSim:
         mjw.com_vel(self._model, self._data)
 
     def reset(self, where: Bool[Tensor, " envs"]) -> None:
-        """See `Sim.reset`."""
         self._reset_mask.copy_(where)
         self._graphs.run("reset", self._reset)
         self._written |= where
@@ -181,7 +172,6 @@ class MjwarpSim:
         mjw.reset_data(self._model, self._data, self._reset_where)
 
     def refresh(self) -> None:
-        """See `Sim.refresh`."""
         if not (self._has_sensors or self._derives):
             return  # nothing follows the state, and this is known before any data
         if self._written_on_host is not None and not self._written_on_host.any():
@@ -198,7 +188,6 @@ class MjwarpSim:
         mjw.forward(self._model, self._data)
 
     def scene_qpos(self) -> Float[Tensor, "envs nq"]:
-        """See `Sim.scene_qpos`."""
         return self.qpos
 
     def _state(self) -> dict[str, Tensor]:
@@ -206,13 +195,11 @@ class MjwarpSim:
         return {name: wp.to_torch(array) for name, array in arrays.items() if array.size}
 
     def state_dict(self) -> dict[str, Any]:
-        """See `Sim.state_dict`."""
         state = {name: value.clone() for name, value in self._state().items()}
         own = {"sensordata": self.sensordata, "written": self._written, "diverged": self._diverged}
         return {"state": state, "own": {name: value.clone() for name, value in own.items()}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """See `Sim.load_state_dict`."""
         for name, value in self._state().items():
             value.copy_(state["state"][name])
         self._written.fill_(True)

@@ -22,8 +22,8 @@ logger = logging.getLogger(__name__)
 
 # A state beyond this [m, rad, m/s, rad/s] has run away: no machine that we simulate comes near.
 MAX_STATE = 1e5
-# Below this many worlds an MjData per world is worth its memory: it stays in the cache and velocity-stage
-# quantities come for free (benchmarks/physics.json).
+# Below this many worlds an MjData per world is worth its memory: it stays in the cache and
+# velocity-stage quantities come for free (benchmarks/physics.json).
 PERSISTENT_BELOW = 512
 
 _NONE = mujoco.mjtStage.mjSTAGE_NONE.value
@@ -38,12 +38,17 @@ def is_persistent(cfg: SimConfig, num_envs: int) -> bool:
     return num_envs < PERSISTENT_BELOW if cfg.persistent == "auto" else bool(cfg.persistent)
 
 
+# What overflows float32 has run away: it becomes infinite, and the world is reported as diverged.
+_float32_may_overflow = np.errstate(over="ignore", invalid="ignore")
+
+
 class MujocoSim:
     """`num_envs` worlds on a pool of CPU threads; see `gpusim_rl.sim.Sim`.
 
-    MuJoCo's state is float64, one row per world. Positions and velocities are converted to float32 once per `step`, in
-    one copy; every tensor that a task reads is a slice of that mirror. Derived quantities are computed and copied only
-    when a task has asked for them. Bit-identical at any thread count.
+    MuJoCo's state is float64, one row per world. Positions and velocities are converted to float32
+    once per `step`, in one copy; every tensor that a task reads is a slice of that mirror. Derived
+    quantities are computed and copied only when a task has asked for them. Bit-identical at any
+    thread count.
     """
 
     name = "mujoco"
@@ -54,22 +59,24 @@ class MujocoSim:
         self.device = torch.device("cpu")
         model = copy.copy(scene.model)
         self.dt = float(model.opt.timestep)
-        # C MuJoCo silently resets a world that goes bad; we must see it. (Only on this copy: MuJoCo Warp refuses the flag.)
+        # C MuJoCo silently resets a world that goes bad; we must see it. (Only on this copy: MuJoCo
+        # Warp refuses the flag.)
         model.opt.disableflags |= mujoco.mjtDisableBit.mjDSBL_AUTORESET.value
-        # Without a handler every warning is appended to MUJOCO_LOG.TXT in the user's folder; we report worlds by mask.
+        # Without a handler every warning is appended to MUJOCO_LOG.TXT in the user's folder; we
+        # report worlds by mask.
         mujoco.set_mju_user_warning(logger.debug)
 
         self.num_threads = min(cfg.num_threads or available_cpus(), num_envs)
         persistent = is_persistent(cfg, num_envs)
         self._batch = Batch(model, num_envs, nthread=self.num_threads, persistent=persistent)
-        self._stage = _NONE  # what `step` computes at the new state; raised by derived()
 
-        # One float32 mirror of [time, qpos, qvel], which lead the state row. numpy does the copies: this backend's memory is
-        # on the host by definition, and torch sees every array as a view.
+        # One float32 mirror of [time, qpos, qvel], which lead the state row. numpy does the copies:
+        # this backend's memory is on the host by definition, and torch sees every array as a view.
         nq, nv = model.nq, model.nv
         self._state = self._batch.state
         self._leading = self._state[:, : 1 + nq + nv]
-        assert np.shares_memory(self._batch.bind("qpos"), self._leading), "mujoco.batch: the state row begins otherwise"
+        # else mujoco.batch's state row begins otherwise
+        assert np.shares_memory(self._batch.bind("qpos"), self._leading)
         self._mirror = np.zeros((num_envs, 1 + nq + nv), dtype=np.float32)
         mirror = torch.from_numpy(self._mirror)
         self.qpos, self.qvel = mirror[:, 1 : 1 + nq], mirror[:, 1 + nq :]
@@ -78,11 +85,17 @@ class MujocoSim:
         self.qfrc_applied = torch.zeros(num_envs, nv)
         self._inputs = [(self._batch.bind("ctrl"), self.ctrl.numpy())]
 
-        self._outputs: dict[str, tuple[np.ndarray, np.ndarray]] = {}  # field -> (float64 of MuJoCo, float32 mirror)
+        # Arrays that MuJoCo computes, each with its float32 mirror. Sensors hold what acted in the
+        # last physics step, body poses follow the state: they are read at different stages.
+        self._sensors: list[tuple[np.ndarray, np.ndarray]] = []
+        self._derived: list[tuple[np.ndarray, np.ndarray]] = []
         self._tensors: dict[str, Tensor] = {}  # field -> torch view of the mirror
-        self.sensordata = self._bind("sensordata") if model.nsensordata else torch.zeros(num_envs, 0)
+        self.sensordata = torch.zeros(num_envs, 0)
+        if model.nsensordata:
+            self.sensordata = self._bind("sensordata", self._sensors)
 
-        self._written = np.ones(num_envs, dtype=bool)  # worlds whose state was written since the last refresh
+        # worlds whose state was written since the last refresh or step
+        self._written = np.ones(num_envs, dtype=bool)
         self._written_mask = torch.from_numpy(self._written)
         self._diverged = torch.zeros(num_envs, dtype=torch.bool)
         np.copyto(self._mirror, self._leading, casting="same_kind")
@@ -91,17 +104,16 @@ class MujocoSim:
     def articulation(self, name: str) -> MujocoArticulation:
         return MujocoArticulation(self, name)
 
-    def _bind(self, field: str) -> Tensor:
+    def _bind(self, field: str, outputs: list[tuple[np.ndarray, np.ndarray]]) -> Tensor:
         output = self._batch.bind(field)
         mirror = np.zeros(output.shape, dtype=np.float32)
-        self._outputs[field] = (output, mirror)
+        outputs.append((output, mirror))
         self._tensors[field] = torch.from_numpy(mirror)
         return self._tensors[field]
 
     def derived(self, field: str) -> Tensor:
         if field not in self._tensors:
-            self._bind(field)
-            self._stage = _VEL
+            self._bind(field, self._derived)
             self._written[:] = True
             self.refresh()
         return self._tensors[field]
@@ -122,12 +134,23 @@ class MujocoSim:
         full = self._batch.warning[:, [_CONTACT_FULL, _CONSTRAINT_FULL], 1]
         return torch.from_numpy(full.any(axis=1))
 
+    @_float32_may_overflow
     def step(self, substeps: int) -> None:
+        self._write_states(np.flatnonzero(self._written))
+        self._written[:] = False
         for target, source in self._inputs:
             np.copyto(target, source)
-        self._batch.step(nstep=substeps, stage=self._stage)
+        self._batch.step(nstep=substeps, stage=_NONE)
         np.copyto(self._mirror, self._leading, casting="same_kind")
-        self._copy_outputs()
+        for source, target in self._sensors:
+            np.copyto(target, source, casting="same_kind")
+        if self._derived:
+            # A call of its own: after `step(stage=_VEL)` the position sensors would be of the new
+            # state and the contact sensors of the old one. It costs no more, and a persistent batch
+            # continues from it all the same.
+            self._batch.forward(stage=_VEL)
+            for source, target in self._derived:
+                np.copyto(target, source, casting="same_kind")
         # amax hands NaN on, and a comparison with NaN is false
         fastest = torch.maximum(self.qpos.abs().amax(dim=1), self.qvel.abs().amax(dim=1))
         torch.logical_not(fastest < MAX_STATE, out=self._diverged)
@@ -142,22 +165,24 @@ class MujocoSim:
         self.ctrl.masked_fill_(mask, 0.0)
         self.qfrc_applied.masked_fill_(mask, 0.0)
 
+    @_float32_may_overflow
     def refresh(self) -> None:
         ids = np.flatnonzero(self._written)
         if not ids.size:
             return
-        self._leading[ids] = self._mirror[ids]
-        if self._outputs:
+        self._write_states(ids)
+        if self._sensors or self._derived:
             for target, source in self._inputs:
                 target[ids] = source[ids]
-            # Contact sensors need the acceleration stage; this is for the few worlds that were written.
-            self._batch.forward(ids, stage=_ACC if "sensordata" in self._outputs else self._stage)
-            self._copy_outputs()
+            # Contact sensors need the acceleration stage; few worlds are written at a time.
+            self._batch.forward(ids, stage=_ACC if self._sensors else _VEL)
+            for source, target in (*self._sensors, *self._derived):
+                target[ids] = source[ids]  # the other worlds' sensors were read after the step
         self._written[:] = False
 
-    def _copy_outputs(self) -> None:
-        for source, target in self._outputs.values():
-            np.copyto(target, source, casting="same_kind")
+    def _write_states(self, ids: np.ndarray) -> None:
+        if ids.size:
+            self._leading[ids] = self._mirror[ids]
 
     def scene_qpos(self) -> Float[Tensor, "envs nq"]:
         return self.qpos
@@ -165,22 +190,28 @@ class MujocoSim:
     def state_dict(self) -> dict[str, Any]:
         return {
             "state": torch.from_numpy(self._state.copy()),
+            "mirror": torch.from_numpy(self._mirror.copy()),
+            "written": self._written_mask.clone(),
+            "diverged": self._diverged.clone(),
+            "warning": torch.from_numpy(self._batch.warning.copy()),
             "ctrl": self.ctrl.clone(),
             "qfrc_applied": self.qfrc_applied.clone(),
-            "outputs": {field: torch.from_numpy(mirror.copy()) for field, (_, mirror) in self._outputs.items()},
+            "tensors": {field: value.clone() for field, value in self._tensors.items()},
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._state[:] = state["state"].numpy()
+        self._mirror[:] = state["mirror"].numpy()
+        self._written_mask.copy_(state["written"])
+        self._diverged.copy_(state["diverged"])
+        self._batch.warning[:] = state["warning"].numpy()
         self.ctrl.copy_(state["ctrl"])
         self.qfrc_applied.copy_(state["qfrc_applied"])
-        np.copyto(self._mirror, self._leading, casting="same_kind")
-        for field, value in state["outputs"].items():
-            self._bind(field) if field not in self._outputs else None
-            self._tensors[field].copy_(value)
-        self._written[:] = False
+        for field, value in self._tensors.items():
+            value.copy_(state["tensors"][field])
 
     def close(self) -> None:
         """Stops the threads; the simulation cannot be used afterwards."""
-        self._outputs.clear()
+        self._sensors.clear()
+        self._derived.clear()
         del self._batch

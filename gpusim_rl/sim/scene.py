@@ -25,6 +25,10 @@ class ContactSensor:
     body_quat: str  # frame orientation of the body, wxyz
 
 
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())
+
+
 class Scene:
     """One world, simulator-neutral; the canonical form is a `mujoco.MjSpec`.
 
@@ -98,7 +102,7 @@ class Scene:
             try:
                 mjcf = mujoco.MjSpec.from_file(str(mjcf))
             except (ValueError, FileNotFoundError) as error:
-                raise TaskError(f"Scene.add({name!r}): cannot load {mjcf}: {error}") from None
+                raise TaskError(f"Scene.add({name!r}): cannot load {mjcf}: {_one_line(error)}") from None
         roots = [body.name for body in mjcf.worldbody.bodies]
         if len(roots) != 1:
             raise TaskError(f"Scene.add({name!r}): expected one body under the worldbody, got {roots or 'none'}")
@@ -160,6 +164,6 @@ class Scene:
                     self.spec.option.cone = mujoco.mjtCone.mjCONE_ELLIPTIC
                     model = self.spec.compile()
             except ValueError as error:
-                raise TaskError(f"Scene: MuJoCo cannot compile it: {error}") from None
+                raise TaskError(f"Scene: MuJoCo cannot compile it: {_one_line(error)}") from None
             self._model = model
         return self._model

@@ -1,0 +1,134 @@
+"""`sim=mjwarp` on a CUDA device: no synchronisation, torch's graphs, parity with the CPU."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "sim"))
+from worlds import FEET, ant_scene, everywhere, make, only, randomize_ants
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+NUM = 256
+
+
+@pytest.fixture(scope="module")
+def sim():
+    return make("mjwarp", ant_scene(), NUM, device="cuda")
+
+
+@contextmanager
+def no_sync() -> Iterator[None]:
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def control_step(sim, where: torch.Tensor, action: torch.Tensor) -> torch.Tensor:
+    ant = sim.articulation_of_test
+    ant.actuate(action)
+    sim.step(2)
+    sim.reset(where)
+    ant.set_state(where, joint_vel=torch.full_like(action, 0.1))
+    sim.refresh()
+    return torch.cat([ant.joint_pos, ant.joint_vel, sim.feet_of_test.in_body_frame().flatten(1)], 1)
+
+
+@pytest.fixture
+def started(sim):
+    sim.articulation_of_test = sim.articulation("ant")
+    sim.feet_of_test = sim.articulation_of_test.contacts(FEET)
+    sim.articulation_of_test.bodies(FEET)
+    sim.reset(everywhere(sim))
+    randomize_ants([sim.articulation_of_test])
+    sim.refresh()
+    return sim
+
+
+def test_one_step_agrees_with_the_cpu(started):
+    reference = make("mujoco", ant_scene(), NUM)
+    ant = reference.articulation("ant")
+    feet = ant.contacts(FEET)
+    randomize_ants([ant])
+    reference.refresh()
+    for one in (reference, started):
+        one.step(1)
+    assert (started.qvel.cpu() - reference.qvel).abs().max() <= 5e-4
+    force = started.feet_of_test.force.cpu()
+    torch.testing.assert_close(force, feet.force, atol=5e-2, rtol=2e-3)
+    assert not started.overflow.any()
+
+
+def test_a_control_step_does_not_synchronise(started):
+    where, action = only(started, 3, 7), torch.zeros(NUM, 8, device="cuda")
+    control_step(started, where, action)  # captures
+    with no_sync():
+        for _ in range(3):
+            control_step(started, where, action)
+
+
+def test_work_on_another_stream_is_ordered(started):
+    saved = started.state_dict()
+    where, action = only(started, 3), torch.full((NUM, 8), 0.3, device="cuda")
+    expected = control_step(started, where, action).clone()
+    started.load_state_dict(saved)
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        actual = control_step(started, where, action)
+    torch.cuda.current_stream().wait_stream(stream)
+    torch.testing.assert_close(actual, expected, atol=1e-2, rtol=1e-2)
+
+
+def test_torch_captures_control_steps_into_one_graph(started):
+    where, action = only(started, 3), torch.full((NUM, 8), 0.3, device="cuda")
+    saved = started.state_dict()
+    expected = [control_step(started, where, action).clone() for _ in range(4)][-1]
+
+    started.load_state_dict(saved)
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.stream(stream), torch.cuda.graph(graph, stream=stream):
+        for _ in range(2):
+            out = control_step(started, where, action)
+    torch.cuda.current_stream().wait_stream(stream)
+    started.load_state_dict(saved)
+    for _ in range(2):
+        graph.replay()
+    torch.cuda.synchronize()
+    # atomics on a GPU run in any order: equal up to rounding, over four control steps
+    torch.testing.assert_close(out, expected, atol=5e-2, rtol=5e-2)
+
+
+def test_a_diverged_world_heals_without_the_host(started):
+    ant = started.articulation_of_test
+    ant.set_state(only(started, 5), joint_vel=torch.full((NUM, 8), torch.nan, device="cuda"))
+    with no_sync():
+        started.step(2)
+        started.reset(started.diverged)
+        started.refresh()
+        started.step(2)
+    assert not started.diverged.any()
+    assert torch.isfinite(started.qpos).all()
+
+
+def test_masked_reset_leaves_other_worlds_alone(started):
+    before = started.qpos.clone()
+    started.reset(only(started, 0, 100))
+    started.refresh()
+    others = torch.ones(NUM, dtype=torch.bool, device="cuda")
+    others[[0, 100]] = False
+    assert torch.equal(started.qpos[others], before[others])
+    assert (started.qpos[[0, 100], 2] == 0.75).all()

@@ -1,0 +1,397 @@
+"""What every simulator promises (`gpusim_rl.sim.Sim`), on each of them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import mujoco
+import pytest
+import torch
+
+from gpusim_rl.errors import TaskError
+from gpusim_rl.sim import Sim
+from worlds import (
+    BALL,
+    FEET,
+    ant_scene,
+    arm_scene,
+    ball_scene,
+    everywhere,
+    make,
+    only,
+    randomize_ants,
+)
+
+# mujoco keeps an MjData per world, or one per thread
+SIMS = ["mujoco", "mujoco-shared", "mjwarp"]
+
+
+@pytest.fixture(params=SIMS)
+def backend(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+def snapshot(sim: Sim) -> dict[str, torch.Tensor]:
+    """Everything that a task could read of an Ant."""
+    ant = sim.articulation("ant")
+    feet, bodies = ant.contacts(FEET), ant.bodies(["torso", *FEET])
+    values = {
+        "qpos": sim.scene_qpos(),
+        "joint_vel": ant.joint_vel,
+        "root_lin_vel": ant.root_lin_vel,
+        "root_ang_vel": ant.root_ang_vel,
+        "pos": bodies.pos,
+        "quat": bodies.quat,
+        "lin_vel": bodies.lin_vel,
+        "ang_vel": bodies.ang_vel,
+        "force": feet.force,
+        "torque": feet.torque,
+        "wrench": feet.in_body_frame(),
+    }
+    return {name: value.clone() for name, value in values.items()}
+
+
+def assert_equal(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor], worlds=slice(None)):
+    for name, value in left.items():
+        assert torch.equal(value[worlds], right[name][worlds]), name
+
+
+def test_state_that_is_written_is_the_state(backend):
+    sim = make(backend, ant_scene(), 3)
+    ant = sim.articulation("ant")
+    assert ant.joint_names[:2] == ["hip_1", "ankle_1"]
+    assert ant.actuator_names == ant.joint_names
+    before = ant.joint_pos.clone()
+    quat = torch.nn.functional.normalize(torch.tensor([[0.9, 0.1, -0.2, 0.3]]), dim=1).expand(3, 4)
+    spin = torch.tensor([[0.1, 0.2, 0.3]]).expand(3, 3)
+    where = only(sim, 1)
+    ant.set_state(
+        where,
+        root_pos=torch.full((3, 3), 2.0),
+        root_quat=quat,
+        root_ang_vel=spin,
+        joint_pos=torch.full((3, 8), 0.1),
+    )
+    sim.refresh()
+    assert torch.equal(ant.joint_pos[1], torch.full((8,), 0.1))
+    assert torch.equal(ant.joint_pos[[0, 2]], before[[0, 2]])
+    torch.testing.assert_close(ant.root_quat[1], quat[1])
+    torch.testing.assert_close(ant.root_ang_vel[1], spin[1])
+    assert (ant.root_ang_vel[[0, 2]] == 0).all()
+    assert sim.scene_qpos().shape == (3, 15)
+    torch.testing.assert_close(ant.bodies(["torso"]).pos[1, 0], torch.full((3,), 2.0))
+
+
+def test_a_state_written_without_refresh_is_stepped_from(backend):
+    sim = make(backend, ball_scene(), 2)
+    ball = sim.articulation("ball")
+    ball.bodies(["ball"])
+    sim.step(1)
+    ball.set_state(only(sim, 1), root_pos=torch.full((2, 3), 5.0))
+    sim.step(1)
+    assert ball.root_pos[1, 0] == 5.0
+    assert ball.root_pos[0, 0] == 0.0
+
+
+def test_free_fall_follows_the_semi_implicit_euler_scheme(backend):
+    sim = make(backend, ball_scene(), 2)
+    ball = sim.articulation("ball")
+    ball.set_state(everywhere(sim), root_pos=torch.tensor([[0.0, 0.0, 50.0]]).expand(2, 3))
+    sim.refresh()
+    steps = 20
+    sim.step(steps)
+    # v_n = -g n dt and z_n = z_0 - g dt^2 n (n + 1) / 2
+    assert ball.root_lin_vel[0, 2].item() == pytest.approx(-9.81 * steps * sim.dt, rel=1e-5)
+    fallen = 9.81 * sim.dt**2 * steps * (steps + 1) / 2
+    assert ball.root_pos[0, 2].item() == pytest.approx(50.0 - fallen, abs=2e-5)
+
+
+def test_a_resting_ball_is_held_by_its_weight(backend):
+    sim = make(backend, ball_scene(), 2)
+    ball = sim.articulation("ball")
+    sim.step(400)
+    contact = ball.contacts(["ball"])
+    expected = torch.tensor([0.0, 0.0, 2.0 * 9.81])
+    torch.testing.assert_close(contact.force[0, 0], expected, atol=0.05, rtol=0.0)
+    torch.testing.assert_close(contact.torque[0, 0], torch.zeros(3), atol=1e-3, rtol=0.0)
+
+
+def test_friction_brakes_a_sliding_ball_and_its_torque_spins_it(backend):
+    sim = make(backend, ball_scene(), 1)
+    ball = sim.articulation("ball")
+    sim.step(400)
+    ball.set_state(everywhere(sim), root_lin_vel=torch.tensor([[2.0, 0.0, 0.0]]))
+    sim.refresh()
+    contact = ball.contacts(["ball"])
+    force, torque = contact.force[0, 0], contact.torque[0, 0]
+    assert force[0] < -1.0
+    # r x F with r = (0, 0, -radius)
+    lever = torch.tensor([0.0, 0.0, -0.1])
+    torch.testing.assert_close(torque, torch.linalg.cross(lever, force), atol=1e-2, rtol=1e-2)
+    sim.step(1)
+    assert ball.root_ang_vel[0, 1] > 0.1
+
+
+def test_wrench_in_the_body_frame_is_the_rotated_wrench(backend):
+    sim = make(backend, ant_scene(), 64)
+    ant = sim.articulation("ant")
+    feet, bodies = ant.contacts(FEET), ant.bodies(FEET)
+    randomize_ants([ant])
+    sim.refresh()
+    assert (feet.force.norm(dim=-1) > 1.0).any()
+    # rotation matrices of the feet from their quaternions, by hand
+    w, x, y, z = bodies.quat.unbind(-1)
+    rows = [
+        torch.stack([1 - 2 * (y * y + z * z), 2 * (x * y - w * z), 2 * (x * z + w * y)], dim=-1),
+        torch.stack([2 * (x * y + w * z), 1 - 2 * (x * x + z * z), 2 * (y * z - w * x)], dim=-1),
+        torch.stack([2 * (x * z - w * y), 2 * (y * z + w * x), 1 - 2 * (x * x + y * y)], dim=-1),
+    ]
+    to_world = torch.stack(rows, dim=-2)
+    local = feet.in_body_frame()
+    for part, world in ((local[..., :3], feet.force), (local[..., 3:], feet.torque)):
+        back = (to_world @ part[..., None])[..., 0]
+        torch.testing.assert_close(back, world, atol=2e-3, rtol=1e-4)
+
+
+def test_body_velocity_is_the_derivative_of_body_position(backend):
+    sim = make(backend, arm_scene(), 8)
+    arm = sim.articulation("arm")
+    lower = arm.bodies(["lower"])
+    random = torch.Generator().manual_seed(0)
+    arm.set_state(
+        everywhere(sim),
+        joint_pos=torch.rand(8, 2, generator=random),
+        joint_vel=4.0 * torch.rand(8, 2, generator=random),
+    )
+    sim.refresh()
+    # the central difference over two steps is exact to second order
+    positions, velocities = [], []
+    for _ in range(3):
+        positions.append(lower.pos.clone())
+        velocities.append(lower.lin_vel.clone())
+        sim.step(1)
+    slope = (positions[2] - positions[0]) / (2 * sim.dt)
+    assert velocities[1].abs().max() > 0.5
+    torch.testing.assert_close(slope, velocities[1], atol=0.05, rtol=0.02)
+
+
+def test_free_body_velocities_agree_with_the_root(backend):
+    sim = make(backend, ant_scene(), 16)
+    ant = sim.articulation("ant")
+    torso = ant.bodies(["torso"])
+    randomize_ants([ant])
+    sim.refresh()
+    sim.step(1)
+    torch.testing.assert_close(torso.pos[:, 0], ant.root_pos)
+    torch.testing.assert_close(torso.lin_vel[:, 0], ant.root_lin_vel, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(torso.ang_vel[:, 0], ant.root_ang_vel, atol=1e-4, rtol=1e-4)
+
+
+def test_fixed_base_has_a_pose_and_no_velocity(backend):
+    sim = make(backend, arm_scene(), 2)
+    arm = sim.articulation("arm")
+    torch.testing.assert_close(arm.root_pos, torch.tensor([[0.0, 0.0, 1.0]]).expand(2, 3))
+    assert (arm.root_lin_vel == 0).all()
+    low, high = arm.joint_limits.unbind(dim=1)
+    torch.testing.assert_close(low, torch.tensor([-torch.pi / 3, -torch.inf]))
+    torch.testing.assert_close(high, torch.tensor([torch.pi / 2, torch.inf]))
+    with pytest.raises(TaskError, match="fixed base"):
+        arm.set_state(everywhere(sim), root_pos=torch.zeros(2, 3))
+
+
+def test_motors_and_efforts_push_joints(backend):
+    sim = make(backend, arm_scene(), 3)
+    arm = sim.articulation("arm")
+    rest = arm.joint_vel.clone()
+    arm.actuate(torch.tensor([[0.0], [1.0], [0.0]]))
+    arm.set_joint_effort(torch.tensor([[0.0, 0.0], [0.0, 0.0], [3.0, 0.0]]))
+    sim.step(1)
+    change = arm.joint_vel - rest
+    assert change[1, 0] > change[0, 0]
+    # gear 3 x control 1 is the same push as an effort of 3 N m
+    torch.testing.assert_close(change[1], change[2], atol=1e-6, rtol=1e-5)
+    sim.reset(everywhere(sim))
+    sim.step(1)  # controls and efforts were cleared
+    torch.testing.assert_close(arm.joint_vel[1], arm.joint_vel[0])
+    torch.testing.assert_close(arm.joint_vel[2], arm.joint_vel[0])
+
+
+def test_masked_reset_leaves_other_worlds_alone(backend):
+    touched, untouched = (make(backend, ant_scene(), 6) for _ in range(2))
+    for sim in (touched, untouched):
+        randomize_ants([sim.articulation("ant")])
+        sim.refresh()
+        snapshot(sim)  # from here on everything is kept fresh
+        sim.step(2)
+    touched.reset(only(touched, 1, 4))
+    touched.refresh()
+    others = [0, 2, 3, 5]
+    assert_equal(snapshot(touched), snapshot(untouched), others)
+    torch.testing.assert_close(touched.scene_qpos()[1], touched.scene_qpos()[4])
+    default = torch.tensor([0.0, 0.0, 0.75, 1.0, 0.0, 0.0, 0.0])
+    torch.testing.assert_close(touched.scene_qpos()[1, :7], default)
+    for sim in (touched, untouched):
+        sim.step(2)
+    assert_equal(snapshot(touched), snapshot(untouched), others)
+
+
+def test_contacts_follow_a_reset_and_stay_in_other_worlds(backend):
+    sim = make(backend, ball_scene(), 3)
+    ball = sim.articulation("ball")
+    contact = ball.contacts(["ball"])
+    sim.step(400)
+    resting = contact.force.clone()
+    assert (resting[:, 0, 2] > 10.0).all()
+    sim.reset(only(sim, 1))
+    sim.refresh()
+    assert (contact.force[1] == 0).all()  # it hangs in the air
+    assert torch.equal(contact.force[[0, 2]], resting[[0, 2]])
+    ball.set_state(only(sim, 2), root_pos=torch.tensor([[0.0, 0.0, 0.09]]).expand(3, 3))
+    sim.refresh()
+    assert contact.force[2, 0, 2] > resting[2, 0, 2] + 10.0  # pushed 1 cm into the ground
+    assert torch.equal(contact.force[0], resting[0])
+
+
+def test_refresh_alone_changes_nothing(backend):
+    once, often = (make(backend, ant_scene(), 4) for _ in range(2))
+    for sim in (once, often):
+        randomize_ants([sim.articulation("ant")])
+        sim.refresh()
+        snapshot(sim)
+    for _ in range(3):
+        once.step(1)
+        often.step(1)
+        before = snapshot(often)
+        often.refresh()
+        assert_equal(before, snapshot(often))
+    assert_equal(snapshot(once), snapshot(often))
+
+
+@pytest.mark.parametrize("field", ["root_pos", "joint_vel", "root_lin_vel"])
+def test_a_diverged_world_is_reported_isolated_and_heals(
+    backend, field, tmp_path: Path, monkeypatch, capfd
+):
+    monkeypatch.chdir(tmp_path)
+    sick, healthy = (make(backend, ant_scene(), 5) for _ in range(2))
+    for sim in (sick, healthy):
+        randomize_ants([sim.articulation("ant")])
+        sim.refresh()
+        snapshot(sim)
+        sim.step(1)
+    ant = sick.articulation("ant")
+    ant.set_state(only(sick, 2), **{field: torch.full_like(getattr(ant, field), torch.nan)})
+    for sim in (sick, healthy):
+        sim.step(2)
+    others = [0, 1, 3, 4]
+    assert sick.diverged.tolist() == [False, False, True, False, False]
+    assert not healthy.diverged.any()
+    assert not sick.overflow.any()
+    assert_equal(snapshot(sick), snapshot(healthy), others)
+
+    sick.reset(sick.diverged.clone())
+    sick.refresh()
+    fresh = snapshot(sick)
+    assert all(value[2].isfinite().all() for value in fresh.values())
+    healthy.reset(only(healthy, 2))
+    healthy.refresh()
+    assert_equal(fresh, snapshot(healthy), [2])  # no trace of the NaN is left
+    for sim in (sick, healthy):
+        sim.step(3)
+    assert not sick.diverged.any()
+    assert_equal(snapshot(sick), snapshot(healthy), [2])
+
+    assert os.listdir(tmp_path) == []  # no MUJOCO_LOG.TXT
+    out, err = capfd.readouterr()
+    assert "nan" not in (out + err).lower()
+    assert "Warning" not in out + err
+
+
+def test_a_world_that_runs_away_is_diverged(backend):
+    sim = make(backend, ball_scene(), 2)
+    ball = sim.articulation("ball")
+    ball.set_state(only(sim, 0), root_lin_vel=torch.full((2, 3), 1e20))
+    sim.step(1)
+    assert sim.diverged.tolist() == [True, False]
+    sim.reset(sim.diverged.clone())
+    sim.step(1)
+    assert not sim.diverged.any()
+
+
+def test_state_dict_continues_bit_for_bit(backend):
+    scene = ant_scene()
+    sim, other = make(backend, scene, 8), make(backend, scene, 8)
+    for s in (sim, other):
+        snapshot(s)
+    ant = sim.articulation("ant")
+    randomize_ants([ant])
+    ant.set_joint_effort(torch.full((8, 8), 0.3))
+    sim.refresh()
+    for _ in range(5):
+        sim.step(2)
+    saved = sim.state_dict()
+    there = snapshot(sim)
+
+    def onwards(s: Sim) -> dict[str, torch.Tensor]:
+        random = torch.Generator().manual_seed(1)
+        for _ in range(5):
+            s.articulation("ant").actuate(2.0 * torch.rand(8, 8, generator=random) - 1.0)
+            s.step(2)
+            s.reset(only(s, 3))
+            s.refresh()
+        return snapshot(s)
+
+    first = onwards(sim)
+    for s in (sim, other):
+        s.load_state_dict(saved)
+        assert_equal(there, snapshot(s))
+        assert_equal(first, onwards(s))
+
+
+def test_state_dict_holds_tensors_that_torch_loads_safely(backend, tmp_path: Path):
+    sim = make(backend, ball_scene(), 2)
+    sim.step(3)
+    torch.save(sim.state_dict(), tmp_path / "state.pt")
+    sim.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
+
+
+def test_two_runs_are_identical(backend):
+    runs = []
+    for _ in range(2):
+        sim = make(backend, ant_scene(), 16)
+        randomize_ants([sim.articulation("ant")])
+        sim.refresh()
+        sim.step(10)
+        runs.append(snapshot(sim))
+    assert_equal(*runs)
+
+
+def test_errors_name_what_exists(backend):
+    sim = make(backend, ball_scene(), 1)
+    with pytest.raises(TaskError, match=r"no articulation 'dog'.*ball"):
+        sim.articulation("dog")
+    ball = sim.articulation("ball")
+    with pytest.raises(TaskError, match=r"no body 'tail'.*ball"):
+        ball.bodies(["tail"])
+    arm = make(backend, arm_scene(), 1).articulation("arm")
+    with pytest.raises(TaskError, match="no contact sensor"):
+        arm.contacts(["lower"])
+
+
+def test_two_articulations_do_not_mix(backend):
+    scene = ball_scene()
+    scene.add("second", mujoco.MjSpec.from_string(BALL), pos=(3.0, 0.0, 0.0))
+    sim = make(backend, scene, 2)
+    first, second = sim.articulation("ball"), sim.articulation("second")
+    bodies = second.bodies(["ball"])
+    assert second.default_root_pos.tolist() == [3.0, 0.0, 0.5]
+    second.set_state(everywhere(sim), root_lin_vel=torch.tensor([[1.0, 0.0, 0.0]]).expand(2, 3))
+    sim.refresh()
+    sim.step(2)
+    assert (first.root_lin_vel[:, 0] == 0).all()
+    assert (second.root_lin_vel[:, 0] > 0.9).all()
+    torch.testing.assert_close(bodies.pos[:, 0], second.root_pos)
+
+
+def test_close_frees_the_simulator(backend):
+    make(backend, ball_scene(), 2).close()

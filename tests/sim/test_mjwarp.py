@@ -1,0 +1,259 @@
+"""`sim=mjwarp`: graphs, views, buffers; everything here runs on Warp's CPU device."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import sys
+import time
+from pathlib import Path
+
+import mujoco
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from gpusim_rl.errors import ConfigError
+from gpusim_rl.sim import Scene, warp
+from gpusim_rl.sim.mjwarp import MjwarpSim, estimate_buffers
+from gpusim_rl.sim.warp import WarpGraphs
+from worlds import (
+    ANT,
+    FEET,
+    ant_scene,
+    arm_scene,
+    ball_scene,
+    everywhere,
+    make,
+    only,
+    randomize_ants,
+)
+
+
+@pytest.fixture(scope="module")
+def scene() -> Scene:
+    return ant_scene()
+
+
+def control_steps(sim, count: int) -> None:
+    """What an environment does with a simulator."""
+    ant = sim.articulation("ant")
+    for i in range(count):
+        ant.actuate(torch.full((sim.num_envs, 8), 0.5 - i % 2))
+        sim.step(2)
+        where = sim.diverged | only(sim, i % sim.num_envs)
+        sim.reset(where)
+        ant.set_state(where, joint_vel=torch.full((sim.num_envs, 8), 0.1))
+        sim.refresh()
+
+
+def test_captured_and_eager_agree_bit_for_bit(scene):
+    results = []
+    for graph in (True, False):
+        sim = make("mjwarp", scene, 6, graph=graph)
+        ant = sim.articulation("ant")
+        bodies, feet = ant.bodies(FEET), ant.contacts(FEET)
+        randomize_ants([ant])
+        sim.refresh()
+        control_steps(sim, 3)
+        results.append([x.clone() for x in (sim.qpos, sim.qvel, bodies.pos, feet.in_body_frame())])
+    for captured, eager in zip(*results, strict=True):
+        assert torch.equal(captured, eager)
+
+
+def test_tensors_are_views_of_the_simulator(scene):
+    sim = make("mjwarp", scene, 3)
+    assert isinstance(sim, MjwarpSim)
+    ant = sim.articulation("ant")
+    assert ant.joint_pos.data_ptr() == sim._data.qpos.ptr + 7 * 4
+    assert sim.ctrl.data_ptr() == sim._data.ctrl.ptr
+    assert sim.derived("xquat").data_ptr() == sim._data.xquat.ptr
+
+
+def test_each_graph_is_captured_once(scene, monkeypatch):
+    captured = []
+    original = WarpGraphs._capture
+
+    def count(self, key, body):
+        captured.append(key)
+        original(self, key, body)
+
+    monkeypatch.setattr(WarpGraphs, "_capture", count)
+    sim = make("mjwarp", scene, 4)
+    control_steps(sim, 2)
+    assert len(captured) == len(set(captured)) == 3  # forward, step, reset
+    control_steps(sim, 3)
+    sim.step(3)  # another number of substeps is another graph
+    assert len(captured) == 4
+
+
+class _Syncs(TorchDispatchMode):
+    """Notes the operations that make a CUDA device wait for the host or the host for it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        name = str(func)
+        if any(op in name for op in ("_local_scalar_dense", "nonzero", "masked_select", "index.T")):
+            self.seen.append(name)
+        return func(*args, **(kwargs or {}))
+
+
+def test_the_hot_path_reads_nothing_on_the_host(scene):
+    sim = make("mjwarp", scene, 4)
+    ant = sim.articulation("ant")
+    ant.bodies(FEET)
+    control_steps(sim, 1)
+    everyone = everywhere(sim)
+    with _Syncs() as syncs:
+        sim.step(2)
+        sim.reset(everyone)
+        ant.set_state(everyone, joint_vel=ant.joint_vel)
+        sim.refresh()
+        _ = sim.diverged | sim.overflow
+        ant.contacts(FEET[:1]).in_body_frame()
+    assert syncs.seen == []
+
+
+def test_refresh_is_free_where_nothing_follows_the_state(monkeypatch):
+    sim = make("mjwarp", arm_scene(), 2)
+    monkeypatch.setattr(WarpGraphs, "run", lambda *_: pytest.fail("refresh launched something"))
+    sim.wrote_state(everywhere(sim))
+    sim.refresh()
+
+
+def test_dropped_constraints_are_reported_until_the_reset(scene):
+    sim = make("mjwarp", scene, 8, njmax=4)
+    randomize_ants([sim.articulation("ant")])
+    sim.step(1)
+    full = sim.overflow.clone()
+    assert full.any()
+    sim.reset(only(sim, *range(4)))
+    assert not sim.overflow[:4].any()
+    assert torch.equal(sim.overflow[4:], full[4:])
+
+
+def test_dropped_contacts_are_reported(scene):
+    sim = make("mjwarp", scene, 8, nconmax=1)
+    randomize_ants([sim.articulation("ant")])
+    sim.step(1)
+    assert sim.overflow.any()
+
+
+def test_a_solver_that_stops_early_is_no_overflow():
+    scene = ant_scene()
+    scene.spec.option.iterations = 1
+    sim = make("mjwarp", scene, 32)
+    randomize_ants([sim.articulation("ant")])
+    sim.step(1)
+    assert sim._overflow.any()  # the solver's own bit
+    assert not sim.overflow.any()
+
+
+def test_estimated_buffers_hold_ants_that_are_thrown_around(scene):
+    sim = make("mjwarp", scene, 64)
+    ant = sim.articulation("ant")
+    for seed in range(10):
+        randomize_ants([ant], seed)
+        sim.refresh()
+        sim.step(10)
+        assert not sim.overflow.any()
+
+
+def box_pile() -> Scene:
+    scene = Scene(physics_hz=100)
+    scene.add_ground()
+    for i in range(4):
+        box = f'<body name="box" pos="0 0 {0.1 + 0.2 * i}"><freejoint/>'
+        box += '<geom type="box" size="0.1 0.1 0.1"/></body>'
+        xml = f"<mujoco><worldbody>{box}</worldbody></mujoco>"
+        scene.add(f"box_{i}", mujoco.MjSpec.from_string(xml))
+    return scene
+
+
+@pytest.mark.parametrize(
+    ("make_scene", "least_contacts", "most_rows"),
+    [(ball_scene, 1, 16), (arm_scene, 0, 16), (ant_scene, 18, 128), (box_pile, 16, 256)],
+)
+def test_estimated_buffers_are_neither_small_nor_wasteful(make_scene, least_contacts, most_rows):
+    rows, contacts = estimate_buffers(make_scene().model)
+    assert contacts >= least_contacts
+    assert rows <= most_rows
+    assert rows % 16 == contacts % 16 == 0
+
+
+def test_sizes_in_the_file_do_not_matter():
+    plain, sized = ball_scene(), ball_scene()
+    sized.spec.memory = 1 << 20
+    assert estimate_buffers(plain.model) == estimate_buffers(sized.model)
+
+
+def test_a_scene_that_mjwarp_lacks_is_one_line():
+    scene = ball_scene()
+    scene.spec.option.solver = mujoco.mjtSolver.mjSOL_PGS
+    with pytest.raises(ConfigError, match=r"sim=mjwarp cannot .*try sim=mujoco") as error:
+        make("mjwarp", scene, 1)
+    assert "\n" not in str(error.value)
+
+
+def test_capture_that_fails_falls_back_to_eager(monkeypatch, caplog):
+    def broken(*_, **__):
+        raise RuntimeError("no capture today\nsecond line")
+
+    reference = make("mjwarp", ball_scene(), 2)
+    reference.step(5)
+    monkeypatch.setattr(warp.wp, "ScopedCapture", broken)
+    with caplog.at_level(logging.WARNING, "gpusim_rl.sim"):
+        sim = make("mjwarp", ball_scene(), 2)
+        sim.step(5)
+    assert torch.equal(sim.scene_qpos(), reference.scene_qpos())
+    assert [record.getMessage() for record in caplog.records] == [
+        "Warp graph capture failed, stepping eagerly (slow): no capture today"
+    ]
+    assert gc.isenabled()
+
+
+def test_garbage_is_collected_again_after_a_capture():
+    make("mjwarp", ball_scene(), 1)
+    assert gc.isenabled()
+    gc.disable()
+    try:
+        make("mjwarp", ball_scene(), 1)
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
+
+
+def test_slow_compilation_is_announced_and_fast_is_not(monkeypatch, caplog):
+    monkeypatch.setattr(warp, "ANNOUNCE_AFTER_S", 0.05)
+    with caplog.at_level(logging.INFO, "gpusim_rl.sim"):
+        with warp.announce_compilation():
+            pass
+        assert not caplog.records
+        with warp.announce_compilation():
+            time.sleep(0.3)
+    first, last = (record.getMessage() for record in caplog.records)
+    assert first.startswith("compiling physics kernels, first run only")
+    assert last.startswith("physics kernels ready after")
+
+
+def test_nothing_is_printed_at_the_start(command, checkout: Path):
+    code = f"""
+import torch
+from gpusim_rl.config import SimConfig
+from gpusim_rl.sim import Scene, SimChoice, make_sim
+scene = Scene(physics_hz=120)
+scene.add_ground()
+scene.add("ant", {str(ANT)!r})
+scene.add_contact_sensor("ant", {FEET!r})
+cfg = SimConfig(
+    name="mjwarp", num_threads=1, njmax=None, nconmax=None, graph=True, persistent="auto"
+)
+sim = make_sim(scene, SimChoice("mjwarp", torch.device("cpu"), "test"), 2, cfg)
+sim.step(2)
+"""
+    done = command(sys.executable, "-c", code, env={"PYTHONPATH": str(checkout)})
+    assert done.stdout == ""
+    assert done.stderr == ""

@@ -1,0 +1,97 @@
+"""`sim=mujoco`: threads, memory per world, full buffers."""
+
+from __future__ import annotations
+
+import warnings
+
+import mujoco
+import pytest
+import torch
+
+from gpusim_rl.sim import Scene
+from worlds import FEET, ant_scene, ball_scene, everywhere, make, only, randomize_ants
+
+
+def run(**changes) -> dict[str, torch.Tensor]:
+    sim = make("mujoco", ant_scene(), 12, **changes)
+    ant = sim.articulation("ant")
+    feet, bodies = ant.contacts(FEET), ant.bodies(FEET)
+    randomize_ants([ant])
+    sim.refresh()
+    for i in range(4):
+        sim.step(2)
+        sim.reset(only(sim, i))
+        # written over a state of which a persistent batch still keeps the velocity stage
+        ant.set_state(only(sim, i, i + 4), joint_vel=torch.full((12, 8), 0.5))
+        if i % 2:
+            sim.refresh()
+    values = {"qpos": sim.qpos, "qvel": sim.qvel, "force": feet.force, "torque": feet.torque}
+    values |= {"pos": bodies.pos, "lin_vel": bodies.lin_vel}
+    values = {name: value.clone() for name, value in values.items()}
+    sim.close()
+    return values
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"num_threads": 2},
+        {"num_threads": 5},
+        {"persistent": False},
+        {"persistent": False, "num_threads": 3},
+    ],
+)
+def test_threads_and_memory_do_not_change_results(changes):
+    reference = run(num_threads=1, persistent=True)
+    other = run(**changes)
+    for name, value in reference.items():
+        assert torch.equal(value, other[name]), name
+
+
+def test_no_more_threads_than_worlds():
+    assert make("mujoco", ball_scene(), 3, num_threads=64).num_threads == 3
+
+
+def test_full_buffers_are_reported_until_the_reset():
+    boxes = "".join(
+        f'<geom type="box" size="0.05 0.05 0.05" pos="{0.2 * i} 0 0"/>' for i in range(24)
+    )
+    body = f'<body name="row" pos="0 0 0.04"><freejoint/>{boxes}</body>'
+    scene = Scene(physics_hz=100)
+    scene.add_ground()
+    scene.add("row", mujoco.MjSpec.from_string(f"<mujoco><worldbody>{body}</worldbody></mujoco>"))
+    scene.spec.memory = 60_000  # bytes: not enough for 96 contacts
+    sim = make("mujoco", scene, 3)
+    assert not sim.overflow.any() or sim.overflow.all()  # the initial state may already be full
+    sim.step(1)
+    assert sim.overflow.all()
+    sim.reset(only(sim, 1))
+    assert sim.overflow.tolist() == [True, False, True]
+
+
+def test_the_scene_keeps_its_own_flags():
+    scene = ball_scene()
+    make("mujoco", scene, 1)
+    # MuJoCo Warp refuses this flag; it belongs to our copy only
+    assert not scene.model.opt.disableflags & mujoco.mjtDisableBit.mjDSBL_AUTORESET
+
+
+def test_a_runaway_world_costs_no_warning():
+    sim = make("mujoco", ball_scene(), 2)
+    ball = sim.articulation("ball")
+    ball.bodies(["ball"])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ball.set_state(everywhere(sim), root_lin_vel=torch.full((2, 3), 3e38))
+        sim.step(4)
+        sim.refresh()
+    assert sim.diverged.all()
+
+
+def test_derived_quantities_asked_for_late_are_fresh():
+    sim = make("mujoco", ant_scene(), 4)
+    ant = sim.articulation("ant")
+    randomize_ants([ant])
+    sim.step(3)
+    torso = ant.bodies(["torso"])
+    torch.testing.assert_close(torso.pos[:, 0], ant.root_pos)

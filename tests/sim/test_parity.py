@@ -1,0 +1,124 @@
+"""The simulators agree: `mujoco` is the reference, one physics step and one contact at a time."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from worlds import FEET, ant_scene, arm_scene, everywhere, make, randomize_ants
+
+NUM = 256
+
+
+@pytest.fixture(scope="module")
+def ants():
+    scene = ant_scene()
+    pair = [make(name, scene, NUM) for name in ("mujoco", "mjwarp")]
+    return pair, [sim.articulation("ant") for sim in pair]
+
+
+@pytest.fixture
+def same_random_states(ants):
+    sims, robots = ants
+    for sim in sims:
+        sim.reset(everywhere(sim))
+    randomize_ants(robots)
+    for sim in sims:
+        sim.refresh()
+    return sims, robots
+
+
+def worst(left: torch.Tensor, right: torch.Tensor) -> float:
+    return (left - right).abs().max().item()
+
+
+def test_one_step_from_random_states_agrees(same_random_states):
+    (reference, sim), _ = same_random_states
+    for one in (reference, sim):
+        one.step(1)
+    # 6e-5 is typical; with pyramidal cones it would be 0.46 (see Scene.model)
+    assert worst(reference.qvel, sim.qvel) <= 2e-4
+    assert worst(reference.qpos, sim.qpos) <= 2e-6
+    assert not sim.overflow.any()
+    assert not sim.diverged.any()
+
+
+def test_contact_wrenches_agree(same_random_states):
+    (reference, sim), robots = same_random_states
+    feet = [robot.contacts(FEET) for robot in robots]
+    for stage in ("after refresh", "after a step"):
+        touching = feet[0].force.norm(dim=-1) > 1.0
+        assert touching.any(dim=1).sum() >= NUM // 2, stage
+        for name in ("force", "torque"):
+            left, right = (getattr(contacts, name) for contacts in feet)
+            assert left.abs().max() > 10.0
+            torch.testing.assert_close(right, left, atol=2e-2, rtol=1e-3, msg=f"{name} {stage}")
+        local = [contacts.in_body_frame() for contacts in feet]
+        torch.testing.assert_close(local[1], local[0], atol=2e-2, rtol=1e-3)
+        for one in (reference, sim):
+            one.step(1)
+
+
+def test_body_poses_and_velocities_agree(same_random_states):
+    (reference, sim), robots = same_random_states
+    bodies = [robot.bodies(["torso", *FEET]) for robot in robots]
+    for one in (reference, sim):
+        one.refresh()
+    for _ in range(2):
+        for name, tolerance in (
+            ("pos", 1e-5),
+            ("quat", 1e-5),
+            ("lin_vel", 1e-3),
+            ("ang_vel", 1e-3),
+        ):
+            left, right = (getattr(body, name) for body in bodies)
+            assert worst(left, right) <= tolerance, name
+        for one in (reference, sim):
+            one.step(1)
+
+
+def test_reading_bodies_does_not_change_the_contact_torque():
+    # Body poses follow the state, sensors are of the last step: the lever must not mix them.
+    scene = ant_scene()
+    plain, followed = make("mujoco", scene, 64), make("mujoco", scene, 64)
+    robots = [sim.articulation("ant") for sim in (plain, followed)]
+    robots[1].bodies(FEET)
+    randomize_ants(robots)
+    feet = [robot.contacts(FEET) for robot in robots]
+    for sim in (plain, followed):
+        sim.refresh()
+        sim.step(2)
+    assert feet[0].torque.abs().max() > 1.0
+    assert torch.equal(feet[0].torque, feet[1].torque)
+    assert torch.equal(feet[0].in_body_frame(), feet[1].in_body_frame())
+
+
+def test_a_pendulum_arm_stays_together_for_a_second():
+    # Without contacts nothing is chaotic: the trajectories stay close, limits included.
+    scene = arm_scene()
+    sims = [make(name, scene, 8) for name in ("mujoco", "mjwarp")]
+    arms = [sim.articulation("arm") for sim in sims]
+    random = torch.Generator().manual_seed(0)
+    velocity = 6.0 * torch.rand(8, 2, generator=random) - 3.0
+    for sim, arm in zip(sims, arms, strict=True):
+        arm.set_state(everywhere(sim), joint_vel=velocity)
+        arm.actuate(torch.full((8, 1), 0.3))
+        sim.refresh()
+        sim.step(200)
+    assert worst(arms[0].joint_pos, arms[1].joint_pos) <= 2e-3
+    assert worst(arms[0].joint_vel, arms[1].joint_vel) <= 2e-2
+
+
+def test_both_report_the_same_divergence(ants):
+    sims, robots = ants
+    for sim, robot in zip(sims, robots, strict=True):
+        sim.reset(everywhere(sim))
+        bad = torch.zeros(NUM, dtype=torch.bool)
+        bad[::7] = True
+        robot.set_state(bad, joint_vel=torch.full((NUM, 8), torch.nan))
+        sim.step(1)
+        assert torch.equal(sim.diverged, bad), sim.name
+        sim.reset(sim.diverged.clone())
+        sim.refresh()
+        sim.step(1)
+        assert not sim.diverged.any(), sim.name

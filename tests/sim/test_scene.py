@@ -1,0 +1,99 @@
+"""`Scene`: names, errors, and the settings under which the simulators agree."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import mujoco
+import pytest
+
+from gpusim_rl.errors import TaskError
+from gpusim_rl.sim import Scene
+from worlds import ANT, ARM, BALL, FEET, ant_scene
+
+
+def test_names_are_prefixed_and_masses_are_those_of_isaacgymenvs():
+    model = ant_scene().model
+    assert model.opt.timestep == pytest.approx(1 / 120)
+    assert model.body("ant/torso").id > 0
+    assert model.joint("ant/hip_1").id > 0
+    assert model.nu == 8
+    gears = model.actuator_gear[:, 0]
+    assert (gears == 15).all()
+    hinges = model.dof_armature[6:]
+    assert hinges == pytest.approx(0.01)
+    assert model.dof_damping[6:] == pytest.approx(0.1)
+    assert model.dof_armature[:6] == pytest.approx(0.0)  # none on the free joint
+    # density 5: a sphere of radius 0.25 and four capsules of radius 0.08 and length sqrt(0.08)
+    sphere = 4 / 3 * 3.14159265 * 0.25**3
+    capsule = 3.14159265 * 0.08**2 * (0.08**0.5 + 4 / 3 * 0.08)
+    assert model.body("ant/torso").mass[0] == pytest.approx(5 * (sphere + 4 * capsule), rel=1e-6)
+
+
+def test_cones_are_elliptic_where_capsules_meet_planes():
+    elliptic = mujoco.mjtCone.mjCONE_ELLIPTIC
+    assert ant_scene().model.opt.cone == elliptic
+    scene = Scene(physics_hz=100)
+    scene.add("arm", mujoco.MjSpec.from_string(ARM))
+    assert scene.model.opt.cone != elliptic  # no plane: what the file says
+
+
+def test_sensors_are_added_once_and_change_the_model():
+    scene = ant_scene()
+    size = scene.model.nsensordata
+    scene.add_contact_sensor("ant", FEET)
+    assert scene.model.nsensordata == size
+    scene.add_contact_sensor("ant", ["torso"])
+    assert scene.model.nsensordata == size + size // len(FEET)
+    assert set(scene.contact_sensors) == {f"ant/{name}" for name in (*FEET, "torso")}
+
+
+def test_the_model_is_compiled_once():
+    scene = ant_scene()
+    assert scene.model is scene.model
+
+
+def test_position_is_that_of_the_frame():
+    scene = Scene(physics_hz=100)
+    scene.add("ball", mujoco.MjSpec.from_string(BALL), pos=(1.0, 2.0, 3.0))
+    assert scene.model.qpos0[:3].tolist() == [1.0, 2.0, 3.5]
+
+
+def two_roots() -> mujoco.MjSpec:
+    body = '<body name="{}"><geom size="0.1"/></body>'
+    bodies = body.format("one") + body.format("two")
+    return mujoco.MjSpec.from_string(f"<mujoco><worldbody>{bodies}</worldbody></mujoco>")
+
+
+@pytest.mark.parametrize(
+    ("act", "message"),
+    [
+        (lambda scene: scene.add("ant", ANT), "already has a 'ant'"),
+        (lambda scene: scene.add("dog", Path("/nowhere/dog.xml")), "cannot load /nowhere/dog.xml"),
+        (lambda scene: scene.add("two", two_roots()), r"expected one body .*\['one', 'two'\]"),
+        (lambda scene: scene.add_contact_sensor("ant", ["tail"]), "no body 'ant/tail'.*ant/torso"),
+        (lambda scene: scene.add_contact_sensor("cat", ["torso"]), "no body 'cat/torso'"),
+    ],
+)
+def test_mistakes_are_one_line_that_says_what_is_there(act, message):
+    with pytest.raises(TaskError, match=message) as error:
+        act(ant_scene())
+    assert "\n" not in str(error.value)
+
+
+def test_a_file_that_is_not_valid_is_one_line(tmp_path: Path):
+    broken = tmp_path / "broken.xml"
+    broken.write_text("<mujoco><worldbody><body><geom type='teapot'/></body></worldbody></mujoco>")
+    with pytest.raises(TaskError, match=r"broken\.xml") as error:
+        Scene(physics_hz=100).add("broken", broken)
+    assert "\n" not in str(error.value)
+
+
+def test_a_scene_that_does_not_compile_is_one_line():
+    scene = Scene(physics_hz=100)
+    massless = '<body name="b"><freejoint/></body>'
+    spec = mujoco.MjSpec.from_string(f"<mujoco><worldbody>{massless}</worldbody></mujoco>")
+    scene.add("massless", spec)
+    with pytest.raises(TaskError, match="MuJoCo cannot compile it") as error:
+        _ = scene.model
+    assert "\n" not in str(error.value)
