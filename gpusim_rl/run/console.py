@@ -15,7 +15,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TextIO, cast
+from typing import Any, TextIO, cast
 
 import rich.console
 from rich.live import Live
@@ -24,7 +24,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-Row = Mapping[str, float | None]  # a value by name; None: not known yet
+from gpusim_rl.run.writers import Row
 
 PANEL_INTERVAL_S = 0.25
 PANEL_WIDTH = 100  # columns at most
@@ -267,8 +267,8 @@ class _Eta:
 class _Stream:
     """A terminal or pipe that may go away: what it can no longer show is dropped, without error."""
 
-    def __init__(self, stream: TextIO | None) -> None:
-        self._stream = stream  # None: the process was started without it
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream  # what sys.stdout is: a file, its stand-in, None in a daemon
         self.encoding = getattr(stream, "encoding", None) or "utf-8"
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal that cannot show every sign
@@ -307,25 +307,25 @@ class _Stream:
         self._stream = None
 
 
-def _is_finite(value: float | None) -> bool:
+def _is_finite(value: int | float | None) -> bool:
     return value is not None and math.isfinite(value)
 
 
-def _number(value: float | None) -> str:
+def _number(value: int | float | None) -> str:
     if value is None:
         return UNKNOWN
     return f"{value:,.0f}" if 1000 <= abs(value) < math.inf else f"{value:.3g}"
 
 
-def _percent(value: float | None, scale: float = 1.0) -> str:
+def _percent(value: int | float | None, scale: int = 1) -> str:
     return UNKNOWN if value is None else f"{value * scale:.0f} %"
 
 
-def _gigabytes(value: float | None) -> str:
+def _gigabytes(value: int | float | None) -> str:
     return UNKNOWN if value is None else f"{value:.3g} GB"
 
 
-def _duration(seconds: float | None) -> str:
+def _duration(seconds: int | float | None) -> str:
     if seconds is None:
         return UNKNOWN
     minutes, seconds = divmod(round(seconds), 60)

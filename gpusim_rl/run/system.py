@@ -16,6 +16,7 @@ from gpusim_rl.machine import available_cpus
 
 CGROUP_MEMBERSHIP = Path("/proc/self/cgroup")
 CGROUP_MOUNT = Path("/sys/fs/cgroup")
+CHILDREN_EVERY = 10  # readings; to find them takes reading about every process of the machine
 
 
 class SystemMonitor:
@@ -79,12 +80,15 @@ class _Cpu:
         self._self = psutil.Process()
         self._self.cpu_percent()  # counts from here
         self._children: dict[psutil.Process, psutil.Process] = {}
+        self._readings = 0
 
     def read(self) -> tuple[float, float]:
         """Share of the available CPUs since the last call [%], resident memory now [GB]."""
-        # psutil counts from the last call on the same object: keep the object of every child.
-        alive = self._self.children(recursive=True)
-        self._children = {child: self._children.get(child, child) for child in alive}
+        if self._readings % CHILDREN_EVERY == 0:
+            # psutil counts from the last call on the same object: keep the object of every child.
+            alive = self._self.children(recursive=True)
+            self._children = {child: self._children.get(child, child) for child in alive}
+        self._readings += 1
         percent, memory = 0.0, 0
         for process in (self._self, *self._children.values()):
             with suppress(psutil.Error):  # ended just now

@@ -24,11 +24,12 @@ import yaml
 from gpusim_rl.errors import ConfigError, import_extra
 from gpusim_rl.run.run_dir import RunDir, replacing
 
-Row = Mapping[str, float | None]  # a value by name; None: not known yet
+Row = Mapping[str, int | float | None]  # a value by name; None: not known yet
 
 PROBE_TIMEOUT_S = 2.0  # for the W&B host to accept a connection
 INIT_TIMEOUT_S = 30.0  # for the W&B server to accept a run
 FINISH_TIMEOUT_S = 60.0  # for the last data to reach the W&B server
+OFF_LINE = ("offline", "dryrun", "disabled")  # modes of W&B that send nothing
 
 
 class Writer(Protocol):
@@ -86,6 +87,8 @@ class Writers:
     def close(self, exit_code: int) -> None:
         """Finish all writers."""
         self._each(lambda writer: writer.close(exit_code))
+        for name in self._failing:
+            self._warn(f"{name} is INCOMPLETE: its last rows could not be written")
         self._writers.clear()
 
     def _each(self, call: Callable[[Writer], None]) -> None:
@@ -130,31 +133,21 @@ class CsvWriter:
         Args:
             path: File to write.
             resumed_at: Iteration of the checkpoint that this run goes on from. Later rows are
-                dropped: the run makes them again. None starts a new file.
+                dropped: the run makes them again. None: the file is new.
         """
         self._path = path
-        self._resumed_at = resumed_at
+        self._cut_at = resumed_at  # None as soon as it is done
         self._columns: list[str] = []  # as in the file
-        self._waiting: list[dict[str, float | None]] = []  # not yet in the file
+        self._waiting: list[dict[str, int | float | None]] = []  # not yet in the file
 
     def start(self, config: Mapping[str, Any]) -> None:
         """Cut the file of a resumed run back to its checkpoint."""
-        if self._resumed_at is None or not self._path.exists():
-            return
-        # What follows the last newline is a row that a kill cut short.
-        header, *rows = csv.reader(self._path.read_text().split("\n")[:-1]) or [[]]
-        if header[:1] != ["iteration"]:
-            raise ConfigError(
-                f"{self._path}: the first column must be 'iteration', got {header[:1]}"
-            )
-        with replacing(self._path) as file:
-            kept = [row for row in rows if int(row[0]) <= self._resumed_at]
-            file.write(_csv_lines([header, *kept]))
-        self._columns = header
+        if self._cut_at is not None:
+            self._flush()
 
     def write(self, iteration: int, row: Row) -> None:
         """Append a row, with those that could not be written before."""
-        first: dict[str, float | None] = {"iteration": iteration}
+        first: dict[str, int | float | None] = {"iteration": iteration}
         self._waiting.append(first | {**row, "iteration": iteration})
         self._flush()
 
@@ -167,28 +160,49 @@ class CsvWriter:
             self._flush()
 
     def _flush(self) -> None:
-        named = (name for row in self._waiting for name in row)
-        columns = list(dict.fromkeys([*self._columns, *named]))
-        added = len(columns) - len(self._columns)
-        lines = _csv_lines([_csv_text(row.get(name)) for name in columns] for row in self._waiting)
-        if added:
-            old = self._path.read_bytes().splitlines()[1:] if self._columns else []
-            with replacing(self._path) as file:
-                file.write(_csv_lines([columns]))
-                file.writelines(line + b"," * added + b"\n" for line in old)
-                file.write(lines)
+        known = all(name in self._columns for row in self._waiting for name in row)
+        if known and self._cut_at is None:
+            self._append(self._lines(self._columns))
         else:
-            with self._path.open("ab", buffering=0) as file:
-                size = file.tell()
-                try:
-                    rest = memoryview(lines)
-                    while rest:  # a disk about to be full takes a part, and then raises
-                        rest = rest[file.write(rest) :]
-                except OSError:
-                    file.truncate(size)
-                    raise
-        self._columns = columns
+            self._rewrite()
         self._waiting.clear()
+
+    def _append(self, lines: bytes) -> None:
+        with self._path.open("ab", buffering=0) as file:
+            size = file.tell()
+            try:
+                rest = memoryview(lines)
+                while rest:  # a disk about to be full takes a part, and then raises
+                    rest = rest[file.write(rest) :]
+            except OSError:
+                file.truncate(size)
+                raise
+
+    def _rewrite(self) -> None:
+        old_columns, old_rows = self._read()
+        if self._cut_at is not None:
+            old_rows = [row for row in old_rows if int(row[0]) <= self._cut_at]
+        named = (name for row in self._waiting for name in row)
+        columns = list(dict.fromkeys([*old_columns, *named]))
+        empty = [""] * (len(columns) - len(old_columns))
+        with replacing(self._path) as file:
+            file.write(_csv_lines([columns, *([*row, *empty] for row in old_rows)]))
+            file.write(self._lines(columns))
+        self._columns, self._cut_at = columns, None
+
+    def _read(self) -> tuple[list[str], list[list[str]]]:
+        """Columns and rows of the file; none where there is no file yet."""
+        text = self._path.read_text() if self._path.exists() else ""
+        # What follows the last newline is a row that a kill cut short.
+        lines = list(csv.reader(text.split("\n")[:-1])) or [["iteration"]]
+        first = lines[0][0]
+        if first != "iteration":
+            raise ConfigError(f"{self._path}: its first column must be 'iteration', got {first!r}")
+        return lines[0], lines[1:]
+
+    def _lines(self, columns: Sequence[str]) -> bytes:
+        """The waiting rows as text."""
+        return _csv_lines([_csv_text(row.get(name)) for name in columns] for row in self._waiting)
 
 
 class TensorboardWriter:
@@ -282,12 +296,13 @@ class WandbWriter:
         import wandb
 
         mode, reason = _wandb_mode(wandb.setup().settings)
-        if mode == "online":
-            try:
-                self._run = self._open(mode, config)
-            except wandb.Error as error:
-                mode, reason = "offline", str(error).partition("\n")[0]
-        if self._run is None:
+        try:
+            self._run = self._open(mode, config)
+        except Exception as error:
+            if mode in OFF_LINE:
+                raise
+            mode, reason = "offline", str(error).partition("\n")[0]
+            _reset_wandb()  # it would hold on to the run's id
             self._run = self._open(mode, config)
         # Curves over env steps: runs with different num_envs or horizon then compare.
         self._run.define_metric("env_steps")
@@ -315,14 +330,18 @@ class WandbWriter:
     def close(self, exit_code: int) -> None:
         """Wait for the last data to be sent, for at most FINISH_TIMEOUT_S."""
         if self._run is not None:
-            self._run.finish(exit_code=exit_code)
+            try:
+                self._run.finish(exit_code=exit_code)
+            except Exception:
+                _reset_wandb()  # it would fail again, with a traceback, when Python exits
+                raise
 
     def _open(self, mode: Any, config: Mapping[str, Any]) -> Any:
         import wandb
 
         settings = wandb.Settings(
             console="off",  # train.log has it; a live panel would be recorded frame by frame
-            silent=mode != "online",  # what matters offline is in our one line
+            silent=mode in OFF_LINE,  # our one line has all that matters then
             init_timeout=INIT_TIMEOUT_S,
             finish_timeout=FINISH_TIMEOUT_S,
         )
@@ -336,14 +355,22 @@ def require_tensorboard() -> None:
 
 def _wandb_mode(settings: Any) -> tuple[str, str]:
     """Mode for `wandb.init` given wandb's own settings, and the reason when it is not online."""
-    if settings.mode not in ("online", "run"):
+    if settings.mode in OFF_LINE:
         return settings.mode, f"WANDB_MODE={settings.mode}"
     if not _has_wandb_key(settings):
         return "offline", "no API key; `wandb login` stores one"
     # Asked for by name, online needs no proof: the way out for networks that this probe misjudges.
     if os.environ.get("WANDB_MODE") is None and not _answers(settings.base_url):
         return "offline", f"{settings.base_url} does not answer"
-    return "online", ""
+    return settings.mode, ""
+
+
+def _reset_wandb() -> None:
+    """Shut the client down after a failure: what it still tries to do only fails again."""
+    import wandb
+
+    with suppress(Exception, SystemExit):  # it exits where its service does not end well
+        wandb.teardown(exit_code=1)
 
 
 def _has_wandb_key(settings: Any) -> bool:
@@ -384,7 +411,7 @@ def _csv_lines(rows: Iterable[Sequence[str]]) -> bytes:
     return text.getvalue().encode()
 
 
-def _csv_text(value: float | None) -> str:
+def _csv_text(value: int | float | None) -> str:
     """A number so that reading gives it back exactly; empty for None."""
     if value is None:
         return ""

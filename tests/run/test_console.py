@@ -1,0 +1,372 @@
+"""What a user sees: a panel on a terminal, plain lines elsewhere, never an error of the display."""
+
+import errno
+import fcntl
+import io
+import json
+import os
+import pty
+import re
+import struct
+import subprocess
+import sys
+import termios
+from pathlib import Path
+
+import pytest
+
+from gpusim_rl.run.console import Console
+
+ROOT = Path(__file__).parents[2]
+# For child processes: this file as a module, and no wishes of the terminal that runs the tests.
+WISHES = ("NO_COLOR", "FORCE_COLOR", "COLUMNS", "LINES")
+ENVIRONMENT = {name: value for name, value in os.environ.items() if name not in WISHES} | {
+    "PYTHONPATH": f"{ROOT}:{Path(__file__).parent}"
+}
+COMMANDS = ["python tools/play.py runs/Ant/x", "python train.py checkpoint=runs/Ant/x"]
+BANNER = [("task", "Ant, 4096 envs"), ("network", "[256, 128, 64] elu")]
+
+
+def row(iteration: int, **changed: float | None) -> dict[str, int | float | None]:
+    return {
+        "iteration": iteration,
+        "env_steps": iteration * 65536,
+        "time/elapsed_s": 100.0 + 2.0 * iteration,
+        "episode/return": 1234.5,
+        "episode/best_return": 2345.6,
+        "episode/length": 321.0,
+        "loss/value": 0.0123,
+        "policy/kl": 0.00789,
+        "policy/learning_rate": 3e-4,
+        "speed/env_steps_per_s": 35213.3,
+        "speed/sim_steps_per_s": 67000.0,
+        "time/simulate": 0.51,
+        "time/policy": 0.1,
+        "time/update": 0.38,
+        "time/log": 0.01,
+        "system/cpu_percent": 97.3,
+        "system/memory_gb": 1.234,
+        "system/gpu_percent": 88.0,
+        "system/gpu_memory_gb": 4.5,
+    } | changed
+
+
+def show(mode: str, *, total: int = 5, log: Path | None = None, interval_s: float = 0.0) -> Console:
+    """A whole run on the console."""
+    console = Console(mode, total, log, min_interval_s=interval_s)
+    console.start(BANNER)
+    for iteration in range(1, total + 1):
+        if iteration == 3:
+            console.info("note [bold]x[/] {y}")
+            console.warn("2 worlds overflowed")
+        console.update(row(iteration))
+    console.footer(COMMANDS)
+    console.close()
+    return console
+
+
+# Plain
+
+
+def test_without_a_terminal_auto_is_plain_lines_without_escapes(capsys):
+    assert show("auto").mode == "plain"
+    out, err = capsys.readouterr()
+    assert "\x1b" not in out + err
+    assert out.splitlines()[:3] == [
+        "task     Ant, 4096 envs",
+        "network  [256, 128, 64] elu",
+        "iteration 1/5 | return 1,234 | length 321 | steps/s 35,213 | KL 0.00789 |"
+        " value loss 0.0123 | lr 0.0003 | ETA –",
+    ]
+    assert "note [bold]x[/] {y}\n" in out
+    assert err == "warning: 2 worlds overflowed\n"
+    assert out.endswith("next:\n" + "".join(f"  {command}\n" for command in COMMANDS))
+
+
+def test_plain_lines_keep_their_distance_but_show_first_and_last(capsys):
+    show("plain", total=100, interval_s=1000.0)
+    out = capsys.readouterr().out
+    assert re.findall(r"^iteration (\d+)/", out, re.MULTILINE) == ["1", "100"]
+
+
+def test_the_last_line_is_shown_when_a_run_stops_early(capsys):
+    console = Console("plain", 100, None, min_interval_s=1000.0)
+    console.start(BANNER)
+    for iteration in (1, 2, 3):
+        console.update(row(iteration))
+    console.close()
+    console.close()
+    out = capsys.readouterr().out
+    assert re.findall(r"^iteration (\d+)/", out, re.MULTILINE) == ["1", "3"]
+
+
+def test_what_is_not_known_is_a_dash(capsys):
+    console = Console("plain", 9, None)
+    console.start(BANNER)
+    console.update({"iteration": 1, "episode/return": None, "loss/value": 0.5})
+    assert capsys.readouterr().out.endswith(
+        "iteration 1/9 | return – | length – | steps/s – | KL – | value loss 0.5 | lr – | ETA –\n"
+    )
+
+
+@pytest.mark.parametrize(("first", "slow_start_s"), [(1, 60.0), (41, 300.0)])
+def test_eta_does_not_count_the_warm_up(capsys, first, slow_start_s):
+    console = Console("plain", 100, None, min_interval_s=0.0)
+    console.start(BANNER)
+    for iteration in range(first, first + 5):
+        elapsed = slow_start_s + 3.0 * (iteration - first)
+        console.update({"iteration": iteration, "time/elapsed_s": elapsed})
+    etas = re.findall(r"ETA (.*)", capsys.readouterr().out)
+    left = 3 * (100 - first - 4)
+    assert etas[:2] == ["–", "–"]
+    assert etas[4] == f"{left // 60} min {left % 60:02d} s"
+
+
+# Json and quiet
+
+
+def test_json_mode_is_an_object_per_line_with_every_row(capsys):
+    show("json", interval_s=1000.0)
+    out, err = capsys.readouterr()
+    events = [
+        json.loads(line, parse_constant=lambda word: pytest.fail(word)) for line in out.splitlines()
+    ]
+    assert [event["event"] for event in events] == (
+        ["banner", "row", "row", "info", "warning", "row", "row", "row", "footer"]
+    )
+    assert events[0]["task"] == "Ant, 4096 envs"
+    assert {**row(1), "event": "row"} == events[1]
+    assert events[-1]["commands"] == COMMANDS
+    assert err == ""
+
+
+def test_json_has_null_for_what_json_cannot_hold(capsys):
+    console = Console("json", 9, None)
+    console.update({"iteration": 1, "a": float("nan"), "b": float("inf"), "c": None})
+    assert json.loads(capsys.readouterr().out) == (
+        {"event": "row", "iteration": 1, "a": None, "b": None, "c": None}
+    )
+
+
+def test_quiet_shows_warnings_only(capsys):
+    show("quiet")
+    out, err = capsys.readouterr()
+    assert out == "" and err == "warning: 2 worlds overflowed\n"
+
+
+# train.log
+
+
+@pytest.mark.parametrize("mode", ["plain", "rich", "json", "quiet"])
+def test_log_has_everything_as_plain_text_and_is_continued(tmp_path, mode, capsys):
+    log = tmp_path / "train.log"
+    show(mode, log=log)
+    show(mode, log=log)
+    lines = log.read_text().splitlines()
+    texts = [re.sub(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d  ", "", line) for line in lines]
+    assert texts[: len(texts) // 2] == texts[len(texts) // 2 :]
+    assert "\x1b" not in log.read_text()
+    for text in ("task     Ant, 4096 envs", "note [bold]x[/] {y}", "warning: 2 worlds overflowed"):
+        assert text in texts
+    assert sum(text.startswith("iteration") for text in texts) == 10
+    assert f"  {COMMANDS[1]}" in texts
+
+
+def test_a_log_that_cannot_be_written_is_reported_once(tmp_path, capsys):
+    show("plain", log=tmp_path / "missing" / "train.log")
+    err = capsys.readouterr().err
+    assert err.count("train.log cannot be written") == 1
+    assert "2 worlds overflowed" in err
+
+
+# A terminal: a real one, by pty
+
+
+def in_terminal(script: str, columns: int = 110, **environment: str) -> str:
+    """What a Python script writes to a terminal of its own."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
+    process = subprocess.Popen(
+        [sys.executable, "-c", script],
+        cwd=ROOT,
+        env=ENVIRONMENT | {"TERM": "xterm-256color"} | environment,
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+    )
+    os.close(theirs)
+    output = b""
+    while True:
+        try:
+            chunk = os.read(ours, 65536)
+        except OSError as error:
+            assert error.errno == errno.EIO  # how Linux says that the other end is closed
+            break
+        if not chunk:
+            break
+        output += chunk
+    os.close(ours)
+    assert process.wait() == 0, output.decode()
+    return output.decode().replace("\r\n", "\n")
+
+
+SHOW = "import test_console as t; t.show('auto')"
+ESCAPES = re.compile(r"\x1b(?:\[[0-9;?]*[A-Za-z])?")
+# Colour and style, line erased, cursor up, cursor hidden and shown: what rich's live display uses.
+ALLOWED = re.compile(r"\x1b\[(?:[0-9;]*m|2K|1A|\?25[lh])$")
+
+
+def test_terminal_shows_one_panel_with_every_field():
+    output = in_terminal(SHOW)
+    unexpected = {escape for escape in ESCAPES.findall(output) if not ALLOWED.match(escape)}
+    assert not unexpected
+    last_panel = ESCAPES.sub("", output[output.rindex("╭") : output.rindex("╯")])
+    text = re.sub(r"\s+", " ", re.sub(r"[│╭╮─]", " ", last_panel))
+    for field in (
+        "━━━",
+        "iteration 5/5",
+        "ETA 0 s",
+        "return (last 100 episodes) 1,234",
+        "best return 2,346",
+        "episode length 321",
+        "steps/s 35,213",
+        "simulator steps/s 67,000",
+        "KL 0.00789",
+        "value loss 0.0123",
+        "learning rate 0.0003",
+        "env steps 327,680",
+        "simulate 51 % · policy 10 % · update 38 % · log 1 %",
+        "CPU 97 %, memory 1.23 GB · GPU 88 %, memory 4.5 GB",
+    ):
+        assert field in text, field
+
+
+def test_terminal_redraws_the_panel_in_place_and_puts_text_above_it():
+    screen = render(in_terminal(SHOW))
+    assert sum(line.startswith("╭") for line in screen) == 1, "one panel remains, redrawn in place"
+    panel = next(i for i, line in enumerate(screen) if line.startswith("╭"))
+    above, below = screen[:panel], screen[panel:]
+    assert above == [
+        "task     Ant, 4096 envs",
+        "network  [256, 128, 64] elu",
+        "note [bold]x[/] {y}",
+        "warning: 2 worlds overflowed",
+    ]
+    assert below[-3:] == ["next:", *(f"  {command}" for command in COMMANDS)]
+
+
+def test_terminal_cursor_is_back_at_the_end():
+    output = in_terminal(SHOW)
+    assert output.rindex("\x1b[?25h") > output.rindex("\x1b[?25l")
+
+
+def test_terminal_output_of_other_libraries_appears_above_the_panel():
+    script = (
+        "import sys, test_console as t; c = t.Console('auto', 9, None); c.start(t.BANNER);"
+        "c.update(t.row(1)); print('from stdout'); print('from stderr', file=sys.stderr);"
+        "c.update(t.row(9)); c.close()"
+    )
+    screen = render(in_terminal(script))
+    assert screen[2:4] == ["from stdout", "from stderr"]
+    assert screen[4].startswith("╭") and screen[-1].startswith("╰")
+
+
+def test_no_color_means_no_color():
+    output = in_terminal(SHOW, NO_COLOR="1")
+    colors = re.findall(r"\x1b\[(?:[0-9;]*;)?(?:3[0-9]|4[0-9]|9[0-7]|10[0-7])[0-9;]*m", output)
+    assert "╭" in output and not colors
+
+
+def test_a_dumb_terminal_gets_plain_lines():
+    output = in_terminal(SHOW, TERM="dumb")
+    assert "\x1b" not in output and "iteration 5/5 |" in output
+
+
+@pytest.mark.parametrize("columns", [20, 60, 300])
+def test_any_width_of_terminal_works(columns):
+    screen = render(in_terminal(SHOW, columns=columns))
+    panel = next(line for line in screen if line.startswith("╭"))
+    assert len(panel) == min(columns, 100)
+
+
+def render(output: str) -> list[str]:
+    """The screen after the output: a terminal with line feed, erase line and cursor up."""
+    lines, y, x = [""], 0, 0
+    for piece in re.findall(r"\x1b\[[0-9;?]*[A-Za-z]|\n|\r|[^\x1b\n\r]+", output):
+        if piece == "\n":
+            y, x = y + 1, 0
+            lines += [""] * (y + 1 - len(lines))
+        elif piece == "\r":
+            x = 0
+        elif piece == "\x1b[2K":
+            lines[y] = ""
+        elif piece == "\x1b[1A":
+            y -= 1
+        elif not piece.startswith("\x1b"):
+            lines[y] = lines[y][:x].ljust(x) + piece + lines[y][x + len(piece) :]
+            x += len(piece)
+    return [line.rstrip() for line in lines if line.strip()]
+
+
+# A display that goes away
+
+
+@pytest.mark.parametrize("mode", ["plain", "json", "rich", "quiet"])
+def test_a_reader_that_leaves_does_not_end_the_run(mode):
+    script = (
+        "import sys, time, test_console as t\n"
+        "console = t.Console(sys.argv[1], 50, None, min_interval_s=0.0)\n"
+        "console.start(t.BANNER)\n"
+        "for iteration in range(1, 51):\n"
+        "    console.update(t.row(iteration))\n"
+        "    console.info('text')\n"
+        "    time.sleep(0.02)\n"
+        "console.footer(t.COMMANDS)\n"
+        "console.close()\n"
+        "sys.stderr.write('reached the end')\n"
+    )
+    read_end, write_end = os.pipe()
+    process = subprocess.Popen(
+        [sys.executable, "-c", script, mode],
+        cwd=ROOT,
+        env=ENVIRONMENT,
+        stdout=write_end,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    os.close(write_end)
+    if mode != "quiet":
+        assert os.read(read_end, 100)
+    os.close(read_end)  # as `python train.py | head` does
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+    assert err == "reached the end"
+
+
+@pytest.mark.parametrize("mode", ["auto", "plain", "json", "rich", "quiet"])
+def test_a_run_started_without_stdout_and_stderr_works(mode, tmp_path):
+    script = (
+        "import sys, pathlib, test_console as t; t.show(sys.argv[1], log=pathlib.Path(sys.argv[2]))"
+    )
+    command = f"exec {sys.executable} -c '{script}' {mode} {tmp_path}/train.log >&- 2>&-"
+    assert subprocess.run(["bash", "-c", command], cwd=ROOT, env=ENVIRONMENT).returncode == 0
+    assert COMMANDS[0] in (tmp_path / "train.log").read_text()
+
+
+def test_a_closed_stdout_is_ignored(monkeypatch):
+    closed = io.StringIO()
+    closed.close()
+    monkeypatch.setattr(sys, "stdout", closed)
+    show("plain")
+    show("rich")
+
+
+def test_signs_that_a_terminal_does_not_have_are_replaced():
+    done = subprocess.run(
+        [sys.executable, "-c", "import test_console as t; t.show('plain')"],
+        cwd=ROOT,
+        env=ENVIRONMENT | {"PYTHONIOENCODING": "ascii"},
+        capture_output=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert b"ETA ?" in done.stdout

@@ -1,0 +1,228 @@
+"""The machine's numbers: read beside the run, and honest about containers."""
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import psutil
+import pynvml
+import pytest
+import torch
+
+from gpusim_rl.machine import available_cpus
+from gpusim_rl.run import system
+from gpusim_rl.run.system import SystemMonitor, describe_gpus, memory_available_bytes
+
+NAMES = {
+    "system/cpu_percent",
+    "system/memory_gb",
+    "system/gpu_percent",
+    "system/gpu_memory_gb",
+}
+
+
+def wait_for_reading(monitor: SystemMonitor) -> dict[str, float | None]:
+    deadline = time.monotonic() + 10
+    while monitor.latest()["system/memory_gb"] is None and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return monitor.latest()
+
+
+@pytest.fixture
+def monitor():
+    monitor = SystemMonitor("cpu", interval_s=0.3)
+    yield monitor
+    monitor.close()
+
+
+def test_before_the_first_reading_nothing_is_known(monitor):
+    assert monitor.latest() == dict.fromkeys(NAMES)
+
+
+def test_cpu_share_is_of_the_cpus_this_process_may_use(monitor):
+    wait_for_reading(monitor)
+    began = time.monotonic()
+    while time.monotonic() - began < 1.0:  # one busy thread
+        pass
+    seen = []
+    while len(seen) < 4 and time.monotonic() - began < 20:
+        if monitor.latest()["system/cpu_percent"] not in seen:
+            seen.append(monitor.latest()["system/cpu_percent"])
+    assert 15 / available_cpus() < max(seen) < 125 / available_cpus()
+
+
+def test_memory_and_cpu_of_children_count(monitor, monkeypatch):
+    monkeypatch.setattr(system, "CHILDREN_EVERY", 1)
+    before = wait_for_reading(monitor)["system/memory_gb"]
+    script = "x = bytearray(300_000_000)\nprint(flush=True)\nwhile True: pass"
+    child = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE)
+    child.stdout.readline()
+    time.sleep(1.0)
+    reading = monitor.latest()
+    child.kill()
+    child.wait()
+    child.stdout.close()
+    assert reading["system/memory_gb"] == pytest.approx(before + 0.31, abs=0.1)
+    assert reading["system/cpu_percent"] > 30 / available_cpus()
+
+
+def test_reading_does_not_wait_and_closing_ends_the_thread():
+    threads = threading.active_count()
+    monitor = SystemMonitor("cpu", interval_s=1000.0)
+    began = time.monotonic()
+    for _ in range(1000):
+        monitor.latest()
+    monitor.close()
+    monitor.close()
+    assert time.monotonic() - began < 1
+    assert threading.active_count() == threads
+
+
+def test_a_process_exits_although_its_monitor_was_not_closed():
+    script = "from gpusim_rl.run.system import SystemMonitor; SystemMonitor('cpu', 0.01)"
+    root = Path(__file__).parents[2]
+    assert subprocess.run([sys.executable, "-c", script], cwd=root, timeout=30).returncode == 0
+
+
+# A GPU, as its driver describes it
+
+
+@pytest.fixture
+def fake_gpu(monkeypatch: pytest.MonkeyPatch):
+    """Two GPUs in the driver, of which torch sees the second as cuda:0."""
+    gpu = SimpleNamespace(percent=87, used=5 * 10**9, mig=False)
+
+    def by_uuid(uuid):
+        if uuid != ("MIG-beef" if gpu.mig else "GPU-beef"):
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
+        return "second"
+
+    def utilization(handle):
+        assert handle == "second"
+        if gpu.mig:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        return SimpleNamespace(gpu=gpu.percent)
+
+    functions = {
+        "nvmlInit": lambda: None,
+        "nvmlDeviceGetCount": lambda: 2,
+        "nvmlDeviceGetHandleByIndex": lambda index: ["first", "second"][index],
+        "nvmlDeviceGetHandleByUUID": by_uuid,
+        "nvmlDeviceGetName": lambda handle: f"Giant {handle}",
+        "nvmlDeviceGetMemoryInfo": lambda handle: SimpleNamespace(used=gpu.used, total=80 * 10**9),
+        "nvmlDeviceGetUtilizationRates": utilization,
+        "nvmlSystemGetDriverVersion": lambda: "580.1",
+    }
+    for name, function in functions.items():
+        monkeypatch.setattr(pynvml, name, function)
+    properties = SimpleNamespace(uuid="beef")
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    return gpu
+
+
+def test_gpu_numbers_are_of_the_gpu_that_torch_uses(fake_gpu):
+    monitor = SystemMonitor(torch.device("cuda:0"), interval_s=0.01)
+    reading = wait_for_reading(monitor)
+    monitor.close()
+    assert (reading["system/gpu_percent"], reading["system/gpu_memory_gb"]) == (87.0, 5.0)
+
+
+def test_what_the_driver_does_not_tell_is_unknown(fake_gpu):
+    fake_gpu.mig = True
+    monitor = SystemMonitor("cuda", interval_s=0.01)
+    reading = wait_for_reading(monitor)
+    monitor.close()
+    assert (reading["system/gpu_percent"], reading["system/gpu_memory_gb"]) == (None, 5.0)
+
+
+def test_gpus_are_described_with_driver(fake_gpu):
+    assert describe_gpus() == {
+        "driver": "580.1",
+        "devices": [
+            {"name": "Giant first", "memory_gb": 80.0},
+            {"name": "Giant second", "memory_gb": 80.0},
+        ],
+    }
+
+
+def test_without_a_driver_there_are_no_gpus(monkeypatch):
+    def fail():
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
+
+    monkeypatch.setattr(pynvml, "nvmlInit", fail)
+    assert describe_gpus() is None
+
+
+# Memory in containers
+
+
+@pytest.fixture
+def cgroups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A machine with 64 GB free, whose process is in the cgroups of the files given."""
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=64 * 10**9))
+    monkeypatch.setattr(system, "CGROUP_MEMBERSHIP", tmp_path / "self")
+    monkeypatch.setattr(system, "CGROUP_MOUNT", tmp_path / "mount")
+
+    def make(membership: str, files: dict[str, str]) -> None:
+        (tmp_path / "self").write_text(membership)
+        for name, content in files.items():
+            path = tmp_path / "mount" / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(content)
+
+    return make
+
+
+def test_without_cgroups_the_machine_decides(cgroups):
+    assert memory_available_bytes() == 64 * 10**9
+
+
+def test_version_2_limit_without_cache_counts(cgroups):
+    cgroups(
+        "0::/job\n",
+        {
+            "job/memory.max": f"{10 * 10**9}\n",
+            "job/memory.current": f"{4 * 10**9}\n",
+            "job/memory.stat": f"anon 1\ninactive_file {3 * 10**9}\nactive_file 5\n",
+        },
+    )
+    assert memory_available_bytes() == 9 * 10**9
+
+
+def test_the_limit_may_be_on_an_ancestor(cgroups):
+    files = {
+        f"{folder}/memory.{name}": value
+        for folder, limit in (("slurm", str(8 * 10**9)), ("slurm/job/step", "max"))
+        for name, value in (("max", limit), ("current", "0"), ("stat", "inactive_file 0\n"))
+    }
+    cgroups("0::/slurm/job/step\n", files)
+    assert memory_available_bytes() == 8 * 10**9
+
+
+def test_version_1_limit_counts_also_where_the_path_is_the_hosts(cgroups):
+    cgroups(
+        "5:cpu,cpuacct:/docker/abc\n4:memory:/docker/abc\n0::/\n",
+        {
+            "memory/memory.limit_in_bytes": f"{6 * 10**9}\n",
+            "memory/memory.usage_in_bytes": f"{2 * 10**9}\n",
+            "memory/memory.stat": "inactive_file 9\ntotal_inactive_file 1000\n",
+        },
+    )
+    assert memory_available_bytes() == 4 * 10**9 + 1000
+
+
+def test_more_used_than_allowed_is_zero(cgroups):
+    cgroups(
+        "0::/\n",
+        {"memory.max": "100\n", "memory.current": "200\n", "memory.stat": "inactive_file 0\n"},
+    )
+    assert memory_available_bytes() == 0
+
+
+def test_this_machine_has_memory():
+    assert 0 < memory_available_bytes() <= psutil.virtual_memory().total
+    assert os.path.exists("/proc/self/cgroup") or sys.platform != "linux"

@@ -1,0 +1,453 @@
+"""Rows arrive complete and exact, and a writer in trouble does not stop a run."""
+
+import csv
+import json
+import os
+import re
+import resource
+import socket
+import struct
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from gpusim_rl.errors import ConfigError
+from gpusim_rl.run.run_dir import RunDir
+from gpusim_rl.run.writers import CsvWriter, TensorboardWriter, Writers
+
+ROOT = Path(__file__).parents[2]
+ROW = {"env_steps": 64, "episode/return": None, "policy/kl": 0.1 + 0.2}
+
+
+@contextmanager
+def disk_full_after(size: int):
+    """No file can grow beyond `size` bytes: writing raises OSError, as on a full disk."""
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, limit[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+
+
+def read(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def write_rows(writer: CsvWriter, iterations: range) -> None:
+    for iteration in iterations:
+        row = {**ROW, "policy/kl": iteration / 3}
+        if iteration >= 4:
+            row["episode/return"] = iteration * 1e-7
+            row["reward/late"] = float(iteration)
+        writer.write(iteration, row)
+
+
+# metrics.csv
+
+
+def test_csv_has_every_row_at_once_and_reads_back_exactly(tmp_path):
+    writer = CsvWriter(tmp_path / "metrics.csv")
+    writer.start({})
+    writer.write(1, ROW)
+    (row,) = read(tmp_path / "metrics.csv")
+    assert row == {
+        "iteration": "1",
+        "env_steps": "64",
+        "episode/return": "",
+        "policy/kl": "0.30000000000000004",
+    }
+    assert float(row["policy/kl"]) == ROW["policy/kl"]
+
+
+def test_csv_numbers_of_numpy_are_plain_numbers(tmp_path):
+    import numpy as np
+
+    writer = CsvWriter(tmp_path / "metrics.csv")
+    writer.write(1, {"a": np.float64(0.1), "b": float("nan"), "c": float("inf")})
+    assert (tmp_path / "metrics.csv").read_text() == "iteration,a,b,c\n1,0.1,nan,inf\n"
+
+
+def test_csv_keeps_column_order_and_adds_late_columns_at_the_end(tmp_path):
+    path = tmp_path / "metrics.csv"
+    writer = CsvWriter(path)
+    writer.start({})
+    writer.write(1, {"b": 1.0, "a": 2.0})
+    writer.write(2, {"late": 3.0, "a": 4.0})
+    writer.write(3, {"b": 5.0})
+    assert path.read_text() == "iteration,b,a,late\n1,1.0,2.0,\n2,,4.0,3.0\n3,5.0,,\n"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["metrics.csv"]
+
+
+@pytest.mark.parametrize("checkpoint", [2, 3, 5])
+def test_csv_of_a_resumed_run_equals_that_of_an_uninterrupted_one(tmp_path, checkpoint):
+    whole, resumed = CsvWriter(tmp_path / "whole.csv"), CsvWriter(tmp_path / "resumed.csv")
+    write_rows(whole, range(1, 9))
+    write_rows(resumed, range(1, 7))
+    with (tmp_path / "resumed.csv").open("a") as file:
+        file.write("7,1.0")  # a row that a kill cut short
+    resumed = CsvWriter(tmp_path / "resumed.csv", resumed_at=checkpoint)
+    resumed.start({})
+    assert [int(row["iteration"]) for row in read(tmp_path / "resumed.csv")][-1] == checkpoint
+    write_rows(resumed, range(checkpoint + 1, 9))
+    resumed.close(0)
+    assert (tmp_path / "resumed.csv").read_bytes() == (tmp_path / "whole.csv").read_bytes()
+
+
+@pytest.mark.parametrize("content", [None, "", "iteration,a"])
+def test_csv_of_a_run_that_died_before_its_first_row_starts_afresh(tmp_path, content):
+    path = tmp_path / "metrics.csv"
+    if content is not None:
+        path.write_text(content)
+    writer = CsvWriter(path, resumed_at=0)
+    writer.start({})
+    writer.write(1, {"a": 1.0})
+    assert path.read_text() == "iteration,a\n1,1.0\n"
+
+
+def test_csv_that_is_something_else_is_refused_in_one_line(tmp_path):
+    (tmp_path / "metrics.csv").write_text("step,return\n1,2\n")
+    with pytest.raises(ConfigError, match="first column must be 'iteration', got 'step'"):
+        CsvWriter(tmp_path / "metrics.csv", resumed_at=1).start({})
+
+
+def test_csv_on_a_full_disk_keeps_rows_warns_once_and_catches_up(tmp_path):
+    path = tmp_path / "metrics.csv"
+    warnings = []
+    writers = Writers([CsvWriter(path)], warnings.append)
+    writers.start({})
+    writers.write(1, ROW)
+    size = path.stat().st_size
+    with disk_full_after(size + 5):  # room for a part of a row
+        writers.write(2, ROW)
+        writers.write(3, {**ROW, "new": 1.0})
+        assert path.stat().st_size == size, "half a row was left"
+        assert len(warnings) == 1 and "kept in memory" in warnings[0]
+    writers.write(4, ROW)
+    assert [row["iteration"] for row in read(path)] == ["1", "2", "3", "4"]
+    assert len(warnings) == 2 and "works again" in warnings[1]
+    assert [entry.name for entry in tmp_path.iterdir()] == ["metrics.csv"]
+
+
+def test_csv_of_a_resumed_run_is_not_lost_when_the_disk_is_full_at_its_start(tmp_path):
+    path, warnings = tmp_path / "metrics.csv", []
+    write_rows(CsvWriter(path), range(1, 7))
+    before = path.read_bytes()
+    writers = Writers([CsvWriter(path, resumed_at=3)], warnings.append)
+    with disk_full_after(20):
+        writers.start({})
+        writers.write(4, ROW)
+    assert path.read_bytes() == before
+    assert len(warnings) == 1
+    writers.write(5, ROW)
+    assert [row["iteration"] for row in read(path)] == ["1", "2", "3", "4", "5"]
+
+
+def test_csv_that_stays_incomplete_is_said_aloud_at_the_end(tmp_path):
+    warnings = []
+    writers = Writers([CsvWriter(tmp_path / "metrics.csv")], warnings.append)
+    with disk_full_after(10):
+        writers.write(1, ROW)
+        writers.close(0)
+    assert len(warnings) == 2 and "INCOMPLETE" in warnings[1]
+
+
+def test_csv_writes_what_waits_when_the_run_ends(tmp_path):
+    writers = Writers([CsvWriter(tmp_path / "metrics.csv")], lambda _: None)
+    writers.write(1, ROW)
+    with disk_full_after(10):
+        writers.write(2, ROW)
+    writers.close(0)
+    assert len(read(tmp_path / "metrics.csv")) == 2
+
+
+# One writer's failure
+
+
+class Recorder:
+    """A writer that remembers its calls, and fails when told."""
+
+    failures = (OSError,)
+    retries = False
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.calls: list[str] = []
+        self.error: Exception | None = None
+
+    def _call(self, name: str) -> None:
+        self.calls.append(name)
+        if self.error is not None:
+            raise self.error
+
+    def start(self, config):
+        self._call("start")
+
+    def write(self, iteration, row):
+        self._call(f"write {iteration}")
+
+    def summary(self, values):
+        self._call("summary")
+
+    def close(self, exit_code):
+        self._call(f"close {exit_code}")
+
+
+def test_a_failing_writer_is_reported_closed_and_left_out_and_others_go_on():
+    warnings, bad, good = [], Recorder("bad"), Recorder("good")
+    writers = Writers([bad, good], warnings.append)
+    writers.start({})
+    bad.error = ConnectionResetError("gone")
+    for iteration in (1, 2):
+        writers.write(iteration, ROW)
+    writers.summary(ROW)
+    writers.close(0)
+    assert bad.calls == ["start", "write 1", "close 1"]
+    assert good.calls == ["start", "write 1", "write 2", "summary", "close 0"]
+    assert warnings == ["bad failed (ConnectionResetError: gone); training goes on WITHOUT it"]
+
+
+def test_a_bug_in_a_writer_is_not_hidden():
+    writer = Recorder("buggy")
+    writer.error = KeyError("oops")
+    with pytest.raises(KeyError):
+        Writers([writer], lambda _: None).write(1, ROW)
+
+
+# TensorBoard
+
+
+def test_tensorboard_has_every_value_and_forgets_what_a_resumed_run_makes_again(tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    folder = tmp_path / "tensorboard"
+    for resumed_at, iterations in ((None, range(1, 6)), (3, range(4, 8))):
+        writer = TensorboardWriter(folder, resumed_at)
+        writer.start({"num_envs": 4})
+        for iteration in iterations:
+            writer.write(iteration, {**ROW, "policy/kl": float(iteration)})
+        writer.summary(ROW)
+        writer.close(0)
+        time.sleep(1.1)  # event files are named by the second
+    events = EventAccumulator(str(folder))
+    events.Reload()
+    assert set(events.Tags()["scalars"]) == {"env_steps", "policy/kl"}
+    assert [(e.step, e.value) for e in events.Scalars("policy/kl")] == [
+        (i, float(i)) for i in range(1, 8)
+    ]
+    assert b"num_envs: 4" in events.Tensors("config/text_summary")[0].tensor_proto.string_val[0]
+
+
+def test_missing_tensorboard_is_one_line_with_the_command_and_leaves_nothing(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "tensorboard", None)
+    with pytest.raises(ConfigError) as error:
+        TensorboardWriter(tmp_path / "tensorboard")
+    assert str(error.value) == (
+        "log.tensorboard=true needs tensorboard: pip install 'gpusim-rl[tensorboard]'"
+    )
+    assert not list(tmp_path.iterdir())
+
+
+# Weights & Biases: real runs of the real client, in processes without network, key or stdin
+
+WANDB_RUN = """
+import os, sys, time
+from pathlib import Path
+from gpusim_rl.run import writers
+from gpusim_rl.run.run_dir import RunDir
+from gpusim_rl.run.writers import CsvWriter, WandbWriter, Writers
+
+writers.INIT_TIMEOUT_S = 1.0
+run = RunDir(Path(sys.argv[1]))
+lines = lambda kind: lambda text: print(kind, text, flush=True)
+wandb_writer = WandbWriter(
+    run, project="ants", entity=None, group="g", name=None, tags=["a", "b"],
+    run_id="abcd1234", info=lines("info"),
+)
+everything = Writers([wandb_writer, CsvWriter(run.metrics_csv)], lines("warn"))
+everything.start({"num_envs": 16, "ppo": {"horizon": 8, "network": {"hidden": [32, 32]}}})
+for iteration in map(int, sys.argv[2].split(",")):
+    if os.environ.get("KILL_AT") == str(iteration):
+        import psutil, signal
+        for child in psutil.Process().children(recursive=True):
+            os.kill(child.pid, signal.SIGKILL)
+        time.sleep(0.5)
+    row = {"env_steps": 128 * iteration, "policy/kl": iteration / 3, "episode/return": None}
+    everything.write(iteration, row)
+time.sleep(0.5)
+everything.summary({"best_return": 12.5})
+everything.close(0)
+print("done", flush=True)
+"""
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> RunDir:
+    return RunDir.create(tmp_path / "runs", "Ant", "Ant", config={}, overrides=[])
+
+
+def run_wandb(run: RunDir, iterations: str = "1,2,3", **environment: str):
+    """Run WANDB_RUN beside the run folder, with no wandb settings but those given."""
+    folder = run.path.parents[2]
+    home = folder / "home"
+    home.mkdir(exist_ok=True)
+    kept = {name: os.environ[name] for name in ("PATH", "LD_LIBRARY_PATH") if name in os.environ}
+    kept |= {"HOME": str(home), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    return subprocess.run(
+        [sys.executable, "-c", WANDB_RUN, str(run.path), iterations],
+        cwd=folder,
+        env=kept | environment,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=90,
+    )
+
+
+def wandb_records(file: Path):
+    """The records of a .wandb file: a LevelDB log (pieces in blocks of 32 KiB) of protobufs."""
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    data, position, record = file.read_bytes(), 7, b""
+    assert data[:4] == b":W&B"
+    while position + 7 <= len(data):
+        left_in_block = 32768 - position % 32768
+        if left_in_block < 7:
+            position += left_in_block
+            continue
+        _, length, kind = struct.unpack_from("<IHB", data, position)
+        record += data[position + 7 : position + 7 + length]
+        position += 7 + length
+        if kind in (1, 4):  # the whole record, or the last piece of one
+            yield Record.FromString(record)
+            record = b""
+
+
+def values(items) -> dict:
+    return {(item.key or "/".join(item.nested_key)): json.loads(item.value_json) for item in items}
+
+
+def test_wandb_without_key_and_network_keeps_config_metrics_and_system_metrics(run_dir):
+    began = time.monotonic()
+    done = run_wandb(run_dir)
+    assert done.returncode == 0, done.stderr
+    assert time.monotonic() - began < 30
+    assert done.stderr == "", "only our line speaks"
+    line, end = done.stdout.splitlines()
+    assert end == "done"
+    folder = re.fullmatch(
+        r"info W&B: offline \(no API key; `wandb login` stores one\); upload with: "
+        r"wandb sync (runs/Ant/\S+/wandb/offline-run-\S+-abcd1234)",
+        line,
+    )
+    assert folder, line
+    offline = run_dir.path.parents[2] / folder.group(1)
+    assert run_dir.path in offline.parents
+    assert not (run_dir.path.parents[2] / "wandb").exists()
+
+    records = list(wandb_records(offline / "run-abcd1234.wandb"))
+    kinds = {record.WhichOneof("record_type") for record in records}
+    assert kinds >= {"run", "history", "stats", "summary", "exit", "metric"}
+
+    started = next(record.run for record in records if record.HasField("run"))
+    config = values(started.config.update)
+    assert config["num_envs"] == 16 and config["ppo"]["network"] == {"hidden": [32, 32]}
+    assert (started.project, started.run_group, started.run_id) == ("ants", "g", "abcd1234")
+    assert list(started.tags) == ["a", "b"] and started.display_name == run_dir.path.name
+
+    history = [values(record.history.item) for record in records if record.HasField("history")]
+    assert [(row["_step"], row["env_steps"], row["policy/kl"]) for row in history] == [
+        (i, 128 * i, i / 3) for i in (1, 2, 3)
+    ]
+    assert all("episode/return" not in row for row in history), "unknown is not zero"
+
+    stats = [values(record.stats.item) for record in records if record.HasField("stats")]
+    assert stats and stats[0]["proc.memory.rssMB"] > 0
+
+    summary: dict = {}
+    for record in records:
+        if record.HasField("summary"):
+            summary |= values(record.summary.update)
+    assert summary["best_return"] == 12.5
+
+    axes = {record.metric.glob_name: record.metric.step_metric for record in records}
+    assert axes["*"] == "env_steps"
+    assert next(record.exit for record in records if record.HasField("exit")).exit_code == 0
+
+
+def test_wandb_run_that_is_resumed_keeps_its_id_and_names_both_folders(run_dir):
+    run_wandb(run_dir, "1,2")
+    time.sleep(1.1)  # its folders are named by the second
+    done = run_wandb(run_dir, "2,3")
+    assert done.returncode == 0, done.stderr
+    command = done.stdout.splitlines()[0].partition("upload with: ")[2].split()
+    assert command[:2] == ["wandb", "sync"] and len(command) == 4
+    steps = [
+        [values(r.history.item)["_step"] for r in wandb_records(file) if r.HasField("history")]
+        for folder in command[2:]
+        for file in (run_dir.path.parents[2] / folder).glob("*.wandb")
+    ]
+    assert steps == [[1, 2], [2, 3]]
+
+
+KEY = "0123456789" * 4
+
+
+def test_wandb_with_a_key_but_without_network_goes_offline_quickly(run_dir):
+    with socket.socket() as taken:  # bound and not listening: a connection is refused
+        taken.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{taken.getsockname()[1]}"
+        done = run_wandb(run_dir, WANDB_API_KEY=KEY, WANDB_BASE_URL=url)
+    assert done.returncode == 0, done.stderr
+    assert f"info W&B: offline ({url} does not answer); upload with: wandb sync" in done.stdout
+
+
+def test_wandb_finds_a_key_in_netrc(run_dir):
+    netrc = run_dir.path.parents[2] / "keys"
+    netrc.write_text(f"machine 127.0.0.1:9 login user password {KEY}\n")
+    done = run_wandb(run_dir, NETRC=str(netrc), WANDB_BASE_URL="http://127.0.0.1:9")
+    assert "offline (http://127.0.0.1:9 does not answer)" in done.stdout
+
+
+def test_wandb_with_a_server_that_says_nothing_goes_offline(run_dir):
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        # The client's own telemetry would wait for this server too, when Python exits.
+        quick = {"WANDB_ERROR_REPORTING": "false"}
+        done = run_wandb(run_dir, WANDB_API_KEY=KEY, WANDB_BASE_URL=url, **quick)
+    assert done.returncode == 0, done.stderr
+    assert "info W&B: offline (" in done.stdout and "done" in done.stdout
+    assert "warn" not in done.stdout
+    assert len(list((run_dir.path / "wandb").glob("offline-run-*"))) == 1
+
+
+def test_wandb_with_a_malformed_key_goes_offline_and_says_why(run_dir):
+    done = run_wandb(run_dir, WANDB_API_KEY="short", WANDB_MODE="online")
+    assert done.returncode == 0, done.stderr
+    assert "info W&B: offline (" in done.stdout and "40" in done.stdout.splitlines()[0]
+
+
+@pytest.mark.parametrize(
+    ("mode", "line"),
+    [("offline", "info W&B: offline (WANDB_MODE=offline)"), ("disabled", "info W&B: off (")],
+)
+def test_wandb_mode_of_the_environment_wins(run_dir, mode, line):
+    done = run_wandb(run_dir, WANDB_MODE=mode, WANDB_API_KEY=KEY)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(line)
+    assert bool(list(run_dir.path.glob("wandb/offline-run-*"))) == (mode == "offline")
+
+
+def test_wandb_that_dies_does_not_end_the_run(run_dir):
+    done = run_wandb(run_dir, "1,2,3,4", KILL_AT="3")
+    assert done.returncode == 0, done.stderr
+    warnings = [line for line in done.stdout.splitlines() if line.startswith("warn")]
+    assert len(warnings) == 1 and "Weights & Biases failed" in warnings[0]
+    assert done.stdout.endswith("done\n")
+    assert [row["iteration"] for row in read(run_dir.metrics_csv)] == ["1", "2", "3", "4"]
+    assert "Traceback" not in done.stderr
