@@ -121,20 +121,24 @@ class Trainer:
         Ctrl-C and SIGTERM end the training after the iteration under way, with a checkpoint, and exit with the shell's code
         for the signal; a second one ends it at once.
         """
-        run_dir = self._run_dir()
+        run_dir = self.run_dir()
         with Logbook(self, run_dir) as log, self._signals():
             while self.iteration < self.cfg.max_iterations and self._stop_signal is None:
-                last_obs = self.collect()
-                with self.timer("update"):
-                    self.metrics.record_update(self.ppo.update(self.rollout, last_obs, self.hidden))
-                self.iteration += 1
-                self.env_steps += self.cfg.num_envs * self.cfg.ppo.horizon
-                with self.timer("log"):
-                    log.record()
+                self.iterate(log)
             row = log.finish()
         if self._stop_signal is not None:
             raise SystemExit(128 + self._stop_signal)
         return row
+
+    def iterate(self, log: Logbook) -> None:
+        """One iteration: act, learn, write down."""
+        last_obs = self.collect()
+        with self.timer("update"):
+            self.metrics.record_update(self.ppo.update(self.rollout, last_obs, self.hidden))
+        self.iteration += 1
+        self.env_steps += self.cfg.num_envs * self.cfg.ppo.horizon
+        with self.timer("log"):
+            log.record()
 
     @torch.no_grad()
     def collect(self) -> dict[str, Tensor]:
@@ -235,7 +239,7 @@ class Trainer:
             raise ConfigError(f"checkpoint {found.file} does not fit this configuration: {'; '.join(different)}")
         return payload
 
-    def _run_dir(self) -> RunDir:
+    def run_dir(self) -> RunDir:
         """Continues in the run's own folder from its last checkpoint, else makes a new one."""
         if self.cfg.checkpoint is not None:
             found = find_checkpoint(self.cfg.checkpoint, self.cfg.log.dir)
