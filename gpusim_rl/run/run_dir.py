@@ -27,13 +27,13 @@ from typing import IO, Any
 import psutil
 import yaml
 
+import gpusim_rl
 from gpusim_rl import paths
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.machine import available_cpus
 from gpusim_rl.run.system import describe_gpus
 
 PACKAGES = (  # whose versions env.json tells
-    "gpusim-rl",
     "torch",
     "numpy",
     "mujoco",
@@ -193,7 +193,10 @@ def describe_environment() -> dict[str, Any]:
         "command": shlex.join(["python", *sys.argv]),
         "python": platform.python_version(),
         "platform": f"{platform.system()} {platform.release()} {platform.machine()}",
-        "versions": {package: version for package in PACKAGES if (version := _version(package))},
+        "versions": {
+            "gpusim-rl": gpusim_rl.__version__,
+            **{package: version for package in PACKAGES if (version := _version(package))},
+        },
         "cpu": {
             "model": _cpu_model(),
             "cores": psutil.cpu_count(logical=False),

@@ -61,7 +61,7 @@ def test_environment_tells_versions_and_machine_but_not_the_host(tmp_path):
     run = make_run(tmp_path)
     environment = run.environment
     assert environment["versions"]["torch"] == torch.__version__
-    assert environment["versions"]["mujoco"]
+    assert environment["versions"]["mujoco"] and environment["versions"]["gpusim-rl"]
     assert environment["python"] == platform.python_version()
     assert environment["cpu"]["available"] >= 1 and environment["memory_gb"] > 0
     assert environment["command"].startswith("python ")
