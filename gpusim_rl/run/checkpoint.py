@@ -60,9 +60,7 @@ def load(path: Path, map_location: str | torch.device = "cpu") -> dict[str, Any]
             payload = torch.load(file, map_location=map_location, weights_only=True)
         except Exception as error:  # torch's reader fails on foreign bytes in a dozen ways
             reason = str(error).partition("\n")[0] or type(error).__name__
-            raise ConfigError(
-                f"cannot read checkpoint {path}: damaged, or not a checkpoint ({reason:.80})"
-            ) from None
+            raise ConfigError(f"cannot read checkpoint {path}: damaged, or not a checkpoint ({reason:.80})") from None
     ours = isinstance(payload, dict) and "gpusim_rl" in payload
     version = payload.get("format") if ours else None
     if not isinstance(version, int) or version < 1:
@@ -135,9 +133,7 @@ class Checkpoints:
         return path
 
 
-def structural_difference(
-    saved: Mapping[str, Any], now: Mapping[str, Any], keys: Sequence[str]
-) -> list[str]:
+def structural_difference(saved: Mapping[str, Any], now: Mapping[str, Any], keys: Sequence[str]) -> list[str]:
     """Compare two configs where they must agree; return one line for each value that differs.
 
     Args:

@@ -190,9 +190,7 @@ class Console:
     def _line(self) -> str:
         row = self._row
         numbers = [f"{label} {_number(row.get(name))}" for label, name in LINE_NUMBERS.items()]
-        return " | ".join(
-            [f"iteration {row['iteration']:.0f}/{self._total}", *numbers, f"ETA {self._eta}"]
-        )
+        return " | ".join([f"iteration {row['iteration']:.0f}/{self._total}", *numbers, f"ETA {self._eta}"])
 
     def _panel(self) -> Panel:
         row, total = self._row, self._total
@@ -231,8 +229,7 @@ class Console:
             Text.assemble(
                 ("machine  ", "dim"),
                 " · ".join(
-                    f"{label} {_percent(row.get(f'system/{load}'))},"
-                    f" memory {_gigabytes(row.get(f'system/{memory}'))}"
+                    f"{label} {_percent(row.get(f'system/{load}'))}, memory {_gigabytes(row.get(f'system/{memory}'))}"
                     for label, load, memory in MACHINE
                 ),
             )

@@ -53,9 +53,7 @@ class SystemMonitor:
     def _run(self) -> None:
         while not self._stopping.wait(self._interval_s):
             # One assignment: a reader sees the old reading or the new one, never half of each.
-            self._latest = self._named(
-                *self._cpu.read(), *(self._gpu.read() if self._gpu else (None, None))
-            )
+            self._latest = self._named(*self._cpu.read(), *(self._gpu.read() if self._gpu else (None, None)))
 
     @staticmethod
     def _named(
@@ -152,9 +150,7 @@ def memory_available_bytes() -> int:
             limit = int((folder / limit_file).read_text())
             used = int((folder / usage_file).read_text())
             # File cache counts as used but is given back under pressure.
-            cache = re.search(
-                rf"^{cache_key} (\d+)$", (folder / "memory.stat").read_text(), re.MULTILINE
-            )
+            cache = re.search(rf"^{cache_key} (\d+)$", (folder / "memory.stat").read_text(), re.MULTILINE)
             available = min(available, limit - used + (int(cache.group(1)) if cache else 0))
     return max(0, available)
 

@@ -193,12 +193,8 @@ def test_a_newer_format_names_the_version_to_install(tmp_path):
 def test_an_older_format_is_migrated_step_by_step(tmp_path, monkeypatch):
     save(tmp_path / "old.pt", {"obs_mean": 1.0})
     monkeypatch.setattr(checkpoint, "FORMAT", 3)
-    monkeypatch.setitem(
-        checkpoint.MIGRATIONS, 1, lambda old: {**old, "normalizer": old["obs_mean"]}
-    )
-    monkeypatch.setitem(
-        checkpoint.MIGRATIONS, 2, lambda old: {**old, "normalizer": [old["normalizer"]]}
-    )
+    monkeypatch.setitem(checkpoint.MIGRATIONS, 1, lambda old: {**old, "normalizer": old["obs_mean"]})
+    monkeypatch.setitem(checkpoint.MIGRATIONS, 2, lambda old: {**old, "normalizer": [old["normalizer"]]})
     loaded = load(tmp_path / "old.pt")
     assert loaded["format"] == 3 and loaded["normalizer"] == [1.0]
 

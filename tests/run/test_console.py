@@ -128,9 +128,7 @@ def test_eta_does_not_count_the_warm_up(capsys, first, slow_start_s):
 def test_json_mode_is_an_object_per_line_with_every_row(capsys):
     show("json", interval_s=1000.0)
     out, err = capsys.readouterr()
-    events = [
-        json.loads(line, parse_constant=lambda word: pytest.fail(word)) for line in out.splitlines()
-    ]
+    events = [json.loads(line, parse_constant=lambda word: pytest.fail(word)) for line in out.splitlines()]
     assert [event["event"] for event in events] == (
         ["banner", "row", "row", "info", "warning", "row", "row", "row", "footer"]
     )
@@ -143,9 +141,7 @@ def test_json_mode_is_an_object_per_line_with_every_row(capsys):
 def test_json_has_null_for_what_json_cannot_hold(capsys):
     console = Console("json", 9, None)
     console.update({"iteration": 1, "a": float("nan"), "b": float("inf"), "c": None})
-    assert json.loads(capsys.readouterr().out) == (
-        {"event": "row", "iteration": 1, "a": None, "b": None, "c": None}
-    )
+    assert json.loads(capsys.readouterr().out) == ({"event": "row", "iteration": 1, "a": None, "b": None, "c": None})
 
 
 def test_quiet_shows_warnings_only(capsys):
@@ -345,9 +341,7 @@ def test_a_reader_that_leaves_does_not_end_the_run(mode):
 
 @pytest.mark.parametrize("mode", ["auto", "plain", "json", "rich", "quiet"])
 def test_a_run_started_without_stdout_and_stderr_works(mode, tmp_path):
-    script = (
-        "import sys, pathlib, test_console as t; t.show(sys.argv[1], log=pathlib.Path(sys.argv[2]))"
-    )
+    script = "import sys, pathlib, test_console as t; t.show(sys.argv[1], log=pathlib.Path(sys.argv[2]))"
     command = f"exec {sys.executable} -c '{script}' {mode} {tmp_path}/train.log >&- 2>&-"
     assert subprocess.run(["bash", "-c", command], cwd=ROOT, env=ENVIRONMENT).returncode == 0
     assert COMMANDS[0] in (tmp_path / "train.log").read_text()

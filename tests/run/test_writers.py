@@ -237,9 +237,7 @@ def test_tensorboard_has_every_value_and_forgets_what_a_resumed_run_makes_again(
     events = EventAccumulator(str(folder))
     events.Reload()
     assert set(events.Tags()["scalars"]) == {"env_steps", "policy/kl"}
-    assert [(e.step, e.value) for e in events.Scalars("policy/kl")] == [
-        (i, float(i)) for i in range(1, 8)
-    ]
+    assert [(e.step, e.value) for e in events.Scalars("policy/kl")] == [(i, float(i)) for i in range(1, 8)]
     assert b"num_envs: 4" in events.Tensors("config/text_summary")[0].tensor_proto.string_val[0]
 
 
@@ -247,9 +245,7 @@ def test_missing_tensorboard_is_one_line_with_the_command_and_leaves_nothing(tmp
     monkeypatch.setitem(sys.modules, "tensorboard", None)
     with pytest.raises(ConfigError) as error:
         TensorboardWriter(tmp_path / "tensorboard")
-    assert str(error.value) == (
-        "log.tensorboard=true needs tensorboard: pip install 'gpusim-rl[tensorboard]'"
-    )
+    assert str(error.value) == ("log.tensorboard=true needs tensorboard: pip install 'gpusim-rl[tensorboard]'")
     assert not list(tmp_path.iterdir())
 
 
