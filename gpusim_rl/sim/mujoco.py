@@ -97,6 +97,8 @@ class MujocoSim:
         # worlds whose state was written since the last refresh or step
         self._written = np.ones(num_envs, dtype=bool)
         self._written_mask = torch.from_numpy(self._written)
+        self._reset = np.zeros(num_envs, dtype=bool)  # the mask of the last reset, where numpy can read it
+        self._reset_mask = torch.from_numpy(self._reset)
         self._diverged = torch.zeros(num_envs, dtype=torch.bool)
         np.copyto(self._mirror, self._leading, casting="same_kind")
         self.refresh()
@@ -157,7 +159,8 @@ class MujocoSim:
 
     def reset(self, where: Bool[Tensor, " envs"]) -> None:
         self._written_mask |= where
-        ids = np.flatnonzero(where.numpy())
+        self._reset_mask.copy_(where)
+        ids = np.flatnonzero(self._reset)
         if ids.size:
             self._batch.reset(ids, stage=_NONE)
             self._mirror[ids] = self._leading[ids]
