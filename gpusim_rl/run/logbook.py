@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import torch
+import yaml
 
 from gpusim_rl.run.checkpoint import Checkpoints
 from gpusim_rl.run.console import Console
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
 
 SAVE_INTERVAL_S = 60.0
 """last.pt is at most this old, however long an iteration takes; a kill costs no more than that."""
+
+BEST_INTERVAL_S = 10.0
+"""best.pt is written when the mean return has improved, but not more often than this: early on it improves all the time."""
 
 
 class Logbook:
@@ -58,9 +62,12 @@ class Logbook:
         self._saved_at = time.perf_counter()
         self._row: Row = {}
         self._overflow_reported = False
+        self._improved = False
 
     def __enter__(self) -> Logbook:
         self.console.start(banner(self._trainer, self.run_dir))
+        if self._trainer.cfg.log.print_config:
+            self.console.info(yaml.safe_dump(self._trainer.config, sort_keys=False))
         self._writers.start(self._trainer.config)
         return self
 
@@ -80,7 +87,9 @@ class Logbook:
         if trainer.iteration % cfg.log.interval == 0 or last:
             self._flush()
         due = trainer.iteration % cfg.log.checkpoint_interval == 0
-        if due or last or trainer.stopping or time.perf_counter() - self._saved_at > SAVE_INTERVAL_S:
+        age_s = time.perf_counter() - self._saved_at
+        better = self._improved and age_s > BEST_INTERVAL_S
+        if due or last or better or trainer.stopping or age_s > SAVE_INTERVAL_S:
             self.save(numbered=due)
 
     def _flush(self) -> None:
@@ -107,11 +116,10 @@ class Logbook:
         trainer = self._trainer
         trainer.check_finite(values)
         row: Row = host | {name: value for name, value in values.items() if not name.startswith("check/")}
-        best = row.get("episode/return")
-        improved = best is not None and (trainer.best_return is None or best > trainer.best_return)
-        if improved:
-            trainer.best_return = best
-            self._improved = True
+        now = row.get("episode/return")
+        self._improved = now is not None and (trainer.best_return is None or now > trainer.best_return)
+        if self._improved:
+            trainer.best_return = now
         row["episode/best_return"] = trainer.best_return
         self._row = row
         self._writers.write(int(host["iteration"]), row)
@@ -122,17 +130,14 @@ class Logbook:
                 f"{row['sim/overflow']:.0f} worlds dropped contacts because a buffer was full; raise sim.nconmax and sim.njmax"
             )
 
-    _improved = False
-
     def save(self, *, numbered: bool) -> None:
-        """Writes last.pt, and best.pt if the mean return has improved since the last time."""
+        """Writes last.pt, and best.pt if the mean return is the best so far."""
         trainer = self._trainer
         self._saved_at = time.perf_counter()
         try:
             self._checkpoints.save_last(trainer.state_dict())
             if self._improved or not self._checkpoints.best.exists():
                 self._checkpoints.save_best()
-                self._improved = False
             if numbered:
                 self._checkpoints.save_numbered(trainer.iteration)
         except OSError as error:
