@@ -28,6 +28,7 @@ from gpusim_rl.run.memory import check_memory
 from gpusim_rl.run.metrics import Metrics, Row
 from gpusim_rl.run.run_dir import RunDir
 from gpusim_rl.run.timing import PhaseTimer
+from gpusim_rl.run.writers import require_tensorboard
 from gpusim_rl.sim import Scene, SimChoice, choose_sim, make_sim
 
 # What a checkpoint's tensors depend on: it cannot be continued with other values.
@@ -63,6 +64,8 @@ class Trainer:
         self.task_name = task_class.__name__
         self.config = dict(config)
         self.overrides = list(overrides)
+        if cfg.log.tensorboard:
+            require_tensorboard()
         self.resumed = self._read_checkpoint()
         self.seed = self._choose_seed()
         self.rl_device = _device(cfg.rl_device or cfg.device, "rl_device" if cfg.rl_device else "device")
@@ -245,6 +248,7 @@ class Trainer:
             found = find_checkpoint(self.cfg.checkpoint, self.cfg.log.dir)
             if found.run_dir is not None and found.file.name == "last.pt":
                 return RunDir.open(found.run_dir)
+            self.wandb_id = secrets.token_hex(4)  # a branch of the run is a run of its own
         return RunDir.create(
             Path(self.cfg.log.dir),
             self.cfg.experiment or self.task_name,
