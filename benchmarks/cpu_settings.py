@@ -1,0 +1,141 @@
+"""Measures what our settings for the CPU rest on; writes cpu_settings.json beside this file.
+
+    python benchmarks/cpu_settings.py
+
+- persistent: physics steps/s of Ant with and without an MjData per world, reading state only or body velocities too
+- malloc: page faults and seconds of a PPO update with glibc's defaults and with `keep_freed_memory()`
+- sharing: env steps/s of two trainings at once, with GNU OpenMP's default spinning and with `share_cpus()`
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+STATE, VELOCITY = 0, 2  # mjSTAGE_NONE, mjSTAGE_VEL
+
+
+def persistent() -> list[dict[str, Any]]:
+    """Physics steps per second by number of worlds."""
+    import numpy as np
+    from mujoco.batch import Batch
+
+    from gpusim_rl.machine import available_cpus
+    from gpusim_rl.paths import assets_dir
+    from gpusim_rl.sim.scene import Scene
+
+    scene = Scene(120)
+    scene.add_ground()
+    scene.add("ant", assets_dir() / "ant.xml")
+    random = np.random.default_rng(0)
+    rows = []
+    for worlds in (64, 256, 512, 1024, 4096):
+        row: dict[str, Any] = {"worlds": worlds}
+        batches = {}
+        for stage_name, stage in (("state", STATE), ("velocity", VELOCITY)):
+            for keep in (False, True):
+                batch = Batch(scene.model, worlds, nthread=available_cpus(), persistent=keep)
+                batches[stage_name, keep] = (batch, stage, [])
+        controls = random.uniform(-1, 1, (worlds, 8))
+        steps = max(20, 40 * 1024 // worlds)
+        for _ in range(4):  # interleaved, so that all see the same machine
+            for batch, stage, speeds in batches.values():
+                batch.bind("ctrl")[:] = controls
+                started = time.perf_counter()
+                for _ in range(steps):
+                    batch.step(nstep=2, stage=stage)
+                speeds.append(2 * steps * worlds / (time.perf_counter() - started))
+        for (stage_name, keep), (_, _, speeds) in batches.items():
+            row[f"{stage_name}, persistent={keep}"] = round(statistics.median(speeds[1:]))
+        rows.append(row)
+    return rows
+
+
+def update(keep: bool) -> dict[str, float]:
+    """Seconds and page faults of an update of Ant's size, in this process."""
+    import torch
+
+    from gpusim_rl.compose import compose
+    from gpusim_rl.config import PPOConfig, build
+    from gpusim_rl.learn.policy import ActorCritic
+    from gpusim_rl.learn.ppo import PPO, choose_precision
+    from gpusim_rl.learn.rollout import Rollout
+    from gpusim_rl.machine import available_cpus, keep_freed_memory
+
+    torch.set_num_threads(available_cpus())
+    if keep:
+        keep_freed_memory()
+    cfg = build(PPOConfig, compose(["task=Ant"])["ppo"], "ppo")
+    device = torch.device("cpu")
+    policy = ActorCritic({"policy": 60}, 8, cfg, bf16=choose_precision("auto", device)[0])
+    ppo = PPO(policy, cfg, horizon=16, num_envs=4096, max_iterations=100, generator=torch.Generator())
+    rollout = Rollout(
+        16, 4096, {"policy": 60}, 8, initial_hidden=(), sequence_length=1, max_truncations=1, device=device
+    )
+    rollout.obs["policy"].normal_()
+    rollout.valid.fill_(True)
+    last = {"policy": torch.randn(4096, 60)}
+    seconds, faults = [], []
+    for _ in range(8):
+        before, started = resource.getrusage(resource.RUSAGE_SELF).ru_minflt, time.perf_counter()
+        ppo.update(rollout, last, ())
+        seconds.append(time.perf_counter() - started)
+        faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+    return {"seconds": statistics.median(seconds[2:]), "page_faults": statistics.median(faults[2:])}
+
+
+def sharing(spin: str | None) -> dict[str, float]:
+    """Env steps per second of two trainings at once."""
+    environment = {**os.environ, "GOMP_SPINCOUNT": spin} if spin else dict(os.environ)
+    code = "import gpusim_rl.machine as m; m.share_cpus = lambda: None; import train; train.main()"
+    with tempfile.TemporaryDirectory() as folder:
+        runs = [
+            subprocess.Popen(
+                [sys.executable, "-c", code, "task=Ant", "num_envs=1024", "max_iterations=40", "log.console=quiet"]
+                + [f"log.dir={folder}/{i}"],
+                cwd=HERE.parent,
+                env=environment,
+            )
+            for i in range(2)
+        ]
+        for run in runs:
+            run.wait()
+        speeds = []
+        for path in Path(folder).glob("*/Ant/2*/metrics.csv"):
+            with path.open() as file:
+                speeds += [float(row["speed/env_steps_per_s"]) for row in csv.DictReader(file)][5:35]
+    return {"median_env_steps_per_s_each": statistics.median(speeds)}
+
+
+def main() -> None:
+    """Runs all three."""
+    if sys.argv[1:2] == ["update"]:
+        sys.stdout.write(json.dumps(update(sys.argv[2] == "keep")))
+        return
+    from gpusim_rl.run.run_dir import describe_environment
+
+    def apart(keep: str) -> Any:
+        command = [sys.executable, __file__, "update", keep]
+        return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+
+    result = {
+        "environment": describe_environment(),
+        "sharing": {"default spinning": sharing(None), "share_cpus()": sharing("1000")},
+        "malloc": {"glibc default": apart("default"), "keep_freed_memory()": apart("keep")},
+        "persistent": persistent(),
+    }
+    (HERE / "cpu_settings.json").write_text(json.dumps(result, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
