@@ -22,9 +22,7 @@ if TYPE_CHECKING:
     from gpusim_rl.env.task import Task, TaskConfig
 
 
-def train(
-    task: type[Task[Any]] | str, /, config: TaskConfig | None = None, **overrides: Any
-) -> Any:
+def train(task: type[Task[Any]] | str, /, config: TaskConfig | None = None, **overrides: Any) -> Any:
     """Train a task; the same as `python train.py`, with the same defaults.
 
         gpusim_rl.train("Ant", num_envs=64)
@@ -79,9 +77,7 @@ def _yaml_name(task: type | str) -> str | None:
     if isinstance(task, str):
         if task not in entries:
             available = ", ".join(entries)
-            raise ConfigError(
-                f"unknown task {task!r}.{did_you_mean(task, entries)} Available: {available}"
-            )
+            raise ConfigError(f"unknown task {task!r}.{did_you_mean(task, entries)} Available: {available}")
         return task
     target = f"{task.__module__}.{task.__qualname__}"
     found = [entry.name for entry in entries.values() if entry.target == target]

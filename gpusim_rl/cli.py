@@ -56,8 +56,7 @@ def load_command(name: str) -> Callable[[list[str]], Any]:
     file = files.get(name.replace("_", "-"))
     if file is None or not file.is_file():
         raise ConfigError(
-            f"unknown command {name!r}.{did_you_mean(name, ['list', *files])} "
-            f"Available: list, {', '.join(files)}"
+            f"unknown command {name!r}.{did_you_mean(name, ['list', *files])} Available: list, {', '.join(files)}"
         )
     spec = importlib.util.spec_from_file_location(f"gpusim_rl_command_{file.stem}", file)
     assert spec is not None and spec.loader is not None
@@ -71,9 +70,7 @@ def list_tasks(argv: list[str]) -> None:
     """Print every task with its one-line description, sizes and origin."""
     from gpusim_rl.discover import tasks
 
-    parser = argparse.ArgumentParser(
-        prog="gpusim-rl list", description="List all tasks that task=NAME accepts."
-    )
+    parser = argparse.ArgumentParser(prog="gpusim-rl list", description="List all tasks that task=NAME accepts.")
     parser.add_argument("--json", action="store_true", help="print one JSON list, for programs")
     parser.add_argument(
         "--no-sizes",
@@ -144,9 +141,7 @@ def _summary(file: Path) -> str:
     import ast
 
     try:
-        return (ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or "").partition(
-            "\n"
-        )[0]
+        return (ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or "").partition("\n")[0]
     except (OSError, SyntaxError):
         return ""
 

@@ -12,6 +12,7 @@ import os
 import re
 import sys
 import tempfile
+import warnings
 from collections.abc import Callable, Sequence
 from functools import wraps
 from pathlib import Path
@@ -93,9 +94,7 @@ def compose(overrides: Sequence[str] = (), config_dir: str | Path | None = None)
     if config_dir is not None:
         arguments.append(f"hydra.searchpath=[file://{Path(config_dir).resolve()}]")
     try:
-        with hydra.initialize_config_dir(
-            version_base=VERSION_BASE, config_dir=str(paths.cfg_dir())
-        ):
+        with hydra.initialize_config_dir(version_base=VERSION_BASE, config_dir=str(paths.cfg_dir())):
             return plain(hydra.compose("config", overrides=arguments))
     except HYDRA_ERRORS as error:
         raise explain(error, arguments) from None
@@ -113,10 +112,7 @@ def with_saved_overrides(arguments: Sequence[str]) -> list[str]:
     found = paths.find_checkpoint(name, typed.get("log.dir", "runs"))
     # A folder continues in place, a file may start a new run: hand on which of the two was meant.
     meant = found.file if name.endswith(".pt") or found.run_dir is None else found.run_dir
-    kept = [
-        f"checkpoint={quote(str(meant))}" if _key(text) == "checkpoint" else text
-        for text in arguments
-    ]
+    kept = [f"checkpoint={quote(str(meant))}" if _key(text) == "checkpoint" else text for text in arguments]
     saved = []
     for text in read_overrides(found.run_dir) if found.run_dir else []:
         if text.startswith("--config-dir="):
@@ -154,8 +150,7 @@ def refuse_other_task(config: dict[str, Any]) -> None:
     asked = config["task"].get("_target_")
     if trained != asked:
         raise ConfigError(
-            f"checkpoint of another task: {run_dir} trained {trained}, asked for {asked}. "
-            "Try leaving task= away"
+            f"checkpoint of another task: {run_dir} trained {trained}, asked for {asked}. Try leaving task= away"
         )
 
 
@@ -178,9 +173,7 @@ def check_flags(arguments: Sequence[str]) -> argparse.Namespace:
         name = bad.group(1).lstrip("-").partition("=")[0].replace("-", "_") if bad else ""
         hint = did_you_mean(name, known_keys())
         key = re.findall(r"'(.*)'", hint)[0] if hint else "num_envs"
-        raise ConfigError(
-            f"{message}. Settings are written without dashes: {key}=<value>; see --help"
-        )
+        raise ConfigError(f"{message}. Settings are written without dashes: {key}=<value>; see --help")
 
     parser: argparse.ArgumentParser = get_args_parser()
     parser.error = refuse  # type: ignore[method-assign]
@@ -195,11 +188,7 @@ def explain(error: Exception, arguments: Sequence[str] = ()) -> ConfigError:
         return yaml_error(error)
     text = str(error).strip()
     first = text.partition("\n")[0]
-    if (
-        isinstance(error, MissingConfigException)
-        and error.missing_cfg_file
-        and error.options is not None
-    ):
+    if isinstance(error, MissingConfigException) and error.missing_cfg_file and error.options is not None:
         group, _, name = error.missing_cfg_file.rpartition("/")
         options = list(error.options)
         hint = did_you_mean(name, options)
@@ -212,20 +201,14 @@ def explain(error: Exception, arguments: Sequence[str] = ()) -> ConfigError:
         return unknown_key(found.group(1), _all_keys(arguments))
     if found := re.search(r"already at '(.+)'|Multiple values for ([\w/]+)", text):
         key = found.group(1) or found.group(2)
-        value = next(
-            (_value(argument) for argument in arguments if _key(argument) == key), "<value>"
-        )
+        value = next((_value(argument) for argument in arguments if _key(argument) == key), "<value>")
         return ConfigError(f"{key!r} has a value already: write {key}={value} without +")
     if text.startswith("Config group override must be"):
         groups = [argument for argument in arguments if _key(argument) in GROUPS]
         return ConfigError(f"{' '.join(groups)}: expected a name, e.g. task=Cartpole; see --help")
-    if found := re.search(
-        r"Ambiguous value for argument '(.+)'|Sweep parameters '(.+)' requires", first
-    ):
+    if found := re.search(r"Ambiguous value for argument '(.+)'|Sweep parameters '(.+)' requires", first):
         asked = found.group(1) or found.group(2)
-        return ConfigError(
-            f"{asked}: several values need -m (one run for each); a list is written [a,b]"
-        )
+        return ConfigError(f"{asked}: several values need -m (one run for each); a list is written [a,b]")
     cause = error.__cause__
     reason = f": {str(cause).partition(chr(10))[0]}" if cause is not None else ""
     return ConfigError(f"{first or type(error).__name__}{reason}")
@@ -241,9 +224,9 @@ class TaskPackages(SearchPathPlugin):
 
 
 def _prepare_hydra() -> None:
-    os.environ["HYDRA_FULL_ERROR"] = (
-        "1"  # Hydra hands errors on instead of printing them; `explain` words them
-    )
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra hands errors on instead of printing them; `explain` words them
+    # Hydra 1.3 wants version_base, 1.4 warns on it; we support both.
+    warnings.filterwarnings("ignore", message="The version_base parameter is deprecated")
     Plugins.instance().register(TaskPackages)
     here = str(Path.cwd())
     if here not in sys.path:
@@ -253,11 +236,7 @@ def _prepare_hydra() -> None:
 def _job_overrides() -> list[str]:
     """The overrides of this run, in the form that `with_saved_overrides` reads back."""
     settings = HydraConfig.get()
-    folders = [
-        source.path
-        for source in settings.runtime.config_sources
-        if source.provider == "command-line"
-    ]
+    folders = [source.path for source in settings.runtime.config_sources if source.provider == "command-line"]
     return [*(f"--config-dir={folder}" for folder in folders), *settings.overrides.task]
 
 

@@ -136,9 +136,7 @@ class LogConfig:
     console: Literal["auto", "rich", "plain", "json", "quiet"]
     interval: Count  # iterations between two rows
     checkpoint_interval: Count  # iterations between two numbered checkpoints
-    keep: Annotated[
-        int, Rule("an int >= 0", lambda value: value >= 0)
-    ]  # numbered checkpoints; 0 = all
+    keep: Annotated[int, Rule("an int >= 0", lambda value: value >= 0)]  # numbered checkpoints; 0 = all
     tensorboard: bool
     print_config: bool
     dir: str  # run folders are <dir>/<task>/<time>
@@ -156,9 +154,7 @@ class RunConfig:
     """One training or evaluation run: what `python train.py` was asked for."""
 
     num_envs: Count  # worlds simulated together
-    seed: Annotated[
-        int, Rule("an int in [-1, 2^31)", lambda value: -1 <= value < 2**31)
-    ]  # -1 = random
+    seed: Annotated[int, Rule("an int in [-1, 2^31)", lambda value: -1 <= value < 2**31)]  # -1 = random
     max_iterations: Count
     device: Device  # for physics and learning
     sim_device: Device | None  # null = device
@@ -170,9 +166,7 @@ class RunConfig:
             str,
             Rule(
                 "a folder name",
-                lambda value: (
-                    re.fullmatch(r"[\w.-]+", value) is not None and value not in (".", "..")
-                ),
+                lambda value: re.fullmatch(r"[\w.-]+", value) is not None and value not in (".", ".."),
             ),
         ]
         | None
@@ -266,9 +260,7 @@ def config_class(task_class: type) -> type:
 def load_task_class(target: Any) -> type:
     """Import the Task subclass that `task._target_` names, e.g. `gpusim_rl.tasks.ant.Ant`."""
     if not isinstance(target, str) or not re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+", target):
-        raise ConfigError(
-            f"task._target_ must be a class path such as 'gpusim_rl.tasks.ant.Ant', got {target!r}"
-        )
+        raise ConfigError(f"task._target_ must be a class path such as 'gpusim_rl.tasks.ant.Ant', got {target!r}")
     module_name, _, class_name = target.rpartition(".")
     try:
         module = importlib.import_module(module_name)
@@ -285,18 +277,13 @@ def load_task_class(target: Any) -> type:
     cls = getattr(module, class_name, None)
     if cls is None:
         classes = [
-            name
-            for name, member in vars(module).items()
-            if inspect.isclass(member) and issubclass(member, Task)
+            name for name, member in vars(module).items() if inspect.isclass(member) and issubclass(member, Task)
         ]
         raise ConfigError(
-            f"task._target_={target}: {module_name} has no {class_name!r}."
-            + did_you_mean(class_name, classes)
+            f"task._target_={target}: {module_name} has no {class_name!r}." + did_you_mean(class_name, classes)
         )
     if not (inspect.isclass(cls) and issubclass(cls, Task)):
-        raise ConfigError(
-            f"task._target_={target} must name a subclass of gpusim_rl.Task, got {cls!r}"
-        )
+        raise ConfigError(f"task._target_={target} must name a subclass of gpusim_rl.Task, got {cls!r}")
     return cls
 
 
@@ -327,9 +314,7 @@ def apply_overrides(config: dict[str, Any], overrides: Sequence[str]) -> dict[st
             [override] = OverridesParser.create().parse_overrides([text])
             value = override.value()
         except OverrideParseException:
-            raise ConfigError(
-                f"cannot read {text!r}: expected key=value, e.g. num_envs=64"
-            ) from None
+            raise ConfigError(f"cannot read {text!r}: expected key=value, e.g. num_envs=64") from None
         node, (*parents, name) = config, override.key_or_group.split(".")
         for parent in parents:
             node = node.get(parent, {}) if isinstance(node, dict) else {}
@@ -361,16 +346,10 @@ def unknown_key(key: str, known: Sequence[str]) -> ConfigError:
     return ConfigError(f"unknown key {key!r}. {hint}")
 
 
-def _fields(
-    cls: type, node: Mapping[str, Any], path: str, skip: Sequence[str] = ()
-) -> dict[str, Any]:
+def _fields(cls: type, node: Mapping[str, Any], path: str, skip: Sequence[str] = ()) -> dict[str, Any]:
     """Check `node` against the fields of a dataclass and return the converted values."""
     prefix = f"{path}." if path else ""
-    fields = {
-        field.name: field
-        for field in dataclasses.fields(cls)
-        if field.init and field.name not in skip
-    }
+    fields = {field.name: field for field in dataclasses.fields(cls) if field.init and field.name not in skip}
     known = [f"{prefix}{name}" for name in fields] if path else known_keys()
     for key in node:
         if key not in fields:
@@ -383,9 +362,7 @@ def _fields(
         if name in node:
             values[name] = _convert(node[name], hint, f"{prefix}{name}")
         elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
-            raise ConfigError(
-                f"missing key {prefix + name!r}: it has no default, give it a value in the yaml"
-            )
+            raise ConfigError(f"missing key {prefix + name!r}: it has no default, give it a value in the yaml")
     return values
 
 
@@ -393,9 +370,7 @@ def _section(node: Any, path: str) -> Mapping[str, Any]:
     if node is None and path == "task":
         raise ConfigError("no task: try task=Cartpole, or `gpusim-rl list` for all tasks")
     if not isinstance(node, Mapping):
-        raise ConfigError(
-            f"{path} must be a section with keys of its own, got {node!r}. Try {path}.<key>=<value>"
-        )
+        raise ConfigError(f"{path} must be a section with keys of its own, got {node!r}. Try {path}.<key>=<value>")
     return node
 
 

@@ -44,9 +44,7 @@ def plugin_cfg_dirs() -> list[tuple[str, Path]]:
     for entry in entry_points(group=ENTRY_POINT_GROUP):
         folder = package_path(entry.value)
         if folder is None or not folder.is_dir():
-            sys.stderr.write(
-                f"warning: skipped the tasks of {entry.name!r}: no folder for {entry.value!r}\n"
-            )
+            sys.stderr.write(f"warning: skipped the tasks of {entry.name!r}: no folder for {entry.value!r}\n")
             continue
         found.append((entry.dist.name if entry.dist else entry.name, folder))
     return found
@@ -120,9 +118,7 @@ def _description(target: str) -> str:
     module, _, class_name = target.rpartition(".")
     prefix = "gpusim_rl.tasks."
     file = (
-        paths.tasks_dir() / f"{module.removeprefix(prefix)}.py"
-        if module.startswith(prefix)
-        else package_path(module)
+        paths.tasks_dir() / f"{module.removeprefix(prefix)}.py" if module.startswith(prefix) else package_path(module)
     )
     if file is None or not file.is_file():
         return ""

@@ -71,9 +71,7 @@ def find_checkpoint(name: str, runs: str | Path = "runs") -> Checkpoint:
     path = _from_here(path.resolve())  # a run stays the same run when `latest` moves on
     if path.is_dir():
         if not (path / "checkpoints" / "last.pt").is_file():
-            raise ConfigError(
-                f"no checkpoint in {path}: expected checkpoints/last.pt, there is {_contents(path)}"
-            )
+            raise ConfigError(f"no checkpoint in {path}: expected checkpoints/last.pt, there is {_contents(path)}")
         return Checkpoint(path / "checkpoints" / "last.pt", path)
     if not path.is_file():
         nearest = next(parent for parent in path.parents if parent.is_dir())

@@ -36,11 +36,7 @@ def run_command(
     check: bool = True,
 ) -> Finished:
     """Run a command as a user would; with `check`, a failure shows what it printed."""
-    variables = {
-        key: value
-        for key, value in os.environ.items()
-        if key not in ("HYDRA_FULL_ERROR", "PYTHONPATH")
-    }
+    variables = {key: value for key, value in os.environ.items() if key not in ("HYDRA_FULL_ERROR", "PYTHONPATH")}
     variables |= {"NO_COLOR": "1", "COLUMNS": "200", "WANDB_MODE": "offline", **(env or {})}
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     done = subprocess.run(
@@ -55,9 +51,7 @@ def run_command(
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     cpu_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     if check:
-        assert done.returncode == 0, (
-            f"{command} exited {done.returncode}\n{done.stdout[-4000:]}\n{done.stderr[-4000:]}"
-        )
+        assert done.returncode == 0, f"{command} exited {done.returncode}\n{done.stdout[-4000:]}\n{done.stderr[-4000:]}"
     return Finished(done.returncode, done.stdout, done.stderr, cpu_s)
 
 

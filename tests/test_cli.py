@@ -110,9 +110,7 @@ def test_a_bug_in_a_task_file_shows_a_traceback_of_that_file_only(train_cli, tmp
 
 def test_broken_yaml_names_file_and_line(train_cli, tmp_path):
     (tmp_path / "my_cfg" / "task").mkdir(parents=True)
-    (tmp_path / "my_cfg" / "task" / "Hopper.yaml").write_text(
-        "# @package _global_\ntask:\n  a: 1\n b: [\n"
-    )
+    (tmp_path / "my_cfg" / "task" / "Hopper.yaml").write_text("# @package _global_\ntask:\n  a: 1\n b: [\n")
     done = train_cli("-cd", "my_cfg", "task=Hopper", check=False)
     assert done.returncode == 2
     assert re.match(r"error: .*Hopper\.yaml.* line \d", done.stderr), done.stderr
@@ -148,9 +146,7 @@ def test_help_is_short_fast_and_names_real_settings(train_cli, tmp_path):
     ["--help", "--cfg job", "--cfg job --resolve task=Ant", "task=Antt", "num_envs=abc"],
 )
 def test_the_light_half_imports_nothing_heavy(command, checkout, arguments):
-    done = command(
-        sys.executable, "-X", "importtime", checkout / "train.py", *arguments.split(), check=False
-    )
+    done = command(sys.executable, "-X", "importtime", checkout / "train.py", *arguments.split(), check=False)
     assert "gpusim_rl.config" in done.stderr
     assert not HEAVY.search(done.stderr)
 
@@ -227,9 +223,7 @@ def plugin(tmp_path) -> Path:
 
 def test_an_installed_package_adds_tasks(command, plugin, checkout):
     env = {"PYTHONPATH": f"{plugin}:{checkout}"}
-    done = command(
-        *(sys.executable, "-m", "gpusim_rl.cli", "list", "--json", "--no-sizes"), env=env
-    )
+    done = command(*(sys.executable, "-m", "gpusim_rl.cli", "list", "--json", "--no-sizes"), env=env)
     rows = {row["name"]: row for row in json.loads(done.stdout)}
     assert rows["Hopper"]["source"] == "plugged-tasks"
     assert rows["Hopper"]["description"] == "Hop forward."
@@ -316,9 +310,7 @@ def test_python_trains_with_the_same_defaults(tmp_path, monkeypatch):
     import gpusim_rl
 
     monkeypatch.chdir(tmp_path)
-    row = gpusim_rl.train(
-        "Cartpole", debug="smoke", ppo={"horizon": 4}, wandb_tags=["a", "b, c"], device="cpu"
-    )
+    row = gpusim_rl.train("Cartpole", debug="smoke", ppo={"horizon": 4}, wandb_tags=["a", "b, c"], device="cpu")
     assert row["iteration"] == 2
     [folder] = run_dirs(tmp_path, "Cartpole")
     assert gpusim_rl.train("Cartpole", checkpoint=str(folder), max_iterations=3)["iteration"] == 3
@@ -382,9 +374,7 @@ def test_unknown_command_suggests():
 
 
 def test_a_tool_is_a_command(tmp_path, monkeypatch, capsys):
-    (tmp_path / "new_task.py").write_text(
-        '"""Write a new task."""\ndef main(argv):\n    print("argv:", argv)\n'
-    )
+    (tmp_path / "new_task.py").write_text('"""Write a new task."""\ndef main(argv):\n    print("argv:", argv)\n')
     monkeypatch.setattr(paths, "tools_dir", lambda: tmp_path)
     cli.main(["new-task", "Hopper", "--force"])
     assert capsys.readouterr().out == "argv: ['Hopper', '--force']\n"

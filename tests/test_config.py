@@ -36,9 +36,7 @@ def composed() -> dict:
 def keys_of(cls: type) -> dict:
     hints = typing.get_type_hints(cls)
     return {
-        field.name: keys_of(hints[field.name])
-        if dataclasses.is_dataclass(hints[field.name])
-        else None
+        field.name: keys_of(hints[field.name]) if dataclasses.is_dataclass(hints[field.name]) else None
         for field in dataclasses.fields(cls)
     }
 
@@ -100,14 +98,10 @@ def test_known_keys_are_the_composed_keys(composed):
     def flat(node: dict, prefix: str = "") -> set[str]:
         found = set()
         for key, value in node.items():
-            found |= {prefix + key} | (
-                flat(value, f"{prefix}{key}.") if isinstance(value, dict) else set()
-            )
+            found |= {prefix + key} | (flat(value, f"{prefix}{key}.") if isinstance(value, dict) else set())
         return found
 
-    assert set(config.known_keys()) - {"task"} == flat(
-        {k: v for k, v in composed.items() if k != "task"}
-    )
+    assert set(config.known_keys()) - {"task"} == flat({k: v for k, v in composed.items() if k != "task"})
 
 
 # -- the strict builder -----------------------------------------------------------------------
@@ -199,9 +193,7 @@ def test_builder_accepts_a_value_exactly_when_it_has_the_type(value):
 
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
     assert accepted("rate") == (number and abs(float(value)) != float("inf") and value == value)
-    assert accepted("count") == (
-        isinstance(value, int) and not isinstance(value, bool) and value > 0
-    )
+    assert accepted("count") == (isinstance(value, int) and not isinstance(value, bool) and value > 0)
     assert accepted("flag") == isinstance(value, bool)
     assert accepted("name") == (value is None or isinstance(value, str))
 
@@ -405,9 +397,7 @@ def test_other_errors_keep_their_traceback(capsys):
 def test_missing_extra_says_what_to_install():
     with pytest.raises(ConfigError) as info:
         import_extra("no_such_library", "video", "tools/record.py")
-    assert message(info) == (
-        "tools/record.py needs no_such_library: pip install 'gpusim-rl[video]'"
-    )
+    assert message(info) == ("tools/record.py needs no_such_library: pip install 'gpusim-rl[video]'")
 
 
 def test_an_extra_that_is_broken_inside_is_not_called_missing(tmp_path, monkeypatch):

@@ -18,9 +18,7 @@ from conftest import run_command
 
 def copy_of(checkout: Path, folder: Path) -> Path:
     """The files of the checkout, without what git ignores."""
-    ignored = shutil.ignore_patterns(
-        *("__pycache__", ".*", "runs", "wandb", "outputs", "build", "dist", "*.egg-info")
-    )
+    ignored = shutil.ignore_patterns(*("__pycache__", ".*", "runs", "wandb", "outputs", "build", "dist", "*.egg-info"))
     return shutil.copytree(checkout, folder, ignore=ignored)
 
 
@@ -106,9 +104,7 @@ def test_the_command_lists_tasks_and_tools(mode, request, command, checkout):
     python, _ = request.getfixturevalue(mode)
     program = python.parent / "gpusim-rl"
     rows = json.loads(command(program, "list", "--json", "--no-sizes").stdout)
-    assert {row["name"] for row in rows} == {
-        file.stem for file in (checkout / "cfg" / "task").glob("*.yaml")
-    }
+    assert {row["name"] for row in rows} == {file.stem for file in (checkout / "cfg" / "task").glob("*.yaml")}
     usage = command(program, "--help").stdout
     for file in [checkout / "train.py", *(checkout / "tools").glob("[a-z]*.py")]:
         assert f"  {file.stem.replace('_', '-')} " in usage
