@@ -1,4 +1,4 @@
-"""Articulations over tensors in MuJoCo's layout; shared by `sim=mujoco` and `sim=mjwarp`."""
+"""Articulations: their names for every simulator, their state over tensors in MuJoCo's layout."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from gpusim_rl.sim.quaternion import quat_rotate, quat_rotate_inverse
 from gpusim_rl.errors import TaskError
+from gpusim_rl.sim.quaternion import quat_rotate, quat_rotate_inverse
 from gpusim_rl.sim.scene import Scene
 
 
 class MujocoTensors(Protocol):
-    """What a backend offers to `MujocoArticulation`: float32 tensors over MuJoCo's arrays, for all worlds."""
+    """What a backend offers to `MujocoArticulation`: float32 tensors of MuJoCo's arrays."""
 
     num_envs: int
     device: torch.device
@@ -28,7 +28,7 @@ class MujocoTensors(Protocol):
     sensordata: Float[Tensor, "envs nsensordata"]
 
     def derived(self, field: str) -> Tensor:
-        """A derived array (xpos, xquat, cvel, subtree_com), kept fresh from this call on; shape [envs, nbody, k]."""
+        """An array (xpos, xquat, cvel, subtree_com) [envs, nbody, k], kept fresh from now on."""
         ...
 
     def wrote_state(self, where: Bool[Tensor, " envs"]) -> None:
@@ -40,20 +40,12 @@ class MujocoTensors(Protocol):
         ...
 
 
-def _lookup(kind: str, articulation: str, names: Sequence[str], known: Sequence[str]) -> list[int]:
-    for name in names:
-        if name not in known:
-            raise TaskError(f"{articulation!r} has no {kind} {name!r}; it has {list(known)}")
-    return [known.index(name) for name in names]
+class ArticulationLayout:
+    """Names, limits, reference pose and places in MuJoCo's arrays of one articulation of a scene."""
 
-
-class MujocoArticulation:
-    """See `gpusim_rl.sim.Articulation`."""
-
-    def __init__(self, sim: MujocoTensors, name: str) -> None:
+    def __init__(self, scene: Scene, name: str, device: torch.device) -> None:
         self.name = name
-        self._sim = sim
-        model = sim.scene.model
+        model = scene.model
         prefix = f"{name}/"
 
         def strip(full: str) -> str:
@@ -61,7 +53,8 @@ class MujocoArticulation:
 
         bodies = [i for i in range(model.nbody) if model.body(i).name.startswith(prefix)]
         if not bodies:
-            raise TaskError(f"the scene has no articulation {name!r}; it has {sim.scene.articulation_names}")
+            known = scene.articulation_names
+            raise TaskError(f"the scene has no articulation {name!r}; it has {known}")
         self._body_ids = bodies
         self.body_names = [strip(model.body(i).name) for i in bodies]
         root = bodies[0]
@@ -77,26 +70,54 @@ class MujocoArticulation:
         scalar = (mujoco.mjtJoint.mjJNT_HINGE.value, mujoco.mjtJoint.mjJNT_SLIDE.value)
         for j in joints:
             if int(model.jnt_type[j]) not in scalar:
-                raise TaskError(f"{name!r}: joint {model.joint(j).name!r} is not a hinge or a slide")
+                joint = model.joint(j).name
+                raise TaskError(f"{name!r}: joint {joint!r} is not a hinge or a slide")
         self.joint_names = [strip(model.joint(j).name) for j in joints]
-        # The compiler numbers a tree's joints in one run, so all of them are one slice: views instead of gathers.
+        # The compiler numbers a tree's joints in one run, so all of them are one slice: views
+        # instead of gathers.
         q0 = int(model.jnt_qposadr[joints[0]]) if joints else 0
         v0 = int(model.jnt_dofadr[joints[0]]) if joints else 0
-        self._joint_q, self._joint_v = slice(q0, q0 + len(joints)), slice(v0, v0 + len(joints))
+        self._joint_q = slice(q0, q0 + len(joints))
+        self._joint_v = slice(v0, v0 + len(joints))
 
         def tensor(values: object) -> Tensor:
-            return torch.as_tensor(values, dtype=torch.float32).to(sim.device)
+            return torch.as_tensor(values, dtype=torch.float32).to(device)
 
         limits = torch.as_tensor(model.jnt_range[joints].reshape(-1, 2), dtype=torch.float32)
-        limits[~torch.as_tensor(model.jnt_limited[joints], dtype=torch.bool)] = torch.tensor([-torch.inf, torch.inf])
-        self.joint_limits = limits.to(sim.device)
+        unlimited = ~torch.as_tensor(model.jnt_limited[joints], dtype=torch.bool)
+        limits[unlimited] = torch.tensor([-torch.inf, torch.inf])
+        self.joint_limits = limits.to(device)
         self.default_joint_pos = tensor(model.qpos0[self._joint_q])
-        self.default_root_pos = tensor(model.qpos0[self._root_q][:3] if self._free else model.body_pos[root])
-        self.default_root_quat = tensor(model.qpos0[self._root_q][3:] if self._free else model.body_quat[root])
+        pos, quat = model.body_pos[root], model.body_quat[root]
+        if self._free:
+            pos, quat = model.qpos0[self._root_q][:3], model.qpos0[self._root_q][3:]
+        self.default_root_pos, self.default_root_quat = tensor(pos), tensor(quat)
 
         actuators = [i for i in range(model.nu) if model.actuator(i).name.startswith(prefix)]
         self.actuator_names = [strip(model.actuator(i).name) for i in actuators]
         self._controls = slice(actuators[0], actuators[-1] + 1) if actuators else slice(0, 0)
+
+    def _find_bodies(self, names: Sequence[str]) -> list[int]:
+        """Ids in the scene's model; raises TaskError for a name that does not exist."""
+        for name in names:
+            if name not in self.body_names:
+                raise TaskError(f"{self.name!r} has no body {name!r}; it has {self.body_names}")
+        return [self._body_ids[self.body_names.index(name)] for name in names]
+
+
+def check_contact_sensors(scene: Scene, bodies: Sequence[str]) -> None:
+    """Raises TaskError for a body (`<articulation>/<body>`) without a contact sensor."""
+    for body in bodies:
+        if body not in scene.contact_sensors:
+            raise TaskError(f"body {body!r} has no contact sensor; call scene.add_contact_sensor in the task's scene()")
+
+
+class MujocoArticulation(ArticulationLayout):
+    """See `gpusim_rl.sim.Articulation`."""
+
+    def __init__(self, sim: MujocoTensors, name: str) -> None:
+        super().__init__(sim.scene, name, sim.device)
+        self._sim = sim
 
     # state
     @property
@@ -136,11 +157,10 @@ class MujocoArticulation:
         return self._sim.qvel[:, self._joint_v]
 
     def bodies(self, names: Sequence[str]) -> MujocoBodies:
-        ids = [self._body_ids[i] for i in _lookup("body", self.name, names, self.body_names)]
-        return MujocoBodies(self._sim, ids, self._tree_root)
+        return MujocoBodies(self._sim, self._find_bodies(names), self._tree_root)
 
     def contacts(self, names: Sequence[str]) -> MujocoContacts:
-        _lookup("body", self.name, names, self.body_names)
+        self._find_bodies(names)
         return MujocoContacts(self._sim, [f"{self.name}/{body}" for body in names])
 
     # control
@@ -205,7 +225,7 @@ class MujocoBodies:
 
     @property
     def lin_vel(self) -> Float[Tensor, "envs bodies 3"]:
-        # cvel is the spatial velocity (angular first) at the tree's centre of mass, in world orientation
+        # cvel is the spatial velocity (angular first) at the tree's centre of mass, world axes
         velocity = self._select("cvel")
         lever = self.pos - self._sim.derived("subtree_com")[:, self._root : self._root + 1]
         return velocity[..., 3:] + torch.linalg.cross(velocity[..., :3], lever)
@@ -221,24 +241,23 @@ class MujocoContacts:
     def __init__(self, sim: MujocoTensors, bodies: list[str]) -> None:
         self._sim = sim
         model, sensors = sim.scene.model, sim.scene.contact_sensors
-        for body in bodies:
-            if body not in sensors:
-                raise TaskError(f"body {body!r} has no contact sensor; call scene.add_contact_sensor in the task's scene()")
-
+        check_contact_sensors(sim.scene, bodies)
         columns = []
         for body in bodies:
             for name in (sensors[body].wrench, sensors[body].body_pos, sensors[body].body_quat):
                 sensor = model.sensor(name).id
-                columns += range(model.sensor_adr[sensor], model.sensor_adr[sensor] + model.sensor_dim[sensor])
+                first = model.sensor_adr[sensor]
+                columns += range(first, first + model.sensor_dim[sensor])
         self._columns = torch.tensor(columns, device=sim.device)
         self._num_bodies = len(bodies)
 
     def _read(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Force and torque of the body's contacts, about its origin, and its orientation; all of one physics step."""
-        data = self._sim.sensordata.index_select(1, self._columns).unflatten(1, (self._num_bodies, -1))
+        """Contact force, torque about the body's origin, and orientation, of one physics step."""
+        data = self._sim.sensordata.index_select(1, self._columns)
+        data = data.unflatten(1, (self._num_bodies, -1))
         force, torque, contact_pos, body_pos, quat = data.split([3, 3, 3, 3, 4], dim=-1)
-        # The sensor reports what the body does to the things it touches, with the torque about the force-weighted mean of the
-        # contact points; without contact both are zero.
+        # The sensor reports what the body does to the things it touches, with the torque about the
+        # force-weighted mean of the contact points; without contact both are zero.
         return -force, torch.linalg.cross(body_pos - contact_pos, force) - torque, quat
 
     @property
@@ -251,4 +270,5 @@ class MujocoContacts:
 
     def in_body_frame(self) -> Float[Tensor, "envs bodies 6"]:
         force, torque, quat = self._read()
-        return torch.cat([quat_rotate_inverse(quat, force), quat_rotate_inverse(quat, torque)], dim=-1)
+        local = [quat_rotate_inverse(quat, force), quat_rotate_inverse(quat, torque)]
+        return torch.cat(local, dim=-1)

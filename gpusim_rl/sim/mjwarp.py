@@ -47,7 +47,7 @@ DERIVED = ("xpos", "xquat", "cvel", "subtree_com")
 _Overflow = mjw.OverflowType
 # Contacts or constraint rows were dropped. The other bits tell of a solver that stopped early, or
 # of sensors.
-_DROPPED = int(
+DROPPED = int(
     _Overflow.NEFC
     | _Overflow.NJMAX_NNZ
     | _Overflow.BROADPHASE
@@ -140,7 +140,7 @@ class MjwarpSim:
 
     @property
     def overflow(self) -> Bool[Tensor, " envs"]:
-        return (self._overflow & _DROPPED) != 0
+        return (self._overflow & DROPPED) != 0
 
     def step(self, substeps: int) -> None:
         self._graphs.run(("step", substeps, self._derives), lambda: self._step(substeps))

@@ -24,7 +24,7 @@ from worlds import (
 )
 
 # mujoco keeps an MjData per world, or one per thread
-SIMS = ["mujoco", "mujoco-shared", "mjwarp"]
+SIMS = ["mujoco", "mujoco-shared", "mjwarp", "newton"]
 
 
 @pytest.fixture(params=SIMS)

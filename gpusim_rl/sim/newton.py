@@ -1,0 +1,445 @@
+"""`sim=newton`: Newton with its MuJoCo solver, from the same scene.
+
+Newton imports the scene's MJCF and keeps a state of its own: quaternions xyzw, and for a free body
+the velocity of its centre of mass. Here it looks like every other simulator: quaternions wxyz,
+velocities of body origins.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import mujoco
+import numpy as np
+import torch
+import warp as wp
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from gpusim_rl.config import SimConfig
+from gpusim_rl.errors import ConfigError, TaskError, import_extra
+from gpusim_rl.sim.articulation import ArticulationLayout, check_contact_sensors
+from gpusim_rl.sim.mjwarp import DROPPED, estimate_buffers
+from gpusim_rl.sim.mujoco import MAX_STATE
+from gpusim_rl.sim.quaternion import quat_rotate, quat_rotate_inverse
+from gpusim_rl.sim.scene import Scene
+from gpusim_rl.sim.warp import WarpGraphs
+
+if TYPE_CHECKING:
+    import newton
+else:
+    newton = import_extra("newton", "newton", "sim=newton")
+
+_FREE = mujoco.mjtJoint.mjJNT_FREE.value
+
+
+class NewtonSim:
+    """`num_envs` worlds on one device; see `gpusim_rl.sim.Sim`.
+
+    State tensors are views of one Newton state, which is stepped in place. As with `sim=mjwarp`,
+    step, reset and refresh are Warp graphs, and contacts at a newly written state cost about one
+    physics step.
+    """
+
+    name = "newton"
+
+    def __init__(self, scene: Scene, num_envs: int, cfg: SimConfig, device: torch.device) -> None:
+        self.scene = scene
+        self.num_envs = num_envs
+        self.device = device
+        self.dt = float(scene.model.opt.timestep)
+        self._graphs = WarpGraphs(device, cfg.graph)
+        with self._graphs.scope(), warnings.catch_warnings():
+            # Newton pins exact versions of MuJoCo; our tests compare the physics instead.
+            warnings.simplefilter("ignore", newton.NewtonWarning)
+            self._model = _import_scene(scene, num_envs)
+            self._solver = _make_solver(self._model, scene, cfg)
+            self._state = self._model.state()
+            self._scratch = self._model.state()
+            self._control = self._model.control()
+            # Newton's masks have a last entry for what belongs to no world.
+            self._reset_where = wp.zeros(num_envs + 1, dtype=wp.bool)
+        self._check_layout()
+
+        state, control, solved = self._state, self._control, self._solver.mjw_data
+        self.joint_q = self._per_world(state.joint_q)
+        self.joint_qd = self._per_world(state.joint_qd)
+        self.body_q = self._per_world(state.body_q)
+        self.body_qd = self._per_world(state.body_qd)
+        self.body_com = self._per_world(self._model.body_com)
+        self.joint_f = self._per_world(control.joint_f)
+        self.ctrl = torch.zeros(num_envs, 0, device=device)
+        if scene.model.nu:
+            self.ctrl = self._per_world(control.mujoco.ctrl)
+        # Newton clears the solver's flags in every step; ours stay until the reset.
+        self._overflow_of_step = wp.to_torch(solved.overflow)
+        self._overflow = torch.zeros_like(self._overflow_of_step)
+        self._reset_mask = wp.to_torch(self._reset_where)
+
+        # Contacts come from the solver's external forces on bodies; ours keep what acted in the
+        # last physics step until their own world is written.
+        self.contact_bodies = list(scene.contact_sensors)
+        ids = [scene.model.body(body).id for body in self.contact_bodies]
+        self._contact_ids = torch.tensor(ids, dtype=torch.int64, device=device)
+        roots = scene.model.body_rootid[ids]
+        self._contact_roots = torch.as_tensor(roots, dtype=torch.int64).to(device)
+        self._cfrc_ext, self._subtree_com, self._xpos, self._xquat = (
+            wp.to_torch(array) for array in (solved.cfrc_ext, solved.subtree_com, solved.xpos, solved.xquat)
+        )
+        # force [N], torque about the body's origin [N m], orientation wxyz
+        self.contact_data = torch.zeros(num_envs, len(ids), 10, device=device)
+        self._derives = False
+        order = list(range(scene.model.nq))
+        for joint in np.flatnonzero(scene.model.jnt_type == _FREE):
+            first = int(scene.model.jnt_qposadr[joint]) + 3
+            order[first : first + 4] = [first + 3, first, first + 1, first + 2]
+        self._qpos_from_joint_q = torch.tensor(order, device=device)
+
+        # What the solver carries from step to step beside Newton's state.
+        self._carried = [a for a in (solved.qacc_warmstart, solved.act, solved.time) if a.size]
+        with self._graphs.scope():
+            self._saved = [wp.empty_like(array) for array in self._carried]
+
+        self._written = torch.ones(num_envs, dtype=torch.bool, device=device)
+        self._written_on_host = self._written.numpy() if device.type == "cpu" else None
+        self._diverged = torch.zeros(num_envs, dtype=torch.bool, device=device)
+        self._graphs.synchronize()
+        self.refresh()
+
+    def _per_world(self, array: Any) -> Tensor:
+        view = wp.to_torch(array)
+        return view.view(self.num_envs, view.shape[0] // self.num_envs, *view.shape[1:])
+
+    def _check_layout(self) -> None:
+        # Everything here reads Newton's arrays by MuJoCo's numbers: bodies, coordinates, actuators.
+        solved, model = self._solver.mj_model, self.scene.model
+        sizes = ("nbody", "njnt", "nq", "nv", "nu")
+        same = all(getattr(solved, size) == getattr(model, size) for size in sizes)
+        labels = self._model.body_label[: model.nbody - 1]
+        same = same and len(self._model.body_label) == self.num_envs * (model.nbody - 1)
+        same = same and all(label.endswith(f"/{model.body(i + 1).name}") for i, label in enumerate(labels))
+        same = same and np.array_equal(solved.jnt_qposadr, model.jnt_qposadr)
+        if not same:
+            raise ConfigError("sim=newton imports this scene with other bodies or joints than MuJoCo; try sim=mjwarp")
+        scalar = model.jnt_type != _FREE
+        if np.any(model.qpos0[model.jnt_qposadr[scalar]] != 0.0):
+            raise ConfigError("sim=newton does not know joints with `ref`; try sim=mjwarp")
+
+    def articulation(self, name: str) -> NewtonArticulation:
+        return NewtonArticulation(self, name)
+
+    def follow_bodies(self) -> None:
+        """Says that body poses and velocities are read from now on."""
+        if not self._derives:
+            self._derives = True
+            self._written.fill_(True)
+            self.refresh()
+
+    def wrote_state(self, where: Bool[Tensor, " envs"]) -> None:
+        """Says that joint_q or joint_qd of these worlds were written."""
+        self._written |= where
+
+    @property
+    def diverged(self) -> Bool[Tensor, " envs"]:
+        return self._diverged
+
+    @property
+    def overflow(self) -> Bool[Tensor, " envs"]:
+        return (self._overflow & DROPPED) != 0
+
+    def step(self, substeps: int) -> None:
+        for _ in range(substeps):
+            self._graphs.run("step", self._step)
+            self._overflow |= self._overflow_of_step
+        if self.contact_bodies:
+            self.contact_data.copy_(self._read_contacts())
+        self._written.zero_()
+        # amax hands NaN on, and a comparison with NaN is false
+        fastest = torch.maximum(self.joint_q.abs().amax(dim=1), self.joint_qd.abs().amax(dim=1))
+        torch.logical_not(fastest < MAX_STATE, out=self._diverged)
+
+    def _step(self) -> None:
+        self._solver.step(self._state, self._state, self._control, None, self.dt)
+
+    def _read_contacts(self) -> Float[Tensor, "envs bodies 10"]:
+        # Of the state that the last physics step began with, as are the forces. cfrc_ext is the
+        # torque about the tree's centre of mass, and the force, that act on a body.
+        wrench = self._cfrc_ext.index_select(1, self._contact_ids)
+        torque, force = wrench.split(3, dim=-1)
+        com = self._subtree_com.index_select(1, self._contact_roots)
+        lever = com - self._xpos.index_select(1, self._contact_ids)
+        torque = torque + torch.linalg.cross(lever, force)
+        return torch.cat([force, torque, self._xquat.index_select(1, self._contact_ids)], dim=-1)
+
+    def reset(self, where: Bool[Tensor, " envs"]) -> None:
+        self._reset_mask[:-1].copy_(where)
+        self._graphs.run("reset", self._reset)
+        mask = where[:, None]
+        self.ctrl.masked_fill_(mask, 0.0)
+        self.joint_f.masked_fill_(mask, 0.0)
+        self._overflow.masked_fill_(where, 0)
+        self._written |= where
+
+    def _reset(self) -> None:
+        self._solver.reset(self._state, world_mask=self._reset_where)
+
+    def refresh(self) -> None:
+        if not (self.contact_bodies or self._derives):
+            return  # nothing follows the state, and this is known before any data
+        if self._written_on_host is not None and not self._written_on_host.any():
+            return  # a shortcut for the CPU only, where a mask is read at no cost
+        if self._derives:
+            self._graphs.run("bodies", self._eval_bodies)
+        if self.contact_bodies:
+            self._graphs.run("contacts", self._eval_contacts)
+            self._overflow |= self._overflow_of_step
+            mask = self._written[:, None, None]
+            self.contact_data.copy_(torch.where(mask, self._read_contacts(), self.contact_data))
+        self._written.zero_()
+
+    def _eval_bodies(self) -> None:
+        state = self._state
+        newton.eval_fk(self._model, state.joint_q, state.joint_qd, state)
+
+    def _eval_contacts(self) -> None:
+        # A step into a scratch state: the solver leaves the contact forces at the state that it
+        # started from. What it would carry on to the next step is put back.
+        for array, saved in zip(self._carried, self._saved, strict=True):
+            wp.copy(saved, array)
+        self._solver.step(self._state, self._scratch, self._control, None, self.dt)
+        for array, saved in zip(self._carried, self._saved, strict=True):
+            wp.copy(array, saved)
+
+    def scene_qpos(self) -> Float[Tensor, "envs nq"]:
+        return self.joint_q.index_select(1, self._qpos_from_joint_q)
+
+    def _tensors(self) -> dict[str, Tensor]:
+        names = ("joint_q", "joint_qd", "body_q", "body_qd", "ctrl", "joint_f", "contact_data")
+        tensors = {name: getattr(self, name) for name in names}
+        tensors |= {"overflow": self._overflow, "written": self._written}
+        tensors |= {"diverged": self._diverged}
+        carried = [wp.to_torch(array) for array in self._carried]
+        return tensors | {f"carried_{i}": tensor for i, tensor in enumerate(carried)}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {name: tensor.clone() for name, tensor in self._tensors().items()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        for name, tensor in self._tensors().items():
+            tensor.copy_(state[name])
+
+    def close(self) -> None:
+        """Frees the graphs; the simulation cannot be used afterwards."""
+        self._graphs.clear()
+
+
+def _import_scene(scene: Scene, num_envs: int) -> newton.Model:
+    world = newton.ModelBuilder()
+    # Newton's default gap would let contacts begin before geoms touch.
+    world.default_shape_cfg.gap = 0.0
+    model = scene.model  # compiles; only then can the spec be written as XML
+    newton.solvers.SolverMuJoCo.register_custom_attributes(world)
+    world.add_mjcf(scene.spec.to_xml(), ctrl_direct=True)
+    builder = newton.ModelBuilder()
+    builder.replicate(world, num_envs)
+    imported = builder.finalize()
+    gravity = torch.tensor(model.opt.gravity, dtype=torch.float32)
+    imported.set_gravity(tuple(gravity.tolist()))
+    return imported
+
+
+def _make_solver(model: newton.Model, scene: Scene, cfg: SimConfig) -> newton.solvers.SolverMuJoCo:
+    rows, contacts = estimate_buffers(scene.model)
+    option = scene.model.opt
+    # All of it by hand: an option that has MuJoCo's default value is not written into the XML, and
+    # Newton has defaults of its own.
+    solver = newton.solvers.SolverMuJoCo(
+        model,
+        separate_worlds=True,
+        njmax=cfg.njmax or rows,
+        nconmax=cfg.nconmax or contacts,
+        iterations=option.iterations,
+        ls_iterations=option.ls_iterations,
+        ccd_iterations=option.ccd_iterations,
+        solver=int(option.solver),
+        integrator=int(option.integrator),
+        cone=int(option.cone),
+        jacobian=int(option.jacobian),
+        impratio=float(option.impratio),
+        tolerance=float(option.tolerance),
+        ls_tolerance=float(option.ls_tolerance),
+        ccd_tolerance=float(option.ccd_tolerance),
+        density=float(option.density),
+        viscosity=float(option.viscosity),
+        wind=tuple(option.wind.tolist()),
+        magnetic=tuple(option.magnetic.tolist()),
+        enable_multiccd=not option.disableflags & mujoco.mjtDisableBit.mjDSBL_MULTICCD,
+        kinematic_switchable_roots=False,  # else every root has an inactive weld
+    )
+    # A kernel that prints serialises the device; overflow is reported by mask instead.
+    solver.mjw_model.opt.warn_overflow = False
+    solver.mjw_model.opt.run_rne_postconstraint = bool(scene.contact_sensors)  # makes cfrc_ext
+    return solver
+
+
+def _to_wxyz(quat: Float[Tensor, "*batch 4"]) -> Float[Tensor, "*batch 4"]:
+    return quat.roll(1, dims=-1)
+
+
+def _to_xyzw(quat: Float[Tensor, "*batch 4"]) -> Float[Tensor, "*batch 4"]:
+    return quat.roll(-1, dims=-1)
+
+
+class NewtonArticulation(ArticulationLayout):
+    """See `gpusim_rl.sim.Articulation`."""
+
+    def __init__(self, sim: NewtonSim, name: str) -> None:
+        super().__init__(sim.scene, name, sim.device)
+        self._sim = sim
+        # Newton has no body for the world: its bodies are one number behind MuJoCo's.
+        self._com = sim.body_com[0, self._body_ids[0] - 1]
+
+    # state
+    @property
+    def root_pos(self) -> Float[Tensor, "envs 3"]:
+        if self._free:
+            return self._sim.joint_q[:, self._root_q][:, :3]
+        return self.default_root_pos.expand(self._sim.num_envs, 3)
+
+    @property
+    def root_quat(self) -> Float[Tensor, "envs 4"]:
+        if self._free:
+            return _to_wxyz(self._sim.joint_q[:, self._root_q][:, 3:])
+        return self.default_root_quat.expand(self._sim.num_envs, 4)
+
+    @property
+    def root_lin_vel(self) -> Float[Tensor, "envs 3"]:
+        if self._free:
+            velocity = self._sim.joint_qd[:, self._root_v]
+            return velocity[:, :3] - self._com_velocity(self.root_quat, velocity[:, 3:])
+        return torch.zeros_like(self.root_pos)
+
+    @property
+    def root_ang_vel(self) -> Float[Tensor, "envs 3"]:
+        if self._free:
+            return self._sim.joint_qd[:, self._root_v][:, 3:]
+        return torch.zeros_like(self.root_pos)
+
+    @property
+    def root_ang_vel_local(self) -> Float[Tensor, "envs 3"]:
+        return quat_rotate_inverse(self.root_quat, self.root_ang_vel)
+
+    @property
+    def joint_pos(self) -> Float[Tensor, "envs joints"]:
+        return self._sim.joint_q[:, self._joint_q]
+
+    @property
+    def joint_vel(self) -> Float[Tensor, "envs joints"]:
+        return self._sim.joint_qd[:, self._joint_v]
+
+    def _com_velocity(self, quat: Float[Tensor, "envs 4"], ang_vel: Float[Tensor, "envs 3"]) -> Float[Tensor, "envs 3"]:
+        """Velocity of the root's centre of mass relative to its origin [m/s]."""
+        return torch.linalg.cross(ang_vel, quat_rotate(quat, self._com.expand_as(ang_vel)))
+
+    def bodies(self, names: Sequence[str]) -> NewtonBodies:
+        return NewtonBodies(self._sim, self._find_bodies(names))
+
+    def contacts(self, names: Sequence[str]) -> NewtonContacts:
+        self._find_bodies(names)
+        return NewtonContacts(self._sim, [f"{self.name}/{body}" for body in names])
+
+    # control
+    def actuate(self, control: Float[Tensor, "envs actuators"]) -> None:
+        self._sim.ctrl[:, self._controls].copy_(control)
+
+    def set_joint_effort(self, effort: Float[Tensor, "envs joints"]) -> None:
+        self._sim.joint_f[:, self._joint_v].copy_(effort)
+
+    def set_state(
+        self,
+        where: Bool[Tensor, " envs"],
+        *,
+        root_pos: Float[Tensor, "envs 3"] | None = None,
+        root_quat: Float[Tensor, "envs 4"] | None = None,
+        root_lin_vel: Float[Tensor, "envs 3"] | None = None,
+        root_ang_vel: Float[Tensor, "envs 3"] | None = None,
+        joint_pos: Float[Tensor, "envs joints"] | None = None,
+        joint_vel: Float[Tensor, "envs joints"] | None = None,
+    ) -> None:
+        root = (root_pos, root_quat, root_lin_vel, root_ang_vel)
+        if not self._free and any(value is not None for value in root):
+            raise TaskError(f"{self.name!r} has a fixed base: its root state cannot be set")
+        writes = [(self.joint_pos, joint_pos), (self.joint_vel, joint_vel)]
+        if any(value is not None for value in root[1:]):
+            # The velocity of the centre of mass depends on all three.
+            quat = self.root_quat if root_quat is None else root_quat
+            ang_vel = self.root_ang_vel if root_ang_vel is None else root_ang_vel
+            lin_vel = self.root_lin_vel if root_lin_vel is None else root_lin_vel
+            velocity = torch.cat([lin_vel + self._com_velocity(quat, ang_vel), ang_vel], dim=1)
+            writes.append((self._sim.joint_qd[:, self._root_v], velocity))
+            writes.append((self._sim.joint_q[:, self._root_q][:, 3:], _to_xyzw(quat)))
+        if root_pos is not None:
+            writes.append((self.root_pos, root_pos))
+        mask = where[:, None]
+        for target, value in writes:
+            if value is not None:
+                target.copy_(torch.where(mask, value, target))
+        self._sim.wrote_state(where)
+
+
+class NewtonBodies:
+    """See `gpusim_rl.sim.Bodies`."""
+
+    def __init__(self, sim: NewtonSim, ids: list[int]) -> None:
+        self._sim = sim
+        self._ids = torch.tensor([i - 1 for i in ids], device=sim.device)
+        self._com = sim.body_com[0].index_select(0, self._ids)
+        sim.follow_bodies()
+
+    @property
+    def pos(self) -> Float[Tensor, "envs bodies 3"]:
+        return self._sim.body_q.index_select(1, self._ids)[..., :3]
+
+    @property
+    def quat(self) -> Float[Tensor, "envs bodies 4"]:
+        return _to_wxyz(self._sim.body_q.index_select(1, self._ids)[..., 3:])
+
+    @property
+    def lin_vel(self) -> Float[Tensor, "envs bodies 3"]:
+        lin_vel, ang_vel = self._sim.body_qd.index_select(1, self._ids).split(3, dim=-1)
+        lever = quat_rotate(self.quat, self._com.expand_as(ang_vel))
+        return lin_vel - torch.linalg.cross(ang_vel, lever)
+
+    @property
+    def ang_vel(self) -> Float[Tensor, "envs bodies 3"]:
+        return self._sim.body_qd.index_select(1, self._ids)[..., 3:]
+
+
+class NewtonContacts:
+    """See `gpusim_rl.sim.Contacts`."""
+
+    def __init__(self, sim: NewtonSim, bodies: list[str]) -> None:
+        check_contact_sensors(sim.scene, bodies)
+        self._sim = sim
+        columns = [sim.contact_bodies.index(body) for body in bodies]
+        self._columns = torch.tensor(columns, device=sim.device)
+
+    def _read(self) -> tuple[Tensor, Tensor, Tensor]:
+        data = self._sim.contact_data.index_select(1, self._columns)
+        force, torque, quat = data.split([3, 3, 4], dim=-1)
+        return force, torque, quat
+
+    @property
+    def force(self) -> Float[Tensor, "envs bodies 3"]:
+        return self._read()[0]
+
+    @property
+    def torque(self) -> Float[Tensor, "envs bodies 3"]:
+        return self._read()[1]
+
+    def in_body_frame(self) -> Float[Tensor, "envs bodies 6"]:
+        force, torque, quat = self._read()
+        local = [quat_rotate_inverse(quat, force), quat_rotate_inverse(quat, torque)]
+        return torch.cat(local, dim=-1)
