@@ -30,6 +30,8 @@ __all__ = [
     "wrap_angle",
 ]
 
+Sigmoid = Literal["gaussian", "linear", "quadratic", "cosine", "hyperbolic", "long_tail", "tanh_squared"]
+
 
 def wrap_angle(angle: Float[Tensor, "*batch"]) -> Float[Tensor, "*batch"]:
     """The same angle [rad] in [-pi, pi)."""
@@ -47,7 +49,7 @@ def tolerance(
     x: Float[Tensor, "*batch"],
     bounds: tuple[float, float] = (0.0, 0.0),
     margin: float = 0.0,
-    sigmoid: Literal["gaussian", "linear", "quadratic", "cosine", "hyperbolic", "long_tail", "tanh_squared"] = "gaussian",
+    sigmoid: Sigmoid = "gaussian",
     value_at_margin: float = 0.1,
 ) -> Float[Tensor, "*batch"]:
     """A soft indicator: 1 inside the bounds, falling to `value_at_margin` at a distance of `margin` outside them.

@@ -59,7 +59,7 @@ class WorldRandom:
         """Starts the streams anew."""
         self._counter.zero_()
         worlds = torch.arange(1, self.num_envs + 1, dtype=torch.int64, device=self.device)
-        stream = _mix(torch.full_like(worlds, seed).mul_(_GOLDEN))
+        stream = _mix(torch.full_like(worlds, _signed(seed % (1 << 64))).mul_(_GOLDEN))
         self._key.copy_(_mix(worlds.mul_(_GOLDEN).add_(stream)))
 
     def _bits(self, count: int) -> Int[Tensor, "envs count"]:
@@ -70,7 +70,10 @@ class WorldRandom:
     def uniform(
         self, low: float | Tensor = 0.0, high: float | Tensor = 1.0, *shape: int
     ) -> Float[Tensor, "envs ..."]:
-        """Uniform numbers in [low, high), shape [N, *shape]; bounds may be tensors that broadcast against it."""
+        """Uniform numbers in [low, high), shape [N, *shape]; bounds may be tensors that broadcast against it.
+
+        Scaling to bounds other than 0 and 1 rounds: it can give `high` itself, once in about 2^24 numbers.
+        """
         # 24 bits: every value is exact in float32, and 1.0 is never reached
         unit = _shift_right(self._bits(math.prod(shape)), 40).to(torch.float32).mul_(2.0**-24)
         return unit.view(self.num_envs, *shape) * (high - low) + low

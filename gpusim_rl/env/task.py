@@ -59,20 +59,21 @@ Cfg = TypeVar("Cfg", bound=TaskConfig)
 class Task(ABC, Generic[Cfg]):
     """An MDP over `num_envs` worlds.
 
-    Subclasses define `Config` (a frozen dataclass with one field per value of the task's yaml) and the methods below. In
-    one control step `VecEnv` calls them in the order
+    Subclasses define `Config` (a frozen dataclass with one field per value of the task's yaml) and the methods below.
+    In one control step `VecEnv` calls them in the order
 
         apply_action -> physics -> rewards -> terminated -> observe -> reset(where it ended) -> observe
 
-    Hooks work on whole tensors with masks: no Python loop over worlds, no `.item()`, no `if` on tensor data. A tensor that
-    must outlive a step is made once in `__init__` and written in place (`copy_`), so that a CUDA graph can own it and a
-    checkpoint can save it.
+    Hooks work on whole tensors with masks: no Python loop over worlds, no `.item()`, no `if` on tensor data. A tensor
+    that must outlive a step is an attribute, made once in `__init__` and written in place (`copy_`), so that a CUDA
+    graph can own it and a checkpoint can save it.
 
     Attributes:
         cfg: The task's configuration.
         sim: The simulator; use its articulations.
-        actions: The action of the current step, clipped, shape [num_envs, num_actions]; zero after a reset. Kept by VecEnv.
-        random: Random numbers, one stream per world.
+        actions: The action of the current step, clipped, shape [num_envs, num_actions]; zero after a reset. Kept by
+            VecEnv.
+        random: Random numbers, one stream per world. It gets the run's seed after `__init__`: draw from it in `reset`.
         dt: Control step [s].
     """
 
@@ -106,9 +107,10 @@ class Task(ABC, Generic[Cfg]):
 
     @abstractmethod
     def observe(self) -> Float[Tensor, "envs obs"] | dict[str, Float[Tensor, "envs _"]]:
-        """The observation of every world: a tensor, or a dict with the group `policy` and, for an asymmetric critic, `critic`.
+        """The observation of every world: a tensor, or a dict with the group `policy` and, if there is one, `critic`.
 
-        It is called twice in a control step (before and after resets): it must change nothing.
+        A critic with a group of its own makes the actor-critic asymmetric. `observe` is called twice in a control step
+        (before and after resets): it must change nothing.
         """
 
     @abstractmethod

@@ -39,8 +39,8 @@ class Step:
     done: Bool[Tensor, " envs"]
     """Any of the three: the world was reset."""
     cut_short: Bool[Tensor, " envs"]
-    """The episode ended, but its return is not a whole episode's: it began in the middle of its time limit and ran into it
-    (staggered start), or its world diverged."""
+    """The episode ended, but its return is not a whole episode's: it began in the middle of its time limit and ran into
+    it (staggered start), or its world diverged."""
 
 
 class VecEnv:
@@ -72,9 +72,10 @@ class VecEnv:
         self.task = task_class(cfg, sim)
         self.name = task_class.__name__
         self._check = check
-        if not hasattr(self.task, "num_actions"):
-            raise TaskError(f"{self.name}.__init__ must set self.num_actions; it did not")
-        self.num_actions = int(self.task.num_actions)
+        num_actions = getattr(self.task, "num_actions", None)
+        if not isinstance(num_actions, int) or num_actions < 1:
+            raise TaskError(f"{self.name}.__init__ must set self.num_actions to a positive int, got {num_actions!r}")
+        self.num_actions = num_actions
         self.task.actions = torch.zeros(self.num_envs, self.num_actions, device=self.device)
         self.task.random.seed(seed)
         self.progress = torch.zeros(self.num_envs, dtype=torch.int64, device=self.device)
@@ -102,21 +103,23 @@ class VecEnv:
         """
         everywhere = torch.ones(self.num_envs, dtype=torch.bool, device=self.device)
         self._reset(everywhere)
+        self._check_hooks()
+        # rewards() may keep state (a potential, say); this was not a step of the episode, so begin again.
+        self._reset(everywhere)
         if self.cfg.randomize_episode_start:
             self.progress.copy_(self.task.random.integers(0, self.max_episode_length))
             self.staggered.fill_(True)
         self._obs = self._observe()
-        self.obs_sizes = {group: value.shape[1] for group, value in self._obs.items()}
-        self._check_finite("observe", self._obs)
+        return self._obs
+
+    def _check_hooks(self) -> None:
+        obs = self._task_obs()
+        self.obs_sizes = {group: value.shape[1] for group, value in obs.items()}
+        self._check_finite("observe", obs)
         terms = self.task.rewards()
         self._check_terms(terms)
         self._check_finite("rewards", terms)
         self._check_mask("terminated", self.task.terminated())
-        # rewards() may keep state (a potential, say); this was not a step of the episode, so begin again.
-        self.task.reset(everywhere)
-        self.sim.refresh()
-        self._obs = self._observe()
-        return self._obs
 
     def step(self, action: Float[Tensor, "envs actions"]) -> Step:
         """Advances every world by one control step and resets those whose episode ended.
@@ -125,13 +128,17 @@ class VecEnv:
             action: Shape [num_envs, num_actions]; clipped here.
         """
         task, sim = self.task, self.sim
+        if action.shape != task.actions.shape:
+            raise ValueError(f"step() needs actions of shape {list(task.actions.shape)}, got {list(action.shape)}")
         torch.clamp(action, -self.cfg.clip_actions, self.cfg.clip_actions, out=task.actions)
         task.apply_action(task.actions)
         sim.step(self.cfg.decimation)
         self.progress += 1
 
         terms = task.rewards()
+        self._check_terms(terms)
         terminated = task.terminated()
+        self._check_mask("terminated", terminated)
         final_obs = self._observe()
         # A diverged world is quarantined: whatever the task computed from its state is discarded, and it is reset.
         diverged = sim.diverged.clone()
@@ -162,37 +169,49 @@ class VecEnv:
         self.task.reset(where)
         self.sim.refresh()
 
-    def _observe(self) -> Observation:
+    def _task_obs(self) -> Observation:
         obs = self.task.observe()
         if isinstance(obs, Tensor):
             obs = {"policy": obs}
         self._check_observation(obs)
-        limit = self.cfg.clip_observations
-        return obs if limit is None else {g: value.clamp(-limit, limit) for g, value in obs.items()}
+        return obs
+
+    def _observe(self) -> Observation:
+        obs, limit = self._task_obs(), self.cfg.clip_observations
+        # Always new memory: a task may hand out the simulator's, and what a step returned must stay what it was.
+        return {g: value.clone() if limit is None else value.clamp(-limit, limit) for g, value in obs.items()}
 
     # Checks of metadata cost nothing and run always; checks of values read the device and run once, before training.
-    def _check_observation(self, obs: Observation) -> None:
+    # What hooks return is `Any` here: it is not yet known to be what it should be.
+    def _check_observation(self, obs: Any) -> None:
+        hook = f"{self.name}.observe()"
+        if not isinstance(obs, dict):
+            kind = type(obs).__name__
+            raise TaskError(f"{hook} returned {kind}, expected a tensor of shape [{self.num_envs}, size] or a dict")
         if "policy" not in obs:
-            raise TaskError(f"{self.name}.observe() returned the groups {sorted(obs)}; the group 'policy' is missing")
+            raise TaskError(f"{hook} returned the groups {list(obs)}, expected a group 'policy' among them")
         for group, value in obs.items():
-            size = self.obs_sizes.get(group, value.shape[-1] if value.ndim else 0)
-            label = f"{self.name}.observe()" + ("" if list(obs) == ["policy"] else f"[{group!r}]")
-            self._check_tensor(label, value, (self.num_envs, size), torch.float32)
+            label = hook if list(obs) == ["policy"] else f"{hook}[{group!r}]"
+            self._check_tensor(label, value, (self.num_envs, self.obs_sizes.get(group)), torch.float32)
 
-    def _check_terms(self, terms: dict[str, Tensor]) -> None:
-        if not isinstance(terms, dict) or not terms:
-            raise TaskError(f"{self.name}.rewards() must return a dict of named terms, got {type(terms).__name__}")
+    def _check_terms(self, terms: Any) -> None:
+        hook = f"{self.name}.rewards()"
+        if not isinstance(terms, dict):
+            raise TaskError(f"{hook} returned {type(terms).__name__}, expected a dict of named terms")
+        if not terms:
+            raise TaskError(f"{hook} returned no terms, expected a dict with at least one")
         for name, term in terms.items():
-            self._check_tensor(f"{self.name}.rewards()[{name!r}]", term, (self.num_envs,), torch.float32)
+            self._check_tensor(f"{hook}[{name!r}]", term, (self.num_envs,), torch.float32)
 
-    def _check_mask(self, hook: str, mask: Tensor) -> None:
+    def _check_mask(self, hook: str, mask: Any) -> None:
         self._check_tensor(f"{self.name}.{hook}()", mask, (self.num_envs,), torch.bool)
 
-    def _check_tensor(self, label: str, value: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    def _check_tensor(self, label: str, value: Any, shape: tuple[int | None, ...], dtype: torch.dtype) -> None:
+        expected = "[" + ", ".join("size" if size is None else str(size) for size in shape) + "]"
         if not isinstance(value, Tensor):
-            raise TaskError(f"{label} returned {type(value).__name__}, expected a tensor of shape {list(shape)}")
-        if tuple(value.shape) != shape:
-            raise TaskError(f"{label} returned shape {list(value.shape)}, expected {list(shape)}")
+            raise TaskError(f"{label} returned {type(value).__name__}, expected a tensor of shape {expected}")
+        if value.ndim != len(shape) or any(n not in (None, m) for n, m in zip(shape, value.shape, strict=True)):
+            raise TaskError(f"{label} returned shape {list(value.shape)}, expected {expected}")
         if value.dtype != dtype:
             raise TaskError(f"{label} returned {value.dtype}, expected {dtype}")
         if value.device.type != self.device.type:

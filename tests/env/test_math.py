@@ -1,0 +1,208 @@
+"""Tensor maths for tasks, by hand."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from gpusim_rl.env.math import (
+    euler_xyz,
+    quat_conjugate,
+    quat_from_axis_angle,
+    quat_multiply,
+    quat_rotate,
+    quat_rotate_inverse,
+    tolerance,
+    unscale,
+    wrap_angle,
+)
+
+INF = math.inf
+SIGMOIDS = [
+    "gaussian",
+    "linear",
+    "quadratic",
+    "cosine",
+    "hyperbolic",
+    "long_tail",
+    "tanh_squared",
+]
+
+
+def t(*values: float) -> Tensor:
+    return torch.tensor(values, dtype=torch.float64)
+
+
+@pytest.mark.parametrize(
+    ("sigmoid", "at_half", "at_two"),
+    [
+        # value 0.1 at distance 1; from the definitions in dm_control.utils.rewards
+        ("gaussian", 0.1**0.25, 0.1**4),
+        ("linear", 1 - 0.45, 0.0),
+        ("quadratic", 1 - 0.9 / 4, 0.0),
+        ("cosine", 0.5 * (1 + math.cos(math.acos(-0.8) / 2)), 0.0),
+        ("hyperbolic", 1 / math.cosh(math.acosh(10) / 2), 1 / math.cosh(math.acosh(10) * 2)),
+        ("long_tail", 1 / (1 + 9 / 4), 1 / (1 + 9 * 4)),
+        (
+            "tanh_squared",
+            1 - math.tanh(math.atanh(math.sqrt(0.9)) / 2) ** 2,
+            1 - math.tanh(math.atanh(math.sqrt(0.9)) * 2) ** 2,
+        ),
+    ],
+)
+def test_tolerance_by_hand(sigmoid: Any, at_half: float, at_two: float) -> None:
+    x = t(1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 0.0)
+    # bounds [1, 2], margin 1: distances 0, 0, 0, 0.5, 1, 2, 1
+    value = tolerance(x, (1.0, 2.0), 1.0, sigmoid)
+    assert value.tolist() == pytest.approx([1, 1, 1, at_half, 0.1, at_two, 0.1], abs=1e-9)
+
+
+def test_tolerance_numbers() -> None:
+    # the same again in figures that a pocket calculator gives
+    x = t(0.5)
+    figures = {
+        "gaussian": 0.562341,
+        "linear": 0.55,
+        "quadratic": 0.775,
+        "cosine": 0.658114,
+        "hyperbolic": 0.426401,
+        "long_tail": 0.307692,
+        "tanh_squared": 0.480506,
+    }
+    for sigmoid, figure in figures.items():
+        value = tolerance(x, margin=1.0, sigmoid=sigmoid).item()
+        assert value == pytest.approx(figure, abs=1e-6), sigmoid
+
+
+@pytest.mark.parametrize("sigmoid", SIGMOIDS)
+@pytest.mark.parametrize("at_margin", [0.05, 0.5, 0.9])
+def test_tolerance_is_symmetric_falls_and_meets_the_margin(sigmoid: Any, at_margin: float) -> None:
+    x = torch.linspace(0.0, 50.0, 1001, dtype=torch.float64)
+    value = tolerance(x, (-1.0, 1.0), 2.0, sigmoid, at_margin)
+    assert torch.equal(value, tolerance(-x, (-1.0, 1.0), 2.0, sigmoid, at_margin))
+    assert (value[1:] <= value[:-1]).all() and (value >= 0).all() and (value <= 1).all()
+    assert (value[x <= 1.0] == 1.0).all()
+    edge = tolerance(t(3.0, -3.0), (-1.0, 1.0), 2.0, sigmoid, at_margin)
+    assert edge.tolist() == pytest.approx([at_margin] * 2, abs=1e-9)
+
+
+def test_tolerance_without_margin_is_an_indicator() -> None:
+    assert tolerance(t(-0.1, 0.0, 0.5, 1.0, 1.1), (0.0, 1.0)).tolist() == [0, 1, 1, 1, 0]
+    assert tolerance(t(0.0, 1e-9)).tolist() == [1, 0]
+
+
+def test_tolerance_with_infinite_bounds_and_far_values() -> None:
+    value = tolerance(t(-1e30, -1.0, 0.0, 1e30), (0.0, INF), 1.0)
+    assert value.tolist() == pytest.approx([0.0, 0.1, 1.0, 1.0])
+    assert (tolerance(t(-5.0, 5.0), (-INF, INF), 1.0) == 1.0).all()
+    for sigmoid in SIGMOIDS:  # float32, far outside: no NaN from an overflow
+        far = tolerance(torch.tensor([1e6, -1e6]), margin=1.0, sigmoid=sigmoid)
+        assert torch.isfinite(far).all() and (far < 1e-6).all()
+
+
+@pytest.mark.parametrize("sigmoid", ["linear", "quadratic", "cosine"])
+def test_tolerance_may_reach_zero_at_the_margin(sigmoid: Any) -> None:
+    assert tolerance(t(1.0), margin=1.0, sigmoid=sigmoid, value_at_margin=0.0).item() == (pytest.approx(0.0, abs=1e-12))
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"bounds": (1.0, 0.0)},
+        {"margin": -1.0},
+        {"margin": 1.0, "value_at_margin": 0.0},
+        {"margin": 1.0, "value_at_margin": 1.0},
+        {"margin": 1.0, "sigmoid": "linear", "value_at_margin": -0.1},
+    ],
+)
+def test_tolerance_refuses_nonsense(arguments: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="tolerance"):
+        tolerance(t(0.0), **arguments)
+
+
+def test_wrap_angle() -> None:
+    x = t(0.0, 1.0, -1.0, math.pi + 0.1, -math.pi - 0.1, 7 * math.pi, 100.0, -100.0)
+    y = wrap_angle(x)
+    assert (y >= -math.pi).all() and (y < math.pi).all()
+    torch.testing.assert_close(torch.sin(y), torch.sin(x), rtol=0, atol=1e-12)
+    torch.testing.assert_close(torch.cos(y), torch.cos(x), rtol=0, atol=1e-12)
+    expected = [0.0, 1.0, -1.0, 0.1 - math.pi, math.pi - 0.1]
+    assert y[:5].tolist() == pytest.approx(expected, abs=1e-12)
+    assert wrap_angle(t(math.pi)).item() == pytest.approx(-math.pi)
+    x32 = torch.linspace(-20, 20, 10_001)
+    assert (wrap_angle(x32).abs() <= math.pi + 1e-6).all()
+
+
+def test_unscale() -> None:
+    low, high = t(-1.0, 0.0), t(1.0, 4.0)
+    assert unscale(t(-1.0, 0.0), low, high).tolist() == [-1, -1]
+    assert unscale(t(1.0, 4.0), low, high).tolist() == [1, 1]
+    assert unscale(t(0.5, 3.0), low, high).tolist() == [0.5, 0.5]
+    batch = torch.zeros(5, 2, dtype=torch.float64)
+    assert unscale(batch, low, high).tolist() == [[0.0, -1.0]] * 5
+
+
+def rotation(axis: str, angle: Tensor) -> Tensor:
+    c, s, zero, one = angle.cos(), angle.sin(), torch.zeros_like(angle), torch.ones_like(angle)
+    rows = {
+        "x": [one, zero, zero, zero, c, -s, zero, s, c],
+        "y": [c, zero, s, zero, one, zero, -s, zero, c],
+        "z": [c, -s, zero, s, c, zero, zero, zero, one],
+    }[axis]
+    return torch.stack(rows, dim=-1).unflatten(-1, (3, 3))
+
+
+def random_quat(*batch: int, seed: int = 0) -> Tensor:
+    g = torch.Generator().manual_seed(seed)
+    quat = torch.randn(*batch, 4, generator=g, dtype=torch.float64)
+    return quat / quat.norm(dim=-1, keepdim=True)
+
+
+def matrix(quat: Tensor) -> Tensor:
+    eye = torch.eye(3, dtype=quat.dtype).expand(*quat.shape[:-1], 3, 3)
+    columns = [quat_rotate(quat, eye[..., i]) for i in range(3)]
+    return torch.stack(columns, dim=-1)
+
+
+def test_euler_angles_against_rotation_matrices() -> None:
+    quat = random_quat(500)
+    roll, pitch, yaw = euler_xyz(quat)
+    rebuilt = rotation("z", yaw) @ rotation("y", pitch) @ rotation("x", roll)
+    torch.testing.assert_close(rebuilt, matrix(quat), rtol=0, atol=1e-7)
+    for angle in (roll, yaw):
+        assert (angle.abs() <= math.pi).all()
+    assert (pitch.abs() <= math.pi / 2).all()
+
+
+def test_euler_angles_of_rotations_about_one_axis() -> None:
+    angle = torch.linspace(-1.5, 1.5, 31, dtype=torch.float64)
+    for i, axis in enumerate(torch.eye(3, dtype=torch.float64)):
+        angles = euler_xyz(quat_from_axis_angle(axis.expand(31, 3), angle))
+        for j in range(3):
+            expected = angle if i == j else torch.zeros_like(angle)
+            torch.testing.assert_close(angles[j], expected, rtol=0, atol=1e-9)
+
+
+def test_pitch_saturates() -> None:
+    for sign in (1.0, -1.0):
+        quat = t(math.sqrt(0.5), 0.0, sign * math.sqrt(0.5), 0.0)[None]
+        # rounding may carry the sine beyond 1
+        _, pitch, _ = euler_xyz(quat.float() * (1 + 1e-6))
+        assert pitch.item() == pytest.approx(sign * math.pi / 2, abs=1e-3)
+
+
+def test_quaternions_against_rotation_matrices() -> None:
+    a, b = random_quat(50, seed=1), random_quat(50, seed=2)
+    vec = torch.randn(50, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    product = matrix(quat_multiply(a, b))
+    torch.testing.assert_close(product, matrix(a) @ matrix(b), rtol=0, atol=1e-12)
+    torch.testing.assert_close(quat_rotate_inverse(a, quat_rotate(a, vec)), vec)
+    torch.testing.assert_close(quat_rotate_inverse(a, vec), quat_rotate(quat_conjugate(a), vec))
+    torch.testing.assert_close(matrix(a).det(), torch.ones(50, dtype=torch.float64))
+    axis = t(0.0, 0.0, 1.0).expand(3, 3)
+    angle = t(0.3, -2.0, 3.0)
+    torch.testing.assert_close(matrix(quat_from_axis_angle(axis, angle)), rotation("z", angle))

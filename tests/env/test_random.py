@@ -1,0 +1,224 @@
+"""The random numbers of worlds: distributions, independence, and reproducibility."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from gpusim_rl.env.random import WorldRandom
+
+CPU = torch.device("cpu")
+
+
+def make(num_envs: int = 64, seed: int = 0) -> WorldRandom:
+    return WorldRandom(num_envs, CPU, seed)
+
+
+def ks_distance(sample: Tensor, cdf: np.ndarray) -> float:
+    """Kolmogorov-Smirnov statistic times sqrt(n); 1.95 is exceeded once in a thousand samples."""
+    n = sample.numel()
+    steps = np.arange(n + 1) / n
+    return math.sqrt(n) * max(np.abs(cdf - steps[1:]).max(), np.abs(cdf - steps[:-1]).max())
+
+
+def normal_cdf(x: np.ndarray) -> np.ndarray:
+    return 0.5 * (1.0 + np.vectorize(math.erf)(x / math.sqrt(2.0)))
+
+
+def chi_square(observed: Tensor) -> float:
+    """Standardised: about normal with mean 0 and deviation 1 for equally likely cells."""
+    expected = observed.double().mean()
+    statistic = ((observed - expected) ** 2 / expected).sum().item()
+    freedom = observed.numel() - 1
+    return (statistic - freedom) / math.sqrt(2.0 * freedom)
+
+
+@pytest.mark.parametrize("seed", [0, 1, -1, 12345])
+@pytest.mark.parametrize(("num_envs", "draws"), [(20_000, 1), (1, 20_000), (200, 100)])
+def test_uniform(seed: int, num_envs: int, draws: int) -> None:
+    x = make(num_envs, seed).uniform(0.0, 1.0, draws).flatten().sort().values
+    assert x[0] >= 0.0 and x[-1] < 1.0
+    assert ks_distance(x, x.double().numpy()) < 1.95
+
+
+@pytest.mark.parametrize("seed", [0, 1, 12345])
+@pytest.mark.parametrize(("num_envs", "draws"), [(20_000, 1), (1, 20_000), (200, 100)])
+def test_normal(seed: int, num_envs: int, draws: int) -> None:
+    x = make(num_envs, seed).normal(0.0, 1.0, draws).flatten().sort().values
+    assert torch.isfinite(x).all()
+    assert ks_distance(x, normal_cdf(x.double().numpy())) < 1.95
+
+
+def test_tails_of_the_normal() -> None:
+    x = make(2000).normal(0.0, 1.0, 1000)
+    assert 4.5 < x.abs().max() < 6.0
+    beyond_3 = (x.abs() > 3).double().mean().item()
+    assert beyond_3 == pytest.approx(0.0027, rel=0.1)
+    assert (x**4).double().mean().item() == pytest.approx(3.0, abs=0.03)
+
+
+def test_integers() -> None:
+    x = make(1000).integers(-3, 7, 100)
+    assert x.dtype == torch.int64 and x.shape == (1000, 100)
+    counts = torch.stack([(x == value).sum() for value in range(-3, 7)])
+    assert counts.sum() == x.numel()
+    assert abs(chi_square(counts)) < 4
+
+
+def test_bits_are_fair() -> None:
+    x = (make(500).uniform(0.0, 1.0, 200) * 2**24).long()
+    n = x.numel()
+    for bit in range(24):
+        ones = ((x >> bit) & 1).sum().item()
+        assert abs(ones - n / 2) < 4.5 * math.sqrt(n) / 2, f"bit {bit}"
+
+
+def correlation(a: Tensor, b: Tensor) -> float:
+    """Times sqrt(n): about normal with deviation 1 if independent."""
+    a, b = a.double().flatten(), b.double().flatten()
+    a, b = a - a.mean(), b - b.mean()
+    return ((a * b).mean() / (a.std() * b.std())).item() * math.sqrt(a.numel())
+
+
+def test_worlds_are_independent() -> None:
+    x = make(100).uniform(0.0, 1.0, 2000)
+    neighbours = [correlation(x[i], x[i + 1]) for i in range(99)]
+    assert max(map(abs, neighbours)) < 4.5
+    assert np.std(neighbours) < 1.4
+    # a stream must not be another one shifted: compare also with an offset of some draws
+    for lag in (1, 2, 3, 7):
+        assert abs(correlation(x[:-1, lag:], x[1:, :-lag])) < 4.5
+        assert abs(correlation(x[:-1, :-lag], x[1:, lag:])) < 4.5
+    # pairs of neighbours fill the square evenly
+    cells = (x[:-1] * 16).long() * 16 + (x[1:] * 16).long()
+    assert abs(chi_square(torch.bincount(cells.flatten(), minlength=256))) < 4.5
+
+
+def test_draws_are_independent() -> None:
+    x = make(2000).uniform(0.0, 1.0, 100)
+    for lag in (1, 2, 3, 10):
+        assert abs(correlation(x[:, :-lag], x[:, lag:])) < 4.5
+    cells = (x[:, :-1] * 16).long() * 16 + (x[:, 1:] * 16).long()
+    assert abs(chi_square(torch.bincount(cells.flatten(), minlength=256))) < 4.5
+
+
+def test_calls_are_independent() -> None:
+    random = make(20_000)
+    calls = [random.uniform(), random.uniform(), random.normal(), random.uniform(0.0, 1.0, 1)]
+    for a, b in itertools.combinations(calls, 2):
+        assert abs(correlation(a, b)) < 4.5
+
+
+@pytest.mark.parametrize(("a", "b"), [(0, 1), (1, 2), (7, -7), (0, 2**31 - 1)])
+def test_seeds_are_independent(a: int, b: int) -> None:
+    x, y = make(200, a).uniform(0.0, 1.0, 200), make(200, b).uniform(0.0, 1.0, 200)
+    assert abs(correlation(x, y)) < 4.5
+    # no world of one seed is a world of the other
+    firsts = set(x[:, 0].tolist()) & set(y[:, 0].tolist())
+    assert len(firsts) < 5
+
+
+def test_no_two_worlds_share_a_stream() -> None:
+    bits = make(20_000).integers(0, 2**31, 2)
+    assert len({tuple(row) for row in bits.tolist()}) == 20_000
+
+
+def test_a_world_does_not_depend_on_how_many_there_are() -> None:
+    few, many = make(3), make(1000)
+    for _ in range(3):
+        assert torch.equal(few.uniform(-1.0, 2.0, 5), many.uniform(-1.0, 2.0, 5)[:3])
+        assert torch.equal(few.normal(0.0, 1.0, 2, 3), many.normal(0.0, 1.0, 2, 3)[:3])
+        assert torch.equal(few.integers(0, 9), many.integers(0, 9)[:3])
+
+
+def test_same_seed_same_numbers() -> None:
+    a, b, c = make(seed=3), make(seed=3), make(seed=4)
+    x = a.uniform(0.0, 1.0, 7)
+    assert torch.equal(x, b.uniform(0.0, 1.0, 7))
+    assert not torch.equal(x, c.uniform(0.0, 1.0, 7))
+    a.seed(3)
+    assert torch.equal(x, a.uniform(0.0, 1.0, 7)), "seeding starts anew"
+
+
+@pytest.mark.parametrize("seed", [-1, 2**31, 2**63, 2**64 - 1, 2**64 + 5, -(2**70)])
+def test_any_integer_is_a_seed(seed: int) -> None:
+    assert make(8, seed).uniform().unique().numel() == 8
+
+
+def test_known_numbers() -> None:
+    """The streams of a seed are part of reproducibility: they must not change between versions."""
+    # SplitMix64 in Python, on unsigned numbers
+    word = (1 << 64) - 1
+
+    def mix(z: int) -> int:
+        z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & word
+        z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & word
+        return z ^ (z >> 31)
+
+    golden, seed = 0x9E3779B97F4A7C15, 42
+    stream = mix(seed * golden & word)
+    expected = [
+        [(mix((mix((world * golden + stream) & word) + step * golden) & word) >> 40) * 2.0**-24 for step in range(1, 4)]
+        for world in range(1, 6)
+    ]
+    random = make(5, seed)
+    assert random.uniform(0.0, 1.0, 2).tolist() == [row[:2] for row in expected]
+    assert random.uniform(0.0, 1.0, 1).tolist() == [row[2:] for row in expected]
+
+
+def test_bounds_and_shapes() -> None:
+    random = make(50)
+    x = random.uniform(-2.0, 3.0)
+    assert x.shape == (50,) and x.dtype == torch.float32
+    assert x.min() >= -2.0 and x.max() <= 3.0
+    low, high = torch.tensor([0.0, 10.0, -5.0]), torch.tensor([1.0, 20.0, -4.0])
+    x = random.uniform(low, high, 3)
+    assert x.shape == (50, 3) and (x >= low).all() and (x <= high).all()
+    assert random.uniform(0.0, 1.0, 2, 3, 4).shape == (50, 2, 3, 4)
+    assert (random.uniform(2.0, 2.0, 3) == 2.0).all()
+    per_world = torch.arange(50.0)
+    x = random.uniform(per_world, per_world + 0.5)
+    assert (x >= per_world).all() and (x <= per_world + 0.5).all()
+    y = random.normal(torch.tensor([0.0, 100.0]), torch.tensor([0.0, 1e-3]), 2)
+    assert y.shape == (50, 2) and (y[:, 0] == 0).all() and (y[:, 1] - 100).abs().max() < 0.01
+
+
+def test_uniform_stays_inside_where_rounding_could_reach_the_upper_bound() -> None:
+    # with 24 random bits, [1, 2) has half as many floats as there are values: one would round to 2
+    random = make(4)
+    random._bits = lambda count: torch.full((4, count), -1)  # type: ignore[method-assign]
+    assert (random.uniform() == 1.0 - 2.0**-24).all()
+    for low, high in ((1.0, 2.0), (-1.0, 1.0), (100.0, 101.0), (0.0, 3.0)):
+        assert (random.uniform(low, high) <= high).all()
+
+
+def test_state_dict_continues_the_streams() -> None:
+    one = make(seed=5)
+    one.uniform(0.0, 1.0, 11)
+    state = one.state_dict()
+    expected = one.normal(0.0, 1.0, 3), one.integers(0, 99, 2)
+    other = make(seed=6)
+    other.load_state_dict(state)
+    assert torch.equal(other.normal(0.0, 1.0, 3), expected[0])
+    assert torch.equal(other.integers(0, 99, 2), expected[1])
+    one.uniform()  # the state is a snapshot
+    again = make(seed=7)
+    again.load_state_dict(state)
+    assert torch.equal(again.normal(0.0, 1.0, 3), expected[0])
+
+
+def test_no_hidden_state_and_fixed_memory() -> None:
+    torch.manual_seed(0)
+    a = make().uniform(0.0, 1.0, 3)
+    torch.manual_seed(1)
+    random = make()
+    counter, key = random._counter.data_ptr(), random._key.data_ptr()
+    assert torch.equal(random.uniform(0.0, 1.0, 3), a)
+    random.seed(9)
+    random.normal()
+    assert (random._counter.data_ptr(), random._key.data_ptr()) == (counter, key)

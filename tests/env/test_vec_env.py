@@ -1,0 +1,785 @@
+"""The loop around a task, on real physics."""
+
+from __future__ import annotations
+
+import io
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import mujoco
+import pytest
+import torch
+import yaml
+from torch import Tensor
+
+from gpusim_rl.config import SimConfig, build, load_task_class
+from gpusim_rl.env import Step, Task, TaskConfig, VecEnv
+from gpusim_rl.errors import ConfigError, TaskError
+from gpusim_rl.run.audit import SyncCounter
+from gpusim_rl.sim import Scene, Sim, SimChoice, make_sim
+
+# A cart on a rail with a pole; the pole is 0.6 m long and hangs or stands, nothing touches.
+CART = """
+<mujoco>
+  <default><geom contype="0" conaffinity="0"/></default>
+  <worldbody>
+    <body name="cart" pos="0 0 1">
+      <joint name="slide" type="slide" axis="1 0 0"/>
+      <geom type="box" size="0.1 0.05 0.05" mass="1"/>
+      <body name="pole">
+        <joint name="hinge" axis="0 1 0" damping="0.01"/>
+        <geom type="capsule" fromto="0 0 0 0 0 0.6" size="0.03" mass="0.2"/>
+        <body name="tip" pos="0 0 0.6"><geom type="sphere" size="0.04" mass="0.1"/></body>
+      </body>
+    </body>
+  </worldbody>
+  <actuator><motor name="force" joint="slide" gear="20"/></actuator>
+</mujoco>
+"""
+
+# A box with a fin on a free joint: it falls, bounces and lies, so that contacts and warm starts matter.
+BOX = """
+<mujoco>
+  <worldbody>
+    <body name="box" pos="0 0 0.4">
+      <freejoint/>
+      <geom type="box" size="0.1 0.15 0.05" mass="1"/>
+      <body name="fin" pos="0.1 0 0">
+        <joint name="fin" axis="0 1 0" range="-60 60" limited="true" damping="0.1"/>
+        <geom type="capsule" fromto="0 0 0 0.2 0 0" size="0.03" mass="0.1"/>
+      </body>
+    </body>
+  </worldbody>
+  <actuator><motor name="fin" joint="fin" gear="2"/></actuator>
+</mujoco>
+"""
+
+START = 0.1  # m, rad
+LENGTH = 0.6  # m
+
+
+class Cart(Task["Cart.Config"]):
+    """Starts within +-START; ends beyond `limit` on the rail."""
+
+    @dataclass(frozen=True, slots=True, kw_only=True)
+    class Config(TaskConfig):
+        limit: float
+
+    cfg: Config
+
+    @classmethod
+    def scene(cls, cfg: Config) -> Scene:
+        scene = Scene(cfg.physics_hz)
+        scene.add("cart", mujoco.MjSpec.from_string(CART))
+        return scene
+
+    def __init__(self, cfg: Config, sim: Sim) -> None:
+        super().__init__(cfg, sim)
+        self.robot = sim.articulation("cart")
+        self.tip = self.robot.bodies(["tip"])
+        self.num_actions = 1
+
+    def reset(self, where: Tensor) -> None:
+        pos, vel = self.random.uniform(-START, START, 2), self.random.uniform(-0.5, 0.5, 2)
+        self.robot.set_state(where, joint_pos=pos, joint_vel=vel)
+
+    def apply_action(self, action: Tensor) -> None:
+        self.robot.actuate(action)
+
+    def observe(self) -> Tensor | dict[str, Tensor]:
+        robot = self.robot
+        return torch.cat([robot.joint_pos, robot.joint_vel, self.tip.pos[:, 0], self.actions], 1)
+
+    def rewards(self) -> dict[str, Tensor]:
+        x = self.robot.joint_pos[:, 0]
+        return {"alive": torch.ones_like(x), "position": 0.5 * x}
+
+    def terminated(self) -> Tensor:
+        return self.robot.joint_pos[:, 0].abs() > self.cfg.limit
+
+
+class Box(Task["TaskConfig"]):
+    Config = TaskConfig
+
+    @classmethod
+    def scene(cls, cfg: TaskConfig) -> Scene:
+        scene = Scene(cfg.physics_hz)
+        scene.add_ground()
+        scene.add("box", mujoco.MjSpec.from_string(BOX))
+        scene.add_contact_sensor("box", ["box"])
+        return scene
+
+    def __init__(self, cfg: TaskConfig, sim: Sim) -> None:
+        super().__init__(cfg, sim)
+        self.robot = sim.articulation("box")
+        self.contact = self.robot.contacts(["box"])
+        self.num_actions = 1
+        self.travelled = torch.zeros(sim.num_envs, device=sim.device)  # kept between steps
+
+    def reset(self, where: Tensor) -> None:
+        noise = self.random.uniform(-0.1, 0.1, 3)
+        self.robot.set_state(
+            where,
+            root_pos=self.robot.root_pos + noise,
+            root_lin_vel=self.random.normal(0.0, 0.5, 3),
+            root_ang_vel=self.random.normal(0.0, 1.0, 3),
+        )
+        self.travelled.masked_fill_(where, 0.0)
+
+    def apply_action(self, action: Tensor) -> None:
+        self.robot.actuate(action)
+
+    def observe(self) -> Tensor | dict[str, Tensor]:
+        r = self.robot
+        state = torch.cat([r.root_pos, r.root_quat, r.root_lin_vel, r.root_ang_vel, r.joint_pos], 1)
+        return {"policy": state, "critic": self.contact.force[:, 0]}
+
+    def rewards(self) -> dict[str, Tensor]:
+        self.travelled += self.robot.root_lin_vel.norm(dim=1) * self.dt
+        return {"travelled": self.travelled.clone()}
+
+    def terminated(self) -> Tensor:
+        return self.robot.root_pos[:, 2] < -1.0
+
+
+SETTINGS: dict[str, Any] = {
+    "physics_hz": 200.0,
+    "control_hz": 50.0,
+    "episode_length": 30,
+    "clip_actions": 1.0,
+    "clip_observations": None,
+    "randomize_episode_start": False,
+}
+SIM = SimConfig(name="mujoco", num_threads=1, njmax=None, nconmax=None, graph=False, persistent="auto")
+CHOICE = SimChoice("mujoco", torch.device("cpu"), "test")
+
+
+def make(task: type[Task] = Cart, num_envs: int = 6, seed: int = 0, check: bool = False, **changes: Any) -> VecEnv:
+    values = {**SETTINGS, **({"limit": 0.5} if issubclass(task, Cart) else {}), **changes}
+    cfg = task.Config(**values)
+    sim = make_sim(task.scene(cfg), CHOICE, num_envs, SIM)
+    return VecEnv(task, cfg, sim, seed, check=check)
+
+
+def actions(steps: int, num_envs: int = 6, seed: int = 0, scale: float = 1.5) -> Tensor:
+    """Pushes that last: each world to its own side, so that episodes end at different times."""
+    g = torch.Generator().manual_seed(seed)
+    bias = torch.linspace(-1.0, 1.0, num_envs)[None, :, None]
+    return scale * (bias + 0.5 * torch.randn(steps, num_envs, 1, generator=g))
+
+
+def run(env: VecEnv, pushes: Tensor) -> list[Step]:
+    """Steps, each copied when it came."""
+    env.reset()
+    return [copied(env.step(push)) for push in pushes]
+
+
+def copied(step: Step) -> Step:
+    def copy(value: Any) -> Any:
+        return {k: v.clone() for k, v in value.items()} if isinstance(value, dict) else value.clone()
+
+    return Step(**{name: copy(getattr(step, name)) for name in Step.__slots__})
+
+
+def same(a: Step, b: Step, worlds: Tensor | slice = slice(None)) -> bool:
+    for name in Step.__slots__:
+        x, y = getattr(a, name), getattr(b, name)
+        pairs = zip(x.values(), y.values(), strict=True) if isinstance(x, dict) else [(x, y)]
+        if not all(torch.equal(u[worlds], v[worlds]) for u, v in pairs):
+            return False
+    return True
+
+
+# Episodes
+
+
+def test_auto_reset_in_the_same_step() -> None:
+    env = make()
+    steps = run(env, actions(60))
+    done = torch.stack([s.done for s in steps])
+    assert done.any(dim=0).all(), "every world must end once"
+    assert not done.all(dim=1).any(), "not all at once"
+    for step in steps:
+        obs, final = step.obs["policy"], step.final_obs["policy"]
+        # where an episode ended: the first observation of the next one, with zero action
+        assert (obs[step.done][:, :2].abs() <= START).all()
+        assert (obs[step.done][:, -1] == 0.0).all()
+        ended = final[step.terminated]
+        assert (ended[:, 0].abs() > 0.5).all(), "final_obs is the observation that ended it"
+        # elsewhere nothing happened between the two
+        assert torch.equal(obs[~step.done], final[~step.done])
+        # body poses follow the state in both, also right after a reset
+        for x in (obs, final):
+            tip_x = x[:, 0] + LENGTH * torch.sin(x[:, 1])
+            tip_z = 1.0 + LENGTH * torch.cos(x[:, 1])
+            torch.testing.assert_close(x[:, 4], tip_x, rtol=0, atol=1e-5)
+            torch.testing.assert_close(x[:, 6], tip_z, rtol=0, atol=1e-5)
+    assert torch.equal(torch.stack([s.obs["policy"] for s in steps[-1:]])[0], env._obs["policy"])
+
+
+def test_final_obs_equals_a_run_that_is_never_reset() -> None:
+    pushes = actions(29)
+    steps = run(make(), pushes)
+    oracle = run(make(limit=1e9, episode_length=10_000), pushes)
+    running = torch.ones(6, dtype=torch.bool)
+    compared = 0
+    for ours, theirs in zip(steps, oracle, strict=True):
+        assert not theirs.done.any()
+        assert torch.equal(ours.final_obs["policy"][running], theirs.obs["policy"][running])
+        assert torch.equal(ours.reward[running], theirs.reward[running])
+        compared += int((ours.done & running).sum())
+        running &= ~ours.done
+    assert compared >= 4, "several episodes must end, or this proves nothing"
+
+
+def test_the_time_limit_truncates() -> None:
+    env = make(limit=1e9, episode_length=7)
+    for t, step in enumerate(run(env, actions(21)), start=1):
+        assert not step.terminated.any() and not step.diverged.any() and not step.cut_short.any()
+        assert step.truncated.tolist() == [t % 7 == 0] * 6
+        assert torch.equal(step.done, step.truncated)
+
+
+def test_progress_counts_each_episode() -> None:
+    env = make()
+    env.reset()
+    expected = torch.zeros(6, dtype=torch.int64)
+    for push in actions(80):
+        step = env.step(push)
+        expected = torch.where(step.done, 0, expected + 1)
+        assert torch.equal(env.progress, expected)
+        assert (env.progress < 30).all()
+
+
+def test_failing_at_the_time_limit_is_a_termination() -> None:
+    class Falls(Cart):
+        def terminated(self) -> Tensor:
+            return torch.ones(self.num_envs, dtype=torch.bool)
+
+    (step,) = run(make(Falls, episode_length=1), actions(1))
+    assert step.terminated.all() and step.done.all() and not step.truncated.any()
+
+
+def test_staggered_starts() -> None:
+    env = make(num_envs=400, limit=1e9, randomize_episode_start=True, episode_length=20)
+    env.reset()
+    assert env.progress.min() == 0 and env.progress.max() == 19
+    counts = torch.bincount(env.progress, minlength=20).float()
+    assert (counts > 4).all() and (counts < 45).all(), "evenly spread over the time limit"
+    assert env.staggered.all()
+    left = 20 - env.progress
+    for t in range(1, 41):
+        step = env.step(torch.zeros(400, 1))
+        assert torch.equal(step.truncated, (left == t) | (left == t - 20))
+        # only the first episode of a world is short of a whole one
+        assert torch.equal(step.cut_short, left == t)
+        assert torch.equal(env.staggered, left > t)
+
+
+def test_starts_are_not_staggered_unless_configured() -> None:
+    env = make()
+    env.reset()
+    assert (env.progress == 0).all() and not env.staggered.any()
+
+
+def test_a_staggered_episode_that_fails_is_whole() -> None:
+    # it says something about returns: the policy failed, not the time limit
+    env = make(limit=0.2, randomize_episode_start=True, episode_length=1000)
+    steps = run(env, actions(60, scale=5.0))
+    assert any(s.terminated.any() for s in steps)
+    assert not any((s.cut_short & s.terminated).any() for s in steps)
+
+
+def test_order_of_the_hooks() -> None:
+    calls: list[str] = []
+
+    class Recorded(Cart):
+        def __getattribute__(self, name: str) -> Any:
+            if name in ("apply_action", "rewards", "terminated", "observe", "reset"):
+                calls.append(name)
+            return super().__getattribute__(name)
+
+    env = make(Recorded)
+    env.reset()
+    sim_step, decimation = env.sim.step, []
+
+    def stepping(substeps: int) -> None:
+        calls.append("physics")
+        decimation.append(substeps)
+        sim_step(substeps)
+
+    env.sim.step = stepping  # type: ignore[method-assign]
+    calls.clear()
+    env.step(torch.zeros(6, 1))
+    order = ["apply_action", "physics", "rewards", "terminated", "observe", "reset", "observe"]
+    assert calls == order
+    assert decimation == [4]
+    assert env.task.dt == pytest.approx(0.02)
+
+
+def test_reset_hooks_start_from_the_default_state() -> None:
+    # Box.reset adds noise to the pose that it finds: that must be the scene's default, every time
+    default = torch.tensor([0.0, 0.0, 0.4])
+    env = make(Box, num_envs=200, episode_length=3)
+    for _ in range(2):
+        pos = env.reset()["policy"][:, :3]
+        assert ((pos - default).abs() <= 0.1 + 1e-6).all()
+        assert (env.task.travelled == 0).all()
+    for _ in range(7):
+        step = env.step(torch.zeros(200, 1))
+        pos = step.obs["policy"][step.done][:, :3]
+        assert ((pos - default).abs() <= 0.1 + 1e-6).all()
+
+
+def test_rewards_are_named_terms_and_their_sum() -> None:
+    for step in run(make(), actions(40)):
+        assert list(step.terms) == ["alive", "position"]
+        torch.testing.assert_close(step.reward, step.terms["alive"] + step.terms["position"])
+        # of the step that ended, not of the state after the reset
+        torch.testing.assert_close(step.terms["position"], 0.5 * step.final_obs["policy"][:, 0])
+
+
+def test_a_step_stays_what_it_was() -> None:
+    class Views(Cart):  # hands out the simulator's own memory
+        def observe(self) -> Tensor:
+            return self.robot.joint_pos
+
+        def rewards(self) -> dict[str, Tensor]:
+            return {"position": self.robot.joint_pos[:, 0]}
+
+    env = make(Views)
+    first = env.reset()
+    kept = [(first["policy"], first["policy"].clone())]
+    for push in actions(40):
+        step = env.step(push)
+        given = (step.obs["policy"], step.final_obs["policy"], step.reward, step.done)
+        kept += [(x, x.clone()) for x in given]
+    assert all(torch.equal(x, copy) for x, copy in kept)
+
+
+# Clipping
+
+
+def test_actions_are_clipped() -> None:
+    seen: list[Tensor] = []
+
+    class Recorded(Cart):
+        def apply_action(self, action: Tensor) -> None:
+            seen.append(action.clone())
+            super().apply_action(action)
+
+    env = make(Recorded, clip_actions=0.5)
+    env.reset()
+    push = torch.tensor([[-9.0], [-0.5], [-0.2], [0.0], [0.3], [7.0]])
+    before = push.clone()
+    obs = env.step(push).obs["policy"]
+    expected = [-0.5, -0.5, -0.2, 0.0, 0.3, 0.5]
+    assert seen[0].flatten().tolist() == pytest.approx(expected)
+    assert obs[:, -1].tolist() == pytest.approx(expected), "the task sees the clipped action"
+    assert torch.equal(push, before), "the caller's tensor is left alone"
+
+
+def test_observations_are_clipped() -> None:
+    env = make(clip_observations=0.25, limit=1e9)
+    assert env.reset()["policy"].abs().max() == 0.25
+    for step in run(env, actions(20)):
+        assert step.obs["policy"].abs().max() == 0.25
+        assert step.final_obs["policy"].abs().max() == 0.25
+
+
+# Quarantine
+
+
+def inject(env: VecEnv, world: int, value: float = math.nan) -> None:
+    where = torch.arange(env.num_envs) == world
+    bad = torch.full_like(env.task.robot.joint_vel, value)
+    env.task.robot.set_state(where, joint_vel=bad)
+    env.sim.refresh()
+
+
+@pytest.mark.parametrize("task", [Cart, Box])
+@pytest.mark.parametrize("value", [math.nan, math.inf, 1e9])
+def test_a_diverged_world_is_quarantined(task: type[Task], value: float) -> None:
+    pushes = actions(20)
+    bad, clean = make(task), make(task)
+    bad.reset()
+    clean.reset()
+    others = torch.arange(6) != 2
+    for t, push in enumerate(pushes):
+        if t == 5:
+            inject(bad, 2, value)
+        ours, theirs = copied(bad.step(push)), copied(clean.step(push))
+        assert same(ours, theirs, others), "the other worlds must not notice"
+        assert all(torch.isfinite(v).all() for v in (*ours.obs.values(), *ours.final_obs.values()))
+        assert torch.isfinite(ours.reward).all()
+        if t != 5:
+            assert not ours.diverged.any()
+            continue
+        assert ours.diverged.tolist() == [w == 2 for w in range(6)]
+        assert ours.done[2] and not ours.terminated[2] and not ours.truncated[2]
+        assert ours.cut_short[2]
+        assert ours.reward[2] == 0.0
+        assert all(term[2] == 0.0 for term in ours.terms.values())
+        assert all((v[2] == 0.0).all() for v in ours.final_obs.values())
+        assert bad.progress[2] == 0
+        fresh = ours.obs["policy"][2]
+        if task is Cart:
+            assert (fresh[:2].abs() <= START).all()
+        else:
+            assert ((fresh[:3] - torch.tensor([0.0, 0.0, 0.4])).abs() <= 0.1 + 1e-6).all()
+
+
+def test_a_diverged_world_lives_on() -> None:
+    env = make()
+    env.reset()
+    inject(env, 0)
+    env.step(torch.zeros(6, 1))
+    for push in actions(40):
+        step = env.step(push)
+        assert not step.diverged.any() and torch.isfinite(step.obs["policy"]).all()
+
+
+def test_an_action_that_is_not_finite_stays_in_its_world() -> None:
+    bad, clean = make(Box), make(Box)
+    bad.reset()
+    clean.reset()
+    others = torch.arange(6) != 3
+    for t, push in enumerate(actions(10)):
+        poisoned = push.clone()
+        if t == 4:
+            poisoned[3] = math.nan
+        ours, theirs = copied(bad.step(poisoned)), copied(clean.step(push))
+        assert same(ours, theirs, others)
+        assert torch.isfinite(ours.obs["policy"]).all()
+
+
+# State
+
+
+@pytest.mark.parametrize("task", [Cart, Box])
+@pytest.mark.parametrize("new_process", [False, True])
+def test_state_continues_bit_for_bit(task: type[Task], new_process: bool) -> None:
+    settings = {"randomize_episode_start": True, "episode_length": 25}
+    env = make(task, **settings)
+    pushes = actions(70)
+    run(env, pushes[:23])
+    file = io.BytesIO()
+    torch.save(env.state_dict(), file)
+    file.seek(0)
+    expected = [copied(env.step(push)) for push in pushes[23:]]
+    assert any(s.done.any() for s in expected)
+
+    other = make(task, seed=99, **settings) if new_process else env
+    if new_process:
+        run(other, pushes[40:50])
+    obs = other.load_state_dict(torch.load(file, weights_only=True))
+    first = {k: v.clone() for k, v in obs.items()}
+    for i, (push, theirs) in enumerate(zip(pushes[23:], expected, strict=True)):
+        assert same(other.step(push), theirs), f"step {i} after loading"
+    assert set(first) == set(env.obs_sizes)
+
+
+def test_state_is_a_snapshot() -> None:
+    env = make(Box)
+    run(env, actions(5))
+    state = env.state_dict()
+
+    def flat(node: Any) -> list[Tensor]:
+        if isinstance(node, dict):
+            return [t for v in node.values() for t in flat(v)]
+        return [node] if isinstance(node, Tensor) else []
+
+    before = [t.clone() for t in flat(state)]
+    assert len(before) > 8
+    env.step(torch.ones(6, 1))
+    assert all(torch.equal(a, b) for a, b in zip(before, flat(state), strict=True))
+
+
+# Randomness
+
+
+def test_worlds_are_different_and_seeds_decide() -> None:
+    a, b, c = make(seed=1), make(seed=1), make(seed=2)
+    x, y, z = (env.reset()["policy"] for env in (a, b, c))
+    assert torch.equal(x, y) and not torch.equal(x, z)
+    assert x[:, 0].unique().numel() == 6
+    steps = [run(env, actions(40)) for env in (a, b)]
+    assert all(same(p, q) for p, q in zip(*steps, strict=True))
+
+
+def test_a_reset_is_new_each_time() -> None:
+    env = make()
+    first = env.reset()["policy"].clone()
+    assert not torch.equal(first, env.reset()["policy"])
+
+
+def test_a_world_does_not_depend_on_how_many_there_are() -> None:
+    few, many = make(num_envs=3), make(num_envs=40)
+    pushes = actions(50, num_envs=40)
+    for a, b in zip(run(few, pushes[:, :3]), run(many, pushes), strict=True):
+        assert torch.equal(a.obs["policy"], b.obs["policy"][:3])
+        assert torch.equal(a.done, b.done[:3])
+
+
+# Broken tasks: one line that names the task, the hook, what was expected and what came
+
+
+class WrongRows(Cart):
+    def observe(self) -> Tensor:
+        return self.robot.joint_pos[:-1]
+
+
+class FlatObservation(Cart):
+    def observe(self) -> Tensor:
+        return self.robot.joint_pos[:, 0]
+
+
+class Observation3D(Cart):
+    def observe(self) -> Tensor:
+        return self.robot.joint_pos[:, None]
+
+
+class DoubleObservation(Cart):
+    def observe(self) -> Tensor:
+        return self.robot.joint_pos.double()
+
+
+class NanObservation(Cart):
+    def observe(self) -> Tensor:
+        x = self.robot.joint_pos.clone()
+        x[4, 1] = math.nan
+        return x
+
+
+class NoPolicyGroup(Cart):
+    def observe(self) -> dict[str, Tensor]:
+        return {"actor": self.robot.joint_pos}
+
+
+class NoneObservation(Cart):
+    def observe(self) -> Any:
+        return None
+
+
+class ListObservation(Cart):
+    def observe(self) -> Any:
+        return [self.robot.joint_pos, self.robot.joint_vel]
+
+
+class ArrayGroup(Cart):
+    def observe(self) -> Any:
+        return {"policy": self.robot.joint_pos.numpy()}
+
+
+class WrongCritic(Cart):
+    def observe(self) -> dict[str, Tensor]:
+        return {"policy": self.robot.joint_pos, "critic": self.robot.joint_vel[:2]}
+
+
+class OtherDevice(Cart):
+    def observe(self) -> Tensor:
+        return self.robot.joint_pos.to("meta")
+
+
+class RewardTensor(Cart):
+    def rewards(self) -> Any:
+        return self.robot.joint_pos[:, 0]
+
+
+class NoReward(Cart):
+    def rewards(self) -> dict[str, Tensor]:
+        return {}
+
+
+class RewardColumn(Cart):
+    def rewards(self) -> dict[str, Tensor]:
+        return {"progress": self.robot.joint_pos[:, :1]}
+
+
+class RewardNumber(Cart):
+    def rewards(self) -> Any:
+        return {"alive": 1.0}
+
+
+class IntegerReward(Cart):
+    def rewards(self) -> dict[str, Tensor]:
+        return {"alive": torch.ones(self.num_envs, dtype=torch.int64)}
+
+
+class NanReward(Cart):
+    def rewards(self) -> dict[str, Tensor]:
+        return {"ok": torch.ones(self.num_envs), "bad": self.robot.joint_pos[:, 0] * math.nan}
+
+
+class FloatTerminated(Cart):
+    def terminated(self) -> Tensor:
+        return (self.robot.joint_pos[:, 0] > 0.5).float()
+
+
+class TerminatedColumn(Cart):
+    def terminated(self) -> Tensor:
+        return self.robot.joint_pos[:, :1] > 0.5
+
+
+class NoneTerminated(Cart):
+    def terminated(self) -> Any:
+        return None
+
+
+class NoActions(Cart):
+    def __init__(self, cfg: Any, sim: Sim) -> None:
+        super().__init__(cfg, sim)
+        del self.num_actions
+
+
+class NoneActions(Cart):
+    def __init__(self, cfg: Any, sim: Sim) -> None:
+        super().__init__(cfg, sim)
+        self.num_actions = None  # type: ignore[assignment]
+
+
+class ZeroActions(Cart):
+    def __init__(self, cfg: Any, sim: Sim) -> None:
+        super().__init__(cfg, sim)
+        self.num_actions = 0
+
+
+BROKEN: list[tuple[type[Task], str, list[str]]] = [
+    (WrongRows, "observe()", ["[5, 2]", "[6, "]),
+    (FlatObservation, "observe()", ["[6]", "[6, "]),
+    (Observation3D, "observe()", ["[6, 1, 2]", "[6, "]),
+    (DoubleObservation, "observe()", ["torch.float64", "torch.float32"]),
+    (NanObservation, "observe()", ["not finite", "world 4", "column 1"]),
+    (NoPolicyGroup, "observe()", ["'actor'", "'policy'"]),
+    (NoneObservation, "observe()", ["NoneType", "tensor"]),
+    (ListObservation, "observe()", ["list", "tensor"]),
+    (ArrayGroup, "observe()", ["ndarray", "tensor"]),
+    (WrongCritic, "observe()['critic']", ["[2, 2]", "[6, "]),
+    (OtherDevice, "observe()", ["meta", "cpu"]),
+    (RewardTensor, "rewards()", ["Tensor", "dict"]),
+    (NoReward, "rewards()", ["no terms", "dict"]),
+    (RewardColumn, "rewards()['progress']", ["[6, 1]", "[6]"]),
+    (RewardNumber, "rewards()['alive']", ["float", "[6]"]),
+    (IntegerReward, "rewards()['alive']", ["torch.int64", "torch.float32"]),
+    (NanReward, "rewards()", ["'bad'", "not finite", "world 0"]),
+    (FloatTerminated, "terminated()", ["torch.float32", "torch.bool"]),
+    (TerminatedColumn, "terminated()", ["[6, 1]", "[6]"]),
+    (NoneTerminated, "terminated()", ["NoneType", "[6]"]),
+    (NoActions, "__init__", ["num_actions"]),
+    (NoneActions, "__init__", ["num_actions", "None"]),
+    (ZeroActions, "__init__", ["num_actions", "0"]),
+]
+
+
+@pytest.mark.parametrize(("task", "hook", "words"), BROKEN, ids=[t.__name__ for t, _, _ in BROKEN])
+def test_broken_tasks_get_one_line(task: type[Task], hook: str, words: list[str]) -> None:
+    with pytest.raises(TaskError) as error:
+        make(task).reset()
+    message = str(error.value)
+    assert f"{task.__name__}.{hook}" in message
+    for word in words:
+        assert word in message, message
+    assert "\n" not in message and len(message) < 200
+
+
+def test_an_observation_that_changes_its_size_is_refused() -> None:
+    class Grows(Cart):
+        def observe(self) -> Tensor:
+            size = 2 if (self.robot.joint_pos.abs() < 0.15).all() else 1
+            return self.robot.joint_pos[:, :size]
+
+    with pytest.raises(TaskError, match=r"Grows\.observe\(\) returned shape \[6, 1\], expected \[6, 2\]"):
+        run(make(Grows), actions(30))
+
+
+def test_an_observation_that_is_infinite_is_not_hidden_by_clipping() -> None:
+    class Infinite(Cart):
+        def observe(self) -> Tensor:
+            return torch.full((self.num_envs, 2), math.inf)
+
+    with pytest.raises(TaskError, match="not finite"):
+        make(Infinite, clip_observations=5.0).reset()
+
+
+@pytest.mark.parametrize("hook", ["observe", "rewards"])
+def test_checking_names_the_step_that_went_bad(hook: str) -> None:
+    class Later(Cart):
+        def __init__(self, cfg: Any, sim: Sim) -> None:
+            super().__init__(cfg, sim)
+            self.steps = 0
+
+        def apply_action(self, action: Tensor) -> None:
+            self.steps += 1
+
+        def spoil(self, x: Tensor) -> Tensor:
+            return torch.where(torch.arange(6) == 3, math.nan, x) if self.steps == 4 else x
+
+        def observe(self) -> Tensor:
+            x = self.robot.joint_pos
+            return torch.stack([self.spoil(x[:, 0]) if hook == "observe" else x[:, 0], x[:, 1]], 1)
+
+        def rewards(self) -> dict[str, Tensor]:
+            x = self.robot.joint_pos[:, 0]
+            return {"x": self.spoil(x) if hook == "rewards" else x}
+
+    env = make(Later, check=True)
+    env.reset()
+    for _ in range(3):
+        env.step(torch.zeros(6, 1))
+    with pytest.raises(TaskError, match=rf"Later\.{hook}\(\).*world 3"):
+        env.step(torch.zeros(6, 1))
+    run(make(Later), actions(6))  # off, it costs nothing and says nothing
+
+
+@pytest.mark.parametrize("shape", [(6, 2), (5, 1), (1, 1)])
+def test_actions_of_the_wrong_shape_are_refused(shape: tuple[int, ...]) -> None:
+    env = make()
+    env.reset()
+    with pytest.raises(ValueError, match=r"shape \[6, 1\], got"):
+        env.step(torch.zeros(shape))
+    assert env.task.actions.shape == (6, 1)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"control_hz": 60.0}, "physics_hz"),
+        ({"control_hz": 400.0}, "physics_hz"),
+        ({"control_hz": 0.0}, "control_hz"),
+        ({"physics_hz": -1.0}, "physics_hz"),
+        ({"episode_length": 0}, "episode_length"),
+        ({"clip_actions": 0.0}, "clip_actions"),
+    ],
+)
+def test_task_settings_that_do_not_fit(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        Cart.Config(**{**SETTINGS, "limit": 1.0, **changes})
+
+
+# The hot path of the tasks that come with the project
+
+
+@pytest.mark.parametrize("name", ["Ant", "Cartpole", "Pendulum"])
+def test_no_host_sync_outside_of_the_physics(name: str) -> None:
+    cfg_file = Path(__file__).parents[2] / "cfg" / "task" / f"{name}.yaml"
+    values = yaml.safe_load(cfg_file.read_text())["task"]
+    task = load_task_class(values.pop("_target_"))
+    cfg = build(task.Config, values, "task")  # type: ignore[attr-defined]
+    sim = make_sim(task.scene(cfg), CHOICE, 4, SIM)  # type: ignore[attr-defined]
+    env = VecEnv(task, cfg, sim, 0)  # type: ignore[arg-type]
+    env.reset()
+    with SyncCounter() as syncs:
+        # physics on CPU threads is on the host by definition
+        for method in ("step", "reset", "refresh"):
+            call = getattr(sim, method)
+
+            def on_the_host(*args: Any, call: Any = call) -> None:
+                with syncs.pause():
+                    call(*args)
+
+            setattr(sim, method, on_the_host)
+        for _ in range(3):
+            env.step(torch.zeros(4, env.num_actions))
+    assert syncs.total == 0, syncs.places
