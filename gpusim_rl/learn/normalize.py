@@ -10,8 +10,9 @@ from torch import Tensor, nn
 class RunningNormalizer(nn.Module):
     """Normalises features by the mean and variance of everything seen, merged batch by batch.
 
-    Batches are merged with Chan, Golub and LeVeque's pairwise update (1979, STAN-CS-79-773), whose result does not depend on
-    how the data was cut into batches. Sums are float64, around the batch's mean: an offset of 1e6 costs no digits.
+    Batches are merged with Chan, Golub and LeVeque's pairwise update (1979, STAN-CS-79-773), whose result does not
+    depend on how the data was cut into batches. Sums are float64, around the batch's mean: an offset of 1e6 costs no
+    digits.
 
     Args:
         size: Number of features.

@@ -1,4 +1,4 @@
-"""Proximal policy optimisation (Schulman et al. 2017, arXiv 1707.06347) for thousands of worlds, without a host sync."""
+"""Proximal policy optimisation (Schulman et al. 2017, arXiv 1707.06347) without a host sync."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ def fit_sequence_length(horizon: int, wanted: int) -> int:
 def adapt_learning_rate(lr: Tensor, kl: Tensor, threshold: float, low: float, high: float) -> None:
     """Moves the learning rate in place so that the policy's change stays near the threshold.
 
-    rl_games' rule: a KL above twice the threshold divides the rate by 1.5, one below half of it multiplies by 1.5. A KL of
-    exactly 0 (no sample of the minibatch was valid) says nothing and changes nothing.
+    rl_games' rule: a KL above twice the threshold divides the rate by 1.5, one below half of it multiplies by 1.5. A KL
+    of exactly 0 (no sample of the minibatch was valid) says nothing and changes nothing.
     """
     up = (kl < 0.5 * threshold) & (kl > 0.0)
     factor = torch.where(kl > 2.0 * threshold, 1.0 / 1.5, torch.where(up, 1.5, 1.0))
@@ -84,9 +84,10 @@ class PPO:
 
         policy + 0.5 value_coef * value + bounds_coef * bounds - entropy_coef * entropy
 
-    The learning rate is a device tensor that the schedule changes in place; nothing is read back. Observation statistics are
-    updated after the optimisation, so that the ratio is 1 and the KL 0 in the first minibatch. Return statistics are updated
-    before it (they do not touch the policy), so that the critic's targets have unit scale from the first iteration on.
+    The learning rate is a device tensor that the schedule changes in place; nothing is read back. Observation
+    statistics are updated after the optimisation, so that the ratio is 1 and the KL 0 in the first minibatch. Return
+    statistics are updated before it (they do not touch the policy), so that the critic's targets have unit scale from
+    the first iteration on.
 
     Args:
         policy: What is trained.
@@ -224,14 +225,11 @@ class PPO:
     ) -> tuple[Batch, dict[str, Tensor]]:
         """Advantages and targets, and everything arranged by sequences."""
         policy, cfg = self.policy, self.cfg
-        slots = range(rollout.final_step.shape[0])
-        final_values = torch.stack(
-            [
-                policy.value({g: o[slot] for g, o in rollout.final_obs.items()}, tuple(h[slot] for h in rollout.final_hidden))
-                for slot in slots
-            ]
-        )
-        next_value = rollout.next_values(policy.value(last_obs, last_hidden), final_values)
+        final_values = []
+        for slot in range(rollout.final_step.shape[0]):
+            final_obs = {group: value[slot] for group, value in rollout.final_obs.items()}
+            final_values.append(policy.value(final_obs, tuple(h[slot] for h in rollout.final_hidden)))
+        next_value = rollout.next_values(policy.value(last_obs, last_hidden), torch.stack(final_values))
         value, next_value = policy.denormalize_value(rollout.value), policy.denormalize_value(next_value)
         advantage, returns = gae(
             rollout.reward * cfg.reward_scale,

@@ -51,8 +51,8 @@ class Rollout:
     """T steps of N worlds, time-major.
 
     V(final_obs) is needed only where the time limit cut an episode, which in T steps happens to a world at most
-    `max_truncations` times. So those observations are kept in that many slots per world, written by mask, and valued in one
-    batch at the end: exact, without a second forward pass in every step and without an index list.
+    `max_truncations` times. So those observations are kept in that many slots per world, written by mask, and valued in
+    one batch per slot at the end: exact, without a second forward pass in every step and without an index list.
 
     Args:
         horizon: T.

@@ -34,9 +34,7 @@ def assert_pooled(norm: RunningNormalizer, x: torch.Tensor, rtol: float = 1e-9) 
     masked=st.booleans(),
     seed=st.integers(0, 10_000),
 )
-def test_streaming_equals_pooled(
-    sizes: list[int], offset: float, spread: float, masked: bool, seed: int
-) -> None:
+def test_streaming_equals_pooled(sizes: list[int], offset: float, spread: float, masked: bool, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     # float32 data of mean 1e6 has steps of 1/16: a spread below that would be data of one value
     spread = max(spread, abs(offset) * 1e-6)

@@ -213,7 +213,13 @@ def test_activations(name: str) -> None:
     }[name]
     layers = [m for m in policy.actor.mlp if not isinstance(m, nn.Linear)]
     assert len(layers) == 2
-    assert all(torch.equal(layer(x.clone()), function(x)) for layer in layers)
+    for layer in layers:  # value and gradient; the layer may work in place
+        a, b = (x.clone().requires_grad_() for _ in range(2))
+        ours, theirs = layer(1.0 * a), function(b)
+        torch.testing.assert_close(ours, theirs)
+        ours.square().sum().backward()
+        theirs.square().sum().backward()
+        torch.testing.assert_close(a.grad, b.grad)
     assert torch.isfinite(policy.act(observe(policy, 3), (), torch.zeros(3, ACTIONS)).mean).all()
 
 

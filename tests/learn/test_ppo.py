@@ -71,9 +71,7 @@ class Spy:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("state_dependent_std", [False, True])
-def test_the_first_minibatch_of_every_update_is_on_policy(
-    kind: str, state_dependent_std: bool
-) -> None:
+def test_the_first_minibatch_of_every_update_is_on_policy(kind: str, state_dependent_std: bool) -> None:
     # normalisation on; more than one update, so that its statistics have moved
     it = learner(kind, network={"state_dependent_std": state_dependent_std}, learning_rate=1e-3)
     assert it.cfg.normalize_obs and it.cfg.normalize_value
@@ -168,9 +166,7 @@ def test_clip_gradients() -> None:
     expected = [-a * r * on / 7 for r, a, on in zip(ratio, advantage, active, strict=True)]
     assert grads["log_prob"].tolist() == pytest.approx(expected, abs=1e-7)
     assert grads["log_prob"][0] == 0.0 and grads["log_prob"][3] == 0.0
-    surrogate = [
-        min(a * r, a * min(max(r, 0.8), 1.2)) for r, a in zip(ratio, advantage, strict=True)
-    ]
+    surrogate = [min(a * r, a * min(max(r, 0.8), 1.2)) for r, a in zip(ratio, advantage, strict=True)]
     assert loss.item() == pytest.approx(-sum(surrogate) / 7, abs=1e-6)
     assert losses[0].item() == pytest.approx(loss.item(), abs=1e-6)
     assert losses[5].item() == pytest.approx(4 / 7), "four ratios are outside of the clip range"
@@ -198,9 +194,7 @@ def test_value_clip_on_both_sides(sign: float) -> None:
 
 def test_entropy_and_bounds() -> None:
     mean = [0.0, SOFT_BOUND, 1.5, -2.1]
-    grads, loss, losses = crafted(
-        [1.0] * 4, [0.0] * 4, mean=mean, entropy_coef=0.01, bounds_coef=0.5, value_coef=0.0
-    )
+    grads, loss, losses = crafted([1.0] * 4, [0.0] * 4, mean=mean, entropy_coef=0.01, bounds_coef=0.5, value_coef=0.0)
     assert grads["entropy"].tolist() == pytest.approx([-0.01 / 4] * 4), "entropy is rewarded"
     expected = [0.0, 0.0, 0.5 * 2 * 0.4 / 4, -0.5 * 2 * 1.0 / 4]
     assert grads["mean"].tolist() == pytest.approx(expected, abs=1e-6)
@@ -240,9 +234,7 @@ def test_invalid_samples_contribute_nothing(kind: str) -> None:
         tensor.copy_(torch.where(where, 3.0 * noise, tensor))
     one.update()
     other.update()
-    for (name, a), b in zip(
-        one.policy.state_dict().items(), other.policy.state_dict().values(), strict=True
-    ):
+    for (name, a), b in zip(one.policy.state_dict().items(), other.policy.state_dict().values(), strict=True):
         assert torch.equal(a, b), name
 
 
@@ -279,9 +271,7 @@ def test_gradient_norm_is_limited() -> None:
         norms: list[float] = []
         step = it.ppo.optimizer.step
 
-        def recording(
-            it: Learner = it, norms: list[float] = norms, step: Callable[[], Any] = step
-        ) -> None:
+        def recording(it: Learner = it, norms: list[float] = norms, step: Callable[[], Any] = step) -> None:
             grads = [p.grad.flatten() for p in it.policy.parameters() if p.grad is not None]
             norms.append(torch.cat(grads).norm().item())
             step()
@@ -387,9 +377,7 @@ def test_feed_forward_policies_have_no_sequences() -> None:
 # Learning rate
 
 
-def python_rule(
-    rate: float, kl: float, threshold: float, low: float = 1e-6, high: float = 1e-2
-) -> float:
+def python_rule(rate: float, kl: float, threshold: float, low: float = 1e-6, high: float = 1e-2) -> float:
     """rl_games' adaptive scheduler."""
     if kl > 2.0 * threshold:
         rate = max(rate / 1.5, low)
@@ -445,9 +433,7 @@ def test_schedule_follows_the_kl_of_the_update(per: str) -> None:
 @pytest.mark.parametrize("kind", ["feed-forward", "lstm"])
 @pytest.mark.parametrize("num_envs", [1, 2, 12])
 @pytest.mark.parametrize("per", ["minibatch", "epoch"])
-def test_the_first_minibatch_does_not_move_the_learning_rate(
-    kind: str, num_envs: int, per: str
-) -> None:
+def test_the_first_minibatch_does_not_move_the_learning_rate(kind: str, num_envs: int, per: str) -> None:
     # A KL of rounding errors (acting and learning have batches of different size, so kernels may
     # differ) is not a policy that changes too little.
     it = learner(
@@ -474,9 +460,7 @@ def test_linear_schedule_ends_at_zero() -> None:
         rates.append(it.update()["policy/learning_rate"].item())
     assert rates == pytest.approx([1e-3, 0.75e-3, 0.5e-3, 0.25e-3, 0.0, 0.0])
     moved = [
-        name
-        for (name, now), old in zip(it.policy.named_parameters(), before, strict=True)
-        if not torch.equal(now, old)
+        name for (name, now), old in zip(it.policy.named_parameters(), before, strict=True) if not torch.equal(now, old)
     ]
     assert set(moved) <= {"value_head.weight", "value_head.bias"}, "only rescaled with the values"
 
@@ -523,9 +507,7 @@ def test_a_saved_learner_continues_bit_for_bit(kind: str) -> None:
         for name in a:
             assert torch.equal(a[name], b[name]), name
     assert it.ppo.iteration == other.ppo.iteration == 4
-    for (name, a), b in zip(
-        it.policy.state_dict().items(), other.policy.state_dict().values(), strict=True
-    ):
+    for (name, a), b in zip(it.policy.state_dict().items(), other.policy.state_dict().values(), strict=True):
         assert torch.equal(a, b), name
     # the schedule and the optimiser must still share one tensor
     assert other.ppo.optimizer.param_groups[0]["lr"] is other.ppo.learning_rate
@@ -744,9 +726,7 @@ def test_values_of_time_limits_and_terminations() -> None:
             return Outcome(self.obs, self.obs, torch.ones(self.num_envs), *ends, self.no)
 
     for truncates, expected in ((True, 10.0), (False, 2.629)):
-        cfg = ppo_config(
-            gamma=0.9, schedule="constant", value_clip=False, gae_lambda=1.0, horizon=10, **FAST
-        )
+        cfg = ppo_config(gamma=0.9, schedule="constant", value_clip=False, gae_lambda=1.0, horizon=10, **FAST)
         it = Learner(Clock(50, truncates), cfg)
         it.train(60)
         value = it.policy.denormalize_value(it.policy.value(it.world.obs, ()))[0].item()

@@ -13,9 +13,7 @@ N, A = 3, 2
 SIZES = {"policy": 4, "critic": 2}
 
 
-def make(
-    T: int = 8, *, sequence_length: int = 1, max_truncations: int = 3, states: int = 0
-) -> Rollout:
+def make(T: int = 8, *, sequence_length: int = 1, max_truncations: int = 3, states: int = 0) -> Rollout:
     return Rollout(
         T,
         N,
@@ -40,9 +38,7 @@ def sample(value: float, hidden: tuple[Tensor, ...] = ()) -> Sample:
 
 
 def obs(value: float) -> dict[str, Tensor]:
-    return {
-        g: torch.full((N, s), value) + torch.arange(N)[:, None] * 0.01 for g, s in SIZES.items()
-    }
+    return {g: torch.full((N, s), value) + torch.arange(N)[:, None] * 0.01 for g, s in SIZES.items()}
 
 
 def mask(*worlds: int) -> Tensor:

@@ -67,9 +67,7 @@ class RandomWorlds:
     def _obs(self) -> dict[str, Tensor]:
         # an offset and a scale, so that normalisation has something to do
         return {
-            group: (3.0 + 2.0 * torch.randn(self.num_envs, size, generator=self.generator)).to(
-                self.device
-            )
+            group: (3.0 + 2.0 * torch.randn(self.num_envs, size, generator=self.generator)).to(self.device)
             for group, size in self.obs_sizes.items()
         }
 
