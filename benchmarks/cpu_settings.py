@@ -102,7 +102,7 @@ def sharing(spin: str | None) -> dict[str, float]:
         runs = [
             subprocess.Popen(
                 [sys.executable, "-c", code, "task=Ant", "num_envs=1024", "max_iterations=40", "log.console=quiet"]
-                + [f"log.dir={folder}/{i}"],
+                + [f"log.dir={folder}/{i}"]  # noqa: RUF005,
                 cwd=HERE.parent,
                 env=environment,
             )

@@ -34,9 +34,9 @@ def _cgroup_quota() -> float | None:
 def share_cpus() -> None:
     """Lets torch's idle threads sleep soon; call it before torch is imported.
 
-    GNU OpenMP lets a thread that waits for work spin for milliseconds. Between physics steps, and beside a second run on the
-    same machine, that spinning takes the cores from threads that have work: two runs on two cores were 6 times slower each
-    (benchmarks/cpu_settings.json). A value that the user has set stays.
+    GNU OpenMP lets a thread that waits for work spin for milliseconds. Between physics steps, and beside a second run
+    on the same machine, that spinning takes the cores from threads that have work: two runs on two cores were 6 times
+    slower each (benchmarks/cpu_settings.json). A value that the user has set stays.
     """
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
@@ -44,8 +44,8 @@ def share_cpus() -> None:
 def keep_freed_memory() -> None:
     """Tells glibc to keep freed memory instead of returning it to the kernel; nothing happens elsewhere.
 
-    An update frees and takes the same activations again and again. By default glibc maps blocks of that size anew each time,
-    and the page faults cost about a fifth of an update on the CPU (benchmarks/cpu_settings.json).
+    An update frees and takes the same activations again and again. By default glibc maps blocks of that size anew
+    each time, and the page faults cost about a fifth of an update on the CPU (benchmarks/cpu_settings.json).
     """
     if not sys.platform.startswith("linux"):
         return

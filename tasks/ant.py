@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from jaxtyping import Bool, Float
@@ -18,7 +17,23 @@ FEET = ["front_left_foot", "front_right_foot", "back_left_foot", "back_right_foo
 TARGET_DISTANCE = 1000.0  # m; far enough that the direction to it stays +x over an episode
 
 
-class Ant(Task["Ant.Config"]):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AntConfig(TaskConfig):
+    """Values in cfg/task/Ant.yaml."""
+
+    up_weight: float
+    heading_weight: float
+    action_cost: float
+    energy_cost: float
+    joint_limit_cost: float
+    alive_reward: float
+    death_cost: float
+    termination_height: float
+    joint_vel_scale: float
+    contact_scale: float
+
+
+class Ant(Task[AntConfig]):
     """Ant: run along +x as fast as possible without falling.
 
     Observations, actions and reward terms are those of IsaacGymEnvs' Ant.
@@ -39,38 +54,23 @@ class Ant(Task["Ant.Config"]):
     | 28-51 | contact force and torque on the feet x 0.1, foot frame           | N, N m       |
     | 52-59 | last action                                                      | -            |
 
-    Reward terms: progress (metres towards the target per second), alive, up, heading, action cost, energy cost, joints at
-    their limits, and a penalty for falling that replaces the other terms.
+    Reward terms: progress (metres towards the target per second), alive, up, heading, action cost, energy cost, joints
+    at their limits, and a penalty for falling that replaces the other terms.
 
     Start: joints +-0.2 rad and +-0.1 rad/s around the reference pose. Termination: the torso is lower than 0.31 m.
     """
 
-    @dataclass(frozen=True, slots=True, kw_only=True)
-    class Config(TaskConfig):
-        """Values in cfg/task/Ant.yaml."""
-
-        up_weight: float
-        heading_weight: float
-        action_cost: float
-        energy_cost: float
-        joint_limit_cost: float
-        alive_reward: float
-        death_cost: float
-        termination_height: float
-        joint_vel_scale: float
-        contact_scale: float
-
-    cfg: Config
+    Config = AntConfig
 
     @classmethod
-    def scene(cls, cfg: Config) -> Scene:
+    def scene(cls, cfg: AntConfig) -> Scene:
         scene = Scene(cfg.physics_hz)
         scene.add_ground()
         scene.add("ant", assets_dir() / "ant.xml")
         scene.add_contact_sensor("ant", FEET)
         return scene
 
-    def __init__(self, cfg: Config, sim: Sim) -> None:
+    def __init__(self, cfg: AntConfig, sim: Sim) -> None:
         super().__init__(cfg, sim)
         self.robot = sim.articulation("ant")
         self.feet = self.robot.contacts(FEET)

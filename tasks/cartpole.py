@@ -14,7 +14,16 @@ from gpusim_rl.paths import assets_dir
 from gpusim_rl.sim import Scene, Sim
 
 
-class Cartpole(Task["Cartpole.Config"]):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CartpoleConfig(TaskConfig):
+    """Values in cfg/task/Cartpole.yaml."""
+
+    max_force: float
+    reset_distance: float
+    death_cost: float
+
+
+class Cartpole(Task[CartpoleConfig]):
     """Cartpole: keep the pole upright and the cart on its rail.
 
     Observations, action, reward and start are those of IsaacGymEnvs' Cartpole.
@@ -36,24 +45,16 @@ class Cartpole(Task["Cartpole.Config"]):
     `reset_distance` from the middle, or the pole is below horizontal.
     """
 
-    @dataclass(frozen=True, slots=True, kw_only=True)
-    class Config(TaskConfig):
-        """Values in cfg/task/Cartpole.yaml."""
-
-        max_force: float
-        reset_distance: float
-        death_cost: float
-
-    cfg: Config
+    Config = CartpoleConfig
 
     @classmethod
-    def scene(cls, cfg: Config) -> Scene:
+    def scene(cls, cfg: CartpoleConfig) -> Scene:
         scene = Scene(cfg.physics_hz)
         scene.add_ground()
         scene.add("cartpole", assets_dir() / "cartpole.xml")
         return scene
 
-    def __init__(self, cfg: Config, sim: Sim) -> None:
+    def __init__(self, cfg: CartpoleConfig, sim: Sim) -> None:
         super().__init__(cfg, sim)
         self.robot = sim.articulation("cartpole")
         self.num_actions = 1

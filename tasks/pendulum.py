@@ -15,7 +15,16 @@ from gpusim_rl.paths import assets_dir
 from gpusim_rl.sim import Scene, Sim
 
 
-class Pendulum(Task["Pendulum.Config"]):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PendulumConfig(TaskConfig):
+    """Values in cfg/task/Pendulum.yaml."""
+
+    max_torque: float
+    velocity_cost: float
+    torque_cost: float
+
+
+class Pendulum(Task[PendulumConfig]):
     """Pendulum: swing up from any angle and stay upright, with a motor too weak to lift the rod directly.
 
     Rod, reward, time step and torque limit are those of Gymnasium's Pendulum-v1, so returns can be compared: -150 per
@@ -36,24 +45,16 @@ class Pendulum(Task["Pendulum.Config"]):
     Start: any angle, velocity +-1 rad/s. No termination.
     """
 
-    @dataclass(frozen=True, slots=True, kw_only=True)
-    class Config(TaskConfig):
-        """Values in cfg/task/Pendulum.yaml."""
-
-        max_torque: float
-        velocity_cost: float
-        torque_cost: float
-
-    cfg: Config
+    Config = PendulumConfig
 
     @classmethod
-    def scene(cls, cfg: Config) -> Scene:
+    def scene(cls, cfg: PendulumConfig) -> Scene:
         scene = Scene(cfg.physics_hz)
         scene.add_ground()
         scene.add("pendulum", assets_dir() / "pendulum.xml")
         return scene
 
-    def __init__(self, cfg: Config, sim: Sim) -> None:
+    def __init__(self, cfg: PendulumConfig, sim: Sim) -> None:
         super().__init__(cfg, sim)
         self.robot = sim.articulation("pendulum")
         self.num_actions = 1

@@ -2,10 +2,10 @@
 
     python tools/bench.py task=Ant num_envs=4096 --out benchmarks/training_over_physics.json
 
-Bare physics and training alternate in one process on one machine, several times, so that their ratio does not depend on what
-else the machine does. Bare physics is the task's scene with its decimation, random controls made beforehand, no task, no
-resets, at the faster of the simulator's settings. Training is all of `Trainer.train()`: policy, physics, task, resets,
-update, logging.
+Bare physics and training alternate in one process on one machine, several times, so that their ratio does not depend
+on what else the machine does. Bare physics is the task's scene with its decimation, random controls made beforehand,
+no task, no resets, at the faster of the simulator's settings. Training is all of `Trainer.train()`: policy, physics,
+task, resets, update, logging.
 """
 
 from __future__ import annotations

@@ -18,8 +18,8 @@ _MARGIN = 0.9  # of the free memory that a run may plan for
 def estimate_bytes(model: mujoco.MjModel, cfg: RunConfig, sim: str) -> tuple[float, float]:
     """Fixed bytes, and bytes per world.
 
-    An estimate from the sizes of the model and the settings: state and derived arrays of the simulator, the rollout, its copy
-    arranged for training, and the activations of a minibatch.
+    An estimate from the sizes of the model and the settings: state and derived arrays of the simulator, the rollout,
+    its copy arranged for training, and the activations of a minibatch.
     """
     obs = model.nq + model.nv + model.nu + model.nsensordata + 16
     sample = 4 * (obs + 3 * model.nu + 8)
@@ -54,6 +54,6 @@ def check_memory(model: mujoco.MjModel, cfg: RunConfig, choice: SimChoice) -> No
     advice = f"try num_envs={power}" if power else "free some memory"
     where = f"on {device}" if device.type == "cuda" else "of RAM"
     raise ConfigError(
-        f"num_envs={cfg.num_envs} does not fit: it needs about {need / 1e9:.3g} GB {where}, {free / 1e9:.3g} GB are free;"
-        f" {advice}"
+        f"num_envs={cfg.num_envs} does not fit: it needs about {need / 1e9:.3g} GB {where},"
+        f" {free / 1e9:.3g} GB are free; {advice}"
     )

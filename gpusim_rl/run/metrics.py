@@ -18,8 +18,8 @@ Row = dict[str, float | None]
 class EpisodeWindow:
     """Return and length of the last `size` finished episodes, kept on the device.
 
-    Finished episodes are written into a ring by a prefix sum over the mask, so nothing is read back. Where more than `size`
-    end in one step, the last ones stay.
+    Finished episodes are written into a ring by a prefix sum over the mask, so nothing is read back. Where more than
+    `size` end in one step, the last ones stay.
     """
 
     def __init__(self, num_envs: int, size: int, device: torch.device) -> None:

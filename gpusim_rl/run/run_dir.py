@@ -105,6 +105,12 @@ class RunDir:
             raise ConfigError(f"{path} is not a run folder: it has no config.yaml")
         return cls(path)
 
+    def go_on(self, *, config: Mapping[str, Any], overrides: Sequence[str]) -> None:
+        """Note with what a resumed run continues, so that the folder alone is enough the next time too."""
+        for path, value in ((self.config_yaml, dict(config)), (self.overrides_yaml, list(overrides))):
+            with replacing(path) as file:
+                file.write(yaml.safe_dump(value, sort_keys=False).encode())
+
     def __str__(self) -> str:
         """The path as one would type it here."""
         here, path = Path.cwd(), self.path.absolute()

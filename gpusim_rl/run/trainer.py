@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import secrets
+import os
 import signal
+import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -29,7 +31,7 @@ from gpusim_rl.run.metrics import Metrics, Row
 from gpusim_rl.run.run_dir import RunDir
 from gpusim_rl.run.timing import PhaseTimer
 from gpusim_rl.run.writers import require_tensorboard
-from gpusim_rl.sim import Scene, SimChoice, choose_sim, make_sim
+from gpusim_rl.sim import Scene, choose_sim, make_sim
 
 # What a checkpoint's tensors depend on: it cannot be continued with other values.
 STRUCTURE = ("num_envs", "ppo.horizon", "ppo.network", "ppo.normalize_obs", "ppo.normalize_value")
@@ -39,8 +41,8 @@ POLICY_STRUCTURE = ("ppo.network", "ppo.normalize_obs", "ppo.normalize_value")
 class Trainer:
     """Trains or evaluates one task.
 
-    Building it checks the configuration, the checkpoint and the task, and leaves nothing on disk; `train()` makes the run
-    folder.
+    Building it checks the configuration, the checkpoint and the task, and leaves nothing on disk; `train()` makes the
+    run folder.
 
     Args:
         cfg: The run.
@@ -121,11 +123,12 @@ class Trainer:
     def train(self) -> Row:
         """Trains until `max_iterations`; returns the last row of metrics.
 
-        Ctrl-C and SIGTERM end the training after the iteration under way, with a checkpoint, and exit with the shell's code
-        for the signal; a second one ends it at once.
+        Ctrl-C and SIGTERM end the training after the iteration under way, with a checkpoint, and exit with the
+        shell's code for the signal; a second one ends it at once.
         """
         run_dir = self.run_dir()
         with Logbook(self, run_dir) as log, self._signals():
+            self.timer.start()
             while self.iteration < self.cfg.max_iterations and self._stop_signal is None:
                 self.iterate(log)
             row = log.finish()
@@ -234,7 +237,8 @@ class Trainer:
         payload = checkpoint.load(found.file)
         if payload["task"] != self.task_name:
             raise ConfigError(
-                f"checkpoint {found.file} is of task {payload['task']}, not {self.task_name}; try task={payload['task']}"
+                f"checkpoint {found.file} is of task {payload['task']}, not {self.task_name};"
+                f" try task={payload['task']}"
             )
         keys = POLICY_STRUCTURE if self.cfg.test else STRUCTURE
         different = checkpoint.structural_difference(payload["config"], self.config, keys)
@@ -247,7 +251,9 @@ class Trainer:
         if self.cfg.checkpoint is not None:
             found = find_checkpoint(self.cfg.checkpoint, self.cfg.log.dir)
             if found.run_dir is not None and found.file.name == "last.pt":
-                return RunDir.open(found.run_dir)
+                run_dir = RunDir.open(found.run_dir)
+                run_dir.go_on(config=self.config, overrides=self.overrides)
+                return run_dir
             self.wandb_id = secrets.token_hex(4)  # a branch of the run is a run of its own
         return RunDir.create(
             Path(self.cfg.log.dir),
@@ -261,9 +267,14 @@ class Trainer:
     def _signals(self) -> Iterator[None]:
         def stop(number: int, frame: FrameType | None) -> None:
             if self._stop_signal is not None:
-                raise KeyboardInterrupt
+                raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
             self._stop_signal = number
+            with suppress(OSError):  # not print: the signal may have come in the middle of one
+                os.write(2, b"\nstopping after this iteration, with a checkpoint; once more stops at once\n")
 
+        if threading.current_thread() is not threading.main_thread():
+            yield  # Python hands signals to the main thread, which is not ours to direct
+            return
         previous = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
             yield
@@ -335,8 +346,8 @@ class Trainer:
                 tensors = {"reward": self.rollout.reward} if key == "check/reward" else self.rollout.obs
                 where = _first_bad(tensors)
             raise TaskError(
-                f"{self.task_name}: {what} is not finite in iteration {self.iteration}{where}; the last checkpoint is from"
-                " before it. Try debug.check_task=true to name the hook and the step"
+                f"{self.task_name}: {what} is not finite in iteration {self.iteration}{where}; the last checkpoint is"
+                " from before it. Try debug.check_task=true to name the hook and the step"
             )
 
 

@@ -124,7 +124,7 @@ class CsvWriter:
     """
 
     name = "metrics.csv"
-    failures = (OSError,)
+    failures: tuple[type[Exception], ...] = (OSError,)
     retries = True
 
     def __init__(self, path: Path, resumed_at: int | None = None) -> None:
@@ -209,7 +209,7 @@ class TensorboardWriter:
     """TensorBoard event files."""
 
     name = "TensorBoard"
-    failures = (OSError,)
+    failures: tuple[type[Exception], ...] = (OSError,)
     retries = False
 
     def __init__(self, folder: Path, resumed_at: int | None = None) -> None:
@@ -250,7 +250,7 @@ class WandbWriter:
     """
 
     name = "Weights & Biases"
-    failures = (Exception,)  # its client raises exceptions of many private types
+    failures: tuple[type[Exception], ...] = (Exception,)  # its client raises exceptions of many private types
     retries = False
 
     def __init__(

@@ -64,7 +64,7 @@ class Contacts(Protocol):
 
 
 class Articulation(Protocol):
-    """One named tree of bodies in every world. State tensors are views where the simulator allows: read, never write."""
+    """One named tree of bodies in every world. State tensors may be views: read, never write."""
 
     name: str
     joint_names: list[str]

@@ -98,15 +98,16 @@ class Scene:
         """
         if name in self.articulation_names:
             raise TaskError(f"Scene.add({name!r}): the scene already has a {name!r}; names must be unique")
-        if not isinstance(mjcf, mujoco.MjSpec):
+        part = mjcf
+        if isinstance(part, str | Path):
             try:
-                mjcf = mujoco.MjSpec.from_file(str(mjcf))
+                part = mujoco.MjSpec.from_file(str(mjcf))
             except (ValueError, FileNotFoundError) as error:
                 raise TaskError(f"Scene.add({name!r}): cannot load {mjcf}: {_one_line(error)}") from None
-        roots = [body.name for body in mjcf.worldbody.bodies]
+        roots = [body.name for body in part.worldbody.bodies]
         if len(roots) != 1:
             raise TaskError(f"Scene.add({name!r}): expected one body under the worldbody, got {roots or 'none'}")
-        self.spec.attach(mjcf, prefix=f"{name}/", frame=self.spec.worldbody.add_frame(pos=list(pos)))
+        self.spec.attach(part, prefix=f"{name}/", frame=self.spec.worldbody.add_frame(pos=list(pos)))
         self.articulation_names.append(name)
         self._model = None
 
@@ -123,7 +124,8 @@ class Scene:
         known = {body.name for body in self.spec.bodies}
         for body in (f"{name}/{body}" for body in bodies):
             if body not in known:
-                raise TaskError(f"Scene.add_contact_sensor: no body {body!r}; the scene has {sorted(known - {'world'})}")
+                there = sorted(known - {"world"})
+                raise TaskError(f"Scene.add_contact_sensor: no body {body!r}; the scene has {there}")
             if body in self.contact_sensors:
                 continue
             sensor = ContactSensor(body, f"{body}/contact", f"{body}/contact_pos", f"{body}/contact_quat")
