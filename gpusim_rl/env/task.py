@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -122,14 +123,25 @@ class Task(ABC, Generic[Cfg]):
         """Worlds whose episode ended in failure or success; the time limit belongs to VecEnv."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Every tensor that the task keeps, and its random streams."""
+        """Every tensor that the task keeps (also in dicts, lists and tuples), and its random streams."""
         return {"tensors": {k: v.clone() for k, v in self._own_tensors().items()}, "random": self.random.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restores `state_dict` in place."""
+        own = self._own_tensors()
         for name, value in state["tensors"].items():
-            self._own_tensors()[name].copy_(value)
+            own[name].copy_(value)
         self.random.load_state_dict(state["random"])
 
     def _own_tensors(self) -> dict[str, Tensor]:
-        return {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
+        return dict(_tensors(vars(self)))
+
+
+def _tensors(node: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
+    """Tensors in nested dicts, lists and tuples, by path; without expanded views, which nothing can write."""
+    if isinstance(node, Tensor):
+        if all(stride > 0 or size <= 1 for stride, size in zip(node.stride(), node.shape, strict=True)):
+            yield path, node
+    elif isinstance(node, (dict, list, tuple)):
+        for key, item in node.items() if isinstance(node, dict) else enumerate(node):
+            yield from _tensors(item, f"{path}.{key}" if path else str(key))

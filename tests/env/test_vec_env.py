@@ -481,6 +481,34 @@ def test_state_continues_bit_for_bit(task: type[Task], new_process: bool) -> Non
     assert set(first) == set(env.obs_sizes)
 
 
+def test_state_of_a_task_holds_every_tensor() -> None:
+    class Keeps(Cart):
+        def __init__(self, cfg: Any, sim: Sim) -> None:
+            super().__init__(cfg, sim)
+            self.level = torch.zeros(sim.num_envs)
+            self.gains = {"p": torch.zeros(2), "d": [torch.zeros(()), torch.zeros(3)]}
+            self.name = "cart"
+            # a view of one number many times cannot be written, so it need not be kept
+            self.height = torch.ones(1).expand(sim.num_envs)
+
+    def kept(env: VecEnv) -> list[Tensor]:
+        task: Any = env.task
+        return [task.level, task.gains["p"], *task.gains["d"]]
+
+    one, other = make(Keeps), make(Keeps)
+    for env in (one, other):
+        env.reset()
+    for i, tensor in enumerate(kept(one)):
+        tensor.fill_(1.0 + i)
+    file = io.BytesIO()
+    torch.save(one.state_dict(), file)
+    file.seek(0)
+    places = [t.data_ptr() for t in kept(other)]
+    other.load_state_dict(torch.load(file, weights_only=True))
+    assert [t.data_ptr() for t in kept(other)] == places, "in place: a captured graph owns them"
+    assert all(torch.equal(a, b) for a, b in zip(kept(one), kept(other), strict=True))
+
+
 def test_state_is_a_snapshot() -> None:
     env = make(Box)
     run(env, actions(5))

@@ -5,7 +5,11 @@ from __future__ import annotations
 import copy
 import io
 import math
+import os
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -577,6 +581,30 @@ def test_choose_precision() -> None:
     assert choose_precision("fp32", torch.device("cpu"))[0] is False
     assert choose_precision("bf16", torch.device("cpu")) == (True, "as configured")
     assert choose_precision("auto", torch.device("cpu"))[1].startswith("auto: the CPU")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["feed-forward", "lstm"])
+def test_compiled_updates_equal_eager_ones(kind: str) -> None:
+    # in a process of its own: the shape checks of the test run are no code for the compiler
+    script = f"""
+import torch
+from test_ppo import learner
+eager, compiled = learner({kind!r}), learner({kind!r}, compile=True)
+for it in (eager, compiled):
+    it.train(2)
+for a, b in zip(eager.policy.parameters(), compiled.policy.parameters(), strict=True):
+    torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+"""
+    here = Path(__file__).resolve()
+    paths = os.pathsep.join([str(here.parent), str(here.parents[2])])
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env={**os.environ, "PYTHONPATH": paths},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("kind", KINDS)
