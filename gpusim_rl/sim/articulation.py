@@ -185,6 +185,8 @@ class MujocoArticulation(ArticulationLayout):
         root = (root_pos, root_quat, root_lin_vel, root_ang_vel)
         if not self._free and any(value is not None for value in root):
             raise TaskError(f"{self.name!r} has a fixed base: its root state cannot be set")
+        if root_quat is not None and root_ang_vel is None:
+            root_ang_vel = self.root_ang_vel  # it stays in the world frame, MuJoCo's is local
         if root_ang_vel is not None:
             quat = self.root_quat if root_quat is None else root_quat
             root_ang_vel = quat_rotate_inverse(quat, root_ang_vel)

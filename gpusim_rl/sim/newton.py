@@ -54,11 +54,12 @@ class NewtonSim:
         with self._graphs.scope(), warnings.catch_warnings():
             # Newton pins exact versions of MuJoCo; our tests compare the physics instead.
             warnings.simplefilter("ignore", newton.NewtonWarning)
+            warnings.simplefilter("ignore", DeprecationWarning)
             self._model = _import_scene(scene, num_envs)
             self._solver = _make_solver(self._model, scene, cfg)
             self._state = self._model.state()
             self._scratch = self._model.state()
-            self._control = self._model.control()
+            self._control: Any = self._model.control()
             # Newton's masks have a last entry for what belongs to no world.
             self._reset_where = wp.zeros(num_envs + 1, dtype=wp.bool)
         self._check_layout()
@@ -200,7 +201,7 @@ class NewtonSim:
         self._written.zero_()
 
     def _eval_bodies(self) -> None:
-        state = self._state
+        state: Any = self._state
         newton.eval_fk(self._model, state.joint_q, state.joint_qd, state)
 
     def _eval_contacts(self) -> None:

@@ -83,6 +83,19 @@ def test_state_that_is_written_is_the_state(backend):
     torch.testing.assert_close(ant.bodies(["torso"]).pos[1, 0], torch.full((3,), 2.0))
 
 
+def test_turning_a_body_keeps_its_velocities_in_the_world(backend):
+    sim = make(backend, ball_scene(), 2)
+    ball = sim.articulation("ball")
+    spin = torch.tensor([[1.0, 2.0, 3.0]]).expand(2, 3)
+    velocity = torch.tensor([[0.1, 0.2, 0.3]]).expand(2, 3)
+    ball.set_state(everywhere(sim), root_ang_vel=spin, root_lin_vel=velocity)
+    turned = torch.tensor([[0.5, 0.5, -0.5, 0.5]]).expand(2, 4)
+    ball.set_state(only(sim, 1), root_quat=turned)
+    torch.testing.assert_close(ball.root_quat[1], turned[1])
+    torch.testing.assert_close(ball.root_ang_vel, spin)
+    torch.testing.assert_close(ball.root_lin_vel, velocity)
+
+
 def test_a_state_written_without_refresh_is_stepped_from(backend):
     sim = make(backend, ball_scene(), 2)
     ball = sim.articulation("ball")
@@ -269,9 +282,7 @@ def test_refresh_alone_changes_nothing(backend):
 
 
 @pytest.mark.parametrize("field", ["root_pos", "joint_vel", "root_lin_vel"])
-def test_a_diverged_world_is_reported_isolated_and_heals(
-    backend, field, tmp_path: Path, monkeypatch, capfd
-):
+def test_a_diverged_world_is_reported_isolated_and_heals(backend, field, tmp_path: Path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     sick, healthy = (make(backend, ant_scene(), 5) for _ in range(2))
     for sim in (sick, healthy):

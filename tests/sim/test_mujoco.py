@@ -53,9 +53,7 @@ def test_no_more_threads_than_worlds():
 
 
 def test_full_buffers_are_reported_until_the_reset():
-    boxes = "".join(
-        f'<geom type="box" size="0.05 0.05 0.05" pos="{0.2 * i} 0 0"/>' for i in range(24)
-    )
+    boxes = "".join(f'<geom type="box" size="0.05 0.05 0.05" pos="{0.2 * i} 0 0"/>' for i in range(24))
     body = f'<body name="row" pos="0 0 0.04"><freejoint/>{boxes}</body>'
     scene = Scene(physics_hz=100)
     scene.add_ground()

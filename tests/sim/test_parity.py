@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mujoco
 import pytest
 import torch
 
@@ -10,10 +11,17 @@ from worlds import FEET, ant_scene, arm_scene, everywhere, make, randomize_ants
 NUM = 256
 
 
-@pytest.fixture(scope="module")
-def ants():
+@pytest.fixture(scope="module", params=["mjwarp", "newton"])
+def ants(request: pytest.FixtureRequest):
     scene = ant_scene()
-    pair = [make(name, scene, NUM) for name in ("mujoco", "mjwarp")]
+    if request.param == "newton":
+        # Newton reads the scene as XML, which has six digits. One state in a few hundred is so
+        # sensitive that this alone changes its velocities by 5e-3: give both the same numbers.
+        _ = scene.model
+        scene.spec = mujoco.MjSpec.from_string(scene.spec.to_xml())
+        scene.spec.option.timestep = 1 / 120
+        scene._model = None
+    pair = [make(name, scene, NUM) for name in ("mujoco", request.param)]
     return pair, [sim.articulation("ant") for sim in pair]
 
 
@@ -33,12 +41,15 @@ def worst(left: torch.Tensor, right: torch.Tensor) -> float:
 
 
 def test_one_step_from_random_states_agrees(same_random_states):
-    (reference, sim), _ = same_random_states
+    (reference, sim), robots = same_random_states
     for one in (reference, sim):
         one.step(1)
     # 6e-5 is typical; with pyramidal cones it would be 0.46 (see Scene.model)
-    assert worst(reference.qvel, sim.qvel) <= 2e-4
-    assert worst(reference.qpos, sim.qpos) <= 2e-6
+    tolerance = 2e-4 if sim.name == "mjwarp" else 5e-4
+    for name in ("joint_vel", "root_lin_vel", "root_ang_vel"):
+        left, right = (getattr(robot, name) for robot in robots)
+        assert worst(left, right) <= tolerance, name
+    assert worst(reference.scene_qpos(), sim.scene_qpos()) <= 5e-6
     assert not sim.overflow.any()
     assert not sim.diverged.any()
 
@@ -66,8 +77,8 @@ def test_body_poses_and_velocities_agree(same_random_states):
         one.refresh()
     for _ in range(2):
         for name, tolerance in (
-            ("pos", 1e-5),
-            ("quat", 1e-5),
+            ("pos", 2e-5),
+            ("quat", 2e-5),
             ("lin_vel", 1e-3),
             ("ang_vel", 1e-3),
         ):
@@ -93,10 +104,11 @@ def test_reading_bodies_does_not_change_the_contact_torque():
     assert torch.equal(feet[0].in_body_frame(), feet[1].in_body_frame())
 
 
-def test_a_pendulum_arm_stays_together_for_a_second():
+@pytest.mark.parametrize("other", ["mjwarp", "newton"])
+def test_a_pendulum_arm_stays_together_for_a_second(other):
     # Without contacts nothing is chaotic: the trajectories stay close, limits included.
     scene = arm_scene()
-    sims = [make(name, scene, 8) for name in ("mujoco", "mjwarp")]
+    sims = [make(name, scene, 8) for name in ("mujoco", other)]
     arms = [sim.articulation("arm") for sim in sims]
     random = torch.Generator().manual_seed(0)
     velocity = 6.0 * torch.rand(8, 2, generator=random) - 3.0

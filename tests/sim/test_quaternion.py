@@ -97,8 +97,7 @@ def test_axis_and_angle(quat, a):
 def test_euler_angles_are_extrinsic_about_x_then_y_then_z(roll, pitch, yaw):
     axes = torch.eye(3)
     about_x, about_y, about_z = (
-        quat_from_axis_angle(axes[i], torch.tensor(a, dtype=torch.float32))
-        for i, a in enumerate((roll, pitch, yaw))
+        quat_from_axis_angle(axes[i], torch.tensor(a, dtype=torch.float32)) for i, a in enumerate((roll, pitch, yaw))
     )
     quat = quat_multiply(about_z, quat_multiply(about_y, about_x))
     expected = rodrigues(axes[2], yaw) @ rodrigues(axes[1], pitch) @ rodrigues(axes[0], roll)

@@ -1,0 +1,173 @@
+"""`sim=newton`: what Newton makes of the same MJCF."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+
+import mujoco
+import numpy as np
+import pytest
+import torch
+
+from gpusim_rl.errors import ConfigError
+from gpusim_rl.sim import Scene
+from worlds import ANT, ant_scene, arm_scene, ball_scene, everywhere, make, only
+
+pytest.importorskip("newton")
+
+# A free body whose centre of mass is not its origin, on which a hinge swings.
+LOPSIDED = """
+<mujoco>
+  <worldbody>
+    <body name="body" pos="0 0 2">
+      <freejoint/>
+      <geom type="box" size="0.2 0.1 0.05" pos="0.3 0.1 -0.05" mass="2"/>
+      <body name="tail" pos="-0.1 0 0">
+        <joint name="wag" axis="0 0 1" damping="0.01"/>
+        <geom type="capsule" size="0.02" fromto="0 0 0 -0.3 0 0.1" mass="0.2"/>
+      </body>
+    </body>
+  </worldbody>
+</mujoco>
+"""
+
+CARTPOLE = Path(ANT).with_name("cartpole.xml")
+
+
+def cartpole_scene() -> Scene:
+    scene = Scene(physics_hz=120)
+    scene.add_ground()
+    scene.add("cartpole", CARTPOLE)
+    return scene
+
+
+def lopsided_scene() -> Scene:
+    scene = Scene(physics_hz=200)
+    scene.add("body", mujoco.MjSpec.from_string(LOPSIDED))
+    return scene
+
+
+def inertia_tensors(model: mujoco.MjModel) -> np.ndarray:
+    """Of all bodies in their own frames; the principal axes alone are not unique."""
+    tensors = np.zeros((model.nbody, 3, 3))
+    for body in range(model.nbody):
+        axes = np.zeros(9)
+        mujoco.mju_quat2Mat(axes, model.body_iquat[body])
+        axes = axes.reshape(3, 3)
+        tensors[body] = axes @ np.diag(model.body_inertia[body]) @ axes.T
+    return tensors
+
+
+@pytest.mark.parametrize("make_scene", [ant_scene, cartpole_scene, arm_scene, lopsided_scene])
+def test_newton_simulates_the_same_model(make_scene):
+    scene = make_scene()
+    sim = make("newton", scene, 2)
+    ours, theirs = scene.model, sim._solver.mj_model
+    fields = [
+        *("body_mass", "body_ipos", "body_pos", "body_quat", "body_parentid", "qpos0"),
+        *("dof_damping", "dof_armature", "dof_frictionloss"),
+        *("jnt_type", "jnt_axis", "jnt_pos", "jnt_limited", "jnt_stiffness", "jnt_margin"),
+        *("jnt_solref", "jnt_solimp", "jnt_bodyid", "jnt_qposadr", "jnt_dofadr"),
+        *("actuator_gear", "actuator_ctrllimited", "actuator_gainprm", "actuator_biasprm"),
+        *("actuator_forcelimited", "actuator_trntype", "actuator_dyntype"),
+    ]
+    for field in fields:
+        expected = getattr(ours, field)
+        np.testing.assert_allclose(getattr(theirs, field), expected, atol=1e-6, rtol=1e-5, err_msg=field)
+    limited = ours.jnt_limited.astype(bool)
+    np.testing.assert_allclose(theirs.jnt_range[limited], ours.jnt_range[limited], rtol=1e-5)
+    limited = ours.actuator_ctrllimited.astype(bool)
+    ranges = theirs.actuator_ctrlrange[limited], ours.actuator_ctrlrange[limited]
+    np.testing.assert_allclose(*ranges, rtol=1e-5)
+    np.testing.assert_allclose(inertia_tensors(theirs), inertia_tensors(ours), atol=1e-6, rtol=1e-5)
+    option = ("integrator", "cone", "solver", "iterations", "ls_iterations", "gravity")
+    option = (*option, "impratio", "tolerance", "ls_tolerance", "disableflags", "enableflags")
+    for field in option:
+        expected = getattr(ours.opt, field)
+        np.testing.assert_allclose(getattr(theirs.opt, field), expected, rtol=1e-6, err_msg=field)
+
+
+def test_newton_collides_the_same_geoms():
+    scene = ant_scene()
+    sim = make("newton", scene, 2)
+    ours, theirs = scene.model, sim._solver.mj_model
+    assert theirs.ngeom == ours.ngeom
+    fields = [
+        *("geom_type", "geom_bodyid", "geom_pos", "geom_friction", "geom_condim", "geom_solref"),
+        *("geom_solimp", "geom_margin", "geom_gap", "geom_contype", "geom_conaffinity"),
+    ]
+    for field in fields:
+        expected = getattr(ours, field)
+        np.testing.assert_allclose(getattr(theirs, field), expected, atol=1e-6, rtol=1e-5, err_msg=field)
+
+
+def test_velocities_are_those_of_origins_not_of_centres_of_mass():
+    scene = lopsided_scene()
+    reference, sim = make("mujoco", scene, 4), make("newton", scene, 4)
+    random = torch.Generator().manual_seed(0)
+    quat = torch.nn.functional.normalize(torch.randn(4, 4, generator=random), dim=1)
+    velocity, spin = torch.randn(4, 3, generator=random), 3.0 * torch.randn(4, 3, generator=random)
+    robots = [one.articulation("body") for one in (reference, sim)]
+    bodies = [robot.bodies(["body", "tail"]) for robot in robots]
+    for one, robot in zip((reference, sim), robots, strict=True):
+        where = everywhere(one)
+        robot.set_state(where, root_lin_vel=velocity, root_ang_vel=spin)
+        robot.set_state(where, root_quat=quat)  # the origin's velocity stays
+        robot.set_state(where, joint_vel=torch.ones(4, 1))
+        one.refresh()
+        torch.testing.assert_close(robot.root_lin_vel, velocity, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(robot.root_ang_vel, spin, atol=1e-5, rtol=1e-5)
+    for _ in range(3):
+        for name in ("root_pos", "root_quat", "root_lin_vel", "root_ang_vel", "root_ang_vel_local"):
+            left, right = (getattr(robot, name) for robot in robots)
+            torch.testing.assert_close(right, left, atol=1e-4, rtol=1e-4, msg=name)
+        for name in ("pos", "quat", "lin_vel", "ang_vel"):
+            left, right = (getattr(body, name) for body in bodies)
+            torch.testing.assert_close(right, left, atol=2e-4, rtol=2e-4, msg=name)
+        torch.testing.assert_close(sim.scene_qpos(), reference.scene_qpos(), atol=1e-5, rtol=1e-5)
+        for one in (reference, sim):
+            one.step(5)
+
+
+def test_captured_and_eager_agree_bit_for_bit():
+    results = []
+    for graph in (True, False):
+        sim = make("newton", ball_scene(), 3, graph=graph)
+        ball = sim.articulation("ball")
+        contact = ball.contacts(["ball"])
+        sim.step(70)
+        sim.reset(only(sim, 1))
+        sim.refresh()
+        sim.step(2)
+        results.append([sim.scene_qpos(), ball.root_lin_vel, contact.force.clone()])
+    for captured, eager in zip(*results, strict=True):
+        assert torch.equal(captured, eager)
+
+
+def test_dropped_constraints_are_reported_until_the_reset():
+    sim = make("newton", ant_scene(), 3, njmax=5)
+    ant = sim.articulation("ant")
+    ant.set_state(only(sim, 1, 2), root_pos=torch.tensor([[0.0, 0.0, 0.1]]).expand(3, 3))
+    sim.step(1)
+    assert sim.overflow.tolist() == [False, True, True]
+    sim.reset(only(sim, 1))
+    assert sim.overflow.tolist() == [False, False, True]
+
+
+def test_joints_with_a_reference_angle_are_refused():
+    scene = Scene(physics_hz=100)
+    body = '<body name="b"><joint name="j" axis="0 1 0" ref="30"/><geom size="0.1"/></body>'
+    spec = mujoco.MjSpec.from_string(f"<mujoco><worldbody>{body}</worldbody></mujoco>")
+    scene.add("arm", spec)
+    with pytest.raises(ConfigError, match=r"sim=newton does not know joints with `ref`"):
+        make("newton", scene, 1)
+
+
+def test_without_newton_one_line_says_how_to_install_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "newton", None)
+    monkeypatch.delitem(sys.modules, "gpusim_rl.sim.newton", raising=False)
+    with pytest.raises(ConfigError) as error:
+        importlib.import_module("gpusim_rl.sim.newton")
+    assert str(error.value) == "sim=newton needs newton: pip install 'gpusim-rl[newton]'"
