@@ -53,12 +53,10 @@ def prepare(
     Returns:
         The run's config, the task class, the config as plain values, and the overrides.
     """
-    lines = list(_lines(overrides))
-    of_task = [line for line in lines if line.startswith("task.")]
-    lines = [line for line in lines if line not in of_task]
     name = _yaml_name(task)
-    lines = with_saved_overrides([f"task={name}" if name else "~task", *lines])
-    composed = compose(lines)
+    lines = with_saved_overrides([f"task={name}" if name else "~task", *_lines(overrides)])
+    of_task = [line for line in lines if line.startswith("task.")]  # a task without yaml is not composed
+    composed = compose([line for line in lines if line not in of_task])
     lines = [line for line in lines if line != "~task"]
     if isinstance(task, str):
         task = load_task_class(composed["task"]["_target_"])
@@ -68,7 +66,7 @@ def prepare(
     composed = apply_overrides(composed, of_task)
     check_settings(composed)
     refuse_other_task(composed)
-    return build_run(composed, task_class=task), task, composed, [*lines, *of_task]
+    return build_run(composed, task_class=task), task, composed, lines
 
 
 def _yaml_name(task: type | str) -> str | None:

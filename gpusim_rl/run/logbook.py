@@ -5,17 +5,22 @@ from __future__ import annotations
 import math
 import shlex
 import time
+from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 import yaml
 
+from gpusim_rl import paths
+from gpusim_rl.errors import ConfigError
 from gpusim_rl.run.checkpoint import Checkpoints
 from gpusim_rl.run.console import Console
 from gpusim_rl.run.metrics import Row
 from gpusim_rl.run.run_dir import RunDir
 from gpusim_rl.run.system import SystemMonitor
+from gpusim_rl.run.timing import Lap
 from gpusim_rl.run.writers import CsvWriter, TensorboardWriter, WandbWriter, Writer, Writers
 
 if TYPE_CHECKING:
@@ -25,7 +30,17 @@ SAVE_INTERVAL_S = 60.0
 """last.pt is at most this old, however long an iteration takes; a kill costs no more than that."""
 
 BEST_INTERVAL_S = 10.0
-"""best.pt is written when the mean return has improved, but not more often than this: early on it improves all the time."""
+"""best.pt is written when the mean return has improved, but not more often: early on it improves all the time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """What of a log interval is known on the host when it ends; its row may arrive an interval later."""
+
+    numbers: Row
+    iterations: range
+    env_steps: int  # in the interval
+    lap: Lap
 
 
 class Logbook:
@@ -60,6 +75,8 @@ class Logbook:
         self._elapsed_before = trainer.elapsed_s
         self._began = time.perf_counter()
         self._saved_at = time.perf_counter()
+        # The iteration of the newest checkpoint; None before the first one in this folder.
+        self._saved = resumed_at if self._checkpoints.last.exists() else None
         self._row: Row = {}
         self._overflow_reported = False
         self._improved = False
@@ -69,6 +86,11 @@ class Logbook:
         if self._trainer.cfg.log.print_config:
             self.console.info(yaml.safe_dump(self._trainer.config, sort_keys=False))
         self._writers.start(self._trainer.config)
+        if self._trainer.iteration >= self._trainer.cfg.max_iterations:
+            self.console.info(
+                f"nothing to do: this is iteration {self._trainer.iteration} of max_iterations="
+                f"{self._trainer.cfg.max_iterations}; try max_iterations={2 * self._trainer.iteration}"
+            )
         return self
 
     def __exit__(
@@ -94,48 +116,55 @@ class Logbook:
 
     def _flush(self) -> None:
         trainer = self._trainer
-        wall_s, phases = trainer.timer.flush()
-        iterations = trainer.iteration - self._interval_start[0]
-        env_steps = trainer.env_steps - self._interval_start[1]
+        iteration, env_steps = self._interval_start
         self._interval_start = (trainer.iteration, trainer.env_steps)
-        host: dict[str, float | None] = {
+        numbers: Row = {
             "iteration": trainer.iteration,
             "env_steps": trainer.env_steps,
             "time/elapsed_s": trainer.elapsed_s,
-            "time/iteration_s": wall_s / max(1, iterations),
-            "speed/env_steps_per_s": env_steps / wall_s,
-            "speed/sim_steps_per_s": env_steps / phases["simulate"] if phases["simulate"] else None,
         }
-        host |= {f"time/{phase}": seconds / wall_s for phase, seconds in phases.items()}
-        host |= self._monitor.latest()
+        iterations = range(iteration + 1, trainer.iteration + 1)
+        ended = Interval(numbers, iterations, trainer.env_steps - env_steps, trainer.timer.flush())
         overflow = trainer.env.sim.overflow.sum().float().to(trainer.rl_device)
-        for earlier, values in trainer.metrics.flush(host, {"sim/overflow": overflow}):
-            self._publish(earlier, values)
+        for interval, values in trainer.metrics.flush(ended, {"sim/overflow": overflow}):
+            self._publish(interval, values)
 
-    def _publish(self, host: dict[str, Any], values: Row) -> None:
+    def _publish(self, interval: Interval, values: Row) -> None:
         trainer = self._trainer
-        trainer.check_finite(values)
-        row: Row = host | {name: value for name, value in values.items() if not name.startswith("check/")}
+        trainer.check_finite(values, interval.iterations)
+        wall_s, phases = interval.lap.wall_s, interval.lap.phases()
+        row: Row = interval.numbers | {
+            "time/iteration_s": wall_s / len(interval.iterations),
+            "speed/env_steps_per_s": interval.env_steps / wall_s,
+            "speed/sim_steps_per_s": interval.env_steps / phases["simulate"] if phases["simulate"] else None,
+        }
+        row |= {f"time/{phase}": seconds / wall_s for phase, seconds in phases.items()}
+        row |= self._monitor.latest()
+        row |= {name: value for name, value in values.items() if not name.startswith("check/")}
         now = row.get("episode/return")
         self._improved = now is not None and (trainer.best_return is None or now > trainer.best_return)
         if self._improved:
             trainer.best_return = now
         row["episode/best_return"] = trainer.best_return
         self._row = row
-        self._writers.write(int(host["iteration"]), row)
+        self._writers.write(interval.iterations[-1], row)
         self.console.update(row)
         if row.get("sim/overflow") and not self._overflow_reported:
             self._overflow_reported = True
             self.console.warn(
-                f"{row['sim/overflow']:.0f} worlds dropped contacts because a buffer was full; raise sim.nconmax and sim.njmax"
+                f"{row['sim/overflow']:.0f} worlds dropped contacts because a buffer was full;"
+                " raise sim.nconmax and sim.njmax"
             )
 
     def save(self, *, numbered: bool) -> None:
         """Writes last.pt, and best.pt if the mean return is the best so far."""
         trainer = self._trainer
         self._saved_at = time.perf_counter()
+        self._drain()  # a run that continues from here does not make these rows again
+        trainer.check_policy()
         try:
             self._checkpoints.save_last(trainer.state_dict())
+            self._saved = trainer.iteration
             if self._improved or not self._checkpoints.best.exists():
                 self._checkpoints.save_best()
             if numbered:
@@ -144,21 +173,41 @@ class Logbook:
             self.console.warn(f"checkpoint NOT saved ({error}); training goes on, the next one is tried again")
 
     def finish(self) -> Row:
-        """Publishes what is still on its way, and prints the commands that continue from here."""
+        """Publishes what is still on its way, and prints the commands that continue from here.
+
+        Raises:
+            ConfigError: The end of the training could not be saved.
+        """
         trainer = self._trainer
-        for host, values in trainer.metrics.drain():
-            self._publish(host, values)
+        self._drain()
         self._writers.summary({"best_return": trainer.best_return, **self._row})
+        if self._saved != trainer.iteration:  # a signal after the last look, or a disk that is full
+            self.save(numbered=False)
+        if self._saved != trainer.iteration:
+            newest = "there is no checkpoint" if self._saved is None else f"the newest is of iteration {self._saved}"
+            raise ConfigError(
+                f"the checkpoint of iteration {trainer.iteration} could not be written to {self.run_dir}; {newest}"
+            )
         run = shlex.quote(str(self.run_dir))
         self.console.footer(
-            [
-                f"python tools/play.py {run}",
-                f"python tools/record.py {run}",
-                f"python train.py checkpoint={run}",
-                f"python tools/plot.py {run}",
-            ]
+            [f"{command(tool)} {run}" for tool in ("play", "record")]
+            + [f"{command('train')} checkpoint={run}", f"{command('plot')} {run}"]
         )
         return self._row
+
+    def _drain(self) -> None:
+        for interval, values in self._trainer.metrics.drain():
+            self._publish(interval, values)
+
+
+def command(tool: str) -> str:
+    """How a user starts a tool or the training from the current folder."""
+    checkout = paths.checkout()
+    if checkout is None:
+        return f"gpusim-rl {tool}"
+    file = paths.train_file() if tool == "train" else paths.tools_dir() / f"{tool}.py"
+    here = Path.cwd()
+    return f"python {shlex.quote(str(file.relative_to(here) if file.is_relative_to(here) else file))}"
 
 
 def banner(trainer: Trainer, run_dir: RunDir) -> list[tuple[str, str]]:
@@ -178,14 +227,23 @@ def banner(trainer: Trainer, run_dir: RunDir) -> list[tuple[str, str]]:
     precision = "bf16" if trainer.policy.bf16 else "fp32"
     git = run_dir.environment.get("git")
     lines = [
-        ("task", f"{trainer.task_name}, {cfg.num_envs} envs, control {cfg.task.control_hz:g} Hz, physics"
-                 f" {cfg.task.physics_hz:g} Hz, episode {cfg.task.episode_length} steps"),
+        (
+            "task",
+            f"{trainer.task_name}, {cfg.num_envs} envs, control {cfg.task.control_hz:g} Hz, physics"
+            f" {cfg.task.physics_hz:g} Hz, episode {cfg.task.episode_length} steps",
+        ),
         ("spaces", f"observations {sizes}; actions {env.num_actions}"),
         ("sim", str(trainer.choice)),
-        ("learner", f"{trainer.rl_device}, {torch.get_num_threads()} CPU threads, {precision} ({trainer.precision_reason})"),
+        (
+            "learner",
+            f"{trainer.rl_device}, {torch.get_num_threads()} CPU threads, {precision} ({trainer.precision_reason})",
+        ),
         ("network", f"{network} {cfg.ppo.network.activation}, {parameters:,} parameters"),
-        ("batch", f"{cfg.num_envs} x {cfg.ppo.horizon} = {batch} samples, {ppo.num_minibatches} minibatches of"
-                  f" {minibatch}{fitted}{sequence}, {cfg.ppo.epochs} epochs"),
+        (
+            "batch",
+            f"{cfg.num_envs} x {cfg.ppo.horizon} = {batch} samples, {ppo.num_minibatches} minibatches of"
+            f" {minibatch}{fitted}{sequence}, {cfg.ppo.epochs} epochs",
+        ),
         ("seed", str(trainer.seed)),
     ]
     if trainer.overrides:

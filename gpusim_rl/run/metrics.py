@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -92,7 +93,7 @@ class Metrics:
         self._term_names: list[str] = []
         self._latest: dict[str, Tensor] = {}
         self._steps = 0
-        self._in_flight: tuple[dict[str, Any], list[str], Tensor, torch.cuda.Event | None] | None = None
+        self._in_flight: tuple[Any, list[str], Tensor, torch.cuda.Event] | None = None
 
     def record_step(self, step: Step) -> None:
         """Adds one control step."""
@@ -107,15 +108,19 @@ class Metrics:
         self._steps += 1
 
     def record_update(self, stats: Mapping[str, Tensor]) -> None:
-        """Keeps the statistics of the latest update."""
-        self._latest.update(stats)
+        """Keeps the statistics of the latest update; flags (`check/...`) are added up, so that none is lost."""
+        for name, value in stats.items():
+            if name.startswith("check/"):
+                self._add(name, value)
+            else:
+                self._latest[name] = value
 
     def _add(self, name: str, value: Tensor) -> None:
         if name not in self._sums:
             self._sums[name] = torch.zeros_like(value)
         self._sums[name] += value
 
-    def flush(self, host: dict[str, Any], extra: Mapping[str, Tensor]) -> list[tuple[dict[str, Any], Row]]:
+    def flush(self, host: Any, extra: Mapping[str, Tensor]) -> list[tuple[Any, Row]]:
         """Ends an interval.
 
         Args:
@@ -147,23 +152,22 @@ class Metrics:
         self._in_flight = (host, list(values), pinned, event)
         return arrived
 
-    def drain(self) -> list[tuple[dict[str, Any], Row]]:
+    def drain(self) -> list[tuple[Any, Row]]:
         """Waits for the row that is still on its way, if any."""
         if self._in_flight is None:
             return []
         host, names, pinned, event = self._in_flight
         self._in_flight = None
-        if event is not None:
-            event.synchronize()
+        event.synchronize()
         return [(host, self._row(names, pinned))]
 
     @staticmethod
     def _row(names: list[str], values: Tensor) -> Row:
-        row: Row = dict(zip(names, values.numpy().astype(float), strict=True))
+        row: Row = dict(zip(names, values.tolist(), strict=True))
         for name in ("episode/return", "episode/length"):
-            value = row[name]
-            row[name] = None if value is None or value != value else float(value)
-        return {name: None if value is None else float(value) for name, value in row.items()}
+            if math.isnan(row[name] or 0.0):  # no episode has ended yet
+                row[name] = None
+        return row
 
     def state_dict(self) -> dict[str, Any]:
         """Episodes in the window and under way, and the sums of an unfinished interval."""

@@ -5,25 +5,49 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import torch
 
-PHASES = ("simulate", "policy", "update", "log")
+PHASES: tuple[str, ...] = ("simulate", "policy", "update", "log")
+
+
+@dataclass(frozen=True, slots=True)
+class Lap:
+    """One log interval.
+
+    Attributes:
+        wall_s: Its duration on the wall clock [s].
+    """
+
+    wall_s: float
+    _host_s: dict[str, float]
+    _events: list[tuple[str, torch.cuda.Event, torch.cuda.Event]]
+
+    def phases(self) -> dict[str, float]:
+        """Seconds of each phase; on CUDA it may be asked only when the device has done the work of the interval."""
+        seconds = dict(self._host_s)
+        for phase, begin, end in self._events:
+            seconds[phase] += begin.elapsed_time(end) / 1000.0
+        return seconds
 
 
 class PhaseTimer:
     """Sums the time spent in each phase of a log interval.
 
-    On CUDA a phase is measured between two events on the stream, read when they have long passed; on the CPU by the clock.
+    On CUDA a phase is measured between two events on the stream, read when they have long passed; on the CPU by the
+    clock.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._cuda = device.type == "cuda"
+        self.start()
+
+    def start(self) -> None:
+        """Begins an interval; what was measured before is forgotten."""
         self._seconds = dict.fromkeys(PHASES, 0.0)
         self._events: list[tuple[str, torch.cuda.Event, torch.cuda.Event]] = []
-        self._waiting: list[tuple[str, torch.cuda.Event, torch.cuda.Event]] = []
         self._began = time.perf_counter()
-        self._previous_wall = 0.0
 
     @contextmanager
     def __call__(self, phase: str) -> Iterator[None]:
@@ -39,17 +63,8 @@ class PhaseTimer:
         yield
         self._seconds[phase] += time.perf_counter() - started
 
-    def flush(self) -> tuple[float, dict[str, float]]:
-        """Ends an interval: its wall-clock time [s] and the seconds of each phase.
-
-        On CUDA the phases are those of the interval before, whose events have passed.
-        """
-        now = time.perf_counter()
-        wall, self._began = now - self._began, now
-        seconds, self._seconds = self._seconds, dict.fromkeys(PHASES, 0.0)
-        if self._cuda:
-            for phase, begin, end in self._waiting:
-                if end.query():
-                    seconds[phase] += begin.elapsed_time(end) / 1000.0
-            self._waiting, self._events = self._events, []
-        return wall, seconds
+    def flush(self) -> Lap:
+        """Ends an interval and begins the next one."""
+        lap = Lap(time.perf_counter() - self._began, self._seconds, self._events)
+        self.start()
+        return lap

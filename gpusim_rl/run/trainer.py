@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import secrets
+import math
 import os
+import secrets
 import signal
 import threading
 from collections.abc import Iterator, Mapping
@@ -331,35 +332,68 @@ class Trainer:
             self.fresh.copy_(state["fresh"])
             self.metrics.load_state_dict(state["metrics"])
 
-    def check_finite(self, row: Row) -> None:
-        """Stops the run if the numbers of an interval say that something is not finite.
+    def check_finite(self, row: Row, iterations: range) -> None:
+        """Stops the run if a row says that something was not finite.
+
+        Args:
+            row: Numbers of a log interval.
+            iterations: The iterations of that interval.
 
         Raises:
-            TaskError: With the first bad tensor, the worlds and the iteration.
+            TaskError: With what it was, where (if this is still known) and when.
         """
-        for key, what in (("check/obs", "an observation"), ("check/reward", "a reward"), ("loss/value", "the loss")):
-            value = row.get(key)
-            if value is None or value - value == 0.0:  # false for infinities and NaN
-                continue
-            where = ""
-            if key != "loss/value":
-                tensors = {"reward": self.rollout.reward} if key == "check/reward" else self.rollout.obs
-                where = _first_bad(tensors)
-            raise TaskError(
-                f"{self.task_name}: {what} is not finite in iteration {self.iteration}{where}; the last checkpoint is"
-                " from before it. Try debug.check_task=true to name the hook and the step"
-            )
+        flags = {"check/obs": "an observation", "check/reward": "a reward", "loss/value": "the loss"}
+        bad = [what for key, what in flags.items() if not _is_finite(row.get(key))]
+        if not bad:
+            return
+        exact = len(iterations) == 1 and iterations[-1] == self.iteration  # else the tensors are of a later iteration
+        raise self._not_finite((self._first_bad() if exact else None) or bad[0], iterations)
+
+    def check_policy(self) -> None:
+        """Stops the run before a checkpoint of a policy that is not finite: rows may be late or rare.
+
+        Raises:
+            TaskError: With the first bad tensor.
+        """
+        for name, value in self.policy.state_dict().items():
+            if not torch.isfinite(value).all():
+                raise self._not_finite(f"the policy ({name})", range(self.iteration, self.iteration + 1))
+
+    def _not_finite(self, what: str, iterations: range) -> TaskError:
+        first, last = iterations[0], iterations[-1]
+        when = f"iteration {last}" if first == last else f"iterations {first} to {last}"
+        return TaskError(
+            f"{self.task_name}: {what} is not finite in {when}; all checkpoints are from before it."
+            " Try debug.check_task=true to name the hook and the step"
+        )
+
+    def _first_bad(self) -> str | None:
+        """The first thing from the task that is not finite in this iteration, and where."""
+        rollout = self.rollout
+        suspects = {
+            "an observation": rollout.obs,
+            "the last observation of an episode": rollout.final_obs,
+            "an observation after the last step": {group: value[None] for group, value in self.obs.items()},
+            "a reward": {"reward": rollout.reward[..., None]},
+        }
+        for what, tensors in suspects.items():
+            for name, value in tensors.items():
+                bad = ~torch.isfinite(value)
+                if bad.any():
+                    step, world, column = bad.nonzero()[0].tolist()
+                    worlds = int(bad.any(dim=2).any(dim=0).sum())
+                    place = {"group": repr(name), "step": step, "world": world, "column": column}
+                    if what == "a reward":
+                        place = {"step": step, "world": world}
+                    elif value is not rollout.obs.get(name):
+                        place.pop("step")
+                    others = f", and in {worlds - 1} other worlds" if worlds > 1 else ""
+                    return f"{what} ({', '.join(f'{k} {v}' for k, v in place.items())}{others})"
+        return None
 
 
-def _first_bad(tensors: Mapping[str, Tensor]) -> str:
-    for name, value in tensors.items():
-        bad = ~torch.isfinite(value)
-        if bad.any():
-            index = bad.nonzero()[0].tolist()
-            worlds = int(bad.flatten(2).any(2).any(0).sum()) if value.ndim > 2 else int(bad.any(0).sum())
-            column = f", column {index[2]}" if len(index) > 2 else ""
-            return f" (group {name!r}, step {index[0]}, world {index[1]}{column}; {worlds} worlds)"
-    return ""
+def _is_finite(value: float | None) -> bool:
+    return value is None or math.isfinite(value)
 
 
 def _device(text: str, key: str) -> torch.device:

@@ -1,0 +1,187 @@
+"""Numbers of a run: the window of finished episodes against a slow reference, rows, and what a checkpoint keeps."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from gpusim_rl.env import Step
+from gpusim_rl.run.audit import SyncCounter
+from gpusim_rl.run.metrics import EpisodeWindow, Metrics
+
+CPU = torch.device("cpu")
+
+
+class Reference:
+    """Return and length of the last `size` counted episodes, one world after the other."""
+
+    def __init__(self, num_envs: int, size: int) -> None:
+        self.running = [(0.0, 0)] * num_envs
+        self.finished: deque[tuple[float, int]] = deque(maxlen=size)
+
+    def record(self, reward: Tensor, done: Tensor, counts: Tensor) -> None:
+        for world, (total, length) in enumerate(self.running):
+            total, length = total + reward[world].item(), length + 1
+            if done[world] and counts[world]:
+                self.finished.append((total, length))
+            self.running[world] = (0.0, 0) if done[world] else (total, length)
+
+    def means(self) -> tuple[float, float, int]:
+        count = len(self.finished)
+        if not count:
+            return float("nan"), float("nan"), 0
+        returns, lengths = zip(*self.finished, strict=True)
+        return sum(returns) / count, sum(lengths) / count, count
+
+
+@pytest.mark.parametrize(
+    ("num_envs", "size", "rate"),
+    [
+        (1, 3, 0.3),
+        (5, 100, 0.1),  # never full
+        (7, 4, 0.2),
+        (40, 4, 0.9),  # far more than the window in one step
+        (16, 16, 1.0),  # exactly the window in every step
+        (3, 1, 0.5),
+    ],
+)
+def test_the_window_equals_a_plain_python_reference(num_envs, size, rate):
+    random = torch.Generator().manual_seed(num_envs)
+    window, reference = EpisodeWindow(num_envs, size, CPU), Reference(num_envs, size)
+    for step in range(60):
+        # sums of eighths are exact in any order
+        reward = torch.randint(-40, 40, (num_envs,), generator=random) / 8
+        # now and then all worlds end at once, now and then none
+        chance = {3: 1.0, 4: 0.0}.get(step % 20, rate)
+        done = torch.rand(num_envs, generator=random) < chance
+        counts = torch.rand(num_envs, generator=random) < 0.8
+        window.record(reward, done, counts)
+        reference.record(reward, done, counts)
+        means = [value.item() for value in window.means()]
+        assert means == pytest.approx(reference.means(), nan_ok=True, rel=1e-6)
+
+
+def test_the_window_is_empty_until_a_whole_episode_ends():
+    window = EpisodeWindow(2, 3, CPU)
+    everywhere, nowhere = torch.ones(2, dtype=torch.bool), torch.zeros(2, dtype=torch.bool)
+    window.record(torch.ones(2), everywhere, nowhere)  # ended, but cut short
+    mean_return, mean_length, count = window.means()
+    assert mean_return.isnan() and mean_length.isnan() and count == 0
+    window.record(torch.ones(2), everywhere, everywhere)  # the next episode began at zero
+    assert [value.item() for value in window.means()] == [1.0, 1.0, 2.0]
+
+
+def test_the_window_continues_from_its_state():
+    random = torch.Generator().manual_seed(0)
+    windows = [EpisodeWindow(6, 4, CPU), EpisodeWindow(6, 4, CPU)]
+    for step in range(30):
+        reward = torch.randn(6, generator=random)
+        done = torch.rand(6, generator=random) < 0.3
+        for window in windows[: 1 if step < 15 else 2]:
+            window.record(reward, done, torch.ones(6, dtype=torch.bool))
+        if step == 14:
+            windows[1].load_state_dict(windows[0].state_dict())
+    assert torch.equal(windows[0].ring[:, :-1], windows[1].ring[:, :-1])
+    assert torch.equal(windows[0].episode_return, windows[1].episode_return)
+    assert windows[0].total == windows[1].total
+
+
+# Rows
+
+
+def make_step(num_envs: int, reward: float, *, done: int = 0, diverged: int = 0, cut_short: int = 0) -> Step:
+    def first(count: int) -> Tensor:
+        return torch.arange(num_envs) < count
+
+    value = torch.full((num_envs,), reward)
+    obs = {"policy": torch.zeros(num_envs, 2)}
+    return Step(
+        obs=obs,
+        final_obs=obs,
+        reward=value,
+        terms={"speed": 0.75 * value, "cost": 0.25 * value},
+        terminated=first(done),
+        truncated=first(0),
+        diverged=first(diverged),
+        done=first(max(done, diverged)),
+        cut_short=first(max(diverged, cut_short)),
+    )
+
+
+def flush(metrics: Metrics, **extra: Tensor) -> dict[str, Any]:
+    [(host, row)] = metrics.flush({"iteration": 7}, extra)
+    assert host == {"iteration": 7}
+    return row
+
+
+def test_a_row_has_sums_of_its_interval_means_of_terms_and_the_window():
+    metrics = Metrics(4, CPU)
+    metrics.record_step(make_step(4, 1.0))
+    metrics.record_step(make_step(4, 3.0, done=2, diverged=1))  # world 0 ended because it diverged
+    metrics.record_update({"loss/value": torch.tensor(0.5)})
+    row = flush(metrics, extra=torch.tensor(9.0))
+    assert row == {
+        "episode/return": 4.0,
+        "episode/length": 2.0,
+        "sim/diverged": 1.0,
+        "episode/ended": 2.0,
+        "reward/speed": 1.5,
+        "reward/cost": 0.5,
+        "loss/value": 0.5,
+        "extra": 9.0,
+    }
+    assert all(isinstance(value, float) for value in row.values())
+
+    metrics.record_step(make_step(4, 8.0))
+    metrics.record_update({"loss/value": torch.tensor(0.25)})
+    row = flush(metrics)  # the sums began again, the window goes on
+    assert (row["sim/diverged"], row["episode/ended"], row["reward/speed"]) == (0.0, 0.0, 6.0)
+    assert (row["episode/return"], row["loss/value"]) == (4.0, 0.25)
+
+
+def test_before_the_first_whole_episode_return_and_length_are_none():
+    metrics = Metrics(4, CPU)
+    metrics.record_step(make_step(4, 1.0, done=2, cut_short=2))
+    row = flush(metrics)
+    assert row["episode/return"] is None and row["episode/length"] is None
+
+
+def test_recording_never_waits_for_the_device():
+    metrics = Metrics(4, CPU)
+    stats = {"loss/value": torch.tensor(0.5), "check/obs": torch.tensor(0.0)}
+    metrics.record_step(make_step(4, 1.0, done=1))
+    metrics.record_update(stats)
+    step = make_step(4, 1.0, done=1)
+    with SyncCounter() as syncs:
+        metrics.record_step(step)
+        metrics.record_update(stats)
+    assert syncs.total == 0, syncs.places
+
+
+def test_an_unfinished_interval_survives_a_checkpoint():
+    whole, stopped, resumed = Metrics(4, CPU), Metrics(4, CPU), Metrics(4, CPU)
+    before = [make_step(4, 1.0), make_step(4, 2.0, done=3, diverged=1)]
+    after = [make_step(4, 5.0, done=4), make_step(4, 0.5)]
+    for step in before:
+        whole.record_step(step)
+        stopped.record_step(step)
+    resumed.load_state_dict(stopped.state_dict())
+    for step in after:
+        whole.record_step(step)
+        resumed.record_step(step)
+    assert flush(resumed) == flush(whole)
+
+
+def test_the_state_is_a_snapshot():
+    metrics = Metrics(4, CPU)
+    metrics.record_step(make_step(4, 1.0))
+    state = metrics.state_dict()
+    metrics.record_step(make_step(4, 1.0, done=4))
+    fresh = Metrics(4, CPU)
+    fresh.load_state_dict(state)
+    assert fresh.episodes.episode_length.tolist() == [1.0] * 4
+    assert fresh.episodes.total == 0
