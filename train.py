@@ -9,6 +9,7 @@ python train.py --help                                 the settings people chang
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 from gpusim_rl.compose import hydra_main
@@ -21,6 +22,8 @@ def main(config: dict[str, Any], overrides: list[str]) -> None:
     from gpusim_rl.machine import share_cpus
 
     share_cpus()
+    logging.basicConfig(level=logging.WARNING, format="%(message)s")
+    logging.getLogger("gpusim_rl").setLevel(logging.INFO)  # kernels being compiled, say
     from gpusim_rl.config import build_run, load_task_class
 
     run = build_run(config)

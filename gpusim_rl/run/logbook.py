@@ -241,7 +241,7 @@ def banner(trainer: Trainer, run_dir: RunDir) -> list[tuple[str, str]]:
         ("network", f"{network} {cfg.ppo.network.activation}, {parameters:,} parameters"),
         (
             "batch",
-            f"{cfg.num_envs} x {cfg.ppo.horizon} = {batch} samples, {ppo.num_minibatches} minibatches of"
+            f"{cfg.num_envs} x {cfg.ppo.horizon} = {batch} samples, {ppo.num_minibatches} minibatch{'es' if ppo.num_minibatches > 1 else ''} of"
             f" {minibatch}{fitted}{sequence}, {cfg.ppo.epochs} epochs",
         ),
         ("seed", str(trainer.seed)),
