@@ -185,6 +185,14 @@ class RunConfig:
     log: LogConfig
     debug: DebugConfig
 
+    def __post_init__(self) -> None:
+        """Check relations between fields."""
+        if not self.headless:
+            raise ConfigError(
+                "headless=false: training opens no window. Try python tools/play.py <run folder> beside it: it follows"
+                " the run as it learns"
+            )
+
 
 def plain(cfg: DictConfig | Mapping[str, Any]) -> dict[str, Any]:
     """Resolve a composed config into nested plain dicts and lists."""
