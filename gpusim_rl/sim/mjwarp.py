@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 import mujoco
+import mujoco_warp as mjw
 import numpy as np
 import torch
 import warp as wp
@@ -18,10 +18,6 @@ from gpusim_rl.sim.articulation import MujocoArticulation
 from gpusim_rl.sim.mujoco import MAX_STATE
 from gpusim_rl.sim.scene import Scene
 from gpusim_rl.sim.warp import WarpGraphs
-
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")
-    import mujoco_warp as mjw
 
 # What `step` depends on: continuing from these arrays is continuing the simulation.
 STATE = (

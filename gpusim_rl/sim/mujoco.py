@@ -62,6 +62,9 @@ class MujocoSim:
         # C MuJoCo silently resets a world that goes bad; we must see it. (Only on this copy: MuJoCo
         # Warp refuses the flag.)
         model.opt.disableflags |= mujoco.mjtDisableBit.mjDSBL_AUTORESET.value
+        # States and limits are written as float32: a joint that is set to its limit shall be exactly
+        # there, for a limit that acts one digit too early stops the joint (robots start at limits).
+        model.jnt_range[:] = model.jnt_range.astype(np.float32)
         # Without a handler every warning is appended to MUJOCO_LOG.TXT in the user's folder; we
         # report worlds by mask.
         mujoco.set_mju_user_warning(logger.debug)

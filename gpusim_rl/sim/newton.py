@@ -243,6 +243,13 @@ def _import_scene(scene: Scene, num_envs: int) -> newton.Model:
     model = scene.model  # compiles; only then can the spec be written as XML
     newton.solvers.SolverMuJoCo.register_custom_attributes(world)
     world.add_mjcf(scene.spec.to_xml(), ctrl_direct=True)
+    # XML has six digits. Robots often start exactly at a limit, and whether it acts there must not
+    # depend on the seventh.
+    if world.joint_dof_count == model.nv:  # else `_check_layout` will refuse
+        for joint in np.flatnonzero(model.jnt_limited & (model.jnt_type != _FREE)):
+            dof = int(model.jnt_dofadr[joint])
+            world.joint_limit_lower[dof] = float(model.jnt_range[joint, 0])
+            world.joint_limit_upper[dof] = float(model.jnt_range[joint, 1])
     builder = newton.ModelBuilder()
     builder.replicate(world, num_envs)
     imported = builder.finalize()

@@ -25,6 +25,8 @@ def start_warp(device: torch.device) -> str:
         wp.config.log_level = wp.LOG_WARNING
     with _silent_stderr() if device.type == "cpu" else _nothing():
         wp.init()
+    if device.type == "cuda" and device.index is None:
+        device = torch.device("cuda", torch.cuda.current_device())
     return str(wp.device_from_torch(device))
 
 
@@ -64,6 +66,17 @@ def announce_compilation() -> Iterator[None]:
             logger.info("physics kernels ready after %.0f s", elapsed)
 
 
+# Warp forgets a stream when any wrapper of it dies: one wrapper for each, for as long as we run.
+_STREAMS: dict[tuple[torch.device, int], wp.Stream] = {}
+
+
+def _wrap(stream: torch.cuda.Stream) -> wp.Stream:
+    key = (stream.device, stream.cuda_stream)
+    if key not in _STREAMS:
+        _STREAMS[key] = wp.stream_from_torch(stream)
+    return _STREAMS[key]
+
+
 class WarpGraphs:
     """Runs fixed sequences of Warp launches; each is captured at its first use, then replayed.
 
@@ -86,12 +99,10 @@ class WarpGraphs:
         self._warp_device = start_warp(device)
         self._graphs: dict[Hashable, wp.Graph] = {}
         self._seen: set[Hashable] = set()
-        # Warp forgets a stream when its wrapper dies, so wrappers live as long as this object.
-        self._streams: dict[int, wp.Stream] = {}
         # The legacy default stream cannot be captured: capture on one of our own, launch on any.
         self._capture_stream: wp.Stream | None = None
         if device.type == "cuda":
-            self._capture_stream = self._wrap(torch.cuda.Stream(device))
+            self._capture_stream = _wrap(torch.cuda.Stream(device))
 
     def scope(self) -> wp.ScopedDevice:
         """Makes our device Warp's current one, for constructing arrays and eager calls."""
@@ -101,7 +112,7 @@ class WarpGraphs:
         """Runs `body`; under one key it must launch the same work on the same arrays every time."""
         stream = None
         if self._device.type == "cuda":
-            stream = self._wrap(torch.cuda.current_stream(self._device))
+            stream = _wrap(torch.cuda.current_stream(self._device))
             if torch.cuda.is_current_stream_capturing():
                 self._run_in_torch_graph(stream, body)
                 return
@@ -119,12 +130,6 @@ class WarpGraphs:
     def synchronize(self) -> None:
         """Waits for everything: after construction, work moves from Warp's stream to torch's."""
         wp.synchronize_device(self._warp_device)
-
-    def _wrap(self, stream: torch.cuda.Stream) -> wp.Stream:
-        handle = stream.cuda_stream
-        if handle not in self._streams:
-            self._streams[handle] = wp.stream_from_torch(stream)
-        return self._streams[handle]
 
     def _capture(self, key: Hashable, body: Callable[[], None]) -> None:
         # A graph that Python's collector destroys while another is captured breaks the capture.
@@ -150,9 +155,7 @@ class WarpGraphs:
             if collecting:
                 gc.enable()
 
-    def _run_eagerly(
-        self, key: Hashable, stream: wp.Stream | None, body: Callable[[], None]
-    ) -> None:
+    def _run_eagerly(self, key: Hashable, stream: wp.Stream | None, body: Callable[[], None]) -> None:
         scope = _nothing() if key in self._seen else announce_compilation()
         self._seen.add(key)
         with scope, self.scope(), wp.ScopedStream(stream, sync_enter=False):
