@@ -218,6 +218,7 @@ def banner(trainer: Trainer, run_dir: RunDir) -> list[tuple[str, str]]:
     batch = cfg.num_envs * cfg.ppo.horizon
     minibatch = batch // ppo.num_minibatches
     fitted = "" if minibatch == cfg.ppo.minibatch_size else f" (fitted: ppo.minibatch_size={cfg.ppo.minibatch_size})"
+    cut = f"{ppo.num_minibatches} minibatch{'es' if ppo.num_minibatches > 1 else ''}"
     sequence = ""
     if trainer.policy.recurrent:
         sequence = f", sequences of {ppo.sequence_length}"
@@ -241,7 +242,7 @@ def banner(trainer: Trainer, run_dir: RunDir) -> list[tuple[str, str]]:
         ("network", f"{network} {cfg.ppo.network.activation}, {parameters:,} parameters"),
         (
             "batch",
-            f"{cfg.num_envs} x {cfg.ppo.horizon} = {batch} samples, {ppo.num_minibatches} minibatch{'es' if ppo.num_minibatches > 1 else ''} of"
+            f"{cfg.num_envs} x {cfg.ppo.horizon} = {batch} samples, {cut} of"
             f" {minibatch}{fitted}{sequence}, {cfg.ppo.epochs} epochs",
         ),
         ("seed", str(trainer.seed)),

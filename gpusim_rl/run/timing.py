@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -22,7 +23,7 @@ class Lap:
 
     wall_s: float
     _host_s: dict[str, float]
-    _events: list[tuple[str, torch.cuda.Event, torch.cuda.Event]]
+    _events: list[tuple[str, Any, Any]]  # phase, begin, end
 
     def phases(self) -> dict[str, float]:
         """Seconds of each phase; on CUDA it may be asked only when the device has done the work of the interval."""
@@ -46,7 +47,7 @@ class PhaseTimer:
     def start(self) -> None:
         """Begins an interval; what was measured before is forgotten."""
         self._seconds = dict.fromkeys(PHASES, 0.0)
-        self._events: list[tuple[str, torch.cuda.Event, torch.cuda.Event]] = []
+        self._events: list[tuple[str, Any, Any]] = []  # phase, begin, end: torch.cuda.Event
         self._began = time.perf_counter()
 
     @contextmanager

@@ -117,7 +117,11 @@ class Trainer:
         self.wandb_id = secrets.token_hex(4)
         self._stop_signal: int | None = None
         if self.resumed is not None:
-            self._load(self.resumed)
+            try:
+                self._load(self.resumed)
+            except (KeyError, ValueError, RuntimeError) as error:  # a missing part, or a tensor of another shape
+                reason = f"no {error}" if isinstance(error, KeyError) else str(error).partition("\n")[0]
+                raise ConfigError(f"checkpoint {cfg.checkpoint} does not fit task {self.task_name}: {reason}") from None
 
     # The algorithm
 
@@ -236,6 +240,9 @@ class Trainer:
             return None
         found = find_checkpoint(self.cfg.checkpoint, self.cfg.log.dir)
         payload = checkpoint.load(found.file)
+        missing = {"task", "config", "seed", "policy"} - payload.keys()
+        if missing:
+            raise ConfigError(f"{found.file} is not a checkpoint of a training: it has no {', '.join(sorted(missing))}")
         if payload["task"] != self.task_name:
             raise ConfigError(
                 f"checkpoint {found.file} is of task {payload['task']}, not {self.task_name};"
@@ -315,7 +322,7 @@ class Trainer:
         for key in ("obs_sizes", "num_actions"):
             now = dict(self.env.obs_sizes) if key == "obs_sizes" else self.env.num_actions
             if state[key] != now:
-                raise ConfigError(f"checkpoint does not fit task {self.task_name}: {key} saved {state[key]}, now {now}")
+                raise ValueError(f"{key} saved {state[key]}, now {now}")
         self.policy.load_state_dict(state["policy"])
         if self.cfg.test:
             return

@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
+import re
+import resource
 import signal
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from gpusim_rl.tasks.cartpole import Cartpole
 
-from gpusim_rl.run import checkpoint
+from gpusim_rl.api import prepare
+from gpusim_rl.errors import ConfigError, TaskError
+from gpusim_rl.run import checkpoint, memory
+from gpusim_rl.run import trainer as trainer_module
+from gpusim_rl.run.checkpoint import Checkpoints
+from gpusim_rl.run.logbook import Logbook
+from gpusim_rl.run.timing import PHASES
 from gpusim_rl.run.trainer import Trainer
-from training import Faulty, differences, make_trainer, merged, read_csv, the_run
+from gpusim_rl.sim import SimChoice
+from training import SMALL_PPO, Faulty, differences, make_trainer, merged, read_csv, the_run
 
 # What two runs of the same training may differ in.
 OF_THE_CALL = ("/elapsed_s", "/wandb_id", "/config/checkpoint", "/config/log/dir", "/overrides")
@@ -77,3 +92,494 @@ def test_stopped_and_resumed_equals_uninterrupted_bit_for_bit(tmp_path, name):
 
     assert resumed.iteration == 2 * half and resumed.env_steps == 2 * half * 8 * resumed.cfg.num_envs
     assert_same_run(tmp_path / "whole", tmp_path / "resumed")
+
+
+def test_a_numbered_checkpoint_branches_off_into_a_folder_of_its_own(tmp_path):
+    make_trainer("Cartpole", tmp_path / "a", max_iterations=4, log={"checkpoint_interval": 2}).train()
+    first = the_run(tmp_path / "a")
+    before = {path: path.read_bytes() for path in first.rglob("*") if path.is_file()}
+    numbered = str(first / "checkpoints" / "000002.pt")
+    branch = make_trainer("Cartpole", tmp_path / "b", checkpoint=numbered, max_iterations=4)
+    branch.train()
+    assert [row["iteration"] for row in read_csv(the_run(tmp_path / "b"))] == ["3", "4"]
+    assert read_csv(the_run(tmp_path / "b")) == read_csv(first)[2:]
+    assert {path: path.read_bytes() for path in first.rglob("*") if path.is_file()} == before
+    assert final_state(tmp_path / "a")["wandb_id"] != final_state(tmp_path / "b")["wandb_id"]
+
+
+def test_what_is_typed_at_a_resume_holds_for_the_next_one_too(tmp_path):
+    make_trainer("Cartpole", tmp_path, max_iterations=2).train()
+    run = str(the_run(tmp_path))
+    longer = make_trainer("Cartpole", tmp_path, checkpoint=run, max_iterations=6)
+    stop_at(longer, 3)
+    with pytest.raises(SystemExit):
+        longer.train()
+    again, _, _, _ = prepare("Cartpole", checkpoint=run, log={"dir": str(tmp_path)})
+    assert again.max_iterations == 6 and again.num_envs == 8
+
+
+def test_a_complete_run_is_resumed_to_nothing_and_says_so(tmp_path, capfd):
+    make_trainer("Cartpole", tmp_path, max_iterations=2).train()
+    run = the_run(tmp_path)
+    before = (run / "metrics.csv").read_bytes()
+    again = make_trainer("Cartpole", tmp_path, checkpoint=str(run), max_iterations=2, log={"console": "plain"})
+    again.train()
+    assert again.iteration == 2 and (run / "metrics.csv").read_bytes() == before
+    assert "nothing to do: this is iteration 2 of max_iterations=2; try max_iterations=4" in capfd.readouterr().out
+
+
+def test_another_simulator_goes_on_with_new_episodes(tmp_path):
+    make_trainer("Cartpole", tmp_path, max_iterations=2).train()
+    run = the_run(tmp_path)
+    payload = checkpoint.load(run / "checkpoints" / "last.pt")
+    checkpoint.save(run / "checkpoints" / "last.pt", {**payload, "sim": "another", "env": {}})
+    resumed = make_trainer("Cartpole", tmp_path, checkpoint=str(run), max_iterations=3)
+    assert not differences(resumed.policy.state_dict(), payload["policy"])
+    resumed.train()
+    assert resumed.iteration == 3
+
+
+# Signals
+
+
+@pytest.mark.parametrize("moment", ["while a row is written", "after the checkpoint's turn"])
+def test_a_signal_at_any_moment_saves_the_iteration_it_came_in(tmp_path, monkeypatch, moment):
+    trainer = make_trainer("Cartpole", tmp_path, max_iterations=9)
+    record, flush = Logbook.record, Logbook._flush
+
+    def late(log: Logbook) -> None:
+        record(log)
+        if trainer.iteration == 4:
+            signal.raise_signal(signal.SIGINT)
+
+    def early(log: Logbook) -> None:
+        flush(log)
+        if trainer.iteration == 4:
+            signal.raise_signal(signal.SIGINT)
+
+    if moment == "while a row is written":
+        monkeypatch.setattr(Logbook, "_flush", early)
+    else:
+        monkeypatch.setattr(Logbook, "record", late)
+    with pytest.raises(SystemExit) as end:
+        trainer.train()
+    assert end.value.code == 130
+    assert final_state(tmp_path)["iteration"] == 4
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_run_stopped_before_its_first_iteration_can_be_resumed(tmp_path, monkeypatch):
+    enter = Logbook.__enter__
+
+    def slow_start(log: Logbook) -> Logbook:
+        trainer._stop_signal = signal.SIGTERM
+        return enter(log)
+
+    trainer = make_trainer("Cartpole", tmp_path)
+    monkeypatch.setattr(Logbook, "__enter__", slow_start)
+    with pytest.raises(SystemExit):
+        trainer.train()
+    monkeypatch.undo()
+    resumed = make_trainer("Cartpole", tmp_path, checkpoint=str(the_run(tmp_path)))
+    resumed.train()
+    assert [row["iteration"] for row in read_csv(the_run(tmp_path))] == ["1", "2", "3"]
+
+
+@pytest.mark.parametrize(("number", "error"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)])
+def test_a_second_signal_ends_in_the_middle_of_an_iteration(tmp_path, number, error):
+    trainer = make_trainer("Cartpole", tmp_path)
+    act = trainer.policy.act
+
+    def acting(*args: Any) -> Any:
+        signal.raise_signal(number)
+        return act(*args)
+
+    trainer.policy.act = acting  # type: ignore[method-assign]
+    with pytest.raises(error):
+        trainer.train()
+    assert trainer.iteration == 0
+    assert not list((the_run(tmp_path) / "checkpoints").iterdir())
+
+
+def test_training_works_in_a_thread(tmp_path):
+    trainer = make_trainer("Cartpole", tmp_path)
+    with ThreadPoolExecutor(1) as pool:
+        row = pool.submit(trainer.train).result()
+    assert row["iteration"] == 3
+
+
+# What must not end a training, and what must
+
+
+def test_before_the_first_episode_ends_its_return_is_empty(tmp_path):
+    trainer = make_trainer("Cartpole", tmp_path, max_iterations=1, ppo={"horizon": 1})
+    row = trainer.train()
+    assert row["episode/return"] is None and row["episode/best_return"] is None
+    (line,) = read_csv(the_run(tmp_path))
+    assert line["episode/return"] == line["episode/length"] == line["episode/best_return"] == ""
+
+
+# 8 control steps per iteration: step 11 is the third one of iteration 2. What is observed after step 16, the last one
+# of iteration 2, is acted on in iteration 3, but valued in iteration 2.
+@pytest.mark.parametrize(
+    ("fault", "settings", "message"),
+    [
+        (
+            {"nan_observation_at": 11},
+            {},
+            "Faulty: an observation (group 'policy', step 3, world 1, column 0) is not finite in iteration 2; ",
+        ),
+        (
+            {"nan_observation_at": 16, "critic": True},
+            {},
+            "Faulty: an observation after the last step (group 'policy', world 1, column 0) is not finite in iteration",
+        ),
+        (
+            {"nan_observation_at": 11, "episode_length": 1},
+            {},
+            "Faulty: an observation (group 'policy', step 3, world 1, column 0) is not finite in iteration 2; ",
+        ),
+        ({"nan_reward_at": 11}, {}, "Faulty: a reward (step 2, world 1) is not finite in iteration 2; "),
+        (
+            {"nan_observation_at": 11},
+            {"log": {"interval": 4}},
+            "Faulty: an observation is not finite in iterations 1 to 4; ",
+        ),
+        ({"nan_reward_at": 11}, {"log": {"interval": 4}}, "Faulty: a reward is not finite in iterations 1 to 4; "),
+        (
+            {"nan_observation_at": 11},
+            {"log": {"interval": 4, "checkpoint_interval": 1}},
+            "Faulty: the policy (",  # found by the checkpoint of iteration 2, before the row
+        ),
+        (
+            {"nan_observation_at": 11},
+            {"debug": "check"},
+            "Faulty.observe(): 'policy' is not finite (world 1, column 0)",
+        ),
+    ],
+)
+def test_nan_from_a_task_stops_with_one_line_that_names_it(tmp_path, fault, settings, message):
+    trainer = make_trainer(Faulty, tmp_path, max_iterations=8, task=fault, **settings)
+    with pytest.raises(TaskError) as error:
+        trainer.train()
+    assert str(error.value).startswith(message), error.value
+    assert "\n" not in str(error.value)
+    for file in (the_run(tmp_path) / "checkpoints").iterdir():
+        saved = checkpoint.load(file)
+        assert saved["iteration"] < 2
+        assert all(value.isfinite().all() for value in saved["policy"].values())
+
+
+def test_a_diverged_world_is_counted_and_left_out_and_training_goes_on(tmp_path):
+    trainer = make_trainer(Faulty, tmp_path, task={"speed_at": 11, "randomize_episode_start": False})
+    seen: list[tuple[torch.Tensor, torch.Tensor]] = []
+    update = trainer.ppo.update
+
+    def watched(rollout: Any, *rest: Any) -> Any:
+        seen.append((rollout.valid.clone(), rollout.reward.clone()))
+        return update(rollout, *rest)
+
+    trainer.ppo.update = watched  # type: ignore[method-assign]
+    trainer.train()
+    assert [float(row["sim/diverged"]) for row in read_csv(the_run(tmp_path))] == [0.0, 1.0, 0.0]
+    valid, reward = seen[1]
+    assert (~valid).nonzero().tolist() == [[2, 1]] and reward[2, 1] == 0
+    assert all(valid.all() for valid, _ in (seen[0], seen[2]))
+    state = final_state(tmp_path)
+    assert all(value.isfinite().all() for value in state["policy"].values())
+    norm = trainer.policy.obs_norm["policy"]
+    assert norm.count == 3 * 8 * 8 - 1 and norm.var.max() < 100
+
+
+@contextmanager
+def disk_full_after(size: int) -> Iterator[None]:
+    """No file can grow beyond `size` bytes: writing raises OSError, as on a full disk."""
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, limit[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+
+
+def test_a_disk_that_is_full_for_a_while_costs_no_row_and_no_training(tmp_path, capfd):
+    whole = make_trainer("Cartpole", tmp_path / "whole", max_iterations=12)
+    whole.train()
+    capfd.readouterr()
+
+    trainer = make_trainer("Cartpole", tmp_path / "full", max_iterations=12, log={"checkpoint_interval": 1})
+    update, full = trainer.ppo.update, ExitStack()
+
+    def fill_the_disk(*args: Any) -> Any:
+        if trainer.iteration == 4:
+            metrics = the_run(tmp_path / "full") / "metrics.csv"
+            full.enter_context(disk_full_after(metrics.stat().st_size + 10))
+        if trainer.iteration == 9:
+            full.close()
+        return update(*args)
+
+    trainer.ppo.update = fill_the_disk  # type: ignore[method-assign]
+    with full:
+        trainer.train()
+    assert read_csv(the_run(tmp_path / "full")) == read_csv(the_run(tmp_path / "whole"))
+    assert final_state(tmp_path / "full")["iteration"] == 12
+    warnings = [line for line in capfd.readouterr().err.splitlines() if line.startswith("warning: ")]
+    assert sum("metrics.csv cannot be written (OSError: [Errno 27] File too large)" in line for line in warnings) == 1
+    assert sum("metrics.csv: works again, nothing is missing" in line for line in warnings) == 1
+    assert sum("checkpoint NOT saved" in line for line in warnings) == 5
+
+
+def test_a_disk_that_stays_full_lets_the_training_end_with_an_error(tmp_path, capfd):
+    trainer = make_trainer("Cartpole", tmp_path, max_iterations=6, log={"checkpoint_interval": 2})
+    update, full = trainer.ppo.update, ExitStack()
+
+    def fill_the_disk(*args: Any) -> Any:
+        if trainer.iteration == 2:
+            metrics = the_run(tmp_path) / "metrics.csv"
+            full.enter_context(disk_full_after(metrics.stat().st_size + 10))
+        return update(*args)
+
+    trainer.ppo.update = fill_the_disk  # type: ignore[method-assign]
+    with full, pytest.raises(ConfigError, match="the checkpoint of iteration 6 could not be written") as error:
+        trainer.train()
+    assert "the newest is of iteration 2" in str(error.value)
+    assert trainer.iteration == 6
+    assert final_state(tmp_path)["iteration"] == 2  # as it was
+    assert "metrics.csv is INCOMPLETE" in capfd.readouterr().err
+    resumed = make_trainer("Cartpole", tmp_path, checkpoint=str(the_run(tmp_path)), max_iterations=4)
+    resumed.train()
+    assert [row["iteration"] for row in read_csv(the_run(tmp_path))] == ["1", "2", "3", "4"]
+
+
+# Bad input: one line, nothing on disk
+
+
+def refused(folder: Path, message: str, task: Any = "Cartpole", **settings: Any) -> None:
+    before = sorted(folder.rglob("*"))
+    with pytest.raises(ConfigError) as error:
+        make_trainer(task, folder, **settings).train()
+    assert message in str(error.value), error.value
+    assert "\n" not in str(error.value)
+    assert sorted(folder.rglob("*")) == before
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory) -> Path:
+    """A folder with one run of Cartpole."""
+    folder = tmp_path_factory.mktemp("trained")
+    make_trainer("Cartpole", folder, max_iterations=2, log={"checkpoint_interval": 1}).train()
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"num_envs": 16}, "does not fit this configuration: num_envs: saved 8, now 16"),
+        ({"ppo": {"horizon": 4}}, "ppo.horizon: saved 8, now 4"),
+        ({"ppo": {"network": {"hidden": [16]}}}, "ppo.network.hidden: saved [16, 16], now [16]"),
+        ({"ppo": {"network": {"rnn": "lstm"}}}, "ppo.network.rnn: saved None, now lstm"),
+        ({"ppo": {"normalize_obs": False}}, "ppo.normalize_obs: saved True, now False"),
+        ({"test": True, "ppo": {"network": {"hidden": [16]}}}, "ppo.network.hidden: saved [16, 16], now [16]"),
+    ],
+)
+def test_a_checkpoint_of_another_structure_is_refused(trained, settings, message):
+    refused(trained, message, checkpoint=str(the_run(trained)), **settings)
+
+
+def test_a_checkpoint_of_another_task_is_refused(trained):
+    run = the_run(trained)
+    refused(trained, "checkpoint of another task", "Pendulum", checkpoint=str(run))
+    copied = trained / "copied.pt"  # has no run folder that tells the task
+    copied.write_bytes((run / "checkpoints" / "last.pt").read_bytes())
+    refused(trained, "is of task Cartpole, not Pendulum; try task=Cartpole", "Pendulum", checkpoint=str(copied))
+
+
+@pytest.mark.parametrize(
+    "kind", ["empty", "text", "cut short", "of another program", "without a policy", "of other sizes"]
+)
+def test_a_checkpoint_that_is_not_one_is_refused(trained, tmp_path, kind):
+    good = the_run(trained) / "checkpoints" / "last.pt"
+    bad = tmp_path / "bad.pt"
+    payload = checkpoint.load(good)
+    if kind == "empty":
+        bad.write_bytes(b"")
+    elif kind == "text":
+        bad.write_text("weights")
+    elif kind == "cut short":
+        bad.write_bytes(good.read_bytes()[:5000])
+    elif kind == "of another program":
+        torch.save({"model": torch.zeros(3)}, bad)
+    elif kind == "without a policy":
+        del payload["policy"]
+        checkpoint.save(bad, payload)
+    else:
+        env = payload["env"]["sim"]
+        checkpoint.save(bad, {**payload, "env": {**payload["env"], "sim": {**env, "state": env["state"][:, :-1]}}})
+    refused(tmp_path, str(bad), checkpoint=str(bad))
+
+
+def test_too_many_worlds_for_the_memory_name_a_number_that_fits(tmp_path, monkeypatch):
+    monkeypatch.setattr(memory, "memory_available_bytes", lambda: 2_000_000_000)
+    with pytest.raises(ConfigError) as error:
+        make_trainer("Cartpole", tmp_path, num_envs=2**24)
+    found = re.fullmatch(
+        r"num_envs=16777216 does not fit: it needs about [\d.e+]+ GB of RAM, 2 GB are free; try num_envs=(\d+)",
+        str(error.value),
+    )
+    assert found, error.value
+    assert list(tmp_path.iterdir()) == []
+    fits = int(found.group(1))
+    assert 1024 < fits < 2**24 and fits & (fits - 1) == 0
+    run = prepare("Cartpole", num_envs=fits, ppo=SMALL_PPO)[0]
+    model = Cartpole.scene(run.task).model
+    memory.check_memory(model, run, SimChoice("mujoco", torch.device("cpu"), "test"))  # does not complain
+
+
+def test_missing_tensorboard_is_said_before_anything_is_made(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "tensorboard", None)
+    refused(tmp_path, "log.tensorboard=true needs tensorboard: pip install", log={"tensorboard": True})
+
+
+def test_tensorboard_gets_every_row(tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    make_trainer("Cartpole", tmp_path, log={"tensorboard": True}).train()
+    events = EventAccumulator(str(the_run(tmp_path) / "tensorboard"))
+    events.Reload()
+    rows = read_csv(the_run(tmp_path))
+    kl = [(event.step, event.value) for event in events.Scalars("policy/kl")]
+    assert kl == [(int(row["iteration"]), pytest.approx(float(row["policy/kl"]))) for row in rows]
+
+
+# Evaluation
+
+
+def test_an_evaluation_runs_one_whole_episode_per_world_and_writes_nothing(trained, capfd):
+    before = sorted(trained.rglob("*"))
+    settings = {"checkpoint": str(the_run(trained)), "test": True, "num_envs": 5, "log": {"console": "plain"}}
+    results = []
+    for _ in range(2):
+        trainer = make_trainer("Cartpole", trained, task={"episode_length": 50}, **settings)
+        assert not trainer.env.progress.any()  # whole episodes
+        results.append(trainer.evaluate())
+    assert results[0] == results[1]  # the mean action, and the same starts
+    assert results[0]["episodes"] == 5 and 1 <= results[0]["length_mean"] <= 50
+    assert results[0]["return_min"] <= results[0]["return_mean"] <= results[0]["return_max"]
+    assert re.search(r"return_mean +-?[\d.]+\n", capfd.readouterr().out)
+    assert sorted(trained.rglob("*")) == before
+
+
+def test_an_evaluation_equals_a_loop_by_hand(trained):
+    settings = {"checkpoint": str(the_run(trained)), "test": True, "num_envs": 4, "task": {"episode_length": 30}}
+    result = make_trainer("Cartpole", trained, **settings).evaluate()
+    by_hand = make_trainer("Cartpole", trained, **settings)
+    returns = [0.0] * 4
+    ended = [False] * 4
+    obs = by_hand.obs
+    for _ in range(30):
+        step = by_hand.env.step(by_hand.policy.act(obs, (), torch.zeros(4, 1)).action)
+        obs = step.obs
+        for world in range(4):
+            if not ended[world]:
+                returns[world] += step.reward[world].item()
+                ended[world] = bool(step.done[world])
+    assert result["return_mean"] == pytest.approx(sum(returns) / 4, rel=1e-5)
+
+
+def test_an_evaluation_needs_a_checkpoint(tmp_path):
+    refused(tmp_path, "test=true needs checkpoint=", test=True)
+
+
+# Recurrent policies, and the two devices
+
+
+@pytest.mark.parametrize("rnn", ["lstm", "gru"])
+def test_a_recurrent_policy_trains_and_is_evaluated(tmp_path, rnn):
+    settings = {"ppo": {"network": {"rnn": rnn}}}
+    trainer = make_trainer("Cartpole", tmp_path, **settings)
+    before = {name: value.clone() for name, value in trainer.policy.state_dict().items()}
+    trainer.train()
+    unchanged = [name for name, value in trainer.policy.state_dict().items() if torch.equal(value, before[name])]
+    assert unchanged == []
+    assert all(h.abs().sum() > 0 for h in trainer.hidden)
+    run = str(the_run(tmp_path))
+    result = make_trainer("Cartpole", tmp_path, checkpoint=run, test=True, num_envs=3, **settings).evaluate()
+    assert result["episodes"] == 3
+
+
+def test_physics_and_learner_on_two_devices_are_the_same_training(tmp_path, monkeypatch):
+    make_trainer("Cartpole", tmp_path / "one").train()
+    # cpu:0 is the CPU, but for torch not the same device as cpu: everything that must be moved is.
+    placed = {"sim_device": torch.device("cpu"), "rl_device": torch.device("cpu:0")}
+    monkeypatch.setattr(trainer_module, "_device", lambda text, key: placed[key])
+    two = make_trainer("Cartpole", tmp_path / "two", sim_device="cpu", rl_device="cpu")
+    assert two.env.device != two.rl_device
+    moved = []
+    monkeypatch.setattr(
+        trainer_module, "_move", lambda value, device, move=trainer_module._move: moved.append(1) or move(value, device)
+    )
+    two.train()
+    assert moved
+    assert read_csv(the_run(tmp_path / "one")) == read_csv(the_run(tmp_path / "two"))
+
+
+# Rows
+
+
+def test_rows_tell_of_the_training_alone_and_its_times_add_up(tmp_path):
+    trainer = make_trainer("Cartpole", tmp_path, max_iterations=6)
+    time.sleep(1.0)  # whatever comes before the first iteration
+    trainer.train()
+    rows = read_csv(the_run(tmp_path), machine=True)
+    for row in rows:
+        shares = {phase: float(row[f"time/{phase}"]) for phase in PHASES}
+        assert sum(shares.values()) <= 1.0 and shares["simulate"] > 0 and shares["update"] > 0
+        assert float(row["speed/sim_steps_per_s"]) > float(row["speed/env_steps_per_s"]) > 0
+        assert float(row["time/iteration_s"]) < 1.0
+    assert float(rows[-1]["time/elapsed_s"]) < 6.0
+    assert [int(row["env_steps"]) for row in rows] == [64 * iteration for iteration in range(1, 7)]
+
+
+def rows_an_interval_late(trainer: Trainer) -> None:
+    """As on CUDA, where a row is read when the next one is on its way."""
+    flush, waiting = trainer.metrics.flush, []
+
+    def late(*args: Any) -> Any:
+        waiting.extend(flush(*args))
+        return [waiting.pop(0)] if len(waiting) > 1 else []
+
+    def drain() -> Any:
+        rest = list(waiting)
+        waiting.clear()
+        return rest
+
+    trainer.metrics.flush = late  # type: ignore[method-assign]
+    trainer.metrics.drain = drain  # type: ignore[method-assign]
+
+
+def test_rows_that_arrive_late_are_complete_and_in_the_file_before_the_checkpoint(tmp_path, monkeypatch):
+    make_trainer("Cartpole", tmp_path / "whole", max_iterations=7).train()
+
+    trainer = make_trainer("Cartpole", tmp_path / "late", max_iterations=7, log={"checkpoint_interval": 3})
+    rows_an_interval_late(trainer)
+    saved = []
+    save = Checkpoints.save_last
+
+    def watched(checkpoints: Checkpoints, payload: Any) -> Path:
+        saved.append((payload["iteration"], [row["iteration"] for row in read_csv(the_run(tmp_path / "late"))][-1]))
+        return save(checkpoints, payload)
+
+    monkeypatch.setattr(Checkpoints, "save_last", watched)
+    row = trainer.train()
+    assert saved == [(3, "3"), (6, "6"), (7, "7")]
+    assert row["iteration"] == 7
+    assert read_csv(the_run(tmp_path / "whole")) == read_csv(the_run(tmp_path / "late"))
+
+
+def test_nan_is_found_also_when_rows_arrive_late(tmp_path):
+    settings = {"task": {"nan_observation_at": 11}, "max_iterations": 8, "log": {"checkpoint_interval": 1}}
+    trainer = make_trainer(Faulty, tmp_path, **settings)
+    rows_an_interval_late(trainer)
+    with pytest.raises(TaskError, match=r"Faulty: an observation .* is not finite in iteration 2; "):
+        trainer.train()
+    assert trainer.iteration == 2 and final_state(tmp_path)["iteration"] == 1

@@ -1,0 +1,233 @@
+"""A run as a process: killed, interrupted, started twice in a second, without network, stdin and memory."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO
+
+import psutil
+import pytest
+
+from gpusim_rl.run import checkpoint
+from test_writers import values, wandb_records
+from training import make_trainer, read_csv, the_run
+
+TRAIN = Path(__file__).parents[2] / "train.py"
+SMALL = [  # as in training.make_trainer
+    "num_envs=8",
+    "ppo.horizon=8",
+    "ppo.epochs=2",
+    "ppo.minibatch_size=32",
+    "ppo.network.hidden=[16,16]",
+    "ppo.network.rnn_size=8",
+]
+
+
+class Process:
+    """`python train.py` as a user starts it; killed, should a test leave it behind."""
+
+    def __init__(self, folder: Path, *arguments: str, command: str = "", **variables: str) -> None:
+        self.folder = folder
+        kept = {key: value for key, value in os.environ.items() if not key.startswith(("WANDB", "HYDRA", "PYTHON"))}
+        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+        self._files: list[IO[bytes]] = [
+            (folder / f"{name}.{time.monotonic_ns()}").open("w+b") for name in ("out", "err")
+        ]
+        self.process = subprocess.Popen(
+            ["bash", "-c", f"exec {command or shlex.join([sys.executable, str(TRAIN), *SMALL, *arguments])} <&-"],
+            cwd=folder,
+            env=kept | {"PATH": path, "HOME": str(folder), "NO_COLOR": "1", **variables},
+            stdout=self._files[0],
+            stderr=self._files[1],
+        )
+
+    def _read(self, which: int) -> str:
+        return Path(str(self._files[which].name)).read_text()
+
+    @property
+    def out(self) -> str:
+        return self._read(0)
+
+    @property
+    def err(self) -> str:
+        return self._read(1)
+
+    def wait_for(self, condition: Callable[[], object], timeout_s: float = 60) -> None:
+        end = time.monotonic() + timeout_s
+        while not condition():
+            assert self.process.poll() is None, f"ended with {self.process.returncode}:\n{self.out}\n{self.err}"
+            assert time.monotonic() < end, f"waited in vain:\n{self.out}\n{self.err}"
+            time.sleep(0.01)
+
+    def rows(self) -> int:
+        """Rows of metrics.csv so far."""
+        return sum(max(0, file.read_bytes().count(b"\n") - 1) for file in self.folder.glob("runs/*/*-*/metrics.csv"))
+
+    def ended(self, timeout_s: float = 90) -> int:
+        return self.process.wait(timeout_s)
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+        for file in self._files:
+            file.close()
+
+
+@pytest.fixture
+def start(tmp_path):
+    processes: list[Process] = []
+
+    def start_one(*arguments: str, folder: Path = tmp_path, **options: str) -> Process:
+        processes.append(Process(folder, *arguments, **options))
+        return processes[-1]
+
+    yield start_one
+    for process in processes:
+        process.close()
+
+
+def iterations(run: Path) -> list[int]:
+    return [int(row["iteration"]) for row in read_csv(run)]
+
+
+def test_killed_at_random_moments_and_resumed_is_the_uninterrupted_run(tmp_path, start):
+    chance = random.Random()
+    arguments = ["max_iterations=100000", "log.checkpoint_interval=2"]
+    moments: list[str] = []
+    for _ in range(3):
+        process = start(*arguments)
+        before = process.rows()
+        wait_s = chance.uniform(0.0, 0.3)
+        process.wait_for(lambda process=process, before=before: process.rows() > before + 5)
+        time.sleep(wait_s)
+        process.process.send_signal(signal.SIGKILL)
+        assert process.ended() == -signal.SIGKILL
+        run = the_run(tmp_path / "runs")
+        saved = checkpoint.load(run / "checkpoints" / "last.pt")["iteration"]
+        moments.append(f"{wait_s:.3f} s: checkpoint {saved}, rows {process.rows()}")
+        assert process.rows() - saved in (0, 1, 2), moments
+        arguments = [f"checkpoint={run}", "max_iterations=100000"]
+    last = saved + 4
+    process = start(f"checkpoint={run}", f"max_iterations={last}")
+    assert process.ended() == 0, process.err
+    assert f"resumed  at iteration {saved}\n" in process.out
+    assert iterations(run) == list(range(1, last + 1)), moments
+
+    settings = {"max_iterations": last, "log": {"checkpoint_interval": 2}}
+    make_trainer("Cartpole", tmp_path / "whole", **settings).train()
+    assert read_csv(run) == read_csv(the_run(tmp_path / "whole")), moments
+    leftovers = [path.name for path in run.rglob("*.tmp")]
+    assert leftovers == [], "a resumed run clears what a kill left half written"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_saves_and_prints_a_command_that_goes_on(tmp_path, start, number):
+    process = start("max_iterations=100000", "log.console=plain")
+    process.wait_for(lambda: process.rows() > 3)
+    process.process.send_signal(number)
+    assert process.ended() == 128 + number, process.err
+    assert process.err == "\nstopping after this iteration, with a checkpoint; once more stops at once\n"
+    run = the_run(tmp_path / "runs")
+    saved = checkpoint.load(run / "checkpoints" / "last.pt")["iteration"]
+    assert iterations(run) == list(range(1, saved + 1))
+
+    (command,) = re.findall(r"^  (python .*train\.py checkpoint=.*)$", process.out, re.MULTILINE)
+    again = start(command=f"{command} max_iterations={saved + 2}")
+    assert again.ended() == 0, again.err
+    assert iterations(run) == list(range(1, saved + 3))
+
+
+SLOW = '''
+import time
+from gpusim_rl.tasks.cartpole import Cartpole
+
+class Slow(Cartpole):
+    """Slow: an iteration takes a minute."""
+
+    def apply_action(self, action):
+        time.sleep(0.5)
+        super().apply_action(action)
+'''
+
+
+def test_a_second_ctrl_c_ends_at_once(tmp_path, start):
+    yaml = (TRAIN.parent / "cfg" / "task" / "Cartpole.yaml").read_text()
+    (tmp_path / "cfg" / "task").mkdir(parents=True)
+    (tmp_path / "cfg" / "task" / "Slow.yaml").write_text(yaml.replace("gpusim_rl.tasks.cartpole.Cartpole", "slow.Slow"))
+    (tmp_path / "slow.py").write_text(SLOW)
+    process = start("task=Slow", "ppo.horizon=120", "log.console=plain", f"-cd={tmp_path / 'cfg'}")
+    process.wait_for(lambda: re.search(r"^run +runs/Slow", process.out, re.MULTILINE))
+    time.sleep(1.0)  # the handlers are there and the first iteration is under way
+    process.process.send_signal(signal.SIGINT)
+    process.wait_for(lambda: "once more stops at once" in process.err)
+    began = time.monotonic()
+    process.process.send_signal(signal.SIGINT)
+    assert process.ended() == 130
+    assert time.monotonic() - began < 10
+    assert process.err.endswith("interrupted\n")
+    assert not list((the_run(tmp_path / "runs") / "checkpoints").iterdir())
+
+
+def test_two_runs_of_the_same_second_have_a_folder_each(tmp_path, start):
+    both = [start("max_iterations=2", f"seed={seed}") for seed in (1, 2)]
+    assert [process.ended() for process in both] == [0, 0]
+    runs = [path for path in (tmp_path / "runs" / "Cartpole").iterdir() if not path.is_symlink()]
+    assert len(runs) == 2
+    assert sorted(checkpoint.load(run / "checkpoints" / "last.pt")["seed"] for run in runs) == [1, 2]
+    assert [iterations(run) for run in runs] == [[1, 2], [1, 2]]
+    assert (tmp_path / "runs" / "Cartpole" / "latest").resolve() in runs
+
+
+def test_far_too_many_worlds_are_one_line_and_nothing_else(tmp_path, start):
+    process = start("num_envs=100000000", "task=Ant")
+    began = time.monotonic()
+    assert process.ended() == 2
+    assert time.monotonic() - began < 30
+    assert process.out == ""
+    found = re.fullmatch(
+        r"error: num_envs=100000000 does not fit: it needs about [\d.e+]+ GB of RAM, [\d.]+ GB are free; "
+        r"try num_envs=(\d+)\n",
+        process.err,
+    )
+    assert found, process.err
+    assert 2**10 <= int(found.group(1)) <= psutil.virtual_memory().total / 1000
+    assert not (tmp_path / "runs").exists()
+
+
+def test_weights_and_biases_without_key_network_and_stdin_goes_offline_and_is_resumed(tmp_path, start):
+    arguments = ["wandb_activate=true", "wandb_project=carts", "wandb_tags=[a,b]", "log.console=plain"]
+    first = start("max_iterations=3", *arguments)
+    assert first.ended() == 0, first.err
+    run = the_run(tmp_path / "runs")
+    assert re.search(
+        r"^W&B: offline \(no API key; .*\); upload with: wandb sync runs/Cartpole/", first.out, re.MULTILINE
+    )
+    second = start(f"checkpoint={run}", "max_iterations=5", "log.console=plain")
+    assert second.ended() == 0, second.err
+
+    folders = sorted((run / "wandb").glob("offline-run-*"))
+    assert (
+        len(folders) == 2 and len({folder.name.rpartition("-")[2] for folder in folders}) == 1
+    )  # one run on the server
+    steps: list[int] = []
+    for folder in folders:
+        (file,) = folder.glob("run-*.wandb")
+        records = list(wandb_records(file))
+        (of_run,) = [record.run for record in records if record.WhichOneof("record_type") == "run"]
+        assert of_run.project == "carts" and list(of_run.tags) == ["a", "b"]
+        assert values(of_run.config.update)["num_envs"] == 8
+        history = [values(record.history.item) for record in records if record.WhichOneof("record_type") == "history"]
+        assert all("policy/kl" in row for row in history)
+        steps += [row["_step"] for row in history]
+        assert any(record.WhichOneof("record_type") == "stats" for record in records)
+    assert steps == iterations(run) == [1, 2, 3, 4, 5]

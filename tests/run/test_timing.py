@@ -1,0 +1,82 @@
+"""Durations of phases: summed per interval, and of the right interval when they are read late."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import torch
+
+from gpusim_rl.run.timing import PHASES, PhaseTimer
+
+
+def test_phases_are_summed_per_interval_and_begin_anew():
+    timer = PhaseTimer(torch.device("cpu"))
+    for _ in range(2):
+        with timer("simulate"):
+            time.sleep(0.02)
+    with timer("update"):
+        time.sleep(0.01)
+    first = timer.flush()
+    with timer("log"):
+        time.sleep(0.01)
+    second = timer.flush()
+
+    assert set(first.phases()) == set(PHASES)
+    assert 0.04 <= first.phases()["simulate"] <= first.wall_s
+    assert 0.01 <= first.phases()["update"] <= first.wall_s - 0.04
+    assert first.phases()["log"] == 0 and second.phases()["log"] >= 0.01
+    assert second.phases()["simulate"] == 0
+
+
+def test_what_comes_before_the_start_does_not_count():
+    timer = PhaseTimer(torch.device("cpu"))
+    with timer("simulate"):
+        time.sleep(0.05)
+    timer.start()
+    lap = timer.flush()
+    assert lap.wall_s < 0.05 and lap.phases()["simulate"] == 0
+
+
+class Stream:
+    """A CUDA stream whose work is done only when it is told so: an event knows its time no earlier."""
+
+    def __init__(self) -> None:
+        self.enqueued_ms = 0.0
+        self.done_ms = 0.0
+
+    def event(self, enable_timing: bool) -> Event:
+        assert enable_timing
+        return Event(self)
+
+
+class Event:
+    def __init__(self, stream: Stream) -> None:
+        self.stream = stream
+        self.at_ms = float("inf")
+
+    def record(self) -> None:
+        self.at_ms = self.stream.enqueued_ms
+
+    def elapsed_time(self, end: Event) -> float:
+        assert end.at_ms <= self.stream.done_ms, "the device is not there yet: this would be an error"
+        return end.at_ms - self.at_ms
+
+
+def test_on_cuda_times_are_of_their_own_interval_and_read_when_the_work_is_done(monkeypatch):
+    stream = Stream()
+    monkeypatch.setattr(torch.cuda, "Event", stream.event)
+    timer = PhaseTimer(torch.device("cuda"))
+    laps = []
+    for interval in (1, 2):
+        for _ in range(3):
+            with timer("simulate"):
+                stream.enqueued_ms += 1000.0 * interval
+            with timer("policy"):
+                stream.enqueued_ms += 10.0
+        laps.append(timer.flush())  # the device has done nothing yet
+    stream.done_ms = 3030.0
+    assert laps[0].phases()["simulate"] == pytest.approx(3.0)
+    assert laps[0].phases()["policy"] == pytest.approx(0.03)
+    stream.done_ms = stream.enqueued_ms
+    assert laps[1].phases()["simulate"] == pytest.approx(6.0)
