@@ -50,7 +50,7 @@ class Spy:
         def spying(*args: Any) -> Any:
             inputs, columns, hidden, fresh = args
             action, mean, log_std, rest = columns.split([actions, actions, actions, 5], dim=-1)
-            log_prob, _, advantage, _, valid = rest.unbind(-1)
+            log_prob, old_value, advantage, target, valid = rest.unbind(-1)
             with torch.no_grad():
                 now = learner.policy.evaluate(inputs, action, hidden, fresh)
             self.minibatches.append(
@@ -58,7 +58,10 @@ class Spy:
                     "action": action.clone(),
                     "ratio": (now.log_prob - log_prob).exp(),
                     "kl": gaussian_kl(mean, log_std, now.mean, now.log_std),
+                    "reverse kl": gaussian_kl(now.mean, now.log_std, mean, log_std),
                     "advantage": advantage.clone(),
+                    "value change": now.value - old_value,
+                    "target": target.clone(),
                     "valid": valid.bool(),
                 }
             )
@@ -90,6 +93,29 @@ def test_the_first_minibatch_of_every_update_is_on_policy(kind: str, state_depen
         assert kl < 1e-9 and clip_fraction == 0.0
         assert (later["ratio"] - 1.0).abs().max() > 1e-4, "the policy must have moved since"
     assert it.policy.obs_norm["policy"].count > 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_values_and_targets_are_in_the_units_of_the_network(kind: str) -> None:
+    # rewards far from 0 and from scale 1, so that the statistics of returns move much
+    it = learner(kind, minibatch_size=96, epochs=1, gamma=0.5)
+    step = it.world.step
+
+    def scaled(action: Tensor) -> Outcome:
+        out = step(action)
+        out.reward = torch.where(out.diverged, 0.0, 30.0 * out.reward + 500.0)
+        return out
+
+    it.world.step = scaled  # type: ignore[method-assign]
+    for _ in range(3):
+        it.collect()
+        spy = Spy(it)
+        it.update()
+        (batch,) = spy.minibatches
+        assert batch["value change"].abs().max() < 1e-4, "the statistics moved under the critic"
+        target = batch["target"][batch["valid"]]
+        assert target.abs().max() < 10.0
+    assert it.policy.value_norm.mean > 500.0
 
 
 def test_statistics_of_observations_move_after_the_update() -> None:
@@ -308,7 +334,7 @@ def test_log_std_at_its_bound_can_come_back() -> None:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("minibatch_size", [1, 24, 30, 96, 10_000])
 def test_minibatches_are_a_partition(kind: str, minibatch_size: int) -> None:
-    it = learner(kind, minibatch_size=minibatch_size)
+    it = learner(kind, minibatch_size=minibatch_size, num_envs=6)
     T, N = it.cfg.horizon, it.world.num_envs
     orders = []
     for _ in range(2):
@@ -434,6 +460,31 @@ def test_schedule_follows_the_kl_of_the_update(per: str) -> None:
     assert moves == {-1, 0, 1}, "the sequence must exercise every branch"
 
 
+@pytest.mark.parametrize("per", ["minibatch", "epoch"])
+def test_schedule_follows_a_scripted_kl(per: str) -> None:
+    it = learner(schedule="adaptive", schedule_per=per, kl_threshold=0.01, epochs=4)
+    assert it.ppo.num_minibatches == 4
+    # by epoch the means are above, below, above and inside; single minibatches say otherwise
+    script = [0.0, 0.2, 0.001, 0.001, 0.001, 0.001, 0.001, 0.012]
+    script += [0.1, 0.1, 0.001, 0.001, 0.001, 0.03, 0.001, 0.001]
+    kls, rates, loss = iter(script), [], it.ppo._loss
+
+    def scripted(*args: Any) -> Any:
+        rates.append(it.ppo.learning_rate.item())
+        total, losses, _ = loss(*args)
+        return total, losses, torch.tensor(next(kls))
+
+    it.ppo._loss = scripted
+    it.collect()
+    rates.append(it.update()["policy/learning_rate"].item())
+    powers = [round(math.log(rate / 3e-4, 1.5), 3) for rate in rates]
+    if per == "minibatch":  # a minibatch's own KL is heeded before its step
+        steps = [0, -1, 1, 1, 1, 1, 1, 0, -1, -1, 1, 1, 1, -1, 1, 1]
+        assert powers == [sum(steps[:i]) for i in range(17)]
+    else:
+        assert powers == [0] * 4 + [-1] * 4 + [0] * 4 + [-1] * 5
+
+
 @pytest.mark.parametrize("kind", ["feed-forward", "lstm"])
 @pytest.mark.parametrize("num_envs", [1, 2, 12])
 @pytest.mark.parametrize("per", ["minibatch", "epoch"])
@@ -556,6 +607,18 @@ def test_statistics_are_tensors_and_true() -> None:
     kls = [m["reported"][2].item() for m in spy.minibatches]
     assert stats["policy/kl"].item() == pytest.approx(sum(kls) / len(kls), rel=1e-4)
     assert stats["value/explained_variance"] <= 1.0
+
+
+def test_the_kl_is_of_the_old_policy_from_the_new() -> None:
+    it = learner(learning_rate=3e-2, schedule="constant", epochs=2)
+    it.collect()
+    spy = Spy(it)
+    it.update()
+    last = spy.minibatches[-1]
+    valid = last["valid"]
+    kl = last["reported"][0].item()
+    assert kl == pytest.approx(last["kl"][valid].mean().item(), rel=1e-5)
+    assert abs(kl / last["reverse kl"][valid].mean().item() - 1.0) > 0.01, "the order must matter"
 
 
 def test_explained_variance() -> None:
