@@ -10,6 +10,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from gpusim_rl.config import SimConfig
+from gpusim_rl.env.quarantine import FirstDiverged
 from gpusim_rl.env.task import Task, TaskConfig
 from gpusim_rl.errors import TaskError
 from gpusim_rl.sim import Sim, SimChoice, make_sim
@@ -60,11 +61,10 @@ class VecEnv:
         obs_sizes: Size of each observation group.
         num_actions: Size of the action vector.
         progress: Control steps since the (staggered) start of each episode, int64 [num_envs].
+        first_diverged: State and action that the first diverged world came from.
     """
 
-    def __init__(
-        self, task_class: type[Task], cfg: TaskConfig, sim: Sim, seed: int, *, check: bool = False
-    ) -> None:
+    def __init__(self, task_class: type[Task], cfg: TaskConfig, sim: Sim, seed: int, *, check: bool = False) -> None:
         self.cfg = cfg
         self.sim = sim
         self.num_envs = sim.num_envs
@@ -80,6 +80,7 @@ class VecEnv:
         self.task.random.seed(seed)
         self.progress = torch.zeros(self.num_envs, dtype=torch.int64, device=self.device)
         self.staggered = torch.zeros(self.num_envs, dtype=torch.bool, device=self.device)
+        self.first_diverged = FirstDiverged(sim, self.num_actions)
         self.obs_sizes: dict[str, int] = {}
         self._obs: Observation = {}
 
@@ -132,6 +133,7 @@ class VecEnv:
             raise ValueError(f"step() needs actions of shape {list(task.actions.shape)}, got {list(action.shape)}")
         torch.clamp(action, -self.cfg.clip_actions, self.cfg.clip_actions, out=task.actions)
         task.apply_action(task.actions)
+        self.first_diverged.before_step()
         sim.step(self.cfg.decimation)
         self.progress += 1
 
@@ -142,6 +144,7 @@ class VecEnv:
         final_obs = self._observe()
         # A diverged world is quarantined: whatever the task computed from its state is discarded, and it is reset.
         diverged = sim.diverged.clone()
+        self.first_diverged.after_step(diverged, task.actions, self.progress)
         sound = ~diverged
         terms = {name: torch.where(sound, term, 0.0) for name, term in terms.items()}
         final_obs = {g: torch.where(sound[:, None], value, 0.0) for g, value in final_obs.items()}

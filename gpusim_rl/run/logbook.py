@@ -15,6 +15,7 @@ import yaml
 
 from gpusim_rl import paths
 from gpusim_rl.errors import ConfigError
+from gpusim_rl.run import checkpoint
 from gpusim_rl.run.checkpoint import Checkpoints
 from gpusim_rl.run.console import Console
 from gpusim_rl.run.metrics import Row
@@ -79,6 +80,7 @@ class Logbook:
         self._saved = resumed_at if self._checkpoints.last.exists() else None
         self._row: Row = {}
         self._overflow_reported = False
+        self._divergence_reported = False
         self._improved = False
 
     def __enter__(self) -> Logbook:
@@ -155,6 +157,26 @@ class Logbook:
                 f"{row['sim/overflow']:.0f} worlds dropped contacts because a buffer was full;"
                 " raise sim.nconmax and sim.njmax"
             )
+        if row.get("sim/diverged") and not self._divergence_reported:
+            self._divergence_reported = True
+            self._dump_diverged()
+
+    def _dump_diverged(self) -> None:
+        """Writes down once, to be replayed, from where the first world diverged."""
+        trainer, path = self._trainer, self.run_dir.path / "diverged.pt"
+        first = trainer.env.first_diverged.read()
+        if first is None or path.exists():
+            return
+        about = {"task": trainer.task_name, "config": trainer.config, "sim": trainer.choice.name}
+        where = f"are in {self.run_dir}/diverged.pt"
+        try:
+            checkpoint.save(path, {**about, "iteration": trainer.iteration, **first})
+        except OSError as error:
+            where = f"could not be saved ({error})"
+        self.console.warn(
+            f"the physics of world {first['world']} diverged; such worlds are reset and left out of learning, and"
+            f" counted in sim/diverged. The state and action before it {where}"
+        )
 
     def save(self, *, numbered: bool) -> None:
         """Writes last.pt, and best.pt if the mean return is the best so far."""

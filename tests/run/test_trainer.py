@@ -270,7 +270,7 @@ def test_nan_from_a_task_stops_with_one_line_that_names_it(tmp_path, fault, sett
         assert all(value.isfinite().all() for value in saved["policy"].values())
 
 
-def test_a_diverged_world_is_counted_and_left_out_and_training_goes_on(tmp_path):
+def test_a_diverged_world_is_counted_left_out_and_written_down_and_training_goes_on(tmp_path, capfd):
     trainer = make_trainer(Faulty, tmp_path, task={"speed_at": 11, "randomize_episode_start": False})
     seen: list[tuple[torch.Tensor, torch.Tensor]] = []
     update = trainer.ppo.update
@@ -289,6 +289,26 @@ def test_a_diverged_world_is_counted_and_left_out_and_training_goes_on(tmp_path)
     assert all(value.isfinite().all() for value in state["policy"].values())
     norm = trainer.policy.obs_norm["policy"]
     assert norm.count == 3 * 8 * 8 - 1 and norm.var.max() < 100
+
+    (line,) = capfd.readouterr().err.splitlines()
+    assert line.startswith("warning: the physics of world 1 diverged; such worlds are reset and left out of learning")
+    assert line.endswith("/diverged.pt")
+    dump = checkpoint.load(the_run(tmp_path) / "diverged.pt")
+    assert dump["task"] == "Faulty" and dump["iteration"] == 2 and dump["world"] == 1
+    assert dump["config"]["task"]["speed_at"] == 11
+    assert (dump["state"]["cartpole"]["joint_vel"] == 1e30).all() and dump["action"].shape == (1,)
+    refused(tmp_path, "is not a checkpoint of a training", Faulty, checkpoint=str(the_run(tmp_path) / "diverged.pt"))
+
+
+def test_only_the_first_diverged_world_is_written_down(tmp_path, capfd):
+    make_trainer(Faulty, tmp_path, task={"speed_at": 11}).train()
+    run = the_run(tmp_path)
+    before = (run / "diverged.pt").read_bytes()
+    longer = {"checkpoint": str(run), "max_iterations": 6}
+    make_trainer(Faulty, tmp_path, task={"speed_at": 30}, **longer).train()
+    assert [float(row["sim/diverged"]) for row in read_csv(run)] == [0.0, 1.0, 0.0, 1.0, 0.0, 0.0]
+    assert (run / "diverged.pt").read_bytes() == before
+    assert capfd.readouterr().err.count("\n") == 1
 
 
 @contextmanager
