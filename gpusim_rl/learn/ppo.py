@@ -123,9 +123,14 @@ class PPO:
         self.max_iterations = max_iterations
         self.iteration = torch.zeros((), dtype=torch.float32, device=device)
         self.learning_rate = torch.tensor(cfg.learning_rate, dtype=torch.float32, device=device)
-        # fused: one kernel per step, and step counts and rates may be device tensors (needed under a CUDA graph)
-        fused = device.type in ("cpu", "cuda")
-        self.optimizer = torch.optim.Adam(policy.parameters(), lr=cfg.learning_rate, eps=1e-5, fused=fused)
+        # fused: one kernel per step; its count and rate are device tensors, which a CUDA graph needs (capturable)
+        self.optimizer = torch.optim.Adam(
+            policy.parameters(),
+            lr=cfg.learning_rate,
+            eps=1e-5,
+            fused=device.type in ("cpu", "cuda"),
+            capturable=device.type == "cuda",
+        )
         self.optimizer.param_groups[0]["lr"] = self.learning_rate
         self._loss = torch.compile(self._eager_loss) if cfg.compile else self._eager_loss
 
