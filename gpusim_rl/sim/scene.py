@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import mujoco
 
@@ -13,6 +14,8 @@ from gpusim_rl.errors import TaskError
 # MuJoCo's contact sensor: bits of its data specification, and the reduction of all matching contacts to one wrench.
 _CONTACT_FORCE, _CONTACT_TORQUE, _CONTACT_POS = 1 << 1, 1 << 2, 1 << 4
 _REDUCE_NETFORCE = 3
+
+_INTEGRATORS = {"euler": mujoco.mjtIntegrator.mjINT_EULER, "implicit": mujoco.mjtIntegrator.mjINT_IMPLICIT}
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +40,10 @@ class Scene:
 
     Args:
         physics_hz: Physics steps per simulated second [Hz].
+        integrator: How MuJoCo integrates. `euler` is the fastest. It gains energy from fast rotation: a floating body
+            that turns by more than about half a radian per step speeds up until it diverges, and a policy may find that
+            this pays. `implicit` takes the gyroscopic forces at the end of the step and stays stable; a step of Ant
+            costs a third more.
 
     Example:
         scene = Scene(physics_hz=120)
@@ -45,9 +52,10 @@ class Scene:
         scene.add_contact_sensor("ant", ["front_left_foot"])
     """
 
-    def __init__(self, physics_hz: float) -> None:
+    def __init__(self, physics_hz: float, *, integrator: Literal["euler", "implicit"] = "euler") -> None:
         self.spec = mujoco.MjSpec()
         self.spec.option.timestep = 1.0 / physics_hz
+        self.spec.option.integrator = _INTEGRATORS[integrator]
         self.contact_sensors: dict[str, ContactSensor] = {}
         self.articulation_names: list[str] = []
         self._model: mujoco.MjModel | None = None
