@@ -1,0 +1,179 @@
+"""Playing: the policy that the run trained, in the task that the run saved."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+import gpusim_rl
+from gpusim_rl.errors import ConfigError
+from gpusim_rl.run import checkpoint
+from gpusim_rl.run.play import Player
+
+pytest_plugins = ["tool_runs"]
+
+NO_DISPLAY = {"DISPLAY": "", "WAYLAND_DISPLAY": ""}
+
+
+@pytest.fixture
+def run(runs_folder, tmp_path, monkeypatch) -> Path:
+    """A copy of a Cartpole run, alone in a folder."""
+    source = sorted(path for path in (runs_folder / "runs" / "Cartpole").glob("2*") if path.is_dir())[0]
+    monkeypatch.chdir(tmp_path)
+    return Path(shutil.copytree(source, tmp_path / "runs" / "Cartpole" / source.name))
+
+
+# -- the command ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("task", ["Ant", "Cartpole"])
+def test_a_run_is_measured_without_a_window(tool, task):
+    lines = tool("play", task, "--viewer", "none", "--steps", "50", env=NO_DISPLAY).stdout.splitlines()
+    assert lines[0].startswith(f"runs/{task}/") and "checkpoints/last.pt, iteration " in lines[0]
+    assert lines[1].startswith(f"{task}: mean reward ") and lines[1].endswith("per step (50 steps in 16 worlds)")
+
+
+@pytest.mark.parametrize("policy", ["zero", "random"])
+def test_a_task_is_played_before_any_training(tool, tmp_path, policy):
+    arguments = ("--viewer", "none", "--steps", "20", "--policy", policy)
+    done = tool("play", "Ant", *arguments, cwd=tmp_path)
+    assert done.stdout.startswith("Ant: mean reward ")
+    assert list(tmp_path.iterdir()) == []
+    assert done.stdout == tool("play", "Ant", *arguments, cwd=tmp_path).stdout
+
+
+@pytest.mark.parametrize("viewer", ["auto", "native"])
+def test_without_a_display_one_line_points_to_record(tool, viewer):
+    done = tool("play", "Ant", "--viewer", viewer, env=NO_DISPLAY, check=False)
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert done.stderr.startswith("error: no display here")
+    assert "tools/record.py Ant" in done.stderr
+
+
+def test_a_display_that_does_not_answer_is_one_line(tool):
+    done = tool("play", "Cartpole", env={"DISPLAY": ":98765", "WAYLAND_DISPLAY": ""}, check=False)
+    assert done.returncode == 2
+    assert done.stderr == "error: no window can be opened on display ':98765'; try tools/record.py\n"
+
+
+@pytest.mark.skipif(shutil.which("Xvfb") is None, reason="needs Xvfb")
+def test_the_window_opens_and_closes_in_real_time(tool, tmp_path):
+    display = f":{os.getpid() % 10000 + 100}"
+    server = subprocess.Popen(["Xvfb", display, "-screen", "0", "640x480x24"], stderr=subprocess.DEVNULL)
+    try:
+        socket = Path(f"/tmp/.X11-unix/X{display[1:]}")
+        for _ in range(100):
+            if socket.exists():
+                break
+            time.sleep(0.1)
+        done = tool("play", "Cartpole", "--steps", "30", env={"DISPLAY": display}, timeout_s=60)
+    finally:
+        server.terminate()
+        server.wait()
+    assert "iteration 6" in done.stdout
+
+
+# -- the player -------------------------------------------------------------------------------
+
+
+def test_a_player_acts_as_an_evaluation_does(run):
+    result = gpusim_rl.train("Cartpole", checkpoint=str(run), test=True, num_envs=8, log={"console": "quiet"})
+    player = Player.open(str(run), num_envs=8)
+    returns, running = torch.zeros(8), torch.ones(8, dtype=torch.bool)
+    for _ in range(player.env.max_episode_length):
+        step = player.step()
+        returns += torch.where(running, step.reward, 0.0)
+        running &= ~step.done
+    player.close()
+    assert float(returns.mean()) == pytest.approx(result["return_mean"], rel=1e-6)
+    assert float(returns.max()) == pytest.approx(result["return_max"], rel=1e-6)
+
+
+@pytest.mark.parametrize("meant", ["folder", "file", "task"])
+def test_a_run_can_be_named_in_three_ways(run, meant):
+    (run.parent / "latest").symlink_to(run.name)
+    name = {"folder": str(run), "file": str(run / "checkpoints" / "best.pt"), "task": "Cartpole"}[meant]
+    player = Player.open(name)
+    player.close()
+    assert player.run_dir is not None and player.run_dir.resolve() == run
+    assert player.checkpoint is not None
+    assert player.checkpoint.name == ("best.pt" if meant == "file" else "last.pt")
+
+
+def test_a_run_that_still_trains_is_followed(run):
+    player = Player.open(str(run))
+    before = player.step().obs
+    assert not player.follow()
+
+    file = run / "checkpoints" / "last.pt"
+    state = checkpoint.load(file)
+    state["iteration"] = 77
+    state["policy"]["mean_head.bias"] += 100.0
+    time.sleep(0.01)  # the clock of the file system
+    checkpoint.save(file, state)
+    assert player.follow()
+    assert player.iteration == 77
+    assert not player.follow()
+    player.step()
+    assert float(player.env.task.actions.min()) == 1.0, "the new policy pushes to the right"
+    assert before["policy"].shape == player.obs["policy"].shape
+    shutil.rmtree(run)
+    assert not player.follow(), "a run that was moved away is played on"
+    player.close()
+
+
+def test_settings_are_those_of_the_run_not_of_today(run):
+    file = run / "checkpoints" / "last.pt"
+    state = checkpoint.load(file)
+    state["config"]["task"]["max_force"] = 0.5
+    checkpoint.save(file, state)
+    player = Player.open(str(run))
+    assert player.env.cfg.max_force == 0.5
+    player.close()
+
+
+def test_a_recurrent_policy_forgets_at_the_end_of_an_episode(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    gpusim_rl.train(
+        "Cartpole",
+        debug="smoke",
+        device="cpu",
+        num_envs=4,
+        log={"console": "quiet"},
+        ppo={"network": {"rnn": "lstm", "rnn_size": 8}},
+    )
+    player = Player.open("Cartpole", num_envs=4)
+    fresh = player._hidden
+    assert all(bool((h == 0).all()) for h in fresh)
+    done = torch.zeros(4, dtype=torch.bool)
+    while not done.any():
+        done = player.step().done
+    for h in player._hidden:
+        assert bool((h[:, done] == 0).all())
+        assert bool((h[:, ~done] != 0).any())
+    player.close()
+
+
+def test_a_task_that_changed_its_sizes_is_one_line(run):
+    file = run / "checkpoints" / "last.pt"
+    state = checkpoint.load(file)
+    state["num_actions"] = 3
+    checkpoint.save(file, state)
+    with pytest.raises(ConfigError, match="does not fit task Cartpole as it is now: num_actions saved 3, now 1"):
+        Player.open(str(run))
+
+
+def test_newton_runs_are_shown_on_newton_and_all_others_on_mujoco(run):
+    file = run / "checkpoints" / "last.pt"
+    for trained_on, shown_on in (("mujoco", "mujoco"), ("mjwarp", "mujoco"), ("newton", "newton")):
+        checkpoint.save(file, {**checkpoint.load(file), "sim": trained_on})
+        player = Player.open(str(run))
+        assert player.env.sim.name == shown_on
+        player.close()

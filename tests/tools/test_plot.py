@@ -1,0 +1,98 @@
+"""Learning curves: seeds become one line, other settings become lines of their own."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+pytest_plugins = ["tool_runs"]
+
+
+@pytest.fixture
+def plot(load_tool):
+    """The tool as a module."""
+    return load_tool("plot")
+
+
+def folders(runs_folder, task: str = "Cartpole") -> list[str]:
+    """What a shell makes of `runs/<task>/*`."""
+    return [str(path.relative_to(runs_folder)) for path in sorted((runs_folder / "runs" / task).iterdir())]
+
+
+def test_all_runs_of_a_task_become_one_picture(tool, runs_folder, tmp_path):
+    arguments = folders(runs_folder)
+    assert arguments[-1].endswith("latest")
+    for suffix, magic in ((".png", b"\x89PNG"), (".svg", b"<?xml"), (".pdf", b"%PDF")):
+        out = tmp_path / f"curves{suffix}"
+        assert tool("plot", *arguments, "--out", out).stdout == f"{out}\n"
+        assert out.read_bytes().startswith(magic)
+
+
+def test_one_run_is_drawn_in_its_folder(tool, runs_folder):
+    done = tool("plot", "Cartpole", "--key", "policy/kl", "--x", "time")
+    assert done.stdout.startswith("runs/Cartpole/2") and done.stdout.endswith("/policy_kl.png\n")
+    assert (runs_folder / done.stdout.strip()).stat().st_size > 5000
+
+
+def test_what_a_shell_pattern_also_catches_is_left_out(tool, runs_folder, tmp_path):
+    ant = folders(runs_folder, "Ant")[0]  # so short that no episode ended
+    done = tool("plot", *folders(runs_folder), ant, "runs", "--out", tmp_path / "x.png")
+    lines = done.stderr.splitlines()
+    assert lines[0] == "skipped runs: no metrics.csv in it"
+    assert lines[1] == f"skipped {ant}/metrics.csv: episode/return is not known in any row yet"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["Nothing"], "no checkpoint 'Nothing': expected a run folder"),
+        (["Cartpole", "--key", "episode/retrn"], "has no column 'episode/retrn'. Did you mean 'episode/return'?"),
+        (["Ant"], "episode/return is not known in any row yet"),
+        (["Cartpole", "--out", "x.bmp"], "--out must end in .png, .svg or .pdf, got x.bmp"),
+    ],
+)
+def test_bad_input_is_one_line(tool, arguments, line):
+    done = tool("plot", *arguments, check=False)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
+    assert line in done.stderr
+
+
+def test_a_missing_extra_is_one_line(tool, tmp_path):
+    (tmp_path / "matplotlib.py").write_text("raise ModuleNotFoundError('no', name='matplotlib')")
+    done = tool("plot", "Cartpole", check=False, env={"PYTHONPATH": str(tmp_path)})
+    assert done.returncode == 2
+    assert done.stderr == "error: plot needs matplotlib.figure: pip install 'gpusim-rl[plot]'\n"
+
+
+def test_lines_are_named_by_what_differs(plot):
+    ant = {"task._target_": "a.b.Ant", "ppo.clip": 0.2, "task.up_weight": 1}
+    assert plot.titles([ant]) == ["Ant"]
+    other = {**ant, "ppo.clip": 0.1, "task.up_weight": 2}
+    hopper = {"task._target_": "a.b.Hopper", "ppo.clip": 0.3}
+    assert plot.titles([ant, other, hopper]) == [
+        "Ant ppo.clip=0.2 up_weight=1",
+        "Ant ppo.clip=0.1 up_weight=2",
+        "Hopper",
+    ]
+
+
+def test_seeds_are_one_line_and_other_settings_are_not(plot, runs_folder):
+    curves = plot.read_curves(
+        plot.run_folders([str(runs_folder / name) for name in folders(runs_folder)]), "episode/return", "env_steps"
+    )
+    assert sorted(curve.seed for curve in curves) == [1, 2, 3]
+    settings = [curve.settings for curve in sorted(curves, key=lambda curve: curve.seed)]
+    assert settings[0] == settings[1] != settings[2]
+
+
+def test_mean_and_std_are_of_the_runs_that_got_so_far(plot):
+    def curve(x: list[float], y: list[float]):
+        return plot.Curve({}, 0, np.array(x), np.array(y))
+
+    x, mean, std = plot.mean_and_std([curve([0, 10], [0, 10]), curve([0, 5], [2, 7])])
+    assert (x[0], x[-1]) == (0, 10)
+    assert (mean[0], std[0]) == (1, 1)  # (0 + 2) / 2, spread 1
+    assert (mean[-1], std[-1]) == (10, 0)  # only the first run is there
+    x, mean, std = plot.mean_and_std([curve([0, 1], [3, 4])])
+    assert (x.tolist(), mean.tolist(), std.tolist()) == ([0, 1], [3, 4], [0, 0])

@@ -1,0 +1,210 @@
+"""Videos: of every kind of run, on every kind of machine, without a display."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import imageio_ffmpeg
+import numpy as np
+import pytest
+
+from conftest import run_command
+from gpusim_rl.compose import compose
+from gpusim_rl.config import build_run, load_task_class
+from gpusim_rl.errors import ConfigError
+from gpusim_rl.run import render
+from gpusim_rl.run.video import VideoWriter
+from gpusim_rl.sim import Scene
+
+pytest_plugins = ["tool_runs"]
+
+SMALL = ("--worlds", "4", "--width", "320", "--height", "240", "--steps", "12")
+
+
+def decode(path: Path) -> tuple[dict, np.ndarray]:
+    """Metadata and frames of a video."""
+    reader = imageio_ffmpeg.read_frames(str(path))
+    meta = next(reader)
+    width, height = meta["size"]
+    frames = [np.frombuffer(frame, dtype=np.uint8).reshape(height, width, 3) for frame in reader]
+    return meta, np.stack(frames)
+
+
+def task_scene(task: str) -> Scene:
+    """The scene of one of our tasks."""
+    config = compose([f"task={task}"])
+    task_class = load_task_class(config["task"]["_target_"])
+    return task_class.scene(build_run(config).task)
+
+
+def qpos_at_rest(scene: Scene, tiles: int) -> np.ndarray:
+    return np.tile(scene.model.qpos0, (tiles, 1))
+
+
+# -- the command ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("task", ["Cartpole", "Ant"])
+def test_a_run_becomes_a_video_in_its_folder(tool, runs_folder, task):
+    done = tool("record", task, *SMALL)
+    path = runs_folder / done.stdout.strip()
+    assert path.is_relative_to(runs_folder / "runs" / task)
+    assert path.parent.name == "videos"
+    meta, frames = decode(path)
+    assert (meta["codec"], meta["size"], meta["fps"]) == ("h264", (320, 240), 30.0)  # 60 Hz: every second step
+    assert len(frames) == 6
+    assert not (frames == frames[0]).all()
+    for tile in (frames[0, :118, :158], frames[0, 122:, 162:]):
+        assert tile.std() > 10, "a tile shows nothing"
+    assert [file.name for file in path.parent.iterdir()] == [path.name]
+
+
+def test_a_checkpoint_and_a_name_can_be_given(tool, runs_folder, tmp_path):
+    [last] = (runs_folder / "runs" / "Ant").glob("2*/checkpoints/last.pt")
+    out = tmp_path / "new" / "ant.mp4"
+    done = tool("record", last, "--out", out, "--steps", "2", "--worlds", "1", "--width", "64", "--height", "64")
+    assert done.stdout == f"{out}\n"
+    assert len(decode(out)[1]) == 1
+
+
+def test_random_actions_need_no_run(tool, tmp_path):
+    done = tool("record", "Pendulum", "--policy", "random", *SMALL, cwd=tmp_path)
+    assert done.stdout == "Pendulum-random.mp4\n"
+    meta, frames = decode(tmp_path / "Pendulum-random.mp4")
+    assert (meta["fps"], len(frames)) == (20.0, 12)
+
+
+def test_without_opengl_the_ray_caster_draws(tool, tmp_path):
+    without = {"MUJOCO_GL": "glfw", "DISPLAY": "", "WAYLAND_DISPLAY": ""}
+    done = tool("record", "Cartpole", *SMALL, "--out", tmp_path / "ray.mp4", env=without)
+    assert done.stdout == f"{tmp_path / 'ray.mp4'}\n"
+    assert done.stderr.count("\n") == 1
+    assert "ray caster" in done.stderr
+    assert "apt-get install libegl1" in done.stderr
+    _, frames = decode(tmp_path / "ray.mp4")
+    assert not (frames == frames[0]).all()
+
+
+def test_the_command_line_of_the_package_knows_it(runs_folder, tmp_path):
+    code = "from gpusim_rl.cli import main; main()"
+    out = tmp_path / "x.mp4"
+    arguments = ("record", "Cartpole", "--out", out, *SMALL)
+    assert run_command(sys.executable, "-c", code, *arguments, cwd=runs_folder).stdout == f"{out}\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (("Nothing",), "no checkpoint 'Nothing': expected a run folder, a .pt file or a trained task; in runs"),
+        (("Cartpole", "--width", "321"), "width and height of a video must be even, got 321x240"),
+        (("Cartpole", "--out", "x.gif"), "a video's name must end in .mp4, got 'x.gif'"),
+        (("Cartpole", "--worlds", "400"), "320x240 pixels are too few for 400 worlds"),
+        (("Cartpole", "--renderer", "gl"), "no OpenGL works here without a display (tried glfw); on Debian or Ubuntu"),
+    ],
+)
+def test_bad_input_is_one_line(tool, arguments, line):
+    without = {"MUJOCO_GL": "glfw", "DISPLAY": "", "WAYLAND_DISPLAY": ""}
+    sizes = [] if "--worlds" in arguments else ["--worlds", "1"]
+    done = tool("record", "--width", "320", "--height", "240", *sizes, *arguments, check=False, env=without)
+    assert done.returncode == 2
+    errors = [text for text in done.stderr.splitlines() if text.startswith("error: ")]
+    assert len(errors) == 1 and errors[0].startswith(f"error: {line}"), done.stderr
+    assert done.stdout == ""
+
+
+def test_a_missing_extra_is_one_line(tool, tmp_path):
+    (tmp_path / "imageio_ffmpeg.py").write_text("raise ModuleNotFoundError('no', name='imageio_ffmpeg')")
+    done = tool("record", "Cartpole", check=False, env={"PYTHONPATH": str(tmp_path)})
+    assert done.returncode == 2
+    assert done.stderr == "error: record needs imageio_ffmpeg: pip install 'gpusim-rl[video]'\n"
+
+
+# -- its parts --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("control_hz", "every", "fps"),
+    [(60, 2, 30), (20, 1, 20), (50, 2, 25), (100, 4, 25), (30, 1, 30), (1000, 34, 29.41)],
+)
+def test_videos_run_in_real_time(load_tool, control_hz, every, fps):
+    assert load_tool("record").frame_rate(control_hz) == (every, pytest.approx(fps, abs=0.01))
+
+
+@pytest.mark.parametrize(("tiles", "columns", "rows"), [(1, 1, 1), (2, 2, 1), (5, 3, 2), (9, 3, 3), (10, 4, 3)])
+def test_tiles_fit_on_the_picture_and_do_not_overlap(tiles, columns, rows):
+    grid = render.Grid.of(tiles, 321, 203)
+    assert (grid.columns, grid.rows) == (columns, rows)
+    covered = np.zeros((203, 321), dtype=int)
+    for tile in range(tiles):
+        left, top = grid.corner(tile)
+        covered[top : top + grid.tile_height, left : left + grid.tile_width] += 1
+    assert covered.max() == 1
+    assert covered.sum() == tiles * grid.tile_width * grid.tile_height
+
+
+@pytest.mark.parametrize(
+    ("task", "body", "radius"),
+    [
+        ("Ant", "ant/torso", (0.7, 1.3)),
+        ("Cartpole", "cartpole/cart", (0.9, 1.1)),
+        ("Pendulum", "pendulum/base", (1.0, 1.2)),
+    ],
+)
+def test_the_camera_goes_with_what_carries_the_robot(task, body, radius):
+    scene = task_scene(task)
+    camera = render.Camera(scene, qpos_at_rest(scene, 2))
+    assert scene.model.body(camera.body).name == body
+    assert radius[0] < camera.radius < radius[1]
+    position, rotation = camera.pose(np.array([10.0, 2.0, 1.0]))
+    np.testing.assert_allclose(rotation.T @ rotation, np.eye(3), atol=1e-12)
+    target = rotation.T @ (np.array([10.0, 2.0, 1.0]) - position)  # in the camera's frame: straight ahead
+    np.testing.assert_allclose(target, [0.0, 0.0, -camera.distance], atol=1e-12)
+
+
+def test_a_camera_follows_heights_slowly_and_jumps_with_a_new_episode():
+    camera = render.Camera(task_scene("Ant"), qpos_at_rest(task_scene("Ant"), 1))
+    assert camera.follow(0, np.array([0.0, 0.0, 0.5]))[2] == 0.5
+    assert camera.follow(0, np.array([3.0, 1.0, 0.7])).tolist() == pytest.approx([3.0, 1.0, 0.52])
+    assert camera.follow(0, np.array([0.0, 0.0, 5.0]))[2] == 5.0
+    assert camera.follow(1, np.array([0.0, 0.0, 0.6]))[2] == 0.6  # every tile has its own
+
+
+@pytest.mark.parametrize("task", ["Ant", "Cartpole", "Pendulum"])
+def test_both_renderers_draw_the_same_picture(task):
+    platform = next((name for name in render.gl_platforms() if render.gl_works(name)), None)
+    if platform is None:
+        pytest.skip("no OpenGL here")
+    scene = task_scene(task)
+    qpos = qpos_at_rest(scene, 3)
+    if task == "Ant":
+        qpos[1, 0] = 30.0  # far from where lights and floor were built
+    pictures = []
+    for name in ("gl", "ray"):
+        renderer, _ = render.make_renderer(scene, qpos, 320, 240, name)
+        pictures.append(renderer.render(qpos).astype(float))
+        renderer.close()
+    # Pixels differ at edges, shadows and the horizon; the same things are in the same places.
+    small = [picture.reshape(30, 8, 40, 8, 3).mean(axis=(1, 3)) for picture in pictures]
+    assert np.corrcoef(small[0].ravel(), small[1].ravel())[0, 1] > 0.95
+
+
+def test_an_interrupted_recording_leaves_nothing(tmp_path):
+    picture = np.zeros((32, 32, 3), dtype=np.uint8)
+    with pytest.raises(KeyboardInterrupt), VideoWriter(tmp_path / "v" / "x.mp4", (32, 32), 30.0, "record") as video:
+        video.write(picture)
+        raise KeyboardInterrupt
+    assert list((tmp_path / "v").iterdir()) == []
+
+
+def test_a_folder_that_cannot_be_written_is_one_line(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="cannot write"):
+        VideoWriter(tmp_path / "file" / "x.mp4", (32, 32), 30.0, "record")
+
+
+def test_the_model_for_pictures_has_the_positions_of_the_scene():
+    scene = task_scene("Ant")
+    model = render.picture_model(scene, render.Camera(scene, qpos_at_rest(scene, 1)))
+    assert (model.nq, model.nbody, model.ngeom) == (scene.model.nq, scene.model.nbody, scene.model.ngeom)
+    assert scene.model.ncam == 0, "the scene itself stays as it is"

@@ -1,0 +1,163 @@
+"""Watch a run in MuJoCo's viewer; a run that is still training is followed as it learns.
+
+python tools/play.py Ant                                 the latest Ant run, its last checkpoint
+python tools/play.py runs/Ant/2026-01-31_12-00-00        this run
+python tools/play.py Ant --policy random                 the task before any training
+python tools/play.py Ant --viewer none --steps 1000      no window: print the mean reward
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import mujoco
+
+    from gpusim_rl.run.play import Player
+
+FOLLOW_INTERVAL_S = 1.0
+CLOSE_TIMEOUT_S = 10.0
+HEADLESS_WORLDS = 16
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Play until the window is closed or the steps are over."""
+    from gpusim_rl.errors import friendly_errors
+
+    with friendly_errors():
+        play(parse(argv))
+    return 0
+
+
+def parse(argv: list[str] | None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="play", description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("run", help="run folder, checkpoint, or a task (its latest run)")
+    parser.add_argument("--policy", choices=["trained", "zero", "random"], default="trained", help="who acts")
+    parser.add_argument("--steps", type=int, help="control steps (default: until the window closes; 1000 without one)")
+    parser.add_argument(
+        "--viewer", choices=["auto", "native", "none"], default="auto", help="none: no window, print the mean reward"
+    )
+    parser.add_argument("--sim", choices=["mujoco", "mjwarp", "newton"], help="simulator (default: mujoco)")
+    return parser.parse_args(argv)
+
+
+def play(args: argparse.Namespace) -> None:
+    """Step the run in a window, or without one."""
+    from gpusim_rl.errors import ConfigError
+    from gpusim_rl.machine import share_cpus
+
+    if args.viewer != "none" and not has_display():
+        raise ConfigError(
+            "no display here (neither DISPLAY nor WAYLAND_DISPLAY is set) to open a window on."
+            f" Try python tools/record.py {args.run} for a video"
+        )
+    share_cpus()  # before torch is imported
+    from gpusim_rl.run.play import Player
+
+    worlds = HEADLESS_WORLDS if args.viewer == "none" else 1
+    with closing(Player.open(args.run, act=args.policy, num_envs=worlds, sim=args.sim)) as player:
+        if player.checkpoint is not None:
+            print(f"{player.checkpoint}, iteration {player.iteration}")
+        if args.viewer == "none":
+            measure(player, 1000 if args.steps is None else args.steps)
+        else:
+            watch(player, args.steps)
+
+
+def has_display() -> bool:
+    """Whether a window can be opened."""
+    if not sys.platform.startswith("linux"):
+        return True
+    return bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
+
+
+def measure(player: Player, steps: int) -> None:
+    """Run without a window and print what came of it."""
+    reward = 0.0
+    for _ in range(steps):
+        reward += float(player.step().reward.mean())
+    mean = reward / max(1, steps)
+    print(f"{player.env.name}: mean reward {mean:.4g} per step ({steps} steps in {player.env.num_envs} worlds)")
+
+
+def watch(player: Player, steps: int | None) -> None:
+    """Show the first world in real time; the space bar pauses."""
+    import mujoco
+
+    from gpusim_rl.run.render import AZIMUTH_DEG, ELEVATION_DEG, Camera, picture_model
+
+    sim = player.env.sim
+    camera = Camera(sim.scene, sim.scene_qpos().cpu().numpy())
+    model = picture_model(sim.scene, camera)
+    data = mujoco.MjData(model)
+    dt = 1.0 / player.env.cfg.control_hz
+    paused = False
+
+    def pressed(key: int) -> None:
+        nonlocal paused
+        if key == ord(" "):
+            paused = not paused
+
+    with window(model, data, pressed) as viewer:
+        viewer.cam.type = mujoco.mjtCamera.mjCAMERA_TRACKING.value
+        viewer.cam.trackbodyid = camera.body
+        viewer.cam.distance, viewer.cam.azimuth, viewer.cam.elevation = camera.distance, AZIMUTH_DEG, ELEVATION_DEG
+        done, due, looked = 0, time.perf_counter(), time.perf_counter()
+        while viewer.is_running() and (steps is None or done < steps):
+            if not paused:
+                player.step()
+                done += 1
+                with viewer.lock():
+                    data.qpos[:] = sim.scene_qpos()[0].cpu().numpy()
+                    mujoco.mj_forward(model, data)
+            viewer.sync()
+            now = time.perf_counter()
+            if now - looked > FOLLOW_INTERVAL_S:
+                looked = now
+                if player.follow():
+                    print(f"{player.checkpoint}, iteration {player.iteration}")
+            # Real time; where the machine is too slow for it, slower, without a rush to catch up.
+            due = max(due + dt, now)
+            time.sleep(due - now)
+
+
+@contextmanager
+def window(model: mujoco.MjModel, data: mujoco.MjData, pressed: Callable[[int], None]) -> Iterator[Any]:
+    """MuJoCo's viewer, drawn by a thread of its own."""
+    import glfw
+    import mujoco.viewer
+
+    from gpusim_rl.errors import ConfigError
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        if not glfw.init():  # the viewer's thread would die of it, and we wait for ever
+            raise ConfigError(f"no window can be opened on display {os.environ.get('DISPLAY')!r}; try tools/record.py")
+    before = set(threading.enumerate())
+    try:
+        viewer = mujoco.viewer.launch_passive(
+            model, data, key_callback=pressed, show_left_ui=False, show_right_ui=False
+        )
+    except RuntimeError as error:  # macOS: windows belong to the main thread
+        raise ConfigError(f"cannot open the viewer: {error}. On macOS try mjpython tools/play.py") from None
+    with viewer:
+        yield viewer
+    # The thread may be in the middle of a picture: to leave now would take the window from under it.
+    for thread in set(threading.enumerate()) - before:
+        thread.join(timeout=CLOSE_TIMEOUT_S)
+
+
+if __name__ == "__main__":
+    # As for train.py: the checkout that this file is in, whether it is installed or not.
+    sys.path[0] = str(Path(__file__).resolve().parent.parent)
+    sys.exit(main())

@@ -1,0 +1,192 @@
+"""Plot learning curves: runs that differ only in their seed become one line, mean and standard deviation.
+
+python tools/plot.py Ant                                     the latest Ant run
+python tools/plot.py runs/Ant/*                              all Ant runs
+python tools/plot.py runs/Ant/* --key policy/kl --x time     another column, over wall-clock time
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import numpy as np
+
+X_COLUMNS = {"env_steps": ("env_steps", "env steps"), "time": ("time/elapsed_s", "time [s]")}
+# What may differ between runs of one line: it does not change what is learned on average, or is a name.
+FREE = ("seed", "experiment", "checkpoint", "test", "headless", "log", "wandb_", "debug", "max_iterations")
+POINTS = 400  # on a line
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One run's column over x."""
+
+    settings: dict[str, Any]  # by full key, without those in FREE
+    seed: int
+    x: np.ndarray
+    y: np.ndarray
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Draw the picture and print its path."""
+    from gpusim_rl.errors import friendly_errors
+
+    with friendly_errors():
+        print(plot(parse(argv)))
+    return 0
+
+
+def parse(argv: list[str] | None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="plot", description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("runs", nargs="+", metavar="run", help="run folder, or a task (its latest run)")
+    parser.add_argument("--out", type=Path, help="png, svg or pdf to write (default: in the run's folder, or here)")
+    parser.add_argument("--key", default="episode/return", help="column of metrics.csv (default: episode/return)")
+    parser.add_argument("--x", choices=list(X_COLUMNS), default="env_steps", help="horizontal axis")
+    return parser.parse_args(argv)
+
+
+def plot(args: argparse.Namespace) -> Path:
+    """Draw the picture."""
+    from gpusim_rl.errors import ConfigError, import_extra
+
+    figures = import_extra("matplotlib.figure", "plot", "plot")
+    folders = run_folders(args.runs)
+    name = f"{args.key.replace('/', '_')}.png"
+    out = args.out or (folders[0] / name if len(folders) == 1 else Path(name))
+    if out.suffix not in (".png", ".svg", ".pdf"):
+        raise ConfigError(f"--out must end in .png, .svg or .pdf, got {out}")
+    column, label = X_COLUMNS[args.x]
+    groups: dict[str, list[Curve]] = {}
+    for curve in read_curves(folders, args.key, column):
+        groups.setdefault(repr(sorted(curve.settings.items())), []).append(curve)
+
+    figure = figures.Figure(figsize=(8, 5), layout="constrained")
+    axes = figure.subplots()
+    for curves, title in zip(groups.values(), titles([curves[0].settings for curves in groups.values()]), strict=True):
+        x, mean, std = mean_and_std(curves)
+        seeds = len({curve.seed for curve in curves})
+        text = (
+            f"{title} ({seeds} seeds)" if seeds > 1 else f"{title} ({len(curves)} runs)" if len(curves) > 1 else title
+        )
+        [line] = axes.plot(x, mean, label=text)
+        if len(curves) > 1:
+            axes.fill_between(x, mean - std, mean + std, color=line.get_color(), alpha=0.2, linewidth=0)
+    axes.set_xlabel(label)
+    axes.set_ylabel(args.key)
+    axes.grid(alpha=0.3)
+    axes.legend(frameon=False)
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(out, dpi=150)
+    except OSError as error:
+        raise ConfigError(f"cannot write {out}: {error.strerror}") from None
+    return out
+
+
+def run_folders(names: Sequence[str]) -> list[Path]:
+    """Folders that the user means, each once; what a shell's `runs/Ant/*` also catches is left out."""
+    from gpusim_rl.errors import ConfigError
+    from gpusim_rl.run.run_dir import resolve_run
+
+    found: dict[Path, Path] = {}
+    for name in names:
+        path = Path(name)
+        if not (path / "metrics.csv").is_file():
+            if len(names) > 1 and path.exists():
+                print(f"skipped {path}: no metrics.csv in it", file=sys.stderr)
+                continue
+            path = resolve_run(name)[0].path
+        found.setdefault(path.resolve(), path)
+    if not found:
+        raise ConfigError(f"none of {', '.join(names)} is a run folder with metrics.csv")
+    return list(found.values())
+
+
+def read_curves(folders: Sequence[Path], key: str, x_column: str) -> list[Curve]:
+    """The column of every run; among several, a run that has no value of it yet is left out."""
+    from gpusim_rl.errors import ConfigError
+
+    curves = []
+    for folder in folders:
+        try:
+            curves.append(read_curve(folder, key, x_column))
+        except LookupError as nothing:
+            if folder == folders[-1] and not curves:
+                raise ConfigError(str(nothing)) from None
+            print(f"skipped {nothing}", file=sys.stderr)
+    return curves
+
+
+def read_curve(folder: Path, key: str, x_column: str) -> Curve:
+    """One column of a run's metrics.csv, without the rows where it is not known.
+
+    Raises:
+        LookupError: No row has a value.
+    """
+    import numpy as np
+
+    from gpusim_rl.errors import ConfigError, did_you_mean
+    from gpusim_rl.run.run_dir import RunDir
+
+    run = RunDir.open(folder)
+    if not run.metrics_csv.is_file():
+        raise ConfigError(f"{folder} has no metrics.csv yet")
+    with run.metrics_csv.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    columns = list(rows[0]) if rows else []
+    if key not in columns:
+        there = f" Available: {', '.join(columns)}" if columns else " The file is empty"
+        raise ConfigError(f"{run.metrics_csv} has no column {key!r}.{did_you_mean(key, columns)}{there}")
+    points = [(float(row[x_column]), float(row[key])) for row in rows if row[x_column] and row[key]]
+    if not points:
+        raise LookupError(f"{run.metrics_csv}: {key} is not known in any row yet")
+    settings = {name: value for name, value in flat(run.config) if not name.startswith(FREE)}
+    x, y = np.array(points).T
+    return Curve(settings, int(run.config["seed"]), x, y)
+
+
+def flat(config: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    """Settings by full key."""
+    pairs: list[tuple[str, Any]] = []
+    for name, value in config.items():
+        pairs += flat(value, f"{prefix}{name}.") if isinstance(value, dict) else [(prefix + name, value)]
+    return pairs
+
+
+def titles(settings: Sequence[dict[str, Any]]) -> list[str]:
+    """What to call each line: its task, and the settings in which it differs from other lines of that task."""
+    names = [str(one["task._target_"]).rpartition(".")[2] for one in settings]
+    result = []
+    for one, name in zip(settings, names, strict=True):
+        peers = [other for other, title in zip(settings, names, strict=True) if title == name]
+        differing = [key for key in one if any(peer.get(key) != one[key] for peer in peers)]
+        result.append(" ".join([name, *(f"{key.removeprefix('task.')}={one[key]}" for key in differing)]))
+    return result
+
+
+def mean_and_std(curves: Sequence[Curve]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Mean and standard deviation over the runs that have got as far as x."""
+    import numpy as np
+
+    if len(curves) == 1:
+        return curves[0].x, curves[0].y, np.zeros_like(curves[0].y)
+    x = np.linspace(min(curve.x[0] for curve in curves), max(curve.x[-1] for curve in curves), POINTS)
+    there = np.stack([(curve.x[0] <= x) & (x <= curve.x[-1]) for curve in curves])
+    x, there = x[there.any(axis=0)], there[:, there.any(axis=0)]
+    values = np.stack([np.interp(x, curve.x, curve.y) for curve in curves])
+    mean = np.average(values, axis=0, weights=there)
+    return x, mean, np.sqrt(np.average((values - mean) ** 2, axis=0, weights=there))
+
+
+if __name__ == "__main__":
+    # As for train.py: the checkout that this file is in, whether it is installed or not.
+    sys.path[0] = str(Path(__file__).resolve().parent.parent)
+    sys.exit(main())

@@ -1,0 +1,108 @@
+"""Record a video of a run: a grid of worlds, with or without a display.
+
+python tools/record.py Ant                                  the latest Ant run, its last checkpoint
+python tools/record.py runs/Ant/2026-01-31_12-00-00         this run
+python tools/record.py Ant --policy random --worlds 4       without any training
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from contextlib import closing
+from pathlib import Path
+
+MAX_FPS = 30.0
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Write the video and print its path."""
+    from gpusim_rl.errors import friendly_errors
+
+    with friendly_errors():
+        record(parse(argv))
+    return 0
+
+
+def parse(argv: list[str] | None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="record", description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("run", help="run folder, checkpoint, or a task (its latest run)")
+    parser.add_argument("--out", type=Path, help="mp4 to write (default: in the run's folder, videos/)")
+    parser.add_argument("--worlds", type=positive, default=9, help="tiles of the grid (default: 9)")
+    parser.add_argument("--steps", type=positive, default=300, help="control steps (default: 300)")
+    parser.add_argument("--width", type=positive, default=1280, help="pixels (default: 1280)")
+    parser.add_argument("--height", type=positive, default=720, help="pixels (default: 720)")
+    parser.add_argument("--sim", choices=["mujoco", "mjwarp", "newton"], help="simulator (default: mujoco)")
+    parser.add_argument("--policy", choices=["trained", "zero", "random"], default="trained", help="who acts")
+    parser.add_argument(
+        "--renderer",
+        choices=["auto", "gl", "ray"],
+        default="auto",
+        help="gl: OpenGL through EGL or OSMesa; ray: ray caster on the CPU; auto: the first that works here",
+    )
+    return parser.parse_args(argv)
+
+
+def positive(text: str) -> int:
+    """A count."""
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"must be positive, got {value}")
+    return value
+
+
+def record(args: argparse.Namespace) -> Path:
+    """Play the run and draw every frame."""
+    from gpusim_rl.machine import share_cpus
+
+    share_cpus()  # before torch is imported
+    from gpusim_rl.errors import import_extra
+
+    import_extra("imageio_ffmpeg", "video", "record")  # said before the work, not after it
+    from gpusim_rl.run.play import Player
+    from gpusim_rl.run.render import make_renderer
+    from gpusim_rl.run.video import VideoWriter
+
+    player = Player.open(args.run, act=args.policy, num_envs=args.worlds, sim=args.sim)
+    every, fps = frame_rate(player.env.cfg.control_hz)
+    sim = player.env.sim
+    renderer, note = make_renderer(sim.scene, sim.scene_qpos().cpu().numpy(), args.width, args.height, args.renderer)
+    if note:
+        print(note, file=sys.stderr)
+    path = args.out or default_path(player.run_dir, player.iteration, args)
+    with closing(player), closing(renderer), VideoWriter(path, (args.width, args.height), fps, "record") as video:
+        for step in progress(args.steps):
+            if step % every == 0:
+                video.write(renderer.render(sim.scene_qpos().cpu().numpy()))
+            player.step()
+    print(path)
+    return path
+
+
+def frame_rate(control_hz: float) -> tuple[int, float]:
+    """Control steps per frame, and the frames per second with which the video runs in real time."""
+    every = max(1, -int(-control_hz // MAX_FPS))
+    return every, control_hz / every
+
+
+def default_path(run_dir: Path | None, iteration: int | None, args: argparse.Namespace) -> Path:
+    """Named after what acts."""
+    if run_dir is None:
+        return Path(f"{args.run}-{args.policy}.mp4")
+    return run_dir / "videos" / (f"{args.policy}.mp4" if iteration is None else f"{iteration:06d}.mp4")
+
+
+def progress(steps: int):  # noqa: ANN201 (rich's own type)
+    """`range(steps)` with a progress bar on a terminal."""
+    from rich.console import Console
+    from rich.progress import track
+
+    console = Console(stderr=True)
+    return track(range(steps), "recording", console=console, transient=True, disable=not console.is_terminal)
+
+
+if __name__ == "__main__":
+    # As for train.py: the checkout that this file is in, whether it is installed or not.
+    sys.path[0] = str(Path(__file__).resolve().parent.parent)
+    sys.exit(main())
