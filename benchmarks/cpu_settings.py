@@ -98,11 +98,11 @@ def sharing(spin: str | None) -> dict[str, float]:
     """Env steps per second of two trainings at once."""
     environment = {**os.environ, "GOMP_SPINCOUNT": spin} if spin else dict(os.environ)
     code = "import gpusim_rl.machine as m; m.share_cpus = lambda: None; import train; train.main()"
+    common = ["task=Ant", "num_envs=1024", "max_iterations=40", "log.console=quiet"]
     with tempfile.TemporaryDirectory() as folder:
         runs = [
             subprocess.Popen(
-                [sys.executable, "-c", code, "task=Ant", "num_envs=1024", "max_iterations=40", "log.console=quiet"]
-                + [f"log.dir={folder}/{i}"]  # noqa: RUF005,
+                [sys.executable, "-c", code, *common, f"log.dir={folder}/{i}"],
                 cwd=HERE.parent,
                 env=environment,
             )
