@@ -27,7 +27,7 @@ from gpusim_rl.machine import available_cpus, keep_freed_memory
 from gpusim_rl.paths import find_checkpoint
 from gpusim_rl.run import checkpoint
 from gpusim_rl.run.logbook import Logbook, report
-from gpusim_rl.run.memory import check_memory
+from gpusim_rl.run.memory import check_learner_memory, check_memory
 from gpusim_rl.run.metrics import Metrics, Row
 from gpusim_rl.run.run_dir import RunDir
 from gpusim_rl.run.timing import PhaseTimer
@@ -81,9 +81,11 @@ class Trainer:
         torch.set_num_threads(available_cpus())
         keep_freed_memory()
 
-        self.env = self._make_env(task_class)
-        self.obs = self._to_learner(self.env.reset())
         bf16, self.precision_reason = choose_precision(cfg.ppo.precision, self.rl_device)
+        self.env = self._make_env(task_class, bf16)
+        self.obs = self._to_learner(self.env.reset())
+        obs_size = sum(self.env.obs_sizes.values())
+        check_learner_memory(cfg, obs_size, self.env.num_actions, self.rl_device, bf16=bf16)
         self.policy = ActorCritic(self.env.obs_sizes, self.env.num_actions, cfg.ppo, bf16=bf16).to(self.rl_device)
         self.sampling = torch.Generator(self.rl_device).manual_seed(self.seed + 1)
         shuffling = torch.Generator(self.rl_device).manual_seed(self.seed + 2)
@@ -224,12 +226,12 @@ class Trainer:
             return int(self.resumed["seed"])
         return secrets.randbelow(2**31) if self.cfg.seed == -1 else self.cfg.seed
 
-    def _make_env(self, task_class: type[Task]) -> VecEnv:
+    def _make_env(self, task_class: type[Task], bf16: bool) -> VecEnv:
         task_cfg = self.cfg.task
         if self.cfg.test:  # whole episodes only
             task_cfg = dataclasses.replace(task_cfg, randomize_episode_start=False)
         scene: Scene = task_class.scene(task_cfg)
-        check_memory(scene.model, self.cfg, self.choice)
+        check_memory(scene.model, self.cfg, self.choice, self.rl_device, bf16=bf16)
         sim = make_sim(scene, self.choice, self.cfg.num_envs, self.cfg.sim)
         return VecEnv(task_class, task_cfg, sim, self.seed, check=self.cfg.debug.check_task)
 

@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 import torch
-from gpusim_rl.tasks.cartpole import Cartpole
 
 from gpusim_rl.api import prepare
 from gpusim_rl.errors import ConfigError, TaskError
@@ -25,8 +24,7 @@ from gpusim_rl.run.checkpoint import Checkpoints
 from gpusim_rl.run.logbook import Logbook
 from gpusim_rl.run.timing import PHASES
 from gpusim_rl.run.trainer import Trainer
-from gpusim_rl.sim import SimChoice
-from training import SMALL_PPO, Faulty, differences, make_trainer, merged, read_csv, the_run
+from training import Faulty, differences, make_trainer, merged, read_csv, the_run
 
 # What two runs of the same training may differ in.
 OF_THE_CALL = ("/elapsed_s", "/wandb_id", "/config/checkpoint", "/config/log/dir", "/overrides")
@@ -438,21 +436,9 @@ def test_a_checkpoint_that_is_not_one_is_refused(trained, tmp_path, kind):
     refused(tmp_path, str(bad), checkpoint=str(bad))
 
 
-def test_too_many_worlds_for_the_memory_name_a_number_that_fits(tmp_path, monkeypatch):
+def test_too_many_worlds_for_the_memory_leave_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr(memory, "memory_available_bytes", lambda: 2_000_000_000)
-    with pytest.raises(ConfigError) as error:
-        make_trainer("Cartpole", tmp_path, num_envs=2**24)
-    found = re.fullmatch(
-        r"num_envs=16777216 does not fit: it needs about [\d.e+]+ GB of RAM, 2 GB are free; try num_envs=(\d+)",
-        str(error.value),
-    )
-    assert found, error.value
-    assert list(tmp_path.iterdir()) == []
-    fits = int(found.group(1))
-    assert 1024 < fits < 2**24 and fits & (fits - 1) == 0
-    run = prepare("Cartpole", num_envs=fits, ppo=SMALL_PPO)[0]
-    model = Cartpole.scene(run.task).model
-    memory.check_memory(model, run, SimChoice("mujoco", torch.device("cpu"), "test"))  # does not complain
+    refused(tmp_path, "num_envs=16777216 does not fit: it needs about", num_envs=2**24)
 
 
 def test_missing_tensorboard_is_said_before_anything_is_made(tmp_path, monkeypatch):
