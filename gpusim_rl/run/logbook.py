@@ -246,6 +246,7 @@ def banner(trainer: Trainer, run_dir: RunDir) -> list[tuple[str, str]]:
         sequence = f", sequences of {ppo.sequence_length}"
         if ppo.sequence_length != cfg.ppo.sequence_length:
             sequence += f" (fitted: ppo.sequence_length={cfg.ppo.sequence_length})"
+    ignored = "" if cfg.seed in (-1, trainer.seed) else f" (the checkpoint's; seed={cfg.seed} is ignored)"
     network = "x".join(map(str, cfg.ppo.network.hidden))
     precision = "bf16" if trainer.policy.bf16 else "fp32"
     git = run_dir.environment.get("git")
@@ -267,7 +268,7 @@ def banner(trainer: Trainer, run_dir: RunDir) -> list[tuple[str, str]]:
             f"{cfg.num_envs} x {cfg.ppo.horizon} = {batch} samples, {cut} of"
             f" {minibatch}{fitted}{sequence}, {cfg.ppo.epochs} epochs",
         ),
-        ("seed", str(trainer.seed)),
+        ("seed", f"{trainer.seed}{ignored}"),
     ]
     if trainer.overrides:
         lines.append(("changed", " ".join(trainer.overrides)))

@@ -78,7 +78,8 @@ class Trainer:
         self.choice = choose_sim(cfg.sim.name, sim_device)
         torch.manual_seed(self.seed)
         torch.use_deterministic_algorithms(cfg.torch_deterministic)
-        torch.set_num_threads(available_cpus())
+        if "OMP_NUM_THREADS" not in os.environ:  # a choice of the user's, which torch has followed
+            torch.set_num_threads(available_cpus())
         keep_freed_memory()
 
         bf16, self.precision_reason = choose_precision(cfg.ppo.precision, self.rl_device)

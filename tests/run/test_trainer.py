@@ -18,6 +18,7 @@ import torch
 
 from gpusim_rl.api import prepare
 from gpusim_rl.errors import ConfigError, TaskError
+from gpusim_rl.machine import available_cpus
 from gpusim_rl.run import checkpoint, memory
 from gpusim_rl.run import trainer as trainer_module
 from gpusim_rl.run.checkpoint import Checkpoints
@@ -66,7 +67,9 @@ RUNS: dict[str, tuple[Any, dict[str, Any]]] = {
         Faulty,
         merged(RECURRENT, {"task": {"critic": True}, "ppo": {"network": {"rnn": "gru"}}}),
     ),
-    "Ant": ("Ant", {}),
+    "Ant": ("Ant", {"task": {"episode_length": 20}}),
+    "Cartpole on mjwarp": ("Cartpole", {"num_envs": 4, "sim": "mjwarp", "device": "cpu"}),
+    "Ant on mjwarp": ("Ant", {"num_envs": 2, "sim": "mjwarp", "device": "cpu"}),
     "Ant, one batch for all worlds": ("Ant", {"num_envs": 3, "sim": {"persistent": False}}),
 }
 
@@ -124,6 +127,24 @@ def test_a_complete_run_is_resumed_to_nothing_and_says_so(tmp_path, capfd):
     again.train()
     assert again.iteration == 2 and (run / "metrics.csv").read_bytes() == before
     assert "nothing to do: this is iteration 2 of max_iterations=2; try max_iterations=4" in capfd.readouterr().out
+
+
+def test_a_resumed_run_keeps_its_seed_and_says_that_another_one_is_ignored(tmp_path, capfd):
+    make_trainer("Cartpole", tmp_path, seed=5).train()
+    settings = {"checkpoint": str(the_run(tmp_path)), "max_iterations": 4, "log": {"console": "plain"}}
+    assert make_trainer("Cartpole", tmp_path, seed=6, **settings).train()["iteration"] == 4
+    assert "seed     5 (the checkpoint's; seed=6 is ignored)\n" in capfd.readouterr().out
+
+
+@pytest.mark.parametrize("chosen", [True, False])
+def test_a_number_of_threads_that_the_user_chose_stays(tmp_path, monkeypatch, chosen):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    if chosen:
+        monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    calls: list[int] = []
+    monkeypatch.setattr(torch, "set_num_threads", calls.append)
+    make_trainer("Cartpole", tmp_path)
+    assert calls == ([] if chosen else [available_cpus()])
 
 
 def test_another_simulator_goes_on_with_new_episodes(tmp_path):
