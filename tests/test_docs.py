@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import os
 import re
+import shlex
 import shutil
 import sys
+import typing
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import pytest
+import yaml
 
 from conftest import ROOT, Finished, run_command
+from gpusim_rl.compose import compose
+from gpusim_rl.config import RunConfig, check_settings
+from gpusim_rl.discover import tasks
+from gpusim_rl.env import TaskConfig
+from gpusim_rl.errors import ConfigError
+
+pytest_plugins = ["tool_runs"]
 
 BLOCK = re.compile(r"(?:<!-- (file\+?): (\S+) -->\n)?```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
@@ -141,3 +153,126 @@ def test_mistakes_read_as_the_document_says(tmp_path, file, right, wrong):
 def rows(run: Path) -> list[dict[str, str]]:
     with (run / "metrics.csv").open(newline="") as file:
         return list(csv.DictReader(file))
+
+
+# -- config.md --------------------------------------------------------------------------------
+
+
+def table_rows(document: str) -> dict[str, list[str]]:
+    """Rows of all tables of a document whose first cell is one name in backticks, by that name."""
+    lines = (ROOT / "docs" / document).read_text().splitlines()
+    table = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("| `")]
+    return {cells[0].strip("`"): cells[1:] for cells in table}
+
+
+def leaf_values(node: dict, prefix: str = "") -> dict[str, object]:
+    """Settings by full key."""
+    leaves: dict[str, object] = {}
+    for name, value in node.items():
+        leaves |= leaf_values(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
+    return leaves
+
+
+def test_every_setting_is_documented_with_its_default():
+    documented = table_rows("config.md")
+    defaults = leaf_values(compose(["~task"]))
+    shared = {f"task.{field.name}" for field in dataclasses.fields(TaskConfig)}
+    assert set(documented) == {*defaults, *shared}
+    shown = {key: cells[0].strip("`") for key, cells in documented.items() if key not in shared}
+    assert {key: yaml.safe_load(text) for key, text in shown.items()} == {
+        key: yaml.safe_load(str(value)) if isinstance(value, float) else value for key, value in defaults.items()
+    }
+
+
+def test_every_choice_is_documented():
+    for key, hint in choices(RunConfig):
+        [line] = [line for line in (ROOT / "docs" / "config.md").read_text().splitlines() if f"| `{key}` |" in line]
+        for choice in hint:
+            assert f"`{choice}`" in line or key in ("sim.name", "sim.persistent"), f"{key}: {choice}"
+
+
+def choices(cls: type, prefix: str = "") -> list[tuple[str, list[str]]]:
+    """Keys with a fixed set of texts, and those."""
+    found: list[tuple[str, list[str]]] = []
+    for name, hint in typing.get_type_hints(cls).items():
+        if dataclasses.is_dataclass(hint):
+            found += choices(hint, f"{prefix}{name}.")  # type: ignore[arg-type]
+        else:
+            options = [hint, *typing.get_args(hint)]
+            texts = [
+                text for option in options if typing.get_origin(option) is Literal for text in typing.get_args(option)
+            ]
+            found += [(prefix + name, texts)] if texts else []
+    return found
+
+
+# -- outputs.md -------------------------------------------------------------------------------
+
+
+def test_every_file_and_column_of_a_run_is_documented(runs_folder):
+    text = (ROOT / "docs" / "outputs.md").read_text()
+    run = (runs_folder / "runs" / "Ant" / "latest").resolve()
+    tree = blocks("outputs.md")[0].text
+    for file in run.iterdir():
+        assert re.search(rf"^  {re.escape(file.name)}/? +\S", tree, re.MULTILINE), file.name
+    names = set(re.findall(r"`([^`]+)`", BLOCK.sub("", text)))
+    for column in rows(run)[0]:
+        known = column in names or (column.startswith("reward/") and "reward/<term>" in names)
+        assert known or (column.startswith("system/") and "system/..." in names), f"{column} is not documented"
+
+
+# -- all documents ----------------------------------------------------------------------------
+
+DOCUMENTS = ["README.md", "CHANGELOG.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_links_lead_somewhere(document):
+    file = ROOT / document
+    for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", file.read_text()):
+        if not target.startswith("http"):
+            assert (file.parent / target).exists(), target
+
+
+def commands(document: str) -> list[str]:
+    """Command lines in the bash blocks of a document, without comments."""
+    text = (ROOT / document).read_text()
+    lines = [
+        line
+        for body in re.findall(r"^```bash\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+        for line in body.splitlines()
+    ]
+    stripped = [re.sub(r"\s+#.*", "", line) for line in lines if not line.startswith("#")]
+    return [part for line in stripped for part in line.split(" && ")]
+
+
+@pytest.mark.parametrize("document", [name for name in DOCUMENTS if not name.endswith("add_a_task.md")])
+def test_commands_are_understood(document, load_tool, monkeypatch, runs_folder):
+    monkeypatch.chdir(runs_folder)  # where checkpoint=Ant and checkpoint=Cartpole exist
+    for command in commands(document):
+        program, *arguments = shlex.split(command)
+        if command == "python train.py num_env=64":
+            with pytest.raises(ConfigError, match=r"unknown key 'num_env'\. Did you mean 'num_envs'\?"):
+                compose(arguments[1:])
+        elif arguments[:1] == ["train.py"]:
+            settings = [argument for argument in arguments[1:] if "=" in argument]
+            sweep = "-m" in arguments
+            check_settings(compose([text.split(",")[0] if sweep else text for text in settings]))
+        elif arguments and arguments[0].startswith("tools/"):
+            load_tool(Path(arguments[0]).stem).parse(arguments[1:])
+        else:
+            assert program in ("pip", "pytest", "gpusim-rl", "tensorboard", "git", "cd"), command
+
+
+def test_the_readme_begins_with_the_two_commands():
+    text = (ROOT / "README.md").read_text()
+    assert commands("README.md")[:4] == [
+        "pip install -e .",
+        "python train.py task=Ant num_envs=4096",
+        'pip install -e ".[test]"',
+        "pytest",
+    ]
+    assert len(text.splitlines()) <= 150
+    assert "<!-- numbers -->" in text
+    for task in tasks():
+        assert f"`{task}`" in text
