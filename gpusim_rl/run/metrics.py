@@ -148,7 +148,7 @@ class Metrics:
         pinned = torch.empty(stacked.shape, pin_memory=True)
         pinned.copy_(stacked, non_blocking=True)
         event = torch.cuda.Event()
-        event.record()
+        event.record(torch.cuda.current_stream(self.device))  # else: that of torch's current device
         self._in_flight = (host, list(values), pinned, event)
         return arrived
 

@@ -41,7 +41,7 @@ class PhaseTimer:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self._cuda = device.type == "cuda"
+        self._device = device
         self.start()
 
     def start(self) -> None:
@@ -53,11 +53,12 @@ class PhaseTimer:
     @contextmanager
     def __call__(self, phase: str) -> Iterator[None]:
         """Measures the block as part of a phase; `log` is always host time."""
-        if self._cuda and phase != "log":
+        if self._device.type == "cuda" and phase != "log":
+            stream = torch.cuda.current_stream(self._device)  # not that of torch's current device
             begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            begin.record()
+            begin.record(stream)
             yield
-            end.record()
+            end.record(stream)
             self._events.append((phase, begin, end))
             return
         started = time.perf_counter()

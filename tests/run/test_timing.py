@@ -55,7 +55,8 @@ class Event:
         self.stream = stream
         self.at_ms = float("inf")
 
-    def record(self) -> None:
+    def record(self, stream: Stream) -> None:
+        assert stream is self.stream, "torch's current device may be another one"
         self.at_ms = self.stream.enqueued_ms
 
     def elapsed_time(self, end: Event) -> float:
@@ -66,7 +67,8 @@ class Event:
 def test_on_cuda_times_are_of_their_own_interval_and_read_when_the_work_is_done(monkeypatch):
     stream = Stream()
     monkeypatch.setattr(torch.cuda, "Event", stream.event)
-    timer = PhaseTimer(torch.device("cuda"))
+    monkeypatch.setattr(torch.cuda, "current_stream", {torch.device("cuda:1"): stream}.__getitem__)
+    timer = PhaseTimer(torch.device("cuda:1"))
     laps = []
     for interval in (1, 2):
         for _ in range(3):
