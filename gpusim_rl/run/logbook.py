@@ -81,7 +81,9 @@ class Logbook:
         self._row: Row = {}
         self._overflow_reported = False
         self._divergence_reported = False
-        self._improved = False
+        # Mean return now, and of best.pt; None while it is not known.
+        self._return: float | None = None
+        self._best_saved = trainer.best_return if self._checkpoints.best.exists() else None
 
     def __enter__(self) -> Logbook:
         self.console.start(banner(self._trainer, self.run_dir))
@@ -112,7 +114,7 @@ class Logbook:
             self._flush()
         due = trainer.iteration % cfg.log.checkpoint_interval == 0
         age_s = time.perf_counter() - self._saved_at
-        better = self._improved and age_s > BEST_INTERVAL_S
+        better = self._better and age_s > BEST_INTERVAL_S
         if due or last or better or trainer.stopping or age_s > SAVE_INTERVAL_S:
             self.save(numbered=due)
 
@@ -144,8 +146,8 @@ class Logbook:
         row |= self._monitor.latest()
         row |= {name: value for name, value in values.items() if not name.startswith("check/")}
         now = row.get("episode/return")
-        self._improved = now is not None and (trainer.best_return is None or now > trainer.best_return)
-        if self._improved:
+        self._return = now
+        if now is not None and (trainer.best_return is None or now > trainer.best_return):
             trainer.best_return = now
         row["episode/best_return"] = trainer.best_return
         self._row = row
@@ -178,8 +180,13 @@ class Logbook:
             f" counted in sim/diverged. The state and action before it {where}"
         )
 
+    @property
+    def _better(self) -> bool:
+        """The policy is better than that of best.pt: a record may have passed before it was due to be saved."""
+        return self._return is not None and (self._best_saved is None or self._return > self._best_saved)
+
     def save(self, *, numbered: bool) -> None:
-        """Writes last.pt, and best.pt if the mean return is the best so far."""
+        """Writes last.pt, and best.pt if the mean return is above that of the old one."""
         trainer = self._trainer
         self._saved_at = time.perf_counter()
         self._drain()  # a run that continues from here does not make these rows again
@@ -187,8 +194,9 @@ class Logbook:
         try:
             self._checkpoints.save_last(trainer.state_dict())
             self._saved = trainer.iteration
-            if self._improved or not self._checkpoints.best.exists():
+            if self._better or not self._checkpoints.best.exists():
                 self._checkpoints.save_best()
+                self._best_saved = self._return
             if numbered:
                 self._checkpoints.save_numbered(trainer.iteration)
         except OSError as error:

@@ -77,6 +77,8 @@ class Trainer:
             sim_device = torch.device("cpu")  # the only place where it runs; a policy on the GPU can still use it
         self.choice = choose_sim(cfg.sim.name, sim_device)
         torch.manual_seed(self.seed)
+        if cfg.torch_deterministic:  # without it cuBLAS refuses; read when CUDA starts
+            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(cfg.torch_deterministic)
         if "OMP_NUM_THREADS" not in os.environ:  # a choice of the user's, which torch has followed
             torch.set_num_threads(available_cpus())
@@ -330,8 +332,11 @@ class Trainer:
         if self.cfg.test:
             return
         self.ppo.load_state_dict(state["ppo"])
-        self.sampling.set_state(state["sampling"].cpu())
-        self.ppo.generator.set_state(state["shuffling"].cpu())
+        if state["config"]["ppo"]["learning_rate"] != self.cfg.ppo.learning_rate:
+            self.ppo.learning_rate.fill_(self.cfg.ppo.learning_rate)  # a new value is a new start of the schedule
+        for generator, saved in ((self.sampling, state["sampling"]), (self.ppo.generator, state["shuffling"])):
+            if saved.shape == generator.get_state().shape:  # CPU and CUDA have different generators
+                generator.set_state(saved.cpu())
         torch.set_rng_state(state["torch_rng"].cpu())
         self.iteration, self.env_steps = int(state["iteration"]), int(state["env_steps"])
         self.elapsed_s, self.best_return = float(state["elapsed_s"]), state["best_return"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import resource
 import signal
@@ -20,6 +21,7 @@ from gpusim_rl.api import prepare
 from gpusim_rl.errors import ConfigError, TaskError
 from gpusim_rl.machine import available_cpus
 from gpusim_rl.run import checkpoint, memory
+from gpusim_rl.run import logbook as logbook_module
 from gpusim_rl.run import trainer as trainer_module
 from gpusim_rl.run.checkpoint import Checkpoints
 from gpusim_rl.run.logbook import Logbook
@@ -127,6 +129,53 @@ def test_a_complete_run_is_resumed_to_nothing_and_says_so(tmp_path, capfd):
     again.train()
     assert again.iteration == 2 and (run / "metrics.csv").read_bytes() == before
     assert "nothing to do: this is iteration 2 of max_iterations=2; try max_iterations=4" in capfd.readouterr().out
+
+
+def test_a_learning_rate_typed_at_a_resume_holds(tmp_path):
+    constant = {"ppo": {"schedule": "constant", "learning_rate": 1e-3}}
+    make_trainer("Cartpole", tmp_path, max_iterations=2, **constant).train()
+    again = {"checkpoint": str(the_run(tmp_path)), "max_iterations": 4}
+    same = make_trainer("Cartpole", tmp_path, **again, **constant)
+    other = make_trainer("Cartpole", tmp_path, **again, ppo={"schedule": "constant", "learning_rate": 1e-4})
+    assert float(same.ppo.learning_rate) == pytest.approx(1e-3)
+    assert other.train()["policy/learning_rate"] == pytest.approx(1e-4)
+
+
+def test_a_run_of_another_kind_of_device_can_be_continued(tmp_path):
+    make_trainer("Cartpole", tmp_path, max_iterations=2).train()
+    file = the_run(tmp_path) / "checkpoints" / "last.pt"
+    foreign = torch.zeros(16, dtype=torch.uint8)  # as large as the state of a CUDA generator
+    checkpoint.save(file, {**checkpoint.load(file), "sampling": foreign, "shuffling": foreign})
+    assert make_trainer("Cartpole", tmp_path, checkpoint=str(file), max_iterations=4).train()["iteration"] == 4
+
+
+def test_best_is_saved_although_a_better_one_passed_too_soon_after_the_last_save(tmp_path, monkeypatch):
+    trainer = make_trainer("Cartpole", tmp_path, max_iterations=100, log={"checkpoint_interval": 100})
+    returns = {1: 5.0, 2: 9.0, 3: 7.0, 4: 6.0, 5: 8.0}
+    flush = trainer.metrics.flush
+    monkeypatch.setattr(
+        trainer.metrics,
+        "flush",
+        lambda *args: [(host, row | {"episode/return": returns[trainer.iteration]}) for host, row in flush(*args)],
+    )
+    run_dir, best = trainer.run_dir(), []
+    with Logbook(trainer, run_dir) as log:
+        for iteration in returns:
+            monkeypatch.setattr(logbook_module, "BEST_INTERVAL_S", 1e9 if iteration == 2 else -1.0)
+            trainer.iterate(log)
+            best.append(checkpoint.load(run_dir.checkpoints / "best.pt")["iteration"])
+    assert best == [1, 1, 3, 3, 5] and trainer.best_return == 9.0
+
+
+@pytest.mark.parametrize("chosen", [None, ":16:8"])
+def test_deterministic_kernels_get_the_workspace_that_cublas_wants(tmp_path, monkeypatch, chosen):
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", chosen or "")
+    if chosen is None:
+        monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG")
+    calls: list[bool] = []
+    monkeypatch.setattr(torch, "use_deterministic_algorithms", calls.append)
+    make_trainer("Cartpole", tmp_path, torch_deterministic=True)
+    assert calls == [True] and os.environ["CUBLAS_WORKSPACE_CONFIG"] == (chosen or ":4096:8")
 
 
 def test_a_resumed_run_keeps_its_seed_and_says_that_another_one_is_ignored(tmp_path, capfd):
