@@ -128,6 +128,10 @@ class Console:
         """Show a line that must not be missed, in every mode."""
         self._say("warning", f"warning: {text}", {"text": text})
 
+    def note(self, text: str) -> None:
+        """Write a line to train.log only."""
+        self._record(text)
+
     def footer(self, commands: Sequence[str]) -> None:
         """End the display of rows and show what can be done with the run now."""
         self._stop_rows()

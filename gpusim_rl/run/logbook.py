@@ -100,6 +100,8 @@ class Logbook:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if kind is not None:
+            self.console.note(f"ended by {kind.__name__}: {error}")
         self._monitor.close()
         self._writers.close(0 if kind is None else 1)
         self.console.close()

@@ -384,26 +384,20 @@ class Trainer:
 
     def _first_bad(self) -> str | None:
         """The first thing from the task that is not finite in this iteration, and where."""
-        rollout = self.rollout
-        suspects = {
-            "an observation": rollout.obs,
-            "the last observation of an episode": rollout.final_obs,
-            "an observation after the last step": {group: value[None] for group, value in self.obs.items()},
-            "a reward": {"reward": rollout.reward[..., None]},
-        }
-        for what, tensors in suspects.items():
-            for name, value in tensors.items():
+        rollout, last = self.rollout, {group: value[None] for group, value in self.obs.items()}
+        suspects = [
+            ("an observation", rollout.obs, ("step", "world", "column")),
+            ("the last observation of an episode", rollout.final_obs, ("", "world", "column")),
+            ("an observation after the last step", last, ("", "world", "column")),
+            ("a reward", {"": rollout.reward}, ("step", "world")),
+        ]
+        for what, tensors, axes in suspects:
+            for group, value in tensors.items():
                 bad = ~torch.isfinite(value)
                 if bad.any():
-                    step, world, column = bad.nonzero()[0].tolist()
-                    worlds = int(bad.any(dim=2).any(dim=0).sum())
-                    place = {"group": repr(name), "step": step, "world": world, "column": column}
-                    if what == "a reward":
-                        place = {"step": step, "world": world}
-                    elif value is not rollout.obs.get(name):
-                        place.pop("step")
-                    others = f", and in {worlds - 1} other worlds" if worlds > 1 else ""
-                    return f"{what} ({', '.join(f'{k} {v}' for k, v in place.items())}{others})"
+                    index = bad.nonzero()[0].tolist()
+                    place = [f"{axis} {number}" for axis, number in zip(axes, index, strict=True) if axis]
+                    return f"{what} ({', '.join([f'group {group!r}'] * bool(group) + place)})"
         return None
 
 

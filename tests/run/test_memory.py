@@ -45,7 +45,7 @@ print(json.dumps([estimate, peak]))
 @pytest.mark.parametrize(
     ("task", "settings"),
     [
-        ("Ant", {"num_envs": 4096}),
+        ("Ant", {"num_envs": 4096, "ppo": {"epochs": 1}}),
         ("Ant", {"num_envs": 511}),  # an MjData per world
         pytest.param("Ant", {"num_envs": 1024}, marks=pytest.mark.slow),
         pytest.param("Ant", {"num_envs": 4096, "ppo": {"network": {"rnn": "lstm"}}}, marks=pytest.mark.slow),

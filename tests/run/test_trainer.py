@@ -185,6 +185,18 @@ def test_a_resumed_run_keeps_its_seed_and_says_that_another_one_is_ignored(tmp_p
     assert "seed     5 (the checkpoint's; seed=6 is ignored)\n" in capfd.readouterr().out
 
 
+def test_a_resumed_run_takes_a_new_learning_rate_but_no_old_one(tmp_path):
+    first = make_trainer("Cartpole", tmp_path)
+    first.train()
+    adapted = first.ppo.learning_rate.item()
+    assert adapted != pytest.approx(3e-4)
+    run = str(the_run(tmp_path))
+    assert make_trainer("Cartpole", tmp_path, checkpoint=run).ppo.learning_rate.item() == adapted
+    typed = make_trainer("Cartpole", tmp_path, checkpoint=run, ppo={"learning_rate": 2e-5})
+    assert typed.ppo.learning_rate.item() == pytest.approx(2e-5)
+    assert typed.ppo.optimizer.param_groups[0]["lr"] is typed.ppo.learning_rate
+
+
 @pytest.mark.parametrize("chosen", [True, False])
 def test_a_number_of_threads_that_the_user_chose_stays(tmp_path, monkeypatch, chosen):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
@@ -332,6 +344,7 @@ def test_nan_from_a_task_stops_with_one_line_that_names_it(tmp_path, fault, sett
         trainer.train()
     assert str(error.value).startswith(message), error.value
     assert "\n" not in str(error.value)
+    assert str(error.value) in (the_run(tmp_path) / "train.log").read_text()
     for file in (the_run(tmp_path) / "checkpoints").iterdir():
         saved = checkpoint.load(file)
         assert saved["iteration"] < 2
@@ -581,6 +594,14 @@ def test_a_recurrent_policy_trains_and_is_evaluated(tmp_path, rnn):
     run = str(the_run(tmp_path))
     result = make_trainer("Cartpole", tmp_path, checkpoint=run, test=True, num_envs=3, **settings).evaluate()
     assert result["episodes"] == 3
+
+
+@pytest.mark.slow
+def test_a_recurrent_policy_learns(tmp_path):
+    network = {"rnn": "lstm", "rnn_size": 32, "hidden": [32]}
+    ppo = {"horizon": 16, "epochs": 8, "minibatch_size": 512, "sequence_length": 8, "network": network}
+    row = make_trainer("Cartpole", tmp_path, num_envs=64, max_iterations=50, ppo=ppo).train()
+    assert row["episode/return"] > 150  # 5 at the start
 
 
 def test_physics_and_learner_on_two_devices_are_the_same_training(tmp_path, monkeypatch):
