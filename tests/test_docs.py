@@ -20,9 +20,10 @@ import yaml
 from conftest import ROOT, Finished, run_command
 from gpusim_rl.compose import compose
 from gpusim_rl.config import RunConfig, check_settings
-from gpusim_rl.discover import tasks
+from gpusim_rl.discover import read_yaml, tasks
 from gpusim_rl.env import TaskConfig
 from gpusim_rl.errors import ConfigError
+from gpusim_rl.run import checkpoint
 
 pytest_plugins = ["tool_runs"]
 
@@ -235,6 +236,14 @@ def test_every_file_and_column_of_a_run_is_documented(runs_folder):
         assert known or (column.startswith("system/") and "system/..." in names), f"{column} is not documented"
 
 
+def test_every_field_of_a_checkpoint_is_documented(runs_folder):
+    section = (ROOT / "docs" / "outputs.md").read_text().partition("## Checkpoints")[2].partition("## ")[0]
+    rows_of_fields = [line.split("|")[1] for line in section.splitlines() if line.startswith("| `")]
+    documented = [name for row in rows_of_fields for name in re.findall(r"`([^`]+)`", row)]
+    state = checkpoint.load(runs_folder / "runs" / "Ant" / "latest" / "checkpoints" / "last.pt")
+    assert sorted(documented) == sorted(state)
+
+
 # -- all documents ----------------------------------------------------------------------------
 
 DOCUMENTS = ["README.md", "CHANGELOG.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
@@ -246,6 +255,23 @@ def test_links_lead_somewhere(document):
     for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", file.read_text()):
         if not target.startswith("http"):
             assert (file.parent / target).exists(), target
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_settings_that_are_named_exist(document):
+    known = {*leaf_values(compose(["~task"])), "ppo.network", "debug.check_task"}
+    known |= {f"task.{field.name}" for field in dataclasses.fields(TaskConfig)} | {"task._target_"}
+    for entry in tasks().values():
+        known |= {f"task.{key}" for key in read_yaml(entry.file)["task"]}
+    for block in blocks("docs/add_a_task.md"):
+        if block.file == "my_cfg/task/Reacher.yaml":
+            known |= {f"task.{key}" for key in yaml.safe_load(block.text)["task"]}
+    text = BLOCK.sub("", (ROOT / document).read_text())
+    named = re.findall(r"`((?:ppo|sim|log|debug|task|wandb)[._][a-z_.]+)(?:=[^`]*)?`", text)
+    foreign = {"task.max_torqe", "sim.articulation", "wandb_id"}  # a mistake on purpose, a method, a field
+    assert [
+        name for name in named if name not in known | foreign and not name.startswith(("task.env", "task.sim"))
+    ] == []
 
 
 def commands(document: str) -> list[str]:
