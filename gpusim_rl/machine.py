@@ -35,8 +35,8 @@ def share_cpus() -> None:
     """Lets torch's idle threads sleep soon; call it before torch is imported.
 
     GNU OpenMP lets a thread that waits for work spin for milliseconds. Between physics steps, and beside a second run
-    on the same machine, that spinning takes the cores from threads that have work: two runs on two cores were 6 times
-    slower each (benchmarks/cpu_settings.json). A value that the user has set stays.
+    on the same machine, that spinning takes the cores from threads that have work: two runs on two cores slow each
+    other down several times more than they should (benchmarks/cpu_settings.py measures it). A value that the user has set stays.
     """
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
@@ -45,7 +45,7 @@ def keep_freed_memory() -> None:
     """Tells glibc to keep freed memory instead of returning it to the kernel; nothing happens elsewhere.
 
     An update frees and takes the same activations again and again. By default glibc maps blocks of that size anew
-    each time, and the page faults cost about a fifth of an update on the CPU (benchmarks/cpu_settings.json).
+    each time, and the page faults cost a good part of an update on the CPU (benchmarks/cpu_settings.py measures it).
     """
     if not sys.platform.startswith("linux"):
         return
