@@ -36,7 +36,8 @@ def share_cpus() -> None:
 
     GNU OpenMP lets a thread that waits for work spin for milliseconds. Between physics steps, and beside a second run
     on the same machine, that spinning takes the cores from threads that have work: two runs on two cores slow each
-    other down several times more than they should (benchmarks/cpu_settings.py measures it). A value that the user has set stays.
+    other down several times more than they should (benchmarks/cpu_settings.py measures it). A value that the user
+    has set stays.
     """
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 

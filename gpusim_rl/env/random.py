@@ -67,9 +67,7 @@ class WorldRandom:
         self._counter += count
         return _mix(self._key[:, None] + steps * _GOLDEN)
 
-    def uniform(
-        self, low: float | Tensor = 0.0, high: float | Tensor = 1.0, *shape: int
-    ) -> Float[Tensor, "envs ..."]:
+    def uniform(self, low: float | Tensor = 0.0, high: float | Tensor = 1.0, *shape: int) -> Float[Tensor, "envs ..."]:
         """Uniform numbers in [low, high), shape [N, *shape]; bounds may be tensors that broadcast against it.
 
         Scaling to bounds other than 0 and 1 rounds: it can give `high` itself, once in about 2^24 numbers.
@@ -78,9 +76,7 @@ class WorldRandom:
         unit = _shift_right(self._bits(math.prod(shape)), 40).to(torch.float32).mul_(2.0**-24)
         return unit.view(self.num_envs, *shape) * (high - low) + low
 
-    def normal(
-        self, mean: float | Tensor = 0.0, std: float | Tensor = 1.0, *shape: int
-    ) -> Float[Tensor, "envs ..."]:
+    def normal(self, mean: float | Tensor = 0.0, std: float | Tensor = 1.0, *shape: int) -> Float[Tensor, "envs ..."]:
         """Normal numbers, shape [N, *shape] (Box-Muller)."""
         count = math.prod(shape)
         u = self.uniform(0.0, 1.0, 2, count)

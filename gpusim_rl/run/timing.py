@@ -42,6 +42,8 @@ class PhaseTimer:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
+        self._inside: str | None = None  # the phase that the host is in, and since when
+        self._entered = 0.0
         self.start()
 
     def start(self) -> None:
@@ -61,12 +63,17 @@ class PhaseTimer:
             end.record(stream)
             self._events.append((phase, begin, end))
             return
-        started = time.perf_counter()
+        self._inside, self._entered = phase, time.perf_counter()
         yield
-        self._seconds[phase] += time.perf_counter() - started
+        self._seconds[phase] += time.perf_counter() - self._entered
+        self._inside = None
 
     def flush(self) -> Lap:
-        """Ends an interval and begins the next one."""
-        lap = Lap(time.perf_counter() - self._began, self._seconds, self._events)
+        """Ends an interval and begins the next one, usually in the middle of `log`: each gets its part."""
+        now = time.perf_counter()
+        if self._inside is not None:
+            self._seconds[self._inside] += now - self._entered
+            self._entered = now
+        lap = Lap(now - self._began, self._seconds, self._events)
         self.start()
         return lap

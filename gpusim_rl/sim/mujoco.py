@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import logging
 from typing import Any
 
 import mujoco
@@ -17,8 +16,6 @@ from gpusim_rl.config import SimConfig
 from gpusim_rl.machine import available_cpus
 from gpusim_rl.sim.articulation import MujocoArticulation
 from gpusim_rl.sim.scene import Scene
-
-logger = logging.getLogger(__name__)
 
 # A state beyond this [m, rad, m/s, rad/s] has run away: no machine that we simulate comes near.
 MAX_STATE = 1e5
@@ -65,10 +62,6 @@ class MujocoSim:
         # States and limits are written as float32: a joint that is set to its limit shall be exactly
         # there, for a limit that acts one digit too early stops the joint (robots start at limits).
         model.jnt_range[:] = model.jnt_range.astype(np.float32)
-        # Without a handler every warning is appended to MUJOCO_LOG.TXT in the user's folder; we
-        # report worlds by mask.
-        mujoco.set_mju_user_warning(logger.debug)
-
         self.num_threads = min(cfg.num_threads or available_cpus(), num_envs)
         persistent = is_persistent(cfg, num_envs)
         self._batch = Batch(model, num_envs, nthread=self.num_threads, persistent=persistent)

@@ -14,9 +14,7 @@ def quat_rotate(quat: Float[Tensor, "*batch 4"], vec: Float[Tensor, "*batch 3"])
     return vec + w * t + torch.linalg.cross(u, t)
 
 
-def quat_rotate_inverse(
-    quat: Float[Tensor, "*batch 4"], vec: Float[Tensor, "*batch 3"]
-) -> Float[Tensor, "*batch 3"]:
+def quat_rotate_inverse(quat: Float[Tensor, "*batch 4"], vec: Float[Tensor, "*batch 3"]) -> Float[Tensor, "*batch 3"]:
     """Rotates vectors by the inverse of unit quaternions: world frame to body frame."""
     w, u = quat[..., :1], quat[..., 1:]
     t = 2.0 * torch.linalg.cross(u, vec)
@@ -36,9 +34,7 @@ def quat_conjugate(quat: Float[Tensor, "*batch 4"]) -> Float[Tensor, "*batch 4"]
     return torch.cat([quat[..., :1], -quat[..., 1:]], dim=-1)
 
 
-def quat_from_axis_angle(
-    axis: Float[Tensor, "*batch 3"], angle: Float[Tensor, "*batch"]
-) -> Float[Tensor, "*batch 4"]:
+def quat_from_axis_angle(axis: Float[Tensor, "*batch 3"], angle: Float[Tensor, "*batch"]) -> Float[Tensor, "*batch 4"]:
     """Rotation by `angle` [rad] about unit axes."""
     half = 0.5 * angle[..., None]
     return torch.cat([half.cos(), half.sin() * axis], dim=-1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,8 @@ from gpusim_rl.errors import TaskError
 # MuJoCo's contact sensor: bits of its data specification, and the reduction of all matching contacts to one wrench.
 _CONTACT_FORCE, _CONTACT_TORQUE, _CONTACT_POS = 1 << 1, 1 << 2, 1 << 4
 _REDUCE_NETFORCE = 3
+
+logger = logging.getLogger(__name__)
 
 _INTEGRATORS = {"euler": mujoco.mjtIntegrator.mjINT_EULER, "implicit": mujoco.mjtIntegrator.mjINT_IMPLICIT}
 
@@ -53,6 +56,9 @@ class Scene:
     """
 
     def __init__(self, physics_hz: float, *, integrator: Literal["euler", "implicit"] = "euler") -> None:
+        # Without a handler MuJoCo appends every warning to MUJOCO_LOG.TXT in the user's folder; simulators report
+        # worlds that go bad by mask.
+        mujoco.set_mju_user_warning(logger.debug)
         self.spec = mujoco.MjSpec()
         self.spec.option.timestep = 1.0 / physics_hz
         self.spec.option.integrator = _INTEGRATORS[integrator]
@@ -148,9 +154,7 @@ class Scene:
                 (mujoco.mjtSensor.mjSENS_FRAMEPOS, sensor.body_pos),
                 (mujoco.mjtSensor.mjSENS_FRAMEQUAT, sensor.body_quat),
             ):
-                self.spec.add_sensor(
-                    name=sensor_name, type=kind, objtype=mujoco.mjtObj.mjOBJ_XBODY, objname=body
-                )
+                self.spec.add_sensor(name=sensor_name, type=kind, objtype=mujoco.mjtObj.mjOBJ_XBODY, objname=body)
             self.contact_sensors[body] = sensor
         self._model = None
 

@@ -29,6 +29,17 @@ def test_phases_are_summed_per_interval_and_begin_anew():
     assert second.phases()["simulate"] == 0
 
 
+def test_a_phase_that_is_under_way_is_split_between_the_intervals():
+    timer = PhaseTimer(torch.device("cpu"))
+    with timer("log"):
+        time.sleep(0.05)
+        first = timer.flush()
+        time.sleep(0.02)
+    second = timer.flush()
+    assert 0.05 <= first.phases()["log"] <= first.wall_s
+    assert 0.02 <= second.phases()["log"] <= second.wall_s
+
+
 def test_what_comes_before_the_start_does_not_count():
     timer = PhaseTimer(torch.device("cpu"))
     with timer("simulate"):
