@@ -76,4 +76,5 @@ class PhaseTimer:
             self._entered = now
         lap = Lap(now - self._began, self._seconds, self._events)
         self.start()
+        self._began = now
         return lap
