@@ -313,6 +313,5 @@ def test_the_readme_begins_with_the_two_commands():
         "pytest",
     ]
     assert len(text.splitlines()) <= 150
-    assert "<!-- numbers -->" in text
     for task in tasks():
         assert f"`{task}`" in text
