@@ -17,6 +17,7 @@ from gpusim_rl.config import (
 )
 from gpusim_rl.discover import tasks
 from gpusim_rl.errors import ConfigError, did_you_mean
+from gpusim_rl.machine import share_cpus
 
 if TYPE_CHECKING:
     from gpusim_rl.env.task import Task, TaskConfig
@@ -37,6 +38,7 @@ def train(task: type[Task[Any]] | str, /, config: TaskConfig | None = None, **ov
     Returns:
         What `Trainer.train()` (or `Trainer.evaluate()`) returns.
     """
+    share_cpus()
     run, task_class, plain_config, lines = prepare(task, config, **overrides)
 
     from gpusim_rl.run.trainer import Trainer
