@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from gpusim_rl.compose import GROUPS, compose, quote, refuse_other_task, with_saved_overrides
@@ -21,6 +23,8 @@ from gpusim_rl.machine import share_cpus
 
 if TYPE_CHECKING:
     from gpusim_rl.env.task import Task, TaskConfig
+    from gpusim_rl.run.logbook import Logbook
+    from gpusim_rl.run.trainer import Trainer
 
 
 def train(task: type[Task[Any]] | str, /, config: TaskConfig | None = None, **overrides: Any) -> Any:
@@ -69,6 +73,30 @@ def prepare(
     check_settings(composed)
     refuse_other_task(composed)
     return build_run(composed, task_class=task), task, composed, lines
+
+
+@contextmanager
+def scratch_training(overrides: Sequence[str]) -> Iterator[tuple[Trainer, Logbook]]:
+    """A training to measure: prints nothing, and its run folder is gone when the block ends.
+
+        with scratch_training(["task=Ant", "num_envs=64"]) as (trainer, log):
+            trainer.iterate(log)
+
+    Args:
+        overrides: The command line, as for `train.py`; they win over what makes the run quiet.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        quiet = [f"log.dir={quote(folder)}", "log.console=quiet", "log.checkpoint_interval=1000000"]
+        config = compose([*quiet, "max_iterations=1000000", *overrides])
+        run, task_class = build_run(config), load_task_class(config["task"]["_target_"])
+
+        from gpusim_rl.run.logbook import Logbook
+        from gpusim_rl.run.trainer import Trainer
+
+        trainer = Trainer(run, task_class, config=config, overrides=list(overrides))
+        with Logbook(trainer, trainer.run_dir()) as log:
+            trainer.timer.start()
+            yield trainer, log
 
 
 def _yaml_name(task: type | str) -> str | None:

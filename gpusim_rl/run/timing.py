@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,7 +44,12 @@ class PhaseTimer:
         self._device = device
         self._inside: str | None = None  # the phase that the host is in, and since when
         self._entered = 0.0
+        self._around: list[Callable[[str], AbstractContextManager[Any]]] = []
         self.start()
+
+    def observe(self, around: Callable[[str], AbstractContextManager[Any]]) -> None:
+        """Enters `around(phase)` around every phase from now on: a counter, a range of a profiler."""
+        self._around.append(around)
 
     def start(self) -> None:
         """Begins an interval; what was measured before is forgotten."""
@@ -55,6 +60,14 @@ class PhaseTimer:
     @contextmanager
     def __call__(self, phase: str) -> Iterator[None]:
         """Measures the block as part of a phase; `log` is always host time."""
+        with ExitStack() as stack:
+            for around in self._around:
+                stack.enter_context(around(phase))
+            with self._measure(phase):
+                yield
+
+    @contextmanager
+    def _measure(self, phase: str) -> Iterator[None]:
         if self._device.type == "cuda" and phase != "log":
             stream = torch.cuda.current_stream(self._device)  # not that of torch's current device
             begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
