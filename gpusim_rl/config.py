@@ -144,9 +144,10 @@ class LogConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DebugConfig:
-    """Checks that cost speed."""
+    """Checks and measurements that cost speed."""
 
     check_task: bool  # verify shape, dtype and finiteness of every task hook at every step
+    profile: Annotated[int, Rule("an int >= 0", lambda value: value >= 0)]  # steady iterations to trace; 0 = none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -29,6 +29,7 @@ from gpusim_rl.run import checkpoint
 from gpusim_rl.run.logbook import Logbook, report
 from gpusim_rl.run.memory import check_learner_memory, check_memory
 from gpusim_rl.run.metrics import Metrics, Row
+from gpusim_rl.run.profile import profiling
 from gpusim_rl.run.run_dir import RunDir
 from gpusim_rl.run.timing import PhaseTimer
 from gpusim_rl.run.writers import require_tensorboard
@@ -137,7 +138,7 @@ class Trainer:
         shell's code for the signal; a second one ends it at once.
         """
         run_dir = self.run_dir()
-        with Logbook(self, run_dir) as log, self._signals():
+        with Logbook(self, run_dir) as log, self._signals(), profiling(self, log):
             self.timer.start()
             while self.iteration < self.cfg.max_iterations and self._stop_signal is None:
                 self.iterate(log)

@@ -1,0 +1,397 @@
+"""Where an iteration's time goes and what crosses the bus: traces of torch's profiler, written and read."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import re
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from gpusim_rl.run.logbook import Logbook
+    from gpusim_rl.run.trainer import Trainer
+
+PREFIX = "phase/"
+"""Our ranges in a trace are `phase/<name>`."""
+
+ITERATION = "iteration"
+"""The range around all phases of one iteration."""
+
+OUTSIDE = "outside phases"
+"""What is in an iteration, but in none of its phases."""
+
+WARM_UP = 4
+"""Iterations before those of a trace: by then everything is compiled, captured and allocated."""
+
+_REPORTED_AS = {"simulate": "rollout", "policy": "rollout", ITERATION: OUTSIDE}
+_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
+_RUNTIME = ("cuda_runtime", "cuda_driver")
+_LAUNCHES = re.compile(r"cu(da)?(Launch|GraphLaunch)")
+_WAITS = re.compile(
+    r"cu(da)?(Stream|Event|Device|Ctx|Thread)Synchronize"
+    r"|cudaMemcpy(?!.*(Async|Peer))|cuMemcpy(HtoD|DtoH)(?!.*Async)"
+    r"|cuda(Free|FreeHost)$"  # waits for all that the device has to do
+)
+_FUNCTION = re.compile(r"(?P<file>.+)\((?P<line>\d+)\): (?P<function>.+)")
+
+
+def reported_phase(phase: str) -> str:
+    """The phase under which the timer's phase is reported: simulation and policy are the rollout."""
+    return _REPORTED_AS.get(phase, phase)
+
+
+@dataclass(slots=True)
+class Copies:
+    """Copies in one direction."""
+
+    count: int = 0
+    bytes: int = 0
+
+    def add(self, size: int) -> None:
+        """Counts a copy of `size` bytes."""
+        self.count += 1
+        self.bytes += size
+
+
+@dataclass(slots=True)
+class Work:
+    """What host and device did in one phase.
+
+    Attributes:
+        to_device: Copies from host to device.
+        to_host: Copies from device to host.
+        syncs: Calls that made the host wait, by kind.
+        operators: Operators of torch that compute something; counted on the CPU.
+        launches: Calls that gave work to the device: a graph of a thousand kernels is one; on CUDA, as the rest.
+        kernels: Kernels that ran.
+        wall_s: Time of the phase on the device's clock [s].
+        busy_s: Of it, how long the device was at work [s].
+    """
+
+    to_device: Copies = field(default_factory=Copies)
+    to_host: Copies = field(default_factory=Copies)
+    syncs: Counter[str] = field(default_factory=Counter)
+    operators: int = 0
+    launches: int = 0
+    kernels: int = 0
+    wall_s: float = 0.0
+    busy_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Crossing:
+    """A copy or a wait, and where the host asked for it.
+
+    Attributes:
+        phase: In which phase.
+        what: Kind of copy or call.
+        ts: When the host called it [us].
+        tid: The thread that called it; None where the trace does not tell.
+    """
+
+    phase: str
+    what: str
+    ts: float
+    tid: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What a trace says: work by phase, and all that crossed between host and device."""
+
+    work: dict[str, Work]
+    crossings: list[Crossing]
+
+
+@dataclass(slots=True)
+class _Segment:
+    begin: float
+    end: float
+    phase: str
+
+
+def load_trace(path: Path) -> list[dict[str, Any]]:
+    """The events of a Chrome trace, `.json` or `.json.gz`."""
+    with gzip.open(path, "rt") if path.suffix == ".gz" else path.open() as file:
+        return json.load(file)["traceEvents"]
+
+
+def read_events(events: Sequence[Mapping[str, Any]]) -> Reading:
+    """Adds up what a trace of torch's profiler says about the iterations in it.
+
+    Work on the device belongs to the phase in which the host launched it, whenever it ran: both records have the same
+    correlation id, all kernels of a graph that of its launch. A call that the profiler does not record (parts of the
+    driver's interface) leaves device work without a launch: while iterations run it is `OUTSIDE`. What happened outside
+    of all iterations, such as the profiler's own start and stop, does not count.
+
+    The phases of the device follow each other as those of the host, but later: a phase lasts until its last work on
+    the device is done and the host has left it, and begins where the one before it ended, or later when the host
+    entered it.
+    """
+    complete = [event for event in events if event.get("ph") == "X"]
+    segments = _segments(complete)
+    begins = [segment.begin for segment in segments]
+
+    def at(ts: float) -> int | None:
+        index = bisect_right(begins, ts) - 1
+        return index if index >= 0 and ts < segments[index].end else None
+
+    work: dict[str, Work] = {}
+    for segment in segments:
+        work.setdefault(segment.phase, Work())
+    crossings: list[Crossing] = []
+    calls: dict[Any, Mapping[str, Any]] = {}
+    waits: list[tuple[str, Mapping[str, Any]]] = []
+    waiting = set()
+    for event in complete:
+        if event.get("cat") not in _RUNTIME:
+            continue
+        correlation = _argument(event, "correlation")
+        calls[correlation] = event
+        if _WAITS.match(event["name"]):
+            waits.append((event["name"], event))
+            waiting.add(correlation)
+        elif _LAUNCHES.match(event["name"]) and (index := at(event["ts"])) is not None:
+            work[segments[index].phase].launches += 1
+    # The device's own record of a wait also has those whose call is not recorded.
+    for event in complete:
+        kind, correlation = _argument(event, "cuda_sync_kind"), _argument(event, "correlation")
+        if kind is not None and kind != "Stream Wait Event" and correlation not in waiting:
+            waits.append((kind, calls.get(correlation, event)))
+    for name, event in waits:
+        if (index := at(event["ts"])) is not None:
+            phase = segments[index].phase
+            work[phase].syncs[name] += 1
+            crossings.append(Crossing(phase, name, event["ts"], event.get("tid")))
+
+    ends = [segment.end for segment in segments]  # of the host, then of the device too
+    device: list[tuple[float, float]] = []
+    unlaunched: list[Mapping[str, Any]] = []
+
+    def count(event: Mapping[str, Any], phase: str, call: Mapping[str, Any]) -> None:
+        of_phase, name = work.setdefault(phase, Work()), event["name"]
+        of_phase.kernels += event["cat"] == "kernel"
+        for direction, copies in (("HtoD", of_phase.to_device), ("DtoH", of_phase.to_host)):
+            if event["cat"] == "gpu_memcpy" and direction in name:
+                copies.add(int(_argument(event, "bytes") or 0))
+                crossings.append(Crossing(phase, name, call["ts"], call.get("tid")))
+
+    for event in complete:
+        if event.get("cat") not in _DEVICE:
+            continue
+        begin, end = event["ts"], event["ts"] + event.get("dur", 0.0)
+        device.append((begin, end))
+        call = calls.get(_argument(event, "correlation"))
+        if call is None:
+            unlaunched.append(event)
+        elif (index := at(call["ts"])) is not None:
+            ends[index] = max(ends[index], end)
+            count(event, segments[index].phase, call)
+    last = max(ends, default=0.0)
+    for event in unlaunched:
+        if segments and segments[0].begin <= event["ts"] < last:
+            count(event, OUTSIDE, event)
+
+    busy = _Union(device)
+    boundary = -float("inf")
+    for segment, end in zip(segments, ends, strict=True):
+        begin, boundary = max(boundary, segment.begin), max(boundary, end)
+        work[segment.phase].wall_s += (boundary - begin) * 1e-6 if boundary > begin else 0.0
+        work[segment.phase].busy_s += busy.within(begin, boundary) * 1e-6
+    return Reading(work, crossings)
+
+
+def name_place(events: Iterable[Mapping[str, Any]], crossing: Crossing, library: re.Pattern[str]) -> str | None:
+    """The innermost Python function of a trace with stacks in which a crossing happened, without those of a library.
+
+    A trace knows where a function begins, not the line in it.
+    """
+    best: tuple[float, str] | None = None
+    for event in events:
+        found = _FUNCTION.fullmatch(event["name"]) if event.get("cat") == "python_function" else None
+        if found is None or library.search(found["file"]):
+            continue
+        begin = event["ts"]
+        inside = begin <= crossing.ts < begin + event.get("dur", 0.0) and event.get("tid") == crossing.tid
+        if inside and (best is None or begin >= best[0]):
+            best = begin, f"{found['file']}:{found['line']} (in {found['function']})"
+    return best and best[1]
+
+
+def _argument(event: Mapping[str, Any], name: str) -> Any:
+    return event.get("args", {}).get(name)
+
+
+def _segments(events: Iterable[Mapping[str, Any]]) -> list[_Segment]:
+    """Our nested ranges as disjoint ones in order: each moment belongs to the innermost."""
+    ranges = [
+        (event["ts"], event["ts"] + event["dur"], reported_phase(event["name"].removeprefix(PREFIX)))
+        for event in events
+        if event.get("cat") == "user_annotation" and event["name"].startswith(PREFIX)
+    ]
+    segments: list[_Segment] = []
+    stack: list[tuple[float, str]] = []  # end and phase
+    now = 0.0
+
+    def until(ts: float) -> None:
+        nonlocal now
+        if stack and ts > now:
+            segments.append(_Segment(now, ts, stack[-1][1]))
+        now = max(now, ts)
+
+    for begin, end, phase in sorted(ranges, key=lambda found: (found[0], -found[1])):
+        while stack and stack[-1][0] <= begin:
+            until(stack[-1][0])
+            stack.pop()
+        until(begin)
+        stack.append((end, phase))
+    while stack:
+        until(stack[-1][0])
+        stack.pop()
+    return segments
+
+
+class _Union:
+    """The union of intervals, which may overlap: kernels on several streams, branches of a graph."""
+
+    def __init__(self, intervals: Iterable[tuple[float, float]]) -> None:
+        self._begins: list[float] = []
+        self._ends: list[float] = []
+        for begin, end in sorted(intervals):
+            if self._ends and begin <= self._ends[-1]:
+                self._ends[-1] = max(self._ends[-1], end)
+            else:
+                self._begins.append(begin)
+                self._ends.append(end)
+
+    def within(self, low: float, high: float) -> float:
+        """How much of [low, high] is covered."""
+        covered = 0.0
+        for index in range(bisect_right(self._ends, low), len(self._begins)):
+            if self._begins[index] >= high:
+                break
+            covered += min(high, self._ends[index]) - max(low, self._begins[index])
+        return covered
+
+
+# Writing
+
+
+def phase_range(phase: str) -> AbstractContextManager[Any]:
+    """A named range in the traces of torch's profiler; for `PhaseTimer.observe`."""
+    return torch.profiler.record_function(PREFIX + phase)
+
+
+def make_profiler(device: torch.device, *, stacks: bool = False) -> torch.profiler.profile:
+    """A profiler of the host and, on CUDA, of everything on the device, whichever library launched it."""
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # it writes its stages to stderr
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    if device.type == "cuda":
+        activities.append(torch.profiler.ProfilerActivity.CUDA)
+    settings = torch.profiler._ExperimentalConfig(enable_cuda_sync_events=device.type == "cuda")
+    return torch.profiler.profile(activities=activities, with_stack=stacks, experimental_config=settings)
+
+
+@contextmanager
+def profiling(trainer: Trainer, log: Logbook) -> Iterator[None]:
+    """`debug=profile`: traces a few steady iterations of the training in the block into `<run>/profile/trace.json.gz`.
+
+    On CUDA the phases are NVTX ranges too. Under Nsight Systems these are all, since only one of the two profilers
+    can listen to the device; the traced iterations are marked for its `--capture-range=cudaProfilerApi`.
+    """
+    if not trainer.cfg.debug.profile:
+        yield
+        return
+    recorder = _Recorder(trainer, log)
+    trainer.timer.observe(recorder.around)
+    try:
+        yield
+    finally:
+        recorder.stop()
+
+
+class _Recorder:
+    """Starts and stops a profiler between iterations, which end with the phase `log`."""
+
+    def __init__(self, trainer: Trainer, log: Logbook) -> None:
+        self._trainer, self._log = trainer, log
+        self._cuda = trainer.rl_device.type == "cuda"
+        self._nsight = self._cuda and "NSYS_PROFILING_SESSION_ID" in os.environ
+        left = trainer.cfg.max_iterations - trainer.iteration
+        self._warm_up = max(0, min(WARM_UP, left - trainer.cfg.debug.profile))
+        self._done = 0
+        self._running: ExitStack | None = None
+        self._iteration = ExitStack()
+        self._first = 0
+        if self._warm_up == 0 and left > 0:
+            self._start()
+
+    @contextmanager
+    def around(self, phase: str) -> Iterator[None]:
+        """For `PhaseTimer.observe`."""
+        with torch.cuda.nvtx.range(phase) if self._cuda else nullcontext(), phase_range(phase):
+            yield
+        if phase == "log":
+            self._end_iteration()
+
+    def _end_iteration(self) -> None:
+        self._done += 1
+        if self._running is None:
+            if self._done == self._warm_up:
+                self._start()
+        elif self._done == self._warm_up + self._trainer.cfg.debug.profile:
+            self.stop()
+        else:
+            self._iteration.close()
+            self._iteration.enter_context(phase_range(ITERATION))
+
+    def _start(self) -> None:
+        self._first = self._trainer.iteration + 1
+        self._running = ExitStack()
+        if self._nsight:
+            torch.cuda.profiler.start()
+            self._running.callback(torch.cuda.profiler.stop)
+        else:
+            profiler = make_profiler(self._trainer.rl_device)
+            self._running.callback(self._write, profiler)
+            self._running.enter_context(profiler)
+        self._iteration.enter_context(phase_range(ITERATION))
+
+    def stop(self) -> None:
+        """Ends the trace, if there is one under way, and writes it."""
+        if self._running is None:
+            return
+        running, self._running = self._running, None
+        self._iteration.close()
+        if self._cuda:
+            torch.cuda.synchronize(self._trainer.rl_device)  # what was launched belongs to the trace
+        running.close()
+        if self._nsight:
+            self._log.console.info(f"Nsight Systems has recorded {self._iterations}")
+
+    def _write(self, profiler: torch.profiler.profile) -> None:
+        folder = self._log.run_dir.path / "profile"
+        try:
+            folder.mkdir(exist_ok=True)
+            profiler.export_chrome_trace(str(folder / "trace.json.gz"))
+        except (OSError, RuntimeError) as error:
+            self._log.console.warn(f"the trace could not be written to {folder}: {error}")
+            return
+        self._log.console.info(
+            f"{self._log.run_dir}/profile/trace.json.gz has {self._iterations}:"
+            " open it with https://ui.perfetto.dev or chrome://tracing"
+        )
+
+    @property
+    def _iterations(self) -> str:
+        last = self._trainer.iteration
+        return f"iteration {last}" if last <= self._first else f"iterations {self._first} to {last}"
