@@ -18,7 +18,12 @@ _REDUCE_NETFORCE = 3
 
 logger = logging.getLogger(__name__)
 
-_INTEGRATORS = {"euler": mujoco.mjtIntegrator.mjINT_EULER, "implicit": mujoco.mjtIntegrator.mjINT_IMPLICIT}
+_INTEGRATORS = {
+    "euler": mujoco.mjtIntegrator.mjINT_EULER,
+    "implicit": mujoco.mjtIntegrator.mjINT_IMPLICIT,
+    "rk4": mujoco.mjtIntegrator.mjINT_RK4,
+}
+_CONES = {"pyramidal": mujoco.mjtCone.mjCONE_PYRAMIDAL, "elliptic": mujoco.mjtCone.mjCONE_ELLIPTIC}
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +51,8 @@ class Scene:
         integrator: How MuJoCo integrates. `euler` is the fastest. It gains energy from fast rotation: a floating body
             that turns by more than about half a radian per step speeds up until it diverges, and a policy may find that
             this pays. `implicit` takes the gyroscopic forces at the end of the step and stays stable; a step of Ant
-            costs a third more.
+            costs a third more. `rk4` is the fourth-order Runge-Kutta method: four evaluations of the dynamics per step.
+        cone: Shape of the friction cones. `auto` is the one with which every simulator agrees (see `model`).
 
     Example:
         scene = Scene(physics_hz=120)
@@ -55,13 +61,22 @@ class Scene:
         scene.add_contact_sensor("ant", ["front_left_foot"])
     """
 
-    def __init__(self, physics_hz: float, *, integrator: Literal["euler", "implicit"] = "euler") -> None:
+    def __init__(
+        self,
+        physics_hz: float,
+        *,
+        integrator: Literal["euler", "implicit", "rk4"] = "euler",
+        cone: Literal["auto", "pyramidal", "elliptic"] = "auto",
+    ) -> None:
         # Without a handler MuJoCo appends every warning to MUJOCO_LOG.TXT in the user's folder; simulators report
         # worlds that go bad by mask.
         mujoco.set_mju_user_warning(logger.debug)
         self.spec = mujoco.MjSpec()
         self.spec.option.timestep = 1.0 / physics_hz
         self.spec.option.integrator = _INTEGRATORS[integrator]
+        self._cone = cone
+        if cone != "auto":
+            self.spec.option.cone = _CONES[cone]
         self.contact_sensors: dict[str, ContactSensor] = {}
         self.articulation_names: list[str] = []
         self._model: mujoco.MjModel | None = None
@@ -102,6 +117,8 @@ class Scene:
     def add(self, name: str, mjcf: str | Path | mujoco.MjSpec, *, pos: Sequence[float] = (0.0, 0.0, 0.0)) -> None:
         """Adds a robot or object from an MJCF/URDF file or a spec.
 
+        Its bodies, joints and actuators without a name get one (`body4`): an articulation finds them by name.
+
         Args:
             name: Its name in the scene; elements become `<name>/<element>`.
             mjcf: A file, or a spec (which is consumed).
@@ -121,6 +138,9 @@ class Scene:
         roots = [body.name for body in part.worldbody.bodies]
         if len(roots) != 1:
             raise TaskError(f"Scene.add({name!r}): expected one body under the worldbody, got {roots or 'none'}")
+        for kind, elements in (("body", part.bodies), ("joint", part.joints), ("actuator", part.actuators)):
+            for number, element in enumerate(elements):
+                element.name = element.name or f"{kind}{number}"
         self.spec.attach(part, prefix=f"{name}/", frame=self.spec.worldbody.add_frame(pos=list(pos)))
         self.articulation_names.append(name)
         self._model = None
@@ -162,9 +182,9 @@ class Scene:
     def model(self) -> mujoco.MjModel:
         """The compiled model, with the settings that make every backend agree.
 
-        Friction cones are elliptic wherever capsules can meet planes: with pyramidal cones the contact forces depend on
-        the tangent directions, which MuJoCo and MuJoCo Warp choose differently for steep capsules (up to 0.46 rad/s in
-        one step of Ant; 4e-5 with elliptic cones).
+        Unless `cone` says otherwise, friction cones are elliptic wherever capsules can meet planes. With pyramidal
+        cones the contact forces depend on the tangent directions, which MuJoCo and MuJoCo Warp choose differently for
+        steep capsules (up to 0.46 rad/s in one step of Ant; 4e-5 with elliptic cones).
 
         Raises:
             TaskError: MuJoCo's compiler refuses the scene.
@@ -174,7 +194,7 @@ class Scene:
                 model = self.spec.compile()
                 kinds = set(model.geom_type.tolist())
                 capsule, plane = mujoco.mjtGeom.mjGEOM_CAPSULE.value, mujoco.mjtGeom.mjGEOM_PLANE.value
-                if {capsule, plane} <= kinds:
+                if self._cone == "auto" and {capsule, plane} <= kinds:
                     self.spec.option.cone = mujoco.mjtCone.mjCONE_ELLIPTIC
                     model = self.spec.compile()
             except ValueError as error:

@@ -7,9 +7,11 @@ from pathlib import Path
 import mujoco
 import numpy as np
 import pytest
+import torch
 
 from gpusim_rl.errors import TaskError
 from gpusim_rl.sim import Scene
+from gpusim_rl.sim.articulation import ArticulationLayout
 from worlds import ANT, ARM, BALL, FEET, ant_scene
 
 
@@ -117,3 +119,23 @@ def test_only_the_implicit_integrator_keeps_a_whirling_robot_from_gaining_energy
         fastest[integrator] = np.nanmax(speeds)
     assert fastest["euler"] > 1000.0
     assert fastest["implicit"] < 100.0
+
+
+def test_elements_without_a_name_get_one_and_belong_to_the_articulation():
+    named = ('name="lower"', 'name="elbow"', 'name="shoulder" joint')
+    xml = ARM.replace(named[0], "").replace(named[1], "").replace(named[2], "joint")
+    scene = Scene(physics_hz=100)
+    scene.add("arm", mujoco.MjSpec.from_string(xml))
+    arm = ArticulationLayout(scene, "arm", torch.device("cpu"))
+    assert arm.body_names == ["base", "upper", "body3"]
+    assert arm.joint_names == ["shoulder", "joint1"]
+    assert arm.actuator_names == ["actuator0"]
+
+
+def test_integrator_and_cone_are_as_asked():
+    assert Scene(physics_hz=100, integrator="rk4").model.opt.integrator == mujoco.mjtIntegrator.mjINT_RK4
+    scene = Scene(physics_hz=100, cone="pyramidal")
+    scene.add_ground()
+    scene.add("ant", ANT)
+    assert scene.model.opt.cone == mujoco.mjtCone.mjCONE_PYRAMIDAL
+    assert Scene(physics_hz=100, cone="elliptic").model.opt.cone == mujoco.mjtCone.mjCONE_ELLIPTIC
