@@ -9,17 +9,18 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from gpusim_rl.api import train
+    from gpusim_rl.api import make_env, train
     from gpusim_rl.env.task import Task, TaskConfig
     from gpusim_rl.sim.scene import Scene
 
 __version__ = "0.1.0"
-__all__ = ["Scene", "Task", "TaskConfig", "__version__", "train"]
+__all__ = ["Scene", "Task", "TaskConfig", "__version__", "make_env", "train"]
 
 _HOME = {
     "Scene": "gpusim_rl.sim.scene",
     "Task": "gpusim_rl.env.task",
     "TaskConfig": "gpusim_rl.env.task",
+    "make_env": "gpusim_rl.api",
     "train": "gpusim_rl.api",
 }
 

@@ -23,6 +23,7 @@ from gpusim_rl.machine import share_cpus
 
 if TYPE_CHECKING:
     from gpusim_rl.env.task import Task, TaskConfig
+    from gpusim_rl.env.vec_env import VecEnv
     from gpusim_rl.run.logbook import Logbook
     from gpusim_rl.run.trainer import Trainer
 
@@ -49,6 +50,26 @@ def train(task: type[Task[Any]] | str, /, config: TaskConfig | None = None, **ov
 
     trainer = Trainer(run, task_class, config=plain_config, overrides=lines)
     return trainer.evaluate() if run.test else trainer.train()
+
+
+def make_env(task: type[Task[Any]] | str, /, config: TaskConfig | None = None, **overrides: Any) -> VecEnv:
+    """The environment that `train` would train on, for a learner of another library (`gpusim_rl.connect`) or your own.
+
+        env = gpusim_rl.make_env("Ant", num_envs=64)
+        obs = env.reset()
+        step = env.step(actions)
+
+    Args:
+        task: As for `train`.
+        config: As for `train`.
+        **overrides: As for `train`; those of learning and logging have no effect.
+    """
+    share_cpus()
+    run, task_class, plain_config, lines = prepare(task, config, **overrides)
+
+    from gpusim_rl.run.trainer import Trainer
+
+    return Trainer(run, task_class, config=plain_config, overrides=lines).env
 
 
 def prepare(

@@ -118,8 +118,10 @@ class Trunk(nn.Module):
                 keep = (~fresh[t])[None, :, None]
                 hidden = tuple(h * keep for h in hidden)
             state = hidden if isinstance(self.rnn, nn.LSTM) else hidden[0]
-            output, state = self.rnn(x[t : t + 1], state)
-            hidden = tuple(h.float() for h in (state if isinstance(state, tuple) else (state,)))
+            # float32 also under autocast: a state carries its rounding on, and many CPUs have no such layer in bf16
+            with torch.autocast(x.device.type, dtype=torch.bfloat16, enabled=False):
+                output, state = self.rnn(x[t : t + 1].float(), state)
+            hidden = state if isinstance(state, tuple) else (state,)
             outputs.append(output)
         return self.mlp(torch.cat(outputs)), hidden
 
@@ -129,7 +131,7 @@ class ActorCritic(nn.Module):
 
     Observations come in groups: `policy` for the actor and, if present, `critic` for the critic, which then has its own
     trunk (asymmetric actor-critic, Pinto et al. 2017, arXiv 1710.06542). Heads, log-probabilities and statistics are
-    float32; only trunks run under autocast.
+    float32; only the trunks' MLPs run under autocast.
 
     Args:
         obs_sizes: Size of each observation group.

@@ -1,19 +1,54 @@
-"""Finds host syncs: what makes the host wait for the device, or moves data between them."""
+"""Does anything cross between host and device, or make one wait for the other? Counted, and named by its place.
+
+On the CPU by `SyncCounter`, which looks at every operator of torch: what it counts would wait or copy on CUDA. On CUDA
+by a profiler trace, which has everything that the device did, and by torch's own warnings about syncs.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import re
+import sys
+import tempfile
 import traceback
+import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from types import TracebackType
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType, TracebackType
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+
+from gpusim_rl.errors import ConfigError
+from gpusim_rl.learn.policy import ActorCritic
+from gpusim_rl.learn.ppo import PPO
+from gpusim_rl.learn.rollout import Rollout
+from gpusim_rl.run.logbook import Logbook
+from gpusim_rl.run.profile import (
+    ITERATION,
+    OUTSIDE,
+    Crossing,
+    Work,
+    load_trace,
+    make_profiler,
+    name_place,
+    phase_range,
+    read_events,
+    reported_phase,
+)
+from gpusim_rl.run.trainer import Trainer
+
+PHYSICS = "physics on CPU threads"
+"""`sim=mujoco`: its memory is the host's by definition, so what it does there crosses nothing."""
+
+CHECKPOINT = "checkpoint"
+"""Saving reads the policy, once a minute and not in every iteration."""
 
 # Operators whose result, or whose result's shape, must be known on the host.
 _OPERATORS = frozenset(
@@ -34,6 +69,8 @@ _OPERATORS = frozenset(
 # An index that is a mask goes through `nonzero`. masked_fill_ and where do not.
 _INDEXING = frozenset({"index", "index_put", "index_put_", "_index_put_impl_"})
 _COPIES = frozenset({"_to_copy", "copy_"})
+_ALLOCATIONS = frozenset({"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"})
+_COUNT_BYTES = 8  # what comes to the host where the shape of a result depends on data
 # On the CPU these move memory without an operator of their own, so they are caught where Python
 # calls them. tensor() and as_tensor() copy from pageable host memory.
 _CALLS: tuple[tuple[Any, str], ...] = (
@@ -46,7 +83,25 @@ _CALLS: tuple[tuple[Any, str], ...] = (
     (torch, "as_tensor"),
 )
 # Frames between the operator and the line that asked for it.
-_LIBRARY = re.compile(r"[/\\](torch|jaxtyping|beartype)[/\\]|^<")
+_LIBRARY = re.compile(r"(^|[/\\])(torch|jaxtyping|beartype)[/\\]|^<")
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where something crossed.
+
+    Attributes:
+        phase: In which phase.
+        what: What it was: an operator, a call, a kind of copy.
+        where: `file:line` of who asked for it; empty where that is not known.
+    """
+
+    phase: str
+    what: str
+    where: str
+
+    def __str__(self) -> str:
+        return f"{self.what} at {self.where}" if self.where else self.what
 
 
 class SyncCounter(TorchDispatchMode):
@@ -56,9 +111,12 @@ class SyncCounter(TorchDispatchMode):
     step, for example, is one operator, whose CPU kernel reads step counter and learning rate from
     memory as the CUDA kernel reads them on the device. Adam's unfused step is counted.
 
+    Args:
+        library: Package whose own lines are named rather than those of its callers and of what it calls.
+
     Attributes:
-        counts: How often each kind of sync happened.
-        places: `kind at file:line` of each, in order.
+        found: Each sync, in order.
+        work: What was done in each phase.
 
     Example:
         with SyncCounter() as syncs:
@@ -66,17 +124,31 @@ class SyncCounter(TorchDispatchMode):
         assert syncs.total == 0, syncs.places
     """
 
-    def __init__(self) -> None:
+    def __init__(self, library: str | None = None) -> None:
         super().__init__()
-        self.counts: Counter[str] = Counter()
-        self.places: list[str] = []
+        self.found: list[Place] = []
+        self.work: dict[str, Work] = {}
+        self._library = library
+        self._phase = OUTSIDE
         self._paused = 0
         self._originals: list[tuple[Any, str, Any]] = []
+        # What cpu() has just returned: on CUDA it would be in the host's memory, and reading it no sync.
+        self._on_host: list[Tensor] = []
 
     @property
     def total(self) -> int:
         """Syncs so far."""
-        return sum(self.counts.values())
+        return len(self.found)
+
+    @property
+    def counts(self) -> Counter[str]:
+        """How often each kind of sync happened."""
+        return Counter(place.what for place in self.found)
+
+    @property
+    def places(self) -> list[str]:
+        """`kind at file:line` of each, in order."""
+        return [str(place) for place in self.found]
 
     @contextmanager
     def pause(self) -> Iterator[None]:
@@ -86,6 +158,16 @@ class SyncCounter(TorchDispatchMode):
             yield
         finally:
             self._paused -= 1
+
+    @contextmanager
+    def around(self, phase: str) -> Iterator[None]:
+        """Counts the block as a phase; a phase inside another one has its own numbers. For `PhaseTimer.observe`."""
+        outer, self._phase = self._phase, reported_phase(phase)
+        self.work.setdefault(self._phase, Work())
+        try:
+            yield
+        finally:
+            self._phase = outer
 
     def __enter__(self) -> SyncCounter:
         for owner, name in _CALLS:
@@ -114,29 +196,56 @@ class SyncCounter(TorchDispatchMode):
     ) -> Any:
         """Looks at one operator, then runs it."""
         kwargs = dict(kwargs or {})
-        if not self._paused:
-            name = func.overloadpacket.__name__
-            if _syncs(name, args, kwargs):
-                self._record(name)
-        return func(*args, **kwargs)
+        if self._paused:
+            return func(*args, **kwargs)
+        name, view = func.overloadpacket.__name__, getattr(func, "is_view", False)
+        if not view and name not in _ALLOCATIONS and func.namespace != "profiler":
+            self._of_phase().operators += 1
+        if _syncs(name, args, kwargs):
+            self._record(name)
+            self._count_copy(name, args, kwargs)
+        result = func(*args, **kwargs)
+        if self._on_host:
+            of_host = any(args[0] is tensor for tensor in self._on_host) if args else False
+            self._on_host = [*self._on_host, result] if view and of_host else []
+        return result
 
     def _counted(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
         def counted(first: Any, *args: Any, **kwargs: Any) -> Any:
-            if not self._paused and not (name == "as_tensor" and isinstance(first, Tensor)):
+            stays = name == "as_tensor" and isinstance(first, Tensor)
+            stays = stays or any(first is tensor for tensor in self._on_host)
+            counts = not self._paused and not stays
+            if counts:
                 self._record(name)
             with self.pause():  # one call, one sync
-                return call(first, *args, **kwargs)
+                result = call(first, *args, **kwargs)
+            if counts and isinstance(first, Tensor):
+                self._of_phase().to_host.add(first.nbytes)
+                if name == "cpu":
+                    self._on_host.append(result)
+            elif counts:
+                self._of_phase().to_device.add(result.nbytes)
+            return result
 
         return counted
 
+    def _of_phase(self) -> Work:
+        return self.work.setdefault(self._phase, Work())
+
     def _record(self, name: str) -> None:
-        self.counts[name] += 1
-        ours = [
-            frame
-            for frame in traceback.extract_stack(limit=40)
-            if frame.filename != __file__ and not _LIBRARY.search(frame.filename)
-        ]
-        self.places.append(f"{name} at {ours[-1].filename}:{ours[-1].lineno}" if ours else name)
+        self._of_phase().syncs[name] += 1
+        self.found.append(Place(self._phase, name, _place(sys._getframe(1), self._library)))
+
+    def _count_copy(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        work = self._of_phase()
+        if name == "_local_scalar_dense":
+            work.to_host.add(args[0].element_size())
+        elif name == "copy_":
+            (work.to_device if args[1].device.type == "cpu" else work.to_host).add(args[1].nbytes)
+        elif name == "_to_copy":
+            (work.to_device if args[0].device.type == "cpu" else work.to_host).add(args[0].nbytes)
+        else:
+            work.to_host.add(_COUNT_BYTES)
 
 
 def _syncs(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
@@ -154,3 +263,302 @@ def _syncs(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
             devices.add(torch.device(target).type)
         return len(devices) > 1 and "cpu" in devices
     return False
+
+
+def _place(frame: FrameType | None, library: str | None) -> str:
+    """`file:line` of the innermost frame that is the library's own; without one, of the innermost that is no library's.
+
+    Args:
+        frame: Where to look, outwards.
+        library: Name of a package.
+    """
+    place = ""
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if file != __file__ and not _LIBRARY.search(file):
+            place = place or f"{_short(file)}:{frame.f_lineno}"
+            if library is None:
+                break
+            if re.search(rf"[/\\]{library}[/\\]", file):
+                return f"{_short(file)}:{frame.f_lineno}"
+        frame = frame.f_back
+    return place
+
+
+def _short(file: str) -> str:
+    """A path as one would type it here; of installed packages, from the package on."""
+    _, installed, rest = file.rpartition("site-packages/")
+    if installed:
+        return rest
+    path = Path(file)
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else file
+
+
+# Auditing a loop
+
+
+@dataclass(frozen=True, slots=True)
+class Loop:
+    """A training whose iterations can be run one by one.
+
+    Attributes:
+        device: Where it learns.
+        iterate: One iteration: rollout, update, and whatever it writes down.
+        observe: As `PhaseTimer.observe`.
+        library: Package to name places in; None names the first line that is not torch's.
+    """
+
+    device: torch.device
+    iterate: Callable[[], None]
+    observe: Callable[[Callable[[str], AbstractContextManager[Any]]], None]
+    library: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Audit:
+    """What steady iterations of a loop did.
+
+    Attributes:
+        method: How it was found out.
+        iterations: How many were looked at.
+        work: By phase, summed over the iterations.
+        places: What crossed where, with how often; all iterations together.
+    """
+
+    method: str
+    iterations: int
+    work: dict[str, Work]
+    places: Counter[Place]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, for json."""
+        phases = {}
+        for phase, work in self.work.items():
+            values = dataclasses.asdict(work)
+            if self.method == COUNTED:
+                phases[phase] = {name: values[name] for name in ("to_device", "to_host", "syncs", "operators")}
+            else:
+                values.pop("operators")
+                phases[phase] = values | {"busy": work.busy_s / work.wall_s if work.wall_s else None}
+        places = [dataclasses.asdict(place) | {"count": count} for place, count in self.places.most_common()]
+        return {"method": self.method, "iterations": self.iterations, "phases": phases, "places": places}
+
+
+COUNTED = "operators of torch, counted on the CPU"
+TRACED = "profiler trace and sync warnings on CUDA"
+
+
+def audit(loop: Loop, *, warm_up: int, iterations: int) -> Audit:
+    """Runs a loop and looks at its steady iterations.
+
+    Raises:
+        ConfigError: The profiler cannot see the device.
+    """
+    for _ in range(warm_up):
+        loop.iterate()
+    return _audit_cuda(loop, iterations) if loop.device.type == "cuda" else _audit_cpu(loop, iterations)
+
+
+def our_loop(trainer: Trainer, log: Logbook) -> Loop:
+    """Our training, with what is not part of a steady iteration in phases of its own."""
+    return Loop(trainer.rl_device, lambda: trainer.iterate(log), _with_physics(trainer, log, trainer.timer.observe))
+
+
+def foreign_loop(client: Any, trainer: Trainer, log: Logbook, library: str) -> Loop:
+    """Another library's training (`gpusim_rl.run.clients.Client`) on the environment of `trainer`."""
+    return Loop(trainer.rl_device, client.iterate, _with_physics(trainer, log, client.observe), library)
+
+
+def _with_physics(trainer: Trainer, log: Logbook, observe: Callable[..., None]) -> Callable[..., None]:
+    """Observes calls of physics on the host, and of saving, as phases too."""
+
+    def observe_all(around: Callable[[str], AbstractContextManager[Any]]) -> None:
+        observe(around)
+        calls: list[tuple[Any, str, str]] = [(log, "save", CHECKPOINT)]
+        if trainer.choice.name == "mujoco":
+            calls += [(trainer.env.sim, name, PHYSICS) for name in ("step", "reset", "refresh")]
+        for owner, name, phase in calls:
+            setattr(owner, name, _inside(around, phase, getattr(owner, name)))
+
+    return observe_all
+
+
+def _inside(around: Callable[[str], AbstractContextManager[Any]], phase: str, call: Any) -> Callable[..., Any]:
+    def called(*args: Any, **kwargs: Any) -> Any:
+        with around(phase):
+            return call(*args, **kwargs)
+
+    return called
+
+
+def _audit_cpu(loop: Loop, iterations: int) -> Audit:
+    counter = SyncCounter(loop.library)
+    loop.observe(counter.around)
+    with counter:
+        for _ in range(iterations):
+            with counter.around(ITERATION):
+                loop.iterate()
+    return Audit(COUNTED, iterations, counter.work, Counter(counter.found))
+
+
+def _audit_cuda(loop: Loop, iterations: int) -> Audit:
+    phases = _CurrentPhase()
+    loop.observe(phase_range)
+    loop.observe(phases.around)
+    events = _trace(loop, iterations)
+    if not any(event.get("cat") == "kernel" for event in events):
+        raise ConfigError(
+            "the profiler saw no kernel on this GPU: another profiler may be listening, or its counters are for"
+            " administrators only (NVreg_RestrictProfilingToAdminUsers)"
+        )
+    reading = read_events(events)
+    places = _sync_warnings(loop, iterations, phases)
+    warned = {place.phase for place in places}
+    for place in places:
+        work = reading.work.setdefault(place.phase, Work())
+        if not work.syncs:  # torch tells of a wait that the trace does not have
+            work.syncs[place.what] += places[place]
+    # What torch does not warn of (Warp's calls, copies that do not wait) is named by a trace with stacks.
+    if unnamed := [crossing for crossing in reading.crossings if crossing.phase not in warned]:
+        places += _stack_places(loop, iterations, unnamed)
+    return Audit(TRACED, iterations, reading.work, places)
+
+
+def _trace(loop: Loop, iterations: int, *, stacks: bool = False) -> list[dict[str, Any]]:
+    with make_profiler(loop.device, stacks=stacks) as profiler:
+        for _ in range(iterations):
+            with phase_range(ITERATION):
+                loop.iterate()
+        if loop.device.type == "cuda":
+            torch.cuda.synchronize(loop.device)  # what was launched belongs to the trace
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "trace.json"
+        profiler.export_chrome_trace(str(path))
+        return load_trace(path)
+
+
+def _stack_places(loop: Loop, iterations: int, unnamed: Sequence[Crossing]) -> Counter[Place]:
+    wanted = {(crossing.phase, crossing.what) for crossing in unnamed}
+    events = _trace(loop, iterations, stacks=True)
+    places: Counter[Place] = Counter()
+    for crossing in read_events(events).crossings:
+        if (crossing.phase, crossing.what) in wanted:
+            where = name_place(events, crossing, _LIBRARY) or ""
+            places[Place(crossing.phase, crossing.what, where)] += 1
+    return places
+
+
+class _CurrentPhase:
+    """Knows in which phase the host is."""
+
+    def __init__(self) -> None:
+        self.name = OUTSIDE
+
+    @contextmanager
+    def around(self, phase: str) -> Iterator[None]:
+        outer, self.name = self.name, reported_phase(phase)
+        try:
+            yield
+        finally:
+            self.name = outer
+
+
+def _sync_warnings(loop: Loop, iterations: int, phases: _CurrentPhase) -> Counter[Place]:
+    """Runs iterations in which torch warns of each of its own syncs, and says where they were."""
+    places: Counter[Place] = Counter()
+
+    def warned(message: Warning | str, *args: Any, **kwargs: Any) -> None:
+        if "synchronizing CUDA operation" in str(message):
+            where = _place(sys._getframe(1), loop.library)
+            places[Place(phases.name, "sync", where)] += 1
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        warnings.showwarning = warned  # type: ignore[assignment]
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            for _ in range(iterations):
+                loop.iterate()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    return places
+
+
+# The verdict
+
+
+def offences(result: Audit, rows: int) -> list[str]:
+    """What the steady loop must not do, one line each; `log` may copy one row of metrics per log interval.
+
+    Args:
+        result: Audit of our training.
+        rows: Log intervals that ended in it.
+    """
+    lines = []
+    for phase, work in result.work.items():
+        if phase in (PHYSICS, CHECKPOINT):
+            continue
+        allowed = rows if phase == "log" else 0
+        syncs = sum(work.syncs.values())
+        for count, limit, what in (
+            (work.to_device.count, 0, f"copies to the device ({work.to_device.bytes} bytes)"),
+            (work.to_host.count, allowed, f"copies to the host ({work.to_host.bytes} bytes)"),
+            (syncs, allowed, "waits of the host"),
+        ):
+            if count > limit:
+                beyond = f", {limit} allowed" if limit else ""
+                lines.append(f"{phase}: {count} {what} in {result.iterations} iterations{beyond}")
+        if lines and lines[-1].startswith(f"{phase}: "):
+            named = {str(place): count for place, count in result.places.items() if place.phase == phase}
+            lines += [f"{phase}: {count} x {place}" for place, count in sorted(named.items(), key=lambda n: -n[1])]
+    return lines
+
+
+def update_without_data(trainer: Trainer) -> str | None:
+    """Runs policy, rollout and update of a training on the device "meta", where reading a number is impossible.
+
+    Only Adam's own step is left out: there it is not fused, and the library's unfused one reads its step counter.
+
+    Returns:
+        None if it ran, else what failed and where.
+    """
+    cfg, env, meta = trainer.cfg, trainer.env, torch.device("meta")
+    settings = dataclasses.replace(cfg.ppo, compile=False)
+    policy = ActorCritic(env.obs_sizes, env.num_actions, settings, bf16=trainer.policy.bf16).to(meta)
+    ppo = PPO(
+        policy,
+        settings,
+        horizon=settings.horizon,
+        num_envs=cfg.num_envs,
+        max_iterations=cfg.max_iterations,
+        generator=torch.Generator(),
+    )
+    ppo.optimizer.step = lambda: None  # type: ignore[method-assign,assignment]
+    hidden = policy.initial_state(cfg.num_envs)
+    rollout = Rollout(
+        settings.horizon,
+        cfg.num_envs,
+        env.obs_sizes,
+        env.num_actions,
+        initial_hidden=hidden,
+        sequence_length=ppo.sequence_length,
+        max_truncations=trainer.rollout.final_step.shape[0],
+        device=meta,
+    )
+    obs = {group: torch.zeros(cfg.num_envs, size, device=meta) for group, size in env.obs_sizes.items()}
+    noise = torch.zeros(cfg.num_envs, env.num_actions, device=meta)
+    number = torch.zeros(cfg.num_envs, device=meta)
+    flag = torch.zeros(cfg.num_envs, dtype=torch.bool, device=meta)
+    try:
+        with torch.no_grad():
+            rollout.begin()
+            for t in range(settings.horizon):
+                sample = policy.act(obs, hidden, noise)
+                rollout.write_policy(t, obs, hidden, flag, sample)
+                rollout.write_outcome(t, number, flag, flag, flag, obs, sample.hidden)
+                hidden = tuple(h.masked_fill(flag[None, :, None], 0.0) for h in sample.hidden)
+        ppo.update(rollout, obs, hidden)
+    except (RuntimeError, NotImplementedError) as error:
+        ours = [frame for frame in traceback.extract_tb(error.__traceback__) if not _LIBRARY.search(frame.filename)]
+        return f"{str(error).partition(chr(10))[0]} at {_short(ours[-1].filename)}:{ours[-1].lineno}"
+    return None

@@ -24,6 +24,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from gpusim_rl.run.timing import PHASES
 from gpusim_rl.run.writers import Row
 
 PANEL_INTERVAL_S = 0.25
@@ -224,8 +225,7 @@ class Console:
             Text.assemble(
                 ("time     ", "dim"),
                 " · ".join(
-                    f"{phase} {_percent(row.get(f'time/{phase}'), 100)}"
-                    for phase in ("simulate", "policy", "update", "log")
+                    f"{phase} {_percent(row.get(f'time/{phase}'), 100)}" for phase in PHASES if f"time/{phase}" in row
                 ),
             )
         )

@@ -18,6 +18,7 @@ from gpusim_rl.errors import ConfigError
 from gpusim_rl.run import checkpoint
 from gpusim_rl.run.checkpoint import Checkpoints
 from gpusim_rl.run.console import Console
+from gpusim_rl.run.facts import describe_run
 from gpusim_rl.run.metrics import Row
 from gpusim_rl.run.run_dir import RunDir
 from gpusim_rl.run.system import SystemMonitor
@@ -89,6 +90,7 @@ class Logbook:
         self.console.start(banner(self._trainer, self.run_dir))
         if self._trainer.cfg.log.print_config:
             self.console.info(yaml.safe_dump(self._trainer.config, sort_keys=False))
+        self._note_facts()
         self._writers.start(self._trainer.config)
         if self._trainer.iteration >= self._trainer.cfg.max_iterations:
             self.console.info(
@@ -120,8 +122,18 @@ class Logbook:
         if due or last or better or trainer.stopping or age_s > SAVE_INTERVAL_S:
             self.save(numbered=due)
 
+    def _note_facts(self) -> None:
+        """Writes to env.json what the run has chosen by itself."""
+        self._noted = self._trainer.graphs.choice
+        try:
+            self.run_dir.note(describe_run(self._trainer))
+        except OSError as error:
+            self.console.warn(f"env.json cannot be written ({error}); training goes on")
+
     def _flush(self) -> None:
         trainer = self._trainer
+        if trainer.graphs.choice is not self._noted:  # a capture failed
+            self._note_facts()
         iteration, env_steps = self._interval_start
         self._interval_start = (trainer.iteration, trainer.env_steps)
         numbers: Row = {
@@ -142,7 +154,7 @@ class Logbook:
         row: Row = interval.numbers | {
             "time/iteration_s": wall_s / len(interval.iterations),
             "speed/env_steps_per_s": interval.env_steps / wall_s,
-            "speed/sim_steps_per_s": interval.env_steps / phases["simulate"] if phases["simulate"] else None,
+            "speed/sim_steps_per_s": interval.env_steps / phases["simulate"] if phases.get("simulate") else None,
         }
         row |= {f"time/{phase}": seconds / wall_s for phase, seconds in phases.items()}
         row |= self._monitor.latest()
@@ -272,6 +284,7 @@ def banner(trainer: Trainer, run_dir: RunDir) -> list[tuple[str, str]]:
             "learner",
             f"{trainer.rl_device}, {torch.get_num_threads()} CPU threads, {precision} ({trainer.precision_reason})",
         ),
+        ("graph", str(trainer.graphs.choice)),
         ("network", f"{network} {cfg.ppo.network.activation}, {parameters:,} parameters"),
         (
             "batch",

@@ -105,7 +105,10 @@ class Metrics:
         self._terms += terms
         self._add("sim/diverged", step.diverged.sum().float())
         self._add("episode/ended", step.done.sum().float())
-        self._steps += 1
+
+    def count_steps(self, steps: int) -> None:
+        """Tells that `record_step` was done so often: it may be part of a graph, where Python does not count."""
+        self._steps += steps
 
     def record_update(self, stats: Mapping[str, Tensor]) -> None:
         """Keeps the statistics of the latest update; flags (`check/...`) are added up, so that none is lost."""

@@ -295,9 +295,10 @@ def make_profiler(device: torch.device, *, stacks: bool = False) -> torch.profil
     """A profiler of the host and, on CUDA, of everything on the device, whichever library launched it."""
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # it writes its stages to stderr
     activities = [torch.profiler.ProfilerActivity.CPU]
-    if device.type == "cuda":
+    cuda = device.type == "cuda"
+    if cuda:
         activities.append(torch.profiler.ProfilerActivity.CUDA)
-    settings = torch.profiler._ExperimentalConfig(enable_cuda_sync_events=device.type == "cuda")
+    settings = torch.profiler._ExperimentalConfig(enable_cuda_sync_events=cuda)  # type: ignore[reportPrivateImportUsage]
     return torch.profiler.profile(activities=activities, with_stack=stacks, experimental_config=settings)
 
 

@@ -111,6 +111,11 @@ class RunDir:
             with replacing(path) as file:
                 file.write(yaml.safe_dump(value, sort_keys=False).encode())
 
+    def note(self, facts: Mapping[str, Any]) -> None:
+        """Adds facts to env.json; those of the same name, from an earlier start of the run, are replaced."""
+        with replacing(self.env_json) as file:
+            file.write((json.dumps({**self.environment, **facts}, indent=2) + "\n").encode())
+
     def __str__(self) -> str:
         """The path as one would type it here."""
         here, path = Path.cwd(), self.path.absolute()

@@ -23,7 +23,7 @@ class SystemMonitor:
     """Reads the load of CPU and GPU once a second, in a thread of its own.
 
     CPU and memory are of this process and its children, 100 % being all CPUs that it may use. GPU
-    numbers are of the whole GPU, whoever uses it.
+    numbers are of the whole GPU, whoever uses it; the load is the machine's, over the last minute.
     """
 
     def __init__(self, device: object, interval_s: float = 1.0) -> None:
@@ -35,7 +35,7 @@ class SystemMonitor:
         """
         self._cpu = _Cpu()
         self._gpu = _Gpu(str(device)) if str(device).startswith("cuda") else None
-        self._latest: dict[str, float | None] = self._named(None, None, None, None)
+        self._latest: dict[str, float | None] = self._named(None, None, None, None, None)
         self._interval_s = interval_s
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="system-monitor", daemon=True)
@@ -53,7 +53,8 @@ class SystemMonitor:
     def _run(self) -> None:
         while not self._stopping.wait(self._interval_s):
             # One assignment: a reader sees the old reading or the new one, never half of each.
-            self._latest = self._named(*self._cpu.read(), *(self._gpu.read() if self._gpu else (None, None)))
+            gpu = self._gpu.read() if self._gpu else (None, None)
+            self._latest = self._named(*self._cpu.read(), *gpu, psutil.getloadavg()[0])
 
     @staticmethod
     def _named(
@@ -61,12 +62,14 @@ class SystemMonitor:
         memory_gb: float | None,
         gpu_percent: float | None,
         gpu_memory_gb: float | None,
+        load: float | None,
     ) -> dict[str, float | None]:
         return {
             "system/cpu_percent": cpu_percent,
             "system/memory_gb": memory_gb,
             "system/gpu_percent": gpu_percent,
             "system/gpu_memory_gb": gpu_memory_gb,
+            "system/load": load,
         }
 
 

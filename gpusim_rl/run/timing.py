@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 
-PHASES: tuple[str, ...] = ("simulate", "policy", "update", "log")
+PHASES: tuple[str, ...] = ("simulate", "policy", "rollout", "update", "log")
+"""`rollout` is simulation and policy together, where one graph holds both."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,18 +27,18 @@ class Lap:
     _events: list[tuple[str, Any, Any]]  # phase, begin, end
 
     def phases(self) -> dict[str, float]:
-        """Seconds of each phase; on CUDA it may be asked only when the device has done the work of the interval."""
+        """Seconds of each phase that there was; on CUDA to be asked when the device has done the interval's work."""
         seconds = dict(self._host_s)
         for phase, begin, end in self._events:
-            seconds[phase] += begin.elapsed_time(end) / 1000.0
-        return seconds
+            seconds[phase] = seconds.get(phase, 0.0) + begin.elapsed_time(end) / 1000.0
+        return {phase: seconds[phase] for phase in PHASES if phase in seconds}
 
 
 class PhaseTimer:
     """Sums the time spent in each phase of a log interval.
 
     On CUDA a phase is measured between two events on the stream, read when they have long passed; on the CPU by the
-    clock.
+    clock. A phase inside another one is part of that.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -53,13 +54,16 @@ class PhaseTimer:
 
     def start(self) -> None:
         """Begins an interval; what was measured before is forgotten."""
-        self._seconds = dict.fromkeys(PHASES, 0.0)
+        self._seconds: dict[str, float] = {}
         self._events: list[tuple[str, Any, Any]] = []  # phase, begin, end: torch.cuda.Event
         self._began = time.perf_counter()
 
     @contextmanager
     def __call__(self, phase: str) -> Iterator[None]:
         """Measures the block as part of a phase; `log` is always host time."""
+        if self._inside is not None:
+            yield
+            return
         with ExitStack() as stack:
             for around in self._around:
                 stack.enter_context(around(phase))
@@ -68,6 +72,7 @@ class PhaseTimer:
 
     @contextmanager
     def _measure(self, phase: str) -> Iterator[None]:
+        self._inside, self._entered = phase, time.perf_counter()
         if self._device.type == "cuda" and phase != "log":
             stream = torch.cuda.current_stream(self._device)  # not that of torch's current device
             begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
@@ -75,18 +80,22 @@ class PhaseTimer:
             yield
             end.record(stream)
             self._events.append((phase, begin, end))
-            return
-        self._inside, self._entered = phase, time.perf_counter()
-        yield
-        self._seconds[phase] += time.perf_counter() - self._entered
+        else:
+            yield
+            self._add_host_time()
         self._inside = None
+
+    def _add_host_time(self) -> None:
+        now = time.perf_counter()
+        phase = self._inside or ""
+        self._seconds[phase] = self._seconds.get(phase, 0.0) + now - self._entered
+        self._entered = now
 
     def flush(self) -> Lap:
         """Ends an interval and begins the next one, usually in the middle of `log`: each gets its part."""
-        now = time.perf_counter()
         if self._inside is not None:
-            self._seconds[self._inside] += now - self._entered
-            self._entered = now
+            self._add_host_time()
+        now = time.perf_counter()
         lap = Lap(now - self._began, self._seconds, self._events)
         self.start()
         self._began = now

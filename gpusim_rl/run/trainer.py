@@ -9,7 +9,7 @@ import secrets
 import signal
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -20,12 +20,13 @@ from torch import Tensor
 from gpusim_rl.config import RunConfig
 from gpusim_rl.env import Step, Task, VecEnv
 from gpusim_rl.errors import ConfigError, TaskError
-from gpusim_rl.learn.policy import ActorCritic, Hidden
+from gpusim_rl.learn.policy import ActorCritic, Hidden, Sample
 from gpusim_rl.learn.ppo import PPO, choose_precision
 from gpusim_rl.learn.rollout import Rollout
 from gpusim_rl.machine import available_cpus, keep_freed_memory
 from gpusim_rl.paths import find_checkpoint
 from gpusim_rl.run import checkpoint
+from gpusim_rl.run.graph import Graphs, choose_graph
 from gpusim_rl.run.logbook import Logbook, report
 from gpusim_rl.run.memory import check_learner_memory, check_memory
 from gpusim_rl.run.metrics import Metrics, Row
@@ -87,7 +88,8 @@ class Trainer:
 
         bf16, self.precision_reason = choose_precision(cfg.ppo.precision, self.rl_device)
         self.env = self._make_env(task_class, bf16)
-        self.obs = self._to_learner(self.env.reset())
+        # What one iteration hands to the next stays at its place: a graph reads and writes it there.
+        self.obs = {group: value.clone() for group, value in self._to_learner(self.env.reset()).items()}
         obs_size = sum(self.env.obs_sizes.values())
         check_learner_memory(cfg, obs_size, self.env.num_actions, self.rl_device, bf16=bf16)
         self.policy = ActorCritic(self.env.obs_sizes, self.env.num_actions, cfg.ppo, bf16=bf16).to(self.rl_device)
@@ -116,6 +118,16 @@ class Trainer:
         )
         self.metrics = Metrics(cfg.num_envs, self.rl_device)
         self.timer = PhaseTimer(self.rl_device)
+        choice = choose_graph(
+            cfg.graph,
+            self.rl_device,
+            self.env.device,
+            horizon=cfg.ppo.horizon,
+            check_task=cfg.debug.check_task,
+        )
+        self.graphs = Graphs(
+            choice, self.rl_device, generators=[self.sampling, shuffling], owners=[self.env.task, self.env]
+        )
         self.iteration = 0
         self.env_steps = 0
         self.elapsed_s = 0.0
@@ -138,7 +150,7 @@ class Trainer:
         shell's code for the signal; a second one ends it at once.
         """
         run_dir = self.run_dir()
-        with Logbook(self, run_dir) as log, self._signals(), profiling(self, log):
+        with Logbook(self, run_dir) as log, self._signals(), self.graphs.stream(), profiling(self, log):
             self.timer.start()
             while self.iteration < self.cfg.max_iterations and self._stop_signal is None:
                 self.iterate(log)
@@ -149,33 +161,49 @@ class Trainer:
 
     def iterate(self, log: Logbook) -> None:
         """One iteration: act, learn, write down."""
-        last_obs = self.collect()
+        self.collect()
         with self.timer("update"):
-            self.metrics.record_update(self.ppo.update(self.rollout, last_obs, self.hidden))
+            self.metrics.record_update(self.graphs.run("update", self._update))
         self.iteration += 1
         self.env_steps += self.cfg.num_envs * self.cfg.ppo.horizon
         with self.timer("log"):
             log.record()
 
+    def collect(self) -> None:
+        """Acts for `horizon` control steps in all worlds and fills the rollout."""
+        with self.timer("rollout") if self.graphs.whole_rollout else nullcontext():
+            self.graphs.run("rollout", self._collect)
+        self.metrics.count_steps(self.cfg.ppo.horizon)
+
     @torch.no_grad()
-    def collect(self) -> dict[str, Tensor]:
-        """Acts for `horizon` control steps in all worlds and fills the rollout; returns the observation after them."""
+    def _collect(self) -> None:
         self.rollout.begin()
         for t in range(self.cfg.ppo.horizon):
+            sample, step = self.graphs.run("step", self._act_and_step)
             with self.timer("policy"):
-                self.noise.normal_(generator=self.sampling)
-                sample = self.policy.act(self.obs, self.hidden, self.noise)
                 self.rollout.write_policy(t, self.obs, self.hidden, self.fresh, sample)
-            with self.timer("simulate"):
-                step = self._step(sample.action)
-            with self.timer("policy"):
                 self.rollout.write_outcome(
                     t, step.reward, step.terminated, step.truncated, step.diverged, step.final_obs, sample.hidden
                 )
                 self.metrics.record_step(step)
-                self.hidden = tuple(h.masked_fill(step.done[None, :, None], 0.0) for h in sample.hidden)
-                self.obs, self.fresh = step.obs, step.done
-        return self.obs
+                self._carry(sample.hidden, step)
+
+    def _act_and_step(self) -> tuple[Sample, Step]:
+        with self.timer("policy"):
+            self.noise.normal_(generator=self.sampling)
+            sample = self.policy.act(self.obs, self.hidden, self.noise)
+        with self.timer("simulate"):
+            return sample, self._step(sample.action)
+
+    def _carry(self, hidden: Hidden, step: Step) -> None:
+        for group, value in self.obs.items():
+            value.copy_(step.obs[group])
+        for state, new in zip(self.hidden, hidden, strict=True):
+            state.copy_(new.masked_fill(step.done[None, :, None], 0.0))
+        self.fresh.copy_(step.done)
+
+    def _update(self) -> dict[str, Tensor]:
+        return self.ppo.update(self.rollout, self.obs, self.hidden)
 
     def _step(self, action: Tensor) -> Step:
         step = self.env.step(action.to(self.env.device))
@@ -203,8 +231,7 @@ class Trainer:
             lengths += running.float()
             diverged += (step.diverged & running).sum()
             running &= ~step.done
-            self.hidden = tuple(h.masked_fill(step.done[None, :, None], 0.0) for h in sample.hidden)
-            self.obs = step.obs
+            self._carry(sample.hidden, step)
         result = {
             "episodes": float(self.cfg.num_envs),
             "return_mean": float(returns.mean()),
@@ -316,8 +343,8 @@ class Trainer:
             "policy": self.policy.state_dict(),
             "ppo": self.ppo.state_dict(),
             "env": self.env.state_dict(),
-            "hidden": list(self.hidden),
-            "fresh": self.fresh,
+            "hidden": [state.clone() for state in self.hidden],
+            "fresh": self.fresh.clone(),
             "sampling": self.sampling.get_state(),
             "shuffling": self.ppo.generator.get_state(),
             "torch_rng": torch.get_rng_state(),
@@ -343,8 +370,10 @@ class Trainer:
         self.elapsed_s, self.best_return = float(state["elapsed_s"]), state["best_return"]
         self.wandb_id = state["wandb_id"]
         if state["sim"] == self.choice.name:  # another simulator begins new episodes
-            self.obs = self._to_learner(self.env.load_state_dict(state["env"]))
-            self.hidden = tuple(h.to(self.rl_device) for h in state["hidden"])
+            for group, value in self.env.load_state_dict(state["env"]).items():
+                self.obs[group].copy_(value)
+            for mine, saved in zip(self.hidden, state["hidden"], strict=True):
+                mine.copy_(saved)
             self.fresh.copy_(state["fresh"])
             self.metrics.load_state_dict(state["metrics"])
 

@@ -1,0 +1,91 @@
+"""Train with rl_games' own runner.
+
+    import gpusim_rl
+    import yaml
+    from gpusim_rl.connect.rl_games import register
+    from rl_games.torch_runner import Runner
+
+    register(gpusim_rl.make_env("Cartpole", num_envs=512, device="cpu"), "cartpole")
+    params = yaml.safe_load(open("rl_games_cartpole.yaml"))   # with config.env_name: cartpole, config.num_actors: 512
+    runner = Runner()
+    runner.load(params)
+    runner.run({"train": True})
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float
+from rl_games.common import env_configurations, vecenv
+from rl_games.common.ivecenv import IVecEnv
+from torch import Tensor
+
+from gpusim_rl.connect.spaces import action_space, observation_space
+from gpusim_rl.env import VecEnv
+
+
+class RlGamesEnv(IVecEnv):
+    """One of our environments as rl_games' `IVecEnv`.
+
+    The group `critic`, where the task has one, is what rl_games calls states: it is used with `central_value_config`.
+    With `value_bootstrap` (its default) rl_games values an episode that the time limit cuts (`infos["time_outs"]`) at
+    the observation before its last step; its interface has no place for the last one. Set `clip_actions: False` for
+    a task whose `clip_actions` is not 1: rl_games would stretch [-1, 1] to the limit; the environment clips anyway.
+
+    Args:
+        env: The environment; it is reset here.
+        device: Where rl_games learns (its `config.device`); None = where the physics runs.
+    """
+
+    def __init__(self, env: VecEnv, *, device: torch.device | None = None) -> None:
+        self.env = env
+        self.device = env.device if device is None else device
+        env.reset()
+
+    def get_env_info(self) -> dict[str, Any]:
+        """Spaces of one world."""
+        return {
+            "observation_space": observation_space(self.env),
+            "action_space": action_space(self.env),
+            "state_space": observation_space(self.env, "critic") if "critic" in self.env.obs_sizes else None,
+            "agents": self.get_number_of_agents(),
+            "value_size": 1,
+        }
+
+    def reset(self) -> Float[Tensor, "envs obs"] | dict[str, Tensor]:
+        """Resets all worlds; the observation, or `obs` and `states`."""
+        return self._observation(self.env.reset())
+
+    def step(
+        self, actions: Float[Tensor, "envs actions"]
+    ) -> tuple[
+        Float[Tensor, "envs obs"] | dict[str, Tensor], Float[Tensor, " envs"], Bool[Tensor, " envs"], dict[str, Tensor]
+    ]:
+        """Advances all worlds by one control step.
+
+        Returns:
+            Observation, rewards [num_envs], dones [num_envs], and `time_outs` [num_envs].
+        """
+        step = self.env.step(actions.to(self.env.device))
+        infos = {"time_outs": (step.truncated | step.diverged).to(self.device)}
+        return self._observation(step.obs), step.reward.to(self.device), step.done.to(self.device), infos
+
+    def _observation(self, obs: dict[str, Tensor]) -> Tensor | dict[str, Tensor]:
+        policy = obs["policy"].to(self.device)
+        return {"obs": policy, "states": obs["critic"].to(self.device)} if "critic" in obs else policy
+
+
+def register(env: VecEnv, name: str = "gpusim_rl", *, device: torch.device | None = None) -> RlGamesEnv:
+    """Makes an environment known to rl_games as `config.env_name: <name>`.
+
+    Args:
+        env: The environment; `config.num_actors` is its number of worlds.
+        name: Its name; an earlier one of the same name is replaced.
+        device: As for `RlGamesEnv`.
+    """
+    adapter = RlGamesEnv(env, device=device)
+    vecenv.register(name, lambda config_name, num_actors, **kwargs: adapter)
+    env_configurations.register(name, {"vecenv_type": name, "env_creator": lambda **kwargs: adapter})
+    return adapter

@@ -1,0 +1,81 @@
+"""Train with rsl_rl's own runner.
+
+    import gpusim_rl
+    from gpusim_rl.connect import RslRlEnv
+    from rsl_rl.runners import OnPolicyRunner
+
+    env = RslRlEnv(gpusim_rl.make_env("Cartpole", num_envs=512, device="cpu"), reward_scale=0.1)
+    model = {"class_name": "MLPModel", "hidden_dims": [32, 32], "obs_normalization": True}
+    actor = {**model, "distribution_cfg": {"class_name": "rsl_rl.modules:GaussianDistribution"}}
+    settings = {"num_steps_per_env": 16, "obs_groups": {"actor": ["policy"], "critic": ["policy"]}, "save_interval": 50}
+    settings |= {"actor": actor, "critic": model, "algorithm": {"class_name": "PPO"}}
+    OnPolicyRunner(env, settings, log_dir="runs/rsl_rl", device=str(env.device)).learn(50)
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Int
+from rsl_rl.env import VecEnv as RslRlVecEnv
+from tensordict import TensorDict
+from torch import Tensor
+
+from gpusim_rl.env import VecEnv
+
+
+class RslRlEnv(RslRlVecEnv):
+    """One of our environments as rsl_rl's `VecEnv`.
+
+    Observation groups keep their names, `policy` and, where the task has one, `critic`: name them in `obs_groups`.
+    rsl_rl values an episode that the time limit cuts (`extras["time_outs"]`) at the observation before its last step;
+    its interface has no place for the last one.
+
+    Args:
+        env: The environment; it is reset here.
+        reward_scale: Rewards are multiplied by it, as `ppo.reward_scale` does; rsl_rl has no such setting. Returns in
+            its log are scaled too.
+    """
+
+    def __init__(self, env: VecEnv, *, reward_scale: float = 1.0) -> None:
+        self.env = env
+        self.reward_scale = reward_scale
+        self.num_envs = env.num_envs
+        self.num_actions = env.num_actions
+        self.max_episode_length = env.max_episode_length
+        self.device = env.device
+        self.cfg = env.cfg
+        self._obs = env.reset()
+
+    @property
+    def episode_length_buf(self) -> Int[Tensor, " envs"]:  # type: ignore[override]
+        """Control steps since each episode's start, int64 [num_envs].
+
+        rsl_rl's runner assigns it to stagger the episodes (`init_at_random_ep_len`), which our environments do by
+        themselves.
+        """
+        return self.env.progress
+
+    @episode_length_buf.setter
+    def episode_length_buf(self, steps: Int[Tensor, " envs"]) -> None:
+        self.env.progress.copy_(steps)
+        self.env.staggered.fill_(True)  # these episodes are not whole ones
+
+    def get_observations(self) -> TensorDict:
+        """The observation to act on, groups of [num_envs, size]."""
+        return TensorDict(dict(self._obs), batch_size=[self.num_envs])
+
+    def step(
+        self, actions: Float[Tensor, "envs actions"]
+    ) -> tuple[TensorDict, Float[Tensor, " envs"], Bool[Tensor, " envs"], dict[str, Any]]:
+        """Advances all worlds by one control step.
+
+        Returns:
+            Observation groups [num_envs, size], rewards [num_envs], dones [num_envs], and `time_outs` [num_envs].
+        """
+        with torch.no_grad():
+            step = self.env.step(actions)
+        self._obs = step.obs
+        extras = {"time_outs": step.truncated | step.diverged}
+        return self.get_observations(), step.reward * self.reward_scale, step.done, extras

@@ -1,0 +1,130 @@
+"""Train with Stable-Baselines3.
+
+    import gpusim_rl
+    from gpusim_rl.connect import Sb3Env
+    from stable_baselines3 import PPO
+    from stable_baselines3.common.vec_env import VecNormalize
+
+    env = Sb3Env(gpusim_rl.make_env("Cartpole", num_envs=64, device="cpu"), reward_scale=0.1)
+    model = PPO("MlpPolicy", VecNormalize(env, norm_reward=False), n_steps=32, batch_size=512, device="cpu")
+    model.learn(100_000)
+    print(sum(episode["r"] for episode in model.ep_info_buffer) / len(model.ep_info_buffer))
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import torch
+from stable_baselines3.common.vec_env import VecEnv as Sb3VecEnv
+
+from gpusim_rl.connect.spaces import action_space, observation_space
+from gpusim_rl.env import VecEnv
+
+Indices = int | Iterable[int] | None
+
+
+class Sb3Env(Sb3VecEnv):
+    """One of our environments as Stable-Baselines3's `VecEnv`: numpy in and out.
+
+    SB3 takes one `info` dict per world. Those of worlds that run on are one and the same empty dicts at every step; at
+    the end of an episode there are
+
+    - `terminal_observation`: the observation before the reset; where the world diverged, the last sound one;
+    - `TimeLimit.truncated`: what follows is worth the value of that observation;
+    - `episode`: return `r` (not scaled), length `l` [control steps] and time `t` [s] as a `Monitor` has them, for whole
+      episodes only: not for one that began in the middle of its time limit (staggered start) or diverged.
+
+    SB3 has no critic with observations of its own: it sees the group `policy` only.
+
+    Args:
+        env: The environment; it is reset here.
+        reward_scale: Rewards are multiplied by it, as `ppo.reward_scale` does; SB3 has no such setting.
+    """
+
+    def __init__(self, env: VecEnv, *, reward_scale: float = 1.0) -> None:
+        self.env = env
+        self.reward_scale = reward_scale
+        self._last = env.reset()["policy"]
+        self._actions = torch.zeros(env.num_envs, env.num_actions, device=env.device)
+        self._infos: list[dict[str, Any]] = [{} for _ in range(env.num_envs)]
+        self._filled: list[int] = []  # rows of _infos that are not empty
+        super().__init__(env.num_envs, observation_space(env), action_space(env))
+        self._begin_episodes()
+
+    def _begin_episodes(self) -> None:
+        self._returns = np.zeros(self.num_envs)
+        self._lengths = np.zeros(self.num_envs, dtype=np.int64)
+        self._began_s = time.perf_counter()
+
+    def reset(self) -> np.ndarray:
+        """Resets all worlds; the observation [num_envs, size]."""
+        if self._seeds[0] is not None:
+            self.env.task.random.seed(self._seeds[0])
+            self._reset_seeds()
+        self._last = self.env.reset()["policy"]
+        self._begin_episodes()
+        return self._last.cpu().numpy()
+
+    def step_async(self, actions: np.ndarray) -> None:
+        """Takes the actions [num_envs, num_actions] of the next step."""
+        self._actions = torch.as_tensor(actions, dtype=torch.float32).to(self.env.device)
+
+    @torch.no_grad()
+    def step_wait(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, list[dict[str, Any]]]:
+        """Advances all worlds by one control step.
+
+        Returns:
+            Observation [num_envs, size], rewards [num_envs], dones [num_envs], and one info for each world.
+        """
+        before, step = self._last, self.env.step(self._actions)
+        self._last = step.obs["policy"]
+        # one copy for everything that is a number per world
+        columns = torch.stack([step.reward, *(m.float() for m in (step.done, step.terminated, step.cut_short))])
+        reward, *masks = columns.cpu().numpy()
+        done, terminated, cut_short = (mask.astype(bool) for mask in masks)
+        self._returns += reward
+        self._lengths += 1
+
+        for row in self._filled:
+            self._infos[row] = {}  # not cleared: somebody may have kept the old one
+        self._filled = np.flatnonzero(done).tolist()
+        if self._filled:
+            final_obs = torch.where(step.diverged[:, None], before, step.final_obs["policy"]).cpu().numpy()
+            elapsed_s = round(time.perf_counter() - self._began_s, 6)
+            for row in self._filled:
+                info: dict[str, Any] = {
+                    "terminal_observation": final_obs[row],
+                    "TimeLimit.truncated": not terminated[row],
+                }
+                if not cut_short[row]:
+                    info["episode"] = {"r": float(self._returns[row]), "l": int(self._lengths[row]), "t": elapsed_s}
+                self._infos[row] = info
+            self._returns[done] = 0.0
+            self._lengths[done] = 0
+        return self._last.cpu().numpy(), reward * np.float32(self.reward_scale), done, self._infos.copy()
+
+    def close(self) -> None:
+        """Frees the simulator."""
+        self.env.close()
+
+    def get_attr(self, attr_name: str, indices: Indices = None) -> list[Any]:
+        """An attribute of the environment, once per world: the worlds share them."""
+        value = None if attr_name == "render_mode" else getattr(self.env, attr_name)
+        return [value for _ in self._get_indices(indices)]
+
+    def set_attr(self, attr_name: str, value: Any, indices: Indices = None) -> None:
+        """Sets an attribute of the environment, for all worlds."""
+        setattr(self.env, attr_name, value)
+
+    def env_method(self, method_name: str, *method_args: Any, indices: Indices = None, **method_kwargs: Any) -> list[Any]:
+        """Calls a method of the environment once, for all worlds; its result once per world."""
+        result = getattr(self.env, method_name)(*method_args, **method_kwargs)
+        return [result for _ in self._get_indices(indices)]
+
+    def env_is_wrapped(self, wrapper_class: type, indices: Indices = None) -> list[bool]:
+        """No world is wrapped; returns of episodes are there without a `Monitor`."""
+        return [False for _ in self._get_indices(indices)]

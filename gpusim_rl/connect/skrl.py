@@ -1,0 +1,127 @@
+"""Train with skrl's own agents and trainers.
+
+    import gpusim_rl
+    from gpusim_rl.connect import SkrlEnv
+    from gpusim_rl.connect.skrl import FinalObsPPO
+    from skrl.memories.torch import RandomMemory
+    from skrl.trainers.torch import SequentialTrainer
+
+    env = SkrlEnv(gpusim_rl.make_env("Cartpole", num_envs=512, device="cpu"))
+    memory = RandomMemory(memory_size=16, num_envs=512, device=env.device)
+    spaces = {"observation_space": env.observation_space, "action_space": env.action_space, "device": env.device}
+    agent = FinalObsPPO(models=models, memory=memory, cfg={"rollouts": 16, "time_limit_bootstrap": True}, **spaces)
+    SequentialTrainer(env=env, agents=agent, cfg={"timesteps": 800}).train()
+
+`models` are skrl's, as its documentation shows; docs/connect.md has the whole file.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from gymnasium.spaces import Box
+from jaxtyping import Bool, Float
+from skrl import config
+from skrl.agents.torch.ppo import PPO
+from skrl.envs.wrappers.torch import Wrapper
+from torch import Tensor
+
+from gpusim_rl.connect.spaces import action_space, observation_space
+from gpusim_rl.env import VecEnv
+
+
+class SkrlEnv(Wrapper):
+    """One of our environments as skrl's `Wrapper`.
+
+    The group `critic`, where the task has one, is what skrl calls states. As in skrl's wrappers of other simulators,
+    only the first `reset()` resets the worlds; afterwards they reset themselves.
+
+    With `time_limit_bootstrap=True` skrl's PPO values an episode that the time limit cuts at the next observation, which
+    here is the next episode's first; `FinalObsPPO` gives it the true last one. Without it (skrl's default) advantages
+    leak from one episode into the one before.
+
+    Args:
+        env: The environment; it is reset here.
+        device: Where skrl learns; None = where the physics runs.
+    """
+
+    def __init__(self, env: VecEnv, *, device: torch.device | None = None) -> None:
+        super().__init__(env)
+        self._device = config.torch.parse_device(env.device if device is None else device)
+        self._obs = self._moved(env.reset())
+        self._spaces = {group: observation_space(env, group) for group in env.obs_sizes}
+
+    @property
+    def observation_space(self) -> Box:
+        """Space of one world's observation."""
+        return self._spaces["policy"]
+
+    @property
+    def state_space(self) -> Box | None:
+        """Space of what one world's critic sees, if that is something of its own."""
+        return self._spaces.get("critic")
+
+    @property
+    def action_space(self) -> Box:
+        """Space of one world's action."""
+        return action_space(self._env)
+
+    def reset(self) -> tuple[Float[Tensor, "envs obs"], dict[str, Any]]:
+        """The observation to act on; the worlds were reset when this was built."""
+        return self._obs["policy"], {}
+
+    def state(self) -> Float[Tensor, "envs states"] | None:
+        """What the critic sees, if that is something of its own."""
+        return self._obs.get("critic")
+
+    @torch.no_grad()
+    def step(
+        self, actions: Float[Tensor, "envs actions"]
+    ) -> tuple[
+        Float[Tensor, "envs obs"],
+        Float[Tensor, "envs 1"],
+        Bool[Tensor, "envs 1"],
+        Bool[Tensor, "envs 1"],
+        dict[str, Any],
+    ]:
+        """Advances all worlds by one control step.
+
+        Returns:
+            Observation, rewards [num_envs, 1], terminated and truncated [num_envs, 1], and `final_obs`: the observation
+            groups before any reset.
+        """
+        before, step = self._obs, self._env.step(actions.to(self._env.device))
+        self._obs = self._moved(step.obs)
+        diverged = step.diverged.to(self._device)[:, None]
+        final_obs = self._moved(step.final_obs)
+        final_obs = {group: torch.where(diverged, before[group], value) for group, value in final_obs.items()}
+        truncated = (step.truncated | step.diverged).to(self._device)[:, None]
+        reward, terminated = step.reward.to(self._device)[:, None], step.terminated.to(self._device)[:, None]
+        return self._obs["policy"], reward, terminated, truncated, {"final_obs": final_obs}
+
+    def render(self, *args: Any, **kwargs: Any) -> None:
+        """Draws nothing."""
+
+    def close(self) -> None:
+        """Frees the simulator."""
+        self._env.close()
+
+    def _moved(self, obs: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {group: value.to(self._device) for group, value in obs.items()}
+
+
+class FinalObsPPO(PPO):
+    """skrl's PPO for environments that reset in the same step, such as `SkrlEnv`; use it with `time_limit_bootstrap`.
+
+    Where an episode was cut, what follows is valued at the episode's last observation, not at the next one's first.
+    """
+
+    def record_transition(self, **transition: Any) -> None:  # type: ignore[override]
+        """Records a transition of all worlds, whose `infos` hold `final_obs`."""
+        cut, final_obs = transition["truncated"], transition["infos"]["final_obs"]
+        pairs = {"next_observations": "policy", "next_states": "critic"}
+        for name, group in pairs.items():
+            if transition[name] is not None:
+                transition[name] = torch.where(cut, final_obs[group], transition[name])
+        super().record_transition(**transition)

@@ -1,0 +1,49 @@
+"""What a run has chosen by itself: neither its configuration nor the description of the machine tells it."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+import psutil
+import torch
+
+from gpusim_rl.learn.ppo import choose_precision
+from gpusim_rl.run.system import memory_available_bytes
+
+if TYPE_CHECKING:
+    from gpusim_rl.run.trainer import Trainer
+
+OPENMP = ("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "OMP_PROC_BIND", "GOMP_SPINCOUNT", "GOMP_CPU_AFFINITY", "KMP_BLOCKTIME")
+
+
+def describe_run(trainer: Trainer) -> dict[str, Any]:
+    """Facts for env.json, which tools/doctor.py reads.
+
+    Returns:
+        `sim` (name, device, reason; CPU threads of the physics, None where it has none of its own), `learner` (device,
+        its memory in GB on CUDA, CPU threads, precision, whether bf16 is fast here), `graph` (what is replayed, and
+        why), `openmp` (variables that are set) and `memory_limit_gb` (RAM that this process may come to hold).
+    """
+    device, choice, graph = trainer.rl_device, trainer.choice, trainer.graphs.choice
+    on_cuda = device.type == "cuda"
+    own = psutil.Process().memory_info().rss
+    return {
+        "sim": {
+            "name": choice.name,
+            "device": str(choice.device),
+            "reason": choice.reason,
+            "threads": getattr(trainer.env.sim, "num_threads", None),
+        },
+        "learner": {
+            "device": str(device),
+            "memory_gb": torch.cuda.get_device_properties(device).total_memory / 1e9 if on_cuda else None,
+            "threads": torch.get_num_threads(),
+            "precision": "bf16" if trainer.policy.bf16 else "fp32",
+            "precision_reason": trainer.precision_reason,
+            "bf16_is_fast": choose_precision("auto", device)[0],
+        },
+        "graph": {"mode": graph.mode, "reason": graph.reason},
+        "openmp": {name: os.environ[name] for name in OPENMP if name in os.environ},
+        "memory_limit_gb": round((memory_available_bytes() + own) / 1e9, 2),
+    }

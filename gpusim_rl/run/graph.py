@@ -1,0 +1,231 @@
+"""CUDA graphs: an iteration's kernels are recorded once and replayed, so that the device never waits for Python."""
+
+from __future__ import annotations
+
+import gc
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+T = TypeVar("T")
+
+logger = logging.getLogger("gpusim_rl.run")
+
+WARM_UP = 2
+"""Eager calls before a capture: optimiser state, workspaces and kernels come into being, and Warp's own graphs."""
+
+LONGEST_ROLLOUT = 64
+"""Control steps that `auto` captures into one graph. A graph's memory grows with its nodes, a few hundred per step."""
+
+PARTS = {"rollout": ("rollout", "update"), "step": ("step", "update"), "update": ("update",), "off": ()}
+"""What each mode captures. `update` is not to be asked for: it remains where physics runs on another device."""
+
+
+class NotCapturableError(RuntimeError):
+    """A graph would not do what the eager code does."""
+
+
+@dataclass(frozen=True, slots=True)
+class GraphChoice:
+    """What is captured into CUDA graphs, and why."""
+
+    mode: str
+    reason: str
+
+    def __str__(self) -> str:
+        what = {
+            "rollout": "whole rollout and whole update",
+            "step": "control step and whole update",
+            "update": "whole update",
+            "off": "off",
+        }
+        return f"{what[self.mode]} ({self.reason})"
+
+
+def choose_graph(
+    wanted: str, device: torch.device, sim_device: torch.device, *, horizon: int, check_task: bool
+) -> GraphChoice:
+    """Decides for `graph=auto|off|step|rollout`.
+
+    Args:
+        wanted: The setting.
+        device: Where the learner lives.
+        sim_device: Where the physics runs.
+        horizon: Control steps in a rollout.
+        check_task: Every hook's values are read at every step.
+    """
+    if wanted == "off":
+        return GraphChoice("off", "as configured")
+    if device.type != "cuda":
+        return GraphChoice("off", f"{device.type} has no CUDA graphs; Warp's own replay its physics there too")
+    if sim_device != device:
+        return GraphChoice("update", f"physics on {sim_device}")
+    if check_task:
+        return GraphChoice("update", "debug.check_task reads every step")
+    if wanted != "auto":
+        return GraphChoice(wanted, "as configured")
+    if horizon > LONGEST_ROLLOUT:
+        return GraphChoice("step", f"auto: ppo.horizon above {LONGEST_ROLLOUT}")
+    return GraphChoice("rollout", "auto: CUDA device")
+
+
+class Graphs:
+    """Runs the parts of an iteration; on CUDA each is captured into a torch graph of its own, then replayed.
+
+    A part must do the same work on the same memory every time, and what it leaves behind must be in place: the next
+    replay reads where the capture has read. `owners` are exempt: a tensor that an owner binds anew under an old name is
+    copied to where the old one was. A Python number of an owner that changes from call to call would be frozen in a
+    graph, and is refused.
+
+    A capture that fails falls back: from the whole rollout to one control step, then to eager, with a warning that says
+    why. Nothing has run by then, so nothing is lost.
+
+    Args:
+        choice: What to capture.
+        device: Where the learner lives.
+        generators: Random generators that the parts draw from; replays advance them as eager calls do.
+        owners: Objects of the user whose attributes are part of the state: the task.
+    """
+
+    def __init__(
+        self,
+        choice: GraphChoice,
+        device: torch.device,
+        *,
+        generators: Sequence[torch.Generator] = (),
+        owners: Sequence[object] = (),
+    ) -> None:
+        self.choice = choice
+        self._device = device
+        self._generators = list(generators)
+        self._owners = list(owners)
+        self._parts = PARTS[choice.mode]
+        self._calls: dict[str, int] = {}
+        self._captured: dict[str, tuple[torch.cuda.CUDAGraph, Any]] = {}
+        self._capturing = False
+        # The legacy default stream cannot be captured, and what is captured must be ordered after what ran before.
+        self._stream = torch.cuda.Stream(device) if self._parts else None
+
+    @property
+    def whole_rollout(self) -> bool:
+        """The phases of a control step cannot be told apart: it is, or will be, replayed as a whole."""
+        return "rollout" in self._parts or "step" in self._parts
+
+    @contextmanager
+    def stream(self) -> Iterator[None]:
+        """Everything that surrounds the parts must run in here, so that the device does it in order."""
+        if self._stream is None:
+            yield
+            return
+        outside = torch.cuda.current_stream(self._device)
+        self._stream.wait_stream(outside)
+        with torch.cuda.stream(self._stream):
+            yield
+        outside.wait_stream(self._stream)
+
+    def run(self, part: str, body: Callable[[], T]) -> T:
+        """Does `body`, or replays it.
+
+        Returns:
+            What the body returned; from a graph, tensors that its next replay overwrites.
+        """
+        if part not in self._parts or self._capturing:
+            return body()
+        if part not in self._captured:
+            calls = self._calls[part] = self._calls.get(part, 0) + 1
+            if calls <= WARM_UP:
+                with self._same_numbers(part):
+                    return body()
+            if not self._try_to_capture(part, body):
+                return self.run(part, body)  # the fallback
+        graph, output = self._captured[part]
+        graph.replay()
+        return output
+
+    def _try_to_capture(self, part: str, body: Callable[[], Any]) -> bool:
+        states = [generator.get_state() for generator in self._generators]
+        try:
+            self._captured[part] = self._capture(body)
+            return True
+        except (RuntimeError, ValueError) as error:
+            for generator, state in zip(self._generators, states, strict=True):
+                generator.set_state(state)
+            self._fall_back(part, str(error).strip().partition("\n")[0] or type(error).__name__)
+            return False
+
+    def _capture(self, body: Callable[[], T]) -> tuple[torch.cuda.CUDAGraph, T]:
+        graph = torch.cuda.CUDAGraph()
+        for generator in self._generators:
+            graph.register_generator_state(generator)
+        # A Warp graph that Python's collector destroys in the middle of a capture breaks it.
+        collecting = gc.isenabled()
+        gc.disable()
+        self._capturing = True
+        try:
+            with self._recording(graph), in_place(self._owners):
+                output = body()
+        finally:
+            self._capturing = False
+            if collecting:
+                gc.enable()
+        return graph, output
+
+    def _recording(self, graph: torch.cuda.CUDAGraph) -> AbstractContextManager[Any]:
+        # thread_local: threads that watch the machine or write logs may call CUDA meanwhile
+        return torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local")
+
+    def _fall_back(self, part: str, reason: str, *, step_too: bool = False) -> None:
+        if part == "rollout" and not step_too:
+            self._parts, then = PARTS["step"], "capturing single control steps instead"
+        elif part == "update":
+            self._parts, then = tuple(other for other in self._parts if other != part), "updating eagerly (slow)"
+        else:
+            self._parts, then = tuple(other for other in self._parts if other == "update"), "stepping eagerly (slow)"
+        self.choice = GraphChoice(self._parts[0] if self._parts else "off", f"the {part} cannot be captured: {reason}")
+        logger.warning("CUDA graph of the %s failed, %s: %s", part, then, reason)
+
+    @contextmanager
+    def _same_numbers(self, part: str) -> Iterator[None]:
+        """Notices, while still eager, numbers that a graph would freeze."""
+        before = [_numbers(owner) for owner in self._owners]
+        yield
+        if part == "update" or self._calls[part] < WARM_UP:
+            return  # an owner's first step may still be setting up
+        for owner, numbers in zip(self._owners, before, strict=True):
+            now = _numbers(owner)
+            changed = [name for name, number in numbers.items() if now.get(name) != number]
+            if changed:
+                names = " and ".join(f"{type(owner).__name__}.{name}" for name in changed)
+                self._fall_back(part, f"{names} is a Python number that changes; try a tensor", step_too=True)
+                return
+
+
+def _numbers(owner: object) -> dict[str, Any]:
+    return {name: value for name, value in vars(owner).items() if isinstance(value, (bool, int, float))}
+
+
+@contextmanager
+def in_place(owners: Sequence[object]) -> Iterator[None]:
+    """Tensors that the block binds anew under an old name of an owner are copied to where the old ones are.
+
+    Raises:
+        NotCapturableError: The new tensor has another shape or type than the old one.
+    """
+    before = [{name: value for name, value in vars(owner).items() if isinstance(value, Tensor)} for owner in owners]
+    yield
+    for owner, tensors in zip(owners, before, strict=True):
+        changed = {name: (old, getattr(owner, name, None)) for name, old in tensors.items()}
+        changed = {name: (old, new) for name, (old, new) in changed.items() if new is not old}
+        for name, (old, new) in changed.items():
+            if not isinstance(new, Tensor) or new.shape != old.shape or new.dtype != old.dtype:
+                raise NotCapturableError(f"{type(owner).__name__}.{name} changes its shape or type")
+        # Copies first: one attribute may now hold what was another's (previous = current; current = new).
+        values = {name: new.clone() for name, (_, new) in changed.items()}
+        for name, (old, _) in changed.items():
+            old.copy_(values[name])
+            setattr(owner, name, old)
