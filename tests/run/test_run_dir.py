@@ -208,3 +208,11 @@ def test_replacing_keeps_the_old_file_when_writing_fails(tmp_path):
 
 def test_git_is_installed_here():
     assert shutil.which("git"), "the tests above would pass for the wrong reason"
+
+
+def test_facts_are_added_to_the_environment_and_replaced_by_newer_ones(tmp_path):
+    run = make_run(tmp_path)
+    before = run.environment
+    run.note({"graph": {"mode": "rollout"}})
+    run.note({"graph": {"mode": "off"}, "memory_limit_gb": 3.5})
+    assert run.environment == {**before, "graph": {"mode": "off"}, "memory_limit_gb": 3.5}

@@ -22,6 +22,7 @@ NAMES = {
     "system/memory_gb",
     "system/gpu_percent",
     "system/gpu_memory_gb",
+    "system/load",
 }
 
 
