@@ -127,7 +127,7 @@ class Logbook:
         self._noted = self._trainer.graphs.choice
         try:
             self.run_dir.note(describe_run(self._trainer))
-        except OSError as error:
+        except (OSError, ValueError) as error:  # a full disk; a file that somebody edited
             self.console.warn(f"env.json cannot be written ({error}); training goes on")
 
     def _flush(self) -> None:
