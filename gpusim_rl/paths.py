@@ -61,6 +61,37 @@ def find_checkpoint(name: str, runs: str | Path = "runs") -> Checkpoint:
         name: `runs/Ant/2026-01-31_12-00-00`, `runs/Ant/latest`, `some/file.pt` or `Ant`.
         runs: Folder of all runs (`log.dir`).
     """
+    path = _resolve(name, runs)
+    if path.is_dir():
+        if not (path / "checkpoints" / "last.pt").is_file():
+            raise ConfigError(f"no checkpoint in {path}: expected checkpoints/last.pt, there is {_contents(path)}")
+        return Checkpoint(path / "checkpoints" / "last.pt", path)
+    if not path.is_file():
+        raise ConfigError(
+            f"no checkpoint {name!r}: expected a run folder, a .pt file or a trained task; {_nearest(name, path, runs)}"
+        )
+    run_dir = path.parent.parent if path.parent.name == "checkpoints" else None
+    return Checkpoint(path, run_dir if run_dir and (run_dir / "config.yaml").is_file() else None)
+
+
+def find_run(name: str, runs: str | Path = "runs") -> Path:
+    """Folder of a run, which may not have saved a checkpoint yet.
+
+    Args:
+        name: As for `find_checkpoint`.
+        runs: Folder of all runs (`log.dir`).
+    """
+    path = _resolve(name, runs)
+    folder = path.parent.parent if path.is_file() else path
+    if (folder / "config.yaml").is_file():
+        return folder
+    if not path.exists():
+        raise ConfigError(f"no run {name!r}: expected a run folder or a trained task; {_nearest(name, path, runs)}")
+    raise ConfigError(f"{folder} is not a run folder: it has no config.yaml, there is {_contents(folder)}")
+
+
+def _resolve(name: str, runs: str | Path) -> Path:
+    """The path that a user means; there may be nothing."""
     path = Path(name).expanduser()
     if not path.exists() and (Path(runs) / name).is_dir():
         path = Path(runs) / name
@@ -68,21 +99,15 @@ def find_checkpoint(name: str, runs: str | Path = "runs") -> Checkpoint:
         path = path / "latest"
     if path.name == "checkpoints" and path.is_dir():
         path = path.parent
-    path = _from_here(path.resolve())  # a run stays the same run when `latest` moves on
-    if path.is_dir():
-        if not (path / "checkpoints" / "last.pt").is_file():
-            raise ConfigError(f"no checkpoint in {path}: expected checkpoints/last.pt, there is {_contents(path)}")
-        return Checkpoint(path / "checkpoints" / "last.pt", path)
-    if not path.is_file():
-        nearest = next(parent for parent in path.parents if parent.is_dir())
-        if "/" not in name and Path(runs).is_dir():
-            nearest = Path(runs)
-        raise ConfigError(
-            f"no checkpoint {name!r}: expected a run folder, a .pt file or a trained task; "
-            f"in {nearest} there is {_contents(nearest)}"
-        )
-    run_dir = path.parent.parent if path.parent.name == "checkpoints" else None
-    return Checkpoint(path, run_dir if run_dir and (run_dir / "config.yaml").is_file() else None)
+    return _from_here(path.resolve())  # a run stays the same run when `latest` moves on
+
+
+def _nearest(name: str, path: Path, runs: str | Path) -> str:
+    """What there is where a run was looked for."""
+    nearest = next(parent for parent in path.parents if parent.is_dir())
+    if "/" not in name and Path(runs).is_dir():
+        nearest = Path(runs)
+    return f"in {nearest} there is {_contents(nearest)}"
 
 
 def _from_here(path: Path) -> Path:

@@ -1,14 +1,14 @@
 """Train with Stable-Baselines3.
 
-    import gpusim_rl
-    from gpusim_rl.connect import Sb3Env
-    from stable_baselines3 import PPO
-    from stable_baselines3.common.vec_env import VecNormalize
+import gpusim_rl
+from gpusim_rl.connect import Sb3Env
+from stable_baselines3 import PPO
+from stable_baselines3.common.vec_env import VecNormalize
 
-    env = Sb3Env(gpusim_rl.make_env("Cartpole", num_envs=64, device="cpu"), reward_scale=0.1)
-    model = PPO("MlpPolicy", VecNormalize(env, norm_reward=False), n_steps=32, batch_size=512, device="cpu")
-    model.learn(100_000)
-    print(sum(episode["r"] for episode in model.ep_info_buffer) / len(model.ep_info_buffer))
+env = Sb3Env(gpusim_rl.make_env("Cartpole", num_envs=64, device="cpu"), reward_scale=0.1)
+model = PPO("MlpPolicy", VecNormalize(env, norm_reward=False), n_steps=32, batch_size=512, device="cpu")
+model.learn(100_000)
+print(sum(episode["r"] for episode in model.ep_info_buffer) / len(model.ep_info_buffer))
 """
 
 from __future__ import annotations
@@ -120,7 +120,9 @@ class Sb3Env(Sb3VecEnv):
         """Sets an attribute of the environment, for all worlds."""
         setattr(self.env, attr_name, value)
 
-    def env_method(self, method_name: str, *method_args: Any, indices: Indices = None, **method_kwargs: Any) -> list[Any]:
+    def env_method(
+        self, method_name: str, *method_args: Any, indices: Indices = None, **method_kwargs: Any
+    ) -> list[Any]:
         """Calls a method of the environment once, for all worlds; its result once per world."""
         result = getattr(self.env, method_name)(*method_args, **method_kwargs)
         return [result for _ in self._get_indices(indices)]

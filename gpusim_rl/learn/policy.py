@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 
@@ -107,23 +107,32 @@ class Trunk(nn.Module):
         return tuple(torch.zeros(shape, device=device) for _ in range(self.num_states))
 
     def forward(
-        self, x: Float[Tensor, "time batch size"], hidden: Hidden, fresh: Bool[Tensor, "time batch"] | None
+        self,
+        x: Float[Tensor, "time batch size"],
+        hidden: Hidden,
+        fresh: Bool[Tensor, "time batch"] | None,
+        *,
+        bf16: bool,
     ) -> tuple[Float[Tensor, "time batch out"], Hidden]:
-        """Runs a sequence; where `fresh`, an episode begins at that step and the state is zero before it."""
+        """Runs a sequence; where `fresh`, an episode begins at that step and the state is zero before it.
+
+        The recurrent layer is float32 always: its state carries rounding on, and many CPUs have no such layer in bf16.
+        """
+        autocast = torch.autocast(x.device.type, dtype=torch.bfloat16) if bf16 else nullcontext()
         if self.rnn is None:
-            return self.mlp(x), ()
+            with autocast:
+                return self.mlp(x).float(), ()
         outputs = []
         for t in range(x.shape[0]):
             if fresh is not None:
                 keep = (~fresh[t])[None, :, None]
                 hidden = tuple(h * keep for h in hidden)
             state = hidden if isinstance(self.rnn, nn.LSTM) else hidden[0]
-            # float32 also under autocast: a state carries its rounding on, and many CPUs have no such layer in bf16
-            with torch.autocast(x.device.type, dtype=torch.bfloat16, enabled=False):
-                output, state = self.rnn(x[t : t + 1].float(), state)
+            output, state = self.rnn(x[t : t + 1], state)
             hidden = state if isinstance(state, tuple) else (state,)
             outputs.append(output)
-        return self.mlp(torch.cat(outputs)), hidden
+        with autocast:
+            return self.mlp(torch.cat(outputs)).float(), hidden
 
 
 class ActorCritic(nn.Module):
@@ -184,21 +193,17 @@ class ActorCritic(nn.Module):
         groups = ("policy",) if self.critic_group == "policy" else ("policy", "critic")
         return {g: self.obs_norm[g](obs[g]) if g in self.obs_norm else obs[g] for g in groups}
 
-    def _autocast(self, device: torch.device) -> AbstractContextManager[object]:
-        return torch.autocast(device.type, dtype=torch.bfloat16) if self.bf16 else nullcontext()
-
     def forward(
         self, inputs: Mapping[str, Tensor], hidden: Hidden = (), fresh: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor, Hidden]:
         """Mean, log-std and value of normalised inputs [time, batch, size]; value has no trailing dimension."""
         split = self.actor.num_states
-        with self._autocast(inputs["policy"].device):
-            features, actor_state = self.actor(inputs["policy"], hidden[:split], fresh)
-            critic_state: Hidden = ()
-            critic_features = features
-            if self.critic is not None:
-                critic_features, critic_state = self.critic(inputs[self.critic_group], hidden[split:], fresh)
-        features, critic_features = features.float(), critic_features.float()
+        features, actor_state = self.actor(inputs["policy"], hidden[:split], fresh, bf16=self.bf16)
+        critic_state: Hidden = ()
+        critic_features = features
+        if self.critic is not None:
+            inputs_of_critic = inputs[self.critic_group]
+            critic_features, critic_state = self.critic(inputs_of_critic, hidden[split:], fresh, bf16=self.bf16)
         mean = self.mean_head(features)
         log_std = self.log_std_head(features) if self.log_std_head is not None else self.log_std
         assert log_std is not None

@@ -13,7 +13,7 @@ import tempfile
 import traceback
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,7 +33,6 @@ from gpusim_rl.run.logbook import Logbook
 from gpusim_rl.run.profile import (
     ITERATION,
     OUTSIDE,
-    Crossing,
     Work,
     load_trace,
     make_profiler,
@@ -413,14 +412,13 @@ def _audit_cuda(loop: Loop, iterations: int) -> Audit:
         )
     reading = read_events(events)
     places = _sync_warnings(loop, iterations, phases)
-    warned = {place.phase for place in places}
-    for place in places:
+    for place, count in places.items():
         work = reading.work.setdefault(place.phase, Work())
         if not work.syncs:  # torch tells of a wait that the trace does not have
-            work.syncs[place.what] += places[place]
-    # What torch does not warn of (Warp's calls, copies that do not wait) is named by a trace with stacks.
-    if unnamed := [crossing for crossing in reading.crossings if crossing.phase not in warned]:
-        places += _stack_places(loop, iterations, unnamed)
+            work.syncs[place.what] += count
+    # Torch does not warn of Warp's calls, nor of copies that do not wait: a trace with stacks knows their functions.
+    if reading.crossings and (loop.library is None or not places):
+        places += _stack_places(loop)
     return Audit(TRACED, iterations, reading.work, places)
 
 
@@ -437,15 +435,11 @@ def _trace(loop: Loop, iterations: int, *, stacks: bool = False) -> list[dict[st
         return load_trace(path)
 
 
-def _stack_places(loop: Loop, iterations: int, unnamed: Sequence[Crossing]) -> Counter[Place]:
-    wanted = {(crossing.phase, crossing.what) for crossing in unnamed}
-    events = _trace(loop, iterations, stacks=True)
-    places: Counter[Place] = Counter()
-    for crossing in read_events(events).crossings:
-        if (crossing.phase, crossing.what) in wanted:
-            where = name_place(events, crossing, _LIBRARY) or ""
-            places[Place(crossing.phase, crossing.what, where)] += 1
-    return places
+def _stack_places(loop: Loop) -> Counter[Place]:
+    """What crosses in one more iteration, and the functions that asked for it."""
+    events = _trace(loop, 1, stacks=True)
+    found = read_events(events).crossings
+    return Counter(Place(each.phase, each.what, name_place(events, each, _LIBRARY) or "") for each in found)
 
 
 class _CurrentPhase:
