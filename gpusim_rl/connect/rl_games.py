@@ -10,6 +10,8 @@ params = yaml.safe_load(open("rl_games_cartpole.yaml"))   # with config.env_name
 runner = Runner()
 runner.load(params)
 runner.run({"train": True})
+
+docs/connect.md has a whole file to copy.
 """
 
 from __future__ import annotations

@@ -10,6 +10,8 @@ actor = {**model, "distribution_cfg": {"class_name": "rsl_rl.modules:GaussianDis
 settings = {"num_steps_per_env": 16, "obs_groups": {"actor": ["policy"], "critic": ["policy"]}, "save_interval": 50}
 settings |= {"actor": actor, "critic": model, "algorithm": {"class_name": "PPO"}}
 OnPolicyRunner(env, settings, log_dir="runs/rsl_rl", device=str(env.device)).learn(50)
+
+docs/connect.md has a whole file to copy.
 """
 
 from __future__ import annotations

@@ -9,6 +9,8 @@ env = Sb3Env(gpusim_rl.make_env("Cartpole", num_envs=64, device="cpu"), reward_s
 model = PPO("MlpPolicy", VecNormalize(env, norm_reward=False), n_steps=32, batch_size=512, device="cpu")
 model.learn(100_000)
 print(sum(episode["r"] for episode in model.ep_info_buffer) / len(model.ep_info_buffer))
+
+docs/connect.md has a whole file to copy.
 """
 
 from __future__ import annotations

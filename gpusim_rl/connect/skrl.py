@@ -37,9 +37,9 @@ class SkrlEnv(Wrapper):
     The group `critic`, where the task has one, is what skrl calls states. As in skrl's wrappers of other simulators,
     only the first `reset()` resets the worlds; afterwards they reset themselves.
 
-    With `time_limit_bootstrap=True` skrl's PPO values an episode that the time limit cuts at the next observation, which
-    here is the next episode's first; `FinalObsPPO` gives it the true last one. Without it (skrl's default) advantages
-    leak from one episode into the one before.
+    With `time_limit_bootstrap=True` skrl's PPO values an episode that the time limit cuts at the next observation,
+    which here is the next episode's first; `FinalObsPPO` gives it the true last one. Without it (skrl's default)
+    advantages leak from one episode into the one before.
 
     Args:
         env: The environment; it is reset here.

@@ -13,12 +13,11 @@ import math
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, redirect_stderr, redirect_stdout
+from contextlib import AbstractContextManager, ExitStack, contextmanager, redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
 import torch
-from torch import Tensor, nn
 from torch.distributions import Distribution
 
 from gpusim_rl.config import PPOConfig, RunConfig
@@ -393,10 +392,8 @@ class _RlGames(_Client):
 
     def _iterate(self) -> None:
         self._stop = False
-        try:
+        with suppress(_Pause):
             self._agent.train()
-        except _Pause:
-            pass
         if not self._begun:  # train() goes on where it was, not from the start
             self._begun = True
             self._agent.init_tensors = _nothing
