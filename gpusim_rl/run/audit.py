@@ -331,14 +331,19 @@ class Audit:
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for json."""
-        phases = {}
+        phases: dict[str, dict[str, Any]] = {}
         for phase, work in self.work.items():
-            values = dataclasses.asdict(work)
+            phases[phase] = {
+                "to_device": dataclasses.asdict(work.to_device),
+                "to_host": dataclasses.asdict(work.to_host),
+                "syncs": dict(work.syncs),
+            }
             if self.method == COUNTED:
-                phases[phase] = {name: values[name] for name in ("to_device", "to_host", "syncs", "operators")}
+                phases[phase]["operators"] = work.operators
             else:
-                values.pop("operators")
-                phases[phase] = values | {"busy": work.busy_s / work.wall_s if work.wall_s else None}
+                names = ("launches", "kernels", "wall_s", "busy_s")
+                phases[phase] |= {name: getattr(work, name) for name in names}
+                phases[phase]["busy"] = work.busy_s / work.wall_s if work.wall_s else None
         places = [dataclasses.asdict(place) | {"count": count} for place, count in self.places.most_common()]
         return {"method": self.method, "iterations": self.iterations, "phases": phases, "places": places}
 

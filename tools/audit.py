@@ -1,0 +1,183 @@
+"""Audit a training: what crosses between host and device, and what makes one wait for the other.
+
+python tools/audit.py task=Ant num_envs=64                   our training, by phase
+python tools/audit.py task=Ant num_envs=64 --client all      other libraries on the same environment beside it
+python tools/audit.py task=Ant device=cuda --json audit.json
+
+Exit code 1 when a steady iteration of ours copies or waits beyond the one row of metrics per log interval; the lines
+that do are named.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+WARM_UP = 4  # iterations: until then kernels compile, graphs are captured, memory is allocated
+PACKAGES = {"rsl_rl": "rsl_rl", "skrl": "skrl", "rl_games": "rl_games", "sb3": "stable_baselines3"}
+SHOWN_PLACES = 5
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Audit, print, and return the exit code."""
+    from gpusim_rl.errors import friendly_errors
+    from gpusim_rl.machine import share_cpus
+
+    args = parse(argv)
+    share_cpus()  # before torch is imported
+    with friendly_errors():
+        report = audit_all(args)
+        text = json.dumps(report, indent=2) + "\n"
+        if args.json == "-":
+            sys.stdout.write(text)
+        else:
+            show(report)
+            if args.json:
+                Path(args.json).write_text(text)
+    return 0 if report["ok"] else 1
+
+
+def parse(argv: list[str] | None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="audit", description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="as for train.py: task=Ant num_envs=64")
+    parser.add_argument("--iterations", type=int, default=3, help="steady iterations to look at (default: 3)")
+    parser.add_argument(
+        "--client", action="append", default=[], help=f"also {', '.join(PACKAGES)}, or all; may be repeated"
+    )
+    parser.add_argument("--json", nargs="?", const="-", metavar="FILE", help="all numbers, to a file or the screen")
+    args = parser.parse_intermixed_args(argv)
+    if args.json and "=" in args.json:  # `--json task=Ant`
+        args.overrides, args.json = [args.json, *args.overrides], "-"
+    return args
+
+
+def audit_all(args: argparse.Namespace) -> dict[str, Any]:
+    """Audits our training, and the clients."""
+    from gpusim_rl.api import scratch_training
+    from gpusim_rl.errors import ConfigError, did_you_mean
+    from gpusim_rl.run.audit import audit, offences, our_loop, update_without_data
+    from gpusim_rl.run.run_dir import describe_environment
+
+    if args.iterations < 1:
+        raise ConfigError(f"--iterations must be a positive int, got {args.iterations}")
+    for name in args.client:
+        if name not in (*PACKAGES, "all"):
+            raise ConfigError(
+                f"unknown client {name!r}.{did_you_mean(name, PACKAGES)} Available: {', '.join(PACKAGES)}, all"
+            )
+    with scratch_training(args.overrides) as (trainer, log):
+        result = audit(our_loop(trainer, log), warm_up=WARM_UP, iterations=args.iterations)
+        interval = trainer.cfg.log.interval
+        rows = trainer.iteration // interval - (trainer.iteration - args.iterations) // interval
+        problem = None if trainer.cfg.ppo.compile else update_without_data(trainer)
+        found = offences(result, rows)
+        if problem is not None:
+            found.append(f"update reads data: {problem}")
+        report = {
+            **describe_environment(),
+            "git": log.run_dir.environment["git"],
+            "task": trainer.task_name,
+            "num_envs": trainer.cfg.num_envs,
+            "sim": str(trainer.choice),
+            "device": str(trainer.rl_device),
+            "precision": "bf16" if trainer.policy.bf16 else "fp32",
+            "graph": trainer.cfg.graph,
+            "log_rows": rows,
+            "ours": result.as_dict(),
+            "update_without_data": "yes" if problem is None else problem,
+        }
+    names = list(PACKAGES) if "all" in args.client else args.client
+    report["clients"] = {name: audit_client(name, args) for name in dict.fromkeys(names)}
+    return report | {"offences": found, "ok": not found}
+
+
+def audit_client(name: str, args: argparse.Namespace) -> dict[str, Any]:
+    """Audits another library's trainer on our environment."""
+    from gpusim_rl.api import scratch_training
+    from gpusim_rl.run.audit import audit, foreign_loop
+    from gpusim_rl.run.clients import make_client
+
+    with scratch_training(args.overrides) as (trainer, log):
+        client = make_client(name, trainer.env, trainer.cfg, device=trainer.rl_device)
+        try:
+            loop = foreign_loop(client, trainer, log, PACKAGES[name])
+            result = audit(loop, warm_up=1, iterations=args.iterations)
+        finally:
+            client.close()
+    return {"version": client.version, "mode": client.mode, "settings": client.settings, **result.as_dict()}
+
+
+def show(report: dict[str, Any]) -> None:
+    """Prints the tables and the verdict."""
+    from rich.console import Console
+    from rich.table import Table
+
+    loops = {"ours": report["ours"]}
+    loops |= {f"{name} {client['version']}": client for name, client in report["clients"].items()}
+    counted = "operators" in next(iter(report["ours"]["phases"].values()))
+    device = ("operators",) if counted else ("launches", "kernels", "device busy")
+    console = Console(highlight=False, markup=False)
+    console.print(
+        f"{report['task']}, {report['num_envs']} envs, {report['sim']}, learner on {report['device']}"
+        f" ({report['precision']}); per iteration, mean of {report['ours']['iterations']}; {report['ours']['method']}",
+        soft_wrap=True,
+    )
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in ("", "phase", "host to device", "device to host", "syncs", *device):
+        table.add_column(column, justify="left" if column in ("", "phase") else "right", no_wrap=True)
+    for title, loop in loops.items():
+        for phase, work in loop["phases"].items():
+            table.add_row(title, phase, *cells(work, loop["iterations"], counted))
+            title = ""
+        table.add_section()
+    console.print(table)
+    for title, loop in loops.items():
+        if title != "ours" and loop["places"]:
+            console.print(f"{title} copies or waits most often at")
+            for place in loop["places"][:SHOWN_PLACES]:
+                count = number(place["count"] / loop["iterations"])
+                console.print(
+                    f"  {count:>5} x  {place['what']} at {place['where']}  ({place['phase']})", soft_wrap=True
+                )
+    console.print(f'update without data (device "meta"): {report["update_without_data"]}', soft_wrap=True)
+    for line in report["offences"]:
+        console.print(line, soft_wrap=True)
+    console.print(
+        "ok: a steady iteration copies and waits for nothing but the row of metrics"
+        if report["ok"]
+        else "NOT ok: a steady iteration may copy the row of metrics, and nothing else"
+    )
+
+
+def cells(work: dict[str, Any], iterations: int, counted: bool) -> list[str]:
+    """Numbers of a phase, per iteration."""
+    row = [copies(work[direction], iterations) for direction in ("to_device", "to_host")]
+    row.append(number(sum(work["syncs"].values()) / iterations))
+    if counted:
+        return [*row, number(work["operators"] / iterations)]
+    busy = "–" if work["busy"] is None else f"{100 * work['busy']:.1f} %"
+    return [*row, *(number(work[name] / iterations) for name in ("launches", "kernels")), busy]
+
+
+def copies(direction: dict[str, int], iterations: int) -> str:
+    """Copies of one direction, with their size."""
+    if not direction["count"]:
+        return "0"
+    size, unit = direction["bytes"] / iterations, "B"
+    for larger in ("kB", "MB", "GB"):
+        if size >= 1000:
+            size, unit = size / 1000, larger
+    return f"{number(direction['count'] / iterations)} ({size:.3g} {unit})"
+
+
+def number(value: float) -> str:
+    """Whole where it is whole."""
+    return f"{value:,.0f}" if value == int(value) else f"{value:,.1f}"
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
