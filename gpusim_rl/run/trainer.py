@@ -34,7 +34,7 @@ from gpusim_rl.run.profile import profiling
 from gpusim_rl.run.run_dir import RunDir
 from gpusim_rl.run.timing import PhaseTimer
 from gpusim_rl.run.writers import require_tensorboard
-from gpusim_rl.sim import Scene, choose_sim, make_sim
+from gpusim_rl.sim import Scene, SimChoice, choose_sim, make_sim
 
 # What a checkpoint's tensors depend on: it cannot be continued with other values.
 STRUCTURE = ("num_envs", "ppo.horizon", "ppo.network", "ppo.normalize_obs", "ppo.normalize_value")
@@ -73,11 +73,7 @@ class Trainer:
             require_tensorboard()
         self.resumed = self._read_checkpoint()
         self.seed = self._choose_seed()
-        self.rl_device = _device(cfg.rl_device or cfg.device, "rl_device" if cfg.rl_device else "device")
-        sim_device = _device(cfg.sim_device or cfg.device, "sim_device" if cfg.sim_device else "device")
-        if cfg.sim.name == "mujoco" and cfg.sim_device is None:
-            sim_device = torch.device("cpu")  # the only place where it runs; a policy on the GPU can still use it
-        self.choice = choose_sim(cfg.sim.name, sim_device)
+        self.rl_device, self.choice = choose_devices(cfg)
         torch.manual_seed(self.seed)
         if cfg.torch_deterministic:  # without it cuBLAS refuses; read when CUDA starts
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
@@ -433,6 +429,19 @@ class Trainer:
 
 def _is_finite(value: float | None) -> bool:
     return value is None or math.isfinite(value)
+
+
+def choose_devices(cfg: RunConfig) -> tuple[torch.device, SimChoice]:
+    """Where the learner lives, and the simulator with its device.
+
+    Raises:
+        ConfigError: There is no such device, or the simulator cannot run on it.
+    """
+    rl_device = _device(cfg.rl_device or cfg.device, "rl_device" if cfg.rl_device else "device")
+    sim_device = _device(cfg.sim_device or cfg.device, "sim_device" if cfg.sim_device else "device")
+    if cfg.sim.name == "mujoco" and cfg.sim_device is None:
+        sim_device = torch.device("cpu")  # the only place where it runs; a policy on the GPU can still use it
+    return rl_device, choose_sim(cfg.sim.name, sim_device)
 
 
 def _device(text: str, key: str) -> torch.device:
