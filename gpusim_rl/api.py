@@ -115,7 +115,7 @@ def scratch_training(overrides: Sequence[str]) -> Iterator[tuple[Trainer, Logboo
         from gpusim_rl.run.trainer import Trainer
 
         trainer = Trainer(run, task_class, config=config, overrides=list(overrides))
-        with Logbook(trainer, trainer.run_dir()) as log:
+        with Logbook(trainer, trainer.run_dir()) as log, trainer.graphs.stream():
             trainer.timer.start()
             yield trainer, log
 
