@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import io
+import itertools
 import math
 import tempfile
 import warnings
@@ -18,6 +19,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
 import torch
+from torch import Tensor, nn
 from torch.distributions import Distribution
 
 from gpusim_rl.config import PPOConfig, RunConfig
@@ -403,6 +405,206 @@ class _RlGames(_Client):
         self._agent.writer.close()
 
 
+class _Skrl(_Client):
+    name = "skrl"
+    module = "skrl"
+    distribution = "skrl"
+
+    def _build(self, env: VecEnv) -> None:
+        from skrl.agents.torch.ppo import PPO
+        from skrl.memories.torch import RandomMemory
+        from skrl.resources.preprocessors.torch import RunningStandardScaler
+        from skrl.resources.schedulers.torch import KLAdaptiveLR
+        from skrl.trainers.torch import SequentialTrainer
+
+        from gpusim_rl.connect.skrl import SkrlEnv
+
+        ppo = self._ppo
+        adapter = SkrlEnv(env, device=self._device)
+        adaptive = ppo.schedule == "adaptive"
+        where = {"device": self._device}
+        spaces = {
+            "observation_space": adapter.observation_space,
+            "state_space": adapter.state_space,
+            "action_space": adapter.action_space,
+            **where,
+        }
+        central = adapter.state_space is not None
+        models = self._models(spaces, central)
+        cfg: dict[str, Any] = {
+            "rollouts": ppo.horizon,
+            "learning_epochs": ppo.epochs,
+            "mini_batches": self._minibatches,
+            "discount_factor": ppo.gamma,
+            "gae_lambda": ppo.gae_lambda,
+            "learning_rate": ppo.learning_rate,
+            "grad_norm_clip": ppo.max_grad_norm or 0.0,
+            "ratio_clip": ppo.clip,
+            "value_clip": ppo.clip if ppo.value_clip else 0.0,
+            "entropy_loss_scale": ppo.entropy_coef,
+            "value_loss_scale": 0.5 * ppo.value_coef,
+            "time_limit_bootstrap": True,
+            "rewards_shaper": lambda rewards, timestep, timesteps: rewards * ppo.reward_scale,
+            "mixed_precision": self._half,
+            "experiment": {
+                "directory": self._folder.name,
+                "write_interval": ppo.horizon,
+                "checkpoint_interval": 0,
+            },
+        }
+        if adaptive:
+            cfg["learning_rate_scheduler"] = KLAdaptiveLR
+            cfg["learning_rate_scheduler_kwargs"] = {
+                "kl_threshold": ppo.kl_threshold,
+                "min_lr": ppo.learning_rate_min,
+                "max_lr": ppo.learning_rate_max,
+            }
+        if ppo.normalize_obs:
+            clip = {"clip_threshold": ppo.clip_obs, **where}
+            cfg["observation_preprocessor"] = RunningStandardScaler
+            cfg["observation_preprocessor_kwargs"] = {"size": adapter.observation_space, **clip}
+            if central:
+                cfg["state_preprocessor"] = RunningStandardScaler
+                cfg["state_preprocessor_kwargs"] = {"size": adapter.state_space, **clip}
+        if ppo.normalize_value:
+            cfg["value_preprocessor"] = RunningStandardScaler
+            cfg["value_preprocessor_kwargs"] = {"size": 1, **where}
+        memory = RandomMemory(memory_size=ppo.horizon, num_envs=env.num_envs, **where)
+        self._agent = PPO(models=models, memory=memory, cfg=cfg, **spaces)
+        self._agent.update = self._as_phase("update", self._agent.update)
+        trainer = {
+            "timesteps": ppo.horizon,
+            "headless": True,
+            "disable_progressbar": True,
+            "close_environment_at_exit": False,
+        }
+        self._trainer = SequentialTrainer(env=adapter, agents=self._agent, cfg=trainer)
+        half = "fp16 (autocast's default)" if self._device.type == "cuda" else "bf16"
+        self._describe(
+            precision=half if self._half else "fp32",
+            compiled="no",
+            trunk="separate" if models["policy"] is not models["value"] else "shared",
+            schedule="adaptive per epoch" if adaptive else "constant",
+            optimizer="Adam",
+            normalize_value=ppo.normalize_value,
+            notes=["no torch.compile", "no bounds loss", "the value loss is of the clipped value alone"],
+        )
+
+    def _models(self, spaces: dict[str, Any], central: bool) -> dict[str, Any]:
+        from skrl.utils.model_instantiators.torch import deterministic_model, gaussian_model, shared_model
+
+        net = self._ppo.network
+        if net.activation in ("silu", "gelu"):
+            raise ConfigError(
+                f"skrl's models have elu, relu, tanh and selu, got ppo.network.activation={net.activation}"
+            )
+        layers = {"name": "net", "layers": list(net.hidden), "activations": net.activation}
+        std = {
+            "initial_log_std": net.log_std_init,
+            "min_log_std": net.log_std_min,
+            "max_log_std": net.log_std_max,
+        }
+        policy = {"network": [{**layers, "input": "OBSERVATIONS"}], "output": "ACTIONS", **std}
+        value = {"network": [{**layers, "input": "STATES" if central else "OBSERVATIONS"}], "output": "ONE"}
+        roles = ["policy", "value"]
+        if central or net.separate:
+            models = {"policy": gaussian_model(**policy, **spaces), "value": deterministic_model(**value, **spaces)}
+        else:
+            models = dict.fromkeys(roles, shared_model(roles=roles, parameters=[policy, value], **spaces))
+        for role in roles:
+            models[role].init_state_dict(role=role)
+        return models
+
+    def _iterate(self) -> None:
+        self._enter("rollout")  # until the update begins
+        self._trainer.train()
+
+    def _close(self) -> None:
+        self._agent.writer.close()
+
+
+class _Sb3(_Client):
+    name = "sb3"
+    module = "stable_baselines3"
+    distribution = "stable-baselines3"
+
+    def _build(self, env: VecEnv) -> None:
+        from stable_baselines3 import PPO
+        from stable_baselines3.common.vec_env import VecNormalize
+
+        from gpusim_rl.connect.sb3 import Sb3Env
+
+        ppo = self._ppo
+        adapter: Any = Sb3Env(env, reward_scale=ppo.reward_scale)
+        if ppo.normalize_obs:
+            adapter = VecNormalize(adapter, norm_reward=False, clip_obs=ppo.clip_obs)
+        fused = self.mode == "fastest"
+        if fused:  # SB3's documentation: a policy without convolutions is faster on the CPU
+            self._device = torch.device("cpu")
+        self._model = PPO(
+            "MlpPolicy",
+            adapter,
+            learning_rate=ppo.learning_rate,
+            n_steps=ppo.horizon,
+            batch_size=self.env_steps_per_iteration // self._minibatches,
+            n_epochs=ppo.epochs,
+            gamma=ppo.gamma,
+            gae_lambda=ppo.gae_lambda,
+            clip_range=ppo.clip,
+            clip_range_vf=ppo.clip if ppo.value_clip else None,
+            normalize_advantage=ppo.normalize_advantage,
+            ent_coef=ppo.entropy_coef,
+            vf_coef=0.5 * ppo.value_coef,
+            max_grad_norm=self._grad_norm,
+            policy_kwargs={**self._network(), "optimizer_kwargs": {"eps": 1e-5, "fused": fused}},
+            device=self._device,
+        )
+        self._model.collect_rollouts = self._as_phase("rollout", self._model.collect_rollouts)
+        self._model.train = self._as_phase("update", self._model.train)
+        self._describe(
+            precision="fp32",
+            compiled="no",
+            trunk="separate" if ppo.network.separate else "shared",
+            schedule="constant",
+            optimizer="fused Adam" if fused else "Adam",
+            normalize_value=False,
+            notes=[
+                "no 16-bit networks, torch.compile, adaptive learning rate, value normalisation or bounds loss",
+                "the environment's arrays are numpy's",
+                "the value loss is of the clipped value alone",
+            ],
+        )
+
+    def _network(self) -> dict[str, Any]:
+        from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
+
+        net = self._ppo.network
+        activation = {"elu": nn.ELU, "relu": nn.ReLU, "tanh": nn.Tanh, "silu": nn.SiLU, "gelu": nn.GELU}
+        activation = activation.get(net.activation, nn.SELU)
+        if net.separate:
+            return {"net_arch": list(net.hidden), "activation_fn": activation, "log_std_init": net.log_std_init}
+
+        class SharedTrunk(BaseFeaturesExtractor):
+            """All layers but the last, for actor and critic: SB3's way to share them."""
+
+            def __init__(self, observation_space: Any) -> None:
+                super().__init__(observation_space, features_dim=net.hidden[-1])
+                sizes = [*observation_space.shape, *net.hidden]
+                layers = [(nn.Linear(*pair), activation()) for pair in itertools.pairwise(sizes)]
+                self.net = nn.Sequential(*(module for pair in layers for module in pair))
+
+            def forward(self, obs: Tensor) -> Tensor:
+                return self.net(obs)
+
+        return {"net_arch": [], "features_extractor_class": SharedTrunk, "log_std_init": net.log_std_init}
+
+    def _iterate(self) -> None:
+        self._model.learn(self.env_steps_per_iteration, reset_num_timesteps=False)
+
+    def _close(self) -> None:
+        self._model.logger.close()
+
+
 class _Pause(Exception):  # noqa: N818 - no error
     """Leaves rl_games' endless loop between two epochs."""
 
@@ -411,7 +613,7 @@ def _nothing(*args: Any, **kwargs: Any) -> None:
     """In place of what a library would do at the start or the end of each call."""
 
 
-_KINDS: dict[str, type[_Client]] = {kind.name: kind for kind in (_RslRl, _RlGames)}
+_KINDS: dict[str, type[_Client]] = {kind.name: kind for kind in (_RslRl, _Skrl, _RlGames, _Sb3)}
 
 
 @dataclass(frozen=True)
