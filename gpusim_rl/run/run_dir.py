@@ -87,7 +87,7 @@ class RunDir:
             run.checkpoints.mkdir()
             run.config_yaml.write_text(yaml.safe_dump(dict(config), sort_keys=False))
             run.overrides_yaml.write_text(yaml.safe_dump(list(overrides)))
-            git, diff = _git_state(exclude=base)
+            git, diff = git_state(exclude=base)
             environment = {**describe_environment(), "git": git}
             run.env_json.write_text(json.dumps(environment, indent=2) + "\n")
             (run.path / "git.diff").write_bytes(diff)
@@ -260,7 +260,7 @@ def _cpu_model() -> str:
     return platform.processor() or platform.machine()
 
 
-def _git_state(exclude: Path) -> tuple[dict[str, Any] | None, bytes]:
+def git_state(exclude: Path) -> tuple[dict[str, Any] | None, bytes]:
     """Commit of the project's checkout (else of the current folder) and what differs from it.
 
     Args:
