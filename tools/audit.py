@@ -121,13 +121,15 @@ def show(report: dict[str, Any]) -> None:
     counted = "operators" in next(iter(report["ours"]["phases"].values()))
     device = ("operators",) if counted else ("launches", "kernels", "device busy")
     console = Console(highlight=False, markup=False)
+    console.width = max(console.width, 100)  # no column is cut in a pipe
     console.print(
         f"{report['task']}, {report['num_envs']} envs, {report['sim']}, learner on {report['device']}"
-        f" ({report['precision']}); per iteration, mean of {report['ours']['iterations']}; {report['ours']['method']}",
+        f" ({report['precision']}); {report['ours']['method']}; per"
+        f" iteration, mean of {report['ours']['iterations']}",
         soft_wrap=True,
     )
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("", "phase", "host to device", "device to host", "syncs", *device):
+    for column in ("", "phase", "to device", "to host", "syncs", *device):
         table.add_column(column, justify="left" if column in ("", "phase") else "right", no_wrap=True)
     for title, loop in loops.items():
         for phase, work in loop["phases"].items():

@@ -43,7 +43,7 @@ from gpusim_rl.run.profile import (
 )
 from gpusim_rl.run.trainer import Trainer
 
-PHYSICS = "physics on CPU threads"
+PHYSICS = "physics (host)"
 """`sim=mujoco`: its memory is the host's by definition, so what it does there crosses nothing."""
 
 CHECKPOINT = "checkpoint"
@@ -237,7 +237,7 @@ class SyncCounter(TorchDispatchMode):
 
     def _count_copy(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         work = self._of_phase()
-        if name == "_local_scalar_dense":
+        if name in ("_local_scalar_dense", "is_nonzero"):
             work.to_host.add(args[0].element_size())
         elif name == "copy_":
             (work.to_device if args[1].device.type == "cpu" else work.to_host).add(args[1].nbytes)

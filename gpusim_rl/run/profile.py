@@ -329,6 +329,7 @@ class _Recorder:
         self._nsight = self._cuda and "NSYS_PROFILING_SESSION_ID" in os.environ
         left = trainer.cfg.max_iterations - trainer.iteration
         self._warm_up = max(0, min(WARM_UP, left - trainer.cfg.debug.profile))
+        self._last = self._warm_up + min(trainer.cfg.debug.profile, left)
         self._done = 0
         self._running: ExitStack | None = None
         self._iteration = ExitStack()
@@ -349,7 +350,7 @@ class _Recorder:
         if self._running is None:
             if self._done == self._warm_up:
                 self._start()
-        elif self._done == self._warm_up + self._trainer.cfg.debug.profile:
+        elif self._done == self._last:
             self.stop()
         else:
             self._iteration.close()

@@ -1,0 +1,333 @@
+"""Traces: what is read from them, against numbers worked out by hand, and what `debug=profile` writes."""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import Any
+
+import pytest
+import torch
+
+from gpusim_rl.run import profile
+from gpusim_rl.run.audit import SyncCounter
+from gpusim_rl.run.profile import OUTSIDE, Copies, Work, load_trace, name_place, read_events
+from training import differences, make_trainer, read_csv, the_run
+
+MAIN, BACKWARD = 1, 2  # threads
+HTOD, DTOH, DTOD = (
+    "Memcpy HtoD (Pageable -> Device)",
+    "Memcpy DtoH (Device -> Pinned)",
+    "Memcpy DtoD (Device -> Device)",
+)
+
+
+def event(cat: str, name: str, ts: float, dur: float, *, tid: int = MAIN, **args: Any) -> dict[str, Any]:
+    return {"ph": "X", "cat": cat, "name": name, "ts": ts, "dur": dur, "tid": tid, "args": args}
+
+
+def phase(name: str, ts: float, end: float) -> dict[str, Any]:
+    return event("user_annotation", f"phase/{name}", ts, end - ts)
+
+
+def call(name: str, ts: float, correlation: int, *, cat: str = "cuda_runtime", tid: int = MAIN) -> dict[str, Any]:
+    return event(cat, name, ts, 1.0, tid=tid, correlation=correlation)
+
+
+def kernel(ts: float, end: float, correlation: int, stream: int = 7) -> dict[str, Any]:
+    return event("kernel", "a_kernel", ts, end - ts, tid=stream, correlation=correlation, stream=stream)
+
+
+def copy(name: str, ts: float, end: float, correlation: int, size: int) -> dict[str, Any]:
+    return event("gpu_memcpy", name, ts, end - ts, tid=7, correlation=correlation, bytes=size)
+
+
+def us(work: Work) -> tuple[float, float]:
+    """Wall and busy time [us]."""
+    return round(work.wall_s * 1e6, 6), round(work.busy_s * 1e6, 6)
+
+
+def test_eager_work_belongs_to_the_phase_that_launched_it():
+    read = read_events(
+        [
+            phase("iteration", 0, 100),
+            phase("policy", 0, 40),
+            phase("simulate", 40, 60),
+            phase("update", 60, 100),
+            call("cudaLaunchKernel", 10, 1),
+            call("cudaLaunchKernel", 20, 2),
+            call("cuLaunchKernel", 45, 3, cat="cuda_driver"),  # Warp's
+            call("cudaLaunchKernel", 65, 4, tid=BACKWARD),  # autograd's thread, while the main thread waits for it
+            kernel(15, 25, 1),
+            kernel(20, 40, 2, stream=8),  # at the same time as the one before: 25 us busy in all
+            kernel(50, 70, 3),  # runs on into the update
+            kernel(70, 90, 4),
+        ]
+    ).work
+    assert set(read) == {"rollout", "update"}
+    # Policy: 0 to 40, busy 15 to 40. Simulation: from 40 until its kernel ends at 70, busy 50 to 70.
+    assert us(read["rollout"]) == (70, 25 + 20)
+    # The device begins with the update when it is done with the rollout at 70; the host leaves it at 100.
+    assert us(read["update"]) == (30, 20)
+    assert (read["rollout"].launches, read["rollout"].kernels) == (3, 3)
+    assert (read["update"].launches, read["update"].kernels) == (1, 1)
+    assert all(not work.syncs and work.to_device == work.to_host == Copies() for work in read.values())
+
+
+def test_a_graph_is_one_launch_of_many_kernels_and_keeps_the_device_busy_after_the_host_has_left():
+    events = [
+        phase("iteration", 0, 30),
+        phase("rollout", 0, 10),
+        phase("update", 10, 20),
+        phase("log", 20, 30),
+        call("cudaGraphLaunch", 2, 1),
+        call("cudaGraphLaunch", 12, 2),
+        *(kernel(100 + 10 * i, 110 + 10 * i, 1) for i in range(5)),  # 100 to 150 without a gap
+        kernel(120, 145, 1, stream=9),  # a branch of the graph beside them
+        copy(DTOD, 150, 155, 1, 4096),  # within the device: no transfer
+        *(kernel(160 + 10 * i, 165 + 10 * i, 2) for i in range(4)),  # half of 160 to 200, but for the last gap
+    ]
+    work = read_events(events).work
+    assert (work["rollout"].launches, work["rollout"].kernels) == (1, 6)
+    assert (work["update"].launches, work["update"].kernels) == (1, 4)
+    assert us(work["rollout"]) == (155, 55)  # 0 to 155: the device waited 100 us for its first kernel
+    assert us(work["update"]) == (195 - 155, 20)
+    assert us(work["log"]) == (0, 0)  # the host was through before the device had begun
+    assert work["rollout"].to_host == work["rollout"].to_device == Copies()
+
+
+def test_copies_and_waits_are_counted_by_phase():
+    reading = read_events(
+        [
+            phase("iteration", 0, 100),
+            phase("rollout", 0, 40),
+            phase("log", 50, 100),
+            call("cudaMemcpyAsync", 5, 1),
+            copy(HTOD, 6, 7, 1, 256),
+            call("cudaMemcpyAsync", 8, 2),
+            copy(DTOH, 9, 10, 2, 4),
+            call("cudaStreamSynchronize", 10, 3),
+            call("cudaMemcpy", 20, 4),  # waits by itself
+            copy(HTOD, 21, 22, 4, 1000),
+            call("cudaMemcpyAsync", 45, 5),  # between the phases
+            copy(HTOD, 46, 47, 5, 8),
+            call("cudaMemcpyAsync", 60, 6),
+            copy(DTOH, 61, 62, 6, 104),
+            call("cudaEventSynchronize", 63, 7),
+            call("cudaEventQuery", 64, 8),
+            call("cudaStreamWaitEvent", 65, 9),  # the device waits, not the host
+        ]
+    )
+    rollout, log, outside = (reading.work[name] for name in ("rollout", "log", OUTSIDE))
+    assert rollout.to_device == Copies(2, 1256) and rollout.to_host == Copies(1, 4)
+    assert rollout.syncs == {"cudaStreamSynchronize": 1, "cudaMemcpy": 1}
+    assert log.to_host == Copies(1, 104) and log.to_device == Copies()
+    assert log.syncs == {"cudaEventSynchronize": 1}
+    assert outside.to_device == Copies(1, 8) and not outside.syncs
+    assert us(outside) == (10, 1)
+    assert sorted((each.phase, each.what, each.ts) for each in reading.crossings if "Sync" in each.what) == [
+        ("log", "cudaEventSynchronize", 63),
+        ("rollout", "cudaStreamSynchronize", 10),
+    ]
+    assert len(reading.crossings) == 8
+
+
+def test_what_is_outside_of_the_iterations_does_not_count():
+    """The profiler itself waits for the device when it starts and stops."""
+    work = read_events(
+        [
+            call("cudaDeviceSynchronize", -20, 1),
+            call("cudaMemcpyAsync", -10, 2),
+            copy(DTOH, 15, 16, 2, 4),  # launched before, though it runs in the iteration
+            phase("iteration", 0, 100),
+            phase("update", 10, 90),
+            call("cudaLaunchKernel", 20, 3),
+            kernel(30, 50, 3),
+            call("cudaDeviceSynchronize", 110, 4),
+            call("cudaLaunchKernel", 120, 5),
+            kernel(121, 125, 5),
+        ]
+    ).work
+    assert work["update"].kernels == work["update"].launches == 1 and not work["update"].syncs
+    assert us(work["update"]) == (80, 20 + 1)  # what ran in this time kept the device busy, whoever launched it
+    assert work[OUTSIDE].kernels == 0 and work[OUTSIDE].to_host == Copies() and not work[OUTSIDE].syncs
+    assert us(work[OUTSIDE]) == (20, 0)
+
+
+def test_the_devices_own_records_complete_those_of_the_calls():
+    """Parts of the driver's interface are not recorded as calls: Warp's waits and graph launches, say."""
+    work = read_events(
+        [
+            phase("iteration", 0, 100),
+            phase("rollout", 0, 50),
+            phase("update", 50, 100),
+            call("cudaStreamSynchronize", 10, 1),
+            event("cuda_sync", "Stream Sync", 10, 5, correlation=1, cuda_sync_kind="Stream Sync"),  # the same wait
+            event("cuda_sync", "Context Sync", 60, 5, correlation=99, cuda_sync_kind="Context Sync"),  # another one
+            event("cuda_sync", "Stream Wait Event", 70, 1, correlation=98, cuda_sync_kind="Stream Wait Event"),
+            kernel(20, 30, 97),
+            copy(HTOD, 40, 41, 96, 12),
+            kernel(500, 510, 95),  # long after all iterations
+        ]
+    ).work
+    assert work["rollout"].syncs == {"cudaStreamSynchronize": 1}
+    assert work["update"].syncs == {"Context Sync": 1}
+    assert work[OUTSIDE].kernels == 1 and work[OUTSIDE].to_device == Copies(1, 12)
+    assert us(work["rollout"]) == (50, 11)
+
+
+def test_several_iterations_add_up():
+    events = []
+    for number in range(3):
+        begin = 1000.0 * number
+        events += [
+            phase("iteration", begin, begin + 100),
+            phase("update", begin + 10, begin + 100),
+            call("cudaLaunchKernel", begin + 20, number),
+            kernel(begin + 20, begin + 80, number),
+        ]
+    work = read_events(events).work
+    assert work["update"].kernels == 3 and us(work["update"]) == (270, 180)
+    assert us(work[OUTSIDE]) == (30, 0)  # between the iterations is nobody's time
+
+
+def test_an_empty_trace_has_no_phases():
+    assert read_events([]).work == {} and read_events([call("cudaStreamSynchronize", 1, 1)]).work == {}
+
+
+def test_a_crossing_is_named_by_the_innermost_function_that_is_not_the_librarys():
+    events = [
+        phase("iteration", 0, 100),
+        call("cudaStreamSynchronize", 50, 1),
+        event("python_function", "train.py(1): <module>", 0, 100),
+        event("python_function", "tasks/ant.py(88): rewards", 40, 20),
+        event("python_function", "torch/_tensor.py(30): wrapped", 45, 10),
+        event("python_function", "other.py(5): beside", 45, 10, tid=BACKWARD),
+        event("python_function", "before.py(5): over", 20, 10),
+        event("python_function", "<built-in method item>", 49, 5),
+    ]
+    [crossing] = read_events(events).crossings
+    assert name_place(events, crossing, re.compile(r"^torch/")) == "tasks/ant.py:88 (in rewards)"
+    assert name_place([], crossing, re.compile(r"^torch/")) is None
+
+
+# Writing
+
+
+@pytest.mark.parametrize(
+    ("settings", "traced"),
+    [
+        ({"max_iterations": 9, "debug": "profile"}, [5, 6, 7]),
+        ({"max_iterations": 9, "debug": {"profile": 1}}, [5]),
+        ({"max_iterations": 2, "debug": {"profile": 3}}, [1, 2]),
+        ({"max_iterations": 4, "debug": {"profile": 2}}, [3, 4]),
+    ],
+)
+def test_steady_iterations_are_traced_phase_by_phase(settings, traced, tmp_path):
+    trainer = make_trainer("Cartpole", tmp_path, **settings)
+    trainer.train()
+    run = the_run(tmp_path)
+    events = load_trace(run / "profile" / "trace.json.gz")
+    counts = {name: 0 for name in ("iteration", "policy", "simulate", "update", "log")}
+    for found in events:
+        if found.get("cat") == "user_annotation" and found["name"].startswith("phase/"):
+            counts[found["name"].removeprefix("phase/")] += 1
+    iterations, horizon = len(traced), trainer.cfg.ppo.horizon
+    assert counts.pop("policy") >= iterations * horizon
+    expected = {"iteration": iterations, "simulate": iterations * horizon, "update": iterations, "log": iterations}
+    assert counts == expected
+    work = read_events(events).work
+    assert set(work) == {"rollout", "update", "log", OUTSIDE}
+    assert all(each.wall_s > 0 and each.busy_s == each.kernels == 0 for each in work.values())
+    text = f"iterations {traced[0]} to {traced[-1]}" if iterations > 1 else f"iteration {traced[0]}"
+    assert f"profile/trace.json.gz has {text}: open it with" in (run / "train.log").read_text()
+
+
+def test_a_trace_does_not_change_the_training(tmp_path):
+    runs = []
+    for name, traced in (("with", 3), ("without", 0)):
+        trainer = make_trainer("Cartpole", tmp_path / name, max_iterations=8, debug={"profile": traced})
+        trainer.train()
+        runs.append((read_csv(the_run(tmp_path / name)), trainer.policy.state_dict()))
+    (rows, policy), (expected_rows, expected_policy) = runs
+    assert rows == expected_rows and differences(policy, expected_policy) == []
+    assert not (the_run(tmp_path / "without") / "profile").exists()
+
+
+def test_the_profiler_adds_no_sync_to_the_phases(tmp_path):
+    syncs = SyncCounter()
+    trainer = make_trainer("Cartpole", tmp_path, max_iterations=3, debug={"profile": 1}, log={"interval": 1000})
+    with syncs:
+        trainer.timer.observe(syncs.around)
+        trainer.train()
+    assert not syncs.work["rollout"].syncs and not syncs.work["update"].syncs, syncs.places
+
+
+def test_an_interrupted_run_keeps_the_part_of_its_trace(tmp_path):
+    trainer = make_trainer("Cartpole", tmp_path, max_iterations=20, debug="profile")
+    update, updates = trainer.ppo.update, []
+
+    def fails(*args: Any) -> Any:
+        updates.append(1)
+        if len(updates) == 6:
+            raise ZeroDivisionError
+        return update(*args)
+
+    trainer.ppo.update = fails  # type: ignore[method-assign]
+    with pytest.raises(ZeroDivisionError):
+        trainer.train()
+    events = load_trace(the_run(tmp_path) / "profile" / "trace.json.gz")
+    assert sum(found["name"] == "phase/update" for found in events) == 2  # of iterations 5 and 6
+
+
+def test_a_trace_that_cannot_be_written_ends_nothing(tmp_path, capsys):
+    trainer = make_trainer("Cartpole", tmp_path, max_iterations=3, debug={"profile": 1})
+    run_dir = trainer.run_dir()
+    (run_dir.path / "profile").write_text("in the way")
+    trainer.run_dir = lambda: run_dir  # type: ignore[method-assign]
+    assert trainer.train()["iteration"] == 3
+    assert "the trace could not be written" in capsys.readouterr().err
+
+
+def test_the_console_stays_free_of_the_profilers_own_lines(tmp_path, train_cli):
+    done = train_cli("task=Cartpole", "debug=profile", "num_envs=16", "max_iterations=3", "ppo.horizon=4", "device=cpu")
+    assert done.stderr == ""
+    [line] = [text for text in done.stdout.splitlines() if "trace.json.gz" in text]
+    assert (tmp_path / line.split(" has ")[0]).is_file()
+
+
+class Device:
+    """Stands for CUDA where there is none: writes down what is asked of it."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    def note(self, what: str) -> Any:
+        return lambda *args: self.asked.append(what)
+
+
+def test_under_nsight_the_iterations_are_marked_and_the_other_profiler_stays_away(tmp_path, monkeypatch):
+    device = Device()
+    trainer = make_trainer("Cartpole", tmp_path, max_iterations=8, debug={"profile": 2})
+    monkeypatch.setitem(os.environ, "NSYS_PROFILING_SESSION_ID", "1")
+    for owner, name in ((torch.cuda.profiler, "start"), (torch.cuda.profiler, "stop"), (torch.cuda, "synchronize")):
+        monkeypatch.setattr(owner, name, device.note(name))
+    monkeypatch.setattr(torch.cuda.nvtx, "range_push", device.note("push"))
+    monkeypatch.setattr(torch.cuda.nvtx, "range_pop", device.note("pop"))
+
+    class OnCuda(profile._Recorder):
+        def __init__(self, trainer: Any, log: Any) -> None:
+            cpu, trainer.rl_device = trainer.rl_device, torch.device("cuda")
+            super().__init__(trainer, log)
+            trainer.rl_device = cpu
+
+    monkeypatch.setattr(profile, "_Recorder", OnCuda)
+    trainer.train()
+    asked = [name for name in device.asked if name not in ("push", "pop")]
+    assert asked == ["start", "synchronize", "stop"]
+    per_iteration = device.asked.index("start") // (2 * 4)
+    ranges = device.asked[device.asked.index("start") : device.asked.index("synchronize")].count("push")
+    assert ranges == 2 * per_iteration > 0
+    run = the_run(tmp_path)
+    assert not (run / "profile").exists()
+    assert "Nsight Systems has recorded iterations 5 to 6" in (run / "train.log").read_text()
