@@ -293,9 +293,7 @@ class WandbWriter:
 
     def start(self, config: Mapping[str, Any]) -> None:
         """Open the run, and say where its data are."""
-        import wandb
-
-        mode, reason = _wandb_mode(wandb.setup().settings)
+        mode, reason = wandb_mode()
         try:
             self._run = self._open(mode, config)
         except Exception as error:
@@ -351,6 +349,13 @@ class WandbWriter:
 def require_tensorboard() -> None:
     """Raise the one line that says how to install TensorBoard, where it is missing."""
     import_extra("tensorboard", "tensorboard", "log.tensorboard=true")
+
+
+def wandb_mode() -> tuple[str, str]:
+    """Mode that a run with wandb_activate=true takes here, and the reason when it is not online."""
+    import wandb
+
+    return _wandb_mode(wandb.setup().settings)
 
 
 def _wandb_mode(settings: Any) -> tuple[str, str]:

@@ -1,0 +1,384 @@
+"""Check the machine, say what limits a run, and find the best number of worlds.
+
+python tools/doctor.py                                    the machine: does everything work here?
+python tools/doctor.py Ant                                the latest Ant run, finished or going on: what limits it?
+python tools/doctor.py sweep task=Ant                     numbers of worlds and devices: which is the best?
+python tools/doctor.py sweep task=Ant --num-envs 256,1024,4096 --devices cpu,cuda --out sweep.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gpusim_rl.run.checkup import Check
+    from gpusim_rl.run.doctor import Finding, Profile
+    from gpusim_rl.run.sweep import Point, Recommendation
+
+CPU_COUNTS = (64, 256, 1024, 4096)
+GPU_COUNTS = (256, 1024, 4096, 16384)
+POINT_TIMEOUT_S = 900.0  # the first one on a new machine compiles kernels
+FINISHED_OR_STOPPED_S = 60.0  # a run without a new row for so long, and for three iterations, does not go on
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Look, measure, and say it in words; 1 when something is broken that training needs."""
+    from gpusim_rl.errors import friendly_errors
+    from gpusim_rl.machine import share_cpus
+
+    args = parse(sys.argv[1:] if argv is None else argv)
+    share_cpus()
+    with friendly_errors():
+        return args.command(args)
+
+
+def parse(argv: list[str]) -> argparse.Namespace:
+    """The command line."""
+    if argv[:1] == ["sweep"]:
+        parser = argparse.ArgumentParser(
+            prog="doctor sweep", description="Measure a task at several numbers of worlds and on several devices."
+        )
+        parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="as for train.py: task=Ant")
+        parser.add_argument("--num-envs", type=counts, help="numbers of worlds, e.g. 64,256,1024")
+        parser.add_argument("--devices", type=names, help="cpu, cuda or cpu,cuda (default: what there is)")
+        parser.add_argument("--iterations", type=int, default=5, help="measured iterations, at least (default: 5)")
+        parser.add_argument("--seconds", type=float, default=3.0, help="measured time, at least (default: 3)")
+        parser.add_argument("--warm-up", type=int, default=3, help="iterations before them (default: 3)")
+        parser.add_argument("--json", action="store_true", help="print json instead of the table")
+        parser.add_argument("--out", type=Path, help="json file to write")
+        parser.set_defaults(command=sweep)
+        args = parser.parse_intermixed_args(argv[1:])
+        args.argv = argv
+        return args
+    if argv[:1] == ["measure"]:  # the sweep and the self-test start it, in a process of its own
+        parser = argparse.ArgumentParser(prog="doctor measure")
+        parser.add_argument("overrides", nargs="*")
+        parser.add_argument("--warm-up", type=int, default=3)
+        parser.add_argument("--iterations", type=int, default=5)
+        parser.add_argument("--seconds", type=float, default=0.0)
+        parser.set_defaults(command=print_measurement)
+        return parser.parse_intermixed_args(argv[1:])
+    parser = argparse.ArgumentParser(
+        prog="doctor", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("run", nargs="?", help="run folder, or a task (its latest run); without it, the machine")
+    parser.add_argument("--json", action="store_true", help="print json instead of words")
+    args = parser.parse_args(argv)
+    args.command = check_machine if args.run is None else look_at_run
+    return args
+
+
+def counts(text: str) -> list[int]:
+    """Numbers of worlds, also in brackets as on train.py's command line."""
+    numbers = sorted({int(part) for part in text.strip("[]").split(",")})
+    if numbers[0] < 1:
+        raise argparse.ArgumentTypeError(f"must be positive, got {numbers[0]}")
+    return numbers
+
+
+def names(text: str) -> list[str]:
+    """Devices."""
+    devices = text.strip("[]").split(",")
+    for device in devices:
+        if device not in ("cpu", "cuda"):
+            raise argparse.ArgumentTypeError(f"must be of cpu and cuda, got {device!r}")
+    return devices
+
+
+# The machine
+
+
+def check_machine(args: argparse.Namespace) -> int:
+    """Prints one line for each thing that was looked at; 1 if training does not work."""
+    from gpusim_rl.run.checkup import look_at_machine
+
+    checks = []
+    for check in (*look_at_machine(Path("runs")), *self_tests()):
+        checks.append(check)
+        if not args.json:
+            print(check, flush=True)
+    broken = [check for check in checks if check.state == "failed"]
+    if args.json:
+        lines = [{name: getattr(check, name) for name in ("name", "state", "text", "fix")} for check in checks]
+        print(json.dumps({"works": not broken, "checks": lines}, indent=2))
+    elif broken:
+        print(f"\n{len(broken)} broken: {', '.join(check.name for check in broken)}")
+    else:
+        print("\ntraining works here")
+    return 1 if broken else 0
+
+
+def self_tests() -> list[Check]:
+    """Really trains Ant, for one iteration and very small, with every simulator that can run here."""
+    import torch
+
+    from gpusim_rl.run.checkup import Check
+
+    warp_device = "cuda" if torch.cuda.is_available() else "cpu"
+    tests = [("mujoco", "cpu", True), ("mjwarp", warp_device, warp_device == "cuda")]
+    try:
+        import newton  # noqa: F401
+
+        tests.append(("newton", warp_device, False))
+    except ImportError:
+        pass
+    checks = []
+    for sim, device, needed in tests:
+        small = ["task=Ant", f"sim={sim}", f"device={device}", "num_envs=16", "ppo.horizon=8", "ppo.minibatch_size=64"]
+        started = time.perf_counter()
+        result = measure_apart(small, "--warm-up", "1", "--iterations", "1")
+        took = f"{time.perf_counter() - started:.0f} s"
+        if isinstance(result, dict):
+            text = f"{sim} on {device}: 2 iterations of 16 ants in {result['precision']} ({took} with start-up)"
+            checks.append(Check("self-test", "ok", text))
+        else:
+            fix = f"python train.py {' '.join(small)} max_iterations=1 shows more"
+            checks.append(Check("self-test", "failed" if needed else "warning", f"{sim} on {device}: {result}", fix))
+    return checks
+
+
+# A run
+
+
+def look_at_run(args: argparse.Namespace) -> int:
+    """Prints what limits a run."""
+    import dataclasses
+
+    from gpusim_rl.paths import find_run
+    from gpusim_rl.run.doctor import diagnose, verdict
+    from gpusim_rl.run.readings import read_profile
+
+    folder = find_run(args.run)
+    profile = read_profile(folder)
+    findings = diagnose(profile)
+    if args.json:
+        result = {
+            "run": str(folder),
+            "verdict": verdict(profile, findings),
+            "findings": [{**dataclasses.asdict(finding), "text": str(finding)} for finding in findings],
+            "profile": dataclasses.asdict(profile),
+        }
+        print(json.dumps(result, indent=2))
+        return 0
+    print("\n".join([*summary(folder, profile), "", *words(profile, findings)]))
+    return 0
+
+
+def summary(folder: Path, profile: Profile) -> list[str]:
+    """What was looked at."""
+    p = profile
+    age_s = time.time() - (folder / "metrics.csv").stat().st_mtime
+    quiet = age_s > FINISHED_OR_STOPPED_S and age_s > 3 * p.num_envs * p.horizon / p.env_steps_per_s
+    newest = f"iteration {p.iteration}" + ("" if quiet else f", {age_s:.0f} s ago")
+    shares = {name: getattr(p, name) for name in ("simulate", "policy", "rollout", "update", "log")}
+    use = [
+        f"CPU {p.cpu_percent:.0f} %" if p.cpu_percent is not None else "",
+        f"RAM {p.memory_gb:.1f} GB" if p.memory_gb is not None else "",
+        f"GPU {p.gpu_percent:.0f} %" if p.gpu_percent is not None else "",
+        f"GPU memory {p.gpu_memory_gb:.1f} GB" if p.gpu_memory_gb is not None else "",
+        f"load {p.load:.1f}" if p.load is not None else "",
+    ]
+    left_out = f"; {p.warm_up_rows} of the warm-up left out" if p.warm_up_rows else "; still warming up"
+    graph = f", graph={p.graph_mode}" if p.gpu and p.graph_mode else ""
+    return [
+        f"{folder}, {newest} ({p.rows} row{'s' if p.rows > 1 else ''} read{left_out})",
+        f"{p.task}, {p.num_envs} envs, {p.sim} on {p.sim_device}, learner on {p.rl_device}{graph}:"
+        f" {p.env_steps_per_s:,.0f} env steps/s",
+        " · ".join(f"{name} {100 * share:.0f} %" for name, share in shares.items() if share),
+        *filter(None, [" · ".join(filter(None, use))]),
+    ]
+
+
+def words(profile: Profile, findings: Sequence[Finding]) -> list[str]:
+    """The findings, the most important first."""
+    from gpusim_rl.run.doctor import verdict
+
+    if not findings:
+        return [verdict(profile, [])]
+    return [f"{number}. {finding}" for number, finding in enumerate(findings, start=1)]
+
+
+# A sweep
+
+
+def sweep(args: argparse.Namespace) -> int:
+    """Measures every number of worlds on every device, and recommends one."""
+    import dataclasses
+
+    import torch
+
+    from gpusim_rl.compose import compose
+    from gpusim_rl.config import check_settings
+    from gpusim_rl.errors import ConfigError
+    from gpusim_rl.run.run_dir import describe_environment
+    from gpusim_rl.run.sweep import recommend
+
+    fixed = [text for text in args.overrides if text.partition("=")[0] in ("num_envs", "device")]
+    if fixed:
+        raise ConfigError(f"a sweep sets {fixed[0].partition('=')[0]} itself: try --num-envs and --devices")
+    config = compose(args.overrides)
+    check_settings(config)
+    task = config["task"]["_target_"].rpartition(".")[2]
+    devices = args.devices or (["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"])
+    how = ["--warm-up", str(args.warm_up), "--iterations", str(args.iterations), "--seconds", str(args.seconds)]
+    points, git = [], None
+    for device in devices:
+        for num_envs in args.num_envs or (GPU_COUNTS if device == "cuda" else CPU_COUNTS):
+            if not args.json:
+                print(f"measuring {task} with {num_envs} envs on {device} …", file=sys.stderr, flush=True)
+            result = measure_apart([*args.overrides, f"num_envs={num_envs}", f"device={device}"], *how)
+            points.append(point(device, num_envs, result))
+            git = result["git"] if isinstance(result, dict) else git
+    advice = recommend(points, task=task, tuned_envs=config["num_envs"])
+    result = {
+        "command": shlex.join(["python", "tools/doctor.py", *args.argv]),
+        "git": git,
+        "environment": describe_environment(),
+        "task": task,
+        "points": [{**dataclasses.asdict(one), "env_steps_per_s_and_env": one.per_env} for one in points],
+        "recommendation": advice.as_dict(),
+    }
+    if args.out:
+        try:
+            args.out.parent.mkdir(parents=True, exist_ok=True)
+            args.out.write_text(json.dumps(result, indent=2) + "\n")
+        except OSError as error:
+            raise ConfigError(f"cannot write {args.out}: {error.strerror}") from None
+    if args.json:
+        print(json.dumps(result, indent=2))
+    else:
+        print_table(points)
+        print_advice(advice)
+    return 0 if advice.device else 1
+
+
+def point(device: str, num_envs: int, result: dict[str, Any] | str) -> Point:
+    """A measurement as the recommendation wants it."""
+    from gpusim_rl.run.sweep import Point
+
+    if isinstance(result, str):
+        return Point(device=device, num_envs=num_envs, error=result)
+    return Point(device=device, num_envs=num_envs, **{name: value for name, value in result.items() if name != "git"})
+
+
+def print_table(points: Sequence[Point]) -> None:
+    """All measurements; shares of the time in percent."""
+    from rich.console import Console
+    from rich.table import Table
+
+    phases = list(dict.fromkeys(phase for one in points for phase in one.phases))
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    columns = ["device", "envs", "env steps/s", "slowest", "fastest", "per env", "ms/step", *phases, "memory", "sim"]
+    for column in columns:
+        table.add_column(column, justify="left" if column in ("device", "sim") else "right", no_wrap=True)
+    for one in points:
+        if one.error is not None:
+            table.add_row(one.device, str(one.num_envs), "–")
+            continue
+        speeds = [f"{speed:,.0f}" for speed in (one.env_steps_per_s, one.slowest, one.fastest)]
+        shares = [f"{100 * one.phases[phase]:.0f} %" if phase in one.phases else "–" for phase in phases]
+        memory = "–" if one.memory_gb is None else f"{one.memory_gb:.1f} GB"
+        row = [*speeds, f"{one.per_env:,.1f}", f"{one.step_ms:.1f}", *shares, memory, f"{one.sim}, {one.precision}"]
+        table.add_row(one.device, str(one.num_envs), *row)
+    Console(width=None if sys.stdout.isatty() else 160).print(table)
+    for one in points:
+        if one.error is not None:
+            print(f"{one.num_envs} envs on {one.device}: {one.error}")
+
+
+def print_advice(advice: Recommendation) -> None:
+    """The recommendation, and why."""
+    print()
+    if advice.device:
+        print(f"recommended: device={advice.device} num_envs={advice.num_envs}")
+    for reason in advice.reasons:
+        print(f"- {reason}")
+
+
+# Measuring
+
+
+def measure_apart(overrides: Sequence[str], *how: str) -> dict[str, Any] | str:
+    """Trains a little in a process of its own; its numbers, or one line that tells what went wrong."""
+    command = [sys.executable, __file__, "measure", *overrides, *how]
+    try:
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=POINT_TIMEOUT_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return f"took longer than {POINT_TIMEOUT_S:.0f} s"
+    lines = [line for line in done.stderr.splitlines() if line.strip()]
+    if done.returncode < 0:
+        return f"ended by signal {-done.returncode}{': out of memory?' if done.returncode == -9 else ''}"
+    if done.returncode != 0:
+        return lines[-1].removeprefix("error: ") if lines else f"ended with exit code {done.returncode}"
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def print_measurement(args: argparse.Namespace) -> int:
+    """What `measure_apart` reads."""
+    print(json.dumps(measure(args.overrides, args.warm_up, args.iterations, args.seconds)))
+    return 0
+
+
+def measure(overrides: Sequence[str], warm_up: int, iterations: int, seconds: float) -> dict[str, Any]:
+    """Trains in this process.
+
+    Args:
+        overrides: The command line.
+        warm_up: Iterations that do not count.
+        iterations: That count, at least.
+        seconds: That these take, at least.
+    """
+    import resource
+    import statistics
+
+    import torch
+
+    from gpusim_rl.api import scratch_training
+    from gpusim_rl.run.readings import read_profile, read_rows
+
+    with scratch_training([*overrides, "log.interval=1"]) as (trainer, log):
+        for _ in range(warm_up):
+            trainer.iterate(log)
+        began, count = time.perf_counter(), 0
+        while count < iterations or time.perf_counter() - began < seconds:
+            trainer.iterate(log)
+            count += 1
+        for _ in range(trainer.rl_device.type == "cuda"):  # a row arrives with the iteration after its own
+            trainer.iterate(log)
+        profile = read_profile(log.run_dir.path, warm_up=warm_up)
+        rows = read_rows(log.run_dir.metrics_csv)[warm_up:]
+        git = log.run_dir.environment["git"]
+        gpu = trainer.rl_device if trainer.rl_device.type == "cuda" else None
+        free, total = torch.cuda.mem_get_info(gpu) if gpu else (0, 0)
+    speeds = [row["speed/env_steps_per_s"] or 0.0 for row in rows]
+    rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    phases = {name: getattr(profile, name) for name in ("simulate", "policy", "rollout", "update", "log")}
+    return {
+        "sim": profile.sim,
+        "precision": "bf16" if profile.bf16 else "fp32",
+        "env_steps_per_s": statistics.median(speeds),
+        "slowest": min(speeds),
+        "fastest": max(speeds),
+        "phases": {name: share for name, share in phases.items() if share},
+        "step_ms": 1000 * profile.step_s,
+        "memory_gb": (total - free) / 1e9 if gpu else rss / 1e9,
+        "memory_limit_gb": total / 1e9 if gpu else profile.memory_limit_gb,
+        "iterations": len(rows),
+        "git": git,
+    }
+
+
+if __name__ == "__main__":
+    # As for train.py: the checkout that this file is in, whether it is installed or not.
+    sys.path[0] = str(Path(__file__).resolve().parent.parent)
+    sys.exit(main())
