@@ -274,7 +274,7 @@ def _place(frame: FrameType | None, library: str | None) -> str:
     place = ""
     while frame is not None:
         file = frame.f_code.co_filename
-        if file != __file__ and not _LIBRARY.search(file):
+        if file not in (__file__, warnings.__file__) and not _LIBRARY.search(file):
             place = place or f"{_short(file)}:{frame.f_lineno}"
             if library is None:
                 break
