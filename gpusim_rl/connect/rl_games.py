@@ -46,7 +46,7 @@ class RlGamesEnv(IVecEnv):
         self.device = env.device if device is None else device
         env.reset()
 
-    def get_env_info(self) -> dict[str, Any]:
+    def get_env_info(self) -> dict[str, Any]:  # type: ignore[override]
         """Spaces of one world."""
         return {
             "observation_space": observation_space(self.env),

@@ -51,7 +51,7 @@ class RslRlEnv(RslRlVecEnv):
         self._obs = env.reset()
 
     @property
-    def episode_length_buf(self) -> Int[Tensor, " envs"]:  # type: ignore[override]
+    def episode_length_buf(self) -> Int[Tensor, " envs"]:
         """Control steps since each episode's start, int64 [num_envs].
 
         rsl_rl's runner assigns it to stagger the episodes (`init_at_random_ep_len`), which our environments do by
@@ -60,7 +60,7 @@ class RslRlEnv(RslRlVecEnv):
         return self.env.progress
 
     @episode_length_buf.setter
-    def episode_length_buf(self, steps: Int[Tensor, " envs"]) -> None:
+    def episode_length_buf(self, steps: Int[Tensor, " envs"]) -> None:  # type: ignore[override]
         self.env.progress.copy_(steps)
         self.env.staggered.fill_(True)  # these episodes are not whole ones
 

@@ -11,12 +11,14 @@ import importlib.metadata
 import io
 import itertools
 import math
+import os
+import shutil
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -100,9 +102,9 @@ def make_client(
 class _Client:
     """What all clients share."""
 
-    name: ClassVar[str]
-    module: ClassVar[str]
-    distribution: ClassVar[str]  # its name in the package index
+    name: str
+    module: str
+    distribution: str  # its name in the package index
 
     def __init__(self, env: VecEnv, cfg: RunConfig, device: torch.device, mode: str, bf16: bool) -> None:
         self.mode = mode
@@ -113,7 +115,7 @@ class _Client:
         self._ppo: PPOConfig = cfg.ppo
         self._device = device
         self._half = bf16 if mode == "same" else choose_precision("auto", device)[0]
-        self._compile = cfg.ppo.compile if mode == "same" else True
+        self._compile = cfg.ppo.compile if mode == "same" else _has_compiler()
         self._minibatches = fit_minibatches(
             self.env_steps_per_iteration, self.env_steps_per_iteration / cfg.ppo.minibatch_size
         )
@@ -241,7 +243,7 @@ class _RslRl(_Client):
                 "use_mixed_precision": self._half,
             },
         }
-        self._runner = OnPolicyRunner(adapter, settings, log_dir=self._folder.name, device=str(self._device))
+        self._runner: Any = OnPolicyRunner(adapter, settings, log_dir=self._folder.name, device=str(self._device))
         self._runner.alg.update = self._as_phase("update", self._runner.alg.update)
         # One call of learn() is one iteration, so what it does before and after its loop is done once or not at all.
         self._runner.logger.init_logging_writer()
@@ -422,7 +424,7 @@ class _Skrl(_Client):
         ppo = self._ppo
         adapter = SkrlEnv(env, device=self._device)
         adaptive = ppo.schedule == "adaptive"
-        where = {"device": self._device}
+        where: dict[str, Any] = {"device": self._device}
         spaces = {
             "observation_space": adapter.observation_space,
             "state_space": adapter.state_space,
@@ -493,6 +495,7 @@ class _Skrl(_Client):
     def _models(self, spaces: dict[str, Any], central: bool) -> dict[str, Any]:
         from skrl.utils.model_instantiators.torch import deterministic_model, gaussian_model, shared_model
 
+        models: dict[str, Any]
         net = self._ppo.network
         if net.activation in ("silu", "gelu"):
             raise ConfigError(
@@ -607,6 +610,11 @@ class _Sb3(_Client):
 
 class _Pause(Exception):  # noqa: N818 - no error
     """Leaves rl_games' endless loop between two epochs."""
+
+
+def _has_compiler() -> bool:
+    """Whether torch.compile can build its kernels."""
+    return any(shutil.which(name) for name in (os.environ.get("CXX", "g++"), "clang++"))
 
 
 def _nothing(*args: Any, **kwargs: Any) -> None:
