@@ -82,7 +82,7 @@ _CALLS: tuple[tuple[Any, str], ...] = (
     (torch, "as_tensor"),
 )
 # Frames between the operator and the line that asked for it.
-_LIBRARY = re.compile(r"(^|[/\\])(torch|jaxtyping|beartype)[/\\]|^<")
+_LIBRARY = re.compile(r"(^|(site|dist)-packages[/\\])(torch|jaxtyping|beartype)[/\\]|^<")
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,109 @@
+"""`tools/audit.py` as a user runs it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from conftest import ROOT, Finished, run_command
+
+pytest_plugins = ["tool_runs"]
+
+SMALL = ("device=cpu", "num_envs=16", "ppo.horizon=8", "ppo.minibatch_size=64", "ppo.network.hidden=[16,16]")
+READS = """
+from gpusim_rl.tasks.cartpole import Cartpole
+
+
+class Peek(Cartpole):
+    def rewards(self):
+        terms = super().rewards()
+        self.mean = next(iter(terms.values())).mean().item()
+        return terms
+"""
+
+
+@pytest.fixture
+def audit(tmp_path):
+    """Run the tool in an empty folder: `audit("task=Ant", check=False)`."""
+
+    def run(*arguments: str | Path, **options) -> Finished:
+        return run_command(sys.executable, ROOT / "tools" / "audit.py", *arguments, cwd=tmp_path, **options)
+
+    return run
+
+
+def test_ant_crosses_nothing_and_the_json_has_all_numbers(audit, tmp_path):
+    done = audit("task=Ant", *SMALL, "--iterations", "2", "--json", "audit.json")
+    lines = done.stdout.splitlines()
+    assert lines[0].startswith("Ant, 16 envs, mujoco on cpu") and lines[0].endswith("per iteration, mean of 2")
+    assert lines[-1] == "ok: a steady iteration copies and waits for nothing but the row of metrics"
+    rows = {line.removeprefix("ours").split("  ")[0].strip() or line.split()[0]: line.split() for line in lines[2:8]}
+    assert any(row[:4] == ["rollout", "0", "0", "0"] for row in rows.values())
+    assert any(row[:4] == ["update", "0", "0", "0"] for row in rows.values())
+    assert 'update without data (device "meta"): yes' in lines
+    assert [path.name for path in tmp_path.iterdir()] == ["audit.json"]  # no run folder stays
+
+    report = json.loads((tmp_path / "audit.json").read_text())
+    about = {"time", "command", "python", "platform", "versions", "cpu", "memory_gb", "gpu", "git"}
+    run = {"task", "num_envs", "sim", "device", "precision", "graph", "log_rows"}
+    found = {"ours", "update_without_data", "clients", "offences", "ok"}
+    assert about | run | found <= set(report)
+    assert report["ok"] and report["offences"] == [] and report["clients"] == {} and report["log_rows"] == 2
+    phases = report["ours"]["phases"]
+    assert {"rollout", "update", "log", "physics (host)"} <= set(phases)
+    assert phases["rollout"]["syncs"] == phases["update"]["syncs"] == {}
+    assert phases["log"]["to_host"]["count"] == 2 and phases["log"]["to_device"] == {"count": 0, "bytes": 0}
+    assert report["versions"]["torch"] and "audit.py" in report["command"]
+
+
+def test_a_task_that_reads_fails_and_its_line_is_named(audit, tmp_path):
+    (tmp_path / "peek.py").write_text(READS)
+    done = audit("task=Cartpole", "task._target_=peek.Peek", *SMALL, "--iterations", "1", check=False)
+    assert done.returncode == 1 and done.stderr == ""
+    number = 1 + READS.splitlines().index(next(line for line in READS.splitlines() if ".item()" in line))
+    assert f"rollout: 8 x item at peek.py:{number}" in done.stdout.splitlines()
+    assert done.stdout.splitlines()[-1].startswith("NOT ok: ")
+
+
+def test_other_libraries_stand_beside_ours_and_do_not_change_the_verdict(audit):
+    pytest.importorskip("rsl_rl")
+    done = audit("--json", "task=Cartpole", *SMALL, "--iterations", "1", "--client", "rsl_rl")
+    report = json.loads(done.stdout)
+    client = report["clients"]["rsl_rl"]
+    assert report["ok"] and {"version", "mode", "settings", "phases", "places"} <= set(client)
+    assert sum(client["phases"]["update"]["syncs"].values()) > 0
+    assert any(place["where"].startswith("rsl_rl/") for place in client["places"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["task=Antt"], "Did you mean 'Ant'?"),
+        (["task=Ant", "--client", "rslrl"], "unknown client 'rslrl'. Did you mean 'rsl_rl'? Available: rsl_rl, skrl,"),
+        (["task=Ant", "--iterations", "0"], "--iterations must be a positive int, got 0"),
+    ],
+)
+def test_bad_input_is_one_line(audit, arguments, line):
+    done = audit(*arguments, check=False)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1 and line in done.stderr
+
+
+def test_numbers_are_short(load_tool):
+    audit = load_tool("audit")
+    assert audit.copies({"count": 0, "bytes": 0}, 3) == "0"
+    assert audit.copies({"count": 3, "bytes": 312}, 3) == "1 (104 B)"
+    assert audit.copies({"count": 4, "bytes": 3_600_000}, 3) == "1.3 (1.2 MB)"
+    work = {
+        "to_device": {"count": 0, "bytes": 0},
+        "to_host": {"count": 2, "bytes": 208},
+        "syncs": {"cudaEventSynchronize": 2},
+        "launches": 4,
+        "kernels": 2468,
+        "busy": 0.957,
+    }
+    assert audit.cells(work, 2, counted=False) == ["0", "1 (104 B)", "1", "2", "1,234", "95.7 %"]
+    assert audit.cells(work | {"busy": None}, 2, counted=False)[-1] == "–"
