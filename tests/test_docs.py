@@ -244,6 +244,30 @@ def test_every_field_of_a_checkpoint_is_documented(runs_folder):
     assert sorted(documented) == sorted(state)
 
 
+# -- profiling.md -----------------------------------------------------------------------------
+
+
+def test_the_audit_prints_what_the_document_shows(tmp_path):
+    page = blocks("docs/profiling.md")
+    [shown] = [block.text for block in page if block.text.startswith("Ant, 64 envs")]
+    printed = shell(
+        page[0].text.replace("tools/", f"{ROOT}/tools/").strip() + " device=cpu ppo.precision=fp32", tmp_path
+    )
+
+    def skeleton(text: str) -> list[str]:
+        """Without what depends on the machine and on details: sizes, and numbers of operators."""
+        text = re.sub(r"\(auto: [^)]*\)|\([\d.]+ k?B\)| +[\d,]+$", "", text, flags=re.MULTILINE)
+        return [re.sub(r" +", " ", line) for line in text.splitlines()]
+
+    assert skeleton(printed.stdout) == skeleton(shown)
+
+
+def test_the_trace_is_where_the_document_says(tmp_path):
+    [command] = [text for text in commands("docs/profiling.md") if text.startswith("python train.py")]
+    shell(command.replace("train.py", f"{ROOT}/train.py") + " device=cpu num_envs=64", tmp_path)
+    assert (tmp_path / "runs" / "Cartpole" / "latest" / "profile" / "trace.json.gz").is_file()
+
+
 # -- all documents ----------------------------------------------------------------------------
 
 DOCUMENTS = ["README.md", "CHANGELOG.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
@@ -291,6 +315,8 @@ def test_commands_are_understood(document, load_tool, monkeypatch, runs_folder):
     monkeypatch.chdir(runs_folder)  # where checkpoint=Ant and checkpoint=Cartpole exist
     for command in commands(document):
         program, *arguments = shlex.split(command)
+        if program == "nsys":  # behind its own options stands a command of ours
+            program, *arguments = arguments[arguments.index("python") :]
         if command == "python train.py num_env=64":
             with pytest.raises(ConfigError, match=r"unknown key 'num_env'\. Did you mean 'num_envs'\?"):
                 compose(arguments[1:])
