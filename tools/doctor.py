@@ -213,11 +213,13 @@ def sweep(args: argparse.Namespace) -> int:
     """Measures every number of worlds on every device, and recommends one."""
     import dataclasses
 
+    import psutil
     import torch
 
     from gpusim_rl.compose import compose
     from gpusim_rl.config import check_settings
     from gpusim_rl.errors import ConfigError
+    from gpusim_rl.machine import available_cpus
     from gpusim_rl.run.run_dir import describe_environment
     from gpusim_rl.run.sweep import recommend
 
@@ -229,7 +231,7 @@ def sweep(args: argparse.Namespace) -> int:
     task = config["task"]["_target_"].rpartition(".")[2]
     devices = args.devices or (["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"])
     how = ["--warm-up", str(args.warm_up), "--iterations", str(args.iterations), "--seconds", str(args.seconds)]
-    points, git = [], None
+    points, git, load = [], None, psutil.getloadavg()[0]
     for device in devices:
         for num_envs in args.num_envs or (GPU_COUNTS if device == "cuda" else CPU_COUNTS):
             if not args.json:
@@ -242,6 +244,7 @@ def sweep(args: argparse.Namespace) -> int:
         "command": shlex.join(["python", "tools/doctor.py", *args.argv]),
         "git": git,
         "environment": describe_environment(),
+        "load_before": round(load, 2),
         "task": task,
         "points": [{**dataclasses.asdict(one), "env_steps_per_s_and_env": one.per_env} for one in points],
         "recommendation": advice.as_dict(),
@@ -257,6 +260,8 @@ def sweep(args: argparse.Namespace) -> int:
     else:
         print_table(points)
         print_advice(advice)
+        if load > 0.5 * available_cpus():
+            print(f"- the machine was not quiet (load {load:.1f} before the first measurement): the numbers may be low")
     return 0 if advice.device else 1
 
 

@@ -194,7 +194,8 @@ def _memory(rule: str, name: str, p: Profile, used: float | None, limit: float |
         return None
     fits = min(_power_of_two(p.num_envs * 0.8 * limit / used), _power_of_two(p.num_envs - 1))
     what = f"{used:.1f} of {limit:.1f} GB {name} in use: a little more ends the run"
-    return Finding(rule, 1.0, what, (f"num_envs={fits}",) if fits else ())
+    hint = "" if fits else "a smaller ppo.network.hidden, or a machine with more memory"
+    return Finding(rule, 1.0, what, (f"num_envs={fits}",) if fits else (), hint)
 
 
 def memory_leak(p: Profile) -> Finding | None:
@@ -359,7 +360,7 @@ def simulation_bound(p: Profile) -> Finding | None:
     if p.simulate < 0.85 or _explained(p):
         return None
     takes = f"simulation-bound: physics, task and resets take {_percent(p.simulate)} of the time"
-    if p.cpu_physics and p.cpu_idle is not None and p.cpu_idle > 0.4:
+    if p.cpu_physics and p.cpu_idle is not None and p.cpu_idle > 0.4 and not p.crowded:
         what = f"{takes}, with the CPUs busy {p.cpu_percent:.0f} %: a hook of the task waits, or runs on one thread"
         return Finding("simulation_bound", p.simulate * p.cpu_idle, what, hint="debug=profile shows where")
     slower = p.physics_hz / 2
@@ -381,10 +382,11 @@ def update_bound(p: Profile) -> Finding | None:
     """Learning takes longer than collecting."""
     if p.update < 0.5 or small_minibatches(p):
         return None
-    what = f"update-bound: learning takes {_percent(p.update)} of the time, {p.epochs} epochs"
+    what = f"update-bound: learning takes {_percent(p.update)} of the time, {p.epochs} epoch{'s' * (p.epochs > 1)}"
     fewer = (f"ppo.epochs={p.epochs // 2}",) if p.epochs > 1 else ()
     compiled = ("ppo.compile=true",) if p.rl_device.startswith("cuda") and not p.compile else ()
-    return Finding("update_bound", p.update / 2, what, (*fewer, *compiled))
+    hint = "" if fewer else "a smaller ppo.network.hidden"
+    return Finding("update_bound", p.update / 2, what, (*fewer, *compiled), hint)
 
 
 def small_minibatches(p: Profile) -> Finding | None:
@@ -500,7 +502,7 @@ RULES: tuple[Rule, ...] = (
 
 def _explained(p: Profile) -> bool:
     """Another rule names the cause of a long simulation."""
-    causes = (oversubscribed, busy_machine, unused_cpus, warp_on_cpu, eager_physics, transfer_bound, few_worlds)
+    causes = (oversubscribed, unused_cpus, warp_on_cpu, eager_physics, transfer_bound, few_worlds)
     return any(rule(p) for rule in (*causes, launch_bound, graph_fallback))
 
 
