@@ -1,0 +1,104 @@
+"""Our environments as rsl_rl's."""
+
+from __future__ import annotations
+
+import torch
+from rsl_rl.env import VecEnv as RslRlVecEnv
+from rsl_rl.runners import OnPolicyRunner
+from rsl_rl.utils import check_nan, resolve_obs_groups
+
+from gpusim_rl.connect import RslRlEnv
+from twin import NUM_ENVS, Twin, count_syncs, make
+
+MODEL = {"class_name": "MLPModel", "hidden_dims": [16]}
+SETTINGS = {
+    "num_steps_per_env": 8,
+    "save_interval": 100,
+    "obs_groups": {"actor": ["policy"], "critic": ["policy"]},
+    "actor": {**MODEL, "distribution_cfg": {"class_name": "GaussianDistribution"}},
+    "critic": MODEL,
+    "algorithm": {"class_name": "PPO", "gamma": 0.9},
+}
+
+
+def test_what_rsl_rl_asks_of_an_environment():
+    env = RslRlEnv(make(critic=True))
+    assert isinstance(env, RslRlVecEnv)
+    for name in RslRlVecEnv.__annotations__:
+        assert hasattr(env, name), name
+    assert (env.num_envs, env.num_actions, env.max_episode_length) == (NUM_ENVS, 1, 12)
+    obs = env.get_observations()
+    assert obs.batch_size == (NUM_ENVS,) and obs["policy"].shape == (NUM_ENVS, 4)
+    groups = {"actor": ["policy"], "critic": ["policy", "critic"]}
+    assert resolve_obs_groups(obs, groups, ["actor", "critic"]) == groups
+    obs, rewards, dones, extras = env.step(torch.zeros(NUM_ENVS, 1))
+    check_nan(obs, rewards, dones)
+    assert obs["critic"].shape == (NUM_ENVS, 8)
+    assert rewards.shape == dones.shape == extras["time_outs"].shape == (NUM_ENVS,)
+
+
+def test_it_steps_as_our_environment_does():
+    twin, env = Twin(), RslRlEnv(make(), reward_scale=0.5)
+    ends = torch.zeros(2)
+    for _ in range(40):
+        action = twin.action()
+        ours, (obs, rewards, dones, extras) = twin.step(action), env.step(action)
+        assert torch.equal(obs["policy"], ours.obs["policy"])
+        assert torch.equal(rewards, 0.5 * ours.reward)
+        assert torch.equal(dones, ours.done)
+        assert torch.equal(extras["time_outs"], ours.truncated)
+        assert torch.equal(env.episode_length_buf, twin.env.progress)
+        ends += torch.stack([ours.terminated.sum(), ours.truncated.sum()])
+    assert ends.min() > 3, "the task's end and the time limit were both seen"
+
+
+def test_a_diverged_world_looks_like_one_at_its_time_limit():
+    env = RslRlEnv(make(speed_at=3))
+    for _ in range(3):
+        _, rewards, dones, extras = env.step(torch.zeros(NUM_ENVS, 1))
+    assert dones.tolist() == extras["time_outs"].tolist() == [False, True, *[False] * 6]
+    assert rewards[1] == 0.0
+
+
+def test_a_time_out_is_worth_the_value_before_the_step():
+    runner = OnPolicyRunner(RslRlEnv(make()), {**SETTINGS}, device="cpu")
+    env, algorithm, timed_out = runner.env, runner.alg, 0
+    obs = env.get_observations()
+    with torch.inference_mode():
+        for step in range(8 * 3):
+            algorithm.storage.clear() if step % 8 == 0 else None
+            actions = algorithm.act(obs)
+            values = algorithm.transition.values[:, 0]
+            obs, rewards, dones, extras = env.step(actions)
+            algorithm.process_env_step(obs, rewards, dones, extras)
+            expected = rewards + 0.9 * values * extras["time_outs"]
+            assert torch.equal(algorithm.storage.rewards[step % 8, :, 0], expected)
+            timed_out += int(extras["time_outs"].sum())
+    assert timed_out > 0
+
+
+def test_the_runner_may_stagger_the_episodes(tmp_path, capsys):
+    inner = make(episode_length=1000)
+    env = RslRlEnv(inner)
+    assigned = []
+    original = torch.randint_like
+    try:
+        torch.randint_like = lambda *a, **k: assigned.append(original(*a, **k)) or assigned[-1]
+        runner = OnPolicyRunner(env, {**SETTINGS}, log_dir=None, device="cpu")
+        runner.learn(1, init_at_random_ep_len=True)
+    finally:
+        torch.randint_like = original
+    running = env.episode_length_buf > 8  # has not ended since
+    assert running.any() and torch.equal(env.episode_length_buf[running], assigned[0][running] + 8)
+    assert inner.staggered[running].all()
+
+
+def test_episodes_are_staggered_by_the_environment():
+    env = RslRlEnv(make(episode_length=1000, randomize_episode_start=True))
+    assert len(set(env.episode_length_buf.tolist())) > 4
+
+
+def test_a_step_waits_for_nothing():
+    env = RslRlEnv(make(critic=True))
+    syncs = count_syncs(env.env, lambda: env.step(torch.zeros(NUM_ENVS, 1)))
+    assert syncs.total == 0, syncs.places

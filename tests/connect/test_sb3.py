@@ -1,0 +1,115 @@
+"""Our environments as Stable-Baselines3's."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from stable_baselines3 import PPO
+from stable_baselines3.common.evaluation import evaluate_policy
+from stable_baselines3.common.vec_env import VecCheckNan, VecMonitor, VecNormalize
+from stable_baselines3.common.vec_env import VecEnv as Sb3VecEnv
+
+from gpusim_rl.connect import Sb3Env
+from twin import NUM_ENVS, Twin, make
+
+
+def test_what_sb3_asks_of_an_environment():
+    env = Sb3Env(make(critic=True, clip_actions=0.5))
+    assert isinstance(env, Sb3VecEnv) and env.num_envs == NUM_ENVS
+    assert env.observation_space.shape == (4,) and env.action_space.high.tolist() == [0.5]
+    obs = env.reset()
+    assert obs.shape == (NUM_ENVS, 4) and obs.dtype == np.float32
+    assert env.observation_space.contains(obs[0])
+    obs, reward, done, infos = env.step(np.stack([env.action_space.sample() for _ in range(NUM_ENVS)]))
+    assert obs.shape == (NUM_ENVS, 4) and obs.dtype == reward.dtype == np.float32
+    assert reward.shape == (NUM_ENVS,) and done.shape == (NUM_ENVS,) and done.dtype == bool
+    assert infos == [{}] * NUM_ENVS
+    assert env.render_mode is None and env.get_attr("max_episode_length", [0, 3]) == [12, 12]
+    assert env.env_is_wrapped(VecMonitor) == [False] * NUM_ENVS  # type: ignore[arg-type]
+    env.set_attr("note", "x")
+    assert env.has_attr("note") and not env.has_attr("no_such_thing")
+
+
+def test_it_steps_as_our_environment_does():
+    twin, env = Twin(), Sb3Env(make(), reward_scale=0.5)
+    ends = torch.zeros(2)
+    returns, lengths = torch.zeros(NUM_ENVS), torch.zeros(NUM_ENVS)
+    for _ in range(40):
+        action = twin.action()
+        ours, (obs, reward, done, infos) = twin.step(action), env.step(action.numpy())
+        assert np.array_equal(obs, ours.obs["policy"].numpy())
+        assert np.array_equal(reward, 0.5 * ours.reward.numpy())
+        assert np.array_equal(done, ours.done.numpy())
+        returns, lengths = returns + ours.reward, lengths + 1
+        for world, info in enumerate(infos):
+            if not ours.done[world]:
+                assert info == {}
+                continue
+            assert np.array_equal(info["terminal_observation"], ours.final_obs["policy"][world].numpy())
+            assert info["TimeLimit.truncated"] == ours.truncated[world].item()
+            assert info["episode"]["r"] == pytest.approx(returns[world].item(), abs=1e-5)
+            assert info["episode"]["l"] == lengths[world]
+        returns, lengths = returns.masked_fill(ours.done, 0.0), lengths.masked_fill(ours.done, 0.0)
+        ends += torch.stack([ours.terminated.sum(), ours.truncated.sum()])
+    assert ends.min() > 3, "the task's end and the time limit were both seen"
+
+
+def test_infos_that_were_kept_stay_what_they_were():
+    env = Sb3Env(make(episode_length=2))
+    kept = [env.step(np.zeros((NUM_ENVS, 1)))[3] for _ in range(4)]
+    assert [info[0] == {} for info in kept] == [True, False, True, False]
+    assert kept[0][0] is kept[0][5] is kept[2][0] or kept[0][0] == {}
+
+
+def test_a_diverged_world_looks_like_one_at_its_time_limit():
+    env = Sb3Env(make(speed_at=3))
+    for _ in range(3):
+        before = env._last.numpy()
+        _, reward, done, infos = env.step(np.zeros((NUM_ENVS, 1)))
+    assert done.tolist() == [False, True, *[False] * 6] and reward[1] == 0.0
+    assert infos[1]["TimeLimit.truncated"] and "episode" not in infos[1]
+    assert np.array_equal(infos[1]["terminal_observation"], before[1]), "the last sound observation"
+
+
+def test_a_return_is_of_a_whole_episode():
+    env = Sb3Env(make(randomize_episode_start=True, max_force=1e-3, reset_distance=100.0))
+    first = [
+        info["episode"]["l"] for _ in range(12) for info in env.step(np.zeros((NUM_ENVS, 1)))[3] if "episode" in info
+    ]
+    assert all(length == 12 for length in first)  # those that began at 0
+    assert len(first) < NUM_ENVS
+    later = [info["episode"]["l"] for _ in range(12) for info in env.step(np.zeros((NUM_ENVS, 1)))[3] if info]
+    assert later == [12] * NUM_ENVS
+
+
+def test_a_seed_is_the_environments():
+    env = Sb3Env(make())
+    env.seed(7)
+    first = env.reset()
+    assert not np.array_equal(env.reset(), first)
+    env.seed(7)
+    assert np.array_equal(env.reset(), first)
+
+
+def test_sb3s_wrappers_and_evaluation_take_it():
+    env = VecNormalize(VecCheckNan(VecMonitor(Sb3Env(make())), raise_exception=True), norm_reward=False)
+    model = PPO("MlpPolicy", env, n_steps=8, batch_size=32, n_epochs=1, device="cpu", seed=1)
+    model.learn(8 * NUM_ENVS)
+    env.training = False
+    _, lengths = evaluate_policy(model, env, n_eval_episodes=10, return_episode_rewards=True)
+    assert len(lengths) == 10 and max(lengths) <= 12
+
+
+def test_a_truncated_episode_is_worth_the_value_of_its_last_observation():
+    twin = Twin(max_force=1e-3, reset_distance=100.0)  # the time limit alone ends episodes; actions hardly matter
+    twin.env.reset()  # SB3 begins with a reset
+    for _ in range(12):
+        last = twin.step(torch.zeros(NUM_ENVS, 1))
+    assert last.truncated.all()
+    env = Sb3Env(make(max_force=1e-3, reset_distance=100.0))
+    model = PPO("MlpPolicy", env, n_steps=12, batch_size=96, n_epochs=1, learning_rate=0.0, device="cpu", gamma=0.9)
+    model.learn(12 * NUM_ENVS)
+    value = model.policy.predict_values(last.final_obs["policy"])[:, 0].detach()
+    expected = last.reward + 0.9 * value
+    assert np.allclose(model.rollout_buffer.rewards[-1], expected.numpy(), atol=1e-3)

@@ -1,0 +1,126 @@
+"""Our environments as skrl's, and its PPO with the last observation of an episode."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from skrl.agents.torch.ppo import PPO
+from skrl.envs.wrappers.torch import Wrapper
+from skrl.memories.torch import RandomMemory
+from skrl.utils.model_instantiators.torch import deterministic_model, gaussian_model
+
+from gpusim_rl.connect import SkrlEnv
+from gpusim_rl.connect.skrl import FinalObsPPO
+from twin import NUM_ENVS, Twin, count_syncs, make
+
+
+def test_what_skrl_asks_of_an_environment():
+    env = SkrlEnv(make(critic=True))
+    assert isinstance(env, Wrapper)
+    assert (env.num_envs, env.num_agents, env.device.type) == (NUM_ENVS, 1, "cpu")
+    assert env.observation_space.shape == (4,) and env.state_space is not None and env.state_space.shape == (8,)
+    assert env.action_space.shape == (1,)
+    obs, infos = env.reset()
+    assert obs.shape == (NUM_ENVS, 4) and infos == {}
+    obs, reward, terminated, truncated, _ = env.step(torch.zeros(NUM_ENVS, 1))
+    state = env.state()
+    assert obs.shape == (NUM_ENVS, 4) and state is not None and state.shape == (NUM_ENVS, 8)
+    assert reward.shape == terminated.shape == truncated.shape == (NUM_ENVS, 1)
+    assert terminated.dtype == truncated.dtype == torch.bool
+    assert torch.equal(env.reset()[0], obs), "only the first reset resets"
+    assert SkrlEnv(make()).state_space is None and SkrlEnv(make()).state() is None
+
+
+def test_it_steps_as_our_environment_does():
+    twin, env = Twin(), SkrlEnv(make())
+    assert torch.equal(env.reset()[0], twin.before["policy"])
+    ends = torch.zeros(2)
+    for _ in range(40):
+        action = twin.action()
+        ours, (obs, reward, terminated, truncated, infos) = twin.step(action), env.step(action)
+        assert torch.equal(obs, ours.obs["policy"])
+        assert torch.equal(reward[:, 0], ours.reward)
+        assert torch.equal(terminated[:, 0], ours.terminated)
+        assert torch.equal(truncated[:, 0], ours.truncated)
+        assert torch.equal(infos["final_obs"]["policy"], ours.final_obs["policy"])
+        ends += torch.stack([ours.terminated.sum(), ours.truncated.sum()])
+    assert ends.min() > 3, "the task's end and the time limit were both seen"
+
+
+def test_a_diverged_world_looks_like_one_at_its_time_limit():
+    env = SkrlEnv(make(speed_at=3))
+    for _ in range(3):
+        before = env.reset()[0]
+        _, reward, terminated, truncated, infos = env.step(torch.zeros(NUM_ENVS, 1))
+    assert truncated[:, 0].tolist() == [False, True, *[False] * 6] and not terminated.any()
+    assert reward[1] == 0.0
+    assert torch.equal(infos["final_obs"]["policy"][1], before[1]), "the last sound observation"
+
+
+def agent_for(kind: type[PPO], env: SkrlEnv, tmp_path: Any) -> PPO:
+    spaces: dict[str, Any] = {
+        "observation_space": env.observation_space,
+        "state_space": env.state_space,
+        "action_space": env.action_space,
+        "device": "cpu",
+    }
+    critic_input = "OBSERVATIONS" if env.state_space is None else "STATES"
+
+    def network(source: str) -> list[dict[str, Any]]:
+        return [{"name": "net", "input": source, "layers": [16], "activations": "elu"}]
+
+    models: dict[str, Any] = {
+        "policy": gaussian_model(network=network("OBSERVATIONS"), output="ACTIONS", **spaces),
+        "value": deterministic_model(network=network(critic_input), output="ONE", **spaces),
+    }
+    for role, model in models.items():
+        model.init_state_dict(role=role)
+    experiment = {"directory": str(tmp_path), "write_interval": 0, "checkpoint_interval": 0}
+    cfg = {"rollouts": 16, "time_limit_bootstrap": True, "discount_factor": 0.9, "experiment": experiment}
+    memory = RandomMemory(memory_size=16, num_envs=NUM_ENVS, device="cpu")
+    agent = kind(models=models, memory=memory, cfg=cfg, **spaces)
+    agent.init()
+    agent.enable_training_mode(True)
+    return agent
+
+
+@pytest.mark.parametrize("critic", [False, True])
+@pytest.mark.parametrize("kind", [PPO, FinalObsPPO])
+def test_a_truncated_episode_is_worth_the_value_of_its_last_observation(kind, critic, tmp_path):
+    env = SkrlEnv(make(critic=critic))
+    agent = agent_for(kind, env, tmp_path)
+    truncations, equal = 0, True
+    obs, states = env.reset()[0], env.state()
+    for step in range(16):
+        with torch.no_grad():
+            actions, _ = agent.act(obs, states, timestep=step, timesteps=16)
+            next_obs, reward, terminated, truncated, infos = env.step(actions)
+            final = infos["final_obs"]
+            value, _ = agent.value.act({"observations": final["policy"], "states": final.get("critic")}, role="value")
+            expected = reward + 0.9 * value * truncated
+            agent.record_transition(
+                observations=obs,
+                states=states,
+                actions=actions,
+                rewards=reward.clone(),
+                next_observations=next_obs,
+                next_states=env.state(),
+                terminated=terminated,
+                truncated=truncated,
+                infos=infos,
+                timestep=step,
+                timesteps=16,
+            )
+        equal &= torch.equal(agent.memory.get_tensor_by_name("rewards")[step], expected)
+        truncations += int(truncated.sum())
+        obs, states = next_obs, env.state()
+    assert truncations > 0
+    assert equal == (kind is FinalObsPPO), "skrl's own takes the next episode's first observation"
+
+
+def test_a_step_waits_for_nothing():
+    env = SkrlEnv(make(critic=True))
+    syncs = count_syncs(env._env, lambda: env.step(torch.zeros(NUM_ENVS, 1)))
+    assert syncs.total == 0, syncs.places
