@@ -73,7 +73,7 @@ def audit_all(args: argparse.Namespace) -> dict[str, Any]:
         result = audit(our_loop(trainer, log), warm_up=WARM_UP, iterations=args.iterations)
         interval = trainer.cfg.log.interval
         rows = trainer.iteration // interval - (trainer.iteration - args.iterations) // interval
-        problem = None if trainer.cfg.ppo.compile else update_without_data(trainer)
+        problem = update_without_data(trainer)
         found = offences(result, rows)
         if problem is not None:
             found.append(f"update reads data: {problem}")
@@ -162,6 +162,8 @@ def cells(work: dict[str, Any], iterations: int, counted: bool) -> list[str]:
     if counted:
         return [*row, number(work["operators"] / iterations)]
     busy = "–" if work["busy"] is None else f"{100 * work['busy']:.1f} %"
+    if work["busy"] is not None and work["occupied"] - work["busy"] > 0.001:
+        busy = f"{100 * work['busy']:.1f} to {100 * work['occupied']:.1f} %"
     return [*row, *(number(work[name] / iterations) for name in ("launches", "kernels")), busy]
 
 

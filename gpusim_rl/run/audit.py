@@ -341,9 +341,10 @@ class Audit:
             if self.method == COUNTED:
                 phases[phase]["operators"] = work.operators
             else:
-                names = ("launches", "kernels", "wall_s", "busy_s")
+                names = ("launches", "kernels", "wall_s", "busy_s", "occupied_s")
                 phases[phase] |= {name: getattr(work, name) for name in names}
-                phases[phase]["busy"] = work.busy_s / work.wall_s if work.wall_s else None
+                for name, seconds in (("busy", work.busy_s), ("occupied", work.occupied_s)):
+                    phases[phase][name] = seconds / work.wall_s if work.wall_s else None
         places = [dataclasses.asdict(place) | {"count": count} for place, count in self.places.most_common()]
         return {"method": self.method, "iterations": self.iterations, "phases": phases, "places": places}
 

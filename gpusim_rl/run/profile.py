@@ -74,7 +74,9 @@ class Work:
         launches: Calls that gave work to the device: a graph of a thousand kernels is one; on CUDA, as the rest.
         kernels: Kernels that ran.
         wall_s: Time of the phase on the device's clock [s].
-        busy_s: Of it, how long the device was at work [s].
+        busy_s: Of it, how long the device is known to have been at work [s].
+        occupied_s: The same, with all of the time between the first and the last record of a graph's launch [s]: what
+            a graph repeats (a loop in it, as of Warp's solvers) is recorded once only, so the truth is between the two.
     """
 
     to_device: Copies = field(default_factory=Copies)
@@ -85,6 +87,7 @@ class Work:
     kernels: int = 0
     wall_s: float = 0.0
     busy_s: float = 0.0
+    occupied_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +178,7 @@ def read_events(events: Sequence[Mapping[str, Any]]) -> Reading:
 
     ends = [segment.end for segment in segments]  # of the host, then of the device too
     device: list[tuple[float, float]] = []
+    graphs: dict[Any, tuple[float, float]] = {}
     unlaunched: list[Mapping[str, Any]] = []
 
     def count(event: Mapping[str, Any], phase: str, call: Mapping[str, Any]) -> None:
@@ -190,7 +194,11 @@ def read_events(events: Sequence[Mapping[str, Any]]) -> Reading:
             continue
         begin, end = event["ts"], event["ts"] + event.get("dur", 0.0)
         device.append((begin, end))
-        call = calls.get(_argument(event, "correlation"))
+        correlation = _argument(event, "correlation")
+        call = calls.get(correlation)
+        if _argument(event, "graph id") or (call is not None and "GraphLaunch" in call["name"]):
+            first, final = graphs.get(correlation, (begin, end))
+            graphs[correlation] = min(first, begin), max(final, end)
         if call is None:
             unlaunched.append(event)
         elif (index := at(call["ts"])) is not None:
@@ -201,12 +209,13 @@ def read_events(events: Sequence[Mapping[str, Any]]) -> Reading:
         if segments and segments[0].begin <= event["ts"] < last:
             count(event, OUTSIDE, event)
 
-    busy = _Union(device)
+    busy, occupied = _Union(device), _Union([*device, *graphs.values()])
     boundary = -float("inf")
     for segment, end in zip(segments, ends, strict=True):
         begin, boundary = max(boundary, segment.begin), max(boundary, end)
         work[segment.phase].wall_s += (boundary - begin) * 1e-6 if boundary > begin else 0.0
         work[segment.phase].busy_s += busy.within(begin, boundary) * 1e-6
+        work[segment.phase].occupied_s += occupied.within(begin, boundary) * 1e-6
     return Reading(work, crossings)
 
 
@@ -297,6 +306,9 @@ def make_profiler(device: torch.device, *, stacks: bool = False) -> torch.profil
     activities = [torch.profiler.ProfilerActivity.CPU]
     cuda = device.type == "cuda"
     if cuda:
+        # A profiler that is taken down and set up again between replays of graphs crashes or sees nothing.
+        os.environ.setdefault("TEARDOWN_CUPTI", "0")
+        os.environ.setdefault("DISABLE_CUPTI_LAZY_REINIT", "1")
         activities.append(torch.profiler.ProfilerActivity.CUDA)
     settings = torch.profiler._ExperimentalConfig(enable_cuda_sync_events=cuda)  # type: ignore[reportPrivateImportUsage]
     return torch.profiler.profile(activities=activities, with_stack=stacks, experimental_config=settings)

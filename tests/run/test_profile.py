@@ -69,6 +69,7 @@ def test_eager_work_belongs_to_the_phase_that_launched_it():
     assert us(read["rollout"]) == (70, 25 + 20)
     # The device begins with the update when it is done with the rollout at 70; the host leaves it at 100.
     assert us(read["update"]) == (30, 20)
+    assert all(work.occupied_s == work.busy_s for work in read.values())
     assert (read["rollout"].launches, read["rollout"].kernels) == (3, 3)
     assert (read["update"].launches, read["update"].kernels) == (1, 1)
     assert all(not work.syncs and work.to_device == work.to_host == Copies() for work in read.values())
@@ -92,6 +93,8 @@ def test_a_graph_is_one_launch_of_many_kernels_and_keeps_the_device_busy_after_t
     assert (work["update"].launches, work["update"].kernels) == (1, 4)
     assert us(work["rollout"]) == (155, 55)  # 0 to 155: the device waited 100 us for its first kernel
     assert us(work["update"]) == (195 - 155, 20)
+    # Whatever the graphs repeat without a record: all of 100 to 155, and of 160 to 195.
+    assert [round(work[name].occupied_s * 1e6, 6) for name in ("rollout", "update", "log")] == [55, 35, 0]
     assert us(work["log"]) == (0, 0)  # the host was through before the device had begun
     assert work["rollout"].to_host == work["rollout"].to_device == Copies()
 

@@ -104,6 +104,8 @@ def test_numbers_are_short(load_tool):
         "launches": 4,
         "kernels": 2468,
         "busy": 0.957,
+        "occupied": 0.957,
     }
     assert audit.cells(work, 2, counted=False) == ["0", "1 (104 B)", "1", "2", "1,234", "95.7 %"]
+    assert audit.cells(work | {"busy": 0.5}, 2, counted=False)[-1] == "50.0 to 95.7 %"
     assert audit.cells(work | {"busy": None}, 2, counted=False)[-1] == "–"
