@@ -1,17 +1,17 @@
 """Train with rl_games' own runner.
 
-import gpusim_rl
-import yaml
-from gpusim_rl.connect.rl_games import register
-from rl_games.torch_runner import Runner
+    import gpusim_rl
+    import yaml
+    from gpusim_rl.connect.rl_games import register
+    from rl_games.torch_runner import Runner
 
-register(gpusim_rl.make_env("Cartpole", num_envs=512, device="cpu"), "cartpole")
-params = yaml.safe_load(open("rl_games_cartpole.yaml"))   # with config.env_name: cartpole, config.num_actors: 512
-runner = Runner()
-runner.load(params)
-runner.run({"train": True})
+    register(gpusim_rl.make_env("Cartpole", num_envs=256, device="cpu"))
+    runner = Runner()
+    with open("rl_games_cartpole.yaml") as file:
+        runner.load(yaml.safe_load(file))
+    runner.run({"train": True})
 
-docs/connect.md has a whole file to copy.
+The yaml is rl_games' own format; docs/connect.md has one.
 """
 
 from __future__ import annotations

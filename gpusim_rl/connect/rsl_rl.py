@@ -1,17 +1,22 @@
 """Train with rsl_rl's own runner.
 
-import gpusim_rl
-from gpusim_rl.connect import RslRlEnv
-from rsl_rl.runners import OnPolicyRunner
+    import gpusim_rl
+    from gpusim_rl.connect import RslRlEnv
+    from rsl_rl.runners import OnPolicyRunner
 
-env = RslRlEnv(gpusim_rl.make_env("Cartpole", num_envs=512, device="cpu"), reward_scale=0.1)
-model = {"class_name": "MLPModel", "hidden_dims": [32, 32], "obs_normalization": True}
-actor = {**model, "distribution_cfg": {"class_name": "rsl_rl.modules:GaussianDistribution"}}
-settings = {"num_steps_per_env": 16, "obs_groups": {"actor": ["policy"], "critic": ["policy"]}, "save_interval": 50}
-settings |= {"actor": actor, "critic": model, "algorithm": {"class_name": "PPO"}}
-OnPolicyRunner(env, settings, log_dir="runs/rsl_rl", device=str(env.device)).learn(50)
+    env = RslRlEnv(gpusim_rl.make_env("Cartpole", num_envs=256, device="cpu"), reward_scale=0.1)
+    model = {"class_name": "MLPModel", "hidden_dims": [32, 32], "obs_normalization": True}
+    settings = {
+        "num_steps_per_env": 16,
+        "save_interval": 50,
+        "obs_groups": {"actor": ["policy"], "critic": ["policy"]},
+        "actor": {**model, "distribution_cfg": {"class_name": "GaussianDistribution"}},
+        "critic": model,
+        "algorithm": {"class_name": "PPO"},
+    }
+    OnPolicyRunner(env, settings, log_dir="runs/rsl_rl", device=str(env.device)).learn(40)
 
-docs/connect.md has a whole file to copy.
+docs/connect.md says what to know about it.
 """
 
 from __future__ import annotations

@@ -1,16 +1,16 @@
 """Train with Stable-Baselines3.
 
-import gpusim_rl
-from gpusim_rl.connect import Sb3Env
-from stable_baselines3 import PPO
-from stable_baselines3.common.vec_env import VecNormalize
+    import gpusim_rl
+    from gpusim_rl.connect import Sb3Env
+    from stable_baselines3 import PPO
+    from stable_baselines3.common.vec_env import VecNormalize
 
-env = Sb3Env(gpusim_rl.make_env("Cartpole", num_envs=64, device="cpu"), reward_scale=0.1)
-model = PPO("MlpPolicy", VecNormalize(env, norm_reward=False), n_steps=32, batch_size=512, device="cpu")
-model.learn(100_000)
-print(sum(episode["r"] for episode in model.ep_info_buffer) / len(model.ep_info_buffer))
+    env = Sb3Env(gpusim_rl.make_env("Cartpole", num_envs=64, device="cpu"), reward_scale=0.1)
+    model = PPO("MlpPolicy", VecNormalize(env, norm_reward=False), n_steps=32, batch_size=512, device="cpu", verbose=1)
+    model.learn(150_000)
+    model.save("runs/sb3")
 
-docs/connect.md has a whole file to copy.
+docs/connect.md says what to know about it.
 """
 
 from __future__ import annotations

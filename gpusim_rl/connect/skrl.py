@@ -4,15 +4,30 @@
     from gpusim_rl.connect import SkrlEnv
     from gpusim_rl.connect.skrl import FinalObsPPO
     from skrl.memories.torch import RandomMemory
+    from skrl.resources.preprocessors.torch import RunningStandardScaler
     from skrl.trainers.torch import SequentialTrainer
+    from skrl.utils.model_instantiators.torch import shared_model
 
-    env = SkrlEnv(gpusim_rl.make_env("Cartpole", num_envs=512, device="cpu"))
-    memory = RandomMemory(memory_size=16, num_envs=512, device=env.device)
+    env = SkrlEnv(gpusim_rl.make_env("Cartpole", num_envs=256, device="cpu"))
     spaces = {"observation_space": env.observation_space, "action_space": env.action_space, "device": env.device}
-    agent = FinalObsPPO(models=models, memory=memory, cfg={"rollouts": 16, "time_limit_bootstrap": True}, **spaces)
-    SequentialTrainer(env=env, agents=agent, cfg={"timesteps": 800}).train()
+    net = [{"name": "net", "input": "OBSERVATIONS", "layers": [32, 32], "activations": "elu"}]
+    heads = [{"network": net, "output": "ACTIONS"}, {"network": net, "output": "ONE"}]
+    model = shared_model(roles=["policy", "value"], parameters=heads, **spaces)
+    model.init_state_dict(role="policy")
+    model.init_state_dict(role="value")
+    settings = {
+        "rollouts": 16,
+        "time_limit_bootstrap": True,
+        "rewards_shaper": lambda rewards, timestep, timesteps: 0.1 * rewards,
+        "value_preprocessor": RunningStandardScaler,
+        "value_preprocessor_kwargs": {"size": 1, "device": env.device},
+        "experiment": {"directory": "runs", "experiment_name": "skrl"},
+    }
+    memory = RandomMemory(memory_size=16, num_envs=env.num_envs, device=env.device)
+    agent = FinalObsPPO(models={"policy": model, "value": model}, memory=memory, cfg=settings, **spaces)
+    SequentialTrainer(env=env, agents=agent, cfg={"timesteps": 640, "headless": True}).train()
 
-`models` are skrl's, as its documentation shows; docs/connect.md has the whole file.
+docs/connect.md says what to know about it.
 """
 
 from __future__ import annotations
