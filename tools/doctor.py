@@ -174,11 +174,13 @@ def look_at_run(args: argparse.Namespace) -> int:
 
 def summary(folder: Path, profile: Profile) -> list[str]:
     """What was looked at."""
+    from gpusim_rl.run.doctor import PHASES
+
     p = profile
     age_s = time.time() - (folder / "metrics.csv").stat().st_mtime
     quiet = age_s > FINISHED_OR_STOPPED_S and age_s > 3 * p.num_envs * p.horizon / p.env_steps_per_s
     newest = f"iteration {p.iteration}" + ("" if quiet else f", {age_s:.0f} s ago")
-    shares = {name: getattr(p, name) for name in ("simulate", "policy", "rollout", "update", "log")}
+    shares = {phase: getattr(p, phase) for phase in PHASES}
     use = [
         f"CPU {p.cpu_percent:.0f} %" if p.cpu_percent is not None else "",
         f"RAM {p.memory_gb:.1f} GB" if p.memory_gb is not None else "",
@@ -214,7 +216,6 @@ def sweep(args: argparse.Namespace) -> int:
     import dataclasses
 
     import psutil
-    import torch
 
     from gpusim_rl.compose import compose
     from gpusim_rl.config import check_settings
@@ -229,7 +230,7 @@ def sweep(args: argparse.Namespace) -> int:
     config = compose(args.overrides)
     check_settings(config)
     task = config["task"]["_target_"].rpartition(".")[2]
-    devices = args.devices or (["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"])
+    devices = args.devices or there_are()
     how = ["--warm-up", str(args.warm_up), "--iterations", str(args.iterations), "--seconds", str(args.seconds)]
     points, git, load = [], None, psutil.getloadavg()[0]
     for device in devices:
@@ -263,6 +264,13 @@ def sweep(args: argparse.Namespace) -> int:
         if load > 0.5 * available_cpus():
             print(f"- the machine was not quiet (load {load:.1f} before the first measurement): the numbers may be low")
     return 0 if advice.device else 1
+
+
+def there_are() -> list[str]:
+    """Devices of this machine."""
+    import torch
+
+    return ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
 
 
 def point(device: str, num_envs: int, result: dict[str, Any] | str) -> Point:
@@ -349,6 +357,7 @@ def measure(overrides: Sequence[str], warm_up: int, iterations: int, seconds: fl
     import torch
 
     from gpusim_rl.api import scratch_training
+    from gpusim_rl.run.doctor import PHASES
     from gpusim_rl.run.readings import read_profile, read_rows
 
     with scratch_training([*overrides, "log.interval=1"]) as (trainer, log):
@@ -367,7 +376,7 @@ def measure(overrides: Sequence[str], warm_up: int, iterations: int, seconds: fl
         free, total = torch.cuda.mem_get_info(gpu) if gpu else (0, 0)
     speeds = [row["speed/env_steps_per_s"] or 0.0 for row in rows]
     rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-    phases = {name: getattr(profile, name) for name in ("simulate", "policy", "rollout", "update", "log")}
+    phases = {phase: getattr(profile, phase) for phase in PHASES}
     return {
         "sim": profile.sim,
         "precision": "bf16" if profile.bf16 else "fp32",

@@ -6,6 +6,9 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+PHASES = ("simulate", "policy", "rollout", "update", "log")
+"""As in `timing.py`, which needs torch; who looks at a run need not wait for that."""
+
 SMALL = 2048
 """Up to so many worlds even one graph may not fill a GPU."""
 

@@ -12,8 +12,7 @@ from typing import Any
 import yaml
 
 from gpusim_rl.errors import ConfigError
-from gpusim_rl.run.doctor import Profile
-from gpusim_rl.run.timing import PHASES
+from gpusim_rl.run.doctor import PHASES, Profile
 
 NEWEST = 500
 """Rows that are read: a run that was resumed elsewhere, or has changed, is judged by what it does now."""

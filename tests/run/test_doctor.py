@@ -9,10 +9,11 @@ from dataclasses import replace
 import pytest
 import torch
 
+from conftest import ROOT
 from gpusim_rl.compose import compose
 from gpusim_rl.config import check_settings
-from gpusim_rl.run import logbook, writers
-from gpusim_rl.run.doctor import RULES, Finding, Profile, diagnose, verdict
+from gpusim_rl.run import logbook, timing, writers
+from gpusim_rl.run.doctor import PHASES, RULES, Finding, Profile, diagnose, verdict
 from gpusim_rl.run.logbook import Logbook
 from gpusim_rl.run.readings import read_profile
 from training import Faulty, FaultyConfig, make_trainer
@@ -151,8 +152,16 @@ def test_a_rule_speaks_on_its_profile_and_all_others_are_silent(rule, profile):
     assert [finding.rule for finding in diagnose(profile)] == [rule]
 
 
-def test_every_rule_has_a_profile():
-    assert [rule.__name__ for rule in RULES] == list(CASES)
+def test_every_rule_has_a_profile_and_is_documented():
+    names = [rule.__name__ for rule in RULES]
+    assert names == list(CASES)
+    lines = (ROOT / "docs" / "doctor.md").read_text().splitlines()
+    assert [line.split("`")[1] for line in lines if line.startswith("| `")] == names
+
+
+def test_phases_are_those_of_the_timer():
+    assert PHASES == timing.PHASES
+    assert all(phase in Profile.__dataclass_fields__ for phase in PHASES)
 
 
 @pytest.mark.parametrize("profile", [CPU, GPU], ids=["cpu", "gpu"])

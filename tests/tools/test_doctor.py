@@ -1,0 +1,176 @@
+"""The doctor as a user calls it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from conftest import ROOT
+
+pytest_plugins = ["tool_runs"]
+
+
+# -- a run ------------------------------------------------------------------------------------
+
+
+def test_a_finished_run_is_judged_in_words(tool, runs_folder):
+    lines = tool("doctor", "Cartpole").stdout.splitlines()
+    assert re.match(r"runs/Cartpole/2\S+, iteration 6.* \(5 rows read; 1 of the warm-up left out\)", lines[0])
+    assert re.match(r"Cartpole, 16 envs, mujoco on cpu, learner on cpu: [\d,]+ env steps/s", lines[1])
+    assert re.match(r"simulate \d+ % · policy \d+ % · update \d+ % · log \d+ %", lines[2])
+    assert lines[4] == "" or lines[3] == ""
+    assert lines[-1].startswith("nothing stands out") or re.match(r"\d+\. .*(try|;) ", lines[-1])
+
+
+def test_a_run_as_json(tool, runs_folder):
+    result = json.loads(tool("doctor", "Cartpole", "--json").stdout)
+    assert result["run"].startswith("runs/Cartpole/2")
+    assert result["profile"]["num_envs"] == 16 and result["profile"]["rows"] == 5
+    assert bool(result["verdict"]) != bool(result["findings"])
+    for finding in result["findings"]:
+        assert set(finding) == {"rule", "cost", "what", "knobs", "hint", "text"}
+
+
+def test_a_run_is_named_as_for_other_tools(tool, runs_folder):
+    [ant] = (runs_folder / "runs" / "Ant").glob("2*")
+    for name in ("Ant", "runs/Ant/latest", ant, ant / "checkpoints" / "last.pt"):
+        result = json.loads(tool("doctor", name, "--json").stdout)
+        assert result["run"].endswith(ant.name)
+
+
+def test_a_run_is_judged_without_loading_torch(tool):
+    done = tool("doctor", "Cartpole", env={"PYTHONPROFILEIMPORTTIME": "1"})
+    loaded = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+    assert "gpusim_rl.run.readings" in loaded
+    assert not loaded & {"torch", "mujoco", "warp", "hydra"}
+
+
+def test_one_row_is_still_warming_up(tool):
+    assert "(1 row read; still warming up)" in tool("doctor", "Ant").stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["Nothing"], "no run 'Nothing': expected a run folder or a trained task; in runs there is "),
+        (["runs"], "runs is not a run folder: it has no config.yaml, there is "),
+        (["sweep", "task=Antt"], "unknown task 'Antt'. Did you mean 'Ant'?"),
+        (["sweep", "task=Ant", "num_env=3"], "unknown key 'num_env'. Did you mean 'num_envs'?"),
+        (["sweep", "task=Ant", "num_envs=3"], "a sweep sets num_envs itself: try --num-envs and --devices"),
+    ],
+)
+def test_bad_input_is_one_line(tool, arguments, line):
+    done = tool("doctor", *arguments, check=False)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
+    assert line in done.stderr
+
+
+def test_a_run_that_is_being_written_can_be_looked_at(tool, tmp_path):
+    train = [sys.executable, ROOT / "train.py", "num_envs=8", "ppo.horizon=8", "ppo.minibatch_size=64", "device=cpu"]
+    quiet = ["max_iterations=1000000", "log.console=quiet", "debug.check_task=true"]
+    run = subprocess.Popen([*train, *quiet], cwd=tmp_path, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    try:
+        deadline = time.monotonic() + 60
+        while not list(tmp_path.glob("runs/Cartpole/2*/metrics.csv")) and time.monotonic() < deadline:
+            assert run.poll() is None
+            time.sleep(0.1)
+        first = json.loads(tool("doctor", "Cartpole", "--json", cwd=tmp_path).stdout)
+        second = json.loads(tool("doctor", "Cartpole", "--json", cwd=tmp_path).stdout)
+        assert run.poll() is None
+        assert 0 < first["profile"]["iteration"] < second["profile"]["iteration"]
+        assert "checked_task" in [finding["rule"] for finding in second["findings"]]
+    finally:
+        run.send_signal(signal.SIGTERM)
+        assert run.wait(timeout=60) == 143
+
+
+# -- a sweep ----------------------------------------------------------------------------------
+
+
+def test_a_sweep_measures_and_recommends(tool, tmp_path):
+    small = ["task=Cartpole", "ppo.horizon=4", "ppo.minibatch_size=32"]
+    how = ["--num-envs", "8,16", "--devices", "cpu", "--iterations", "2", "--seconds", "0", "--warm-up", "1"]
+    out = tmp_path / "new" / "sweep.json"
+    done = tool("doctor", "sweep", *small[:1], *how, *small[1:], "--out", out, env={"OMP_NUM_THREADS": "1"})
+    result = json.loads(out.read_text())
+    assert [(point["device"], point["num_envs"]) for point in result["points"]] == [("cpu", 8), ("cpu", 16)]
+    for point in result["points"]:
+        assert point["error"] is None and point["iterations"] == 2 and point["sim"] == "mujoco"
+        assert 0 < point["slowest"] <= point["env_steps_per_s"] <= point["fastest"]
+        assert 0.8 < sum(point["phases"].values()) <= 1.01 and 0.1 < point["memory_gb"] < point["memory_limit_gb"]
+        assert point["env_steps_per_s_and_env"] == pytest.approx(point["env_steps_per_s"] / point["num_envs"])
+    assert result["command"].startswith("python tools/doctor.py sweep task=Cartpole --num-envs 8,16")
+    assert result["environment"]["versions"]["mujoco"] and "git" in result and result["load_before"] >= 0
+    advice = result["recommendation"]
+    assert advice["device"] == "cpu" and advice["num_envs"] in (8, 16) and advice["gpu_speedup"] is None
+    lines = done.stdout.splitlines()
+    assert lines[0].split()[:3] == ["device", "envs", "env"] and lines[1].split()[:2] == ["cpu", "8"]
+    assert f"recommended: device=cpu num_envs={advice['num_envs']}" in lines
+    assert any("no GPU was measured" in line for line in lines)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_what_cannot_be_measured_is_told(tool, tmp_path):
+    how = ["--num-envs", "8,1000000000", "--devices", "cpu", "--iterations", "1", "--seconds", "0", "--warm-up", "1"]
+    done = tool("doctor", "sweep", "task=Cartpole", "ppo.horizon=4", *how, cwd=tmp_path, env={"OMP_NUM_THREADS": "1"})
+    assert re.search(r"1000000000 envs on cpu: num_envs=1000000000 does not fit: it needs about", done.stdout)
+    assert "recommended: device=cpu num_envs=8" in done.stdout
+    assert "more do not fit" in done.stdout
+
+
+@pytest.mark.parametrize("arguments", [["--devices", "gpu"], ["--num-envs", "0"], ["--num-envs", "many"]])
+def test_a_wrong_flag_is_told(load_tool, arguments, capsys):
+    with pytest.raises(SystemExit) as exit_:
+        load_tool("doctor").parse(["sweep", "task=Ant", *arguments])
+    assert exit_.value.code == 2 and arguments[0] in capsys.readouterr().err
+
+
+# -- the machine ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def doctor(load_tool, monkeypatch, tmp_path):
+    """The tool as a module, in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+    return load_tool("doctor")
+
+
+def test_the_machine_is_looked_at(tool, tmp_path):
+    done = tool("doctor", "--json", cwd=tmp_path, timeout_s=280)
+    result = json.loads(done.stdout)
+    assert result["works"] is True
+    names = [check["name"] for check in result["checks"]]
+    assert set(names) >= {"system", "CPUs", "memory", "packages", "GPU", "kernels", "rendering", "W&B", "disk"}
+    tests = [check["text"] for check in result["checks"] if check["name"] == "self-test"]
+    assert tests[0].startswith("mujoco on cpu: 2 iterations of 16 ants") and len(tests) >= 2
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_simulator_that_fails_is_broken_where_training_needs_it(doctor, monkeypatch, capsys):
+    from gpusim_rl.run import checkup
+
+    def fail(overrides, *how):
+        return "ended by signal 11" if "sim=mujoco" in overrides or "sim=newton" in overrides else {"precision": "fp32"}
+
+    monkeypatch.setattr(checkup, "look_at_machine", lambda runs: [])
+    monkeypatch.setattr(doctor, "measure_apart", fail)
+    assert doctor.main([]) == 1
+    printed = capsys.readouterr().out
+    assert "failed   self-test  mujoco on cpu: ended by signal 11" in printed
+    assert "fix: python train.py task=Ant sim=mujoco device=cpu" in printed
+    assert "warning  self-test  newton on " in printed and "ok       self-test  mjwarp on " in printed
+    assert printed.endswith("1 broken: self-test\n")
+
+
+def test_a_measurement_that_dies_is_one_line(doctor, monkeypatch):
+    monkeypatch.setattr(doctor, "__file__", "nowhere.py")
+    assert "No such file" in doctor.measure_apart(["task=Ant"])
+    assert doctor.measure_apart([]).count("\n") == 0
