@@ -39,7 +39,7 @@ def share_cpus() -> None:
     other down several times more than they should (benchmarks/cpu_settings.py measures it). A value that the user
     has set stays.
     """
-    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+    os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
 
 def keep_freed_memory() -> None:

@@ -126,11 +126,10 @@ def examples() -> list[str]:
     return re.findall(r"^        (python train\.py.*?)(?:  .*)?$", text, flags=re.MULTILINE)
 
 
-def test_help_is_short_fast_and_names_real_settings(train_cli, tmp_path):
+def test_help_is_short_and_names_real_settings(train_cli, tmp_path):
     done = train_cli("--help")
     lines = done.stdout.splitlines()
     assert len(lines) <= 60
-    assert done.cpu_s < 1.0
     assert lines[0].startswith("usage: python train.py")
     start = lines.index("Settings people change")
     settings = [line.split()[0] for line in lines[start + 1 : lines.index("", start)]]

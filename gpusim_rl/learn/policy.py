@@ -121,7 +121,7 @@ class Trunk(nn.Module):
         autocast = torch.autocast(x.device.type, dtype=torch.bfloat16) if bf16 else nullcontext()
         if self.rnn is None:
             with autocast:
-                return self.mlp(x).float(), ()
+                return self._features(x), ()
         outputs = []
         for t in range(x.shape[0]):
             if fresh is not None:
@@ -132,7 +132,11 @@ class Trunk(nn.Module):
             hidden = state if isinstance(state, tuple) else (state,)
             outputs.append(output)
         with autocast:
-            return self.mlp(torch.cat(outputs)).float(), hidden
+            return self._features(torch.cat(outputs)), hidden
+
+    def _features(self, x: Float[Tensor, "time batch size"]) -> Float[Tensor, "time batch out"]:
+        # One batch dimension: a layer would return a view for two, and in-place activations of views copy gradients.
+        return self.mlp(x.flatten(0, 1)).float().unflatten(0, x.shape[:2])
 
 
 class ActorCritic(nn.Module):

@@ -12,11 +12,15 @@ from jaxtyping import Shaped
 from torch import Tensor
 
 from gpusim_rl.config import PPOConfig
+from gpusim_rl.learn.chunks import Chunks
 from gpusim_rl.learn.policy import ActorCritic, Hidden, gaussian_kl
 from gpusim_rl.learn.rollout import Rollout, gae
 
 SOFT_BOUND = 1.1
 """Action means beyond +-1.1 are penalised by the bounds loss, as in rl_games: actions are clipped at 1."""
+
+CPU_CHUNK = 4096
+"""Samples whose activations one CPU thread computes at a time; they stay in its caches."""
 
 
 def choose_precision(precision: str, device: torch.device) -> tuple[bool, str]:
@@ -120,12 +124,14 @@ class PPO:
         self.num_minibatches = fit_minibatches(self.num_units, horizon * num_envs / cfg.minibatch_size)
         device = next(policy.parameters()).device
         self.device = device
+        self._parameters = list(policy.parameters())
+        self._chunks = Chunks(device, CPU_CHUNK // self.sequence_length, threads=not cfg.compile)
         self.max_iterations = max_iterations
         self.iteration = torch.zeros((), dtype=torch.float32, device=device)
         self.learning_rate = torch.tensor(cfg.learning_rate, dtype=torch.float32, device=device)
         # fused: one kernel per step; its count and rate are device tensors, which a CUDA graph needs (capturable)
         self.optimizer = torch.optim.Adam(
-            policy.parameters(),
+            self._parameters,
             lr=cfg.learning_rate,
             eps=1e-5,
             fused=device.type in ("cpu", "cuda"),
@@ -157,7 +163,7 @@ class PPO:
             for index in order.split(size):
                 # The first minibatch compares the policy with itself: a KL of rounding errors, which says nothing.
                 adapt = cfg.schedule_per == "minibatch" and totals is not None
-                losses, kl = self._step(batch.select(index), adapt=adapt)
+                losses, kl = self._step(batch, index, adapt=adapt)
                 totals = losses if totals is None else totals + losses
                 epoch_kl += kl / self.num_minibatches
             if cfg.schedule_per == "epoch" and (epoch > 0 or self.num_minibatches > 1):
@@ -172,13 +178,22 @@ class PPO:
         stats["policy/std"] = rollout.log_std.exp().mean()
         return stats
 
-    def _step(self, batch: Batch, *, adapt: bool) -> tuple[Tensor, Tensor]:
-        loss, losses, kl = self._loss(batch.inputs, batch.columns, batch.hidden, batch.fresh)
-        self.optimizer.zero_grad(set_to_none=True)
-        loss.backward()
+    def _step(self, batch: Batch, index: Tensor, *, adapt: bool) -> tuple[Tensor, Tensor]:
+        """One step of the optimiser on a minibatch, whose gradient is the sum over its chunks."""
+        count = batch.columns[..., -1].index_select(1, index).sum().clamp(min=1.0)
+
+        def gradient(part: Tensor) -> tuple[Tensor, ...]:
+            chunk = batch.select(part)
+            loss, losses = self._loss(chunk.inputs, chunk.columns, chunk.hidden, chunk.fresh, count)
+            return losses, *torch.autograd.grad(loss, self._parameters)
+
+        losses, *gradients = self._chunks.sum(gradient, index)
+        for parameter, grad in zip(self._parameters, gradients, strict=True):
+            parameter.grad = grad
+        kl = losses[_LOSS_NAMES.index("policy/kl")]
         cfg = self.cfg
         limit = cfg.max_grad_norm if cfg.max_grad_norm is not None else torch.inf
-        norm = torch.nn.utils.clip_grad_norm_(self.policy.parameters(), limit, error_if_nonfinite=False)
+        norm = torch.nn.utils.clip_grad_norm_(self._parameters, limit, error_if_nonfinite=False)
         if adapt:
             self._adapt(kl)
         self.optimizer.step()
@@ -192,13 +207,12 @@ class PPO:
         adapt_learning_rate(self.learning_rate, kl, cfg.kl_threshold, cfg.learning_rate_min, cfg.learning_rate_max)
 
     def _eager_loss(
-        self, inputs: dict[str, Tensor], columns: Tensor, hidden: Hidden, fresh: Tensor | None
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Loss, the statistics of `_LOSS_NAMES` but the gradient norm, and the KL."""
+        self, inputs: dict[str, Tensor], columns: Tensor, hidden: Hidden, fresh: Tensor | None, count: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Loss of a chunk, and the statistics of `_LOSS_NAMES` but the gradient norm; each a sum / `count`."""
         cfg, actions = self.cfg, self.policy.num_actions
         action, old_mean, old_log_std, scalars = columns.split([actions, actions, actions, 5], dim=-1)
         old_log_prob, old_value, advantage, target, valid = scalars.unbind(-1)
-        count = valid.sum().clamp(min=1.0)
 
         def mean(x: Tensor) -> Tensor:
             return (x * valid).sum() / count
@@ -222,7 +236,7 @@ class PPO:
             kl = mean(gaussian_kl(old_mean, old_log_std, now.mean, now.log_std))
             clip_fraction = mean(((ratio - 1.0).abs() > cfg.clip).float())
             losses = torch.stack([policy_loss, value_loss, bounds_loss, entropy, kl, clip_fraction])
-        return loss, losses, kl
+        return loss, losses
 
     @torch.no_grad()
     def _prepare(

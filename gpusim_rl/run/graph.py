@@ -5,9 +5,9 @@ from __future__ import annotations
 import gc
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -24,6 +24,15 @@ LONGEST_ROLLOUT = 64
 
 PARTS = {"rollout": ("rollout", "update"), "step": ("step", "update"), "update": ("update",), "off": ()}
 """What each mode captures. `update` is not to be asked for: it remains where physics runs on another device."""
+
+
+@runtime_checkable
+class Replayable(Protocol):
+    """A recording: `torch.cuda.CUDAGraph`."""
+
+    def replay(self) -> None:
+        """Does it again."""
+        ...
 
 
 class NotCapturableError(RuntimeError):
@@ -106,10 +115,10 @@ class Graphs:
         self._owners = list(owners)
         self._parts = PARTS[choice.mode]
         self._calls: dict[str, int] = {}
-        self._captured: dict[str, tuple[torch.cuda.CUDAGraph, Any]] = {}
+        self._captured: dict[str, tuple[Replayable, Any]] = {}
         self._capturing = False
         # The legacy default stream cannot be captured, and what is captured must be ordered after what ran before.
-        self._stream = torch.cuda.Stream(device) if self._parts else None
+        self._stream = torch.cuda.Stream(device) if self._parts and device.type == "cuda" else None
 
     @property
     def whole_rollout(self) -> bool:
@@ -158,26 +167,29 @@ class Graphs:
             self._fall_back(part, str(error).strip().partition("\n")[0] or type(error).__name__)
             return False
 
-    def _capture(self, body: Callable[[], T]) -> tuple[torch.cuda.CUDAGraph, T]:
-        graph = torch.cuda.CUDAGraph()
-        for generator in self._generators:
-            graph.register_generator_state(generator)
+    def _capture(self, body: Callable[[], T]) -> tuple[Replayable, T]:
+        def with_owners_in_place() -> T:
+            with in_place(self._owners):
+                return body()
+
         # A Warp graph that Python's collector destroys in the middle of a capture breaks it.
         collecting = gc.isenabled()
         gc.disable()
         self._capturing = True
         try:
-            with self._recording(graph), in_place(self._owners):
-                output = body()
+            return self._record(with_owners_in_place)
         finally:
             self._capturing = False
             if collecting:
                 gc.enable()
-        return graph, output
 
-    def _recording(self, graph: torch.cuda.CUDAGraph) -> AbstractContextManager[Any]:
+    def _record(self, body: Callable[[], T]) -> tuple[Replayable, T]:
+        graph = torch.cuda.CUDAGraph()
+        for generator in self._generators:
+            graph.register_generator_state(generator)
         # thread_local: threads that watch the machine or write logs may call CUDA meanwhile
-        return torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local")
+        with torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local"):
+            return graph, body()
 
     def _fall_back(self, part: str, reason: str, *, step_too: bool = False) -> None:
         if part == "rollout" and not step_too:

@@ -327,7 +327,7 @@ def test_normalised_observations_are_clipped() -> None:
 def test_bf16_trunks_fp32_heads(name: str) -> None:
     policy, exact = make(name, bf16=True), make(name)
     features: list[Tensor] = []
-    policy.actor.register_forward_hook(lambda module, args, output: features.append(output[0]))
+    policy.actor.mlp.register_forward_hook(lambda module, args, output: features.append(output))
     obs, hidden = observe(policy, 6), policy.initial_state(6)
     noise = torch.randn(6, ACTIONS, generator=generator())
     sample = policy.act(obs, hidden, noise)
@@ -336,7 +336,7 @@ def test_bf16_trunks_fp32_heads(name: str) -> None:
     assert all(h.dtype == torch.float32 for h in sample.hidden)
     assert features[0].dtype == torch.bfloat16
     # heads: exactly what float32 gives for these features
-    expected = policy.mean_head(features[0][0].float())
+    expected = policy.mean_head(features[0].float())
     torch.testing.assert_close(sample.mean, expected, rtol=1e-6, atol=1e-6)
     assert not torch.equal(sample.mean, sample.mean.bfloat16().float())
     log_prob = torch_gaussian(sample.mean, sample.log_std).log_prob(sample.action.double())
