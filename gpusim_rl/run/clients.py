@@ -124,6 +124,7 @@ class _Client:
         self._open_phase = ExitStack()
         if cfg.seed != -1:
             torch.manual_seed(cfg.seed)
+        Distribution.set_default_validate_args(True)  # torch's own default, whatever was imported before
         self._build(env)
         self._process_settings = _ProcessSettings.now()
 
@@ -222,6 +223,7 @@ class _RslRl(_Client):
         settings = {
             "num_steps_per_env": ppo.horizon,
             "save_interval": 2**31,
+            "check_for_nan": self.mode == "same",
             "obs_groups": {"actor": ["policy"], "critic": ["critic" if "critic" in env.obs_sizes else "policy"]},
             "torch_compile_mode": "default" if self._compile else None,
             "actor": {**model, "distribution_cfg": distribution},
@@ -256,6 +258,7 @@ class _RslRl(_Client):
             schedule="adaptive per minibatch" if adaptive else "constant",
             optimizer="Adam",
             normalize_value=False,
+            check_for_nan=settings["check_for_nan"],
             notes=["actor and critic cannot share a trunk", "no value normalisation", "no bounds loss"],
         )
 
@@ -281,17 +284,17 @@ class _RlGames(_Client):
         ppo = self._ppo
         bf16 = self._half and self._device.type == "cuda"
         adaptive = ppo.schedule == "adaptive"
-        adapter = register(env, f"client {id(self)}", device=self._device)
+        self._env_name = f"client {id(self)}"
+        register(env, self._env_name, device=self._device)
         central = "critic" in env.obs_sizes
         runner = Runner()
-        runner.load({"params": self._params(f"client {id(self)}", central, bf16)})
+        runner.load({"params": self._params(central, bf16)})
         # What runner.run_train() does, but the agent stays in our hands.
         self._agent = agent = runner.algo_factory.create(runner.algo_name, base_name="run", params=runner.params)
         if self._compile:
             agent.model = torch.compile(agent.model, mode="default")
             if central:
                 agent.central_value_net.model = torch.compile(agent.central_value_net.model, mode="default")
-        self._adapter = adapter
         self._begun = False
         self._next_epoch = agent.update_epoch
         agent.update_epoch = self._one_epoch
@@ -309,7 +312,7 @@ class _RlGames(_Client):
             notes=["16-bit networks on CUDA only", "minibatches are not shuffled"],
         )
 
-    def _params(self, env_name: str, central: bool, bf16: bool) -> dict[str, Any]:
+    def _params(self, central: bool, bf16: bool) -> dict[str, Any]:
         ppo, net = self._ppo, self._ppo.network
         mlp = {
             "units": list(net.hidden),
@@ -329,7 +332,7 @@ class _RlGames(_Client):
         config = {
             **shared,
             "name": "client",
-            "env_name": env_name,
+            "env_name": self._env_name,
             "device": str(self._device),
             "num_actors": self._cfg.num_envs,
             "train_dir": self._folder.name,
@@ -404,7 +407,11 @@ class _RlGames(_Client):
             self._agent.env_reset = lambda: self._agent.obs
 
     def _close(self) -> None:
+        from rl_games.common import env_configurations, vecenv
+
         self._agent.writer.close()
+        for known in (vecenv.vecenv_config, env_configurations.configurations):
+            del known[self._env_name]
 
 
 class _Skrl(_Client):
@@ -421,6 +428,7 @@ class _Skrl(_Client):
 
         from gpusim_rl.connect.skrl import SkrlEnv
 
+        Distribution.set_default_validate_args(False)  # as importing skrl does the first time
         ppo = self._ppo
         adapter = SkrlEnv(env, device=self._device)
         adaptive = ppo.schedule == "adaptive"

@@ -170,6 +170,12 @@ def test_switches_of_the_process_stay_as_they_were(name):
     assert before == (Distribution._validate_args, torch.get_float32_matmul_precision(), torch.get_num_threads())
 
 
+def test_each_library_keeps_its_own_switches():
+    before = {name: build(name)[0]._process_settings for name in CLIENTS}
+    assert {name for name in CLIENTS if before[name].validate} == {"rl_games", "sb3"}
+    assert before == {name: build(name)[0]._process_settings for name in reversed(CLIENTS)}
+
+
 def test_clients_run_beside_each_other():
     clients = [build(name)[0] for name in CLIENTS]
     for _ in range(2):
