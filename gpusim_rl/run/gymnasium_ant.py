@@ -69,17 +69,17 @@ class GymnasiumAnt(Task[TaskConfig]):
         self.x_before = torch.zeros(self.num_envs, device=self.device)
 
     def reset(self, where: Bool[Tensor, " envs"]) -> None:
-        robot, random = self.robot, self.random
-        quat = robot.default_root_quat + random.uniform(-RESET_NOISE, RESET_NOISE, 4)
-        joints = len(robot.joint_names)
+        robot, joints = self.robot, len(self.robot.joint_names)
+        pos, quat, joint_pos = self.random.uniform(-RESET_NOISE, RESET_NOISE, 7 + joints).split([3, 4, joints], dim=1)
+        lin_vel, ang_vel, joint_vel = self.random.normal(0.0, RESET_NOISE, 6 + joints).split([3, 3, joints], dim=1)
         robot.set_state(
             where,
-            root_pos=robot.default_root_pos + random.uniform(-RESET_NOISE, RESET_NOISE, 3),
-            root_quat=torch.nn.functional.normalize(quat, dim=1),
-            root_lin_vel=random.normal(0.0, RESET_NOISE, 3),
-            root_ang_vel=random.normal(0.0, RESET_NOISE, 3),
-            joint_pos=robot.default_joint_pos + random.uniform(-RESET_NOISE, RESET_NOISE, joints),
-            joint_vel=random.normal(0.0, RESET_NOISE, joints),
+            root_pos=robot.default_root_pos + pos,
+            root_quat=torch.nn.functional.normalize(robot.default_root_quat + quat, dim=1),
+            root_lin_vel=lin_vel,
+            root_ang_vel=ang_vel,
+            joint_pos=robot.default_joint_pos + joint_pos,
+            joint_vel=joint_vel,
         )
 
     def apply_action(self, action: Float[Tensor, "envs actions"]) -> None:
