@@ -320,8 +320,9 @@ class PPO:
         self.optimizer.load_state_dict(state["optimizer"])
         self.learning_rate.copy_(state["learning_rate"])
         self.iteration.copy_(state["iteration"])
-        # loading replaced the tensor that the schedule writes to
-        self.optimizer.param_groups[0]["lr"] = self.learning_rate
+        # Loading replaced the tensor that the schedule writes to, and took over what the device of then could do.
+        here = {"fused": self.device.type in ("cpu", "cuda"), "capturable": self.device.type == "cuda"}
+        self.optimizer.param_groups[0].update(here, lr=self.learning_rate)
 
 
 _LOSS_NAMES = (

@@ -17,9 +17,19 @@ import gpusim_rl
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.run.run_dir import replacing
 
-FORMAT = 1
+
+
+def _with_graph_and_profile(payload: dict[str, Any]) -> dict[str, Any]:
+    """Format 2: the settings `graph` and `debug.profile` exist."""
+    if "config" not in payload:
+        return payload
+    config = {"graph": "auto", **payload["config"]}
+    return payload | {"config": config | {"debug": {"profile": 0, **config.get("debug", {})}}}
+
+
+FORMAT = 2
 # An older format is brought up to date step by step: MIGRATIONS[n] makes format n + 1 out of n.
-MIGRATIONS: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {}
+MIGRATIONS: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {1: _with_graph_and_profile}
 
 
 def save(path: Path, payload: Mapping[str, Any]) -> None:

@@ -822,3 +822,15 @@ def test_values_of_time_limits_and_terminations() -> None:
         it.train(60)
         value = it.policy.denormalize_value(it.policy.value(it.world.obs, ()))[0].item()
         assert value == pytest.approx(expected, rel=0.03)
+
+
+def test_state_of_another_device_learns_as_this_one_can() -> None:
+    it, other = learner("feed-forward"), learner("feed-forward")
+    it.train(1)
+    state = it.ppo.state_dict()
+    state["optimizer"]["param_groups"][0].update(capturable=True, fused=False)  # a run on CUDA, say
+    other.ppo.load_state_dict(state)
+    group = other.ppo.optimizer.param_groups[0]
+    assert (group["capturable"], group["fused"]) == (False, True)
+    assert group["lr"] is other.ppo.learning_rate
+    other.train(1)

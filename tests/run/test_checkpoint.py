@@ -191,6 +191,7 @@ def test_a_newer_format_names_the_version_to_install(tmp_path):
 
 
 def test_an_older_format_is_migrated_step_by_step(tmp_path, monkeypatch):
+    monkeypatch.setattr(checkpoint, "FORMAT", 1)
     save(tmp_path / "old.pt", {"obs_mean": 1.0})
     monkeypatch.setattr(checkpoint, "FORMAT", 3)
     monkeypatch.setitem(checkpoint.MIGRATIONS, 1, lambda old: {**old, "normalizer": old["obs_mean"]})
@@ -209,3 +210,12 @@ def test_structural_difference_names_each_key_that_differs():
         "ppo.network.size: saved None, now 3",
     ]
     assert structural_difference(saved, saved, keys) == []
+
+
+def test_a_checkpoint_from_before_graph_and_profile_loads(tmp_path):
+    path = tmp_path / "old.pt"
+    torch.save({"gpusim_rl": "0.1.0", "format": 1, "config": {"seed": 3, "debug": {"check_task": True}}}, path)
+    config = checkpoint.load(path)["config"]
+    assert config == {"seed": 3, "graph": "auto", "debug": {"check_task": True, "profile": 0}}
+    torch.save({"gpusim_rl": "0.1.0", "format": 1}, path)
+    assert "config" not in checkpoint.load(path)
