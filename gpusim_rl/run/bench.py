@@ -502,7 +502,7 @@ def draw(result: Mapping[str, Any], figures: Any) -> Any:
         if not points:
             continue
         kind = next(row["kind"] for part in result["env_counts"] for row in part["contestants"] if row["name"] == name)
-        style = "--o" if kind in ("peer", "envpool", "gymnasium") else "-o"
+        style = "--s" if kind in ("peer", "envpool", "gymnasium") else "-o"
         x = [num_envs for num_envs, _ in points]
         speed = [values["median"] for _, values in points]
         spread = [[v["median"] - v["min"] for _, v in points], [v["max"] - v["median"] for _, v in points]]

@@ -286,7 +286,9 @@ def one_thread(monkeypatch):
 
 def train(folder, task: type = Faulty, iterations: int = 12, **overrides):
     """A real training of some iterations; what the doctor says to it, but for the machine that it had to share."""
-    trainer = make_trainer(task, folder, FaultyConfig(), device="cpu", max_iterations=iterations, **overrides)
+    little = {"epochs": 1, "minibatch_size": 64, "network": {"hidden": [4]}}  # the delay is most of an iteration
+    settings = {"device": "cpu", "max_iterations": iterations, "ppo": little, **overrides}
+    trainer = make_trainer(task, folder, FaultyConfig(), **settings)
     trainer.train()
     [run] = [path for path in folder.glob(f"{task.__name__}/2*")]
     profile = read_profile(run)
@@ -304,7 +306,7 @@ def test_logging_that_waits_is_found(tmp_path, one_thread, monkeypatch):
     monkeypatch.setattr(writers.CsvWriter, "write", lambda *a: (time.sleep(0.3), write(*a)))
     profile, findings = train(tmp_path)
     assert findings[0].rule == "logging_bound" and findings[0].knobs == ("log.interval=10",)
-    assert profile.log > 0.3
+    assert profile.log_peaks < 0.5 * profile.log
 
 
 def test_checkpoints_that_wait_are_found(tmp_path, one_thread, monkeypatch):
