@@ -150,7 +150,9 @@ def _about_knee(points: Sequence[Point], at: Point) -> str:
         gains = f"brings {100 * best:.0f} % per doubling at most" if best > 0 else "brings nothing"
         return f"{speed}; more (up to {measured[-1].num_envs}) {gains}"
     less = [point for point in points if point.num_envs < at.num_envs and point.error is None]
-    last = f", the last doubling brought {100 * gain_per_doubling(less[-1], at):.0f} %" if less else ""
+    last = (
+        f", {100 * gain_per_doubling(less[-1], at):.0f} % more per doubling since {less[-1].num_envs}" if less else ""
+    )
     if not more:
         return f"{speed}, the most that was measured{last}" + ("; measure more with --num-envs" if less else "")
     reason = more[0].error or f"{more[0].num_envs} take {more[0].memory_gb:.1f} of {more[0].memory_limit_gb:.1f} GB"

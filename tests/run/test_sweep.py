@@ -71,7 +71,7 @@ def test_a_plateau_is_told_with_what_more_would_bring():
 
 def test_a_table_that_ends_too_early_says_so():
     [first, *_] = advise(table("cpu", {64: 100.0, 128: 190.0, 256: 360.0})).reasons
-    assert first.endswith("the most that was measured, the last doubling brought 89 %; measure more with --num-envs")
+    assert first.endswith("the most that was measured, 89 % more per doubling since 128; measure more with --num-envs")
 
 
 def test_a_gpu_that_wins():
