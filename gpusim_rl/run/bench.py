@@ -208,10 +208,11 @@ class Worker:
             self.phases[phase] = self.phases.get(phase, 0.0) + part
 
     def report(self) -> None:
-        """Asks for the peak of its memory."""
+        """Asks for the peak of its memory, and what it knows of itself by now."""
         answer = self._ask({"report": True})
         if answer is not None:
             self.memory = answer["memory"]
+            self.settings = answer.get("settings", self.settings)
 
     def row(self) -> Row:
         """What is known of it so far."""

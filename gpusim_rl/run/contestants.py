@@ -1,8 +1,8 @@
 """What `tools/bench.py` lets run against each other. Each runs in a process of its own, which `serve` answers for.
 
 The processes speak json, one value a line. The first line in says who the contestant is; then `{"run": 3}` asks for
-three iterations and `{"report": true}` for the peak of its memory. An error is answered as `{"error": ...}` and ends
-the process, as does the end of the input. Between two lines it waits without using a CPU.
+three iterations and `{"report": true}` for the peak of its memory and its settings. An error is answered as
+`{"error": ...}` and ends the process, as does the end of the input. Between two lines it waits without using a CPU.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from gpusim_rl.config import RunConfig, SimConfig
     from gpusim_rl.env import Task, TaskConfig, VecEnv
+    from gpusim_rl.run.graph import Graphs
     from gpusim_rl.run.logbook import Logbook
     from gpusim_rl.run.timing import PhaseTimer
     from gpusim_rl.run.trainer import Trainer
@@ -55,6 +56,7 @@ class Contestant:
         settings: What is worth knowing of it, as plain values.
         device: Where it works.
         phases: Times its phases, where it has any.
+        graphs: Its CUDA graphs, where it may have any.
     """
 
     iterate: Callable[[], Any]
@@ -62,6 +64,7 @@ class Contestant:
     settings: dict[str, Any] = field(default_factory=dict)
     device: torch.device | None = None
     phases: PhaseTimer | None = None
+    graphs: Graphs | None = None
 
 
 def serve(compose: Callable[[list[str]], dict[str, Any]], scratch_training: ScratchTraining) -> None:
@@ -88,7 +91,7 @@ def serve(compose: Callable[[list[str]], dict[str, Any]], scratch_training: Scra
             answer(ready=True, settings=contestant.settings)
             for line in iter(sys.stdin.readline, ""):
                 request = json.loads(line)
-                answer(**(_run(contestant, request["run"]) if "run" in request else {"memory": _memory(contestant)}))
+                answer(**(_run(contestant, request["run"]) if "run" in request else _report(contestant)))
     except Exception as error:
         traceback.print_exc()
         answer(error=one_line(error))
@@ -115,6 +118,12 @@ def _run(contestant: Contestant, iterations: int) -> dict[str, Any]:
         phases = contestant.phases.flush().phases()
         result["phases"] = {phase: part for phase, part in phases.items() if part > 0}
     return result
+
+
+def _report(contestant: Contestant) -> dict[str, Any]:
+    """What is known only now: a graph is captured after some iterations, or cannot be."""
+    graph = {} if contestant.graphs is None else {"graph": str(contestant.graphs.choice)}
+    return {"memory": _memory(contestant), "settings": contestant.settings | graph}
 
 
 def _synchronize(device: torch.device | None) -> None:
@@ -260,10 +269,14 @@ def _bare_physics(scenario: _Scenario, persistent: Any) -> Iterator[Contestant]:
                 first = last
             sim.step(scenario.task.decimation)
 
-    steps(SETTLING_STEPS)
     settings = {"sim": str(scenario.choice), "persistent": persistent, "decimation": scenario.task.decimation}
     horizon, env_steps = scenario.horizon, scenario.horizon * scenario.num_envs
-    yield Contestant(lambda: steps(horizon), env_steps, settings, sim.device)
+    graphs = _graphs(sim.device)
+    with graphs.stream():
+        steps(SETTLING_STEPS)
+        yield Contestant(
+            lambda: graphs.run("rollout", lambda: steps(horizon)), env_steps, settings, sim.device, graphs=graphs
+        )
     sim.close()
 
 
@@ -275,13 +288,24 @@ def _env_step(scenario: _Scenario) -> Iterator[Contestant]:
     limit = env.cfg.clip_actions
     actions = limit * (2.0 * _random(env.num_envs, env.num_actions, env.device) - 1.0)
 
-    def iterate() -> None:
+    def steps() -> None:
         for i in range(scenario.horizon):
             env.step(actions[i % ACTION_SETS])
 
     settings = {"sim": str(scenario.choice), "persistent": scenario.sim.persistent}
-    yield Contestant(iterate, scenario.horizon * scenario.num_envs, settings, env.device)
+    env_steps = scenario.horizon * scenario.num_envs
+    graphs = _graphs(env.device, env.task, env)
+    with graphs.stream():
+        yield Contestant(lambda: graphs.run("rollout", steps), env_steps, settings, env.device, graphs=graphs)
     env.close()
+
+
+def _graphs(device: torch.device, *owners: object) -> Graphs:
+    """On CUDA an iteration is one graph, as the rollout of our training: nothing here waits for Python."""
+    from gpusim_rl.run.graph import GraphChoice, Graphs
+
+    choice = GraphChoice("rollout", "CUDA device") if device.type == "cuda" else GraphChoice("off", device.type)
+    return Graphs(choice, device, owners=owners)
 
 
 def _random(num_envs: int, size: int, device: torch.device) -> Tensor:
@@ -322,7 +346,8 @@ def _trainer(training: AbstractContextManager[tuple[Trainer, Logbook]], *, learn
         if learns:
             settings |= {"epochs": cfg.ppo.epochs, "minibatches": trainer.ppo.num_minibatches}
         iterate = (lambda: trainer.iterate(log)) if learns else collect
-        yield Contestant(iterate, cfg.num_envs * cfg.ppo.horizon, settings, trainer.rl_device, phases)
+        env_steps = cfg.num_envs * cfg.ppo.horizon
+        yield Contestant(iterate, env_steps, settings, trainer.rl_device, phases, trainer.graphs)
 
 
 @contextmanager
