@@ -13,6 +13,11 @@ MOST_WORKERS = 16
 """Beyond this Python's lock, held for some 5 % of a chunk, would keep them waiting."""
 
 
+def most_workers() -> int:
+    """How many chunks can be under way at a time on the CPU."""
+    return min(torch.get_num_threads(), MOST_WORKERS)
+
+
 class Chunks:
     """Sums a function of indices over chunks of them.
 
@@ -47,10 +52,9 @@ class Chunks:
 
     def _workers(self) -> ThreadPoolExecutor:
         if self._pool is None:
-            threads = torch.get_num_threads()
-            workers = min(threads, MOST_WORKERS)
+            workers = most_workers()
             # The number is each thread's own: the others keep theirs.
             self._pool = ThreadPoolExecutor(
-                workers, "chunk", initializer=torch.set_num_threads, initargs=(threads // workers,)
+                workers, "chunk", initializer=torch.set_num_threads, initargs=(torch.get_num_threads() // workers,)
             )
         return self._pool

@@ -302,7 +302,7 @@ def spinning(p: Profile) -> Finding | None:
     spin = f"GOMP_SPINCOUNT is {count or 'not set'}"
     setting = "OMP_WAIT_POLICY is active" if active else spin
     what = f"torch's idle threads spin for milliseconds on the CPUs that physics needs ({setting})"
-    hint = "set GOMP_SPINCOUNT to 1000, as train.py does; in a script call gpusim_rl.machine.share_cpus() before torch"
+    hint = "set GOMP_SPINCOUNT to 10000, as train.py does; in a script call gpusim_rl.machine.share_cpus() before torch"
     return Finding("spinning", 0.2 * p.simulate, what, hint=hint)
 
 

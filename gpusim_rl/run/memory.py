@@ -12,6 +12,8 @@ import torch
 
 from gpusim_rl.config import RunConfig, SimConfig
 from gpusim_rl.errors import ConfigError
+from gpusim_rl.learn.chunks import most_workers
+from gpusim_rl.learn.ppo import CPU_CHUNK
 from gpusim_rl.run.system import memory_available_bytes
 from gpusim_rl.sim import SimChoice
 from gpusim_rl.sim.mujoco import is_persistent
@@ -40,7 +42,9 @@ def simulator_bytes(model: mujoco.MjModel, cfg: SimConfig, choice: SimChoice, nu
     return (_CUDA if choice.device.type == "cuda" else _PROCESS + _WARP) + per_env * num_envs
 
 
-def learner_bytes(cfg: RunConfig, obs_size: int, num_actions: int, num_envs: int, *, bf16: bool) -> float:
+def learner_bytes(
+    cfg: RunConfig, obs_size: int, num_actions: int, num_envs: int, device: torch.device, *, bf16: bool
+) -> float:
     """Memory of rollout and training.
 
     Args:
@@ -48,6 +52,7 @@ def learner_bytes(cfg: RunConfig, obs_size: int, num_actions: int, num_envs: int
         obs_size: Numbers in all observation groups together.
         num_actions: Size of the action vector.
         num_envs: N.
+        device: Where the learner lives.
         bf16: Networks run in bfloat16.
     """
     ppo, net = cfg.ppo, cfg.ppo.network
@@ -65,6 +70,8 @@ def learner_bytes(cfg: RunConfig, obs_size: int, num_actions: int, num_envs: int
         parameters += 4 * cells * (net.rnn_size + obs_size)
         per_env += 8 * cells * (2 + ppo.horizon / min(ppo.sequence_length, ppo.horizon))
     samples = min(ppo.minibatch_size, num_envs * ppo.horizon)
+    if device.type == "cpu":
+        samples = min(samples, CPU_CHUNK * most_workers())  # the activations of so many samples exist at a time
     return per_env * num_envs + samples * ((2 if bf16 else 4) * units + 2 * columns) + 20 * parameters
 
 
@@ -88,7 +95,7 @@ def check_memory(model: mujoco.MjModel, cfg: RunConfig, choice: SimChoice, devic
         return simulator_bytes(model, cfg.sim, choice, num_envs)
 
     def learner(num_envs: int) -> float:
-        return learner_bytes(cfg, model.nq + model.nv + model.nu, model.nu, num_envs, bf16=bf16)
+        return learner_bytes(cfg, model.nq + model.nv + model.nu, model.nu, num_envs, device, bf16=bf16)
 
     if choice.device == device:
         _check(cfg.num_envs, lambda num_envs: physics(num_envs) + learner(num_envs), device)
@@ -103,7 +110,7 @@ def check_learner_memory(cfg: RunConfig, obs_size: int, num_actions: int, device
     Raises:
         ConfigError: With the estimate, what is free, and a number that fits.
     """
-    _check(cfg.num_envs, lambda n: learner_bytes(cfg, obs_size, num_actions, n, bf16=bf16), device)
+    _check(cfg.num_envs, lambda n: learner_bytes(cfg, obs_size, num_actions, n, device, bf16=bf16), device)
 
 
 def _check(num_envs: int, need: Callable[[int], float], device: torch.device) -> None:

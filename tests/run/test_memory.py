@@ -34,7 +34,9 @@ trainer = Trainer(run, task_class, config=config, overrides=lines)
 env = trainer.env
 estimate = simulator_bytes(env.sim.scene.model, run.sim, trainer.choice, run.num_envs)
 obs_size = sum(env.obs_sizes.values())
-estimate += learner_bytes(run, obs_size, env.num_actions, run.num_envs, bf16=trainer.policy.bf16)
+estimate += learner_bytes(
+    run, obs_size, env.num_actions, run.num_envs, trainer.rl_device, bf16=trainer.policy.bf16
+)
 trainer.train()
 (peak,) = [int(line.split()[1]) * 1024 for line in open("/proc/self/status") if line.startswith("VmHWM")]
 print(json.dumps([estimate, peak]))
@@ -59,6 +61,44 @@ def test_the_estimate_is_near_what_a_run_takes(command, tmp_path, task, settings
     done = command(sys.executable, "-c", MEASURE, task, json.dumps(settings), str(tmp_path))
     estimate, peak = json.loads(done.stdout.splitlines()[-1])
     assert 0.8 < estimate / peak < 1.6, f"estimated {estimate / 1e6:.0f} MB, took {peak / 1e6:.0f} MB"
+
+
+LONG_RUN = """
+import sys
+from gpusim_rl.api import scratch_training
+
+def used(key):
+    (kilobytes,) = [int(line.split()[1]) for line in open("/proc/self/status") if line.startswith(key)]
+    return kilobytes * 1024
+
+envs, warm_up, iterations = map(int, sys.argv[1:])
+small = ["ppo.minibatch_size=4096", "ppo.epochs=1"]
+with scratch_training(["task=Cartpole", f"num_envs={envs}", *small]) as (trainer, log):
+    for _ in range(warm_up):
+        trainer.iterate(log)
+    before = used("VmRSS")
+    for _ in range(iterations):
+        trainer.iterate(log)
+    print(before, used("VmRSS"), used("VmHWM"))
+"""
+
+
+def memory_of(command, num_envs: int, warm_up: int, iterations: int) -> list[int]:
+    """Resident memory after the warm-up, at the end, and its peak [B]."""
+    done = command(sys.executable, "-c", LONG_RUN, str(num_envs), str(warm_up), str(iterations))
+    return [int(number) for number in done.stdout.split()[-3:]]
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+def test_memory_does_not_grow_with_iterations(command):
+    before, after, _ = memory_of(command, 64, 20, 300)
+    assert after - before < 8e6, f"{(after - before) / 300:.0f} B an iteration"
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+def test_memory_grows_linearly_with_worlds(command):
+    first, second, third = (memory_of(command, num_envs, 2, 0)[2] for num_envs in (16384, 32768, 65536))
+    assert 1.6 < (third - second) / (second - first) < 2.4, (first, second, third)
 
 
 def ant(num_envs: int, **settings: Any) -> tuple[RunConfig, Any]:
@@ -98,7 +138,7 @@ def test_physics_and_learner_on_two_devices_are_counted_apart(monkeypatch):
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1.0e9, 2.0e9))
     physics = simulator_bytes(model, run.sim, SimChoice("mujoco", CPU, "test"), run.num_envs)
     monkeypatch.setattr(memory, "memory_available_bytes", lambda: 1.2 * physics)
-    assert learner_bytes(run, 37, 8, run.num_envs, bf16=True) > 0.9e9
+    assert learner_bytes(run, 37, 8, run.num_envs, cuda, bf16=True) > 0.9e9
     with pytest.raises(ConfigError, match="GB on cuda:0, 1 GB are free"):
         check_memory(model, run, SimChoice("mujoco", CPU, "test"), cuda, bf16=True)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (9.0e9, 9.0e9))
