@@ -1,0 +1,356 @@
+"""CUDA graphs of rollout and update, on a CUDA device: they do what eager code does, and cross nothing."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from gpusim_rl.run.audit import audit, offences, our_loop
+from gpusim_rl.run.graph import WARM_UP
+from gpusim_rl.run.logbook import Logbook
+from gpusim_rl.run.trainer import Trainer
+from training import Faulty, FaultyConfig, leaves, make_trainer, same, the_run
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when CUDA starts; torch_deterministic needs it
+
+DEVICE = "cuda"
+PARTS = {"rollout": {"rollout", "update"}, "step": {"step", "update"}, "update": {"update"}, "off": set()}
+CAPTURED = WARM_UP + 1
+"""Iterations after which everything is captured, and has been replayed once."""
+
+
+class Reading(Faulty):
+    """A task that reads a value on the host: no graph can hold it."""
+
+    def rewards(self):
+        terms = super().rewards()
+        total = sum(term.sum() for term in terms.values())
+        return terms | {"read": torch.full((self.num_envs,), 1e-9 * float(total), device=self.device)}
+
+
+def make(task: Any, folder: Path, config: Any = None, /, **overrides: Any) -> Trainer:
+    """A trainer of 64 worlds on CUDA, with MuJoCo Warp."""
+    settings: dict[str, Any] = {"sim": "mjwarp", "device": DEVICE, "num_envs": 64, "max_iterations": 1000}
+    return make_trainer(task, folder, config, **{**settings, **overrides})
+
+
+@contextmanager
+def running(trainer: Trainer) -> Iterator[Callable[[int], None]]:
+    """The trainer's loop, some iterations at a time, on the stream of its graphs; nothing is saved."""
+    with Logbook(trainer, trainer.run_dir()) as log, trainer.graphs.stream():
+        log.save = lambda *, numbered: None  # type: ignore[method-assign]
+        trainer.timer.start()
+
+        def iterate(count: int) -> None:
+            for _ in range(count):
+                trainer.iterate(log)
+
+        yield iterate
+
+
+def trained(task: Any, folder: Path, config: Any = None, iterations: int = 5, /, **overrides: Any) -> dict[str, Any]:
+    """State after some iterations; checks that what was to be captured is."""
+    trainer = make(task, folder, config, **overrides)
+    mode = trainer.graphs.choice.mode
+    with running(trainer) as iterate:
+        iterate(iterations)
+        assert set(trainer.graphs._captured) == PARTS[mode], trainer.graphs.choice
+        return trainer.state_dict()
+
+
+def distance(a: dict[str, Any], b: dict[str, Any]) -> tuple[float, list[str]]:
+    """How far apart two states are, and the paths of what is not equal bit by bit.
+
+    The largest difference between weights, or the median one between observations: one world may fall the other way.
+    """
+    ignored = ("/elapsed_s", "/wandb_id", "/config", "/overrides")
+    first, second = ({path: value for path, value in leaves(state) if not path.startswith(ignored)} for state in (a, b))
+    assert first.keys() == second.keys()
+    unequal = [path for path in first if not same(first[path], second[path])]
+    far = 0.0
+    for path in unequal:
+        if path.startswith(("/policy", "/env/obs")):
+            difference = (first[path].double() - second[path].double()).abs()
+            far = max(far, float(difference.max() if path.startswith("/policy") else difference.median()))
+    return far, unequal
+
+
+def parameters(trainer: Trainer) -> Tensor:
+    return torch.cat([parameter.detach().flatten().clone() for parameter in trainer.policy.parameters()])
+
+
+RECURRENT = {"ppo": {"network": {"rnn": "lstm"}}, "task": {"episode_length": 9}}
+BF16 = {"ppo": {"precision": "bf16"}}
+CRITIC = FaultyConfig(episode_length=11, critic=True)
+
+
+@pytest.mark.parametrize(
+    ("mode", "task", "overrides"),
+    [
+        ("rollout", "Cartpole", {}),
+        ("step", "Cartpole", {}),
+        ("rollout", "Cartpole", RECURRENT),
+        ("step", "Cartpole", RECURRENT),
+        ("rollout", "Cartpole", BF16),
+        ("rollout", Faulty, {}),  # with a critic that sees more
+        ("rollout", Faulty, {"ppo": {"schedule": "linear"}}),
+        ("rollout", "Ant", {"task": {"episode_length": 20}}),
+        ("step", "Ant", {"task": {"episode_length": 20}}),
+    ],
+)
+def test_a_graph_does_what_eager_code_does(mode, task, overrides, tmp_path):
+    """As close to eager code as eager code is to itself; bit by bit where that repeats itself bit by bit.
+
+    Physics with contacts does not: MuJoCo Warp gives constraints their places with atomic additions, in any order, and
+    the solver adds them up in that order. Where there are no contacts (Cartpole) a world has hardly anything to order,
+    and torch is made deterministic. What a device really does is measured here, by running eagerly twice.
+    """
+    config = CRITIC if task is Faulty else None
+    settings = {"torch_deterministic": True, **overrides}
+    once, twice = (trained(task, tmp_path / name, config, graph="off", **settings) for name in ("once", "twice"))
+    state = trained(task, tmp_path / mode, config, graph=mode, **settings)
+    assert state["iteration"] == once["iteration"] == 5
+    assert same(state["sampling"], once["sampling"]) and same(state["shuffling"], once["shuffling"])
+    spread, chaotic = distance(once, twice)
+    apart, unequal = distance(once, state)
+    if not chaotic:
+        assert unequal == []
+    # Weights have moved by about 0.05: a graph that does something else is further away than this.
+    assert apart <= 10.0 * spread + 1e-3
+
+
+@pytest.mark.parametrize("mode", ["rollout", "step"])
+def test_every_replay_draws_new_numbers(mode, tmp_path):
+    trainer = make("Cartpole", tmp_path, graph=mode)
+    with running(trainer) as iterate:
+        iterate(CAPTURED)
+        noises, states = [], []
+        for _ in range(3):
+            trainer.collect()
+            noises.append((trainer.rollout.action - trainer.rollout.mean) / trainer.rollout.log_std.exp())
+            states.append(trainer.sampling.get_state())
+        assert not same(states[0], states[1]) and not same(states[1], states[2])
+        steps = torch.cat([noise.flatten(1) for noise in noises])  # each step of each rollout
+        assert torch.unique(steps[:, 0]).numel() == len(steps)
+        assert 0.9 < float(steps.std()) < 1.1 and abs(float(steps.mean())) < 0.1
+
+        before = trainer.ppo.generator.get_state()
+        iterate(1)
+        assert not same(before, trainer.ppo.generator.get_state())
+
+
+@pytest.mark.parametrize("mode", ["rollout", "step"])
+@pytest.mark.parametrize("task", ["Cartpole", "Ant"])
+def test_the_steady_state_allocates_nothing(task, mode, tmp_path):
+    trainer = make(task, tmp_path, graph=mode)
+
+    def counters() -> dict[str, int]:
+        stats = torch.cuda.memory_stats(DEVICE)
+        names = ("segment.all.allocated", "reserved_bytes.all.current", "allocated_bytes.all.current")
+        return {name: stats[name] for name in names} | {"memory_allocated": torch.cuda.memory_allocated(DEVICE)}
+
+    def allocations() -> int:
+        return torch.cuda.memory_stats(DEVICE)["allocation.all.allocated"]
+
+    with running(trainer) as iterate:
+        iterate(CAPTURED + 2)
+        before = counters()
+        iterate(10)
+        assert counters() == before, "the log's row takes its few numbers from what torch holds already"
+
+        if mode == "step":
+            return  # storing a step in the rollout is eager there
+        count = allocations()
+        for _ in range(10):
+            trainer.collect()
+            trainer.metrics.record_update(trainer.graphs.run("update", trainer._update))
+        assert allocations() == count
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["off", "rollout"])
+def test_the_steady_state_compiles_nothing(mode, tmp_path):
+    trainer = make("Cartpole", tmp_path, graph=mode, **{"ppo.compile": True})
+    with running(trainer) as iterate:
+        iterate(CAPTURED + 1)
+        assert set(trainer.graphs._captured) == PARTS[mode], trainer.graphs.choice
+        counts = torch._dynamo.utils.counters["stats"]
+        graphs = counts["unique_graphs"]
+        assert graphs > 0
+        before = parameters(trainer)
+        with torch._dynamo.config.patch(error_on_recompile=True):
+            iterate(10)
+        assert counts["unique_graphs"] == graphs
+        assert not torch.equal(parameters(trainer), before)
+
+
+@pytest.mark.parametrize("mode", ["rollout", "step", "off"])
+@pytest.mark.parametrize("task", ["Cartpole", "Ant"])
+def test_torch_itself_sees_no_sync(task, mode, tmp_path):
+    """In whole iterations, the row of metrics included: it is copied without waiting, and read an interval later."""
+    trainer = make(task, tmp_path, graph=mode)
+    with running(trainer) as iterate:
+        iterate(CAPTURED + 1)
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            iterate(3)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    assert trainer.iteration == CAPTURED + 4
+
+
+def test_a_task_that_reads_a_value_trains_eagerly_and_says_why(tmp_path, caplog):
+    trainer = make(Reading, tmp_path, FaultyConfig(), graph="rollout")
+    with caplog.at_level(logging.WARNING), running(trainer) as iterate:
+        iterate(CAPTURED)
+        before = parameters(trainer)
+        iterate(3)
+        assert not torch.equal(parameters(trainer), before)
+    assert torch.isfinite(parameters(trainer)).all()
+    said = [record.getMessage() for record in caplog.records if "CUDA graph" in record.getMessage()]
+    assert [line.partition(":")[0] for line in said] == [
+        "CUDA graph of the rollout failed, capturing single control steps instead",
+        "CUDA graph of the step failed, stepping eagerly (slow)",
+    ]
+    assert all(line.partition(": ")[2] for line in said)
+    assert trainer.graphs.choice.mode == "update"
+    assert set(trainer.graphs._captured) == {"update"}
+
+
+def test_a_task_that_reads_a_value_learns_what_it_learns_without_graphs(tmp_path):
+    """A capture that failed has left nothing behind: no step was lost, no random number used twice."""
+    states = []
+    for name, mode in (("off", "off"), ("rollout", "rollout")):
+        trainer = make(Reading, tmp_path / name, FaultyConfig(), graph=mode)
+        with running(trainer) as iterate:
+            iterate(5)
+            states.append(trainer.state_dict())
+    assert same(states[0]["sampling"], states[1]["sampling"])
+    assert distance(*states)[0] < 1e-2
+
+
+@pytest.mark.parametrize(("first", "then"), [("cpu", DEVICE), (DEVICE, "cpu")])
+def test_a_checkpoint_moves_between_cpu_and_cuda(first, then, tmp_path):
+    began = make("Cartpole", tmp_path, device=first, max_iterations=2)
+    began.train()
+    resumed = make("Cartpole", tmp_path, device=then, checkpoint=str(the_run(tmp_path)))
+    assert resumed.iteration == 2
+    torch.testing.assert_close(parameters(resumed).cpu(), parameters(began).cpu(), rtol=0.0, atol=0.0)
+    for group, value in began.obs.items():
+        torch.testing.assert_close(resumed.obs[group].cpu(), value.cpu(), rtol=0.0, atol=0.0)
+    on_cuda = resumed.rl_device.type == "cuda"
+    [settings] = resumed.ppo.optimizer.param_groups
+    assert settings["capturable"] == on_cuda and settings["lr"] is resumed.ppo.learning_rate
+    steps = [state["step"] for state in resumed.ppo.optimizer.state.values()]
+    assert {step.device.type for step in steps} == {resumed.rl_device.type} if on_cuda else True
+    before = parameters(resumed)
+    with running(resumed) as iterate:
+        iterate(CAPTURED)
+        assert set(resumed.graphs._captured) == PARTS[resumed.graphs.choice.mode]
+        assert resumed.graphs.choice.mode == ("rollout" if on_cuda else "off")
+        iterate(2)
+    after = parameters(resumed)
+    assert torch.isfinite(after).all() and not torch.equal(after, before)
+    assert all(float(step) > float(CAPTURED) for step in steps), "Adam counts on"
+
+
+def test_a_run_that_was_interrupted_equals_one_that_was_not(tmp_path):
+    whole, again = (trained("Cartpole", tmp_path / name, None, 6, graph="rollout") for name in ("whole", "again"))
+    folder = tmp_path / "resumed"
+    make("Cartpole", folder, graph="rollout", max_iterations=2).train()
+    resumed = make("Cartpole", folder, graph="rollout", checkpoint=str(the_run(folder)), max_iterations=1000)
+    with running(resumed) as iterate:
+        iterate(4)  # eagerly at first, then captured anew
+        assert set(resumed.graphs._captured) == PARTS["rollout"]
+        state = resumed.state_dict()
+    assert state["iteration"] == whole["iteration"] == 6
+    assert same(state["sampling"].cpu(), whole["sampling"].cpu())
+    spread, _ = distance(whole, again)
+    assert distance(whole, state)[0] <= 10.0 * spread + 1e-3
+
+
+def test_physics_on_the_cpu_leaves_the_update_to_capture(tmp_path):
+    trainer = make("Cartpole", tmp_path, device="auto", sim_device="cpu", rl_device=DEVICE)
+    assert trainer.graphs.choice.mode == "update" and "cpu" in str(trainer.graphs.choice)
+    assert trainer.env.device.type == "cpu" and trainer.rl_device.type == DEVICE
+    with running(trainer) as iterate:
+        iterate(CAPTURED)
+        before = parameters(trainer)
+        iterate(2)
+        assert set(trainer.graphs._captured) == {"update"}
+    assert torch.isfinite(parameters(trainer)).all() and not torch.equal(parameters(trainer), before)
+
+
+@pytest.mark.parametrize("network", [{}, {"rnn": "lstm"}])
+def test_bf16_in_a_graph_computes_with_the_weights_of_now(network, tmp_path):
+    """Autocast keeps rounded copies of weights: in a graph they would be those of the capture for ever."""
+    trainer = make("Cartpole", tmp_path, graph="rollout", ppo={"precision": "bf16", "network": network})
+    assert trainer.policy.bf16
+    with running(trainer) as iterate:
+        iterate(CAPTURED)
+        for _ in range(4):
+            before = parameters(trainer)
+            iterate(1)
+            assert not torch.equal(parameters(trainer), before)
+            losses = {name: value for name, value in trainer.metrics._latest.items() if name.startswith("loss/")}
+            assert len(losses) >= 3 and all(torch.isfinite(value) for value in losses.values())
+        # The same weights without a graph give the same actions; those of the capture would not.
+        trainer.collect()
+        last = trainer.cfg.ppo.horizon - 1
+        obs = {group: value[last] for group, value in trainer.rollout.obs.items()}
+        if not trainer.policy.recurrent:
+            with torch.no_grad():
+                mean = trainer.policy.act(obs, (), torch.zeros_like(trainer.noise)).action
+            torch.testing.assert_close(mean, trainer.rollout.mean[last], rtol=0.02, atol=0.02)
+
+
+@pytest.mark.parametrize("schedule", ["adaptive", "linear"])
+def test_the_learning_rate_moves_from_replay_to_replay(schedule, tmp_path):
+    start, horizon = 3e-5, 20
+    ppo = {"schedule": schedule, "schedule_per": "epoch", "kl_threshold": 100.0, "learning_rate": start}
+    trainer = make("Cartpole", tmp_path, graph="rollout", max_iterations=horizon, ppo=ppo)
+    rates = []
+    with running(trainer) as iterate:
+        iterate(CAPTURED)
+        for _ in range(3):
+            rates.append(float(trainer.ppo.learning_rate))
+            iterate(1)
+        rates.append(float(trainer.ppo.learning_rate))
+        in_use = trainer.ppo.optimizer.param_groups[0]["lr"]
+    assert isinstance(in_use, Tensor) and float(in_use) == rates[-1]
+    if schedule == "linear":  # a rate is set at the beginning of an update
+        expected = [start * (1.0 - (CAPTURED - 1 + done) / horizon) for done in range(4)]
+        assert rates == pytest.approx(expected, rel=1e-5)
+    else:  # no policy changes as much as that threshold asks for
+        assert all(later > earlier for earlier, later in itertools.pairwise(rates))
+
+
+@pytest.mark.parametrize("mode", ["rollout", "step"])
+@pytest.mark.parametrize("task", ["Cartpole", "Ant"])
+def test_the_profiler_sees_no_copy(task, mode, tmp_path):
+    trainer = make(task, tmp_path, graph=mode)
+    iterations = 3
+    with Logbook(trainer, trainer.run_dir()) as log, trainer.graphs.stream():
+        log.save = lambda *, numbered: None  # type: ignore[method-assign]
+        trainer.timer.start()
+        result = audit(our_loop(trainer, log), warm_up=CAPTURED + 1, iterations=iterations)
+    for phase in ("rollout", "update"):
+        work = result.work[phase]
+        assert work.kernels > 0 and work.busy_s > 0.0, "the profiler sees what graphs do"
+        assert (work.to_device.count, work.to_host.count, sum(work.syncs.values())) == (0, 0, 0)
+    assert result.work["log"].to_host.count == iterations, "and it sees the row of metrics"
+    assert offences(result, iterations) == []
