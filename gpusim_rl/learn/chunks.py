@@ -45,10 +45,10 @@ class Chunks:
         # A dispatch mode, such as one that counts operations, sees its own thread only.
         alone = len(parts) == 1 or not self._threads or _get_current_dispatch_mode() is not None
         results = map(function, parts) if alone else self._workers().map(function, parts)
-        total = list(next(iter_results := iter(results)))
-        for result in iter_results:
-            torch._foreach_add_(total, list(result))
-        return total
+        total, *others = results
+        for result in others:
+            total = [a + b for a, b in zip(total, result, strict=True)]
+        return list(total)
 
     def _workers(self) -> ThreadPoolExecutor:
         if self._pool is None:

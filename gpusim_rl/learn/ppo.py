@@ -189,7 +189,7 @@ class PPO:
 
         losses, *gradients = self._chunks.sum(gradient, index)
         for parameter, grad in zip(self._parameters, gradients, strict=True):
-            parameter.grad = grad
+            parameter.grad = grad.contiguous()  # as the optimiser expects; it is, but for odd layers
         kl = losses[_LOSS_NAMES.index("policy/kl")]
         cfg = self.cfg
         limit = cfg.max_grad_norm if cfg.max_grad_norm is not None else torch.inf

@@ -18,7 +18,6 @@ from gpusim_rl.errors import ConfigError
 from gpusim_rl.run.run_dir import replacing
 
 
-
 def _with_graph_and_profile(payload: dict[str, Any]) -> dict[str, Any]:
     """Format 2: the settings `graph` and `debug.profile` exist."""
     if "config" not in payload:

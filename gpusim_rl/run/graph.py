@@ -231,13 +231,15 @@ def in_place(owners: Sequence[object]) -> Iterator[None]:
     before = [{name: value for name, value in vars(owner).items() if isinstance(value, Tensor)} for owner in owners]
     yield
     for owner, tensors in zip(owners, before, strict=True):
-        changed = {name: (old, getattr(owner, name, None)) for name, old in tensors.items()}
-        changed = {name: (old, new) for name, (old, new) in changed.items() if new is not old}
-        for name, (old, new) in changed.items():
+        values: dict[str, Tensor] = {}
+        for name, old in tensors.items():
+            new = getattr(owner, name, None)
+            if new is old:
+                continue
             if not isinstance(new, Tensor) or new.shape != old.shape or new.dtype != old.dtype:
                 raise NotCapturableError(f"{type(owner).__name__}.{name} changes its shape or type")
-        # Copies first: one attribute may now hold what was another's (previous = current; current = new).
-        values = {name: new.clone() for name, (_, new) in changed.items()}
-        for name, (old, _) in changed.items():
-            old.copy_(values[name])
-            setattr(owner, name, old)
+            # A copy first: one attribute may now hold what was another's (previous = current; current = new).
+            values[name] = new.clone()
+        for name, value in values.items():
+            tensors[name].copy_(value)
+            setattr(owner, name, tensors[name])

@@ -1,0 +1,88 @@
+"""A minibatch in chunks: the same gradient, the same bits whichever thread is faster."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from gpusim_rl.learn import ppo
+from gpusim_rl.learn.chunks import Chunks
+from gpusim_rl.run.audit import SyncCounter
+from test_ppo import learner
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def two_threads():
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+def test_the_sum_is_over_all_indices_in_order(two_threads: None) -> None:
+    seen: dict[int, str] = {}
+    both = threading.Barrier(2)
+
+    def function(index: Tensor) -> list[Tensor]:
+        seen[int(index[0])] = threading.current_thread().name
+        if int(index[0]) < 4:
+            both.wait(timeout=30)  # only passed when two chunks are under way at a time
+        return [index.sum(), index.float().square().sum()]
+
+    total = Chunks(CPU, 2).sum(function, torch.arange(9))
+    assert [float(x) for x in total] == [36.0, 204.0]
+    assert sorted(seen) == [0, 2, 4, 6, 8]
+    assert len(set(seen.values())) == 2
+
+
+def test_one_chunk_stays_in_the_caller(two_threads: None) -> None:
+    names = []
+    Chunks(CPU, 9).sum(lambda index: (names.append(threading.current_thread().name), [index])[1], torch.arange(9))
+    assert names == [threading.main_thread().name]
+
+
+def test_other_devices_have_one_chunk() -> None:
+    sizes = []
+    Chunks(torch.device("meta"), 2).sum(lambda index: (sizes.append(len(index)), [index])[1], torch.arange(9))
+    assert sizes == [9]
+
+
+def test_operations_of_chunks_can_be_counted(two_threads: None) -> None:
+    with SyncCounter() as syncs:
+        Chunks(CPU, 2).sum(lambda index: [index.nonzero().sum()], torch.arange(6))
+    assert syncs.total == 3
+
+
+def test_an_error_in_a_chunk_is_raised(two_threads: None) -> None:
+    def function(index: Tensor) -> list[Tensor]:
+        raise ValueError("no")
+
+    with pytest.raises(ValueError, match="no"):
+        Chunks(CPU, 2).sum(function, torch.arange(6))
+
+
+def test_the_callers_threads_are_left_alone(two_threads: None) -> None:
+    Chunks(CPU, 2).sum(lambda index: [index], torch.arange(6).repeat(1))
+    assert torch.get_num_threads() == 2
+
+
+@pytest.mark.parametrize("kind", ["feed-forward", "lstm"])
+def test_chunks_give_the_gradient_of_the_whole(kind: str, monkeypatch: Any, two_threads: None) -> None:
+    def trained(chunk: int, *, threads: bool = True) -> Any:
+        monkeypatch.setattr(ppo, "CPU_CHUNK", chunk)
+        it = learner(kind)
+        it.ppo._chunks._threads = threads
+        it.train(2)
+        return it
+
+    whole, chunked, alone = trained(10_000), trained(8), trained(8, threads=False)
+    for name, value in whole.policy.state_dict().items():
+        other = chunked.policy.state_dict()[name]
+        torch.testing.assert_close(other, value, rtol=1e-3, atol=1e-4, msg=lambda text, name=name: f"{name}: {text}")
+        assert torch.equal(other, alone.policy.state_dict()[name]), "bit for bit, whoever did it"
