@@ -85,7 +85,7 @@ def audit_all(args: argparse.Namespace) -> dict[str, Any]:
             "sim": str(trainer.choice),
             "device": str(trainer.rl_device),
             "precision": "bf16" if trainer.policy.bf16 else "fp32",
-            "graph": trainer.cfg.graph,
+            "graph": str(trainer.graphs.choice),
             "log_rows": rows,
             "ours": result.as_dict(),
             "update_without_data": "yes" if problem is None else problem,
@@ -184,4 +184,6 @@ def number(value: float) -> str:
 
 
 if __name__ == "__main__":
+    # As for train.py: the checkout that this file is in, whether it is installed or not.
+    sys.path[0] = str(Path(__file__).resolve().parent.parent)
     raise SystemExit(main())
