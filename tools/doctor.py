@@ -9,12 +9,13 @@ python tools/doctor.py sweep task=Ant --num-envs 256,1024,4096 --devices cpu,cud
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -101,7 +102,7 @@ def check_machine(args: argparse.Namespace) -> int:
     from gpusim_rl.run.checkup import look_at_machine
 
     checks = []
-    for check in (*look_at_machine(Path("runs")), *self_tests()):
+    for check in itertools.chain(look_at_machine(Path("runs")), self_tests()):
         checks.append(check)
         if not args.json:
             print(check, flush=True)
@@ -116,8 +117,8 @@ def check_machine(args: argparse.Namespace) -> int:
     return 1 if broken else 0
 
 
-def self_tests() -> list[Check]:
-    """Really trains Ant, for one iteration and very small, with every simulator that can run here."""
+def self_tests() -> Iterator[Check]:
+    """Really trains Ant, for two iterations and very small, with every simulator that can run here."""
     import torch
 
     from gpusim_rl.run.checkup import Check
@@ -130,7 +131,6 @@ def self_tests() -> list[Check]:
         tests.append(("newton", warp_device, False))
     except ImportError:
         pass
-    checks = []
     for sim, device, needed in tests:
         small = ["task=Ant", f"sim={sim}", f"device={device}", "num_envs=16", "ppo.horizon=8", "ppo.minibatch_size=64"]
         started = time.perf_counter()
@@ -138,11 +138,10 @@ def self_tests() -> list[Check]:
         took = f"{time.perf_counter() - started:.0f} s"
         if isinstance(result, dict):
             text = f"{sim} on {device}: 2 iterations of 16 ants in {result['precision']} ({took} with start-up)"
-            checks.append(Check("self-test", "ok", text))
+            yield Check("self-test", "ok", text)
         else:
             fix = f"python train.py {' '.join(small)} max_iterations=1 shows more"
-            checks.append(Check("self-test", "failed" if needed else "warning", f"{sim} on {device}: {result}", fix))
-    return checks
+            yield Check("self-test", "failed" if needed else "warning", f"{sim} on {device}: {result}", fix)
 
 
 # A run

@@ -394,13 +394,13 @@ def update_bound(p: Profile) -> Finding | None:
 
 def small_minibatches(p: Profile) -> Finding | None:
     """Every optimiser step has a fixed cost, which small minibatches do not fill."""
-    if p.update < 0.3 or p.minibatch_size >= 2048 or p.minibatches < 32:
+    larger = min(16384, _power_of_two(p.num_envs * p.horizon / 4))
+    if p.update < 0.3 or p.minibatch_size >= 2048 or p.minibatches < 32 or larger <= p.minibatch_size:
         return None
     what = (
         f"learning takes {_percent(p.update)} of the time in {p.minibatches} optimiser steps of"
         f" {p.minibatch_size} samples"
     )
-    larger = min(16384, _power_of_two(p.num_envs * p.horizon / 4))
     return Finding("small_minibatches", p.update / 2, what, (f"ppo.minibatch_size={larger}",))
 
 

@@ -327,3 +327,9 @@ def test_a_run_can_be_looked_at_while_it_goes_on(tmp_path):
             profile = read_profile(run_dir.path)
             assert profile.iteration == iteration == profile.rows + profile.warm_up_rows
     assert not list(run_dir.checkpoints.iterdir()), "it has not saved anything yet"
+
+
+def test_minibatches_are_not_told_to_become_smaller():
+    few = replace(CPU, num_envs=64, epochs=16, minibatch_size=512, simulate=0.3, update=0.64)
+    assert few.minibatches >= 32
+    assert "small_minibatches" not in [finding.rule for finding in diagnose(few)]
