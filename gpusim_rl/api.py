@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import secrets
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -65,11 +66,17 @@ def make_env(task: type[Task[Any]] | str, /, config: TaskConfig | None = None, *
         **overrides: As for `train`; those of learning and logging have no effect.
     """
     share_cpus()
-    run, task_class, plain_config, lines = prepare(task, config, **overrides)
+    run, task_class, _, _ = prepare(task, config, **overrides)
 
-    from gpusim_rl.run.trainer import Trainer
+    from gpusim_rl.env import VecEnv
+    from gpusim_rl.machine import keep_freed_memory
+    from gpusim_rl.run.trainer import choose_devices, use_available_cpus
 
-    return Trainer(run, task_class, config=plain_config, overrides=lines).env
+    use_available_cpus()
+    keep_freed_memory()
+    _, choice = choose_devices(run)
+    seed = secrets.randbelow(2**31) if run.seed == -1 else run.seed
+    return VecEnv.make(task_class, run.task, num_envs=run.num_envs, choice=choice, sim=run.sim, seed=seed)
 
 
 def prepare(

@@ -21,10 +21,10 @@ def most_workers() -> int:
 class Chunks:
     """Sums a function of indices over chunks of them.
 
-    On the CPU, where an operation on a whole minibatch streams every activation through memory and ends with a barrier
-    between threads, each thread takes chunks of its own instead: products of matrices gain a fifth, activation
-    functions several times (benchmarks/update.json). Sums are taken in the order of the chunks, so the result does not
-    depend on which thread was faster, or on how many there are.
+    On the CPU an operation on a whole minibatch streams every activation through memory and ends with a barrier between
+    threads. Here each thread takes chunks of its own, whose activations stay in its caches
+    (benchmarks/update_chunks.json has what it saves). Sums are taken in the order of the chunks, so the result does not depend on which thread was
+    faster, or on how many there are, up to MOST_WORKERS.
 
     On other devices there is one chunk.
 
@@ -53,7 +53,7 @@ class Chunks:
     def _workers(self) -> ThreadPoolExecutor:
         if self._pool is None:
             workers = most_workers()
-            # The number is each thread's own: the others keep theirs.
+            # The number is each thread's own: threads that exist keep theirs.
             self._pool = ThreadPoolExecutor(
                 workers, "chunk", initializer=torch.set_num_threads, initargs=(torch.get_num_threads() // workers,)
             )

@@ -294,7 +294,7 @@ def _env_step(scenario: _Scenario) -> Iterator[Contestant]:
 
     settings = {"sim": str(scenario.choice), "persistent": scenario.sim.persistent}
     env_steps = scenario.horizon * scenario.num_envs
-    graphs = _graphs(env.device, env.task, env)
+    graphs = _graphs(env.device, env.task)
     with graphs.stream():
         yield Contestant(lambda: graphs.run("rollout", steps), env_steps, settings, env.device, graphs=graphs)
     env.close()
@@ -358,7 +358,9 @@ def _peer(scenario: _Scenario, name: str, mode: str) -> Iterator[Contestant]:
     from gpusim_rl.learn.ppo import choose_precision
     from gpusim_rl.run.clients import make_client
     from gpusim_rl.run.timing import PhaseTimer
+    from gpusim_rl.run.trainer import use_available_cpus
 
+    use_available_cpus()  # as `gpusim_rl.make_env` does for who uses a library on our environment
     assert scenario.cfg is not None and scenario.rl_device is not None
     device = scenario.rl_device
     bf16, _ = choose_precision(scenario.cfg.ppo.precision, device)

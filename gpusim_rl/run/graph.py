@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,8 +23,16 @@ WARM_UP = 2
 LONGEST_ROLLOUT = 64
 """Control steps that `auto` captures into one graph. A graph's memory grows with its nodes, a few hundred per step."""
 
-PARTS = {"rollout": ("rollout", "update"), "step": ("step", "update"), "update": ("update",), "off": ()}
-"""What each mode captures. `update` is not to be asked for: it remains where physics runs on another device."""
+PARTS = {
+    "rollout": ("rollout", "update"),
+    "step": ("step", "update"),
+    "rollout only": ("rollout",),
+    "step only": ("step",),
+    "update": ("update",),
+    "off": (),
+}
+"""What each mode captures. The last but one and those with `only` cannot be asked for: they are what remains where
+physics runs on another device, or where a capture failed."""
 
 
 @runtime_checkable
@@ -50,6 +59,8 @@ class GraphChoice:
         what = {
             "rollout": "whole rollout and whole update",
             "step": "control step and whole update",
+            "rollout only": "whole rollout",
+            "step only": "control step",
             "update": "whole update",
             "off": "off",
         }
@@ -88,11 +99,13 @@ class Graphs:
 
     A part must do the same work on the same memory every time, and what it leaves behind must be in place: the next
     replay reads where the capture has read. `owners` are exempt: a tensor that an owner binds anew under an old name is
-    copied to where the old one was. A Python number of an owner that changes from call to call would be frozen in a
-    graph, and is refused.
+    copied to where the old one was. Python numbers that change from call to call, and tensors that are replaced within
+    lists and dicts, would be frozen in a graph: where an owner has such, nothing of its is captured. Seen are its
+    attributes, what its lists, tuples and dicts hold, and the attributes of its helper objects; not seen is what lies
+    deeper, and what does not change in the second call.
 
     A capture that fails falls back: from the whole rollout to one control step, then to eager, with a warning that says
-    why. Nothing has run by then, so nothing is lost.
+    why. The device has done nothing by then, and owners and generators are put back to what they were.
 
     Args:
         choice: What to capture.
@@ -133,9 +146,11 @@ class Graphs:
             return
         outside = torch.cuda.current_stream(self._device)
         self._stream.wait_stream(outside)
-        with torch.cuda.stream(self._stream):
-            yield
-        outside.wait_stream(self._stream)
+        try:
+            with torch.cuda.stream(self._stream):
+                yield
+        finally:
+            outside.wait_stream(self._stream)
 
     def run(self, part: str, body: Callable[[], T]) -> T:
         """Does `body`, or replays it.
@@ -163,6 +178,9 @@ class Graphs:
             return True
         except (RuntimeError, ValueError) as error:
             for generator, state in zip(self._generators, states, strict=True):
+                if generator.device.type == "cuda":
+                    # A capture that was broken off may leave the old state believing that it is still captured.
+                    generator.graphsafe_set_state(torch.Generator(generator.device))
                 generator.set_state(state)
             self._fall_back(part, str(error).strip().partition("\n")[0] or type(error).__name__)
             return False
@@ -198,48 +216,90 @@ class Graphs:
             self._parts, then = tuple(other for other in self._parts if other != part), "updating eagerly (slow)"
         else:
             self._parts, then = tuple(other for other in self._parts if other == "update"), "stepping eagerly (slow)"
-        self.choice = GraphChoice(self._parts[0] if self._parts else "off", f"the {part} cannot be captured: {reason}")
+        mode = next(mode for mode, parts in PARTS.items() if parts == self._parts)
+        self.choice = GraphChoice(mode, f"the {part} cannot be captured: {reason}")
         logger.warning("CUDA graph of the %s failed, %s: %s", part, then, reason)
 
     @contextmanager
     def _same_numbers(self, part: str) -> Iterator[None]:
-        """Notices, while still eager, numbers that a graph would freeze."""
-        before = [_numbers(owner) for owner in self._owners]
+        """Notices, while still eager, what a graph would freeze."""
+        before = [_frozen_by_a_graph(owner) for owner in self._owners]
         yield
         if part == "update" or self._calls[part] < WARM_UP:
             return  # an owner's first step may still be setting up
-        for owner, numbers in zip(self._owners, before, strict=True):
-            now = _numbers(owner)
-            changed = [name for name, number in numbers.items() if now.get(name) != number]
+        for owner, old in zip(self._owners, before, strict=True):
+            new = _frozen_by_a_graph(owner)
+            changed = sorted(name for name in old.keys() | new.keys() if old.get(name) != new.get(name))
             if changed:
                 names = " and ".join(f"{type(owner).__name__}.{name}" for name in changed)
-                self._fall_back(part, f"{names} is a Python number that changes; try a tensor", step_too=True)
+                reason = f"{names} changes from step to step and is no tensor attribute of the task; try one"
+                self._fall_back(part, reason, step_too=True)
                 return
 
 
-def _numbers(owner: object) -> dict[str, Any]:
-    return {name: value for name, value in vars(owner).items() if isinstance(value, (bool, int, float))}
+def _frozen_by_a_graph(owner: object) -> dict[str, Any]:
+    """What must not change between two replays, by name; tensors stand for their identity."""
+    found: dict[str, Any] = {}
+    for name, value in _attributes(owner).items():
+        if isinstance(value, Tensor):
+            continue  # in_place takes care of it
+        _note(found, name, value)
+        if not isinstance(value, _LIBRARY) and not type(value).__module__.startswith(("torch", "gpusim_rl.")):
+            for inner, held in _attributes(value).items():
+                _note(found, f"{name}.{inner}", held)
+    return found
+
+
+_LIBRARY = (bool, int, float, str, type, Tensor)
+
+
+def _note(found: dict[str, Any], name: str, value: Any) -> None:
+    if isinstance(value, (list, tuple, deque)):
+        held: list[Any] = list(value)
+    elif isinstance(value, dict):
+        held = [x for pair in value.items() for x in pair]
+    else:
+        held = [value]
+    kept = [id(x) if isinstance(x, Tensor) else x for x in held if isinstance(x, (bool, int, float, Tensor))]
+    if kept:
+        found[name] = kept
+
+
+def _attributes(owner: object) -> dict[str, Any]:
+    return getattr(owner, "__dict__", {})
 
 
 @contextmanager
 def in_place(owners: Sequence[object]) -> Iterator[None]:
     """Tensors that the block binds anew under an old name of an owner are copied to where the old ones are.
 
+    If the block fails, the owners' attributes are what they were before it.
+
     Raises:
         NotCapturableError: The new tensor has another shape or type than the old one.
     """
-    before = [{name: value for name, value in vars(owner).items() if isinstance(value, Tensor)} for owner in owners]
-    yield
-    for owner, tensors in zip(owners, before, strict=True):
-        values: dict[str, Tensor] = {}
-        for name, old in tensors.items():
-            new = getattr(owner, name, None)
-            if new is old:
-                continue
-            if not isinstance(new, Tensor) or new.shape != old.shape or new.dtype != old.dtype:
-                raise NotCapturableError(f"{type(owner).__name__}.{name} changes its shape or type")
-            # A copy first: one attribute may now hold what was another's (previous = current; current = new).
-            values[name] = new.clone()
-        for name, value in values.items():
-            tensors[name].copy_(value)
-            setattr(owner, name, tensors[name])
+    before = [dict(_attributes(owner)) for owner in owners]
+    try:
+        yield
+        for owner, attributes in zip(owners, before, strict=True):
+            _put_back_tensors(owner, {k: v for k, v in attributes.items() if isinstance(v, Tensor)})
+    except BaseException:
+        for owner, attributes in zip(owners, before, strict=True):
+            _attributes(owner).clear()
+            _attributes(owner).update(attributes)
+        raise
+
+
+def _put_back_tensors(owner: object, tensors: dict[str, Tensor]) -> None:
+    values: dict[str, Tensor] = {}
+    for name, old in tensors.items():
+        new = getattr(owner, name, None)
+        if new is old:
+            continue
+        if not isinstance(new, Tensor) or new.shape != old.shape or new.dtype != old.dtype:
+            raise NotCapturableError(f"{type(owner).__name__}.{name} changes its shape or type")
+        # A copy first: one attribute may now hold what was another's (previous = current; current = new).
+        values[name] = new.clone()
+    for name, value in values.items():
+        tensors[name].copy_(value)
+        setattr(owner, name, tensors[name])

@@ -73,17 +73,19 @@ class PhaseTimer:
     @contextmanager
     def _measure(self, phase: str) -> Iterator[None]:
         self._inside, self._entered = phase, time.perf_counter()
-        if self._device.type == "cuda" and phase != "log":
-            stream = torch.cuda.current_stream(self._device)  # not that of torch's current device
-            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            begin.record(stream)
-            yield
-            end.record(stream)
-            self._events.append((phase, begin, end))
-        else:
-            yield
-            self._add_host_time()
-        self._inside = None
+        try:
+            if self._device.type == "cuda" and phase != "log":
+                stream = torch.cuda.current_stream(self._device)  # not that of torch's current device
+                begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+                begin.record(stream)
+                yield
+                end.record(stream)
+                self._events.append((phase, begin, end))
+            else:
+                yield
+                self._add_host_time()
+        finally:
+            self._inside = None
 
     def _add_host_time(self) -> None:
         now = time.perf_counter()

@@ -78,8 +78,7 @@ class Trainer:
         if cfg.torch_deterministic:  # without it cuBLAS refuses; read when CUDA starts
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(cfg.torch_deterministic)
-        if "OMP_NUM_THREADS" not in os.environ:  # a choice of the user's, which torch has followed
-            torch.set_num_threads(available_cpus())
+        use_available_cpus()
         keep_freed_memory()
 
         bf16, self.precision_reason = choose_precision(cfg.ppo.precision, self.rl_device)
@@ -121,9 +120,7 @@ class Trainer:
             horizon=cfg.ppo.horizon,
             check_task=cfg.debug.check_task,
         )
-        self.graphs = Graphs(
-            choice, self.rl_device, generators=[self.sampling, shuffling], owners=[self.env.task, self.env]
-        )
+        self.graphs = Graphs(choice, self.rl_device, generators=[self.sampling, shuffling], owners=[self.env.task])
         self.iteration = 0
         self.env_steps = 0
         self.elapsed_s = 0.0
@@ -442,6 +439,12 @@ def choose_devices(cfg: RunConfig) -> tuple[torch.device, SimChoice]:
     if cfg.sim.name == "mujoco" and cfg.sim_device is None:
         sim_device = torch.device("cpu")  # the only place where it runs; a policy on the GPU can still use it
     return rl_device, choose_sim(cfg.sim.name, sim_device)
+
+
+def use_available_cpus() -> None:
+    """Gives torch a thread for each CPU of this process, unless the user chose a number, which torch has followed."""
+    if "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(available_cpus())
 
 
 def _device(text: str, key: str) -> torch.device:

@@ -50,6 +50,24 @@ class Counting(Faulty):
         return super().rewards() | {"count": torch.full((self.num_envs,), 0.001 * self.count)}
 
 
+class Queueing(Faulty):
+    """A task that keeps tensors in a list, and a level in a helper object."""
+
+    class Level:
+        def __init__(self) -> None:
+            self.number = 0
+
+    def __init__(self, cfg: FaultyConfig, sim: Any) -> None:
+        super().__init__(cfg, sim)
+        self.history = [torch.zeros(self.num_envs) for _ in range(2)]
+        self.level = self.Level()
+
+    def rewards(self):
+        self.history = [self.robot.joint_pos[:, 0].clone(), *self.history[:-1]]
+        self.level.number += 1
+        return super().rewards()
+
+
 class Growing(Faulty):
     """A task whose state changes its shape."""
 
@@ -129,11 +147,23 @@ def test_a_python_number_that_changes_is_not_frozen(tmp_path, caplog):
     config = FaultyConfig()
     eager = trained(Graphs, "off", Counting, tmp_path / "eager", config)[1]
     trainer, state = trained(Recorder, "rollout", Counting, tmp_path / "graph", config)
-    assert "Counting.count is a Python number that changes" in caplog.text
+    assert "Counting.count changes from step to step" in caplog.text
     assert trainer.graphs.choice.mode == "update"
     assert "Counting.count" in str(trainer.graphs.choice)
     assert set(trainer.graphs._captured) == {"update"}
     assert unequal(eager, state) == []
+
+
+def test_lists_and_helpers_are_not_frozen(tmp_path, caplog):
+    trainer, _ = trained(Recorder, "step", Queueing, tmp_path, FaultyConfig(), 2)
+    assert "Queueing.history and Queueing.level.number changes from step to step" in caplog.text
+    assert trainer.graphs.choice.mode == "update"
+
+
+def test_an_update_that_fails_alone_is_not_called_captured():
+    graphs = Recorder(Choice("rollout", "test"), CPU)
+    graphs._fall_back("update", "x")
+    assert str(graphs.choice) == "whole rollout (the update cannot be captured: x)"
 
 
 def test_state_that_changes_its_shape_is_not_captured(tmp_path, caplog):
@@ -192,10 +222,22 @@ def test_in_place_copies_what_was_bound_anew():
     assert a.tolist() == [7.0, 7.0] and b.tolist() == [0.0, 0.0]
 
 
+def test_a_block_that_fails_leaves_the_owner_as_it_was():
+    owner = Owner()
+    before = dict(vars(owner))
+    with pytest.raises(RuntimeError, match="in the middle"), in_place([owner]):
+        owner.a, owner.number, owner.new = torch.full((2,), 9.0), 4, 5  # type: ignore[attr-defined]
+        raise RuntimeError("in the middle")
+    assert vars(owner) == before and owner.a is before["a"]
+
+
 def test_in_place_refuses_another_shape():
     owner = Owner()
+    a, b = owner.a, owner.b
     with pytest.raises(NotCapturableError, match=r"Owner\.a changes its shape"), in_place([owner]):
+        owner.b = torch.zeros(2)
         owner.a = torch.zeros(3)
+    assert owner.a is a and owner.b is b
 
 
 # Warp's own graphs, which replay the physics on the CPU too
