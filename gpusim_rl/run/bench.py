@@ -477,6 +477,8 @@ def _notes(rows: Sequence[Row]) -> list[str]:
     if peers:
         names = ", ".join(row["name"] for row in peers)
         notes.append(f"compared to ours with separate trunks, as they have them: {names}")
+    if any(row["name"].endswith(", same") for row in rows):
+        notes.append("same: in a plain process, as it comes; fastest: also with our settings of OpenMP and malloc")
     return [*notes, *(f"{row['name']}: {row['error']}" for row in rows if row["error"])]
 
 
