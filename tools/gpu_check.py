@@ -554,8 +554,9 @@ def verdicts(
         ("syncs", "waits of the host in a steady iteration"),
     ):
         value = audit.get(key)
-        note = f"beside the row of metrics, {audit['row_bytes']:.0f} bytes" if key == "bytes_to_host" and audit else ""
-        judge("audit", name, "0", value, value == 0, note if value is not None else "")
+        beside = key == "bytes_to_host" and value is not None
+        note = f"beside the row of metrics, {audit['row_bytes']:.0f} bytes" if beside else ""
+        judge("audit", name, "0", value, value == 0, note)
     busy, occupied = audit.get("busy"), audit.get("occupied")
     note = "" if busy is None else f"at least {busy:.3f}: loops in graphs are recorded once"
     judge("audit", "device busy", f">= {BUSY}", occupied, (occupied or 0.0) >= BUSY, note, sized=True)
