@@ -55,6 +55,9 @@ class Chunks:
             workers = most_workers()
             # The number is each thread's own: threads that exist keep theirs.
             self._pool = ThreadPoolExecutor(
-                workers, "chunk", initializer=torch.set_num_threads, initargs=(torch.get_num_threads() // workers,)
+                workers,
+                "chunk",
+                initializer=torch.set_num_threads,
+                initargs=(max(1, torch.get_num_threads() // MOST_WORKERS),),
             )
         return self._pool

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gpusim_rl.learn import ppo
+from gpusim_rl.learn import chunks, ppo
 from gpusim_rl.learn.chunks import Chunks
 from gpusim_rl.run.audit import SyncCounter
 from test_ppo import learner
@@ -74,15 +74,15 @@ def test_the_callers_threads_are_left_alone(two_threads: None) -> None:
 
 @pytest.mark.parametrize("kind", ["feed-forward", "lstm"])
 def test_chunks_give_the_gradient_of_the_whole(kind: str, monkeypatch: Any, two_threads: None) -> None:
-    def trained(chunk: int, *, threads: bool = True) -> Any:
+    def trained(chunk: int, workers: int) -> Any:
         monkeypatch.setattr(ppo, "CPU_CHUNK", chunk)
+        monkeypatch.setattr(chunks, "most_workers", lambda: workers)
         it = learner(kind)
-        it.ppo._chunks._threads = threads
         it.train(2)
         return it
 
-    whole, chunked, alone = trained(10_000), trained(8), trained(8, threads=False)
+    whole, shared, alone = trained(10_000, 2), trained(8, 2), trained(8, 1)
     for name, value in whole.policy.state_dict().items():
-        other = chunked.policy.state_dict()[name]
+        other = shared.policy.state_dict()[name]
         torch.testing.assert_close(other, value, rtol=1e-3, atol=1e-4, msg=lambda text, name=name: f"{name}: {text}")
-        assert torch.equal(other, alone.policy.state_dict()[name]), "bit for bit, whoever did it"
+        assert torch.equal(other, alone.policy.state_dict()[name]), "bit for bit, however many do it"
