@@ -219,11 +219,15 @@ def launch_bound(p: Profile) -> Finding | None:
     if not p.gpu or idle is None or idle < 0.3 or _fell_back(p) or (_graph_has_all(p) and p.num_envs <= SMALL):
         return None
     knobs = [f"num_envs={max(4096, 4 * p.num_envs)}"]
-    if not _graph_has_all(p):
+    if _graph_has_all(p):
+        what = (
+            f"GPU busy {p.gpu_percent:.0f} % although graphs hold rollout and update: it waits for what is between them"
+        )
+        return Finding("launch_bound", idle, what, tuple(knobs), hint="debug=profile shows what that is")
+    if p.graph_mode in ("off", "step"):
         knobs.append("graph=rollout")
-    return Finding(
-        "launch_bound", idle, f"GPU busy {p.gpu_percent:.0f} %: launch-bound at {p.num_envs} envs", tuple(knobs)
-    )
+    what = f"GPU busy {p.gpu_percent:.0f} %: launch-bound at {p.num_envs} envs"
+    return Finding("launch_bound", idle, what, tuple(knobs))
 
 
 def tiny_task(p: Profile) -> Finding | None:
@@ -514,7 +518,7 @@ def _graph_has_all(p: Profile) -> bool:
 
 
 def _fell_back(p: Profile) -> bool:
-    return p.graph_mode != "rollout" and "cannot be captured" in p.graph_reason
+    return "cannot be captured" in p.graph_reason
 
 
 def _percent(share: float) -> str:

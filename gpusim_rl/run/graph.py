@@ -160,6 +160,8 @@ class Graphs:
         """
         if part not in self._parts or self._capturing:
             return body()
+        if self._stream is not None and torch.cuda.current_stream(self._device) != self._stream:
+            raise RuntimeError("Graphs.run() outside of Graphs.stream(): the device would do things out of order")
         if part not in self._captured:
             calls = self._calls[part] = self._calls.get(part, 0) + 1
             if calls <= WARM_UP:

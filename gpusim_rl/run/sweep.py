@@ -173,8 +173,8 @@ def _about_both(
     speeds = {point.num_envs: point.env_steps_per_s for point in on_cpu if point.error is None}
     ahead = {p.num_envs: p.env_steps_per_s > speeds[p.num_envs] for p in on_gpu if p.num_envs in speeds and not p.error}
     if len(set(ahead.values())) == 2:
-        behind = max(num_envs for num_envs, faster in ahead.items() if not faster)
-        answer += f"; up to {behind} envs the CPU is faster"
+        behind = sorted(num_envs for num_envs, faster in ahead.items() if not faster)
+        answer += f"; at {', '.join(map(str, behind))} envs the CPU is faster"
     return answer
 
 

@@ -81,7 +81,7 @@ def test_a_gpu_that_wins():
     worth = next(reason for reason in advice.reasons if "worth" in reason)
     assert worth == (
         "a GPU is worth it for Ant: 17.7 times as fast, 812,000 against 46,000 env steps/s;"
-        " up to 256 envs the CPU is faster"
+        " at 256 envs the CPU is faster"
     )
     assert any("tuned for 4096 envs" in reason for reason in advice.reasons)
 

@@ -151,7 +151,7 @@ def test_the_machine_is_looked_at(tool, tmp_path):
     names = [check["name"] for check in result["checks"]]
     assert set(names) >= {"system", "CPUs", "memory", "packages", "GPU", "kernels", "rendering", "W&B", "disk"}
     tests = [check["text"] for check in result["checks"] if check["name"] == "self-test"]
-    assert tests[0].startswith("mujoco on cpu: 2 iterations of 16 ants") and len(tests) >= 2
+    assert tests[0].startswith("mujoco on cpu: 3 iterations of 16 ants") and len(tests) >= 2
     assert not list(tmp_path.iterdir())
 
 
