@@ -92,7 +92,7 @@ class Metrics:
         self._terms: Tensor | None = None
         self._term_names: list[str] = []
         self._latest: dict[str, Tensor] = {}
-        self._steps = 0
+        self._steps = torch.zeros((), device=device)  # a graph counts on the device
         self._in_flight: tuple[Any, list[str], Tensor, torch.cuda.Event] | None = None
 
     def record_step(self, step: Step) -> None:
@@ -105,10 +105,7 @@ class Metrics:
         self._terms += terms
         self._add("sim/diverged", step.diverged.sum().float())
         self._add("episode/ended", step.done.sum().float())
-
-    def count_steps(self, steps: int) -> None:
-        """Tells that `record_step` was done so often: it may be part of a graph, where Python does not count."""
-        self._steps += steps
+        self._steps += 1.0
 
     def record_update(self, stats: Mapping[str, Tensor]) -> None:
         """Keeps the statistics of the latest update; flags (`check/...`) are added up, so that none is lost."""
@@ -137,14 +134,14 @@ class Metrics:
         values = {"episode/return": mean_return, "episode/length": mean_length}
         values |= {name: value for name, value in self._sums.items()}
         if self._terms is not None:
-            per_step = self._terms / max(1, self._steps * self.num_envs)
+            per_step = self._terms / (self._steps * self.num_envs).clamp(min=1.0)
             values |= dict(zip((f"reward/{name}" for name in self._term_names), per_step.unbind(), strict=True))
             self._terms.zero_()
         values |= self._latest | dict(extra)
         stacked = torch.stack([value.float() for value in values.values()])
         for value in self._sums.values():
             value.zero_()
-        self._steps = 0
+        self._steps.zero_()
         if self.device.type != "cuda":
             return [(host, self._row(list(values), stacked))]
         arrived = self.drain()
@@ -179,7 +176,7 @@ class Metrics:
             "sums": {name: value.clone() for name, value in self._sums.items()},
             "terms": None if self._terms is None else self._terms.clone(),
             "term_names": list(self._term_names),
-            "steps": self._steps,
+            "steps": self._steps.clone(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -188,4 +185,4 @@ class Metrics:
         self._sums = {name: value.to(self.device) for name, value in state["sums"].items()}
         self._terms = None if state["terms"] is None else state["terms"].to(self.device)
         self._term_names = list(state["term_names"])
-        self._steps = int(state["steps"])
+        self._steps.fill_(state["steps"])

@@ -166,7 +166,6 @@ class Trainer:
         """Acts for `horizon` control steps in all worlds and fills the rollout."""
         with self.timer("rollout") if self.graphs.whole_rollout else nullcontext():
             self.graphs.run("rollout", self._collect)
-        self.metrics.count_steps(self.cfg.ppo.horizon)
 
     @torch.no_grad()
     def _collect(self) -> None:
