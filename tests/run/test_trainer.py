@@ -630,7 +630,7 @@ def test_rows_tell_of_the_training_alone_and_its_times_add_up(tmp_path):
     trainer.train()
     rows = read_csv(the_run(tmp_path), machine=True)
     for row in rows:
-    shares = {phase: float(row[f"time/{phase}"]) for phase in PHASES if f"time/{phase}" in row}
+        shares = {phase: float(row[f"time/{phase}"]) for phase in PHASES if f"time/{phase}" in row}
         assert sum(shares.values()) <= 1.0 + 1e-9 and shares["simulate"] > 0 and shares["update"] > 0
         assert float(row["speed/sim_steps_per_s"]) > float(row["speed/env_steps_per_s"]) > 0
     assert float(rows[0]["time/iteration_s"]) < 1.0
