@@ -1,6 +1,6 @@
 """The MDP: the `Task` template that users subclass, and the `VecEnv` that runs it."""
 
-from gpusim_rl.env.task import Task, TaskConfig
+from gpusim_rl.env.task import Task, TaskConfig, TaskPart
 from gpusim_rl.env.vec_env import Step, VecEnv
 
-__all__ = ["Step", "Task", "TaskConfig", "VecEnv"]
+__all__ = ["Step", "Task", "TaskConfig", "TaskPart", "VecEnv"]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, TypeVar
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from gpusim_rl.env.random import WorldRandom
@@ -57,23 +57,28 @@ class TaskConfig:
 Cfg = TypeVar("Cfg", bound=TaskConfig)
 
 
+class TaskPart:
+    """A piece of a task with tensors of its own (commands, a curriculum): what it keeps is saved with the task."""
+
+
 class Task(ABC, Generic[Cfg]):
     """An MDP over `num_envs` worlds.
 
     Subclasses define `Config` (a frozen dataclass with one field per value of the task's yaml) and the methods below.
     In one control step `VecEnv` calls them in the order
 
-        apply_action -> physics -> rewards -> terminated -> observe -> reset(where it ended) -> observe
+        apply_action -> physics -> rewards -> terminated -> advance -> observe -> reset(where it ended) -> observe
 
     Hooks work on whole tensors with masks: no Python loop over worlds, no `.item()`, no `if` on tensor data. A tensor
-    that must outlive a step is an attribute, made once in `__init__` and written in place (`copy_`), so that a CUDA
-    graph can own it and a checkpoint can save it.
+    that must outlive a step is an attribute, or one of a `TaskPart`, made once in `__init__` and written in place
+    (`copy_`), so that a CUDA graph can own it and a checkpoint can save it.
 
     Attributes:
         cfg: The task's configuration.
         sim: The simulator; use its articulations.
         actions: The action of the current step, clipped, shape [num_envs, num_actions]; zero after a reset. Kept by
             VecEnv.
+        progress: Control steps since the (staggered) start of each episode, int64 [num_envs]; kept by VecEnv.
         random: Random numbers, one stream per world. It gets the run's seed after `__init__`: draw from it in `reset`.
         dt: Control step [s].
     """
@@ -92,6 +97,7 @@ class Task(ABC, Generic[Cfg]):
         self.dt = cfg.decimation * sim.dt
         self.random = WorldRandom(sim.num_envs, sim.device)
         self.actions: Float[Tensor, "envs actions"] = torch.zeros(sim.num_envs, 0, device=sim.device)
+        self.progress: Int[Tensor, " envs"] = torch.zeros(sim.num_envs, dtype=torch.int64, device=sim.device)
 
     @classmethod
     @abstractmethod
@@ -122,8 +128,25 @@ class Task(ABC, Generic[Cfg]):
     def terminated(self) -> Bool[Tensor, " envs"]:
         """Worlds whose episode ended in failure or success; the time limit belongs to VecEnv."""
 
+    def advance(self, done: Bool[Tensor, " envs"]) -> None:  # noqa: B027 (optional)
+        """Moves on what changes in time beside the physics: goals, commands, curricula, pushes. Optional.
+
+        Called once per control step, after the rewards and before the next observation.
+
+        Args:
+            done: Worlds whose episode has just ended; they still are in their last state, and will be reset next.
+        """
+
+    def stats(self) -> dict[str, Float[Tensor, " envs"]]:
+        """Numbers worth a curve beside the reward, logged as `task/<name>`: levels, errors, successes. Optional.
+
+        Called once per control step, after `advance` and before resets. The log shows the mean over worlds and steps;
+        NaN stands for a world that has nothing to tell in this step.
+        """
+        return {}
+
     def state_dict(self) -> dict[str, Any]:
-        """Every tensor that the task keeps (also in dicts, lists and tuples), and its random streams."""
+        """Every tensor that the task keeps (also in dicts, lists, tuples and parts), and its random streams."""
         return {"tensors": {k: v.clone() for k, v in self._own_tensors().items()}, "random": self.random.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -138,10 +161,12 @@ class Task(ABC, Generic[Cfg]):
 
 
 def _tensors(node: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
-    """Tensors in nested dicts, lists and tuples, by path; without expanded views, which nothing can write."""
+    """Tensors in nested dicts, lists, tuples and parts, by path; without expanded views, which nothing can write."""
     if isinstance(node, Tensor):
         if all(stride > 0 or size <= 1 for stride, size in zip(node.stride(), node.shape, strict=True)):
             yield path, node
+    elif isinstance(node, TaskPart):
+        yield from _tensors(vars(node), path)
     elif isinstance(node, (dict, list, tuple)):
         for key, item in node.items() if isinstance(node, dict) else enumerate(node):
             yield from _tensors(item, f"{path}.{key}" if path else str(key))

@@ -31,6 +31,8 @@ class Step:
     """Sum of the reward terms."""
     terms: dict[str, Float[Tensor, " envs"]]
     """The reward's named terms."""
+    stats: dict[str, Float[Tensor, " envs"]]
+    """The task's own numbers for the log; NaN where a world has nothing to tell."""
     terminated: Bool[Tensor, " envs"]
     """The episode ended by the task's own rules: the value of what follows is 0."""
     truncated: Bool[Tensor, " envs"]
@@ -78,7 +80,7 @@ class VecEnv:
         self.num_actions = num_actions
         self.task.actions = torch.zeros(self.num_envs, self.num_actions, device=self.device)
         self.task.random.seed(seed)
-        self.progress = torch.zeros(self.num_envs, dtype=torch.int64, device=self.device)
+        self.progress = self.task.progress
         self.staggered = torch.zeros(self.num_envs, dtype=torch.bool, device=self.device)
         self.first_diverged = FirstDiverged(sim, self.num_actions)
         self.obs_sizes: dict[str, int] = {}
@@ -121,6 +123,9 @@ class VecEnv:
         self._check_terms(terms)
         self._check_finite("rewards", terms)
         self._check_mask("terminated", self.task.terminated())
+        self.task.advance(torch.zeros(self.num_envs, dtype=torch.bool, device=self.device))
+        for name, value in self.task.stats().items():
+            self._check_tensor(f"{self.name}.stats()[{name!r}]", value, (self.num_envs,), torch.float32)
 
     def step(self, action: Float[Tensor, "envs actions"]) -> Step:
         """Advances every world by one control step and resets those whose episode ended.
@@ -141,17 +146,18 @@ class VecEnv:
         self._check_terms(terms)
         terminated = task.terminated()
         self._check_mask("terminated", terminated)
-        final_obs = self._observe()
         # A diverged world is quarantined: whatever the task computed from its state is discarded, and it is reset.
         diverged = sim.diverged.clone()
         self.first_diverged.after_step(diverged, task.actions, self.progress)
         sound = ~diverged
         terms = {name: torch.where(sound, term, 0.0) for name, term in terms.items()}
-        final_obs = {g: torch.where(sound[:, None], value, 0.0) for g, value in final_obs.items()}
         terminated = terminated & sound
         truncated = (self.progress >= self.max_episode_length) & ~terminated & sound
         done = terminated | truncated | diverged
         cut_short = (self.staggered & truncated) | diverged
+        task.advance(done)
+        stats = {name: torch.where(sound, value, torch.nan) for name, value in task.stats().items()}
+        final_obs = {g: torch.where(sound[:, None], value, 0.0) for g, value in self._observe().items()}
         if self._check:
             self._check_finite("rewards", terms)
             self._check_finite("observe", final_obs)
@@ -162,7 +168,7 @@ class VecEnv:
         if self._check:
             self._check_finite("observe", self._obs)
         reward = torch.stack(list(terms.values())).sum(dim=0)
-        return Step(self._obs, final_obs, reward, terms, terminated, truncated, diverged, done, cut_short)
+        return Step(self._obs, final_obs, reward, terms, stats, terminated, truncated, diverged, done, cut_short)
 
     def _reset(self, where: Bool[Tensor, " envs"]) -> None:
         # The framework owns resets: default state, then the task's randomisation, then everything derived from it.

@@ -103,6 +103,9 @@ class Metrics:
             self._terms = torch.zeros_like(terms)
             self._term_names = list(step.terms)
         self._terms += terms
+        for name, value in step.stats.items():
+            known = ~value.isnan()
+            self._add(f"task/{name}", torch.stack([torch.where(known, value, 0.0).sum(), known.sum()]))
         self._add("sim/diverged", step.diverged.sum().float())
         self._add("episode/ended", step.done.sum().float())
         self._steps += 1.0
@@ -132,7 +135,8 @@ class Metrics:
         """
         mean_return, mean_length, _ = self.episodes.means()
         values = {"episode/return": mean_return, "episode/length": mean_length}
-        values |= {name: value for name, value in self._sums.items()}
+        for name, value in self._sums.items():
+            values[name] = value[0] / value[1] if value.ndim else value  # a task's number: sum and count
         if self._terms is not None:
             per_step = self._terms / (self._steps * self.num_envs).clamp(min=1.0)
             values |= dict(zip((f"reward/{name}" for name in self._term_names), per_step.unbind(), strict=True))
@@ -164,8 +168,9 @@ class Metrics:
     @staticmethod
     def _row(names: list[str], values: Tensor) -> Row:
         row: Row = dict(zip(names, values.tolist(), strict=True))
-        for name in ("episode/return", "episode/length"):
-            if math.isnan(row[name] or 0.0):  # no episode has ended yet
+        for name, value in row.items():
+            # No episode has ended yet, or no world had anything to tell.
+            if name.startswith(("episode/", "task/")) and math.isnan(value or 0.0):
                 row[name] = None
         return row
 

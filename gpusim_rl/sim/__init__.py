@@ -44,6 +44,15 @@ class Bodies(Protocol):
         """Angular velocity [rad/s], world frame."""
         ...
 
+    def apply_wrench(
+        self, force: Float[Tensor, "envs bodies 3"], torque: Float[Tensor, "envs bodies 3"] | None = None
+    ) -> None:
+        """Lets a force [N] and a torque [N m], world frame, act at the bodies' centres of mass until set again.
+
+        A reset sets both to zero. For thrust, wind and pushes.
+        """
+        ...
+
 
 class Contacts(Protocol):
     """Net contact wrench on some bodies: what acted in the last physics step, or at the initial state after a reset."""
@@ -110,6 +119,11 @@ class Articulation(Protocol):
     @property
     def joint_vel(self) -> Float[Tensor, "envs joints"]:
         """Joint velocities [rad/s or m/s]."""
+        ...
+
+    @property
+    def joint_effort(self) -> Float[Tensor, "envs joints"]:
+        """Force of the actuators on each joint in the last physics step [N m or N]; see `Scene.add_effort_sensors`."""
         ...
 
     def bodies(self, names: Sequence[str]) -> Bodies:

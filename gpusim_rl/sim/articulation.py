@@ -25,6 +25,7 @@ class MujocoTensors(Protocol):
     qvel: Float[Tensor, "envs nv"]
     ctrl: Float[Tensor, "envs nu"]
     qfrc_applied: Float[Tensor, "envs nv"]
+    xfrc_applied: Float[Tensor, "envs nbody 6"]
     sensordata: Float[Tensor, "envs nsensordata"]
 
     def derived(self, field: str) -> Tensor:
@@ -35,8 +36,8 @@ class MujocoTensors(Protocol):
         """Says that qpos or qvel of these worlds were written."""
         ...
 
-    def uses_effort(self) -> None:
-        """Says that `qfrc_applied` is in use from now on."""
+    def uses(self, field: str) -> None:
+        """Says that an input (qfrc_applied, xfrc_applied) is written from now on."""
         ...
 
 
@@ -95,6 +96,11 @@ class ArticulationLayout:
 
         actuators = [i for i in range(model.nu) if model.actuator(i).name.startswith(prefix)]
         self.actuator_names = [strip(model.actuator(i).name) for i in actuators]
+        # The sensors of an articulation's joints were added in one run, so they too are one slice.
+        self._efforts: slice | None = None
+        if name in scene.effort_sensors:
+            first = int(model.sensor(f"{prefix}{self.joint_names[0]}/effort").adr[0])
+            self._efforts = slice(first, first + len(self.joint_names))
         self._controls = slice(actuators[0], actuators[-1] + 1) if actuators else slice(0, 0)
 
     def _find_bodies(self, names: Sequence[str]) -> list[int]:
@@ -156,6 +162,12 @@ class MujocoArticulation(ArticulationLayout):
     def joint_vel(self) -> Float[Tensor, "envs joints"]:
         return self._sim.qvel[:, self._joint_v]
 
+    @property
+    def joint_effort(self) -> Float[Tensor, "envs joints"]:
+        if self._efforts is None:
+            raise TaskError(f"{self.name!r} has no effort sensors; call scene.add_effort_sensors in the task's scene()")
+        return self._sim.sensordata[:, self._efforts]
+
     def bodies(self, names: Sequence[str]) -> MujocoBodies:
         return MujocoBodies(self._sim, self._find_bodies(names), self._tree_root)
 
@@ -168,7 +180,7 @@ class MujocoArticulation(ArticulationLayout):
         self._sim.ctrl[:, self._controls].copy_(control)
 
     def set_joint_effort(self, effort: Float[Tensor, "envs joints"]) -> None:
-        self._sim.uses_effort()
+        self._sim.uses("qfrc_applied")
         self._sim.qfrc_applied[:, self._joint_v].copy_(effort)
 
     def set_state(
@@ -235,6 +247,13 @@ class MujocoBodies:
     @property
     def ang_vel(self) -> Float[Tensor, "envs bodies 3"]:
         return self._select("cvel")[..., :3]
+
+    def apply_wrench(
+        self, force: Float[Tensor, "envs bodies 3"], torque: Float[Tensor, "envs bodies 3"] | None = None
+    ) -> None:
+        self._sim.uses("xfrc_applied")
+        torque = torch.zeros_like(force) if torque is None else torque
+        self._sim.xfrc_applied.index_copy_(1, self._ids, torch.cat([force, torque], dim=-1))
 
 
 class MujocoContacts:

@@ -92,6 +92,7 @@ class MjwarpSim:
         data = self._data
         self.qpos, self.qvel = self._view(data.qpos), self._view(data.qvel)
         self.ctrl, self.qfrc_applied = self._view(data.ctrl), self._view(data.qfrc_applied)
+        self.xfrc_applied = self._view(data.xfrc_applied)
         self._overflow = self._view(data.overflow)
         self._reset_mask = wp.to_torch(self._reset_where)
 
@@ -124,8 +125,8 @@ class MjwarpSim:
             self.refresh()
         return self._derived[field]
 
-    def uses_effort(self) -> None:
-        pass  # `qfrc_applied` is a view, and always in use
+    def uses(self, field: str) -> None:
+        pass  # inputs are views, and always in use
 
     def wrote_state(self, where: Bool[Tensor, " envs"]) -> None:
         self._written |= where

@@ -79,7 +79,9 @@ class MujocoSim:
 
         self.ctrl = torch.zeros(num_envs, model.nu)
         self.qfrc_applied = torch.zeros(num_envs, nv)
+        self.xfrc_applied = torch.zeros(num_envs, model.nbody, 6)
         self._inputs = [(self._batch.bind("ctrl"), self.ctrl.numpy())]
+        self._used = {"ctrl"}
 
         # Arrays that MuJoCo computes, each with its float32 mirror. Sensors hold what acted in the
         # last physics step, body poses follow the state: they are read at different stages.
@@ -116,9 +118,10 @@ class MujocoSim:
             self.refresh()
         return self._tensors[field]
 
-    def uses_effort(self) -> None:
-        if len(self._inputs) == 1:
-            self._inputs.append((self._batch.bind("qfrc_applied"), self.qfrc_applied.numpy()))
+    def uses(self, field: str) -> None:
+        if field not in self._used:
+            self._used.add(field)
+            self._inputs.append((self._batch.bind(field), getattr(self, field).numpy()))
 
     def wrote_state(self, where: Bool[Tensor, " envs"]) -> None:
         self._written_mask |= where
@@ -163,6 +166,8 @@ class MujocoSim:
         mask = where[:, None]
         self.ctrl.masked_fill_(mask, 0.0)
         self.qfrc_applied.masked_fill_(mask, 0.0)
+        if "xfrc_applied" in self._used:
+            self.xfrc_applied.masked_fill_(mask[..., None], 0.0)
 
     @_float32_may_overflow
     def refresh(self) -> None:
@@ -195,6 +200,7 @@ class MujocoSim:
             "warning": torch.from_numpy(self._batch.warning.copy()),
             "ctrl": self.ctrl.clone(),
             "qfrc_applied": self.qfrc_applied.clone(),
+            "xfrc_applied": self.xfrc_applied.clone(),
             "tensors": {field: value.clone() for field, value in self._tensors.items()},
         }
 
@@ -206,6 +212,7 @@ class MujocoSim:
         self._batch.warning[:] = state["warning"].numpy()
         self.ctrl.copy_(state["ctrl"])
         self.qfrc_applied.copy_(state["qfrc_applied"])
+        self.xfrc_applied.copy_(state["xfrc_applied"])
         for field, value in self._tensors.items():
             value.copy_(state["tensors"][field])
 

@@ -71,6 +71,7 @@ class NewtonSim:
         self.body_qd = self._per_world(state.body_qd)
         self.body_com = self._per_world(self._model.body_com)
         self.joint_f = self._per_world(control.joint_f)
+        self.body_f = self._per_world(state.body_f)  # force, torque at the centre of mass; world frame
         self.ctrl = torch.zeros(num_envs, 0, device=device)
         if scene.model.nu:
             self.ctrl = self._per_world(control.mujoco.ctrl)
@@ -180,6 +181,7 @@ class NewtonSim:
         mask = where[:, None]
         self.ctrl.masked_fill_(mask, 0.0)
         self.joint_f.masked_fill_(mask, 0.0)
+        self.body_f.masked_fill_(mask[..., None], 0.0)
         self._overflow.masked_fill_(where, 0)
         self._written |= where
 
@@ -217,7 +219,7 @@ class NewtonSim:
         return self.joint_q.index_select(1, self._qpos_from_joint_q)
 
     def _tensors(self) -> dict[str, Tensor]:
-        names = ("joint_q", "joint_qd", "body_q", "body_qd", "ctrl", "joint_f", "contact_data")
+        names = ("joint_q", "joint_qd", "body_q", "body_qd", "body_f", "ctrl", "joint_f", "contact_data")
         tensors = {name: getattr(self, name) for name in names}
         tensors |= {"overflow": self._overflow, "written": self._written}
         tensors |= {"diverged": self._diverged}
@@ -423,6 +425,12 @@ class NewtonBodies:
     @property
     def ang_vel(self) -> Float[Tensor, "envs bodies 3"]:
         return self._sim.body_qd.index_select(1, self._ids)[..., 3:]
+
+    def apply_wrench(
+        self, force: Float[Tensor, "envs bodies 3"], torque: Float[Tensor, "envs bodies 3"] | None = None
+    ) -> None:
+        torque = torch.zeros_like(force) if torque is None else torque
+        self._sim.body_f.index_copy_(1, self._ids, torch.cat([force, torque], dim=-1))
 
 
 class NewtonContacts:

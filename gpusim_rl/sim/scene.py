@@ -78,6 +78,7 @@ class Scene:
         if cone != "auto":
             self.spec.option.cone = _CONES[cone]
         self.contact_sensors: dict[str, ContactSensor] = {}
+        self.effort_sensors: set[str] = set()
         self.articulation_names: list[str] = []
         self._model: mujoco.MjModel | None = None
 
@@ -176,6 +177,31 @@ class Scene:
             ):
                 self.spec.add_sensor(name=sensor_name, type=kind, objtype=mujoco.mjtObj.mjOBJ_XBODY, objname=body)
             self.contact_sensors[body] = sensor
+        self._model = None
+
+    def add_effort_sensors(self, name: str) -> None:
+        """Makes `articulation.joint_effort` available: the force of the actuators on each joint.
+
+        Args:
+            name: The articulation.
+
+        Raises:
+            TaskError: It does not exist.
+        """
+        if name not in self.articulation_names:
+            raise TaskError(f"Scene.add_effort_sensors: no {name!r}; the scene has {self.articulation_names}")
+        if name in self.effort_sensors:
+            return
+        scalar = (mujoco.mjtJoint.mjJNT_HINGE, mujoco.mjtJoint.mjJNT_SLIDE)
+        for joint in self.spec.joints:
+            if joint.name.startswith(f"{name}/") and joint.type in scalar:
+                self.spec.add_sensor(
+                    name=f"{joint.name}/effort",
+                    type=mujoco.mjtSensor.mjSENS_JOINTACTFRC,
+                    objtype=mujoco.mjtObj.mjOBJ_JOINT,
+                    objname=joint.name,
+                )
+        self.effort_sensors.add(name)
         self._model = None
 
     @property

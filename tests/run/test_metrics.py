@@ -93,7 +93,15 @@ def test_the_window_continues_from_its_state():
 # Rows
 
 
-def make_step(num_envs: int, reward: float, *, done: int = 0, diverged: int = 0, cut_short: int = 0) -> Step:
+def make_step(
+    num_envs: int,
+    reward: float,
+    *,
+    done: int = 0,
+    diverged: int = 0,
+    cut_short: int = 0,
+    stats: dict[str, Tensor] | None = None,
+) -> Step:
     def first(count: int) -> Tensor:
         return torch.arange(num_envs) < count
 
@@ -104,6 +112,7 @@ def make_step(num_envs: int, reward: float, *, done: int = 0, diverged: int = 0,
         final_obs=obs,
         reward=value,
         terms={"speed": 0.75 * value, "cost": 0.25 * value},
+        stats={} if stats is None else stats,
         terminated=first(done),
         truncated=first(0),
         diverged=first(diverged),
@@ -116,6 +125,19 @@ def flush(metrics: Metrics, **extra: Tensor) -> dict[str, Any]:
     [(host, row)] = metrics.flush({"iteration": 7}, extra)
     assert host == {"iteration": 7}
     return row
+
+
+def test_a_tasks_numbers_are_means_over_the_worlds_that_tell_something():
+    metrics = Metrics(4, CPU)
+    nan = torch.nan
+    level, success = torch.tensor([0.0, 1.0, 2.0, 5.0]), torch.tensor([nan, 1.0, nan, nan])
+    metrics.record_step(make_step(4, 1.0, stats={"level": level, "success": success}))
+    metrics.record_step(make_step(4, 1.0, stats={"level": level, "success": torch.tensor([0.0, nan, nan, 0.0])}))
+    row = flush(metrics)
+    assert row["task/level"] == 2.0 and row["task/success"] == pytest.approx(1.0 / 3.0)
+    metrics.record_step(make_step(4, 1.0, stats={"level": level, "success": torch.full((4,), nan)}))
+    row = flush(metrics)
+    assert row["task/level"] == 2.0 and row["task/success"] is None
 
 
 def test_a_row_has_sums_of_its_interval_means_of_terms_and_the_window():

@@ -230,6 +230,43 @@ def test_motors_and_efforts_push_joints(backend):
     torch.testing.assert_close(arm.joint_vel[2], arm.joint_vel[0])
 
 
+def test_a_wrench_acts_at_the_centre_of_mass_until_the_reset(backend):
+    sim = make(backend, ball_scene(), 3)
+    ball = sim.articulation("ball")
+    body = ball.bodies(["ball"])
+    sim.reset(everywhere(sim))
+    ball.set_state(everywhere(sim), root_pos=torch.tensor([0.0, 0.0, 5.0]).expand(3, 3))
+    sim.refresh()
+    weight = 2.0 * 9.81
+    force = torch.tensor([[0.0, 0.0, weight], [4.0, 0.0, weight], [0.0, 0.0, 0.0]])[:, None]
+    torque = torch.tensor([[0.0, 0.0, 0.0], [0.0, 0.0, 0.0], [0.0, 0.08, 0.0]])[:, None]
+    body.apply_wrench(force, torque)
+    sim.step(20)  # 0.1 s
+    velocity = torch.tensor([[0.0, 0.0, 0.0], [0.2, 0.0, 0.0], [0.0, 0.0, -0.981]])
+    torch.testing.assert_close(ball.root_lin_vel, velocity, atol=1e-4, rtol=0.0)
+    inertia = 0.4 * 2.0 * 0.1**2
+    assert ball.root_ang_vel[2, 1].item() == pytest.approx(0.1 * 0.08 / inertia, rel=1e-3)
+    sim.reset(only(sim, 0))
+    ball.set_state(only(sim, 0), root_pos=torch.tensor([0.0, 0.0, 5.0]).expand(3, 3))
+    sim.refresh()
+    sim.step(20)
+    assert ball.root_lin_vel[0, 2].item() == pytest.approx(-0.981, abs=1e-4), "the reset forgot the wrench"
+    assert ball.root_lin_vel[1, 0].item() == pytest.approx(0.4, abs=1e-4), "the wrench holds in the other worlds"
+
+
+@pytest.mark.parametrize("backend", SIMS[:3], indirect=True)
+def test_joint_effort_is_what_the_actuators_did(backend):
+    scene = arm_scene()
+    scene.add_effort_sensors("arm")
+    sim = make(backend, scene, 2)
+    arm = sim.articulation("arm")
+    sim.reset(everywhere(sim))
+    arm.actuate(torch.tensor([[0.5], [-2.0]]))
+    sim.step(1)
+    # gear 3; controls are limited to [-1, 1]; the elbow has no motor
+    torch.testing.assert_close(arm.joint_effort, torch.tensor([[1.5, 0.0], [-3.0, 0.0]]))
+
+
 def test_masked_reset_leaves_other_worlds_alone(backend):
     touched, untouched = (make(backend, ant_scene(), 6) for _ in range(2))
     for sim in (touched, untouched):
