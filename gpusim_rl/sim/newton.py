@@ -349,6 +349,10 @@ class NewtonArticulation(ArticulationLayout):
     def joint_vel(self) -> Float[Tensor, "envs joints"]:
         return self._sim.joint_qd[:, self._joint_v]
 
+    @property
+    def joint_effort(self) -> Float[Tensor, "envs joints"]:
+        raise TaskError("sim=newton has no effort sensors; try sim=mjwarp")
+
     def _com_velocity(self, quat: Float[Tensor, "envs 4"], ang_vel: Float[Tensor, "envs 3"]) -> Float[Tensor, "envs 3"]:
         """Velocity of the root's centre of mass relative to its origin [m/s]."""
         return torch.linalg.cross(ang_vel, quat_rotate(quat, self._com.expand_as(ang_vel)))
