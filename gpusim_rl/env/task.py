@@ -128,7 +128,7 @@ class Task(ABC, Generic[Cfg]):
     def terminated(self) -> Bool[Tensor, " envs"]:
         """Worlds whose episode ended in failure or success; the time limit belongs to VecEnv."""
 
-    def advance(self, done: Bool[Tensor, " envs"]) -> None:  # noqa: B027 (optional)
+    def advance(self, done: Bool[Tensor, " envs"]) -> None:
         """Moves on what changes in time beside the physics: goals, commands, curricula, pushes. Optional.
 
         Called once per control step, after the rewards and before the next observation.
