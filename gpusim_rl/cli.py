@@ -67,8 +67,8 @@ def load_command(name: str) -> Callable[[list[str]], Any]:
 
 
 def list_tasks(argv: list[str]) -> None:
-    """Print every task with its one-line description, sizes and origin."""
-    from gpusim_rl.discover import tasks
+    """Print every task with its one-line description, sizes, origin, and how long it takes to learn."""
+    from gpusim_rl.discover import learned, tasks
 
     parser = argparse.ArgumentParser(prog="gpusim-rl list", description="List all tasks that task=NAME accepts.")
     parser.add_argument("--json", action="store_true", help="print one JSON list, for programs")
@@ -80,12 +80,14 @@ def list_tasks(argv: list[str]) -> None:
     parser.add_argument("-cd", "--config-dir", help="a folder with more tasks, as for train.py")
     args = parser.parse_args(argv)
     rows = []
+    outcomes = learned()
     for entry in tasks(args.config_dir).values():
         row = {
             "name": entry.name,
             "description": entry.description,
             "source": entry.source,
             "file": str(entry.file),
+            **_learning(outcomes.get(entry.name) if entry.source == "gpusim_rl" else None),
         }
         rows.append(row if args.no_sizes else {**row, **_sizes(entry.name, args.config_dir)})
     if args.json:
@@ -96,13 +98,30 @@ def list_tasks(argv: list[str]) -> None:
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, header_style="bold")
-    sizes = [] if args.no_sizes else ["obs", "act", "envs", "sim"]
-    for column in ["task", *sizes, "source", "description"]:
+    sizes = [] if args.no_sizes else ["obs", "act", "envs"]
+    for column in ["task", *sizes, "tuned", "learns", "source", "description"]:
         table.add_column(column, justify="right" if column in ("obs", "act", "envs") else "left")
     for row in rows:
-        values = [row["name"], *(row[key] for key in sizes), row["source"], row["description"]]
+        tuned = "yes" if row["tuned"] else "no"
+        values = [row["name"], *(row[key] for key in sizes), tuned, row["learns"], row["source"], row["description"]]
         table.add_row(*("–" if value is None else str(value) for value in values))
     Console().print(table)
+
+
+def _learning(outcome: dict[str, Any] | None) -> dict[str, Any]:
+    """Whether a task's settings were seen to reach its threshold, when, and on what."""
+    if outcome is None:
+        return {"tuned": False, "seconds_to_threshold": None, "learns": None}
+    seconds, threshold = outcome["seconds_to_threshold"], outcome["threshold"]
+    if seconds is None:
+        best = outcome["best_return"]
+        words = None if best is None else f"{best:,.0f} of {threshold:,.0f} in {outcome['seconds'] / 60:.0f} min"
+    else:
+        time = f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
+        gpu = outcome["environment"].get("gpu")
+        cpus = outcome["environment"].get("cpu", {}).get("available")
+        words = f"{threshold:,.0f} in {time}, {'GPU' if gpu else f'{cpus} CPU cores'}"
+    return {"tuned": outcome["reached"], "seconds_to_threshold": seconds, "learns": words}
 
 
 def _sizes(name: str, config_dir: str | None) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import json
 import sys
 from dataclasses import dataclass
 from importlib.metadata import entry_points
@@ -62,6 +63,15 @@ def tasks(config_dir: str | Path | None = None) -> dict[str, TaskEntry]:
             description = _description(target).removeprefix(f"{file.stem}: ")
             found[file.stem] = TaskEntry(file.stem, description, target, source, file)
     return dict(sorted(found.items()))
+
+
+def learned() -> dict[str, dict[str, Any]]:
+    """How our tasks were seen to learn, by task: the outcomes of `gpusim-rl bench learn`, each with its first seed."""
+    file = paths.evidence_file()
+    if not file.is_file():
+        return {}
+    outcomes = json.loads(file.read_text(encoding="utf-8"))["outcomes"]
+    return {outcome["task"]: outcome for outcome in sorted(outcomes, key=lambda o: o["seed"], reverse=True)}
 
 
 def task_section(file: Path) -> dict[str, Any]:

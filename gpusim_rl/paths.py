@@ -36,6 +36,11 @@ def tools_dir() -> Path:
     return _shipped("tools")
 
 
+def evidence_file() -> Path:
+    """Data on how our tasks were seen to learn, written by `gpusim-rl bench learn`."""
+    return _shipped("benchmarks") / "tasks.json"
+
+
 def train_file() -> Path:
     """The training script; a wheel keeps it with the tools (`gpusim_rl.train` is a function)."""
     root = checkout()

@@ -198,9 +198,23 @@ def test_list_tells_every_task(capsys):
     assert "Ant" in capsys.readouterr().out
 
 
+def test_list_tells_how_long_a_task_takes_to_learn(capsys, monkeypatch, tmp_path):
+    reached = {"task": "Ant", "seed": 1, "threshold": 3000.0, "reached": True, "seconds_to_threshold": 400.0}
+    failed = {"task": "Cartpole", "seed": 1, "threshold": 470.0, "reached": False, "seconds_to_threshold": None}
+    machine = {"environment": {"cpu": {"available": 2}, "gpu": None}, "best_return": 310.4, "seconds": 600.0}
+    file = tmp_path / "tasks.json"
+    file.write_text(json.dumps({"outcomes": [{**entry, **machine} for entry in (reached, failed)]}))
+    monkeypatch.setattr(paths, "evidence_file", lambda: file)
+    cli.main(["list", "--json", "--no-sizes"])
+    rows = {row["name"]: (row["tuned"], row["learns"]) for row in json.loads(capsys.readouterr().out)}
+    assert rows["Ant"] == (True, "3,000 in 7 min, 2 CPU cores")
+    assert rows["Cartpole"] == (False, "310 of 470 in 10 min")
+    assert rows["Pendulum"] == (False, None)
+
+
 TASK_YAML = """\
 # @package _global_
-task: {_target_: plugged.hopper.Hopper}
+task: {_target_: plugged.juggler.Juggler}
 """
 
 
@@ -210,8 +224,8 @@ def plugin(tmp_path) -> Path:
     site = tmp_path / "site"
     (site / "plugged" / "cfg" / "task").mkdir(parents=True)
     (site / "plugged" / "__init__.py").write_text("raise RuntimeError('must not be imported')\n")
-    (site / "plugged" / "hopper.py").write_text('class Hopper:\n    """Hop forward."""\n')
-    (site / "plugged" / "cfg" / "task" / "Hopper.yaml").write_text(TASK_YAML)
+    (site / "plugged" / "juggler.py").write_text('class Juggler:\n    """Keep three balls in the air."""\n')
+    (site / "plugged" / "cfg" / "task" / "Juggler.yaml").write_text(TASK_YAML)
     for name, value in (("plugged-tasks", "plugged.cfg"), ("gone", "gone.cfg")):
         info = site / f"{name.replace('-', '_')}-1.0.dist-info"
         info.mkdir()
@@ -224,12 +238,12 @@ def test_an_installed_package_adds_tasks(command, plugin, checkout):
     env = {"PYTHONPATH": f"{plugin}:{checkout}"}
     done = command(*(sys.executable, "-m", "gpusim_rl.cli", "list", "--json", "--no-sizes"), env=env)
     rows = {row["name"]: row for row in json.loads(done.stdout)}
-    assert rows["Hopper"]["source"] == "plugged-tasks"
-    assert rows["Hopper"]["description"] == "Hop forward."
+    assert rows["Juggler"]["source"] == "plugged-tasks"
+    assert rows["Juggler"]["description"] == "Keep three balls in the air."
     assert "warning: skipped the tasks of 'gone'" in done.stderr
 
-    shown = command(sys.executable, checkout / "train.py", "--cfg", "job", "task=Hopper", env=env)
-    assert "_target_: plugged.hopper.Hopper" in shown.stdout
+    shown = command(sys.executable, checkout / "train.py", "--cfg", "job", "task=Juggler", env=env)
+    assert "_target_: plugged.juggler.Juggler" in shown.stdout
 
 
 # -- runs -------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 python tools/bench.py task=Ant num_envs=[256,1024,4096]           writes benchmarks/Ant/bench.json, .md and .png
 python tools/bench.py task=Ant num_envs=4096 --peers none         ours alone
 python tools/bench.py --gymnasium num_envs=[64,256,1024]          CPU physics against EnvPool and Gymnasium, on Ant-v5
+python tools/bench.py learn [TASK ...] [--minutes 10]             does every task learn? Goes on where it was stopped
 
 Every contestant is a process of its own; they take turns in every round, so that their ratios do not depend on what
 else the machine does. For one env count all of them are alive at once: their memory adds up.
@@ -23,9 +24,10 @@ import dataclasses
 import importlib.metadata
 import json
 import os
+import queue
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -44,6 +46,9 @@ def main(argv: list[str] | None = None) -> int:
     from gpusim_rl.errors import friendly_errors
 
     with friendly_errors():
+        if arguments[:1] == ["learn"]:
+            learn(parse_learn(arguments[1:]))
+            return 0
         bench(parse(arguments), shlex.join(["python", "tools/bench.py", *arguments]))
     return 0
 
@@ -113,9 +118,128 @@ def bench(args: argparse.Namespace, command: str) -> None:
             write(out / "bench.md", markdown(result))
         print("\n".join(["", f"{about['task']}, {count} worlds", "", *table(rows), ""]))
     names = ["bench.json", "bench.md"]
-    if not args.no_plot and draw(result, out / "bench.png"):
+    from gpusim_rl.run.bench import draw as figure_of
+
+    if not args.no_plot and draw(lambda figures: figure_of(result, figures), out / "bench.png"):
         names.append("bench.png")
     print(", ".join(str(out / name) for name in names))
+
+
+def parse_learn(argv: list[str]) -> argparse.Namespace:
+    """The command line of `learn`."""
+    parser = argparse.ArgumentParser(
+        prog="bench learn",
+        description="Train tasks to their thresholds, or for a stated time, and keep the curves: tasks.json, a plot,"
+        " the table in README.md. What has been reached is not trained again; what has not goes on with more minutes.",
+    )
+    add = parser.add_argument
+    add("tasks", nargs="*", metavar="TASK", help="default: all in learn.yaml")
+    add("--minutes", type=float, help="training time of each at most (default: as in learn.yaml)")
+    add("--seeds", default="1", help="e.g. 1,2,3 (default: 1)")
+    add("--jobs", type=int, default=1, help="trainings at once, each on its share of the CPUs (default: 1)")
+    add(
+        "--out",
+        type=Path,
+        default=Path("benchmarks"),
+        help="folder of learn.yaml and the results (default: benchmarks)",
+    )
+    add("--runs", type=Path, default=Path("runs"), help="folder of run folders (default: runs)")
+    add("--readme", type=Path, default=Path("README.md"), help="file with the table (default: README.md)")
+    return parser.parse_args(argv)
+
+
+def learn(args: argparse.Namespace) -> None:
+    """Trains one task after the other; after each, what is known is on disk."""
+    from concurrent.futures import ThreadPoolExecutor, as_completed
+
+    from gpusim_rl.errors import ConfigError
+    from gpusim_rl.run import evidence
+
+    goals = evidence.read_goals(args.out / "learn.yaml")
+    asked = args.tasks or list(goals)
+    if unknown := [task for task in asked if task not in goals]:
+        raise ConfigError(f"no goal for {', '.join(unknown)} in {args.out / 'learn.yaml'}; it has {', '.join(goals)}")
+    try:
+        seeds = [int(seed) for seed in args.seeds.split(",")]
+    except ValueError:
+        raise ConfigError(f"--seeds must be ints such as 1,2,3, got {args.seeds}") from None
+    file = args.out / "tasks.json"
+    known = {(outcome.task, outcome.seed): outcome for outcome in evidence.read_outcomes(file)}
+    shares = cpu_shares(args.jobs)
+
+    def train(goal: evidence.Goal, seed: int) -> evidence.Outcome:
+        outcome = begin(goal, seed, known.get((goal.task, seed)))
+        if outcome.reached or outcome.seconds >= goal.minutes * 60.0:
+            return outcome
+        cpus = shares.get()
+        try:
+            if outcome.random_return is None:
+                outcome.random_return = random_return(goal)
+            return evidence.train_to(
+                goal,
+                outcome,
+                command=[sys.executable, "-m", "gpusim_rl.cli", "train"],
+                environment=own_environment(),
+                runs=args.runs,
+                cpus=cpus,
+                say=lambda text: print(text, file=sys.stderr),
+            )
+        finally:
+            shares.put(cpus)
+
+    with ThreadPoolExecutor(args.jobs) as pool:
+        wanted = [goals[task] for task in asked]
+        if args.minutes is not None:
+            wanted = [dataclasses.replace(goal, minutes=args.minutes) for goal in wanted]
+        futures = [pool.submit(train, goal, seed) for seed in seeds for goal in wanted]
+        for future in as_completed(futures):
+            try:
+                outcome = future.result()
+            except ConfigError as error:  # the others go on
+                print(f"error: {error}", file=sys.stderr)
+                continue
+            known[outcome.task, outcome.seed] = outcome
+            evidence.write_outcomes(file, list(known.values()))
+    outcomes = list(known.values())
+    lines = evidence.table(outcomes, goals)
+    print("\n".join(lines))
+    if args.readme.is_file():
+        write(args.readme, evidence.fill(args.readme.read_text(), lines))
+    draw(lambda figures: evidence.draw(outcomes, figures), args.out / "tasks.png")
+
+
+def begin(goal: Any, seed: int, known: Any) -> Any:
+    """What is known of a goal's training, or a new outcome where there is none or its settings were others."""
+    from gpusim_rl.run.evidence import Outcome, measure_run
+
+    overrides = list(goal.overrides)
+    if known is None or known.overrides != overrides:
+        return Outcome(task=goal.task, seed=seed, threshold=goal.threshold, overrides=overrides, run="")
+    known.threshold = goal.threshold
+    if known.run and (Path(known.run) / "metrics.csv").is_file():
+        measure_run(known, Path(known.run))
+    return known
+
+
+def cpu_shares(jobs: int) -> queue.SimpleQueue[set[int] | None]:
+    """The CPUs of each of the trainings that run at once; None where they cannot be shared out."""
+    shares: queue.SimpleQueue[set[int] | None] = queue.SimpleQueue()
+    cpus = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+    for job in range(jobs):
+        shares.put(set(cpus[job::jobs]) if 1 < jobs <= len(cpus) else None)
+    return shares
+
+
+def random_return(goal: Any) -> float:
+    """Mean return of random actions in 64 worlds."""
+    from gpusim_rl import make_env
+    from gpusim_rl.run.evidence import random_return as measure
+
+    env = make_env(goal.task, num_envs=64, device="cpu", task={"randomize_episode_start": False})
+    try:
+        return measure(env)
+    finally:
+        env.close()
 
 
 def env_counts(overrides: Sequence[str]) -> tuple[list[int], list[str]]:
@@ -232,17 +356,16 @@ def write(path: Path, text: str) -> None:
         raise ConfigError(f"cannot write {path}: {error.strerror}; try --out FOLDER") from None
 
 
-def draw(result: dict[str, Any], path: Path) -> bool:
-    """Draws the picture, where matplotlib is installed."""
+def draw(make: Callable[[Any], Any], path: Path) -> bool:
+    """Draws a picture, where matplotlib is installed; `make` gets the module `matplotlib.figure`."""
     from gpusim_rl.errors import ConfigError, import_extra
-    from gpusim_rl.run import bench
 
     try:
         figures = import_extra("matplotlib.figure", "plot", "the picture")
     except ConfigError as error:
         print(error, file=sys.stderr)
         return False
-    bench.draw(result, figures).savefig(path, dpi=150)
+    make(figures).savefig(path, dpi=150)
     return True
 
 
