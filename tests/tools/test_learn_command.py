@@ -1,4 +1,4 @@
-"""`tools/bench.py learn` as a user runs it: real trainings, stopped at a threshold or by their time, and gone on with."""
+"""`tools/bench.py learn` as a user runs it: real trainings that stop at a threshold or by their time, and go on."""
 
 from __future__ import annotations
 
