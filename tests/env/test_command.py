@@ -1,0 +1,232 @@
+"""Commands and levels: masks, ranges, the interval, distributions, and what a checkpoint restores."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import mujoco
+import pytest
+import torch
+from torch import Tensor
+
+from gpusim_rl.config import SimConfig, build
+from gpusim_rl.env import Commands, Levels, Task, TaskConfig, VecEnv
+from gpusim_rl.errors import ConfigError
+from gpusim_rl.sim import Scene, Sim, SimChoice
+
+WHEEL = """
+<mujoco>
+  <worldbody>
+    <body name="wheel">
+      <joint name="axle" axis="0 0 1" damping="0.1"/>
+      <geom type="cylinder" size="0.1 0.02" mass="1"/>
+    </body>
+  </worldbody>
+  <actuator><motor name="axle" joint="axle"/></actuator>
+</mujoco>
+"""
+RANGES = {"speed": (0.5, 2.0), "turn": (-1.0, 1.0), "fixed": (3.0, 3.0)}
+COUNT = 4
+
+
+class Follow(Task[TaskConfig]):
+    """Turns a wheel at the commanded speed; a world goes up a level when its episode ends."""
+
+    Config = TaskConfig
+
+    @classmethod
+    def scene(cls, cfg: TaskConfig) -> Scene:
+        scene = Scene(cfg.physics_hz)
+        scene.add("wheel", mujoco.MjSpec.from_string(WHEEL))
+        return scene
+
+    def __init__(self, cfg: TaskConfig, sim: Sim) -> None:
+        super().__init__(cfg, sim)
+        self.robot = sim.articulation("wheel")
+        self.num_actions = 1
+        self.commands = Commands(self, RANGES, interval=0.1)  # five control steps
+        self.levels = Levels(self, COUNT, initial=torch.arange(self.num_envs) % COUNT)
+
+    def reset(self, where: Tensor) -> None:
+        self.commands.resample(where)
+
+    def apply_action(self, action: Tensor) -> None:
+        self.robot.actuate(action)
+
+    def observe(self) -> Tensor:
+        return torch.cat([self.robot.joint_vel, self.commands.value, self.levels.value[:, None].float()], dim=1)
+
+    def rewards(self) -> dict[str, Tensor]:
+        return {"speed": -(self.robot.joint_vel[:, 0] - self.commands["speed"]).abs()}
+
+    def terminated(self) -> Tensor:
+        return torch.zeros(self.num_envs, dtype=torch.bool)
+
+    def advance(self, done: Tensor) -> None:
+        self.commands.advance()
+        self.levels.move(up=done, down=torch.zeros_like(done))
+
+
+def make_env(num_envs: int = 16, seed: int = 0, episode_length: int = 13) -> VecEnv:
+    values: dict[str, Any] = {
+        "physics_hz": 50.0,
+        "control_hz": 50.0,
+        "episode_length": episode_length,
+        "clip_actions": 1.0,
+        "clip_observations": None,
+        "randomize_episode_start": True,
+    }
+    sim = SimConfig(name="mujoco", num_threads=1, njmax=None, nconmax=None, graph=False, persistent="auto")
+    choice = SimChoice("mujoco", torch.device("cpu"), "test")
+    return VecEnv.make(Follow, build(TaskConfig, values, "task"), num_envs=num_envs, choice=choice, sim=sim, seed=seed)
+
+
+def make_task(num_envs: int = 16, seed: int = 0) -> Follow:
+    task = make_env(num_envs, seed).task
+    assert isinstance(task, Follow)
+    return task
+
+
+def everywhere(task: Task[Any]) -> Tensor:
+    return torch.ones(task.num_envs, dtype=torch.bool)
+
+
+def nowhere(task: Task[Any]) -> Tensor:
+    return ~everywhere(task)
+
+
+# Commands
+
+
+def test_commands_are_uniform_in_their_ranges() -> None:
+    task = make_task(num_envs=20_000)
+    assert (task.commands.value == 0).all()
+    task.commands.resample(everywhere(task))
+    for name, (low, high) in RANGES.items():
+        drawn = task.commands[name]
+        assert drawn.min() >= low and drawn.max() <= high
+        if low < high:
+            share = torch.histc(drawn, bins=8, min=low, max=high) / task.num_envs
+            assert (share - 1 / 8).abs().max() < 0.01  # four standard deviations
+    together = torch.corrcoef(task.commands.value[:, :2].T)[0, 1]
+    assert together.abs() < 0.03
+
+
+def test_only_the_worlds_of_the_mask_get_new_commands() -> None:
+    task = make_task()
+    task.commands.resample(everywhere(task))
+    before = task.commands.value.clone()
+    where = torch.arange(task.num_envs) % 3 == 0
+    task.commands.resample(where)
+    changed = (task.commands.value != before)[:, :2]
+    assert changed[where].all() and not changed[~where].any()
+
+
+def test_a_command_is_a_view_by_name() -> None:
+    task = make_task()
+    task.commands["turn"].fill_(7.0)
+    assert (task.commands.value[:, 1] == 7.0).all()
+    assert task.commands.names == list(RANGES)
+
+
+def test_the_interval_counts_from_each_worlds_last_draw() -> None:
+    task = make_task()
+    task.commands.resample(everywhere(task))
+    late = torch.arange(task.num_envs) % 2 == 0
+    draws = []
+    for step in range(1, 13):
+        if step == 3:
+            task.commands.resample(late)
+        before = task.commands["speed"].clone()
+        task.commands.advance()
+        changed = task.commands["speed"] != before
+        assert changed[late].all() == changed[late].any() and changed[~late].all() == changed[~late].any()
+        draws += [(step, kind) for kind, some in (("late", late), ("early", ~late)) if changed[some].any()]
+    assert draws == [(5, "early"), (7, "late"), (10, "early"), (12, "late")]
+
+
+def test_without_an_interval_commands_stay() -> None:
+    task = make_task()
+    commands = Commands(task, RANGES)
+    commands.resample(everywhere(task))
+    before = commands.value.clone()
+    for _ in range(1000):
+        commands.advance()
+    assert torch.equal(commands.value, before)
+
+
+@pytest.mark.parametrize("limits", [(1.0, 0.0), (1.0,), (0.0, 1.0, 2.0)])
+def test_a_range_that_is_none_is_refused(limits: tuple[float, ...]) -> None:
+    with pytest.raises(ConfigError, match="command 'speed': expected a range"):
+        Commands(make_task(), {"speed": limits})
+
+
+def test_an_interval_shorter_than_a_step_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"at least a step of 0\.02 s, got 0\.01"):
+        Commands(make_task(), RANGES, interval=0.01)
+
+
+# Levels
+
+
+def test_levels_begin_where_they_are_told() -> None:
+    task = make_task()
+    assert task.levels.value.tolist() == [world % COUNT for world in range(task.num_envs)]
+    beyond = Levels(task, COUNT, initial=torch.arange(task.num_envs) - 1)
+    assert beyond.value[:6].tolist() == [0, 0, 1, 2, 3, 3]
+
+
+def test_levels_move_by_masks_and_stop_at_the_bottom() -> None:
+    task = make_task(num_envs=8)
+    up = torch.tensor([1, 1, 1, 0, 0, 0, 0, 1], dtype=torch.bool)
+    down = torch.tensor([0, 0, 0, 0, 1, 1, 0, 1], dtype=torch.bool)
+    task.levels.move(up=up, down=down)
+    #                                          0+ 1+ 2+ 3  0- 1- 2  3+-
+    assert task.levels.value.tolist() == [1, 2, 3, 3, 0, 0, 2, 3]
+
+
+def test_beyond_the_top_is_any_level() -> None:
+    task = make_task(num_envs=20_000)
+    at_top = task.levels.value == COUNT - 1
+    others = task.levels.value[~at_top].clone()
+    task.levels.move(up=at_top, down=nowhere(task))
+    assert torch.equal(task.levels.value[~at_top], others)
+    share = torch.bincount(task.levels.value[at_top], minlength=COUNT) / at_top.sum()
+    assert (share - 1 / COUNT).abs().max() < 0.025  # four standard deviations
+
+
+# In an environment
+
+
+def test_they_move_on_with_the_episodes() -> None:
+    env = make_env(episode_length=10)
+    obs = env.reset()["policy"]
+    for _ in range(30):
+        task, before = env.task, obs
+        assert isinstance(task, Follow)
+        step = env.step(torch.zeros(env.num_envs, 1))
+        obs = step.obs["policy"]
+        assert torch.equal(obs[:, 1:4], task.commands.value)
+        assert (obs[step.done, 1] != before[step.done, 1]).all()
+        climbed = (before[:, 4] + 1 == obs[:, 4])[step.done & (before[:, 4] < COUNT - 1)]
+        assert climbed.all()
+        assert torch.equal(before[~step.done, 4], obs[~step.done, 4])
+
+
+def test_a_checkpoint_restores_commands_ages_and_levels() -> None:
+    env, other = make_env(seed=1), make_env(seed=2)
+    env.reset()
+    other.reset()
+    for _ in range(8):
+        env.step(torch.ones(env.num_envs, 1))
+    names = set(env.task.state_dict()["tensors"])
+    assert {"commands.value", "commands._age", "levels.value"} <= names
+    buffer = io.BytesIO()
+    torch.save(env.state_dict(), buffer)
+    buffer.seek(0)
+    other.load_state_dict(torch.load(buffer, weights_only=True))
+    for _ in range(40):
+        step, again = (e.step(torch.ones(e.num_envs, 1)) for e in (env, other))
+        assert torch.equal(step.obs["policy"], again.obs["policy"])
+        assert torch.equal(step.reward, again.reward)
