@@ -1,0 +1,259 @@
+"""Terrain: patches of ground from easy to hard as one height field, and a table of its heights for observations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from gpusim_rl.config import Count, NotNegative, Positive, Rule
+from gpusim_rl.errors import ConfigError
+
+Heights = Float[np.ndarray, "levels columns x y"]
+
+TREAD = 0.3  # depth of a stair [m]
+NOISE_SPACING = 0.2  # between the points of rough ground [m]
+NUM_OBSTACLES = 40  # on a patch
+GAP_DEPTH = 1.0  # of what a robot shall not step into [m]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TerrainConfig:
+    """A grid of square patches: a row along y for each level, a column along x for each variation of a kind."""
+
+    seed: int  # of what is random in the patches
+    levels: Count  # from easy to hard
+    columns: Annotated[
+        dict[str, Count], Rule("a section <kind>: <number of columns>, with at least one kind", lambda kinds: bool(kinds))
+    ]  # in the order of the columns; kinds are the functions of KINDS
+    patch_size: Positive  # m
+    platform_size: Positive  # m; a flat square in the middle of every patch
+    resolution: Positive  # m between neighbouring heights
+    height_step: Positive  # m; heights are multiples of it
+    border: NotNegative  # m of flat ground around all patches
+
+    def __post_init__(self) -> None:
+        """Checks the relations between the values.
+
+        Raises:
+            ConfigError: A kind is unknown, or the sizes do not fit each other.
+        """
+        unknown = [kind for kind in self.columns if kind not in KINDS]
+        if unknown:
+            raise ConfigError(f"terrain.columns: unknown kinds {unknown}; there are {list(KINDS)}")
+        if not self.platform_size < self.patch_size:
+            raise ConfigError(f"terrain.platform_size must be below patch_size, got {self.platform_size}")
+        for key in ("patch_size", "platform_size", "border"):
+            cells = getattr(self, key) / self.resolution
+            if abs(cells - round(cells)) > 1e-6 or (key != "border" and round(cells) % 2):
+                raise ConfigError(f"terrain.{key} must be an even multiple of resolution, got {getattr(self, key)}")
+
+
+class Terrain:
+    """The ground of all worlds: one height field around the world's origin, on whose patches worlds begin.
+
+    Levels lie along +x, columns along +y; the ground between and around the patches is at height 0. `Scene.add_terrain`
+    puts it into the physics. The same configuration always gives the same terrain.
+
+    Args:
+        cfg: What it looks like.
+        device: Where `height` and `scan` compute.
+
+    Attributes:
+        cfg: Its configuration.
+        heights: Height of the ground at the points of a square grid [m], shape [x, y].
+        origins: Middle of the platform of every patch [m], shape [levels, columns, 3].
+        half_size: Distance of the edges of the ground from the world's origin along x and y [m].
+        kinds: Kind of each column.
+    """
+
+    def __init__(self, cfg: TerrainConfig, device: torch.device | str = "cpu") -> None:
+        self.cfg = cfg
+        patches = _patches(cfg)
+        levels, columns, cells, _ = patches.shape
+        border = round(cfg.border / cfg.resolution)
+        field = patches.swapaxes(1, 2).reshape(levels * cells, columns * cells)
+        field = np.pad(field, (border, border + 1))  # a field of n cells has n + 1 points
+        half_size = 0.5 * cfg.resolution * (np.array(field.shape) - 1)
+        corner = half_size - cfg.border
+        x = (np.arange(levels) + 0.5) * cfg.patch_size - corner[0]
+        y = (np.arange(columns) + 0.5) * cfg.patch_size - corner[1]
+        z = patches[:, :, cells // 2, cells // 2]
+        origins = np.stack([*np.broadcast_arrays(x[:, None], y), z], axis=-1)
+
+        self.kinds = [kind for kind, count in cfg.columns.items() for _ in range(count)]
+        self.half_size = (float(half_size[0]), float(half_size[1]))
+        self.heights: Float[Tensor, "x y"] = torch.tensor(field, dtype=torch.float32, device=device)
+        self.origins: Float[Tensor, "levels columns 3"] = torch.tensor(origins, dtype=torch.float32, device=device)
+        # The four corners of a cell under one index: that of its corner with the lowest x and y.
+        table, row = self.heights.flatten(), self.heights.shape[1]
+        self._corners = (table, table[1:], table[row:], table[row + 1 :])
+
+    def height(self, x: Float[Tensor, "*batch"], y: Float[Tensor, "*batch"]) -> Float[Tensor, "*batch"]:
+        """Height of the ground [m] at points of the world [m]: exactly that of MuJoCo's height field.
+
+        MuJoCo cuts each cell into two triangles along the diagonal from its lowest to its highest x and y. Beyond the
+        edges of the ground the height is that at the edge.
+        """
+        half_x, half_y = (points // 2 for points in self.heights.shape)
+        i, u = self._cell(x, half_x)
+        j, v = self._cell(y, half_y)
+        first = ((i.long() + half_x) * self.heights.shape[1] + (j.long() + half_y)).flatten()
+        z00, z01, z10, z11 = (corner.index_select(0, first).view(x.shape) for corner in self._corners)
+        below = u > v
+        along_x = torch.where(below, z10 - z00, z11 - z01)
+        along_y = torch.where(below, z11 - z10, z01 - z00)
+        return z00 + u * along_x + v * along_y
+
+    def _cell(self, x: Float[Tensor, "*batch"], half: int) -> tuple[Tensor, Tensor]:
+        """Number of the cell, counted from the middle, and the place in it from 0 to 1."""
+        resolution = self.cfg.resolution
+        # From the nearest grid line: in units of the whole field float32 would lose a tenth of a millimetre.
+        cell = (x / resolution).floor().clamp(-half, half - 1)
+        return cell, ((x - cell * resolution) / resolution).clamp(0.0, 1.0)
+
+    def scan(
+        self, pos: Float[Tensor, "envs 3"], yaw: Float[Tensor, " envs"], points: Float[Tensor, "points 2"]
+    ) -> Float[Tensor, "envs points"]:
+        """Height of the ground [m] at points of a level frame that stands at `pos` and is turned by `yaw`.
+
+        Args:
+            pos: Origin of the frame [m], world frame; its height does not matter.
+            yaw: Angle of the frame's x axis from the world's [rad].
+            points: Where to look [m], in the frame.
+        """
+        x, y = points.unbind(dim=1)
+        sin, cos = yaw.sin()[:, None], yaw.cos()[:, None]
+        return self.height(pos[:, :1] + cos * x - sin * y, pos[:, 1:2] + sin * x + cos * y)
+
+
+@dataclass(frozen=True, slots=True)
+class _Canvas:
+    """What a kind of ground is made from: the patches of its columns, at all levels at once."""
+
+    cfg: TerrainConfig
+    random: np.random.Generator
+    difficulty: Float[np.ndarray, "levels 1 1 1"]  # in [0, 1)
+    columns: int
+    edge: np.ndarray  # cells from the patch's edge to each point, shape [x, y]
+
+    @property
+    def cells(self) -> int:
+        """Cells along a side of a patch."""
+        return len(self.edge)
+
+    @property
+    def foot(self) -> int:
+        """Cells from the patch's edge to the platform's."""
+        return self.cells_of(0.5 * (self.cfg.patch_size - self.cfg.platform_size))
+
+    @property
+    def between(self) -> np.ndarray:
+        """Points between the patch's edge and the platform, without both, shape [x, y]."""
+        return (self.edge > 0) & (self.edge < self.foot)
+
+    @property
+    def climb(self) -> np.ndarray:
+        """Cells from the patch's edge to each point, at most those to the platform, shape [x, y]."""
+        return np.minimum(self.edge, self.foot)
+
+    def cells_of(self, length: float) -> int:
+        """A length [m] in whole cells, at least one."""
+        return max(1, round(length / self.cfg.resolution))
+
+    def uniform(self, low: float, high: float, *shape: int) -> np.ndarray:
+        """Random numbers for every patch, shape [levels, columns, *shape]."""
+        return self.random.uniform(low, high, (len(self.difficulty), self.columns, *shape))
+
+
+def _slope(canvas: _Canvas) -> Heights:
+    return 0.4 * canvas.difficulty * canvas.cfg.resolution * canvas.climb
+
+
+def _stairs(canvas: _Canvas) -> Heights:
+    return (0.05 + 0.175 * canvas.difficulty) * (canvas.climb // canvas.cells_of(TREAD))
+
+
+def _rough(canvas: _Canvas) -> Heights:
+    """Random heights at the points of a coarse grid, with bilinear interpolation."""
+    spacing = canvas.cells_of(NOISE_SPACING)
+    coarse = canvas.uniform(-1.0, 1.0, *2 * (canvas.cells // spacing + 2,))
+    cell, rest = np.divmod(np.arange(canvas.cells), spacing)
+    weight = rest / spacing
+    along_x = coarse[:, :, cell] * (1.0 - weight)[:, None] + coarse[:, :, cell + 1] * weight[:, None]
+    noise = along_x[..., cell] * (1.0 - weight) + along_x[..., cell + 1] * weight
+    return (0.025 + 0.075 * canvas.difficulty) * noise * canvas.between
+
+
+def _obstacles(canvas: _Canvas) -> Heights:
+    """Low boxes and holes with sides of 1 to 2 m; where they overlap the last one counts."""
+    place = np.arange(canvas.cells) * canvas.cfg.resolution
+    middle = canvas.uniform(0.0, canvas.cfg.patch_size, 2, NUM_OBSTACLES, 1)
+    half_side = 0.5 * canvas.uniform(1.0, 2.0, 2, NUM_OBSTACLES, 1)
+    covers_x, covers_y = np.moveaxis(np.abs(place - middle) < half_side, 2, 0)
+    covers = covers_x[..., :, None] & covers_y[..., None, :]  # [levels, columns, obstacles, x, y]
+    last = NUM_OBSTACLES - 1 - np.argmax(covers[:, :, ::-1], axis=2)
+    height = canvas.random.choice([-1.0, -0.5, 0.5, 1.0], (*covers.shape[:3], 1, 1))
+    height = np.take_along_axis(height, last[:, :, None], axis=2)[:, :, 0]
+    return (0.025 + 0.15 * canvas.difficulty) * height * covers.any(axis=2) * canvas.between
+
+
+def _stepping_stones(canvas: _Canvas) -> Heights:
+    """Square stones with sides from 1.5 to 0.4 m, from 0.2 to 0.4 m apart."""
+    difficulty, resolution = canvas.difficulty[..., None], canvas.cfg.resolution
+    side = np.rint((1.5 - 1.1 * difficulty) / resolution)
+    pitch = side + np.rint((0.2 + 0.2 * difficulty) / resolution)
+    place = np.arange(canvas.cells) + np.floor(pitch * canvas.uniform(0.0, 1.0, 2, 1, 1))
+    on_x, on_y = np.moveaxis((place % pitch <= side)[:, :, :, 0], 2, 0)
+    stone = on_x[..., :, None] & on_y[..., None, :]
+    return -GAP_DEPTH * (canvas.between & ~stone)
+
+
+def _gap(canvas: _Canvas) -> Heights:
+    """A trench around the platform, from 0.2 to 1 m wide."""
+    width = np.rint((0.2 + 0.8 * canvas.difficulty) / canvas.cfg.resolution)
+    return -GAP_DEPTH * (canvas.between & (canvas.edge > canvas.foot - width))
+
+
+def _both(first: Callable[[_Canvas], Heights], second: Callable[[_Canvas], Heights]) -> Callable[[_Canvas], Heights]:
+    return lambda canvas: first(canvas) + second(canvas)
+
+
+def _sunk(kind: Callable[[_Canvas], Heights]) -> Callable[[_Canvas], Heights]:
+    return lambda canvas: -kind(canvas)
+
+
+KINDS: dict[str, Callable[[_Canvas], Heights]] = {
+    "slope_up": _sunk(_slope),
+    "slope_down": _slope,
+    "rough_slope_up": _both(_sunk(_slope), _rough),
+    "rough_slope_down": _both(_slope, _rough),
+    "stairs_up": _sunk(_stairs),
+    "stairs_down": _stairs,
+    "rough": _rough,
+    "obstacles": _obstacles,
+    "stepping_stones": _stepping_stones,
+    "gap": _gap,
+}
+"""Kinds of ground. Up and down are as seen from the platform: on `stairs_up` it lies in a pit."""
+
+
+def _patches(cfg: TerrainConfig) -> Heights:
+    """Heights of all patches; their points begin at the patch's lowest x and y and end one before its highest."""
+    cells = round(cfg.patch_size / cfg.resolution)
+    place = np.arange(cells)
+    to_edge = np.minimum(place, cells - place)
+    edge = np.minimum(to_edge[:, None], to_edge)
+    difficulty = (np.arange(cfg.levels) / cfg.levels)[:, None, None, None]
+    random = np.random.default_rng(cfg.seed)
+    kinds = []
+    for kind, count in cfg.columns.items():
+        canvas = _Canvas(cfg, random, difficulty, count, edge)
+        shape = (cfg.levels, count, cells, cells)
+        kinds.append(np.broadcast_to(KINDS[kind](canvas), shape))
+    return np.rint(np.concatenate(kinds, axis=1) / cfg.height_step) * cfg.height_step
