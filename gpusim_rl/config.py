@@ -25,6 +25,11 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+TASK_DEFAULTS = ("randomize", "randomization_params")
+"""Keys of the `task` section that have a default in cfg/config.yaml: all others stand in the task's own yaml."""
+OPEN_SECTION = "task.randomization_params"
+"""Its keys are names of the task's own things: a command line may add some (see gpusim_rl/env/randomize.py)."""
+
 
 @dataclass(frozen=True)
 class Rule:
@@ -243,7 +248,8 @@ def check_settings(config: Mapping[str, Any]) -> dict[str, Any]:
     """
     settings = {name: node for name, node in config.items() if name != "task"}
     checked = _fields(RunConfig, settings, path="", skip=("task",))
-    _section(config.get("task"), "task")
+    if not _section(config.get("task"), "task").keys() - set(TASK_DEFAULTS):
+        raise ConfigError(_NO_TASK)
     return checked
 
 
@@ -326,8 +332,14 @@ def apply_overrides(config: dict[str, Any], overrides: Sequence[str]) -> dict[st
         except OverrideParseException:
             raise ConfigError(f"cannot read {text!r}: expected key=value, e.g. num_envs=64") from None
         node, (*parents, name) = config, override.key_or_group.split(".")
+        is_open = f"{override.key_or_group}.".startswith(f"{OPEN_SECTION}.")
         for parent in parents:
+            if is_open and isinstance(node, dict) and node.get(parent) is None:
+                node[parent] = {}
             node = node.get(parent, {}) if isinstance(node, dict) else {}
+        if is_open and isinstance(node, dict):
+            node[name] = _merged(node.get(name), value)  # as Hydra does it
+            continue
         if not isinstance(node, dict) or name not in node:
             raise unknown_key(
                 override.key_or_group,
@@ -335,6 +347,12 @@ def apply_overrides(config: dict[str, Any], overrides: Sequence[str]) -> dict[st
             )
         node[name] = value
     return config
+
+
+def _merged(old: Any, new: Any) -> Any:
+    if not (isinstance(old, dict) and isinstance(new, dict)):
+        return new
+    return {**old, **{key: _merged(old.get(key), value) for key, value in new.items()}}
 
 
 def unknown_key(key: str, known: Sequence[str]) -> ConfigError:
@@ -376,9 +394,12 @@ def _fields(cls: type, node: Mapping[str, Any], path: str, skip: Sequence[str] =
     return values
 
 
+_NO_TASK = "no task: try task=Cartpole, or `gpusim-rl list` for all tasks"
+
+
 def _section(node: Any, path: str) -> Mapping[str, Any]:
     if node is None and path == "task":
-        raise ConfigError("no task: try task=Cartpole, or `gpusim-rl list` for all tasks")
+        raise ConfigError(_NO_TASK)
     if not isinstance(node, Mapping):
         raise ConfigError(f"{path} must be a section with keys of its own, got {node!r}. Try {path}.<key>=<value>")
     return node

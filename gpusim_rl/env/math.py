@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from gpusim_rl.sim.dynamics import operational_space_torque
 from gpusim_rl.sim.quaternion import (
     euler_xyz,
     quat_conjugate,
@@ -20,11 +21,15 @@ from gpusim_rl.sim.quaternion import (
 
 __all__ = [
     "euler_xyz",
+    "operational_space_torque",
+    "quat_angle",
     "quat_conjugate",
     "quat_from_axis_angle",
+    "quat_from_uniform",
     "quat_multiply",
     "quat_rotate",
     "quat_rotate_inverse",
+    "scale",
     "tolerance",
     "unscale",
     "wrap_angle",
@@ -43,6 +48,29 @@ def unscale(
 ) -> Float[Tensor, "*batch"]:
     """Maps [low, high] to [-1, 1], for example joint positions by their limits."""
     return (2.0 * value - high - low) / (high - low)
+
+
+def scale(
+    value: Float[Tensor, "*batch"], low: Float[Tensor, "..."], high: Float[Tensor, "..."]
+) -> Float[Tensor, "*batch"]:
+    """Maps [-1, 1] to [low, high], for example actions to position targets; the inverse of `unscale`."""
+    return 0.5 * (value * (high - low) + high + low)
+
+
+def quat_angle(a: Float[Tensor, "*batch 4"], b: Float[Tensor, "*batch 4"]) -> Float[Tensor, "*batch"]:
+    """Angle [rad] in [0, pi] of the rotation between two orientations, accurate down to 0."""
+    between = quat_multiply(a, quat_conjugate(b))
+    # q and -q are the same rotation: the smaller of their two angles
+    return 2.0 * torch.atan2(torch.linalg.vector_norm(between[..., 1:], dim=-1), between[..., 0].abs())
+
+
+def quat_from_uniform(u: Float[Tensor, "*batch 3"]) -> Float[Tensor, "*batch 4"]:
+    """Orientations that are uniform over all rotations, from numbers that are uniform in [0, 1).
+
+    Source: Shoemake 1992, Uniform random rotations, in Graphics Gems III.
+    """
+    length, angle = torch.stack([1.0 - u[..., 0], u[..., 0]], dim=-1).sqrt(), 2.0 * math.pi * u[..., 1:]
+    return torch.stack([length * angle.sin(), length * angle.cos()], dim=-1).flatten(-2)
 
 
 def tolerance(

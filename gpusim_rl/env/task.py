@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, TypeVar
 
 import torch
@@ -32,6 +32,10 @@ class TaskConfig:
     """Observations are clamped to this magnitude; null for none."""
     randomize_episode_start: bool
     """Worlds begin at random points of their time limit, so that short horizons see all of an episode."""
+    randomize: bool = False
+    """Do what `randomization_params` says."""
+    randomization_params: dict[str, Any] = field(default_factory=dict)
+    """Which properties of the worlds are random, and how; see docs/randomization.md."""
 
     def __post_init__(self) -> None:
         """Checks the relations between the values.
@@ -157,16 +161,16 @@ class Task(ABC, Generic[Cfg]):
         self.random.load_state_dict(state["random"])
 
     def _own_tensors(self) -> dict[str, Tensor]:
-        return dict(_tensors(vars(self)))
+        return dict(kept_tensors(vars(self)))
 
 
-def _tensors(node: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
+def kept_tensors(node: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
     """Tensors in nested dicts, lists, tuples and parts, by path; without expanded views, which nothing can write."""
     if isinstance(node, Tensor):
         if all(stride > 0 or size <= 1 for stride, size in zip(node.stride(), node.shape, strict=True)):
             yield path, node
     elif isinstance(node, TaskPart):
-        yield from _tensors(vars(node), path)
+        yield from kept_tensors(vars(node), path)
     elif isinstance(node, (dict, list, tuple)):
         for key, item in node.items() if isinstance(node, dict) else enumerate(node):
-            yield from _tensors(item, f"{path}.{key}" if path else str(key))
+            yield from kept_tensors(item, f"{path}.{key}" if path else str(key))

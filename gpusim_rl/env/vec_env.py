@@ -11,6 +11,7 @@ from torch import Tensor
 
 from gpusim_rl.config import SimConfig
 from gpusim_rl.env.quarantine import FirstDiverged
+from gpusim_rl.env.randomize import Randomizer
 from gpusim_rl.env.task import Task, TaskConfig
 from gpusim_rl.errors import TaskError
 from gpusim_rl.sim import Sim, SimChoice, make_sim
@@ -64,6 +65,7 @@ class VecEnv:
         num_actions: Size of the action vector.
         progress: Control steps since the (staggered) start of each episode, int64 [num_envs].
         first_diverged: State and action that the first diverged world came from.
+        randomizer: What makes worlds differ, if `task.randomize`; else None.
     """
 
     def __init__(self, task_class: type[Task], cfg: TaskConfig, sim: Sim, seed: int, *, check: bool = False) -> None:
@@ -83,6 +85,16 @@ class VecEnv:
         self.progress = self.task.progress
         self.staggered = torch.zeros(self.num_envs, dtype=torch.bool, device=self.device)
         self.first_diverged = FirstDiverged(sim, self.num_actions)
+        self.randomizer: Randomizer | None = None
+        if cfg.randomize:
+            self.randomizer = Randomizer(
+                cfg.randomization_params,
+                sim,
+                num_actions=self.num_actions,
+                dt=self.task.dt,
+                clip_actions=cfg.clip_actions,
+                seed=seed,
+            )
         self.obs_sizes: dict[str, int] = {}
         self._obs: Observation = {}
 
@@ -107,6 +119,8 @@ class VecEnv:
         everywhere = torch.ones(self.num_envs, dtype=torch.bool, device=self.device)
         self._reset(everywhere)
         self._check_hooks()
+        if self.randomizer is not None:
+            self.randomizer.start(self.obs_sizes["policy"])
         # rewards() may keep state (a potential, say); this was not a step of the episode, so begin again.
         self._reset(everywhere)
         if self.cfg.randomize_episode_start:
@@ -133,13 +147,18 @@ class VecEnv:
         Args:
             action: Shape [num_envs, num_actions]; clipped here.
         """
-        task, sim = self.task, self.sim
+        task, sim, randomizer = self.task, self.sim, self.randomizer
         if action.shape != task.actions.shape:
             raise ValueError(f"step() needs actions of shape {list(task.actions.shape)}, got {list(action.shape)}")
         torch.clamp(action, -self.cfg.clip_actions, self.cfg.clip_actions, out=task.actions)
-        task.apply_action(task.actions)
+        applied = task.actions if randomizer is None else randomizer.act(task.actions)
+        task.apply_action(applied)
+        if randomizer is not None:
+            randomizer.before_physics()
         self.first_diverged.before_step()
         sim.step(self.cfg.decimation)
+        if randomizer is not None:
+            randomizer.after_physics()
         self.progress += 1
 
         terms = task.rewards()
@@ -148,7 +167,7 @@ class VecEnv:
         self._check_mask("terminated", terminated)
         # A diverged world is quarantined: whatever the task computed from its state is discarded, and it is reset.
         diverged = sim.diverged.clone()
-        self.first_diverged.after_step(diverged, task.actions, self.progress)
+        self.first_diverged.after_step(diverged, applied, self.progress)
         sound = ~diverged
         terms = {name: torch.where(sound, term, 0.0) for name, term in terms.items()}
         terminated = terminated & sound
@@ -175,6 +194,8 @@ class VecEnv:
         self.sim.reset(where)
         self.task.actions.masked_fill_(where[:, None], 0.0)
         self.progress.masked_fill_(where, 0)
+        if self.randomizer is not None:
+            self.randomizer.reset(where)
         self.task.reset(where)
         self.sim.refresh()
 
@@ -187,6 +208,8 @@ class VecEnv:
 
     def _observe(self) -> Observation:
         obs, limit = self._task_obs(), self.cfg.clip_observations
+        if self.randomizer is not None:
+            obs = {**obs, "policy": self.randomizer.observe(obs["policy"])}
         # Always new memory: a task may hand out the simulator's, and what a step returned must stay what it was.
         return {g: value.clone() if limit is None else value.clamp(-limit, limit) for g, value in obs.items()}
 
@@ -236,7 +259,9 @@ class VecEnv:
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that the next step depends on."""
+        randomizer = {} if self.randomizer is None else {"randomizer": self.randomizer.state_dict()}
         return {
+            **randomizer,
             "sim": self.sim.state_dict(),
             "task": self.task.state_dict(),
             "progress": self.progress.clone(),
@@ -248,6 +273,8 @@ class VecEnv:
         """Restores `state_dict`; returns the observation to act on."""
         self.sim.load_state_dict(state["sim"])
         self.task.load_state_dict(state["task"])
+        if self.randomizer is not None and "randomizer" in state:
+            self.randomizer.load_state_dict(state["randomizer"])
         self.progress.copy_(state["progress"])
         self.staggered.copy_(state["staggered"])
         self._obs = {group: value.to(self.device) for group, value in state["obs"].items()}

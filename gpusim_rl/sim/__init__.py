@@ -16,9 +16,21 @@ from torch import Tensor
 
 from gpusim_rl.config import SimConfig
 from gpusim_rl.errors import ConfigError
+from gpusim_rl.sim.params import Param
 from gpusim_rl.sim.scene import Scene
 
-__all__ = ["Articulation", "Bodies", "Contacts", "Scene", "Sim", "SimChoice", "choose_sim", "make_sim"]
+__all__ = [
+    "Articulation",
+    "Bodies",
+    "Contacts",
+    "Dynamics",
+    "Param",
+    "Scene",
+    "Sim",
+    "SimChoice",
+    "choose_sim",
+    "make_sim",
+]
 
 
 class Bodies(Protocol):
@@ -42,6 +54,11 @@ class Bodies(Protocol):
     @property
     def ang_vel(self) -> Float[Tensor, "envs bodies 3"]:
         """Angular velocity [rad/s], world frame."""
+        ...
+
+    @property
+    def wrench(self) -> Float[Tensor, "envs bodies 6"]:
+        """Force [N] and torque [N m] that `apply_wrench` has set, as a copy."""
         ...
 
     def apply_wrench(
@@ -72,6 +89,20 @@ class Contacts(Protocol):
         ...
 
 
+class Dynamics(Protocol):
+    """How an articulation moves by its joints, a free root held still; fresh whenever it is read."""
+
+    @property
+    def jacobian(self) -> Float[Tensor, "envs 6 joints"]:
+        """Velocity [m/s] and angular velocity [rad/s] of a body's origin, world frame, by unit velocities of joints."""
+        ...
+
+    @property
+    def mass_matrix(self) -> Float[Tensor, "envs joints joints"]:
+        """Inertia that accelerating joints feel, their armature included [kg m^2; kg for slides]."""
+        ...
+
+
 class Articulation(Protocol):
     """One named tree of bodies in every world. State tensors may be views: read, never write."""
 
@@ -81,6 +112,8 @@ class Articulation(Protocol):
     actuator_names: list[str]
     joint_limits: Float[Tensor, "joints 2"]
     """Lower and upper limit of each joint [rad or m]; infinite where it has none."""
+    control_limits: Float[Tensor, "actuators 2"]
+    """Lower and upper limit of each control, in its actuator's units; infinite where it has none."""
     default_joint_pos: Float[Tensor, " joints"]
     """Joint positions of the file's reference pose [rad or m]."""
     default_root_pos: Float[Tensor, " 3"]
@@ -134,6 +167,16 @@ class Articulation(Protocol):
         """Selects bodies that have a contact sensor (`Scene.add_contact_sensor`)."""
         ...
 
+    def dynamics(self, body: str) -> Dynamics:
+        """The mass matrix, and the Jacobian of one body; call it once, in the task's `__init__`, as `bodies`.
+
+        They are of the scene's masses, not of masses that were changed in some worlds.
+
+        Raises:
+            TaskError: There is no such body, the articulation has no joints, or the simulator lacks it (Newton).
+        """
+        ...
+
     def actuate(self, control: Float[Tensor, "envs actuators"]) -> None:
         """Sets the controls of the actuators in the file's order and units; they hold until set again."""
         ...
@@ -180,6 +223,25 @@ class Sim(Protocol):
 
     def articulation(self, name: str) -> Articulation:
         """The articulation that the scene knows under this name."""
+        ...
+
+    def param(self, name: str, articulation: str | None = None, elements: Sequence[str] | None = None) -> Param:
+        """A physical parameter of which every world has its own values from now on.
+
+            self.mass = sim.param("body_mass", "ant", ["torso"])
+            self.mass.set(self.mass.default * self.random.uniform(0.8, 1.2, 1), where)
+
+        Call it in the task's `__init__`: a CUDA graph that was captured before would go on with the shared values.
+
+        Args:
+            name: As in MuJoCo's model: `body_mass`, `geom_friction`, ..., or `gravity`; see `params.FIELDS`.
+            articulation: Whose; None for gravity. `ground` has the geoms that are fixed to the world.
+            elements: Its bodies (also of geoms), joints, actuators or tendons; None for all of them.
+
+        Raises:
+            TaskError: There is no such parameter or element.
+            ConfigError: The simulator has no parameters by world (Newton).
+        """
         ...
 
     def step(self, substeps: int) -> None:

@@ -6,11 +6,13 @@ from collections.abc import Sequence
 from typing import Protocol
 
 import mujoco
+import numpy as np
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
 from gpusim_rl.errors import TaskError
+from gpusim_rl.sim.dynamics import MujocoDynamics
 from gpusim_rl.sim.quaternion import quat_rotate, quat_rotate_inverse
 from gpusim_rl.sim.scene import Scene
 
@@ -29,7 +31,7 @@ class MujocoTensors(Protocol):
     sensordata: Float[Tensor, "envs nsensordata"]
 
     def derived(self, field: str) -> Tensor:
-        """An array (xpos, xquat, cvel, subtree_com) [envs, nbody, k], kept fresh from now on."""
+        """An array that MuJoCo computes from the state, [envs, nbody or njnt, ...]; kept fresh from now on."""
         ...
 
     def wrote_state(self, where: Bool[Tensor, " envs"]) -> None:
@@ -73,6 +75,7 @@ class ArticulationLayout:
             if int(model.jnt_type[j]) not in scalar:
                 joint = model.joint(j).name
                 raise TaskError(f"{name!r}: joint {joint!r} is not a hinge or a slide")
+        self._joint_ids = joints
         self.joint_names = [strip(model.joint(j).name) for j in joints]
         # The compiler numbers a tree's joints in one run, so all of them are one slice: views
         # instead of gathers.
@@ -84,10 +87,10 @@ class ArticulationLayout:
         def tensor(values: object) -> Tensor:
             return torch.as_tensor(values, dtype=torch.float32).to(device)
 
-        limits = torch.as_tensor(model.jnt_range[joints].reshape(-1, 2), dtype=torch.float32)
-        unlimited = ~torch.as_tensor(model.jnt_limited[joints], dtype=torch.bool)
-        limits[unlimited] = torch.tensor([-torch.inf, torch.inf])
-        self.joint_limits = limits.to(device)
+        def limits(ranges: np.ndarray, limited: np.ndarray) -> Tensor:
+            return tensor(np.where(limited[:, None], ranges, [-np.inf, np.inf]))
+
+        self.joint_limits = limits(model.jnt_range[joints], model.jnt_limited[joints])
         self.default_joint_pos = tensor(model.qpos0[self._joint_q])
         pos, quat = model.body_pos[root], model.body_quat[root]
         if self._free:
@@ -96,6 +99,7 @@ class ArticulationLayout:
 
         actuators = [i for i in range(model.nu) if model.actuator(i).name.startswith(prefix)]
         self.actuator_names = [strip(model.actuator(i).name) for i in actuators]
+        self.control_limits = limits(model.actuator_ctrlrange[actuators], model.actuator_ctrllimited[actuators])
         # The sensors of an articulation's joints were added in one run, so they too are one slice.
         self._efforts: slice | None = None
         if name in scene.effort_sensors:
@@ -175,6 +179,12 @@ class MujocoArticulation(ArticulationLayout):
         self._find_bodies(names)
         return MujocoContacts(self._sim, [f"{self.name}/{body}" for body in names])
 
+    def dynamics(self, body: str) -> MujocoDynamics:
+        sim, (body_id,) = self._sim, self._find_bodies([body])
+        if not self._joint_ids:
+            raise TaskError(f"{self.name!r} has no joints, and so no dynamics of joints")
+        return MujocoDynamics(sim.scene.model, self._joint_ids, self._body_ids, body_id, sim.derived, sim.device)
+
     # control
     def actuate(self, control: Float[Tensor, "envs actuators"]) -> None:
         self._sim.ctrl[:, self._controls].copy_(control)
@@ -247,6 +257,10 @@ class MujocoBodies:
     @property
     def ang_vel(self) -> Float[Tensor, "envs bodies 3"]:
         return self._select("cvel")[..., :3]
+
+    @property
+    def wrench(self) -> Float[Tensor, "envs bodies 6"]:
+        return self._sim.xfrc_applied.index_select(1, self._ids)
 
     def apply_wrench(
         self, force: Float[Tensor, "envs bodies 3"], torque: Float[Tensor, "envs bodies 3"] | None = None

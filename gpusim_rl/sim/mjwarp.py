@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import mujoco
@@ -16,6 +17,7 @@ from gpusim_rl.config import SimConfig
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.sim.articulation import MujocoArticulation
 from gpusim_rl.sim.mujoco import MAX_STATE
+from gpusim_rl.sim.params import Param, Params
 from gpusim_rl.sim.scene import Scene
 from gpusim_rl.sim.warp import WarpGraphs
 
@@ -38,7 +40,21 @@ STATE = (
     "overflow",
 )
 # Arrays that follow the state and that a task may read.
-DERIVED = ("xpos", "xquat", "cvel", "subtree_com")
+DERIVED = ("xpos", "xquat", "xipos", "ximat", "xanchor", "xaxis", "cvel", "subtree_com")
+
+# What is derived from parameters. Where worlds have parameters of their own they need their own of
+# these, else all of them write into one row. Nothing here depends on the third group, KIN0: the
+# reference poses of tendons, welds, cameras and lights.
+CONSTANTS = ("body_subtreemass", "body_invweight0", "dof_invweight0", "tendon_invweight0", "actuator_acc0")
+_Group = mjw.SetConstGroup
+GROUPS = {
+    "body_mass": _Group.FIXED | _Group.INERT0,
+    "body_inertia": _Group.INERT0,
+    "body_ipos": _Group.INERT0,
+    "dof_armature": _Group.INERT0,
+    "actuator_gear": _Group.INERT0,
+}
+_MUSCLE = mujoco.mjtGain.mjGAIN_MUSCLE.value
 
 _Overflow = mjw.OverflowType
 # Contacts or constraint rows were dropped. The other bits tell of a solver that stopped early, or
@@ -107,11 +123,70 @@ class MjwarpSim:
         self._written = torch.ones(num_envs, dtype=torch.bool, device=device)
         self._written_on_host = self._written.numpy() if device.type == "cpu" else None
         self._diverged = torch.zeros(num_envs, dtype=torch.bool, device=device)
+        self._params = Params(scene, num_envs, device, self._expand, self._wrote_param)
+        self._constants: dict[str, Tensor] = {}  # those that each world has for itself
+        self._stale = _Group.NONE  # groups of constants that parameters were written for
         self._graphs.synchronize()
         self.refresh()
 
     def articulation(self, name: str) -> MujocoArticulation:
         return MujocoArticulation(self, name)
+
+    def param(self, name: str, articulation: str | None = None, elements: Sequence[str] | None = None) -> Param:
+        return self._params.find(name, articulation, elements)
+
+    def _expand(self, field: str) -> Tensor:
+        if field == "dof_frictionloss":
+            self._check_friction_rows()
+        values = self._expand_array(self._model.opt if field == "gravity" else self._model, field)
+        if self._groups(field):
+            for name in CONSTANTS:
+                if name not in self._constants and getattr(self._model, name).size:
+                    self._constants[name] = self._expand_array(self._model, name)
+        self._wrote_param(field)
+        self._graphs.clear()  # they have captured the shared arrays
+        self._graphs.synchronize()
+        return values
+
+    def _expand_array(self, owner: Any, name: str) -> Tensor:
+        shared = getattr(owner, name)
+        with self._graphs.scope():
+            own = wp.empty((self.num_envs, *shared.shape[1:]), dtype=shared.dtype)
+        self._graphs.synchronize()
+        values = wp.to_torch(own)
+        values.copy_(wp.to_torch(shared).expand_as(values))
+        setattr(owner, name, own)
+        return values
+
+    def _check_friction_rows(self) -> None:
+        # Each joint with dry friction takes a row of the constraints, whose number was fixed without it.
+        model = self.scene.model
+        rows = estimate_buffers(model)[0] + int(np.count_nonzero(model.dof_frictionloss == 0.0))
+        if rows > self._data.njmax:
+            raise ConfigError(
+                f"sim=mjwarp has {self._data.njmax} constraint rows per world, too few for friction in all joints;"
+                f" try sim.njmax={rows}"
+            )
+
+    def _groups(self, field: str) -> int:
+        if field == "actuator_gear" and not (self.scene.model.actuator_gaintype == _MUSCLE).any():
+            return _Group.NONE  # only muscles know of the acceleration that they could give
+        return GROUPS.get(field, _Group.NONE)
+
+    def _wrote_param(self, field: str, where: Bool[Tensor, " envs"] | None = None) -> None:
+        # For all worlds at once, whatever the mask: MuJoCo Warp has no masked way.
+        self._stale |= self._groups(field)
+
+    def _derive_constants(self) -> None:
+        groups = int(self._stale)
+        if groups:
+            self._graphs.run(("constants", groups, self._derives), lambda: self._set_const(groups))
+            self._stale = _Group.NONE
+
+    def _set_const(self, groups: int) -> None:
+        mjw.set_const(self._model, self._data, groups=groups, restore=False)
+        if self._derives:
+            self._follow()  # body poses were used as scratch
 
     def _view(self, array: wp.array) -> Tensor:
         if array.size:
@@ -140,6 +215,7 @@ class MjwarpSim:
         return (self._overflow & DROPPED) != 0
 
     def step(self, substeps: int) -> None:
+        self._derive_constants()
         self._graphs.run(("step", substeps, self._derives), lambda: self._step(substeps))
         if self._has_sensors:
             self.sensordata.copy_(self._sensordata)
@@ -169,6 +245,7 @@ class MjwarpSim:
         mjw.reset_data(self._model, self._data, self._reset_where)
 
     def refresh(self) -> None:
+        self._derive_constants()
         if not (self._has_sensors or self._derives):
             return  # nothing follows the state, and this is known before any data
         if self._written_on_host is not None and not self._written_on_host.any():
@@ -192,13 +269,23 @@ class MjwarpSim:
         return {name: wp.to_torch(array) for name, array in arrays.items() if array.size}
 
     def state_dict(self) -> dict[str, Any]:
+        self._derive_constants()
         state = {name: value.clone() for name, value in self._state().items()}
         own = {"sensordata": self.sensordata, "written": self._written, "diverged": self._diverged}
-        return {"state": state, "own": {name: value.clone() for name, value in own.items()}}
+        return {
+            "state": state,
+            "own": {name: value.clone() for name, value in own.items()},
+            "params": self._params.state_dict(),
+            "constants": {name: value.clone() for name, value in self._constants.items()},
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         for name, value in self._state().items():
             value.copy_(state["state"][name])
+        self._params.load_state_dict(state.get("params", {}))
+        for name, value in self._constants.items():
+            if name in state.get("constants", {}):
+                value.copy_(state["constants"][name])
         self._written.fill_(True)
         self.refresh()  # body poses; then the sensors are put back to what acted in the last step
         self.sensordata.copy_(state["own"]["sensordata"])

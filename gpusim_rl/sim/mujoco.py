@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from typing import Any
 
 import mujoco
@@ -15,6 +16,7 @@ from torch import Tensor
 from gpusim_rl.config import SimConfig
 from gpusim_rl.machine import available_cpus
 from gpusim_rl.sim.articulation import MujocoArticulation
+from gpusim_rl.sim.params import FIELDS, Param, Params
 from gpusim_rl.sim.scene import Scene
 
 # A state beyond this [m, rad, m/s, rad/s] has run away: no machine that we simulate comes near.
@@ -98,11 +100,33 @@ class MujocoSim:
         self._reset = np.zeros(num_envs, dtype=bool)  # the mask of the last reset, where numpy can read it
         self._reset_mask = torch.from_numpy(self._reset)
         self._diverged = torch.zeros(num_envs, dtype=torch.bool)
+        self._params = Params(scene, num_envs, self.device, self._expand, self._wrote_param)
+        # worlds with parameters that were written since MuJoCo's constants were last derived from them
+        self._stale = np.zeros(num_envs, dtype=bool)
+        self._stale_mask = torch.from_numpy(self._stale)
         np.copyto(self._mirror, self._leading, casting="same_kind")
         self.refresh()
 
     def articulation(self, name: str) -> MujocoArticulation:
         return MujocoArticulation(self, name)
+
+    def param(self, name: str, articulation: str | None = None, elements: Sequence[str] | None = None) -> Param:
+        return self._params.find(name, articulation, elements)
+
+    def _expand(self, field: str) -> Tensor:
+        if FIELDS[field].constants:
+            self._stale[:] = True
+        return torch.from_numpy(self._batch.expand("opt.gravity" if field == "gravity" else field))
+
+    def _wrote_param(self, field: str, where: Bool[Tensor, " envs"]) -> None:
+        if FIELDS[field].constants:
+            self._stale_mask |= where
+
+    def _derive_constants(self) -> None:
+        ids = np.flatnonzero(self._stale)
+        if ids.size:
+            self._batch.set_const(ids)
+            self._stale[:] = False
 
     def _bind(self, field: str, outputs: list[tuple[np.ndarray, np.ndarray]]) -> Tensor:
         output = self._batch.bind(field)
@@ -137,6 +161,7 @@ class MujocoSim:
 
     @_float32_may_overflow
     def step(self, substeps: int) -> None:
+        self._derive_constants()
         self._write_states(np.flatnonzero(self._written))
         self._written[:] = False
         for target, source in self._inputs:
@@ -171,6 +196,7 @@ class MujocoSim:
 
     @_float32_may_overflow
     def refresh(self) -> None:
+        self._derive_constants()
         ids = np.flatnonzero(self._written)
         if not ids.size:
             return
@@ -202,9 +228,13 @@ class MujocoSim:
             "qfrc_applied": self.qfrc_applied.clone(),
             "xfrc_applied": self.xfrc_applied.clone(),
             "tensors": {field: value.clone() for field, value in self._tensors.items()},
+            "params": self._params.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._params.load_state_dict(state.get("params", {}))
+        self._stale[:] = any(FIELDS[field].constants for field in self._params.values)
+        self._derive_constants()
         self._state[:] = state["state"].numpy()
         self._mirror[:] = state["mirror"].numpy()
         self._written_mask.copy_(state["written"])

@@ -21,8 +21,10 @@ from torch import Tensor
 from gpusim_rl.config import SimConfig
 from gpusim_rl.errors import ConfigError, TaskError, import_extra
 from gpusim_rl.sim.articulation import ArticulationLayout, check_contact_sensors
+from gpusim_rl.sim.dynamics import MujocoDynamics
 from gpusim_rl.sim.mjwarp import DROPPED, estimate_buffers
 from gpusim_rl.sim.mujoco import MAX_STATE
+from gpusim_rl.sim.params import Param
 from gpusim_rl.sim.quaternion import quat_rotate, quat_rotate_inverse
 from gpusim_rl.sim.scene import Scene
 from gpusim_rl.sim.warp import WarpGraphs
@@ -131,6 +133,9 @@ class NewtonSim:
 
     def articulation(self, name: str) -> NewtonArticulation:
         return NewtonArticulation(self, name)
+
+    def param(self, name: str, articulation: str | None = None, elements: Sequence[str] | None = None) -> Param:
+        raise ConfigError(f"sim=newton cannot give worlds a {name} of their own; try sim=mjwarp, or sim=mujoco")
 
     def follow_bodies(self) -> None:
         """Says that body poses and velocities are read from now on."""
@@ -364,6 +369,9 @@ class NewtonArticulation(ArticulationLayout):
         self._find_bodies(names)
         return NewtonContacts(self._sim, [f"{self.name}/{body}" for body in names])
 
+    def dynamics(self, body: str) -> MujocoDynamics:
+        raise TaskError("sim=newton has neither Jacobians nor mass matrices; try sim=mjwarp")
+
     # control
     def actuate(self, control: Float[Tensor, "envs actuators"]) -> None:
         self._sim.ctrl[:, self._controls].copy_(control)
@@ -429,6 +437,10 @@ class NewtonBodies:
     @property
     def ang_vel(self) -> Float[Tensor, "envs bodies 3"]:
         return self._sim.body_qd.index_select(1, self._ids)[..., 3:]
+
+    @property
+    def wrench(self) -> Float[Tensor, "envs bodies 6"]:
+        return self._sim.body_f.index_select(1, self._ids)
 
     def apply_wrench(
         self, force: Float[Tensor, "envs bodies 3"], torque: Float[Tensor, "envs bodies 3"] | None = None

@@ -11,6 +11,9 @@ from typing import Literal
 import mujoco
 
 from gpusim_rl.errors import TaskError
+from gpusim_rl.sim.terrain import Terrain
+
+TERRAIN_DEPTH = 1.0  # of the ground below its lowest point [m]; what sinks deeper falls through
 
 # MuJoCo's contact sensor: bits of its data specification, and the reduction of all matching contacts to one wrench.
 _CONTACT_FORCE, _CONTACT_TORQUE, _CONTACT_POS = 1 << 1, 1 << 2, 1 << 4
@@ -21,6 +24,7 @@ logger = logging.getLogger(__name__)
 _INTEGRATORS = {
     "euler": mujoco.mjtIntegrator.mjINT_EULER,
     "implicit": mujoco.mjtIntegrator.mjINT_IMPLICIT,
+    "implicitfast": mujoco.mjtIntegrator.mjINT_IMPLICITFAST,
     "rk4": mujoco.mjtIntegrator.mjINT_RK4,
 }
 _CONES = {"pyramidal": mujoco.mjtCone.mjCONE_PYRAMIDAL, "elliptic": mujoco.mjtCone.mjCONE_ELLIPTIC}
@@ -51,8 +55,13 @@ class Scene:
         integrator: How MuJoCo integrates. `euler` is the fastest. It gains energy from fast rotation: a floating body
             that turns by more than about half a radian per step speeds up until it diverges, and a policy may find that
             this pays. `implicit` takes the gyroscopic forces at the end of the step and stays stable; a step of Ant
-            costs a third more. `rk4` is the fourth-order Runge-Kutta method: four evaluations of the dynamics per step.
+            costs a third more. `implicitfast` takes only the drives' and joints' damping at the end of the step: for
+            stiff drives, at about the cost of `euler`. `rk4` is the fourth-order Runge-Kutta method: four evaluations
+            of the dynamics per step.
         cone: Shape of the friction cones. `auto` is the one with which every simulator agrees (see `model`).
+        impratio: How much stiffer friction is than the contact's normal, for elliptic cones. At 1 what is grasped
+            creeps out of the hand; 10 holds it.
+        gravity: Downwards [m/s^2].
 
     Example:
         scene = Scene(physics_hz=120)
@@ -65,8 +74,10 @@ class Scene:
         self,
         physics_hz: float,
         *,
-        integrator: Literal["euler", "implicit", "rk4"] = "euler",
+        integrator: Literal["euler", "implicit", "implicitfast", "rk4"] = "euler",
         cone: Literal["auto", "pyramidal", "elliptic"] = "auto",
+        impratio: float = 1.0,
+        gravity: float = 9.81,
     ) -> None:
         # Without a handler MuJoCo appends every warning to MUJOCO_LOG.TXT in the user's folder; simulators report
         # worlds that go bad by mask.
@@ -74,6 +85,8 @@ class Scene:
         self.spec = mujoco.MjSpec()
         self.spec.option.timestep = 1.0 / physics_hz
         self.spec.option.integrator = _INTEGRATORS[integrator]
+        self.spec.option.impratio = impratio
+        self.spec.option.gravity = [0.0, 0.0, -gravity]
         self._cone = cone
         if cone != "auto":
             self.spec.option.cone = _CONES[cone]
@@ -82,12 +95,61 @@ class Scene:
         self.articulation_names: list[str] = []
         self._model: mujoco.MjModel | None = None
 
-    def add_ground(self, *, friction: Sequence[float] = (1.0, 0.005, 0.0001)) -> None:
+    def add_ground(
+        self,
+        *,
+        friction: Sequence[float] = (1.0, 0.005, 0.0001),
+        solimp: Sequence[float] = (0.9, 0.95, 0.001),
+        margin: float = 0.0,
+    ) -> None:
         """Adds an infinite horizontal plane at height 0 with a light above it.
 
         Args:
             friction: Sliding [-], torsional [m] and rolling [m] friction; contacts use the larger of the two geoms'.
+            solimp: Impedance at the surface, at a depth, and that depth [m]; contacts use the mean of the two geoms'.
+            margin: Distance at which contacts begin to be found [m]; contacts use the sum of the two geoms'.
         """
+        self._add_ground_material()
+        self.spec.worldbody.add_geom(
+            name="ground",
+            type=mujoco.mjtGeom.mjGEOM_PLANE,
+            size=[0, 0, 1],
+            friction=list(friction),
+            solimp=[*solimp, 0.5, 2.0],
+            margin=margin,
+            material="ground",
+        )
+        self.add_light()
+
+    def add_terrain(self, terrain: Terrain, *, friction: Sequence[float] = (1.0, 0.005, 0.0001)) -> None:
+        """Adds the ground of a terrain with a light above it: one height field, the same for all worlds.
+
+        Args:
+            terrain: What it looks like.
+            friction: Sliding [-], torsional [m] and rolling [m] friction; contacts use the larger of the two geoms'.
+        """
+        heights = terrain.heights.cpu().numpy()
+        low, relief = heights.min(), max(heights.max() - heights.min(), 1e-3)
+        self._add_ground_material()
+        self.spec.add_hfield(
+            name="ground",
+            size=[*terrain.half_size, relief, TERRAIN_DEPTH],
+            ncol=heights.shape[0],
+            nrow=heights.shape[1],
+            userdata=((heights.T - low) / relief).ravel(),
+        )
+        self.spec.worldbody.add_geom(
+            name="ground",
+            type=mujoco.mjtGeom.mjGEOM_HFIELD,
+            hfieldname="ground",
+            pos=[0, 0, low],
+            friction=list(friction),
+            material="ground",
+        )
+        self.add_light()
+        self._model = None
+
+    def _add_ground_material(self) -> None:
         self.spec.add_texture(
             name="ground",
             type=mujoco.mjtTexture.mjTEXTURE_2D,
@@ -100,14 +162,6 @@ class Scene:
         textures = [""] * mujoco.mjtTextureRole.mjNTEXROLE.value
         textures[mujoco.mjtTextureRole.mjTEXROLE_RGB.value] = "ground"
         self.spec.add_material(name="ground", textures=textures, texrepeat=[1, 1], texuniform=True)
-        self.spec.worldbody.add_geom(
-            name="ground",
-            type=mujoco.mjtGeom.mjGEOM_PLANE,
-            size=[0, 0, 1],
-            friction=list(friction),
-            material="ground",
-        )
-        self.add_light()
 
     def add_light(self) -> None:
         """Adds a directional light from above; it matters only for pictures."""
@@ -115,7 +169,14 @@ class Scene:
             type=mujoco.mjtLightType.mjLIGHT_DIRECTIONAL, pos=[0, 0, 6], dir=[0.3, 0.2, -1.0], castshadow=True
         )
 
-    def add(self, name: str, mjcf: str | Path | mujoco.MjSpec, *, pos: Sequence[float] = (0.0, 0.0, 0.0)) -> None:
+    def add(
+        self,
+        name: str,
+        mjcf: str | Path | mujoco.MjSpec,
+        *,
+        pos: Sequence[float] = (0.0, 0.0, 0.0),
+        quat: Sequence[float] = (1.0, 0.0, 0.0, 0.0),
+    ) -> None:
         """Adds a robot or object from an MJCF/URDF file or a spec.
 
         Its bodies, joints and actuators without a name get one (`body4`): an articulation finds them by name.
@@ -124,6 +185,7 @@ class Scene:
             name: Its name in the scene; elements become `<name>/<element>`.
             mjcf: A file, or a spec (which is consumed).
             pos: Where its frame stands in the world [m].
+            quat: How its frame is turned, wxyz.
 
         Raises:
             TaskError: The name is taken, or the file is missing or not valid.
@@ -142,7 +204,7 @@ class Scene:
         for kind, elements in (("body", part.bodies), ("joint", part.joints), ("actuator", part.actuators)):
             for number, element in enumerate(elements):
                 element.name = element.name or f"{kind}{number}"
-        self.spec.attach(part, prefix=f"{name}/", frame=self.spec.worldbody.add_frame(pos=list(pos)))
+        self.spec.attach(part, prefix=f"{name}/", frame=self.spec.worldbody.add_frame(pos=list(pos), quat=list(quat)))
         self.articulation_names.append(name)
         self._model = None
 

@@ -1,0 +1,316 @@
+"""What IsaacGym's properties of joints, bodies, shapes and tendons are in MuJoCo, as quantities that can be randomised."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import mujoco
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from gpusim_rl.env.task import TaskPart
+from gpusim_rl.errors import TaskError, did_you_mean
+from gpusim_rl.sim import Param, Sim
+
+LEAST_MASS = 0.01
+"""Share of the model's mass and inertia below which nothing is drawn."""
+LEAST_FRICTION = 1e-5
+"""Sliding, torsional and rolling friction below which nothing is drawn: MuJoCo's `mjMINMU`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Quantity:
+    """Something physical of some elements: the model's values, and how to write others."""
+
+    default: Float[Tensor, "..."]
+    """One value per element, shape [elements] or [elements, 3]; [3] for gravity."""
+    write: Callable[[Tensor, Bool[Tensor, " envs"]], None]
+    """Takes values of shape [num_envs, *default.shape], and the worlds that get them."""
+    low: Tensor | float | None = None
+    """Nothing is drawn below it."""
+    high: Tensor | float | None = None
+    """Nothing is drawn above it."""
+
+
+class Actor(TaskPart):
+    """An articulation (or the ground) as the owner of properties.
+
+    Args:
+        sim: The simulator.
+        name: Name of the articulation.
+    """
+
+    def __init__(self, sim: Sim, name: str) -> None:
+        self.sim = sim
+        self.name = name
+        self.inertia: Inertia | None = None  # made when it is needed, then shared by mass and inertia
+
+    def quantities(self, section: str, name: str, elements: Sequence[str] | None) -> list[Quantity]:
+        """What a property of the schema is here.
+
+        Args:
+            section: One of `SECTIONS`.
+            name: One of the section's properties.
+            elements: Bodies, joints or tendons that are meant; None for all.
+
+        Raises:
+            TaskError: An element does not exist, or has no such property.
+        """
+        return SECTIONS[section][name](self, elements)
+
+    def param(self, field: str, elements: Sequence[str] | None) -> Param:
+        """A parameter of its elements."""
+        return self.sim.param(field, self.name, elements)
+
+    def joints(self, elements: Sequence[str] | None) -> list[str]:
+        """The joints that are meant."""
+        known = self.sim.articulation(self.name).joint_names
+        for name in elements or []:
+            if name not in known:
+                raise TaskError(f"{self.name!r} has no joint {name!r}.{did_you_mean(name, known)} It has {known}")
+        return list(known if elements is None else elements)
+
+    def actuators(self, elements: Sequence[str] | None) -> dict[str, tuple[int, str]]:
+        """Number in the model and joint of each actuator that drives one of these joints, by its name."""
+        model, joints = self.sim.scene.model, self.joints(elements)
+        kinds = (mujoco.mjtTrn.mjTRN_JOINT.value, mujoco.mjtTrn.mjTRN_JOINTINPARENT.value)
+        found = {}
+        for i in range(model.nu):
+            joint = model.joint(model.actuator_trnid[i, 0]).name if model.actuator_trntype[i] in kinds else ""
+            if joint.removeprefix(f"{self.name}/") in joints and joint.startswith(f"{self.name}/"):
+                found[model.actuator(i).name.removeprefix(f"{self.name}/")] = (i, joint.removeprefix(f"{self.name}/"))
+        return found
+
+    def tensor(self, values: Any) -> Tensor:
+        """Constants on the simulator's device."""
+        return torch.as_tensor(values, dtype=torch.float32).to(self.sim.device)
+
+
+def _column(
+    param: Param,
+    index: int | None = None,
+    *,
+    sign: float = 1.0,
+    low: Tensor | float | None = None,
+    high: Tensor | float | None = None,
+) -> Quantity:
+    """A parameter that is one number per element (index None), or one of its columns."""
+    if index is None:
+        return Quantity(param.default, param.set, low, high)
+
+    def write(value: Tensor, where: Bool[Tensor, " envs"]) -> None:
+        row = param.value
+        row[..., index] = sign * value
+        param.set(row, where)
+
+    return Quantity(sign * param.default[..., index], write, low, high)
+
+
+def _in_proportion(param: Param, default: Float[Tensor, " elements"]) -> Quantity:
+    """All columns of a parameter in proportion to one number per element."""
+
+    def write(value: Tensor, where: Bool[Tensor, " envs"]) -> None:
+        ratio = torch.where(default > 0.0, value / default, 1.0)
+        param.set(ratio[..., None] * param.default, where)
+
+    return Quantity(default, write, low=0.0)
+
+
+# Joints
+
+
+def _is_position_servo(model: mujoco.MjModel, i: int) -> bool:
+    return bool(
+        model.actuator_gaintype[i] == mujoco.mjtGain.mjGAIN_FIXED.value
+        and model.actuator_biastype[i] == mujoco.mjtBias.mjBIAS_AFFINE.value
+        and model.actuator_biasprm[i, 1] == -model.actuator_gainprm[i, 0] != 0.0
+    )
+
+
+def _is_motor(model: mujoco.MjModel, i: int) -> bool:
+    return bool(
+        model.actuator_gaintype[i] == mujoco.mjtGain.mjGAIN_FIXED.value
+        and model.actuator_biastype[i] == mujoco.mjtBias.mjBIAS_NONE.value
+    )
+
+
+def _stiffness(actor: Actor, elements: Sequence[str] | None) -> list[Quantity]:
+    """The kp of position servos; of joints without one, their spring."""
+    model = actor.sim.scene.model
+    servos = {name: joint for name, (i, joint) in actor.actuators(elements).items() if _is_position_servo(model, i)}
+    found = []
+    if servos:
+        gain = _column(actor.param("actuator_gainprm", list(servos)), 0)
+        bias = _column(actor.param("actuator_biasprm", list(servos)), 1, sign=-1.0)
+
+        def write(value: Tensor, where: Bool[Tensor, " envs"]) -> None:
+            gain.write(value, where)
+            bias.write(value, where)
+
+        found.append(Quantity(gain.default, write, low=0.0))
+    springs = [joint for joint in actor.joints(elements) if joint not in servos.values()]
+    return [*found, *([_column(actor.param("jnt_stiffness", springs), low=0.0)] if springs else [])]
+
+
+def _damping(actor: Actor, elements: Sequence[str] | None) -> list[Quantity]:
+    """The kv of position servos that have one; of other joints, their own damping."""
+    model = actor.sim.scene.model
+    servos = {
+        name: joint
+        for name, (i, joint) in actor.actuators(elements).items()
+        if _is_position_servo(model, i) and model.actuator_biasprm[i, 2] != 0.0
+    }
+    found = []
+    if servos:
+        found.append(_column(actor.param("actuator_biasprm", list(servos)), 2, sign=-1.0, low=0.0))
+    damped = [joint for joint in actor.joints(elements) if joint not in servos.values()]
+    return [*found, *([_column(actor.param("dof_damping", damped), low=0.0)] if damped else [])]
+
+
+def _effort(actor: Actor, elements: Sequence[str] | None) -> list[Quantity]:
+    """The largest force on the joint [N m or N]: of actuators with a force range that range, of motors their gear."""
+    model = actor.sim.scene.model
+    limited: dict[str, int] = {}
+    motors: dict[str, int] = {}
+    for name, (i, _) in actor.actuators(elements).items():
+        if model.actuator_forcelimited[i]:
+            limited[name] = i
+        elif _is_motor(model, i):
+            motors[name] = i
+        else:
+            raise TaskError(f"actuator {name!r} has no forcerange and is no motor; give it a forcerange in the MJCF")
+    found = []
+    if limited:
+        ids = list(limited.values())
+        effort = abs(model.actuator_forcerange[ids]).max(axis=1) * abs(model.actuator_gear[ids, 0])
+        found.append(_in_proportion(actor.param("actuator_forcerange", list(limited)), actor.tensor(effort)))
+    if motors:
+        ids = list(motors.values())
+        control = abs(model.actuator_ctrlrange[ids]).max(axis=1)
+        control[model.actuator_ctrllimited[ids] == 0] = 1.0
+        effort = control * abs(model.actuator_gainprm[ids, 0]) * abs(model.actuator_gear[ids, 0])
+        found.append(_in_proportion(actor.param("actuator_gear", list(motors)), actor.tensor(effort)))
+    if not found:
+        raise TaskError(f"{actor.name!r} has no actuators there")
+    return found
+
+
+def _lower(actor: Actor, elements: Sequence[str] | None) -> list[Quantity]:
+    param = actor.param("jnt_range", elements)
+    return [_column(param, 0, high=param.default.mean(dim=1))]  # limits never cross
+
+
+def _upper(actor: Actor, elements: Sequence[str] | None) -> list[Quantity]:
+    param = actor.param("jnt_range", elements)
+    return [_column(param, 1, low=param.default.mean(dim=1))]
+
+
+def _plain(field: str) -> Callable[[Actor, Sequence[str] | None], list[Quantity]]:
+    """A field with one number >= 0 per element."""
+    return lambda actor, elements: [_column(actor.param(field, elements), low=0.0)]
+
+
+# Bodies and shapes
+
+
+class Inertia(TaskPart):
+    """Mass and inertia of an actor's bodies: the inertia follows the mass, and can be scaled beside."""
+
+    def __init__(self, actor: Actor) -> None:
+        model = actor.sim.scene.model
+        names = actor.sim.articulation(actor.name).body_names
+        self.names = [name for name in names if model.body(f"{actor.name}/{name}").mass[0] > 0.0]
+        self._actor = actor
+        self._inertia = actor.param("body_inertia", self.names)
+        self.density = torch.ones(actor.sim.num_envs, len(self.names), device=actor.sim.device)
+        self.spread = torch.ones_like(self.density)
+
+    def mass(self, elements: Sequence[str] | None) -> Quantity:
+        """Masses [kg]."""
+        param = self._actor.param("body_mass", self._find(elements))
+        columns = self._columns(elements)
+
+        def write(value: Tensor, where: Bool[Tensor, " envs"]) -> None:
+            param.set(value, where)
+            self._scale(self.density, columns, value / param.default, where)
+
+        return Quantity(param.default, write, low=LEAST_MASS * param.default)
+
+    def inertia(self, elements: Sequence[str] | None) -> Quantity:
+        """Factors on the inertia that belongs to the mass."""
+        columns = self._columns(elements)
+        default = torch.ones(len(columns), device=columns.device)
+        return Quantity(default, lambda value, where: self._scale(self.spread, columns, value, where), low=LEAST_MASS)
+
+    def _scale(self, factor: Tensor, columns: Tensor, value: Tensor, where: Bool[Tensor, " envs"]) -> None:
+        old = factor.index_select(1, columns)
+        factor.index_copy_(1, columns, torch.where(where[:, None], value, old))
+        self._inertia.set((self.density * self.spread)[..., None] * self._inertia.default, where)
+
+    def _find(self, elements: Sequence[str] | None) -> list[str]:
+        for name in elements or []:
+            if name not in self.names:
+                hint = did_you_mean(name, self.names)
+                raise TaskError(f"{self._actor.name!r} has no body with mass {name!r}.{hint} There are {self.names}")
+        return list(self.names if elements is None else elements)
+
+    def _columns(self, elements: Sequence[str] | None) -> Tensor:
+        columns = [self.names.index(name) for name in self._find(elements)]
+        return torch.tensor(columns, dtype=torch.int64, device=self.density.device)
+
+
+def _inertia(actor: Actor) -> Inertia:
+    if actor.inertia is None:
+        actor.inertia = Inertia(actor)
+    return actor.inertia
+
+
+def _centre(actor: Actor, elements: Sequence[str] | None) -> list[Quantity]:
+    return [_column(actor.param("body_ipos", elements))]
+
+
+def _friction(column: int) -> Callable[[Actor, Sequence[str] | None], list[Quantity]]:
+    return lambda actor, elements: [_column(actor.param("geom_friction", elements), column, low=LEAST_FRICTION)]
+
+
+SECTIONS: dict[str, dict[str, Callable[[Actor, Sequence[str] | None], list[Quantity]]]] = {
+    "dof_properties": {
+        "stiffness": _stiffness,
+        "damping": _damping,
+        "effort": _effort,
+        "friction": _plain("dof_frictionloss"),
+        "armature": _plain("dof_armature"),
+        "lower": _lower,
+        "upper": _upper,
+    },
+    "rigid_body_properties": {
+        "mass": lambda actor, elements: [_inertia(actor).mass(elements)],
+        "inertia": lambda actor, elements: [_inertia(actor).inertia(elements)],
+        "com": _centre,
+    },
+    "rigid_shape_properties": {
+        "friction": _friction(0),
+        "torsion_friction": _friction(1),
+        "rolling_friction": _friction(2),
+    },
+    "tendon_properties": {
+        "stiffness": _plain("tendon_stiffness"),
+        "damping": _plain("tendon_damping"),
+    },
+}
+"""Sections of an actor in the schema, and their properties."""
+
+NOT_HERE = {
+    "velocity": "MuJoCo does not limit the velocity of joints; try damping",
+    "restitution": "MuJoCo's contacts bounce as their solref says, which is the MJCF's; leave it out",
+    "compliance": "MuJoCo's contacts give way as their solref and solimp say, which are the MJCF's; leave it out",
+    "contact_offset": "MuJoCo has margins of geoms instead, which are the MJCF's; leave it out",
+    "rest_offset": "MuJoCo has no distance between resting bodies; leave it out",
+    "thickness": "MuJoCo's geoms have no skin; leave it out",
+    "filter": "what can touch what is the MJCF's; leave it out",
+    "scale": "bodies cannot change their size at run time; try mass, inertia and com of rigid_body_properties",
+}
+"""What IsaacGym can randomise and MuJoCo cannot, and what to do instead."""

@@ -1,0 +1,508 @@
+"""Domain randomisation: worlds that differ in physics, observations and actions, in IsaacGymEnvs' yaml schema.
+
+docs/randomization.md explains the schema. Everything is drawn for all worlds at once and kept where a mask says so; what
+outlives a step are tensors on the device, so that a captured graph goes on drawing and a checkpoint saves it all.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
+
+import mujoco
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from gpusim_rl.config import Count, NotNegative, Positive, build
+from gpusim_rl.env.properties import NOT_HERE, SECTIONS, Actor, Quantity
+from gpusim_rl.env.random import WorldRandom
+from gpusim_rl.env.task import TaskPart, kept_tensors
+from gpusim_rl.errors import ConfigError, TaskError, did_you_mean
+from gpusim_rl.sim import Articulation, Sim
+from gpusim_rl.sim.params import GROUND
+
+logger = logging.getLogger(__name__)
+
+PATH = "task.randomization_params"
+_SEED_OFFSET = 1 << 32  # a stream apart from the task's, whose seeds are below
+
+T = TypeVar("T")
+
+
+# The schema. Names and meanings are IsaacGymEnvs'; our extensions say so.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ramp:
+    """How the strength of a randomisation grows with the control steps of the run."""
+
+    schedule: Literal["linear", "constant"] | None = None
+    """`linear`: from nothing to all of it over `schedule_steps`; `constant`: nothing before them, then all."""
+    schedule_steps: Count | None = None
+    """Control steps."""
+
+    def __post_init__(self) -> None:
+        """Checks that both keys are there or none."""
+        if (self.schedule is None) != (self.schedule_steps is None):
+            raise ConfigError("schedule and schedule_steps need each other: give both, or none")
+
+    def strength(self, steps: Tensor) -> Tensor | float:
+        """From 0 (nothing is randomised) to 1."""
+        if self.schedule is None or self.schedule_steps is None:
+            return 1.0
+        if self.schedule == "linear":
+            return (steps / self.schedule_steps).clamp(max=1.0)
+        return (steps >= self.schedule_steps).float()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draw(Ramp):
+    """What is drawn, and what is done with it."""
+
+    range: tuple[float, float]
+    """Bounds; of `gaussian` mean and standard deviation."""
+    operation: Literal["additive", "scaling"]
+    distribution: Literal["uniform", "loguniform", "gaussian"]
+
+    def __post_init__(self) -> None:
+        """Checks the range."""
+        Ramp.__post_init__(self)
+        self.check(self.range)
+
+    def check(self, bounds: tuple[float, float]) -> None:
+        """Raises ConfigError for a range that the distribution cannot have."""
+        low, high = bounds
+        if self.distribution == "gaussian" and high < 0:
+            raise ConfigError(f"range of gaussian is [mean, standard deviation], got the standard deviation {high:g}")
+        if self.distribution != "gaussian" and low > high:
+            raise ConfigError(f"range must be [low, high], got [{low:g}, {high:g}]")
+        if self.distribution == "loguniform" and low <= 0:
+            raise ConfigError(f"range of loguniform must be positive, got [{low:g}, {high:g}]")
+
+    @property
+    def neutral(self) -> float:
+        """The draw that changes nothing."""
+        return 0.0 if self.operation == "additive" else 1.0
+
+    def draw(self, raw: Tensor, bounds: tuple[float, float] | None = None) -> Tensor:
+        """Turns standard normal numbers (`gaussian`), else uniform ones from [0, 1), into draws."""
+        low, high = bounds or self.range
+        if self.distribution == "loguniform":
+            return (raw * math.log(high / low)).exp() * low
+        return raw * high + low if self.distribution == "gaussian" else raw * (high - low) + low
+
+    def apply(self, value: Tensor, draw: Tensor, strength: Tensor | float) -> Tensor:
+        """The value with the draw added, or multiplied by it; at half strength by what is halfway to 1."""
+        if self.operation == "additive":
+            return value + strength * draw
+        return value * (1.0 + strength * (draw - 1.0))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Noise(Draw):
+    """Noise on observations or actions: new in every control step, plus some that stays for an episode."""
+
+    range_correlated: tuple[float, float] | None = None
+    """As `range`, of what stays."""
+
+    def __post_init__(self) -> None:
+        """Checks both ranges."""
+        Draw.__post_init__(self)
+        if self.range_correlated is not None:
+            self.check(self.range_correlated)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Property(Draw):
+    """A physical property. Each body, joint or shape gets a draw of its own, relative to the model's value."""
+
+    setup_only: bool = False
+    """Drawn once, when the environment is made."""
+    interval_s: Positive | None = None
+    """Ours: drawn anew in every so many seconds, not at resets [s]."""
+    names: list[str] | None = None
+    """Ours: only of these bodies (mass, shapes), joints or tendons."""
+    num_buckets: Count | None = None
+    """Accepted: PhysX has a limited number of materials, MuJoCo has not."""
+
+    def __post_init__(self) -> None:
+        """Checks when it is drawn."""
+        Draw.__post_init__(self)
+        if self.setup_only and self.interval_s is not None:
+            raise ConfigError("setup_only and interval_s exclude each other")
+        if self.setup_only and self.schedule is not None:
+            raise ConfigError("setup_only is drawn before the schedule begins: leave one of them out")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Latency:
+    """Ours: actions reach the task late, by a number of control steps that is drawn for each episode."""
+
+    range: tuple[int, int]
+    """Least and most [control steps]."""
+
+    def __post_init__(self) -> None:
+        """Checks the range."""
+        if not 0 <= self.range[0] <= self.range[1]:
+            raise ConfigError(f"range must be [least, most] control steps, got {list(self.range)}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pushes(Ramp):
+    """Ours: now and then a shove, in each world at moments of its own."""
+
+    interval_s: tuple[Positive, Positive]
+    """Least and most time between two pushes [s]."""
+    velocity: tuple[NotNegative, NotNegative] | None = None
+    """Change of the root's horizontal velocity, in any direction [m/s]."""
+    force: tuple[NotNegative, NotNegative] | None = None
+    """Force on each of the bodies, in any direction in space [N]."""
+    duration_s: Positive | None = None
+    """How long a force lasts; null = one control step [s]."""
+    bodies: list[str] | None = None
+    """Where forces act; null = the root."""
+
+    def __post_init__(self) -> None:
+        """Checks what pushes."""
+        if (self.velocity is None) == (self.force is None):
+            raise ConfigError("pushes need either velocity: [least, most] or force: [least, most]")
+        if self.velocity is not None and (self.bodies is not None or self.duration_s is not None):
+            raise ConfigError("pushes by velocity act on the root at once; bodies and duration_s are for force")
+        for least, most in (self.interval_s, self.velocity or self.force or (0.0, 0.0)):
+            if least > most:
+                raise ConfigError(f"pushes: expected [least, most], got [{least:g}, {most:g}]")
+
+
+# Noise, latency and pushes
+
+
+class _Noise(TaskPart):
+    def __init__(self, spec: Noise, num_envs: int, size: int, device: torch.device) -> None:
+        self.spec = spec
+        self.white = torch.zeros(num_envs, size, device=device)
+        self.correlated = torch.zeros(num_envs, size, device=device)
+
+    def step(self, random: WorldRandom) -> None:
+        self.white.copy_(self.spec.draw(self._raw(random)))
+
+    def reset(self, random: WorldRandom, where: Bool[Tensor, " envs"]) -> None:
+        if self.spec.range_correlated is not None:
+            new = self.spec.draw(self._raw(random), self.spec.range_correlated)
+            self.correlated.copy_(torch.where(where[:, None], new, self.correlated))
+
+    def _raw(self, random: WorldRandom) -> Tensor:
+        size = self.white.shape[1]
+        return random.normal(0.0, 1.0, size) if self.spec.distribution == "gaussian" else random.uniform(0.0, 1.0, size)
+
+    def apply(self, value: Float[Tensor, "envs size"], steps: Tensor) -> Float[Tensor, "envs size"]:
+        return self.spec.apply(value, self.white + self.correlated, self.spec.strength(steps))
+
+
+class _Latency(TaskPart):
+    def __init__(self, spec: Latency, num_envs: int, num_actions: int, device: torch.device) -> None:
+        self.spec = spec
+        self.queue = torch.zeros(num_envs, spec.range[1] + 1, num_actions, device=device)  # the newest first
+        self.delay = torch.zeros(num_envs, dtype=torch.int64, device=device)  # control steps
+
+    def reset(self, random: WorldRandom, where: Bool[Tensor, " envs"]) -> None:
+        new = random.integers(self.spec.range[0], self.spec.range[1] + 1)
+        self.delay.copy_(torch.where(where, new, self.delay))
+        self.queue.masked_fill_(where[:, None, None], 0.0)
+
+    def apply(self, action: Float[Tensor, "envs actions"]) -> Float[Tensor, "envs actions"]:
+        self.queue.copy_(torch.cat([action[:, None], self.queue[:, :-1]], dim=1))
+        late = self.delay[:, None, None].expand(-1, 1, action.shape[1])
+        return self.queue.gather(1, late)[:, 0]
+
+
+class _Pushes(TaskPart):
+    def __init__(self, spec: Pushes, sim: Sim, actor: str, dt: float) -> None:
+        self.spec = spec
+        self.robot: Articulation = sim.articulation(actor)
+        self.gap = [max(1, round(seconds / dt)) for seconds in spec.interval_s]  # control steps
+        self.duration = max(1, round((spec.duration_s or dt) / dt))  # control steps
+        self.wait = torch.zeros(sim.num_envs, dtype=torch.int64, device=sim.device)  # control steps to the next push
+        root = sim.scene.model.body(f"{actor}/{self.robot.body_names[0]}")
+        if spec.velocity is not None:
+            free = int(root.jntnum[0]) and sim.scene.model.jnt_type[root.jntadr[0]] == mujoco.mjtJoint.mjJNT_FREE.value
+            if not free:
+                raise ConfigError(f"{actor!r} has a fixed base: a push cannot change its velocity; try force")
+            return
+        self.bodies = self.robot.bodies(spec.bodies or self.robot.body_names[:1])
+        self.left = torch.zeros_like(self.wait)  # control steps that the force still lasts
+        self.force = torch.zeros_like(self.bodies.pos)
+        self.held = torch.zeros_like(self.bodies.wrench)  # what the task has set
+
+    def reset(self, random: WorldRandom, where: Bool[Tensor, " envs"]) -> None:
+        new = random.integers(self.gap[0], self.gap[1] + 1)
+        self.wait.copy_(torch.where(where, new, self.wait))
+        if self.spec.force is not None:
+            self.left.masked_fill_(where, 0)
+
+    def before_physics(self, random: WorldRandom, steps: Tensor) -> None:
+        self.wait -= 1
+        due = self.wait <= 0
+        self.wait.copy_(torch.where(due, random.integers(self.gap[0], self.gap[1] + 1), self.wait))
+        strength = self.spec.strength(steps)
+        if self.spec.velocity is not None:
+            angle = random.uniform(-math.pi, math.pi)
+            speed = random.uniform(*self.spec.velocity) * strength
+            push = torch.stack([speed * angle.cos(), speed * angle.sin(), torch.zeros_like(speed)], dim=1)
+            self.robot.set_state(due, root_lin_vel=self.robot.root_lin_vel + push)
+        elif self.spec.force is not None:
+            count = self.force.shape[1]
+            direction = torch.nn.functional.normalize(random.normal(0.0, 1.0, count, 3), dim=-1)
+            new = direction * random.uniform(*self.spec.force, count, 1) * strength
+            self.force.copy_(torch.where(due[:, None, None], new, self.force))
+            self.left.copy_(torch.where(due, self.duration, self.left))
+            self.held.copy_(self.bodies.wrench)
+            force = torch.where((self.left > 0)[:, None, None], self.force, 0.0)
+            self.bodies.apply_wrench(self.held[..., :3] + force, self.held[..., 3:])
+
+    def after_physics(self) -> None:
+        if self.spec.force is not None:
+            self.bodies.apply_wrench(self.held[..., :3], self.held[..., 3:])
+            self.left -= 1
+
+
+# Physical properties
+
+
+class _Group:
+    """Properties that are drawn at the same moments, from one set of random numbers."""
+
+    def __init__(self) -> None:
+        self._parts: list[tuple[Property, Quantity, slice]] = []
+        self._gaussian, self._uniform = 0, 0  # numbers per world
+
+    def add(self, spec: Property, quantity: Quantity) -> None:
+        count = quantity.default.numel()
+        if spec.distribution == "gaussian":
+            numbers = slice(self._gaussian, self._gaussian + count)
+            self._gaussian += count
+        else:
+            numbers = slice(self._uniform, self._uniform + count)
+            self._uniform += count
+        self._parts.append((spec, quantity, numbers))
+
+    def draw(self, random: WorldRandom, steps: Tensor, where: Bool[Tensor, " envs"]) -> None:
+        gaussian = random.normal(0.0, 1.0, self._gaussian) if self._gaussian else None
+        uniform = random.uniform(0.0, 1.0, self._uniform) if self._uniform else None
+        for spec, quantity, numbers in self._parts:
+            raw = gaussian if spec.distribution == "gaussian" else uniform
+            assert raw is not None
+            draw = spec.draw(raw[:, numbers].unflatten(1, quantity.default.shape))
+            value = spec.apply(quantity.default, draw, spec.strength(steps))
+            if quantity.low is not None or quantity.high is not None:
+                value = value.clamp(quantity.low, quantity.high)  # type: ignore[arg-type]
+            quantity.write(value, where)
+
+
+class Randomizer(TaskPart):
+    """What `task.randomization_params` asks for. `VecEnv` owns it and calls its methods at their place in a step.
+
+    Physical properties are drawn when it is made. After that they are drawn anew in each world at its resets, at
+    intervals, or never; always relative to the model's own values.
+
+    Args:
+        params: The section of the task's yaml.
+        sim: The simulator; the parameters that are randomised become each world's own.
+        num_actions: Size of the action vector.
+        dt: Control step [s].
+        clip_actions: Noise does not carry actions beyond this.
+        seed: Fixes all draws; they are apart from the task's own.
+
+    Raises:
+        ConfigError: The section is wrong, or names something that is not there: what and where.
+
+    Attributes:
+        steps: Control steps of the run so far, int64; schedules count them.
+        age: Control steps since the properties of a world were drawn at a reset, int64 [num_envs].
+    """
+
+    def __init__(
+        self, params: Mapping[str, Any], sim: Sim, *, num_actions: int, dt: float, clip_actions: float, seed: int
+    ) -> None:
+        num_envs, device = sim.num_envs, sim.device
+        self._sim, self._dt, self._clip = sim, dt, clip_actions
+        self._random = WorldRandom(num_envs, device, seed + _SEED_OFFSET)
+        self.steps = torch.zeros((), dtype=torch.int64, device=device)
+        self.age = torch.zeros(num_envs, dtype=torch.int64, device=device)
+
+        if not params:
+            raise ConfigError(f"task.randomize=true, but {PATH} is empty; say there what to randomise")
+        _check_keys(params, PATH, _TOP)
+        self._frequency = _frequency(params)
+        self._observations = _parse(Noise, params, "observations", PATH)
+        actions, latency = _parse(Noise, params, "actions", PATH), _parse(Latency, params, "latency", PATH)
+        self.observation_noise: _Noise | None = None  # made when the size is known
+        self.action_noise = None if actions is None else _Noise(actions, num_envs, num_actions, device)
+        self.latency = None if latency is None else _Latency(latency, num_envs, num_actions, device)
+        self.pushes: list[_Pushes] = []
+        self.actors: dict[str, Actor] = {}
+        self._at_setup, self._at_reset = _Group(), _Group()
+        self._at_interval: dict[int, _Group] = {}  # by control steps
+        self._add_sim_params(_section(params, "sim_params", PATH))
+        actors = _section(params, "actor_params", PATH)
+        for name in actors:
+            self._add_actor(name, _section(actors, name, f"{PATH}.actor_params"), f"{PATH}.actor_params.{name}")
+
+        # Worlds reach their intervals at moments of their own.
+        self.phases = {steps: self._random.integers(0, steps) for steps in self._at_interval}
+        everywhere = torch.ones(num_envs, dtype=torch.bool, device=device)
+        for group in (self._at_setup, self._at_reset, *self._at_interval.values()):
+            group.draw(self._random, self.steps, everywhere)
+
+    # What VecEnv calls
+
+    def start(self, num_obs: int) -> None:
+        """Before the first reset of a run: the policy's observation has this size."""
+        if self._observations is not None:
+            if self.observation_noise is None:
+                self.observation_noise = _Noise(self._observations, self._sim.num_envs, num_obs, self._sim.device)
+            self.observation_noise.step(self._random)
+
+    def reset(self, where: Bool[Tensor, " envs"]) -> None:
+        """Begins episodes in the worlds of the mask."""
+        due = where & (self.age >= self._frequency)
+        self._at_reset.draw(self._random, self.steps, due)
+        self.age.masked_fill_(due, 0)
+        for part in (self.observation_noise, self.action_noise, self.latency, *self.pushes):
+            if part is not None:
+                part.reset(self._random, where)
+
+    def act(self, action: Float[Tensor, "envs actions"]) -> Float[Tensor, "envs actions"]:
+        """What arrives of an action: late, noisy, within the limits. Once per control step."""
+        if self.latency is not None:
+            action = self.latency.apply(action)
+        if self.action_noise is not None:
+            self.action_noise.step(self._random)
+            action = self.action_noise.apply(action, self.steps).clamp(-self._clip, self._clip)
+        return action
+
+    def before_physics(self) -> None:
+        """Pushes, and draws what changes in the middle of episodes."""
+        for interval, group in self._at_interval.items():
+            group.draw(self._random, self.steps, (self.steps + self.phases[interval]) % interval == 0)
+        for pushes in self.pushes:
+            pushes.before_physics(self._random, self.steps)
+
+    def after_physics(self) -> None:
+        """Ends the pushes of this step, and draws the noise that its observations will have."""
+        for pushes in self.pushes:
+            pushes.after_physics()
+        if self.observation_noise is not None:
+            self.observation_noise.step(self._random)
+        self.steps += 1
+        self.age += 1
+
+    def observe(self, policy: Float[Tensor, "envs obs"]) -> Float[Tensor, "envs obs"]:
+        """The policy's observation with the noise of this step; asked twice, it answers the same."""
+        return policy if self.observation_noise is None else self.observation_noise.apply(policy, self.steps)
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that the next draws depend on; what they have changed in the simulator, that one saves."""
+        tensors = {name: value.clone() for name, value in kept_tensors(vars(self))}
+        return {"tensors": tensors, "random": self._random.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restores `state_dict` in place; what is randomised since it was saved begins anew."""
+        for name, value in kept_tensors(vars(self)):
+            saved = state["tensors"].get(name)
+            if saved is not None and saved.shape == value.shape:
+                value.copy_(saved)
+        self._random.load_state_dict(state["random"])
+
+    # Building
+
+    def _add_sim_params(self, node: Mapping[str, Any]) -> None:
+        path = f"{PATH}.sim_params"
+        _check_keys(node, path, ("gravity",))
+        spec = _parse(Property, node, "gravity", path)
+        if spec is not None:
+            gravity = self._sim.param("gravity")
+            self._add(spec, [Quantity(gravity.default, gravity.set)], f"{path}.gravity")
+
+    def _add_actor(self, name: str, node: Mapping[str, Any], path: str) -> None:
+        known = self._sim.scene.articulation_names
+        if name not in (*known, GROUND):
+            raise ConfigError(f"{path}: the scene has no {name!r}.{did_you_mean(name, known)} It has {known}")
+        _check_keys(node, path, ("color", "pushes", *SECTIONS) if name in known else ("rigid_shape_properties",))
+        if node.get("color"):
+            logger.info("%s.color has no effect: it is not physical, and pictures show the model's own colours", path)
+        self.actors[name] = actor = Actor(self._sim, name)
+        pushes = _parse(Pushes, node, "pushes", path)
+        if pushes is not None:
+            with _at(f"{path}.pushes"):
+                self.pushes.append(_Pushes(pushes, self._sim, name, self._dt))
+        for section, properties in SECTIONS.items():
+            wanted = _section(node, section, path)
+            _check_keys(wanted, f"{path}.{section}", properties)
+            for key in wanted:
+                spec = _parse(Property, wanted, key, f"{path}.{section}")
+                assert spec is not None
+                with _at(f"{path}.{section}.{key}"):
+                    quantities = actor.quantities(section, key, spec.names)
+                self._add(spec, quantities, f"{path}.{section}.{key}")
+
+    def _add(self, spec: Property, quantities: list[Quantity], path: str) -> None:
+        if spec.operation == "scaling":
+            quantities = [quantity for quantity in quantities if quantity.default.count_nonzero()]
+            if not quantities:
+                raise ConfigError(f"{path}: scaling changes nothing, the model's values are 0; try operation: additive")
+        group = self._at_reset
+        if spec.setup_only:
+            group = self._at_setup
+        elif spec.interval_s is not None:
+            group = self._at_interval.setdefault(max(1, round(spec.interval_s / self._dt)), _Group())
+        for quantity in quantities:
+            group.add(spec, quantity)
+
+
+_TOP = ("frequency", "observations", "actions", "latency", "sim_params", "actor_params")
+
+
+def _frequency(params: Mapping[str, Any]) -> int:
+    frequency = params.get("frequency", 1)
+    if not isinstance(frequency, int) or isinstance(frequency, bool) or frequency < 1:
+        raise ConfigError(f"{PATH}.frequency must be a positive int [control steps], got {frequency!r}")
+    return frequency
+
+
+def _section(node: Mapping[str, Any], key: str, path: str) -> Mapping[str, Any]:
+    section = node.get(key)
+    if section is not None and not isinstance(section, Mapping):
+        raise ConfigError(f"{path}.{key} must be a section with keys of its own, got {section!r}")
+    return section or {}
+
+
+def _check_keys(node: Mapping[str, Any], path: str, known: Iterable[str]) -> None:
+    known = list(known)
+    for key in node:
+        if key not in known and key in NOT_HERE:
+            raise ConfigError(f"{path}.{key}: {NOT_HERE[key]}")
+        if key not in known:
+            raise ConfigError(f"unknown key '{path}.{key}'.{did_you_mean(key, known)} There are {', '.join(known)}")
+
+
+def _parse(cls: type[T], node: Mapping[str, Any], key: str, path: str) -> T | None:
+    if node.get(key) is None:
+        return None
+    with _at(f"{path}.{key}"):
+        return build(cls, node[key], f"{path}.{key}")
+
+
+@contextmanager
+def _at(path: str) -> Iterator[None]:
+    """Errors say where in the yaml their reason is."""
+    try:
+        yield
+    except (ConfigError, TaskError) as error:
+        if path in str(error):
+            raise
+        raise ConfigError(f"{path}: {error}") from None

@@ -1,0 +1,140 @@
+"""Rigid-body dynamics of articulations: Jacobian, mass matrix, and the law that moves a hand by torques of its arm.
+
+Everything here is elementary tensor operations. `torch.linalg` would call LAPACK's cousins on the GPU, which wait for
+the device to hear of singular matrices, or cannot be captured in a CUDA graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import mujoco
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+DAMPING = 1e-4
+"""Share by which the diagonal of a body's inverse inertia is raised, so that stretched arms get finite torques."""
+
+
+class MujocoDynamics:
+    """See `gpusim_rl.sim.Dynamics`; from the poses that MuJoCo and MuJoCo Warp both keep.
+
+    A body's velocity is a sum over the joints that carry it: a hinge turns it about its axis, a slide shifts it. With
+    the velocities of all bodies, scaled by the roots of their masses and principal inertias, the kinetic energy is half
+    of a squared norm, and the mass matrix a product of two thin matrices.
+
+    Args:
+        model: The scene's model; its masses, inertias and armatures count, whatever a world changed of them.
+        joints: The articulation's hinges and slides.
+        bodies: Its bodies.
+        body: The body whose Jacobian it gives.
+        derived: Gives arrays of MuJoCo by name, which follow the state from the first call on.
+        device: Where these arrays are.
+    """
+
+    def __init__(
+        self,
+        model: mujoco.MjModel,
+        joints: Sequence[int],
+        bodies: Sequence[int],
+        body: int,
+        derived: Callable[[str], Tensor],
+        device: torch.device,
+    ) -> None:
+        def tensor(values: object) -> Tensor:
+            return torch.as_tensor(values, dtype=torch.float32).to(device)
+
+        carried = {i: _carried_by(model, joints, i) for i in (body, *bodies)}
+        massive = [i for i in bodies if any(carried[i]) and model.body_mass[i] > 0]
+        self._derived = derived
+        self._joints, self._body = slice(joints[0], joints[-1] + 1), slice(body, body + 1)
+        self._massive = torch.tensor(massive, device=device)
+        self._carried = tensor([carried[body]])
+        self._all_carried = tensor([carried[i] for i in massive])
+        self._is_hinge = tensor(model.jnt_type[list(joints)] == mujoco.mjtJoint.mjJNT_HINGE.value)
+        self._root_mass = tensor(model.body_mass[massive, None, None]).sqrt()
+        self._root_inertia = tensor(model.body_inertia[massive, None, :]).sqrt()
+        self._armature = tensor(model.dof_armature[model.jnt_dofadr[list(joints)]]).diag()
+        for field in ("xpos", "xipos", "ximat", "xanchor", "xaxis"):
+            derived(field)
+
+    @property
+    def jacobian(self) -> Float[Tensor, "envs 6 joints"]:
+        """See `gpusim_rl.sim.Dynamics`."""
+        linear, angular = self._velocities(self._derived("xpos")[:, self._body], self._carried)
+        return torch.cat([linear, angular], dim=-1)[:, 0].transpose(1, 2)
+
+    @property
+    def mass_matrix(self) -> Float[Tensor, "envs joints joints"]:
+        """See `gpusim_rl.sim.Dynamics`."""
+        centres = self._derived("xipos").index_select(1, self._massive)
+        to_world = self._derived("ximat").index_select(1, self._massive).reshape(*centres.shape, 3)
+        linear, angular = self._velocities(centres, self._all_carried)
+        scaled = torch.cat([self._root_mass * linear, self._root_inertia * (angular @ to_world)], dim=-1)
+        scaled = scaled.transpose(1, 2).flatten(2)
+        return scaled @ scaled.transpose(1, 2) + self._armature
+
+    def _velocities(
+        self, points: Float[Tensor, "envs bodies 3"], carried: Float[Tensor, "bodies joints"]
+    ) -> tuple[Float[Tensor, "envs bodies joints 3"], Float[Tensor, "envs bodies joints 3"]]:
+        """Linear and angular velocity that the unit velocity of each joint gives to each body at its point."""
+        anchor, axis = (self._derived(field)[:, None, self._joints] for field in ("xanchor", "xaxis"))
+        hinge, slide = carried * self._is_hinge, carried * (1.0 - self._is_hinge)
+        angular = hinge[..., None] * axis
+        linear = torch.linalg.cross(angular, points[:, :, None] - anchor) + slide[..., None] * axis
+        return linear, angular
+
+
+def _carried_by(model: mujoco.MjModel, joints: Sequence[int], body: int) -> list[float]:
+    """1 for each joint that moves the body: it belongs to the body or to one above it."""
+    chain = set()
+    while body:
+        chain.add(body)
+        body = int(model.body_parentid[body])
+    return [float(int(model.jnt_bodyid[joint]) in chain) for joint in joints]
+
+
+def operational_space_torque(
+    jacobian: Float[Tensor, "envs task joints"],
+    mass_matrix: Float[Tensor, "envs joints joints"],
+    acceleration: Float[Tensor, "envs task"],
+    posture: Float[Tensor, "envs joints"],
+) -> Float[Tensor, "envs joints"]:
+    """Joint torques that accelerate a body as asked, and the joints as asked where this does not touch the body.
+
+    Operational space control (Khatib 1987, doi 10.1109/JRA.1987.1087068): with the inertia L = (J M^-1 J^T)^-1 that the
+    body has for its surroundings, the torques are M p + J^T L (a - J p). Of all joint accelerations that give the body
+    `a` these are the nearest to `p`, in the metric M. Gravity and forces that depend on velocity are left out.
+
+    Args:
+        jacobian: J, of the body.
+        mass_matrix: M [kg m^2].
+        acceleration: a, of the body [m/s^2, rad/s^2].
+        posture: p, wished of the joints [rad/s^2].
+
+    Returns:
+        Torques [N m].
+    """
+    transposed = jacobian.transpose(1, 2)
+    mobility = jacobian @ solve_positive_definite(mass_matrix, transposed)
+    mobility = mobility + DAMPING * torch.diag_embed(mobility.diagonal(dim1=1, dim2=2))
+    missing = acceleration[..., None] - jacobian @ posture[..., None]
+    force = solve_positive_definite(mobility, missing)
+    return (mass_matrix @ posture[..., None] + transposed @ force)[..., 0]
+
+
+def solve_positive_definite(
+    matrix: Float[Tensor, "*batch n n"], right: Float[Tensor, "*batch n m"]
+) -> Float[Tensor, "*batch n m"]:
+    """Solves `matrix @ x = right` for small symmetric positive definite matrices.
+
+    Gauss-Jordan elimination; such matrices need no pivoting.
+    """
+    size = matrix.shape[-1]
+    rows = torch.cat([matrix, right], dim=-1)
+    for k in range(size):
+        row = rows[..., k : k + 1, :] / rows[..., k : k + 1, k : k + 1]
+        rows = rows - rows[..., :, k : k + 1] * row
+        rows[..., k : k + 1, :] = row
+    return rows[..., size:]

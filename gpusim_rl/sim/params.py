@@ -1,0 +1,236 @@
+"""Physical parameters that every world has for itself: masses, friction, gains, gravity."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import mujoco
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from gpusim_rl.errors import TaskError, did_you_mean
+from gpusim_rl.sim.scene import Scene
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """An array of MuJoCo's model (`MjModel`) of which worlds can have their own copy."""
+
+    of: Literal["body", "geom", "joint", "dof", "actuator", "tendon", "world"]
+    """What its rows belong to."""
+    constants: bool = False
+    """MuJoCo derives other constants from it (inverse weights, masses of subtrees), which must follow."""
+
+
+FIELDS = {
+    "body_mass": Field("body", constants=True),  # kg
+    "body_inertia": Field("body", constants=True),  # kg m^2, along the axes of the body's inertial frame
+    "body_ipos": Field("body", constants=True),  # m, centre of mass in the body's frame
+    "geom_friction": Field("geom"),  # sliding [-], torsional [m], rolling [m]
+    "dof_damping": Field("dof"),  # N m s/rad or N s/m
+    "dof_armature": Field("dof", constants=True),  # kg m^2 or kg
+    "dof_frictionloss": Field("dof"),  # N m or N
+    "jnt_stiffness": Field("joint"),  # N m/rad or N/m
+    "jnt_range": Field("joint"),  # rad or m, lower and upper; only where the joint has limits
+    "actuator_gainprm": Field("actuator"),
+    "actuator_biasprm": Field("actuator"),
+    "actuator_forcerange": Field("actuator"),  # N m or N, lower and upper; only where the actuator has limits
+    "actuator_gear": Field("actuator", constants=True),
+    "tendon_stiffness": Field("tendon"),  # N/m
+    "tendon_damping": Field("tendon"),  # N s/m
+    "gravity": Field("world"),  # m/s^2
+}
+"""Parameters by their name in MuJoCo's model, with their units."""
+
+GROUND = "ground"
+"""In place of an articulation: the geoms that are fixed to the world."""
+
+_LIMITED = {"jnt_range": "jnt_limited", "actuator_forcerange": "actuator_forcelimited"}
+
+
+class Param:
+    """One parameter of some bodies, joints, geoms or actuators in every world; made by `Sim.param`.
+
+    Attributes:
+        name: Name of the field, one of `FIELDS`.
+        elements: What the second dimension stands for, by name; empty for gravity.
+        default: The model's own values, shape [elements, ...]; [3] for gravity.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        elements: list[str],
+        default: Tensor,
+        rows: Tensor | None,
+        values: Tensor,
+        changed: Callable[[Bool[Tensor, " envs"]], None],
+    ) -> None:
+        self.name = name
+        self.elements = elements
+        self.default = default
+        self._rows = rows
+        self._values = values
+        self._changed = changed
+
+    @property
+    def value(self) -> Float[Tensor, "envs ..."]:
+        """What each world has now, shape [num_envs, elements, ...], as a copy."""
+        mine = self._values.clone() if self._rows is None else self._values.index_select(1, self._rows)
+        return mine.to(torch.float32)
+
+    def set(self, value: Float[Tensor, "envs ..."], where: Bool[Tensor, " envs"]) -> None:
+        """Gives the worlds of the mask new values; what MuJoCo derives from them follows at the next refresh or step.
+
+        Args:
+            value: Shape of `value`, in the field's units.
+            where: Worlds that get their row of it.
+        """
+        mask = where.view(-1, *[1] * (value.ndim - 1))
+        value = value.to(self._values.dtype)
+        if self._rows is None:
+            self._values.copy_(torch.where(mask, value, self._values))
+        else:
+            old = self._values.index_select(1, self._rows)
+            self._values.index_copy_(1, self._rows, torch.where(mask, value, old))
+        self._changed(where)
+
+
+class Params:
+    """The fields of one simulator that its worlds have for themselves.
+
+    Args:
+        scene: What is simulated.
+        num_envs: Number of worlds N.
+        device: Where the values live.
+        expand: Makes a field each world's own, filled with the model's values; returns a view of the simulator's
+            memory, shape [N, rows, ...] ([N, 3] for gravity).
+        changed: Called with a field and the worlds of which it was written.
+    """
+
+    def __init__(
+        self,
+        scene: Scene,
+        num_envs: int,
+        device: torch.device,
+        expand: Callable[[str], Tensor],
+        changed: Callable[[str, Bool[Tensor, " envs"]], None],
+    ) -> None:
+        self._scene = scene
+        self._num_envs = num_envs
+        self._device = device
+        self._expand = expand
+        self._changed = changed
+        self.values: dict[str, Tensor] = {}
+        """By field, the view that `expand` returned."""
+
+    def find(self, name: str, articulation: str | None, elements: Sequence[str] | None) -> Param:
+        """See `Sim.param`."""
+        if name not in FIELDS:
+            raise TaskError(f"sim.param: no parameter {name!r}.{did_you_mean(name, FIELDS)} There are {list(FIELDS)}")
+        ids, names = find_elements(self._scene, name, articulation, elements)
+        if name not in self.values:
+            self.values[name] = self._expand(name)
+        rows = None if FIELDS[name].of == "world" else torch.tensor(ids, dtype=torch.int64, device=self._device)
+        default = model_values(self._scene.model, name)
+        default = default if rows is None else default[ids]
+        return Param(
+            name,
+            names,
+            torch.as_tensor(default, dtype=torch.float32).to(self._device),
+            rows,
+            self.values[name],
+            lambda where: self._changed(name, where),
+        )
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The values of all declared fields."""
+        return {name: value.clone() for name, value in self.values.items()}
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Restores what is declared here and was saved; a field of only one of the two keeps the value it has."""
+        for name, value in self.values.items():
+            if name in state:
+                value.copy_(state[name])
+
+
+def model_values(model: mujoco.MjModel, name: str) -> Any:
+    """The compiled model's array of a field."""
+    return model.opt.gravity if name == "gravity" else getattr(model, name)
+
+
+def find_elements(
+    scene: Scene, name: str, articulation: str | None, elements: Sequence[str] | None
+) -> tuple[list[int], list[str]]:
+    """Rows of a field in MuJoCo's model, and what they belong to.
+
+    Raises:
+        TaskError: A name does not exist, or what it names has no such parameter.
+    """
+    kind = FIELDS[name].of
+    if kind == "world":
+        if articulation is not None or elements is not None:
+            raise TaskError(f"sim.param({name!r}) belongs to the world, not to {articulation!r}")
+        return [], []
+    known = [*scene.articulation_names, *([GROUND] if kind == "geom" else [])]
+    if articulation not in known:
+        hint = did_you_mean(articulation or "", known)
+        raise TaskError(f"sim.param({name!r}): no articulation {articulation!r}.{hint} The scene has {known}")
+    found = _geoms(scene, articulation) if kind == "geom" else _rows(scene, kind, articulation)
+    label = f"sim.param({name!r}, {articulation!r})"
+    if elements is not None:
+        for element in elements:
+            if element not in found:
+                hint = did_you_mean(element, found)
+                of = "body with geoms" if kind == "geom" else "joint" if kind == "dof" else kind
+                raise TaskError(f"{label}: no {of} {element!r}.{hint} There are {list(found)}")
+        found = {element: found[element] for element in elements}
+    if name in _LIMITED:
+        free = [key for key, ids in found.items() if not getattr(scene.model, _LIMITED[name])[ids].all()]
+        if elements is not None and free:
+            raise TaskError(f"{label}: {free[0]!r} has no limits in the MJCF; give it some there")
+        found = {key: ids for key, ids in found.items() if key not in free}
+    if not found:
+        what = "geoms that can touch anything" if kind == "geom" else f"{kind}s with a {name}"
+        raise TaskError(f"{label}: {articulation!r} has no {what}")
+    names = [key for key, ids in found.items() for _ in ids]
+    return [row for ids in found.values() for row in ids], names
+
+
+def _rows(scene: Scene, kind: str, articulation: str) -> dict[str, list[int]]:
+    """Rows by the name that an element has in its own file; of joints only those that an articulation shows."""
+    model, prefix = scene.model, f"{articulation}/"
+    scalar = (mujoco.mjtJoint.mjJNT_HINGE.value, mujoco.mjtJoint.mjJNT_SLIDE.value)
+    found: dict[str, list[int]] = {}
+    if kind in ("joint", "dof"):
+        for i in range(model.njnt):
+            if model.joint(i).name.startswith(prefix) and model.jnt_type[i] in scalar:
+                row = int(model.jnt_dofadr[i]) if kind == "dof" else i
+                found[model.joint(i).name.removeprefix(prefix)] = [row]
+        return found
+    count, get = {
+        "body": (model.nbody, model.body),
+        "actuator": (model.nu, model.actuator),
+        "tendon": (model.ntendon, model.tendon),
+    }[kind]
+    for i in range(count):
+        if get(i).name.startswith(prefix):
+            found[get(i).name.removeprefix(prefix)] = [i]
+    return found
+
+
+def _geoms(scene: Scene, articulation: str) -> dict[str, list[int]]:
+    """Geoms that can touch anything, by their body's name; those of the ground under its name."""
+    model, prefix = scene.model, f"{articulation}/"
+    ground = articulation == GROUND and GROUND not in scene.articulation_names
+    found: dict[str, list[int]] = {}
+    for i in range(model.ngeom):
+        body = int(model.geom_bodyid[i])
+        name = model.body(body).name
+        mine = body == 0 if ground else name.startswith(prefix)
+        if mine and (model.geom_contype[i] or model.geom_conaffinity[i]):
+            found.setdefault(GROUND if ground else name.removeprefix(prefix), []).append(i)
+    return found

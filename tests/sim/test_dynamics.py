@@ -1,0 +1,212 @@
+"""Jacobians and mass matrices against MuJoCo's own, and the controller against the physics that it controls."""
+
+from __future__ import annotations
+
+import mujoco
+import numpy as np
+import pytest
+import torch
+
+from gpusim_rl.errors import TaskError
+from gpusim_rl.sim import Articulation, Scene, Sim
+from gpusim_rl.sim.dynamics import operational_space_torque, solve_positive_definite
+from worlds import ANT, ant_scene, arm_scene, ball_scene, everywhere, make, randomize_ants
+
+FRANKA = ANT.with_name("franka_torque.xml")
+SIMS = ["mujoco", "mujoco-shared", "mjwarp"]
+
+# A slide that carries a hinge, and a branch beside it that neither carries: zeros must be where they belong. The base
+# is heavy and does not move.
+CRANE = """
+<mujoco>
+  <compiler angle="radian"/>
+  <worldbody>
+    <body name="base" pos="0.3 0 1" euler="0.4 0.2 0">
+      <geom type="sphere" size="0.1" mass="50"/>
+      <body name="trolley" pos="0 0.2 0" euler="0 0.5 0">
+        <joint name="rail" type="slide" axis="1 0.5 0" armature="0.3"/>
+        <geom type="box" size="0.1 0.05 0.02" pos="0.05 0 0" euler="0 0 0.7" mass="2"/>
+        <body name="jib" pos="0.1 0 -0.1">
+          <joint name="pivot" axis="0 0.6 0.8" pos="0.02 0.03 0"/>
+          <geom type="capsule" size="0.03" fromto="0 0 0 0.3 0.2 0.1" mass="0.7"/>
+          <body name="hook" pos="0.3 0.2 0.1"/>
+        </body>
+      </body>
+      <body name="bell" pos="0 -0.2 0">
+        <joint name="swing" axis="1 0 0"/>
+        <geom type="sphere" size="0.05" pos="0 0 -0.2" mass="1"/>
+      </body>
+    </body>
+  </worldbody>
+</mujoco>
+"""
+
+
+def crane_scene() -> Scene:
+    scene = ball_scene()  # the crane's joints are not the first of the scene
+    scene.add("crane", mujoco.MjSpec.from_string(CRANE), pos=(2.0, 1.0, 0.0))
+    return scene
+
+
+def franka_scene(physics_hz: float = 240) -> Scene:
+    scene = Scene(physics_hz, integrator="implicit")
+    scene.add("franka", FRANKA, pos=(0.4, 0.0, 0.2), quat=(0.8, 0.0, 0.0, 0.6))
+    return scene
+
+
+ROBOTS = [
+    (franka_scene, "franka", "grip"),
+    (franka_scene, "franka", "link4"),
+    (crane_scene, "crane", "hook"),
+    (crane_scene, "crane", "base"),
+    (ant_scene, "ant", "back_left_foot"),
+]
+
+
+def randomize(sim: Sim, robot: Articulation, seed: int = 0) -> None:
+    if sim.scene.articulation_names == ["ant"]:
+        randomize_ants([robot], seed)
+    else:
+        random = torch.Generator().manual_seed(seed)
+        low, high = (limit.nan_to_num(posinf=1.5, neginf=-1.5) for limit in robot.joint_limits.unbind(dim=1))
+        joint_pos = low + (high - low) * torch.rand(sim.num_envs, len(low), generator=random)
+        robot.set_state(everywhere(sim), joint_pos=joint_pos)
+    sim.refresh()
+
+
+def in_mujoco(sim: Sim, name: str, body: str) -> tuple[np.ndarray, np.ndarray]:
+    """Jacobians and mass matrices of every world, computed by C MuJoCo in float64."""
+    model, data = sim.scene.model, mujoco.MjData(sim.scene.model)
+    joints = [j for j in range(model.njnt) if model.joint(j).name.startswith(f"{name}/")]
+    dofs = [model.jnt_dofadr[j] for j in joints if model.jnt_type[j] != mujoco.mjtJoint.mjJNT_FREE]
+    jacobians, masses = [], []
+    for qpos in sim.scene_qpos().double().numpy():
+        data.qpos[:] = qpos
+        mujoco.mj_forward(model, data)
+        jacobian, mass = np.zeros((6, model.nv)), np.zeros((model.nv, model.nv))
+        mujoco.mj_jacBody(model, data, jacobian[:3], jacobian[3:], model.body(f"{name}/{body}").id)
+        for column in range(model.nv):
+            unit = np.zeros(model.nv)
+            unit[column] = 1.0
+            mujoco.mj_mulM(model, data, mass[column], unit)
+        jacobians.append(jacobian[:, dofs])
+        masses.append(mass[np.ix_(dofs, dofs)])
+    return np.stack(jacobians), np.stack(masses)
+
+
+@pytest.mark.parametrize("backend", SIMS)
+@pytest.mark.parametrize(("scene", "name", "body"), ROBOTS)
+def test_jacobian_and_mass_matrix_are_mujocos(backend, scene, name, body):
+    sim = make(backend, scene(), 16)
+    robot = sim.articulation(name)
+    dynamics = robot.dynamics(body)
+    for seed in range(2):  # they follow the state
+        randomize(sim, robot, seed)
+        jacobian, mass = in_mujoco(sim, name, body)
+        assert (body == "base") == (np.abs(jacobian).max() == 0.0)
+        torch.testing.assert_close(dynamics.jacobian, torch.from_numpy(jacobian).float(), atol=1e-5, rtol=0.0)
+        torch.testing.assert_close(dynamics.mass_matrix, torch.from_numpy(mass).float(), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("backend", SIMS)
+def test_the_jacobian_gives_the_velocity_of_the_body(backend):
+    sim = make(backend, franka_scene(), 8)
+    robot = sim.articulation("franka")
+    hand, dynamics = robot.bodies(["grip"]), robot.dynamics("grip")
+    randomize(sim, robot)
+    random = torch.Generator().manual_seed(1)
+    robot.set_state(everywhere(sim), joint_vel=torch.randn(8, 9, generator=random))
+    sim.refresh()
+    velocity = (dynamics.jacobian @ robot.joint_vel[..., None])[..., 0]
+    torch.testing.assert_close(velocity[:, :3], hand.lin_vel[:, 0], atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(velocity[:, 3:], hand.ang_vel[:, 0], atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("backend", SIMS)
+def test_after_a_step_they_are_of_the_new_state(backend):
+    sim = make(backend, arm_scene(), 4)
+    arm = sim.articulation("arm")
+    dynamics = arm.dynamics("lower")
+    arm.set_state(everywhere(sim), joint_vel=torch.tensor([5.0, -3.0]).expand(4, 2))
+    sim.refresh()
+    before = dynamics.mass_matrix.clone()
+    sim.step(10)
+    jacobian, mass = in_mujoco(sim, "arm", "lower")
+    assert (dynamics.mass_matrix - before).abs().max() > 1e-3
+    torch.testing.assert_close(dynamics.jacobian, torch.from_numpy(jacobian).float(), atol=1e-5, rtol=0.0)
+    torch.testing.assert_close(dynamics.mass_matrix, torch.from_numpy(mass).float(), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("backend", SIMS)
+def test_torques_of_the_controller_accelerate_the_hand_as_asked(backend):
+    # From rest, for a moment: before damping and velocity count. The robot carries its own weight.
+    sim = make(backend, franka_scene(physics_hz=1e4), 32)
+    robot = sim.articulation("franka")
+    hand, dynamics = robot.bodies(["grip"]), robot.dynamics("grip")
+    start = torch.tensor([0.0, 0.2, 0.0, -2.6, 0.0, 2.9, 0.8, 0.02, 0.02])
+    random = torch.Generator().manual_seed(0)
+    spread = torch.cat([0.15 * torch.randn(32, 7, generator=random), torch.zeros(32, 2)], dim=1)
+    robot.set_state(everywhere(sim), joint_pos=start + spread, joint_vel=torch.zeros(32, 9))
+    sim.refresh()
+    wanted, posture = torch.randn(32, 6, generator=random), 2.0 * torch.randn(32, 7, generator=random)
+    jacobian, mass = dynamics.jacobian[..., :7], dynamics.mass_matrix[:, :7, :7]
+    torque = operational_space_torque(jacobian, mass, wanted, posture)
+    robot.actuate(torch.cat([torque, start[7:].expand(32, 2)], dim=1))
+    sim.step(1)
+    got = torch.cat([hand.lin_vel[:, 0], hand.ang_vel[:, 0]], dim=1) / sim.dt
+    torch.testing.assert_close(got, wanted, atol=0.02, rtol=0.02)
+    joints = robot.joint_vel[:, :7] / sim.dt
+    free = torch.eye(7) - torch.linalg.pinv(jacobian) @ jacobian  # joint motions that the hand does not feel
+    assert (free @ joints[..., None]).norm() > 1.0
+
+
+def test_the_posture_is_followed_where_the_hand_does_not_feel_it():
+    # Of all joint accelerations with J q = a the nearest to p in the metric M: M (q - p) is a combination of J's rows.
+    random = torch.Generator().manual_seed(0)
+    root = torch.randn(64, 7, 7, generator=random, dtype=torch.float64)
+    mass = root @ root.mT + 0.5 * torch.eye(7, dtype=torch.float64)
+    jacobian = torch.randn(64, 6, 7, generator=random, dtype=torch.float64)
+    acceleration = torch.randn(64, 6, generator=random, dtype=torch.float64)
+    posture = torch.randn(64, 7, generator=random, dtype=torch.float64)
+    torque = operational_space_torque(jacobian, mass, acceleration, posture)
+    joints = torch.linalg.solve(mass, torque[..., None])
+    free = torch.linalg.svd(jacobian).Vh[:, 6:]  # the direction in which the hand stays
+    push = free @ mass @ (joints - posture[..., None])
+    assert push.abs().max() < 1e-9
+    # with no wish of the hand but to stay, and none of the joints, nothing moves
+    still = operational_space_torque(jacobian, mass, torch.zeros_like(acceleration), torch.zeros_like(posture))
+    assert still.abs().max() == 0.0
+
+
+def test_a_stretched_arm_gets_finite_torques():
+    jacobian = torch.randn(1, 6, 7)
+    jacobian[:, 2] = jacobian[:, 1]  # two directions that it can only serve together
+    torque = operational_space_torque(jacobian, torch.eye(7)[None], torch.ones(1, 6), torch.zeros(1, 7))
+    assert torque.isfinite().all()
+    assert torque.abs().max() < 1e5
+
+
+@pytest.mark.parametrize("size", [1, 2, 6, 7])
+def test_the_solver_solves(size):
+    random = torch.Generator().manual_seed(size)
+    root = torch.randn(5, 3, size, size, generator=random)
+    matrix = root @ root.mT + 0.1 * torch.eye(size)
+    right = torch.randn(5, 3, size, 4, generator=random)
+    kept = matrix.clone(), right.clone()
+    expected = torch.linalg.solve(matrix.double(), right.double()).float()
+    torch.testing.assert_close(solve_positive_definite(matrix, right), expected, atol=1e-4, rtol=1e-4)
+    assert torch.equal(matrix, kept[0]) and torch.equal(right, kept[1])
+
+
+def test_errors_name_what_is_missing():
+    sim = make("mujoco", crane_scene(), 1)
+    with pytest.raises(TaskError, match=r"'crane' has no body 'hand'.*hook"):
+        sim.articulation("crane").dynamics("hand")
+    with pytest.raises(TaskError, match="'ball' has no joints"):
+        sim.articulation("ball").dynamics("ball")
+
+
+def test_newton_says_that_it_lacks_them():
+    pytest.importorskip("newton")
+    with pytest.raises(TaskError, match="neither Jacobians nor mass matrices; try sim=mjwarp"):
+        make("newton", arm_scene(), 1).articulation("arm").dynamics("lower")
