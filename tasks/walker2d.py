@@ -1,0 +1,100 @@
+"""Walker2d: a two-legged robot in a plane learns to walk along +x."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from gpusim_rl.env import Task, TaskConfig
+from gpusim_rl.paths import assets_dir
+from gpusim_rl.sim import Scene, Sim
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Walker2dConfig(TaskConfig):
+    """Values in cfg/task/Walker2d.yaml."""
+
+    forward_weight: float
+    alive_reward: float
+    control_cost: float
+    min_height: float
+    max_height: float
+    max_angle: float
+    max_observed_vel: float
+    reset_noise: float
+
+
+class Walker2d(Task[Walker2dConfig]):
+    """Walker2d: walk along +x as fast as possible without falling.
+
+    The physics, every number and the time limit are those of Gymnasium's Walker2d-v5: returns compare with published
+    ones.
+
+    Action space: 6 numbers in [-1, 1], torque / 100 N m: hip, knee, ankle of the right leg, then of the left.
+
+    Observation space:
+
+    | num   | observation                                                     | unit  |
+    |-------|-----------------------------------------------------------------|-------|
+    | 0     | height of the torso                                             | m     |
+    | 1     | angle of the torso, 0 is upright                                | rad   |
+    | 2-7   | joint positions                                                 | rad   |
+    | 8-9   | velocity of the torso along x and z, within +-10                | m/s   |
+    | 10-16 | angular velocity of the torso, joint velocities, within +-10    | rad/s |
+
+    Reward terms: forward (mean speed along x over the step), alive (while it is healthy), control cost.
+
+    Start: all positions and velocities +-0.005 around standing. Termination: it is not healthy, that is, the height of
+    the torso is not between 0.8 and 2 m, or it leans by more than 1 rad.
+    """
+
+    Config = Walker2dConfig
+
+    @classmethod
+    def scene(cls, cfg: Walker2dConfig) -> Scene:
+        scene = Scene(cfg.physics_hz, integrator="rk4", cone="pyramidal")
+        scene.add_ground(friction=(0.7, 0.1, 0.1))
+        scene.add("walker", assets_dir() / "walker2d.xml")
+        return scene
+
+    def __init__(self, cfg: Walker2dConfig, sim: Sim) -> None:
+        super().__init__(cfg, sim)
+        self.robot = sim.articulation("walker")  # joints: x, z and angle of the torso, then those with a motor
+        self.num_actions = len(self.robot.actuator_names)
+        self.x_before = torch.zeros(self.num_envs, device=self.device)
+
+    def reset(self, where: Bool[Tensor, " envs"]) -> None:
+        noise, joints = self.cfg.reset_noise, len(self.robot.joint_names)
+        self.robot.set_state(
+            where,
+            joint_pos=self.robot.default_joint_pos + self.random.uniform(-noise, noise, joints),
+            joint_vel=self.random.uniform(-noise, noise, joints),
+        )
+
+    def apply_action(self, action: Float[Tensor, "envs actions"]) -> None:
+        self.x_before.copy_(self.robot.joint_pos[:, 0])
+        self.robot.actuate(action)
+
+    def observe(self) -> Float[Tensor, "envs obs"]:
+        limit = self.cfg.max_observed_vel
+        return torch.cat([self.robot.joint_pos[:, 1:], self.robot.joint_vel.clamp(-limit, limit)], dim=1)
+
+    def rewards(self) -> dict[str, Float[Tensor, " envs"]]:
+        cfg = self.cfg
+        speed = (self.robot.joint_pos[:, 0] - self.x_before) / self.dt
+        return {
+            "forward": cfg.forward_weight * speed,
+            "alive": cfg.alive_reward * self._healthy().float(),
+            "control_cost": -cfg.control_cost * self.actions.square().sum(dim=1),
+        }
+
+    def terminated(self) -> Bool[Tensor, " envs"]:
+        return ~self._healthy()
+
+    def _healthy(self) -> Bool[Tensor, " envs"]:
+        cfg = self.cfg
+        _, height, angle, *_ = self.robot.joint_pos.unbind(dim=1)
+        return (height > cfg.min_height) & (height < cfg.max_height) & (angle.abs() < cfg.max_angle)

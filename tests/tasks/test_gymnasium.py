@@ -1,0 +1,205 @@
+"""Hopper, Walker2d and HalfCheetah are Gymnasium's: same physics, observations, rewards, ends and starts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import mujoco
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from gpusim_rl.api import prepare
+from gpusim_rl.env import VecEnv
+from gpusim_rl.sim import SimChoice
+
+pytest.importorskip("imageio", reason="gymnasium[mujoco]")
+gymnasium = pytest.importorskip("gymnasium")
+
+TASKS = ("Hopper", "Walker2d", "HalfCheetah")
+WORLDS = 240
+TERMS = {"forward": "reward_forward", "alive": "reward_survive", "control_cost": "reward_ctrl"}
+
+every_task = pytest.mark.parametrize("name", TASKS)
+
+# What bodies, joints, motors and geoms are, wherever a body has its frame.
+SAME = (
+    *("body_parentid", "body_mass", "body_subtreemass", "body_gravcomp", "body_invweight0"),
+    *("jnt_type", "jnt_bodyid", "jnt_limited", "jnt_range", "jnt_stiffness", "jnt_solref", "jnt_solimp", "jnt_margin"),
+    *("jnt_actfrclimited", "jnt_actgravcomp", "qpos0", "qpos_spring"),
+    *("dof_armature", "dof_damping", "dof_frictionloss", "dof_invweight0", "dof_M0"),
+    *("actuator_trntype", "actuator_trnid", "actuator_gear", "actuator_ctrllimited", "actuator_ctrlrange"),
+    *("actuator_dyntype", "actuator_gaintype", "actuator_gainprm", "actuator_biastype", "actuator_forcelimited"),
+    *("geom_type", "geom_bodyid", "geom_contype", "geom_conaffinity", "geom_condim", "geom_priority", "geom_friction"),
+    *("geom_solref", "geom_solimp", "geom_solmix", "geom_margin", "geom_gap", "geom_fluid"),
+)
+SIZES = ("nq", "nv", "nu", "na", "nbody", "njnt", "ngeom", "neq", "ntendon", "nexclude", "npair")
+
+
+def make_env(name: str, **settings: Any) -> VecEnv:
+    run, task_class, _, _ = prepare(name, num_envs=WORLDS, task=settings)
+    choice = SimChoice("mujoco", torch.device("cpu"), "test")
+    return VecEnv.make(task_class, run.task, num_envs=WORLDS, choice=choice, sim=run.sim, seed=3)
+
+
+def make_gym(name: str) -> Any:
+    return gymnasium.make(f"{name}-v5").unwrapped
+
+
+# The model
+
+
+@every_task
+def test_the_model_is_gymnasiums(name):
+    ours, theirs = make_env(name).sim.scene.model, make_gym(name).model
+    for field in SIZES:
+        assert getattr(ours, field) == getattr(theirs, field), field
+    for field in SAME:
+        np.testing.assert_allclose(getattr(ours, field), getattr(theirs, field), rtol=1e-9, atol=1e-12, err_msg=field)
+    np.testing.assert_allclose(ours.geom_size[1:], theirs.geom_size[1:], rtol=1e-9)  # the ground's is for pictures
+    for field in (field for field in dir(theirs.opt) if not field.startswith("_")):
+        np.testing.assert_array_equal(getattr(ours.opt, field), getattr(theirs.opt, field), err_msg=field)
+
+
+@every_task
+def test_in_every_pose_its_parts_are_where_gymnasiums_are(name):
+    random = np.random.default_rng(0)
+    models = make_env(name).sim.scene.model, make_gym(name).model
+    ours, theirs = pair = [mujoco.MjData(model) for model in models]
+    for _ in range(20):
+        qpos = random.uniform(-2.0, 2.0, models[0].nq)
+        for model, data in zip(models, pair, strict=True):
+            data.qpos[:] = qpos
+            mujoco.mj_forward(model, data)
+        for field in ("xipos", "xanchor", "xaxis", "geom_xpos"):
+            a, b = getattr(ours, field), getattr(theirs, field)
+            slides = 2 if field == "xanchor" else 0  # where a slide is anchored moves nothing
+            np.testing.assert_allclose(a[slides:], b[slides:], atol=1e-9, err_msg=field)
+        np.testing.assert_allclose(*(_inertia(*both) for both in zip(models, pair, strict=True)), rtol=1e-6, atol=1e-9)
+        axes = [data.geom_xmat.reshape(-1, 3, 3)[:, :, 2] for data in pair]  # a capsule has no head and no tail
+        np.testing.assert_allclose(np.abs((axes[0] * axes[1]).sum(axis=1)), 1.0, atol=1e-9)
+        np.testing.assert_allclose(
+            *(_full_mass(*both) for both in zip(models, pair, strict=True)), rtol=1e-6, atol=1e-9
+        )
+
+
+def _inertia(model: mujoco.MjModel, data: mujoco.MjData) -> np.ndarray:
+    """Inertia of every body about its centre of mass, world axes."""
+    axes = data.ximat.reshape(-1, 3, 3)
+    return np.einsum("bij,bj,bkj->bik", axes, model.body_inertia, axes)
+
+
+def _full_mass(model: mujoco.MjModel, data: mujoco.MjData) -> np.ndarray:
+    full = np.zeros((model.nv, model.nv))
+    mujoco.mj_fullM(model, data, full)
+    return full
+
+
+# The step
+
+
+@dataclass
+class Seen:
+    """What occurred in the steps that were compared."""
+
+    healthy: int = 0
+    fell: int = 0
+    touched: int = 0
+    folded: int = 0
+    fast: int = 0
+
+
+@every_task
+def test_every_step_is_gymnasiums(name):
+    """From one state and with one action: observation, reward, its terms and the end."""
+    env, gym = make_env(name, randomize_episode_start=False), make_gym(name)
+    gym.model.jnt_range[:] = gym.model.jnt_range.astype(np.float32)  # as sim/mujoco.py does: 3e-8 rad
+    env.reset()
+    qpos, qvel, actions = states_and_actions(gym)
+    env.task.robot.set_state(torch.ones(WORLDS, dtype=torch.bool), joint_pos=qpos, joint_vel=qvel)
+    step = env.step(actions)
+    assert not step.diverged.any()
+    seen = Seen()
+    for world in range(WORLDS):
+        gym.reset()
+        gym.set_state(qpos[world].double().numpy(), qvel[world].double().numpy())
+        obs, reward, terminated, _, info = gym.step(actions[world].numpy())
+        where = f"world {world}"
+        np.testing.assert_allclose(step.final_obs["policy"][world], obs, rtol=1e-5, atol=1e-5, err_msg=where)
+        assert float(step.reward[world]) == pytest.approx(reward, rel=1e-5, abs=1e-5), where
+        assert bool(step.terminated[world]) == terminated, where
+        for term, value in step.terms.items():
+            assert float(value[world]) == pytest.approx(info[TERMS[term]], rel=1e-5, abs=1e-5), f"{where}: {term}"
+        assert set(step.terms) == {term for term, key in TERMS.items() if key in info}
+        seen.healthy += not terminated
+        seen.fell += bool(terminated)
+        seen.touched += gym.data.ncon > 0
+        seen.folded += bool((gym.data.efc_type == mujoco.mjtConstraint.mjCNSTR_LIMIT_JOINT).any())
+        seen.fast += bool((np.abs(gym.data.qvel) > 10.0).any())
+    assert min(seen.healthy, seen.touched, seen.folded, seen.fast) > 20, seen
+    assert (seen.fell > 20) == (name != "HalfCheetah"), seen
+
+
+def states_and_actions(gym: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """A quarter each: out of random episodes that nothing ends, the same with random velocities, random poses, and
+    standing with one number around the limit at which Hopper (100 m/s) or Walker2d (2 m) is no longer healthy.
+
+    Along x every state is near 0: positions are float32, and speed is a difference of positions.
+    """
+    random = np.random.default_rng(5)
+    nq, nv, nu = gym.model.nq, gym.model.nv, gym.model.nu
+    qpos, qvel = np.zeros((WORLDS, nq)), np.zeros((WORLDS, nv))
+    for world in range(WORLDS):
+        gym.reset(seed=world)
+        if world % 4 < 2:
+            for _ in range(random.integers(0, 80)):
+                gym.step(random.uniform(-1.0, 1.0, nu))
+        qpos[world], qvel[world] = gym.data.qpos, gym.data.qvel
+        if world % 4 == 1:
+            qvel[world] += random.normal(0.0, 5.0, nv)
+        elif world % 4 == 2:
+            qpos[world] += random.uniform(-0.3, 0.3, nq)
+            qvel[world] = random.uniform(-3.0, 3.0, nv)
+        elif world % 8 == 3:
+            qpos[world, 1] += random.uniform(0.4, 1.1)
+        else:
+            qpos[world, 1] += 0.1  # no friction
+            qvel[world, 0] = random.choice([-1.0, 1.0]) * random.uniform(80.0, 120.0)
+        qpos[world, 0] = random.uniform(-0.1, 0.1)
+    actions = random.uniform(-1.0, 1.0, (WORLDS, nu))
+    actions[::5] = np.sign(actions[::5])
+    return tuple(torch.from_numpy(part).float() for part in (qpos, qvel, actions))  # type: ignore[return-value]
+
+
+# The episode
+
+
+@every_task
+def test_actions_time_limit_and_step_are_gymnasiums(name):
+    env, gym = make_env(name), make_gym(name)
+    assert env.max_episode_length == gymnasium.spec(f"{name}-v5").max_episode_steps
+    assert env.task.dt == pytest.approx(gym.dt, rel=1e-12)
+    limit = np.full(env.num_actions, env.cfg.clip_actions)
+    np.testing.assert_array_equal(gym.action_space.low, -limit)
+    np.testing.assert_array_equal(gym.action_space.high, limit)
+
+
+@every_task
+def test_starts_are_distributed_as_gymnasiums(name):
+    env, gym = make_env(name), make_gym(name)
+    env.reset()
+    robot = env.task.robot
+    ours = torch.cat([robot.joint_pos, robot.joint_vel], dim=1).double().numpy()
+    theirs = []
+    for seed in range(WORLDS):
+        gym.reset(seed=seed)
+        theirs.append(gym.state_vector())
+    theirs = np.stack(theirs)
+    scale = theirs.std(axis=0)
+    assert np.abs(ours.mean(axis=0) - theirs.mean(axis=0)).max() < 0.5 * scale.min()
+    np.testing.assert_allclose(ours.std(axis=0), scale, rtol=0.25)
+    # A uniform distribution ends after 1.7 standard deviations, a normal one does not.
+    furthest = [(np.abs(starts - theirs.mean(axis=0)) / scale).max(axis=0) for starts in (ours, theirs)]
+    np.testing.assert_array_equal(furthest[0] < 2.0, furthest[1] < 2.0)

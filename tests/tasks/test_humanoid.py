@@ -1,0 +1,101 @@
+"""Humanoid: what its body touches, its motors, and the reward at known states."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+
+import gpusim_rl
+from gpusim_rl.api import prepare
+from gpusim_rl.env import VecEnv
+
+LEG = ["hip_x", "hip_z", "hip_y", "knee", "ankle_y", "ankle_x"]
+ARM = ["shoulder1", "shoulder2", "elbow"]
+JOINTS = ["abdomen_z", "abdomen_y", "abdomen_x"]
+JOINTS += [f"{side}_{joint}" for part in (LEG, ARM) for side in ("right", "left") for joint in part]
+TORQUE = [67.5] * 3 + [45.0, 45.0, 135.0, 90.0, 22.5, 22.5] * 2 + [67.5, 67.5, 45.0] * 2  # N m
+
+
+def make_env(num_envs: int = 4) -> VecEnv:
+    env = gpusim_rl.make_env("Humanoid", num_envs=num_envs, sim="mujoco", device="cpu")
+    env.reset()
+    return env
+
+
+def everywhere(env: VecEnv) -> torch.Tensor:
+    return torch.ones(env.num_envs, dtype=torch.bool)
+
+
+def test_actions_drive_the_joints_in_their_order_with_their_motors_torque():
+    env = make_env()
+    robot = env.task.robot
+    assert robot.joint_names == JOINTS == robot.actuator_names
+    action = torch.linspace(-1.5, 1.5, 21).repeat(4, 1)
+    obs = env.step(action).final_obs["policy"]
+    torque = action.clamp(-1.0, 1.0) * torch.tensor(TORQUE)
+    torch.testing.assert_close(obs[:, 54:75], 0.01 * torque)
+
+
+def test_of_the_body_only_one_leg_touches_the_other():
+    run, task_class, _, _ = prepare("Humanoid")
+    model = task_class.scene(run.task).model
+    names = [model.body(body).name.removeprefix("humanoid/") for body in model.geom_bodyid]
+    leg = {f"{side}_{part}": side for side in ("right", "left") for part in ("thigh", "shin", "foot")}
+    type_, affinity = model.geom_contype, model.geom_conaffinity
+    for a, b in itertools.combinations(range(model.ngeom), 2):
+        collides = bool(type_[a] & affinity[b] or type_[b] & affinity[a])
+        sides = {leg.get(names[a]), leg.get(names[b])}
+        assert collides == ("world" in (names[a], names[b]) or sides == {"right", "left"}), (names[a], names[b])
+
+
+def test_the_reference_pose_stands_just_above_the_ground():
+    env = make_env()
+    robot = env.task.robot
+    robot.set_state(everywhere(env), joint_pos=torch.zeros(4, 21), joint_vel=torch.zeros(4, 21))
+    env.sim.refresh()
+    assert (env.task.feet.force == 0).all()
+    robot.set_state(everywhere(env), root_pos=torch.tensor([0.0, 0.0, 1.28]).expand(4, 3))
+    env.sim.refresh()
+    assert (env.task.feet.force[:, :, 2] > 1.0).all()
+
+
+@pytest.mark.parametrize(
+    ("joint", "position", "cost"),
+    [
+        ("right_knee", 0.97, 0.0),
+        ("right_knee", 0.99, 0.5 * 90 / 135),
+        ("left_hip_y", -1.0, 1.0),
+        ("left_elbow", 1.02, 2 * 45 / 135),
+    ],
+)
+def test_a_joint_at_its_limit_costs_by_its_motors_strength(joint, position, cost):
+    env = make_env()
+    task = env.task
+    middle = (task.joint_high + task.joint_low) / 2
+    joint_pos = middle.clone()
+    index = JOINTS.index(joint)
+    joint_pos[index] += position * (task.joint_high - task.joint_low)[index] / 2
+    task.robot.set_state(everywhere(env), joint_pos=joint_pos.expand(4, 21))
+    env.sim.refresh()
+    expected = torch.full((4,), -0.25 * cost)
+    torch.testing.assert_close(task.rewards()["joint_limit_cost"], expected, rtol=1e-3, atol=1e-4)
+
+
+def test_progress_is_metres_per_second_towards_x():
+    env = make_env()
+    start = env.task.robot.root_pos.clone()
+    terms = env.step(torch.zeros(4, 21)).terms
+    moved = (env.task.robot.root_pos - start)[:, 0]
+    torch.testing.assert_close(terms["progress"], 60.0 * moved, rtol=1e-2, atol=5e-3)
+
+
+def test_a_fall_costs_once_in_place_of_all_else():
+    env = make_env()
+    env.task.robot.set_state(everywhere(env), root_pos=torch.tensor([0.0, 0.0, 0.79]).expand(4, 3))
+    env.sim.refresh()
+    assert env.task.terminated().all()
+    terms = env.task.rewards()
+    assert (terms.pop("death") == -1.0).all()
+    assert all((term == 0).all() for term in terms.values())

@@ -1,0 +1,143 @@
+"""Trifinger: the published kinematics, an arena that holds the cube, and the reward at known poses."""
+
+from __future__ import annotations
+
+import mujoco
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import gpusim_rl
+from gpusim_rl.api import prepare
+from gpusim_rl.env import Task, VecEnv
+from gpusim_rl.errors import ConfigError
+
+
+def make_env(num_envs: int = 4, **settings: float) -> VecEnv:
+    env = gpusim_rl.make_env("Trifinger", num_envs=num_envs, sim="mujoco", device="cpu", task=settings)
+    env.reset()
+    return env
+
+
+def fingertips(joints: tuple[float, float, float]) -> np.ndarray:
+    """Positions of the three fingertips [m] by the frames of the published URDF, finger by finger."""
+
+    def turn(axis: int, angle: float) -> np.ndarray:
+        i, j = [(1, 2), (2, 0), (0, 1)][axis]
+        matrix = np.eye(3)
+        matrix[i, i] = matrix[j, j] = np.cos(angle)
+        matrix[i, j], matrix[j, i] = -np.sin(angle), np.sin(angle)
+        return matrix
+
+    upper, middle, lower = joints
+    tip = np.array([0.0185, 0.0, -0.1626])
+    tip = np.array([0.04922, 0.0, -0.16]) + turn(0, lower) @ tip
+    tip = np.array([0.01685, 0.0505, 0.0]) + turn(0, middle) @ tip
+    tip = np.array([0.0, 0.0, 0.29]) + turn(1, upper) @ tip
+    return np.stack([turn(2, -2.0 * np.pi / 3.0 * finger) @ tip for finger in range(3)])
+
+
+def reach(task: Task) -> Tensor:
+    """Sum of the fingertips' distances from the cube [m]."""
+    return (task.tips.pos - task.cube.root_pos[:, None]).norm(dim=2).sum(dim=1)
+
+
+@pytest.mark.parametrize("joints", [(0.0, 0.9, -2.0), (0.0, 0.0, 0.0), (-0.3, 1.2, -0.7), (0.9, 0.4, -2.5)])
+def test_the_fingertips_are_where_the_published_model_has_them(joints):
+    run, task_class, _, _ = prepare("Trifinger")
+    model = task_class.scene(run.task).model
+    data = mujoco.MjData(model)
+    data.qpos[:9] = joints * 3
+    mujoco.mj_kinematics(model, data)
+    tips = [data.body(f"trifinger/tip_{finger}").xpos for finger in range(3)]
+    np.testing.assert_allclose(tips, fingertips(joints), atol=1e-6)
+
+
+def test_episodes_begin_where_the_file_draws_the_robot():
+    env = make_env()
+    assert env.task.robot.joint_pos[0].tolist() == pytest.approx([0.0, 0.9, -2.0] * 3)
+    np.testing.assert_allclose(env.task.tips.pos[0], fingertips((0.0, 0.9, -2.0)), atol=1e-6)
+    assert torch.equal(env.task.tips.pos, env.task.start_tips)
+
+
+def test_the_arena_holds_a_cube_that_is_thrown_at_its_wall():
+    env = make_env(num_envs=16)
+    cube = env.task.cube
+    angle = torch.linspace(0.0, 6.0, 16)
+    velocity = 3.0 * torch.stack([angle.cos(), angle.sin(), torch.zeros(16)], dim=1)
+    cube.set_state(torch.ones(16, dtype=torch.bool), root_lin_vel=velocity)
+    farthest = torch.zeros(16)
+    for _ in range(100):
+        env.step(torch.zeros(16, 9))
+        farthest = torch.maximum(farthest, cube.root_pos[:, :2].norm(dim=1))
+    assert farthest.min() > 0.13, "not every cube came to the wall"
+    assert farthest.max() < 0.26
+    assert cube.root_pos[:, :2].norm(dim=1).max() < 0.195
+    assert (cube.root_pos[:, 2] > 0.03).all()
+
+
+def test_the_pose_term_is_greatest_at_the_goal_and_falls_with_every_corner():
+    env = make_env(num_envs=3, difficulty=1)
+    task = env.task
+    everywhere = torch.ones(3, dtype=torch.bool)
+    goal = torch.tensor([[0.02, 0.03, 0.0325]]).repeat(3, 1)
+    task.goal.set_state(everywhere, root_pos=goal)
+    offset = torch.tensor([[0.0, 0.0, 0.0], [0.03, 0.0, 0.04], [0.0, 0.0, 0.0]])
+    half_turn = torch.tensor([[1.0, 0, 0, 0], [1.0, 0, 0, 0], [0.0, 0, 0, 1.0]])  # the third cube: about z
+    task.cube.set_state(everywhere, root_pos=goal + offset, root_quat=half_turn)
+    pose = task.rewards()["pose"]
+
+    def kernel(distance: float) -> float:
+        return 1.0 / (np.exp(30.0 * distance) + 2.0 + np.exp(-30.0 * distance))
+
+    expected = [kernel(0.0), kernel(0.05), kernel(0.065 * np.sqrt(2.0))]
+    assert pose.tolist() == pytest.approx([2000.0 * 0.02 * value for value in expected], rel=1e-4)
+    stats = task.stats()
+    assert stats["position_error"].tolist() == pytest.approx([0.0, 0.05, 0.0], abs=1e-6)
+    assert stats["rotation_error"].tolist() == pytest.approx([0.0, 0.0, np.pi], abs=1e-3)
+    assert stats["success"].tolist() == [1.0, 0.0, 1.0]  # at difficulty 1 orientation does not count
+
+
+def test_reaching_pays_what_the_fingertips_came_closer_and_only_early():
+    env = make_env(num_envs=2, reach_env_steps=6)  # 2 worlds: steps 0 to 3 are early, counted from the check in reset
+    task = env.task
+    before = reach(task)
+    paid = []
+    for _ in range(5):
+        step = env.step(torch.full((2, 9), -0.5))
+        after = reach(task)
+        paid.append((step.terms["finger_reach"], 250.0 * (before - after)))
+        before = after
+    early = [torch.allclose(term, expected, atol=1e-3) and bool(term.abs().min() > 0) for term, expected in paid]
+    assert early == [True, True, True, False, False]
+    assert all(bool((term == 0).all()) for term, _ in paid[3:])
+
+
+def test_a_reset_counts_neither_as_movement_nor_as_reaching():
+    env = make_env(num_envs=2, episode_length=20, randomize_episode_start=False)
+    for _ in range(20):
+        step = env.step(torch.ones(2, 9))
+    assert step.truncated.all()
+    task = env.task
+    assert torch.equal(task.tips.pos, task.start_tips)
+    before = reach(task)
+    first = env.step(torch.zeros(2, 9)).terms
+    velocity = (task.tips.pos - task.start_tips) / 0.02
+    assert first["finger_movement"] == pytest.approx(-0.5 * velocity.square().sum(dim=(1, 2)), rel=1e-4)
+    assert first["finger_reach"] == pytest.approx(250.0 * (before - reach(task)), abs=1e-3)
+
+
+@pytest.mark.parametrize(("difficulty", "low", "high"), [(1, 0.0325, 0.0325), (2, 0.0825, 0.0825), (3, 0.0325, 0.1)])
+def test_goals_follow_the_difficulty(difficulty, low, high):
+    goal = make_env(num_envs=64, difficulty=difficulty).task.goal
+    height = goal.root_pos[:, 2]
+    assert low - 1e-6 <= height.min() and height.max() <= high + 1e-6
+    assert torch.equal(goal.root_quat, torch.tensor([1.0, 0.0, 0.0, 0.0]).expand(64, 4))
+    radius = goal.root_pos[:, :2].norm(dim=1)
+    assert radius.max() == 0 if difficulty == 2 else radius.max() > 0.1
+
+
+def test_an_unknown_difficulty_is_one_line():
+    with pytest.raises(ConfigError, match=r"task.difficulty must be one of \[1, 2, 3, 4\], got 7"):
+        make_env(difficulty=7)
