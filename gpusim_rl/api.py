@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpusim_rl.compose import GROUPS, compose, quote, refuse_other_task, with_saved_overrides
 from gpusim_rl.config import (
+    OPEN_SECTION,
     RunConfig,
     apply_overrides,
     build_run,
@@ -155,7 +156,7 @@ def _lines(overrides: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
     """Keyword arguments as lines of a command line."""
     for name, value in overrides.items():
         key = prefix + name
-        if isinstance(value, Mapping):
+        if isinstance(value, Mapping) and key != OPEN_SECTION:
             yield from _lines(value, f"{key}.")
         elif isinstance(value, str) and key in GROUPS:
             yield f"{key}={value}"
@@ -173,4 +174,6 @@ def _text(value: Any) -> str:
         return repr(value)
     if isinstance(value, (list, tuple)):
         return f"[{','.join(_text(item) for item in value)}]"
+    if isinstance(value, Mapping):
+        return f"{{{','.join(f'{key}:{_text(item)}' for key, item in value.items())}}}"
     return quote(str(value))

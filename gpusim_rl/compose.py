@@ -33,7 +33,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from gpusim_rl import paths
-from gpusim_rl.config import check_settings, known_keys, plain, unknown_key
+from gpusim_rl.config import OPEN_SECTION, TASK_DEFAULTS, check_settings, known_keys, plain, unknown_key
 from gpusim_rl.discover import plugin_cfg_dirs, read_yaml, task_section, tasks, yaml_error
 from gpusim_rl.errors import ConfigError, did_you_mean, friendly_errors
 
@@ -62,7 +62,7 @@ def hydra_main(run: Callable[[dict[str, Any], list[str]], None]) -> Callable[...
     def main(argv: Sequence[str] | None = None) -> None:
         typed = list(sys.argv[1:] if argv is None else argv)
         with friendly_errors():
-            arguments = flags_first(with_saved_overrides(typed))
+            arguments = may_add(flags_first(with_saved_overrides(typed)))
             flags = check_flags(arguments)
             _prepare_hydra()
             program = sys.argv
@@ -90,7 +90,7 @@ def compose(overrides: Sequence[str] = (), config_dir: str | Path | None = None)
     """
     _prepare_hydra()
     GlobalHydra.instance().clear()
-    arguments = list(overrides)
+    arguments = may_add(overrides)
     if config_dir is not None:
         arguments.append(f"hydra.searchpath=[file://{Path(config_dir).resolve()}]")
     try:
@@ -126,6 +126,14 @@ def with_saved_overrides(arguments: Sequence[str]) -> list[str]:
 def flags_first(arguments: Sequence[str]) -> list[str]:
     """Sort flags before overrides: argparse does not understand `task=Ant -m seed=1,2`."""
     return sorted(arguments, key=_is_override)
+
+
+def may_add(arguments: Sequence[str]) -> list[str]:
+    """Let what is below `OPEN_SECTION` be new: Hydra takes a new key only with + in front."""
+    return [
+        f"++{text.lstrip('+')}" if f"{_key(text)}.".startswith(f"{OPEN_SECTION}.") and text[0] in "+t" else text
+        for text in arguments
+    ]
 
 
 def read_overrides(run_dir: Path) -> list[str]:
@@ -237,7 +245,8 @@ def _job_overrides() -> list[str]:
     """The overrides of this run, in the form that `with_saved_overrides` reads back."""
     settings = HydraConfig.get()
     folders = [source.path for source in settings.runtime.config_sources if source.provider == "command-line"]
-    return [*(f"--config-dir={folder}" for folder in folders), *settings.overrides.task]
+    typed = [text.removeprefix("++") for text in settings.overrides.task]
+    return [*(f"--config-dir={folder}" for folder in folders), *typed]
 
 
 def _all_keys(arguments: Sequence[str]) -> list[str]:
@@ -246,7 +255,7 @@ def _all_keys(arguments: Sequence[str]) -> list[str]:
     entries = tasks(config_dir)
     names = {_value(text) for text in arguments if _key(text) == "task"} or {_default_task()}
     sections = [task_section(entries[name].file) for name in names if name in entries]
-    keys = {f"task.{key}": None for section in sections for key in section if key != "_target_"}
+    keys = {f"task.{key}": None for section in [*sections, TASK_DEFAULTS] for key in section if key != "_target_"}
     return [*known_keys(), *keys]
 
 

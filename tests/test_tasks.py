@@ -19,12 +19,13 @@ from gpusim_rl.api import prepare
 from gpusim_rl.compose import compose
 from gpusim_rl.config import config_class, load_task_class
 from gpusim_rl.discover import read_yaml, tasks
-from gpusim_rl.env import Task, VecEnv
+from gpusim_rl.env import Task, TaskPart, VecEnv
+from gpusim_rl.env.random import WorldRandom
 from gpusim_rl.run.audit import SyncCounter
 from gpusim_rl.run.logbook import Logbook
 from gpusim_rl.run.run_dir import RunDir
 from gpusim_rl.sim import SimChoice
-from training import differences, leaves, make_trainer, merged
+from training import differences, leaves, make_trainer, merged, same
 
 CPU = torch.device("cpu")
 TASKS = tasks()
@@ -243,7 +244,7 @@ def test_what_a_step_returned_stays_what_it_was(name):
     copies = [value.clone() for _, value in returned]
     for action in random_actions(env, 8, seed=1):
         env.step(action)
-    assert [path for (path, value), copy in zip(returned, copies, strict=True) if not torch.equal(value, copy)] == []
+    assert [path for (path, value), copy in zip(returned, copies, strict=True) if not same(value, copy)] == []
 
 
 @every_task
@@ -262,17 +263,21 @@ def test_what_a_task_keeps_is_tensors_written_in_place(name):
 
 def _other_values(task: Task[Any]) -> dict[str, Any]:
     """Numbers and texts among what a task keeps, and tensors where a checkpoint does not look for them."""
-    return {key: _value(value) for key, value in vars(task).items() if key not in ("cfg", "sim", "random")}
+    return {key: _value(value, task.random) for key, value in vars(task).items() if key not in ("cfg", "sim")}
 
 
-def _value(value: Any) -> Any:
+def _value(value: Any, random: WorldRandom) -> Any:
     if isinstance(value, (list, tuple)):
-        return [_value(item) for item in value]
+        return [_value(item, random) for item in value]
     if isinstance(value, dict):
-        return {key: _value(item) for key, item in value.items()}
+        return {key: _value(item, random) for key, item in value.items()}
+    if value is random:
+        return None  # a checkpoint has it
+    if isinstance(value, TaskPart):
+        return {key: _value(item, random) for key, item in vars(value).items()}
     if hasattr(value, "__dict__") and not type(value).__module__.startswith(("gpusim_rl.sim", "torch")):
-        inside = {key: item.tolist() if isinstance(item, Tensor) else _value(item) for key, item in vars(value).items()}
-        return {"object": inside}
+        inside = vars(value).items()
+        return {"object": {k: v.tolist() if isinstance(v, Tensor) else _value(v, random) for k, v in inside}}
     return value if isinstance(value, (int, float, str, bool, type(None))) else None
 
 
@@ -414,6 +419,18 @@ class CountsInPython(Cartpole):
         super().apply_action(action)
 
 
+class CountsInAPart(Cartpole):
+    class Part(TaskPart):
+        steps = 0
+
+    def __init__(self, cfg, sim):
+        super().__init__(cfg, sim)
+        self.part = self.Part()
+
+    def advance(self, done):
+        self.part.steps = self.part.steps + 1
+
+
 class MixesWorlds(Cartpole):
     def observe(self):
         return super().observe() - 0.1 * self.robot.joint_vel.clamp(-9, 9).mean()
@@ -455,6 +472,7 @@ class PeeksAfterReset(Cartpole):
         (Replaces, test_what_a_task_keeps_is_tensors_written_in_place),
         (HiddenState, test_what_a_task_keeps_is_tensors_written_in_place),
         (CountsInPython, test_what_a_task_keeps_is_tensors_written_in_place),
+        (CountsInAPart, test_what_a_task_keeps_is_tensors_written_in_place),
         (OwnTimeLimit, test_a_state_continues_bit_for_bit_in_another_environment),
         (MixesWorlds, test_a_world_that_breaks_is_reset_and_no_other_world_notices),
         (PeeksAfterReset, test_final_obs_is_what_a_run_without_resets_sees),

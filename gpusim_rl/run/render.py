@@ -85,6 +85,9 @@ class Camera:
         qpos: Positions at the start, shape [tiles, nq].
     """
 
+    azimuth_deg = AZIMUTH_DEG
+    elevation_deg = ELEVATION_DEG
+
     def __init__(self, scene: Scene, qpos: np.ndarray) -> None:
         model, name = scene.model, scene.articulation_names[0]
         own = [i for i in range(model.nbody) if model.body(i).name.startswith(f"{name}/")]
@@ -123,7 +126,7 @@ class Camera:
 
     def pose(self, target: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Position [m] and rotation matrix (x right, y up, z backward) of a camera that looks at `target`."""
-        azimuth, elevation = math.radians(AZIMUTH_DEG), math.radians(ELEVATION_DEG)
+        azimuth, elevation = math.radians(self.azimuth_deg), math.radians(self.elevation_deg)
         flat = np.array([math.cos(azimuth), math.sin(azimuth), 0.0])
         forward = flat * math.cos(elevation) + np.array([0.0, 0.0, math.sin(elevation)])
         right = np.cross(forward, [0.0, 0.0, 1.0]) / math.cos(elevation)
@@ -157,7 +160,7 @@ def picture_model(scene: Scene, camera: Camera) -> mujoco.MjModel:
     visual.rgba.haze[:3] = SKY[1]
     if model.nlight == 1 and model.light_type[0] == mujoco.mjtLightType.mjLIGHT_DIRECTIONAL.value:
         # It throws shadows only around its own position: it goes with the robot, and shines over the camera's shoulder.
-        azimuth = math.radians(AZIMUTH_DEG)
+        azimuth = math.radians(camera.azimuth_deg)
         direction = np.array([LIGHT_SLOPE * math.cos(azimuth), LIGHT_SLOPE * math.sin(azimuth), -1.0])
         direction /= np.linalg.norm(direction)
         model.light_mode[0] = mujoco.mjtCamLight.mjCAMLIGHT_TRACK.value
@@ -192,7 +195,7 @@ class Renderer(Protocol):
 
 
 def make_renderer(
-    scene: Scene, qpos: np.ndarray, width: int, height: int, name: str = "auto"
+    scene: Scene, qpos: np.ndarray, width: int, height: int, name: str = "auto", camera: Camera | None = None
 ) -> tuple[Renderer, str | None]:
     """The best renderer that works here.
 
@@ -202,6 +205,7 @@ def make_renderer(
         width: Of the picture [pixels].
         height: Of the picture [pixels].
         name: `auto`, `gl` (OpenGL) or `ray` (MuJoCo Warp's ray caster, which needs no OpenGL).
+        camera: Where to look from; None for one that goes with the robot.
 
     Returns:
         The renderer, and a line for the user where it is not the one that was hoped for.
@@ -210,7 +214,7 @@ def make_renderer(
         ConfigError: None works; the line says what to install.
     """
     grid = Grid.of(len(qpos), width, height)
-    camera = Camera(scene, qpos)
+    camera = camera or Camera(scene, qpos)
     if name == "ray":
         return RayRenderer(scene, camera, grid), None
     tried = gl_platforms()
@@ -287,7 +291,8 @@ class GlRenderer:
         whole = mujoco.MjrRect(0, 0, grid.width, grid.height)
         mujoco.mjr_rectangle(whole, 0.0, 0.0, 0.0, 1.0)
         view = mujoco.MjvCamera()
-        view.azimuth, view.elevation, view.distance = AZIMUTH_DEG, ELEVATION_DEG, self._camera.distance
+        view.azimuth, view.elevation = self._camera.azimuth_deg, self._camera.elevation_deg
+        view.distance = self._camera.distance
         for tile, positions in enumerate(qpos):
             data.qpos[:] = positions
             mujoco.mj_kinematics(model, data)

@@ -1,0 +1,57 @@
+"""AllegroHand: the Allegro Hand turns a cube to one goal orientation after the other."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from .in_hand import InHand, InHandConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AllegroHandConfig(InHandConfig):
+    """Values in cfg/task/AllegroHand.yaml."""
+
+    observation_type: Literal["full_no_vel", "full", "full_state"]
+
+
+class AllegroHand(InHand):
+    """AllegroHand: turn a cube in the hand to a goal orientation, then to the next one, without dropping it.
+
+    Observations, actions, reward terms and start are those of IsaacGymEnvs' AllegroHand. Two differences: the goal's
+    position never changes and is observed relative to the cube; orientations are uniform over all rotations.
+
+    Action space: 16 numbers in [-1, 1], position targets from the lower to the upper limit of the joints: four each of
+    index, middle and ring finger and thumb, from the palm outwards.
+
+    Observation space: (`full_state`; see `OBSERVATIONS` for the others)
+
+    | num   | observation                                      | unit  |
+    |-------|--------------------------------------------------|-------|
+    | 0-15  | joint positions, limits mapped to [-1, 1]        | -     |
+    | 16-31 | joint velocities x 0.2                           | rad/s |
+    | 32-47 | force of the actuators on the joints x 10        | N m   |
+    | 48-50 | position of the cube                             | m     |
+    | 51-54 | orientation of the cube                          | -     |
+    | 55-57 | velocity of the cube                             | m/s   |
+    | 58-60 | angular velocity of the cube x 0.2               | rad/s |
+    | 61-63 | from the cube to the goal's position             | m     |
+    | 64-67 | goal orientation                                 | -     |
+    | 68-71 | rotation from the goal orientation to the cube's | -     |
+    | 72-87 | last action                                      | -     |
+
+    Reward terms: distance to the goal's position (a cost), rotation (1 / (error + 0.1 rad)), action cost, success (a
+    bonus at an error of at most 0.1 rad; the next goal follows), fall (a cost, 0 by default).
+
+    Start: the cube in any orientation +-1 cm around a place above the palm, joints up to 20 % of the way from their
+    reference to their limits. Termination: the cube is 0.24 m away from the goal's position.
+    """
+
+    Config = AllegroHandConfig
+    HAND = "allegro_hand.xml"
+    CUBE_START = (0.0, -0.19, 0.06)
+    OBSERVATIONS: ClassVar = {
+        "full_no_vel": "joint_pos cube_pos cube_quat goal to_goal actions",
+        "full": "joint_pos joint_vel cube_pos cube_quat cube_vel goal to_goal actions",
+        "full_state": "joint_pos joint_vel joint_effort cube_pos cube_quat cube_vel goal to_goal actions",
+    }

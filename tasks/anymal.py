@@ -1,0 +1,135 @@
+"""Anymal: a quadruped learns to walk at any commanded velocity on flat ground."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from gpusim_rl.env import Commands, Task, TaskConfig
+from gpusim_rl.env.math import quat_rotate_inverse
+from gpusim_rl.paths import assets_dir
+from gpusim_rl.sim import Scene, Sim
+
+MUST_NOT_TOUCH = ["base", "LF_THIGH", "LH_THIGH", "RF_THIGH", "RH_THIGH"]  # the knees belong to the thighs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnymalConfig(TaskConfig):
+    """Values in cfg/task/Anymal.yaml."""
+
+    command_x: list[float]
+    command_y: list[float]
+    command_yaw: list[float]
+    action_scale: float
+    lin_vel_weight: float
+    ang_vel_weight: float
+    torque_cost: float
+    tracking_width: float
+    contact_limit: float
+    lin_vel_scale: float
+    ang_vel_scale: float
+    joint_vel_scale: float
+
+
+class Anymal(Task[AnymalConfig]):
+    """Anymal: walk with the velocity and turn with the yaw rate that are commanded.
+
+    Observations, actions, commands and rewards are those of IsaacGymEnvs' Anymal; physics runs at 200 Hz, not 100 Hz.
+
+    Action space: 12 numbers in [-1, 1], offset of the joint targets from the stance / 0.5 rad: abduction, hip flexion
+    and knee flexion of the legs left front, left hind, right front, right hind.
+
+    Observation space:
+
+    | num   | observation                                            | unit       |
+    |-------|--------------------------------------------------------|------------|
+    | 0-2   | velocity of the base x 2, base frame                   | m/s        |
+    | 3-5   | angular velocity of the base x 0.25, base frame        | rad/s      |
+    | 6-8   | direction of gravity, base frame                       | -          |
+    | 9-11  | commanded x, y velocity x 2 and yaw rate x 0.25        | m/s, rad/s |
+    | 12-23 | joint positions, from the stance                       | rad        |
+    | 24-35 | joint velocities x 0.05                                | rad/s      |
+    | 36-47 | last action                                            | -          |
+
+    Reward terms, x the control step: exp(-squared error / 0.25) of the horizontal velocity, half as much for the yaw
+    rate, and a penalty for squared torques. The sum is never negative: the penalty is at most what the others gave.
+
+    Start: the stance, each joint angle x 0.5 to 1.5, joint velocities +-0.1 rad/s; a random command for the episode.
+    Termination: more than 1 N on the base or a knee.
+    """
+
+    Config = AnymalConfig
+
+    @classmethod
+    def scene(cls, cfg: AnymalConfig) -> Scene:
+        scene = Scene(cfg.physics_hz)
+        scene.add_ground()
+        scene.add("anymal", assets_dir() / "anymal.xml")
+        scene.add_contact_sensor("anymal", MUST_NOT_TOUCH)
+        scene.add_effort_sensors("anymal")
+        return scene
+
+    def __init__(self, cfg: AnymalConfig, sim: Sim) -> None:
+        super().__init__(cfg, sim)
+        self.robot = sim.articulation("anymal")
+        self.contacts = self.robot.contacts(MUST_NOT_TOUCH)
+        self.num_actions = len(self.robot.actuator_names)
+        self.stance = self.robot.default_joint_pos
+        self.commands = Commands(self, {"x": cfg.command_x, "y": cfg.command_y, "yaw": cfg.command_yaw})
+        self.command_scale = torch.tensor([cfg.lin_vel_scale] * 2 + [cfg.ang_vel_scale], device=self.device)
+        self.down = torch.tensor([0.0, 0.0, -1.0], device=self.device).expand(self.num_envs, 3)
+
+    def reset(self, where: Bool[Tensor, " envs"]) -> None:
+        num_joints = len(self.robot.joint_names)
+        self.robot.set_state(
+            where,
+            joint_pos=self.stance * self.random.uniform(0.5, 1.5, num_joints),
+            joint_vel=self.random.uniform(-0.1, 0.1, num_joints),
+        )
+        self.commands.resample(where)
+
+    def apply_action(self, action: Float[Tensor, "envs actions"]) -> None:
+        self.robot.actuate(self.stance + self.cfg.action_scale * action)
+
+    def observe(self) -> Float[Tensor, "envs obs"]:
+        cfg, robot = self.cfg, self.robot
+        return torch.cat(
+            [
+                self._lin_vel() * cfg.lin_vel_scale,
+                robot.root_ang_vel_local * cfg.ang_vel_scale,
+                quat_rotate_inverse(robot.root_quat, self.down),
+                self.commands.value * self.command_scale,
+                robot.joint_pos - self.stance,
+                robot.joint_vel * cfg.joint_vel_scale,
+                self.actions,
+            ],
+            dim=1,
+        )
+
+    def rewards(self) -> dict[str, Float[Tensor, " envs"]]:
+        cfg, dt = self.cfg, self.dt
+        lin_vel_error, ang_vel_error = self._errors()
+        lin_vel = dt * cfg.lin_vel_weight * torch.exp(-lin_vel_error.square() / cfg.tracking_width)
+        ang_vel = dt * cfg.ang_vel_weight * torch.exp(-ang_vel_error.square() / cfg.tracking_width)
+        torque = dt * cfg.torque_cost * self.robot.joint_effort.square().sum(dim=1)
+        return {"lin_vel_xy": lin_vel, "ang_vel_z": ang_vel, "torque": -torch.minimum(torque, lin_vel + ang_vel)}
+
+    def terminated(self) -> Bool[Tensor, " envs"]:
+        force = torch.linalg.vector_norm(self.contacts.force, dim=2)
+        return (force > self.cfg.contact_limit).any(dim=1)
+
+    def stats(self) -> dict[str, Float[Tensor, " envs"]]:
+        lin_vel_error, ang_vel_error = self._errors()
+        return {"lin_vel_error": lin_vel_error, "ang_vel_error": ang_vel_error}
+
+    def _lin_vel(self) -> Float[Tensor, "envs 3"]:
+        return quat_rotate_inverse(self.robot.root_quat, self.robot.root_lin_vel)
+
+    def _errors(self) -> tuple[Float[Tensor, " envs"], Float[Tensor, " envs"]]:
+        """How far the horizontal velocity [m/s] and the yaw rate [rad/s] are from the command."""
+        command = self.commands.value
+        lin_vel_error = torch.linalg.vector_norm(command[:, :2] - self._lin_vel()[:, :2], dim=1)
+        return lin_vel_error, (command[:, 2] - self.robot.root_ang_vel_local[:, 2]).abs()

@@ -1,0 +1,118 @@
+"""BallBalance: a tray on three legs keeps a ball in its middle."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from gpusim_rl.env import Task, TaskConfig
+from gpusim_rl.paths import assets_dir
+from gpusim_rl.sim import Scene, Sim
+
+HIP_RADIUS = 0.4  # m, of the circle on which the legs hang under the tray
+FALL_RADIUS = 0.5  # m; the ball falls onto a circle of this radius, the tray's own
+LOST_HEIGHT = 0.15  # m, of the ball's centre: one and a half of its radii, it is beside the tray
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BallBalanceConfig(TaskConfig):
+    """Values in cfg/task/BallBalance.yaml."""
+
+    action_speed: float
+    target_height: float
+    force_scale: float
+
+
+class BallBalance(Task[BallBalanceConfig]):
+    """BallBalance: catch a falling ball with a tray, and keep it still over the middle.
+
+    Observations, actions, reward and start are those of IsaacGymEnvs' BallBalance. Its force sensors become the force of
+    the ball on the tray (of which its code repeats the x component three times), and its attractors become ball joints
+    between the feet and the ground.
+
+    Action space: 3 numbers in [-1, 1], speed at which the target positions of the knees move / `action_speed`.
+
+    Observation space:
+
+    | num   | observation                                                     | unit  |
+    |-------|-----------------------------------------------------------------|-------|
+    | 0-2   | positions of the knees                                          | rad   |
+    | 3-5   | velocities of the knees                                         | rad/s |
+    | 6-8   | position of the ball                                            | m     |
+    | 9-11  | velocity of the ball                                            | m/s   |
+    | 12-14 | force of the ball on the tray x 0.05, tray frame                | N     |
+    | 15-23 | torque of that force about the three hips x 0.05, tray frame    | N m   |
+
+    Reward per step: 1 / (1 + distance of the ball from `target_height` over the middle [m]) x 1 / (1 + its speed [m/s]).
+
+    Start: the tray is level. The ball is 1 to 2 m high over the tray and falls at 5 m/s, inwards at up to 5 m/s the
+    further out it is. Termination: the ball is lower than 0.15 m.
+    """
+
+    Config = BallBalanceConfig
+
+    @classmethod
+    def scene(cls, cfg: BallBalanceConfig) -> Scene:
+        scene = Scene(cfg.physics_hz)
+        scene.add_ground()
+        scene.add("balance_bot", assets_dir() / "ball_balance.xml")
+        scene.add("ball", assets_dir() / "ball.xml")
+        scene.add_contact_sensor("balance_bot", ["tray"])
+        return scene
+
+    def __init__(self, cfg: BallBalanceConfig, sim: Sim) -> None:
+        super().__init__(cfg, sim)
+        self.robot = sim.articulation("balance_bot")
+        self.ball = sim.articulation("ball")
+        self.tray = self.robot.contacts(["tray"])
+        self.num_actions = len(self.robot.actuator_names)
+        self.knees = slice(1, None, 2)  # a hip comes before each knee
+        self.knee_low, self.knee_high = self.robot.joint_limits[self.knees].unbind(dim=1)
+        self.knee_target = torch.zeros(self.num_envs, self.num_actions, device=self.device)  # rad
+        angle = torch.arange(3, device=self.device) * (2 * math.pi / 3)
+        self.hips = HIP_RADIUS * torch.stack([angle.cos(), angle.sin(), torch.zeros_like(angle)], dim=1)[None]
+        self.goal = torch.tensor([0.0, 0.0, cfg.target_height], device=self.device)
+
+    def reset(self, where: Bool[Tensor, " envs"]) -> None:
+        uniform = self.random.uniform
+        angle, radius = uniform(-math.pi, math.pi, 1), uniform(0.0, FALL_RADIUS, 1)
+        outward = torch.cat([angle.cos(), angle.sin()], dim=1)
+        inward_speed = radius / FALL_RADIUS * uniform(0.0, 5.0, 1)
+        height = uniform(1.0, 2.0, 1)
+        self.ball.set_state(
+            where,
+            root_pos=torch.cat([radius * outward, height], dim=1),
+            root_lin_vel=torch.cat([-inward_speed * outward, torch.full_like(height, -5.0)], dim=1),
+        )
+        self.knee_target.masked_fill_(where[:, None], 0.0)
+
+    def apply_action(self, action: Float[Tensor, "envs actions"]) -> None:
+        self.knee_target.add_(action, alpha=self.dt * self.cfg.action_speed).clamp_(self.knee_low, self.knee_high)
+        self.robot.actuate(self.knee_target)
+
+    def observe(self) -> Float[Tensor, "envs obs"]:
+        force, torque = self.tray.in_body_frame().split(3, dim=-1)
+        hip_torque = torque - torch.linalg.cross(self.hips, force)
+        return torch.cat(
+            [
+                self.robot.joint_pos[:, self.knees],
+                self.robot.joint_vel[:, self.knees],
+                self.ball.root_pos,
+                self.ball.root_lin_vel,
+                force.flatten(1) * self.cfg.force_scale,
+                hip_torque.flatten(1) * self.cfg.force_scale,
+            ],
+            dim=1,
+        )
+
+    def rewards(self) -> dict[str, Float[Tensor, " envs"]]:
+        distance = torch.linalg.vector_norm(self.ball.root_pos - self.goal, dim=1)
+        speed = torch.linalg.vector_norm(self.ball.root_lin_vel, dim=1)
+        return {"balance": 1.0 / ((1.0 + distance) * (1.0 + speed))}
+
+    def terminated(self) -> Bool[Tensor, " envs"]:
+        return self.ball.root_pos[:, 2] < LOST_HEIGHT

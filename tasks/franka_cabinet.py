@@ -1,0 +1,147 @@
+"""FrankaCabinet: a robot arm opens the drawer of a cabinet."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from gpusim_rl.env import Task, TaskConfig
+from gpusim_rl.env.math import unscale
+from gpusim_rl.paths import assets_dir
+from gpusim_rl.sim import Scene, Sim
+
+START = [1.157, -1.066, -0.155, -2.239, -1.841, 1.003, 0.469, 0.035, 0.035]  # joint positions [rad, m]
+TARGET_SPEEDS = [1.0] * 7 + [0.1] * 2  # of the arm [rad/s] and the fingers [m/s], times action_scale
+SPEED_LIMITS = [2.175] * 4 + [2.61] * 3 + [0.2] * 2  # rad/s, m/s
+DRIVE_LAG = 0.2  # kv / kp of the drives [s]: at constant speed joints are this far behind their targets
+FINGER_REACH = 0.04  # m; a finger gets its reward for being nearer than this to the handle's height
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrankaCabinetConfig(TaskConfig):
+    """Values in cfg/task/FrankaCabinet.yaml."""
+
+    action_scale: float
+    start_noise: float
+    distance_weight: float
+    rotation_weight: float
+    around_handle_weight: float
+    open_weight: float
+    finger_distance_weight: float
+    action_cost: float
+    bad_style_cost: float
+    finger_overreach: float
+    open_distance: float
+    joint_vel_scale: float
+
+
+class FrankaCabinet(Task[FrankaCabinetConfig]):
+    """FrankaCabinet: take the handle of the top drawer between the fingers and pull the drawer open.
+
+    Observations, actions and reward terms are those of IsaacGymEnvs' FrankaCabinet. The cabinet is ours, and its drawer
+    is empty. The gripping point lies between the fingertips, where there it lay beside them. PhysX caps the speeds of
+    the joints; here their targets stay so near that the drives cannot exceed the robot's limits.
+
+    Action space: 9 numbers in [-1, 1], how fast the joints' targets move / 7.5 rad/s (fingers 0.75 m/s).
+
+    Observation space:
+
+    | num   | observation                                                    | unit       |
+    |-------|----------------------------------------------------------------|------------|
+    | 0-8   | joint positions, limits mapped to [-1, 1]: arm, fingers         | -          |
+    | 9-17  | joint velocities x 0.1                                          | rad/s, m/s |
+    | 18-20 | from the gripping point to the handle                           | m          |
+    | 21    | opening of the drawer                                           | m          |
+    | 22    | velocity of the drawer                                          | m/s        |
+
+    Reward terms: distance to the handle, hand level and facing the cabinet, one finger above and one below the handle,
+    their distances from it, opening, bonuses at 0.01, 0.2 and 0.39 m, action cost; a penalty for fingers that reach
+    behind the handle replaces the other terms.
+
+    Start: joints +-`start_noise` rad around a pose beside the cabinet. Termination: the drawer is open by more than
+    `open_distance`.
+    """
+
+    Config = FrankaCabinetConfig
+
+    @classmethod
+    def scene(cls, cfg: FrankaCabinetConfig) -> Scene:
+        # Stiff drives on light joints: only an implicit integrator keeps them stable at this rate.
+        scene = Scene(cfg.physics_hz, integrator="implicitfast", impratio=10.0)
+        scene.add_ground()
+        scene.add("franka", assets_dir() / "franka_position.xml", pos=(1.0, 0.0, 0.0), quat=(0.0, 0.0, 0.0, 1.0))
+        scene.add("cabinet", assets_dir() / "cabinet.xml", pos=(-0.065, 0.0, 0.0))
+        return scene
+
+    def __init__(self, cfg: FrankaCabinetConfig, sim: Sim) -> None:
+        super().__init__(cfg, sim)
+        self.robot = sim.articulation("franka")
+        self.drawer = sim.articulation("cabinet")
+        self.hand = self.robot.bodies(["grip", "left_finger", "right_finger"])
+        self.handle = self.drawer.bodies(["handle"])
+        self.num_actions = len(self.robot.actuator_names)
+        self.joint_low, self.joint_high = self.robot.joint_limits.unbind(dim=1)
+        self.start = torch.tensor(START, device=self.device)
+        self.step_size = torch.tensor(TARGET_SPEEDS, device=self.device) * cfg.action_scale * self.dt
+        self.max_lag = torch.tensor(SPEED_LIMITS, device=self.device) * DRIVE_LAG
+        self.targets = torch.zeros(self.num_envs, self.num_actions, device=self.device)
+
+    def reset(self, where: Bool[Tensor, " envs"]) -> None:
+        noise = self.random.uniform(-self.cfg.start_noise, self.cfg.start_noise, self.num_actions)
+        start = (self.start + noise).clamp(self.joint_low, self.joint_high)
+        self.robot.set_state(where, joint_pos=start)
+        self.targets.copy_(torch.where(where[:, None], start, self.targets))
+
+    def apply_action(self, action: Float[Tensor, "envs actions"]) -> None:
+        joint_pos = self.robot.joint_pos
+        targets = self.targets + self.step_size * action
+        targets = targets.clamp(joint_pos - self.max_lag, joint_pos + self.max_lag)
+        self.targets.copy_(targets.clamp(self.joint_low, self.joint_high))
+        self.robot.actuate(self.targets)
+
+    def observe(self) -> Float[Tensor, "envs obs"]:
+        return torch.cat(
+            [
+                unscale(self.robot.joint_pos, self.joint_low, self.joint_high),
+                self.robot.joint_vel * self.cfg.joint_vel_scale,
+                self.handle.pos[:, 0] - self.hand.pos[:, 0],
+                self.drawer.joint_pos,
+                self.drawer.joint_vel,
+            ],
+            dim=1,
+        )
+
+    def rewards(self) -> dict[str, Float[Tensor, " envs"]]:
+        cfg = self.cfg
+        grip, left, right = self.hand.pos.unbind(dim=1)
+        handle, opening = self.handle.pos[:, 0], self.drawer.joint_pos[:, 0]
+        distance = torch.linalg.vector_norm(handle - grip, dim=1)
+        near = 1.0 / (1.0 + distance.square()).square()
+        # The hand points along -x, its left finger up: elements of the rotation matrix.
+        w, x, y, z = self.hand.quat[:, 0].unbind(dim=1)
+        facing, level = -2.0 * (x * z + w * y), 2.0 * (y * z + w * x)
+        above, below = left[:, 2] - handle[:, 2], handle[:, 2] - right[:, 2]
+        around = ((above > 0.0) & (below > 0.0)).float()
+        bonuses = 0.5 * (opening > 0.01) + around * (0.5 * (opening > 0.2) + (opening > 0.39))
+        terms = {
+            "distance": cfg.distance_weight * torch.where(distance <= 0.02, 2.0 * near, near),
+            "rotation": cfg.rotation_weight * 0.5 * (facing * facing.abs() + level * level.abs()),
+            "around_handle": cfg.around_handle_weight * 0.5 * around,
+            "finger_distance": cfg.finger_distance_weight * around * (2.0 * FINGER_REACH - above - below),
+            "open": cfg.open_weight * opening * (1.0 + 0.5 * around),
+            "bonuses": bonuses,
+            "action_cost": -cfg.action_cost * self.actions.square().sum(dim=1),
+        }
+        behind = torch.minimum(left[:, 0], right[:, 0]) < handle[:, 0] - cfg.finger_overreach
+        terms = {name: torch.where(behind, 0.0, term) for name, term in terms.items()}
+        terms["bad_style"] = -cfg.bad_style_cost * behind.float()
+        return terms
+
+    def terminated(self) -> Bool[Tensor, " envs"]:
+        return self.drawer.joint_pos[:, 0] > self.cfg.open_distance
+
+    def stats(self) -> dict[str, Float[Tensor, " envs"]]:
+        return {"opening": self.drawer.joint_pos[:, 0]}

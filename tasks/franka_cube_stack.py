@@ -1,0 +1,179 @@
+"""FrankaCubeStack: a robot arm puts one cube on another."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from gpusim_rl.env import Task, TaskConfig
+from gpusim_rl.env.math import operational_space_torque, quat_from_axis_angle
+from gpusim_rl.paths import assets_dir
+from gpusim_rl.sim import Articulation, Scene, Sim
+
+START = [0.0, 0.1963, 0.0, -2.6180, 0.0, 2.9416, 0.7854, 0.035, 0.035]  # joint positions [rad, m]
+TABLE_HEIGHT = 1.025  # m
+SIZE_A, SIZE_B = 0.05, 0.07  # m
+TORQUE_LIMITS = [87.0] * 4 + [12.0] * 3  # N m
+POSE_LIMITS = [0.1] * 3 + [0.5] * 3  # m, rad
+STIFFNESS, POSTURE_STIFFNESS = 150.0, 10.0  # 1/s^2, critically damped
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrankaCubeStackConfig(TaskConfig):
+    """Values in cfg/task/FrankaCubeStack.yaml."""
+
+    control_type: Literal["osc", "joint_tor"]
+    start_position_noise: float
+    start_rotation_noise: float
+    start_joint_noise: float
+    distance_weight: float
+    lift_weight: float
+    align_weight: float
+    stack_weight: float
+    end_when_stacked: bool
+
+
+class FrankaCubeStack(Task[FrankaCubeStackConfig]):
+    """FrankaCubeStack: grasp cube A, put it on cube B and let go.
+
+    Observations, actions, reward terms and the controller are those of IsaacGymEnvs' FrankaCubeStack, but the episode
+    goes on when the cubes are stacked: ending it, as there, makes holding the cube in its place worth more than letting
+    go (`end_when_stacked=true` ends it). The controller's Jacobian is that of the gripping point, which it moves; there
+    it was the hand's.
+
+    Action space: 7 numbers in [-1, 1]: displacement of the gripping point / 0.1 m, rotation vector / 0.5 rad, and the
+    gripper, open at 0 and above. With `control_type=joint_tor` 8: torques / (87 or 12 N m), and the gripper.
+
+    Observation space:
+
+    | num   | observation                                                    | unit  |
+    |-------|----------------------------------------------------------------|-------|
+    | 0-3   | orientation of cube A, wxyz                                     | -     |
+    | 4-6   | position of cube A                                              | m     |
+    | 7-9   | from cube A to cube B                                           | m     |
+    | 10-12 | position of the gripping point                                  | m     |
+    | 13-16 | orientation of the gripping point, wxyz                         | -     |
+    | 17-18 | positions of the fingers (`joint_tor`: of all 9 joints)         | m     |
+
+    Reward: 16 while cube A rests on cube B, released; else 0.1 x nearness of hand and fingers to cube A (or of cube A
+    to its place, if that is more), 1.5 while cube A is lifted, 2 x nearness of the lifted cube to its place.
+
+    Start: cubes anywhere within 0.25 m of the table's middle, apart from each other, turned by up to 45 degrees; arm
+    joints +-0.25 rad. Termination: none, or when stacked.
+    """
+
+    Config = FrankaCubeStackConfig
+
+    @classmethod
+    def scene(cls, cfg: FrankaCubeStackConfig) -> Scene:
+        scene = Scene(cfg.physics_hz, integrator="implicitfast", impratio=10.0)
+        scene.add_ground()
+        scene.add("franka", assets_dir() / "franka_torque.xml", pos=(-0.45, 0.0, TABLE_HEIGHT + 0.1))
+        scene.add("table", assets_dir() / "table.xml", pos=(0.0, 0.0, TABLE_HEIGHT))
+        for name, size in (("cube_a", SIZE_A), ("cube_b", SIZE_B)):
+            scene.add(name, assets_dir() / f"{name}.xml", pos=(0.0, 0.0, TABLE_HEIGHT + size / 2))
+        return scene
+
+    def __init__(self, cfg: FrankaCubeStackConfig, sim: Sim) -> None:
+        super().__init__(cfg, sim)
+        self.robot = sim.articulation("franka")
+        self.cube_a, self.cube_b = sim.articulation("cube_a"), sim.articulation("cube_b")
+        self.hand = self.robot.bodies(["grip", "left_tip", "right_tip"])
+        self.dynamics = self.robot.dynamics("grip")
+        self.uses_osc = cfg.control_type == "osc"
+        self.num_actions = 7 if self.uses_osc else 8
+        self.start = torch.tensor(START, device=self.device)
+        self.joint_low, self.joint_high = self.robot.joint_limits.unbind(dim=1)
+        self.torque_limits = torch.tensor(TORQUE_LIMITS, device=self.device)
+        self.pose_limits = torch.tensor(POSE_LIMITS, device=self.device)
+        self.up = torch.tensor([0.0, 0.0, 1.0], device=self.device)
+        self.in_place = torch.tensor([0.0, 0.0, (SIZE_A + SIZE_B) / 2], device=self.device)  # cube A, from cube B
+
+    def reset(self, where: Bool[Tensor, " envs"]) -> None:
+        half, noise = self.cfg.start_position_noise, self.cfg.start_joint_noise
+        joint_pos = self.start.expand(self.num_envs, -1).clone()
+        joint_pos[:, :7] += self.random.uniform(-noise, noise, 7)
+        self.robot.set_state(where, joint_pos=joint_pos.clamp(self.joint_low, self.joint_high))
+        # Cube A lies in a ring around cube B; where that leaves the square, it comes in again on the other side: only
+        # farther away from cube B.
+        place_b = self.random.uniform(-half, half, 2)
+        angle = self.random.uniform(-math.pi, math.pi, 1)
+        radius = self.random.uniform((SIZE_A + SIZE_B) * math.sqrt(2.0), half, 1)
+        place_a = place_b + radius * torch.cat([angle.cos(), angle.sin()], dim=1)
+        self._place(where, self.cube_a, torch.remainder(place_a + half, 2.0 * half) - half)
+        self._place(where, self.cube_b, place_b)
+
+    def _place(self, where: Bool[Tensor, " envs"], cube: Articulation, place: Float[Tensor, "envs 2"]) -> None:
+        noise = self.cfg.start_rotation_noise
+        turn = quat_from_axis_angle(self.up.expand(self.num_envs, 3), self.random.uniform(-noise, noise))
+        cube.set_state(where, root_pos=torch.cat([place, cube.root_pos[:, 2:]], dim=1), root_quat=turn)
+
+    def apply_action(self, action: Float[Tensor, "envs actions"]) -> None:
+        arm, gripper = action[:, :-1], action[:, -1:]
+        torque = self._osc_torque(arm * self.pose_limits) if self.uses_osc else arm * self.torque_limits
+        fingers = torch.where(gripper >= 0.0, self.joint_high[7:], self.joint_low[7:])
+        self.robot.actuate(torch.cat([torque.clamp(-self.torque_limits, self.torque_limits), fingers], dim=1))
+
+    def _osc_torque(self, displacement: Float[Tensor, "envs 6"]) -> Float[Tensor, "envs 7"]:
+        """Torques that pull the gripping point by a displacement, and the arm to its start pose as far as is free."""
+        velocity = torch.cat([self.hand.lin_vel[:, 0], self.hand.ang_vel[:, 0]], dim=1)
+        joint_pos, joint_vel = self.robot.joint_pos[:, :7], self.robot.joint_vel[:, :7]
+        acceleration = STIFFNESS * displacement - 2.0 * math.sqrt(STIFFNESS) * velocity
+        posture = POSTURE_STIFFNESS * (self.start[:7] - joint_pos) - 2.0 * math.sqrt(POSTURE_STIFFNESS) * joint_vel
+        jacobian, mass = self.dynamics.jacobian[..., :7], self.dynamics.mass_matrix[:, :7, :7]
+        return operational_space_torque(jacobian, mass, acceleration, posture)
+
+    def observe(self) -> Float[Tensor, "envs obs"]:
+        cube_a, joints = self.cube_a, self.robot.joint_pos
+        return torch.cat(
+            [
+                cube_a.root_quat,
+                cube_a.root_pos,
+                self.cube_b.root_pos - cube_a.root_pos,
+                self.hand.pos[:, 0],
+                self.hand.quat[:, 0],
+                joints[:, 7:] if self.uses_osc else joints,
+            ],
+            dim=1,
+        )
+
+    def rewards(self) -> dict[str, Float[Tensor, " envs"]]:
+        cfg = self.cfg
+        from_hand = torch.linalg.vector_norm(self.hand.pos - self.cube_a.root_pos[:, None], dim=2)
+        lifted = (self._height() - SIZE_A > 0.04).float()
+        off_place = self.cube_a.root_pos - self.cube_b.root_pos - self.in_place
+        align = lifted * _nearness(torch.linalg.vector_norm(off_place, dim=1))
+        stacked = self._stacked()
+        terms = {
+            "distance": cfg.distance_weight * torch.maximum(_nearness(from_hand.mean(dim=1)), align),
+            "lift": cfg.lift_weight * lifted,
+            "align": cfg.align_weight * align,
+        }
+        terms = {name: torch.where(stacked, 0.0, term) for name, term in terms.items()}
+        terms["stack"] = cfg.stack_weight * stacked.float()
+        return terms
+
+    def terminated(self) -> Bool[Tensor, " envs"]:
+        return self._stacked() & self.cfg.end_when_stacked
+
+    def stats(self) -> dict[str, Float[Tensor, " envs"]]:
+        return {"stacked": self._stacked().float()}
+
+    def _height(self) -> Float[Tensor, " envs"]:
+        """Height of cube A's middle above the table [m]."""
+        return self.cube_a.root_pos[:, 2] - TABLE_HEIGHT
+
+    def _stacked(self) -> Bool[Tensor, " envs"]:
+        off_axis = torch.linalg.vector_norm((self.cube_a.root_pos - self.cube_b.root_pos)[:, :2], dim=1)
+        on_top = (self._height() - (SIZE_B + SIZE_A / 2)).abs() < 0.02
+        released = torch.linalg.vector_norm(self.hand.pos[:, 0] - self.cube_a.root_pos, dim=1) > 0.04
+        return (off_axis < 0.02) & on_top & released
+
+
+def _nearness(distance: Float[Tensor, " envs"]) -> Float[Tensor, " envs"]:
+    return 1.0 - torch.tanh(10.0 * distance)

@@ -1,0 +1,155 @@
+"""In-hand manipulation: what the tasks in which a hand turns a cube have in common."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from gpusim_rl.env import Task, TaskConfig
+from gpusim_rl.env.math import quat_angle, quat_conjugate, quat_from_uniform, quat_multiply, scale, unscale
+from gpusim_rl.paths import assets_dir
+from gpusim_rl.sim import Scene, Sim
+
+HAND_HEIGHT = 0.5  # m
+GOAL_BELOW_START = 0.04  # m; the cube starts in the air and falls into the hand
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InHandConfig(TaskConfig):
+    """Values in the yaml of each hand."""
+
+    observation_type: str
+    asymmetric: bool
+    moving_average: float
+    distance_cost: float
+    rotation_weight: float
+    rotation_offset: float
+    action_cost: float
+    success_bonus: float
+    success_tolerance: float
+    fall_cost: float
+    fall_distance: float
+    cube_pos_noise: float
+    joint_pos_noise: float
+    vel_scale: float
+    force_scale: float
+
+
+class InHand(Task[InHandConfig]):
+    """A hand, palm up, turns a cube in place: to a goal orientation, and then to the next one.
+
+    Subclasses name their files and the parts that each type of observation consists of.
+    """
+
+    Config = InHandConfig
+    HAND: ClassVar[str]
+    """MJCF of the hand, in tasks/assets."""
+    CUBE_START: ClassVar[tuple[float, float, float]]
+    """Where the cube starts, in the frame of the hand's file [m]."""
+    OBSERVATIONS: ClassVar[dict[str, str]]
+    """The parts (see `_parts`) of each type of observation; `full_state` is what the critic sees if asymmetric."""
+
+    @classmethod
+    def scene(cls, cfg: InHandConfig) -> Scene:
+        scene = Scene(cfg.physics_hz, cone="elliptic")
+        scene.spec.option.impratio = 10  # else what a hand holds slowly slips
+        scene.add_light()
+        x, y, z = cls.CUBE_START
+        scene.add("hand", assets_dir() / cls.HAND, pos=(0.0, 0.0, HAND_HEIGHT))
+        scene.add("cube", assets_dir() / "hand_cube.xml", pos=(x, y, HAND_HEIGHT + z))
+        scene.add_effort_sensors("hand")
+        return scene
+
+    def __init__(self, cfg: InHandConfig, sim: Sim) -> None:
+        super().__init__(cfg, sim)
+        self.hand, self.cube = sim.articulation("hand"), sim.articulation("cube")
+        self.num_actions = len(self.hand.actuator_names)
+        self.joint_low, self.joint_high = self.hand.joint_limits.unbind(dim=1)
+        self.target_low, self.target_high = self.hand.control_limits.unbind(dim=1)
+        self.goal_pos = self.cube.default_root_pos - torch.tensor([0.0, 0.0, GOAL_BELOW_START], device=self.device)
+        self.goal_quat = torch.zeros(self.num_envs, 4, device=self.device)
+        self.targets = torch.zeros(self.num_envs, self.num_actions, device=self.device)
+        self.successes = torch.zeros(self.num_envs, device=self.device)  # goals reached in this episode
+        self.ended = torch.zeros(self.num_envs, dtype=torch.bool, device=self.device)
+
+    def reset(self, where: Bool[Tensor, " envs"]) -> None:
+        cfg, random = self.cfg, self.random
+        reach = random.uniform(self.joint_low, self.joint_high, len(self.hand.joint_names))
+        self.hand.set_state(where, joint_pos=cfg.joint_pos_noise * reach)
+        self.cube.set_state(
+            where,
+            root_pos=self.cube.default_root_pos + random.uniform(-cfg.cube_pos_noise, cfg.cube_pos_noise, 3),
+            root_quat=quat_from_uniform(random.uniform(0.0, 1.0, 3)),
+        )
+        self._next_goal(where)
+        rest = torch.zeros_like(self.targets).clamp(self.target_low, self.target_high)
+        self.targets.copy_(torch.where(where[:, None], rest, self.targets))
+        self.successes.masked_fill_(where, 0.0)
+
+    def apply_action(self, action: Float[Tensor, "envs actions"]) -> None:
+        self.targets.lerp_(scale(action, self.target_low, self.target_high), self.cfg.moving_average)
+        self.hand.actuate(self.targets)
+
+    def observe(self) -> dict[str, Float[Tensor, "envs _"]]:
+        parts = self._parts()
+        groups = {"policy": self.cfg.observation_type}
+        if self.cfg.asymmetric:
+            groups["critic"] = "full_state"
+        return {
+            group: torch.cat([parts[name] for name in self.OBSERVATIONS[kind].split()], dim=1)
+            for group, kind in groups.items()
+        }
+
+    def rewards(self) -> dict[str, Float[Tensor, " envs"]]:
+        cfg, error = self.cfg, self._rotation_error()
+        return {
+            "distance": -cfg.distance_cost * self._distance(),
+            "rotation": cfg.rotation_weight / (error + cfg.rotation_offset),
+            "action_cost": -cfg.action_cost * self.actions.square().sum(dim=1),
+            "success": cfg.success_bonus * (error <= cfg.success_tolerance).float(),
+            "fall": -cfg.fall_cost * self.terminated().float(),
+        }
+
+    def terminated(self) -> Bool[Tensor, " envs"]:
+        return self._distance() >= self.cfg.fall_distance
+
+    def advance(self, done: Bool[Tensor, " envs"]) -> None:
+        reached = self._rotation_error() <= self.cfg.success_tolerance
+        self.successes += reached
+        self.ended.copy_(done)
+        self._next_goal(reached)
+
+    def stats(self) -> dict[str, Float[Tensor, " envs"]]:
+        return {
+            "successes": torch.where(self.ended, self.successes, torch.nan),  # of a whole episode
+            "rotation_error": self._rotation_error(),
+        }
+
+    def _next_goal(self, where: Bool[Tensor, " envs"]) -> None:
+        goal = quat_from_uniform(self.random.uniform(0.0, 1.0, 3))
+        self.goal_quat.copy_(torch.where(where[:, None], goal, self.goal_quat))
+
+    def _distance(self) -> Float[Tensor, " envs"]:
+        return torch.linalg.vector_norm(self.cube.root_pos - self.goal_pos, dim=1)
+
+    def _rotation_error(self) -> Float[Tensor, " envs"]:
+        return quat_angle(self.cube.root_quat, self.goal_quat)
+
+    def _parts(self) -> dict[str, Float[Tensor, "envs _"]]:
+        """What observations consist of; forces and velocities scaled."""
+        cfg, hand, cube = self.cfg, self.hand, self.cube
+        return {
+            "joint_pos": unscale(hand.joint_pos, self.joint_low, self.joint_high),
+            "joint_vel": cfg.vel_scale * hand.joint_vel,
+            "joint_effort": cfg.force_scale * hand.joint_effort,
+            "cube_pos": cube.root_pos,
+            "cube_quat": cube.root_quat,
+            "cube_vel": torch.cat([cube.root_lin_vel, cfg.vel_scale * cube.root_ang_vel], dim=1),
+            "goal": torch.cat([self.goal_pos - cube.root_pos, self.goal_quat], dim=1),
+            "to_goal": quat_multiply(cube.root_quat, quat_conjugate(self.goal_quat)),
+            "actions": self.actions,
+        }

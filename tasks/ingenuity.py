@@ -1,0 +1,128 @@
+"""Ingenuity: a helicopter on Mars flies from one point to the next."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from gpusim_rl.env import Task, TaskConfig
+from gpusim_rl.env.math import quat_rotate
+from gpusim_rl.paths import assets_dir
+from gpusim_rl.sim import Scene, Sim
+
+ROTORS = ["lower_rotor", "upper_rotor"]
+MARS_GRAVITY = 3.721  # m/s^2
+START_HEIGHT = 1.0  # m
+ROTOR_SPEED = 50.0  # rad/s; slower than the real one's 250, so that a video shows it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IngenuityConfig(TaskConfig):
+    """Values in cfg/task/Ingenuity.yaml."""
+
+    max_thrust: float
+    max_lateral: float
+    target_steps: int
+    target_range: float
+    lost_distance: float
+    lost_height: float
+
+
+class Ingenuity(Task[IngenuityConfig]):
+    """Ingenuity: fly to a point and hover there, upright and without spinning; every five seconds there is another point.
+
+    Observations, actions, reward and start are those of IsaacGymEnvs' Ingenuity, with the quaternion wxyz (there xyzw),
+    and with the mass and the dimensions of the real helicopter. Each rotor pushes along a vector that it tilts; it makes
+    no torque about its axis. A target that is out of reach, where the original ends the episode, is brought nearer.
+
+    Action space: 6 numbers in [-1, 1], for the lower and then the upper rotor: the tilt of the thrust in x and y,
+    thrust across / thrust along the axis, clamped to +-`max_lateral`; the thrust along the axis / `max_thrust`.
+
+    Observation space:
+
+    | num   | observation                              | unit  |
+    |-------|------------------------------------------|-------|
+    | 0-2   | way to the target / 3                    | m     |
+    | 3-6   | orientation of the fuselage, wxyz        | -     |
+    | 7-9   | velocity of the fuselage / 2             | m/s   |
+    | 10-12 | angular velocity of the fuselage / pi    | rad/s |
+
+    Reward terms, with near = 1 / (1 + distance^2): position = near; upright = 5 near / (1 + (1 - up)^2) with up the
+    projection of the fuselage's z axis on the vertical; spin = near / (1 + (vertical angular velocity)^2).
+
+    Start: level and at rest, within +-1.5 m of the middle and 0.8 to 2.5 m high; targets are within +-`target_range` and
+    1 to 2 m high. Termination: further from the target than `lost_distance`, or lower than `lost_height`.
+    """
+
+    Config = IngenuityConfig
+
+    @classmethod
+    def scene(cls, cfg: IngenuityConfig) -> Scene:
+        # A policy that has not learned yet whirls faster than the Euler integrator stays stable.
+        scene = Scene(cfg.physics_hz, integrator="implicit", gravity=MARS_GRAVITY)
+        scene.add_ground()
+        scene.add("ingenuity", assets_dir() / "ingenuity.xml")
+        scene.add("target", assets_dir() / "marker.xml")
+        return scene
+
+    def __init__(self, cfg: IngenuityConfig, sim: Sim) -> None:
+        super().__init__(cfg, sim)
+        self.robot = sim.articulation("ingenuity")
+        self.target = sim.articulation("target")
+        self.rotors = self.robot.bodies(ROTORS)
+        self.num_actions = 3 * len(ROTORS)
+        self.rotor_speed = torch.tensor([-ROTOR_SPEED, ROTOR_SPEED], device=self.device).expand(self.num_envs, 2)
+
+    def reset(self, where: Bool[Tensor, " envs"]) -> None:
+        sideways, height = self.random.uniform(-1.5, 1.5, 2), START_HEIGHT + self.random.uniform(-0.2, 1.5, 1)
+        self.robot.set_state(where, root_pos=torch.cat([sideways, height], dim=1), joint_vel=self.rotor_speed)
+        self._move_target(where)
+
+    def advance(self, done: Bool[Tensor, " envs"]) -> None:
+        self._move_target((self.progress % self.cfg.target_steps == 0) & ~done)
+
+    def _move_target(self, where: Bool[Tensor, " envs"]) -> None:
+        sideways = self.random.uniform(-self.cfg.target_range, self.cfg.target_range, 2)
+        way = torch.cat([sideways, self.random.uniform(1.0, 2.0, 1)], dim=1) - self.robot.root_pos
+        # Further than lost_distance the episode would end at once.
+        reach = 0.9 * self.cfg.lost_distance / torch.linalg.vector_norm(way, dim=1, keepdim=True)
+        self.target.set_state(where, root_pos=self.robot.root_pos + way * reach.clamp(max=1.0))
+
+    def apply_action(self, action: Float[Tensor, "envs actions"]) -> None:
+        tilt, thrust = action.unflatten(1, (len(ROTORS), 3)).split([2, 1], dim=-1)
+        tilt = tilt.clamp(-self.cfg.max_lateral, self.cfg.max_lateral)
+        force = self.cfg.max_thrust * thrust * torch.nn.functional.pad(tilt, (0, 1), value=1.0)
+        quat = self.robot.root_quat[:, None].expand(-1, len(ROTORS), -1)
+        self.rotors.apply_wrench(quat_rotate(quat, force))
+
+    def observe(self) -> Float[Tensor, "envs obs"]:
+        robot = self.robot
+        return torch.cat(
+            [
+                (self.target.root_pos - robot.root_pos) / 3.0,
+                robot.root_quat,
+                robot.root_lin_vel / 2.0,
+                robot.root_ang_vel / math.pi,
+            ],
+            dim=1,
+        )
+
+    def rewards(self) -> dict[str, Float[Tensor, " envs"]]:
+        near = 1.0 / (1.0 + self._distance().square())
+        tilt = 2.0 * self.robot.root_quat[:, 1:3].square().sum(dim=1)  # 1 - z axis on the vertical
+        return {
+            "position": near,
+            "upright": 5.0 * near / (1.0 + tilt.square()),
+            "spin": near / (1.0 + self.robot.root_ang_vel[:, 2].square()),
+        }
+
+    def terminated(self) -> Bool[Tensor, " envs"]:
+        too_low = self.robot.root_pos[:, 2] < self.cfg.lost_height
+        return (self._distance() > self.cfg.lost_distance) | too_low
+
+    def _distance(self) -> Float[Tensor, " envs"]:
+        return torch.linalg.vector_norm(self.target.root_pos - self.robot.root_pos, dim=1)

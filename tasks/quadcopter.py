@@ -1,0 +1,122 @@
+"""Quadcopter: four rotors that tilt and push keep a disc hovering at one place."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from gpusim_rl.env import Task, TaskConfig
+from gpusim_rl.env.math import quat_rotate
+from gpusim_rl.paths import assets_dir
+from gpusim_rl.sim import Scene, Sim
+
+ROTORS = ["rotor_1", "rotor_2", "rotor_3", "rotor_4"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuadcopterConfig(TaskConfig):
+    """Values in cfg/task/Quadcopter.yaml."""
+
+    tilt_speed: float
+    thrust_speed: float
+    max_thrust: float
+    target_height: float
+    lost_distance: float
+    lost_height: float
+
+
+class Quadcopter(Task[QuadcopterConfig]):
+    """Quadcopter: fly to a point and hover there, upright and without spinning.
+
+    Observations, actions, reward and start are those of IsaacGymEnvs' Quadcopter, with the quaternion wxyz (there xyzw).
+    PhysX caps the angular velocity there at 4 pi rad/s; here nothing does. Rotors make thrust, but no torque.
+
+    Action space: 12 numbers in [-1, 1]: 0-7 speed of the target angles of the rotors / `tilt_speed`, for each rotor pitch
+    and roll; 8-11 rate of the rotors' thrusts / `thrust_speed`.
+
+    Observation space:
+
+    | num   | observation                             | unit  |
+    |-------|-----------------------------------------|-------|
+    | 0-2   | way to the target / 3                   | m     |
+    | 3-6   | orientation of the chassis, wxyz        | -     |
+    | 7-9   | velocity of the chassis / 2             | m/s   |
+    | 10-12 | angular velocity of the chassis / pi    | rad/s |
+    | 13-20 | angles of the rotors                    | rad   |
+
+    Reward terms, with near = 1 / (1 + distance^2): position = near; upright = near / (1 + (1 - up)^2) with up the
+    projection of the chassis' z axis on the vertical; spin = near / (1 + (vertical angular velocity)^2).
+
+    Start: level and at rest, within +-1.5 m sideways and 0.2 m below to 1.5 m above the target, rotor angles +-0.2 rad,
+    no thrust. Termination: further from the target than `lost_distance`, or lower than `lost_height`.
+    """
+
+    Config = QuadcopterConfig
+
+    @classmethod
+    def scene(cls, cfg: QuadcopterConfig) -> Scene:
+        # A policy that has not learned yet whirls faster than the Euler integrator stays stable.
+        scene = Scene(cfg.physics_hz, integrator="implicit")
+        scene.add_ground()
+        scene.add("quadcopter", assets_dir() / "quadcopter.xml")
+        return scene
+
+    def __init__(self, cfg: QuadcopterConfig, sim: Sim) -> None:
+        super().__init__(cfg, sim)
+        self.robot = sim.articulation("quadcopter")
+        self.rotors = self.robot.bodies(ROTORS)
+        self.num_tilts = len(self.robot.joint_names)
+        self.num_actions = self.num_tilts + len(ROTORS)
+        self.tilt_low, self.tilt_high = self.robot.joint_limits.unbind(dim=1)
+        self.tilt_target = torch.zeros(self.num_envs, self.num_tilts, device=self.device)  # rad
+        self.thrust = torch.zeros(self.num_envs, len(ROTORS), device=self.device)  # N, along the rotors' z axes
+        self.target = torch.tensor([0.0, 0.0, cfg.target_height], device=self.device)
+
+    def reset(self, where: Bool[Tensor, " envs"]) -> None:
+        sideways, above = self.random.uniform(-1.5, 1.5, 2), self.random.uniform(-0.2, 1.5, 1)
+        tilt = self.random.uniform(-0.2, 0.2, self.num_tilts)
+        self.robot.set_state(where, root_pos=self.target + torch.cat([sideways, above], dim=1), joint_pos=tilt)
+        self.tilt_target.copy_(torch.where(where[:, None], tilt, self.tilt_target))
+        self.thrust.masked_fill_(where[:, None], 0.0)
+
+    def apply_action(self, action: Float[Tensor, "envs actions"]) -> None:
+        cfg = self.cfg
+        tilt_rate, thrust_rate = action[:, : self.num_tilts], action[:, self.num_tilts :]
+        self.tilt_target.add_(tilt_rate, alpha=self.dt * cfg.tilt_speed).clamp_(self.tilt_low, self.tilt_high)
+        self.thrust.add_(thrust_rate, alpha=self.dt * cfg.thrust_speed).clamp_(0.0, cfg.max_thrust)
+        self.robot.actuate(self.tilt_target)
+        force = torch.nn.functional.pad(self.thrust[..., None], (2, 0))
+        self.rotors.apply_wrench(quat_rotate(self.rotors.quat, force))
+
+    def observe(self) -> Float[Tensor, "envs obs"]:
+        robot = self.robot
+        return torch.cat(
+            [
+                (self.target - robot.root_pos) / 3.0,
+                robot.root_quat,
+                robot.root_lin_vel / 2.0,
+                robot.root_ang_vel / math.pi,
+                robot.joint_pos,
+            ],
+            dim=1,
+        )
+
+    def rewards(self) -> dict[str, Float[Tensor, " envs"]]:
+        near = 1.0 / (1.0 + self._distance().square())
+        tilt = 2.0 * self.robot.root_quat[:, 1:3].square().sum(dim=1)  # 1 - z axis on the vertical
+        return {
+            "position": near,
+            "upright": near / (1.0 + tilt.square()),
+            "spin": near / (1.0 + self.robot.root_ang_vel[:, 2].square()),
+        }
+
+    def terminated(self) -> Bool[Tensor, " envs"]:
+        too_low = self.robot.root_pos[:, 2] < self.cfg.lost_height
+        return (self._distance() > self.cfg.lost_distance) | too_low
+
+    def _distance(self) -> Float[Tensor, " envs"]:
+        return torch.linalg.vector_norm(self.target - self.robot.root_pos, dim=1)

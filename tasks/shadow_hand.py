@@ -1,0 +1,92 @@
+"""ShadowHand: the Shadow Dexterous Hand turns a cube to one goal orientation after the other."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from gpusim_rl.sim import Scene, Sim
+
+from .in_hand import InHand, InHandConfig
+
+FINGERTIPS = ["ffdistal", "mfdistal", "rfdistal", "lfdistal", "thdistal"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShadowHandConfig(InHandConfig):
+    """Values in cfg/task/ShadowHand.yaml."""
+
+    observation_type: Literal["openai", "full_no_vel", "full", "full_state"]
+
+
+class ShadowHand(InHand):
+    """ShadowHand: turn a cube in the hand to a goal orientation, then to the next one, without dropping it.
+
+    Observations, actions, reward terms and start are those of IsaacGymEnvs' ShadowHand. Two differences: the goal's
+    position never changes and is observed relative to the cube; orientations are uniform over all rotations.
+
+    Action space: 20 numbers in [-1, 1], position targets from the lower to the upper limit of the joints: wrist (WRJ1,
+    WRJ0), first, middle and ring finger (FFJ3, FFJ2, FFJ1), little finger (LFJ4 to LFJ1), thumb (THJ4 to THJ0). FFJ1,
+    MFJ1, RFJ1 and LFJ1 bend the two outer joints of their finger together.
+
+    Observation space: (`full_state`; see `OBSERVATIONS` for the others)
+
+    | num     | observation                                                         | unit     |
+    |---------|---------------------------------------------------------------------|----------|
+    | 0-23    | joint positions, limits mapped to [-1, 1]                           | -        |
+    | 24-47   | joint velocities x 0.2                                              | rad/s    |
+    | 48-71   | force of the actuators on the joints x 10                           | N m      |
+    | 72-74   | position of the cube                                                | m        |
+    | 75-78   | orientation of the cube                                             | -        |
+    | 79-81   | velocity of the cube                                                | m/s      |
+    | 82-84   | angular velocity of the cube x 0.2                                  | rad/s    |
+    | 85-87   | from the cube to the goal's position                                | m        |
+    | 88-91   | goal orientation                                                    | -        |
+    | 92-95   | rotation from the goal orientation to the cube's                    | -        |
+    | 96-160  | position, orientation, velocity, angular velocity of each fingertip | m, -, /s |
+    | 161-190 | contact force and torque on each fingertip x 10, its own frame      | N, N m   |
+    | 191-210 | last action                                                         | -        |
+
+    Reward terms: distance to the goal's position (a cost), rotation (1 / (error + 0.1 rad)), action cost, success (a
+    bonus at an error of at most 0.1 rad; the next goal follows), fall (a cost, 0 by default).
+
+    Start: the cube in any orientation +-1 cm around a place above the palm, joints up to 20 % of the way from their
+    reference to their limits. Termination: the cube is 0.24 m away from the goal's position.
+    """
+
+    Config = ShadowHandConfig
+    HAND = "shadow_hand.xml"
+    CUBE_START = (0.0, -0.39, 0.10)
+    OBSERVATIONS: ClassVar = {
+        "openai": "tip_pos cube_pos to_goal actions",
+        "full_no_vel": "joint_pos cube_pos cube_quat goal to_goal tip_pos actions",
+        "full": "joint_pos joint_vel cube_pos cube_quat cube_vel goal to_goal tip_state actions",
+        "full_state": (
+            "joint_pos joint_vel joint_effort cube_pos cube_quat cube_vel goal to_goal tip_state tip_force actions"
+        ),
+    }
+
+    @classmethod
+    def scene(cls, cfg: InHandConfig) -> Scene:
+        scene = super().scene(cfg)
+        scene.add_contact_sensor("hand", FINGERTIPS)
+        return scene
+
+    def __init__(self, cfg: InHandConfig, sim: Sim) -> None:
+        super().__init__(cfg, sim)
+        self.tips = self.hand.bodies(FINGERTIPS)
+        self.tip_contacts = self.hand.contacts(FINGERTIPS)
+
+    def _parts(self) -> dict[str, Float[Tensor, "envs _"]]:
+        tips = self.tips
+        state = torch.cat([tips.pos, tips.quat, tips.lin_vel, tips.ang_vel], dim=2)
+        return {
+            **super()._parts(),
+            "tip_pos": tips.pos.flatten(1),
+            "tip_state": state.flatten(1),
+            "tip_force": self.cfg.force_scale * self.tip_contacts.in_body_frame().flatten(1),
+        }

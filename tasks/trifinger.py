@@ -1,0 +1,196 @@
+"""Trifinger: three fingers move a cube to a goal pose."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from gpusim_rl.env import Task, TaskConfig
+from gpusim_rl.env.math import quat_conjugate, quat_from_axis_angle, quat_multiply, quat_rotate, unscale
+from gpusim_rl.errors import ConfigError
+from gpusim_rl.paths import assets_dir
+from gpusim_rl.sim import Articulation, Scene, Sim
+
+TIPS = ["tip_0", "tip_1", "tip_2"]
+MAX_JOINT_SPEED = 10.0  # rad/s, only to scale observations
+CUBE = 0.065  # m
+REST = CUBE / 2  # m, height of the cube's centre on the table
+CORNER = CUBE * math.sqrt(3) / 2  # m, from the centre to a corner
+MAX_RADIUS = 0.195 - CORNER  # m, where the cube stays clear of the arena's wall in every orientation
+
+
+# Where goals lie, by difficulty: radius, lowest and highest position of the cube's centre [m].
+GOALS = {
+    1: (MAX_RADIUS, REST, REST),
+    2: (0.0, REST + 0.05, REST + 0.05),
+    3: (MAX_RADIUS, REST, 0.1),
+    4: (MAX_RADIUS, CORNER, 0.1),
+}
+TURNED = 4  # the difficulty at which goals are turned too
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrifingerConfig(TaskConfig):
+    """Values in cfg/task/Trifinger.yaml."""
+
+    difficulty: int
+    movement_weight: float
+    reach_weight: float
+    reach_env_steps: float
+    pose_weight: float
+    pose_sharpness: float
+    position_tolerance: float
+    rotation_tolerance: float
+
+    def __post_init__(self) -> None:
+        TaskConfig.__post_init__(self)
+        if self.difficulty not in GOALS:
+            raise ConfigError(f"task.difficulty must be one of {list(GOALS)}, got {self.difficulty}")
+
+
+class Trifinger(Task[TrifingerConfig]):
+    """Trifinger: move a cube of 65 mm to a goal pose, with three fingers of three joints each.
+
+    Observations, actions, rewards and goals are those of IsaacGymEnvs' Trifinger (Allshire et al. 2021, arXiv
+    2108.09779) without its domain randomisation. The motors' safety damping acts at every physics step, there at every
+    control step; what a reset moves counts neither as movement nor as reaching, there it does.
+
+    Action space: 9 numbers in [-1, 1], torque / 0.36 N m: upper, middle and lower joint of the fingers 0 to 2.
+
+    Observation space: the group `policy`, with the bounds in brackets mapped to [-1, 1]:
+
+    | num   | observation                                               | unit  |
+    |-------|-----------------------------------------------------------|-------|
+    | 0-8   | joint positions (limits)                                  | -     |
+    | 9-17  | joint velocities (+-10 rad/s)                             | -     |
+    | 18-20 | position of the cube (+-0.3 m, height 0 to 0.3 m)         | -     |
+    | 21-24 | orientation of the cube                                   | -     |
+    | 25-27 | position of the goal (+-0.3 m, height 0 to 0.3 m)         | -     |
+    | 28-31 | orientation of the goal                                   | -     |
+    | 32-40 | last action                                               | -     |
+
+    And the group `critic`:
+
+    | num    | observation                                              | unit                    |
+    |--------|----------------------------------------------------------|-------------------------|
+    | 0-40   | as `policy`, not mapped                                  | rad, rad/s, m, -        |
+    | 41-46  | velocity, angular velocity of the cube                   | m/s, rad/s              |
+    | 47-85  | position, orientation, velocities of each fingertip      | m, -, m/s, rad/s        |
+    | 86-94  | torques of the motors                                    | N m                     |
+    | 95-112 | contact force and torque on each fingertip, in its frame | N, N m                  |
+
+    Reward terms: pose (the logistic kernel 1 / (e^(a d) + 2 + e^(-a d)) of the distances d between the cube's corners
+    and the goal's), finger reach (metres that the fingertips came closer to the cube, early in the training only), and
+    a penalty on squared fingertip velocities.
+
+    Start: fingers at rest in the reference pose, the cube anywhere on the table. Goals: by `difficulty`, see `GOALS`.
+    Termination: none, only the time limit.
+    """
+
+    Config = TrifingerConfig
+
+    @classmethod
+    def scene(cls, cfg: TrifingerConfig) -> Scene:
+        # Implicit: light links on damped motors, and a cube that is free to spin.
+        scene = Scene(cfg.physics_hz, integrator="implicit")
+        scene.add_ground(friction=(0.1, 0.005, 0.0001))
+        scene.add("trifinger", assets_dir() / "trifinger.xml")
+        scene.add("cube", assets_dir() / "trifinger_cube.xml")
+        scene.add("goal", assets_dir() / "trifinger_goal.xml")
+        scene.add_contact_sensor("trifinger", TIPS)
+        scene.add_effort_sensors("trifinger")
+        return scene
+
+    def __init__(self, cfg: TrifingerConfig, sim: Sim) -> None:
+        super().__init__(cfg, sim)
+        self.robot = sim.articulation("trifinger")
+        self.cube, self.goal = sim.articulation("cube"), sim.articulation("goal")
+        self.tips, self.touch = self.robot.bodies(TIPS), self.robot.contacts(TIPS)
+        self.num_actions = len(self.robot.actuator_names)
+        low, high = self.robot.joint_limits.cpu().unbind(dim=1)
+        speed, action = torch.full_like(low, MAX_JOINT_SPEED), torch.ones(self.num_actions)
+        pose_low, pose_high = torch.tensor([[-0.3, -0.3, 0.0] + [-1.0] * 4, [0.3] * 3 + [1.0] * 4])
+        self.low = torch.cat([low, -speed, pose_low, pose_low, -action]).to(self.device)
+        self.high = torch.cat([high, speed, pose_high, pose_high, action]).to(self.device)
+        corner = torch.tensor([-REST, REST])
+        self.corners = torch.cartesian_prod(corner, corner, corner).to(self.device)
+        self.up = torch.tensor([0.0, 0.0, 1.0], device=self.device).repeat(self.num_envs, 1)
+        self.start_tips = self.tips.pos.clone()  # the worlds are in their default state, where episodes begin
+        self.last_tips = self.start_tips.clone()
+        self.last_reach = torch.zeros(self.num_envs, device=self.device)  # distance of the tips from the cube [m]
+        self.steps = torch.zeros((), dtype=torch.int64, device=self.device)  # control steps of the training so far
+
+    def reset(self, where: Bool[Tensor, " envs"]) -> None:
+        yaw = self.random.uniform(-math.pi, math.pi)
+        pos = self._in_arena(MAX_RADIUS, REST, REST)
+        self.cube.set_state(where, root_pos=pos, root_quat=quat_from_axis_angle(self.up, yaw))
+        quat = self.goal.default_root_quat.expand(self.num_envs, 4)
+        if self.cfg.difficulty == TURNED:
+            quat = torch.nn.functional.normalize(self.random.normal(0.0, 1.0, 4), dim=1)
+        self.goal.set_state(where, root_pos=self._in_arena(*GOALS[self.cfg.difficulty]), root_quat=quat)
+        self.last_tips.copy_(torch.where(where[:, None, None], self.start_tips, self.last_tips))
+        self.last_reach.copy_(torch.where(where, self._reach(self.start_tips), self.last_reach))
+
+    def apply_action(self, action: Float[Tensor, "envs actions"]) -> None:
+        self.robot.actuate(action)
+
+    def observe(self) -> dict[str, Float[Tensor, "envs _"]]:
+        robot, cube, goal, tips = self.robot, self.cube, self.goal, self.tips
+        poses = [cube.root_pos, cube.root_quat, goal.root_pos, goal.root_quat]
+        state = torch.cat([robot.joint_pos, robot.joint_vel, *poses, self.actions], dim=1)
+        fingertips = torch.cat([tips.pos, tips.quat, tips.lin_vel, tips.ang_vel], dim=2).flatten(1)
+        touch = self.touch.in_body_frame().flatten(1)
+        critic = torch.cat([state, cube.root_lin_vel, cube.root_ang_vel, fingertips, robot.joint_effort, touch], dim=1)
+        return {"policy": unscale(state, self.low, self.high), "critic": critic}
+
+    def rewards(self) -> dict[str, Float[Tensor, " envs"]]:
+        cfg = self.cfg
+        tips = self.tips.pos
+        speed = (tips - self.last_tips) / self.dt
+        reach = self._reach(tips)
+        closer = self.last_reach - reach
+        self.last_tips.copy_(tips)
+        self.last_reach.copy_(reach)
+        early = (self.steps * self.num_envs <= cfg.reach_env_steps).float()
+        distance = torch.linalg.vector_norm(self._corners(self.cube) - self._corners(self.goal), dim=2)
+        # 1 / (e^x + 2 + e^-x) = sigmoid(x) sigmoid(-x), which does not overflow where the cube is far away.
+        kernel = torch.sigmoid(cfg.pose_sharpness * distance) * torch.sigmoid(-cfg.pose_sharpness * distance)
+        return {
+            "finger_movement": -cfg.movement_weight * speed.square().sum(dim=(1, 2)),
+            "finger_reach": cfg.reach_weight * early * closer,
+            "pose": cfg.pose_weight * self.dt * kernel.mean(dim=1),
+        }
+
+    def terminated(self) -> Bool[Tensor, " envs"]:
+        return torch.zeros_like(self.progress, dtype=torch.bool)
+
+    def advance(self, done: Bool[Tensor, " envs"]) -> None:
+        self.steps += 1
+
+    def stats(self) -> dict[str, Float[Tensor, " envs"]]:
+        position = torch.linalg.vector_norm(self.cube.root_pos - self.goal.root_pos, dim=1)
+        turn = quat_multiply(self.cube.root_quat, quat_conjugate(self.goal.root_quat))
+        rotation = 2.0 * torch.linalg.vector_norm(turn[:, 1:], dim=1).clamp(max=1.0).asin()
+        there = position <= self.cfg.position_tolerance
+        if self.cfg.difficulty == TURNED:
+            there &= rotation <= self.cfg.rotation_tolerance
+        return {"position_error": position, "rotation_error": rotation, "success": there.float()}
+
+    def _in_arena(self, radius: float, low: float, high: float) -> Float[Tensor, "envs 3"]:
+        """Points that are spread evenly over a disc and over a range of heights [m]."""
+        distance = radius * self.random.uniform().sqrt()
+        angle = self.random.uniform(-math.pi, math.pi)
+        return torch.stack([distance * angle.cos(), distance * angle.sin(), self.random.uniform(low, high)], dim=1)
+
+    def _reach(self, tips: Float[Tensor, "envs 3 3"]) -> Float[Tensor, " envs"]:
+        """Sum of the fingertips' distances from the cube's centre [m]."""
+        return torch.linalg.vector_norm(tips - self.cube.root_pos[:, None], dim=2).sum(dim=1)
+
+    def _corners(self, cube: Articulation) -> Float[Tensor, "envs 8 3"]:
+        """The corners of a cube [m]."""
+        quat = cube.root_quat[:, None].expand(-1, 8, -1)
+        return cube.root_pos[:, None] + quat_rotate(quat, self.corners.expand(self.num_envs, -1, -1))
