@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpusim_rl.errors import ConfigError
+from gpusim_rl.errors import ConfigError, did_you_mean
 
 PACKAGE = Path(__file__).resolve().parent
 
@@ -29,6 +29,26 @@ def tasks_dir() -> Path:
 def assets_dir() -> Path:
     """Folder with the MJCF files of our tasks."""
     return tasks_dir() / "assets"
+
+
+def robot_file(name: str) -> str | Path:
+    """What `Scene.add` takes for a task's setting `robot`.
+
+    Args:
+        name: A file of `assets_dir` without its ending, a path to an .xml or .urdf file, or `menagerie:<robot>`.
+
+    Raises:
+        ConfigError: There is no such file in `assets_dir`.
+    """
+    if name.startswith("menagerie:"):
+        return name
+    if name.endswith((".xml", ".urdf")):
+        return Path(name).expanduser()
+    file = assets_dir() / f"{name}.xml"
+    if not file.is_file():
+        hint = did_you_mean(name, [path.stem for path in assets_dir().glob("*.xml")])
+        raise ConfigError(f"no robot {name!r} in tasks/assets.{hint} Others: path/to/robot.xml, or menagerie:<robot>")
+    return file
 
 
 def tools_dir() -> Path:

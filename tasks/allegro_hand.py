@@ -18,8 +18,9 @@ class AllegroHandConfig(InHandConfig):
 class AllegroHand(InHand):
     """AllegroHand: turn a cube in the hand to a goal orientation, then to the next one, without dropping it.
 
-    Observations, actions, reward terms and start are those of IsaacGymEnvs' AllegroHand. Two differences: the goal's
-    position never changes and is observed relative to the cube; orientations are uniform over all rotations.
+    Observations, actions, reward terms and start are those of IsaacGymEnvs' AllegroHand. Differences: the goal's
+    position never changes and is observed relative to the cube; orientations are uniform over all rotations; the cube
+    starts 2 cm higher, clear of the fingers.
 
     Action space: 16 numbers in [-1, 1], position targets from the lower to the upper limit of the joints: four each of
     index, middle and ring finger and thumb, from the palm outwards.
@@ -49,7 +50,8 @@ class AllegroHand(InHand):
 
     Config = AllegroHandConfig
     HAND = "allegro_hand.xml"
-    CUBE_START = (0.0, -0.19, 0.06)
+    CUBE_START = (0.0, -0.19, 0.58)
+    GOAL = (0.0, -0.19, 0.52)
     OBSERVATIONS: ClassVar = {
         "full_no_vel": "joint_pos cube_pos cube_quat goal to_goal actions",
         "full": "joint_pos joint_vel cube_pos cube_quat cube_vel goal to_goal actions",

@@ -10,16 +10,16 @@ from torch import Tensor
 
 from gpusim_rl.env import Commands, Task, TaskConfig
 from gpusim_rl.env.math import quat_rotate_inverse
-from gpusim_rl.paths import assets_dir
+from gpusim_rl.paths import robot_file
 from gpusim_rl.sim import Scene, Sim
-
-MUST_NOT_TOUCH = ["base", "LF_THIGH", "LH_THIGH", "RF_THIGH", "RH_THIGH"]  # the knees belong to the thighs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnymalConfig(TaskConfig):
     """Values in cfg/task/Anymal.yaml."""
 
+    robot: str
+    must_not_touch: list[str]
     command_x: list[float]
     command_y: list[float]
     command_yaw: list[float]
@@ -67,15 +67,15 @@ class Anymal(Task[AnymalConfig]):
     def scene(cls, cfg: AnymalConfig) -> Scene:
         scene = Scene(cfg.physics_hz)
         scene.add_ground()
-        scene.add("anymal", assets_dir() / "anymal.xml")
-        scene.add_contact_sensor("anymal", MUST_NOT_TOUCH)
+        scene.add("anymal", robot_file(cfg.robot))
+        scene.add_contact_sensor("anymal", cfg.must_not_touch)
         scene.add_effort_sensors("anymal")
         return scene
 
     def __init__(self, cfg: AnymalConfig, sim: Sim) -> None:
         super().__init__(cfg, sim)
         self.robot = sim.articulation("anymal")
-        self.contacts = self.robot.contacts(MUST_NOT_TOUCH)
+        self.contacts = self.robot.contacts(cfg.must_not_touch)
         self.num_actions = len(self.robot.actuator_names)
         self.stance = self.robot.default_joint_pos
         self.commands = Commands(self, {"x": cfg.command_x, "y": cfg.command_y, "yaw": cfg.command_yaw})

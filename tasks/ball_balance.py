@@ -30,9 +30,9 @@ class BallBalanceConfig(TaskConfig):
 class BallBalance(Task[BallBalanceConfig]):
     """BallBalance: catch a falling ball with a tray, and keep it still over the middle.
 
-    Observations, actions, reward and start are those of IsaacGymEnvs' BallBalance. Its force sensors become the force of
-    the ball on the tray (of which its code repeats the x component three times), and its attractors become ball joints
-    between the feet and the ground.
+    Observations, actions, reward and start are those of IsaacGymEnvs' BallBalance. Its force sensors become the force
+    of the ball on the tray (of which its code repeats the x component three times), its attractors become ball joints
+    between the feet and the ground, and its knees are softer, with the same lag (see the MJCF).
 
     Action space: 3 numbers in [-1, 1], speed at which the target positions of the knees move / `action_speed`.
 
@@ -47,7 +47,8 @@ class BallBalance(Task[BallBalanceConfig]):
     | 12-14 | force of the ball on the tray x 0.05, tray frame                | N     |
     | 15-23 | torque of that force about the three hips x 0.05, tray frame    | N m   |
 
-    Reward per step: 1 / (1 + distance of the ball from `target_height` over the middle [m]) x 1 / (1 + its speed [m/s]).
+    Reward per step: 1 / (1 + distance) x 1 / (1 + speed) of the ball, the distance [m] from the point `target_height`
+    over the middle.
 
     Start: the tray is level. The ball is 1 to 2 m high over the tray and falls at 5 m/s, inwards at up to 5 m/s the
     further out it is. Termination: the ball is lower than 0.15 m.

@@ -15,8 +15,9 @@ from gpusim_rl.sim import Scene, Sim
 
 START = [1.157, -1.066, -0.155, -2.239, -1.841, 1.003, 0.469, 0.035, 0.035]  # joint positions [rad, m]
 TARGET_SPEEDS = [1.0] * 7 + [0.1] * 2  # of the arm [rad/s] and the fingers [m/s], times action_scale
-SPEED_LIMITS = [2.175] * 4 + [2.61] * 3 + [0.2] * 2  # rad/s, m/s
-DRIVE_LAG = 0.2  # kv / kp of the drives [s]: at constant speed joints are this far behind their targets
+# Targets lead the joints by no more than this [rad, m]: at constant speed an arm's joint is kv / kp = 0.2 s behind its
+# target, and its limit is 2.175 rad/s, of the last three 2.61. Fingers may press as they like.
+MAX_LEAD = [0.2 * 2.175] * 4 + [0.2 * 2.61] * 3 + [0.04] * 2
 FINGER_REACH = 0.04  # m; a finger gets its reward for being nearer than this to the handle's height
 
 
@@ -86,7 +87,7 @@ class FrankaCabinet(Task[FrankaCabinetConfig]):
         self.joint_low, self.joint_high = self.robot.joint_limits.unbind(dim=1)
         self.start = torch.tensor(START, device=self.device)
         self.step_size = torch.tensor(TARGET_SPEEDS, device=self.device) * cfg.action_scale * self.dt
-        self.max_lag = torch.tensor(SPEED_LIMITS, device=self.device) * DRIVE_LAG
+        self.max_lead = torch.tensor(MAX_LEAD, device=self.device)
         self.targets = torch.zeros(self.num_envs, self.num_actions, device=self.device)
 
     def reset(self, where: Bool[Tensor, " envs"]) -> None:
@@ -98,7 +99,7 @@ class FrankaCabinet(Task[FrankaCabinetConfig]):
     def apply_action(self, action: Float[Tensor, "envs actions"]) -> None:
         joint_pos = self.robot.joint_pos
         targets = self.targets + self.step_size * action
-        targets = targets.clamp(joint_pos - self.max_lag, joint_pos + self.max_lag)
+        targets = targets.clamp(joint_pos - self.max_lead, joint_pos + self.max_lead)
         self.targets.copy_(targets.clamp(self.joint_low, self.joint_high))
         self.robot.actuate(self.targets)
 

@@ -11,14 +11,14 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from gpusim_rl.env import Task, TaskConfig
-from gpusim_rl.env.math import operational_space_torque, quat_from_axis_angle
+from gpusim_rl.env.math import operational_space_torque, quat_from_axis_angle, solve_positive_definite
 from gpusim_rl.paths import assets_dir
 from gpusim_rl.sim import Articulation, Scene, Sim
 
 START = [0.0, 0.1963, 0.0, -2.6180, 0.0, 2.9416, 0.7854, 0.035, 0.035]  # joint positions [rad, m]
 TABLE_HEIGHT = 1.025  # m
 SIZE_A, SIZE_B = 0.05, 0.07  # m
-TORQUE_LIMITS = [87.0] * 4 + [12.0] * 3  # N m
+TORQUE_LIMITS, SPEED_LIMITS = [87.0] * 4 + [12.0] * 3, [2.175] * 4 + [2.61] * 3  # N m, rad/s
 POSE_LIMITS = [0.1] * 3 + [0.5] * 3  # m, rad
 STIFFNESS, POSTURE_STIFFNESS = 150.0, 10.0  # 1/s^2, critically damped
 
@@ -44,7 +44,7 @@ class FrankaCubeStack(Task[FrankaCubeStackConfig]):
     Observations, actions, reward terms and the controller are those of IsaacGymEnvs' FrankaCubeStack, but the episode
     goes on when the cubes are stacked: ending it, as there, makes holding the cube in its place worth more than letting
     go (`end_when_stacked=true` ends it). The controller's Jacobian is that of the gripping point, which it moves; there
-    it was the hand's.
+    it was the hand's. PhysX caps the speeds of the joints; here the torques are cut.
 
     Action space: 7 numbers in [-1, 1]: displacement of the gripping point / 0.1 m, rotation vector / 0.5 rad, and the
     gripper, open at 0 and above. With `control_type=joint_tor` 8: torques / (87 or 12 N m), and the gripper.
@@ -90,6 +90,7 @@ class FrankaCubeStack(Task[FrankaCubeStackConfig]):
         self.start = torch.tensor(START, device=self.device)
         self.joint_low, self.joint_high = self.robot.joint_limits.unbind(dim=1)
         self.torque_limits = torch.tensor(TORQUE_LIMITS, device=self.device)
+        self.speed_limits = torch.tensor(SPEED_LIMITS, device=self.device)
         self.pose_limits = torch.tensor(POSE_LIMITS, device=self.device)
         self.up = torch.tensor([0.0, 0.0, 1.0], device=self.device)
         self.in_place = torch.tensor([0.0, 0.0, (SIZE_A + SIZE_B) / 2], device=self.device)  # cube A, from cube B
@@ -115,18 +116,25 @@ class FrankaCubeStack(Task[FrankaCubeStackConfig]):
 
     def apply_action(self, action: Float[Tensor, "envs actions"]) -> None:
         arm, gripper = action[:, :-1], action[:, -1:]
-        torque = self._osc_torque(arm * self.pose_limits) if self.uses_osc else arm * self.torque_limits
+        joint_vel, mass = self.robot.joint_vel[:, :7], self.dynamics.mass_matrix[:, :7, :7]
+        torque = self._osc_torque(arm * self.pose_limits, mass) if self.uses_osc else arm * self.torque_limits
+        torque = torque.clamp(-self.torque_limits, self.torque_limits)
+        # No joint shall be over its speed limit after this step.
+        acceleration = solve_positive_definite(mass, torque[..., None])[..., 0]
+        slowest, fastest = (-self.speed_limits - joint_vel) / self.dt, (self.speed_limits - joint_vel) / self.dt
+        torque = (mass @ acceleration.clamp(slowest, fastest)[..., None])[..., 0]
         fingers = torch.where(gripper >= 0.0, self.joint_high[7:], self.joint_low[7:])
-        self.robot.actuate(torch.cat([torque.clamp(-self.torque_limits, self.torque_limits), fingers], dim=1))
+        self.robot.actuate(torch.cat([torque, fingers], dim=1))
 
-    def _osc_torque(self, displacement: Float[Tensor, "envs 6"]) -> Float[Tensor, "envs 7"]:
+    def _osc_torque(
+        self, displacement: Float[Tensor, "envs 6"], mass: Float[Tensor, "envs 7 7"]
+    ) -> Float[Tensor, "envs 7"]:
         """Torques that pull the gripping point by a displacement, and the arm to its start pose as far as is free."""
         velocity = torch.cat([self.hand.lin_vel[:, 0], self.hand.ang_vel[:, 0]], dim=1)
         joint_pos, joint_vel = self.robot.joint_pos[:, :7], self.robot.joint_vel[:, :7]
         acceleration = STIFFNESS * displacement - 2.0 * math.sqrt(STIFFNESS) * velocity
         posture = POSTURE_STIFFNESS * (self.start[:7] - joint_pos) - 2.0 * math.sqrt(POSTURE_STIFFNESS) * joint_vel
-        jacobian, mass = self.dynamics.jacobian[..., :7], self.dynamics.mass_matrix[:, :7, :7]
-        return operational_space_torque(jacobian, mass, acceleration, posture)
+        return operational_space_torque(self.dynamics.jacobian[..., :7], mass, acceleration, posture)
 
     def observe(self) -> Float[Tensor, "envs obs"]:
         cube_a, joints = self.cube_a, self.robot.joint_pos
@@ -145,7 +153,7 @@ class FrankaCubeStack(Task[FrankaCubeStackConfig]):
     def rewards(self) -> dict[str, Float[Tensor, " envs"]]:
         cfg = self.cfg
         from_hand = torch.linalg.vector_norm(self.hand.pos - self.cube_a.root_pos[:, None], dim=2)
-        lifted = (self._height() - SIZE_A > 0.04).float()
+        lifted = (self.cube_a.root_pos[:, 2] - TABLE_HEIGHT - SIZE_A > 0.04).float()
         off_place = self.cube_a.root_pos - self.cube_b.root_pos - self.in_place
         align = lifted * _nearness(torch.linalg.vector_norm(off_place, dim=1))
         stacked = self._stacked()
@@ -164,15 +172,12 @@ class FrankaCubeStack(Task[FrankaCubeStackConfig]):
     def stats(self) -> dict[str, Float[Tensor, " envs"]]:
         return {"stacked": self._stacked().float()}
 
-    def _height(self) -> Float[Tensor, " envs"]:
-        """Height of cube A's middle above the table [m]."""
-        return self.cube_a.root_pos[:, 2] - TABLE_HEIGHT
-
     def _stacked(self) -> Bool[Tensor, " envs"]:
-        off_axis = torch.linalg.vector_norm((self.cube_a.root_pos - self.cube_b.root_pos)[:, :2], dim=1)
-        on_top = (self._height() - (SIZE_B + SIZE_A / 2)).abs() < 0.02
-        released = torch.linalg.vector_norm(self.hand.pos[:, 0] - self.cube_a.root_pos, dim=1) > 0.04
-        return (off_axis < 0.02) & on_top & released
+        place = self.cube_a.root_pos
+        centred = torch.linalg.vector_norm((place - self.cube_b.root_pos)[:, :2], dim=1) < 0.02
+        on_top = (place[:, 2] - TABLE_HEIGHT - SIZE_B - SIZE_A / 2).abs() < 0.02
+        released = torch.linalg.vector_norm(self.hand.pos[:, 0] - place, dim=1) > 0.04
+        return centred & on_top & released
 
 
 def _nearness(distance: Float[Tensor, " envs"]) -> Float[Tensor, " envs"]:

@@ -14,9 +14,6 @@ from gpusim_rl.env.math import quat_angle, quat_conjugate, quat_from_uniform, qu
 from gpusim_rl.paths import assets_dir
 from gpusim_rl.sim import Scene, Sim
 
-HAND_HEIGHT = 0.5  # m
-GOAL_BELOW_START = 0.04  # m; the cube starts in the air and falls into the hand
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InHandConfig(TaskConfig):
@@ -49,18 +46,18 @@ class InHand(Task[InHandConfig]):
     HAND: ClassVar[str]
     """MJCF of the hand, in tasks/assets."""
     CUBE_START: ClassVar[tuple[float, float, float]]
-    """Where the cube starts, in the frame of the hand's file [m]."""
+    """Where the cube starts: in the air, from where it falls into the hand [m]."""
+    GOAL: ClassVar[tuple[float, float, float]]
+    """Where the cube shall stay [m]."""
     OBSERVATIONS: ClassVar[dict[str, str]]
     """The parts (see `_parts`) of each type of observation; `full_state` is what the critic sees if asymmetric."""
 
     @classmethod
     def scene(cls, cfg: InHandConfig) -> Scene:
-        scene = Scene(cfg.physics_hz, cone="elliptic")
-        scene.spec.option.impratio = 10  # else what a hand holds slowly slips
+        scene = Scene(cfg.physics_hz, cone="pyramidal")
         scene.add_light()
-        x, y, z = cls.CUBE_START
-        scene.add("hand", assets_dir() / cls.HAND, pos=(0.0, 0.0, HAND_HEIGHT))
-        scene.add("cube", assets_dir() / "hand_cube.xml", pos=(x, y, HAND_HEIGHT + z))
+        scene.add("hand", assets_dir() / cls.HAND)
+        scene.add("cube", assets_dir() / "hand_cube.xml", pos=cls.CUBE_START)
         scene.add_effort_sensors("hand")
         return scene
 
@@ -70,7 +67,7 @@ class InHand(Task[InHandConfig]):
         self.num_actions = len(self.hand.actuator_names)
         self.joint_low, self.joint_high = self.hand.joint_limits.unbind(dim=1)
         self.target_low, self.target_high = self.hand.control_limits.unbind(dim=1)
-        self.goal_pos = self.cube.default_root_pos - torch.tensor([0.0, 0.0, GOAL_BELOW_START], device=self.device)
+        self.goal_pos = torch.tensor(self.GOAL, device=self.device)
         self.goal_quat = torch.zeros(self.num_envs, 4, device=self.device)
         self.targets = torch.zeros(self.num_envs, self.num_actions, device=self.device)
         self.successes = torch.zeros(self.num_envs, device=self.device)  # goals reached in this episode

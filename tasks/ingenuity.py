@@ -33,11 +33,11 @@ class IngenuityConfig(TaskConfig):
 
 
 class Ingenuity(Task[IngenuityConfig]):
-    """Ingenuity: fly to a point and hover there, upright and without spinning; every five seconds there is another point.
+    """Ingenuity: fly to a point and hover there, upright and without spinning; now and then there is another point.
 
     Observations, actions, reward and start are those of IsaacGymEnvs' Ingenuity, with the quaternion wxyz (there xyzw),
-    and with the mass and the dimensions of the real helicopter. Each rotor pushes along a vector that it tilts; it makes
-    no torque about its axis. A target that is out of reach, where the original ends the episode, is brought nearer.
+    and with the mass and the dimensions of the real helicopter. Each rotor pushes along a vector that it tilts; it
+    makes no torque about its axis. A target out of reach, where the original ends the episode, is brought nearer.
 
     Action space: 6 numbers in [-1, 1], for the lower and then the upper rotor: the tilt of the thrust in x and y,
     thrust across / thrust along the axis, clamped to +-`max_lateral`; the thrust along the axis / `max_thrust`.
@@ -54,8 +54,8 @@ class Ingenuity(Task[IngenuityConfig]):
     Reward terms, with near = 1 / (1 + distance^2): position = near; upright = 5 near / (1 + (1 - up)^2) with up the
     projection of the fuselage's z axis on the vertical; spin = near / (1 + (vertical angular velocity)^2).
 
-    Start: level and at rest, within +-1.5 m of the middle and 0.8 to 2.5 m high; targets are within +-`target_range` and
-    1 to 2 m high. Termination: further from the target than `lost_distance`, or lower than `lost_height`.
+    Start: level and at rest, within +-1.5 m of the middle and 0.8 to 2.5 m high; targets are within +-`target_range`
+    and 1 to 2 m high. Termination: further from the target than `lost_distance`, or lower than `lost_height`.
     """
 
     Config = IngenuityConfig

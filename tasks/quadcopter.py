@@ -32,11 +32,11 @@ class QuadcopterConfig(TaskConfig):
 class Quadcopter(Task[QuadcopterConfig]):
     """Quadcopter: fly to a point and hover there, upright and without spinning.
 
-    Observations, actions, reward and start are those of IsaacGymEnvs' Quadcopter, with the quaternion wxyz (there xyzw).
-    PhysX caps the angular velocity there at 4 pi rad/s; here nothing does. Rotors make thrust, but no torque.
+    Observations, actions, reward and start are those of IsaacGymEnvs' Quadcopter, with the quaternion wxyz (there
+    xyzw), and without PhysX's cap of the angular velocity at 4 pi rad/s. Rotors make thrust, but no torque.
 
-    Action space: 12 numbers in [-1, 1]: 0-7 speed of the target angles of the rotors / `tilt_speed`, for each rotor pitch
-    and roll; 8-11 rate of the rotors' thrusts / `thrust_speed`.
+    Action space: 12 numbers in [-1, 1]: 0-7 speed of the target angles of the rotors / `tilt_speed`, for each rotor
+    pitch and roll; 8-11 rate of the rotors' thrusts / `thrust_speed`.
 
     Observation space:
 

@@ -60,7 +60,8 @@ class ShadowHand(InHand):
 
     Config = ShadowHandConfig
     HAND = "shadow_hand.xml"
-    CUBE_START = (0.0, -0.39, 0.10)
+    CUBE_START = (0.0, -0.39, 0.60)
+    GOAL = (0.0, -0.39, 0.56)
     OBSERVATIONS: ClassVar = {
         "openai": "tip_pos cube_pos to_goal actions",
         "full_no_vel": "joint_pos cube_pos cube_quat goal to_goal tip_pos actions",

@@ -56,8 +56,9 @@ class Trifinger(Task[TrifingerConfig]):
     """Trifinger: move a cube of 65 mm to a goal pose, with three fingers of three joints each.
 
     Observations, actions, rewards and goals are those of IsaacGymEnvs' Trifinger (Allshire et al. 2021, arXiv
-    2108.09779) without its domain randomisation. The motors' safety damping acts at every physics step, there at every
-    control step; what a reset moves counts neither as movement nor as reaching, there it does.
+    2108.09779), with quaternions wxyz (there xyzw), and so is its domain randomisation, but for the size of the cube.
+    The motors' safety damping acts at every physics step, there at every control step; what a reset moves counts
+    neither as movement nor as reaching, there it does.
 
     Action space: 9 numbers in [-1, 1], torque / 0.36 N m: upper, middle and lower joint of the fingers 0 to 2.
 

@@ -98,22 +98,22 @@ def test_a_bad_task_setting_is_one_line_and_leaves_nothing(train_cli, tmp_path, 
 
 def test_a_bug_in_a_task_file_shows_a_traceback_of_that_file_only(train_cli, tmp_path):
     (tmp_path / "my_cfg" / "task").mkdir(parents=True)
-    (tmp_path / "my_cfg" / "task" / "Hopper.yaml").write_text(
-        "# @package _global_\ntask: {_target_: hopper_with_bug.Hopper}\n"
+    (tmp_path / "my_cfg" / "task" / "Juggler.yaml").write_text(
+        "# @package _global_\ntask: {_target_: juggler_with_bug.Juggler}\n"
     )
-    (tmp_path / "hopper_with_bug.py").write_text("speed = 1 / 0\n")
-    done = train_cli("-cd", "my_cfg", "task=Hopper", check=False)
+    (tmp_path / "juggler_with_bug.py").write_text("speed = 1 / 0\n")
+    done = train_cli("-cd", "my_cfg", "task=Juggler", check=False)
     assert done.returncode == 1
-    assert "hopper_with_bug.py" in done.stderr and "ZeroDivisionError" in done.stderr
+    assert "juggler_with_bug.py" in done.stderr and "ZeroDivisionError" in done.stderr
     assert "hydra/" not in done.stderr
 
 
 def test_broken_yaml_names_file_and_line(train_cli, tmp_path):
     (tmp_path / "my_cfg" / "task").mkdir(parents=True)
-    (tmp_path / "my_cfg" / "task" / "Hopper.yaml").write_text("# @package _global_\ntask:\n  a: 1\n b: [\n")
-    done = train_cli("-cd", "my_cfg", "task=Hopper", check=False)
+    (tmp_path / "my_cfg" / "task" / "Juggler.yaml").write_text("# @package _global_\ntask:\n  a: 1\n b: [\n")
+    done = train_cli("-cd", "my_cfg", "task=Juggler", check=False)
     assert done.returncode == 2
-    assert re.match(r"error: .*Hopper\.yaml.* line \d", done.stderr), done.stderr
+    assert re.match(r"error: .*Juggler\.yaml.* line \d", done.stderr), done.stderr
     assert done.stderr.count("\n") == 1
 
 
@@ -283,13 +283,13 @@ def test_a_sweep_stops_before_it_starts_when_one_run_is_wrong(train_cli, tmp_pat
     assert list(tmp_path.iterdir()) == []
 
 
-HOPPER = """\
+JUGGLER = """\
 from dataclasses import dataclass
 
 from gpusim_rl.tasks.pendulum import Pendulum
 
 
-class Hopper(Pendulum):
+class Juggler(Pendulum):
     @dataclass(frozen=True, slots=True, kw_only=True)
     class Config(Pendulum.Config):
         bonus: float = 1.0
@@ -297,23 +297,23 @@ class Hopper(Pendulum):
 
 
 @pytest.fixture
-def hopper(tmp_path, checkout) -> Path:
-    """A task in the user's folder: hopper.py, and my_cfg/task/Hopper.yaml."""
-    (tmp_path / "hopper.py").write_text(HOPPER)
+def juggler(tmp_path, checkout) -> Path:
+    """A task in the user's folder: juggler.py, and my_cfg/task/Juggler.yaml."""
+    (tmp_path / "juggler.py").write_text(JUGGLER)
     (tmp_path / "my_cfg" / "task").mkdir(parents=True)
     text = (checkout / "cfg" / "task" / "Pendulum.yaml").read_text()
-    text = text.replace("gpusim_rl.tasks.pendulum.Pendulum", "hopper.Hopper")
-    (tmp_path / "my_cfg" / "task" / "Hopper.yaml").write_text(text)
+    text = text.replace("gpusim_rl.tasks.pendulum.Pendulum", "juggler.Juggler")
+    (tmp_path / "my_cfg" / "task" / "Juggler.yaml").write_text(text)
     return tmp_path
 
 
-def test_a_folder_adds_a_task_and_its_run_remembers_the_folder(train_cli, hopper):
-    train_cli("-cd", "my_cfg", "task=Hopper", "debug=smoke")
-    [folder] = run_dirs(hopper, "Hopper")
-    train_cli("checkpoint=Hopper", "max_iterations=3")
-    assert run_dirs(hopper, "Hopper") == [folder]
-    done = train_cli("--config-dir=my_cfg", "task=Hoper", check=False)
-    assert done.stderr.startswith("error: unknown task 'Hoper'. Did you mean 'Hopper'?")
+def test_a_folder_adds_a_task_and_its_run_remembers_the_folder(train_cli, juggler):
+    train_cli("-cd", "my_cfg", "task=Juggler", "debug=smoke")
+    [folder] = run_dirs(juggler, "Juggler")
+    train_cli("checkpoint=Juggler", "max_iterations=3")
+    assert run_dirs(juggler, "Juggler") == [folder]
+    done = train_cli("--config-dir=my_cfg", "task=Jugler", check=False)
+    assert done.stderr.startswith("error: unknown task 'Jugler'. Did you mean 'Juggler'?")
 
 
 # -- Python -----------------------------------------------------------------------------------
@@ -330,26 +330,26 @@ def test_python_trains_with_the_same_defaults(tmp_path, monkeypatch):
     assert run_dirs(tmp_path, "Cartpole") == [folder]
 
 
-def test_python_takes_a_class_with_and_without_yaml(hopper, monkeypatch):
+def test_python_takes_a_class_with_and_without_yaml(juggler, monkeypatch):
     from gpusim_rl.tasks.pendulum import Pendulum
 
     from gpusim_rl.api import prepare
 
-    monkeypatch.chdir(hopper)
-    monkeypatch.syspath_prepend(str(hopper))
+    monkeypatch.chdir(juggler)
+    monkeypatch.syspath_prepend(str(juggler))
     run, task, config, lines = prepare(Pendulum, num_envs=8, task={"max_torque": 3.0})
     assert (task, run.num_envs, run.task.max_torque) == (Pendulum, 8, 3.0)
     assert lines == ["task=Pendulum", "num_envs=8", "task.max_torque=3.0"]
 
-    from hopper import Hopper
+    from juggler import Juggler
 
     values = {key: value for key, value in config["task"].items() if key != "_target_"}
-    settings = Hopper.Config(bonus=2.0, **values)
-    run, task, config, _ = prepare(Hopper, settings, num_envs=8, sim="mujoco")
-    assert (task, run.task, run.sim.name) == (Hopper, settings, "mujoco")
-    assert config["task"]["_target_"] == "hopper.Hopper"
-    with pytest.raises(ConfigError, match=r"try gpusim_rl\.train\(Hopper, Hopper\.Config"):
-        prepare(Hopper)
+    settings = Juggler.Config(bonus=2.0, **values)
+    run, task, config, _ = prepare(Juggler, settings, num_envs=8, sim="mujoco")
+    assert (task, run.task, run.sim.name) == (Juggler, settings, "mujoco")
+    assert config["task"]["_target_"] == "juggler.Juggler"
+    with pytest.raises(ConfigError, match=r"try gpusim_rl\.train\(Juggler, Juggler\.Config"):
+        prepare(Juggler)
 
 
 @pytest.mark.parametrize(
@@ -389,8 +389,8 @@ def test_unknown_command_suggests():
 def test_a_tool_is_a_command(tmp_path, monkeypatch, capsys):
     (tmp_path / "new_task.py").write_text('"""Write a new task."""\ndef main(argv):\n    print("argv:", argv)\n')
     monkeypatch.setattr(paths, "tools_dir", lambda: tmp_path)
-    cli.main(["new-task", "Hopper", "--force"])
-    assert capsys.readouterr().out == "argv: ['Hopper', '--force']\n"
+    cli.main(["new-task", "Juggler", "--force"])
+    assert capsys.readouterr().out == "argv: ['Juggler', '--force']\n"
     cli.main([])
     usage = capsys.readouterr().out
     assert "new-task     write a new task\n" in usage

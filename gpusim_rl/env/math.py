@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from gpusim_rl.sim.dynamics import operational_space_torque
+from gpusim_rl.sim.dynamics import operational_space_torque, solve_positive_definite
 from gpusim_rl.sim.quaternion import (
     euler_xyz,
     quat_conjugate,
@@ -30,6 +30,7 @@ __all__ = [
     "quat_rotate",
     "quat_rotate_inverse",
     "scale",
+    "solve_positive_definite",
     "tolerance",
     "unscale",
     "wrap_angle",

@@ -1,4 +1,4 @@
-"""What IsaacGym's properties of joints, bodies, shapes and tendons are in MuJoCo, as quantities that can be randomised."""
+"""What IsaacGym's properties of joints, bodies, shapes and tendons are in MuJoCo: quantities that can be randomised."""
 
 from __future__ import annotations
 
@@ -100,13 +100,9 @@ def _column(
     """A parameter that is one number per element (index None), or one of its columns."""
     if index is None:
         return Quantity(param.default, param.set, low, high)
-
-    def write(value: Tensor, where: Bool[Tensor, " envs"]) -> None:
-        row = param.value
-        row[..., index] = sign * value
-        param.set(row, where)
-
-    return Quantity(sign * param.default[..., index], write, low, high)
+    return Quantity(
+        sign * param.default[..., index], lambda value, where: param.set(sign * value, where, index), low, high
+    )
 
 
 def _in_proportion(param: Param, default: Float[Tensor, " elements"]) -> Quantity:
@@ -223,14 +219,15 @@ class Inertia(TaskPart):
         model = actor.sim.scene.model
         names = actor.sim.articulation(actor.name).body_names
         self.names = [name for name in names if model.body(f"{actor.name}/{name}").mass[0] > 0.0]
-        self._actor = actor
+        self._owner = actor.name
+        self._param = actor.param
         self._inertia = actor.param("body_inertia", self.names)
         self.density = torch.ones(actor.sim.num_envs, len(self.names), device=actor.sim.device)
         self.spread = torch.ones_like(self.density)
 
     def mass(self, elements: Sequence[str] | None) -> Quantity:
         """Masses [kg]."""
-        param = self._actor.param("body_mass", self._find(elements))
+        param = self._param("body_mass", self._find(elements))
         columns = self._columns(elements)
 
         def write(value: Tensor, where: Bool[Tensor, " envs"]) -> None:
@@ -254,7 +251,7 @@ class Inertia(TaskPart):
         for name in elements or []:
             if name not in self.names:
                 hint = did_you_mean(name, self.names)
-                raise TaskError(f"{self._actor.name!r} has no body with mass {name!r}.{hint} There are {self.names}")
+                raise TaskError(f"{self._owner!r} has no body with mass {name!r}.{hint} There are {self.names}")
         return list(self.names if elements is None else elements)
 
     def _columns(self, elements: Sequence[str] | None) -> Tensor:

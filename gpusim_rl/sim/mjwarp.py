@@ -124,6 +124,7 @@ class MjwarpSim:
         self._written_on_host = self._written.numpy() if device.type == "cpu" else None
         self._diverged = torch.zeros(num_envs, dtype=torch.bool, device=device)
         self._params = Params(scene, num_envs, device, self._expand, self._wrote_param)
+        self._new_friction: set[int] = set()  # joints that may get dry friction, and have none in the model
         self._constants: dict[str, Tensor] = {}  # those that each world has for itself
         self._stale = _Group.NONE  # groups of constants that parameters were written for
         self._graphs.synchronize()
@@ -133,11 +134,12 @@ class MjwarpSim:
         return MujocoArticulation(self, name)
 
     def param(self, name: str, articulation: str | None = None, elements: Sequence[str] | None = None) -> Param:
-        return self._params.find(name, articulation, elements)
+        found = self._params.find(name, articulation, elements)
+        if name == "dof_frictionloss":
+            self._check_friction_rows(found)
+        return found
 
     def _expand(self, field: str) -> Tensor:
-        if field == "dof_frictionloss":
-            self._check_friction_rows()
         values = self._expand_array(self._model.opt if field == "gravity" else self._model, field)
         if self._groups(field):
             for name in CONSTANTS:
@@ -158,14 +160,16 @@ class MjwarpSim:
         setattr(owner, name, own)
         return values
 
-    def _check_friction_rows(self) -> None:
+    def _check_friction_rows(self, friction: Param) -> None:
         # Each joint with dry friction takes a row of the constraints, whose number was fixed without it.
-        model = self.scene.model
-        rows = estimate_buffers(model)[0] + int(np.count_nonzero(model.dof_frictionloss == 0.0))
-        if rows > self._data.njmax:
+        assert friction.rows is not None
+        without = (friction.default == 0.0).tolist()
+        self._new_friction.update(row for row, new in zip(friction.rows, without, strict=True) if new)
+        rows = estimate_buffers(self.scene.model, len(self._new_friction))[0]
+        if self._new_friction and rows > self._data.njmax:
             raise ConfigError(
-                f"sim=mjwarp has {self._data.njmax} constraint rows per world, too few for friction in all joints;"
-                f" try sim.njmax={rows}"
+                f"sim=mjwarp has {self._data.njmax} constraint rows per world, too few for dry friction in"
+                f" {len(self._new_friction)} more joints; try sim.njmax={rows}"
             )
 
     def _groups(self, field: str) -> int:
@@ -305,13 +309,17 @@ _PLANE_CONTACTS = {
 }
 
 
-def estimate_buffers(model: mujoco.MjModel) -> tuple[int, int]:
+def estimate_buffers(model: mujoco.MjModel, more_rows: int = 0) -> tuple[int, int]:
     """Constraint rows and contacts to allocate per world, for a scene that nobody has measured.
 
     A few geoms may touch the ground with all the contacts that they can have, many geoms only with
     half of them; of the geoms that can touch each other only some do at a time. This is more than
     twice what Ant needs when it is thrown around. Rows are a limit for each world; contacts, and
     the candidate pairs that share their buffer, are pooled over all worlds.
+
+    Args:
+        model: The scene's.
+        more_rows: Rows for what the model does not have.
     """
     plane, hfield = mujoco.mjtGeom.mjGEOM_PLANE.value, mujoco.mjtGeom.mjGEOM_HFIELD.value
     wants, accepts = model.geom_contype, model.geom_conaffinity
@@ -335,7 +343,7 @@ def estimate_buffers(model: mujoco.MjModel) -> tuple[int, int]:
         model.tendon_frictionloss,
     ):
         rows += int(np.count_nonzero(flags))
-    rows += 6 * model.neq  # a weld has the most
+    rows += 6 * model.neq + more_rows  # a weld has the most
     return _round_up(rows), _round_up(contacts)
 
 

@@ -58,6 +58,7 @@ class Param:
         name: Name of the field, one of `FIELDS`.
         elements: What the second dimension stands for, by name; empty for gravity.
         default: The model's own values, shape [elements, ...]; [3] for gravity.
+        rows: Their rows in MuJoCo's array; None for gravity.
     """
 
     def __init__(
@@ -65,38 +66,49 @@ class Param:
         name: str,
         elements: list[str],
         default: Tensor,
-        rows: Tensor | None,
+        rows: list[int] | None,
         values: Tensor,
         changed: Callable[[Bool[Tensor, " envs"]], None],
     ) -> None:
         self.name = name
         self.elements = elements
         self.default = default
-        self._rows = rows
+        self.rows = rows
+        self._index, self._slice = _index(rows, default.device)
         self._values = values
         self._changed = changed
 
     @property
     def value(self) -> Float[Tensor, "envs ..."]:
         """What each world has now, shape [num_envs, elements, ...], as a copy."""
-        mine = self._values.clone() if self._rows is None else self._values.index_select(1, self._rows)
-        return mine.to(torch.float32)
+        mine = self._values[:, self._slice]
+        return (mine.clone() if self._index is None else mine.index_select(1, self._index)).to(torch.float32)
 
-    def set(self, value: Float[Tensor, "envs ..."], where: Bool[Tensor, " envs"]) -> None:
+    def set(self, value: Float[Tensor, "envs ..."], where: Bool[Tensor, " envs"], column: int | None = None) -> None:
         """Gives the worlds of the mask new values; what MuJoCo derives from them follows at the next refresh or step.
 
         Args:
-            value: Shape of `value`, in the field's units.
+            value: Shape of `value`, in the field's units; with `column` without its last dimension.
             where: Worlds that get their row of it.
+            column: Sets only this one of an element's numbers.
         """
-        mask = where.view(-1, *[1] * (value.ndim - 1))
-        value = value.to(self._values.dtype)
-        if self._rows is None:
-            self._values.copy_(torch.where(mask, value, self._values))
+        mine = self._values[:, self._slice]
+        mine = mine if column is None else mine[..., column]
+        mask, value = where.view(-1, *[1] * (value.ndim - 1)), value.to(mine.dtype)
+        if self._index is None:
+            mine.copy_(torch.where(mask, value, mine))
         else:
-            old = self._values.index_select(1, self._rows)
-            self._values.index_copy_(1, self._rows, torch.where(mask, value, old))
+            mine.index_copy_(1, self._index, torch.where(mask, value, mine.index_select(1, self._index)))
         self._changed(where)
+
+
+def _index(rows: list[int] | None, device: torch.device) -> tuple[Tensor | None, slice]:
+    """How to find these rows: as a slice, which is fast, or else by an index in all."""
+    if rows is None or not rows:
+        return None, slice(None)
+    if rows == list(range(rows[0], rows[0] + len(rows))):
+        return None, slice(rows[0], rows[-1] + 1)
+    return torch.tensor(rows, dtype=torch.int64, device=device), slice(None)
 
 
 class Params:
@@ -134,7 +146,7 @@ class Params:
         ids, names = find_elements(self._scene, name, articulation, elements)
         if name not in self.values:
             self.values[name] = self._expand(name)
-        rows = None if FIELDS[name].of == "world" else torch.tensor(ids, dtype=torch.int64, device=self._device)
+        rows = None if FIELDS[name].of == "world" else ids
         default = model_values(self._scene.model, name)
         default = default if rows is None else default[ids]
         return Param(

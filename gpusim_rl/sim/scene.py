@@ -11,9 +11,11 @@ from typing import Literal
 import mujoco
 
 from gpusim_rl.errors import TaskError
+from gpusim_rl.sim import menagerie
 from gpusim_rl.sim.terrain import Terrain
 
 TERRAIN_DEPTH = 1.0  # of the ground below its lowest point [m]; what sinks deeper falls through
+TERRAIN_MARGIN = 0.015  # above the ground where contacts begin to push [m]
 
 # MuJoCo's contact sensor: bits of its data specification, and the reduction of all matching contacts to one wrench.
 _CONTACT_FORCE, _CONTACT_TORQUE, _CONTACT_POS = 1 << 1, 1 << 2, 1 << 4
@@ -122,7 +124,11 @@ class Scene:
         self.add_light()
 
     def add_terrain(self, terrain: Terrain, *, friction: Sequence[float] = (1.0, 0.005, 0.0001)) -> None:
-        """Adds the ground of a terrain with a light above it: one height field, the same for all worlds.
+        """Adds the ground of a terrain with a light above it, the same for all worlds: a height field and its border.
+
+        A foot that sinks into the side of a step is caught there, for MuJoCo pushes it out of each cell of the field
+        into the next. So contacts are as stiff as the time step allows, and what stands on the ground hovers
+        `TERRAIN_MARGIN` above it. A ball of 3 cm radius then stays above ground in nearly all falls.
 
         Args:
             terrain: What it looks like.
@@ -130,22 +136,38 @@ class Scene:
         """
         heights = terrain.heights.cpu().numpy()
         low, relief = heights.min(), max(heights.max() - heights.min(), 1e-3)
+        half_x, half_y = terrain.half_size
         self._add_ground_material()
+        surface = {
+            "friction": list(friction),
+            "material": "ground",
+            "margin": TERRAIN_MARGIN,
+            "solref": [2.0 * self.spec.option.timestep, 1.0],
+            "solmix": 1e3,  # its own solref counts, not the mean with the other geom's
+        }
         self.spec.add_hfield(
             name="ground",
-            size=[*terrain.half_size, relief, TERRAIN_DEPTH],
+            size=[half_x, half_y, relief, TERRAIN_DEPTH],
             ncol=heights.shape[0],
             nrow=heights.shape[1],
             userdata=((heights.T - low) / relief).ravel(),
         )
         self.spec.worldbody.add_geom(
-            name="ground",
-            type=mujoco.mjtGeom.mjGEOM_HFIELD,
-            hfieldname="ground",
-            pos=[0, 0, low],
-            friction=list(friction),
-            material="ground",
+            name="ground", type=mujoco.mjtGeom.mjGEOM_HFIELD, hfieldname="ground", pos=[0, 0, low], **surface
         )
+        if border := 0.5 * terrain.cfg.border:
+            for side in (-1, 1):
+                for name, pos, size in (
+                    ("x", [side * (half_x + border), 0], [border, half_y + 2 * border]),
+                    ("y", [0, side * (half_y + border)], [half_x, border]),
+                ):
+                    self.spec.worldbody.add_geom(
+                        name=f"border_{'+' if side > 0 else '-'}{name}",
+                        type=mujoco.mjtGeom.mjGEOM_BOX,
+                        pos=[*pos, -TERRAIN_DEPTH],
+                        size=[*size, TERRAIN_DEPTH],
+                        **surface,
+                    )
         self.add_light()
         self._model = None
 
@@ -183,7 +205,7 @@ class Scene:
 
         Args:
             name: Its name in the scene; elements become `<name>/<element>`.
-            mjcf: A file, or a spec (which is consumed).
+            mjcf: A file, a spec (which is consumed), or a robot of MuJoCo Menagerie: `menagerie:unitree_go1`.
             pos: Where its frame stands in the world [m].
             quat: How its frame is turned, wxyz.
 
@@ -193,7 +215,9 @@ class Scene:
         if name in self.articulation_names:
             raise TaskError(f"Scene.add({name!r}): the scene already has a {name!r}; names must be unique")
         part = mjcf
-        if isinstance(part, str | Path):
+        if isinstance(part, str) and part.startswith(menagerie.PREFIX):
+            part = menagerie.load(part)
+        elif isinstance(part, str | Path):
             try:
                 part = mujoco.MjSpec.from_file(str(mjcf))
             except (ValueError, FileNotFoundError) as error:

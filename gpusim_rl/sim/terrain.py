@@ -28,14 +28,13 @@ class TerrainConfig:
 
     seed: int  # of what is random in the patches
     levels: Count  # from easy to hard
-    columns: Annotated[
-        dict[str, Count], Rule("a section <kind>: <number of columns>, with at least one kind", lambda kinds: bool(kinds))
-    ]  # in the order of the columns; kinds are the functions of KINDS
+    columns: Annotated[dict[str, Count], Rule("a section <kind>: <number of columns>", lambda kinds: len(kinds) > 0)]
+    """Number of columns of each kind, in their order; the kinds are those of `KINDS`."""
     patch_size: Positive  # m
     platform_size: Positive  # m; a flat square in the middle of every patch
     resolution: Positive  # m between neighbouring heights
     height_step: Positive  # m; heights are multiples of it
-    border: NotNegative  # m of flat ground around all patches
+    border: NotNegative  # m of flat ground around all patches; nothing is beyond it
 
     def __post_init__(self) -> None:
         """Checks the relations between the values.
@@ -48,17 +47,17 @@ class TerrainConfig:
             raise ConfigError(f"terrain.columns: unknown kinds {unknown}; there are {list(KINDS)}")
         if not self.platform_size < self.patch_size:
             raise ConfigError(f"terrain.platform_size must be below patch_size, got {self.platform_size}")
-        for key in ("patch_size", "platform_size", "border"):
+        for key in ("patch_size", "platform_size"):
             cells = getattr(self, key) / self.resolution
-            if abs(cells - round(cells)) > 1e-6 or (key != "border" and round(cells) % 2):
+            if abs(cells - round(cells)) > 1e-6 or round(cells) % 2:
                 raise ConfigError(f"terrain.{key} must be an even multiple of resolution, got {getattr(self, key)}")
 
 
 class Terrain:
     """The ground of all worlds: one height field around the world's origin, on whose patches worlds begin.
 
-    Levels lie along +x, columns along +y; the ground between and around the patches is at height 0. `Scene.add_terrain`
-    puts it into the physics. The same configuration always gives the same terrain.
+    Levels lie along +x, columns along +y. The lines between the patches and the border around all of them are at height
+    0. `Scene.add_terrain` puts it into the physics. The same configuration always gives the same terrain.
 
     Args:
         cfg: What it looks like.
@@ -68,7 +67,7 @@ class Terrain:
         cfg: Its configuration.
         heights: Height of the ground at the points of a square grid [m], shape [x, y].
         origins: Middle of the platform of every patch [m], shape [levels, columns, 3].
-        half_size: Distance of the edges of the ground from the world's origin along x and y [m].
+        half_size: Distance of the patches' outer edges from the world's origin along x and y [m].
         kinds: Kind of each column.
     """
 
@@ -76,18 +75,14 @@ class Terrain:
         self.cfg = cfg
         patches = _patches(cfg)
         levels, columns, cells, _ = patches.shape
-        border = round(cfg.border / cfg.resolution)
         field = patches.swapaxes(1, 2).reshape(levels * cells, columns * cells)
-        field = np.pad(field, (border, border + 1))  # a field of n cells has n + 1 points
-        half_size = 0.5 * cfg.resolution * (np.array(field.shape) - 1)
-        corner = half_size - cfg.border
-        x = (np.arange(levels) + 0.5) * cfg.patch_size - corner[0]
-        y = (np.arange(columns) + 0.5) * cfg.patch_size - corner[1]
+        field = np.pad(field, (0, 1))  # n cells have n + 1 points
+        x, y = (cfg.patch_size * (np.arange(count) - 0.5 * (count - 1)) for count in (levels, columns))
         z = patches[:, :, cells // 2, cells // 2]
         origins = np.stack([*np.broadcast_arrays(x[:, None], y), z], axis=-1)
 
         self.kinds = [kind for kind, count in cfg.columns.items() for _ in range(count)]
-        self.half_size = (float(half_size[0]), float(half_size[1]))
+        self.half_size = (0.5 * levels * cfg.patch_size, 0.5 * columns * cfg.patch_size)
         self.heights: Float[Tensor, "x y"] = torch.tensor(field, dtype=torch.float32, device=device)
         self.origins: Float[Tensor, "levels columns 3"] = torch.tensor(origins, dtype=torch.float32, device=device)
         # The four corners of a cell under one index: that of its corner with the lowest x and y.
@@ -97,8 +92,8 @@ class Terrain:
     def height(self, x: Float[Tensor, "*batch"], y: Float[Tensor, "*batch"]) -> Float[Tensor, "*batch"]:
         """Height of the ground [m] at points of the world [m]: exactly that of MuJoCo's height field.
 
-        MuJoCo cuts each cell into two triangles along the diagonal from its lowest to its highest x and y. Beyond the
-        edges of the ground the height is that at the edge.
+        MuJoCo cuts each cell into two triangles along the diagonal from its lowest to its highest x and y. Beyond all
+        patches it is 0.
         """
         half_x, half_y = (points // 2 for points in self.heights.shape)
         i, u = self._cell(x, half_x)

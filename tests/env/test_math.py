@@ -11,11 +11,14 @@ from torch import Tensor
 
 from gpusim_rl.env.math import (
     euler_xyz,
+    quat_angle,
     quat_conjugate,
     quat_from_axis_angle,
+    quat_from_uniform,
     quat_multiply,
     quat_rotate,
     quat_rotate_inverse,
+    scale,
     tolerance,
     unscale,
     wrap_angle,
@@ -146,6 +149,15 @@ def test_unscale() -> None:
     assert unscale(batch, low, high).tolist() == [[0.0, -1.0]] * 5
 
 
+def test_scale_is_the_inverse_of_unscale() -> None:
+    low, high = t(-1.0, 0.0), t(1.0, 4.0)
+    assert scale(t(-1.0, -1.0), low, high).tolist() == [-1, 0]
+    assert scale(t(1.0, 1.0), low, high).tolist() == [1, 4]
+    assert scale(t(0.5, 0.5), low, high).tolist() == [0.5, 3.0]
+    value = t(0.3, 5.0)
+    torch.testing.assert_close(scale(unscale(value, low, high), low, high), value)
+
+
 def rotation(axis: str, angle: Tensor) -> Tensor:
     c, s, zero, one = angle.cos(), angle.sin(), torch.zeros_like(angle), torch.ones_like(angle)
     rows = {
@@ -206,3 +218,36 @@ def test_quaternions_against_rotation_matrices() -> None:
     axis = t(0.0, 0.0, 1.0).expand(3, 3)
     angle = t(0.3, -2.0, 3.0)
     torch.testing.assert_close(matrix(quat_from_axis_angle(axis, angle)), rotation("z", angle))
+
+
+def test_the_angle_between_orientations_by_hand() -> None:
+    axis = t(0.0, 0.6, 0.8)
+    angle = t(0.0, 1e-6, 0.1, 1.0, 3.0, math.pi, 4.0, -1.0)
+    turned = quat_from_axis_angle(axis.expand(8, 3), angle)
+    start = random_quat(8, seed=4)
+    expected = t(0.0, 1e-6, 0.1, 1.0, 3.0, math.pi, 2 * math.pi - 4.0, 1.0)
+    for sign in (1.0, -1.0):  # q and -q are the same orientation
+        torch.testing.assert_close(quat_angle(sign * quat_multiply(turned, start), start), expected, rtol=0, atol=1e-12)
+        torch.testing.assert_close(quat_angle(start, sign * quat_multiply(turned, start)), expected, rtol=0, atol=1e-12)
+
+
+def test_small_angles_survive_float32() -> None:
+    axis = torch.tensor([[1.0, 0.0, 0.0]])
+    turned = quat_from_axis_angle(axis, torch.tensor([1e-4]))
+    assert quat_angle(turned, quat_from_axis_angle(axis, torch.zeros(1))).item() == pytest.approx(1e-4, rel=1e-3)
+
+
+def test_uniform_orientations() -> None:
+    u = torch.rand(200_000, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(5))
+    quat = quat_from_uniform(u)
+    torch.testing.assert_close(quat.norm(dim=-1), torch.ones(len(u), dtype=torch.float64))
+    assert torch.isfinite(quat_from_uniform(torch.zeros(1, 3))).all()
+    # A uniform rotation carries any direction to a uniform one (each coordinate is uniform in [-1, 1]) ...
+    for axis in torch.eye(3, dtype=torch.float64):
+        for coordinate in quat_rotate(quat, axis.expand(len(u), 3)).unbind(-1):
+            assert (coordinate.sort().values - torch.linspace(-1, 1, len(u), dtype=torch.float64)).abs().max() < 0.01
+    # ... and its angle to any fixed orientation has the density (1 - cos a) / pi.
+    for start in (t(1.0, 0.0, 0.0, 0.0), t(0.5, -0.5, 0.5, 0.5)):
+        angle = quat_angle(quat, start.expand(len(u), 4)).sort().values
+        share = (angle - angle.sin()) / math.pi
+        assert (share - torch.linspace(0, 1, len(u), dtype=torch.float64)).abs().max() < 0.01

@@ -205,7 +205,9 @@ def test_worlds_move_as_models_compiled_with_their_values(backend, name):
 @pytest.mark.parametrize("name", ["dof_damping", "dof_armature", "jnt_stiffness", "dof_frictionloss"])
 def test_what_the_model_has_not_can_be_given_to_some_worlds(backend, name):
     # Simulators may leave out at the start what is zero everywhere.
-    joint = "shoulder" if name in ("jnt_stiffness", "dof_frictionloss") else "elbow" if name == "dof_damping" else "wrist"
+    joint = (
+        "shoulder" if name in ("jnt_stiffness", "dof_frictionloss") else "elbow" if name == "dof_damping" else "wrist"
+    )
     sim = make(backend, machine_scene(), NUM)
     sim.articulation("machine")
     param = sim.param(name, "machine", [joint])
@@ -213,7 +215,9 @@ def test_what_the_model_has_not_can_be_given_to_some_worlds(backend, name):
     param.set(param.default + extra, everywhere(sim))
     move(sim)
     sim.refresh()
-    expected = [stepped(compiled_joint(sim.scene, name, joint, float(x)), sim, 2) for x in (param.default + extra)[:, 0]]
+    expected = [
+        stepped(compiled_joint(sim.scene, name, joint, float(x)), sim, 2) for x in (param.default + extra)[:, 0]
+    ]
     sim.step(2)
     np.testing.assert_allclose(velocity(sim).numpy(), np.stack(expected), rtol=2e-4, atol=3e-4)
     assert (velocity(sim)[1] - velocity(sim)[0]).abs().max() > 1e-3
@@ -230,7 +234,7 @@ def compiled_joint(scene: Scene, name: str, joint: str, value: float) -> mujoco.
 
 def test_a_mask_chooses_the_worlds(backend):
     sim, untouched = make(backend, machine_scene(), NUM), make(backend, machine_scene(), NUM)
-    params = {name: sim.param(name, *CASES[name]) for name in FIELDS}
+    params, _ = ({name: one.param(name, *CASES[name]) for name in FIELDS} for one in (sim, untouched))
     where = only(sim, 1, 3)
     for one in (sim, untouched):
         move(one)
@@ -276,7 +280,7 @@ def test_parameters_that_change_in_the_middle_act_at_once(backend, name):
     changed.step(1)
     fresh.step(1)
     torch.testing.assert_close(velocity(changed), velocity(fresh), rtol=1e-5, atol=2e-5)
-    assert (velocity(changed)[1] - velocity(changed)[0]).abs().max() > 1e-2
+    assert (velocity(changed)[1] - velocity(changed)[0]).abs().max() > 2e-3
 
 
 def test_the_state_holds_the_parameters(backend):
@@ -357,6 +361,16 @@ def test_elements_are_named_in_their_own_file(backend):
     assert sim.param("gravity").value.shape == (NUM, 3)
 
 
+def test_one_column_can_be_set(backend):
+    sim = make(backend, machine_scene(), NUM)
+    for elements in (["wrist"], ["wrist", "shoulder"]):  # one after the other in the model, and not
+        gains = sim.param("actuator_gainprm", "machine", elements)
+        gains.set(torch.full((NUM, len(elements)), 7.0), only(sim, 2), column=1)
+        expected = gains.default.expand_as(gains.value).clone()
+        expected[2, :, 1] = 7.0
+        assert torch.equal(gains.value, expected)
+
+
 def test_an_ant_shows_all_its_bodies_and_geoms():
     sim = make("mujoco", ant_scene(), 2)
     ant = sim.articulation("ant")
@@ -364,7 +378,9 @@ def test_an_ant_shows_all_its_bodies_and_geoms():
     friction = sim.param("geom_friction", "ant", ["torso"])
     model = sim.scene.model
     assert len(friction.elements) == sum(model.geom_bodyid == model.body("ant/torso").id)
-    np.testing.assert_allclose(friction.default.numpy(), model_values(model, "geom_friction")[1 : 1 + len(friction.elements)])
+    np.testing.assert_allclose(
+        friction.default.numpy(), model_values(model, "geom_friction")[1 : 1 + len(friction.elements)]
+    )
 
 
 def test_friction_of_the_ground_is_a_parameter(backend):
@@ -405,9 +421,11 @@ def test_what_does_not_exist_is_one_line(arguments, words):
 
 def test_mjwarp_says_when_rows_for_dry_friction_are_missing():
     scene = machine_scene()
-    with pytest.raises(ConfigError, match=r"try sim\.njmax=\d+"):
-        make("mjwarp", scene, 2, njmax=8).param("dof_frictionloss", "machine")
-    make("mjwarp", scene, 2, njmax=64).param("dof_frictionloss", "machine")
+    tight = make("mjwarp", scene, 2, njmax=8)
+    tight.param("dof_frictionloss", "machine", ["elbow"])  # it has some: its row is counted
+    with pytest.raises(ConfigError, match=r"too few for dry friction in 2 more joints; try sim\.njmax=16"):
+        tight.param("dof_frictionloss", "machine")
+    make("mjwarp", scene, 2, njmax=16).param("dof_frictionloss", "machine")
 
 
 def test_nothing_waits_for_the_device():

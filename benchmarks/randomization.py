@@ -1,0 +1,146 @@
+"""Measures what it costs to give worlds other masses; writes randomization.json beside this file.
+
+    python benchmarks/randomization.py                      # all simulators that run on this device
+    python benchmarks/randomization.py mujoco --num-envs 1024
+
+docs/randomization.md quotes it. Milliseconds of Ant, each the median of rounds that take turns:
+
+- step: a control step of all worlds (physics, task, resets), nothing randomised
+- all_masses: other masses and inertias for all worlds at once, with the constants that MuJoCo derives from them
+- step_masses_at_resets: a control step where every world gets other masses whenever it is reset
+- step_all_at_resets: the same with masses, friction, damping, strength, noise on observations and actions, and latency
+
+On CUDA each is replayed as a graph, as a training does it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+ROUNDS, STEPS, WARM_UP = 7, 20, 40
+FILE = Path(__file__).with_suffix(".json")
+
+
+def draw(low: float, high: float, operation: str, distribution: str, **more: Any) -> dict[str, Any]:
+    """A draw of the schema."""
+    return {"range": [low, high], "operation": operation, "distribution": distribution, **more}
+
+
+MASSES = {"rigid_body_properties": {"mass": draw(0.5, 1.5, "scaling", "uniform")}}
+ALL = {
+    "observations": draw(0.0, 0.002, "additive", "gaussian", range_correlated=[0.0, 0.001]),
+    "actions": draw(0.0, 0.02, "additive", "gaussian", range_correlated=[0.0, 0.01]),
+    "latency": {"range": [0, 2]},
+    "actor_params": {
+        "ant": {
+            **MASSES,
+            "dof_properties": {
+                "damping": draw(0.5, 1.5, "scaling", "uniform"),
+                "effort": draw(0.8, 1.2, "scaling", "uniform"),
+            },
+            "rigid_shape_properties": {"friction": draw(0.7, 1.3, "scaling", "uniform")},
+        }
+    },
+}
+
+
+def measure(sim: str, device: str, num_envs: int) -> dict[str, Any]:
+    """One simulator's row."""
+    import torch
+
+    import gpusim_rl
+    from gpusim_rl.run.graph import Graphs, choose_graph
+
+    def seconds(work: Callable[[], None]) -> float:
+        work()
+        if device == "cuda":
+            torch.cuda.synchronize()
+        started = time.perf_counter()
+        for _ in range(STEPS):
+            work()
+        if device == "cuda":
+            torch.cuda.synchronize()
+        return (time.perf_counter() - started) / STEPS
+
+    def made(params: dict[str, Any]) -> Any:
+        task = {"randomize": bool(params), "randomization_params": params}
+        env = gpusim_rl.make_env("Ant", num_envs=num_envs, sim=sim, device=device, task=task)
+        env.reset()
+        return env
+
+    def graphed(owner: Any, work: Callable[[], Any]) -> tuple[Graphs, Callable[[], None]]:
+        where = torch.device(device, 0) if device == "cuda" else torch.device(device)
+        graphs = Graphs(choose_graph("step", where, where, horizon=1, check_task=False), where, owners=[owner])
+        return graphs, lambda: graphs.run("step", work)
+
+    envs = {"step": made({}), "step_masses_at_resets": made({"actor_params": {"ant": MASSES}})}
+    envs["step_all_at_resets"] = made(ALL)
+    action = torch.zeros(num_envs, 8, device=device)
+    action.uniform_(-1.0, 1.0)
+    work = {name: graphed(env.task, lambda env=env: env.step(action)) for name, env in envs.items()}
+
+    masses = envs["step_masses_at_resets"]
+    everywhere = torch.ones(num_envs, dtype=torch.bool, device=device)
+
+    def all_masses() -> None:
+        masses.randomizer.age.fill_(1)
+        masses.randomizer.reset(everywhere)
+        masses.sim._derive_constants()
+
+    work["all_masses"] = graphed(masses.task, all_masses)
+    found: dict[str, list[float]] = {name: [] for name in work}
+    for graphs, _ in work.values():
+        with graphs.stream():
+            pass
+    for round_ in range(ROUNDS + 1):
+        for name, (graphs, run) in work.items():
+            with graphs.stream():
+                if round_ == 0 and name != "all_masses":
+                    for _ in range(WARM_UP):  # compile, capture, and let the ants come to rest
+                        run()
+                elapsed = seconds(run)
+            if round_:
+                found[name].append(1e3 * elapsed)
+    for env in envs.values():
+        env.close()
+    row: dict[str, Any] = {name: round(statistics.median(values), 3) for name, values in sorted(found.items())}
+    return {"sim": sim, "device": device, "num_envs": num_envs, **row, "all": found}
+
+
+def main() -> None:
+    """Measures and writes."""
+    parser = argparse.ArgumentParser(description="What randomisation costs.")
+    parser.add_argument("sims", nargs="*", default=[], help="mujoco, mjwarp; default: those of this device")
+    parser.add_argument("--num-envs", type=int, default=4096)
+    parser.add_argument("--out", type=Path, default=FILE)
+    arguments = parser.parse_args()
+
+    from gpusim_rl.machine import share_cpus
+
+    share_cpus()
+    import torch
+
+    from gpusim_rl.run.run_dir import describe_environment, git_state
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    rows = []
+    for sim in arguments.sims or ["mujoco", "mjwarp"]:
+        rows.append(measure(sim, "cpu" if sim == "mujoco" else device, arguments.num_envs))
+        print({name: value for name, value in rows[-1].items() if name != "all"}, flush=True)
+    result = {
+        "command": "python benchmarks/randomization.py",
+        "git": git_state(Path("runs"))[0],
+        "environment": describe_environment(),
+        "milliseconds": rows,
+    }
+    arguments.out.write_text(json.dumps(result, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,768 @@
+"""Domain randomisation: what the yaml says is what the worlds have, when it says so, and nothing else."""
+
+from __future__ import annotations
+
+import io
+import math
+from pathlib import Path
+from typing import Any
+
+import mujoco
+import pytest
+import torch
+import yaml
+from torch import Tensor
+
+from gpusim_rl.api import make_env, prepare
+from gpusim_rl.compose import compose
+from gpusim_rl.config import SimConfig, build_run
+from gpusim_rl.env import Step, Task, TaskConfig, VecEnv
+from gpusim_rl.env.properties import LEAST_MASS, NOT_HERE, SECTIONS
+from gpusim_rl.errors import ConfigError
+from gpusim_rl.run.audit import SyncCounter
+from gpusim_rl.sim import Scene, Sim, SimChoice, make_sim
+from training import differences
+
+# A rover that floats (no ground contact), with every kind of joint and actuator that the schema tells apart.
+ROVER = """
+<mujoco>
+  <worldbody>
+    <body name="hull" pos="0 0 2">
+      <freejoint/>
+      <geom type="box" size="0.2 0.1 0.05" mass="2" friction="0.8 0.01 0.002"/>
+      <body name="arm" pos="0.2 0 0">
+        <joint name="servo" axis="0 1 0" range="-60 60" limited="true" damping="0.3" frictionloss="0.1"/>
+        <geom type="capsule" size="0.02" fromto="0.1 0 0 0.4 0 0" mass="0.5" friction="0.4 0.02 0.004"/>
+        <body name="tip" pos="0.4 0 0">
+          <joint name="spring" axis="0 1 0" stiffness="2" damping="0.2"/>
+          <geom type="sphere" size="0.03" pos="0.05 0 0" mass="0.1"/>
+        </body>
+      </body>
+      <body name="wheel" pos="-0.2 0 0">
+        <joint name="motor" axis="0 1 0" armature="0.03"/>
+        <geom type="cylinder" size="0.05 0.02" mass="0.3" contype="0" conaffinity="0"/>
+      </body>
+      <body name="tail" pos="-0.2 0 0.1">
+        <joint name="limited" axis="0 0 1"/>
+        <geom type="sphere" size="0.03" pos="-0.05 0 0" mass="0.2"/>
+      </body>
+    </body>
+  </worldbody>
+  <tendon>
+    <fixed name="cable" stiffness="0.5" damping="0.2"><joint joint="spring" coef="1"/></fixed>
+  </tendon>
+  <actuator>
+    <position name="servo" joint="servo" kp="20" kv="0.5"/>
+    <motor name="motor" joint="motor" gear="3" ctrlrange="-2 2"/>
+    <motor name="limited" joint="limited" gear="2" forcerange="-4 4"/>
+  </actuator>
+</mujoco>
+"""
+
+CRATE = """
+<mujoco>
+  <worldbody>
+    <body name="crate" pos="3 0 2"><freejoint/><geom type="box" size="0.1 0.1 0.1" mass="1"/></body>
+  </worldbody>
+</mujoco>
+"""
+
+START = 0.1  # m
+
+
+class Rover(Task["TaskConfig"]):
+    """Shows its state, and carries a crate by a force; nothing ends but by the time limit."""
+
+    Config = TaskConfig
+
+    @classmethod
+    def scene(cls, cfg: TaskConfig) -> Scene:
+        scene = Scene(cfg.physics_hz)
+        scene.add_ground(friction=(0.5, 0.03, 0.003))
+        scene.add("rover", mujoco.MjSpec.from_string(ROVER))
+        scene.add("crate", mujoco.MjSpec.from_string(CRATE))
+        return scene
+
+    def __init__(self, cfg: TaskConfig, sim: Sim) -> None:
+        super().__init__(cfg, sim)
+        self.robot, self.crate = sim.articulation("rover"), sim.articulation("crate")
+        self.box = self.crate.bodies(["crate"])
+        self.num_actions = 3
+        self.applied = torch.zeros(sim.num_envs, 3)
+        self.lift = torch.zeros(sim.num_envs, 1, 3)  # the crate floats on it
+        self.lift[..., 2] = 9.81
+
+    def reset(self, where: Tensor) -> None:
+        noise = self.random.uniform(-START, START, 3)
+        self.robot.set_state(where, root_pos=self.robot.root_pos + noise)
+        self.box.apply_wrench(self.lift)
+
+    def apply_action(self, action: Tensor) -> None:
+        self.applied.copy_(action)
+
+    def observe(self) -> dict[str, Tensor]:
+        state = torch.cat([self.robot.root_pos, self.robot.joint_pos], dim=1)
+        return {"policy": state, "critic": state}
+
+    def rewards(self) -> dict[str, Tensor]:
+        return {"alive": torch.ones(self.num_envs)}
+
+    def terminated(self) -> Tensor:
+        return torch.zeros(self.num_envs, dtype=torch.bool)
+
+
+SETTINGS: dict[str, Any] = {
+    "physics_hz": 200.0,
+    "control_hz": 50.0,
+    "episode_length": 10,
+    "clip_actions": 1.0,
+    "clip_observations": None,
+    "randomize_episode_start": False,
+}
+SIM = SimConfig(name="mujoco", num_threads=1, njmax=None, nconmax=None, graph=False, persistent="auto")
+NUM = 6
+
+
+def make(params: dict[str, Any] | None, num_envs: int = NUM, seed: int = 0, **changes: Any) -> VecEnv:
+    """An environment of the rover; `params` None switches randomisation off."""
+    off = {"randomize": params is not None, "randomization_params": params or {}}
+    cfg = TaskConfig(**{**SETTINGS, **off, **changes})
+    sim = make_sim(Rover.scene(cfg), SimChoice("mujoco", torch.device("cpu"), "test"), num_envs, SIM)
+    return VecEnv(Rover, cfg, sim, seed)
+
+
+def draw(low: float, high: float, operation: str = "scaling", distribution: str = "uniform", **more: Any) -> dict:
+    return {"range": [low, high], "operation": operation, "distribution": distribution, **more}
+
+
+def of_rover(section: str, **properties: Any) -> dict[str, Any]:
+    return {"actor_params": {"rover": {section: properties}}}
+
+
+def steps(env: VecEnv, count: int, action: float = 0.0) -> list[Step]:
+    return [env.step(torch.full((env.num_envs, env.num_actions), action)) for _ in range(count)]
+
+
+def value(env: VecEnv, field: str, elements: list[str] | None = None, actor: str | None = "rover") -> Tensor:
+    return env.sim.param(field, actor, elements).value
+
+
+# What each property of the schema is in MuJoCo: a draw from [x, x] is x.
+
+DOF, BODY, SHAPE, TENDON = SECTIONS
+TWICE, MORE = draw(2.0, 2.0), draw(0.25, 0.25, "additive")
+
+MAPPED: list[tuple[str, str, dict, str, str, list[float]]] = [
+    # section, property, draw, field, element, the field's values
+    (DOF, "stiffness", TWICE, "actuator_gainprm", "servo", [40.0]),
+    (DOF, "stiffness", TWICE, "actuator_biasprm", "servo", [0.0, -40.0, -0.5]),
+    (DOF, "stiffness", TWICE, "jnt_stiffness", "spring", [4.0]),
+    (DOF, "stiffness", MORE, "jnt_stiffness", "motor", [0.25]),
+    (DOF, "stiffness", TWICE, "jnt_stiffness", "servo", [0.0]),
+    (DOF, "damping", TWICE, "actuator_biasprm", "servo", [0.0, -20.0, -1.0]),
+    (DOF, "damping", TWICE, "dof_damping", "spring", [0.4]),
+    (DOF, "damping", MORE, "dof_damping", "motor", [0.25]),
+    (DOF, "damping", TWICE, "dof_damping", "servo", [0.3]),
+    (DOF, "friction", TWICE, "dof_frictionloss", "servo", [0.2]),
+    (DOF, "friction", MORE, "dof_frictionloss", "spring", [0.25]),
+    (DOF, "armature", TWICE, "dof_armature", "motor", [0.06]),
+    (DOF, "lower", MORE, "jnt_range", "servo", [-math.pi / 3 + 0.25, math.pi / 3]),
+    (DOF, "upper", MORE, "jnt_range", "servo", [-math.pi / 3, math.pi / 3 + 0.25]),
+    (BODY, "mass", TWICE, "body_mass", "hull", [4.0]),
+    (BODY, "mass", MORE, "body_mass", "arm", [0.75]),
+    (BODY, "com", MORE, "body_ipos", "arm", [0.5, 0.25, 0.25]),
+    (SHAPE, "friction", TWICE, "geom_friction", "arm", [0.8, 0.02, 0.004]),
+    (SHAPE, "torsion_friction", TWICE, "geom_friction", "arm", [0.4, 0.04, 0.004]),
+    (SHAPE, "rolling_friction", TWICE, "geom_friction", "hull", [0.8, 0.01, 0.004]),
+    (TENDON, "stiffness", TWICE, "tendon_stiffness", "cable", [1.0]),
+    (TENDON, "damping", TWICE, "tendon_damping", "cable", [0.4]),
+]
+
+
+@pytest.mark.parametrize(("section", "name", "drawn", "field", "element", "expected"), MAPPED)
+def test_a_property_is_this_field(section, name, drawn, field, element, expected):
+    env = make(of_rover(section, **{name: drawn}))
+    env.reset()
+    found = value(env, field, [element]).reshape(NUM, -1)[:, : len(expected)]
+    torch.testing.assert_close(found, torch.tensor(expected).expand(NUM, -1))
+
+
+def test_every_property_of_the_schema_is_tested():
+    tested = {(section, name) for section, name, *_ in MAPPED} | {(BODY, "inertia"), (DOF, "effort")}
+    assert tested == {(section, name) for section, properties in SECTIONS.items() for name in properties}
+
+
+def test_effort_is_the_force_range_or_the_gear_of_motors():
+    wanted = of_rover(DOF, effort=draw(3.0, 3.0, "additive", names=["motor", "limited"]))
+    env = make(wanted)
+    # the motor gives gear 3 x control 2 = 6 N m, and then 9; the limited one gear 2 x 4 N m = 8, and then 11
+    torch.testing.assert_close(value(env, "actuator_gear", ["motor"])[0, 0, 0], torch.tensor(3.0 * 9 / 6))
+    torch.testing.assert_close(value(env, "actuator_forcerange", ["limited"])[0, 0], torch.tensor([-5.5, 5.5]))
+    torch.testing.assert_close(value(env, "actuator_gear", ["limited"])[0, 0, 0], torch.tensor(2.0))
+    with pytest.raises(ConfigError, match=r"effort: actuator 'servo' has no forcerange and is no motor; give it"):
+        make(of_rover(DOF, effort=TWICE))
+
+
+def test_inertia_follows_mass_and_can_be_scaled_beside():
+    names = ["hull", "arm"]
+    both = make(of_rover(BODY, mass=TWICE, inertia=draw(1.5, 1.5, names=["arm"])))
+    model = both.sim.param("body_inertia", "rover", names).default
+    factors = torch.tensor([[2.0], [3.0]])
+    torch.testing.assert_close(value(both, "body_inertia", names)[0], factors * model)
+    # drawn at different times, and in other worlds, the two stay apart
+    env = make(of_rover(BODY, mass=draw(0.5, 2.0, setup_only=True), inertia=draw(0.5, 2.0)), episode_length=3)
+    env.reset()
+    mass = value(env, "body_mass", names)
+    for _ in range(3):
+        steps(env, 3)
+        ratio = value(env, "body_inertia", names) / (mass / torch.tensor([2.0, 0.5]))[..., None] / model
+        assert torch.equal(value(env, "body_mass", names), mass)
+        torch.testing.assert_close(ratio, ratio[..., :1].expand(NUM, 2, 3))
+        assert (ratio > 0.5 - 1e-5).all() and (ratio < 2.0 + 1e-5).all() and ratio[:, 0, 0].unique().numel() == NUM
+
+
+def test_gravity_of_each_world():
+    env = make({"sim_params": {"gravity": draw(0.0, 0.4, "additive", "gaussian")}}, num_envs=2000)
+    gravity = value(env, "gravity", actor=None)
+    torch.testing.assert_close(gravity.mean(dim=0), torch.tensor([0.0, 0.0, -9.81]), atol=0.05, rtol=0.0)
+    torch.testing.assert_close(gravity.std(dim=0), torch.full((3,), 0.4), atol=0.03, rtol=0.0)
+    env.reset()
+    before = env.task.robot.root_lin_vel.clone()
+    steps(env, 1)
+    fallen = env.task.robot.root_lin_vel - before
+    torch.testing.assert_close(fallen, 0.02 * value(env, "gravity", actor=None), atol=2e-4, rtol=0.0)
+
+
+def test_the_ground_is_an_actor_with_shapes_only():
+    env = make({"actor_params": {"ground": {SHAPE: {"friction": TWICE}}}})
+    torch.testing.assert_close(value(env, "geom_friction", actor="ground")[0, 0], torch.tensor([1.0, 0.03, 0.003]))
+    with pytest.raises(ConfigError, match=r"unknown key 'task\.randomization_params\.actor_params\.ground\.dof_prop"):
+        make({"actor_params": {"ground": {DOF: {"damping": TWICE}}}})
+
+
+def test_several_actors_and_chosen_elements():
+    params = {
+        "actor_params": {
+            "rover": {BODY: {"mass": draw(2.0, 2.0, names=["tip"])}},
+            "crate": {"color": True, BODY: {"mass": draw(3.0, 3.0)}},
+        }
+    }
+    env = make(params)
+    torch.testing.assert_close(value(env, "body_mass")[0], torch.tensor([2.0, 0.5, 0.2, 0.3, 0.2]))
+    assert value(env, "body_mass", actor="crate").flatten().tolist() == [3.0] * NUM
+
+
+def test_what_cannot_be_is_not_drawn():
+    wild = draw(0.0, 30.0, "additive", "gaussian")
+    params = of_rover(DOF, lower=wild, upper=wild, damping=wild, friction=wild)
+    params["actor_params"]["rover"] |= {BODY: {"mass": wild}, SHAPE: {"friction": wild}}
+    env = make(params, num_envs=50)
+    env.reset()
+    low, high = value(env, "jnt_range", ["servo"])[:, 0].unbind(dim=1)
+    assert (low <= high).all() and (low < 0).any() and (high > 1.1).any()
+    mass = env.sim.param("body_mass", "rover")
+    assert (mass.value >= LEAST_MASS * mass.default).all() and (mass.value > 3.0).any()
+    for field in ("dof_damping", "dof_frictionloss", "geom_friction"):
+        assert (value(env, field) >= 0.0).all() and (value(env, field) > 5.0).any()
+
+
+# Distributions, moments, schedules
+
+
+@pytest.mark.parametrize(
+    ("drawn", "mean", "std"),
+    [
+        (draw(0.5, 1.5), 2.0, 2.0 / math.sqrt(12)),
+        (draw(-0.5, 0.5, "additive"), 2.0, 1.0 / math.sqrt(12)),
+        (draw(0.5, 2.0, distribution="loguniform"), 2.0 * 1.5 / math.log(4.0), 0.85),
+        (draw(1.0, 0.1, distribution="gaussian"), 2.0, 0.2),
+        (draw(0.5, 0.3, "additive", "gaussian"), 2.5, 0.3),
+    ],
+)
+def test_distributions(drawn, mean, std):
+    env = make(of_rover(BODY, mass={**drawn, "names": ["hull", "tip"]}), num_envs=4000)
+    hull, tip = value(env, "body_mass", ["hull", "tip"]).unbind(dim=1)
+    assert hull.mean().item() == pytest.approx(mean, abs=4 * std / math.sqrt(4000))
+    assert hull.std().item() == pytest.approx(std, rel=0.06)
+    assert abs(torch.corrcoef(torch.stack([hull, tip]))[0, 1].item()) < 0.07, "each body has a draw of its own"
+    assert hull.unique().numel() > 3900, "each world has a draw of its own"
+
+
+def test_when_properties_are_drawn():
+    params = of_rover(
+        BODY,
+        mass=draw(0.5, 1.5, setup_only=True),
+        com=draw(-0.01, 0.01, "additive"),
+        inertia=draw(0.5, 1.5, interval_s=0.1),  # five control steps
+    )
+    env = make(params, num_envs=40, episode_length=8, randomize_episode_start=True)
+    env.reset()
+    fields = ("body_mass", "body_ipos", "body_inertia")
+    last = {field: value(env, field) for field in fields}
+    intervals = torch.zeros(40)
+    for _ in range(20):
+        (step,) = steps(env, 1)
+        changed = {field: (value(env, field) != last[field]).flatten(1).any(dim=1) for field in fields}
+        last = {field: value(env, field) for field in fields}
+        assert not changed["body_mass"].any()
+        assert torch.equal(changed["body_ipos"], step.done), "at the resets, in the worlds that were reset"
+        assert 0 < changed["body_inertia"].sum() < 40, "worlds reach their intervals at different times"
+        intervals += changed["body_inertia"]
+    assert (intervals == 4).all()
+
+
+def test_frequency_is_the_least_number_of_steps_between_two_draws():
+    params = {"frequency": 25, **of_rover(BODY, mass=draw(0.5, 1.5))}
+    env = make(params, episode_length=10)
+    env.reset()
+    seen = [value(env, "body_mass", ["hull"])[0].item()]
+    for _ in range(70):
+        steps(env, 1)
+        seen.append(value(env, "body_mass", ["hull"])[0].item())
+    changes = [step for step in range(1, 71) if seen[step] != seen[step - 1]]
+    assert changes == [30, 60], "at the first reset after 25 steps, and so on"
+
+
+def test_a_second_reset_of_the_environment_keeps_what_is_drawn_once():
+    env = make(of_rover(BODY, mass=draw(0.5, 1.5, setup_only=True)))
+    env.reset()
+    before = value(env, "body_mass")
+    steps(env, 3)
+    env.reset()
+    assert torch.equal(value(env, "body_mass"), before)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "strengths"), [("linear", [0.0, 0.25, 0.5, 0.75, 1.0, 1.0]), ("constant", [0, 0, 0, 0, 1, 1])]
+)
+def test_schedules_count_control_steps(schedule, strengths):
+    ramp = {"schedule": schedule, "schedule_steps": 20}
+    params = of_rover(BODY, mass=draw(2.0, 2.0, **ramp))
+    params["observations"] = draw(0.5, 0.5, "additive", **ramp)
+    params["actions"] = draw(0.4, 0.4, **ramp)
+    env = make(params, episode_length=5)
+    env.reset()
+    for count, strength in enumerate(strengths):
+        assert value(env, "body_mass", ["hull"])[0].item() == pytest.approx(2.0 * (1.0 + strength)), count
+        noise = env._observe()["policy"] - env.task.observe()["policy"]
+        torch.testing.assert_close(noise, torch.full_like(noise, 0.5 * strength))
+        steps(env, 1, action=0.8)
+        expected = 0.8 * (1.0 + strength * (0.4 - 1.0))
+        torch.testing.assert_close(env.task.applied, torch.full((NUM, 3), expected))
+        steps(env, 4)
+
+
+# Noise and latency
+
+
+def test_observation_noise_is_new_in_each_step_and_agrees_within_it():
+    env = make({"observations": draw(0.0, 0.1, "additive", "gaussian")}, num_envs=500, randomize_episode_start=True)
+    first = env.reset()
+    noises = [first["policy"] - env.task.observe()["policy"]]
+    ended = 0
+    for _ in range(12):
+        (step,) = steps(env, 1)
+        clean = env.task.observe()
+        assert torch.equal(step.obs["critic"], clean["critic"]), "the critic sees the truth"
+        assert torch.equal(step.obs["policy"][~step.done], step.final_obs["policy"][~step.done])
+        noises.append(step.obs["policy"] - clean["policy"])
+        ended += int(step.done.sum())
+    assert ended > 500
+    white = torch.stack(noises)
+    assert white.std().item() == pytest.approx(0.1, rel=0.02) and abs(white.mean().item()) < 0.002
+    assert white.std(dim=0).mean().item() == pytest.approx(0.1, rel=0.05), "in each world and number, from step to step"
+    neighbours = torch.corrcoef(torch.stack([white[1:].flatten(), white[:-1].flatten()]))[0, 1]
+    assert abs(neighbours.item()) < 0.03
+
+
+def test_correlated_noise_stays_for_an_episode():
+    spec = draw(0.0, 0.0, "additive", range_correlated=[-1.0, 1.0])
+    env = make({"observations": spec, "actions": spec}, num_envs=200, episode_length=5, clip_actions=9.0)
+    noises, acted = [env.reset()["policy"] - env.task.observe()["policy"]], []
+    for _ in range(10):
+        (step,) = steps(env, 1, action=1.0)
+        noises.append(step.obs["policy"] - env.task.observe()["policy"])
+        acted.append(env.task.applied - 1.0)
+    noise, action = torch.stack(noises), torch.stack(acted)
+    for whole, episodes in ((noise, (slice(0, 5), slice(5, 10))), (action, (slice(0, 5), slice(5, 10)))):
+        one, two = (whole[episode] for episode in episodes)
+        torch.testing.assert_close(one, one[:1].expand_as(one), atol=1e-6, rtol=0.0)
+        torch.testing.assert_close(two, two[:1].expand_as(two), atol=1e-6, rtol=0.0)
+        assert ((one[0] - two[0]).abs() > 1e-4).float().mean() > 0.95
+        assert one.abs().max() <= 1.0 and one.std().item() == pytest.approx(1 / math.sqrt(3), rel=0.05)
+
+
+def test_noise_by_scaling_multiplies():
+    spec = draw(1.0, 0.1, "scaling", "gaussian", range_correlated=[0.0, 0.2])
+    env = make({"observations": spec}, num_envs=4000)
+    obs = env.reset()["policy"]
+    ratio = (obs / env.task.observe()["policy"])[:, 2]
+    assert ratio.mean().item() == pytest.approx(1.0, abs=0.02)
+    assert ratio.std().item() == pytest.approx(math.hypot(0.1, 0.2), rel=0.05)
+
+
+def test_clipping_comes_after_the_noise():
+    env = make(
+        {"observations": draw(9.0, 9.0, "additive"), "actions": draw(0.7, 0.7, "additive")},
+        clip_observations=1.5,
+        clip_actions=1.0,
+    )
+    assert (env.reset()["policy"] == 1.5).all()
+    (step,) = steps(env, 1, action=0.5)
+    assert (step.obs["policy"] == 1.5).all() and (step.final_obs["policy"] == 1.5).all()
+    assert (env.task.applied == 1.0).all()
+    assert (env.task.actions == 0.5).all(), "the task sees what the policy chose"
+
+
+def test_actions_come_late_by_a_number_of_steps_of_each_episode():
+    env = make({"latency": {"range": [1, 3]}}, num_envs=60, episode_length=12)
+    env.reset()
+    delays = []
+    for _ in range(3):  # episodes
+        sent, came = [], []
+        for t in range(12):
+            action = torch.full((60, 3), 0.05 * (t + 1))
+            env.step(action)
+            sent.append(action)
+            came.append(env.task.applied.clone())
+        arrived = torch.stack(came)[:, :, 0]
+        delay = (arrived == 0.0).sum(dim=0)
+        for t in range(12):
+            expected = torch.where(delay <= t, 0.05 * (t + 1 - delay), 0.0)
+            torch.testing.assert_close(arrived[t], expected)
+        delays.append(delay)
+    every = torch.stack(delays)
+    assert sorted(every.unique().tolist()) == [1, 2, 3]
+    assert not torch.equal(delays[0], delays[1])
+
+
+# Pushes
+
+
+def pushed(spec: dict[str, Any], count: int = 60, **changes: Any) -> tuple[VecEnv, Tensor]:
+    """Changes of the floating crate's velocity in each step, [steps, worlds, 3]."""
+    env = make({"actor_params": {"crate": {"pushes": spec}}}, **{"num_envs": 100, "episode_length": 1000, **changes})
+    env.reset()
+    velocity = env.task.crate.root_lin_vel
+    found = []
+    for _ in range(count):
+        before = velocity.clone()
+        steps(env, 1)
+        found.append(velocity - before)
+    return env, torch.stack(found)
+
+
+def test_pushes_change_the_horizontal_velocity_at_random_moments():
+    _, change = pushed({"interval_s": [0.1, 0.3], "velocity": [0.5, 1.0]})
+    speed = change.norm(dim=-1)
+    push = speed > 0.4
+    assert (speed[push] < 1.0 + 1e-3).all() and (speed[push] > 0.5 - 1e-3).all() and (speed[~push] < 1e-3).all()
+    assert (change[push][:, 2].abs() < 1e-3).all()
+    angles = torch.atan2(change[push][:, 1], change[push][:, 0])
+    assert angles.cos().mean().abs() < 0.1 and angles.sin().mean().abs() < 0.1
+    assert 0 < push[20].sum() < 100, "worlds are not pushed together"
+    for world in range(100):
+        moments = push[:, world].nonzero().flatten()
+        gaps = moments.diff()
+        assert gaps.min() >= 5 and gaps.max() <= 15 and moments[0] < 15
+
+
+def test_pushes_by_force_act_for_their_time_and_leave_the_tasks_own_forces():
+    spec = {"interval_s": [0.4, 0.4], "force": [3.0, 3.0], "duration_s": 0.1, "bodies": ["crate"]}
+    env, change = pushed(spec, num_envs=40)
+    acceleration = change / env.task.dt  # of 1 kg, which the task's own force carries
+    size = acceleration.norm(dim=-1)
+    push = size > 1.0
+    torch.testing.assert_close(size[push], torch.full_like(size[push], 3.0), atol=2e-2, rtol=0.0)
+    assert (size[~push] < 2e-2).all(), "the task's force carries the crate as if nothing had been"
+    for world in range(40):
+        on = push[:, world].nonzero().flatten()
+        assert on.tolist() == [19, 20, 21, 22, 23, 39, 40, 41, 42, 43, 59]  # every 20 steps, for 5 steps
+        force = acceleration[on[:5], world]
+        torch.testing.assert_close(force, force[:1].expand(5, 3), atol=2e-2, rtol=0.0)
+    assert acceleration[push][:, 2].abs().max() > 2.0, "in all directions of space"
+    torch.testing.assert_close(env.task.box.wrench[:, 0, :3], torch.tensor([0.0, 0.0, 9.81]).expand(40, 3))
+
+
+def test_a_reset_ends_a_push():
+    spec = {"interval_s": [0.06, 0.06], "force": [5.0, 5.0], "duration_s": 10.0, "bodies": ["crate"]}
+    _, change = pushed(spec, count=12, episode_length=6, num_envs=4)
+    pushes = change.norm(dim=-1)[:, 0] > 0.05  # 5 N on 1 kg for 0.02 s
+    assert pushes[:5].tolist() == [False, False, True, True, True]
+    assert pushes[6:11].tolist() == [False, False, True, True, True]
+
+
+def test_pushes_follow_a_schedule():
+    spec = {"interval_s": [0.02, 0.02], "velocity": [1.0, 1.0], "schedule": "linear", "schedule_steps": 40}
+    _, change = pushed(spec, count=50)
+    torch.testing.assert_close(
+        change.norm(dim=-1).mean(dim=1), (torch.arange(50) / 40).clamp(max=1.0), atol=5e-3, rtol=0.0
+    )
+
+
+# What it must not do
+
+
+def everything() -> dict[str, Any]:
+    """All that there is, for the rover."""
+    noise = {"range_correlated": [0.0, 0.05], "schedule": "linear", "schedule_steps": 30}
+    return {
+        "frequency": 8,
+        "observations": draw(0.0, 0.02, "additive", "gaussian", **noise),
+        "actions": draw(0.0, 0.05, "additive", "gaussian", **noise),
+        "latency": {"range": [0, 3]},
+        "sim_params": {"gravity": draw(0.0, 0.4, "additive", "gaussian")},
+        "actor_params": {
+            "rover": {
+                "color": True,
+                "pushes": {"interval_s": [0.1, 0.2], "velocity": [0.0, 0.5]},
+                DOF: {
+                    "stiffness": draw(0.7, 1.3, distribution="loguniform"),
+                    "damping": draw(0.5, 1.5, interval_s=0.14),
+                    "armature": draw(0.9, 1.1, setup_only=True),
+                    "lower": draw(0.0, 0.01, "additive", "gaussian"),
+                    "upper": draw(0.0, 0.01, "additive", "gaussian"),
+                },
+                BODY: {
+                    "mass": draw(0.5, 1.5),
+                    "inertia": draw(0.8, 1.2, interval_s=0.2),
+                    "com": draw(-0.02, 0.02, "additive"),
+                },
+                SHAPE: {"friction": draw(0.7, 1.3, num_buckets=250)},
+                TENDON: {"stiffness": draw(0.7, 1.3, distribution="loguniform"), "damping": draw(0.3, 3.0)},
+            },
+            "crate": {"pushes": {"interval_s": [0.1, 0.3], "force": [0.0, 2.0], "duration_s": 0.06}},
+        },
+    }
+
+
+def saved(env: VecEnv) -> dict[str, Any]:
+    buffer = io.BytesIO()
+    torch.save(env.state_dict(), buffer)
+    buffer.seek(0)
+    return torch.load(buffer, weights_only=True)
+
+
+def fields(step: Step) -> dict[str, Any]:
+    return {name: getattr(step, name) for name in Step.__slots__}
+
+
+def test_off_it_is_not_there():
+    plain, off = make(None), make(None, randomization_params=everything())
+    assert plain.randomizer is None and off.randomizer is None
+    assert differences(plain.reset(), off.reset()) == []
+    assert differences(saved(plain), saved(off)) == []
+    assert "randomizer" not in saved(off)
+
+
+def test_it_leaves_the_tasks_own_random_numbers_alone():
+    quiet, noisy = make(None), make(everything())
+    quiet.reset()
+    noisy.reset()
+    for _ in range(25):
+        assert torch.equal(quiet.task.random._counter, noisy.task.random._counter)
+        if (quiet.progress == 0).all():
+            assert torch.equal(quiet.task.robot.root_pos, noisy.task.robot.root_pos), "every episode begins alike"
+        (one,), (two,) = steps(quiet, 1), steps(noisy, 1)
+        assert torch.equal(one.done, two.done)
+
+
+def test_seeds_fix_it():
+    same, again, other = make(everything(), seed=3), make(everything(), seed=3), make(everything(), seed=4)
+    for env in (same, again, other):
+        env.reset()
+        steps(env, 25)
+    assert differences(saved(same), saved(again)) == []
+    assert not torch.equal(value(same, "body_mass"), value(other, "body_mass"))
+
+
+def test_a_world_does_not_depend_on_how_many_there_are():
+    few, many = make(everything(), num_envs=3), make(everything(), num_envs=20)
+    few.reset()
+    many.reset()
+    for one, two in zip(steps(few, 25), steps(many, 25), strict=True):
+        assert torch.equal(one.obs["policy"], two.obs["policy"][:3])
+
+
+def test_everything_is_saved_and_continues_bit_for_bit():
+    env, other = make(everything(), episode_length=12), make(everything(), episode_length=12, seed=8)
+    env.reset()
+    other.reset()
+    steps(env, 17, action=0.3)
+    steps(other, 5)
+    state = saved(env)
+    later = [fields(step) for step in steps(env, 30, action=-0.4)]
+    assert differences(other.load_state_dict(state), state["obs"]) == []
+    assert differences(saved(other), state) == []
+    for expected, step in zip(later, steps(other, 30, action=-0.4), strict=True):
+        assert differences(expected, fields(step)) == []
+    assert differences(saved(env), saved(other)) == []
+
+
+def test_a_run_that_was_not_randomised_can_go_on_randomised():
+    plain, noisy = make(None), make(everything())
+    plain.reset()
+    noisy.reset()
+    steps(plain, 3)
+    mass = value(noisy, "body_mass")
+    noisy.load_state_dict(saved(plain))
+    assert torch.equal(value(noisy, "body_mass"), mass)
+    steps(noisy, 12)
+    plain.load_state_dict(saved(noisy))
+    steps(plain, 3)
+
+
+def test_nothing_waits_for_the_device():
+    env: Any = make(everything(), episode_length=6)
+    env.reset()
+    steps(env, 3)
+    syncs = SyncCounter()
+
+    def quietly(call: Any) -> Any:
+        def paused(*args: Any) -> None:
+            with syncs.pause():  # physics on the host
+                call(*args)
+
+        return paused
+
+    for method in ("step", "reset", "refresh"):
+        setattr(env.sim, method, quietly(getattr(env.sim, method)))
+    with syncs:
+        steps(env, 10)
+    assert syncs.total == 0, syncs.places
+
+
+def test_what_it_keeps_stays_at_its_place():
+    env = make(everything(), episode_length=6)
+    env.reset()
+    assert env.randomizer is not None
+    from gpusim_rl.env.task import kept_tensors
+
+    places = {name: tensor.data_ptr() for name, tensor in kept_tensors(vars(env.randomizer))}
+    numbers = {name: item for name, item in vars(env.randomizer).items() if isinstance(item, (int, float))}
+    assert {"steps", "age", "latency.queue", "observation_noise.white", "pushes.0.wait"} <= set(places)
+    steps(env, 15)
+    assert {name: tensor.data_ptr() for name, tensor in kept_tensors(vars(env.randomizer))} == places
+    assert {name: item for name, item in vars(env.randomizer).items() if isinstance(item, (int, float))} == numbers
+
+
+def test_newton_has_noise_latency_and_pushes_but_no_parameters():
+    pytest.importorskip("newton")
+    noise = {"observations": draw(0.0, 0.1, "additive", "gaussian"), "latency": {"range": [0, 2]}}
+    run, task_class, _, _ = prepare("Cartpole", num_envs=3, task={"randomize": True, "randomization_params": noise})
+    choice = SimChoice("newton", torch.device("cpu"), "test")
+    env = VecEnv.make(task_class, run.task, num_envs=3, choice=choice, sim=run.sim, seed=0)
+    env.reset()
+    steps(env, 2)
+    mass = {"actor_params": {"cartpole": {BODY: {"mass": TWICE}}}}
+    run = prepare("Cartpole", num_envs=3, task={"randomize": True, "randomization_params": mass})[0]
+    with pytest.raises(ConfigError, match=r"mass: sim=newton cannot give worlds a body_\w+ of their own; try sim=mj"):
+        VecEnv.make(task_class, run.task, num_envs=3, choice=choice, sim=run.sim, seed=0)
+
+
+# Errors
+
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({}, "task.randomize=true, but task.randomization_params is empty"),
+    ({"observation": TWICE}, "unknown key 'task.randomization_params.observation'. Did you mean 'observations'?"),
+    ({"frequency": 0}, "task.randomization_params.frequency must be a positive int"),
+    ({"observations": {**TWICE, "rnge": 1}}, "Did you mean 'task.randomization_params.observations.range'?"),
+    ({"observations": {"range": [0, 1]}}, "missing key 'task.randomization_params.observations.operation'"),
+    (
+        {"observations": {**TWICE, "operation": "scale"}},
+        "observations.operation must be one of additive, scaling, got 'scale'. Did you mean 'scaling'?",
+    ),
+    ({"actions": {**TWICE, "distribution": "normal"}}, "must be one of uniform, loguniform, gaussian, got 'normal'"),
+    ({"actions": {**TWICE, "range": [2, 1]}}, "task.randomization_params.actions: range must be [low, high]"),
+    ({"actions": {**TWICE, "range": [1]}}, "actions.range must be a list of 2 (a number, a number), got [1]"),
+    ({"actions": draw(0, -1, "additive", "gaussian")}, "got the standard deviation -1"),
+    ({"actions": draw(0, 1, distribution="loguniform")}, "range of loguniform must be positive, got [0, 1]"),
+    ({"actions": {**TWICE, "range_correlated": [3, 2]}}, "range must be [low, high], got [3, 2]"),
+    ({"actions": {**TWICE, "schedule": "linear"}}, "schedule and schedule_steps need each other"),
+    ({"actions": 3}, "task.randomization_params.actions must be a section with keys of its own, got 3"),
+    ({"latency": {"range": [2, 1]}}, "task.randomization_params.latency: range must be [least, most] control steps"),
+    ({"sim_params": {"rest_offset": TWICE}}, "sim_params.rest_offset: MuJoCo has no distance between resting bodies"),
+    ({"sim_params": {"gravty": TWICE}}, "Did you mean 'gravity'?"),
+    ({"actor_params": {"rovr": {}}}, "actor_params.rovr: the scene has no 'rovr'. Did you mean 'rover'?"),
+    ({"actor_params": {"rover": {"dof_propertys": {}}}}, "Did you mean 'dof_properties'?"),
+    ({"actor_params": {"rover": {"scale": TWICE}}}, "rover.scale: bodies cannot change their size at run time; try"),
+    (of_rover(DOF, velocity=TWICE), "dof_properties.velocity: MuJoCo does not limit the velocity of joints; try"),
+    (of_rover(SHAPE, restitution=TWICE), "restitution: MuJoCo's contacts bounce as their solref says"),
+    (of_rover(DOF, dampng=TWICE), "unknown key 'task.randomization_params.actor_params.rover.dof_properties.dampng'."),
+    (of_rover(DOF, dampng=TWICE), "Did you mean 'damping'?"),
+    (
+        of_rover(DOF, damping=draw(1, 2, names=["moter"])),
+        "damping: 'rover' has no joint 'moter'. Did you mean 'motor'?",
+    ),
+    (of_rover(BODY, mass=draw(1, 2, names=["hul"])), "has no body with mass 'hul'. Did you mean 'hull'?"),
+    (of_rover(DOF, stiffness=draw(1, 2, names=["motor"])), "scaling changes nothing, the model's values are 0; try"),
+    (of_rover(DOF, lower=draw(1, 2, names=["motor"])), "'motor' has no limits in the MJCF"),
+    ({"actor_params": {"crate": {TENDON: {"damping": TWICE}}}}, "damping: sim.param('tendon_damping', 'crate')"),
+    (of_rover(BODY, mass={**TWICE, "setup_only": True, "interval_s": 1.0}), "setup_only and interval_s exclude each"),
+    (
+        of_rover(BODY, mass={**TWICE, "setup_only": True, "schedule": "linear", "schedule_steps": 3}),
+        "mass: setup_only is drawn before the schedule begins",
+    ),
+    ({"actor_params": {"rover": {"pushes": {"interval_s": [1, 2]}}}}, "pushes need either velocity"),
+    (
+        {"actor_params": {"rover": {"pushes": {"interval_s": [2, 1], "velocity": [0, 1]}}}},
+        "expected [least, most], got [2, 1]",
+    ),
+    (
+        {"actor_params": {"rover": {"pushes": {"interval_s": [1, 2], "force": [0, 1], "bodies": ["hul"]}}}},
+        "pushes: 'rover' has no body 'hul'",
+    ),
+]
+
+
+@pytest.mark.parametrize(("params", "words"), WRONG, ids=[words[:50] for _, words in WRONG])
+def test_a_mistake_is_one_line(params, words):
+    with pytest.raises(ConfigError) as info:
+        make(params)
+    assert words in str(info.value) and "\n" not in str(info.value)
+
+
+def test_a_fixed_base_cannot_be_given_a_velocity():
+    wanted = {"actor_params": {"cartpole": {"pushes": {"interval_s": [1, 2], "velocity": [0, 1]}}}}
+    with pytest.raises(ConfigError, match=r"cartpole\.pushes: 'cartpole' has a fixed base: .* try force"):
+        make_env("Cartpole", num_envs=1, sim="mujoco", task={"randomize": True, "randomization_params": wanted})
+
+
+def test_what_mujoco_lacks_says_what_to_do_instead():
+    assert all("; " in words for words in NOT_HERE.values())
+    assert not set(NOT_HERE) & {name for properties in SECTIONS.values() for name in properties}
+
+
+# From the command line, and the page
+
+
+def test_the_command_line_switches_it_on_and_adds_to_it():
+    mass = "{mass: {range: [0.5, 1.5], operation: scaling, distribution: uniform}}"
+    lines = [
+        "task=Ant",
+        "task.randomize=true",
+        "task.randomization_params={actor_params: {ant: {rigid_body_properties: " + mass + "}}}",
+        "task.randomization_params.latency.range=[0,2]",
+    ]
+    task = build_run(compose(lines)).task
+    assert task.randomize and set(task.randomization_params) == {"actor_params", "latency"}
+    default = build_run(compose(["task=Ant"])).task
+    assert not default.randomize and default.randomization_params == {}
+
+
+def blocks(document: str, language: str) -> list[str]:
+    text = (Path(__file__).parents[2] / "docs" / document).read_text()
+    return [part.partition("\n```")[0] for part in text.split(f"```{language}\n")[1:]]
+
+
+@pytest.mark.parametrize("sim", ["mujoco", "mjwarp"])
+def test_the_examples_of_the_page_run(sim):
+    ants = [yaml.safe_load(text)["task"] for text in blocks("randomization.md", "yaml") if text.startswith("task:")]
+    assert len(ants) >= 1
+    for section in ants:
+        env = make_env("Ant", num_envs=4, sim=sim, device="cpu", task={**section, "episode_length": 5})
+        assert env.randomizer is not None
+        env.reset()
+        for step in steps(env, 12, action=0.5):
+            assert all(torch.isfinite(x).all() for x in step.obs.values())
+            assert not step.diverged.any()

@@ -1,0 +1,294 @@
+"""Franka's tasks: the published kinematics, and that hands without learning can open the drawer and stack the cubes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import mujoco
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from gpusim_rl.api import prepare
+from gpusim_rl.env import VecEnv
+from gpusim_rl.env.math import quat_conjugate, quat_from_axis_angle, quat_multiply
+from gpusim_rl.sim import SimChoice
+
+OPEN, CLOSED = 1.0, -1.0
+UP = torch.tensor([0.0, 0.0, 1.0])
+
+
+def make_env(name: str, num_envs: int, **settings: Any) -> VecEnv:
+    settings = {"randomize_episode_start": False, "episode_length": 10000, **settings}
+    run, task_class, _, _ = prepare(name, num_envs=num_envs, task=settings)
+    choice = SimChoice("mujoco", torch.device("cpu"), "test")
+    env = VecEnv.make(task_class, run.task, num_envs=num_envs, choice=choice, sim=run.sim, seed=1)
+    env.reset()
+    return env
+
+
+def everywhere(env: VecEnv) -> Tensor:
+    return torch.ones(env.num_envs, dtype=torch.bool)
+
+
+def rotation_between(start: Tensor, end: Tensor) -> Tensor:
+    """Rotation vector [rad] from one orientation to another, of small turns; [N, 3]."""
+    turn = quat_multiply(end, quat_conjugate(start))
+    return 2.0 * turn[:, 1:] * turn[:, :1].sign()
+
+
+# The robot
+
+
+def published_grip(joints: np.ndarray) -> np.ndarray:
+    """Pose of the point between the fingertips by the manufacturer's modified Denavit-Hartenberg table; 4 x 4."""
+    table = [  # a [m], d [m], alpha [rad]
+        (0.0, 0.333, 0.0),
+        (0.0, 0.0, -math.pi / 2),
+        (0.0, 0.316, math.pi / 2),
+        (0.0825, 0.0, math.pi / 2),
+        (-0.0825, 0.384, -math.pi / 2),
+        (0.0, 0.0, math.pi / 2),
+        (0.088, 0.0, math.pi / 2),
+        (0.0, 0.107 + 0.1034, 0.0),
+    ]
+    pose = np.eye(4)
+    for (a, d, alpha), theta in zip(table, [*joints, -math.pi / 4], strict=True):
+        ca, sa, ct, st = math.cos(alpha), math.sin(alpha), math.cos(theta), math.sin(theta)
+        pose = pose @ np.array(
+            [[ct, -st, 0, a], [st * ca, ct * ca, -sa, -d * sa], [st * sa, ct * sa, ca, d * ca], [0, 0, 0, 1]]
+        )
+    return pose
+
+
+def test_the_gripping_point_is_where_the_published_table_has_it():
+    run, task_class, _, _ = prepare("FrankaCubeStack")
+    model = task_class.scene(run.task).model
+    data = mujoco.MjData(model)
+    base = model.body("franka/link0").pos
+    for joints in np.random.default_rng(0).uniform(-2.0, 2.0, (50, 7)):
+        data.qpos[:7] = joints
+        mujoco.mj_kinematics(model, data)
+        pose, grip = published_grip(joints), data.body("franka/grip")
+        np.testing.assert_allclose(grip.xpos - base, pose[:3, 3], atol=1e-9)
+        np.testing.assert_allclose(grip.xmat.reshape(3, 3), pose[:3, :3], atol=1e-9)
+
+
+@pytest.mark.parametrize("name", ["FrankaCabinet", "FrankaCubeStack"])
+def test_limits_and_masses_are_the_published_ones(name):
+    env = make_env(name, 1)
+    robot, model = env.sim.articulation("franka"), env.sim.scene.model
+    low = torch.tensor([-2.8973, -1.7628, -2.8973, -3.0718, -2.8973, -0.0175, -2.8973, 0.0, 0.0])
+    high = torch.tensor([2.8973, 1.7628, 2.8973, -0.0698, 2.8973, 3.7525, 2.8973, 0.04, 0.04])
+    torch.testing.assert_close(robot.joint_limits, torch.stack([low, high], dim=1), atol=1e-4, rtol=0.0)
+    ranges = model.actuator_forcerange if name == "FrankaCabinet" else model.actuator_ctrlrange
+    assert ranges[:7, 1].tolist() == [87.0] * 4 + [12.0] * 3
+    arm = [model.body(f"franka/link{i}").mass[0] for i in range(8)]
+    assert arm == [0.629769, 4.970684, 0.646926, 3.228604, 3.587895, 1.225946, 1.666555, 0.735522]
+
+
+@pytest.mark.parametrize("name", ["FrankaCabinet", "FrankaCubeStack"])
+def test_it_carries_its_own_weight(name):
+    env = make_env(name, 8, **({"control_type": "joint_tor"} if name == "FrankaCubeStack" else {}))
+    start = env.task.robot.joint_pos.clone()
+    still = torch.zeros(8, env.num_actions)
+    if name == "FrankaCubeStack":
+        still[:, -1] = OPEN
+    for _ in range(60):
+        env.step(still)
+    moved = (env.task.robot.joint_pos - start)[:, :7].abs().max()
+    assert moved < 1e-4
+
+
+# FrankaCabinet
+
+
+def reach(env: VecEnv, goal: Callable[[], Tensor], steps: int, gripper: float) -> dict[str, Tensor]:
+    """Leads the hand, level and facing the cabinet, to a point by inverse kinematics; the last step's reward terms."""
+    task = env.task
+    dynamics = env.sim.articulation("franka").dynamics("grip")
+    env.sim.refresh()
+    # it points along -x, the left finger up
+    facing = torch.tensor([0.5, 0.5, -0.5, -0.5]).expand(env.num_envs, 4)
+    terms: dict[str, Tensor] = {}
+    for _ in range(steps):
+        error = torch.cat([goal() - task.hand.pos[:, 0], rotation_between(task.hand.quat[:, 0], facing)], dim=1)
+        velocity = 4.0 * error.clamp(-0.2, 0.2)
+        joints = (torch.linalg.pinv(dynamics.jacobian[..., :7], rtol=0.05) @ velocity[..., None])[..., 0]
+        fingers = torch.full((env.num_envs, 2), gripper)
+        terms = env.step(torch.cat([joints / task.cfg.action_scale, fingers], dim=1)).terms
+    return terms
+
+
+def test_the_drawer_opens_when_its_handle_is_grasped_and_pulled():
+    env = make_env("FrankaCabinet", 4)
+    task = env.task
+
+    def handle() -> Tensor:
+        return task.handle.pos[:, 0]
+
+    def before() -> Tensor:
+        return handle() + torch.tensor([0.15, 0.0, 0.0])
+
+    assert (task.stats()["opening"] == 0.0).all()
+    terms = reach(env, before, 150, OPEN)
+    distance = torch.linalg.vector_norm(handle() - task.hand.pos[:, 0], dim=1)
+    torch.testing.assert_close(terms["distance"], 2.0 / (1.0 + distance**2) ** 2)
+    torch.testing.assert_close(terms["rotation"], torch.full((4,), 0.5), atol=0.01, rtol=0.0)
+    terms = reach(env, handle, 100, OPEN)
+    torch.testing.assert_close(terms["distance"], torch.full((4,), 4.0), atol=0.01, rtol=0.0)
+    assert (terms["around_handle"] == 0.125).all()
+    torch.testing.assert_close(terms["finger_distance"], torch.zeros(4), atol=0.02, rtol=0.0)  # fingers wide open
+    terms = reach(env, handle, 30, CLOSED)
+    fingers = task.robot.joint_pos[:, 7:].sum(dim=1)
+    torch.testing.assert_close(terms["finger_distance"], 5.0 * (0.08 - fingers), atol=0.02, rtol=0.0)
+    assert (fingers > 0.012).all(), "the fingers went through the handle"
+    grasped = handle().clone()
+    for pulled in (0.1, 0.2, 0.3):
+        terms = reach(env, lambda: grasped + torch.tensor([pulled, 0.0, 0.0]), 60, CLOSED)  # noqa: B023
+        opening = task.stats()["opening"]
+        torch.testing.assert_close(opening, torch.full((4,), pulled), atol=0.02, rtol=0.0)
+        torch.testing.assert_close(terms["open"], 1.5 * 7.5 * opening)
+        torch.testing.assert_close(terms["bonuses"], 0.5 + 0.5 * (opening > 0.2))
+        assert not task.terminated().any()
+    opened = torch.zeros(4, dtype=torch.bool)
+    for _ in range(100):
+        reach(env, lambda: grasped + torch.tensor([0.42, 0.0, 0.0]), 1, CLOSED)
+        opened |= task.progress == 0
+    assert opened.all(), "the episode goes on with the drawer open"
+
+
+def test_fingers_behind_the_handle_are_bad_style():
+    env = make_env("FrankaCabinet", 2)
+    task = env.task
+    # beside the handle there is room up to the drawer; the hand is put there as no hand would come
+    task.robot.set_state(everywhere(env), joint_pos=_pose_behind(env))
+    env.sim.refresh()
+    assert (task.hand.pos[:, 1, 0] < task.handle.pos[:, 0, 0] - 0.04).all()
+    terms = task.rewards()
+    assert (terms.pop("bad_style") == -1.0).all()
+    assert all((term == 0.0).all() for term in terms.values())
+
+
+def _pose_behind(env: VecEnv) -> Tensor:
+    """Arm stretched over the cabinet."""
+    joints = torch.tensor([0.0, 0.9, 0.0, -0.6, 0.0, 1.5, 0.785, 0.02, 0.02])
+    return joints.expand(env.num_envs, 9)
+
+
+def test_drives_keep_to_the_robots_speed_limits():
+    env = make_env("FrankaCabinet", 32)
+    limits = torch.tensor([2.175] * 4 + [2.61] * 3)
+    random = torch.Generator().manual_seed(0)
+    action, speeds = torch.zeros(32, 9), []
+    for step in range(200):
+        if step % 25 == 0:
+            action = torch.randint(-1, 2, (32, 9), generator=random).float()
+        env.step(action)
+        speeds.append(env.task.robot.joint_vel[:, :7].abs().clone())
+    # the big joints fling the wrist faster now and then, and so do blows
+    fast = torch.cat(speeds).quantile(0.97, dim=0)
+    assert (fast < 1.1 * limits).all(), fast
+    assert (fast > 0.9 * limits).all(), fast
+
+
+# FrankaCubeStack
+
+
+def move(env: VecEnv, goal: Callable[[], Tensor], quat: Tensor, steps: int, gripper: float) -> dict[str, Tensor]:
+    """Moves the gripping point by the task's controller; the last step's reward terms."""
+    task, terms = env.task, {}
+    for _ in range(steps):
+        error = torch.cat([goal() - task.hand.pos[:, 0], rotation_between(task.hand.quat[:, 0], quat)], dim=1)
+        pull = 0.5 * error / torch.tensor([0.1] * 3 + [0.5] * 3)
+        terms = env.step(torch.cat([pull, torch.full((env.num_envs, 1), gripper)], dim=1)).terms
+    return terms
+
+
+def from_above(cube_quat: Tensor) -> Tensor:
+    """Orientation of a hand that points down and is turned as the cube."""
+    yaw = 2.0 * torch.atan2(cube_quat[:, 3], cube_quat[:, 0])
+    turn = quat_from_axis_angle(UP.expand(len(yaw), 3), yaw)
+    return quat_multiply(turn, torch.tensor([0.0, 1.0, 0.0, 0.0]).expand(len(yaw), 4))
+
+
+@pytest.mark.parametrize("end_when_stacked", [False, True])
+def test_a_hand_can_stack_the_cubes(end_when_stacked):
+    env = make_env("FrankaCubeStack", 8, end_when_stacked=end_when_stacked)
+    task = env.task
+    cube_a, cube_b, hand = task.cube_a, task.cube_b, task.hand
+    down = from_above(cube_a.root_quat)
+    move(env, lambda: cube_a.root_pos + 0.1 * UP, down, 80, OPEN)
+    terms = move(env, lambda: cube_a.root_pos, down, 60, OPEN)
+    assert (terms["distance"] > 0.05).all() and (terms["lift"] == 0.0).all()
+    move(env, lambda: cube_a.root_pos, down, 30, CLOSED)
+    width = task.robot.joint_pos[:, 7:].sum(dim=1)
+    torch.testing.assert_close(width, torch.full((8,), 0.05), atol=0.002, rtol=0.0)
+    base = hand.pos[:, 0].clone()
+    terms = move(env, lambda: base + 0.2 * UP, down, 80, CLOSED)
+    assert (terms["lift"] == 1.5).all()
+
+    def to_place(height: float) -> Callable[[], Tensor]:
+        return lambda: hand.pos[:, 0] + cube_b.root_pos - cube_a.root_pos + height * UP
+
+    move(env, to_place(0.12), down, 100, CLOSED)
+    terms = move(env, to_place(0.062), down, 60, CLOSED)
+    assert (terms["align"] > 1.7).all() and (terms["stack"] == 0.0).all(), "it is not released yet"
+    there = hand.pos[:, 0].clone()
+    move(env, lambda: there, down, 30, OPEN)
+    stacked = torch.zeros(8, dtype=torch.bool)
+    for _ in range(40):
+        terms = move(env, lambda: there + 0.15 * UP, down, 1, OPEN)
+        stacked |= terms["stack"] == 16.0
+        assert all((term[terms["stack"] > 0] == 0.0).all() for name, term in terms.items() if name != "stack")
+        if end_when_stacked:
+            assert torch.equal(terms["stack"] > 0, (terms["stack"] > 0) & (task.progress == 0))
+    assert stacked.sum() >= 7
+    assert end_when_stacked or (terms["stack"] == 16.0).sum() >= 7, "what is stacked stays"
+
+
+def test_a_displacement_moves_the_hand_along_it():
+    env = make_env("FrankaCubeStack", 6, start_joint_noise=0.0)
+    before = env.task.hand.pos[:, 0].clone()
+    action = torch.cat([torch.eye(6), torch.ones(6, 1)], dim=1)
+    action[2, 2] = -1.0  # down would end at the table
+    action[2] *= -1.0
+    for _ in range(10):
+        env.step(0.5 * action)
+    moved = env.task.hand.pos[:, 0] - before
+    for axis in range(3):
+        others = [i for i in range(3) if i != axis]
+        assert moved[axis, axis] > 0.02
+        assert moved[axis, others].abs().max() < 0.2 * moved[axis, axis]
+    spin = env.task.hand.ang_vel[3:, 0]
+    assert (spin.diagonal() > 0.1).all() and (spin.abs().argmax(dim=1) == torch.arange(3)).all()
+    assert moved[3:].abs().max() < 0.01
+
+
+def test_torques_are_those_of_the_action():
+    env = make_env("FrankaCubeStack", 2, control_type="joint_tor")
+    assert env.num_actions == 8 and env.obs_sizes == {"policy": 26}
+    env.step(torch.tensor([[0.1] * 7 + [OPEN], [-0.1] * 7 + [CLOSED]]))
+    torque = torch.tensor([8.7] * 4 + [1.2] * 3)
+    torch.testing.assert_close(env.sim.ctrl[:, :7], torch.stack([torque, -torque]))
+    torch.testing.assert_close(env.sim.ctrl[:, 7:], torch.tensor([[0.04, 0.04], [0.0, 0.0]]))
+
+
+def test_cubes_start_anywhere_on_the_square_but_apart():
+    env = make_env("FrankaCubeStack", 2000)
+    places = [cube.root_pos[:, :2] for cube in (env.task.cube_a, env.task.cube_b)]
+    for place in places:
+        assert place.abs().max() <= 0.25 + 1e-6
+        # each of 5 x 5 fields has its share of the worlds
+        field = ((place + 0.25) / 0.1).floor().clamp(0, 4) @ torch.tensor([5.0, 1.0])
+        assert (torch.bincount(field.long(), minlength=25) > 40).all()
+    apart = torch.linalg.vector_norm(places[0] - places[1], dim=1)
+    assert apart.min() >= 0.12 * math.sqrt(2.0) - 1e-6
+    assert apart.max() > 0.4
+    env.sim.step(60)
+    for cube, half in ((env.task.cube_a, 0.025), (env.task.cube_b, 0.035)):
+        resting = cube.root_pos[:, 2] - 1.025
+        assert (resting - half).abs().quantile(0.9) < 1e-3

@@ -1,0 +1,204 @@
+"""Hands with a cube: published kinematics, coupled joints, goals that follow one another, groups of observations."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import mujoco
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import gpusim_rl
+from gpusim_rl.api import prepare
+from gpusim_rl.env import VecEnv
+from gpusim_rl.env.math import quat_from_axis_angle, quat_multiply
+
+HANDS = ["ShadowHand", "AllegroHand"]
+EVERYWHERE = torch.ones(4, dtype=torch.bool)
+
+every_hand = pytest.mark.parametrize("name", HANDS)
+
+
+def make_env(name: str, num_envs: int = 4, **settings: Any) -> VecEnv:
+    settings = {"randomize_episode_start": False, **settings}
+    env = gpusim_rl.make_env(name, num_envs=num_envs, sim="mujoco", device="cpu", task=settings)
+    env.reset()
+    return env
+
+
+def model_of(name: str) -> mujoco.MjModel:
+    run, task_class, _, _ = prepare(name)
+    return task_class.scene(run.task).model
+
+
+def poses(model: mujoco.MjModel, joints: dict[str, float]) -> mujoco.MjData:
+    data = mujoco.MjData(model)
+    for joint, angle in joints.items():
+        data.joint(f"hand/{joint}").qpos[0] = angle
+    mujoco.mj_kinematics(model, data)
+    return data
+
+
+def turned_goal(env: VecEnv, angle: float) -> Tensor:
+    """The cube's orientations, turned by an angle [rad]."""
+    axis = torch.tensor([0.6, 0.0, 0.8]).expand(env.num_envs, 3)
+    return quat_multiply(quat_from_axis_angle(axis, torch.full((env.num_envs,), angle)), env.task.cube.root_quat)
+
+
+def test_the_shadow_hand_is_as_long_as_the_published_one():
+    model = model_of("ShadowHand")
+    assert model.njnt - 1 == 24 and model.nu == 20
+    data = poses(model, {})
+    palm, first, tip = (data.body(f"hand/{body}").xpos for body in ("palm", "ffknuckle", "ffdistal"))
+    # straight fingers point along -y, knuckles are 95 mm from the wrist, the outer joint is 70 mm further
+    np.testing.assert_allclose(first - palm, [-0.033, -0.095, 0.0], atol=1e-6)
+    np.testing.assert_allclose(tip - first, [0.0, -0.070, 0.0], atol=1e-6)
+    bent = poses(model, {"FFJ2": math.pi / 2})
+    np.testing.assert_allclose(bent.body("hand/ffdistal").xpos - first, [0.0, 0.0, 0.070], atol=1e-6)
+
+
+def test_the_allegro_hand_is_as_long_as_the_published_one():
+    model = model_of("AllegroHand")
+    assert model.njnt - 1 == 16 and model.nu == 16
+    data = poses(model, {})
+    turn = data.body("hand/palm").xmat.reshape(3, 3)
+    assert turn[2, 0] == pytest.approx(math.cos(0.03 * math.pi), abs=1e-3)  # the palm looks up, tilted by 5.4 degrees
+
+    def seen_from_palm(body: str) -> np.ndarray:
+        return turn.T @ (data.body(f"hand/{body}").xpos - data.body("hand/palm").xpos)
+
+    np.testing.assert_allclose(seen_from_palm("middle_distal"), [0.0, 0.0, 0.0007 + 0.0164 + 0.054 + 0.0384], atol=1e-6)
+    slope = math.radians(5.0)
+    along = 0.0164 + 0.054 + 0.0384
+    expected = [0.0, 0.0435 + along * math.sin(slope), -0.001542 + along * math.cos(slope)]
+    np.testing.assert_allclose(seen_from_palm("index_distal"), expected, atol=1e-5)
+
+
+@every_hand
+def test_actions_are_targets_between_the_limits(name):
+    env = make_env(name)
+    low, high = env.task.hand.control_limits.unbind(dim=1)
+    for action, target in ((-1.0, low), (0.0, (low + high) / 2), (1.0, high)):
+        env.step(torch.full((4, env.num_actions), action))
+        torch.testing.assert_close(env.task.targets, target.expand(4, -1))
+    smooth = make_env(name, moving_average=0.25)
+    before = smooth.task.targets.clone()
+    torch.testing.assert_close(before, torch.zeros_like(before).clamp(low, high))
+    smooth.step(torch.ones(4, env.num_actions))
+    torch.testing.assert_close(smooth.task.targets, 0.75 * before + 0.25 * high)
+
+
+@every_hand
+def test_joints_go_where_they_are_told(name):
+    env = make_env(name, fall_distance=1e6)
+    env.task.cube.set_state(EVERYWHERE, root_pos=torch.tensor([0.0, 0.0, -50.0]).expand(4, 3))  # out of the way
+    hand = env.task.hand
+    for _ in range(60):
+        env.step(torch.full((4, env.num_actions), -0.4))  # further on fingers would meet
+    low, high = env.task.hand.joint_limits.unbind(dim=1)
+    # two joints on one tendon share its range, and so each does what an own actuator would have done
+    error = (hand.joint_pos - (0.3 * high + 0.7 * low)).abs()
+    assert error.max() < 0.1, dict(zip(hand.joint_names, error[0].tolist(), strict=True))
+
+
+def test_outer_joints_of_the_shadow_hand_bend_together():
+    env = make_env("ShadowHand", fall_distance=1e6)
+    env.task.cube.set_state(EVERYWHERE, root_pos=torch.tensor([0.0, 0.0, -50.0]).expand(4, 3))
+    names = env.task.hand.joint_names
+    action = torch.full((4, 20), -1.0)
+    action[:, env.task.hand.actuator_names.index("MFJ1")] = 1.0
+    for _ in range(60):
+        env.step(action)
+    outer = env.task.hand.joint_pos[:, [names.index("MFJ1"), names.index("MFJ0")]]
+    assert (outer > 1.4).all()
+    assert (env.task.hand.joint_pos[:, [names.index("FFJ1"), names.index("FFJ0")]] < 0.1).all()
+
+
+@every_hand
+def test_a_goal_that_is_reached_is_followed_by_another_and_nothing_else_changes(name):
+    env, other = make_env(name, success_tolerance=0.1), make_env(name, success_tolerance=0.1)
+    still = torch.zeros(4, env.num_actions)
+    near = torch.tensor([True, False, True, False])
+    goals = torch.where(near[:, None], turned_goal(env, 0.02), turned_goal(env, 1.0))
+    env.task.goal_quat.copy_(goals)
+    other.task.goal_quat.copy_(turned_goal(other, 1.0))
+    first, plain = env.step(still), other.step(still)
+    assert torch.equal(first.terms["success"], 250.0 * near)
+    assert not first.done.any() and torch.equal(env.task.successes, near.float())
+    assert torch.equal((env.task.goal_quat != goals).any(dim=1), near)
+    assert torch.equal(env.sim.scene_qpos(), other.sim.scene_qpos())
+    assert (first.stats["successes"].isnan()).all()
+    # What the policy acts on next is the new goal; what it is rewarded for in this step is the old one.
+    assert torch.equal(env.step(still).terms["success"], torch.zeros(4))
+    parts = env.task._parts()
+    torch.testing.assert_close(parts["goal"][:, 3:], env.task.goal_quat)
+    torch.testing.assert_close(plain.terms["rotation"], torch.full((4,), 1.0 / 1.1), atol=0.05, rtol=0)
+
+
+@every_hand
+def test_an_episode_tells_how_many_goals_it_reached(name):
+    env = make_env(name, episode_length=3, fall_distance=1e6, success_tolerance=3.2)  # every step is a success
+    still = torch.zeros(4, env.num_actions)
+    for count in (1, 2):
+        assert env.step(still).stats["successes"].isnan().all()
+        assert torch.equal(env.task.successes, torch.full((4,), float(count)))
+    last = env.step(still)
+    assert last.truncated.all() and torch.equal(last.stats["successes"], torch.full((4,), 3.0))
+    assert torch.equal(env.task.successes, torch.zeros(4))
+
+
+@every_hand
+def test_a_cube_that_fell_ends_the_episode(name):
+    env = make_env(name)
+    away = torch.tensor([[0.0, 0.0, -0.2], [0.25, 0.0, 0.0], [0.0, 0.0, 0.05], [0.0, -0.26, 0.0]])
+    env.task.cube.set_state(EVERYWHERE, root_pos=env.task.goal_pos + away)
+    step = env.step(torch.zeros(4, env.num_actions))
+    assert step.terminated.tolist() == [False, True, False, True]
+    distance = -step.terms["distance"] / 10.0
+    torch.testing.assert_close(distance, torch.tensor([0.2, 0.25, 0.05, 0.26]), atol=0.01, rtol=0)  # it fell a little
+    assert torch.equal(step.terms["fall"], torch.zeros(4))
+
+
+@every_hand
+def test_starts_are_near_the_palm_in_any_orientation(name):
+    env = make_env(name, num_envs=256)
+    task = env.task
+    start = task.cube.root_pos - task.cube.default_root_pos
+    assert start.abs().max() <= 0.01 and start.abs().max() > 0.009
+    low, high = task.hand.joint_limits.unbind(dim=1)
+    assert ((task.hand.joint_pos >= 0.2 * low) & (task.hand.joint_pos <= 0.2 * high)).all()
+    # angles between uniform orientations: mean pi/2 + 2/pi
+    assert task._rotation_error().mean().item() == pytest.approx(math.pi / 2 + 2 / math.pi, abs=0.15)
+
+
+SIZES = {
+    "ShadowHand": {"openai": 42, "full_no_vel": 77, "full": 157, "full_state": 211},
+    "AllegroHand": {"full_no_vel": 50, "full": 72, "full_state": 88},
+}
+
+
+@pytest.mark.parametrize(("name", "kind"), [(name, kind) for name in HANDS for kind in SIZES[name]])
+def test_types_of_observation(name, kind):
+    env = make_env(name, observation_type=kind)
+    assert env.obs_sizes == {"policy": SIZES[name][kind]}
+    asymmetric = make_env(name, observation_type=kind, asymmetric=True)
+    assert asymmetric.obs_sizes == {"policy": SIZES[name][kind], "critic": SIZES[name]["full_state"]}
+    action = torch.rand(4, env.num_actions)
+    full = make_env(name).step(action).obs["policy"]
+    assert torch.equal(asymmetric.step(action).obs["critic"], full)
+
+
+@every_hand
+def test_no_world_diverges_under_random_actions(name):
+    env = make_env(name, num_envs=64)
+    generator = torch.Generator().manual_seed(1)
+    for count in range(200):
+        if count % 10 == 0:
+            held = 2.0 * torch.randint(0, 2, (64, env.num_actions), generator=generator) - 1.0
+        jitter = 2.0 * torch.rand(64, env.num_actions, generator=generator) - 1.0
+        step = env.step(torch.where(torch.arange(64)[:, None] % 2 == 0, held, jitter))
+        assert not step.diverged.any()
+    assert not env.sim.overflow.any()
