@@ -23,7 +23,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-ROUNDS, STEPS, WARM_UP = 7, 20, 40
+ROUNDS, STEPS, WARM_UP = 5, 10, 30
 FILE = Path(__file__).with_suffix(".json")
 
 

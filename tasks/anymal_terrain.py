@@ -17,6 +17,7 @@ from gpusim_rl.sim.terrain import Terrain, TerrainConfig
 LEGS = ["LF", "LH", "RF", "RH"]
 KNEES = [f"{leg}_THIGH" for leg in LEGS]  # the knees belong to the thighs,
 FEET = [f"{leg}_SHANK" for leg in LEGS]  # the feet to the shanks
+FOOT_RADIUS = 0.04  # m; smaller feet get caught inside the steps of a height field
 SCAN_X = [0.1 * x for x in (-8, -7, -6, -5, -4, -3, -2, 2, 3, 4, 5, 6, 7, 8)]  # m ahead of the base
 SCAN_Y = [0.1 * y for y in (-5, -4, -3, -2, -1, 1, 2, 3, 4, 5)]  # m to its left
 BASE_HEIGHT = 0.5  # above the ground, when standing [m]
@@ -64,8 +65,8 @@ class AnymalTerrain(Task[AnymalTerrainConfig]):
     """AnymalTerrain: walk over rough ground with the velocity, and towards the heading, that are commanded.
 
     Observations, commands, rewards and curriculum are those of IsaacGymEnvs' AnymalTerrain. Physics runs four steps per
-    action, as is written there (there it runs five), the hardest patches lead on to random levels, not to the easiest,
-    and friction is not random.
+    action, as is written there (it runs five), the hardest patches lead on to random levels, not to the easiest, steps
+    rise within 10 cm, feet are balls of 4 cm, not 3, and friction is not random.
 
     Action space: 12 numbers in [-10, 10], offset of the joint targets from the stance / 0.5 rad: abduction, hip flexion
     and knee flexion of the legs left front, left hind, right front, right hind.
@@ -84,7 +85,7 @@ class AnymalTerrain(Task[AnymalTerrainConfig]):
     | 176-187 | last action                                                        | -          |
 
     Reward terms, x the control step: exp(-squared error / 0.25) of the horizontal velocity, half as much for the yaw
-    rate, the time in the air beyond 0.5 s of feet that land while it shall walk; penalties for vertical velocity, roll
+    rate, the time in the air beyond 0.5 s of feet that land, unless it shall stand; penalties for vertical velocity, roll
     and pitch rate, torques, changes of joint velocities and actions, and knees that touch. `floor` lifts a negative
     sum to 0.
 
@@ -101,6 +102,9 @@ class AnymalTerrain(Task[AnymalTerrainConfig]):
         scene = Scene(cfg.physics_hz)
         scene.add_terrain(Terrain(cfg.terrain))
         scene.add("anymal", assets_dir() / "anymal.xml")
+        for foot in FEET:
+            (ball,) = (geom for geom in scene.spec.body(f"anymal/{foot}").geoms if geom.contype)
+            ball.size[0] = FOOT_RADIUS
         scene.add_contact_sensor("anymal", ["base", *KNEES, *FEET])
         scene.add_effort_sensors("anymal")
         return scene

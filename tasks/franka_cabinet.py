@@ -50,13 +50,13 @@ class FrankaCabinet(Task[FrankaCabinetConfig]):
 
     Observation space:
 
-    | num   | observation                                                    | unit       |
-    |-------|----------------------------------------------------------------|------------|
-    | 0-8   | joint positions, limits mapped to [-1, 1]: arm, fingers         | -          |
-    | 9-17  | joint velocities x 0.1                                          | rad/s, m/s |
-    | 18-20 | from the gripping point to the handle                           | m          |
-    | 21    | opening of the drawer                                           | m          |
-    | 22    | velocity of the drawer                                          | m/s        |
+    | num   | observation                                             | unit       |
+    |-------|---------------------------------------------------------|------------|
+    | 0-8   | joint positions, limits mapped to [-1, 1]: arm, fingers | -          |
+    | 9-17  | joint velocities x 0.1                                  | rad/s, m/s |
+    | 18-20 | from the gripping point to the handle                   | m          |
+    | 21    | opening of the drawer                                   | m          |
+    | 22    | velocity of the drawer                                  | m/s        |
 
     Reward terms: distance to the handle, hand level and facing the cabinet, one finger above and one below the handle,
     their distances from it, opening, bonuses at 0.01, 0.2 and 0.39 m, action cost; a penalty for fingers that reach

@@ -51,14 +51,14 @@ class FrankaCubeStack(Task[FrankaCubeStackConfig]):
 
     Observation space:
 
-    | num   | observation                                                    | unit  |
-    |-------|----------------------------------------------------------------|-------|
-    | 0-3   | orientation of cube A, wxyz                                     | -     |
-    | 4-6   | position of cube A                                              | m     |
-    | 7-9   | from cube A to cube B                                           | m     |
-    | 10-12 | position of the gripping point                                  | m     |
-    | 13-16 | orientation of the gripping point, wxyz                         | -     |
-    | 17-18 | positions of the fingers (`joint_tor`: of all 9 joints)         | m     |
+    | num   | observation                                             | unit |
+    |-------|---------------------------------------------------------|------|
+    | 0-3   | orientation of cube A, wxyz                             | -    |
+    | 4-6   | position of cube A                                      | m    |
+    | 7-9   | from cube A to cube B                                   | m    |
+    | 10-12 | position of the gripping point                          | m    |
+    | 13-16 | orientation of the gripping point, wxyz                 | -    |
+    | 17-18 | positions of the fingers (`joint_tor`: of all 9 joints) | m    |
 
     Reward: 16 while cube A rests on cube B, released; else 0.1 x nearness of hand and fingers to cube A (or of cube A
     to its place, if that is more), 1.5 while cube A is lifted, 2 x nearness of the lifted cube to its place.

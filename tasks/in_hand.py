@@ -54,6 +54,7 @@ class InHand(Task[InHandConfig]):
 
     @classmethod
     def scene(cls, cfg: InHandConfig) -> Scene:
+        # Elliptic cones take twice the time; here simulators agree with both, for no capsule meets a plane.
         scene = Scene(cfg.physics_hz, cone="pyramidal")
         scene.add_light()
         scene.add("hand", assets_dir() / cls.HAND)
@@ -139,6 +140,7 @@ class InHand(Task[InHandConfig]):
     def _parts(self) -> dict[str, Float[Tensor, "envs _"]]:
         """What observations consist of; forces and velocities scaled."""
         cfg, hand, cube = self.cfg, self.hand, self.cube
+        to_goal = quat_multiply(cube.root_quat, quat_conjugate(self.goal_quat))
         return {
             "joint_pos": unscale(hand.joint_pos, self.joint_low, self.joint_high),
             "joint_vel": cfg.vel_scale * hand.joint_vel,
@@ -147,6 +149,6 @@ class InHand(Task[InHandConfig]):
             "cube_quat": cube.root_quat,
             "cube_vel": torch.cat([cube.root_lin_vel, cfg.vel_scale * cube.root_ang_vel], dim=1),
             "goal": torch.cat([self.goal_pos - cube.root_pos, self.goal_quat], dim=1),
-            "to_goal": quat_multiply(cube.root_quat, quat_conjugate(self.goal_quat)),
+            "to_goal": torch.where(to_goal[:, :1] < 0.0, -to_goal, to_goal),  # q and -q are the same rotation
             "actions": self.actions,
         }

@@ -35,21 +35,21 @@ class ShadowHand(InHand):
 
     Observation space: (`full_state`; see `OBSERVATIONS` for the others)
 
-    | num     | observation                                                         | unit     |
-    |---------|---------------------------------------------------------------------|----------|
-    | 0-23    | joint positions, limits mapped to [-1, 1]                           | -        |
-    | 24-47   | joint velocities x 0.2                                              | rad/s    |
-    | 48-71   | force of the actuators on the joints x 10                           | N m      |
-    | 72-74   | position of the cube                                                | m        |
-    | 75-78   | orientation of the cube                                             | -        |
-    | 79-81   | velocity of the cube                                                | m/s      |
-    | 82-84   | angular velocity of the cube x 0.2                                  | rad/s    |
-    | 85-87   | from the cube to the goal's position                                | m        |
-    | 88-91   | goal orientation                                                    | -        |
-    | 92-95   | rotation from the goal orientation to the cube's                    | -        |
-    | 96-160  | position, orientation, velocity, angular velocity of each fingertip | m, -, /s |
-    | 161-190 | contact force and torque on each fingertip x 10, its own frame      | N, N m   |
-    | 191-210 | last action                                                         | -        |
+    | num     | observation                                                         | unit             |
+    |---------|---------------------------------------------------------------------|------------------|
+    | 0-23    | joint positions, limits mapped to [-1, 1]                           | -                |
+    | 24-47   | joint velocities x 0.2                                              | rad/s            |
+    | 48-71   | force of the actuators on the joints x 10                           | N m              |
+    | 72-74   | position of the cube                                                | m                |
+    | 75-78   | orientation of the cube                                             | -                |
+    | 79-81   | velocity of the cube                                                | m/s              |
+    | 82-84   | angular velocity of the cube x 0.2                                  | rad/s            |
+    | 85-87   | from the cube to the goal's position                                | m                |
+    | 88-91   | goal orientation                                                    | -                |
+    | 92-95   | rotation from the goal orientation to the cube's                    | -                |
+    | 96-160  | position, orientation, velocity, angular velocity of each fingertip | m, -, m/s, rad/s |
+    | 161-190 | contact force and torque on each fingertip x 10, its own frame      | N, N m           |
+    | 191-210 | last action                                                         | -                |
 
     Reward terms: distance to the goal's position (a cost), rotation (1 / (error + 0.1 rad)), action cost, success (a
     bonus at an error of at most 0.1 rad; the next goal follows), fall (a cost, 0 by default).

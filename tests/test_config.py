@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 
 from gpusim_rl import compose as composing
 from gpusim_rl import config, paths
-from gpusim_rl.discover import tasks
+from gpusim_rl.api import prepare
+from gpusim_rl.discover import read_yaml, tasks
+from gpusim_rl.env import TaskConfig
 from gpusim_rl.errors import ConfigError, TaskError, friendly_errors, import_extra
 
 TASKS = sorted(tasks())
@@ -85,6 +87,45 @@ def test_dataclasses_hold_no_values_and_cannot_change(composed):
     run = config.build_run(composed)
     with pytest.raises(dataclasses.FrozenInstanceError):
         run.num_envs = 3  # type: ignore[misc]
+
+
+def test_what_every_task_may_leave_out_has_one_default():
+    shared = {field.name: field for field in dataclasses.fields(TaskConfig) if field.name in config.TASK_DEFAULTS}
+    without_yaml = {"randomize": shared["randomize"].default, "randomization_params": {}}
+    assert shared["randomization_params"].default_factory is dict
+    assert composing.compose(["~task"])["task"] == without_yaml
+    for name in TASKS:  # a task's own yaml may have other values
+        chosen = read_yaml(tasks()[name].file)["task"]
+        composed = composing.compose([f"task={name}"])["task"]
+        for key, default in without_yaml.items():
+            assert composed[key] == chosen.get(key, default)
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ["task.randomization_params={frequency: 3, latency: {range: [0, 1]}}"],
+        ["task.randomization_params.frequency=3", "task.randomization_params.latency.range=[0,1]"],
+        ["+task.randomization_params.frequency=3", "task.randomization_params.latency={range: [0,1]}"],
+        [
+            "task.randomization_params={frequency: 9}",
+            "task.randomization_params={frequency: 3, latency: {range: [0,1]}}",
+        ],
+    ],
+)
+def test_a_command_line_adds_to_what_is_randomised(lines):
+    expected = {"frequency": 3, "latency": {"range": [0, 1]}}
+    assert composing.compose(["task=Ant", *lines])["task"]["randomization_params"] == expected
+    typed = [line.removeprefix("+") for line in lines]
+    changed = config.apply_overrides(composing.compose(["task=Ant"]), typed)
+    assert changed["task"]["randomization_params"] == expected, "and so does a call from Python"
+
+
+def test_randomisation_from_python_and_back_from_a_run_folder():
+    params = {"sim_params": {"gravity": {"range": [0, 0.4], "operation": "additive", "distribution": "gaussian"}}}
+    run, _, _, lines = prepare("Ant", task={"randomize": True, "randomization_params": params})
+    assert run.task.randomize and run.task.randomization_params == params
+    assert composing.compose(lines)["task"]["randomization_params"] == params
 
 
 def test_smoke_makes_any_task_small():

@@ -166,6 +166,7 @@ def learn(args: argparse.Namespace) -> None:
     file = args.out / "tasks.json"
     known = {(outcome.task, outcome.seed): outcome for outcome in evidence.read_outcomes(file)}
     shares = cpu_shares(args.jobs)
+    git = provenance(args.out)["git"]  # before results change the folder
 
     def train(goal: evidence.Goal, seed: int) -> evidence.Outcome:
         outcome = begin(goal, seed, known.get((goal.task, seed)))
@@ -175,7 +176,7 @@ def learn(args: argparse.Namespace) -> None:
         try:
             if outcome.random_return is None:
                 outcome.random_return = random_return(goal)
-            return evidence.train_to(
+            evidence.train_to(
                 goal,
                 outcome,
                 command=[sys.executable, "-m", "gpusim_rl.cli", "train"],
@@ -184,6 +185,8 @@ def learn(args: argparse.Namespace) -> None:
                 cpus=cpus,
                 say=lambda text: print(text, file=sys.stderr),
             )
+            outcome.environment["git"] = git
+            return outcome
         finally:
             shares.put(cpus)
 

@@ -31,6 +31,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--worlds", type=positive, default=1, help="tiles of the grid (default: 1)")
     parser.add_argument("--width", type=positive, default=480, help="pixels (default: 480)")
     parser.add_argument("--height", type=positive, default=360, help="pixels (default: 360)")
+    parser.add_argument("--fill", type=share, default=0.86, help="of the picture, for the robot (default: 0.86)")
     parser.add_argument("--policy", choices=["zero", "random", "trained"], default="zero", help="who acts")
     parser.add_argument("--sim", choices=["mujoco", "mjwarp", "newton"], help="simulator (default: mujoco)")
     parser.add_argument(
@@ -50,6 +51,14 @@ def positive(text: str) -> int:
     return value
 
 
+def share(text: str) -> float:
+    """A part of the whole."""
+    value = float(text)
+    if not 0 < value <= 1:
+        raise argparse.ArgumentTypeError(f"must be above 0 and at most 1, got {value:g}")
+    return value
+
+
 def picture(args: argparse.Namespace) -> Path:
     """Play the run up to the picture, and draw it."""
     from gpusim_rl.errors import ConfigError
@@ -61,11 +70,12 @@ def picture(args: argparse.Namespace) -> Path:
     from gpusim_rl.run.play import Player
     from gpusim_rl.run.portrait import draw, write_png
 
-    with closing(Player.open(args.run, act=args.policy, num_envs=args.worlds, sim=args.sim)) as player:
+    with closing(Player.open(args.run, act=args.policy, num_envs=args.worlds, sim=args.sim, fresh=True)) as player:
         for _ in range(args.steps):
             player.step()
         sim = player.env.sim
-        pixels, note = draw(sim.scene, sim.scene_qpos().cpu().numpy(), args.width, args.height, args.renderer)
+        qpos = sim.scene_qpos().cpu().numpy()
+        pixels, note = draw(sim.scene, qpos, args.width, args.height, args.renderer, args.fill)
         path = args.out or Path(f"{player.env.name}.png")
     if note:
         print(note, file=sys.stderr)

@@ -68,10 +68,12 @@ def quat_angle(a: Float[Tensor, "*batch 4"], b: Float[Tensor, "*batch 4"]) -> Fl
 def quat_from_uniform(u: Float[Tensor, "*batch 3"]) -> Float[Tensor, "*batch 4"]:
     """Orientations that are uniform over all rotations, from numbers that are uniform in [0, 1).
 
-    Source: Shoemake 1992, Uniform random rotations, in Graphics Gems III.
+    Of the two quaternions of a rotation it is the one with w >= 0. Source: Shoemake 1992, Uniform random rotations, in
+    Graphics Gems III.
     """
-    length, angle = torch.stack([1.0 - u[..., 0], u[..., 0]], dim=-1).sqrt(), 2.0 * math.pi * u[..., 1:]
-    return torch.stack([length * angle.sin(), length * angle.cos()], dim=-1).flatten(-2)
+    length, angle = torch.stack([u[..., 0], 1.0 - u[..., 0]], dim=-1).sqrt(), 2.0 * math.pi * u[..., 1:]
+    w, x, y, z = torch.stack([length * angle.cos(), length * angle.sin()], dim=-1).flatten(-2).unbind(-1)
+    return torch.stack([w.abs(), x, y, z], dim=-1)
 
 
 def tolerance(

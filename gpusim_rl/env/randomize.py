@@ -10,7 +10,7 @@ import logging
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeVar
 
 import mujoco
@@ -122,7 +122,7 @@ class Property(Draw):
     """A physical property. Each body, joint or shape gets a draw of its own, relative to the model's value."""
 
     setup_only: bool = False
-    """Drawn once, when the environment is made."""
+    """Drawn once, when the environment is made; at full strength, for a schedule has not begun then."""
     interval_s: Positive | None = None
     """Ours: drawn anew in every so many seconds, not at resets [s]."""
     names: list[str] | None = None
@@ -135,8 +135,6 @@ class Property(Draw):
         Draw.__post_init__(self)
         if self.setup_only and self.interval_s is not None:
             raise ConfigError("setup_only and interval_s exclude each other")
-        if self.setup_only and self.schedule is not None:
-            raise ConfigError("setup_only is drawn before the schedule begins: leave one of them out")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -462,6 +460,7 @@ class Randomizer(TaskPart):
         group = self._at_reset
         if spec.setup_only:
             group = self._at_setup
+            spec = replace(spec, schedule=None, schedule_steps=None)
         elif spec.interval_s is not None:
             group = self._at_interval.setdefault(max(1, round(spec.interval_s / self._dt)), _Group())
         for quantity in quantities:

@@ -222,7 +222,7 @@ def train_to(
         raise ConfigError(f"training {goal.task} failed: {last[-1] if last else process.returncode}; see {log}")
     measure_run(outcome, done)
     facts = json.loads((done / "env.json").read_text())
-    kept = ("time", "versions", "cpu", "gpu", "git", "sim")
+    kept = ("time", "versions", "cpu", "gpu", "sim")
     outcome.environment = {name: facts[name] for name in kept if name in facts}
     say(describe(outcome))
     return outcome

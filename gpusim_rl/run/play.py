@@ -83,7 +83,9 @@ class Player:
         self._generator = torch.Generator(choice.device).manual_seed(seed)
 
     @classmethod
-    def open(cls, name: str, *, act: str = "trained", num_envs: int = 1, sim: str | None = None) -> Player:
+    def open(
+        cls, name: str, *, act: str = "trained", num_envs: int = 1, sim: str | None = None, fresh: bool = False
+    ) -> Player:
         """Rebuilds the task of a run from what the run saved, and its policy.
 
         Args:
@@ -92,6 +94,7 @@ class Player:
             act: `trained`, `zero` or `random`.
             num_envs: Worlds.
             sim: Simulator; None takes MuJoCo, and Newton for a run that was trained on it.
+            fresh: Where no policy is needed, a task is as its yaml has it, whatever its runs were.
 
         Raises:
             ConfigError: There is no such run, or it does not fit this version's task.
@@ -99,7 +102,7 @@ class Player:
         if (here := str(Path.cwd())) not in sys.path:
             sys.path.append(here)  # tasks in the user's folder, as for train.py
         entry = discover.tasks().get(name)
-        if act != "trained" and entry is not None and not Path("runs", name).exists():
+        if act != "trained" and entry is not None and (fresh or not Path("runs", name).exists()):
             return cls._untrained(entry, act, num_envs, sim)
         run, file = resolve_run(name)
         written_ns = file.stat().st_mtime_ns  # before it is read: a newer one is not missed

@@ -19,6 +19,7 @@ WIDE = 1.25  # width over length, above which a robot is looked at from there
 FLAT_ELEVATION_DEG = -30.0
 FLAT = 0.6  # height over width, below which things are looked at from higher up
 NEAR = 2.0  # radii of the robot, within which an object belongs to the picture
+LARGE = 1.5  # radii of the robot; what is larger is what it stands on, and need not be in the picture
 FILL = 0.86  # of the picture's width or height, for what is framed
 SMOOTH = 2  # pixels drawn for one of the picture, each way: smooth edges where OpenGL has none
 HIDDEN_GROUP = 3  # geoms of this group and above are not drawn
@@ -33,9 +34,10 @@ class Portrait(Camera):
         scene: What the worlds contain.
         qpos: Positions now, shape [tiles, nq].
         aspect: Width over height of a tile.
+        fill: Of a tile's width or height, for what is framed.
     """
 
-    def __init__(self, scene: Scene, qpos: np.ndarray, aspect: float) -> None:
+    def __init__(self, scene: Scene, qpos: np.ndarray, aspect: float, fill: float = FILL) -> None:
         super().__init__(scene, qpos)
         points = [self._points(scene, positions) for positions in qpos]
         length, width, height = np.ptp(points[0], axis=0)
@@ -44,7 +46,7 @@ class Portrait(Camera):
         if height < FLAT * max(length, width):
             self.elevation_deg = FLAT_ELEVATION_DEG
         self.radius = max(0.05, *(0.5 * float(np.linalg.norm(np.ptp(tile, axis=0))) for tile in points))
-        half_height = FILL * math.tan(math.radians(FOVY_DEG) / 2)
+        half_height = fill * math.tan(math.radians(FOVY_DEG) / 2)
         fits = [self._fit(tile, half_height * aspect, half_height) for tile in points]
         self._targets = [target for target, _ in fits]
         self.distance = max(distance for _, distance in fits)
@@ -84,7 +86,9 @@ class Portrait(Camera):
         for name in scene.articulation_names[1:]:
             own = {body for body in range(model.nbody) if model.body(body).name.startswith(f"{name}/")}
             thing = self._corners(model, data, own)
-            if len(thing) and np.linalg.norm(thing.mean(axis=0) - middle) < NEAR * radius:
+            if not len(thing) or 0.5 * np.linalg.norm(np.ptp(thing, axis=0)) > LARGE * radius:
+                continue
+            if np.linalg.norm(thing.mean(axis=0) - middle) < NEAR * radius:
                 framed.append(thing)
         return np.concatenate(framed)
 
@@ -106,7 +110,7 @@ class Portrait(Camera):
 
 
 def draw(
-    scene: Scene, qpos: np.ndarray, width: int, height: int, renderer: str = "auto"
+    scene: Scene, qpos: np.ndarray, width: int, height: int, renderer: str = "auto", fill: float = FILL
 ) -> tuple[np.ndarray, str | None]:
     """Draws worlds as they are, each framed.
 
@@ -116,6 +120,7 @@ def draw(
         width: Of the picture [pixels].
         height: Of the picture [pixels].
         renderer: As for `make_renderer`.
+        fill: As for `Portrait`.
 
     Returns:
         The picture, uint8, shape [height, width, 3], and a line for the user where the renderer is not the one that was
@@ -126,7 +131,7 @@ def draw(
     """
     columns = math.ceil(math.sqrt(len(qpos)))
     aspect = (width / columns) / (height / math.ceil(len(qpos) / columns))
-    camera = Portrait(scene, qpos, aspect)
+    camera = Portrait(scene, qpos, aspect, fill)
     drawn, note = make_renderer(scene, qpos, SMOOTH * width, SMOOTH * height, renderer, camera)
     try:
         large = drawn.render(qpos).reshape(height, SMOOTH, width, SMOOTH, 3)

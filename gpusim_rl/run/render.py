@@ -78,7 +78,8 @@ class Camera:
     """Where to look from: it goes with the body that carries the robot, at a fixed angle.
 
     That is the first body of the scene's first articulation that can move as a whole (a free joint, or a slide: a cart,
-    a planar walker), else its root. The distance fits all that this body carries, as far as it reaches at the start.
+    a planar walker) and carries most of it, else its root: an arm's fingers slide, but are not followed. The distance
+    fits all that this body carries, as far as it reaches at the start.
 
     Args:
         scene: What the worlds contain.
@@ -96,7 +97,8 @@ class Camera:
         moving = [
             i
             for i in own
-            if any(kind in translating for kind in model.jnt_type[model.body_jntadr[i] :][: model.body_jntnum[i]])
+            if model.body_subtreemass[i] > 0.5 * model.body_subtreemass[root]
+            and any(kind in translating for kind in model.jnt_type[model.body_jntadr[i] :][: model.body_jntnum[i]])
         ]
         self.body = moving[0] if moving else root
         self.radius = max(0.05, *(self._reach(model, positions) for positions in qpos))

@@ -123,7 +123,7 @@ class MjwarpSim:
         self._written = torch.ones(num_envs, dtype=torch.bool, device=device)
         self._written_on_host = self._written.numpy() if device.type == "cpu" else None
         self._diverged = torch.zeros(num_envs, dtype=torch.bool, device=device)
-        self._params = Params(scene, num_envs, device, self._expand, self._wrote_param)
+        self._params = Params(scene, device, self._expand, self._wrote_param)
         self._new_friction: set[int] = set()  # joints that may get dry friction, and have none in the model
         self._constants: dict[str, Tensor] = {}  # those that each world has for itself
         self._stale = _Group.NONE  # groups of constants that parameters were written for

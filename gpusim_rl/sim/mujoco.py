@@ -100,7 +100,7 @@ class MujocoSim:
         self._reset = np.zeros(num_envs, dtype=bool)  # the mask of the last reset, where numpy can read it
         self._reset_mask = torch.from_numpy(self._reset)
         self._diverged = torch.zeros(num_envs, dtype=torch.bool)
-        self._params = Params(scene, num_envs, self.device, self._expand, self._wrote_param)
+        self._params = Params(scene, self.device, self._expand, self._wrote_param)
         # worlds with parameters that were written since MuJoCo's constants were last derived from them
         self._stale = np.zeros(num_envs, dtype=bool)
         self._stale_mask = torch.from_numpy(self._stale)

@@ -82,7 +82,8 @@ class Param:
     def value(self) -> Float[Tensor, "envs ..."]:
         """What each world has now, shape [num_envs, elements, ...], as a copy."""
         mine = self._values[:, self._slice]
-        return (mine.clone() if self._index is None else mine.index_select(1, self._index)).to(torch.float32)
+        mine = mine if self._index is None else mine.index_select(1, self._index)
+        return mine.to(torch.float32, copy=True)
 
     def set(self, value: Float[Tensor, "envs ..."], where: Bool[Tensor, " envs"], column: int | None = None) -> None:
         """Gives the worlds of the mask new values; what MuJoCo derives from them follows at the next refresh or step.
@@ -116,23 +117,20 @@ class Params:
 
     Args:
         scene: What is simulated.
-        num_envs: Number of worlds N.
         device: Where the values live.
         expand: Makes a field each world's own, filled with the model's values; returns a view of the simulator's
-            memory, shape [N, rows, ...] ([N, 3] for gravity).
+            memory, shape [num_envs, rows, ...] ([num_envs, 3] for gravity).
         changed: Called with a field and the worlds of which it was written.
     """
 
     def __init__(
         self,
         scene: Scene,
-        num_envs: int,
         device: torch.device,
         expand: Callable[[str], Tensor],
         changed: Callable[[str, Bool[Tensor, " envs"]], None],
     ) -> None:
         self._scene = scene
-        self._num_envs = num_envs
         self._device = device
         self._expand = expand
         self._changed = changed

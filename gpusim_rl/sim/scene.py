@@ -15,7 +15,6 @@ from gpusim_rl.sim import menagerie
 from gpusim_rl.sim.terrain import Terrain
 
 TERRAIN_DEPTH = 1.0  # of the ground below its lowest point [m]; what sinks deeper falls through
-TERRAIN_MARGIN = 0.015  # above the ground where contacts begin to push [m]
 
 # MuJoCo's contact sensor: bits of its data specification, and the reduction of all matching contacts to one wrench.
 _CONTACT_FORCE, _CONTACT_TORQUE, _CONTACT_POS = 1 << 1, 1 << 2, 1 << 4
@@ -126,9 +125,8 @@ class Scene:
     def add_terrain(self, terrain: Terrain, *, friction: Sequence[float] = (1.0, 0.005, 0.0001)) -> None:
         """Adds the ground of a terrain with a light above it, the same for all worlds: a height field and its border.
 
-        A foot that sinks into the side of a step is caught there, for MuJoCo pushes it out of each cell of the field
-        into the next. So contacts are as stiff as the time step allows, and what stands on the ground hovers
-        `TERRAIN_MARGIN` above it. A ball of 3 cm radius then stays above ground in nearly all falls.
+        What sinks in so far that its middle is below ground stays there, for MuJoCo pushes it out of each cell of the
+        field into the next. So contacts are as stiff as the time step allows: feet should be balls of 4 cm or more.
 
         Args:
             terrain: What it looks like.
@@ -141,7 +139,6 @@ class Scene:
         surface = {
             "friction": list(friction),
             "material": "ground",
-            "margin": TERRAIN_MARGIN,
             "solref": [2.0 * self.spec.option.timestep, 1.0],
             "solmix": 1e3,  # its own solref counts, not the mean with the other geom's
         }

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from gpusim_rl.config import Count, NotNegative, Positive, Rule
@@ -98,18 +98,18 @@ class Terrain:
         half_x, half_y = (points // 2 for points in self.heights.shape)
         i, u = self._cell(x, half_x)
         j, v = self._cell(y, half_y)
-        first = ((i.long() + half_x) * self.heights.shape[1] + (j.long() + half_y)).flatten()
+        first = ((i + half_x) * self.heights.shape[1] + (j + half_y)).flatten()
         z00, z01, z10, z11 = (corner.index_select(0, first).view(x.shape) for corner in self._corners)
         below = u > v
         along_x = torch.where(below, z10 - z00, z11 - z01)
         along_y = torch.where(below, z11 - z10, z01 - z00)
         return z00 + u * along_x + v * along_y
 
-    def _cell(self, x: Float[Tensor, "*batch"], half: int) -> tuple[Tensor, Tensor]:
+    def _cell(self, x: Float[Tensor, "*batch"], half: int) -> tuple[Int[Tensor, "*batch"], Float[Tensor, "*batch"]]:
         """Number of the cell, counted from the middle, and the place in it from 0 to 1."""
         resolution = self.cfg.resolution
+        cell = (x / resolution).floor().long().clamp(-half, half - 1)  # as an integer, for it may be NaN
         # From the nearest grid line: in units of the whole field float32 would lose a tenth of a millimetre.
-        cell = (x / resolution).floor().clamp(-half, half - 1)
         return cell, ((x - cell * resolution) / resolution).clamp(0.0, 1.0)
 
     def scan(
@@ -177,7 +177,8 @@ def _stairs(canvas: _Canvas) -> Heights:
 def _rough(canvas: _Canvas) -> Heights:
     """Random heights at the points of a coarse grid, with bilinear interpolation."""
     spacing = canvas.cells_of(NOISE_SPACING)
-    coarse = canvas.uniform(-1.0, 1.0, *2 * (canvas.cells // spacing + 2,))
+    size = canvas.cells // spacing + 2
+    coarse = canvas.uniform(-1.0, 1.0, size, size)
     cell, rest = np.divmod(np.arange(canvas.cells), spacing)
     weight = rest / spacing
     along_x = coarse[:, :, cell] * (1.0 - weight)[:, None] + coarse[:, :, cell + 1] * weight[:, None]
@@ -200,11 +201,10 @@ def _obstacles(canvas: _Canvas) -> Heights:
 
 def _stepping_stones(canvas: _Canvas) -> Heights:
     """Square stones with sides from 1.5 to 0.4 m, from 0.2 to 0.4 m apart."""
-    difficulty, resolution = canvas.difficulty[..., None], canvas.cfg.resolution
-    side = np.rint((1.5 - 1.1 * difficulty) / resolution)
-    pitch = side + np.rint((0.2 + 0.2 * difficulty) / resolution)
-    place = np.arange(canvas.cells) + np.floor(pitch * canvas.uniform(0.0, 1.0, 2, 1, 1))
-    on_x, on_y = np.moveaxis((place % pitch <= side)[:, :, :, 0], 2, 0)
+    side = np.rint((1.5 - 1.1 * canvas.difficulty) / canvas.cfg.resolution)
+    pitch = side + np.rint((0.2 + 0.2 * canvas.difficulty) / canvas.cfg.resolution)
+    place = np.arange(canvas.cells) + np.floor(pitch * canvas.uniform(0.0, 1.0, 2, 1))
+    on_x, on_y = np.moveaxis(place % pitch <= side, 2, 0)
     stone = on_x[..., :, None] & on_y[..., None, :]
     return -GAP_DEPTH * (canvas.between & ~stone)
 

@@ -111,10 +111,39 @@ RECURRENT = {"ppo": {"network": {"rnn": "lstm"}}, "task": {"episode_length": 9}}
 LINEAR = {"ppo": {"schedule": "linear"}}
 
 
+def draw(low: float, high: float, operation: str, distribution: str, **more: Any) -> dict[str, Any]:
+    return {"range": [low, high], "operation": operation, "distribution": distribution, **more}
+
+
+RAMP = {"schedule": "linear", "schedule_steps": 40}
+RANDOMISED = {
+    "task": {
+        "episode_length": 20,
+        "randomize": True,
+        "randomization_params": {
+            "frequency": 15,
+            "observations": draw(0.0, 0.02, "additive", "gaussian", range_correlated=[0.0, 0.01], **RAMP),
+            "actions": draw(0.0, 0.05, "additive", "uniform", **RAMP),
+            "latency": {"range": [0, 2]},
+            "sim_params": {"gravity": draw(0.0, 0.4, "additive", "gaussian")},
+            "actor_params": {
+                "ant": {
+                    "pushes": {"interval_s": [0.05, 0.2], "velocity": [0.0, 0.5]},
+                    "dof_properties": {"damping": draw(0.5, 1.5, "scaling", "loguniform", interval_s=0.1)},
+                    "rigid_body_properties": {"mass": draw(0.5, 1.5, "scaling", "uniform")},
+                    "rigid_shape_properties": {"friction": draw(0.7, 1.3, "scaling", "uniform", setup_only=True)},
+                }
+            },
+        },
+    }
+}
+
+
 @pytest.mark.parametrize(
     ("mode", "task", "overrides"),
     [
         ("rollout", "Ant", {"task": {"episode_length": 20}}),
+        ("rollout", "Ant", RANDOMISED),
         ("rollout", "Cartpole", RECURRENT),
         ("rollout", Faulty, LINEAR),  # with a critic of its own, and a world that diverges
         ("rollout", Rebinding, {}),

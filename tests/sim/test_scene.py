@@ -139,3 +139,8 @@ def test_integrator_and_cone_are_as_asked():
     scene.add("ant", ANT)
     assert scene.model.opt.cone == mujoco.mjtCone.mjCONE_PYRAMIDAL
     assert Scene(physics_hz=100, cone="elliptic").model.opt.cone == mujoco.mjtCone.mjCONE_ELLIPTIC
+
+
+def test_gravity_points_down_and_is_the_earths_unless_asked():
+    assert Scene(physics_hz=100).model.opt.gravity.tolist() == [0.0, 0.0, -9.81]
+    assert Scene(physics_hz=100, gravity=3.721).model.opt.gravity.tolist() == [0.0, 0.0, -3.721]

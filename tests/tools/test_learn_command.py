@@ -50,6 +50,7 @@ def test_a_training_stops_by_time_goes_on_and_stops_at_the_threshold(folder):
     assert second["env_steps"] > first["env_steps"] and second["seconds"] > first["seconds"]
     assert second["final_return"] >= 60.0 and second["random_return"] < 60.0
     assert second["environment"]["versions"]["torch"] and second["environment"]["cpu"]["available"]
+    assert "git" in second["environment"]
     assert [point[0] for point in second["curve"]] == sorted(point[0] for point in second["curve"])
 
     readme = (folder / "README.md").read_text()
