@@ -85,9 +85,9 @@ class AnymalTerrain(Task[AnymalTerrainConfig]):
     | 176-187 | last action                                                        | -          |
 
     Reward terms, x the control step: exp(-squared error / 0.25) of the horizontal velocity, half as much for the yaw
-    rate, the time in the air beyond 0.5 s of feet that land, unless it shall stand; penalties for vertical velocity, roll
-    and pitch rate, torques, changes of joint velocities and actions, and knees that touch. `floor` lifts a negative
-    sum to 0.
+    rate, the time in the air beyond 0.5 s of feet that land, unless it shall stand; penalties for vertical velocity,
+    roll and pitch rate, torques, changes of joint velocities and actions, and knees that touch. `floor` lifts a
+    negative sum to 0.
 
     Start: above the platform of a patch, +-0.5 m; the stance, each joint angle x 0.5 to 1.5, joint velocities +-0.1
     rad/s; a random command for the episode. A push every 15 s sets the horizontal velocity to +-1 m/s. Each world has

@@ -24,7 +24,7 @@ pytest_plugins = ["tool_runs"]
 
 SMALL = ("--width", "160", "--height", "120")
 
-# A robot that is wide, low, and has a thing beside it and another one far away.
+# A robot that is wide and low, and things: beside it, far away, and so large that it stands on it.
 TABLE = """
 <mujoco>
   <worldbody>
@@ -36,7 +36,7 @@ TABLE = """
   </worldbody>
 </mujoco>
 """
-THING = "<mujoco><worldbody><body><freejoint/><geom size='0.05' pos='{} 0 0.5'/></body></worldbody></mujoco>"
+THING = "<mujoco><worldbody><body><freejoint/><geom size='{}' pos='{} 0 {}'/></body></worldbody></mujoco>"
 
 
 def task_scene(task: str) -> Scene:
@@ -48,8 +48,9 @@ def task_scene(task: str) -> Scene:
 def table_scene() -> Scene:
     scene = Scene(physics_hz=100)
     scene.add("table", mujoco.MjSpec.from_string(TABLE))
-    scene.add("near", mujoco.MjSpec.from_string(THING.format(0.3)))
-    scene.add("far", mujoco.MjSpec.from_string(THING.format(30)))
+    scene.add("near", mujoco.MjSpec.from_string(THING.format(0.05, 0.3, 0.5)))
+    scene.add("far", mujoco.MjSpec.from_string(THING.format(0.05, 30, 0.5)))
+    scene.add("planet", mujoco.MjSpec.from_string(THING.format(1, 0, -1)))
     return scene
 
 
@@ -74,6 +75,11 @@ def test_a_task_becomes_a_picture_without_any_run(tool, tmp_path):
     red, green, blue = picture[..., 0], picture[..., 1], picture[..., 2]
     assert ((red > 2 * blue) & (red > 1.3 * green)).mean() > 0.01, "the pole is orange"
     assert ((blue > 1.5 * red) & (blue > 1.2 * green)).mean() > 0.01, "the cart is blue"
+
+
+def test_a_task_is_drawn_as_it_is_whatever_its_runs_are(tool, tmp_path):
+    (tmp_path / "runs" / "Pendulum").mkdir(parents=True)  # a run that has no checkpoint yet
+    assert tool("picture", "Pendulum", *SMALL, cwd=tmp_path).stdout == "Pendulum.png\n"
 
 
 def test_steps_and_policy_change_the_picture_and_nothing_else_does(tool, tmp_path):
@@ -122,15 +128,15 @@ def test_bad_input_is_one_line(tool, arguments, line):
 # -- its parts --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("aspect", [0.5, 4 / 3, 3.0])
-def test_the_robot_and_what_is_near_it_fill_the_picture(aspect):
+@pytest.mark.parametrize(("aspect", "fill"), [(0.5, 0.86), (4 / 3, 0.86), (3.0, 0.4)])
+def test_the_robot_and_what_is_near_it_fill_the_picture(aspect, fill):
     scene = table_scene()
-    camera = portrait.Portrait(scene, scene.model.qpos0[None], aspect)
+    camera = portrait.Portrait(scene, scene.model.qpos0[None], aspect, fill)
     signs = np.array(np.meshgrid([-1, 1], [-1, 1], [-1, 1])).T.reshape(-1, 3)
     table = [0, 0, 0.3] + signs * [0.2, 0.6, 0.05]
     near = [0.3, 0, 0.5] + signs * 0.05
     places = seen(camera, np.concatenate([table, near]), aspect)
-    assert abs(places).max() == pytest.approx(portrait.FILL, abs=0.01)  # and nothing invisible counts
+    assert abs(places).max() == pytest.approx(fill, abs=0.01)  # and nothing invisible counts
     assert abs(places.min(axis=0) + places.max(axis=0)).max() < 0.03, "not in the middle"
     assert abs(seen(camera, np.array([[30.0, 0, 0.5]]), aspect)).max() > 1
 

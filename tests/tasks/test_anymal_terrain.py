@@ -1,0 +1,309 @@
+"""AnymalTerrain: what it sees of the ground, its curriculum, pushes and commands, and rewards at known states."""
+
+from __future__ import annotations
+
+import math
+
+import mujoco
+import numpy as np
+import pytest
+import torch
+
+import gpusim_rl
+from gpusim_rl.env import VecEnv
+from gpusim_rl.env.math import quat_from_axis_angle, quat_rotate
+
+NUM = 20  # two worlds on every column
+X, Z = torch.tensor([1.0, 0.0, 0.0]), torch.tensor([0.0, 0.0, 1.0])
+HEIGHTS, COMMANDS, ACTIONS = slice(36, 176), slice(9, 12), slice(176, 188)
+
+
+def make_env(num_envs: int = NUM, level: int = 0, **settings) -> VecEnv:
+    settings = {"randomize_episode_start": False, **settings}
+    env = gpusim_rl.make_env("AnymalTerrain", num_envs=num_envs, sim="mujoco", device="cpu", task=settings)
+    env.reset()
+    if level:
+        env.task.levels.value.fill_(level)
+        env.reset()
+    return env
+
+
+def everywhere(env: VecEnv) -> torch.Tensor:
+    return torch.ones(env.num_envs, dtype=torch.bool)
+
+
+def turned(yaw: torch.Tensor) -> torch.Tensor:
+    return quat_from_axis_angle(Z.expand(len(yaw), 3), yaw)
+
+
+# What it sees
+
+
+def test_it_sees_the_ground_around_it_as_mujocos_rays_do():
+    env = make_env(level=7)
+    task, model = env.task, env.sim.scene.model
+    yaw = torch.linspace(-3.0, 3.0, NUM)
+    across = torch.linspace(-3.0, 3.0, NUM)
+    pos = task.origin + torch.stack([across, -across, torch.full((NUM,), 0.4)], dim=1)
+    task.robot.set_state(everywhere(env), root_pos=pos, root_quat=turned(yaw))
+    env.sim.refresh()
+    seen = (task.observe() - task.noise)[:, HEIGHTS].view(NUM, 14, 10)
+    data, geom = mujoco.MjData(model), np.zeros(1, dtype=np.int32)
+    data.qpos[2] = 50.0  # the robot is out of the way
+    mujoco.mj_forward(model, data)
+    for i, ahead in ((0, -0.8), (6, -0.2), (7, 0.2), (13, 0.8)):
+        for j, left in ((0, -0.5), (4, -0.1), (5, 0.1), (9, 0.5)):
+            offset = quat_rotate(turned(yaw), torch.tensor([ahead, left, 0.0]).expand(NUM, 3))
+            start = (pos + offset).double().numpy() * [1, 1, 0] + [0, 0, 10]
+            ground = [10 - mujoco.mj_ray(model, data, at, [0.0, 0, -1], None, 1, -1, geom, None) for at in start]
+            expected = 5.0 * (pos[:, 2] - 0.5 - torch.tensor(ground)).clamp(-1.0, 1.0)
+            torch.testing.assert_close(seen[:, i, j], expected, atol=2e-3, rtol=0.0)
+    assert seen.std() > 0.2
+
+
+def test_noise_is_new_in_every_step_and_episode_and_as_strong_as_configured():
+    env = make_env(64, episode_length=3)
+    task, limit = env.task, env.task.noise_limit
+    assert (limit[COMMANDS] == 0.0).all() and (limit[ACTIONS] == 0.0).all()
+    scaled = [0.1 * 2.0, 0.2 * 0.25, 0.05, 0.0, 0.01, 1.5 * 0.05, 0.06 * 5.0, 0.0]
+    assert limit[[0, 3, 6, 9, 12, 24, 36, 176]].tolist() == pytest.approx(scaled)
+    noises = [task.noise.clone()]
+    for _ in range(6):
+        step = env.step(torch.zeros(64, 12))
+        noises.append(task.noise.clone())
+        if step.done.any():
+            clean = task.observe() - task.noise
+            assert step.done.all()
+            torch.testing.assert_close(step.obs["policy"], clean + task.noise)
+    noisy = torch.stack(noises)[..., limit > 0]
+    assert (noisy.diff(dim=0).abs() > 0.0).float().mean() > 0.999
+    fraction = noisy / limit[limit > 0]
+    assert fraction.abs().max() <= 1.0 and fraction.std().item() == pytest.approx(1 / math.sqrt(3), rel=0.02)
+    assert fraction.mean().abs() < 0.01
+
+
+def test_the_first_observation_of_an_episode_has_noise_of_its_own():
+    env = make_env(64, episode_length=3)
+    task = env.task
+    before: list[torch.Tensor] = []
+    reset = task.reset
+    task.reset = lambda where: (before.append(task.noise.clone()), reset(where))[1]  # type: ignore[method-assign]
+    for _ in range(2):
+        env.step(torch.zeros(64, 12))
+        assert torch.equal(before[-1], task.noise)  # what the final observation had, while the episode goes on
+    assert env.step(torch.zeros(64, 12)).done.all()
+    assert (before[-1] != task.noise).any(dim=1).all()
+
+
+# Commands
+
+
+def test_the_yaw_rate_turns_it_to_the_heading_the_short_way():
+    env = make_env()
+    task = env.task
+    yaw, heading = 3.0 * torch.randn(2, NUM, generator=torch.Generator().manual_seed(0)).clamp(-1.0, 1.0)
+    task.robot.set_state(everywhere(env), root_quat=turned(yaw))
+    task.commands["heading"].copy_(heading)
+    angle = torch.atan2((heading - yaw).sin(), (heading - yaw).cos())
+    expected = (0.5 * angle).clamp(-1.0, 1.0)
+    torch.testing.assert_close(task._command()[:, 2], expected, atol=1e-5, rtol=0.0)
+    assert (expected.abs() == 1.0).any() and (expected.abs() < 0.9).any()
+    torch.testing.assert_close(task.observe()[:, 11], 0.25 * expected, atol=1e-5, rtol=0.0)
+
+
+def test_slow_commands_are_none():
+    task = make_env(4).task
+    task.commands.value[:, :2] = torch.tensor([[0.2, 0.14], [0.2, 0.16], [-0.24, 0.0], [0.0, -1.0]])
+    expected = torch.tensor([[0.0, 0.0], [0.2, 0.16], [0.0, 0.0], [0.0, -1.0]])
+    assert torch.equal(task._command()[:, :2], expected)
+
+
+# Rewards
+
+
+def test_every_reward_term_at_a_known_state():
+    env = make_env()
+    task, robot, dt = env.task, env.task.robot, 0.02
+    task.apply_action(torch.zeros(NUM, 12))
+    heading = turned(torch.linspace(-3.0, 3.0, NUM))
+    robot.set_state(everywhere(env), root_quat=heading)
+    task.commands.value[:, :2] = torch.tensor([0.6, -0.4])
+    command = task._command()
+    error = torch.tensor([0.3, 0.4])
+    velocity = torch.cat([command[:, :2] + error, torch.full((NUM, 1), 0.7)], dim=1)
+    ang_vel = torch.cat([torch.tensor([0.5, -0.2]).expand(NUM, 2), command[:, 2:] - 0.4], dim=1)
+    robot.set_state(
+        everywhere(env),
+        root_pos=task.origin + 3.0 * Z,
+        root_lin_vel=quat_rotate(heading, velocity),
+        root_ang_vel=quat_rotate(heading, ang_vel),
+        joint_pos=(task.stance + 0.1).expand(NUM, 12),
+        joint_vel=torch.full((NUM, 12), 0.5),
+    )
+    env.sim.refresh()
+    task.last_joint_vel.fill_(-1.0)
+    task.actions.fill_(0.3)
+    task.last_actions.fill_(-0.1)
+    terms = task.rewards()
+    expected = {
+        "lin_vel_xy": dt * math.exp(-(0.5**2) / 0.25),
+        "ang_vel_z": dt * 0.5 * math.exp(-(0.4**2) / 0.25),
+        "air_time": 0.0,
+        "lin_vel_z": -dt * 4.0 * 0.7**2,
+        "ang_vel_xy": -dt * 0.05 * (0.5**2 + 0.2**2),
+        "torque": -dt * 2e-5 * 12 * (85.0 * 0.1 + 2.0 * 0.5) ** 2,
+        "joint_acc": -dt * 5e-4 * 12 * 1.5**2,
+        "knee_collision": 0.0,
+        "action_rate": -dt * 0.01 * 12 * 0.4**2,
+    }
+    expected["floor"] = -sum(expected.values())
+    assert expected["floor"] > 0
+    assert list(terms) == list(expected)
+    for name, value in expected.items():
+        torch.testing.assert_close(terms[name], torch.full((NUM,), value), rtol=2e-3, atol=1e-6, msg=name)
+
+
+def stand(env: VecEnv, height: float = 0.53) -> None:
+    """Puts every robot onto the platform of its patch, still and in the stance, and lets it settle."""
+    task = env.task
+    still = torch.zeros(env.num_envs, 3)
+    task.robot.set_state(
+        everywhere(env),
+        root_pos=task.origin + height * Z,
+        root_quat=turned(torch.zeros(env.num_envs)),
+        root_lin_vel=still,
+        root_ang_vel=still,
+        joint_pos=task.stance.expand(env.num_envs, 12),
+        joint_vel=torch.zeros(env.num_envs, 12),
+    )
+    env.sim.refresh()
+    for _ in range(25):
+        env.step(torch.zeros(env.num_envs, 12))
+
+
+def test_it_stands_on_the_platforms_of_all_levels_and_kinds():
+    env = make_env()
+    env.task.levels.value.copy_(torch.arange(NUM) % 10)
+    env.reset()
+    assert env.task.origin[:, :2].unique(dim=0).shape[0] == 10
+    stand(env)
+    for _ in range(50):
+        step = env.step(torch.zeros(NUM, 12))
+        assert not step.done.any() and (step.terms["knee_collision"] == 0.0).all()
+    height = env.task.robot.root_pos[:, 2] - env.task.origin[:, 2]
+    assert ((height > 0.48) & (height < 0.55)).all()
+    assert env.task._on_ground().all() and (env.task.air_time == 0.0).all()
+
+
+def test_feet_that_land_are_paid_for_their_time_in_the_air_beyond_half_a_second():
+    env = make_env()
+    task = env.task
+    stand(env)
+    task.commands.value[:, :2] = 0.5
+    task.commands.value[: NUM // 2, :2] = 0.1  # these shall stand
+    task.air_time.copy_(torch.tensor([0.0, 0.98, 0.48, 0.0]))  # before this step of 0.02 s; 0 = it stood
+    reward = task.rewards()["air_time"]
+    torch.testing.assert_close(reward[NUM // 2 :], torch.full((NUM // 2,), 0.02 * (0.5 + 0.0)))
+    assert (reward[: NUM // 2] == 0.0).all()
+    task.robot.set_state(everywhere(env), root_pos=task.origin + 3.0 * Z)
+    env.sim.refresh()
+    assert (task.rewards()["air_time"] == 0.0).all()
+    before = task.air_time.clone()
+    task.advance(torch.zeros(NUM, dtype=torch.bool))
+    torch.testing.assert_close(task.air_time, before + 0.02)
+
+
+@pytest.mark.parametrize(
+    ("height", "kfe", "knees", "ends"),
+    [
+        (0.335, 2.5, 4, False),  # on its knees, shanks folded
+        (0.095, 2.5, 4, True),  # on its belly
+    ],
+)
+def test_knees_may_touch_and_cost_the_belly_ends_the_episode(height, kfe, knees, ends):
+    env = make_env()
+    task = env.task
+    signs = (1.0, -1.0, 1.0, -1.0)  # front, hind
+    joint_pos = torch.tensor([angle for sign in signs for angle in (0.0, 0.0, -kfe * sign)])
+    task.robot.set_state(everywhere(env), root_pos=task.origin + height * Z, joint_pos=joint_pos.expand(NUM, 12))
+    env.sim.refresh()
+    assert (task.terminated() == ends).all()
+    assert task.rewards()["knee_collision"].tolist() == pytest.approx([-0.02 * 0.25 * knees] * NUM)
+
+
+# Episodes
+
+
+def test_worlds_start_above_the_platform_of_their_own_column_and_level():
+    env = make_env(64)
+    task = env.task
+    task.levels.value.copy_(torch.arange(64) % 7)
+    env.reset()
+    kinds = [task.terrain.kinds[column] for column in task.column.tolist()]
+    assert kinds[:10] == task.terrain.kinds and kinds[10:20] == task.terrain.kinds
+    expected = torch.stack([task.terrain.origins[w % 7, w % 10] for w in range(64)])
+    offset = task.robot.root_pos - expected
+    assert (offset[:, :2].abs() <= 0.5).all() and offset[:, :2].std() > 0.2
+    assert offset[:, 2].tolist() == pytest.approx([0.62] * 64, abs=1e-5)
+
+
+def test_the_curriculum_goes_up_for_distance_and_down_for_failing_the_command():
+    env = make_env(8, level=3)
+    task = env.task
+    task.commands.value[:, :2] = torch.tensor([0.6, 0.0])  # a quarter of 12 m in 20 s is 3 m
+    task.commands.value[6, :2] = 0.0
+    task.commands.value[7, :2] = torch.tensor([1.0, 0.0])  # a quarter is 5 m: beyond half a patch, yet behind
+    came = torch.tensor([4.1, 3.9, 3.1, 2.9, 0.1, 4.1, 0.1, 4.5])
+    direction = torch.nn.functional.normalize(torch.randn(8, 2, generator=torch.Generator().manual_seed(0)), dim=1)
+    pos = task.origin + torch.cat([came[:, None] * direction, torch.full((8, 1), 5.0)], dim=1)
+    task.robot.set_state(everywhere(env), root_pos=pos)
+    done = torch.arange(8) != 5
+    task.advance(done)
+    assert task.levels.value.tolist() == [4, 3, 3, 2, 2, 3, 3, 3]
+    assert task.stats()["terrain_level"].tolist() == [4.0, 3.0, 3.0, 2.0, 2.0, 3.0, 3.0, 3.0]
+    before = task.origin.clone()
+    env._reset(done)
+    patches = torch.stack([task.terrain.origins[level, w] for w, level in enumerate(task.levels.value.tolist())])
+    assert torch.equal(task.origin, torch.where(done[:, None], patches, before))
+
+
+def test_who_masters_the_hardest_level_goes_to_a_random_one():
+    env = make_env(200, level=9)
+    task = env.task
+    task.robot.set_state(everywhere(env), root_pos=task.origin + 5.0 * X)
+    task.commands.value[:, :2] = torch.tensor([0.5, 0.0])
+    task.advance(everywhere(env))
+    assert set(task.levels.value.tolist()) == set(range(10))
+
+
+def test_a_push_comes_every_interval_and_sets_the_horizontal_velocity_only():
+    env = make_env(200, push_interval=0.1)  # every fifth step
+    task = env.task
+    state = {"root_pos": task.origin + 3.0 * Z, "root_lin_vel": torch.tensor([[3.0, 3.0, 0.3]]).expand(200, 3)}
+    for progress in (4, 5, 6):
+        task.robot.set_state(everywhere(env), **state)
+        env.progress.fill_(progress)
+        task.advance(torch.zeros(200, dtype=torch.bool))
+        velocity = task.robot.root_lin_vel
+        assert (velocity[:, 2] == 0.3).all()
+        if progress == 5:
+            assert velocity[:, :2].abs().max() <= 1.0 and velocity[:, :2].std().item() == pytest.approx(0.577, rel=0.15)
+        else:
+            assert (velocity[:, :2] == 3.0).all()
+
+
+def test_feet_are_hardly_ever_caught_in_the_ground():
+    # With MuJoCo's standard contacts and feet of 3 cm a tenth of all feet are, at any time.
+    env = make_env(100, level=8)
+    task, random = env.task, torch.Generator().manual_seed(0)
+    shanks = task.robot.bodies(["LF_SHANK", "LH_SHANK", "RF_SHANK", "RH_SHANK"])
+    mirror = torch.tensor([[1.0, 1, 1], [-1, 1, 1], [1, -1, 1], [-1, -1, 1]])
+    feet = (mirror * torch.tensor([0.08795, 0.01305, -0.31547])).expand(100, 4, 3)
+    caught = torch.zeros(100, 4)
+    for step in range(150):
+        if step % 10 == 0:
+            actions = 2.0 * torch.rand(100, 12, generator=random) - 1.0
+        env.step(actions)
+        x, y, z = (shanks.pos + quat_rotate(shanks.quat, feet)).unbind(dim=2)
+        caught += z < task.terrain.height(x, y)
+    assert caught.mean() / 150 < 0.01
