@@ -71,6 +71,8 @@ class Actor(TaskPart):
         for name in elements or []:
             if name not in known:
                 raise TaskError(f"{self.name!r} has no joint {name!r}.{did_you_mean(name, known)} It has {known}")
+        if not known:
+            raise TaskError(f"{self.name!r} has no joints")
         return list(known if elements is None else elements)
 
     def actuators(self, elements: Sequence[str] | None) -> dict[str, tuple[int, str]]:

@@ -238,7 +238,11 @@ class _Pushes(TaskPart):
             if not free:
                 raise ConfigError(f"{actor!r} has a fixed base: a push cannot change its velocity; try force")
             return
-        self.bodies = self.robot.bodies(spec.bodies or self.robot.body_names[:1])
+        names = spec.bodies or self.robot.body_names[:1]
+        self.bodies = self.robot.bodies(names)
+        for name in names:
+            if sim.scene.model.body(f"{actor}/{name}").weldid[0] == 0:
+                raise ConfigError(f"{name!r} of {actor!r} is fixed to the world: no force moves it; try other bodies")
         self.left = torch.zeros_like(self.wait)  # control steps that the force still lasts
         self.force = torch.zeros_like(self.bodies.pos)
         self.held = torch.zeros_like(self.bodies.wrench)  # what the task has set

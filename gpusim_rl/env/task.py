@@ -81,7 +81,7 @@ class Task(ABC, Generic[Cfg]):
         cfg: The task's configuration.
         sim: The simulator; use its articulations.
         actions: The action of the current step, clipped, shape [num_envs, num_actions]; zero after a reset. Kept by
-            VecEnv.
+            VecEnv. It is what the policy chose: with `randomize`, `apply_action` may get it late and noisy.
         progress: Control steps since the (staggered) start of each episode, int64 [num_envs]; kept by VecEnv.
         random: Random numbers, one stream per world. It gets the run's seed after `__init__`: draw from it in `reset`.
         dt: Control step [s].

@@ -48,6 +48,7 @@ FIELDS = {
 GROUND = "ground"
 """In place of an articulation: the geoms that are fixed to the world."""
 
+_PLURAL = {"body": "bodies", "joint": "joints", "dof": "joints", "actuator": "actuators", "tendon": "tendons"}
 _LIMITED = {"jnt_range": "jnt_limited", "actuator_forcerange": "actuator_forcelimited"}
 
 
@@ -195,7 +196,7 @@ def find_elements(
         for element in elements:
             if element not in found:
                 hint = did_you_mean(element, found)
-                of = "body with geoms" if kind == "geom" else "joint" if kind == "dof" else kind
+                of = {"geom": "body with geoms", "dof": "joint"}.get(kind, kind)
                 raise TaskError(f"{label}: no {of} {element!r}.{hint} There are {list(found)}")
         found = {element: found[element] for element in elements}
     if name in _LIMITED:
@@ -204,7 +205,7 @@ def find_elements(
             raise TaskError(f"{label}: {free[0]!r} has no limits in the MJCF; give it some there")
         found = {key: ids for key, ids in found.items() if key not in free}
     if not found:
-        what = "geoms that can touch anything" if kind == "geom" else f"{kind}s with a {name}"
+        what = "geoms that can touch anything" if kind == "geom" else f"{_PLURAL[kind]} with a {name}"
         raise TaskError(f"{label}: {articulation!r} has no {what}")
     names = [key for key, ids in found.items() for _ in ids]
     return [row for ids in found.values() for row in ids], names

@@ -752,6 +752,9 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     (of_rover(DOF, lower=draw(1, 2, names=["motor"])), "'motor' has no limits in the MJCF"),
     ({"actor_params": {"crate": {TENDON: {"damping": TWICE}}}}, "damping: sim.param('tendon_damping', 'crate')"),
     (of_rover(BODY, mass={**TWICE, "setup_only": True, "interval_s": 1.0}), "setup_only and interval_s exclude each"),
+    ({"actor_params": {"crate": {DOF: {"damping": MORE}}}}, "dof_properties.damping: 'crate' has no joints"),
+    ({"actor_params": {"crate": {DOF: {"armature": MORE}}}}, "'crate' has no joints with a dof_armature"),
+    ({"actor_params": {"crate": {DOF: {"effort": MORE}}}}, "dof_properties.effort: 'crate' has no joints"),
     ({"actor_params": {"rover": {"pushes": {"interval_s": [1, 2]}}}}, "pushes need either velocity"),
     (
         {"actor_params": {"rover": {"pushes": {"interval_s": [2, 1], "velocity": [0, 1]}}}},
@@ -774,6 +777,12 @@ def test_a_mistake_is_one_line(params, words):
 def test_a_fixed_base_cannot_be_given_a_velocity():
     wanted = {"actor_params": {"cartpole": {"pushes": {"interval_s": [1, 2], "velocity": [0, 1]}}}}
     with pytest.raises(ConfigError, match=r"cartpole\.pushes: 'cartpole' has a fixed base: .* try force"):
+        make_env("Cartpole", num_envs=1, sim="mujoco", task={"randomize": True, "randomization_params": wanted})
+
+
+def test_a_body_that_is_fixed_cannot_be_pushed():
+    wanted = {"actor_params": {"cartpole": {"pushes": {"interval_s": [1, 2], "force": [0, 1], "bodies": ["rail"]}}}}
+    with pytest.raises(ConfigError, match=r"cartpole\.pushes: 'rail' of 'cartpole' is fixed to the world"):
         make_env("Cartpole", num_envs=1, sim="mujoco", task={"randomize": True, "randomization_params": wanted})
 
 
