@@ -293,7 +293,7 @@ def test_a_push_comes_every_interval_and_sets_the_horizontal_velocity_only():
 
 
 def test_feet_are_hardly_ever_caught_in_the_ground():
-    # With MuJoCo's standard contacts and feet of 3 cm a tenth of all feet are, at any time.
+    # At any time 0.1 % are; with feet of 3 cm 2 %, and with MuJoCo's standard contacts besides 15 %.
     env = make_env(100, level=8)
     task, random = env.task, torch.Generator().manual_seed(0)
     shanks = task.robot.bodies(["LF_SHANK", "LH_SHANK", "RF_SHANK", "RH_SHANK"])
