@@ -517,14 +517,15 @@ def offences(result: Audit, rows: int) -> list[str]:
 def update_without_data(trainer: Trainer) -> str | None:
     """Runs policy, rollout and update of a training on the device "meta", where reading a number is impossible.
 
-    Only Adam's own step is left out: there it is not fused, and the library's unfused one reads its step counter.
+    Two things are left out: Adam's own step, which there is not fused, and the library's unfused one reads its step
+    counter; and bf16, since "meta" has no autocast.
 
     Returns:
         None if it ran, else what failed and where.
     """
     cfg, env, meta = trainer.cfg, trainer.env, torch.device("meta")
     settings = dataclasses.replace(cfg.ppo, compile=False)
-    policy = ActorCritic(env.obs_sizes, env.num_actions, settings, bf16=trainer.policy.bf16).to(meta)
+    policy = ActorCritic(env.obs_sizes, env.num_actions, settings, bf16=False).to(meta)
     ppo = PPO(
         policy,
         settings,
