@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import mujoco
@@ -130,6 +131,15 @@ def test_elements_without_a_name_get_one_and_belong_to_the_articulation():
     assert arm.body_names == ["base", "upper", "body3"]
     assert arm.joint_names == ["shoulder", "joint1"]
     assert arm.actuator_names == ["actuator0"]
+
+
+def test_limits_are_infinite_where_the_file_has_none():
+    for xml, controls in ((ARM, [-1.0, 1.0]), (ARM.replace('ctrlrange="-1 1"', ""), [-math.inf, math.inf])):
+        scene = Scene(physics_hz=100)
+        scene.add("arm", mujoco.MjSpec.from_string(xml))
+        arm = ArticulationLayout(scene, "arm", torch.device("cpu"))
+        assert arm.control_limits.tolist() == [controls]
+        assert arm.joint_limits.tolist() == [pytest.approx([-math.pi / 3, math.pi / 2]), [-math.inf, math.inf]]
 
 
 def test_integrator_and_cone_are_as_asked():
