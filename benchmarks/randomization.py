@@ -23,7 +23,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-ROUNDS, STEPS, WARM_UP = 5, 10, 30
+ROUNDS, WARM_UP = 7, 4
+SECONDS = 2.0  # of a measurement, about
 FILE = Path(__file__).with_suffix(".json")
 
 
@@ -57,16 +58,15 @@ def measure(sim: str, device: str, num_envs: int) -> dict[str, Any]:
     import gpusim_rl
     from gpusim_rl.run.graph import Graphs, choose_graph
 
-    def seconds(work: Callable[[], None]) -> float:
-        work()
+    def seconds(work: Callable[[], None], count: int) -> float:
         if device == "cuda":
             torch.cuda.synchronize()
         started = time.perf_counter()
-        for _ in range(STEPS):
+        for _ in range(count):
             work()
         if device == "cuda":
             torch.cuda.synchronize()
-        return (time.perf_counter() - started) / STEPS
+        return (time.perf_counter() - started) / count
 
     def made(params: dict[str, Any]) -> Any:
         task = {"randomize": bool(params), "randomization_params": params}
@@ -95,18 +95,15 @@ def measure(sim: str, device: str, num_envs: int) -> dict[str, Any]:
 
     work["all_masses"] = graphed(masses.task, all_masses)
     found: dict[str, list[float]] = {name: [] for name in work}
-    for graphs, _ in work.values():
-        with graphs.stream():
-            pass
+    counts: dict[str, int] = {}
     for round_ in range(ROUNDS + 1):
         for name, (graphs, run) in work.items():
             with graphs.stream():
-                if round_ == 0 and name != "all_masses":
-                    for _ in range(WARM_UP):  # compile, capture, and let the ants come to rest
-                        run()
-                elapsed = seconds(run)
-            if round_:
-                found[name].append(1e3 * elapsed)
+                if round_ == 0:  # compile and capture
+                    seconds(run, WARM_UP)
+                    counts[name] = min(100, max(1, round(SECONDS / seconds(run, 1))))
+                else:
+                    found[name].append(1e3 * seconds(run, counts[name]))
     for env in envs.values():
         env.close()
     row: dict[str, Any] = {name: round(statistics.median(values), 3) for name, values in sorted(found.items())}

@@ -23,8 +23,8 @@ HEAVY = re.compile(r"\| +(torch|warp|mujoco|mujoco_warp|newton|wandb)\b")
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        ("task=Antt", "unknown task 'Antt'. Did you mean 'Ant'? Available: Ant, "),
-        ("task=ant", "unknown task 'ant'. Did you mean 'Ant'? Available: Ant, "),
+        ("task=Antt", "unknown task 'Antt'. Did you mean 'Ant'? Available: AllegroHand, Ant, "),
+        ("task=ant", "unknown task 'ant'. Did you mean 'Ant'? Available: AllegroHand, Ant, "),
         ("num_env=64", "unknown key 'num_env'. Did you mean 'num_envs'?"),
         ("+num_env=64", "unknown key 'num_env'. Did you mean 'num_envs'?"),
         ("++num_env=64", "unknown key 'num_env'. Did you mean 'num_envs'?"),
