@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+import signal
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -16,6 +17,10 @@ ROOT = Path(__file__).resolve().parent.parent
 # Workers of pytest-xdist share the cores: without this, each would start a thread per core.
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# A shell that starts the tests in the background makes them, and all that they start, deaf to Ctrl-C.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @dataclass(frozen=True)
