@@ -120,7 +120,8 @@ def _learning(outcome: dict[str, Any] | None) -> dict[str, Any]:
         time = f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
         gpu = outcome["environment"].get("gpu")
         cpus = outcome["environment"].get("cpu", {}).get("available")
-        words = f"{threshold:,.0f} in {time}, {'GPU' if gpu else f'{cpus} CPU cores'}"
+        where = "GPU" if gpu else f"{cpus} CPU core{'' if cpus == 1 else 's'}"
+        words = f"{threshold:,.0f} in {time}, {where}"
     return {"tuned": outcome["reached"], "seconds_to_threshold": seconds, "learns": words}
 
 
