@@ -64,7 +64,7 @@ def hydra_main(run: Callable[[dict[str, Any], list[str]], None]) -> Callable[...
         with friendly_errors():
             arguments = may_add(flags_first(with_saved_overrides(typed)))
             flags = check_flags(arguments)
-            _prepare_hydra()
+            _prepare_hydra(flags.config_dir)
             program = sys.argv
             with tempfile.TemporaryDirectory(prefix="gpusim-rl-") as folder:
                 if flags.multirun:
@@ -86,13 +86,11 @@ def compose(overrides: Sequence[str] = (), config_dir: str | Path | None = None)
 
     Args:
         overrides: As typed after `python train.py`: `["task=Ant", "num_envs=64"]`.
-        config_dir: A folder of the user's with more configs (`-cd`).
+        config_dir: A folder of the user's with more configs (`-cd`), which win over ours.
     """
-    _prepare_hydra()
+    _prepare_hydra(config_dir)
     GlobalHydra.instance().clear()
     arguments = may_add(overrides)
-    if config_dir is not None:
-        arguments.append(f"hydra.searchpath=[file://{Path(config_dir).resolve()}]")
     try:
         with hydra.initialize_config_dir(version_base=VERSION_BASE, config_dir=str(paths.cfg_dir())):
             return plain(hydra.compose("config", overrides=arguments))
@@ -222,20 +220,29 @@ def explain(error: Exception, arguments: Sequence[str] = ()) -> ConfigError:
     return ConfigError(f"{first or type(error).__name__}{reason}")
 
 
-class TaskPackages(SearchPathPlugin):
-    """Lets Hydra find the config folders of installed packages."""
+class TaskFolders(SearchPathPlugin):
+    """Where Hydra looks: the user's folder, ours, those of installed packages.
+
+    Attributes:
+        user: What `-cd` names. Hydra itself would put it behind ours, where it could not win.
+    """
+
+    user: Path | None = None
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
-        """Append every announced folder."""
+        """Put the user's folder in front, and every announced one behind."""
+        if self.user is not None:
+            search_path.prepend(provider="user", path=f"file://{self.user}")
         for source, folder in plugin_cfg_dirs():
             search_path.append(provider=source, path=f"file://{folder}")
 
 
-def _prepare_hydra() -> None:
+def _prepare_hydra(config_dir: str | Path | None = None) -> None:
+    TaskFolders.user = Path(config_dir).resolve() if config_dir is not None else None
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra hands errors on instead of printing them; `explain` words them
     # Hydra 1.3 wants version_base, 1.4 warns on it; we support both.
     warnings.filterwarnings("ignore", message="The version_base parameter is deprecated")
-    Plugins.instance().register(TaskPackages)
+    Plugins.instance().register(TaskFolders)
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.append(here)  # tasks in the user's folder; last, so that it hides nothing

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from gpusim_rl import cli, paths
+from gpusim_rl.compose import compose
 from gpusim_rl.config import known_keys
-from gpusim_rl.discover import tasks
+from gpusim_rl.discover import task_section, tasks
 from gpusim_rl.errors import ConfigError
 
 HEAVY = re.compile(r"\| +(torch|warp|mujoco|mujoco_warp|newton|wandb)\b")
@@ -314,6 +315,22 @@ def test_a_folder_adds_a_task_and_its_run_remembers_the_folder(train_cli, juggle
     assert run_dirs(juggler, "Juggler") == [folder]
     done = train_cli("--config-dir=my_cfg", "task=Jugler", check=False)
     assert done.stderr.startswith("error: unknown task 'Jugler'. Did you mean 'Juggler'?")
+
+
+def test_a_folder_of_the_users_wins_over_ours(train_cli, juggler):
+    (juggler / "my_cfg" / "task" / "Juggler.yaml").rename(juggler / "my_cfg" / "task" / "Pendulum.yaml")
+    assert tasks(juggler / "my_cfg")["Pendulum"].target == "juggler.Juggler"
+    train_cli("-cd", "my_cfg", "task=Pendulum", "debug=smoke")
+    [folder] = run_dirs(juggler, "Juggler")
+    assert task_section(folder / "config.yaml")["_target_"] == "juggler.Juggler"
+    train_cli("checkpoint=Juggler", "max_iterations=3")
+    assert run_dirs(juggler, "Juggler") == [folder]
+
+
+def test_a_folder_of_the_users_wins_over_ours_in_python_and_only_there(juggler):
+    (juggler / "my_cfg" / "task" / "Juggler.yaml").rename(juggler / "my_cfg" / "task" / "Pendulum.yaml")
+    assert compose(["task=Pendulum"], juggler / "my_cfg")["task"]["_target_"] == "juggler.Juggler"
+    assert compose(["task=Pendulum"])["task"]["_target_"] == "gpusim_rl.tasks.pendulum.Pendulum"
 
 
 # -- Python -----------------------------------------------------------------------------------
