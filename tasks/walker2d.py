@@ -8,26 +8,24 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from gpusim_rl.env import Task, TaskConfig
 from gpusim_rl.paths import assets_dir
-from gpusim_rl.sim import Scene, Sim
+from gpusim_rl.sim import Scene
+
+from .planar import Planar, PlanarConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Walker2dConfig(TaskConfig):
+class Walker2dConfig(PlanarConfig):
     """Values in cfg/task/Walker2d.yaml."""
 
-    forward_weight: float
     alive_reward: float
-    control_cost: float
     min_height: float
     max_height: float
     max_angle: float
     max_observed_vel: float
-    reset_noise: float
 
 
-class Walker2d(Task[Walker2dConfig]):
+class Walker2d(Planar[Walker2dConfig]):
     """Walker2d: walk along +x as fast as possible without falling.
 
     The physics, every number and the time limit are those of Gymnasium's Walker2d-v5: returns compare with published
@@ -52,31 +50,14 @@ class Walker2d(Task[Walker2dConfig]):
     """
 
     Config = Walker2dConfig
+    ROBOT = "walker"
 
     @classmethod
     def scene(cls, cfg: Walker2dConfig) -> Scene:
         scene = Scene(cfg.physics_hz, integrator="rk4", cone="pyramidal")
         scene.add_ground(friction=(0.7, 0.1, 0.1))
-        scene.add("walker", assets_dir() / "walker2d.xml")
+        scene.add(cls.ROBOT, assets_dir() / "walker2d.xml")
         return scene
-
-    def __init__(self, cfg: Walker2dConfig, sim: Sim) -> None:
-        super().__init__(cfg, sim)
-        self.robot = sim.articulation("walker")  # joints: x, z and angle of the torso, then those with a motor
-        self.num_actions = len(self.robot.actuator_names)
-        self.x_before = torch.zeros(self.num_envs, device=self.device)
-
-    def reset(self, where: Bool[Tensor, " envs"]) -> None:
-        noise, joints = self.cfg.reset_noise, len(self.robot.joint_names)
-        self.robot.set_state(
-            where,
-            joint_pos=self.robot.default_joint_pos + self.random.uniform(-noise, noise, joints),
-            joint_vel=self.random.uniform(-noise, noise, joints),
-        )
-
-    def apply_action(self, action: Float[Tensor, "envs actions"]) -> None:
-        self.x_before.copy_(self.robot.joint_pos[:, 0])
-        self.robot.actuate(action)
 
     def observe(self) -> Float[Tensor, "envs obs"]:
         limit = self.cfg.max_observed_vel
@@ -84,11 +65,10 @@ class Walker2d(Task[Walker2dConfig]):
 
     def rewards(self) -> dict[str, Float[Tensor, " envs"]]:
         cfg = self.cfg
-        speed = (self.robot.joint_pos[:, 0] - self.x_before) / self.dt
         return {
-            "forward": cfg.forward_weight * speed,
+            "forward": self._forward(),
             "alive": cfg.alive_reward * self._healthy().float(),
-            "control_cost": -cfg.control_cost * self.actions.square().sum(dim=1),
+            "control_cost": self._control_cost(),
         }
 
     def terminated(self) -> Bool[Tensor, " envs"]:

@@ -67,7 +67,7 @@ def sim_config(**changes: Any) -> SimConfig:
 
 
 def ant_scene() -> Scene:
-    scene = Scene(physics_hz=120, integrator="implicit")  # as tasks/ant.py
+    scene = Scene(physics_hz=120, integrator="implicit")  # as tasks/locomotion.py
     scene.add_ground()
     scene.add("ant", ANT)
     scene.add_contact_sensor("ant", FEET)

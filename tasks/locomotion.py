@@ -1,0 +1,145 @@
+"""Running to a target far away: what Ant and Humanoid have in common."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, TypeVar
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from gpusim_rl.env import Task, TaskConfig
+from gpusim_rl.env.math import euler_xyz, quat_rotate, quat_rotate_inverse, unscale, wrap_angle
+from gpusim_rl.paths import assets_dir
+from gpusim_rl.sim import Scene, Sim
+
+TARGET_DISTANCE = 1000.0  # m; far enough that the direction to it stays +x over an episode
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocomotionConfig(TaskConfig):
+    """Values in the yaml of each task."""
+
+    up_weight: float
+    heading_weight: float
+    action_cost: float
+    energy_cost: float
+    joint_limit_cost: float
+    alive_reward: float
+    death_cost: float
+    termination_height: float
+    joint_vel_scale: float
+
+
+Cfg = TypeVar("Cfg", bound=LocomotionConfig)
+
+
+class Locomotion(Task[Cfg]):
+    """A robot with a motor at each joint starts near its reference pose and runs along +x until it falls.
+
+    Subclasses say what it observes beside its torso, and what energy and joints at their limits cost.
+    """
+
+    ROBOT: ClassVar[str]
+    """Its name in the scene, and its MJCF in tasks/assets."""
+    FEET: ClassVar[Sequence[str]]
+    """Bodies that feel the ground."""
+
+    @classmethod
+    def scene(cls, cfg: Cfg) -> Scene:
+        # PhysX caps angular velocity at 64 rad/s, MuJoCo does not: with the Euler integrator a policy can learn to
+        # whirl through the air on energy that only the integrator supplies.
+        scene = Scene(cfg.physics_hz, integrator="implicit")
+        scene.add_ground()
+        scene.add(cls.ROBOT, assets_dir() / f"{cls.ROBOT}.xml")
+        scene.add_contact_sensor(cls.ROBOT, cls.FEET)
+        return scene
+
+    def __init__(self, cfg: Cfg, sim: Sim) -> None:
+        super().__init__(cfg, sim)
+        self.robot = sim.articulation(self.ROBOT)
+        self.feet = self.robot.contacts(self.FEET)
+        self.num_actions = len(self.robot.actuator_names)
+        self.joint_low, self.joint_high = self.robot.joint_limits.unbind(dim=1)
+        # A reference pose may lie outside the range of the joints, as that of Ant's ankles: start at the nearest limit.
+        self.start_joint_pos = self.robot.default_joint_pos.clamp(self.joint_low, self.joint_high)
+        self.potential = torch.zeros(self.num_envs, device=self.device)  # -distance to the target / dt [m/s]
+        self.target = torch.tensor([TARGET_DISTANCE, 0.0], device=self.device)
+
+    def reset(self, where: Bool[Tensor, " envs"]) -> None:
+        num_joints = len(self.robot.joint_names)
+        joint_pos = self.start_joint_pos + self.random.uniform(-0.2, 0.2, num_joints)
+        self.robot.set_state(
+            where,
+            joint_pos=joint_pos.clamp(self.joint_low, self.joint_high),
+            joint_vel=self.random.uniform(-0.1, 0.1, num_joints),
+        )
+        self.potential.copy_(torch.where(where, self._potential(), self.potential))
+
+    def apply_action(self, action: Float[Tensor, "envs actions"]) -> None:
+        self.robot.actuate(action)
+
+    def rewards(self) -> dict[str, Float[Tensor, " envs"]]:
+        cfg = self.cfg
+        potential = self._potential()
+        progress = potential - self.potential
+        self.potential.copy_(potential)
+        terms = {
+            "progress": progress,
+            "alive": torch.full_like(progress, cfg.alive_reward),
+            "up": cfg.up_weight * (self._up() > 0.93).float(),
+            "heading": cfg.heading_weight * (self._heading() / 0.8).clamp(max=1.0),
+            "action_cost": -cfg.action_cost * self.actions.square().sum(dim=1),
+            "energy_cost": -cfg.energy_cost * self._energy(),
+            "joint_limit_cost": -cfg.joint_limit_cost * self._at_limit(),
+        }
+        fell = self.terminated()
+        terms = {name: torch.where(fell, 0.0, term) for name, term in terms.items()}
+        terms["death"] = cfg.death_cost * fell.float()
+        return terms
+
+    def terminated(self) -> Bool[Tensor, " envs"]:
+        return self.robot.root_pos[:, 2] < self.cfg.termination_height
+
+    def _energy(self) -> Float[Tensor, " envs"]:
+        """|action x scaled joint velocity|, summed over the joints."""
+        return (self.actions * self.robot.joint_vel * self.cfg.joint_vel_scale).abs().sum(dim=1)
+
+    @abstractmethod
+    def _at_limit(self) -> Float[Tensor, " envs"]:
+        """How many joints are at their limits."""
+
+    def _torso(self, ang_vel_scale: float = 1.0) -> list[Float[Tensor, "envs _"]]:
+        """The first 12 numbers of the observation: height, velocities, angles, directions."""
+        robot, quat = self.robot, self.robot.root_quat
+        roll, _, yaw = euler_xyz(quat)
+        to_target = self.target - robot.root_pos[:, :2]
+        angle_to_target = wrap_angle(torch.atan2(to_target[:, 1], to_target[:, 0]) - yaw)
+        return [
+            robot.root_pos[:, 2:],
+            quat_rotate_inverse(quat, robot.root_lin_vel),
+            robot.root_ang_vel_local * ang_vel_scale,
+            torch.stack([yaw, roll, angle_to_target, self._up(), self._heading()], dim=1),
+        ]
+
+    def _potential(self) -> Float[Tensor, " envs"]:
+        return -torch.linalg.vector_norm(self.target - self.robot.root_pos[:, :2], dim=1) / self.dt
+
+    def _up(self) -> Float[Tensor, " envs"]:
+        """Projection of the torso's z axis on the world's z axis: the last element of the rotation matrix."""
+        return 1.0 - 2.0 * self.robot.root_quat[:, 1:3].square().sum(dim=1)
+
+    def _heading(self) -> Float[Tensor, " envs"]:
+        """Projection of the torso's x axis on the horizontal direction to the target."""
+        axis = torch.zeros_like(self.robot.root_pos)
+        axis[:, 0] = 1.0
+        forward = quat_rotate(self.robot.root_quat, axis)
+        direction = torch.nn.functional.normalize(self.target - self.robot.root_pos[:, :2], dim=1)
+        return (forward[:, :2] * direction).sum(dim=1)
+
+    def _scaled_joint_pos(self) -> Float[Tensor, "envs joints"]:
+        """Joint positions, limits mapped to [-1, 1]."""
+        return unscale(self.robot.joint_pos, self.joint_low, self.joint_high)

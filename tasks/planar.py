@@ -1,0 +1,60 @@
+"""Robots in a plane: what the tasks from Gymnasium's MuJoCo suite that run along x have in common."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, TypeVar
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from gpusim_rl.env import Task, TaskConfig
+from gpusim_rl.sim import Sim
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanarConfig(TaskConfig):
+    """Values in the yaml of each task."""
+
+    forward_weight: float
+    control_cost: float
+    reset_noise: float
+
+
+Cfg = TypeVar("Cfg", bound=PlanarConfig)
+
+
+class Planar(Task[Cfg]):
+    """A robot in the x-z plane with a motor at each joint starts near its reference pose and runs along +x.
+
+    Its joints are x, z and angle of the torso, then those with a motor.
+    """
+
+    ROBOT: ClassVar[str]
+    """Its name in the scene."""
+
+    def __init__(self, cfg: Cfg, sim: Sim) -> None:
+        super().__init__(cfg, sim)
+        self.robot = sim.articulation(self.ROBOT)
+        self.num_actions = len(self.robot.actuator_names)
+        self.x_before = torch.zeros(self.num_envs, device=self.device)
+
+    def reset(self, where: Bool[Tensor, " envs"]) -> None:
+        noise = self.cfg.reset_noise
+        joint_pos = self.robot.default_joint_pos + self.random.uniform(-noise, noise, len(self.robot.joint_names))
+        self.robot.set_state(where, joint_pos=joint_pos, joint_vel=self._start_vel())
+
+    def apply_action(self, action: Float[Tensor, "envs actions"]) -> None:
+        self.x_before.copy_(self.robot.joint_pos[:, 0])
+        self.robot.actuate(action)
+
+    def _start_vel(self) -> Float[Tensor, "envs joints"]:
+        return self.random.uniform(-self.cfg.reset_noise, self.cfg.reset_noise, len(self.robot.joint_names))
+
+    def _forward(self) -> Float[Tensor, " envs"]:
+        """Reward for the mean speed along x over the step."""
+        return self.cfg.forward_weight * ((self.robot.joint_pos[:, 0] - self.x_before) / self.dt)
+
+    def _control_cost(self) -> Float[Tensor, " envs"]:
+        return -self.cfg.control_cost * self.actions.square().sum(dim=1)
