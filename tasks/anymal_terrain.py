@@ -18,6 +18,7 @@ LEGS = ["LF", "LH", "RF", "RH"]
 KNEES = [f"{leg}_THIGH" for leg in LEGS]  # the knees belong to the thighs,
 FEET = [f"{leg}_SHANK" for leg in LEGS]  # the feet to the shanks
 FOOT_RADIUS = 0.04  # m; smaller feet get caught inside the steps of a height field
+STIFFNESS = 80.0  # of the servos [N m/rad]; on flat ground IsaacGymEnvs has 85
 SCAN_X = [0.1 * x for x in (-8, -7, -6, -5, -4, -3, -2, 2, 3, 4, 5, 6, 7, 8)]  # m ahead of the base
 SCAN_Y = [0.1 * y for y in (-5, -4, -3, -2, -1, 1, 2, 3, 4, 5)]  # m to its left
 BASE_HEIGHT = 0.5  # above the ground, when standing [m]
@@ -66,7 +67,8 @@ class AnymalTerrain(Task[AnymalTerrainConfig]):
 
     Observations, commands, rewards and curriculum are those of IsaacGymEnvs' AnymalTerrain. Physics runs four steps per
     action, as is written there (it runs five), the hardest patches lead on to random levels, not to the easiest, steps
-    rise within 10 cm, feet are balls of 4 cm, not 3, and friction is not random.
+    rise within 10 cm, feet are balls of 4 cm, not 3, friction is not random, and without a commanded velocity a robot
+    turns to the heading of its command, not to that of +x.
 
     Action space: 12 numbers in [-10, 10], offset of the joint targets from the stance / 0.5 rad: abduction, hip flexion
     and knee flexion of the legs left front, left hind, right front, right hind.
@@ -90,9 +92,10 @@ class AnymalTerrain(Task[AnymalTerrainConfig]):
     negative sum to 0.
 
     Start: above the platform of a patch, +-0.5 m; the stance, each joint angle x 0.5 to 1.5, joint velocities +-0.1
-    rad/s; a random command for the episode. A push every 15 s sets the horizontal velocity to +-1 m/s. Each world has
-    its own kind of patch. At the end of an episode it goes to the next level if the robot came further than half a
-    patch, and back if it came less far than a quarter of what was commanded. Termination: more than 1 N on the base.
+    rad/s; a random command for the episode. Every 15 s a push sets the horizontal velocity of all robots to +-1 m/s.
+    Each world has its own kind of patch. At the end of an episode it goes to the next level if the robot came further
+    than half a patch, and back if it came less far than a quarter of what was commanded. Termination: more than 1 N on
+    the base.
     """
 
     Config = AnymalTerrainConfig
@@ -105,6 +108,8 @@ class AnymalTerrain(Task[AnymalTerrainConfig]):
         for foot in FEET:
             (ball,) = (geom for geom in scene.spec.body(f"anymal/{foot}").geoms if geom.contype)
             ball.size[0] = FOOT_RADIUS
+        for servo in scene.spec.actuators:
+            servo.gainprm[0], servo.biasprm[1] = STIFFNESS, -STIFFNESS
         scene.add_contact_sensor("anymal", ["base", *KNEES, *FEET])
         scene.add_effort_sensors("anymal")
         return scene
@@ -120,6 +125,7 @@ class AnymalTerrain(Task[AnymalTerrainConfig]):
         self.commands = Commands(self, ranges)
         self.command_scale = torch.tensor([cfg.lin_vel_scale] * 2 + [cfg.ang_vel_scale], device=device)
         self.push_steps = round(cfg.push_interval / self.dt)
+        self.steps = torch.zeros((), dtype=torch.int64, device=device)  # control steps since the training began
         self.down = torch.tensor([0.0, 0.0, -1.0], device=device).expand(num, 3)
 
         self.terrain = Terrain(cfg.terrain, device)
@@ -215,7 +221,8 @@ class AnymalTerrain(Task[AnymalTerrainConfig]):
 
         push = self.random.uniform(-cfg.push_speed, cfg.push_speed, 2)
         velocity = torch.cat([push, robot.root_lin_vel[:, 2:]], dim=1)
-        robot.set_state(self.progress % self.push_steps == 0, root_lin_vel=velocity)
+        self.steps += 1
+        robot.set_state((self.steps % self.push_steps == 0).expand(self.num_envs), root_lin_vel=velocity)
 
     def stats(self) -> dict[str, Float[Tensor, " envs"]]:
         lin_vel_error, ang_vel_error = self._errors()

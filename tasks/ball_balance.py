@@ -13,7 +13,7 @@ from gpusim_rl.env import Task, TaskConfig
 from gpusim_rl.paths import assets_dir
 from gpusim_rl.sim import Scene, Sim
 
-HIP_RADIUS = 0.4  # m, of the circle on which the legs hang under the tray
+HIP_RADIUS, HIP_HEIGHT = 0.4, -0.03  # m; of the circle on which the legs hang, and its height in the tray's frame
 FALL_RADIUS = 0.5  # m; the ball falls onto a circle of this radius, the tray's own
 LOST_HEIGHT = 0.15  # m, of the ball's centre: one and a half of its radii, it is beside the tray
 
@@ -75,7 +75,8 @@ class BallBalance(Task[BallBalanceConfig]):
         self.knee_low, self.knee_high = self.robot.joint_limits[self.knees].unbind(dim=1)
         self.knee_target = torch.zeros(self.num_envs, self.num_actions, device=self.device)  # rad
         angle = torch.arange(3, device=self.device) * (2 * math.pi / 3)
-        self.hips = HIP_RADIUS * torch.stack([angle.cos(), angle.sin(), torch.zeros_like(angle)], dim=1)[None]
+        circle = HIP_RADIUS * torch.stack([angle.cos(), angle.sin()], dim=1)
+        self.hips = torch.nn.functional.pad(circle, (0, 1), value=HIP_HEIGHT)[None]
         self.goal = torch.tensor([0.0, 0.0, cfg.target_height], device=self.device)
 
     def reset(self, where: Bool[Tensor, " envs"]) -> None:

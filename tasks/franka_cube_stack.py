@@ -12,12 +12,14 @@ from torch import Tensor
 
 from gpusim_rl.env import Task, TaskConfig
 from gpusim_rl.env.math import operational_space_torque, quat_from_axis_angle, solve_positive_definite
+from gpusim_rl.errors import ConfigError
 from gpusim_rl.paths import assets_dir
 from gpusim_rl.sim import Articulation, Scene, Sim
 
 START = [0.0, 0.1963, 0.0, -2.6180, 0.0, 2.9416, 0.7854, 0.035, 0.035]  # joint positions [rad, m]
 TABLE_HEIGHT = 1.025  # m
 SIZE_A, SIZE_B = 0.05, 0.07  # m
+CLEAR = (SIZE_A + SIZE_B) * math.sqrt(2.0)  # m; cubes whose middles are so far apart are so, however they are turned
 TORQUE_LIMITS, SPEED_LIMITS = [87.0] * 4 + [12.0] * 3, [2.175] * 4 + [2.61] * 3  # N m, rad/s
 POSE_LIMITS = [0.1] * 3 + [0.5] * 3  # m, rad
 STIFFNESS, POSTURE_STIFFNESS = 150.0, 10.0  # 1/s^2, critically damped
@@ -37,6 +39,14 @@ class FrankaCubeStackConfig(TaskConfig):
     stack_weight: float
     end_when_stacked: bool
 
+    def __post_init__(self) -> None:
+        TaskConfig.__post_init__(self)
+        if self.start_position_noise < CLEAR:
+            raise ConfigError(
+                f"task.start_position_noise must be at least {CLEAR:.2f} m, so that the cubes lie apart,"
+                f" got {self.start_position_noise:g}"
+            )
+
 
 class FrankaCubeStack(Task[FrankaCubeStackConfig]):
     """FrankaCubeStack: grasp cube A, put it on cube B and let go.
@@ -44,7 +54,7 @@ class FrankaCubeStack(Task[FrankaCubeStackConfig]):
     Observations, actions, reward terms and the controller are those of IsaacGymEnvs' FrankaCubeStack, but the episode
     goes on when the cubes are stacked: ending it, as there, makes holding the cube in its place worth more than letting
     go (`end_when_stacked=true` ends it). The controller's Jacobian is that of the gripping point, which it moves; there
-    it was the hand's. PhysX caps the speeds of the joints; here the torques are cut.
+    it was the hand's. PhysX caps the speeds of the joints; here cut torques keep them near their limits.
 
     Action space: 7 numbers in [-1, 1]: displacement of the gripping point / 0.1 m, rotation vector / 0.5 rad, and the
     gripper, open at 0 and above. With `control_type=joint_tor` 8: torques / (87 or 12 N m), and the gripper.
@@ -104,7 +114,7 @@ class FrankaCubeStack(Task[FrankaCubeStackConfig]):
         # farther away from cube B.
         place_b = self.random.uniform(-half, half, 2)
         angle = self.random.uniform(-math.pi, math.pi, 1)
-        radius = self.random.uniform((SIZE_A + SIZE_B) * math.sqrt(2.0), half, 1)
+        radius = self.random.uniform(CLEAR, half, 1)
         place_a = place_b + radius * torch.cat([angle.cos(), angle.sin()], dim=1)
         self._place(where, self.cube_a, torch.remainder(place_a + half, 2.0 * half) - half)
         self._place(where, self.cube_b, place_b)
@@ -119,7 +129,7 @@ class FrankaCubeStack(Task[FrankaCubeStackConfig]):
         joint_vel, mass = self.robot.joint_vel[:, :7], self.dynamics.mass_matrix[:, :7, :7]
         torque = self._osc_torque(arm * self.pose_limits, mass) if self.uses_osc else arm * self.torque_limits
         torque = torque.clamp(-self.torque_limits, self.torque_limits)
-        # No joint shall be over its speed limit after this step.
+        # No joint shall get far over its speed limit in this step; gravity and what it touches are left out.
         acceleration = solve_positive_definite(mass, torque[..., None])[..., 0]
         slowest, fastest = (-self.speed_limits - joint_vel) / self.dt, (self.speed_limits - joint_vel) / self.dt
         torque = (mass @ acceleration.clamp(slowest, fastest)[..., None])[..., 0]

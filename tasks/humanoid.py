@@ -47,7 +47,8 @@ class Humanoid(Locomotion[HumanoidConfig]):
     Reward terms: progress (metres towards the target per second), alive, up, heading, action cost, energy cost, joints
     at their limits (both more for strong motors), and a penalty for falling that replaces the other terms.
 
-    Start: joints +-0.2 rad and +-0.1 rad/s around the reference pose. Termination: the torso is lower than 0.8 m.
+    Start: joints +-0.2 rad and +-0.1 rad/s around the reference pose, no leg inwards. Termination: the torso is lower
+    than 0.8 m.
     """
 
     Config = HumanoidConfig
@@ -64,6 +65,8 @@ class Humanoid(Locomotion[HumanoidConfig]):
         super().__init__(cfg, sim)
         motor_torque = torch.as_tensor(sim.scene.model.actuator_gear[:, 0], dtype=torch.float32, device=self.device)
         self.effort_ratio = motor_torque / motor_torque.max()
+        hips = [self.robot.joint_names.index(f"{side}_hip_x") for side in ("right", "left")]
+        self.start_high[hips] = 0.0  # further inwards the legs would be inside each other
 
     def observe(self) -> Float[Tensor, "envs obs"]:
         cfg, robot = self.cfg, self.robot

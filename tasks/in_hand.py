@@ -76,8 +76,8 @@ class InHand(Task[InHandConfig]):
 
     def reset(self, where: Bool[Tensor, " envs"]) -> None:
         cfg, random = self.cfg, self.random
-        reach = random.uniform(self.joint_low, self.joint_high, len(self.hand.joint_names))
-        self.hand.set_state(where, joint_pos=cfg.joint_pos_noise * reach)
+        reach = cfg.joint_pos_noise * random.uniform(self.joint_low, self.joint_high, len(self.hand.joint_names))
+        self.hand.set_state(where, joint_pos=reach.clamp(self.joint_low, self.joint_high))
         self.cube.set_state(
             where,
             root_pos=self.cube.default_root_pos + random.uniform(-cfg.cube_pos_noise, cfg.cube_pos_noise, 3),

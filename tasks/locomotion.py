@@ -66,6 +66,7 @@ class Locomotion(Task[Cfg]):
         self.joint_low, self.joint_high = self.robot.joint_limits.unbind(dim=1)
         # A reference pose may lie outside the range of the joints, as that of Ant's ankles: start at the nearest limit.
         self.start_joint_pos = self.robot.default_joint_pos.clamp(self.joint_low, self.joint_high)
+        self.start_high = self.joint_high.clone()  # rad; no joint starts beyond it
         self.potential = torch.zeros(self.num_envs, device=self.device)  # -distance to the target / dt [m/s]
         self.target = torch.tensor([TARGET_DISTANCE, 0.0], device=self.device)
 
@@ -74,7 +75,7 @@ class Locomotion(Task[Cfg]):
         joint_pos = self.start_joint_pos + self.random.uniform(-0.2, 0.2, num_joints)
         self.robot.set_state(
             where,
-            joint_pos=joint_pos.clamp(self.joint_low, self.joint_high),
+            joint_pos=joint_pos.clamp(self.joint_low, self.start_high),
             joint_vel=self.random.uniform(-0.1, 0.1, num_joints),
         )
         self.potential.copy_(torch.where(where, self._potential(), self.potential))

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
+import mujoco
 import pytest
 import torch
 from gpusim_rl.tasks.cartpole import Cartpole
@@ -32,6 +33,8 @@ TASKS = tasks()
 NUM = 8
 # Newton compiles its kernels anew for every scene: two scenes prove the protocol.
 NEWTON = ("Cartpole", "Ant")
+# Their starts are Gymnasium's to the last digit: joints a little beyond their limits, feet in the ground.
+GYMNASIUM = ("HalfCheetah", "Hopper", "Walker2d")
 
 every_task = pytest.mark.parametrize("name", TASKS)
 
@@ -168,6 +171,21 @@ def test_starts_are_random_in_every_world_and_episode(name):
     worlds = torch.cat(starts)
     for i in range(len(worlds)):
         assert not any(torch.equal(worlds[i], worlds[j]) for j in range(i)), "two episodes began alike"
+
+
+@pytest.mark.parametrize("name", [name for name in TASKS if name not in GYMNASIUM])
+def test_at_the_start_nothing_is_inside_anything_else_and_no_joint_beyond_its_limits(name):
+    env = make_env(name, num_envs=128)
+    env.reset()
+    model = env.sim.scene.model
+    data = mujoco.MjData(model)
+    limited = model.jnt_limited.astype(bool)
+    address, (low, high) = model.jnt_qposadr[limited], model.jnt_range[limited].T
+    for qpos in env.sim.scene_qpos().double().numpy():
+        assert (qpos[address] >= low - 1e-6).all() and (qpos[address] <= high + 1e-6).all()
+        data.qpos[:] = qpos
+        mujoco.mj_fwdPosition(model, data)
+        assert all(contact.dist > -0.005 for contact in data.contact), [contact.geom for contact in data.contact]
 
 
 @every_task
