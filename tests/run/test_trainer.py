@@ -205,7 +205,17 @@ def test_a_number_of_threads_that_the_user_chose_stays(tmp_path, monkeypatch, ch
     calls: list[int] = []
     monkeypatch.setattr(torch, "set_num_threads", calls.append)
     make_trainer("Cartpole", tmp_path)
-    assert calls == ([] if chosen else [available_cpus()])
+    assert calls == ([] if chosen else [1])  # it is small
+
+
+@pytest.mark.parametrize(("rows", "threads"), [(1, 1), (1023, 1), (1024, 2), (4096, 8), (10**6, 8), (None, 8)])
+def test_few_rows_take_few_threads(monkeypatch, rows, threads):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(trainer_module, "available_cpus", lambda: 8)
+    calls: list[int] = []
+    monkeypatch.setattr(torch, "set_num_threads", calls.append)
+    trainer_module.use_available_cpus(rows)
+    assert calls == [threads]
 
 
 def test_another_simulator_goes_on_with_new_episodes(tmp_path):
