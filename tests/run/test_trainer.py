@@ -19,7 +19,6 @@ import torch
 
 from gpusim_rl.api import prepare
 from gpusim_rl.errors import ConfigError, TaskError
-from gpusim_rl.machine import available_cpus
 from gpusim_rl.run import checkpoint, memory
 from gpusim_rl.run import logbook as logbook_module
 from gpusim_rl.run import trainer as trainer_module
