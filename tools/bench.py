@@ -166,7 +166,7 @@ def learn(args: argparse.Namespace) -> None:
     file = args.out / "tasks.json"
     known = {(outcome.task, outcome.seed): outcome for outcome in evidence.read_outcomes(file)}
     shares = cpu_shares(args.jobs)
-    git = provenance(args.out)["git"]  # before results change the folder
+    git = provenance(args.out, args.readme)["git"]
 
     def train(goal: evidence.Goal, seed: int) -> evidence.Outcome:
         outcome = begin(goal, seed, known.get((goal.task, seed)))
@@ -320,8 +320,8 @@ def of_gymnasium(overrides: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def provenance(out: Path) -> dict[str, Any]:
-    """Commit, machine and versions."""
+def provenance(*exclude: Path) -> dict[str, Any]:
+    """Commit, machine and versions; what the tool writes itself, `exclude`, does not make the checkout dirty."""
     from gpusim_rl.run.bench import PACKAGES
     from gpusim_rl.run.run_dir import describe_environment, git_state
 
@@ -329,7 +329,7 @@ def provenance(out: Path) -> dict[str, Any]:
     for package in PACKAGES:
         with suppress(importlib.metadata.PackageNotFoundError):
             environment["versions"][package] = importlib.metadata.version(package)
-    return {"git": git_state(exclude=out)[0], "environment": environment}
+    return {"git": git_state(*exclude)[0], "environment": environment}
 
 
 def own_command() -> list[str]:
