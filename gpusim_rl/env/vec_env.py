@@ -81,6 +81,8 @@ class VecEnv:
             raise TaskError(f"{self.name}.__init__ must set self.num_actions to a positive int, got {num_actions!r}")
         self.num_actions = num_actions
         self.task.actions = torch.zeros(self.num_envs, self.num_actions, device=self.device)
+        # What is still as it was made is made anew, with the values of a configuration that may be another one.
+        self._initial: dict[str, Tensor] = self.task.state_dict()["tensors"]
         self.task.random.seed(seed)
         self.progress = self.task.progress
         self.staggered = torch.zeros(self.num_envs, dtype=torch.bool, device=self.device)
@@ -258,12 +260,14 @@ class VecEnv:
                 raise TaskError(f"{self.name}.{hook}(): {name!r} is not finite (world {world}{column})")
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that the next step depends on."""
+        """Everything that the next step depends on, but what the configuration alone decides."""
+        task = self.task.state_dict()
+        task["tensors"] = {k: v for k, v in task["tensors"].items() if not torch.equal(v, self._initial[k])}
         randomizer = {} if self.randomizer is None else {"randomizer": self.randomizer.state_dict()}
         return {
             **randomizer,
             "sim": self.sim.state_dict(),
-            "task": self.task.state_dict(),
+            "task": task,
             "progress": self.progress.clone(),
             "staggered": self.staggered.clone(),
             "obs": {group: value.clone() for group, value in self._obs.items()},
@@ -272,7 +276,8 @@ class VecEnv:
     def load_state_dict(self, state: dict[str, Any]) -> Observation:
         """Restores `state_dict`; returns the observation to act on."""
         self.sim.load_state_dict(state["sim"])
-        self.task.load_state_dict(state["task"])
+        # What had come back to its first value is not among the saved.
+        self.task.load_state_dict({**state["task"], "tensors": self._initial | state["task"]["tensors"]})
         if self.randomizer is not None and "randomizer" in state:
             self.randomizer.load_state_dict(state["randomizer"])
         self.progress.copy_(state["progress"])

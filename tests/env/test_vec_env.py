@@ -509,6 +509,29 @@ def test_state_of_a_task_holds_every_tensor() -> None:
     assert all(torch.equal(a, b) for a, b in zip(kept(one), kept(other), strict=True))
 
 
+def test_constants_of_the_new_configuration_outlive_a_load() -> None:
+    class Commanded(Cart):
+        def __init__(self, cfg: Any, sim: Sim) -> None:
+            super().__init__(cfg, sim)
+            self.limit = torch.full((2,), cfg.clip_actions)
+            self.moved = torch.zeros(sim.num_envs)
+            self.back = torch.zeros(())
+
+        def advance(self, done: Tensor) -> None:
+            self.moved += 1.0
+            self.back.copy_(1.0 - self.back)  # in the trial of `reset` too
+
+    old, new = make(Commanded), make(Commanded, clip_actions=0.5)
+    run(old, actions(3))
+    run(new, actions(2))
+    tasks: list[Any] = [old.task, new.task]
+    assert tasks[0].back == 0.0 and tasks[1].back == 1.0
+    new.load_state_dict(old.state_dict())
+    assert torch.equal(tasks[1].limit, torch.full((2,), 0.5)), "the new value, not the saved one"
+    assert torch.equal(tasks[1].moved, tasks[0].moved) and tasks[1].moved[0] == 4.0
+    assert tasks[1].back == 0.0, "what has come back to its first value is restored too"
+
+
 def test_state_is_a_snapshot() -> None:
     env = make(Box)
     run(env, actions(5))

@@ -197,6 +197,19 @@ def test_a_resumed_run_takes_a_new_learning_rate_but_no_old_one(tmp_path):
     assert typed.ppo.optimizer.param_groups[0]["lr"] is typed.ppo.learning_rate
 
 
+def test_values_of_the_task_typed_at_a_resume_hold(tmp_path):
+    make_trainer("Anymal", tmp_path, max_iterations=2).train()
+    saved = final_state(tmp_path)["env"]["task"]["tensors"]
+    changed = {"command_x": [0.0, 0.5], "lin_vel_scale": 1.0}
+    resumed: Any = make_trainer("Anymal", tmp_path, checkpoint=str(the_run(tmp_path)), max_iterations=3, task=changed)
+    task = resumed.env.task
+    assert (task.commands._low[0], task.commands._high[0], task.command_scale[0]) == (0.0, 0.5, 1.0)
+    assert torch.equal(task.commands.value, saved["commands.value"]), "an episode under way keeps its command"
+    resumed.train()
+    task.commands.resample(torch.ones(8, dtype=torch.bool))
+    assert (task.commands["x"] >= 0.0).all() and (task.commands["x"] <= 0.5).all()
+
+
 @pytest.mark.parametrize("chosen", [True, False])
 def test_a_number_of_threads_that_the_user_chose_stays(tmp_path, monkeypatch, chosen):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
