@@ -18,7 +18,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from gpusim_rl.config import Count, NotNegative, Positive, build
+from gpusim_rl.config import Count, NotNegative, Positive, build, plain
 from gpusim_rl.env.properties import NOT_HERE, SECTIONS, Actor, Quantity
 from gpusim_rl.env.random import WorldRandom
 from gpusim_rl.env.task import TaskPart, kept_tensors
@@ -336,6 +336,7 @@ class Randomizer(TaskPart):
     ) -> None:
         num_envs, device = sim.num_envs, sim.device
         self._sim, self._dt, self._clip = sim, dt, clip_actions
+        self._params = plain(params)
         self._random = WorldRandom(num_envs, device, seed + _SEED_OFFSET)
         self.steps = torch.zeros((), dtype=torch.int64, device=device)
         self.age = torch.zeros(num_envs, dtype=torch.int64, device=device)
@@ -360,9 +361,8 @@ class Randomizer(TaskPart):
 
         # Worlds reach their intervals at moments of their own.
         self.phases = {steps: self._random.integers(0, steps) for steps in self._at_interval}
-        everywhere = torch.ones(num_envs, dtype=torch.bool, device=device)
-        for group in (self._at_setup, self._at_reset, *self._at_interval.values()):
-            group.draw(self._random, self.steps, everywhere)
+        self._everywhere = torch.ones(num_envs, dtype=torch.bool, device=device)
+        self._draw_properties()
 
     # What VecEnv calls
 
@@ -414,15 +414,29 @@ class Randomizer(TaskPart):
     def state_dict(self) -> dict[str, Any]:
         """All that the next draws depend on; what they have changed in the simulator, that one saves."""
         tensors = {name: value.clone() for name, value in kept_tensors(vars(self))}
-        return {"tensors": tensors, "random": self._random.state_dict()}
+        return {"params": self._params, "tensors": tensors, "random": self._random.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores `state_dict` in place; what is randomised since it was saved begins anew."""
+        """Restores `state_dict` in place. What was drawn for other settings is drawn anew; schedules go on."""
+        self._random.load_state_dict(state["random"])
+        if state.get("params", self._params) != self._params:
+            self.begin_from(state)
+            self.reset(self._everywhere)
+            return
         for name, value in kept_tensors(vars(self)):
             saved = state["tensors"].get(name)
             if saved is not None and saved.shape == value.shape:
                 value.copy_(saved)
-        self._random.load_state_dict(state["random"])
+
+    def begin_from(self, state: dict[str, Any]) -> None:
+        """Goes on with the schedules of a `state_dict`, and draws the worlds' properties as they have it now."""
+        self.steps.copy_(state["tensors"]["steps"])
+        self._draw_properties()
+
+    def _draw_properties(self) -> None:
+        for group in (self._at_setup, self._at_reset, *self._at_interval.values()):
+            group.draw(self._random, self.steps, self._everywhere)
+        self.age.zero_()
 
     # Building
 

@@ -124,10 +124,13 @@ class VecEnv:
         if self.randomizer is not None:
             self.randomizer.start(self.obs_sizes["policy"])
         # rewards() may keep state (a potential, say); this was not a step of the episode, so begin again.
-        self._reset(everywhere)
+        return self._begin()
+
+    def _begin(self) -> Observation:
+        self._reset(torch.ones(self.num_envs, dtype=torch.bool, device=self.device))
         if self.cfg.randomize_episode_start:
             self.progress.copy_(self.task.random.integers(0, self.max_episode_length))
-            self.staggered.fill_(True)
+        self.staggered.fill_(self.cfg.randomize_episode_start)
         self._obs = self._observe()
         return self._obs
 
@@ -284,6 +287,32 @@ class VecEnv:
         self.staggered.copy_(state["staggered"])
         self._obs = {group: value.to(self.device) for group, value in state["obs"].items()}
         return self._obs
+
+    def begin_from(self, state: dict[str, Any]) -> Observation:
+        """Begins new episodes in all worlds where another run of the task is in its training; after `reset`.
+
+        Levels, counters and the schedules of randomisation are those of the state, whatever simulator and however many
+        worlds it is of: world i has what was kept for its world i, modulo their number. Random numbers are not.
+
+        Args:
+            state: What `state_dict` returned.
+
+        Returns:
+            The observation to act on.
+        """
+        own, saved = self.task.state_dict(), state["task"]["tensors"]
+        worlds = torch.arange(self.num_envs) % len(state["progress"])
+        tensors = dict(self._initial)
+        for name, value in tensors.items():
+            found = saved.get(name)
+            if found is not None and found.shape != value.shape and found.shape[:1] == state["progress"].shape:
+                found = found[worlds.to(found.device)]
+            if found is not None and found.shape == value.shape:
+                tensors[name] = found
+        self.task.load_state_dict({**own, "tensors": tensors})
+        if self.randomizer is not None and "randomizer" in state:
+            self.randomizer.begin_from(state["randomizer"])
+        return self._begin()
 
     def close(self) -> None:
         """Frees the simulator."""

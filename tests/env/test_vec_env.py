@@ -548,6 +548,39 @@ def test_state_is_a_snapshot() -> None:
     assert all(torch.equal(a, b) for a, b in zip(before, flat(state), strict=True))
 
 
+@pytest.mark.parametrize("num_envs", [4, 6, 15])
+def test_new_episodes_begin_where_another_run_is_in_its_training(num_envs: int) -> None:
+    class School(Cart):
+        def __init__(self, cfg: Any, sim: Sim) -> None:
+            super().__init__(cfg, sim)
+            self.steps = torch.zeros((), dtype=torch.int64)
+            self.level = torch.zeros(sim.num_envs, 2)
+            self.costs = torch.zeros(3, sim.num_envs)
+            self.limit = torch.full((2,), cfg.clip_actions)
+
+        def advance(self, done: Tensor) -> None:
+            self.steps += 1
+            self.level += torch.arange(self.num_envs)[:, None]
+            self.costs += 1.0
+
+    old, new = make(School), make(School, num_envs, clip_actions=0.5, randomize_episode_start=True)
+    run(old, actions(7))
+    new.reset()
+    before: Any = new.task
+    random = before.random.state_dict()
+    obs = new.begin_from(old.state_dict())
+    task: Any = new.task
+    assert task.steps == 8  # and the trial of `reset`
+    assert torch.equal(task.level, 8.0 * (torch.arange(num_envs) % 6)[:, None].expand(-1, 2))
+    assert task.costs.eq(8.0 if num_envs == 6 else 0.0).all(), "only tensors whose first dimension are the worlds"
+    assert torch.equal(task.limit, torch.full((2,), 0.5))
+    assert new.staggered.all() and task.progress.unique().numel() > 1, "episodes begin as in a new run"
+    assert task.random.state_dict()["counter"] > random["counter"], "random numbers are its own, and new"
+    assert torch.equal(obs["policy"], new._observe()["policy"])
+    run_on = new.step(torch.zeros(num_envs, 1))
+    assert run_on.obs["policy"].isfinite().all() and task.steps == 9
+
+
 # Randomness
 
 
