@@ -117,6 +117,14 @@ class Noise(Draw):
             self.check(self.range_correlated)
 
 
+def _check_names(key: str, names: list[str] | None) -> None:
+    if names == []:
+        raise ConfigError(f"{key} is empty; leave it out for the default")
+    for name in names or []:
+        if (names or []).count(name) > 1:
+            raise ConfigError(f"{key} must be different, got {name!r} more than once")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Property(Draw):
     """A physical property. Each body, joint or shape gets a draw of its own, relative to the model's value."""
@@ -133,6 +141,7 @@ class Property(Draw):
     def __post_init__(self) -> None:
         """Checks when it is drawn."""
         Draw.__post_init__(self)
+        _check_names("names", self.names)
         if self.setup_only and self.interval_s is not None:
             raise ConfigError("setup_only and interval_s exclude each other")
 
@@ -167,6 +176,7 @@ class Pushes(Ramp):
 
     def __post_init__(self) -> None:
         """Checks what pushes."""
+        _check_names("bodies", self.bodies)
         if (self.velocity is None) == (self.force is None):
             raise ConfigError("pushes need either velocity: [least, most] or force: [least, most]")
         if self.velocity is not None and (self.bodies is not None or self.duration_s is not None):
@@ -286,6 +296,11 @@ class _Group:
         self._parts: list[tuple[Property, Quantity, slice]] = []
         self._gaussian, self._uniform = 0, 0  # numbers per world
 
+    @property
+    def size(self) -> int:
+        """Random numbers of each world in a draw."""
+        return self._gaussian + self._uniform
+
     def add(self, spec: Property, quantity: Quantity) -> None:
         count = quantity.default.numel()
         if spec.distribution == "gaussian":
@@ -341,8 +356,6 @@ class Randomizer(TaskPart):
         self.steps = torch.zeros((), dtype=torch.int64, device=device)
         self.age = torch.zeros(num_envs, dtype=torch.int64, device=device)
 
-        if not params:
-            raise ConfigError(f"task.randomize=true, but {PATH} is empty; say there what to randomise")
         _check_keys(params, PATH, _TOP)
         self._frequency = _frequency(params)
         self._observations = _parse(Noise, params, "observations", PATH)
@@ -358,6 +371,14 @@ class Randomizer(TaskPart):
         actors = _section(params, "actor_params", PATH)
         for name in actors:
             self._add_actor(name, _section(actors, name, f"{PATH}.actor_params"), f"{PATH}.actor_params.{name}")
+
+        noise = (self._observations, self.action_noise, self.latency)
+        groups = (self._at_setup, self._at_reset, *self._at_interval.values())
+        if all(part is None for part in noise) and not self.pushes and not any(group.size for group in groups):
+            raise ConfigError(
+                f"task.randomize=true, but {PATH} has nothing to randomise; try observations, actions, or"
+                f" actor_params.{sim.scene.articulation_names[0]}"
+            )
 
         # Worlds reach their intervals at moments of their own.
         self.phases = {steps: self._random.integers(0, steps) for steps in self._at_interval}
@@ -474,7 +495,9 @@ class Randomizer(TaskPart):
         if spec.operation == "scaling":
             quantities = [quantity for quantity in quantities if quantity.default.count_nonzero()]
             if not quantities:
-                raise ConfigError(f"{path}: scaling changes nothing, the model's values are 0; try operation: additive")
+                logger.warning(
+                    "%s has no effect: it scales, and the model's values are 0; try operation: additive", path
+                )
         group = self._at_reset
         if spec.setup_only:
             group = self._at_setup
