@@ -319,6 +319,27 @@ def test_order_of_the_hooks() -> None:
     assert env.task.dt == pytest.approx(0.02)
 
 
+def test_body_poses_follow_what_advance_sets_after_the_resets() -> None:
+    class Lifted(Box):
+        def __init__(self, cfg: Any, sim: Sim) -> None:
+            super().__init__(cfg, sim)
+            self.body = self.robot.bodies(["box"])
+
+        def observe(self) -> Tensor:
+            return torch.cat([self.robot.root_pos, self.body.pos[:, 0]], dim=1)
+
+        def advance(self, done: Tensor) -> None:
+            up = torch.tensor([0.0, 0.0, 5.0])
+            self.robot.set_state(torch.ones_like(done), root_pos=self.robot.root_pos + up)
+
+    env = make(Lifted)
+    env.reset()
+    step = env.step(torch.zeros(6, 1))
+    root, body = step.final_obs["policy"][:, 2], step.final_obs["policy"][:, 5]
+    torch.testing.assert_close(root, body + 5.0)
+    torch.testing.assert_close(step.obs["policy"][:, 2], step.obs["policy"][:, 5])
+
+
 def test_reset_hooks_start_from_the_default_state() -> None:
     # Box.reset adds noise to the pose that it finds: that must be the scene's default, every time
     default = torch.tensor([0.0, 0.0, 0.4])
