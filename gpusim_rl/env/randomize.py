@@ -382,7 +382,6 @@ class Randomizer(TaskPart):
 
         # Worlds reach their intervals at moments of their own.
         self.phases = {steps: self._random.integers(0, steps) for steps in self._at_interval}
-        self._everywhere = torch.ones(num_envs, dtype=torch.bool, device=device)
         self._draw_properties()
 
     # What VecEnv calls
@@ -442,7 +441,7 @@ class Randomizer(TaskPart):
         self._random.load_state_dict(state["random"])
         if state.get("params", self._params) != self._params:
             self.begin_from(state)
-            self.reset(self._everywhere)
+            self.reset(torch.ones_like(self.age, dtype=torch.bool))
             return
         for name, value in kept_tensors(vars(self)):
             saved = state["tensors"].get(name)
@@ -455,8 +454,9 @@ class Randomizer(TaskPart):
         self._draw_properties()
 
     def _draw_properties(self) -> None:
+        everywhere = torch.ones_like(self.age, dtype=torch.bool)
         for group in (self._at_setup, self._at_reset, *self._at_interval.values()):
-            group.draw(self._random, self.steps, self._everywhere)
+            group.draw(self._random, self.steps, everywhere)
         self.age.zero_()
 
     # Building
