@@ -3,7 +3,10 @@
     python benchmarks/randomization.py                      # all simulators that run on this device
     python benchmarks/randomization.py mujoco --num-envs 1024
 
-docs/randomization.md quotes it. Milliseconds of Ant, each the median of rounds that take turns:
+docs/randomization.md quotes it. What is measured takes turns in every round, and ratios are taken within a round: a
+machine that is busy for a while slows both sides of them. `milliseconds` are by the clock on the wall,
+`cpu_milliseconds` what the processors spent on this process, whatever else they did. Of Ant, medians over rounds, with
+the `ratio` to a step:
 
 - step: a control step of all worlds (physics, task, resets), nothing randomised
 - all_masses: other masses and inertias for all worlds at once, with the constants that MuJoCo derives from them
@@ -17,7 +20,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -26,6 +31,7 @@ from typing import Any
 ROUNDS, WARM_UP = 7, 4
 SECONDS = 2.0  # of a measurement, about
 FILE = Path(__file__).with_suffix(".json")
+CLOCKS: dict[str, Callable[[], float]] = {"milliseconds": time.perf_counter, "cpu_milliseconds": time.process_time}
 
 
 def draw(low: float, high: float, operation: str, distribution: str, **more: Any) -> dict[str, Any]:
@@ -58,15 +64,16 @@ def measure(sim: str, device: str, num_envs: int) -> dict[str, Any]:
     import gpusim_rl
     from gpusim_rl.run.graph import Graphs, choose_graph
 
-    def seconds(work: Callable[[], None], count: int) -> float:
+    def seconds(work: Callable[[], None], count: int) -> dict[str, float]:
+        """Time of one piece of work [s], by each clock."""
         if device == "cuda":
             torch.cuda.synchronize()
-        started = time.perf_counter()
+        started = {name: clock() for name, clock in CLOCKS.items()}
         for _ in range(count):
             work()
         if device == "cuda":
             torch.cuda.synchronize()
-        return (time.perf_counter() - started) / count
+        return {name: (clock() - started[name]) / count for name, clock in CLOCKS.items()}
 
     def made(params: dict[str, Any]) -> Any:
         task = {"randomize": bool(params), "randomization_params": params}
@@ -94,20 +101,36 @@ def measure(sim: str, device: str, num_envs: int) -> dict[str, Any]:
         masses.sim._derive_constants()
 
     work["all_masses"] = graphed(masses.task, all_masses)
-    found: dict[str, list[float]] = {name: [] for name in work}
+    rounds: list[dict[str, dict[str, float]]] = [{} for _ in range(ROUNDS)]
     counts: dict[str, int] = {}
-    for round_ in range(ROUNDS + 1):
+    for name, (graphs, run) in work.items():
+        with graphs.stream():
+            seconds(run, WARM_UP)  # compile and capture
+            counts[name] = min(100, max(1, round(SECONDS / seconds(run, 1)["milliseconds"])))
+    for times in rounds:
         for name, (graphs, run) in work.items():
             with graphs.stream():
-                if round_ == 0:  # compile and capture
-                    seconds(run, WARM_UP)
-                    counts[name] = min(100, max(1, round(SECONDS / seconds(run, 1))))
-                else:
-                    found[name].append(1e3 * seconds(run, counts[name]))
+                times[name] = {clock: round(1e3 * value, 3) for clock, value in seconds(run, counts[name]).items()}
     for env in envs.values():
         env.close()
-    row: dict[str, Any] = {name: round(statistics.median(values), 3) for name, values in sorted(found.items())}
-    return {"sim": sim, "device": device, "num_envs": num_envs, **row, "all": found}
+    row = {clock: summary(rounds, clock) for clock in CLOCKS}
+    return {"sim": sim, "device": device, "num_envs": num_envs, **row, "rounds": rounds}
+
+
+def summary(rounds: list[dict[str, dict[str, float]]], clock: str) -> dict[str, Any]:
+    """Medians over rounds of what was measured by a clock, and of its ratio to a step of the same round."""
+
+    def median(values: list[float]) -> float:
+        return round(statistics.median(values), 3)
+
+    names = sorted(rounds[0])
+    times = {name: [times[name][clock] for times in rounds] for name in names}
+    ratios = {n: [t / step for t, step in zip(times[n], times["step"], strict=True)] for n in names if n != "step"}
+    return {
+        **{name: median(times[name]) for name in names},
+        "ratio": {name: median(values) for name, values in ratios.items()},
+        "ratio_range": {name: [round(min(values), 3), round(max(values), 3)] for name, values in ratios.items()},
+    }
 
 
 def main() -> None:
@@ -129,12 +152,12 @@ def main() -> None:
     rows = []
     for sim in arguments.sims or ["mujoco", "mjwarp"]:
         rows.append(measure(sim, "cpu" if sim == "mujoco" else device, arguments.num_envs))
-        print({name: value for name, value in rows[-1].items() if name != "all"}, flush=True)
+        print({name: value for name, value in rows[-1].items() if name != "rounds"}, flush=True)
     result = {
-        "command": "python benchmarks/randomization.py",
+        "command": shlex.join(["python", *sys.argv]),
         "git": git_state(Path("runs"))[0],
         "environment": describe_environment(),
-        "milliseconds": rows,
+        "simulators": rows,
     }
     arguments.out.write_text(json.dumps(result, indent=2) + "\n")
 

@@ -153,7 +153,8 @@ class AnymalTerrain(Task[AnymalTerrainConfig]):
     def reset(self, where: Bool[Tensor, " envs"]) -> None:
         random, num_joints = self.random, len(self.robot.joint_names)
         everyone = where[:, None]
-        origin = self.terrain.origins[self.levels.value, self.column]
+        level = self.levels.value.clamp(max=self.levels.count - 1)  # a resumed run may have had more of them
+        origin = self.terrain.origins[level, self.column]
         self.origin.copy_(torch.where(everyone, origin, self.origin))
         beside = torch.cat([random.uniform(-0.5, 0.5, 2), torch.zeros_like(origin[:, 2:])], dim=1)
         self.robot.set_state(

@@ -58,13 +58,13 @@ class InHand(Task[InHandConfig]):
         scene = Scene(cfg.physics_hz, cone="pyramidal")
         scene.add_light()
         scene.add("hand", assets_dir() / cls.HAND)
-        scene.add("cube", assets_dir() / "hand_cube.xml", pos=cls.CUBE_START)
+        scene.add("object", assets_dir() / "hand_cube.xml", pos=cls.CUBE_START)  # as IsaacGymEnvs calls it
         scene.add_effort_sensors("hand")
         return scene
 
     def __init__(self, cfg: InHandConfig, sim: Sim) -> None:
         super().__init__(cfg, sim)
-        self.hand, self.cube = sim.articulation("hand"), sim.articulation("cube")
+        self.hand, self.cube = sim.articulation("hand"), sim.articulation("object")
         self.num_actions = len(self.hand.actuator_names)
         self.joint_low, self.joint_high = self.hand.joint_limits.unbind(dim=1)
         self.target_low, self.target_high = self.hand.control_limits.unbind(dim=1)

@@ -123,7 +123,8 @@ class Trifinger(Task[TrifingerConfig]):
         self.start_tips = self.tips.pos.clone()  # the worlds are in their default state, where episodes begin
         self.last_tips = self.start_tips.clone()
         self.last_reach = torch.zeros(self.num_envs, device=self.device)  # distance of the tips from the cube [m]
-        self.steps = torch.zeros((), dtype=torch.int64, device=self.device)  # control steps of the training so far
+        # Control steps of the training so far, summed over worlds: a player of it has another number of them.
+        self.env_steps = torch.zeros((), dtype=torch.int64, device=self.device)
 
     def reset(self, where: Bool[Tensor, " envs"]) -> None:
         yaw = self.random.uniform(-math.pi, math.pi)
@@ -156,7 +157,7 @@ class Trifinger(Task[TrifingerConfig]):
         closer = self.last_reach - reach
         self.last_tips.copy_(tips)
         self.last_reach.copy_(reach)
-        early = (self.steps * self.num_envs <= cfg.reach_env_steps).float()
+        early = (self.env_steps <= cfg.reach_env_steps).float()
         distance = torch.linalg.vector_norm(self._corners(self.cube) - self._corners(self.goal), dim=2)
         # 1 / (e^x + 2 + e^-x) = sigmoid(x) sigmoid(-x), which does not overflow where the cube is far away.
         kernel = torch.sigmoid(cfg.pose_sharpness * distance) * torch.sigmoid(-cfg.pose_sharpness * distance)
@@ -170,7 +171,7 @@ class Trifinger(Task[TrifingerConfig]):
         return torch.zeros_like(self.progress, dtype=torch.bool)
 
     def advance(self, done: Bool[Tensor, " envs"]) -> None:
-        self.steps += 1
+        self.env_steps += self.num_envs
 
     def stats(self) -> dict[str, Float[Tensor, " envs"]]:
         position = torch.linalg.vector_norm(self.cube.root_pos - self.goal.root_pos, dim=1)

@@ -129,3 +129,25 @@ class Faulty(Cartpole):
         terms = super().rewards()
         bad = self.victim & (self.steps == self.cfg.nan_reward_at)
         return {name: torch.where(bad, torch.nan, term) for name, term in terms.items()}
+
+
+class Schooled(Cartpole):
+    """Cartpole in worlds that rise a level with each step, whose number a schedule could follow."""
+
+    Config = FaultyConfig
+
+    def __init__(self, cfg: FaultyConfig, sim: Any) -> None:
+        super().__init__(cfg, sim)
+        self.steps = torch.zeros((), dtype=torch.int64, device=self.device)
+        self.level = torch.zeros(self.num_envs, dtype=torch.int64, device=self.device)
+
+    def advance(self, done: Tensor) -> None:
+        self.steps += 1
+        self.level += torch.arange(self.num_envs, device=self.device)
+
+
+def schooled_params() -> dict[str, Any]:
+    """Settings of a `Schooled` whose observations get noisy over 100 control steps."""
+    noise = {"range": [0.0, 0.1], "operation": "additive", "distribution": "gaussian"}
+    noise |= {"schedule": "linear", "schedule_steps": 100}
+    return {"randomize": True, "randomization_params": {"observations": noise}}

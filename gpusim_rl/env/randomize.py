@@ -18,7 +18,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from gpusim_rl.config import Count, NotNegative, Positive, build
+from gpusim_rl.config import Count, NotNegative, Positive, build, plain
 from gpusim_rl.env.properties import NOT_HERE, SECTIONS, Actor, Quantity
 from gpusim_rl.env.random import WorldRandom
 from gpusim_rl.env.task import TaskPart, kept_tensors
@@ -117,6 +117,14 @@ class Noise(Draw):
             self.check(self.range_correlated)
 
 
+def _check_names(key: str, names: list[str] | None) -> None:
+    if names == []:
+        raise ConfigError(f"{key} is empty; leave it out for the default")
+    for name in names or []:
+        if (names or []).count(name) > 1:
+            raise ConfigError(f"{key} must be different, got {name!r} more than once")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Property(Draw):
     """A physical property. Each body, joint or shape gets a draw of its own, relative to the model's value."""
@@ -133,6 +141,7 @@ class Property(Draw):
     def __post_init__(self) -> None:
         """Checks when it is drawn."""
         Draw.__post_init__(self)
+        _check_names("names", self.names)
         if self.setup_only and self.interval_s is not None:
             raise ConfigError("setup_only and interval_s exclude each other")
 
@@ -167,6 +176,7 @@ class Pushes(Ramp):
 
     def __post_init__(self) -> None:
         """Checks what pushes."""
+        _check_names("bodies", self.bodies)
         if (self.velocity is None) == (self.force is None):
             raise ConfigError("pushes need either velocity: [least, most] or force: [least, most]")
         if self.velocity is not None and (self.bodies is not None or self.duration_s is not None):
@@ -286,6 +296,11 @@ class _Group:
         self._parts: list[tuple[Property, Quantity, slice]] = []
         self._gaussian, self._uniform = 0, 0  # numbers per world
 
+    @property
+    def size(self) -> int:
+        """Random numbers of each world in a draw."""
+        return self._gaussian + self._uniform
+
     def add(self, spec: Property, quantity: Quantity) -> None:
         count = quantity.default.numel()
         if spec.distribution == "gaussian":
@@ -336,12 +351,11 @@ class Randomizer(TaskPart):
     ) -> None:
         num_envs, device = sim.num_envs, sim.device
         self._sim, self._dt, self._clip = sim, dt, clip_actions
+        self._params = plain(params)
         self._random = WorldRandom(num_envs, device, seed + _SEED_OFFSET)
         self.steps = torch.zeros((), dtype=torch.int64, device=device)
         self.age = torch.zeros(num_envs, dtype=torch.int64, device=device)
 
-        if not params:
-            raise ConfigError(f"task.randomize=true, but {PATH} is empty; say there what to randomise")
         _check_keys(params, PATH, _TOP)
         self._frequency = _frequency(params)
         self._observations = _parse(Noise, params, "observations", PATH)
@@ -358,11 +372,17 @@ class Randomizer(TaskPart):
         for name in actors:
             self._add_actor(name, _section(actors, name, f"{PATH}.actor_params"), f"{PATH}.actor_params.{name}")
 
+        noise = (self._observations, self.action_noise, self.latency)
+        groups = (self._at_setup, self._at_reset, *self._at_interval.values())
+        if all(part is None for part in noise) and not self.pushes and not any(group.size for group in groups):
+            raise ConfigError(
+                f"task.randomize=true, but {PATH} has nothing to randomise; try observations, actions, or"
+                f" actor_params.{sim.scene.articulation_names[0]}"
+            )
+
         # Worlds reach their intervals at moments of their own.
         self.phases = {steps: self._random.integers(0, steps) for steps in self._at_interval}
-        everywhere = torch.ones(num_envs, dtype=torch.bool, device=device)
-        for group in (self._at_setup, self._at_reset, *self._at_interval.values()):
-            group.draw(self._random, self.steps, everywhere)
+        self._draw_properties()
 
     # What VecEnv calls
 
@@ -414,15 +434,30 @@ class Randomizer(TaskPart):
     def state_dict(self) -> dict[str, Any]:
         """All that the next draws depend on; what they have changed in the simulator, that one saves."""
         tensors = {name: value.clone() for name, value in kept_tensors(vars(self))}
-        return {"tensors": tensors, "random": self._random.state_dict()}
+        return {"params": self._params, "tensors": tensors, "random": self._random.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores `state_dict` in place; what is randomised since it was saved begins anew."""
+        """Restores `state_dict` in place. What was drawn for other settings is drawn anew; schedules go on."""
+        self._random.load_state_dict(state["random"])
+        if state.get("params", self._params) != self._params:
+            self.begin_from(state)
+            self.reset(torch.ones_like(self.age, dtype=torch.bool))
+            return
         for name, value in kept_tensors(vars(self)):
             saved = state["tensors"].get(name)
             if saved is not None and saved.shape == value.shape:
                 value.copy_(saved)
-        self._random.load_state_dict(state["random"])
+
+    def begin_from(self, state: dict[str, Any]) -> None:
+        """Goes on with the schedules of a `state_dict`, and draws the worlds' properties as they have it now."""
+        self.steps.copy_(state["tensors"]["steps"])
+        self._draw_properties()
+
+    def _draw_properties(self) -> None:
+        everywhere = torch.ones_like(self.age, dtype=torch.bool)
+        for group in (self._at_setup, self._at_reset, *self._at_interval.values()):
+            group.draw(self._random, self.steps, everywhere)
+        self.age.zero_()
 
     # Building
 
@@ -460,7 +495,9 @@ class Randomizer(TaskPart):
         if spec.operation == "scaling":
             quantities = [quantity for quantity in quantities if quantity.default.count_nonzero()]
             if not quantities:
-                raise ConfigError(f"{path}: scaling changes nothing, the model's values are 0; try operation: additive")
+                logger.warning(
+                    "%s has no effect: it scales, and the model's values are 0; try operation: additive", path
+                )
         group = self._at_reset
         if spec.setup_only:
             group = self._at_setup

@@ -81,6 +81,8 @@ class VecEnv:
             raise TaskError(f"{self.name}.__init__ must set self.num_actions to a positive int, got {num_actions!r}")
         self.num_actions = num_actions
         self.task.actions = torch.zeros(self.num_envs, self.num_actions, device=self.device)
+        # What is still as it was made is made anew, with the values of a configuration that may be another one.
+        self._initial: dict[str, Tensor] = self.task.state_dict()["tensors"]
         self.task.random.seed(seed)
         self.progress = self.task.progress
         self.staggered = torch.zeros(self.num_envs, dtype=torch.bool, device=self.device)
@@ -122,10 +124,13 @@ class VecEnv:
         if self.randomizer is not None:
             self.randomizer.start(self.obs_sizes["policy"])
         # rewards() may keep state (a potential, say); this was not a step of the episode, so begin again.
-        self._reset(everywhere)
+        return self._begin()
+
+    def _begin(self) -> Observation:
+        self._reset(torch.ones(self.num_envs, dtype=torch.bool, device=self.device))
         if self.cfg.randomize_episode_start:
             self.progress.copy_(self.task.random.integers(0, self.max_episode_length))
-            self.staggered.fill_(True)
+        self.staggered.fill_(self.cfg.randomize_episode_start)
         self._obs = self._observe()
         return self._obs
 
@@ -258,12 +263,14 @@ class VecEnv:
                 raise TaskError(f"{self.name}.{hook}(): {name!r} is not finite (world {world}{column})")
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that the next step depends on."""
+        """Everything that the next step depends on, but what the configuration alone decides."""
+        task = self.task.state_dict()
+        task["tensors"] = {k: v for k, v in task["tensors"].items() if not torch.equal(v, self._initial[k])}
         randomizer = {} if self.randomizer is None else {"randomizer": self.randomizer.state_dict()}
         return {
             **randomizer,
             "sim": self.sim.state_dict(),
-            "task": self.task.state_dict(),
+            "task": task,
             "progress": self.progress.clone(),
             "staggered": self.staggered.clone(),
             "obs": {group: value.clone() for group, value in self._obs.items()},
@@ -272,13 +279,40 @@ class VecEnv:
     def load_state_dict(self, state: dict[str, Any]) -> Observation:
         """Restores `state_dict`; returns the observation to act on."""
         self.sim.load_state_dict(state["sim"])
-        self.task.load_state_dict(state["task"])
+        # What had come back to its first value is not among the saved.
+        self.task.load_state_dict({**state["task"], "tensors": self._initial | state["task"]["tensors"]})
         if self.randomizer is not None and "randomizer" in state:
             self.randomizer.load_state_dict(state["randomizer"])
         self.progress.copy_(state["progress"])
         self.staggered.copy_(state["staggered"])
         self._obs = {group: value.to(self.device) for group, value in state["obs"].items()}
         return self._obs
+
+    def begin_from(self, state: dict[str, Any]) -> Observation:
+        """Begins new episodes in all worlds where another run of the task is in its training; after `reset`.
+
+        Levels, counters and the schedules of randomisation are those of the state, whatever simulator and however many
+        worlds it is of: world i has what was kept for its world i, modulo their number. Random numbers are not.
+
+        Args:
+            state: What `state_dict` returned.
+
+        Returns:
+            The observation to act on.
+        """
+        own, saved = self.task.state_dict(), state["task"]["tensors"]
+        worlds = torch.arange(self.num_envs) % len(state["progress"])
+        tensors = dict(self._initial)
+        for name, value in tensors.items():
+            found = saved.get(name)
+            if found is not None and found.shape != value.shape and found.shape[:1] == state["progress"].shape:
+                found = found[worlds.to(found.device)]
+            if found is not None and found.shape == value.shape:
+                tensors[name] = found
+        self.task.load_state_dict({**own, "tensors": tensors})
+        if self.randomizer is not None and "randomizer" in state:
+            self.randomizer.begin_from(state["randomizer"])
+        return self._begin()
 
     def close(self) -> None:
         """Frees the simulator."""

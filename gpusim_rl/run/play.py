@@ -121,6 +121,7 @@ class Player:
         player.run_dir = run.path
         if act == "trained":
             player._take(state, cfg.ppo, file, written_ns)
+        player.obs = player.env.begin_from(state["env"])  # on the levels, say, that the training has reached
         return player
 
     @classmethod

@@ -189,8 +189,7 @@ class Trainer:
             return sample, self._step(sample.action)
 
     def _carry(self, hidden: Hidden, step: Step) -> None:
-        for group, value in self.obs.items():
-            value.copy_(step.obs[group])
+        self._take(step.obs)
         for state, new in zip(self.hidden, hidden, strict=True):
             state.copy_(new.masked_fill(step.done[None, :, None], 0.0))
         self.fresh.copy_(step.done)
@@ -351,6 +350,7 @@ class Trainer:
                 raise ValueError(f"{key} saved {state[key]}, now {now}")
         self.policy.load_state_dict(state["policy"])
         if self.cfg.test:
+            self._take(self.env.begin_from(state["env"]))
             return
         self.ppo.load_state_dict(state["ppo"])
         if state["config"]["ppo"]["learning_rate"] != self.cfg.ppo.learning_rate:
@@ -362,13 +362,18 @@ class Trainer:
         self.iteration, self.env_steps = int(state["iteration"]), int(state["env_steps"])
         self.elapsed_s, self.best_return = float(state["elapsed_s"]), state["best_return"]
         self.wandb_id = state["wandb_id"]
-        if state["sim"] == self.choice.name:  # another simulator begins new episodes
-            for group, value in self.env.load_state_dict(state["env"]).items():
-                self.obs[group].copy_(value)
+        if state["sim"] != self.choice.name:  # another simulator begins new episodes
+            self._take(self.env.begin_from(state["env"]))
+        else:
+            self._take(self.env.load_state_dict(state["env"]))
             for mine, saved in zip(self.hidden, state["hidden"], strict=True):
                 mine.copy_(saved)
             self.fresh.copy_(state["fresh"])
             self.metrics.load_state_dict(state["metrics"])
+
+    def _take(self, obs: dict[str, Tensor]) -> None:
+        for group, value in obs.items():
+            self.obs[group].copy_(value)
 
     def check_finite(self, row: Row, iterations: range) -> None:
         """Stops the run if a row says that something was not finite.

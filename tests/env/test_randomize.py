@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import io
 import math
@@ -621,6 +622,48 @@ def test_a_run_that_was_not_randomised_can_go_on_randomised():
     steps(plain, 3)
 
 
+def ramped(**changes: Any) -> dict[str, Any]:
+    """Masses and observations that get random over 100 control steps, and late actions."""
+    ramp = {"schedule": "linear", "schedule_steps": 100}
+    mass = draw(2.0, 2.0, "scaling", "uniform", names=["hull"], **ramp)
+    params = {
+        "frequency": 600,
+        "observations": draw(5.0, 5.0, "additive", "uniform", **ramp),
+        "latency": {"range": [3, 3]},
+    }
+    return {**params, "actor_params": {"rover": {BODY: {"mass": mass}}}, **changes}
+
+
+def test_new_episodes_are_as_random_as_the_training_had_become():
+    old, new = make(ramped()), make(ramped(), num_envs=3, seed=1)
+    old.reset()
+    steps(old, 50)
+    new.reset()
+    assert value(new, "body_mass", ["hull"]).unique().tolist() == [2.0]
+    new.begin_from(saved(old))
+    randomizer: Any = new.randomizer
+    assert randomizer.steps == 50
+    assert value(new, "body_mass", ["hull"]).unique().tolist() == [3.0], "although resets draw every 600 steps only"
+    clean = new.task.observe()["policy"]
+    torch.testing.assert_close(new._obs["policy"], clean + 2.5)
+
+
+def test_new_settings_are_drawn_anew_at_a_resume_and_schedules_go_on():
+    old = make(ramped())
+    old.reset()
+    steps(old, 50)
+    other = ramped(latency={"range": [0, 1]})
+    other["actor_params"]["rover"][BODY]["mass"]["range"] = [4.0, 4.0]
+    new = make(other, seed=1)
+    new.reset()
+    new.load_state_dict(saved(old))
+    randomizer: Any = new.randomizer
+    assert randomizer.steps == 50
+    assert value(new, "body_mass", ["hull"]).unique().tolist() == [2.0 * 2.5], "half of four times"
+    assert randomizer.latency.delay.max() <= 1, "a delay of 3 steps is none of the new ones"
+    steps(new, 5)
+
+
 def test_nothing_waits_for_the_device():
     env: Any = make(everything(), episode_length=6)
     env.reset()
@@ -699,6 +742,46 @@ def test_a_section_in_isaacgymenvs_form_works_as_it_is():
     assert ratio.unique().numel() == NUM and (ratio > 0.7 - 1e-4).all() and (ratio < 1.75 + 1e-4).all(), "half of it"
 
 
+THEIRS = yaml.safe_load((Path(__file__).parent / "isaacgymenvs.yaml").read_text())
+# What MuJoCo has not, and who has it there.
+NOT_IN_MUJOCO = {
+    "Humanoid": ("humanoid", SHAPE, "restitution"),
+    **dict.fromkeys(["ShadowHand", "AllegroHand"], ("object", "scale")),
+}
+# Scaled there, and 0 in our model.
+ZERO = {"Ant": ["ant.dof_properties.stiffness"], "ShadowHand": ["hand.tendon_properties.damping"]}
+
+
+@pytest.mark.parametrize("name", THEIRS)
+def test_the_sections_of_isaacgymenvs_tasks_work_but_for_what_mujoco_has_not(name, caplog):
+    params = copy.deepcopy(THEIRS[name])
+
+    def made() -> VecEnv:
+        return make_env(
+            name, num_envs=3, sim="mujoco", device="cpu", task={"randomize": True, "randomization_params": params}
+        )
+
+    if name in NOT_IN_MUJOCO:
+        with pytest.raises(ConfigError, match=NOT_IN_MUJOCO[name][-1]):
+            made()
+        *path, last = NOT_IN_MUJOCO[name]
+        section = params["actor_params"]
+        for key in path:
+            section = section[key]
+        del section[last]
+    caplog.clear()
+    with caplog.at_level("WARNING"):
+        env = made()
+        env.reset()
+        for step in steps(env, 3):
+            assert step.obs["policy"].isfinite().all()
+    said = [record.getMessage() for record in caplog.records if "has no effect" in record.getMessage()]
+    prefix = "task.randomization_params.actor_params."
+    assert [line.partition(" has no effect: ")[0] for line in said] == [prefix + path for path in ZERO.get(name, [])]
+    for actor in params["actor_params"]:
+        assert value(env, "body_mass", None, actor).unique(dim=0).shape[0] == 3
+
+
 def test_newton_has_noise_latency_and_pushes_but_no_parameters():
     pytest.importorskip("newton")
     noise = {"observations": draw(0.0, 0.1, "additive", "gaussian"), "latency": {"range": [0, 2]}}
@@ -716,7 +799,13 @@ def test_newton_has_noise_latency_and_pushes_but_no_parameters():
 # Errors
 
 WRONG: list[tuple[dict[str, Any], str]] = [
-    ({}, "task.randomize=true, but task.randomization_params is empty"),
+    ({}, "task.randomize=true, but task.randomization_params has nothing to randomise"),
+    (
+        {"frequency": 600},
+        "task.randomization_params has nothing to randomise; try observations, actions, or actor_params.rover",
+    ),
+    ({"actor_params": {"rover": {"color": True}}}, "task.randomization_params has nothing to randomise"),
+    (of_rover(DOF, stiffness=draw(1, 2, names=["motor"])), "task.randomization_params has nothing to randomise"),
     ({"observation": TWICE}, "unknown key 'task.randomization_params.observation'. Did you mean 'observations'?"),
     ({"frequency": 0}, "task.randomization_params.frequency must be a positive int"),
     ({"observations": {**TWICE, "rnge": 1}}, "Did you mean 'task.randomization_params.observations.range'?"),
@@ -748,7 +837,8 @@ WRONG: list[tuple[dict[str, Any], str]] = [
         "damping: 'rover' has no joint 'moter'. Did you mean 'motor'?",
     ),
     (of_rover(BODY, mass=draw(1, 2, names=["hul"])), "has no body with mass 'hul'. Did you mean 'hull'?"),
-    (of_rover(DOF, stiffness=draw(1, 2, names=["motor"])), "scaling changes nothing, the model's values are 0; try"),
+    (of_rover(BODY, mass=draw(1, 2, names=["hull", "arm", "hull"])), "mass: names must be different, got 'hull' more"),
+    (of_rover(BODY, mass=draw(1, 2, names=[])), "mass: names is empty; leave it out for the default"),
     (of_rover(DOF, lower=draw(1, 2, names=["motor"])), "'motor' has no limits in the MJCF"),
     ({"actor_params": {"crate": {TENDON: {"damping": TWICE}}}}, "damping: sim.param('tendon_damping', 'crate')"),
     (of_rover(BODY, mass={**TWICE, "setup_only": True, "interval_s": 1.0}), "setup_only and interval_s exclude each"),
@@ -763,6 +853,10 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     (
         {"actor_params": {"rover": {"pushes": {"interval_s": [1, 2], "force": [0, 1], "bodies": ["hul"]}}}},
         "pushes: 'rover' has no body 'hul'",
+    ),
+    (
+        {"actor_params": {"rover": {"pushes": {"interval_s": [1, 2], "force": [0, 1], "bodies": ["arm", "arm"]}}}},
+        "pushes: bodies must be different, got 'arm' more than once",
     ),
 ]
 

@@ -319,6 +319,27 @@ def test_order_of_the_hooks() -> None:
     assert env.task.dt == pytest.approx(0.02)
 
 
+def test_body_poses_follow_what_advance_sets_after_the_resets() -> None:
+    class Lifted(Box):
+        def __init__(self, cfg: Any, sim: Sim) -> None:
+            super().__init__(cfg, sim)
+            self.body = self.robot.bodies(["box"])
+
+        def observe(self) -> Tensor:
+            return torch.cat([self.robot.root_pos, self.body.pos[:, 0]], dim=1)
+
+        def advance(self, done: Tensor) -> None:
+            up = torch.tensor([0.0, 0.0, 5.0])
+            self.robot.set_state(torch.ones_like(done), root_pos=self.robot.root_pos + up)
+
+    env = make(Lifted)
+    env.reset()
+    step = env.step(torch.zeros(6, 1))
+    root, body = step.final_obs["policy"][:, 2], step.final_obs["policy"][:, 5]
+    torch.testing.assert_close(root, body + 5.0)
+    torch.testing.assert_close(step.obs["policy"][:, 2], step.obs["policy"][:, 5])
+
+
 def test_reset_hooks_start_from_the_default_state() -> None:
     # Box.reset adds noise to the pose that it finds: that must be the scene's default, every time
     default = torch.tensor([0.0, 0.0, 0.4])
@@ -509,6 +530,29 @@ def test_state_of_a_task_holds_every_tensor() -> None:
     assert all(torch.equal(a, b) for a, b in zip(kept(one), kept(other), strict=True))
 
 
+def test_constants_of_the_new_configuration_outlive_a_load() -> None:
+    class Commanded(Cart):
+        def __init__(self, cfg: Any, sim: Sim) -> None:
+            super().__init__(cfg, sim)
+            self.limit = torch.full((2,), cfg.clip_actions)
+            self.moved = torch.zeros(sim.num_envs)
+            self.back = torch.zeros(())
+
+        def advance(self, done: Tensor) -> None:
+            self.moved += 1.0
+            self.back.copy_(1.0 - self.back)  # in the trial of `reset` too
+
+    old, new = make(Commanded), make(Commanded, clip_actions=0.5)
+    run(old, actions(3))
+    run(new, actions(2))
+    tasks: list[Any] = [old.task, new.task]
+    assert tasks[0].back == 0.0 and tasks[1].back == 1.0
+    new.load_state_dict(old.state_dict())
+    assert torch.equal(tasks[1].limit, torch.full((2,), 0.5)), "the new value, not the saved one"
+    assert torch.equal(tasks[1].moved, tasks[0].moved) and tasks[1].moved[0] == 4.0
+    assert tasks[1].back == 0.0, "what has come back to its first value is restored too"
+
+
 def test_state_is_a_snapshot() -> None:
     env = make(Box)
     run(env, actions(5))
@@ -523,6 +567,39 @@ def test_state_is_a_snapshot() -> None:
     assert len(before) > 8
     env.step(torch.ones(6, 1))
     assert all(torch.equal(a, b) for a, b in zip(before, flat(state), strict=True))
+
+
+@pytest.mark.parametrize("num_envs", [4, 6, 15])
+def test_new_episodes_begin_where_another_run_is_in_its_training(num_envs: int) -> None:
+    class School(Cart):
+        def __init__(self, cfg: Any, sim: Sim) -> None:
+            super().__init__(cfg, sim)
+            self.steps = torch.zeros((), dtype=torch.int64)
+            self.level = torch.zeros(sim.num_envs, 2)
+            self.costs = torch.zeros(3, sim.num_envs)
+            self.limit = torch.full((2,), cfg.clip_actions)
+
+        def advance(self, done: Tensor) -> None:
+            self.steps += 1
+            self.level += torch.arange(self.num_envs)[:, None]
+            self.costs += 1.0
+
+    old, new = make(School), make(School, num_envs, clip_actions=0.5, randomize_episode_start=True)
+    run(old, actions(7))
+    new.reset()
+    before: Any = new.task
+    random = before.random.state_dict()
+    obs = new.begin_from(old.state_dict())
+    task: Any = new.task
+    assert task.steps == 8  # and the trial of `reset`
+    assert torch.equal(task.level, 8.0 * (torch.arange(num_envs) % 6)[:, None].expand(-1, 2))
+    assert task.costs.eq(8.0 if num_envs == 6 else 0.0).all(), "only tensors whose first dimension are the worlds"
+    assert torch.equal(task.limit, torch.full((2,), 0.5))
+    assert new.staggered.all() and task.progress.unique().numel() > 1, "episodes begin as in a new run"
+    assert task.random.state_dict()["counter"] > random["counter"], "random numbers are its own, and new"
+    assert torch.equal(obs["policy"], new._observe()["policy"])
+    run_on = new.step(torch.zeros(num_envs, 1))
+    assert run_on.obs["policy"].isfinite().all() and task.steps == 9
 
 
 # Randomness

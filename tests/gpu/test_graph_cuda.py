@@ -98,6 +98,24 @@ BF16 = {"ppo": {"precision": "bf16"}}
 CRITIC = FaultyConfig(episode_length=11, critic=True)
 
 
+def randomized(actor: str, pushes: dict[str, Any], episode_length: int) -> dict[str, Any]:
+    """Settings of a task with other masses at every reset, noise, latency and pushes."""
+    noise = {"range": [0.0, 0.02], "range_correlated": [0.0, 0.01], "operation": "additive", "distribution": "gaussian"}
+    mass = {"range": [0.5, 1.5], "operation": "scaling", "distribution": "uniform"}
+    params = {
+        "observations": noise,
+        "actions": noise,
+        "latency": {"range": [0, 2]},
+        "actor_params": {actor: {"rigid_body_properties": {"mass": mass}, "pushes": pushes}},
+    }
+    return {"task": {"episode_length": episode_length, "randomize": True, "randomization_params": params}}
+
+
+# Where nothing touches anything, randomised worlds repeat themselves bit by bit as others do.
+RANDOM_CARTPOLE = randomized("cartpole", {"interval_s": [0.05, 0.2], "force": [0.0, 5.0], "bodies": ["pole"]}, 9)
+RANDOM_ANT = randomized("ant", {"interval_s": [0.1, 0.3], "velocity": [0.0, 0.5]}, 20)
+
+
 @pytest.mark.parametrize(
     ("mode", "task", "overrides"),
     [
@@ -110,6 +128,10 @@ CRITIC = FaultyConfig(episode_length=11, critic=True)
         ("rollout", Faulty, {"ppo": {"schedule": "linear"}}),
         ("rollout", "Ant", {"task": {"episode_length": 20}}),
         ("step", "Ant", {"task": {"episode_length": 20}}),
+        ("rollout", "Cartpole", RANDOM_CARTPOLE),
+        ("step", "Cartpole", RANDOM_CARTPOLE),
+        ("rollout", "Ant", RANDOM_ANT),
+        ("step", "Ant", RANDOM_ANT),
     ],
 )
 def test_a_graph_does_what_eager_code_does(mode, task, overrides, tmp_path):
@@ -151,6 +173,33 @@ def test_every_replay_draws_new_numbers(mode, tmp_path):
         before = trainer.ppo.generator.get_state()
         iterate(1)
         assert not same(before, trainer.ppo.generator.get_state())
+
+
+@pytest.mark.parametrize("mode", ["rollout", "step"])
+def test_every_replay_draws_new_worlds(mode, tmp_path):
+    """Masses at resets, noise, delays and pushes are new in each replay, not those of the capture."""
+    trainer: Any = make("Cartpole", tmp_path, graph=mode, **RANDOM_CARTPOLE)
+    randomizer, horizon = trainer.env.randomizer, trainer.cfg.ppo.horizon
+    mass = trainer.env.sim.param("body_mass", "cartpole", ["pole"])
+
+    def drawn() -> dict[str, Tensor]:
+        found = {"mass": mass.value, "action noise": randomizer.action_noise.white, "delay": randomizer.latency.delay}
+        found |= {"observation noise": randomizer.observation_noise.correlated, "pushes": randomizer.pushes[0].wait}
+        return {name: value.clone() for name, value in found.items()}
+
+    with running(trainer) as iterate:
+        iterate(CAPTURED)
+        seen, steps = [drawn()], int(randomizer.steps)
+        for count in range(1, 4):
+            trainer.collect()
+            trainer.collect()  # each world is reset at least once in 16 control steps
+            seen.append(drawn())
+            assert int(randomizer.steps) == steps + 2 * count * horizon
+    for before, after in itertools.pairwise(seen):
+        for name in before:
+            assert not torch.equal(before[name], after[name]), name
+    assert seen[-1]["mass"].unique().numel() == trainer.cfg.num_envs
+    assert set(seen[-1]["delay"].tolist()) == {0, 1, 2}
 
 
 @pytest.mark.parametrize("mode", ["rollout", "step"])

@@ -25,9 +25,10 @@ from gpusim_rl.run import trainer as trainer_module
 from gpusim_rl.run.checkpoint import Checkpoints
 from gpusim_rl.run.logbook import Logbook
 from gpusim_rl.run.metrics import Row
+from gpusim_rl.run.play import Player
 from gpusim_rl.run.timing import PHASES
 from gpusim_rl.run.trainer import Trainer
-from training import Faulty, differences, make_trainer, merged, read_csv, the_run
+from training import Faulty, Schooled, differences, make_trainer, merged, read_csv, schooled_params, the_run
 
 # What two runs of the same training may differ in.
 OF_THE_CALL = ("/elapsed_s", "/wandb_id", "/config/checkpoint", "/config/log/dir", "/overrides")
@@ -227,6 +228,19 @@ def test_a_resumed_run_takes_a_new_learning_rate_but_no_old_one(tmp_path):
     assert typed.ppo.optimizer.param_groups[0]["lr"] is typed.ppo.learning_rate
 
 
+def test_values_of_the_task_typed_at_a_resume_hold(tmp_path):
+    make_trainer("Anymal", tmp_path, max_iterations=2).train()
+    saved = final_state(tmp_path)["env"]["task"]["tensors"]
+    changed = {"command_x": [0.0, 0.5], "lin_vel_scale": 1.0}
+    resumed: Any = make_trainer("Anymal", tmp_path, checkpoint=str(the_run(tmp_path)), max_iterations=3, task=changed)
+    task = resumed.env.task
+    assert (task.commands._low[0], task.commands._high[0], task.command_scale[0]) == (0.0, 0.5, 1.0)
+    assert torch.equal(task.commands.value, saved["commands.value"]), "an episode under way keeps its command"
+    resumed.train()
+    task.commands.resample(torch.ones(8, dtype=torch.bool))
+    assert (task.commands["x"] >= 0.0).all() and (task.commands["x"] <= 0.5).all()
+
+
 @pytest.mark.parametrize("chosen", [True, False])
 def test_a_number_of_threads_that_the_user_chose_stays(tmp_path, monkeypatch, chosen):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
@@ -248,15 +262,21 @@ def test_few_rows_take_few_threads(monkeypatch, rows, threads):
     assert calls == [threads]
 
 
-def test_another_simulator_goes_on_with_new_episodes(tmp_path):
-    make_trainer("Cartpole", tmp_path, max_iterations=2).train()
+def test_another_simulator_goes_on_with_new_episodes_where_the_training_was(tmp_path):
+    task = schooled_params()
+    began: Any = make_trainer(Schooled, tmp_path, max_iterations=2, num_envs=4, task=task)
+    began.train()
     run = the_run(tmp_path)
-    payload = checkpoint.load(run / "checkpoints" / "last.pt")
-    checkpoint.save(run / "checkpoints" / "last.pt", {**payload, "sim": "another", "env": {}})
-    resumed = make_trainer("Cartpole", tmp_path, checkpoint=str(run), max_iterations=3)
-    assert not differences(resumed.policy.state_dict(), payload["policy"])
+    settings = {"checkpoint": str(run), "num_envs": 4, "task": task}
+    resumed: Any = make_trainer(Schooled, tmp_path, **settings, max_iterations=3, sim="mjwarp", device="cpu")
+    assert resumed.choice.name == "mjwarp" and resumed.iteration == 2
+    assert not differences(resumed.policy.state_dict(), began.policy.state_dict())
+    assert resumed.env.task.steps == 17  # 2 x 8, and the check of the hooks
+    assert resumed.env.task.level.tolist() == [0, 17, 34, 51]
+    assert resumed.env.randomizer.steps == 16
+    assert torch.equal(resumed.obs["policy"], resumed.env._obs["policy"])
     resumed.train()
-    assert resumed.iteration == 3
+    assert resumed.iteration == 3 and resumed.env.task.steps == 25
 
 
 # Signals
@@ -614,6 +634,20 @@ def test_an_evaluation_equals_a_loop_by_hand(trained):
                 returns[world] += step.reward[world].item()
                 ended[world] = bool(step.done[world])
     assert result["return_mean"] == pytest.approx(sum(returns) / 4, rel=1e-5)
+
+
+def test_an_evaluation_and_a_player_are_where_the_training_was(tmp_path):
+    task = schooled_params()
+    make_trainer(Schooled, tmp_path, max_iterations=2, num_envs=4, task=task).train()
+    run = str(the_run(tmp_path))
+    tested: Any = make_trainer(Schooled, tmp_path, checkpoint=run, test=True, num_envs=6, task=task)
+    for env in (tested.env, Player.open(run, num_envs=6).env, Player.open(run, act="zero", num_envs=6).env):
+        school: Any = env
+        assert school.task.steps == 17 and school.task.level.tolist() == [0, 17, 34, 51, 0, 17]
+        assert school.randomizer.steps == 16
+        assert not school.progress.any() and not school.staggered.any()
+    assert torch.equal(tested.obs["policy"], tested.env._obs["policy"])
+    assert tested.evaluate()["episodes"] == 6
 
 
 def test_an_evaluation_needs_a_checkpoint(tmp_path):

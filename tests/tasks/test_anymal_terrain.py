@@ -276,6 +276,19 @@ def test_who_masters_the_hardest_level_goes_to_a_random_one():
     assert set(task.levels.value.tolist()) == set(range(10))
 
 
+def test_new_episodes_begin_on_the_levels_that_a_training_has_reached():
+    trained, shown = make_env(4), make_env(6)
+    trained.task.levels.value.copy_(torch.tensor([3, 9, 0, 5]))
+    shown.begin_from(trained.state_dict())
+    levels = [3, 9, 0, 5, 3, 9]
+    assert shown.task.levels.value.tolist() == levels
+    patches = torch.stack([shown.task.terrain.origins[level, w] for w, level in enumerate(levels)])
+    assert torch.equal(shown.task.origin, patches)
+    lower = make_env(4, terrain={"levels": 4})
+    lower.begin_from(trained.state_dict())
+    assert torch.equal(lower.task.origin[1], lower.task.terrain.origins[3, 1]), "on its highest level"
+
+
 def test_a_push_comes_every_interval_and_sets_the_horizontal_velocity_only():
     env = make_env(200, push_interval=0.1)  # every fifth step
     task = env.task

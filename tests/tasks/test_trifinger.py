@@ -114,6 +114,13 @@ def test_reaching_pays_what_the_fingertips_came_closer_and_only_early():
     assert all(bool((term == 0).all()) for term, _ in paid[3:])
 
 
+def test_a_player_of_a_late_training_is_not_paid_for_reaching():
+    trained, shown = make_env(num_envs=4, reach_env_steps=6), make_env(num_envs=1, reach_env_steps=6)
+    trained.step(torch.zeros(4, 9))
+    shown.begin_from(trained.state_dict())
+    assert (shown.step(torch.full((1, 9), -0.5)).terms["finger_reach"] == 0).all()
+
+
 def test_a_reset_counts_neither_as_movement_nor_as_reaching():
     env = make_env(num_envs=2, episode_length=20, randomize_episode_start=False)
     for _ in range(20):
