@@ -83,7 +83,7 @@ class AnymalTerrain(Task[AnymalTerrainConfig]):
     | 9-11    | commanded x, y velocity x 2 and yaw rate x 0.25                    | m/s, rad/s |
     | 12-23   | joint positions                                                    | rad        |
     | 24-35   | joint velocities x 0.05                                            | rad/s      |
-    | 36-175  | base above 14 x 10 points of the ground - 0.5 m, in +-1 m, x 5      | m          |
+    | 36-175  | base above 14 x 10 points of the ground - 0.5 m, in +-1 m, x 5     | m          |
     | 176-187 | last action                                                        | -          |
 
     Reward terms, x the control step: exp(-squared error / 0.25) of the horizontal velocity, half as much for the yaw
