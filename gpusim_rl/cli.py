@@ -82,6 +82,9 @@ def list_tasks(argv: list[str]) -> None:
     rows = []
     outcomes = learned()
     for entry in tasks(args.config_dir).values():
+        if entry.problem:  # one broken task must not hide the others
+            sys.stderr.write(f"warning: left out {entry.name}: {entry.problem}\n")
+            continue
         row = {
             "name": entry.name,
             "description": entry.description,

@@ -13,7 +13,7 @@ import re
 import sys
 import tempfile
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
 from pathlib import Path
 from typing import Any, NoReturn
@@ -34,11 +34,11 @@ from yaml import YAMLError
 
 from gpusim_rl import paths
 from gpusim_rl.config import OPEN_SECTION, TASK_DEFAULTS, check_settings, known_keys, plain, unknown_key
-from gpusim_rl.discover import plugin_cfg_dirs, read_yaml, task_section, tasks, yaml_error
+from gpusim_rl.discover import check_config_dir, plugin_cfg_dirs, read_yaml, task_section, tasks, yaml_error
 from gpusim_rl.errors import ConfigError, did_you_mean, friendly_errors
 
 VERSION_BASE = "1.3"
-HYDRA_ERRORS = (HydraException, OmegaConfBaseException, YAMLError, ValueError)
+HYDRA_ERRORS = (HydraException, OmegaConfBaseException, YAMLError, ValueError, RecursionError)
 GROUPS = ("task", "ppo", "sim", "log", "debug")
 # A resumed run does not take these over from its saved command line: they belong to one call.
 ONE_CALL_ONLY = ("checkpoint", "test", "hydra")
@@ -54,6 +54,7 @@ def hydra_main(run: Callable[[dict[str, Any], list[str]], None]) -> Callable[...
     def job(cfg: Any) -> None:
         with friendly_errors():  # inside the job: else Hydra announces a failed job before our line
             config = plain(cfg)
+            refuse_misplaced(config, list(HydraConfig.get().overrides.task))
             check_settings(config)
             refuse_other_task(config)
             run(config, _job_overrides())
@@ -93,9 +94,11 @@ def compose(overrides: Sequence[str] = (), config_dir: str | Path | None = None)
     arguments = may_add(overrides)
     try:
         with hydra.initialize_config_dir(version_base=VERSION_BASE, config_dir=str(paths.cfg_dir())):
-            return plain(hydra.compose("config", overrides=arguments))
+            config = plain(hydra.compose("config", overrides=arguments))
     except HYDRA_ERRORS as error:
         raise explain(error, arguments) from None
+    refuse_misplaced(config, arguments)
+    return config
 
 
 def with_saved_overrides(arguments: Sequence[str]) -> list[str]:
@@ -160,6 +163,16 @@ def refuse_other_task(config: dict[str, Any]) -> None:
         )
 
 
+def refuse_misplaced(config: Mapping[str, Any], arguments: Sequence[str]) -> None:
+    """Stop when the task's yaml lacks its first line, so that Hydra put all it holds below `task`."""
+    section = config.get("task")
+    if isinstance(section, Mapping) and isinstance(section.get("task"), Mapping):
+        raise ConfigError(
+            _problem(arguments)
+            or "the task's yaml has a section 'task' below 'task': is its first line not '# @package _global_'?"
+        )
+
+
 def check_sweep(overrides: Sequence[str], config_dir: str | None = None) -> None:
     """Check every run of `-m` before the first one starts."""
     try:
@@ -192,6 +205,11 @@ def explain(error: Exception, arguments: Sequence[str] = ()) -> ConfigError:
         return error
     if isinstance(error, YAMLError):
         return yaml_error(error)
+    if isinstance(error, RecursionError):
+        where = TaskFolders.user or paths.cfg_dir()
+        return ConfigError(
+            _problem(arguments) or f"a yaml in {where} builds on itself: none may name itself in its defaults"
+        )
     text = str(error).strip()
     first = text.partition("\n")[0]
     if isinstance(error, MissingConfigException) and error.missing_cfg_file and error.options is not None:
@@ -238,6 +256,8 @@ class TaskFolders(SearchPathPlugin):
 
 
 def _prepare_hydra(config_dir: str | Path | None = None) -> None:
+    if config_dir is not None:
+        check_config_dir(config_dir)
     TaskFolders.user = Path(config_dir).resolve() if config_dir is not None else None
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra hands errors on instead of printing them; `explain` words them
     # Hydra 1.3 wants version_base, 1.4 warns on it; we support both.
@@ -260,10 +280,21 @@ def _all_keys(arguments: Sequence[str]) -> list[str]:
     """Keys that a command line may set, with those of the task it names."""
     config_dir = get_args_parser().parse_known_args(list(arguments))[0].config_dir
     entries = tasks(config_dir)
-    names = {_value(text) for text in arguments if _key(text) == "task"} or {_default_task()}
-    sections = [task_section(entries[name].file) for name in names if name in entries]
+    names = [name for name in _task_names(arguments) if name in entries and not entries[name].problem]
+    sections = [task_section(entries[name].file) for name in names]
     keys = {f"task.{key}": None for section in [*sections, TASK_DEFAULTS] for key in section if key != "_target_"}
     return [*known_keys(), *keys]
+
+
+def _problem(arguments: Sequence[str]) -> str:
+    """What is wrong with the yaml of the task that a command line names."""
+    entries = tasks(TaskFolders.user)
+    return next((entries[name].problem for name in _task_names(arguments) if name in entries), "")
+
+
+def _task_names(arguments: Sequence[str]) -> list[str]:
+    """Tasks that a command line asks for."""
+    return [_value(text) for text in arguments if _key(text) == "task"] or [_default_task()]
 
 
 def _default_task() -> str:

@@ -63,7 +63,7 @@ HEAVY = re.compile(r"\| +(torch|warp|mujoco|mujoco_warp|newton|wandb)\b")
         ("task=Ant,Cartpole", "task=Ant,Cartpole: several values need -m"),
         ("checkpoint=Ant", "no checkpoint 'Ant': expected a run folder, a .pt file or a trained"),
         ("--task Ant", "unrecognized arguments: --task. Settings are written without dashes: task"),
-        ("-cd nowhere task=Ant", "Additional config directory '"),
+        ("-cd nowhere task=Ant", "-cd nowhere: there is no such folder. Try one that holds task/<Name>.yaml"),
         ("-m seed=1,2 num_envs=abc", "num_envs must be a positive int, got 'abc'"),
         ("-m task=Cartpole,Antt", "unknown task 'Antt'. Did you mean 'Ant'?"),
         ("-m num_env=1,2", "unknown key 'num_env'. Did you mean 'num_envs'?"),
@@ -116,6 +116,65 @@ def test_broken_yaml_names_file_and_line(train_cli, tmp_path):
     assert done.returncode == 2
     assert re.match(r"error: .*Juggler\.yaml.* line \d", done.stderr), done.stderr
     assert done.stderr.count("\n") == 1
+
+
+@pytest.fixture
+def broken(tmp_path) -> Path:
+    """A folder for -cd with a task that is well and several that are not."""
+    folder = tmp_path / "my_cfg" / "task"
+    folder.mkdir(parents=True)
+    head = "# @package _global_\n"
+    (folder / "Small.yaml").write_text(f"# Fewer ants.\n{head}defaults: [Ant]\nnum_envs: 8\n")
+    (folder / "Pendulum.yaml").write_text(f"{head}defaults: [Pendulum]\nnum_envs: 8\n")
+    (folder / "Hen.yaml").write_text(f"{head}defaults: [Egg, _self_]\n")
+    (folder / "Egg.yaml").write_text(f"{head}defaults: [Hen]\n")
+    (folder / "Lost.yaml").write_text("task: {_target_: gpusim_rl.tasks.ant.Ant}\nnum_envs: 8\n")
+    (folder / "Torn.yaml").write_text(f"{head}task: [\n")
+    return tmp_path / "my_cfg"
+
+
+BROKEN = [
+    ("Pendulum", "Pendulum.yaml builds on itself (defaults: [Pendulum]); give it another name, e.g. MyPendulum.yaml"),
+    ("Hen", "Hen.yaml builds on itself (defaults: [Hen], by way of Hen, Egg); give it another name, e.g. MyHen.yaml"),
+    ("Lost", "Lost.yaml: the first line must be '# @package _global_': without it nothing is in its place"),
+    ("Torn", "Torn.yaml line 3: not valid yaml: "),
+]
+
+
+@pytest.mark.parametrize(("name", "words"), BROKEN)
+def test_a_yaml_that_cannot_be_composed_is_one_line(train_cli, broken, tmp_path, name, words):
+    done = train_cli("-cd", "my_cfg", f"task={name}", check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("error: ") and f"/{words}" in done.stderr and done.stderr.count("\n") == 1
+    with pytest.raises(ConfigError) as info:
+        compose([f"task={name}"], broken)
+    assert f"/{words}" in str(info.value) and "\n" not in str(info.value)
+    assert [path.name for path in tmp_path.iterdir()] == ["my_cfg"]
+
+
+def test_a_broken_task_does_not_hide_the_others(broken, capsys):
+    cli.main(["list", "--json", "--no-sizes", "-cd", str(broken)])
+    printed = capsys.readouterr()
+    rows = {row["name"]: row for row in json.loads(printed.out)}
+    assert set(rows) == {"Small", *tasks()} - {"Pendulum"}
+    assert rows["Small"]["description"] == rows["Ant"]["description"] != "", "what a task builds on tells its class"
+    warnings = printed.err.splitlines()
+    assert len(warnings) == 5 and all(line.startswith("warning: left out ") for line in warnings)
+    assert all(any(words in line for line in warnings) for _, words in BROKEN)
+
+
+def test_a_folder_that_is_not_there_or_is_ours_is_one_line_everywhere(train_cli, broken, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    for call in (lambda folder: compose(["task=Ant"], folder), tasks, lambda folder: cli.main(["list", "-cd", folder])):
+        with pytest.raises((ConfigError, SystemExit)):
+            call("nowhere")
+    with pytest.raises(ConfigError, match=r"-cd my_cgf: there is no such folder\. Did you mean 'my_cfg'\?"):
+        compose(["task=Ant"], "my_cgf")
+    (broken / "config.yaml").write_text("num_envs: 3\n")
+    with pytest.raises(ConfigError, match=r"my_cfg/config\.yaml would take the place of all our settings"):
+        compose(["task=Ant"], "my_cfg")
+    done = train_cli("-cd", "my_cfg", "task=Ant", check=False)
+    assert done.stderr.startswith("error: my_cfg/config.yaml would take") and done.stderr.count("\n") == 1
 
 
 # -- help, completion, discovery --------------------------------------------------------------
