@@ -42,6 +42,9 @@ HYDRA_ERRORS = (HydraException, OmegaConfBaseException, YAMLError, ValueError, R
 GROUPS = ("task", "ppo", "sim", "log", "debug")
 # A resumed run does not take these over from its saved command line: they belong to one call.
 ONE_CALL_ONLY = ("checkpoint", "test", "hydra")
+CONFIG_DIR = "--config-dir="
+NO_YAML = "~task"
+"""Stands in front of the overrides of a run whose task has no yaml: `++task.<key>=<value>` behind it are all it has."""
 
 
 def hydra_main(run: Callable[[dict[str, Any], list[str]], None]) -> Callable[..., None]:
@@ -106,7 +109,7 @@ def with_saved_overrides(arguments: Sequence[str]) -> list[str]:
 
     So a run is resumed by its folder alone. What is typed wins over what was saved.
     """
-    typed = {_key(text): _value(text) for text in arguments if _is_override(text)}
+    typed = {_key(text): _value(text) for text in arguments if _is_override(text) or text == NO_YAML}
     name = typed.get("checkpoint", "null")
     if name in ("null", ""):
         return list(arguments)
@@ -114,9 +117,11 @@ def with_saved_overrides(arguments: Sequence[str]) -> list[str]:
     # A folder continues in place, a file may start a new run: hand on which of the two was meant.
     meant = found.file if name.endswith(".pt") or found.run_dir is None else found.run_dir
     kept = [f"checkpoint={quote(str(meant))}" if _key(text) == "checkpoint" else text for text in arguments]
-    saved = []
-    for text in read_overrides(found.run_dir) if found.run_dir else []:
-        if text.startswith("--config-dir="):
+    lines, saved = read_overrides(found.run_dir) if found.run_dir else [], []
+    if typed.get("task") and NO_YAML in lines:  # all that is known of its task is saved, and another is asked for
+        lines = [text for text in lines if not _key(text).startswith("task.")]
+    for text in lines:
+        if text.startswith(CONFIG_DIR):
             if not any(argument.startswith(("-cd", "--config-dir")) for argument in arguments):
                 saved.append(text)
         elif _key(text) not in typed and _key(text).split(".")[0] not in ONE_CALL_ONLY:
@@ -131,10 +136,7 @@ def flags_first(arguments: Sequence[str]) -> list[str]:
 
 def may_add(arguments: Sequence[str]) -> list[str]:
     """Let what is below `OPEN_SECTION` be new: Hydra takes a new key only with + in front."""
-    return [
-        f"++{text.lstrip('+')}" if f"{_key(text)}.".startswith(f"{OPEN_SECTION}.") and text[0] in "+t" else text
-        for text in arguments
-    ]
+    return [f"++{text.lstrip('+')}" if _is_open(text) and text[0] in "+t" else text for text in arguments]
 
 
 def read_overrides(run_dir: Path) -> list[str]:
@@ -272,8 +274,13 @@ def _job_overrides() -> list[str]:
     """The overrides of this run, in the form that `with_saved_overrides` reads back."""
     settings = HydraConfig.get()
     folders = [source.path for source in settings.runtime.config_sources if source.provider == "command-line"]
-    typed = [text.removeprefix("++") for text in settings.overrides.task]
-    return [*(f"--config-dir={folder}" for folder in folders), *typed]
+    typed = [text.removeprefix("++") if _is_open(text) else text for text in settings.overrides.task]
+    return [*(f"{CONFIG_DIR}{folder}" for folder in folders), *typed]
+
+
+def _is_open(text: str) -> bool:
+    """Whether an override is below `OPEN_SECTION`."""
+    return f"{_key(text)}.".startswith(f"{OPEN_SECTION}.")
 
 
 def _all_keys(arguments: Sequence[str]) -> list[str]:

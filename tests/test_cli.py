@@ -12,7 +12,7 @@ import pytest
 from gpusim_rl import cli, paths
 from gpusim_rl.compose import compose
 from gpusim_rl.config import known_keys
-from gpusim_rl.discover import task_section, tasks
+from gpusim_rl.discover import read_yaml, task_section, tasks
 from gpusim_rl.errors import ConfigError
 
 HEAVY = re.compile(r"\| +(torch|warp|mujoco|mujoco_warp|newton|wandb)\b")
@@ -380,16 +380,27 @@ def test_a_folder_of_the_users_wins_over_ours(train_cli, juggler):
     (juggler / "my_cfg" / "task" / "Juggler.yaml").rename(juggler / "my_cfg" / "task" / "Pendulum.yaml")
     assert tasks(juggler / "my_cfg")["Pendulum"].target == "juggler.Juggler"
     train_cli("-cd", "my_cfg", "task=Pendulum", "debug=smoke")
-    [folder] = run_dirs(juggler, "Juggler")
+    [folder] = run_dirs(juggler, "Pendulum")
     assert task_section(folder / "config.yaml")["_target_"] == "juggler.Juggler"
-    train_cli("checkpoint=Juggler", "max_iterations=3")
-    assert run_dirs(juggler, "Juggler") == [folder]
+    train_cli("checkpoint=Pendulum", "max_iterations=3")
+    assert run_dirs(juggler, "Pendulum") == [folder]
 
 
 def test_a_folder_of_the_users_wins_over_ours_in_python_and_only_there(juggler):
     (juggler / "my_cfg" / "task" / "Juggler.yaml").rename(juggler / "my_cfg" / "task" / "Pendulum.yaml")
     assert compose(["task=Pendulum"], juggler / "my_cfg")["task"]["_target_"] == "juggler.Juggler"
     assert compose(["task=Pendulum"])["task"]["_target_"] == "gpusim_rl.tasks.pendulum.Pendulum"
+
+
+def test_a_run_is_called_as_its_yaml(train_cli, tmp_path):
+    (tmp_path / "my_cfg" / "task").mkdir(parents=True)
+    yaml = "# @package _global_\ndefaults: [Pendulum]\ntask: {max_torque: 3.0}\n"
+    (tmp_path / "my_cfg" / "task" / "Strong.yaml").write_text(yaml)
+    train_cli("-cd", "my_cfg", "task=Strong", "debug=smoke")
+    [folder] = run_dirs(tmp_path, "Strong")
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["Strong"]
+    train_cli("checkpoint=Strong", "max_iterations=3")
+    assert run_dirs(tmp_path, "Strong") == [folder] and read_yaml(folder / "config.yaml")["task"]["max_torque"] == 3.0
 
 
 # -- Python -----------------------------------------------------------------------------------
@@ -426,6 +437,54 @@ def test_python_takes_a_class_with_and_without_yaml(juggler, monkeypatch):
     assert config["task"]["_target_"] == "juggler.Juggler"
     with pytest.raises(ConfigError, match=r"try gpusim_rl\.train\(Juggler, Juggler\.Config"):
         prepare(Juggler)
+
+
+def test_a_run_from_python_is_resumed_by_its_folder_alone(train_cli, juggler, command, checkout):
+    values = {key: value for key, value in task_section(tasks()["Pendulum"].file).items() if key != "_target_"}
+    (juggler / "start.py").write_text(
+        "import gpusim_rl\nfrom juggler import Juggler\n"
+        f"config = Juggler.Config(bonus=2.0, randomization_params={{'latency': {{'range': [0, 1]}}}}, **{values})\n"
+        "gpusim_rl.train(Juggler, config, device='cpu', debug='smoke', task={'max_torque': 3.0})\n"
+    )
+    command(sys.executable, "start.py", cwd=juggler, env={"PYTHONPATH": f"{juggler}:{checkout}"})
+    [folder] = run_dirs(juggler, "Juggler")
+    before = read_yaml(folder / "config.yaml")
+    assert (before["task"]["bonus"], before["task"]["max_torque"]) == (2.0, 3.0)
+    for iterations in (3, 4):
+        train_cli(f"checkpoint={folder}", f"max_iterations={iterations}", cwd=juggler)
+        assert read_yaml(folder / "config.yaml") == {
+            **before,
+            "max_iterations": iterations,
+            "checkpoint": str(folder.relative_to(juggler)),
+        }
+    train_cli("checkpoint=Juggler", "test=true", "task.bonus=5", cwd=juggler)
+    done = train_cli("checkpoint=Juggler", "task=Ant", cwd=juggler, check=False)
+    assert done.stderr.startswith("error: checkpoint of another task"), done.stderr
+    done = train_cli("checkpoint=Juggler", "task.bonsu=5", cwd=juggler, check=False)
+    assert done.stderr == "error: unknown key 'task.bonsu'. Did you mean 'task.bonus'?\n", done.stderr
+
+
+def test_settings_from_python_are_in_the_overrides_of_a_task_with_a_yaml(monkeypatch):
+    from gpusim_rl.tasks.pendulum import Pendulum
+
+    from gpusim_rl.api import prepare
+
+    _, _, plain, _ = prepare(Pendulum)
+    values = {**plain["task"], "max_torque": 3.0, "randomization_params": {"latency": {"range": [0, 1]}}}
+    del values["_target_"]
+    _, _, plain, lines = prepare(Pendulum, Pendulum.Config(**values), task={"physics_hz": 240})
+    assert compose(lines) == plain and plain["task"]["max_torque"] == 3.0
+
+
+def test_python_finds_tasks_in_a_folder(juggler, monkeypatch):
+    from gpusim_rl.api import prepare
+
+    monkeypatch.syspath_prepend(str(juggler))
+    monkeypatch.delitem(sys.modules, "juggler", raising=False)
+    _, task, _, lines = prepare("Juggler", config_dir=juggler / "my_cfg", num_envs=8)
+    assert (task.__name__, lines) == ("Juggler", [f"--config-dir={juggler}/my_cfg", "task=Juggler", "num_envs=8"])
+    with pytest.raises(ConfigError, match=r"unknown task 'Juggler'\. Try config_dir=<folder with its yaml>, or pass"):
+        prepare("Juggler")
 
 
 @pytest.mark.parametrize(

@@ -170,6 +170,8 @@ def test_the_task_of_the_readme_learns(tmp_path):
     [run] = (tmp_path / "runs" / "Balance").glob("2*")
     assert float(rows(run)[-1]["episode/return"]) > 150  # of 300; the first episodes last about 30 steps
     shell(f"python {ROOT}/tools/play.py Balance --viewer none --steps 10", tmp_path)
+    shell(f"python {ROOT}/train.py checkpoint=Balance max_iterations=41", tmp_path)
+    assert len(rows(run)) == 41
 
 
 # -- config.md --------------------------------------------------------------------------------
