@@ -236,6 +236,7 @@ def build_run(
     target = task.pop("_target_", None)
     if task_class is None:
         task_class = load_task_class(target)
+    check_hooks(task_class)
     checked["task"] = build(config_class(task_class), task, path="task")
     return RunConfig(**checked)
 
@@ -301,6 +302,16 @@ def load_task_class(target: Any) -> type:
     if not (inspect.isclass(cls) and issubclass(cls, Task)):
         raise ConfigError(f"task._target_={target} must name a subclass of gpusim_rl.Task, got {cls!r}")
     return cls
+
+
+def check_hooks(task_class: type) -> None:
+    """Stop when a task does not define a method that every task has."""
+    missing = sorted(getattr(task_class, "__abstractmethods__", ()))
+    if missing:
+        own = [name for name in vars(task_class) if not name.startswith("__")]
+        hints = {name: close for name in missing if (close := closest(name, own))}
+        hint = "".join(f" It has {close!r}: did you mean {name!r}?" for name, close in hints.items())
+        raise ConfigError(f"task {task_class.__name__} does not define {', '.join(missing)}.{hint}".removesuffix("."))
 
 
 def known_keys() -> list[str]:

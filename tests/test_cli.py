@@ -259,17 +259,42 @@ def test_list_tells_every_task(capsys):
 
 
 def test_list_tells_how_long_a_task_takes_to_learn(capsys, monkeypatch, tmp_path):
-    reached = {"task": "Ant", "seed": 1, "threshold": 3000.0, "reached": True, "seconds_to_threshold": 400.0}
+    reached = {"seed": 1, "threshold": 3000.0, "reached": True, "seconds_to_threshold": 400.0, "overrides": []}
+    changed = {"overrides": ["num_envs=512"]}
     failed = {"task": "Cartpole", "seed": 1, "threshold": 470.0, "reached": False, "seconds_to_threshold": None}
-    machine = {"environment": {"cpu": {"available": 2}, "gpu": None}, "best_return": 310.4, "seconds": 600.0}
+    machine = {
+        "environment": {"cpu": {"available": 2}, "gpu": None},
+        "best_return": 310.4,
+        "final_return": 205.0,
+        "seconds": 600.0,
+    }
     file = tmp_path / "tasks.json"
-    file.write_text(json.dumps({"outcomes": [{**entry, **machine} for entry in (reached, failed)]}))
+    entries = ({**reached, "task": "Ant"}, {**reached, **changed, "task": "Anymal"}, failed)
+    file.write_text(json.dumps({"outcomes": [{**entry, **machine} for entry in entries]}))
     monkeypatch.setattr(paths, "evidence_file", lambda: file)
     cli.main(["list", "--json", "--no-sizes"])
     rows = {row["name"]: (row["tuned"], row["learns"]) for row in json.loads(capsys.readouterr().out)}
     assert rows["Ant"] == (True, "3,000 in 7 min, 2 CPU cores")
-    assert rows["Cartpole"] == (False, "310 of 470 in 10 min")
+    assert rows["Anymal"] == (False, "3,000 in 7 min, 2 CPU cores"), "not with the settings of its yaml"
+    assert rows["Cartpole"] == (False, "205 of 470 in 10 min"), "as it ended, not at its best"
     assert rows["Pendulum"] == (False, None)
+
+    cli.main(["list", "--no-sizes"])
+    shown = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
+    assert set(shown) == {"task", *tasks()}, "one line each, names whole"
+    assert [shown[name].split()[1] for name in ("Ant", "Anymal", "Cartpole")] == ["yes", "yes*", "no"]
+
+
+@pytest.mark.parametrize("width", [200, 80, 40, 10])
+def test_a_narrow_list_loses_its_last_columns_and_never_a_name(capsys, monkeypatch, width):
+    monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    cli.main(["list", "--no-sizes"])
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 1 + len(tasks())
+    assert all(len(line) <= max(width, 16) for line in lines)
+    if width > 16:
+        assert [line.split()[0] for line in lines[1:]] == list(tasks())
 
 
 TASK_YAML = """\
