@@ -21,19 +21,23 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import hashlib
 import importlib.metadata
 import json
 import os
 import queue
 import shlex
+import signal
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from gpusim_rl.run.bench import Contestant
+    from gpusim_rl.run.evidence import Goal, Outcome
 
 GYMNASIUM_TASK = "Ant-v5"
 
@@ -47,8 +51,7 @@ def main(argv: list[str] | None = None) -> int:
 
     with friendly_errors():
         if arguments[:1] == ["learn"]:
-            learn(parse_learn(arguments[1:]))
-            return 0
+            return learn(parse_learn(arguments[1:]))
         bench(parse(arguments), shlex.join(["python", "tools/bench.py", *arguments]))
     return 0
 
@@ -144,38 +147,58 @@ def parse_learn(argv: list[str]) -> argparse.Namespace:
         help="folder of learn.yaml and the results (default: benchmarks)",
     )
     add("--runs", type=Path, default=Path("runs"), help="folder of run folders (default: runs)")
+    add("--table", action="store_true", help="train nothing: read again what the runs wrote, and tell it")
     add("--readme", type=Path, default=Path("README.md"), help="file with the table (default: README.md)")
     return parser.parse_args(argv)
 
 
-def learn(args: argparse.Namespace) -> None:
-    """Trains one task after the other; after each, what is known is on disk."""
+def learn(args: argparse.Namespace) -> int:
+    """Trains one task after the other; after each, what is known is on disk.
+
+    Returns:
+        The exit code: 1 if a training failed, 130 if it was interrupted. What has been trained is kept all the same.
+    """
     from concurrent.futures import ThreadPoolExecutor, as_completed
 
-    from gpusim_rl.errors import ConfigError
+    from gpusim_rl.errors import EXIT_INTERRUPTED, ConfigError, TaskError
     from gpusim_rl.run import evidence
 
+    if args.jobs < 1:
+        raise ConfigError(f"--jobs must be at least 1, got {args.jobs}")
+    if args.minutes is not None and not args.minutes > 0.0:
+        raise ConfigError(f"--minutes must be positive, got {args.minutes:g}")
     goals = evidence.read_goals(args.out / "learn.yaml")
-    asked = args.tasks or list(goals)
+    asked = list(dict.fromkeys(args.tasks)) or list(goals)
     if unknown := [task for task in asked if task not in goals]:
         raise ConfigError(f"no goal for {', '.join(unknown)} in {args.out / 'learn.yaml'}; it has {', '.join(goals)}")
     try:
-        seeds = [int(seed) for seed in args.seeds.split(",")]
+        seeds = list(dict.fromkeys(int(seed) for seed in args.seeds.split(",")))
     except ValueError:
         raise ConfigError(f"--seeds must be ints such as 1,2,3, got {args.seeds}") from None
     file = args.out / "tasks.json"
     known = {(outcome.task, outcome.seed): outcome for outcome in evidence.read_outcomes(file)}
     shares = cpu_shares(args.jobs)
-    git = provenance(args.out)["git"]  # before results change the folder
+    git = provenance(args.out, args.readme)["git"]
+    stop, writing = threading.Event(), threading.Lock()
 
-    def train(goal: evidence.Goal, seed: int) -> evidence.Outcome:
+    def keep(outcome: evidence.Outcome) -> None:
+        with writing:
+            known[outcome.task, outcome.seed] = outcome
+            evidence.write_outcomes(file, list(known.values()))
+
+    def train(goal: evidence.Goal, seed: int) -> None:
         outcome = begin(goal, seed, known.get((goal.task, seed)))
         if outcome.reached or outcome.seconds >= goal.minutes * 60.0:
-            return outcome
+            keep(outcome)
+            return
         cpus = shares.get()
         try:
+            if cpus is not None:
+                os.sched_setaffinity(0, cpus)  # this thread: random actions too stay off the others' share
             if outcome.random_return is None:
                 outcome.random_return = random_return(goal)
+            if stop.is_set():
+                return
             evidence.train_to(
                 goal,
                 outcome,
@@ -183,45 +206,99 @@ def learn(args: argparse.Namespace) -> None:
                 environment=own_environment(),
                 runs=args.runs,
                 cpus=cpus,
+                stop=stop,
                 say=lambda text: print(text, file=sys.stderr),
             )
-            outcome.environment["git"] = git
-            return outcome
         finally:
             shares.put(cpus)
+            if outcome.run:  # also of a training that failed: it goes on from its last checkpoint
+                outcome.environment.setdefault("git", git)
+                keep(outcome)
 
-    with ThreadPoolExecutor(args.jobs) as pool:
-        wanted = [goals[task] for task in asked]
-        if args.minutes is not None:
-            wanted = [dataclasses.replace(goal, minutes=args.minutes) for goal in wanted]
-        futures = [pool.submit(train, goal, seed) for seed in seeds for goal in wanted]
-        for future in as_completed(futures):
-            try:
-                outcome = future.result()
-            except ConfigError as error:  # the others go on
-                print(f"error: {error}", file=sys.stderr)
-                continue
-            known[outcome.task, outcome.seed] = outcome
-            evidence.write_outcomes(file, list(known.values()))
+    wanted = [dataclasses.replace(goals[task], minutes=args.minutes or goals[task].minutes) for task in asked]
+    if args.table:
+        wanted = []
+        for outcome in list(known.values()):
+            keep(measured(outcome, goals[outcome.task].threshold if outcome.task in goals else outcome.threshold))
+    pool, interrupted, failed = ThreadPoolExecutor(args.jobs), False, False
+    with ended_as_by_ctrl_c():
+        try:
+            for future in as_completed([pool.submit(train, goal, seed) for seed in seeds for goal in wanted]):
+                try:
+                    future.result()
+                except (ConfigError, TaskError) as error:  # the others go on
+                    print(f"error: {error}", file=sys.stderr)
+                    failed = True
+        except KeyboardInterrupt:
+            print("interrupted: what runs is stopped, with a checkpoint", file=sys.stderr)
+            interrupted = True
+        finally:  # what has not begun never does; what runs keeps what it knows
+            stop.set()
+            pool.shutdown(cancel_futures=True)
     outcomes = list(known.values())
     lines = evidence.table(outcomes, goals)
     print("\n".join(lines))
     if args.readme.is_file():
         write(args.readme, evidence.fill(args.readme.read_text(), lines))
     draw(lambda figures: evidence.draw(outcomes, figures), args.out / "tasks.png")
+    return EXIT_INTERRUPTED if interrupted else int(failed)
 
 
-def begin(goal: Any, seed: int, known: Any) -> Any:
-    """What is known of a goal's training, or a new outcome where there is none or its settings were others."""
-    from gpusim_rl.run.evidence import Outcome, measure_run
+@contextmanager
+def ended_as_by_ctrl_c() -> Iterator[None]:
+    """SIGTERM and the end of the terminal interrupt too: the trainings, sessions of their own, would go on."""
+    numbers = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    previous = {number: signal.getsignal(number) for number in numbers}
+    heard = [number for number in numbers if previous[number] != signal.SIG_IGN]  # nohup ignores one
+    for number in heard:
+        signal.signal(number, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        for number in heard:
+            signal.signal(number, previous[number])
 
-    overrides = list(goal.overrides)
-    if known is None or known.overrides != overrides:
-        return Outcome(task=goal.task, seed=seed, threshold=goal.threshold, overrides=overrides, run="")
-    known.threshold = goal.threshold
-    if known.run and (Path(known.run) / "metrics.csv").is_file():
-        measure_run(known, Path(known.run))
-    return known
+
+def begin(goal: Goal, seed: int, known: Outcome | None) -> Outcome:
+    """What is known of a goal's training, or a new outcome where there is none or its settings were others.
+
+    Of an older outcome it is not known whether the task's own settings were others; it is taken as it is.
+    """
+    from gpusim_rl.run.evidence import Outcome
+
+    overrides, settings = list(goal.overrides), settings_hash(goal)
+    if known is None or known.overrides != overrides or known.settings not in ("", settings):
+        return Outcome(
+            task=goal.task, seed=seed, threshold=goal.threshold, overrides=overrides, settings=settings, run=""
+        )
+    return measured(known, goal.threshold)
+
+
+def measured(known: Outcome, threshold: float) -> Outcome:
+    """A copy, judged by a threshold: by the rows of its run, or by the stored curve where they are gone."""
+    from gpusim_rl.run.evidence import hold_against, measure_run
+
+    outcome = dataclasses.replace(known)
+    if outcome.run and (Path(outcome.run) / "metrics.csv").is_file():
+        outcome.threshold = threshold
+        measure_run(outcome, Path(outcome.run))
+    elif threshold != outcome.threshold:
+        hold_against(outcome, threshold)
+    return outcome
+
+
+COMPOSING = threading.Lock()
+"""Hydra has one global state, and trainings are begun in several threads."""
+
+
+def settings_hash(goal: Goal) -> str:
+    """Of all settings that learning depends on: a training is begun anew when one of them has changed."""
+    from gpusim_rl.compose import compose
+
+    with COMPOSING:
+        config = compose([f"task={goal.task}", *goal.overrides])
+    parts = {name: config[name] for name in ("task", "num_envs", "max_iterations", "ppo", "sim")}
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:12]
 
 
 def cpu_shares(jobs: int) -> queue.SimpleQueue[set[int] | None]:
@@ -233,12 +310,17 @@ def cpu_shares(jobs: int) -> queue.SimpleQueue[set[int] | None]:
     return shares
 
 
-def random_return(goal: Any) -> float:
-    """Mean return of random actions in 64 worlds."""
+def random_return(goal: Goal) -> float:
+    """Mean return of random actions in 64 worlds, with the goal's settings."""
+    from omegaconf import OmegaConf
+
     from gpusim_rl import make_env
     from gpusim_rl.run.evidence import random_return as measure
 
-    env = make_env(goal.task, num_envs=64, device="cpu", task={"randomize_episode_start": False})
+    ours = ["num_envs=64", "device=cpu", "task.randomize_episode_start=false"]
+    settings: Any = OmegaConf.to_container(OmegaConf.from_dotlist([*goal.overrides, *ours]))
+    with COMPOSING:
+        env = make_env(goal.task, **settings)
     try:
         return measure(env)
     finally:
@@ -320,8 +402,8 @@ def of_gymnasium(overrides: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def provenance(out: Path) -> dict[str, Any]:
-    """Commit, machine and versions."""
+def provenance(*exclude: Path) -> dict[str, Any]:
+    """Commit, machine and versions; what the tool writes itself, `exclude`, does not make the checkout dirty."""
     from gpusim_rl.run.bench import PACKAGES
     from gpusim_rl.run.run_dir import describe_environment, git_state
 
@@ -329,7 +411,7 @@ def provenance(out: Path) -> dict[str, Any]:
     for package in PACKAGES:
         with suppress(importlib.metadata.PackageNotFoundError):
             environment["versions"][package] = importlib.metadata.version(package)
-    return {"git": git_state(exclude=out)[0], "environment": environment}
+    return {"git": git_state(*exclude)[0], "environment": environment}
 
 
 def own_command() -> list[str]:

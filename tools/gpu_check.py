@@ -179,7 +179,7 @@ def check(args: argparse.Namespace, command: str, began: float) -> dict[str, Any
     report: dict[str, Any] = {
         "schema": SCHEMA,
         "command": command,
-        "git": git_state(exclude=args.out.parent)[0],
+        "git": git_state(args.out.parent)[0],
         "environment": describe_environment(),
         "device": args.device,
         "quick": args.quick,

@@ -19,7 +19,7 @@ from gpusim_rl.run import checkpoint
 from gpusim_rl.run.checkpoint import Checkpoints
 from gpusim_rl.run.console import Console
 from gpusim_rl.run.facts import describe_run
-from gpusim_rl.run.metrics import Row
+from gpusim_rl.run.metrics import WINDOW, Row
 from gpusim_rl.run.run_dir import RunDir
 from gpusim_rl.run.system import SystemMonitor
 from gpusim_rl.run.timing import Lap
@@ -82,7 +82,8 @@ class Logbook:
         self._row: Row = {}
         self._overflow_reported = False
         self._divergence_reported = False
-        # Mean return now, and of best.pt; None while it is not known.
+        # Mean return over a full window now, and of best.pt; None before there is one. Until then the newest policy is
+        # the best: its mean is over the most episodes, and one lucky episode must not stand for the whole run.
         self._return: float | None = None
         self._best_saved = trainer.best_return if self._checkpoints.best.exists() else None
 
@@ -159,7 +160,7 @@ class Logbook:
         row |= {f"time/{phase}": seconds / wall_s for phase, seconds in phases.items()}
         row |= self._monitor.latest()
         row |= {name: value for name, value in values.items() if not name.startswith("check/")}
-        now = row.get("episode/return")
+        now = row.get("episode/return") if (row.get("episode/count") or 0.0) >= WINDOW else None
         self._return = now
         if now is not None and (trainer.best_return is None or now > trainer.best_return):
             trainer.best_return = now
@@ -200,7 +201,7 @@ class Logbook:
         return self._return is not None and (self._best_saved is None or self._return > self._best_saved)
 
     def save(self, *, numbered: bool) -> None:
-        """Writes last.pt, and best.pt if the mean return is above that of the old one."""
+        """Writes last.pt, and best.pt if the mean return is above that of the old one, or that is not known."""
         trainer = self._trainer
         self._saved_at = time.perf_counter()
         self._drain()  # a run that continues from here does not make these rows again
@@ -208,7 +209,7 @@ class Logbook:
         try:
             self._checkpoints.save_last(trainer.state_dict())
             self._saved = trainer.iteration
-            if self._better or not self._checkpoints.best.exists():
+            if self._better or self._best_saved is None:
                 self._checkpoints.save_best()
                 self._best_saved = self._return
             if numbered:

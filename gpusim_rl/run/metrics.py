@@ -12,6 +12,9 @@ from torch import Tensor
 
 from gpusim_rl.env import Step
 
+WINDOW = 100
+"""Episodes in the mean return: a mean over fewer is shown, but is no record and reaches no threshold."""
+
 Row = dict[str, float | None]
 """Named numbers of one log interval; None is not known yet."""
 
@@ -84,7 +87,7 @@ class Metrics:
         window: Episodes in the mean return.
     """
 
-    def __init__(self, num_envs: int, device: torch.device, window: int = 100) -> None:
+    def __init__(self, num_envs: int, device: torch.device, window: int = WINDOW) -> None:
         self.device = device
         self.num_envs = num_envs
         self.episodes = EpisodeWindow(num_envs, window, device)
@@ -133,8 +136,8 @@ class Metrics:
         Returns:
             The rows that have arrived, with their `host`: this one on the CPU, the one before on CUDA.
         """
-        mean_return, mean_length, _ = self.episodes.means()
-        values = {"episode/return": mean_return, "episode/length": mean_length}
+        mean_return, mean_length, count = self.episodes.means()
+        values = {"episode/return": mean_return, "episode/length": mean_length, "episode/count": count}
         for name, value in self._sums.items():
             values[name] = value[0] / value[1] if value.ndim else value  # a task's number: sum and count
         if self._terms is not None:

@@ -44,6 +44,7 @@ PACKAGES = (  # whose versions env.json tells
     "omegaconf",
     "wandb",
 )
+OF_A_START = ("time", "command", "versions", "cpu", "gpu", "git")  # what env.json keeps of earlier starts
 GIT_TIMEOUT_S = 10
 GIT_OUTPUT_LIMIT = 4 * 2**20  # bytes
 SOURCES = ("*.py", "*.yaml", "*.yml", "*.toml", "*.xml", "*.urdf")  # new files in git.diff
@@ -87,7 +88,7 @@ class RunDir:
             run.checkpoints.mkdir()
             run.config_yaml.write_text(yaml.safe_dump(dict(config), sort_keys=False))
             run.overrides_yaml.write_text(yaml.safe_dump(list(overrides)))
-            git, diff = git_state(exclude=base)
+            git, diff = git_state(base)
             environment = {**describe_environment(), "git": git}
             run.env_json.write_text(json.dumps(environment, indent=2) + "\n")
             (run.path / "git.diff").write_bytes(diff)
@@ -106,10 +107,30 @@ class RunDir:
         return cls(path)
 
     def go_on(self, *, config: Mapping[str, Any], overrides: Sequence[str]) -> None:
-        """Note with what a resumed run continues, so that the folder alone is enough the next time too."""
+        """Note with what, on what and from which code a resumed run continues; earlier starts stay on record.
+
+        The folder alone is then enough the next time too. In env.json, `earlier` lists the starts before this one.
+        """
         for path, value in ((self.config_yaml, dict(config)), (self.overrides_yaml, list(overrides))):
             with replacing(path) as file:
                 file.write(yaml.safe_dump(value, sort_keys=False).encode())
+        try:
+            before = self.environment
+        except (OSError, ValueError):  # an older run; a file that somebody edited
+            before = {}
+        earlier = before.get("earlier", [])
+        if before:
+            earlier = [*earlier, {name: before[name] for name in OF_A_START if name in before}]
+        git, diff = git_state(self.path.parent.parent)
+        current = self.path / "git.diff"
+        old = current.read_bytes() if current.is_file() else b""
+        if old not in (b"", diff):
+            current.replace(self.path / f"git-{len(earlier)}.diff")
+        with replacing(current) as file:
+            file.write(diff)
+        with replacing(self.env_json) as file:
+            facts = {**before, **describe_environment(), "git": git, "earlier": earlier}
+            file.write((json.dumps(facts, indent=2) + "\n").encode())
 
     def note(self, facts: Mapping[str, Any]) -> None:
         """Adds facts to env.json; those of the same name, from an earlier start of the run, are replaced."""
@@ -266,22 +287,22 @@ def _cpu_model() -> str:
     return platform.processor() or platform.machine()
 
 
-def git_state(exclude: Path) -> tuple[dict[str, Any] | None, bytes]:
+def git_state(*exclude: Path) -> tuple[dict[str, Any] | None, bytes]:
     """Commit of the project's checkout (else of the current folder) and what differs from it.
 
     Args:
-        exclude: Folder of all runs, which may lie in the checkout.
+        exclude: What the caller writes itself, files or folders: that of all runs, results. May lie in the checkout.
 
     Returns:
         `{"sha", "dirty"}` and a diff with new source files in it; None and no diff outside a
         repository, before its first commit or without git.
     """
-    folder, runs = paths.checkout() or Path.cwd(), exclude.absolute()
+    folder = paths.checkout() or Path.cwd()
     try:
         root = Path(_git(folder, "rev-parse", "--show-toplevel").decode().rstrip("\n"))
         sha = _git(root, "rev-parse", "HEAD").decode().strip()
-        inside = runs.is_relative_to(root) and runs != root
-        skip = [f":(exclude,top){runs.relative_to(root)}"] if inside else []
+        written = [path.absolute() for path in exclude]
+        skip = [f":(exclude,top){p.relative_to(root)}" for p in written if p.is_relative_to(root) and p != root]
         listing = ("ls-files", "--others", "--exclude-standard", "-z", "--", *SOURCES, *skip)
         new = _git(root, *listing)
         index = root / _git(root, "rev-parse", "--git-path", "index").decode().rstrip("\n")

@@ -37,6 +37,7 @@ from gpusim_rl.run.writers import require_tensorboard
 from gpusim_rl.sim import Scene, SimChoice, choose_sim, make_sim
 
 # What a checkpoint's tensors depend on: it cannot be continued with other values.
+ROWS_PER_THREAD = 512
 STRUCTURE = ("num_envs", "ppo.horizon", "ppo.network", "ppo.normalize_obs", "ppo.normalize_value")
 POLICY_STRUCTURE = ("ppo.network", "ppo.normalize_obs", "ppo.normalize_value")
 
@@ -78,7 +79,7 @@ class Trainer:
         if cfg.torch_deterministic:  # without it cuBLAS refuses; read when CUDA starts
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(cfg.torch_deterministic)
-        use_available_cpus()
+        use_available_cpus(max(cfg.num_envs, min(cfg.ppo.minibatch_size, cfg.num_envs * cfg.ppo.horizon)))
         keep_freed_memory()
 
         bf16, self.precision_reason = choose_precision(cfg.ppo.precision, self.rl_device)
@@ -441,10 +442,16 @@ def choose_devices(cfg: RunConfig) -> tuple[torch.device, SimChoice]:
     return rl_device, choose_sim(cfg.sim.name, sim_device)
 
 
-def use_available_cpus() -> None:
-    """Gives torch a thread for each CPU of this process, unless the user chose a number, which torch has followed."""
+def use_available_cpus(rows: int | None = None) -> None:
+    """Gives torch a thread for each CPU of this process, unless the user chose a number, which torch has followed.
+
+    Args:
+        rows: Of the largest matrices. Threads that share few of them wait for each other longer than they work
+            (benchmarks/few_rows.json), so there is one for every ROWS_PER_THREAD at most. None for no limit.
+    """
     if "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(available_cpus())
+        most = available_cpus() if rows is None else max(1, rows // ROWS_PER_THREAD)
+        torch.set_num_threads(min(available_cpus(), most))
 
 
 def _device(text: str, key: str) -> torch.device:

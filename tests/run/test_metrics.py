@@ -149,6 +149,7 @@ def test_a_row_has_sums_of_its_interval_means_of_terms_and_the_window():
     assert row == {
         "episode/return": 4.0,
         "episode/length": 2.0,
+        "episode/count": 1.0,  # of two that ended, one is whole
         "sim/diverged": 1.0,
         "episode/ended": 2.0,
         "reward/speed": 1.5,
@@ -169,7 +170,7 @@ def test_before_the_first_whole_episode_return_and_length_are_none():
     metrics = Metrics(4, CPU)
     metrics.record_step(make_step(4, 1.0, done=2, cut_short=2))
     row = flush(metrics)
-    assert row["episode/return"] is None and row["episode/length"] is None
+    assert row["episode/return"] is None and row["episode/length"] is None and row["episode/count"] == 0.0
 
 
 def test_recording_never_waits_for_the_device():

@@ -13,7 +13,7 @@ import yaml
 
 from gpusim_rl import paths
 from gpusim_rl.errors import ConfigError
-from gpusim_rl.run.run_dir import RunDir, replacing, resolve_run
+from gpusim_rl.run.run_dir import RunDir, git_state, replacing, resolve_run
 
 CONFIG = {"num_envs": 16, "task": {"_target_": "gpusim_rl.tasks.ant.Ant"}, "ppo": {"lr": 1e-05}}
 
@@ -216,3 +216,35 @@ def test_facts_are_added_to_the_environment_and_replaced_by_newer_ones(tmp_path)
     run.note({"graph": {"mode": "rollout"}})
     run.note({"graph": {"mode": "off"}, "memory_limit_gb": 3.5})
     assert run.environment == {**before, "graph": {"mode": "off"}, "memory_limit_gb": 3.5}
+
+
+def test_a_resumed_run_tells_where_each_start_ran_and_loses_no_diff(repository, monkeypatch):
+    (repository / "tracked.py").write_text("a = 2\n")
+    run = make_run(Path("runs"))
+    run.note({"sim": {"name": "mujoco"}})
+    first = run.environment
+    run.go_on(config=CONFIG, overrides=[])
+    assert run.environment["git"] == first["git"] and not (run.path / "git-1.diff").exists(), "the same code"
+    subprocess.run(["git", "stash", "-q"], check=True)
+    monkeypatch.setattr("gpusim_rl.run.run_dir.available_cpus", lambda: 77)
+    run.go_on(config=CONFIG, overrides=[])
+    now = run.environment
+    assert now["cpu"]["available"] == 77 and now["git"]["dirty"] is False and now["sim"] == {"name": "mujoco"}
+    assert [start["git"]["dirty"] for start in now["earlier"]] == [True, True]
+    assert now["earlier"][0] == {name: first[name] for name in ("time", "command", "versions", "cpu", "gpu", "git")}
+    assert (run.path / "git.diff").read_bytes() == b"" and b"+a = 2" in (run.path / "git-2.diff").read_bytes()
+
+
+def test_a_run_without_a_readable_environment_goes_on(tmp_path):
+    run = make_run(tmp_path)
+    run.env_json.write_text("{")
+    run.go_on(config=CONFIG, overrides=[])
+    assert run.environment["earlier"] == [] and run.environment["cpu"]
+
+
+def test_what_a_tool_writes_itself_does_not_make_its_checkout_dirty(repository):
+    (repository / "results").mkdir()
+    (repository / "results" / "data.yaml").write_text("a: 1\n")
+    (repository / "tracked.py").write_text("a = 2\n")
+    assert git_state(repository / "results")[0]["dirty"]
+    assert not git_state(repository / "results", repository / "tracked.py")[0]["dirty"]

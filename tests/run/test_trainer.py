@@ -19,12 +19,12 @@ import torch
 
 from gpusim_rl.api import prepare
 from gpusim_rl.errors import ConfigError, TaskError
-from gpusim_rl.machine import available_cpus
 from gpusim_rl.run import checkpoint, memory
 from gpusim_rl.run import logbook as logbook_module
 from gpusim_rl.run import trainer as trainer_module
 from gpusim_rl.run.checkpoint import Checkpoints
 from gpusim_rl.run.logbook import Logbook
+from gpusim_rl.run.metrics import Row
 from gpusim_rl.run.timing import PHASES
 from gpusim_rl.run.trainer import Trainer
 from training import Faulty, differences, make_trainer, merged, read_csv, the_run
@@ -156,7 +156,10 @@ def test_best_is_saved_although_a_better_one_passed_too_soon_after_the_last_save
     monkeypatch.setattr(
         trainer.metrics,
         "flush",
-        lambda *args: [(host, row | {"episode/return": returns[trainer.iteration]}) for host, row in flush(*args)],
+        lambda *args: [
+            (host, row | {"episode/return": returns[trainer.iteration], "episode/count": 100.0})
+            for host, row in flush(*args)
+        ],
     )
     run_dir, best = trainer.run_dir(), []
     with Logbook(trainer, run_dir) as log:
@@ -165,6 +168,33 @@ def test_best_is_saved_although_a_better_one_passed_too_soon_after_the_last_save
             trainer.iterate(log)
             best.append(checkpoint.load(run_dir.checkpoints / "best.pt")["iteration"])
     assert best == [1, 1, 3, 3, 5] and trainer.best_return == 9.0
+
+
+@pytest.mark.parametrize(
+    ("full_from", "best", "best_returns"),
+    [
+        (4, [1, 2, 3, 4, 4], [None, None, None, 5.0, 5.0]),  # the lucky 9 of a few episodes is no record
+        (9, [1, 2, 3, 4, 5], [None] * 5),  # a short run: its newest mean is over the most episodes
+    ],
+)
+def test_a_mean_of_few_episodes_is_no_record(tmp_path, monkeypatch, full_from, best, best_returns):
+    trainer = make_trainer("Cartpole", tmp_path, max_iterations=100, log={"checkpoint_interval": 1})
+    returns = {1: 1.0, 2: 9.0, 3: 3.0, 4: 5.0, 5: 4.0}
+    flush = trainer.metrics.flush
+
+    def flush_with(*args: Any) -> list[tuple[Any, Row]]:
+        count = 100.0 if trainer.iteration >= full_from else 99.0
+        mocked = {"episode/return": returns[trainer.iteration], "episode/count": count}
+        return [(host, row | mocked) for host, row in flush(*args)]
+
+    monkeypatch.setattr(trainer.metrics, "flush", flush_with)
+    run_dir, saved, told = trainer.run_dir(), [], []
+    with Logbook(trainer, run_dir) as log:
+        for _ in returns:
+            trainer.iterate(log)
+            saved.append(checkpoint.load(run_dir.checkpoints / "best.pt")["iteration"])
+            told.append(trainer.best_return)
+    assert (saved, told) == (best, best_returns)
 
 
 @pytest.mark.parametrize("chosen", [None, ":16:8"])
@@ -205,7 +235,17 @@ def test_a_number_of_threads_that_the_user_chose_stays(tmp_path, monkeypatch, ch
     calls: list[int] = []
     monkeypatch.setattr(torch, "set_num_threads", calls.append)
     make_trainer("Cartpole", tmp_path)
-    assert calls == ([] if chosen else [available_cpus()])
+    assert calls == ([] if chosen else [1])  # it is small
+
+
+@pytest.mark.parametrize(("rows", "threads"), [(1, 1), (1023, 1), (1024, 2), (4096, 8), (10**6, 8), (None, 8)])
+def test_few_rows_take_few_threads(monkeypatch, rows, threads):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(trainer_module, "available_cpus", lambda: 8)
+    calls: list[int] = []
+    monkeypatch.setattr(torch, "set_num_threads", calls.append)
+    trainer_module.use_available_cpus(rows)
+    assert calls == [threads]
 
 
 def test_another_simulator_goes_on_with_new_episodes(tmp_path):
