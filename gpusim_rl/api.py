@@ -7,9 +7,10 @@ import secrets
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpusim_rl.compose import GROUPS, compose, quote, refuse_other_task, with_saved_overrides
+from gpusim_rl.compose import CONFIG_DIR, GROUPS, NO_YAML, compose, quote, refuse_other_task, with_saved_overrides
 from gpusim_rl.config import (
     OPEN_SECTION,
     RunConfig,
@@ -30,7 +31,14 @@ if TYPE_CHECKING:
     from gpusim_rl.run.trainer import Trainer
 
 
-def train(task: type[Task[Any]] | str, /, config: TaskConfig | None = None, **overrides: Any) -> Any:
+def train(
+    task: type[Task[Any]] | str,
+    /,
+    config: TaskConfig | None = None,
+    *,
+    config_dir: str | Path | None = None,
+    **overrides: Any,
+) -> Any:
     """Train a task; the same as `python train.py`, with the same defaults.
 
         gpusim_rl.train("Ant", num_envs=64)
@@ -39,6 +47,7 @@ def train(task: type[Task[Any]] | str, /, config: TaskConfig | None = None, **ov
     Args:
         task: A task class, or the name of a task that has a yaml.
         config: Its settings; None takes them from the task's yaml.
+        config_dir: A folder of yours with more tasks, as `-cd` for `train.py`.
         **overrides: Settings by name, sections as dicts; a section's name with a string chooses
             its yaml (`debug="smoke"`). `test=True` evaluates instead.
 
@@ -46,7 +55,7 @@ def train(task: type[Task[Any]] | str, /, config: TaskConfig | None = None, **ov
         What `Trainer.train()` (or `Trainer.evaluate()`) returns.
     """
     share_cpus()
-    run, task_class, plain_config, lines = prepare(task, config, **overrides)
+    run, task_class, plain_config, lines = prepare(task, config, config_dir=config_dir, **overrides)
 
     from gpusim_rl.run.trainer import Trainer
 
@@ -54,7 +63,14 @@ def train(task: type[Task[Any]] | str, /, config: TaskConfig | None = None, **ov
     return trainer.evaluate() if run.test else trainer.train()
 
 
-def make_env(task: type[Task[Any]] | str, /, config: TaskConfig | None = None, **overrides: Any) -> VecEnv:
+def make_env(
+    task: type[Task[Any]] | str,
+    /,
+    config: TaskConfig | None = None,
+    *,
+    config_dir: str | Path | None = None,
+    **overrides: Any,
+) -> VecEnv:
     """The environment that `train` would train on, for a learner of another library (`gpusim_rl.connect`) or your own.
 
         env = gpusim_rl.make_env("Ant", num_envs=64)
@@ -64,10 +80,11 @@ def make_env(task: type[Task[Any]] | str, /, config: TaskConfig | None = None, *
     Args:
         task: As for `train`.
         config: As for `train`.
+        config_dir: As for `train`.
         **overrides: As for `train`; those of learning and logging have no effect.
     """
     share_cpus()
-    run, task_class, _, _ = prepare(task, config, **overrides)
+    run, task_class, _, _ = prepare(task, config, config_dir=config_dir, **overrides)
 
     from gpusim_rl.env import VecEnv
     from gpusim_rl.machine import keep_freed_memory
@@ -81,27 +98,39 @@ def make_env(task: type[Task[Any]] | str, /, config: TaskConfig | None = None, *
 
 
 def prepare(
-    task: type[Task[Any]] | str, /, config: TaskConfig | None = None, **overrides: Any
+    task: type[Task[Any]] | str,
+    /,
+    config: TaskConfig | None = None,
+    *,
+    config_dir: str | Path | None = None,
+    **overrides: Any,
 ) -> tuple[RunConfig, type, dict[str, Any], list[str]]:
     """Compose and check what `train` was asked for.
 
     Returns:
-        The run's config, the task class, the config as plain values, and the overrides.
+        The run's config, the task class, the config as plain values, and the overrides, from which `train.py` composes
+        the same config.
     """
-    name = _yaml_name(task)
-    lines = with_saved_overrides([f"task={name}" if name else "~task", *_lines(overrides)])
-    of_task = [line for line in lines if line.startswith("task.")]  # a task without yaml is not composed
-    composed = compose([line for line in lines if line not in of_task])
-    lines = [line for line in lines if line != "~task"]
+    name = _yaml_name(task, config_dir)
+    typed = [f"task={name}" if name else NO_YAML, *_lines(overrides)]
+    if config_dir is not None:
+        typed.insert(0, f"{CONFIG_DIR}{Path(config_dir).resolve()}")
+    lines = with_saved_overrides(typed)
+    folder = next((line.removeprefix(CONFIG_DIR) for line in lines if line.startswith(CONFIG_DIR)), None)
+    of_task = [line for line in lines if line.startswith("task.")]  # of a task that may have no yaml to compose
+    lines = [line for line in lines if line not in of_task]
+    composed = compose([line for line in lines if not line.startswith(CONFIG_DIR)], folder)
     if isinstance(task, str):
         task = load_task_class(composed["task"]["_target_"])
-    if config is not None or name is None:
+    if config is not None or "_target_" not in composed["task"]:
         settings = dataclasses.asdict(_default_config(task) if config is None else config)
-        composed["task"] = {"_target_": f"{task.__module__}.{task.__qualname__}", **settings}
+        section = {"_target_": f"{task.__module__}.{task.__qualname__}", **settings}
+        lines += _section_lines(composed["task"], section)
+        composed["task"] = section
     composed = apply_overrides(composed, of_task)
     check_settings(composed)
     refuse_other_task(composed)
-    return build_run(composed, task_class=task), task, composed, lines
+    return build_run(composed, task_class=task), task, composed, [*lines, *of_task]
 
 
 @contextmanager
@@ -128,13 +157,13 @@ def scratch_training(overrides: Sequence[str]) -> Iterator[tuple[Trainer, Logboo
             yield trainer, log
 
 
-def _yaml_name(task: type | str) -> str | None:
+def _yaml_name(task: type | str, config_dir: str | Path | None = None) -> str | None:
     """Name of the yaml of a task, None when it has none."""
-    entries = tasks()
+    entries = tasks(config_dir)
     if isinstance(task, str):
         if task not in entries:
-            available = ", ".join(entries)
-            raise ConfigError(f"unknown task {task!r}.{did_you_mean(task, entries)} Available: {available}")
+            hint = did_you_mean(task, entries) or " Try config_dir=<folder with its yaml>, or pass its class."
+            raise ConfigError(f"unknown task {task!r}.{hint} Available: {', '.join(entries)}")
         return task
     target = f"{task.__module__}.{task.__qualname__}"
     found = [entry.name for entry in entries.values() if entry.target == target]
@@ -150,6 +179,16 @@ def _default_config(task: type) -> Any:
             f"{task.__name__} has no yaml and was given no settings: "
             f"try gpusim_rl.train({task.__name__}, {task.__name__}.Config(...))"
         ) from None
+
+
+def _section_lines(composed: Mapping[str, Any], section: Mapping[str, Any]) -> Iterator[str]:
+    """Overrides that make the composed section of a task the one that was passed."""
+    for key, value in section.items():
+        old = composed.get(key)
+        if old != value or key not in composed:
+            if isinstance(old, Mapping) and old:  # Hydra would merge the two
+                yield f"~task.{key}"
+            yield f"++task.{key}={_text(value)}"
 
 
 def _lines(overrides: Mapping[str, Any], prefix: str = "") -> Iterator[str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
+import shutil
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -15,6 +16,17 @@ from typing import Any
 
 from gpusim_rl import __version__, paths
 from gpusim_rl.errors import ConfigError, did_you_mean, friendly_errors
+
+LEAST = 20  # characters of the last column, below which it is left out
+COLUMNS = """\
+columns, of which a narrow terminal shows the first ones:
+  obs, act      numbers in an observation and in an action
+  envs          worlds that the task's yaml asks for
+  tuned         yes: the yaml's own settings were seen to reach the task's threshold; yes*: other settings were, such as
+                fewer worlds for a CPU (--json names them as "overrides"); no: none were
+  learns        the threshold, and how long that took, on what; or the return at the end, and of what it fell short
+  source        the package or folder that ships the task
+"""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -70,7 +82,12 @@ def list_tasks(argv: list[str]) -> None:
     """Print every task with its one-line description, sizes, origin, and how long it takes to learn."""
     from gpusim_rl.discover import learned, tasks
 
-    parser = argparse.ArgumentParser(prog="gpusim-rl list", description="List all tasks that task=NAME accepts.")
+    parser = argparse.ArgumentParser(
+        prog="gpusim-rl list",
+        description="List all tasks that task=NAME accepts.",
+        epilog=COLUMNS,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON list, for programs")
     parser.add_argument(
         "--no-sizes",
@@ -82,6 +99,9 @@ def list_tasks(argv: list[str]) -> None:
     rows = []
     outcomes = learned()
     for entry in tasks(args.config_dir).values():
+        if entry.problem:  # one broken task must not hide the others
+            sys.stderr.write(f"warning: left out {entry.name}: {entry.problem}\n")
+            continue
         row = {
             "name": entry.name,
             "description": entry.description,
@@ -94,35 +114,54 @@ def list_tasks(argv: list[str]) -> None:
         sys.stdout.write(json.dumps(rows, indent=2) + "\n")
         return
 
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False, header_style="bold")
     sizes = [] if args.no_sizes else ["obs", "act", "envs"]
-    for column in ["task", *sizes, "tuned", "learns", "source", "description"]:
-        table.add_column(column, justify="right" if column in ("obs", "act", "envs") else "left")
+    table = [["task", *sizes, "tuned", "learns", "source", "description"]]
     for row in rows:
-        tuned = "yes" if row["tuned"] else "no"
+        tuned = "yes" if row["tuned"] else "yes*" if row["seconds_to_threshold"] is not None else "no"
         values = [row["name"], *(row[key] for key in sizes), tuned, row["learns"], row["source"], row["description"]]
-        table.add_row(*("–" if value is None else str(value) for value in values))
-    Console().print(table)
+        table.append(["–" if value is None else str(value) for value in values])
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    sys.stdout.write("".join(f"{line}\n" for line in _lines(table, right=sizes, width=width)))
+
+
+def _lines(table: list[list[str]], right: Sequence[str], width: int | None) -> list[str]:
+    """Rows of a table as lines, one each. Where they do not fit, the last columns are cut or left out, never the first.
+
+    Args:
+        table: Cells; the first row names the columns.
+        right: Columns of numbers, flush right.
+        width: Of the terminal [characters]; None prints everything.
+    """
+    columns = list(zip(*table, strict=True))
+    if width is not None:
+        while len(columns) > 1 and sum(max(map(len, column)) + 2 for column in columns[:-1]) + LEAST > width:
+            columns.pop()
+    lines = [""] * len(table)
+    for column in columns:
+        size = max(map(len, column))
+        for number, cell in enumerate(column):
+            lines[number] += cell.rjust(size) + "  " if column[0] in right else cell.ljust(size) + "  "
+    lines = [line.rstrip() for line in lines]
+    return [line if width is None or len(line) <= width else f"{line[: width - 1]}…" for line in lines]
 
 
 def _learning(outcome: dict[str, Any] | None) -> dict[str, Any]:
-    """Whether a task's settings were seen to reach its threshold, when, and on what."""
+    """Whether a task's own settings were seen to reach its threshold, when, on what, and else with which settings."""
     if outcome is None:
-        return {"tuned": False, "seconds_to_threshold": None, "learns": None}
+        return {"tuned": False, "seconds_to_threshold": None, "learns": None, "overrides": []}
     seconds, threshold = outcome["seconds_to_threshold"], outcome["threshold"]
     if seconds is None:
-        best = outcome["best_return"]
-        words = None if best is None else f"{best:,.0f} of {threshold:,.0f} in {outcome['seconds'] / 60:.0f} min"
+        final = outcome["final_return"]
+        words = None if final is None else f"{final:,.0f} of {threshold:,.0f} in {outcome['seconds'] / 60:.0f} min"
     else:
         time = f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
         gpu = outcome["environment"].get("gpu")
         cpus = outcome["environment"].get("cpu", {}).get("available")
         where = "GPU" if gpu else f"{cpus} CPU core{'' if cpus == 1 else 's'}"
         words = f"{threshold:,.0f} in {time}, {where}"
-    return {"tuned": outcome["reached"], "seconds_to_threshold": seconds, "learns": words}
+    overrides = list(outcome.get("overrides") or [])
+    tuned = outcome["reached"] and not overrides
+    return {"tuned": tuned, "seconds_to_threshold": seconds, "learns": words, "overrides": overrides}
 
 
 def _sizes(name: str, config_dir: str | None) -> dict[str, Any]:

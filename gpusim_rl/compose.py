@@ -13,7 +13,7 @@ import re
 import sys
 import tempfile
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
 from pathlib import Path
 from typing import Any, NoReturn
@@ -34,14 +34,17 @@ from yaml import YAMLError
 
 from gpusim_rl import paths
 from gpusim_rl.config import OPEN_SECTION, TASK_DEFAULTS, check_settings, known_keys, plain, unknown_key
-from gpusim_rl.discover import plugin_cfg_dirs, read_yaml, task_section, tasks, yaml_error
+from gpusim_rl.discover import check_config_dir, plugin_cfg_dirs, read_yaml, task_section, tasks, yaml_error
 from gpusim_rl.errors import ConfigError, did_you_mean, friendly_errors
 
 VERSION_BASE = "1.3"
-HYDRA_ERRORS = (HydraException, OmegaConfBaseException, YAMLError, ValueError)
+HYDRA_ERRORS = (HydraException, OmegaConfBaseException, YAMLError, ValueError, RecursionError)
 GROUPS = ("task", "ppo", "sim", "log", "debug")
 # A resumed run does not take these over from its saved command line: they belong to one call.
 ONE_CALL_ONLY = ("checkpoint", "test", "hydra")
+CONFIG_DIR = "--config-dir="
+NO_YAML = "~task"
+"""Stands in front of the overrides of a run whose task has no yaml: `++task.<key>=<value>` behind it are all it has."""
 
 
 def hydra_main(run: Callable[[dict[str, Any], list[str]], None]) -> Callable[..., None]:
@@ -54,6 +57,7 @@ def hydra_main(run: Callable[[dict[str, Any], list[str]], None]) -> Callable[...
     def job(cfg: Any) -> None:
         with friendly_errors():  # inside the job: else Hydra announces a failed job before our line
             config = plain(cfg)
+            refuse_misplaced(config, list(HydraConfig.get().overrides.task))
             check_settings(config)
             refuse_other_task(config)
             run(config, _job_overrides())
@@ -93,9 +97,11 @@ def compose(overrides: Sequence[str] = (), config_dir: str | Path | None = None)
     arguments = may_add(overrides)
     try:
         with hydra.initialize_config_dir(version_base=VERSION_BASE, config_dir=str(paths.cfg_dir())):
-            return plain(hydra.compose("config", overrides=arguments))
+            config = plain(hydra.compose("config", overrides=arguments))
     except HYDRA_ERRORS as error:
         raise explain(error, arguments) from None
+    refuse_misplaced(config, arguments)
+    return config
 
 
 def with_saved_overrides(arguments: Sequence[str]) -> list[str]:
@@ -103,7 +109,7 @@ def with_saved_overrides(arguments: Sequence[str]) -> list[str]:
 
     So a run is resumed by its folder alone. What is typed wins over what was saved.
     """
-    typed = {_key(text): _value(text) for text in arguments if _is_override(text)}
+    typed = {_key(text): _value(text) for text in arguments if _is_override(text) or text == NO_YAML}
     name = typed.get("checkpoint", "null")
     if name in ("null", ""):
         return list(arguments)
@@ -111,9 +117,11 @@ def with_saved_overrides(arguments: Sequence[str]) -> list[str]:
     # A folder continues in place, a file may start a new run: hand on which of the two was meant.
     meant = found.file if name.endswith(".pt") or found.run_dir is None else found.run_dir
     kept = [f"checkpoint={quote(str(meant))}" if _key(text) == "checkpoint" else text for text in arguments]
-    saved = []
-    for text in read_overrides(found.run_dir) if found.run_dir else []:
-        if text.startswith("--config-dir="):
+    lines, saved = read_overrides(found.run_dir) if found.run_dir else [], []
+    if typed.get("task") and NO_YAML in lines:  # all that is known of its task is saved, and another is asked for
+        lines = [text for text in lines if not _key(text).startswith("task.")]
+    for text in lines:
+        if text.startswith(CONFIG_DIR):
             if not any(argument.startswith(("-cd", "--config-dir")) for argument in arguments):
                 saved.append(text)
         elif _key(text) not in typed and _key(text).split(".")[0] not in ONE_CALL_ONLY:
@@ -128,10 +136,7 @@ def flags_first(arguments: Sequence[str]) -> list[str]:
 
 def may_add(arguments: Sequence[str]) -> list[str]:
     """Let what is below `OPEN_SECTION` be new: Hydra takes a new key only with + in front."""
-    return [
-        f"++{text.lstrip('+')}" if f"{_key(text)}.".startswith(f"{OPEN_SECTION}.") and text[0] in "+t" else text
-        for text in arguments
-    ]
+    return [f"++{text.lstrip('+')}" if _is_open(text) and text[0] in "+t" else text for text in arguments]
 
 
 def read_overrides(run_dir: Path) -> list[str]:
@@ -157,6 +162,16 @@ def refuse_other_task(config: dict[str, Any]) -> None:
     if trained != asked:
         raise ConfigError(
             f"checkpoint of another task: {run_dir} trained {trained}, asked for {asked}. Try leaving task= away"
+        )
+
+
+def refuse_misplaced(config: Mapping[str, Any], arguments: Sequence[str]) -> None:
+    """Stop when the task's yaml lacks its first line, so that Hydra put all it holds below `task`."""
+    section = config.get("task")
+    if isinstance(section, Mapping) and isinstance(section.get("task"), Mapping):
+        raise ConfigError(
+            _problem(arguments)
+            or "the task's yaml has a section 'task' below 'task': is its first line not '# @package _global_'?"
         )
 
 
@@ -192,6 +207,11 @@ def explain(error: Exception, arguments: Sequence[str] = ()) -> ConfigError:
         return error
     if isinstance(error, YAMLError):
         return yaml_error(error)
+    if isinstance(error, RecursionError):
+        where = TaskFolders.user or paths.cfg_dir()
+        return ConfigError(
+            _problem(arguments) or f"a yaml in {where} builds on itself: none may name itself in its defaults"
+        )
     text = str(error).strip()
     first = text.partition("\n")[0]
     if isinstance(error, MissingConfigException) and error.missing_cfg_file and error.options is not None:
@@ -238,6 +258,8 @@ class TaskFolders(SearchPathPlugin):
 
 
 def _prepare_hydra(config_dir: str | Path | None = None) -> None:
+    if config_dir is not None:
+        check_config_dir(config_dir)
     TaskFolders.user = Path(config_dir).resolve() if config_dir is not None else None
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra hands errors on instead of printing them; `explain` words them
     # Hydra 1.3 wants version_base, 1.4 warns on it; we support both.
@@ -252,18 +274,34 @@ def _job_overrides() -> list[str]:
     """The overrides of this run, in the form that `with_saved_overrides` reads back."""
     settings = HydraConfig.get()
     folders = [source.path for source in settings.runtime.config_sources if source.provider == "command-line"]
-    typed = [text.removeprefix("++") for text in settings.overrides.task]
-    return [*(f"--config-dir={folder}" for folder in folders), *typed]
+    typed = [text.removeprefix("++") if _is_open(text) else text for text in settings.overrides.task]
+    return [*(f"{CONFIG_DIR}{folder}" for folder in folders), *typed]
+
+
+def _is_open(text: str) -> bool:
+    """Whether an override is below `OPEN_SECTION`."""
+    return f"{_key(text)}.".startswith(f"{OPEN_SECTION}.")
 
 
 def _all_keys(arguments: Sequence[str]) -> list[str]:
     """Keys that a command line may set, with those of the task it names."""
     config_dir = get_args_parser().parse_known_args(list(arguments))[0].config_dir
     entries = tasks(config_dir)
-    names = {_value(text) for text in arguments if _key(text) == "task"} or {_default_task()}
-    sections = [task_section(entries[name].file) for name in names if name in entries]
+    names = [name for name in _task_names(arguments) if name in entries and not entries[name].problem]
+    sections = [task_section(entries[name].file) for name in names]
     keys = {f"task.{key}": None for section in [*sections, TASK_DEFAULTS] for key in section if key != "_target_"}
     return [*known_keys(), *keys]
+
+
+def _problem(arguments: Sequence[str]) -> str:
+    """What is wrong with the yaml of the task that a command line names."""
+    entries = tasks(TaskFolders.user)
+    return next((entries[name].problem for name in _task_names(arguments) if name in entries), "")
+
+
+def _task_names(arguments: Sequence[str]) -> list[str]:
+    """Tasks that a command line asks for."""
+    return [_value(text) for text in arguments if _key(text) == "task"] or [_default_task()]
 
 
 def _default_task() -> str:

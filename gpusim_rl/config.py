@@ -236,6 +236,7 @@ def build_run(
     target = task.pop("_target_", None)
     if task_class is None:
         task_class = load_task_class(target)
+    check_hooks(task_class)
     checked["task"] = build(config_class(task_class), task, path="task")
     return RunConfig(**checked)
 
@@ -303,6 +304,16 @@ def load_task_class(target: Any) -> type:
     return cls
 
 
+def check_hooks(task_class: type) -> None:
+    """Stop when a task does not define a method that every task has."""
+    missing = sorted(getattr(task_class, "__abstractmethods__", ()))
+    if missing:
+        own = [name for name in vars(task_class) if not name.startswith("__")]
+        hints = {name: close for name in missing if (close := closest(name, own))}
+        hint = "".join(f" It has {close!r}: did you mean {name!r}?" for name, close in hints.items())
+        raise ConfigError(f"task {task_class.__name__} does not define {', '.join(missing)}.{hint}".removesuffix("."))
+
+
 def known_keys() -> list[str]:
     """All keys a command line may set but those of the task, e.g. `ppo.network.hidden`."""
 
@@ -355,8 +366,28 @@ def _merged(old: Any, new: Any) -> Any:
     return {**old, **{key: _merged(old.get(key), value) for key, value in new.items()}}
 
 
+ISAACGYMENVS = {
+    "multi_gpu": "A run uses one GPU; -m seed=1,2 makes several runs",
+    "capture_video": "Try python tools/record.py <run folder>, during the training or after it; it needs no display",
+    "capture_video_freq": "Try python tools/record.py <run folder>",
+    "capture_video_len": "Try python tools/record.py <run folder> --steps <control steps>",
+    "pbt": "There is no population-based training; -m seed=1,2 makes several runs",
+    "num_threads": "Did you mean 'sim.num_threads'?",
+    "physics_engine": "Try sim=mujoco, mjwarp or newton",
+    "pipeline": "Try sim=mujoco, mjwarp or newton, and device=cpu or cuda",
+    "graphics_device_id": "Training draws nothing. Try python tools/record.py <run folder>",
+    "task.sim": "Try task.physics_hz (substeps / dt) and task.control_hz; solver settings are in the MJCF",
+    "task.env": "A task's settings are right below task, e.g. task.episode_length; docs/migrating_from_isaacgymenvs.md",
+    "train": "Learning is below ppo, e.g. ppo.learning_rate; docs/migrating_from_isaacgymenvs.md has all names",
+}
+"""What to say to those who type its keys, and what is below them."""
+
+
 def unknown_key(key: str, known: Sequence[str]) -> ConfigError:
     """The error for a key that does not exist, with the closest key that does."""
+    for name, answer in ISAACGYMENVS.items():
+        if f"{key}.".startswith(f"{name}."):
+            return ConfigError(f"unknown key {key!r}. {answer}")
     section, _, leaf = key.rpartition(".")
     siblings = [name.rpartition(".")[2] for name in known if name.rpartition(".")[0] == section]
     elsewhere = {name.rpartition(".")[2]: name for name in known}

@@ -8,14 +8,16 @@ from __future__ import annotations
 import ast
 import importlib.util
 import json
+import re
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
 from gpusim_rl import paths
-from gpusim_rl.errors import ConfigError
+from gpusim_rl.errors import ConfigError, did_you_mean
 
 ENTRY_POINT_GROUP = "gpusim_rl.cfg"
 
@@ -29,6 +31,7 @@ class TaskEntry:
     target: str  # class path
     source: str  # package, or folder, that ships it
     file: Path  # its yaml
+    problem: str = ""  # why it cannot be read; one broken yaml must not hide the others
 
 
 def cfg_dirs() -> list[tuple[str, Path]]:
@@ -53,16 +56,68 @@ def plugin_cfg_dirs() -> list[tuple[str, Path]]:
 
 def tasks(config_dir: str | Path | None = None) -> dict[str, TaskEntry]:
     """All tasks by name; `config_dir` is the user's folder (`-cd`), which wins over the others."""
-    found: dict[str, TaskEntry] = {}
-    folders = [(str(config_dir), Path(config_dir))] if config_dir is not None else []
-    for source, folder in [*folders, *cfg_dirs()]:
+    folders = cfg_dirs()
+    if config_dir is not None:
+        check_config_dir(config_dir)
+        folders.insert(0, (str(config_dir), Path(config_dir)))
+    files: dict[str, tuple[str, Path]] = {}
+    for source, folder in folders:
         for file in sorted((folder / "task").glob("*.yaml")):
-            if file.stem in found:
-                continue
-            target = str(task_section(file).get("_target_", ""))
-            description = _description(target).removeprefix(f"{file.stem}: ")
-            found[file.stem] = TaskEntry(file.stem, description, target, source, file)
-    return dict(sorted(found.items()))
+            files.setdefault(file.stem, (source, file))
+    yamls = {name: file for name, (_, file) in files.items()}
+    return {name: _entry(name, source, yamls) for name, (source, _) in sorted(files.items())}
+
+
+def check_config_dir(config_dir: str | Path) -> None:
+    """Stop where the user's folder is not there, or would replace what is not a choice.
+
+    Raises:
+        ConfigError: As it says.
+    """
+    folder = Path(config_dir)
+    if not folder.is_dir():
+        near = folder.parent if folder.parent.is_dir() else Path()
+        names = [path.name for path in near.iterdir() if (path / "task").is_dir()]
+        hint = did_you_mean(folder.name, names)
+        raise ConfigError(f"-cd {folder}: there is no such folder.{hint} Try one that holds task/<Name>.yaml")
+    if (folder / "config.yaml").is_file():
+        raise ConfigError(
+            f"{folder / 'config.yaml'} would take the place of all our settings."
+            " Try another name: a folder for -cd holds task/<Name>.yaml, and ppo/, sim/, log/ or debug/ beside it"
+        )
+
+
+def _entry(name: str, source: str, yamls: Mapping[str, Path]) -> TaskEntry:
+    """What there is to know of a task without composing it."""
+    file = yamls[name]
+    try:
+        target = str(_target(name, yamls) or "")
+    except ConfigError as error:
+        return TaskEntry(name, "", "", source, file, str(error))
+    return TaskEntry(name, _description(target).removeprefix(f"{name}: "), target, source, file)
+
+
+def _target(name: str, yamls: Mapping[str, Path], trail: tuple[str, ...] = ()) -> Any:
+    """`_target_` of a task, from its yaml or from one that it builds on (`defaults: [Ant]`)."""
+    file = yamls[name]
+    content = read_yaml(file)
+    section = content.get("task") or {}
+    if not isinstance(section, dict):
+        raise ConfigError(f"{file}: task must be a section with keys of its own, got {section!r}")
+    if "task" in content and not re.match(r"(\s*#.*\n|\s)*#\s*@package\s+_global_", file.read_text(encoding="utf-8")):
+        raise ConfigError(f"{file}: the first line must be '# @package _global_': without it nothing is in its place")
+    target = section.get("_target_")
+    for base in content.get("defaults") or []:
+        if not isinstance(base, str) or base == "_self_" or base not in yamls:
+            continue  # another group's choice, or Hydra's to complain about
+        if base in (*trail, name):
+            way = "" if base == name else f", by way of {', '.join([*trail, name])}"
+            raise ConfigError(
+                f"{yamls[base]} builds on itself (defaults: [{base}]{way}); give it another name, e.g. My{base}.yaml"
+            )
+        inherited = _target(base, yamls, (*trail, name))
+        target = target or inherited
+    return target
 
 
 def learned() -> dict[str, dict[str, Any]]:

@@ -12,7 +12,7 @@ import pytest
 from gpusim_rl import cli, paths
 from gpusim_rl.compose import compose
 from gpusim_rl.config import known_keys
-from gpusim_rl.discover import task_section, tasks
+from gpusim_rl.discover import read_yaml, task_section, tasks
 from gpusim_rl.errors import ConfigError
 
 HEAVY = re.compile(r"\| +(torch|warp|mujoco|mujoco_warp|newton|wandb)\b")
@@ -36,6 +36,11 @@ HEAVY = re.compile(r"\| +(torch|warp|mujoco|mujoco_warp|newton|wandb)\b")
         ("task.physic_hz=60", "unknown key 'task.physic_hz'. Did you mean 'task.physics_hz'?"),
         ("tasks=Ant", "unknown key 'tasks'. Did you mean 'task'?"),
         ("xyzzy=1", "unknown key 'xyzzy'. Try python train.py --help"),
+        ("multi_gpu=True", "unknown key 'multi_gpu'. A run uses one GPU"),
+        ("capture_video=True", "unknown key 'capture_video'. Try python tools/record.py"),
+        ("capture_video_len=100", "unknown key 'capture_video_len'. Try python tools/record.py <run folder> --steps"),
+        ("pbt.enabled=True", "unknown key 'pbt.enabled'. There is no population-based training"),
+        ("task.sim.dt=0.01", "unknown key 'task.sim.dt'. Try task.physics_hz"),
         ("ppo.xyzzy=1", "unknown key 'ppo.xyzzy'. ppo has: horizon, epochs, "),
         ("~num_envs", "missing key 'num_envs'"),
         ("~task", "no task: try task=Cartpole"),
@@ -63,7 +68,7 @@ HEAVY = re.compile(r"\| +(torch|warp|mujoco|mujoco_warp|newton|wandb)\b")
         ("task=Ant,Cartpole", "task=Ant,Cartpole: several values need -m"),
         ("checkpoint=Ant", "no checkpoint 'Ant': expected a run folder, a .pt file or a trained"),
         ("--task Ant", "unrecognized arguments: --task. Settings are written without dashes: task"),
-        ("-cd nowhere task=Ant", "Additional config directory '"),
+        ("-cd nowhere task=Ant", "-cd nowhere: there is no such folder. Try one that holds task/<Name>.yaml"),
         ("-m seed=1,2 num_envs=abc", "num_envs must be a positive int, got 'abc'"),
         ("-m task=Cartpole,Antt", "unknown task 'Antt'. Did you mean 'Ant'?"),
         ("-m num_env=1,2", "unknown key 'num_env'. Did you mean 'num_envs'?"),
@@ -116,6 +121,65 @@ def test_broken_yaml_names_file_and_line(train_cli, tmp_path):
     assert done.returncode == 2
     assert re.match(r"error: .*Juggler\.yaml.* line \d", done.stderr), done.stderr
     assert done.stderr.count("\n") == 1
+
+
+@pytest.fixture
+def broken(tmp_path) -> Path:
+    """A folder for -cd with a task that is well and several that are not."""
+    folder = tmp_path / "my_cfg" / "task"
+    folder.mkdir(parents=True)
+    head = "# @package _global_\n"
+    (folder / "Small.yaml").write_text(f"# Fewer ants.\n{head}defaults: [Ant]\nnum_envs: 8\n")
+    (folder / "Pendulum.yaml").write_text(f"{head}defaults: [Pendulum]\nnum_envs: 8\n")
+    (folder / "Hen.yaml").write_text(f"{head}defaults: [Egg, _self_]\n")
+    (folder / "Egg.yaml").write_text(f"{head}defaults: [Hen]\n")
+    (folder / "Lost.yaml").write_text("task: {_target_: gpusim_rl.tasks.ant.Ant}\nnum_envs: 8\n")
+    (folder / "Torn.yaml").write_text(f"{head}task: [\n")
+    return tmp_path / "my_cfg"
+
+
+BROKEN = [
+    ("Pendulum", "Pendulum.yaml builds on itself (defaults: [Pendulum]); give it another name, e.g. MyPendulum.yaml"),
+    ("Hen", "Hen.yaml builds on itself (defaults: [Hen], by way of Hen, Egg); give it another name, e.g. MyHen.yaml"),
+    ("Lost", "Lost.yaml: the first line must be '# @package _global_': without it nothing is in its place"),
+    ("Torn", "Torn.yaml line 3: not valid yaml: "),
+]
+
+
+@pytest.mark.parametrize(("name", "words"), BROKEN)
+def test_a_yaml_that_cannot_be_composed_is_one_line(train_cli, broken, tmp_path, name, words):
+    done = train_cli("-cd", "my_cfg", f"task={name}", check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("error: ") and f"/{words}" in done.stderr and done.stderr.count("\n") == 1
+    with pytest.raises(ConfigError) as info:
+        compose([f"task={name}"], broken)
+    assert f"/{words}" in str(info.value) and "\n" not in str(info.value)
+    assert [path.name for path in tmp_path.iterdir()] == ["my_cfg"]
+
+
+def test_a_broken_task_does_not_hide_the_others(broken, capsys):
+    cli.main(["list", "--json", "--no-sizes", "-cd", str(broken)])
+    printed = capsys.readouterr()
+    rows = {row["name"]: row for row in json.loads(printed.out)}
+    assert set(rows) == {"Small", *tasks()} - {"Pendulum"}
+    assert rows["Small"]["description"] == rows["Ant"]["description"] != "", "what a task builds on tells its class"
+    warnings = printed.err.splitlines()
+    assert len(warnings) == 5 and all(line.startswith("warning: left out ") for line in warnings)
+    assert all(any(words in line for line in warnings) for _, words in BROKEN)
+
+
+def test_a_folder_that_is_not_there_or_is_ours_is_one_line_everywhere(train_cli, broken, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    for call in (lambda folder: compose(["task=Ant"], folder), tasks, lambda folder: cli.main(["list", "-cd", folder])):
+        with pytest.raises((ConfigError, SystemExit)):
+            call("nowhere")
+    with pytest.raises(ConfigError, match=r"-cd my_cgf: there is no such folder\. Did you mean 'my_cfg'\?"):
+        compose(["task=Ant"], "my_cgf")
+    (broken / "config.yaml").write_text("num_envs: 3\n")
+    with pytest.raises(ConfigError, match=r"my_cfg/config\.yaml would take the place of all our settings"):
+        compose(["task=Ant"], "my_cfg")
+    done = train_cli("-cd", "my_cfg", "task=Ant", check=False)
+    assert done.stderr.startswith("error: my_cfg/config.yaml would take") and done.stderr.count("\n") == 1
 
 
 # -- help, completion, discovery --------------------------------------------------------------
@@ -200,17 +264,42 @@ def test_list_tells_every_task(capsys):
 
 
 def test_list_tells_how_long_a_task_takes_to_learn(capsys, monkeypatch, tmp_path):
-    reached = {"task": "Ant", "seed": 1, "threshold": 3000.0, "reached": True, "seconds_to_threshold": 400.0}
+    reached = {"seed": 1, "threshold": 3000.0, "reached": True, "seconds_to_threshold": 400.0, "overrides": []}
+    changed = {"overrides": ["num_envs=512"]}
     failed = {"task": "Cartpole", "seed": 1, "threshold": 470.0, "reached": False, "seconds_to_threshold": None}
-    machine = {"environment": {"cpu": {"available": 2}, "gpu": None}, "best_return": 310.4, "seconds": 600.0}
+    machine = {
+        "environment": {"cpu": {"available": 2}, "gpu": None},
+        "best_return": 310.4,
+        "final_return": 205.0,
+        "seconds": 600.0,
+    }
     file = tmp_path / "tasks.json"
-    file.write_text(json.dumps({"outcomes": [{**entry, **machine} for entry in (reached, failed)]}))
+    entries = ({**reached, "task": "Ant"}, {**reached, **changed, "task": "Anymal"}, failed)
+    file.write_text(json.dumps({"outcomes": [{**entry, **machine} for entry in entries]}))
     monkeypatch.setattr(paths, "evidence_file", lambda: file)
     cli.main(["list", "--json", "--no-sizes"])
     rows = {row["name"]: (row["tuned"], row["learns"]) for row in json.loads(capsys.readouterr().out)}
     assert rows["Ant"] == (True, "3,000 in 7 min, 2 CPU cores")
-    assert rows["Cartpole"] == (False, "310 of 470 in 10 min")
+    assert rows["Anymal"] == (False, "3,000 in 7 min, 2 CPU cores"), "not with the settings of its yaml"
+    assert rows["Cartpole"] == (False, "205 of 470 in 10 min"), "as it ended, not at its best"
     assert rows["Pendulum"] == (False, None)
+
+    cli.main(["list", "--no-sizes"])
+    shown = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
+    assert set(shown) == {"task", *tasks()}, "one line each, names whole"
+    assert [shown[name].split()[1] for name in ("Ant", "Anymal", "Cartpole")] == ["yes", "yes*", "no"]
+
+
+@pytest.mark.parametrize("width", [200, 80, 40, 10])
+def test_a_narrow_list_loses_its_last_columns_and_never_a_name(capsys, monkeypatch, width):
+    monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    cli.main(["list", "--no-sizes"])
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 1 + len(tasks())
+    assert all(len(line) <= max(width, 16) for line in lines)
+    if width > 16:
+        assert [line.split()[0] for line in lines[1:]] == list(tasks())
 
 
 TASK_YAML = """\
@@ -321,16 +410,27 @@ def test_a_folder_of_the_users_wins_over_ours(train_cli, juggler):
     (juggler / "my_cfg" / "task" / "Juggler.yaml").rename(juggler / "my_cfg" / "task" / "Pendulum.yaml")
     assert tasks(juggler / "my_cfg")["Pendulum"].target == "juggler.Juggler"
     train_cli("-cd", "my_cfg", "task=Pendulum", "debug=smoke")
-    [folder] = run_dirs(juggler, "Juggler")
+    [folder] = run_dirs(juggler, "Pendulum")
     assert task_section(folder / "config.yaml")["_target_"] == "juggler.Juggler"
-    train_cli("checkpoint=Juggler", "max_iterations=3")
-    assert run_dirs(juggler, "Juggler") == [folder]
+    train_cli("checkpoint=Pendulum", "max_iterations=3")
+    assert run_dirs(juggler, "Pendulum") == [folder]
 
 
 def test_a_folder_of_the_users_wins_over_ours_in_python_and_only_there(juggler):
     (juggler / "my_cfg" / "task" / "Juggler.yaml").rename(juggler / "my_cfg" / "task" / "Pendulum.yaml")
     assert compose(["task=Pendulum"], juggler / "my_cfg")["task"]["_target_"] == "juggler.Juggler"
     assert compose(["task=Pendulum"])["task"]["_target_"] == "gpusim_rl.tasks.pendulum.Pendulum"
+
+
+def test_a_run_is_called_as_its_yaml(train_cli, tmp_path):
+    (tmp_path / "my_cfg" / "task").mkdir(parents=True)
+    yaml = "# @package _global_\ndefaults: [Pendulum]\ntask: {max_torque: 3.0}\n"
+    (tmp_path / "my_cfg" / "task" / "Strong.yaml").write_text(yaml)
+    train_cli("-cd", "my_cfg", "task=Strong", "debug=smoke")
+    [folder] = run_dirs(tmp_path, "Strong")
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["Strong"]
+    train_cli("checkpoint=Strong", "max_iterations=3")
+    assert run_dirs(tmp_path, "Strong") == [folder] and read_yaml(folder / "config.yaml")["task"]["max_torque"] == 3.0
 
 
 # -- Python -----------------------------------------------------------------------------------
@@ -367,6 +467,54 @@ def test_python_takes_a_class_with_and_without_yaml(juggler, monkeypatch):
     assert config["task"]["_target_"] == "juggler.Juggler"
     with pytest.raises(ConfigError, match=r"try gpusim_rl\.train\(Juggler, Juggler\.Config"):
         prepare(Juggler)
+
+
+def test_a_run_from_python_is_resumed_by_its_folder_alone(train_cli, juggler, command, checkout):
+    values = {key: value for key, value in task_section(tasks()["Pendulum"].file).items() if key != "_target_"}
+    (juggler / "start.py").write_text(
+        "import gpusim_rl\nfrom juggler import Juggler\n"
+        f"config = Juggler.Config(bonus=2.0, randomization_params={{'latency': {{'range': [0, 1]}}}}, **{values})\n"
+        "gpusim_rl.train(Juggler, config, device='cpu', debug='smoke', task={'max_torque': 3.0})\n"
+    )
+    command(sys.executable, "start.py", cwd=juggler, env={"PYTHONPATH": f"{juggler}:{checkout}"})
+    [folder] = run_dirs(juggler, "Juggler")
+    before = read_yaml(folder / "config.yaml")
+    assert (before["task"]["bonus"], before["task"]["max_torque"]) == (2.0, 3.0)
+    for iterations in (3, 4):
+        train_cli(f"checkpoint={folder}", f"max_iterations={iterations}", cwd=juggler)
+        assert read_yaml(folder / "config.yaml") == {
+            **before,
+            "max_iterations": iterations,
+            "checkpoint": str(folder.relative_to(juggler)),
+        }
+    train_cli("checkpoint=Juggler", "test=true", "task.bonus=5", cwd=juggler)
+    done = train_cli("checkpoint=Juggler", "task=Ant", cwd=juggler, check=False)
+    assert done.stderr.startswith("error: checkpoint of another task"), done.stderr
+    done = train_cli("checkpoint=Juggler", "task.bonsu=5", cwd=juggler, check=False)
+    assert done.stderr == "error: unknown key 'task.bonsu'. Did you mean 'task.bonus'?\n", done.stderr
+
+
+def test_settings_from_python_are_in_the_overrides_of_a_task_with_a_yaml(monkeypatch):
+    from gpusim_rl.tasks.pendulum import Pendulum
+
+    from gpusim_rl.api import prepare
+
+    _, _, plain, _ = prepare(Pendulum)
+    values = {**plain["task"], "max_torque": 3.0, "randomization_params": {"latency": {"range": [0, 1]}}}
+    del values["_target_"]
+    _, _, plain, lines = prepare(Pendulum, Pendulum.Config(**values), task={"physics_hz": 240})
+    assert compose(lines) == plain and plain["task"]["max_torque"] == 3.0
+
+
+def test_python_finds_tasks_in_a_folder(juggler, monkeypatch):
+    from gpusim_rl.api import prepare
+
+    monkeypatch.syspath_prepend(str(juggler))
+    monkeypatch.delitem(sys.modules, "juggler", raising=False)
+    _, task, _, lines = prepare("Juggler", config_dir=juggler / "my_cfg", num_envs=8)
+    assert (task.__name__, lines) == ("Juggler", [f"--config-dir={juggler}/my_cfg", "task=Juggler", "num_envs=8"])
+    with pytest.raises(ConfigError, match=r"unknown task 'Juggler'\. Try config_dir=<folder with its yaml>, or pass"):
+        prepare("Juggler")
 
 
 @pytest.mark.parametrize(

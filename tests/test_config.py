@@ -305,6 +305,22 @@ def test_a_task_file_that_fails_to_import_shows_its_own_error(tmp_path, monkeypa
         config.load_task_class("broken_task_file.Hopper")
 
 
+@pytest.mark.parametrize(
+    ("hooks", "words"),
+    [
+        ("scene reset apply_action observ rewards terminated", "observe. It has 'observ': did you mean 'observe'?"),
+        ("scene reset apply_action observe", "rewards, terminated"),
+    ],
+)
+def test_a_task_without_a_hook_is_one_line(composed, hooks, words):
+    from gpusim_rl.env import Task
+
+    half = type("Half", (Task,), {"Config": TaskConfig, **{name: lambda self: None for name in hooks.split()}})
+    with pytest.raises(ConfigError) as info:
+        config.build_run(composed, task_class=half)
+    assert message(info) == f"task Half does not define {words}"
+
+
 def test_config_class_must_be_a_dataclass():
     class Hopper:
         Config = 3

@@ -137,6 +137,7 @@ def test_the_new_task_conforms(reacher):
         ("my_tasks/reacher.py", "dtype=torch.bool,", "dtype=torch.float32,"),
         ("my_cfg/task/Reacher.yaml", "max_torque: 2.0", "max_torqe: 2.0"),
         ("my_tasks/reacher.py", '["hand"]', '["fist"]'),
+        ("my_tasks/assets/reacher.xml", 'joint="elbow"', 'joint="elbo"'),
     ],
 )
 def test_mistakes_read_as_the_document_says(tmp_path, file, right, wrong):
@@ -149,7 +150,8 @@ def test_mistakes_read_as_the_document_says(tmp_path, file, right, wrong):
     command = f"python {ROOT}/train.py -cd my_cfg task=Reacher debug=smoke device=cpu"
     done = shell(command, tmp_path, check=False)
     assert done.returncode == 2
-    assert f"| `{done.stderr.strip()}` |" in (ROOT / "docs" / "add_a_task.md").read_text()
+    said = done.stderr.strip().replace(f"{tmp_path}/", "")
+    assert f"| `{said}` |" in (ROOT / "docs" / "add_a_task.md").read_text()
 
 
 def rows(run: Path) -> list[dict[str, str]]:
@@ -168,6 +170,8 @@ def test_the_task_of_the_readme_learns(tmp_path):
     [run] = (tmp_path / "runs" / "Balance").glob("2*")
     assert float(rows(run)[-1]["episode/return"]) > 150  # of 300; the first episodes last about 30 steps
     shell(f"python {ROOT}/tools/play.py Balance --viewer none --steps 10", tmp_path)
+    shell(f"python {ROOT}/train.py checkpoint=Balance max_iterations=41", tmp_path)
+    assert len(rows(run)) == 41
 
 
 # -- config.md --------------------------------------------------------------------------------

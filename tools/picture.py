@@ -27,7 +27,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="picture", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("run", help="task, run folder or checkpoint")
     parser.add_argument("--out", type=Path, help="png to write (default: the task's name, here)")
-    parser.add_argument("--steps", type=int, default=0, help="control steps before the picture (default: 0)")
+    parser.add_argument("--steps", type=not_negative, default=0, help="control steps before the picture (default: 0)")
     parser.add_argument("--worlds", type=positive, default=1, help="tiles of the grid (default: 1)")
     parser.add_argument("--width", type=positive, default=480, help="pixels (default: 480)")
     parser.add_argument("--height", type=positive, default=360, help="pixels (default: 360)")
@@ -51,6 +51,14 @@ def positive(text: str) -> int:
     return value
 
 
+def not_negative(text: str) -> int:
+    """A count that may be 0."""
+    value = int(text)
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"must not be negative, got {value}")
+    return value
+
+
 def share(text: str) -> float:
     """A part of the whole."""
     value = float(text)
@@ -67,10 +75,13 @@ def picture(args: argparse.Namespace) -> Path:
     if args.out is not None and args.out.suffix != ".png":
         raise ConfigError(f"a picture's name must end in .png, got {args.out.name!r}")
     share_cpus()  # before torch is imported
+    from gpusim_rl.compose import compose
     from gpusim_rl.run.play import Player
     from gpusim_rl.run.portrait import draw, write_png
 
-    with closing(Player.open(args.run, act=args.policy, num_envs=args.worlds, sim=args.sim, fresh=True)) as player:
+    with closing(
+        Player.open(args.run, act=args.policy, num_envs=args.worlds, sim=args.sim, fresh=True, compose=compose)
+    ) as player:
         for _ in range(args.steps):
             player.step()
         sim = player.env.sim

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import mujoco
 
+    from gpusim_rl.compose import compose
     from gpusim_rl.run.play import Player
 
 FOLLOW_INTERVAL_S = 1.0
@@ -55,8 +56,11 @@ def play(args: argparse.Namespace) -> None:
     """Step the run in a window, or without one."""
     from gpusim_rl.errors import ConfigError
     from gpusim_rl.machine import share_cpus
+    from gpusim_rl.paths import find_checkpoint
 
     if args.viewer != "none" and not has_display():
+        if args.policy == "trained":
+            find_checkpoint(args.run)  # that there is no such run comes first
         raise ConfigError(
             "no display here (neither DISPLAY nor WAYLAND_DISPLAY is set) to open a window on."
             f" Try python tools/record.py {args.run} for a video"
@@ -65,7 +69,7 @@ def play(args: argparse.Namespace) -> None:
     from gpusim_rl.run.play import Player
 
     worlds = HEADLESS_WORLDS if args.viewer == "none" else 1
-    with closing(Player.open(args.run, act=args.policy, num_envs=worlds, sim=args.sim)) as player:
+    with closing(Player.open(args.run, act=args.policy, num_envs=worlds, sim=args.sim, compose=compose)) as player:
         if player.checkpoint is not None:
             print(f"{player.checkpoint}, iteration {player.iteration}")
         if args.viewer == "none":

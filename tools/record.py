@@ -60,11 +60,12 @@ def record(args: argparse.Namespace) -> Path:
     from gpusim_rl.errors import import_extra
 
     import_extra("imageio_ffmpeg", "video", "record")  # said before the work, not after it
+    from gpusim_rl.compose import compose
     from gpusim_rl.run.play import Player
     from gpusim_rl.run.render import make_renderer
     from gpusim_rl.run.video import VideoWriter
 
-    player = Player.open(args.run, act=args.policy, num_envs=args.worlds, sim=args.sim)
+    player = Player.open(args.run, act=args.policy, num_envs=args.worlds, sim=args.sim, compose=compose)
     every, fps = frame_rate(player.env.cfg.control_hz)
     sim = player.env.sim
     renderer, note = make_renderer(sim.scene, sim.scene_qpos().cpu().numpy(), args.width, args.height, args.renderer)

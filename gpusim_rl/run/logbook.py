@@ -234,9 +234,11 @@ class Logbook:
                 f"the checkpoint of iteration {trainer.iteration} could not be written to {self.run_dir}; {newest}"
             )
         run = shlex.quote(str(self.run_dir))
+        limit = trainer.cfg.max_iterations
+        further = f" max_iterations={2 * limit}" if trainer.iteration >= limit else ""  # else it would end at once
         self.console.footer(
             [f"{command(tool)} {run}" for tool in ("play", "record")]
-            + [f"{command('train')} checkpoint={run}", f"{command('plot')} {run}"]
+            + [f"{command('train')} checkpoint={run}{further}", f"{command('plot')} {run}"]
         )
         return self._row
 

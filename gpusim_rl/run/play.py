@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +12,10 @@ import torch
 from torch import Tensor
 
 from gpusim_rl import discover
-from gpusim_rl.config import PPOConfig, SimConfig, build, build_run, config_class, load_task_class, plain
+from gpusim_rl.config import PPOConfig, SimConfig, build_run, load_task_class
 from gpusim_rl.env import Step, Task, TaskConfig, VecEnv
-from gpusim_rl.errors import ConfigError
+from gpusim_rl.errors import ConfigError, did_you_mean
 from gpusim_rl.learn.policy import ActorCritic, Hidden
-from gpusim_rl.paths import cfg_dir
 from gpusim_rl.run import checkpoint
 from gpusim_rl.run.run_dir import resolve_run
 from gpusim_rl.sim import SimChoice, choose_sim
@@ -84,7 +83,14 @@ class Player:
 
     @classmethod
     def open(
-        cls, name: str, *, act: str = "trained", num_envs: int = 1, sim: str | None = None, fresh: bool = False
+        cls,
+        name: str,
+        *,
+        act: str = "trained",
+        num_envs: int = 1,
+        sim: str | None = None,
+        fresh: bool = False,
+        compose: Callable[[list[str]], dict[str, Any]] | None = None,
     ) -> Player:
         """Rebuilds the task of a run from what the run saved, and its policy.
 
@@ -95,16 +101,21 @@ class Player:
             num_envs: Worlds.
             sim: Simulator; None takes MuJoCo, and Newton for a run that was trained on it.
             fresh: Where no policy is needed, a task is as its yaml has it, whatever its runs were.
+            compose: `gpusim_rl.compose.compose`; None where only runs can be meant.
 
         Raises:
             ConfigError: There is no such run, or it does not fit this version's task.
         """
         if (here := str(Path.cwd())) not in sys.path:
             sys.path.append(here)  # tasks in the user's folder, as for train.py
-        entry = discover.tasks().get(name)
-        if act != "trained" and entry is not None and (fresh or not Path("runs", name).exists()):
-            return cls._untrained(entry, act, num_envs, sim)
-        run, file = resolve_run(name)
+        untrained = discover.tasks() if compose is not None and act != "trained" else {}
+        if compose is not None and name in untrained and (fresh or not Path("runs", name).exists()):
+            return cls._untrained(compose([f"task={name}"]), act, num_envs, sim)
+        try:
+            run, file = resolve_run(name)
+        except ConfigError as error:
+            hint = did_you_mean(name, untrained)
+            raise ConfigError(f"{error}.{hint}" if hint else str(error)) from None
         written_ns = file.stat().st_mtime_ns  # before it is read: a newer one is not missed
         state = checkpoint.load(file)
         task_class = load_task_class(state["config"]["task"].get("_target_"))
@@ -125,14 +136,11 @@ class Player:
         return player
 
     @classmethod
-    def _untrained(cls, entry: discover.TaskEntry, act: str, num_envs: int, sim: str | None) -> Player:
-        task_class = load_task_class(entry.target)
-        section = dict(plain(discover.read_yaml(entry.file))["task"])
-        del section["_target_"]
-        sim_cfg = build(SimConfig, discover.read_yaml(cfg_dir() / "sim" / "auto.yaml"), "sim")
-        task_cfg = build(config_class(task_class), section, "task")
+    def _untrained(cls, config: dict[str, Any], act: str, num_envs: int, sim: str | None) -> Player:
+        task_class = load_task_class(config["task"].get("_target_"))
+        cfg = build_run(config, task_class=task_class)
         choice = _choose(sim or "mujoco")
-        return cls(task_class, task_cfg, sim_cfg, choice=choice, num_envs=num_envs, seed=0, act=act)
+        return cls(task_class, cfg.task, cfg.sim, choice=choice, num_envs=num_envs, seed=0, act=act)
 
     def _take(self, state: Mapping[str, Any], ppo: PPOConfig, file: Path, written_ns: int) -> None:
         for key, now in (("obs_sizes", self.env.obs_sizes), ("num_actions", self.env.num_actions)):

@@ -127,12 +127,18 @@ def draw(
         hoped for.
 
     Raises:
-        ConfigError: Nothing can draw here, or the picture is too small for the worlds.
+        ConfigError: Nothing can draw here, or the picture is too small for the worlds or too large for OpenGL.
     """
     columns = math.ceil(math.sqrt(len(qpos)))
     aspect = (width / columns) / (height / math.ceil(len(qpos) / columns))
     camera = Portrait(scene, qpos, aspect, fill)
-    drawn, note = make_renderer(scene, qpos, SMOOTH * width, SMOOTH * height, renderer, camera)
+    try:
+        drawn, note = make_renderer(scene, qpos, SMOOTH * width, SMOOTH * height, renderer, camera)
+    except mujoco.FatalError as error:  # what OpenGL can draw at once depends on the driver
+        raise ConfigError(
+            f"cannot draw {SMOOTH * width}x{SMOOTH * height} pixels for a picture of {width}x{height}: {error}."
+            " Try a smaller --width and --height"
+        ) from None
     try:
         large = drawn.render(qpos).reshape(height, SMOOTH, width, SMOOTH, 3)
     finally:

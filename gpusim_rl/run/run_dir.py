@@ -71,7 +71,7 @@ class RunDir:
         Args:
             base: Folder of all runs (`log.dir`).
             name: Folder of this run's group: `experiment`, by default the name of the task.
-            task: Name of the task. `<base>/<task>/latest` is this run, whatever `name` is.
+            task: Name of the task's yaml, else of its class. `<base>/<task>/latest` is this run, whatever `name` is.
             config: Composed config, plain values.
             overrides: The command line, as `train.py` reads it back for `checkpoint=<run>`.
         """
@@ -181,6 +181,12 @@ class RunDir:
     def environment(self) -> dict[str, Any]:
         """Content of env.json."""
         return json.loads(self.env_json.read_text())
+
+
+def chosen_task(overrides: Sequence[str]) -> str | None:
+    """Name of the yaml that a command line chose for the task; None where it named none that can name a folder."""
+    names = [text.removeprefix("task=").rpartition("/")[2] for text in overrides if text.startswith("task=")]
+    return names[-1] if names and re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9._-]*", names[-1]) else None
 
 
 def resolve_run(name: str, base: Path = Path("runs")) -> tuple[RunDir, Path]:

@@ -31,7 +31,7 @@ from gpusim_rl.run.logbook import Logbook, report
 from gpusim_rl.run.memory import check_learner_memory, check_memory
 from gpusim_rl.run.metrics import Metrics, Row
 from gpusim_rl.run.profile import profiling
-from gpusim_rl.run.run_dir import RunDir
+from gpusim_rl.run.run_dir import RunDir, chosen_task
 from gpusim_rl.run.timing import PhaseTimer
 from gpusim_rl.run.writers import require_tensorboard
 from gpusim_rl.sim import Scene, SimChoice, choose_sim, make_sim
@@ -288,10 +288,11 @@ class Trainer:
                 run_dir.go_on(config=self.config, overrides=self.overrides)
                 return run_dir
             self.wandb_id = secrets.token_hex(4)  # a branch of the run is a run of its own
+        name = chosen_task(self.overrides) or self.task_name
         return RunDir.create(
             Path(self.cfg.log.dir),
-            self.cfg.experiment or self.task_name,
-            self.task_name,
+            self.cfg.experiment or name,
+            name,
             config=self.config,
             overrides=self.overrides,
         )

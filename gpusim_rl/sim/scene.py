@@ -45,6 +45,12 @@ def _one_line(error: Exception) -> str:
     return " ".join(str(error).split())
 
 
+def _referring(spec: mujoco.MjSpec) -> dict[str, int]:
+    """How many elements name others, by kind: `MjSpec.attach` silently drops those whose others are not there."""
+    kinds = ("actuators", "sensors", "tendons", "equalities", "pairs", "excludes", "tuples")
+    return {kind: len(getattr(spec, kind)) for kind in kinds}
+
+
 class Scene:
     """One world, simulator-neutral; the canonical form is a `mujoco.MjSpec`.
 
@@ -207,7 +213,7 @@ class Scene:
             quat: How its frame is turned, wxyz.
 
         Raises:
-            TaskError: The name is taken, or the file is missing or not valid.
+            TaskError: The name is taken, or the file is missing or not valid, or refers to what it does not have.
         """
         if name in self.articulation_names:
             raise TaskError(f"Scene.add({name!r}): the scene already has a {name!r}; names must be unique")
@@ -225,7 +231,16 @@ class Scene:
         for kind, elements in (("body", part.bodies), ("joint", part.joints), ("actuator", part.actuators)):
             for number, element in enumerate(elements):
                 element.name = element.name or f"{kind}{number}"
+        before, own = _referring(self.spec), _referring(part)
         self.spec.attach(part, prefix=f"{name}/", frame=self.spec.worldbody.add_frame(pos=list(pos), quat=list(quat)))
+        after = _referring(self.spec)
+        if lost := [kind for kind in own if before[kind] + own[kind] > after[kind]]:
+            try:
+                if not isinstance(mjcf, mujoco.MjSpec) and not str(mjcf).startswith(menagerie.PREFIX):
+                    mujoco.MjSpec.from_file(str(mjcf)).compile()  # says which name it is, and on which line
+            except ValueError as error:
+                raise TaskError(f"Scene.add({name!r}): cannot load {mjcf}: {_one_line(error)}") from None
+            raise TaskError(f"Scene.add({name!r}): among its {' and '.join(lost)} some name what it does not have")
         self.articulation_names.append(name)
         self._model = None
 

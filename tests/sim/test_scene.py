@@ -93,6 +93,45 @@ def test_a_file_that_is_not_valid_is_one_line(tmp_path: Path):
     assert "\n" not in str(error.value)
 
 
+FOREARM = """
+<mujoco>
+  <worldbody>
+    <body name="arm"><joint name="elbow"/><geom name="arm" size="0.1"/></body>
+  </worldbody>
+  {}
+</mujoco>
+"""
+
+
+@pytest.mark.parametrize(
+    ("element", "message"),
+    [
+        ('<actuator><motor name="elbow" joint="elbo"/></actuator>', "unknown transmission target 'elbo'"),
+        ('<sensor><jointpos joint="elbo"/></sensor>', "unrecognized name 'elbo'"),
+        ('<tendon><fixed><joint joint="elbo" coef="1"/></fixed></tendon>', "joint 'elbo' not found"),
+        ('<equality><joint joint1="elbo"/></equality>', "unknown element 'elbo'"),
+        ('<contact><exclude body1="arm" body2="hand"/></contact>', "body 'hand' not found"),
+        ('<contact><pair geom1="arm" geom2="hand"/></contact>', "geom 'hand' not found"),
+    ],
+)
+def test_a_misspelt_reference_is_one_line_and_drops_nothing_silently(tmp_path: Path, element: str, message: str):
+    (tmp_path / "arm.xml").write_text(FOREARM.format(element))
+    spec = mujoco.MjSpec.from_string(FOREARM.format(element))
+    for mjcf, words in ((tmp_path / "arm.xml", message), (spec, r"Scene.add\('arm'\): among its \w+ some name what")):
+        scene = Scene(physics_hz=100)
+        scene.add("ball", mujoco.MjSpec.from_string(FOREARM.format('<actuator><motor joint="elbow"/></actuator>')))
+        with pytest.raises(TaskError, match=words) as error:
+            scene.add("arm", mjcf)
+        assert "\n" not in str(error.value)
+
+
+def test_the_world_may_be_referred_to():
+    scene = Scene(physics_hz=100)
+    exclude = '<contact><exclude body1="world" body2="arm"/></contact>'
+    scene.add("arm", mujoco.MjSpec.from_string(FOREARM.format(exclude)))
+    assert scene.model.nexclude == 1
+
+
 def test_a_scene_that_does_not_compile_is_one_line():
     scene = Scene(physics_hz=100)
     massless = '<body name="b"><freejoint/></body>'

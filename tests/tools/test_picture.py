@@ -12,11 +12,14 @@ import numpy as np
 import pytest
 
 from conftest import ROOT
+from gpusim_rl import compose as composing
+from gpusim_rl import discover
 from gpusim_rl.compose import compose
 from gpusim_rl.config import build_run, load_task_class
 from gpusim_rl.discover import read_yaml, tasks
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.run import portrait
+from gpusim_rl.run.play import Player
 from gpusim_rl.run.render import FOVY_DEG
 from gpusim_rl.sim import Scene
 
@@ -123,6 +126,35 @@ def test_bad_input_is_one_line(tool, arguments, line):
     assert done.returncode == 2
     assert done.stderr.startswith(f"error: {line}") and done.stderr.count("\n") == 1, done.stderr
     assert done.stdout == ""
+    if arguments == ("Cartpol",):
+        assert done.stderr.endswith(". Did you mean 'Cartpole'?\n")
+
+
+def test_a_negative_number_of_steps_is_refused(tool):
+    done = tool("picture", "Cartpole", "--steps", "-3", check=False)
+    assert done.returncode == 2 and done.stderr.endswith("argument --steps: must not be negative, got -3\n")
+
+
+def test_a_picture_that_is_too_large_is_one_line(monkeypatch):
+    def refuse(*_):
+        raise mujoco.FatalError("Offscreen framebuffer is not complete, error 0x8cd6")
+
+    monkeypatch.setattr(portrait, "make_renderer", refuse)
+    scene = table_scene()
+    with pytest.raises(ConfigError, match=r"^cannot draw 18000x720 pixels .* Try a smaller --width and --height$"):
+        portrait.draw(scene, scene.model.qpos0[None], 9000, 360)
+
+
+def test_a_task_that_builds_on_another_is_drawn(monkeypatch, tmp_path):
+    (tmp_path / "task").mkdir()
+    yaml = "# @package _global_\ndefaults: [Pendulum]\ntask: {control_hz: 20}\n"
+    (tmp_path / "task" / "Slow.yaml").write_text(yaml)
+    monkeypatch.setattr(discover, "plugin_cfg_dirs", lambda: [("mine", tmp_path)])
+    monkeypatch.setattr(composing, "plugin_cfg_dirs", lambda: [("mine", tmp_path)])
+    player = Player.open("Slow", act="zero", fresh=True, compose=compose)
+    assert (player.env.name, player.env.cfg.control_hz) == ("Pendulum", 20)
+    assert tasks()["Slow"].target == tasks()["Pendulum"].target
+    player.close()
 
 
 # -- its parts --------------------------------------------------------------------------------

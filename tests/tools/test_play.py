@@ -57,6 +57,11 @@ def test_without_a_display_one_line_points_to_record(tool, viewer):
     assert "tools/record.py Ant" in done.stderr
 
 
+def test_a_run_that_is_not_there_is_said_before_the_display(tool):
+    done = tool("play", "Foo", check=False, env={"DISPLAY": "", "WAYLAND_DISPLAY": ""})
+    assert done.returncode == 2 and done.stderr.startswith("error: no checkpoint 'Foo'"), done.stderr
+
+
 def test_a_display_that_does_not_answer_is_one_line(tool):
     done = tool("play", "Cartpole", env={"DISPLAY": ":98765", "WAYLAND_DISPLAY": ""}, check=False)
     assert done.returncode == 2
