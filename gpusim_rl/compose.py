@@ -124,7 +124,9 @@ def with_saved_overrides(arguments: Sequence[str]) -> list[str]:
         if text.startswith(CONFIG_DIR):
             if not any(argument.startswith(("-cd", "--config-dir")) for argument in arguments):
                 saved.append(text)
-        elif _key(text) not in typed and _key(text).split(".")[0] not in ONE_CALL_ONLY:
+        elif text.startswith("++task.") or (
+            _key(text) not in typed and _key(text).split(".")[0] not in ONE_CALL_ONLY
+        ):  # the first kind makes a key, which what is typed may then change
             saved.append(text)
     return [*saved, *kept]
 
@@ -290,7 +292,8 @@ def _all_keys(arguments: Sequence[str]) -> list[str]:
     names = [name for name in _task_names(arguments) if name in entries and not entries[name].problem]
     sections = [task_section(entries[name].file) for name in names]
     keys = {f"task.{key}": None for section in [*sections, TASK_DEFAULTS] for key in section if key != "_target_"}
-    return [*known_keys(), *keys]
+    made = [_key(text) for text in arguments if text.startswith("++task.") and not _is_open(text)]
+    return [*known_keys(), *keys, *made]
 
 
 def _problem(arguments: Sequence[str]) -> str:

@@ -94,7 +94,8 @@ def _entry(name: str, source: str, yamls: Mapping[str, Path]) -> TaskEntry:
         target = str(_target(name, yamls) or "")
     except ConfigError as error:
         return TaskEntry(name, "", "", source, file, str(error))
-    return TaskEntry(name, _description(target).removeprefix(f"{name}: "), target, source, file)
+    class_name = target.rpartition(".")[2]
+    return TaskEntry(name, _description(target).removeprefix(f"{class_name}: "), target, source, file)
 
 
 def _target(name: str, yamls: Mapping[str, Path], trail: tuple[str, ...] = ()) -> Any:

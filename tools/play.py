@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import mujoco
 
-    from gpusim_rl.compose import compose
     from gpusim_rl.run.play import Player
 
 FOLLOW_INTERVAL_S = 1.0
@@ -66,6 +65,7 @@ def play(args: argparse.Namespace) -> None:
             f" Try python tools/record.py {args.run} for a video"
         )
     share_cpus()  # before torch is imported
+    from gpusim_rl.compose import compose
     from gpusim_rl.run.play import Player
 
     worlds = HEADLESS_WORLDS if args.viewer == "none" else 1
