@@ -176,18 +176,18 @@ def hand_rows(goal: Sequence[float]) -> dict[str, Row]:
     def from_goal(world: World) -> np.ndarray:
         back, turn = np.zeros(4), np.zeros(4)
         mujoco.mju_negQuat(back, world.own(world.task.goal_quat))
-        mujoco.mju_mulQuat(turn, world.quat("cube/cube"), back)
+        mujoco.mju_mulQuat(turn, world.quat("object/cube"), back)
         return turn if turn[0] >= 0.0 else -turn
 
     return {
         "angles": lambda w: w.mapped("hand"),
         "speeds": lambda w: 0.2 * w.speeds("hand"),
         "efforts": lambda w: 10.0 * w.efforts("hand"),
-        "cube_pos": lambda w: w.pos("cube/cube"),
-        "cube_quat": lambda w: w.quat("cube/cube"),
-        "cube_velocity": lambda w: w.velocity("cube/cube"),
-        "cube_spin": lambda w: 0.2 * w.spin("cube/cube"),
-        "goal_pos": lambda w: goal - w.pos("cube/cube"),
+        "cube_pos": lambda w: w.pos("object/cube"),
+        "cube_quat": lambda w: w.quat("object/cube"),
+        "cube_velocity": lambda w: w.velocity("object/cube"),
+        "cube_spin": lambda w: 0.2 * w.spin("object/cube"),
+        "goal_pos": lambda w: goal - w.pos("object/cube"),
         "goal_quat": lambda w: w.own(w.task.goal_quat),
         "from_goal": from_goal,
     }
@@ -224,7 +224,7 @@ def chosen(rows: dict[str, Row], names: str) -> list[Row]:
 
 def hand_case(rows: dict[str, Row], kind: str, names: str, **settings: Any) -> Case:
     tips = SHADOW_TIPS if rows is shadow else []
-    touch = [(tip, "cube/cube") for tip in tips]
+    touch = [(tip, "object/cube") for tip in tips]
     return Case(chosen(rows, names), settings={"observation_type": kind, **settings}, touch=touch)
 
 
