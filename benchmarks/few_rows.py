@@ -34,6 +34,7 @@ def measure(settings: list[str], rounds: int) -> dict[int, dict[str, float]]:
         for turn in range(rounds + 1):
             for threads, values in seconds.items():
                 torch.set_num_threads(threads)
+                trainer.ppo._chunks._pool = None  # its workers were chosen for another number
                 trainer.collect()
                 started, worked = time.perf_counter(), time.process_time()
                 trainer.ppo.update(trainer.rollout, trainer.obs, trainer.hidden)

@@ -37,7 +37,7 @@ from gpusim_rl.run.writers import require_tensorboard
 from gpusim_rl.sim import Scene, SimChoice, choose_sim, make_sim
 
 # What a checkpoint's tensors depend on: it cannot be continued with other values.
-ROWS_PER_THREAD = 512
+ROWS_PER_THREAD = 1024
 STRUCTURE = ("num_envs", "ppo.horizon", "ppo.network", "ppo.normalize_obs", "ppo.normalize_value")
 POLICY_STRUCTURE = ("ppo.network", "ppo.normalize_obs", "ppo.normalize_value")
 
