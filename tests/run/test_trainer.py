@@ -252,7 +252,9 @@ def test_a_number_of_threads_that_the_user_chose_stays(tmp_path, monkeypatch, ch
     assert calls == ([] if chosen else [1])  # it is small
 
 
-@pytest.mark.parametrize(("rows", "threads"), [(1, 1), (1024, 1), (2047, 1), (2048, 2), (4096, 4), (10**6, 8), (None, 8)])
+@pytest.mark.parametrize(
+    ("rows", "threads"), [(1, 1), (1024, 1), (2047, 1), (2048, 2), (4096, 4), (10**6, 8), (None, 8)]
+)
 def test_few_rows_take_few_threads(monkeypatch, rows, threads):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr(trainer_module, "available_cpus", lambda: 8)
