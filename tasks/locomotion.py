@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from gpusim_rl.env import Task, TaskConfig
-from gpusim_rl.env.math import euler_xyz, quat_rotate, quat_rotate_inverse, unscale, wrap_angle
+from gpusim_rl.env.math import quat_rotate, quat_rotate_inverse, wrap_angle
 from gpusim_rl.paths import assets_dir
 from gpusim_rl.sim import Scene, Sim
 
@@ -64,19 +64,23 @@ class Locomotion(Task[Cfg]):
         self.feet = self.robot.contacts(self.FEET)
         self.num_actions = len(self.robot.actuator_names)
         self.joint_low, self.joint_high = self.robot.joint_limits.unbind(dim=1)
+        self.joint_middle = 0.5 * (self.joint_low + self.joint_high)
+        self.joint_range = 0.5 * (self.joint_high - self.joint_low)  # to either side of the middle
         # A reference pose may lie outside the range of the joints, as that of Ant's ankles: start at the nearest limit.
         self.start_joint_pos = self.robot.default_joint_pos.clamp(self.joint_low, self.joint_high)
         self.start_high = self.joint_high.clone()  # rad; no joint starts beyond it
         self.potential = torch.zeros(self.num_envs, device=self.device)  # -distance to the target / dt [m/s]
         self.target = torch.tensor([TARGET_DISTANCE, 0.0], device=self.device)
+        self.x_axis = torch.tensor([[1.0, 0.0, 0.0]], device=self.device)
 
     def reset(self, where: Bool[Tensor, " envs"]) -> None:
         num_joints = len(self.robot.joint_names)
-        joint_pos = self.start_joint_pos + self.random.uniform(-0.2, 0.2, num_joints)
+        noise = self.random.uniform(-1.0, 1.0, 2, num_joints)
+        joint_pos = self.start_joint_pos + 0.2 * noise[:, 0]
         self.robot.set_state(
             where,
             joint_pos=joint_pos.clamp(self.joint_low, self.start_high),
-            joint_vel=self.random.uniform(-0.1, 0.1, num_joints),
+            joint_vel=0.1 * noise[:, 1],
         )
         self.potential.copy_(torch.where(where, self._potential(), self.potential))
 
@@ -92,13 +96,13 @@ class Locomotion(Task[Cfg]):
             "progress": progress,
             "alive": torch.full_like(progress, cfg.alive_reward),
             "up": cfg.up_weight * (self._up() > 0.93).float(),
-            "heading": cfg.heading_weight * (self._heading() / 0.8).clamp(max=1.0),
+            "heading": cfg.heading_weight * (self._heading(self._forward()) / 0.8).clamp(max=1.0),
             "action_cost": -cfg.action_cost * self.actions.square().sum(dim=1),
             "energy_cost": -cfg.energy_cost * self._energy(),
             "joint_limit_cost": -cfg.joint_limit_cost * self._at_limit(),
         }
         fell = self.terminated()
-        terms = {name: torch.where(fell, 0.0, term) for name, term in terms.items()}
+        terms = {name: term.masked_fill(fell, 0.0) for name, term in terms.items()}
         terms["death"] = cfg.death_cost * fell.float()
         return terms
 
@@ -116,14 +120,17 @@ class Locomotion(Task[Cfg]):
     def _torso(self, ang_vel_scale: float = 1.0) -> list[Float[Tensor, "envs _"]]:
         """The first 12 numbers of the observation: height, velocities, angles, directions."""
         robot, quat = self.robot, self.robot.root_quat
-        roll, _, yaw = euler_xyz(quat)
+        w, x, y, z = quat.unbind(dim=1)
+        up, forward = self._up(), self._forward()
+        # extrinsic angles about x and z, from the elements of the rotation matrix that the rewards need anyway
+        roll, yaw = torch.atan2(2.0 * (w * x + y * z), up), torch.atan2(forward[:, 1], forward[:, 0])
         to_target = self.target - robot.root_pos[:, :2]
         angle_to_target = wrap_angle(torch.atan2(to_target[:, 1], to_target[:, 0]) - yaw)
         return [
             robot.root_pos[:, 2:],
             quat_rotate_inverse(quat, robot.root_lin_vel),
             robot.root_ang_vel_local * ang_vel_scale,
-            torch.stack([yaw, roll, angle_to_target, self._up(), self._heading()], dim=1),
+            torch.stack([yaw, roll, angle_to_target, up, self._heading(forward)], dim=1),
         ]
 
     def _potential(self) -> Float[Tensor, " envs"]:
@@ -133,14 +140,15 @@ class Locomotion(Task[Cfg]):
         """Projection of the torso's z axis on the world's z axis: the last element of the rotation matrix."""
         return 1.0 - 2.0 * self.robot.root_quat[:, 1:3].square().sum(dim=1)
 
-    def _heading(self) -> Float[Tensor, " envs"]:
+    def _forward(self) -> Float[Tensor, "envs 2"]:
+        """The torso's x axis, projected on the ground."""
+        return quat_rotate(self.robot.root_quat, self.x_axis)[:, :2]
+
+    def _heading(self, forward: Float[Tensor, "envs 2"]) -> Float[Tensor, " envs"]:
         """Projection of the torso's x axis on the horizontal direction to the target."""
-        axis = torch.zeros_like(self.robot.root_pos)
-        axis[:, 0] = 1.0
-        forward = quat_rotate(self.robot.root_quat, axis)
         direction = torch.nn.functional.normalize(self.target - self.robot.root_pos[:, :2], dim=1)
-        return (forward[:, :2] * direction).sum(dim=1)
+        return (forward * direction).sum(dim=1)
 
     def _scaled_joint_pos(self) -> Float[Tensor, "envs joints"]:
         """Joint positions, limits mapped to [-1, 1]."""
-        return unscale(self.robot.joint_pos, self.joint_low, self.joint_high)
+        return (self.robot.joint_pos - self.joint_middle) / self.joint_range

@@ -21,17 +21,17 @@ _MIX_2 = _signed(0x94D049BB133111EB)
 
 
 def _shift_right(x: Tensor, bits: int) -> Tensor:
-    """Logical right shift of int64, in place."""
-    return x.bitwise_right_shift_(bits).bitwise_and_((1 << (64 - bits)) - 1)
+    """Logical right shift of int64."""
+    return x.bitwise_right_shift(bits).bitwise_and_((1 << (64 - bits)) - 1)
 
 
 def _mix(x: Tensor) -> Tensor:
     """SplitMix64's finaliser (Steele, Lea and Flood 2014, doi 10.1145/2660193.2660195), in place."""
-    x ^= _shift_right(x.clone(), 30)
+    x ^= _shift_right(x, 30)
     x *= _MIX_1
-    x ^= _shift_right(x.clone(), 27)
+    x ^= _shift_right(x, 27)
     x *= _MIX_2
-    x ^= _shift_right(x.clone(), 31)
+    x ^= _shift_right(x, 31)
     return x
 
 

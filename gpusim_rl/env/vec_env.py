@@ -174,14 +174,15 @@ class VecEnv:
         diverged = sim.diverged.clone()
         self.first_diverged.after_step(diverged, applied, self.progress)
         sound = ~diverged
-        terms = {name: torch.where(sound, term, 0.0) for name, term in terms.items()}
+        values = torch.stack(list(terms.values())).masked_fill(diverged, 0.0)
+        terms = dict(zip(terms, values.unbind(), strict=True))
         terminated = terminated & sound
         truncated = (self.progress >= self.max_episode_length) & ~terminated & sound
         done = terminated | truncated | diverged
         cut_short = (self.staggered & truncated) | diverged
         task.advance(done)
-        stats = {name: torch.where(sound, value, torch.nan) for name, value in task.stats().items()}
-        final_obs = {g: torch.where(sound[:, None], value, 0.0) for g, value in self._observe().items()}
+        stats = {name: value.masked_fill(diverged, torch.nan) for name, value in task.stats().items()}
+        final_obs = {g: value.masked_fill_(diverged[:, None], 0.0) for g, value in self._observe().items()}
         if self._check:
             self._check_finite("rewards", terms)
             self._check_finite("observe", final_obs)
@@ -191,7 +192,7 @@ class VecEnv:
         self._obs = self._observe()
         if self._check:
             self._check_finite("observe", self._obs)
-        reward = torch.stack(list(terms.values())).sum(dim=0)
+        reward = values.sum(dim=0)
         return Step(self._obs, final_obs, reward, terms, stats, terminated, truncated, diverged, done, cut_short)
 
     def _reset(self, where: Bool[Tensor, " envs"]) -> None:

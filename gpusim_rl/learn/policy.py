@@ -57,9 +57,9 @@ class Evaluation:
 
 
 def gaussian_log_prob(action: Tensor, mean: Tensor, log_std: Tensor) -> Tensor:
-    """Log-density of a diagonal Gaussian, summed over the last dimension."""
+    """Log-density of a diagonal Gaussian, summed over the last dimension; `log_std` may be the same for the batch."""
     z = (action - mean) * torch.exp(-log_std)
-    return -0.5 * (z.square() + 2.0 * log_std + _LOG_2PI).sum(dim=-1)
+    return -0.5 * (z.square().sum(dim=-1) + (2.0 * log_std + _LOG_2PI).sum(dim=-1))
 
 
 def gaussian_entropy(log_std: Tensor) -> Tensor:
@@ -200,7 +200,10 @@ class ActorCritic(nn.Module):
     def forward(
         self, inputs: Mapping[str, Tensor], hidden: Hidden = (), fresh: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor, Hidden]:
-        """Mean, log-std and value of normalised inputs [time, batch, size]; value has no trailing dimension."""
+        """Mean, log-std and value of normalised inputs [time, batch, size]; value has no trailing dimension.
+
+        A log-std that does not depend on the state is one row, [actions].
+        """
         split = self.actor.num_states
         features, actor_state = self.actor(inputs["policy"], hidden[:split], fresh, bf16=self.bf16)
         critic_state: Hidden = ()
@@ -211,8 +214,8 @@ class ActorCritic(nn.Module):
         mean = self.mean_head(features)
         log_std = self.log_std_head(features) if self.log_std_head is not None else self.log_std
         assert log_std is not None
-        log_std = log_std.clamp(*self.log_std_range).expand_as(mean)
-        return mean, log_std, self.value_head(critic_features).squeeze(-1), actor_state + critic_state
+        value = self.value_head(critic_features).squeeze(-1)
+        return mean, log_std.clamp(*self.log_std_range), value, actor_state + critic_state
 
     @torch.no_grad()
     def act(self, obs: Mapping[str, Tensor], hidden: Hidden, noise: Float[Tensor, "batch actions"]) -> Sample:
@@ -225,7 +228,7 @@ class ActorCritic(nn.Module):
         """
         inputs = {group: value[None] for group, value in self.normalize(obs).items()}
         mean, log_std, value, hidden = self(inputs, hidden)
-        mean, log_std, value = mean[0], log_std[0], value[0]
+        mean, log_std, value = mean[0], log_std.expand_as(mean)[0], value[0]
         action = mean + torch.exp(log_std) * noise
         return Sample(action, gaussian_log_prob(action, mean, log_std), mean, log_std, value, hidden)
 
@@ -244,7 +247,8 @@ class ActorCritic(nn.Module):
     ) -> Evaluation:
         """What the current policy says of stored actions, for normalised inputs [time, batch, size]."""
         mean, log_std, value, _ = self(inputs, hidden, fresh)
-        return Evaluation(gaussian_log_prob(action, mean, log_std), gaussian_entropy(log_std), mean, log_std, value)
+        log_prob, entropy = gaussian_log_prob(action, mean, log_std), gaussian_entropy(log_std)
+        return Evaluation(log_prob, entropy.expand_as(log_prob), mean, log_std.expand_as(mean), value)
 
     @torch.no_grad()
     def clamp_log_std(self) -> None:

@@ -305,5 +305,5 @@ class MujocoContacts:
 
     def in_body_frame(self) -> Float[Tensor, "envs bodies 6"]:
         force, torque, quat = self._read()
-        local = [quat_rotate_inverse(quat, force), quat_rotate_inverse(quat, torque)]
-        return torch.cat(local, dim=-1)
+        wrench = torch.stack([force, torque], dim=-2)
+        return quat_rotate_inverse(quat[..., None, :], wrench).flatten(-2)

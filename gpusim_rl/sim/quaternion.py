@@ -7,15 +7,20 @@ from jaxtyping import Float
 from torch import Tensor
 
 
-def quat_rotate(quat: Float[Tensor, "*batch 4"], vec: Float[Tensor, "*batch 3"]) -> Float[Tensor, "*batch 3"]:
-    """Rotates vectors by unit quaternions: v' = v + 2 w (u x v) + 2 u x (u x v), with q = (w, u)."""
+def quat_rotate(quat: Float[Tensor, "*#batch 4"], vec: Float[Tensor, "*#batch 3"]) -> Float[Tensor, "*#batch 3"]:
+    """Rotates vectors by unit quaternions: v' = v + 2 w (u x v) + 2 u x (u x v), with q = (w, u).
+
+    Leading dimensions broadcast, given as many of them.
+    """
     w, u = quat[..., :1], quat[..., 1:]
     t = 2.0 * torch.linalg.cross(u, vec)
     return vec + w * t + torch.linalg.cross(u, t)
 
 
-def quat_rotate_inverse(quat: Float[Tensor, "*batch 4"], vec: Float[Tensor, "*batch 3"]) -> Float[Tensor, "*batch 3"]:
-    """Rotates vectors by the inverse of unit quaternions: world frame to body frame."""
+def quat_rotate_inverse(
+    quat: Float[Tensor, "*#batch 4"], vec: Float[Tensor, "*#batch 3"]
+) -> Float[Tensor, "*#batch 3"]:
+    """Rotates vectors by the inverse of unit quaternions: world frame to body frame; broadcasts as `quat_rotate`."""
     w, u = quat[..., :1], quat[..., 1:]
     t = 2.0 * torch.linalg.cross(u, vec)
     return vec - w * t + torch.linalg.cross(u, t)
