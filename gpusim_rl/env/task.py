@@ -135,9 +135,9 @@ class Task(ABC, Generic[Cfg]):
     def advance(self, done: Bool[Tensor, " envs"]) -> None:
         """Moves on what changes in time beside the physics: goals, commands, curricula, pushes. Optional.
 
-        Called once per control step, after the rewards and before the next observation. What is derived from the state
-        (body poses and velocities, sensors) follows a `set_state` in here only after the resets: the observation at the
-        end of this step (`final_obs`) still has that of before, the one to act on has the new.
+        Called once per control step, after the rewards and before the next observation. Body poses and velocities
+        follow a `set_state` in here only after the resets: the observation at the end of this step (`final_obs`) still
+        has those of before, the one to act on has the new. Sensors tell of the last physics step in both.
 
         Args:
             done: Worlds whose episode has just ended; they still are in their last state, and will be reset next.

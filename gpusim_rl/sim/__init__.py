@@ -72,7 +72,7 @@ class Bodies(Protocol):
 
 
 class Contacts(Protocol):
-    """Net contact wrench on some bodies: what acted in the last physics step, or at the initial state after a reset."""
+    """Net contact wrench on some bodies: what acted in the last physics step; zero after a reset."""
 
     @property
     def force(self) -> Float[Tensor, "envs bodies 3"]:
@@ -156,7 +156,10 @@ class Articulation(Protocol):
 
     @property
     def joint_effort(self) -> Float[Tensor, "envs joints"]:
-        """Force of the actuators on each joint in the last physics step [N m or N]; see `Scene.add_effort_sensors`."""
+        """Force of the actuators on each joint in the last physics step [N m or N]; zero after a reset.
+
+        See `Scene.add_effort_sensors`.
+        """
         ...
 
     def bodies(self, names: Sequence[str]) -> Bodies:
@@ -253,7 +256,7 @@ class Sim(Protocol):
         ...
 
     def refresh(self) -> None:
-        """Lets derived quantities (body poses, contacts) follow the states written since the last call or step."""
+        """Lets body poses and velocities follow the states written since the last call or step."""
         ...
 
     def scene_qpos(self) -> Float[Tensor, "envs nq"]:

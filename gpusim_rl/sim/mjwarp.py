@@ -77,9 +77,8 @@ class MjwarpSim:
     The tensors are views of MuJoCo Warp's own arrays: nothing is copied. Step, reset and refresh
     are Warp graphs, captured at their first use; no call synchronises with the device.
 
-    Contact sensors need a full forward pass at a newly written state, and MuJoCo Warp has no masked
-    one: with contact sensors `refresh` costs about as much as one physics step, without them next
-    to nothing.
+    MuJoCo Warp has no masked forward pass: where a task reads body poses, `refresh` computes those of
+    all worlds. Sensors cost nothing there: they tell of the last step.
     """
 
     name = "mjwarp"
@@ -112,11 +111,7 @@ class MjwarpSim:
         self._overflow = self._view(data.overflow)
         self._reset_mask = wp.to_torch(self._reset_where)
 
-        # MuJoCo Warp computes sensors for all worlds at once. Ours keep what acted in the last
-        # physics step until their own world is written.
-        self._has_sensors = model.nsensordata > 0
-        self._sensordata = self._view(data.sensordata)
-        self.sensordata = self._sensordata.clone()
+        self.sensordata = self._view(data.sensordata)
         self._derived = {field: self._view(getattr(data, field)) for field in DERIVED}
         self._derives = False
 
@@ -221,8 +216,6 @@ class MjwarpSim:
     def step(self, substeps: int) -> None:
         self._derive_constants()
         self._graphs.run(("step", substeps, self._derives), lambda: self._step(substeps))
-        if self._has_sensors:
-            self.sensordata.copy_(self._sensordata)
         self._written.zero_()
         # amax hands NaN on, and a comparison with NaN is false
         fastest = torch.maximum(self.qpos.abs().amax(dim=1), self.qvel.abs().amax(dim=1))
@@ -250,20 +243,12 @@ class MjwarpSim:
 
     def refresh(self) -> None:
         self._derive_constants()
-        if not (self._has_sensors or self._derives):
+        if not self._derives:
             return  # nothing follows the state, and this is known before any data
         if self._written_on_host is not None and not self._written_on_host.any():
             return  # a shortcut for the CPU only, where a mask is read at no cost
-        if self._has_sensors:
-            self._graphs.run("forward", self._forward)
-            fresh = torch.where(self._written[:, None], self._sensordata, self.sensordata)
-            self.sensordata.copy_(fresh)
-        else:
-            self._graphs.run("follow", self._follow)
+        self._graphs.run("follow", self._follow)
         self._written.zero_()
-
-    def _forward(self) -> None:
-        mjw.forward(self._model, self._data)
 
     def scene_qpos(self) -> Float[Tensor, "envs nq"]:
         return self.qpos
@@ -291,7 +276,7 @@ class MjwarpSim:
             if name in state.get("constants", {}):
                 value.copy_(state["constants"][name])
         self._written.fill_(True)
-        self.refresh()  # body poses; then the sensors are put back to what acted in the last step
+        self.refresh()  # body poses
         self.sensordata.copy_(state["own"]["sensordata"])
         self._written.copy_(state["own"]["written"])
         self._diverged.copy_(state["own"]["diverged"])

@@ -27,7 +27,6 @@ PERSISTENT_BELOW = 512
 
 _NONE = mujoco.mjtStage.mjSTAGE_NONE.value
 _VEL = mujoco.mjtStage.mjSTAGE_VEL.value
-_ACC = mujoco.mjtStage.mjSTAGE_ACC.value
 _CONTACT_FULL = mujoco.mjtWarning.mjWARN_CONTACTFULL.value
 _CONSTRAINT_FULL = mujoco.mjtWarning.mjWARN_CNSTRFULL.value
 
@@ -188,6 +187,8 @@ class MujocoSim:
         if ids.size:
             self._batch.reset(ids, stage=_NONE)
             self._mirror[ids] = self._leading[ids]
+            for _, sensors in self._sensors:
+                sensors[ids] = 0.0
         mask = where[:, None]
         self.ctrl.masked_fill_(mask, 0.0)
         self.qfrc_applied.masked_fill_(mask, 0.0)
@@ -198,16 +199,12 @@ class MujocoSim:
     def refresh(self) -> None:
         self._derive_constants()
         ids = np.flatnonzero(self._written)
-        if not ids.size:
-            return
+        if not (ids.size and self._derived):
+            return  # what was written waits for the next step
         self._write_states(ids)
-        if self._sensors or self._derived:
-            for target, source in self._inputs:
-                target[ids] = source[ids]
-            # Contact sensors need the acceleration stage; few worlds are written at a time.
-            self._batch.forward(ids, stage=_ACC if self._sensors else _VEL)
-            for source, target in (*self._sensors, *self._derived):
-                target[ids] = source[ids]  # the other worlds' sensors were read after the step
+        self._batch.forward(ids, stage=_VEL)
+        for source, target in self._derived:
+            target[ids] = source[ids]
         self._written[:] = False
 
     def _write_states(self, ids: np.ndarray) -> None:

@@ -41,8 +41,7 @@ class NewtonSim:
     """`num_envs` worlds on one device; see `gpusim_rl.sim.Sim`.
 
     State tensors are views of one Newton state, which is stepped in place. As with `sim=mjwarp`,
-    step, reset and refresh are Warp graphs, and contacts at a newly written state cost about one
-    physics step.
+    step, reset and refresh are Warp graphs.
     """
 
     name = "newton"
@@ -60,7 +59,6 @@ class NewtonSim:
             self._model = _import_scene(scene, num_envs)
             self._solver = _make_solver(self._model, scene, cfg)
             self._state = self._model.state()
-            self._scratch = self._model.state()
             self._control: Any = self._model.control()
             # Newton's masks have a last entry for what belongs to no world.
             self._reset_where = wp.zeros(num_envs + 1, dtype=wp.bool)
@@ -82,8 +80,7 @@ class NewtonSim:
         self._overflow = torch.zeros_like(self._overflow_of_step)
         self._reset_mask = wp.to_torch(self._reset_where)
 
-        # Contacts come from the solver's external forces on bodies; ours keep what acted in the
-        # last physics step until their own world is written.
+        # Contacts come from the solver's external forces on bodies in the last physics step.
         self.contact_bodies = list(scene.contact_sensors)
         ids = [scene.model.body(body).id for body in self.contact_bodies]
         self._contact_ids = torch.tensor(ids, dtype=torch.int64, device=device)
@@ -103,8 +100,6 @@ class NewtonSim:
 
         # What the solver carries from step to step beside Newton's state.
         self._carried = [a for a in (solved.qacc_warmstart, solved.act, solved.time) if a.size]
-        with self._graphs.scope():
-            self._saved = [wp.empty_like(array) for array in self._carried]
 
         self._written = torch.ones(num_envs, dtype=torch.bool, device=device)
         self._written_on_host = self._written.numpy() if device.type == "cpu" else None
@@ -188,37 +183,23 @@ class NewtonSim:
         self.joint_f.masked_fill_(mask, 0.0)
         self.body_f.masked_fill_(mask[..., None], 0.0)
         self._overflow.masked_fill_(where, 0)
+        self.contact_data.masked_fill_(mask[..., None], 0.0)
         self._written |= where
 
     def _reset(self) -> None:
         self._solver.reset(self._state, world_mask=self._reset_where)
 
     def refresh(self) -> None:
-        if not (self.contact_bodies or self._derives):
+        if not self._derives:
             return  # nothing follows the state, and this is known before any data
         if self._written_on_host is not None and not self._written_on_host.any():
             return  # a shortcut for the CPU only, where a mask is read at no cost
-        if self._derives:
-            self._graphs.run("bodies", self._eval_bodies)
-        if self.contact_bodies:
-            self._graphs.run("contacts", self._eval_contacts)
-            self._overflow |= self._overflow_of_step
-            mask = self._written[:, None, None]
-            self.contact_data.copy_(torch.where(mask, self._read_contacts(), self.contact_data))
+        self._graphs.run("bodies", self._eval_bodies)
         self._written.zero_()
 
     def _eval_bodies(self) -> None:
         state: Any = self._state
         newton.eval_fk(self._model, state.joint_q, state.joint_qd, state)
-
-    def _eval_contacts(self) -> None:
-        # A step into a scratch state: the solver leaves the contact forces at the state that it
-        # started from. What it would carry on to the next step is put back.
-        for array, saved in zip(self._carried, self._saved, strict=True):
-            wp.copy(saved, array)
-        self._solver.step(self._state, self._scratch, self._control, None, self.dt)
-        for array, saved in zip(self._carried, self._saved, strict=True):
-            wp.copy(array, saved)
 
     def scene_qpos(self) -> Float[Tensor, "envs nq"]:
         return self.joint_q.index_select(1, self._qpos_from_joint_q)

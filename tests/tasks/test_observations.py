@@ -19,6 +19,7 @@ import torch
 
 import gpusim_rl
 from gpusim_rl.env import VecEnv
+from sensing import feel
 
 WORLDS = 8
 FREE = mujoco.mjtJoint.mjJNT_FREE.value
@@ -454,7 +455,7 @@ def scattered_env(name: str) -> VecEnv:
     env.sim.wrote_state(everywhere)
     env.task.actions.copy_(torch.from_numpy(random.uniform(-1.0, 1.0, (WORLDS, env.num_actions))))
     env.task.apply_action(env.task.actions)
-    env.sim.refresh()
+    feel(env.sim)
     return env
 
 
