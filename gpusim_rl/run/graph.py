@@ -231,17 +231,18 @@ class Graphs:
             return  # an owner's first step may still be setting up
         for owner, old in zip(self._owners, before, strict=True):
             new = _frozen_by_a_graph(owner)
-            changed = sorted(name for name in old.keys() | new.keys() if old.get(name) != new.get(name))
+            names = old.keys() | new.keys()
+            changed = sorted(name for name in names if not _unchanged(old.get(name, []), new.get(name, [])))
             if changed:
-                names = " and ".join(f"{type(owner).__name__}.{name}" for name in changed)
-                reason = f"{names} changes from step to step and is no tensor attribute of the task; try one"
+                which = " and ".join(f"{type(owner).__name__}.{name}" for name in changed)
+                reason = f"{which} changes from step to step and is no tensor attribute of the task; try one"
                 self._fall_back(part, reason, step_too=True)
                 return
 
 
-def _frozen_by_a_graph(owner: object) -> dict[str, Any]:
-    """What must not change between two replays, by name; tensors stand for their identity."""
-    found: dict[str, Any] = {}
+def _frozen_by_a_graph(owner: object) -> dict[str, list[Any]]:
+    """What must not change between two replays, by name; of tensors, which one it is."""
+    found: dict[str, list[Any]] = {}
     for name, value in _attributes(owner).items():
         if isinstance(value, Tensor):
             continue  # in_place takes care of it
@@ -255,16 +256,24 @@ def _frozen_by_a_graph(owner: object) -> dict[str, Any]:
 _LIBRARY = (bool, int, float, str, type, Tensor)
 
 
-def _note(found: dict[str, Any], name: str, value: Any) -> None:
+def _note(found: dict[str, list[Any]], name: str, value: Any) -> None:
     if isinstance(value, (list, tuple, deque)):
         held: list[Any] = list(value)
     elif isinstance(value, dict):
         held = [x for pair in value.items() for x in pair]
     else:
         held = [value]
-    kept = [id(x) if isinstance(x, Tensor) else x for x in held if isinstance(x, (bool, int, float, Tensor))]
+    # Tensors themselves, not their id(): that of one that has died is given to the next.
+    kept = [x for x in held if isinstance(x, (bool, int, float, Tensor))]
     if kept:
         found[name] = kept
+
+
+def _unchanged(old: list[Any], new: list[Any]) -> bool:
+    def same(a: Any, b: Any) -> bool:
+        return a is b or (not isinstance(a, Tensor) and not isinstance(b, Tensor) and a == b)
+
+    return len(old) == len(new) and all(map(same, old, new))
 
 
 def _attributes(owner: object) -> dict[str, Any]:

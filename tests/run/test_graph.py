@@ -68,6 +68,23 @@ class Queueing(Faulty):
         return super().rewards()
 
 
+class Renewing(Faulty):
+    """A task whose helper object binds a tensor anew, twice in a step."""
+
+    class Filter:
+        def __init__(self) -> None:
+            self.value = torch.zeros(1)
+
+    def __init__(self, cfg: FaultyConfig, sim: Any) -> None:
+        super().__init__(cfg, sim)
+        self.filter = self.Filter()
+
+    def rewards(self):
+        self.filter.value = self.filter.value + 1.0
+        self.filter.value = self.filter.value * 0.5
+        return super().rewards()
+
+
 class Growing(Faulty):
     """A task whose state changes its shape."""
 
@@ -186,6 +203,12 @@ def test_a_python_number_that_changes_is_not_frozen(tmp_path, caplog):
 def test_lists_and_helpers_are_not_frozen(tmp_path, caplog):
     trainer, _ = trained(Recorder, "step", Queueing, tmp_path, FaultyConfig(), 2)
     assert "Queueing.history and Queueing.level.number changes from step to step" in caplog.text
+    assert trainer.graphs.choice.mode == "update"
+
+
+def test_a_helpers_tensor_that_comes_back_to_the_same_place_in_memory_is_not_frozen(tmp_path, caplog):
+    trainer, _ = trained(Recorder, "step", Renewing, tmp_path, FaultyConfig(), 2)
+    assert "Renewing.filter.value changes from step to step" in caplog.text
     assert trainer.graphs.choice.mode == "update"
 
 
