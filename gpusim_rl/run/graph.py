@@ -6,12 +6,14 @@ import gc
 import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor
+
+from gpusim_rl.run.place import describe
 
 T = TypeVar("T")
 
@@ -179,12 +181,11 @@ class Graphs:
             self._captured[part] = self._capture(body)
             return True
         except (RuntimeError, ValueError) as error:
+            if self._device.type == "cuda":
+                self._free_generators()
             for generator, state in zip(self._generators, states, strict=True):
-                if generator.device.type == "cuda":
-                    # A capture that was broken off may leave the old state believing that it is still captured.
-                    generator.graphsafe_set_state(torch.Generator(generator.device))
                 generator.set_state(state)
-            self._fall_back(part, str(error).strip().partition("\n")[0] or type(error).__name__)
+            self._fall_back(part, _reason(error))
             return False
 
     def _capture(self, body: Callable[[], T]) -> tuple[Replayable, T]:
@@ -204,12 +205,25 @@ class Graphs:
                 gc.enable()
 
     def _record(self, body: Callable[[], T]) -> tuple[Replayable, T]:
-        graph = torch.cuda.CUDAGraph()
+        graph, pool = torch.cuda.CUDAGraph(), torch.cuda.graph_pool_handle()
         for generator in self._generators:
             graph.register_generator_state(generator)
-        # thread_local: threads that watch the machine or write logs may call CUDA meanwhile
-        with torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local"):
-            return graph, body()
+        try:
+            # thread_local: threads that watch the machine or write logs may call CUDA meanwhile
+            with torch.cuda.graph(graph, pool=pool, stream=self._stream, capture_error_mode="thread_local"):
+                return graph, body()
+        except BaseException:
+            # In torch 2.11 and 2.12 (pytorch#180395) the allocator believes that a capture that was broken off lasts,
+            # and refuses to prepare for another one. Where it knows better, it complains.
+            with suppress(RuntimeError):
+                torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), pool)
+            raise
+
+    def _free_generators(self) -> None:
+        # In torch 2.11 and 2.12 generators believe it too, torch's own included, until a capture with them ends well.
+        # A new state would not do: graphs that exist already go on with the old one.
+        with suppress(RuntimeError):
+            self._capture(lambda: torch.zeros((), device=self._device))
 
     def _fall_back(self, part: str, reason: str, *, step_too: bool = False) -> None:
         if part == "rollout" and not step_too:
@@ -238,6 +252,13 @@ class Graphs:
                 reason = f"{which} changes from step to step and is no tensor attribute of the task; try one"
                 self._fall_back(part, reason, step_too=True)
                 return
+
+
+def _reason(error: BaseException) -> str:
+    """What broke a capture, and where. That torch and Warp could not end it then is an error that says nothing."""
+    while error.__context__ is not None and not error.__suppress_context__:
+        error = error.__context__
+    return str(error) if isinstance(error, NotCapturableError) else describe(error)
 
 
 def _frozen_by_a_graph(owner: object) -> dict[str, list[Any]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from pathlib import Path
 from typing import Any
 
@@ -222,6 +223,31 @@ def test_state_that_changes_its_shape_is_not_captured(tmp_path, caplog):
     trainer, _ = trained(Recorder, "rollout", Growing, tmp_path, FaultyConfig())
     assert "Growing.history changes its shape or type" in caplog.text
     assert trainer.graphs.choice.mode == "update"
+
+
+class Broken(Graphs):
+    """Captures as torch does where a body reads a value: after that the end of the capture fails as well."""
+
+    def _record(self, body: Any) -> Any:
+        try:
+            return body()
+        finally:
+            raise RuntimeError("operation failed due to a previous error during capture")
+
+
+def test_what_broke_a_capture_is_told_with_its_line(caplog):
+    graphs = Broken(Choice("update", "test"), CPU)
+
+    def reads() -> int:
+        if graphs._capturing:
+            raise RuntimeError("operation not permitted when stream is capturing\nCUDA kernel errors might ...")
+        return 7
+
+    assert [graphs.run("update", reads) for _ in range(4)] == [7] * 4
+    line = reads.__code__.co_firstlineno + 2
+    expected = rf"operation not permitted when stream is capturing at \S*test_graph\.py:{line}"
+    assert re.fullmatch(f"the update cannot be captured: {expected}", graphs.choice.reason)
+    assert re.search(f"updating eagerly \\(slow\\): {expected}", caplog.text)
 
 
 def test_a_capture_that_fails_falls_back_and_loses_nothing(tmp_path, caplog):
