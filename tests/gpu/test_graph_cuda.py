@@ -338,6 +338,20 @@ def test_a_replay_writes_no_memory_of_others(mode, tmp_path):
         assert all(bool((other == 7).all()) for other in others)
 
 
+def test_kernels_of_a_graph_stay_loaded(tmp_path):
+    """Warp unloads a module that has changed, unless a graph that it knows of holds its kernels."""
+    wp = pytest.importorskip("warp")
+    trainer = make("Cartpole", tmp_path, graph="rollout", **{"sim.graph": False})  # no graphs of Warp's own
+    with running(trainer) as iterate:
+        iterate(CAPTURED)
+        wp.get_module("mujoco_warp._src.smooth").unload()
+        before = trainer.rollout.action.clone()
+        iterate(2)
+        torch.cuda.synchronize()
+    assert not torch.equal(trainer.rollout.action, before)
+    assert all(torch.isfinite(value).all() for value in trainer.rollout.obs.values())
+
+
 @pytest.mark.parametrize(("first", "then"), [("cpu", DEVICE), (DEVICE, "cpu")])
 def test_a_checkpoint_moves_between_cpu_and_cuda(first, then, tmp_path):
     began = make("Cartpole", tmp_path, device=first, max_iterations=2)
