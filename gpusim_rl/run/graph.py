@@ -269,8 +269,9 @@ def _frozen_by_a_graph(owner: object) -> dict[str, list[Any]]:
             continue  # in_place takes care of it
         _note(found, name, value)
         if not isinstance(value, _LIBRARY) and not type(value).__module__.startswith(("torch", "gpusim_rl.")):
-            for inner, held in _attributes(value).items():
-                _note(found, f"{name}.{inner}", held)
+            slots = [slot for kind in type(value).__mro__ for slot in getattr(kind, "__slots__", ())]
+            for inner in {*_attributes(value), *slots}:
+                _note(found, f"{name}.{inner}", getattr(value, inner, None))
     return found
 
 

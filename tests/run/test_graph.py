@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -52,20 +53,25 @@ class Counting(Faulty):
 
 
 class Queueing(Faulty):
-    """A task that keeps tensors in a list, and a level in a helper object."""
+    """A task that keeps tensors in a list, and numbers in helper objects."""
 
     class Level:
         def __init__(self) -> None:
             self.number = 0
 
+    @dataclass(slots=True)
+    class Phase:
+        number: int = 0
+
     def __init__(self, cfg: FaultyConfig, sim: Any) -> None:
         super().__init__(cfg, sim)
         self.history = [torch.zeros(self.num_envs) for _ in range(2)]
-        self.level = self.Level()
+        self.level, self.phase = self.Level(), self.Phase()
 
     def rewards(self):
         self.history = [self.robot.joint_pos[:, 0].clone(), *self.history[:-1]]
         self.level.number += 1
+        self.phase.number += 1
         return super().rewards()
 
 
@@ -203,7 +209,8 @@ def test_a_python_number_that_changes_is_not_frozen(tmp_path, caplog):
 
 def test_lists_and_helpers_are_not_frozen(tmp_path, caplog):
     trainer, _ = trained(Recorder, "step", Queueing, tmp_path, FaultyConfig(), 2)
-    assert "Queueing.history and Queueing.level.number changes from step to step" in caplog.text
+    names = " and ".join(f"Queueing.{name}" for name in ("history", "level.number", "phase.number"))
+    assert f"{names} changes from step to step" in caplog.text
     assert trainer.graphs.choice.mode == "update"
 
 
