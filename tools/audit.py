@@ -70,9 +70,9 @@ def audit_all(args: argparse.Namespace) -> dict[str, Any]:
                 f"unknown client {name!r}.{did_you_mean(name, PACKAGES)} Available: {', '.join(PACKAGES)}, all"
             )
     with scratch_training(args.overrides) as (trainer, log):
+        interval, first = trainer.cfg.log.interval, trainer.iteration + WARM_UP
+        rows = (first + args.iterations) // interval - first // interval
         result = audit(our_loop(trainer, log), warm_up=WARM_UP, iterations=args.iterations)
-        interval = trainer.cfg.log.interval
-        rows = trainer.iteration // interval - (trainer.iteration - args.iterations) // interval
         problem = update_without_data(trainer)
         found = offences(result, rows)
         if problem is not None:

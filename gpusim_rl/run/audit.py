@@ -10,7 +10,6 @@ import dataclasses
 import re
 import sys
 import tempfile
-import traceback
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -30,6 +29,7 @@ from gpusim_rl.learn.policy import ActorCritic
 from gpusim_rl.learn.ppo import PPO
 from gpusim_rl.learn.rollout import Rollout
 from gpusim_rl.run.logbook import Logbook
+from gpusim_rl.run.place import LIBRARY, describe, short
 from gpusim_rl.run.profile import (
     ITERATION,
     OUTSIDE,
@@ -81,8 +81,6 @@ _CALLS: tuple[tuple[Any, str], ...] = (
     (torch, "tensor"),
     (torch, "as_tensor"),
 )
-# Frames between the operator and the line that asked for it.
-_LIBRARY = re.compile(r"(^|(site|dist)-packages[/\\])(torch|jaxtyping|beartype)[/\\]|^<")
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,23 +272,14 @@ def _place(frame: FrameType | None, library: str | None) -> str:
     place = ""
     while frame is not None:
         file = frame.f_code.co_filename
-        if file not in (__file__, warnings.__file__) and not _LIBRARY.search(file):
-            place = place or f"{_short(file)}:{frame.f_lineno}"
+        if file not in (__file__, warnings.__file__) and not LIBRARY.search(file):
+            place = place or f"{short(file)}:{frame.f_lineno}"
             if library is None:
                 break
             if re.search(rf"[/\\]{library}[/\\]", file):
-                return f"{_short(file)}:{frame.f_lineno}"
+                return f"{short(file)}:{frame.f_lineno}"
         frame = frame.f_back
     return place
-
-
-def _short(file: str) -> str:
-    """A path as one would type it here; of installed packages, from the package on."""
-    _, installed, rest = file.rpartition("site-packages/")
-    if installed:
-        return rest
-    path = Path(file)
-    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else file
 
 
 # Auditing a loop
@@ -445,7 +434,7 @@ def _stack_places(loop: Loop) -> Counter[Place]:
     """What crosses in one more iteration, and the functions that asked for it."""
     events = _trace(loop, 1, stacks=True)
     found = read_events(events).crossings
-    return Counter(Place(each.phase, each.what, name_place(events, each, _LIBRARY) or "") for each in found)
+    return Counter(Place(each.phase, each.what, name_place(events, each, LIBRARY) or "") for each in found)
 
 
 class _CurrentPhase:
@@ -560,6 +549,5 @@ def update_without_data(trainer: Trainer) -> str | None:
                 hidden = tuple(h.masked_fill(flag[None, :, None], 0.0) for h in sample.hidden)
         ppo.update(rollout, obs, hidden)
     except (RuntimeError, NotImplementedError) as error:
-        ours = [frame for frame in traceback.extract_tb(error.__traceback__) if not _LIBRARY.search(frame.filename)]
-        return f"{str(error).partition(chr(10))[0]} at {_short(ours[-1].filename)}:{ours[-1].lineno}"
+        return describe(error)
     return None

@@ -6,12 +6,14 @@ import gc
 import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor
+
+from gpusim_rl.run.place import describe
 
 T = TypeVar("T")
 
@@ -179,12 +181,11 @@ class Graphs:
             self._captured[part] = self._capture(body)
             return True
         except (RuntimeError, ValueError) as error:
+            if self._device.type == "cuda":
+                self._free_generators()
             for generator, state in zip(self._generators, states, strict=True):
-                if generator.device.type == "cuda":
-                    # A capture that was broken off may leave the old state believing that it is still captured.
-                    generator.graphsafe_set_state(torch.Generator(generator.device))
                 generator.set_state(state)
-            self._fall_back(part, str(error).strip().partition("\n")[0] or type(error).__name__)
+            self._fall_back(part, _reason(error))
             return False
 
     def _capture(self, body: Callable[[], T]) -> tuple[Replayable, T]:
@@ -204,12 +205,25 @@ class Graphs:
                 gc.enable()
 
     def _record(self, body: Callable[[], T]) -> tuple[Replayable, T]:
-        graph = torch.cuda.CUDAGraph()
+        graph, pool = torch.cuda.CUDAGraph(), torch.cuda.graph_pool_handle()
         for generator in self._generators:
             graph.register_generator_state(generator)
-        # thread_local: threads that watch the machine or write logs may call CUDA meanwhile
-        with torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local"):
-            return graph, body()
+        try:
+            # thread_local: threads that watch the machine or write logs may call CUDA meanwhile
+            with torch.cuda.graph(graph, pool=pool, stream=self._stream, capture_error_mode="thread_local"):
+                return graph, body()
+        except BaseException:
+            # In torch 2.11 and 2.12 (pytorch#180395) the allocator believes that a capture that was broken off lasts,
+            # and refuses to prepare for another one. Where it knows better, it complains.
+            with suppress(RuntimeError):
+                torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), pool)
+            raise
+
+    def _free_generators(self) -> None:
+        # In torch 2.11 and 2.12 generators believe it too, torch's own included, until a capture with them ends well.
+        # A new state would not do: graphs that exist already go on with the old one.
+        with suppress(RuntimeError):
+            self._capture(lambda: torch.zeros((), device=self._device))
 
     def _fall_back(self, part: str, reason: str, *, step_too: bool = False) -> None:
         if part == "rollout" and not step_too:
@@ -231,40 +245,57 @@ class Graphs:
             return  # an owner's first step may still be setting up
         for owner, old in zip(self._owners, before, strict=True):
             new = _frozen_by_a_graph(owner)
-            changed = sorted(name for name in old.keys() | new.keys() if old.get(name) != new.get(name))
+            names = old.keys() | new.keys()
+            changed = sorted(name for name in names if not _unchanged(old.get(name, []), new.get(name, [])))
             if changed:
-                names = " and ".join(f"{type(owner).__name__}.{name}" for name in changed)
-                reason = f"{names} changes from step to step and is no tensor attribute of the task; try one"
+                which = " and ".join(f"{type(owner).__name__}.{name}" for name in changed)
+                reason = f"{which} changes from step to step and is no tensor attribute of the task; try one"
                 self._fall_back(part, reason, step_too=True)
                 return
 
 
-def _frozen_by_a_graph(owner: object) -> dict[str, Any]:
-    """What must not change between two replays, by name; tensors stand for their identity."""
-    found: dict[str, Any] = {}
+def _reason(error: BaseException) -> str:
+    """What broke a capture, and where. That torch and Warp could not end it then is an error that says nothing."""
+    while error.__context__ is not None and not error.__suppress_context__:
+        error = error.__context__
+    return str(error) if isinstance(error, NotCapturableError) else describe(error)
+
+
+def _frozen_by_a_graph(owner: object) -> dict[str, list[Any]]:
+    """What must not change between two replays, by name; of tensors, which one it is."""
+    found: dict[str, list[Any]] = {}
     for name, value in _attributes(owner).items():
         if isinstance(value, Tensor):
             continue  # in_place takes care of it
         _note(found, name, value)
         if not isinstance(value, _LIBRARY) and not type(value).__module__.startswith(("torch", "gpusim_rl.")):
-            for inner, held in _attributes(value).items():
-                _note(found, f"{name}.{inner}", held)
+            slots = [slot for kind in type(value).__mro__ for slot in getattr(kind, "__slots__", ())]
+            for inner in {*_attributes(value), *slots}:
+                _note(found, f"{name}.{inner}", getattr(value, inner, None))
     return found
 
 
 _LIBRARY = (bool, int, float, str, type, Tensor)
 
 
-def _note(found: dict[str, Any], name: str, value: Any) -> None:
+def _note(found: dict[str, list[Any]], name: str, value: Any) -> None:
     if isinstance(value, (list, tuple, deque)):
         held: list[Any] = list(value)
     elif isinstance(value, dict):
         held = [x for pair in value.items() for x in pair]
     else:
         held = [value]
-    kept = [id(x) if isinstance(x, Tensor) else x for x in held if isinstance(x, (bool, int, float, Tensor))]
+    # Tensors themselves, not their id(): that of one that has died is given to the next.
+    kept = [x for x in held if isinstance(x, (bool, int, float, Tensor))]
     if kept:
         found[name] = kept
+
+
+def _unchanged(old: list[Any], new: list[Any]) -> bool:
+    def same(a: Any, b: Any) -> bool:
+        return a is b or (not isinstance(a, Tensor) and not isinstance(b, Tensor) and a == b)
+
+    return len(old) == len(new) and all(map(same, old, new))
 
 
 def _attributes(owner: object) -> dict[str, Any]:

@@ -98,6 +98,7 @@ class WarpGraphs:
         self._enabled = enabled
         self._warp_device = start_warp(device)
         self._graphs: dict[Hashable, wp.Graph] = {}
+        self._in_torch_graphs: list[wp.Graph] = []
         self._seen: set[Hashable] = set()
         # The legacy default stream cannot be captured: capture on one of our own, launch on any.
         self._capture_stream: wp.Stream | None = None
@@ -167,4 +168,5 @@ class WarpGraphs:
             try:
                 body()
             finally:
-                wp.capture_end(stream=stream)
+                # Torch's graph is not Warp's: while this one lives, Warp unloads none of the kernels in it.
+                self._in_torch_graphs.append(wp.capture_end(stream=stream))

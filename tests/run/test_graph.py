@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import re
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -51,20 +53,42 @@ class Counting(Faulty):
 
 
 class Queueing(Faulty):
-    """A task that keeps tensors in a list, and a level in a helper object."""
+    """A task that keeps tensors in a list, and numbers in helper objects."""
 
     class Level:
         def __init__(self) -> None:
             self.number = 0
 
+    @dataclass(slots=True)
+    class Phase:
+        number: int = 0
+
     def __init__(self, cfg: FaultyConfig, sim: Any) -> None:
         super().__init__(cfg, sim)
         self.history = [torch.zeros(self.num_envs) for _ in range(2)]
-        self.level = self.Level()
+        self.level, self.phase = self.Level(), self.Phase()
 
     def rewards(self):
         self.history = [self.robot.joint_pos[:, 0].clone(), *self.history[:-1]]
         self.level.number += 1
+        self.phase.number += 1
+        return super().rewards()
+
+
+class Renewing(Faulty):
+    """A task whose helper object binds a tensor anew, twice in a step."""
+
+    class Filter:
+        def __init__(self) -> None:
+            self.value = torch.zeros(1)
+
+    def __init__(self, cfg: FaultyConfig, sim: Any) -> None:
+        super().__init__(cfg, sim)
+        self.filter = self.Filter()
+
+    def rewards(self):
+        self.filter.value = self.filter.value + 1.0
+        self.filter.value = self.filter.value * 0.5
         return super().rewards()
 
 
@@ -185,7 +209,14 @@ def test_a_python_number_that_changes_is_not_frozen(tmp_path, caplog):
 
 def test_lists_and_helpers_are_not_frozen(tmp_path, caplog):
     trainer, _ = trained(Recorder, "step", Queueing, tmp_path, FaultyConfig(), 2)
-    assert "Queueing.history and Queueing.level.number changes from step to step" in caplog.text
+    names = " and ".join(f"Queueing.{name}" for name in ("history", "level.number", "phase.number"))
+    assert f"{names} changes from step to step" in caplog.text
+    assert trainer.graphs.choice.mode == "update"
+
+
+def test_a_helpers_tensor_that_comes_back_to_the_same_place_in_memory_is_not_frozen(tmp_path, caplog):
+    trainer, _ = trained(Recorder, "step", Renewing, tmp_path, FaultyConfig(), 2)
+    assert "Renewing.filter.value changes from step to step" in caplog.text
     assert trainer.graphs.choice.mode == "update"
 
 
@@ -199,6 +230,31 @@ def test_state_that_changes_its_shape_is_not_captured(tmp_path, caplog):
     trainer, _ = trained(Recorder, "rollout", Growing, tmp_path, FaultyConfig())
     assert "Growing.history changes its shape or type" in caplog.text
     assert trainer.graphs.choice.mode == "update"
+
+
+class Broken(Graphs):
+    """Captures as torch does where a body reads a value: after that the end of the capture fails as well."""
+
+    def _record(self, body: Any) -> Any:
+        try:
+            return body()
+        finally:
+            raise RuntimeError("operation failed due to a previous error during capture")
+
+
+def test_what_broke_a_capture_is_told_with_its_line(caplog):
+    graphs = Broken(Choice("update", "test"), CPU)
+
+    def reads() -> int:
+        if graphs._capturing:
+            raise RuntimeError("operation not permitted when stream is capturing\nCUDA kernel errors might ...")
+        return 7
+
+    assert [graphs.run("update", reads) for _ in range(4)] == [7] * 4
+    line = reads.__code__.co_firstlineno + 2
+    expected = rf"operation not permitted when stream is capturing at \S*test_graph\.py:{line}"
+    assert re.fullmatch(f"the update cannot be captured: {expected}", graphs.choice.reason)
+    assert re.search(f"updating eagerly \\(slow\\): {expected}", caplog.text)
 
 
 def test_a_capture_that_fails_falls_back_and_loses_nothing(tmp_path, caplog):

@@ -59,6 +59,25 @@ def test_ant_crosses_nothing_and_the_json_has_all_numbers(audit, tmp_path):
     assert report["versions"]["torch"] and "audit.py" in report["command"]
 
 
+def test_the_rows_that_may_leave_are_those_of_the_audited_iterations(load_tool, monkeypatch):
+    """On CUDA iterations follow in which only lines are named."""
+    from gpusim_rl.run import audit as run_audit
+
+    look = run_audit.audit
+
+    def and_go_on(loop, **settings):
+        result = look(loop, **settings)
+        loop.iterate()
+        loop.iterate()
+        return result
+
+    monkeypatch.setattr(run_audit, "audit", and_go_on)
+    tool = load_tool("audit")
+    for interval, rows in ((5, 1), (6, 0)):  # the audited iteration is the fifth
+        report = tool.audit_all(tool.parse(["task=Cartpole", *SMALL, f"log.interval={interval}", "--iterations", "1"]))
+        assert (report["log_rows"], report["offences"]) == (rows, [])
+
+
 def test_a_task_that_reads_fails_and_its_line_is_named(audit, tmp_path):
     (tmp_path / "peek.py").write_text(READS)
     done = audit("task=Cartpole", "task._target_=peek.Peek", *SMALL, "--iterations", "1", check=False)
