@@ -1,7 +1,8 @@
 """Contestants that take turns on one machine, so that their ratios do not depend on what else the machine does.
 
-Every contestant is a process of its own: peak memory, threads and what a library does to its process are its own. In
-every round each takes one turn, in rotating order; speeds are compared within a round, and medians are over rounds.
+Every contestant is a process of its own: peak memory and what a library does to its process are its own; threads and
+settings of OpenMP and malloc are the same for all. In every round each takes one turn, in rotating order; speeds are
+compared within a round, and medians are over rounds.
 """
 
 from __future__ import annotations
@@ -45,12 +46,10 @@ class Contestant:
         name: As the table shows it.
         spec: What `gpusim_rl.run.contestants` needs to build it; `kind` is physics, env, policy, training, peer,
             envpool or gymnasium.
-        tuned: The process is set up as ours: threads that wait sleep soon, freed memory is kept.
     """
 
     name: str
     spec: Mapping[str, Any]
-    tuned: bool = True
 
 
 @dataclass
@@ -116,7 +115,7 @@ def training_contestants(
         Contestant(TRAINING, {**base, "kind": "training"}),
     ]
     theirs = [
-        Contestant(f"{name}, {mode}", {**base, "kind": "peer", "client": name, "mode": mode}, tuned=mode == "fastest")
+        Contestant(f"{name}, {mode}", {**base, "kind": "peer", "client": name, "mode": mode})
         for name in peers
         for mode in modes
     ]
@@ -141,11 +140,11 @@ def ant_v5_contestants(num_envs: int) -> list[Contestant]:
     ]
     batches = {"sync": num_envs, "async": max(1, num_envs // 2)}
     theirs = [
-        Contestant(f"EnvPool, {api}", {**base, "kind": "envpool", "batch_size": batch}, tuned=False)
+        Contestant(f"EnvPool, {api}", {**base, "kind": "envpool", "batch_size": batch})
         for api, batch in batches.items()
         if api == "sync" or num_envs % 2 == 0
     ]
-    return [*ours, *theirs, Contestant("Gymnasium, async", {**base, "kind": "gymnasium"}, tuned=False)]
+    return [*ours, *theirs, Contestant("Gymnasium, async", {**base, "kind": "gymnasium"})]
 
 
 # Measuring
@@ -180,7 +179,7 @@ class Worker:
             env=dict(environment),
             start_new_session=True,  # Ctrl-C is the parent's to handle
         )
-        self._say({**contestant.spec, "tuned": contestant.tuned})
+        self._say(contestant.spec)
 
     @property
     def trunk(self) -> str | None:
@@ -416,7 +415,8 @@ def markdown(result: Mapping[str, Any]) -> str:
         f"{_machine(environment)}; {result['sim']}; Python {environment['python']}, {versions}.",
         "",
         "Control steps per second, summed over worlds: median and range of the rounds. Every contestant is a process of"
-        " its own, and they take turns; a ratio is the median of the ratios within each round.",
+        " its own, with the same threads and the same settings of OpenMP and malloc, and they take turns; a ratio is the"
+        " median of the ratios within each round.",
     ]
     for part in result["env_counts"]:
         lines += ["", f"## {part['num_envs']} worlds", "", *table(part["contestants"])]
@@ -478,7 +478,7 @@ def _notes(rows: Sequence[Row]) -> list[str]:
         names = ", ".join(row["name"] for row in peers)
         notes.append(f"compared to ours with separate trunks, as they have them: {names}")
     if any(row["name"].endswith(", same") for row in rows):
-        notes.append("same: in a plain process, as it comes; fastest: also with our settings of OpenMP and malloc")
+        notes.append("same: the work of our PPO; fastest: the fastest mode that the library documents")
     return [*notes, *(f"{row['name']}: {row['error']}" for row in rows if row["error"])]
 
 

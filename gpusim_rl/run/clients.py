@@ -178,6 +178,7 @@ class _Client:
         self.settings = {
             "device": str(self._device),
             "precision": precision,
+            "matmul_precision": torch.get_float32_matmul_precision(),
             "compile": compiled,
             "trunk": trunk,
             "hidden": list(ppo.network.hidden),

@@ -71,6 +71,15 @@ def test_json_tells_what_was_measured(measured):
     assert low <= result["training_over_physics"] <= high
 
 
+def test_all_have_the_same_process(measured):
+    _, result, _ = measured
+    rows = {row["name"]: row["settings"] for row in result["env_counts"][0]["contestants"]}
+    keys = ("openmp_spins", "threads", "physics_threads")
+    processes = {name: [settings.get(key) for key in keys] for name, settings in rows.items()}
+    assert set(map(tuple, processes.values())) == {tuple(processes["+ training"])}, processes
+    assert None not in processes["+ training"]
+
+
 @pytest.mark.skipif(not HAS_PEER, reason="rsl_rl is not installed")
 def test_a_peer_is_compared_to_equal_work(measured):
     _, result, _ = measured
