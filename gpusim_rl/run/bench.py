@@ -415,8 +415,8 @@ def markdown(result: Mapping[str, Any]) -> str:
         f"{_machine(environment)}; {result['sim']}; Python {environment['python']}, {versions}.",
         "",
         "Control steps per second, summed over worlds: median and range of the rounds. Every contestant is a process of"
-        " its own, with the same threads and the same settings of OpenMP and malloc, and they take turns; a ratio is the"
-        " median of the ratios within each round.",
+        " its own, with the same threads and settings of OpenMP and malloc, and they take turns; a ratio is the median of"
+        " the ratios within each round.",
     ]
     for part in result["env_counts"]:
         lines += ["", f"## {part['num_envs']} worlds", "", *table(part["contestants"])]
@@ -478,7 +478,7 @@ def _notes(rows: Sequence[Row]) -> list[str]:
         names = ", ".join(row["name"] for row in peers)
         notes.append(f"compared to ours with separate trunks, as they have them: {names}")
     if any(row["name"].endswith(", same") for row in rows):
-        notes.append("same: the work of our PPO; fastest: the fastest mode that the library documents")
+        notes.append("same: the work of our PPO; fastest: also compiled and without a log, where the library can")
     return [*notes, *(f"{row['name']}: {row['error']}" for row in rows if row["error"])]
 
 
