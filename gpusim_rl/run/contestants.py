@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from gpusim_rl.config import RunConfig, SimConfig
-    from gpusim_rl.env import Task, TaskConfig, VecEnv
+    from gpusim_rl.env import Step, Task, TaskConfig, VecEnv
     from gpusim_rl.run.graph import Graphs
     from gpusim_rl.run.logbook import Logbook
     from gpusim_rl.run.timing import PhaseTimer
@@ -56,6 +56,7 @@ class Contestant:
         settings: What is worth knowing of it, as plain values.
         device: Where it works.
         phases: Times its phases, where it has any.
+        in_env: Times `env.step` within them, where Python calls it.
         graphs: Its CUDA graphs, where it may have any.
     """
 
@@ -65,6 +66,7 @@ class Contestant:
     device: torch.device | None = None
     phases: PhaseTimer | None = None
     graphs: Graphs | None = None
+    in_env: PhaseTimer | None = None
 
 
 def serve(compose: Callable[[list[str]], dict[str, Any]], scratch_training: ScratchTraining) -> None:
@@ -104,8 +106,9 @@ def one_line(error: BaseException) -> str:
 
 
 def _run(contestant: Contestant, iterations: int) -> dict[str, Any]:
-    if contestant.phases is not None:
-        contestant.phases.start()
+    for timer in (contestant.phases, contestant.in_env):
+        if timer is not None:
+            timer.start()
     _synchronize(contestant.device)
     started = time.perf_counter()
     for _ in range(iterations):
@@ -116,6 +119,8 @@ def _run(contestant: Contestant, iterations: int) -> dict[str, Any]:
     if contestant.phases is not None:
         phases = contestant.phases.flush().phases()
         result["phases"] = {phase: part for phase, part in phases.items() if part > 0}
+    if contestant.in_env is not None:
+        result["seconds_in_env"] = contestant.in_env.flush().phases()["simulate"]
     return result
 
 
@@ -332,6 +337,20 @@ def _graphs(device: torch.device, *owners: object) -> Graphs:
     return Graphs(choice, device, owners=owners)
 
 
+def _time_steps(env: VecEnv) -> PhaseTimer:
+    """Times `env.step` from now on: physics and environment, which all trainers share."""
+    from gpusim_rl.run.timing import PhaseTimer
+
+    timer, step = PhaseTimer(env.device), env.step
+
+    def timed(action: Tensor) -> Step:
+        with timer("simulate"):
+            return step(action)
+
+    env.step = timed
+    return timer
+
+
 def _random(num_envs: int, size: int, device: torch.device) -> Tensor:
     """Numbers in [0, 1), shape [ACTION_SETS, num_envs, size]."""
     import torch
@@ -370,7 +389,8 @@ def _trainer(training: AbstractContextManager[tuple[Trainer, Logbook]], *, learn
             settings |= {"epochs": cfg.ppo.epochs, "minibatches": trainer.ppo.num_minibatches}
         iterate = (lambda: trainer.iterate(log)) if learns else collect
         env_steps = cfg.num_envs * cfg.ppo.horizon
-        yield Contestant(iterate, env_steps, settings, trainer.rl_device, phases, trainer.graphs)
+        in_env = None if trainer.graphs.whole_rollout else _time_steps(trainer.env)  # a replay calls no step
+        yield Contestant(iterate, env_steps, settings, trainer.rl_device, phases, trainer.graphs, in_env)
 
 
 @contextmanager
@@ -387,8 +407,9 @@ def _peer(scenario: _Scenario, name: str, mode: str) -> Iterator[Contestant]:
     client = make_client(name, env, scenario.cfg, device=device, mode=mode, bf16=bf16)
     phases = PhaseTimer(device)
     client.observe(phases)
+    in_env = _time_steps(env)
     settings = {"version": client.version, **_of_sim(env.sim, scenario.choice), **client.settings}
-    yield Contestant(client.iterate, client.env_steps_per_iteration, settings, device, phases)
+    yield Contestant(client.iterate, client.env_steps_per_iteration, settings, device, phases, in_env=in_env)
     client.close()
     env.close()
 
