@@ -89,6 +89,7 @@ def serve(compose: Callable[[list[str]], dict[str, Any]], scratch_training: Scra
         keep_freed_memory()
         with ExitStack() as stack:
             contestant = stack.enter_context(_contestant(spec, compose, scratch_training))
+            _capture(contestant)
             answer(ready=True, settings=_settings(contestant))
             for line in iter(sys.stdin.readline, ""):
                 request = json.loads(line)
@@ -103,6 +104,15 @@ def one_line(error: BaseException) -> str:
     """Name and first line of an error."""
     text = "".join(traceback.format_exception_only(type(error), error)).strip()
     return re.sub(r"^(?:\w+\.)+(?=\w+: )", "", text.partition("\n")[0])
+
+
+def _capture(contestant: Contestant) -> None:
+    """Does what comes before a replay, however few iterations of warm-up are asked for."""
+    if contestant.graphs is not None and contestant.graphs.choice.mode != "off":
+        from gpusim_rl.run.graph import WARM_UP
+
+        for _ in range(WARM_UP + 1):
+            contestant.iterate()
 
 
 def _run(contestant: Contestant, iterations: int) -> dict[str, Any]:
@@ -381,7 +391,7 @@ def _trainer(training: AbstractContextManager[tuple[Trainer, Logbook]], *, learn
             "matmul_precision": torch.get_float32_matmul_precision(),
             "graph": str(trainer.graphs.choice),
             "compile": cfg.ppo.compile,
-            "trunk": "separate" if cfg.ppo.network.separate else "shared",
+            "trunk": "separate" if trainer.policy.separate else "shared",
             "hidden": list(cfg.ppo.network.hidden),
             "horizon": cfg.ppo.horizon,
         }

@@ -9,11 +9,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+import torch
 
 from conftest import ROOT
+from gpusim_rl.api import scratch_training
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.run import bench, contestants
 from gpusim_rl.run.bench import TRAINING, TRAINING_SEPARATE, Contestant, Turns
+from gpusim_rl.run.graph import WARM_UP, GraphChoice, Graphs
 
 ACTOR = [sys.executable, str(ROOT / "tests" / "bench_actor.py")]
 
@@ -273,3 +276,23 @@ def test_an_error_is_one_line():
         "ConfigError: sim=mujoco runs on the CPU only"
     )
     assert contestants.one_line(RuntimeError("first\nlast")) == "RuntimeError: first"
+
+
+@pytest.mark.parametrize(("task", "trunk"), [("Cartpole", "shared"), ("Trifinger", "separate")])
+def test_a_critic_with_observations_of_its_own_has_a_trunk_of_its_own(task, trunk):
+    overrides = [f"task={task}", "num_envs=2", "device=cpu", "ppo.horizon=2"]
+    with contestants._trainer(scratch_training(overrides), learns=False) as ours:
+        assert ours.settings["trunk"] == trunk
+
+
+def test_graphs_are_captured_before_anything_is_measured():
+    done: list[int] = []
+
+    def captured(mode: str) -> int:
+        graphs = Graphs(GraphChoice(mode, "test"), torch.device("cpu"))
+        done.clear()
+        contestants._capture(contestants.Contestant(lambda: done.append(1), 1, graphs=graphs))
+        return len(done)
+
+    assert captured("rollout") > WARM_UP
+    assert captured("off") == 0
