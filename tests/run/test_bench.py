@@ -150,10 +150,10 @@ def example() -> list[bench.Row]:
             row("bare physics, persistent=true", "physics", [90.0, 100.0, 90.0]),
             row("env step", "env", [80.0, 80.0, 80.0]),
             row("+ policy", "policy", [70.0, 70.0, 70.0]),
-            row(TRAINING, "training", [60.0, 100.0, 50.0], [4.0, 3.0, 5.0], trunk="shared"),
+            row(TRAINING, "training", [60.0, 100.0, 50.0], [4.0, 3.0, 5.0], trunk="shared", precision="bf16"),
             row(TRAINING_SEPARATE, "training", [40.0, 40.0, 40.0], [5.0, 5.0, 10.0], trunk="separate"),
-            row("rsl_rl, same", "peer", [20.0, 10.0, 40.0], [10.0, 20.0, 25.0], trunk="separate"),
-            row("skrl, same", "peer", [25.0, 25.0, 25.0], [8.0, 9.0, 15.0], trunk="shared"),
+            row("rsl_rl, same", "peer", [20.0, 10.0, 40.0], [10.0, 20.0, 25.0], trunk="separate", precision="fp32"),
+            row("skrl, same", "peer", [25.0, 25.0, 25.0], [8.0, 9.0, 15.0], trunk="shared", precision="bf16"),
             row("sb3, same", "peer", [None, None, None]),
         ]
     )
@@ -246,6 +246,7 @@ def test_markdown_is_a_table_for_each_env_count():
     lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("| +")]
     assert lines[1] == ["+ training", "60", "50 to 100", "0.50", "", "4.00", "1,234 MB", "simulate 60 %, update 40 %"]
     assert "\n- compared to ours with separate trunks, as they have them: rsl_rl, same\n" in text
+    assert "\n- not bf16, as ours: rsl_rl, same (fp32)\n" in text
     assert "\n- sb3, same: RuntimeError: gone\n" in text
     table = [line for line in text.splitlines() if line.startswith("|")]
     assert len({len(line) for line in table[: len(example()) + 2]}) == 1  # padded
