@@ -541,7 +541,7 @@ def _notes(rows: Sequence[Row]) -> list[str]:
     precision = next((row["settings"].get("precision") for row in rows if row["name"] == TRAINING), None)
     others = {row["name"]: row["settings"].get("precision", precision) for row in rows if row["kind"] == "peer"}
     if different := [f"{name} ({other})" for name, other in others.items() if other != precision]:
-        notes.append(f"not {precision}, as ours: {', '.join(different)}")
+        notes.append(f"our networks run in {precision}, not so: {', '.join(different)}")
     if any(row["name"].endswith(", same") for row in rows):
         notes.append("same: the work of our PPO; fastest: also compiled and without a log, where the library can")
     if any(row["trainer_us_by_difference"] for row in rows):

@@ -246,7 +246,7 @@ def test_markdown_is_a_table_for_each_env_count():
     lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("| +")]
     assert lines[1] == ["+ training", "60", "50 to 100", "0.50", "", "4.00", "1,234 MB", "simulate 60 %, update 40 %"]
     assert "\n- compared to ours with separate trunks, as they have them: rsl_rl, same\n" in text
-    assert "\n- not bf16, as ours: rsl_rl, same (fp32)\n" in text
+    assert "\n- our networks run in bf16, not so: rsl_rl, same (fp32)\n" in text
     assert "\n- sb3, same: RuntimeError: gone\n" in text
     table = [line for line in text.splitlines() if line.startswith("|")]
     assert len({len(line) for line in table[: len(example()) + 2]}) == 1  # padded
