@@ -1,7 +1,7 @@
 """A contestant that measures nothing: answers as `gpusim_rl.run.contestants.serve` does, at a speed of its own.
 
-Its spec may have `steps` (of an iteration), a `diary` (a file to note every turn in), a `trunk`, and a `plan` that says
-what goes wrong and at which turn.
+Its spec may have `steps` (of an iteration), `in_env` (seconds of an iteration in `env.step`), a `diary` (a file to note
+every turn in), a `trunk`, and a `plan` that says what goes wrong and at which turn.
 """
 
 import json
@@ -39,5 +39,8 @@ for line in sys.stdin:
     if "diary" in spec:
         with open(spec["diary"], "a") as diary:
             diary.write(spec["kind"] + " ")
-    seconds = 0.5 * request["run"]
-    answer(env_steps=spec.get("steps", 100) * request["run"], seconds=seconds, phases={"update": 1.0, "log": 3.0})
+    count = request["run"]
+    done = {"env_steps": spec.get("steps", 100) * count, "seconds": 0.5 * count}
+    if "in_env" in spec:
+        done["seconds_in_env"] = spec["in_env"] * count
+    answer(**done, phases={"update": 0.1 * count, "log": 0.3 * count})

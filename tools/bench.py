@@ -14,7 +14,8 @@ else the machine does. For one env count all of them are alive at once: their me
     + training     all of our training: rollout, update, logging
 
 The numbers are control steps per second, summed over worlds. `training_over_physics` in the json is the whole training
-over bare physics at the faster of the simulator's settings, at the largest env count.
+over bare physics at the faster of the simulator's settings, at the largest env count. Physics and environment are the
+same for all trainers; what each takes outside of `env.step` [us per control step of a world] is its `trainer_us`.
 """
 
 from __future__ import annotations

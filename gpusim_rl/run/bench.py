@@ -1,7 +1,8 @@
 """Contestants that take turns on one machine, so that their ratios do not depend on what else the machine does.
 
-Every contestant is a process of its own: peak memory, threads and what a library does to its process are its own. In
-every round each takes one turn, in rotating order; speeds are compared within a round, and medians are over rounds.
+Every contestant is a process of its own: peak memory and what a library does to its process are its own; threads and
+settings of OpenMP and malloc are the same for all. In every round each takes one turn, in rotating order; speeds are
+compared within a round, and medians are over rounds.
 """
 
 from __future__ import annotations
@@ -12,14 +13,14 @@ import select
 import statistics
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import Any
 
 from gpusim_rl.errors import ConfigError, did_you_mean
 
-SCHEMA = 1
+SCHEMA = 2
 """Version of the json."""
 
 ANSWER_LIMIT_S = 1800.0
@@ -34,7 +35,10 @@ PACKAGES = ("rsl-rl-lib", "skrl", "rl-games", "stable-baselines3", "envpool", "g
 TRAINING, TRAINING_SEPARATE = "+ training", "+ training, separate trunks"
 
 Row = dict[str, Any]
-"""A contestant's results: name, kind, settings, env_steps_per_s, phases, memory, error, ratios."""
+"""A contestant's results: name, kind, settings, env_steps_per_s, trainer_us, phases, memory, error, ratios.
+
+`trainer_us` is what a trainer takes outside of `env.step` [us per control step of one world].
+"""
 
 
 @dataclass(frozen=True)
@@ -45,12 +49,10 @@ class Contestant:
         name: As the table shows it.
         spec: What `gpusim_rl.run.contestants` needs to build it; `kind` is physics, env, policy, training, peer,
             envpool or gymnasium.
-        tuned: The process is set up as ours: threads that wait sleep soon, freed memory is kept.
     """
 
     name: str
     spec: Mapping[str, Any]
-    tuned: bool = True
 
 
 @dataclass
@@ -116,7 +118,7 @@ def training_contestants(
         Contestant(TRAINING, {**base, "kind": "training"}),
     ]
     theirs = [
-        Contestant(f"{name}, {mode}", {**base, "kind": "peer", "client": name, "mode": mode}, tuned=mode == "fastest")
+        Contestant(f"{name}, {mode}", {**base, "kind": "peer", "client": name, "mode": mode})
         for name in peers
         for mode in modes
     ]
@@ -141,11 +143,11 @@ def ant_v5_contestants(num_envs: int) -> list[Contestant]:
     ]
     batches = {"sync": num_envs, "async": max(1, num_envs // 2)}
     theirs = [
-        Contestant(f"EnvPool, {api}", {**base, "kind": "envpool", "batch_size": batch}, tuned=False)
+        Contestant(f"EnvPool, {api}", {**base, "kind": "envpool", "batch_size": batch})
         for api, batch in batches.items()
         if api == "sync" or num_envs % 2 == 0
     ]
-    return [*ours, *theirs, Contestant("Gymnasium, async", {**base, "kind": "gymnasium"}, tuned=False)]
+    return [*ours, *theirs, Contestant("Gymnasium, async", {**base, "kind": "gymnasium"})]
 
 
 # Measuring
@@ -156,7 +158,9 @@ class Worker:
 
     Attributes:
         speeds: Control steps per second of each round; None where there was no answer.
-        phases: Seconds of each phase in all rounds.
+        seconds_outside: Seconds outside of `env.step` per control step of one world, in each round; None where the
+            contestant does not tell.
+        phases: Seconds of each phase in all rounds, and `other` that is in none.
         settings: What the contestant tells of itself.
         memory: Peaks [bytes]; None before `report`.
         seconds: Time per iteration when last asked [s].
@@ -166,6 +170,7 @@ class Worker:
     def __init__(self, contestant: Contestant, command: Sequence[str], environment: Mapping[str, str]) -> None:
         self.contestant = contestant
         self.speeds: list[float | None] = []
+        self.seconds_outside: list[float | None] = []
         self.phases: dict[str, float] = {}
         self.settings: dict[str, Any] = {}
         self.memory: dict[str, int] | None = None
@@ -180,7 +185,7 @@ class Worker:
             env=dict(environment),
             start_new_session=True,  # Ctrl-C is the parent's to handle
         )
-        self._say({**contestant.spec, "tuned": contestant.tuned})
+        self._say(contestant.spec)
 
     @property
     def trunk(self) -> str | None:
@@ -203,8 +208,18 @@ class Worker:
     def take_turn(self, seconds: float) -> None:
         """One turn of a round."""
         done = self.run(max(1, round(seconds / self.seconds))) if self.error is None else None
-        self.speeds.append(None if done is None else done["env_steps"] / done["seconds"])
-        for phase, part in ((done or {}).get("phases") or {}).items():
+        if done is None:
+            self.speeds.append(None)
+            self.seconds_outside.append(None)
+            return
+        seconds, env_steps, in_env = done["seconds"], done["env_steps"], done.get("seconds_in_env")
+        self.speeds.append(env_steps / seconds)
+        self.seconds_outside.append(None if in_env is None else (seconds - in_env) / env_steps)
+        phases = done.get("phases") or {}
+        if phases:
+            # On CUDA the device's phases and the host's may overlap.
+            phases = {**phases, "other": max(0.0, seconds - sum(phases.values()))}
+        for phase, part in phases.items():
             self.phases[phase] = self.phases.get(phase, 0.0) + part
 
     def report(self) -> None:
@@ -216,14 +231,15 @@ class Worker:
 
     def row(self) -> Row:
         """What is known of it so far."""
-        known = [speed for speed in self.speeds if speed is not None]
-        speed = {"median": statistics.median(known), "min": min(known), "max": max(known)} if known else None
         total = sum(self.phases.values())
+        outside = [None if seconds is None else 1e6 * seconds for seconds in self.seconds_outside]
         return {
             "name": self.contestant.name,
             "kind": self.contestant.spec["kind"],
-            "env_steps_per_s": speed,
+            "env_steps_per_s": spread(self.speeds),
             "rounds": list(self.speeds),
+            "trainer_us": spread(outside),
+            "trainer_us_rounds": outside,
             "phases": {phase: part / total for phase, part in self.phases.items()} if total else None,
             "memory_bytes": self.memory,
             "settings": self.settings,
@@ -338,13 +354,18 @@ def measure(
 # What came of it
 
 
-def ratio(above: Row | None, below: Row | None) -> dict[str, float] | None:
-    """Speed of one over that of another within each round: median, min and max; None without a common round."""
+def spread(values: Iterable[float | None]) -> dict[str, float] | None:
+    """Median, min and max of what was measured; None where nothing was."""
+    known = [value for value in values if value is not None]
+    return {"median": statistics.median(known), "min": min(known), "max": max(known)} if known else None
+
+
+def ratio(above: Row | None, below: Row | None, key: str = "rounds") -> dict[str, float] | None:
+    """What one has in each round over what another has in it: median, min and max; None without a common round."""
     if above is None or below is None:
         return None
-    pairs = zip(above["rounds"], below["rounds"], strict=True)
-    values = [a / b for a, b in pairs if a is not None and b is not None]
-    return {"median": statistics.median(values), "min": min(values), "max": max(values)} if values else None
+    pairs = zip(above[key], below[key], strict=True)
+    return spread(a / b if a is not None and b is not None and b > 0 else None for a, b in pairs)
 
 
 def fastest(rows: Sequence[Row], kind: str) -> Row | None:
@@ -357,19 +378,35 @@ def with_ratios(rows: list[Row]) -> list[Row]:
     """Adds to every row what it is of bare physics, and to every other library's how much faster ours is.
 
     A peer's training is compared to ours with the same network work: shared or separate trunks.
+
+    Where a CUDA graph holds `env.step` with all else, it cannot be timed there. Then the time of the contestant
+    `env step` is taken off, if a graph holds that too.
     """
     bare, env = fastest(rows, "physics"), fastest(rows, "env")
+    for row in rows:
+        row["trainer_us_by_difference"] = False
+        if env is not None and row["kind"] in ("policy", "training") and _in_graph(row) and _in_graph(env):
+            row["trainer_us_by_difference"] = True
+            pairs = zip(row["rounds"], env["rounds"], strict=True)
+            row["trainer_us_rounds"] = [1e6 / a - 1e6 / b if a and b else None for a, b in pairs]
+            row["trainer_us"] = spread(row["trainer_us_rounds"])
     trainings = {row["settings"].get("trunk"): row for row in rows if row["kind"] == "training"}
     for row in rows:
         row["over_physics"] = ratio(row, bare)
-        row["ours"] = row["ours_over_this"] = None
+        row["ours"] = row["ours_over_this"] = row["trainer_us_over_ours"] = None
         if row["kind"] == "peer":
             ours = trainings.get(row["settings"].get("trunk"))
         else:
             ours = env if row["kind"] in ("envpool", "gymnasium") else None
         if ours is not None:
             row["ours"], row["ours_over_this"] = ours["name"], ratio(ours, row)
+            row["trainer_us_over_ours"] = ratio(row, ours, "trainer_us_rounds")
     return rows
+
+
+def _in_graph(row: Row) -> bool:
+    """Whether CUDA graphs hold its control steps."""
+    return str(row["settings"].get("graph")).startswith(("whole rollout", "control step"))
 
 
 def summary(rows: Sequence[Row]) -> dict[str, Any]:
@@ -390,6 +427,8 @@ def summary(rows: Sequence[Row]) -> dict[str, Any]:
         if row is not None and row["env_steps_per_s"]:
             result[f"{key}_env_steps_per_s"] = row["env_steps_per_s"]["median"]
             add(f"{key}_over_physics", ratio(row, bare))
+            if key == "training":
+                add("trainer_us", row["trainer_us"])
     for kind, key in (("peer", "training_over_fastest_peer"), ("envpool", "env_step_over_envpool")):
         compared = [row for row in rows if row["kind"] == kind and row["ours_over_this"]]
         # The one that ours leads by least: trunks differ, so that it need not be the one with the most steps.
@@ -397,6 +436,11 @@ def summary(rows: Sequence[Row]) -> dict[str, Any]:
         if nearest is not None:
             add(key, nearest["ours_over_this"])
             result[f"fastest_{kind}"] = nearest["name"]
+    compared = [row for row in rows if row["kind"] == "peer" and row["trainer_us_over_ours"]]
+    leanest = min(compared, key=lambda row: row["trainer_us_over_ours"]["median"], default=None)
+    if leanest is not None:
+        add("peer_trainer_us_over_ours", leanest["trainer_us_over_ours"])
+        result["leanest_peer"] = leanest["name"]
     gymnasium = fastest(rows, "gymnasium")
     add("env_step_over_gymnasium", None if gymnasium is None else gymnasium["ours_over_this"])
     return result
@@ -416,7 +460,9 @@ def markdown(result: Mapping[str, Any]) -> str:
         f"{_machine(environment)}; {result['sim']}; Python {environment['python']}, {versions}.",
         "",
         "Control steps per second, summed over worlds: median and range of the rounds. Every contestant is a process of"
-        " its own, and they take turns; a ratio is the median of the ratios within each round.",
+        " its own, with the same threads and settings of OpenMP and malloc, and they take turns; a ratio is the median"
+        " of the ratios within each round. Trainer's own is the time outside of `env.step`, which is physics and"
+        " environment and the same for all: policy, storage, update and log, in us for each control step of a world.",
     ]
     for part in result["env_counts"]:
         lines += ["", f"## {part['num_envs']} worlds", "", *table(part["contestants"])]
@@ -435,10 +481,20 @@ def _machine(environment: Mapping[str, Any]) -> str:
 
 def table(rows: Sequence[Row]) -> list[str]:
     """Lines of a table in Markdown, padded so that they also read well in a terminal."""
-    heading = ["contestant", "env steps/s", "range", "of bare physics", "ours over it", "peak memory", "phases"]
+    heading = [
+        "contestant",
+        "env steps/s",
+        "range",
+        "of bare physics",
+        "ours over it",
+        "trainer's own us/step",
+        "peak memory",
+        "phases",
+    ]
     cells = [heading]
     for row in rows:
         speed, over, ours = row["env_steps_per_s"], row["over_physics"], row["ours_over_this"]
+        own = row["trainer_us"]
         cells.append(
             [
                 row["name"],
@@ -446,12 +502,17 @@ def table(rows: Sequence[Row]) -> list[str]:
                 f"{speed['min']:,.0f} to {speed['max']:,.0f}" if speed else "–",
                 f"{over['median']:.2f}" if over else "–",
                 f"{ours['median']:.2f}" if ours else "",
+                f"{own['median']:.2f}" if own else "",
                 _memory(row["memory_bytes"]),
-                ", ".join(f"{phase} {100 * part:.0f} %" for phase, part in (row["phases"] or {}).items()),
+                ", ".join(
+                    f"{phase} {100 * part:.0f} %"
+                    for phase, part in (row["phases"] or {}).items()
+                    if phase != "other" or part >= 0.005
+                ),
             ]
         )
     widths = [max(len(line[column]) for line in cells) for column in range(len(heading))]
-    right = (1, 3, 4)
+    right = (1, 3, 4, 5)
     text = [
         [
             cell.rjust(width) if i in right else cell.ljust(width)
@@ -477,8 +538,14 @@ def _notes(rows: Sequence[Row]) -> list[str]:
     if peers:
         names = ", ".join(row["name"] for row in peers)
         notes.append(f"compared to ours with separate trunks, as they have them: {names}")
+    precision = next((row["settings"].get("precision") for row in rows if row["name"] == TRAINING), None)
+    others = {row["name"]: row["settings"].get("precision", precision) for row in rows if row["kind"] == "peer"}
+    if different := [f"{name} ({other})" for name, other in others.items() if other != precision]:
+        notes.append(f"our networks run in {precision}, not so: {', '.join(different)}")
     if any(row["name"].endswith(", same") for row in rows):
-        notes.append("same: in a plain process, as it comes; fastest: also with our settings of OpenMP and malloc")
+        notes.append("same: the work of our PPO; fastest: also compiled and without a log, where the library can")
+    if any(row["trainer_us_by_difference"] for row in rows):
+        notes.append("trainer's own of ours is the difference to env step: graphs hold both, and tell no parts")
     return [*notes, *(f"{row['name']}: {row['error']}" for row in rows if row["error"])]
 
 

@@ -2,7 +2,8 @@
 
 A client is built from the settings of our own PPO, so that it does the same work: the same networks, horizon, epochs,
 minibatches, losses and schedules, as far as the library has them; `Client.settings` tells what it uses. Its loop is the
-library's own, with the library's own logging (into a temporary folder, once per iteration) and without checkpoints.
+library's own, without checkpoints. In the mode `same` the library logs as it does (into a temporary folder, once per
+iteration); in the mode `fastest` it does not, where that can be turned off.
 """
 
 from __future__ import annotations
@@ -79,7 +80,8 @@ def make_client(
         cfg: The run; `cfg.ppo` and the seed are used.
         device: Where the library learns.
         mode: `same`: what our PPO does with `cfg`, compiled only if `ppo.compile`. `fastest`: the fastest mode that the
-            library documents on this device.
+            library documents on this device: compiled, 16-bit, tf32 on CUDA, no log. Modes whose compilation searches
+            for minutes (`max-autotune`) are left out.
         bf16: With `same`: 16-bit networks, where the library has them.
 
     Raises:
@@ -125,6 +127,8 @@ class _Client:
         if cfg.seed != -1:
             torch.manual_seed(cfg.seed)
         Distribution.set_default_validate_args(True)  # torch's own default, whatever was imported before
+        if mode == "fastest" and device.type == "cuda":
+            torch.set_float32_matmul_precision("high")  # tf32, as rl_games always has it
         self._build(env)
         self._process_settings = _ProcessSettings.now()
 
@@ -178,6 +182,7 @@ class _Client:
         self.settings = {
             "device": str(self._device),
             "precision": precision,
+            "matmul_precision": torch.get_float32_matmul_precision(),
             "compile": compiled,
             "trunk": trunk,
             "hidden": list(ppo.network.hidden),
@@ -186,8 +191,13 @@ class _Client:
             "epochs": ppo.epochs,
             "minibatches": self._minibatches,
             "schedule": schedule,
+            "log": "TensorBoard",
             **more,
         }
+
+    @property
+    def _logs(self) -> bool:
+        return self.mode == "same"
 
     @property
     def _grad_norm(self) -> float:
@@ -245,7 +255,8 @@ class _RslRl(_Client):
                 "use_mixed_precision": self._half,
             },
         }
-        self._runner: Any = OnPolicyRunner(adapter, settings, log_dir=self._folder.name, device=str(self._device))
+        log_dir = self._folder.name if self._logs else None
+        self._runner: Any = OnPolicyRunner(adapter, settings, log_dir=log_dir, device=str(self._device))
         self._runner.alg.update = self._as_phase("update", self._runner.alg.update)
         # One call of learn() is one iteration, so what it does before and after its loop is done once or not at all.
         self._runner.logger.init_logging_writer()
@@ -259,6 +270,7 @@ class _RslRl(_Client):
             optimizer="Adam",
             normalize_value=False,
             check_for_nan=settings["check_for_nan"],
+            log="TensorBoard" if self._logs else "none",
             notes=["actor and critic cannot share a trunk", "no value normalisation", "no bounds loss"],
         )
 
@@ -268,7 +280,8 @@ class _RslRl(_Client):
         self._runner.current_learning_iteration += 1
 
     def _close(self) -> None:
-        self._runner.logger.writer.close()
+        if self._logs:
+            self._runner.logger.writer.close()
 
 
 class _RlGames(_Client):
@@ -291,10 +304,12 @@ class _RlGames(_Client):
         runner.load({"params": self._params(central, bf16)})
         # What runner.run_train() does, but the agent stays in our hands.
         self._agent = agent = runner.algo_factory.create(runner.algo_name, base_name="run", params=runner.params)
+        # reduce-overhead replays CUDA graphs
+        compile_mode = "reduce-overhead" if self.mode == "fastest" and self._device.type == "cuda" else "default"
         if self._compile:
-            agent.model = torch.compile(agent.model, mode="default")
+            agent.model = torch.compile(agent.model, mode=compile_mode)
             if central:
-                agent.central_value_net.model = torch.compile(agent.central_value_net.model, mode="default")
+                agent.central_value_net.model = torch.compile(agent.central_value_net.model, mode=compile_mode)
         self._begun = False
         self._next_epoch = agent.update_epoch
         agent.update_epoch = self._one_epoch
@@ -304,12 +319,12 @@ class _RlGames(_Client):
         agent.train_epoch = self._until_phase_ends(agent.train_epoch)
         self._describe(
             precision="bf16 in the update" if bf16 else "fp32",
-            compiled="default" if self._compile else "no",
+            compiled=compile_mode if self._compile else "no",
             trunk="separate" if central or ppo.network.separate else "shared",
             schedule=f"adaptive per {ppo.schedule_per}" if adaptive else "constant",
             optimizer="fused Adam",
             normalize_value=ppo.normalize_value,
-            notes=["16-bit networks on CUDA only", "minibatches are not shuffled"],
+            notes=["16-bit networks on CUDA only", "minibatches are not shuffled", "its log cannot be turned off"],
         )
 
     def _params(self, central: bool, bf16: bool) -> dict[str, Any]:
@@ -458,7 +473,7 @@ class _Skrl(_Client):
             "mixed_precision": self._half,
             "experiment": {
                 "directory": self._folder.name,
-                "write_interval": ppo.horizon,
+                "write_interval": ppo.horizon if self._logs else 0,
                 "checkpoint_interval": 0,
             },
         }
@@ -497,6 +512,7 @@ class _Skrl(_Client):
             schedule="adaptive per epoch" if adaptive else "constant",
             optimizer="Adam",
             normalize_value=ppo.normalize_value,
+            log="TensorBoard" if self._logs else "none",
             notes=["no torch.compile", "no bounds loss", "the value loss is of the clipped value alone"],
         )
 
@@ -531,7 +547,8 @@ class _Skrl(_Client):
         self._trainer.train()
 
     def _close(self) -> None:
-        self._agent.writer.close()
+        if self._logs:
+            self._agent.writer.close()
 
 
 class _Sb3(_Client):
@@ -579,6 +596,7 @@ class _Sb3(_Client):
             schedule="constant",
             optimizer="fused Adam" if fused else "Adam",
             normalize_value=False,
+            log="in memory" if self._logs else "none",
             notes=[
                 "no 16-bit networks, torch.compile, adaptive learning rate, value normalisation or bounds loss",
                 "the environment's arrays are numpy's",
@@ -610,7 +628,8 @@ class _Sb3(_Client):
         return {"net_arch": [], "features_extractor_class": SharedTrunk, "log_std_init": net.log_std_init}
 
     def _iterate(self) -> None:
-        self._model.learn(self.env_steps_per_iteration, reset_num_timesteps=False)
+        interval: Any = 1 if self._logs else None
+        self._model.learn(self.env_steps_per_iteration, reset_num_timesteps=False, log_interval=interval)
 
     def _close(self) -> None:
         self._model.logger.close()

@@ -27,12 +27,12 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from gpusim_rl.config import RunConfig, SimConfig
-    from gpusim_rl.env import Task, TaskConfig, VecEnv
+    from gpusim_rl.env import Step, Task, TaskConfig, VecEnv
     from gpusim_rl.run.graph import Graphs
     from gpusim_rl.run.logbook import Logbook
     from gpusim_rl.run.timing import PhaseTimer
     from gpusim_rl.run.trainer import Trainer
-    from gpusim_rl.sim import SimChoice
+    from gpusim_rl.sim import Sim, SimChoice
 
 ACTION_SETS = 16
 """Random actions made beforehand and used in turn."""
@@ -56,6 +56,7 @@ class Contestant:
         settings: What is worth knowing of it, as plain values.
         device: Where it works.
         phases: Times its phases, where it has any.
+        in_env: Times `env.step` within them, where Python calls it.
         graphs: Its CUDA graphs, where it may have any.
     """
 
@@ -65,6 +66,7 @@ class Contestant:
     device: torch.device | None = None
     phases: PhaseTimer | None = None
     graphs: Graphs | None = None
+    in_env: PhaseTimer | None = None
 
 
 def serve(compose: Callable[[list[str]], dict[str, Any]], scratch_training: ScratchTraining) -> None:
@@ -83,12 +85,12 @@ def serve(compose: Callable[[list[str]], dict[str, Any]], scratch_training: Scra
 
     try:
         spec = json.loads(sys.stdin.readline())
-        if spec["tuned"]:
-            share_cpus()  # before torch is imported
-            keep_freed_memory()
+        share_cpus()  # before torch is imported
+        keep_freed_memory()
         with ExitStack() as stack:
             contestant = stack.enter_context(_contestant(spec, compose, scratch_training))
-            answer(ready=True, settings=contestant.settings)
+            _capture(contestant)
+            answer(ready=True, settings=_settings(contestant))
             for line in iter(sys.stdin.readline, ""):
                 request = json.loads(line)
                 answer(**(_run(contestant, request["run"]) if "run" in request else _report(contestant)))
@@ -104,9 +106,19 @@ def one_line(error: BaseException) -> str:
     return re.sub(r"^(?:\w+\.)+(?=\w+: )", "", text.partition("\n")[0])
 
 
+def _capture(contestant: Contestant) -> None:
+    """Does what comes before a replay, however few iterations of warm-up are asked for."""
+    if contestant.graphs is not None and contestant.graphs.choice.mode != "off":
+        from gpusim_rl.run.graph import WARM_UP
+
+        for _ in range(WARM_UP + 1):
+            contestant.iterate()
+
+
 def _run(contestant: Contestant, iterations: int) -> dict[str, Any]:
-    if contestant.phases is not None:
-        contestant.phases.start()
+    for timer in (contestant.phases, contestant.in_env):
+        if timer is not None:
+            timer.start()
     _synchronize(contestant.device)
     started = time.perf_counter()
     for _ in range(iterations):
@@ -117,13 +129,24 @@ def _run(contestant: Contestant, iterations: int) -> dict[str, Any]:
     if contestant.phases is not None:
         phases = contestant.phases.flush().phases()
         result["phases"] = {phase: part for phase, part in phases.items() if part > 0}
+    if contestant.in_env is not None:
+        result["seconds_in_env"] = contestant.in_env.flush().phases()["simulate"]
     return result
 
 
 def _report(contestant: Contestant) -> dict[str, Any]:
     """What is known only now: a graph is captured after some iterations, or cannot be."""
     graph = {} if contestant.graphs is None else {"graph": str(contestant.graphs.choice)}
-    return {"memory": _memory(contestant), "settings": contestant.settings | graph}
+    return {"memory": _memory(contestant), "settings": _settings(contestant) | graph}
+
+
+def _settings(contestant: Contestant) -> dict[str, Any]:
+    """Of the contestant, and of its process: what must be the same for all."""
+    process: dict[str, Any] = {"openmp_spins": os.environ.get("GOMP_SPINCOUNT")}
+    torch = sys.modules.get("torch")  # EnvPool and Gymnasium do without
+    if torch is not None:
+        process["threads"] = torch.get_num_threads()
+    return process | contestant.settings
 
 
 def _synchronize(device: torch.device | None) -> None:
@@ -193,11 +216,27 @@ def _contestant(
     if kind in ("policy", "training"):
         return _trainer(scratch_training(spec["overrides"]), learns=kind == "training")
     scenario = _ant_v5(num_envs) if spec.get("gymnasium") else _scenario(compose(spec["overrides"]))
+    _use_threads_of_training(scenario.cfg)
     if kind == "physics":
         return _bare_physics(scenario, spec.get("persistent", "auto"))
     if kind == "env":
         return _env_step(scenario)
     return _peer(scenario, spec["client"], spec["mode"])
+
+
+def _use_threads_of_training(cfg: RunConfig | None) -> None:
+    """Gives torch as many threads as our trainer does, whoever uses them; without a trainer as `make_env` does."""
+    from gpusim_rl.run.trainer import use_available_cpus
+
+    if cfg is None:
+        use_available_cpus()
+    else:
+        use_available_cpus(max(cfg.num_envs, min(cfg.ppo.minibatch_size, cfg.num_envs * cfg.ppo.horizon)))
+
+
+def _of_sim(sim: Sim, choice: SimChoice) -> dict[str, Any]:
+    threads = getattr(sim, "num_threads", None)  # of CPU physics
+    return {"sim": str(choice)} | ({} if threads is None else {"physics_threads": threads})
 
 
 @dataclass(frozen=True)
@@ -269,7 +308,7 @@ def _bare_physics(scenario: _Scenario, persistent: Any) -> Iterator[Contestant]:
                 first = last
             sim.step(scenario.task.decimation)
 
-    settings = {"sim": str(scenario.choice), "persistent": persistent, "decimation": scenario.task.decimation}
+    settings = _of_sim(sim, scenario.choice) | {"persistent": persistent, "decimation": scenario.task.decimation}
     horizon, env_steps = scenario.horizon, scenario.horizon * scenario.num_envs
     graphs = _graphs(sim.device)
     with graphs.stream():
@@ -292,7 +331,7 @@ def _env_step(scenario: _Scenario) -> Iterator[Contestant]:
         for i in range(scenario.horizon):
             env.step(actions[i % ACTION_SETS])
 
-    settings = {"sim": str(scenario.choice), "persistent": scenario.sim.persistent}
+    settings = _of_sim(env.sim, scenario.choice) | {"persistent": scenario.sim.persistent}
     env_steps = scenario.horizon * scenario.num_envs
     graphs = _graphs(env.device, env.task)
     with graphs.stream():
@@ -306,6 +345,20 @@ def _graphs(device: torch.device, *owners: object) -> Graphs:
 
     choice = GraphChoice("rollout", "CUDA device") if device.type == "cuda" else GraphChoice("off", device.type)
     return Graphs(choice, device, owners=owners)
+
+
+def _time_steps(env: VecEnv) -> PhaseTimer:
+    """Times `env.step` from now on: physics and environment, which all trainers share."""
+    from gpusim_rl.run.timing import PhaseTimer
+
+    timer, step = PhaseTimer(env.device), env.step
+
+    def timed(action: Tensor) -> Step:
+        with timer("simulate"):
+            return step(action)
+
+    env.step = timed
+    return timer
 
 
 def _random(num_envs: int, size: int, device: torch.device) -> Tensor:
@@ -332,35 +385,31 @@ def _trainer(training: AbstractContextManager[tuple[Trainer, Logbook]], *, learn
             trainer.collect()
             trainer.timer.start()  # the logbook, which would do this, is not asked
 
-        settings = {
-            "sim": str(trainer.choice),
+        settings = _of_sim(trainer.env.sim, trainer.choice) | {
             "device": str(trainer.rl_device),
             "precision": "bf16" if trainer.policy.bf16 else "fp32",
+            "matmul_precision": torch.get_float32_matmul_precision(),
             "graph": str(trainer.graphs.choice),
             "compile": cfg.ppo.compile,
-            "trunk": "separate" if cfg.ppo.network.separate else "shared",
+            "trunk": "separate" if trainer.policy.separate else "shared",
             "hidden": list(cfg.ppo.network.hidden),
             "horizon": cfg.ppo.horizon,
-            "threads": torch.get_num_threads(),
         }
         if learns:
             settings |= {"epochs": cfg.ppo.epochs, "minibatches": trainer.ppo.num_minibatches}
         iterate = (lambda: trainer.iterate(log)) if learns else collect
         env_steps = cfg.num_envs * cfg.ppo.horizon
-        yield Contestant(iterate, env_steps, settings, trainer.rl_device, phases, trainer.graphs)
+        in_env = None if trainer.graphs.whole_rollout else _time_steps(trainer.env)  # a replay calls no step
+        yield Contestant(iterate, env_steps, settings, trainer.rl_device, phases, trainer.graphs, in_env)
 
 
 @contextmanager
 def _peer(scenario: _Scenario, name: str, mode: str) -> Iterator[Contestant]:
     """Another library's trainer on our environment."""
-    import torch
-
     from gpusim_rl.learn.ppo import choose_precision
     from gpusim_rl.run.clients import make_client
     from gpusim_rl.run.timing import PhaseTimer
-    from gpusim_rl.run.trainer import use_available_cpus
 
-    use_available_cpus()  # as `gpusim_rl.make_env` does for who uses a library on our environment
     assert scenario.cfg is not None and scenario.rl_device is not None
     device = scenario.rl_device
     bf16, _ = choose_precision(scenario.cfg.ppo.precision, device)
@@ -368,8 +417,9 @@ def _peer(scenario: _Scenario, name: str, mode: str) -> Iterator[Contestant]:
     client = make_client(name, env, scenario.cfg, device=device, mode=mode, bf16=bf16)
     phases = PhaseTimer(device)
     client.observe(phases)
-    settings = {"version": client.version, "threads": torch.get_num_threads(), **client.settings}
-    yield Contestant(client.iterate, client.env_steps_per_iteration, settings, device, phases)
+    in_env = _time_steps(env)
+    settings = {"version": client.version, **_of_sim(env.sim, scenario.choice), **client.settings}
+    yield Contestant(client.iterate, client.env_steps_per_iteration, settings, device, phases, in_env=in_env)
     client.close()
     env.close()
 

@@ -9,11 +9,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+import torch
 
 from conftest import ROOT
+from gpusim_rl.api import scratch_training
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.run import bench, contestants
 from gpusim_rl.run.bench import TRAINING, TRAINING_SEPARATE, Contestant, Turns
+from gpusim_rl.run.graph import WARM_UP, GraphChoice, Graphs
 
 ACTOR = [sys.executable, str(ROOT / "tests" / "bench_actor.py")]
 
@@ -55,7 +58,8 @@ def test_turns_rotate_and_rows_come_after_every_round(measure, tmp_path):
     assert found[0][0]["memory_bytes"] is None
     row = found[-1][0]
     assert row["env_steps_per_s"] == {"median": 200.0, "min": 200.0, "max": 200.0}
-    assert row["phases"] == {"update": 0.25, "log": 0.75}
+    assert row["phases"] == pytest.approx({"update": 0.2, "log": 0.6, "other": 0.2})
+    assert row["trainer_us"] is None and row["trainer_us_rounds"] == [None] * 3
     assert row["memory_bytes"] == {"resident": 5000000}
     assert not any(alive(row["settings"]["pid"]) for row in found[-1])
 
@@ -109,18 +113,33 @@ def test_ours_does_the_work_of_a_peer_that_cannot_share_the_trunk(measure):
     assert len(measure({"kind": "physics"}, training, shared)[-1]) == 3
 
 
-def row(name: str, kind: str, rounds: list[float | None], **settings: Any) -> bench.Row:
-    known = [speed for speed in rounds if speed is not None]
-    speed = {"median": sorted(known)[len(known) // 2], "min": min(known), "max": max(known)} if known else None
+def test_what_a_trainer_takes_outside_of_the_environment_is_compared_within_rounds(measure):
+    training = {"kind": "training", "name": TRAINING, "trunk": "shared", "in_env": 0.4}
+    peer = {"kind": "peer", "name": "peer", "trunk": "shared", "in_env": 0.3, "plan": {"raise_at": 4}}
+    rows = by_name(measure({"kind": "physics"}, training, peer)[-1])
+    assert rows["physics"]["trainer_us"] is None
+    assert rows[TRAINING]["trainer_us_rounds"] == pytest.approx([1000.0] * 3)
+    assert rows[TRAINING]["trainer_us"] == pytest.approx({"median": 1000.0, "min": 1000.0, "max": 1000.0})
+    assert rows["peer"]["trainer_us_rounds"] == [pytest.approx(2000.0)] * 2 + [None]
+    assert rows["peer"]["trainer_us_over_ours"] == pytest.approx({"median": 2.0, "min": 2.0, "max": 2.0})
+    assert rows[TRAINING]["trainer_us_over_ours"] is None
+
+
+def row(
+    name: str, kind: str, rounds: list[float | None], own: list[float | None] | None = None, **settings: Any
+) -> bench.Row:
+    own = own or [None] * len(rounds)
     return {
         "name": name,
         "kind": kind,
-        "env_steps_per_s": speed,
+        "env_steps_per_s": bench.spread(rounds),
         "rounds": rounds,
-        "phases": {"simulate": 0.6, "update": 0.4} if kind == "training" else None,
+        "trainer_us": bench.spread(own),
+        "trainer_us_rounds": own,
+        "phases": {"simulate": 0.6, "update": 0.396, "other": 0.004} if kind == "training" else None,
         "memory_bytes": {"resident": 1_234_000_000},
         "settings": settings,
-        "error": None if known else "RuntimeError: gone",
+        "error": None if bench.spread(rounds) else "RuntimeError: gone",
     }
 
 
@@ -131,10 +150,10 @@ def example() -> list[bench.Row]:
             row("bare physics, persistent=true", "physics", [90.0, 100.0, 90.0]),
             row("env step", "env", [80.0, 80.0, 80.0]),
             row("+ policy", "policy", [70.0, 70.0, 70.0]),
-            row(TRAINING, "training", [60.0, 100.0, 50.0], trunk="shared"),
-            row(TRAINING_SEPARATE, "training", [40.0, 40.0, 40.0], trunk="separate"),
-            row("rsl_rl, same", "peer", [20.0, 10.0, 40.0], trunk="separate"),
-            row("skrl, same", "peer", [25.0, 25.0, 25.0], trunk="shared"),
+            row(TRAINING, "training", [60.0, 100.0, 50.0], [4.0, 3.0, 5.0], trunk="shared", precision="bf16"),
+            row(TRAINING_SEPARATE, "training", [40.0, 40.0, 40.0], [5.0, 5.0, 10.0], trunk="separate"),
+            row("rsl_rl, same", "peer", [20.0, 10.0, 40.0], [10.0, 20.0, 25.0], trunk="separate", precision="fp32"),
+            row("skrl, same", "peer", [25.0, 25.0, 25.0], [8.0, 9.0, 15.0], trunk="shared", precision="bf16"),
             row("sb3, same", "peer", [None, None, None]),
         ]
     )
@@ -156,6 +175,30 @@ def test_ratios_are_within_rounds_and_of_equal_work():
     assert summary["fastest_peer"] == "rsl_rl, same"
     assert summary["training_over_fastest_peer"] == 2.0
     assert summary["training_over_fastest_peer_range"] == [1.0, 4.0]
+    assert found["rsl_rl, same"]["trainer_us_over_ours"] == {"median": 2.5, "min": 2.0, "max": 4.0}
+    assert summary["trainer_us"] == 4.0 and summary["trainer_us_range"] == [3.0, 5.0]
+    assert summary["leanest_peer"] == "rsl_rl, same"
+    assert summary["peer_trainer_us_over_ours"] == 2.5
+    assert summary["peer_trainer_us_over_ours_range"] == [2.0, 4.0]
+
+
+def test_where_graphs_hold_the_step_the_trainers_own_is_the_difference_to_it():
+    graph = "whole rollout and whole update (auto: CUDA device)"
+
+    def ours(of_env: str) -> dict[str, bench.Row]:
+        training = row(TRAINING, "training", [200e3, 250e3], trunk="shared", graph=graph)
+        peer = row("skrl, same", "peer", [100e3, 100e3], [5.0, 6.0], trunk="shared")
+        rows = [row("env step", "env", [400e3, None], graph=of_env), training, peer]
+        return by_name(bench.with_ratios(rows))
+
+    found = ours(graph)
+    assert found[TRAINING]["trainer_us_rounds"] == [pytest.approx(2.5), None]
+    assert found[TRAINING]["trainer_us_by_difference"] and not found["skrl, same"]["trainer_us_by_difference"]
+    assert found["skrl, same"]["trainer_us_over_ours"]["median"] == pytest.approx(2.0)
+    assert found["env step"]["trainer_us"] is None
+    # A step outside of a graph waits for Python, as the one within the training's does not.
+    found = ours("off (the rollout cannot be captured)")
+    assert found[TRAINING]["trainer_us"] is None and found["skrl, same"]["trainer_us_over_ours"] is None
 
 
 def test_the_environment_is_compared_to_those_of_other_libraries():
@@ -201,8 +244,9 @@ def test_markdown_is_a_table_for_each_env_count():
     assert "2 CPUs of EPYC, 25.3 GB, NVIDIA H200 (driver 600.1); mujoco on cpu; Python 3.11.7, torch 2.13.0" in text
     assert text.count("\n| contestant ") == 2 and "\n## 8 worlds\n" in text and "\n## 16 worlds\n" in text
     lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("| +")]
-    assert lines[1] == ["+ training", "60", "50 to 100", "0.50", "", "1,234 MB", "simulate 60 %, update 40 %"]
+    assert lines[1] == ["+ training", "60", "50 to 100", "0.50", "", "4.00", "1,234 MB", "simulate 60 %, update 40 %"]
     assert "\n- compared to ours with separate trunks, as they have them: rsl_rl, same\n" in text
+    assert "\n- our networks run in bf16, not so: rsl_rl, same (fp32)\n" in text
     assert "\n- sb3, same: RuntimeError: gone\n" in text
     table = [line for line in text.splitlines() if line.startswith("|")]
     assert len({len(line) for line in table[: len(example()) + 2]}) == 1  # padded
@@ -233,3 +277,23 @@ def test_an_error_is_one_line():
         "ConfigError: sim=mujoco runs on the CPU only"
     )
     assert contestants.one_line(RuntimeError("first\nlast")) == "RuntimeError: first"
+
+
+@pytest.mark.parametrize(("task", "trunk"), [("Cartpole", "shared"), ("Trifinger", "separate")])
+def test_a_critic_with_observations_of_its_own_has_a_trunk_of_its_own(task, trunk):
+    overrides = [f"task={task}", "num_envs=2", "device=cpu", "ppo.horizon=2"]
+    with contestants._trainer(scratch_training(overrides), learns=False) as ours:
+        assert ours.settings["trunk"] == trunk
+
+
+def test_graphs_are_captured_before_anything_is_measured():
+    done: list[int] = []
+
+    def captured(mode: str) -> int:
+        graphs = Graphs(GraphChoice(mode, "test"), torch.device("cpu"))
+        done.clear()
+        contestants._capture(contestants.Contestant(lambda: done.append(1), 1, graphs=graphs))
+        return len(done)
+
+    assert captured("rollout") > WARM_UP
+    assert captured("off") == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 from gpusim_rl.api import make_env, prepare
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.learn.policy import ActorCritic
+from gpusim_rl.run import clients
 from gpusim_rl.run.audit import SyncCounter
 from gpusim_rl.run.clients import CLIENTS, Client, make_client
 from training import SMALL_PPO, Faulty, FaultyConfig, merged
@@ -145,6 +147,30 @@ def test_the_fastest_mode_runs(name):
 
 
 @every_client
+@pytest.mark.parametrize("mode", ["same", "fastest"])
+def test_the_fastest_mode_writes_no_log_where_it_can_be_left_out(name, mode, monkeypatch):
+    monkeypatch.setattr(clients, "_has_compiler", lambda: False)
+    client, _, _ = build(name, mode=mode)
+    client.iterate()
+    client.iterate()
+    files = list(Path(client._folder.name).rglob("*tfevents*"))  # type: ignore[attr-defined]
+    expected = {"sb3": "in memory" if mode == "same" else "none"}.get(name, "TensorBoard")
+    if mode == "fastest" and name in ("rsl_rl", "skrl"):
+        expected = "none"
+    assert client.settings["log"] == expected
+    assert bool(files) == (expected == "TensorBoard")
+    client.close()
+
+
+@every_client
+@pytest.mark.parametrize("mode", ["same", "fastest"])
+def test_on_the_cpu_fp32_is_what_the_library_makes_it(name, mode, monkeypatch):
+    monkeypatch.setattr(clients, "_has_compiler", lambda: False)
+    client, _, _ = build(name, mode=mode)
+    assert client.settings["matmul_precision"] == ("high" if name == "rl_games" else "highest")
+
+
+@every_client
 def test_syncs_of_a_phase_can_be_counted(name):
     client, _, _ = build(name)
     client.iterate()
@@ -177,9 +203,9 @@ def test_each_library_keeps_its_own_switches():
 
 
 def test_clients_run_beside_each_other():
-    clients = [build(name)[0] for name in CLIENTS]
+    built = [build(name)[0] for name in CLIENTS]
     for _ in range(2):
-        for client in clients:
+        for client in built:
             client.iterate()
 
 

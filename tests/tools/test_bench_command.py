@@ -46,7 +46,7 @@ def test_one_command_leaves_json_page_and_picture(measured):
 
 def test_json_tells_what_was_measured(measured):
     _, result, _ = measured
-    assert result["schema"] == 1 and result["task"] == "Cartpole" and result["horizon"] == 4
+    assert result["schema"] == 2 and result["task"] == "Cartpole" and result["horizon"] == 4
     assert result["git"] is None or set(result["git"]) == {"sha", "dirty"}
     assert result["environment"]["versions"]["torch"] and result["environment"]["cpu"]["available"]
     [part] = result["env_counts"]
@@ -64,11 +64,28 @@ def test_json_tells_what_was_measured(measured):
         assert 50e6 < row["memory_bytes"]["resident"] < 2e9
     assert rows["+ training"]["settings"]["precision"] == result["precision"]
     assert sum(rows["+ training"]["phases"].values()) == pytest.approx(1.0)
-    assert {"simulate", "policy", "update", "log"} == set(rows["+ training"]["phases"])
-    assert set(rows["+ policy"]["phases"]) == {"simulate", "policy"}
+    assert {"simulate", "policy", "update", "log", "other"} == set(rows["+ training"]["phases"])
+    assert set(rows["+ policy"]["phases"]) == {"simulate", "policy", "other"}
     assert result["training_over_physics"] == part["training_over_physics"] > 0
+    for name, row in rows.items():
+        if row["kind"] in ("policy", "training", "peer"):
+            rounds = zip(row["trainer_us_rounds"], row["rounds"], strict=True)
+            assert all(0.0 < own < 1e6 / speed for own, speed in rounds), name
+        else:
+            assert row["trainer_us"] is None
+    assert rows["+ training"]["trainer_us"]["min"] > rows["+ policy"]["trainer_us"]["max"]
+    assert part["trainer_us"] == rows["+ training"]["trainer_us"]["median"]
     low, high = result["training_over_physics_range"]
     assert low <= result["training_over_physics"] <= high
+
+
+def test_all_have_the_same_process(measured):
+    _, result, _ = measured
+    rows = {row["name"]: row["settings"] for row in result["env_counts"][0]["contestants"]}
+    keys = ("openmp_spins", "threads", "physics_threads")
+    processes = {name: [settings.get(key) for key in keys] for name, settings in rows.items()}
+    assert set(map(tuple, processes.values())) == {tuple(processes["+ training"])}, processes
+    assert None not in processes["+ training"]
 
 
 @pytest.mark.skipif(not HAS_PEER, reason="rsl_rl is not installed")
@@ -81,6 +98,8 @@ def test_a_peer_is_compared_to_equal_work(measured):
     assert peer["settings"]["precision"].startswith(result["precision"])
     assert result["env_counts"][0]["fastest_peer"] == "rsl_rl, same"
     assert result["training_over_fastest_peer"] == peer["ours_over_this"]["median"]
+    assert result["peer_trainer_us_over_ours"] == peer["trainer_us_over_ours"]["median"] > 0
+    assert result["env_counts"][0]["leanest_peer"] == "rsl_rl, same"
 
 
 # The real command, with contestants that cost nothing.
