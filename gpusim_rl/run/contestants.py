@@ -215,23 +215,15 @@ def _contestant(
         return _gymnasium(num_envs)
     if kind in ("policy", "training"):
         return _trainer(scratch_training(spec["overrides"]), learns=kind == "training")
+    from gpusim_rl.run.trainer import use_available_cpus
+
     scenario = _ant_v5(num_envs) if spec.get("gymnasium") else _scenario(compose(spec["overrides"]))
-    _use_threads_of_training(scenario.cfg)
+    use_available_cpus(scenario.cfg)  # as our trainer does, whoever uses them
     if kind == "physics":
         return _bare_physics(scenario, spec.get("persistent", "auto"))
     if kind == "env":
         return _env_step(scenario)
     return _peer(scenario, spec["client"], spec["mode"])
-
-
-def _use_threads_of_training(cfg: RunConfig | None) -> None:
-    """Gives torch as many threads as our trainer does, whoever uses them; without a trainer as `make_env` does."""
-    from gpusim_rl.run.trainer import use_available_cpus
-
-    if cfg is None:
-        use_available_cpus()
-    else:
-        use_available_cpus(max(cfg.num_envs, min(cfg.ppo.minibatch_size, cfg.num_envs * cfg.ppo.horizon)))
 
 
 def _of_sim(sim: Sim, choice: SimChoice) -> dict[str, Any]:

@@ -79,7 +79,7 @@ class Trainer:
         if cfg.torch_deterministic:  # without it cuBLAS refuses; read when CUDA starts
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(cfg.torch_deterministic)
-        use_available_cpus(max(cfg.num_envs, min(cfg.ppo.minibatch_size, cfg.num_envs * cfg.ppo.horizon)))
+        use_available_cpus(cfg)
         keep_freed_memory()
 
         bf16, self.precision_reason = choose_precision(cfg.ppo.precision, self.rl_device)
@@ -447,16 +447,21 @@ def choose_devices(cfg: RunConfig) -> tuple[torch.device, SimChoice]:
     return rl_device, choose_sim(cfg.sim.name, sim_device)
 
 
-def use_available_cpus(rows: int | None = None) -> None:
+def use_available_cpus(training: RunConfig | None = None) -> None:
     """Gives torch a thread for each CPU of this process, unless the user chose a number, which torch has followed.
 
     Args:
-        rows: Of the largest matrices. Threads that share few of them wait for each other longer than they work
-            (benchmarks/few_rows.json), so there is one for every ROWS_PER_THREAD at most. None for no limit.
+        training: What it is for, if not for an environment alone. Threads that share few rows of a matrix wait for each
+            other longer than they work (benchmarks/few_rows.json), so there is one for every ROWS_PER_THREAD at most.
     """
-    if "OMP_NUM_THREADS" not in os.environ:
-        most = available_cpus() if rows is None else max(1, rows // ROWS_PER_THREAD)
-        torch.set_num_threads(min(available_cpus(), most))
+    if "OMP_NUM_THREADS" in os.environ:
+        return
+    threads = available_cpus()
+    if training is not None:
+        samples = training.num_envs * training.ppo.horizon
+        rows = max(training.num_envs, min(training.ppo.minibatch_size, samples))
+        threads = min(threads, max(1, rows // ROWS_PER_THREAD))
+    torch.set_num_threads(threads)
 
 
 def _device(text: str, key: str) -> torch.device:

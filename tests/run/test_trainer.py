@@ -253,14 +253,29 @@ def test_a_number_of_threads_that_the_user_chose_stays(tmp_path, monkeypatch, ch
 
 
 @pytest.mark.parametrize(
-    ("rows", "threads"), [(1, 1), (1024, 1), (2047, 1), (2048, 2), (4096, 4), (10**6, 8), (None, 8)]
+    ("num_envs", "horizon", "minibatch_size", "threads"),
+    [
+        (1, 1, 64, 1),
+        (1024, 16, 1024, 1),
+        (64, 16, 2047, 1),
+        (128, 16, 2048, 2),
+        (128, 16, 32768, 2),  # 2048 samples in all
+        (512, 16, 4096, 4),
+        (4096, 16, 1024, 4),  # the policy acts for all worlds at once
+        (4096, 16, 32768, 8),
+        (None, None, None, 8),
+    ],
 )
-def test_few_rows_take_few_threads(monkeypatch, rows, threads):
+def test_few_rows_take_few_threads(monkeypatch, num_envs, horizon, minibatch_size, threads):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr(trainer_module, "available_cpus", lambda: 8)
     calls: list[int] = []
     monkeypatch.setattr(torch, "set_num_threads", calls.append)
-    trainer_module.use_available_cpus(rows)
+    training = None
+    if num_envs is not None:
+        ppo = {"horizon": horizon, "minibatch_size": minibatch_size}
+        training, *_ = prepare("Cartpole", num_envs=num_envs, ppo=ppo)
+    trainer_module.use_available_cpus(training)
     assert calls == [threads]
 
 
