@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import shutil
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -14,6 +15,11 @@ def available_cpus() -> int:
     count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quota = _cgroup_quota()
     return max(1, min(count, int(quota) if quota else count))
+
+
+def has_compiler() -> bool:
+    """Whether torch.compile can build kernels for the CPU: it needs a C++ compiler."""
+    return any(shutil.which(name) for name in (os.environ.get("CXX", "g++"), "clang++"))
 
 
 def _cgroup_quota() -> float | None:

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpusim_rl.errors import ConfigError, did_you_mean
+from gpusim_rl.machine import has_compiler
 
 SCHEMA = 2
 """Version of the json."""
@@ -32,7 +33,8 @@ CLOSING_LIMIT_S = 10.0
 PEERS = {"rsl_rl": "rsl_rl", "skrl": "skrl", "rl_games": "rl_games", "sb3": "stable_baselines3"}
 PACKAGES = ("rsl-rl-lib", "skrl", "rl-games", "stable-baselines3", "envpool", "gymnasium")
 
-TRAINING, TRAINING_SEPARATE = "+ training", "+ training, separate trunks"
+TRAINING, TRAINING_FASTEST = "+ training", "+ training, fastest"
+SEPARATE = ", separate trunks"
 
 Row = dict[str, Any]
 """A contestant's results: name, kind, settings, env_steps_per_s, trainer_us, phases, memory, error, ratios.
@@ -115,8 +117,11 @@ def training_contestants(
     ours = [
         Contestant("env step", {**base, "kind": "env"}),
         Contestant("+ policy", {**base, "kind": "policy"}),
-        Contestant(TRAINING, {**base, "kind": "training"}),
+        Contestant(TRAINING, {**base, "kind": "training", "mode": "same"}),
     ]
+    if "fastest" in modes and has_compiler():
+        compiled = {**base, "overrides": [*line, "ppo.compile=true"], "kind": "training", "mode": "fastest"}
+        ours.append(Contestant(TRAINING_FASTEST, compiled))
     theirs = [
         Contestant(f"{name}, {mode}", {**base, "kind": "peer", "client": name, "mode": mode})
         for name in peers
@@ -128,7 +133,7 @@ def training_contestants(
 def equal_work(contestant: Contestant) -> Contestant:
     """Our training with a trunk for the policy and one for the value, as peers have it that cannot share."""
     overrides = [*contestant.spec["overrides"], "ppo.network.separate=true"]
-    return Contestant(TRAINING_SEPARATE, {**contestant.spec, "overrides": overrides})
+    return Contestant(f"{contestant.name}{SEPARATE}", {**contestant.spec, "overrides": overrides})
 
 
 def ant_v5_contestants(num_envs: int) -> list[Contestant]:
@@ -188,6 +193,11 @@ class Worker:
         self._say(contestant.spec)
 
     @property
+    def kind(self) -> str:
+        """What it is: `physics`, `training`, `peer`, ..."""
+        return self.contestant.spec["kind"]
+
+    @property
     def trunk(self) -> str | None:
         """Whether policy and value have a `shared` or `separate` trunk; None without a network."""
         return self.settings.get("trunk")
@@ -235,7 +245,8 @@ class Worker:
         outside = [None if seconds is None else 1e6 * seconds for seconds in self.seconds_outside]
         return {
             "name": self.contestant.name,
-            "kind": self.contestant.spec["kind"],
+            "kind": self.kind,
+            "mode": self.contestant.spec.get("mode"),
             "env_steps_per_s": spread(self.speeds),
             "rounds": list(self.speeds),
             "trainer_us": spread(outside),
@@ -331,11 +342,11 @@ def measure(
         for contestant in contestants:
             start(contestant, len(workers))
         wait()
-        training = next((worker for worker in workers if worker.contestant.name == TRAINING), None)
-        peers = [worker for worker in workers if worker.contestant.spec["kind"] == "peer"]
-        if training is not None and training.trunk == "shared" and any(peer.trunk == "separate" for peer in peers):
-            start(equal_work(training.contestant), workers.index(training) + 1)
-            wait()
+        separate = {w.contestant.spec["mode"] for w in workers if w.kind == "peer" and w.trunk == "separate"}
+        for worker in workers:
+            if worker.kind == "training" and worker.trunk == "shared" and worker.contestant.spec["mode"] in separate:
+                start(equal_work(worker.contestant), workers.index(worker) + 1)
+        wait()
         for worker in workers:
             say(f"warming up {worker.contestant.name}")
             for _ in range(max(1, turns.warm_up)):
@@ -377,7 +388,8 @@ def fastest(rows: Sequence[Row], kind: str) -> Row | None:
 def with_ratios(rows: list[Row]) -> list[Row]:
     """Adds to every row what it is of bare physics, and to every other library's how much faster ours is.
 
-    A peer's training is compared to ours with the same network work: shared or separate trunks.
+    A peer's training is compared to ours with the same network work: shared or separate trunks. Where it is in its fastest
+    mode, so is ours, if that was measured.
 
     Where a CUDA graph holds `env.step` with all else, it cannot be timed there. Then the time of the contestant
     `env step` is taken off, if a graph holds that too.
@@ -390,12 +402,13 @@ def with_ratios(rows: list[Row]) -> list[Row]:
             pairs = zip(row["rounds"], env["rounds"], strict=True)
             row["trainer_us_rounds"] = [1e6 / a - 1e6 / b if a and b else None for a, b in pairs]
             row["trainer_us"] = spread(row["trainer_us_rounds"])
-    trainings = {row["settings"].get("trunk"): row for row in rows if row["kind"] == "training"}
+    trainings = {(row["settings"].get("trunk"), row["mode"]): row for row in rows if row["kind"] == "training"}
     for row in rows:
         row["over_physics"] = ratio(row, bare)
         row["ours"] = row["ours_over_this"] = row["trainer_us_over_ours"] = None
         if row["kind"] == "peer":
-            ours = trainings.get(row["settings"].get("trunk"))
+            trunk = row["settings"].get("trunk")
+            ours = trainings.get((trunk, row["mode"])) or trainings.get((trunk, "same"))
         else:
             ours = env if row["kind"] in ("envpool", "gymnasium") else None
         if ours is not None:
@@ -422,7 +435,12 @@ def summary(rows: Sequence[Row]) -> dict[str, Any]:
     if bare is not None:
         result["bare_physics"] = bare["name"]
         result["bare_physics_env_steps_per_s"] = bare["env_steps_per_s"]["median"]
-    for key, name in (("env_step", "env step"), ("policy", "+ policy"), ("training", TRAINING)):
+    for key, name in (
+        ("env_step", "env step"),
+        ("policy", "+ policy"),
+        ("training", TRAINING),
+        ("fastest_training", TRAINING_FASTEST),
+    ):
         row = next((row for row in rows if row["name"] == name), None)
         if row is not None and row["env_steps_per_s"]:
             result[f"{key}_env_steps_per_s"] = row["env_steps_per_s"]["median"]
@@ -534,7 +552,7 @@ def _memory(peaks: Mapping[str, int] | None) -> str:
 
 def _notes(rows: Sequence[Row]) -> list[str]:
     notes = []
-    peers = [row for row in rows if row["ours"] == TRAINING_SEPARATE]
+    peers = [row for row in rows if row["kind"] == "peer" and str(row["ours"]).endswith(SEPARATE)]
     if peers:
         names = ", ".join(row["name"] for row in peers)
         notes.append(f"compared to ours with separate trunks, as they have them: {names}")
@@ -543,7 +561,10 @@ def _notes(rows: Sequence[Row]) -> list[str]:
     if different := [f"{name} ({other})" for name, other in others.items() if other != precision]:
         notes.append(f"our networks run in {precision}, not so: {', '.join(different)}")
     if any(row["name"].endswith(", same") for row in rows):
-        notes.append("same: the work of our PPO; fastest: also compiled and without a log, where the library can")
+        notes.append(
+            "same: the work of our PPO; fastest: also compiled and without a log, where the library can, and compared to"
+            " ours compiled (its own fastest mode), where that was measured"
+        )
     if any(row["trainer_us_by_difference"] for row in rows):
         notes.append("trainer's own of ours is the difference to env step: graphs hold both, and tell no parts")
     return [*notes, *(f"{row['name']}: {row['error']}" for row in rows if row["error"])]

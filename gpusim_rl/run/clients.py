@@ -12,8 +12,6 @@ import importlib.metadata
 import io
 import itertools
 import math
-import os
-import shutil
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator
@@ -29,6 +27,7 @@ from gpusim_rl.config import PPOConfig, RunConfig
 from gpusim_rl.env import VecEnv
 from gpusim_rl.errors import ConfigError, did_you_mean, import_extra
 from gpusim_rl.learn.ppo import choose_precision, fit_minibatches
+from gpusim_rl.machine import has_compiler
 
 CLIENTS: tuple[str, ...] = ("rsl_rl", "skrl", "rl_games", "sb3")
 MODES: tuple[str, ...] = ("same", "fastest")
@@ -117,7 +116,7 @@ class _Client:
         self._ppo: PPOConfig = cfg.ppo
         self._device = device
         self._half = bf16 if mode == "same" else choose_precision("auto", device)[0]
-        self._compile = cfg.ppo.compile if mode == "same" else _has_compiler()
+        self._compile = cfg.ppo.compile if mode == "same" else has_compiler()
         self._minibatches = fit_minibatches(
             self.env_steps_per_iteration, self.env_steps_per_iteration / cfg.ppo.minibatch_size
         )
@@ -637,11 +636,6 @@ class _Sb3(_Client):
 
 class _Pause(Exception):  # noqa: N818 - no error
     """Leaves rl_games' endless loop between two epochs."""
-
-
-def _has_compiler() -> bool:
-    """Whether torch.compile can build its kernels."""
-    return any(shutil.which(name) for name in (os.environ.get("CXX", "g++"), "clang++"))
 
 
 def _nothing(*args: Any, **kwargs: Any) -> None:

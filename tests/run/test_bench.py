@@ -15,7 +15,7 @@ from conftest import ROOT
 from gpusim_rl.api import scratch_training
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.run import bench, contestants
-from gpusim_rl.run.bench import TRAINING, TRAINING_SEPARATE, Contestant, Turns
+from gpusim_rl.run.bench import SEPARATE, TRAINING, TRAINING_FASTEST, Contestant, Turns
 from gpusim_rl.run.graph import WARM_UP, GraphChoice, Graphs
 
 ACTOR = [sys.executable, str(ROOT / "tests" / "bench_actor.py")]
@@ -104,13 +104,36 @@ def test_ours_does_the_work_of_a_peer_that_cannot_share_the_trunk(measure):
     separate = {"kind": "peer", "name": "cannot", "trunk": "separate", "steps": 25}
     rows = measure({"kind": "physics", "steps": 400}, training, shared, separate)[-1]
     names = [row["name"] for row in rows]
-    assert names == ["physics", TRAINING, TRAINING_SEPARATE, "shares", "cannot"]
+    assert names == ["physics", TRAINING, TRAINING + SEPARATE, "shares", "cannot"]
     found = by_name(rows)
     assert found["shares"]["ours"] == TRAINING
     assert found["shares"]["ours_over_this"]["median"] == 2.0
-    assert found["cannot"]["ours"] == TRAINING_SEPARATE
+    assert found["cannot"]["ours"] == TRAINING + SEPARATE
     assert found["cannot"]["ours_over_this"]["median"] == 4.0
     assert len(measure({"kind": "physics"}, training, shared)[-1]) == 3
+
+
+def test_a_peer_in_its_fastest_mode_is_compared_to_ours_in_its_own(measure):
+    training = {"kind": "training", "name": TRAINING, "trunk": "shared", "overrides": ["task=Ant"], "mode": "same"}
+    compiled = {**training, "name": TRAINING_FASTEST, "mode": "fastest", "steps": 200}
+    peers = [
+        {"kind": "peer", "name": f"{name}, {mode}", "trunk": trunk, "mode": mode, "steps": 50}
+        for name, trunk in (("shares", "shared"), ("cannot", "separate"))
+        for mode in ("same", "fastest")
+    ]
+    found = by_name(measure(training, compiled, *peers)[-1])
+    assert [name for name in found if name.startswith("+")] == [
+        TRAINING,
+        TRAINING + SEPARATE,
+        TRAINING_FASTEST,
+        TRAINING_FASTEST + SEPARATE,
+    ]
+    compared = {name: found[name]["ours"] for name in ("shares, same", "shares, fastest", "cannot, fastest")}
+    assert list(compared.values()) == [TRAINING, TRAINING_FASTEST, TRAINING_FASTEST + SEPARATE]
+    assert found["shares, fastest"]["ours_over_this"]["median"] == 4.0
+    # where ours was not compiled there is but one to compare with
+    found = by_name(measure(training, peers[1])[-1])
+    assert found["shares, fastest"]["ours"] == TRAINING
 
 
 def test_what_a_trainer_takes_outside_of_the_environment_is_compared_within_rounds(measure):
@@ -132,6 +155,7 @@ def row(
     return {
         "name": name,
         "kind": kind,
+        "mode": "same",
         "env_steps_per_s": bench.spread(rounds),
         "rounds": rounds,
         "trainer_us": bench.spread(own),
@@ -151,7 +175,7 @@ def example() -> list[bench.Row]:
             row("env step", "env", [80.0, 80.0, 80.0]),
             row("+ policy", "policy", [70.0, 70.0, 70.0]),
             row(TRAINING, "training", [60.0, 100.0, 50.0], [4.0, 3.0, 5.0], trunk="shared", precision="bf16"),
-            row(TRAINING_SEPARATE, "training", [40.0, 40.0, 40.0], [5.0, 5.0, 10.0], trunk="separate"),
+            row(TRAINING + SEPARATE, "training", [40.0, 40.0, 40.0], [5.0, 5.0, 10.0], trunk="separate"),
             row("rsl_rl, same", "peer", [20.0, 10.0, 40.0], [10.0, 20.0, 25.0], trunk="separate", precision="fp32"),
             row("skrl, same", "peer", [25.0, 25.0, 25.0], [8.0, 9.0, 15.0], trunk="shared", precision="bf16"),
             row("sb3, same", "peer", [None, None, None]),
@@ -162,7 +186,7 @@ def example() -> list[bench.Row]:
 def test_ratios_are_within_rounds_and_of_equal_work():
     found = by_name(example())
     assert found[TRAINING]["over_physics"] == {"median": 0.5, "min": 0.5, "max": 0.6}
-    assert found["rsl_rl, same"]["ours"] == TRAINING_SEPARATE
+    assert found["rsl_rl, same"]["ours"] == TRAINING + SEPARATE
     assert found["rsl_rl, same"]["ours_over_this"] == {"median": 2.0, "min": 1.0, "max": 4.0}
     assert found["skrl, same"]["ours"] == TRAINING
     assert found["sb3, same"]["ours_over_this"] is None

@@ -149,7 +149,7 @@ def test_the_fastest_mode_runs(name):
 @every_client
 @pytest.mark.parametrize("mode", ["same", "fastest"])
 def test_the_fastest_mode_writes_no_log_where_it_can_be_left_out(name, mode, monkeypatch):
-    monkeypatch.setattr(clients, "_has_compiler", lambda: False)
+    monkeypatch.setattr(clients, "has_compiler", lambda: False)
     client, _, _ = build(name, mode=mode)
     client.iterate()
     client.iterate()
@@ -165,7 +165,7 @@ def test_the_fastest_mode_writes_no_log_where_it_can_be_left_out(name, mode, mon
 @every_client
 @pytest.mark.parametrize("mode", ["same", "fastest"])
 def test_on_the_cpu_fp32_is_what_the_library_makes_it(name, mode, monkeypatch):
-    monkeypatch.setattr(clients, "_has_compiler", lambda: False)
+    monkeypatch.setattr(clients, "has_compiler", lambda: False)
     client, _, _ = build(name, mode=mode)
     assert client.settings["matmul_precision"] == ("high" if name == "rl_games" else "highest")
 
