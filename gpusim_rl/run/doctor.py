@@ -6,9 +6,6 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-PHASES = ("simulate", "policy", "rollout", "update", "log")
-"""As in `timing.py`, which needs torch; who looks at a run need not wait for that."""
-
 SMALL = 2048
 """Up to so many worlds even one graph may not fill a GPU."""
 
@@ -380,7 +377,7 @@ def simulation_bound(p: Profile) -> Finding | None:
     collecting = p.simulate + p.rollout
     if collecting < 0.85 or _explained(p):
         return None
-    what = "physics, task and resets take" if p.simulate >= p.rollout else "the rollout, mostly physics as a rule, takes"
+    what = "the rollout, mostly physics as a rule, takes" if p.rollout > p.simulate else "physics, task and resets take"
     takes = f"simulation-bound: {what} {_percent(collecting)} of the time"
     if p.cpu_physics and p.cpu_idle is not None and p.cpu_idle > 0.4 and not p.crowded:
         what = f"{takes}, with the CPUs busy {p.cpu_percent:.0f} %: a hook of the task waits, or runs on one thread"

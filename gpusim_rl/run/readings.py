@@ -12,7 +12,8 @@ from typing import Any
 import yaml
 
 from gpusim_rl.errors import ConfigError
-from gpusim_rl.run.doctor import PHASES, Profile
+from gpusim_rl.run.doctor import Profile
+from gpusim_rl.run.phases import PHASES
 
 NEWEST = 500
 """Rows that are read: a run that was resumed elsewhere, or has changed, is judged by what it does now."""
@@ -81,12 +82,18 @@ def read_rows(file: Path) -> list[Row]:
 
 
 def warm_up_rows(rows: Sequence[Row]) -> int:
-    """How many rows at the start still warm up: the first, and those after it that take far longer than is usual."""
+    """How many rows at the start still warm up: the first, and those after it that take far from what is usual.
+
+    Longer, while kernels are compiled and graphs captured; shorter in the one after that on CUDA, when the host gets
+    ahead of the device: the row is over before the device has done its work.
+    """
     if len(rows) < 2:
         return 0
     usual = statistics.median(_number(row, "time/iteration_s") for row in rows[1:])
     count = 1
-    while count < min(WARM_UP_ROWS, len(rows) - 1) and _number(rows[count], "time/iteration_s") > 1.5 * usual:
+    while count < min(WARM_UP_ROWS, len(rows) - 1):
+        if 0.5 * usual <= _number(rows[count], "time/iteration_s") <= 1.5 * usual:
+            break
         count += 1
     return count
 

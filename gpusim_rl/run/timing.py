@@ -10,8 +10,7 @@ from typing import Any
 
 import torch
 
-PHASES: tuple[str, ...] = ("simulate", "policy", "rollout", "update", "log")
-"""`rollout` is simulation and policy together, where one graph holds both."""
+from gpusim_rl.run.phases import PHASES
 
 
 @dataclass(frozen=True, slots=True)
