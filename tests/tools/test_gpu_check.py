@@ -254,8 +254,9 @@ def test_nothing_of_a_process_stays(check, tmp_path):
 
 
 @pytest.mark.skipif(os.name != "posix", reason="signals")
-def test_an_interrupt_keeps_what_is_known(tmp_path):
-    """Ctrl-C in the middle of the second part: the first one's results are on disk, and nothing runs on."""
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_keeps_what_is_known(tmp_path, sent):
+    """Ctrl-C or the end of a batch job in the second part: the first one's results are on disk, nothing runs on."""
     out = tmp_path / "gpu.json"
     arguments = ["--device", "cpu", "--parts", "tests,bench", "--out", out, "--env-counts", "8,16,32,64,128,256"]
     command = [sys.executable, ROOT / "tools" / "gpu_check.py", *arguments]
@@ -265,9 +266,11 @@ def test_an_interrupt_keeps_what_is_known(tmp_path):
                 break
             time.sleep(0.1)
         time.sleep(1.0)
-        running.send_signal(signal.SIGINT)
+        started = psutil.Process(running.pid).children(recursive=True)
+        running.send_signal(sent)
         _, errors = running.communicate(timeout=60)
     assert running.returncode == 130, errors.decode()
+    assert started and not psutil.wait_procs(started, timeout=20)[1]
     assert errors.decode().endswith("interrupted\n")
     report = json.loads(out.read_text())
     assert list(report["parts"]) == ["tests"] and not report["ok"]
