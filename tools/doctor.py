@@ -51,9 +51,9 @@ def parse(argv: list[str]) -> argparse.Namespace:
         parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="as for train.py: task=Ant")
         parser.add_argument("--num-envs", type=counts, help="numbers of worlds, e.g. 64,256,1024")
         parser.add_argument("--devices", type=names, help="cpu, cuda or cpu,cuda (default: what there is)")
-        parser.add_argument("--iterations", type=int, default=5, help="measured iterations, at least (default: 5)")
+        parser.add_argument("--iterations", type=positive, default=5, help="measured, at least (default: 5)")
         parser.add_argument("--seconds", type=float, default=3.0, help="measured time, at least (default: 3)")
-        parser.add_argument("--warm-up", type=int, default=WARM_UP, help=f"iterations before (default: {WARM_UP})")
+        parser.add_argument("--warm-up", type=positive, default=WARM_UP, help=f"iterations before (default: {WARM_UP})")
         parser.add_argument("--json", action="store_true", help="print json instead of the table")
         parser.add_argument("--out", type=Path, help="json file to write")
         parser.set_defaults(command=sweep)
@@ -84,6 +84,13 @@ def counts(text: str) -> list[int]:
     if numbers[0] < 1:
         raise argparse.ArgumentTypeError(f"must be positive, got {numbers[0]}")
     return numbers
+
+
+def positive(text: str) -> int:
+    """A number of iterations."""
+    if int(text) < 1:
+        raise argparse.ArgumentTypeError(f"must be positive, got {text}")
+    return int(text)
 
 
 def names(text: str) -> list[str]:
@@ -388,6 +395,7 @@ def measure(overrides: Sequence[str], warm_up: int, iterations: int, seconds: fl
         "memory_gb": (total - free) / 1e9 if gpu else rss / 1e9,
         "memory_limit_gb": total / 1e9 if gpu else profile.memory_limit_gb,
         "iterations": len(rows),
+        "crowded": profile.crowded,
         "git": git,
     }
 
