@@ -126,7 +126,7 @@ def check_machine(args: argparse.Namespace) -> int:
 
 
 def self_tests() -> Iterator[Check]:
-    """Really trains Ant, for two iterations and very small, with every simulator that can run here."""
+    """Really trains Ant, for three iterations and very small, with every simulator that can run here."""
     import torch
 
     from gpusim_rl.run.checkup import Check
