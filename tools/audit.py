@@ -36,7 +36,7 @@ def main(argv: list[str] | None = None) -> int:
         else:
             show(report)
             if args.json:
-                Path(args.json).write_text(text)
+                write(Path(args.json), text)
     return 0 if report["ok"] else 1
 
 
@@ -109,6 +109,21 @@ def audit_client(name: str, args: argparse.Namespace) -> dict[str, Any]:
         finally:
             client.close()
     return {"version": client.version, "mode": client.mode, "settings": client.settings, **result.as_dict()}
+
+
+def write(path: Path, text: str) -> None:
+    """Writes the json.
+
+    Raises:
+        ConfigError: It cannot be written there.
+    """
+    from gpusim_rl.errors import ConfigError
+
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    except OSError as error:
+        raise ConfigError(f"cannot write {path}: {error.strerror}") from None
 
 
 def show(report: dict[str, Any]) -> None:

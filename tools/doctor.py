@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 CPU_COUNTS = (64, 256, 1024, 4096)
 GPU_COUNTS = (256, 1024, 4096, 16384)
+WARM_UP = 4  # on CUDA the third captures the graphs, and during the fourth the host gets ahead of the device
 POINT_TIMEOUT_S = 900.0  # the first one on a new machine compiles kernels
 FINISHED_OR_STOPPED_S = 60.0  # a run without a new row for so long, and for three iterations, does not go on
 
@@ -50,9 +51,9 @@ def parse(argv: list[str]) -> argparse.Namespace:
         parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="as for train.py: task=Ant")
         parser.add_argument("--num-envs", type=counts, help="numbers of worlds, e.g. 64,256,1024")
         parser.add_argument("--devices", type=names, help="cpu, cuda or cpu,cuda (default: what there is)")
-        parser.add_argument("--iterations", type=int, default=5, help="measured iterations, at least (default: 5)")
+        parser.add_argument("--iterations", type=positive, default=5, help="measured, at least (default: 5)")
         parser.add_argument("--seconds", type=float, default=3.0, help="measured time, at least (default: 3)")
-        parser.add_argument("--warm-up", type=int, default=3, help="iterations before them (default: 3)")
+        parser.add_argument("--warm-up", type=positive, default=WARM_UP, help=f"iterations before (default: {WARM_UP})")
         parser.add_argument("--json", action="store_true", help="print json instead of the table")
         parser.add_argument("--out", type=Path, help="json file to write")
         parser.set_defaults(command=sweep)
@@ -62,7 +63,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     if argv[:1] == ["measure"]:  # the sweep and the self-test start it, in a process of its own
         parser = argparse.ArgumentParser(prog="doctor measure")
         parser.add_argument("overrides", nargs="*")
-        parser.add_argument("--warm-up", type=int, default=3)
+        parser.add_argument("--warm-up", type=int, default=WARM_UP)
         parser.add_argument("--iterations", type=int, default=5)
         parser.add_argument("--seconds", type=float, default=0.0)
         parser.set_defaults(command=print_measurement)
@@ -83,6 +84,13 @@ def counts(text: str) -> list[int]:
     if numbers[0] < 1:
         raise argparse.ArgumentTypeError(f"must be positive, got {numbers[0]}")
     return numbers
+
+
+def positive(text: str) -> int:
+    """A number of iterations."""
+    if int(text) < 1:
+        raise argparse.ArgumentTypeError(f"must be positive, got {text}")
+    return int(text)
 
 
 def names(text: str) -> list[str]:
@@ -118,7 +126,7 @@ def check_machine(args: argparse.Namespace) -> int:
 
 
 def self_tests() -> Iterator[Check]:
-    """Really trains Ant, for two iterations and very small, with every simulator that can run here."""
+    """Really trains Ant, for three iterations and very small, with every simulator that can run here."""
     import torch
 
     from gpusim_rl.run.checkup import Check
@@ -173,7 +181,7 @@ def look_at_run(args: argparse.Namespace) -> int:
 
 def summary(folder: Path, profile: Profile) -> list[str]:
     """What was looked at."""
-    from gpusim_rl.run.doctor import PHASES
+    from gpusim_rl.run.phases import PHASES
 
     p = profile
     age_s = time.time() - (folder / "metrics.csv").stat().st_mtime
@@ -356,7 +364,7 @@ def measure(overrides: Sequence[str], warm_up: int, iterations: int, seconds: fl
     import torch
 
     from gpusim_rl.api import scratch_training
-    from gpusim_rl.run.doctor import PHASES
+    from gpusim_rl.run.phases import PHASES
     from gpusim_rl.run.readings import read_profile, read_rows
 
     with scratch_training([*overrides, "log.interval=1"]) as (trainer, log):
@@ -387,6 +395,7 @@ def measure(overrides: Sequence[str], warm_up: int, iterations: int, seconds: fl
         "memory_gb": (total - free) / 1e9 if gpu else rss / 1e9,
         "memory_limit_gb": total / 1e9 if gpu else profile.memory_limit_gb,
         "iterations": len(rows),
+        "crowded": profile.crowded,
         "git": git,
     }
 

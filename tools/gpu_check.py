@@ -3,6 +3,7 @@
 python tools/gpu_check.py                       everything, within nine minutes; writes benchmarks/gpu.json
 python tools/gpu_check.py --quick               small sizes: does it work?
 python tools/gpu_check.py --parts learn,bench   only these
+python tools/gpu_check.py --resume              what the json does not have yet
 python tools/gpu_check.py --device cpu          the same script with tiny sizes, where there is no GPU; judges nothing
 
     audit   what a steady iteration copies and waits for, and how busy it keeps the device (tools/audit.py)
@@ -11,13 +12,15 @@ python tools/gpu_check.py --device cpu          the same script with tiny sizes,
     bench   speeds at many numbers of worlds (tools/bench.py)
 
 Each part is a process of its own with a time limit: one that fails takes no other with it, and the json is written
-after every part. Exit code 0: all ran, all targets are met; 1: something failed or missed; 2: bad input, or no CUDA.
+after every part and every number of worlds. Exit code 0: all ran, all targets are met; 1: something failed or missed;
+2: bad input, or no CUDA.
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
+import importlib.util
 import json
 import os
 import re
@@ -33,26 +36,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-SCHEMA = 1
-PARTS = ("audit", "learn", "tests", "bench")
-"""In this order: the first ones compile the kernels for those after them, the last one uses what time is left."""
+SCHEMA = 2
+MODULES = ["torch", "numpy", "mujoco", "mujoco_warp", "warp", "hydra", "yaml", "rich", "psutil", "pynvml", "jaxtyping"]
 
-BUSY, OVER_PHYSICS = 0.95, 0.70
-RETURN, PAPER_S, AIM_S = 3000.0, 20.0, 10.0
-"""Isaac Gym's paper (Makoviychuk et al. 2021, arXiv 2108.10470): Ant's return reaches 3000 in 20 s on an A100."""
+MOST = {"audit": 0.35, "learn": 0.3, "tests": 0.45, "bench": 1.0}
+"""Of the budget that each part may take; the last one has what is left."""
 
-LONGEST_S = {"audit": 180.0, "learn": 150.0, "tests": 240.0, "bench": 240.0}
 LEAST_S = 5.0
 """With less time left than this no part is started."""
 
 ENDING_S = 15.0
 """Time to end after an interrupt."""
 
-NOT_COUNTED = ("physics (host)", "checkpoint")
 TAIL = 15  # lines of what a part printed, kept where it failed
 
 Part = dict[str, Any]
-"""What came of a part: status (ok, failed, timed out, skipped), seconds, and its own numbers."""
 
 
 @dataclass(frozen=True)
@@ -109,9 +107,11 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="gpu_check", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    from gpusim_rl.run.targets import PARTS, RETURN
+
     add = parser.add_argument
     add("overrides", nargs="*", metavar="key=value", help="for audit, training and bench, as for train.py")
-    add("--parts", default=",".join(PARTS), help=f"of {', '.join(PARTS)} (default: all)")
+    add("--parts", help=f"of {', '.join(PARTS)} (default: all)")
     add("--device", default="cuda", help="cuda, cuda:<index>; cpu runs tiny sizes (default: cuda)")
     add("--quick", action="store_true", help="small sizes, which are not held against targets that depend on size")
     add(
@@ -124,6 +124,11 @@ def parse(argv: list[str]) -> argparse.Namespace:
     )
     add("--env-counts", metavar="N,N", help="numbers of worlds to bench (default: 256,1024,4096,16384,65536)")
     add("--return", dest="wanted", type=float, default=RETURN, help=f"to train until (default: {RETURN:g})")
+    add(
+        "--resume",
+        action="store_true",
+        help="keep what the json has; run parts that are missing, failed, or in --parts",
+    )
     add("--budget-s", type=float, default=520.0, help="time for all of it [s] (default: 520)")
     add("--out", type=Path, default=Path("benchmarks") / "gpu.json", help="default: benchmarks/gpu.json")
     return parser.parse_intermixed_args(argv)
@@ -136,9 +141,13 @@ def check_input(args: argparse.Namespace) -> None:
         ConfigError: An option is wrong, or there is no such device.
     """
     from gpusim_rl.errors import ConfigError, did_you_mean
+    from gpusim_rl.run.targets import PARTS
 
-    args.parts = [name for name in args.parts.split(",") if name]
-    for name in args.parts:
+    missing = [name for name in MODULES if importlib.util.find_spec(name) is None]
+    if missing:  # once, not in every part
+        raise ConfigError(f"cannot find {', '.join(missing)}: try pip install -e ., or add their folder to PYTHONPATH")
+    args.parts = None if args.parts is None else [name for name in args.parts.split(",") if name]
+    for name in args.parts or ():
         if name not in PARTS:
             raise ConfigError(f"unknown part {name!r}.{did_you_mean(name, PARTS)} Available: {', '.join(PARTS)}")
     if args.budget_s <= 0:
@@ -174,6 +183,7 @@ def check(args: argparse.Namespace, command: str, began: float) -> dict[str, Any
         began: When it all began, on `time.monotonic` [s].
     """
     from gpusim_rl.run.run_dir import describe_environment, git_state
+    from gpusim_rl.run.targets import PARTS, describe, verdicts
 
     on_cuda = args.device != "cpu"
     report: dict[str, Any] = {
@@ -183,52 +193,106 @@ def check(args: argparse.Namespace, command: str, began: float) -> dict[str, Any
         "environment": describe_environment(),
         "device": args.device,
         "quick": args.quick,
+        "overrides": args.overrides,
+        "wanted": args.wanted,
         "budget_s": args.budget_s,
+        "env_counts": list(args.plan.env_counts),
         "parts": {},
     }
+    if args.resume and args.out.is_file():
+        report |= known(args.out, report)
+    parts: dict[str, Part] = report["parts"]
+    todo = [name for name in PARTS if name in (args.parts or ())]
+    if args.parts is None:
+        todo = [name for name in PARTS if not complete(parts.get(name, {}))]
 
     def left() -> float:
         return began + args.budget_s - time.monotonic()
 
-    def write(status: Part | None = None, name: str = "") -> None:
-        if status is not None:
-            report["parts"][name] = status
+    def write() -> None:
         judged = verdicts(
-            report["parts"],
-            args.plan,
+            parts,
+            num_envs=args.plan.num_envs,
+            env_counts=report["env_counts"],
             on_cuda=on_cuda,
             full=not args.quick and on_cuda,
             wanted=args.wanted,
-            asked=args.parts,
+            asked=[name for name in PARTS if name in todo or name in parts],
         )
-        bad = [part for part in report["parts"].values() if part["status"] != "ok"]
+        ran = set(parts) >= set(todo) and all(part["status"] == "ok" for part in parts.values())
         missed = [each for each in judged if each["ok"] is False and not each["aim"]]
-        all_ran = set(report["parts"]) == set(args.parts)
-        report.update(seconds=time.monotonic() - began, verdicts=judged, ok=all_ran and not bad and not missed)
+        report.update(seconds=time.monotonic() - began, verdicts=judged, ok=ran and not missed)
         write_json(args.out, report)
 
     with tempfile.TemporaryDirectory() as folder:
-        for name in PARTS:
-            if name not in args.parts:
-                continue
-            limit = min(LONGEST_S[name], left())
+        for name in todo:
+            old, started = parts.pop(name, {}), time.monotonic()
+
+            def keep(part: Part, name: str = name, started: float = started) -> None:
+                parts[name] = part | {"seconds": time.monotonic() - started}
+                write()
+
+            limit = min(MOST[name] * args.budget_s, left())
             if limit < LEAST_S:
-                status: Part = {"status": "skipped", "error": f"the budget of {args.budget_s:g} s is spent"}
+                status = old | {"status": "skipped", "error": f"the budget of {args.budget_s:g} s is spent"}
             else:
                 say(f"{name}: at most {limit:.0f} s")
-                started = time.monotonic()
-                run = {"audit": run_audit, "learn": run_learning, "tests": run_tests, "bench": run_bench}[name]
+                run = {"audit": run_audit, "learn": run_learning, "tests": run_tests}.get(name)
                 try:
-                    status = run(args, Path(folder), limit)
+                    if run is None:
+                        status = run_bench(args, Path(folder), limit, old, keep)
+                    else:
+                        status = run(args, Path(folder), limit)
                 except (OSError, ValueError, KeyError, TypeError) as error:  # what it left is not what we know
-                    status = {"status": "failed", "error": f"{type(error).__name__}: {error}"}
-                status["seconds"] = time.monotonic() - started
+                    status = parts.get(name, {}) | {"status": "failed", "error": f"{type(error).__name__}: {error}"}
             say(f"{name}: {status['status']}{', ' + status['error'] if status.get('error') else ''}")
-            write(status, name)
+            keep(status)
+    if not todo:
+        write()
     for line in describe(report):
         print(line)
     print(args.out)
     return report
+
+
+def known(file: Path, report: Mapping[str, Any]) -> dict[str, Any]:
+    """Parts of an earlier report, and the numbers of worlds that it was to measure.
+
+    Args:
+        file: With the earlier report.
+        report: What is to be added to it.
+
+    Raises:
+        ConfigError: It is no such file, or of something else.
+    """
+    from gpusim_rl.errors import ConfigError
+
+    try:
+        old = json.loads(file.read_text())
+        for name in ("schema", "git", "device", "quick", "overrides", "wanted"):
+            if old[name] != report[name]:
+                raise ConfigError(
+                    f"--resume: {file} is of another {name}: it has {old[name]}, now {report[name]}; try another --out"
+                )
+        if gpus(old) != gpus(report):
+            raise ConfigError(f"--resume: {file} is of {gpus(old)}, this is {gpus(report)}; try another --out")
+        parts = dict(old["parts"])
+        counts = dict.fromkeys([*old["env_counts"], *report["env_counts"]])
+    except ConfigError:
+        raise
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(f"--resume: {file} is not from tools/gpu_check.py ({error}); try another --out") from None
+    return {"parts": parts, "env_counts": list(counts)}
+
+
+def gpus(report: Mapping[str, Any]) -> str:
+    """Names of the GPUs of a report's machine."""
+    return ", ".join(device["name"] for device in (report["environment"]["gpu"] or {}).get("devices", [])) or "no GPU"
+
+
+def complete(part: Part) -> bool:
+    """Nothing of it is left to do."""
+    return part.get("status") == "ok" and not part.get("skipped")
 
 
 # Processes
@@ -334,47 +398,14 @@ def of_run(args: argparse.Namespace) -> list[str]:
 
 def run_audit(args: argparse.Namespace, folder: Path, limit_s: float) -> Part:
     """What a steady iteration copies and waits for, and how busy it keeps the device."""
+    from gpusim_rl.run.targets import read_audit
+
     file = folder / "audit.json"
     command = [*tool("audit"), *of_run(args), f"num_envs={args.plan.num_envs}", "--json", file]
     ended = run_process(command, limit_s)
-    status = ended.status(good=(0, 1))  # 1: it found something, which is for the verdicts to say
+    # 1: it found something, which is for the verdicts to say; without the file, it broke
+    status = ended.status(good=(0, 1) if file.is_file() else ())
     return status if status["status"] != "ok" else status | read_audit(json.loads(file.read_text()))
-
-
-def read_audit(report: Mapping[str, Any]) -> Part:
-    """Numbers of `tools/audit.py --json`, per steady iteration.
-
-    The row of metrics, one copy and one wait per log interval, is counted apart (`row_bytes`).
-    """
-    phases = {name: phase for name, phase in report["ours"]["phases"].items() if name not in NOT_COUNTED}
-    iterations, rows = report["ours"]["iterations"], report["log_rows"]
-    copied = {"to_device": 0.0, "to_host": 0.0}
-    syncs = row_bytes = 0.0
-    for name, phase in phases.items():
-        allowed = rows if name == "log" else 0
-        copied["to_device"] += phase["to_device"]["bytes"]
-        of_host = phase["to_host"]
-        beyond = max(0, of_host["count"] - allowed) / max(1, of_host["count"])
-        copied["to_host"] += beyond * of_host["bytes"]
-        row_bytes += (1.0 - beyond) * of_host["bytes"]
-        syncs += max(0, sum(phase["syncs"].values()) - allowed)
-    result: Part = {
-        "num_envs": report["num_envs"],
-        "sim": report["sim"],
-        "precision": report["precision"],
-        "method": report["ours"]["method"],
-        "bytes_to_device": copied["to_device"] / iterations,
-        "bytes_to_host": copied["to_host"] / iterations,
-        "row_bytes": row_bytes / iterations,
-        "syncs": syncs / iterations,
-        "phases": phases,
-        "offences": report["offences"],
-    }
-    timed = [phase for phase in phases.values() if phase.get("wall_s")]
-    wall_s = sum(phase["wall_s"] for phase in timed)
-    for name in ("busy", "occupied"):
-        result[name] = sum(phase[f"{name}_s"] for phase in timed) / wall_s if wall_s else None
-    return result
 
 
 def run_learning(args: argparse.Namespace, folder: Path, limit_s: float) -> Part:
@@ -459,15 +490,37 @@ def read_tests(output: str) -> Part:
     }
 
 
-def run_bench(args: argparse.Namespace, folder: Path, limit_s: float) -> Part:
-    """Speeds at one number of worlds after the other, the one that is judged first, as long as there is time."""
+def run_bench(args: argparse.Namespace, folder: Path, limit_s: float, old: Part, keep: Callable[[Part], None]) -> Part:
+    """Speeds at one number of worlds after the other, the one that is judged first, as long as there is time.
+
+    Args:
+        args: As for all parts.
+        folder: As for all parts.
+        limit_s: As for all parts.
+        old: What is known from an earlier run: its numbers of worlds are measured again only where they are asked for
+            by `--env-counts`, or failed.
+        keep: Called with what is known after each number of worlds.
+    """
     plan, began = args.plan, time.monotonic()
-    counts = sorted(plan.env_counts, key=lambda count: (count != plan.num_envs, count))
+    measured: dict[int, Part] = {each["num_envs"]: each for each in old.get("env_counts", [])}
+    errors: dict[int, list[str]] = {each["num_envs"]: each["errors"] for each in old.get("errors", [])}
+    again = plan.env_counts if args.env_counts is not None else errors.keys()
+    counts = [count for count in plan.env_counts if count in again or count not in measured]
+    counts.sort(key=lambda count: (count != plan.num_envs, count))
     turns = ["--rounds", str(plan.rounds), "--seconds", str(plan.seconds), "--warm-up", str(plan.warm_up)]
-    errors: list[str] = []
-    measured: list[Part] = []
     skipped: list[int] = []
     last_s = 0.0
+
+    def part(status: str) -> Part:
+        texts = [f"{count}: {text}" for count, of_count in sorted(errors.items()) for text in of_count]
+        return {
+            "status": status,
+            "error": "; ".join(texts) or None,
+            "env_counts": [measured[count] for count in sorted(measured)],
+            "errors": [{"num_envs": count, "errors": of_count} for count, of_count in sorted(errors.items())],
+            "skipped": sorted(skipped),
+        }
+
     for count in counts:
         left = limit_s - (time.monotonic() - began)
         if left < max(LEAST_S, last_s):
@@ -477,148 +530,20 @@ def run_bench(args: argparse.Namespace, folder: Path, limit_s: float) -> Part:
         out = folder / f"bench-{count}"
         command = [*tool("bench"), *of_run(args), f"num_envs={count}", "--peers", args.peers, *turns, "--out", out]
         ended = run_process([*command, "--no-plot"], left)
-        last_s = ended.seconds
-        status = ended.status()
+        last_s, status, found = ended.seconds, ended.status(), []
         if (out / "bench.json").is_file():  # it is there after the first round
             [of_count] = json.loads((out / "bench.json").read_text())["env_counts"]
-            measured.append(of_count)
-            errors += [f"{count}: {row['name']}: {row['error']}" for row in of_count["contestants"] if row["error"]]
+            measured[count] = of_count
+            found = [f"{row['name']}: {row['error']}" for row in of_count["contestants"] if row["error"]]
         if status["status"] != "ok":
-            errors.append(f"{count}: {status['error']}")
-    measured.sort(key=lambda each: each["num_envs"])
+            found.append(status["error"])
+        errors.pop(count, None)
+        if found:
+            errors[count] = found
+        keep(part("running"))
     if skipped:
-        say(f"bench: no time was left for {', '.join(map(str, sorted(skipped)))} worlds; try --budget-s")
-    return {
-        "status": "failed" if errors else "ok",
-        "error": "; ".join(errors) or None,
-        "env_counts": measured,
-        "skipped": sorted(skipped),
-    }
-
-
-# Verdicts
-
-
-def verdicts(
-    parts: Mapping[str, Part],
-    plan: Plan,
-    *,
-    on_cuda: bool,
-    full: bool,
-    wanted: float = RETURN,
-    asked: Sequence[str] = PARTS,
-) -> list[dict[str, Any]]:
-    """What was found, held against the targets.
-
-    Args:
-        parts: Results by name; those that have not run yet are missing.
-        plan: Sizes that were asked for.
-        on_cuda: The device is the one that the targets are for.
-        full: The sizes are those that the targets are for.
-        wanted: Return that the training was to reach.
-        asked: Parts that were to run; nothing is said of others.
-
-    Returns:
-        Dicts with name, target, value, ok (None: not judged), note, and aim (a wish, which fails nothing).
-    """
-    audit, learn, tests, bench = (parts.get(name, {}) for name in PARTS)
-    found: list[dict[str, Any]] = []
-
-    def judge(
-        part: str,
-        name: str,
-        target: str,
-        value: Any,
-        met: bool,
-        note: str = "",
-        *,
-        sized: bool = False,
-        aim: bool = False,
-    ) -> None:
-        if part not in asked:
-            return
-        ok: bool | None = met
-        if not on_cuda:
-            ok, note = None, "not on CUDA"
-        elif sized and not full:
-            ok, note = None, "small sizes: not judged"
-        elif part not in parts:
-            ok, note = False, "not run"
-        elif value is None:
-            ok, note = False, note or parts[part].get("error") or "not measured"
-        found.append({"name": name, "target": target, "value": value, "ok": ok, "note": note, "aim": aim})
-
-    for key, name in (
-        ("bytes_to_device", "bytes host to device in a steady iteration"),
-        ("bytes_to_host", "bytes device to host in a steady iteration"),
-        ("syncs", "waits of the host in a steady iteration"),
-    ):
-        value = audit.get(key)
-        beside = key == "bytes_to_host" and value is not None
-        note = f"beside the row of metrics, {audit['row_bytes']:.0f} bytes" if beside else ""
-        judge("audit", name, "0", value, value == 0, note)
-    busy, occupied = audit.get("busy"), audit.get("occupied")
-    note = "" if busy is None else f"at least {busy:.3f}: loops in graphs are recorded once"
-    judge("audit", "device busy", f">= {BUSY}", occupied, (occupied or 0.0) >= BUSY, note, sized=True)
-
-    seconds = learn.get("seconds_from_first_iteration")
-    start = learn.get("seconds_from_start_of_process")
-    note = "" if start is None else f"{start:.1f} s from the start of the process"
-    if start is None and learn.get("best_return") is not None:
-        note = f"best return {learn['best_return']:.0f} in {learn['iterations']} iterations"
-    fast = float("inf") if seconds is None else seconds
-    judge("learn", f"Ant's return {wanted:g} [s]", f"<= {PAPER_S:g}", seconds, fast <= PAPER_S, note, sized=True)
-    judge(
-        "learn",
-        f"Ant's return {wanted:g} [s], aim",
-        f"<= {AIM_S:g}",
-        seconds,
-        fast <= AIM_S,
-        note,
-        sized=True,
-        aim=True,
-    )
-
-    passed = tests.get("passed")
-    clean = tests.get("status") == "ok" and not tests.get("failed") and bool(passed)
-    note = f"{tests['failed']} failed, {tests['skipped']} skipped" if passed is not None else ""
-    judge("tests", "GPU tests passed", "all", passed, clean, note)
-
-    counts = {each["num_envs"]: each for each in bench.get("env_counts", [])}
-    of_plan = counts.get(plan.num_envs, {})
-    over = of_plan.get("training_over_physics")
-    bare = next((row for row in of_plan.get("contestants", []) if row["kind"] == "physics"), None)
-    graph = str(bare["settings"].get("graph", "unknown")) if bare else ""
-    captured = graph.startswith("whole rollout")
-    note = "" if bare is None else f"bare physics in a graph: {graph}"
-    name = f"training over bare physics, {plan.num_envs} worlds"
-    judge("bench", name, f">= {OVER_PHYSICS:.2f}", over, (over or 0.0) >= OVER_PHYSICS and captured, note, sized=True)
-    key = "training_env_steps_per_s"
-    speeds = {num: each[key] for num, each in counts.items() if key in each}
-    judge(
-        "bench",
-        "numbers of worlds measured",
-        ", ".join(map(str, plan.env_counts)),
-        ", ".join(map(str, sorted(speeds))) or None,
-        set(speeds) >= set(plan.env_counts),
-        "; ".join(f"{num}: {speed:,.0f} control steps/s" for num, speed in sorted(speeds.items())),
-    )
-    return found
-
-
-def describe(report: Mapping[str, Any]) -> list[str]:
-    """The verdicts as lines."""
-    lines = []
-    for each in report["verdicts"]:
-        sign = {True: "met", False: "MISSED", None: "–"}[each["ok"]]
-        if each["aim"] and each["ok"] is False:
-            sign = "not yet"
-        value = each["value"]
-        shown = "–" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
-        note = f"  ({each['note']})" if each["note"] else ""
-        lines.append(f"{sign:<8}{each['name']}: {shown}, target {each['target']}{note}")
-    lines += [f"{name}: {part['status']}, {part['error']}" for name, part in report["parts"].items() if part["error"]]
-    return lines
+        say(f"bench: no time was left for {', '.join(map(str, sorted(skipped)))} worlds; try --resume, or --budget-s")
+    return part("failed" if errors else "ok")
 
 
 def say(text: str) -> None:
@@ -640,6 +565,7 @@ def write_json(path: Path, report: Mapping[str, Any]) -> None:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # the parts, sessions of their own, would go on
     # As for train.py: the checkout that this file is in, whether it is installed or not.
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
     sys.exit(main())

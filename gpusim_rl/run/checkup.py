@@ -116,6 +116,23 @@ def gpu_checks(
     return [Check("GPU", "warning", text, fix)]
 
 
+def has_kernels(major: int, minor: int, built: Sequence[str]) -> bool:
+    """Whether a build of torch runs on a GPU.
+
+    Args:
+        major: Compute capability of the GPU, as 9 in 9.0.
+        minor: As 0 in 9.0.
+        built: What torch was built for: `sm_90` runs on all later GPUs of the same major number, `compute_90` is
+            compiled for any later GPU when it is first used.
+    """
+    for name in built:
+        number = int("".join(filter(str.isdigit, name)))
+        later = number <= 10 * major + minor
+        if later and (number // 10 == major or name.startswith("compute")):
+            return True
+    return False
+
+
 def disk_check(runs: Path) -> Check:
     """Whether run folders can be written, and how many."""
     folder = runs.absolute()
@@ -147,7 +164,8 @@ def _cpus() -> Check:
     load = psutil.getloadavg()[0]
     text = f"{available_cpus()} of {cpu['threads']} may be used ({cpu['model']}), load {load:.1f}"
     if load > 1.25 * (cpu["threads"] or 1):
-        return Check("CPUs", "warning", f"{text}: other programs need them too", "measurements will be too slow now")
+        fix = "end them before you measure: until then every speed is too low"
+        return Check("CPUs", "warning", f"{text}: other programs need them too", fix)
     return Check("CPUs", "ok", text)
 
 
@@ -205,10 +223,7 @@ def _gpus() -> list[Check]:
         major, minor = torch.cuda.get_device_capability(index)
         with torch.cuda.device(index):
             bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
-        built = [int("".join(filter(str.isdigit, name))) for name in torch.cuda.get_arch_list()]
-        supported = any(number // 10 == major and number % 10 <= minor for number in built) or any(
-            name.startswith("compute") for name in torch.cuda.get_arch_list()
-        )
+        supported = has_kernels(major, minor, torch.cuda.get_arch_list())
         gpus.append(Gpu(properties.name, f"{major}.{minor}", properties.total_memory / 1e9, bf16, supported))
     return gpu_checks(describe_gpus(), torch.version.cuda, gpus, os.environ.get("CUDA_VISIBLE_DEVICES"))
 

@@ -24,7 +24,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from gpusim_rl.run.timing import PHASES
+from gpusim_rl.run.phases import PHASES
 from gpusim_rl.run.writers import Row
 
 PANEL_INTERVAL_S = 0.25

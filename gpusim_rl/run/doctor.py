@@ -6,9 +6,6 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-PHASES = ("simulate", "policy", "rollout", "update", "log")
-"""As in `timing.py`, which needs torch; who looks at a run need not wait for that."""
-
 SMALL = 2048
 """Up to so many worlds even one graph may not fill a GPU."""
 
@@ -100,6 +97,11 @@ class Profile:
         return None if self.gpu_percent is None else max(0.0, 1.0 - self.gpu_percent / 100.0 - self.log)
 
     @property
+    def log_cost(self) -> float:
+        """Share of the time that logging takes from the rest: beside a GPU that works, the host's time is free."""
+        return self.log if not self.gpu or self.gpu_percent is None else min(self.log, 1.0 - self.gpu_percent / 100.0)
+
+    @property
     def cpu_idle(self) -> float | None:
         """Share of the available CPU time that this process does not use."""
         return None if self.cpu_percent is None else max(0.0, 1.0 - self.cpu_percent / 100.0)
@@ -155,10 +157,13 @@ def verdict(profile: Profile, findings: list[Finding]) -> str:
         "the rollout": profile.rollout,
         "the policy": profile.policy,
         "the update": profile.update,
-        "logging": profile.log,
+        "logging": profile.log_cost,
     }
     most = max(shares, key=lambda name: shares[name])
-    return f"nothing stands out: {most} takes {_percent(shares[most])} of the time"
+    unknown = "; how busy the GPU is, its driver does not tell: tools/audit.py does"
+    return f"nothing stands out: {most} takes {_percent(shares[most])} of the time" + (
+        unknown if profile.gpu and profile.gpu_percent is None else ""
+    )
 
 
 # Wrong results, or about to die
@@ -216,7 +221,9 @@ def memory_leak(p: Profile) -> Finding | None:
 def launch_bound(p: Profile) -> Finding | None:
     """The GPU waits for Python to launch the next kernel: more work per launch, or fewer launches."""
     idle = p.gpu_idle
-    if not p.gpu or idle is None or idle < 0.3 or _fell_back(p) or (_graph_has_all(p) and p.num_envs <= SMALL):
+    if not p.gpu or idle is None or idle < 0.3 or (_graph_has_all(p) and p.num_envs <= SMALL):
+        return None
+    if _fell_back(p) or _no_graph_for_checks(p):  # other rules name the cause
         return None
     knobs = [f"num_envs={max(4096, 4 * p.num_envs)}"]
     if _graph_has_all(p):
@@ -244,8 +251,11 @@ def graph_fallback(p: Profile) -> Finding | None:
     """A graph was wanted and could not be captured."""
     if not p.gpu or not _fell_back(p):
         return None
-    what = f"runs with graph={p.graph_mode}, because {p.graph_reason}"
-    return Finding("graph_fallback", 0.3 if p.gpu_idle is None else p.gpu_idle, what, hint="change that in the task")
+    what, cost = f"graph={p.graph_mode}, because {p.graph_reason}", 0.3 if p.gpu_idle is None else p.gpu_idle
+    of_update = p.graph_reason.startswith("the update ")
+    knobs = ("ppo.compile=false",) if of_update and p.compile else ()
+    hint = "no task has a part in that: please report it" if of_update else "change that in the task"
+    return Finding("graph_fallback", max(0.05, cost), what, knobs, "" if knobs else hint)
 
 
 def graph_off(p: Profile) -> Finding | None:
@@ -353,8 +363,8 @@ def warp_on_cpu(p: Profile) -> Finding | None:
 
 def eager_physics(p: Profile) -> Finding | None:
     """Without its graph every kernel of the physics is launched from Python."""
-    if p.sim not in ("mjwarp", "newton") or p.physics_graph:
-        return None
+    if p.sim not in ("mjwarp", "newton") or p.physics_graph or p.graph_mode not in ("off", "update"):
+        return None  # a graph of the whole step or rollout has these kernels too
     what = f"sim.graph=false: every kernel of {p.sim} is launched from Python"
     return Finding("eager_physics", 0.5 * max(p.simulate, p.rollout), what, ("sim.graph=true",))
 
@@ -364,16 +374,19 @@ def eager_physics(p: Profile) -> Finding | None:
 
 def simulation_bound(p: Profile) -> Finding | None:
     """Physics should take most of the time, not all of it."""
-    if p.simulate < 0.85 or _explained(p):
+    collecting = p.simulate + p.rollout
+    if collecting < 0.85 or _explained(p):
         return None
-    takes = f"simulation-bound: physics, task and resets take {_percent(p.simulate)} of the time"
+    what = "the rollout, mostly physics as a rule, takes" if p.rollout > p.simulate else "physics, task and resets take"
+    takes = f"simulation-bound: {what} {_percent(collecting)} of the time"
     if p.cpu_physics and p.cpu_idle is not None and p.cpu_idle > 0.4 and not p.crowded:
         what = f"{takes}, with the CPUs busy {p.cpu_percent:.0f} %: a hook of the task waits, or runs on one thread"
         return Finding("simulation_bound", p.simulate * p.cpu_idle, what, hint="debug=profile shows where")
     slower = p.physics_hz / 2
     knobs = (f"task.physics_hz={slower:g}",) if slower >= p.control_hz and slower % p.control_hz == 0 else ()
     hint = f"{'or ' if knobs else ''}fewer contacts, simpler geoms in the task's scene"
-    return Finding("simulation_bound", p.simulate / 2, takes, knobs, hint)
+    hint += "; graph=off tells physics and policy apart" if p.rollout > p.simulate else ""
+    return Finding("simulation_bound", collecting / 2, takes, knobs, hint)
 
 
 def policy_bound(p: Profile) -> Finding | None:
@@ -410,20 +423,21 @@ def small_minibatches(p: Profile) -> Finding | None:
 
 def logging_bound(p: Profile) -> Finding | None:
     """Rows, console and trackers, in every row alike."""
-    if p.log < 0.05 or p.log_peaks >= 0.5 * p.log:
+    if p.log_cost < 0.05 or p.log_peaks >= 0.5 * p.log:
         return None
-    what = f"logging-bound: writing rows takes {_percent(p.log)} of the time"
+    what = f"logging-bound: writing rows takes {_percent(p.log_cost)} of the time"
     off = (("wandb_activate=false",) if p.wandb else ()) + (("log.tensorboard=false",) if p.tensorboard else ())
-    return Finding("logging_bound", p.log, what, (f"log.interval={10 * p.log_interval}", *off))
+    return Finding("logging_bound", p.log_cost, what, (f"log.interval={10 * p.log_interval}", *off))
 
 
 def checkpoint_bound(p: Profile) -> Finding | None:
     """Logging that takes long in a few rows only: checkpoints."""
-    if p.log < 0.05 or p.log_peaks < 0.5 * p.log:
+    cost = min(p.log_peaks, p.log_cost)
+    if p.log_cost < 0.05 or p.log_peaks < 0.5 * p.log:
         return None
-    what = f"checkpoints take {_percent(p.log_peaks)} of the time"
+    what = f"checkpoints take {_percent(cost)} of the time"
     knob = f"log.checkpoint_interval={4 * p.checkpoint_interval}"
-    return Finding("checkpoint_bound", p.log_peaks, what, (knob,), "or log.dir on a faster disk")
+    return Finding("checkpoint_bound", cost, what, (knob,), "or log.dir on a faster disk")
 
 
 # Settings
@@ -441,8 +455,10 @@ def checked_task(p: Profile) -> Finding | None:
     """Every hook is checked at every step, which waits for the device."""
     if not p.check_task:
         return None
-    what = "debug.check_task=true checks every hook of the task at every step"
-    return Finding("checked_task", 0.1, what, ("debug.check_task=false",))
+    what, cost = "debug.check_task=true checks every hook of the task at every step", 0.1
+    if _no_graph_for_checks(p):
+        what, cost = f"{what}, which no CUDA graph can hold", max(cost, p.gpu_idle or 0.0)
+    return Finding("checked_task", cost, what, ("debug.check_task=false",))
 
 
 def deterministic(p: Profile) -> Finding | None:
@@ -510,7 +526,7 @@ RULES: tuple[Rule, ...] = (
 def _explained(p: Profile) -> bool:
     """Another rule names the cause of a long simulation."""
     causes = (oversubscribed, unused_cpus, warp_on_cpu, eager_physics, transfer_bound, few_worlds)
-    return any(rule(p) for rule in (*causes, launch_bound, graph_fallback))
+    return any(rule(p) for rule in (*causes, launch_bound, tiny_task, graph_fallback))
 
 
 def _graph_has_all(p: Profile) -> bool:
@@ -519,6 +535,10 @@ def _graph_has_all(p: Profile) -> bool:
 
 def _fell_back(p: Profile) -> bool:
     return "cannot be captured" in p.graph_reason
+
+
+def _no_graph_for_checks(p: Profile) -> bool:
+    return p.gpu and p.check_task and p.graph_mode == "update"
 
 
 def _percent(share: float) -> str:

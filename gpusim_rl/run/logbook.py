@@ -145,6 +145,7 @@ class Logbook:
         iterations = range(iteration + 1, trainer.iteration + 1)
         ended = Interval(numbers, iterations, trainer.env_steps - env_steps, trainer.timer.flush())
         overflow = trainer.env.sim.overflow.sum().float().to(trainer.rl_device)
+        self._wait()
         for interval, values in trainer.metrics.flush(ended, {"sim/overflow": overflow}):
             self._publish(interval, values)
 
@@ -242,7 +243,13 @@ class Logbook:
         )
         return self._row
 
+    def _wait(self) -> None:
+        """On CUDA the host is an iteration ahead of the device, and waits for it here: that is no time of logging."""
+        with self._trainer.timer.waiting():
+            self._trainer.metrics.wait()
+
     def _drain(self) -> None:
+        self._wait()
         for interval, values in self._trainer.metrics.drain():
             self._publish(interval, values)
 

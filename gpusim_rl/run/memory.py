@@ -70,9 +70,12 @@ def learner_bytes(
         parameters += 4 * cells * (net.rnn_size + obs_size)
         per_env += 8 * cells * (2 + ppo.horizon / min(ppo.sequence_length, ppo.horizon))
     samples = min(ppo.minibatch_size, num_envs * ppo.horizon)
+    gradients = 0
     if device.type == "cpu":
+        gradients = samples // CPU_CHUNK  # of every chunk, until they are added up
         samples = min(samples, CPU_CHUNK * most_workers())  # the activations of so many samples exist at a time
-    return per_env * num_envs + samples * ((2 if bf16 else 4) * units + 2 * columns) + 20 * parameters
+    activations = samples * ((2 if bf16 else 4) * units + 2 * columns)
+    return per_env * num_envs + activations + (20 + 4 * gradients) * parameters
 
 
 def check_memory(model: mujoco.MjModel, cfg: RunConfig, choice: SimChoice, device: torch.device, *, bf16: bool) -> None:

@@ -96,7 +96,8 @@ class Metrics:
         self._term_names: list[str] = []
         self._latest: dict[str, Tensor] = {}
         self._steps = torch.zeros((), device=device)  # a graph counts on the device
-        self._in_flight: tuple[Any, list[str], Tensor, torch.cuda.Event] | None = None
+        self._in_flight: tuple[Any, list[str], Tensor] | None = None
+        self._arrival: torch.cuda.Event | None = None
 
     def record_step(self, step: Step) -> None:
         """Adds one control step."""
@@ -154,18 +155,24 @@ class Metrics:
         arrived = self.drain()
         pinned = torch.empty(stacked.shape, pin_memory=True)
         pinned.copy_(stacked, non_blocking=True)
-        event = torch.cuda.Event()
-        event.record(torch.cuda.current_stream(self.device))  # else: that of torch's current device
-        self._in_flight = (host, list(values), pinned, event)
+        self._arrival = torch.cuda.Event()
+        self._arrival.record(torch.cuda.current_stream(self.device))  # else: that of torch's current device
+        self._in_flight = (host, list(values), pinned)
         return arrived
+
+    def wait(self) -> None:
+        """Returns when the row that is still on its way, if any, has arrived: the device is done with its interval."""
+        if self._arrival is not None:
+            self._arrival.synchronize()
+            self._arrival = None
 
     def drain(self) -> list[tuple[Any, Row]]:
         """Waits for the row that is still on its way, if any."""
+        self.wait()
         if self._in_flight is None:
             return []
-        host, names, pinned, event = self._in_flight
+        host, names, pinned = self._in_flight
         self._in_flight = None
-        event.synchronize()
         return [(host, self._row(names, pinned))]
 
     @staticmethod

@@ -12,13 +12,17 @@ from typing import Any
 import yaml
 
 from gpusim_rl.errors import ConfigError
-from gpusim_rl.run.doctor import PHASES, Profile
+from gpusim_rl.run.doctor import Profile
+from gpusim_rl.run.phases import PHASES
 
 NEWEST = 500
 """Rows that are read: a run that was resumed elsewhere, or has changed, is judged by what it does now."""
 
 WARM_UP_ROWS = 10
 """At most so many first rows are left out, one always: kernels are compiled, graphs captured, memory is taken."""
+
+CAPTURED = 4
+"""With CUDA graphs so many iterations: the third captures them, in the fourth the host gets ahead of the device."""
 
 NEEDED = ("iteration", "env_steps", "time/iteration_s")
 
@@ -37,9 +41,10 @@ def read_profile(folder: Path, warm_up: int | None = None) -> Profile:
     """
     config, environment = _read_config(folder / "config.yaml"), _read_environment(folder / "env.json")
     rows = read_rows(folder / "metrics.csv")
-    if warm_up is None:
-        warm_up = warm_up_rows(rows)
     try:
+        if warm_up is None:
+            captured = (environment.get("graph") or {}).get("mode", "off") != "off"
+            warm_up = warm_up_rows(rows, CAPTURED if captured else 1)
         return make_profile(config, environment, rows, warm_up)
     except (KeyError, TypeError, AttributeError) as error:
         raise ConfigError(
@@ -80,13 +85,22 @@ def read_rows(file: Path) -> list[Row]:
     return rows
 
 
-def warm_up_rows(rows: Sequence[Row]) -> int:
-    """How many rows at the start still warm up: the first, and those after it that take far longer than is usual."""
+def warm_up_rows(rows: Sequence[Row], iterations: int = 1) -> int:
+    """How many rows at the start still warm up, at most all but one.
+
+    Args:
+        rows: Of metrics.csv.
+        iterations: That do in any case. The first row does, and those after it that take far longer than is usual, or
+            far shorter: when the host gets ahead of the device, its row is over before the device has done the work.
+    """
     if len(rows) < 2:
         return 0
     usual = statistics.median(_number(row, "time/iteration_s") for row in rows[1:])
-    count = 1
-    while count < min(WARM_UP_ROWS, len(rows) - 1) and _number(rows[count], "time/iteration_s") > 1.5 * usual:
+    last = _number(rows[0], "iteration") + iterations - 1
+    count = max(1, sum(_number(row, "iteration") <= last for row in rows[:-1]))
+    while count < min(WARM_UP_ROWS, len(rows) - 1):
+        if 0.5 * usual <= _number(rows[count], "time/iteration_s") <= 1.5 * usual:
+            break
         count += 1
     return count
 

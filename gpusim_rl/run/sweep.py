@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -12,6 +13,9 @@ GAIN = 0.10
 
 CLEARLY = 1.5
 """A device that is faster by this factor is worth a change."""
+
+SLOWER = 0.25
+"""Of two numbers of worlds the larger one is not slower by more than this, unless something else runs meanwhile."""
 
 MEMORY = 0.85
 """Of the memory that there is, a recommended setting takes no more."""
@@ -35,6 +39,7 @@ class Point:
         memory_gb: RAM of the process at most; on `cuda` memory in use on the GPU.
         memory_limit_gb: What there is of it.
         iterations: Measured ones.
+        crowded: Other programs took CPU time from it.
     """
 
     device: str
@@ -50,6 +55,7 @@ class Point:
     memory_gb: float | None = None
     memory_limit_gb: float | None = None
     iterations: int = 0
+    crowded: bool = False
 
     @property
     def per_env(self) -> float:
@@ -116,10 +122,11 @@ def recommend(points: Sequence[Point], *, task: str, tuned_envs: int) -> Recomme
         first = next((f": {point.error}" for point in points if point.error), "")
         return Recommendation(None, None, None, [f"nothing could be measured{first}"])
     reasons = [_about_knee(_of(points, device), at) for device, at in knees.items()]
+    reasons += [doubt for device in knees for doubt in _doubts(_of(points, device))]
     cpu, gpu = knees.get("cpu"), knees.get("cuda")
     speedup = gpu.env_steps_per_s / cpu.env_steps_per_s if cpu and gpu else None
     if cpu and gpu and speedup is not None:
-        best = gpu if speedup > 1 else cpu
+        best = gpu if speedup > 1 and not _as_fast(cpu, gpu) else cpu
         reasons.append(_about_both(_of(points, "cpu"), _of(points, "cuda"), cpu, gpu, speedup, task))
     else:
         best = max(knees.values(), key=lambda point: point.env_steps_per_s)
@@ -159,12 +166,38 @@ def _about_knee(points: Sequence[Point], at: Point) -> str:
     return f"{speed}{last}; more do not fit: {reason}"
 
 
+def _doubts(points: Sequence[Point]) -> list[str]:
+    """What of the measurements of one device may not be trusted."""
+    doubts, measured = [], [point for point in points if point.error is None]
+    for few, many in itertools.pairwise(measured):
+        less = 1.0 - many.env_steps_per_s / few.env_steps_per_s
+        if less > SLOWER:
+            doubts.append(
+                f"{many.num_envs} envs on {many.device} were {_percent(less)} slower than {few.num_envs}, which more"
+                " worlds do not explain: something else ran, or the machine was hot; measure again"
+            )
+    crowded = [str(point.num_envs) for point in measured if point.crowded]
+    if crowded:
+        doubts.append(
+            f"other programs took CPU time from {', '.join(crowded)} envs on {measured[0].device}: these numbers are"
+            " too low; measure again when the machine is quiet"
+        )
+    return doubts
+
+
+def _as_fast(one: Point, other: Point) -> bool:
+    """Their iterations overlap in speed."""
+    return one.slowest <= other.fastest and other.slowest <= one.fastest and min(one.slowest, other.slowest) > 0
+
+
 def _about_both(
     on_cpu: Sequence[Point], on_gpu: Sequence[Point], cpu: Point, gpu: Point, speedup: float, task: str
 ) -> str:
     """Is a GPU worth it?"""
     numbers = f"{gpu.env_steps_per_s:,.0f} against {cpu.env_steps_per_s:,.0f} env steps/s"
-    if speedup >= CLEARLY:
+    if _as_fast(cpu, gpu):
+        answer = f"a GPU is not worth it for {task}: as fast as the CPU within what single iterations differ, {numbers}"
+    elif speedup >= CLEARLY:
         answer = f"a GPU is worth it for {task}: {speedup:.1f} times as fast, {numbers}"
     elif speedup > 1 / CLEARLY:
         answer = f"a GPU is hardly worth it for {task}: {speedup:.2f} times as fast, {numbers}"

@@ -10,8 +10,7 @@ from typing import Any
 
 import torch
 
-PHASES: tuple[str, ...] = ("simulate", "policy", "rollout", "update", "log")
-"""`rollout` is simulation and policy together, where one graph holds both."""
+from gpusim_rl.run.phases import PHASES
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +37,8 @@ class PhaseTimer:
     """Sums the time spent in each phase of a log interval.
 
     On CUDA a phase is measured between two events on the stream, read when they have long passed; on the CPU by the
-    clock. A phase inside another one is part of that.
+    clock. `log` is the host's on both: on CUDA it goes on beside the device's phases, so that together they may take
+    more than the wall-clock time. A phase inside another one is part of that.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -60,7 +60,7 @@ class PhaseTimer:
 
     @contextmanager
     def __call__(self, phase: str) -> Iterator[None]:
-        """Measures the block as part of a phase; `log` is always host time."""
+        """Measures the block as part of a phase."""
         if self._inside is not None:
             yield
             return
@@ -92,6 +92,14 @@ class PhaseTimer:
         phase = self._inside or ""
         self._seconds[phase] = self._seconds.get(phase, 0.0) + now - self._entered
         self._entered = now
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """The block waits for what the device still has to do: its time, and none of the host's."""
+        if self._inside is not None:
+            self._add_host_time()
+        yield
+        self._entered = time.perf_counter()
 
     def flush(self) -> Lap:
         """Ends an interval and begins the next one, usually in the middle of `log`: each gets its part."""

@@ -8,7 +8,7 @@ import importlib.metadata
 import pytest
 
 from gpusim_rl.run import checkup
-from gpusim_rl.run.checkup import Check, Gpu, disk_check, gpu_checks, memory_check
+from gpusim_rl.run.checkup import Check, Gpu, disk_check, gpu_checks, has_kernels, memory_check
 
 DRIVER = {"driver": "580.1", "devices": [{"name": "Giant", "memory_gb": 80.0}]}
 GIANT = Gpu("Giant", "9.0", 80.0, bf16=True, supported=True)
@@ -42,6 +42,15 @@ def test_gpus(driver, built_for, gpus, visible, state, text, fix):
     [check] = gpu_checks(driver, built_for, gpus, visible)
     assert check.state == state and text in check.text and fix in check.fix
     assert bool(check.fix) == (state != "ok")
+
+
+@pytest.mark.parametrize(
+    ("major", "minor", "works"),
+    [(9, 0, True), (8, 9, True), (8, 0, False), (12, 0, True), (12, 1, True), (10, 0, False), (6, 1, False)],
+)
+def test_a_build_of_torch_runs_on_gpus_that_it_has_kernels_for(major, minor, works):
+    """`compute` is for later GPUs only: an old one that was left behind is not supported by it."""
+    assert has_kernels(major, minor, ["sm_86", "sm_90a", "sm_120", "compute_120"]) == works
 
 
 def test_little_memory_is_a_warning():

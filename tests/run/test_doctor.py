@@ -12,9 +12,10 @@ import torch
 from conftest import ROOT
 from gpusim_rl.compose import compose
 from gpusim_rl.config import check_settings
-from gpusim_rl.run import logbook, timing, writers
-from gpusim_rl.run.doctor import PHASES, RULES, Finding, Profile, diagnose, verdict
+from gpusim_rl.run import logbook, writers
+from gpusim_rl.run.doctor import RULES, Finding, Profile, diagnose, verdict
 from gpusim_rl.run.logbook import Logbook
+from gpusim_rl.run.phases import PHASES
 from gpusim_rl.run.readings import read_profile
 from training import Faulty, FaultyConfig, make_trainer
 
@@ -81,6 +82,7 @@ GPU_EAGER = replace(GPU, graph_mode="off", graph_reason="as configured", rollout
 MIXED = replace(
     GPU_EAGER, sim="mujoco", sim_device="cpu", graph_mode="update", graph_reason="physics on cpu", simulate=0.7
 )
+CHECKED = replace(GPU_EAGER, graph_mode="update", graph_reason="debug.check_task reads every step", check_task=True)
 FAILED = "the rollout cannot be captured: Ant.count is a Python number that changes; try a tensor"
 
 CASES: dict[str, list[Profile]] = {
@@ -98,6 +100,8 @@ CASES: dict[str, list[Profile]] = {
     "graph_fallback": [
         replace(GPU_EAGER, graph_reason=FAILED, gpu_percent=20.0),
         replace(GPU, graph_mode="step", graph_reason=FAILED),
+        replace(GPU, graph_mode="step", graph_reason=FAILED, gpu_percent=100.0),
+        replace(GPU, graph_mode="rollout only", graph_reason="the update cannot be captured: out of memory"),
     ],
     "graph_off": [GPU_EAGER],
     "transfer_bound": [MIXED, replace(MIXED, sim="newton", sim_device="cuda:1")],
@@ -115,11 +119,12 @@ CASES: dict[str, list[Profile]] = {
     ],
     "unused_gpu": [replace(CPU, has_gpu=True)],
     "warp_on_cpu": [replace(CPU, sim="mjwarp", physics_threads=None, simulate=0.9, policy=0.02, update=0.07)],
-    "eager_physics": [replace(GPU, physics_graph=False)],
+    "eager_physics": [replace(CHECKED, check_task=False, physics_graph=False)],
     "simulation_bound": [
         replace(CPU, simulate=0.92, policy=0.03, update=0.04),
         replace(CPU, simulate=0.95, policy=0.02, update=0.02, cpu_percent=12.0),
         replace(CPU, simulate=0.92, policy=0.03, update=0.04, physics_hz=60.0),
+        replace(GPU, rollout=0.93, update=0.06),
     ],
     "policy_bound": [replace(CPU, simulate=0.35, policy=0.45)],
     "update_bound": [
@@ -134,7 +139,7 @@ CASES: dict[str, list[Profile]] = {
     ],
     "checkpoint_bound": [replace(CPU, simulate=0.6, policy=0.07, update=0.17, log=0.15, log_peaks=0.14)],
     "slow_precision": [replace(GPU, bf16=False, update=0.35, rollout=0.63)],
-    "checked_task": [replace(CPU, check_task=True)],
+    "checked_task": [replace(CPU, check_task=True), CHECKED, replace(CHECKED, gpu_percent=20.0)],
     "deterministic": [replace(GPU, deterministic=True)],
     "diminishing_returns": [replace(GPU, num_envs=65536, gpu_percent=99.0), replace(CPU, num_envs=65536)],
     "slowing_down": [replace(CPU, speed_trend=0.6)],
@@ -159,8 +164,7 @@ def test_every_rule_has_a_profile_and_is_documented():
     assert [line.split("`")[1] for line in lines if line.startswith("| `")] == names
 
 
-def test_phases_are_those_of_the_timer():
-    assert PHASES == timing.PHASES
+def test_a_profile_has_every_phase():
     assert all(phase in Profile.__dataclass_fields__ for phase in PHASES)
 
 
@@ -169,9 +173,28 @@ def test_a_healthy_run_has_no_findings(profile):
     assert diagnose(profile) == []
 
 
+def test_what_the_host_does_beside_a_busy_gpu_costs_nothing():
+    assert diagnose(replace(GPU, log=0.6)) == []
+    assert verdict(replace(GPU, log=0.8), []) == "nothing stands out: the rollout takes 75 % of the time"
+    assert diagnose(replace(GPU, log=0.6, log_peaks=0.5)) == []
+    [finding] = diagnose(replace(GPU, log=0.6, gpu_percent=80.0))
+    assert finding.rule == "logging_bound" and finding.cost == pytest.approx(0.2)
+    [finding] = diagnose(replace(GPU, log=0.6, log_peaks=0.5, gpu_percent=90.0))
+    assert finding.rule == "checkpoint_bound" and finding.cost == pytest.approx(0.1)
+
+
+def test_a_graph_of_the_rollout_holds_the_physics_whether_it_has_one_of_its_own_or_not():
+    assert diagnose(replace(GPU, physics_graph=False)) == []
+    assert diagnose(replace(GPU, graph_mode="step", physics_graph=False)) == []
+
+
 def test_that_nothing_stands_out_is_also_an_answer():
     assert verdict(CPU, []) == "nothing stands out: physics takes 71 % of the time"
     assert verdict(GPU, []) == "nothing stands out: the rollout takes 75 % of the time"
+    assert verdict(replace(GPU, gpu_percent=None), []) == (
+        "nothing stands out: the rollout takes 75 % of the time; how busy the GPU is, its driver does not tell:"
+        " tools/audit.py does"
+    )
 
 
 def test_what_is_not_known_limits_nothing():
@@ -240,7 +263,11 @@ def test_words():
     assert first(CASES["simulation_bound"][0]).knobs == ("task.physics_hz=60",)
     assert first(CASES["simulation_bound"][2]).knobs == ()  # it cannot be below control_hz
     assert first(CASES["unused_cpus"][1]).knobs == ("num_envs=128",)
-    assert FAILED in str(first(CASES["graph_fallback"][0]))
+    assert str(first(CASES["graph_fallback"][0])) == f"graph=off, because {FAILED}; change that in the task"
+    assert "in the task" not in str(first(CASES["graph_fallback"][3]))
+    assert first(replace(CASES["graph_fallback"][3], compile=True)).knobs == ("ppo.compile=false",)
+    assert "graph=off tells physics and policy apart" in first(CASES["simulation_bound"][3]).hint
+    assert first(CASES["checked_task"][2]).cost == pytest.approx(0.8, abs=0.01)
 
 
 @pytest.mark.parametrize(

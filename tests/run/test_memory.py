@@ -21,6 +21,11 @@ from training import make_trainer
 
 CPU = torch.device("cpu")
 
+MANY_CHUNKS = {
+    "num_envs": 512,
+    "ppo": {"epochs": 1, "horizon": 128, "minibatch_size": 65536, "network": {"hidden": [1024, 1024, 1024]}},
+}
+
 MEASURE = """
 import json, sys
 from gpusim_rl.api import prepare
@@ -53,6 +58,7 @@ print(json.dumps([estimate, peak]))
         pytest.param("Ant", {"num_envs": 4096, "ppo": {"network": {"rnn": "lstm"}}}, marks=pytest.mark.slow),
         pytest.param("Ant", {"num_envs": 4096, "ppo": {"precision": "fp32", "horizon": 64}}, marks=pytest.mark.slow),
         pytest.param("Ant", {"num_envs": 64, "sim": "mjwarp"}, marks=pytest.mark.slow),
+        pytest.param("Ant", MANY_CHUNKS, marks=pytest.mark.slow),
         pytest.param("Cartpole", {"num_envs": 512}, marks=pytest.mark.slow),
         pytest.param("Cartpole", {"num_envs": 65536}, marks=pytest.mark.slow),
     ],
@@ -158,6 +164,13 @@ def test_observations_larger_than_the_state_are_counted_when_they_are_known(tmp_
     monkeypatch.setattr("gpusim_rl.run.trainer.check_learner_memory", lambda *a, **k: asked.append(a[1:3]))
     make_trainer("Ant", tmp_path)
     assert asked == [(60, 8)]
+
+
+def test_every_chunk_of_a_minibatch_has_gradients_of_its_own_on_the_cpu():
+    sizes, network = (64 * 4096, 256 * 4096), {"hidden": [512, 512]}
+    runs = [ant(65536, ppo={"minibatch_size": size, "network": network})[0] for size in sizes]
+    few, many = (learner_bytes(run, 60, 8, run.num_envs, CPU, bf16=False) for run in runs)
+    assert many - few == 4 * (256 - 64) * (60 * 512 + 512 * 512)  # activations are those of a chunk for each thread
 
 
 def test_mjwarp_counts_its_buffers():

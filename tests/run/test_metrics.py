@@ -199,6 +199,23 @@ def test_an_unfinished_interval_survives_a_checkpoint():
     assert flush(resumed) == flush(whole)
 
 
+def test_a_row_on_its_way_is_waited_for_once():
+    class Event:
+        waits = 0
+
+        def synchronize(self) -> None:
+            self.waits += 1
+
+    metrics, event = Metrics(4, CPU), Event()
+    metrics.wait()  # nothing is on its way
+    assert metrics.drain() == []
+    metrics._in_flight, metrics._arrival = ("host", ["a"], torch.tensor([2.0])), event  # type: ignore[assignment]
+    metrics.wait()
+    metrics.wait()
+    assert metrics.drain() == [("host", {"a": 2.0})] and event.waits == 1
+    assert metrics.drain() == []
+
+
 def test_the_state_is_a_snapshot():
     metrics = Metrics(4, CPU)
     metrics.record_step(make_step(4, 1.0))

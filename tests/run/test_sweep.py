@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from gpusim_rl.run.sweep import Point, Recommendation, gain_per_doubling, knee, recommend
@@ -118,3 +120,35 @@ def test_a_device_that_could_not_be_measured_is_told():
     advice = advise([too_much("cpu", 512)])
     assert (advice.device, advice.num_envs) == (None, None)
     assert advice.reasons == ["nothing could be measured: num_envs=512 does not fit"]
+
+
+def test_a_gpu_that_is_as_fast_within_the_scatter_is_not_recommended():
+    cpu, gpu = table("cpu", {512: 100e3}, slowest=80e3, fastest=115e3), table("cuda", {512: 110e3}, slowest=105e3)
+    gpu = [replace(point, fastest=112e3) for point in gpu]
+    advice = advise(cpu, gpu)
+    assert advice.device == "cpu" and advice.gpu_speedup == pytest.approx(1.1)
+    assert any(
+        "a GPU is not worth it for Ant: as fast as the CPU within what single iterations differ, 110,000 against"
+        " 100,000 env steps/s" in reason
+        for reason in advice.reasons
+    )
+
+
+def test_numbers_that_cannot_be_are_told():
+    """More worlds are not much slower: something else ran."""
+    advice = advise(table("cpu", {64: 50e3, 128: 90e3, 256: 80e3, 512: 95e3, 1024: 45e3}), tuned_envs=128)
+    assert advice.num_envs == 128
+    assert advice.reasons[1] == (
+        "1024 envs on cpu were 53 % slower than 512, which more worlds do not explain: something else ran, or the"
+        " machine was hot; measure again"
+    )
+    assert len([reason for reason in advice.reasons if "measure again" in reason]) == 1
+
+
+def test_measurements_that_shared_the_cpus_are_told():
+    quiet, shared = table("cpu", {64: 50e3}), table("cpu", {128: 60e3, 256: 55e3}, crowded=True)
+    advice = advise(quiet, shared, tuned_envs=64)
+    assert (
+        "other programs took CPU time from 128, 256 envs on cpu: these numbers are too low; measure again when the"
+        " machine is quiet"
+    ) in advice.reasons

@@ -9,7 +9,9 @@ from contextlib import contextmanager
 import pytest
 import torch
 
+from gpusim_rl.run.readings import read_rows
 from gpusim_rl.run.timing import PhaseTimer
+from training import make_trainer
 
 
 def test_phases_are_summed_per_interval_and_begin_anew():
@@ -55,6 +57,32 @@ def test_a_phase_that_is_under_way_is_split_between_the_intervals():
     second = timer.flush()
     assert 0.05 <= first.phases()["log"] <= first.wall_s
     assert 0.02 <= second.phases()["log"] <= second.wall_s
+
+
+def test_waiting_for_the_device_is_not_logging():
+    timer = PhaseTimer(torch.device("cpu"))
+    with timer("log"):
+        time.sleep(0.02)
+        first = timer.flush()
+        with timer.waiting():
+            time.sleep(0.2)
+        time.sleep(0.01)
+    with timer.waiting():  # outside of all phases
+        time.sleep(0.01)
+    second = timer.flush()
+    assert 0.02 <= first.phases()["log"] <= first.wall_s
+    assert 0.01 <= second.phases()["log"] <= second.wall_s - 0.2
+    assert second.phases().keys() == {"log"}
+
+
+def test_a_row_that_the_device_still_works_on_makes_no_logging(tmp_path):
+    """On CUDA the host is ahead, and waits in every iteration for the row of the one before."""
+    trainer = make_trainer("Cartpole", tmp_path, max_iterations=4)
+    trainer.metrics.wait = lambda: time.sleep(0.3)  # type: ignore[method-assign]
+    trainer.train()
+    [folder] = tmp_path.glob("Cartpole/2*")
+    rows = read_rows(folder / "metrics.csv")
+    assert all(row["time/iteration_s"] > 0.3 and row["time/log"] < 0.5 for row in rows[1:])
 
 
 def test_what_comes_before_the_start_does_not_count():

@@ -25,8 +25,8 @@ from gpusim_rl.run import trainer as trainer_module
 from gpusim_rl.run.checkpoint import Checkpoints
 from gpusim_rl.run.logbook import Logbook
 from gpusim_rl.run.metrics import Row
+from gpusim_rl.run.phases import PHASES
 from gpusim_rl.run.play import Player
-from gpusim_rl.run.timing import PHASES
 from gpusim_rl.run.trainer import Trainer
 from training import Faulty, Schooled, differences, make_trainer, merged, read_csv, schooled_params, the_run
 

@@ -103,6 +103,10 @@ def test_other_libraries_stand_beside_ours_and_do_not_change_the_verdict(audit):
         (["task=Antt"], "Did you mean 'Ant'?"),
         (["task=Ant", "--client", "rslrl"], "unknown client 'rslrl'. Did you mean 'rsl_rl'? Available: rsl_rl, skrl,"),
         (["task=Ant", "--iterations", "0"], "--iterations must be a positive int, got 0"),
+        (
+            ["num_envs=4", "ppo.minibatch_size=64", "--json", "/dev/null/audit.json"],
+            "cannot write /dev/null/audit.json",
+        ),
     ],
 )
 def test_bad_input_is_one_line(audit, arguments, line):

@@ -127,7 +127,9 @@ def test_what_cannot_be_measured_is_told(tool, tmp_path):
     assert "more do not fit" in done.stdout
 
 
-@pytest.mark.parametrize("arguments", [["--devices", "gpu"], ["--num-envs", "0"], ["--num-envs", "many"]])
+@pytest.mark.parametrize(
+    "arguments", [["--devices", "gpu"], ["--num-envs", "0"], ["--num-envs", "many"], ["--iterations", "0"]]
+)
 def test_a_wrong_flag_is_told(load_tool, arguments, capsys):
     with pytest.raises(SystemExit) as exit_:
         load_tool("doctor").parse(["sweep", "task=Ant", *arguments])

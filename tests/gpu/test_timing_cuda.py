@@ -1,0 +1,27 @@
+"""Rows of a run on CUDA: the host, which is an iteration ahead, waits; that is no phase."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from gpusim_rl.run.doctor import diagnose
+from gpusim_rl.run.readings import read_profile, read_rows
+from training import make_trainer
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+
+def test_phases_of_the_device_fill_an_iteration_and_logging_does_not(tmp_path):
+    ppo = {"horizon": 16, "minibatch_size": 8192}
+    make_trainer("Ant", tmp_path, num_envs=2048, device="cuda", max_iterations=24, ppo=ppo).train()
+    [folder] = tmp_path.glob("Ant/2*")
+    assert len(read_rows(folder / "metrics.csv")) == 24
+    profile = read_profile(folder)
+    assert profile.warm_up_rows >= 4 and profile.graph_mode == "rollout"
+    assert 0.5 < profile.rollout + profile.update < 1.2
+    assert profile.log < 0.5, "what the host writes, not how long it waits for the device"
+    assert "logging_bound" not in [finding.rule for finding in diagnose(profile)]
