@@ -198,6 +198,11 @@ class Worker:
         return self.contestant.spec["kind"]
 
     @property
+    def mode(self) -> str:
+        """`same` or `fastest`."""
+        return self.contestant.spec.get("mode", "same")
+
+    @property
     def trunk(self) -> str | None:
         """Whether policy and value have a `shared` or `separate` trunk; None without a network."""
         return self.settings.get("trunk")
@@ -246,7 +251,7 @@ class Worker:
         return {
             "name": self.contestant.name,
             "kind": self.kind,
-            "mode": self.contestant.spec.get("mode"),
+            "mode": self.mode,
             "env_steps_per_s": spread(self.speeds),
             "rounds": list(self.speeds),
             "trainer_us": spread(outside),
@@ -342,9 +347,9 @@ def measure(
         for contestant in contestants:
             start(contestant, len(workers))
         wait()
-        separate = {w.contestant.spec["mode"] for w in workers if w.kind == "peer" and w.trunk == "separate"}
+        separate = {worker.mode for worker in workers if worker.kind == "peer" and worker.trunk == "separate"}
         for worker in workers:
-            if worker.kind == "training" and worker.trunk == "shared" and worker.contestant.spec["mode"] in separate:
+            if worker.kind == "training" and worker.trunk == "shared" and worker.mode in separate:
                 start(equal_work(worker.contestant), workers.index(worker) + 1)
         wait()
         for worker in workers:
@@ -388,8 +393,8 @@ def fastest(rows: Sequence[Row], kind: str) -> Row | None:
 def with_ratios(rows: list[Row]) -> list[Row]:
     """Adds to every row what it is of bare physics, and to every other library's how much faster ours is.
 
-    A peer's training is compared to ours with the same network work: shared or separate trunks. Where it is in its fastest
-    mode, so is ours, if that was measured.
+    A peer's training is compared to ours with the same network work: shared or separate trunks. Where it is in its
+    fastest mode, so is ours, if that was measured.
 
     Where a CUDA graph holds `env.step` with all else, it cannot be timed there. Then the time of the contestant
     `env step` is taken off, if a graph holds that too.
@@ -562,8 +567,8 @@ def _notes(rows: Sequence[Row]) -> list[str]:
         notes.append(f"our networks run in {precision}, not so: {', '.join(different)}")
     if any(row["name"].endswith(", same") for row in rows):
         notes.append(
-            "same: the work of our PPO; fastest: also compiled and without a log, where the library can, and compared to"
-            " ours compiled (its own fastest mode), where that was measured"
+            "same: the work of our PPO; fastest: also compiled and without a log, where the library can, and compared"
+            " to ours compiled, where that was measured"
         )
     if any(row["trainer_us_by_difference"] for row in rows):
         notes.append("trainer's own of ours is the difference to env step: graphs hold both, and tell no parts")
