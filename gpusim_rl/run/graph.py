@@ -215,7 +215,7 @@ class Graphs:
         except BaseException:
             # In torch 2.11 and 2.12 (pytorch#180395) the allocator believes that a capture that was broken off lasts,
             # and refuses to prepare for another one. Where it knows better, it complains.
-            with suppress(RuntimeError):
+            with suppress(RuntimeError, AttributeError):  # it is not public
                 torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), pool)
             raise
 
