@@ -15,6 +15,7 @@ from gpusim_rl.env.randomize import Randomizer
 from gpusim_rl.env.task import Task, TaskConfig
 from gpusim_rl.errors import TaskError
 from gpusim_rl.sim import Sim, SimChoice, make_sim
+from gpusim_rl.threads import few_threads
 
 Observation = dict[str, Tensor]
 """Observation groups, [num_envs, size] each: `policy`, and `critic` where the task has one."""
@@ -152,9 +153,14 @@ class VecEnv:
         Args:
             action: Shape [num_envs, num_actions]; clipped here.
         """
+        expected = list(self.task.actions.shape)
+        if list(action.shape) != expected:
+            raise ValueError(f"step() needs actions of shape {expected}, got {list(action.shape)}")
+        with few_threads(self.num_envs, self.device):
+            return self._step(action)
+
+    def _step(self, action: Float[Tensor, "envs actions"]) -> Step:
         task, sim, randomizer = self.task, self.sim, self.randomizer
-        if action.shape != task.actions.shape:
-            raise ValueError(f"step() needs actions of shape {list(task.actions.shape)}, got {list(action.shape)}")
         torch.clamp(action, -self.cfg.clip_actions, self.cfg.clip_actions, out=task.actions)
         applied = task.actions if randomizer is None else randomizer.act(task.actions)
         task.apply_action(applied)

@@ -37,6 +37,7 @@ class Chunks:
     def __init__(self, device: torch.device, size: int, *, threads: bool = True) -> None:
         self._size = max(1, size) if device.type == "cpu" else None
         self._threads = threads
+        self._workers = most_workers()
         self._pool: ThreadPoolExecutor | None = None
 
     def sum(self, function: Callable[[Tensor], Sequence[Tensor]], index: Tensor) -> list[Tensor]:
@@ -44,18 +45,17 @@ class Chunks:
         parts = index.split(self._size) if self._size is not None else (index,)
         # A dispatch mode, such as one that counts operations, sees its own thread only.
         alone = len(parts) == 1 or not self._threads or _get_current_dispatch_mode() is not None
-        results = map(function, parts) if alone else self._workers().map(function, parts)
+        results = map(function, parts) if alone else self._start_pool().map(function, parts)
         total, *others = results
         for result in others:
             total = [a + b for a, b in zip(total, result, strict=True)]
         return list(total)
 
-    def _workers(self) -> ThreadPoolExecutor:
+    def _start_pool(self) -> ThreadPoolExecutor:
         if self._pool is None:
-            workers = most_workers()
             # The number is each thread's own: threads that exist keep theirs.
             self._pool = ThreadPoolExecutor(
-                workers,
+                self._workers,
                 "chunk",
                 initializer=torch.set_num_threads,
                 initargs=(max(1, torch.get_num_threads() // MOST_WORKERS),),

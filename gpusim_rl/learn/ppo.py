@@ -125,9 +125,10 @@ class PPO:
         device = next(policy.parameters()).device
         self.device = device
         self._parameters = list(policy.parameters())
-        # Four chunks or more, for a few threads to share, unless they would be too small to be worth their operations'
-        # overhead. Settings decide, not the machine: equal runs have equal bits.
-        samples = max(CPU_CHUNK // 2, min(CPU_CHUNK, horizon * num_envs // self.num_minibatches // 4))
+        # Four chunks or more for threads to share, but two or one where they would be so small that the overhead of
+        # operations counts. Settings decide, not the machine: equal runs have equal bits.
+        minibatch = horizon * num_envs // self.num_minibatches
+        samples = max(CPU_CHUNK // 4, min(CPU_CHUNK // 2, minibatch // 2), min(CPU_CHUNK, minibatch // 4))
         self._chunks = Chunks(device, samples // self.sequence_length, threads=not cfg.compile)
         self.max_iterations = max_iterations
         self.iteration = torch.zeros((), dtype=torch.float32, device=device)

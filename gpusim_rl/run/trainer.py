@@ -35,6 +35,7 @@ from gpusim_rl.run.run_dir import RunDir, chosen_task
 from gpusim_rl.run.timing import PhaseTimer
 from gpusim_rl.run.writers import require_tensorboard
 from gpusim_rl.sim import Scene, SimChoice, choose_sim, make_sim
+from gpusim_rl.threads import few_threads
 
 # What a checkpoint's tensors depend on: it cannot be continued with other values.
 ROWS_PER_THREAD = 1024
@@ -156,7 +157,8 @@ class Trainer:
     def iterate(self, log: Logbook) -> None:
         """One iteration: act, learn, write down."""
         self.collect()
-        with self.timer("update"):
+        samples = self.cfg.num_envs * self.cfg.ppo.horizon
+        with self.timer("update"), few_threads(samples, self.rl_device):
             self.metrics.record_update(self.graphs.run("update", self._update))
         self.iteration += 1
         self.env_steps += self.cfg.num_envs * self.cfg.ppo.horizon
@@ -165,7 +167,8 @@ class Trainer:
 
     def collect(self) -> None:
         """Acts for `horizon` control steps in all worlds and fills the rollout."""
-        with self.timer("rollout") if self.graphs.whole_rollout else nullcontext():
+        timed = self.timer("rollout") if self.graphs.whole_rollout else nullcontext()
+        with timed, few_threads(self.cfg.num_envs, self.rl_device, ROWS_PER_THREAD):
             self.graphs.run("rollout", self._collect)
 
     @torch.no_grad()
