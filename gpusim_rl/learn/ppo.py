@@ -129,7 +129,7 @@ class PPO:
         # operations counts. Settings decide, not the machine: equal runs have equal bits.
         minibatch = horizon * num_envs // self.num_minibatches
         samples = max(CPU_CHUNK // 4, min(CPU_CHUNK // 2, minibatch // 2), min(CPU_CHUNK, minibatch // 4))
-        self._chunks = Chunks(device, samples // self.sequence_length, threads=not cfg.compile)
+        self._chunks = Chunks(device, samples // self.sequence_length, compiled=cfg.compile)
         self.max_iterations = max_iterations
         self.iteration = torch.zeros((), dtype=torch.float32, device=device)
         self.learning_rate = torch.tensor(cfg.learning_rate, dtype=torch.float32, device=device)
