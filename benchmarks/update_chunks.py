@@ -12,7 +12,6 @@ import json
 import statistics
 import time
 from pathlib import Path
-from typing import Any
 
 ROUNDS = 5
 SIZES = (1024, 2048, 4096, 8192, 32768)
@@ -30,11 +29,10 @@ def main() -> None:
     with scratch_training(["task=Ant", "num_envs=4096", "ppo.epochs=2"]) as (trainer, _):
         trainer.collect()
         trainer.ppo.update(trainer.rollout, trainer.obs, trainer.hidden)
-        chunks: Any = trainer.ppo._chunks
-        in_threads = chunks._in_threads
+        chunks = trainer.ppo._chunks
         for _ in range(ROUNDS):
             for (size, threads), values in seconds.items():
-                chunks._size, chunks._in_threads = size, in_threads if threads else map
+                chunks._size, chunks._threads = size, threads
                 started = time.perf_counter()
                 trainer.ppo.update(trainer.rollout, trainer.obs, trainer.hidden)
                 values.append(time.perf_counter() - started)

@@ -19,6 +19,8 @@ even take time from the threads of the physics: a sixth of a control step of 256
 def few_threads(rows: int, device: torch.device, per_thread: int = SMALL_ROWS) -> Iterator[None]:
     """Lets torch use as many threads in the block as the rows keep busy, and no more than it has.
 
+    A thread that begins in the block keeps that number, as torch has it.
+
     Args:
         rows: Of the tensors in the block.
         device: Where they are; on CUDA nothing changes.

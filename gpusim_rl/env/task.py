@@ -137,7 +137,8 @@ class Task(ABC, Generic[Cfg]):
 
         Called once per control step, after the rewards and before the next observation. Body poses and velocities
         follow a `set_state` in here only after the resets: the observation at the end of this step (`final_obs`) still
-        has those of before, the one to act on has the new. Sensors tell of the last physics step in both.
+        has those of before, the one to act on has the new. Sensors tell of the last physics step in both, and are zero
+        in worlds that have just been reset.
 
         Args:
             done: Worlds whose episode has just ended; they still are in their last state, and will be reset next.

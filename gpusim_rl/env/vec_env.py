@@ -202,7 +202,7 @@ class VecEnv:
         return Step(self._obs, final_obs, reward, terms, stats, terminated, truncated, diverged, done, cut_short)
 
     def _reset(self, where: Bool[Tensor, " envs"]) -> None:
-        # The framework owns resets: default state, then the task's randomisation, then everything derived from it.
+        # The framework owns resets: default state, the task's randomisation, the body poses that follow from it.
         self.sim.reset(where)
         self.task.actions.masked_fill_(where[:, None], 0.0)
         self.progress.masked_fill_(where, 0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
@@ -31,41 +31,31 @@ class Chunks:
     Args:
         device: Where the tensors are.
         size: Indices per chunk on the CPU.
-        compiled: The function is compiled when it is first called: one thread does it, and the others wait.
+        threads: Use several; what is compiled must stay in one.
     """
 
-    def __init__(self, device: torch.device, size: int, *, compiled: bool = False) -> None:
+    def __init__(self, device: torch.device, size: int, *, threads: bool = True) -> None:
         self._size = max(1, size) if device.type == "cpu" else None
-        self._cold = compiled
-        self._workers = most_workers()
+        self._threads = threads
         self._pool: ThreadPoolExecutor | None = None
 
     def sum(self, function: Callable[[Tensor], Sequence[Tensor]], index: Tensor) -> list[Tensor]:
         """Calls `function` with each chunk of `index` and adds up what it returns, tensor by tensor."""
         parts = index.split(self._size) if self._size is not None else (index,)
         # A dispatch mode, such as one that counts operations, sees its own thread only.
-        alone = len(parts) == 1 or _get_current_dispatch_mode() is not None
-        results = map(function, parts) if alone else self._in_threads(function, parts)
+        alone = len(parts) == 1 or not self._threads or _get_current_dispatch_mode() is not None
+        results = map(function, parts) if alone else self._workers().map(function, parts)
         total, *others = results
         for result in others:
             total = [a + b for a, b in zip(total, result, strict=True)]
         return list(total)
 
-    def _in_threads(
-        self, function: Callable[[Tensor], Sequence[Tensor]], parts: Sequence[Tensor]
-    ) -> Iterator[Sequence[Tensor]]:
-        pool = self._start_pool()
-        if self._cold:
-            self._cold = False
-            yield pool.submit(function, parts[0]).result()
-            parts = parts[1:]
-        yield from pool.map(function, parts)
-
-    def _start_pool(self) -> ThreadPoolExecutor:
+    def _workers(self) -> ThreadPoolExecutor:
         if self._pool is None:
+            workers = most_workers()
             # The number is each thread's own: threads that exist keep theirs.
             self._pool = ThreadPoolExecutor(
-                self._workers,
+                workers,
                 "chunk",
                 initializer=torch.set_num_threads,
                 initargs=(max(1, torch.get_num_threads() // MOST_WORKERS),),

@@ -23,6 +23,16 @@ CPU_CHUNK = 4096
 """Samples whose activations one CPU thread computes at a time; they stay in its caches."""
 
 
+def chunk_samples(minibatch: int) -> int:
+    """Samples that a minibatch on the CPU is cut into: for four threads or more, if that leaves enough of them to each.
+
+    Where chunks would be so small that the overhead of operations counts, there are two, or one. The settings alone
+    decide, not the machine, so that equal runs have equal bits.
+    """
+    half, quarter = -(-minibatch // 2), -(-minibatch // 4)
+    return max(CPU_CHUNK // 4, min(CPU_CHUNK // 2, half), min(CPU_CHUNK, quarter))
+
+
 def choose_precision(precision: str, device: torch.device) -> tuple[bool, str]:
     """Whether to run networks in bfloat16, and why."""
     if precision != "auto":
@@ -125,11 +135,8 @@ class PPO:
         device = next(policy.parameters()).device
         self.device = device
         self._parameters = list(policy.parameters())
-        # Four chunks or more for threads to share, but two or one where they would be so small that the overhead of
-        # operations counts. Settings decide, not the machine: equal runs have equal bits.
-        minibatch = horizon * num_envs // self.num_minibatches
-        samples = max(CPU_CHUNK // 4, min(CPU_CHUNK // 2, minibatch // 2), min(CPU_CHUNK, minibatch // 4))
-        self._chunks = Chunks(device, samples // self.sequence_length, compiled=cfg.compile)
+        samples = chunk_samples(horizon * num_envs // self.num_minibatches)
+        self._chunks = Chunks(device, samples // self.sequence_length, threads=not cfg.compile)
         self.max_iterations = max_iterations
         self.iteration = torch.zeros((), dtype=torch.float32, device=device)
         self.learning_rate = torch.tensor(cfg.learning_rate, dtype=torch.float32, device=device)

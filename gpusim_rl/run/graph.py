@@ -269,10 +269,17 @@ def _frozen_by_a_graph(owner: object) -> dict[str, list[Any]]:
             continue  # in_place takes care of it
         _note(found, name, value)
         if not isinstance(value, _LIBRARY) and not type(value).__module__.startswith(("torch", "gpusim_rl.")):
-            slots = [slot for kind in type(value).__mro__ for slot in getattr(kind, "__slots__", ())]
-            for inner in {*_attributes(value), *slots}:
+            for inner in {*_attributes(value), *_slots(type(value))}:
                 _note(found, f"{name}.{inner}", getattr(value, inner, None))
     return found
+
+
+def _slots(owner: type) -> Iterator[str]:
+    for kind in owner.__mro__:
+        names = kind.__dict__.get("__slots__", ())
+        for name in (names,) if isinstance(names, str) else names:
+            private = name.startswith("__") and not name.endswith("__")
+            yield f"_{kind.__name__.lstrip('_')}{name}" if private else name
 
 
 _LIBRARY = (bool, int, float, str, type, Tensor)

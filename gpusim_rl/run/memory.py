@@ -13,7 +13,7 @@ import torch
 from gpusim_rl.config import RunConfig, SimConfig
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.learn.chunks import most_workers
-from gpusim_rl.learn.ppo import CPU_CHUNK
+from gpusim_rl.learn.ppo import chunk_samples
 from gpusim_rl.run.system import memory_available_bytes
 from gpusim_rl.sim import SimChoice
 from gpusim_rl.sim.mujoco import is_persistent
@@ -72,8 +72,9 @@ def learner_bytes(
     samples = min(ppo.minibatch_size, num_envs * ppo.horizon)
     gradients = 0
     if device.type == "cpu":
-        gradients = samples // CPU_CHUNK  # of every chunk, until they are added up
-        samples = min(samples, CPU_CHUNK * most_workers())  # the activations of so many samples exist at a time
+        chunk = chunk_samples(samples)
+        gradients = -(-samples // chunk)  # of every chunk, until they are added up
+        samples = min(samples, chunk * most_workers())  # the activations of so many samples exist at a time
     activations = samples * ((2 if bf16 else 4) * units + 2 * columns)
     return per_env * num_envs + activations + (20 + 4 * gradients) * parameters
 

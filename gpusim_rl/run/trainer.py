@@ -157,8 +157,7 @@ class Trainer:
     def iterate(self, log: Logbook) -> None:
         """One iteration: act, learn, write down."""
         self.collect()
-        samples = self.cfg.num_envs * self.cfg.ppo.horizon
-        with self.timer("update"), few_threads(samples, self.rl_device):
+        with self.timer("update"):
             self.metrics.record_update(self.graphs.run("update", self._update))
         self.iteration += 1
         self.env_steps += self.cfg.num_envs * self.cfg.ppo.horizon

@@ -283,7 +283,7 @@ class MjwarpSim:
 
     def close(self) -> None:
         """Frees the graphs; the simulation cannot be used afterwards."""
-        self._graphs.clear()
+        self._graphs.close()
 
 
 # Contacts that a plane makes with a geom of each type; with the others up to four.

@@ -221,7 +221,7 @@ class NewtonSim:
 
     def close(self) -> None:
         """Frees the graphs; the simulation cannot be used afterwards."""
-        self._graphs.clear()
+        self._graphs.close()
 
 
 def _import_scene(scene: Scene, num_envs: int) -> newton.Model:
@@ -454,5 +454,5 @@ class NewtonContacts:
 
     def in_body_frame(self) -> Float[Tensor, "envs bodies 6"]:
         force, torque, quat = self._read()
-        local = [quat_rotate_inverse(quat, force), quat_rotate_inverse(quat, torque)]
-        return torch.cat(local, dim=-1)
+        wrench = torch.stack([force, torque], dim=-2)
+        return quat_rotate_inverse(quat[..., None, :], wrench).flatten(-2)

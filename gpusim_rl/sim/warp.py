@@ -128,6 +128,11 @@ class WarpGraphs:
         """Forgets all graphs: what their bodies do has changed, or nothing will run again."""
         self._graphs.clear()
 
+    def close(self) -> None:
+        """Frees the graphs, and lets go of the kernels that torch's graphs hold: those must not run again."""
+        self.clear()
+        self._in_torch_graphs.clear()
+
     def synchronize(self) -> None:
         """Waits for everything: after construction, work moves from Warp's stream to torch's."""
         wp.synchronize_device(self._warp_device)

@@ -647,15 +647,12 @@ def test_choose_precision() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("kind", "chunk"), [("feed-forward", 4096), ("lstm", 4096), ("feed-forward", 8)])
-def test_compiled_updates_equal_eager_ones(kind: str, chunk: int) -> None:
+@pytest.mark.parametrize("kind", ["feed-forward", "lstm"])
+def test_compiled_updates_equal_eager_ones(kind: str) -> None:
     # in a process of its own: the shape checks of the test run are no code for the compiler
     script = f"""
 import torch
-import gpusim_rl.learn.ppo
 from test_ppo import learner
-gpusim_rl.learn.ppo.CPU_CHUNK = {chunk}  # a small one: a minibatch is cut for two threads
-torch.set_num_threads(2)
 eager, compiled = learner({kind!r}), learner({kind!r}, compile=True)
 for it in (eager, compiled):
     it.train(2)

@@ -63,15 +63,25 @@ class Queueing(Faulty):
     class Phase:
         number: int = 0
 
+    class Clock:
+        __slots__ = "__ticks"
+
+        def __init__(self) -> None:
+            self.__ticks = 0
+
+        def tick(self) -> None:
+            self.__ticks += 1
+
     def __init__(self, cfg: FaultyConfig, sim: Any) -> None:
         super().__init__(cfg, sim)
         self.history = [torch.zeros(self.num_envs) for _ in range(2)]
-        self.level, self.phase = self.Level(), self.Phase()
+        self.level, self.phase, self.clock = self.Level(), self.Phase(), self.Clock()
 
     def rewards(self):
         self.history = [self.robot.joint_pos[:, 0].clone(), *self.history[:-1]]
         self.level.number += 1
         self.phase.number += 1
+        self.clock.tick()
         return super().rewards()
 
 
@@ -209,7 +219,9 @@ def test_a_python_number_that_changes_is_not_frozen(tmp_path, caplog):
 
 def test_lists_and_helpers_are_not_frozen(tmp_path, caplog):
     trainer, _ = trained(Recorder, "step", Queueing, tmp_path, FaultyConfig(), 2)
-    names = " and ".join(f"Queueing.{name}" for name in ("history", "level.number", "phase.number"))
+    names = " and ".join(
+        f"Queueing.{name}" for name in ("clock._Clock__ticks", "history", "level.number", "phase.number")
+    )
     assert f"{names} changes from step to step" in caplog.text
     assert trainer.graphs.choice.mode == "update"
 
