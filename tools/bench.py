@@ -11,7 +11,7 @@ else the machine does. For one env count all of them are alive at once: their me
     bare physics   the task's scene with its decimation and random controls; no task, no resets
     env step       the environment with actions made beforehand
     + policy       rollouts of our trainer
-    + training     all of our training: rollout, update, logging; `fastest`: with ppo.compile=true
+    + training     all of our training: rollout, update, logging; beside others in their fastest mode also compiled
 
 The numbers are control steps per second, summed over worlds. `training_over_physics` in the json is the whole training
 over bare physics at the faster of the simulator's settings, at the largest env count. Physics and environment are the

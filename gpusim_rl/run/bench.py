@@ -119,7 +119,7 @@ def training_contestants(
         Contestant("+ policy", {**base, "kind": "policy"}),
         Contestant(TRAINING, {**base, "kind": "training", "mode": "same"}),
     ]
-    if "fastest" in modes and has_compiler():
+    if peers and "fastest" in modes and has_compiler():
         compiled = {**base, "overrides": [*line, "ppo.compile=true"], "kind": "training", "mode": "fastest"}
         ours.append(Contestant(TRAINING_FASTEST, compiled))
     theirs = [

@@ -113,6 +113,23 @@ def test_ours_does_the_work_of_a_peer_that_cannot_share_the_trunk(measure):
     assert len(measure({"kind": "physics"}, training, shared)[-1]) == 3
 
 
+@pytest.mark.parametrize(
+    ("peers", "modes", "compiler", "compiled"),
+    [
+        (["skrl"], ["same", "fastest"], True, True),
+        (["skrl"], ["same"], True, False),
+        (["skrl"], ["fastest"], False, False),
+        ([], ["same", "fastest"], True, False),
+    ],
+)
+def test_ours_is_compiled_beside_peers_in_their_fastest_mode(monkeypatch, peers, modes, compiler, compiled):
+    monkeypatch.setattr(bench, "has_compiler", lambda: compiler)
+    cast = bench.training_contestants(["task=Ant"], 64, on_mujoco=True, peers=peers, modes=modes)
+    found = {contestant.name: contestant.spec for contestant in cast}
+    assert (TRAINING_FASTEST in found) == compiled
+    assert not compiled or "ppo.compile=true" in found[TRAINING_FASTEST]["overrides"]
+
+
 def test_a_peer_in_its_fastest_mode_is_compared_to_ours_in_its_own(measure):
     training = {"kind": "training", "name": TRAINING, "trunk": "shared", "overrides": ["task=Ant"], "mode": "same"}
     compiled = {**training, "name": TRAINING_FASTEST, "mode": "fastest", "steps": 200}
