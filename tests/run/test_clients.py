@@ -18,6 +18,7 @@ from gpusim_rl.learn.policy import ActorCritic
 from gpusim_rl.run import clients
 from gpusim_rl.run.audit import SyncCounter
 from gpusim_rl.run.clients import CLIENTS, Client, make_client
+from gpusim_rl.sim.warp import start_warp
 from training import SMALL_PPO, Faulty, FaultyConfig, merged
 
 CPU = torch.device("cpu")
@@ -60,6 +61,7 @@ def watch(client: Client) -> list[str]:
 @every_client
 def test_an_iteration_is_a_rollout_and_an_update(name, monkeypatch, tmp_path, capfd):
     monkeypatch.chdir(tmp_path)
+    start_warp(torch.device("cpu"))  # skrl would, aloud, if another test has imported Warp
     client, env, run = build(name)
     seen, steps = watch(client), 0
     before = [parameter.detach().clone() for parameter in parameters(client)]
