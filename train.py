@@ -19,9 +19,9 @@ from gpusim_rl.compose import hydra_main
 def main(config: dict[str, Any], overrides: list[str]) -> None:
     """Check the config against the task, then train or evaluate."""
     # Heavy imports start here: --help, TAB and a typo are answered without torch.
-    from gpusim_rl.machine import share_cpus
+    from gpusim_rl.hardware import limit_openmp_spin
 
-    share_cpus()
+    limit_openmp_spin()
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     logging.getLogger("gpusim_rl").setLevel(logging.INFO)  # kernels being compiled, say
     from gpusim_rl.config import build_run, load_task_class

@@ -2,9 +2,9 @@
 
     python benchmarks/cpu_settings.py
 
-- persistent: physics steps/s of Ant with and without an MjData per world, reading state only or body velocities too
-- malloc: page faults and seconds of a PPO update with glibc's defaults and with `keep_freed_memory()`
-- sharing: env steps/s of two trainings at once, with GNU OpenMP's default spinning and with `share_cpus()`
+- persistent: physics steps/s of Ant with and without an MjData per env, reading state only or body velocities too
+- malloc: page faults and seconds of a PPO update with glibc's defaults and with `tune_malloc()`
+- sharing: env steps/s of two trainings at once, with GNU OpenMP's default spinning and with `limit_openmp_spin()`
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ STATE, VELOCITY = 0, 2  # mjSTAGE_NONE, mjSTAGE_VEL
 
 
 def persistent() -> list[dict[str, Any]]:
-    """Physics steps per second by number of worlds."""
+    """Physics steps per second by number of envs."""
     import numpy as np
     from mujoco.batch import Batch
 
-    from gpusim_rl.machine import available_cpus
+    from gpusim_rl.hardware import available_cpus
     from gpusim_rl.paths import assets_dir
     from gpusim_rl.sim.scene import Scene
 
@@ -40,7 +40,7 @@ def persistent() -> list[dict[str, Any]]:
     random = np.random.default_rng(0)
     rows = []
     for worlds in (64, 256, 512, 1024, 4096):
-        row: dict[str, Any] = {"worlds": worlds}
+        row: dict[str, Any] = {"envs": worlds}
         batches = {}
         for stage_name, stage in (("state", STATE), ("velocity", VELOCITY)):
             for keep in (False, True):
@@ -67,14 +67,14 @@ def update(keep: bool) -> dict[str, float]:
 
     from gpusim_rl.compose import compose
     from gpusim_rl.config import PPOConfig, build
-    from gpusim_rl.learn.policy import ActorCritic
+    from gpusim_rl.hardware import available_cpus, tune_malloc
+    from gpusim_rl.learn.networks import ActorCritic
     from gpusim_rl.learn.ppo import PPO, choose_precision
     from gpusim_rl.learn.rollout import Rollout
-    from gpusim_rl.machine import available_cpus, keep_freed_memory
 
     torch.set_num_threads(available_cpus())
     if keep:
-        keep_freed_memory()
+        tune_malloc()
     cfg = build(PPOConfig, compose(["task=Ant"])["ppo"], "ppo")
     device = torch.device("cpu")
     policy = ActorCritic({"policy": 60}, 8, cfg, bf16=choose_precision("auto", device)[0])
@@ -97,7 +97,7 @@ def update(keep: bool) -> dict[str, float]:
 def sharing(spin: str | None) -> dict[str, float]:
     """Env steps per second of two trainings at once."""
     environment = {**os.environ, "GOMP_SPINCOUNT": spin} if spin else dict(os.environ)
-    code = "import gpusim_rl.machine as m; m.share_cpus = lambda: None; import train; train.main()"
+    code = "import gpusim_rl.hardware as m; m.limit_openmp_spin = lambda: None; import train; train.main()"
     common = ["task=Ant", "num_envs=1024", "max_iterations=40", "log.console=quiet"]
     with tempfile.TemporaryDirectory() as folder:
         runs = [
@@ -130,8 +130,8 @@ def main() -> None:
 
     result = {
         "environment": describe_environment(),
-        "sharing": {"default spinning": sharing(None), "share_cpus()": sharing("1000")},
-        "malloc": {"glibc default": apart("default"), "keep_freed_memory()": apart("keep")},
+        "sharing": {"default spinning": sharing(None), "limit_openmp_spin()": sharing("1000")},
+        "malloc": {"glibc default": apart("default"), "tune_malloc()": apart("keep")},
         "persistent": persistent(),
     }
     (HERE / "cpu_settings.json").write_text(json.dumps(result, indent=2) + "\n")

@@ -35,7 +35,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("task")
     parser.add_argument("runs", nargs="+", type=Path)
-    parser.add_argument("--threshold", type=float, help="return to report the first crossing of")
+    parser.add_argument("--threshold", type=float, help="return to report the first transfer of")
     args = parser.parse_args()
     folder = HERE / args.task
     folder.mkdir(exist_ok=True)

@@ -2,7 +2,7 @@
 
     python benchmarks/few_rows.py
 
-Wall and CPU seconds of a whole iteration's update of HalfCheetah (64 worlds) and Ant (the more rows the more worlds, a
+Wall and CPU seconds of a whole iteration's update of HalfCheetah (64 envs) and Ant (the more rows the more envs, a
 minibatch is an eighth of the rollout). All take turns; medians.
 """
 
@@ -27,7 +27,7 @@ def measure(settings: list[str], rounds: int) -> dict[int, dict[str, float]]:
     import torch
 
     from gpusim_rl.api import scratch_training
-    from gpusim_rl.machine import available_cpus
+    from gpusim_rl.hardware import available_cpus
 
     seconds: dict[int, list[tuple[float, float]]] = {1: [], available_cpus(): []}
     with scratch_training(settings) as (trainer, _):
@@ -48,9 +48,9 @@ def measure(settings: list[str], rounds: int) -> dict[int, dict[str, float]]:
 
 def main() -> None:
     """Measures and writes."""
-    from gpusim_rl.machine import share_cpus
+    from gpusim_rl.hardware import limit_openmp_spin
 
-    share_cpus()
+    limit_openmp_spin()
     from gpusim_rl.run.run_dir import describe_environment, git_state
 
     rows = {rows: measure(settings, ROUNDS) for rows, settings in SETTINGS.items()}

@@ -1,4 +1,4 @@
-"""Measures what it costs to give worlds other masses; writes randomization.json beside this file.
+"""Measures what it costs to give envs other masses; writes randomization.json beside this file.
 
     python benchmarks/randomization.py                      # all simulators that run on this device
     python benchmarks/randomization.py mujoco --num-envs 1024
@@ -8,9 +8,9 @@ machine that is busy for a while slows both sides of them. `milliseconds` are by
 `cpu_milliseconds` what the processors spent on this process, whatever else they did. Of Ant, medians over rounds, with
 the `ratio` to a step:
 
-- step: a control step of all worlds (physics, task, resets), nothing randomised
-- all_masses: other masses and inertias for all worlds at once, with the constants that MuJoCo derives from them
-- step_masses_at_resets: a control step where every world gets other masses whenever it is reset
+- step: a control step of all envs (physics, task, resets), nothing randomised
+- all_masses: other masses and inertias for all envs at once, with the constants that MuJoCo derives from them
+- step_masses_at_resets: a control step where every env gets other masses whenever it is reset
 - step_all_at_resets: the same with masses, friction, damping, strength, noise on observations and actions, and latency
 
 On CUDA each is replayed as a graph, as a training does it.
@@ -62,7 +62,7 @@ def measure(sim: str, device: str, num_envs: int) -> dict[str, Any]:
     import torch
 
     import gpusim_rl
-    from gpusim_rl.run.graph import Graphs, choose_graph
+    from gpusim_rl.run.cuda_graph import Graphs, choose_graph
 
     def seconds(work: Callable[[], None], count: int) -> dict[str, float]:
         """Time of one piece of work [s], by each clock."""
@@ -141,9 +141,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=FILE)
     arguments = parser.parse_args()
 
-    from gpusim_rl.machine import share_cpus
+    from gpusim_rl.hardware import limit_openmp_spin
 
-    share_cpus()
+    limit_openmp_spin()
     import torch
 
     from gpusim_rl.run.run_dir import describe_environment, git_state

@@ -3,8 +3,8 @@
     python benchmarks/rollout_threads.py
 
 writes rollout_threads.json: milliseconds of a control step (policy, environment, storage; the physics has all threads
-always) by number of worlds, both in turns, medians. In a process of `train.py`, whose idle threads sleep soon, and in
-one that had imported torch before us, as notebooks do, whose idle threads spin. See gpusim_rl/threads.py.
+always) by number of envs, both in turns, medians. In a process of `train.py`, whose idle threads sleep soon, and in
+one that had imported torch before us, as notebooks do, whose idle threads spin. See gpusim_rl/torch_threads.py.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ def measure(num_envs: int) -> dict[str, Any]:
     from gpusim_rl.env import vec_env
     from gpusim_rl.run import trainer as trainer_module
 
-    kinds = {"all": lambda *_: nullcontext(), "few": trainer_module.few_threads}
+    kinds = {"all": lambda *_: nullcontext(), "few": trainer_module.limit_torch_threads}
     times: dict[str, list[float]] = {kind: [] for kind in kinds}
     with scratch_training(["task=Ant", f"num_envs={num_envs}"]) as (trainer, _):
         for _ in range(2):
             trainer.collect()
         for _ in range(ROUNDS):
             for kind, context in kinds.items():
-                vec_env.few_threads = trainer_module.few_threads = context
+                vec_env.limit_torch_threads = trainer_module.limit_torch_threads = context
                 started = time.perf_counter()
                 trainer.collect()
                 times[kind].append(1e3 * (time.perf_counter() - started) / trainer.cfg.ppo.horizon)
-        vec_env.few_threads = trainer_module.few_threads = kinds["few"]
+        vec_env.limit_torch_threads = trainer_module.limit_torch_threads = kinds["few"]
     ratios = [few / every for few, every in zip(times["few"], times["all"], strict=True)]
     return {
         "num_envs": num_envs,
@@ -51,7 +51,7 @@ def measure(num_envs: int) -> dict[str, Any]:
 
 def in_process(*, torch_first: bool) -> list[dict[str, Any]]:
     """The measurements of a process of its own."""
-    first = "import torch" if torch_first else "from gpusim_rl.machine import share_cpus; share_cpus()"
+    first = "import torch" if torch_first else "from gpusim_rl.hardware import limit_openmp_spin; limit_openmp_spin()"
     code = f"{first}\nimport json, rollout_threads\nfor n in {WORLDS}: print(json.dumps(rollout_threads.measure(n)))"
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("GOMP_", "OMP_"))}
     environment["PYTHONPATH"] = str(Path(__file__).parent)

@@ -2,7 +2,7 @@
 
     python benchmarks/update_chunks.py
 
-Seconds of one whole update of Ant (4096 worlds, 16 steps, 2 of its epochs) by samples per chunk, with a thread for each
+Seconds of one whole update of Ant (4096 envs, 16 steps, 2 of its epochs) by samples per chunk, with a thread for each
 chunk and with all threads in each operation. 32768 samples are a whole minibatch. All take turns; medians.
 """
 
@@ -19,9 +19,9 @@ SIZES = (1024, 2048, 4096, 8192, 32768)
 
 def main() -> None:
     """Measures and writes."""
-    from gpusim_rl.machine import share_cpus
+    from gpusim_rl.hardware import limit_openmp_spin
 
-    share_cpus()
+    limit_openmp_spin()
     from gpusim_rl.api import scratch_training
     from gpusim_rl.run.run_dir import describe_environment, git_state
 

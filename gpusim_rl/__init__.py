@@ -1,4 +1,4 @@
-"""gpusim_rl: reinforcement learning on simulators that step thousands of worlds at once.
+"""gpusim_rl: reinforcement learning on simulators that step thousands of envs at once.
 
 Importing the package is free: torch and the simulators load with the first name that needs them.
 """

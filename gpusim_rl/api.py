@@ -22,12 +22,12 @@ from gpusim_rl.config import (
 )
 from gpusim_rl.discover import tasks
 from gpusim_rl.errors import ConfigError, did_you_mean
-from gpusim_rl.machine import share_cpus
+from gpusim_rl.hardware import limit_openmp_spin
 
 if TYPE_CHECKING:
     from gpusim_rl.env.task import Task, TaskConfig
     from gpusim_rl.env.vec_env import VecEnv
-    from gpusim_rl.run.logbook import Logbook
+    from gpusim_rl.run.logger import Logger
     from gpusim_rl.run.trainer import Trainer
 
 
@@ -54,7 +54,7 @@ def train(
     Returns:
         What `Trainer.train()` (or `Trainer.evaluate()`) returns.
     """
-    share_cpus()
+    limit_openmp_spin()
     run, task_class, plain_config, lines = prepare(task, config, config_dir=config_dir, **overrides)
 
     from gpusim_rl.run.trainer import Trainer
@@ -83,15 +83,15 @@ def make_env(
         config_dir: As for `train`.
         **overrides: As for `train`; those of learning and logging have no effect.
     """
-    share_cpus()
+    limit_openmp_spin()
     run, task_class, _, _ = prepare(task, config, config_dir=config_dir, **overrides)
 
     from gpusim_rl.env import VecEnv
-    from gpusim_rl.machine import keep_freed_memory
+    from gpusim_rl.hardware import tune_malloc
     from gpusim_rl.run.trainer import choose_devices, use_available_cpus
 
     use_available_cpus()
-    keep_freed_memory()
+    tune_malloc()
     _, choice = choose_devices(run)
     seed = secrets.randbelow(2**31) if run.seed == -1 else run.seed
     return VecEnv.make(task_class, run.task, num_envs=run.num_envs, choice=choice, sim=run.sim, seed=seed)
@@ -134,7 +134,7 @@ def prepare(
 
 
 @contextmanager
-def scratch_training(overrides: Sequence[str]) -> Iterator[tuple[Trainer, Logbook]]:
+def scratch_training(overrides: Sequence[str]) -> Iterator[tuple[Trainer, Logger]]:
     """A training to measure: prints nothing, and its run folder is gone when the block ends.
 
         with scratch_training(["task=Ant", "num_envs=64"]) as (trainer, log):
@@ -148,11 +148,11 @@ def scratch_training(overrides: Sequence[str]) -> Iterator[tuple[Trainer, Logboo
         config = compose([*quiet, "max_iterations=1000000", *overrides])
         run, task_class = build_run(config), load_task_class(config["task"]["_target_"])
 
-        from gpusim_rl.run.logbook import Logbook
+        from gpusim_rl.run.logger import Logger
         from gpusim_rl.run.trainer import Trainer
 
         trainer = Trainer(run, task_class, config=config, overrides=list(overrides))
-        with Logbook(trainer, trainer.run_dir()) as log, trainer.graphs.stream():
+        with Logger(trainer, trainer.run_dir()) as log, trainer.graphs.stream():
             trainer.timer.start()
             yield trainer, log
 

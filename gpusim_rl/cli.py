@@ -21,9 +21,9 @@ LEAST = 20  # characters of the last column, below which it is left out
 COLUMNS = """\
 columns, of which a narrow terminal shows the first ones:
   obs, act      numbers in an observation and in an action
-  envs          worlds that the task's yaml asks for
+  envs          envs that the task's yaml asks for
   tuned         yes: the yaml's own settings were seen to reach the task's threshold; yes*: other settings were, such as
-                fewer worlds for a CPU (--json names them as "overrides"); no: none were
+                fewer envs for a CPU (--json names them as "overrides"); no: none were
   learns        the threshold, and how long that took, on what; or the return at the end, and of what it fell short
   source        the package or folder that ships the task
 """
@@ -165,7 +165,7 @@ def _learning(outcome: dict[str, Any] | None) -> dict[str, Any]:
 
 
 def _sizes(name: str, config_dir: str | None) -> dict[str, Any]:
-    """Sizes of a task, from one world of it, and what its yaml is tuned for.
+    """Sizes of a task, from one env of it, and what its yaml is tuned for.
 
     All None when the task cannot be built.
     """

@@ -39,7 +39,7 @@ from gpusim_rl.errors import ConfigError, did_you_mean, friendly_errors
 
 VERSION_BASE = "1.3"
 HYDRA_ERRORS = (HydraException, OmegaConfBaseException, YAMLError, ValueError, RecursionError)
-GROUPS = ("task", "ppo", "sim", "log", "debug")
+GROUPS = ("task", "algo", "sim", "log", "debug")
 # A resumed run does not take these over from its saved command line: they belong to one call.
 ONE_CALL_ONLY = ("checkpoint", "test", "hydra")
 CONFIG_DIR = "--config-dir="

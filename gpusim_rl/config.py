@@ -86,7 +86,7 @@ class NetworkConfig:
 class PPOConfig:
     """Proximal policy optimisation."""
 
-    horizon: Count  # control steps per world and iteration
+    horizon: Count  # control steps per env and iteration
     epochs: Count  # passes over the data of an iteration
     minibatch_size: Count  # samples; fitted to divide num_envs * horizon, the fit is printed
     learning_rate: Positive
@@ -128,10 +128,10 @@ class SimConfig:
 
     name: Literal["auto", "mujoco", "mjwarp", "newton"]
     num_threads: Count | None  # mujoco: null = all cores this process may use
-    njmax: Count | None  # mjwarp: constraint rows per world; null = estimated
-    nconmax: Count | None  # mjwarp: contacts per world; null = estimated
+    njmax: Count | None  # mjwarp: constraint rows per env; null = estimated
+    nconmax: Count | None  # mjwarp: contacts per env; null = estimated
     graph: bool  # mjwarp, newton: capture the step as a Warp graph
-    persistent: Literal["auto"] | bool  # mujoco: keep one MjData per world (memory for speed)
+    persistent: Literal["auto"] | bool  # mujoco: keep one MjData per env (memory for speed)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,7 +159,7 @@ class DebugConfig:
 class RunConfig:
     """One training or evaluation run: what `python train.py` was asked for."""
 
-    num_envs: Count  # worlds simulated together
+    num_envs: Count  # envs simulated together
     seed: Annotated[int, Rule("an int in [-1, 2^31)", lambda value: -1 <= value < 2**31)]  # -1 = random
     max_iterations: Count
     device: Device  # for physics and learning
@@ -247,7 +247,7 @@ def check_settings(config: Mapping[str, Any]) -> dict[str, Any]:
     Returns:
         The fields of RunConfig, except `task`.
     """
-    settings = {name: node for name, node in config.items() if name != "task"}
+    settings = {name: node for name, node in config.items() if name not in ("task", "algo")}
     checked = _fields(RunConfig, settings, path="", skip=("task",))
     if not _section(config.get("task"), "task").keys() - set(TASK_DEFAULTS):
         raise ConfigError(_NO_TASK)

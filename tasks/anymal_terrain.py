@@ -93,7 +93,7 @@ class AnymalTerrain(Task[AnymalTerrainConfig]):
 
     Start: above the platform of a patch, +-0.5 m; the stance, each joint angle x 0.5 to 1.5, joint velocities +-0.1
     rad/s; a random command for the episode. Every 15 s a push sets the horizontal velocity of all robots to +-1 m/s.
-    Each world has its own kind of patch. At the end of an episode it goes to the next level if the robot came further
+    Each env has its own kind of patch. At the end of an episode it goes to the next level if the robot came further
     than half a patch, and back if it came less far than a quarter of what was commanded. Termination: more than 1 N on
     the base.
     """

@@ -120,10 +120,10 @@ class Trifinger(Task[TrifingerConfig]):
         corner = torch.tensor([-REST, REST])
         self.corners = torch.cartesian_prod(corner, corner, corner).to(self.device)
         self.up = torch.tensor([0.0, 0.0, 1.0], device=self.device).repeat(self.num_envs, 1)
-        self.start_tips = self.tips.pos.clone()  # the worlds are in their default state, where episodes begin
+        self.start_tips = self.tips.pos.clone()  # the envs are in their default state, where episodes begin
         self.last_tips = self.start_tips.clone()
         self.last_reach = torch.zeros(self.num_envs, device=self.device)  # distance of the tips from the cube [m]
-        # Control steps of the training so far, summed over worlds: a player of it has another number of them.
+        # Control steps of the training so far, summed over envs: a player of it has another number of them.
         self.env_steps = torch.zeros((), dtype=torch.int64, device=self.device)
 
     def reset(self, where: Bool[Tensor, " envs"]) -> None:

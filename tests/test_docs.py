@@ -17,15 +17,15 @@ from typing import Literal
 import pytest
 import yaml
 
-from conftest import ROOT, Finished, run_command
 from gpusim_rl.compose import compose
 from gpusim_rl.config import RunConfig, check_settings
 from gpusim_rl.discover import read_yaml, tasks
 from gpusim_rl.env import TaskConfig
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.run import checkpoint
+from helpers.commands import ROOT, Finished, run_command
 
-pytest_plugins = ["tool_runs"]
+pytest_plugins = ["helpers.tool_runs"]
 
 BLOCK = re.compile(r"(?:<!-- (file\+?): (\S+) -->\n)?```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 

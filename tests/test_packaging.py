@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import gpusim_rl
-from conftest import run_command
+from helpers.commands import run_command
 
 
 def copy_of(checkout: Path, folder: Path) -> Path:

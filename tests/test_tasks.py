@@ -19,14 +19,14 @@ from torch import Tensor
 from gpusim_rl.api import prepare
 from gpusim_rl.compose import compose
 from gpusim_rl.config import TASK_DEFAULTS, config_class, load_task_class
+from gpusim_rl.diagnose.transfers import SyncCounter
 from gpusim_rl.discover import read_yaml, tasks
 from gpusim_rl.env import Task, TaskPart, VecEnv
-from gpusim_rl.env.random import WorldRandom
-from gpusim_rl.run.audit import SyncCounter
-from gpusim_rl.run.logbook import Logbook
+from gpusim_rl.env.random import EnvRandom
+from gpusim_rl.run.logger import Logger
 from gpusim_rl.run.run_dir import RunDir
 from gpusim_rl.sim import SimChoice
-from training import differences, leaves, make_trainer, merged, same
+from helpers.training import differences, leaves, make_trainer, merged, same
 
 CPU = torch.device("cpu")
 TASKS = tasks()
@@ -46,7 +46,7 @@ def make_env(name: str, *, sim: str = "mujoco", num_envs: int = NUM, seed: int =
 
 
 def random_actions(env: VecEnv, steps: int, seed: int = 0) -> Iterator[Tensor]:
-    """Half of the worlds jitter, the others push on for a while; now and then beyond the limits."""
+    """Half of the envs jitter, the others push on for a while; now and then beyond the limits."""
     random = torch.Generator().manual_seed(seed)
     held = torch.zeros(env.num_envs, env.num_actions)
     for step in range(steps):
@@ -137,7 +137,7 @@ def test_shapes_types_and_devices(name):
                 key: (NUM, size) for key, size in env.obs_sizes.items()
             }
         floats = [*step.obs.values(), *step.final_obs.values(), *step.terms.values(), step.reward]
-        masks = [step.terminated, step.truncated, step.diverged, step.done, step.cut_short]
+        masks = [step.terminated, step.truncated, step.diverged, step.done, step.incomplete]
         assert all(value.dtype == torch.float32 for value in floats)
         assert all(value.dtype == torch.bool for value in masks)
         assert all(value.device == env.device for value in floats + masks)
@@ -201,7 +201,7 @@ def test_no_element_of_an_observation_is_constant(name):
         constant = {group: (high[group] - low[group] < 1e-6).nonzero().flatten().tolist() for group in obs}
         if step >= 100 and not any(constant.values()):
             return
-    pytest.fail(f"constant over {step + 1} steps of 16 worlds: {constant}")
+    pytest.fail(f"constant over {step + 1} steps of 16 envs: {constant}")
 
 
 @every_task
@@ -285,7 +285,7 @@ def _other_values(task: Task[Any]) -> dict[str, Any]:
     return {key: _value(value, task.random) for key, value in vars(task).items() if key not in ("cfg", "sim")}
 
 
-def _value(value: Any, random: WorldRandom) -> Any:
+def _value(value: Any, random: EnvRandom) -> Any:
     if isinstance(value, (list, tuple)):
         return [_value(item, random) for item in value]
     if isinstance(value, dict):
@@ -393,7 +393,7 @@ def test_an_iteration_waits_for_nothing(name, tmp_path):
     """Counted over acting, the task, the update and the record; not counted are CPU physics and the interval's row."""
     trainer = make_trainer(name, tmp_path, log={"interval": 1000})
     run_dir = RunDir.create(tmp_path / "runs", name, name, config={}, overrides=[])
-    with Logbook(trainer, run_dir) as log:
+    with Logger(trainer, run_dir) as log:
         trainer.iterate(log)  # what is made once
         syncs = SyncCounter()
         for method in ("step", "reset", "refresh"):
@@ -479,7 +479,7 @@ class CountsInAPart(Cartpole):
         self.part.steps = self.part.steps + 1
 
 
-class MixesWorlds(Cartpole):
+class MixesEnvs(Cartpole):
     def observe(self):
         return super().observe() - 0.1 * self.robot.joint_vel.clamp(-9, 9).mean()
 
@@ -504,7 +504,7 @@ class OwnTimeLimit(Cartpole):
 
 
 class PeeksAfterReset(Cartpole):
-    """Looks at how the world before it fares: alone or with others, it sees something else."""
+    """Looks at how the env before it fares: alone or with others, it sees something else."""
 
     def rewards(self):
         return {"speed": self.robot.joint_vel[:, 0].roll(1)}
@@ -522,7 +522,7 @@ class PeeksAfterReset(Cartpole):
         (CountsInPython, test_what_a_task_keeps_is_tensors_written_in_place),
         (CountsInAPart, test_what_a_task_keeps_is_tensors_written_in_place),
         (OwnTimeLimit, test_a_state_continues_bit_for_bit_in_another_environment),
-        (MixesWorlds, test_a_world_that_breaks_is_reset_and_no_other_world_notices),
+        (MixesEnvs, test_a_world_that_breaks_is_reset_and_no_other_world_notices),
         (PeeksAfterReset, test_final_obs_is_what_a_run_without_resets_sees),
     ],
 )

@@ -24,10 +24,10 @@ SHOWN_PLACES = 5
 def main(argv: list[str] | None = None) -> int:
     """Audit, print, and return the exit code."""
     from gpusim_rl.errors import friendly_errors
-    from gpusim_rl.machine import share_cpus
+    from gpusim_rl.hardware import limit_openmp_spin
 
     args = parse(argv)
-    share_cpus()  # before torch is imported
+    limit_openmp_spin()  # before torch is imported
     with friendly_errors():
         report = audit_all(args)
         text = json.dumps(report, indent=2) + "\n"
@@ -58,8 +58,8 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 def audit_all(args: argparse.Namespace) -> dict[str, Any]:
     """Audits our training, and the clients."""
     from gpusim_rl.api import scratch_training
+    from gpusim_rl.diagnose.transfers import audit, our_loop, update_without_data, violations
     from gpusim_rl.errors import ConfigError, did_you_mean
-    from gpusim_rl.run.audit import audit, offences, our_loop, update_without_data
     from gpusim_rl.run.run_dir import describe_environment
 
     if args.iterations < 1:
@@ -74,7 +74,7 @@ def audit_all(args: argparse.Namespace) -> dict[str, Any]:
         rows = (first + args.iterations) // interval - first // interval
         result = audit(our_loop(trainer, log), warm_up=WARM_UP, iterations=args.iterations)
         problem = update_without_data(trainer)
-        found = offences(result, rows)
+        found = violations(result, rows)
         if problem is not None:
             found.append(f"update reads data: {problem}")
         report = {
@@ -92,14 +92,15 @@ def audit_all(args: argparse.Namespace) -> dict[str, Any]:
         }
     names = list(PACKAGES) if "all" in args.client else args.client
     report["clients"] = {name: audit_client(name, args) for name in dict.fromkeys(names)}
-    return report | {"offences": found, "ok": not found}
+    return report | {"violations": found, "ok": not found}
 
 
 def audit_client(name: str, args: argparse.Namespace) -> dict[str, Any]:
     """Audits another library's trainer on our environment."""
+    from throughput.baselines import make_client
+
     from gpusim_rl.api import scratch_training
-    from gpusim_rl.run.audit import audit, foreign_loop
-    from gpusim_rl.run.clients import make_client
+    from gpusim_rl.diagnose.transfers import audit, foreign_loop
 
     with scratch_training(args.overrides) as (trainer, log):
         client = make_client(name, trainer.env, trainer.cfg, device=trainer.rl_device)
@@ -161,7 +162,7 @@ def show(report: dict[str, Any]) -> None:
                     f"  {count:>5} x  {place['what']} at {place['where']}  ({place['phase']})", soft_wrap=True
                 )
     console.print(f'update without data (device "meta"): {report["update_without_data"]}', soft_wrap=True)
-    for line in report["offences"]:
+    for line in report["violations"]:
         console.print(line, soft_wrap=True)
     console.print(
         "ok: a steady iteration copies and waits for nothing but the row of metrics"

@@ -1,8 +1,8 @@
-"""Check the machine, say what limits a run, and find the best number of worlds.
+"""Check the machine, say what limits a run, and find the best number of envs.
 
 python tools/doctor.py                                    the machine: does everything work here?
 python tools/doctor.py Ant                                the latest Ant run, finished or going on: what limits it?
-python tools/doctor.py sweep task=Ant                     numbers of worlds and devices: which is the best?
+python tools/doctor.py sweep task=Ant                     numbers of envs and devices: which is the best?
 python tools/doctor.py sweep task=Ant --num-envs 256,1024,4096 --devices cpu,cuda --out sweep.json
 """
 
@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from gpusim_rl.run.checkup import Check
-    from gpusim_rl.run.doctor import Finding, Profile
-    from gpusim_rl.run.sweep import Point, Recommendation
+    from gpusim_rl.diagnose.machine_check import Check
+    from gpusim_rl.diagnose.rules import Finding, Profile
+    from gpusim_rl.diagnose.scaling import Point, Recommendation
 
 CPU_COUNTS = (64, 256, 1024, 4096)
 GPU_COUNTS = (256, 1024, 4096, 16384)
@@ -34,10 +34,10 @@ FINISHED_OR_STOPPED_S = 60.0  # a run without a new row for so long, and for thr
 def main(argv: list[str] | None = None) -> int:
     """Look, measure, and say it in words; 1 when something is broken that training needs."""
     from gpusim_rl.errors import friendly_errors
-    from gpusim_rl.machine import share_cpus
+    from gpusim_rl.hardware import limit_openmp_spin
 
     args = parse(sys.argv[1:] if argv is None else argv)
-    share_cpus()
+    limit_openmp_spin()
     with friendly_errors():
         return args.command(args)
 
@@ -46,10 +46,10 @@ def parse(argv: list[str]) -> argparse.Namespace:
     """The command line."""
     if argv[:1] == ["sweep"]:
         parser = argparse.ArgumentParser(
-            prog="doctor sweep", description="Measure a task at several numbers of worlds and on several devices."
+            prog="doctor sweep", description="Measure a task at several numbers of envs and on several devices."
         )
         parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="as for train.py: task=Ant")
-        parser.add_argument("--num-envs", type=counts, help="numbers of worlds, e.g. 64,256,1024")
+        parser.add_argument("--num-envs", type=counts, help="numbers of envs, e.g. 64,256,1024")
         parser.add_argument("--devices", type=names, help="cpu, cuda or cpu,cuda (default: what there is)")
         parser.add_argument("--iterations", type=positive, default=5, help="measured, at least (default: 5)")
         parser.add_argument("--seconds", type=float, default=3.0, help="measured time, at least (default: 3)")
@@ -79,7 +79,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
 
 
 def counts(text: str) -> list[int]:
-    """Numbers of worlds, also in brackets as on train.py's command line."""
+    """Numbers of envs, also in brackets as on train.py's command line."""
     numbers = sorted({int(part) for part in text.strip("[]").split(",")})
     if numbers[0] < 1:
         raise argparse.ArgumentTypeError(f"must be positive, got {numbers[0]}")
@@ -107,7 +107,7 @@ def names(text: str) -> list[str]:
 
 def check_machine(args: argparse.Namespace) -> int:
     """Prints one line for each thing that was looked at; 1 if training does not work."""
-    from gpusim_rl.run.checkup import look_at_machine
+    from gpusim_rl.diagnose.machine_check import look_at_machine
 
     checks = []
     for check in itertools.chain(look_at_machine(Path("runs")), self_tests()):
@@ -129,7 +129,7 @@ def self_tests() -> Iterator[Check]:
     """Really trains Ant, for three iterations and very small, with every simulator that can run here."""
     import torch
 
-    from gpusim_rl.run.checkup import Check
+    from gpusim_rl.diagnose.machine_check import Check
 
     warp_device = "cuda" if torch.cuda.is_available() else "cpu"
     tests = [("mujoco", "cpu", True), ("mjwarp", warp_device, warp_device == "cuda")]
@@ -159,9 +159,9 @@ def look_at_run(args: argparse.Namespace) -> int:
     """Prints what limits a run."""
     import dataclasses
 
+    from gpusim_rl.diagnose.rules import diagnose, verdict
+    from gpusim_rl.diagnose.run_stats import read_profile
     from gpusim_rl.paths import find_run
-    from gpusim_rl.run.doctor import diagnose, verdict
-    from gpusim_rl.run.readings import read_profile
 
     folder = find_run(args.run)
     profile = read_profile(folder)
@@ -208,7 +208,7 @@ def summary(folder: Path, profile: Profile) -> list[str]:
 
 def words(profile: Profile, findings: Sequence[Finding]) -> list[str]:
     """The findings, the most important first."""
-    from gpusim_rl.run.doctor import verdict
+    from gpusim_rl.diagnose.rules import verdict
 
     if not findings:
         return [verdict(profile, [])]
@@ -219,17 +219,17 @@ def words(profile: Profile, findings: Sequence[Finding]) -> list[str]:
 
 
 def sweep(args: argparse.Namespace) -> int:
-    """Measures every number of worlds on every device, and recommends one."""
+    """Measures every number of envs on every device, and recommends one."""
     import dataclasses
 
     import psutil
 
     from gpusim_rl.compose import compose
     from gpusim_rl.config import check_settings
+    from gpusim_rl.diagnose.scaling import recommend
     from gpusim_rl.errors import ConfigError
-    from gpusim_rl.machine import available_cpus
+    from gpusim_rl.hardware import available_cpus
     from gpusim_rl.run.run_dir import describe_environment
-    from gpusim_rl.run.sweep import recommend
 
     fixed = [text for text in args.overrides if text.partition("=")[0] in ("num_envs", "device")]
     if fixed:
@@ -282,7 +282,7 @@ def there_are() -> list[str]:
 
 def point(device: str, num_envs: int, result: dict[str, Any] | str) -> Point:
     """A measurement as the recommendation wants it."""
-    from gpusim_rl.run.sweep import Point
+    from gpusim_rl.diagnose.scaling import Point
 
     if isinstance(result, str):
         return Point(device=device, num_envs=num_envs, error=result)
@@ -364,8 +364,8 @@ def measure(overrides: Sequence[str], warm_up: int, iterations: int, seconds: fl
     import torch
 
     from gpusim_rl.api import scratch_training
+    from gpusim_rl.diagnose.run_stats import read_profile, read_rows
     from gpusim_rl.run.phases import PHASES
-    from gpusim_rl.run.readings import read_profile, read_rows
 
     with scratch_training([*overrides, "log.interval=1"]) as (trainer, log):
         for _ in range(warm_up):

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import mujoco
 
-    from gpusim_rl.run.play import Player
+    from gpusim_rl.view.player import Player
 
 FOLLOW_INTERVAL_S = 1.0
 CLOSE_TIMEOUT_S = 10.0
@@ -54,7 +54,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 def play(args: argparse.Namespace) -> None:
     """Step the run in a window, or without one."""
     from gpusim_rl.errors import ConfigError
-    from gpusim_rl.machine import share_cpus
+    from gpusim_rl.hardware import limit_openmp_spin
     from gpusim_rl.paths import find_checkpoint
 
     if args.viewer != "none" and not has_display():
@@ -64,9 +64,9 @@ def play(args: argparse.Namespace) -> None:
             "no display here (neither DISPLAY nor WAYLAND_DISPLAY is set) to open a window on."
             f" Try python tools/record.py {args.run} for a video"
         )
-    share_cpus()  # before torch is imported
+    limit_openmp_spin()  # before torch is imported
     from gpusim_rl.compose import compose
-    from gpusim_rl.run.play import Player
+    from gpusim_rl.view.player import Player
 
     worlds = HEADLESS_WORLDS if args.viewer == "none" else 1
     with closing(Player.open(args.run, act=args.policy, num_envs=worlds, sim=args.sim, compose=compose)) as player:
@@ -91,14 +91,14 @@ def measure(player: Player, steps: int) -> None:
     for _ in range(steps):
         reward += float(player.step().reward.mean())
     mean = reward / max(1, steps)
-    print(f"{player.env.name}: mean reward {mean:.4g} per step ({steps} steps in {player.env.num_envs} worlds)")
+    print(f"{player.env.name}: mean reward {mean:.4g} per step ({steps} steps in {player.env.num_envs} envs)")
 
 
 def watch(player: Player, steps: int | None) -> None:
-    """Show the first world in real time; the space bar pauses."""
+    """Show the first env in real time; the space bar pauses."""
     import mujoco
 
-    from gpusim_rl.run.render import AZIMUTH_DEG, ELEVATION_DEG, Camera, picture_model
+    from gpusim_rl.view.renderer import AZIMUTH_DEG, ELEVATION_DEG, Camera, picture_model
 
     sim = player.env.sim
     camera = Camera(sim.scene, sim.scene_qpos().cpu().numpy())

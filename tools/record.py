@@ -1,8 +1,8 @@
-"""Record a video of a run: a grid of worlds, with or without a display.
+"""Record a video of a run: a grid of envs, with or without a display.
 
 python tools/record.py Ant                                  the latest Ant run, its last checkpoint
 python tools/record.py runs/Ant/2026-01-31_12-00-00         this run
-python tools/record.py Ant --policy random --worlds 4       without any training
+python tools/record.py Ant --policy random --envs 4       without any training
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="record", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("run", help="run folder, checkpoint, or a task (its latest run)")
     parser.add_argument("--out", type=Path, help="mp4 to write (default: in the run's folder, videos/)")
-    parser.add_argument("--worlds", type=positive, default=9, help="tiles of the grid (default: 9)")
+    parser.add_argument("--envs", type=positive, default=9, help="tiles of the grid (default: 9)")
     parser.add_argument("--steps", type=positive, default=300, help="control steps (default: 300)")
     parser.add_argument("--width", type=positive, default=1280, help="pixels (default: 1280)")
     parser.add_argument("--height", type=positive, default=720, help="pixels (default: 720)")
@@ -54,16 +54,16 @@ def positive(text: str) -> int:
 
 def record(args: argparse.Namespace) -> Path:
     """Play the run and draw every frame."""
-    from gpusim_rl.machine import share_cpus
+    from gpusim_rl.hardware import limit_openmp_spin
 
-    share_cpus()  # before torch is imported
+    limit_openmp_spin()  # before torch is imported
     from gpusim_rl.errors import import_extra
 
     import_extra("imageio_ffmpeg", "video", "record")  # said before the work, not after it
     from gpusim_rl.compose import compose
-    from gpusim_rl.run.play import Player
-    from gpusim_rl.run.render import make_renderer
-    from gpusim_rl.run.video import VideoWriter
+    from gpusim_rl.view.player import Player
+    from gpusim_rl.view.renderer import make_renderer
+    from gpusim_rl.view.video import VideoWriter
 
     player = Player.open(args.run, act=args.policy, num_envs=args.worlds, sim=args.sim, compose=compose)
     every, fps = frame_rate(player.env.cfg.control_hz)

@@ -7,10 +7,10 @@
 
 All of them keep what `VecEnv` promises:
 
-- A world whose episode ends is reset in the same step; the observation that comes back is the next episode's first.
+- An env whose episode ends is reset in the same step; the observation that comes back is the next episode's first.
 - The time limit is not the task's end: what follows is worth the value of the last observation. Each library is told
   where the limit struck, and gets the last observation if it can take it.
-- A diverged world (its physics went bad) gives reward 0 and looks like one that ran into the time limit, with the last
+- A diverged env (its physics went bad) gives reward 0 and looks like one that ran into the time limit, with the last
   sound observation as its last: to value it by what was known before neither rewards nor punishes the blow-up. No
   library has a way to leave a sample out, as our own trainer does.
 - Episodes start staggered if the task says so (`randomize_episode_start`).

@@ -47,7 +47,7 @@ class RlGamesEnv(IVecEnv):
         env.reset()
 
     def get_env_info(self) -> dict[str, Any]:  # type: ignore[override]
-        """Spaces of one world."""
+        """Spaces of one env."""
         return {
             "observation_space": observation_space(self.env),
             "action_space": action_space(self.env),
@@ -57,7 +57,7 @@ class RlGamesEnv(IVecEnv):
         }
 
     def reset(self) -> Float[Tensor, "envs obs"] | dict[str, Tensor]:
-        """Resets all worlds; the observation, or `obs` and `states`."""
+        """Resets all envs; the observation, or `obs` and `states`."""
         return self._observation(self.env.reset())
 
     def step(
@@ -65,7 +65,7 @@ class RlGamesEnv(IVecEnv):
     ) -> tuple[
         Float[Tensor, "envs obs"] | dict[str, Tensor], Float[Tensor, " envs"], Bool[Tensor, " envs"], dict[str, Tensor]
     ]:
-        """Advances all worlds by one control step.
+        """Advances all envs by one control step.
 
         Returns:
             Observation, rewards [num_envs], dones [num_envs], and `time_outs` [num_envs].
@@ -83,7 +83,7 @@ def register(env: VecEnv, name: str = "gpusim_rl", *, device: torch.device | Non
     """Makes an environment known to rl_games as `config.env_name: <name>`.
 
     Args:
-        env: The environment; `config.num_actors` is its number of worlds.
+        env: The environment; `config.num_actors` is its number of envs.
         name: Its name; an earlier one of the same name is replaced.
         device: As for `RlGamesEnv`.
     """

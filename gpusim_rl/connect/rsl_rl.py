@@ -76,7 +76,7 @@ class RslRlEnv(RslRlVecEnv):
     def step(
         self, actions: Float[Tensor, "envs actions"]
     ) -> tuple[TensorDict, Float[Tensor, " envs"], Bool[Tensor, " envs"], dict[str, Any]]:
-        """Advances all worlds by one control step.
+        """Advances all envs by one control step.
 
         Returns:
             Observation groups [num_envs, size], rewards [num_envs], dones [num_envs], and `time_outs` [num_envs].

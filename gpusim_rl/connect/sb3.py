@@ -32,10 +32,10 @@ Indices = int | Iterable[int] | None
 class Sb3Env(Sb3VecEnv):
     """One of our environments as Stable-Baselines3's `VecEnv`: numpy in and out.
 
-    SB3 takes one `info` dict per world. Those of worlds that run on are one and the same empty dicts at every step; at
+    SB3 takes one `info` dict per env. Those of envs that run on are one and the same empty dicts at every step; at
     the end of an episode there are
 
-    - `terminal_observation`: the observation before the reset; where the world diverged, the last sound one;
+    - `terminal_observation`: the observation before the reset; where the env diverged, the last sound one;
     - `TimeLimit.truncated`: what follows is worth the value of that observation;
     - `episode`: return `r` (not scaled), length `l` [control steps] and time `t` [s] as a `Monitor` has them, for whole
       episodes only: not for one that began in the middle of its time limit (staggered start) or diverged.
@@ -63,7 +63,7 @@ class Sb3Env(Sb3VecEnv):
         self._began_s = time.perf_counter()
 
     def reset(self) -> np.ndarray:
-        """Resets all worlds; the observation [num_envs, size]."""
+        """Resets all envs; the observation [num_envs, size]."""
         if self._seeds[0] is not None:
             self.env.task.random.seed(self._seeds[0])
             self._reset_seeds()
@@ -77,17 +77,17 @@ class Sb3Env(Sb3VecEnv):
 
     @torch.no_grad()
     def step_wait(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, list[dict[str, Any]]]:
-        """Advances all worlds by one control step.
+        """Advances all envs by one control step.
 
         Returns:
-            Observation [num_envs, size], rewards [num_envs], dones [num_envs], and one info for each world.
+            Observation [num_envs, size], rewards [num_envs], dones [num_envs], and one info for each env.
         """
         before, step = self._last, self.env.step(self._actions)
         self._last = step.obs["policy"]
-        # one copy for everything that is a number per world
-        columns = torch.stack([step.reward, *(m.float() for m in (step.done, step.terminated, step.cut_short))])
+        # one copy for everything that is a number per env
+        columns = torch.stack([step.reward, *(m.float() for m in (step.done, step.terminated, step.incomplete))])
         reward, *masks = columns.cpu().numpy()
-        done, terminated, cut_short = (mask.astype(bool) for mask in masks)
+        done, terminated, incomplete = (mask.astype(bool) for mask in masks)
         self._returns += reward
         self._lengths += 1
 
@@ -102,7 +102,7 @@ class Sb3Env(Sb3VecEnv):
                     "terminal_observation": final_obs[row],
                     "TimeLimit.truncated": not terminated[row],
                 }
-                if not cut_short[row]:
+                if not incomplete[row]:
                     info["episode"] = {"r": float(self._returns[row]), "l": int(self._lengths[row]), "t": elapsed_s}
                 self._infos[row] = info
             self._returns[done] = 0.0
@@ -114,21 +114,21 @@ class Sb3Env(Sb3VecEnv):
         self.env.close()
 
     def get_attr(self, attr_name: str, indices: Indices = None) -> list[Any]:
-        """An attribute of the environment, once per world: the worlds share them."""
+        """An attribute of the environment, once per env: the envs share them."""
         value = None if attr_name == "render_mode" else getattr(self.env, attr_name)
         return [value for _ in self._get_indices(indices)]
 
     def set_attr(self, attr_name: str, value: Any, indices: Indices = None) -> None:
-        """Sets an attribute of the environment, for all worlds."""
+        """Sets an attribute of the environment, for all envs."""
         setattr(self.env, attr_name, value)
 
     def env_method(
         self, method_name: str, *method_args: Any, indices: Indices = None, **method_kwargs: Any
     ) -> list[Any]:
-        """Calls a method of the environment once, for all worlds; its result once per world."""
+        """Calls a method of the environment once, for all envs; its result once per env."""
         result = getattr(self.env, method_name)(*method_args, **method_kwargs)
         return [result for _ in self._get_indices(indices)]
 
     def env_is_wrapped(self, wrapper_class: type, indices: Indices = None) -> list[bool]:
-        """No world is wrapped; returns of episodes are there without a `Monitor`."""
+        """No env is wrapped; returns of episodes are there without a `Monitor`."""
         return [False for _ in self._get_indices(indices)]

@@ -50,7 +50,7 @@ class SkrlEnv(Wrapper):
     """One of our environments as skrl's `Wrapper`.
 
     The group `critic`, where the task has one, is what skrl calls states. As in skrl's wrappers of other simulators,
-    only the first `reset()` resets the worlds; afterwards they reset themselves.
+    only the first `reset()` resets the envs; afterwards they reset themselves.
 
     With `time_limit_bootstrap=True` skrl's PPO values an episode that the time limit cuts at the next observation,
     which here is the next episode's first; `FinalObsPPO` gives it the true last one. Without it (skrl's default)
@@ -69,21 +69,21 @@ class SkrlEnv(Wrapper):
 
     @property
     def observation_space(self) -> Box:
-        """Space of one world's observation."""
+        """Space of one env's observation."""
         return self._spaces["policy"]
 
     @property
     def state_space(self) -> Box | None:
-        """Space of what one world's critic sees, if that is something of its own."""
+        """Space of what one env's critic sees, if that is something of its own."""
         return self._spaces.get("critic")
 
     @property
     def action_space(self) -> Box:
-        """Space of one world's action."""
+        """Space of one env's action."""
         return action_space(self._env)
 
     def reset(self) -> tuple[Float[Tensor, "envs obs"], dict[str, Any]]:
-        """The observation to act on; the worlds were reset when this was built."""
+        """The observation to act on; the envs were reset when this was built."""
         return self._obs["policy"], {}
 
     def state(self) -> Float[Tensor, "envs states"] | None:
@@ -100,7 +100,7 @@ class SkrlEnv(Wrapper):
         Bool[Tensor, "envs 1"],
         dict[str, Any],
     ]:
-        """Advances all worlds by one control step.
+        """Advances all envs by one control step.
 
         Returns:
             Observation, rewards [num_envs, 1], terminated and truncated [num_envs, 1], and `final_obs`: the observation
@@ -133,7 +133,7 @@ class FinalObsPPO(PPO):
     """
 
     def record_transition(self, **transition: Any) -> None:  # type: ignore[override]
-        """Records a transition of all worlds, whose `infos` hold `final_obs`."""
+        """Records a transition of all envs, whose `infos` hold `final_obs`."""
         cut, final_obs = transition["truncated"], transition["infos"]["final_obs"]
         pairs = {"next_observations": "policy", "next_states": "critic"}
         for name, group in pairs.items():

@@ -1,4 +1,4 @@
-"""What a task asks of each world: commands that a policy shall follow, and levels of difficulty."""
+"""What a task asks of each env: commands that a policy shall follow, and levels of difficulty."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from gpusim_rl.errors import ConfigError
 
 
 class Commands(TaskPart):
-    """Named numbers that the policy is told to follow, drawn uniformly from their ranges for each world.
+    """Named numbers that the policy is told to follow, drawn uniformly from their ranges for each env.
 
     Args:
         task: The task that they belong to; its random numbers are used.
         ranges: Name of each command and the interval that it is drawn from.
-        interval: After this long [s] a world gets new commands; None leaves them until `resample`.
+        interval: After this long [s] an env gets new commands; None leaves them until `resample`.
 
     Attributes:
         value: The commands in the order of `ranges`, shape [num_envs, num_commands]; zero until `resample`.
@@ -53,31 +53,31 @@ class Commands(TaskPart):
         return self.value[:, self.names.index(name)]
 
     def resample(self, where: Bool[Tensor, " envs"]) -> None:
-        """Draws new commands in the worlds of the mask."""
+        """Draws new commands in the envs of the mask."""
         new = self._random.uniform(self._low, self._high, len(self.names))
         self.value.copy_(torch.where(where[:, None], new, self.value))
         self._age.masked_fill_(where, 0)
 
     def advance(self) -> None:
-        """Counts a control step; worlds whose interval is over get new commands."""
+        """Counts a control step; envs whose interval is over get new commands."""
         if self._steps is not None:
             self._age += 1
             self.resample(self._age >= self._steps)
 
 
 class Levels(TaskPart):
-    """How difficult each world is: a curriculum that goes up where the policy copes, and down where it fails.
+    """How difficult each env is: a curriculum that goes up where the policy copes, and down where it fails.
 
-    A world that masters the top goes on at a random level, so that no level is forgotten (Rudin et al. 2021, Learning
+    An env that masters the top goes on at a random level, so that no level is forgotten (Rudin et al. 2021, Learning
     to Walk in Minutes, arXiv 2109.11978, section 3).
 
     Args:
         task: The task that they belong to; its random numbers are used.
         count: Number of levels.
-        initial: Level of each world at the start.
+        initial: Level of each env at the start.
 
     Attributes:
-        value: Level of each world, int64 [num_envs], in [0, count).
+        value: Level of each env, int64 [num_envs], in [0, count).
     """
 
     def __init__(self, task: Task[Any], count: int, *, initial: Int[Tensor, " envs"]) -> None:
@@ -86,6 +86,6 @@ class Levels(TaskPart):
         self.value = initial.to(task.device, torch.int64).clamp(0, count - 1)
 
     def move(self, *, up: Bool[Tensor, " envs"], down: Bool[Tensor, " envs"]) -> None:
-        """Moves the worlds of the masks one level up or down; in both masks they stay, and so below the lowest."""
+        """Moves the envs of the masks one level up or down; in both masks they stay, and so below the lowest."""
         level = (self.value + up.long() - down.long()).clamp(min=0)
         self.value.copy_(torch.where(level < self.count, level, self._random.integers(0, self.count)))

@@ -28,7 +28,7 @@ class Quantity:
     default: Float[Tensor, "..."]
     """One value per element, shape [elements] or [elements, 3]; [3] for gravity."""
     write: Callable[[Tensor, Bool[Tensor, " envs"]], None]
-    """Takes values of shape [num_envs, *default.shape], and the worlds that get them."""
+    """Takes values of shape [num_envs, *default.shape], and the envs that get them."""
     low: Tensor | float | None = None
     """Nothing is drawn below it."""
     high: Tensor | float | None = None

@@ -1,4 +1,4 @@
-"""Random numbers for worlds: counter-based, so that they need no hidden generator state on the device."""
+"""Random numbers for envs: counter-based, so that they need no hidden generator state on the device."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ def _mix(x: Tensor) -> Tensor:
     return x
 
 
-class WorldRandom:
-    """Random numbers with one independent stream per world.
+class EnvRandom:
+    """Random numbers with one independent stream per env.
 
-    Each number is a hash of (seed, world, counter). So a seed fixes a run on every device, a world's stream does not
-    depend on how many worlds there are, a captured CUDA graph advances as eager code does (the counter is a device
+    Each number is a hash of (seed, env, counter). So a seed fixes a run on every device, an env's stream does not
+    depend on how many envs there are, a captured CUDA graph advances as eager code does (the counter is a device
     tensor), and a checkpoint needs only seed and counter.
 
     Args:
-        num_envs: Number of worlds N.
+        num_envs: Number of envs N.
         device: Where the numbers are made.
         seed: Any integer.
     """

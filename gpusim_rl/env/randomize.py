@@ -1,6 +1,6 @@
-"""Domain randomisation: worlds that differ in physics, observations and actions, in IsaacGymEnvs' yaml schema.
+"""Domain randomisation: envs that differ in physics, observations and actions, in IsaacGymEnvs' yaml schema.
 
-docs/randomization.md explains the schema. Everything is drawn for all worlds at once and kept where a mask says so.
+docs/randomization.md explains the schema. Everything is drawn for all envs at once and kept where a mask says so.
 What outlives a step are tensors on the device, so that a captured graph goes on drawing and a checkpoint saves it all.
 """
 
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from gpusim_rl.config import Count, NotNegative, Positive, build, plain
 from gpusim_rl.env.properties import NOT_HERE, SECTIONS, Actor, Quantity
-from gpusim_rl.env.random import WorldRandom
+from gpusim_rl.env.random import EnvRandom
 from gpusim_rl.env.task import TaskPart, kept_tensors
 from gpusim_rl.errors import ConfigError, TaskError, did_you_mean
 from gpusim_rl.sim import Articulation, Sim
@@ -161,7 +161,7 @@ class Latency:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pushes(Ramp):
-    """Ours: now and then a shove, in each world at moments of its own."""
+    """Ours: now and then a shove, in each env at moments of its own."""
 
     interval_s: tuple[Positive, Positive]
     """Least and most time between two pushes [s]."""
@@ -186,7 +186,7 @@ class Pushes(Ramp):
                 raise ConfigError(f"pushes: expected [least, most], got [{least:g}, {most:g}]")
 
 
-def _gaussian(random: WorldRandom, count: int) -> Float[Tensor, "envs count"]:
+def _gaussian(random: EnvRandom, count: int) -> Float[Tensor, "envs count"]:
     """Standard normal numbers: both of each pair that Box and Muller's method makes, at half the price of one."""
     u = random.uniform(0.0, 1.0, 2, (count + 1) // 2)
     radius, angle = (-2.0 * torch.log1p(-u[:, 0])).sqrt_(), 2.0 * math.pi * u[:, 1]
@@ -202,15 +202,15 @@ class _Noise(TaskPart):
         self.white = torch.zeros(num_envs, size, device=device)
         self.correlated = torch.zeros(num_envs, size, device=device)
 
-    def step(self, random: WorldRandom) -> None:
+    def step(self, random: EnvRandom) -> None:
         self.white.copy_(self.spec.draw(self._raw(random)))
 
-    def reset(self, random: WorldRandom, where: Bool[Tensor, " envs"]) -> None:
+    def reset(self, random: EnvRandom, where: Bool[Tensor, " envs"]) -> None:
         if self.spec.range_correlated is not None:
             new = self.spec.draw(self._raw(random), self.spec.range_correlated)
             self.correlated.copy_(torch.where(where[:, None], new, self.correlated))
 
-    def _raw(self, random: WorldRandom) -> Tensor:
+    def _raw(self, random: EnvRandom) -> Tensor:
         size = self.white.shape[1]
         return _gaussian(random, size) if self.spec.distribution == "gaussian" else random.uniform(0.0, 1.0, size)
 
@@ -224,7 +224,7 @@ class _Latency(TaskPart):
         self.queue = torch.zeros(num_envs, spec.range[1] + 1, num_actions, device=device)  # the newest first
         self.delay = torch.zeros(num_envs, dtype=torch.int64, device=device)  # control steps
 
-    def reset(self, random: WorldRandom, where: Bool[Tensor, " envs"]) -> None:
+    def reset(self, random: EnvRandom, where: Bool[Tensor, " envs"]) -> None:
         new = random.integers(self.spec.range[0], self.spec.range[1] + 1)
         self.delay.copy_(torch.where(where, new, self.delay))
         self.queue.masked_fill_(where[:, None, None], 0.0)
@@ -252,18 +252,18 @@ class _Pushes(TaskPart):
         self.bodies = self.robot.bodies(names)
         for name in names:
             if sim.scene.model.body(f"{actor}/{name}").weldid[0] == 0:
-                raise ConfigError(f"{name!r} of {actor!r} is fixed to the world: no force moves it; try other bodies")
+                raise ConfigError(f"{name!r} of {actor!r} is fixed to the env: no force moves it; try other bodies")
         self.left = torch.zeros_like(self.wait)  # control steps that the force still lasts
         self.force = torch.zeros_like(self.bodies.pos)
         self.held = torch.zeros_like(self.bodies.wrench)  # what the task has set
 
-    def reset(self, random: WorldRandom, where: Bool[Tensor, " envs"]) -> None:
+    def reset(self, random: EnvRandom, where: Bool[Tensor, " envs"]) -> None:
         new = random.integers(self.gap[0], self.gap[1] + 1)
         self.wait.copy_(torch.where(where, new, self.wait))
         if self.spec.force is not None:
             self.left.masked_fill_(where, 0)
 
-    def before_physics(self, random: WorldRandom, steps: Tensor) -> None:
+    def before_physics(self, random: EnvRandom, steps: Tensor) -> None:
         self.wait -= 1
         due = self.wait <= 0
         self.wait.copy_(torch.where(due, random.integers(self.gap[0], self.gap[1] + 1), self.wait))
@@ -294,11 +294,11 @@ class _Group:
 
     def __init__(self) -> None:
         self._parts: list[tuple[Property, Quantity, slice]] = []
-        self._gaussian, self._uniform = 0, 0  # numbers per world
+        self._gaussian, self._uniform = 0, 0  # numbers per env
 
     @property
     def size(self) -> int:
-        """Random numbers of each world in a draw."""
+        """Random numbers of each env in a draw."""
         return self._gaussian + self._uniform
 
     def add(self, spec: Property, quantity: Quantity) -> None:
@@ -311,7 +311,7 @@ class _Group:
             self._uniform += count
         self._parts.append((spec, quantity, numbers))
 
-    def draw(self, random: WorldRandom, steps: Tensor, where: Bool[Tensor, " envs"]) -> None:
+    def draw(self, random: EnvRandom, steps: Tensor, where: Bool[Tensor, " envs"]) -> None:
         gaussian = _gaussian(random, self._gaussian) if self._gaussian else None
         uniform = random.uniform(0.0, 1.0, self._uniform) if self._uniform else None
         for spec, quantity, numbers in self._parts:
@@ -327,12 +327,12 @@ class _Group:
 class Randomizer(TaskPart):
     """What `task.randomization_params` asks for. `VecEnv` owns it and calls its methods at their place in a step.
 
-    Physical properties are drawn when it is made. After that they are drawn anew in each world at its resets, at
+    Physical properties are drawn when it is made. After that they are drawn anew in each env at its resets, at
     intervals, or never; always relative to the model's own values.
 
     Args:
         params: The section of the task's yaml.
-        sim: The simulator; the parameters that are randomised become each world's own.
+        sim: The simulator; the parameters that are randomised become each env's own.
         num_actions: Size of the action vector.
         dt: Control step [s].
         clip_actions: Noise does not carry actions beyond this.
@@ -343,7 +343,7 @@ class Randomizer(TaskPart):
 
     Attributes:
         steps: Control steps of the run so far, int64; schedules count them.
-        age: Control steps since the properties of a world were drawn at a reset, int64 [num_envs].
+        age: Control steps since the properties of an env were drawn at a reset, int64 [num_envs].
     """
 
     def __init__(
@@ -352,7 +352,7 @@ class Randomizer(TaskPart):
         num_envs, device = sim.num_envs, sim.device
         self._sim, self._dt, self._clip = sim, dt, clip_actions
         self._params = plain(params)
-        self._random = WorldRandom(num_envs, device, seed + _SEED_OFFSET)
+        self._random = EnvRandom(num_envs, device, seed + _SEED_OFFSET)
         self.steps = torch.zeros((), dtype=torch.int64, device=device)
         self.age = torch.zeros(num_envs, dtype=torch.int64, device=device)
 
@@ -380,7 +380,7 @@ class Randomizer(TaskPart):
                 f" actor_params.{sim.scene.articulation_names[0]}"
             )
 
-        # Worlds reach their intervals at moments of their own.
+        # Envs reach their intervals at moments of their own.
         self.phases = {steps: self._random.integers(0, steps) for steps in self._at_interval}
         self._draw_properties()
 
@@ -394,7 +394,7 @@ class Randomizer(TaskPart):
             self.observation_noise.step(self._random)
 
     def reset(self, where: Bool[Tensor, " envs"]) -> None:
-        """Begins episodes in the worlds of the mask."""
+        """Begins episodes in the envs of the mask."""
         due = where & (self.age >= self._frequency)
         self._at_reset.draw(self._random, self.steps, due)
         self.age.masked_fill_(due, 0)
@@ -449,7 +449,7 @@ class Randomizer(TaskPart):
                 value.copy_(saved)
 
     def begin_from(self, state: dict[str, Any]) -> None:
-        """Goes on with the schedules of a `state_dict`, and draws the worlds' properties as they have it now."""
+        """Goes on with the schedules of a `state_dict`, and draws the envs' properties as they have it now."""
         self.steps.copy_(state["tensors"]["steps"])
         self._draw_properties()
 

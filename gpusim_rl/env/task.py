@@ -1,4 +1,4 @@
-"""The template that a task subclasses: six short methods, always in this order, on tensors of all worlds at once."""
+"""The template that a task subclasses: six short methods, always in this order, on tensors of all envs at once."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from gpusim_rl.env.random import WorldRandom
+from gpusim_rl.env.random import EnvRandom
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.sim import Scene, Sim
 
@@ -31,11 +31,11 @@ class TaskConfig:
     clip_observations: float | None
     """Observations are clamped to this magnitude; null for none."""
     randomize_episode_start: bool
-    """Worlds begin at random points of their time limit, so that short horizons see all of an episode."""
+    """Envs begin at random points of their time limit, so that short horizons see all of an episode."""
     randomize: bool = False
     """Do what `randomization_params` says."""
     randomization_params: dict[str, Any] = field(default_factory=dict)
-    """Which properties of the worlds are random, and how; see docs/randomization.md."""
+    """Which properties of the envs are random, and how; see docs/randomization.md."""
 
     def __post_init__(self) -> None:
         """Checks the relations between the values.
@@ -66,14 +66,14 @@ class TaskPart:
 
 
 class Task(ABC, Generic[Cfg]):
-    """An MDP over `num_envs` worlds.
+    """An MDP over `num_envs` envs.
 
     Subclasses define `Config` (a frozen dataclass with one field per value of the task's yaml) and the methods below.
     In one control step `VecEnv` calls them in the order
 
         apply_action -> physics -> rewards -> terminated -> advance -> observe -> reset(where it ended) -> observe
 
-    Hooks work on whole tensors with masks: no Python loop over worlds, no `.item()`, no `if` on tensor data. A tensor
+    Hooks work on whole tensors with masks: no Python loop over envs, no `.item()`, no `if` on tensor data. A tensor
     that must outlive a step is an attribute, or one of a `TaskPart`, made once in `__init__` and written in place
     (`copy_`), so that a CUDA graph can own it and a checkpoint can save it.
 
@@ -83,7 +83,7 @@ class Task(ABC, Generic[Cfg]):
         actions: The action of the current step, clipped, shape [num_envs, num_actions]; zero after a reset. Kept by
             VecEnv. It is what the policy chose: with `randomize`, `apply_action` may get it late and noisy.
         progress: Control steps since the (staggered) start of each episode, int64 [num_envs]; kept by VecEnv.
-        random: Random numbers, one stream per world. It gets the run's seed after `__init__`: draw from it in `reset`.
+        random: Random numbers, one stream per env. It gets the run's seed after `__init__`: draw from it in `reset`.
         dt: Control step [s].
     """
 
@@ -99,18 +99,18 @@ class Task(ABC, Generic[Cfg]):
         self.num_envs = sim.num_envs
         self.device = sim.device
         self.dt = cfg.decimation * sim.dt
-        self.random = WorldRandom(sim.num_envs, sim.device)
+        self.random = EnvRandom(sim.num_envs, sim.device)
         self.actions: Float[Tensor, "envs actions"] = torch.zeros(sim.num_envs, 0, device=sim.device)
         self.progress: Int[Tensor, " envs"] = torch.zeros(sim.num_envs, dtype=torch.int64, device=sim.device)
 
     @classmethod
     @abstractmethod
     def scene(cls, cfg: Cfg) -> Scene:
-        """What one world contains."""
+        """What one env contains."""
 
     @abstractmethod
     def reset(self, where: Bool[Tensor, " envs"]) -> None:
-        """Writes a randomised initial state into the worlds of the mask, which are at the scene's default state."""
+        """Writes a randomised initial state into the envs of the mask, which are at the scene's default state."""
 
     @abstractmethod
     def apply_action(self, action: Float[Tensor, "envs actions"]) -> None:
@@ -118,7 +118,7 @@ class Task(ABC, Generic[Cfg]):
 
     @abstractmethod
     def observe(self) -> Float[Tensor, "envs obs"] | dict[str, Float[Tensor, "envs _"]]:
-        """The observation of every world: a tensor, or a dict with the group `policy` and, if there is one, `critic`.
+        """The observation of every env: a tensor, or a dict with the group `policy` and, if there is one, `critic`.
 
         A critic with a group of its own makes the actor-critic asymmetric. `observe` is called twice in a control step
         (before and after resets): it must change nothing.
@@ -130,7 +130,7 @@ class Task(ABC, Generic[Cfg]):
 
     @abstractmethod
     def terminated(self) -> Bool[Tensor, " envs"]:
-        """Worlds whose episode ended in failure or success; the time limit belongs to VecEnv."""
+        """Envs whose episode ended in failure or success; the time limit belongs to VecEnv."""
 
     def advance(self, done: Bool[Tensor, " envs"]) -> None:
         """Moves on what changes in time beside the physics: goals, commands, curricula, pushes. Optional.
@@ -138,17 +138,17 @@ class Task(ABC, Generic[Cfg]):
         Called once per control step, after the rewards and before the next observation. Body poses and velocities
         follow a `set_state` in here only after the resets: the observation at the end of this step (`final_obs`) still
         has those of before, the one to act on has the new. Sensors tell of the last physics step in both, and are zero
-        in worlds that have just been reset.
+        in envs that have just been reset.
 
         Args:
-            done: Worlds whose episode has just ended; they still are in their last state, and will be reset next.
+            done: Envs whose episode has just ended; they still are in their last state, and will be reset next.
         """
 
     def stats(self) -> dict[str, Float[Tensor, " envs"]]:
         """Numbers worth a curve beside the reward, logged as `task/<name>`: levels, errors, successes. Optional.
 
-        Called once per control step, after `advance` and before resets. The log shows the mean over worlds and steps;
-        NaN stands for a world that has nothing to tell in this step.
+        Called once per control step, after `advance` and before resets. The log shows the mean over envs and steps;
+        NaN stands for an env that has nothing to tell in this step.
         """
         return {}
 

@@ -10,12 +10,12 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from gpusim_rl.config import SimConfig
-from gpusim_rl.env.quarantine import FirstDiverged
+from gpusim_rl.env.nan_guard import FirstDiverged
 from gpusim_rl.env.randomize import Randomizer
 from gpusim_rl.env.task import Task, TaskConfig
 from gpusim_rl.errors import TaskError
 from gpusim_rl.sim import Sim, SimChoice, make_sim
-from gpusim_rl.threads import few_threads
+from gpusim_rl.torch_threads import limit_torch_threads
 
 Observation = dict[str, Tensor]
 """Observation groups, [num_envs, size] each: `policy`, and `critic` where the task has one."""
@@ -23,7 +23,7 @@ Observation = dict[str, Tensor]
 
 @dataclass(slots=True)
 class Step:
-    """What one control step gave, for all worlds."""
+    """What one control step gave, for all envs."""
 
     obs: Observation
     """Observation to act on next; where an episode ended it is the first one of the next episode."""
@@ -34,18 +34,18 @@ class Step:
     terms: dict[str, Float[Tensor, " envs"]]
     """The reward's named terms."""
     stats: dict[str, Float[Tensor, " envs"]]
-    """The task's own numbers for the log; NaN where a world has nothing to tell."""
+    """The task's own numbers for the log; NaN where an env has nothing to tell."""
     terminated: Bool[Tensor, " envs"]
     """The episode ended by the task's own rules: the value of what follows is 0."""
     truncated: Bool[Tensor, " envs"]
     """The time limit ended the episode: what follows is worth V(final_obs)."""
     diverged: Bool[Tensor, " envs"]
-    """The physics of the world went bad in this step: reward is 0, and the sample must not be learned from."""
+    """The physics of the env went bad in this step: reward is 0, and the sample must not be learned from."""
     done: Bool[Tensor, " envs"]
-    """Any of the three: the world was reset."""
-    cut_short: Bool[Tensor, " envs"]
+    """Any of the three: the env was reset."""
+    incomplete: Bool[Tensor, " envs"]
     """The episode ended, but its return is not a whole episode's: it began in the middle of its time limit and ran into
-    it (staggered start), or its world diverged."""
+    it (staggered start), or its env diverged."""
 
 
 class VecEnv:
@@ -65,8 +65,8 @@ class VecEnv:
         obs_sizes: Size of each observation group.
         num_actions: Size of the action vector.
         progress: Control steps since the (staggered) start of each episode, int64 [num_envs].
-        first_diverged: State and action that the first diverged world came from.
-        randomizer: What makes worlds differ, if `task.randomize`; else None.
+        first_diverged: State and action that the first diverged env came from.
+        randomizer: What makes envs differ, if `task.randomize`; else None.
     """
 
     def __init__(self, task_class: type[Task], cfg: TaskConfig, sim: Sim, seed: int, *, check: bool = False) -> None:
@@ -114,7 +114,7 @@ class VecEnv:
         return self.cfg.episode_length
 
     def reset(self) -> Observation:
-        """Resets every world, staggers the episodes' starts if configured, and checks the task's hooks once.
+        """Resets every env, staggers the episodes' starts if configured, and checks the task's hooks once.
 
         Raises:
             TaskError: A hook is wrong; the message names it.
@@ -148,7 +148,7 @@ class VecEnv:
             self._check_tensor(f"{self.name}.stats()[{name!r}]", value, (self.num_envs,), torch.float32)
 
     def step(self, action: Float[Tensor, "envs actions"]) -> Step:
-        """Advances every world by one control step and resets those whose episode ended.
+        """Advances every env by one control step and resets those whose episode ended.
 
         Args:
             action: Shape [num_envs, num_actions]; clipped here.
@@ -156,7 +156,7 @@ class VecEnv:
         expected = list(self.task.actions.shape)
         if list(action.shape) != expected:
             raise ValueError(f"step() needs actions of shape {expected}, got {list(action.shape)}")
-        with few_threads(self.num_envs, self.device):
+        with limit_torch_threads(self.num_envs, self.device):
             return self._step(action)
 
     def _step(self, action: Float[Tensor, "envs actions"]) -> Step:
@@ -176,7 +176,7 @@ class VecEnv:
         self._check_terms(terms)
         terminated = task.terminated()
         self._check_mask("terminated", terminated)
-        # A diverged world is quarantined: whatever the task computed from its state is discarded, and it is reset.
+        # A diverged env is guarded: whatever the task computed from its state is discarded, and it is reset.
         diverged = sim.diverged.clone()
         self.first_diverged.after_step(diverged, applied, self.progress)
         sound = ~diverged
@@ -185,7 +185,7 @@ class VecEnv:
         terminated = terminated & sound
         truncated = (self.progress >= self.max_episode_length) & ~terminated & sound
         done = terminated | truncated | diverged
-        cut_short = (self.staggered & truncated) | diverged
+        incomplete = (self.staggered & truncated) | diverged
         task.advance(done)
         stats = {name: value.masked_fill(diverged, torch.nan) for name, value in task.stats().items()}
         final_obs = {g: value.masked_fill_(diverged[:, None], 0.0) for g, value in self._observe().items()}
@@ -199,7 +199,7 @@ class VecEnv:
         if self._check:
             self._check_finite("observe", self._obs)
         reward = values.sum(dim=0)
-        return Step(self._obs, final_obs, reward, terms, stats, terminated, truncated, diverged, done, cut_short)
+        return Step(self._obs, final_obs, reward, terms, stats, terminated, truncated, diverged, done, incomplete)
 
     def _reset(self, where: Bool[Tensor, " envs"]) -> None:
         # The framework owns resets: default state, the task's randomisation, the body poses that follow from it.
@@ -267,7 +267,7 @@ class VecEnv:
             if bool(bad.any()):
                 world = int(bad.reshape(self.num_envs, -1).any(dim=1).int().argmax())
                 column = "" if value.ndim == 1 else f", column {int(bad[world].int().argmax())}"
-                raise TaskError(f"{self.name}.{hook}(): {name!r} is not finite (world {world}{column})")
+                raise TaskError(f"{self.name}.{hook}(): {name!r} is not finite (env {world}{column})")
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that the next step depends on, but what the configuration alone decides."""
@@ -296,10 +296,10 @@ class VecEnv:
         return self._obs
 
     def begin_from(self, state: dict[str, Any]) -> Observation:
-        """Begins new episodes in all worlds where another run of the task is in its training; after `reset`.
+        """Begins new episodes in all envs where another run of the task is in its training; after `reset`.
 
         Levels, counters and the schedules of randomisation are those of the state, whatever simulator and however many
-        worlds it is of: world i has what was kept for its world i, modulo their number. Random numbers are not.
+        envs it is of: env i has what was kept for its env i, modulo their number. Random numbers are not.
 
         Args:
             state: What `state_dict` returned.

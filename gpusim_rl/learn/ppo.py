@@ -13,7 +13,7 @@ from torch import Tensor
 
 from gpusim_rl.config import PPOConfig
 from gpusim_rl.learn.chunks import Chunks
-from gpusim_rl.learn.policy import ActorCritic, Hidden, gaussian_kl
+from gpusim_rl.learn.networks import ActorCritic, Hidden, gaussian_kl
 from gpusim_rl.learn.rollout import Rollout, gae
 
 SOFT_BOUND = 1.1
@@ -78,7 +78,7 @@ class Batch:
     """Everything else that is one row per sample, side by side, so that a minibatch is one gather."""
     hidden: Hidden
     """Recurrent state before each sequence, [layers, sequences, size]."""
-    fresh: Tensor | None
+    is_first: Tensor | None
     """An episode begins at this step; None for feed-forward policies."""
 
     def select(self, index: Tensor) -> Batch:
@@ -87,7 +87,7 @@ class Batch:
             {group: value.index_select(1, index) for group, value in self.inputs.items()},
             self.columns.index_select(1, index),
             tuple(h.index_select(1, index) for h in self.hidden),
-            None if self.fresh is None else self.fresh.index_select(1, index),
+            None if self.is_first is None else self.is_first.index_select(1, index),
         )
 
 
@@ -107,7 +107,7 @@ class PPO:
         policy: What is trained.
         cfg: Settings.
         horizon: Steps per rollout.
-        num_envs: Worlds per rollout.
+        num_envs: Envs per rollout.
         max_iterations: Updates in a full training, for the linear schedule.
         generator: Shuffles minibatches.
 
@@ -155,7 +155,7 @@ class PPO:
         """One iteration of learning.
 
         Args:
-            rollout: T steps of N worlds.
+            rollout: T steps of N envs.
             last_obs: Observation after the last step.
             last_hidden: Recurrent state to act on it.
 
@@ -195,7 +195,7 @@ class PPO:
 
         def gradient(part: Tensor) -> tuple[Tensor, ...]:
             chunk = batch.select(part)
-            loss, losses = self._loss(chunk.inputs, chunk.columns, chunk.hidden, chunk.fresh, count)
+            loss, losses = self._loss(chunk.inputs, chunk.columns, chunk.hidden, chunk.is_first, count)
             return losses, *torch.autograd.grad(loss, self._parameters)
 
         losses, *gradients = self._chunks.sum(gradient, index)
@@ -218,7 +218,7 @@ class PPO:
         adapt_learning_rate(self.learning_rate, kl, cfg.kl_threshold, cfg.learning_rate_min, cfg.learning_rate_max)
 
     def _eager_loss(
-        self, inputs: dict[str, Tensor], columns: Tensor, hidden: Hidden, fresh: Tensor | None, count: Tensor
+        self, inputs: dict[str, Tensor], columns: Tensor, hidden: Hidden, is_first: Tensor | None, count: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Loss of a chunk, and the statistics of `_LOSS_NAMES` but the gradient norm; each a sum / `count`."""
         cfg, actions = self.cfg, self.policy.num_actions
@@ -228,7 +228,7 @@ class PPO:
         def mean(x: Tensor) -> Tensor:
             return (x * valid).sum() / count
 
-        now = self.policy.evaluate(inputs, action, hidden, fresh)
+        now = self.policy.evaluate(inputs, action, hidden, is_first)
         log_ratio = now.log_prob - old_log_prob
         ratio = torch.exp(log_ratio)
         clipped = ratio.clamp(1.0 - cfg.clip, 1.0 + cfg.clip)
@@ -310,12 +310,12 @@ class PPO:
             {group: self._by_sequence(value) for group, value in inputs.items()},
             self._by_sequence(columns),
             tuple(h.transpose(0, 1).flatten(1, 2) for h in rollout.hidden),
-            self._by_sequence(rollout.fresh) if policy.recurrent else None,
+            self._by_sequence(rollout.is_first) if policy.recurrent else None,
         )
         return batch, stats
 
     def _by_sequence(self, x: Shaped[Tensor, "time envs ..."]) -> Tensor:
-        """[T, N, ...] -> [L, T / L * N, ...]: consecutive steps of one world stay together."""
+        """[T, N, ...] -> [L, T / L * N, ...]: consecutive steps of one env stay together."""
         return x.unflatten(0, (-1, self.sequence_length)).transpose(0, 1).flatten(1, 2)
 
     def state_dict(self) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from gpusim_rl.learn.policy import Hidden, Sample
+from gpusim_rl.learn.networks import Hidden, Sample
 
 
 def gae(
@@ -48,10 +48,10 @@ def gae(
 
 
 class Rollout:
-    """T steps of N worlds, time-major.
+    """T steps of N envs, time-major.
 
-    V(final_obs) is needed only where the time limit cut an episode, which in T steps happens to a world at most
-    `max_truncations` times. So those observations are kept in that many slots per world, written by mask, and valued in
+    V(final_obs) is needed only where the time limit cut an episode, which in T steps happens to an env at most
+    `max_truncations` times. So those observations are kept in that many slots per env, written by mask, and valued in
     one batch per slot at the end: exact, without a second forward pass in every step and without an index list.
 
     Args:
@@ -59,9 +59,9 @@ class Rollout:
         num_envs: N.
         obs_sizes: Size of each observation group.
         num_actions: Size of the action vector.
-        initial_hidden: A zero recurrent state for N worlds; empty for feed-forward policies.
+        initial_hidden: A zero recurrent state for N envs; empty for feed-forward policies.
         sequence_length: Steps per training sequence of a recurrent policy; divides T.
-        max_truncations: How often the time limit can end an episode of one world in T steps.
+        max_truncations: How often the time limit can end an episode of one env in T steps.
         device: Where everything lives.
     """
 
@@ -93,7 +93,7 @@ class Rollout:
         self.truncated = empty(time, envs, dtype=torch.bool)
         self.valid = empty(time, envs, dtype=torch.bool)
         self.done = empty(time, envs, dtype=torch.bool)
-        self.fresh = empty(time, envs, dtype=torch.bool)
+        self.is_first = empty(time, envs, dtype=torch.bool)
         """An episode begins at this step."""
         self.hidden = tuple(empty(time // sequence_length, *h.shape) for h in initial_hidden)
         """Recurrent state before the first step of each sequence, [sequences, layers, N, size]."""
@@ -108,14 +108,14 @@ class Rollout:
         self.final_step.fill_(-1)
         self._truncations.zero_()
 
-    def write_policy(self, t: int, obs: Mapping[str, Tensor], hidden: Hidden, fresh: Tensor, sample: Sample) -> None:
+    def write_policy(self, t: int, obs: Mapping[str, Tensor], hidden: Hidden, is_first: Tensor, sample: Sample) -> None:
         """Stores what was seen and done at step t."""
         for group, buffer in self.obs.items():
             buffer[t].copy_(obs[group])
         if t % self.sequence_length == 0:
             for buffer, state in zip(self.hidden, hidden, strict=True):
                 buffer[t // self.sequence_length].copy_(state)
-        self.fresh[t].copy_(fresh)
+        self.is_first[t].copy_(is_first)
         self.action[t].copy_(sample.action)
         self.mean[t].copy_(sample.mean)
         self.log_std[t].copy_(sample.log_std)

@@ -101,7 +101,7 @@ class Metrics:
 
     def record_step(self, step: Step) -> None:
         """Adds one control step."""
-        self.episodes.record(step.reward, step.done, ~step.cut_short)
+        self.episodes.record(step.reward, step.done, ~step.incomplete)
         terms = torch.stack(list(step.terms.values())).sum(dim=1)
         if self._terms is None:
             self._terms = torch.zeros_like(terms)
@@ -179,7 +179,7 @@ class Metrics:
     def _row(names: list[str], values: Tensor) -> Row:
         row: Row = dict(zip(names, values.tolist(), strict=True))
         for name, value in row.items():
-            # No episode has ended yet, or no world had anything to tell.
+            # No episode has ended yet, or no env had anything to tell.
             if name.startswith(("episode/", "task/")) and math.isnan(value or 0.0):
                 row[name] = None
         return row

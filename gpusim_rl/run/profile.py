@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 if TYPE_CHECKING:
-    from gpusim_rl.run.logbook import Logbook
+    from gpusim_rl.run.logger import Logger
     from gpusim_rl.run.trainer import Trainer
 
 PREFIX = "phase/"
@@ -91,7 +91,7 @@ class Work:
 
 
 @dataclass(frozen=True, slots=True)
-class Crossing:
+class Transfer:
     """A copy or a wait, and where the host asked for it.
 
     Attributes:
@@ -112,7 +112,7 @@ class Reading:
     """What a trace says: work by phase, and all that crossed between host and device."""
 
     work: dict[str, Work]
-    crossings: list[Crossing]
+    transfers: list[Transfer]
 
 
 @dataclass(slots=True)
@@ -151,7 +151,7 @@ def read_events(events: Sequence[Mapping[str, Any]]) -> Reading:
     work: dict[str, Work] = {}
     for segment in segments:
         work.setdefault(segment.phase, Work())
-    crossings: list[Crossing] = []
+    transfers: list[Transfer] = []
     calls: dict[Any, Mapping[str, Any]] = {}
     waits: list[tuple[str, Mapping[str, Any]]] = []
     waiting = set()
@@ -174,7 +174,7 @@ def read_events(events: Sequence[Mapping[str, Any]]) -> Reading:
         if (index := at(event["ts"])) is not None:
             phase = segments[index].phase
             work[phase].syncs[name] += 1
-            crossings.append(Crossing(phase, name, event["ts"], event.get("tid")))
+            transfers.append(Transfer(phase, name, event["ts"], event.get("tid")))
 
     ends = [segment.end for segment in segments]  # of the host, then of the device too
     device: list[tuple[float, float]] = []
@@ -187,7 +187,7 @@ def read_events(events: Sequence[Mapping[str, Any]]) -> Reading:
         for direction, copies in (("HtoD", of_phase.to_device), ("DtoH", of_phase.to_host)):
             if event["cat"] == "gpu_memcpy" and direction in name:
                 copies.add(int(_argument(event, "bytes") or 0))
-                crossings.append(Crossing(phase, name, call["ts"], call.get("tid")))
+                transfers.append(Transfer(phase, name, call["ts"], call.get("tid")))
 
     for event in complete:
         if event.get("cat") not in _DEVICE:
@@ -216,11 +216,11 @@ def read_events(events: Sequence[Mapping[str, Any]]) -> Reading:
         work[segment.phase].wall_s += (boundary - begin) * 1e-6 if boundary > begin else 0.0
         work[segment.phase].busy_s += busy.within(begin, boundary) * 1e-6
         work[segment.phase].occupied_s += occupied.within(begin, boundary) * 1e-6
-    return Reading(work, crossings)
+    return Reading(work, transfers)
 
 
-def name_place(events: Iterable[Mapping[str, Any]], crossing: Crossing, library: re.Pattern[str]) -> str | None:
-    """The innermost Python function of a trace with stacks in which a crossing happened, without those of a library.
+def name_place(events: Iterable[Mapping[str, Any]], transfer: Transfer, library: re.Pattern[str]) -> str | None:
+    """The innermost Python function of a trace with stacks in which a transfer happened, without those of a library.
 
     A trace knows where a function begins, not the line in it.
     """
@@ -230,7 +230,7 @@ def name_place(events: Iterable[Mapping[str, Any]], crossing: Crossing, library:
         if found is None or library.search(found["file"]):
             continue
         begin = event["ts"]
-        inside = begin <= crossing.ts < begin + event.get("dur", 0.0) and event.get("tid") == crossing.tid
+        inside = begin <= transfer.ts < begin + event.get("dur", 0.0) and event.get("tid") == transfer.tid
         if inside and (best is None or begin >= best[0]):
             best = begin, f"{found['file']}:{found['line']} (in {found['function']})"
     return best and best[1]
@@ -315,7 +315,7 @@ def make_profiler(device: torch.device, *, stacks: bool = False) -> torch.profil
 
 
 @contextmanager
-def profiling(trainer: Trainer, log: Logbook) -> Iterator[None]:
+def profiling(trainer: Trainer, log: Logger) -> Iterator[None]:
     """`debug=profile`: traces a few steady iterations of the training in the block into `<run>/profile/trace.json.gz`.
 
     On CUDA the phases are NVTX ranges too. Under Nsight Systems these are all, since only one of the two profilers
@@ -335,7 +335,7 @@ def profiling(trainer: Trainer, log: Logbook) -> Iterator[None]:
 class _Recorder:
     """Starts and stops a profiler between iterations, which end with the phase `log`."""
 
-    def __init__(self, trainer: Trainer, log: Logbook) -> None:
+    def __init__(self, trainer: Trainer, log: Logger) -> None:
         self._trainer, self._log = trainer, log
         self._cuda = trainer.rl_device.type == "cuda"
         self._nsight = self._cuda and "NSYS_PROFILING_SESSION_ID" in os.environ

@@ -30,7 +30,7 @@ import yaml
 import gpusim_rl
 from gpusim_rl import paths
 from gpusim_rl.errors import ConfigError
-from gpusim_rl.machine import available_cpus
+from gpusim_rl.hardware import available_cpus
 from gpusim_rl.run.system import describe_gpus
 
 PACKAGES = (  # whose versions env.json tells

@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 import pynvml
 
-from gpusim_rl.machine import available_cpus
+from gpusim_rl.hardware import available_cpus
 
 CGROUP_MEMBERSHIP = Path("/proc/self/cgroup")
 CGROUP_MOUNT = Path("/sys/fs/cgroup")

@@ -20,22 +20,22 @@ from torch import Tensor
 from gpusim_rl.config import RunConfig
 from gpusim_rl.env import Step, Task, VecEnv
 from gpusim_rl.errors import ConfigError, TaskError
-from gpusim_rl.learn.policy import ActorCritic, Hidden, Sample
+from gpusim_rl.hardware import available_cpus, tune_malloc
+from gpusim_rl.learn.networks import ActorCritic, Hidden, Sample
 from gpusim_rl.learn.ppo import PPO, choose_precision
 from gpusim_rl.learn.rollout import Rollout
-from gpusim_rl.machine import available_cpus, keep_freed_memory
 from gpusim_rl.paths import find_checkpoint
 from gpusim_rl.run import checkpoint
-from gpusim_rl.run.graph import Graphs, choose_graph
-from gpusim_rl.run.logbook import Logbook, report
-from gpusim_rl.run.memory import check_learner_memory, check_memory
+from gpusim_rl.run.cuda_graph import Graphs, choose_graph
+from gpusim_rl.run.logger import Logger, report
+from gpusim_rl.run.memory_estimate import check_learner_memory, check_memory
 from gpusim_rl.run.metrics import Metrics, Row
 from gpusim_rl.run.profile import profiling
 from gpusim_rl.run.run_dir import RunDir, chosen_task
 from gpusim_rl.run.timing import PhaseTimer
 from gpusim_rl.run.writers import require_tensorboard
 from gpusim_rl.sim import Scene, SimChoice, choose_sim, make_sim
-from gpusim_rl.threads import few_threads
+from gpusim_rl.torch_threads import limit_torch_threads
 
 # What a checkpoint's tensors depend on: it cannot be continued with other values.
 ROWS_PER_THREAD = 1024
@@ -61,7 +61,7 @@ class Trainer:
 
     Attributes:
         iteration: Iterations done.
-        env_steps: Control steps done, summed over worlds.
+        env_steps: Control steps done, summed over envs.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class Trainer:
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(cfg.torch_deterministic)
         use_available_cpus(cfg)
-        keep_freed_memory()
+        tune_malloc()
 
         bf16, self.precision_reason = choose_precision(cfg.ppo.precision, self.rl_device)
         self.env = self._make_env(task_class, bf16)
@@ -101,7 +101,7 @@ class Trainer:
             generator=shuffling,
         )
         self.hidden: Hidden = self.policy.initial_state(cfg.num_envs)
-        self.fresh = torch.ones(cfg.num_envs, dtype=torch.bool, device=self.rl_device)
+        self.is_first = torch.ones(cfg.num_envs, dtype=torch.bool, device=self.rl_device)
         self.noise = torch.zeros(cfg.num_envs, self.env.num_actions, device=self.rl_device)
         self.rollout = Rollout(
             cfg.ppo.horizon,
@@ -145,7 +145,7 @@ class Trainer:
         shell's code for the signal; a second one ends it at once.
         """
         run_dir = self.run_dir()
-        with Logbook(self, run_dir) as log, self._signals(), self.graphs.stream(), profiling(self, log):
+        with Logger(self, run_dir) as log, self._signals(), self.graphs.stream(), profiling(self, log):
             self.timer.start()
             while self.iteration < self.cfg.max_iterations and self._stop_signal is None:
                 self.iterate(log)
@@ -154,7 +154,7 @@ class Trainer:
             raise SystemExit(128 + self._stop_signal)
         return row
 
-    def iterate(self, log: Logbook) -> None:
+    def iterate(self, log: Logger) -> None:
         """One iteration: act, learn, write down."""
         self.collect()
         with self.timer("update"):
@@ -165,9 +165,9 @@ class Trainer:
             log.record()
 
     def collect(self) -> None:
-        """Acts for `horizon` control steps in all worlds and fills the rollout."""
+        """Acts for `horizon` control steps in all envs and fills the rollout."""
         timed = self.timer("rollout") if self.graphs.whole_rollout else nullcontext()
-        with timed, few_threads(self.cfg.num_envs, self.rl_device, ROWS_PER_THREAD):
+        with timed, limit_torch_threads(self.cfg.num_envs, self.rl_device, ROWS_PER_THREAD):
             self.graphs.run("rollout", self._collect)
 
     @torch.no_grad()
@@ -176,7 +176,7 @@ class Trainer:
         for t in range(self.cfg.ppo.horizon):
             sample, step = self.graphs.run("step", self._act_and_step)
             with self.timer("policy"):
-                self.rollout.write_policy(t, self.obs, self.hidden, self.fresh, sample)
+                self.rollout.write_policy(t, self.obs, self.hidden, self.is_first, sample)
                 self.rollout.write_outcome(
                     t, step.reward, step.terminated, step.truncated, step.diverged, step.final_obs, sample.hidden
                 )
@@ -194,7 +194,7 @@ class Trainer:
         self._take(step.obs)
         for state, new in zip(self.hidden, hidden, strict=True):
             state.copy_(new.masked_fill(step.done[None, :, None], 0.0))
-        self.fresh.copy_(step.done)
+        self.is_first.copy_(step.done)
 
     def _update(self) -> dict[str, Tensor]:
         return self.ppo.update(self.rollout, self.obs, self.hidden)
@@ -212,7 +212,7 @@ class Trainer:
 
     @torch.no_grad()
     def evaluate(self) -> dict[str, float]:
-        """Runs one whole episode in every world with the mean action; prints and returns what came of it."""
+        """Runs one whole episode in every env with the mean action; prints and returns what came of it."""
         returns = torch.zeros(self.cfg.num_envs, device=self.rl_device)
         lengths = torch.zeros_like(returns)
         running = torch.ones(self.cfg.num_envs, dtype=torch.bool, device=self.rl_device)
@@ -339,7 +339,7 @@ class Trainer:
             "ppo": self.ppo.state_dict(),
             "env": self.env.state_dict(),
             "hidden": [state.clone() for state in self.hidden],
-            "fresh": self.fresh.clone(),
+            "is_first": self.is_first.clone(),
             "sampling": self.sampling.get_state(),
             "shuffling": self.ppo.generator.get_state(),
             "torch_rng": torch.get_rng_state(),
@@ -371,7 +371,7 @@ class Trainer:
             self._take(self.env.load_state_dict(state["env"]))
             for mine, saved in zip(self.hidden, state["hidden"], strict=True):
                 mine.copy_(saved)
-            self.fresh.copy_(state["fresh"])
+            self.is_first.copy_(state["is_first"])
             self.metrics.load_state_dict(state["metrics"])
 
     def _take(self, obs: dict[str, Tensor]) -> None:
@@ -417,10 +417,10 @@ class Trainer:
         """The first thing from the task that is not finite in this iteration, and where."""
         rollout, last = self.rollout, {group: value[None] for group, value in self.obs.items()}
         suspects = [
-            ("an observation", rollout.obs, ("step", "world", "column")),
-            ("the last observation of an episode", rollout.final_obs, ("", "world", "column")),
-            ("an observation after the last step", last, ("", "world", "column")),
-            ("a reward", {"": rollout.reward}, ("step", "world")),
+            ("an observation", rollout.obs, ("step", "env", "column")),
+            ("the last observation of an episode", rollout.final_obs, ("", "env", "column")),
+            ("an observation after the last step", last, ("", "env", "column")),
+            ("a reward", {"": rollout.reward}, ("step", "env")),
         ]
         for what, tensors, axes in suspects:
             for group, value in tensors.items():

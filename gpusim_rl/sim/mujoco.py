@@ -14,7 +14,7 @@ from mujoco.batch import Batch
 from torch import Tensor
 
 from gpusim_rl.config import SimConfig
-from gpusim_rl.machine import available_cpus
+from gpusim_rl.hardware import available_cpus
 from gpusim_rl.sim.articulation import MujocoArticulation
 from gpusim_rl.sim.params import FIELDS, Param, Params
 from gpusim_rl.sim.scene import Scene

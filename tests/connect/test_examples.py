@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from conftest import ROOT, run_command
+from helpers.commands import ROOT, run_command
 
 FILES = dict(
     re.findall(r"<!-- file: (\S+) -->\n```\w+\n(.*?)^```$", (ROOT / "docs/connect.md").read_text(), re.M | re.S)

@@ -9,7 +9,7 @@ from rl_games.common.ivecenv import IVecEnv
 
 from gpusim_rl.connect import RlGamesEnv
 from gpusim_rl.connect.rl_games import register
-from twin import NUM_ENVS, Twin, count_syncs, make
+from helpers.reference_env import NUM_ENVS, ReferenceEnv, count_syncs, make
 
 
 def test_spaces():
@@ -21,7 +21,7 @@ def test_spaces():
 
 
 def test_it_steps_as_our_environment_does():
-    twin, env = Twin(critic=True), RlGamesEnv(make(critic=True))
+    twin, env = ReferenceEnv(critic=True), RlGamesEnv(make(critic=True))
     assert isinstance(env, IVecEnv) and env.get_number_of_agents() == 1
     ends = torch.zeros(2)
     for _ in range(40):

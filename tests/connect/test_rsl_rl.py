@@ -8,7 +8,7 @@ from rsl_rl.runners import OnPolicyRunner
 from rsl_rl.utils import check_nan, resolve_obs_groups
 
 from gpusim_rl.connect import RslRlEnv
-from twin import NUM_ENVS, Twin, count_syncs, make
+from helpers.reference_env import NUM_ENVS, ReferenceEnv, count_syncs, make
 
 MODEL = {"class_name": "MLPModel", "hidden_dims": [16]}
 SETTINGS = {
@@ -38,7 +38,7 @@ def test_what_rsl_rl_asks_of_an_environment():
 
 
 def test_it_steps_as_our_environment_does():
-    twin, env = Twin(), RslRlEnv(make(), reward_scale=0.5)
+    twin, env = ReferenceEnv(), RslRlEnv(make(), reward_scale=0.5)
     ends = torch.zeros(2)
     for _ in range(40):
         action = twin.action()

@@ -11,7 +11,7 @@ from stable_baselines3.common.vec_env import VecCheckNan, VecMonitor, VecNormali
 from stable_baselines3.common.vec_env import VecEnv as Sb3VecEnv
 
 from gpusim_rl.connect import Sb3Env
-from twin import NUM_ENVS, Twin, make
+from helpers.reference_env import NUM_ENVS, ReferenceEnv, make
 
 
 def test_what_sb3_asks_of_an_environment():
@@ -32,7 +32,7 @@ def test_what_sb3_asks_of_an_environment():
 
 
 def test_it_steps_as_our_environment_does():
-    twin, env = Twin(), Sb3Env(make(), reward_scale=0.5)
+    twin, env = ReferenceEnv(), Sb3Env(make(), reward_scale=0.5)
     ends = torch.zeros(2)
     returns, lengths = torch.zeros(NUM_ENVS), torch.zeros(NUM_ENVS)
     for _ in range(40):
@@ -102,7 +102,9 @@ def test_sb3s_wrappers_and_evaluation_take_it():
 
 
 def test_a_truncated_episode_is_worth_the_value_of_its_last_observation():
-    twin = Twin(max_force=1e-3, reset_distance=100.0)  # the time limit alone ends episodes; actions hardly matter
+    twin = ReferenceEnv(
+        max_force=1e-3, reset_distance=100.0
+    )  # the time limit alone ends episodes; actions hardly matter
     twin.env.reset()  # SB3 begins with a reset
     for _ in range(12):
         last = twin.step(torch.zeros(NUM_ENVS, 1))

@@ -13,7 +13,7 @@ from skrl.utils.model_instantiators.torch import deterministic_model, gaussian_m
 
 from gpusim_rl.connect import SkrlEnv
 from gpusim_rl.connect.skrl import FinalObsPPO
-from twin import NUM_ENVS, Twin, count_syncs, make
+from helpers.reference_env import NUM_ENVS, ReferenceEnv, count_syncs, make
 
 
 def test_what_skrl_asks_of_an_environment():
@@ -34,7 +34,7 @@ def test_what_skrl_asks_of_an_environment():
 
 
 def test_it_steps_as_our_environment_does():
-    twin, env = Twin(), SkrlEnv(make())
+    twin, env = ReferenceEnv(), SkrlEnv(make())
     assert torch.equal(env.reset()[0], twin.before["policy"])
     ends = torch.zeros(2)
     for _ in range(40):

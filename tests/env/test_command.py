@@ -31,7 +31,7 @@ COUNT = 4
 
 
 class Follow(Task[TaskConfig]):
-    """Turns a wheel at the commanded speed; a world goes up a level when its episode ends."""
+    """Turns a wheel at the commanded speed; an env goes up a level when its episode ends."""
 
     Config = TaskConfig
 

@@ -1,4 +1,4 @@
-"""The random numbers of worlds: distributions, independence, and reproducibility."""
+"""The random numbers of envs: distributions, independence, and reproducibility."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from gpusim_rl.env.random import WorldRandom
+from gpusim_rl.env.random import EnvRandom
 
 CPU = torch.device("cpu")
 
 
-def make(num_envs: int = 64, seed: int = 0) -> WorldRandom:
-    return WorldRandom(num_envs, CPU, seed)
+def make(num_envs: int = 64, seed: int = 0) -> EnvRandom:
+    return EnvRandom(num_envs, CPU, seed)
 
 
 def ks_distance(sample: Tensor, cdf: np.ndarray) -> float:
@@ -118,7 +118,7 @@ def test_calls_are_independent() -> None:
 def test_seeds_are_independent(a: int, b: int) -> None:
     x, y = make(200, a).uniform(0.0, 1.0, 200), make(200, b).uniform(0.0, 1.0, 200)
     assert abs(correlation(x, y)) < 4.5
-    # no world of one seed is a world of the other
+    # no env of one seed is an env of the other
     firsts = set(x[:, 0].tolist()) & set(y[:, 0].tolist())
     assert len(firsts) < 5
 

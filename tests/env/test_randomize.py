@@ -1,4 +1,4 @@
-"""Domain randomisation: what the yaml says is what the worlds have, when it says so, and nothing else."""
+"""Domain randomisation: what the yaml says is what the envs have, when it says so, and nothing else."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from torch import Tensor
 from gpusim_rl.api import make_env, prepare
 from gpusim_rl.compose import compose
 from gpusim_rl.config import SimConfig, build_run
+from gpusim_rl.diagnose.transfers import SyncCounter
 from gpusim_rl.env import Step, Task, TaskConfig, VecEnv
 from gpusim_rl.env.properties import LEAST_MASS, NOT_HERE, SECTIONS
 from gpusim_rl.errors import ConfigError
-from gpusim_rl.run.audit import SyncCounter
 from gpusim_rl.sim import Scene, Sim, SimChoice, make_sim
-from training import differences
+from helpers.training import differences
 
 # A rover that floats (no ground contact), with every kind of joint and actuator that the schema tells apart.
 ROVER = """
@@ -212,7 +212,7 @@ def test_inertia_follows_mass_and_can_be_scaled_beside():
     model = both.sim.param("body_inertia", "rover", names).default
     factors = torch.tensor([[2.0], [3.0]])
     torch.testing.assert_close(value(both, "body_inertia", names)[0], factors * model)
-    # drawn at different times, and in other worlds, the two stay apart
+    # drawn at different times, and in other envs, the two stay apart
     env = make(of_rover(BODY, mass=draw(0.5, 2.0, setup_only=True), inertia=draw(0.5, 2.0)), episode_length=3)
     env.reset()
     mass = value(env, "body_mass", names)
@@ -288,7 +288,7 @@ def test_distributions(drawn, mean, std):
     assert hull.mean().item() == pytest.approx(mean, abs=4 * std / math.sqrt(4000))
     assert hull.std().item() == pytest.approx(std, rel=0.06)
     assert abs(torch.corrcoef(torch.stack([hull, tip]))[0, 1].item()) < 0.07, "each body has a draw of its own"
-    assert hull.unique().numel() > 3900, "each world has a draw of its own"
+    assert hull.unique().numel() > 3900, "each env has a draw of its own"
 
 
 def test_when_properties_are_drawn():
@@ -308,8 +308,8 @@ def test_when_properties_are_drawn():
         changed = {field: (value(env, field) != last[field]).flatten(1).any(dim=1) for field in fields}
         last = {field: value(env, field) for field in fields}
         assert not changed["body_mass"].any()
-        assert torch.equal(changed["body_ipos"], step.done), "at the resets, in the worlds that were reset"
-        assert 0 < changed["body_inertia"].sum() < 40, "worlds reach their intervals at different times"
+        assert torch.equal(changed["body_ipos"], step.done), "at the resets, in the envs that were reset"
+        assert 0 < changed["body_inertia"].sum() < 40, "envs reach their intervals at different times"
         intervals += changed["body_inertia"]
     assert (intervals == 4).all()
 
@@ -380,7 +380,7 @@ def test_observation_noise_is_new_in_each_step_and_agrees_within_it():
     assert ended > 500
     white = torch.stack(noises)
     assert white.std().item() == pytest.approx(0.1, rel=0.02) and abs(white.mean().item()) < 0.002
-    assert white.std(dim=0).mean().item() == pytest.approx(0.1, rel=0.05), "in each world and number, from step to step"
+    assert white.std(dim=0).mean().item() == pytest.approx(0.1, rel=0.05), "in each env and number, from step to step"
     neighbours = torch.corrcoef(torch.stack([white[1:].flatten(), white[:-1].flatten()]))[0, 1]
     assert abs(neighbours.item()) < 0.03
 
@@ -450,7 +450,7 @@ def test_actions_come_late_by_a_number_of_steps_of_each_episode():
 
 
 def pushed(spec: dict[str, Any], count: int = 60, **changes: Any) -> tuple[VecEnv, Tensor]:
-    """Changes of the floating crate's velocity in each step, [steps, worlds, 3]."""
+    """Changes of the floating crate's velocity in each step, [steps, envs, 3]."""
     env = make({"actor_params": {"crate": {"pushes": spec}}}, **{"num_envs": 100, "episode_length": 1000, **changes})
     env.reset()
     velocity = env.task.crate.root_lin_vel
@@ -470,7 +470,7 @@ def test_pushes_change_the_horizontal_velocity_at_random_moments():
     assert (change[push][:, 2].abs() < 1e-3).all()
     angles = torch.atan2(change[push][:, 1], change[push][:, 0])
     assert angles.cos().mean().abs() < 0.1 and angles.sin().mean().abs() < 0.1
-    assert 0 < push[20].sum() < 100, "worlds are not pushed together"
+    assert 0 < push[20].sum() < 100, "envs are not pushed together"
     for world in range(100):
         moments = push[:, world].nonzero().flatten()
         gaps = moments.diff()
@@ -792,7 +792,7 @@ def test_newton_has_noise_latency_and_pushes_but_no_parameters():
     steps(env, 2)
     mass = {"actor_params": {"cartpole": {BODY: {"mass": TWICE}}}}
     run = prepare("Cartpole", num_envs=3, task={"randomize": True, "randomization_params": mass})[0]
-    with pytest.raises(ConfigError, match=r"mass: sim=newton cannot give worlds a body_\w+ of their own; try sim=mj"):
+    with pytest.raises(ConfigError, match=r"mass: sim=newton cannot give envs a body_\w+ of their own; try sim=mj"):
         VecEnv.make(task_class, run.task, num_envs=3, choice=choice, sim=run.sim, seed=0)
 
 
@@ -876,7 +876,7 @@ def test_a_fixed_base_cannot_be_given_a_velocity():
 
 def test_a_body_that_is_fixed_cannot_be_pushed():
     wanted = {"actor_params": {"cartpole": {"pushes": {"interval_s": [1, 2], "force": [0, 1], "bodies": ["rail"]}}}}
-    with pytest.raises(ConfigError, match=r"cartpole\.pushes: 'rail' of 'cartpole' is fixed to the world"):
+    with pytest.raises(ConfigError, match=r"cartpole\.pushes: 'rail' of 'cartpole' is fixed to the env"):
         make_env("Cartpole", num_envs=1, sim="mujoco", task={"randomize": True, "randomization_params": wanted})
 
 

@@ -15,9 +15,9 @@ import yaml
 from torch import Tensor
 
 from gpusim_rl.config import SimConfig, build, load_task_class
+from gpusim_rl.diagnose.transfers import SyncCounter
 from gpusim_rl.env import Step, Task, TaskConfig, VecEnv
 from gpusim_rl.errors import ConfigError, TaskError
-from gpusim_rl.run.audit import SyncCounter
 from gpusim_rl.sim import Scene, Sim, SimChoice, make_sim
 
 # A cart on a rail with a pole; the pole is 0.6 m long and hangs or stands, nothing touches.
@@ -164,7 +164,7 @@ def make(task: type[Task] = Cart, num_envs: int = 6, seed: int = 0, check: bool 
 
 
 def actions(steps: int, num_envs: int = 6, seed: int = 0, scale: float = 1.5) -> Tensor:
-    """Pushes that last: each world to its own side, so that episodes end at different times."""
+    """Pushes that last: each env to its own side, so that episodes end at different times."""
     g = torch.Generator().manual_seed(seed)
     bias = torch.linspace(-1.0, 1.0, num_envs)[None, :, None]
     return scale * (bias + 0.5 * torch.randn(steps, num_envs, 1, generator=g))
@@ -199,7 +199,7 @@ def test_auto_reset_in_the_same_step() -> None:
     env = make()
     steps = run(env, actions(60))
     done = torch.stack([s.done for s in steps])
-    assert done.any(dim=0).all(), "every world must end once"
+    assert done.any(dim=0).all(), "every env must end once"
     assert not done.all(dim=1).any(), "not all at once"
     for step in steps:
         obs, final = step.obs["policy"], step.final_obs["policy"]
@@ -237,7 +237,7 @@ def test_final_obs_equals_a_run_that_is_never_reset() -> None:
 def test_the_time_limit_truncates() -> None:
     env = make(limit=1e9, episode_length=7)
     for t, step in enumerate(run(env, actions(21)), start=1):
-        assert not step.terminated.any() and not step.diverged.any() and not step.cut_short.any()
+        assert not step.terminated.any() and not step.diverged.any() and not step.incomplete.any()
         assert step.truncated.tolist() == [t % 7 == 0] * 6
         assert torch.equal(step.done, step.truncated)
 
@@ -273,8 +273,8 @@ def test_staggered_starts() -> None:
     for t in range(1, 41):
         step = env.step(torch.zeros(400, 1))
         assert torch.equal(step.truncated, (left == t) | (left == t - 20))
-        # only the first episode of a world is short of a whole one
-        assert torch.equal(step.cut_short, left == t)
+        # only the first episode of an env is short of a whole one
+        assert torch.equal(step.incomplete, left == t)
         assert torch.equal(env.staggered, left > t)
 
 
@@ -289,7 +289,7 @@ def test_a_staggered_episode_that_fails_is_whole() -> None:
     env = make(limit=0.2, randomize_episode_start=True, episode_length=1000)
     steps = run(env, actions(60, scale=5.0))
     assert any(s.terminated.any() for s in steps)
-    assert not any((s.cut_short & s.terminated).any() for s in steps)
+    assert not any((s.incomplete & s.terminated).any() for s in steps)
 
 
 def test_order_of_the_hooks() -> None:
@@ -432,7 +432,7 @@ def test_a_diverged_world_is_quarantined(task: type[Task], value: float) -> None
         if t == 5:
             inject(bad, 2, value)
         ours, theirs = copied(bad.step(push)), copied(clean.step(push))
-        assert same(ours, theirs, others), "the other worlds must not notice"
+        assert same(ours, theirs, others), "the other envs must not notice"
         assert all(torch.isfinite(v).all() for v in (*ours.obs.values(), *ours.final_obs.values()))
         assert torch.isfinite(ours.reward).all()
         if t != 5:
@@ -440,7 +440,7 @@ def test_a_diverged_world_is_quarantined(task: type[Task], value: float) -> None
             continue
         assert ours.diverged.tolist() == [w == 2 for w in range(6)]
         assert ours.done[2] and not ours.terminated[2] and not ours.truncated[2]
-        assert ours.cut_short[2]
+        assert ours.incomplete[2]
         assert ours.reward[2] == 0.0
         assert all(term[2] == 0.0 for term in ours.terms.values())
         assert all((v[2] == 0.0).all() for v in ours.final_obs.values())
@@ -593,7 +593,7 @@ def test_new_episodes_begin_where_another_run_is_in_its_training(num_envs: int) 
     task: Any = new.task
     assert task.steps == 8  # and the trial of `reset`
     assert torch.equal(task.level, 8.0 * (torch.arange(num_envs) % 6)[:, None].expand(-1, 2))
-    assert task.costs.eq(8.0 if num_envs == 6 else 0.0).all(), "only tensors whose first dimension are the worlds"
+    assert task.costs.eq(8.0 if num_envs == 6 else 0.0).all(), "only tensors whose first dimension are the envs"
     assert torch.equal(task.limit, torch.full((2,), 0.5))
     assert new.staggered.all() and task.progress.unique().numel() > 1, "episodes begin as in a new run"
     assert task.random.state_dict()["counter"] > random["counter"], "random numbers are its own, and new"
@@ -756,7 +756,7 @@ BROKEN: list[tuple[type[Task], str, list[str]]] = [
     (FlatObservation, "observe()", ["[6]", "[6, "]),
     (Observation3D, "observe()", ["[6, 1, 2]", "[6, "]),
     (DoubleObservation, "observe()", ["torch.float64", "torch.float32"]),
-    (NanObservation, "observe()", ["not finite", "world 4", "column 1"]),
+    (NanObservation, "observe()", ["not finite", "env 4", "column 1"]),
     (NoPolicyGroup, "observe()", ["'actor'", "'policy'"]),
     (NoneObservation, "observe()", ["NoneType", "tensor"]),
     (ListObservation, "observe()", ["list", "tensor"]),
@@ -768,7 +768,7 @@ BROKEN: list[tuple[type[Task], str, list[str]]] = [
     (RewardColumn, "rewards()['progress']", ["[6, 1]", "[6]"]),
     (RewardNumber, "rewards()['alive']", ["float", "[6]"]),
     (IntegerReward, "rewards()['alive']", ["torch.int64", "torch.float32"]),
-    (NanReward, "rewards()", ["'bad'", "not finite", "world 0"]),
+    (NanReward, "rewards()", ["'bad'", "not finite", "env 0"]),
     (FloatTerminated, "terminated()", ["torch.float32", "torch.bool"]),
     (TerminatedColumn, "terminated()", ["[6, 1]", "[6]"]),
     (NoneTerminated, "terminated()", ["NoneType", "[6]"]),
@@ -833,7 +833,7 @@ def test_checking_names_the_step_that_went_bad(hook: str) -> None:
     env.reset()
     for _ in range(3):
         env.step(torch.zeros(6, 1))
-    with pytest.raises(TaskError, match=rf"Later\.{hook}\(\).*world 3"):
+    with pytest.raises(TaskError, match=rf"Later\.{hook}\(\).*env 3"):
         env.step(torch.zeros(6, 1))
     run(make(Later), actions(6))  # off, it costs nothing and says nothing
 

@@ -14,11 +14,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from gpusim_rl.run.audit import audit, offences, our_loop
-from gpusim_rl.run.graph import WARM_UP
-from gpusim_rl.run.logbook import Logbook
+from gpusim_rl.diagnose.transfers import audit, our_loop, violations
+from gpusim_rl.run.cuda_graph import WARM_UP
+from gpusim_rl.run.logger import Logger
 from gpusim_rl.run.trainer import Trainer
-from training import Faulty, FaultyConfig, leaves, make_trainer, same, the_run
+from helpers.training import Faulty, FaultyConfig, leaves, make_trainer, same, the_run
 
 pytestmark = [
     pytest.mark.gpu,
@@ -46,7 +46,7 @@ READS_AT = next(n for n, line in enumerate(Path(__file__).read_text().splitlines
 
 
 def make(task: Any, folder: Path, config: Any = None, /, **overrides: Any) -> Trainer:
-    """A trainer of 64 worlds on CUDA, with MuJoCo Warp."""
+    """A trainer of 64 envs on CUDA, with MuJoCo Warp."""
     settings: dict[str, Any] = {"sim": "mjwarp", "device": DEVICE, "num_envs": 64, "max_iterations": 1000}
     return make_trainer(task, folder, config, **{**settings, **overrides})
 
@@ -54,7 +54,7 @@ def make(task: Any, folder: Path, config: Any = None, /, **overrides: Any) -> Tr
 @contextmanager
 def running(trainer: Trainer) -> Iterator[Callable[[int], None]]:
     """The trainer's loop, some iterations at a time, on the stream of its graphs; nothing is saved."""
-    with Logbook(trainer, trainer.run_dir()) as log, trainer.graphs.stream():
+    with Logger(trainer, trainer.run_dir()) as log, trainer.graphs.stream():
         log.save = lambda *, numbered: None  # type: ignore[method-assign]
         trainer.timer.start()
 
@@ -78,7 +78,7 @@ def trained(task: Any, folder: Path, config: Any = None, iterations: int = 5, /,
 def distance(a: dict[str, Any], b: dict[str, Any]) -> tuple[float, list[str]]:
     """How far apart two states are, and the paths of what is not equal bit by bit.
 
-    The largest difference between weights, or the median one between observations: one world may fall the other way.
+    The largest difference between weights, or the median one between observations: one env may fall the other way.
     """
     ignored = ("/elapsed_s", "/wandb_id", "/config", "/overrides")
     first, second = ({path: value for path, value in leaves(state) if not path.startswith(ignored)} for state in (a, b))
@@ -114,7 +114,7 @@ def randomized(actor: str, pushes: dict[str, Any], episode_length: int) -> dict[
     return {"task": {"episode_length": episode_length, "randomize": True, "randomization_params": params}}
 
 
-# Where nothing touches anything, randomised worlds repeat themselves bit by bit as others do.
+# Where nothing touches anything, randomised envs repeat themselves bit by bit as others do.
 RANDOM_CARTPOLE = randomized("cartpole", {"interval_s": [0.05, 0.2], "force": [0.0, 5.0], "bodies": ["pole"]}, 9)
 RANDOM_ANT = randomized("ant", {"interval_s": [0.1, 0.3], "velocity": [0.0, 0.5]}, 20)
 
@@ -141,7 +141,7 @@ def test_a_graph_does_what_eager_code_does(mode, task, overrides, tmp_path):
     """As close to eager code as eager code is to itself; bit by bit where that repeats itself bit by bit.
 
     Physics with contacts does not: MuJoCo Warp gives constraints their places with atomic additions, in any order, and
-    the solver adds them up in that order. Where there are no contacts (Cartpole) a world has hardly anything to order,
+    the solver adds them up in that order. Where there are no contacts (Cartpole) an env has hardly anything to order,
     and torch is made deterministic. What a device really does is measured here, by running eagerly twice.
     """
     config = CRITIC if task is Faulty else None
@@ -195,7 +195,7 @@ def test_every_replay_draws_new_worlds(mode, tmp_path):
         seen, steps = [drawn()], int(randomizer.steps)
         for count in range(1, 4):
             trainer.collect()
-            trainer.collect()  # each world is reset at least once in 16 control steps
+            trainer.collect()  # each env is reset at least once in 16 control steps
             seen.append(drawn())
             assert int(randomizer.steps) == steps + 2 * count * horizon
     for before, after in itertools.pairwise(seen):
@@ -453,7 +453,7 @@ def test_the_learning_rate_moves_from_replay_to_replay(schedule, tmp_path):
 def test_the_profiler_sees_no_copy(task, mode, tmp_path):
     trainer = make(task, tmp_path, graph=mode)
     iterations = 3
-    with Logbook(trainer, trainer.run_dir()) as log, trainer.graphs.stream():
+    with Logger(trainer, trainer.run_dir()) as log, trainer.graphs.stream():
         log.save = lambda *, numbered: None  # type: ignore[method-assign]
         trainer.timer.start()
         result = audit(our_loop(trainer, log), warm_up=CAPTURED + 1, iterations=iterations)
@@ -462,4 +462,4 @@ def test_the_profiler_sees_no_copy(task, mode, tmp_path):
         assert work.kernels > 0 and work.busy_s > 0.0, "the profiler sees what graphs do"
         assert (work.to_device.count, work.to_host.count, sum(work.syncs.values())) == (0, 0, 0)
     assert result.work["log"].to_host.count == iterations, "and it sees the row of metrics"
-    assert offences(result, iterations) == []
+    assert violations(result, iterations) == []

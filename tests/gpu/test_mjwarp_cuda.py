@@ -12,7 +12,7 @@ import pytest
 import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "sim"))
-from worlds import FEET, ant_scene, everywhere, make, only, randomize_ants
+from helpers.scenes import FEET, ant_scene, everywhere, make, only, randomize_ants
 
 pytestmark = [
     pytest.mark.gpu,

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gpusim_rl.run.doctor import diagnose
-from gpusim_rl.run.readings import read_profile, read_rows
-from training import make_trainer
+from gpusim_rl.diagnose.rules import diagnose
+from gpusim_rl.diagnose.run_stats import read_profile, read_rows
+from helpers.training import make_trainer
 
 pytestmark = [
     pytest.mark.gpu,

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from gpusim_rl.run.audit import SyncCounter
-from toys import Learner, RandomWorlds, ppo_config
+from gpusim_rl.diagnose.transfers import SyncCounter
+from helpers.fakes import Learner, RandomEnv, ppo_config
 
 KINDS: dict[str, dict[str, Any]] = {
     "feed-forward": {},
@@ -23,7 +23,7 @@ KINDS: dict[str, dict[str, Any]] = {
 
 def learner(kind: str, *, critic: bool = False, device: str = "cpu", **changes: Any) -> Learner:
     sizes = {"policy": 5, "critic": 7} if critic else {"policy": 5}
-    world = RandomWorlds(8, sizes, device=device)
+    world = RandomEnv(8, sizes, device=device)
     cfg = ppo_config(KINDS[kind], minibatch_size=32, epochs=2, sequence_length=4, **changes)
     return Learner(world, cfg, device=device)
 
@@ -141,11 +141,11 @@ def test_no_host_sync_in_acting_and_learning(kind: str, critic: bool, bf16: bool
     step = it.world.step
     with SyncCounter() as syncs:
 
-        def world_on_the_host(action: Tensor) -> Any:  # the toy world is not what is under test
+        def env_on_the_host(action: Tensor) -> Any:  # the toy env is not what is under test
             with syncs.pause():
                 return step(action)
 
-        it.world.step = world_on_the_host  # type: ignore[method-assign]
+        it.world.step = env_on_the_host  # type: ignore[method-assign]
         for _ in range(2):
             it.collect()
             it.update()

@@ -70,7 +70,7 @@ def test_large_offset() -> None:
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("outlier", [1e3, -1e3])
 def test_one_outlier_costs_no_digits(masked: bool, outlier: float) -> None:
-    # one world far away in a large batch: sums taken around it would lose the others
+    # one env far away in a large batch: sums taken around it would lose the others
     x = 1e-3 * torch.randn(2**17, 1, generator=torch.Generator().manual_seed(0))
     x[0] = outlier
     norm = RunningNormalizer(1)

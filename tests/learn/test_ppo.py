@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gpusim_rl.learn.policy import Evaluation, gaussian_kl
+from gpusim_rl.learn.networks import Evaluation, gaussian_kl
 from gpusim_rl.learn.ppo import (
     SOFT_BOUND,
     adapt_learning_rate,
@@ -24,7 +24,7 @@ from gpusim_rl.learn.ppo import (
     fit_minibatches,
     fit_sequence_length,
 )
-from toys import Learner, Outcome, RandomWorlds, ppo_config
+from helpers.fakes import Learner, Outcome, RandomEnv, ppo_config
 
 KINDS = ["feed-forward", "separate", "lstm", "gru"]
 
@@ -36,7 +36,7 @@ def network(kind: str) -> dict[str, Any]:
 def learner(kind: str = "feed-forward", *, num_envs: int = 12, **changes: Any) -> Learner:
     settings = {"horizon": 8, "minibatch_size": 24, "epochs": 3, "sequence_length": 4, **changes}
     net = {**network(kind), **settings.pop("network", {})}
-    return Learner(RandomWorlds(num_envs), ppo_config(net, **settings))
+    return Learner(RandomEnv(num_envs), ppo_config(net, **settings))
 
 
 class Spy:
@@ -48,11 +48,11 @@ class Spy:
         ppo, loss, actions = learner.ppo, learner.ppo._loss, learner.policy.num_actions
 
         def spying(*args: Any) -> Any:
-            inputs, columns, hidden, fresh, _ = args
+            inputs, columns, hidden, is_first, _ = args
             action, mean, log_std, rest = columns.split([actions, actions, actions, 5], dim=-1)
             log_prob, old_value, advantage, target, valid = rest.unbind(-1)
             with torch.no_grad():
-                now = learner.policy.evaluate(inputs, action, hidden, fresh)
+                now = learner.policy.evaluate(inputs, action, hidden, is_first)
             self.minibatches.append(
                 {
                     "action": action.clone(),
@@ -150,7 +150,7 @@ def crafted(
 ) -> tuple[dict[str, Tensor], Tensor, Tensor]:
     """Loss of hand-made samples, and its gradients w.r.t. what the policy says of each."""
     settings = {"entropy_coef": 0.0, "bounds_coef": 0.0, "value_coef": 1.0, "clip": 0.2, **changes}
-    it = Learner(RandomWorlds(4, num_actions=1), ppo_config(**settings))
+    it = Learner(RandomEnv(4, num_actions=1), ppo_config(**settings))
     count = len(ratio)
     zeros = [0.0] * count
 
@@ -339,7 +339,7 @@ def test_minibatches_are_a_partition(kind: str, minibatch_size: int) -> None:
     orders = []
     for _ in range(2):
         it.collect()
-        it.rollout.action[..., 0] = torch.arange(T * N).view(T, N).float()  # t * N + world
+        it.rollout.action[..., 0] = torch.arange(T * N).view(T, N).float()  # t * N + env
         spy = Spy(it)
         it.update()
         per_epoch = it.ppo.num_minibatches
@@ -351,7 +351,7 @@ def test_minibatches_are_a_partition(kind: str, minibatch_size: int) -> None:
             flat = torch.cat([i.flatten() for i in ids])
             assert torch.equal(flat.sort().values, torch.arange(T * N).float())
             orders.append(flat.tolist())
-            for i in ids:  # a sequence is consecutive steps of one world, from a multiple of L
+            for i in ids:  # a sequence is consecutive steps of one env, from a multiple of L
                 assert i.shape[0] == it.ppo.sequence_length
                 assert (i[1:] - i[:-1] == N).all()
                 assert ((i[0] // N) % it.ppo.sequence_length == 0).all()
@@ -542,8 +542,8 @@ def test_a_saved_learner_continues_bit_for_bit(kind: str) -> None:
     }
     torch.save(states, file)
     file.seek(0)
-    twin = copy.deepcopy({"noise": it.noise.get_state(), "world": it.world})
-    fresh, hidden, obs = it.fresh.clone(), it.hidden, it.obs
+    twin = copy.deepcopy({"noise": it.noise.get_state(), "env": it.world})
+    is_first, hidden, obs = it.is_first.clone(), it.hidden, it.obs
 
     other = learner(kind)
     other.train(1)  # anything but the saved state
@@ -552,7 +552,7 @@ def test_a_saved_learner_continues_bit_for_bit(kind: str) -> None:
     other.ppo.load_state_dict(saved["ppo"])
     other.ppo.generator.set_state(saved["shuffling"])
     other.noise.set_state(twin["noise"])
-    other.world, other.fresh, other.hidden, other.obs = twin["world"], fresh, hidden, obs
+    other.world, other.is_first, other.hidden, other.obs = twin["env"], is_first, hidden, obs
 
     for _ in range(2):
         for both in (it, other):
@@ -588,7 +588,7 @@ def test_a_state_dict_is_a_snapshot() -> None:
 
 def test_same_seed_same_result() -> None:
     def run(seed: int) -> list[Tensor]:
-        it = Learner(RandomWorlds(12), ppo_config(minibatch_size=24), seed=seed)
+        it = Learner(RandomEnv(12), ppo_config(minibatch_size=24), seed=seed)
         it.train(3)
         return list(it.policy.state_dict().values())
 
@@ -672,7 +672,7 @@ for a, b in zip(eager.policy.parameters(), compiled.policy.parameters(), strict=
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_bf16_updates(kind: str) -> None:
-    it = Learner(RandomWorlds(12), ppo_config(network(kind), minibatch_size=24), bf16=True)
+    it = Learner(RandomEnv(12), ppo_config(network(kind), minibatch_size=24), bf16=True)
     for _ in range(2):
         it.collect()
         spy = Spy(it)

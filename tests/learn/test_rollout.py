@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gpusim_rl.learn.policy import Sample
+from gpusim_rl.learn.networks import Sample
 from gpusim_rl.learn.rollout import Rollout
 
 N, A = 3, 2
@@ -67,7 +67,7 @@ def test_what_is_written_stands_where_it_belongs() -> None:
         assert torch.equal(rollout.mean[t], sample(float(t)).mean)
         assert torch.equal(rollout.log_std[t], sample(float(t)).log_std)
         assert torch.equal(rollout.value[t], sample(float(t)).value)
-        assert torch.equal(rollout.fresh[t], mask(t % N))
+        assert torch.equal(rollout.is_first[t], mask(t % N))
     assert rollout.terminated.nonzero().tolist() == [[1, 0]]
     assert rollout.truncated.nonzero().tolist() == [[1, 1]]
     assert (~rollout.valid).nonzero().tolist() == [[1, 2]]
@@ -75,13 +75,13 @@ def test_what_is_written_stands_where_it_belongs() -> None:
 
 
 def truncate(rollout: Rollout, pattern: dict[int, tuple[int, ...]]) -> None:
-    """Writes all steps; `pattern` says which worlds the time limit ends in which step."""
+    """Writes all steps; `pattern` says which envs the time limit ends in which step."""
     rollout.begin()
     for t in range(rollout.horizon):
         states = tuple(torch.full((2, N, 5), float(t)) for _ in rollout.final_hidden)
         rollout.write_policy(t, obs(t), states, mask(), sample(float(t), states))
         ended = mask(*pattern.get(t, ()))
-        # only observations of worlds that end are meaningful
+        # only observations of envs that end are meaningful
         final = {g: torch.where(ended[:, None], v, torch.nan) for g, v in obs(100.0 + t).items()}
         after = tuple(torch.full((2, N, 5), t + 0.5) for _ in rollout.final_hidden)
         rollout.write_outcome(t, torch.zeros(N), mask(), ended, mask(), final, after)

@@ -58,7 +58,7 @@ def show(mode: str, *, total: int = 5, log: Path | None = None, interval_s: floa
     for iteration in range(1, total + 1):
         if iteration == 3:
             console.info("note [bold]x[/] {y}")
-            console.warn("2 worlds overflowed")
+            console.warn("2 envs overflowed")
         console.update(row(iteration))
     console.footer(COMMANDS)
     console.close()
@@ -79,7 +79,7 @@ def test_without_a_terminal_auto_is_plain_lines_without_escapes(capsys):
         " value loss 0.0123 | lr 0.0003 | ETA –",
     ]
     assert "note [bold]x[/] {y}\n" in out
-    assert err == "warning: 2 worlds overflowed\n"
+    assert err == "warning: 2 envs overflowed\n"
     assert out.endswith("next:\n" + "".join(f"  {command}\n" for command in COMMANDS))
 
 
@@ -147,7 +147,7 @@ def test_json_has_null_for_what_json_cannot_hold(capsys):
 def test_quiet_shows_warnings_only(capsys):
     show("quiet")
     out, err = capsys.readouterr()
-    assert out == "" and err == "warning: 2 worlds overflowed\n"
+    assert out == "" and err == "warning: 2 envs overflowed\n"
 
 
 # train.log
@@ -162,7 +162,7 @@ def test_log_has_everything_as_plain_text_and_is_continued(tmp_path, mode, capsy
     texts = [re.sub(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d  ", "", line) for line in lines]
     assert texts[: len(texts) // 2] == texts[len(texts) // 2 :]
     assert "\x1b" not in log.read_text()
-    for text in ("task     Ant, 4096 envs", "note [bold]x[/] {y}", "warning: 2 worlds overflowed"):
+    for text in ("task     Ant, 4096 envs", "note [bold]x[/] {y}", "warning: 2 envs overflowed"):
         assert text in texts
     assert sum(text.startswith("iteration") for text in texts) == 10
     assert f"  {COMMANDS[1]}" in texts
@@ -172,7 +172,7 @@ def test_a_log_that_cannot_be_written_is_reported_once(tmp_path, capsys):
     show("plain", log=tmp_path / "missing" / "train.log")
     err = capsys.readouterr().err
     assert err.count("train.log cannot be written") == 1
-    assert "2 worlds overflowed" in err
+    assert "2 envs overflowed" in err
 
 
 # A terminal: a real one, by pty
@@ -246,7 +246,7 @@ def test_terminal_redraws_the_panel_in_place_and_puts_text_above_it():
         "task     Ant, 4096 envs",
         "network  [256, 128, 64] elu",
         "note [bold]x[/] {y}",
-        "warning: 2 worlds overflowed",
+        "warning: 2 envs overflowed",
     ]
     assert below[-3:] == ["next:", *(f"  {command}" for command in COMMANDS)]
 

@@ -9,15 +9,15 @@ import pytest
 import torch
 from torch import Tensor
 
+from gpusim_rl.diagnose.transfers import SyncCounter
 from gpusim_rl.env import Step
-from gpusim_rl.run.audit import SyncCounter
 from gpusim_rl.run.metrics import EpisodeWindow, Metrics
 
 CPU = torch.device("cpu")
 
 
 class Reference:
-    """Return and length of the last `size` counted episodes, one world after the other."""
+    """Return and length of the last `size` counted episodes, one env after the other."""
 
     def __init__(self, num_envs: int, size: int) -> None:
         self.running = [(0.0, 0)] * num_envs
@@ -55,7 +55,7 @@ def test_the_window_equals_a_plain_python_reference(num_envs, size, rate):
     for step in range(60):
         # sums of eighths are exact in any order
         reward = torch.randint(-40, 40, (num_envs,), generator=random) / 8
-        # now and then all worlds end at once, now and then none
+        # now and then all envs end at once, now and then none
         chance = {3: 1.0, 4: 0.0}.get(step % 20, rate)
         done = torch.rand(num_envs, generator=random) < chance
         counts = torch.rand(num_envs, generator=random) < 0.8
@@ -99,7 +99,7 @@ def make_step(
     *,
     done: int = 0,
     diverged: int = 0,
-    cut_short: int = 0,
+    incomplete: int = 0,
     stats: dict[str, Tensor] | None = None,
 ) -> Step:
     def first(count: int) -> Tensor:
@@ -117,7 +117,7 @@ def make_step(
         truncated=first(0),
         diverged=first(diverged),
         done=first(max(done, diverged)),
-        cut_short=first(max(diverged, cut_short)),
+        incomplete=first(max(diverged, incomplete)),
     )
 
 
@@ -143,7 +143,7 @@ def test_a_tasks_numbers_are_means_over_the_worlds_that_tell_something():
 def test_a_row_has_sums_of_its_interval_means_of_terms_and_the_window():
     metrics = Metrics(4, CPU)
     metrics.record_step(make_step(4, 1.0))
-    metrics.record_step(make_step(4, 3.0, done=2, diverged=1))  # world 0 ended because it diverged
+    metrics.record_step(make_step(4, 3.0, done=2, diverged=1))  # env 0 ended because it diverged
     metrics.record_update({"loss/value": torch.tensor(0.5)})
     row = flush(metrics, extra=torch.tensor(9.0))
     assert row == {
@@ -168,7 +168,7 @@ def test_a_row_has_sums_of_its_interval_means_of_terms_and_the_window():
 
 def test_before_the_first_whole_episode_return_and_length_are_none():
     metrics = Metrics(4, CPU)
-    metrics.record_step(make_step(4, 1.0, done=2, cut_short=2))
+    metrics.record_step(make_step(4, 1.0, done=2, incomplete=2))
     row = flush(metrics)
     assert row["episode/return"] is None and row["episode/length"] is None and row["episode/count"] == 0.0
 

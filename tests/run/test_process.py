@@ -18,8 +18,8 @@ import psutil
 import pytest
 
 from gpusim_rl.run import checkpoint
+from helpers.training import make_trainer, read_csv, the_run
 from test_writers import values, wandb_records
-from training import make_trainer, read_csv, the_run
 
 TRAIN = Path(__file__).parents[2] / "train.py"
 SMALL = [  # as in training.make_trainer

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
+from gpusim_rl.diagnose.transfers import SyncCounter
 from gpusim_rl.run import profile
-from gpusim_rl.run.audit import SyncCounter
 from gpusim_rl.run.profile import OUTSIDE, Copies, Work, load_trace, name_place, read_events
-from training import differences, make_trainer, read_csv, the_run
+from helpers.training import differences, make_trainer, read_csv, the_run
 
 MAIN, BACKWARD = 1, 2  # threads
 HTOD, DTOH, DTOD = (
@@ -128,11 +128,11 @@ def test_copies_and_waits_are_counted_by_phase():
     assert log.syncs == {"cudaEventSynchronize": 1}
     assert outside.to_device == Copies(1, 8) and not outside.syncs
     assert us(outside) == (10, 1)
-    assert sorted((each.phase, each.what, each.ts) for each in reading.crossings if "Sync" in each.what) == [
+    assert sorted((each.phase, each.what, each.ts) for each in reading.transfers if "Sync" in each.what) == [
         ("log", "cudaEventSynchronize", 63),
         ("rollout", "cudaStreamSynchronize", 10),
     ]
-    assert len(reading.crossings) == 8
+    assert len(reading.transfers) == 8
 
 
 def test_what_is_outside_of_the_iterations_does_not_count():
@@ -209,9 +209,9 @@ def test_a_crossing_is_named_by_the_innermost_function_that_is_not_the_librarys(
         event("python_function", "before.py(5): over", 20, 10),
         event("python_function", "<built-in method item>", 49, 5),
     ]
-    [crossing] = read_events(events).crossings
-    assert name_place(events, crossing, re.compile(r"^torch/")) == "tasks/ant.py:88 (in rewards)"
-    assert name_place([], crossing, re.compile(r"^torch/")) is None
+    [transfer] = read_events(events).transfers
+    assert name_place(events, transfer, re.compile(r"^torch/")) == "tasks/ant.py:88 (in rewards)"
+    assert name_place([], transfer, re.compile(r"^torch/")) is None
 
 
 # Writing

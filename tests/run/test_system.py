@@ -13,7 +13,7 @@ import pynvml
 import pytest
 import torch
 
-from gpusim_rl.machine import available_cpus
+from gpusim_rl.hardware import available_cpus
 from gpusim_rl.run import system
 from gpusim_rl.run.system import SystemMonitor, describe_gpus, memory_available_bytes
 

@@ -9,9 +9,9 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from gpusim_rl.run.readings import read_rows
+from gpusim_rl.diagnose.run_stats import read_rows
 from gpusim_rl.run.timing import PhaseTimer
-from training import make_trainer
+from helpers.training import make_trainer
 
 
 def test_phases_are_summed_per_interval_and_begin_anew():

@@ -23,12 +23,12 @@ from gpusim_rl.run import checkpoint, memory
 from gpusim_rl.run import logbook as logbook_module
 from gpusim_rl.run import trainer as trainer_module
 from gpusim_rl.run.checkpoint import Checkpoints
-from gpusim_rl.run.logbook import Logbook
+from gpusim_rl.run.logger import Logger
 from gpusim_rl.run.metrics import Row
 from gpusim_rl.run.phases import PHASES
-from gpusim_rl.run.play import Player
 from gpusim_rl.run.trainer import Trainer
-from training import Faulty, Schooled, differences, make_trainer, merged, read_csv, schooled_params, the_run
+from gpusim_rl.view.player import Player
+from helpers.training import Faulty, Schooled, differences, make_trainer, merged, read_csv, schooled_params, the_run
 
 # What two runs of the same training may differ in.
 OF_THE_CALL = ("/elapsed_s", "/wandb_id", "/config/checkpoint", "/config/log/dir", "/overrides")
@@ -62,7 +62,7 @@ RECURRENT = {"ppo": {"network": {"rnn": "lstm"}, "sequence_length": 4}}
 RUNS: dict[str, tuple[Any, dict[str, Any]]] = {
     "Cartpole": ("Cartpole", {}),
     "Cartpole, float32, linear schedule": ("Cartpole", {"ppo": {"precision": "fp32", "schedule": "linear"}}),
-    "Cartpole, one batch for all worlds": ("Cartpole", {"sim": {"persistent": False}}),
+    "Cartpole, one batch for all envs": ("Cartpole", {"sim": {"persistent": False}}),
     "Cartpole, lstm": ("Cartpole", RECURRENT),
     "Cartpole, episodes shorter than the horizon": ("Cartpole", {"task": {"episode_length": 3}}),
     "Cartpole, rows and checkpoints out of step": ("Cartpole", {"log": {"interval": 2}}),
@@ -73,7 +73,7 @@ RUNS: dict[str, tuple[Any, dict[str, Any]]] = {
     "Ant": ("Ant", {"task": {"episode_length": 20}}),
     "Cartpole on mjwarp": ("Cartpole", {"num_envs": 4, "sim": "mjwarp", "device": "cpu"}),
     "Ant on mjwarp": ("Ant", {"num_envs": 2, "sim": "mjwarp", "device": "cpu"}),
-    "Ant, one batch for all worlds": ("Ant", {"num_envs": 3, "sim": {"persistent": False}}),
+    "Ant, one batch for all envs": ("Ant", {"num_envs": 3, "sim": {"persistent": False}}),
 }
 
 
@@ -163,7 +163,7 @@ def test_best_is_saved_although_a_better_one_passed_too_soon_after_the_last_save
         ],
     )
     run_dir, best = trainer.run_dir(), []
-    with Logbook(trainer, run_dir) as log:
+    with Logger(trainer, run_dir) as log:
         for iteration in returns:
             monkeypatch.setattr(logbook_module, "BEST_INTERVAL_S", 1e9 if iteration == 2 else -1.0)
             trainer.iterate(log)
@@ -190,7 +190,7 @@ def test_a_mean_of_few_episodes_is_no_record(tmp_path, monkeypatch, full_from, b
 
     monkeypatch.setattr(trainer.metrics, "flush", flush_with)
     run_dir, saved, told = trainer.run_dir(), [], []
-    with Logbook(trainer, run_dir) as log:
+    with Logger(trainer, run_dir) as log:
         for _ in returns:
             trainer.iterate(log)
             saved.append(checkpoint.load(run_dir.checkpoints / "best.pt")["iteration"])
@@ -261,7 +261,7 @@ def test_a_number_of_threads_that_the_user_chose_stays(tmp_path, monkeypatch, ch
         (128, 16, 2048, 2),
         (128, 16, 32768, 2),  # 2048 samples in all
         (512, 16, 4096, 4),
-        (4096, 16, 1024, 4),  # the policy acts for all worlds at once
+        (4096, 16, 1024, 4),  # the policy acts for all envs at once
         (4096, 16, 32768, 8),
         (None, None, None, 8),
     ],
@@ -302,23 +302,23 @@ def test_another_simulator_goes_on_with_new_episodes_where_the_training_was(tmp_
 @pytest.mark.parametrize("moment", ["while a row is written", "after the checkpoint's turn"])
 def test_a_signal_at_any_moment_saves_the_iteration_it_came_in(tmp_path, monkeypatch, moment):
     trainer = make_trainer("Cartpole", tmp_path, max_iterations=9)
-    record, flush = Logbook.record, Logbook._flush
+    record, flush = Logger.record, Logger._flush
     before = signal.getsignal(signal.SIGINT)
 
-    def late(log: Logbook) -> None:
+    def late(log: Logger) -> None:
         record(log)
         if trainer.iteration == 4:
             signal.raise_signal(signal.SIGINT)
 
-    def early(log: Logbook) -> None:
+    def early(log: Logger) -> None:
         flush(log)
         if trainer.iteration == 4:
             signal.raise_signal(signal.SIGINT)
 
     if moment == "while a row is written":
-        monkeypatch.setattr(Logbook, "_flush", early)
+        monkeypatch.setattr(Logger, "_flush", early)
     else:
-        monkeypatch.setattr(Logbook, "record", late)
+        monkeypatch.setattr(Logger, "record", late)
     with pytest.raises(SystemExit) as end:
         trainer.train()
     assert end.value.code == 130
@@ -327,14 +327,14 @@ def test_a_signal_at_any_moment_saves_the_iteration_it_came_in(tmp_path, monkeyp
 
 
 def test_a_run_stopped_before_its_first_iteration_can_be_resumed(tmp_path, monkeypatch):
-    enter = Logbook.__enter__
+    enter = Logger.__enter__
 
-    def slow_start(log: Logbook) -> Logbook:
+    def slow_start(log: Logger) -> Logger:
         trainer._stop_signal = signal.SIGTERM
         return enter(log)
 
     trainer = make_trainer("Cartpole", tmp_path)
-    monkeypatch.setattr(Logbook, "__enter__", slow_start)
+    monkeypatch.setattr(Logger, "__enter__", slow_start)
     with pytest.raises(SystemExit):
         trainer.train()
     monkeypatch.undo()
@@ -385,19 +385,19 @@ def test_before_the_first_episode_ends_its_return_is_empty(tmp_path):
         (
             {"nan_observation_at": 11},
             {},
-            "Faulty: an observation (group 'policy', step 3, world 1, column 0) is not finite in iteration 2; ",
+            "Faulty: an observation (group 'policy', step 3, env 1, column 0) is not finite in iteration 2; ",
         ),
         (
             {"nan_observation_at": 16, "critic": True},
             {},
-            "Faulty: an observation after the last step (group 'policy', world 1, column 0) is not finite in iteration",
+            "Faulty: an observation after the last step (group 'policy', env 1, column 0) is not finite in iteration",
         ),
         (
             {"nan_observation_at": 11, "episode_length": 1},
             {},
-            "Faulty: an observation (group 'policy', step 3, world 1, column 0) is not finite in iteration 2; ",
+            "Faulty: an observation (group 'policy', step 3, env 1, column 0) is not finite in iteration 2; ",
         ),
-        ({"nan_reward_at": 11}, {}, "Faulty: a reward (step 2, world 1) is not finite in iteration 2; "),
+        ({"nan_reward_at": 11}, {}, "Faulty: a reward (step 2, env 1) is not finite in iteration 2; "),
         (
             {"nan_observation_at": 11},
             {"log": {"interval": 4}},
@@ -412,7 +412,7 @@ def test_before_the_first_episode_ends_its_return_is_empty(tmp_path):
         (
             {"nan_observation_at": 11},
             {"debug": "check"},
-            "Faulty.observe(): 'policy' is not finite (world 1, column 0)",
+            "Faulty.observe(): 'policy' is not finite (env 1, column 0)",
         ),
     ],
 )
@@ -450,10 +450,10 @@ def test_a_diverged_world_is_counted_left_out_and_written_down_and_training_goes
     assert norm.count == 3 * 8 * 8 - 1 and norm.var.max() < 100
 
     (line,) = capfd.readouterr().err.splitlines()
-    assert line.startswith("warning: the physics of world 1 diverged; such worlds are reset and left out of learning")
+    assert line.startswith("warning: the physics of env 1 diverged; such envs are reset and left out of learning")
     assert line.endswith("/diverged.pt")
     dump = checkpoint.load(the_run(tmp_path) / "diverged.pt")
-    assert dump["task"] == "Faulty" and dump["iteration"] == 2 and dump["world"] == 1
+    assert dump["task"] == "Faulty" and dump["iteration"] == 2 and dump["env"] == 1
     assert dump["config"]["task"]["speed_at"] == 11
     assert (dump["state"]["cartpole"]["joint_vel"] == 1e30).all() and dump["action"].shape == (1,)
     refused(tmp_path, "is not a checkpoint of a training", Faulty, checkpoint=str(the_run(tmp_path) / "diverged.pt"))

@@ -11,7 +11,7 @@ import torch
 
 from gpusim_rl.errors import TaskError
 from gpusim_rl.sim import Sim
-from worlds import (
+from helpers.scenes import (
     BALL,
     FEET,
     ant_scene,

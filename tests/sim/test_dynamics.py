@@ -10,7 +10,7 @@ import torch
 from gpusim_rl.errors import TaskError
 from gpusim_rl.sim import Articulation, Scene, Sim
 from gpusim_rl.sim.dynamics import operational_space_torque, solve_positive_definite
-from worlds import ANT, ant_scene, arm_scene, ball_scene, everywhere, make, randomize_ants
+from helpers.scenes import ANT, ant_scene, arm_scene, ball_scene, everywhere, make, randomize_ants
 
 FRANKA = ANT.with_name("franka_torque.xml")
 SIMS = ["mujoco", "mujoco-shared", "mjwarp"]

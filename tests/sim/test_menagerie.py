@@ -14,7 +14,7 @@ from gpusim_rl.api import make_env
 from gpusim_rl.errors import ConfigError, TaskError
 from gpusim_rl.paths import assets_dir, robot_file
 from gpusim_rl.sim import Scene, SimChoice, make_sim
-from worlds import sim_config
+from helpers.scenes import sim_config
 
 # As Menagerie's files are: options, a light and a camera outside and inside of the robot, sensors, a stance.
 WALKER = """

@@ -17,7 +17,7 @@ from gpusim_rl.errors import ConfigError
 from gpusim_rl.sim import Scene, warp
 from gpusim_rl.sim.mjwarp import MjwarpSim, estimate_buffers
 from gpusim_rl.sim.warp import WarpGraphs
-from worlds import (
+from helpers.scenes import (
     ANT,
     FEET,
     ant_scene,

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from gpusim_rl.sim import Scene
-from worlds import FEET, ant_scene, ball_scene, everywhere, make, only, randomize_ants
+from helpers.scenes import FEET, ant_scene, ball_scene, everywhere, make, only, randomize_ants
 
 
 def run(**changes) -> dict[str, torch.Tensor]:

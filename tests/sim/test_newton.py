@@ -13,7 +13,7 @@ import torch
 
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.sim import Scene
-from worlds import ANT, ant_scene, arm_scene, ball_scene, everywhere, make, only
+from helpers.scenes import ANT, ant_scene, arm_scene, ball_scene, everywhere, make, only
 
 pytest.importorskip("newton")
 

@@ -11,11 +11,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from gpusim_rl.diagnose.transfers import SyncCounter
 from gpusim_rl.errors import ConfigError, TaskError
-from gpusim_rl.run.audit import SyncCounter
 from gpusim_rl.sim import Scene, Sim
 from gpusim_rl.sim.params import FIELDS, Param, model_values
-from worlds import ant_scene, ball_scene, everywhere, make, only
+from helpers.scenes import ant_scene, ball_scene, everywhere, make, only
 
 NUM = 4
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from worlds import FEET, ant_scene, arm_scene, everywhere, make, randomize_ants
+from helpers.scenes import FEET, ant_scene, arm_scene, everywhere, make, randomize_ants
 
 NUM = 256
 

@@ -13,7 +13,7 @@ import torch
 from gpusim_rl.errors import TaskError
 from gpusim_rl.sim import Scene
 from gpusim_rl.sim.articulation import ArticulationLayout
-from worlds import ANT, ARM, BALL, FEET, ant_scene
+from helpers.scenes import ANT, ARM, BALL, FEET, ant_scene
 
 
 def test_names_are_prefixed_and_masses_are_those_of_isaacgymenvs():

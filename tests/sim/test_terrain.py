@@ -13,7 +13,7 @@ import torch
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.sim import Scene
 from gpusim_rl.sim.terrain import KINDS, TREAD, Terrain, TerrainConfig
-from worlds import BALL, everywhere, make
+from helpers.scenes import BALL, everywhere, make
 
 LEVELS, PATCH, PLATFORM, RESOLUTION = 5, 8.0, 3.0, 0.1
 CELLS = round(PATCH / RESOLUTION)

@@ -13,7 +13,7 @@ import gpusim_rl
 from gpusim_rl.api import prepare
 from gpusim_rl.env import VecEnv
 from gpusim_rl.env.math import quat_from_axis_angle, quat_rotate
-from sensing import feel
+from helpers.sensing import feel
 
 LEGS = {"LF": (1, 1), "LH": (-1, 1), "RF": (1, -1), "RH": (-1, -1)}  # forwards, to the left
 Z = torch.tensor([0.0, 0.0, 1.0])

@@ -12,9 +12,9 @@ import torch
 import gpusim_rl
 from gpusim_rl.env import VecEnv
 from gpusim_rl.env.math import quat_from_axis_angle, quat_rotate
-from sensing import feel
+from helpers.sensing import feel
 
-NUM = 20  # a world on every column
+NUM = 20  # an env on every column
 X, Z = torch.tensor([1.0, 0.0, 0.0]), torch.tensor([0.0, 0.0, 1.0])
 HEIGHTS, COMMANDS, ACTIONS = slice(36, 176), slice(9, 12), slice(176, 188)
 

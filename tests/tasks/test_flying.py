@@ -66,7 +66,7 @@ def test_a_quadcopters_thrust_and_angles_stop_at_their_limits():
 def test_a_quadcopters_rotors_push_along_their_own_axes():
     env = make_env("Quadcopter")
     robot = env.task.robot
-    # World 0: nothing is tilted. World 1: every rotor rolls about its arm, which turns the craft about the vertical.
+    # Env 0: nothing is tilted. Env 1: every rotor rolls about its arm, which turns the craft about the vertical.
     tilt = torch.zeros(4, 8)
     tilt[1, 1::2] = 0.3
     tilt_rotors(env, tilt)

@@ -282,7 +282,7 @@ def test_cubes_start_anywhere_on_the_square_but_apart():
     places = [cube.root_pos[:, :2] for cube in (env.task.cube_a, env.task.cube_b)]
     for place in places:
         assert place.abs().max() <= 0.25 + 1e-6
-        # each of 5 x 5 fields has its share of the worlds
+        # each of 5 x 5 fields has its share of the envs
         field = ((place + 0.25) / 0.1).floor().clamp(0, 4) @ torch.tensor([5.0, 1.0])
         assert (torch.bincount(field.long(), minlength=25) > 40).all()
     apart = torch.linalg.vector_norm(places[0] - places[1], dim=1)

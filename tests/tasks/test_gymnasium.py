@@ -126,7 +126,7 @@ def test_every_step_is_gymnasiums(name):
         gym.reset()
         gym.set_state(qpos[world].double().numpy(), qvel[world].double().numpy())
         obs, reward, terminated, _, info = gym.step(actions[world].numpy())
-        where = f"world {world}"
+        where = f"env {world}"
         np.testing.assert_allclose(step.final_obs["policy"][world], obs, rtol=1e-5, atol=1e-5, err_msg=where)
         assert float(step.reward[world]) == pytest.approx(reward, rel=1e-5, abs=1e-5), where
         assert bool(step.terminated[world]) == terminated, where

@@ -10,7 +10,7 @@ import torch
 import gpusim_rl
 from gpusim_rl.api import prepare
 from gpusim_rl.env import VecEnv
-from sensing import feel
+from helpers.sensing import feel
 
 LEG = ["hip_x", "hip_z", "hip_y", "knee", "ankle_y", "ankle_x"]
 ARM = ["shoulder1", "shoulder2", "elbow"]

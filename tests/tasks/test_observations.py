@@ -19,7 +19,7 @@ import torch
 
 import gpusim_rl
 from gpusim_rl.env import VecEnv
-from sensing import feel
+from helpers.sensing import feel
 
 WORLDS = 8
 FREE = mujoco.mjtJoint.mjJNT_FREE.value
@@ -27,7 +27,7 @@ DEPTH = 0.002  # m; how deep bodies that shall touch are in each other
 
 
 class World:
-    """One world of an environment, as MuJoCo sees it."""
+    """One env of an environment, as MuJoCo sees it."""
 
     def __init__(self, env: VecEnv, index: int) -> None:
         self.task, self.index, self.model = env.task, index, env.sim.scene.model
@@ -39,7 +39,7 @@ class World:
         mujoco.mj_forward(self.model, self.data)
 
     def own(self, value: torch.Tensor) -> np.ndarray:
-        """This world's part of a tensor."""
+        """This env's part of a tensor."""
         return value[self.index].double().numpy()
 
     @property
@@ -53,7 +53,7 @@ class World:
         return self.data.body(body).xquat
 
     def turn(self, body: str) -> np.ndarray:
-        """Rotation matrix, from the body's frame to the world's."""
+        """Rotation matrix, from the body's frame to the env's."""
         return self.data.body(body).xmat.reshape(3, 3)
 
     def velocity(self, body: str, local: bool = False) -> np.ndarray:
@@ -121,7 +121,7 @@ Row = Callable[[World], Any]
 class Case:
     """What a task observes, row by row, and the states in which we look.
 
-    `touch` names pairs of bodies: in each world one pair is brought together, or none, by moving the second, or the
+    `touch` names pairs of bodies: in each env one pair is brought together, or none, by moving the second, or the
     robot where the second is the ground. `spread` is how far [rad, m] a free body is turned and moved away.
     """
 
@@ -414,7 +414,7 @@ CASES = {
             lambda w: w.efforts("trifinger"),
             lambda w: np.concatenate([w.touch(tip) for tip in TRIFINGER_TIPS]),
         ],
-        settings={"randomize": False},  # noise, and each world its own model
+        settings={"randomize": False},  # noise, and each env its own model
         touch=[(tip, "cube/cube") for tip in TRIFINGER_TIPS],
         spread=0.3,
     ),
@@ -427,7 +427,7 @@ every_case = pytest.mark.parametrize("name", CASES)
 
 
 def scattered_env(name: str) -> VecEnv:
-    """Every world in a state of its own: turned, tilted, moving, joints anywhere within their limits."""
+    """Every env in a state of its own: turned, tilted, moving, joints anywhere within their limits."""
     case, random = CASES[name], np.random.default_rng(0)
     env = gpusim_rl.make_env(name.split(".")[0], num_envs=WORLDS, sim="mujoco", device="cpu", task={**case.settings})
     env.reset()

@@ -100,7 +100,7 @@ def test_the_pose_term_is_greatest_at_the_goal_and_falls_with_every_corner():
 
 
 def test_reaching_pays_what_the_fingertips_came_closer_and_only_early():
-    env = make_env(num_envs=2, reach_env_steps=6)  # 2 worlds: steps 0 to 3 are early, counted from the check in reset
+    env = make_env(num_envs=2, reach_env_steps=6)  # 2 envs: steps 0 to 3 are early, counted from the check in reset
     task = env.task
     before = reach(task)
     paid = []

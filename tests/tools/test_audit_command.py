@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from conftest import ROOT, Finished, run_command
+from helpers.commands import ROOT, Finished, run_command
 
-pytest_plugins = ["tool_runs"]
+pytest_plugins = ["helpers.tool_runs"]
 
 SMALL = ("device=cpu", "num_envs=16", "ppo.horizon=8", "ppo.minibatch_size=64", "ppo.network.hidden=[16,16]")
 READS = """
@@ -49,9 +49,9 @@ def test_ant_crosses_nothing_and_the_json_has_all_numbers(audit, tmp_path):
     report = json.loads((tmp_path / "audit.json").read_text())
     about = {"time", "command", "python", "platform", "versions", "cpu", "memory_gb", "gpu", "git"}
     run = {"task", "num_envs", "sim", "device", "precision", "graph", "log_rows"}
-    found = {"ours", "update_without_data", "clients", "offences", "ok"}
+    found = {"ours", "update_without_data", "clients", "violations", "ok"}
     assert about | run | found <= set(report)
-    assert report["ok"] and report["offences"] == [] and report["clients"] == {} and report["log_rows"] == 2
+    assert report["ok"] and report["violations"] == [] and report["clients"] == {} and report["log_rows"] == 2
     phases = report["ours"]["phases"]
     assert {"rollout", "update", "log", "physics (host)"} <= set(phases)
     assert phases["rollout"]["syncs"] == phases["update"]["syncs"] == {}
@@ -75,7 +75,7 @@ def test_the_rows_that_may_leave_are_those_of_the_audited_iterations(load_tool, 
     tool = load_tool("audit")
     for interval, rows in ((5, 1), (6, 0)):  # the audited iteration is the fifth
         report = tool.audit_all(tool.parse(["task=Cartpole", *SMALL, f"log.interval={interval}", "--iterations", "1"]))
-        assert (report["log_rows"], report["offences"]) == (rows, [])
+        assert (report["log_rows"], report["violations"]) == (rows, [])
 
 
 def test_a_task_that_reads_fails_and_its_line_is_named(audit, tmp_path):

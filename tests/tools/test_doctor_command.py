@@ -12,9 +12,9 @@ import time
 
 import pytest
 
-from conftest import ROOT
+from helpers.commands import ROOT
 
-pytest_plugins = ["tool_runs"]
+pytest_plugins = ["helpers.tool_runs"]
 
 
 # -- a run ------------------------------------------------------------------------------------
@@ -49,7 +49,7 @@ def test_a_run_is_named_as_for_other_tools(tool, runs_folder):
 def test_a_run_is_judged_without_loading_torch(tool):
     done = tool("doctor", "Cartpole", env={"PYTHONPROFILEIMPORTTIME": "1"})
     loaded = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
-    assert "gpusim_rl.run.readings" in loaded
+    assert "gpusim_rl.diagnose.run_stats" in loaded
     assert not loaded & {"torch", "mujoco", "warp", "hydra"}
 
 

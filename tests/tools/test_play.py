@@ -14,9 +14,9 @@ import torch
 import gpusim_rl
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.run import checkpoint
-from gpusim_rl.run.play import Player
+from gpusim_rl.view.player import Player
 
-pytest_plugins = ["tool_runs"]
+pytest_plugins = ["helpers.tool_runs"]
 
 NO_DISPLAY = {"DISPLAY": "", "WAYLAND_DISPLAY": ""}
 
@@ -36,7 +36,7 @@ def run(runs_folder, tmp_path, monkeypatch) -> Path:
 def test_a_run_is_measured_without_a_window(tool, task):
     lines = tool("play", task, "--viewer", "none", "--steps", "50", env=NO_DISPLAY).stdout.splitlines()
     assert lines[0].startswith(f"runs/{task}/") and "checkpoints/last.pt, iteration " in lines[0]
-    assert lines[1].startswith(f"{task}: mean reward ") and lines[1].endswith("per step (50 steps in 16 worlds)")
+    assert lines[1].startswith(f"{task}: mean reward ") and lines[1].endswith("per step (50 steps in 16 envs)")
 
 
 @pytest.mark.parametrize("policy", ["zero", "random"])

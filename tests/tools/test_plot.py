@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-pytest_plugins = ["tool_runs"]
+pytest_plugins = ["helpers.tool_runs"]
 
 
 @pytest.fixture

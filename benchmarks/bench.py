@@ -1,0 +1,466 @@
+"""Measure physics, environment, rollout and training, and other libraries' trainers on the same environment.
+
+python benchmarks/bench.py task=Ant num_envs=[256,1024,4096]           writes benchmarks/Ant/bench.json, .md and .png
+python benchmarks/bench.py task=Ant num_envs=4096 --peers none         ours alone
+python benchmarks/bench.py --gymnasium num_envs=[64,256,1024]          CPU physics against EnvPool and Gymnasium, on Ant-v5
+python benchmarks/bench.py learn [TASK ...] [--minutes 10]             does every task learn? Goes on where it was stopped
+
+Every contestant is a process of its own; they take turns in every round, so that their ratios do not depend on what
+else the machine does. For one env count all of them are alive at once: their memory adds up.
+
+    bare physics   the task's scene with its decimation and random controls; no task, no resets
+    env step       the environment with actions made beforehand
+    + policy       rollouts of our trainer
+    + training     all of our training: rollout, update, logging; beside others in their fastest mode also compiled
+
+The numbers are control steps per second, summed over envs. `training_over_physics` in the json is the whole training
+over bare physics at the faster of the simulator's settings, at the largest env count. Physics and environment are the
+same for all trainers; what each takes outside of `env.step` [us per control step of an env] is its `trainer_us`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import hashlib
+import importlib.metadata
+import json
+import os
+import queue
+import shlex
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from learning import Goal, Outcome
+    from throughput.harness import Contestant
+
+GYMNASIUM_TASK = "Ant-v5"
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Measures, prints the tables and writes the files."""
+    arguments = sys.argv[1:] if argv is None else argv
+    if arguments == ["--worker"]:
+        return worker()
+    from gpusim_rl.errors import friendly_errors
+
+    with friendly_errors():
+        if arguments[:1] == ["learn"]:
+            return learn(parse_learn(arguments[1:]))
+        bench(parse(arguments), shlex.join(["python", "benchmarks/bench.py", *arguments]))
+    return 0
+
+
+def worker() -> int:
+    """The process of one contestant."""
+    from throughput.worker import serve
+
+    from gpusim_rl.api import scratch_training
+    from gpusim_rl.compose import compose
+
+    serve(compose, scratch_training)
+    return 0
+
+
+def parse(argv: list[str]) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        prog="bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("overrides", nargs="*", help="as for train.py: task=Ant num_envs=4096; num_envs may be a list: [256,1024]")
+    add("--rounds", type=int, default=5, help="turns of each contestant (default: 5)")
+    add("--seconds", type=float, default=3.0, help="length of a turn, at least one iteration (default: 3)")
+    add("--warm-up", type=int, default=6, help="iterations before the first round (default: 6)")
+    add("--peers", default="", help="rsl_rl,skrl,rl_games,sb3 or none (default: all that are installed)")
+    add(
+        "--modes",
+        default="same,fastest",
+        help="same: the work of our PPO; fastest: the library's fastest documented mode",
+    )
+    add("--gymnasium", action="store_true", help="instead: CPU physics on Gymnasium's Ant-v5, EnvPool and Gymnasium")
+    add("--out", type=Path, help="folder to write to (default: benchmarks/<task>)")
+    add("--no-plot", action="store_true", help="write no picture")
+    return parser.parse_intermixed_args(argv)
+
+
+def bench(args: argparse.Namespace, command: str) -> None:
+    """Measures one env count after the other; what is measured is on disk after every round."""
+    from throughput.harness import SCHEMA, Turns, markdown, measure, summary, table
+
+    from gpusim_rl.errors import ConfigError
+
+    if min(args.rounds, args.seconds, args.warm_up) <= 0:
+        raise ConfigError("--rounds, --seconds and --warm-up must be positive")
+    counts, overrides = env_counts(args.overrides)
+    about = of_gymnasium(overrides) if args.gymnasium else of_task(args, overrides, counts)
+    default_counts = about.pop("default_counts")
+    counts = counts or default_counts
+    contestants = about.pop("contestants")
+    out: Path = args.out or Path("benchmarks") / about["task"]
+    turns = Turns(args.rounds, args.seconds, args.warm_up)
+    known = {"schema": SCHEMA, "command": command, **provenance(out), **about, "turns": dataclasses.asdict(turns)}
+    result: dict[str, Any] = known
+    parts: list[dict[str, Any]] = []
+    for count in counts:
+
+        def say(text: str, count: int = count) -> None:
+            print(f"{count} envs: {text}", file=sys.stderr)
+
+        parts.append({})
+        rows: list[dict[str, Any]] = []
+        for rows in measure(contestants(count), turns, command=own_command(), environment=own_environment(), say=say):
+            parts[-1] = {"num_envs": count, **summary(rows), "contestants": rows}
+            largest = max(parts, key=lambda part: part["num_envs"])
+            headline = {key: value for key, value in largest.items() if "_over_" in key}
+            result = {**known, **headline, "env_counts": parts}
+            write(out / "bench.json", json.dumps(result, indent=2) + "\n")
+            write(out / "bench.md", markdown(result))
+        print("\n".join(["", f"{about['task']}, {count} envs", "", *table(rows), ""]))
+    names = ["bench.json", "bench.md"]
+    from throughput.harness import draw as figure_of
+
+    if not args.no_plot and draw(lambda figures: figure_of(result, figures), out / "bench.png"):
+        names.append("bench.png")
+    print(", ".join(str(out / name) for name in names))
+
+
+def parse_learn(argv: list[str]) -> argparse.Namespace:
+    """The command line of `learn`."""
+    parser = argparse.ArgumentParser(
+        prog="bench learn",
+        description="Train tasks to their thresholds, or for a stated time, and keep the curves: tasks.json, a plot,"
+        " the table in README.md. What has been reached is not trained again; what has not goes on with more minutes.",
+    )
+    add = parser.add_argument
+    add("tasks", nargs="*", metavar="TASK", help="default: all in learn.yaml")
+    add("--minutes", type=float, help="training time of each at most (default: as in learn.yaml)")
+    add("--seeds", default="1", help="e.g. 1,2,3 (default: 1)")
+    add("--jobs", type=int, default=1, help="trainings at once, each on its share of the CPUs (default: 1)")
+    add(
+        "--out",
+        type=Path,
+        default=Path("benchmarks"),
+        help="folder of learn.yaml and the results (default: benchmarks)",
+    )
+    add("--runs", type=Path, default=Path("runs"), help="folder of run folders (default: runs)")
+    add("--table", action="store_true", help="train nothing: read again what the runs wrote, and tell it")
+    add("--readme", type=Path, default=Path("README.md"), help="file with the table (default: README.md)")
+    return parser.parse_args(argv)
+
+
+def learn(args: argparse.Namespace) -> int:
+    """Trains one task after the other; after each, what is known is on disk.
+
+    Returns:
+        The exit code: 1 if a training failed, 130 if it was interrupted. What has been trained is kept all the same.
+    """
+    from concurrent.futures import ThreadPoolExecutor, as_completed
+
+    from gpusim_rl.errors import EXIT_INTERRUPTED, ConfigError, TaskError
+    from gpusim_rl.run import evidence
+
+    if args.jobs < 1:
+        raise ConfigError(f"--jobs must be at least 1, got {args.jobs}")
+    if args.minutes is not None and not args.minutes > 0.0:
+        raise ConfigError(f"--minutes must be positive, got {args.minutes:g}")
+    goals = evidence.read_goals(args.out / "learn.yaml")
+    asked = list(dict.fromkeys(args.tasks)) or list(goals)
+    if unknown := [task for task in asked if task not in goals]:
+        raise ConfigError(f"no goal for {', '.join(unknown)} in {args.out / 'learn.yaml'}; it has {', '.join(goals)}")
+    try:
+        seeds = list(dict.fromkeys(int(seed) for seed in args.seeds.split(",")))
+    except ValueError:
+        raise ConfigError(f"--seeds must be ints such as 1,2,3, got {args.seeds}") from None
+    file = args.out / "tasks.json"
+    known = {(outcome.task, outcome.seed): outcome for outcome in evidence.read_outcomes(file)}
+    shares = cpu_shares(args.jobs)
+    git = provenance(args.out, args.readme)["git"]
+    stop, writing = threading.Event(), threading.Lock()
+
+    def keep(outcome: evidence.Outcome) -> None:
+        with writing:
+            known[outcome.task, outcome.seed] = outcome
+            evidence.write_outcomes(file, list(known.values()))
+
+    def train(goal: evidence.Goal, seed: int) -> None:
+        outcome = begin(goal, seed, known.get((goal.task, seed)))
+        if outcome.reached or outcome.seconds >= goal.minutes * 60.0:
+            keep(outcome)
+            return
+        cpus = shares.get()
+        try:
+            if cpus is not None:
+                os.sched_setaffinity(0, cpus)  # this thread: random actions too stay off the others' share
+            if outcome.random_return is None:
+                outcome.random_return = random_return(goal)
+            if stop.is_set():
+                return
+            evidence.train_to(
+                goal,
+                outcome,
+                command=[sys.executable, "-m", "gpusim_rl.cli", "train"],
+                environment=own_environment(),
+                runs=args.runs,
+                cpus=cpus,
+                stop=stop,
+                say=lambda text: print(text, file=sys.stderr),
+            )
+        finally:
+            shares.put(cpus)
+            if outcome.run:  # also of a training that failed: it goes on from its last checkpoint
+                outcome.environment.setdefault("git", git)
+                keep(outcome)
+
+    wanted = [dataclasses.replace(goals[task], minutes=args.minutes or goals[task].minutes) for task in asked]
+    if args.table:
+        wanted = []
+        for outcome in list(known.values()):
+            keep(measured(outcome, goals[outcome.task].threshold if outcome.task in goals else outcome.threshold))
+    pool, interrupted, failed = ThreadPoolExecutor(args.jobs), False, False
+    with ended_as_by_ctrl_c():
+        try:
+            for future in as_completed([pool.submit(train, goal, seed) for seed in seeds for goal in wanted]):
+                try:
+                    future.result()
+                except (ConfigError, TaskError) as error:  # the others go on
+                    print(f"error: {error}", file=sys.stderr)
+                    failed = True
+        except KeyboardInterrupt:
+            print("interrupted: what runs is stopped, with a checkpoint", file=sys.stderr)
+            interrupted = True
+        finally:  # what has not begun never does; what runs keeps what it knows
+            stop.set()
+            pool.shutdown(cancel_futures=True)
+    outcomes = list(known.values())
+    lines = evidence.table(outcomes, goals)
+    print("\n".join(lines))
+    if args.readme.is_file():
+        write(args.readme, evidence.fill(args.readme.read_text(), lines))
+    draw(lambda figures: evidence.draw(outcomes, figures), args.out / "tasks.png")
+    return EXIT_INTERRUPTED if interrupted else int(failed)
+
+
+@contextmanager
+def ended_as_by_ctrl_c() -> Iterator[None]:
+    """SIGTERM and the end of the terminal interrupt too: the trainings, sessions of their own, would go on."""
+    numbers = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    previous = {number: signal.getsignal(number) for number in numbers}
+    heard = [number for number in numbers if previous[number] != signal.SIG_IGN]  # nohup ignores one
+    for number in heard:
+        signal.signal(number, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        for number in heard:
+            signal.signal(number, previous[number])
+
+
+def begin(goal: Goal, seed: int, known: Outcome | None) -> Outcome:
+    """What is known of a goal's training, or a new outcome where there is none or its settings were others.
+
+    Of an older outcome it is not known whether the task's own settings were others; it is taken as it is.
+    """
+    from learning import Outcome
+
+    overrides, settings = list(goal.overrides), settings_hash(goal)
+    if known is None or known.overrides != overrides or known.settings not in ("", settings):
+        return Outcome(
+            task=goal.task, seed=seed, threshold=goal.threshold, overrides=overrides, settings=settings, run=""
+        )
+    return measured(known, goal.threshold)
+
+
+def measured(known: Outcome, threshold: float) -> Outcome:
+    """A copy, judged by a threshold: by the rows of its run, or by the stored curve where they are gone."""
+    from learning import hold_against, measure_run
+
+    outcome = dataclasses.replace(known)
+    if outcome.run and (Path(outcome.run) / "metrics.csv").is_file():
+        outcome.threshold = threshold
+        measure_run(outcome, Path(outcome.run))
+    elif threshold != outcome.threshold:
+        hold_against(outcome, threshold)
+    return outcome
+
+
+COMPOSING = threading.Lock()
+"""Hydra has one global state, and trainings are begun in several threads."""
+
+
+def settings_hash(goal: Goal) -> str:
+    """Of all settings that learning depends on: a training is begun anew when one of them has changed."""
+    from gpusim_rl.compose import compose
+
+    with COMPOSING:
+        config = compose([f"task={goal.task}", *goal.overrides])
+    parts = {name: config[name] for name in ("task", "num_envs", "max_iterations", "ppo", "sim")}
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def cpu_shares(jobs: int) -> queue.SimpleQueue[set[int] | None]:
+    """The CPUs of each of the trainings that run at once; None where they cannot be shared out."""
+    shares: queue.SimpleQueue[set[int] | None] = queue.SimpleQueue()
+    cpus = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+    for job in range(jobs):
+        shares.put(set(cpus[job::jobs]) if 1 < jobs <= len(cpus) else None)
+    return shares
+
+
+def random_return(goal: Goal) -> float:
+    """Mean return of random actions in 64 envs, with the goal's settings."""
+    from learning import random_return as measure
+    from omegaconf import OmegaConf
+
+    from gpusim_rl import make_env
+
+    ours = ["num_envs=64", "device=cpu", "task.randomize_episode_start=false"]
+    settings: Any = OmegaConf.to_container(OmegaConf.from_dotlist([*goal.overrides, *ours]))
+    with COMPOSING:
+        env = make_env(goal.task, **settings)
+    try:
+        return measure(env)
+    finally:
+        env.close()
+
+
+def env_counts(overrides: Sequence[str]) -> tuple[list[int], list[str]]:
+    """The numbers of envs asked for, and the other overrides."""
+    from gpusim_rl.errors import ConfigError
+
+    mine = [text for text in overrides if text.startswith("num_envs=")]
+    rest = [text for text in overrides if not text.startswith("num_envs=")]
+    if not mine:
+        return [], rest
+    value = mine[-1].partition("=")[2]
+    try:
+        counts = [int(part) for part in value.strip("[]() ").split(",")]
+        if min(counts) < 1:
+            raise ValueError
+    except ValueError:
+        raise ConfigError(
+            f"num_envs must be a positive int or a list of them, got {value}; try num_envs=[256,1024]"
+        ) from None
+    return list(dict.fromkeys(counts)), rest
+
+
+def of_task(args: argparse.Namespace, overrides: Sequence[str], counts: Sequence[int]) -> dict[str, Any]:
+    """What is measured for a task; checks the configuration before anything is started."""
+    from throughput.baselines import MODES
+    from throughput.harness import choose_peers, install_command, training_contestants
+
+    from gpusim_rl.compose import compose
+    from gpusim_rl.config import build_run
+    from gpusim_rl.errors import ConfigError
+    from gpusim_rl.learn.ppo import choose_precision
+    from gpusim_rl.run.trainer import choose_devices
+
+    asked = [name for name in args.peers.split(",") if name]
+    peers, missing = choose_peers([] if asked == ["none"] else asked or None)
+    if missing:
+        print(f"left out, not installed: {', '.join(missing)}; {install_command(missing)}", file=sys.stderr)
+    modes = args.modes.split(",")
+    if not set(modes) <= set(MODES):
+        raise ConfigError(f"--modes must be of {', '.join(MODES)}, got {args.modes}")
+    config = compose([*overrides, *(f"num_envs={count}" for count in counts[:1])])
+    cfg = build_run(config)
+    rl_device, choice = choose_devices(cfg)
+
+    def contestants(num_envs: int) -> list[Contestant]:
+        return training_contestants(overrides, num_envs, on_mujoco=choice.name == "mujoco", peers=peers, modes=modes)
+
+    return {
+        "task": config["task"]["_target_"].rpartition(".")[2],
+        "overrides": list(overrides),
+        "sim": str(choice),
+        "learner": str(rl_device),
+        "precision": "bf16" if choose_precision(cfg.ppo.precision, rl_device)[0] else "fp32",
+        "decimation": cfg.task.decimation,
+        "horizon": cfg.ppo.horizon,
+        "contestants": contestants,
+        "default_counts": [cfg.num_envs],
+    }
+
+
+def of_gymnasium(overrides: Sequence[str]) -> dict[str, Any]:
+    """What is measured with --gymnasium."""
+    from throughput.harness import ant_v5_contestants
+
+    from gpusim_rl.errors import ConfigError, import_extra
+
+    if overrides:
+        raise ConfigError(f"--gymnasium measures {GYMNASIUM_TASK} and takes only num_envs=, got {' '.join(overrides)}")
+    for module in ("gymnasium", "imageio", "envpool"):  # without imageio, gymnasium has no MuJoCo
+        import_extra(module, "bench", "--gymnasium")
+    return {
+        "task": GYMNASIUM_TASK,
+        "overrides": [],
+        "sim": "Gymnasium's ant.xml: Runge-Kutta, 5 steps of 0.01 s for a control step",
+        "contestants": ant_v5_contestants,
+        "default_counts": [64, 256, 1024],
+    }
+
+
+def provenance(*exclude: Path) -> dict[str, Any]:
+    """Commit, machine and versions; what the tool writes itself, `exclude`, does not make the checkout dirty."""
+    from throughput.harness import PACKAGES
+
+    from gpusim_rl.run.run_dir import describe_environment, git_state
+
+    environment = describe_environment()
+    for package in PACKAGES:
+        with suppress(importlib.metadata.PackageNotFoundError):
+            environment["versions"][package] = importlib.metadata.version(package)
+    return {"git": git_state(*exclude)[0], "environment": environment}
+
+
+def own_command() -> list[str]:
+    """Starts `worker` in a process of its own."""
+    return [sys.executable, "-m", "gpusim_rl.cli", "bench", "--worker"]
+
+
+def own_environment() -> dict[str, str]:
+    """Ours, so that the process finds the same package, installed or not."""
+    import gpusim_rl
+
+    assert gpusim_rl.__file__ is not None
+    folder = str(Path(gpusim_rl.__file__).parent.parent)
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [folder, os.environ.get("PYTHONPATH")]))}
+
+
+def write(path: Path, text: str) -> None:
+    """Writes a file that takes the old one's place when it is complete."""
+    from gpusim_rl.errors import ConfigError
+    from gpusim_rl.run.run_dir import replacing
+
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(path) as file:
+            file.write(text.encode())
+    except OSError as error:
+        raise ConfigError(f"cannot write {path}: {error.strerror}; try --out FOLDER") from None
+
+
+def draw(make: Callable[[Any], Any], path: Path) -> bool:
+    """Draws a picture, where matplotlib is installed; `make` gets the module `matplotlib.figure`."""
+    from gpusim_rl.errors import ConfigError, import_extra
+
+    try:
+        figures = import_extra("matplotlib.figure", "plot", "the picture")
+    except ConfigError as error:
+        print(error, file=sys.stderr)
+        return False
+    make(figures).savefig(path, dpi=150)
+    return True
+
+
+if __name__ == "__main__":
+    # As for train.py: the checkout that this file is in, whether it is installed or not.
+    sys.path[0] = str(Path(__file__).resolve().parent.parent)
+    sys.exit(main())

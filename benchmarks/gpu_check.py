@@ -1,0 +1,575 @@
+"""Check on a CUDA device all that cannot be checked without one, and hold it against the targets.
+
+python benchmarks/gpu_check.py                       everything, within nine minutes; writes benchmarks/gpu.json
+python benchmarks/gpu_check.py --quick               small sizes: does it work?
+python benchmarks/gpu_check.py --parts learn,bench   only these
+python benchmarks/gpu_check.py --resume              what the json does not have yet
+python benchmarks/gpu_check.py --device cpu          the same script with tiny sizes, where there is no GPU; judges nothing
+
+    audit   what a steady iteration copies and waits for, and how busy it keeps the device (tools/audit.py)
+    learn   a training (train.py), timed until the mean return of its episodes reaches the one that is asked for
+    tests   tests/gpu
+    bench   speeds at many numbers of envs (benchmarks/bench.py)
+
+Each part is a process of its own with a time limit: one that fails takes no other with it, and the json is written
+after every part and every number of envs. Exit code 0: all ran, all targets are met; 1: something failed or missed;
+2: bad input, or no CUDA.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import importlib.util
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+SCHEMA = 2
+MODULES = ["torch", "numpy", "mujoco", "mujoco_warp", "warp", "hydra", "yaml", "rich", "psutil", "pynvml", "jaxtyping"]
+
+MOST = {"audit": 0.35, "learn": 0.3, "tests": 0.45, "bench": 1.0}
+"""Of the budget that each part may take; the last one has what is left."""
+
+LEAST_S = 5.0
+"""With less time left than this no part is started."""
+
+ENDING_S = 15.0
+"""Time to end after an interrupt."""
+
+TAIL = 15  # lines of what a part printed, kept where it failed
+
+Part = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Sizes.
+
+    Attributes:
+        num_envs: Envs of audit and training, and the number of envs at which the bench is judged.
+        env_counts: Numbers of envs that are measured.
+        rounds: Of the bench.
+        seconds: Length of a turn [s].
+        warm_up: Iterations before the first round.
+        overrides: For all parts.
+        max_iterations: Of the training.
+    """
+
+    num_envs: int
+    env_counts: tuple[int, ...]
+    rounds: int
+    seconds: float
+    warm_up: int
+    overrides: tuple[str, ...] = ()
+    max_iterations: int = 5000
+
+
+FULL = Plan(4096, (256, 1024, 4096, 16384, 65536), rounds=3, seconds=1.5, warm_up=6)
+QUICK = Plan(256, (64, 256), rounds=2, seconds=0.3, warm_up=4, max_iterations=50)
+TINY = Plan(
+    8,
+    (8,),
+    rounds=1,
+    seconds=0.01,
+    warm_up=1,
+    overrides=("ppo.horizon=4", "ppo.minibatch_size=32", "ppo.network.hidden=[16,16]", "ppo.precision=fp32"),
+    max_iterations=3,
+)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs the parts, prints the verdicts and returns the exit code."""
+    from gpusim_rl.errors import friendly_errors
+
+    arguments = sys.argv[1:] if argv is None else argv
+    began = time.monotonic()
+    with friendly_errors():
+        args = parse(arguments)
+        check_input(args)
+        report = check(args, shlex.join(["python", "benchmarks/gpu_check.py", *arguments]), began)
+    return 0 if report["ok"] else 1
+
+
+def parse(argv: list[str]) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        prog="gpu_check", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    from gpu_targets import PARTS, RETURN
+
+    add = parser.add_argument
+    add("overrides", nargs="*", metavar="key=value", help="for audit, training and bench, as for train.py")
+    add("--parts", help=f"of {', '.join(PARTS)} (default: all)")
+    add("--device", default="cuda", help="cuda, cuda:<index>; cpu runs tiny sizes (default: cuda)")
+    add("--quick", action="store_true", help="small sizes, which are not held against targets that depend on size")
+    add(
+        "--peers",
+        nargs="?",
+        const="",
+        default="none",
+        metavar="NAMES",
+        help="bench other libraries too",
+    )
+    add("--env-counts", metavar="N,N", help="numbers of envs to bench (default: 256,1024,4096,16384,65536)")
+    add("--return", dest="wanted", type=float, default=RETURN, help=f"to train until (default: {RETURN:g})")
+    add(
+        "--resume",
+        action="store_true",
+        help="keep what the json has; run parts that are missing, failed, or in --parts",
+    )
+    add("--budget-s", type=float, default=520.0, help="time for all of it [s] (default: 520)")
+    add("--out", type=Path, default=Path("benchmarks") / "gpu.json", help="default: benchmarks/gpu.json")
+    return parser.parse_intermixed_args(argv)
+
+
+def check_input(args: argparse.Namespace) -> None:
+    """Stops before anything is started.
+
+    Raises:
+        ConfigError: An option is wrong, or there is no such device.
+    """
+    from gpu_targets import PARTS
+
+    from gpusim_rl.errors import ConfigError, did_you_mean
+
+    missing = [name for name in MODULES if importlib.util.find_spec(name) is None]
+    if missing:  # once, not in every part
+        raise ConfigError(f"cannot find {', '.join(missing)}: try pip install -e ., or add their folder to PYTHONPATH")
+    args.parts = None if args.parts is None else [name for name in args.parts.split(",") if name]
+    for name in args.parts or ():
+        if name not in PARTS:
+            raise ConfigError(f"unknown part {name!r}.{did_you_mean(name, PARTS)} Available: {', '.join(PARTS)}")
+    if args.budget_s <= 0:
+        raise ConfigError(f"--budget-s must be positive, got {args.budget_s:g}")
+    if not re.fullmatch(r"cpu|cuda(:\d+)?", args.device):
+        raise ConfigError(f"--device must be cuda, cuda:<index> or cpu, got {args.device}")
+    for text in args.overrides:
+        if text.partition("=")[0] in ("task", "num_envs", "device") or "=" not in text:
+            raise ConfigError(f"{text}: task and sizes are given; see --device, --env-counts, --quick")
+    plan = TINY if args.device == "cpu" else QUICK if args.quick else FULL
+    args.plan = plan
+    if args.env_counts is not None:
+        if not re.fullmatch(r"[1-9]\d*(,[1-9]\d*)*", args.env_counts):
+            raise ConfigError(f"--env-counts must be positive ints, got {args.env_counts}; try 256,4096")
+        counts = dict.fromkeys(int(text) for text in args.env_counts.split(","))
+        args.plan = Plan(**{**vars(plan), "env_counts": tuple(counts)})
+    if args.device != "cpu":
+        import torch
+
+        index = int(args.device.partition(":")[2] or 0)
+        found = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if index >= found:
+            built = "" if torch.version.cuda else f" (torch {torch.__version__} is built without it)"
+            raise ConfigError(f"--device {args.device}: found {found} CUDA devices{built}; try --device cpu")
+
+
+def check(args: argparse.Namespace, command: str, began: float) -> dict[str, Any]:
+    """Runs one part after the other; what is known is on disk after each.
+
+    Args:
+        args: From `parse` and `check_input`.
+        command: The command line.
+        began: When it all began, on `time.monotonic` [s].
+    """
+    from gpu_targets import PARTS, describe, verdicts
+
+    from gpusim_rl.run.run_dir import describe_environment, git_state
+
+    on_cuda = args.device != "cpu"
+    report: dict[str, Any] = {
+        "schema": SCHEMA,
+        "command": command,
+        "git": git_state(args.out.parent)[0],
+        "environment": describe_environment(),
+        "device": args.device,
+        "quick": args.quick,
+        "overrides": args.overrides,
+        "wanted": args.wanted,
+        "budget_s": args.budget_s,
+        "env_counts": list(args.plan.env_counts),
+        "parts": {},
+    }
+    if args.resume and args.out.is_file():
+        report |= known(args.out, report)
+    parts: dict[str, Part] = report["parts"]
+    todo = [name for name in PARTS if name in (args.parts or ())]
+    if args.parts is None:
+        todo = [name for name in PARTS if not complete(parts.get(name, {}))]
+
+    def left() -> float:
+        return began + args.budget_s - time.monotonic()
+
+    def write() -> None:
+        judged = verdicts(
+            parts,
+            num_envs=args.plan.num_envs,
+            env_counts=report["env_counts"],
+            on_cuda=on_cuda,
+            full=not args.quick and on_cuda,
+            wanted=args.wanted,
+            asked=[name for name in PARTS if name in todo or name in parts],
+        )
+        ran = set(parts) >= set(todo) and all(part["status"] == "ok" for part in parts.values())
+        missed = [each for each in judged if each["ok"] is False and not each["aim"]]
+        report.update(seconds=time.monotonic() - began, verdicts=judged, ok=ran and not missed)
+        write_json(args.out, report)
+
+    with tempfile.TemporaryDirectory() as folder:
+        for name in todo:
+            old, started = parts.pop(name, {}), time.monotonic()
+
+            def keep(part: Part, name: str = name, started: float = started) -> None:
+                parts[name] = part | {"seconds": time.monotonic() - started}
+                write()
+
+            limit = min(MOST[name] * args.budget_s, left())
+            if limit < LEAST_S:
+                status = old | {"status": "skipped", "error": f"the budget of {args.budget_s:g} s is spent"}
+            else:
+                say(f"{name}: at most {limit:.0f} s")
+                run = {"audit": run_audit, "learn": run_learning, "tests": run_tests}.get(name)
+                try:
+                    if run is None:
+                        status = run_bench(args, Path(folder), limit, old, keep)
+                    else:
+                        status = run(args, Path(folder), limit)
+                except (OSError, ValueError, KeyError, TypeError) as error:  # what it left is not what we know
+                    status = parts.get(name, {}) | {"status": "failed", "error": f"{type(error).__name__}: {error}"}
+            say(f"{name}: {status['status']}{', ' + status['error'] if status.get('error') else ''}")
+            keep(status)
+    if not todo:
+        write()
+    for line in describe(report):
+        print(line)
+    print(args.out)
+    return report
+
+
+def known(file: Path, report: Mapping[str, Any]) -> dict[str, Any]:
+    """Parts of an earlier report, and the numbers of envs that it was to measure.
+
+    Args:
+        file: With the earlier report.
+        report: What is to be added to it.
+
+    Raises:
+        ConfigError: It is no such file, or of something else.
+    """
+    from gpusim_rl.errors import ConfigError
+
+    try:
+        old = json.loads(file.read_text())
+        for name in ("schema", "git", "device", "quick", "overrides", "wanted"):
+            if old[name] != report[name]:
+                raise ConfigError(
+                    f"--resume: {file} is of another {name}: it has {old[name]}, now {report[name]}; try another --out"
+                )
+        if gpus(old) != gpus(report):
+            raise ConfigError(f"--resume: {file} is of {gpus(old)}, this is {gpus(report)}; try another --out")
+        parts = dict(old["parts"])
+        counts = dict.fromkeys([*old["env_counts"], *report["env_counts"]])
+    except ConfigError:
+        raise
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(
+            f"--resume: {file} is not from benchmarks/gpu_check.py ({error}); try another --out"
+        ) from None
+    return {"parts": parts, "env_counts": list(counts)}
+
+
+def gpus(report: Mapping[str, Any]) -> str:
+    """Names of the GPUs of a report's machine."""
+    return ", ".join(device["name"] for device in (report["environment"]["gpu"] or {}).get("devices", [])) or "no GPU"
+
+
+def complete(part: Part) -> bool:
+    """Nothing of it is left to do."""
+    return part.get("status") == "ok" and not part.get("skipped")
+
+
+# Processes
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A process that ended.
+
+    Attributes:
+        code: Exit code; negative after a signal.
+        seconds: How long it ran [s].
+        timed_out: It was ended, for its time was up.
+        output: What it printed, both streams.
+    """
+
+    code: int
+    seconds: float
+    timed_out: bool
+    output: str
+
+    def status(self, good: Sequence[int] = (0,)) -> Part:
+        """Status of a part that is this process."""
+        lines = [line for line in self.output.splitlines() if line.strip()][-TAIL:]
+        if self.timed_out:
+            return {"status": "timed out", "error": f"no end within {self.seconds:.0f} s", "tail": lines}
+        if self.code in good:
+            return {"status": "ok", "error": None}
+        how = f"signal {-self.code}" if self.code < 0 else f"exit code {self.code}"
+        return {"status": "failed", "error": f"{lines[-1]} ({how})" if lines else how, "tail": lines}
+
+
+def run_process(
+    command: Sequence[str | Path], limit_s: float, enough: Callable[[], bool] = lambda: False, poll_s: float = 0.05
+) -> Ended:
+    """Runs a command to its end, until its time is up, or until it is enough; nothing of it stays behind.
+
+    Args:
+        command: To run, in the current folder.
+        limit_s: Its time [s].
+        enough: Asked every `poll_s`; when true, the process is ended, which counts as success.
+        poll_s: [s].
+    """
+    began = time.monotonic()
+    with tempfile.TemporaryFile() as output:
+        process = subprocess.Popen(
+            [str(part) for part in command],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=own_environment(),
+            start_new_session=True,
+        )
+        timed_out = done = False
+        try:
+            while process.poll() is None and not timed_out and not done:
+                done = enough()
+                timed_out = not done and time.monotonic() - began > limit_s
+                time.sleep(poll_s)
+        finally:
+            end(process)
+        output.seek(0)
+        text = output.read().decode(errors="replace")
+    return Ended(0 if done else process.returncode, time.monotonic() - began, timed_out, text)
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """Ends a process and its group, first by an interrupt, so that it can end its own ones."""
+    if process.poll() is None:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGINT)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(ENDING_S)
+    with suppress(ProcessLookupError):  # also what a process that crashed has left
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def own_environment() -> dict[str, str]:
+    """Ours, so that a process finds the same package, installed or not, and prints as it goes."""
+    import gpusim_rl
+
+    assert gpusim_rl.__file__ is not None
+    folder = str(Path(gpusim_rl.__file__).parent.parent)
+    path = os.pathsep.join(filter(None, [folder, os.environ.get("PYTHONPATH")]))
+    return {**os.environ, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1", "NO_COLOR": "1", "COLUMNS": "200"}
+
+
+def tool(name: str) -> list[str | Path]:
+    """The command of a tool, or of train.py."""
+    from gpusim_rl import paths
+
+    return [sys.executable, paths.train_file() if name == "train" else paths.tools_dir() / f"{name}.py"]
+
+
+def of_run(args: argparse.Namespace) -> list[str]:
+    """Task, device and settings of audit, training and bench."""
+    return ["task=Ant", f"device={args.device}", *args.plan.overrides, *args.overrides]
+
+
+# Parts
+
+
+def run_audit(args: argparse.Namespace, folder: Path, limit_s: float) -> Part:
+    """What a steady iteration copies and waits for, and how busy it keeps the device."""
+    from gpu_targets import read_audit
+
+    file = folder / "audit.json"
+    command = [*tool("audit"), *of_run(args), f"num_envs={args.plan.num_envs}", "--json", file]
+    ended = run_process(command, limit_s)
+    # 1: it found something, which is for the verdicts to say; without the file, it broke
+    status = ended.status(good=(0, 1) if file.is_file() else ())
+    return status if status["status"] != "ok" else status | read_audit(json.loads(file.read_text()))
+
+
+def run_learning(args: argparse.Namespace, folder: Path, limit_s: float) -> Part:
+    """A training as a user starts it, until its return is what was asked for."""
+    runs, plan = folder / "runs", args.plan
+    settings = [f"num_envs={plan.num_envs}", f"max_iterations={plan.max_iterations}", f"log.dir={runs}"]
+    began, seen = time.monotonic(), [0.0, 0.0]
+
+    def reached() -> bool:
+        rows = read_rows(runs)
+        if len(rows) > seen[0]:
+            seen[:] = len(rows), time.monotonic() - began
+        return first_at(rows, args.wanted) is not None
+
+    ended = run_process([*tool("train"), *of_run(args), *settings, "log.console=plain"], limit_s, reached)
+    status = ended.status()
+    rows = read_rows(runs)
+    if status["status"] == "timed out" and rows:  # the rows are what was asked for; the verdict says the rest
+        status = {"status": "ok", "error": None}
+    found = first_at(rows, args.wanted)
+    return status | {
+        "num_envs": plan.num_envs,
+        "wanted": args.wanted,
+        "seconds_from_start_of_process": seen[1] if found else None,
+        "seconds_from_first_iteration": found["time/elapsed_s"] if found else None,
+        "env_steps": found["env_steps"] if found else None,
+        "iterations": len(rows),
+        "best_return": max((row["episode/return"] for row in rows if row["episode/return"] is not None), default=None),
+        "curve": [
+            {"seconds": row["time/elapsed_s"], "env_steps": row["env_steps"], "return": row["episode/return"]}
+            for row in rows[:: max(1, len(rows) // 200)]
+        ],
+    }
+
+
+def read_rows(runs: Path) -> list[dict[str, float | None]]:
+    """Rows of the only run in a folder of runs, as far as they are written."""
+    rows = []
+    for file in runs.glob("Ant/2*/metrics.csv"):
+        # What follows the last newline is a row that is being written.
+        lines = list(csv.reader(file.read_text().split("\n")[:-1]))
+        for line in lines[1:]:
+            row = dict(zip(lines[0], line, strict=False))
+            names = ("env_steps", "time/elapsed_s", "episode/return")
+            rows.append({name: float(row[name]) if row.get(name) else None for name in names})
+    return rows
+
+
+def first_at(rows: Sequence[Mapping[str, Any]], wanted: float) -> Mapping[str, Any] | None:
+    """The first row whose return is what is wanted."""
+    return next((row for row in rows if row["episode/return"] is not None and row["episode/return"] >= wanted), None)
+
+
+def run_tests(args: argparse.Namespace, folder: Path, limit_s: float) -> Part:
+    """The tests that need a GPU."""
+    from gpusim_rl import paths
+
+    root = paths.checkout()
+    tests = None if root is None else root / "tests" / "gpu"
+    if root is None or tests is None or not tests.is_dir():
+        return {"status": "skipped", "error": "tests/gpu is in a checkout only"}
+    # Without our options: these tests need pytest alone, and annotations are checked by all others.
+    options = ["-v", "--tb=short", "--color=no", "-p", "no:cacheprovider", "-o", "addopts=", "-m", "not slow"]
+    ended = run_process([sys.executable, "-m", "pytest", tests, *options, "--rootdir", root], limit_s)
+    counts = read_tests(ended.output)
+    status = ended.status(good=(0, 1) if counts["passed"] + counts["failed"] + counts["skipped"] else (0,))
+    return status | counts | ({"tail": ended.output.splitlines()[-80:]} if counts["failed"] else {})
+
+
+def read_tests(output: str) -> Part:
+    """Counts from what `pytest -v` prints, whether it came to its end or not."""
+    outcomes = re.findall(r"^(\S+::.+?) (PASSED|FAILED|ERROR|SKIPPED)\b", output, re.MULTILINE)
+    names: dict[str, list[str]] = {}
+    for name, outcome in outcomes:
+        names.setdefault(outcome, []).append(name)
+    failed = list(dict.fromkeys([*names.get("FAILED", []), *names.get("ERROR", [])]))
+    return {
+        "passed": len(names.get("PASSED", [])),
+        "failed": len(failed),
+        "skipped": len(names.get("SKIPPED", [])),
+        "failures": failed,
+    }
+
+
+def run_bench(args: argparse.Namespace, folder: Path, limit_s: float, old: Part, keep: Callable[[Part], None]) -> Part:
+    """Speeds at one number of envs after the other, the one that is judged first, as long as there is time.
+
+    Args:
+        args: As for all parts.
+        folder: As for all parts.
+        limit_s: As for all parts.
+        old: What is known from an earlier run: its numbers of envs are measured again only where they are asked for
+            by `--env-counts`, or failed.
+        keep: Called with what is known after each number of envs.
+    """
+    plan, began = args.plan, time.monotonic()
+    measured: dict[int, Part] = {each["num_envs"]: each for each in old.get("env_counts", [])}
+    errors: dict[int, list[str]] = {each["num_envs"]: each["errors"] for each in old.get("errors", [])}
+    again = plan.env_counts if args.env_counts is not None else errors.keys()
+    counts = [count for count in plan.env_counts if count in again or count not in measured]
+    counts.sort(key=lambda count: (count != plan.num_envs, count))
+    turns = ["--rounds", str(plan.rounds), "--seconds", str(plan.seconds), "--warm-up", str(plan.warm_up)]
+    skipped: list[int] = []
+    last_s = 0.0
+
+    def part(status: str) -> Part:
+        texts = [f"{count}: {text}" for count, of_count in sorted(errors.items()) for text in of_count]
+        return {
+            "status": status,
+            "error": "; ".join(texts) or None,
+            "env_counts": [measured[count] for count in sorted(measured)],
+            "errors": [{"num_envs": count, "errors": of_count} for count, of_count in sorted(errors.items())],
+            "skipped": sorted(skipped),
+        }
+
+    for count in counts:
+        left = limit_s - (time.monotonic() - began)
+        if left < max(LEAST_S, last_s):
+            skipped.append(count)
+            continue
+        say(f"bench: {count} envs")
+        out = folder / f"bench-{count}"
+        command = [*tool("bench"), *of_run(args), f"num_envs={count}", "--peers", args.peers, *turns, "--out", out]
+        ended = run_process([*command, "--no-plot"], left)
+        last_s, status, found = ended.seconds, ended.status(), []
+        if (out / "bench.json").is_file():  # it is there after the first round
+            [of_count] = json.loads((out / "bench.json").read_text())["env_counts"]
+            measured[count] = of_count
+            found = [f"{row['name']}: {row['error']}" for row in of_count["contestants"] if row["error"]]
+        if status["status"] != "ok":
+            found.append(status["error"])
+        errors.pop(count, None)
+        if found:
+            errors[count] = found
+        keep(part("running"))
+    if skipped:
+        say(f"bench: no time was left for {', '.join(map(str, sorted(skipped)))} envs; try --resume, or --budget-s")
+    return part("failed" if errors else "ok")
+
+
+def say(text: str) -> None:
+    """Progress."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def write_json(path: Path, report: Mapping[str, Any]) -> None:
+    """Writes the file in place of the old one when it is complete."""
+    from gpusim_rl.errors import ConfigError
+    from gpusim_rl.run.run_dir import replacing
+
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(path) as file:
+            file.write(json.dumps(report, indent=2).encode() + b"\n")
+    except OSError as error:
+        raise ConfigError(f"cannot write {path}: {error.strerror}; try --out FILE") from None
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # the parts, sessions of their own, would go on
+    # As for train.py: the checkout that this file is in, whether it is installed or not.
+    sys.path[0] = str(Path(__file__).resolve().parent.parent)
+    sys.exit(main())

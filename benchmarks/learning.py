@@ -1,0 +1,477 @@
+"""Does every task learn? Trains tasks to a threshold or for a stated time, and keeps what came of it as data."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+
+from gpusim_rl.config import build
+from gpusim_rl.env import VecEnv
+from gpusim_rl.errors import ConfigError
+from gpusim_rl.run.metrics import WINDOW
+from gpusim_rl.run.run_dir import replacing
+
+SCHEMA = 2  # 1 has no `settings` and `episodes`, and counted means of fewer than 100 episodes too
+POINTS = 60
+"""Points of a curve that are kept."""
+POLL_S = 2.0
+STOP_S = 120.0  # a run that was asked to stop finishes its iteration and writes a checkpoint
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Goal:
+    """What a task is trained to, and for how long at most.
+
+    Attributes:
+        task: Name.
+        threshold: Return, mean of the last 100 episodes, at which the task counts as learned.
+        minutes: Training time at most, in which a task that is too hard for it shows how far it comes.
+        overrides: Settings for this machine class, as for train.py.
+        compare: Published return, and whose.
+    """
+
+    task: str
+    threshold: float
+    minutes: float = 10.0
+    overrides: tuple[str, ...] = ()
+    compare: str = ""
+
+
+@dataclass(slots=True, kw_only=True)
+class Outcome:
+    """One training.
+
+    Attributes:
+        task: Name.
+        seed: Of the run.
+        threshold: See `Goal`.
+        overrides: Settings that it was made with.
+        settings: Hash of all settings that learning depends on; empty if not known.
+        run: Folder of the run, to go on with it.
+        reached: Whether the threshold was reached.
+        env_steps: Control steps, all envs together, at the end.
+        seconds: Training time at the end [s].
+        env_steps_to_threshold: At the first transfer; None before it.
+        seconds_to_threshold: Likewise [s].
+        final_return: Mean of the last 100 episodes at the end.
+        episodes: Episodes in it: fewer in a training too short for 100; None if not known.
+        best_return: Best mean of 100 episodes.
+        random_return: Mean return of uniformly random actions.
+        stats: The task's own numbers in the last row.
+        diverged: Envs that diverged, in all.
+        curve: Env steps [million], seconds and return since it is a mean of 100 episodes, at most POINTS of them.
+        environment: Machine, versions, command and commit.
+    """
+
+    task: str
+    seed: int
+    threshold: float
+    overrides: list[str]
+    run: str
+    settings: str = ""
+    reached: bool = False
+    env_steps: float = 0.0
+    seconds: float = 0.0
+    env_steps_to_threshold: float | None = None
+    seconds_to_threshold: float | None = None
+    final_return: float | None = None
+    episodes: float | None = None
+    best_return: float | None = None
+    random_return: float | None = None
+    stats: dict[str, float] = field(default_factory=dict)
+    diverged: float = 0.0
+    curve: list[list[float]] = field(default_factory=list)
+    environment: dict[str, Any] = field(default_factory=dict)
+
+
+def read_goals(file: Path) -> dict[str, Goal]:
+    """The goals of all tasks, from a yaml of `<task>: {threshold, minutes, overrides, compare}`.
+
+    Raises:
+        ConfigError: The file cannot be read, or says something that a goal does not have.
+    """
+    try:
+        content = yaml.safe_load(file.read_text()) or {}
+    except (OSError, yaml.YAMLError) as error:
+        raise ConfigError(f"cannot read {file}: {' '.join(str(error).split())}") from None
+    entries = content if isinstance(content, dict) else {"<task>": content}
+    for task, values in entries.items():
+        if entries is not content or not isinstance(values, dict):
+            raise ConfigError(f"{file}: expected {task}: {{threshold: ..., minutes: ...}}, got {type(values).__name__}")
+    try:
+        return {task: build(Goal, {**values, "task": task}, task) for task, values in content.items()}
+    except ConfigError as error:
+        raise ConfigError(f"{file}: {error}") from None
+
+
+def read_outcomes(file: Path) -> list[Outcome]:
+    """What has been measured so far; nothing where there is no file."""
+    if not file.is_file():
+        return []
+    return [Outcome(**entry) for entry in json.loads(file.read_text())["outcomes"]]
+
+
+def write_outcomes(file: Path, outcomes: Sequence[Outcome]) -> None:
+    """Replaces the file, with tasks in alphabetical order."""
+    ordered = sorted(outcomes, key=lambda outcome: (outcome.task, outcome.seed))
+    entries = [{name: getattr(outcome, name) for name in Outcome.__slots__} for outcome in ordered]
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(file) as target:
+        target.write((json.dumps({"schema": SCHEMA, "outcomes": entries}, indent=1) + "\n").encode())
+
+
+def measure_run(outcome: Outcome, run: Path) -> Outcome:
+    """Brings an outcome up to date with the rows that its run has written.
+
+    Only means of 100 episodes count as best return, for the threshold and for the curve.
+    """
+    rows = _rows(run / "metrics.csv")
+    curve: list[list[float]] = []
+    outcome.best_return = outcome.final_return = outcome.episodes = None
+    outcome.env_steps_to_threshold = outcome.seconds_to_threshold = None
+    for row, count in zip(rows, _episodes(rows, run), strict=True):
+        value = row.get("episode/return")
+        steps, seconds = row["env_steps"], row["time/elapsed_s"]
+        outcome.env_steps, outcome.seconds = steps, seconds
+        if value is None:
+            continue
+        outcome.final_return, outcome.episodes = value, count
+        if count < WINDOW:
+            continue
+        curve.append([round(steps / 1e6, 4), round(seconds, 1), float(f"{value:.5g}")])
+        outcome.best_return = max(value, -float("inf") if outcome.best_return is None else outcome.best_return)
+        if value >= outcome.threshold and outcome.env_steps_to_threshold is None:
+            outcome.env_steps_to_threshold, outcome.seconds_to_threshold = steps, seconds
+    outcome.reached = outcome.env_steps_to_threshold is not None
+    outcome.diverged = sum(row.get("sim/diverged") or 0.0 for row in rows)
+    if rows:
+        numbers = {name: value for name, value in rows[-1].items() if name.startswith("task/")}
+        outcome.stats = {name.removeprefix("task/"): v for name, v in numbers.items() if v is not None}
+    stride = max(1, -(-len(curve) // POINTS))
+    outcome.curve = curve[::-1][::stride][::-1]  # the last point stays
+    return outcome
+
+
+def _rows(file: Path) -> list[dict[str, Any]]:
+    if not file.is_file():
+        return []
+    text = file.read_text()
+    complete = text[: text.rfind("\n") + 1]  # the last line may be in the middle of being written
+    return [{k: float(v) if v else None for k, v in row.items()} for row in csv.DictReader(StringIO(complete))]
+
+
+def _episodes(rows: Sequence[Mapping[str, Any]], run: Path) -> list[float]:
+    """Episodes in the mean return of every row.
+
+    Older runs do not tell. They tell how many ended, of which the first of every env may not count (its start is
+    staggered) and a diverged one does not: what is left is the least that it can be.
+    """
+    at_most_cut = 0.0
+    if rows and rows[0].get("episode/count") is None and (run / "config.yaml").is_file():
+        config = yaml.safe_load((run / "config.yaml").read_text())
+        at_most_cut = config["num_envs"] if config["task"].get("randomize_episode_start", True) else 0.0
+    counts, whole = [], -at_most_cut
+    for row in rows:
+        whole += (row.get("episode/ended") or 0.0) - (row.get("sim/diverged") or 0.0)
+        told = row.get("episode/count")
+        counts.append(min(max(whole, 0.0), WINDOW) if told is None else told)
+    return counts
+
+
+def hold_against(outcome: Outcome, threshold: float) -> None:
+    """Judges a training whose rows are gone by another threshold.
+
+    What is left is the thinned curve, so a transfer is told at the next point of it or at the end: late, never early.
+    """
+    outcome.threshold = threshold
+    outcome.reached = outcome.best_return is not None and outcome.best_return >= threshold
+    outcome.env_steps_to_threshold = outcome.seconds_to_threshold = None
+    if outcome.reached:
+        transfers = [(point[0] * 1e6, point[1]) for point in outcome.curve if point[2] >= threshold]
+        steps, seconds = next(iter(transfers), (outcome.env_steps, outcome.seconds))
+        outcome.env_steps_to_threshold, outcome.seconds_to_threshold = steps, seconds
+
+
+def train_to(
+    goal: Goal,
+    outcome: Outcome,
+    *,
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    runs: Path,
+    cpus: set[int] | None = None,
+    stop: threading.Event | None = None,
+    say: Callable[[str], None],
+) -> Outcome:
+    """Trains, or goes on training, until the threshold is reached or the time is over.
+
+    The training is a process of its own, which is asked to stop and leaves a checkpoint: with more minutes the same
+    training goes on.
+
+    Args:
+        goal: See `Goal`.
+        outcome: What is known, with the folder of the run if there is one.
+        command: Starts train.py.
+        environment: Variables of its process.
+        runs: Folder of all runs.
+        cpus: CPUs of the process; None for all.
+        stop: Ends the training early, with a checkpoint, when it is set.
+        say: Tells how it goes.
+
+    Raises:
+        ConfigError: The training failed. The outcome has what it did before.
+    """
+    stop = stop or threading.Event()
+    done = Path(outcome.run) if outcome.run else None
+    if done is not None and (done / "checkpoints" / "last.pt").is_file():
+        settings = [f"checkpoint={done}"]
+    else:
+        done = None
+        settings = [f"task={goal.task}", f"seed={outcome.seed}", f"experiment=learn-{goal.task}", *goal.overrides]
+    arguments = [*command, *settings, f"log.dir={runs}", "log.console=quiet"]
+    log = runs / f"learn-{goal.task}-{outcome.seed}.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("w") as output:
+        # In a session of its own: Ctrl-C is for us, who ask it to stop once. A second signal would cut it off.
+        process = subprocess.Popen(
+            arguments, stdout=output, stderr=output, env=dict(environment), start_new_session=True
+        )
+    started = time.time()
+    try:
+        if cpus is not None and hasattr(os, "sched_setaffinity"):
+            os.sched_setaffinity(process.pid, cpus)
+        while process.poll() is None and not stop.wait(POLL_S):
+            done = done or _new_run(runs / f"learn-{goal.task}", outcome.seed, started)
+            if done is None:
+                continue
+            outcome.run = str(done)
+            measure_run(outcome, done)
+            if outcome.reached or outcome.seconds >= goal.minutes * 60.0:
+                break
+    finally:
+        killed = not _stopped(process)
+    done = done or _new_run(runs / f"learn-{goal.task}", outcome.seed, started)
+    if done is not None:  # what was trained counts, however it ended
+        outcome.run = str(done)
+        measure_run(outcome, done)
+        outcome.environment = _environment(done)
+    if killed:
+        raise ConfigError(
+            f"training {goal.task} did not stop within {STOP_S:.0f} s and was killed; it goes on from its last"
+            f" checkpoint, see {log}"
+        )
+    if process.returncode not in (0, 128 + signal.SIGTERM, -signal.SIGTERM) or (done is None and not stop.is_set()):
+        last = log.read_text().strip().splitlines()
+        raise ConfigError(f"training {goal.task} failed: {last[-1] if last else process.returncode}; see {log}")
+    say(describe(outcome))
+    return outcome
+
+
+def _stopped(process: subprocess.Popen[bytes]) -> bool:
+    """Ends a process, if it still runs, so that it can write a checkpoint; False if it had to be killed."""
+    if process.poll() is None:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            return False
+    return True
+
+
+def _environment(run: Path) -> dict[str, Any]:
+    """Machine and versions of a run, and of its earlier starts where they were others."""
+    try:
+        facts = json.loads((run / "env.json").read_text())
+    except (OSError, ValueError):  # a training that failed at its very start
+        return {}
+    kept = {name: facts[name] for name in ("time", "versions", "cpu", "gpu", "sim") if name in facts}
+
+    def place(start: Mapping[str, Any]) -> tuple[Any, ...]:
+        return start.get("cpu"), start.get("gpu"), (start.get("git") or {}).get("sha")
+
+    others = [start for start in facts.get("earlier", []) if place(start) != place(facts)]
+    return {**kept, "earlier": others} if others else kept
+
+
+def _new_run(folder: Path, seed: int, started: float) -> Path | None:
+    """The run folder that a training has made since it was started."""
+    for path in sorted(folder.glob("*/config.yaml"), key=lambda file: file.stat().st_mtime, reverse=True):
+        if path.parent.is_symlink() or path.stat().st_mtime < started - 1.0:
+            continue
+        if yaml.safe_load(path.read_text()).get("seed") == seed:
+            return path.parent
+    return None
+
+
+@torch.no_grad()
+def random_return(env: VecEnv, seed: int = 0) -> float:
+    """Mean return of one whole episode in every env under uniformly random actions.
+
+    Args:
+        env: Without staggered starts.
+        seed: Of the actions.
+    """
+    generator = torch.Generator(env.device).manual_seed(seed)
+    limit = env.cfg.clip_actions
+    env.reset()
+    total = torch.zeros(env.num_envs, device=env.device)
+    running = torch.ones(env.num_envs, dtype=torch.bool, device=env.device)
+    for _ in range(env.max_episode_length):
+        unit = torch.rand(env.num_envs, env.num_actions, generator=generator, device=env.device)
+        step = env.step(limit * (2.0 * unit - 1.0))
+        total += torch.where(running, step.reward, 0.0)
+        running &= ~step.done
+    return float(total.mean())
+
+
+def describe(outcome: Outcome) -> str:
+    """One line."""
+    value = "no episode ended" if outcome.final_return is None else f"return {outcome.final_return:,.0f}"
+    if outcome.reached:
+        assert outcome.env_steps_to_threshold is not None and outcome.seconds_to_threshold is not None
+        steps, seconds = outcome.env_steps_to_threshold / 1e6, outcome.seconds_to_threshold
+        value = f"{outcome.threshold:,.0f} after {steps:.1f} M steps, {seconds:.0f} s; {value}"
+    else:
+        value = f"{value}, below {outcome.threshold:,.0f}, after {outcome.env_steps / 1e6:.1f} M steps"
+        if not _learned([outcome]):
+            value += f"; not learned in this time: random actions get {outcome.random_return:,.0f}"
+    return f"{outcome.task} seed {outcome.seed}: {value}"
+
+
+def table(outcomes: Sequence[Outcome], goals: Mapping[str, Goal]) -> list[str]:
+    """Markdown: one row per task, medians where there are several seeds, and what must be known to read them."""
+    lines = [
+        "| task | threshold | reached | env steps | time | hardware | return | random | published |",
+        "|---|---:|---|---:|---:|---|---:|---:|---|",
+    ]
+    for task in sorted({outcome.task for outcome in outcomes}):
+        seeds = [outcome for outcome in outcomes if outcome.task == task]
+        reached = [outcome for outcome in seeds if outcome.reached]
+        all_reached = len(reached) == len(seeds)
+        steps = _median([(o.env_steps_to_threshold if all_reached else o.env_steps) or 0.0 for o in seeds])
+        seconds = _median([(o.seconds_to_threshold if all_reached else o.seconds) or 0.0 for o in seeds])
+        final = _median([o.final_return for o in seeds if o.final_return is not None])
+        fewest = min((o.episodes for o in seeds if o.episodes is not None), default=WINDOW)
+        few = f" ({fewest:.0f} episodes)" if 0 < fewest < WINDOW else " (few episodes)" if fewest < WINDOW else ""
+        random = _median([o.random_return for o in seeds if o.random_return is not None])
+        goal = goals.get(task)
+        cells = [
+            f"`{task}`",
+            f"{seeds[0].threshold:,.0f}",
+            f"{len(reached)} of {len(seeds)}" + ("" if _learned(seeds) else ", not above random"),
+            f"{steps / 1e6:.1f} M" if steps is not None else "",
+            _duration(seconds),
+            hardware(seeds[0].environment),
+            f"{final:,.0f}{few}" if final is not None else "–",
+            f"{random:,.0f}" if random is not None else "–",
+            goal.compare if goal else "",
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return [*lines, "", *_notes(outcomes)] if outcomes else lines
+
+
+def _learned(seeds: Sequence[Outcome]) -> bool:
+    """Whether the end is above random actions, as far as that is known; a threshold that was reached is enough."""
+    pairs = [(o.final_return, o.random_return) for o in seeds]
+    known = [(final, random) for final, random in pairs if final is not None and random is not None]
+    return not known or any(o.reached for o in seeds) or any(final > random for final, random in known)
+
+
+def _notes(outcomes: Sequence[Outcome]) -> list[str]:
+    """What the numbers of the table are, and with which settings they were made."""
+    counts = Counter(outcome.task for outcome in outcomes)
+    fewest, most = min(counts.values()), max(counts.values())
+    seeds = f"{most} seed{'' if most == 1 else 's'}" if fewest == most else f"{fewest} to {most} seeds"
+    medians = "" if most == 1 else ", medians"
+    groups: dict[str, list[str]] = {}
+    for outcome in sorted(outcomes, key=lambda outcome: outcome.task):
+        tasks = groups.setdefault(" ".join(outcome.overrides), [])
+        if outcome.overrides and f"`{outcome.task}`" not in tasks:
+            tasks.append(f"`{outcome.task}`")
+    settings = "; ".join(f"{', '.join(tasks)} `{words}`" for words, tasks in groups.items() if words)
+    return [
+        f"{seeds} of each task{medians}. `return` is the mean of the last {WINDOW} episodes at the end of a training,"
+        " which is when it has reached the threshold or its time is over; `env steps` and `time` are those until the"
+        " threshold, or until the end. Not above random: it has not learned in this time.",
+        "",
+        f"Settings other than the task's own: {settings or 'none'}.",
+    ]
+
+
+def hardware(environment: Mapping[str, Any]) -> str:
+    """Where a training ran, in few words; all of it, if it went on elsewhere."""
+    starts = [*environment.get("earlier", []), environment]
+    return ", then ".join(dict.fromkeys(_machine(start) for start in starts))
+
+
+def _machine(environment: Mapping[str, Any]) -> str:
+    gpu, cpu = environment.get("gpu"), environment.get("cpu") or {}
+    if gpu:
+        return str(gpu[0]["name"] if isinstance(gpu, list) else gpu)
+    count = cpu.get("available", "?")
+    return f"{count} CPU core{'' if count == 1 else 's'}"
+
+
+def _duration(seconds: float | None) -> str:
+    if seconds is None:
+        return "–"
+    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
+
+
+def _median(values: Sequence[float]) -> float | None:
+    ordered = sorted(values)
+    if not ordered:
+        return None
+    middle = len(ordered) // 2
+    return ordered[middle] if len(ordered) % 2 else 0.5 * (ordered[middle - 1] + ordered[middle])
+
+
+def fill(text: str, lines: Sequence[str]) -> str:
+    """Puts the table between the marks `<!-- learn -->` and `<!-- /learn -->` of a text; without marks it stays."""
+    head, mark, rest = text.partition("<!-- learn -->\n")
+    _, end, tail = rest.partition("<!-- /learn -->")
+    return text if not end else "".join([head, mark, *(f"{line}\n" for line in lines), end, tail])
+
+
+def draw(outcomes: Sequence[Outcome], figures: Any) -> Any:
+    """A figure with a curve of every training, a panel for each task.
+
+    Args:
+        outcomes: See `read_outcomes`.
+        figures: The module `matplotlib.figure`.
+    """
+    tasks = sorted({outcome.task for outcome in outcomes})
+    columns = min(4, max(1, len(tasks)))
+    rows = max(1, -(-len(tasks) // columns))
+    figure = figures.Figure(figsize=(3.2 * columns, 2.4 * rows), layout="constrained")
+    panels = figure.subplots(rows, columns, squeeze=False).flatten()
+    for panel, task in zip(panels, tasks, strict=False):
+        for outcome in (o for o in outcomes if o.task == task):
+            panel.plot([p[0] for p in outcome.curve], [p[2] for p in outcome.curve], linewidth=1.2)
+            panel.axhline(outcome.threshold, color="tab:green", linewidth=0.8, linestyle="--")
+            if outcome.random_return is not None:
+                panel.axhline(outcome.random_return, color="tab:gray", linewidth=0.8, linestyle=":")
+        panel.set_title(task, fontsize=9)
+        panel.tick_params(labelsize=7)
+        panel.grid(alpha=0.3)
+    for panel in panels[len(tasks) :]:
+        panel.set_visible(False)
+    figure.supxlabel("env steps [million]", fontsize=8)
+    figure.supylabel(f"mean return of {WINDOW} episodes; dashed: threshold, dotted: random actions", fontsize=8)
+    return figure

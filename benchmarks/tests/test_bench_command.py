@@ -1,0 +1,180 @@
+"""`benchmarks/bench.py` as a user runs it, very small."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import signal
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+
+from helpers.commands import ROOT, run_command
+
+pytest_plugins = ["helpers.tool_runs"]
+
+SMALL = ("task=Cartpole", "device=cpu", "ppo.horizon=4", "--rounds", "2", "--seconds", "0.01", "--warm-up", "1")
+HAS_PEER = importlib.util.find_spec("rsl_rl") is not None
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory):
+    """Output, json and folder of one real bench."""
+    folder = tmp_path_factory.mktemp("bench")
+    peers = ("--peers", "rsl_rl" if HAS_PEER else "none", "--modes", "same")
+    done = run_command(sys.executable, ROOT / "tools" / "bench.py", *SMALL, "num_envs=[8]", *peers, cwd=folder)
+    return done, json.loads((folder / "benchmarks" / "Cartpole" / "bench.json").read_text()), folder
+
+
+def test_one_command_leaves_json_page_and_picture(measured):
+    done, result, folder = measured
+    there = folder / "benchmarks" / "Cartpole"
+    assert done.stdout.endswith(
+        "benchmarks/Cartpole/bench.json, benchmarks/Cartpole/bench.md, benchmarks/Cartpole/bench.png\n"
+    )
+    assert (there / "bench.png").read_bytes().startswith(b"\x89PNG")
+    page = (there / "bench.md").read_text()
+    table = [line for line in done.stdout.splitlines() if line.startswith("|")]
+    assert len(table) == (9 if HAS_PEER else 7)
+    assert all(line in page for line in table)
+    assert result["command"].startswith("python benchmarks/bench.py task=Cartpole ")
+    assert str(folder) not in page + json.dumps(result)
+
+
+def test_json_tells_what_was_measured(measured):
+    _, result, _ = measured
+    assert result["schema"] == 2 and result["task"] == "Cartpole" and result["horizon"] == 4
+    assert result["git"] is None or set(result["git"]) == {"sha", "dirty"}
+    assert result["environment"]["versions"]["torch"] and result["environment"]["cpu"]["available"]
+    [part] = result["env_counts"]
+    rows = {row["name"]: row for row in part["contestants"]}
+    assert list(rows)[:5] == [
+        "bare physics, persistent=false",
+        "bare physics, persistent=true",
+        "env step",
+        "+ policy",
+        "+ training",
+    ]
+    for row in rows.values():
+        assert row["error"] is None
+        assert len(row["rounds"]) == 2 and row["env_steps_per_s"]["min"] > 0
+        assert 50e6 < row["memory_bytes"]["resident"] < 2e9
+    assert rows["+ training"]["settings"]["precision"] == result["precision"]
+    assert sum(rows["+ training"]["phases"].values()) == pytest.approx(1.0)
+    assert {"simulate", "policy", "update", "log", "other"} == set(rows["+ training"]["phases"])
+    assert set(rows["+ policy"]["phases"]) == {"simulate", "policy", "other"}
+    assert result["training_over_physics"] == part["training_over_physics"] > 0
+    for name, row in rows.items():
+        if row["kind"] in ("policy", "training", "peer"):
+            rounds = zip(row["trainer_us_rounds"], row["rounds"], strict=True)
+            assert all(0.0 < own < 1e6 / speed for own, speed in rounds), name
+        else:
+            assert row["trainer_us"] is None
+    assert rows["+ training"]["trainer_us"]["min"] > rows["+ policy"]["trainer_us"]["max"]
+    assert part["trainer_us"] == rows["+ training"]["trainer_us"]["median"]
+    low, high = result["training_over_physics_range"]
+    assert low <= result["training_over_physics"] <= high
+
+
+def test_all_have_the_same_process(measured):
+    _, result, _ = measured
+    rows = {row["name"]: row["settings"] for row in result["env_counts"][0]["contestants"]}
+    keys = ("openmp_spins", "threads", "physics_threads")
+    processes = {name: [settings.get(key) for key in keys] for name, settings in rows.items()}
+    assert set(map(tuple, processes.values())) == {tuple(processes["+ training"])}, processes
+    assert None not in processes["+ training"]
+
+
+@pytest.mark.skipif(not HAS_PEER, reason="rsl_rl is not installed")
+def test_a_peer_is_compared_to_equal_work(measured):
+    _, result, _ = measured
+    rows = {row["name"]: row for row in result["env_counts"][0]["contestants"]}
+    peer = rows["rsl_rl, same"]
+    assert peer["settings"]["trunk"] == rows["+ training, separate trunks"]["settings"]["trunk"] == "separate"
+    assert peer["ours"] == "+ training, separate trunks" and peer["ours_over_this"]["median"] > 0
+    assert peer["settings"]["precision"].startswith(result["precision"])
+    assert result["env_counts"][0]["fastest_peer"] == "rsl_rl, same"
+    assert result["training_over_fastest_peer"] == peer["ours_over_this"]["median"]
+    assert result["peer_trainer_us_over_ours"] == peer["trainer_us_over_ours"]["median"] > 0
+    assert result["env_counts"][0]["leanest_peer"] == "rsl_rl, same"
+
+
+# The real command, with contestants that cost nothing.
+DRIVER = """
+import importlib.util, sys
+tool, actor, *arguments = sys.argv[1:]
+spec = importlib.util.spec_from_file_location("bench_tool", tool)
+module = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(module)
+module.own_command = lambda: [sys.executable, actor]
+sys.exit(module.main(arguments))
+"""
+
+
+def test_an_interrupted_bench_keeps_what_it_has_and_leaves_no_process(tmp_path):
+    arguments = ["task=Cartpole", "num_envs=[4,8]", "--rounds", "1000000", "--peers", "none"]
+    command = [sys.executable, "-c", DRIVER, ROOT / "tools" / "bench.py", ROOT / "tests" / "bench_actor.py", *arguments]
+    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL) as running:
+        file = tmp_path / "benchmarks" / "Cartpole" / "bench.json"
+        for _ in range(1200):
+            if file.exists() or running.poll() is not None:
+                break
+            time.sleep(0.1)
+        workers = psutil.Process(running.pid).children()
+        running.send_signal(signal.SIGINT)
+        _, errors = running.communicate(timeout=60)
+    assert running.returncode == 130, errors.decode()
+    assert errors.decode().endswith("interrupted\n")
+    assert len(workers) == 5 and not any(worker.is_running() for worker in workers)
+    result = json.loads(file.read_text())
+    assert result["training_over_physics"] == 1.0
+    assert [part["num_envs"] for part in result["env_counts"]] == [4]
+    assert set(result["env_counts"][0]["contestants"][4]["rounds"]) == {200.0}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["num_envs=many"], "num_envs must be a positive int or a list of them, got many"),
+        (["num_envs=[8,0]"], "num_envs must be a positive int or a list of them, got [8,0]"),
+        (["task=Antt", "--peers", "none"], "unknown task 'Antt'. Did you mean 'Ant'?"),
+        (["task.max_forse=1", "--peers", "none"], "Did you mean"),
+        (["--peers", "rsl"], "unknown peer 'rsl'. Did you mean 'rsl_rl'?"),
+        (["--peers", "none", "--modes", "slow"], "--modes must be of same, fastest, got slow"),
+        (["--rounds", "0"], "--rounds, --seconds and --warm-up must be positive"),
+        (["--gymnasium", "task=Ant"], "--gymnasium measures Ant-v5 and takes only num_envs=, got task=Ant"),
+    ],
+)
+def test_bad_input_is_one_line(load_tool, capsys, arguments, line):
+    with pytest.raises(SystemExit) as stopped:
+        load_tool("bench").main(arguments)
+    errors = capsys.readouterr().err
+    assert stopped.value.code == 2
+    assert errors.startswith("error: ") and errors.count("\n") == 1
+    assert line in errors
+
+
+def test_num_envs_may_be_a_list(load_tool):
+    env_counts = load_tool("bench").env_counts
+    assert env_counts(["task=Ant", "num_envs=[256,1024]", "seed=1"]) == ([256, 1024], ["task=Ant", "seed=1"])
+    assert env_counts(["num_envs=256,1024,256"]) == ([256, 1024], [])
+    assert env_counts(["num_envs=64"]) == ([64], [])
+    assert env_counts([]) == ([], [])
+
+
+def test_without_matplotlib_there_is_one_line_and_no_picture(load_tool, monkeypatch, capsys, tmp_path):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    assert load_tool("bench").draw({}, tmp_path / "bench.png") is False
+    assert capsys.readouterr().err == "the picture needs matplotlib.figure: pip install 'gpusim-rl[plot]'\n"
+    assert not (tmp_path / "bench.png").exists()
+
+
+def test_peers_that_are_missing_are_named_with_the_command(load_tool, monkeypatch, capsys):
+    bench = load_tool("bench")
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "skrl" else find_spec(name))
+    bench.of_task(bench.parse(["task=Cartpole"]), ["task=Cartpole"], [8])
+    assert "left out, not installed: skrl" in capsys.readouterr().err

@@ -1,0 +1,340 @@
+"""Contestants take turns in processes of their own; one that dies is a row with its error; ratios are within rounds."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from throughput.harness import SEPARATE, TRAINING, TRAINING_FASTEST, Contestant, Turns
+
+from gpusim_rl.api import scratch_training
+from gpusim_rl.errors import ConfigError
+from gpusim_rl.run import bench, contestants
+from gpusim_rl.run.cuda_graph import WARM_UP, GraphChoice, Graphs
+from helpers.commands import ROOT
+
+ACTOR = [sys.executable, str(ROOT / "tests" / "bench_actor.py")]
+
+
+@pytest.fixture
+def measure(tmp_path):
+    """All that `bench.measure` yields for contestants with these specs."""
+
+    def run(*specs: dict[str, Any], rounds: int = 3) -> list[list[bench.Row]]:
+        cast = [
+            Contestant(spec.get("name", spec["kind"]), {"diary": str(tmp_path / "diary"), **spec}) for spec in specs
+        ]
+        turns = Turns(rounds=rounds, seconds=1.0, warm_up=1)
+        said: list[str] = []
+        found = list(bench.measure(cast, turns, command=ACTOR, environment=os.environ, say=said.append))
+        assert said[0] == f"starting {cast[0].name}" and said[-1] == f"round {rounds} of {rounds}"
+        return found
+
+    return run
+
+
+def by_name(rows: Sequence[bench.Row]) -> dict[str, bench.Row]:
+    return {row["name"]: row for row in rows}
+
+
+def alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_turns_rotate_and_rows_come_after_every_round(measure, tmp_path):
+    found = measure({"kind": "physics"}, {"kind": "env"}, {"kind": "policy"})
+    warm_up, rounds = "physics env policy ", "physics env policy env policy physics policy physics env "
+    assert (tmp_path / "diary").read_text() == warm_up + rounds
+    assert [len(rows[0]["rounds"]) for rows in found] == [1, 2, 3, 3]
+    assert found[0][0]["memory_bytes"] is None
+    row = found[-1][0]
+    assert row["env_steps_per_s"] == {"median": 200.0, "min": 200.0, "max": 200.0}
+    assert row["phases"] == pytest.approx({"update": 0.2, "log": 0.6, "other": 0.2})
+    assert row["trainer_us"] is None and row["trainer_us_rounds"] == [None] * 3
+    assert row["memory_bytes"] == {"resident": 5000000}
+    assert not any(alive(row["settings"]["pid"]) for row in found[-1])
+
+
+def test_a_contestant_that_dies_is_a_row_with_its_error(measure):
+    rows = by_name(
+        measure(
+            {"kind": "physics"},
+            {"kind": "peer", "name": "never starts", "plan": {"start": "ConfigError: not for this task"}},
+            {"kind": "peer", "name": "raises", "plan": {"raise_at": 3}},
+            {"kind": "peer", "name": "is killed", "plan": {"kill_at": 2}},
+            {"kind": "peer", "name": "says so", "plan": {"speak_at": 4}},
+        )[-1]
+    )
+    assert rows["physics"]["error"] is None
+    assert rows["physics"]["rounds"] == [200.0] * 3
+    assert rows["never starts"]["error"] == "ConfigError: not for this task"
+    assert rows["raises"]["error"] == "MemoryError: no room (exit code 1)"
+    assert rows["is killed"]["error"] == "chatter (signal 9)"
+    assert rows["says so"]["error"] == "ValueError: bad shape"
+    assert [rows[name]["rounds"] for name in ("never starts", "raises", "says so")] == [
+        [None] * 3,
+        [200.0, None, None],
+        [200.0, 200.0, None],
+    ]
+    assert rows["raises"]["over_physics"]["median"] == 1.0
+    assert rows["is killed"]["env_steps_per_s"] is None and rows["is killed"]["over_physics"] is None
+
+
+def test_an_interrupted_measurement_leaves_no_process():
+    cast = [Contestant(kind, {"kind": kind}) for kind in ("physics", "env")]
+    running = bench.measure(cast, Turns(), command=ACTOR, environment=os.environ, say=lambda text: None)
+    pids = [row["settings"]["pid"] for row in next(running)]
+    assert all(alive(pid) for pid in pids)
+    running.close()
+    assert not any(alive(pid) for pid in pids)
+
+
+def test_ours_does_the_work_of_a_peer_that_cannot_share_the_trunk(measure):
+    training = {"kind": "training", "name": TRAINING, "trunk": "shared", "overrides": ["task=Ant"]}
+    shared = {"kind": "peer", "name": "shares", "trunk": "shared", "steps": 50}
+    separate = {"kind": "peer", "name": "cannot", "trunk": "separate", "steps": 25}
+    rows = measure({"kind": "physics", "steps": 400}, training, shared, separate)[-1]
+    names = [row["name"] for row in rows]
+    assert names == ["physics", TRAINING, TRAINING + SEPARATE, "shares", "cannot"]
+    found = by_name(rows)
+    assert found["shares"]["ours"] == TRAINING
+    assert found["shares"]["ours_over_this"]["median"] == 2.0
+    assert found["cannot"]["ours"] == TRAINING + SEPARATE
+    assert found["cannot"]["ours_over_this"]["median"] == 4.0
+    assert len(measure({"kind": "physics"}, training, shared)[-1]) == 3
+
+
+@pytest.mark.parametrize(
+    ("peers", "modes", "compiler", "compiled"),
+    [
+        (["skrl"], ["same", "fastest"], True, True),
+        (["skrl"], ["same"], True, False),
+        (["skrl"], ["fastest"], False, False),
+        ([], ["same", "fastest"], True, False),
+    ],
+)
+def test_ours_is_compiled_beside_peers_in_their_fastest_mode(monkeypatch, peers, modes, compiler, compiled):
+    monkeypatch.setattr(bench, "has_compiler", lambda: compiler)
+    cast = bench.training_contestants(["task=Ant"], 64, on_mujoco=True, peers=peers, modes=modes)
+    found = {contestant.name: contestant.spec for contestant in cast}
+    assert (TRAINING_FASTEST in found) == compiled
+    assert not compiled or "ppo.compile=true" in found[TRAINING_FASTEST]["overrides"]
+
+
+def test_a_peer_in_its_fastest_mode_is_compared_to_ours_in_its_own(measure):
+    training = {"kind": "training", "name": TRAINING, "trunk": "shared", "overrides": ["task=Ant"], "mode": "same"}
+    compiled = {**training, "name": TRAINING_FASTEST, "mode": "fastest", "steps": 200}
+    peers = [
+        {"kind": "peer", "name": f"{name}, {mode}", "trunk": trunk, "mode": mode, "steps": 50}
+        for name, trunk in (("shares", "shared"), ("cannot", "separate"))
+        for mode in ("same", "fastest")
+    ]
+    found = by_name(measure(training, compiled, *peers)[-1])
+    assert [name for name in found if name.startswith("+")] == [
+        TRAINING,
+        TRAINING + SEPARATE,
+        TRAINING_FASTEST,
+        TRAINING_FASTEST + SEPARATE,
+    ]
+    compared = {name: found[name]["ours"] for name in ("shares, same", "shares, fastest", "cannot, fastest")}
+    assert list(compared.values()) == [TRAINING, TRAINING_FASTEST, TRAINING_FASTEST + SEPARATE]
+    assert found["shares, fastest"]["ours_over_this"]["median"] == 4.0
+    # where ours was not compiled there is but one to compare with
+    found = by_name(measure(training, peers[1])[-1])
+    assert found["shares, fastest"]["ours"] == TRAINING
+
+
+def test_what_a_trainer_takes_outside_of_the_environment_is_compared_within_rounds(measure):
+    training = {"kind": "training", "name": TRAINING, "trunk": "shared", "in_env": 0.4}
+    peer = {"kind": "peer", "name": "peer", "trunk": "shared", "in_env": 0.3, "plan": {"raise_at": 4}}
+    rows = by_name(measure({"kind": "physics"}, training, peer)[-1])
+    assert rows["physics"]["trainer_us"] is None
+    assert rows[TRAINING]["trainer_us_rounds"] == pytest.approx([1000.0] * 3)
+    assert rows[TRAINING]["trainer_us"] == pytest.approx({"median": 1000.0, "min": 1000.0, "max": 1000.0})
+    assert rows["peer"]["trainer_us_rounds"] == [pytest.approx(2000.0)] * 2 + [None]
+    assert rows["peer"]["trainer_us_over_ours"] == pytest.approx({"median": 2.0, "min": 2.0, "max": 2.0})
+    assert rows[TRAINING]["trainer_us_over_ours"] is None
+
+
+def row(
+    name: str, kind: str, rounds: list[float | None], own: list[float | None] | None = None, **settings: Any
+) -> bench.Row:
+    own = own or [None] * len(rounds)
+    return {
+        "name": name,
+        "kind": kind,
+        "mode": "same",
+        "env_steps_per_s": bench.spread(rounds),
+        "rounds": rounds,
+        "trainer_us": bench.spread(own),
+        "trainer_us_rounds": own,
+        "phases": {"simulate": 0.6, "update": 0.396, "other": 0.004} if kind == "training" else None,
+        "memory_bytes": {"resident": 1_234_000_000},
+        "settings": settings,
+        "error": None if bench.spread(rounds) else "RuntimeError: gone",
+    }
+
+
+def example() -> list[bench.Row]:
+    return bench.with_ratios(
+        [
+            row("bare physics, persistent=false", "physics", [100.0, 200.0, 100.0]),
+            row("bare physics, persistent=true", "physics", [90.0, 100.0, 90.0]),
+            row("env step", "env", [80.0, 80.0, 80.0]),
+            row("+ policy", "policy", [70.0, 70.0, 70.0]),
+            row(TRAINING, "training", [60.0, 100.0, 50.0], [4.0, 3.0, 5.0], trunk="shared", precision="bf16"),
+            row(TRAINING + SEPARATE, "training", [40.0, 40.0, 40.0], [5.0, 5.0, 10.0], trunk="separate"),
+            row("rsl_rl, same", "peer", [20.0, 10.0, 40.0], [10.0, 20.0, 25.0], trunk="separate", precision="fp32"),
+            row("skrl, same", "peer", [25.0, 25.0, 25.0], [8.0, 9.0, 15.0], trunk="shared", precision="bf16"),
+            row("sb3, same", "peer", [None, None, None]),
+        ]
+    )
+
+
+def test_ratios_are_within_rounds_and_of_equal_work():
+    found = by_name(example())
+    assert found[TRAINING]["over_physics"] == {"median": 0.5, "min": 0.5, "max": 0.6}
+    assert found["rsl_rl, same"]["ours"] == TRAINING + SEPARATE
+    assert found["rsl_rl, same"]["ours_over_this"] == {"median": 2.0, "min": 1.0, "max": 4.0}
+    assert found["skrl, same"]["ours"] == TRAINING
+    assert found["sb3, same"]["ours_over_this"] is None
+    summary = bench.summary(example())
+    assert summary["bare_physics"] == "bare physics, persistent=false"
+    assert summary["training_over_physics"] == 0.5
+    assert summary["training_over_physics_range"] == [0.5, 0.6]
+    assert summary["training_env_steps_per_s"] == 60.0
+    assert summary["env_step_over_physics"] == 0.8
+    assert summary["fastest_peer"] == "rsl_rl, same"
+    assert summary["training_over_fastest_peer"] == 2.0
+    assert summary["training_over_fastest_peer_range"] == [1.0, 4.0]
+    assert found["rsl_rl, same"]["trainer_us_over_ours"] == {"median": 2.5, "min": 2.0, "max": 4.0}
+    assert summary["trainer_us"] == 4.0 and summary["trainer_us_range"] == [3.0, 5.0]
+    assert summary["leanest_peer"] == "rsl_rl, same"
+    assert summary["peer_trainer_us_over_ours"] == 2.5
+    assert summary["peer_trainer_us_over_ours_range"] == [2.0, 4.0]
+
+
+def test_where_graphs_hold_the_step_the_trainers_own_is_the_difference_to_it():
+    graph = "whole rollout and whole update (auto: CUDA device)"
+
+    def ours(of_env: str) -> dict[str, bench.Row]:
+        training = row(TRAINING, "training", [200e3, 250e3], trunk="shared", graph=graph)
+        peer = row("skrl, same", "peer", [100e3, 100e3], [5.0, 6.0], trunk="shared")
+        rows = [row("env step", "env", [400e3, None], graph=of_env), training, peer]
+        return by_name(bench.with_ratios(rows))
+
+    found = ours(graph)
+    assert found[TRAINING]["trainer_us_rounds"] == [pytest.approx(2.5), None]
+    assert found[TRAINING]["trainer_us_by_difference"] and not found["skrl, same"]["trainer_us_by_difference"]
+    assert found["skrl, same"]["trainer_us_over_ours"]["median"] == pytest.approx(2.0)
+    assert found["env step"]["trainer_us"] is None
+    # A step outside of a graph waits for Python, as the one within the training's does not.
+    found = ours("off (the rollout cannot be captured)")
+    assert found[TRAINING]["trainer_us"] is None and found["skrl, same"]["trainer_us_over_ours"] is None
+
+
+def test_the_environment_is_compared_to_those_of_other_libraries():
+    rows = bench.with_ratios(
+        [
+            row("env step", "env", [80.0, 60.0, 60.0]),
+            row("EnvPool, sync", "envpool", [40.0, 40.0, 40.0]),
+            row("EnvPool, async", "envpool", [50.0, 50.0, 50.0]),
+            row("Gymnasium, async", "gymnasium", [10.0, 10.0, 10.0]),
+        ]
+    )
+    summary = bench.summary(rows)
+    assert summary["fastest_envpool"] == "EnvPool, async"
+    assert summary["env_step_over_envpool"] == 1.2
+    assert summary["env_step_over_envpool_range"] == [1.2, 1.6]
+    assert summary["env_step_over_gymnasium"] == 6.0
+    assert "training_over_physics" not in summary
+
+
+def test_nothing_measured_is_no_key():
+    assert bench.summary([row("+ training", "training", [None])]) == {}
+
+
+def test_markdown_is_a_table_for_each_env_count():
+    gpu = {"driver": "600.1", "devices": [{"name": "NVIDIA H200", "memory_gb": 150.0}]}
+    result = {
+        "command": "python benchmarks/bench.py task=Ant",
+        "git": {"sha": "0123456789abcdef", "dirty": True},
+        "environment": {
+            "time": "2026-01-31T12:00:00+0000",
+            "python": "3.11.7",
+            "versions": {"torch": "2.13.0", "skrl": "2.1.1"},
+            "cpu": {"model": "EPYC", "available": 2},
+            "memory_gb": 25.3,
+            "gpu": gpu,
+        },
+        "task": "Ant",
+        "sim": "mujoco on cpu",
+        "env_counts": [{"num_envs": 8, "contestants": example()}, {"num_envs": 16, "contestants": example()[:1]}],
+    }
+    text = bench.markdown(result)
+    assert "commit 0123456789 with local changes" in text
+    assert "2 CPUs of EPYC, 25.3 GB, NVIDIA H200 (driver 600.1); mujoco on cpu; Python 3.11.7, torch 2.13.0" in text
+    assert text.count("\n| contestant ") == 2 and "\n## 8 envs\n" in text and "\n## 16 envs\n" in text
+    lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("| +")]
+    assert lines[1] == ["+ training", "60", "50 to 100", "0.50", "", "4.00", "1,234 MB", "simulate 60 %, update 40 %"]
+    assert "\n- compared to ours with separate trunks, as they have them: rsl_rl, same\n" in text
+    assert "\n- our networks run in bf16, not so: rsl_rl, same (fp32)\n" in text
+    assert "\n- sb3, same: RuntimeError: gone\n" in text
+    table = [line for line in text.splitlines() if line.startswith("|")]
+    assert len({len(line) for line in table[: len(example()) + 2]}) == 1  # padded
+
+
+def test_the_picture_has_a_line_for_each_contestant_that_was_measured():
+    figures = pytest.importorskip("matplotlib.figure")
+    parts = [{"num_envs": count, "contestants": example()} for count in (256, 1024)]
+    figure = bench.draw({"task": "Ant", "environment": {"cpu": {"available": 2}}, "env_counts": parts}, figures)
+    labels = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert labels == [row["name"] for row in example() if row["env_steps_per_s"]]
+
+
+def test_peers_are_those_that_are_installed(monkeypatch):
+    there = {"rsl_rl", "stable_baselines3"}
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name if name in there else None)
+    assert bench.choose_peers(None) == (["rsl_rl", "sb3"], ["skrl", "rl_games"])
+    assert bench.choose_peers([]) == ([], [])
+    assert bench.choose_peers(["sb3", "sb3"]) == (["sb3"], [])
+    with pytest.raises(ConfigError, match=r"not installed: skrl. Try pip install 'gpusim-rl\[skrl\]'"):
+        bench.choose_peers(["sb3", "skrl"])
+    with pytest.raises(ConfigError, match=r"unknown peer 'rslrl'. Did you mean 'rsl_rl'\?"):
+        bench.choose_peers(["rslrl"])
+
+
+def test_an_error_is_one_line():
+    assert contestants.one_line(ConfigError("sim=mujoco runs on the CPU only")) == (
+        "ConfigError: sim=mujoco runs on the CPU only"
+    )
+    assert contestants.one_line(RuntimeError("first\nlast")) == "RuntimeError: first"
+
+
+@pytest.mark.parametrize(("task", "trunk"), [("Cartpole", "shared"), ("Trifinger", "separate")])
+def test_a_critic_with_observations_of_its_own_has_a_trunk_of_its_own(task, trunk):
+    overrides = [f"task={task}", "num_envs=2", "device=cpu", "ppo.horizon=2"]
+    with contestants._trainer(scratch_training(overrides), learns=False) as ours:
+        assert ours.settings["trunk"] == trunk
+
+
+def test_graphs_are_captured_before_anything_is_measured():
+    done: list[int] = []
+
+    def captured(mode: str) -> int:
+        graphs = Graphs(GraphChoice(mode, "test"), torch.device("cpu"))
+        done.clear()
+        contestants._capture(contestants.Contestant(lambda: done.append(1), 1, graphs=graphs))
+        return len(done)
+
+    assert captured("rollout") > WARM_UP
+    assert captured("off") == 0

@@ -1,0 +1,148 @@
+"""`benchmarks/bench.py learn` as a user runs it: real trainings that stop at a threshold or by their time, and go on."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from learning import Goal
+
+from helpers.commands import ROOT, run_command
+
+pytest_plugins = ["helpers.tool_runs"]
+
+GOALS = """\
+Cartpole:
+  threshold: {threshold}
+  minutes: {minutes}
+  overrides: [device=cpu, num_envs=64, ppo.minibatch_size=1024]
+  compare: "494"
+Pendulum: {{threshold: 700}}
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("learn")
+    (folder / "benchmarks").mkdir()
+    (folder / "README.md").write_text("# Mine\n\n<!-- learn -->\nnothing yet\n<!-- /learn -->\n\nThe end.\n")
+    return folder
+
+
+def learn(folder: Path, *arguments: str, threshold: float = 60.0, minutes: float = 1.0, check: bool = True):
+    (folder / "benchmarks" / "learn.yaml").write_text(GOALS.format(threshold=threshold, minutes=minutes))
+    return run_command(sys.executable, ROOT / "tools" / "bench.py", "learn", *arguments, cwd=folder, check=check)
+
+
+def outcomes(folder: Path) -> list[dict]:
+    return json.loads((folder / "benchmarks" / "tasks.json").read_text())["outcomes"]
+
+
+def test_a_training_stops_by_time_goes_on_and_stops_at_the_threshold(folder):
+    # More than Cartpole can give, in no time: it is stopped, with a checkpoint.
+    learn(folder, "Cartpole", threshold=600.0, minutes=0.01)
+    [first] = outcomes(folder)
+    assert not first["reached"] and first["env_steps"] > 0 and (folder / first["run"] / "checkpoints/last.pt").is_file()
+
+    # The same training goes on, and ends at the threshold.
+    threshold = 60.0 + (first["best_return"] or 0.0)  # not yet reached, however late it was stopped
+    done = learn(folder, "Cartpole", threshold=threshold)
+    [second] = outcomes(folder)
+    assert second["run"] == first["run"] and second["reached"]
+    assert second["env_steps"] > first["env_steps"] and second["seconds"] > first["seconds"]
+    assert second["best_return"] >= threshold and second["random_return"] < 60.0
+    assert second["environment"]["versions"]["torch"] and second["environment"]["cpu"]["available"]
+    assert "git" in second["environment"]
+    assert [point[0] for point in second["curve"]] == sorted(point[0] for point in second["curve"])
+
+    readme = (folder / "README.md").read_text()
+    row = next(line for line in done.stdout.splitlines() if line.startswith("| `Cartpole`"))
+    assert f"{row}\n\n1 seed of each task." in readme and "nothing yet" not in readme
+    assert "`Cartpole` `device=cpu num_envs=64 ppo.minibatch_size=1024`.\n<!-- /learn -->\n\nThe end.\n" in readme
+    assert (folder / "benchmarks" / "tasks.png").read_bytes().startswith(b"\x89PNG")
+
+    # What has been reached is not trained again.
+    learn(folder, "Cartpole", threshold=threshold)
+    assert outcomes(folder) == [second]
+
+    # Nor is it believed when the threshold is another and its run is not here, as in a fresh clone.
+    shutil.move(folder / "runs", folder / "elsewhere")
+    learn(folder, "--table", threshold=600.0)
+    [third] = outcomes(folder)
+    assert not third["reached"] and third["seconds_to_threshold"] is None and third["curve"] == second["curve"]
+    shutil.move(folder / "elsewhere", folder / "runs")
+    learn(folder, "--table", threshold=threshold)
+    assert outcomes(folder) == [second]
+
+
+def test_a_training_is_begun_anew_when_any_setting_is_another(load_tool):
+    bench = load_tool("bench")
+    goal = Goal(task="Cartpole", threshold=100.0)
+    first = bench.begin(goal, 1, None)
+    first.seconds = 20.0
+    assert bench.begin(goal, 1, first) == first
+    first.settings = ""  # of an older version
+    assert bench.begin(goal, 1, first).seconds == 20.0
+    first.settings = "another yaml"
+    assert bench.begin(goal, 1, first).seconds == 0.0
+    wider = Goal(task="Cartpole", threshold=100.0, overrides=("num_envs=64",))
+    assert bench.begin(wider, 1, bench.begin(goal, 1, None)).overrides == ["num_envs=64"]
+    hashes = [bench.settings_hash(Goal(task=task, threshold=1.0)) for task in ("Cartpole", "Pendulum", "Cartpole")]
+    assert hashes[0] == hashes[2] != hashes[1]
+
+
+def test_random_actions_have_the_settings_of_the_goal(load_tool):
+    bench = load_tool("bench")
+    short = Goal(task="Cartpole", threshold=1.0, overrides=("task.episode_length=2", "num_envs=8"))
+    assert bench.random_return(short) <= 2.0 < bench.random_return(Goal(task="Cartpole", threshold=1.0))
+
+
+def test_ctrl_c_stops_what_runs_begins_nothing_more_and_keeps_what_was_trained(folder, tmp_path):
+    (tmp_path / "learn.yaml").write_text(
+        "Cartpole: {threshold: 9999, overrides: [device=cpu, num_envs=16, ppo.minibatch_size=256]}\n"
+        "Pendulum: {threshold: 9999}\n"
+    )
+    command = [sys.executable, ROOT / "tools" / "bench.py", "learn", "--out", tmp_path, "--runs", tmp_path / "runs"]
+    process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    rows, deadline = tmp_path / "runs" / "learn-Cartpole" / "latest" / "metrics.csv", time.time() + 100.0
+    while not rows.is_file() and time.time() < deadline:
+        time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130 and "interrupted: what runs is stopped" in errors and "Traceback" not in errors
+    assert not (tmp_path / "runs" / "learn-Pendulum").exists()
+    [found] = json.loads((tmp_path / "tasks.json").read_text())["outcomes"]
+    assert found["env_steps"] > 0 and (Path(found["run"]) / "checkpoints" / "last.pt").is_file()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("Cartpol",), "error: no goal for Cartpol in benchmarks/learn.yaml; it has Cartpole, Pendulum"),
+        (("Cartpole", "--seeds", "a"), "error: --seeds must be ints such as 1,2,3, got a"),
+        (("Cartpole", "--jobs", "0"), "error: --jobs must be at least 1, got 0"),
+        (("Cartpole", "--minutes", "-1"), "error: --minutes must be positive, got -1"),
+    ],
+)
+def test_bad_input_is_one_line(folder, arguments, message):
+    done = learn(folder, *arguments, check=False)
+    assert done.returncode == 2 and done.stderr.strip() == message
+
+
+def test_a_training_that_fails_is_told_and_the_others_go_on(folder):
+    goals = folder / "benchmarks" / "learn.yaml"
+    goals.write_text(
+        "Cartpole: {threshold: 10, overrides: [device=cpu, num_env=3]}\n"
+        "Nothing: {threshold: 1}\n"
+        "Pendulum: {threshold: 10, overrides: [num_envs=-3]}\n"
+    )
+    done = run_command(sys.executable, ROOT / "tools" / "bench.py", "learn", cwd=folder, check=False)
+    assert "num_env'" in done.stderr and "error: unknown task 'Nothing'" in done.stderr
+    assert "error: training Pendulum failed: " in done.stderr and "num_envs" in done.stderr
+    assert done.returncode == 1

@@ -1,0 +1,310 @@
+"""Learning evidence: what is concluded from a run's rows, and what is told about it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib.figure
+import pytest
+from learning import (
+    POINTS,
+    Goal,
+    Outcome,
+    describe,
+    draw,
+    fill,
+    hardware,
+    hold_against,
+    measure_run,
+    random_return,
+    read_goals,
+    read_outcomes,
+    table,
+    train_to,
+    write_outcomes,
+)
+
+from gpusim_rl import paths
+from gpusim_rl.api import make_env
+from gpusim_rl.errors import ConfigError
+from gpusim_rl.run import evidence
+
+
+def outcome(**changes: object) -> Outcome:
+    values = {"task": "Ant", "seed": 1, "threshold": 100.0, "overrides": [], "run": "", **changes}
+    return Outcome(**values)  # type: ignore[arg-type]
+
+
+def write_rows(folder: Path, returns: Sequence[float | None], counts: Sequence[int] | None = None) -> Path:
+    lines = ["iteration,env_steps,time/elapsed_s,episode/return,episode/count,sim/diverged,task/level"]
+    for i, value in enumerate(returns, start=1):
+        count = 0 if value is None else 100 if counts is None else counts[i - 1]
+        lines.append(f"{i},{1000 * i},{2.5 * i},{'' if value is None else value},{count},{i % 2},{i / 10}")
+    (folder / "metrics.csv").write_text("\n".join(lines) + "\n")
+    return folder
+
+
+def test_the_first_crossing_counts_and_the_best_is_kept(tmp_path):
+    run = write_rows(tmp_path, [None, 10.0, 101.0, 150.0, 90.0])
+    found = measure_run(outcome(), run)
+    assert found.reached and found.env_steps_to_threshold == 3000 and found.seconds_to_threshold == 7.5
+    assert (found.final_return, found.best_return, found.env_steps, found.seconds) == (90.0, 150.0, 5000, 12.5)
+    assert found.diverged == 3 and found.stats == {"level": 0.5}
+    assert found.curve == [[0.002, 5.0, 10.0], [0.003, 7.5, 101.0], [0.004, 10.0, 150.0], [0.005, 12.5, 90.0]]
+
+
+def test_measuring_again_begins_anew(tmp_path):
+    found = measure_run(outcome(), write_rows(tmp_path, [10.0, 120.0]))
+    found.threshold = 130.0
+    measure_run(found, tmp_path)
+    assert not found.reached and found.env_steps_to_threshold is None
+    measure_run(found, write_rows(tmp_path, [10.0, 120.0, 140.0]))
+    assert found.env_steps_to_threshold == 3000
+
+
+def test_a_row_that_is_being_written_is_left_out(tmp_path):
+    run = write_rows(tmp_path, [10.0, 20.0])
+    for half_written in ("3,30", "3,3000,7.5,30.0,100,1,0."):  # the second has all columns
+        run = write_rows(tmp_path, [10.0, 20.0])
+        with (run / "metrics.csv").open("a") as file:
+            file.write(half_written)
+        found = measure_run(outcome(), run)
+        assert found.env_steps == 2000 and found.final_return == 20.0 and found.stats == {"level": 0.2}
+
+
+def test_a_mean_of_few_episodes_is_no_record_reaches_nothing_and_is_not_drawn(tmp_path):
+    found = measure_run(outcome(), write_rows(tmp_path, [150.0, 120.0, 50.0, 60.0], [1, 99, 100, 100]))
+    assert not found.reached and found.best_return == 60.0
+    assert [point[2] for point in found.curve] == [50.0, 60.0] and found.episodes == 100
+    found = measure_run(outcome(), write_rows(tmp_path, [150.0, 120.0], [1, 7]))
+    assert (found.final_return, found.episodes, found.best_return, found.curve) == (120.0, 7.0, None, [])
+    assert "| 120 (7 episodes) |" in table([found], {})[2]
+    draw([found], matplotlib.figure)
+
+
+@pytest.mark.parametrize(("staggered", "full"), [(True, [400.0]), (False, [300.0, 400.0])])
+def test_older_rows_tell_at_least_how_many_episodes_there_were(tmp_path, staggered, full):
+    # 12 envs, of which each may have one episode that is not whole; 3 diverged.
+    lines = ["iteration,env_steps,time/elapsed_s,episode/return,episode/ended,sim/diverged"]
+    ended = [(12, 0), (80, 3), (11, 0), (12, 0)]
+    lines += [f"{i},{i},{i},{100.0 * i},{n},{bad}" for i, (n, bad) in enumerate(ended, start=1)]
+    (tmp_path / "metrics.csv").write_text("\n".join(lines) + "\n")
+    (tmp_path / "config.yaml").write_text(f"num_envs: 12\ntask: {{randomize_episode_start: {staggered}}}\n")
+    found = measure_run(outcome(), tmp_path)
+    assert [point[2] for point in found.curve] == full and found.episodes == 100
+
+
+def test_a_new_threshold_holds_although_the_rows_are_gone():
+    curve = [[0.1, 10.0, 20.0], [0.3, 30.0, 70.0], [0.5, 50.0, 90.0]]
+    known = outcome(threshold=60.0, reached=True, best_return=95.0, curve=curve, env_steps=5e5, seconds=50.0)
+    hold_against(known, 200.0)
+    assert not known.reached and known.seconds_to_threshold is None and known.threshold == 200.0
+    hold_against(known, 80.0)
+    assert known.reached and (known.env_steps_to_threshold, known.seconds_to_threshold) == (5e5, 50.0)
+    hold_against(known, 60.0)
+    assert (known.env_steps_to_threshold, known.seconds_to_threshold) == (3e5, 30.0)
+    hold_against(known, 93.0)  # between two points that are kept: at the end, not too early
+    assert known.reached and known.seconds_to_threshold == 50.0
+    nothing = outcome()
+    hold_against(nothing, 1.0)
+    assert not nothing.reached
+
+
+def test_a_long_curve_is_thinned_and_keeps_its_end(tmp_path):
+    found = measure_run(outcome(), write_rows(tmp_path, [float(i) for i in range(1, 1001)]))
+    assert POINTS // 2 < len(found.curve) <= POINTS and found.curve[-1] == [1.0, 2500.0, 1000.0]
+
+
+def test_what_is_written_is_read(tmp_path):
+    several = [outcome(task="Walker2d", seed=2), outcome(task="Ant", seed=2), outcome(task="Ant", stats={"level": 1.5})]
+    write_outcomes(tmp_path / "tasks.json", several)
+    assert read_outcomes(tmp_path / "tasks.json") == [several[2], several[1], several[0]]
+    assert read_outcomes(tmp_path / "nothing.json") == []
+
+
+def test_the_table_tells_medians_and_what_is_not_reached():
+    reached = {"reached": True, "env_steps": 5e6, "seconds": 100.0, "final_return": 120.0, "random_return": 3.2}
+    environment = {"cpu": {"available": 2}, "gpu": None}
+    lines = table(
+        [
+            outcome(seed=1, **reached, env_steps_to_threshold=1e6, seconds_to_threshold=30.0, environment=environment),
+            outcome(seed=2, **reached, env_steps_to_threshold=3e6, seconds_to_threshold=50.0, environment=environment),
+            outcome(task="Walker2d", env_steps=7e6, seconds=600.0, final_return=-1500.0, best_return=90.0),
+            outcome(task="Hopper", final_return=5.0, random_return=5.1, overrides=["num_envs=8", "ppo.horizon=2"]),
+        ],
+        {"Ant": Goal(task="Ant", threshold=100.0, compare="5466, skrl")},
+    )
+    assert lines[2] == "| `Ant` | 100 | 2 of 2 | 2.0 M | 40 s | 2 CPU cores | 120 | 3 | 5466, skrl |"
+    assert lines[3].startswith("| `Hopper` | 100 | 0 of 1, not above random | 0.0 M |")
+    assert lines[4] == "| `Walker2d` | 100 | 0 of 1 | 7.0 M | 10 min | ? CPU cores | -1,500 | – |  |"
+    assert lines[5] == "" and lines[6].startswith(
+        "1 to 2 seeds of each task, medians. `return` is the mean of the last 100"
+    )
+    assert lines[8] == "Settings other than the task's own: `Hopper` `num_envs=8 ppo.horizon=2`."
+
+
+def test_a_sentence_tells_whether_it_was_reached():
+    assert describe(outcome(env_steps=2e6)) == "Ant seed 1: no episode ended, below 100, after 2.0 M steps"
+    text = describe(outcome(final_return=5.0, random_return=6.0))
+    assert text.endswith("return 5, below 100, after 0.0 M steps; not learned in this time: random actions get 6")
+    text = describe(outcome(reached=True, env_steps_to_threshold=1e6, seconds_to_threshold=9.0, final_return=105.0))
+    assert text == "Ant seed 1: 100 after 1.0 M steps, 9 s; return 105"
+
+
+def test_only_what_is_between_the_marks_is_replaced():
+    text = "before\n<!-- learn -->\nold\n<!-- /learn -->\nafter\n"
+    assert fill(text, ["a", "b"]) == "before\n<!-- learn -->\na\nb\n<!-- /learn -->\nafter\n"
+    assert fill("no marks\n", ["a"]) == "no marks\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("Ant: {treshold: 3}", "unknown key .Ant.treshold.*Ant.threshold"),
+        ("Ant: [", "cannot read"),
+        ("Ant: {minutes: 3}", "missing key .Ant.threshold"),
+        ("[Ant, Hopper]", "expected <task>: {threshold: ..., minutes: ...}, got list"),
+        ("Ant: 3000", "expected Ant: {threshold: ..., minutes: ...}, got int"),
+    ],
+)
+def test_wrong_goals_are_one_line(tmp_path, text, message):
+    file = tmp_path / "learn.yaml"
+    file.write_text(text)
+    with pytest.raises(ConfigError, match=message) as error:
+        read_goals(file)
+    assert "\n" not in str(error.value)
+
+
+def test_random_actions_are_worse_than_doing_nothing_on_a_cartpole():
+    env = make_env("Cartpole", num_envs=32, device="cpu", task={"randomize_episode_start": False})
+    value = random_return(env)
+    assert -2.0 < value < 100.0 and value == random_return_again()
+
+
+def random_return_again() -> float:
+    env = make_env("Cartpole", num_envs=32, device="cpu", task={"randomize_episode_start": False})
+    return random_return(env)
+
+
+def test_the_readme_shows_the_committed_data():
+    root = paths.checkout()
+    assert root is not None
+    goals = read_goals(root / "benchmarks" / "learn.yaml")
+    outcomes = read_outcomes(root / "benchmarks" / "tasks.json")
+    readme = (root / "README.md").read_text()
+    assert "<!-- learn -->" in readme and fill(readme, table(outcomes, goals)) == readme
+    for found in outcomes:
+        assert found.task in goals and found.environment["git"]["sha"], found.task
+        assert found.threshold == goals[found.task].threshold, found.task
+        if found.reached:
+            assert found.best_return is not None and found.best_return >= found.threshold, found.task
+            assert found.seconds_to_threshold is not None and found.seconds_to_threshold <= found.seconds, found.task
+        else:
+            assert found.best_return is None or found.best_return < found.threshold, found.task
+        assert json.dumps(found.curve) and found.random_return is not None
+
+
+# A training as train_to sees it: a process that writes a run folder, until it is asked to stop.
+TRAINER = """\
+import json, pathlib, signal, sys, time
+values = dict(text.split("=", 1) for text in sys.argv[2:])
+if "checkpoint" in values:
+    run = pathlib.Path(values["checkpoint"])
+else:
+    run = pathlib.Path(values["log.dir"], values["experiment"], "run")
+    (run / "checkpoints").mkdir(parents=True)
+how = sys.argv[1]
+asked = []
+signal.signal(signal.SIGTERM, lambda *_: asked.append(1))
+(run / "env.json").write_text(json.dumps({"cpu": {"available": 1}, "python": "3"}))
+columns = "env_steps,time/elapsed_s,episode/return,episode/count"
+(run / "metrics.csv").write_text(columns + "\\n10,5.0,3.0,100\\n")
+(run / "checkpoints" / "last.pt").write_text("")
+(run / "config.yaml").write_text(f"seed: {values.get('seed')}\\n")
+while how == "deaf" or (how == "trains" and not asked):
+    time.sleep(0.01)
+print("out of memory")
+sys.exit(3 if how == "fails" else 143)
+"""
+
+
+@pytest.fixture
+def train(tmp_path, monkeypatch):
+    monkeypatch.setattr(evidence, "POLL_S", 0.05)
+    (tmp_path / "trainer.py").write_text(TRAINER)
+
+    def train(how: str, found: Outcome, minutes: float = 0.05, **arguments: Any) -> Outcome:
+        goal = Goal(task="Ant", threshold=100.0, minutes=minutes)
+        command = [sys.executable, str(tmp_path / "trainer.py"), how]
+        settings: dict[str, Any] = {"environment": os.environ, "runs": tmp_path, "say": lambda text: None, **arguments}
+        return train_to(goal, found, command=command, **settings)
+
+    return train
+
+
+def test_a_training_keeps_to_its_share_of_the_cpus(train, monkeypatch):
+    if not hasattr(os, "sched_setaffinity"):
+        pytest.skip("CPUs cannot be shared out here")
+    pinned = []
+    monkeypatch.setattr(os, "sched_setaffinity", lambda process, cpus: pinned.append((process > 0, cpus)))
+    train("trains", outcome(), cpus={0})
+    assert pinned == [(True, {0})]
+
+
+def test_a_training_that_fails_late_is_told_and_not_forgotten(train, tmp_path):
+    found = outcome()
+    with pytest.raises(ConfigError, match="training Ant failed: out of memory; see"):
+        train("fails", found)
+    assert found.run == str(tmp_path / "learn-Ant" / "run") and found.final_return == 3.0
+    assert found.environment["cpu"] == {"available": 1}
+
+
+def test_a_training_that_does_not_stop_is_killed_and_not_forgotten(train, monkeypatch):
+    monkeypatch.setattr(evidence, "STOP_S", 0.2)
+    found = outcome()
+    with pytest.raises(ConfigError, match="did not stop within 0 s and was killed; it goes on from its last"):
+        train("deaf", found)
+    assert found.run and found.seconds == 5.0
+
+
+def test_a_training_can_be_stopped_early(train):
+    stop, found = threading.Event(), outcome()
+    threading.Timer(0.5, stop.set).start()
+    train("trains", found, minutes=60.0, stop=stop)
+    assert not found.reached
+
+
+def test_the_run_of_a_training_is_the_one_with_its_seed(train, tmp_path):
+    found = outcome(seed=2)
+    other = tmp_path / "learn-Ant" / "other"
+    other.mkdir(parents=True)
+    (other / "metrics.csv").write_text("")
+
+    (other / "config.yaml").write_text("seed: 1\n")  # of a training beside it, and newer
+    os.utime(other / "config.yaml", (2e9, 2e9))
+    assert evidence._new_run(tmp_path / "learn-Ant", 2, 0.0) is None
+    assert evidence._new_run(tmp_path / "learn-Ant", 1, 0.0) == other
+    train("trains", found)
+    assert found.run == str(tmp_path / "learn-Ant" / "run")
+
+
+def test_a_training_that_went_on_elsewhere_tells_both_machines(train, tmp_path):
+    here, there = {"cpu": {"available": 1}, "gpu": None}, {"cpu": {"available": 4}, "gpu": None}
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "env.json").write_text(json.dumps({**here, "earlier": [there, here]}))
+    environment = evidence._environment(run)
+    assert environment == {**here, "earlier": [there]} and hardware(environment) == "4 CPU cores, then 1 CPU core"
+
+
+def test_outcomes_of_the_first_schema_are_read(tmp_path):
+    entry = {k: v for k, v in dataclasses.asdict(outcome()).items() if k not in ("settings", "episodes")}
+    (tmp_path / "tasks.json").write_text(json.dumps({"schema": 1, "outcomes": [entry]}))
+    assert read_outcomes(tmp_path / "tasks.json") == [outcome()]

@@ -1,0 +1,616 @@
+"""Contestants that take turns on one machine, so that their ratios do not depend on what else the machine does.
+
+Every contestant is a process of its own: peak memory and what a library does to its process are its own; threads and
+settings of OpenMP and malloc are the same for all. In every round each takes one turn, in rotating order; speeds are
+compared within a round, and medians are over rounds.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import select
+import statistics
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from typing import Any
+
+from gpusim_rl.errors import ConfigError, did_you_mean
+from gpusim_rl.hardware import has_compiler
+
+SCHEMA = 2
+"""Version of the json."""
+
+ANSWER_LIMIT_S = 1800.0
+"""A contestant that is silent for longer is given up; compiling may take minutes."""
+
+CLOSING_LIMIT_S = 10.0
+
+# Name of our extra -> module of the library.
+PEERS = {"rsl_rl": "rsl_rl", "skrl": "skrl", "rl_games": "rl_games", "sb3": "stable_baselines3"}
+PACKAGES = ("rsl-rl-lib", "skrl", "rl-games", "stable-baselines3", "envpool", "gymnasium")
+
+TRAINING, TRAINING_FASTEST = "+ training", "+ training, fastest"
+SEPARATE = ", separate trunks"
+
+Row = dict[str, Any]
+"""A contestant's results: name, kind, settings, env_steps_per_s, trainer_us, phases, memory, error, ratios.
+
+`trainer_us` is what a trainer takes outside of `env.step` [us per control step of one env].
+"""
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """Who shall be measured.
+
+    Attributes:
+        name: As the table shows it.
+        spec: What `throughput.worker` needs to build it; `kind` is physics, env, policy, training, peer,
+            envpool or gymnasium.
+    """
+
+    name: str
+    spec: Mapping[str, Any]
+
+
+@dataclass
+class Turns:
+    """How long to measure.
+
+    Attributes:
+        rounds: Turns of each contestant.
+        seconds: Length of a turn [s], at least one iteration.
+        warm_up: Iterations before the first round.
+    """
+
+    rounds: int = 5
+    seconds: float = 3.0
+    warm_up: int = 6
+
+
+# Who takes part
+
+
+def choose_peers(asked: Sequence[str] | None) -> tuple[list[str], list[str]]:
+    """The libraries to measure, and those that are left out because they are not installed.
+
+    Args:
+        asked: Names; None for all that are installed.
+
+    Raises:
+        ConfigError: A name is unknown, or a library that was asked for is not installed.
+    """
+    for name in asked or ():
+        if name not in PEERS:
+            raise ConfigError(f"unknown peer {name!r}.{did_you_mean(name, PEERS)} Available: {', '.join(PEERS)}, none")
+    wanted = list(PEERS) if asked is None else list(dict.fromkeys(asked))
+    missing = [name for name in wanted if importlib.util.find_spec(PEERS[name]) is None]
+    if missing and asked is not None:
+        raise ConfigError(f"--peers: not installed: {', '.join(missing)}. Try {install_command(missing)}")
+    return [name for name in wanted if name not in missing], missing
+
+
+def install_command(extras: Sequence[str]) -> str:
+    """How to install our extras."""
+    return f"pip install 'gpusim-rl[{','.join(extras)}]'"
+
+
+def training_contestants(
+    overrides: Sequence[str], num_envs: int, *, on_mujoco: bool, peers: Sequence[str], modes: Sequence[str]
+) -> list[Contestant]:
+    """Bare physics, what we add to it layer by layer, and other libraries' trainers on the same environment."""
+    line = [*overrides, f"num_envs={num_envs}"]
+    base = {"overrides": line, "num_envs": num_envs}
+    # Bare physics may choose the faster of the simulator's settings.
+    settings = (False, True) if on_mujoco else ("auto",)
+    bare = [
+        Contestant(
+            f"bare physics, persistent={str(persistent).lower()}" if on_mujoco else "bare physics",
+            {**base, "kind": "physics", "persistent": persistent},
+        )
+        for persistent in settings
+    ]
+    ours = [
+        Contestant("env step", {**base, "kind": "env"}),
+        Contestant("+ policy", {**base, "kind": "policy"}),
+        Contestant(TRAINING, {**base, "kind": "training", "mode": "same"}),
+    ]
+    if peers and "fastest" in modes and has_compiler():
+        compiled = {**base, "overrides": [*line, "ppo.compile=true"], "kind": "training", "mode": "fastest"}
+        ours.append(Contestant(TRAINING_FASTEST, compiled))
+    theirs = [
+        Contestant(f"{name}, {mode}", {**base, "kind": "peer", "client": name, "mode": mode})
+        for name in peers
+        for mode in modes
+    ]
+    return [*bare, *ours, *theirs]
+
+
+def equal_work(contestant: Contestant) -> Contestant:
+    """Our training with a trunk for the policy and one for the value, as peers have it that cannot share."""
+    overrides = [*contestant.spec["overrides"], "ppo.network.separate=true"]
+    return Contestant(f"{contestant.name}{SEPARATE}", {**contestant.spec, "overrides": overrides})
+
+
+def ant_v5_contestants(num_envs: int) -> list[Contestant]:
+    """CPU physics on Gymnasium's Ant-v5: ours, EnvPool's and Gymnasium's own."""
+    base = {"num_envs": num_envs, "gymnasium": True}
+    ours = [
+        *(
+            Contestant(f"bare physics, persistent={str(keep).lower()}", {**base, "kind": "physics", "persistent": keep})
+            for keep in (False, True)
+        ),
+        Contestant("env step", {**base, "kind": "env"}),
+    ]
+    batches = {"sync": num_envs, "async": max(1, num_envs // 2)}
+    theirs = [
+        Contestant(f"EnvPool, {api}", {**base, "kind": "envpool", "batch_size": batch})
+        for api, batch in batches.items()
+        if api == "sync" or num_envs % 2 == 0
+    ]
+    return [*ours, *theirs, Contestant("Gymnasium, async", {**base, "kind": "gymnasium"})]
+
+
+# Measuring
+
+
+class Worker:
+    """A contestant's process, as the parent sees it; once there is an error it is asked nothing more.
+
+    Attributes:
+        speeds: Control steps per second of each round; None where there was no answer.
+        seconds_outside: Seconds outside of `env.step` per control step of one env, in each round; None where the
+            contestant does not tell.
+        phases: Seconds of each phase in all rounds, and `other` that is in none.
+        settings: What the contestant tells of itself.
+        memory: Peaks [bytes]; None before `report`.
+        seconds: Time per iteration when last asked [s].
+        error: Why it ended; None while it lives.
+    """
+
+    def __init__(self, contestant: Contestant, command: Sequence[str], environment: Mapping[str, str]) -> None:
+        self.contestant = contestant
+        self.speeds: list[float | None] = []
+        self.seconds_outside: list[float | None] = []
+        self.phases: dict[str, float] = {}
+        self.settings: dict[str, Any] = {}
+        self.memory: dict[str, int] | None = None
+        self.seconds = 0.0
+        self.error: str | None = None
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - until `close`
+        self._process = subprocess.Popen(
+            list(command),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            env=dict(environment),
+            start_new_session=True,  # Ctrl-C is the parent's to handle
+        )
+        self._say(contestant.spec)
+
+    @property
+    def kind(self) -> str:
+        """What it is: `physics`, `training`, `peer`, ..."""
+        return self.contestant.spec["kind"]
+
+    @property
+    def mode(self) -> str:
+        """`same` or `fastest`."""
+        return self.contestant.spec.get("mode", "same")
+
+    @property
+    def trunk(self) -> str | None:
+        """Whether policy and value have a `shared` or `separate` trunk; None without a network."""
+        return self.settings.get("trunk")
+
+    def get_ready(self) -> None:
+        """Waits until the contestant is built."""
+        ready = self._answer()
+        if ready is not None:
+            self.settings = ready["settings"]
+
+    def run(self, iterations: int) -> dict[str, Any] | None:
+        """Runs some iterations."""
+        done = self._ask({"run": iterations})
+        if done is not None:
+            self.seconds = done["seconds"] / iterations
+        return done
+
+    def take_turn(self, seconds: float) -> None:
+        """One turn of a round."""
+        done = self.run(max(1, round(seconds / self.seconds))) if self.error is None else None
+        if done is None:
+            self.speeds.append(None)
+            self.seconds_outside.append(None)
+            return
+        seconds, env_steps, in_env = done["seconds"], done["env_steps"], done.get("seconds_in_env")
+        self.speeds.append(env_steps / seconds)
+        self.seconds_outside.append(None if in_env is None else (seconds - in_env) / env_steps)
+        phases = done.get("phases") or {}
+        if phases:
+            # On CUDA the device's phases and the host's may overlap.
+            phases = {**phases, "other": max(0.0, seconds - sum(phases.values()))}
+        for phase, part in phases.items():
+            self.phases[phase] = self.phases.get(phase, 0.0) + part
+
+    def report(self) -> None:
+        """Asks for the peak of its memory, and what it knows of itself by now."""
+        answer = self._ask({"report": True})
+        if answer is not None:
+            self.memory = answer["memory"]
+            self.settings = answer.get("settings", self.settings)
+
+    def row(self) -> Row:
+        """What is known of it so far."""
+        total = sum(self.phases.values())
+        outside = [None if seconds is None else 1e6 * seconds for seconds in self.seconds_outside]
+        return {
+            "name": self.contestant.name,
+            "kind": self.kind,
+            "mode": self.mode,
+            "env_steps_per_s": spread(self.speeds),
+            "rounds": list(self.speeds),
+            "trainer_us": spread(outside),
+            "trainer_us_rounds": outside,
+            "phases": {phase: part / total for phase, part in self.phases.items()} if total else None,
+            "memory_bytes": self.memory,
+            "settings": self.settings,
+            "error": self.error,
+        }
+
+    def close(self) -> None:
+        """Ends the process."""
+        process = self._process
+        with suppress(OSError):
+            process.stdin.close()  # type: ignore[union-attr]
+        try:
+            process.wait(CLOSING_LIMIT_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        process.stdout.close()  # type: ignore[union-attr]
+        self._errors.close()
+
+    def _ask(self, request: Mapping[str, Any]) -> dict[str, Any] | None:
+        self._say(request)
+        return self._answer()
+
+    def _say(self, request: Mapping[str, Any]) -> None:
+        assert self._process.stdin is not None
+        with suppress(OSError):  # it has died, which `_answer` finds out
+            self._process.stdin.write(json.dumps(request).encode() + b"\n")
+            self._process.stdin.flush()
+
+    def _answer(self) -> dict[str, Any] | None:
+        if self.error is not None:
+            return None
+        answers = self._process.stdout
+        assert answers is not None
+        there, _, _ = select.select([answers], [], [], ANSWER_LIMIT_S)
+        if not there:
+            self._process.kill()
+            self.error = f"no answer for {ANSWER_LIMIT_S:.0f} s"
+            return None
+        line = answers.readline()
+        if not line.endswith(b"\n"):
+            self.error = self._last_words()
+            return None
+        answer = json.loads(line)
+        self.error = answer.get("error")
+        return None if self.error else answer
+
+    def _last_words(self) -> str:
+        code = self._process.wait()
+        self._errors.seek(0)
+        lines = [line.strip() for line in self._errors.read().decode(errors="replace").splitlines() if line.strip()]
+        how = f"signal {-code}" if code < 0 else f"exit code {code}"
+        return f"{lines[-1]} ({how})" if lines else f"died with {how}"
+
+
+def measure(
+    contestants: Sequence[Contestant],
+    turns: Turns,
+    *,
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    say: Callable[[str], None],
+) -> Iterator[list[Row]]:
+    """Lets contestants take turns; yields all rows after every round, and once more with the peaks of memory.
+
+    Where a peer has separate trunks and our training shares one, our training with separate trunks joins in.
+
+    Args:
+        contestants: All are alive at once.
+        turns: How long.
+        command: Starts a process that calls `throughput.worker.serve`.
+        environment: Of the processes.
+        say: Shows a line of progress.
+    """
+    with ExitStack() as stack:
+        workers: list[Worker] = []
+
+        def start(contestant: Contestant, place: int) -> None:
+            worker = Worker(contestant, command, environment)
+            stack.callback(worker.close)
+            workers.insert(place, worker)
+
+        def wait() -> None:
+            for worker in workers:
+                if not worker.settings and worker.error is None:
+                    say(f"starting {worker.contestant.name}")
+                    worker.get_ready()
+
+        for contestant in contestants:
+            start(contestant, len(workers))
+        wait()
+        separate = {worker.mode for worker in workers if worker.kind == "peer" and worker.trunk == "separate"}
+        for worker in workers:
+            if worker.kind == "training" and worker.trunk == "shared" and worker.mode in separate:
+                start(equal_work(worker.contestant), workers.index(worker) + 1)
+        wait()
+        for worker in workers:
+            say(f"warming up {worker.contestant.name}")
+            for _ in range(max(1, turns.warm_up)):
+                worker.run(1)
+        for number in range(turns.rounds):
+            say(f"round {number + 1} of {turns.rounds}")
+            first = number % len(workers)
+            for worker in (*workers[first:], *workers[:first]):
+                worker.take_turn(turns.seconds)
+            yield with_ratios([worker.row() for worker in workers])
+        for worker in workers:
+            worker.report()
+        yield with_ratios([worker.row() for worker in workers])
+
+
+# What came of it
+
+
+def spread(values: Iterable[float | None]) -> dict[str, float] | None:
+    """Median, min and max of what was measured; None where nothing was."""
+    known = [value for value in values if value is not None]
+    return {"median": statistics.median(known), "min": min(known), "max": max(known)} if known else None
+
+
+def ratio(above: Row | None, below: Row | None, key: str = "rounds") -> dict[str, float] | None:
+    """What one has in each round over what another has in it: median, min and max; None without a common round."""
+    if above is None or below is None:
+        return None
+    pairs = zip(above[key], below[key], strict=True)
+    return spread(a / b if a is not None and b is not None and b > 0 else None for a, b in pairs)
+
+
+def fastest(rows: Sequence[Row], kind: str) -> Row | None:
+    """The fastest of a kind by its median; None where none was measured."""
+    measured = [row for row in rows if row["kind"] == kind and row["env_steps_per_s"]]
+    return max(measured, key=lambda row: row["env_steps_per_s"]["median"], default=None)
+
+
+def with_ratios(rows: list[Row]) -> list[Row]:
+    """Adds to every row what it is of bare physics, and to every other library's how much faster ours is.
+
+    A peer's training is compared to ours with the same network work: shared or separate trunks. Where it is in its
+    fastest mode, so is ours, if that was measured.
+
+    Where a CUDA graph holds `env.step` with all else, it cannot be timed there. Then the time of the contestant
+    `env step` is taken off, if a graph holds that too.
+    """
+    bare, env = fastest(rows, "physics"), fastest(rows, "env")
+    for row in rows:
+        row["trainer_us_by_difference"] = False
+        if env is not None and row["kind"] in ("policy", "training") and _in_graph(row) and _in_graph(env):
+            row["trainer_us_by_difference"] = True
+            pairs = zip(row["rounds"], env["rounds"], strict=True)
+            row["trainer_us_rounds"] = [1e6 / a - 1e6 / b if a and b else None for a, b in pairs]
+            row["trainer_us"] = spread(row["trainer_us_rounds"])
+    trainings = {(row["settings"].get("trunk"), row["mode"]): row for row in rows if row["kind"] == "training"}
+    for row in rows:
+        row["over_physics"] = ratio(row, bare)
+        row["ours"] = row["ours_over_this"] = row["trainer_us_over_ours"] = None
+        if row["kind"] == "peer":
+            trunk = row["settings"].get("trunk")
+            ours = trainings.get((trunk, row["mode"])) or trainings.get((trunk, "same"))
+        else:
+            ours = env if row["kind"] in ("envpool", "gymnasium") else None
+        if ours is not None:
+            row["ours"], row["ours_over_this"] = ours["name"], ratio(ours, row)
+            row["trainer_us_over_ours"] = ratio(row, ours, "trainer_us_rounds")
+    return rows
+
+
+def _in_graph(row: Row) -> bool:
+    """Whether CUDA graphs hold its control steps."""
+    return str(row["settings"].get("graph")).startswith(("whole rollout", "control step"))
+
+
+def summary(rows: Sequence[Row]) -> dict[str, Any]:
+    """The numbers that one env count comes down to; keys are absent where nothing was measured."""
+    result: dict[str, Any] = {}
+
+    def add(key: str, value: dict[str, float] | None) -> None:
+        if value is not None:
+            result[key] = value["median"]
+            result[f"{key}_range"] = [value["min"], value["max"]]
+
+    bare = fastest(rows, "physics")
+    if bare is not None:
+        result["bare_physics"] = bare["name"]
+        result["bare_physics_env_steps_per_s"] = bare["env_steps_per_s"]["median"]
+    for key, name in (
+        ("env_step", "env step"),
+        ("policy", "+ policy"),
+        ("training", TRAINING),
+        ("fastest_training", TRAINING_FASTEST),
+    ):
+        row = next((row for row in rows if row["name"] == name), None)
+        if row is not None and row["env_steps_per_s"]:
+            result[f"{key}_env_steps_per_s"] = row["env_steps_per_s"]["median"]
+            add(f"{key}_over_physics", ratio(row, bare))
+            if key == "training":
+                add("trainer_us", row["trainer_us"])
+    for kind, key in (("peer", "training_over_fastest_peer"), ("envpool", "env_step_over_envpool")):
+        compared = [row for row in rows if row["kind"] == kind and row["ours_over_this"]]
+        # The one that ours leads by least: trunks differ, so that it need not be the one with the most steps.
+        nearest = min(compared, key=lambda row: row["ours_over_this"]["median"], default=None)
+        if nearest is not None:
+            add(key, nearest["ours_over_this"])
+            result[f"fastest_{kind}"] = nearest["name"]
+    compared = [row for row in rows if row["kind"] == "peer" and row["trainer_us_over_ours"]]
+    leanest = min(compared, key=lambda row: row["trainer_us_over_ours"]["median"], default=None)
+    if leanest is not None:
+        add("peer_trainer_us_over_ours", leanest["trainer_us_over_ours"])
+        result["leanest_peer"] = leanest["name"]
+    gymnasium = fastest(rows, "gymnasium")
+    add("env_step_over_gymnasium", None if gymnasium is None else gymnasium["ours_over_this"])
+    return result
+
+
+def markdown(result: Mapping[str, Any]) -> str:
+    """The results as a page: one table for each env count."""
+    environment = result["environment"]
+    versions = ", ".join(f"{name} {version}" for name, version in environment["versions"].items())
+    git = result["git"]
+    commit = f"commit {git['sha'][:10]}{' with local changes' if git['dirty'] else ''}" if git else "no commit"
+    lines = [
+        f"# {result['task']}: measured speed",
+        "",
+        f"`{result['command']}`, {environment['time']}, {commit}",
+        "",
+        f"{_machine(environment)}; {result['sim']}; Python {environment['python']}, {versions}.",
+        "",
+        "Control steps per second, summed over envs: median and range of the rounds. Every contestant is a process of"
+        " its own, with the same threads and settings of OpenMP and malloc, and they take turns; a ratio is the median"
+        " of the ratios within each round. Trainer's own is the time outside of `env.step`, which is physics and"
+        " environment and the same for all: policy, storage, update and log, in us for each control step of an env.",
+    ]
+    for part in result["env_counts"]:
+        lines += ["", f"## {part['num_envs']} envs", "", *table(part["contestants"])]
+        notes = [f"- {note}" for note in _notes(part["contestants"])]
+        lines += ["", *notes] if notes else []
+    return "\n".join(lines) + "\n"
+
+
+def _machine(environment: Mapping[str, Any]) -> str:
+    cpu, gpu = environment["cpu"], environment["gpu"]
+    text = f"{cpu['available']} CPUs of {cpu['model']}, {environment['memory_gb']:g} GB"
+    if gpu:
+        text += ", " + ", ".join(device["name"] for device in gpu["devices"]) + f" (driver {gpu['driver']})"
+    return text
+
+
+def table(rows: Sequence[Row]) -> list[str]:
+    """Lines of a table in Markdown, padded so that they also read well in a terminal."""
+    heading = [
+        "contestant",
+        "env steps/s",
+        "range",
+        "of bare physics",
+        "ours over it",
+        "trainer's own us/step",
+        "peak memory",
+        "phases",
+    ]
+    cells = [heading]
+    for row in rows:
+        speed, over, ours = row["env_steps_per_s"], row["over_physics"], row["ours_over_this"]
+        own = row["trainer_us"]
+        cells.append(
+            [
+                row["name"],
+                f"{speed['median']:,.0f}" if speed else "–",
+                f"{speed['min']:,.0f} to {speed['max']:,.0f}" if speed else "–",
+                f"{over['median']:.2f}" if over else "–",
+                f"{ours['median']:.2f}" if ours else "",
+                f"{own['median']:.2f}" if own else "",
+                _memory(row["memory_bytes"]),
+                ", ".join(
+                    f"{phase} {100 * part:.0f} %"
+                    for phase, part in (row["phases"] or {}).items()
+                    if phase != "other" or part >= 0.005
+                ),
+            ]
+        )
+    widths = [max(len(line[column]) for line in cells) for column in range(len(heading))]
+    right = (1, 3, 4, 5)
+    text = [
+        [
+            cell.rjust(width) if i in right else cell.ljust(width)
+            for i, (cell, width) in enumerate(zip(line, widths, strict=True))
+        ]
+        for line in cells
+    ]
+    rule = ["-" * (width - 1) + ":" if i in right else "-" * width for i, width in enumerate(widths)]
+    return ["| " + " | ".join(line) + " |" for line in (text[0], rule, *text[1:])]
+
+
+def _memory(peaks: Mapping[str, int] | None) -> str:
+    if peaks is None:
+        return "–"
+    text = f"{peaks['resident'] / 1e6:,.0f} MB"
+    gpu = peaks.get("cuda_driver", peaks.get("cuda_torch"))
+    return text if gpu is None else f"{text}, GPU {gpu / 1e6:,.0f} MB"
+
+
+def _notes(rows: Sequence[Row]) -> list[str]:
+    notes = []
+    peers = [row for row in rows if row["kind"] == "peer" and str(row["ours"]).endswith(SEPARATE)]
+    if peers:
+        names = ", ".join(row["name"] for row in peers)
+        notes.append(f"compared to ours with separate trunks, as they have them: {names}")
+    precision = next((row["settings"].get("precision") for row in rows if row["name"] == TRAINING), None)
+    others = {row["name"]: row["settings"].get("precision", precision) for row in rows if row["kind"] == "peer"}
+    if different := [f"{name} ({other})" for name, other in others.items() if other != precision]:
+        notes.append(f"our networks run in {precision}, not so: {', '.join(different)}")
+    if any(row["name"].endswith(", same") for row in rows):
+        notes.append(
+            "same: the work of our PPO; fastest: also compiled and without a log, where the library can, and compared"
+            " to ours compiled, where that was measured"
+        )
+    if any(row["trainer_us_by_difference"] for row in rows):
+        notes.append("trainer's own of ours is the difference to env step: graphs hold both, and tell no parts")
+    return [*notes, *(f"{row['name']}: {row['error']}" for row in rows if row["error"])]
+
+
+def draw(result: Mapping[str, Any], figures: Any) -> Any:
+    """Speeds over env counts, one line for each contestant.
+
+    Args:
+        result: Content of the json.
+        figures: `matplotlib.figure`.
+
+    Returns:
+        A matplotlib Figure.
+    """
+    figure = figures.Figure(figsize=(9, 5.5), layout="constrained")
+    axes = figure.subplots()
+    names = list(dict.fromkeys(row["name"] for part in result["env_counts"] for row in part["contestants"]))
+    for number, name in enumerate(names):
+        points = [
+            (part["num_envs"], row["env_steps_per_s"])
+            for part in result["env_counts"]
+            for row in part["contestants"]
+            if row["name"] == name and row["env_steps_per_s"]
+        ]
+        if not points:
+            continue
+        kind = next(row["kind"] for part in result["env_counts"] for row in part["contestants"] if row["name"] == name)
+        style = "--s" if kind in ("peer", "envpool", "gymnasium") else "-o"
+        x = [num_envs for num_envs, _ in points]
+        speed = [values["median"] for _, values in points]
+        spread = [[v["median"] - v["min"] for _, v in points], [v["max"] - v["median"] for _, v in points]]
+        axes.errorbar(x, speed, yerr=spread, fmt=style, capsize=3, markersize=4, label=name, color=f"C{number % 10}")
+    counts = [part["num_envs"] for part in result["env_counts"]]
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(counts, [str(count) for count in counts])
+    axes.minorticks_off()
+    axes.set_yscale("log")
+    axes.set_xlabel("envs")
+    axes.set_ylabel("control steps/s")
+    axes.set_title(f"{result['task']}, {result['environment']['cpu']['available']} CPUs", fontsize="medium")
+    axes.grid(alpha=0.3, which="both")
+    figure.legend(loc="outside right center", frameon=False, fontsize="small")
+    return figure

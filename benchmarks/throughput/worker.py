@@ -1,0 +1,468 @@
+"""What `benchmarks/bench.py` lets run against each other. Each runs in a process of its own, which `serve` answers for.
+
+The processes speak json, one value a line. The first line in says who the contestant is; then `{"run": 3}` asks for
+three iterations and `{"report": true}` for the peak of its memory and its settings. An error is answered as
+`{"error": ...}` and ends the process, as does the end of the input. Between two lines it waits without using a CPU.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import resource
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gpusim_rl.hardware import available_cpus, limit_openmp_spin, tune_malloc
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from gpusim_rl.config import RunConfig, SimConfig
+    from gpusim_rl.env import Step, Task, TaskConfig, VecEnv
+    from gpusim_rl.run.cuda_graph import Graphs
+    from gpusim_rl.run.logger import Logger
+    from gpusim_rl.run.timing import PhaseTimer
+    from gpusim_rl.run.trainer import Trainer
+    from gpusim_rl.sim import Sim, SimChoice
+
+ACTION_SETS = 16
+"""Random actions made beforehand and used in turn."""
+
+SETTLING_STEPS = 60
+"""Control steps of bare physics before anything is measured: the robots reach the ground."""
+
+EXTERNAL_HORIZON = 16
+"""Control steps of an iteration where there is no learner that has a horizon."""
+
+ScratchTraining = Callable[[Sequence[str]], AbstractContextManager["tuple[Trainer, Logger]"]]
+
+
+@dataclass
+class Contestant:
+    """Something that can be measured.
+
+    Attributes:
+        iterate: One iteration: `horizon` control steps in all envs, and learning if it learns.
+        env_steps: Control steps of one iteration, summed over envs.
+        settings: What is worth knowing of it, as plain values.
+        device: Where it works.
+        phases: Times its phases, where it has any.
+        in_env: Times `env.step` within them, where Python calls it.
+        graphs: Its CUDA graphs, where it may have any.
+    """
+
+    iterate: Callable[[], Any]
+    env_steps: int
+    settings: dict[str, Any] = field(default_factory=dict)
+    device: torch.device | None = None
+    phases: PhaseTimer | None = None
+    graphs: Graphs | None = None
+    in_env: PhaseTimer | None = None
+
+
+def serve(compose: Callable[[list[str]], dict[str, Any]], scratch_training: ScratchTraining) -> None:
+    """Answers for one contestant on stdin and stdout, until stdin ends.
+
+    Args:
+        compose: `gpusim_rl.compose.compose`.
+        scratch_training: `gpusim_rl.api.scratch_training`.
+    """
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what libraries print is not an answer
+
+    def answer(**values: Any) -> None:
+        answers.write(json.dumps(values) + "\n")
+        answers.flush()
+
+    try:
+        spec = json.loads(sys.stdin.readline())
+        limit_openmp_spin()  # before torch is imported
+        tune_malloc()
+        with ExitStack() as stack:
+            contestant = stack.enter_context(_contestant(spec, compose, scratch_training))
+            _capture(contestant)
+            answer(ready=True, settings=_settings(contestant))
+            for line in iter(sys.stdin.readline, ""):
+                request = json.loads(line)
+                answer(**(_run(contestant, request["run"]) if "run" in request else _report(contestant)))
+    except Exception as error:
+        traceback.print_exc()
+        answer(error=one_line(error))
+        raise SystemExit(1) from None
+
+
+def one_line(error: BaseException) -> str:
+    """Name and first line of an error."""
+    text = "".join(traceback.format_exception_only(type(error), error)).strip()
+    return re.sub(r"^(?:\w+\.)+(?=\w+: )", "", text.partition("\n")[0])
+
+
+def _capture(contestant: Contestant) -> None:
+    """Does what comes before a replay, however few iterations of warm-up are asked for."""
+    if contestant.graphs is not None and contestant.graphs.choice.mode != "off":
+        from gpusim_rl.run.cuda_graph import WARM_UP
+
+        for _ in range(WARM_UP + 1):
+            contestant.iterate()
+
+
+def _run(contestant: Contestant, iterations: int) -> dict[str, Any]:
+    for timer in (contestant.phases, contestant.in_env):
+        if timer is not None:
+            timer.start()
+    _synchronize(contestant.device)
+    started = time.perf_counter()
+    for _ in range(iterations):
+        contestant.iterate()
+    _synchronize(contestant.device)
+    seconds = time.perf_counter() - started
+    result: dict[str, Any] = {"env_steps": iterations * contestant.env_steps, "seconds": seconds}
+    if contestant.phases is not None:
+        phases = contestant.phases.flush().phases()
+        result["phases"] = {phase: part for phase, part in phases.items() if part > 0}
+    if contestant.in_env is not None:
+        result["seconds_in_env"] = contestant.in_env.flush().phases()["simulate"]
+    return result
+
+
+def _report(contestant: Contestant) -> dict[str, Any]:
+    """What is known only now: a graph is captured after some iterations, or cannot be."""
+    graph = {} if contestant.graphs is None else {"graph": str(contestant.graphs.choice)}
+    return {"memory": _memory(contestant), "settings": _settings(contestant) | graph}
+
+
+def _settings(contestant: Contestant) -> dict[str, Any]:
+    """Of the contestant, and of its process: what must be the same for all."""
+    process: dict[str, Any] = {"openmp_spins": os.environ.get("GOMP_SPINCOUNT")}
+    torch = sys.modules.get("torch")  # EnvPool and Gymnasium do without
+    if torch is not None:
+        process["threads"] = torch.get_num_threads()
+    return process | contestant.settings
+
+
+def _synchronize(device: torch.device | None) -> None:
+    if device is not None and device.type == "cuda":
+        import torch
+
+        torch.cuda.synchronize(device)
+
+
+def _memory(contestant: Contestant) -> dict[str, int]:
+    """Peaks in bytes: resident memory of the process and, on CUDA, what torch took and what the driver gave."""
+    peaks = {"resident": _peak_resident() + _children_now()}
+    if contestant.device is not None and contestant.device.type == "cuda":
+        import torch
+
+        peaks["cuda_torch"] = torch.cuda.max_memory_allocated(contestant.device)
+        used = _driver_memory(contestant.device)
+        if used is not None:
+            peaks["cuda_driver"] = used
+    return peaks
+
+
+def _peak_resident() -> int:
+    with suppress(OSError, AttributeError):
+        # Not ru_maxrss, which begins with the size of the process that started this one.
+        found = re.search(r"^VmHWM:\s*(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
+        return 1024 * int(found.group(1))  # type: ignore[union-attr]
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def _children_now() -> int:
+    """Memory that belongs to child processes alone, now."""
+    import psutil
+
+    total = 0
+    for child in psutil.Process().children(recursive=True):
+        with suppress(psutil.Error):
+            total += child.memory_full_info().uss
+    return total
+
+
+def _driver_memory(device: torch.device) -> int | None:
+    """What the driver counts for this process; None where it does not tell, as in many containers."""
+    import pynvml
+    import torch
+
+    with suppress(pynvml.NVMLError):
+        pynvml.nvmlInit()
+        handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
+        for process in pynvml.nvmlDeviceGetComputeRunningProcesses(handle):
+            if process.pid == os.getpid() and process.usedGpuMemory is not None:
+                return int(process.usedGpuMemory)
+    return None
+
+
+# Contestants
+
+
+def _contestant(
+    spec: dict[str, Any], compose: Callable[[list[str]], dict[str, Any]], scratch_training: ScratchTraining
+) -> AbstractContextManager[Contestant]:
+    kind, num_envs = spec["kind"], spec["num_envs"]
+    if kind == "envpool":
+        return _envpool(num_envs, batch_size=spec["batch_size"])
+    if kind == "gymnasium":
+        return _gymnasium(num_envs)
+    if kind in ("policy", "training"):
+        return _trainer(scratch_training(spec["overrides"]), learns=kind == "training")
+    from gpusim_rl.run.trainer import use_available_cpus
+
+    scenario = _ant_v5(num_envs) if spec.get("gymnasium") else _scenario(compose(spec["overrides"]))
+    use_available_cpus(scenario.cfg)  # as our trainer does, whoever uses them
+    if kind == "physics":
+        return _bare_physics(scenario, spec.get("persistent", "auto"))
+    if kind == "env":
+        return _env_step(scenario)
+    return _peer(scenario, spec["client"], spec["mode"])
+
+
+def _of_sim(sim: Sim, choice: SimChoice) -> dict[str, Any]:
+    threads = getattr(sim, "num_threads", None)  # of CPU physics
+    return {"sim": str(choice)} | ({} if threads is None else {"physics_threads": threads})
+
+
+@dataclass(frozen=True)
+class _Scenario:
+    """What is simulated, on what."""
+
+    task_class: type[Task]
+    task: TaskConfig
+    num_envs: int
+    sim: SimConfig
+    choice: SimChoice
+    horizon: int
+    cfg: RunConfig | None = None
+    rl_device: torch.device | None = None
+
+    def make_env(self) -> VecEnv:
+        from gpusim_rl.env import VecEnv
+
+        seed = 0 if self.cfg is None else max(0, self.cfg.seed)
+        return VecEnv.make(
+            self.task_class, self.task, num_envs=self.num_envs, choice=self.choice, sim=self.sim, seed=seed
+        )
+
+
+def _scenario(config: dict[str, Any]) -> _Scenario:
+    from gpusim_rl.config import build_run, load_task_class
+    from gpusim_rl.run.trainer import choose_devices
+
+    cfg = build_run(config)
+    rl_device, choice = choose_devices(cfg)
+    task_class = load_task_class(config["task"]["_target_"])
+    return _Scenario(task_class, cfg.task, cfg.num_envs, cfg.sim, choice, cfg.ppo.horizon, cfg, rl_device)
+
+
+def _ant_v5(num_envs: int) -> _Scenario:
+    import torch
+    from throughput.gymnasium_ant import ANT_V5, GymnasiumAnt
+
+    from gpusim_rl.config import SimConfig
+    from gpusim_rl.sim import choose_sim
+
+    sim = SimConfig(name="mujoco", num_threads=None, njmax=None, nconmax=None, graph=True, persistent="auto")
+    choice = choose_sim("mujoco", torch.device("cpu"))
+    return _Scenario(GymnasiumAnt, ANT_V5, num_envs, sim, choice, EXTERNAL_HORIZON)
+
+
+@contextmanager
+def _bare_physics(scenario: _Scenario, persistent: Any) -> Iterator[Contestant]:
+    """The task's scene with its decimation and random controls: no task, no resets."""
+    import torch
+
+    from gpusim_rl.sim import make_sim
+
+    scene = scenario.task_class.scene(scenario.task)
+    sim = make_sim(scene, scenario.choice, scenario.num_envs, replace(scenario.sim, persistent=persistent))
+    articulations = [sim.articulation(name) for name in scene.articulation_names]
+    limits = torch.as_tensor(scene.model.actuator_ctrlrange, dtype=torch.float32, device=sim.device)
+    limited = torch.as_tensor(scene.model.actuator_ctrllimited.astype(bool), device=sim.device)
+    low = torch.where(limited, limits[:, 0], -1.0)
+    high = torch.where(limited, limits[:, 1], 1.0)
+    controls = low + (high - low) * _random(scenario.num_envs, low.shape[0], sim.device)
+
+    def steps(count: int) -> None:
+        for i in range(count):
+            first = 0
+            for articulation in articulations:
+                last = first + len(articulation.actuator_names)
+                articulation.actuate(controls[i % ACTION_SETS, :, first:last])
+                first = last
+            sim.step(scenario.task.decimation)
+
+    settings = _of_sim(sim, scenario.choice) | {"persistent": persistent, "decimation": scenario.task.decimation}
+    horizon, env_steps = scenario.horizon, scenario.horizon * scenario.num_envs
+    graphs = _graphs(sim.device)
+    with graphs.stream():
+        steps(SETTLING_STEPS)
+        yield Contestant(
+            lambda: graphs.run("rollout", lambda: steps(horizon)), env_steps, settings, sim.device, graphs=graphs
+        )
+    sim.close()
+
+
+@contextmanager
+def _env_step(scenario: _Scenario) -> Iterator[Contestant]:
+    """The environment without a policy: task, resets and time limit, with actions made beforehand."""
+    env = scenario.make_env()
+    env.reset()
+    limit = env.cfg.clip_actions
+    actions = limit * (2.0 * _random(env.num_envs, env.num_actions, env.device) - 1.0)
+
+    def steps() -> None:
+        for i in range(scenario.horizon):
+            env.step(actions[i % ACTION_SETS])
+
+    settings = _of_sim(env.sim, scenario.choice) | {"persistent": scenario.sim.persistent}
+    env_steps = scenario.horizon * scenario.num_envs
+    graphs = _graphs(env.device, env.task)
+    with graphs.stream():
+        yield Contestant(lambda: graphs.run("rollout", steps), env_steps, settings, env.device, graphs=graphs)
+    env.close()
+
+
+def _graphs(device: torch.device, *owners: object) -> Graphs:
+    """On CUDA an iteration is one graph, as the rollout of our training: nothing here waits for Python."""
+    from gpusim_rl.run.cuda_graph import GraphChoice, Graphs
+
+    choice = GraphChoice("rollout", "CUDA device") if device.type == "cuda" else GraphChoice("off", device.type)
+    return Graphs(choice, device, owners=owners)
+
+
+def _time_steps(env: VecEnv) -> PhaseTimer:
+    """Times `env.step` from now on: physics and environment, which all trainers share."""
+    from gpusim_rl.run.timing import PhaseTimer
+
+    timer, step = PhaseTimer(env.device), env.step
+
+    def timed(action: Tensor) -> Step:
+        with timer("simulate"):
+            return step(action)
+
+    env.step = timed
+    return timer
+
+
+def _random(num_envs: int, size: int, device: torch.device) -> Tensor:
+    """Numbers in [0, 1), shape [ACTION_SETS, num_envs, size]."""
+    import torch
+
+    generator = torch.Generator(device).manual_seed(0)
+    return torch.rand(ACTION_SETS, num_envs, size, generator=generator, device=device)
+
+
+@contextmanager
+def _trainer(training: AbstractContextManager[tuple[Trainer, Logger]], *, learns: bool) -> Iterator[Contestant]:
+    """Our trainer: the whole training, or only its rollouts."""
+    import torch
+
+    from gpusim_rl.run.timing import PhaseTimer
+
+    with training as (trainer, log):
+        phases = PhaseTimer(trainer.rl_device)
+        trainer.timer.observe(phases)
+        cfg = trainer.cfg
+
+        def collect() -> None:
+            trainer.collect()
+            trainer.timer.start()  # the logbook, which would do this, is not asked
+
+        settings = _of_sim(trainer.env.sim, trainer.choice) | {
+            "device": str(trainer.rl_device),
+            "precision": "bf16" if trainer.policy.bf16 else "fp32",
+            "matmul_precision": torch.get_float32_matmul_precision(),
+            "graph": str(trainer.graphs.choice),
+            "compile": cfg.ppo.compile,
+            "trunk": "separate" if trainer.policy.separate else "shared",
+            "hidden": list(cfg.ppo.network.hidden),
+            "horizon": cfg.ppo.horizon,
+        }
+        if learns:
+            settings |= {"epochs": cfg.ppo.epochs, "minibatches": trainer.ppo.num_minibatches}
+        iterate = (lambda: trainer.iterate(log)) if learns else collect
+        env_steps = cfg.num_envs * cfg.ppo.horizon
+        in_env = None if trainer.graphs.whole_rollout else _time_steps(trainer.env)  # a replay calls no step
+        yield Contestant(iterate, env_steps, settings, trainer.rl_device, phases, trainer.graphs, in_env)
+
+
+@contextmanager
+def _peer(scenario: _Scenario, name: str, mode: str) -> Iterator[Contestant]:
+    """Another library's trainer on our environment."""
+    from throughput.baselines import make_client
+
+    from gpusim_rl.learn.ppo import choose_precision
+    from gpusim_rl.run.timing import PhaseTimer
+
+    assert scenario.cfg is not None and scenario.rl_device is not None
+    device = scenario.rl_device
+    bf16, _ = choose_precision(scenario.cfg.ppo.precision, device)
+    env = scenario.make_env()
+    client = make_client(name, env, scenario.cfg, device=device, mode=mode, bf16=bf16)
+    phases = PhaseTimer(device)
+    client.observe(phases)
+    in_env = _time_steps(env)
+    settings = {"version": client.version, **_of_sim(env.sim, scenario.choice), **client.settings}
+    yield Contestant(client.iterate, client.env_steps_per_iteration, settings, device, phases, in_env=in_env)
+    client.close()
+    env.close()
+
+
+@contextmanager
+def _envpool(num_envs: int, *, batch_size: int) -> Iterator[Contestant]:
+    """EnvPool's Ant-v5; asynchronous where a batch is smaller than the number of envs."""
+    import envpool  # type: ignore[import-not-found]
+    import numpy as np
+
+    threads = available_cpus()
+    env = envpool.make_gymnasium("Ant-v5", num_envs=num_envs, batch_size=batch_size, num_threads=threads, seed=0)
+    actions = np.random.default_rng(0).uniform(-1.0, 1.0, (ACTION_SETS, num_envs, 8))
+    calls = EXTERNAL_HORIZON * num_envs // batch_size
+
+    def step_all() -> None:
+        for i in range(calls):
+            env.step(actions[i % ACTION_SETS])
+
+    def send_and_receive() -> None:
+        for i in range(calls):
+            *_, info = env.recv()
+            env.send(actions[i % ACTION_SETS, :batch_size], info["env_id"])
+
+    if batch_size == num_envs:
+        env.reset()
+        iterate = step_all
+    else:
+        env.async_reset()
+        iterate = send_and_receive
+    settings = {"version": envpool.__version__, "threads": threads, "batch_size": batch_size, "frame_skip": 5}
+    yield Contestant(iterate, calls * batch_size, settings)
+    env.close()
+
+
+@contextmanager
+def _gymnasium(num_envs: int) -> Iterator[Contestant]:
+    """Gymnasium's asynchronous vector environment: a process for each env."""
+    import gymnasium
+    import numpy as np
+
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (files[1], files[1]))  # two pipes for each env
+    env = gymnasium.make_vec("Ant-v5", num_envs=num_envs, vectorization_mode="async")
+    env.reset(seed=0)
+    actions = np.random.default_rng(0).uniform(-1.0, 1.0, (ACTION_SETS, num_envs, 8)).astype(np.float32)
+
+    def iterate() -> None:
+        for i in range(EXTERNAL_HORIZON):
+            env.step(actions[i % ACTION_SETS])
+
+    yield Contestant(iterate, EXTERNAL_HORIZON * num_envs, {"version": gymnasium.__version__, "processes": num_envs})
+    env.close()

@@ -1,0 +1,268 @@
+"""What machine is this, and does it work? Each check is one line, with the fix where something is wrong."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import os
+import platform
+import shutil
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import psutil
+
+import gpusim_rl
+from gpusim_rl.hardware import available_cpus
+from gpusim_rl.run.run_dir import describe_environment
+from gpusim_rl.run.system import describe_gpus, memory_available_bytes
+
+LITTLE_MEMORY_GB = 2.0  # Cartpole and the libraries fit, Ant at 4096 envs hardly
+LITTLE_DISK_GB = 1.0  # some checkpoints and videos
+
+MODULES = {  # by package; without the first four nothing trains
+    "torch": "torch",
+    "numpy": "numpy",
+    "mujoco": "mujoco",
+    "hydra-core": "hydra",
+    "mujoco-warp": "mujoco_warp",
+    "warp-lang": "warp",
+    "newton": "newton",
+}
+NEEDED = ("torch", "numpy", "mujoco", "hydra-core")
+EXTRAS = {"newton": "newton"}
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """What came of looking at one thing."""
+
+    name: str
+    state: Literal["ok", "warning", "failed"]
+    text: str
+    fix: str = ""
+
+    def __str__(self) -> str:
+        line = f"{self.state:<8} {self.name:<10} {self.text}"
+        return f"{line}\n{'':<19} fix: {self.fix}" if self.fix else line
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """A GPU as torch sees it."""
+
+    name: str
+    capability: str
+    memory_gb: float
+    bf16: bool
+    supported: bool  # torch was built with kernels for it
+
+
+def look_at_machine(runs: Path) -> list[Check]:
+    """All checks but those that train.
+
+    Args:
+        runs: Folder in which runs will be written.
+    """
+    checks = [_system(), _cpus(), memory_check(memory_available_bytes() / 1e9), *_packages()]
+    if any(check.state == "failed" for check in checks):
+        return checks  # the others import what is broken
+    return [*checks, *_gpus(), _kernel_cache(), _rendering(), _wandb(), disk_check(runs)]
+
+
+def memory_check(free_gb: float) -> Check:
+    """RAM that a run can take."""
+    total = psutil.virtual_memory().total / 1e9
+    text = f"{free_gb:.1f} GB can be taken, of {total:.1f} GB"
+    if free_gb < LITTLE_MEMORY_GB:
+        return Check("memory", "warning", text, "end other programs, or train fewer envs: num_envs=512")
+    return Check("memory", "ok", text)
+
+
+def gpu_checks(
+    driver: dict[str, Any] | None, built_for: str | None, gpus: Sequence[Gpu], visible: str | None
+) -> list[Check]:
+    """GPUs of the machine, and whether torch can use them.
+
+    Args:
+        driver: What `describe_gpus` tells; None without a driver.
+        built_for: CUDA version of torch's build; None for a CPU build.
+        gpus: What torch sees.
+        visible: CUDA_VISIBLE_DEVICES; None where it is not set.
+    """
+    if driver is None and not gpus:
+        return [Check("GPU", "ok", "none (no driver): physics and learning run on the CPU")]
+    checks = []
+    for index, gpu in enumerate(gpus):
+        text = f"cuda:{index} {gpu.name}, capability {gpu.capability}, {gpu.memory_gb:.0f} GB"
+        if gpu.supported:
+            checks.append(Check("GPU", "ok", f"{text}, {'bf16' if gpu.bf16 else 'no bf16: networks run in fp32'}"))
+        else:
+            fix = "install a newer (for an old GPU: an older) build of torch, or train with device=cpu"
+            checks.append(Check("GPU", "failed", f"{text}: this build of torch has no kernels for it", fix))
+    if checks or driver is None:
+        return checks
+    there = ", ".join(device["name"] for device in driver["devices"]) or "none"
+    text = f"driver {driver['driver']}, GPUs: {there}; torch cannot use them"
+    if built_for is None:
+        return [Check("GPU", "warning", f"{text}: it is a CPU build", "install a CUDA build of torch (pytorch.org)")]
+    if visible is not None:
+        return [Check("GPU", "warning", f"{text}: CUDA_VISIBLE_DEVICES={visible!r}", "unset CUDA_VISIBLE_DEVICES")]
+    fix = f"update the driver, or install a torch that is built for an older CUDA than {built_for}"
+    return [Check("GPU", "warning", text, fix)]
+
+
+def has_kernels(major: int, minor: int, built: Sequence[str]) -> bool:
+    """Whether a build of torch runs on a GPU.
+
+    Args:
+        major: Compute capability of the GPU, as 9 in 9.0.
+        minor: As 0 in 9.0.
+        built: What torch was built for: `sm_90` runs on all later GPUs of the same major number, `compute_90` is
+            compiled for any later GPU when it is first used.
+    """
+    for name in built:
+        number = int("".join(filter(str.isdigit, name)))
+        later = number <= 10 * major + minor
+        if later and (number // 10 == major or name.startswith("compute")):
+            return True
+    return False
+
+
+def disk_check(runs: Path) -> Check:
+    """Whether run folders can be written, and how many."""
+    folder = runs.absolute()
+    while not folder.is_dir():
+        folder = folder.parent
+    free = shutil.disk_usage(folder).free / 1e9
+    text = f"{free:.1f} GB free for {runs}/"
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        return Check("disk", "failed", f"{folder} cannot be written: {error.strerror}", "try log.dir=<another folder>")
+    if free < LITTLE_DISK_GB:
+        return Check("disk", "warning", text, "free some space, or try log.dir=<another folder>")
+    return Check("disk", "ok", text)
+
+
+def _system() -> Check:
+    return Check(
+        "system",
+        "ok",
+        f"gpusim-rl {gpusim_rl.__version__}, Python {platform.python_version()}, {platform.system()}"
+        f" {platform.machine()}",
+    )
+
+
+def _cpus() -> Check:
+    cpu = describe_environment()["cpu"]
+    load = psutil.getloadavg()[0]
+    text = f"{available_cpus()} of {cpu['threads']} may be used ({cpu['model']}), load {load:.1f}"
+    if load > 1.25 * (cpu["threads"] or 1):
+        fix = "end them before you measure: until then every speed is too low"
+        return Check("CPUs", "warning", f"{text}: other programs need them too", fix)
+    return Check("CPUs", "ok", text)
+
+
+def _packages() -> list[Check]:
+    checks, versions = [], []
+    for package, module in MODULES.items():
+        try:
+            version = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            if package not in EXTRAS:
+                checks.append(Check("packages", "failed", f"{package} is not installed", f"pip install {package}"))
+            continue
+        try:
+            importlib.import_module(module)
+        except Exception as error:
+            reason = f"{type(error).__name__}: {error}".partition("\n")[0]
+            state = "failed" if package in NEEDED else "warning"
+            fix = f"pip install --force-reinstall {package}"
+            checks.append(Check("packages", state, f"{package} {version} cannot be imported: {reason}", fix))
+            continue
+        versions.append(f"{package} {version}")
+    return [Check("packages", "ok", ", ".join(versions)), *checks, *_untested_versions()]
+
+
+def _untested_versions() -> list[Check]:
+    """Installed packages that are outside the range that our own package asks for."""
+    from packaging.requirements import Requirement
+
+    try:
+        texts = importlib.metadata.requires("gpusim-rl") or []
+    except importlib.metadata.PackageNotFoundError:
+        return []  # a checkout that is not installed
+    checks = []
+    for requirement in map(Requirement, texts):
+        if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
+            continue
+        try:
+            version = importlib.metadata.version(requirement.name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+        if not requirement.specifier.contains(version, prereleases=True):
+            text = f"{requirement.name} {version} is outside the tested range {requirement.specifier}"
+            checks.append(
+                Check("packages", "warning", text, f"pip install '{requirement.name}{requirement.specifier}'")
+            )
+    return checks
+
+
+def _gpus() -> list[Check]:
+    import torch
+
+    gpus = []
+    for index in range(torch.cuda.device_count()):
+        properties = torch.cuda.get_device_properties(index)
+        major, minor = torch.cuda.get_device_capability(index)
+        with torch.cuda.device(index):
+            bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
+        supported = has_kernels(major, minor, torch.cuda.get_arch_list())
+        gpus.append(Gpu(properties.name, f"{major}.{minor}", properties.total_memory / 1e9, bf16, supported))
+    return gpu_checks(describe_gpus(), torch.version.cuda, gpus, os.environ.get("CUDA_VISIBLE_DEVICES"))
+
+
+def _kernel_cache() -> Check:
+    import torch
+
+    from gpusim_rl.sim.warp import start_warp
+
+    start_warp(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+    import warp
+
+    folder = Path(warp.config.kernel_cache_dir or "")
+    modules = [path for path in folder.iterdir() if path.is_dir()] if folder.is_dir() else []
+    text = f"{folder}: {len(modules)} modules" if modules else f"{folder}: empty, the first run compiles for minutes"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        fix = "set WARP_CACHE_PATH to a folder that can be written"
+        return Check("kernels", "warning", f"{folder} cannot be written: {error.strerror}; every run compiles", fix)
+    return Check("kernels", "ok", text)
+
+
+def _rendering() -> Check:
+    from gpusim_rl.view.renderer import DEBIAN_GL, gl_platforms, gl_works
+
+    tried = gl_platforms()
+    working = [name for name in tried if gl_works(name)]
+    if working:
+        return Check("rendering", "ok", f"OpenGL through {', '.join(working)}")
+    text = f"no OpenGL without a display (tried {', '.join(tried)}): videos are drawn by a slower ray caster"
+    fix = f"on Debian or Ubuntu: apt-get install {DEBIAN_GL}" if sys.platform.startswith("linux") else ""
+    return Check("rendering", "warning", text, fix)
+
+
+def _wandb() -> Check:
+    from gpusim_rl.run.writers import wandb_mode
+
+    mode, reason = wandb_mode()
+    return Check("W&B", "ok", mode if not reason else f"{mode} ({reason}); runs are kept for `wandb sync`")

@@ -1,0 +1,255 @@
+"""From a run folder to the numbers that `doctor.py` judges; the run may be going on."""
+
+from __future__ import annotations
+
+import csv
+import json
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from gpusim_rl.diagnose.rules import Profile
+from gpusim_rl.errors import ConfigError
+from gpusim_rl.run.phases import PHASES
+
+NEWEST = 500
+"""Rows that are read: a run that was resumed elsewhere, or has changed, is judged by what it does now."""
+
+WARM_UP_ROWS = 10
+"""At most so many first rows are left out, one always: kernels are compiled, graphs captured, memory is taken."""
+
+CAPTURED = 4
+"""With CUDA graphs so many iterations: the third captures them, in the fourth the host gets ahead of the device."""
+
+NEEDED = ("iteration", "env_steps", "time/iteration_s")
+
+Row = dict[str, "float | None"]
+
+
+def read_profile(folder: Path, warm_up: int | None = None) -> Profile:
+    """Read a run, live or finished.
+
+    Args:
+        folder: Folder of the run.
+        warm_up: Rows to leave out at the start; None finds out.
+
+    Raises:
+        ConfigError: A file is missing or broken, or has no row yet.
+    """
+    config, environment = _read_config(folder / "config.yaml"), _read_environment(folder / "env.json")
+    rows = read_rows(folder / "metrics.csv")
+    try:
+        if warm_up is None:
+            captured = (environment.get("graph") or {}).get("mode", "off") != "off"
+            warm_up = warm_up_rows(rows, CAPTURED if captured else 1)
+        return make_profile(config, environment, rows, warm_up)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(
+            f"{folder}: config.yaml or env.json is not that of a run, {type(error).__name__} {error}"
+        ) from None
+
+
+def read_rows(file: Path) -> list[Row]:
+    """Rows of metrics.csv; a last line that is still being written is left out.
+
+    Raises:
+        ConfigError: There is no such file, it is no metrics.csv, or it has no row yet.
+    """
+    try:
+        # What follows the last newline is a row that is being written, or was cut short by a kill.
+        lines = list(csv.reader(file.read_text().split("\n")[:-1]))
+    except FileNotFoundError:
+        raise ConfigError(
+            f"{file.parent} has no metrics.csv yet: the first row comes with the first iteration"
+        ) from None
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise ConfigError(f"{file} cannot be read: {error}") from None
+    columns = lines[0] if lines else []
+    missing = [name for name in NEEDED if name not in columns]
+    if missing:
+        raise ConfigError(f"{file} is not the metrics of a run: it has no column {', '.join(missing)}")
+    if len(lines) == 1:
+        raise ConfigError(f"{file} has no row yet: try again after the first iteration")
+    try:
+        rows = [
+            {name: float(text) if text else None for name, text in zip(columns, line, strict=True)}
+            for line in lines[1:]
+        ]
+        if any(row[name] is None for row in rows for name in NEEDED):
+            raise ValueError(f"a row without {', '.join(NEEDED)}")
+    except ValueError as error:
+        raise ConfigError(f"{file} is broken: {error}") from None
+    return rows
+
+
+def warm_up_rows(rows: Sequence[Row], iterations: int = 1) -> int:
+    """How many rows at the start still warm up, at most all but one.
+
+    Args:
+        rows: Of metrics.csv.
+        iterations: That do in any case. The first row does, and those after it that take far longer than is usual, or
+            far shorter: when the host gets ahead of the device, its row is over before the device has done the work.
+    """
+    if len(rows) < 2:
+        return 0
+    usual = statistics.median(_number(row, "time/iteration_s") for row in rows[1:])
+    last = _number(rows[0], "iteration") + iterations - 1
+    count = max(1, sum(_number(row, "iteration") <= last for row in rows[:-1]))
+    while count < min(WARM_UP_ROWS, len(rows) - 1):
+        if 0.5 * usual <= _number(rows[count], "time/iteration_s") <= 1.5 * usual:
+            break
+        count += 1
+    return count
+
+
+def make_profile(config: dict[str, Any], environment: dict[str, Any], rows: Sequence[Row], warm_up: int) -> Profile:
+    """Put together what is known.
+
+    Args:
+        config: Content of config.yaml.
+        environment: Content of env.json; what it lacks (a run of an older version) is not known.
+        rows: Rows of metrics.csv.
+        warm_up: Of them, to leave out at the start.
+    """
+    ppo, task, sim_cfg, log_cfg = config["ppo"], config["task"], config["sim"], config["log"]
+    sim, learner, graph = (environment.get(name) or {} for name in ("sim", "learner", "graph"))
+    cpu, gpus = environment.get("cpu") or {}, (environment.get("gpu") or {}).get("devices")
+    skipped = max(warm_up, len(rows) - NEWEST)  # the row before the first one that is read tells where it began
+    before = rows[skipped - 1] if skipped else None
+    kept = list(rows[skipped:])
+
+    rl_device = learner.get("device") or ("cuda" if _mean(kept, "system/gpu_percent") is not None else "cpu")
+    sim_device = sim.get("device") or config.get("sim_device") or rl_device
+    named = sim_cfg["name"] if sim_cfg["name"] != "auto" else ("mujoco" if sim_device == "cpu" else "mjwarp")
+    seconds = _seconds(kept, before)
+    total = max(sum(seconds), 1e-9)
+    steps = _number(kept[-1], "env_steps") - (_number(before, "env_steps") if before else 0.0)
+    shares = {phase: _share(kept, seconds, f"time/{phase}") for phase in PHASES}
+    return Profile(
+        task=str(task["_target_"]).rpartition(".")[2],
+        num_envs=config["num_envs"],
+        horizon=ppo["horizon"],
+        epochs=ppo["epochs"],
+        minibatch_size=ppo["minibatch_size"],
+        physics_hz=task["physics_hz"],
+        control_hz=task["control_hz"],
+        log_interval=log_cfg["interval"],
+        checkpoint_interval=log_cfg["checkpoint_interval"],
+        wandb=config["wandb_activate"],
+        tensorboard=log_cfg["tensorboard"],
+        check_task=config["debug"]["check_task"],
+        deterministic=config["torch_deterministic"],
+        compile=ppo["compile"],
+        physics_graph=sim_cfg["graph"],
+        njmax=sim_cfg["njmax"],
+        nconmax=sim_cfg["nconmax"],
+        sim=sim.get("name") or named,
+        sim_device=sim_device,
+        rl_device=rl_device,
+        graph_mode=graph.get("mode"),
+        graph_reason=graph.get("reason") or "",
+        bf16=learner["precision"] == "bf16" if "precision" in learner else None,
+        bf16_is_fast=learner.get("bf16_is_fast"),
+        cpus=cpu.get("available") or 1,
+        machine_cpus=cpu.get("threads"),
+        physics_threads=sim.get("threads"),
+        torch_threads=learner.get("threads"),
+        openmp=environment.get("openmp"),
+        has_gpu=bool(gpus),
+        memory_limit_gb=environment.get("memory_limit_gb") or environment.get("memory_gb"),
+        gpu_memory_limit_gb=learner.get("memory_gb"),
+        rows=len(kept),
+        warm_up_rows=warm_up,
+        iteration=int(_number(kept[-1], "iteration")),
+        env_steps_per_s=steps / total,
+        **shares,
+        log_peaks=_peaks(kept, seconds, "time/log"),
+        cpu_percent=_mean(kept, "system/cpu_percent"),
+        memory_gb=_last(kept, "system/memory_gb"),
+        load=_mean(kept, "system/load"),
+        gpu_percent=_mean(kept, "system/gpu_percent"),
+        gpu_memory_gb=_last(kept, "system/gpu_memory_gb"),
+        speed_trend=_speed_trend(kept),
+        memory_growth_gb=_growth(kept, "system/memory_gb"),
+        diverged=sum(row.get("sim/diverged") or 0.0 for row in kept) / steps if steps else 0.0,
+        overflow=max(row.get("sim/overflow") or 0.0 for row in kept),
+    )
+
+
+def _read_config(file: Path) -> dict[str, Any]:
+    try:
+        config = yaml.safe_load(file.read_text())
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ConfigError(f"{file} cannot be read: {str(error).partition(chr(10))[0]}") from None
+    if not isinstance(config, dict):
+        raise ConfigError(f"{file} is not the configuration of a run")
+    return config
+
+
+def _read_environment(file: Path) -> dict[str, Any]:
+    try:
+        environment = json.loads(file.read_text())
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{file} cannot be read: {error}") from None
+    return environment if isinstance(environment, dict) else {}
+
+
+def _number(row: Row, name: str) -> float:
+    value = row[name]
+    assert value is not None  # read_rows has looked
+    return value
+
+
+def _seconds(rows: Sequence[Row], before: Row | None) -> list[float]:
+    """Wall-clock time of every row [s]."""
+    last = [_number(before, "iteration") if before else 0.0, *(_number(row, "iteration") for row in rows)]
+    return [_number(row, "time/iteration_s") * (now - was) for row, was, now in zip(rows, last, last[1:], strict=False)]
+
+
+def _share(rows: Sequence[Row], seconds: Sequence[float], name: str) -> float:
+    """Share of all time, from shares of each row."""
+    spent = sum((row.get(name) or 0.0) * wall for row, wall in zip(rows, seconds, strict=True))
+    return spent / sum(seconds) if sum(seconds) > 0 else 0.0
+
+
+def _peaks(rows: Sequence[Row], seconds: Sequence[float], name: str) -> float:
+    """Share of all time that a phase takes beyond what is usual in a row."""
+    spent = [(row.get(name) or 0.0) * wall for row, wall in zip(rows, seconds, strict=True)]
+    usual = statistics.median(spent)
+    return sum(max(0.0, time - usual) for time in spent) / sum(seconds) if sum(seconds) > 0 else 0.0
+
+
+def _values(rows: Sequence[Row], name: str) -> list[float]:
+    return [value for row in rows if (value := row.get(name)) is not None]
+
+
+def _mean(rows: Sequence[Row], name: str) -> float | None:
+    values = _values(rows, name)
+    return statistics.fmean(values) if values else None
+
+
+def _last(rows: Sequence[Row], name: str) -> float | None:
+    values = _values(rows, name)
+    return values[-1] if values else None
+
+
+def _quarters(rows: Sequence[Row], name: str) -> tuple[float, float] | None:
+    """Median over the first and over the last quarter."""
+    values = _values(rows, name)
+    quarter = len(values) // 4
+    if quarter == 0:
+        return None
+    return statistics.median(values[:quarter]), statistics.median(values[-quarter:])
+
+
+def _speed_trend(rows: Sequence[Row]) -> float | None:
+    quarters = _quarters(rows, "speed/env_steps_per_s")
+    return quarters[1] / quarters[0] if quarters and quarters[0] > 0 else None
+
+
+def _growth(rows: Sequence[Row], name: str) -> float | None:
+    quarters = _quarters(rows, name)
+    return quarters[1] - quarters[0] if quarters else None

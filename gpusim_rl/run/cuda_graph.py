@@ -1,0 +1,345 @@
+"""CUDA graphs: an iteration's kernels are recorded once and replayed, so that the device never waits for Python."""
+
+from __future__ import annotations
+
+import gc
+import logging
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from gpusim_rl.run.source_location import describe
+
+T = TypeVar("T")
+
+logger = logging.getLogger("gpusim_rl.run")
+
+WARM_UP = 2
+"""Eager calls before a capture: optimiser state, workspaces and kernels come into being, and Warp's own graphs."""
+
+LONGEST_ROLLOUT = 64
+"""Control steps that `auto` captures into one graph. A graph's memory grows with its nodes, a few hundred per step."""
+
+PARTS = {
+    "rollout": ("rollout", "update"),
+    "step": ("step", "update"),
+    "rollout only": ("rollout",),
+    "step only": ("step",),
+    "update": ("update",),
+    "off": (),
+}
+"""What each mode captures. The last but one and those with `only` cannot be asked for: they are what remains where
+physics runs on another device, or where a capture failed."""
+
+
+@runtime_checkable
+class Replayable(Protocol):
+    """A recording: `torch.cuda.CUDAGraph`."""
+
+    def replay(self) -> None:
+        """Does it again."""
+        ...
+
+
+class NotCapturableError(RuntimeError):
+    """A graph would not do what the eager code does."""
+
+
+@dataclass(frozen=True, slots=True)
+class GraphChoice:
+    """What is captured into CUDA graphs, and why."""
+
+    mode: str
+    reason: str
+
+    def __str__(self) -> str:
+        what = {
+            "rollout": "whole rollout and whole update",
+            "step": "control step and whole update",
+            "rollout only": "whole rollout",
+            "step only": "control step",
+            "update": "whole update",
+            "off": "off",
+        }
+        return f"{what[self.mode]} ({self.reason})"
+
+
+def choose_graph(
+    wanted: str, device: torch.device, sim_device: torch.device, *, horizon: int, check_task: bool
+) -> GraphChoice:
+    """Decides for `graph=auto|off|step|rollout`.
+
+    Args:
+        wanted: The setting.
+        device: Where the learner lives.
+        sim_device: Where the physics runs.
+        horizon: Control steps in a rollout.
+        check_task: Every hook's values are read at every step.
+    """
+    if wanted == "off":
+        return GraphChoice("off", "as configured")
+    if device.type != "cuda":
+        return GraphChoice("off", f"{device.type} has no CUDA graphs; Warp's own replay its physics there too")
+    if sim_device != device:
+        return GraphChoice("update", f"physics on {sim_device}")
+    if check_task:
+        return GraphChoice("update", "debug.check_task reads every step")
+    if wanted != "auto":
+        return GraphChoice(wanted, "as configured")
+    if horizon > LONGEST_ROLLOUT:
+        return GraphChoice("step", f"auto: ppo.horizon above {LONGEST_ROLLOUT}")
+    return GraphChoice("rollout", "auto: CUDA device")
+
+
+class Graphs:
+    """Runs the parts of an iteration; on CUDA each is captured into a torch graph of its own, then replayed.
+
+    A part must do the same work on the same memory every time, and what it leaves behind must be in place: the next
+    replay reads where the capture has read. `owners` are exempt: a tensor that an owner binds anew under an old name is
+    copied to where the old one was. Python numbers that change from call to call, and tensors that are replaced within
+    lists and dicts, would be frozen in a graph: where an owner has such, nothing of its is captured. Seen are its
+    attributes, what its lists, tuples and dicts hold, and the attributes of its helper objects; not seen is what lies
+    deeper, and what does not change in the second call.
+
+    A capture that fails falls back: from the whole rollout to one control step, then to eager, with a warning that says
+    why. The device has done nothing by then, and owners and generators are put back to what they were.
+
+    Args:
+        choice: What to capture.
+        device: Where the learner lives.
+        generators: Random generators that the parts draw from; replays advance them as eager calls do.
+        owners: Objects of the user whose attributes are part of the state: the task.
+    """
+
+    def __init__(
+        self,
+        choice: GraphChoice,
+        device: torch.device,
+        *,
+        generators: Sequence[torch.Generator] = (),
+        owners: Sequence[object] = (),
+    ) -> None:
+        self.choice = choice
+        self._device = device
+        self._generators = list(generators)
+        self._owners = list(owners)
+        self._parts = PARTS[choice.mode]
+        self._calls: dict[str, int] = {}
+        self._captured: dict[str, tuple[Replayable, Any]] = {}
+        self._capturing = False
+        # The legacy default stream cannot be captured, and what is captured must be ordered after what ran before.
+        self._stream = torch.cuda.Stream(device) if self._parts and device.type == "cuda" else None
+
+    @property
+    def whole_rollout(self) -> bool:
+        """The phases of a control step cannot be told apart: it is, or will be, replayed as a whole."""
+        return "rollout" in self._parts or "step" in self._parts
+
+    @contextmanager
+    def stream(self) -> Iterator[None]:
+        """Everything that surrounds the parts must run in here, so that the device does it in order."""
+        if self._stream is None:
+            yield
+            return
+        outside = torch.cuda.current_stream(self._device)
+        self._stream.wait_stream(outside)
+        try:
+            with torch.cuda.stream(self._stream):
+                yield
+        finally:
+            outside.wait_stream(self._stream)
+
+    def run(self, part: str, body: Callable[[], T]) -> T:
+        """Does `body`, or replays it.
+
+        Returns:
+            What the body returned; from a graph, tensors that its next replay overwrites.
+        """
+        if part not in self._parts or self._capturing:
+            return body()
+        if self._stream is not None and torch.cuda.current_stream(self._device) != self._stream:
+            raise RuntimeError("Graphs.run() outside of Graphs.stream(): the device would do things out of order")
+        if part not in self._captured:
+            calls = self._calls[part] = self._calls.get(part, 0) + 1
+            if calls <= WARM_UP:
+                with self._same_numbers(part):
+                    return body()
+            if not self._try_to_capture(part, body):
+                return self.run(part, body)  # the fallback
+        graph, output = self._captured[part]
+        graph.replay()
+        return output
+
+    def _try_to_capture(self, part: str, body: Callable[[], Any]) -> bool:
+        states = [generator.get_state() for generator in self._generators]
+        try:
+            self._captured[part] = self._capture(body)
+            return True
+        except (RuntimeError, ValueError) as error:
+            if self._device.type == "cuda":
+                self._free_generators()
+            for generator, state in zip(self._generators, states, strict=True):
+                generator.set_state(state)
+            self._fall_back(part, _reason(error))
+            return False
+
+    def _capture(self, body: Callable[[], T]) -> tuple[Replayable, T]:
+        def with_owners_in_place() -> T:
+            with in_place(self._owners):
+                return body()
+
+        # A Warp graph that Python's collector destroys in the middle of a capture breaks it.
+        collecting = gc.isenabled()
+        gc.disable()
+        self._capturing = True
+        try:
+            return self._record(with_owners_in_place)
+        finally:
+            self._capturing = False
+            if collecting:
+                gc.enable()
+
+    def _record(self, body: Callable[[], T]) -> tuple[Replayable, T]:
+        graph, pool = torch.cuda.CUDAGraph(), torch.cuda.graph_pool_handle()
+        for generator in self._generators:
+            graph.register_generator_state(generator)
+        try:
+            # thread_local: threads that watch the machine or write logs may call CUDA meanwhile
+            with torch.cuda.graph(graph, pool=pool, stream=self._stream, capture_error_mode="thread_local"):
+                return graph, body()
+        except BaseException:
+            # In torch 2.11 and 2.12 (pytorch#180395) the allocator believes that a capture that was broken off lasts,
+            # and refuses to prepare for another one. Where it knows better, it complains.
+            with suppress(RuntimeError, AttributeError):  # it is not public
+                torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), pool)
+            raise
+
+    def _free_generators(self) -> None:
+        # In torch 2.11 and 2.12 generators believe it too, torch's own included, until a capture with them ends well.
+        # A new state would not do: graphs that exist already go on with the old one.
+        with suppress(RuntimeError):
+            self._capture(lambda: torch.zeros((), device=self._device))
+
+    def _fall_back(self, part: str, reason: str, *, step_too: bool = False) -> None:
+        if part == "rollout" and not step_too:
+            self._parts, then = PARTS["step"], "capturing single control steps instead"
+        elif part == "update":
+            self._parts, then = tuple(other for other in self._parts if other != part), "updating eagerly (slow)"
+        else:
+            self._parts, then = tuple(other for other in self._parts if other == "update"), "stepping eagerly (slow)"
+        mode = next(mode for mode, parts in PARTS.items() if parts == self._parts)
+        self.choice = GraphChoice(mode, f"the {part} cannot be captured: {reason}")
+        logger.warning("CUDA graph of the %s failed, %s: %s", part, then, reason)
+
+    @contextmanager
+    def _same_numbers(self, part: str) -> Iterator[None]:
+        """Notices, while still eager, what a graph would freeze."""
+        before = [_frozen_by_a_graph(owner) for owner in self._owners]
+        yield
+        if part == "update" or self._calls[part] < WARM_UP:
+            return  # an owner's first step may still be setting up
+        for owner, old in zip(self._owners, before, strict=True):
+            new = _frozen_by_a_graph(owner)
+            names = old.keys() | new.keys()
+            changed = sorted(name for name in names if not _unchanged(old.get(name, []), new.get(name, [])))
+            if changed:
+                which = " and ".join(f"{type(owner).__name__}.{name}" for name in changed)
+                reason = f"{which} changes from step to step and is no tensor attribute of the task; try one"
+                self._fall_back(part, reason, step_too=True)
+                return
+
+
+def _reason(error: BaseException) -> str:
+    """What broke a capture, and where. That torch and Warp could not end it then is an error that says nothing."""
+    while error.__context__ is not None and not error.__suppress_context__:
+        error = error.__context__
+    return str(error) if isinstance(error, NotCapturableError) else describe(error)
+
+
+def _frozen_by_a_graph(owner: object) -> dict[str, list[Any]]:
+    """What must not change between two replays, by name; of tensors, which one it is."""
+    found: dict[str, list[Any]] = {}
+    for name, value in _attributes(owner).items():
+        if isinstance(value, Tensor):
+            continue  # in_place takes care of it
+        _note(found, name, value)
+        if not isinstance(value, _LIBRARY) and not type(value).__module__.startswith(("torch", "gpusim_rl.")):
+            for inner in {*_attributes(value), *_slots(type(value))}:
+                _note(found, f"{name}.{inner}", getattr(value, inner, None))
+    return found
+
+
+def _slots(owner: type) -> Iterator[str]:
+    for kind in owner.__mro__:
+        names = kind.__dict__.get("__slots__", ())
+        for name in (names,) if isinstance(names, str) else names:
+            private = name.startswith("__") and not name.endswith("__")
+            yield f"_{kind.__name__.lstrip('_')}{name}" if private else name
+
+
+_LIBRARY = (bool, int, float, str, type, Tensor)
+
+
+def _note(found: dict[str, list[Any]], name: str, value: Any) -> None:
+    if isinstance(value, (list, tuple, deque)):
+        held: list[Any] = list(value)
+    elif isinstance(value, dict):
+        held = [x for pair in value.items() for x in pair]
+    else:
+        held = [value]
+    # Tensors themselves, not their id(): that of one that has died is given to the next.
+    kept = [x for x in held if isinstance(x, (bool, int, float, Tensor))]
+    if kept:
+        found[name] = kept
+
+
+def _unchanged(old: list[Any], new: list[Any]) -> bool:
+    def same(a: Any, b: Any) -> bool:
+        return a is b or (not isinstance(a, Tensor) and not isinstance(b, Tensor) and a == b)
+
+    return len(old) == len(new) and all(map(same, old, new))
+
+
+def _attributes(owner: object) -> dict[str, Any]:
+    return getattr(owner, "__dict__", {})
+
+
+@contextmanager
+def in_place(owners: Sequence[object]) -> Iterator[None]:
+    """Tensors that the block binds anew under an old name of an owner are copied to where the old ones are.
+
+    If the block fails, the owners' attributes are what they were before it.
+
+    Raises:
+        NotCapturableError: The new tensor has another shape or type than the old one.
+    """
+    before = [dict(_attributes(owner)) for owner in owners]
+    try:
+        yield
+        for owner, attributes in zip(owners, before, strict=True):
+            _put_back_tensors(owner, {k: v for k, v in attributes.items() if isinstance(v, Tensor)})
+    except BaseException:
+        for owner, attributes in zip(owners, before, strict=True):
+            _attributes(owner).clear()
+            _attributes(owner).update(attributes)
+        raise
+
+
+def _put_back_tensors(owner: object, tensors: dict[str, Tensor]) -> None:
+    values: dict[str, Tensor] = {}
+    for name, old in tensors.items():
+        new = getattr(owner, name, None)
+        if new is old:
+            continue
+        if not isinstance(new, Tensor) or new.shape != old.shape or new.dtype != old.dtype:
+            raise NotCapturableError(f"{type(owner).__name__}.{name} changes its shape or type")
+        # A copy first: one attribute may now hold what was another's (previous = current; current = new).
+        values[name] = new.clone()
+    for name, value in values.items():
+        tensors[name].copy_(value)
+        setattr(owner, name, tensors[name])

@@ -1,0 +1,1 @@
+"""Looking at a run: player, renderers, snapshots and videos."""

@@ -1,0 +1,393 @@
+"""Pictures of envs without a display: a grid of tiles, in each a camera that goes with its robot."""
+
+from __future__ import annotations
+
+import importlib
+import math
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from typing import Protocol
+
+import mujoco
+import numpy as np
+
+from gpusim_rl.errors import ConfigError
+from gpusim_rl.sim import Scene
+
+AZIMUTH_DEG, ELEVATION_DEG = 120.0, -18.0  # from the right, ahead of a robot that runs along +x
+FOVY_DEG = 45.0
+DISTANCE = 2.7  # of the camera, in radii of the robot
+LIGHT_SLOPE = 0.7  # horizontal over vertical part of the light's direction
+SKY = ((0.62, 0.72, 0.85), (0.93, 0.95, 0.97))  # above and at the horizon
+HEIGHT_RATE = 0.1  # of the way to the robot's height, per picture
+GAP = 2  # pixels between tiles
+CAMERA = "gpusim_rl/camera"
+SOFTWARE = ("llvmpipe", "softpipe", "swrast", "software")  # OpenGL that runs on the CPU
+PROBE_TIMEOUT_S = 60
+DEBIAN_GL = "libegl1 libopengl0 libgl1-mesa-dri, or libosmesa6"
+
+# One frame in a process of its own: a broken driver may abort, and PyOpenGL cannot change its platform once loaded.
+_PROBE = """
+import mujoco
+from mujoco.{name} import GLContext
+gl = GLContext(8, 8)
+gl.make_current()
+context = mujoco.MjrContext(mujoco.MjModel.from_xml_string("<mujoco/>"), 100)
+context.free()
+gl.free()
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """Tiles of equal size on a picture, filled row by row; sizes in pixels."""
+
+    width: int
+    height: int
+    columns: int
+    rows: int
+
+    @classmethod
+    def of(cls, tiles: int, width: int, height: int) -> Grid:
+        """As many columns as rows, or one more."""
+        columns = math.ceil(math.sqrt(tiles))
+        grid = cls(width, height, columns, math.ceil(tiles / columns))
+        if grid.tile_width < 16 or grid.tile_height < 16:
+            raise ConfigError(f"{width}x{height} pixels are too few for {tiles} envs; try --envs 4 or --width 1920")
+        return grid
+
+    @property
+    def tile_width(self) -> int:
+        """Width of a tile."""
+        return (self.width - GAP * (self.columns - 1)) // self.columns
+
+    @property
+    def tile_height(self) -> int:
+        """Height of a tile."""
+        return (self.height - GAP * (self.rows - 1)) // self.rows
+
+    def corner(self, tile: int) -> tuple[int, int]:
+        """Left and upper pixel of a tile."""
+        row, column = divmod(tile, self.columns)
+        return column * (self.tile_width + GAP), row * (self.tile_height + GAP)
+
+
+class Camera:
+    """Where to look from: it goes with the body that carries the robot, at a fixed angle.
+
+    That is the first body of the scene's first articulation that can move as a whole (a free joint, or a slide: a cart,
+    a planar walker) and carries most of it, else its root: an arm's fingers slide, but are not followed. The distance
+    fits all that this body carries, as far as it reaches at the start.
+
+    Args:
+        scene: What the envs contain.
+        qpos: Positions at the start, shape [tiles, nq].
+    """
+
+    azimuth_deg = AZIMUTH_DEG
+    elevation_deg = ELEVATION_DEG
+
+    def __init__(self, scene: Scene, qpos: np.ndarray) -> None:
+        model, name = scene.model, scene.articulation_names[0]
+        own = [i for i in range(model.nbody) if model.body(i).name.startswith(f"{name}/")]
+        root = own[0] if own else 0
+        translating = (mujoco.mjtJoint.mjJNT_FREE.value, mujoco.mjtJoint.mjJNT_SLIDE.value)
+        moving = [
+            i
+            for i in own
+            if model.body_subtreemass[i] > 0.5 * model.body_subtreemass[root]
+            and any(kind in translating for kind in model.jnt_type[model.body_jntadr[i] :][: model.body_jntnum[i]])
+        ]
+        self.body = moving[0] if moving else root
+        self.radius = max(0.05, *(self._reach(model, positions) for positions in qpos))
+        self.distance = DISTANCE * self.radius
+        self._heights: dict[int, float] = {}
+
+    def _reach(self, model: mujoco.MjModel, qpos: np.ndarray) -> float:
+        """Distance from the body's origin to the farthest point of what it carries [m]."""
+        data = mujoco.MjData(model)
+        data.qpos[:] = qpos
+        mujoco.mj_kinematics(model, data)
+        carried = {self.body}
+        for body in range(self.body + 1, model.nbody):  # parents come before children
+            if int(model.body_parentid[body]) in carried:
+                carried.add(body)
+        geoms = [g for g in range(model.ngeom) if int(model.geom_bodyid[g]) in carried]
+        distance = np.linalg.norm(data.geom_xpos[geoms] - data.xpos[self.body], axis=1)
+        return float((distance + model.geom_rbound[geoms]).max(initial=0.0))
+
+    def follow(self, tile: int, position: np.ndarray) -> np.ndarray:
+        """Where to look when the body of a tile is at `position`: heights follow slowly, so that steps stay visible."""
+        before = self._heights.get(tile, float(position[2]))
+        jumped = abs(position[2] - before) > self.radius  # a new episode
+        height = position[2] if jumped else before + HEIGHT_RATE * (position[2] - before)
+        self._heights[tile] = float(height)
+        return np.array([position[0], position[1], height])
+
+    def pose(self, target: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Position [m] and rotation matrix (x right, y up, z backward) of a camera that looks at `target`."""
+        azimuth, elevation = math.radians(self.azimuth_deg), math.radians(self.elevation_deg)
+        flat = np.array([math.cos(azimuth), math.sin(azimuth), 0.0])
+        forward = flat * math.cos(elevation) + np.array([0.0, 0.0, math.sin(elevation)])
+        right = np.cross(forward, [0.0, 0.0, 1.0]) / math.cos(elevation)
+        return target - self.distance * forward, np.stack([right, np.cross(right, forward), -forward], axis=1)
+
+
+def picture_model(scene: Scene, camera: Camera) -> mujoco.MjModel:
+    """The scene's model with a sky, a camera and softer light; bodies and positions (`qpos`) are those of the scene."""
+    spec = scene.spec.copy()
+    if not any(texture.type == mujoco.mjtTexture.mjTEXTURE_SKYBOX for texture in spec.textures):
+        spec.add_texture(
+            name="gpusim_rl/sky",
+            type=mujoco.mjtTexture.mjTEXTURE_SKYBOX,
+            builtin=mujoco.mjtBuiltin.mjBUILTIN_GRADIENT,
+            rgb1=list(SKY[0]),
+            rgb2=list(SKY[1]),
+            width=256,
+            height=6 * 256,
+        )
+    spec.worldbody.add_camera(name=CAMERA, fovy=FOVY_DEG)
+    model = spec.compile()
+    model.stat.extent = camera.radius  # near and far plane, haze and shadows are in units of it
+    visual = model.vis
+    visual.global_.fovy = FOVY_DEG
+    visual.map.zfar = 80.0
+    visual.map.shadowclip = 2.7  # half the width of what can throw a shadow
+    visual.quality.shadowsize = 1024
+    visual.headlight.ambient[:] = 0.35
+    visual.headlight.diffuse[:] = 0.35
+    visual.headlight.specular[:] = 0.1
+    visual.rgba.haze[:3] = SKY[1]
+    if model.nlight == 1 and model.light_type[0] == mujoco.mjtLightType.mjLIGHT_DIRECTIONAL.value:
+        # It throws shadows only around its own position: it goes with the robot, and shines over the camera's shoulder.
+        azimuth = math.radians(camera.azimuth_deg)
+        direction = np.array([LIGHT_SLOPE * math.cos(azimuth), LIGHT_SLOPE * math.sin(azimuth), -1.0])
+        direction /= np.linalg.norm(direction)
+        model.light_mode[0] = mujoco.mjtCamLight.mjCAMLIGHT_TRACK.value
+        model.light_bodyid[0] = camera.body
+        model.light_dir0[0], model.light_pos0[0] = direction, -4.0 * camera.radius * direction
+    return model
+
+
+class Renderer(Protocol):
+    """Draws the envs of one scene.
+
+    Attributes:
+        name: How it draws.
+    """
+
+    name: str
+
+    def render(self, qpos: np.ndarray) -> np.ndarray:
+        """Draws all envs.
+
+        Args:
+            qpos: Positions in the layout of the scene's model, shape [tiles, nq].
+
+        Returns:
+            The picture, uint8, shape [height, width, 3]. It is overwritten by the next one.
+        """
+        ...
+
+    def close(self) -> None:
+        """Frees what it holds."""
+        ...
+
+
+def make_renderer(
+    scene: Scene, qpos: np.ndarray, width: int, height: int, name: str = "auto", camera: Camera | None = None
+) -> tuple[Renderer, str | None]:
+    """The best renderer that works here.
+
+    Args:
+        scene: What the envs contain.
+        qpos: Positions of the envs at the start, shape [tiles, nq].
+        width: Of the picture [pixels].
+        height: Of the picture [pixels].
+        name: `auto`, `gl` (OpenGL) or `ray` (MuJoCo Warp's ray caster, which needs no OpenGL).
+        camera: Where to look from; None for one that goes with the robot.
+
+    Returns:
+        The renderer, and a line for the user where it is not the one that was hoped for.
+
+    Raises:
+        ConfigError: None works; the line says what to install.
+    """
+    grid = Grid.of(len(qpos), width, height)
+    camera = camera or Camera(scene, qpos)
+    if name == "ray":
+        return RayRenderer(scene, camera, grid), None
+    tried = gl_platforms()
+    working = next((platform for platform in tried if gl_works(platform)), None)
+    if working is not None:
+        return GlRenderer(scene, camera, grid, working), None
+    missing = f"no OpenGL works here without a display (tried {', '.join(tried)})"
+    fix = f"on Debian or Ubuntu: apt-get install {DEBIAN_GL}"
+    if name == "gl":
+        raise ConfigError(f"{missing}; {fix}")
+    try:
+        renderer = RayRenderer(scene, camera, grid)
+    except (ConfigError, NotImplementedError, RuntimeError, ValueError) as error:
+        raise ConfigError(f"{missing}, and MuJoCo Warp cannot draw this scene ({str(error)[:80]}); {fix}") from None
+    return renderer, f"{missing}: MuJoCo Warp's ray caster draws instead. For OpenGL {fix}"
+
+
+def gl_platforms() -> list[str]:
+    """Ways to OpenGL that may work here, the best first. MUJOCO_GL names the only one, as for all of MuJoCo."""
+    asked = os.environ.get("MUJOCO_GL", "").lower()
+    if asked in ("egl", "osmesa", "glfw", "cgl"):
+        return [asked]
+    if sys.platform == "darwin":
+        return ["cgl", "glfw"]
+    if sys.platform == "win32":
+        return ["glfw"]
+    return ["egl", "osmesa", *(["glfw"] if "DISPLAY" in os.environ else [])]
+
+
+def gl_works(platform: str) -> bool:
+    """Whether a picture can be drawn through `platform`, tried in a process of its own."""
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", _PROBE.format(name=platform)],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=PROBE_TIMEOUT_S,
+        )
+    except subprocess.TimeoutExpired:
+        return False
+    return done.returncode == 0
+
+
+class GlRenderer:
+    """MuJoCo's OpenGL renderer; all tiles are drawn into one buffer and read in one piece.
+
+    Args:
+        scene: What the envs contain.
+        camera: Where to look from.
+        grid: Where the tiles are.
+        platform: `egl`, `osmesa`, `glfw` or `cgl`.
+    """
+
+    def __init__(self, scene: Scene, camera: Camera, grid: Grid, platform: str) -> None:
+        self.name = platform
+        self._grid = grid
+        self._camera = camera
+        self._model = picture_model(scene, camera)
+        self._model.vis.global_.offwidth, self._model.vis.global_.offheight = grid.width, grid.height
+        self._gl = importlib.import_module(f"mujoco.{platform}").GLContext(grid.width, grid.height)
+        self._gl.make_current()
+        # On a graphics card smooth edges are free; on the CPU they triple the time.
+        self._model.vis.quality.offsamples = 0 if _is_software() else 4
+        self._context = mujoco.MjrContext(self._model, mujoco.mjtFontScale.mjFONTSCALE_100.value)
+        mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN.value, self._context)
+        self._scene = mujoco.MjvScene(self._model, maxgeom=max(1000, 2 * self._model.ngeom))
+        self._option = mujoco.MjvOption()
+        self._data = mujoco.MjData(self._model)
+        self._picture = np.zeros((grid.height, grid.width, 3), dtype=np.uint8)
+
+    def render(self, qpos: np.ndarray) -> np.ndarray:
+        """See `Renderer`."""
+        grid, model, data = self._grid, self._model, self._data
+        whole = mujoco.MjrRect(0, 0, grid.width, grid.height)
+        mujoco.mjr_rectangle(whole, 0.0, 0.0, 0.0, 1.0)
+        view = mujoco.MjvCamera()
+        view.azimuth, view.elevation = self._camera.azimuth_deg, self._camera.elevation_deg
+        view.distance = self._camera.distance
+        for tile, positions in enumerate(qpos):
+            data.qpos[:] = positions
+            mujoco.mj_kinematics(model, data)
+            mujoco.mj_comPos(model, data)
+            mujoco.mj_camlight(model, data)
+            mujoco.mj_tendon(model, data)
+            view.lookat[:] = self._camera.follow(tile, data.xpos[self._camera.body])
+            everything = mujoco.mjtCatBit.mjCAT_ALL.value
+            mujoco.mjv_updateScene(model, data, self._option, None, view, everything, self._scene)
+            left, top = grid.corner(tile)
+            bottom = grid.height - top - grid.tile_height  # OpenGL counts from below
+            rectangle = mujoco.MjrRect(left, bottom, grid.tile_width, grid.tile_height)
+            mujoco.mjr_render(rectangle, self._scene, self._context)
+        mujoco.mjr_readPixels(self._picture, None, whole, self._context)
+        return self._picture[::-1]
+
+    def close(self) -> None:
+        """Frees the OpenGL context."""
+        self._context.free()
+        self._gl.free()
+
+
+class RayRenderer:
+    """MuJoCo Warp's ray caster on the CPU: needs no OpenGL, no system library and no display.
+
+    Args:
+        scene: What the envs contain.
+        camera: Where to look from.
+        grid: Where the tiles are.
+    """
+
+    name = "ray"
+
+    def __init__(self, scene: Scene, camera: Camera, grid: Grid) -> None:
+        import torch
+
+        from gpusim_rl.sim.warp import start_warp
+
+        start_warp(torch.device("cpu"))
+        import mujoco_warp
+        import warp
+
+        self._mjw, self._wp, self._grid = mujoco_warp, warp, grid
+        self._tiles = grid.columns * grid.rows
+        self._camera = camera
+        self._model = picture_model(scene, camera)
+        self._index = self._model.camera(CAMERA).id
+        with self._wp.ScopedDevice("cpu"):
+            self._warp_model = mujoco_warp.put_model(self._model)
+            self._warp_data = mujoco_warp.make_data(self._model, nworld=self._tiles, nconmax=16, njmax=64)
+            self._rays = mujoco_warp.create_render_context(
+                self._model,
+                nworld=self._tiles,
+                cam_res=(grid.tile_width, grid.tile_height),
+                cam_active=[CAMERA],
+                render_rgb=True,
+                use_shadows=True,
+                render_skybox=True,
+            )
+            self._rgb = warp.zeros((self._tiles, grid.tile_height, grid.tile_width), dtype=warp.vec3)
+        self._picture = np.zeros((grid.height, grid.width, 3), dtype=np.uint8)
+
+    def render(self, qpos: np.ndarray) -> np.ndarray:
+        """See `Renderer`."""
+        mjw, model, data, grid = self._mjw, self._warp_model, self._warp_data, self._grid
+        worlds = len(qpos)
+        padded = np.empty((self._tiles, self._model.nq), dtype=np.float32)  # empty tiles repeat the last env
+        padded[:worlds], padded[worlds:] = qpos, qpos[-1]
+        with self._wp.ScopedDevice("cpu"):
+            data.qpos.assign(padded)
+            mjw.kinematics(model, data)
+            mjw.com_pos(model, data)
+            mjw.camlight(model, data)
+            position, rotation = data.cam_xpos.numpy(), data.cam_xmat.numpy()
+            for world, body in enumerate(data.xpos.numpy()[:, self._camera.body]):
+                target = self._camera.follow(world, body)
+                position[world, self._index], rotation[world, self._index] = self._camera.pose(target)
+            data.cam_xpos.assign(position)
+            data.cam_xmat.assign(rotation)
+            mjw.refit_bvh(model, data, self._rays)
+            mjw.render(model, data, self._rays)
+            mjw.get_rgb(self._rays, 0, self._rgb)
+        for tile, rgb in enumerate(self._rgb.numpy()[:worlds]):
+            left, top = grid.corner(tile)
+            self._picture[top : top + grid.tile_height, left : left + grid.tile_width] = np.rint(rgb * 255.0)
+        return self._picture
+
+    def close(self) -> None:
+        """Nothing to free."""
+
+
+def _is_software() -> bool:
+    """Whether the current OpenGL context draws on the CPU."""
+    gl = importlib.import_module("OpenGL.GL")
+    name = gl.glGetString(gl.GL_RENDERER)
+    return name is None or any(word in name.decode(errors="replace").lower() for word in SOFTWARE)

@@ -1,0 +1,183 @@
+"""One picture of an env: a camera that frames what there is, and the file."""
+
+from __future__ import annotations
+
+import math
+import struct
+import zlib
+from pathlib import Path
+
+import mujoco
+import numpy as np
+
+from gpusim_rl.errors import ConfigError
+from gpusim_rl.sim import Scene
+from gpusim_rl.view.renderer import FOVY_DEG, Camera, make_renderer
+
+WIDE_AZIMUTH_DEG = 150.0  # for robots that are wider than long: more from ahead
+WIDE = 1.25  # width over length, above which a robot is looked at from there
+FLAT_ELEVATION_DEG = -30.0
+FLAT = 0.6  # height over width, below which things are looked at from higher up
+NEAR = 2.0  # radii of the robot, within which an object belongs to the picture
+LARGE = 1.5  # radii of the robot; what is larger is what it stands on, and need not be in the picture
+FILL = 0.86  # of the picture's width or height, for what is framed
+SMOOTH = 2  # pixels drawn for one of the picture, each way: smooth edges where OpenGL has none
+HIDDEN_GROUP = 3  # geoms of this group and above are not drawn
+
+
+class Portrait(Camera):
+    """Frames the robot and the objects near it, as they are now.
+
+    The robot is what `Camera` goes with: of a cart on a rail the cart and its pole.
+
+    Args:
+        scene: What the envs contain.
+        qpos: Positions now, shape [tiles, nq].
+        aspect: Width over height of a tile.
+        fill: Of a tile's width or height, for what is framed.
+    """
+
+    def __init__(self, scene: Scene, qpos: np.ndarray, aspect: float, fill: float = FILL) -> None:
+        super().__init__(scene, qpos)
+        points = [self._points(scene, positions) for positions in qpos]
+        length, width, height = np.ptp(points[0], axis=0)
+        if width > WIDE * length:
+            self.azimuth_deg = WIDE_AZIMUTH_DEG
+        if height < FLAT * max(length, width):
+            self.elevation_deg = FLAT_ELEVATION_DEG
+        self.radius = max(0.05, *(0.5 * float(np.linalg.norm(np.ptp(tile, axis=0))) for tile in points))
+        half_height = fill * math.tan(math.radians(FOVY_DEG) / 2)
+        fits = [self._fit(tile, half_height * aspect, half_height) for tile in points]
+        self._targets = [target for target, _ in fits]
+        self.distance = max(distance for _, distance in fits)
+
+    def follow(self, tile: int, position: np.ndarray) -> np.ndarray:
+        """The middle of what is framed, wherever the body is."""
+        return self._targets[tile]
+
+    def _fit(self, points: np.ndarray, half_width: float, half_height: float) -> tuple[np.ndarray, float]:
+        """Where to look, and from how far, so that all points are within these slopes of the line of sight."""
+        target = 0.5 * (points.min(axis=0) + points.max(axis=0))
+        _, axes = self.pose(target)
+        distance, shift = 0.0, np.zeros(2)
+        for _ in range(5):  # perspective moves the middle: a few rounds bring it to rest
+            target = target + axes[:, :2] @ shift
+            right, up, toward = ((points - target) @ axes).T
+            distance = float((toward + np.maximum(abs(right) / half_width, abs(up) / half_height)).max())
+            slopes = [side / (distance - toward) for side in (right, up)]
+            shift = np.array([0.5 * distance * (slope.min() + slope.max()) for slope in slopes])
+        return target, distance
+
+    def _points(self, scene: Scene, qpos: np.ndarray) -> np.ndarray:
+        """Corners of the boxes around all that is framed, world frame [m]."""
+        model = scene.model
+        data = mujoco.MjData(model)
+        data.qpos[:] = qpos
+        mujoco.mj_kinematics(model, data)
+        carried = {self.body}
+        for body in range(self.body + 1, model.nbody):  # parents come before children
+            if int(model.body_parentid[body]) in carried:
+                carried.add(body)
+        robot = self._corners(model, data, carried)
+        if not len(robot):
+            return data.xpos[self.body] + self.radius * np.array([[-1.0, -1.0, -1.0], [1.0, 1.0, 1.0]])
+        middle, radius = robot.mean(axis=0), 0.5 * np.linalg.norm(np.ptp(robot, axis=0))
+        framed = [robot]
+        for name in scene.articulation_names[1:]:
+            own = {body for body in range(model.nbody) if model.body(body).name.startswith(f"{name}/")}
+            thing = self._corners(model, data, own)
+            if not len(thing) or 0.5 * np.linalg.norm(np.ptp(thing, axis=0)) > LARGE * radius:
+                continue
+            if np.linalg.norm(thing.mean(axis=0) - middle) < NEAR * radius:
+                framed.append(thing)
+        return np.concatenate(framed)
+
+    @staticmethod
+    def _corners(model: mujoco.MjModel, data: mujoco.MjData, bodies: set[int]) -> np.ndarray:
+        """Corners of the boxes around the visible geoms of some bodies, world frame [m]."""
+        signs = np.array(np.meshgrid([-1, 1], [-1, 1], [-1, 1])).T.reshape(-1, 3)
+        found = [np.zeros((0, 3))]
+        for geom in range(model.ngeom):
+            hidden = model.geom_group[geom] >= HIDDEN_GROUP or model.geom_rgba[geom, 3] == 0
+            if hidden or int(model.geom_bodyid[geom]) not in bodies:
+                continue
+            middle, half = model.geom_aabb[geom, :3], model.geom_aabb[geom, 3:]
+            if model.geom_type[geom] == mujoco.mjtGeom.mjGEOM_PLANE.value:
+                middle, half = np.zeros(3), model.geom_size[geom] * [1, 1, 0]  # as large as it is drawn
+            if half.max() > 0:
+                found.append(data.geom_xpos[geom] + (middle + signs * half) @ data.geom_xmat[geom].reshape(3, 3).T)
+        return np.concatenate(found)
+
+
+def draw(
+    scene: Scene, qpos: np.ndarray, width: int, height: int, renderer: str = "auto", fill: float = FILL
+) -> tuple[np.ndarray, str | None]:
+    """Draws envs as they are, each framed.
+
+    Args:
+        scene: What the envs contain.
+        qpos: Positions, shape [envs, nq].
+        width: Of the picture [pixels].
+        height: Of the picture [pixels].
+        renderer: As for `make_renderer`.
+        fill: As for `Portrait`.
+
+    Returns:
+        The picture, uint8, shape [height, width, 3], and a line for the user where the renderer is not the one that was
+        hoped for.
+
+    Raises:
+        ConfigError: Nothing can draw here, or the picture is too small for the envs or too large for OpenGL.
+    """
+    columns = math.ceil(math.sqrt(len(qpos)))
+    aspect = (width / columns) / (height / math.ceil(len(qpos) / columns))
+    camera = Portrait(scene, qpos, aspect, fill)
+    try:
+        drawn, note = make_renderer(scene, qpos, SMOOTH * width, SMOOTH * height, renderer, camera)
+    except mujoco.FatalError as error:  # what OpenGL can draw at once depends on the driver
+        raise ConfigError(
+            f"cannot draw {SMOOTH * width}x{SMOOTH * height} pixels for a picture of {width}x{height}: {error}."
+            " Try a smaller --width and --height"
+        ) from None
+    try:
+        large = drawn.render(qpos).reshape(height, SMOOTH, width, SMOOTH, 3)
+    finally:
+        drawn.close()
+    return np.rint(large.mean(axis=(1, 3))).astype(np.uint8), note
+
+
+def write_png(path: Path, picture: np.ndarray) -> None:
+    """Writes an 8-bit RGB picture, shape [height, width, 3], as PNG (ISO/IEC 15948).
+
+    Raises:
+        ConfigError: The file cannot be written.
+    """
+    height, width, _ = picture.shape
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)  # 8 bits, RGB
+    pixels = zlib.compress(_filtered(picture.reshape(height, -1).astype(np.int16)), 9)
+    chunks = [(b"IHDR", header), (b"IDAT", pixels), (b"IEND", b"")]
+    content = b"\x89PNG\r\n\x1a\n" + b"".join(
+        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data)) for kind, data in chunks
+    )
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+    except OSError as error:
+        raise ConfigError(f"cannot write {path}: {error.strerror}") from None
+
+
+def _filtered(rows: np.ndarray) -> bytes:
+    """Rows of bytes, each as its difference from the prediction that leaves the least, behind that prediction's number.
+
+    The predictions are PNG's: nothing, the pixel to the left, the one above, their mean, and Paeth's choice.
+    """
+    left, up, corner = np.zeros_like(rows), np.zeros_like(rows), np.zeros_like(rows)
+    left[:, 3:], up[1:], corner[1:, 3:] = rows[:, :-3], rows[:-1], rows[:-1, :-3]
+    guess = left + up - corner
+    distances = [abs(guess - near) for near in (left, up, corner)]
+    paeth = np.choose(np.argmin(distances, axis=0), [left, up, corner])
+    predictions = np.stack([np.zeros_like(rows), left, up, (left + up) // 2, paeth])
+    residuals = (rows - predictions).astype(np.uint8)
+    best = abs(residuals.astype(np.int8).astype(np.int16)).sum(axis=2).argmin(axis=0)
+    chosen = residuals[best, np.arange(len(rows))]
+    return np.concatenate([best[:, None].astype(np.uint8), chosen], axis=1).tobytes()

@@ -1,0 +1,111 @@
+"""The machine is looked at, and what is wrong comes with a fix."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+
+import pytest
+
+from gpusim_rl.diagnose.machine_check import Check, Gpu, disk_check, gpu_checks, has_kernels, memory_check
+from gpusim_rl.run import checkup
+
+DRIVER = {"driver": "580.1", "devices": [{"name": "Giant", "memory_gb": 80.0}]}
+GIANT = Gpu("Giant", "9.0", 80.0, bf16=True, supported=True)
+
+
+def test_a_gpu_that_works():
+    [check] = gpu_checks(DRIVER, "13.0", [GIANT], None)
+    assert (check.state, check.text) == ("ok", "cuda:0 Giant, capability 9.0, 80 GB, bf16")
+
+
+@pytest.mark.parametrize(
+    ("driver", "built_for", "gpus", "visible", "state", "text", "fix"),
+    [
+        (None, None, [], None, "ok", "physics and learning run on the CPU", ""),
+        (
+            DRIVER,
+            None,
+            [],
+            None,
+            "warning",
+            "driver 580.1, GPUs: Giant; torch cannot use them: it is a CPU build",
+            "CUDA",
+        ),
+        (DRIVER, "13.0", [], "", "warning", "CUDA_VISIBLE_DEVICES=''", "unset CUDA_VISIBLE_DEVICES"),
+        (DRIVER, "13.0", [], None, "warning", "torch cannot use them", "built for an older CUDA than 13.0"),
+        (DRIVER, "13.0", [Gpu("Old", "5.2", 4.0, False, False)], None, "failed", "no kernels for it", "device=cpu"),
+        (DRIVER, "13.0", [Gpu("Less", "7.5", 16.0, False, True)], None, "ok", "no bf16: networks run in fp32", ""),
+    ],
+)
+def test_gpus(driver, built_for, gpus, visible, state, text, fix):
+    [check] = gpu_checks(driver, built_for, gpus, visible)
+    assert check.state == state and text in check.text and fix in check.fix
+    assert bool(check.fix) == (state != "ok")
+
+
+@pytest.mark.parametrize(
+    ("major", "minor", "works"),
+    [(9, 0, True), (8, 9, True), (8, 0, False), (12, 0, True), (12, 1, True), (10, 0, False), (6, 1, False)],
+)
+def test_a_build_of_torch_runs_on_gpus_that_it_has_kernels_for(major, minor, works):
+    """`compute` is for later GPUs only: an old one that was left behind is not supported by it."""
+    assert has_kernels(major, minor, ["sm_86", "sm_90a", "sm_120", "compute_120"]) == works
+
+
+def test_little_memory_is_a_warning():
+    assert memory_check(16.0).state == "ok"
+    assert memory_check(1.0).state == "warning" and "num_envs=512" in memory_check(1.0).fix
+
+
+def test_a_folder_that_cannot_be_written_is_broken(tmp_path, monkeypatch):
+    assert disk_check(tmp_path / "a" / "runs").state in ("ok", "warning")
+
+    def refuse(**_):
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr(checkup.tempfile, "TemporaryFile", refuse)
+    check = disk_check(tmp_path / "runs")
+    assert check.state == "failed" and check.text == f"{tmp_path} cannot be written: Read-only file system"
+
+
+def test_little_disk_is_a_warning(tmp_path, monkeypatch):
+    monkeypatch.setattr(checkup, "LITTLE_DISK_GB", 1e9)
+    assert disk_check(tmp_path).state == "warning"
+
+
+def test_a_package_that_cannot_be_imported_is_broken_and_ends_the_look(tmp_path, monkeypatch):
+    real = importlib.import_module
+
+    def broken(name, *rest):
+        if name == "mujoco":
+            raise ImportError("libGL.so.1: cannot open shared object file\nmore")
+        return real(name, *rest)
+
+    monkeypatch.setattr(importlib, "import_module", broken)
+    checks = checkup.look_at_machine(tmp_path)
+    [failed] = [check for check in checks if check.state == "failed"]
+    assert failed.text.startswith("mujoco ") and "libGL.so.1: cannot open shared object file" in failed.text
+    assert "\n" not in failed.text
+    assert not any(check.name == "rendering" for check in checks)
+
+
+def test_packages_that_are_missing_or_outside_the_tested_range_are_told(monkeypatch):
+    real = importlib.metadata.version
+
+    def versions(name):
+        if name == "mujoco-warp":
+            raise importlib.metadata.PackageNotFoundError(name)
+        return "1.0" if name == "torch" else real(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", versions)
+    monkeypatch.setattr(importlib.metadata, "requires", lambda name: ["torch<3,>=2.11", "newton; extra == 'newton'"])
+    texts = {check.text: check for check in checkup._packages()}
+    assert texts["mujoco-warp is not installed"].fix == "pip install mujoco-warp"
+    torch = texts["torch 1.0 is outside the tested range <3,>=2.11"]
+    assert torch.state == "warning" and torch.fix == "pip install 'torch<3,>=2.11'"
+
+
+def test_a_fix_stands_below_its_line():
+    text = str(Check("disk", "warning", "0.1 GB free", "free some"))
+    assert text.splitlines() == ["warning  disk       0.1 GB free", f"{'':<19} fix: free some"]

@@ -1,0 +1,154 @@
+"""What is recommended from a table of measurements: knees, plateaus, limits of memory, a GPU or none."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from gpusim_rl.diagnose.scaling import Point, Recommendation, gain_per_doubling, knee, recommend
+
+
+def table(device: str, speeds: dict[int, float], **common) -> list[Point]:
+    """Measurements of one device."""
+    return [
+        Point(device=device, num_envs=num_envs, env_steps_per_s=speed, step_ms=1000 * num_envs / speed, **common)
+        for num_envs, speed in speeds.items()
+    ]
+
+
+def too_much(device: str, num_envs: int) -> Point:
+    return Point(device=device, num_envs=num_envs, error=f"num_envs={num_envs} does not fit")
+
+
+def advise(*tables: list[Point], tuned_envs: int = 4096) -> Recommendation:
+    return recommend([point for points in tables for point in points], task="Ant", tuned_envs=tuned_envs)
+
+
+PLATEAU = {64: 10e3, 256: 30e3, 1024: 46e3, 4096: 49e3, 16384: 50e3}
+
+
+def test_gain_per_doubling():
+    a, b = table("cpu", {64: 100.0, 256: 400.0})
+    assert gain_per_doubling(a, b) == pytest.approx(1.0)  # twice as fast with each of two doublings
+    a, b = table("cpu", {64: 100.0, 128: 110.0})
+    assert gain_per_doubling(a, b) == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize(
+    ("speeds", "num_envs"),
+    [
+        (PLATEAU, 1024),
+        ({64: 100.0}, 64),
+        ({64: 100.0, 128: 190.0, 256: 360.0}, 256),  # still growing
+        ({64: 100.0, 128: 99.0, 256: 101.0}, 64),  # flat from the start
+        ({64: 100.0, 128: 95.0, 256: 300.0, 512: 310.0}, 256),  # noise does not end the search
+        ({64: 100.0, 128: 180.0, 256: 150.0}, 128),  # slower beyond a point
+    ],
+)
+def test_the_knee(speeds, num_envs):
+    found = knee(table("cpu", speeds))
+    assert found is not None and found.num_envs == num_envs
+    assert knee(list(reversed(table("cpu", speeds)))) == found
+
+
+def test_what_fills_the_memory_is_not_recommended():
+    fits = table("cuda", {1024: 100e3, 4096: 300e3}, memory_gb=10.0, memory_limit_gb=80.0)
+    full = table("cuda", {16384: 900e3}, memory_gb=75.0, memory_limit_gb=80.0)
+    advice = advise(fits, full)
+    assert (advice.device, advice.num_envs) == ("cuda", 4096)
+    assert "more do not fit: 16384 take 75.0 of 80.0 GB" in advice.reasons[0]
+    advice = advise(fits, [too_much("cuda", 16384)])
+    assert advice.num_envs == 4096 and "more do not fit: num_envs=16384 does not fit" in advice.reasons[0]
+
+
+def test_a_plateau_is_told_with_what_more_would_bring():
+    advice = advise(table("cpu", PLATEAU), tuned_envs=1024)
+    assert advice.num_envs == 1024
+    assert advice.reasons[0] == (
+        "cpu: 1024 envs make 46,000 env steps/s; more (up to 16384) brings 3 % per doubling at most"
+    )
+    assert not any("tuned" in reason for reason in advice.reasons)
+
+
+def test_a_table_that_ends_too_early_says_so():
+    [first, *_] = advise(table("cpu", {64: 100.0, 128: 190.0, 256: 360.0})).reasons
+    assert first.endswith("the most that was measured, 89 % more per doubling since 128; measure more with --num-envs")
+
+
+def test_a_gpu_that_wins():
+    advice = advise(table("cpu", PLATEAU), table("cuda", {256: 20e3, 1024: 80e3, 4096: 300e3, 16384: 812e3}))
+    assert (advice.device, advice.num_envs) == ("cuda", 16384)
+    assert advice.gpu_speedup == pytest.approx(812 / 46)
+    worth = next(reason for reason in advice.reasons if "worth" in reason)
+    assert worth == (
+        "a GPU is worth it for Ant: 17.7 times as fast, 812,000 against 46,000 env steps/s;"
+        " at 256 envs the CPU is faster"
+    )
+    assert any("tuned for 4096 envs" in reason for reason in advice.reasons)
+
+
+def test_a_cpu_that_wins():
+    advice = advise(table("cpu", {64: 60e3, 512: 200e3}), table("cuda", {64: 4e3, 512: 30e3}))
+    assert (advice.device, advice.num_envs) == ("cpu", 512)
+    assert any(
+        "a GPU is not worth it for Ant: the CPU is 6.7 times as fast (30,000 against 200,000" in reason
+        for reason in advice.reasons
+    )
+
+
+def test_a_gpu_that_hardly_helps():
+    advice = advise(table("cpu", {512: 100e3}), table("cuda", {512: 120e3}))
+    assert advice.device == "cuda"
+    assert any("hardly worth it for Ant: 1.20 times as fast" in reason for reason in advice.reasons)
+
+
+def test_without_a_gpu_nothing_is_invented():
+    phases = {"simulate": 0.7, "policy": 0.06, "update": 0.2, "log": 0.04}
+    advice = advise(table("cpu", PLATEAU, phases=phases), tuned_envs=1024)
+    assert advice.gpu_speedup is None
+    [about] = [reason for reason in advice.reasons if "GPU" in reason]
+    assert about.startswith("no GPU was measured, so whether one is worth it is not known")
+    assert "96 % of the time at 1024 envs" in about
+    assert "6.4 ms for 64 envs and 22.3 ms for 1024, so at least 71 % of it is work" in about
+
+
+def test_a_device_that_could_not_be_measured_is_told():
+    advice = advise(table("cpu", {512: 100e3}), [too_much("cuda", 512)])
+    assert advice.device == "cpu" and advice.gpu_speedup is None
+    assert "the other device could not be measured: num_envs=512 does not fit" in advice.reasons
+    advice = advise([too_much("cpu", 512)])
+    assert (advice.device, advice.num_envs) == (None, None)
+    assert advice.reasons == ["nothing could be measured: num_envs=512 does not fit"]
+
+
+def test_a_gpu_that_is_as_fast_within_the_scatter_is_not_recommended():
+    cpu, gpu = table("cpu", {512: 100e3}, slowest=80e3, fastest=115e3), table("cuda", {512: 110e3}, slowest=105e3)
+    gpu = [replace(point, fastest=112e3) for point in gpu]
+    advice = advise(cpu, gpu)
+    assert advice.device == "cpu" and advice.gpu_speedup == pytest.approx(1.1)
+    assert any(
+        "a GPU is not worth it for Ant: as fast as the CPU within what single iterations differ, 110,000 against"
+        " 100,000 env steps/s" in reason
+        for reason in advice.reasons
+    )
+
+
+def test_numbers_that_cannot_be_are_told():
+    """More envs are not much slower: something else ran."""
+    advice = advise(table("cpu", {64: 50e3, 128: 90e3, 256: 80e3, 512: 95e3, 1024: 45e3}), tuned_envs=128)
+    assert advice.num_envs == 128
+    assert advice.reasons[1] == (
+        "1024 envs on cpu were 53 % slower than 512, which more envs do not explain: something else ran, or the"
+        " machine was hot; measure again"
+    )
+    assert len([reason for reason in advice.reasons if "measure again" in reason]) == 1
+
+
+def test_measurements_that_shared_the_cpus_are_told():
+    quiet, shared = table("cpu", {64: 50e3}), table("cpu", {128: 60e3, 256: 55e3}, crowded=True)
+    advice = advise(quiet, shared, tuned_envs=64)
+    assert (
+        "other programs took CPU time from 128, 256 envs on cpu: these numbers are too low; measure again when the"
+        " machine is quiet"
+    ) in advice.reasons

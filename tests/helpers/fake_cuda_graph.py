@@ -1,0 +1,87 @@
+"""What a CUDA graph does, on the CPU: operations are recorded once, with their memory, and repeated without Python."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from gpusim_rl.run.cuda_graph import Graphs
+from gpusim_rl.sim.warp import WarpGraphs
+
+Call = Callable[[], Any]
+
+
+class Tape(TorchDispatchMode):
+    """Records every operation while it is entered; `replay` does them again on the same memory.
+
+    As in a CUDA graph, Python values are frozen, new tensors keep the place that they had, and what Python does besides
+    (count, branch, bind names) does not happen again. Warp's launches are recorded as well. Other than in a CUDA graph,
+    the operations are also done while they are recorded.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[Call] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        outputs = [x for x in tree_leaves(result) if isinstance(x, Tensor)]
+        given = {x.untyped_storage().data_ptr() for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)}
+        writes = func._schema.is_mutable
+        if not writes and all(x.untyped_storage().data_ptr() in given for x in outputs):
+            return result  # views
+
+        learning = torch.is_grad_enabled()  # some kernels keep more for a backward pass
+
+        def again() -> None:
+            with torch.set_grad_enabled(learning), torch._C._AutoDispatchBelowAutograd():
+                new = [x for x in tree_leaves(func(*args, **kwargs)) if isinstance(x, Tensor)]
+                if not writes:
+                    for old, value in zip(outputs, new, strict=True):
+                        old.copy_(value)
+
+        self.calls.append(again)
+        return result
+
+    def replay(self) -> None:
+        """Does it all once more."""
+        for call in self.calls:
+            call()
+
+
+class Recorded:
+    """A tape with the interface of a CUDA graph: what was done while it was recorded counts as the first replay."""
+
+    def __init__(self, tape: Tape) -> None:
+        self._tape = tape
+        self.replays = 0
+
+    def replay(self) -> None:
+        if self.replays:
+            self._tape.replay()
+        self.replays += 1
+
+
+class Recorder(Graphs):
+    """`Graphs` that record on a tape where they would capture a CUDA graph."""
+
+    def _record(self, body: Call) -> Any:
+        tape, run = Tape(), WarpGraphs.run
+
+        def on_tape(graphs: WarpGraphs, key: Any, launches: Call) -> None:
+            with torch._C._DisableTorchDispatch():
+                run(graphs, key, launches)
+            tape.calls.append(lambda: run(graphs, key, launches))
+
+        WarpGraphs.run = on_tape  # type: ignore[method-assign]
+        try:
+            with tape:
+                return Recorded(tape), body()
+        finally:
+            WarpGraphs.run = run  # type: ignore[method-assign]

@@ -1,0 +1,58 @@
+"""Two equal environments: one for an adapter, one to compare with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import gpusim_rl
+from gpusim_rl.diagnose.transfers import SyncCounter
+from gpusim_rl.env import Step, VecEnv
+from helpers.training import Faulty, FaultyConfig
+
+NUM_ENVS = 8
+
+
+def make(**task: Any) -> VecEnv:
+    """Cartpole in 8 envs whose episodes last 12 steps at most; settings of `Faulty` by name."""
+    cfg = FaultyConfig(
+        **{"episode_length": 12, "randomize_episode_start": False, "max_force": 100.0, "reset_distance": 0.3, **task}
+    )
+    return gpusim_rl.make_env(Faulty, cfg, num_envs=NUM_ENVS, device="cpu", seed=3)
+
+
+class ReferenceEnv:
+    """An environment that is stepped beside the adapter's, with the same actions."""
+
+    def __init__(self, **task: Any) -> None:
+        self.env = make(**task)
+        self.before = self.env.reset()  # as the adapter does
+        self._actions = torch.Generator().manual_seed(0)
+
+    def action(self) -> Tensor:
+        """Random actions for both."""
+        return torch.empty(NUM_ENVS, self.env.num_actions).uniform_(-1.5, 1.5, generator=self._actions)
+
+    def step(self, action: Tensor) -> Step:
+        """One step; `before` is then what was seen before the next one."""
+        step = self.env.step(action)
+        self.before = step.obs
+        return step
+
+
+def count_syncs(env: VecEnv, call: Callable[[], Any]) -> SyncCounter:
+    """What `call` waits for, other than CPU physics."""
+    with SyncCounter() as syncs:
+        for method in ("step", "reset", "refresh"):
+            original = getattr(env.sim, method)
+
+            def on_the_host(*args: Any, original: Callable[..., Any] = original) -> None:
+                with syncs.pause():
+                    original(*args)
+
+            setattr(env.sim, method, on_the_host)
+        call()
+    return syncs

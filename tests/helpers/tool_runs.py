@@ -1,0 +1,51 @@
+"""Runs for the tests of tools and documents: made once per session, by real and very small trainings."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from helpers.commands import ROOT, Finished, run_command
+
+SMALL = ("device=cpu", "ppo.horizon=32", "ppo.minibatch_size=256", "ppo.precision=fp32")
+
+
+@pytest.fixture(scope="session")
+def runs_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with `runs/`: two seeds of Cartpole, a third one with another learning rate, and an Ant."""
+    folder = tmp_path_factory.mktemp("runs")
+    cartpole = (*SMALL, "num_envs=16", "max_iterations=6")
+    train = ROOT / "train.py"
+    run_command(sys.executable, train, *cartpole, "-m", "seed=1,2", cwd=folder)
+    run_command(sys.executable, train, *cartpole, "seed=3", "ppo.learning_rate=1e-3", cwd=folder)
+    run_command(sys.executable, train, "task=Ant", *SMALL, "num_envs=8", "max_iterations=1", cwd=folder)
+    return folder
+
+
+@pytest.fixture
+def tool(runs_folder: Path):
+    """Run a tool as a user does: `tool("record", "Cartpole", "--steps", "10")`."""
+
+    def run(name: str, *arguments: str | Path, cwd: Path = runs_folder, **options) -> Finished:
+        return run_command(sys.executable, ROOT / "tools" / f"{name}.py", *arguments, cwd=cwd, **options)
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def load_tool():
+    """A tool as a module: `load_tool("record")`."""
+
+    def load(name: str) -> ModuleType:
+        spec = importlib.util.spec_from_file_location(f"tool_{name}", ROOT / "tools" / f"{name}.py")
+        assert spec is not None and spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[spec.name] = module
+        spec.loader.exec_module(module)
+        return module
+
+    return load

@@ -1,0 +1,153 @@
+"""Small runs of the real trainer, and tasks made to go wrong."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from gpusim_rl.tasks.cartpole import Cartpole, CartpoleConfig
+from jaxtyping import Float
+from torch import Tensor
+
+from gpusim_rl.api import prepare
+from gpusim_rl.run.trainer import Trainer
+
+SMALL_PPO = {"horizon": 8, "epochs": 2, "minibatch_size": 32, "network": {"hidden": [16, 16], "rnn_size": 8}}
+# Columns of metrics.csv that tell of the machine, not of the training.
+MACHINE = ("time/", "speed/", "system/")
+
+
+def make_trainer(task: type | str, folder: Path, /, config: Any = None, **overrides: Any) -> Trainer:
+    """A trainer of 8 envs with a small network, whose run folders are in `folder`."""
+    settings: dict[str, Any] = {"num_envs": 8, "max_iterations": 3, "log": {"console": "quiet"}, "ppo": SMALL_PPO}
+    settings = merged(settings, {"log": {"dir": str(folder)}}, overrides)
+    run, task_class, plain, lines = prepare(task, config, **settings)
+    return Trainer(run, task_class, config=plain, overrides=lines)
+
+
+def merged(*settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Nested settings, later ones over earlier ones."""
+    result: dict[str, Any] = {}
+    for part in settings:
+        for key, value in part.items():
+            both = isinstance(value, Mapping) and isinstance(result.get(key), Mapping)
+            result[key] = merged(result[key], value) if both else value
+    return result
+
+
+def the_run(folder: Path) -> Path:
+    """The only run folder in `folder`."""
+    runs = [path.parent for path in folder.glob("*/*/config.yaml") if path.parent.name != "latest"]
+    assert len(runs) == 1, runs
+    return runs[0]
+
+
+def read_csv(run: Path, *, machine: bool = False) -> list[dict[str, str]]:
+    """Rows of metrics.csv; without what depends on the machine's mood unless `machine`."""
+    with (run / "metrics.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    return [{k: v for k, v in row.items() if machine or not k.startswith(MACHINE)} for row in rows]
+
+
+def leaves(node: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Everything in nested dicts and lists, by its path."""
+    if isinstance(node, Mapping):
+        for key, value in node.items():
+            yield from leaves(value, f"{path}/{key}")
+    elif isinstance(node, (list, tuple)):
+        for index, value in enumerate(node):
+            yield from leaves(value, f"{path}/{index}")
+    else:
+        yield path, node
+
+
+def differences(a: Any, b: Any) -> list[str]:
+    """Paths where two nested states are not the same, bit for bit."""
+    first, second = dict(leaves(a)), dict(leaves(b))
+    unequal = [path for path in first if path in second and not same(first[path], second[path])]
+    return unequal + sorted(first.keys() ^ second.keys())
+
+
+def same(a: Any, b: Any) -> bool:
+    """Equal bits; NaN equals NaN."""
+    if not isinstance(a, Tensor):
+        return a == b
+    equal = a.shape == b.shape and a.dtype == b.dtype
+    return equal and bool(((a == b) | ((a != a) & (b != b))).all())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FaultyConfig(CartpoleConfig):
+    """Cartpole's, and the faults."""
+
+    physics_hz: float = 120.0
+    control_hz: float = 60.0
+    episode_length: int = 500
+    clip_actions: float = 1.0
+    clip_observations: float | None = 5.0
+    randomize_episode_start: bool = True
+    max_force: float = 400.0
+    reset_distance: float = 3.0
+    death_cost: float = -2.0
+    critic: bool = False  # an observation group for the critic
+    nan_observation_at: int = -1  # control step; -1 = never
+    nan_reward_at: int = -1
+    speed_at: int = -1  # env 1 gets a speed that no simulator survives
+
+
+class Faulty(Cartpole):
+    """Cartpole: with a critic that sees more than the policy, and faults in a chosen control step and env."""
+
+    Config = FaultyConfig
+    cfg: FaultyConfig
+
+    def __init__(self, cfg: FaultyConfig, sim: Any) -> None:
+        super().__init__(cfg, sim)
+        self.steps = torch.zeros((), dtype=torch.int64, device=self.device)
+        world = torch.arange(self.num_envs, device=self.device)
+        self.victim = world == min(1, self.num_envs - 1)
+
+    def apply_action(self, action: Float[Tensor, "envs actions"]) -> None:
+        self.steps += 1
+        fast = torch.full_like(self.robot.joint_vel, 1e30)
+        self.robot.set_state(self.victim & (self.steps == self.cfg.speed_at), joint_vel=fast)
+        super().apply_action(action)
+
+    def observe(self) -> dict[str, Float[Tensor, "envs _"]]:
+        policy = super().observe()
+        bad = self.victim & (self.steps == self.cfg.nan_observation_at)
+        policy = torch.where(bad[:, None], torch.nan, policy)
+        if not self.cfg.critic:
+            return {"policy": policy}
+        return {"policy": policy, "critic": torch.cat([policy, policy.square()], dim=1)}
+
+    def rewards(self) -> dict[str, Float[Tensor, " envs"]]:
+        terms = super().rewards()
+        bad = self.victim & (self.steps == self.cfg.nan_reward_at)
+        return {name: torch.where(bad, torch.nan, term) for name, term in terms.items()}
+
+
+class Schooled(Cartpole):
+    """Cartpole in envs that rise a level with each step, whose number a schedule could follow."""
+
+    Config = FaultyConfig
+
+    def __init__(self, cfg: FaultyConfig, sim: Any) -> None:
+        super().__init__(cfg, sim)
+        self.steps = torch.zeros((), dtype=torch.int64, device=self.device)
+        self.level = torch.zeros(self.num_envs, dtype=torch.int64, device=self.device)
+
+    def advance(self, done: Tensor) -> None:
+        self.steps += 1
+        self.level += torch.arange(self.num_envs, device=self.device)
+
+
+def schooled_params() -> dict[str, Any]:
+    """Settings of a `Schooled` whose observations get noisy over 100 control steps."""
+    noise = {"range": [0.0, 0.1], "operation": "additive", "distribution": "gaussian"}
+    noise |= {"schedule": "linear", "schedule_steps": 100}
+    return {"randomize": True, "randomization_params": {"observations": noise}}

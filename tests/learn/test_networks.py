@@ -1,0 +1,357 @@
+"""The Gaussian policy against torch.distributions, the networks, and the value statistics."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.distributions import Independent, Normal, kl_divergence
+
+from gpusim_rl.learn.networks import (
+    ACTIVATIONS,
+    ActorCritic,
+    gaussian_entropy,
+    gaussian_kl,
+    gaussian_log_prob,
+)
+from helpers.fakes import ppo_config
+
+ACTIONS = 3
+
+
+def generator(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def gaussians(*batch: int, seed: int = 0) -> tuple[Tensor, Tensor]:
+    g = generator(seed)
+    mean = torch.randn(*batch, ACTIONS, generator=g)
+    return mean, 0.5 * torch.randn(*batch, ACTIONS, generator=g) - 0.5
+
+
+def torch_gaussian(mean: Tensor, log_std: Tensor) -> Independent:
+    return Independent(Normal(mean.double(), log_std.double().exp()), 1)
+
+
+def test_log_prob_and_entropy() -> None:
+    mean, log_std = gaussians(7, 5)
+    action = mean + 2.0 * torch.randn(7, 5, ACTIONS, generator=generator(1))
+    theirs = torch_gaussian(mean, log_std)
+    ours = gaussian_log_prob(action, mean, log_std)
+    torch.testing.assert_close(ours.double(), theirs.log_prob(action.double()), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(gaussian_entropy(log_std).double(), theirs.entropy(), rtol=1e-5, atol=1e-5)
+
+
+def test_density_integrates_to_one() -> None:
+    x = torch.linspace(-30, 30, 60_001, dtype=torch.float64)[:, None]
+    for mean, std in ((0.0, 1.0), (2.0, 0.05), (-1.0, 3.0)):
+        log_std = torch.tensor([math.log(std)], dtype=torch.float64)
+        density = gaussian_log_prob(x, torch.tensor([mean], dtype=torch.float64), log_std).exp()
+        assert torch.trapezoid(density, x[:, 0]).item() == pytest.approx(1.0, abs=1e-6)
+
+
+def test_kl_equals_torch() -> None:
+    p, q = gaussians(50, seed=0), gaussians(50, seed=1)
+    ours = gaussian_kl(*p, *q).double()
+    torch.testing.assert_close(ours, kl_divergence(torch_gaussian(*p), torch_gaussian(*q)), rtol=1e-5, atol=1e-5)
+    assert (ours > 0).all()
+
+
+def test_kl_is_exactly_zero_for_equal_and_keeps_digits_for_near_policies() -> None:
+    mean, log_std = gaussians(50)
+    assert (gaussian_kl(mean, log_std, mean, log_std) == 0).all()
+    near = torch.full_like(log_std, 0.0) + 1e-3  # KL of a scale: e^(2d)/2 - 1/2 - d = d^2 + O(d^3)
+    kl = gaussian_kl(mean, near, mean, torch.zeros_like(near))
+    torch.testing.assert_close(kl, torch.full_like(kl, ACTIONS * 1e-6), rtol=5e-3, atol=0.0)
+
+
+def test_kl_against_monte_carlo_and_argument_order() -> None:
+    p = torch.tensor([0.3, -0.2, 0.0]), torch.tensor([-0.5, 0.2, 0.0])
+    q = torch.tensor([0.0, 0.5, 0.1]), torch.tensor([0.1, -0.4, 0.3])
+    n = 200_000
+    x = p[0] + p[1].exp() * torch.randn(n, ACTIONS, generator=generator())
+    log_ratio = gaussian_log_prob(x, *p) - gaussian_log_prob(x, *q)
+    expected, error = log_ratio.mean().item(), log_ratio.std().item() / math.sqrt(n)
+    forward, backward = gaussian_kl(*p, *q).item(), gaussian_kl(*q, *p).item()
+    assert forward == pytest.approx(expected, abs=4 * error)
+    assert abs(backward - expected) > 20 * error, "the two orders must differ here"
+
+
+NETWORKS: dict[str, dict[str, Any]] = {
+    "shared": {},
+    "separate": {"separate": True},
+    "asymmetric": {"critic": True},
+    "state-dependent std": {"state_dependent_std": True},
+    "lstm": {"rnn": "lstm", "rnn_layers": 2},
+    "gru": {"rnn": "gru"},
+    "lstm separate": {"rnn": "lstm", "separate": True},
+    "gru asymmetric": {"rnn": "gru", "critic": True},
+}
+
+
+def make(name: str = "shared", seed: int = 0, bf16: bool = False, **ppo: Any) -> ActorCritic:
+    network = dict(NETWORKS[name])
+    sizes = {"policy": 5}
+    if network.pop("critic", False):
+        sizes["critic"] = 7
+    network |= ppo.pop("network", {})
+    torch.manual_seed(seed)
+    policy = ActorCritic(sizes, ACTIONS, ppo_config(network, **ppo), bf16=bf16)
+    with torch.no_grad():  # away from the tiny last layer of the start, so that errors show
+        policy.mean_head.weight.mul_(50.0)
+        if policy.log_std_head is not None:
+            policy.log_std_head.weight.normal_(std=0.3)
+    return policy
+
+
+def observe(policy: ActorCritic, *batch: int, seed: int = 0) -> dict[str, Tensor]:
+    g = generator(seed)
+    return {
+        group: 3.0 + 2.0 * torch.randn(*batch, size, generator=g)
+        for group, size in (("policy", 5), ("critic", 7))
+        if group in ("policy", policy.critic_group)
+    }
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_shapes_and_sampling(name: str) -> None:
+    policy = make(name)
+    obs, hidden = observe(policy, 6), policy.initial_state(6)
+    noise = torch.randn(6, ACTIONS, generator=generator(2))
+    sample = policy.act(obs, hidden, noise)
+    assert sample.action.shape == sample.mean.shape == sample.log_std.shape == (6, ACTIONS)
+    assert sample.log_prob.shape == sample.value.shape == (6,)
+    torch.testing.assert_close(sample.action, sample.mean + sample.log_std.exp() * noise)
+    expected = torch_gaussian(sample.mean, sample.log_std).log_prob(sample.action.double())
+    torch.testing.assert_close(sample.log_prob.double(), expected, rtol=1e-5, atol=1e-5)
+    mean_action = policy.act(obs, hidden, torch.zeros_like(noise))
+    assert torch.equal(mean_action.action, mean_action.mean)
+    assert not sample.action.requires_grad
+    assert torch.equal(policy.value(obs, hidden), sample.value)
+    assert [h.shape for h in sample.hidden] == [h.shape for h in hidden]
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_gradients_reach_every_parameter(name: str) -> None:
+    policy = make(name)
+    inputs = policy.normalize(observe(policy, 4, 6))
+    is_first = torch.zeros(4, 6, dtype=torch.bool)
+    action = torch.randn(4, 6, ACTIONS, generator=generator())
+    now = policy.evaluate(inputs, action, policy.initial_state(6), is_first)
+    (now.log_prob.sum() + now.value.sum()).backward()
+    for parameter_name, parameter in policy.named_parameters():
+        assert parameter.grad is not None, parameter_name
+        assert parameter.grad.abs().sum() > 0, parameter_name
+
+
+def test_who_sees_what() -> None:
+    def touched(policy: ActorCritic, output: Tensor, inputs: dict[str, Tensor]) -> set[str]:
+        grads = torch.autograd.grad(output.sum(), list(inputs.values()), retain_graph=True, allow_unused=True)
+        return {g for g, grad in zip(inputs, grads, strict=True) if grad is not None}
+
+    policy = make("asymmetric")
+    inputs = {g: o[None].requires_grad_() for g, o in observe(policy, 4).items()}
+    mean, _, value, _ = policy(inputs)
+    assert touched(policy, mean, inputs) == {"policy"}
+    assert touched(policy, value, inputs) == {"critic"}
+
+    shared, separate = make("shared"), make("separate")
+    assert shared.critic is None and separate.critic is not None
+    (separate(separate.normalize(observe(separate, 1, 4)))[2].sum()).backward()
+    assert all(p.grad is None for p in separate.actor.parameters())
+    (shared(shared.normalize(observe(shared, 1, 4)))[2].sum()).backward()
+    assert all(p.grad is not None for p in shared.actor.parameters())
+
+
+def test_a_group_that_nobody_uses_is_left_alone() -> None:
+    policy = ActorCritic({"policy": 5, "image": 9}, ACTIONS, ppo_config())
+    obs = observe(policy, 4)
+    assert set(policy.normalize(obs | {"image": torch.full((4, 9), torch.nan)})) == {"policy"}
+    assert set(policy.obs_norm) == {"policy"}
+
+
+def test_state_dependent_std() -> None:
+    policy = make("state-dependent std")
+    a, b = (policy(policy.normalize(observe(policy, 1, 4, seed=s)))[1] for s in (0, 1))
+    assert not torch.equal(a, b)
+    assert policy.log_std is None
+    start = ActorCritic({"policy": 5}, ACTIONS, ppo_config({"state_dependent_std": True, "log_std_init": -0.7}))
+    log_std = start(start.normalize(observe(start, 1, 4)))[1]
+    torch.testing.assert_close(log_std, torch.full_like(log_std, -0.7))
+
+
+@pytest.mark.parametrize("state_dependent", [False, True])
+def test_log_std_is_clamped(state_dependent: bool) -> None:
+    network = {"state_dependent_std": state_dependent, "log_std_min": -2.0, "log_std_max": 1.0}
+    policy = make(network=network)
+    tensor = policy.log_std_head.bias if policy.log_std_head is not None else policy.log_std
+    assert tensor is not None
+    for written, expected in ((-9.0, -2.0), (9.0, 1.0)):
+        with torch.no_grad():
+            tensor.fill_(written)
+            if policy.log_std_head is not None:
+                policy.log_std_head.weight.zero_()
+        sample = policy.act(observe(policy, 4), (), torch.ones(4, ACTIONS))
+        assert (sample.log_std == expected).all()
+        torch.testing.assert_close(sample.action - sample.mean, sample.log_std.exp())
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_activations(name: str) -> None:
+    policy = make(network={"activation": name})
+    x = torch.randn(11, generator=generator())
+    function = {
+        "elu": nn.functional.elu,
+        "relu": torch.relu,
+        "tanh": torch.tanh,
+        "silu": nn.functional.silu,
+        "gelu": nn.functional.gelu,
+        "selu": torch.selu,
+    }[name]
+    layers = [m for m in policy.actor.mlp if not isinstance(m, nn.Linear)]
+    assert len(layers) == 2
+    for layer in layers:  # value and gradient; the layer may work in place
+        a, b = (x.clone().requires_grad_() for _ in range(2))
+        ours, theirs = layer(1.0 * a), function(b)
+        torch.testing.assert_close(ours, theirs)
+        ours.square().sum().backward()
+        theirs.square().sum().backward()
+        torch.testing.assert_close(a.grad, b.grad)
+    assert torch.isfinite(policy.act(observe(policy, 3), (), torch.zeros(3, ACTIONS)).mean).all()
+
+
+def test_the_first_policy_is_near_zero_everywhere() -> None:
+    policy = ActorCritic({"policy": 5}, ACTIONS, ppo_config())
+    sample = policy.act(observe(policy, 100), (), torch.zeros(100, ACTIONS))
+    assert sample.mean.abs().max() < 0.05
+
+
+@pytest.mark.parametrize("name", [n for n in NETWORKS if "lstm" in n or "gru" in n])
+@pytest.mark.parametrize("start", [0, 3])
+def test_acting_step_by_step_equals_evaluating_sequences(name: str, start: int) -> None:
+    policy = make(name)
+    T, N = 9, 6
+    g = generator(3)
+    obs = observe(policy, T, N)
+    action = torch.randn(T, N, ACTIONS, generator=g)
+    is_first = torch.rand(T, N, generator=g) < 0.3
+    is_first[0] = True
+    is_first[start] = torch.arange(N) % 2 == 0  # sequences begin inside and at the start of episodes
+
+    hidden = policy.initial_state(N)
+    acted, states = [], []
+    for t in range(T):
+        hidden = tuple(h.masked_fill(is_first[t][None, :, None], 0.0) for h in hidden)
+        states.append(hidden)
+        noise = torch.zeros(N, ACTIONS)
+        sample = policy.act({k: v[t] for k, v in obs.items()}, hidden, noise)
+        value = policy.value({k: v[t] for k, v in obs.items()}, hidden)
+        assert torch.equal(value, sample.value)
+        log_prob = gaussian_log_prob(action[t], sample.mean, sample.log_std)
+        acted.append((sample.mean, log_prob, sample.value))
+        hidden = sample.hidden
+
+    inputs = {k: v[start:] for k, v in policy.normalize(obs).items()}
+    now = policy.evaluate(inputs, action[start:], states[start], is_first[start:])
+    mean, log_prob, value = (torch.stack(x)[start:] for x in zip(*acted, strict=True))
+    torch.testing.assert_close(now.mean, mean, rtol=0.0, atol=1e-6)
+    torch.testing.assert_close(now.value, value, rtol=0.0, atol=1e-6)
+    torch.testing.assert_close(now.log_prob, log_prob, rtol=1e-6, atol=1e-6)
+
+    # and the state does matter: without the resets the result is another one
+    other = policy.evaluate(inputs, action[start:], states[start], torch.zeros_like(is_first[start:]))
+    assert (other.mean - mean).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("name", ["lstm", "gru"])
+def test_an_episode_does_not_remember_the_one_before(name: str) -> None:
+    policy = make(name)
+    obs = policy.normalize(observe(policy, 8, 2))
+    is_first = torch.zeros(8, 2, dtype=torch.bool)
+    is_first[4, 0] = True
+    action = torch.zeros(8, 2, ACTIONS)
+    before = policy.evaluate(obs, action, policy.initial_state(2), is_first).mean
+    changed = {k: torch.cat([v[:4] + 1.0, v[4:]]) for k, v in obs.items()}
+    after = policy.evaluate(changed, action, policy.initial_state(2), is_first).mean
+    assert torch.equal(before[4:, 0], after[4:, 0])
+    assert not torch.equal(before[4:, 1], after[4:, 1])
+
+
+@pytest.mark.parametrize("name", ["shared", "separate", "lstm"])
+def test_new_value_statistics_change_no_prediction(name: str) -> None:
+    policy = make(name)
+    obs, hidden = observe(policy, 64), policy.initial_state(64)
+    g = generator(4)
+    # every batch of another scale, some rows out of the count
+    for scale, offset in ((100.0, -50.0), (1.0, 0.0), (0.1, 300.0), (1e3, 1e3)):
+        before = policy.denormalize_value(policy.value(obs, hidden))
+        statistics = policy.value_norm.mean.clone()
+        returns = offset + scale * torch.randn(500, generator=g)
+        where = torch.rand(500, generator=g) < 0.8
+        returns = torch.where(where, returns, torch.nan)
+        policy.update_value_norm(returns, where)
+        assert not torch.equal(statistics, policy.value_norm.mean)
+        after = policy.denormalize_value(policy.value(obs, hidden))
+        size = before.abs().max().item() + policy.value_norm.mean.abs().item()
+        torch.testing.assert_close(after, before, rtol=0.0, atol=2e-6 * size)
+    returns = torch.randn(10, generator=g)
+    torch.testing.assert_close(policy.denormalize_value(policy.normalize_value(returns)), returns, rtol=0.0, atol=1e-3)
+
+
+def test_without_value_statistics_values_are_returns() -> None:
+    policy = make(normalize_value=False)
+    x = torch.randn(5, generator=generator())
+    weights = policy.value_head.weight.clone()
+    policy.update_value_norm(100.0 * x, torch.ones(5, dtype=torch.bool))
+    assert torch.equal(policy.denormalize_value(x), x)
+    assert torch.equal(policy.normalize_value(x), x)
+    assert torch.equal(policy.value_head.weight, weights)
+
+
+def test_without_obs_statistics_observations_pass() -> None:
+    policy = make(normalize_obs=False)
+    obs = observe(policy, 4)
+    assert torch.equal(policy.normalize(obs)["policy"], obs["policy"])
+    assert len(policy.obs_norm) == 0
+
+
+def test_normalised_observations_are_clipped() -> None:
+    policy = make(clip_obs=2.0)
+    assert policy.normalize({"policy": torch.full((1, 5), 99.0)})["policy"].tolist() == [[2.0] * 5]
+
+
+@pytest.mark.parametrize("name", ["shared", "asymmetric", "state-dependent std", "lstm", "gru"])
+def test_bf16_trunks_fp32_heads(name: str) -> None:
+    policy, exact = make(name, bf16=True), make(name)
+    features: list[Tensor] = []
+    policy.actor.mlp.register_forward_hook(lambda module, args, output: features.append(output))
+    obs, hidden = observe(policy, 6), policy.initial_state(6)
+    noise = torch.randn(6, ACTIONS, generator=generator())
+    sample = policy.act(obs, hidden, noise)
+    for tensor in (sample.action, sample.log_prob, sample.mean, sample.log_std, sample.value):
+        assert tensor.dtype == torch.float32
+    assert all(h.dtype == torch.float32 for h in sample.hidden)
+    assert features[0].dtype == torch.bfloat16
+    # heads: exactly what float32 gives for these features
+    expected = policy.mean_head(features[0].float())
+    torch.testing.assert_close(sample.mean, expected, rtol=1e-6, atol=1e-6)
+    assert not torch.equal(sample.mean, sample.mean.bfloat16().float())
+    log_prob = torch_gaussian(sample.mean, sample.log_std).log_prob(sample.action.double())
+    torch.testing.assert_close(sample.log_prob.double(), log_prob, rtol=1e-5, atol=1e-5)
+    reference = exact.act(obs, hidden, noise)
+    assert not torch.equal(sample.mean, reference.mean)
+    torch.testing.assert_close(sample.mean, reference.mean, rtol=0.05, atol=0.05)
+    # parameters and gradients stay float32
+    now = policy.evaluate(policy.normalize({k: v[None] for k, v in obs.items()}), sample.action[None], hidden)
+    assert now.log_prob.dtype == now.value.dtype == now.entropy.dtype == torch.float32
+    (now.log_prob.sum() + now.value.sum()).backward()
+    assert all(p.dtype == p.grad.dtype == torch.float32 for p in policy.parameters())
+
+
+def test_same_seed_same_policy() -> None:
+    a, b, c = make(seed=1), make(seed=1), make(seed=2)
+    assert all(torch.equal(x, y) for x, y in zip(a.parameters(), b.parameters(), strict=True))
+    assert not torch.equal(a.value_head.weight, c.value_head.weight)

@@ -1,0 +1,361 @@
+"""CUDA graphs of rollout and update: what they do is done here on a tape, what they decide here as it is."""
+
+from __future__ import annotations
+
+import logging
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from gpusim_rl.run.cuda_graph import GraphChoice as Choice
+from gpusim_rl.run.cuda_graph import Graphs, NotCapturableError, choose_graph, in_place
+from gpusim_rl.run.logger import Logger
+from gpusim_rl.run.trainer import Trainer
+from gpusim_rl.sim.warp import WarpGraphs
+from helpers.fake_cuda_graph import Recorder
+from helpers.training import Faulty, FaultyConfig, differences, make_trainer
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
+
+
+class Rebinding(Faulty):
+    """A task that keeps its state in attributes which it binds anew, one of them to what another was."""
+
+    def __init__(self, cfg: FaultyConfig, sim: Any) -> None:
+        super().__init__(cfg, sim)
+        self.now = torch.zeros(self.num_envs)
+        self.before = torch.zeros(self.num_envs)
+
+    def reset(self, where):
+        super().reset(where)
+        self.now, self.before = (x.masked_fill(where, 0.0) for x in (self.now, self.before))
+
+    def rewards(self):
+        self.before = self.now
+        self.now = self.robot.joint_pos[:, 0] + 0.5 * self.before
+        return super().rewards() | {"change": self.now - self.before}
+
+
+class Counting(Faulty):
+    """A task that counts steps with a Python number."""
+
+    def __init__(self, cfg: FaultyConfig, sim: Any) -> None:
+        super().__init__(cfg, sim)
+        self.count = 0
+
+    def rewards(self):
+        self.count += 1
+        return super().rewards() | {"count": torch.full((self.num_envs,), 0.001 * self.count)}
+
+
+class Queueing(Faulty):
+    """A task that keeps tensors in a list, and numbers in helper objects."""
+
+    class Level:
+        def __init__(self) -> None:
+            self.number = 0
+
+    @dataclass(slots=True)
+    class Phase:
+        number: int = 0
+
+    class Clock:
+        __slots__ = "__ticks"
+
+        def __init__(self) -> None:
+            self.__ticks = 0
+
+        def tick(self) -> None:
+            self.__ticks += 1
+
+    def __init__(self, cfg: FaultyConfig, sim: Any) -> None:
+        super().__init__(cfg, sim)
+        self.history = [torch.zeros(self.num_envs) for _ in range(2)]
+        self.level, self.phase, self.clock = self.Level(), self.Phase(), self.Clock()
+
+    def rewards(self):
+        self.history = [self.robot.joint_pos[:, 0].clone(), *self.history[:-1]]
+        self.level.number += 1
+        self.phase.number += 1
+        self.clock.tick()
+        return super().rewards()
+
+
+class Renewing(Faulty):
+    """A task whose helper object binds a tensor anew, twice in a step."""
+
+    class Filter:
+        def __init__(self) -> None:
+            self.value = torch.zeros(1)
+
+    def __init__(self, cfg: FaultyConfig, sim: Any) -> None:
+        super().__init__(cfg, sim)
+        self.filter = self.Filter()
+
+    def rewards(self):
+        self.filter.value = self.filter.value + 1.0
+        self.filter.value = self.filter.value * 0.5
+        return super().rewards()
+
+
+class Growing(Faulty):
+    """A task whose state changes its shape."""
+
+    def __init__(self, cfg: FaultyConfig, sim: Any) -> None:
+        super().__init__(cfg, sim)
+        self.history = torch.zeros(1)
+
+    def terminated(self):
+        self.history = torch.cat([self.history, self.history[:1]])
+        return super().terminated()
+
+
+def trained(
+    graphs: type[Graphs],
+    mode: str,
+    task: Any,
+    folder: Path,
+    config: Any = None,
+    iterations: int = 6,
+    /,
+    **changes: Any,
+) -> tuple[Trainer, dict[str, Any]]:
+    """A trainer and its state after some iterations; its parts run through `graphs`."""
+    trainer = make_trainer(task, folder, config, sim="mjwarp", device="cpu", max_iterations=iterations, **changes)
+    # A shortcut that CUDA has not: it reads a mask.
+    trainer.env.sim._written_on_host = None
+    trainer.graphs = graphs(
+        Choice(mode, "test"), CPU, generators=[trainer.sampling, trainer.ppo.generator], owners=trainer.graphs._owners
+    )
+    with Logger(trainer, trainer.run_dir()) as log:
+        for _ in range(iterations):
+            trainer.iterate(log)
+        return trainer, trainer.state_dict()
+
+
+def unequal(a: dict[str, Any], b: dict[str, Any]) -> list[str]:
+    return [path for path in differences(a, b) if not path.startswith(("/elapsed_s", "/wandb_id", "/config", "/overr"))]
+
+
+RECURRENT = {"ppo": {"network": {"rnn": "lstm"}}, "task": {"episode_length": 9}}
+LINEAR = {"ppo": {"schedule": "linear"}}
+
+
+def draw(low: float, high: float, operation: str, distribution: str, **more: Any) -> dict[str, Any]:
+    return {"range": [low, high], "operation": operation, "distribution": distribution, **more}
+
+
+RAMP = {"schedule": "linear", "schedule_steps": 40}
+RANDOMISED = {
+    "task": {
+        "episode_length": 20,
+        "randomize": True,
+        "randomization_params": {
+            "frequency": 15,
+            "observations": draw(0.0, 0.02, "additive", "gaussian", range_correlated=[0.0, 0.01], **RAMP),
+            "actions": draw(0.0, 0.05, "additive", "uniform", **RAMP),
+            "latency": {"range": [0, 2]},
+            "sim_params": {"gravity": draw(0.0, 0.4, "additive", "gaussian")},
+            "actor_params": {
+                "ant": {
+                    "pushes": {"interval_s": [0.05, 0.2], "velocity": [0.0, 0.5]},
+                    "dof_properties": {"damping": draw(0.5, 1.5, "scaling", "loguniform", interval_s=0.1)},
+                    "rigid_body_properties": {"mass": draw(0.5, 1.5, "scaling", "uniform")},
+                    "rigid_shape_properties": {"friction": draw(0.7, 1.3, "scaling", "uniform", setup_only=True)},
+                }
+            },
+        },
+    }
+}
+
+
+@pytest.mark.parametrize(
+    ("mode", "task", "overrides"),
+    [
+        ("rollout", "Ant", {"task": {"episode_length": 20}}),
+        ("rollout", "Ant", RANDOMISED),
+        ("rollout", "Cartpole", RECURRENT),
+        ("rollout", Faulty, LINEAR),  # with a critic of its own, and an env that diverges
+        ("rollout", Rebinding, {}),
+        ("step", "Cartpole", RECURRENT),
+        ("step", Rebinding, {}),
+        ("update", Faulty, LINEAR),
+    ],
+)
+def test_replaying_equals_running(mode, task, overrides, tmp_path):
+    config = None if isinstance(task, str) else FaultyConfig(episode_length=11, critic=True, speed_at=29)
+    eager = trained(Graphs, "off", task, tmp_path / "eager", config, **overrides)[1]
+    trainer, state = trained(Recorder, mode, task, tmp_path / "graph", config, **overrides)
+    captured = trainer.graphs._captured
+    assert set(captured) == {"rollout": {"rollout", "update"}, "step": {"step", "update"}, "update": {"update"}}[mode]
+    assert all(graph.replays >= 4 for graph, _ in captured.values())
+    assert trainer.graphs.choice == Choice(mode, "test"), "it did not fall back"
+    assert unequal(eager, state) == []
+
+
+def test_every_replay_draws_new_numbers(tmp_path):
+    trainer, _ = trained(Recorder, "rollout", "Cartpole", tmp_path, None, 3)
+    before = trainer.rollout.action.clone()
+    trainer.collect()
+    noise = (trainer.rollout.action - trainer.rollout.mean) / trainer.rollout.log_std.exp()
+    assert not torch.equal(trainer.rollout.action, before)
+    assert 0.5 < noise.std() < 1.5
+
+
+def test_a_python_number_that_changes_is_not_frozen(tmp_path, caplog):
+    config = FaultyConfig()
+    eager = trained(Graphs, "off", Counting, tmp_path / "eager", config)[1]
+    trainer, state = trained(Recorder, "rollout", Counting, tmp_path / "graph", config)
+    assert "Counting.count changes from step to step" in caplog.text
+    assert trainer.graphs.choice.mode == "update"
+    assert "Counting.count" in str(trainer.graphs.choice)
+    assert set(trainer.graphs._captured) == {"update"}
+    assert unequal(eager, state) == []
+
+
+def test_lists_and_helpers_are_not_frozen(tmp_path, caplog):
+    trainer, _ = trained(Recorder, "step", Queueing, tmp_path, FaultyConfig(), 2)
+    names = " and ".join(
+        f"Queueing.{name}" for name in ("clock._Clock__ticks", "history", "level.number", "phase.number")
+    )
+    assert f"{names} changes from step to step" in caplog.text
+    assert trainer.graphs.choice.mode == "update"
+
+
+def test_a_helpers_tensor_that_comes_back_to_the_same_place_in_memory_is_not_frozen(tmp_path, caplog):
+    trainer, _ = trained(Recorder, "step", Renewing, tmp_path, FaultyConfig(), 2)
+    assert "Renewing.filter.value changes from step to step" in caplog.text
+    assert trainer.graphs.choice.mode == "update"
+
+
+def test_an_update_that_fails_alone_is_not_called_captured():
+    graphs = Recorder(Choice("rollout", "test"), CPU)
+    graphs._fall_back("update", "x")
+    assert str(graphs.choice) == "whole rollout (the update cannot be captured: x)"
+
+
+def test_state_that_changes_its_shape_is_not_captured(tmp_path, caplog):
+    trainer, _ = trained(Recorder, "rollout", Growing, tmp_path, FaultyConfig())
+    assert "Growing.history changes its shape or type" in caplog.text
+    assert trainer.graphs.choice.mode == "update"
+
+
+class Broken(Graphs):
+    """Captures as torch does where a body reads a value: after that the end of the capture fails as well."""
+
+    def _record(self, body: Any) -> Any:
+        try:
+            return body()
+        finally:
+            raise RuntimeError("operation failed due to a previous error during capture")
+
+
+def test_what_broke_a_capture_is_told_with_its_line(caplog):
+    graphs = Broken(Choice("update", "test"), CPU)
+
+    def reads() -> int:
+        if graphs._capturing:
+            raise RuntimeError("operation not permitted when stream is capturing\nCUDA kernel errors might ...")
+        return 7
+
+    assert [graphs.run("update", reads) for _ in range(4)] == [7] * 4
+    line = reads.__code__.co_firstlineno + 2
+    expected = rf"operation not permitted when stream is capturing at \S*test_graph\.py:{line}"
+    assert re.fullmatch(f"the update cannot be captured: {expected}", graphs.choice.reason)
+    assert re.search(f"updating eagerly \\(slow\\): {expected}", caplog.text)
+
+
+def test_a_capture_that_fails_falls_back_and_loses_nothing(tmp_path, caplog):
+    # Here torch cannot capture at all, and says so when asked.
+    eager = trained(Graphs, "off", "Cartpole", tmp_path / "eager")[1]
+    with caplog.at_level(logging.WARNING):
+        trainer, state = trained(Graphs, "rollout", "Cartpole", tmp_path / "graph")
+    said = [record.getMessage() for record in caplog.records if "CUDA graph" in record.getMessage()]
+    assert [line.partition(":")[0] for line in said] == [
+        "CUDA graph of the rollout failed, capturing single control steps instead",
+        "CUDA graph of the step failed, stepping eagerly (slow)",
+        "CUDA graph of the update failed, updating eagerly (slow)",
+    ]
+    assert trainer.graphs.choice.mode == "off"
+    assert unequal(eager, state) == []
+
+
+@pytest.mark.parametrize(
+    ("wanted", "device", "sim_device", "horizon", "check", "mode"),
+    [
+        ("auto", CUDA, CUDA, 16, False, "rollout"),
+        ("auto", CUDA, CUDA, 256, False, "step"),
+        ("rollout", CUDA, CUDA, 256, False, "rollout"),
+        ("step", CUDA, CUDA, 16, False, "step"),
+        ("off", CUDA, CUDA, 16, False, "off"),
+        ("auto", CUDA, CPU, 16, False, "update"),
+        ("rollout", CUDA, CUDA, 16, True, "update"),
+        ("auto", CPU, CPU, 16, False, "off"),
+        ("rollout", CPU, CPU, 16, False, "off"),
+    ],
+)
+def test_what_is_captured(wanted, device, sim_device, horizon, check, mode):
+    choice = choose_graph(wanted, device, sim_device, horizon=horizon, check_task=check)
+    assert choice.mode == mode
+    assert choice.reason
+
+
+class Owner:
+    def __init__(self) -> None:
+        self.a, self.b, self.number = torch.zeros(2), torch.ones(2), 3
+
+
+def test_in_place_copies_what_was_bound_anew():
+    owner = Owner()
+    a, b = owner.a, owner.b
+    with in_place([owner]):
+        owner.b = owner.a  # b takes what a was
+        owner.a = torch.full((2,), 7.0)
+    assert owner.a is a and owner.b is b
+    assert a.tolist() == [7.0, 7.0] and b.tolist() == [0.0, 0.0]
+
+
+def test_a_block_that_fails_leaves_the_owner_as_it_was():
+    owner = Owner()
+    before = dict(vars(owner))
+    with pytest.raises(RuntimeError, match="in the middle"), in_place([owner]):
+        owner.a, owner.number, owner.new = torch.full((2,), 9.0), 4, 5  # type: ignore[attr-defined]
+        raise RuntimeError("in the middle")
+    assert vars(owner) == before and owner.a is before["a"]
+
+
+def test_in_place_refuses_another_shape():
+    owner = Owner()
+    a, b = owner.a, owner.b
+    with pytest.raises(NotCapturableError, match=r"Owner\.a changes its shape"), in_place([owner]):
+        owner.b = torch.zeros(2)
+        owner.a = torch.zeros(3)
+    assert owner.a is a and owner.b is b
+
+
+# Warp's own graphs, which replay the physics on the CPU too
+
+
+def test_warps_graphs_change_no_number_and_are_captured_once(tmp_path, monkeypatch):
+    captures: list[Any] = []
+    capture = WarpGraphs._capture
+    monkeypatch.setattr(
+        WarpGraphs, "_capture", lambda self, key, body: (captures.append(key), capture(self, key, body))
+    )
+    settings: dict[str, Any] = {"sim": "mjwarp", "device": "cpu", "task": {"episode_length": 20}}
+    states = []
+    for graph in (True, False):
+        trainer = make_trainer("Ant", tmp_path / str(graph), **settings, **{"sim.graph": graph})
+        with Logger(trainer, trainer.run_dir()) as log:
+            trainer.iterate(log)
+            once = len(captures)
+            trainer.iterate(log)
+            trainer.iterate(log)
+            states.append(trainer.state_dict())
+        assert len(captures) == once, "nothing is captured in the steady state"
+    assert len(captures) == len(set(captures)) > 0, "without graphs nothing is captured"
+    assert unequal(*states) == []

@@ -1,0 +1,29 @@
+"""Lines of code are named as one would type them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from gpusim_rl.run.source_location import describe, short
+
+
+def test_paths_are_short():
+    assert short(str(Path.cwd() / "tasks" / "ant.py")) == "tasks/ant.py"
+    assert short("/venv/lib/python3.11/site-packages/rsl_rl/runners/runner.py") == "rsl_rl/runners/runner.py"
+    assert short("/elsewhere/task.py") == "/elsewhere/task.py"
+
+
+def test_an_error_is_told_with_the_innermost_line_that_is_no_librarys():
+    try:
+        torch.zeros(2).reshape(3)  # here
+    except RuntimeError as error:
+        told = describe(error)
+    lines = Path(__file__).read_text().splitlines()
+    line = 1 + next(n for n, text in enumerate(lines) if text.endswith("# here"))
+    assert told == f"shape '[3]' is invalid for input of size 2 at {short(__file__)}:{line}"
+
+
+def test_an_error_without_words_or_place_is_told_by_its_type():
+    assert describe(ValueError()) == "ValueError"

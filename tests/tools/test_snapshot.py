@@ -1,0 +1,252 @@
+"""Pictures: of tasks and runs, framed, as files that others can read."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import re
+
+import matplotlib.image
+import mujoco
+import numpy as np
+import pytest
+
+from gpusim_rl import compose as composing
+from gpusim_rl import discover
+from gpusim_rl.compose import compose
+from gpusim_rl.config import build_run, load_task_class
+from gpusim_rl.discover import read_yaml, tasks
+from gpusim_rl.errors import ConfigError
+from gpusim_rl.run import portrait
+from gpusim_rl.sim import Scene
+from gpusim_rl.view.player import Player
+from gpusim_rl.view.renderer import FOVY_DEG
+from helpers.commands import ROOT
+
+pytest_plugins = ["helpers.tool_runs"]
+
+SMALL = ("--width", "160", "--height", "120")
+
+# A robot that is wide and low, and things: beside it, far away, and so large that it stands on it.
+TABLE = """
+<mujoco>
+  <worldbody>
+    <body name="table">
+      <geom type="box" size="0.2 0.6 0.05" pos="0 0 0.3"/>
+      <geom type="sphere" size="5" group="3"/>
+      <geom type="sphere" size="5" rgba="1 1 1 0"/>
+    </body>
+  </worldbody>
+</mujoco>
+"""
+THING = "<mujoco><worldbody><body><freejoint/><geom size='{}' pos='{} 0 {}'/></body></worldbody></mujoco>"
+
+
+def task_scene(task: str) -> Scene:
+    config = compose([f"task={task}"])
+    task_class = load_task_class(config["task"]["_target_"])
+    return task_class.scene(build_run(config).task)
+
+
+def table_scene() -> Scene:
+    scene = Scene(physics_hz=100)
+    scene.add("table", mujoco.MjSpec.from_string(TABLE))
+    scene.add("near", mujoco.MjSpec.from_string(THING.format(0.05, 0.3, 0.5)))
+    scene.add("far", mujoco.MjSpec.from_string(THING.format(0.05, 30, 0.5)))
+    scene.add("planet", mujoco.MjSpec.from_string(THING.format(1, 0, -1)))
+    return scene
+
+
+def seen(camera: portrait.Portrait, points: np.ndarray, aspect: float, tile: int = 0) -> np.ndarray:
+    """Where points are on the picture: -1 to 1 across and up, shape [points, 2]; infinite behind the camera."""
+    position, axes = camera.pose(camera.follow(tile, np.zeros(3)))
+    right, up, toward = ((points - position) @ axes).T
+    slope = math.tan(math.radians(FOVY_DEG) / 2)
+    places = np.stack([right / (slope * aspect), up / slope], axis=1) / -toward[:, None]
+    return np.where(toward[:, None] < 0, places, np.inf)
+
+
+# -- the command ------------------------------------------------------------------------------
+
+
+def test_a_task_becomes_a_picture_without_any_run(tool, tmp_path):
+    done = tool("picture", "Cartpole", *SMALL, cwd=tmp_path)
+    assert done.stdout == "Cartpole.png\n"
+    picture = matplotlib.image.imread(tmp_path / "Cartpole.png")
+    assert picture.shape == (120, 160, 3)
+    assert picture.std() > 0.05
+    red, green, blue = picture[..., 0], picture[..., 1], picture[..., 2]
+    assert ((red > 2 * blue) & (red > 1.3 * green)).mean() > 0.01, "the pole is orange"
+    assert ((blue > 1.5 * red) & (blue > 1.2 * green)).mean() > 0.01, "the cart is blue"
+
+
+def test_a_task_is_drawn_as_it_is_whatever_its_runs_are(tool, tmp_path):
+    (tmp_path / "runs" / "Pendulum").mkdir(parents=True)  # a run that has no checkpoint yet
+    assert tool("picture", "Pendulum", *SMALL, cwd=tmp_path).stdout == "Pendulum.png\n"
+
+
+def test_steps_and_policy_change_the_picture_and_nothing_else_does(tool, tmp_path):
+    variants = {
+        "start": (),
+        "again": (),
+        "fallen": ("--steps", "40"),
+        "pushed": ("--steps", "40", "--policy", "random"),
+    }
+    for name, arguments in variants.items():
+        tool("picture", "Cartpole", *SMALL, *arguments, "--out", tmp_path / "new" / f"{name}.png")
+    start, again, *others = [(tmp_path / "new" / f"{name}.png").read_bytes() for name in variants]
+    assert start == again
+    assert len({start, *others}) == 3
+
+
+def test_a_run_can_be_drawn_in_several_worlds_without_opengl(tool, tmp_path):
+    without = {"MUJOCO_GL": "glfw", "DISPLAY": "", "WAYLAND_DISPLAY": ""}
+    arguments = ("--policy", "trained", "--steps", "3", "--envs", "2", "--out", tmp_path / "two.png")
+    done = tool("picture", "Cartpole", *SMALL, *arguments, env=without)
+    assert done.stderr.count("\n") == 1 and "ray caster" in done.stderr
+    picture = matplotlib.image.imread(tmp_path / "two.png")
+    left, right = picture[:, :78], picture[:, 82:]
+    assert left.std() > 0.05 and right.std() > 0.05
+    assert not (left == right).all()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (("Cartpol",), "no checkpoint 'Cartpol': expected a run folder, a .pt file or a trained task; in runs"),
+        (("Cartpole", "--out", "x.jpg"), "a picture's name must end in .png, got 'x.jpg'"),
+        (("Cartpole", "--envs", "400"), "320x240 pixels are too few for 400 envs"),
+        (("Cartpole", "--renderer", "gl"), "no OpenGL works here without a display (tried glfw); on Debian or Ubuntu"),
+        (("Pendulum", "--policy", "trained"), "no checkpoint 'Pendulum'"),
+    ],
+)
+def test_bad_input_is_one_line(tool, arguments, line):
+    without = {"MUJOCO_GL": "glfw", "DISPLAY": "", "WAYLAND_DISPLAY": ""}
+    done = tool("picture", *SMALL, *arguments, check=False, env=without)
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"error: {line}") and done.stderr.count("\n") == 1, done.stderr
+    assert done.stdout == ""
+    if arguments == ("Cartpol",):
+        assert done.stderr.endswith(". Did you mean 'Cartpole'?\n")
+
+
+def test_a_negative_number_of_steps_is_refused(tool):
+    done = tool("picture", "Cartpole", "--steps", "-3", check=False)
+    assert done.returncode == 2 and done.stderr.endswith("argument --steps: must not be negative, got -3\n")
+
+
+def test_a_picture_that_is_too_large_is_one_line(monkeypatch):
+    def refuse(*_):
+        raise mujoco.FatalError("Offscreen framebuffer is not complete, error 0x8cd6")
+
+    monkeypatch.setattr(portrait, "make_renderer", refuse)
+    scene = table_scene()
+    with pytest.raises(ConfigError, match=r"^cannot draw 18000x720 pixels .* Try a smaller --width and --height$"):
+        portrait.draw(scene, scene.model.qpos0[None], 9000, 360)
+
+
+def test_a_task_that_builds_on_another_is_drawn(monkeypatch, tmp_path):
+    (tmp_path / "task").mkdir()
+    yaml = "# @package _global_\ndefaults: [Pendulum]\ntask: {control_hz: 20}\n"
+    (tmp_path / "task" / "Slow.yaml").write_text(yaml)
+    monkeypatch.setattr(discover, "plugin_cfg_dirs", lambda: [("mine", tmp_path)])
+    monkeypatch.setattr(composing, "plugin_cfg_dirs", lambda: [("mine", tmp_path)])
+    player = Player.open("Slow", act="zero", fresh=True, compose=compose)
+    assert (player.env.name, player.env.cfg.control_hz) == ("Pendulum", 20)
+    assert tasks()["Slow"].target == tasks()["Pendulum"].target
+    player.close()
+
+
+# -- its parts --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("aspect", "fill"), [(0.5, 0.86), (4 / 3, 0.86), (3.0, 0.4)])
+def test_the_robot_and_what_is_near_it_fill_the_picture(aspect, fill):
+    scene = table_scene()
+    camera = portrait.Portrait(scene, scene.model.qpos0[None], aspect, fill)
+    signs = np.array(np.meshgrid([-1, 1], [-1, 1], [-1, 1])).T.reshape(-1, 3)
+    table = [0, 0, 0.3] + signs * [0.2, 0.6, 0.05]
+    near = [0.3, 0, 0.5] + signs * 0.05
+    places = seen(camera, np.concatenate([table, near]), aspect)
+    assert abs(places).max() == pytest.approx(fill, abs=0.01)  # and nothing invisible counts
+    assert abs(places.min(axis=0) + places.max(axis=0)).max() < 0.03, "not in the middle"
+    assert abs(seen(camera, np.array([[30.0, 0, 0.5]]), aspect)).max() > 1
+
+
+def test_low_and_wide_robots_are_seen_from_higher_up_and_ahead():
+    scene = table_scene()
+    camera = portrait.Portrait(scene, scene.model.qpos0[None], 1.0)
+    assert (camera.azimuth_deg, camera.elevation_deg) == (150.0, -30.0)
+    scene = task_scene("Cartpole")
+    upright = portrait.Portrait(scene, scene.model.qpos0[None], 1.0)
+    assert (upright.azimuth_deg, upright.elevation_deg) == (120.0, -18.0)
+
+
+def test_of_a_cart_on_a_long_rail_the_cart_is_framed_wherever_it_is():
+    scene = task_scene("Cartpole")
+    qpos = np.array([[0.0, 0.0], [2.5, 0.3]])
+    camera = portrait.Portrait(scene, qpos, 1.0)
+    data = mujoco.MjData(scene.model)
+    for tile, positions in enumerate(qpos):
+        data.qpos[:] = positions
+        mujoco.mj_kinematics(scene.model, data)
+        middle = data.body("cartpole/pole").xpos[None]
+        assert abs(seen(camera, middle, 1.0, tile)).max() < 1
+    assert camera.distance < 4, "the rail of 8 m is not framed"
+
+
+@pytest.mark.parametrize("kind", ["noise", "slopes", "flat"])
+def test_a_png_holds_exactly_the_picture(tmp_path, kind):
+    random = np.random.default_rng(0)
+    picture = {
+        "noise": random.integers(0, 256, (37, 23, 3)),
+        "slopes": np.stack(np.broadcast_arrays(*np.ogrid[0:37, 0:23], 200), axis=2) * [6, 11, 1],
+        "flat": np.full((37, 23, 3), 255),
+    }[kind].astype(np.uint8)
+    portrait.write_png(tmp_path / "x.png", picture)
+    read = matplotlib.image.imread(tmp_path / "x.png")
+    assert (np.rint(read * 255) == picture).all()
+    size = (tmp_path / "x.png").stat().st_size
+    assert size < {"noise": 2900, "slopes": 300, "flat": 120}[kind]  # 2553 bytes of pixels
+
+
+def test_a_file_that_cannot_be_written_is_one_line(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="cannot write"):
+        portrait.write_png(tmp_path / "file" / "x.png", np.zeros((4, 4, 3), dtype=np.uint8))
+
+
+# -- docs/tasks.md ----------------------------------------------------------------------------
+
+GALLERY = ROOT / "docs" / "tasks.md"
+
+
+def test_the_gallery_shows_every_task_and_no_other():
+    assert sorted(re.findall(r"^### (\w+)$", GALLERY.read_text(), re.MULTILINE)) == sorted(tasks())
+
+
+@pytest.mark.parametrize("name", tasks())
+def test_what_the_gallery_says_of_a_task_is_true(name):
+    entry = tasks()[name]
+    section = GALLERY.read_text().partition(f"\n### {name}\n")[2].partition("\n#")[0]
+    settings = read_yaml(entry.file)["task"]
+    docstring = inspect.getdoc(load_task_class(entry.target)) or ""
+    sizes: list[int] = []  # of the groups of observations
+    for line in docstring.splitlines():
+        if re.match(r"\| *num *\|", line):
+            sizes.append(0)
+        elif row := re.match(r"\| *(?:\d+-)?(\d+) *\|", line):
+            sizes[-1] = int(row.group(1)) + 1
+    actions = int(re.search(r"Action space: (\d+)", docstring).group(1))  # type: ignore[union-attr]
+    seconds = settings["episode_length"] / settings["control_hz"]
+    critic = f" ({sizes[1]} for the critic)" if sizes[1:] else ""
+    assert (
+        f"{sizes[0]} observations{critic}, {actions} action{'s' * (actions > 1)}, {settings['control_hz']:g} Hz,"
+        f" episodes of {seconds:.1f} s."
+    ) in section
+    assert f"![{name}](images/{name}.png)" in section
+    module = entry.target.split(".")[-2]
+    assert f"(../tasks/{module}.py)" in section and f"(../cfg/task/{name}.yaml)" in section
+    picture = matplotlib.image.imread(ROOT / "docs" / "images" / f"{name}.png")
+    assert picture.shape == (360, 480, 3) and picture.std() > 0.05
+    assert (ROOT / "docs" / "images" / f"{name}.png").stat().st_size < 61_440

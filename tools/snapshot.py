@@ -1,0 +1,100 @@
+"""Draw one picture of a task, or of a run: its robot, framed, with or without a display.
+
+python tools/snapshot.py Ant                                     Ant.png, an env at the start of an episode
+python tools/snapshot.py Ant --steps 60 --policy random          a second later
+python tools/snapshot.py Ant --policy trained --steps 300        what the latest Ant run does
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from contextlib import closing
+from pathlib import Path
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Write the picture and print its path."""
+    from gpusim_rl.errors import friendly_errors
+
+    with friendly_errors():
+        print(picture(parse(argv)))
+    return 0
+
+
+def parse(argv: list[str] | None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="picture", description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("run", help="task, run folder or checkpoint")
+    parser.add_argument("--out", type=Path, help="png to write (default: the task's name, here)")
+    parser.add_argument("--steps", type=not_negative, default=0, help="control steps before the picture (default: 0)")
+    parser.add_argument("--envs", type=positive, default=1, help="tiles of the grid (default: 1)")
+    parser.add_argument("--width", type=positive, default=480, help="pixels (default: 480)")
+    parser.add_argument("--height", type=positive, default=360, help="pixels (default: 360)")
+    parser.add_argument("--fill", type=share, default=0.86, help="of the picture, for the robot (default: 0.86)")
+    parser.add_argument("--policy", choices=["zero", "random", "trained"], default="zero", help="who acts")
+    parser.add_argument("--sim", choices=["mujoco", "mjwarp", "newton"], help="simulator (default: mujoco)")
+    parser.add_argument(
+        "--renderer",
+        choices=["auto", "gl", "ray"],
+        default="auto",
+        help="gl: OpenGL through EGL or OSMesa; ray: ray caster on the CPU; auto: the first that works here",
+    )
+    return parser.parse_args(argv)
+
+
+def positive(text: str) -> int:
+    """A count."""
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"must be positive, got {value}")
+    return value
+
+
+def not_negative(text: str) -> int:
+    """A count that may be 0."""
+    value = int(text)
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"must not be negative, got {value}")
+    return value
+
+
+def share(text: str) -> float:
+    """A part of the whole."""
+    value = float(text)
+    if not 0 < value <= 1:
+        raise argparse.ArgumentTypeError(f"must be above 0 and at most 1, got {value:g}")
+    return value
+
+
+def picture(args: argparse.Namespace) -> Path:
+    """Play the run up to the picture, and draw it."""
+    from gpusim_rl.errors import ConfigError
+    from gpusim_rl.hardware import limit_openmp_spin
+
+    if args.out is not None and args.out.suffix != ".png":
+        raise ConfigError(f"a picture's name must end in .png, got {args.out.name!r}")
+    limit_openmp_spin()  # before torch is imported
+    from gpusim_rl.compose import compose
+    from gpusim_rl.view.player import Player
+    from gpusim_rl.view.snapshot import draw, write_png
+
+    with closing(
+        Player.open(args.run, act=args.policy, num_envs=args.worlds, sim=args.sim, fresh=True, compose=compose)
+    ) as player:
+        for _ in range(args.steps):
+            player.step()
+        sim = player.env.sim
+        qpos = sim.scene_qpos().cpu().numpy()
+        pixels, note = draw(sim.scene, qpos, args.width, args.height, args.renderer, args.fill)
+        path = args.out or Path(f"{player.env.name}.png")
+    if note:
+        print(note, file=sys.stderr)
+    write_png(path, pixels)
+    return path
+
+
+if __name__ == "__main__":
+    # As for train.py: the checkout that this file is in, whether it is installed or not.
+    sys.path[0] = str(Path(__file__).resolve().parent.parent)
+    sys.exit(main())
