@@ -15,6 +15,7 @@ from gpusim_rl.env.randomize import Randomizer
 from gpusim_rl.env.task import Task, TaskConfig
 from gpusim_rl.errors import TaskError
 from gpusim_rl.sim import Sim, SimChoice, make_sim
+from gpusim_rl.spaces import Box
 from gpusim_rl.torch_threads import limit_torch_threads
 
 Observation = dict[str, Tensor]
@@ -112,6 +113,11 @@ class VecEnv:
     def max_episode_length(self) -> int:
         """Time limit [control steps]."""
         return self.cfg.episode_length
+
+    @property
+    def action_space(self) -> Box:
+        """The actions that `step` takes."""
+        return Box(self.num_actions)
 
     def reset(self) -> Observation:
         """Resets every env, staggers the episodes' starts if configured, and checks the task's hooks once.

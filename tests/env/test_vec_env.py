@@ -14,6 +14,7 @@ import torch
 import yaml
 from torch import Tensor
 
+from gpusim_rl import spaces
 from gpusim_rl.config import SimConfig, build, load_task_class
 from gpusim_rl.diagnose.transfers import SyncCounter
 from gpusim_rl.env import Step, Task, TaskConfig, VecEnv
@@ -381,6 +382,11 @@ def test_a_step_stays_what_it_was() -> None:
 
 
 # Clipping
+
+
+def test_the_action_space_has_the_size_of_the_action_vector() -> None:
+    env = make()
+    assert env.action_space == spaces.Box(env.num_actions)
 
 
 def test_actions_are_clipped() -> None:

@@ -1,0 +1,18 @@
+"""Action spaces: which actions an environment takes. Algorithms read them; no torch is needed here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """Continuous actions: `size` numbers for each env, nominally in [-1, 1].
+
+    The numbers are not limited here. `VecEnv.step` clamps them to [-clip_actions, clip_actions] of the task's
+    settings (1 in most tasks), so an algorithm may sample beyond the limit. Each task scales its actions to forces,
+    torques or targets by itself.
+    """
+
+    size: int
+    """Numbers in the action vector of one env."""
