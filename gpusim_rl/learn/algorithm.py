@@ -1,0 +1,199 @@
+"""The seam between a training and what learns in it: `Algorithm`.
+
+A trainer collects and updates; an algorithm chooses actions and learns from what came of them. Whoever writes one gets
+every task, CUDA graphs, exact resume, logging, playing and recording with it.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from gpusim_rl.discover import load_class
+from gpusim_rl.spaces import Box
+
+Observation = Mapping[str, Tensor]
+"""Observation groups by name, [num_envs, size] each: `policy`, and `critic` where the task has one."""
+
+Hidden = tuple[Tensor, ...]
+"""Recurrent state, [layers, batch, size] each; empty for feed-forward policies."""
+
+
+@dataclass(frozen=True, slots=True)
+class EnvSpec:
+    """What an algorithm must know of the environments before they run."""
+
+    num_envs: int
+    obs_sizes: Mapping[str, int]
+    """Size of each observation group."""
+    action_space: Box
+    max_episode_length: int
+    """Time limit [control steps]."""
+
+
+class Transition(Protocol):
+    """What came of a control step, in all environments: `gpusim_rl.env.Step`."""
+
+    obs: dict[str, Tensor]
+    """Observations to act on next: where an episode ended, of the next one."""
+    final_obs: dict[str, Tensor]
+    """Observations after the step, before any reset."""
+    reward: Float[Tensor, " envs"]
+    terminated: Bool[Tensor, " envs"]
+    """The episode ended by the task's rules: what follows is worth 0."""
+    truncated: Bool[Tensor, " envs"]
+    """The time limit ended the episode: what follows is worth V(final_obs)."""
+    diverged: Bool[Tensor, " envs"]
+    """The simulation failed: the sample must not be learned from."""
+    done: Bool[Tensor, " envs"]
+    """Any of the three: a new episode begins with `obs`."""
+
+
+class Policy(Protocol):
+    """What is left of an algorithm after the training: it evaluates, plays and exports. A `torch.nn.Module`."""
+
+    def act(self, obs: Observation, hidden: Hidden, deterministic: bool = True) -> tuple[Tensor, Hidden]:
+        """Actions [batch, actions] for raw observations, and the next recurrent state."""
+        ...
+
+    def initial_state(self, batch: int) -> Hidden:
+        """The recurrent state at the start of an episode: zeros; empty for feed-forward policies."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """Weights and statistics."""
+        ...
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> Any:
+        """Restores `state_dict`."""
+        ...
+
+
+class Algorithm(ABC):
+    """Chooses actions and learns from what came of them; owns its memory (a rollout, a replay buffer).
+
+    The trainer repeats: `horizon` times `act`, a control step, `record`; then `update`. On CUDA both halves are captured
+    into graphs and replayed without Python. So an algorithm keeps the laws of the hot path: memory is made in `__init__`
+    and written in place, masks take the place of index lists, no value of a tensor is read on the host, and what
+    changes during a training is a tensor.
+
+    Args:
+        cfg: Settings: an instance of `Config`.
+        env: The environments.
+        device: Where everything lives.
+        seed: Of all random numbers of the algorithm.
+        max_iterations: Updates in a whole training, for schedules.
+
+    Attributes:
+        cfg: Settings.
+        horizon: Control steps per iteration.
+        policy: What is trained.
+        device: Where everything lives.
+        generators: Random generators that `act` and `update` draw from. A graph must know them.
+    """
+
+    Config: ClassVar[type]
+    """A frozen dataclass of settings. Their values stand in the yaml, in a section of the algorithm's name."""
+    structure: ClassVar[tuple[str, ...]] = ("horizon", "network")
+    """Settings that the tensors of `state_dict` depend on: a checkpoint cannot continue with others."""
+    policy_structure: ClassVar[tuple[str, ...]] = ("network",)
+    """Those of them that the policy's tensors depend on."""
+
+    cfg: Any
+    horizon: int
+    policy: Policy
+    device: torch.device
+    generators: Sequence[torch.Generator] = ()
+
+    @abstractmethod
+    def __init__(self, cfg: Any, env: EnvSpec, *, device: torch.device, seed: int, max_iterations: int) -> None: ...
+
+    @classmethod
+    @abstractmethod
+    def make_policy(cls, cfg: Any, obs_sizes: Mapping[str, int], action_space: Box) -> Policy:
+        """A new policy, as `__init__` makes it; a player loads the weights of a checkpoint into it."""
+
+    @abstractmethod
+    def act(self, obs: Observation) -> Tensor:
+        """Actions [num_envs, actions] that explore; keeps what `record` will need, such as log-probabilities.
+
+        Args:
+            obs: Raw observations. They are overwritten after `record`.
+        """
+
+    @abstractmethod
+    def record(self, action: Tensor, step: Transition) -> None:
+        """Takes what came of the action: writes the transition into fixed memory.
+
+        Args:
+            action: What `act` returned.
+            step: The control step. Its tensors are overwritten by the next one.
+        """
+
+    @abstractmethod
+    def update(self) -> dict[str, Tensor]:
+        """Learns from what was recorded: one iteration.
+
+        Returns:
+            Numbers for the log, as 0-dim device tensors. A name is `<group>/<name>`. One that begins with `check/` or
+            `loss/` ends the run where it is not finite; `check/` is not logged.
+        """
+
+    @abstractmethod
+    def state_dict(self) -> dict[str, Any]:
+        """All that the next iteration depends on, but the policy: optimiser, recurrent state, random generators."""
+
+    @abstractmethod
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restores `state_dict`, in place."""
+
+    def begin_episodes(self) -> None:  # noqa: B027 (optional)
+        """All environments begin new episodes: forgets recurrent state."""
+
+    def recorded(self) -> dict[str, Tensor]:
+        """Observations and rewards of this iteration by name, [time, num_envs, ...], to look for what is not finite."""
+        return {}
+
+    def describe(self) -> dict[str, str]:
+        """Lines for the start of a run, by label: network, batch."""
+        return {}
+
+    def metadata(self) -> dict[str, Any]:
+        """What the algorithm has chosen by itself, for env.json: precision."""
+        return {}
+
+    @property
+    def batch_rows(self) -> int:
+        """Rows of the largest matrices: how many threads of torch they keep busy."""
+        return 1
+
+    @classmethod
+    def memory_bytes(cls, cfg: Any, env: EnvSpec, device: torch.device) -> float:
+        """Estimate of the memory that learning takes, on top of the process and the simulator."""
+        return 0.0
+
+
+def make_generator(device: torch.device, seed: int) -> torch.Generator:
+    """A seeded random generator; on "meta", where nothing is drawn, one of the CPU."""
+    return torch.Generator("cpu" if device.type == "meta" else device).manual_seed(seed)
+
+
+def restore_generator(generator: torch.Generator, state: Tensor) -> None:
+    """Continues a stream of random numbers, if it is of the same kind of device: CPU and CUDA have different ones."""
+    if state.shape == generator.get_state().shape:
+        generator.set_state(state.cpu())
+
+
+def load_algorithm_class(target: Any) -> type[Algorithm]:
+    """Import the `Algorithm` subclass that `algo._target_` names, e.g. `gpusim_rl.learn.ppo.PPO`.
+
+    Raises:
+        ConfigError: There is no such class, or it is no Algorithm.
+    """
+    return load_class(target, Algorithm, "algo._target_", "gpusim_rl.learn.ppo.PPO")

@@ -1,0 +1,125 @@
+"""What a policy says about actions: a distribution, which follows from the action space."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from gpusim_rl.config import NetworkConfig
+from gpusim_rl.spaces import Box
+
+_LOG_2PI = math.log(2.0 * math.pi)
+
+
+@dataclass(slots=True)
+class DiagonalGaussian:
+    """A Gaussian over continuous actions, independent in each of them. Actions are not clipped."""
+
+    mean: Float[Tensor, "*batch actions"]
+    log_std: Float[Tensor, "*#batch actions"]
+    """One row [actions] where it does not depend on the state."""
+
+    def per_sample(self) -> DiagonalGaussian:
+        """The same with a log-std for each sample."""
+        return DiagonalGaussian(self.mean, self.log_std.expand_as(self.mean))
+
+    @property
+    def mode(self) -> Float[Tensor, "*batch actions"]:
+        """The most likely action."""
+        return self.mean
+
+    def sample(self, noise: Float[Tensor, "*batch actions"]) -> Float[Tensor, "*batch actions"]:
+        """An action for standard normal noise."""
+        return self.mean + torch.exp(self.log_std) * noise
+
+    def log_prob(self, action: Float[Tensor, "*batch actions"]) -> Float[Tensor, "*batch"]:
+        """Log-density of an action, summed over its components."""
+        z = (action - self.mean) * torch.exp(-self.log_std)
+        return -0.5 * (z.square().sum(dim=-1) + (2.0 * self.log_std + _LOG_2PI).sum(dim=-1))
+
+    def entropy(self) -> Float[Tensor, "*batch"]:
+        """Entropy [nat]; no batch where the log-std does not depend on the state."""
+        return (self.log_std + 0.5 * (1.0 + _LOG_2PI)).sum(dim=-1)
+
+    def kl_from(self, old: DiagonalGaussian) -> Float[Tensor, "*batch"]:
+        """KL(old || self) [nat]."""
+        # exp(2 dlog) - 1 - 2 dlog by expm1: exactly 0 where the two are equal
+        log_ratio = old.log_std - self.log_std
+        distance = ((old.mean - self.mean) * torch.exp(-self.log_std)).square()
+        return 0.5 * (torch.expm1(2.0 * log_ratio) - 2.0 * log_ratio + distance).sum(dim=-1)
+
+    def excess(self, bound: float) -> Float[Tensor, "*batch"]:
+        """Squared distance of the mean from [-bound, bound], summed over the components."""
+        return (self.mean.abs() - bound).clamp(min=0.0).square().sum(dim=-1)
+
+    def store(self, out: Float[Tensor, "*batch parameters"]) -> None:
+        """Writes the parameters into memory, side by side: mean, log-std."""
+        size = self.mean.shape[-1]
+        out[..., :size].copy_(self.mean)
+        out[..., size:].copy_(self.log_std)
+
+    @classmethod
+    def stored(cls, parameters: Float[Tensor, "*batch parameters"]) -> DiagonalGaussian:
+        """The distribution whose parameters `store` wrote."""
+        return cls(*parameters.chunk(2, dim=-1))
+
+
+class GaussianHead(nn.Module):
+    """The last layer of a policy over continuous actions.
+
+    Args:
+        size: Features.
+        space: The action space.
+        cfg: Start and limits of the log-std, and whether it depends on the state.
+
+    Attributes:
+        num_parameters: Numbers that describe one distribution (see `DiagonalGaussian.store`).
+        num_noise: Standard normal numbers that one sample takes.
+    """
+
+    distribution = DiagonalGaussian
+
+    def __init__(self, size: int, space: Box, cfg: NetworkConfig) -> None:
+        super().__init__()
+        self.num_parameters, self.num_noise = 2 * space.size, space.size
+        self.mean = nn.Linear(size, space.size)
+        # A small last layer starts the policy near zero everywhere (Andrychowicz et al. 2021, arXiv 2006.05990).
+        with torch.no_grad():
+            self.mean.weight.mul_(0.01)
+            self.mean.bias.zero_()
+        self.range = (cfg.log_std_min, cfg.log_std_max)
+        self.log_std: nn.Parameter | None = None
+        self.log_std_of_state: nn.Linear | None = None
+        if cfg.state_dependent_std:
+            self.log_std_of_state = nn.utils.skip_init(nn.Linear, size, space.size)
+            nn.init.zeros_(self.log_std_of_state.weight)
+            nn.init.constant_(self.log_std_of_state.bias, cfg.log_std_init)
+        else:
+            self.log_std = nn.Parameter(torch.full((space.size,), float(cfg.log_std_init)))
+
+    def forward(self, features: Float[Tensor, "*batch size"]) -> DiagonalGaussian:
+        """The distribution for each row of features."""
+        log_std = self.log_std_of_state(features) if self.log_std_of_state is not None else self.log_std
+        assert log_std is not None
+        return DiagonalGaussian(self.mean(features), log_std.clamp(*self.range))
+
+    @torch.no_grad()
+    def clamp_(self) -> None:
+        """Puts the log-std parameter back into its range, where it has a gradient, after an optimiser's step."""
+        if self.log_std is not None:
+            self.log_std.clamp_(*self.range)
+
+
+def make_head(size: int, space: Box, cfg: NetworkConfig) -> GaussianHead:
+    """The last layer of a policy for an action space.
+
+    Args:
+        size: Features.
+        space: The action space.
+        cfg: Network settings.
+    """
+    return GaussianHead(size, space, cfg)
