@@ -19,9 +19,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 from gpusim_rl.errors import ConfigError, closest, did_you_mean
+from gpusim_rl.sim.registry import SIMULATORS
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
+
+    SimName = str  # a type checker does not see the registry
+else:
+    SimName = Literal[("auto", *SIMULATORS)]
 
 T = TypeVar("T")
 
@@ -126,7 +131,7 @@ class PPOConfig:
 class SimConfig:
     """The simulator that steps the scene."""
 
-    name: Literal["auto", "mujoco", "mjwarp", "newton"]
+    name: SimName
     num_threads: Count | None  # mujoco: null = all cores this process may use
     njmax: Count | None  # mjwarp: constraint rows per env; null = estimated
     nconmax: Count | None  # mjwarp: contacts per env; null = estimated
@@ -373,8 +378,8 @@ ISAACGYMENVS = {
     "capture_video_len": "Try python tools/record.py <run folder> --steps <control steps>",
     "pbt": "There is no population-based training; -m seed=1,2 makes several runs",
     "num_threads": "Did you mean 'sim.num_threads'?",
-    "physics_engine": "Try sim=mujoco, mjwarp or newton",
-    "pipeline": "Try sim=mujoco, mjwarp or newton, and device=cpu or cuda",
+    "physics_engine": f"Try one of sim={', '.join(SIMULATORS)}",
+    "pipeline": f"Try one of sim={', '.join(SIMULATORS)}, and device=cpu or cuda",
     "graphics_device_id": "Training draws nothing. Try python tools/record.py <run folder>",
     "task.sim": "Try task.physics_hz (substeps / dt) and task.control_hz; solver settings are in the MJCF",
     "task.env": "A task's settings are right below task, e.g. task.episode_length; docs/migrating_from_isaacgymenvs.md",

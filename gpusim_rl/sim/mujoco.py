@@ -51,10 +51,11 @@ class MujocoSim:
 
     name = "mujoco"
 
-    def __init__(self, scene: Scene, num_envs: int, cfg: SimConfig) -> None:
+    def __init__(self, scene: Scene, num_envs: int, cfg: SimConfig, device: torch.device) -> None:
+        assert device.type == "cpu", device
         self.scene = scene
         self.num_envs = num_envs
-        self.device = torch.device("cpu")
+        self.device = device
         model = copy.copy(scene.model)
         self.dt = float(model.opt.timestep)
         # C MuJoCo silently resets a world that goes bad; we must see it. (Only on this copy: MuJoCo

@@ -26,6 +26,7 @@ from gpusim_rl.sim.mjwarp import DROPPED, estimate_buffers
 from gpusim_rl.sim.mujoco import MAX_STATE
 from gpusim_rl.sim.params import Param
 from gpusim_rl.sim.quaternion import quat_rotate, quat_rotate_inverse
+from gpusim_rl.sim.registry import lacking
 from gpusim_rl.sim.scene import Scene
 from gpusim_rl.sim.warp import WarpGraphs
 
@@ -130,7 +131,7 @@ class NewtonSim:
         return NewtonArticulation(self, name)
 
     def param(self, name: str, articulation: str | None = None, elements: Sequence[str] | None = None) -> Param:
-        raise ConfigError(f"sim=newton cannot give worlds a {name} of their own; try sim=mjwarp, or sim=mujoco")
+        raise ConfigError(f"{lacking(self.name, 'params')} (for {name})")
 
     def follow_bodies(self) -> None:
         """Says that body poses and velocities are read from now on."""
@@ -337,7 +338,7 @@ class NewtonArticulation(ArticulationLayout):
 
     @property
     def joint_effort(self) -> Float[Tensor, "envs joints"]:
-        raise TaskError("sim=newton has no effort sensors; try sim=mjwarp")
+        raise TaskError(lacking(self._sim.name, "effort"))
 
     def _com_velocity(self, quat: Float[Tensor, "envs 4"], ang_vel: Float[Tensor, "envs 3"]) -> Float[Tensor, "envs 3"]:
         """Velocity of the root's centre of mass relative to its origin [m/s]."""
@@ -351,7 +352,7 @@ class NewtonArticulation(ArticulationLayout):
         return NewtonContacts(self._sim, [f"{self.name}/{body}" for body in names])
 
     def dynamics(self, body: str) -> MujocoDynamics:
-        raise TaskError("sim=newton has neither Jacobians nor mass matrices; try sim=mjwarp")
+        raise TaskError(lacking(self._sim.name, "dynamics"))
 
     # control
     def actuate(self, control: Float[Tensor, "envs actuators"]) -> None:

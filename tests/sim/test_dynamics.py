@@ -208,5 +208,5 @@ def test_errors_name_what_is_missing():
 
 def test_newton_says_that_it_lacks_them():
     pytest.importorskip("newton")
-    with pytest.raises(TaskError, match="neither Jacobians nor mass matrices; try sim=mjwarp"):
+    with pytest.raises(TaskError, match="neither Jacobians nor mass matrices; try sim=mujoco or sim=mjwarp"):
         make("newton", arm_scene(), 1).articulation("arm").dynamics("lower")

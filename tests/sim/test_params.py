@@ -448,5 +448,5 @@ def test_nothing_waits_for_the_device():
 def test_newton_says_that_it_has_none():
     pytest.importorskip("newton")
     sim = make("newton", ball_scene(), 1)
-    with pytest.raises(ConfigError, match=r"sim=newton cannot give worlds a body_mass of their own; try sim=mjwarp"):
+    with pytest.raises(ConfigError, match=r"sim=newton cannot give each world its own.*; try sim=mujoco or sim=mjwarp \(for body_mass\)"):
         sim.param("body_mass", "ball")

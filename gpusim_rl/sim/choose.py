@@ -1,0 +1,58 @@
+"""The simulator of a run: which one, on which device, and why."""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+
+import torch
+
+from gpusim_rl.config import SimConfig
+from gpusim_rl.errors import ConfigError
+from gpusim_rl.sim.interface import Sim
+from gpusim_rl.sim.registry import SIMULATORS, default_simulator
+from gpusim_rl.sim.scene import Scene
+
+
+@dataclass(frozen=True, slots=True)
+class SimChoice:
+    """Which simulator on which device, and why."""
+
+    name: str
+    device: torch.device
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.name} on {self.device} ({self.reason})"
+
+
+def choose_sim(name: str, device: torch.device) -> SimChoice:
+    """Chooses the simulator for `sim=auto`, and checks that a named one can run on the device.
+
+    Args:
+        name: `auto`, or a key of `SIMULATORS`.
+        device: Where the physics shall run.
+
+    Raises:
+        ConfigError: The simulator cannot run on this device.
+    """
+    if name == "auto":
+        reason = "auto: CUDA device" if device.type == "cuda" else "auto: no CUDA device in use"
+        return SimChoice(default_simulator(device.type).name, device, reason)
+    kinds = SIMULATORS[name].devices
+    if device.type not in kinds:
+        raise ConfigError(
+            f"sim={name} runs on {' or '.join(kinds)} only, got device {device}; try"
+            f" sim={default_simulator(device.type).name}, or sim_device={kinds[0]}: the policy may run on another device"
+        )
+    return SimChoice(name, device, "as configured")
+
+
+def make_sim(scene: Scene, choice: SimChoice, num_envs: int, cfg: SimConfig) -> Sim:
+    """Builds the chosen simulator; only its own library is imported.
+
+    Raises:
+        ConfigError: Its extra is not installed, or the scene uses something that it lacks.
+    """
+    simulator = SIMULATORS[choice.name]
+    return getattr(importlib.import_module(simulator.module), simulator.cls)(scene, num_envs, cfg, choice.device)

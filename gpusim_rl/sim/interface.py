@@ -1,0 +1,259 @@
+"""What a task may ask of a simulator: the protocols that every simulator of `registry.py` follows.
+
+All tensors are float32 (masks are bool) on `Sim.device`, in SI units. Quaternions are wxyz, unit length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from gpusim_rl.sim.params import Param
+from gpusim_rl.sim.scene import Scene
+
+
+class Bodies(Protocol):
+    """Some bodies of one articulation in every world; fresh whenever it is read."""
+
+    @property
+    def pos(self) -> Float[Tensor, "envs bodies 3"]:
+        """Origin of the body frames [m], world frame."""
+        ...
+
+    @property
+    def quat(self) -> Float[Tensor, "envs bodies 4"]:
+        """Orientation of the body frames, wxyz."""
+        ...
+
+    @property
+    def lin_vel(self) -> Float[Tensor, "envs bodies 3"]:
+        """Velocity of the body frames' origins [m/s], world frame."""
+        ...
+
+    @property
+    def ang_vel(self) -> Float[Tensor, "envs bodies 3"]:
+        """Angular velocity [rad/s], world frame."""
+        ...
+
+    @property
+    def wrench(self) -> Float[Tensor, "envs bodies 6"]:
+        """Force [N] and torque [N m] that `apply_wrench` has set, as a copy."""
+        ...
+
+    def apply_wrench(
+        self, force: Float[Tensor, "envs bodies 3"], torque: Float[Tensor, "envs bodies 3"] | None = None
+    ) -> None:
+        """Lets a force [N] and a torque [N m], world frame, act at the bodies' centres of mass until set again.
+
+        A reset sets both to zero. For thrust, wind and pushes.
+        """
+        ...
+
+
+class Contacts(Protocol):
+    """Net contact wrench on some bodies: what acted in the last physics step; zero after a reset."""
+
+    @property
+    def force(self) -> Float[Tensor, "envs bodies 3"]:
+        """Net contact force on the body [N], world frame."""
+        ...
+
+    @property
+    def torque(self) -> Float[Tensor, "envs bodies 3"]:
+        """Net contact torque about the body's origin [N m], world frame."""
+        ...
+
+    def in_body_frame(self) -> Float[Tensor, "envs bodies 6"]:
+        """Force [N] and torque [N m] expressed in the body's own frame, as a force sensor there would report them."""
+        ...
+
+
+class Dynamics(Protocol):
+    """How an articulation moves by its joints, a free root held still; fresh whenever it is read."""
+
+    @property
+    def jacobian(self) -> Float[Tensor, "envs 6 joints"]:
+        """Velocity [m/s] and angular velocity [rad/s] of a body's origin, world frame, by unit velocities of joints."""
+        ...
+
+    @property
+    def mass_matrix(self) -> Float[Tensor, "envs joints joints"]:
+        """Inertia that accelerating joints feel, their armature included [kg m^2; kg for slides]."""
+        ...
+
+
+class Articulation(Protocol):
+    """One named tree of bodies in every world. State tensors may be views: read, never write."""
+
+    name: str
+    joint_names: list[str]
+    body_names: list[str]
+    actuator_names: list[str]
+    joint_limits: Float[Tensor, "joints 2"]
+    """Lower and upper limit of each joint [rad or m]; infinite where it has none."""
+    control_limits: Float[Tensor, "actuators 2"]
+    """Lower and upper limit of each control, in its actuator's units; infinite where it has none."""
+    default_joint_pos: Float[Tensor, " joints"]
+    """Joint positions of the file's reference pose [rad or m]."""
+    default_root_pos: Float[Tensor, " 3"]
+    default_root_quat: Float[Tensor, " 4"]
+
+    @property
+    def root_pos(self) -> Float[Tensor, "envs 3"]:
+        """Position of the root body [m], world frame."""
+        ...
+
+    @property
+    def root_quat(self) -> Float[Tensor, "envs 4"]:
+        """Orientation of the root body, wxyz."""
+        ...
+
+    @property
+    def root_lin_vel(self) -> Float[Tensor, "envs 3"]:
+        """Velocity of the root body's origin [m/s], world frame."""
+        ...
+
+    @property
+    def root_ang_vel(self) -> Float[Tensor, "envs 3"]:
+        """Angular velocity of the root body [rad/s], world frame."""
+        ...
+
+    @property
+    def root_ang_vel_local(self) -> Float[Tensor, "envs 3"]:
+        """Angular velocity of the root body [rad/s], in its own frame."""
+        ...
+
+    @property
+    def joint_pos(self) -> Float[Tensor, "envs joints"]:
+        """Joint positions [rad or m]."""
+        ...
+
+    @property
+    def joint_vel(self) -> Float[Tensor, "envs joints"]:
+        """Joint velocities [rad/s or m/s]."""
+        ...
+
+    @property
+    def joint_effort(self) -> Float[Tensor, "envs joints"]:
+        """Force of the actuators on each joint in the last physics step [N m or N]; zero after a reset.
+
+        See `Scene.add_effort_sensors`.
+        """
+        ...
+
+    def bodies(self, names: Sequence[str]) -> Bodies:
+        """Selects bodies; call it once, in the task's `__init__`, so that the simulator computes them."""
+        ...
+
+    def contacts(self, names: Sequence[str]) -> Contacts:
+        """Selects bodies that have a contact sensor (`Scene.add_contact_sensor`)."""
+        ...
+
+    def dynamics(self, body: str) -> Dynamics:
+        """The mass matrix, and the Jacobian of one body; call it once, in the task's `__init__`, as `bodies`.
+
+        They are of the scene's masses, not of masses that were changed in some worlds.
+
+        Raises:
+            TaskError: There is no such body, the articulation has no joints, or the simulator lacks it (`Simulator.lacks`).
+        """
+        ...
+
+    def actuate(self, control: Float[Tensor, "envs actuators"]) -> None:
+        """Sets the controls of the actuators in the file's order and units; they hold until set again."""
+        ...
+
+    def set_joint_effort(self, effort: Float[Tensor, "envs joints"]) -> None:
+        """Sets an additional force on each joint [N m or N]; it holds until set again."""
+        ...
+
+    def set_state(
+        self,
+        where: Bool[Tensor, " envs"],
+        *,
+        root_pos: Float[Tensor, "envs 3"] | None = None,
+        root_quat: Float[Tensor, "envs 4"] | None = None,
+        root_lin_vel: Float[Tensor, "envs 3"] | None = None,
+        root_ang_vel: Float[Tensor, "envs 3"] | None = None,
+        joint_pos: Float[Tensor, "envs joints"] | None = None,
+        joint_vel: Float[Tensor, "envs joints"] | None = None,
+    ) -> None:
+        """Writes state in the worlds of the mask; what is not given stays. Velocities in the world frame."""
+        ...
+
+
+@runtime_checkable
+class Sim(Protocol):
+    """`num_envs` copies of one scene, stepped together."""
+
+    name: str
+    num_envs: int
+    device: torch.device
+    dt: float
+    """Physics step [s]."""
+    scene: Scene
+
+    @property
+    def diverged(self) -> Bool[Tensor, " envs"]:
+        """Worlds whose state is not finite or ran away in the last `step`."""
+        ...
+
+    @property
+    def overflow(self) -> Bool[Tensor, " envs"]:
+        """Worlds in which contacts or constraints were dropped, since their last reset, because a buffer was full."""
+        ...
+
+    def articulation(self, name: str) -> Articulation:
+        """The articulation that the scene knows under this name."""
+        ...
+
+    def param(self, name: str, articulation: str | None = None, elements: Sequence[str] | None = None) -> Param:
+        """A physical parameter of which every world has its own values from now on.
+
+            self.mass = sim.param("body_mass", "ant", ["torso"])
+            self.mass.set(self.mass.default * self.random.uniform(0.8, 1.2, 1), where)
+
+        Call it in the task's `__init__`: a CUDA graph that was captured before would go on with the shared values.
+
+        Args:
+            name: As in MuJoCo's model: `body_mass`, `geom_friction`, ..., or `gravity`; see `params.FIELDS`.
+            articulation: Whose; None for gravity. `ground` has the geoms that are fixed to the world.
+            elements: Its bodies (also of geoms), joints, actuators or tendons; None for all of them.
+
+        Raises:
+            TaskError: There is no such parameter or element.
+            ConfigError: The simulator lacks parameters per world (`Simulator.lacks`).
+        """
+        ...
+
+    def step(self, substeps: int) -> None:
+        """Advances all worlds by `substeps` physics steps with the controls held."""
+        ...
+
+    def reset(self, where: Bool[Tensor, " envs"]) -> None:
+        """Puts the worlds of the mask back to the scene's default state and clears the solver's caches."""
+        ...
+
+    def refresh(self) -> None:
+        """Lets body poses and velocities follow the states written since the last call or step."""
+        ...
+
+    def scene_qpos(self) -> Float[Tensor, "envs nq"]:
+        """Positions in the layout of the scene's MuJoCo model (`MjData.qpos`), for rendering."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """The full state, so that a simulation loaded with it continues bit for bit where the backend can."""
+        ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restores `state_dict`."""
+        ...
+
+    def close(self) -> None:
+        """Frees threads and memory."""
+        ...

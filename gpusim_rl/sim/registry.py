@@ -1,0 +1,95 @@
+"""The simulators, each declared once: where it is, where it runs, what it can do and what it lacks.
+
+This file imports no simulator and no torch: the command line, the configuration and the tools read it. To add a
+simulator, write a file with its class (`interface.Sim`), an entry here, and `cfg/sim/<name>.yaml`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Simulator:
+    """What the rest of the package knows of a simulator without importing it."""
+
+    name: str
+    """As in `sim=<name>`."""
+    module: str
+    """Our file that adapts it."""
+    cls: str
+    """The class in it: made with (scene, num_envs, cfg, device), it follows `interface.Sim`."""
+    library: str
+    """Module that this file imports."""
+    extra: str | None = None
+    """Our extra that installs the library; None if it is always installed."""
+    devices: tuple[str, ...]
+    """Kinds of device it runs on, as `torch.device.type`."""
+    default_on: tuple[str, ...] = ()
+    """Kinds of device on which `sim=auto` takes it."""
+    plays_on: str
+    """Simulator that shows its runs: it has the same physics and runs on every machine where this one does."""
+    cpu_threads: bool = False
+    """Physics runs on CPU threads, in host memory: `sim.num_threads` and `sim.persistent` act on it."""
+    uses_warp: bool = False
+    """Physics is Warp kernels: `sim.graph` acts on it, and on the CPU it runs on one thread."""
+    memory_factor: int = 1
+    """Memory of its arrays, over those that MuJoCo Warp's solver needs at least."""
+    lacks: Mapping[str, str] = field(default_factory=dict)
+    """By feature (`params`, `effort`, `dynamics`): what it cannot do, in words that follow its name."""
+
+
+SIMULATORS: Mapping[str, Simulator] = {
+    simulator.name: simulator
+    for simulator in (
+        Simulator(
+            name="mujoco",
+            module="gpusim_rl.sim.mujoco",
+            cls="MujocoSim",
+            library="mujoco",
+            devices=("cpu",),
+            default_on=("cpu",),
+            plays_on="mujoco",
+            cpu_threads=True,
+        ),
+        Simulator(
+            name="mjwarp",
+            module="gpusim_rl.sim.mjwarp",
+            cls="MjwarpSim",
+            library="mujoco_warp",
+            devices=("cuda", "cpu"),
+            default_on=("cuda",),
+            plays_on="mujoco",
+            uses_warp=True,
+            memory_factor=2,  # the solver works on as much again
+        ),
+        Simulator(
+            name="newton",
+            module="gpusim_rl.sim.newton",
+            cls="NewtonSim",
+            library="newton",
+            extra="newton",
+            devices=("cuda", "cpu"),
+            plays_on="newton",
+            uses_warp=True,
+            memory_factor=8,  # states and contacts of its own beside MuJoCo Warp's
+            lacks={
+                "params": "cannot give each world its own physical parameters",
+                "effort": "has no effort sensors",
+                "dynamics": "has neither Jacobians nor mass matrices",
+            },
+        ),
+    )
+}
+
+
+def default_simulator(device: str) -> Simulator:
+    """What `sim=auto` takes on this kind of device."""
+    return next(simulator for simulator in SIMULATORS.values() if device in simulator.default_on)
+
+
+def lacking(name: str, feature: str) -> str:
+    """The message of a simulator that lacks a feature: it names those that have it."""
+    others = [f"sim={other.name}" for other in SIMULATORS.values() if feature not in other.lacks]
+    return f"sim={name} {SIMULATORS[name].lacks[feature]}; try {' or '.join(others)}"
