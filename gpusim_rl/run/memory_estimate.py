@@ -17,6 +17,7 @@ from gpusim_rl.learn.ppo import chunk_samples
 from gpusim_rl.run.system import memory_available_bytes
 from gpusim_rl.sim import SimChoice
 from gpusim_rl.sim.mujoco import is_persistent
+from gpusim_rl.sim.registry import SIMULATORS
 
 # What a process needs anyway [B]: torch and MuJoCo; besides Warp and its kernels, or a CUDA context and workspaces.
 _PROCESS, _WARP, _CUDA = 0.38e9, 0.25e9, 1.0e9
@@ -27,7 +28,8 @@ _MJDATA = 175e3  # an MjData of an empty model [B]
 def simulator_bytes(model: mujoco.MjModel, cfg: SimConfig, choice: SimChoice, num_envs: int) -> float:
     """Memory of process and simulator, from the sizes of the model."""
     nv = model.nv
-    if choice.name == "mujoco":
+    simulator = SIMULATORS[choice.name]
+    if simulator.cpu_threads:
         per_env = 8 * (model.nq + 8 * nv + 6 * model.nbody + model.nu) + 12 * model.nsensordata
         if is_persistent(cfg, num_envs):
             per_env += _MJDATA + 2 * mujoco.MjData(model).nbuffer
@@ -37,8 +39,7 @@ def simulator_bytes(model: mujoco.MjModel, cfg: SimConfig, choice: SimChoice, nu
     rows, contacts = estimate_buffers(model)
     rows, contacts = cfg.njmax or rows, cfg.nconmax or contacts
     numbers = rows * (nv + 14) + 45 * contacts + 120 * model.nbody + 6 * nv**2 + 40 * nv + 3 * model.nsensordata
-    # The solver works on as much again; Newton has states and contacts of its own beside MuJoCo Warp's.
-    per_env = 4 * numbers * (8 if choice.name == "newton" else 2)
+    per_env = 4 * numbers * simulator.memory_factor
     return (_CUDA if choice.device.type == "cuda" else _PROCESS + _WARP) + per_env * num_envs
 
 
