@@ -6,6 +6,8 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from gpusim_rl.sim.registry import SIMULATORS, default_simulator
+
 SMALL = 2048
 """Up to so many envs even one graph may not fill a GPU."""
 
@@ -79,7 +81,7 @@ class Profile:
     @property
     def cpu_physics(self) -> bool:
         """Physics runs on the threads of C MuJoCo."""
-        return self.sim == "mujoco"
+        return SIMULATORS[self.sim].cpu_threads
 
     @property
     def step_s(self) -> float:
@@ -355,15 +357,15 @@ def unused_gpu(p: Profile) -> Finding | None:
 
 def warp_on_cpu(p: Profile) -> Finding | None:
     """Warp's CPU device runs kernels on one thread; it is there for tests."""
-    if p.sim not in ("mjwarp", "newton") or p.sim_device != "cpu":
+    if not SIMULATORS[p.sim].uses_warp or p.sim_device != "cpu":
         return None
     what = f"sim={p.sim} on the CPU runs on one thread, {_percent(p.simulate)} of the time"
-    return Finding("warp_on_cpu", p.simulate / 2, what, ("sim=mujoco",))
+    return Finding("warp_on_cpu", p.simulate / 2, what, (f"sim={default_simulator('cpu').name}",))
 
 
 def eager_physics(p: Profile) -> Finding | None:
     """Without its graph every kernel of the physics is launched from Python."""
-    if p.sim not in ("mjwarp", "newton") or p.physics_graph or p.graph_mode not in ("off", "update"):
+    if not SIMULATORS[p.sim].uses_warp or p.physics_graph or p.graph_mode not in ("off", "update"):
         return None  # a graph of the whole step or rollout has these kernels too
     what = f"sim.graph=false: every kernel of {p.sim} is launched from Python"
     return Finding("eager_physics", 0.5 * max(p.simulate, p.rollout), what, ("sim.graph=true",))
