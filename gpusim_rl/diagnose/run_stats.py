@@ -14,6 +14,7 @@ import yaml
 from gpusim_rl.diagnose.rules import Profile
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.run.phases import PHASES
+from gpusim_rl.sim.registry import default_simulator
 
 NEWEST = 500
 """Rows that are read: a run that was resumed elsewhere, or has changed, is judged by what it does now."""
@@ -123,7 +124,7 @@ def make_profile(config: dict[str, Any], environment: dict[str, Any], rows: Sequ
 
     rl_device = learner.get("device") or ("cuda" if _mean(kept, "system/gpu_percent") is not None else "cpu")
     sim_device = sim.get("device") or config.get("sim_device") or rl_device
-    named = sim_cfg["name"] if sim_cfg["name"] != "auto" else ("mujoco" if sim_device == "cpu" else "mjwarp")
+    named = sim_cfg["name"] if sim_cfg["name"] != "auto" else default_simulator("cpu" if sim_device == "cpu" else "cuda").name
     seconds = _seconds(kept, before)
     total = max(sum(seconds), 1e-9)
     steps = _number(kept[-1], "env_steps") - (_number(before, "env_steps") if before else 0.0)
