@@ -42,6 +42,7 @@ from gpusim_rl.run.profile import (
 )
 from gpusim_rl.run.source_location import LIBRARY, describe, short
 from gpusim_rl.run.trainer import Trainer
+from gpusim_rl.sim.registry import SIMULATORS
 
 PHYSICS = "physics (host)"
 """`sim=mujoco`: its memory is the host's by definition, so what it does there crosses nothing."""
@@ -369,7 +370,7 @@ def _with_physics(trainer: Trainer, log: Logger, observe: Callable[..., None]) -
     def observe_all(around: Callable[[str], AbstractContextManager[Any]]) -> None:
         observe(around)
         calls: list[tuple[Any, str, str]] = [(log, "save", CHECKPOINT)]
-        if trainer.choice.name == "mujoco":
+        if SIMULATORS[trainer.choice.name].cpu_threads:
             calls += [(trainer.env.sim, name, PHYSICS) for name in ("step", "reset", "refresh")]
         for owner, name, phase in calls:
             setattr(owner, name, _inside(around, phase, getattr(owner, name)))
