@@ -35,6 +35,7 @@ from gpusim_rl.run.run_dir import RunDir, chosen_task
 from gpusim_rl.run.timing import PhaseTimer
 from gpusim_rl.run.writers import require_tensorboard
 from gpusim_rl.sim import Scene, SimChoice, choose_sim, make_sim
+from gpusim_rl.sim.registry import SIMULATORS
 from gpusim_rl.torch_threads import limit_torch_threads
 
 # What a checkpoint's tensors depend on: it cannot be continued with other values.
@@ -444,7 +445,7 @@ def choose_devices(cfg: RunConfig) -> tuple[torch.device, SimChoice]:
     """
     rl_device = _device(cfg.rl_device or cfg.device, "rl_device" if cfg.rl_device else "device")
     sim_device = _device(cfg.sim_device or cfg.device, "sim_device" if cfg.sim_device else "device")
-    if cfg.sim.name == "mujoco" and cfg.sim_device is None:
+    if cfg.sim_device is None and cfg.sim.name != "auto" and SIMULATORS[cfg.sim.name].devices == ("cpu",):
         sim_device = torch.device("cpu")  # the only place where it runs; a policy on the GPU can still use it
     return rl_device, choose_sim(cfg.sim.name, sim_device)
 
