@@ -19,9 +19,9 @@ from gpusim_rl.learn.networks import ActorCritic, Hidden
 from gpusim_rl.run import checkpoint
 from gpusim_rl.run.run_dir import resolve_run
 from gpusim_rl.sim import SimChoice, choose_sim
+from gpusim_rl.sim.registry import SIMULATORS, default_simulator
 
 POLICIES = ("trained", "zero", "random")
-SIMS = ("mujoco", "mjwarp", "newton")
 
 
 def load_policy(state: Mapping[str, Any], cfg: PPOConfig, device: torch.device) -> ActorCritic:
@@ -99,7 +99,7 @@ class Player:
                 run yet, the task is taken as its yaml has it.
             act: `trained`, `zero` or `random`.
             num_envs: Envs.
-            sim: Simulator; None takes MuJoCo, and Newton for a run that was trained on it.
+            sim: Simulator; None takes the one that the registry names for what trained the run (`plays_on`).
             fresh: Where no policy is needed, a task is as its yaml has it, whatever its runs were.
             compose: `gpusim_rl.compose.compose`; None where only runs can be meant.
 
@@ -124,7 +124,7 @@ class Player:
             task_class,
             cfg.task,
             cfg.sim,
-            choice=_choose(sim or ("newton" if state["sim"] == "newton" else "mujoco")),
+            choice=_choose(sim or SIMULATORS[state["sim"]].plays_on),
             num_envs=num_envs,
             seed=int(state["seed"]),
             act=act,
@@ -139,7 +139,7 @@ class Player:
     def _untrained(cls, config: dict[str, Any], act: str, num_envs: int, sim: str | None) -> Player:
         task_class = load_task_class(config["task"].get("_target_"))
         cfg = build_run(config, task_class=task_class)
-        choice = _choose(sim or "mujoco")
+        choice = _choose(sim or default_simulator("cpu").name)
         return cls(task_class, cfg.task, cfg.sim, choice=choice, num_envs=num_envs, seed=0, act=act)
 
     def _take(self, state: Mapping[str, Any], ppo: PPOConfig, file: Path, written_ns: int) -> None:
@@ -191,6 +191,6 @@ class Player:
 
 
 def _choose(sim: str) -> SimChoice:
-    """The simulator that is to show a run. MuJoCo runs everywhere, and has the physics of `mjwarp`."""
-    on_cuda = sim != "mujoco" and torch.cuda.is_available()
+    """The simulator that is to show a run, on the device that suits it here."""
+    on_cuda = "cuda" in SIMULATORS[sim].devices and torch.cuda.is_available()
     return choose_sim(sim, torch.device("cuda", torch.cuda.current_device()) if on_cuda else torch.device("cpu"))
