@@ -9,6 +9,7 @@ python tools/doctor.py sweep task=Ant --num-envs 256,1024,4096 --devices cpu,cud
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import itertools
 import json
 import shlex
@@ -130,16 +131,14 @@ def self_tests() -> Iterator[Check]:
     import torch
 
     from gpusim_rl.diagnose.machine_check import Check
+    from gpusim_rl.sim.registry import SIMULATORS
 
-    warp_device = "cuda" if torch.cuda.is_available() else "cpu"
-    tests = [("mujoco", "cpu", True), ("mjwarp", warp_device, warp_device == "cuda")]
-    try:
-        import newton  # noqa: F401
-
-        tests.append(("newton", warp_device, False))
-    except ImportError:
-        pass
-    for sim, device, needed in tests:
+    cuda_or_cpu = "cuda" if torch.cuda.is_available() else "cpu"
+    for sim, simulator in SIMULATORS.items():
+        if importlib.util.find_spec(simulator.library) is None:
+            continue
+        device = cuda_or_cpu if cuda_or_cpu in simulator.devices else "cpu"
+        needed = device in simulator.default_on
         small = ["task=Ant", f"sim={sim}", f"device={device}", "num_envs=16", "ppo.horizon=8", "ppo.minibatch_size=64"]
         started = time.perf_counter()
         result = measure_apart(small, "--warm-up", "2", "--iterations", "1")  # the third is replayed from graphs
