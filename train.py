@@ -13,26 +13,23 @@ import logging
 from typing import Any
 
 from gpusim_rl.compose import hydra_main
+from gpusim_rl.paths import Checkpoint
 
 
 @hydra_main
-def main(config: dict[str, Any], overrides: list[str]) -> None:
-    """Check the config against the task, then train or evaluate."""
+def main(config: dict[str, Any], overrides: list[str], checkpoint: Checkpoint | None) -> None:
+    """Check the config against the task and the algorithm, then train or evaluate."""
     # Heavy imports start here: --help, TAB and a typo are answered without torch.
     from gpusim_rl.hardware import limit_openmp_spin
 
     limit_openmp_spin()
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     logging.getLogger("gpusim_rl").setLevel(logging.INFO)  # kernels being compiled, say
-    from gpusim_rl.config import build_run, load_task_class
-
-    run = build_run(config)
-    task_class = load_task_class(config["task"]["_target_"])
-
+    from gpusim_rl.api import load_spec
     from gpusim_rl.run.trainer import Trainer
 
-    trainer = Trainer(run, task_class, config=config, overrides=overrides)
-    if run.test:
+    trainer = Trainer(load_spec(config, overrides, checkpoint))
+    if trainer.cfg.test:
         trainer.evaluate()
     else:
         trainer.train()

@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from gpusim_rl.api import make_env, train
     from gpusim_rl.env.task import Task, TaskConfig
+    from gpusim_rl.learn.algorithm import Algorithm
     from gpusim_rl.sim.scene import Scene
 
 __version__ = "0.1.0"
-__all__ = ["Scene", "Task", "TaskConfig", "__version__", "make_env", "train"]
+__all__ = ["Algorithm", "Scene", "Task", "TaskConfig", "__version__", "make_env", "train"]
 
 _HOME = {
+    "Algorithm": "gpusim_rl.learn.algorithm",
     "Scene": "gpusim_rl.sim.scene",
     "Task": "gpusim_rl.env.task",
     "TaskConfig": "gpusim_rl.env.task",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import secrets
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,16 +11,18 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpusim_rl.compose import CONFIG_DIR, GROUPS, NO_YAML, compose, quote, refuse_other_task, with_saved_overrides
-from gpusim_rl.config import (
-    OPEN_SECTION,
-    RunConfig,
-    apply_overrides,
-    build_run,
-    check_settings,
-    config_class,
-    load_task_class,
+from gpusim_rl.compose import (
+    CONFIG_DIR,
+    GROUPS,
+    NO_YAML,
+    compose,
+    quote,
+    refuse_other_algorithm,
+    refuse_other_task,
+    resolve_checkpoint,
+    with_saved_overrides,
 )
+from gpusim_rl.config import OPEN_SECTION, RunSpec, apply_overrides, build_run, check_settings, settings_class
 from gpusim_rl.discover import tasks
 from gpusim_rl.errors import ConfigError, did_you_mean
 from gpusim_rl.hardware import limit_openmp_spin
@@ -27,6 +30,8 @@ from gpusim_rl.hardware import limit_openmp_spin
 if TYPE_CHECKING:
     from gpusim_rl.env.task import Task, TaskConfig
     from gpusim_rl.env.vec_env import VecEnv
+    from gpusim_rl.learn.algorithm import Algorithm
+    from gpusim_rl.paths import Checkpoint
     from gpusim_rl.run.logger import Logger
     from gpusim_rl.run.trainer import Trainer
 
@@ -36,6 +41,8 @@ def train(
     /,
     config: TaskConfig | None = None,
     *,
+    algo: type[Algorithm] | str | None = None,
+    network: type | None = None,
     config_dir: str | Path | None = None,
     **overrides: Any,
 ) -> Any:
@@ -47,7 +54,11 @@ def train(
     Args:
         task: A task class, or the name of a task that has a yaml.
         config: Its settings; None takes them from the task's yaml.
-        config_dir: A folder of yours with more tasks, as `-cd` for `train.py`.
+        algo: Name of an algorithm that has a yaml, or a class of your own (`gpusim_rl.Algorithm`), whose settings are
+            the defaults of its `Config`; None is PPO.
+        network: A class of your own in place of the perceptron (`gpusim_rl.learn.networks.Features`). It must be
+            importable, so that the run can be resumed and played.
+        config_dir: A folder of yours with more tasks and algorithms, as `-cd` for `train.py`.
         **overrides: Settings by name, sections as dicts; a section's name with a string chooses
             its yaml (`debug="smoke"`). `test=True` evaluates instead.
 
@@ -55,12 +66,12 @@ def train(
         What `Trainer.train()` (or `Trainer.evaluate()`) returns.
     """
     limit_openmp_spin()
-    run, task_class, plain_config, lines = prepare(task, config, config_dir=config_dir, **overrides)
+    spec = prepare(task, config, algo=algo, network=network, config_dir=config_dir, **overrides)
 
     from gpusim_rl.run.trainer import Trainer
 
-    trainer = Trainer(run, task_class, config=plain_config, overrides=lines)
-    return trainer.evaluate() if run.test else trainer.train()
+    trainer = Trainer(spec)
+    return trainer.evaluate() if spec.cfg.test else trainer.train()
 
 
 def make_env(
@@ -84,17 +95,47 @@ def make_env(
         **overrides: As for `train`; those of learning and logging have no effect.
     """
     limit_openmp_spin()
-    run, task_class, _, _ = prepare(task, config, config_dir=config_dir, **overrides)
+    spec = prepare(task, config, config_dir=config_dir, **overrides)
+    cfg = spec.cfg
 
     from gpusim_rl.env import VecEnv
     from gpusim_rl.hardware import tune_malloc
-    from gpusim_rl.run.trainer import choose_devices, use_available_cpus
+    from gpusim_rl.run.devices import choose_devices, use_available_cpus
 
     use_available_cpus()
     tune_malloc()
-    _, choice = choose_devices(run)
-    seed = secrets.randbelow(2**31) if run.seed == -1 else run.seed
-    return VecEnv.make(task_class, run.task, num_envs=run.num_envs, choice=choice, sim=run.sim, seed=seed)
+    _, choice = choose_devices(cfg)
+    seed = secrets.randbelow(2**31) if cfg.seed == -1 else cfg.seed
+    return VecEnv.make(spec.task_class, cfg.task, num_envs=cfg.num_envs, choice=choice, sim=cfg.sim, seed=seed)
+
+
+def load_spec(config: dict[str, Any], overrides: Sequence[str], checkpoint: Checkpoint | None = None) -> RunSpec:
+    """Load the classes of a composed config and check the rest of it.
+
+    Args:
+        config: Composed, plain values.
+        overrides: The command line that it was composed from.
+        checkpoint: What `checkpoint=` names.
+
+    Raises:
+        ConfigError: A class is not there, or a setting does not fit.
+    """
+    from gpusim_rl.env.task import load_task_class
+    from gpusim_rl.learn.algorithm import load_algorithm_class
+
+    task_class = load_task_class(config["task"].get("_target_"))
+    return _spec(config, overrides, checkpoint, task_class, load_algorithm_class(config["algo"].get("_target_")))
+
+
+def _spec(
+    config: dict[str, Any],
+    overrides: Sequence[str],
+    checkpoint: Checkpoint | None,
+    task_class: type[Task[Any]],
+    algorithm_class: type[Algorithm],
+) -> RunSpec:
+    cfg = build_run(config, task_class=task_class, algorithm_class=algorithm_class)
+    return RunSpec(cfg, task_class, algorithm_class, dict(config), list(overrides), checkpoint)
 
 
 def prepare(
@@ -102,35 +143,53 @@ def prepare(
     /,
     config: TaskConfig | None = None,
     *,
+    algo: type[Algorithm] | str | None = None,
+    network: type | None = None,
     config_dir: str | Path | None = None,
     **overrides: Any,
-) -> tuple[RunConfig, type, dict[str, Any], list[str]]:
-    """Compose and check what `train` was asked for.
-
-    Returns:
-        The run's config, the task class, the config as plain values, and the overrides, from which `train.py` composes
-        the same config.
-    """
+) -> RunSpec:
+    """Compose and check what `train` was asked for."""
     name = _yaml_name(task, config_dir)
-    typed = [f"task={name}" if name else NO_YAML, *_lines(overrides)]
+    typed = [f"task={name}" if name else NO_YAML]
+    section = "ppo"
+    if isinstance(algo, str):
+        typed.append(f"algo={algo}")
+        section = algo
+    elif algo is not None:
+        section = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", algo.__name__).lower()
+        typed += [f"++algo.name={section}", f"++algo._target_={_class_path(algo, 'algo')}"]
+        typed += [f"++{section}={_text(dataclasses.asdict(_defaults(algo, f'algo={algo.__name__}')))}"]
+    typed += _lines(overrides)
+    if network is not None:
+        typed.append(f"++{section}.network._target_={_class_path(network, 'network')}")
     if config_dir is not None:
         typed.insert(0, f"{CONFIG_DIR}{Path(config_dir).resolve()}")
-    lines = with_saved_overrides(typed)
+    lines, checkpoint = with_saved_overrides(typed)
     folder = next((line.removeprefix(CONFIG_DIR) for line in lines if line.startswith(CONFIG_DIR)), None)
     of_task = [line for line in lines if line.startswith("task.")]  # of a task that may have no yaml to compose
     lines = [line for line in lines if line not in of_task]
     composed = compose([line for line in lines if not line.startswith(CONFIG_DIR)], folder)
     if isinstance(task, str):
+        from gpusim_rl.env.task import load_task_class
+
         task = load_task_class(composed["task"]["_target_"])
     if config is not None or "_target_" not in composed["task"]:
-        settings = dataclasses.asdict(_default_config(task) if config is None else config)
-        section = {"_target_": f"{task.__module__}.{task.__qualname__}", **settings}
-        lines += _section_lines(composed["task"], section)
-        composed["task"] = section
+        settings = dataclasses.asdict(_defaults(task, f"train({task.__name__})") if config is None else config)
+        of_class = {"_target_": _class_path(task), **settings}
+        lines += _section_lines(composed["task"], of_class)
+        composed["task"] = of_class
     composed = apply_overrides(composed, of_task)
     check_settings(composed)
-    refuse_other_task(composed)
-    return build_run(composed, task_class=task), task, composed, [*lines, *of_task]
+    refuse_other_algorithm(composed, lines)
+    checkpoint = checkpoint or resolve_checkpoint(composed)
+    refuse_other_task(composed, checkpoint)
+
+    from gpusim_rl.learn.algorithm import load_algorithm_class
+
+    algorithm = (
+        load_algorithm_class(composed["algo"].get("_target_")) if algo is None or isinstance(algo, str) else algo
+    )
+    return _spec(composed, [*lines, *of_task], checkpoint, task, algorithm)
 
 
 @contextmanager
@@ -145,15 +204,12 @@ def scratch_training(overrides: Sequence[str]) -> Iterator[tuple[Trainer, Logger
     """
     with tempfile.TemporaryDirectory() as folder:
         quiet = [f"log.dir={quote(folder)}", "log.console=quiet", "log.checkpoint_interval=1000000"]
-        config = compose([*quiet, "max_iterations=1000000", *overrides])
-        run, task_class = build_run(config), load_task_class(config["task"]["_target_"])
+        spec = load_spec(compose([*quiet, "max_iterations=1000000", *overrides]), overrides)
 
-        from gpusim_rl.run.logger import Logger
         from gpusim_rl.run.trainer import Trainer
 
-        trainer = Trainer(run, task_class, config=config, overrides=list(overrides))
-        with Logger(trainer, trainer.run_dir()) as log, trainer.graphs.stream():
-            trainer.timer.start()
+        trainer = Trainer(spec)
+        with trainer.logging() as log:
             yield trainer, log
 
 
@@ -170,15 +226,26 @@ def _yaml_name(task: type | str, config_dir: str | Path | None = None) -> str | 
     return task.__name__ if task.__name__ in found else next(iter(found), None)
 
 
-def _default_config(task: type) -> Any:
-    """The settings of a task that has no yaml, if all of them have defaults in the dataclass."""
+def _defaults(owner: type, asked: str) -> Any:
+    """The settings of a class that has no yaml, if all of them have defaults in the dataclass."""
     try:
-        return config_class(task)()
+        return settings_class(owner)()
     except TypeError:
+        name = owner.__name__
         raise ConfigError(
-            f"{task.__name__} has no yaml and was given no settings: "
-            f"try gpusim_rl.train({task.__name__}, {task.__name__}.Config(...))"
+            f"{asked}: {name} has no yaml and was given no settings: "
+            f"try gpusim_rl.train({name}, {name}.Config(...)), or defaults in {name}.Config"
         ) from None
+
+
+def _class_path(cls: type, argument: str = "") -> str:
+    """Where a class can be imported from again."""
+    if "<locals>" in cls.__qualname__ and argument:
+        raise ConfigError(
+            f"{argument}={cls.__name__}: the class must be at the top level of a module, so that a run with"
+            " it can be resumed and played"
+        )
+    return f"{cls.__module__}.{cls.__qualname__}"
 
 
 def _section_lines(composed: Mapping[str, Any], section: Mapping[str, Any]) -> Iterator[str]:

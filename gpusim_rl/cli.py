@@ -172,16 +172,17 @@ def _sizes(name: str, config_dir: str | None) -> dict[str, Any]:
     import torch
 
     from gpusim_rl.compose import compose
-    from gpusim_rl.config import build_run, load_task_class
+    from gpusim_rl.config import build_run
+    from gpusim_rl.env.task import load_task_class
     from gpusim_rl.env.vec_env import VecEnv
     from gpusim_rl.sim import choose_sim
 
     unknown: dict[str, Any] = {"obs": None, "act": None, "envs": None, "sim": None}
     try:
         config = compose([f"task={name}"], config_dir)
-        run = build_run(config)
-        choice = choose_sim("mujoco", torch.device("cpu"))
         task_class = load_task_class(config["task"]["_target_"])
+        run = build_run(config, task_class=task_class)
+        choice = choose_sim("mujoco", torch.device("cpu"))
         env = VecEnv.make(task_class, run.task, num_envs=1, choice=choice, sim=run.sim, seed=0)
         env.reset()
     except Exception as error:  # one broken task must not hide the others

@@ -33,9 +33,18 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from gpusim_rl import paths
-from gpusim_rl.config import OPEN_SECTION, TASK_DEFAULTS, check_settings, known_keys, plain, unknown_key
+from gpusim_rl.config import (
+    ALGORITHMS,
+    OPEN_SECTION,
+    TASK_DEFAULTS,
+    check_settings,
+    known_keys,
+    plain,
+    unknown_key,
+)
 from gpusim_rl.discover import check_config_dir, plugin_cfg_dirs, read_yaml, task_section, tasks, yaml_error
 from gpusim_rl.errors import ConfigError, did_you_mean, friendly_errors
+from gpusim_rl.paths import Checkpoint
 
 VERSION_BASE = "1.3"
 HYDRA_ERRORS = (HydraException, OmegaConfBaseException, YAMLError, ValueError, RecursionError)
@@ -47,26 +56,32 @@ NO_YAML = "~task"
 """Stands in front of the overrides of a run whose task has no yaml: `++task.<key>=<value>` behind it are all it has."""
 
 
-def hydra_main(run: Callable[[dict[str, Any], list[str]], None]) -> Callable[..., None]:
-    """Make `run(config, overrides)` a command with Hydra's flags, sweeps, and errors on one line.
+def hydra_main(run: Callable[[dict[str, Any], list[str], Checkpoint | None], None]) -> Callable[..., None]:
+    """Make `run(config, overrides, checkpoint)` a command with Hydra's flags, sweeps, and errors on one line.
 
     `config` is the composed config as plain values, checked but for the task's section;
-    `overrides` is the command line, with that of a resumed run in front.
+    `overrides` is the command line, with that of a resumed run in front;
+    `checkpoint` is what `checkpoint=` names.
     """
+    found: Checkpoint | None = None
 
     def job(cfg: Any) -> None:
         with friendly_errors():  # inside the job: else Hydra announces a failed job before our line
-            config = plain(cfg)
+            config, overrides = plain(cfg), _job_overrides()
             refuse_misplaced(config, list(HydraConfig.get().overrides.task))
             check_settings(config)
-            refuse_other_task(config)
-            run(config, _job_overrides())
+            refuse_other_algorithm(config, overrides)
+            checkpoint = found or resolve_checkpoint(config)
+            refuse_other_task(config, checkpoint)
+            run(config, overrides, checkpoint)
 
     @wraps(run)
     def main(argv: Sequence[str] | None = None) -> None:
+        nonlocal found
         typed = list(sys.argv[1:] if argv is None else argv)
         with friendly_errors():
-            arguments = may_add(flags_first(with_saved_overrides(typed)))
+            arguments, found = with_saved_overrides(typed)
+            arguments = may_add(flags_first(arguments))
             flags = check_flags(arguments)
             _prepare_hydra(flags.config_dir)
             program = sys.argv
@@ -104,15 +119,18 @@ def compose(overrides: Sequence[str] = (), config_dir: str | Path | None = None)
     return config
 
 
-def with_saved_overrides(arguments: Sequence[str]) -> list[str]:
+def with_saved_overrides(arguments: Sequence[str]) -> tuple[list[str], Checkpoint | None]:
     """Put the overrides of the run that `checkpoint=` names in front of the typed ones.
 
     So a run is resumed by its folder alone. What is typed wins over what was saved.
+
+    Returns:
+        The arguments, and what `checkpoint=` names; None where it names nothing.
     """
     typed = {_key(text): _value(text) for text in arguments if _is_override(text) or text == NO_YAML}
     name = typed.get("checkpoint", "null")
     if name in ("null", ""):
-        return list(arguments)
+        return list(arguments), None
     found = paths.find_checkpoint(name, typed.get("log.dir", "runs"))
     # A folder continues in place, a file may start a new run: hand on which of the two was meant.
     meant = found.file if name.endswith(".pt") or found.run_dir is None else found.run_dir
@@ -124,11 +142,11 @@ def with_saved_overrides(arguments: Sequence[str]) -> list[str]:
         if text.startswith(CONFIG_DIR):
             if not any(argument.startswith(("-cd", "--config-dir")) for argument in arguments):
                 saved.append(text)
-        elif text.startswith("++task.") or (
+        elif text.startswith("++") or (
             _key(text) not in typed and _key(text).split(".")[0] not in ONE_CALL_ONLY
         ):  # the first kind makes a key, which what is typed may then change
             saved.append(text)
-    return [*saved, *kept]
+    return [*saved, *kept], found
 
 
 def flags_first(arguments: Sequence[str]) -> list[str]:
@@ -152,11 +170,16 @@ def read_overrides(run_dir: Path) -> list[str]:
     return [str(text) for text in overrides]
 
 
-def refuse_other_task(config: dict[str, Any]) -> None:
-    """Stop when the run of `checkpoint` trained another task than the one asked for."""
+def resolve_checkpoint(config: Mapping[str, Any]) -> Checkpoint | None:
+    """What the setting `checkpoint` names."""
     if config.get("checkpoint") is None:
-        return
-    run_dir = paths.find_checkpoint(config["checkpoint"], config["log"]["dir"]).run_dir
+        return None
+    return paths.find_checkpoint(config["checkpoint"], config["log"]["dir"])
+
+
+def refuse_other_task(config: Mapping[str, Any], checkpoint: Checkpoint | None) -> None:
+    """Stop when the run of a checkpoint trained another task than the one asked for."""
+    run_dir = checkpoint.run_dir if checkpoint is not None else None
     if run_dir is None or not (run_dir / "config.yaml").is_file():
         return
     trained = task_section(run_dir / "config.yaml").get("_target_")
@@ -165,6 +188,15 @@ def refuse_other_task(config: dict[str, Any]) -> None:
         raise ConfigError(
             f"checkpoint of another task: {run_dir} trained {trained}, asked for {asked}. Try leaving task= away"
         )
+
+
+def refuse_other_algorithm(config: Mapping[str, Any], overrides: Sequence[str]) -> None:
+    """Stop when a setting was typed for an algorithm that does not run."""
+    chosen = config["algo"]["name"]
+    for text in overrides:
+        section = _key(text).partition(".")[0]
+        if section in ALGORITHMS and section != chosen:
+            raise ConfigError(f"{text} has no effect with algo={chosen}. Try algo={section}, or {chosen}.<key>=<value>")
 
 
 def refuse_misplaced(config: Mapping[str, Any], arguments: Sequence[str]) -> None:

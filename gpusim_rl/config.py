@@ -1,14 +1,12 @@
 """Every setting has a name, a type, a unit and a rule here; its value is in cfg/*.yaml.
 
 `build_run` turns the composed yaml into frozen dataclasses, strictly: an unknown key, a missing
-key, a wrong type or a value out of range is one line. Free of torch: only `load_task_class`
-imports a task.
+key, a wrong type or a value out of range is one line. Free of torch.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import inspect
 import math
 import re
@@ -19,10 +17,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 from gpusim_rl.errors import ConfigError, closest, did_you_mean
+from gpusim_rl.paths import Checkpoint
 from gpusim_rl.sim.registry import SIMULATORS
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
+
+    from gpusim_rl.env.task import Task
+    from gpusim_rl.learn.algorithm import Algorithm
 
     SimName = str  # a type checker does not see the registry
 else:
@@ -64,6 +66,8 @@ Device = Annotated[
 class NetworkConfig:
     """Policy and value network: a multi-layer perceptron, optionally after a recurrent layer."""
 
+    _target_: str | None  # class of the user's own network, in place of the perceptron
+
     hidden: Annotated[
         list[Count],
         Rule("a list of positive ints, e.g. [256,128,64]", lambda sizes: len(sizes) > 0),
@@ -82,7 +86,7 @@ class NetworkConfig:
         """Check relations between fields."""
         if not self.log_std_min <= self.log_std_init <= self.log_std_max:
             raise ConfigError(
-                "ppo.network.log_std_init must be between log_std_min and log_std_max, got "
+                "network.log_std_init must be between log_std_min and log_std_max, got "
                 f"{self.log_std_init} outside [{self.log_std_min}, {self.log_std_max}]"
             )
 
@@ -192,7 +196,8 @@ class RunConfig:
     wandb_name: str | None
     wandb_tags: list[str]
     task: Any  # the task's own Config (gpusim_rl.env.task.TaskConfig)
-    ppo: PPOConfig
+    algo: str  # name of the algorithm, and of the section with its settings
+    algorithm: Any  # the algorithm's own Config, e.g. PPOConfig
     sim: SimConfig
     log: LogConfig
     debug: DebugConfig
@@ -204,6 +209,31 @@ class RunConfig:
                 "headless=false: training opens no window. Try python tools/play.py <run folder> beside it: it follows"
                 " the run as it learns"
             )
+
+
+ALGORITHMS: dict[str, tuple[str, type]] = {"ppo": ("gpusim_rl.learn.ppo.PPO", PPOConfig)}
+"""Class and settings of our algorithms by name: they are checked before torch is imported."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunSpec:
+    """A run, composed, checked, and with its classes loaded: what a trainer is made from.
+
+    Attributes:
+        cfg: All settings.
+        task_class: The task; `cfg.task` is its configuration.
+        algorithm_class: What learns; `cfg.algorithm` is its configuration.
+        config: The composed configuration as plain values, for the run folder and the checkpoints.
+        overrides: The command line, from which `train.py` composes the same configuration.
+        checkpoint: What `cfg.checkpoint` names; None for a new run.
+    """
+
+    cfg: RunConfig
+    task_class: type[Task[Any]]
+    algorithm_class: type[Algorithm]
+    config: dict[str, Any]
+    overrides: list[str]
+    checkpoint: Checkpoint | None = None
 
 
 def plain(cfg: DictConfig | Mapping[str, Any]) -> dict[str, Any]:
@@ -221,39 +251,52 @@ def plain(cfg: DictConfig | Mapping[str, Any]) -> dict[str, Any]:
 
 
 def build_run(
-    cfg: DictConfig | Mapping[str, Any],
-    overrides: Sequence[str] = (),
+    config: Mapping[str, Any],
     *,
-    task_class: type | None = None,
+    task_class: type,
+    algorithm_class: type | None = None,
 ) -> RunConfig:
     """Turn a composed config into a RunConfig, strictly.
 
-    Everything but the `task` section is checked before the task (and with it torch) is imported.
-
     Args:
-        cfg: Composed config, or the parsed config.yaml of a run folder.
-        overrides: Changes to existing keys, as on the command line: `["num_envs=16"]`.
-        task_class: Task to take `Config` from; None loads the class named by `task._target_`.
+        config: Plain values: a composed config, or the parsed config.yaml of a run folder.
+        task_class: Task to take `Config` from.
+        algorithm_class: Algorithm to take `Config` from; None where it is one of ours.
+
+    Raises:
+        ConfigError: A key is unknown or missing, or a value is not what it must be.
     """
-    config = apply_overrides(plain(cfg), overrides)
     checked = check_settings(config)
-    task = dict(_section(config.get("task"), "task"))
-    target = task.pop("_target_", None)
-    if task_class is None:
-        task_class = load_task_class(target)
+    task = {key: value for key, value in _section(config.get("task"), "task").items() if key != "_target_"}
     check_hooks(task_class)
-    checked["task"] = build(config_class(task_class), task, path="task")
+    checked["task"] = build(settings_class(task_class), task, path="task")
+    if "algorithm" not in checked:
+        if algorithm_class is None:
+            raise ConfigError(f"algo={checked['algo']}: its class is needed to check its settings")
+        section = _section(config.get(checked["algo"]), checked["algo"])
+        checked["algorithm"] = build(settings_class(algorithm_class), section, path=checked["algo"])
     return RunConfig(**checked)
 
 
 def check_settings(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Check all that can be checked without importing the task.
+    """Check all that can be checked without importing the task, or an algorithm of the user's.
 
     Returns:
-        The fields of RunConfig, except `task`.
+        The fields of RunConfig, except `task`; and except `algorithm`, if it is not one of ours.
     """
-    settings = {name: node for name, node in config.items() if name not in ("task", "algo")}
-    checked = _fields(RunConfig, settings, path="", skip=("task",))
+    algo = _section(config.get("algo"), "algo")
+    for key in algo.keys() - {"name", "_target_"}:
+        raise unknown_key(f"algo.{key}", ["algo.name", "algo._target_"])
+    name = algo.get("name")
+    if not isinstance(name, str) or not name.isidentifier() or name in _hints(RunConfig):
+        raise ConfigError(f"algo.name must be the name of a section of its own, such as 'ppo', got {name!r}")
+    sections = {"task", "algo", name, *ALGORITHMS}  # a task may hold tuned values for several algorithms
+    settings = {key: node for key, node in config.items() if key not in sections}
+    checked = _fields(RunConfig, settings, path="", skip=("task", "algo", "algorithm"))
+    checked["algo"] = name
+    target, ours = ALGORITHMS.get(name, (None, None))
+    if ours is not None and algo.get("_target_") == target:
+        checked["algorithm"] = build(ours, config.get(name), path=name)
     if not _section(config.get("task"), "task").keys() - set(TASK_DEFAULTS):
         raise ConfigError(_NO_TASK)
     return checked
@@ -270,42 +313,11 @@ def build(cls: type[T], node: Any, path: str = "") -> T:
         raise ConfigError(f"{path}: {error}" if path else str(error)) from None
 
 
-def config_class(task_class: type) -> type:
-    """Return the settings dataclass of a task class."""
-    cls = getattr(task_class, "Config", None)
+def settings_class(owner: type) -> type:
+    """Return the settings dataclass of a task or an algorithm."""
+    cls = getattr(owner, "Config", None)
     if not (inspect.isclass(cls) and dataclasses.is_dataclass(cls)):
-        name = f"{task_class.__module__}.{task_class.__qualname__}"
-        raise ConfigError(f"{name}.Config must be a dataclass, got {cls!r}")
-    return cls
-
-
-def load_task_class(target: Any) -> type:
-    """Import the Task subclass that `task._target_` names, e.g. `gpusim_rl.tasks.ant.Ant`."""
-    if not isinstance(target, str) or not re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+", target):
-        raise ConfigError(f"task._target_ must be a class path such as 'gpusim_rl.tasks.ant.Ant', got {target!r}")
-    module_name, _, class_name = target.rpartition(".")
-    try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        # An import that fails inside the task's file is the author's bug: show its traceback.
-        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-            raise
-        raise ConfigError(
-            f"task._target_={target}: no module named {error.name!r}. "
-            "Try running from the folder that holds it, or install its package"
-        ) from None
-    from gpusim_rl.env.task import Task
-
-    cls = getattr(module, class_name, None)
-    if cls is None:
-        classes = [
-            name for name, member in vars(module).items() if inspect.isclass(member) and issubclass(member, Task)
-        ]
-        raise ConfigError(
-            f"task._target_={target}: {module_name} has no {class_name!r}." + did_you_mean(class_name, classes)
-        )
-    if not (inspect.isclass(cls) and issubclass(cls, Task)):
-        raise ConfigError(f"task._target_={target} must name a subclass of gpusim_rl.Task, got {cls!r}")
+        raise ConfigError(f"{owner.__module__}.{owner.__qualname__}.Config must be a dataclass, got {cls!r}")
     return cls
 
 
@@ -330,7 +342,8 @@ def known_keys() -> list[str]:
                 found += keys(typing.cast(type, hint), f"{prefix}{name}.")
         return found
 
-    return keys(RunConfig, "")
+    ours = [key for name, (_, settings) in ALGORITHMS.items() for key in keys(settings, f"{name}.")]
+    return [key for key in keys(RunConfig, "") if key != "algorithm"] + ours
 
 
 def apply_overrides(config: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
@@ -545,7 +558,7 @@ def _describe(hint: Any) -> str:
         int: "an int",
         float: "a number",
         bool: "true or false",
-        str: "a text",
+        str: "a string",
         type(None): "null",
     }
     return names.get(hint, getattr(hint, "__name__", str(hint)))

@@ -12,6 +12,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from gpusim_rl.env.random import EnvRandom
+from gpusim_rl.discover import load_class
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.sim import Scene, Sim
 
@@ -177,3 +178,12 @@ def kept_tensors(node: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
     elif isinstance(node, (dict, list, tuple)):
         for key, item in node.items() if isinstance(node, dict) else enumerate(node):
             yield from kept_tensors(item, f"{path}.{key}" if path else str(key))
+
+
+def load_task_class(target: Any) -> type[Task[Any]]:
+    """Import the Task subclass that `task._target_` names, e.g. `gpusim_rl.tasks.ant.Ant`.
+
+    Raises:
+        ConfigError: There is no such class, or it is no Task.
+    """
+    return load_class(target, Task, "task._target_", "gpusim_rl.tasks.ant.Ant")

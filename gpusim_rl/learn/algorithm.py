@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import torch
 from jaxtyping import Bool, Float
@@ -75,11 +75,23 @@ class Policy(Protocol):
         ...
 
 
+class Recorded(NamedTuple):
+    """A tensor from the task that an algorithm has recorded."""
+
+    what: str
+    """In words: `an observation`."""
+    value: Tensor
+    axes: tuple[str, ...]
+    """What each dimension counts: step, env, column; empty for what a user cannot name."""
+    group: str = ""
+    """Of observations."""
+
+
 class Algorithm(ABC):
     """Chooses actions and learns from what came of them; owns its memory (a rollout, a replay buffer).
 
-    The trainer repeats: `horizon` times `act`, a control step, `record`; then `update`. On CUDA both halves are captured
-    into graphs and replayed without Python. So an algorithm keeps the laws of the hot path: memory is made in `__init__`
+    The trainer repeats: `horizon` times `act`, a control step, `record`; then `update`. On CUDA both are captured into
+    graphs and replayed without Python. So an algorithm keeps the laws of the hot path: memory is made in `__init__`
     and written in place, masks take the place of index lists, no value of a tensor is read on the host, and what
     changes during a training is a tensor.
 
@@ -156,9 +168,9 @@ class Algorithm(ABC):
     def begin_episodes(self) -> None:  # noqa: B027 (optional)
         """All environments begin new episodes: forgets recurrent state."""
 
-    def recorded(self) -> dict[str, Tensor]:
-        """Observations and rewards of this iteration by name, [time, num_envs, ...], to look for what is not finite."""
-        return {}
+    def recorded(self) -> list[Recorded]:
+        """Observations and rewards of this iteration, to name what is not finite."""
+        return []
 
     def describe(self) -> dict[str, str]:
         """Lines for the start of a run, by label: network, batch."""

@@ -23,6 +23,10 @@ class DiagonalGaussian:
     log_std: Float[Tensor, "*#batch actions"]
     """One row [actions] where it does not depend on the state."""
 
+    def __getitem__(self, index: int) -> DiagonalGaussian:
+        """One row of the first dimension; a log-std that does not depend on the state stays what it is."""
+        return DiagonalGaussian(self.mean[index], self.log_std if self.log_std.ndim == 1 else self.log_std[index])
+
     def per_sample(self) -> DiagonalGaussian:
         """The same with a log-std for each sample."""
         return DiagonalGaussian(self.mean, self.log_std.expand_as(self.mean))

@@ -1,19 +1,24 @@
-"""Actor and critic: networks, the Gaussian policy, and the normalisers that belong to them."""
+"""Actor and critic: networks, and the normalisers that belong to them."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
+from typing import Protocol
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from gpusim_rl.config import PPOConfig
+from gpusim_rl.config import NetworkConfig
+from gpusim_rl.discover import load_class
+from gpusim_rl.errors import ConfigError
+from gpusim_rl.learn.algorithm import Hidden, Observation
+from gpusim_rl.learn.distributions import DiagonalGaussian, make_head
 from gpusim_rl.learn.normalize import RunningNormalizer
+from gpusim_rl.spaces import Box
 
 # In place where the gradient can be had from the output alone: less memory traffic.
 ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
@@ -25,21 +30,15 @@ ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
     "selu": partial(nn.SELU, inplace=True),
 }
 
-Hidden = tuple[Tensor, ...]
-"""Recurrent state, [layers, batch, size] each; empty for feed-forward policies."""
-
-_LOG_2PI = math.log(2.0 * math.pi)
-
 
 @dataclass(slots=True)
 class Sample:
-    """What acting gave, for a batch of envs."""
+    """What acting gave, for a batch of environments."""
 
     action: Float[Tensor, "batch actions"]
     """Not clipped: the log-probability is of this number."""
     log_prob: Float[Tensor, " batch"]
-    mean: Float[Tensor, "batch actions"]
-    log_std: Float[Tensor, "batch actions"]
+    distribution: DiagonalGaussian
     value: Float[Tensor, " batch"]
     """As the network gives it: normalised, if values are normalised."""
     hidden: Hidden
@@ -51,47 +50,66 @@ class Evaluation:
 
     log_prob: Float[Tensor, "*batch"]
     entropy: Float[Tensor, "*batch"]
-    mean: Float[Tensor, "*batch actions"]
-    log_std: Float[Tensor, "*batch actions"]
+    distribution: DiagonalGaussian
     value: Float[Tensor, "*batch"]
 
 
-def gaussian_log_prob(action: Tensor, mean: Tensor, log_std: Tensor) -> Tensor:
-    """Log-density of a diagonal Gaussian, summed over the last dimension; `log_std` may be the same for the batch."""
-    z = (action - mean) * torch.exp(-log_std)
-    return -0.5 * (z.square().sum(dim=-1) + (2.0 * log_std + _LOG_2PI).sum(dim=-1))
+class Features(Protocol):
+    """Layers between an observation and the heads: a `torch.nn.Module` that maps [batch, size] to [batch, out_size].
+
+    `<algorithm>.network._target_` names a class of the user's own. It is called with the size of the observation (of
+    the recurrent layer, if there is one) and the network settings.
+    """
+
+    out_size: int
 
 
-def gaussian_entropy(log_std: Tensor) -> Tensor:
-    """Entropy of a diagonal Gaussian [nat], summed over the last dimension."""
-    return (log_std + 0.5 * (1.0 + _LOG_2PI)).sum(dim=-1)
+class MLP(nn.Sequential):
+    """A multi-layer perceptron.
+
+    Args:
+        size: Inputs.
+        cfg: Units per layer, and the activation behind each.
+    """
+
+    def __init__(self, size: int, cfg: NetworkConfig) -> None:
+        layers: list[nn.Module] = []
+        for width in cfg.hidden:
+            layers += [nn.Linear(size, width), ACTIVATIONS[cfg.activation]()]
+            size = width
+        super().__init__(*layers)
+        self.out_size = size
 
 
-def gaussian_kl(mean_p: Tensor, log_std_p: Tensor, mean_q: Tensor, log_std_q: Tensor) -> Tensor:
-    """KL(p || q) of diagonal Gaussians [nat], summed over the last dimension."""
-    # exp(2 dlog) - 1 - 2 dlog by expm1: exactly 0 where the two are equal
-    log_ratio = log_std_p - log_std_q
-    distance = ((mean_p - mean_q) * torch.exp(-log_std_q)).square()
-    return 0.5 * (torch.expm1(2.0 * log_ratio) - 2.0 * log_ratio + distance).sum(dim=-1)
+def make_features(size: int, cfg: NetworkConfig) -> nn.Module:
+    """An MLP, or the network of the user's own.
+
+    Raises:
+        ConfigError: The class of `network._target_` is no such network.
+    """
+    if cfg._target_ is None:
+        return MLP(size, cfg)
+    kind = load_class(cfg._target_, nn.Module, "network._target_", "my_networks.Residual")
+    module = kind(size, cfg)
+    if not isinstance(getattr(module, "out_size", None), int):
+        raise ConfigError(
+            f"network._target_={cfg._target_}: it has no out_size, the number of features that it returns"
+        )
+    return module
 
 
 class Trunk(nn.Module):
-    """Features of an observation: an optional LSTM or GRU, then an MLP."""
+    """Features of an observation: an optional LSTM or GRU, then an MLP or the user's own network."""
 
-    def __init__(self, size: int, cfg: PPOConfig) -> None:
+    def __init__(self, size: int, net: NetworkConfig) -> None:
         super().__init__()
-        net = cfg.network
         self.rnn: nn.LSTM | nn.GRU | None = None
         if net.rnn is not None:
             kind = nn.LSTM if net.rnn == "lstm" else nn.GRU
             self.rnn = kind(size, net.rnn_size, net.rnn_layers)
             size = net.rnn_size
-        layers: list[nn.Module] = []
-        for width in net.hidden:
-            layers += [nn.Linear(size, width), ACTIVATIONS[net.activation]()]
-            size = width
-        self.mlp = nn.Sequential(*layers)
-        self.out_size = size
+        self.mlp = make_features(size, net)
+        self.out_size: int = self.mlp.out_size  # type: ignore[assignment]
 
     @property
     def num_states(self) -> int:
@@ -140,7 +158,7 @@ class Trunk(nn.Module):
 
 
 class ActorCritic(nn.Module):
-    """A Gaussian policy and a value function, with shared or separate trunks.
+    """A policy and a value function, with shared or separate trunks.
 
     Observations come in groups: `policy` for the actor and, if present, `critic` for the critic, which then has its own
     trunk (asymmetric actor-critic, Pinto et al. 2017, arXiv 1710.06542). Heads, log-probabilities and statistics are
@@ -148,40 +166,38 @@ class ActorCritic(nn.Module):
 
     Args:
         obs_sizes: Size of each observation group.
-        num_actions: Size of the action vector.
-        cfg: Network, normalisation and precision.
+        action_space: What actions there are.
+        net: The networks.
+        normalize_obs: Normalise observations by their running mean and variance.
+        normalize_value: The same for values.
+        clip_obs: Limit of normalised observations [standard deviations].
         bf16: Run the trunks in bfloat16.
     """
 
-    def __init__(self, obs_sizes: Mapping[str, int], num_actions: int, cfg: PPOConfig, *, bf16: bool = False) -> None:
+    def __init__(
+        self,
+        obs_sizes: Mapping[str, int],
+        action_space: Box,
+        net: NetworkConfig,
+        *,
+        normalize_obs: bool,
+        normalize_value: bool,
+        clip_obs: float,
+        bf16: bool = False,
+    ) -> None:
         super().__init__()
-        net = cfg.network
         self.bf16 = bf16
-        self.num_actions = num_actions
         self.critic_group = "critic" if "critic" in obs_sizes else "policy"
         self.separate = net.separate or self.critic_group == "critic"
         groups = {"policy", self.critic_group}
-        normalized = sorted(groups) if cfg.normalize_obs else []
-        self.obs_norm = nn.ModuleDict({g: RunningNormalizer(obs_sizes[g], clip=cfg.clip_obs) for g in normalized})
-        self.value_norm = RunningNormalizer(1) if cfg.normalize_value else None
+        normalized = sorted(groups) if normalize_obs else []
+        self.obs_norm = nn.ModuleDict({g: RunningNormalizer(obs_sizes[g], clip=clip_obs) for g in normalized})
+        self.value_norm = RunningNormalizer(1) if normalize_value else None
 
-        self.actor = Trunk(obs_sizes["policy"], cfg)
-        self.critic = Trunk(obs_sizes[self.critic_group], cfg) if self.separate else None
-        self.mean_head = nn.Linear(self.actor.out_size, num_actions)
+        self.actor = Trunk(obs_sizes["policy"], net)
+        self.critic = Trunk(obs_sizes[self.critic_group], net) if self.separate else None
+        self.head = make_head(self.actor.out_size, action_space, net)
         self.value_head = nn.Linear((self.critic or self.actor).out_size, 1)
-        self.log_std_range = (net.log_std_min, net.log_std_max)
-        self.log_std_head: nn.Linear | None = None
-        self.log_std: nn.Parameter | None = None
-        if net.state_dependent_std:
-            self.log_std_head = nn.Linear(self.actor.out_size, num_actions)
-            nn.init.zeros_(self.log_std_head.weight)
-            nn.init.constant_(self.log_std_head.bias, net.log_std_init)
-        else:
-            self.log_std = nn.Parameter(torch.full((num_actions,), float(net.log_std_init)))
-        # A small last layer starts the policy near zero everywhere (Andrychowicz et al. 2021, arXiv 2006.05990).
-        with torch.no_grad():
-            self.mean_head.weight.mul_(0.01)
-            self.mean_head.bias.zero_()
 
     @property
     def recurrent(self) -> bool:
@@ -192,18 +208,15 @@ class ActorCritic(nn.Module):
         """Zero recurrent state: the actor's tensors, then those of a separate critic."""
         return self.actor.initial_state(batch) + (self.critic.initial_state(batch) if self.critic else ())
 
-    def normalize(self, obs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def normalize(self, obs: Observation) -> dict[str, Tensor]:
         """Network inputs of the groups in use, normalised if configured."""
         groups = ("policy",) if self.critic_group == "policy" else ("policy", "critic")
         return {g: self.obs_norm[g](obs[g]) if g in self.obs_norm else obs[g] for g in groups}
 
     def forward(
         self, inputs: Mapping[str, Tensor], hidden: Hidden = (), is_first: Tensor | None = None
-    ) -> tuple[Tensor, Tensor, Tensor, Hidden]:
-        """Mean, log-std and value of normalised inputs [time, batch, size]; value has no trailing dimension.
-
-        A log-std that does not depend on the state is one row, [actions].
-        """
+    ) -> tuple[DiagonalGaussian, Tensor, Hidden]:
+        """Action distribution and value of normalised inputs [time, batch, size]; value has no trailing dimension."""
         split = self.actor.num_states
         features, actor_state = self.actor(inputs["policy"], hidden[:split], is_first, bf16=self.bf16)
         critic_state: Hidden = ()
@@ -211,32 +224,39 @@ class ActorCritic(nn.Module):
         if self.critic is not None:
             inputs_of_critic = inputs[self.critic_group]
             critic_features, critic_state = self.critic(inputs_of_critic, hidden[split:], is_first, bf16=self.bf16)
-        mean = self.mean_head(features)
-        log_std = self.log_std_head(features) if self.log_std_head is not None else self.log_std
-        assert log_std is not None
-        value = self.value_head(critic_features).squeeze(-1)
-        return mean, log_std.clamp(*self.log_std_range), value, actor_state + critic_state
+        distribution = self.head(features)
+        return distribution, self.value_head(critic_features).squeeze(-1), actor_state + critic_state
 
     @torch.no_grad()
-    def act(self, obs: Mapping[str, Tensor], hidden: Hidden, noise: Float[Tensor, "batch actions"]) -> Sample:
+    def sample(self, obs: Observation, hidden: Hidden, noise: Float[Tensor, "batch noise"]) -> Sample:
         """Samples actions for raw observations [batch, size].
 
         Args:
             obs: Observation groups.
             hidden: Recurrent state; zero where an episode begins.
-            noise: Standard normal numbers; zeros give the deterministic action.
+            noise: Standard normal numbers.
         """
         inputs = {group: value[None] for group, value in self.normalize(obs).items()}
-        mean, log_std, value, hidden = self(inputs, hidden)
-        mean, log_std, value = mean[0], log_std.expand_as(mean)[0], value[0]
-        action = mean + torch.exp(log_std) * noise
-        return Sample(action, gaussian_log_prob(action, mean, log_std), mean, log_std, value, hidden)
+        distribution, value, hidden = self(inputs, hidden)
+        distribution = distribution.per_sample()[0]
+        action = distribution.sample(noise)
+        return Sample(action, distribution.log_prob(action), distribution, value[0], hidden)
 
     @torch.no_grad()
-    def value(self, obs: Mapping[str, Tensor], hidden: Hidden) -> Float[Tensor, " batch"]:
+    def act(self, obs: Observation, hidden: Hidden, deterministic: bool = True) -> tuple[Tensor, Hidden]:
+        """Actions for raw observations [batch, size]: the most likely ones, or samples."""
+        inputs = {group: value[None] for group, value in self.normalize(obs).items()}
+        distribution, _, hidden = self(inputs, hidden)
+        distribution = distribution[0]
+        if deterministic:
+            return distribution.mode, hidden
+        return distribution.sample(torch.randn_like(distribution.mode)), hidden
+
+    @torch.no_grad()
+    def value(self, obs: Observation, hidden: Hidden) -> Float[Tensor, " batch"]:
         """Value of raw observations, as the network gives it."""
         inputs = {group: value[None] for group, value in self.normalize(obs).items()}
-        return self(inputs, hidden)[2][0]
+        return self(inputs, hidden)[1][0]
 
     def evaluate(
         self,
@@ -246,15 +266,9 @@ class ActorCritic(nn.Module):
         is_first: Bool[Tensor, "time batch"] | None = None,
     ) -> Evaluation:
         """What the current policy says of stored actions, for normalised inputs [time, batch, size]."""
-        mean, log_std, value, _ = self(inputs, hidden, is_first)
-        log_prob, entropy = gaussian_log_prob(action, mean, log_std), gaussian_entropy(log_std)
-        return Evaluation(log_prob, entropy.expand_as(log_prob), mean, log_std.expand_as(mean), value)
-
-    @torch.no_grad()
-    def clamp_log_std(self) -> None:
-        """Puts the log-std parameter back into its range, where it has a gradient, after an optimiser's step."""
-        if self.log_std is not None:
-            self.log_std.clamp_(*self.log_std_range)
+        distribution, value, _ = self(inputs, hidden, is_first)
+        log_prob = distribution.log_prob(action)
+        return Evaluation(log_prob, distribution.entropy().expand_as(log_prob), distribution.per_sample(), value)
 
     def denormalize_value(self, value: Tensor) -> Tensor:
         """Network value to the scale of returns."""

@@ -12,9 +12,20 @@ from jaxtyping import Shaped
 from torch import Tensor
 
 from gpusim_rl.config import PPOConfig
-from gpusim_rl.learn.chunks import Chunks
-from gpusim_rl.learn.networks import ActorCritic, Hidden, gaussian_kl
+from gpusim_rl.learn.algorithm import (
+    Algorithm,
+    EnvSpec,
+    Hidden,
+    Observation,
+    Recorded,
+    Transition,
+    make_generator,
+    restore_generator,
+)
+from gpusim_rl.learn.chunks import Chunks, most_workers
+from gpusim_rl.learn.networks import ActorCritic, Sample
 from gpusim_rl.learn.rollout import Rollout, gae
+from gpusim_rl.spaces import Box
 
 SOFT_BOUND = 1.1
 """Action means beyond +-1.1 are penalised by the bounds loss, as in rl_games: actions are clipped at 1."""
@@ -69,13 +80,47 @@ def adapt_learning_rate(lr: Tensor, kl: Tensor, threshold: float, low: float, hi
 
 
 @dataclass(slots=True)
+class Samples:
+    """What the loss needs of each sample, beside the inputs of the networks; the leading dimensions are the batch."""
+
+    action: Tensor
+    """[*batch, actions]"""
+    distribution: Tensor
+    """Parameters of the distribution that the action was drawn from, [*batch, parameters]."""
+    log_prob: Tensor
+    value: Tensor
+    """Old prediction, at the scale of the network."""
+    advantage: Tensor
+    target: Tensor
+    """Return, at the scale of the network."""
+    valid: Tensor
+    """1.0 where the sample counts, else 0.0."""
+
+    def pack(self) -> Tensor:
+        """All of it side by side, [*batch, columns], so that a minibatch is one gather."""
+        scalars = torch.stack([self.log_prob, self.value, self.advantage, self.target, self.valid], dim=-1)
+        return torch.cat([self.action, self.distribution, scalars], dim=-1)
+
+    @classmethod
+    def unpack(cls, packed: Tensor, num_actions: int, num_parameters: int) -> Samples:
+        """Undoes `pack`."""
+        action, distribution, scalars = packed.split([num_actions, num_parameters, 5], dim=-1)
+        return cls(action, distribution, *scalars.unbind(-1))
+
+    @staticmethod
+    def valid_of(packed: Tensor) -> Tensor:
+        """`valid` of a packed batch, without unpacking the rest."""
+        return packed[..., -1]
+
+
+@dataclass(slots=True)
 class Batch:
     """A rollout arranged for training: [steps per sequence, sequences, ...]; feed-forward policies have one step."""
 
     inputs: dict[str, Tensor]
     """Normalised observations."""
-    columns: Tensor
-    """Everything else that is one row per sample, side by side, so that a minibatch is one gather."""
+    packed: Tensor
+    """`Samples.pack`."""
     hidden: Hidden
     """Recurrent state before each sequence, [layers, sequences, size]."""
     is_first: Tensor | None
@@ -85,58 +130,83 @@ class Batch:
         """The sequences of a minibatch."""
         return Batch(
             {group: value.index_select(1, index) for group, value in self.inputs.items()},
-            self.columns.index_select(1, index),
+            self.packed.index_select(1, index),
             tuple(h.index_select(1, index) for h in self.hidden),
             None if self.is_first is None else self.is_first.index_select(1, index),
         )
 
 
-class PPO:
-    """Learns from rollouts.
+LOSSES = ("loss/policy", "loss/value", "loss/bounds", "policy/entropy", "policy/kl", "policy/clip_fraction")
+"""Names of what the loss of a minibatch tells, in the order in which chunks are added up."""
+
+
+class PPO(Algorithm):
+    """Proximal policy optimisation.
 
     Losses are means over the valid samples of a minibatch:
 
         policy + 0.5 value_coef * value + bounds_coef * bounds - entropy_coef * entropy
 
-    The learning rate is a device tensor that the schedule changes in place; nothing is read back. Observation
-    statistics are updated after the optimisation, so that the ratio is 1 and the KL 0 in the first minibatch. Return
-    statistics are updated before it (they do not touch the policy), so that the critic's targets have unit scale from
-    the first iteration on.
+    The learning rate is a device tensor that the schedule changes in place. Observation statistics are updated after
+    the optimisation, so that the ratio is 1 and the KL 0 in the first minibatch. Return statistics are updated before
+    it (they do not touch the policy), so that the critic's targets have unit scale from the first iteration on.
 
     Args:
-        policy: What is trained.
         cfg: Settings.
-        horizon: Steps per rollout.
-        num_envs: Envs per rollout.
-        max_iterations: Updates in a full training, for the linear schedule.
-        generator: Shuffles minibatches.
+        env: The environments.
+        device: Where everything lives.
+        seed: Of the exploration noise and of the order of minibatches.
+        max_iterations: Updates in a whole training, for the linear schedule.
 
     Attributes:
+        rollout: What the current iteration recorded.
+        hidden: Recurrent state to act on next.
+        is_first: An episode begins at the next step, bool [num_envs].
         num_minibatches: Per epoch, fitted to divide the batch.
         sequence_length: Steps per training sequence, fitted to divide the horizon; 1 for feed-forward policies.
     """
 
-    def __init__(
-        self,
-        policy: ActorCritic,
-        cfg: PPOConfig,
-        *,
-        horizon: int,
-        num_envs: int,
-        max_iterations: int,
-        generator: torch.Generator,
-    ) -> None:
-        self.policy = policy
-        self.cfg = cfg
-        self.generator = generator
-        self.sequence_length = fit_sequence_length(horizon, cfg.sequence_length) if policy.recurrent else 1
-        self.num_units = horizon * num_envs // self.sequence_length
-        self.num_minibatches = fit_minibatches(self.num_units, horizon * num_envs / cfg.minibatch_size)
-        device = next(policy.parameters()).device
-        self.device = device
-        self._parameters = list(policy.parameters())
-        samples = chunk_samples(horizon * num_envs // self.num_minibatches)
-        self._chunks = Chunks(device, samples // self.sequence_length, threads=not cfg.compile)
+    Config = PPOConfig
+    structure = ("horizon", "network", "normalize_obs", "normalize_value")
+    policy_structure = ("network", "normalize_obs", "normalize_value")
+
+    cfg: PPOConfig
+    policy: ActorCritic
+
+    def __init__(self, cfg: PPOConfig, env: EnvSpec, *, device: torch.device, seed: int, max_iterations: int) -> None:
+        self.cfg, self.device, self.horizon = cfg, device, cfg.horizon
+        bf16, self._precision_reason = choose_precision(cfg.precision, device)
+        self.policy = self.make_policy(cfg, env.obs_sizes, env.action_space).to(device)
+        self.policy.bf16 = bf16
+        self._noise_generator, self._shuffle_generator = (make_generator(device, seed + i) for i in (1, 2))
+        self.generators = (self._noise_generator, self._shuffle_generator)
+
+        # Acting
+        num_envs, head = env.num_envs, self.policy.head
+        self.hidden: Hidden = self.policy.initial_state(num_envs)
+        self.is_first = torch.ones(num_envs, dtype=torch.bool, device=device)
+        self._noise = torch.zeros(num_envs, head.num_noise, device=device)
+        self._t = 0
+        self._obs: Observation = {}
+        self._sample: Sample | None = None
+
+        # Learning
+        samples, wanted = cfg.horizon * num_envs, cfg.sequence_length
+        self.sequence_length = fit_sequence_length(cfg.horizon, wanted) if self.policy.recurrent else 1
+        self.num_units = samples // self.sequence_length
+        self.num_minibatches = fit_minibatches(self.num_units, samples / cfg.minibatch_size)
+        self.rollout = Rollout(
+            cfg.horizon,
+            env,
+            env.action_space.size,
+            head.num_parameters,
+            initial_hidden=self.hidden,
+            sequence_length=self.sequence_length,
+            device=device,
+        )
+        self._parameters = list(self.policy.parameters())
+        chunk = chunk_samples(samples // self.num_minibatches)
+        self._chunks = Chunks(device, chunk // self.sequence_length, threads=not cfg.compile)
         self.max_iterations = max_iterations
         self.iteration = torch.zeros((), dtype=torch.float32, device=device)
         self.learning_rate = torch.tensor(cfg.learning_rate, dtype=torch.float32, device=device)
@@ -151,25 +221,57 @@ class PPO:
         self.optimizer.param_groups[0]["lr"] = self.learning_rate
         self._loss = torch.compile(self._eager_loss) if cfg.compile else self._eager_loss
 
-    def update(self, rollout: Rollout, last_obs: Mapping[str, Tensor], last_hidden: Hidden) -> dict[str, Tensor]:
-        """One iteration of learning.
+    @classmethod
+    def make_policy(cls, cfg: PPOConfig, obs_sizes: Mapping[str, int], action_space: Box) -> ActorCritic:
+        """Actor and critic, float32, on the CPU."""
+        return ActorCritic(
+            obs_sizes,
+            action_space,
+            cfg.network,
+            normalize_obs=cfg.normalize_obs,
+            normalize_value=cfg.normalize_value,
+            clip_obs=cfg.clip_obs,
+        )
 
-        Args:
-            rollout: T steps of N envs.
-            last_obs: Observation after the last step.
-            last_hidden: Recurrent state to act on it.
+    # Acting
+
+    def act(self, obs: Observation) -> Tensor:
+        """Samples actions [num_envs, actions]."""
+        self._noise.normal_(generator=self._noise_generator)
+        self._obs, self._sample = obs, self.policy.sample(obs, self.hidden, self._noise)
+        return self._sample.action
+
+    def record(self, action: Tensor, step: Transition) -> None:
+        """Writes the step into the rollout and carries the recurrent state over to the next one."""
+        assert self._sample is not None, "act() comes before record()"
+        self.rollout.write(self._t, self._obs, self.hidden, self.is_first, self._sample, step)
+        for state, new in zip(self.hidden, self._sample.hidden, strict=True):
+            state.copy_(new.masked_fill(step.done[None, :, None], 0.0))
+        self.is_first.copy_(step.done)
+        self._t = (self._t + 1) % self.horizon
+
+    def begin_episodes(self) -> None:
+        """Forgets the recurrent state."""
+        for state in self.hidden:
+            state.zero_()
+        self.is_first.fill_(True)
+
+    # Learning
+
+    def update(self) -> dict[str, Tensor]:
+        """Learns from the rollout: `epochs` passes over it in minibatches.
 
         Returns:
-            Statistics as 0-dim device tensors, means over the minibatches.
+            Means over the minibatches, as 0-dim device tensors.
         """
-        cfg = self.cfg
+        cfg, rollout = self.cfg, self.rollout
         if cfg.schedule == "linear":
             self.learning_rate.copy_(cfg.learning_rate * (1.0 - self.iteration / self.max_iterations).clamp(min=0.0))
-        batch, stats = self._prepare(rollout, last_obs, last_hidden)
+        batch, stats = self._prepare()
         totals: Tensor | None = None
         size = self.num_units // self.num_minibatches
         for epoch in range(cfg.epochs):
-            order = torch.randperm(self.num_units, generator=self.generator, device=self.device)
+            order = torch.randperm(self.num_units, generator=self._shuffle_generator, device=self.device)
             epoch_kl = torch.zeros_like(self.learning_rate)
             for index in order.split(size):
                 # The first minibatch compares the policy with itself: a KL of rounding errors, which says nothing.
@@ -184,31 +286,31 @@ class PPO:
         for group, norm in self.policy.obs_norm.items():
             norm.update(rollout.obs[group].flatten(0, 1), rollout.valid.flatten())  # type: ignore[operator]
         means = totals / (cfg.epochs * self.num_minibatches)
-        stats |= dict(zip(_LOSS_NAMES, means.unbind(), strict=True))
+        stats |= dict(zip((*LOSSES, "policy/grad_norm"), means.unbind(), strict=True))
         stats["policy/learning_rate"] = self.learning_rate.clone()
-        stats["policy/std"] = rollout.log_std.exp().mean()
+        stats["policy/std"] = self.policy.head.distribution.stored(rollout.distribution).log_std.exp().mean()
         return stats
 
     def _step(self, batch: Batch, index: Tensor, *, adapt: bool) -> tuple[Tensor, Tensor]:
         """One step of the optimiser on a minibatch, whose gradient is the sum over its chunks."""
-        count = batch.columns[..., -1].index_select(1, index).sum().clamp(min=1.0)
+        count = Samples.valid_of(batch.packed).index_select(1, index).sum().clamp(min=1.0)
 
         def gradient(part: Tensor) -> tuple[Tensor, ...]:
             chunk = batch.select(part)
-            loss, losses = self._loss(chunk.inputs, chunk.columns, chunk.hidden, chunk.is_first, count)
+            loss, losses = self._loss(chunk.inputs, chunk.packed, chunk.hidden, chunk.is_first, count)
             return losses, *torch.autograd.grad(loss, self._parameters)
 
         losses, *gradients = self._chunks.sum(gradient, index)
         for parameter, grad in zip(self._parameters, gradients, strict=True):
             parameter.grad = grad.contiguous()  # as the optimiser expects; it is, but for odd layers
-        kl = losses[_LOSS_NAMES.index("policy/kl")]
+        kl = losses[LOSSES.index("policy/kl")]
         cfg = self.cfg
         limit = cfg.max_grad_norm if cfg.max_grad_norm is not None else torch.inf
         norm = torch.nn.utils.clip_grad_norm_(self._parameters, limit, error_if_nonfinite=False)
         if adapt:
             self._adapt(kl)
         self.optimizer.step()
-        self.policy.clamp_log_std()
+        self.policy.head.clamp_()
         return torch.cat([losses, norm.detach()[None]]), kl
 
     def _adapt(self, kl: Tensor) -> None:
@@ -218,48 +320,51 @@ class PPO:
         adapt_learning_rate(self.learning_rate, kl, cfg.kl_threshold, cfg.learning_rate_min, cfg.learning_rate_max)
 
     def _eager_loss(
-        self, inputs: dict[str, Tensor], columns: Tensor, hidden: Hidden, is_first: Tensor | None, count: Tensor
+        self, inputs: dict[str, Tensor], packed: Tensor, hidden: Hidden, is_first: Tensor | None, count: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Loss of a chunk, and the statistics of `_LOSS_NAMES` but the gradient norm; each a sum / `count`."""
-        cfg, actions = self.cfg, self.policy.num_actions
-        action, old_mean, old_log_std, scalars = columns.split([actions, actions, actions, 5], dim=-1)
-        old_log_prob, old_value, advantage, target, valid = scalars.unbind(-1)
+        """Loss of a chunk, and its parts in the order of `LOSSES`; each a sum / `count`."""
+        cfg, head = self.cfg, self.policy.head
+        old = Samples.unpack(packed, self.rollout.action.shape[-1], head.num_parameters)
 
         def mean(x: Tensor) -> Tensor:
-            return (x * valid).sum() / count
+            return (x * old.valid).sum() / count
 
-        now = self.policy.evaluate(inputs, action, hidden, is_first)
-        log_ratio = now.log_prob - old_log_prob
+        now = self.policy.evaluate(inputs, old.action, hidden, is_first)
+        log_ratio = now.log_prob - old.log_prob
         ratio = torch.exp(log_ratio)
         clipped = ratio.clamp(1.0 - cfg.clip, 1.0 + cfg.clip)
-        policy_loss = mean(-torch.minimum(advantage * ratio, advantage * clipped))
+        policy_loss = mean(-torch.minimum(old.advantage * ratio, old.advantage * clipped))
 
-        error = (now.value - target).square()
+        error = (now.value - old.target).square()
         if cfg.value_clip:
-            near = old_value + (now.value - old_value).clamp(-cfg.clip, cfg.clip)
-            error = torch.maximum(error, (near - target).square())
+            near = old.value + (now.value - old.value).clamp(-cfg.clip, cfg.clip)
+            error = torch.maximum(error, (near - old.target).square())
         value_loss = mean(error)
         entropy = mean(now.entropy)
-        bounds_loss = mean((now.mean.abs() - SOFT_BOUND).clamp(min=0.0).square().sum(dim=-1))
+        bounds_loss = mean(now.distribution.excess(SOFT_BOUND))
         loss = policy_loss + 0.5 * cfg.value_coef * value_loss
         loss = loss + cfg.bounds_coef * bounds_loss - cfg.entropy_coef * entropy
         with torch.no_grad():
-            kl = mean(gaussian_kl(old_mean, old_log_std, now.mean, now.log_std))
-            clip_fraction = mean(((ratio - 1.0).abs() > cfg.clip).float())
-            losses = torch.stack([policy_loss, value_loss, bounds_loss, entropy, kl, clip_fraction])
-        return loss, losses
+            parts = {
+                "loss/policy": policy_loss,
+                "loss/value": value_loss,
+                "loss/bounds": bounds_loss,
+                "policy/entropy": entropy,
+                "policy/kl": mean(now.distribution.kl_from(head.distribution.stored(old.distribution))),
+                "policy/clip_fraction": mean(((ratio - 1.0).abs() > cfg.clip).float()),
+            }
+            return loss, torch.stack([parts[name] for name in LOSSES])
 
     @torch.no_grad()
-    def _prepare(
-        self, rollout: Rollout, last_obs: Mapping[str, Tensor], last_hidden: Hidden
-    ) -> tuple[Batch, dict[str, Tensor]]:
+    def _prepare(self) -> tuple[Batch, dict[str, Tensor]]:
         """Advantages and targets, and everything arranged by sequences."""
-        policy, cfg = self.policy, self.cfg
+        policy, cfg, rollout = self.policy, self.cfg, self.rollout
         final_values = []
         for slot in range(rollout.final_step.shape[0]):
             final_obs = {group: value[slot] for group, value in rollout.final_obs.items()}
             final_values.append(policy.value(final_obs, tuple(h[slot] for h in rollout.final_hidden)))
-        next_value = rollout.next_values(policy.value(last_obs, last_hidden), torch.stack(final_values))
+        last_value = policy.value(rollout.last_obs, self.hidden)
+        next_value = rollout.next_values(last_value, torch.stack(final_values))
         value, next_value = policy.denormalize_value(rollout.value), policy.denormalize_value(next_value)
         advantage, returns = gae(
             rollout.reward * cfg.reward_scale,
@@ -296,19 +401,18 @@ class PPO:
         if policy.bf16 and not policy.recurrent:
             # the first layer rounds its input to bf16 anyway; doing it once halves what every epoch gathers
             inputs = {group: value.bfloat16() for group, value in inputs.items()}
-        old_value, target = policy.normalize_value(value), policy.normalize_value(returns)
-        columns = torch.cat(
-            [
-                rollout.action,
-                rollout.mean,
-                rollout.log_std,
-                torch.stack([rollout.log_prob, old_value, advantage, target, valid], dim=-1),
-            ],
-            dim=-1,
+        samples = Samples(
+            rollout.action,
+            rollout.distribution,
+            rollout.log_prob,
+            policy.normalize_value(value),
+            advantage,
+            policy.normalize_value(returns),
+            valid,
         )
         batch = Batch(
             {group: self._by_sequence(value) for group, value in inputs.items()},
-            self._by_sequence(columns),
+            self._by_sequence(samples.pack()),
             tuple(h.transpose(0, 1).flatten(1, 2) for h in rollout.hidden),
             self._by_sequence(rollout.is_first) if policy.recurrent else None,
         )
@@ -318,30 +422,108 @@ class PPO:
         """[T, N, ...] -> [L, T / L * N, ...]: consecutive steps of one env stay together."""
         return x.unflatten(0, (-1, self.sequence_length)).transpose(0, 1).flatten(1, 2)
 
+    # What others ask for
+
+    def recorded(self) -> list[Recorded]:
+        """Observations and rewards of the rollout."""
+        rollout = self.rollout
+        return [
+            *(Recorded("an observation", x, ("step", "env", "column"), g) for g, x in rollout.obs.items()),
+            *(
+                Recorded("the last observation of an episode", x, ("", "env", "column"), g)
+                for g, x in rollout.final_obs.items()
+            ),
+            *(
+                Recorded("an observation after the last step", x, ("env", "column"), g)
+                for g, x in rollout.last_obs.items()
+            ),
+            Recorded("a reward", rollout.reward, ("step", "env")),
+        ]
+
+    def describe(self) -> dict[str, str]:
+        """Network and batch."""
+        cfg, net = self.cfg, self.cfg.network
+        num_envs, samples = len(self.is_first), self.horizon * len(self.is_first)
+        minibatch = samples // self.num_minibatches
+        layers = net._target_ or f"{'x'.join(map(str, net.hidden))} {net.activation}"
+        fitted = "" if minibatch == cfg.minibatch_size else f" (fitted: ppo.minibatch_size={cfg.minibatch_size})"
+        cut = f"{self.num_minibatches} minibatch{'es' if self.num_minibatches > 1 else ''}"
+        sequence = ""
+        if self.policy.recurrent:
+            sequence = f", sequences of {self.sequence_length}"
+            if self.sequence_length != cfg.sequence_length:
+                sequence += f" (fitted: ppo.sequence_length={cfg.sequence_length})"
+        return {
+            "network": f"{layers}, {sum(p.numel() for p in self._parameters):,} parameters",
+            "batch": f"{num_envs} x {self.horizon} = {samples} samples, {cut} of {minibatch}{fitted}{sequence}, {cfg.epochs} epochs",
+        }
+
+    def metadata(self) -> dict[str, Any]:
+        """Precision, and whether bf16 is fast here."""
+        return {
+            "precision": "bf16" if self.policy.bf16 else "fp32",
+            "precision_reason": self._precision_reason,
+            "bf16_is_fast": choose_precision("auto", self.device)[0],
+        }
+
+    @property
+    def batch_rows(self) -> int:
+        """Rows of the largest matrices: a minibatch, or all environments."""
+        num_envs = len(self.is_first)
+        return max(num_envs, min(self.cfg.minibatch_size, num_envs * self.horizon))
+
+    @classmethod
+    def memory_bytes(cls, cfg: PPOConfig, env: EnvSpec, device: torch.device) -> float:
+        """Estimate for rollout and training; its factors are fits to the resident memory of real runs."""
+        obs_size, num_actions, net = sum(env.obs_sizes.values()), env.action_space.size, cfg.network
+        packed = 4 * (3 * num_actions + 5)
+        # Rollout, its copy arranged for training, advantages and returns, observations in float64 for their statistics.
+        sample = (4 * obs_size + packed + 4) + (4 * obs_size + packed) + 48 + 12 * obs_size
+        per_env = cfg.horizon * sample + 40 * obs_size
+        # Activations of a minibatch and their gradients.
+        trunks = 2 if net.separate else 1
+        units = 6.5 * trunks * sum(net.hidden) + obs_size
+        parameters = trunks * sum(a * b for a, b in zip([obs_size, *net.hidden], net.hidden, strict=False))
+        if net.rnn is not None:
+            cells = trunks * net.rnn_layers * net.rnn_size
+            units += (36 if net.rnn == "lstm" else 20) * cells
+            parameters += 4 * cells * (net.rnn_size + obs_size)
+            per_env += 8 * cells * (2 + cfg.horizon / min(cfg.sequence_length, cfg.horizon))
+        samples = min(cfg.minibatch_size, env.num_envs * cfg.horizon)
+        gradients = 0
+        if device.type == "cpu":
+            chunk = chunk_samples(samples)
+            gradients = -(-samples // chunk)  # of every chunk, until they are added up
+            samples = min(samples, chunk * most_workers())  # the activations of so many samples exist at a time
+        bf16 = choose_precision(cfg.precision, device)[0]
+        activations = samples * ((2 if bf16 else 4) * units + 2 * packed)
+        return per_env * env.num_envs + activations + (20 + 4 * gradients) * parameters
+
     def state_dict(self) -> dict[str, Any]:
-        """Optimiser, learning rate and iteration."""
+        """Optimiser, learning rate, iteration, recurrent state and random generators."""
         return {
             "optimizer": copy.deepcopy(self.optimizer.state_dict()),  # a snapshot, as the rest
             "learning_rate": self.learning_rate.clone(),
+            "configured_learning_rate": self.cfg.learning_rate,
             "iteration": self.iteration.clone(),
+            "hidden": [state.clone() for state in self.hidden],
+            "is_first": self.is_first.clone(),
+            "noise_generator": self._noise_generator.get_state(),
+            "shuffle_generator": self._shuffle_generator.get_state(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores `state_dict`."""
+        """Restores `state_dict`. Another `learning_rate` in the settings is a new start of the schedule."""
         self.optimizer.load_state_dict(state["optimizer"])
         self.learning_rate.copy_(state["learning_rate"])
+        if state["configured_learning_rate"] != self.cfg.learning_rate:
+            self.learning_rate.fill_(self.cfg.learning_rate)
         self.iteration.copy_(state["iteration"])
+        for own, saved in zip(self.hidden, state["hidden"], strict=True):
+            own.copy_(saved)
+        self.is_first.copy_(state["is_first"])
+        restore_generator(self._noise_generator, state["noise_generator"])
+        restore_generator(self._shuffle_generator, state["shuffle_generator"])
         # Loading replaced the tensor that the schedule writes to, and took over what the device of then could do.
         here = {"fused": self.device.type in ("cpu", "cuda"), "capturable": self.device.type == "cuda"}
         self.optimizer.param_groups[0].update(here, lr=self.learning_rate)
-
-
-_LOSS_NAMES = (
-    "loss/policy",
-    "loss/value",
-    "loss/bounds",
-    "policy/entropy",
-    "policy/kl",
-    "policy/clip_fraction",
-    "policy/grad_norm",
-)

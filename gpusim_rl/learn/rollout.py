@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from gpusim_rl.learn.networks import Hidden, Sample
+from gpusim_rl.learn.algorithm import EnvSpec, Hidden, Observation, Transition
+from gpusim_rl.learn.networks import Sample
 
 
 def gae(
@@ -48,44 +47,42 @@ def gae(
 
 
 class Rollout:
-    """T steps of N envs, time-major.
+    """T steps of N environments, time-major.
 
-    V(final_obs) is needed only where the time limit cut an episode, which in T steps happens to an env at most
-    `max_truncations` times. So those observations are kept in that many slots per env, written by mask, and valued in
-    one batch per slot at the end: exact, without a second forward pass in every step and without an index list.
+    V(final_obs) is needed only where the time limit ended an episode. In T steps that happens to an environment at most
+    `max_truncations` times. So those observations are kept in that many slots per environment, written by mask, and
+    valued in one batch per slot at the end: exact, without a second forward pass in every step, without an index list.
 
     Args:
         horizon: T.
-        num_envs: N.
-        obs_sizes: Size of each observation group.
-        num_actions: Size of the action vector.
-        initial_hidden: A zero recurrent state for N envs; empty for feed-forward policies.
+        env: The environments.
+        num_actions: Numbers in an action.
+        num_parameters: Numbers that describe one action distribution.
+        initial_hidden: A zero recurrent state for N environments; empty for feed-forward policies.
         sequence_length: Steps per training sequence of a recurrent policy; divides T.
-        max_truncations: How often the time limit can end an episode of one env in T steps.
         device: Where everything lives.
     """
 
     def __init__(
         self,
         horizon: int,
-        num_envs: int,
-        obs_sizes: Mapping[str, int],
+        env: EnvSpec,
         num_actions: int,
+        num_parameters: int,
         *,
         initial_hidden: Hidden,
         sequence_length: int,
-        max_truncations: int,
         device: torch.device,
     ) -> None:
         def empty(*size: int, dtype: torch.dtype = torch.float32) -> Tensor:
             return torch.zeros(size, dtype=dtype, device=device)
 
-        time, envs = horizon, num_envs
-        self.horizon, self.num_envs, self.sequence_length = horizon, num_envs, sequence_length
-        self.obs = {group: empty(time, envs, size) for group, size in obs_sizes.items()}
+        time, envs = horizon, env.num_envs
+        max_truncations = 1 + (horizon - 1) // env.max_episode_length
+        self.horizon, self.num_envs, self.sequence_length = horizon, envs, sequence_length
+        self.obs = {group: empty(time, envs, size) for group, size in env.obs_sizes.items()}
         self.action = empty(time, envs, num_actions)
-        self.mean = empty(time, envs, num_actions)
-        self.log_std = empty(time, envs, num_actions)
+        self.distribution = empty(time, envs, num_parameters)
         self.log_prob = empty(time, envs)
         self.value = empty(time, envs)
         self.reward = empty(time, envs)
@@ -98,18 +95,29 @@ class Rollout:
         self.hidden = tuple(empty(time // sequence_length, *h.shape) for h in initial_hidden)
         """Recurrent state before the first step of each sequence, [sequences, layers, N, size]."""
 
-        self.final_obs = {group: empty(max_truncations, envs, size) for group, size in obs_sizes.items()}
+        self.last_obs = {group: empty(envs, size) for group, size in env.obs_sizes.items()}
+        """The observation after the last step."""
+        self.final_obs = {group: empty(max_truncations, envs, size) for group, size in env.obs_sizes.items()}
         self.final_hidden = tuple(empty(max_truncations, *h.shape) for h in initial_hidden)
         self.final_step = torch.full((max_truncations, envs), -1, dtype=torch.int64, device=device)
         self._truncations = torch.zeros(envs, dtype=torch.int64, device=device)
 
-    def begin(self) -> None:
-        """Forgets the last rollout's truncated episodes."""
-        self.final_step.fill_(-1)
-        self._truncations.zero_()
+    def write(
+        self, t: int, obs: Observation, hidden: Hidden, is_first: Tensor, sample: Sample, step: Transition
+    ) -> None:
+        """Stores step t; step 0 begins a new rollout.
 
-    def write_policy(self, t: int, obs: Mapping[str, Tensor], hidden: Hidden, is_first: Tensor, sample: Sample) -> None:
-        """Stores what was seen and done at step t."""
+        Args:
+            t: In [0, T).
+            obs: What was seen.
+            hidden: Recurrent state before the step.
+            is_first: An episode begins at this step.
+            sample: What was done; `sample.hidden` is the recurrent state after the step.
+            step: What came of it.
+        """
+        if t == 0:  # the episodes of the last rollout that the time limit ended are forgotten
+            self.final_step.fill_(-1)
+            self._truncations.zero_()
         for group, buffer in self.obs.items():
             buffer[t].copy_(obs[group])
         if t % self.sequence_length == 0:
@@ -117,39 +125,28 @@ class Rollout:
                 buffer[t // self.sequence_length].copy_(state)
         self.is_first[t].copy_(is_first)
         self.action[t].copy_(sample.action)
-        self.mean[t].copy_(sample.mean)
-        self.log_std[t].copy_(sample.log_std)
+        sample.distribution.store(self.distribution[t])
         self.log_prob[t].copy_(sample.log_prob)
         self.value[t].copy_(sample.value)
-
-    def write_outcome(
-        self,
-        t: int,
-        reward: Tensor,
-        terminated: Tensor,
-        truncated: Tensor,
-        diverged: Tensor,
-        final_obs: Mapping[str, Tensor],
-        hidden: Hidden,
-    ) -> None:
-        """Stores what came of step t; `hidden` is the recurrent state after it."""
-        self.reward[t].copy_(reward)
-        self.terminated[t].copy_(terminated)
-        self.truncated[t].copy_(truncated)
-        torch.logical_not(diverged, out=self.valid[t])
-        torch.logical_or(terminated, truncated, out=self.done[t])
-        self.done[t].logical_or_(diverged)
+        self.reward[t].copy_(step.reward)
+        self.terminated[t].copy_(step.terminated)
+        self.truncated[t].copy_(step.truncated)
+        torch.logical_not(step.diverged, out=self.valid[t])
+        self.done[t].copy_(step.done)
         for slot in range(self.final_step.shape[0]):
-            here = truncated & (self._truncations == slot)
+            here = step.truncated & (self._truncations == slot)
             self.final_step[slot].masked_fill_(here, t)
             for group, buffer in self.final_obs.items():
-                torch.where(here[:, None], final_obs[group], buffer[slot], out=buffer[slot])
-            for buffer, state in zip(self.final_hidden, hidden, strict=True):
+                torch.where(here[:, None], step.final_obs[group], buffer[slot], out=buffer[slot])
+            for buffer, state in zip(self.final_hidden, sample.hidden, strict=True):
                 torch.where(here[None, :, None], state, buffer[slot], out=buffer[slot])
-        self._truncations += truncated
+        self._truncations += step.truncated
+        if t == self.horizon - 1:
+            for group, buffer in self.last_obs.items():
+                buffer.copy_(step.obs[group])
 
     def next_values(self, last_value: Tensor, final_values: Float[Tensor, "slots envs"]) -> Float[Tensor, "time envs"]:
-        """V of the observation after each step, before any reset.
+        """V of the observation after each step, before any reset, [T, N].
 
         Args:
             last_value: V of the observation after the last step, [N].

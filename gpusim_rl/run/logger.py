@@ -1,32 +1,27 @@
-"""What a run writes down: console, metrics files, checkpoints. The training loop calls `record` once per iteration."""
+"""What a run writes down: console, metrics files, checkpoints. It is told a `RunStatus` once per iteration."""
 
 from __future__ import annotations
 
-import math
 import shlex
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import Any
 
-import torch
 import yaml
 
 from gpusim_rl import paths
+from gpusim_rl.config import RunConfig
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.run import checkpoint
 from gpusim_rl.run.checkpoint import Checkpoints
 from gpusim_rl.run.console import Console
-from gpusim_rl.run.metadata import describe_run
-from gpusim_rl.run.metrics import WINDOW, Row
+from gpusim_rl.run.log_interval import LogRow
+from gpusim_rl.run.metrics import Row
 from gpusim_rl.run.run_dir import RunDir
-from gpusim_rl.run.system import SystemMonitor
-from gpusim_rl.run.timing import Lap
 from gpusim_rl.run.writers import CsvWriter, TensorboardWriter, WandbWriter, Writer, Writers
-
-if TYPE_CHECKING:
-    from gpusim_rl.run.trainer import Trainer
 
 SAVE_INTERVAL_S = 60.0
 """last.pt is at most this old, however long an iteration takes; a kill costs no more than that."""
@@ -36,23 +31,48 @@ BEST_INTERVAL_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class Interval:
-    """What of a log interval is known on the host when it ends; its row may arrive an interval later."""
+class RunStatus:
+    """How far a training is.
 
-    numbers: Row
-    iterations: range
-    env_steps: int  # in the interval
-    lap: Lap
+    Attributes:
+        iteration: Iterations done.
+        rows: Rows of metrics that have arrived since the last status.
+        mean_return: Mean return over a full window in the newest row; None where the window is not full.
+        best_return: Best of all.
+        stopping: A signal asked for the end.
+        diverged: What the simulation of the first diverged env began from, the first time a row tells of one.
+    """
+
+    iteration: int
+    rows: tuple[LogRow, ...]
+    mean_return: float | None
+    best_return: float | None
+    stopping: bool
+    diverged: Mapping[str, Any] | None = None
 
 
 class Logger:
-    """Opens with the run, records every iteration, and closes with what the user needs next."""
+    """Opens with the run, records every iteration, and closes with what the user needs next.
 
-    def __init__(self, trainer: Trainer, run_dir: RunDir) -> None:
-        cfg = trainer.cfg
-        self._trainer = trainer
+    Args:
+        cfg: The run.
+        run_dir: Where to write.
+        wandb_id: Of the run on Weights & Biases.
+        resumed_at: Iteration of the checkpoint that the run continues from; None for a new run.
+        best_return: Best mean return of the run so far.
+    """
+
+    def __init__(
+        self,
+        cfg: RunConfig,
+        run_dir: RunDir,
+        *,
+        wandb_id: str,
+        resumed_at: int | None = None,
+        best_return: float | None = None,
+    ) -> None:
+        self._cfg = cfg
         self.run_dir = run_dir
-        resumed_at = trainer.iteration if trainer.resumed is not None else None
         self._checkpoints = Checkpoints(run_dir.checkpoints, cfg.log.keep)
         self.console = Console(cfg.log.console, cfg.max_iterations, run_dir.train_log)
         writers: list[Writer] = [CsvWriter(run_dir.metrics_csv, resumed_at)]
@@ -67,191 +87,143 @@ class Logger:
                     group=cfg.wandb_group,
                     name=cfg.wandb_name,
                     tags=cfg.wandb_tags,
-                    run_id=trainer.wandb_id,
+                    run_id=wandb_id,
                     info=self.console.info,
                 )
             )
         self._writers = Writers(writers, self.console.warn)
-        self._monitor = SystemMonitor(trainer.rl_device)
-        self._interval_start = (trainer.iteration, trainer.env_steps)
-        self._elapsed_before = trainer.elapsed_s
-        self._began = time.perf_counter()
         self._saved_at = time.perf_counter()
         # The iteration of the newest checkpoint; None before the first one in this folder.
         self._saved = resumed_at if self._checkpoints.last.exists() else None
         self._row: Row = {}
         self._overflow_reported = False
-        self._divergence_reported = False
-        # Mean return over a full window now, and of best.pt; None before there is one. Until then the newest policy is
-        # the best: its mean is over the most episodes, and one lucky episode must not stand for the whole run.
-        self._return: float | None = None
-        self._best_saved = trainer.best_return if self._checkpoints.best.exists() else None
+        # Mean return of best.pt; None before there is one. Until then the newest policy is the best: its mean is over
+        # the most episodes, and one lucky episode must not stand for the whole run.
+        self._best_saved = best_return if self._checkpoints.best.exists() else None
 
     def __enter__(self) -> Logger:
-        self.console.start(banner(self._trainer, self.run_dir))
-        if self._trainer.cfg.log.print_config:
-            self.console.info(yaml.safe_dump(self._trainer.config, sort_keys=False))
-        self._note_facts()
-        self._writers.start(self._trainer.config)
-        if self._trainer.iteration >= self._trainer.cfg.max_iterations:
-            self.console.info(
-                f"nothing to do: this is iteration {self._trainer.iteration} of max_iterations="
-                f"{self._trainer.cfg.max_iterations}; try max_iterations={2 * self._trainer.iteration}"
-            )
         return self
+
+    def start(self, banner: list[tuple[str, str]], config: Mapping[str, Any]) -> None:
+        """Shows what the run is.
+
+        Args:
+            banner: Label and text, at most 12 lines.
+            config: The composed configuration.
+        """
+        self.console.start(banner)
+        if self._cfg.log.print_config:
+            self.console.info(yaml.safe_dump(dict(config), sort_keys=False))
+        self._writers.start(config)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if kind is not None:
             self.console.note(f"ended by {kind.__name__}: {error}")
-        self._monitor.close()
         self._writers.close(0 if kind is None else 1)
         self.console.close()
-        self._trainer.env.close()
 
-    def record(self) -> None:
-        """Ends an iteration: a row of metrics every `log.interval`, a checkpoint where one is due."""
-        trainer, cfg = self._trainer, self._trainer.cfg
-        trainer.elapsed_s = self._elapsed_before + time.perf_counter() - self._began
-        last = trainer.iteration == cfg.max_iterations
-        if trainer.iteration % cfg.log.interval == 0 or last:
-            self._flush()
-        due = trainer.iteration % cfg.log.checkpoint_interval == 0
-        age_s = time.perf_counter() - self._saved_at
-        better = self._better and age_s > BEST_INTERVAL_S
-        if due or last or better or trainer.stopping or age_s > SAVE_INTERVAL_S:
-            self.save(numbered=due)
-
-    def _note_facts(self) -> None:
+    def note(self, metadata: Mapping[str, Any]) -> None:
         """Writes to env.json what the run has chosen by itself."""
-        self._noted = self._trainer.graphs.choice
         try:
-            self.run_dir.note(describe_run(self._trainer))
+            self.run_dir.note(metadata)
         except (OSError, ValueError) as error:  # a full disk; a file that somebody edited
             self.console.warn(f"env.json cannot be written ({error}); training goes on")
 
-    def _flush(self) -> None:
-        trainer = self._trainer
-        if trainer.graphs.choice is not self._noted:  # a capture failed
-            self._note_facts()
-        iteration, env_steps = self._interval_start
-        self._interval_start = (trainer.iteration, trainer.env_steps)
-        numbers: Row = {
-            "iteration": trainer.iteration,
-            "env_steps": trainer.env_steps,
-            "time/elapsed_s": trainer.elapsed_s,
-        }
-        iterations = range(iteration + 1, trainer.iteration + 1)
-        ended = Interval(numbers, iterations, trainer.env_steps - env_steps, trainer.timer.flush())
-        overflow = trainer.env.sim.overflow.sum().float().to(trainer.rl_device)
-        self._wait()
-        for interval, values in trainer.metrics.flush(ended, {"sim/overflow": overflow}):
-            self._publish(interval, values)
+    def record(self, status: RunStatus) -> None:
+        """Publishes the rows that have arrived."""
+        for row in status.rows:
+            self._row = numbers = row.numbers
+            self._writers.write(row.iterations[-1], numbers)
+            self.console.update(numbers)
+            if numbers.get("sim/overflow") and not self._overflow_reported:
+                self._overflow_reported = True
+                self.console.warn(
+                    f"{numbers['sim/overflow']:.0f} envs dropped contacts because a buffer was full;"
+                    " raise sim.nconmax and sim.njmax"
+                )
+        if status.diverged is not None:
+            self._write_diverged(status.diverged)
 
-    def _publish(self, interval: Interval, values: Row) -> None:
-        trainer = self._trainer
-        trainer.check_finite(values, interval.iterations)
-        wall_s, phases = interval.lap.wall_s, interval.lap.phases()
-        row: Row = interval.numbers | {
-            "time/iteration_s": wall_s / len(interval.iterations),
-            "speed/env_steps_per_s": interval.env_steps / wall_s,
-            "speed/sim_steps_per_s": interval.env_steps / phases["simulate"] if phases.get("simulate") else None,
-        }
-        row |= {f"time/{phase}": seconds / wall_s for phase, seconds in phases.items()}
-        row |= self._monitor.latest()
-        row |= {name: value for name, value in values.items() if not name.startswith("check/")}
-        now = row.get("episode/return") if (row.get("episode/count") or 0.0) >= WINDOW else None
-        self._return = now
-        if now is not None and (trainer.best_return is None or now > trainer.best_return):
-            trainer.best_return = now
-        row["episode/best_return"] = trainer.best_return
-        self._row = row
-        self._writers.write(interval.iterations[-1], row)
-        self.console.update(row)
-        if row.get("sim/overflow") and not self._overflow_reported:
-            self._overflow_reported = True
-            self.console.warn(
-                f"{row['sim/overflow']:.0f} envs dropped contacts because a buffer was full;"
-                " raise sim.nconmax and sim.njmax"
-            )
-        if row.get("sim/diverged") and not self._divergence_reported:
-            self._divergence_reported = True
-            self._dump_diverged()
-
-    def _dump_diverged(self) -> None:
+    def _write_diverged(self, state: Mapping[str, Any]) -> None:
         """Writes down once, to be replayed, from where the first env diverged."""
-        trainer, path = self._trainer, self.run_dir.path / "diverged.pt"
-        first = trainer.env.first_diverged.read()
-        if first is None or path.exists():
+        path = self.run_dir.path / "diverged.pt"
+        if path.exists():
             return
-        about = {"task": trainer.task_name, "config": trainer.config, "sim": trainer.choice.name}
         where = f"are in {self.run_dir}/diverged.pt"
         try:
-            checkpoint.save(path, {**about, "iteration": trainer.iteration, **first})
+            checkpoint.save(path, state)
         except OSError as error:
             where = f"could not be saved ({error})"
         self.console.warn(
-            f"the physics of env {first['env']} diverged; such envs are reset and left out of learning, and"
+            f"the physics of env {state['env']} diverged; such envs are reset and left out of learning, and"
             f" counted in sim/diverged. The state and action before it {where}"
         )
 
-    @property
-    def _better(self) -> bool:
-        """The policy is better than that of best.pt: a record may have passed before it was due to be saved."""
-        return self._return is not None and (self._best_saved is None or self._return > self._best_saved)
+    # Checkpoints
 
-    def save(self, *, numbered: bool) -> None:
-        """Writes last.pt, and best.pt if the mean return is above that of the old one, or that is not known."""
-        trainer = self._trainer
+    def checkpoint_due(self, status: RunStatus) -> bool:
+        """Whether the state after this iteration is to be saved."""
+        age_s = time.perf_counter() - self._saved_at
+        better = self._is_better(status) and age_s > BEST_INTERVAL_S
+        last = status.iteration == self._cfg.max_iterations
+        return self._numbered(status) or last or better or status.stopping or age_s > SAVE_INTERVAL_S
+
+    def save(self, status: RunStatus, state: Mapping[str, Any]) -> None:
+        """Writes last.pt, and best.pt if the mean return is above that of the old one, or that is not known.
+
+        Args:
+            status: Of the training now.
+            state: What a run that continues from here needs.
+        """
         self._saved_at = time.perf_counter()
-        self._drain()  # a run that continues from here does not make these rows again
-        trainer.check_policy()
         try:
-            self._checkpoints.save_last(trainer.state_dict())
-            self._saved = trainer.iteration
-            if self._better or self._best_saved is None:
+            self._checkpoints.save_last(state)
+            self._saved = status.iteration
+            if self._is_better(status) or self._best_saved is None:
                 self._checkpoints.save_best()
-                self._best_saved = self._return
-            if numbered:
-                self._checkpoints.save_numbered(trainer.iteration)
+                self._best_saved = status.mean_return
+            if self._numbered(status):
+                self._checkpoints.save_numbered(status.iteration)
         except OSError as error:
             self.console.warn(f"checkpoint NOT saved ({error}); training goes on, the next one is tried again")
 
-    def finish(self) -> Row:
-        """Publishes what is still on its way, and prints the commands that continue from here.
+    def is_saved(self, status: RunStatus) -> bool:
+        """Whether the newest checkpoint is of this iteration."""
+        return self._saved == status.iteration
+
+    def _numbered(self, status: RunStatus) -> bool:
+        return status.iteration % self._cfg.log.checkpoint_interval == 0
+
+    def _is_better(self, status: RunStatus) -> bool:
+        """The policy is better than that of best.pt: a record may have passed before it was due to be saved."""
+        now = status.mean_return
+        return now is not None and (self._best_saved is None or now > self._best_saved)
+
+    def finish(self, status: RunStatus) -> Row:
+        """Writes the summary, and prints the commands that continue from here.
+
+        Returns:
+            The last row of metrics.
 
         Raises:
             ConfigError: The end of the training could not be saved.
         """
-        trainer = self._trainer
-        self._drain()
-        self._writers.summary({"best_return": trainer.best_return, **self._row})
-        if self._saved != trainer.iteration:  # a signal after the last look, or a disk that is full
-            self.save(numbered=False)
-        if self._saved != trainer.iteration:
+        self._writers.summary({"best_return": status.best_return, **self._row})
+        if not self.is_saved(status):
             newest = "there is no checkpoint" if self._saved is None else f"the newest is of iteration {self._saved}"
             raise ConfigError(
-                f"the checkpoint of iteration {trainer.iteration} could not be written to {self.run_dir}; {newest}"
+                f"the checkpoint of iteration {status.iteration} could not be written to {self.run_dir}; {newest}"
             )
         run = shlex.quote(str(self.run_dir))
-        limit = trainer.cfg.max_iterations
-        further = f" max_iterations={2 * limit}" if trainer.iteration >= limit else ""  # else it would end at once
+        limit = self._cfg.max_iterations
+        further = f" max_iterations={2 * limit}" if status.iteration >= limit else ""  # else it would end at once
         self.console.footer(
             [f"{command(tool)} {run}" for tool in ("play", "record")]
             + [f"{command('train')} checkpoint={run}{further}", f"{command('plot')} {run}"]
         )
         return self._row
-
-    def _wait(self) -> None:
-        """On CUDA the host is an iteration ahead of the device, and waits for it here: that is no time of logging."""
-        with self._trainer.timer.waiting():
-            self._trainer.metrics.wait()
-
-    def _drain(self) -> None:
-        self._wait()
-        for interval, values in self._trainer.metrics.drain():
-            self._publish(interval, values)
 
 
 def command(tool: str) -> str:
@@ -262,61 +234,3 @@ def command(tool: str) -> str:
     file = paths.train_file() if tool == "train" else paths.tools_dir() / f"{tool}.py"
     here = Path.cwd()
     return f"python {shlex.quote(str(file.relative_to(here) if file.is_relative_to(here) else file))}"
-
-
-def banner(trainer: Trainer, run_dir: RunDir) -> list[tuple[str, str]]:
-    """What the user should know before the first number, as label and text; at most 12 lines."""
-    cfg, env, ppo = trainer.cfg, trainer.env, trainer.ppo
-    sizes = ", ".join(f"{name} {size}" for name, size in env.obs_sizes.items())
-    parameters = sum(p.numel() for p in trainer.policy.parameters())
-    batch = cfg.num_envs * cfg.ppo.horizon
-    minibatch = batch // ppo.num_minibatches
-    fitted = "" if minibatch == cfg.ppo.minibatch_size else f" (fitted: ppo.minibatch_size={cfg.ppo.minibatch_size})"
-    cut = f"{ppo.num_minibatches} minibatch{'es' if ppo.num_minibatches > 1 else ''}"
-    sequence = ""
-    if trainer.policy.recurrent:
-        sequence = f", sequences of {ppo.sequence_length}"
-        if ppo.sequence_length != cfg.ppo.sequence_length:
-            sequence += f" (fitted: ppo.sequence_length={cfg.ppo.sequence_length})"
-    ignored = "" if cfg.seed in (-1, trainer.seed) else f" (the checkpoint's; seed={cfg.seed} is ignored)"
-    network = "x".join(map(str, cfg.ppo.network.hidden))
-    precision = "bf16" if trainer.policy.bf16 else "fp32"
-    git = run_dir.environment.get("git")
-    lines = [
-        (
-            "task",
-            f"{trainer.task_name}, {cfg.num_envs} envs, control {cfg.task.control_hz:g} Hz, physics"
-            f" {cfg.task.physics_hz:g} Hz, episode {cfg.task.episode_length} steps",
-        ),
-        ("spaces", f"observations {sizes}; actions {env.num_actions}"),
-        ("sim", str(trainer.choice)),
-        (
-            "learner",
-            f"{trainer.rl_device}, {torch.get_num_threads()} CPU threads, {precision} ({trainer.precision_reason})",
-        ),
-        ("graph", str(trainer.graphs.choice)),
-        ("network", f"{network} {cfg.ppo.network.activation}, {parameters:,} parameters"),
-        (
-            "batch",
-            f"{cfg.num_envs} x {cfg.ppo.horizon} = {batch} samples, {cut} of"
-            f" {minibatch}{fitted}{sequence}, {cfg.ppo.epochs} epochs",
-        ),
-        ("seed", f"{trainer.seed}{ignored}"),
-    ]
-    if trainer.overrides:
-        lines.append(("changed", " ".join(trainer.overrides)))
-    if git:
-        lines.append(("commit", git["sha"][:10] + (" + local changes" if git["dirty"] else "")))
-    if trainer.resumed is not None:
-        lines.append(("resumed", f"at iteration {trainer.iteration}"))
-    lines.append(("run", str(run_dir)))
-    return lines
-
-
-def report(trainer: Trainer, result: dict[str, float]) -> None:
-    """Prints the result of an evaluation, one number per line."""
-    console = Console(trainer.cfg.log.console, 0, None)
-    width = max(map(len, result))
-    for name, value in result.items():
-        console.info(f"{name:<{width}}  {'–' if math.isnan(value) else f'{value:.6g}'}")
-    console.close()

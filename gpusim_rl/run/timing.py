@@ -14,8 +14,8 @@ from gpusim_rl.run.phases import PHASES
 
 
 @dataclass(frozen=True, slots=True)
-class Lap:
-    """One log interval.
+class Durations:
+    """Durations of one log interval.
 
     Attributes:
         wall_s: Its duration on the wall clock [s].
@@ -101,12 +101,12 @@ class PhaseTimer:
         yield
         self._entered = time.perf_counter()
 
-    def flush(self) -> Lap:
+    def flush(self) -> Durations:
         """Ends an interval and begins the next one, usually in the middle of `log`: each gets its part."""
         if self._inside is not None:
             self._add_host_time()
         now = time.perf_counter()
-        lap = Lap(now - self._began, self._seconds, self._events)
+        durations = Durations(now - self._began, self._seconds, self._events)
         self.start()
         self._began = now
-        return lap
+        return durations

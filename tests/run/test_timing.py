@@ -44,8 +44,8 @@ def test_a_phase_inside_another_is_part_of_it():
     timer.observe(around)
     with timer("rollout"), timer("policy"):
         time.sleep(0.01)
-    lap = timer.flush()
-    assert lap.phases().keys() == {"rollout"} and entered == ["rollout"]
+    durations = timer.flush()
+    assert durations.phases().keys() == {"rollout"} and entered == ["rollout"]
 
 
 def test_a_phase_that_is_under_way_is_split_between_the_intervals():
@@ -90,8 +90,8 @@ def test_what_comes_before_the_start_does_not_count():
     with timer("simulate"):
         time.sleep(0.05)
     timer.start()
-    lap = timer.flush()
-    assert lap.wall_s < 0.05 and lap.phases() == {}
+    durations = timer.flush()
+    assert durations.wall_s < 0.05 and durations.phases() == {}
 
 
 class Stream:

@@ -1,0 +1,58 @@
+"""What the user should know before the first number of a run."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import torch
+
+from gpusim_rl.run.console import Console
+from gpusim_rl.run.run_dir import RunDir
+
+if TYPE_CHECKING:
+    from gpusim_rl.run.trainer import Trainer
+
+
+def banner(trainer: Trainer, run_dir: RunDir) -> list[tuple[str, str]]:
+    """Label and text, at most 12 lines."""
+    spec, cfg, env = trainer.spec, trainer.cfg, trainer.env
+    sizes = ", ".join(f"{name} {size}" for name, size in env.obs_sizes.items())
+    ignored = "" if cfg.seed in (-1, trainer.seed) else f" (the checkpoint's; seed={cfg.seed} is ignored)"
+    precision = trainer.algorithm.metadata().get("precision")
+    reason = trainer.algorithm.metadata().get("precision_reason")
+    git = run_dir.environment.get("git")
+    lines = [
+        (
+            "task",
+            f"{trainer.task_name}, {cfg.num_envs} envs, control {cfg.task.control_hz:g} Hz, physics"
+            f" {cfg.task.physics_hz:g} Hz, episode {cfg.task.episode_length} steps",
+        ),
+        ("spaces", f"observations {sizes}; actions {env.num_actions}"),
+        ("sim", str(trainer.choice)),
+        (
+            "learner",
+            f"{cfg.algo} on {trainer.rl_device}, {torch.get_num_threads()} CPU threads"
+            + (f", {precision} ({reason})" if precision else ""),
+        ),
+        ("graph", str(trainer.graphs.choice)),
+        *trainer.algorithm.describe().items(),
+        ("seed", f"{trainer.seed}{ignored}"),
+    ]
+    if spec.overrides:
+        lines.append(("changed", " ".join(spec.overrides)))
+    if git:
+        lines.append(("commit", git["sha"][:10] + (" + local changes" if git["dirty"] else "")))
+    if trainer.resumed:
+        lines.append(("resumed", f"at iteration {trainer.iteration}"))
+    lines.append(("run", str(run_dir)))
+    return lines
+
+
+def report(console_mode: str, result: dict[str, float]) -> None:
+    """Prints the result of an evaluation, one number per line."""
+    console = Console(console_mode, 0, None)
+    width = max(map(len, result))
+    for name, value in result.items():
+        console.info(f"{name:<{width}}  {'–' if math.isnan(value) else f'{value:.6g}'}")
+    console.close()

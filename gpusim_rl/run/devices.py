@@ -1,0 +1,63 @@
+"""On what a run computes: devices, simulator, and threads of torch."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+
+from gpusim_rl.config import RunConfig
+from gpusim_rl.errors import ConfigError
+from gpusim_rl.hardware import available_cpus
+from gpusim_rl.sim import SimChoice, choose_sim
+from gpusim_rl.sim.registry import SIMULATORS
+
+ROWS_PER_THREAD = 1024
+"""Rows of a matrix that keep a thread of torch busy (benchmarks/few_rows.json)."""
+
+
+def choose_devices(cfg: RunConfig) -> tuple[torch.device, SimChoice]:
+    """Where the learner lives, and the simulator with its device.
+
+    Raises:
+        ConfigError: There is no such device, or the simulator cannot run on it.
+    """
+    rl_device = _device(cfg.rl_device or cfg.device, "rl_device" if cfg.rl_device else "device")
+    sim_device = _device(cfg.sim_device or cfg.device, "sim_device" if cfg.sim_device else "device")
+    if cfg.sim_device is None and cfg.sim.name != "auto" and SIMULATORS[cfg.sim.name].devices == ("cpu",):
+        sim_device = torch.device("cpu")  # the only place where it runs; a policy on the GPU can still use it
+    return rl_device, choose_sim(cfg.sim.name, sim_device)
+
+
+def use_available_cpus(batch_rows: int | None = None) -> None:
+    """Gives torch a thread for each CPU of this process, unless the user chose a number, which torch has followed.
+
+    Args:
+        batch_rows: Rows of the largest matrices of a training; None for an environment alone. Threads that share few
+            rows wait for each other longer than they work, so there is one for every ROWS_PER_THREAD at most.
+    """
+    if "OMP_NUM_THREADS" in os.environ:
+        return
+    threads = available_cpus()
+    if batch_rows is not None:
+        threads = min(threads, max(1, batch_rows // ROWS_PER_THREAD))
+    torch.set_num_threads(threads)
+
+
+def _device(name: str, key: str) -> torch.device:
+    """The device that a user means.
+
+    Raises:
+        ConfigError: There is no such device.
+    """
+    if name == "auto":
+        return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+    device = torch.device(name)
+    if device.type == "cuda":
+        count = torch.cuda.device_count()
+        index = device.index or 0
+        if index >= count:
+            has = f"{count} CUDA device{'s' if count != 1 else ''}" if count else "no CUDA device"
+            raise ConfigError(f"{key}={name}: this machine has {has}; try {key}={'cuda:0' if count else 'cpu'}")
+        device = torch.device("cuda", index)
+    return device

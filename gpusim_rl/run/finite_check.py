@@ -1,0 +1,78 @@
+"""A run stops where an observation, a reward, a loss or the policy is not finite, and says which and where."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from gpusim_rl.errors import TaskError
+from gpusim_rl.learn.algorithm import Recorded
+from gpusim_rl.run.metrics import Row
+
+FLAGS = {"check/obs": "an observation", "check/reward": "a reward"}
+
+
+class FiniteCheck:
+    """Looks at rows of metrics, and at the policy before it is saved.
+
+    Args:
+        task_name: For the message.
+    """
+
+    def __init__(self, task_name: str) -> None:
+        self._task_name = task_name
+
+    def check_row(self, row: Row, iterations: range, recorded: Sequence[Recorded] | None) -> None:
+        """Stops the run if a row says that something was not finite.
+
+        Args:
+            row: Numbers of a log interval.
+            iterations: The iterations of that interval.
+            recorded: What the algorithm recorded, if it is of that interval alone.
+
+        Raises:
+            TaskError: With what it was, where (if this is still known) and when.
+        """
+        flags = [name for name in row if name.startswith(("check/", "loss/"))]
+        bad = [name for name in flags if not _is_finite(row[name])]
+        if bad:
+            found = _first_not_finite(recorded) if recorded is not None else None
+            bad.sort(key=lambda name: (name.startswith("loss/"), name))
+            raise self._error(found or FLAGS.get(bad[0], "the loss"), iterations)
+
+    def check_policy(self, weights: Mapping[str, Tensor], iteration: int) -> None:
+        """Stops the run before a checkpoint of a policy that is not finite: rows may be late or rare.
+
+        Raises:
+            TaskError: With the first bad tensor.
+        """
+        for name, value in weights.items():
+            if not torch.isfinite(value).all():
+                raise self._error(f"the policy ({name})", range(iteration, iteration + 1))
+
+    def _error(self, what: str, iterations: range) -> TaskError:
+        first, last = iterations[0], iterations[-1]
+        when = f"iteration {last}" if first == last else f"iterations {first} to {last}"
+        return TaskError(
+            f"{self._task_name}: {what} is not finite in {when}; all checkpoints are from before it."
+            " Try debug.check_task=true to name the hook and the step"
+        )
+
+
+def _first_not_finite(recorded: Sequence[Recorded]) -> str | None:
+    """The first tensor with a value that is not finite, and where in it."""
+    for item in recorded:
+        bad = ~torch.isfinite(item.value)
+        if bad.any():
+            index = bad.nonzero()[0].tolist()
+            where = [f"group {item.group!r}"] * bool(item.group)
+            where += [f"{axis} {number}" for axis, number in zip(item.axes, index, strict=True) if axis]
+            return f"{item.what} ({', '.join(where)})"
+    return None
+
+
+def _is_finite(value: float | None) -> bool:
+    return value is None or math.isfinite(value)

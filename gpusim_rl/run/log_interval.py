@@ -1,0 +1,115 @@
+"""From what device and host counted in a log interval to one row of numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gpusim_rl.run.metrics import WINDOW, Metrics, Row
+from gpusim_rl.run.system import SystemMonitor
+from gpusim_rl.run.timing import Durations, PhaseTimer
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """What of a log interval is known on the host when it ends; its row may arrive an interval later."""
+
+    numbers: Row
+    iterations: range
+    env_steps: int  # in the interval
+    durations: Durations
+
+
+@dataclass(frozen=True, slots=True)
+class LogRow:
+    """The row of a log interval, with the flags (`check/...`) that are not logged."""
+
+    iterations: range
+    numbers: Row
+    flags: Row
+
+
+class LogIntervals:
+    """Cuts a training into log intervals.
+
+    Args:
+        metrics: Numbers on the device.
+        timer: Durations of the phases.
+        device: Where the learner lives.
+        iteration: Iterations done before the first interval.
+        env_steps: Control steps done before it, summed over envs.
+
+    Attributes:
+        best_return: Best mean return over a full window so far; None before there was one.
+        mean_return: Mean return over a full window in the newest row; None where the window is not full.
+    """
+
+    def __init__(
+        self,
+        metrics: Metrics,
+        timer: PhaseTimer,
+        device: torch.device,
+        *,
+        iteration: int,
+        env_steps: int,
+        best_return: float | None,
+    ) -> None:
+        self._metrics, self._timer = metrics, timer
+        self._monitor = SystemMonitor(device)
+        self._start = (iteration, env_steps)
+        self.best_return = best_return
+        self.mean_return: float | None = None
+
+    def end(self, iteration: int, env_steps: int, elapsed_s: float, extra: Mapping[str, Tensor]) -> list[LogRow]:
+        """Ends an interval.
+
+        Args:
+            iteration: Iterations done.
+            env_steps: Control steps done, summed over envs.
+            elapsed_s: Time of training [s].
+            extra: More 0-dim device tensors for the row.
+
+        Returns:
+            The rows that have arrived: this one on the CPU, the one before on CUDA.
+        """
+        numbers: Row = {"iteration": iteration, "env_steps": env_steps, "time/elapsed_s": elapsed_s}
+        iterations = range(self._start[0] + 1, iteration + 1)
+        ended = Ended(numbers, iterations, env_steps - self._start[1], self._timer.flush())
+        self._start = (iteration, env_steps)
+        self._wait()
+        return [self._row(*arrived) for arrived in self._metrics.flush(ended, extra)]
+
+    def drain(self) -> list[LogRow]:
+        """The row that is still on its way, if any."""
+        self._wait()
+        return [self._row(*arrived) for arrived in self._metrics.drain()]
+
+    def close(self) -> None:
+        """Ends the watch over the machine."""
+        self._monitor.close()
+
+    def _wait(self) -> None:
+        """On CUDA the host is an iteration ahead of the device, and waits for it here: that is no time of logging."""
+        with self._timer.waiting():
+            self._metrics.wait()
+
+    def _row(self, ended: Ended, values: Row) -> LogRow:
+        wall_s, phases = ended.durations.wall_s, ended.durations.phases()
+        row: Row = ended.numbers | {
+            "time/iteration_s": wall_s / len(ended.iterations),
+            "speed/env_steps_per_s": ended.env_steps / wall_s,
+            "speed/sim_steps_per_s": ended.env_steps / phases["simulate"] if phases.get("simulate") else None,
+        }
+        row |= {f"time/{phase}": seconds / wall_s for phase, seconds in phases.items()}
+        row |= self._monitor.latest()
+        flags = {name: value for name, value in values.items() if name.startswith("check/")}
+        row |= {name: value for name, value in values.items() if name not in flags}
+        now = row.get("episode/return") if (row.get("episode/count") or 0.0) >= WINDOW else None
+        self.mean_return = now
+        if now is not None and (self.best_return is None or now > self.best_return):
+            self.best_return = now
+        row["episode/best_return"] = self.best_return
+        return LogRow(ended.iterations, row, flags)
