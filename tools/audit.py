@@ -84,7 +84,7 @@ def audit_all(args: argparse.Namespace) -> dict[str, Any]:
             "num_envs": trainer.cfg.num_envs,
             "sim": str(trainer.choice),
             "device": str(trainer.rl_device),
-            "precision": "bf16" if trainer.policy.bf16 else "fp32",
+            "precision": trainer.algorithm.metadata().get("precision", "fp32"),
             "graph": str(trainer.graphs.choice),
             "log_rows": rows,
             "ours": result.as_dict(),

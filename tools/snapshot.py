@@ -80,7 +80,7 @@ def picture(args: argparse.Namespace) -> Path:
     from gpusim_rl.view.snapshot import draw, write_png
 
     with closing(
-        Player.open(args.run, act=args.policy, num_envs=args.worlds, sim=args.sim, fresh=True, compose=compose)
+        Player.open(args.run, act=args.policy, num_envs=args.worlds, sim=args.sim, from_yaml=True, compose=compose)
     ) as player:
         for _ in range(args.steps):
             player.step()

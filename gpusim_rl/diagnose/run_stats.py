@@ -124,7 +124,11 @@ def make_profile(config: dict[str, Any], environment: dict[str, Any], rows: Sequ
 
     rl_device = learner.get("device") or ("cuda" if _mean(kept, "system/gpu_percent") is not None else "cpu")
     sim_device = sim.get("device") or config.get("sim_device") or rl_device
-    named = sim_cfg["name"] if sim_cfg["name"] != "auto" else default_simulator("cpu" if sim_device == "cpu" else "cuda").name
+    named = (
+        sim_cfg["name"]
+        if sim_cfg["name"] != "auto"
+        else default_simulator("cpu" if sim_device == "cpu" else "cuda").name
+    )
     seconds = _seconds(kept, before)
     total = max(sum(seconds), 1e-9)
     steps = _number(kept[-1], "env_steps") - (_number(before, "env_steps") if before else 0.0)

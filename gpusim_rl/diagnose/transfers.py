@@ -24,10 +24,9 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from gpusim_rl.env import Step
 from gpusim_rl.errors import ConfigError
-from gpusim_rl.learn.networks import ActorCritic
-from gpusim_rl.learn.ppo import PPO
-from gpusim_rl.learn.rollout import Rollout
+from gpusim_rl.learn.algorithm import EnvSpec
 from gpusim_rl.run.logger import Logger
 from gpusim_rl.run.profile import (
     ITERATION,
@@ -356,20 +355,20 @@ def audit(loop: Loop, *, warm_up: int, iterations: int) -> Audit:
 
 def our_loop(trainer: Trainer, log: Logger) -> Loop:
     """Our training, with what is not part of a steady iteration in phases of its own."""
-    return Loop(trainer.rl_device, lambda: trainer.iterate(log), _with_physics(trainer, log, trainer.timer.observe))
+    return Loop(trainer.rl_device, lambda: trainer.iterate(log), _with_physics(trainer, trainer.timer.observe))
 
 
 def foreign_loop(client: Any, trainer: Trainer, log: Logger, library: str) -> Loop:
     """Another library's training (`throughput.baselines.Client`) on the environment of `trainer`."""
-    return Loop(trainer.rl_device, client.iterate, _with_physics(trainer, log, client.observe), library)
+    return Loop(trainer.rl_device, client.iterate, _with_physics(trainer, client.observe), library)
 
 
-def _with_physics(trainer: Trainer, log: Logger, observe: Callable[..., None]) -> Callable[..., None]:
+def _with_physics(trainer: Trainer, observe: Callable[..., None]) -> Callable[..., None]:
     """Observes calls of physics on the host, and of saving, as phases too."""
 
     def observe_all(around: Callable[[str], AbstractContextManager[Any]]) -> None:
         observe(around)
-        calls: list[tuple[Any, str, str]] = [(log, "save", CHECKPOINT)]
+        calls: list[tuple[Any, str, str]] = [(trainer, "save", CHECKPOINT)]
         if SIMULATORS[trainer.choice.name].cpu_threads:
             calls += [(trainer.env.sim, name, PHYSICS) for name in ("step", "reset", "refresh")]
         for owner, name, phase in calls:
@@ -513,42 +512,26 @@ def update_without_data(trainer: Trainer) -> str | None:
     Returns:
         None if it ran, else what failed and where.
     """
-    cfg, env, meta = trainer.cfg, trainer.env, torch.device("meta")
-    settings = dataclasses.replace(cfg.ppo, compile=False)
-    policy = ActorCritic(env.obs_sizes, env.num_actions, settings, bf16=False).to(meta)
-    ppo = PPO(
-        policy,
-        settings,
-        horizon=settings.horizon,
-        num_envs=cfg.num_envs,
-        max_iterations=cfg.max_iterations,
-        generator=torch.Generator(),
-    )
-    ppo.optimizer.step = lambda: None  # type: ignore[method-assign,assignment]
-    hidden = policy.initial_state(cfg.num_envs)
-    rollout = Rollout(
-        settings.horizon,
-        cfg.num_envs,
-        env.obs_sizes,
-        env.num_actions,
-        initial_hidden=hidden,
-        sequence_length=ppo.sequence_length,
-        max_truncations=trainer.rollout.final_step.shape[0],
-        device=meta,
-    )
-    obs = {group: torch.zeros(cfg.num_envs, size, device=meta) for group, size in env.obs_sizes.items()}
-    noise = torch.zeros(cfg.num_envs, env.num_actions, device=meta)
-    number = torch.zeros(cfg.num_envs, device=meta)
-    flag = torch.zeros(cfg.num_envs, dtype=torch.bool, device=meta)
+    spec, env, meta = trainer.spec, trainer.env, torch.device("meta")
+    off = {"precision": "fp32", "compile": False}
+    names = {field.name for field in dataclasses.fields(spec.cfg.algorithm)}
+    settings = dataclasses.replace(spec.cfg.algorithm, **{key: off[key] for key in off.keys() & names})
+    num_envs = spec.cfg.num_envs
+    env_spec = EnvSpec(num_envs, dict(env.obs_sizes), env.action_space, env.max_episode_length)
     try:
+        algorithm = spec.algorithm_class(
+            settings, env_spec, device=meta, seed=0, max_iterations=spec.cfg.max_iterations
+        )
+        for optimizer in vars(algorithm).values():
+            if isinstance(optimizer, torch.optim.Optimizer):
+                optimizer.step = lambda: None  # type: ignore[method-assign,assignment]
+        obs = {group: torch.zeros(num_envs, size, device=meta) for group, size in env.obs_sizes.items()}
+        flag = torch.zeros(num_envs, dtype=torch.bool, device=meta)
+        step = Step(obs, obs, torch.zeros(num_envs, device=meta), {}, {}, flag, flag, flag, flag, flag)
         with torch.no_grad():
-            rollout.begin()
-            for t in range(settings.horizon):
-                sample = policy.act(obs, hidden, noise)
-                rollout.write_policy(t, obs, hidden, flag, sample)
-                rollout.write_outcome(t, number, flag, flag, flag, obs, sample.hidden)
-                hidden = tuple(h.masked_fill(flag[None, :, None], 0.0) for h in sample.hidden)
-        ppo.update(rollout, obs, hidden)
+            for _ in range(algorithm.horizon):
+                algorithm.record(algorithm.act(obs), step)
+        algorithm.update()
     except (RuntimeError, NotImplementedError) as error:
         return describe(error)
     return None

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 
 import torch
 from jaxtyping import Bool, Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from gpusim_rl.discover import load_class
 from gpusim_rl.spaces import Box
@@ -55,24 +55,16 @@ class Transition(Protocol):
     """Any of the three: a new episode begins with `obs`."""
 
 
-class Policy(Protocol):
-    """What is left of an algorithm after the training: it evaluates, plays and exports. A `torch.nn.Module`."""
+class Policy(nn.Module):
+    """What is left of an algorithm after the training: it evaluates, plays and exports."""
 
+    @abstractmethod
     def act(self, obs: Observation, hidden: Hidden, deterministic: bool = True) -> tuple[Tensor, Hidden]:
-        """Actions [batch, actions] for raw observations, and the next recurrent state."""
-        ...
+        """Actions [batch, actions] for raw observations [batch, size], and the next recurrent state."""
 
     def initial_state(self, batch: int) -> Hidden:
         """The recurrent state at the start of an episode: zeros; empty for feed-forward policies."""
-        ...
-
-    def state_dict(self) -> dict[str, Any]:
-        """Weights and statistics."""
-        ...
-
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> Any:
-        """Restores `state_dict`."""
-        ...
+        return ()
 
 
 class Recorded(NamedTuple):

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from gpusim_rl.config import NetworkConfig
 from gpusim_rl.discover import load_class
 from gpusim_rl.errors import ConfigError
-from gpusim_rl.learn.algorithm import Hidden, Observation
+from gpusim_rl.learn.algorithm import Hidden, Observation, Policy
 from gpusim_rl.learn.distributions import DiagonalGaussian, make_head
 from gpusim_rl.learn.normalize import RunningNormalizer
 from gpusim_rl.spaces import Box
@@ -157,7 +157,7 @@ class Trunk(nn.Module):
         return self.mlp(x.flatten(0, 1)).float().unflatten(0, x.shape[:2])
 
 
-class ActorCritic(nn.Module):
+class ActorCritic(Policy):
     """A policy and a value function, with shared or separate trunks.
 
     Observations come in groups: `policy` for the actor and, if present, `critic` for the critic, which then has its own

@@ -6,7 +6,7 @@ import os
 import re
 import shutil
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -14,21 +14,11 @@ from typing import Any
 import torch
 
 import gpusim_rl
+from gpusim_rl.config import RunSpec
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.run.run_dir import replacing
 
-
-def _with_graph_and_profile(payload: dict[str, Any]) -> dict[str, Any]:
-    """Format 2: the settings `graph` and `debug.profile` exist."""
-    if "config" not in payload:
-        return payload
-    config = {"graph": "auto", **payload["config"]}
-    return payload | {"config": config | {"debug": {"profile": 0, **config.get("debug", {})}}}
-
-
-FORMAT = 2
-# An older format is brought up to date step by step: MIGRATIONS[n] makes format n + 1 out of n.
-MIGRATIONS: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {1: _with_graph_and_profile}
+FORMAT = 3
 
 
 def save(path: Path, payload: Mapping[str, Any]) -> None:
@@ -53,7 +43,7 @@ def save(path: Path, payload: Mapping[str, Any]) -> None:
 
 
 def load(path: Path, map_location: str | torch.device = "cpu") -> dict[str, Any]:
-    """Read a checkpoint of this format or an older one.
+    """Read a checkpoint of this format.
 
     Args:
         path: File to read.
@@ -73,14 +63,42 @@ def load(path: Path, map_location: str | torch.device = "cpu") -> dict[str, Any]
     version = payload.get("format") if ours else None
     if not isinstance(version, int) or version < 1:
         raise ConfigError(f"{path} is not a checkpoint of gpusim_rl: another program wrote it")
-    if version > FORMAT:
+    if version != FORMAT:
         raise ConfigError(
-            f"checkpoint {path} has format {version}, this is gpusim_rl {gpusim_rl.__version__} "
-            f"which reads up to {FORMAT}. Try gpusim_rl {payload['gpusim_rl']}"
+            f"checkpoint {path} has format {version} of gpusim_rl {payload['gpusim_rl']}; this is gpusim_rl"
+            f" {gpusim_rl.__version__}, which reads format {FORMAT}. Try the version that wrote it (env.json of the run"
+            " names its commit)"
         )
-    for older in range(version, FORMAT):
-        payload = {**MIGRATIONS[older](payload), "format": older + 1}
     return payload
+
+
+def load_for(spec: RunSpec) -> dict[str, Any] | None:
+    """Read the checkpoint that a run begins from, and check that it fits the run's configuration.
+
+    Returns:
+        What `save` wrote; None for a run that begins from nothing.
+
+    Raises:
+        ConfigError: There is none to evaluate, or it is of another task or other networks.
+    """
+    if spec.checkpoint is None:
+        if spec.cfg.test:
+            raise ConfigError("test=true needs checkpoint=<run folder or .pt file>")
+        return None
+    file, task_name = spec.checkpoint.file, spec.task_class.__name__
+    state = load(file)
+    missing = {"task", "config", "seed", "policy"} - state.keys()
+    if missing:
+        raise ConfigError(f"{file} is not a checkpoint of a training: it has no {', '.join(sorted(missing))}")
+    if state["task"] != task_name:
+        raise ConfigError(f"checkpoint {file} is of task {state['task']}, not {task_name}; try task={state['task']}")
+    algorithm = spec.algorithm_class
+    keys = algorithm.policy_structure if spec.cfg.test else algorithm.structure
+    keys = ["algo", *([] if spec.cfg.test else ["num_envs"]), *(f"{spec.cfg.algo}.{key}" for key in keys)]
+    different = structural_difference(state["config"], spec.config, keys)
+    if different:
+        raise ConfigError(f"checkpoint {file} does not fit this configuration: {'; '.join(different)}")
+    return state
 
 
 class Checkpoints:

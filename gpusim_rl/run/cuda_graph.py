@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import logging
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -99,21 +98,20 @@ def choose_graph(
 class Graphs:
     """Runs the parts of an iteration; on CUDA each is captured into a torch graph of its own, then replayed.
 
-    A part must do the same work on the same memory every time, and what it leaves behind must be in place: the next
-    replay reads where the capture has read. `owners` are exempt: a tensor that an owner binds anew under an old name is
-    copied to where the old one was. Python numbers that change from call to call, and tensors that are replaced within
-    lists and dicts, would be frozen in a graph: where an owner has such, nothing of its is captured. Seen are its
-    attributes, what its lists, tuples and dicts hold, and the attributes of its helper objects; not seen is what lies
-    deeper, and what does not change in the second call.
+    A part must do the same work on the same memory every time. What it leaves behind must be in place: the next replay
+    reads where the capture has read. Attributes of `stateful` objects are exempt: a tensor that is reassigned under an
+    old name is copied to where the old one was. A Python number that changes from step to step would be frozen in a
+    graph: where an attribute of theirs does so, nothing of the step is captured. Numbers and tensors that lie deeper,
+    in lists or in helper objects, are not seen.
 
     A capture that fails falls back: from the whole rollout to one control step, then to eager, with a warning that says
-    why. The device has done nothing by then, and owners and generators are put back to what they were.
+    why. The device has done nothing by then. Stateful objects and generators are put back to what they were.
 
     Args:
         choice: What to capture.
         device: Where the learner lives.
         generators: Random generators that the parts draw from; replays advance them as eager calls do.
-        owners: Objects of the user whose attributes are part of the state: the task.
+        stateful: Objects of the user whose attributes are part of the state: the task, the algorithm.
     """
 
     def __init__(
@@ -122,12 +120,12 @@ class Graphs:
         device: torch.device,
         *,
         generators: Sequence[torch.Generator] = (),
-        owners: Sequence[object] = (),
+        stateful: Sequence[object] = (),
     ) -> None:
         self.choice = choice
         self._device = device
         self._generators = list(generators)
-        self._owners = list(owners)
+        self._stateful = list(stateful)
         self._parts = PARTS[choice.mode]
         self._calls: dict[str, int] = {}
         self._captured: dict[str, tuple[Replayable, Any]] = {}
@@ -189,8 +187,8 @@ class Graphs:
             return False
 
     def _capture(self, body: Callable[[], T]) -> tuple[Replayable, T]:
-        def with_owners_in_place() -> T:
-            with in_place(self._owners):
+        def body_in_place() -> T:
+            with in_place(self._stateful):
                 return body()
 
         # A Warp graph that Python's collector destroys in the middle of a capture breaks it.
@@ -198,7 +196,7 @@ class Graphs:
         gc.disable()
         self._capturing = True
         try:
-            return self._record(with_owners_in_place)
+            return self._record(body_in_place)
         finally:
             self._capturing = False
             if collecting:
@@ -238,19 +236,16 @@ class Graphs:
 
     @contextmanager
     def _same_numbers(self, part: str) -> Iterator[None]:
-        """Notices, while still eager, what a graph would freeze."""
-        before = [_frozen_by_a_graph(owner) for owner in self._owners]
+        """Notices, while still eager, a Python number that a graph would freeze."""
+        before = [_numbers(stateful) for stateful in self._stateful]
         yield
         if part == "update" or self._calls[part] < WARM_UP:
-            return  # an owner's first step may still be setting up
-        for owner, old in zip(self._owners, before, strict=True):
-            new = _frozen_by_a_graph(owner)
-            names = old.keys() | new.keys()
-            changed = sorted(name for name in names if not _unchanged(old.get(name, []), new.get(name, [])))
+            return  # the first step may still be setting up
+        for stateful, old in zip(self._stateful, before, strict=True):
+            changed = [name for name, value in _numbers(stateful).items() if name not in old or old[name] != value]
             if changed:
-                which = " and ".join(f"{type(owner).__name__}.{name}" for name in changed)
-                reason = f"{which} changes from step to step and is no tensor attribute of the task; try one"
-                self._fall_back(part, reason, step_too=True)
+                which = " and ".join(f"{type(stateful).__name__}.{name}" for name in changed)
+                self._fall_back(part, f"{which} changes from step to step and is no tensor; try one", step_too=True)
                 return
 
 
@@ -261,85 +256,46 @@ def _reason(error: BaseException) -> str:
     return str(error) if isinstance(error, NotCapturableError) else describe(error)
 
 
-def _frozen_by_a_graph(owner: object) -> dict[str, list[Any]]:
-    """What must not change between two replays, by name; of tensors, which one it is."""
-    found: dict[str, list[Any]] = {}
-    for name, value in _attributes(owner).items():
-        if isinstance(value, Tensor):
-            continue  # in_place takes care of it
-        _note(found, name, value)
-        if not isinstance(value, _LIBRARY) and not type(value).__module__.startswith(("torch", "gpusim_rl.")):
-            for inner in {*_attributes(value), *_slots(type(value))}:
-                _note(found, f"{name}.{inner}", getattr(value, inner, None))
-    return found
+def _numbers(stateful: object) -> dict[str, Any]:
+    """Python numbers among an object's attributes: a graph would repeat the values of its capture."""
+    return {name: value for name, value in _attributes(stateful).items() if isinstance(value, (bool, int, float))}
 
 
-def _slots(owner: type) -> Iterator[str]:
-    for kind in owner.__mro__:
-        names = kind.__dict__.get("__slots__", ())
-        for name in (names,) if isinstance(names, str) else names:
-            private = name.startswith("__") and not name.endswith("__")
-            yield f"_{kind.__name__.lstrip('_')}{name}" if private else name
-
-
-_LIBRARY = (bool, int, float, str, type, Tensor)
-
-
-def _note(found: dict[str, list[Any]], name: str, value: Any) -> None:
-    if isinstance(value, (list, tuple, deque)):
-        held: list[Any] = list(value)
-    elif isinstance(value, dict):
-        held = [x for pair in value.items() for x in pair]
-    else:
-        held = [value]
-    # Tensors themselves, not their id(): that of one that has died is given to the next.
-    kept = [x for x in held if isinstance(x, (bool, int, float, Tensor))]
-    if kept:
-        found[name] = kept
-
-
-def _unchanged(old: list[Any], new: list[Any]) -> bool:
-    def same(a: Any, b: Any) -> bool:
-        return a is b or (not isinstance(a, Tensor) and not isinstance(b, Tensor) and a == b)
-
-    return len(old) == len(new) and all(map(same, old, new))
-
-
-def _attributes(owner: object) -> dict[str, Any]:
-    return getattr(owner, "__dict__", {})
+def _attributes(stateful: object) -> dict[str, Any]:
+    return getattr(stateful, "__dict__", {})
 
 
 @contextmanager
-def in_place(owners: Sequence[object]) -> Iterator[None]:
-    """Tensors that the block binds anew under an old name of an owner are copied to where the old ones are.
+def in_place(objects: Sequence[object]) -> Iterator[None]:
+    """Tensors that the block reassigns under an old name of an object are copied to where the old ones are.
 
-    If the block fails, the owners' attributes are what they were before it.
+    If the block fails, the objects' attributes are what they were before it.
 
     Raises:
         NotCapturableError: The new tensor has another shape or type than the old one.
     """
-    before = [dict(_attributes(owner)) for owner in owners]
+    before = [dict(_attributes(stateful)) for stateful in objects]
     try:
         yield
-        for owner, attributes in zip(owners, before, strict=True):
-            _put_back_tensors(owner, {k: v for k, v in attributes.items() if isinstance(v, Tensor)})
+        for stateful, attributes in zip(objects, before, strict=True):
+            _put_back_tensors(stateful, {k: v for k, v in attributes.items() if isinstance(v, Tensor)})
     except BaseException:
-        for owner, attributes in zip(owners, before, strict=True):
-            _attributes(owner).clear()
-            _attributes(owner).update(attributes)
+        for stateful, attributes in zip(objects, before, strict=True):
+            _attributes(stateful).clear()
+            _attributes(stateful).update(attributes)
         raise
 
 
-def _put_back_tensors(owner: object, tensors: dict[str, Tensor]) -> None:
+def _put_back_tensors(stateful: object, tensors: dict[str, Tensor]) -> None:
     values: dict[str, Tensor] = {}
     for name, old in tensors.items():
-        new = getattr(owner, name, None)
+        new = getattr(stateful, name, None)
         if new is old:
             continue
         if not isinstance(new, Tensor) or new.shape != old.shape or new.dtype != old.dtype:
-            raise NotCapturableError(f"{type(owner).__name__}.{name} changes its shape or type")
+            raise NotCapturableError(f"{type(stateful).__name__}.{name} changes its shape or type")
         # A copy first: one attribute may now hold what was another's (previous = current; current = new).
         values[name] = new.clone()
     for name, value in values.items():
         tensors[name].copy_(value)
-        setattr(owner, name, tensors[name])
+        setattr(stateful, name, tensors[name])

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from gpusim_rl.config import RunConfig
+from gpusim_rl.env import Step
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.hardware import available_cpus
 from gpusim_rl.sim import SimChoice, choose_sim
@@ -42,6 +45,22 @@ def use_available_cpus(batch_rows: int | None = None) -> None:
     if batch_rows is not None:
         threads = min(threads, max(1, batch_rows // ROWS_PER_THREAD))
     torch.set_num_threads(threads)
+
+
+def moved(step: Step, device: torch.device) -> Step:
+    """A step of the environments on the learner's device.
+
+    Physics on the CPU under a policy on the GPU is the one configuration that copies, as its user asked.
+    """
+    if step.reward.device == device:
+        return step
+
+    def to_device(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return value.to(device)
+        return {name: item.to(device) for name, item in value.items()}
+
+    return Step(**{name: to_device(getattr(step, name)) for name in Step.__slots__})
 
 
 def _device(name: str, key: str) -> torch.device:

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from gpusim_rl.errors import TaskError
-from gpusim_rl.learn.algorithm import Recorded
-from gpusim_rl.run.metrics import Row
+from gpusim_rl.learn.algorithm import Algorithm, Recorded
+from gpusim_rl.run.log_interval import LogRow
 
 FLAGS = {"check/obs": "an observation", "check/reward": "a reward"}
 
@@ -25,23 +25,24 @@ class FiniteCheck:
     def __init__(self, task_name: str) -> None:
         self._task_name = task_name
 
-    def check_row(self, row: Row, iterations: range, recorded: Sequence[Recorded] | None) -> None:
+    def check_row(self, row: LogRow, iteration: int, algorithm: Algorithm) -> None:
         """Stops the run if a row says that something was not finite.
 
         Args:
-            row: Numbers of a log interval.
-            iterations: The iterations of that interval.
-            recorded: What the algorithm recorded, if it is of that interval alone.
+            row: Of a log interval.
+            iteration: Iterations done.
+            algorithm: What it has recorded tells where, if it is still of that interval.
 
         Raises:
             TaskError: With what it was, where (if this is still known) and when.
         """
-        flags = [name for name in row if name.startswith(("check/", "loss/"))]
-        bad = [name for name in flags if not _is_finite(row[name])]
+        numbers = {**row.flags, **row.numbers}
+        checked = [name for name in numbers if name.startswith(("check/", "loss/"))]
+        bad = sorted((n for n in checked if not _is_finite(numbers[n])), key=lambda n: (n.startswith("loss/"), n))
         if bad:
-            found = _first_not_finite(recorded) if recorded is not None else None
-            bad.sort(key=lambda name: (name.startswith("loss/"), name))
-            raise self._error(found or FLAGS.get(bad[0], "the loss"), iterations)
+            exact = len(row.iterations) == 1 and row.iterations[-1] == iteration
+            found = _first_not_finite(algorithm.recorded()) if exact else None
+            raise self._error(found or FLAGS.get(bad[0], "the loss"), row.iterations)
 
     def check_policy(self, weights: Mapping[str, Tensor], iteration: int) -> None:
         """Stops the run before a checkpoint of a policy that is not finite: rows may be late or rare.

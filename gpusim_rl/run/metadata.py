@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import torch
 
-from gpusim_rl.learn.ppo import choose_precision
 from gpusim_rl.run.system import memory_available_bytes
 
 if TYPE_CHECKING:
@@ -18,7 +17,7 @@ OPENMP = ("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "OMP_PROC_BIND", "GOMP_SPINCOUNT
 
 
 def describe_run(trainer: Trainer) -> dict[str, Any]:
-    """Facts for env.json, which tools/doctor.py reads.
+    """Run metadata for env.json, which tools/doctor.py reads.
 
     Returns:
         `sim` (name, device, reason; CPU threads of the physics, None where it has none of its own), `learner` (device,
@@ -39,9 +38,7 @@ def describe_run(trainer: Trainer) -> dict[str, Any]:
             "device": str(device),
             "memory_gb": torch.cuda.get_device_properties(device).total_memory / 1e9 if on_cuda else None,
             "threads": torch.get_num_threads(),
-            "precision": "bf16" if trainer.policy.bf16 else "fp32",
-            "precision_reason": trainer.precision_reason,
-            "bf16_is_fast": choose_precision("auto", device)[0],
+            **trainer.algorithm.metadata(),
         },
         "graph": {"mode": graph.mode, "reason": graph.reason},
         "openmp": {name: os.environ[name] for name in OPENMP if name in os.environ},

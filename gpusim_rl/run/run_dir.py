@@ -106,7 +106,7 @@ class RunDir:
             raise ConfigError(f"{path} is not a run folder: it has no config.yaml")
         return cls(path)
 
-    def go_on(self, *, config: Mapping[str, Any], overrides: Sequence[str]) -> None:
+    def resume(self, *, config: Mapping[str, Any], overrides: Sequence[str]) -> None:
         """Note with what, on what and from which code a resumed run continues; earlier starts stay on record.
 
         The folder alone is then enough the next time too. In env.json, `earlier` lists the starts before this one.
@@ -129,13 +129,13 @@ class RunDir:
         with replacing(current) as file:
             file.write(diff)
         with replacing(self.env_json) as file:
-            facts = {**before, **describe_environment(), "git": git, "earlier": earlier}
-            file.write((json.dumps(facts, indent=2) + "\n").encode())
+            metadata = {**before, **describe_environment(), "git": git, "earlier": earlier}
+            file.write((json.dumps(metadata, indent=2) + "\n").encode())
 
-    def note(self, facts: Mapping[str, Any]) -> None:
-        """Adds facts to env.json; those of the same name, from an earlier start of the run, are replaced."""
+    def note(self, metadata: Mapping[str, Any]) -> None:
+        """Adds run metadata to env.json; values of the same name, from an earlier start of the run, are replaced."""
         with replacing(self.env_json) as file:
-            file.write((json.dumps({**self.environment, **facts}, indent=2) + "\n").encode())
+            file.write((json.dumps({**self.environment, **metadata}, indent=2) + "\n").encode())
 
     def __str__(self) -> str:
         """The path as one would type it here."""

@@ -22,7 +22,8 @@ from gpusim_rl.learn.algorithm import Algorithm, EnvSpec
 from gpusim_rl.run import checkpoint
 from gpusim_rl.run.banner import banner, report
 from gpusim_rl.run.cuda_graph import Graphs, choose_graph
-from gpusim_rl.run.devices import ROWS_PER_THREAD, choose_devices, use_available_cpus
+from gpusim_rl.run.devices import ROWS_PER_THREAD, choose_devices, moved, use_available_cpus
+from gpusim_rl.run.evaluation import evaluate
 from gpusim_rl.run.finite_check import FiniteCheck
 from gpusim_rl.run.log_interval import LogIntervals, LogRow
 from gpusim_rl.run.logger import Logger, RunStatus
@@ -63,7 +64,7 @@ class Trainer:
         self.task_name = spec.task_class.__name__
         if cfg.log.tensorboard:
             require_tensorboard()
-        state = self._read_checkpoint()
+        state = checkpoint.load_for(spec)
         self.resumed = state is not None
         self.seed = self._choose_seed(state)
         self.rl_device, self.choice = choose_devices(cfg)
@@ -164,7 +165,7 @@ class Trainer:
             with self.timer("policy"):
                 action = self.algorithm.act(self.obs)
             with self.timer("simulate"):
-                return action, self._to_learner(self.env.step(action.to(self.env.device)))
+                return action, moved(self.env.step(action.to(self.env.device)), self.rl_device)
 
         for _ in range(self.algorithm.horizon):
             action, step = self.graphs.run("step", control_step)
@@ -177,47 +178,13 @@ class Trainer:
         for group, value in obs.items():
             self.obs[group].copy_(value)
 
-    def _to_learner(self, step: Step) -> Step:
-        if self.env.device == self.rl_device:
-            return step
-
-        # Physics on the CPU under a policy on the GPU: the one configuration that copies, as its user asked.
-        def moved(value: Any) -> Any:
-            if isinstance(value, Tensor):
-                return value.to(self.rl_device)
-            return {name: item.to(self.rl_device) for name, item in value.items()}
-
-        return Step(**{name: moved(getattr(step, name)) for name in Step.__slots__})
-
-    @torch.no_grad()
     def evaluate(self) -> dict[str, float]:
         """Runs one whole episode in every env without exploration; prints and returns what came of it."""
-        policy, num_envs = self.algorithm.policy, self.cfg.num_envs
-        hidden = policy.initial_state(num_envs)
-        returns = torch.zeros(num_envs, device=self.rl_device)
-        lengths = torch.zeros_like(returns)
-        running = torch.ones(num_envs, dtype=torch.bool, device=self.rl_device)
-        diverged = torch.zeros((), device=self.rl_device)
-        for _ in range(self.env.max_episode_length):
-            action, hidden = policy.act(self.obs, hidden, deterministic=True)
-            step = self._to_learner(self.env.step(action.to(self.env.device)))
-            returns += torch.where(running, step.reward, 0.0)
-            lengths += running.float()
-            diverged += (step.diverged & running).sum()
-            running &= ~step.done
-            hidden = tuple(state.masked_fill(step.done[None, :, None], 0.0) for state in hidden)
-            self._observe(step.obs)
-        result = {
-            "episodes": float(num_envs),
-            "return_mean": float(returns.mean()),
-            "return_std": float(returns.std(correction=0)),
-            "return_min": float(returns.min()),
-            "return_max": float(returns.max()),
-            "length_mean": float(lengths.mean()),
-            "diverged": float(diverged),
-        }
+        try:
+            result = evaluate(self.env, self.algorithm.policy, self.obs)
+        finally:
+            self.close()
         report(self.cfg.log.console, result)
-        self.close()
         return result
 
     # Building
@@ -247,28 +214,6 @@ class Trainer:
             max_iterations=self.cfg.max_iterations,
         )
 
-    def _read_checkpoint(self) -> dict[str, Any] | None:
-        spec, found = self.spec, self.spec.checkpoint
-        if found is None:
-            if spec.cfg.test:
-                raise ConfigError("test=true needs checkpoint=<run folder or .pt file>")
-            return None
-        state = checkpoint.load(found.file)
-        missing = {"task", "config", "seed", "policy"} - state.keys()
-        if missing:
-            raise ConfigError(f"{found.file} is not a checkpoint of a training: it has no {', '.join(sorted(missing))}")
-        if state["task"] != self.task_name:
-            raise ConfigError(
-                f"checkpoint {found.file} is of task {state['task']}, not {self.task_name}; try task={state['task']}"
-            )
-        algorithm = spec.algorithm_class
-        of_algorithm = algorithm.policy_structure if spec.cfg.test else algorithm.structure
-        keys = ["algo", *([] if spec.cfg.test else ["num_envs"]), *(f"{spec.cfg.algo}.{key}" for key in of_algorithm)]
-        different = checkpoint.structural_difference(state["config"], spec.config, keys)
-        if different:
-            raise ConfigError(f"checkpoint {found.file} does not fit this configuration: {'; '.join(different)}")
-        return state
-
     def run_dir(self) -> RunDir:
         """Continues in the run's own folder from its last checkpoint, else makes a new one."""
         spec, found = self.spec, self.spec.checkpoint
@@ -278,14 +223,9 @@ class Trainer:
                 run_dir.resume(config=spec.config, overrides=spec.overrides)
                 return run_dir
             self.wandb_id = secrets.token_hex(4)  # a branch of the run is a run of its own
-        name = chosen_task(spec.overrides) or self.task_name
-        return RunDir.create(
-            Path(self.cfg.log.dir),
-            self.cfg.experiment or name,
-            name,
-            config=spec.config,
-            overrides=spec.overrides,
-        )
+        task = chosen_task(spec.overrides) or self.task_name
+        folder, name = Path(self.cfg.log.dir), self.cfg.experiment or task
+        return RunDir.create(folder, name, task, config=spec.config, overrides=spec.overrides)
 
     # Logging
 
@@ -340,9 +280,7 @@ class Trainer:
             rows += self.intervals.end(self.iteration, self.env_steps, self.elapsed_s, {"sim/overflow": overflow})
         diverged = None
         for row in rows:
-            exact = len(row.iterations) == 1 and row.iterations[-1] == self.iteration
-            recorded = self._recorded() if exact else None  # else the tensors are of a later iteration
-            self._finite_check.check_row({**row.flags, **row.numbers}, row.iterations, recorded)
+            self._finite_check.check_row(row, self.iteration, self.algorithm)
             if row.numbers.get("sim/diverged") and not self._divergence_reported:
                 self._divergence_reported = True
                 diverged = self._first_diverged()
@@ -355,6 +293,14 @@ class Trainer:
             self._stop_signal.number is not None,
             diverged,
         )
+
+    def _first_diverged(self) -> dict[str, Any] | None:
+        """From where the first env diverged, to be replayed."""
+        first = self.env.first_diverged.read()
+        if first is None:
+            return None
+        about = {"task": self.task_name, "config": self.spec.config, "sim": self.choice.name}
+        return {**about, "iteration": self.iteration, **first}
 
     def save(self, log: Logger) -> None:
         """Writes a checkpoint; a run that continues from it does not make the rows again that are on their way now."""

@@ -12,27 +12,32 @@ import torch
 from torch import Tensor
 
 from gpusim_rl import discover
-from gpusim_rl.config import PPOConfig, SimConfig, build_run, load_task_class
+from gpusim_rl.config import SimConfig, build_run
 from gpusim_rl.env import Step, Task, TaskConfig, VecEnv
+from gpusim_rl.env.task import load_task_class
 from gpusim_rl.errors import ConfigError, did_you_mean
-from gpusim_rl.learn.networks import ActorCritic, Hidden
+from gpusim_rl.learn.algorithm import Algorithm, Hidden, Policy, load_algorithm_class
 from gpusim_rl.run import checkpoint
 from gpusim_rl.run.run_dir import resolve_run
 from gpusim_rl.sim import SimChoice, choose_sim
 from gpusim_rl.sim.registry import SIMULATORS, default_simulator
+from gpusim_rl.spaces import Box
 
 POLICIES = ("trained", "zero", "random")
 
 
-def load_policy(state: Mapping[str, Any], cfg: PPOConfig, device: torch.device) -> ActorCritic:
-    """The networks of a checkpoint, for acting only: float32, no gradients, statistics as they are.
+def load_policy(
+    state: Mapping[str, Any], algorithm_class: type[Algorithm], settings: Any, device: torch.device
+) -> Policy:
+    """The policy of a checkpoint, for acting only: float32, no gradients, statistics as they are.
 
     Args:
         state: What `checkpoint.load` returned.
-        cfg: `ppo` section of the checkpoint's own config.
+        algorithm_class: What trained it.
+        settings: Those of the algorithm, from the checkpoint's own config.
         device: Where to act.
     """
-    policy = ActorCritic(state["obs_sizes"], state["num_actions"], cfg).to(device)
+    policy = algorithm_class.make_policy(settings, state["obs_sizes"], Box(state["num_actions"])).to(device)
     policy.load_state_dict(state["policy"])
     return policy.eval().requires_grad_(False)
 
@@ -76,9 +81,10 @@ class Player:
         self.run_dir: Path | None = None
         self.iteration: int | None = None
         self._written_ns = 0  # when the checkpoint was written
-        self._policy: ActorCritic | None = None
+        self._policy: Policy | None = None
         self._hidden: Hidden = ()
-        self._noise = torch.zeros(num_envs, self.env.num_actions, device=choice.device)
+        self._algorithm: tuple[type[Algorithm], Any]
+        self._zero = torch.zeros(num_envs, self.env.num_actions, device=choice.device)
         self._generator = torch.Generator(choice.device).manual_seed(seed)
 
     @classmethod
@@ -89,7 +95,7 @@ class Player:
         act: str = "trained",
         num_envs: int = 1,
         sim: str | None = None,
-        fresh: bool = False,
+        from_yaml: bool = False,
         compose: Callable[[list[str]], dict[str, Any]] | None = None,
     ) -> Player:
         """Rebuilds the task of a run from what the run saved, and its policy.
@@ -100,7 +106,7 @@ class Player:
             act: `trained`, `zero` or `random`.
             num_envs: Envs.
             sim: Simulator; None takes the one that the registry names for what trained the run (`plays_on`).
-            fresh: Where no policy is needed, a task is as its yaml has it, whatever its runs were.
+            from_yaml: Where no policy is needed, a task is as its yaml has it, whatever its runs were.
             compose: `gpusim_rl.compose.compose`; None where only runs can be meant.
 
         Raises:
@@ -109,7 +115,7 @@ class Player:
         if (here := str(Path.cwd())) not in sys.path:
             sys.path.append(here)  # tasks in the user's folder, as for train.py
         untrained = discover.tasks() if compose is not None and act != "trained" else {}
-        if compose is not None and name in untrained and (fresh or not Path("runs", name).exists()):
+        if compose is not None and name in untrained and (from_yaml or not Path("runs", name).exists()):
             return cls._untrained(compose([f"task={name}"]), act, num_envs, sim)
         try:
             run, file = resolve_run(name)
@@ -119,7 +125,8 @@ class Player:
         written_ns = file.stat().st_mtime_ns  # before it is read: a newer one is not missed
         state = checkpoint.load(file)
         task_class = load_task_class(state["config"]["task"].get("_target_"))
-        cfg = build_run(state["config"], task_class=task_class)
+        algorithm_class = load_algorithm_class(state["config"]["algo"].get("_target_"))
+        cfg = build_run(state["config"], task_class=task_class, algorithm_class=algorithm_class)
         player = cls(
             task_class,
             cfg.task,
@@ -131,27 +138,29 @@ class Player:
         )
         player.run_dir = run.path
         if act == "trained":
-            player._take(state, cfg.ppo, file, written_ns)
+            player._algorithm = algorithm_class, cfg.algorithm
+            player._take(state, file, written_ns)
         player.obs = player.env.begin_from(state["env"])  # on the levels, say, that the training has reached
         return player
 
     @classmethod
     def _untrained(cls, config: dict[str, Any], act: str, num_envs: int, sim: str | None) -> Player:
         task_class = load_task_class(config["task"].get("_target_"))
-        cfg = build_run(config, task_class=task_class)
+        algorithm_class = load_algorithm_class(config["algo"].get("_target_"))
+        cfg = build_run(config, task_class=task_class, algorithm_class=algorithm_class)
         choice = _choose(sim or default_simulator("cpu").name)
         return cls(task_class, cfg.task, cfg.sim, choice=choice, num_envs=num_envs, seed=0, act=act)
 
-    def _take(self, state: Mapping[str, Any], ppo: PPOConfig, file: Path, written_ns: int) -> None:
+    def _take(self, state: Mapping[str, Any], file: Path, written_ns: int) -> None:
         for key, now in (("obs_sizes", self.env.obs_sizes), ("num_actions", self.env.num_actions)):
             if state[key] != now:
                 raise ConfigError(
                     f"{file} does not fit task {self.env.name} as it is now: {key} saved {state[key]}, now {now}."
                     " Try the version of the task that trained it (git.diff and env.json of the run tell which)"
                 )
-        self._policy = load_policy(state, ppo, self.env.device)
+        self._policy = load_policy(state, *self._algorithm, self.env.device)
         self._hidden = self._policy.initial_state(self.env.num_envs)
-        self._ppo, self._written_ns = ppo, written_ns
+        self._written_ns = written_ns
         self.checkpoint, self.iteration = file, int(state["iteration"])
 
     def follow(self) -> bool:
@@ -164,7 +173,7 @@ class Player:
             return False
         if written_ns == self._written_ns:
             return False
-        self._take(checkpoint.load(self.checkpoint), self._ppo, self.checkpoint, written_ns)
+        self._take(checkpoint.load(self.checkpoint), self.checkpoint, written_ns)
         return True
 
     @torch.no_grad()
@@ -177,13 +186,12 @@ class Player:
 
     def _action(self) -> Tensor:
         if self._policy is not None:
-            sample = self._policy.act(self.obs, self._hidden, self._noise)
-            self._hidden = sample.hidden
-            return sample.mean
+            action, self._hidden = self._policy.act(self.obs, self._hidden, deterministic=True)
+            return action
         if self.act == "random":
             limit = self.env.cfg.clip_actions
-            return torch.empty_like(self._noise).uniform_(-limit, limit, generator=self._generator)
-        return self._noise
+            return torch.empty_like(self._zero).uniform_(-limit, limit, generator=self._generator)
+        return self._zero
 
     def close(self) -> None:
         """Frees the simulator."""

@@ -448,5 +448,8 @@ def test_nothing_waits_for_the_device():
 def test_newton_says_that_it_has_none():
     pytest.importorskip("newton")
     sim = make("newton", ball_scene(), 1)
-    with pytest.raises(ConfigError, match=r"sim=newton cannot give each world its own.*; try sim=mujoco or sim=mjwarp \(for body_mass\)"):
+    with pytest.raises(
+        ConfigError,
+        match=r"sim=newton cannot give each world its own.*; try sim=mujoco or sim=mjwarp \(for body_mass\)",
+    ):
         sim.param("body_mass", "ball")
