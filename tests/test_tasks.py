@@ -421,7 +421,7 @@ def test_it_trains_on_every_simulator(name, sim, tmp_path):
     )
     row = trainer.train()
     assert trainer.choice.name == sim and row["iteration"] == 2
-    assert all(value.isfinite().all() for value in trainer.policy.state_dict().values())
+    assert all(value.isfinite().all() for value in trainer.algorithm.policy.state_dict().values())
     assert row["sim/diverged"] == 0 and row["sim/overflow"] == 0
 
 

@@ -204,7 +204,11 @@ class PPO(Algorithm):
             sequence_length=self.sequence_length,
             device=device,
         )
-        self._parameters = list(self.policy.parameters())
+        # The order decides how the norm of all gradients is rounded: runs of a fixed seed depend on it.
+        named = sorted(
+            self.policy.named_parameters(), key=lambda pair: (pair[0] != "head.log_std", "log_std_of_state" in pair[0])
+        )
+        self._parameters = [parameter for _, parameter in named]
         chunk = chunk_samples(samples // self.num_minibatches)
         self._chunks = Chunks(device, chunk // self.sequence_length, threads=not cfg.compile)
         self.max_iterations = max_iterations

@@ -93,7 +93,7 @@ def distance(a: dict[str, Any], b: dict[str, Any]) -> tuple[float, list[str]]:
 
 
 def parameters(trainer: Trainer) -> Tensor:
-    return torch.cat([parameter.detach().flatten().clone() for parameter in trainer.policy.parameters()])
+    return torch.cat([parameter.detach().flatten().clone() for parameter in trainer.algorithm.policy.parameters()])
 
 
 RECURRENT = {"ppo": {"network": {"rnn": "lstm"}}, "task": {"episode_length": 9}}
@@ -166,16 +166,16 @@ def test_every_replay_draws_new_numbers(mode, tmp_path):
         noises, states = [], []
         for _ in range(3):
             trainer.collect()
-            noises.append((trainer.rollout.action - trainer.rollout.mean) / trainer.rollout.log_std.exp())
-            states.append(trainer.sampling.get_state())
+            noises.append(noise_of(trainer.algorithm.rollout))
+            states.append(trainer.algorithm._noise_generator.get_state())
         assert not same(states[0], states[1]) and not same(states[1], states[2])
         steps = torch.cat([noise.flatten(1) for noise in noises])  # each step of each rollout
         assert torch.unique(steps[:, 0]).numel() == len(steps)
         assert 0.9 < float(steps.std()) < 1.1 and abs(float(steps.mean())) < 0.1
 
-        before = trainer.ppo.generator.get_state()
+        before = trainer.algorithm._shuffle_generator.get_state()
         iterate(1)
-        assert not same(before, trainer.ppo.generator.get_state())
+        assert not same(before, trainer.algorithm._shuffle_generator.get_state())
 
 
 @pytest.mark.parametrize("mode", ["rollout", "step"])
@@ -229,7 +229,7 @@ def test_the_steady_state_allocates_nothing(task, mode, tmp_path):
         count = allocations()
         for _ in range(10):
             trainer.collect()
-            trainer.metrics.record_update(trainer.graphs.run("update", trainer._update))
+            trainer.metrics.record_update(trainer.graphs.run("update", trainer.algorithm.update))
         assert allocations() == count
 
 
@@ -298,14 +298,14 @@ def test_a_task_that_reads_a_value_learns_what_it_learns_without_graphs(tmp_path
 def test_an_update_that_cannot_be_captured_breaks_nothing_else(tmp_path, monkeypatch, caplog):
     """The rollout's graph goes on with its generator; torch's allocator and generators know that no capture lasts."""
     trainer = make("Cartpole", tmp_path, graph="rollout")
-    update = trainer.ppo.update
+    update = trainer.algorithm.update
 
     def reads(*args: Any) -> dict[str, Tensor]:
         stats = update(*args)
         float(stats["loss/value"])
         return stats
 
-    monkeypatch.setattr(trainer.ppo, "update", reads)
+    monkeypatch.setattr(trainer.algorithm, "update", reads)
     with running(trainer) as iterate:
         iterate(CAPTURED)
         assert set(trainer.graphs._captured) == {"rollout"} and "CUDA graph of the update failed" in caplog.text
@@ -313,10 +313,10 @@ def test_an_update_that_cannot_be_captured_breaks_nothing_else(tmp_path, monkeyp
         torch.rand(3, device=DEVICE)
         states = []
         for _ in range(3):
-            states.append(trainer.sampling.get_state())
-            before = trainer.rollout.action.clone()
+            states.append(trainer.algorithm._noise_generator.get_state())
+            before = trainer.algorithm.rollout.action.clone()
             iterate(1)
-            assert not torch.equal(trainer.rollout.action, before)
+            assert not torch.equal(trainer.algorithm.rollout.action, before)
         assert not same(states[0], states[1]) and not same(states[1], states[2]), "what a checkpoint would save"
     assert torch.isfinite(parameters(trainer)).all()
 
@@ -334,7 +334,7 @@ def test_a_replay_writes_no_memory_of_others(mode, tmp_path):
             reserved = torch.cuda.memory_reserved(DEVICE)
         for _ in range(3):
             trainer.collect()
-            trainer.graphs.run("update", trainer._update)
+            trainer.graphs.run("update", trainer.algorithm.update)
         assert all(bool((other == 7).all()) for other in others)
 
 
@@ -345,11 +345,11 @@ def test_kernels_of_a_graph_stay_loaded(tmp_path):
     with running(trainer) as iterate:
         iterate(CAPTURED)
         wp.get_module("mujoco_warp._src.smooth").unload()
-        before = trainer.rollout.action.clone()
+        before = trainer.algorithm.rollout.action.clone()
         iterate(2)
         torch.cuda.synchronize()
-    assert not torch.equal(trainer.rollout.action, before)
-    assert all(torch.isfinite(value).all() for value in trainer.rollout.obs.values())
+    assert not torch.equal(trainer.algorithm.rollout.action, before)
+    assert all(torch.isfinite(value).all() for value in trainer.algorithm.rollout.obs.values())
 
 
 @pytest.mark.parametrize(("first", "then"), [("cpu", DEVICE), (DEVICE, "cpu")])
@@ -408,7 +408,7 @@ def test_physics_on_the_cpu_leaves_the_update_to_capture(tmp_path):
 def test_bf16_in_a_graph_computes_with_the_weights_of_now(network, tmp_path):
     """Autocast keeps rounded copies of weights: in a graph they would be those of the capture for ever."""
     trainer = make("Cartpole", tmp_path, graph="rollout", ppo={"precision": "bf16", "network": network})
-    assert trainer.policy.bf16
+    assert trainer.algorithm.policy.bf16
     with running(trainer) as iterate:
         iterate(CAPTURED)
         for _ in range(4):
@@ -420,11 +420,11 @@ def test_bf16_in_a_graph_computes_with_the_weights_of_now(network, tmp_path):
         # The same weights without a graph give the same actions; those of the capture would not.
         trainer.collect()
         last = trainer.cfg.ppo.horizon - 1
-        obs = {group: value[last] for group, value in trainer.rollout.obs.items()}
-        if not trainer.policy.recurrent:
+        obs = {group: value[last] for group, value in trainer.algorithm.rollout.obs.items()}
+        if not trainer.algorithm.policy.recurrent:
             with torch.no_grad():
-                mean = trainer.policy.act(obs, (), torch.zeros_like(trainer.noise)).action
-            torch.testing.assert_close(mean, trainer.rollout.mean[last], rtol=0.02, atol=0.02)
+                mean = trainer.algorithm.policy.act(obs, (), torch.zeros_like(trainer.algorithm._noise)).action
+            torch.testing.assert_close(mean, trainer.algorithm.rollout.mean[last], rtol=0.02, atol=0.02)
 
 
 @pytest.mark.parametrize("schedule", ["adaptive", "linear"])
@@ -436,10 +436,10 @@ def test_the_learning_rate_moves_from_replay_to_replay(schedule, tmp_path):
     with running(trainer) as iterate:
         iterate(CAPTURED)
         for _ in range(3):
-            rates.append(float(trainer.ppo.learning_rate))
+            rates.append(float(trainer.algorithm.learning_rate))
             iterate(1)
-        rates.append(float(trainer.ppo.learning_rate))
-        in_use = trainer.ppo.optimizer.param_groups[0]["lr"]
+        rates.append(float(trainer.algorithm.learning_rate))
+        in_use = trainer.algorithm.optimizer.param_groups[0]["lr"]
     assert isinstance(in_use, Tensor) and float(in_use) == rates[-1]
     if schedule == "linear":  # a rate is set at the beginning of an update
         expected = [start * (1.0 - (CAPTURED - 1 + done) / horizon) for done in range(4)]

@@ -12,15 +12,17 @@ import yaml
 from torch import Tensor
 
 from gpusim_rl.config import PPOConfig, build
-from gpusim_rl.learn.networks import ActorCritic, Hidden
+from gpusim_rl.learn.algorithm import EnvSpec
+from gpusim_rl.learn.networks import ActorCritic
 from gpusim_rl.learn.ppo import PPO
 from gpusim_rl.learn.rollout import Rollout
+from gpusim_rl.spaces import Box
 
-_DEFAULTS = yaml.safe_load((Path(__file__).parents[2] / "cfg" / "ppo" / "default.yaml").read_text())
+_DEFAULTS = yaml.safe_load((Path(__file__).parents[2] / "cfg" / "algo" / "ppo.yaml").read_text())["ppo"]
 
 
 def ppo_config(network: Mapping[str, Any] | None = None, **changes: Any) -> PPOConfig:
-    """The defaults of cfg/ppo with a small network, and changes."""
+    """The defaults of cfg/algo/ppo.yaml with a small network, and changes."""
     small = {"hidden": [32, 16], "rnn_size": 8}
     net = {**_DEFAULTS["network"], **small, **(network or {})}
     values = {**_DEFAULTS, "horizon": 8, "precision": "fp32", **changes, "network": net}
@@ -36,8 +38,12 @@ class Outcome:
     truncated: Tensor
     diverged: Tensor
 
+    @property
+    def done(self) -> Tensor:
+        return self.terminated | self.truncated | self.diverged
 
-class World(Protocol):
+
+class Env(Protocol):
     obs_sizes: dict[str, int]
     num_actions: int
     num_envs: int
@@ -87,70 +93,44 @@ class RandomEnv:
 
 @dataclass
 class Learner:
-    """Policy, PPO and rollout over some envs, driven as the trainer drives them."""
+    """PPO over some envs, driven as the trainer drives it."""
 
-    world: World
+    env: Env
     cfg: PPOConfig
     seed: int = 0
     max_iterations: int = 100
-    max_truncations: int = 0  # 0: one per step, which is always enough
+    max_episode_length: int = 1  # an episode may end in every step
     bf16: bool = False
     device: str = "cpu"
-    policy: ActorCritic = field(init=False)
     ppo: PPO = field(init=False)
-    rollout: Rollout = field(init=False)
 
     def __post_init__(self) -> None:
-        world, num_envs = self.world, self.world.num_envs
+        env = self.env
         torch.manual_seed(self.seed)
-        self.policy = ActorCritic(world.obs_sizes, world.num_actions, self.cfg, bf16=self.bf16)
-        self.policy.to(self.device)
-        self.noise = torch.Generator().manual_seed(self.seed + 1)
-        self.ppo = PPO(
-            self.policy,
-            self.cfg,
-            horizon=self.cfg.horizon,
-            num_envs=num_envs,
-            max_iterations=self.max_iterations,
-            generator=torch.Generator().manual_seed(self.seed + 2),
-        )
-        self.hidden: Hidden = self.policy.initial_state(num_envs)
-        self.rollout = Rollout(
-            self.cfg.horizon,
-            num_envs,
-            world.obs_sizes,
-            world.num_actions,
-            initial_hidden=self.hidden,
-            sequence_length=self.ppo.sequence_length,
-            max_truncations=self.max_truncations or self.cfg.horizon,
-            device=torch.device(self.device),
-        )
-        self.obs = world.reset()
-        self.is_first = torch.ones(num_envs, dtype=torch.bool, device=self.device)
+        spec = EnvSpec(env.num_envs, env.obs_sizes, Box(env.num_actions), self.max_episode_length)
+        device = torch.device(self.device)
+        self.ppo = PPO(self.cfg, spec, device=device, seed=self.seed, max_iterations=self.max_iterations)
+        self.policy.bf16 = self.bf16
+        self.obs = env.reset()
+
+    @property
+    def policy(self) -> ActorCritic:
+        return self.ppo.policy
+
+    @property
+    def rollout(self) -> Rollout:
+        return self.ppo.rollout
 
     def collect(self) -> None:
         """Fills the rollout."""
-        self.rollout.begin()
-        for t in range(self.cfg.horizon):
-            noise = torch.randn(self.world.num_envs, self.world.num_actions, generator=self.noise)
-            sample = self.policy.act(self.obs, self.hidden, noise.to(self.device))
-            self.rollout.write_policy(t, self.obs, self.hidden, self.is_first, sample)
-            out = self.world.step(sample.action)
-            self.rollout.write_outcome(
-                t,
-                out.reward,
-                out.terminated,
-                out.truncated,
-                out.diverged,
-                out.final_obs,
-                sample.hidden,
-            )
-            done = out.terminated | out.truncated | out.diverged
-            self.hidden = tuple(h.masked_fill(done[None, :, None], 0.0) for h in sample.hidden)
-            self.obs, self.is_first = out.obs, done
+        for _ in range(self.cfg.horizon):
+            action = self.ppo.act(self.obs)
+            step = self.env.step(action)
+            self.ppo.record(action, step)
+            self.obs = step.obs
 
     def update(self) -> dict[str, Tensor]:
-        return self.ppo.update(self.rollout, self.obs, self.hidden)
+        return self.ppo.update()
 
     def train(self, iterations: int) -> list[float]:
         """Learns; returns the mean reward of each iteration."""

@@ -25,8 +25,7 @@ def make_trainer(task: type | str, folder: Path, /, config: Any = None, **overri
     """A trainer of 8 envs with a small network, whose run folders are in `folder`."""
     settings: dict[str, Any] = {"num_envs": 8, "max_iterations": 3, "log": {"console": "quiet"}, "ppo": SMALL_PPO}
     settings = merged(settings, {"log": {"dir": str(folder)}}, overrides)
-    run, task_class, plain, lines = prepare(task, config, **settings)
-    return Trainer(run, task_class, config=plain, overrides=lines)
+    return Trainer(prepare(task, config, **settings))
 
 
 def merged(*settings: Mapping[str, Any]) -> dict[str, Any]:

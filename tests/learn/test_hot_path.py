@@ -23,9 +23,9 @@ KINDS: dict[str, dict[str, Any]] = {
 
 def learner(kind: str, *, critic: bool = False, device: str = "cpu", **changes: Any) -> Learner:
     sizes = {"policy": 5, "critic": 7} if critic else {"policy": 5}
-    world = RandomEnv(8, sizes, device=device)
+    env = RandomEnv(8, sizes, device=device)
     cfg = ppo_config(KINDS[kind], minibatch_size=32, epochs=2, sequence_length=4, **changes)
-    return Learner(world, cfg, device=device)
+    return Learner(env, cfg, device=device)
 
 
 # The counter itself: a test that cannot fail proves nothing
@@ -138,14 +138,14 @@ def test_the_counter_sees_copies_between_devices() -> None:
 def test_no_host_sync_in_acting_and_learning(kind: str, critic: bool, bf16: bool) -> None:
     it = learner(kind, critic=critic)
     it.policy.bf16 = bf16
-    step = it.world.step
+    step = it.env.step
     with SyncCounter() as syncs:
 
         def env_on_the_host(action: Tensor) -> Any:  # the toy env is not what is under test
             with syncs.pause():
                 return step(action)
 
-        it.world.step = env_on_the_host  # type: ignore[method-assign]
+        it.env.step = env_on_the_host  # type: ignore[method-assign]
         for _ in range(2):
             it.collect()
             it.update()

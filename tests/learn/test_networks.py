@@ -10,16 +10,28 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Independent, Normal, kl_divergence
 
-from gpusim_rl.learn.networks import (
-    ACTIVATIONS,
-    ActorCritic,
-    gaussian_entropy,
-    gaussian_kl,
-    gaussian_log_prob,
-)
+from gpusim_rl.config import PPOConfig
+from gpusim_rl.learn.distributions import DiagonalGaussian
+from gpusim_rl.learn.networks import ACTIVATIONS, ActorCritic
+from gpusim_rl.learn.ppo import PPO
+from gpusim_rl.spaces import Box
 from helpers.fakes import ppo_config
 
 ACTIONS = 3
+
+
+def gaussian_log_prob(action: Tensor, mean: Tensor, log_std: Tensor) -> Tensor:
+    return DiagonalGaussian(mean, log_std).log_prob(action)
+
+
+def gaussian_kl(mean_p: Tensor, log_std_p: Tensor, mean_q: Tensor, log_std_q: Tensor) -> Tensor:
+    return DiagonalGaussian(mean_q, log_std_q).kl_from(DiagonalGaussian(mean_p, log_std_p))
+
+
+def make_policy(sizes: dict[str, int], cfg: PPOConfig, *, bf16: bool = False) -> ActorCritic:
+    policy = PPO.make_policy(cfg, sizes, Box(ACTIONS))
+    policy.bf16 = bf16
+    return policy
 
 
 def generator(seed: int = 0) -> torch.Generator:
@@ -42,7 +54,9 @@ def test_log_prob_and_entropy() -> None:
     theirs = torch_gaussian(mean, log_std)
     ours = gaussian_log_prob(action, mean, log_std)
     torch.testing.assert_close(ours.double(), theirs.log_prob(action.double()), rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(gaussian_entropy(log_std).double(), theirs.entropy(), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(
+        DiagonalGaussian(mean, log_std).entropy().double(), theirs.entropy(), rtol=1e-5, atol=1e-5
+    )
 
 
 def test_density_integrates_to_one() -> None:
@@ -99,11 +113,11 @@ def make(name: str = "shared", seed: int = 0, bf16: bool = False, **ppo: Any) ->
         sizes["critic"] = 7
     network |= ppo.pop("network", {})
     torch.manual_seed(seed)
-    policy = ActorCritic(sizes, ACTIONS, ppo_config(network, **ppo), bf16=bf16)
+    policy = make_policy(sizes, ppo_config(network, **ppo), bf16=bf16)
     with torch.no_grad():  # away from the tiny last layer of the start, so that errors show
-        policy.mean_head.weight.mul_(50.0)
-        if policy.log_std_head is not None:
-            policy.log_std_head.weight.normal_(std=0.3)
+        policy.head.mean.weight.mul_(50.0)
+        if policy.head.log_std_of_state is not None:
+            policy.head.log_std_of_state.weight.normal_(std=0.3)
     return policy
 
 
@@ -121,14 +135,20 @@ def test_shapes_and_sampling(name: str) -> None:
     policy = make(name)
     obs, hidden = observe(policy, 6), policy.initial_state(6)
     noise = torch.randn(6, ACTIONS, generator=generator(2))
-    sample = policy.act(obs, hidden, noise)
-    assert sample.action.shape == sample.mean.shape == sample.log_std.shape == (6, ACTIONS)
+    sample = policy.sample(obs, hidden, noise)
+    assert sample.action.shape == sample.distribution.mean.shape == sample.distribution.log_std.shape == (6, ACTIONS)
     assert sample.log_prob.shape == sample.value.shape == (6,)
-    torch.testing.assert_close(sample.action, sample.mean + sample.log_std.exp() * noise)
-    expected = torch_gaussian(sample.mean, sample.log_std).log_prob(sample.action.double())
+    torch.testing.assert_close(sample.action, sample.distribution.mean + sample.distribution.log_std.exp() * noise)
+    expected = torch_gaussian(sample.distribution.mean, sample.distribution.log_std).log_prob(sample.action.double())
     torch.testing.assert_close(sample.log_prob.double(), expected, rtol=1e-5, atol=1e-5)
-    mean_action = policy.act(obs, hidden, torch.zeros_like(noise))
-    assert torch.equal(mean_action.action, mean_action.mean)
+    action, after = policy.act(obs, hidden, deterministic=True)
+    assert torch.equal(action, sample.distribution.mean)
+    assert all(torch.equal(a, b) for a, b in zip(after, sample.hidden, strict=True))
+    torch.manual_seed(0)
+    explored, _ = policy.act(obs, hidden, deterministic=False)
+    torch.manual_seed(0)
+    expected = sample.distribution.sample(torch.randn(6, ACTIONS))
+    torch.testing.assert_close(explored, expected)
     assert not sample.action.requires_grad
     assert torch.equal(policy.value(obs, hidden), sample.value)
     assert [h.shape for h in sample.hidden] == [h.shape for h in hidden]
@@ -154,20 +174,20 @@ def test_who_sees_what() -> None:
 
     policy = make("asymmetric")
     inputs = {g: o[None].requires_grad_() for g, o in observe(policy, 4).items()}
-    mean, _, value, _ = policy(inputs)
-    assert touched(policy, mean, inputs) == {"policy"}
+    distribution, value, _ = policy(inputs)
+    assert touched(policy, distribution.mean, inputs) == {"policy"}
     assert touched(policy, value, inputs) == {"critic"}
 
     shared, separate = make("shared"), make("separate")
     assert shared.critic is None and separate.critic is not None
-    (separate(separate.normalize(observe(separate, 1, 4)))[2].sum()).backward()
+    (separate(separate.normalize(observe(separate, 1, 4)))[1].sum()).backward()
     assert all(p.grad is None for p in separate.actor.parameters())
-    (shared(shared.normalize(observe(shared, 1, 4)))[2].sum()).backward()
+    (shared(shared.normalize(observe(shared, 1, 4)))[1].sum()).backward()
     assert all(p.grad is not None for p in shared.actor.parameters())
 
 
 def test_a_group_that_nobody_uses_is_left_alone() -> None:
-    policy = ActorCritic({"policy": 5, "image": 9}, ACTIONS, ppo_config())
+    policy = make_policy({"policy": 5, "image": 9}, ppo_config())
     obs = observe(policy, 4)
     assert set(policy.normalize(obs | {"image": torch.full((4, 9), torch.nan)})) == {"policy"}
     assert set(policy.obs_norm) == {"policy"}
@@ -175,11 +195,11 @@ def test_a_group_that_nobody_uses_is_left_alone() -> None:
 
 def test_state_dependent_std() -> None:
     policy = make("state-dependent std")
-    a, b = (policy(policy.normalize(observe(policy, 1, 4, seed=s)))[1] for s in (0, 1))
+    a, b = (policy(policy.normalize(observe(policy, 1, 4, seed=s)))[0].log_std for s in (0, 1))
     assert not torch.equal(a, b)
-    assert policy.log_std is None
-    start = ActorCritic({"policy": 5}, ACTIONS, ppo_config({"state_dependent_std": True, "log_std_init": -0.7}))
-    log_std = start(start.normalize(observe(start, 1, 4)))[1]
+    assert policy.head.log_std is None
+    start = make_policy({"policy": 5}, ppo_config({"state_dependent_std": True, "log_std_init": -0.7}))
+    log_std = start(start.normalize(observe(start, 1, 4)))[0].log_std
     torch.testing.assert_close(log_std, torch.full_like(log_std, -0.7))
 
 
@@ -187,16 +207,16 @@ def test_state_dependent_std() -> None:
 def test_log_std_is_clamped(state_dependent: bool) -> None:
     network = {"state_dependent_std": state_dependent, "log_std_min": -2.0, "log_std_max": 1.0}
     policy = make(network=network)
-    tensor = policy.log_std_head.bias if policy.log_std_head is not None else policy.log_std
+    tensor = policy.head.log_std_of_state.bias if policy.head.log_std_of_state is not None else policy.head.log_std
     assert tensor is not None
     for written, expected in ((-9.0, -2.0), (9.0, 1.0)):
         with torch.no_grad():
             tensor.fill_(written)
-            if policy.log_std_head is not None:
-                policy.log_std_head.weight.zero_()
-        sample = policy.act(observe(policy, 4), (), torch.ones(4, ACTIONS))
-        assert (sample.log_std == expected).all()
-        torch.testing.assert_close(sample.action - sample.mean, sample.log_std.exp())
+            if policy.head.log_std_of_state is not None:
+                policy.head.log_std_of_state.weight.zero_()
+        sample = policy.sample(observe(policy, 4), (), torch.ones(4, ACTIONS))
+        assert (sample.distribution.log_std == expected).all()
+        torch.testing.assert_close(sample.action - sample.distribution.mean, sample.distribution.log_std.exp())
 
 
 @pytest.mark.parametrize("name", ACTIVATIONS)
@@ -220,13 +240,13 @@ def test_activations(name: str) -> None:
         ours.square().sum().backward()
         theirs.square().sum().backward()
         torch.testing.assert_close(a.grad, b.grad)
-    assert torch.isfinite(policy.act(observe(policy, 3), (), torch.zeros(3, ACTIONS)).mean).all()
+    assert torch.isfinite(policy.sample(observe(policy, 3), (), torch.zeros(3, ACTIONS)).mean).all()
 
 
 def test_the_first_policy_is_near_zero_everywhere() -> None:
-    policy = ActorCritic({"policy": 5}, ACTIONS, ppo_config())
-    sample = policy.act(observe(policy, 100), (), torch.zeros(100, ACTIONS))
-    assert sample.mean.abs().max() < 0.05
+    policy = make_policy({"policy": 5}, ppo_config())
+    sample = policy.sample(observe(policy, 100), (), torch.zeros(100, ACTIONS))
+    assert sample.distribution.mean.abs().max() < 0.05
 
 
 @pytest.mark.parametrize("name", [n for n in NETWORKS if "lstm" in n or "gru" in n])
@@ -247,23 +267,23 @@ def test_acting_step_by_step_equals_evaluating_sequences(name: str, start: int) 
         hidden = tuple(h.masked_fill(is_first[t][None, :, None], 0.0) for h in hidden)
         states.append(hidden)
         noise = torch.zeros(N, ACTIONS)
-        sample = policy.act({k: v[t] for k, v in obs.items()}, hidden, noise)
+        sample = policy.sample({k: v[t] for k, v in obs.items()}, hidden, noise)
         value = policy.value({k: v[t] for k, v in obs.items()}, hidden)
         assert torch.equal(value, sample.value)
-        log_prob = gaussian_log_prob(action[t], sample.mean, sample.log_std)
-        acted.append((sample.mean, log_prob, sample.value))
+        log_prob = gaussian_log_prob(action[t], sample.distribution.mean, sample.distribution.log_std)
+        acted.append((sample.distribution.mean, log_prob, sample.value))
         hidden = sample.hidden
 
     inputs = {k: v[start:] for k, v in policy.normalize(obs).items()}
     now = policy.evaluate(inputs, action[start:], states[start], is_first[start:])
     mean, log_prob, value = (torch.stack(x)[start:] for x in zip(*acted, strict=True))
-    torch.testing.assert_close(now.mean, mean, rtol=0.0, atol=1e-6)
+    torch.testing.assert_close(now.distribution.mean, mean, rtol=0.0, atol=1e-6)
     torch.testing.assert_close(now.value, value, rtol=0.0, atol=1e-6)
     torch.testing.assert_close(now.log_prob, log_prob, rtol=1e-6, atol=1e-6)
 
     # and the state does matter: without the resets the result is another one
     other = policy.evaluate(inputs, action[start:], states[start], torch.zeros_like(is_first[start:]))
-    assert (other.mean - mean).abs().max() > 1e-3
+    assert (other.distribution.mean - mean).abs().max() > 1e-3
 
 
 @pytest.mark.parametrize("name", ["lstm", "gru"])
@@ -273,9 +293,9 @@ def test_an_episode_does_not_remember_the_one_before(name: str) -> None:
     is_first = torch.zeros(8, 2, dtype=torch.bool)
     is_first[4, 0] = True
     action = torch.zeros(8, 2, ACTIONS)
-    before = policy.evaluate(obs, action, policy.initial_state(2), is_first).mean
+    before = policy.evaluate(obs, action, policy.initial_state(2), is_first).distribution.mean
     changed = {k: torch.cat([v[:4] + 1.0, v[4:]]) for k, v in obs.items()}
-    after = policy.evaluate(changed, action, policy.initial_state(2), is_first).mean
+    after = policy.evaluate(changed, action, policy.initial_state(2), is_first).distribution.mean
     assert torch.equal(before[4:, 0], after[4:, 0])
     assert not torch.equal(before[4:, 1], after[4:, 1])
 
@@ -330,20 +350,20 @@ def test_bf16_trunks_fp32_heads(name: str) -> None:
     policy.actor.mlp.register_forward_hook(lambda module, args, output: features.append(output))
     obs, hidden = observe(policy, 6), policy.initial_state(6)
     noise = torch.randn(6, ACTIONS, generator=generator())
-    sample = policy.act(obs, hidden, noise)
-    for tensor in (sample.action, sample.log_prob, sample.mean, sample.log_std, sample.value):
+    sample = policy.sample(obs, hidden, noise)
+    for tensor in (sample.action, sample.log_prob, sample.distribution.mean, sample.distribution.log_std, sample.value):
         assert tensor.dtype == torch.float32
     assert all(h.dtype == torch.float32 for h in sample.hidden)
     assert features[0].dtype == torch.bfloat16
     # heads: exactly what float32 gives for these features
-    expected = policy.mean_head(features[0].float())
-    torch.testing.assert_close(sample.mean, expected, rtol=1e-6, atol=1e-6)
-    assert not torch.equal(sample.mean, sample.mean.bfloat16().float())
-    log_prob = torch_gaussian(sample.mean, sample.log_std).log_prob(sample.action.double())
+    expected = policy.head.mean(features[0].float())
+    torch.testing.assert_close(sample.distribution.mean, expected, rtol=1e-6, atol=1e-6)
+    assert not torch.equal(sample.distribution.mean, sample.distribution.mean.bfloat16().float())
+    log_prob = torch_gaussian(sample.distribution.mean, sample.distribution.log_std).log_prob(sample.action.double())
     torch.testing.assert_close(sample.log_prob.double(), log_prob, rtol=1e-5, atol=1e-5)
-    reference = exact.act(obs, hidden, noise)
-    assert not torch.equal(sample.mean, reference.mean)
-    torch.testing.assert_close(sample.mean, reference.mean, rtol=0.05, atol=0.05)
+    reference = exact.sample(obs, hidden, noise)
+    assert not torch.equal(sample.distribution.mean, reference.distribution.mean)
+    torch.testing.assert_close(sample.distribution.mean, reference.distribution.mean, rtol=0.05, atol=0.05)
     # parameters and gradients stay float32
     now = policy.evaluate(policy.normalize({k: v[None] for k, v in obs.items()}), sample.action[None], hidden)
     assert now.log_prob.dtype == now.value.dtype == now.entropy.dtype == torch.float32

@@ -16,9 +16,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from gpusim_rl.learn.networks import Evaluation, gaussian_kl
+from gpusim_rl.learn.distributions import DiagonalGaussian
+from gpusim_rl.learn.networks import Evaluation
 from gpusim_rl.learn.ppo import (
     SOFT_BOUND,
+    Samples,
     adapt_learning_rate,
     choose_precision,
     fit_minibatches,
@@ -45,24 +47,24 @@ class Spy:
     def __init__(self, learner: Learner) -> None:
         self.minibatches: list[dict[str, Tensor]] = []
         self.rates: list[float] = []
-        ppo, loss, actions = learner.ppo, learner.ppo._loss, learner.policy.num_actions
+        ppo, loss, head = learner.ppo, learner.ppo._loss, learner.policy.head
 
         def spying(*args: Any) -> Any:
-            inputs, columns, hidden, is_first, _ = args
-            action, mean, log_std, rest = columns.split([actions, actions, actions, 5], dim=-1)
-            log_prob, old_value, advantage, target, valid = rest.unbind(-1)
+            inputs, packed, hidden, is_first, _ = args
+            old = Samples.unpack(packed, learner.env.num_actions, head.num_parameters)
+            before = DiagonalGaussian.stored(old.distribution)
             with torch.no_grad():
-                now = learner.policy.evaluate(inputs, action, hidden, is_first)
+                now = learner.policy.evaluate(inputs, old.action, hidden, is_first)
             self.minibatches.append(
                 {
-                    "action": action.clone(),
-                    "ratio": (now.log_prob - log_prob).exp(),
-                    "kl": gaussian_kl(mean, log_std, now.mean, now.log_std),
-                    "reverse kl": gaussian_kl(now.mean, now.log_std, mean, log_std),
-                    "advantage": advantage.clone(),
-                    "value change": now.value - old_value,
-                    "target": target.clone(),
-                    "valid": valid.bool(),
+                    "action": old.action.clone(),
+                    "ratio": (now.log_prob - old.log_prob).exp(),
+                    "kl": now.distribution.kl_from(before),
+                    "reverse kl": before.kl_from(now.distribution),
+                    "advantage": old.advantage.clone(),
+                    "value change": now.value - old.value,
+                    "target": old.target.clone(),
+                    "valid": old.valid.bool(),
                 }
             )
             self.rates.append(ppo.learning_rate.item())
@@ -99,14 +101,14 @@ def test_the_first_minibatch_of_every_update_is_on_policy(kind: str, state_depen
 def test_values_and_targets_are_in_the_units_of_the_network(kind: str) -> None:
     # rewards far from 0 and from scale 1, so that the statistics of returns move much
     it = learner(kind, minibatch_size=96, epochs=1, gamma=0.5)
-    step = it.world.step
+    step = it.env.step
 
     def scaled(action: Tensor) -> Outcome:
         out = step(action)
         out.reward = torch.where(out.diverged, 0.0, 30.0 * out.reward + 500.0)
         return out
 
-    it.world.step = scaled  # type: ignore[method-assign]
+    it.env.step = scaled  # type: ignore[method-assign]
     for _ in range(3):
         it.collect()
         spy = Spy(it)
@@ -166,23 +168,20 @@ def crafted(
     now = Evaluation(
         leaves["log_prob"],
         leaves["entropy"],
-        leaves["mean"],
-        torch.zeros(1, count, 1),
+        DiagonalGaussian(leaves["mean"], torch.zeros(1, count, 1)),
         leaves["value"],
     )
     it.policy.evaluate = lambda *args: now  # type: ignore[method-assign]
-    columns = torch.stack(
-        [
-            *(column(None) for _ in range(3)),
-            column(None),
-            column(old_value),
-            column(advantage),
-            column(target),
-            column(valid, [1.0] * count),
-        ],
-        dim=-1,
-    )
-    loss, losses = it.ppo._eager_loss({}, columns, (), None, columns[..., -1].sum().clamp(min=1.0))
+    packed = Samples(
+        action=torch.zeros(1, count, 1),
+        distribution=torch.zeros(1, count, 2),
+        log_prob=column(None),
+        value=column(old_value),
+        advantage=column(advantage),
+        target=column(target),
+        valid=column(valid, [1.0] * count),
+    ).pack()
+    loss, losses = it.ppo._eager_loss({}, packed, (), None, Samples.valid_of(packed).sum().clamp(min=1.0))
     loss.backward()
     return {name: leaf.grad.flatten() for name, leaf in leaves.items()}, loss.detach(), losses
 
@@ -254,8 +253,7 @@ def test_invalid_samples_contribute_nothing(kind: str) -> None:
     for tensor in (
         rollout.obs["policy"],
         rollout.action,
-        rollout.mean,
-        rollout.log_std,
+        rollout.distribution,
         rollout.log_prob,
         rollout.reward,
     ):
@@ -316,16 +314,16 @@ def test_log_std_at_its_bound_can_come_back() -> None:
     # A parameter that a step carried beyond the bound would get no gradient any more.
     it = learner(network={"log_std_init": -5.0}, entropy_coef=1.0, learning_rate=1e-2)
     with torch.no_grad():
-        it.policy.log_std.fill_(-5.0)
+        it.policy.head.log_std.fill_(-5.0)
     it.collect()
     # one step down, over the bound
-    it.policy.log_std.grad = torch.ones_like(it.policy.log_std)
+    it.policy.head.log_std.grad = torch.ones_like(it.policy.head.log_std)
     it.ppo.optimizer.step()
     it.ppo.optimizer.state.clear()
     for _ in range(3):
         it.collect()
         it.update()
-    assert (it.policy.log_std > -5.0).any(), "the entropy bonus must be able to raise it again"
+    assert (it.policy.head.log_std > -5.0).any(), "the entropy bonus must be able to raise it again"
 
 
 # Minibatches
@@ -335,7 +333,7 @@ def test_log_std_at_its_bound_can_come_back() -> None:
 @pytest.mark.parametrize("minibatch_size", [1, 24, 30, 96, 10_000])
 def test_minibatches_are_a_partition(kind: str, minibatch_size: int) -> None:
     it = learner(kind, minibatch_size=minibatch_size, num_envs=6)
-    T, N = it.cfg.horizon, it.world.num_envs
+    T, N = it.cfg.horizon, it.env.num_envs
     orders = []
     for _ in range(2):
         it.collect()
@@ -538,21 +536,17 @@ def test_a_saved_learner_continues_bit_for_bit(kind: str) -> None:
     states = {
         "policy": it.policy.state_dict(),
         "ppo": it.ppo.state_dict(),
-        "shuffling": it.ppo.generator.get_state(),
     }
     torch.save(states, file)
     file.seek(0)
-    twin = copy.deepcopy({"noise": it.noise.get_state(), "env": it.world})
-    is_first, hidden, obs = it.is_first.clone(), it.hidden, it.obs
+    reference, obs = copy.deepcopy(it.env), it.obs
 
     other = learner(kind)
     other.train(1)  # anything but the saved state
     saved = torch.load(file, weights_only=True)
     other.policy.load_state_dict(saved["policy"])
     other.ppo.load_state_dict(saved["ppo"])
-    other.ppo.generator.set_state(saved["shuffling"])
-    other.noise.set_state(twin["noise"])
-    other.world, other.is_first, other.hidden, other.obs = twin["env"], is_first, hidden, obs
+    other.env, other.obs = reference, obs
 
     for _ in range(2):
         for both in (it, other):
@@ -660,7 +654,7 @@ for a, b in zip(eager.policy.parameters(), compiled.policy.parameters(), strict=
     torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
 """
     here = Path(__file__).resolve()
-    paths = os.pathsep.join([str(here.parent), str(here.parents[2])])
+    paths = os.pathsep.join([str(here.parent), str(here.parents[1]), str(here.parents[2])])
     done = subprocess.run(
         [sys.executable, "-c", script],
         env={**os.environ, "PYTHONPATH": paths},
@@ -763,8 +757,7 @@ class Recall:
 
 def mean_action(it: Learner, obs: dict[str, Tensor]) -> Tensor:
     batch = obs["policy"].shape[0]
-    noise = torch.zeros(batch, it.policy.num_actions)
-    return it.policy.act(obs, it.policy.initial_state(batch), noise).action
+    return it.policy.act(obs, it.policy.initial_state(batch), deterministic=True)[0]
 
 
 FAST = {"learning_rate": 3e-3, "minibatch_size": 256, "epochs": 4}
@@ -775,8 +768,8 @@ def test_learns_a_bandit(seed: int) -> None:
     it = Learner(Bandit(64), ppo_config(**FAST), seed=seed)
     rewards = it.train(30)
     assert rewards[0] < -0.8
-    assert mean_action(it, it.world.obs).mean().item() == pytest.approx(0.7, abs=0.05)
-    assert it.policy.log_std.item() < -1.0, "a known best action needs no noise"
+    assert mean_action(it, it.env.obs).mean().item() == pytest.approx(0.7, abs=0.05)
+    assert it.policy.head.log_std.item() < -1.0, "a known best action needs no noise"
 
 
 @pytest.mark.parametrize("kind", ["feed-forward", "lstm"])
@@ -820,7 +813,7 @@ def test_values_of_time_limits_and_terminations() -> None:
         cfg = ppo_config(gamma=0.9, schedule="constant", value_clip=False, gae_lambda=1.0, horizon=10, **FAST)
         it = Learner(Clock(50, truncates), cfg)
         it.train(60)
-        value = it.policy.denormalize_value(it.policy.value(it.world.obs, ()))[0].item()
+        value = it.policy.denormalize_value(it.policy.value(it.env.obs, ()))[0].item()
         assert value == pytest.approx(expected, rel=0.03)
 
 

@@ -6,22 +6,27 @@ import pytest
 import torch
 from torch import Tensor
 
+from gpusim_rl.learn.algorithm import EnvSpec
+from gpusim_rl.learn.distributions import DiagonalGaussian
 from gpusim_rl.learn.networks import Sample
 from gpusim_rl.learn.rollout import Rollout
+from gpusim_rl.spaces import Box
+from helpers.fakes import Outcome
 
 N, A = 3, 2
 SIZES = {"policy": 4, "critic": 2}
 
 
 def make(T: int = 8, *, sequence_length: int = 1, max_truncations: int = 3, states: int = 0) -> Rollout:
+    # so many episodes of one env can end by the time limit in T steps
+    env = EnvSpec(N, SIZES, Box(A), max_episode_length=T if max_truncations == 1 else -(-T // max_truncations))
     return Rollout(
         T,
-        N,
-        SIZES,
+        env,
         A,
+        2 * A,
         initial_hidden=tuple(torch.zeros(2, N, 5) for _ in range(states)),
         sequence_length=sequence_length,
-        max_truncations=max_truncations,
         device=torch.device("cpu"),
     )
 
@@ -30,8 +35,7 @@ def sample(value: float, hidden: tuple[Tensor, ...] = ()) -> Sample:
     return Sample(
         action=torch.full((N, A), value),
         log_prob=torch.full((N,), value + 0.1),
-        mean=torch.full((N, A), value + 0.2),
-        log_std=torch.full((N, A), value + 0.3),
+        distribution=DiagonalGaussian(torch.full((N, A), value + 0.2), torch.full((N, A), value + 0.3)),
         value=torch.full((N,), value + 0.4),
         hidden=hidden,
     )
@@ -41,33 +45,33 @@ def obs(value: float) -> dict[str, Tensor]:
     return {g: torch.full((N, s), value) + torch.arange(N)[:, None] * 0.01 for g, s in SIZES.items()}
 
 
-def mask(*worlds: int) -> Tensor:
-    return torch.tensor([w in worlds for w in range(N)])
+def mask(*envs: int) -> Tensor:
+    return torch.tensor([env in envs for env in range(N)])
 
 
 def test_what_is_written_stands_where_it_belongs() -> None:
     rollout = make(4)
-    rollout.begin()
     for t in range(4):
-        rollout.write_policy(t, obs(t), (), mask(t % N), sample(float(t)))
-        rollout.write_outcome(
-            t,
-            torch.full((N,), 10.0 + t),
-            mask(0) if t == 1 else mask(),
-            mask(1) if t == 1 else mask(),
-            mask(2) if t == 1 else mask(),
-            obs(100 + t),
-            (),
+        step = Outcome(
+            obs=obs(t + 1),
+            final_obs=obs(100 + t),
+            reward=torch.full((N,), 10.0 + t),
+            terminated=mask(0) if t == 1 else mask(),
+            truncated=mask(1) if t == 1 else mask(),
+            diverged=mask(2) if t == 1 else mask(),
         )
+        rollout.write(t, obs(t), (), mask(t % N), sample(float(t)), step)
     for t in range(4):
         for group in SIZES:
             assert torch.equal(rollout.obs[group][t], obs(t)[group])
         assert (rollout.action[t] == t).all() and (rollout.reward[t] == 10 + t).all()
         assert torch.equal(rollout.log_prob[t], sample(float(t)).log_prob)
-        assert torch.equal(rollout.mean[t], sample(float(t)).mean)
-        assert torch.equal(rollout.log_std[t], sample(float(t)).log_std)
+        stored, expected = DiagonalGaussian.stored(rollout.distribution[t]), sample(float(t)).distribution
+        assert torch.equal(stored.mean, expected.mean)
+        assert torch.equal(stored.log_std, expected.log_std)
         assert torch.equal(rollout.value[t], sample(float(t)).value)
         assert torch.equal(rollout.is_first[t], mask(t % N))
+    assert all(torch.equal(rollout.last_obs[group], obs(4)[group]) for group in SIZES)
     assert rollout.terminated.nonzero().tolist() == [[1, 0]]
     assert rollout.truncated.nonzero().tolist() == [[1, 1]]
     assert (~rollout.valid).nonzero().tolist() == [[1, 2]]
@@ -76,35 +80,34 @@ def test_what_is_written_stands_where_it_belongs() -> None:
 
 def truncate(rollout: Rollout, pattern: dict[int, tuple[int, ...]]) -> None:
     """Writes all steps; `pattern` says which envs the time limit ends in which step."""
-    rollout.begin()
     for t in range(rollout.horizon):
         states = tuple(torch.full((2, N, 5), float(t)) for _ in rollout.final_hidden)
-        rollout.write_policy(t, obs(t), states, mask(), sample(float(t), states))
         ended = mask(*pattern.get(t, ()))
         # only observations of envs that end are meaningful
         final = {g: torch.where(ended[:, None], v, torch.nan) for g, v in obs(100.0 + t).items()}
         after = tuple(torch.full((2, N, 5), t + 0.5) for _ in rollout.final_hidden)
-        rollout.write_outcome(t, torch.zeros(N), mask(), ended, mask(), final, after)
+        step = Outcome(obs(t + 1), final, torch.zeros(N), mask(), ended, mask())
+        rollout.write(t, obs(t), states, mask(), sample(float(t), after), step)
 
 
-def test_final_obs_of_several_truncations_per_world() -> None:
+def test_final_obs_of_several_truncations_per_env() -> None:
     rollout = make(8, max_truncations=3, states=2)
     truncate(rollout, {1: (0, 2), 4: (0,), 7: (0, 1)})
     assert rollout.final_step.tolist() == [[1, 7, 1], [4, -1, -1], [7, -1, -1]]
-    for slot, world, step in ((0, 0, 1), (1, 0, 4), (2, 0, 7), (0, 1, 7), (0, 2, 1)):
+    for slot, env, step in ((0, 0, 1), (1, 0, 4), (2, 0, 7), (0, 1, 7), (0, 2, 1)):
         for group in SIZES:
-            expected = obs(100.0 + step)[group][world]
-            assert torch.equal(rollout.final_obs[group][slot, world], expected)
+            expected = obs(100.0 + step)[group][env]
+            assert torch.equal(rollout.final_obs[group][slot, env], expected)
         for state in rollout.final_hidden:
-            assert (state[slot, :, world] == step + 0.5).all()
+            assert (state[slot, :, env] == step + 0.5).all()
 
 
 def test_next_values() -> None:
     rollout = make(8, max_truncations=3)
     truncate(rollout, {1: (0, 2), 4: (0,), 7: (0, 1)})
     final_values = torch.full((3, N), torch.nan)  # slots that are not in use may hold anything
-    for slot, world, step in ((0, 0, 1), (1, 0, 4), (2, 0, 7), (0, 1, 7), (0, 2, 1)):
-        final_values[slot, world] = 1000.0 + step
+    for slot, env, step in ((0, 0, 1), (1, 0, 4), (2, 0, 7), (0, 1, 7), (0, 2, 1)):
+        final_values[slot, env] = 1000.0 + step
     rollout.value.copy_(torch.arange(8.0)[:, None] + torch.arange(N) * 0.1)
     last = torch.tensor([50.0, 51.0, 52.0])
     value = rollout.next_values(last, final_values)
@@ -113,7 +116,7 @@ def test_next_values() -> None:
     assert value[:, 2].tolist() == pytest.approx([1.2, 1001, 3.2, 4.2, 5.2, 6.2, 7.2, 52.0])
 
 
-def test_begin_forgets() -> None:
+def test_a_new_rollout_forgets() -> None:
     rollout = make(4, max_truncations=2)
     truncate(rollout, {0: (0, 1, 2), 3: (0,)})
     truncate(rollout, {2: (1,)})
@@ -125,10 +128,10 @@ def test_begin_forgets() -> None:
 @pytest.mark.parametrize("sequence_length", [1, 2, 4, 8])
 def test_recurrent_state_at_the_start_of_each_sequence(sequence_length: int) -> None:
     rollout = make(8, sequence_length=sequence_length, states=2)
-    rollout.begin()
     for t in range(8):
         states = tuple(torch.full((2, N, 5), t + 0.1 * i) for i in range(2))
-        rollout.write_policy(t, obs(t), states, mask(), sample(float(t), states))
+        step = Outcome(obs(t + 1), obs(t + 1), torch.zeros(N), mask(), mask(), mask())
+        rollout.write(t, obs(t), states, mask(), sample(float(t), states), step)
     for i, buffer in enumerate(rollout.hidden):
         assert buffer.shape == (8 // sequence_length, 2, N, 5)
         for sequence in range(len(buffer)):

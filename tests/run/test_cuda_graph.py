@@ -129,7 +129,10 @@ def trained(
     # A shortcut that CUDA has not: it reads a mask.
     trainer.env.sim._written_on_host = None
     trainer.graphs = graphs(
-        Choice(mode, "test"), CPU, generators=[trainer.sampling, trainer.ppo.generator], owners=trainer.graphs._owners
+        Choice(mode, "test"),
+        CPU,
+        generators=[trainer.algorithm._noise_generator, trainer.algorithm._shuffle_generator],
+        stateful=trainer.graphs._stateful,
     )
     with Logger(trainer, trainer.run_dir()) as log:
         for _ in range(iterations):
@@ -199,10 +202,10 @@ def test_replaying_equals_running(mode, task, overrides, tmp_path):
 
 def test_every_replay_draws_new_numbers(tmp_path):
     trainer, _ = trained(Recorder, "rollout", "Cartpole", tmp_path, None, 3)
-    before = trainer.rollout.action.clone()
+    before = trainer.algorithm.rollout.action.clone()
     trainer.collect()
-    noise = (trainer.rollout.action - trainer.rollout.mean) / trainer.rollout.log_std.exp()
-    assert not torch.equal(trainer.rollout.action, before)
+    noise = noise_of(trainer.algorithm.rollout)
+    assert not torch.equal(trainer.algorithm.rollout.action, before)
     assert 0.5 < noise.std() < 1.5
 
 

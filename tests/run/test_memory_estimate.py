@@ -40,7 +40,7 @@ env = trainer.env
 estimate = simulator_bytes(env.sim.scene.model, run.sim, trainer.choice, run.num_envs)
 obs_size = sum(env.obs_sizes.values())
 estimate += learner_bytes(
-    run, obs_size, env.num_actions, run.num_envs, trainer.rl_device, bf16=trainer.policy.bf16
+    run, obs_size, env.num_actions, run.num_envs, trainer.rl_device, bf16=trainer.algorithm.policy.bf16
 )
 trainer.train()
 (peak,) = [int(line.split()[1]) * 1024 for line in open("/proc/self/status") if line.startswith("VmHWM")]

@@ -36,14 +36,14 @@ OF_THE_CALL = ("/elapsed_s", "/wandb_id", "/config/checkpoint", "/config/log/dir
 
 def stop_at(trainer: Trainer, iteration: int, number: int = signal.SIGTERM) -> None:
     """Let a signal arrive during an iteration."""
-    update = trainer.ppo.update
+    update = trainer.algorithm.update
 
     def interrupted(*args: Any) -> Any:
         if trainer.iteration + 1 == iteration:
             signal.raise_signal(number)
         return update(*args)
 
-    trainer.ppo.update = interrupted  # type: ignore[method-assign]
+    trainer.algorithm.update = interrupted  # type: ignore[method-assign]
 
 
 def final_state(folder: Path) -> dict[str, Any]:
@@ -346,13 +346,13 @@ def test_a_run_stopped_before_its_first_iteration_can_be_resumed(tmp_path, monke
 @pytest.mark.parametrize(("number", "error"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)])
 def test_a_second_signal_ends_in_the_middle_of_an_iteration(tmp_path, number, error):
     trainer = make_trainer("Cartpole", tmp_path)
-    act = trainer.policy.act
+    act = trainer.algorithm.policy.act
 
     def acting(*args: Any) -> Any:
         signal.raise_signal(number)
         return act(*args)
 
-    trainer.policy.act = acting  # type: ignore[method-assign]
+    trainer.algorithm.policy.act = acting  # type: ignore[method-assign]
     with pytest.raises(error):
         trainer.train()
     assert trainer.iteration == 0
@@ -432,13 +432,13 @@ def test_nan_from_a_task_stops_with_one_line_that_names_it(tmp_path, fault, sett
 def test_a_diverged_world_is_counted_left_out_and_written_down_and_training_goes_on(tmp_path, capfd):
     trainer = make_trainer(Faulty, tmp_path, task={"speed_at": 11, "randomize_episode_start": False})
     seen: list[tuple[torch.Tensor, torch.Tensor]] = []
-    update = trainer.ppo.update
+    update = trainer.algorithm.update
 
     def watched(rollout: Any, *rest: Any) -> Any:
         seen.append((rollout.valid.clone(), rollout.reward.clone()))
         return update(rollout, *rest)
 
-    trainer.ppo.update = watched  # type: ignore[method-assign]
+    trainer.algorithm.update = watched  # type: ignore[method-assign]
     trainer.train()
     assert [float(row["sim/diverged"]) for row in read_csv(the_run(tmp_path))] == [0.0, 1.0, 0.0]
     valid, reward = seen[1]
@@ -446,7 +446,7 @@ def test_a_diverged_world_is_counted_left_out_and_written_down_and_training_goes
     assert all(valid.all() for valid, _ in (seen[0], seen[2]))
     state = final_state(tmp_path)
     assert all(value.isfinite().all() for value in state["policy"].values())
-    norm = trainer.policy.obs_norm["policy"]
+    norm = trainer.algorithm.policy.obs_norm["policy"]
     assert norm.count == 3 * 8 * 8 - 1 and norm.var.max() < 100
 
     (line,) = capfd.readouterr().err.splitlines()
@@ -487,7 +487,7 @@ def test_a_disk_that_is_full_for_a_while_costs_no_row_and_no_training(tmp_path, 
     capfd.readouterr()
 
     trainer = make_trainer("Cartpole", tmp_path / "full", max_iterations=12, log={"checkpoint_interval": 1})
-    update, full = trainer.ppo.update, ExitStack()
+    update, full = trainer.algorithm.update, ExitStack()
 
     def fill_the_disk(*args: Any) -> Any:
         if trainer.iteration == 4:
@@ -497,7 +497,7 @@ def test_a_disk_that_is_full_for_a_while_costs_no_row_and_no_training(tmp_path, 
             full.close()
         return update(*args)
 
-    trainer.ppo.update = fill_the_disk  # type: ignore[method-assign]
+    trainer.algorithm.update = fill_the_disk  # type: ignore[method-assign]
     with full:
         trainer.train()
     assert read_csv(the_run(tmp_path / "full")) == read_csv(the_run(tmp_path / "whole"))
@@ -510,7 +510,7 @@ def test_a_disk_that_is_full_for_a_while_costs_no_row_and_no_training(tmp_path, 
 
 def test_a_disk_that_stays_full_lets_the_training_end_with_an_error(tmp_path, capfd):
     trainer = make_trainer("Cartpole", tmp_path, max_iterations=6, log={"checkpoint_interval": 2})
-    update, full = trainer.ppo.update, ExitStack()
+    update, full = trainer.algorithm.update, ExitStack()
 
     def fill_the_disk(*args: Any) -> Any:
         if trainer.iteration == 2:
@@ -518,7 +518,7 @@ def test_a_disk_that_stays_full_lets_the_training_end_with_an_error(tmp_path, ca
             full.enter_context(disk_full_after(metrics.stat().st_size + 10))
         return update(*args)
 
-    trainer.ppo.update = fill_the_disk  # type: ignore[method-assign]
+    trainer.algorithm.update = fill_the_disk  # type: ignore[method-assign]
     with full, pytest.raises(ConfigError, match="the checkpoint of iteration 6 could not be written") as error:
         trainer.train()
     assert "the newest is of iteration 2" in str(error.value)
@@ -678,11 +678,13 @@ def test_an_evaluation_needs_a_checkpoint(tmp_path):
 def test_a_recurrent_policy_trains_and_is_evaluated(tmp_path, rnn):
     settings = {"ppo": {"network": {"rnn": rnn}}}
     trainer = make_trainer("Cartpole", tmp_path, **settings)
-    before = {name: value.clone() for name, value in trainer.policy.state_dict().items()}
+    before = {name: value.clone() for name, value in trainer.algorithm.policy.state_dict().items()}
     trainer.train()
-    unchanged = [name for name, value in trainer.policy.state_dict().items() if torch.equal(value, before[name])]
+    unchanged = [
+        name for name, value in trainer.algorithm.policy.state_dict().items() if torch.equal(value, before[name])
+    ]
     assert unchanged == []
-    assert all(h.abs().sum() > 0 for h in trainer.hidden)
+    assert all(h.abs().sum() > 0 for h in trainer.algorithm.hidden)
     run = str(the_run(tmp_path))
     result = make_trainer("Cartpole", tmp_path, checkpoint=run, test=True, num_envs=3, **settings).evaluate()
     assert result["episodes"] == 3
