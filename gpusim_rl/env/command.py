@@ -1,4 +1,4 @@
-"""What a task asks of each env: commands that a policy shall follow, and levels of difficulty."""
+"""Parts of a task: commands that the policy follows, and levels of a curriculum."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ from gpusim_rl.errors import ConfigError
 
 
 class Commands(TaskPart):
-    """Named numbers that the policy is told to follow, drawn uniformly from their ranges for each env.
+    """Commands that the policy has to follow: named numbers, drawn uniformly for each env.
 
     Args:
         task: The task that they belong to; its random numbers are used.
-        ranges: Name of each command and the interval that it is drawn from.
-        interval: After this long [s] an env gets new commands; None leaves them until `resample`.
+        ranges: Range (low, high) of each command, by name.
+        interval: Time between two draws [s]; None = only `resample` draws.
 
     Attributes:
-        value: The commands in the order of `ranges`, shape [num_envs, num_commands]; zero until `resample`.
+        names: Names of the commands, in the order of `ranges`.
+        value: The commands, shape [num_envs, num_commands]; zero until `resample`.
 
     Raises:
         ConfigError: A range is not (low, high), or the interval is shorter than a control step.
@@ -49,32 +50,36 @@ class Commands(TaskPart):
         self.value: Float[Tensor, "envs commands"] = torch.zeros(task.num_envs, len(ranges), device=task.device)
 
     def __getitem__(self, name: str) -> Float[Tensor, " envs"]:
-        """One command; a view."""
+        """Returns one command by its name, shape [num_envs]; a view of `value`."""
         return self.value[:, self.names.index(name)]
 
     def resample(self, where: Bool[Tensor, " envs"]) -> None:
-        """Draws new commands in the envs of the mask."""
+        """Draws new commands in some envs.
+
+        Args:
+            where: Envs that get new commands, bool [num_envs].
+        """
         new = self._random.uniform(self._low, self._high, len(self.names))
         self.value.copy_(torch.where(where[:, None], new, self.value))
         self._age.masked_fill_(where, 0)
 
     def advance(self) -> None:
-        """Counts a control step; envs whose interval is over get new commands."""
+        """Counts one control step, and draws new commands in envs whose interval is over."""
         if self._steps is not None:
             self._age += 1
             self.resample(self._age >= self._steps)
 
 
 class Levels(TaskPart):
-    """How difficult each env is: a curriculum that goes up where the policy copes, and down where it fails.
+    """Level of difficulty of each env: a curriculum that goes up after success and down after failure.
 
-    An env that masters the top goes on at a random level, so that no level is forgotten (Rudin et al. 2021, Learning
-    to Walk in Minutes, arXiv 2109.11978, section 3).
+    An env that succeeds at the highest level continues at a random level, so that the policy forgets no level (Rudin
+    et al. 2021, Learning to Walk in Minutes, arXiv 2109.11978, section 3).
 
     Args:
         task: The task that they belong to; its random numbers are used.
         count: Number of levels.
-        initial: Level of each env at the start.
+        initial: First level of each env, shape [num_envs]; clamped to [0, count).
 
     Attributes:
         value: Level of each env, int64 [num_envs], in [0, count).
@@ -86,6 +91,14 @@ class Levels(TaskPart):
         self.value = initial.to(task.device, torch.int64).clamp(0, count - 1)
 
     def move(self, *, up: Bool[Tensor, " envs"], down: Bool[Tensor, " envs"]) -> None:
-        """Moves the envs of the masks one level up or down; in both masks they stay, and so below the lowest."""
+        """Moves envs one level up or down.
+
+        An env in both masks stays at its level. An env at level 0 cannot go down. An env above the highest level gets a
+        random level.
+
+        Args:
+            up: Envs that go up, bool [num_envs].
+            down: Envs that go down, bool [num_envs].
+        """
         level = (self.value + up.long() - down.long()).clamp(min=0)
         self.value.copy_(torch.where(level < self.count, level, self._random.integers(0, self.count)))

@@ -1,4 +1,4 @@
-"""Tensor maths for tasks: soft indicators for rewards, angles, and the quaternion functions."""
+"""Tensor maths for tasks: soft indicators for rewards, angles and quaternions."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ Sigmoid = Literal["gaussian", "linear", "quadratic", "cosine", "hyperbolic", "lo
 
 
 def wrap_angle(angle: Float[Tensor, "*batch"]) -> Float[Tensor, "*batch"]:
-    """The same angle [rad] in [-pi, pi)."""
+    """Returns the same angle in [-pi, pi) [rad]."""
     return torch.remainder(angle + math.pi, 2 * math.pi) - math.pi
 
 
@@ -59,17 +59,16 @@ def scale(
 
 
 def quat_angle(a: Float[Tensor, "*batch 4"], b: Float[Tensor, "*batch 4"]) -> Float[Tensor, "*batch"]:
-    """Angle [rad] in [0, pi] of the rotation between two orientations, accurate down to 0."""
+    """Returns the angle of the rotation between two orientations, in [0, pi] [rad]; accurate near 0 too."""
     between = quat_multiply(a, quat_conjugate(b))
-    # q and -q are the same rotation: the smaller of their two angles
+    # q and -q are the same rotation; abs() takes the smaller of their two angles
     return 2.0 * torch.atan2(torch.linalg.vector_norm(between[..., 1:], dim=-1), between[..., 0].abs())
 
 
 def quat_from_uniform(u: Float[Tensor, "*batch 3"]) -> Float[Tensor, "*batch 4"]:
-    """Orientations that are uniform over all rotations, from numbers that are uniform in [0, 1).
+    """Returns orientations uniform over all rotations (wxyz, w >= 0), from numbers uniform in [0, 1).
 
-    Of the two quaternions of a rotation it is the one with w >= 0. Source: Shoemake 1992, Uniform random rotations, in
-    Graphics Gems III.
+    Source: Shoemake 1992, Uniform random rotations, in Graphics Gems III.
     """
     length, angle = torch.stack([u[..., 0], 1.0 - u[..., 0]], dim=-1).sqrt(), 2.0 * math.pi * u[..., 1:]
     w, x, y, z = torch.stack([length * angle.cos(), length * angle.sin()], dim=-1).flatten(-2).unbind(-1)
@@ -83,24 +82,25 @@ def tolerance(
     sigmoid: Sigmoid = "gaussian",
     value_at_margin: float = 0.1,
 ) -> Float[Tensor, "*batch"]:
-    """A soft indicator: 1 inside the bounds, falling to `value_at_margin` at a distance of `margin` outside them.
+    """Returns a soft indicator in [0, 1]: 1 inside the bounds, `value_at_margin` at the distance `margin` outside them.
 
-    Rewards become readable arithmetic when they are products and sums of such terms (Tassa et al. 2018,
-    DeepMind Control Suite, arXiv 1801.00690, section 2).
+    Products and sums of such terms make readable rewards (Tassa et al. 2018, DeepMind Control Suite, arXiv 1801.00690,
+    section 2).
 
     Args:
         x: Any quantity.
-        bounds: Lower and upper end of the interval where the value is 1; may be infinite.
-        margin: Distance outside the bounds, in the unit of `x`, at which the value is `value_at_margin`; 0 gives a hard
+        bounds: Lower and upper end of the interval where the indicator is 1, in the unit of `x`; may be infinite.
+        margin: Distance outside the bounds where the indicator is `value_at_margin`, in the unit of `x`; 0 = a hard
             indicator.
-        sigmoid: How it falls. `linear`, `quadratic` and `cosine` reach exactly 0, the others only approach it.
-        value_at_margin: In (0, 1); 0 is allowed for `linear`, `quadratic` and `cosine`.
+        sigmoid: Shape of the fall. `linear`, `quadratic` and `cosine` reach exactly 0; the others only approach it.
+        value_at_margin: Indicator at the margin, in (0, 1); `linear`, `quadratic` and `cosine` allow 0.
 
     Returns:
-        Values in [0, 1].
+        Values in [0, 1], the shape of `x`.
 
     Raises:
-        ValueError: The bounds are in the wrong order, the margin is negative or `value_at_margin` is out of range.
+        ValueError: The bounds are in the wrong order, the margin is negative, `value_at_margin` is out of range, or
+            the sigmoid is unknown.
     """
     low, high = bounds
     if low > high:

@@ -1,4 +1,7 @@
-"""What an env looked like before its physics went bad: kept on the device, written down once, to be replayed."""
+"""The NaN guard: keeps the state and action before the first divergence, so that a user can replay it.
+
+`Sim.diverged` says which envs diverged: their state is not finite, or too large to be physical.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +20,15 @@ EnvState = dict[str, dict[str, Tensor]]
 """State of one env: by articulation, the arguments of `Articulation.set_state`, without the leading dimension."""
 
 
-# The local angular velocity is a view where the simulator allows; it is turned to the world's frame when it is read.
+# The angular velocity is kept in the root's own frame: there it is a view of the simulator's memory. `read` rotates it
+# to the world frame.
 _ROOT = ("root_pos", "root_quat", "root_lin_vel", "root_ang_vel_local")
 
 
-class FirstDiverged:
-    """State and action from which the first env diverged: one row on the device, found without reading a mask.
+class NanGuard:
+    """Keeps one env's state and action: those from which the first env of a run diverged.
+
+    They stay on the device in fixed memory. `before_step` and `after_step` never wait for the device; `read` does.
 
     Args:
         sim: The simulator.
@@ -31,7 +37,7 @@ class FirstDiverged:
 
     def __init__(self, sim: Sim, num_actions: int) -> None:
         self._articulations = {name: sim.articulation(name) for name in sim.scene.articulation_names}
-        self._columns = [
+        self._fields = [
             (name, key) for name, found in self._articulations.items() for key in _state_keys(sim.scene, found)
         ]
         width = sum(part.shape[1] for part in self._parts())
@@ -41,7 +47,7 @@ class FirstDiverged:
         self._found = torch.zeros((), dtype=torch.bool, device=sim.device)
 
     def before_step(self) -> None:
-        """Remembers all envs as the physics step will find them."""
+        """Copies the states of all envs, before the physics changes them."""
         torch.cat(self._parts(), dim=1, out=self._before)
 
     def after_step(
@@ -50,56 +56,58 @@ class FirstDiverged:
         action: Float[Tensor, "envs actions"],
         progress: Int[Tensor, " envs"],
     ) -> None:
-        """Keeps the first env that diverged, if it is the first one ever.
+        """Keeps the state and action of the first diverged env, unless one was kept before.
 
         Args:
-            diverged: Envs that the step broke.
-            action: What the step was taken with.
-            progress: Control steps since the start of each episode, this one included.
+            diverged: Envs that diverged in this step, shape [num_envs].
+            action: Actions of this step, shape [num_envs, num_actions].
+            progress: Control steps since the start of each episode, this one included, shape [num_envs].
         """
-        world = diverged.int().argmax()[None]
-        row = torch.cat([self._before.index_select(0, world), action.index_select(0, world)], dim=1)
-        origin = torch.cat([world, progress.index_select(0, world)])
+        env_id = diverged.int().argmax()[None]
+        row = torch.cat([self._before.index_select(0, env_id), action.index_select(0, env_id)], dim=1)
+        origin = torch.cat([env_id, progress.index_select(0, env_id)])
         new = diverged.any() & ~self._found
         self._row.copy_(torch.where(new, row, self._row))
         self._origin.copy_(torch.where(new, origin, self._origin))
         self._found.logical_or_(new)
 
     def read(self) -> dict[str, Any] | None:
-        """The first diverged env as `env`, `episode_step`, `state` and `action`; None if there was none.
+        """Returns what is kept, or None if no env diverged; waits for the device.
 
-        It waits for the device.
+        Returns:
+            `env`: index of the env. `episode_step`: control step of its episode. `state`: an `EnvState`. `action`: its
+            action, shape [num_actions].
         """
         if not self._found:
             return None
         before, action = self._row[0].cpu().tensor_split([self._before.shape[1]])
         state: EnvState = {name: {} for name in self._articulations}
         values = before.split([part.shape[1] for part in self._parts()])
-        for (name, key), value in zip(self._columns, values, strict=True):
+        for (name, key), value in zip(self._fields, values, strict=True):
             state[name][key] = value.clone()
         for of_articulation in state.values():
             local = of_articulation.pop("root_ang_vel_local", None)
             if local is not None:
                 of_articulation["root_ang_vel"] = quat_rotate(of_articulation["root_quat"][None], local[None])[0]
-        world, episode_step = self._origin.tolist()
-        return {"env": world, "episode_step": episode_step, "state": state, "action": action.clone()}
+        env_id, episode_step = self._origin.tolist()
+        return {"env": env_id, "episode_step": episode_step, "state": state, "action": action.clone()}
 
     def _parts(self) -> list[Tensor]:
-        return [getattr(self._articulations[name], key) for name, key in self._columns]
+        return [getattr(self._articulations[name], key) for name, key in self._fields]
 
 
 def put_state(sim: Sim, state: Mapping[str, Mapping[str, Tensor]]) -> None:
-    """Puts the state of one env into all envs.
+    """Writes the state of one env into all envs of a simulator.
 
     Args:
         sim: A simulator of the same scene.
-        state: As in `FirstDiverged.read`.
+        state: The `state` that `NanGuard.read` returned.
     """
     everywhere = torch.ones(sim.num_envs, dtype=torch.bool, device=sim.device)
     sim.reset(everywhere)
     for name, values in state.items():
-        here = {key: value.to(sim.device).expand(sim.num_envs, -1) for key, value in values.items()}
-        sim.articulation(name).set_state(everywhere, **here)
+        expanded = {key: value.to(sim.device).expand(sim.num_envs, -1) for key, value in values.items()}
+        sim.articulation(name).set_state(everywhere, **expanded)
     sim.refresh()
 
 

@@ -1,4 +1,4 @@
-"""What IsaacGym's properties of joints, bodies, shapes and tendons are in MuJoCo: quantities that can be randomised."""
+"""Maps IsaacGym's properties of joints, bodies, shapes and tendons to quantities of MuJoCo that can be randomised."""
 
 from __future__ import annotations
 
@@ -16,45 +16,45 @@ from gpusim_rl.errors import TaskError, did_you_mean
 from gpusim_rl.sim import Param, Sim
 
 LEAST_MASS = 0.01
-"""Share of the model's mass and inertia below which nothing is drawn."""
+"""Lower limit of drawn mass and inertia, as a share of the model's."""
 LEAST_FRICTION = 1e-5
-"""Sliding, torsional and rolling friction below which nothing is drawn: MuJoCo's `mjMINMU`."""
+"""Lower limit of drawn sliding, torsional and rolling friction: MuJoCo's `mjMINMU`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Quantity:
-    """Something physical of some elements: the model's values, and how to write others."""
+    """A physical quantity of some elements: the model's values, and a function that writes others."""
 
     default: Float[Tensor, "..."]
-    """One value per element, shape [elements] or [elements, 3]; [3] for gravity."""
+    """The model's values, shape [elements] or [elements, 3]; [3] for gravity."""
     write: Callable[[Tensor, Bool[Tensor, " envs"]], None]
-    """Takes values of shape [num_envs, *default.shape], and the envs that get them."""
+    """Writes values, shape [num_envs, *default.shape], into the envs of a mask, bool [num_envs]."""
     low: Tensor | float | None = None
-    """Nothing is drawn below it."""
+    """Lower limit of drawn values; None = no limit."""
     high: Tensor | float | None = None
-    """Nothing is drawn above it."""
+    """Upper limit of drawn values; None = no limit."""
 
 
 class Actor(TaskPart):
-    """An articulation (or the ground) as the owner of properties.
+    """An articulation (or the ground), whose properties can be randomised.
 
     Args:
         sim: The simulator.
-        name: Name of the articulation.
+        name: Name of the articulation, or `GROUND`.
     """
 
     def __init__(self, sim: Sim, name: str) -> None:
         self.sim = sim
         self.name = name
-        self.inertia: Inertia | None = None  # made when it is needed, then shared by mass and inertia
+        self.inertia: Inertia | None = None  # made at first use; mass and inertia share it
 
     def quantities(self, section: str, name: str, elements: Sequence[str] | None) -> list[Quantity]:
-        """What a property of the schema is here.
+        """Returns MuJoCo's quantities for a property of the schema.
 
         Args:
             section: One of `SECTIONS`.
             name: One of the section's properties.
-            elements: Bodies, joints or tendons that are meant; None for all.
+            elements: Names of bodies, joints or tendons; None = all.
 
         Raises:
             TaskError: An element does not exist, or has no such property.
@@ -62,11 +62,15 @@ class Actor(TaskPart):
         return SECTIONS[section][name](self, elements)
 
     def param(self, field: str, elements: Sequence[str] | None) -> Param:
-        """A parameter of its elements."""
+        """Returns a parameter of the simulator for some elements; None = all."""
         return self.sim.param(field, self.name, elements)
 
     def joints(self, elements: Sequence[str] | None) -> list[str]:
-        """The joints that are meant."""
+        """Returns names of joints; None = all.
+
+        Raises:
+            TaskError: A joint does not exist, or the articulation has no joints.
+        """
         known = self.sim.articulation(self.name).joint_names
         for name in elements or []:
             if name not in known:
@@ -76,7 +80,7 @@ class Actor(TaskPart):
         return list(known if elements is None else elements)
 
     def actuators(self, elements: Sequence[str] | None) -> dict[str, tuple[int, str]]:
-        """Number in the model and joint of each actuator that drives one of these joints, by its name."""
+        """Returns index in the model and joint of each actuator on these joints, by the actuator's name."""
         model, joints = self.sim.scene.model, self.joints(elements)
         kinds = (mujoco.mjtTrn.mjTRN_JOINT.value, mujoco.mjtTrn.mjTRN_JOINTINPARENT.value)
         found = {}
@@ -87,7 +91,7 @@ class Actor(TaskPart):
         return found
 
     def tensor(self, values: Any) -> Tensor:
-        """Constants on the simulator's device."""
+        """Returns values as a float32 tensor on the simulator's device."""
         return torch.as_tensor(values, dtype=torch.float32).to(self.sim.device)
 
 
@@ -99,7 +103,7 @@ def _column(
     low: Tensor | float | None = None,
     high: Tensor | float | None = None,
 ) -> Quantity:
-    """A parameter that is one number per element (index None), or one of its columns."""
+    """Returns one column of a parameter; with index None a parameter that has one number per element."""
     if index is None:
         return Quantity(param.default, param.set, low, high)
     return Quantity(
@@ -108,7 +112,7 @@ def _column(
 
 
 def _in_proportion(param: Param, default: Float[Tensor, " elements"]) -> Quantity:
-    """All columns of a parameter in proportion to one number per element."""
+    """Returns a quantity of one number per element that scales all columns of a parameter."""
 
     def write(value: Tensor, where: Bool[Tensor, " envs"]) -> None:
         ratio = torch.where(default > 0.0, value / default, 1.0)
@@ -136,7 +140,7 @@ def _is_motor(model: mujoco.MjModel, i: int) -> bool:
 
 
 def _stiffness(actor: Actor, elements: Sequence[str] | None) -> list[Quantity]:
-    """The kp of position servos; of joints without one, their spring."""
+    """Stiffness [N m/rad or N/m]: kp of position servos; of joints without a servo, their spring."""
     model = actor.sim.scene.model
     servos = {name: joint for name, (i, joint) in actor.actuators(elements).items() if _is_position_servo(model, i)}
     found = []
@@ -154,7 +158,7 @@ def _stiffness(actor: Actor, elements: Sequence[str] | None) -> list[Quantity]:
 
 
 def _damping(actor: Actor, elements: Sequence[str] | None) -> list[Quantity]:
-    """The kv of position servos that have one; of other joints, their own damping."""
+    """Damping [N m s/rad or N s/m]: kv of position servos that have it; of other joints, their own damping."""
     model = actor.sim.scene.model
     servos = {
         name: joint
@@ -169,7 +173,7 @@ def _damping(actor: Actor, elements: Sequence[str] | None) -> list[Quantity]:
 
 
 def _effort(actor: Actor, elements: Sequence[str] | None) -> list[Quantity]:
-    """The largest force on the joint [N m or N]: of actuators with a force range that range, of motors their gear."""
+    """Largest force on the joint [N m or N]: the force range of actuators that have one; of motors, their gear."""
     model = actor.sim.scene.model
     limited: dict[str, int] = {}
     motors: dict[str, int] = {}
@@ -207,7 +211,7 @@ def _upper(actor: Actor, elements: Sequence[str] | None) -> list[Quantity]:
 
 
 def _plain(field: str) -> Callable[[Actor, Sequence[str] | None], list[Quantity]]:
-    """A field with one number >= 0 per element."""
+    """Returns a property that is a field of the model with one number >= 0 per element."""
     return lambda actor, elements: [_column(actor.param(field, elements), low=0.0)]
 
 
@@ -215,7 +219,16 @@ def _plain(field: str) -> Callable[[Actor, Sequence[str] | None], list[Quantity]
 
 
 class Inertia(TaskPart):
-    """Mass and inertia of an actor's bodies: the inertia follows the mass, and can be scaled beside."""
+    """Mass and inertia of an actor's bodies. The inertia follows the mass; a second factor scales it alone.
+
+    Args:
+        actor: The actor.
+
+    Attributes:
+        names: Bodies that have a mass.
+        density: Mass divided by the model's, shape [num_envs, bodies].
+        spread: Factor on the inertia alone, shape [num_envs, bodies].
+    """
 
     def __init__(self, actor: Actor) -> None:
         model = actor.sim.scene.model
@@ -228,7 +241,11 @@ class Inertia(TaskPart):
         self.spread = torch.ones_like(self.density)
 
     def mass(self, elements: Sequence[str] | None) -> Quantity:
-        """Masses [kg]."""
+        """Returns the masses of bodies [kg]; None = all.
+
+        Raises:
+            TaskError: A body does not exist, or has no mass.
+        """
         param = self._param("body_mass", self._find(elements))
         columns = self._columns(elements)
 
@@ -239,7 +256,11 @@ class Inertia(TaskPart):
         return Quantity(param.default, write, low=LEAST_MASS * param.default)
 
     def inertia(self, elements: Sequence[str] | None) -> Quantity:
-        """Factors on the inertia that belongs to the mass."""
+        """Returns factors on the inertia of bodies, beside that of their mass; None = all.
+
+        Raises:
+            TaskError: A body does not exist, or has no mass.
+        """
         columns = self._columns(elements)
         default = torch.ones(len(columns), device=columns.device)
         return Quantity(default, lambda value, where: self._scale(self.spread, columns, value, where), low=LEAST_MASS)
@@ -300,7 +321,7 @@ SECTIONS: dict[str, dict[str, Callable[[Actor, Sequence[str] | None], list[Quant
         "damping": _plain("tendon_damping"),
     },
 }
-"""Sections of an actor in the schema, and their properties."""
+"""Properties of an actor in the schema, by section and name."""
 
 NOT_HERE = {
     "velocity": "MuJoCo does not limit the velocity of joints; try damping",
@@ -312,4 +333,4 @@ NOT_HERE = {
     "filter": "what can touch what is the MJCF's; leave it out",
     "scale": "bodies cannot change their size at run time; try mass, inertia and com of rigid_body_properties",
 }
-"""What IsaacGym can randomise and MuJoCo cannot, and what to do instead."""
+"""Properties that IsaacGym can randomise and MuJoCo cannot, with the reason and an alternative."""

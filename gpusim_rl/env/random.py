@@ -1,4 +1,4 @@
-"""Random numbers for envs: counter-based, so that they need no hidden generator state on the device."""
+"""Random numbers for envs. They are counter-based: no hidden generator state on the device."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 def _signed(value: int) -> int:
-    """The int64 that has the same bits as an unsigned 64-bit number; torch has no uint64 arithmetic."""
+    """Returns the int64 with the bits of an unsigned 64-bit number; torch has no uint64 arithmetic."""
     return value - (1 << 64) if value >= 1 << 63 else value
 
 
@@ -21,12 +21,12 @@ _MIX_2 = _signed(0x94D049BB133111EB)
 
 
 def _shift_right(x: Tensor, bits: int) -> Tensor:
-    """Logical right shift of int64."""
+    """Shifts int64 to the right without copying the sign bit."""
     return x.bitwise_right_shift(bits).bitwise_and_((1 << (64 - bits)) - 1)
 
 
 def _mix(x: Tensor) -> Tensor:
-    """SplitMix64's finaliser (Steele, Lea and Flood 2014, doi 10.1145/2660193.2660195), in place."""
+    """Hashes int64 in place, by SplitMix64's finaliser (Steele, Lea and Flood 2014, doi 10.1145/2660193.2660195)."""
     x ^= _shift_right(x, 30)
     x *= _MIX_1
     x ^= _shift_right(x, 27)
@@ -38,13 +38,13 @@ def _mix(x: Tensor) -> Tensor:
 class EnvRandom:
     """Random numbers with one independent stream per env.
 
-    Each number is a hash of (seed, env, counter). So a seed fixes a run on every device, an env's stream does not
-    depend on how many envs there are, a captured CUDA graph advances as eager code does (the counter is a device
-    tensor), and a checkpoint needs only seed and counter.
+    Each number is a hash of (seed, env, counter). This has four effects. A seed gives the same numbers on every device.
+    The stream of an env does not depend on the number of envs. A captured CUDA graph draws the same numbers as eager
+    code, because the counter is a device tensor. A checkpoint needs only the keys and the counter.
 
     Args:
         num_envs: Number of envs N.
-        device: Where the numbers are made.
+        device: Device of the numbers.
         seed: Any integer.
     """
 
@@ -56,11 +56,11 @@ class EnvRandom:
         self.seed(seed)
 
     def seed(self, seed: int) -> None:
-        """Starts the streams anew."""
+        """Restarts the streams from a seed."""
         self._counter.zero_()
-        worlds = torch.arange(1, self.num_envs + 1, dtype=torch.int64, device=self.device)
-        stream = _mix(torch.full_like(worlds, _signed(seed % (1 << 64))).mul_(_GOLDEN))
-        self._key.copy_(_mix(worlds.mul_(_GOLDEN).add_(stream)))
+        env_ids = torch.arange(1, self.num_envs + 1, dtype=torch.int64, device=self.device)
+        stream = _mix(torch.full_like(env_ids, _signed(seed % (1 << 64))).mul_(_GOLDEN))
+        self._key.copy_(_mix(env_ids.mul_(_GOLDEN).add_(stream)))
 
     def _bits(self, count: int) -> Int[Tensor, "envs count"]:
         steps = torch.arange(1, count + 1, dtype=torch.int64, device=self.device) + self._counter
@@ -68,16 +68,16 @@ class EnvRandom:
         return _mix(self._key[:, None] + steps * _GOLDEN)
 
     def uniform(self, low: float | Tensor = 0.0, high: float | Tensor = 1.0, *shape: int) -> Float[Tensor, "envs ..."]:
-        """Uniform numbers in [low, high), shape [N, *shape]; bounds may be tensors that broadcast against it.
+        """Draws uniform numbers in [low, high), shape [N, *shape]; bounds may be tensors that broadcast to it.
 
-        Scaling to bounds other than 0 and 1 rounds: it can give `high` itself, once in about 2^24 numbers.
+        Bounds other than 0 and 1 need scaling, which rounds: about one in 2^24 numbers can be `high` itself.
         """
         # 24 bits: every value is exact in float32, and 1.0 is never reached
         unit = _shift_right(self._bits(math.prod(shape)), 40).to(torch.float32).mul_(2.0**-24)
         return unit.view(self.num_envs, *shape) * (high - low) + low
 
     def normal(self, mean: float | Tensor = 0.0, std: float | Tensor = 1.0, *shape: int) -> Float[Tensor, "envs ..."]:
-        """Normal numbers, shape [N, *shape] (Box-Muller)."""
+        """Draws normal numbers, shape [N, *shape] (Box and Muller's method)."""
         count = math.prod(shape)
         u = self.uniform(0.0, 1.0, 2, count)
         radius = torch.sqrt(-2.0 * torch.log1p(-u[:, 0]))
@@ -85,16 +85,16 @@ class EnvRandom:
         return unit.view(self.num_envs, *shape) * std + mean
 
     def integers(self, low: int, high: int, *shape: int) -> Int[Tensor, "envs ..."]:
-        """Integers in [low, high), int64, shape [N, *shape]."""
+        """Draws uniform integers in [low, high), int64, shape [N, *shape]."""
         span = high - low
         # 31 bits against a span that is far smaller: the bias of the remainder is below span / 2**31
         return (_shift_right(self._bits(math.prod(shape)), 33) % span + low).view(self.num_envs, *shape)
 
     def state_dict(self) -> dict[str, Any]:
-        """Counter and keys."""
+        """Returns counter and keys."""
         return {"counter": self._counter.clone(), "key": self._key.clone()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continues the streams of `state_dict`."""
+        """Continues the streams where `state_dict` was called."""
         self._counter.copy_(state["counter"])
         self._key.copy_(state["key"])

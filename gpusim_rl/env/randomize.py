@@ -1,7 +1,7 @@
 """Domain randomisation: envs that differ in physics, observations and actions, in IsaacGymEnvs' yaml schema.
 
-docs/randomization.md explains the schema. Everything is drawn for all envs at once and kept where a mask says so.
-What outlives a step are tensors on the device, so that a captured graph goes on drawing and a checkpoint saves it all.
+docs/randomization.md explains the schema. Every draw is made for all envs at once, and a mask selects the envs that
+keep it. All state is in tensors on the device: a captured CUDA graph continues to draw, and a checkpoint saves it all.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from gpusim_rl.sim.params import GROUND
 logger = logging.getLogger(__name__)
 
 PATH = "task.randomization_params"
-_SEED_OFFSET = 1 << 32  # a stream apart from the task's, whose seeds are below
+_SEED_OFFSET = 1 << 32  # other streams than the task's, whose seeds are smaller
 
 T = TypeVar("T")
 
 
-# The schema. Names and meanings are IsaacGymEnvs'; our extensions say so.
+# The schema. Names and meanings are those of IsaacGymEnvs. Docstrings that begin with "Ours" mark our extensions.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,17 +42,21 @@ class Ramp:
     """How the strength of a randomisation grows with the control steps of the run."""
 
     schedule: Literal["linear", "constant"] | None = None
-    """`linear`: from nothing to all of it over `schedule_steps`; `constant`: nothing before them, then all."""
+    """`linear`: strength from 0 to 1 over `schedule_steps`. `constant`: 0 before them, then 1. null: always 1."""
     schedule_steps: Count | None = None
-    """Control steps."""
+    """Length of the schedule [control steps]."""
 
     def __post_init__(self) -> None:
-        """Checks that both keys are there or none."""
+        """Checks that both keys are set, or none.
+
+        Raises:
+            ConfigError: Only one of them is set.
+        """
         if (self.schedule is None) != (self.schedule_steps is None):
             raise ConfigError("schedule and schedule_steps need each other: give both, or none")
 
     def strength(self, steps: Tensor) -> Tensor | float:
-        """From 0 (nothing is randomised) to 1."""
+        """Returns the strength after this many control steps, from 0 (nothing is randomised) to 1."""
         if self.schedule is None or self.schedule_steps is None:
             return 1.0
         if self.schedule == "linear":
@@ -62,20 +66,30 @@ class Ramp:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draw(Ramp):
-    """What is drawn, and what is done with it."""
+    """A distribution of draws, and how a draw changes a value."""
 
     range: tuple[float, float]
-    """Bounds; of `gaussian` mean and standard deviation."""
+    """Lower and upper bound; of `gaussian` mean and standard deviation."""
     operation: Literal["additive", "scaling"]
+    """A draw is added to the value, or multiplies it."""
     distribution: Literal["uniform", "loguniform", "gaussian"]
+    """Distribution of the draws."""
 
     def __post_init__(self) -> None:
-        """Checks the range."""
+        """Checks the range.
+
+        Raises:
+            ConfigError: The distribution cannot have this range.
+        """
         Ramp.__post_init__(self)
         self.check(self.range)
 
     def check(self, bounds: tuple[float, float]) -> None:
-        """Raises ConfigError for a range that the distribution cannot have."""
+        """Checks a range.
+
+        Raises:
+            ConfigError: The distribution cannot have this range.
+        """
         low, high = bounds
         if self.distribution == "gaussian" and high < 0:
             raise ConfigError(f"range of gaussian is [mean, standard deviation], got the standard deviation {high:g}")
@@ -86,18 +100,26 @@ class Draw(Ramp):
 
     @property
     def neutral(self) -> float:
-        """The draw that changes nothing."""
+        """The draw that does not change a value."""
         return 0.0 if self.operation == "additive" else 1.0
 
     def draw(self, raw: Tensor, bounds: tuple[float, float] | None = None) -> Tensor:
-        """Turns standard normal numbers (`gaussian`), else uniform ones from [0, 1), into draws."""
+        """Transforms random numbers into draws of the distribution.
+
+        Args:
+            raw: Standard normal numbers for `gaussian`, else uniform numbers from [0, 1); any shape.
+            bounds: Used in place of `range`.
+        """
         low, high = bounds or self.range
         if self.distribution == "loguniform":
             return (raw * math.log(high / low)).exp() * low
         return raw * high + low if self.distribution == "gaussian" else raw * (high - low) + low
 
     def apply(self, value: Tensor, draw: Tensor, strength: Tensor | float) -> Tensor:
-        """The value with the draw added, or multiplied by it; at half strength by what is halfway to 1."""
+        """Returns the value with the draw added, or multiplied by it.
+
+        The strength scales the effect. At 0.5 half of the draw is added, or the factor is halfway from 1 to the draw.
+        """
         if self.operation == "additive":
             return value + strength * draw
         return value * (1.0 + strength * (draw - 1.0))
@@ -105,13 +127,17 @@ class Draw(Ramp):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Noise(Draw):
-    """Noise on observations or actions: new in every control step, plus some that stays for an episode."""
+    """Noise on observations or actions: white noise in every control step, plus an offset for a whole episode."""
 
     range_correlated: tuple[float, float] | None = None
-    """As `range`, of what stays."""
+    """Range of the offset, as `range`; null = no offset."""
 
     def __post_init__(self) -> None:
-        """Checks both ranges."""
+        """Checks both ranges.
+
+        Raises:
+            ConfigError: The distribution cannot have one of the ranges.
+        """
         Draw.__post_init__(self)
         if self.range_correlated is not None:
             self.check(self.range_correlated)
@@ -127,19 +153,23 @@ def _check_names(key: str, names: list[str] | None) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Property(Draw):
-    """A physical property. Each body, joint or shape gets a draw of its own, relative to the model's value."""
+    """A physical property. Each body, joint or shape gets its own draw, relative to the model's value."""
 
     setup_only: bool = False
-    """Drawn once, when the environment is made; at full strength, for a schedule has not begun then."""
+    """Drawn once, when the environment is made. It has full strength then: a schedule does not apply."""
     interval_s: Positive | None = None
-    """Ours: drawn anew in every so many seconds, not at resets [s]."""
+    """Ours: time between two draws [s]; null = drawn at resets."""
     names: list[str] | None = None
-    """Ours: only of these bodies (mass, shapes), joints or tendons."""
+    """Ours: the bodies (mass, shapes), joints or tendons that are randomised; null = all."""
     num_buckets: Count | None = None
-    """Accepted: PhysX has a limited number of materials, MuJoCo has not."""
+    """Accepted and ignored: PhysX has a limited number of materials, MuJoCo has not."""
 
     def __post_init__(self) -> None:
-        """Checks when it is drawn."""
+        """Checks the range, the names and the moments of the draws.
+
+        Raises:
+            ConfigError: A value is wrong, or two values exclude each other.
+        """
         Draw.__post_init__(self)
         _check_names("names", self.names)
         if self.setup_only and self.interval_s is not None:
@@ -148,34 +178,42 @@ class Property(Draw):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Latency:
-    """Ours: actions reach the task late, by a number of control steps that is drawn for each episode."""
+    """Ours: actions reach the task late. The delay is drawn for each episode."""
 
     range: tuple[int, int]
-    """Least and most [control steps]."""
+    """Least and most delay [control steps]."""
 
     def __post_init__(self) -> None:
-        """Checks the range."""
+        """Checks the range.
+
+        Raises:
+            ConfigError: The range is wrong.
+        """
         if not 0 <= self.range[0] <= self.range[1]:
             raise ConfigError(f"range must be [least, most] control steps, got {list(self.range)}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pushes(Ramp):
-    """Ours: now and then a shove, in each env at moments of its own."""
+    """Ours: pushes on an articulation, at random moments that differ between envs."""
 
     interval_s: tuple[Positive, Positive]
     """Least and most time between two pushes [s]."""
     velocity: tuple[NotNegative, NotNegative] | None = None
     """Change of the root's horizontal velocity, in any direction [m/s]."""
     force: tuple[NotNegative, NotNegative] | None = None
-    """Force on each of the bodies, in any direction in space [N]."""
+    """Force on each of the bodies, in any direction [N]."""
     duration_s: Positive | None = None
-    """How long a force lasts; null = one control step [s]."""
+    """Duration of a force [s]; null = one control step."""
     bodies: list[str] | None = None
-    """Where forces act; null = the root."""
+    """Bodies that forces act on; null = the root."""
 
     def __post_init__(self) -> None:
-        """Checks what pushes."""
+        """Checks the values, and that either a velocity or a force is given.
+
+        Raises:
+            ConfigError: A value is wrong, or two values exclude each other.
+        """
         _check_names("bodies", self.bodies)
         if (self.velocity is None) == (self.force is None):
             raise ConfigError("pushes need either velocity: [least, most] or force: [least, most]")
@@ -187,7 +225,10 @@ class Pushes(Ramp):
 
 
 def _gaussian(random: EnvRandom, count: int) -> Float[Tensor, "envs count"]:
-    """Standard normal numbers: both of each pair that Box and Muller's method makes, at half the price of one."""
+    """Draws standard normal numbers, shape [num_envs, count].
+
+    It uses both numbers of each pair of Box and Muller's method: half the cost of `EnvRandom.normal`.
+    """
     u = random.uniform(0.0, 1.0, 2, (count + 1) // 2)
     radius, angle = (-2.0 * torch.log1p(-u[:, 0])).sqrt_(), 2.0 * math.pi * u[:, 1]
     return torch.cat([radius * angle.cos(), radius * angle.sin()], dim=1)[:, :count]
@@ -241,7 +282,7 @@ class _Pushes(TaskPart):
         self.robot: Articulation = sim.articulation(actor)
         self.gap = [max(1, round(seconds / dt)) for seconds in spec.interval_s]  # control steps
         self.duration = max(1, round((spec.duration_s or dt) / dt))  # control steps
-        self.wait = torch.zeros(sim.num_envs, dtype=torch.int64, device=sim.device)  # control steps to the next push
+        self.wait = torch.zeros(sim.num_envs, dtype=torch.int64, device=sim.device)  # control steps until the next push
         root = sim.scene.model.body(f"{actor}/{self.robot.body_names[0]}")
         if spec.velocity is not None:
             free = int(root.jntnum[0]) and sim.scene.model.jnt_type[root.jntadr[0]] == mujoco.mjtJoint.mjJNT_FREE.value
@@ -252,10 +293,10 @@ class _Pushes(TaskPart):
         self.bodies = self.robot.bodies(names)
         for name in names:
             if sim.scene.model.body(f"{actor}/{name}").weldid[0] == 0:
-                raise ConfigError(f"{name!r} of {actor!r} is fixed to the env: no force moves it; try other bodies")
-        self.left = torch.zeros_like(self.wait)  # control steps that the force still lasts
+                raise ConfigError(f"{name!r} of {actor!r} is fixed to the world: no force moves it; try other bodies")
+        self.left = torch.zeros_like(self.wait)  # control steps that the force will still act
         self.force = torch.zeros_like(self.bodies.pos)
-        self.held = torch.zeros_like(self.bodies.wrench)  # what the task has set
+        self.held = torch.zeros_like(self.bodies.wrench)  # the wrench that the task has set
 
     def reset(self, random: EnvRandom, where: Bool[Tensor, " envs"]) -> None:
         new = random.integers(self.gap[0], self.gap[1] + 1)
@@ -290,7 +331,7 @@ class _Pushes(TaskPart):
 
 
 class _Group:
-    """Properties that are drawn at the same moments, from one set of random numbers."""
+    """Properties that are drawn at the same moments, from the same call of the random numbers."""
 
     def __init__(self) -> None:
         self._parts: list[tuple[Property, Quantity, slice]] = []
@@ -298,7 +339,7 @@ class _Group:
 
     @property
     def size(self) -> int:
-        """Random numbers of each env in a draw."""
+        """Random numbers per env and draw."""
         return self._gaussian + self._uniform
 
     def add(self, spec: Property, quantity: Quantity) -> None:
@@ -325,24 +366,24 @@ class _Group:
 
 
 class Randomizer(TaskPart):
-    """What `task.randomization_params` asks for. `VecEnv` owns it and calls its methods at their place in a step.
+    """Randomises physics, observations and actions as `task.randomization_params` says. `VecEnv` owns and calls it.
 
-    Physical properties are drawn when it is made. After that they are drawn anew in each env at its resets, at
-    intervals, or never; always relative to the model's own values.
+    Physical properties are drawn when it is made. Later each env draws them again at its resets, at intervals, or
+    never. A draw is always relative to the model's values.
 
     Args:
         params: The section of the task's yaml.
-        sim: The simulator; the parameters that are randomised become each env's own.
+        sim: The simulator. Each env gets its own copy of every parameter that is randomised.
         num_actions: Size of the action vector.
         dt: Control step [s].
-        clip_actions: Noise does not carry actions beyond this.
-        seed: Fixes all draws; they are apart from the task's own.
+        clip_actions: Limit of actions with noise.
+        seed: Seed of all draws; the task's own random numbers are not affected.
 
     Raises:
-        ConfigError: The section is wrong, or names something that is not there: what and where.
+        ConfigError: The section is wrong, or names something that does not exist; the message has the key's path.
 
     Attributes:
-        steps: Control steps of the run so far, int64; schedules count them.
+        steps: Control steps of the run so far, int64, shape []; schedules count them.
         age: Control steps since the properties of an env were drawn at a reset, int64 [num_envs].
     """
 
@@ -360,7 +401,7 @@ class Randomizer(TaskPart):
         self._frequency = _frequency(params)
         self._observations = _parse(Noise, params, "observations", PATH)
         actions, latency = _parse(Noise, params, "actions", PATH), _parse(Latency, params, "latency", PATH)
-        self.observation_noise: _Noise | None = None  # made when the size is known
+        self.observation_noise: _Noise | None = None  # made by `start`, which knows the size
         self.action_noise = None if actions is None else _Noise(actions, num_envs, num_actions, device)
         self.latency = None if latency is None else _Latency(latency, num_envs, num_actions, device)
         self.pushes: list[_Pushes] = []
@@ -380,21 +421,29 @@ class Randomizer(TaskPart):
                 f" actor_params.{sim.scene.articulation_names[0]}"
             )
 
-        # Envs reach their intervals at moments of their own.
+        # A random phase per env, so that envs do not draw in the same control step.
         self.phases = {steps: self._random.integers(0, steps) for steps in self._at_interval}
         self._draw_properties()
 
     # What VecEnv calls
 
     def start(self, num_obs: int) -> None:
-        """Before the first reset of a run: the policy's observation has this size."""
+        """Draws the first observation noise; VecEnv calls it in `reset`.
+
+        Args:
+            num_obs: Size of the policy's observation.
+        """
         if self._observations is not None:
             if self.observation_noise is None:
                 self.observation_noise = _Noise(self._observations, self._sim.num_envs, num_obs, self._sim.device)
             self.observation_noise.step(self._random)
 
     def reset(self, where: Bool[Tensor, " envs"]) -> None:
-        """Begins episodes in the envs of the mask."""
+        """Draws what is random per episode.
+
+        Args:
+            where: Envs where an episode begins, bool [num_envs].
+        """
         due = where & (self.age >= self._frequency)
         self._at_reset.draw(self._random, self.steps, due)
         self.age.masked_fill_(due, 0)
@@ -403,7 +452,10 @@ class Randomizer(TaskPart):
                 part.reset(self._random, where)
 
     def act(self, action: Float[Tensor, "envs actions"]) -> Float[Tensor, "envs actions"]:
-        """What arrives of an action: late, noisy, within the limits. Once per control step."""
+        """Returns the actions that the task gets, shape [num_envs, num_actions]: late, noisy, within the limits.
+
+        VecEnv calls it once per control step.
+        """
         if self.latency is not None:
             action = self.latency.apply(action)
         if self.action_noise is not None:
@@ -412,14 +464,14 @@ class Randomizer(TaskPart):
         return action
 
     def before_physics(self) -> None:
-        """Pushes, and draws what changes in the middle of episodes."""
+        """Applies pushes, and draws the properties whose interval is over."""
         for interval, group in self._at_interval.items():
             group.draw(self._random, self.steps, (self.steps + self.phases[interval]) % interval == 0)
         for pushes in self.pushes:
             pushes.before_physics(self._random, self.steps)
 
     def after_physics(self) -> None:
-        """Ends the pushes of this step, and draws the noise that its observations will have."""
+        """Removes the forces of this step, and draws the noise of its observations."""
         for pushes in self.pushes:
             pushes.after_physics()
         if self.observation_noise is not None:
@@ -428,16 +480,22 @@ class Randomizer(TaskPart):
         self.age += 1
 
     def observe(self, policy: Float[Tensor, "envs obs"]) -> Float[Tensor, "envs obs"]:
-        """The policy's observation with the noise of this step; asked twice, it answers the same."""
+        """Returns the policy's observation with the noise of this step, shape [num_envs, size].
+
+        A second call in the same step adds the same noise.
+        """
         return policy if self.observation_noise is None else self.observation_noise.apply(policy, self.steps)
 
     def state_dict(self) -> dict[str, Any]:
-        """All that the next draws depend on; what they have changed in the simulator, that one saves."""
+        """Returns everything that the next draws depend on. The simulator saves the parameters that were drawn."""
         tensors = {name: value.clone() for name, value in kept_tensors(vars(self))}
         return {"params": self._params, "tensors": tensors, "random": self._random.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores `state_dict` in place. What was drawn for other settings is drawn anew; schedules go on."""
+        """Restores in place what `state_dict` returned.
+
+        If it was saved with other `randomization_params`, properties are drawn again and schedules continue.
+        """
         self._random.load_state_dict(state["random"])
         if state.get("params", self._params) != self._params:
             self.begin_from(state)
@@ -449,7 +507,7 @@ class Randomizer(TaskPart):
                 value.copy_(saved)
 
     def begin_from(self, state: dict[str, Any]) -> None:
-        """Goes on with the schedules of a `state_dict`, and draws the envs' properties as they have it now."""
+        """Continues the schedules of another run's `state_dict`, and draws properties at their present strength."""
         self.steps.copy_(state["tensors"]["steps"])
         self._draw_properties()
 
@@ -543,7 +601,7 @@ def _parse(cls: type[T], node: Mapping[str, Any], key: str, path: str) -> T | No
 
 @contextmanager
 def _at(path: str) -> Iterator[None]:
-    """Errors say where in the yaml their reason is."""
+    """Adds the key's path in the yaml to errors."""
     try:
         yield
     except (ConfigError, TaskError) as error:

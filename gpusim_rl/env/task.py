@@ -1,4 +1,4 @@
-"""The template that a task subclasses: six short methods, always in this order, on tensors of all envs at once."""
+"""The base class of every task: six short methods, always in this order, on tensors of all envs at once."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from gpusim_rl.sim import Scene, Sim
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskConfig:
-    """What every task has; values stand in the task's yaml."""
+    """Settings that every task has; their values are in the task's yaml."""
 
     physics_hz: float
     """Physics steps per simulated second [Hz]."""
@@ -30,13 +30,13 @@ class TaskConfig:
     clip_actions: float
     """Actions are clamped to [-clip_actions, clip_actions] before the task sees them."""
     clip_observations: float | None
-    """Observations are clamped to this magnitude; null for none."""
+    """Observations are clamped to [-clip_observations, clip_observations]; null = not clamped."""
     randomize_episode_start: bool
-    """Envs begin at random points of their time limit, so that short horizons see all of an episode."""
+    """Whether first episodes start at random points of their time limit, so that a short horizon sees all of one."""
     randomize: bool = False
-    """Do what `randomization_params` says."""
+    """Whether `randomization_params` is applied."""
     randomization_params: dict[str, Any] = field(default_factory=dict)
-    """Which properties of the envs are random, and how; see docs/randomization.md."""
+    """Which properties of the envs are random, and how: docs/randomization.md."""
 
     def __post_init__(self) -> None:
         """Checks the relations between the values.
@@ -63,7 +63,7 @@ Cfg = TypeVar("Cfg", bound=TaskConfig)
 
 
 class TaskPart:
-    """A piece of a task with tensors of its own (commands, a curriculum): what it keeps is saved with the task."""
+    """A part of a task with its own tensors (commands, a curriculum). Its tensors are saved with the task."""
 
 
 class Task(ABC, Generic[Cfg]):
@@ -75,26 +75,34 @@ class Task(ABC, Generic[Cfg]):
         apply_action -> physics -> rewards -> terminated -> advance -> observe -> reset(where it ended) -> observe
 
     Hooks work on whole tensors with masks: no Python loop over envs, no `.item()`, no `if` on tensor data. A tensor
-    that must outlive a step is an attribute, or one of a `TaskPart`, made once in `__init__` and written in place
-    (`copy_`), so that a CUDA graph can own it and a checkpoint can save it.
+    that lives longer than one step is an attribute of the task or of a `TaskPart`. It is made once in `__init__` and
+    written in place (`copy_`): a CUDA graph then uses the same memory, and a checkpoint saves it.
 
     Attributes:
         cfg: The task's configuration.
         sim: The simulator; use its articulations.
-        actions: The action of the current step, clipped, shape [num_envs, num_actions]; zero after a reset. Kept by
-            VecEnv. It is what the policy chose: with `randomize`, `apply_action` may get it late and noisy.
-        progress: Control steps since the (staggered) start of each episode, int64 [num_envs]; kept by VecEnv.
-        random: Random numbers, one stream per env. It gets the run's seed after `__init__`: draw from it in `reset`.
+        num_envs: Number of envs.
+        device: Device of all tensors.
         dt: Control step [s].
+        random: Random numbers, one stream per env. It gets the run's seed after `__init__`: draw from it in `reset`.
+        actions: Clamped actions of the current step, shape [num_envs, num_actions]; zero after a reset. VecEnv writes
+            them. They are the policy's choice: with `cfg.randomize`, `apply_action` may get them late and noisy.
+        progress: Control steps since the (staggered) start of each episode, int64 [num_envs]. VecEnv writes it.
     """
 
     Config: ClassVar[type[TaskConfig]]
+    """Class of the task's configuration."""
 
     num_actions: int
     """Size of the action vector; set in `__init__`."""
 
     def __init__(self, cfg: Cfg, sim: Sim) -> None:
-        """Looks up names once; subclasses call this first."""
+        """Makes what every task has. Subclasses call it first, then look up bodies and joints by name.
+
+        Args:
+            cfg: The task's configuration.
+            sim: Simulator of `scene(cfg)`.
+        """
         self.cfg = cfg
         self.sim = sim
         self.num_envs = sim.num_envs
@@ -107,58 +115,71 @@ class Task(ABC, Generic[Cfg]):
     @classmethod
     @abstractmethod
     def scene(cls, cfg: Cfg) -> Scene:
-        """What one env contains."""
+        """Describes what one env contains."""
 
     @abstractmethod
     def reset(self, where: Bool[Tensor, " envs"]) -> None:
-        """Writes a randomised initial state into the envs of the mask, which are at the scene's default state."""
+        """Writes a random initial state into some envs; they are in the scene's default state before.
+
+        Args:
+            where: Envs to write, bool [num_envs].
+        """
 
     @abstractmethod
     def apply_action(self, action: Float[Tensor, "envs actions"]) -> None:
-        """Turns the clipped action into controls; they hold for all physics steps of the control step."""
+        """Sets the controls (targets, torques, forces) for all physics steps of this control step.
+
+        Args:
+            action: Clamped actions, shape [num_envs, num_actions].
+        """
 
     @abstractmethod
     def observe(self) -> Float[Tensor, "envs obs"] | dict[str, Float[Tensor, "envs _"]]:
-        """The observation of every env: a tensor, or a dict with the group `policy` and, if there is one, `critic`.
+        """Returns the observation of every env, shape [num_envs, size].
 
-        A critic with a group of its own makes the actor-critic asymmetric. `observe` is called twice in a control step
-        (before and after resets): it must change nothing.
+        A dict has the group `policy`, and optionally `critic`: then the critic sees other numbers than the policy
+        (asymmetric actor-critic). VecEnv calls it twice per control step, before and after resets: it must not change
+        any state.
         """
 
     @abstractmethod
     def rewards(self) -> dict[str, Float[Tensor, " envs"]]:
-        """The named terms of the reward; the reward is their sum, and each is logged. Called once per control step."""
+        """Returns the named terms of the reward, shape [num_envs] each. The reward is their sum; each term is logged.
+
+        VecEnv calls it once per control step.
+        """
 
     @abstractmethod
     def terminated(self) -> Bool[Tensor, " envs"]:
-        """Envs whose episode ended in failure or success; the time limit belongs to VecEnv."""
+        """Returns the envs whose episode ended in failure or success, bool [num_envs]; VecEnv adds the time limit."""
 
     def advance(self, done: Bool[Tensor, " envs"]) -> None:
-        """Moves on what changes in time beside the physics: goals, commands, curricula, pushes. Optional.
+        """Updates what changes in time beside the physics: goals, commands, curricula, pushes. Optional.
 
-        Called once per control step, after the rewards and before the next observation. Body poses and velocities
-        follow a `set_state` in here only after the resets: the observation at the end of this step (`final_obs`) still
-        has those of before, the one to act on has the new. Sensors tell of the last physics step in both, and are zero
-        in envs that have just been reset.
+        VecEnv calls it once per control step, after the rewards and before the next observation. If it calls
+        `set_state`, body poses and velocities follow only after the resets. So the observation at the end of this step
+        (`final_obs`) has the old poses, and the observation to act on has the new ones. Sensors show the last physics
+        step in both; they are zero in envs that have just been reset.
 
         Args:
-            done: Envs whose episode has just ended; they still are in their last state, and will be reset next.
+            done: Envs whose episode has just ended, bool [num_envs]. They are still in their last state; VecEnv resets
+                them next.
         """
 
     def stats(self) -> dict[str, Float[Tensor, " envs"]]:
-        """Numbers worth a curve beside the reward, logged as `task/<name>`: levels, errors, successes. Optional.
+        """Returns numbers to log as `task/<name>`, shape [num_envs] each: levels, errors, successes. Optional.
 
-        Called once per control step, after `advance` and before resets. The log shows the mean over envs and steps;
-        NaN stands for an env that has nothing to tell in this step.
+        VecEnv calls it once per control step, after `advance` and before resets. The log has the mean over envs and
+        steps. NaN means that an env has no value in this step.
         """
         return {}
 
     def state_dict(self) -> dict[str, Any]:
-        """Every tensor that the task keeps (also in dicts, lists, tuples and parts), and its random streams."""
+        """Returns copies of all tensors of the task (also in dicts, lists, tuples and parts) and the random streams."""
         return {"tensors": {k: v.clone() for k, v in self._own_tensors().items()}, "random": self.random.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores `state_dict` in place."""
+        """Restores in place what `state_dict` returned."""
         own = self._own_tensors()
         for name, value in state["tensors"].items():
             own[name].copy_(value)
@@ -169,7 +190,10 @@ class Task(ABC, Generic[Cfg]):
 
 
 def kept_tensors(node: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
-    """Tensors in nested dicts, lists, tuples and parts, by path; without expanded views, which nothing can write."""
+    """Yields path and tensor, for all tensors in nested dicts, lists, tuples and parts.
+
+    Expanded views are left out: nothing can be written into them.
+    """
     if isinstance(node, Tensor):
         if all(stride > 0 or size <= 1 for stride, size in zip(node.stride(), node.shape, strict=True)):
             yield path, node

@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from gpusim_rl.config import SimConfig
-from gpusim_rl.env.nan_guard import FirstDiverged
+from gpusim_rl.env.nan_guard import NanGuard
 from gpusim_rl.env.randomize import Randomizer
 from gpusim_rl.env.task import Task, TaskConfig
 from gpusim_rl.errors import TaskError
@@ -19,55 +19,58 @@ from gpusim_rl.spaces import Box
 from gpusim_rl.torch_threads import limit_torch_threads
 
 Observation = dict[str, Tensor]
-"""Observation groups, [num_envs, size] each: `policy`, and `critic` where the task has one."""
+"""Observation groups by name, shape [num_envs, size] each: `policy`, and `critic` where the task has one."""
 
 
 @dataclass(slots=True)
 class Step:
-    """What one control step gave, for all envs."""
+    """Results of one control step, for all envs. Without another shape, a tensor has shape [num_envs]."""
 
     obs: Observation
-    """Observation to act on next; where an episode ended it is the first one of the next episode."""
+    """Observation to act on next. Where an episode ended, it is the first one of the next episode."""
     final_obs: Observation
-    """Observation at the end of this step, before any reset: the true last one where an episode ended."""
+    """Observation at the end of this step, before any reset. Where an episode ended, it is the episode's last one."""
     reward: Float[Tensor, " envs"]
     """Sum of the reward terms."""
     terms: dict[str, Float[Tensor, " envs"]]
-    """The reward's named terms."""
+    """Named terms of the reward."""
     stats: dict[str, Float[Tensor, " envs"]]
-    """The task's own numbers for the log; NaN where an env has nothing to tell."""
+    """Numbers that the task logs, by name; NaN where an env has no value in this step."""
     terminated: Bool[Tensor, " envs"]
-    """The episode ended by the task's own rules: the value of what follows is 0."""
+    """The episode ended by the task's rules; the value of the next state is 0."""
     truncated: Bool[Tensor, " envs"]
-    """The time limit ended the episode: what follows is worth V(final_obs)."""
+    """The time limit ended the episode; the value of the next state is V(final_obs)."""
     diverged: Bool[Tensor, " envs"]
-    """The physics of the env went bad in this step: reward is 0, and the sample must not be learned from."""
+    """The physics of the env diverged in this step; the reward is 0, and no algorithm may learn from the sample."""
     done: Bool[Tensor, " envs"]
-    """Any of the three: the env was reset."""
+    """Terminated, truncated or diverged; the env was reset."""
     incomplete: Bool[Tensor, " envs"]
-    """The episode ended, but its return is not a whole episode's: it began in the middle of its time limit and ran into
-    it (staggered start), or its env diverged."""
+    """The episode ended, but its return is not that of a whole episode. Either the episode began in the middle of its
+    time limit (staggered start) and was truncated, or its env diverged."""
 
 
 class VecEnv:
-    """Runs a task on a simulator.
+    """Runs a task on a simulator, in `num_envs` envs at once.
 
     Args:
-        task_class: The task.
-        cfg: Its configuration.
-        sim: A simulator of `task_class.scene(cfg)`.
-        seed: Fixes all randomness of the task.
-        check: Check every hook's values at every step, which reads the device: for debugging a task.
+        task_class: Class of the task.
+        cfg: Configuration of the task.
+        sim: Simulator of `task_class.scene(cfg)`.
+        seed: Seed of all random numbers of the task.
+        check: Whether every step checks that all values are finite. It waits for the device: use it to debug a task.
 
     Raises:
-        TaskError: A hook of the task returned something of the wrong shape, type, device, or not finite.
+        TaskError: The task did not set `num_actions`. Later calls raise it too: a hook returned a wrong type, shape or
+            device, or a value that is not finite.
+        ConfigError: `cfg.randomization_params` is wrong.
 
     Attributes:
-        obs_sizes: Size of each observation group.
+        obs_sizes: Size of each observation group; known after `reset`.
         num_actions: Size of the action vector.
         progress: Control steps since the (staggered) start of each episode, int64 [num_envs].
-        first_diverged: State and action that the first diverged env came from.
-        randomizer: What makes envs differ, if `task.randomize`; else None.
+        staggered: Envs whose episode began in the middle of its time limit, bool [num_envs].
+        nan_guard: Keeps the state and action before the first divergence.
+        randomizer: Randomises physics, observations and actions, if `cfg.randomize`; else None.
     """
 
     def __init__(self, task_class: type[Task], cfg: TaskConfig, sim: Sim, seed: int, *, check: bool = False) -> None:
@@ -83,12 +86,12 @@ class VecEnv:
             raise TaskError(f"{self.name}.__init__ must set self.num_actions to a positive int, got {num_actions!r}")
         self.num_actions = num_actions
         self.task.actions = torch.zeros(self.num_envs, self.num_actions, device=self.device)
-        # What is still as it was made is made anew, with the values of a configuration that may be another one.
+        # Tensors that never changed are not saved. A resumed run makes them again, from its own configuration.
         self._initial: dict[str, Tensor] = self.task.state_dict()["tensors"]
         self.task.random.seed(seed)
         self.progress = self.task.progress
         self.staggered = torch.zeros(self.num_envs, dtype=torch.bool, device=self.device)
-        self.first_diverged = FirstDiverged(sim, self.num_actions)
+        self.nan_guard = NanGuard(sim, self.num_actions)
         self.randomizer: Randomizer | None = None
         if cfg.randomize:
             self.randomizer = Randomizer(
@@ -106,12 +109,25 @@ class VecEnv:
     def make(
         cls, task_class: type[Task], cfg: TaskConfig, *, num_envs: int, choice: SimChoice, sim: SimConfig, seed: int
     ) -> VecEnv:
-        """Builds scene, simulator and environment."""
+        """Builds scene, simulator and environment.
+
+        Args:
+            task_class: Class of the task.
+            cfg: Configuration of the task.
+            num_envs: Number of envs.
+            choice: Simulator and device.
+            sim: Settings of the simulator.
+            seed: Seed of all random numbers of the task.
+
+        Raises:
+            ConfigError: A setting is wrong.
+            TaskError: The scene or the task is wrong.
+        """
         return cls(task_class, cfg, make_sim(task_class.scene(cfg), choice, num_envs, sim), seed)
 
     @property
     def max_episode_length(self) -> int:
-        """Time limit [control steps]."""
+        """Time limit of an episode [control steps]."""
         return self.cfg.episode_length
 
     @property
@@ -120,7 +136,10 @@ class VecEnv:
         return Box(self.num_actions)
 
     def reset(self) -> Observation:
-        """Resets every env, staggers the episodes' starts if configured, and checks the task's hooks once.
+        """Resets all envs, staggers the starts of episodes if configured, and checks the task's hooks once.
+
+        Returns:
+            The observation to act on.
 
         Raises:
             TaskError: A hook is wrong; the message names it.
@@ -130,7 +149,7 @@ class VecEnv:
         self._check_hooks()
         if self.randomizer is not None:
             self.randomizer.start(self.obs_sizes["policy"])
-        # rewards() may keep state (a potential, say); this was not a step of the episode, so begin again.
+        # rewards() may keep state, for example a potential. The check was not a step of an episode: reset again.
         return self._begin()
 
     def _begin(self) -> Observation:
@@ -154,10 +173,14 @@ class VecEnv:
             self._check_tensor(f"{self.name}.stats()[{name!r}]", value, (self.num_envs,), torch.float32)
 
     def step(self, action: Float[Tensor, "envs actions"]) -> Step:
-        """Advances every env by one control step and resets those whose episode ended.
+        """Advances all envs by one control step and resets those whose episode ended.
 
         Args:
-            action: Shape [num_envs, num_actions]; clipped here.
+            action: Actions, shape [num_envs, num_actions]; clamped here to [-clip_actions, clip_actions].
+
+        Raises:
+            ValueError: The actions have another shape.
+            TaskError: A hook is wrong; the message names it.
         """
         expected = list(self.task.actions.shape)
         if list(action.shape) != expected:
@@ -172,7 +195,7 @@ class VecEnv:
         task.apply_action(applied)
         if randomizer is not None:
             randomizer.before_physics()
-        self.first_diverged.before_step()
+        self.nan_guard.before_step()
         sim.step(self.cfg.decimation)
         if randomizer is not None:
             randomizer.after_physics()
@@ -182,9 +205,9 @@ class VecEnv:
         self._check_terms(terms)
         terminated = task.terminated()
         self._check_mask("terminated", terminated)
-        # A diverged env is guarded: whatever the task computed from its state is discarded, and it is reset.
+        # A diverged env is masked out: all that the task computed from its state is replaced, and the env is reset.
         diverged = sim.diverged.clone()
-        self.first_diverged.after_step(diverged, applied, self.progress)
+        self.nan_guard.after_step(diverged, applied, self.progress)
         sound = ~diverged
         values = torch.stack(list(terms.values())).masked_fill(diverged, 0.0)
         terms = dict(zip(terms, values.unbind(), strict=True))
@@ -208,7 +231,7 @@ class VecEnv:
         return Step(self._obs, final_obs, reward, terms, stats, terminated, truncated, diverged, done, incomplete)
 
     def _reset(self, where: Bool[Tensor, " envs"]) -> None:
-        # The framework owns resets: default state, the task's randomisation, the body poses that follow from it.
+        # In this order: the scene's default state, the task's random initial state, the body poses that follow from it.
         self.sim.reset(where)
         self.task.actions.masked_fill_(where[:, None], 0.0)
         self.progress.masked_fill_(where, 0)
@@ -228,11 +251,11 @@ class VecEnv:
         obs, limit = self._task_obs(), self.cfg.clip_observations
         if self.randomizer is not None:
             obs = {**obs, "policy": self.randomizer.observe(obs["policy"])}
-        # Always new memory: a task may hand out the simulator's, and what a step returned must stay what it was.
+        # Always new memory: a task may return a view of the simulator's memory, and an earlier Step must not change.
         return {g: value.clone() if limit is None else value.clamp(-limit, limit) for g, value in obs.items()}
 
-    # Checks of metadata cost nothing and run always; checks of values read the device and run once, before training.
-    # What hooks return is `Any` here: it is not yet known to be what it should be.
+    # Checks of types and shapes cost nothing and run always. Checks of values wait for the device: `reset` runs
+    # them once, `step` only with `check`. What hooks return is `Any` here: its type has not been checked yet.
     def _check_observation(self, obs: Any) -> None:
         hook = f"{self.name}.observe()"
         if not isinstance(obs, dict):
@@ -271,12 +294,12 @@ class VecEnv:
         for name, value in values.items():
             bad = ~torch.isfinite(value)
             if bool(bad.any()):
-                world = int(bad.reshape(self.num_envs, -1).any(dim=1).int().argmax())
-                column = "" if value.ndim == 1 else f", column {int(bad[world].int().argmax())}"
-                raise TaskError(f"{self.name}.{hook}(): {name!r} is not finite (env {world}{column})")
+                env_id = int(bad.reshape(self.num_envs, -1).any(dim=1).int().argmax())
+                column = "" if value.ndim == 1 else f", column {int(bad[env_id].int().argmax())}"
+                raise TaskError(f"{self.name}.{hook}(): {name!r} is not finite (env {env_id}{column})")
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that the next step depends on, but what the configuration alone decides."""
+        """Everything that the next step depends on, except what follows from the configuration alone."""
         task = self.task.state_dict()
         task["tensors"] = {k: v for k, v in task["tensors"].items() if not torch.equal(v, self._initial[k])}
         randomizer = {} if self.randomizer is None else {"randomizer": self.randomizer.state_dict()}
@@ -290,9 +313,16 @@ class VecEnv:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> Observation:
-        """Restores `state_dict`; returns the observation to act on."""
+        """Restores the state of a run with the same number of envs on the same simulator.
+
+        Args:
+            state: What `state_dict` returned.
+
+        Returns:
+            The observation to act on.
+        """
         self.sim.load_state_dict(state["sim"])
-        # What had come back to its first value is not among the saved.
+        # A tensor that had returned to its first value was not saved.
         self.task.load_state_dict({**state["task"], "tensors": self._initial | state["task"]["tensors"]})
         if self.randomizer is not None and "randomizer" in state:
             self.randomizer.load_state_dict(state["randomizer"])
@@ -302,24 +332,25 @@ class VecEnv:
         return self._obs
 
     def begin_from(self, state: dict[str, Any]) -> Observation:
-        """Begins new episodes in all envs where another run of the task is in its training; after `reset`.
+        """Begins new episodes in all envs, at the training progress of another run of the task. Call it after `reset`.
 
-        Levels, counters and the schedules of randomisation are those of the state, whatever simulator and however many
-        envs it is of: env i has what was kept for its env i, modulo their number. Random numbers are not.
+        The task's tensors (levels, counters) and the schedules of randomisation are taken from the state. Random
+        numbers are not. The other run may have another simulator and another number of envs M: env i takes the values
+        of env i modulo M.
 
         Args:
-            state: What `state_dict` returned.
+            state: What `state_dict` of the other run returned.
 
         Returns:
             The observation to act on.
         """
         own, saved = self.task.state_dict(), state["task"]["tensors"]
-        worlds = torch.arange(self.num_envs) % len(state["progress"])
+        sources = torch.arange(self.num_envs) % len(state["progress"])
         tensors = dict(self._initial)
         for name, value in tensors.items():
             found = saved.get(name)
             if found is not None and found.shape != value.shape and found.shape[:1] == state["progress"].shape:
-                found = found[worlds.to(found.device)]
+                found = found[sources.to(found.device)]
             if found is not None and found.shape == value.shape:
                 tensors[name] = found
         self.task.load_state_dict({**own, "tensors": tensors})

@@ -1,4 +1,4 @@
-"""The first env that diverges can be looked at again."""
+"""The NaN guard keeps the state and action before the first divergence, for a replay."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from gpusim_rl.api import prepare
 from gpusim_rl.diagnose.transfers import SyncCounter
 from gpusim_rl.env import VecEnv
-from gpusim_rl.env.nan_guard import FirstDiverged, put_state
+from gpusim_rl.env.nan_guard import NanGuard, put_state
 from gpusim_rl.sim import SimChoice
 
 STATE = {"root_pos": 3, "root_quat": 4, "root_lin_vel": 3, "root_ang_vel": 3, "joint_pos": 8, "joint_vel": 8}
@@ -24,29 +24,29 @@ def make_env(task: str, num_envs: int, sim: str = "mujoco", **settings: Any) -> 
     return env
 
 
-def break_worlds(env: VecEnv, *worlds: int) -> None:
+def break_envs(env: VecEnv, *env_ids: int) -> None:
     """Gives joints of these envs a speed that no simulator survives."""
     articulation = env.sim.articulation(env.sim.scene.articulation_names[0])
     where = torch.zeros(env.num_envs, dtype=torch.bool)
-    where[list(worlds)] = True
+    where[list(env_ids)] = True
     articulation.set_state(where, joint_vel=torch.full_like(articulation.joint_vel, 9e4))
 
 
 @pytest.mark.parametrize("sim", ["mujoco", "mjwarp"])
-def test_the_first_diverged_world_is_kept_and_diverges_again_when_it_is_put_back(sim):
+def test_the_first_diverged_env_is_kept_and_diverges_again_when_it_is_replayed(sim):
     env = make_env("Ant", 5, sim)
     random = torch.Generator().manual_seed(1)
     for step in range(1, 8):
         if step in (4, 6):
-            break_worlds(env, *({3, 4} if step == 4 else {0}))
+            break_envs(env, *({3, 4} if step == 4 else {0}))
         action = 2.0 * torch.rand(5, 8, generator=random) - 1.0
         progress = env.progress.clone()
         diverged = env.step(action).diverged
         assert diverged.tolist() == [step == 6, False, False, step == 4, step == 4]
-        assert (env.first_diverged.read() is None) == (step < 4)
+        assert (env.nan_guard.read() is None) == (step < 4)
         if step == 4:
             expected = action[3], int(progress[3]) + 1
-    first = env.first_diverged.read()
+    first = env.nan_guard.read()
     assert first is not None
     assert first["env"] == 3 and first["episode_step"] == expected[1]
     assert torch.equal(first["action"], expected[0])
@@ -64,29 +64,29 @@ def test_the_first_diverged_world_is_kept_and_diverges_again_when_it_is_put_back
 
 def test_a_fixed_base_has_joints_only():
     env = make_env("Pendulum", 3)
-    break_worlds(env, 1)
-    while env.first_diverged.read() is None:  # it turns and turns
+    break_envs(env, 1)
+    while env.nan_guard.read() is None:  # it spins
         env.step(torch.zeros(3, 1))
-    first = env.first_diverged.read()
+    first = env.nan_guard.read()
     assert first is not None and first["env"] == 1
     assert list(first["state"]["pendulum"]) == ["joint_pos", "joint_vel"]
     put_state(env.sim, first["state"])
     assert env.step(first["action"].expand(3, -1)).diverged.all()
 
 
-def test_remembering_neither_waits_nor_takes_new_memory():
+def test_the_guard_neither_waits_nor_allocates_memory():
     env = make_env("Ant", 5)
-    recorder = FirstDiverged(env.sim, 8)
+    guard = NanGuard(env.sim, 8)
     diverged = torch.arange(5) == 2
     action = torch.rand(5, 8)
-    recorder.before_step()
-    kept = [value.data_ptr() for value in vars(recorder).values() if isinstance(value, torch.Tensor)]
+    guard.before_step()
+    kept = [value.data_ptr() for value in vars(guard).values() if isinstance(value, torch.Tensor)]
     with SyncCounter() as syncs:
-        recorder.before_step()
-        recorder.after_step(torch.zeros_like(diverged), action, env.progress)
-        recorder.after_step(diverged, action, env.progress)
-        recorder.after_step(~diverged, action, env.progress)
+        guard.before_step()
+        guard.after_step(torch.zeros_like(diverged), action, env.progress)
+        guard.after_step(diverged, action, env.progress)
+        guard.after_step(~diverged, action, env.progress)
     assert syncs.total == 0, syncs.places
-    assert kept == [value.data_ptr() for value in vars(recorder).values() if isinstance(value, torch.Tensor)]
-    first = recorder.read()
+    assert kept == [value.data_ptr() for value in vars(guard).values() if isinstance(value, torch.Tensor)]
+    first = guard.read()
     assert first is not None and first["env"] == 2

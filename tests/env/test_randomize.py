@@ -878,7 +878,7 @@ def test_a_fixed_base_cannot_be_given_a_velocity():
 
 def test_a_body_that_is_fixed_cannot_be_pushed():
     wanted = {"actor_params": {"cartpole": {"pushes": {"interval_s": [1, 2], "force": [0, 1], "bodies": ["rail"]}}}}
-    with pytest.raises(ConfigError, match=r"cartpole\.pushes: 'rail' of 'cartpole' is fixed to the env"):
+    with pytest.raises(ConfigError, match=r"cartpole\.pushes: 'rail' of 'cartpole' is fixed to the world"):
         make_env("Cartpole", num_envs=1, sim="mujoco", task={"randomize": True, "randomization_params": wanted})
 
 
