@@ -1,6 +1,6 @@
-"""Errors that are the user's to fix: one line saying what, where, expected, got, and what to try.
+"""Errors that the user can fix. The message is one line: what, where, expected, got, and what to try.
 
-Everything here is light: the command line answers a typo without importing torch.
+Nothing here imports torch, so that the command line answers a typo at once.
 """
 
 from __future__ import annotations
@@ -18,38 +18,42 @@ EXIT_INTERRUPTED = 130
 
 
 class ConfigError(ValueError):
-    """A setting, file or installation is wrong. The message is one line; the exit code is 2."""
+    """A setting, a file or an installation is wrong. The message is one line; the exit code is 2."""
 
 
 class TaskError(ValueError):
-    """Task code broke its contract (shape, dtype, NaN). The message names task and method."""
+    """A task broke the contract of `Task` (shape, dtype, NaN). The message names the method; the exit code is 2."""
 
 
 def closest(name: str, options: Iterable[str]) -> str | None:
-    """Return the option that `name` was probably meant to be; capitals do not matter."""
+    """Returns the option most similar to `name`, ignoring case; None when none is similar."""
     by_lower = {option.lower(): option for option in options}
     close = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=0.6)
     return by_lower[close[0]] if close else None
 
 
 def did_you_mean(name: str, options: Iterable[str]) -> str:
-    """Return " Did you mean 'x'?" for the option closest to `name`, or "" when none is close."""
+    """Returns " Did you mean 'x'?" for the option most similar to `name`, or "" when none is similar."""
     close = closest(name, options)
     return f" Did you mean {close!r}?" if close else ""
 
 
 def import_extra(module: str, extra: str, needed_by: str) -> ModuleType:
-    """Import an optional dependency, or raise the one line that says how to install it.
+    """Imports an optional dependency.
 
     Args:
         module: Module to import, for example `imageio_ffmpeg`.
-        extra: Our extra that brings it, for example `video`.
-        needed_by: What the user asked for, for example `tools/record.py` or `log.tensorboard=true`.
+        extra: Our extra that installs it, for example `video`.
+        needed_by: Command or setting that needs it, for example `tools/record.py` or `log.tensorboard=true`.
+
+    Raises:
+        ConfigError: It is not installed; the message has the pip command.
+        ModuleNotFoundError: It is installed, but one of its own dependencies is not.
     """
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
-        # A module that is there but breaks inside is a bug to see, not a missing extra.
+        # An installed module that fails to import something else is a bug to show, not a missing extra.
         if error.name is None or error.name.split(".")[0] != module.split(".")[0]:
             raise
         raise ConfigError(f"{needed_by} needs {module}: pip install 'gpusim-rl[{extra}]'") from None
@@ -57,7 +61,12 @@ def import_extra(module: str, extra: str, needed_by: str) -> ModuleType:
 
 @contextmanager
 def friendly_errors() -> Iterator[None]:
-    """Turn user errors into one line and exit code 2; other errors are a short traceback."""
+    """Turns errors inside a `with` block into messages on stderr and exit codes.
+
+    Raises:
+        SystemExit: ConfigError and TaskError: one line, exit code 2. Ctrl-C: one line, exit code 130. Other errors: a
+            traceback without Hydra's frames, exit code 1.
+    """
     try:
         yield
     except (ConfigError, TaskError) as error:
@@ -73,7 +82,7 @@ def friendly_errors() -> Iterator[None]:
 
 
 def _without_hydra(trace: TracebackType | None) -> TracebackType | None:
-    """Copy a traceback, leaving out the frames of Hydra's own files."""
+    """Returns a copy of a traceback without the frames of Hydra's own files."""
     frames = []
     while trace is not None:
         if trace.tb_frame.f_globals.get("__name__", "").split(".")[0] != "hydra":

@@ -1,4 +1,4 @@
-"""What this process may use of the machine."""
+"""CPUs, compiler and memory settings of this process. Nothing here imports torch."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from pathlib import Path
 
 
 def available_cpus() -> int:
-    """CPUs that this process may use: its affinity mask, further limited by a cgroup quota (containers, Slurm)."""
+    """Returns how many CPUs this process may use, by its affinity mask and its cgroup quota (containers, Slurm)."""
     count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quota = _cgroup_quota()
     return max(1, min(count, int(quota) if quota else count))
 
 
 def has_compiler() -> bool:
-    """Whether torch.compile can build kernels for the CPU: it needs a C++ compiler."""
+    """Returns whether there is a C++ compiler, which torch.compile needs to build kernels for the CPU."""
     return any(shutil.which(name) for name in (os.environ.get("CXX", "g++"), "clang++"))
 
 
 def _cgroup_quota() -> float | None:
-    """CPU quota of this process's cgroup in CPUs (v2, then v1), or None without a limit."""
+    """Returns the CPU quota of this process's cgroup (v2, then v1) [CPUs], or None without a limit."""
     try:
         limit, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
         return None if limit == "max" else int(limit) / int(period)
@@ -38,21 +38,20 @@ def _cgroup_quota() -> float | None:
 
 
 def limit_openmp_spin() -> None:
-    """Lets torch's idle threads sleep soon; call it before torch is imported.
+    """Limits how long torch's idle threads spin before they sleep. Call it before torch is imported.
 
-    GNU OpenMP lets a thread that waits for work spin for milliseconds. Between physics steps, and beside a second run
-    on the same machine, that spinning takes the cores from threads that have work: two runs on two cores slow each
-    other down several times more than they should (benchmarks/cpu_settings.py measures it). A value that the user
-    has set stays.
+    In GNU OpenMP a thread that waits for work spins for milliseconds. The spinning takes cores from threads that have
+    work: from the physics, and from a second run on the same machine. Two runs on two cores then slow each other down
+    several times more than they should (benchmarks/cpu_settings.py measures it). A value set by the user stays.
     """
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
 
 def tune_malloc() -> None:
-    """Tells glibc to keep freed memory instead of returning it to the kernel; nothing happens elsewhere.
+    """Tells glibc to keep freed memory instead of returning it to the kernel. Without glibc it does nothing.
 
-    An update frees and takes the same activations again and again. By default glibc maps blocks of that size anew
-    each time, and the page faults cost a good part of an update on the CPU (benchmarks/cpu_settings.py measures it).
+    Every update frees and allocates the same activations. By default glibc asks the kernel for blocks of that size each
+    time. The page faults cost a large part of an update on the CPU (benchmarks/cpu_settings.py measures it).
     """
     if not sys.platform.startswith("linux"):
         return

@@ -1,4 +1,4 @@
-"""How many threads torch takes for a piece of work on the CPU."""
+"""Limits torch's threads for small work on the CPU."""
 
 from __future__ import annotations
 
@@ -8,23 +8,24 @@ from contextlib import contextmanager
 import torch
 
 SMALL_ROWS = 8192
-"""Rows of the small tensors of tasks and rollouts that make a thread worth it.
+"""Rows per thread, for the small tensors of tasks and rollouts.
 
-With fewer, others save nothing. Where idle OpenMP threads spin, as in a process that imported torch before us, they
-even take time from the threads of the physics: a sixth of a control step of 256 ants (benchmarks/rollout_threads.json).
+With fewer rows, another thread saves no time. It can even cost time: where idle OpenMP threads spin (torch was imported
+before `limit_openmp_spin`), they take CPU time from the physics. For 256 ants that is a sixth of a control step
+(benchmarks/rollout_threads.json).
 """
 
 
 @contextmanager
 def limit_torch_threads(rows: int, device: torch.device, per_thread: int = SMALL_ROWS) -> Iterator[None]:
-    """Lets torch use as many threads in the block as the rows keep busy, and no more than it has.
+    """Limits torch's threads inside a `with` block to one per `per_thread` rows; it never raises their number.
 
-    A thread that begins in the block keeps that number, as torch has it.
+    A Python thread that starts inside the block keeps the limited number: torch copies it then.
 
     Args:
-        rows: Of the tensors in the block.
-        device: Where they are; on CUDA nothing changes.
-        per_thread: Rows that a thread is worth.
+        rows: Rows of the tensors in the block.
+        device: Device of the tensors; the limit is for the CPU only.
+        per_thread: Rows per thread.
     """
     threads = torch.get_num_threads()
     fewer = max(1, rows // per_thread)
