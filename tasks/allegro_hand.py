@@ -44,7 +44,7 @@ class AllegroHand(InHand):
     Reward terms: distance to the goal's position (a cost), rotation (1 / (error + 0.1 rad)), action cost, success (a
     bonus at an error of at most 0.1 rad; the next goal follows), fall (a cost, 0 by default).
 
-    Start: the cube in any orientation +-1 cm around a place above the palm, joints up to 20 % of the way from their
+    Start: the cube in any orientation, +-1 cm around a point above the palm; joints up to 20 % of the way from their
     reference to their limits. Termination: the cube is 0.24 m away from the goal's position.
     """
 

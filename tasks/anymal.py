@@ -55,7 +55,7 @@ class Anymal(Task[AnymalConfig]):
     | 36-47 | last action                                            | -          |
 
     Reward terms, x the control step: exp(-squared error / 0.25) of the horizontal velocity, half as much for the yaw
-    rate, and a penalty for squared torques. The sum is never negative: the penalty is at most what the others gave.
+    rate, and a penalty for squared torques. The penalty is limited to the sum of the others: the reward is never < 0.
 
     Start: the stance, each joint angle x 0.5 to 1.5, joint velocities +-0.1 rad/s; a random command for the episode.
     Termination: more than 1 N on the base or a knee.
@@ -129,7 +129,7 @@ class Anymal(Task[AnymalConfig]):
         return quat_rotate_inverse(self.robot.root_quat, self.robot.root_lin_vel)
 
     def _errors(self) -> tuple[Float[Tensor, " envs"], Float[Tensor, " envs"]]:
-        """How far the horizontal velocity [m/s] and the yaw rate [rad/s] are from the command."""
+        """Distance of the horizontal velocity [m/s] and of the yaw rate [rad/s] from the command."""
         command = self.commands.value
         lin_vel_error = torch.linalg.vector_norm(command[:, :2] - self._lin_vel()[:, :2], dim=1)
         return lin_vel_error, (command[:, 2] - self.robot.root_ang_vel_local[:, 2]).abs()

@@ -18,13 +18,13 @@ LEGS = ["LF", "LH", "RF", "RH"]
 KNEES = [f"{leg}_THIGH" for leg in LEGS]  # the knees belong to the thighs,
 FEET = [f"{leg}_SHANK" for leg in LEGS]  # the feet to the shanks
 FOOT_RADIUS = 0.04  # m; smaller feet get caught inside the steps of a height field
-STIFFNESS = 80.0  # of the servos [N m/rad]; on flat ground IsaacGymEnvs has 85
+STIFFNESS = 80.0  # of the servos [N m/rad]; IsaacGymEnvs' Anymal on flat ground has 85
 SCAN_X = [0.1 * x for x in (-8, -7, -6, -5, -4, -3, -2, 2, 3, 4, 5, 6, 7, 8)]  # m ahead of the base
 SCAN_Y = [0.1 * y for y in (-5, -4, -3, -2, -1, 1, 2, 3, 4, 5)]  # m to its left
 BASE_HEIGHT = 0.5  # above the ground, when standing [m]
-LEAST_SPEED = 0.25  # slower commands are none [m/s]
+LEAST_SPEED = 0.25  # slower commands count as 0 [m/s]
 TURN_RATE = 0.5  # commanded yaw rate / angle to the heading [1/s]
-STEP_TIME = 0.5  # a foot that was longer in the air is rewarded [s]
+STEP_TIME = 0.5  # a foot is rewarded for longer time in the air [s]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,10 +65,10 @@ class AnymalTerrainConfig(TaskConfig):
 class AnymalTerrain(Task[AnymalTerrainConfig]):
     """AnymalTerrain: walk over rough ground with the velocity, and towards the heading, that are commanded.
 
-    Observations, commands, rewards and curriculum are those of IsaacGymEnvs' AnymalTerrain. Physics runs four steps per
-    action, as is written there (it runs five), the hardest patches lead on to random levels, not to the easiest, steps
-    rise within 10 cm, feet are balls of 4 cm, not 3, friction is not random, and without a commanded velocity a robot
-    turns to the heading of its command, not to that of +x.
+    Observations, commands, rewards and curriculum are those of IsaacGymEnvs' AnymalTerrain. Differences: physics runs
+    four steps per action (its settings say four, its code runs five); after the hardest level comes a random level, not
+    the easiest; stairs rise within 10 cm; feet are balls of 4 cm, not 3 cm; friction is not random; with a commanded
+    velocity of 0 a robot turns to the commanded heading, not to +x.
 
     Action space: 12 numbers in [-10, 10], offset of the joint targets from the stance / 0.5 rad: abduction, hip flexion
     and knee flexion of the legs left front, left hind, right front, right hind.
@@ -87,15 +87,15 @@ class AnymalTerrain(Task[AnymalTerrainConfig]):
     | 176-187 | last action                                                        | -          |
 
     Reward terms, x the control step: exp(-squared error / 0.25) of the horizontal velocity, half as much for the yaw
-    rate, the time in the air beyond 0.5 s of feet that land, unless it shall stand; penalties for vertical velocity,
-    roll and pitch rate, torques, changes of joint velocities and actions, and knees that touch. `floor` lifts a
-    negative sum to 0.
+    rate, and the time in the air beyond 0.5 s of feet that land, if a velocity is commanded; penalties for vertical
+    velocity, roll and pitch rate, torques, changes of joint velocities and actions, and knees in contact. `floor`
+    raises a negative sum to 0.
 
     Start: above the platform of a patch, +-0.5 m; the stance, each joint angle x 0.5 to 1.5, joint velocities +-0.1
     rad/s; a random command for the episode. Every 15 s a push sets the horizontal velocity of all robots to +-1 m/s.
-    Each env has its own kind of patch. At the end of an episode it goes to the next level if the robot came further
-    than half a patch, and back if it came less far than a quarter of what was commanded. Termination: more than 1 N on
-    the base.
+    Each env has its own kind of patch. At the end of an episode it goes one level up if the robot walked further than
+    half a patch, and one level down if it walked less than a quarter of the commanded distance. Termination: more than
+    1 N on the base.
     """
 
     Config = AnymalTerrainConfig
@@ -132,7 +132,7 @@ class AnymalTerrain(Task[AnymalTerrainConfig]):
         self.scan_points = torch.cartesian_prod(torch.tensor(SCAN_X), torch.tensor(SCAN_Y)).to(device)
         self.column = torch.arange(num, device=device) % len(self.terrain.kinds)
         self.levels = Levels(self, cfg.terrain.levels, initial=torch.zeros(num, dtype=torch.int64))
-        self.origin = torch.zeros(num, 3, device=device)  # where the episode's patch is [m]
+        self.origin = torch.zeros(num, 3, device=device)  # centre of the episode's patch [m]
 
         self.air_time = torch.zeros(num, len(FEET), device=device)  # since each foot touched the ground [s]
         self.last_joint_vel = torch.zeros_like(self.robot.joint_vel)
@@ -153,7 +153,7 @@ class AnymalTerrain(Task[AnymalTerrainConfig]):
     def reset(self, where: Bool[Tensor, " envs"]) -> None:
         random, num_joints = self.random, len(self.robot.joint_names)
         everyone = where[:, None]
-        level = self.levels.value.clamp(max=self.levels.count - 1)  # a resumed run may have had more of them
+        level = self.levels.value.clamp(max=self.levels.count - 1)  # a resumed run may have had more levels
         origin = self.terrain.origins[level, self.column]
         self.origin.copy_(torch.where(everyone, origin, self.origin))
         beside = torch.cat([random.uniform(-0.5, 0.5, 2), torch.zeros_like(origin[:, 2:])], dim=1)
@@ -240,7 +240,7 @@ class AnymalTerrain(Task[AnymalTerrainConfig]):
         return torch.cat([velocity * moves[:, None], turn[:, None]], dim=1)
 
     def _errors(self) -> tuple[Float[Tensor, " envs"], Float[Tensor, " envs"]]:
-        """How far the horizontal velocity [m/s] and the yaw rate [rad/s] are from the command."""
+        """Distance of the horizontal velocity [m/s] and of the yaw rate [rad/s] from the command."""
         velocity, turn = self._command().split([2, 1], dim=1)
         return _norm(velocity - self._lin_vel()[:, :2]), (turn[:, 0] - self.robot.root_ang_vel_local[:, 2]).abs()
 
@@ -251,7 +251,7 @@ class AnymalTerrain(Task[AnymalTerrainConfig]):
         return self.feet.force[..., 2] > self.cfg.contact_limit
 
     def _heights(self) -> Float[Tensor, "envs points"]:
-        """How much higher than when standing the base is above points of the ground around it [m], in [-1, 1]."""
+        """Height of the base above points of the ground, minus its standing height, clamped to [-1, 1] [m]."""
         _, _, yaw = euler_xyz(self.robot.root_quat)
         ground = self.terrain.scan(self.robot.root_pos, yaw, self.scan_points)
         return (self.robot.root_pos[:, 2:] - BASE_HEIGHT - ground).clamp(-1.0, 1.0)

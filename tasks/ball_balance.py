@@ -13,9 +13,9 @@ from gpusim_rl.env import Task, TaskConfig
 from gpusim_rl.paths import assets_dir
 from gpusim_rl.sim import Scene, Sim
 
-HIP_RADIUS, HIP_HEIGHT = 0.4, -0.03  # m; of the circle on which the legs hang, and its height in the tray's frame
+HIP_RADIUS, HIP_HEIGHT = 0.4, -0.03  # m; radius and height of the circle of the hips, tray frame
 FALL_RADIUS = 0.5  # m; the ball falls onto a circle of this radius, the tray's own
-LOST_HEIGHT = 0.15  # m, of the ball's centre: one and a half of its radii, it is beside the tray
+LOST_HEIGHT = 0.15  # m, of the ball's centre; below 1.5 radii it is beside the tray
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,9 +30,9 @@ class BallBalanceConfig(TaskConfig):
 class BallBalance(Task[BallBalanceConfig]):
     """BallBalance: catch a falling ball with a tray, and keep it still over the middle.
 
-    Observations, actions, reward and start are those of IsaacGymEnvs' BallBalance. Its force sensors become the force
-    of the ball on the tray (of which its code repeats the x component three times), its attractors become ball joints
-    between the feet and the ground, and its knees are softer, with the same lag (see the MJCF).
+    Observations, actions, reward and start are those of IsaacGymEnvs' BallBalance. Differences: its force
+    sensors become the force of the ball on the tray (its code repeats the x component three times); its attractors
+    become ball joints between the feet and the ground; the knees are softer, with the same lag (see the MJCF).
 
     Action space: 3 numbers in [-1, 1], speed at which the target positions of the knees move / `action_speed`.
 
@@ -50,8 +50,8 @@ class BallBalance(Task[BallBalanceConfig]):
     Reward per step: 1 / (1 + distance) x 1 / (1 + speed) of the ball, the distance [m] from the point `target_height`
     over the middle.
 
-    Start: the tray is level. The ball is 1 to 2 m high over the tray and falls at 5 m/s, inwards at up to 5 m/s the
-    further out it is. Termination: the ball is lower than 0.15 m.
+    Start: the tray is level. The ball is 1 to 2 m high over the tray and falls at 5 m/s. It moves inwards at a random
+    speed, up to 5 m/s at the edge and 0 in the middle. Termination: the ball is lower than 0.15 m.
     """
 
     Config = BallBalanceConfig

@@ -15,10 +15,10 @@ from gpusim_rl.sim import Scene, Sim
 
 START = [1.157, -1.066, -0.155, -2.239, -1.841, 1.003, 0.469, 0.035, 0.035]  # joint positions [rad, m]
 TARGET_SPEEDS = [1.0] * 7 + [0.1] * 2  # of the arm [rad/s] and the fingers [m/s], times action_scale
-# Targets lead the joints by no more than this [rad, m]: at constant speed an arm's joint is kv / kp = 0.2 s behind its
-# target, and its limit is 2.175 rad/s, of the last three 2.61. Fingers may press as they like.
+# Largest distance of a target from its joint [rad, m]. At constant speed an arm's joint is kv / kp = 0.2 s behind its
+# target, and the speed limit is 2.175 rad/s (2.61 for the last three). The limit of the fingers is their whole range.
 MAX_LEAD = [0.2 * 2.175] * 4 + [0.2 * 2.61] * 3 + [0.04] * 2
-FINGER_REACH = 0.04  # m; a finger gets its reward for being nearer than this to the handle's height
+FINGER_REACH = 0.04  # m; a finger is rewarded when it is nearer than this to the handle's height
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,10 +44,10 @@ class FrankaCabinet(Task[FrankaCabinetConfig]):
     """FrankaCabinet: take the handle of the top drawer between the fingers and pull the drawer open.
 
     Observations, actions and reward terms are those of IsaacGymEnvs' FrankaCabinet. The cabinet is ours, and its drawer
-    is empty. The gripping point lies between the fingertips, where there it lay beside them. PhysX caps the speeds of
-    the joints; here their targets stay near, which keeps the arm near the robot's limits. An episode ends when the
-    drawer is open, as there, which makes holding it almost open worth more: `end_when_open=false` mends that, and
-    `success` in the log tells how many episodes end with an open drawer.
+    is empty. The gripping point is between the fingertips, not beside them as in the original. PhysX limits joint
+    speeds; here the targets stay near the joints, which keeps the speeds near the robot's limits. An episode ends when
+    the drawer is open, as in the original. This makes an almost open drawer worth more than an open one;
+    `end_when_open=false` avoids it. `success` in the log is the share of episodes that end with an open drawer.
 
     Action space: 9 numbers in [-1, 1], how fast the joints' targets move / 7.5 rad/s (fingers 0.75 m/s).
 

@@ -19,7 +19,7 @@ from gpusim_rl.sim import Articulation, Scene, Sim
 START = [0.0, 0.1963, 0.0, -2.6180, 0.0, 2.9416, 0.7854, 0.035, 0.035]  # joint positions [rad, m]
 TABLE_HEIGHT = 1.025  # m
 SIZE_A, SIZE_B = 0.05, 0.07  # m
-CLEAR = (SIZE_A + SIZE_B) * math.sqrt(2.0)  # m; cubes whose middles are so far apart are so, however they are turned
+CLEAR = (SIZE_A + SIZE_B) * math.sqrt(2.0)  # m; cubes with this distance of their middles never touch, in any rotation
 TORQUE_LIMITS, SPEED_LIMITS = [87.0] * 4 + [12.0] * 3, [2.175] * 4 + [2.61] * 3  # N m, rad/s
 POSE_LIMITS = [0.1] * 3 + [0.5] * 3  # m, rad
 STIFFNESS, POSTURE_STIFFNESS = 150.0, 10.0  # 1/s^2, critically damped
@@ -51,10 +51,10 @@ class FrankaCubeStackConfig(TaskConfig):
 class FrankaCubeStack(Task[FrankaCubeStackConfig]):
     """FrankaCubeStack: grasp cube A, put it on cube B and let go.
 
-    Observations, actions, reward terms and the controller are those of IsaacGymEnvs' FrankaCubeStack, but the episode
-    goes on when the cubes are stacked: ending it, as there, makes holding the cube in its place worth more than letting
-    go (`end_when_stacked=true` ends it). The controller's Jacobian is that of the gripping point, which it moves; there
-    it was the hand's. PhysX caps the speeds of the joints; here cut torques keep them near their limits.
+    Observations, actions, reward terms and the controller are those of IsaacGymEnvs' FrankaCubeStack. Differences: the
+    episode continues when the cubes are stacked, because ending it makes holding the cube at its goal worth more than
+    releasing it (`end_when_stacked=true` ends it, as the original does); the controller uses the Jacobian of the
+    gripping point, not of the hand; reduced torques keep joint speeds near their limits, which PhysX enforces.
 
     Action space: 7 numbers in [-1, 1]: displacement of the gripping point / 0.1 m, rotation vector / 0.5 rad, and the
     gripper, open at 0 and above. With `control_type=joint_tor` 8: torques / (87 or 12 N m), and the gripper.
@@ -70,8 +70,8 @@ class FrankaCubeStack(Task[FrankaCubeStackConfig]):
     | 13-16 | orientation of the gripping point, wxyz                 | -    |
     | 17-18 | positions of the fingers (`joint_tor`: of all 9 joints) | m    |
 
-    Reward: 16 while cube A rests on cube B, released; else 0.1 x nearness of hand and fingers to cube A (or of cube A
-    to its place, if that is more), 1.5 while cube A is lifted, 2 x nearness of the lifted cube to its place.
+    Reward: 16 while cube A rests on cube B, released. Else the sum of: 0.1 x nearness of hand and fingers to cube A (or
+    of cube A to its goal, if that is more), 1.5 while cube A is lifted, 2 x nearness of the lifted cube to its goal.
 
     Start: cubes anywhere within 0.25 m of the table's middle, apart from each other, turned by up to 45 degrees; arm
     joints +-0.25 rad. Termination: none, or when stacked.
@@ -110,8 +110,8 @@ class FrankaCubeStack(Task[FrankaCubeStackConfig]):
         joint_pos = self.start.expand(self.num_envs, -1).clone()
         joint_pos[:, :7] += self.random.uniform(-noise, noise, 7)
         self.robot.set_state(where, joint_pos=joint_pos.clamp(self.joint_low, self.joint_high))
-        # Cube A lies in a ring around cube B; where that leaves the square, it comes in again on the other side: only
-        # farther away from cube B.
+        # Cube A is drawn from a ring around cube B. A point outside the square re-enters on the opposite side, which is
+        # always farther away from cube B.
         place_b = self.random.uniform(-half, half, 2)
         angle = self.random.uniform(-math.pi, math.pi, 1)
         radius = self.random.uniform(CLEAR, half, 1)
@@ -129,7 +129,7 @@ class FrankaCubeStack(Task[FrankaCubeStackConfig]):
         joint_vel, mass = self.robot.joint_vel[:, :7], self.dynamics.mass_matrix[:, :7, :7]
         torque = self._osc_torque(arm * self.pose_limits, mass) if self.uses_osc else arm * self.torque_limits
         torque = torque.clamp(-self.torque_limits, self.torque_limits)
-        # No joint shall get far over its speed limit in this step; gravity and what it touches are left out.
+        # No joint may get far over its speed limit in this step. The prediction ignores gravity and contacts.
         acceleration = solve_positive_definite(mass, torque[..., None])[..., 0]
         slowest, fastest = (-self.speed_limits - joint_vel) / self.dt, (self.speed_limits - joint_vel) / self.dt
         torque = (mass @ acceleration.clamp(slowest, fastest)[..., None])[..., 0]
@@ -139,7 +139,7 @@ class FrankaCubeStack(Task[FrankaCubeStackConfig]):
     def _osc_torque(
         self, displacement: Float[Tensor, "envs 6"], mass: Float[Tensor, "envs 7 7"]
     ) -> Float[Tensor, "envs 7"]:
-        """Torques that pull the gripping point by a displacement, and the arm to its start pose as far as is free."""
+        """Torques [N m] that move the gripping point by a displacement, and in the null space the arm to its start."""
         velocity = torch.cat([self.hand.lin_vel[:, 0], self.hand.ang_vel[:, 0]], dim=1)
         joint_pos, joint_vel = self.robot.joint_pos[:, :7], self.robot.joint_vel[:, :7]
         acceleration = STIFFNESS * displacement - 2.0 * math.sqrt(STIFFNESS) * velocity

@@ -15,8 +15,7 @@ from .planar import Planar, PlanarConfig
 class HalfCheetah(Planar[PlanarConfig]):
     """HalfCheetah: run along +x as fast as possible.
 
-    The physics, every number and the time limit are those of Gymnasium's HalfCheetah-v5: returns compare with published
-    ones.
+    Physics, numbers and time limit are those of Gymnasium's HalfCheetah-v5, so returns compare with published ones.
 
     Action space: 6 numbers in [-1, 1], torque / 120, 90, 60, 120, 60, 30 N m: hip, knee, ankle of the back leg, then of
     the front leg.
@@ -34,7 +33,7 @@ class HalfCheetah(Planar[PlanarConfig]):
     Reward terms: forward (mean speed along x over the step), control cost.
 
     Start: positions +-0.1 around the reference pose, velocities normal with a standard deviation of 0.1. Termination:
-    none, it may run on its back.
+    none; it may run on its back.
     """
 
     Config = PlanarConfig

@@ -28,8 +28,7 @@ class HopperConfig(PlanarConfig):
 class Hopper(Planar[HopperConfig]):
     """Hopper: hop along +x as fast as possible without falling.
 
-    The physics, every number and the time limit are those of Gymnasium's Hopper-v5: returns compare with published
-    ones.
+    Physics, numbers and time limit are those of Gymnasium's Hopper-v5, so returns compare with published ones.
 
     Action space: 3 numbers in [-1, 1], torque / 200 N m: hip, knee, ankle.
 

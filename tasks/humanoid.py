@@ -24,7 +24,7 @@ class HumanoidConfig(LocomotionConfig):
 class Humanoid(Locomotion[HumanoidConfig]):
     """Humanoid: run along +x as fast as possible without falling.
 
-    Observations, actions and reward terms are those of IsaacGymEnvs' Humanoid; of the body, only legs touch each other.
+    Observations, actions and reward terms are those of IsaacGymEnvs' Humanoid. Self-collision is between the legs only.
 
     Action space: 21 numbers in [-1, 1], torque / that of the joint's motor (22.5 N m at an ankle to 135 N m at a hip):
     three of the abdomen, six of each leg, three of each arm, the right before the left.
@@ -44,7 +44,7 @@ class Humanoid(Locomotion[HumanoidConfig]):
     | 75-86  | contact force and torque on the feet x 0.01, foot frame          | N, N m       |
     | 87-107 | last action                                                      | -            |
 
-    Reward terms: progress (metres towards the target per second), alive, up, heading, action cost, energy cost, joints
+    Reward terms: progress (speed towards the target [m/s]), alive, up, heading, action cost, energy cost, joints
     at their limits (both more for strong motors), and a penalty for falling that replaces the other terms.
 
     Start: joints +-0.2 rad and +-0.1 rad/s around the reference pose, no leg inwards. Termination: the torso is lower
@@ -66,7 +66,7 @@ class Humanoid(Locomotion[HumanoidConfig]):
         motor_torque = torch.as_tensor(sim.scene.model.actuator_gear[:, 0], dtype=torch.float32, device=self.device)
         self.effort_ratio = motor_torque / motor_torque.max()
         hips = [self.robot.joint_names.index(f"{side}_hip_x") for side in ("right", "left")]
-        self.start_high[hips] = 0.0  # further inwards the legs would be inside each other
+        self.start_high[hips] = 0.0  # further inwards, the legs would penetrate each other
 
     def observe(self) -> Float[Tensor, "envs obs"]:
         cfg, robot = self.cfg, self.robot
@@ -87,6 +87,6 @@ class Humanoid(Locomotion[HumanoidConfig]):
         return (energy * self.effort_ratio).sum(dim=1)
 
     def _at_limit(self) -> Float[Tensor, " envs"]:
-        # from 0 at 98 % of the way to a limit to 1 at the limit
+        # 0 up to 98 % of the way to a limit, then linear to 1 at the limit
         near = ((self._scaled_joint_pos().abs() - 0.98) / 0.02).clamp(min=0.0)
         return (near * self.effort_ratio).sum(dim=1)

@@ -1,4 +1,4 @@
-"""In-hand manipulation: what the tasks in which a hand turns a cube have in common."""
+"""In-hand manipulation: the common base of the tasks in which a hand turns a cube."""
 
 from __future__ import annotations
 
@@ -37,24 +37,24 @@ class InHandConfig(TaskConfig):
 
 
 class InHand(Task[InHandConfig]):
-    """A hand, palm up, turns a cube in place: to a goal orientation, and then to the next one.
+    """A hand, palm up, turns a cube to a goal orientation, and then to the next one.
 
-    Subclasses name their files and the parts that each type of observation consists of.
+    Subclasses name their MJCF and the parts of each type of observation.
     """
 
     Config = InHandConfig
     HAND: ClassVar[str]
     """MJCF of the hand, in tasks/assets."""
     CUBE_START: ClassVar[tuple[float, float, float]]
-    """Where the cube starts: in the air, from where it falls into the hand [m]."""
+    """Start position of the cube [m]: in the air, from where it falls into the hand."""
     GOAL: ClassVar[tuple[float, float, float]]
-    """Where the cube shall stay [m]."""
+    """Goal position of the cube [m]."""
     OBSERVATIONS: ClassVar[dict[str, str]]
-    """The parts (see `_parts`) of each type of observation; `full_state` is what the critic sees if asymmetric."""
+    """Parts (see `_parts`) of each type of observation; an asymmetric critic sees `full_state`."""
 
     @classmethod
     def scene(cls, cfg: InHandConfig) -> Scene:
-        # Elliptic cones take twice the time; here simulators agree with both, for no capsule meets a plane.
+        # Elliptic cones take twice the time. Here simulators agree with both kinds, because no capsule touches a plane.
         scene = Scene(cfg.physics_hz, cone="pyramidal")
         scene.add_light()
         scene.add("hand", assets_dir() / cls.HAND)
@@ -138,7 +138,7 @@ class InHand(Task[InHandConfig]):
         return quat_angle(self.cube.root_quat, self.goal_quat)
 
     def _parts(self) -> dict[str, Float[Tensor, "envs _"]]:
-        """What observations consist of; forces and velocities scaled."""
+        """Parts of observations by name, shape [num_envs, size] each; forces and velocities are scaled."""
         cfg, hand, cube = self.cfg, self.hand, self.cube
         to_goal = quat_multiply(cube.root_quat, quat_conjugate(self.goal_quat))
         return {

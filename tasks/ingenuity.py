@@ -17,7 +17,7 @@ from gpusim_rl.sim import Scene, Sim
 ROTORS = ["lower_rotor", "upper_rotor"]
 MARS_GRAVITY = 3.721  # m/s^2
 START_HEIGHT = 1.0  # m
-ROTOR_SPEED = 50.0  # rad/s; slower than the real one's 250, so that a video shows it
+ROTOR_SPEED = 50.0  # rad/s; at the real one's 250, a video shows a blur
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,11 +33,11 @@ class IngenuityConfig(TaskConfig):
 
 
 class Ingenuity(Task[IngenuityConfig]):
-    """Ingenuity: fly to a point and hover there, upright and without spinning; now and then there is another point.
+    """Ingenuity: fly to a point and hover there, upright and without spinning; the point moves every few seconds.
 
     Observations, actions, reward and start are those of IsaacGymEnvs' Ingenuity, with the quaternion wxyz (there xyzw),
-    and with the mass and the dimensions of the real helicopter. Each rotor pushes along a vector that it tilts; it
-    makes no torque about its axis. A target out of reach, where the original ends the episode, is brought nearer.
+    and with the mass and the dimensions of the real helicopter. Each rotor tilts the vector of its thrust; it makes no
+    torque about its axis. A target out of reach is moved nearer; the original ends the episode.
 
     Action space: 6 numbers in [-1, 1], for the lower and then the upper rotor: the tilt of the thrust in x and y,
     thrust across / thrust along the axis, clamped to +-`max_lateral`; the thrust along the axis / `max_thrust`.
@@ -62,7 +62,7 @@ class Ingenuity(Task[IngenuityConfig]):
 
     @classmethod
     def scene(cls, cfg: IngenuityConfig) -> Scene:
-        # A policy that has not learned yet whirls faster than the Euler integrator stays stable.
+        # An untrained policy spins faster than the Euler integrator can simulate stably.
         scene = Scene(cfg.physics_hz, integrator="implicit", gravity=MARS_GRAVITY)
         scene.add_ground()
         scene.add("ingenuity", assets_dir() / "ingenuity.xml")
@@ -88,7 +88,7 @@ class Ingenuity(Task[IngenuityConfig]):
     def _move_target(self, where: Bool[Tensor, " envs"]) -> None:
         sideways = self.random.uniform(-self.cfg.target_range, self.cfg.target_range, 2)
         way = torch.cat([sideways, self.random.uniform(1.0, 2.0, 1)], dim=1) - self.robot.root_pos
-        # Further than lost_distance the episode would end at once.
+        # Farther than lost_distance, the episode would end at once.
         reach = 0.9 * self.cfg.lost_distance / torch.linalg.vector_norm(way, dim=1, keepdim=True)
         self.target.set_state(where, root_pos=self.robot.root_pos + way * reach.clamp(max=1.0))
 

@@ -1,4 +1,4 @@
-"""Running to a target far away: what Ant and Humanoid have in common."""
+"""Running to a target far away: the common base of Ant and Humanoid."""
 
 from __future__ import annotations
 
@@ -40,18 +40,18 @@ Cfg = TypeVar("Cfg", bound=LocomotionConfig)
 class Locomotion(Task[Cfg]):
     """A robot with a motor at each joint starts near its reference pose and runs along +x until it falls.
 
-    Subclasses say what it observes beside its torso, and what energy and joints at their limits cost.
+    Subclasses add the rest of the observation, and the costs of energy and of joints at their limits.
     """
 
     ROBOT: ClassVar[str]
-    """Its name in the scene, and its MJCF in tasks/assets."""
+    """Name of the robot in the scene, and of its MJCF in tasks/assets."""
     FEET: ClassVar[Sequence[str]]
-    """Bodies that feel the ground."""
+    """Bodies with a contact sensor."""
 
     @classmethod
     def scene(cls, cfg: Cfg) -> Scene:
-        # PhysX caps angular velocity at 64 rad/s, MuJoCo does not: with the Euler integrator a policy can learn to
-        # whirl through the air on energy that only the integrator supplies.
+        # PhysX limits angular velocity to 64 rad/s, MuJoCo does not. With the Euler integrator a policy can learn to
+        # spin through the air on energy that comes from integration errors.
         scene = Scene(cfg.physics_hz, integrator="implicit")
         scene.add_ground()
         scene.add(cls.ROBOT, assets_dir() / f"{cls.ROBOT}.xml")
@@ -65,7 +65,7 @@ class Locomotion(Task[Cfg]):
         self.num_actions = len(self.robot.actuator_names)
         self.joint_low, self.joint_high = self.robot.joint_limits.unbind(dim=1)
         self.joint_middle = 0.5 * (self.joint_low + self.joint_high)
-        self.joint_range = 0.5 * (self.joint_high - self.joint_low)  # to either side of the middle
+        self.joint_range = 0.5 * (self.joint_high - self.joint_low)  # half the range, rad
         # A reference pose may lie outside the range of the joints, as that of Ant's ankles: start at the nearest limit.
         self.start_joint_pos = self.robot.default_joint_pos.clamp(self.joint_low, self.joint_high)
         self.start_high = self.joint_high.clone()  # rad; no joint starts beyond it
@@ -115,7 +115,7 @@ class Locomotion(Task[Cfg]):
 
     @abstractmethod
     def _at_limit(self) -> Float[Tensor, " envs"]:
-        """How many joints are at their limits."""
+        """Number of joints at their limits; a subclass may weight them."""
 
     def _torso(self, ang_vel_scale: float = 1.0) -> list[Float[Tensor, "envs _"]]:
         """The first 12 numbers of the observation: height, velocities, angles, directions."""
@@ -137,7 +137,7 @@ class Locomotion(Task[Cfg]):
         return -torch.linalg.vector_norm(self.target - self.robot.root_pos[:, :2], dim=1) / self.dt
 
     def _up(self) -> Float[Tensor, " envs"]:
-        """Projection of the torso's z axis on the world's z axis: the last element of the rotation matrix."""
+        """Projection of the torso's z axis on the world frame's z axis: the last element of the rotation matrix."""
         return 1.0 - 2.0 * self.robot.root_quat[:, 1:3].square().sum(dim=1)
 
     def _forward(self) -> Float[Tensor, "envs 2"]:

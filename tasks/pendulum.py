@@ -28,7 +28,7 @@ class Pendulum(Task[PendulumConfig]):
     """Pendulum: swing up from any angle and stay upright, with a motor too weak to lift the rod directly.
 
     Rod, reward, time step and torque limit are those of Gymnasium's Pendulum-v1, so returns can be compared: -150 per
-    episode is good, -1200 is random. It differs in gravity (9.81 instead of 10 m/s^2) and has no limit on the velocity.
+    episode is good, -1200 is random. Differences: gravity is 9.81, not 10 m/s^2; the velocity has no limit.
 
     Action space: 1 number in [-1, 1], the torque / `max_torque`.
 

@@ -1,4 +1,4 @@
-"""Robots in a plane: what the tasks from Gymnasium's MuJoCo suite that run along x have in common."""
+"""Robots in a plane: the common base of the tasks from Gymnasium's MuJoCo suite that run along x."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ Cfg = TypeVar("Cfg", bound=PlanarConfig)
 class Planar(Task[Cfg]):
     """A robot in the x-z plane with a motor at each joint starts near its reference pose and runs along +x.
 
-    Its joints are x, z and angle of the torso, then those with a motor.
+    Its joints are x, z and angle of the torso, then the joints with a motor.
     """
 
     ROBOT: ClassVar[str]
-    """Its name in the scene."""
+    """Name of the robot in the scene."""
 
     def __init__(self, cfg: Cfg, sim: Sim) -> None:
         super().__init__(cfg, sim)

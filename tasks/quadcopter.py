@@ -1,4 +1,4 @@
-"""Quadcopter: four rotors that tilt and push keep a disc hovering at one place."""
+"""Quadcopter: a disc with four tilting rotors hovers at one point."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Quadcopter(Task[QuadcopterConfig]):
     """Quadcopter: fly to a point and hover there, upright and without spinning.
 
     Observations, actions, reward and start are those of IsaacGymEnvs' Quadcopter, with the quaternion wxyz (there
-    xyzw), and without PhysX's cap of the angular velocity at 4 pi rad/s. Rotors make thrust, but no torque.
+    xyzw), and without PhysX's limit of the angular velocity, 4 pi rad/s. Rotors make thrust, but no torque.
 
     Action space: 12 numbers in [-1, 1]: 0-7 speed of the target angles of the rotors / `tilt_speed`, for each rotor
     pitch and roll; 8-11 rate of the rotors' thrusts / `thrust_speed`.
@@ -59,7 +59,7 @@ class Quadcopter(Task[QuadcopterConfig]):
 
     @classmethod
     def scene(cls, cfg: QuadcopterConfig) -> Scene:
-        # A policy that has not learned yet whirls faster than the Euler integrator stays stable.
+        # An untrained policy spins faster than the Euler integrator can simulate stably.
         scene = Scene(cfg.physics_hz, integrator="implicit")
         scene.add_ground()
         scene.add("quadcopter", assets_dir() / "quadcopter.xml")

@@ -16,21 +16,21 @@ from gpusim_rl.paths import assets_dir
 from gpusim_rl.sim import Articulation, Scene, Sim
 
 TIPS = ["tip_0", "tip_1", "tip_2"]
-MAX_JOINT_SPEED = 10.0  # rad/s, only to scale observations
+MAX_JOINT_SPEED = 10.0  # rad/s; scales observations, limits nothing
 CUBE = 0.065  # m
 REST = CUBE / 2  # m, height of the cube's centre on the table
 CORNER = CUBE * math.sqrt(3) / 2  # m, from the centre to a corner
-MAX_RADIUS = 0.195 - CORNER  # m, where the cube stays clear of the arena's wall in every orientation
+MAX_RADIUS = 0.195 - CORNER  # m; up to here no orientation of the cube touches the arena's wall
 
 
-# Where goals lie, by difficulty: radius, lowest and highest position of the cube's centre [m].
+# Goal positions by difficulty: largest radius, lowest and highest position of the cube's centre [m].
 GOALS = {
     1: (MAX_RADIUS, REST, REST),
     2: (0.0, REST + 0.05, REST + 0.05),
     3: (MAX_RADIUS, REST, 0.1),
     4: (MAX_RADIUS, CORNER, 0.1),
 }
-TURNED = 4  # the difficulty at which goals are turned too
+TURNED = 4  # the difficulty with random goal orientations
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,9 +56,9 @@ class Trifinger(Task[TrifingerConfig]):
     """Trifinger: move a cube of 65 mm to a goal pose, with three fingers of three joints each.
 
     Observations, actions, rewards and goals are those of IsaacGymEnvs' Trifinger (Allshire et al. 2021, arXiv
-    2108.09779), with quaternions wxyz (there xyzw), and so is its domain randomisation, but for the size of the cube.
-    The motors' safety damping acts at every physics step, there at every control step; what a reset moves counts
-    neither as movement nor as reaching, there it does.
+    2108.09779), with quaternions wxyz (there xyzw). Its domain randomisation is the same, except the size of the cube.
+    Differences: the motors' safety damping acts at every physics step, not at every control step; the move by a reset
+    is not rewarded as movement or reaching.
 
     Action space: 9 numbers in [-1, 1], torque / 0.36 N m: upper, middle and lower joint of the fingers 0 to 2.
 
@@ -120,10 +120,10 @@ class Trifinger(Task[TrifingerConfig]):
         corner = torch.tensor([-REST, REST])
         self.corners = torch.cartesian_prod(corner, corner, corner).to(self.device)
         self.up = torch.tensor([0.0, 0.0, 1.0], device=self.device).repeat(self.num_envs, 1)
-        self.start_tips = self.tips.pos.clone()  # the envs are in their default state, where episodes begin
+        self.start_tips = self.tips.pos.clone()  # the default state, in which episodes begin
         self.last_tips = self.start_tips.clone()
         self.last_reach = torch.zeros(self.num_envs, device=self.device)  # distance of the tips from the cube [m]
-        # Control steps of the training so far, summed over envs: a player of it has another number of them.
+        # Control steps of the training so far, summed over envs. Not per env: playing uses another number of envs.
         self.env_steps = torch.zeros((), dtype=torch.int64, device=self.device)
 
     def reset(self, where: Bool[Tensor, " envs"]) -> None:
@@ -159,7 +159,7 @@ class Trifinger(Task[TrifingerConfig]):
         self.last_reach.copy_(reach)
         early = (self.env_steps <= cfg.reach_env_steps).float()
         distance = torch.linalg.vector_norm(self._corners(self.cube) - self._corners(self.goal), dim=2)
-        # 1 / (e^x + 2 + e^-x) = sigmoid(x) sigmoid(-x), which does not overflow where the cube is far away.
+        # 1 / (e^x + 2 + e^-x) = sigmoid(x) sigmoid(-x), which does not overflow when the cube is far away.
         kernel = torch.sigmoid(cfg.pose_sharpness * distance) * torch.sigmoid(-cfg.pose_sharpness * distance)
         return {
             "finger_movement": -cfg.movement_weight * speed.square().sum(dim=(1, 2)),
@@ -183,7 +183,7 @@ class Trifinger(Task[TrifingerConfig]):
         return {"position_error": position, "rotation_error": rotation, "success": there.float()}
 
     def _in_arena(self, radius: float, low: float, high: float) -> Float[Tensor, "envs 3"]:
-        """Points that are spread evenly over a disc and over a range of heights [m]."""
+        """Random points, uniform over a disc and a range of heights [m]."""
         distance = radius * self.random.uniform().sqrt()
         angle = self.random.uniform(-math.pi, math.pi)
         return torch.stack([distance * angle.cos(), distance * angle.sin(), self.random.uniform(low, high)], dim=1)

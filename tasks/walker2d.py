@@ -28,8 +28,7 @@ class Walker2dConfig(PlanarConfig):
 class Walker2d(Planar[Walker2dConfig]):
     """Walker2d: walk along +x as fast as possible without falling.
 
-    The physics, every number and the time limit are those of Gymnasium's Walker2d-v5: returns compare with published
-    ones.
+    Physics, numbers and time limit are those of Gymnasium's Walker2d-v5, so returns compare with published ones.
 
     Action space: 6 numbers in [-1, 1], torque / 100 N m: hip, knee, ankle of the right leg, then of the left.
 
