@@ -1,22 +1,21 @@
-"""Adapters: our environments in the interfaces of other libraries, so that their own trainers run on our tasks.
+"""Adapters: our environments in the interfaces of other libraries, so that their trainers run on our tasks.
 
     from gpusim_rl.connect import RslRlEnv     # rsl_rl 5.5     pip install 'gpusim_rl[rsl_rl]'
     from gpusim_rl.connect import SkrlEnv      # skrl 2.1       pip install 'gpusim_rl[skrl]'
     from gpusim_rl.connect import RlGamesEnv   # rl_games 1.6   pip install 'gpusim_rl[rl_games]'
     from gpusim_rl.connect import Sb3Env       # SB3 2.9        pip install 'gpusim_rl[sb3]'
 
-All of them keep what `VecEnv` promises:
+All of them keep the semantics of `VecEnv`:
 
-- An env whose episode ends is reset in the same step; the observation that comes back is the next episode's first.
-- The time limit is not the task's end: what follows is worth the value of the last observation. Each library is told
-  where the limit struck, and gets the last observation if it can take it.
-- A diverged env (its physics went bad) gives reward 0 and looks like one that ran into the time limit, with the last
-  sound observation as its last: to value it by what was known before neither rewards nor punishes the blow-up. No
-  library has a way to leave a sample out, as our own trainer does.
-- Episodes start staggered if the task says so (`randomize_episode_start`).
-- The adapters of tensor libraries read nothing back to the host.
+- An env whose episode ends is reset in the same step. The returned observation is the next episode's first.
+- The time limit truncates an episode: the next state has the value of the last observation. Each library is told which
+  envs were truncated, and gets the last observation if its interface has a place for it.
+- A diverged env gets reward 0 and is reported as truncated. Its last observation is the last one before the divergence,
+  whose value neither rewards nor punishes it. No library can leave a sample out, as our own trainer does.
+- The first episodes are staggered if the task says so (`randomize_episode_start`).
+- Adapters of tensor libraries never copy to the host.
 
-The modules load with the names above; a library that is not installed is one line that says how to install it.
+A module is imported when its name above is first used. A missing library is a ConfigError with the pip command.
 """
 
 from __future__ import annotations
@@ -34,8 +33,8 @@ if TYPE_CHECKING:
 
 __all__ = ["RlGamesEnv", "RslRlEnv", "Sb3Env", "SkrlEnv"]
 
-# Our module, which is also the name of our extra, and the library's module.
-_HOME = {
+# By class: our module (also the name of our extra), and the library's module.
+_MODULES = {
     "RlGamesEnv": ("rl_games", "rl_games"),
     "RslRlEnv": ("rsl_rl", "rsl_rl"),
     "Sb3Env": ("sb3", "stable_baselines3"),
@@ -44,11 +43,11 @@ _HOME = {
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOME:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    home, library = _HOME[name]
-    import_extra(library, home, f"gpusim_rl.connect.{name}")
-    return getattr(importlib.import_module(f"{__name__}.{home}"), name)
+    module, library = _MODULES[name]
+    import_extra(library, module, f"gpusim_rl.connect.{name}")
+    return getattr(importlib.import_module(f"{__name__}.{module}"), name)
 
 
 def __dir__() -> list[str]:

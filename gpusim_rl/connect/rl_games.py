@@ -31,14 +31,15 @@ from gpusim_rl.env import VecEnv
 class RlGamesEnv(IVecEnv):
     """One of our environments as rl_games' `IVecEnv`.
 
-    The group `critic`, where the task has one, is what rl_games calls states: it is used with `central_value_config`.
-    With `value_bootstrap` (its default) rl_games values an episode that the time limit cuts (`infos["time_outs"]`) at
-    the observation before its last step; its interface has no place for the last one. Set `clip_actions: False` for
-    a task whose `clip_actions` is not 1: rl_games would stretch [-1, 1] to the limit; the environment clips anyway.
+    If the task has a group `critic`, it becomes rl_games' states, which `central_value_config` uses. With
+    `value_bootstrap` (its default) rl_games bootstraps a truncated episode (`infos["time_outs"]`) with the value of the
+    observation before the last step; its interface has no place for the last one. If the task's `clip_actions` is not
+    1, set rl_games' `clip_actions: False`: otherwise rl_games scales [-1, 1] to the limit. The environment clamps in
+    both cases.
 
     Args:
         env: The environment; it is reset here.
-        device: Where rl_games learns (its `config.device`); None = where the physics runs.
+        device: Device on which rl_games learns (its `config.device`); None = the device of the physics.
     """
 
     def __init__(self, env: VecEnv, *, device: torch.device | None = None) -> None:
@@ -47,7 +48,7 @@ class RlGamesEnv(IVecEnv):
         env.reset()
 
     def get_env_info(self) -> dict[str, Any]:  # type: ignore[override]
-        """Spaces of one env."""
+        """Returns the spaces of one env, and the numbers of agents and values."""
         return {
             "observation_space": observation_space(self.env),
             "action_space": action_space(self.env),
@@ -57,7 +58,11 @@ class RlGamesEnv(IVecEnv):
         }
 
     def reset(self) -> Float[Tensor, "envs obs"] | dict[str, Tensor]:
-        """Resets all envs; the observation, or `obs` and `states`."""
+        """Resets all envs.
+
+        Returns:
+            The observation, shape [num_envs, size]; with a critic group a dict of `obs` and `states`.
+        """
         return self._observation(self.env.reset())
 
     def step(
@@ -68,7 +73,7 @@ class RlGamesEnv(IVecEnv):
         """Advances all envs by one control step.
 
         Returns:
-            Observation, rewards [num_envs], dones [num_envs], and `time_outs` [num_envs].
+            Observation as from `reset`, rewards [num_envs], dones [num_envs], and a dict with `time_outs` [num_envs].
         """
         step = self.env.step(actions.to(self.env.device))
         infos = {"time_outs": (step.truncated | step.diverged).to(self.device)}
@@ -80,12 +85,15 @@ class RlGamesEnv(IVecEnv):
 
 
 def register(env: VecEnv, name: str = "gpusim_rl", *, device: torch.device | None = None) -> RlGamesEnv:
-    """Makes an environment known to rl_games as `config.env_name: <name>`.
+    """Registers an environment in rl_games, as `config.env_name: <name>`.
 
     Args:
-        env: The environment; `config.num_actors` is its number of envs.
-        name: Its name; an earlier one of the same name is replaced.
+        env: The environment; `config.num_actors` must be its number of envs.
+        name: Its name; an earlier environment of the same name is replaced.
         device: As for `RlGamesEnv`.
+
+    Returns:
+        The adapter.
     """
     adapter = RlGamesEnv(env, device=device)
     vecenv.register(name, lambda config_name, num_actors, **kwargs: adapter)

@@ -35,14 +35,14 @@ from gpusim_rl.env import VecEnv
 class RslRlEnv(RslRlVecEnv):
     """One of our environments as rsl_rl's `VecEnv`.
 
-    Observation groups keep their names, `policy` and, where the task has one, `critic`: name them in `obs_groups`.
-    rsl_rl values an episode that the time limit cuts (`extras["time_outs"]`) at the observation before its last step;
-    its interface has no place for the last one.
+    Observation groups keep their names: `policy`, and `critic` if the task has it. Name them in `obs_groups`. rsl_rl
+    bootstraps a truncated episode (`extras["time_outs"]`) with the value of the observation before the last step; its
+    interface has no place for the last one.
 
     Args:
         env: The environment; it is reset here.
-        reward_scale: Rewards are multiplied by it, as `ppo.reward_scale` does; rsl_rl has no such setting. Returns in
-            its log are scaled too.
+        reward_scale: Factor on rewards, as `ppo.reward_scale`; rsl_rl has no such setting. Returns in its log are
+            scaled too.
     """
 
     def __init__(self, env: VecEnv, *, reward_scale: float = 1.0) -> None:
@@ -57,20 +57,19 @@ class RslRlEnv(RslRlVecEnv):
 
     @property
     def episode_length_buf(self) -> Int[Tensor, " envs"]:
-        """Control steps since each episode's start, int64 [num_envs].
+        """Control steps since the start of each episode, int64 [num_envs].
 
-        rsl_rl's runner assigns it to stagger the episodes (`init_at_random_ep_len`), which our environments do by
-        themselves.
+        rsl_rl's runner writes it to stagger episodes (`init_at_random_ep_len`). Our environments stagger by themselves.
         """
         return self.env.progress
 
     @episode_length_buf.setter
     def episode_length_buf(self, steps: Int[Tensor, " envs"]) -> None:  # type: ignore[override]
         self.env.progress.copy_(steps)
-        self.env.staggered.fill_(True)  # these episodes are not whole ones
+        self.env.staggered.fill_(True)  # these episodes are incomplete
 
     def get_observations(self) -> TensorDict:
-        """The observation to act on, groups of [num_envs, size]."""
+        """Returns the observation to act on, groups of shape [num_envs, size]."""
         return TensorDict(dict(self._obs), batch_size=[self.num_envs])
 
     def step(
@@ -79,7 +78,8 @@ class RslRlEnv(RslRlVecEnv):
         """Advances all envs by one control step.
 
         Returns:
-            Observation groups [num_envs, size], rewards [num_envs], dones [num_envs], and `time_outs` [num_envs].
+            Observation groups [num_envs, size], rewards [num_envs], dones [num_envs], and a dict with `time_outs`
+            [num_envs].
         """
         with torch.no_grad():
             step = self.env.step(actions)

@@ -32,19 +32,19 @@ Indices = int | Iterable[int] | None
 class Sb3Env(Sb3VecEnv):
     """One of our environments as Stable-Baselines3's `VecEnv`: numpy in and out.
 
-    SB3 takes one `info` dict per env. Those of envs that run on are one and the same empty dicts at every step; at
-    the end of an episode there are
+    SB3 takes one `info` dict per env. While an episode runs, its dict is empty and is reused at every step. At the end
+    of an episode it has
 
-    - `terminal_observation`: the observation before the reset; where the env diverged, the last sound one;
-    - `TimeLimit.truncated`: what follows is worth the value of that observation;
-    - `episode`: return `r` (not scaled), length `l` [control steps] and time `t` [s] as a `Monitor` has them, for whole
-      episodes only: not for one that began in the middle of its time limit (staggered start) or diverged.
+    - `terminal_observation`: the last observation, before the reset; if the env diverged, the last one before that;
+    - `TimeLimit.truncated`: the next state has the value of that observation;
+    - `episode`: return `r` (not scaled), length `l` [control steps] and time `t` [s], as from a `Monitor`; only for
+      complete episodes, which neither had a staggered start nor diverged.
 
-    SB3 has no critic with observations of its own: it sees the group `policy` only.
+    SB3's critic has no observations of its own: it sees the group `policy` only.
 
     Args:
         env: The environment; it is reset here.
-        reward_scale: Rewards are multiplied by it, as `ppo.reward_scale` does; SB3 has no such setting.
+        reward_scale: Factor on rewards, as `ppo.reward_scale`; SB3 has no such setting.
     """
 
     def __init__(self, env: VecEnv, *, reward_scale: float = 1.0) -> None:
@@ -63,7 +63,7 @@ class Sb3Env(Sb3VecEnv):
         self._began_s = time.perf_counter()
 
     def reset(self) -> np.ndarray:
-        """Resets all envs; the observation [num_envs, size]."""
+        """Resets all envs; returns the observation, shape [num_envs, size]."""
         if self._seeds[0] is not None:
             self.env.task.random.seed(self._seeds[0])
             self._reset_seeds()
@@ -72,7 +72,7 @@ class Sb3Env(Sb3VecEnv):
         return self._last.cpu().numpy()
 
     def step_async(self, actions: np.ndarray) -> None:
-        """Takes the actions [num_envs, num_actions] of the next step."""
+        """Keeps the actions of the next step, shape [num_envs, num_actions]."""
         self._actions = torch.as_tensor(actions, dtype=torch.float32).to(self.env.device)
 
     @torch.no_grad()
@@ -80,19 +80,19 @@ class Sb3Env(Sb3VecEnv):
         """Advances all envs by one control step.
 
         Returns:
-            Observation [num_envs, size], rewards [num_envs], dones [num_envs], and one info for each env.
+            Observation [num_envs, size], rewards [num_envs], dones [num_envs], and one info dict for each env.
         """
         before, step = self._last, self.env.step(self._actions)
         self._last = step.obs["policy"]
-        # one copy for everything that is a number per env
-        columns = torch.stack([step.reward, *(m.float() for m in (step.done, step.terminated, step.incomplete))])
-        reward, *masks = columns.cpu().numpy()
+        # a single copy to the host, for all that is one number per env
+        packed = torch.stack([step.reward, *(m.float() for m in (step.done, step.terminated, step.incomplete))])
+        reward, *masks = packed.cpu().numpy()
         done, terminated, incomplete = (mask.astype(bool) for mask in masks)
         self._returns += reward
         self._lengths += 1
 
         for row in self._filled:
-            self._infos[row] = {}  # not cleared: somebody may have kept the old one
+            self._infos[row] = {}  # a new dict: the caller may have kept the old one
         self._filled = np.flatnonzero(done).tolist()
         if self._filled:
             final_obs = torch.where(step.diverged[:, None], before, step.final_obs["policy"]).cpu().numpy()
@@ -114,7 +114,7 @@ class Sb3Env(Sb3VecEnv):
         self.env.close()
 
     def get_attr(self, attr_name: str, indices: Indices = None) -> list[Any]:
-        """An attribute of the environment, once per env: the envs share them."""
+        """Returns an attribute of the environment, once per env; all envs share it."""
         value = None if attr_name == "render_mode" else getattr(self.env, attr_name)
         return [value for _ in self._get_indices(indices)]
 
@@ -125,10 +125,10 @@ class Sb3Env(Sb3VecEnv):
     def env_method(
         self, method_name: str, *method_args: Any, indices: Indices = None, **method_kwargs: Any
     ) -> list[Any]:
-        """Calls a method of the environment once, for all envs; its result once per env."""
+        """Calls a method of the environment once; returns its result once per env."""
         result = getattr(self.env, method_name)(*method_args, **method_kwargs)
         return [result for _ in self._get_indices(indices)]
 
     def env_is_wrapped(self, wrapper_class: type, indices: Indices = None) -> list[bool]:
-        """No env is wrapped; returns of episodes are there without a `Monitor`."""
+        """Returns False for every env; returns of episodes need no `Monitor` here."""
         return [False for _ in self._get_indices(indices)]

@@ -49,16 +49,16 @@ from gpusim_rl.env import VecEnv
 class SkrlEnv(Wrapper):
     """One of our environments as skrl's `Wrapper`.
 
-    The group `critic`, where the task has one, is what skrl calls states. As in skrl's wrappers of other simulators,
-    only the first `reset()` resets the envs; afterwards they reset themselves.
+    If the task has a group `critic`, it becomes skrl's states. The envs are reset when the adapter is made, and later
+    reset themselves; as in skrl's wrappers of other simulators, `reset()` only returns the observation.
 
-    With `time_limit_bootstrap=True` skrl's PPO values an episode that the time limit cuts at the next observation,
-    which here is the next episode's first; `FinalObsPPO` gives it the true last one. Without it (skrl's default)
-    advantages leak from one episode into the one before.
+    With `time_limit_bootstrap=True` skrl's PPO bootstraps a truncated episode with the value of the next observation,
+    which here is the first of the next episode; `FinalObsPPO` uses the true last one. With False (skrl's default)
+    advantages leak from an episode into the one before it.
 
     Args:
         env: The environment; it is reset here.
-        device: Where skrl learns; None = where the physics runs.
+        device: Device on which skrl learns; None = the device of the physics.
     """
 
     def __init__(self, env: VecEnv, *, device: torch.device | None = None) -> None:
@@ -69,25 +69,25 @@ class SkrlEnv(Wrapper):
 
     @property
     def observation_space(self) -> Box:
-        """Space of one env's observation."""
+        """Space of the observation of one env."""
         return self._spaces["policy"]
 
     @property
     def state_space(self) -> Box | None:
-        """Space of what one env's critic sees, if that is something of its own."""
+        """Space of the critic's observation of one env; None if the task has no group `critic`."""
         return self._spaces.get("critic")
 
     @property
     def action_space(self) -> Box:
-        """Space of one env's action."""
+        """Space of the actions of one env."""
         return action_space(self._env)
 
     def reset(self) -> tuple[Float[Tensor, "envs obs"], dict[str, Any]]:
-        """The observation to act on; the envs were reset when this was built."""
+        """Returns the observation to act on, shape [num_envs, size]; resets nothing."""
         return self._obs["policy"], {}
 
     def state(self) -> Float[Tensor, "envs states"] | None:
-        """What the critic sees, if that is something of its own."""
+        """Returns the critic's observation, shape [num_envs, size]; None if the task has no group `critic`."""
         return self._obs.get("critic")
 
     @torch.no_grad()
@@ -103,8 +103,8 @@ class SkrlEnv(Wrapper):
         """Advances all envs by one control step.
 
         Returns:
-            Observation, rewards [num_envs, 1], terminated and truncated [num_envs, 1], and `final_obs`: the observation
-            groups before any reset.
+            Observation [num_envs, size], rewards, terminated and truncated [num_envs, 1], and a dict with `final_obs`:
+            the observation groups before any reset.
         """
         before, step = self._obs, self._env.step(actions.to(self._env.device))
         self._obs = self._moved(step.obs)
@@ -116,7 +116,7 @@ class SkrlEnv(Wrapper):
         return self._obs["policy"], reward, terminated, truncated, {"final_obs": final_obs}
 
     def render(self, *args: Any, **kwargs: Any) -> None:
-        """Draws nothing."""
+        """Does nothing: there is no picture."""
 
     def close(self) -> None:
         """Frees the simulator."""
@@ -129,11 +129,11 @@ class SkrlEnv(Wrapper):
 class FinalObsPPO(PPO):
     """skrl's PPO for environments that reset in the same step, such as `SkrlEnv`; use it with `time_limit_bootstrap`.
 
-    Where an episode was cut, what follows is valued at the episode's last observation, not at the next one's first.
+    It bootstraps a truncated episode with the value of its last observation, not of the next episode's first.
     """
 
     def record_transition(self, **transition: Any) -> None:  # type: ignore[override]
-        """Records a transition of all envs, whose `infos` hold `final_obs`."""
+        """Records a transition of all envs; its `infos` must have `final_obs`."""
         cut, final_obs = transition["truncated"], transition["infos"]["final_obs"]
         pairs = {"next_observations": "policy", "next_states": "critic"}
         for name, group in pairs.items():

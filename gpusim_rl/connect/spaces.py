@@ -1,4 +1,4 @@
-"""Gymnasium spaces of an environment."""
+"""The observation and action spaces of an environment, as Gymnasium spaces."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from gpusim_rl.env import VecEnv
 
 
 def observation_space(env: VecEnv, group: str = "policy") -> Box:
-    """Space of one env's observation group, shape [size]; the environment has been reset once."""
+    """Returns the space of one observation group of one env, shape [size]; call it after the first reset."""
     limit = np.inf if env.cfg.clip_observations is None else env.cfg.clip_observations
     return Box(-limit, limit, (env.obs_sizes[group],), np.float32)
 
 
 def action_space(env: VecEnv) -> Box:
-    """Space of one env's action, shape [num_actions]; the environment clips to it."""
+    """Returns the space of the actions of one env, shape [num_actions]; the environment clamps to its limits."""
     limit = env.cfg.clip_actions
     return Box(-limit, limit, (env.num_actions,), np.float32)
