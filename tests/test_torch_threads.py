@@ -1,4 +1,4 @@
-"""Threads of torch for small work: fewer in the block, as before after it."""
+"""torch's threads for small work: limited inside the block, restored after it."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ def four_threads():
 
 
 @pytest.mark.parametrize(("rows", "threads"), [(1, 1), (SMALL_ROWS, 1), (2 * SMALL_ROWS, 2), (99 * SMALL_ROWS, 4)])
-def test_as_many_as_the_rows_keep_busy(rows, threads):
+def test_threads_are_limited_by_the_rows(rows, threads):
     with limit_torch_threads(rows, CPU):
         assert torch.get_num_threads() == threads
     assert torch.get_num_threads() == 4
 
 
-def test_an_error_leaves_them_as_they_were():
+def test_an_error_restores_the_number_of_threads():
     with pytest.raises(KeyError), limit_torch_threads(1, CPU):
         raise KeyError
     assert torch.get_num_threads() == 4
 
 
-def test_inside_of_few_there_are_no_more():
+def test_a_nested_block_never_raises_the_number_of_threads():
     with limit_torch_threads(2 * SMALL_ROWS, CPU), limit_torch_threads(3 * SMALL_ROWS, CPU):
         assert torch.get_num_threads() == 2
 
@@ -42,9 +42,9 @@ def test_on_another_device_nothing_changes():
         assert torch.get_num_threads() == 4
 
 
-def test_a_step_of_few_worlds_takes_one(monkeypatch):
+def test_a_step_of_few_envs_uses_one_thread(monkeypatch):
     env = gpusim_rl.make_env("Cartpole", num_envs=8, device="cpu", seed=0)
-    torch.set_num_threads(4)  # make_env takes what the machine has
+    torch.set_num_threads(4)  # make_env sets the number of CPUs
     env.reset()
     seen = []
     observe = env.task.observe

@@ -21,12 +21,12 @@ def test_spaces():
 
 
 def test_it_steps_as_our_environment_does():
-    twin, env = ReferenceEnv(critic=True), RlGamesEnv(make(critic=True))
+    reference, env = ReferenceEnv(critic=True), RlGamesEnv(make(critic=True))
     assert isinstance(env, IVecEnv) and env.get_number_of_agents() == 1
     ends = torch.zeros(2)
     for _ in range(40):
-        action = twin.action()
-        ours, (obs, rewards, dones, infos) = twin.step(action), env.step(action)
+        action = reference.action()
+        ours, (obs, rewards, dones, infos) = reference.step(action), env.step(action)
         assert torch.equal(obs["obs"], ours.obs["policy"]) and torch.equal(obs["states"], ours.obs["critic"])
         assert torch.equal(rewards, ours.reward)
         assert torch.equal(dones, ours.done)
@@ -43,7 +43,7 @@ def test_a_reset_begins_new_episodes():
     assert env.env.progress.tolist() == [0] * NUM_ENVS
 
 
-def test_a_diverged_world_looks_like_one_at_its_time_limit():
+def test_a_diverged_env_is_reported_as_truncated():
     env = RlGamesEnv(make(speed_at=3))
     for _ in range(3):
         _, rewards, dones, infos = env.step(torch.zeros(NUM_ENVS, 1))

@@ -38,21 +38,21 @@ def test_what_rsl_rl_asks_of_an_environment():
 
 
 def test_it_steps_as_our_environment_does():
-    twin, env = ReferenceEnv(), RslRlEnv(make(), reward_scale=0.5)
+    reference, env = ReferenceEnv(), RslRlEnv(make(), reward_scale=0.5)
     ends = torch.zeros(2)
     for _ in range(40):
-        action = twin.action()
-        ours, (obs, rewards, dones, extras) = twin.step(action), env.step(action)
+        action = reference.action()
+        ours, (obs, rewards, dones, extras) = reference.step(action), env.step(action)
         assert torch.equal(obs["policy"], ours.obs["policy"])
         assert torch.equal(rewards, 0.5 * ours.reward)
         assert torch.equal(dones, ours.done)
         assert torch.equal(extras["time_outs"], ours.truncated)
-        assert torch.equal(env.episode_length_buf, twin.env.progress)
+        assert torch.equal(env.episode_length_buf, reference.env.progress)
         ends += torch.stack([ours.terminated.sum(), ours.truncated.sum()])
     assert ends.min() > 3, "the task's end and the time limit were both seen"
 
 
-def test_a_diverged_world_looks_like_one_at_its_time_limit():
+def test_a_diverged_env_is_reported_as_truncated():
     env = RslRlEnv(make(speed_at=3))
     for _ in range(3):
         _, rewards, dones, extras = env.step(torch.zeros(NUM_ENVS, 1))

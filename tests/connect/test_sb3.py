@@ -32,24 +32,24 @@ def test_what_sb3_asks_of_an_environment():
 
 
 def test_it_steps_as_our_environment_does():
-    twin, env = ReferenceEnv(), Sb3Env(make(), reward_scale=0.5)
+    reference, env = ReferenceEnv(), Sb3Env(make(), reward_scale=0.5)
     ends = torch.zeros(2)
     returns, lengths = torch.zeros(NUM_ENVS), torch.zeros(NUM_ENVS)
     for _ in range(40):
-        action = twin.action()
-        ours, (obs, reward, done, infos) = twin.step(action), env.step(action.numpy())
+        action = reference.action()
+        ours, (obs, reward, done, infos) = reference.step(action), env.step(action.numpy())
         assert np.array_equal(obs, ours.obs["policy"].numpy())
         assert np.array_equal(reward, 0.5 * ours.reward.numpy())
         assert np.array_equal(done, ours.done.numpy())
         returns, lengths = returns + ours.reward, lengths + 1
-        for world, info in enumerate(infos):
-            if not ours.done[world]:
+        for env_id, info in enumerate(infos):
+            if not ours.done[env_id]:
                 assert info == {}
                 continue
-            assert np.array_equal(info["terminal_observation"], ours.final_obs["policy"][world].numpy())
-            assert info["TimeLimit.truncated"] == ours.truncated[world].item()
-            assert info["episode"]["r"] == pytest.approx(returns[world].item(), abs=1e-5)
-            assert info["episode"]["l"] == lengths[world]
+            assert np.array_equal(info["terminal_observation"], ours.final_obs["policy"][env_id].numpy())
+            assert info["TimeLimit.truncated"] == ours.truncated[env_id].item()
+            assert info["episode"]["r"] == pytest.approx(returns[env_id].item(), abs=1e-5)
+            assert info["episode"]["l"] == lengths[env_id]
         returns, lengths = returns.masked_fill(ours.done, 0.0), lengths.masked_fill(ours.done, 0.0)
         ends += torch.stack([ours.terminated.sum(), ours.truncated.sum()])
     assert ends.min() > 3, "the task's end and the time limit were both seen"
@@ -62,7 +62,7 @@ def test_infos_that_were_kept_stay_what_they_were():
     assert kept[0][0] is kept[0][5] is kept[2][0] or kept[0][0] == {}
 
 
-def test_a_diverged_world_looks_like_one_at_its_time_limit():
+def test_a_diverged_env_is_reported_as_truncated():
     env = Sb3Env(make(speed_at=3))
     for _ in range(3):
         before = env._last.numpy()
@@ -102,12 +102,12 @@ def test_sb3s_wrappers_and_evaluation_take_it():
 
 
 def test_a_truncated_episode_is_worth_the_value_of_its_last_observation():
-    twin = ReferenceEnv(
+    reference = ReferenceEnv(
         max_force=1e-3, reset_distance=100.0
     )  # the time limit alone ends episodes; actions hardly matter
-    twin.env.reset()  # SB3 begins with a reset
+    reference.env.reset()  # SB3 begins with a reset
     for _ in range(12):
-        last = twin.step(torch.zeros(NUM_ENVS, 1))
+        last = reference.step(torch.zeros(NUM_ENVS, 1))
     assert last.truncated.all()
     env = Sb3Env(make(max_force=1e-3, reset_distance=100.0))
     model = PPO("MlpPolicy", env, n_steps=12, batch_size=96, n_epochs=1, learning_rate=0.0, device="cpu", gamma=0.9)

@@ -34,12 +34,12 @@ def test_what_skrl_asks_of_an_environment():
 
 
 def test_it_steps_as_our_environment_does():
-    twin, env = ReferenceEnv(), SkrlEnv(make())
-    assert torch.equal(env.reset()[0], twin.before["policy"])
+    reference, env = ReferenceEnv(), SkrlEnv(make())
+    assert torch.equal(env.reset()[0], reference.before["policy"])
     ends = torch.zeros(2)
     for _ in range(40):
-        action = twin.action()
-        ours, (obs, reward, terminated, truncated, infos) = twin.step(action), env.step(action)
+        action = reference.action()
+        ours, (obs, reward, terminated, truncated, infos) = reference.step(action), env.step(action)
         assert torch.equal(obs, ours.obs["policy"])
         assert torch.equal(reward[:, 0], ours.reward)
         assert torch.equal(terminated[:, 0], ours.terminated)
@@ -49,7 +49,7 @@ def test_it_steps_as_our_environment_does():
     assert ends.min() > 3, "the task's end and the time limit were both seen"
 
 
-def test_a_diverged_world_looks_like_one_at_its_time_limit():
+def test_a_diverged_env_is_reported_as_truncated():
     env = SkrlEnv(make(speed_at=3))
     for _ in range(3):
         before = env.reset()[0]

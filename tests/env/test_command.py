@@ -113,7 +113,7 @@ def test_commands_are_uniform_in_their_ranges() -> None:
     assert together.abs() < 0.03
 
 
-def test_only_the_worlds_of_the_mask_get_new_commands() -> None:
+def test_only_the_envs_of_the_mask_get_new_commands() -> None:
     task = make_task()
     task.commands.resample(everywhere(task))
     before = task.commands.value.clone()
@@ -130,7 +130,7 @@ def test_a_command_is_a_view_by_name() -> None:
     assert task.commands.names == list(RANGES)
 
 
-def test_the_interval_counts_from_each_worlds_last_draw() -> None:
+def test_the_interval_counts_from_each_envs_last_draw() -> None:
     task = make_task()
     task.commands.resample(everywhere(task))
     late = torch.arange(task.num_envs) % 2 == 0
@@ -172,7 +172,7 @@ def test_an_interval_shorter_than_a_step_is_refused() -> None:
 
 def test_levels_begin_where_they_are_told() -> None:
     task = make_task()
-    assert task.levels.value.tolist() == [world % COUNT for world in range(task.num_envs)]
+    assert task.levels.value.tolist() == [env_id % COUNT for env_id in range(task.num_envs)]
     beyond = Levels(task, COUNT, initial=torch.arange(task.num_envs) - 1)
     assert beyond.value[:6].tolist() == [0, 0, 1, 2, 3, 3]
 

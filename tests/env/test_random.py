@@ -85,7 +85,7 @@ def correlation(a: Tensor, b: Tensor) -> float:
     return ((a * b).mean() / (a.std() * b.std())).item() * math.sqrt(a.numel())
 
 
-def test_worlds_are_independent() -> None:
+def test_envs_are_independent() -> None:
     x = make(100).uniform(0.0, 1.0, 2000)
     neighbours = [correlation(x[i], x[i + 1]) for i in range(99)]
     assert max(map(abs, neighbours)) < 4.5
@@ -123,12 +123,12 @@ def test_seeds_are_independent(a: int, b: int) -> None:
     assert len(firsts) < 5
 
 
-def test_no_two_worlds_share_a_stream() -> None:
+def test_no_two_envs_share_a_stream() -> None:
     bits = make(20_000).integers(0, 2**31, 2)
     assert len({tuple(row) for row in bits.tolist()}) == 20_000
 
 
-def test_a_world_does_not_depend_on_how_many_there_are() -> None:
+def test_an_env_does_not_depend_on_how_many_there_are() -> None:
     few, many = make(3), make(1000)
     for _ in range(3):
         assert torch.equal(few.uniform(-1.0, 2.0, 5), many.uniform(-1.0, 2.0, 5)[:3])
@@ -142,7 +142,7 @@ def test_same_seed_same_numbers() -> None:
     assert torch.equal(x, b.uniform(0.0, 1.0, 7))
     assert not torch.equal(x, c.uniform(0.0, 1.0, 7))
     a.seed(3)
-    assert torch.equal(x, a.uniform(0.0, 1.0, 7)), "seeding starts anew"
+    assert torch.equal(x, a.uniform(0.0, 1.0, 7)), "seeding restarts the streams"
 
 
 @pytest.mark.parametrize("seed", [-1, 2**31, 2**63, 2**64 - 1, 2**64 + 5, -(2**70)])
@@ -163,8 +163,11 @@ def test_known_numbers() -> None:
     golden, seed = 0x9E3779B97F4A7C15, 42
     stream = mix(seed * golden & word)
     expected = [
-        [(mix((mix((world * golden + stream) & word) + step * golden) & word) >> 40) * 2.0**-24 for step in range(1, 4)]
-        for world in range(1, 6)
+        [
+            (mix((mix((env_id * golden + stream) & word) + step * golden) & word) >> 40) * 2.0**-24
+            for step in range(1, 4)
+        ]
+        for env_id in range(1, 6)
     ]
     random = make(5, seed)
     assert random.uniform(0.0, 1.0, 2).tolist() == [row[:2] for row in expected]
@@ -181,9 +184,9 @@ def test_bounds_and_shapes() -> None:
     assert x.shape == (50, 3) and (x >= low).all() and (x <= high).all()
     assert random.uniform(0.0, 1.0, 2, 3, 4).shape == (50, 2, 3, 4)
     assert (random.uniform(2.0, 2.0, 3) == 2.0).all()
-    per_world = torch.arange(50.0)
-    x = random.uniform(per_world, per_world + 0.5)
-    assert (x >= per_world).all() and (x <= per_world + 0.5).all()
+    per_env = torch.arange(50.0)
+    x = random.uniform(per_env, per_env + 0.5)
+    assert (x >= per_env).all() and (x <= per_env + 0.5).all()
     y = random.normal(torch.tensor([0.0, 100.0]), torch.tensor([0.0, 1e-3]), 2)
     assert y.shape == (50, 2) and (y[:, 0] == 0).all() and (y[:, 1] - 100).abs().max() < 0.01
 

@@ -184,11 +184,11 @@ def copied(step: Step) -> Step:
     return Step(**{name: copy(getattr(step, name)) for name in Step.__slots__})
 
 
-def same(a: Step, b: Step, worlds: Tensor | slice = slice(None)) -> bool:
+def same(a: Step, b: Step, which: Tensor | slice = slice(None)) -> bool:
     for name in Step.__slots__:
         x, y = getattr(a, name), getattr(b, name)
         pairs = zip(x.values(), y.values(), strict=True) if isinstance(x, dict) else [(x, y)]
-        if not all(torch.equal(u[worlds], v[worlds]) for u, v in pairs):
+        if not all(torch.equal(u[which], v[which]) for u, v in pairs):
             return False
     return True
 
@@ -419,8 +419,8 @@ def test_observations_are_clipped() -> None:
 # Quarantine
 
 
-def inject(env: VecEnv, world: int, value: float = math.nan) -> None:
-    where = torch.arange(env.num_envs) == world
+def inject(env: VecEnv, env_id: int, value: float = math.nan) -> None:
+    where = torch.arange(env.num_envs) == env_id
     bad = torch.full_like(env.task.robot.joint_vel, value)
     env.task.robot.set_state(where, joint_vel=bad)
     env.sim.refresh()
@@ -428,7 +428,7 @@ def inject(env: VecEnv, world: int, value: float = math.nan) -> None:
 
 @pytest.mark.parametrize("task", [Cart, Box])
 @pytest.mark.parametrize("value", [math.nan, math.inf, 1e9])
-def test_a_diverged_world_is_quarantined(task: type[Task], value: float) -> None:
+def test_a_diverged_env_is_masked_out_and_reset(task: type[Task], value: float) -> None:
     pushes = actions(20)
     bad, clean = make(task), make(task)
     bad.reset()
@@ -451,14 +451,14 @@ def test_a_diverged_world_is_quarantined(task: type[Task], value: float) -> None
         assert all(term[2] == 0.0 for term in ours.terms.values())
         assert all((v[2] == 0.0).all() for v in ours.final_obs.values())
         assert bad.progress[2] == 0
-        fresh = ours.obs["policy"][2]
+        first_obs = ours.obs["policy"][2]
         if task is Cart:
-            assert (fresh[:2].abs() <= START).all()
+            assert (first_obs[:2].abs() <= START).all()
         else:
-            assert ((fresh[:3] - torch.tensor([0.0, 0.0, 0.4])).abs() <= 0.1 + 1e-6).all()
+            assert ((first_obs[:3] - torch.tensor([0.0, 0.0, 0.4])).abs() <= 0.1 + 1e-6).all()
 
 
-def test_a_diverged_world_lives_on() -> None:
+def test_a_diverged_env_continues_after_its_reset() -> None:
     env = make()
     env.reset()
     inject(env, 0)
@@ -468,7 +468,7 @@ def test_a_diverged_world_lives_on() -> None:
         assert not step.diverged.any() and torch.isfinite(step.obs["policy"]).all()
 
 
-def test_an_action_that_is_not_finite_stays_in_its_world() -> None:
+def test_an_action_that_is_not_finite_affects_only_its_env() -> None:
     bad, clean = make(Box), make(Box)
     bad.reset()
     clean.reset()
@@ -611,7 +611,7 @@ def test_new_episodes_begin_where_another_run_is_in_its_training(num_envs: int) 
 # Randomness
 
 
-def test_worlds_are_different_and_seeds_decide() -> None:
+def test_envs_are_different_and_seeds_decide() -> None:
     a, b, c = make(seed=1), make(seed=1), make(seed=2)
     x, y, z = (env.reset()["policy"] for env in (a, b, c))
     assert torch.equal(x, y) and not torch.equal(x, z)
@@ -626,7 +626,7 @@ def test_a_reset_is_new_each_time() -> None:
     assert not torch.equal(first, env.reset()["policy"])
 
 
-def test_a_world_does_not_depend_on_how_many_there_are() -> None:
+def test_an_env_does_not_depend_on_how_many_there_are() -> None:
     few, many = make(num_envs=3), make(num_envs=40)
     pushes = actions(50, num_envs=40)
     for a, b in zip(run(few, pushes[:, :3]), run(many, pushes), strict=True):

@@ -1,4 +1,4 @@
-"""Two equal environments: one for an adapter, one to compare with."""
+"""A reference environment, equal to the one inside an adapter under test."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NUM_ENVS = 8
 
 
 def make(**task: Any) -> VecEnv:
-    """Cartpole in 8 envs whose episodes last 12 steps at most; settings of `Faulty` by name."""
+    """Makes a Cartpole with 8 envs and a time limit of 12 control steps; `task` has settings of `FaultyConfig`."""
     cfg = FaultyConfig(
         **{"episode_length": 12, "randomize_episode_start": False, "max_force": 100.0, "reset_distance": 0.3, **task}
     )
@@ -25,26 +25,26 @@ def make(**task: Any) -> VecEnv:
 
 
 class ReferenceEnv:
-    """An environment that is stepped beside the adapter's, with the same actions."""
+    """An environment that a test steps beside an adapter, with the same actions."""
 
     def __init__(self, **task: Any) -> None:
         self.env = make(**task)
-        self.before = self.env.reset()  # as the adapter does
+        self.before = self.env.reset()  # an adapter resets too
         self._actions = torch.Generator().manual_seed(0)
 
     def action(self) -> Tensor:
-        """Random actions for both."""
+        """Draws random actions for both environments, shape [num_envs, num_actions]."""
         return torch.empty(NUM_ENVS, self.env.num_actions).uniform_(-1.5, 1.5, generator=self._actions)
 
     def step(self, action: Tensor) -> Step:
-        """One step; `before` is then what was seen before the next one."""
+        """Takes one step; `before` is then the observation before the next step."""
         step = self.env.step(action)
         self.before = step.obs
         return step
 
 
 def count_syncs(env: VecEnv, call: Callable[[], Any]) -> SyncCounter:
-    """What `call` waits for, other than CPU physics."""
+    """Counts how often `call` waits for the device; the physics on the CPU is not counted."""
     with SyncCounter() as syncs:
         for method in ("step", "reset", "refresh"):
             original = getattr(env.sim, method)

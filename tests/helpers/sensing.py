@@ -1,4 +1,4 @@
-"""Sensors at a state that a test has written."""
+"""Sensor values for a state that a test has written."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import torch
 from gpusim_rl.sim import Sim
 
 
-def feel(sim: Sim) -> None:
-    """Lets sensors tell of the current state: they tell of the one that a step began with, so take one, and go back.
+def update_sensors(sim: Sim) -> None:
+    """Updates the sensors for the current state of a `sim=mujoco` or `sim=mjwarp`.
 
-    For `sim=mujoco` and `sim=mjwarp`.
+    Sensors show the state in which a physics step began. So this takes one step and restores the state.
     """
     state = sim.qpos.clone(), sim.qvel.clone()
     sim.step(1)

@@ -13,7 +13,7 @@ import gpusim_rl
 from gpusim_rl.api import prepare
 from gpusim_rl.env import VecEnv
 from gpusim_rl.env.math import quat_from_axis_angle, quat_rotate
-from helpers.sensing import feel
+from helpers.sensing import update_sensors
 
 LEGS = {"LF": (1, 1), "LH": (-1, 1), "RF": (1, -1), "RH": (-1, -1)}  # forwards, to the left
 Z = torch.tensor([0.0, 0.0, 1.0])
@@ -107,7 +107,7 @@ def test_the_reward_at_a_known_error(speed):
         joint_pos=(task.stance + 0.1).expand(num, 12),
         joint_vel=torch.zeros(num, 12),
     )
-    feel(env.sim)
+    update_sensors(env.sim)
     terms = task.rewards()
     full = 0.02 * math.exp(-(speed**2) / 0.25)
     torque = 0.02 * 2.5e-5 * 12 * (85.0 * 0.1) ** 2
@@ -147,5 +147,5 @@ def test_an_episode_ends_on_knees_and_belly(height, kfe, ends):
     env.task.robot.set_state(
         everywhere(env), root_pos=torch.tensor([0.0, 0.0, height]).expand(4, 3), joint_pos=joint_pos.expand(4, 12)
     )
-    feel(env.sim)
+    update_sensors(env.sim)
     assert (env.task.terminated() == ends).all()

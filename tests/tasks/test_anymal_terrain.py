@@ -12,7 +12,7 @@ import torch
 import gpusim_rl
 from gpusim_rl.env import VecEnv
 from gpusim_rl.env.math import quat_from_axis_angle, quat_rotate
-from helpers.sensing import feel
+from helpers.sensing import update_sensors
 
 NUM = 20  # an env on every column
 X, Z = torch.tensor([1.0, 0.0, 0.0]), torch.tensor([0.0, 0.0, 1.0])
@@ -141,7 +141,7 @@ def test_every_reward_term_at_a_known_state():
         joint_pos=(task.stance + 0.1).expand(NUM, 12),
         joint_vel=torch.full((NUM, 12), 0.5),
     )
-    feel(env.sim)
+    update_sensors(env.sim)
     task.last_joint_vel.fill_(-1.0)
     task.actions.fill_(0.3)
     task.last_actions.fill_(-0.1)
@@ -207,7 +207,7 @@ def test_feet_that_land_are_paid_for_their_time_in_the_air_beyond_half_a_second(
     torch.testing.assert_close(reward[NUM // 2 :], torch.full((NUM // 2,), 0.02 * (0.5 + 0.0)))
     assert (reward[: NUM // 2] == 0.0).all()
     task.robot.set_state(everywhere(env), root_pos=task.origin + 3.0 * Z)
-    feel(env.sim)
+    update_sensors(env.sim)
     assert (task.rewards()["air_time"] == 0.0).all()
     before = task.air_time.clone()
     task.advance(torch.zeros(NUM, dtype=torch.bool))
@@ -227,7 +227,7 @@ def test_knees_may_touch_and_cost_the_belly_ends_the_episode(height, kfe, knees,
     signs = (1.0, -1.0, 1.0, -1.0)  # front, hind
     joint_pos = torch.tensor([angle for sign in signs for angle in (0.0, 0.0, -kfe * sign)])
     task.robot.set_state(everywhere(env), root_pos=task.origin + height * Z, joint_pos=joint_pos.expand(NUM, 12))
-    feel(env.sim)
+    update_sensors(env.sim)
     assert (task.terminated() == ends).all()
     assert task.rewards()["knee_collision"].tolist() == pytest.approx([-0.02 * 0.25 * knees] * NUM)
 
@@ -235,7 +235,7 @@ def test_knees_may_touch_and_cost_the_belly_ends_the_episode(height, kfe, knees,
 # Episodes
 
 
-def test_worlds_start_above_the_platform_of_their_own_column_and_level():
+def test_envs_start_above_the_platform_of_their_own_column_and_level():
     env = make_env(64)
     task = env.task
     task.levels.value.copy_(torch.arange(64) % 7)

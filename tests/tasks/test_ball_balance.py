@@ -67,10 +67,10 @@ def test_stretching_all_knees_lifts_the_tray_level_and_one_knee_tilts_it_away():
     assert env.task.robot.root_pos[0, 2] == pytest.approx(lifted, abs=0.01)
     normal = tray_normal(env)
     assert normal[0, 2] > 0.9999
-    for world, angle in enumerate(LEGS, start=1):
+    for env_id, angle in enumerate(LEGS, start=1):
         away = -torch.tensor([math.cos(angle), math.sin(angle)])
-        assert normal[world, :2] @ away > 0.2
-        assert (normal[world, :2] - (normal[world, :2] @ away) * away).norm() < 0.02
+        assert normal[env_id, :2] @ away > 0.2
+        assert (normal[env_id, :2] - (normal[env_id, :2] @ away) * away).norm() < 0.02
 
 
 def test_targets_of_the_knees_stop_at_their_limits():

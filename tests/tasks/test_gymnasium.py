@@ -19,7 +19,7 @@ pytest.importorskip("imageio", reason="gymnasium[mujoco]")
 gymnasium = pytest.importorskip("gymnasium")
 
 TASKS = ("Hopper", "Walker2d", "HalfCheetah")
-WORLDS = 240
+NUM_ENVS = 240
 TERMS = {"forward": "reward_forward", "alive": "reward_survive", "control_cost": "reward_ctrl"}
 
 every_task = pytest.mark.parametrize("name", TASKS)
@@ -39,9 +39,9 @@ SIZES = ("nq", "nv", "nu", "na", "nbody", "njnt", "ngeom", "neq", "ntendon", "ne
 
 
 def make_env(name: str, **settings: Any) -> VecEnv:
-    run, task_class, _, _ = prepare(name, num_envs=WORLDS, task=settings)
+    run, task_class, _, _ = prepare(name, num_envs=NUM_ENVS, task=settings)
     choice = SimChoice("mujoco", torch.device("cpu"), "test")
-    return VecEnv.make(task_class, run.task, num_envs=WORLDS, choice=choice, sim=run.sim, seed=3)
+    return VecEnv.make(task_class, run.task, num_envs=NUM_ENVS, choice=choice, sim=run.sim, seed=3)
 
 
 def make_gym(name: str) -> Any:
@@ -118,20 +118,20 @@ def test_every_step_is_gymnasiums(name):
     gym.model.jnt_range[:] = gym.model.jnt_range.astype(np.float32)  # as sim/mujoco.py does: 3e-8 rad
     env.reset()
     qpos, qvel, actions = states_and_actions(gym)
-    env.task.robot.set_state(torch.ones(WORLDS, dtype=torch.bool), joint_pos=qpos, joint_vel=qvel)
+    env.task.robot.set_state(torch.ones(NUM_ENVS, dtype=torch.bool), joint_pos=qpos, joint_vel=qvel)
     step = env.step(actions)
     assert not step.diverged.any()
     seen = Seen()
-    for world in range(WORLDS):
+    for env_id in range(NUM_ENVS):
         gym.reset()
-        gym.set_state(qpos[world].double().numpy(), qvel[world].double().numpy())
-        obs, reward, terminated, _, info = gym.step(actions[world].numpy())
-        where = f"env {world}"
-        np.testing.assert_allclose(step.final_obs["policy"][world], obs, rtol=1e-5, atol=1e-5, err_msg=where)
-        assert float(step.reward[world]) == pytest.approx(reward, rel=1e-5, abs=1e-5), where
-        assert bool(step.terminated[world]) == terminated, where
+        gym.set_state(qpos[env_id].double().numpy(), qvel[env_id].double().numpy())
+        obs, reward, terminated, _, info = gym.step(actions[env_id].numpy())
+        where = f"env {env_id}"
+        np.testing.assert_allclose(step.final_obs["policy"][env_id], obs, rtol=1e-5, atol=1e-5, err_msg=where)
+        assert float(step.reward[env_id]) == pytest.approx(reward, rel=1e-5, abs=1e-5), where
+        assert bool(step.terminated[env_id]) == terminated, where
         for term, value in step.terms.items():
-            assert float(value[world]) == pytest.approx(info[TERMS[term]], rel=1e-5, abs=1e-5), f"{where}: {term}"
+            assert float(value[env_id]) == pytest.approx(info[TERMS[term]], rel=1e-5, abs=1e-5), f"{where}: {term}"
         assert set(step.terms) == {term for term, key in TERMS.items() if key in info}
         seen.healthy += not terminated
         seen.fell += bool(terminated)
@@ -150,25 +150,25 @@ def states_and_actions(gym: Any) -> tuple[Tensor, Tensor, Tensor]:
     """
     random = np.random.default_rng(5)
     nq, nv, nu = gym.model.nq, gym.model.nv, gym.model.nu
-    qpos, qvel = np.zeros((WORLDS, nq)), np.zeros((WORLDS, nv))
-    for world in range(WORLDS):
-        gym.reset(seed=world)
-        if world % 4 < 2:
+    qpos, qvel = np.zeros((NUM_ENVS, nq)), np.zeros((NUM_ENVS, nv))
+    for env_id in range(NUM_ENVS):
+        gym.reset(seed=env_id)
+        if env_id % 4 < 2:
             for _ in range(random.integers(0, 80)):
                 gym.step(random.uniform(-1.0, 1.0, nu))
-        qpos[world], qvel[world] = gym.data.qpos, gym.data.qvel
-        if world % 4 == 1:
-            qvel[world] += random.normal(0.0, 5.0, nv)
-        elif world % 4 == 2:
-            qpos[world] += random.uniform(-0.3, 0.3, nq)
-            qvel[world] = random.uniform(-3.0, 3.0, nv)
-        elif world % 8 == 3:
-            qpos[world, 1] += random.uniform(0.4, 1.1)
+        qpos[env_id], qvel[env_id] = gym.data.qpos, gym.data.qvel
+        if env_id % 4 == 1:
+            qvel[env_id] += random.normal(0.0, 5.0, nv)
+        elif env_id % 4 == 2:
+            qpos[env_id] += random.uniform(-0.3, 0.3, nq)
+            qvel[env_id] = random.uniform(-3.0, 3.0, nv)
+        elif env_id % 8 == 3:
+            qpos[env_id, 1] += random.uniform(0.4, 1.1)
         else:
-            qpos[world, 1] += 0.1  # no friction
-            qvel[world, 0] = random.choice([-1.0, 1.0]) * random.uniform(80.0, 120.0)
-        qpos[world, 0] = random.uniform(-0.1, 0.1)
-    actions = random.uniform(-1.0, 1.0, (WORLDS, nu))
+            qpos[env_id, 1] += 0.1  # no friction
+            qvel[env_id, 0] = random.choice([-1.0, 1.0]) * random.uniform(80.0, 120.0)
+        qpos[env_id, 0] = random.uniform(-0.1, 0.1)
+    actions = random.uniform(-1.0, 1.0, (NUM_ENVS, nu))
     actions[::5] = np.sign(actions[::5])
     return tuple(torch.from_numpy(part).float() for part in (qpos, qvel, actions))  # type: ignore[return-value]
 
@@ -193,7 +193,7 @@ def test_starts_are_distributed_as_gymnasiums(name):
     robot = env.task.robot
     ours = torch.cat([robot.joint_pos, robot.joint_vel], dim=1).double().numpy()
     theirs = []
-    for seed in range(WORLDS):
+    for seed in range(NUM_ENVS):
         gym.reset(seed=seed)
         theirs.append(gym.state_vector())
     theirs = np.stack(theirs)

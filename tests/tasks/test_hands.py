@@ -194,7 +194,7 @@ def test_types_of_observation(name, kind):
 
 
 @every_hand
-def test_no_world_diverges_under_random_actions(name):
+def test_no_env_diverges_under_random_actions(name):
     env = make_env(name, num_envs=64)
     generator = torch.Generator().manual_seed(1)
     for count in range(200):

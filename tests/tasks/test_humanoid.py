@@ -10,7 +10,7 @@ import torch
 import gpusim_rl
 from gpusim_rl.api import prepare
 from gpusim_rl.env import VecEnv
-from helpers.sensing import feel
+from helpers.sensing import update_sensors
 
 LEG = ["hip_x", "hip_z", "hip_y", "knee", "ankle_y", "ankle_x"]
 ARM = ["shoulder1", "shoulder2", "elbow"]
@@ -55,10 +55,10 @@ def test_the_reference_pose_stands_just_above_the_ground():
     env = make_env()
     robot = env.task.robot
     robot.set_state(everywhere(env), joint_pos=torch.zeros(4, 21), joint_vel=torch.zeros(4, 21))
-    feel(env.sim)
+    update_sensors(env.sim)
     assert (env.task.feet.force == 0).all()
     robot.set_state(everywhere(env), root_pos=torch.tensor([0.0, 0.0, 1.28]).expand(4, 3))
-    feel(env.sim)
+    update_sensors(env.sim)
     assert (env.task.feet.force[:, :, 2] > 1.0).all()
 
 

@@ -19,14 +19,14 @@ import torch
 
 import gpusim_rl
 from gpusim_rl.env import VecEnv
-from helpers.sensing import feel
+from helpers.sensing import update_sensors
 
-WORLDS = 8
+NUM_ENVS = 8
 FREE = mujoco.mjtJoint.mjJNT_FREE.value
 DEPTH = 0.002  # m; how deep bodies that shall touch are in each other
 
 
-class World:
+class OneEnv:
     """One env of an environment, as MuJoCo sees it."""
 
     def __init__(self, env: VecEnv, index: int) -> None:
@@ -114,7 +114,7 @@ def euler(turn: np.ndarray) -> tuple[float, float]:
     return np.arctan2(turn[2, 1], turn[2, 2]), np.arctan2(turn[1, 0], turn[0, 0])
 
 
-Row = Callable[[World], Any]
+Row = Callable[[OneEnv], Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,10 +139,10 @@ class Case:
 def torso(body: str, spin_scale: float) -> list[Row]:
     """The first 12 numbers of Ant and Humanoid."""
 
-    def directions(world: World) -> list[float]:
-        roll, yaw = euler(world.turn(body))
-        way = np.array([1000.0, 0.0]) - world.pos(body)[:2]
-        up, heading = world.turn(body)[2, 2], world.turn(body)[:2, 0] @ way / np.linalg.norm(way)
+    def directions(one: OneEnv) -> list[float]:
+        roll, yaw = euler(one.turn(body))
+        way = np.array([1000.0, 0.0]) - one.pos(body)[:2]
+        up, heading = one.turn(body)[2, 2], one.turn(body)[:2, 0] @ way / np.linalg.norm(way)
         return [yaw, roll, wrapped(np.arctan2(way[1], way[0]) - yaw), up, heading]
 
     return [
@@ -174,10 +174,10 @@ def flight(body: str, target: Row) -> list[Row]:
 
 
 def hand_rows(goal: Sequence[float]) -> dict[str, Row]:
-    def from_goal(world: World) -> np.ndarray:
+    def from_goal(one: OneEnv) -> np.ndarray:
         back, turn = np.zeros(4), np.zeros(4)
-        mujoco.mju_negQuat(back, world.own(world.task.goal_quat))
-        mujoco.mju_mulQuat(turn, world.quat("object/cube"), back)
+        mujoco.mju_negQuat(back, one.own(one.task.goal_quat))
+        mujoco.mju_mulQuat(turn, one.quat("object/cube"), back)
         return turn if turn[0] >= 0.0 else -turn
 
     return {
@@ -194,12 +194,12 @@ def hand_rows(goal: Sequence[float]) -> dict[str, Row]:
     }
 
 
-def tips_state(world: World, tips: Sequence[str]) -> np.ndarray:
-    return np.concatenate([[*world.pos(t), *world.quat(t), *world.velocity(t), *world.spin(t)] for t in tips])
+def tips_state(one: OneEnv, tips: Sequence[str]) -> np.ndarray:
+    return np.concatenate([[*one.pos(t), *one.quat(t), *one.velocity(t), *one.spin(t)] for t in tips])
 
 
-def action(world: World) -> np.ndarray:
-    return world.action
+def action(one: OneEnv) -> np.ndarray:
+    return one.action
 
 
 # Rows of one task
@@ -229,23 +229,23 @@ def hand_case(rows: dict[str, Row], kind: str, names: str, **settings: Any) -> C
     return Case(chosen(rows, names), settings={"observation_type": kind, **settings}, touch=touch)
 
 
-def terrain_command(world: World) -> list[float]:
-    x, y, heading = world.own(world.task.commands.value)
-    _, yaw = euler(world.turn("anymal/base"))
+def terrain_command(one: OneEnv) -> list[float]:
+    x, y, heading = one.own(one.task.commands.value)
+    _, yaw = euler(one.turn("anymal/base"))
     moves = np.hypot(x, y) > 0.25
     return [2.0 * x * moves, 2.0 * y * moves, 0.25 * np.clip(0.5 * wrapped(heading - yaw), -1.0, 1.0)]
 
 
-def terrain_heights(world: World) -> list[float]:
-    _, yaw = euler(world.turn("anymal/base"))
-    base = world.pos("anymal/base")
-    along, ground = np.array([np.cos(yaw), np.sin(yaw)]), world.model.geom("ground").id
+def terrain_heights(one: OneEnv) -> list[float]:
+    _, yaw = euler(one.turn("anymal/base"))
+    base = one.pos("anymal/base")
+    along, ground = np.array([np.cos(yaw), np.sin(yaw)]), one.model.geom("ground").id
     ahead = [0.1 * i for i in range(-8, 9) if abs(i) > 1]
     left = [0.1 * i for i in range(-5, 6) if i]
     heights = []
     for x, y in ((x, y) for x in ahead for y in left):
         above = np.array([*(base[:2] + x * along + y * np.array([-along[1], along[0]])), 20.0])
-        down = mujoco.mj_rayHfield(world.model, world.data, ground, above, np.array([0.0, 0.0, -1.0]))
+        down = mujoco.mj_rayHfield(one.model, one.data, ground, above, np.array([0.0, 0.0, -1.0]))
         assert down > 0.0
         heights.append(5.0 * np.clip(base[2] - 0.5 - (20.0 - down), -1.0, 1.0))
     return heights
@@ -253,7 +253,7 @@ def terrain_heights(world: World) -> list[float]:
 
 def on_the_patches(env: VecEnv) -> None:
     """Robots near the edges of the hardest patches' platforms, commands of all kinds."""
-    num = torch.arange(WORLDS)
+    num = torch.arange(NUM_ENVS)
     origin = env.task.terrain.origins[9, 2 * num]
     env.sim.qpos[:, :3] = origin + torch.stack([1.6 * num.cos(), 1.7 * num.sin(), 0.35 + 0.1 * num], dim=1)
     commands = torch.stack([num.cos(), 0.7 * num.sin(), 0.8 * num - 2.9], dim=1)
@@ -261,19 +261,19 @@ def on_the_patches(env: VecEnv) -> None:
     env.task.commands.value.copy_(commands)
 
 
-def hips_feel(world: World) -> np.ndarray:
+def hips_feel(one: OneEnv) -> np.ndarray:
     """Torque of the ball about the hips."""
-    tray, wrench = "balance_bot/tray", world.touch("balance_bot/tray")
+    tray, wrench = "balance_bot/tray", one.touch("balance_bot/tray")
     torques = []
     for leg in (1, 2, 3):
-        hip = world.data.joint(f"balance_bot/hip_{leg}").xanchor
-        torques.append(wrench[3:] + np.cross(world.turn(tray).T @ (world.pos(tray) - hip), wrench[:3]))
+        hip = one.data.joint(f"balance_bot/hip_{leg}").xanchor
+        torques.append(wrench[3:] + np.cross(one.turn(tray).T @ (one.pos(tray) - hip), wrench[:3]))
     return 0.05 * np.concatenate(torques)
 
 
-def pole(world: World, body: str) -> float:
+def pole(one: OneEnv, body: str) -> float:
     """Angle about the y axis."""
-    turn = world.turn(body)
+    turn = one.turn(body)
     return np.arctan2(turn[0, 2], turn[2, 2])
 
 
@@ -429,11 +429,11 @@ every_case = pytest.mark.parametrize("name", CASES)
 def scattered_env(name: str) -> VecEnv:
     """Every env in a state of its own: turned, tilted, moving, joints anywhere within their limits."""
     case, random = CASES[name], np.random.default_rng(0)
-    env = gpusim_rl.make_env(name.split(".")[0], num_envs=WORLDS, sim="mujoco", device="cpu", task={**case.settings})
+    env = gpusim_rl.make_env(name.split(".")[0], num_envs=NUM_ENVS, sim="mujoco", device="cpu", task={**case.settings})
     env.reset()
     model = env.sim.scene.model
     data = mujoco.MjData(model)
-    for world in range(WORLDS):
+    for env_id in range(NUM_ENVS):
         data.qpos[:] = model.qpos0
         for joint in range(model.njnt):
             place, (low, high) = data.qpos[model.jnt_qposadr[joint] :], model.jnt_range[joint]
@@ -445,17 +445,17 @@ def scattered_env(name: str) -> VecEnv:
                 place[0] = random.uniform(middle - 0.9 * case.spread * half, middle + 0.9 * case.spread * half)
             else:
                 place[0] = random.uniform(-2.0, 2.0)
-        pair = world % (len(case.touch) + 1)
+        pair = env_id % (len(case.touch) + 1)
         if pair < len(case.touch):
             bring_together(model, data, *case.touch[pair])
-        env.sim.qpos[world] = torch.from_numpy(data.qpos)
-        env.sim.qvel[world] = torch.from_numpy(random.normal(0.0, 1.0, model.nv))
+        env.sim.qpos[env_id] = torch.from_numpy(data.qpos)
+        env.sim.qvel[env_id] = torch.from_numpy(random.normal(0.0, 1.0, model.nv))
     case.arrange(env)
-    everywhere = torch.ones(WORLDS, dtype=torch.bool)
+    everywhere = torch.ones(NUM_ENVS, dtype=torch.bool)
     env.sim.wrote_state(everywhere)
-    env.task.actions.copy_(torch.from_numpy(random.uniform(-1.0, 1.0, (WORLDS, env.num_actions))))
+    env.task.actions.copy_(torch.from_numpy(random.uniform(-1.0, 1.0, (NUM_ENVS, env.num_actions))))
     env.task.apply_action(env.task.actions)
-    feel(env.sim)
+    update_sensors(env.sim)
     return env
 
 
@@ -496,14 +496,14 @@ def tables(task_class: type) -> list[list[tuple[str, int]]]:
 @every_case
 def test_an_observation_is_what_the_docstring_says(name):
     env, case = scattered_env(name), CASES[name]
-    worlds = [World(env, index) for index in range(WORLDS)]
+    envs = [OneEnv(env, index) for index in range(NUM_ENVS)]
     observed = env.task.observe()
     observed = observed if isinstance(observed, dict) else {"policy": observed}
     groups = {"policy": case.policy, **({"critic": case.critic} if case.critic else {})}
     assert list(observed) == list(groups)
     documented = tables(type(env.task)) if "." not in name else [None]
     for table, (group, rows) in zip(documented, groups.items(), strict=True):
-        expected = [np.array([row(world) for world in worlds]) for row in rows]
+        expected = [np.array([row(one) for one in envs]) for row in rows]
         sizes = [part.shape[1] for part in expected]
         if table is not None:
             assert sizes == [size for _, size in table]
