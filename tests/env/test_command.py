@@ -157,7 +157,7 @@ def test_without_an_interval_commands_stay() -> None:
 
 
 @pytest.mark.parametrize("limits", [(1.0, 0.0), (1.0,), (0.0, 1.0, 2.0)])
-def test_a_range_that_is_none_is_refused(limits: tuple[float, ...]) -> None:
+def test_a_wrong_range_is_refused(limits: tuple[float, ...]) -> None:
     with pytest.raises(ConfigError, match="command 'speed': expected a range"):
         Commands(make_task(), {"speed": limits})
 
@@ -170,7 +170,7 @@ def test_an_interval_shorter_than_a_step_is_refused() -> None:
 # Levels
 
 
-def test_levels_begin_where_they_are_told() -> None:
+def test_levels_start_at_their_initial_values() -> None:
     task = make_task()
     assert task.levels.value.tolist() == [env_id % COUNT for env_id in range(task.num_envs)]
     beyond = Levels(task, COUNT, initial=torch.arange(task.num_envs) - 1)
@@ -186,7 +186,7 @@ def test_levels_move_by_masks_and_stop_at_the_bottom() -> None:
     assert task.levels.value.tolist() == [1, 2, 3, 3, 0, 0, 2, 3]
 
 
-def test_beyond_the_top_is_any_level() -> None:
+def test_after_the_highest_level_comes_a_random_one() -> None:
     task = make_task(num_envs=20_000)
     at_top = task.levels.value == COUNT - 1
     others = task.levels.value[~at_top].clone()
@@ -199,7 +199,7 @@ def test_beyond_the_top_is_any_level() -> None:
 # In an environment
 
 
-def test_they_move_on_with_the_episodes() -> None:
+def test_commands_and_levels_change_at_the_end_of_an_episode() -> None:
     env = make_env(episode_length=10)
     obs = env.reset()["policy"]
     for _ in range(30):

@@ -1,4 +1,4 @@
-"""Domain randomisation: what the yaml says is what the envs have, when it says so, and nothing else."""
+"""Domain randomisation: envs have what the yaml says, at the times that it says, and nothing else differs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from gpusim_rl.errors import ConfigError
 from gpusim_rl.sim import Scene, Sim, SimChoice, make_sim
 from helpers.training import differences
 
-# A rover that floats (no ground contact), with every kind of joint and actuator that the schema tells apart.
+# A rover that floats (no ground contact), with every kind of joint and actuator that the schema distinguishes.
 ROVER = """
 <mujoco>
   <worldbody>
@@ -74,7 +74,7 @@ START = 0.1  # m
 
 
 class Rover(Task["TaskConfig"]):
-    """Shows its state, and carries a crate by a force; nothing ends but by the time limit."""
+    """Observes its state, and holds up a crate by a force; only the time limit ends episodes."""
 
     Config = TaskConfig
 
@@ -255,7 +255,7 @@ def test_several_actors_and_chosen_elements():
     assert value(env, "body_mass", actor="crate").flatten().tolist() == [3.0] * NUM
 
 
-def test_what_cannot_be_is_not_drawn():
+def test_draws_stay_within_physical_limits():
     wild = draw(0.0, 30.0, "additive", "gaussian")
     params = of_rover(DOF, lower=wild, upper=wild, damping=wild, friction=wild)
     params["actor_params"]["rover"] |= {BODY: {"mass": wild}, SHAPE: {"friction": wild}}
@@ -335,8 +335,8 @@ def test_a_second_reset_of_the_environment_keeps_what_is_drawn_once():
     assert torch.equal(value(env, "body_mass"), before)
 
 
-def test_what_is_drawn_once_is_drawn_at_full_strength():
-    # IsaacGymEnvs' own files have both keys; there the schedule, at its beginning, leaves nothing of the draw.
+def test_a_property_that_is_drawn_once_has_full_strength():
+    # IsaacGymEnvs' own files have both keys; there the schedule begins at strength 0, which removes the draw.
     env = make(of_rover(BODY, mass=draw(2.0, 2.0, setup_only=True, schedule="linear", schedule_steps=1000)))
     env.reset()
     assert value(env, "body_mass", ["hull"])[0].item() == pytest.approx(4.0)
@@ -510,11 +510,11 @@ def test_pushes_follow_a_schedule():
     )
 
 
-# What it must not do
+# What it must not change
 
 
 def everything() -> dict[str, Any]:
-    """All that there is, for the rover."""
+    """Every feature of the schema, for the rover."""
     noise = {"range_correlated": [0.0, 0.05], "schedule": "linear", "schedule_steps": 30}
     return {
         "frequency": 8,
@@ -557,7 +557,7 @@ def fields(step: Step) -> dict[str, Any]:
     return {name: getattr(step, name) for name in Step.__slots__}
 
 
-def test_off_it_is_not_there():
+def test_without_randomize_there_is_no_randomizer():
     plain, off = make(None), make(None, randomization_params=everything())
     assert plain.randomizer is None and off.randomizer is None
     assert differences(plain.reset(), off.reset()) == []
@@ -565,7 +565,7 @@ def test_off_it_is_not_there():
     assert "randomizer" not in saved(off)
 
 
-def test_it_leaves_the_tasks_own_random_numbers_alone():
+def test_it_does_not_use_the_tasks_random_numbers():
     quiet, noisy = make(None), make(everything())
     quiet.reset()
     noisy.reset()
@@ -577,7 +577,7 @@ def test_it_leaves_the_tasks_own_random_numbers_alone():
         assert torch.equal(one.done, two.done)
 
 
-def test_seeds_fix_it():
+def test_a_seed_fixes_all_draws():
     same, again, other = make(everything(), seed=3), make(everything(), seed=3), make(everything(), seed=4)
     for env in (same, again, other):
         env.reset()
@@ -609,7 +609,7 @@ def test_everything_is_saved_and_continues_bit_for_bit():
     assert differences(saved(env), saved(other)) == []
 
 
-def test_a_run_that_was_not_randomised_can_go_on_randomised():
+def test_a_run_that_was_not_randomised_can_resume_randomised():
     plain, noisy = make(None), make(everything())
     plain.reset()
     noisy.reset()
@@ -648,7 +648,7 @@ def test_new_episodes_are_as_random_as_the_training_had_become():
     torch.testing.assert_close(new._obs["policy"], clean + 2.5)
 
 
-def test_new_settings_are_drawn_anew_at_a_resume_and_schedules_go_on():
+def test_new_settings_are_drawn_again_at_a_resume_and_schedules_continue():
     old = make(ramped())
     old.reset()
     steps(old, 50)
@@ -664,7 +664,7 @@ def test_new_settings_are_drawn_anew_at_a_resume_and_schedules_go_on():
     steps(new, 5)
 
 
-def test_nothing_waits_for_the_device():
+def test_no_step_waits_for_the_device():
     env: Any = make(everything(), episode_length=6)
     env.reset()
     steps(env, 3)
@@ -684,17 +684,17 @@ def test_nothing_waits_for_the_device():
     assert syncs.total == 0, syncs.places
 
 
-def test_what_it_keeps_stays_at_its_place():
+def test_its_tensors_keep_their_memory():
     env = make(everything(), episode_length=6)
     env.reset()
     assert env.randomizer is not None
     from gpusim_rl.env.task import kept_tensors
 
-    places = {name: tensor.data_ptr() for name, tensor in kept_tensors(vars(env.randomizer))}
+    addresses = {name: tensor.data_ptr() for name, tensor in kept_tensors(vars(env.randomizer))}
     numbers = {name: item for name, item in vars(env.randomizer).items() if isinstance(item, (int, float))}
-    assert {"steps", "age", "latency.queue", "observation_noise.white", "pushes.0.wait"} <= set(places)
+    assert {"steps", "age", "latency.queue", "observation_noise.white", "pushes.0.wait"} <= set(addresses)
     steps(env, 15)
-    assert {name: tensor.data_ptr() for name, tensor in kept_tensors(vars(env.randomizer))} == places
+    assert {name: tensor.data_ptr() for name, tensor in kept_tensors(vars(env.randomizer))} == addresses
     assert {name: item for name, item in vars(env.randomizer).items() if isinstance(item, (int, float))} == numbers
 
 
@@ -743,17 +743,17 @@ def test_a_section_in_isaacgymenvs_form_works_as_it_is():
 
 
 THEIRS = yaml.safe_load((Path(__file__).parent / "isaacgymenvs.yaml").read_text())
-# What MuJoCo has not, and who has it there.
+# What MuJoCo lacks, by task.
 NOT_IN_MUJOCO = {
     "Humanoid": ("humanoid", SHAPE, "restitution"),
     **dict.fromkeys(["ShadowHand", "AllegroHand"], ("object", "scale")),
 }
-# Scaled there, and 0 in our model.
+# Scaled by IsaacGymEnvs, and 0 in our model.
 ZERO = {"Ant": ["ant.dof_properties.stiffness"], "ShadowHand": ["hand.tendon_properties.damping"]}
 
 
 @pytest.mark.parametrize("name", THEIRS)
-def test_the_sections_of_isaacgymenvs_tasks_work_but_for_what_mujoco_has_not(name, caplog):
+def test_the_sections_of_isaacgymenvs_tasks_work_except_what_mujoco_lacks(name, caplog):
     params = copy.deepcopy(THEIRS[name])
 
     def made() -> VecEnv:

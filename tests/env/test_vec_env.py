@@ -1,4 +1,4 @@
-"""The loop around a task, on real physics."""
+"""VecEnv: the loop around a task, on real physics."""
 
 from __future__ import annotations
 
@@ -165,14 +165,14 @@ def make(task: type[Task] = Cart, num_envs: int = 6, seed: int = 0, check: bool 
 
 
 def actions(steps: int, num_envs: int = 6, seed: int = 0, scale: float = 1.5) -> Tensor:
-    """Pushes that last: each env to its own side, so that episodes end at different times."""
+    """Constant pushes, different in each env, so that episodes end at different times."""
     g = torch.Generator().manual_seed(seed)
     bias = torch.linspace(-1.0, 1.0, num_envs)[None, :, None]
     return scale * (bias + 0.5 * torch.randn(steps, num_envs, 1, generator=g))
 
 
 def run(env: VecEnv, pushes: Tensor) -> list[Step]:
-    """Steps, each copied when it came."""
+    """Takes steps; copies each before the next one."""
     env.reset()
     return [copied(env.step(push)) for push in pushes]
 
@@ -254,7 +254,7 @@ def test_progress_counts_each_episode() -> None:
         assert (env.progress < 30).all()
 
 
-def test_failing_at_the_time_limit_is_a_termination() -> None:
+def test_a_failure_at_the_time_limit_is_a_termination() -> None:
     class Falls(Cart):
         def terminated(self) -> Tensor:
             return torch.ones(self.num_envs, dtype=torch.bool)
@@ -274,7 +274,7 @@ def test_staggered_starts() -> None:
     for t in range(1, 41):
         step = env.step(torch.zeros(400, 1))
         assert torch.equal(step.truncated, (left == t) | (left == t - 20))
-        # only the first episode of an env is short of a whole one
+        # only the first episode of an env can be incomplete
         assert torch.equal(step.incomplete, left == t)
         assert torch.equal(env.staggered, left > t)
 
@@ -285,8 +285,8 @@ def test_starts_are_not_staggered_unless_configured() -> None:
     assert (env.progress == 0).all() and not env.staggered.any()
 
 
-def test_a_staggered_episode_that_fails_is_whole() -> None:
-    # it says something about returns: the policy failed, not the time limit
+def test_a_staggered_episode_that_fails_is_not_incomplete() -> None:
+    # its return counts: the policy failed, not the time limit
     env = make(limit=0.2, randomize_episode_start=True, episode_length=1000)
     steps = run(env, actions(60, scale=5.0))
     assert any(s.terminated.any() for s in steps)
@@ -363,8 +363,8 @@ def test_rewards_are_named_terms_and_their_sum() -> None:
         torch.testing.assert_close(step.terms["position"], 0.5 * step.final_obs["policy"][:, 0])
 
 
-def test_a_step_stays_what_it_was() -> None:
-    class Views(Cart):  # hands out the simulator's own memory
+def test_a_returned_step_never_changes() -> None:
+    class Views(Cart):  # returns views of the simulator's memory
         def observe(self) -> Tensor:
             return self.robot.joint_pos
 
@@ -416,7 +416,7 @@ def test_observations_are_clipped() -> None:
         assert step.final_obs["policy"].abs().max() == 0.25
 
 
-# Quarantine
+# Divergence
 
 
 def inject(env: VecEnv, env_id: int, value: float = math.nan) -> None:
@@ -530,13 +530,13 @@ def test_state_of_a_task_holds_every_tensor() -> None:
     file = io.BytesIO()
     torch.save(one.state_dict(), file)
     file.seek(0)
-    places = [t.data_ptr() for t in kept(other)]
+    addresses = [t.data_ptr() for t in kept(other)]
     other.load_state_dict(torch.load(file, weights_only=True))
-    assert [t.data_ptr() for t in kept(other)] == places, "in place: a captured graph owns them"
+    assert [t.data_ptr() for t in kept(other)] == addresses, "in place: a captured graph owns them"
     assert all(torch.equal(a, b) for a, b in zip(kept(one), kept(other), strict=True))
 
 
-def test_constants_of_the_new_configuration_outlive_a_load() -> None:
+def test_constants_of_the_new_configuration_survive_a_load() -> None:
     class Commanded(Cart):
         def __init__(self, cfg: Any, sim: Sim) -> None:
             super().__init__(cfg, sim)
@@ -546,7 +546,7 @@ def test_constants_of_the_new_configuration_outlive_a_load() -> None:
 
         def advance(self, done: Tensor) -> None:
             self.moved += 1.0
-            self.back.copy_(1.0 - self.back)  # in the trial of `reset` too
+            self.back.copy_(1.0 - self.back)  # in the check of `reset` too
 
     old, new = make(Commanded), make(Commanded, clip_actions=0.5)
     run(old, actions(3))
@@ -576,7 +576,7 @@ def test_state_is_a_snapshot() -> None:
 
 
 @pytest.mark.parametrize("num_envs", [4, 6, 15])
-def test_new_episodes_begin_where_another_run_is_in_its_training(num_envs: int) -> None:
+def test_begin_from_takes_the_training_progress_of_another_run(num_envs: int) -> None:
     class School(Cart):
         def __init__(self, cfg: Any, sim: Sim) -> None:
             super().__init__(cfg, sim)
@@ -597,7 +597,7 @@ def test_new_episodes_begin_where_another_run_is_in_its_training(num_envs: int) 
     random = before.random.state_dict()
     obs = new.begin_from(old.state_dict())
     task: Any = new.task
-    assert task.steps == 8  # and the trial of `reset`
+    assert task.steps == 8  # and the check of `reset`
     assert torch.equal(task.level, 8.0 * (torch.arange(num_envs) % 6)[:, None].expand(-1, 2))
     assert task.costs.eq(8.0 if num_envs == 6 else 0.0).all(), "only tensors whose first dimension are the envs"
     assert torch.equal(task.limit, torch.full((2,), 0.5))
@@ -620,7 +620,7 @@ def test_envs_are_different_and_seeds_decide() -> None:
     assert all(same(p, q) for p, q in zip(*steps, strict=True))
 
 
-def test_a_reset_is_new_each_time() -> None:
+def test_every_reset_is_different() -> None:
     env = make()
     first = env.reset()["policy"].clone()
     assert not torch.equal(first, env.reset()["policy"])
@@ -634,7 +634,7 @@ def test_an_env_does_not_depend_on_how_many_there_are() -> None:
         assert torch.equal(a.done, b.done[:3])
 
 
-# Broken tasks: one line that names the task, the hook, what was expected and what came
+# Broken tasks: one line that names the task, the hook, the expected and the actual value
 
 
 class WrongRows(Cart):
@@ -815,7 +815,7 @@ def test_an_observation_that_is_infinite_is_not_hidden_by_clipping() -> None:
 
 
 @pytest.mark.parametrize("hook", ["observe", "rewards"])
-def test_checking_names_the_step_that_went_bad(hook: str) -> None:
+def test_check_finds_a_bad_value_in_the_step_that_made_it(hook: str) -> None:
     class Later(Cart):
         def __init__(self, cfg: Any, sim: Sim) -> None:
             super().__init__(cfg, sim)
@@ -841,7 +841,7 @@ def test_checking_names_the_step_that_went_bad(hook: str) -> None:
         env.step(torch.zeros(6, 1))
     with pytest.raises(TaskError, match=rf"Later\.{hook}\(\).*env 3"):
         env.step(torch.zeros(6, 1))
-    run(make(Later), actions(6))  # off, it costs nothing and says nothing
+    run(make(Later), actions(6))  # without `check` there is no error
 
 
 @pytest.mark.parametrize("shape", [(6, 2), (5, 1), (1, 1)])
@@ -882,7 +882,7 @@ def test_no_host_sync_outside_of_the_physics(name: str) -> None:
     env = VecEnv(task, cfg, sim, 0)  # type: ignore[arg-type]
     env.reset()
     with SyncCounter() as syncs:
-        # physics on CPU threads is on the host by definition
+        # physics on CPU threads runs on the host by definition
         for method in ("step", "reset", "refresh"):
             call = getattr(sim, method)
 

@@ -1,4 +1,4 @@
-"""AnymalTerrain: what it sees of the ground, its curriculum, pushes and commands, and rewards at known states."""
+"""AnymalTerrain: height scan, noise, curriculum, pushes and commands, and rewards at known states."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ def turned(yaw: torch.Tensor) -> torch.Tensor:
     return quat_from_axis_angle(Z.expand(len(yaw), 3), yaw)
 
 
-# What it sees
+# Observations
 
 
-def test_it_sees_the_ground_around_it_as_mujocos_rays_do():
+def test_the_height_scan_agrees_with_mujocos_rays():
     env = make_env(level=7)
     task, model = env.task, env.sim.scene.model
     yaw = torch.linspace(-3.0, 3.0, NUM)
@@ -91,7 +91,7 @@ def test_the_first_observation_of_an_episode_has_noise_of_its_own():
     task.reset = lambda where: (before.append(task.noise.clone()), reset(where))[1]  # type: ignore[method-assign]
     for _ in range(2):
         env.step(torch.zeros(64, 12))
-        assert torch.equal(before[-1], task.noise)  # what the final observation had, while the episode goes on
+        assert torch.equal(before[-1], task.noise)  # the noise of the final observation, if the episode continues
     assert env.step(torch.zeros(64, 12)).done.all()
     assert (before[-1] != task.noise).any(dim=1).all()
 
@@ -112,7 +112,7 @@ def test_the_yaw_rate_turns_it_to_the_heading_the_short_way():
     torch.testing.assert_close(task.observe()[:, 11], 0.25 * expected, atol=1e-5, rtol=0.0)
 
 
-def test_slow_commands_are_none():
+def test_slow_commands_count_as_zero():
     task = make_env(4).task
     task.commands.value[:, :2] = torch.tensor([[0.2, 0.14], [0.2, 0.16], [-0.24, 0.0], [0.0, -1.0]])
     expected = torch.tensor([[0.0, 0.0], [0.2, 0.16], [0.0, 0.0], [0.0, -1.0]])
@@ -201,7 +201,7 @@ def test_feet_that_land_are_paid_for_their_time_in_the_air_beyond_half_a_second(
     task = env.task
     stand(env)
     task.commands.value[:, :2] = 0.5
-    task.commands.value[: NUM // 2, :2] = 0.1  # these shall stand
+    task.commands.value[: NUM // 2, :2] = 0.1  # these must stand
     task.air_time.copy_(torch.tensor([0.0, 0.98, 0.48, 0.0]))  # before this step of 0.02 s; 0 = it stood
     reward = task.rewards()["air_time"]
     torch.testing.assert_close(reward[NUM // 2 :], torch.full((NUM // 2,), 0.02 * (0.5 + 0.0)))
@@ -253,7 +253,7 @@ def test_the_curriculum_goes_up_for_distance_and_down_for_failing_the_command():
     task = env.task
     task.commands.value[:, :2] = torch.tensor([0.6, 0.0])  # a quarter of 12 m in 20 s is 3 m
     task.commands.value[6, :2] = 0.0
-    task.commands.value[7, :2] = torch.tensor([1.0, 0.0])  # a quarter is 5 m: beyond half a patch, yet behind
+    task.commands.value[7, :2] = torch.tensor([1.0, 0.0])  # a quarter is 5 m; half a patch is less
     came = torch.tensor([4.1, 3.9, 3.1, 2.9, 0.1, 4.1, 0.1, 4.5])
     direction = torch.nn.functional.normalize(torch.randn(8, 2, generator=torch.Generator().manual_seed(0)), dim=1)
     pos = task.origin + torch.cat([came[:, None] * direction, torch.full((8, 1), 5.0)], dim=1)
@@ -268,7 +268,7 @@ def test_the_curriculum_goes_up_for_distance_and_down_for_failing_the_command():
     assert torch.equal(task.origin, torch.where(done[:, None], patches, before))
 
 
-def test_who_masters_the_hardest_level_goes_to_a_random_one():
+def test_after_the_hardest_level_comes_a_random_one():
     env = make_env(200, level=9)
     task = env.task
     task.robot.set_state(everywhere(env), root_pos=task.origin + 5.0 * X)
@@ -295,7 +295,7 @@ def test_a_push_comes_every_interval_and_sets_the_horizontal_velocity_only():
     task = env.task
     state = {"root_pos": task.origin + 3.0 * Z, "root_lin_vel": torch.tensor([[3.0, 3.0, 0.3]]).expand(200, 3)}
     task.steps.zero_()
-    env.progress.copy_(torch.arange(200))  # pushes follow a clock of their own: they meet every phase of an episode
+    env.progress.copy_(torch.arange(200))  # pushes have their own clock: they come at any time of an episode
     for step in range(1, 12):
         task.robot.set_state(everywhere(env), **state)
         task.advance(torch.zeros(200, dtype=torch.bool))

@@ -1,4 +1,4 @@
-"""BallBalance: feet that stay where they are, knees that lift and tilt the tray, and what it feels of the ball."""
+"""BallBalance: feet that do not move, knees that lift and tilt the tray, and the measured force of the ball."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_targets_of_the_knees_stop_at_their_limits():
     torch.testing.assert_close(env.task.knee_target, expected)
 
 
-def test_a_ball_at_rest_is_felt_as_its_weight_and_as_torques_about_the_hips():
+def test_a_ball_at_rest_is_measured_as_its_weight_and_as_torques_about_the_hips():
     env = make_env()
     places = torch.tensor([[0.0, 0.0], [0.02, 0.0], [0.0, 0.02], [-0.02, 0.01]])
     put_ball(env, [[*place, ON_TRAY] for place in places.tolist()])

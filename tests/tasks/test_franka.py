@@ -1,4 +1,4 @@
-"""Franka's tasks: the published kinematics, and that hands without learning can open the drawer and stack the cubes."""
+"""Franka's tasks: the published kinematics, and scripted hands that open the drawer and stack the cubes."""
 
 from __future__ import annotations
 
@@ -158,13 +158,13 @@ def test_the_drawer_opens_when_its_handle_is_grasped_and_pulled():
     for _ in range(100):
         reach(env, lambda: grasped + torch.tensor([0.42, 0.0, 0.0]), 1, CLOSED)
         opened |= task.progress == 0
-    assert opened.all(), "the episode goes on with the drawer open"
+    assert opened.all(), "the episode continues with the drawer open"
 
 
 def test_fingers_behind_the_handle_are_bad_style():
     env = make_env("FrankaCabinet", 2)
     task = env.task
-    # beside the handle there is room up to the drawer; the hand is put there as no hand would come
+    # beside the handle there is room up to the drawer; no motion would bring the hand there, so it is set there
     task.robot.set_state(everywhere(env), joint_pos=_pose_behind(env))
     env.sim.refresh()
     assert (task.hand.pos[:, 1, 0] < task.handle.pos[:, 0, 0] - 0.04).all()

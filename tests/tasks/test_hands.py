@@ -92,7 +92,7 @@ def test_actions_are_targets_between_the_limits(name):
 
 
 @every_hand
-def test_joints_go_where_they_are_told(name):
+def test_joints_reach_their_targets(name):
     env = make_env(name, fall_distance=1e6)
     env.task.cube.set_state(EVERYWHERE, root_pos=torch.tensor([0.0, 0.0, -50.0]).expand(4, 3))  # out of the way
     hand = env.task.hand
@@ -139,7 +139,7 @@ def test_a_goal_that_is_reached_is_followed_by_another_and_nothing_else_changes(
 
 
 @every_hand
-def test_an_episode_tells_how_many_goals_it_reached(name):
+def test_stats_count_the_goals_of_an_episode(name):
     env = make_env(name, episode_length=3, fall_distance=1e6, success_tolerance=3.2)  # every step is a success
     still = torch.zeros(4, env.num_actions)
     for count in (1, 2):

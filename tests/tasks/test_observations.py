@@ -23,11 +23,11 @@ from helpers.sensing import update_sensors
 
 NUM_ENVS = 8
 FREE = mujoco.mjtJoint.mjJNT_FREE.value
-DEPTH = 0.002  # m; how deep bodies that shall touch are in each other
+DEPTH = 0.002  # m; penetration of bodies that must be in contact
 
 
 class OneEnv:
-    """One env of an environment, as MuJoCo sees it."""
+    """One env of an environment, in MuJoCo's own data structures."""
 
     def __init__(self, env: VecEnv, index: int) -> None:
         self.task, self.index, self.model = env.task, index, env.sim.scene.model
@@ -39,7 +39,7 @@ class OneEnv:
         mujoco.mj_forward(self.model, self.data)
 
     def own(self, value: torch.Tensor) -> np.ndarray:
-        """This env's part of a tensor."""
+        """Row of a tensor that belongs to this env."""
         return value[self.index].double().numpy()
 
     @property
@@ -53,7 +53,7 @@ class OneEnv:
         return self.data.body(body).xquat
 
     def turn(self, body: str) -> np.ndarray:
-        """Rotation matrix, from the body's frame to the env's."""
+        """Rotation matrix, from the body's frame to the world frame."""
         return self.data.body(body).xmat.reshape(3, 3)
 
     def velocity(self, body: str, local: bool = False) -> np.ndarray:
@@ -119,7 +119,7 @@ Row = Callable[[OneEnv], Any]
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What a task observes, row by row, and the states in which we look.
+    """What a task observes, row by row, and the states to compare in.
 
     `touch` names pairs of bodies: in each env one pair is brought together, or none, by moving the second, or the
     robot where the second is the ground. `spread` is how far [rad, m] a free body is turned and moved away.
@@ -257,11 +257,11 @@ def on_the_patches(env: VecEnv) -> None:
     origin = env.task.terrain.origins[9, 2 * num]
     env.sim.qpos[:, :3] = origin + torch.stack([1.6 * num.cos(), 1.7 * num.sin(), 0.35 + 0.1 * num], dim=1)
     commands = torch.stack([num.cos(), 0.7 * num.sin(), 0.8 * num - 2.9], dim=1)
-    commands[3, :2] = torch.tensor([0.2, -0.1])  # too slow: it shall stand
+    commands[3, :2] = torch.tensor([0.2, -0.1])  # too slow: it must stand
     env.task.commands.value.copy_(commands)
 
 
-def hips_feel(one: OneEnv) -> np.ndarray:
+def hip_torques(one: OneEnv) -> np.ndarray:
     """Torque of the ball about the hips."""
     tray, wrench = "balance_bot/tray", one.touch("balance_bot/tray")
     torques = []
@@ -350,7 +350,7 @@ CASES = {
             lambda w: w.pos("ball/ball"),
             lambda w: w.velocity("ball/ball"),
             lambda w: 0.05 * w.touch("balance_bot/tray")[:3],
-            hips_feel,
+            hip_torques,
         ],
         touch=[("balance_bot/tray", "ball/ball")],
         spread=0.1,  # the feet stand on the ground
@@ -427,7 +427,7 @@ every_case = pytest.mark.parametrize("name", CASES)
 
 
 def scattered_env(name: str) -> VecEnv:
-    """Every env in a state of its own: turned, tilted, moving, joints anywhere within their limits."""
+    """An environment whose envs have different states: turned, tilted, moving, joints anywhere within their limits."""
     case, random = CASES[name], np.random.default_rng(0)
     env = gpusim_rl.make_env(name.split(".")[0], num_envs=NUM_ENVS, sim="mujoco", device="cpu", task={**case.settings})
     env.reset()
@@ -512,5 +512,5 @@ def test_an_observation_is_what_the_docstring_says(name):
         for i, (actual, part) in enumerate(zip(parts, expected, strict=True)):
             text = f"{group}: {table[i][0] if table else f'row {i}'}"
             np.testing.assert_allclose(actual, part, rtol=1e-3, atol=2e-4, err_msg=text)
-            # a number that is the same everywhere would tell nothing
+            # a number that is the same in all envs would test nothing
             assert (np.ptp(part, axis=0) > 1e-3).all(), text

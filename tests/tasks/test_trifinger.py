@@ -114,7 +114,7 @@ def test_reaching_pays_what_the_fingertips_came_closer_and_only_early():
     assert all(bool((term == 0).all()) for term, _ in paid[3:])
 
 
-def test_a_player_of_a_late_training_is_not_paid_for_reaching():
+def test_a_player_of_a_late_training_gets_no_reward_for_reaching():
     trained, shown = make_env(num_envs=4, reach_env_steps=6), make_env(num_envs=1, reach_env_steps=6)
     trained.step(torch.zeros(4, 9))
     shown.begin_from(trained.state_dict())
