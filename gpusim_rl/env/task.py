@@ -32,7 +32,7 @@ class TaskConfig:
     clip_observations: float | None
     """Observations are clamped to [-clip_observations, clip_observations]; null = not clamped."""
     randomize_episode_start: bool
-    """Whether first episodes start at random points of their time limit, so that a short horizon sees all of one."""
+    """Whether first episodes start at random points of their time limit. Short horizons then see whole episodes."""
     randomize: bool = False
     """Whether `randomization_params` is applied."""
     randomization_params: dict[str, Any] = field(default_factory=dict)
@@ -205,9 +205,9 @@ def kept_tensors(node: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
 
 
 def load_task_class(target: Any) -> type[Task[Any]]:
-    """Import the Task subclass that `task._target_` names, e.g. `gpusim_rl.tasks.ant.Ant`.
+    """Imports the subclass of `Task` that `task._target_` names, for example `gpusim_rl.tasks.ant.Ant`.
 
     Raises:
-        ConfigError: There is no such class, or it is no Task.
+        ConfigError: There is no such class, or it is not a subclass of `Task`.
     """
     return load_class(target, Task, "task._target_", "gpusim_rl.tasks.ant.Ant")
