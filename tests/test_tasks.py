@@ -19,13 +19,13 @@ from torch import Tensor
 from gpusim_rl.api import prepare
 from gpusim_rl.compose import compose
 from gpusim_rl.config import TASK_DEFAULTS, config_class, load_task_class
-from gpusim_rl.diagnose.transfers import SyncCounter
 from gpusim_rl.discover import read_yaml, tasks
 from gpusim_rl.env import Task, TaskPart, VecEnv
 from gpusim_rl.env.random import EnvRandom
 from gpusim_rl.run.logger import Logger
 from gpusim_rl.run.run_dir import RunDir
 from gpusim_rl.sim import SimChoice
+from gpusim_rl.testing.sync_counter import SyncCounter
 from helpers.training import differences, leaves, make_trainer, merged, same
 
 CPU = torch.device("cpu")
@@ -400,7 +400,7 @@ def test_an_iteration_waits_for_nothing(name, tmp_path):
             setattr(trainer.env.sim, method, quietly(syncs, getattr(trainer.env.sim, method)))
         with syncs:
             trainer.iterate(log)
-    assert syncs.total == 0, syncs.places
+    assert syncs.total == 0, syncs.locations
 
 
 # MuJoCo Warp compiles kernels for every scene, up to a minute each: the everyday run proves it on some.

@@ -14,11 +14,11 @@ from torch.distributions import Distribution
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from gpusim_rl.api import make_env, prepare
-from gpusim_rl.diagnose.transfers import SyncCounter
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.learn.networks import ActorCritic
 from gpusim_rl.run import clients
 from gpusim_rl.sim.warp import start_warp
+from gpusim_rl.testing.sync_counter import SyncCounter
 from helpers.training import SMALL_PPO, Faulty, FaultyConfig, merged
 
 CPU = torch.device("cpu")

@@ -7,14 +7,16 @@ import json
 import os
 import re
 from bisect import bisect_right
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+
+from gpusim_rl.run.phases import ITERATION, OUTSIDE, reported_phase
+from gpusim_rl.testing.sync_counter import Work
 
 if TYPE_CHECKING:
     from gpusim_rl.run.logger import Logger
@@ -23,16 +25,9 @@ if TYPE_CHECKING:
 PREFIX = "phase/"
 """Our ranges in a trace are `phase/<name>`."""
 
-ITERATION = "iteration"
-"""The range around all phases of one iteration."""
-
-OUTSIDE = "outside phases"
-"""What is in an iteration, but in none of its phases."""
-
 WARM_UP = 4
 """Iterations before those of a trace: by then everything is compiled, captured and allocated."""
 
-_REPORTED_AS = {"simulate": "rollout", "policy": "rollout", ITERATION: OUTSIDE}
 _DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
 _RUNTIME = ("cuda_runtime", "cuda_driver")
 _LAUNCHES = re.compile(r"cu(da)?(Launch|GraphLaunch)")
@@ -42,52 +37,6 @@ _WAITS = re.compile(
     r"|cuda(Free|FreeHost)$"  # waits for all that the device has to do
 )
 _FUNCTION = re.compile(r"(?P<file>.+)\((?P<line>\d+)\): (?P<function>.+)")
-
-
-def reported_phase(phase: str) -> str:
-    """The phase under which the timer's phase is reported: simulation and policy are the rollout."""
-    return _REPORTED_AS.get(phase, phase)
-
-
-@dataclass(slots=True)
-class Copies:
-    """Copies in one direction."""
-
-    count: int = 0
-    bytes: int = 0
-
-    def add(self, size: int) -> None:
-        """Counts a copy of `size` bytes."""
-        self.count += 1
-        self.bytes += size
-
-
-@dataclass(slots=True)
-class Work:
-    """What host and device did in one phase.
-
-    Attributes:
-        to_device: Copies from host to device.
-        to_host: Copies from device to host.
-        syncs: Calls that made the host wait, by kind.
-        operators: Operators of torch that compute something; counted on the CPU.
-        launches: Calls that gave work to the device: a graph of a thousand kernels is one; on CUDA, as the rest.
-        kernels: Kernels that ran.
-        wall_s: Time of the phase on the device's clock [s].
-        busy_s: Of it, how long the device is known to have been at work [s].
-        occupied_s: The same, with all of the time between the first and the last record of a graph's launch [s]: what
-            a graph repeats (a loop in it, as of Warp's solvers) is recorded once only, so the truth is between the two.
-    """
-
-    to_device: Copies = field(default_factory=Copies)
-    to_host: Copies = field(default_factory=Copies)
-    syncs: Counter[str] = field(default_factory=Counter)
-    operators: int = 0
-    launches: int = 0
-    kernels: int = 0
-    wall_s: float = 0.0
-    busy_s: float = 0.0
-    occupied_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

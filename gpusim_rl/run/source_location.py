@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import traceback
 from pathlib import Path
+from types import FrameType
 
 LIBRARY = re.compile(r"(^|(site|dist)-packages[/\\])(torch|warp|mujoco_warp|newton|jaxtyping|beartype)[/\\]|^<")
 """Files of libraries that stand between what happened and the line that asked for it."""
@@ -24,3 +25,24 @@ def describe(error: BaseException) -> str:
     message = str(error).strip().partition("\n")[0] or type(error).__name__
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not LIBRARY.search(frame.filename)]
     return f"{message} at {short(frames[-1].filename)}:{frames[-1].lineno}" if frames else message
+
+
+def locate(frame: FrameType | None, library: str | None = None) -> str:
+    """`file:line` of the innermost frame that is the library's own; without one, of the innermost that is no library's.
+
+    Args:
+        frame: Where the search begins, outwards. Frames of its file are skipped.
+        library: Name of a package.
+    """
+    location = ""
+    skipped = frame and frame.f_code.co_filename
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if file != skipped and not LIBRARY.search(file):
+            location = location or f"{short(file)}:{frame.f_lineno}"
+            if library is None:
+                break
+            if re.search(rf"[/\\]{library}[/\\]", file):
+                return f"{short(file)}:{frame.f_lineno}"
+        frame = frame.f_back
+    return location

@@ -60,4 +60,4 @@ def test_rl_games_finds_it_by_name(critic):
 def test_a_step_waits_for_nothing():
     env = RlGamesEnv(make(critic=True))
     syncs = count_syncs(env.env, lambda: env.step(torch.zeros(NUM_ENVS, 1)))
-    assert syncs.total == 0, syncs.places
+    assert syncs.total == 0, syncs.locations

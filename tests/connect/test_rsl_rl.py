@@ -102,4 +102,4 @@ def test_episodes_are_staggered_by_the_environment():
 def test_a_step_waits_for_nothing():
     env = RslRlEnv(make(critic=True))
     syncs = count_syncs(env.env, lambda: env.step(torch.zeros(NUM_ENVS, 1)))
-    assert syncs.total == 0, syncs.places
+    assert syncs.total == 0, syncs.locations

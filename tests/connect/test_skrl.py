@@ -123,4 +123,4 @@ def test_a_truncated_episode_is_worth_the_value_of_its_last_observation(kind, cr
 def test_a_step_waits_for_nothing():
     env = SkrlEnv(make(critic=True))
     syncs = count_syncs(env._env, lambda: env.step(torch.zeros(NUM_ENVS, 1)))
-    assert syncs.total == 0, syncs.places
+    assert syncs.total == 0, syncs.locations

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from gpusim_rl.api import prepare
-from gpusim_rl.diagnose.transfers import SyncCounter
 from gpusim_rl.env import VecEnv
 from gpusim_rl.env.nan_guard import NanGuard, put_state
 from gpusim_rl.sim import SimChoice
+from gpusim_rl.testing.sync_counter import SyncCounter
 
 STATE = {"root_pos": 3, "root_quat": 4, "root_lin_vel": 3, "root_ang_vel": 3, "joint_pos": 8, "joint_vel": 8}
 

@@ -19,11 +19,11 @@ from torch import Tensor
 from gpusim_rl.api import make_env, prepare
 from gpusim_rl.compose import compose
 from gpusim_rl.config import SimConfig, build_run
-from gpusim_rl.diagnose.transfers import SyncCounter
 from gpusim_rl.env import Step, Task, TaskConfig, VecEnv
 from gpusim_rl.env.properties import LEAST_MASS, NOT_HERE, SECTIONS
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.sim import Scene, Sim, SimChoice, make_sim
+from gpusim_rl.testing.sync_counter import SyncCounter
 from helpers.training import differences
 
 # A rover that floats (no ground contact), with every kind of joint and actuator that the schema distinguishes.
@@ -681,7 +681,7 @@ def test_no_step_waits_for_the_device():
         setattr(env.sim, method, quietly(getattr(env.sim, method)))
     with syncs:
         steps(env, 10)
-    assert syncs.total == 0, syncs.places
+    assert syncs.total == 0, syncs.locations
 
 
 def test_its_tensors_keep_their_memory():

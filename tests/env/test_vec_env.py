@@ -16,10 +16,10 @@ from torch import Tensor
 
 from gpusim_rl import spaces
 from gpusim_rl.config import SimConfig, build, load_task_class
-from gpusim_rl.diagnose.transfers import SyncCounter
 from gpusim_rl.env import Step, Task, TaskConfig, VecEnv
 from gpusim_rl.errors import ConfigError, TaskError
 from gpusim_rl.sim import Scene, Sim, SimChoice, make_sim
+from gpusim_rl.testing.sync_counter import SyncCounter
 
 # A cart on a rail with a pole; the pole is 0.6 m long and hangs or stands, nothing touches.
 CART = """
@@ -893,4 +893,4 @@ def test_no_host_sync_outside_of_the_physics(name: str) -> None:
             setattr(sim, method, on_the_host)
         for _ in range(3):
             env.step(torch.zeros(4, env.num_actions))
-    assert syncs.total == 0, syncs.places
+    assert syncs.total == 0, syncs.locations

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 import gpusim_rl
-from gpusim_rl.diagnose.transfers import SyncCounter
 from gpusim_rl.env import Step, VecEnv
+from gpusim_rl.testing.sync_counter import SyncCounter
 from helpers.training import Faulty, FaultyConfig
 
 NUM_ENVS = 8

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from gpusim_rl.diagnose.transfers import SyncCounter
 from gpusim_rl.learn import chunks, ppo
 from gpusim_rl.learn.chunks import Chunks
+from gpusim_rl.testing.sync_counter import SyncCounter
 from test_ppo import learner
 
 CPU = torch.device("cpu")

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from gpusim_rl.diagnose.transfers import SyncCounter
+from gpusim_rl.testing.sync_counter import SyncCounter
 from helpers.fakes import Learner, RandomEnv, ppo_config
 
 KINDS: dict[str, dict[str, Any]] = {
@@ -26,111 +24,6 @@ def learner(kind: str, *, critic: bool = False, device: str = "cpu", **changes: 
     env = RandomEnv(8, sizes, device=device)
     cfg = ppo_config(KINDS[kind], minibatch_size=32, epochs=2, sequence_length=4, **changes)
     return Learner(env, cfg, device=device)
-
-
-# The counter itself: a test that cannot fail proves nothing
-
-
-def mask_write(x: Tensor, mask: Tensor) -> None:
-    x.clone()[mask] = torch.ones(3)
-
-
-def in_backward(x: Tensor, mask: Tensor) -> None:
-    y = x.clone().requires_grad_()
-    y.register_hook(lambda grad: grad * grad.max().item())
-    y.sum().backward()
-
-
-SYNCS: dict[str, Callable[[Tensor, Tensor], object]] = {
-    "item": lambda x, m: x.sum().item(),
-    "float": lambda x, m: float(x.sum()),
-    "int": lambda x, m: int(x.sum()),
-    "bool": lambda x, m: bool(m.any()),
-    "if": lambda x, m: 1 if m.any() else 0,
-    "index": lambda x, m: range(10)[m.sum()],
-    "format": lambda x, m: f"{x.sum():.3f}",
-    "is_nonzero": lambda x, m: torch.is_nonzero(x.sum()),
-    "_local_scalar_dense": lambda x, m: torch.ops.aten._local_scalar_dense(x.sum()),
-    "nonzero": lambda x, m: m.nonzero(),
-    "argwhere": lambda x, m: torch.argwhere(m),
-    "where with one argument": lambda x, m: torch.where(m),
-    "mask read": lambda x, m: x[m],
-    "mask read of rows": lambda x, m: x[m.any(dim=1)],
-    "mask write": mask_write,
-    "masked_select": lambda x, m: x.masked_select(m),
-    "unique": lambda x, m: x.unique(),
-    "unique of rows": lambda x, m: torch.unique(x, dim=0),
-    "unique_consecutive": lambda x, m: x.unique_consecutive(),
-    "equal": lambda x, m: torch.equal(x, x),
-    "allclose": lambda x, m: torch.allclose(x, x),
-    "bincount": lambda x, m: torch.bincount(m.flatten().long()),
-    "repeat_interleave": lambda x, m: torch.repeat_interleave(x[0], m[0].long()),
-    "cpu": lambda x, m: x.cpu(),
-    "numpy": lambda x, m: x.numpy(),
-    "asarray": lambda x, m: np.asarray(x),
-    "tolist": lambda x, m: x.tolist(),
-    "tensor": lambda x, m: torch.tensor([1.0, 2.0]),
-    "as_tensor": lambda x, m: torch.as_tensor(2.0),
-    "in backward": in_backward,
-}
-
-
-@pytest.mark.parametrize("name", SYNCS)
-def test_the_counter_counts(name: str) -> None:
-    x = torch.arange(6.0).reshape(2, 3)
-    mask = x > 2
-    with SyncCounter() as syncs:
-        SYNCS[name](x, mask)
-    assert syncs.total == 1, syncs.places
-    assert "test_hot_path.py:" in syncs.places[0], "it says where"
-    before = syncs.total
-    SYNCS[name](x, mask)
-    assert syncs.total == before, "it counts only while entered"
-
-
-def test_the_counter_lets_device_work_pass() -> None:
-    x = torch.arange(6.0).reshape(2, 3)
-    mask, index = x > 2, torch.arange(2)
-    with SyncCounter() as syncs:
-        torch.where(mask, x, 0.0).sum()
-        x.masked_fill(mask, 1.0)
-        x[index], x[:, 1], x[..., 0]
-        x.clone()[:, 0] = 1.0
-        x.clone().copy_(x)
-        x.to(torch.float64).mean().clamp(min=0.0)
-        torch.as_tensor(x)
-        torch.repeat_interleave(x, 2, dim=0)
-        torch.randperm(7)
-        x.new_zeros(3).normal_()
-        mask.cumsum(dim=0)
-        assert x.shape[0] == 2 and x.device.type == "cpu"
-    assert syncs.total == 0, syncs.places
-
-
-def test_the_counter_pauses_and_restores() -> None:
-    methods = {name: getattr(Tensor, name) for name in ("item", "cpu", "numpy", "tolist")}
-    tensor = torch.tensor
-    x = torch.ones(3)
-    with SyncCounter() as syncs:
-        with syncs.pause():
-            assert x.sum().item() == 3.0 and x[x > 0].tolist() == [1.0] * 3
-        assert syncs.total == 0
-        x.sum().item()
-    assert syncs.counts == {"item": 1}
-    assert all(getattr(Tensor, name) is method for name, method in methods.items())
-    assert torch.tensor is tensor
-    with pytest.raises(RuntimeError, match="inside"), SyncCounter():
-        raise RuntimeError("inside")
-    assert Tensor.item is methods["item"]
-
-
-def test_the_counter_sees_copies_between_devices() -> None:
-    with SyncCounter() as syncs:
-        torch.ones(3).to("meta")
-    assert syncs.counts == {"_to_copy": 1}
-
-
-# The laws
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -149,7 +42,7 @@ def test_no_host_sync_in_acting_and_learning(kind: str, critic: bool, bf16: bool
         for _ in range(2):
             it.collect()
             it.update()
-    assert syncs.total == 0, syncs.places
+    assert syncs.total == 0, syncs.locations
 
 
 @pytest.mark.parametrize("schedule", ["adaptive", "linear", "constant"])
@@ -160,7 +53,7 @@ def test_no_host_sync_with_any_schedule(schedule: str, per: str, limit: float | 
     it.collect()
     with SyncCounter() as syncs:
         it.update()
-    assert syncs.total == 0, syncs.places
+    assert syncs.total == 0, syncs.locations
 
 
 def test_a_sync_in_the_update_would_be_found() -> None:

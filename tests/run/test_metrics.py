@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from gpusim_rl.diagnose.transfers import SyncCounter
 from gpusim_rl.env import Step
 from gpusim_rl.run.metrics import EpisodeWindow, Metrics
+from gpusim_rl.testing.sync_counter import SyncCounter
 
 CPU = torch.device("cpu")
 
@@ -182,7 +182,7 @@ def test_recording_never_waits_for_the_device():
     with SyncCounter() as syncs:
         metrics.record_step(step)
         metrics.record_update(stats)
-    assert syncs.total == 0, syncs.places
+    assert syncs.total == 0, syncs.locations
 
 
 def test_an_unfinished_interval_survives_a_checkpoint():

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from gpusim_rl.diagnose.transfers import SyncCounter
 from gpusim_rl.run import profile
-from gpusim_rl.run.profile import OUTSIDE, Copies, Work, load_trace, name_place, read_events
+from gpusim_rl.run.phases import OUTSIDE
+from gpusim_rl.run.profile import load_trace, name_place, read_events
+from gpusim_rl.testing.sync_counter import Copies, SyncCounter, Work
 from helpers.training import differences, make_trainer, read_csv, the_run
 
 MAIN, BACKWARD = 1, 2  # threads
@@ -263,7 +264,7 @@ def test_the_profiler_adds_no_sync_to_the_phases(tmp_path):
     with syncs:
         trainer.timer.observe(syncs.around)
         trainer.train()
-    assert not syncs.work["rollout"].syncs and not syncs.work["update"].syncs, syncs.places
+    assert not syncs.work["rollout"].syncs and not syncs.work["update"].syncs, syncs.locations
 
 
 def test_an_interrupted_run_keeps_the_part_of_its_trace(tmp_path):

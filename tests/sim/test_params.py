@@ -11,10 +11,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from gpusim_rl.diagnose.transfers import SyncCounter
 from gpusim_rl.errors import ConfigError, TaskError
 from gpusim_rl.sim import Scene, Sim
 from gpusim_rl.sim.params import FIELDS, Param, model_values
+from gpusim_rl.testing.sync_counter import SyncCounter
 from helpers.scenes import ant_scene, ball_scene, everywhere, make, only
 
 NUM = 4
@@ -441,7 +441,7 @@ def test_nothing_waits_for_the_device():
         gravity.set(light, where)
         sim.refresh()
         sim.step(1)
-    assert syncs.total == 0, syncs.places
+    assert syncs.total == 0, syncs.locations
     assert mass.value[:, 0].tolist() == [2.0, 4.0, 2.0, 2.0]
 
 

@@ -1,0 +1,275 @@
+"""Counts what would make the host wait for a CUDA device, or copy between the two. It works without a GPU.
+
+On the CPU `SyncCounter` looks at every operator of torch and knows which of them would wait or copy on CUDA.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from gpusim_rl.run.phases import OUTSIDE, reported_phase
+from gpusim_rl.run.source_location import locate
+
+# Operators whose result, or whose result's shape, must be known on the host.
+_OPERATORS = frozenset(
+    {
+        "_local_scalar_dense",  # item(), float(t), int(t), bool(t), `if t:`
+        "is_nonzero",
+        "equal",
+        "allclose",
+        "nonzero",  # also where(mask), argwhere
+        "masked_select",
+        "_unique",
+        "_unique2",
+        "unique_dim",
+        "unique_consecutive",
+        "bincount",
+    }
+)
+# An index that is a mask goes through `nonzero`. masked_fill_ and where do not.
+_INDEXING = frozenset({"index", "index_put", "index_put_", "_index_put_impl_"})
+_COPIES = frozenset({"_to_copy", "copy_"})
+_ALLOCATIONS = frozenset({"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"})
+_COUNT_BYTES = 8  # what comes to the host where the shape of a result depends on data
+# On the CPU these move memory without an operator of their own, so they are caught where Python
+# calls them. tensor() and as_tensor() copy from pageable host memory.
+_CALLS: tuple[tuple[Any, str], ...] = (
+    (Tensor, "item"),
+    (Tensor, "cpu"),
+    (Tensor, "numpy"),
+    (Tensor, "tolist"),
+    (Tensor, "__array__"),
+    (torch, "tensor"),
+    (torch, "as_tensor"),
+)
+
+
+@dataclass(slots=True)
+class Copies:
+    """Copies in one direction."""
+
+    count: int = 0
+    bytes: int = 0
+
+    def add(self, size: int) -> None:
+        """Counts a copy of `size` bytes."""
+        self.count += 1
+        self.bytes += size
+
+
+@dataclass(slots=True)
+class Work:
+    """What host and device did in one phase.
+
+    Attributes:
+        to_device: Copies from host to device.
+        to_host: Copies from device to host.
+        syncs: Calls that made the host wait, by kind.
+        operators: Operators of torch that compute something; counted on the CPU.
+        launches: Calls that gave work to the device: a graph of a thousand kernels is one; on CUDA, as the rest.
+        kernels: Kernels that ran.
+        wall_s: Time of the phase on the device's clock [s].
+        busy_s: Of it, how long the device is known to have been at work [s].
+        occupied_s: The same, with all of the time between the first and the last record of a graph's launch [s]: what
+            a graph repeats (a loop in it, as of Warp's solvers) is recorded once only, so the truth is between the two.
+    """
+
+    to_device: Copies = field(default_factory=Copies)
+    to_host: Copies = field(default_factory=Copies)
+    syncs: Counter[str] = field(default_factory=Counter)
+    operators: int = 0
+    launches: int = 0
+    kernels: int = 0
+    wall_s: float = 0.0
+    busy_s: float = 0.0
+    occupied_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class SourceLocation:
+    """A line of code that waits or copies.
+
+    Attributes:
+        phase: In which phase.
+        what: What it was: an operator, a call, a kind of copy.
+        where: `file:line` of who asked for it; empty where that is not known.
+    """
+
+    phase: str
+    what: str
+    where: str
+
+    def __str__(self) -> str:
+        return f"{self.what} at {self.where}" if self.where else self.what
+
+
+class SyncCounter(TorchDispatchMode):
+    """Counts host syncs while it is entered; on a CPU it tests code that is meant for CUDA.
+
+    What happens inside one operator of the library is not seen, and need not be: the fused Adam
+    step, for example, is one operator, whose CPU kernel reads step counter and learning rate from
+    memory as the CUDA kernel reads them on the device. Adam's unfused step is counted.
+
+    Args:
+        library: Package whose own lines are named rather than those of its callers and of what it calls.
+
+    Attributes:
+        found: Each sync, in order.
+        work: What was done in each phase.
+
+    Example:
+        with SyncCounter() as syncs:
+            ppo.update(rollout, last_obs, last_hidden)
+        assert syncs.total == 0, syncs.locations
+    """
+
+    def __init__(self, library: str | None = None) -> None:
+        super().__init__()
+        self.found: list[SourceLocation] = []
+        self.work: dict[str, Work] = {}
+        self._library = library
+        self._phase = OUTSIDE
+        self._paused = 0
+        self._originals: list[tuple[Any, str, Any]] = []
+        # What cpu() has just returned: on CUDA it would be in the host's memory, and reading it no sync.
+        self._on_host: list[Tensor] = []
+
+    @property
+    def total(self) -> int:
+        """Syncs so far."""
+        return len(self.found)
+
+    @property
+    def counts(self) -> Counter[str]:
+        """How often each kind of sync happened."""
+        return Counter(location.what for location in self.found)
+
+    @property
+    def locations(self) -> list[str]:
+        """`kind at file:line` of each, in order."""
+        return [str(location) for location in self.found]
+
+    @contextmanager
+    def pause(self) -> Iterator[None]:
+        """Does not count inside: for what belongs on the host, such as physics on CPU threads."""
+        self._paused += 1
+        try:
+            yield
+        finally:
+            self._paused -= 1
+
+    @contextmanager
+    def around(self, phase: str) -> Iterator[None]:
+        """Counts the block as a phase; a phase inside another one has its own numbers. For `PhaseTimer.observe`."""
+        outer, self._phase = self._phase, reported_phase(phase)
+        self.work.setdefault(self._phase, Work())
+        try:
+            yield
+        finally:
+            self._phase = outer
+
+    def __enter__(self) -> SyncCounter:
+        for owner, name in _CALLS:
+            original = getattr(owner, name)
+            self._originals.append((owner, name, original))
+            setattr(owner, name, self._counted(name, original))
+        super().__enter__()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        super().__exit__(kind, error, trace)
+        while self._originals:
+            setattr(*self._originals.pop())
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Looks at one operator, then runs it."""
+        kwargs = dict(kwargs or {})
+        if self._paused:
+            return func(*args, **kwargs)
+        name, view = func.overloadpacket.__name__, getattr(func, "is_view", False)
+        if not view and name not in _ALLOCATIONS and func.namespace != "profiler":
+            self._of_phase().operators += 1
+        if _syncs(name, args, kwargs):
+            self._record(name)
+            self._count_copy(name, args, kwargs)
+        result = func(*args, **kwargs)
+        if self._on_host:
+            of_host = any(args[0] is tensor for tensor in self._on_host) if args else False
+            self._on_host = [*self._on_host, result] if view and of_host else []
+        return result
+
+    def _counted(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def counted(first: Any, *args: Any, **kwargs: Any) -> Any:
+            stays = name == "as_tensor" and isinstance(first, Tensor)
+            stays = stays or any(first is tensor for tensor in self._on_host)
+            counts = not self._paused and not stays
+            if counts:
+                self._record(name)
+            with self.pause():  # one call, one sync
+                result = call(first, *args, **kwargs)
+            if counts and isinstance(first, Tensor):
+                self._of_phase().to_host.add(first.nbytes)
+                if name == "cpu":
+                    self._on_host.append(result)
+            elif counts:
+                self._of_phase().to_device.add(result.nbytes)
+            return result
+
+        return counted
+
+    def _of_phase(self) -> Work:
+        return self.work.setdefault(self._phase, Work())
+
+    def _record(self, name: str) -> None:
+        self._of_phase().syncs[name] += 1
+        self.found.append(SourceLocation(self._phase, name, locate(sys._getframe(), self._library)))
+
+    def _count_copy(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        work = self._of_phase()
+        if name in ("_local_scalar_dense", "is_nonzero"):
+            work.to_host.add(args[0].element_size())
+        elif name == "copy_":
+            (work.to_device if args[1].device.type == "cpu" else work.to_host).add(args[1].nbytes)
+        elif name == "_to_copy":
+            (work.to_device if args[0].device.type == "cpu" else work.to_host).add(args[0].nbytes)
+        else:
+            work.to_host.add(_COUNT_BYTES)
+
+
+def _syncs(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    if name in _OPERATORS:
+        return True
+    if name == "repeat_interleave":  # the length of the result is the sum of the repeats
+        return kwargs.get("output_size") is None and any(isinstance(a, Tensor) for a in args)
+    if name in _INDEXING:
+        indices = (i for i in args[1] if isinstance(i, Tensor))
+        return any(index.dtype in (torch.bool, torch.uint8) for index in indices)
+    if name in _COPIES:
+        devices = {leaf.device.type for leaf in tree_leaves(args) if isinstance(leaf, Tensor)}
+        target = kwargs.get("device")
+        if target is not None:
+            devices.add(torch.device(target).type)
+        return len(devices) > 1 and "cpu" in devices
+    return False
