@@ -20,11 +20,12 @@ from typing import Any
 import torch
 
 from gpusim_rl.env import Step
+from gpusim_rl.diagnose.trace import load_trace, name_function, read_events
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.learn.algorithm import EnvSpec
 from gpusim_rl.run.logger import Logger
 from gpusim_rl.run.phases import ITERATION, OUTSIDE, reported_phase
-from gpusim_rl.run.profile import load_trace, make_profiler, name_place, phase_range, read_events
+from gpusim_rl.run.profiler import make_profiler, phase_range
 from gpusim_rl.run.source_location import LIBRARY, describe, locate
 from gpusim_rl.run.trainer import Trainer
 from gpusim_rl.sim.registry import SIMULATORS
@@ -172,7 +173,7 @@ def _audit_cuda(loop: Loop, iterations: int) -> Audit:
 
 
 def _trace(loop: Loop, iterations: int, *, stacks: bool = False) -> list[dict[str, Any]]:
-    with make_profiler(loop.device, stacks=stacks) as profiler:
+    with make_profiler(loop.device, with_stack=stacks) as profiler:
         for _ in range(iterations):
             with phase_range(ITERATION):
                 loop.iterate()
@@ -188,7 +189,7 @@ def _stack_places(loop: Loop) -> Counter[SourceLocation]:
     """What crosses in one more iteration, and the functions that asked for it."""
     events = _trace(loop, 1, stacks=True)
     found = read_events(events).transfers
-    return Counter(SourceLocation(each.phase, each.what, name_place(events, each, LIBRARY) or "") for each in found)
+    return Counter(SourceLocation(each.phase, each.what, name_function(events, each, LIBRARY) or "") for each in found)
 
 
 class _CurrentPhase:

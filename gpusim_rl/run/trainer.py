@@ -30,7 +30,7 @@ from gpusim_rl.run.logger import Logger, RunStatus
 from gpusim_rl.run.memory_estimate import one_line_if_out_of_memory, warn_of_memory
 from gpusim_rl.run.metadata import describe_run
 from gpusim_rl.run.metrics import Metrics, Row
-from gpusim_rl.run.profile import profiling
+from gpusim_rl.run.profiler import profiling
 from gpusim_rl.run.run_dir import RunDir, chosen_task
 from gpusim_rl.run.stop_signal import StopSignal
 from gpusim_rl.run.timing import PhaseTimer

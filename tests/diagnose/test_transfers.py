@@ -18,8 +18,8 @@ from gpusim_rl.errors import ConfigError
 from gpusim_rl.run.logger import Logger
 from gpusim_rl.run.phases import OUTSIDE
 from gpusim_rl.testing.sync_counter import Copies, SourceLocation, Work
+from helpers.trace_events import DTOH, HTOD, call, copy, event, kernel, phase
 from helpers.training import Faulty, make_trainer
-from test_profile import DTOH, HTOD, call, copy, event, kernel, phase
 
 CPU = torch.device("cpu")
 

@@ -1,32 +1,19 @@
-"""Where an iteration's time goes and what crosses the bus: traces of torch's profiler, written and read."""
+"""What a trace of torch's profiler says: the work of host and device by phase, and all that they exchanged."""
 
 from __future__ import annotations
 
 import gzip
 import json
-import os
 import re
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import torch
+from typing import Any
 
 from gpusim_rl.run.phases import ITERATION, OUTSIDE, reported_phase
+from gpusim_rl.run.profiler import PREFIX
 from gpusim_rl.testing.sync_counter import Work
-
-if TYPE_CHECKING:
-    from gpusim_rl.run.logger import Logger
-    from gpusim_rl.run.trainer import Trainer
-
-PREFIX = "phase/"
-"""Our ranges in a trace are `phase/<name>`."""
-
-WARM_UP = 4
-"""Iterations before those of a trace: by then everything is compiled, captured and allocated."""
 
 _DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
 _RUNTIME = ("cuda_runtime", "cuda_driver")
@@ -36,6 +23,7 @@ _WAITS = re.compile(
     r"|cudaMemcpy(?!.*(Async|Peer))|cuMemcpy(HtoD|DtoH)(?!.*Async)"
     r"|cuda(Free|FreeHost)$"  # waits for all that the device has to do
 )
+_RANGE = re.compile(rf"{PREFIX}|ProfilerStep#")  # our ranges, and the steps of the profiler, which are iterations
 _FUNCTION = re.compile(r"(?P<file>.+)\((?P<line>\d+)\): (?P<function>.+)")
 
 
@@ -57,8 +45,8 @@ class Transfer:
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
-    """What a trace says: work by phase, and all that crossed between host and device."""
+class Trace:
+    """What a trace says: work by phase, and all that host and device exchanged."""
 
     work: dict[str, Work]
     transfers: list[Transfer]
@@ -77,7 +65,7 @@ def load_trace(path: Path) -> list[dict[str, Any]]:
         return json.load(file)["traceEvents"]
 
 
-def read_events(events: Sequence[Mapping[str, Any]]) -> Reading:
+def read_events(events: Sequence[Mapping[str, Any]]) -> Trace:
     """Adds up what a trace of torch's profiler says about the iterations in it.
 
     Work on the device belongs to the phase in which the host launched it, whenever it ran: both records have the same
@@ -165,10 +153,10 @@ def read_events(events: Sequence[Mapping[str, Any]]) -> Reading:
         work[segment.phase].wall_s += (boundary - begin) * 1e-6 if boundary > begin else 0.0
         work[segment.phase].busy_s += busy.within(begin, boundary) * 1e-6
         work[segment.phase].occupied_s += occupied.within(begin, boundary) * 1e-6
-    return Reading(work, transfers)
+    return Trace(work, transfers)
 
 
-def name_place(events: Iterable[Mapping[str, Any]], transfer: Transfer, library: re.Pattern[str]) -> str | None:
+def name_function(events: Iterable[Mapping[str, Any]], transfer: Transfer, library: re.Pattern[str]) -> str | None:
     """The innermost Python function of a trace with stacks in which a transfer happened, without those of a library.
 
     A trace knows where a function begins, not the line in it.
@@ -189,12 +177,16 @@ def _argument(event: Mapping[str, Any], name: str) -> Any:
     return event.get("args", {}).get(name)
 
 
+def _phase(name: str) -> str:
+    return reported_phase(name.removeprefix(PREFIX)) if name.startswith(PREFIX) else reported_phase(ITERATION)
+
+
 def _segments(events: Iterable[Mapping[str, Any]]) -> list[_Segment]:
     """Our nested ranges as disjoint ones in order: each moment belongs to the innermost."""
     ranges = [
-        (event["ts"], event["ts"] + event["dur"], reported_phase(event["name"].removeprefix(PREFIX)))
+        (event["ts"], event["ts"] + event["dur"], _phase(event["name"]))
         for event in events
-        if event.get("cat") == "user_annotation" and event["name"].startswith(PREFIX)
+        if event.get("cat") == "user_annotation" and _RANGE.match(event["name"])
     ]
     segments: list[_Segment] = []
     stack: list[tuple[float, str]] = []  # end and phase
@@ -239,122 +231,3 @@ class _Union:
                 break
             covered += min(high, self._ends[index]) - max(low, self._begins[index])
         return covered
-
-
-# Writing
-
-
-def phase_range(phase: str) -> AbstractContextManager[Any]:
-    """A named range in the traces of torch's profiler; for `PhaseTimer.observe`."""
-    return torch.profiler.record_function(PREFIX + phase)
-
-
-def make_profiler(device: torch.device, *, stacks: bool = False) -> torch.profiler.profile:
-    """A profiler of the host and, on CUDA, of everything on the device, whichever library launched it."""
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # it writes its stages to stderr
-    activities = [torch.profiler.ProfilerActivity.CPU]
-    cuda = device.type == "cuda"
-    if cuda:
-        # A profiler that is taken down and set up again between replays of graphs crashes or sees nothing.
-        os.environ.setdefault("TEARDOWN_CUPTI", "0")
-        os.environ.setdefault("DISABLE_CUPTI_LAZY_REINIT", "1")
-        activities.append(torch.profiler.ProfilerActivity.CUDA)
-    settings = torch.profiler._ExperimentalConfig(enable_cuda_sync_events=cuda)  # type: ignore[reportPrivateImportUsage]
-    return torch.profiler.profile(activities=activities, with_stack=stacks, experimental_config=settings)
-
-
-@contextmanager
-def profiling(trainer: Trainer, log: Logger) -> Iterator[None]:
-    """`debug=profile`: traces a few steady iterations of the training in the block into `<run>/profile/trace.json.gz`.
-
-    On CUDA the phases are NVTX ranges too. Under Nsight Systems these are all, since only one of the two profilers
-    can listen to the device; the traced iterations are marked for its `--capture-range=cudaProfilerApi`.
-    """
-    if not trainer.cfg.debug.profile:
-        yield
-        return
-    recorder = _Recorder(trainer, log)
-    trainer.timer.observe(recorder.around)
-    try:
-        yield
-    finally:
-        recorder.stop()
-
-
-class _Recorder:
-    """Starts and stops a profiler between iterations, which end with the phase `log`."""
-
-    def __init__(self, trainer: Trainer, log: Logger) -> None:
-        self._trainer, self._log = trainer, log
-        self._cuda = trainer.rl_device.type == "cuda"
-        self._nsight = self._cuda and "NSYS_PROFILING_SESSION_ID" in os.environ
-        left = trainer.cfg.max_iterations - trainer.iteration
-        self._warm_up = max(0, min(WARM_UP, left - trainer.cfg.debug.profile))
-        self._last = self._warm_up + min(trainer.cfg.debug.profile, left)
-        self._done = 0
-        self._running: ExitStack | None = None
-        self._iteration = ExitStack()
-        self._first = 0
-        if self._warm_up == 0 and left > 0:
-            self._start()
-
-    @contextmanager
-    def around(self, phase: str) -> Iterator[None]:
-        """For `PhaseTimer.observe`."""
-        with torch.cuda.nvtx.range(phase) if self._cuda else nullcontext(), phase_range(phase):
-            yield
-        if phase == "log":
-            self._end_iteration()
-
-    def _end_iteration(self) -> None:
-        self._done += 1
-        if self._running is None:
-            if self._done == self._warm_up:
-                self._start()
-        elif self._done == self._last:
-            self.stop()
-        else:
-            self._iteration.close()
-            self._iteration.enter_context(phase_range(ITERATION))
-
-    def _start(self) -> None:
-        self._first = self._trainer.iteration + 1
-        self._running = ExitStack()
-        if self._nsight:
-            torch.cuda.profiler.start()
-            self._running.callback(torch.cuda.profiler.stop)
-        else:
-            profiler = make_profiler(self._trainer.rl_device)
-            self._running.callback(self._write, profiler)
-            self._running.enter_context(profiler)
-        self._iteration.enter_context(phase_range(ITERATION))
-
-    def stop(self) -> None:
-        """Ends the trace, if there is one under way, and writes it."""
-        if self._running is None:
-            return
-        running, self._running = self._running, None
-        self._iteration.close()
-        if self._cuda:
-            torch.cuda.synchronize(self._trainer.rl_device)  # what was launched belongs to the trace
-        running.close()
-        if self._nsight:
-            self._log.console.info(f"Nsight Systems has recorded {self._iterations}")
-
-    def _write(self, profiler: torch.profiler.profile) -> None:
-        folder = self._log.run_dir.path / "profile"
-        try:
-            folder.mkdir(exist_ok=True)
-            profiler.export_chrome_trace(str(folder / "trace.json.gz"))
-        except (OSError, RuntimeError) as error:
-            self._log.console.warn(f"the trace could not be written to {folder}: {error}")
-            return
-        self._log.console.info(
-            f"{self._log.run_dir}/profile/trace.json.gz has {self._iterations}:"
-            " open it with https://ui.perfetto.dev or chrome://tracing"
-        )
-
-    @property
-    def _iterations(self) -> str:
-        last = self._trainer.iteration
-        return f"iteration {last}" if last <= self._first else f"iterations {self._first} to {last}"

@@ -1,46 +1,13 @@
-"""Traces: what is read from them, against numbers worked out by hand, and what `debug=profile` writes."""
+"""What is read from traces, against numbers worked out by hand."""
 
 from __future__ import annotations
 
-import os
 import re
-from typing import Any
 
-import pytest
-import torch
-
-from gpusim_rl.run import profile
+from gpusim_rl.diagnose.trace import name_function, read_events
 from gpusim_rl.run.phases import OUTSIDE
-from gpusim_rl.run.profile import load_trace, name_place, read_events
-from gpusim_rl.testing.sync_counter import Copies, SyncCounter, Work
-from helpers.training import differences, make_trainer, read_csv, the_run
-
-MAIN, BACKWARD = 1, 2  # threads
-HTOD, DTOH, DTOD = (
-    "Memcpy HtoD (Pageable -> Device)",
-    "Memcpy DtoH (Device -> Pinned)",
-    "Memcpy DtoD (Device -> Device)",
-)
-
-
-def event(cat: str, name: str, ts: float, dur: float, *, tid: int = MAIN, **args: Any) -> dict[str, Any]:
-    return {"ph": "X", "cat": cat, "name": name, "ts": ts, "dur": dur, "tid": tid, "args": args}
-
-
-def phase(name: str, ts: float, end: float) -> dict[str, Any]:
-    return event("user_annotation", f"phase/{name}", ts, end - ts)
-
-
-def call(name: str, ts: float, correlation: int, *, cat: str = "cuda_runtime", tid: int = MAIN) -> dict[str, Any]:
-    return event(cat, name, ts, 1.0, tid=tid, correlation=correlation)
-
-
-def kernel(ts: float, end: float, correlation: int, stream: int = 7) -> dict[str, Any]:
-    return event("kernel", "a_kernel", ts, end - ts, tid=stream, correlation=correlation, stream=stream)
-
-
-def copy(name: str, ts: float, end: float, correlation: int, size: int) -> dict[str, Any]:
-    return event("gpu_memcpy", name, ts, end - ts, tid=7, correlation=correlation, bytes=size)
+from gpusim_rl.testing.sync_counter import Copies, Work
+from helpers.trace_events import BACKWARD, DTOD, DTOH, HTOD, call, copy, event, kernel, phase
 
 
 def us(work: Work) -> tuple[float, float]:
@@ -199,7 +166,7 @@ def test_an_empty_trace_has_no_phases():
     assert read_events([]).work == {} and read_events([call("cudaStreamSynchronize", 1, 1)]).work == {}
 
 
-def test_a_crossing_is_named_by_the_innermost_function_that_is_not_the_librarys():
+def test_a_transfer_is_named_by_the_innermost_function_that_is_not_the_librarys():
     events = [
         phase("iteration", 0, 100),
         call("cudaStreamSynchronize", 50, 1),
@@ -211,127 +178,5 @@ def test_a_crossing_is_named_by_the_innermost_function_that_is_not_the_librarys(
         event("python_function", "<built-in method item>", 49, 5),
     ]
     [transfer] = read_events(events).transfers
-    assert name_place(events, transfer, re.compile(r"^torch/")) == "tasks/ant.py:88 (in rewards)"
-    assert name_place([], transfer, re.compile(r"^torch/")) is None
-
-
-# Writing
-
-
-@pytest.mark.parametrize(
-    ("settings", "traced"),
-    [
-        ({"max_iterations": 9, "debug": "profile"}, [5, 6, 7]),
-        ({"max_iterations": 9, "debug": {"profile": 1}}, [5]),
-        ({"max_iterations": 2, "debug": {"profile": 3}}, [1, 2]),
-        ({"max_iterations": 4, "debug": {"profile": 2}}, [3, 4]),
-    ],
-)
-def test_steady_iterations_are_traced_phase_by_phase(settings, traced, tmp_path):
-    trainer = make_trainer("Cartpole", tmp_path, **settings)
-    trainer.train()
-    run = the_run(tmp_path)
-    events = load_trace(run / "profile" / "trace.json.gz")
-    counts = {name: 0 for name in ("iteration", "policy", "simulate", "update", "log")}
-    for found in events:
-        if found.get("cat") == "user_annotation" and found["name"].startswith("phase/"):
-            counts[found["name"].removeprefix("phase/")] += 1
-    iterations, horizon = len(traced), trainer.cfg.ppo.horizon
-    assert counts.pop("policy") >= iterations * horizon
-    expected = {"iteration": iterations, "simulate": iterations * horizon, "update": iterations, "log": iterations}
-    assert counts == expected
-    work = read_events(events).work
-    assert set(work) == {"rollout", "update", "log", OUTSIDE}
-    assert all(each.wall_s > 0 and each.busy_s == each.kernels == 0 for each in work.values())
-    text = f"iterations {traced[0]} to {traced[-1]}" if iterations > 1 else f"iteration {traced[0]}"
-    assert f"profile/trace.json.gz has {text}: open it with" in (run / "train.log").read_text()
-
-
-def test_a_trace_does_not_change_the_training(tmp_path):
-    runs = []
-    for name, traced in (("with", 3), ("without", 0)):
-        trainer = make_trainer("Cartpole", tmp_path / name, max_iterations=8, debug={"profile": traced})
-        trainer.train()
-        runs.append((read_csv(the_run(tmp_path / name)), trainer.algorithm.policy.state_dict()))
-    (rows, policy), (expected_rows, expected_policy) = runs
-    assert rows == expected_rows and differences(policy, expected_policy) == []
-    assert not (the_run(tmp_path / "without") / "profile").exists()
-
-
-def test_the_profiler_adds_no_sync_to_the_phases(tmp_path):
-    syncs = SyncCounter()
-    trainer = make_trainer("Cartpole", tmp_path, max_iterations=3, debug={"profile": 1}, log={"interval": 1000})
-    with syncs:
-        trainer.timer.observe(syncs.around)
-        trainer.train()
-    assert not syncs.work["rollout"].syncs and not syncs.work["update"].syncs, syncs.locations
-
-
-def test_an_interrupted_run_keeps_the_part_of_its_trace(tmp_path):
-    trainer = make_trainer("Cartpole", tmp_path, max_iterations=20, debug="profile")
-    update, updates = trainer.algorithm.update, []
-
-    def fails(*args: Any) -> Any:
-        updates.append(1)
-        if len(updates) == 6:
-            raise ZeroDivisionError
-        return update(*args)
-
-    trainer.algorithm.update = fails  # type: ignore[method-assign]
-    with pytest.raises(ZeroDivisionError):
-        trainer.train()
-    events = load_trace(the_run(tmp_path) / "profile" / "trace.json.gz")
-    assert sum(found["name"] == "phase/update" for found in events) == 2  # of iterations 5 and 6
-
-
-def test_a_trace_that_cannot_be_written_ends_nothing(tmp_path, capsys):
-    trainer = make_trainer("Cartpole", tmp_path, max_iterations=3, debug={"profile": 1})
-    run_dir = trainer.run_dir()
-    (run_dir.path / "profile").write_text("in the way")
-    trainer.run_dir = lambda: run_dir  # type: ignore[method-assign]
-    assert trainer.train()["iteration"] == 3
-    assert "the trace could not be written" in capsys.readouterr().err
-
-
-def test_the_console_stays_free_of_the_profilers_own_lines(tmp_path, train_cli):
-    done = train_cli("task=Cartpole", "debug=profile", "num_envs=16", "max_iterations=3", "ppo.horizon=4", "device=cpu")
-    assert done.stderr == ""
-    [line] = [text for text in done.stdout.splitlines() if "trace.json.gz" in text]
-    assert (tmp_path / line.split(" has ")[0]).is_file()
-
-
-class Device:
-    """Stands for CUDA where there is none: writes down what is asked of it."""
-
-    def __init__(self) -> None:
-        self.asked: list[str] = []
-
-    def note(self, what: str) -> Any:
-        return lambda *args: self.asked.append(what)
-
-
-def test_under_nsight_the_iterations_are_marked_and_the_other_profiler_stays_away(tmp_path, monkeypatch):
-    device = Device()
-    trainer = make_trainer("Cartpole", tmp_path, max_iterations=8, debug={"profile": 2})
-    monkeypatch.setitem(os.environ, "NSYS_PROFILING_SESSION_ID", "1")
-    for owner, name in ((torch.cuda.profiler, "start"), (torch.cuda.profiler, "stop"), (torch.cuda, "synchronize")):
-        monkeypatch.setattr(owner, name, device.note(name))
-    monkeypatch.setattr(torch.cuda.nvtx, "range_push", device.note("push"))
-    monkeypatch.setattr(torch.cuda.nvtx, "range_pop", device.note("pop"))
-
-    class OnCuda(profile._Recorder):
-        def __init__(self, trainer: Any, log: Any) -> None:
-            cpu, trainer.rl_device = trainer.rl_device, torch.device("cuda")
-            super().__init__(trainer, log)
-            trainer.rl_device = cpu
-
-    monkeypatch.setattr(profile, "_Recorder", OnCuda)
-    trainer.train()
-    asked = [name for name in device.asked if name not in ("push", "pop")]
-    assert asked == ["start", "synchronize", "stop"]
-    per_iteration = device.asked.index("start") // (2 * 4)
-    ranges = device.asked[device.asked.index("start") : device.asked.index("synchronize")].count("push")
-    assert ranges == 2 * per_iteration > 0
-    run = the_run(tmp_path)
-    assert not (run / "profile").exists()
-    assert "Nsight Systems has recorded iterations 5 to 6" in (run / "train.log").read_text()
+    assert name_function(events, transfer, re.compile(r"^torch/")) == "tasks/ant.py:88 (in rewards)"
+    assert name_function([], transfer, re.compile(r"^torch/")) is None

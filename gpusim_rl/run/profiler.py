@@ -1,0 +1,155 @@
+"""`debug=profile`: a trace of a few steady iterations, by torch's profiler or by Nsight Systems."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.profiler import ProfilerAction
+
+if TYPE_CHECKING:
+    from gpusim_rl.run.logger import Logger
+    from gpusim_rl.run.trainer import Trainer
+
+PREFIX = "phase/"
+"""Our ranges in a trace are `phase/<name>`."""
+
+WARM_UP = 4
+"""Iterations before those of a trace: by then everything is compiled, captured and allocated."""
+
+
+def phase_range(phase: str) -> AbstractContextManager[Any]:
+    """A named range in the traces of torch's profiler; for `PhaseTimer.observe`."""
+    return torch.profiler.record_function(PREFIX + phase)
+
+
+def make_profiler(device: torch.device, **settings: Any) -> torch.profiler.profile:
+    """A profiler of the host and, on CUDA, of everything on the device, whichever library launched it.
+
+    Args:
+        device: Where the training runs.
+        settings: Of `torch.profiler.profile`.
+    """
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # it writes its stages to stderr
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    cuda = device.type == "cuda"
+    if cuda:
+        # A profiler that is taken down and set up again between replays of graphs crashes or sees nothing.
+        os.environ.setdefault("TEARDOWN_CUPTI", "0")
+        os.environ.setdefault("DISABLE_CUPTI_LAZY_REINIT", "1")
+        activities.append(torch.profiler.ProfilerActivity.CUDA)
+    waits = torch.profiler._ExperimentalConfig(enable_cuda_sync_events=cuda)  # type: ignore[reportPrivateImportUsage]
+    return torch.profiler.profile(activities=activities, experimental_config=waits, **settings)
+
+
+@contextmanager
+def profiling(trainer: Trainer, log: Logger) -> Iterator[None]:
+    """`debug=profile`: traces a few steady iterations of the training in the block into `<run>/profile/trace.json.gz`.
+
+    On CUDA the phases are NVTX ranges too. Under Nsight Systems there are only these, since only one of the two
+    profilers can listen to the device; the traced iterations are marked for its `--capture-range=cudaProfilerApi`.
+    """
+    left = trainer.cfg.max_iterations - trainer.iteration
+    if not trainer.cfg.debug.profile or left <= 0:
+        yield
+        return
+    recorder = _Recorder(trainer, log, left)
+    trainer.timer.observe(recorder.around)
+    with recorder.profiler:
+        recorder.profiler.step()
+        try:
+            yield
+        finally:
+            if recorder.incomplete:
+                recorder.synchronize()
+
+
+class _Recorder:
+    """Steps a profiler from iteration to iteration; each ends with the phase `log`."""
+
+    def __init__(self, trainer: Trainer, log: Logger, left: int) -> None:
+        self._trainer, self._log = trainer, log
+        active = min(trainer.cfg.debug.profile, left)
+        warm_up = min(WARM_UP, left - active)
+        self._first = trainer.iteration + warm_up + 1
+        self._last = trainer.iteration + warm_up + active
+        self._cuda = trainer.rl_device.type == "cuda"
+        # The profiler's first step ends before the first iteration: thus it has its own warm-up in any case.
+        schedule = torch.profiler.schedule(wait=warm_up, warmup=1, active=active, repeat=1)
+        self.profiler: torch.profiler.profile | _Nsight
+        if self._cuda and "NSYS_PROFILING_SESSION_ID" in os.environ:
+            self.profiler = _Nsight(schedule, on_trace_ready=self._report)
+        else:
+            self.profiler = make_profiler(trainer.rl_device, schedule=schedule, on_trace_ready=self._write)
+
+    @contextmanager
+    def around(self, phase: str) -> Iterator[None]:
+        """For `PhaseTimer.observe`."""
+        with torch.cuda.nvtx.range(phase) if self._cuda else nullcontext(), phase_range(phase):
+            yield
+        if phase == "log":
+            if self._trainer.iteration == self._last:
+                self.synchronize()
+            self.profiler.step()
+
+    def synchronize(self) -> None:
+        """Waits for the device: what was launched belongs to the trace."""
+        if self._cuda:
+            torch.cuda.synchronize(self._trainer.rl_device)
+
+    @property
+    def incomplete(self) -> bool:
+        """The training ends in the middle of the trace."""
+        return self._first <= self._trainer.iteration + 1 <= self._last
+
+    def _write(self, profiler: torch.profiler.profile) -> None:
+        folder = self._log.run_dir.path / "profile"
+        try:
+            folder.mkdir(exist_ok=True)
+            profiler.export_chrome_trace(str(folder / "trace.json.gz"))
+        except (OSError, RuntimeError) as error:
+            self._log.console.warn(f"the trace could not be written to {folder}: {error}")
+            return
+        self._log.console.info(
+            f"{self._log.run_dir}/profile/trace.json.gz has {self._iterations}:"
+            " open it with https://ui.perfetto.dev or chrome://tracing"
+        )
+
+    def _report(self) -> None:
+        self._log.console.info(f"Nsight Systems has recorded {self._iterations}")
+
+    @property
+    def _iterations(self) -> str:
+        last = self._trainer.iteration
+        return f"iteration {self._first}" if last <= self._first else f"iterations {self._first} to {last}"
+
+
+class _Nsight:
+    """Marks for Nsight Systems the iterations that torch's profiler would trace."""
+
+    def __init__(self, schedule: Callable[[int], ProfilerAction], *, on_trace_ready: Callable[[], None]) -> None:
+        self._schedule, self._on_trace_ready = schedule, on_trace_ready
+        self._number = 0
+        self._recording = False
+
+    def __enter__(self) -> _Nsight:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._record(False)
+
+    def step(self) -> None:
+        """Ends one step and begins the next."""
+        self._number += 1
+        self._record(self._schedule(self._number) in (ProfilerAction.RECORD, ProfilerAction.RECORD_AND_SAVE))
+
+    def _record(self, recording: bool) -> None:
+        if recording and not self._recording:
+            torch.cuda.profiler.start()
+        elif self._recording and not recording:
+            torch.cuda.profiler.stop()
+            self._on_trace_ready()
+        self._recording = recording
