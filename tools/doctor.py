@@ -1,9 +1,9 @@
-"""Check the machine, say what limits a run, and find the best number of envs.
+"""Check the machine, say what limits a run, and measure how a task scales with the number of envs.
 
 python tools/doctor.py                                    the machine: does everything work here?
-python tools/doctor.py Ant                                the latest Ant run, finished or going on: what limits it?
-python tools/doctor.py sweep task=Ant                     numbers of envs and devices: which is the best?
-python tools/doctor.py sweep task=Ant --num-envs 256,1024,4096 --devices cpu,cuda --out sweep.json
+python tools/doctor.py Ant                                the latest Ant run, finished or not: what limits it?
+python tools/doctor.py scaling task=Ant                   numbers of envs and devices: which is the best?
+python tools/doctor.py scaling task=Ant --num-envs 256,1024,4096 --devices cpu,cuda --out scaling.json
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from gpusim_rl.diagnose.machine_check import Check
-    from gpusim_rl.diagnose.rules import Finding, Profile
+    from gpusim_rl.diagnose.rules import Finding
+    from gpusim_rl.diagnose.run_stats import RunStats
     from gpusim_rl.diagnose.scaling import Point, Recommendation
 
 CPU_COUNTS = (64, 256, 1024, 4096)
@@ -45,9 +46,9 @@ def main(argv: list[str] | None = None) -> int:
 
 def parse(argv: list[str]) -> argparse.Namespace:
     """The command line."""
-    if argv[:1] == ["sweep"]:
+    if argv[:1] == ["scaling"]:
         parser = argparse.ArgumentParser(
-            prog="doctor sweep", description="Measure a task at several numbers of envs and on several devices."
+            prog="doctor scaling", description="Measure a task at several numbers of envs and on several devices."
         )
         parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="as for train.py: task=Ant")
         parser.add_argument("--num-envs", type=counts, help="numbers of envs, e.g. 64,256,1024")
@@ -57,11 +58,11 @@ def parse(argv: list[str]) -> argparse.Namespace:
         parser.add_argument("--warm-up", type=positive, default=WARM_UP, help=f"iterations before (default: {WARM_UP})")
         parser.add_argument("--json", action="store_true", help="print json instead of the table")
         parser.add_argument("--out", type=Path, help="json file to write")
-        parser.set_defaults(command=sweep)
+        parser.set_defaults(command=measure_scaling)
         args = parser.parse_intermixed_args(argv[1:])
         args.argv = argv
         return args
-    if argv[:1] == ["measure"]:  # the sweep and the self-test start it, in a process of its own
+    if argv[:1] == ["measure"]:  # started by `scaling` and by the self-test, in a process of its own
         parser = argparse.ArgumentParser(prog="doctor measure")
         parser.add_argument("overrides", nargs="*")
         parser.add_argument("--warm-up", type=int, default=WARM_UP)
@@ -75,7 +76,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("run", nargs="?", help="run folder, or a task (its latest run); without it, the machine")
     parser.add_argument("--json", action="store_true", help="print json instead of words")
     args = parser.parse_args(argv)
-    args.command = check_machine if args.run is None else look_at_run
+    args.command = report_machine if args.run is None else report_run
     return args
 
 
@@ -106,12 +107,12 @@ def names(text: str) -> list[str]:
 # The machine
 
 
-def check_machine(args: argparse.Namespace) -> int:
+def report_machine(args: argparse.Namespace) -> int:
     """Prints one line for each thing that was looked at; 1 if training does not work."""
-    from gpusim_rl.diagnose.machine_check import look_at_machine
+    from gpusim_rl.diagnose.machine_check import check_machine
 
     checks = []
-    for check in itertools.chain(look_at_machine(Path("runs")), self_tests()):
+    for check in itertools.chain(check_machine(Path("runs")), self_tests()):
         checks.append(check)
         if not args.json:
             print(check, flush=True)
@@ -141,7 +142,9 @@ def self_tests() -> Iterator[Check]:
         needed = device in simulator.default_on
         small = ["task=Ant", f"sim={sim}", f"device={device}", "num_envs=16", "ppo.horizon=8", "ppo.minibatch_size=64"]
         started = time.perf_counter()
-        result = measure_apart(small, "--warm-up", "2", "--iterations", "1")  # the third is replayed from graphs
+        result = measure_in_subprocess(
+            small, "--warm-up", "2", "--iterations", "1"
+        )  # the third is replayed from graphs
         took = f"{time.perf_counter() - started:.0f} s"
         if isinstance(result, dict):
             text = f"{sim} on {device}: 3 iterations of 16 ants in {result['precision']} ({took} with start-up)"
@@ -154,70 +157,69 @@ def self_tests() -> Iterator[Check]:
 # A run
 
 
-def look_at_run(args: argparse.Namespace) -> int:
+def report_run(args: argparse.Namespace) -> int:
     """Prints what limits a run."""
     import dataclasses
 
-    from gpusim_rl.diagnose.rules import diagnose, verdict
-    from gpusim_rl.diagnose.run_stats import read_profile
+    from gpusim_rl.diagnose.rules import conclusion, diagnose
+    from gpusim_rl.diagnose.run_stats import read_run_stats
     from gpusim_rl.paths import find_run
 
     folder = find_run(args.run)
-    profile = read_profile(folder)
-    findings = diagnose(profile)
+    stats = read_run_stats(folder)
+    findings = diagnose(stats)
     if args.json:
         result = {
             "run": str(folder),
-            "verdict": verdict(profile, findings),
+            "conclusion": conclusion(stats, findings),
             "findings": [{**dataclasses.asdict(finding), "text": str(finding)} for finding in findings],
-            "profile": dataclasses.asdict(profile),
+            "stats": dataclasses.asdict(stats),
         }
         print(json.dumps(result, indent=2))
         return 0
-    print("\n".join([*summary(folder, profile), "", *words(profile, findings)]))
+    print("\n".join([*summary(folder, stats), "", *finding_lines(stats, findings)]))
     return 0
 
 
-def summary(folder: Path, profile: Profile) -> list[str]:
+def summary(folder: Path, stats: RunStats) -> list[str]:
     """What was looked at."""
     from gpusim_rl.run.phases import PHASES
 
-    p = profile
     age_s = time.time() - (folder / "metrics.csv").stat().st_mtime
-    quiet = age_s > FINISHED_OR_STOPPED_S and age_s > 3 * p.num_envs * p.horizon / p.env_steps_per_s
-    newest = f"iteration {p.iteration}" + ("" if quiet else f", {age_s:.0f} s ago")
-    shares = {phase: getattr(p, phase) for phase in PHASES}
+    quiet = age_s > FINISHED_OR_STOPPED_S and age_s > 3 * stats.num_envs * stats.horizon / stats.env_steps_per_s
+    newest = f"iteration {stats.iteration}" + ("" if quiet else f", {age_s:.0f} s ago")
+    shares = {phase: getattr(stats, phase) for phase in PHASES}
     use = [
-        f"CPU {p.cpu_percent:.0f} %" if p.cpu_percent is not None else "",
-        f"RAM {p.memory_gb:.1f} GB" if p.memory_gb is not None else "",
-        f"GPU {p.gpu_percent:.0f} %" if p.gpu_percent is not None else "",
-        f"GPU memory {p.gpu_memory_gb:.1f} GB" if p.gpu_memory_gb is not None else "",
-        f"load {p.load:.1f}" if p.load is not None else "",
+        f"CPU {stats.cpu_percent:.0f} %" if stats.cpu_percent is not None else "",
+        f"RAM {stats.memory_gb:.1f} GB" if stats.memory_gb is not None else "",
+        f"GPU {stats.gpu_percent:.0f} %" if stats.gpu_percent is not None else "",
+        f"GPU memory {stats.gpu_memory_gb:.1f} GB" if stats.gpu_memory_gb is not None else "",
+        f"load {stats.load:.1f}" if stats.load is not None else "",
     ]
-    left_out = f"; {p.warm_up_rows} of the warm-up left out" if p.warm_up_rows else "; still warming up"
-    graph = f", graph={p.graph_mode}" if p.gpu and p.graph_mode else ""
+    left_out = f"; {stats.warm_up_rows} of the warm-up left out" if stats.warm_up_rows else "; still warming up"
+    graph = f", graph={stats.graph_mode}" if stats.on_gpu and stats.graph_mode else ""
     return [
-        f"{folder}, {newest} ({p.rows} row{'s' if p.rows > 1 else ''} read{left_out})",
-        f"{p.task}, {p.num_envs} envs, {p.sim} on {p.sim_device}, learner on {p.rl_device}{graph}:"
-        f" {p.env_steps_per_s:,.0f} env steps/s",
+        f"{folder}, {newest} ({stats.rows} row{'s' if stats.rows > 1 else ''} read{left_out})",
+        f"{stats.task}, {stats.num_envs} envs, {stats.sim} on {stats.sim_device}, learner on {stats.rl_device}{graph}:"
+        f" {stats.env_steps_per_s:,.0f} env steps/s",
         " · ".join(f"{name} {100 * share:.0f} %" for name, share in shares.items() if share),
         *filter(None, [" · ".join(filter(None, use))]),
     ]
 
 
-def words(profile: Profile, findings: Sequence[Finding]) -> list[str]:
+def finding_lines(stats: RunStats, findings: Sequence[Finding]) -> list[str]:
     """The findings, the most important first."""
-    from gpusim_rl.diagnose.rules import verdict
+    from gpusim_rl.diagnose.rules import conclusion
 
     if not findings:
-        return [verdict(profile, [])]
+        return [conclusion(stats, [])]
     return [f"{number}. {finding}" for number, finding in enumerate(findings, start=1)]
 
 
-# A sweep
+# Scaling
 
 
-def sweep(args: argparse.Namespace) -> int:
+def measure_scaling(args: argparse.Namespace) -> int:
     """Measures every number of envs on every device, and recommends one."""
     import dataclasses
 
@@ -232,18 +234,18 @@ def sweep(args: argparse.Namespace) -> int:
 
     fixed = [text for text in args.overrides if text.partition("=")[0] in ("num_envs", "device")]
     if fixed:
-        raise ConfigError(f"a sweep sets {fixed[0].partition('=')[0]} itself: try --num-envs and --devices")
+        raise ConfigError(f"scaling sets {fixed[0].partition('=')[0]} itself: try --num-envs and --devices")
     config = compose(args.overrides)
     check_settings(config)
     task = config["task"]["_target_"].rpartition(".")[2]
-    devices = args.devices or there_are()
+    devices = args.devices or available_devices()
     how = ["--warm-up", str(args.warm_up), "--iterations", str(args.iterations), "--seconds", str(args.seconds)]
     points, git, load = [], None, psutil.getloadavg()[0]
     for device in devices:
         for num_envs in args.num_envs or (GPU_COUNTS if device == "cuda" else CPU_COUNTS):
             if not args.json:
                 print(f"measuring {task} with {num_envs} envs on {device} …", file=sys.stderr, flush=True)
-            result = measure_apart([*args.overrides, f"num_envs={num_envs}", f"device={device}"], *how)
+            result = measure_in_subprocess([*args.overrides, f"num_envs={num_envs}", f"device={device}"], *how)
             points.append(point(device, num_envs, result))
             git = result["git"] if isinstance(result, dict) else git
     advice = recommend(points, task=task, tuned_envs=config["num_envs"])
@@ -272,7 +274,7 @@ def sweep(args: argparse.Namespace) -> int:
     return 0 if advice.device else 1
 
 
-def there_are() -> list[str]:
+def available_devices() -> list[str]:
     """Devices of this machine."""
     import torch
 
@@ -325,7 +327,7 @@ def print_advice(advice: Recommendation) -> None:
 # Measuring
 
 
-def measure_apart(overrides: Sequence[str], *how: str) -> dict[str, Any] | str:
+def measure_in_subprocess(overrides: Sequence[str], *how: str) -> dict[str, Any] | str:
     """Trains a little in a process of its own; its numbers, or one line that tells what went wrong."""
     command = [sys.executable, __file__, "measure", *overrides, *how]
     try:
@@ -343,7 +345,7 @@ def measure_apart(overrides: Sequence[str], *how: str) -> dict[str, Any] | str:
 
 
 def print_measurement(args: argparse.Namespace) -> int:
-    """What `measure_apart` reads."""
+    """What `measure_in_subprocess` reads."""
     print(json.dumps(measure(args.overrides, args.warm_up, args.iterations, args.seconds)))
     return 0
 
@@ -363,7 +365,7 @@ def measure(overrides: Sequence[str], warm_up: int, iterations: int, seconds: fl
     import torch
 
     from gpusim_rl.api import scratch_training
-    from gpusim_rl.diagnose.run_stats import read_profile, read_rows
+    from gpusim_rl.diagnose.run_stats import read_rows, read_run_stats
     from gpusim_rl.run.phases import PHASES
 
     with scratch_training([*overrides, "log.interval=1"]) as (trainer, log):
@@ -375,26 +377,27 @@ def measure(overrides: Sequence[str], warm_up: int, iterations: int, seconds: fl
             count += 1
         for _ in range(trainer.rl_device.type == "cuda"):  # a row arrives with the iteration after its own
             trainer.iterate(log)
-        profile = read_profile(log.run_dir.path, warm_up=warm_up)
+        stats = read_run_stats(log.run_dir.path, warm_up=warm_up)
         rows = read_rows(log.run_dir.metrics_csv)[warm_up:]
         git = log.run_dir.environment["git"]
+        precision = trainer.algorithm.metadata().get("precision", "fp32")
         gpu = trainer.rl_device if trainer.rl_device.type == "cuda" else None
         free, total = torch.cuda.mem_get_info(gpu) if gpu else (0, 0)
     speeds = [row["speed/env_steps_per_s"] or 0.0 for row in rows]
     rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-    phases = {phase: getattr(profile, phase) for phase in PHASES}
+    phases = {phase: getattr(stats, phase) for phase in PHASES}
     return {
-        "sim": profile.sim,
-        "precision": "bf16" if profile.bf16 else "fp32",
+        "sim": stats.sim,
+        "precision": precision,
         "env_steps_per_s": statistics.median(speeds),
         "slowest": min(speeds),
         "fastest": max(speeds),
         "phases": {name: share for name, share in phases.items() if share},
-        "step_ms": 1000 * profile.step_s,
+        "step_ms": 1000 * stats.step_s,
         "memory_gb": (total - free) / 1e9 if gpu else rss / 1e9,
-        "memory_limit_gb": total / 1e9 if gpu else profile.memory_limit_gb,
+        "memory_limit_gb": total / 1e9 if gpu else stats.memory_limit_gb,
         "iterations": len(rows),
-        "crowded": profile.crowded,
+        "crowded": stats.crowded,
         "git": git,
     }
 

@@ -1,4 +1,4 @@
-"""What machine is this, and does it work? Each check is one line, with the fix where something is wrong."""
+"""Checks of the machine: each is one line, with the fix where something is wrong."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ EXTRAS = {"newton": "newton"}
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """What came of looking at one thing."""
+    """The result of one check."""
 
     name: str
     state: Literal["ok", "warning", "failed"]
@@ -62,7 +62,7 @@ class Gpu:
     supported: bool  # torch was built with kernels for it
 
 
-def look_at_machine(runs: Path) -> list[Check]:
+def check_machine(runs: Path) -> list[Check]:
     """All checks but those that train.
 
     Args:
@@ -262,7 +262,9 @@ def _rendering() -> Check:
 
 
 def _wandb() -> Check:
-    from gpusim_rl.run.writers import wandb_mode
+    from gpusim_rl.run.writers import INIT_TIMEOUT_S, wandb_mode
 
     mode, reason = wandb_mode()
-    return Check("W&B", "ok", mode if not reason else f"{mode} ({reason}); runs are kept for `wandb sync`")
+    if reason:
+        return Check("W&B", "ok", f"{mode} ({reason}); runs are kept for `wandb sync`")
+    return Check("W&B", "ok", f"{mode}, or offline where the server does not answer in {INIT_TIMEOUT_S:.0f} s")

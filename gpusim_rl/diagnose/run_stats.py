@@ -1,20 +1,21 @@
-"""From a run folder to the numbers that `doctor.py` judges; the run may be going on."""
+"""A run in numbers, read from its folder; the run may be still training."""
 
 from __future__ import annotations
 
 import csv
 import json
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from gpusim_rl.diagnose.rules import Profile
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.run.phases import PHASES
-from gpusim_rl.sim.registry import default_simulator
+from gpusim_rl.run.writers import Row
+from gpusim_rl.sim.registry import SIMULATORS, default_simulator
 
 NEWEST = 500
 """Rows that are read: a run that was resumed elsewhere, or has changed, is judged by what it does now."""
@@ -27,10 +28,114 @@ CAPTURED = 4
 
 NEEDED = ("iteration", "env_steps", "time/iteration_s")
 
-Row = dict[str, "float | None"]
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunStats:
+    """A run in numbers; None is not known. Shares are parts of 1, of the wall-clock time unless said otherwise."""
+
+    # What was asked for
+    task: str
+    num_envs: int
+    horizon: int  # control steps
+    epochs: int
+    minibatch_size: int  # samples
+    physics_hz: float
+    control_hz: float
+    log_interval: int  # iterations
+    checkpoint_interval: int  # iterations
+    wandb: bool = False
+    tensorboard: bool = False
+    check_task: bool = False
+    compile: bool = False
+    njmax: int | None = None
+    nconmax: int | None = None
+
+    # On what it runs
+    sim: str
+    sim_device: str
+    rl_device: str
+    graph_mode: str | None = None  # off, update, step or rollout: what CUDA graphs hold
+    graph_reason: str = ""
+    cpus: int  # that the process may use
+    machine_cpus: int | None = None
+    physics_threads: int | None = None
+    torch_threads: int | None = None
+    openmp: Mapping[str, str] | None = None  # variables that are set
+    memory_limit_gb: float | None = None
+    gpu_memory_limit_gb: float | None = None
+
+    # What was measured
+    rows: int  # of metrics.csv, without those of the warm-up
+    warm_up_rows: int = 0
+    iteration: int  # of the newest row
+    env_steps_per_s: float
+    simulate: float = 0.0
+    policy: float = 0.0
+    rollout: float = 0.0  # simulation and policy, where one graph holds both
+    update: float = 0.0
+    log: float = 0.0
+    log_peaks: float = 0.0  # part of `log` beyond what it takes in every row
+    cpu_percent: float | None = None  # of the available CPUs
+    memory_gb: float | None = None
+    load: float | None = None  # threads that run or wait for a CPU, on the whole machine
+    gpu_percent: float | None = None
+    gpu_memory_gb: float | None = None
+    speed_trend: float | None = None  # speed in the last quarter of the rows over that in the first
+    memory_growth_gb: float | None = None  # from the first quarter of the rows to the last
+    diverged: float = 0.0  # share of all control steps
+    overflow: float = 0.0  # envs, at most
+
+    @property
+    def on_gpu(self) -> bool:
+        """Physics and learning share a GPU."""
+        return self.rl_device.startswith("cuda") and self.sim_device == self.rl_device
+
+    @property
+    def cpu_physics(self) -> bool:
+        """Physics runs on the threads of C MuJoCo."""
+        return SIMULATORS[self.sim].cpu_threads
+
+    @property
+    def step_s(self) -> float:
+        """Duration of one control step of all envs, policy included [s]."""
+        return (self.simulate + self.policy + self.rollout) * self.num_envs / self.env_steps_per_s
+
+    @property
+    def minibatches(self) -> int:
+        """Optimiser steps of an iteration."""
+        return self.epochs * max(1, round(self.num_envs * self.horizon / self.minibatch_size))
+
+    @property
+    def gpu_idle(self) -> float | None:
+        """Share of the time in which the GPU waits, other than for logging."""
+        return None if self.gpu_percent is None else max(0.0, 1.0 - self.gpu_percent / 100.0 - self.log)
+
+    @property
+    def log_cost(self) -> float:
+        """Share of the time that logging takes from the rest: beside a GPU that works, the host's time is free."""
+        return (
+            self.log if not self.on_gpu or self.gpu_percent is None else min(self.log, 1.0 - self.gpu_percent / 100.0)
+        )
+
+    @property
+    def cpu_idle(self) -> float | None:
+        """Share of the available CPU time that this process does not use."""
+        return None if self.cpu_percent is None else max(0.0, 1.0 - self.cpu_percent / 100.0)
+
+    @property
+    def crowded(self) -> bool:
+        """More threads want to run on the machine than it has CPUs, and this run does not get all of its own."""
+        if self.load is None or self.machine_cpus is None or self.cpu_idle is None:
+            return False
+        return self.load > 1.25 * self.machine_cpus and self.cpu_idle > 0.2
+
+    @property
+    def too_many_threads(self) -> bool:
+        """The process itself has more threads at work than CPUs."""
+        return max(self.physics_threads or 0, self.torch_threads or 0) > self.cpus
 
 
-def read_profile(folder: Path, warm_up: int | None = None) -> Profile:
+def read_run_stats(folder: Path, warm_up: int | None = None) -> RunStats:
     """Read a run, live or finished.
 
     Args:
@@ -46,7 +151,7 @@ def read_profile(folder: Path, warm_up: int | None = None) -> Profile:
         if warm_up is None:
             captured = (environment.get("graph") or {}).get("mode", "off") != "off"
             warm_up = warm_up_rows(rows, CAPTURED if captured else 1)
-        return make_profile(config, environment, rows, warm_up)
+        return make_run_stats(config, environment, rows, warm_up)
     except (KeyError, TypeError, AttributeError) as error:
         raise ConfigError(
             f"{folder}: config.yaml or env.json is not that of a run, {type(error).__name__} {error}"
@@ -60,7 +165,7 @@ def read_rows(file: Path) -> list[Row]:
         ConfigError: There is no such file, it is no metrics.csv, or it has no row yet.
     """
     try:
-        # What follows the last newline is a row that is being written, or was cut short by a kill.
+        # What follows the last newline is a row that is being written, or is incomplete after a kill.
         lines = list(csv.reader(file.read_text().split("\n")[:-1]))
     except FileNotFoundError:
         raise ConfigError(
@@ -75,7 +180,7 @@ def read_rows(file: Path) -> list[Row]:
     if len(lines) == 1:
         raise ConfigError(f"{file} has no row yet: try again after the first iteration")
     try:
-        rows = [
+        rows: list[Row] = [
             {name: float(text) if text else None for name, text in zip(columns, line, strict=True)}
             for line in lines[1:]
         ]
@@ -106,34 +211,32 @@ def warm_up_rows(rows: Sequence[Row], iterations: int = 1) -> int:
     return count
 
 
-def make_profile(config: dict[str, Any], environment: dict[str, Any], rows: Sequence[Row], warm_up: int) -> Profile:
+def make_run_stats(config: dict[str, Any], environment: dict[str, Any], rows: Sequence[Row], warm_up: int) -> RunStats:
     """Put together what is known.
 
     Args:
         config: Content of config.yaml.
-        environment: Content of env.json; what it lacks (a run of an older version) is not known.
+        environment: Content of env.json; what it lacks is not known.
         rows: Rows of metrics.csv.
         warm_up: Of them, to leave out at the start.
     """
     ppo, task, sim_cfg, log_cfg = config["ppo"], config["task"], config["sim"], config["log"]
     sim, learner, graph = (environment.get(name) or {} for name in ("sim", "learner", "graph"))
-    cpu, gpus = environment.get("cpu") or {}, (environment.get("gpu") or {}).get("devices")
+    cpu = environment.get("cpu") or {}
     skipped = max(warm_up, len(rows) - NEWEST)  # the row before the first one that is read tells where it began
     before = rows[skipped - 1] if skipped else None
     kept = list(rows[skipped:])
 
     rl_device = learner.get("device") or ("cuda" if _mean(kept, "system/gpu_percent") is not None else "cpu")
     sim_device = sim.get("device") or config.get("sim_device") or rl_device
-    named = (
-        sim_cfg["name"]
-        if sim_cfg["name"] != "auto"
-        else default_simulator("cpu" if sim_device == "cpu" else "cuda").name
-    )
+    named = sim_cfg["name"]
+    if named == "auto":
+        named = default_simulator("cpu" if sim_device == "cpu" else "cuda").name
     seconds = _seconds(kept, before)
     total = max(sum(seconds), 1e-9)
     steps = _number(kept[-1], "env_steps") - (_number(before, "env_steps") if before else 0.0)
     shares = {phase: _share(kept, seconds, f"time/{phase}") for phase in PHASES}
-    return Profile(
+    return RunStats(
         task=str(task["_target_"]).rpartition(".")[2],
         num_envs=config["num_envs"],
         horizon=ppo["horizon"],
@@ -146,9 +249,7 @@ def make_profile(config: dict[str, Any], environment: dict[str, Any], rows: Sequ
         wandb=config["wandb_activate"],
         tensorboard=log_cfg["tensorboard"],
         check_task=config["debug"]["check_task"],
-        deterministic=config["torch_deterministic"],
         compile=ppo["compile"],
-        physics_graph=sim_cfg["graph"],
         njmax=sim_cfg["njmax"],
         nconmax=sim_cfg["nconmax"],
         sim=sim.get("name") or named,
@@ -156,14 +257,11 @@ def make_profile(config: dict[str, Any], environment: dict[str, Any], rows: Sequ
         rl_device=rl_device,
         graph_mode=graph.get("mode"),
         graph_reason=graph.get("reason") or "",
-        bf16=learner["precision"] == "bf16" if "precision" in learner else None,
-        bf16_is_fast=learner.get("bf16_is_fast"),
         cpus=cpu.get("available") or 1,
         machine_cpus=cpu.get("threads"),
         physics_threads=sim.get("threads"),
         torch_threads=learner.get("threads"),
         openmp=environment.get("openmp"),
-        has_gpu=bool(gpus),
         memory_limit_gb=environment.get("memory_limit_gb") or environment.get("memory_gb"),
         gpu_memory_limit_gb=learner.get("memory_gb"),
         rows=len(kept),

@@ -19,8 +19,8 @@ from typing import Any
 
 import torch
 
-from gpusim_rl.env import Step
 from gpusim_rl.diagnose.trace import load_trace, name_function, read_events
+from gpusim_rl.env import Step
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.learn.algorithm import EnvSpec
 from gpusim_rl.run.logger import Logger
@@ -259,7 +259,7 @@ def violations(result: Audit, rows: int) -> list[str]:
 
 
 def update_without_data(trainer: Trainer) -> str | None:
-    """Runs policy, rollout and update of a training on the device "meta", where reading a number is impossible.
+    """Runs one iteration of the algorithm on the device "meta", where reading a number is impossible.
 
     Two things are left out: Adam's own step, which there is not fused, and the library's unfused one reads its step
     counter; and bf16, since "meta" has no autocast.

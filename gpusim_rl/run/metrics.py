@@ -11,12 +11,10 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from gpusim_rl.env import Step
+from gpusim_rl.run.writers import Row
 
 WINDOW = 100
 """Episodes in the mean return: a mean over fewer is shown, but is no record and reaches no threshold."""
-
-Row = dict[str, float | None]
-"""Named numbers of one log interval; None is not known yet."""
 
 
 class EpisodeWindow:

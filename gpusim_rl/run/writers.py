@@ -7,13 +7,7 @@ from __future__ import annotations
 
 import csv
 import io
-import netrc
-import os
 import shlex
-import socket
-import threading
-import urllib.parse
-import urllib.request
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -24,12 +18,12 @@ import yaml
 from gpusim_rl.errors import ConfigError, import_extra
 from gpusim_rl.run.run_dir import RunDir, replacing
 
-Row = Mapping[str, int | float | None]  # a value by name; None: not known yet
+Row = dict[str, int | float | None]
+"""Metrics of one log interval by name; None is not known yet."""
 
-PROBE_TIMEOUT_S = 2.0  # for the W&B host to accept a connection
-INIT_TIMEOUT_S = 30.0  # for the W&B server to accept a run
+INIT_TIMEOUT_S = 20.0  # for the W&B server to accept a run
 FINISH_TIMEOUT_S = 60.0  # for the last data to reach the W&B server
-OFF_LINE = ("offline", "dryrun", "disabled")  # modes of W&B that send nothing
+OFFLINE_MODES = ("offline", "dryrun", "disabled")  # modes of W&B that send nothing
 
 
 class Writer(Protocol):
@@ -245,8 +239,8 @@ class TensorboardWriter:
 class WandbWriter:
     """A run on Weights & Biases.
 
-    Online when there is an API key and the server answers; else, or with WANDB_MODE=offline, the
-    data go to `<run>/wandb` for a later `wandb sync`. Asks nothing, ever.
+    Online when there is an API key and the server answers within INIT_TIMEOUT_S; else, or with
+    WANDB_MODE=offline, the data go to `<run>/wandb` for a later `wandb sync`. It never prompts.
     """
 
     name = "Weights & Biases"
@@ -297,9 +291,9 @@ class WandbWriter:
         try:
             self._run = self._open(mode, config)
         except Exception as error:
-            if mode in OFF_LINE:
+            if mode in OFFLINE_MODES:
                 raise
-            mode, reason = "offline", str(error).partition("\n")[0]
+            mode, reason = "offline", str(error).partition("\n")[0]  # no network, no such entity, a key that is revoked
             _reset_wandb()  # it would hold on to the run's id
             self._run = self._open(mode, config)
         # Curves over env steps: runs with different num_envs or horizon then compare.
@@ -339,7 +333,7 @@ class WandbWriter:
 
         settings = wandb.Settings(
             console="off",  # train.log has it; a live panel would be recorded frame by frame
-            silent=mode in OFF_LINE,  # our one line has all that matters then
+            silent=True,  # our one line has all that matters
             init_timeout=INIT_TIMEOUT_S,
             finish_timeout=FINISH_TIMEOUT_S,
         )
@@ -354,20 +348,16 @@ def require_tensorboard() -> None:
 def wandb_mode() -> tuple[str, str]:
     """Mode that a run with wandb_activate=true takes here, and the reason when it is not online."""
     import wandb
+    from wandb.errors import AuthenticationError
 
-    return _wandb_mode(wandb.setup().settings)
-
-
-def _wandb_mode(settings: Any) -> tuple[str, str]:
-    """Mode for `wandb.init` given wandb's own settings, and the reason when it is not online."""
-    if settings.mode in OFF_LINE:
+    settings = wandb.setup(wandb.Settings(silent=True)).settings
+    if settings.mode in OFFLINE_MODES:
         return settings.mode, f"WANDB_MODE={settings.mode}"
-    if not _has_wandb_key(settings):
-        return "offline", "no API key; `wandb login` stores one"
-    # Asked for by name, online needs no proof: the way out for networks that this probe misjudges.
-    if os.environ.get("WANDB_MODE") is None and not _answers(settings.base_url):
-        return "offline", f"{settings.base_url} does not answer"
-    return settings.mode, ""
+    try:
+        has_key = wandb.login(prompt=False, verify=False)  # from the environment, wandb's settings, or a netrc file
+    except AuthenticationError as error:
+        return "offline", str(error).partition("\n")[0]
+    return (settings.mode, "") if has_key else ("offline", "no API key; `wandb login` stores one")
 
 
 def _reset_wandb() -> None:
@@ -376,38 +366,6 @@ def _reset_wandb() -> None:
 
     with suppress(Exception, SystemExit):  # it exits where its service does not end well
         wandb.teardown(exit_code=1)
-
-
-def _has_wandb_key(settings: Any) -> bool:
-    """Whether wandb will find credentials: in its environment, its settings or a netrc file."""
-    if settings.api_key or settings.identity_token_file:
-        return True
-    host = urllib.parse.urlsplit(settings.base_url).netloc
-    named = os.environ.get("NETRC")
-    for file in [named] if named else ["~/.netrc", "~/_netrc"]:
-        with suppress(OSError, netrc.NetrcParseError):
-            return netrc.netrc(os.path.expanduser(file)).authenticators(host) is not None
-    return False
-
-
-def _answers(url: str) -> bool:
-    """Whether a URL's host, or the proxy before it, accepts a connection in PROBE_TIMEOUT_S."""
-    target = urllib.parse.urlsplit(url)
-    proxy = urllib.request.getproxies().get(target.scheme)
-    if proxy and not urllib.request.proxy_bypass(target.netloc):
-        target = urllib.parse.urlsplit(proxy if "://" in proxy else f"http://{proxy}")
-    address = (target.hostname, target.port or (443 if target.scheme == "https" else 80))
-    answered = threading.Event()
-
-    def connect() -> None:
-        with suppress(OSError), socket.create_connection(address, timeout=PROBE_TIMEOUT_S):
-            answered.set()
-
-    # In a thread: looking up the name has no time limit of its own.
-    thread = threading.Thread(target=connect, daemon=True)
-    thread.start()
-    thread.join(PROBE_TIMEOUT_S)
-    return answered.is_set()
 
 
 def _csv_lines(rows: Iterable[Sequence[str]]) -> bytes:
