@@ -1,4 +1,4 @@
-"""The machine is looked at, and what is wrong comes with a fix."""
+"""Checks of the machine: what is wrong comes with a fix."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import importlib.metadata
 
 import pytest
 
+from gpusim_rl.diagnose import machine_check
 from gpusim_rl.diagnose.machine_check import Check, Gpu, disk_check, gpu_checks, has_kernels, memory_check
-from gpusim_rl.run import checkup
 
 DRIVER = {"driver": "580.1", "devices": [{"name": "Giant", "memory_gb": 80.0}]}
 GIANT = Gpu("Giant", "9.0", 80.0, bf16=True, supported=True)
@@ -64,17 +64,17 @@ def test_a_folder_that_cannot_be_written_is_broken(tmp_path, monkeypatch):
     def refuse(**_):
         raise OSError(30, "Read-only file system")
 
-    monkeypatch.setattr(checkup.tempfile, "TemporaryFile", refuse)
+    monkeypatch.setattr(machine_check.tempfile, "TemporaryFile", refuse)
     check = disk_check(tmp_path / "runs")
     assert check.state == "failed" and check.text == f"{tmp_path} cannot be written: Read-only file system"
 
 
 def test_little_disk_is_a_warning(tmp_path, monkeypatch):
-    monkeypatch.setattr(checkup, "LITTLE_DISK_GB", 1e9)
+    monkeypatch.setattr(machine_check, "LITTLE_DISK_GB", 1e9)
     assert disk_check(tmp_path).state == "warning"
 
 
-def test_a_package_that_cannot_be_imported_is_broken_and_ends_the_look(tmp_path, monkeypatch):
+def test_a_package_that_cannot_be_imported_is_broken_and_ends_the_checks(tmp_path, monkeypatch):
     real = importlib.import_module
 
     def broken(name, *rest):
@@ -83,7 +83,7 @@ def test_a_package_that_cannot_be_imported_is_broken_and_ends_the_look(tmp_path,
         return real(name, *rest)
 
     monkeypatch.setattr(importlib, "import_module", broken)
-    checks = checkup.look_at_machine(tmp_path)
+    checks = machine_check.check_machine(tmp_path)
     [failed] = [check for check in checks if check.state == "failed"]
     assert failed.text.startswith("mujoco ") and "libGL.so.1: cannot open shared object file" in failed.text
     assert "\n" not in failed.text
@@ -100,7 +100,7 @@ def test_packages_that_are_missing_or_outside_the_tested_range_are_told(monkeypa
 
     monkeypatch.setattr(importlib.metadata, "version", versions)
     monkeypatch.setattr(importlib.metadata, "requires", lambda name: ["torch<3,>=2.11", "newton; extra == 'newton'"])
-    texts = {check.text: check for check in checkup._packages()}
+    texts = {check.text: check for check in machine_check._packages()}
     assert texts["mujoco-warp is not installed"].fix == "pip install mujoco-warp"
     torch = texts["torch 1.0 is outside the tested range <3,>=2.11"]
     assert torch.state == "warning" and torch.fix == "pip install 'torch<3,>=2.11'"

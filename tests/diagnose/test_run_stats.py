@@ -1,4 +1,4 @@
-"""From metrics.csv to a profile: weights, warm-up, and files that are broken or still being written."""
+"""From metrics.csv to the numbers of a run: weights, warm-up, and files that are broken or still being written."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import pytest
 import yaml
 
 from gpusim_rl.compose import compose
-from gpusim_rl.diagnose.run_stats import NEWEST, read_profile, read_rows, warm_up_rows
+from gpusim_rl.diagnose.run_stats import NEWEST, read_rows, read_run_stats, warm_up_rows
 from gpusim_rl.errors import ConfigError
 
 COLUMNS = (
     "iteration,env_steps,time/iteration_s,speed/env_steps_per_s,time/simulate,time/policy,time/update,time/log,"
     "system/cpu_percent,system/memory_gb,system/gpu_percent,system/load,sim/diverged,sim/overflow"
 )
-FACTS = {
+METADATA = {
     "cpu": {"available": 4, "threads": 16},
     "memory_gb": 64.0,
     "gpu": None,
@@ -35,10 +35,10 @@ FACTS = {
 }
 
 
-def make_run(folder: Path, lines: list[str], facts: dict | None = None, overrides: tuple[str, ...] = ()) -> Path:
+def make_run(folder: Path, lines: list[str], metadata: dict | None = None, overrides: tuple[str, ...] = ()) -> Path:
     """A run folder of 100 envs with these rows."""
     (folder / "config.yaml").write_text(yaml.safe_dump(compose(["task=Ant", "num_envs=100", *overrides])))
-    (folder / "env.json").write_text(json.dumps(FACTS if facts is None else facts))
+    (folder / "env.json").write_text(json.dumps(METADATA if metadata is None else metadata))
     (folder / "metrics.csv").write_text("\n".join([COLUMNS, *lines]) + "\n")
     return folder
 
@@ -50,33 +50,40 @@ def row(iteration: int, seconds: float = 1.0, simulate: float = 0.6, log: float 
 
 def test_a_run_in_numbers(tmp_path):
     lines = [row(1, seconds=9.0), row(2), row(3, seconds=3.0, simulate=0.2), row(4, tail="70,1.7,,4.0,8,3")]
-    p = read_profile(make_run(tmp_path, lines))
-    assert (p.task, p.num_envs, p.horizon, p.physics_hz, p.sim, p.rl_device) == ("Ant", 100, 16, 120, "mujoco", "cpu")
-    assert (p.rows, p.warm_up_rows, p.iteration) == (3, 1, 4)
-    assert p.env_steps_per_s == pytest.approx(3 * 1600 / 5.0)
-    assert p.simulate == pytest.approx((0.6 + 3 * 0.2 + 0.6) / 5)  # weighted by the time of each row
-    assert p.log == pytest.approx(0.1)
-    assert p.log_peaks == pytest.approx(0.2 / 5)  # 0.3 s in one row, 0.1 s in the others
-    assert p.cpu_percent == pytest.approx((50 + 50 + 70) / 3) and p.memory_gb == 1.7
-    assert p.load == pytest.approx(8 / 3) and p.gpu_percent is None
-    assert p.diverged == pytest.approx(8 / 4800) and p.overflow == 3
-    assert (p.cpus, p.machine_cpus, p.physics_threads, p.torch_threads) == (4, 16, 4, 3)
-    assert (p.bf16, p.bf16_is_fast, p.memory_limit_gb, p.graph_mode) == (True, True, 16.0, "off")
-    assert p.openmp == {"OMP_NUM_THREADS": "3"}
+    stats = read_run_stats(make_run(tmp_path, lines))
+    assert (stats.task, stats.num_envs, stats.horizon, stats.physics_hz, stats.sim, stats.rl_device) == (
+        "Ant",
+        100,
+        16,
+        120,
+        "mujoco",
+        "cpu",
+    )
+    assert (stats.rows, stats.warm_up_rows, stats.iteration) == (3, 1, 4)
+    assert stats.env_steps_per_s == pytest.approx(3 * 1600 / 5.0)
+    assert stats.simulate == pytest.approx((0.6 + 3 * 0.2 + 0.6) / 5)  # weighted by the time of each row
+    assert stats.log == pytest.approx(0.1)
+    assert stats.log_peaks == pytest.approx(0.2 / 5)  # 0.3 s in one row, 0.1 s in the others
+    assert stats.cpu_percent == pytest.approx((50 + 50 + 70) / 3) and stats.memory_gb == 1.7
+    assert stats.load == pytest.approx(8 / 3) and stats.gpu_percent is None
+    assert stats.diverged == pytest.approx(8 / 4800) and stats.overflow == 3
+    assert (stats.cpus, stats.machine_cpus, stats.physics_threads, stats.torch_threads) == (4, 16, 4, 3)
+    assert (stats.memory_limit_gb, stats.graph_mode) == (16.0, "off")
+    assert stats.openmp == {"OMP_NUM_THREADS": "3"}
 
 
-def test_a_run_of_an_older_version_tells_less(tmp_path):
-    p = read_profile(make_run(tmp_path, [row(1), row(2)], facts={"memory_gb": 8.0, "gpu": {"devices": [{}]}}))
-    assert (p.sim, p.sim_device, p.rl_device, p.has_gpu) == ("mujoco", "cpu", "cpu", True)
-    assert (p.bf16, p.physics_threads, p.openmp, p.graph_mode, p.memory_limit_gb) == (None, None, None, None, 8.0)
-    p = read_profile(make_run(tmp_path, [row(1), row(2, tail="9,1,88.0,,0,0")], facts={}))
-    assert (p.sim, p.rl_device, p.gpu_percent) == ("mjwarp", "cuda", 88.0)
+def test_what_env_json_lacks_is_not_known(tmp_path):
+    stats = read_run_stats(make_run(tmp_path, [row(1), row(2)], metadata={"memory_gb": 8.0}))
+    assert (stats.sim, stats.sim_device, stats.rl_device) == ("mujoco", "cpu", "cpu")
+    assert (stats.physics_threads, stats.openmp, stats.graph_mode, stats.memory_limit_gb) == (None, None, None, 8.0)
+    stats = read_run_stats(make_run(tmp_path, [row(1), row(2, tail="9,1,88.0,,0,0")], metadata={}))
+    assert (stats.sim, stats.rl_device, stats.gpu_percent) == ("mjwarp", "cuda", 88.0)
 
 
 def test_intervals_of_several_iterations_count_as_much_as_they_take(tmp_path):
-    p = read_profile(make_run(tmp_path, [row(10), row(20, simulate=0.8), row(21, simulate=0.2)]))
-    assert p.simulate == pytest.approx((10 * 0.8 + 0.2) / 11)
-    assert p.env_steps_per_s == pytest.approx(1600)
+    stats = read_run_stats(make_run(tmp_path, [row(10), row(20, simulate=0.8), row(21, simulate=0.2)]))
+    assert stats.simulate == pytest.approx((10 * 0.8 + 0.2) / 11)
+    assert stats.env_steps_per_s == pytest.approx(1600)
 
 
 def test_the_first_rows_are_left_out_while_they_are_slow():
@@ -93,28 +100,28 @@ def test_the_first_rows_are_left_out_while_they_are_slow():
 
 
 def test_iterations_around_a_capture_are_left_out_whatever_they_took(tmp_path):
-    facts = FACTS | {"graph": {"mode": "rollout", "reason": "auto"}}
+    metadata = METADATA | {"graph": {"mode": "rollout", "reason": "auto"}}
     seconds = [20.0, 1.0, 8.0, 0.8, *[1.0] * 6]  # the second is an eager one, the third captures
-    p = read_profile(make_run(tmp_path, [row(i, s) for i, s in enumerate(seconds, start=1)], facts))
-    assert (p.rows, p.warm_up_rows) == (6, 4) and p.env_steps_per_s == pytest.approx(1600)
-    assert read_profile(make_run(tmp_path, [row(1), row(2), row(3)], facts)).warm_up_rows == 2
-    assert read_profile(make_run(tmp_path, [row(10), row(20), row(30)], facts)).warm_up_rows == 1
+    stats = read_run_stats(make_run(tmp_path, [row(i, s) for i, s in enumerate(seconds, start=1)], metadata))
+    assert (stats.rows, stats.warm_up_rows) == (6, 4) and stats.env_steps_per_s == pytest.approx(1600)
+    assert read_run_stats(make_run(tmp_path, [row(1), row(2), row(3)], metadata)).warm_up_rows == 2
+    assert read_run_stats(make_run(tmp_path, [row(10), row(20), row(30)], metadata)).warm_up_rows == 1
     resumed = [row(i) for i in range(101, 109)]
-    assert read_profile(make_run(tmp_path, resumed, facts)).warm_up_rows == 4
+    assert read_run_stats(make_run(tmp_path, resumed, metadata)).warm_up_rows == 4
 
 
 def test_only_the_newest_rows_are_read(tmp_path):
     lines = [row(i, simulate=0.9 if i <= 100 else 0.5) for i in range(1, NEWEST + 101)]
-    p = read_profile(make_run(tmp_path, lines))
-    assert p.rows == NEWEST and p.simulate == pytest.approx(0.5)
-    assert p.env_steps_per_s == pytest.approx(1600)
+    stats = read_run_stats(make_run(tmp_path, lines))
+    assert stats.rows == NEWEST and stats.simulate == pytest.approx(0.5)
+    assert stats.env_steps_per_s == pytest.approx(1600)
 
 
 def test_speed_and_memory_are_compared_between_the_ends(tmp_path):
     lines = [row(i, seconds=1.0 if i < 30 else 2.0, tail=f"50,{1 + i / 50},,1,0,0") for i in range(1, 51)]
-    p = read_profile(make_run(tmp_path, lines))
-    assert p.speed_trend == pytest.approx(0.5)
-    assert p.memory_growth_gb == pytest.approx(0.74, abs=0.05)
+    stats = read_run_stats(make_run(tmp_path, lines))
+    assert stats.speed_trend == pytest.approx(0.5)
+    assert stats.memory_growth_gb == pytest.approx(0.74, abs=0.05)
 
 
 def test_a_line_that_is_still_being_written_is_left_out(tmp_path):
@@ -124,7 +131,7 @@ def test_a_line_that_is_still_being_written_is_left_out(tmp_path):
         (run / "metrics.csv").write_text(whole[:cut])
         assert len(read_rows(run / "metrics.csv")) == 1
     (run / "metrics.csv").write_text(whole + row(3)[:9])
-    assert read_profile(run).iteration == 2
+    assert read_run_stats(run).iteration == 2
 
 
 @pytest.mark.parametrize(
@@ -152,5 +159,5 @@ def test_a_broken_run_is_one_line(tmp_path, file, text, line):
     else:
         (run / file).write_text(text)
     with pytest.raises(ConfigError) as error:
-        read_profile(run)
+        read_run_stats(run)
     assert line in str(error.value) and "\n" not in str(error.value)

@@ -15,7 +15,7 @@ import torch
 from gpusim_rl.diagnose import transfers
 from gpusim_rl.diagnose.transfers import CHECKPOINT, COUNTED, PHYSICS, TRACED, Audit, Loop
 from gpusim_rl.errors import ConfigError
-from gpusim_rl.run.logger import Logger
+from gpusim_rl.learn.ppo import PPO
 from gpusim_rl.run.phases import OUTSIDE
 from gpusim_rl.testing.sync_counter import Copies, SourceLocation, Work
 from helpers.trace_events import DTOH, HTOD, call, copy, event, kernel, phase
@@ -43,7 +43,7 @@ def audited(tmp_path):
 
         def run(task: Any, **overrides: Any) -> tuple[Any, Audit]:
             trainer = make_trainer(task, tmp_path, max_iterations=100, **overrides)
-            log = stack.enter_context(Logger(trainer, trainer.run_dir()))
+            log = stack.enter_context(trainer.logging())
             return trainer, transfers.audit(transfers.our_loop(trainer, log), warm_up=1, iterations=2)
 
         yield run
@@ -67,7 +67,7 @@ def test_our_training_waits_for_nothing(audited, sim):
 
 def test_a_read_in_a_task_is_found_and_named(audited):
     trainer, result = audited(Reads)
-    steps = 2 * trainer.cfg.ppo.horizon
+    steps = 2 * trainer.algorithm.horizon
     assert transfers.violations(result, rows=2) == [
         f"rollout: {steps} copies to the host ({8 * steps} bytes) in 2 iterations",
         f"rollout: {steps} waits of the host in 2 iterations",
@@ -77,7 +77,7 @@ def test_a_read_in_a_task_is_found_and_named(audited):
 
 def test_saving_is_a_phase_of_its_own(tmp_path):
     trainer = make_trainer("Cartpole", tmp_path, max_iterations=100, log={"checkpoint_interval": 1})
-    with Logger(trainer, trainer.run_dir()) as log:
+    with trainer.logging() as log:
         result = transfers.audit(transfers.our_loop(trainer, log), warm_up=1, iterations=1)
     assert result.work[CHECKPOINT].syncs and transfers.violations(result, rows=1) == []
 
@@ -89,14 +89,14 @@ def test_the_update_runs_without_data(tmp_path):
 
 def test_an_update_that_reads_data_says_where(tmp_path, monkeypatch):
     trainer = make_trainer("Cartpole", tmp_path)
-    update = transfers.PPO.update
+    update = PPO.update
 
     def reads(self: Any, *args: Any) -> Any:
         stats = update(self, *args)
         float(stats["loss/value"])
         return stats
 
-    monkeypatch.setattr(transfers.PPO, "update", reads)
+    monkeypatch.setattr(PPO, "update", reads)
     problem = transfers.update_without_data(trainer)
     assert problem is not None and "test_transfers.py:" in problem and "\n" not in problem
 
@@ -155,7 +155,7 @@ def test_on_cuda_the_row_of_metrics_may_leave(monkeypatch):
     assert "operators" not in phases["rollout"]
 
 
-def test_on_cuda_offenders_are_named_by_line_and_by_function(monkeypatch):
+def test_on_cuda_violations_are_named_by_line_and_by_function(monkeypatch):
     fake = FakeDevice(monkeypatch, trace(warned=True), warned=True)
     lines = transfers.violations(transfers.audit(fake.loop, warm_up=0, iterations=1), rows=1)
     assert lines[:2] == [
@@ -166,7 +166,7 @@ def test_on_cuda_offenders_are_named_by_line_and_by_function(monkeypatch):
     assert f"rollout: 1 x {HTOD} at tasks/ant.py:80 (in rewards)" in lines
 
 
-def test_a_wait_that_only_torch_tells_of_is_an_offence(monkeypatch):
+def test_a_wait_that_only_torch_tells_of_is_a_violation(monkeypatch):
     fake = FakeDevice(monkeypatch, trace(), warned=True)
     [line, place] = transfers.violations(transfers.audit(fake.loop, warm_up=0, iterations=1), rows=1)
     assert (
@@ -183,7 +183,7 @@ def test_a_profiler_that_sees_no_kernel_is_not_believed(monkeypatch):
 def test_a_real_trace_goes_the_same_way(tmp_path):
     """The profiler itself, on the CPU: our ranges come back as phases."""
     trainer = make_trainer("Cartpole", tmp_path, max_iterations=100)
-    with Logger(trainer, trainer.run_dir()) as log:
+    with trainer.logging() as log:
         loop = transfers.our_loop(trainer, log)
         loop.observe(transfers.phase_range)
         events = transfers._trace(loop, 1, stacks=True)

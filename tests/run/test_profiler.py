@@ -33,7 +33,7 @@ def test_steady_iterations_are_traced_phase_by_phase(settings, traced, tmp_path)
     names = [found["name"] for found in events if found.get("cat") == "user_annotation"]
     counts = Counter(name.removeprefix("phase/") for name in names if name.startswith("phase/"))
     counts["iteration"] = sum(name.startswith("ProfilerStep#") for name in names)
-    iterations, horizon = len(traced), trainer.cfg.ppo.horizon
+    iterations, horizon = len(traced), trainer.algorithm.horizon
     assert counts.pop("policy") >= iterations * horizon
     expected = {"iteration": iterations, "simulate": iterations * horizon, "update": iterations, "log": iterations}
     assert counts == expected
@@ -49,7 +49,7 @@ def test_a_trace_does_not_change_the_training(tmp_path):
     for name, traced in (("with", 3), ("without", 0)):
         trainer = make_trainer("Cartpole", tmp_path / name, max_iterations=8, debug={"profile": traced})
         trainer.train()
-        runs.append((read_csv(the_run(tmp_path / name)), trainer.policy.state_dict()))
+        runs.append((read_csv(the_run(tmp_path / name)), trainer.algorithm.policy.state_dict()))
     (rows, policy), (expected_rows, expected_policy) = runs
     assert rows == expected_rows and differences(policy, expected_policy) == []
     assert not (the_run(tmp_path / "without") / "profile").exists()
@@ -66,7 +66,7 @@ def test_the_profiler_adds_no_sync_to_the_phases(tmp_path):
 
 def test_an_interrupted_run_keeps_the_part_of_its_trace(tmp_path):
     trainer = make_trainer("Cartpole", tmp_path, max_iterations=20, debug="profile")
-    update, updates = trainer.ppo.update, []
+    update, updates = trainer.algorithm.update, []
 
     def fails(*args: Any) -> Any:
         updates.append(1)
@@ -74,7 +74,7 @@ def test_an_interrupted_run_keeps_the_part_of_its_trace(tmp_path):
             raise ZeroDivisionError
         return update(*args)
 
-    trainer.ppo.update = fails  # type: ignore[method-assign]
+    trainer.algorithm.update = fails  # type: ignore[method-assign]
     with pytest.raises(ZeroDivisionError):
         trainer.train()
     events = load_trace(the_run(tmp_path) / "profile" / "trace.json.gz")

@@ -32,11 +32,11 @@ def test_a_finished_run_is_judged_in_words(tool, runs_folder):
 def test_a_run_as_json(tool, runs_folder):
     result = json.loads(tool("doctor", "Cartpole", "--json").stdout)
     assert result["run"].startswith("runs/Cartpole/2")
-    assert result["profile"]["num_envs"] == 16
-    assert result["profile"]["rows"] + result["profile"]["warm_up_rows"] == 6
-    assert bool(result["verdict"]) != bool(result["findings"])
+    assert result["stats"]["num_envs"] == 16
+    assert result["stats"]["rows"] + result["stats"]["warm_up_rows"] == 6
+    assert bool(result["conclusion"]) != bool(result["findings"])
     for finding in result["findings"]:
-        assert set(finding) == {"rule", "cost", "what", "knobs", "hint", "text"}
+        assert set(finding) == {"rule", "cost", "what", "settings", "hint", "text"}
 
 
 def test_a_run_is_named_as_for_other_tools(tool, runs_folder):
@@ -62,9 +62,9 @@ def test_one_row_is_still_warming_up(tool):
     [
         (["Nothing"], "no run 'Nothing': expected a run folder or a trained task; in runs there is "),
         (["runs"], "runs is not a run folder: it has no config.yaml, there is "),
-        (["sweep", "task=Antt"], "unknown task 'Antt'. Did you mean 'Ant'?"),
-        (["sweep", "task=Ant", "num_env=3"], "unknown key 'num_env'. Did you mean 'num_envs'?"),
-        (["sweep", "task=Ant", "num_envs=3"], "a sweep sets num_envs itself: try --num-envs and --devices"),
+        (["scaling", "task=Antt"], "unknown task 'Antt'. Did you mean 'Ant'?"),
+        (["scaling", "task=Ant", "num_env=3"], "unknown key 'num_env'. Did you mean 'num_envs'?"),
+        (["scaling", "task=Ant", "num_envs=3"], "scaling sets num_envs itself: try --num-envs and --devices"),
     ],
 )
 def test_bad_input_is_one_line(tool, arguments, line):
@@ -74,7 +74,7 @@ def test_bad_input_is_one_line(tool, arguments, line):
     assert line in done.stderr
 
 
-def test_a_run_that_is_being_written_can_be_looked_at(tool, tmp_path):
+def test_a_run_that_is_being_written_can_be_judged(tool, tmp_path):
     train = [sys.executable, ROOT / "train.py", "num_envs=8", "ppo.horizon=8", "ppo.minibatch_size=64", "device=cpu"]
     quiet = ["max_iterations=1000000", "log.console=quiet", "debug.check_task=true"]
     run = subprocess.Popen([*train, *quiet], cwd=tmp_path, env={**os.environ, "OMP_NUM_THREADS": "1"})
@@ -86,21 +86,21 @@ def test_a_run_that_is_being_written_can_be_looked_at(tool, tmp_path):
         first = json.loads(tool("doctor", "Cartpole", "--json", cwd=tmp_path).stdout)
         second = json.loads(tool("doctor", "Cartpole", "--json", cwd=tmp_path).stdout)
         assert run.poll() is None
-        assert 0 < first["profile"]["iteration"] < second["profile"]["iteration"]
+        assert 0 < first["stats"]["iteration"] < second["stats"]["iteration"]
         assert "checked_task" in [finding["rule"] for finding in second["findings"]]
     finally:
         run.send_signal(signal.SIGTERM)
         assert run.wait(timeout=60) == 143
 
 
-# -- a sweep ----------------------------------------------------------------------------------
+# -- scaling ----------------------------------------------------------------------------------
 
 
-def test_a_sweep_measures_and_recommends(tool, tmp_path):
+def test_scaling_is_measured_and_a_setting_recommended(tool, tmp_path):
     small = ["task=Cartpole", "ppo.horizon=4", "ppo.minibatch_size=32"]
     how = ["--num-envs", "8,16", "--devices", "cpu", "--iterations", "2", "--seconds", "0", "--warm-up", "1"]
-    out = tmp_path / "new" / "sweep.json"
-    done = tool("doctor", "sweep", *small[:1], *how, *small[1:], "--out", out, env={"OMP_NUM_THREADS": "1"})
+    out = tmp_path / "new" / "scaling.json"
+    done = tool("doctor", "scaling", *small[:1], *how, *small[1:], "--out", out, env={"OMP_NUM_THREADS": "1"})
     result = json.loads(out.read_text())
     assert [(point["device"], point["num_envs"]) for point in result["points"]] == [("cpu", 8), ("cpu", 16)]
     for point in result["points"]:
@@ -108,7 +108,7 @@ def test_a_sweep_measures_and_recommends(tool, tmp_path):
         assert 0 < point["slowest"] <= point["env_steps_per_s"] <= point["fastest"]
         assert 0.8 < sum(point["phases"].values()) <= 1.01 and 0.1 < point["memory_gb"] < point["memory_limit_gb"]
         assert point["env_steps_per_s_and_env"] == pytest.approx(point["env_steps_per_s"] / point["num_envs"])
-    assert result["command"].startswith("python tools/doctor.py sweep task=Cartpole --num-envs 8,16")
+    assert result["command"].startswith("python tools/doctor.py scaling task=Cartpole --num-envs 8,16")
     assert result["environment"]["versions"]["mujoco"] and "git" in result and result["load_before"] >= 0
     advice = result["recommendation"]
     assert advice["device"] == "cpu" and advice["num_envs"] in (8, 16) and advice["gpu_speedup"] is None
@@ -121,7 +121,7 @@ def test_a_sweep_measures_and_recommends(tool, tmp_path):
 
 def test_what_cannot_be_measured_is_told(tool, tmp_path):
     how = ["--num-envs", "8,1000000000", "--devices", "cpu", "--iterations", "1", "--seconds", "0", "--warm-up", "1"]
-    done = tool("doctor", "sweep", "task=Cartpole", "ppo.horizon=4", *how, cwd=tmp_path, env={"OMP_NUM_THREADS": "1"})
+    done = tool("doctor", "scaling", "task=Cartpole", "ppo.horizon=4", *how, cwd=tmp_path, env={"OMP_NUM_THREADS": "1"})
     assert re.search(r"1000000000 envs on cpu: num_envs=1000000000 does not fit: it needs about", done.stdout)
     assert "recommended: device=cpu num_envs=8" in done.stdout
     assert "more do not fit" in done.stdout
@@ -132,7 +132,7 @@ def test_what_cannot_be_measured_is_told(tool, tmp_path):
 )
 def test_a_wrong_flag_is_told(load_tool, arguments, capsys):
     with pytest.raises(SystemExit) as exit_:
-        load_tool("doctor").parse(["sweep", "task=Ant", *arguments])
+        load_tool("doctor").parse(["scaling", "task=Ant", *arguments])
     assert exit_.value.code == 2 and arguments[0] in capsys.readouterr().err
 
 
@@ -146,7 +146,7 @@ def doctor(load_tool, monkeypatch, tmp_path):
     return load_tool("doctor")
 
 
-def test_the_machine_is_looked_at(tool, tmp_path):
+def test_the_machine_is_checked(tool, tmp_path):
     done = tool("doctor", "--json", cwd=tmp_path, timeout_s=280)
     result = json.loads(done.stdout)
     assert result["works"] is True
@@ -158,13 +158,13 @@ def test_the_machine_is_looked_at(tool, tmp_path):
 
 
 def test_a_simulator_that_fails_is_broken_where_training_needs_it(doctor, monkeypatch, capsys):
-    from gpusim_rl.run import checkup
+    from gpusim_rl.diagnose import machine_check
 
     def fail(overrides, *how):
         return "ended by signal 11" if "sim=mujoco" in overrides or "sim=newton" in overrides else {"precision": "fp32"}
 
-    monkeypatch.setattr(checkup, "look_at_machine", lambda runs: [])
-    monkeypatch.setattr(doctor, "measure_apart", fail)
+    monkeypatch.setattr(machine_check, "check_machine", lambda runs: [])
+    monkeypatch.setattr(doctor, "measure_in_subprocess", fail)
     assert doctor.main([]) == 1
     printed = capsys.readouterr().out
     assert "failed   self-test  mujoco on cpu: ended by signal 11" in printed
@@ -175,5 +175,5 @@ def test_a_simulator_that_fails_is_broken_where_training_needs_it(doctor, monkey
 
 def test_a_measurement_that_dies_is_one_line(doctor, monkeypatch):
     monkeypatch.setattr(doctor, "__file__", "nowhere.py")
-    assert "No such file" in doctor.measure_apart(["task=Ant"])
-    assert doctor.measure_apart([]).count("\n") == 0
+    assert "No such file" in doctor.measure_in_subprocess(["task=Ant"])
+    assert doctor.measure_in_subprocess([]).count("\n") == 0
