@@ -144,7 +144,7 @@ def test_a_rule_speaks_on_its_profile_and_all_others_are_silent(rule, stats):
     assert [finding.rule for finding in diagnose(stats)] == [rule]
 
 
-def test_every_rule_has_a_profile_and_is_documented():
+def test_every_rule_has_a_case_and_is_documented():
     names = [rule.__name__ for rule in RULES]
     assert names == list(CASES)
     lines = (ROOT / "docs" / "doctor.md").read_text().splitlines()
