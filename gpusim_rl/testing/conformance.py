@@ -1,0 +1,491 @@
+"""The conformance suite: what every task must satisfy. A package that ships tasks inherits it in a file of its tests.
+
+    from gpusim_rl.testing.conformance import TaskConformance
+
+
+    class TestMyTasks(TaskConformance):
+        config_dir = "my_cfg"
+
+pytest then runs every check on every task of `my_cfg/task`; ids are the names of the tasks (`pytest -k Reacher`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+import io
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import mujoco
+import pytest
+import torch
+from torch import Tensor
+
+from gpusim_rl import discover
+from gpusim_rl.api import prepare
+from gpusim_rl.compose import compose
+from gpusim_rl.config import TASK_DEFAULTS, build_run, config_class, load_task_class
+from gpusim_rl.diagnose.transfers import SyncCounter
+from gpusim_rl.env.random import EnvRandom
+from gpusim_rl.env.task import Task, TaskPart
+from gpusim_rl.env.vec_env import VecEnv
+from gpusim_rl.run.logger import Logger
+from gpusim_rl.run.trainer import Trainer
+from gpusim_rl.sim.choose import choose_sim, make_sim
+from gpusim_rl.sim.registry import SIMULATORS, default_simulator
+from gpusim_rl.sim.scene import Scene
+
+NUM = 4  # envs, where a check needs no other number
+CPU = torch.device("cpu")
+SMALL_PPO = {"horizon": 8, "epochs": 2, "minibatch_size": 16, "network": {"hidden": [16, 16], "rnn_size": 8}}
+
+
+class TaskConformance:
+    """Checks of tasks: a subclass whose name begins with `Test` is collected by pytest.
+
+    A check that does not apply to a package is switched off by `test_... = None` in its subclass.
+
+    Attributes:
+        config_dir: Folder with `task/<Name>.yaml`, as for `-cd`, whose tasks are checked; None for those installed.
+        tasks: Names of the tasks to check; None for all of `config_dir`, or all that are installed.
+        simulators: Simulators on which every task must train.
+        touching: Tasks whose starts may lie beyond joint limits or inside the ground.
+        max_steps: Control steps in which every element of an observation must change: a second goal, say, comes late.
+    """
+
+    config_dir: ClassVar[str | Path | None] = None
+    tasks: ClassVar[Sequence[str] | None] = None
+    simulators: ClassVar[Sequence[str]] = ("mujoco", "mjwarp")
+    touching: ClassVar[Sequence[str]] = ()
+    max_steps: ClassVar[int] = 1500
+
+    @classmethod
+    def entries(cls) -> dict[str, discover.TaskEntry]:
+        """The tasks to check, by name."""
+        found = _entries(cls.config_dir)
+        if cls.tasks is not None:
+            return {name: found[name] for name in cls.tasks}
+        if cls.config_dir is None:
+            return found
+        folder = Path(cls.config_dir, "task")
+        return {name: entry for name, entry in found.items() if entry.file.parent == folder}
+
+    @classmethod
+    def trainings(cls) -> list[Any]:
+        """Name and simulator of each training, as arguments of `pytest.mark.parametrize`."""
+        return [(name, sim) for name in cls.entries() for sim in cls.simulators]
+
+    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
+        """Gives every check the names of the tasks."""
+        if "sim" in metafunc.fixturenames:
+            metafunc.parametrize(("name", "sim"), self.trainings())
+        elif "name" in metafunc.fixturenames:
+            metafunc.parametrize("name", list(self.entries()))
+
+    def make_env(self, name: str, *, num_envs: int = NUM, seed: int = 0, **settings: Any) -> VecEnv:
+        """The envs of a task on the CPU, some settings of its `task` section changed."""
+        composed = _composed(name, self.config_dir)
+        task_class = load_task_class(composed["task"]["_target_"])
+        run = build_run({**composed, "task": {**composed["task"], **settings}}, task_class=task_class)
+        sim = make_sim(_scene(task_class, run.task), choose_sim(default_simulator("cpu").name, CPU), num_envs, run.sim)
+        return VecEnv(task_class, run.task, sim, seed)
+
+    def make_trainer(self, name: str, folder: Path, **overrides: Any) -> Trainer:
+        """A small training of a task on the CPU, whose run folder is in `folder`."""
+        small = {"device": "cpu", "num_envs": NUM, "max_iterations": 2, "ppo": SMALL_PPO}
+        settings = merged(small, {"log": {"dir": str(folder), "console": "quiet"}}, overrides)
+        run, task_class, config, lines = prepare(name, config_dir=self.config_dir, **settings)
+        return Trainer(run, task_class, config=config, overrides=lines)
+
+    # The configuration
+
+    def test_the_yaml_gives_a_value_to_every_field_and_to_nothing_else(self, name: str) -> None:
+        fields = {field.name for field in dataclasses.fields(config_class(self._task_class(name)))}
+        assert set(self._yaml(name)["task"]) | set(TASK_DEFAULTS) == {"_target_", *fields}
+
+    def test_the_yaml_is_the_only_place_with_values(self, name: str) -> None:
+        fields = dataclasses.fields(config_class(self._task_class(name)))
+        missing = dataclasses.MISSING
+        defaults = [f.name for f in fields if f.default is not missing or f.default_factory is not missing]
+        assert defaults == list(TASK_DEFAULTS), "those of cfg/config.yaml, which every task shares"
+
+    def test_every_key_of_the_yaml_lands_where_it_belongs(self, name: str) -> None:
+        # A comment above the package line would silently put everything below task.
+        assert self.entries()[name].file.read_text().startswith("# @package _global_\n")
+        composed = _composed(name, self.config_dir)
+        plain = _composed(None, None)
+        expected = merged(plain, self._yaml(name))
+        assert differences(expected, composed) == []
+        assert expected.keys() == {*plain, "task"} and expected["ppo"].keys() == plain["ppo"].keys()
+
+    def test_the_class_docstring_is_the_specification(self, name: str) -> None:
+        env = self.make_env(name, num_envs=1)
+        env.reset()
+        docstring = inspect.getdoc(type(env.task)) or ""
+        assert docstring.splitlines()[0].startswith(f"{name}: ")
+        for word in ("Action space:", "Observation space:", "Reward", "Start:", "ermination"):
+            assert word in docstring, f"the docstring does not tell of {word!r}"
+        count = re.search(r"Action space: (\d+) number", docstring)
+        assert count and int(count.group(1)) == env.num_actions
+        # One table for each group of observations, in their order; the first column numbers all elements without a gap.
+        tables: list[list[range]] = []
+        for line in docstring.splitlines():
+            if re.match(r"\| *num *\| *observation *\| *unit *\|$", line):
+                tables.append([])
+            elif row := re.match(r"\| *(\d+)(?:-(\d+))? *\|.*\S.*\|.*\S.*\|$", line):
+                tables[-1].append(range(int(row.group(1)), int(row.group(2) or row.group(1)) + 1))
+        covered = [[number for row in table for number in row] for table in tables]
+        assert covered == [list(range(size)) for size in env.obs_sizes.values()]
+
+    # The MDP
+
+    def test_shapes_types_and_devices(self, name: str) -> None:
+        env = self.make_env(name)
+        obs = env.reset()
+        assert env.num_actions >= 1 and "policy" in env.obs_sizes
+        for action in random_actions(env, 3):
+            step = env.step(action)
+            for group in (obs, step.obs, step.final_obs):
+                assert {key: value.shape for key, value in group.items()} == {
+                    key: (NUM, size) for key, size in env.obs_sizes.items()
+                }
+            floats = [*step.obs.values(), *step.final_obs.values(), *step.terms.values(), step.reward]
+            masks = [step.terminated, step.truncated, step.diverged, step.done, step.incomplete]
+            assert all(value.dtype == torch.float32 for value in floats)
+            assert all(value.dtype == torch.bool for value in masks)
+            assert all(value.device == env.device for value in floats + masks)
+            assert all(value.shape == (NUM,) for value in [*step.terms.values(), step.reward, *masks])
+            assert all(value.isfinite().all() for value in floats)
+            assert env.task.terminated().dtype == torch.bool
+
+    def test_a_seed_fixes_everything_and_another_seed_does_not(self, name: str) -> None:
+        one, two, other = (self.make_env(name, seed=seed, episode_length=8) for seed in (1, 1, 2))
+        starts = [env.reset() for env in (one, two, other)]
+        assert differences(starts[0], starts[1]) == []
+        assert not torch.equal(joined(starts[0]), joined(starts[2]))
+        for action in random_actions(one, 12):
+            first, second = one.step(action), two.step(action)
+            for field in first.__slots__:
+                assert differences(getattr(first, field), getattr(second, field)) == [], field
+        assert differences(copied(one), copied(two)) == []
+
+    def test_starts_are_random_in_every_env_and_episode(self, name: str) -> None:
+        env = self.make_env(name, num_envs=8, episode_length=2, randomize_episode_start=False)
+        starts = [joined(env.reset())]
+        for action in random_actions(env, 6):
+            step = env.step(action)
+            if step.done.all():
+                starts.append(joined(step.obs))
+        assert len(starts) >= 3
+        envs = torch.cat(starts)
+        for i in range(len(envs)):
+            assert not any(torch.equal(envs[i], envs[j]) for j in range(i)), "two episodes began alike"
+
+    def test_at_the_start_nothing_is_inside_anything_else_and_no_joint_beyond_its_limits(self, name: str) -> None:
+        if name in self.touching:
+            pytest.skip("its starts may touch")
+        env = self.make_env(name, num_envs=128)
+        env.reset()
+        model = env.sim.scene.model
+        data = mujoco.MjData(model)
+        limited = model.jnt_limited.astype(bool)
+        address, (low, high) = model.jnt_qposadr[limited], model.jnt_range[limited].T
+        for qpos in env.sim.scene_qpos().double().numpy():
+            assert (qpos[address] >= low - 1e-6).all() and (qpos[address] <= high + 1e-6).all()
+            data.qpos[:] = qpos
+            mujoco.mj_fwdPosition(model, data)
+            assert all(contact.dist > -0.005 for contact in data.contact), [contact.geom for contact in data.contact]
+
+    def test_no_element_of_an_observation_is_constant(self, name: str) -> None:
+        env = self.make_env(name, num_envs=16)
+        obs = env.reset()
+        low = {group: value.amin(dim=0) for group, value in obs.items()}
+        high = {group: value.amax(dim=0) for group, value in obs.items()}
+        for action in random_actions(env, self.max_steps):
+            for group, value in env.step(action).obs.items():
+                low[group] = torch.minimum(low[group], value.amin(dim=0))
+                high[group] = torch.maximum(high[group], value.amax(dim=0))
+            if all(bool((high[group] - low[group] >= 1e-6).all()) for group in obs):
+                return
+        constant = {group: (high[group] - low[group] < 1e-6).nonzero().flatten().tolist() for group in obs}
+        pytest.fail(f"constant over {self.max_steps} steps of {env.num_envs} envs: {constant}")
+
+    def test_the_reward_is_the_sum_of_its_named_terms(self, name: str) -> None:
+        env = self.make_env(name, episode_length=8)
+        env.reset()
+        names: set[tuple[str, ...]] = set()
+        for action in random_actions(env, 12):
+            step = env.step(action)
+            names.add(tuple(step.terms))
+            torch.testing.assert_close(step.reward, torch.stack(list(step.terms.values())).sum(dim=0))
+        assert len(names) == 1, "the terms change from step to step"
+        (terms,) = names
+        assert all(re.fullmatch(r"[a-z][a-z0-9_]*", term) for term in terms), terms
+
+    def test_final_obs_is_what_a_run_without_resets_sees(self, name: str) -> None:
+        env, endless = (self.make_env(name, episode_length=12) for _ in range(2))
+        env.reset()
+        endless.reset()
+        reset, nowhere = endless._reset, torch.zeros(NUM, dtype=torch.bool)
+        endless._reset = lambda where: reset(nowhere)  # type: ignore[method-assign] # draws the same random numbers
+        alive = torch.ones(NUM, dtype=torch.bool)
+        ended = 0
+        for action in random_actions(env, 13):
+            real, free = env.step(action), endless.step(action)
+            for group, value in real.final_obs.items():
+                assert torch.equal(value[alive], free.final_obs[group][alive])
+                continues = alive & ~real.done
+                assert torch.equal(real.obs[group][continues], free.obs[group][continues])
+            assert torch.equal(real.reward[alive], free.reward[alive])
+            ended += int((alive & real.done).sum())
+            alive &= ~real.done
+        assert ended == NUM
+
+    def test_observing_and_asking_for_the_end_change_nothing(self, name: str) -> None:
+        env = self.make_env(name, episode_length=4)
+        env.reset()
+        for action in random_actions(env, 6):
+            env.step(action)
+            before = copied(env)
+            first, end = env._observe(), env.task.terminated().clone()
+            assert differences(first, env._observe()) == []
+            assert torch.equal(end, env.task.terminated())
+            assert differences(before, copied(env)) == []
+
+    def test_what_a_step_returned_stays_what_it_was(self, name: str) -> None:
+        env = self.make_env(name, episode_length=5)
+        env.reset()
+        returned = []
+        for action in random_actions(env, 8):
+            step = env.step(action)
+            returned += leaves([getattr(step, field) for field in step.__slots__])
+        copies = [value.clone() for _, value in returned]
+        for action in random_actions(env, 8, seed=1):
+            env.step(action)
+        assert [path for (path, value), copy in zip(returned, copies, strict=True) if not same(value, copy)] == []
+
+    def test_what_a_task_keeps_is_tensors_written_in_place(self, name: str) -> None:
+        env = self.make_env(name, episode_length=6)
+        env.reset()
+        tensors = {path: value.data_ptr() for path, value in env.task._own_tensors().items()}
+        others = _other_values(env.task)
+        for action in random_actions(env, 14):
+            env.step(action)
+        moved = {path: value.data_ptr() for path, value in env.task._own_tensors().items()}
+        assert moved == tensors, "replaced instead of written in place"
+        # A CUDA graph would freeze it, and a checkpoint forget it.
+        assert _other_values(env.task) == others, "changes from step to step, but is no tensor of the task"
+
+    def test_a_state_continues_bit_for_bit_in_another_environment(self, name: str) -> None:
+        env, other = self.make_env(name, episode_length=12), self.make_env(name, episode_length=12, seed=9)
+        env.reset()
+        other.reset()
+        actions = list(random_actions(env, 20))
+        for action in actions[:7]:
+            env.step(action)
+        state = copied(env)
+        later = [env.step(action) for action in actions[7:]]
+        assert differences(other.load_state_dict(state), state["obs"]) == []
+        for action, expected in zip(actions[7:], later, strict=True):
+            step = other.step(action)
+            for field in step.__slots__:
+                assert differences(getattr(expected, field), getattr(step, field)) == [], field
+        assert differences(copied(env), copied(other)) == []
+
+    def test_actions_beyond_the_limit_are_the_limit(self, name: str) -> None:
+        one, two = self.make_env(name), self.make_env(name)
+        one.reset()
+        two.reset()
+        limit = one.cfg.clip_actions
+        for action in random_actions(one, 5):
+            far = one.step(10.0 * limit * action)
+            near = two.step((10.0 * limit * action).clamp(-limit, limit))
+            assert differences(far.obs, near.obs) == []
+
+    def test_an_env_that_diverges_is_reset_and_no_other_env_notices(self, name: str) -> None:
+        env, calm = self.make_env(name), self.make_env(name)
+        env.reset()
+        calm.reset()
+        robot = env.sim.articulation(env.sim.scene.articulation_names[0])
+        victim = torch.arange(NUM) == 2
+        broken = 0
+        for count, action in enumerate(random_actions(env, 6)):
+            if count == 2:
+                robot.set_state(victim, joint_vel=torch.full_like(robot.joint_vel, 1e8))
+            step, undisturbed = env.step(action), calm.step(action)
+            broken += int(step.diverged.sum())
+            assert torch.equal(step.diverged, victim & (count == 2))
+            assert all(value.isfinite().all() for value in [*step.obs.values(), *step.final_obs.values(), step.reward])
+            for group, value in step.obs.items():
+                assert torch.equal(value[~victim], undisturbed.obs[group][~victim])
+            assert torch.equal(step.reward[~victim], undisturbed.reward[~victim])
+        assert broken == 1
+
+    def test_its_envs_can_differ(self, name: str) -> None:
+        scene = self.make_env(name, num_envs=1).sim.scene
+        factor = {"range": [0.8, 1.2], "operation": "scaling", "distribution": "uniform"}
+        bodies = [scene.model.body(i) for i in range(scene.model.nbody)]
+        masses = {
+            actor: {"rigid_body_properties": {"mass": factor}}
+            for actor in scene.articulation_names
+            if any(body.mass[0] > 0 for body in bodies if body.name.startswith(f"{actor}/"))
+        }
+        noise = {"range": [0.0, 0.01], "operation": "additive", "distribution": "gaussian"}
+        params = {"observations": noise, "actions": noise, "latency": {"range": [0, 1]}, "actor_params": masses}
+        env = self.make_env(name, episode_length=4, randomize=True, randomization_params=params)
+        obs = env.reset()
+        assert torch.isfinite(joined(obs)).all() and not torch.equal(obs["policy"], env._task_obs()["policy"])
+        for action in random_actions(env, 9):
+            step = env.step(action)
+            assert torch.isfinite(joined(step.obs)).all() and not step.diverged.any()
+        for actor in masses:
+            mass = env.sim.param("body_mass", actor).value
+            assert (mass.amax(dim=0) > mass.amin(dim=0)).any(), actor
+
+    # The run
+
+    def test_an_iteration_waits_for_nothing(self, name: str, tmp_path: Path) -> None:
+        """Counts over acting, the task, the update and the record, without CPU physics and the interval's row."""
+        trainer = self.make_trainer(name, tmp_path, max_iterations=3, log={"interval": 1000})
+        with Logger(trainer, trainer.run_dir()) as log:
+            trainer.iterate(log)  # what is made once
+            syncs = SyncCounter()
+            for method in ("step", "reset", "refresh"):
+                setattr(trainer.env.sim, method, _uncounted(syncs, getattr(trainer.env.sim, method)))
+            with syncs:
+                trainer.iterate(log)
+        assert syncs.total == 0, syncs.places
+
+    def test_it_trains_on_every_simulator(self, name: str, sim: str, tmp_path: Path) -> None:
+        if SIMULATORS[sim].extra:
+            pytest.importorskip(SIMULATORS[sim].library)
+        trainer = self.make_trainer(name, tmp_path, sim=sim)
+        row = trainer.train()
+        assert trainer.choice.name == sim and row["iteration"] == 2
+        assert all(value.isfinite().all() for value in trainer.policy.state_dict().values())
+        assert row["sim/diverged"] == 0 and row["sim/overflow"] == 0
+
+    def _task_class(self, name: str) -> type[Task[Any]]:
+        return load_task_class(self.entries()[name].target)
+
+    def _yaml(self, name: str) -> dict[str, Any]:
+        """A task's yaml, over those that it builds on (`defaults: [Ant]`)."""
+        content = discover.read_yaml(_entries(self.config_dir)[name].file)
+        bases = [base for base in content.pop("defaults", []) if isinstance(base, str) and base != "_self_"]
+        return merged(*map(self._yaml, bases), content)
+
+
+@functools.cache
+def _entries(config_dir: str | Path | None) -> dict[str, discover.TaskEntry]:
+    return discover.tasks(config_dir)
+
+
+@functools.cache
+def _composed(name: str | None, config_dir: str | Path | None) -> dict[str, Any]:
+    """What Hydra composes, which takes most of the time of a short check; callers only read it."""
+    return compose(["~task" if name is None else f"task={name}"], config_dir)
+
+
+_scenes: dict[tuple[type, str], Scene] = {}
+
+
+def _scene(task_class: type[Task[Any]], cfg: Any) -> Scene:
+    """The scene of a task, built and compiled once for each configuration; simulators only read it."""
+    key = (task_class, repr(cfg))
+    if key not in _scenes:
+        _scenes[key] = task_class.scene(cfg)
+    return _scenes[key]
+
+
+def random_actions(env: VecEnv, steps: int, seed: int = 0) -> Iterator[Tensor]:
+    """Half of the envs jitter, the others push on for a while; now and then beyond the limits."""
+    random = torch.Generator().manual_seed(seed)
+    held = torch.zeros(env.num_envs, env.num_actions)
+    for step in range(steps):
+        new = 2.4 * torch.rand(held.shape, generator=random) - 1.2
+        if step % 20 == 0:
+            held = new.sign()
+        jitters = (torch.arange(env.num_envs) % 2 == 0)[:, None]
+        yield torch.where(jitters, new, held)
+
+
+def copied(env: VecEnv) -> dict[str, Any]:
+    """Everything that the next step depends on, in memory of its own."""
+    buffer = io.BytesIO()
+    torch.save(env.state_dict(), buffer)
+    buffer.seek(0)
+    return torch.load(buffer, weights_only=True)
+
+
+def joined(obs: dict[str, Tensor]) -> Tensor:
+    """All observation groups side by side."""
+    return torch.cat(list(obs.values()), dim=1)
+
+
+def merged(*settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Nested settings, later ones over earlier ones."""
+    result: dict[str, Any] = {}
+    for part in settings:
+        for key, value in part.items():
+            both = isinstance(value, Mapping) and isinstance(result.get(key), Mapping)
+            result[key] = merged(result[key], value) if both else value
+    return result
+
+
+def leaves(node: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Everything in nested dicts and lists, by its path."""
+    if isinstance(node, Mapping):
+        for key, value in node.items():
+            yield from leaves(value, f"{path}/{key}")
+    elif isinstance(node, (list, tuple)):
+        for index, value in enumerate(node):
+            yield from leaves(value, f"{path}/{index}")
+    else:
+        yield path, node
+
+
+def differences(a: Any, b: Any) -> list[str]:
+    """Paths where two nested states are not the same, bit for bit."""
+    first, second = dict(leaves(a)), dict(leaves(b))
+    unequal = [path for path in first if path in second and not same(first[path], second[path])]
+    return unequal + sorted(first.keys() ^ second.keys())
+
+
+def same(a: Any, b: Any) -> bool:
+    """Equal bits; NaN equals NaN."""
+    if not isinstance(a, Tensor):
+        return a == b
+    equal = a.shape == b.shape and a.dtype == b.dtype
+    return equal and bool(((a == b) | ((a != a) & (b != b))).all())
+
+
+def _uncounted(syncs: SyncCounter, call: Callable[..., Any]) -> Callable[..., Any]:
+    def paused(*args: Any, **kwargs: Any) -> Any:
+        with syncs.pause():
+            return call(*args, **kwargs)
+
+    return paused
+
+
+def _other_values(task: Task[Any]) -> dict[str, Any]:
+    """Numbers and strings among what a task keeps, and tensors where a checkpoint does not look for them."""
+    return {key: _value(value, task.random) for key, value in vars(task).items() if key not in ("cfg", "sim")}
+
+
+def _value(value: Any, random: EnvRandom) -> Any:
+    if isinstance(value, (list, tuple)):
+        return [_value(item, random) for item in value]
+    if isinstance(value, dict):
+        return {key: _value(item, random) for key, item in value.items()}
+    if value is random:
+        return None  # a checkpoint has it
+    if isinstance(value, TaskPart):
+        return {key: _value(item, random) for key, item in vars(value).items()}
+    if hasattr(value, "__dict__") and not type(value).__module__.startswith(("gpusim_rl.sim", "torch")):
+        inside = vars(value).items()
+        return {"object": {k: v.tolist() if isinstance(v, Tensor) else _value(v, random) for k, v in inside}}
+    return value if isinstance(value, (int, float, str, bool, type(None))) else None
