@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 FOLLOW_INTERVAL_S = 1.0
 CLOSE_TIMEOUT_S = 10.0
-HEADLESS_WORLDS = 16
+HEADLESS_ENVS = 16
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -40,15 +40,32 @@ def main(argv: list[str] | None = None) -> int:
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
     """The command line."""
+    from gpusim_rl.sim.registry import SIMULATORS
+
     parser = argparse.ArgumentParser(prog="play", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("run", help="run folder, checkpoint, or a task (its latest run)")
     parser.add_argument("--policy", choices=["trained", "zero", "random"], default="trained", help="who acts")
+    parser.add_argument(
+        "--num-envs",
+        type=positive,
+        help=f"envs (default: {HEADLESS_ENVS} without a window, else 1; a window shows the first)",
+    )
     parser.add_argument("--steps", type=int, help="control steps (default: until the window closes; 1000 without one)")
     parser.add_argument(
         "--viewer", choices=["auto", "native", "none"], default="auto", help="none: no window, print the mean reward"
     )
-    parser.add_argument("--sim", choices=["mujoco", "mjwarp", "newton"], help="simulator (default: mujoco)")
+    parser.add_argument(
+        "--sim", choices=list(SIMULATORS), help="simulator (default: mujoco; newton for a run that was trained on it)"
+    )
     return parser.parse_args(argv)
+
+
+def positive(text: str) -> int:
+    """A count."""
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"must be positive, got {value}")
+    return value
 
 
 def play(args: argparse.Namespace) -> None:
@@ -68,8 +85,8 @@ def play(args: argparse.Namespace) -> None:
     from gpusim_rl.compose import compose
     from gpusim_rl.view.player import Player
 
-    worlds = HEADLESS_WORLDS if args.viewer == "none" else 1
-    with closing(Player.open(args.run, act=args.policy, num_envs=worlds, sim=args.sim, compose=compose)) as player:
+    num_envs = args.num_envs or (HEADLESS_ENVS if args.viewer == "none" else 1)
+    with closing(Player.open(args.run, act=args.policy, num_envs=num_envs, sim=args.sim, compose=compose)) as player:
         if player.checkpoint is not None:
             print(f"{player.checkpoint}, iteration {player.iteration}")
         if args.viewer == "none":

@@ -2,7 +2,7 @@
 
 python tools/record.py Ant                                  the latest Ant run, its last checkpoint
 python tools/record.py runs/Ant/2026-01-31_12-00-00         this run
-python tools/record.py Ant --policy random --envs 4       without any training
+python tools/record.py Ant --policy random --num-envs 4     without any training
 """
 
 from __future__ import annotations
@@ -26,14 +26,18 @@ def main(argv: list[str] | None = None) -> int:
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
     """The command line."""
+    from gpusim_rl.sim.registry import SIMULATORS
+
     parser = argparse.ArgumentParser(prog="record", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("run", help="run folder, checkpoint, or a task (its latest run)")
     parser.add_argument("--out", type=Path, help="mp4 to write (default: in the run's folder, videos/)")
-    parser.add_argument("--envs", type=positive, default=9, help="tiles of the grid (default: 9)")
+    parser.add_argument("--num-envs", type=positive, default=9, help="tiles of the grid (default: 9)")
     parser.add_argument("--steps", type=positive, default=300, help="control steps (default: 300)")
     parser.add_argument("--width", type=positive, default=1280, help="pixels (default: 1280)")
     parser.add_argument("--height", type=positive, default=720, help="pixels (default: 720)")
-    parser.add_argument("--sim", choices=["mujoco", "mjwarp", "newton"], help="simulator (default: mujoco)")
+    parser.add_argument(
+        "--sim", choices=list(SIMULATORS), help="simulator (default: mujoco; newton for a run that was trained on it)"
+    )
     parser.add_argument("--policy", choices=["trained", "zero", "random"], default="trained", help="who acts")
     parser.add_argument(
         "--renderer",
@@ -65,7 +69,7 @@ def record(args: argparse.Namespace) -> Path:
     from gpusim_rl.view.renderer import make_renderer
     from gpusim_rl.view.video import VideoWriter
 
-    player = Player.open(args.run, act=args.policy, num_envs=args.worlds, sim=args.sim, compose=compose)
+    player = Player.open(args.run, act=args.policy, num_envs=args.num_envs, sim=args.sim, compose=compose)
     every, fps = frame_rate(player.env.cfg.control_hz)
     sim = player.env.sim
     renderer, note = make_renderer(sim.scene, sim.scene_qpos().cpu().numpy(), args.width, args.height, args.renderer)

@@ -18,22 +18,26 @@ def main(argv: list[str] | None = None) -> int:
     from gpusim_rl.errors import friendly_errors
 
     with friendly_errors():
-        print(picture(parse(argv)))
+        print(snapshot(parse(argv)))
     return 0
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(prog="picture", description=(__doc__ or "").partition("\n")[0])
+    from gpusim_rl.sim.registry import SIMULATORS
+
+    parser = argparse.ArgumentParser(prog="snapshot", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("run", help="task, run folder or checkpoint")
     parser.add_argument("--out", type=Path, help="png to write (default: the task's name, here)")
     parser.add_argument("--steps", type=not_negative, default=0, help="control steps before the picture (default: 0)")
-    parser.add_argument("--envs", type=positive, default=1, help="tiles of the grid (default: 1)")
+    parser.add_argument("--num-envs", type=positive, default=1, help="tiles of the grid (default: 1)")
     parser.add_argument("--width", type=positive, default=480, help="pixels (default: 480)")
     parser.add_argument("--height", type=positive, default=360, help="pixels (default: 360)")
     parser.add_argument("--fill", type=share, default=0.86, help="of the picture, for the robot (default: 0.86)")
     parser.add_argument("--policy", choices=["zero", "random", "trained"], default="zero", help="who acts")
-    parser.add_argument("--sim", choices=["mujoco", "mjwarp", "newton"], help="simulator (default: mujoco)")
+    parser.add_argument(
+        "--sim", choices=list(SIMULATORS), help="simulator (default: mujoco; newton for a run that was trained on it)"
+    )
     parser.add_argument(
         "--renderer",
         choices=["auto", "gl", "ray"],
@@ -67,20 +71,21 @@ def share(text: str) -> float:
     return value
 
 
-def picture(args: argparse.Namespace) -> Path:
+def snapshot(args: argparse.Namespace) -> Path:
     """Play the run up to the picture, and draw it."""
-    from gpusim_rl.errors import ConfigError
+    from gpusim_rl.errors import ConfigError, import_extra
     from gpusim_rl.hardware import limit_openmp_spin
 
     if args.out is not None and args.out.suffix != ".png":
         raise ConfigError(f"a picture's name must end in .png, got {args.out.name!r}")
     limit_openmp_spin()  # before torch is imported
+    import_extra("PIL.Image", "video", "snapshot")  # said before the work, not after it
     from gpusim_rl.compose import compose
     from gpusim_rl.view.player import Player
     from gpusim_rl.view.snapshot import draw, write_png
 
     with closing(
-        Player.open(args.run, act=args.policy, num_envs=args.worlds, sim=args.sim, from_yaml=True, compose=compose)
+        Player.open(args.run, act=args.policy, num_envs=args.num_envs, sim=args.sim, from_yaml=True, compose=compose)
     ) as player:
         for _ in range(args.steps):
             player.step()

@@ -55,7 +55,7 @@ class Grid:
         columns = math.ceil(math.sqrt(tiles))
         grid = cls(width, height, columns, math.ceil(tiles / columns))
         if grid.tile_width < 16 or grid.tile_height < 16:
-            raise ConfigError(f"{width}x{height} pixels are too few for {tiles} envs; try --envs 4 or --width 1920")
+            raise ConfigError(f"{width}x{height} pixels are too few for {tiles} envs; try --num-envs 4 or --width 1920")
         return grid
 
     @property
@@ -360,24 +360,24 @@ class RayRenderer:
     def render(self, qpos: np.ndarray) -> np.ndarray:
         """See `Renderer`."""
         mjw, model, data, grid = self._mjw, self._warp_model, self._warp_data, self._grid
-        worlds = len(qpos)
+        count = len(qpos)
         padded = np.empty((self._tiles, self._model.nq), dtype=np.float32)  # empty tiles repeat the last env
-        padded[:worlds], padded[worlds:] = qpos, qpos[-1]
+        padded[:count], padded[count:] = qpos, qpos[-1]
         with self._wp.ScopedDevice("cpu"):
             data.qpos.assign(padded)
             mjw.kinematics(model, data)
             mjw.com_pos(model, data)
             mjw.camlight(model, data)
             position, rotation = data.cam_xpos.numpy(), data.cam_xmat.numpy()
-            for world, body in enumerate(data.xpos.numpy()[:, self._camera.body]):
-                target = self._camera.follow(world, body)
-                position[world, self._index], rotation[world, self._index] = self._camera.pose(target)
+            for tile, body in enumerate(data.xpos.numpy()[:, self._camera.body]):
+                target = self._camera.follow(tile, body)
+                position[tile, self._index], rotation[tile, self._index] = self._camera.pose(target)
             data.cam_xpos.assign(position)
             data.cam_xmat.assign(rotation)
             mjw.refit_bvh(model, data, self._rays)
             mjw.render(model, data, self._rays)
             mjw.get_rgb(self._rays, 0, self._rgb)
-        for tile, rgb in enumerate(self._rgb.numpy()[:worlds]):
+        for tile, rgb in enumerate(self._rgb.numpy()[:count]):
             left, top = grid.corner(tile)
             self._picture[top : top + grid.tile_height, left : left + grid.tile_width] = np.rint(rgb * 255.0)
         return self._picture

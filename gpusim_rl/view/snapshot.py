@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-import struct
-import zlib
 from pathlib import Path
 
 import mujoco
 import numpy as np
 
-from gpusim_rl.errors import ConfigError
+from gpusim_rl.errors import ConfigError, import_extra
 from gpusim_rl.sim import Scene
 from gpusim_rl.view.renderer import FOVY_DEG, Camera, make_renderer
 
@@ -25,7 +23,7 @@ SMOOTH = 2  # pixels drawn for one of the picture, each way: smooth edges where 
 HIDDEN_GROUP = 3  # geoms of this group and above are not drawn
 
 
-class Portrait(Camera):
+class FramingCamera(Camera):
     """Frames the robot and the objects near it, as they are now.
 
     The robot is what `Camera` goes with: of a cart on a rail the cart and its pole.
@@ -120,7 +118,7 @@ def draw(
         width: Of the picture [pixels].
         height: Of the picture [pixels].
         renderer: As for `make_renderer`.
-        fill: As for `Portrait`.
+        fill: As for `FramingCamera`.
 
     Returns:
         The picture, uint8, shape [height, width, 3], and a line for the user where the renderer is not the one that was
@@ -131,7 +129,7 @@ def draw(
     """
     columns = math.ceil(math.sqrt(len(qpos)))
     aspect = (width / columns) / (height / math.ceil(len(qpos) / columns))
-    camera = Portrait(scene, qpos, aspect, fill)
+    camera = FramingCamera(scene, qpos, aspect, fill)
     try:
         drawn, note = make_renderer(scene, qpos, SMOOTH * width, SMOOTH * height, renderer, camera)
     except mujoco.FatalError as error:  # what OpenGL can draw at once depends on the driver
@@ -147,37 +145,14 @@ def draw(
 
 
 def write_png(path: Path, picture: np.ndarray) -> None:
-    """Writes an 8-bit RGB picture, shape [height, width, 3], as PNG (ISO/IEC 15948).
+    """Writes an 8-bit RGB picture, shape [height, width, 3].
 
     Raises:
-        ConfigError: The file cannot be written.
+        ConfigError: The extra is missing, or the file cannot be written.
     """
-    height, width, _ = picture.shape
-    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)  # 8 bits, RGB
-    pixels = zlib.compress(_filtered(picture.reshape(height, -1).astype(np.int16)), 9)
-    chunks = [(b"IHDR", header), (b"IDAT", pixels), (b"IEND", b"")]
-    content = b"\x89PNG\r\n\x1a\n" + b"".join(
-        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data)) for kind, data in chunks
-    )
+    images = import_extra("PIL.Image", "video", "snapshot")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content)
+        images.fromarray(picture).save(path, optimize=True)
     except OSError as error:
         raise ConfigError(f"cannot write {path}: {error.strerror}") from None
-
-
-def _filtered(rows: np.ndarray) -> bytes:
-    """Rows of bytes, each as its difference from the prediction that leaves the least, behind that prediction's number.
-
-    The predictions are PNG's: nothing, the pixel to the left, the one above, their mean, and Paeth's choice.
-    """
-    left, up, corner = np.zeros_like(rows), np.zeros_like(rows), np.zeros_like(rows)
-    left[:, 3:], up[1:], corner[1:, 3:] = rows[:, :-3], rows[:-1], rows[:-1, :-3]
-    guess = left + up - corner
-    distances = [abs(guess - near) for near in (left, up, corner)]
-    paeth = np.choose(np.argmin(distances, axis=0), [left, up, corner])
-    predictions = np.stack([np.zeros_like(rows), left, up, (left + up) // 2, paeth])
-    residuals = (rows - predictions).astype(np.uint8)
-    best = abs(residuals.astype(np.int8).astype(np.int16)).sum(axis=2).argmin(axis=0)
-    chosen = residuals[best, np.arange(len(rows))]
-    return np.concatenate([best[:, None].astype(np.uint8), chosen], axis=1).tobytes()

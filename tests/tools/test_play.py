@@ -41,9 +41,9 @@ def test_a_run_is_measured_without_a_window(tool, task):
 
 @pytest.mark.parametrize("policy", ["zero", "random"])
 def test_a_task_is_played_before_any_training(tool, tmp_path, policy):
-    arguments = ("--viewer", "none", "--steps", "20", "--policy", policy)
+    arguments = ("--viewer", "none", "--steps", "20", "--num-envs", "3", "--policy", policy)
     done = tool("play", "Ant", *arguments, cwd=tmp_path)
-    assert done.stdout.startswith("Ant: mean reward ")
+    assert done.stdout.startswith("Ant: mean reward ") and done.stdout.endswith("(20 steps in 3 envs)\n")
     assert list(tmp_path.iterdir()) == []
     assert done.stdout == tool("play", "Ant", *arguments, cwd=tmp_path).stdout
 

@@ -19,7 +19,7 @@ from helpers.commands import run_command
 
 pytest_plugins = ["helpers.tool_runs"]
 
-SMALL = ("--envs", "4", "--width", "320", "--height", "240", "--steps", "12")
+SMALL = ("--num-envs", "4", "--width", "320", "--height", "240", "--steps", "12")
 
 
 def decode(path: Path) -> tuple[dict, np.ndarray]:
@@ -63,7 +63,7 @@ def test_a_run_becomes_a_video_in_its_folder(tool, runs_folder, task):
 def test_a_checkpoint_and_a_name_can_be_given(tool, runs_folder, tmp_path):
     [last] = (runs_folder / "runs" / "Ant").glob("2*/checkpoints/last.pt")
     out = tmp_path / "new" / "ant.mp4"
-    done = tool("record", last, "--out", out, "--steps", "2", "--envs", "1", "--width", "64", "--height", "64")
+    done = tool("record", last, "--out", out, "--steps", "2", "--num-envs", "1", "--width", "64", "--height", "64")
     assert done.stdout == f"{out}\n"
     assert len(decode(out)[1]) == 1
 
@@ -99,13 +99,13 @@ def test_the_command_line_of_the_package_knows_it(runs_folder, tmp_path):
         (("Nothing",), "no checkpoint 'Nothing': expected a run folder, a .pt file or a trained task; in runs"),
         (("Cartpole", "--width", "321"), "width and height of a video must be even, got 321x240"),
         (("Cartpole", "--out", "x.gif"), "a video's name must end in .mp4, got 'x.gif'"),
-        (("Cartpole", "--envs", "400"), "320x240 pixels are too few for 400 envs"),
+        (("Cartpole", "--num-envs", "400"), "320x240 pixels are too few for 400 envs"),
         (("Cartpole", "--renderer", "gl"), "no OpenGL works here without a display (tried glfw); on Debian or Ubuntu"),
     ],
 )
 def test_bad_input_is_one_line(tool, arguments, line):
     without = {"MUJOCO_GL": "glfw", "DISPLAY": "", "WAYLAND_DISPLAY": ""}
-    sizes = [] if "--envs" in arguments else ["--envs", "1"]
+    sizes = [] if "--num-envs" in arguments else ["--num-envs", "1"]
     done = tool("record", "--width", "320", "--height", "240", *sizes, *arguments, check=False, env=without)
     assert done.returncode == 2
     errors = [text for text in done.stderr.splitlines() if text.startswith("error: ")]

@@ -17,8 +17,8 @@ from gpusim_rl.compose import compose
 from gpusim_rl.config import build_run, load_task_class
 from gpusim_rl.discover import read_yaml, tasks
 from gpusim_rl.errors import ConfigError
-from gpusim_rl.run import portrait
 from gpusim_rl.sim import Scene
+from gpusim_rl.view import snapshot
 from gpusim_rl.view.player import Player
 from gpusim_rl.view.renderer import FOVY_DEG
 from helpers.commands import ROOT
@@ -57,7 +57,7 @@ def table_scene() -> Scene:
     return scene
 
 
-def seen(camera: portrait.Portrait, points: np.ndarray, aspect: float, tile: int = 0) -> np.ndarray:
+def seen(camera: snapshot.FramingCamera, points: np.ndarray, aspect: float, tile: int = 0) -> np.ndarray:
     """Where points are on the picture: -1 to 1 across and up, shape [points, 2]; infinite behind the camera."""
     position, axes = camera.pose(camera.follow(tile, np.zeros(3)))
     right, up, toward = ((points - position) @ axes).T
@@ -70,7 +70,7 @@ def seen(camera: portrait.Portrait, points: np.ndarray, aspect: float, tile: int
 
 
 def test_a_task_becomes_a_picture_without_any_run(tool, tmp_path):
-    done = tool("picture", "Cartpole", *SMALL, cwd=tmp_path)
+    done = tool("snapshot", "Cartpole", *SMALL, cwd=tmp_path)
     assert done.stdout == "Cartpole.png\n"
     picture = matplotlib.image.imread(tmp_path / "Cartpole.png")
     assert picture.shape == (120, 160, 3)
@@ -82,7 +82,7 @@ def test_a_task_becomes_a_picture_without_any_run(tool, tmp_path):
 
 def test_a_task_is_drawn_as_it_is_whatever_its_runs_are(tool, tmp_path):
     (tmp_path / "runs" / "Pendulum").mkdir(parents=True)  # a run that has no checkpoint yet
-    assert tool("picture", "Pendulum", *SMALL, cwd=tmp_path).stdout == "Pendulum.png\n"
+    assert tool("snapshot", "Pendulum", *SMALL, cwd=tmp_path).stdout == "Pendulum.png\n"
 
 
 def test_steps_and_policy_change_the_picture_and_nothing_else_does(tool, tmp_path):
@@ -93,16 +93,16 @@ def test_steps_and_policy_change_the_picture_and_nothing_else_does(tool, tmp_pat
         "pushed": ("--steps", "40", "--policy", "random"),
     }
     for name, arguments in variants.items():
-        tool("picture", "Cartpole", *SMALL, *arguments, "--out", tmp_path / "new" / f"{name}.png")
+        tool("snapshot", "Cartpole", *SMALL, *arguments, "--out", tmp_path / "new" / f"{name}.png")
     start, again, *others = [(tmp_path / "new" / f"{name}.png").read_bytes() for name in variants]
     assert start == again
     assert len({start, *others}) == 3
 
 
-def test_a_run_can_be_drawn_in_several_worlds_without_opengl(tool, tmp_path):
+def test_a_run_can_be_drawn_in_several_envs_without_opengl(tool, tmp_path):
     without = {"MUJOCO_GL": "glfw", "DISPLAY": "", "WAYLAND_DISPLAY": ""}
-    arguments = ("--policy", "trained", "--steps", "3", "--envs", "2", "--out", tmp_path / "two.png")
-    done = tool("picture", "Cartpole", *SMALL, *arguments, env=without)
+    arguments = ("--policy", "trained", "--steps", "3", "--num-envs", "2", "--out", tmp_path / "two.png")
+    done = tool("snapshot", "Cartpole", *SMALL, *arguments, env=without)
     assert done.stderr.count("\n") == 1 and "ray caster" in done.stderr
     picture = matplotlib.image.imread(tmp_path / "two.png")
     left, right = picture[:, :78], picture[:, 82:]
@@ -115,14 +115,14 @@ def test_a_run_can_be_drawn_in_several_worlds_without_opengl(tool, tmp_path):
     [
         (("Cartpol",), "no checkpoint 'Cartpol': expected a run folder, a .pt file or a trained task; in runs"),
         (("Cartpole", "--out", "x.jpg"), "a picture's name must end in .png, got 'x.jpg'"),
-        (("Cartpole", "--envs", "400"), "320x240 pixels are too few for 400 envs"),
+        (("Cartpole", "--num-envs", "400"), "320x240 pixels are too few for 400 envs"),
         (("Cartpole", "--renderer", "gl"), "no OpenGL works here without a display (tried glfw); on Debian or Ubuntu"),
         (("Pendulum", "--policy", "trained"), "no checkpoint 'Pendulum'"),
     ],
 )
 def test_bad_input_is_one_line(tool, arguments, line):
     without = {"MUJOCO_GL": "glfw", "DISPLAY": "", "WAYLAND_DISPLAY": ""}
-    done = tool("picture", *SMALL, *arguments, check=False, env=without)
+    done = tool("snapshot", *SMALL, *arguments, check=False, env=without)
     assert done.returncode == 2
     assert done.stderr.startswith(f"error: {line}") and done.stderr.count("\n") == 1, done.stderr
     assert done.stdout == ""
@@ -130,8 +130,15 @@ def test_bad_input_is_one_line(tool, arguments, line):
         assert done.stderr.endswith(". Did you mean 'Cartpole'?\n")
 
 
+def test_a_missing_extra_is_one_line(tool, tmp_path):
+    (tmp_path / "PIL.py").write_text("raise ModuleNotFoundError('no', name='PIL')")
+    done = tool("snapshot", "Cartpole", check=False, env={"PYTHONPATH": str(tmp_path)})
+    assert done.returncode == 2
+    assert done.stderr == "error: snapshot needs PIL.Image: pip install 'gpusim-rl[video]'\n"
+
+
 def test_a_negative_number_of_steps_is_refused(tool):
-    done = tool("picture", "Cartpole", "--steps", "-3", check=False)
+    done = tool("snapshot", "Cartpole", "--steps", "-3", check=False)
     assert done.returncode == 2 and done.stderr.endswith("argument --steps: must not be negative, got -3\n")
 
 
@@ -139,10 +146,10 @@ def test_a_picture_that_is_too_large_is_one_line(monkeypatch):
     def refuse(*_):
         raise mujoco.FatalError("Offscreen framebuffer is not complete, error 0x8cd6")
 
-    monkeypatch.setattr(portrait, "make_renderer", refuse)
+    monkeypatch.setattr(snapshot, "make_renderer", refuse)
     scene = table_scene()
     with pytest.raises(ConfigError, match=r"^cannot draw 18000x720 pixels .* Try a smaller --width and --height$"):
-        portrait.draw(scene, scene.model.qpos0[None], 9000, 360)
+        snapshot.draw(scene, scene.model.qpos0[None], 9000, 360)
 
 
 def test_a_task_that_builds_on_another_is_drawn(monkeypatch, tmp_path):
@@ -163,7 +170,7 @@ def test_a_task_that_builds_on_another_is_drawn(monkeypatch, tmp_path):
 @pytest.mark.parametrize(("aspect", "fill"), [(0.5, 0.86), (4 / 3, 0.86), (3.0, 0.4)])
 def test_the_robot_and_what_is_near_it_fill_the_picture(aspect, fill):
     scene = table_scene()
-    camera = portrait.Portrait(scene, scene.model.qpos0[None], aspect, fill)
+    camera = snapshot.FramingCamera(scene, scene.model.qpos0[None], aspect, fill)
     signs = np.array(np.meshgrid([-1, 1], [-1, 1], [-1, 1])).T.reshape(-1, 3)
     table = [0, 0, 0.3] + signs * [0.2, 0.6, 0.05]
     near = [0.3, 0, 0.5] + signs * 0.05
@@ -175,17 +182,17 @@ def test_the_robot_and_what_is_near_it_fill_the_picture(aspect, fill):
 
 def test_low_and_wide_robots_are_seen_from_higher_up_and_ahead():
     scene = table_scene()
-    camera = portrait.Portrait(scene, scene.model.qpos0[None], 1.0)
+    camera = snapshot.FramingCamera(scene, scene.model.qpos0[None], 1.0)
     assert (camera.azimuth_deg, camera.elevation_deg) == (150.0, -30.0)
     scene = task_scene("Cartpole")
-    upright = portrait.Portrait(scene, scene.model.qpos0[None], 1.0)
+    upright = snapshot.FramingCamera(scene, scene.model.qpos0[None], 1.0)
     assert (upright.azimuth_deg, upright.elevation_deg) == (120.0, -18.0)
 
 
 def test_of_a_cart_on_a_long_rail_the_cart_is_framed_wherever_it_is():
     scene = task_scene("Cartpole")
     qpos = np.array([[0.0, 0.0], [2.5, 0.3]])
-    camera = portrait.Portrait(scene, qpos, 1.0)
+    camera = snapshot.FramingCamera(scene, qpos, 1.0)
     data = mujoco.MjData(scene.model)
     for tile, positions in enumerate(qpos):
         data.qpos[:] = positions
@@ -203,7 +210,7 @@ def test_a_png_holds_exactly_the_picture(tmp_path, kind):
         "slopes": np.stack(np.broadcast_arrays(*np.ogrid[0:37, 0:23], 200), axis=2) * [6, 11, 1],
         "flat": np.full((37, 23, 3), 255),
     }[kind].astype(np.uint8)
-    portrait.write_png(tmp_path / "x.png", picture)
+    snapshot.write_png(tmp_path / "x.png", picture)
     read = matplotlib.image.imread(tmp_path / "x.png")
     assert (np.rint(read * 255) == picture).all()
     size = (tmp_path / "x.png").stat().st_size
@@ -213,7 +220,7 @@ def test_a_png_holds_exactly_the_picture(tmp_path, kind):
 def test_a_file_that_cannot_be_written_is_one_line(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match="cannot write"):
-        portrait.write_png(tmp_path / "file" / "x.png", np.zeros((4, 4, 3), dtype=np.uint8))
+        snapshot.write_png(tmp_path / "file" / "x.png", np.zeros((4, 4, 3), dtype=np.uint8))
 
 
 # -- docs/tasks.md ----------------------------------------------------------------------------
