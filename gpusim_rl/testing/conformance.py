@@ -28,12 +28,11 @@ from torch import Tensor
 from gpusim_rl import discover
 from gpusim_rl.api import prepare
 from gpusim_rl.compose import compose
-from gpusim_rl.config import TASK_DEFAULTS, build_run, config_class, load_task_class
+from gpusim_rl.config import TASK_DEFAULTS, SimConfig, build, settings_class
 from gpusim_rl.diagnose.transfers import SyncCounter
 from gpusim_rl.env.random import EnvRandom
-from gpusim_rl.env.task import Task, TaskPart
+from gpusim_rl.env.task import Task, TaskPart, load_task_class
 from gpusim_rl.env.vec_env import VecEnv
-from gpusim_rl.run.logger import Logger
 from gpusim_rl.run.trainer import Trainer
 from gpusim_rl.sim.choose import choose_sim, make_sim
 from gpusim_rl.sim.registry import SIMULATORS, default_simulator
@@ -90,25 +89,26 @@ class TaskConformance:
         """The envs of a task on the CPU, some settings of its `task` section changed."""
         composed = _composed(name, self.config_dir)
         task_class = load_task_class(composed["task"]["_target_"])
-        run = build_run({**composed, "task": {**composed["task"], **settings}}, task_class=task_class)
-        sim = make_sim(_scene(task_class, run.task), choose_sim(default_simulator("cpu").name, CPU), num_envs, run.sim)
-        return VecEnv(task_class, run.task, sim, seed)
+        section = {key: value for key, value in composed["task"].items() if key != "_target_"}
+        cfg = build(settings_class(task_class), {**section, **settings}, "task")
+        sim_cfg = build(SimConfig, composed["sim"], "sim")
+        choice = choose_sim(default_simulator("cpu").name, CPU)
+        return VecEnv(task_class, cfg, make_sim(_scene(task_class, cfg), choice, num_envs, sim_cfg), seed)
 
     def make_trainer(self, name: str, folder: Path, **overrides: Any) -> Trainer:
         """A small training of a task on the CPU, whose run folder is in `folder`."""
         small = {"device": "cpu", "num_envs": NUM, "max_iterations": 2, "ppo": SMALL_PPO}
         settings = merged(small, {"log": {"dir": str(folder), "console": "quiet"}}, overrides)
-        run, task_class, config, lines = prepare(name, config_dir=self.config_dir, **settings)
-        return Trainer(run, task_class, config=config, overrides=lines)
+        return Trainer(prepare(name, config_dir=self.config_dir, **settings))
 
     # The configuration
 
     def test_the_yaml_gives_a_value_to_every_field_and_to_nothing_else(self, name: str) -> None:
-        fields = {field.name for field in dataclasses.fields(config_class(self._task_class(name)))}
+        fields = {field.name for field in dataclasses.fields(settings_class(self._task_class(name)))}
         assert set(self._yaml(name)["task"]) | set(TASK_DEFAULTS) == {"_target_", *fields}
 
     def test_the_yaml_is_the_only_place_with_values(self, name: str) -> None:
-        fields = dataclasses.fields(config_class(self._task_class(name)))
+        fields = dataclasses.fields(settings_class(self._task_class(name)))
         missing = dataclasses.MISSING
         defaults = [f.name for f in fields if f.default is not missing or f.default_factory is not missing]
         assert defaults == list(TASK_DEFAULTS), "those of cfg/config.yaml, which every task shares"
@@ -351,7 +351,7 @@ class TaskConformance:
     def test_an_iteration_waits_for_nothing(self, name: str, tmp_path: Path) -> None:
         """Counts over acting, the task, the update and the record, without CPU physics and the interval's row."""
         trainer = self.make_trainer(name, tmp_path, max_iterations=3, log={"interval": 1000})
-        with Logger(trainer, trainer.run_dir()) as log:
+        with trainer.logging() as log:
             trainer.iterate(log)  # what is made once
             syncs = SyncCounter()
             for method in ("step", "reset", "refresh"):
@@ -366,7 +366,7 @@ class TaskConformance:
         trainer = self.make_trainer(name, tmp_path, sim=sim)
         row = trainer.train()
         assert trainer.choice.name == sim and row["iteration"] == 2
-        assert all(value.isfinite().all() for value in trainer.policy.state_dict().values())
+        assert all(value.isfinite().all() for value in trainer.algorithm.policy.state_dict().values())
         assert row["sim/diverged"] == 0 and row["sim/overflow"] == 0
 
     def _task_class(self, name: str) -> type[Task[Any]]:

@@ -10,11 +10,11 @@ import pytest
 import torch
 from gpusim_rl.tasks.cartpole import Cartpole
 
-from gpusim_rl.config import build_run
+from gpusim_rl.config import SimConfig, build
 from gpusim_rl.env import TaskPart, VecEnv
 from gpusim_rl.sim import choose_sim
 from gpusim_rl.testing import conformance
-from gpusim_rl.testing.conformance import CPU, NUM, TaskConformance, merged
+from gpusim_rl.testing.conformance import CPU, NUM, TaskConformance
 from helpers.commands import ROOT, run_command
 
 
@@ -121,10 +121,11 @@ def test_the_suite_finds(broken, check):
         max_steps = 50
 
         def make_env(self, name, *, num_envs=NUM, seed=0, **settings):
-            config = merged(conformance._composed(name, None), {"task": settings})
-            run = build_run(config, task_class=broken)
-            choice = choose_sim("mujoco", CPU)
-            return VecEnv.make(broken, run.task, num_envs=num_envs, choice=choice, sim=run.sim, seed=seed)
+            composed = conformance._composed(name, None)
+            section = {key: value for key, value in composed["task"].items() if key != "_target_"}
+            cfg = build(broken.Config, {**section, **settings}, "task")
+            sim_cfg = build(SimConfig, composed["sim"], "sim")
+            return VecEnv.make(broken, cfg, num_envs=num_envs, choice=choose_sim("mujoco", CPU), sim=sim_cfg, seed=seed)
 
     with pytest.raises((AssertionError, pytest.fail.Exception)):
         getattr(Suite(), f"test_{check}")("Cartpole")

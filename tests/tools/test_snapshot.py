@@ -14,8 +14,9 @@ import pytest
 from gpusim_rl import compose as composing
 from gpusim_rl import discover
 from gpusim_rl.compose import compose
-from gpusim_rl.config import build_run, load_task_class
+from gpusim_rl.config import build, settings_class
 from gpusim_rl.discover import read_yaml, tasks
+from gpusim_rl.env.task import load_task_class
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.sim import Scene
 from gpusim_rl.view import snapshot
@@ -43,9 +44,9 @@ THING = "<mujoco><worldbody><body><freejoint/><geom size='{}' pos='{} 0 {}'/></b
 
 
 def task_scene(task: str) -> Scene:
-    config = compose([f"task={task}"])
-    task_class = load_task_class(config["task"]["_target_"])
-    return task_class.scene(build_run(config).task)
+    section = compose([f"task={task}"])["task"]
+    task_class = load_task_class(section.pop("_target_"))
+    return task_class.scene(build(settings_class(task_class), section, "task"))
 
 
 def table_scene() -> Scene:
