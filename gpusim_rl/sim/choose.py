@@ -43,7 +43,7 @@ def choose_sim(name: str, device: torch.device) -> SimChoice:
     if device.type not in kinds:
         raise ConfigError(
             f"sim={name} runs on {' or '.join(kinds)} only, got device {device}; try"
-            f" sim={default_simulator(device.type).name}, or sim_device={kinds[0]}: the policy may run on another device"
+            f" sim={default_simulator(device.type).name}, or sim_device={kinds[0]}; the policy may be on another device"
         )
     return SimChoice(name, device, "as configured")
 

@@ -159,7 +159,7 @@ class Articulation(Protocol):
         They are of the scene's masses, not of masses that were changed in some worlds.
 
         Raises:
-            TaskError: There is no such body, the articulation has no joints, or the simulator lacks it (`Simulator.lacks`).
+            TaskError: There is no such body, the articulation has no joints, or the simulator lacks `dynamics`.
         """
         ...
 
@@ -226,7 +226,7 @@ class Sim(Protocol):
 
         Raises:
             TaskError: There is no such parameter or element.
-            ConfigError: The simulator lacks parameters per world (`Simulator.lacks`).
+            ConfigError: The simulator lacks `params` (see `registry.Simulator.lacks`).
         """
         ...
 
