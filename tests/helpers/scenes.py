@@ -95,6 +95,12 @@ def make(name: str, scene: Scene, num_envs: int, device: str = "cpu", **changes:
     return make_sim(scene, choice, num_envs, sim_config(name=name, **changes))
 
 
+def advance(sim: Sim, steps: int) -> None:
+    """One physics step at a time: to capture a Warp graph of 400 steps takes ten seconds, of one step none."""
+    for _ in range(steps):
+        sim.step(1)
+
+
 def everywhere(sim: Sim) -> Tensor:
     return torch.ones(sim.num_envs, dtype=torch.bool, device=sim.device)
 

@@ -14,6 +14,7 @@ from gpusim_rl.sim import Sim
 from helpers.scenes import (
     BALL,
     FEET,
+    advance,
     ant_scene,
     arm_scene,
     ball_scene,
@@ -123,7 +124,7 @@ def test_free_fall_follows_the_semi_implicit_euler_scheme(backend):
 def test_a_resting_ball_is_held_by_its_weight(backend):
     sim = make(backend, ball_scene(), 2)
     ball = sim.articulation("ball")
-    sim.step(400)
+    advance(sim, 400)
     contact = ball.contacts(["ball"])
     expected = torch.tensor([0.0, 0.0, 2.0 * 9.81])
     torch.testing.assert_close(contact.force[0, 0], expected, atol=0.05, rtol=0.0)
@@ -133,7 +134,7 @@ def test_a_resting_ball_is_held_by_its_weight(backend):
 def test_friction_brakes_a_sliding_ball_and_its_torque_spins_it(backend):
     sim = make(backend, ball_scene(), 1)
     ball = sim.articulation("ball")
-    sim.step(400)
+    advance(sim, 400)
     ball.set_state(everywhere(sim), root_lin_vel=torch.tensor([[2.0, 0.0, 0.0]]))
     contact = ball.contacts(["ball"])
     sim.step(1)
@@ -241,7 +242,7 @@ def test_a_wrench_acts_at_the_centre_of_mass_until_the_reset(backend):
     force = torch.tensor([[0.0, 0.0, weight], [4.0, 0.0, weight], [0.0, 0.0, 0.0]])[:, None]
     torque = torch.tensor([[0.0, 0.0, 0.0], [0.0, 0.0, 0.0], [0.0, 0.08, 0.0]])[:, None]
     body.apply_wrench(force, torque)
-    sim.step(20)  # 0.1 s
+    advance(sim, 20)  # 0.1 s
     velocity = torch.tensor([[0.0, 0.0, 0.0], [0.2, 0.0, 0.0], [0.0, 0.0, -0.981]])
     torch.testing.assert_close(ball.root_lin_vel, velocity, atol=1e-4, rtol=0.0)
     inertia = 0.4 * 2.0 * 0.1**2
@@ -249,7 +250,7 @@ def test_a_wrench_acts_at_the_centre_of_mass_until_the_reset(backend):
     sim.reset(only(sim, 0))
     ball.set_state(only(sim, 0), root_pos=torch.tensor([0.0, 0.0, 5.0]).expand(3, 3))
     sim.refresh()
-    sim.step(20)
+    advance(sim, 20)
     assert ball.root_lin_vel[0, 2].item() == pytest.approx(-0.981, abs=1e-4), "the reset forgot the wrench"
     assert ball.root_lin_vel[1, 0].item() == pytest.approx(0.4, abs=1e-4), "the wrench holds in the other worlds"
 
@@ -290,7 +291,7 @@ def test_contacts_are_those_of_the_last_step_and_zero_after_a_reset(backend):
     sim = make(backend, ball_scene(), 3)
     ball = sim.articulation("ball")
     contact = ball.contacts(["ball"])
-    sim.step(400)
+    advance(sim, 400)
     resting = contact.force.clone()
     assert (resting[:, 0, 2] > 10.0).all()
     sim.reset(only(sim, 1))

@@ -13,7 +13,7 @@ import torch
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.sim import Scene
 from gpusim_rl.sim.terrain import KINDS, TREAD, Terrain, TerrainConfig
-from helpers.scenes import BALL, everywhere, make
+from helpers.scenes import BALL, advance, everywhere, make
 
 LEVELS, PATCH, PLATFORM, RESOLUTION = 5, 8.0, 3.0, 0.1
 CELLS = round(PATCH / RESOLUTION)
@@ -258,7 +258,7 @@ def test_balls_lie_still_on_every_platform_and_on_the_border(terrain, name):
     above = torch.tensor([0.03, -0.02, 0.12])
     ball.set_state(everywhere(sim), root_pos=places + above)
     sim.refresh()
-    sim.step(200)
+    advance(sim, 200)
     height = ball.root_pos[:, 2] - places[:, 2]
     assert ((height - 0.1).abs() < 3e-3).all()
     assert ball.root_lin_vel.abs().max() < 0.02

@@ -1,0 +1,64 @@
+"""The registry: what it says of a simulator is true of its class, and the choice follows it."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+import pytest
+import torch
+
+from gpusim_rl.config import SimConfig, build
+from gpusim_rl.errors import ConfigError
+from gpusim_rl.sim import choose_sim
+from gpusim_rl.sim.registry import SIMULATORS, default_simulator, lacking
+from helpers.commands import ROOT
+from helpers.scenes import sim_config
+
+
+@pytest.mark.parametrize("simulator", SIMULATORS.values(), ids=list(SIMULATORS))
+def test_an_entry_describes_its_class(simulator):
+    pytest.importorskip(simulator.library)
+    assert getattr(importlib.import_module(simulator.module), simulator.cls).name == simulator.name
+    assert simulator.plays_on in SIMULATORS
+    assert (ROOT / "cfg" / "sim" / f"{simulator.name}.yaml").is_file()
+
+
+@pytest.mark.parametrize(
+    ("name", "device", "chosen"),
+    [
+        ("auto", "cpu", "mujoco on cpu (auto: no CUDA device in use)"),
+        ("auto", "cuda:1", "mjwarp on cuda:1 (auto: CUDA device)"),
+        ("mjwarp", "cpu", "mjwarp on cpu (as configured)"),
+        ("newton", "cuda", "newton on cuda (as configured)"),
+    ],
+)
+def test_the_choice_says_its_reason(name, device, chosen):
+    assert str(choose_sim(name, torch.device(device))) == chosen
+
+
+def test_a_device_that_a_simulator_cannot_use_is_one_line():
+    with pytest.raises(ConfigError, match=r"^sim=mujoco runs on cpu only, got device cuda; try sim=mjwarp, or sim_dev"):
+        choose_sim("mujoco", torch.device("cuda"))
+
+
+def test_the_setting_takes_the_names_of_the_registry():
+    values = {name: getattr(sim_config(), name) for name in SimConfig.__dataclass_fields__}
+    for name in ("auto", *SIMULATORS):
+        assert build(SimConfig, {**values, "name": name}, "sim").name == name
+    with pytest.raises(ConfigError, match=r"sim.name must be one of auto, mujoco, .* Did you mean 'mujoco'\?"):
+        build(SimConfig, {**values, "name": "mujocco"}, "sim")
+
+
+def test_what_a_simulator_lacks_names_those_that_have_it():
+    assert lacking("newton", "effort") == "sim=newton has no effort sensors; try sim=mujoco or sim=mjwarp"
+
+
+def test_every_kind_of_device_has_a_default():
+    assert [default_simulator(device).name for device in ("cpu", "cuda")] == ["mujoco", "mjwarp"]
+
+
+def test_the_registry_is_read_without_torch_and_without_a_simulator(command):
+    code = "import sys, gpusim_rl.sim.registry, gpusim_rl.config; print(*sys.modules)"
+    loaded = set(command(sys.executable, "-c", code, env={"PYTHONPATH": str(ROOT)}).stdout.split())
+    assert not loaded & {"torch", "numpy", "mujoco", "warp", "newton"}
