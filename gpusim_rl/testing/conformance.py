@@ -359,7 +359,7 @@ class TaskConformance:
                 setattr(trainer.env.sim, method, _uncounted(syncs, getattr(trainer.env.sim, method)))
             with syncs:
                 trainer.iterate(log)
-        assert syncs.total == 0, syncs.places
+        assert syncs.total == 0, syncs.counts
 
     def test_it_trains_on_every_simulator(self, name: str, sim: str, tmp_path: Path) -> None:
         if SIMULATORS[sim].extra:

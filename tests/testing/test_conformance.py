@@ -157,7 +157,7 @@ def test_a_package_of_its_own_is_checked_by_a_few_lines(tmp_path):
     (tmp_path / "test_balance.py").write_text(TESTS)
     pytest_here = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_balance.py")
     env = {"PYTHONPATH": str(ROOT)}
-    done = run_command(*pytest_here, cwd=tmp_path, env=env)
+    done = run_command(*pytest_here, cwd=tmp_path, env=env, timeout_s=280)
     checks = [name for name in vars(TaskConformance) if name.startswith("test_")]
     assert f"{len(checks)} passed" in done.stdout
     (tmp_path / "balance.py").write_text(TASK.replace("Balance: ", "Scales: "))
