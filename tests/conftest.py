@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-import helpers.shape_check  # noqa: F401 (jaxtyping looks it up by name)
 from helpers.commands import ROOT, Finished, run_command
 
 # Workers of pytest-xdist share the cores: without this, each would start a thread per core.
