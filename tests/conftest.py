@@ -9,15 +9,33 @@ from pathlib import Path
 
 import pytest
 
+from gpusim_rl.hardware import available_cpus
 from helpers.commands import ROOT, Finished, run_command
+from helpers.serial import Turns
 
+pytest_plugins = ["helpers.composed"]
+
+MAX_WORKERS = 16  # each takes 1.5 GB; with more, all would wait for the longest file
+IN_A_WORKER = "PYTEST_XDIST_WORKER" in os.environ
 # Workers of pytest-xdist share the cores: without this, each would start a thread per core.
-if "PYTEST_XDIST_WORKER" in os.environ:
+if IN_A_WORKER:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # A shell that starts the tests in the background makes them, and all that they start, deaf to Ctrl-C.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """What `-n auto` means: a process for each CPU; none where there is one CPU, and for tests that a test starts."""
+    cpus = available_cpus()
+    return 0 if cpus == 1 or IN_A_WORKER else min(cpus, MAX_WORKERS)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Let tests that measure time run alone."""
+    if hasattr(config, "workerinput"):
+        config.pluginmanager.register(Turns(Path(config.option.basetemp).parent))
 
 
 @pytest.fixture(scope="session")

@@ -81,7 +81,11 @@ def test_a_bad_override_is_one_line_and_leaves_nothing(train_cli, tmp_path, argu
     assert done.stderr.count("\n") == 1
     assert done.stdout == ""
     assert list(tmp_path.iterdir()) == []
-    assert done.cpu_s < 1.5
+
+
+@pytest.mark.parametrize("arguments", ["task=Antt", "num_env=64", "num_envs=abc", "-m seed=1,2 num_envs=abc"])
+def test_a_typo_is_answered_at_once(train_cli, arguments):
+    assert train_cli(*arguments.split(), check=False, cold=True).cpu_s < 1.5
 
 
 @pytest.mark.parametrize(

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import os
 import resource
 import subprocess
+import sys
+import tempfile
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
+# What Python and OpenMP read when they start.
+AT_THE_START = ("PYTHON", "OMP_", "GOMP_")
 
 
 @dataclass(frozen=True)
@@ -27,13 +33,30 @@ def run_command(
     env: dict[str, str] | None = None,
     timeout_s: float = 120,
     check: bool = True,
+    cold: bool = False,
 ) -> Finished:
-    """Run a command as a user would; with `check`, a failure shows what it printed."""
+    """Run a command as a user would; with `check`, a failure shows what it printed.
+
+    A script of this checkout runs in a fork of a Python that has imported torch already (`helpers.warm_python`), unless
+    `cold`, or where a variable in `env` counts from the start of a process.
+    """
+    words = [str(part) for part in command]
     variables = {key: value for key, value in os.environ.items() if key not in ("HYDRA_FULL_ERROR", "PYTHONPATH")}
     variables |= {"NO_COLOR": "1", "COLUMNS": "200", "WANDB_MODE": "offline", **(env or {})}
+    script = words[0] == sys.executable and words[1].endswith(".py") and Path(words[1]).is_relative_to(ROOT)
+    if script and not cold and not any(key.startswith(AT_THE_START) for key in env or {}):
+        done = _run_warm(words[1:], cwd, variables, timeout_s)
+    else:
+        done = _run_cold(words, cwd, variables, timeout_s)
+    if check:
+        assert done.returncode == 0, f"{command} exited {done.returncode}\n{done.stdout[-4000:]}\n{done.stderr[-4000:]}"
+    return done
+
+
+def _run_cold(words: list[str], cwd: Path, variables: dict[str, str], timeout_s: float) -> Finished:
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     done = subprocess.run(
-        [str(part) for part in command],
+        words,
         cwd=cwd,
         env=variables,
         timeout=timeout_s,
@@ -43,6 +66,23 @@ def run_command(
     )
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     cpu_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    if check:
-        assert done.returncode == 0, f"{command} exited {done.returncode}\n{done.stdout[-4000:]}\n{done.stderr[-4000:]}"
     return Finished(done.returncode, done.stdout, done.stderr, cpu_s)
+
+
+def _run_warm(argv: list[str], cwd: Path, variables: dict[str, str], timeout_s: float) -> Finished:
+    server = _warm_python()
+    assert server.stdin is not None and server.stdout is not None
+    with tempfile.NamedTemporaryFile("r") as stdout, tempfile.NamedTemporaryFile("r") as stderr:
+        request = {"argv": argv, "cwd": str(cwd), "env": variables, "timeout_s": round(timeout_s)}
+        server.stdin.write(json.dumps({**request, "stdout": stdout.name, "stderr": stderr.name}) + "\n")
+        server.stdin.flush()
+        reply = server.stdout.readline()
+        assert reply, "the warm Python has ended"
+        return Finished(stdout=stdout.read(), stderr=stderr.read(), **json.loads(reply))
+
+
+@cache
+def _warm_python() -> subprocess.Popen[str]:
+    """One for each process of pytest; it ends when its input does."""
+    command = [sys.executable, str(Path(__file__).with_name("warm_python.py"))]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)

@@ -1,0 +1,32 @@
+"""Tests marked `serial` run alone: workers of pytest-xdist take turns by a lock on a file of the session."""
+
+from __future__ import annotations
+
+import fcntl
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+
+class Turns:
+    """A plugin: any number of tests at a time, or one that is marked `serial`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.gate = (folder / "serial_waits").open(
+            "w"
+        )  # held by a serial test also while it waits: nobody overtakes it
+        self.running = (folder / "running").open("w")
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)  # around everything: to wait is not part of a test's time
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
+        alone = item.get_closest_marker("serial") is not None
+        fcntl.flock(self.gate, fcntl.LOCK_EX)
+        fcntl.flock(self.running, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
+        if not alone:
+            fcntl.flock(self.gate, fcntl.LOCK_UN)
+        try:
+            return (yield)
+        finally:
+            fcntl.flock(self.running, fcntl.LOCK_UN)
+            fcntl.flock(self.gate, fcntl.LOCK_UN)

@@ -1,0 +1,64 @@
+"""A Python that has imported the big libraries and forks for each script, so that a command of ours starts at once.
+
+Importing torch takes most of the time of a small run. Our own code and MuJoCo, which reads MUJOCO_GL when it is
+imported, are not imported here: each command imports them itself, as in a process of its own.
+
+Reads requests from stdin, one JSON object a line: the command line, and the files that take what it prints.
+Writes a line for each: exit status and CPU time. `helpers.commands.run_command` is the other end.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import runpy
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+
+def serve() -> dict[str, Any] | None:
+    """Fork for each request; in the child return the request, at the end of input None."""
+    for line in sys.stdin:
+        request = json.loads(line)
+        pid = os.fork()
+        if pid == 0:
+            return request
+        _, status, usage = os.wait4(pid, 0)
+        reply = {"returncode": os.waitstatus_to_exitcode(status), "cpu_s": usage.ru_utime + usage.ru_stime}
+        sys.stdout.write(json.dumps(reply) + "\n")
+        sys.stdout.flush()
+    return None
+
+
+def become(request: dict[str, Any]) -> str:
+    """Look like a process that was started for this command; return its script."""
+    for number, (name, flags) in enumerate(
+        [(os.devnull, os.O_RDONLY), (request["stdout"], os.O_WRONLY), (request["stderr"], os.O_WRONLY)]
+    ):
+        file = os.open(name, flags)
+        os.dup2(file, number)
+        os.close(file)
+    os.chdir(request["cwd"])
+    os.environ.clear()
+    os.environ.update(request["env"])
+    signal.alarm(request["timeout_s"])  # ends it, as nobody else waits for it
+    sys.argv = request["argv"]
+    sys.path[0] = str(Path(sys.argv[0]).resolve().parent)
+    return sys.argv[0]
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # as train.py does before it imports torch
+    import hydra  # noqa: F401
+    import psutil  # noqa: F401
+    import rich.live
+    import rich.table  # noqa: F401
+    import torch
+    import torch._dynamo  # noqa: F401  # every optimiser imports it
+
+    gc.freeze()
+    if request := serve():
+        runpy.run_path(become(request), run_name="__main__")
