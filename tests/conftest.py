@@ -11,9 +11,8 @@ import pytest
 
 from gpusim_rl.hardware import available_cpus
 from helpers.commands import ROOT, Finished, run_command
+from helpers.composed import compose_once
 from helpers.serial import Turns
-
-pytest_plugins = ["helpers.composed"]
 
 MAX_WORKERS = 16  # each takes 1.5 GB; with more, all would wait for the longest file
 IN_A_WORKER = "PYTEST_XDIST_WORKER" in os.environ
@@ -33,7 +32,8 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Let tests that measure time run alone."""
+    """Let configs be composed once, and tests that measure time run alone."""
+    compose_once()
     if hasattr(config, "workerinput"):
         config.pluginmanager.register(Turns(Path(config.option.basetemp).parent))
 

@@ -1,46 +1,42 @@
-"""Composed configs, made once: Hydra needs a fifth of a second for each, and most tests ask for the same ones."""
+"""Configs are composed once in a process: Hydra needs a fifth of a second, and most tests ask for the same ones."""
 
 from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import pytest
+from gpusim_rl import compose as composing
+from gpusim_rl import discover, paths
 
-FOLDER = "log.dir="  # differs from test to test, and is a value that goes through as it is
+FOLDER = "log.dir="  # differs from test to test, and goes through as it is
 
 
-@pytest.fixture(autouse=True, scope="session")
-def composed_once() -> Iterator[None]:
-    """Let Python callers (`gpusim_rl.api`) compose the same settings once; with a folder of the user's, each time."""
-    from gpusim_rl import api, paths
+def compose_once() -> None:
+    """Keep what `compose` and `tasks` answer, for all who import them later; with a folder of the user's, ask again."""
+    compose, tasks = composing.compose, discover.tasks
+    configs: dict[tuple[Path | str, ...], dict[str, Any]] = {}
+    entries: dict[Path, dict[str, discover.TaskEntry]] = {}
 
-    compose, tasks = api.compose, api.tasks
-    configs: dict[Any, dict[str, Any]] = {}
-    entries: dict[Path, Any] = {}
-
-    def compose_once(overrides: Sequence[str] = (), config_dir: str | Path | None = None) -> dict[str, Any]:
+    def kept_compose(overrides: Sequence[str] = (), config_dir: str | Path | None = None) -> dict[str, Any]:
         folders = [line.removeprefix(FOLDER) for line in overrides if line.startswith(FOLDER)]
         if config_dir is not None or not all(re.fullmatch(r"/[\w/-]+", folder) for folder in folders):
             return compose(overrides, config_dir)
         key = (paths.cfg_dir(), *(line for line in overrides if not line.startswith(FOLDER)))
         if key not in configs:
-            configs[key] = compose(overrides)
+            configs[key] = compose(list(key[1:]))
         config = copy.deepcopy(configs[key])
-        config["log"]["dir"] = folders[-1] if folders else "runs"
+        if folders:
+            config["log"]["dir"] = folders[-1]
         return config
 
-    def tasks_once(config_dir: str | Path | None = None) -> Any:
+    def kept_tasks(config_dir: str | Path | None = None) -> dict[str, discover.TaskEntry]:
         if config_dir is not None:
             return tasks(config_dir)
         if paths.cfg_dir() not in entries:
             entries[paths.cfg_dir()] = tasks()
-        return entries[paths.cfg_dir()]
+        return dict(entries[paths.cfg_dir()])
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(api, "compose", compose_once)
-        patch.setattr(api, "tasks", tasks_once)
-        yield
+    composing.compose, discover.tasks = kept_compose, kept_tasks
