@@ -66,7 +66,11 @@ def wheel(checkout, tmp_path_factory) -> tuple[Path, Path]:
     return python, file
 
 
-@pytest.fixture(params=["checkout", "editable", "wheel"])
+# What .ci/run and the README install is editable: all other tests run on it.
+EDITABLE = pytest.param("editable", marks=pytest.mark.slow)
+
+
+@pytest.fixture(params=["checkout", EDITABLE, "wheel"])
 def train(request, checkout, command):
     """`train(*arguments)` in one of the three modes, from a folder that is not the checkout."""
     if request.param == "checkout":
@@ -81,12 +85,9 @@ def train(request, checkout, command):
     return run
 
 
-def test_config_composes(train, tmp_path):
+def test_config_composes_and_a_typo_is_one_line(train, tmp_path):
     assert "_target_: gpusim_rl.tasks.ant.Ant" in train("--cfg", "job", "task=Ant").stdout
     assert list(tmp_path.iterdir()) == []
-
-
-def test_typo_is_one_line(train):
     done = train("task=Antt", check=False)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("error: unknown task 'Antt'. Did you mean 'Ant'?")
@@ -99,7 +100,7 @@ def test_a_task_trains(train, tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {"runs"}
 
 
-@pytest.mark.parametrize("mode", ["editable", "wheel"])
+@pytest.mark.parametrize("mode", [EDITABLE, "wheel"])
 def test_the_command_lists_tasks_and_tools(mode, request, command, checkout):
     python, _ = request.getfixturevalue(mode)
     program = python.parent / "gpusim-rl"

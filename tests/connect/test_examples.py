@@ -32,8 +32,7 @@ def test_the_document_trains(library, tmp_path: Path):
         for long, short in SHORTER.items():
             text = text.replace(long, short)
         (tmp_path / name).write_text(text)
-    env = {"OMP_NUM_THREADS": "1"}
-    run_command(sys.executable, f"train_{library}.py", cwd=tmp_path, env=env)
+    run_command(sys.executable, f"train_{library}.py", cwd=tmp_path)
     assert list(tmp_path.glob(SAVED[library]))
 
 

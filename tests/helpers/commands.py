@@ -37,14 +37,14 @@ def run_command(
 ) -> Finished:
     """Run a command as a user would; with `check`, a failure shows what it printed.
 
-    A script of this checkout runs in a fork of a Python that has imported torch already (`helpers.warm_python`), unless
-    `cold`, or where a variable in `env` counts from the start of a process.
+    A Python script runs in a fork of a Python that has imported torch already (`helpers.warm_python`), unless `cold`,
+    or where a variable in `env` counts from the start of a process.
     """
     words = [str(part) for part in command]
     variables = {key: value for key, value in os.environ.items() if key not in ("HYDRA_FULL_ERROR", "PYTHONPATH")}
     variables |= {"NO_COLOR": "1", "COLUMNS": "200", "WANDB_MODE": "offline", **(env or {})}
-    script = words[0] == sys.executable and words[1].endswith(".py") and Path(words[1]).is_relative_to(ROOT)
-    if script and not cold and not any(key.startswith(AT_THE_START) for key in env or {}):
+    from_the_start = any(key.startswith(AT_THE_START) for key in env or {})
+    if words[0] == sys.executable and words[1].endswith(".py") and not cold and not from_the_start:
         done = _run_warm(words[1:], cwd, variables, timeout_s)
     else:
         done = _run_cold(words, cwd, variables, timeout_s)

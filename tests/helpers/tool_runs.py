@@ -1,8 +1,11 @@
-"""Runs for the tests of tools and documents: made once per session, by real and very small trainings."""
+"""Runs for the tests of tools and documents: made once by very small trainings, copied for each worker."""
 
 from __future__ import annotations
 
+import fcntl
 import importlib.util
+import os
+import shutil
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -17,13 +20,24 @@ SMALL = ("device=cpu", "ppo.horizon=32", "ppo.minibatch_size=256", "ppo.precisio
 @pytest.fixture(scope="session")
 def runs_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with `runs/`: two seeds of Cartpole, a third one with another learning rate, and an Ant."""
-    folder = tmp_path_factory.mktemp("runs")
+    own = tmp_path_factory.getbasetemp()
+    shared = own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
+    with (shared / "trained.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # the first worker trains, the others wait for it
+        if not (shared / "trained").exists():
+            train_all(shared / "training")
+            (shared / "training").rename(shared / "trained")
+    return shutil.copytree(shared / "trained", own / "runs_folder", symlinks=True)
+
+
+def train_all(folder: Path) -> None:
+    """Make the runs."""
+    folder.mkdir()
     cartpole = (*SMALL, "num_envs=16", "max_iterations=6")
     train = ROOT / "train.py"
     run_command(sys.executable, train, *cartpole, "-m", "seed=1,2", cwd=folder)
     run_command(sys.executable, train, *cartpole, "seed=3", "ppo.learning_rate=1e-3", cwd=folder)
     run_command(sys.executable, train, "task=Ant", *SMALL, "num_envs=8", "max_iterations=1", cwd=folder)
-    return folder
 
 
 @pytest.fixture
