@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from gpusim_rl.hardware import available_cpus
+from helpers import shape_check  # noqa: F401  # --jaxtyping-packages names it, and finds it only where it is imported
 from helpers.commands import ROOT, Finished, run_command
-from helpers.composed import compose_once
 from helpers.serial import Turns
 
 MAX_WORKERS = 16  # each takes 1.5 GB; with more, all would wait for the longest file
@@ -27,12 +26,16 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     """What `-n auto` means: a process for each CPU; none where there is one CPU, and for tests that a test starts."""
+    from gpusim_rl.hardware import available_cpus
+
     cpus = available_cpus()
     return 0 if cpus == 1 or IN_A_WORKER else min(cpus, MAX_WORKERS)
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Let configs be composed once, and tests that measure time run alone."""
+    from helpers.composed import compose_once
+
     compose_once()
     if hasattr(config, "workerinput"):
         config.pluginmanager.register(Turns(Path(config.option.basetemp).parent))

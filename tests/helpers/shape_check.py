@@ -1,7 +1,7 @@
 """The type checker that tests put behind every annotation of gpusim_rl: beartype.
 
-Wired up in pyproject.toml (`--jaxtyping-packages`), so that shapes such as
-`Float[Tensor, "envs 3"]` are checked in every test and cost nothing outside of tests.
+With `pytest --jaxtyping-packages=gpusim_rl,helpers.shape_check.check`, as .ci/run calls it, shapes such as
+`Float[Tensor, "envs 3"]` are checked in every test; they cost nothing without it.
 """
 
 from __future__ import annotations
