@@ -83,6 +83,7 @@ def test_a_bad_override_is_one_line_and_leaves_nothing(train_cli, tmp_path, argu
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.serial
 @pytest.mark.parametrize("arguments", ["task=Antt", "num_env=64", "num_envs=abc", "-m seed=1,2 num_envs=abc"])
 def test_a_typo_is_answered_at_once(train_cli, arguments):
     assert train_cli(*arguments.split(), check=False, cold=True).cpu_s < 1.5

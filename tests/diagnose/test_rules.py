@@ -297,12 +297,14 @@ def train(folder, task: type = Faulty, iterations: int = 12, **overrides):
     return stats, [finding for finding in diagnose(stats) if finding.rule not in ("busy_machine", "spinning")]
 
 
+@pytest.mark.serial
 def test_a_task_that_waits_is_found(tmp_path, one_thread):
     stats, findings = train(tmp_path, task=Sleepy, iterations=6)
     assert findings[0].rule == "simulation_bound"
     assert stats.simulate > 0.85 and stats.rows + stats.warm_up_rows == 6
 
 
+@pytest.mark.serial
 def test_logging_that_waits_is_found(tmp_path, one_thread, monkeypatch):
     write = writers.CsvWriter.write
     monkeypatch.setattr(writers.CsvWriter, "write", lambda *a: (time.sleep(0.3), write(*a)))
@@ -311,6 +313,7 @@ def test_logging_that_waits_is_found(tmp_path, one_thread, monkeypatch):
     assert stats.log_peaks < 0.5 * stats.log
 
 
+@pytest.mark.serial
 def test_checkpoints_that_wait_are_found(tmp_path, one_thread, monkeypatch):
     save = logger.Checkpoints.save_last
     monkeypatch.setattr(logger.Checkpoints, "save_last", lambda *a: (time.sleep(1.0), save(*a)))

@@ -100,6 +100,7 @@ def iterations(run: Path) -> list[int]:
     return [int(row["iteration"]) for row in read_csv(run)]
 
 
+@pytest.mark.slow
 def test_killed_at_random_moments_and_resumed_is_the_uninterrupted_run(tmp_path, start):
     chance = random.Random()
     arguments = ["max_iterations=100000", "log.checkpoint_interval=2"]

@@ -44,6 +44,7 @@ def test_before_the_first_reading_nothing_is_known(monitor):
     assert monitor.latest() == dict.fromkeys(NAMES)
 
 
+@pytest.mark.serial
 def test_cpu_share_is_of_the_cpus_this_process_may_use(monitor):
     wait_for_reading(monitor)
     began = time.monotonic()
@@ -56,6 +57,7 @@ def test_cpu_share_is_of_the_cpus_this_process_may_use(monitor):
     assert 15 / available_cpus() < max(seen) < 125 / available_cpus()
 
 
+@pytest.mark.serial
 def test_memory_and_cpu_of_children_count(monitor, monkeypatch):
     monkeypatch.setattr(system, "CHILDREN_EVERY", 1)
     before = wait_for_reading(monitor)["system/memory_gb"]

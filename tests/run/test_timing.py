@@ -75,6 +75,7 @@ def test_waiting_for_the_device_is_not_logging():
     assert second.phases().keys() == {"log"}
 
 
+@pytest.mark.serial
 def test_a_row_that_the_device_still_works_on_makes_no_logging(tmp_path):
     """On CUDA the host is ahead, and waits in every iteration for the row of the one before."""
     trainer = make_trainer("Cartpole", tmp_path, max_iterations=4)
@@ -85,6 +86,7 @@ def test_a_row_that_the_device_still_works_on_makes_no_logging(tmp_path):
     assert all(row["time/iteration_s"] > 0.3 and row["time/log"] < 0.5 for row in rows[1:])
 
 
+@pytest.mark.serial
 def test_what_comes_before_the_start_does_not_count():
     timer = PhaseTimer(torch.device("cpu"))
     with timer("simulate"):

@@ -717,6 +717,7 @@ def test_physics_and_learner_on_two_devices_are_the_same_training(tmp_path, monk
 # Rows
 
 
+@pytest.mark.serial
 def test_rows_tell_of_the_training_alone_and_its_times_add_up(tmp_path):
     trainer = make_trainer("Cartpole", tmp_path, max_iterations=6)
     time.sleep(1.0)  # whatever comes before the first iteration
