@@ -29,7 +29,7 @@ from gpusim_rl import discover
 from gpusim_rl.api import prepare
 from gpusim_rl.compose import compose
 from gpusim_rl.config import TASK_DEFAULTS, SimConfig, build, settings_class
-from gpusim_rl.diagnose.transfers import SyncCounter
+from gpusim_rl.testing.sync_counter import SyncCounter
 from gpusim_rl.env.random import EnvRandom
 from gpusim_rl.env.task import Task, TaskPart, load_task_class
 from gpusim_rl.env.vec_env import VecEnv
