@@ -1,0 +1,62 @@
+"""Build the API reference as HTML from the docstrings, with pdoc. Every warning is an error.
+
+python docs/build_api.py                    docs/api/index.html (not committed)
+python docs/build_api.py --out /tmp/api     another folder
+
+It needs `pip install -e ".[test]"`: the adapters in gpusim_rl.connect import the libraries that they adapt to.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import pkgutil
+import sys
+import warnings
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Write the reference and print where it is."""
+    parser = argparse.ArgumentParser(prog="build_api", description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "api", help="folder to write (default: docs/api)")
+    out = parser.parse_args(argv).out
+
+    import pdoc
+    import pdoc.render
+
+    names = modules()
+    for module in map(
+        importlib.import_module, names
+    ):  # pdoc sees names that load on first use only once they are loaded
+        vars(module).update({name: getattr(module, name) for name in getattr(module, "__all__", ())})
+    pdoc.render.configure(docformat="google")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        pdoc.pdoc(*names, output_directory=out)
+    # Other libraries warn while they are imported; what pdoc says about our docstrings and annotations is an error.
+    said = {str(warning.message).strip() for warning in caught if "pdoc" in Path(warning.filename).parts}
+    ours = sorted(message for message in said if "has already been added" not in message)  # by its package: no fault
+    for message in ours:
+        print(f"error: {message}", file=sys.stderr)
+    missing = [name for name in names if not (out / f"{name.replace('.', '/')}.html").is_file()]
+    for name in missing:
+        print(f"error: no page for {name}", file=sys.stderr)
+    print(f"{len(names)} modules: {out / 'index.html'}")
+    return 1 if ours or missing else 0
+
+
+def modules() -> list[str]:
+    """All public modules of the package. The tasks have a page of their own, docs/tasks.md."""
+    import gpusim_rl
+
+    found = [module.name for module in pkgutil.walk_packages(gpusim_rl.__path__, "gpusim_rl.")]
+    public = [name for name in found if not any(part.startswith("_") for part in name.split("."))]
+    return ["gpusim_rl", *(name for name in public if not name.startswith("gpusim_rl.tasks"))]
+
+
+if __name__ == "__main__":
+    sys.path[0] = str(ROOT)
+    sys.exit(main())

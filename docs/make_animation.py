@@ -1,0 +1,108 @@
+"""Draw the animated picture of the first page: what trained policies do, one tile for each run.
+
+python docs/make_animation.py runs/Ant/latest runs/Hopper/latest            docs/images/trained.webp
+python docs/make_animation.py runs/*/latest --seconds 4 --out all.webp
+
+Every run folder is one tile, named after its task. The picture plays in real time and repeats.
+It needs Pillow, which `pip install -e ".[plot]"` brings.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+
+ROOT = Path(__file__).resolve().parent.parent
+GAP = 4  # pixels between tiles
+SMOOTH = 2  # pixels drawn for each pixel of the picture, in both directions
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Write the picture and print its path and size."""
+    from gpusim_rl.errors import friendly_errors
+
+    with friendly_errors():
+        args = parse(argv)
+        save(args.out, picture(args), args.fps, args.quality)
+        print(f"{args.out} {args.out.stat().st_size / 1e6:.2f} MB")
+    return 0
+
+
+def parse(argv: list[str] | None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="make_animation", description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("runs", nargs="+", help="run folders or checkpoints, a tile each")
+    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "images" / "trained.webp", help="file to write")
+    parser.add_argument("--columns", type=int, default=4, help="tiles in a row (default: 4)")
+    parser.add_argument("--seconds", type=float, default=5.0, help="length (default: 5)")
+    parser.add_argument("--skip", type=float, default=1.0, help="seconds that are played first, unseen (default: 1)")
+    parser.add_argument("--fps", type=int, default=15, help="pictures per second (default: 15)")
+    parser.add_argument("--width", type=int, default=240, help="of a tile, pixels (default: 240)")
+    parser.add_argument("--height", type=int, default=180, help="of a tile, pixels (default: 180)")
+    parser.add_argument("--quality", type=int, default=60, help="of the WebP file, 0 to 100 (default: 60)")
+    return parser.parse_args(argv)
+
+
+def picture(args: argparse.Namespace) -> np.ndarray:
+    """All frames, uint8, shape [frames, height, width, 3]."""
+    from gpusim_rl.hardware import limit_openmp_spin
+
+    limit_openmp_spin()  # before torch is imported
+    tiles = [tile(run, args) for run in args.runs]
+    rows = math.ceil(len(tiles) / args.columns)
+    height, width = (args.height + GAP) * rows - GAP, (args.width + GAP) * args.columns - GAP
+    frames = np.full((len(tiles[0]), height, width, 3), 255, dtype=np.uint8)
+    for index, drawn in enumerate(tiles):
+        row, column = divmod(index, args.columns)
+        top, left = row * (args.height + GAP), column * (args.width + GAP)
+        frames[:, top : top + args.height, left : left + args.width] = drawn
+    return frames
+
+
+def tile(run: str, args: argparse.Namespace) -> np.ndarray:
+    """The frames of one run, with the name of its task; shape [frames, height, width, 3]."""
+    from PIL import Image, ImageDraw, ImageFont
+
+    from gpusim_rl.view.player import Player
+    from gpusim_rl.view.renderer import make_renderer
+
+    with closing(Player.open(run)) as player:
+        hz, sim = player.env.cfg.control_hz, player.env.sim
+        for _ in range(round(args.skip * hz)):
+            player.step()
+        qpos = sim.scene_qpos().cpu().numpy()
+        renderer, note = make_renderer(sim.scene, qpos, SMOOTH * args.width, SMOOTH * args.height)
+        if note:
+            print(note, file=sys.stderr)
+        font, frames, steps = ImageFont.load_default(size=14), [], 0
+        with closing(renderer):
+            for frame in range(round(args.seconds * args.fps)):
+                while steps < frame * hz / args.fps:
+                    player.step()
+                    steps += 1
+                large = renderer.render(sim.scene_qpos().cpu().numpy())
+                smooth = large.reshape(args.height, SMOOTH, args.width, SMOOTH, 3).mean(axis=(1, 3))
+                image = Image.fromarray(np.rint(smooth).astype(np.uint8))
+                ImageDraw.Draw(image).text((8, 6), player.env.name, fill=(30, 34, 42), font=font)
+                frames.append(np.asarray(image))
+        print(f"{player.env.name}: iteration {player.iteration}", file=sys.stderr)
+    return np.stack(frames)
+
+
+def save(path: Path, frames: np.ndarray, fps: int, quality: int) -> None:
+    """Writes frames as an animated WebP that repeats for ever."""
+    from PIL import Image
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    first, *others = [Image.fromarray(frame) for frame in frames]
+    first.save(path, save_all=True, append_images=others, duration=round(1000 / fps), loop=0, quality=quality, method=6)
+
+
+if __name__ == "__main__":
+    sys.path[0] = str(ROOT)
+    sys.exit(main())
