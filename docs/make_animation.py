@@ -44,6 +44,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--fps", type=int, default=15, help="pictures per second (default: 15)")
     parser.add_argument("--width", type=int, default=240, help="of a tile, pixels (default: 240)")
     parser.add_argument("--height", type=int, default=180, help="of a tile, pixels (default: 180)")
+    parser.add_argument("--fill", type=float, default=0.6, help="of a tile, for the robot at the start (default: 0.6)")
     parser.add_argument("--quality", type=int, default=60, help="of the WebP file, 0 to 100 (default: 60)")
     return parser.parse_args(argv)
 
@@ -69,14 +70,26 @@ def tile(run: str, args: argparse.Namespace) -> np.ndarray:
     from PIL import Image, ImageDraw, ImageFont
 
     from gpusim_rl.view.player import Player
-    from gpusim_rl.view.renderer import make_renderer
+    from gpusim_rl.view.renderer import Camera, make_renderer
+    from gpusim_rl.view.snapshot import Portrait
+
+    class Framed(Portrait):
+        """As near as for a snapshot, but it goes with the robot."""
+
+        offset: np.ndarray | None = None
+
+        def follow(self, tile: int, position: np.ndarray) -> np.ndarray:
+            if self.offset is None:
+                self.offset = super().follow(tile, position) - position
+            return Camera.follow(self, tile, position) + self.offset
 
     with closing(Player.open(run)) as player:
         hz, sim = player.env.cfg.control_hz, player.env.sim
         for _ in range(round(args.skip * hz)):
             player.step()
         qpos = sim.scene_qpos().cpu().numpy()
-        renderer, note = make_renderer(sim.scene, qpos, SMOOTH * args.width, SMOOTH * args.height)
+        camera = Framed(sim.scene, qpos, args.width / args.height, args.fill)
+        renderer, note = make_renderer(sim.scene, qpos, SMOOTH * args.width, SMOOTH * args.height, camera=camera)
         if note:
             print(note, file=sys.stderr)
         font, frames, steps = ImageFont.load_default(size=14), [], 0
@@ -88,7 +101,9 @@ def tile(run: str, args: argparse.Namespace) -> np.ndarray:
                 large = renderer.render(sim.scene_qpos().cpu().numpy())
                 smooth = large.reshape(args.height, SMOOTH, args.width, SMOOTH, 3).mean(axis=(1, 3))
                 image = Image.fromarray(np.rint(smooth).astype(np.uint8))
-                ImageDraw.Draw(image).text((8, 6), player.env.name, fill=(30, 34, 42), font=font)
+                ImageDraw.Draw(image).text(
+                    (8, 6), player.env.name, fill="white", font=font, stroke_width=2, stroke_fill=(30, 34, 42)
+                )
                 frames.append(np.asarray(image))
         print(f"{player.env.name}: iteration {player.iteration}", file=sys.stderr)
     return np.stack(frames)
