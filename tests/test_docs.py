@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import importlib
+import importlib.util
+import json
 import os
 import re
 import shlex
@@ -12,13 +15,15 @@ import sys
 import typing
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Literal
 
 import pytest
 import yaml
 
+import gpusim_rl
 from gpusim_rl.compose import compose
-from gpusim_rl.config import RunConfig, check_settings
+from gpusim_rl.config import ALGORITHMS, RunConfig, check_settings
 from gpusim_rl.discover import read_yaml, tasks
 from gpusim_rl.env import TaskConfig
 from gpusim_rl.errors import ConfigError
@@ -206,7 +211,9 @@ def test_every_setting_is_documented_with_its_default():
 
 
 def test_every_choice_is_documented():
-    for key, hint in choices(RunConfig):
+    algorithms = [choice for name, (_, settings) in ALGORITHMS.items() for choice in choices(settings, f"{name}.")]
+    assert len(algorithms) >= 4
+    for key, hint in [*choices(RunConfig), *algorithms]:
         [line] = [line for line in (ROOT / "docs" / "config.md").read_text().splitlines() if f"| `{key}` |" in line]
         for choice in hint:
             assert f"`{choice}`" in line or key in ("sim.name", "sim.persistent"), f"{key}: {choice}"
@@ -276,7 +283,12 @@ def test_the_trace_is_where_the_document_says(tmp_path):
 
 # -- all documents ----------------------------------------------------------------------------
 
-DOCUMENTS = ["README.md", "CHANGELOG.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
+DOCUMENTS = [
+    "README.md",
+    "CHANGELOG.md",
+    "CONTRIBUTING.md",
+    *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")),
+]
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)
@@ -297,7 +309,7 @@ def test_settings_that_are_named_exist(document):
         if block.file == "my_cfg/task/Reacher.yaml":
             known |= {f"task.{key}" for key in yaml.safe_load(block.text)["task"]}
     text = BLOCK.sub("", (ROOT / document).read_text())
-    named = re.findall(r"`((?:ppo|sim|log|debug|task|wandb)[._][a-z_.]+)(?:=[^`]*)?`", text)
+    named = re.findall(r"`((?:algo|ppo|sim|log|debug|task|wandb)[._][a-z_.]+)(?:=[^`]*)?`", text)
     # a mistake on purpose, methods, a field, a section of IsaacGymEnvs'
     foreign = {"task.max_torqe", "sim.articulation", "sim.param", "wandb_id", "sim_params"}
     free = ("task.env", "task.sim", "task.randomization_params.")
@@ -316,8 +328,18 @@ def commands(document: str) -> list[str]:
     return [part for line in stripped for part in line.split(" && ")]
 
 
+def load_script(path: str) -> ModuleType:
+    """A command of the checkout as a module, by its path."""
+    spec = importlib.util.spec_from_file_location(f"script_{Path(path).stem}", ROOT / path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
 @pytest.mark.parametrize("document", [name for name in DOCUMENTS if not name.endswith("add_a_task.md")])
-def test_commands_are_understood(document, load_tool, monkeypatch, runs_folder):
+def test_commands_are_understood(document, monkeypatch, runs_folder):
     monkeypatch.chdir(runs_folder)  # where checkpoint=Ant and checkpoint=Cartpole exist
     for command in commands(document):
         program, *arguments = shlex.split(command)
@@ -330,21 +352,109 @@ def test_commands_are_understood(document, load_tool, monkeypatch, runs_folder):
             settings = [argument for argument in arguments[1:] if "=" in argument]
             sweep = "-m" in arguments
             check_settings(compose([text.split(",")[0] if sweep else text for text in settings]))
-        elif arguments and arguments[0].startswith("tools/"):
-            load_tool(Path(arguments[0]).stem).parse(arguments[1:])
+        elif arguments and arguments[0].startswith(("tools/", "benchmarks/", "docs/")):
+            load_script(arguments[0]).parse(arguments[1:])
         elif arguments[:1] != ["-c"]:
-            assert program in ("pip", "pytest", "gpusim-rl", "tensorboard", "git", "cd"), command
+            checks = ("ruff", "pyright", "lint-imports", ".ci/run")
+            assert program in ("pip", "pytest", "gpusim-rl", "tensorboard", "git", "cd", *checks), command
+
+
+# Of other projects, of the reader, what a command writes, or options of Hydra and nsys.
+FOREIGN_PATHS = ("my_", "cfg/train/", "cfg/task/Reacher", "benchmarks/gpu.json")
+FOREIGN_FLAGS = {
+    "--cfg",
+    "--help",
+    "--trace",
+    "--cuda-graph-trace",
+    "--capture-range",
+    "--capture-range-end",
+    "--report",
+}
+COMMANDS = ("tools", "benchmarks", "docs")
+
+
+def of_today(document: str) -> str:
+    """A document without the names of the past, which are the first column of the changelog's tables."""
+    text = (ROOT / document).read_text()
+    return re.sub(r"^\| [^|]* \|", "|", text, flags=re.MULTILINE) if document == "CHANGELOG.md" else text
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_paths_that_are_named_exist(document):
+    own = {block.file for block in blocks(document)}
+    named = re.findall(r"\w[\w./-]*\.(?:py|yaml|json)\b(?!\.\w)", re.sub(r"https?://\S+", "", of_today(document)))
+    for name in {name for name in named if "/" in name} - own:
+        places = (ROOT, ROOT / "gpusim_rl", ROOT / "docs", ROOT / "tasks", ROOT / "cfg")
+        found = any((place / name).exists() for place in places)
+        assert found or name.startswith(FOREIGN_PATHS), name
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_flags_that_are_named_exist(document):
+    def flags(file: Path) -> set[str]:
+        return set(re.findall(r"\"(--[a-z][a-z-]*)\"", file.read_text()))
+
+    scripts = {f"{folder}/{file.name}": flags(file) for folder in COMMANDS for file in (ROOT / folder).glob("*.py")}
+    anywhere = set.union(*scripts.values()) | FOREIGN_FLAGS
+    text = of_today(document)
+    for flag in re.findall(r"(?<![\w-])(--[a-z][a-z-]*)", text):
+        assert flag in anywhere, flag
+    for script, rest in re.findall(r"python3? ((?:tools|benchmarks|docs)/\w+\.py)([^`#\n]*)", text):
+        for flag in re.findall(r"(?<![\w-])(--[a-z][a-z-]*)", rest):
+            assert flag in scripts[script], f"{script} {flag}"
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_names_that_are_named_exist(document):
+    for name in re.findall(r"`(gpusim_rl(?:\.[A-Za-z_]\w*)+)", of_today(document)):
+        if name.startswith(("gpusim_rl.tasks.", "gpusim_rl.cfg")):  # a file of the reader, an entry point
+            continue
+        found: object = gpusim_rl
+        path = "gpusim_rl"
+        for part in name.split(".")[1:]:
+            path = f"{path}.{part}"
+            if not hasattr(found, part):
+                importlib.import_module(path)
+            found = getattr(found, part)
 
 
 def test_the_readme_begins_with_the_two_commands():
     text = (ROOT / "README.md").read_text()
-    assert commands("README.md")[:4] == [
+    clone, enter, *first = commands("README.md")[:6]
+    assert clone.startswith("git clone https://") and enter == "cd gpusim_rl"
+    assert first == [
         "pip install -e .",
         "python train.py task=Ant num_envs=4096",
         'pip install -e ".[test]"',
         "pytest",
     ]
-    measured = text.partition("<!-- learn -->")[2].partition("<!-- /learn -->")[0]  # a row for every task
-    assert len(text.splitlines()) - len(measured.splitlines()) <= 150
+    assert len(text.splitlines()) <= 120
+    assert "not yet run on a GPU" in "\n".join(text.splitlines()[:30])
     for task in tasks():
         assert f"`{task}`" in text
+
+
+def test_the_tasks_of_the_readme_are_the_data():
+    text = (ROOT / "README.md").read_text()
+    for outcome in json.loads((ROOT / "benchmarks" / "tasks.json").read_text())["outcomes"]:
+        seconds = outcome["seconds_to_threshold"] or outcome["seconds"]
+        time = f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
+        threshold = f"{outcome['threshold']:,.0f}"
+        reached = f"{threshold} in {time}"
+        said = reached if outcome["reached"] else f"*{outcome['final_return']:,.0f} of {reached}*"
+        assert re.search(rf"`{outcome['task']}` \([\d, ]+\) \| {re.escape(said)} \|", text), outcome["task"]
+
+
+def test_the_picture_of_the_readme_is_small():
+    [picture] = re.findall(r"!\[[^\]]*\]\(([^)]*)\)", (ROOT / "README.md").read_text())
+    assert (ROOT / picture).stat().st_size < 3e6
+
+
+def test_files_for_the_code_host_are_right():
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert str(citation["version"]) == gpusim_rl.__version__ and citation["license"] == "Apache-2.0"
+    workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text())
+    runs = [step["run"] for job in workflow["jobs"].values() for step in job["steps"] if "run" in step]
+    assert runs == [".ci/run"]
+    for form in (ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml"):
+        assert {"name", "description", "body"} <= set(yaml.safe_load(form.read_text())), form.name
