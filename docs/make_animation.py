@@ -1,7 +1,7 @@
 """Draw the animated picture of the first page: what trained policies do, one tile for each run.
 
 python docs/make_animation.py runs/Ant/latest runs/Hopper/latest            docs/images/trained.webp
-python docs/make_animation.py runs/*/latest --seconds 4 --out all.webp
+python docs/make_animation.py runs/Pendulum/latest@0.35 --out pendulum.webp     the robot fills 0.35 of its tile
 
 Every run folder is one tile, named after its task. The picture plays in real time and repeats.
 It needs Pillow, which `pip install -e ".[plot]"` brings.
@@ -36,7 +36,7 @@ def main(argv: list[str] | None = None) -> int:
 def parse(argv: list[str] | None) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(prog="make_animation", description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("runs", nargs="+", help="run folders or checkpoints, a tile each")
+    parser.add_argument("runs", nargs="+", help="run folder or checkpoint, a tile each; RUN@FILL for its own --fill")
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "images" / "trained.webp", help="file to write")
     parser.add_argument("--columns", type=int, default=4, help="tiles in a row (default: 4)")
     parser.add_argument("--seconds", type=float, default=5.0, help="length (default: 5)")
@@ -83,12 +83,13 @@ def tile(run: str, args: argparse.Namespace) -> np.ndarray:
                 self.offset = super().follow(tile, position) - position
             return Camera.follow(self, tile, position) + self.offset
 
+    run, _, fill = run.partition("@")
     with closing(Player.open(run)) as player:
         hz, sim = player.env.cfg.control_hz, player.env.sim
         for _ in range(round(args.skip * hz)):
             player.step()
         qpos = sim.scene_qpos().cpu().numpy()
-        camera = Framed(sim.scene, qpos, args.width / args.height, args.fill)
+        camera = Framed(sim.scene, qpos, args.width / args.height, float(fill or args.fill))
         renderer, note = make_renderer(sim.scene, qpos, SMOOTH * args.width, SMOOTH * args.height, camera=camera)
         if note:
             print(note, file=sys.stderr)
