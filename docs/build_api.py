@@ -12,26 +12,24 @@ import argparse
 import importlib
 import pkgutil
 import sys
+import typing
 import warnings
 from pathlib import Path
+from types import ModuleType
 
 ROOT = Path(__file__).resolve().parent.parent
 
 
 def main(argv: list[str] | None = None) -> int:
     """Write the reference and print where it is."""
-    parser = argparse.ArgumentParser(prog="build_api", description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "api", help="folder to write (default: docs/api)")
-    out = parser.parse_args(argv).out
+    out = parse(argv).out
 
     import pdoc
     import pdoc.render
 
     names = modules()
-    for module in map(
-        importlib.import_module, names
-    ):  # pdoc sees names that load on first use only once they are loaded
-        vars(module).update({name: getattr(module, name) for name in getattr(module, "__all__", ())})
+    for module in map(importlib.import_module, names):
+        help_pdoc(module)
     pdoc.render.configure(docformat="google")
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -48,6 +46,13 @@ def main(argv: list[str] | None = None) -> int:
     return 1 if ours or missing else 0
 
 
+def parse(argv: list[str] | None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="build_api", description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "api", help="folder to write (default: docs/api)")
+    return parser.parse_args(argv)
+
+
 def modules() -> list[str]:
     """All public modules of the package. The tasks have a page of their own, docs/tasks.md."""
     import gpusim_rl
@@ -55,6 +60,14 @@ def modules() -> list[str]:
     found = [module.name for module in pkgutil.walk_packages(gpusim_rl.__path__, "gpusim_rl.")]
     public = [name for name in found if not any(part.startswith("_") for part in name.split("."))]
     return ["gpusim_rl", *(name for name in public if not name.startswith("gpusim_rl.tasks"))]
+
+
+def help_pdoc(module: ModuleType) -> None:
+    """Does what pdoc cannot: loads names that load when they are first used, resolves the fields of named tuples."""
+    vars(module).update({name: getattr(module, name) for name in getattr(module, "__all__", ())})
+    for value in vars(module).values():
+        if isinstance(value, type) and hasattr(value, "_fields") and value.__module__ == module.__name__:
+            value.__new__.__annotations__ = typing.get_type_hints(value)
 
 
 if __name__ == "__main__":
