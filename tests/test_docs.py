@@ -352,7 +352,7 @@ def test_commands_are_understood(document, monkeypatch, runs_folder):
             settings = [argument for argument in arguments[1:] if "=" in argument]
             sweep = "-m" in arguments
             check_settings(compose([text.split(",")[0] if sweep else text for text in settings]))
-        elif arguments and arguments[0].startswith(("tools/", "benchmarks/", "docs/")):
+        elif program == "python" and arguments[0].startswith(("tools/", "benchmarks/", "docs/")):
             load_script(arguments[0]).parse(arguments[1:])
         elif arguments[:1] != ["-c"]:
             checks = ("ruff", "pyright", "lint-imports", ".ci/run")
