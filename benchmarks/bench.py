@@ -1,11 +1,11 @@
 """Measure physics, environment, rollout and training, and other libraries' trainers on the same environment.
 
 python benchmarks/bench.py task=Ant num_envs=[256,1024,4096]           writes benchmarks/Ant/bench.json, .md and .png
-python benchmarks/bench.py task=Ant num_envs=4096 --peers none         ours alone
-python benchmarks/bench.py --gymnasium num_envs=[64,256,1024]          CPU physics against EnvPool and Gymnasium, on Ant-v5
-python benchmarks/bench.py learn [TASK ...] [--minutes 10]             does every task learn? Goes on where it was stopped
+python benchmarks/bench.py task=Ant num_envs=4096 --baselines none     ours alone
+python benchmarks/bench.py --gymnasium num_envs=[64,256,1024]          CPU physics beside EnvPool and Gymnasium, Ant-v5
+python benchmarks/bench.py learn [TASK ...] [--minutes 10]             does every task learn? Continues what was stopped
 
-Every contestant is a process of its own; they take turns in every round, so that their ratios do not depend on what
+Every case is a process of its own, and every case is measured once in each round, so that ratios do not depend on what
 else the machine does. For one env count all of them are alive at once: their memory adds up.
 
     bare physics   the task's scene with its decimation and random controls; no task, no resets
@@ -23,7 +23,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import hashlib
-import importlib.metadata
 import json
 import os
 import queue
@@ -32,13 +31,15 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from checkout import ROOT, process_environment, provenance, write
+
 if TYPE_CHECKING:
     from learning import Goal, Outcome
-    from throughput.harness import Contestant
+    from throughput.harness import Case
 
 GYMNASIUM_TASK = "Ant-v5"
 
@@ -46,25 +47,12 @@ GYMNASIUM_TASK = "Ant-v5"
 def main(argv: list[str] | None = None) -> int:
     """Measures, prints the tables and writes the files."""
     arguments = sys.argv[1:] if argv is None else argv
-    if arguments == ["--worker"]:
-        return worker()
     from gpusim_rl.errors import friendly_errors
 
     with friendly_errors():
         if arguments[:1] == ["learn"]:
             return learn(parse_learn(arguments[1:]))
         bench(parse(arguments), shlex.join(["python", "benchmarks/bench.py", *arguments]))
-    return 0
-
-
-def worker() -> int:
-    """The process of one contestant."""
-    from throughput.worker import serve
-
-    from gpusim_rl.api import scratch_training
-    from gpusim_rl.compose import compose
-
-    serve(compose, scratch_training)
     return 0
 
 
@@ -75,10 +63,10 @@ def parse(argv: list[str]) -> argparse.Namespace:
     )
     add = parser.add_argument
     add("overrides", nargs="*", help="as for train.py: task=Ant num_envs=4096; num_envs may be a list: [256,1024]")
-    add("--rounds", type=int, default=5, help="turns of each contestant (default: 5)")
-    add("--seconds", type=float, default=3.0, help="length of a turn, at least one iteration (default: 3)")
+    add("--rounds", type=int, default=5, help="interleaved rounds (default: 5)")
+    add("--seconds", type=float, default=3.0, help="of each case in a round, at least one iteration (default: 3)")
     add("--warm-up", type=int, default=6, help="iterations before the first round (default: 6)")
-    add("--peers", default="", help="rsl_rl,skrl,rl_games,sb3 or none (default: all that are installed)")
+    add("--baselines", default="all", help="rsl_rl,skrl,rl_games,sb3, or none (default: all that are installed)")
     add(
         "--modes",
         default="same,fastest",
@@ -92,9 +80,9 @@ def parse(argv: list[str]) -> argparse.Namespace:
 
 def bench(args: argparse.Namespace, command: str) -> None:
     """Measures one env count after the other; what is measured is on disk after every round."""
-    from throughput.harness import SCHEMA, Turns, markdown, measure, summary, table
-
     from gpusim_rl.errors import ConfigError
+    from throughput.harness import SCHEMA, Rounds, markdown, measure, summary, table
+    from throughput.harness import draw as draw_speeds
 
     if min(args.rounds, args.seconds, args.warm_up) <= 0:
         raise ConfigError("--rounds, --seconds and --warm-up must be positive")
@@ -102,11 +90,12 @@ def bench(args: argparse.Namespace, command: str) -> None:
     about = of_gymnasium(overrides) if args.gymnasium else of_task(args, overrides, counts)
     default_counts = about.pop("default_counts")
     counts = counts or default_counts
-    contestants = about.pop("contestants")
+    cases = about.pop("cases")
     out: Path = args.out or Path("benchmarks") / about["task"]
-    turns = Turns(args.rounds, args.seconds, args.warm_up)
-    known = {"schema": SCHEMA, "command": command, **provenance(out), **about, "turns": dataclasses.asdict(turns)}
-    result: dict[str, Any] = known
+    rounds = Rounds(args.rounds, args.seconds, args.warm_up)
+    known = {"schema": SCHEMA, "command": command, **provenance(out), **about, "rounds": dataclasses.asdict(rounds)}
+    report: dict[str, Any] = known
+    environment = process_environment()
     parts: list[dict[str, Any]] = []
     for count in counts:
 
@@ -114,19 +103,17 @@ def bench(args: argparse.Namespace, command: str) -> None:
             print(f"{count} envs: {text}", file=sys.stderr)
 
         parts.append({})
-        rows: list[dict[str, Any]] = []
-        for rows in measure(contestants(count), turns, command=own_command(), environment=own_environment(), say=say):
-            parts[-1] = {"num_envs": count, **summary(rows), "contestants": rows}
+        results: list[dict[str, Any]] = []
+        for results in measure(cases(count), rounds, command=worker_command(), environment=environment, say=say):
+            parts[-1] = {"num_envs": count, **summary(results), "cases": results}
             largest = max(parts, key=lambda part: part["num_envs"])
             headline = {key: value for key, value in largest.items() if "_over_" in key}
-            result = {**known, **headline, "env_counts": parts}
-            write(out / "bench.json", json.dumps(result, indent=2) + "\n")
-            write(out / "bench.md", markdown(result))
-        print("\n".join(["", f"{about['task']}, {count} envs", "", *table(rows), ""]))
+            report = {**known, **headline, "env_counts": parts}
+            write(out / "bench.json", json.dumps(report, indent=2) + "\n")
+            write(out / "bench.md", markdown(report))
+        print("\n".join(["", f"{about['task']}, {count} envs", "", *table(results), ""]))
     names = ["bench.json", "bench.md"]
-    from throughput.harness import draw as figure_of
-
-    if not args.no_plot and draw(lambda figures: figure_of(result, figures), out / "bench.png"):
+    if not args.no_plot and draw(lambda figures: draw_speeds(report, figures), out / "bench.png"):
         names.append("bench.png")
     print(", ".join(str(out / name) for name in names))
 
@@ -136,7 +123,8 @@ def parse_learn(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="bench learn",
         description="Train tasks to their thresholds, or for a stated time, and keep the curves: tasks.json, a plot,"
-        " the table in README.md. What has been reached is not trained again; what has not goes on with more minutes.",
+        " the table in docs/benchmarks.md. A task that has reached its threshold is not trained again; another one"
+        " continues with more minutes.",
     )
     add = parser.add_argument
     add("tasks", nargs="*", metavar="TASK", help="default: all in learn.yaml")
@@ -147,11 +135,12 @@ def parse_learn(argv: list[str]) -> argparse.Namespace:
         "--out",
         type=Path,
         default=Path("benchmarks"),
-        help="folder of learn.yaml and the results (default: benchmarks)",
+        help="folder of the results, and of learn.yaml where it is not this one's (default: benchmarks)",
     )
     add("--runs", type=Path, default=Path("runs"), help="folder of run folders (default: runs)")
     add("--table", action="store_true", help="train nothing: read again what the runs wrote, and tell it")
-    add("--readme", type=Path, default=Path("README.md"), help="file with the table (default: README.md)")
+    page = Path("docs") / "benchmarks.md"
+    add("--page", type=Path, default=page, help=f"file with the table (default: {page})")
     return parser.parse_args(argv)
 
 
@@ -163,33 +152,36 @@ def learn(args: argparse.Namespace) -> int:
     """
     from concurrent.futures import ThreadPoolExecutor, as_completed
 
+    import learning
     from gpusim_rl.errors import EXIT_INTERRUPTED, ConfigError, TaskError
-    from gpusim_rl.run import evidence
 
     if args.jobs < 1:
         raise ConfigError(f"--jobs must be at least 1, got {args.jobs}")
     if args.minutes is not None and not args.minutes > 0.0:
         raise ConfigError(f"--minutes must be positive, got {args.minutes:g}")
-    goals = evidence.read_goals(args.out / "learn.yaml")
+    goals_file: Path = args.out / "learn.yaml"
+    if not goals_file.is_file():
+        goals_file = ROOT / "benchmarks" / "learn.yaml"
+    goals = learning.read_goals(goals_file)
     asked = list(dict.fromkeys(args.tasks)) or list(goals)
     if unknown := [task for task in asked if task not in goals]:
-        raise ConfigError(f"no goal for {', '.join(unknown)} in {args.out / 'learn.yaml'}; it has {', '.join(goals)}")
+        raise ConfigError(f"no goal for {', '.join(unknown)} in {goals_file}; it has {', '.join(goals)}")
     try:
         seeds = list(dict.fromkeys(int(seed) for seed in args.seeds.split(",")))
     except ValueError:
         raise ConfigError(f"--seeds must be ints such as 1,2,3, got {args.seeds}") from None
     file = args.out / "tasks.json"
-    known = {(outcome.task, outcome.seed): outcome for outcome in evidence.read_outcomes(file)}
+    known = {(outcome.task, outcome.seed): outcome for outcome in learning.read_outcomes(file)}
     shares = cpu_shares(args.jobs)
-    git = provenance(args.out, args.readme)["git"]
+    git = provenance(args.out, args.page)["git"]
     stop, writing = threading.Event(), threading.Lock()
 
-    def keep(outcome: evidence.Outcome) -> None:
+    def keep(outcome: learning.Outcome) -> None:
         with writing:
             known[outcome.task, outcome.seed] = outcome
-            evidence.write_outcomes(file, list(known.values()))
+            learning.write_outcomes(file, list(known.values()))
 
-    def train(goal: evidence.Goal, seed: int) -> None:
+    def train(goal: learning.Goal, seed: int) -> None:
         outcome = begin(goal, seed, known.get((goal.task, seed)))
         if outcome.reached or outcome.seconds >= goal.minutes * 60.0:
             keep(outcome)
@@ -202,11 +194,11 @@ def learn(args: argparse.Namespace) -> int:
                 outcome.random_return = random_return(goal)
             if stop.is_set():
                 return
-            evidence.train_to(
+            learning.train_to(
                 goal,
                 outcome,
                 command=[sys.executable, "-m", "gpusim_rl.cli", "train"],
-                environment=own_environment(),
+                environment=process_environment(),
                 runs=args.runs,
                 cpus=cpus,
                 stop=stop,
@@ -214,7 +206,7 @@ def learn(args: argparse.Namespace) -> int:
             )
         finally:
             shares.put(cpus)
-            if outcome.run:  # also of a training that failed: it goes on from its last checkpoint
+            if outcome.run:  # also of a training that failed: it continues from its last checkpoint
                 outcome.environment.setdefault("git", git)
                 keep(outcome)
 
@@ -229,7 +221,7 @@ def learn(args: argparse.Namespace) -> int:
             for future in as_completed([pool.submit(train, goal, seed) for seed in seeds for goal in wanted]):
                 try:
                     future.result()
-                except (ConfigError, TaskError) as error:  # the others go on
+                except (ConfigError, TaskError) as error:  # the others continue
                     print(f"error: {error}", file=sys.stderr)
                     failed = True
         except KeyboardInterrupt:
@@ -239,17 +231,17 @@ def learn(args: argparse.Namespace) -> int:
             stop.set()
             pool.shutdown(cancel_futures=True)
     outcomes = list(known.values())
-    lines = evidence.table(outcomes, goals)
+    lines = learning.table(outcomes, goals)
     print("\n".join(lines))
-    if args.readme.is_file():
-        write(args.readme, evidence.fill(args.readme.read_text(), lines))
-    draw(lambda figures: evidence.draw(outcomes, figures), args.out / "tasks.png")
+    if args.page.is_file():
+        write(args.page, learning.fill(args.page.read_text(), lines))
+    draw(lambda figures: learning.draw(outcomes, figures), args.out / "tasks.png")
     return EXIT_INTERRUPTED if interrupted else int(failed)
 
 
 @contextmanager
 def ended_as_by_ctrl_c() -> Iterator[None]:
-    """SIGTERM and the end of the terminal interrupt too: the trainings, sessions of their own, would go on."""
+    """SIGTERM and the end of the terminal interrupt too: the trainings, sessions of their own, would continue."""
     numbers = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
     previous = {number: signal.getsignal(number) for number in numbers}
     heard = [number for number in numbers if previous[number] != signal.SIG_IGN]  # nohup ignores one
@@ -295,7 +287,7 @@ COMPOSING = threading.Lock()
 
 
 def settings_hash(goal: Goal) -> str:
-    """Of all settings that learning depends on: a training is begun anew when one of them has changed."""
+    """Of all settings that learning depends on: a training begins again when one of them has changed."""
     from gpusim_rl.compose import compose
 
     with COMPOSING:
@@ -315,10 +307,10 @@ def cpu_shares(jobs: int) -> queue.SimpleQueue[set[int] | None]:
 
 def random_return(goal: Goal) -> float:
     """Mean return of random actions in 64 envs, with the goal's settings."""
-    from learning import random_return as measure
     from omegaconf import OmegaConf
 
     from gpusim_rl import make_env
+    from learning import random_return as measure
 
     ours = ["num_envs=64", "device=cpu", "task.randomize_episode_start=false"]
     settings: Any = OmegaConf.to_container(OmegaConf.from_dotlist([*goal.overrides, *ours]))
@@ -352,17 +344,15 @@ def env_counts(overrides: Sequence[str]) -> tuple[list[int], list[str]]:
 
 def of_task(args: argparse.Namespace, overrides: Sequence[str], counts: Sequence[int]) -> dict[str, Any]:
     """What is measured for a task; checks the configuration before anything is started."""
-    from throughput.baselines import MODES
-    from throughput.harness import choose_peers, install_command, training_contestants
-
     from gpusim_rl.compose import compose
     from gpusim_rl.config import build_run
     from gpusim_rl.errors import ConfigError
     from gpusim_rl.learn.ppo import choose_precision
     from gpusim_rl.run.trainer import choose_devices
+    from throughput.baselines import MODES, choose_baselines, install_command
+    from throughput.harness import training_cases
 
-    asked = [name for name in args.peers.split(",") if name]
-    peers, missing = choose_peers([] if asked == ["none"] else asked or None)
+    baselines, missing = choose_baselines(args.baselines)
     if missing:
         print(f"left out, not installed: {', '.join(missing)}; {install_command(missing)}", file=sys.stderr)
     modes = args.modes.split(",")
@@ -372,8 +362,8 @@ def of_task(args: argparse.Namespace, overrides: Sequence[str], counts: Sequence
     cfg = build_run(config)
     rl_device, choice = choose_devices(cfg)
 
-    def contestants(num_envs: int) -> list[Contestant]:
-        return training_contestants(overrides, num_envs, on_mujoco=choice.name == "mujoco", peers=peers, modes=modes)
+    def cases(num_envs: int) -> list[Case]:
+        return training_cases(overrides, num_envs, on_mujoco=choice.name == "mujoco", baselines=baselines, modes=modes)
 
     return {
         "task": config["task"]["_target_"].rpartition(".")[2],
@@ -383,68 +373,33 @@ def of_task(args: argparse.Namespace, overrides: Sequence[str], counts: Sequence
         "precision": "bf16" if choose_precision(cfg.ppo.precision, rl_device)[0] else "fp32",
         "decimation": cfg.task.decimation,
         "horizon": cfg.ppo.horizon,
-        "contestants": contestants,
+        "cases": cases,
         "default_counts": [cfg.num_envs],
     }
 
 
 def of_gymnasium(overrides: Sequence[str]) -> dict[str, Any]:
     """What is measured with --gymnasium."""
-    from throughput.harness import ant_v5_contestants
-
     from gpusim_rl.errors import ConfigError, import_extra
+    from throughput.baselines import ENVIRONMENTS
+    from throughput.harness import ant_v5_cases
 
     if overrides:
         raise ConfigError(f"--gymnasium measures {GYMNASIUM_TASK} and takes only num_envs=, got {' '.join(overrides)}")
-    for module in ("gymnasium", "imageio", "envpool"):  # without imageio, gymnasium has no MuJoCo
+    for module in (*ENVIRONMENTS, "imageio"):  # without imageio, gymnasium has no MuJoCo
         import_extra(module, "bench", "--gymnasium")
     return {
         "task": GYMNASIUM_TASK,
         "overrides": [],
         "sim": "Gymnasium's ant.xml: Runge-Kutta, 5 steps of 0.01 s for a control step",
-        "contestants": ant_v5_contestants,
+        "cases": ant_v5_cases,
         "default_counts": [64, 256, 1024],
     }
 
 
-def provenance(*exclude: Path) -> dict[str, Any]:
-    """Commit, machine and versions; what the tool writes itself, `exclude`, does not make the checkout dirty."""
-    from throughput.harness import PACKAGES
-
-    from gpusim_rl.run.run_dir import describe_environment, git_state
-
-    environment = describe_environment()
-    for package in PACKAGES:
-        with suppress(importlib.metadata.PackageNotFoundError):
-            environment["versions"][package] = importlib.metadata.version(package)
-    return {"git": git_state(*exclude)[0], "environment": environment}
-
-
-def own_command() -> list[str]:
-    """Starts `worker` in a process of its own."""
-    return [sys.executable, "-m", "gpusim_rl.cli", "bench", "--worker"]
-
-
-def own_environment() -> dict[str, str]:
-    """Ours, so that the process finds the same package, installed or not."""
-    import gpusim_rl
-
-    assert gpusim_rl.__file__ is not None
-    folder = str(Path(gpusim_rl.__file__).parent.parent)
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [folder, os.environ.get("PYTHONPATH")]))}
-
-
-def write(path: Path, text: str) -> None:
-    """Writes a file that takes the old one's place when it is complete."""
-    from gpusim_rl.errors import ConfigError
-    from gpusim_rl.run.run_dir import replacing
-
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(path) as file:
-            file.write(text.encode())
-    except OSError as error:
-        raise ConfigError(f"cannot write {path}: {error.strerror}; try --out FOLDER") from None
+def worker_command() -> list[str]:
+    """Starts the process of one case."""
+    return [sys.executable, str(Path(__file__).resolve().parent / "throughput" / "worker.py")]
 
 
 def draw(make: Callable[[Any], Any], path: Path) -> bool:
@@ -461,6 +416,6 @@ def draw(make: Callable[[Any], Any], path: Path) -> bool:
 
 
 if __name__ == "__main__":
-    # As for train.py: the checkout that this file is in, whether it is installed or not.
-    sys.path[0] = str(Path(__file__).resolve().parent.parent)
+    # As for train.py: the checkout that this file is in, whether it is installed or not; its own folder stays.
+    sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
     sys.exit(main())

@@ -39,22 +39,22 @@ def persistent() -> list[dict[str, Any]]:
     scene.add("ant", assets_dir() / "ant.xml")
     random = np.random.default_rng(0)
     rows = []
-    for worlds in (64, 256, 512, 1024, 4096):
-        row: dict[str, Any] = {"envs": worlds}
+    for num_envs in (64, 256, 512, 1024, 4096):
+        row: dict[str, Any] = {"envs": num_envs}
         batches = {}
         for stage_name, stage in (("state", STATE), ("velocity", VELOCITY)):
             for keep in (False, True):
-                batch = Batch(scene.model, worlds, nthread=available_cpus(), persistent=keep)
+                batch = Batch(scene.model, num_envs, nthread=available_cpus(), persistent=keep)
                 batches[stage_name, keep] = (batch, stage, [])
-        controls = random.uniform(-1, 1, (worlds, 8))
-        steps = max(20, 40 * 1024 // worlds)
+        controls = random.uniform(-1, 1, (num_envs, 8))
+        steps = max(20, 40 * 1024 // num_envs)
         for _ in range(4):  # interleaved, so that all see the same machine
             for batch, stage, speeds in batches.values():
                 batch.bind("ctrl")[:] = controls
                 started = time.perf_counter()
                 for _ in range(steps):
                     batch.step(nstep=2, stage=stage)
-                speeds.append(2 * steps * worlds / (time.perf_counter() - started))
+                speeds.append(2 * steps * num_envs / (time.perf_counter() - started))
         for (stage_name, keep), (_, _, speeds) in batches.items():
             row[f"{stage_name}, persistent={keep}"] = round(statistics.median(speeds[1:]))
         rows.append(row)
@@ -138,4 +138,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the checkout, installed or not
     main()

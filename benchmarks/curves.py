@@ -1,4 +1,4 @@
-"""Turns finished runs of a task into the committed evidence that it learns: one csv per seed, a plot, a summary.
+"""Turns finished runs of a task into the committed learning curves: one csv per seed, a plot, a summary.
 
     python benchmarks/curves.py Ant runs/Ant/2026-11-20_22-00-00 runs/Ant/2026-11-20_22-15-00
 
@@ -35,7 +35,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("task")
     parser.add_argument("runs", nargs="+", type=Path)
-    parser.add_argument("--threshold", type=float, help="return to report the first transfer of")
+    parser.add_argument("--threshold", type=float, help="return; when it was first reached is reported")
     args = parser.parse_args()
     folder = HERE / args.task
     folder.mkdir(exist_ok=True)
@@ -96,10 +96,10 @@ def plot(task: str, curves: dict[int, list[dict[str, float | None]]], path: Path
 
     figure, axes = plt.subplots(figsize=(7, 4.2), layout="constrained")
     for seed, rows in sorted(curves.items()):
-        known = [r for r in rows if r["episode/return"] is not None]
+        known = [(row["env_steps"] or 0, value) for row in rows if (value := row["episode/return"]) is not None]
         axes.plot(
-            [(r["env_steps"] or 0) / 1e6 for r in known],
-            [r["episode/return"] for r in known],
+            [steps / 1e6 for steps, _ in known],
+            [value for _, value in known],
             label=f"seed {seed}",
             linewidth=1.2,
         )

@@ -3,13 +3,14 @@
     python benchmarks/few_rows.py
 
 Wall and CPU seconds of a whole iteration's update of HalfCheetah (64 envs) and Ant (the more rows the more envs, a
-minibatch is an eighth of the rollout). All take turns; medians.
+minibatch is an eighth of the rollout). Medians of interleaved rounds.
 """
 
 from __future__ import annotations
 
 import json
 import statistics
+import sys
 import time
 from pathlib import Path
 
@@ -31,14 +32,14 @@ def measure(settings: list[str], rounds: int) -> dict[int, dict[str, float]]:
 
     seconds: dict[int, list[tuple[float, float]]] = {1: [], available_cpus(): []}
     with scratch_training(settings) as (trainer, _):
-        for turn in range(rounds + 1):
+        for number in range(rounds + 1):
             for threads, values in seconds.items():
                 torch.set_num_threads(threads)
                 trainer.ppo._chunks._pool = None  # its workers were chosen for another number
                 trainer.collect()
                 started, worked = time.perf_counter(), time.process_time()
                 trainer.ppo.update(trainer.rollout, trainer.obs, trainer.hidden)
-                if turn > 0:
+                if number > 0:
                     values.append((time.perf_counter() - started, time.process_time() - worked))
     return {
         threads: {"wall_s": statistics.median(w for w, _ in values), "cpu_s": statistics.median(c for _, c in values)}
@@ -67,4 +68,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the checkout, installed or not
     main()

@@ -1,10 +1,10 @@
-"""Check on a CUDA device all that cannot be checked without one, and hold it against the targets.
+"""Check on a CUDA device what cannot be checked without one, and compare it with the targets.
 
 python benchmarks/gpu_check.py                       everything, within nine minutes; writes benchmarks/gpu.json
 python benchmarks/gpu_check.py --quick               small sizes: does it work?
 python benchmarks/gpu_check.py --parts learn,bench   only these
 python benchmarks/gpu_check.py --resume              what the json does not have yet
-python benchmarks/gpu_check.py --device cpu          the same script with tiny sizes, where there is no GPU; judges nothing
+python benchmarks/gpu_check.py --device cpu          tiny sizes, where there is no GPU; judges nothing
 
     audit   what a steady iteration copies and waits for, and how busy it keeps the device (tools/audit.py)
     learn   a training (train.py), timed until the mean return of its episodes reaches the one that is asked for
@@ -36,7 +36,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-SCHEMA = 2
+from checkout import ROOT, process_environment, provenance, write
+from gpu_targets import PARTS, RETURN, Part, check_targets, describe, read_audit
+
+SCHEMA = 3
 MODULES = ["torch", "numpy", "mujoco", "mujoco_warp", "warp", "hydra", "yaml", "rich", "psutil", "pynvml", "jaxtyping"]
 
 MOST = {"audit": 0.35, "learn": 0.3, "tests": 0.45, "bench": 1.0}
@@ -50,8 +53,6 @@ ENDING_S = 15.0
 
 TAIL = 15  # lines of what a part printed, kept where it failed
 
-Part = dict[str, Any]
-
 
 @dataclass(frozen=True)
 class Plan:
@@ -61,7 +62,7 @@ class Plan:
         num_envs: Envs of audit and training, and the number of envs at which the bench is judged.
         env_counts: Numbers of envs that are measured.
         rounds: Of the bench.
-        seconds: Length of a turn [s].
+        seconds: Of each case in a round [s].
         warm_up: Iterations before the first round.
         overrides: For all parts.
         max_iterations: Of the training.
@@ -90,7 +91,7 @@ TINY = Plan(
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Runs the parts, prints the verdicts and returns the exit code."""
+    """Runs the parts, prints the results and returns the exit code."""
     from gpusim_rl.errors import friendly_errors
 
     arguments = sys.argv[1:] if argv is None else argv
@@ -107,17 +108,15 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="gpu_check", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    from gpu_targets import PARTS, RETURN
-
     add = parser.add_argument
     add("overrides", nargs="*", metavar="key=value", help="for audit, training and bench, as for train.py")
     add("--parts", help=f"of {', '.join(PARTS)} (default: all)")
     add("--device", default="cuda", help="cuda, cuda:<index>; cpu runs tiny sizes (default: cuda)")
     add("--quick", action="store_true", help="small sizes, which are not held against targets that depend on size")
     add(
-        "--peers",
+        "--baselines",
         nargs="?",
-        const="",
+        const="all",
         default="none",
         metavar="NAMES",
         help="bench other libraries too",
@@ -140,8 +139,6 @@ def check_input(args: argparse.Namespace) -> None:
     Raises:
         ConfigError: An option is wrong, or there is no such device.
     """
-    from gpu_targets import PARTS
-
     from gpusim_rl.errors import ConfigError, did_you_mean
 
     missing = [name for name in MODULES if importlib.util.find_spec(name) is None]
@@ -183,16 +180,11 @@ def check(args: argparse.Namespace, command: str, began: float) -> dict[str, Any
         command: The command line.
         began: When it all began, on `time.monotonic` [s].
     """
-    from gpu_targets import PARTS, describe, verdicts
-
-    from gpusim_rl.run.run_dir import describe_environment, git_state
-
     on_cuda = args.device != "cpu"
     report: dict[str, Any] = {
         "schema": SCHEMA,
         "command": command,
-        "git": git_state(args.out.parent)[0],
-        "environment": describe_environment(),
+        **provenance(args.out.parent),
         "device": args.device,
         "quick": args.quick,
         "overrides": args.overrides,
@@ -211,8 +203,8 @@ def check(args: argparse.Namespace, command: str, began: float) -> dict[str, Any
     def left() -> float:
         return began + args.budget_s - time.monotonic()
 
-    def write() -> None:
-        judged = verdicts(
+    def save() -> None:
+        results = check_targets(
             parts,
             num_envs=args.plan.num_envs,
             env_counts=report["env_counts"],
@@ -222,9 +214,9 @@ def check(args: argparse.Namespace, command: str, began: float) -> dict[str, Any
             asked=[name for name in PARTS if name in todo or name in parts],
         )
         ran = set(parts) >= set(todo) and all(part["status"] == "ok" for part in parts.values())
-        missed = [each for each in judged if each["ok"] is False and not each["aim"]]
-        report.update(seconds=time.monotonic() - began, verdicts=judged, ok=ran and not missed)
-        write_json(args.out, report)
+        missed = [each for each in results if each["ok"] is False and not each["aim"]]
+        report.update(seconds=time.monotonic() - began, results=results, ok=ran and not missed)
+        write(args.out, json.dumps(report, indent=2) + "\n")
 
     with tempfile.TemporaryDirectory() as folder:
         for name in todo:
@@ -232,7 +224,7 @@ def check(args: argparse.Namespace, command: str, began: float) -> dict[str, Any
 
             def keep(part: Part, name: str = name, started: float = started) -> None:
                 parts[name] = part | {"seconds": time.monotonic() - started}
-                write()
+                save()
 
             limit = min(MOST[name] * args.budget_s, left())
             if limit < LEAST_S:
@@ -250,7 +242,7 @@ def check(args: argparse.Namespace, command: str, began: float) -> dict[str, Any
             say(f"{name}: {status['status']}{', ' + status['error'] if status.get('error') else ''}")
             keep(status)
     if not todo:
-        write()
+        save()
     for line in describe(report):
         print(line)
     print(args.out)
@@ -347,7 +339,7 @@ def run_process(
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
-            env=own_environment(),
+            env=process_environment(PYTHONUNBUFFERED="1", NO_COLOR="1", COLUMNS="200"),
             start_new_session=True,
         )
         timed_out = done = False
@@ -375,21 +367,9 @@ def end(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-def own_environment() -> dict[str, str]:
-    """Ours, so that a process finds the same package, installed or not, and prints as it goes."""
-    import gpusim_rl
-
-    assert gpusim_rl.__file__ is not None
-    folder = str(Path(gpusim_rl.__file__).parent.parent)
-    path = os.pathsep.join(filter(None, [folder, os.environ.get("PYTHONPATH")]))
-    return {**os.environ, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1", "NO_COLOR": "1", "COLUMNS": "200"}
-
-
 def tool(name: str) -> list[str | Path]:
-    """The command of a tool, or of train.py."""
-    from gpusim_rl import paths
-
-    return [sys.executable, paths.train_file() if name == "train" else paths.tools_dir() / f"{name}.py"]
+    """The command of train.py, the audit or the bench."""
+    return [sys.executable, ROOT / {"train": "", "audit": "tools", "bench": "benchmarks"}[name] / f"{name}.py"]
 
 
 def of_run(args: argparse.Namespace) -> list[str]:
@@ -402,12 +382,10 @@ def of_run(args: argparse.Namespace) -> list[str]:
 
 def run_audit(args: argparse.Namespace, folder: Path, limit_s: float) -> Part:
     """What a steady iteration copies and waits for, and how busy it keeps the device."""
-    from gpu_targets import read_audit
-
     file = folder / "audit.json"
     command = [*tool("audit"), *of_run(args), f"num_envs={args.plan.num_envs}", "--json", file]
     ended = run_process(command, limit_s)
-    # 1: it found something, which is for the verdicts to say; without the file, it broke
+    # 1: it found something, which is for the results to say; without the file, it broke
     status = ended.status(good=(0, 1) if file.is_file() else ())
     return status if status["status"] != "ok" else status | read_audit(json.loads(file.read_text()))
 
@@ -427,7 +405,7 @@ def run_learning(args: argparse.Namespace, folder: Path, limit_s: float) -> Part
     ended = run_process([*tool("train"), *of_run(args), *settings, "log.console=plain"], limit_s, reached)
     status = ended.status()
     rows = read_rows(runs)
-    if status["status"] == "timed out" and rows:  # the rows are what was asked for; the verdict says the rest
+    if status["status"] == "timed out" and rows:  # the rows are what was asked for; the result says the rest
         status = {"status": "ok", "error": None}
     found = first_at(rows, args.wanted)
     return status | {
@@ -465,15 +443,9 @@ def first_at(rows: Sequence[Mapping[str, Any]], wanted: float) -> Mapping[str, A
 
 def run_tests(args: argparse.Namespace, folder: Path, limit_s: float) -> Part:
     """The tests that need a GPU."""
-    from gpusim_rl import paths
-
-    root = paths.checkout()
-    tests = None if root is None else root / "tests" / "gpu"
-    if root is None or tests is None or not tests.is_dir():
-        return {"status": "skipped", "error": "tests/gpu is in a checkout only"}
     # Without our options: these tests need pytest alone, and annotations are checked by all others.
     options = ["-v", "--tb=short", "--color=no", "-p", "no:cacheprovider", "-o", "addopts=", "-m", "not slow"]
-    ended = run_process([sys.executable, "-m", "pytest", tests, *options, "--rootdir", root], limit_s)
+    ended = run_process([sys.executable, "-m", "pytest", ROOT / "tests" / "gpu", *options, "--rootdir", ROOT], limit_s)
     counts = read_tests(ended.output)
     status = ended.status(good=(0, 1) if counts["passed"] + counts["failed"] + counts["skipped"] else (0,))
     return status | counts | ({"tail": ended.output.splitlines()[-80:]} if counts["failed"] else {})
@@ -511,7 +483,7 @@ def run_bench(args: argparse.Namespace, folder: Path, limit_s: float, old: Part,
     again = plan.env_counts if args.env_counts is not None else errors.keys()
     counts = [count for count in plan.env_counts if count in again or count not in measured]
     counts.sort(key=lambda count: (count != plan.num_envs, count))
-    turns = ["--rounds", str(plan.rounds), "--seconds", str(plan.seconds), "--warm-up", str(plan.warm_up)]
+    rounds = ["--rounds", str(plan.rounds), "--seconds", str(plan.seconds), "--warm-up", str(plan.warm_up)]
     skipped: list[int] = []
     last_s = 0.0
 
@@ -532,13 +504,22 @@ def run_bench(args: argparse.Namespace, folder: Path, limit_s: float, old: Part,
             continue
         say(f"bench: {count} envs")
         out = folder / f"bench-{count}"
-        command = [*tool("bench"), *of_run(args), f"num_envs={count}", "--peers", args.peers, *turns, "--out", out]
+        command = [
+            *tool("bench"),
+            *of_run(args),
+            f"num_envs={count}",
+            "--baselines",
+            args.baselines,
+            *rounds,
+            "--out",
+            out,
+        ]
         ended = run_process([*command, "--no-plot"], left)
         last_s, status, found = ended.seconds, ended.status(), []
         if (out / "bench.json").is_file():  # it is there after the first round
             [of_count] = json.loads((out / "bench.json").read_text())["env_counts"]
             measured[count] = of_count
-            found = [f"{row['name']}: {row['error']}" for row in of_count["contestants"] if row["error"]]
+            found = [f"{row['name']}: {row['error']}" for row in of_count["cases"] if row["error"]]
         if status["status"] != "ok":
             found.append(status["error"])
         errors.pop(count, None)
@@ -555,21 +536,8 @@ def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def write_json(path: Path, report: Mapping[str, Any]) -> None:
-    """Writes the file in place of the old one when it is complete."""
-    from gpusim_rl.errors import ConfigError
-    from gpusim_rl.run.run_dir import replacing
-
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(path) as file:
-            file.write(json.dumps(report, indent=2).encode() + b"\n")
-    except OSError as error:
-        raise ConfigError(f"cannot write {path}: {error.strerror}; try --out FILE") from None
-
-
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # the parts, sessions of their own, would go on
-    # As for train.py: the checkout that this file is in, whether it is installed or not.
-    sys.path[0] = str(Path(__file__).resolve().parent.parent)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # the parts, sessions of their own, would continue
+    # As for train.py: the checkout that this file is in, whether it is installed or not; its own folder stays.
+    sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
     sys.exit(main())

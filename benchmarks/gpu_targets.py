@@ -54,7 +54,7 @@ def read_audit(report: Mapping[str, Any]) -> Part:
     return result
 
 
-def verdicts(
+def check_targets(
     parts: Mapping[str, Part],
     *,
     num_envs: int,
@@ -64,7 +64,7 @@ def verdicts(
     wanted: float = RETURN,
     asked: Sequence[str] = PARTS,
 ) -> list[dict[str, Any]]:
-    """What was found, held against the targets.
+    """What was found, compared with the targets.
 
     Args:
         parts: Results by name; those that have not run yet are missing.
@@ -144,7 +144,7 @@ def verdicts(
     counts = {each["num_envs"]: each for each in bench.get("env_counts", [])}
     of_plan = counts.get(num_envs, {})
     over = of_plan.get("training_over_physics")
-    bare = next((row for row in of_plan.get("contestants", []) if row["kind"] == "physics"), None)
+    bare = next((row for row in of_plan.get("cases", []) if row["kind"] == "physics"), None)
     graph = str(bare["settings"].get("graph", "unknown")) if bare else ""
     captured = graph.startswith("whole rollout")
     note = "" if bare is None else f"bare physics in a graph: {graph}"
@@ -164,9 +164,9 @@ def verdicts(
 
 
 def describe(report: Mapping[str, Any]) -> list[str]:
-    """The verdicts as lines."""
+    """The results as lines."""
     lines = []
-    for each in report["verdicts"]:
+    for each in report["results"]:
         sign = {True: "met", False: "MISSED", None: "–"}[each["ok"]]
         if each["aim"] and each["ok"] is False:
             sign = "not yet"

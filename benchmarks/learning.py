@@ -1,4 +1,4 @@
-"""Does every task learn? Trains tasks to a threshold or for a stated time, and keeps what came of it as data."""
+"""The learning benchmark: trains tasks to a threshold or for a stated time, and keeps what came of it as data."""
 
 from __future__ import annotations
 
@@ -61,11 +61,11 @@ class Outcome:
         threshold: See `Goal`.
         overrides: Settings that it was made with.
         settings: Hash of all settings that learning depends on; empty if not known.
-        run: Folder of the run, to go on with it.
+        run: Folder of the run, to continue it.
         reached: Whether the threshold was reached.
         env_steps: Control steps, all envs together, at the end.
         seconds: Training time at the end [s].
-        env_steps_to_threshold: At the first transfer; None before it.
+        env_steps_to_threshold: When the threshold is first reached; None before it.
         seconds_to_threshold: Likewise [s].
         final_return: Mean of the last 100 episodes at the end.
         episodes: Episodes in it: fewer in a training too short for 100; None if not known.
@@ -195,14 +195,14 @@ def _episodes(rows: Sequence[Mapping[str, Any]], run: Path) -> list[float]:
 def hold_against(outcome: Outcome, threshold: float) -> None:
     """Judges a training whose rows are gone by another threshold.
 
-    What is left is the thinned curve, so a transfer is told at the next point of it or at the end: late, never early.
+    What is left is the thinned curve, so the threshold is reached at its next point or at the end: late, never early.
     """
     outcome.threshold = threshold
     outcome.reached = outcome.best_return is not None and outcome.best_return >= threshold
     outcome.env_steps_to_threshold = outcome.seconds_to_threshold = None
     if outcome.reached:
-        transfers = [(point[0] * 1e6, point[1]) for point in outcome.curve if point[2] >= threshold]
-        steps, seconds = next(iter(transfers), (outcome.env_steps, outcome.seconds))
+        reached = [(point[0] * 1e6, point[1]) for point in outcome.curve if point[2] >= threshold]
+        steps, seconds = next(iter(reached), (outcome.env_steps, outcome.seconds))
         outcome.env_steps_to_threshold, outcome.seconds_to_threshold = steps, seconds
 
 
@@ -217,10 +217,10 @@ def train_to(
     stop: threading.Event | None = None,
     say: Callable[[str], None],
 ) -> Outcome:
-    """Trains, or goes on training, until the threshold is reached or the time is over.
+    """Trains, or continues a training, until the threshold is reached or the time is over.
 
     The training is a process of its own, which is asked to stop and leaves a checkpoint: with more minutes the same
-    training goes on.
+    training continues.
 
     Args:
         goal: See `Goal`.
@@ -271,7 +271,7 @@ def train_to(
         outcome.environment = _environment(done)
     if killed:
         raise ConfigError(
-            f"training {goal.task} did not stop within {STOP_S:.0f} s and was killed; it goes on from its last"
+            f"training {goal.task} did not stop within {STOP_S:.0f} s and was killed; it continues from its last"
             f" checkpoint, see {log}"
         )
     if process.returncode not in (0, 128 + signal.SIGTERM, -signal.SIGTERM) or (done is None and not stop.is_set()):
@@ -297,15 +297,15 @@ def _stopped(process: subprocess.Popen[bytes]) -> bool:
 def _environment(run: Path) -> dict[str, Any]:
     """Machine and versions of a run, and of its earlier starts where they were others."""
     try:
-        facts = json.loads((run / "env.json").read_text())
+        metadata = json.loads((run / "env.json").read_text())
     except (OSError, ValueError):  # a training that failed at its very start
         return {}
-    kept = {name: facts[name] for name in ("time", "versions", "cpu", "gpu", "sim") if name in facts}
+    kept = {name: metadata[name] for name in ("time", "versions", "cpu", "gpu", "sim") if name in metadata}
 
-    def place(start: Mapping[str, Any]) -> tuple[Any, ...]:
+    def machine(start: Mapping[str, Any]) -> tuple[Any, ...]:
         return start.get("cpu"), start.get("gpu"), (start.get("git") or {}).get("sha")
 
-    others = [start for start in facts.get("earlier", []) if place(start) != place(facts)]
+    others = [start for start in metadata.get("earlier", []) if machine(start) != machine(metadata)]
     return {**kept, "earlier": others} if others else kept
 
 
@@ -415,7 +415,7 @@ def _notes(outcomes: Sequence[Outcome]) -> list[str]:
 
 
 def hardware(environment: Mapping[str, Any]) -> str:
-    """Where a training ran, in few words; all of it, if it went on elsewhere."""
+    """Where a training ran, in few words; all machines, if it was continued elsewhere."""
     starts = [*environment.get("earlier", []), environment]
     return ", then ".join(dict.fromkeys(_machine(start) for start in starts))
 

@@ -3,7 +3,7 @@
     python benchmarks/randomization.py                      # all simulators that run on this device
     python benchmarks/randomization.py mujoco --num-envs 1024
 
-docs/randomization.md quotes it. What is measured takes turns in every round, and ratios are taken within a round: a
+docs/randomization.md quotes it. Rounds are interleaved, and ratios are taken within a round: a
 machine that is busy for a while slows both sides of them. `milliseconds` are by the clock on the wall,
 `cpu_milliseconds` what the processors spent on this process, whatever else they did. Of Ant, medians over rounds, with
 the `ratio` to a step:
@@ -163,4 +163,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the checkout, installed or not
     main()

@@ -3,8 +3,8 @@
     python benchmarks/rollout_threads.py
 
 writes rollout_threads.json: milliseconds of a control step (policy, environment, storage; the physics has all threads
-always) by number of envs, both in turns, medians. In a process of `train.py`, whose idle threads sleep soon, and in
-one that had imported torch before us, as notebooks do, whose idle threads spin. See gpusim_rl/torch_threads.py.
+always) by number of envs, medians of interleaved rounds. In a process of `train.py`, whose idle threads sleep soon, and
+in one that had imported torch before us, as notebooks do, whose idle threads spin. See gpusim_rl/torch_threads.py.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 ROUNDS = 7
-WORLDS = (256, 1024, 4096)
+NUM_ENVS = (256, 1024, 4096)
 
 
 def measure(num_envs: int) -> dict[str, Any]:
@@ -52,9 +52,9 @@ def measure(num_envs: int) -> dict[str, Any]:
 def in_process(*, torch_first: bool) -> list[dict[str, Any]]:
     """The measurements of a process of its own."""
     first = "import torch" if torch_first else "from gpusim_rl.hardware import limit_openmp_spin; limit_openmp_spin()"
-    code = f"{first}\nimport json, rollout_threads\nfor n in {WORLDS}: print(json.dumps(rollout_threads.measure(n)))"
+    code = f"{first}\nimport json, rollout_threads\nfor n in {NUM_ENVS}: print(json.dumps(rollout_threads.measure(n)))"
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("GOMP_", "OMP_"))}
-    environment["PYTHONPATH"] = str(Path(__file__).parent)
+    environment["PYTHONPATH"] = os.pathsep.join(map(str, Path(__file__).resolve().parents[:2]))
     done = subprocess.run([sys.executable, "-c", code], env=environment, check=True, text=True, stdout=subprocess.PIPE)
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
 
@@ -77,4 +77,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the checkout, installed or not
     main()

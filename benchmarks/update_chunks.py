@@ -3,13 +3,15 @@
     python benchmarks/update_chunks.py
 
 Seconds of one whole update of Ant (4096 envs, 16 steps, 2 of its epochs) by samples per chunk, with a thread for each
-chunk and with all threads in each operation. 32768 samples are a whole minibatch. All take turns; medians.
+chunk and with all threads in each operation. 32768 samples are a whole minibatch. Medians of
+interleaved rounds.
 """
 
 from __future__ import annotations
 
 import json
 import statistics
+import sys
 import time
 from pathlib import Path
 
@@ -55,4 +57,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the checkout, installed or not
     main()

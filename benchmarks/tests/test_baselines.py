@@ -9,42 +9,42 @@ from typing import Any
 
 import pytest
 import torch
-from throughput.baselines import CLIENTS, Client, make_client
 from torch.distributions import Distribution
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from gpusim_rl.api import make_env, prepare
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.learn.networks import ActorCritic
-from gpusim_rl.run import clients
 from gpusim_rl.sim.warp import start_warp
 from gpusim_rl.testing.sync_counter import SyncCounter
 from helpers.training import SMALL_PPO, Faulty, FaultyConfig, merged
+from throughput import baselines
+from throughput.baselines import BASELINES, Baseline, make_baseline
 
 CPU = torch.device("cpu")
-every_client = pytest.mark.parametrize("name", CLIENTS)
+every_baseline = pytest.mark.parametrize("name", BASELINES)
 
 
 def build(name: str, task: Any = "Cartpole", config: Any = None, *, mode: str = "same", bf16: bool = False, **ppo: Any):
-    """A client of 8 envs with a small network, its environment and its settings."""
+    """A baseline of 8 envs with a small network, its environment and its settings."""
     settings = {"num_envs": 8, "device": "cpu", "ppo": merged(SMALL_PPO, ppo)}
     run, *_ = prepare(task, config, **settings)
     env = make_env(task, config, **settings)
-    return make_client(name, env, run, device=CPU, mode=mode, bf16=bf16), env, run
+    return make_baseline(name, env, run, device=CPU, mode=mode, bf16=bf16), env, run
 
 
-def parameters(client: Any) -> list[torch.Tensor]:
+def parameters(baseline: Any) -> list[torch.Tensor]:
     """All that the library's optimiser trains."""
     optimizer = {
-        "rsl_rl": lambda: client._runner.alg.optimizer,
-        "skrl": lambda: client._agent.optimizer,
-        "rl_games": lambda: client._agent.optimizer,
-        "sb3": lambda: client._model.policy.optimizer,
-    }[client.name]()
+        "rsl_rl": lambda: baseline._runner.alg.optimizer,
+        "skrl": lambda: baseline._agent.optimizer,
+        "rl_games": lambda: baseline._agent.optimizer,
+        "sb3": lambda: baseline._model.policy.optimizer,
+    }[baseline.name]()
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
-def watch(client: Client) -> list[str]:
+def watch(baseline: Baseline) -> list[str]:
     """The phases from now on: `+update`, `-update`."""
     seen: list[str] = []
 
@@ -54,17 +54,17 @@ def watch(client: Client) -> list[str]:
         yield
         seen.append(f"-{phase}")
 
-    client.observe(around)
+    baseline.observe(around)
     return seen
 
 
-@every_client
+@every_baseline
 def test_an_iteration_is_a_rollout_and_an_update(name, monkeypatch, tmp_path, capfd):
     monkeypatch.chdir(tmp_path)
     start_warp(torch.device("cpu"))  # skrl would, aloud, if another test has imported Warp
-    client, env, run = build(name)
-    seen, steps = watch(client), 0
-    before = [parameter.detach().clone() for parameter in parameters(client)]
+    baseline, env, run = build(name)
+    seen, steps = watch(baseline), 0
+    before = [parameter.detach().clone() for parameter in parameters(baseline)]
     step = env.step
 
     def counted(action: torch.Tensor):
@@ -74,108 +74,108 @@ def test_an_iteration_is_a_rollout_and_an_update(name, monkeypatch, tmp_path, ca
 
     env.step = counted
     for iteration in (1, 2):
-        client.iterate()
+        baseline.iterate()
         assert seen == ["+rollout", "-rollout", "+update", "-update"] * iteration
         assert steps == iteration * run.ppo.horizon
-        after = [parameter.detach().clone() for parameter in parameters(client)]
+        after = [parameter.detach().clone() for parameter in parameters(baseline)]
         assert all(value.isfinite().all() for value in after)
         assert sum(not torch.equal(*pair) for pair in zip(before, after, strict=True)) > len(after) // 2
         before = after
-    assert client.env_steps_per_iteration == 8 * run.ppo.horizon
-    client.close()
+    assert baseline.env_steps_per_iteration == 8 * run.ppo.horizon
+    baseline.close()
     assert list(tmp_path.iterdir()) == [], "nothing in the user's folder"
     assert capfd.readouterr() == ("", "")
 
 
-@every_client
+@every_baseline
 def test_settings_are_plain_and_name_the_library(name):
-    client, _, _ = build(name, minibatch_size=16)
-    assert client.name == name and client.mode == "same" and client.version[0].isdigit()
-    settings = json.loads(json.dumps(client.settings))
+    baseline, _, _ = build(name, minibatch_size=16)
+    assert baseline.name == name and baseline.mode == "same" and baseline.version[0].isdigit()
+    settings = json.loads(json.dumps(baseline.settings))
     assert settings["minibatches"] == 4 and settings["epochs"] == 2 and settings["hidden"] == [16, 16]
     assert settings["precision"] == "fp32" and settings["compile"] == "no" and settings["device"] == "cpu"
 
 
-@every_client
+@every_baseline
 @pytest.mark.parametrize("separate", [False, True])
 def test_the_networks_are_ours(name, separate):
-    client, env, run = build(name, network={"separate": separate})
-    trunk = client.settings["trunk"]
+    baseline, env, run = build(name, network={"separate": separate})
+    trunk = baseline.settings["trunk"]
     assert trunk == ("separate" if separate or name == "rsl_rl" else "shared")
     if trunk == "separate" and not separate:
         return  # rsl_rl cannot share
     ours = ActorCritic(env.obs_sizes, env.num_actions, run.ppo)
     count = sum(parameter.numel() for parameter in ours.parameters())
-    assert sum(parameter.numel() for parameter in parameters(client)) == count
+    assert sum(parameter.numel() for parameter in parameters(baseline)) == count
 
 
-@every_client
+@every_baseline
 def test_the_optimiser_makes_as_many_steps_as_ours(name):
-    client, _, _ = build(name, minibatch_size=16, epochs=3)
-    client.iterate()
+    baseline, _, _ = build(name, minibatch_size=16, epochs=3)
+    baseline.iterate()
     optimizer: Any = {"rsl_rl": "_runner.alg.optimizer", "sb3": "_model.policy.optimizer"}.get(name, "_agent.optimizer")
-    node: Any = client
+    node: Any = baseline
     for attribute in optimizer.split("."):
         node = getattr(node, attribute)
     assert {int(state["step"]) for state in node.state.values()} == {3 * 4}
 
 
-@every_client
+@every_baseline
 def test_a_critic_with_observations_of_its_own(name):
-    client, _, _ = build(name, Faulty, FaultyConfig(critic=True))
-    client.iterate()
-    client.iterate()
+    baseline, _, _ = build(name, Faulty, FaultyConfig(critic=True))
+    baseline.iterate()
+    baseline.iterate()
     expected = "shared" if name == "sb3" else "separate"  # SB3 has no such critic
-    assert client.settings["trunk"] == expected
+    assert baseline.settings["trunk"] == expected
 
 
-@every_client
+@every_baseline
 def test_bf16_where_the_library_has_it(name):
-    client, _, _ = build(name, bf16=True)
-    client.iterate()
-    assert client.settings["precision"].startswith({"rsl_rl": "bf16", "skrl": "bf16"}.get(name, "fp32"))
-    assert all(parameter.isfinite().all() for parameter in parameters(client))
+    baseline, _, _ = build(name, bf16=True)
+    baseline.iterate()
+    assert baseline.settings["precision"].startswith({"rsl_rl": "bf16", "skrl": "bf16"}.get(name, "fp32"))
+    assert all(parameter.isfinite().all() for parameter in parameters(baseline))
 
 
 @pytest.mark.slow
-@every_client
+@every_baseline
 def test_the_fastest_mode_runs(name):
-    client, _, _ = build(name, mode="fastest")
-    seen = watch(client)
-    client.iterate()
-    client.iterate()
+    baseline, _, _ = build(name, mode="fastest")
+    seen = watch(baseline)
+    baseline.iterate()
+    baseline.iterate()
     assert seen == ["+rollout", "-rollout", "+update", "-update"] * 2
-    assert client.settings["compile"] == ("default" if name in ("rsl_rl", "rl_games") else "no")
+    assert baseline.settings["compile"] == ("default" if name in ("rsl_rl", "rl_games") else "no")
 
 
-@every_client
+@every_baseline
 @pytest.mark.parametrize("mode", ["same", "fastest"])
 def test_the_fastest_mode_writes_no_log_where_it_can_be_left_out(name, mode, monkeypatch):
-    monkeypatch.setattr(clients, "has_compiler", lambda: False)
-    client, _, _ = build(name, mode=mode)
-    client.iterate()
-    client.iterate()
-    files = list(Path(client._folder.name).rglob("*tfevents*"))  # type: ignore[attr-defined]
+    monkeypatch.setattr(baselines, "has_compiler", lambda: False)
+    baseline, _, _ = build(name, mode=mode)
+    baseline.iterate()
+    baseline.iterate()
+    files = list(Path(baseline._folder.name).rglob("*tfevents*"))  # type: ignore[attr-defined]
     expected = {"sb3": "in memory" if mode == "same" else "none"}.get(name, "TensorBoard")
     if mode == "fastest" and name in ("rsl_rl", "skrl"):
         expected = "none"
-    assert client.settings["log"] == expected
+    assert baseline.settings["log"] == expected
     assert bool(files) == (expected == "TensorBoard")
-    client.close()
+    baseline.close()
 
 
-@every_client
+@every_baseline
 @pytest.mark.parametrize("mode", ["same", "fastest"])
 def test_on_the_cpu_fp32_is_what_the_library_makes_it(name, mode, monkeypatch):
-    monkeypatch.setattr(clients, "has_compiler", lambda: False)
-    client, _, _ = build(name, mode=mode)
-    assert client.settings["matmul_precision"] == ("high" if name == "rl_games" else "highest")
+    monkeypatch.setattr(baselines, "has_compiler", lambda: False)
+    baseline, _, _ = build(name, mode=mode)
+    assert baseline.settings["matmul_precision"] == ("high" if name == "rl_games" else "highest")
 
 
-@every_client
+@every_baseline
 def test_syncs_of_a_phase_can_be_counted(name):
-    client, _, _ = build(name)
-    client.iterate()
+    baseline, _, _ = build(name)
+    baseline.iterate()
     counts: dict[str, int] = {}
 
     @contextmanager
@@ -184,37 +184,37 @@ def test_syncs_of_a_phase_can_be_counted(name):
             yield
         counts[phase] = syncs.total
 
-    client.observe(around)
-    client.iterate()
+    baseline.observe(around)
+    baseline.iterate()
     assert counts["rollout"] > 0 and counts["update"] > 0
     assert _get_current_dispatch_mode() is None
 
 
-@every_client
+@every_baseline
 def test_switches_of_the_process_stay_as_they_were(name):
     before = (Distribution._validate_args, torch.get_float32_matmul_precision(), torch.get_num_threads())
-    client, _, _ = build(name)
-    client.iterate()
+    baseline, _, _ = build(name)
+    baseline.iterate()
     assert before == (Distribution._validate_args, torch.get_float32_matmul_precision(), torch.get_num_threads())
 
 
 def test_each_library_keeps_its_own_switches():
-    before = {name: build(name)[0]._process_settings for name in CLIENTS}
-    assert {name for name in CLIENTS if before[name].validate} == {"rl_games", "sb3"}
-    assert before == {name: build(name)[0]._process_settings for name in reversed(CLIENTS)}
+    before = {name: build(name)[0]._process_settings for name in BASELINES}
+    assert {name for name in BASELINES if before[name].validate} == {"rl_games", "sb3"}
+    assert before == {name: build(name)[0]._process_settings for name in reversed(BASELINES)}
 
 
-def test_clients_run_beside_each_other():
-    built = [build(name)[0] for name in CLIENTS]
+def test_baselines_run_beside_each_other():
+    built = [build(name)[0] for name in BASELINES]
     for _ in range(2):
-        for client in built:
-            client.iterate()
+        for baseline in built:
+            baseline.iterate()
 
 
 @pytest.mark.parametrize(
     ("name", "mode", "words"),
     [
-        ("rslrl", "same", "unknown client 'rslrl'. Did you mean 'rsl_rl'? Available: rsl_rl, skrl, rl_games, sb3"),
+        ("rslrl", "same", "unknown baseline 'rslrl'. Did you mean 'rsl_rl'? Available: rsl_rl, skrl, rl_games, sb3"),
         ("sb3", "fast", "unknown mode 'fast'. Did you mean 'fastest'? Available: same, fastest"),
     ],
 )
@@ -229,7 +229,7 @@ def test_a_library_that_is_not_installed_is_one_line(name, module, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, module, None)
     with pytest.raises(ConfigError) as error:
         build(name)
-    assert str(error.value) == f"client {name} needs {module}: pip install 'gpusim-rl[{name}]'"
+    assert str(error.value) == f"baseline {name} needs {module}: pip install 'gpusim-rl[{name}]'"
 
 
 def test_policies_that_only_ours_has_are_refused():
@@ -238,11 +238,11 @@ def test_policies_that_only_ours_has_are_refused():
 
 
 @pytest.mark.slow
-@every_client
+@every_baseline
 def test_it_learns(name):
     run, *_ = prepare("Cartpole", num_envs=128, device="cpu", ppo={"minibatch_size": 1024})
     env = make_env("Cartpole", num_envs=128, device="cpu")
-    client = make_client(name, env, run, device=CPU)
+    baseline = make_baseline(name, env, run, device=CPU)
     failures = []
     step = env.step
 
@@ -253,6 +253,6 @@ def test_it_learns(name):
 
     env.step = counted
     for _ in range(40):
-        client.iterate()
+        baseline.iterate()
     tenth = len(failures) // 10
     assert sum(failures[-tenth:]) < 0.5 * max(sum(failures[i : i + tenth]) for i in range(0, 5 * tenth, tenth))

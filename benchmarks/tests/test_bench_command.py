@@ -8,24 +8,25 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import psutil
 import pytest
 
+import bench
 from helpers.commands import ROOT, run_command
 
-pytest_plugins = ["helpers.tool_runs"]
-
+BENCH = ROOT / "benchmarks" / "bench.py"
 SMALL = ("task=Cartpole", "device=cpu", "ppo.horizon=4", "--rounds", "2", "--seconds", "0.01", "--warm-up", "1")
-HAS_PEER = importlib.util.find_spec("rsl_rl") is not None
+HAS_RSL_RL = importlib.util.find_spec("rsl_rl") is not None
 
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory):
     """Output, json and folder of one real bench."""
     folder = tmp_path_factory.mktemp("bench")
-    peers = ("--peers", "rsl_rl" if HAS_PEER else "none", "--modes", "same")
-    done = run_command(sys.executable, ROOT / "tools" / "bench.py", *SMALL, "num_envs=[8]", *peers, cwd=folder)
+    baselines = ("--baselines", "rsl_rl" if HAS_RSL_RL else "none", "--modes", "same")
+    done = run_command(sys.executable, BENCH, *SMALL, "num_envs=[8]", *baselines, cwd=folder)
     return done, json.loads((folder / "benchmarks" / "Cartpole" / "bench.json").read_text()), folder
 
 
@@ -38,7 +39,7 @@ def test_one_command_leaves_json_page_and_picture(measured):
     assert (there / "bench.png").read_bytes().startswith(b"\x89PNG")
     page = (there / "bench.md").read_text()
     table = [line for line in done.stdout.splitlines() if line.startswith("|")]
-    assert len(table) == (9 if HAS_PEER else 7)
+    assert len(table) == (9 if HAS_RSL_RL else 7)
     assert all(line in page for line in table)
     assert result["command"].startswith("python benchmarks/bench.py task=Cartpole ")
     assert str(folder) not in page + json.dumps(result)
@@ -46,11 +47,11 @@ def test_one_command_leaves_json_page_and_picture(measured):
 
 def test_json_tells_what_was_measured(measured):
     _, result, _ = measured
-    assert result["schema"] == 2 and result["task"] == "Cartpole" and result["horizon"] == 4
+    assert result["schema"] == 3 and result["task"] == "Cartpole" and result["horizon"] == 4
     assert result["git"] is None or set(result["git"]) == {"sha", "dirty"}
     assert result["environment"]["versions"]["torch"] and result["environment"]["cpu"]["available"]
     [part] = result["env_counts"]
-    rows = {row["name"]: row for row in part["contestants"]}
+    rows = {row["name"]: row for row in part["cases"]}
     assert list(rows)[:5] == [
         "bare physics, persistent=false",
         "bare physics, persistent=true",
@@ -68,7 +69,7 @@ def test_json_tells_what_was_measured(measured):
     assert set(rows["+ policy"]["phases"]) == {"simulate", "policy", "other"}
     assert result["training_over_physics"] == part["training_over_physics"] > 0
     for name, row in rows.items():
-        if row["kind"] in ("policy", "training", "peer"):
+        if row["kind"] in ("policy", "training", "baseline"):
             rounds = zip(row["trainer_us_rounds"], row["rounds"], strict=True)
             assert all(0.0 < own < 1e6 / speed for own, speed in rounds), name
         else:
@@ -81,42 +82,43 @@ def test_json_tells_what_was_measured(measured):
 
 def test_all_have_the_same_process(measured):
     _, result, _ = measured
-    rows = {row["name"]: row["settings"] for row in result["env_counts"][0]["contestants"]}
+    rows = {row["name"]: row["settings"] for row in result["env_counts"][0]["cases"]}
     keys = ("openmp_spins", "threads", "physics_threads")
     processes = {name: [settings.get(key) for key in keys] for name, settings in rows.items()}
     assert set(map(tuple, processes.values())) == {tuple(processes["+ training"])}, processes
     assert None not in processes["+ training"]
 
 
-@pytest.mark.skipif(not HAS_PEER, reason="rsl_rl is not installed")
-def test_a_peer_is_compared_to_equal_work(measured):
+@pytest.mark.skipif(not HAS_RSL_RL, reason="rsl_rl is not installed")
+def test_a_baseline_is_compared_to_equal_work(measured):
     _, result, _ = measured
-    rows = {row["name"]: row for row in result["env_counts"][0]["contestants"]}
-    peer = rows["rsl_rl, same"]
-    assert peer["settings"]["trunk"] == rows["+ training, separate trunks"]["settings"]["trunk"] == "separate"
-    assert peer["ours"] == "+ training, separate trunks" and peer["ours_over_this"]["median"] > 0
-    assert peer["settings"]["precision"].startswith(result["precision"])
-    assert result["env_counts"][0]["fastest_peer"] == "rsl_rl, same"
-    assert result["training_over_fastest_peer"] == peer["ours_over_this"]["median"]
-    assert result["peer_trainer_us_over_ours"] == peer["trainer_us_over_ours"]["median"] > 0
-    assert result["env_counts"][0]["leanest_peer"] == "rsl_rl, same"
+    rows = {row["name"]: row for row in result["env_counts"][0]["cases"]}
+    baseline = rows["rsl_rl, same"]
+    assert baseline["settings"]["trunk"] == rows["+ training, separate trunks"]["settings"]["trunk"] == "separate"
+    assert baseline["ours"] == "+ training, separate trunks" and baseline["ours_over_this"]["median"] > 0
+    assert baseline["settings"]["precision"].startswith(result["precision"])
+    assert result["env_counts"][0]["fastest_baseline"] == "rsl_rl, same"
+    assert result["training_over_fastest_baseline"] == baseline["ours_over_this"]["median"]
+    assert result["baseline_trainer_us_over_ours"] == baseline["trainer_us_over_ours"]["median"] > 0
+    assert result["env_counts"][0]["leanest_baseline"] == "rsl_rl, same"
 
 
-# The real command, with contestants that cost nothing.
+# The real command, with cases that cost nothing.
 DRIVER = """
-import importlib.util, sys
-tool, actor, *arguments = sys.argv[1:]
+import importlib.util, os, sys
+tool, fake, *arguments = sys.argv[1:]
+sys.path[0] = os.path.dirname(tool)
 spec = importlib.util.spec_from_file_location("bench_tool", tool)
 module = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(module)
-module.own_command = lambda: [sys.executable, actor]
+module.worker_command = lambda: [sys.executable, fake]
 sys.exit(module.main(arguments))
 """
 
 
 def test_an_interrupted_bench_keeps_what_it_has_and_leaves_no_process(tmp_path):
-    arguments = ["task=Cartpole", "num_envs=[4,8]", "--rounds", "1000000", "--peers", "none"]
-    command = [sys.executable, "-c", DRIVER, ROOT / "tools" / "bench.py", ROOT / "tests" / "bench_actor.py", *arguments]
+    arguments = ["task=Cartpole", "num_envs=[4,8]", "--rounds", "1000000", "--baselines", "none"]
+    command = [sys.executable, "-c", DRIVER, BENCH, Path(__file__).with_name("fake_worker.py"), *arguments]
     with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL) as running:
         file = tmp_path / "benchmarks" / "Cartpole" / "bench.json"
         for _ in range(1200):
@@ -132,7 +134,7 @@ def test_an_interrupted_bench_keeps_what_it_has_and_leaves_no_process(tmp_path):
     result = json.loads(file.read_text())
     assert result["training_over_physics"] == 1.0
     assert [part["num_envs"] for part in result["env_counts"]] == [4]
-    assert set(result["env_counts"][0]["contestants"][4]["rounds"]) == {200.0}
+    assert set(result["env_counts"][0]["cases"][4]["rounds"]) == {200.0}
 
 
 @pytest.mark.parametrize(
@@ -140,40 +142,39 @@ def test_an_interrupted_bench_keeps_what_it_has_and_leaves_no_process(tmp_path):
     [
         (["num_envs=many"], "num_envs must be a positive int or a list of them, got many"),
         (["num_envs=[8,0]"], "num_envs must be a positive int or a list of them, got [8,0]"),
-        (["task=Antt", "--peers", "none"], "unknown task 'Antt'. Did you mean 'Ant'?"),
-        (["task.max_forse=1", "--peers", "none"], "Did you mean"),
-        (["--peers", "rsl"], "unknown peer 'rsl'. Did you mean 'rsl_rl'?"),
-        (["--peers", "none", "--modes", "slow"], "--modes must be of same, fastest, got slow"),
+        (["task=Antt", "--baselines", "none"], "unknown task 'Antt'. Did you mean 'Ant'?"),
+        (["task.max_forse=1", "--baselines", "none"], "Did you mean"),
+        (["--baselines", "rsl"], "unknown baseline 'rsl'. Did you mean 'rsl_rl'?"),
+        (["--baselines", "none", "--modes", "slow"], "--modes must be of same, fastest, got slow"),
         (["--rounds", "0"], "--rounds, --seconds and --warm-up must be positive"),
         (["--gymnasium", "task=Ant"], "--gymnasium measures Ant-v5 and takes only num_envs=, got task=Ant"),
     ],
 )
-def test_bad_input_is_one_line(load_tool, capsys, arguments, line):
+def test_bad_input_is_one_line(capsys, arguments, line):
     with pytest.raises(SystemExit) as stopped:
-        load_tool("bench").main(arguments)
+        bench.main(arguments)
     errors = capsys.readouterr().err
     assert stopped.value.code == 2
     assert errors.startswith("error: ") and errors.count("\n") == 1
     assert line in errors
 
 
-def test_num_envs_may_be_a_list(load_tool):
-    env_counts = load_tool("bench").env_counts
+def test_num_envs_may_be_a_list():
+    env_counts = bench.env_counts
     assert env_counts(["task=Ant", "num_envs=[256,1024]", "seed=1"]) == ([256, 1024], ["task=Ant", "seed=1"])
     assert env_counts(["num_envs=256,1024,256"]) == ([256, 1024], [])
     assert env_counts(["num_envs=64"]) == ([64], [])
     assert env_counts([]) == ([], [])
 
 
-def test_without_matplotlib_there_is_one_line_and_no_picture(load_tool, monkeypatch, capsys, tmp_path):
+def test_without_matplotlib_there_is_one_line_and_no_picture(monkeypatch, capsys, tmp_path):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    assert load_tool("bench").draw({}, tmp_path / "bench.png") is False
+    assert bench.draw({}, tmp_path / "bench.png") is False
     assert capsys.readouterr().err == "the picture needs matplotlib.figure: pip install 'gpusim-rl[plot]'\n"
     assert not (tmp_path / "bench.png").exists()
 
 
-def test_peers_that_are_missing_are_named_with_the_command(load_tool, monkeypatch, capsys):
-    bench = load_tool("bench")
+def test_baselines_that_are_missing_are_named_with_the_command(monkeypatch, capsys):
     find_spec = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "skrl" else find_spec(name))
     bench.of_task(bench.parse(["task=Cartpole"]), ["task=Cartpole"], [8])

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from gpusim_rl.run import targets
+import gpu_targets
 
 COUNTS = (256, 1024, 4096, 16384, 65536)
 SIZES: dict[str, Any] = {"num_envs": 4096, "env_counts": COUNTS}
 
 
-def test_a_row_of_metrics_is_no_offence_and_all_else_is():
+def test_a_row_of_metrics_is_no_violation_and_all_else_is():
     def phase(to_device=0, to_host=(0, 0), syncs=0, wall_s=1.0, busy_s=0.9, occupied_s=0.99):
         return {
             "to_device": {"count": bool(to_device), "bytes": to_device},
@@ -27,7 +27,7 @@ def test_a_row_of_metrics_is_no_offence_and_all_else_is():
     about = {"num_envs": 8, "sim": "mjwarp", "precision": "bf16", "violations": [], "log_rows": 2}
 
     def read(**phases):
-        return targets.read_audit({**about, "ours": {"iterations": 2, "method": "trace", "phases": phases}})
+        return gpu_targets.read_audit({**about, "ours": {"iterations": 2, "method": "trace", "phases": phases}})
 
     clean = {"rollout": phase(), "update": phase(), "log": phase(to_host=(2, 208), syncs=2, wall_s=0.0)}
     found = read(**clean)
@@ -58,13 +58,13 @@ GOOD: dict[str, Any] = {
     "tests": {"status": "ok", "passed": 40, "failed": 0, "skipped": 2},
     "bench": {
         "status": "ok",
-        "env_counts": [{"num_envs": num, "contestants": [BARE], **OVER} for num in COUNTS],
+        "env_counts": [{"num_envs": num, "cases": [BARE], **OVER} for num in COUNTS],
     },
 }
 
 
 def judge(parts, *, on_cuda=True, full=True, **options) -> dict[str, Any]:
-    found = targets.verdicts(parts, **SIZES, on_cuda=on_cuda, full=full, **options)
+    found = gpu_targets.check_targets(parts, **SIZES, on_cuda=on_cuda, full=full, **options)
     return {each["name"]: each["ok"] for each in found}
 
 
@@ -114,7 +114,7 @@ def test_all_targets_met():
             "bench",
             {
                 "env_counts": [
-                    each | {"contestants": [{"kind": "physics", "settings": {"graph": "off (the rollout cannot be)"}}]}
+                    each | {"cases": [{"kind": "physics", "settings": {"graph": "off (the rollout cannot be)"}}]}
                     for each in GOOD["bench"]["env_counts"]
                 ]
             },
@@ -129,9 +129,11 @@ def test_what_misses_a_target(part, values, missed):
 
 
 def test_an_aim_is_no_failure_and_a_part_that_is_missing_is():
-    found = targets.verdicts(changed("learn", seconds_from_first_iteration=15.0), **SIZES, on_cuda=True, full=True)
+    found = gpu_targets.check_targets(
+        changed("learn", seconds_from_first_iteration=15.0), **SIZES, on_cuda=True, full=True
+    )
     assert [each["name"] for each in found if each["ok"] is False and not each["aim"]] == []
-    lines = targets.describe({"verdicts": found, "parts": {}})
+    lines = gpu_targets.describe({"results": found, "parts": {}})
     assert "not yet Ant's return 3000 [s], aim: 15, target <= 10  (14.0 s from the start of the process)" in lines
     assert not any(line.startswith("MISSED") for line in lines)
 
@@ -139,11 +141,11 @@ def test_an_aim_is_no_failure_and_a_part_that_is_missing_is():
     assert judge(without)["GPU tests passed"] is False
     assert "GPU tests passed" not in judge(without, asked=("audit", "learn", "bench"))
     failed = GOOD | {"audit": {"status": "failed", "error": "it crashed"}}
-    [first, *_] = targets.verdicts(failed, **SIZES, on_cuda=True, full=True)
+    [first, *_] = gpu_targets.check_targets(failed, **SIZES, on_cuda=True, full=True)
     assert (first["ok"], first["value"], first["note"]) == (False, None, "it crashed")
 
 
-def test_small_sizes_are_held_against_what_does_not_depend_on_size():
+def test_small_sizes_are_compared_with_what_does_not_depend_on_size():
     found = judge(GOOD, full=False)
     assert {name for name, ok in found.items() if ok is None} == {
         "device busy",

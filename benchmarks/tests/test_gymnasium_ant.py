@@ -6,11 +6,11 @@ import mujoco
 import numpy as np
 import pytest
 import torch
-from throughput.gymnasium_ant import ANT_V5, GymnasiumAnt
 
 from gpusim_rl.config import SimConfig
 from gpusim_rl.env import VecEnv
 from gpusim_rl.sim import choose_sim
+from throughput.gymnasium_ant import ANT_V5, GymnasiumAnt
 
 pytest.importorskip("imageio", reason="gymnasium[mujoco]")
 ant_v5 = pytest.importorskip("gymnasium.envs.mujoco.ant_v5")
@@ -57,46 +57,46 @@ def test_the_model_is_gymnasiums():
 
 @pytest.mark.parametrize("reference", [AtTheEndOfAStep, ant_v5.AntEnv])
 def test_every_step_is_gymnasiums(reference):
-    worlds, steps = 8, 20
-    env = make_env(worlds)
+    num_envs, steps = 8, 20
+    env = make_env(num_envs)
     generator = torch.Generator().manual_seed(1)
-    actions = 2.4 * torch.rand(steps, worlds, 8, generator=generator) - 1.2  # some are clipped
+    actions = 2.4 * torch.rand(steps, num_envs, 8, generator=generator) - 1.2  # some are clipped
     theirs = []
-    for world in range(worlds):
+    for i in range(num_envs):
         gym = reference()
         gym.model.jnt_range[:] = gym.model.jnt_range.astype(np.float32)  # as `sim/mujoco.py` does; 3e-8 rad
         gym.reset()
-        gym.set_state(env.sim.qpos[world].double().numpy(), env.sim.qvel[world].double().numpy())
+        gym.set_state(env.sim.qpos[i].double().numpy(), env.sim.qvel[i].double().numpy())
         theirs.append(gym)
-    alive = torch.ones(worlds, dtype=torch.bool)
+    alive = torch.ones(num_envs, dtype=torch.bool)
     touched = 0
     for action in actions:
         step = env.step(action)
-        for world in alive.nonzero().flatten().tolist():
-            obs, reward, terminated, _, parts = theirs[world].step(action[world].clamp(-1, 1).numpy())
-            final = step.final_obs["policy"][world].numpy()
+        for i in alive.nonzero().flatten().tolist():
+            obs, reward, terminated, _, parts = theirs[i].step(action[i].clamp(-1, 1).numpy())
+            final = step.final_obs["policy"][i].numpy()
             np.testing.assert_allclose(final[:STATE], obs[:STATE], rtol=1e-5, atol=1e-5)
-            terms = {name: float(term[world]) for name, term in step.terms.items()}
+            terms = {name: float(term[i]) for name, term in step.terms.items()}
             assert terms["survive"] == parts["reward_survive"]
             assert terms["control"] == pytest.approx(parts["reward_ctrl"], abs=1e-5)
-            assert bool(step.terminated[world]) == terminated
+            assert bool(step.terminated[i]) == terminated
             if reference is AtTheEndOfAStep:
                 np.testing.assert_allclose(final, obs, rtol=1e-5, atol=1e-5)
-                assert float(step.reward[world]) == pytest.approx(reward, abs=1e-5)
+                assert float(step.reward[i]) == pytest.approx(reward, abs=1e-5)
                 touched += int((obs[STATE:] != 0).any())
         alive &= ~step.done
     assert reference is ant_v5.AntEnv or touched > 20
 
 
 def test_random_actions_end_episodes_as_often():
-    worlds, steps = 64, 100
-    env = make_env(worlds)
+    num_envs, steps = 64, 100
+    env = make_env(num_envs)
     gym = ant_v5.AntEnv()
     random = np.random.default_rng(0)
     ours = theirs = 0
     for _ in range(steps):
-        ours += int(env.step(2 * torch.rand(worlds, 8) - 1).terminated.sum())
-    for seed in range(worlds):
+        ours += int(env.step(2 * torch.rand(num_envs, 8) - 1).terminated.sum())
+    for seed in range(num_envs):
         gym.reset(seed=seed)
         for _ in range(steps):
             if gym.step(random.uniform(-1, 1, 8))[2]:

@@ -1,4 +1,4 @@
-"""Contestants take turns in processes of their own; one that dies is a row with its error; ratios are within rounds."""
+"""Cases are measured in interleaved rounds; one that dies is a result with its error; ratios are within rounds."""
 
 from __future__ import annotations
 
@@ -6,39 +6,37 @@ import importlib.util
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from throughput.harness import SEPARATE, TRAINING, TRAINING_FASTEST, Contestant, Turns
 
 from gpusim_rl.api import scratch_training
 from gpusim_rl.errors import ConfigError
-from gpusim_rl.run import bench, contestants
 from gpusim_rl.run.cuda_graph import WARM_UP, GraphChoice, Graphs
-from helpers.commands import ROOT
+from throughput import baselines, harness, worker
+from throughput.harness import SEPARATE, TRAINING, TRAINING_FASTEST, Case, Rounds
 
-ACTOR = [sys.executable, str(ROOT / "tests" / "bench_actor.py")]
+FAKE_WORKER = [sys.executable, str(Path(__file__).with_name("fake_worker.py"))]
 
 
 @pytest.fixture
 def measure(tmp_path):
-    """All that `bench.measure` yields for contestants with these specs."""
+    """All that `harness.measure` yields for cases with these specs."""
 
-    def run(*specs: dict[str, Any], rounds: int = 3) -> list[list[bench.Row]]:
-        cast = [
-            Contestant(spec.get("name", spec["kind"]), {"diary": str(tmp_path / "diary"), **spec}) for spec in specs
-        ]
-        turns = Turns(rounds=rounds, seconds=1.0, warm_up=1)
+    def run(*specs: dict[str, Any], rounds: int = 3) -> list[list[harness.Result]]:
+        cases = [Case(spec.get("name", spec["kind"]), {"diary": str(tmp_path / "diary"), **spec}) for spec in specs]
+        schedule = Rounds(number=rounds, seconds=1.0, warm_up=1)
         said: list[str] = []
-        found = list(bench.measure(cast, turns, command=ACTOR, environment=os.environ, say=said.append))
-        assert said[0] == f"starting {cast[0].name}" and said[-1] == f"round {rounds} of {rounds}"
+        found = list(harness.measure(cases, schedule, command=FAKE_WORKER, environment=os.environ, say=said.append))
+        assert said[0] == f"starting {cases[0].name}" and said[-1] == f"round {rounds} of {rounds}"
         return found
 
     return run
 
 
-def by_name(rows: Sequence[bench.Row]) -> dict[str, bench.Row]:
+def by_name(rows: Sequence[harness.Result]) -> dict[str, harness.Result]:
     return {row["name"]: row for row in rows}
 
 
@@ -50,7 +48,7 @@ def alive(pid: int) -> bool:
     return True
 
 
-def test_turns_rotate_and_rows_come_after_every_round(measure, tmp_path):
+def test_rounds_rotate_and_results_come_after_every_round(measure, tmp_path):
     found = measure({"kind": "physics"}, {"kind": "env"}, {"kind": "policy"})
     warm_up, rounds = "physics env policy ", "physics env policy env policy physics policy physics env "
     assert (tmp_path / "diary").read_text() == warm_up + rounds
@@ -64,14 +62,14 @@ def test_turns_rotate_and_rows_come_after_every_round(measure, tmp_path):
     assert not any(alive(row["settings"]["pid"]) for row in found[-1])
 
 
-def test_a_contestant_that_dies_is_a_row_with_its_error(measure):
+def test_a_case_that_dies_is_a_result_with_its_error(measure):
     rows = by_name(
         measure(
             {"kind": "physics"},
-            {"kind": "peer", "name": "never starts", "plan": {"start": "ConfigError: not for this task"}},
-            {"kind": "peer", "name": "raises", "plan": {"raise_at": 3}},
-            {"kind": "peer", "name": "is killed", "plan": {"kill_at": 2}},
-            {"kind": "peer", "name": "says so", "plan": {"speak_at": 4}},
+            {"kind": "baseline", "name": "never starts", "plan": {"start": "ConfigError: not for this task"}},
+            {"kind": "baseline", "name": "raises", "plan": {"raise_at": 3}},
+            {"kind": "baseline", "name": "is killed", "plan": {"kill_at": 2}},
+            {"kind": "baseline", "name": "says so", "plan": {"speak_at": 4}},
         )[-1]
     )
     assert rows["physics"]["error"] is None
@@ -90,18 +88,18 @@ def test_a_contestant_that_dies_is_a_row_with_its_error(measure):
 
 
 def test_an_interrupted_measurement_leaves_no_process():
-    cast = [Contestant(kind, {"kind": kind}) for kind in ("physics", "env")]
-    running = bench.measure(cast, Turns(), command=ACTOR, environment=os.environ, say=lambda text: None)
+    cases = [Case(kind, {"kind": kind}) for kind in ("physics", "env")]
+    running = harness.measure(cases, Rounds(), command=FAKE_WORKER, environment=os.environ, say=lambda text: None)
     pids = [row["settings"]["pid"] for row in next(running)]
     assert all(alive(pid) for pid in pids)
     running.close()
     assert not any(alive(pid) for pid in pids)
 
 
-def test_ours_does_the_work_of_a_peer_that_cannot_share_the_trunk(measure):
+def test_ours_does_the_work_of_a_baseline_that_cannot_share_the_trunk(measure):
     training = {"kind": "training", "name": TRAINING, "trunk": "shared", "overrides": ["task=Ant"]}
-    shared = {"kind": "peer", "name": "shares", "trunk": "shared", "steps": 50}
-    separate = {"kind": "peer", "name": "cannot", "trunk": "separate", "steps": 25}
+    shared = {"kind": "baseline", "name": "shares", "trunk": "shared", "steps": 50}
+    separate = {"kind": "baseline", "name": "cannot", "trunk": "separate", "steps": 25}
     rows = measure({"kind": "physics", "steps": 400}, training, shared, separate)[-1]
     names = [row["name"] for row in rows]
     assert names == ["physics", TRAINING, TRAINING + SEPARATE, "shares", "cannot"]
@@ -114,7 +112,7 @@ def test_ours_does_the_work_of_a_peer_that_cannot_share_the_trunk(measure):
 
 
 @pytest.mark.parametrize(
-    ("peers", "modes", "compiler", "compiled"),
+    ("asked", "modes", "compiler", "compiled"),
     [
         (["skrl"], ["same", "fastest"], True, True),
         (["skrl"], ["same"], True, False),
@@ -122,23 +120,23 @@ def test_ours_does_the_work_of_a_peer_that_cannot_share_the_trunk(measure):
         ([], ["same", "fastest"], True, False),
     ],
 )
-def test_ours_is_compiled_beside_peers_in_their_fastest_mode(monkeypatch, peers, modes, compiler, compiled):
-    monkeypatch.setattr(bench, "has_compiler", lambda: compiler)
-    cast = bench.training_contestants(["task=Ant"], 64, on_mujoco=True, peers=peers, modes=modes)
-    found = {contestant.name: contestant.spec for contestant in cast}
+def test_ours_is_compiled_beside_baselines_in_their_fastest_mode(monkeypatch, asked, modes, compiler, compiled):
+    monkeypatch.setattr(harness, "has_compiler", lambda: compiler)
+    cases = harness.training_cases(["task=Ant"], 64, on_mujoco=True, baselines=asked, modes=modes)
+    found = {case.name: case.spec for case in cases}
     assert (TRAINING_FASTEST in found) == compiled
     assert not compiled or "ppo.compile=true" in found[TRAINING_FASTEST]["overrides"]
 
 
-def test_a_peer_in_its_fastest_mode_is_compared_to_ours_in_its_own(measure):
+def test_a_baseline_in_its_fastest_mode_is_compared_to_ours_in_its_own(measure):
     training = {"kind": "training", "name": TRAINING, "trunk": "shared", "overrides": ["task=Ant"], "mode": "same"}
     compiled = {**training, "name": TRAINING_FASTEST, "mode": "fastest", "steps": 200}
-    peers = [
-        {"kind": "peer", "name": f"{name}, {mode}", "trunk": trunk, "mode": mode, "steps": 50}
+    baselines = [
+        {"kind": "baseline", "name": f"{name}, {mode}", "trunk": trunk, "mode": mode, "steps": 50}
         for name, trunk in (("shares", "shared"), ("cannot", "separate"))
         for mode in ("same", "fastest")
     ]
-    found = by_name(measure(training, compiled, *peers)[-1])
+    found = by_name(measure(training, compiled, *baselines)[-1])
     assert [name for name in found if name.startswith("+")] == [
         TRAINING,
         TRAINING + SEPARATE,
@@ -149,43 +147,43 @@ def test_a_peer_in_its_fastest_mode_is_compared_to_ours_in_its_own(measure):
     assert list(compared.values()) == [TRAINING, TRAINING_FASTEST, TRAINING_FASTEST + SEPARATE]
     assert found["shares, fastest"]["ours_over_this"]["median"] == 4.0
     # where ours was not compiled there is but one to compare with
-    found = by_name(measure(training, peers[1])[-1])
+    found = by_name(measure(training, baselines[1])[-1])
     assert found["shares, fastest"]["ours"] == TRAINING
 
 
 def test_what_a_trainer_takes_outside_of_the_environment_is_compared_within_rounds(measure):
     training = {"kind": "training", "name": TRAINING, "trunk": "shared", "in_env": 0.4}
-    peer = {"kind": "peer", "name": "peer", "trunk": "shared", "in_env": 0.3, "plan": {"raise_at": 4}}
-    rows = by_name(measure({"kind": "physics"}, training, peer)[-1])
+    baseline = {"kind": "baseline", "name": "baseline", "trunk": "shared", "in_env": 0.3, "plan": {"raise_at": 4}}
+    rows = by_name(measure({"kind": "physics"}, training, baseline)[-1])
     assert rows["physics"]["trainer_us"] is None
     assert rows[TRAINING]["trainer_us_rounds"] == pytest.approx([1000.0] * 3)
     assert rows[TRAINING]["trainer_us"] == pytest.approx({"median": 1000.0, "min": 1000.0, "max": 1000.0})
-    assert rows["peer"]["trainer_us_rounds"] == [pytest.approx(2000.0)] * 2 + [None]
-    assert rows["peer"]["trainer_us_over_ours"] == pytest.approx({"median": 2.0, "min": 2.0, "max": 2.0})
+    assert rows["baseline"]["trainer_us_rounds"] == [pytest.approx(2000.0)] * 2 + [None]
+    assert rows["baseline"]["trainer_us_over_ours"] == pytest.approx({"median": 2.0, "min": 2.0, "max": 2.0})
     assert rows[TRAINING]["trainer_us_over_ours"] is None
 
 
 def row(
     name: str, kind: str, rounds: list[float | None], own: list[float | None] | None = None, **settings: Any
-) -> bench.Row:
+) -> harness.Result:
     own = own or [None] * len(rounds)
     return {
         "name": name,
         "kind": kind,
         "mode": "same",
-        "env_steps_per_s": bench.spread(rounds),
+        "env_steps_per_s": harness.spread(rounds),
         "rounds": rounds,
-        "trainer_us": bench.spread(own),
+        "trainer_us": harness.spread(own),
         "trainer_us_rounds": own,
         "phases": {"simulate": 0.6, "update": 0.396, "other": 0.004} if kind == "training" else None,
         "memory_bytes": {"resident": 1_234_000_000},
         "settings": settings,
-        "error": None if bench.spread(rounds) else "RuntimeError: gone",
+        "error": None if harness.spread(rounds) else "RuntimeError: gone",
     }
 
 
-def example() -> list[bench.Row]:
-    return bench.with_ratios(
+def example() -> list[harness.Result]:
+    return harness.with_ratios(
         [
             row("bare physics, persistent=false", "physics", [100.0, 200.0, 100.0]),
             row("bare physics, persistent=true", "physics", [90.0, 100.0, 90.0]),
@@ -193,9 +191,9 @@ def example() -> list[bench.Row]:
             row("+ policy", "policy", [70.0, 70.0, 70.0]),
             row(TRAINING, "training", [60.0, 100.0, 50.0], [4.0, 3.0, 5.0], trunk="shared", precision="bf16"),
             row(TRAINING + SEPARATE, "training", [40.0, 40.0, 40.0], [5.0, 5.0, 10.0], trunk="separate"),
-            row("rsl_rl, same", "peer", [20.0, 10.0, 40.0], [10.0, 20.0, 25.0], trunk="separate", precision="fp32"),
-            row("skrl, same", "peer", [25.0, 25.0, 25.0], [8.0, 9.0, 15.0], trunk="shared", precision="bf16"),
-            row("sb3, same", "peer", [None, None, None]),
+            row("rsl_rl, same", "baseline", [20.0, 10.0, 40.0], [10.0, 20.0, 25.0], trunk="separate", precision="fp32"),
+            row("skrl, same", "baseline", [25.0, 25.0, 25.0], [8.0, 9.0, 15.0], trunk="shared", precision="bf16"),
+            row("sb3, same", "baseline", [None, None, None]),
         ]
     )
 
@@ -207,30 +205,30 @@ def test_ratios_are_within_rounds_and_of_equal_work():
     assert found["rsl_rl, same"]["ours_over_this"] == {"median": 2.0, "min": 1.0, "max": 4.0}
     assert found["skrl, same"]["ours"] == TRAINING
     assert found["sb3, same"]["ours_over_this"] is None
-    summary = bench.summary(example())
+    summary = harness.summary(example())
     assert summary["bare_physics"] == "bare physics, persistent=false"
     assert summary["training_over_physics"] == 0.5
     assert summary["training_over_physics_range"] == [0.5, 0.6]
     assert summary["training_env_steps_per_s"] == 60.0
     assert summary["env_step_over_physics"] == 0.8
-    assert summary["fastest_peer"] == "rsl_rl, same"
-    assert summary["training_over_fastest_peer"] == 2.0
-    assert summary["training_over_fastest_peer_range"] == [1.0, 4.0]
+    assert summary["fastest_baseline"] == "rsl_rl, same"
+    assert summary["training_over_fastest_baseline"] == 2.0
+    assert summary["training_over_fastest_baseline_range"] == [1.0, 4.0]
     assert found["rsl_rl, same"]["trainer_us_over_ours"] == {"median": 2.5, "min": 2.0, "max": 4.0}
     assert summary["trainer_us"] == 4.0 and summary["trainer_us_range"] == [3.0, 5.0]
-    assert summary["leanest_peer"] == "rsl_rl, same"
-    assert summary["peer_trainer_us_over_ours"] == 2.5
-    assert summary["peer_trainer_us_over_ours_range"] == [2.0, 4.0]
+    assert summary["leanest_baseline"] == "rsl_rl, same"
+    assert summary["baseline_trainer_us_over_ours"] == 2.5
+    assert summary["baseline_trainer_us_over_ours_range"] == [2.0, 4.0]
 
 
 def test_where_graphs_hold_the_step_the_trainers_own_is_the_difference_to_it():
     graph = "whole rollout and whole update (auto: CUDA device)"
 
-    def ours(of_env: str) -> dict[str, bench.Row]:
+    def ours(of_env: str) -> dict[str, harness.Result]:
         training = row(TRAINING, "training", [200e3, 250e3], trunk="shared", graph=graph)
-        peer = row("skrl, same", "peer", [100e3, 100e3], [5.0, 6.0], trunk="shared")
-        rows = [row("env step", "env", [400e3, None], graph=of_env), training, peer]
-        return by_name(bench.with_ratios(rows))
+        baseline = row("skrl, same", "baseline", [100e3, 100e3], [5.0, 6.0], trunk="shared")
+        rows = [row("env step", "env", [400e3, None], graph=of_env), training, baseline]
+        return by_name(harness.with_ratios(rows))
 
     found = ours(graph)
     assert found[TRAINING]["trainer_us_rounds"] == [pytest.approx(2.5), None]
@@ -243,7 +241,7 @@ def test_where_graphs_hold_the_step_the_trainers_own_is_the_difference_to_it():
 
 
 def test_the_environment_is_compared_to_those_of_other_libraries():
-    rows = bench.with_ratios(
+    rows = harness.with_ratios(
         [
             row("env step", "env", [80.0, 60.0, 60.0]),
             row("EnvPool, sync", "envpool", [40.0, 40.0, 40.0]),
@@ -251,7 +249,7 @@ def test_the_environment_is_compared_to_those_of_other_libraries():
             row("Gymnasium, async", "gymnasium", [10.0, 10.0, 10.0]),
         ]
     )
-    summary = bench.summary(rows)
+    summary = harness.summary(rows)
     assert summary["fastest_envpool"] == "EnvPool, async"
     assert summary["env_step_over_envpool"] == 1.2
     assert summary["env_step_over_envpool_range"] == [1.2, 1.6]
@@ -260,7 +258,7 @@ def test_the_environment_is_compared_to_those_of_other_libraries():
 
 
 def test_nothing_measured_is_no_key():
-    assert bench.summary([row("+ training", "training", [None])]) == {}
+    assert harness.summary([row("+ training", "training", [None])]) == {}
 
 
 def test_markdown_is_a_table_for_each_env_count():
@@ -278,12 +276,12 @@ def test_markdown_is_a_table_for_each_env_count():
         },
         "task": "Ant",
         "sim": "mujoco on cpu",
-        "env_counts": [{"num_envs": 8, "contestants": example()}, {"num_envs": 16, "contestants": example()[:1]}],
+        "env_counts": [{"num_envs": 8, "cases": example()}, {"num_envs": 16, "cases": example()[:1]}],
     }
-    text = bench.markdown(result)
+    text = harness.markdown(result)
     assert "commit 0123456789 with local changes" in text
     assert "2 CPUs of EPYC, 25.3 GB, NVIDIA H200 (driver 600.1); mujoco on cpu; Python 3.11.7, torch 2.13.0" in text
-    assert text.count("\n| contestant ") == 2 and "\n## 8 envs\n" in text and "\n## 16 envs\n" in text
+    assert text.count("\n| case ") == 2 and "\n## 8 envs\n" in text and "\n## 16 envs\n" in text
     lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("| +")]
     assert lines[1] == ["+ training", "60", "50 to 100", "0.50", "", "4.00", "1,234 MB", "simulate 60 %, update 40 %"]
     assert "\n- compared to ours with separate trunks, as they have them: rsl_rl, same\n" in text
@@ -293,37 +291,37 @@ def test_markdown_is_a_table_for_each_env_count():
     assert len({len(line) for line in table[: len(example()) + 2]}) == 1  # padded
 
 
-def test_the_picture_has_a_line_for_each_contestant_that_was_measured():
+def test_the_picture_has_a_line_for_each_case_that_was_measured():
     figures = pytest.importorskip("matplotlib.figure")
-    parts = [{"num_envs": count, "contestants": example()} for count in (256, 1024)]
-    figure = bench.draw({"task": "Ant", "environment": {"cpu": {"available": 2}}, "env_counts": parts}, figures)
+    parts = [{"num_envs": count, "cases": example()} for count in (256, 1024)]
+    figure = harness.draw({"task": "Ant", "environment": {"cpu": {"available": 2}}, "env_counts": parts}, figures)
     labels = [text.get_text() for text in figure.legends[0].get_texts()]
     assert labels == [row["name"] for row in example() if row["env_steps_per_s"]]
 
 
-def test_peers_are_those_that_are_installed(monkeypatch):
+def test_baselines_are_those_that_are_installed(monkeypatch):
     there = {"rsl_rl", "stable_baselines3"}
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: name if name in there else None)
-    assert bench.choose_peers(None) == (["rsl_rl", "sb3"], ["skrl", "rl_games"])
-    assert bench.choose_peers([]) == ([], [])
-    assert bench.choose_peers(["sb3", "sb3"]) == (["sb3"], [])
+    assert baselines.choose_baselines("all") == (["rsl_rl", "sb3"], ["skrl", "rl_games"])
+    assert baselines.choose_baselines("none") == ([], [])
+    assert baselines.choose_baselines("sb3,sb3") == (["sb3"], [])
     with pytest.raises(ConfigError, match=r"not installed: skrl. Try pip install 'gpusim-rl\[skrl\]'"):
-        bench.choose_peers(["sb3", "skrl"])
-    with pytest.raises(ConfigError, match=r"unknown peer 'rslrl'. Did you mean 'rsl_rl'\?"):
-        bench.choose_peers(["rslrl"])
+        baselines.choose_baselines("sb3,skrl")
+    with pytest.raises(ConfigError, match=r"unknown baseline 'rslrl'. Did you mean 'rsl_rl'\?"):
+        baselines.choose_baselines("rslrl")
 
 
 def test_an_error_is_one_line():
-    assert contestants.one_line(ConfigError("sim=mujoco runs on the CPU only")) == (
+    assert worker.one_line(ConfigError("sim=mujoco runs on the CPU only")) == (
         "ConfigError: sim=mujoco runs on the CPU only"
     )
-    assert contestants.one_line(RuntimeError("first\nlast")) == "RuntimeError: first"
+    assert worker.one_line(RuntimeError("first\nlast")) == "RuntimeError: first"
 
 
 @pytest.mark.parametrize(("task", "trunk"), [("Cartpole", "shared"), ("Trifinger", "separate")])
 def test_a_critic_with_observations_of_its_own_has_a_trunk_of_its_own(task, trunk):
     overrides = [f"task={task}", "num_envs=2", "device=cpu", "ppo.horizon=2"]
-    with contestants._trainer(scratch_training(overrides), learns=False) as ours:
+    with worker._trainer(scratch_training(overrides), learns=False) as ours:
         assert ours.settings["trunk"] == trunk
 
 
@@ -333,7 +331,7 @@ def test_graphs_are_captured_before_anything_is_measured():
     def captured(mode: str) -> int:
         graphs = Graphs(GraphChoice(mode, "test"), torch.device("cpu"))
         done.clear()
-        contestants._capture(contestants.Contestant(lambda: done.append(1), 1, graphs=graphs))
+        worker._capture(worker.Workload(lambda: done.append(1), 1, graphs=graphs))
         return len(done)
 
     assert captured("rollout") > WARM_UP

@@ -1,4 +1,4 @@
-"""`benchmarks/bench.py learn` as a user runs it: real trainings that stop at a threshold or by their time, and go on."""
+"""`benchmarks/bench.py learn` as a user runs it: real trainings that stop at a threshold or in time, and continue."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ import time
 from pathlib import Path
 
 import pytest
+
+import bench
+from helpers.commands import ROOT, run_command
 from learning import Goal
 
-from helpers.commands import ROOT, run_command
-
-pytest_plugins = ["helpers.tool_runs"]
+BENCH = ROOT / "benchmarks" / "bench.py"
 
 GOALS = """\
 Cartpole:
@@ -31,26 +32,29 @@ Pendulum: {{threshold: 700}}
 def folder(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("learn")
     (folder / "benchmarks").mkdir()
-    (folder / "README.md").write_text("# Mine\n\n<!-- learn -->\nnothing yet\n<!-- /learn -->\n\nThe end.\n")
+    (folder / "docs").mkdir()
+    (folder / "docs" / "benchmarks.md").write_text(
+        "# Mine\n\n<!-- learn -->\nnothing yet\n<!-- /learn -->\n\nThe end.\n"
+    )
     return folder
 
 
 def learn(folder: Path, *arguments: str, threshold: float = 60.0, minutes: float = 1.0, check: bool = True):
     (folder / "benchmarks" / "learn.yaml").write_text(GOALS.format(threshold=threshold, minutes=minutes))
-    return run_command(sys.executable, ROOT / "tools" / "bench.py", "learn", *arguments, cwd=folder, check=check)
+    return run_command(sys.executable, BENCH, "learn", *arguments, cwd=folder, check=check)
 
 
 def outcomes(folder: Path) -> list[dict]:
     return json.loads((folder / "benchmarks" / "tasks.json").read_text())["outcomes"]
 
 
-def test_a_training_stops_by_time_goes_on_and_stops_at_the_threshold(folder):
+def test_a_training_stops_by_time_continues_and_stops_at_the_threshold(folder):
     # More than Cartpole can give, in no time: it is stopped, with a checkpoint.
     learn(folder, "Cartpole", threshold=600.0, minutes=0.01)
     [first] = outcomes(folder)
     assert not first["reached"] and first["env_steps"] > 0 and (folder / first["run"] / "checkpoints/last.pt").is_file()
 
-    # The same training goes on, and ends at the threshold.
+    # The same training continues, and ends at the threshold.
     threshold = 60.0 + (first["best_return"] or 0.0)  # not yet reached, however late it was stopped
     done = learn(folder, "Cartpole", threshold=threshold)
     [second] = outcomes(folder)
@@ -61,10 +65,10 @@ def test_a_training_stops_by_time_goes_on_and_stops_at_the_threshold(folder):
     assert "git" in second["environment"]
     assert [point[0] for point in second["curve"]] == sorted(point[0] for point in second["curve"])
 
-    readme = (folder / "README.md").read_text()
+    page = (folder / "docs" / "benchmarks.md").read_text()
     row = next(line for line in done.stdout.splitlines() if line.startswith("| `Cartpole`"))
-    assert f"{row}\n\n1 seed of each task." in readme and "nothing yet" not in readme
-    assert "`Cartpole` `device=cpu num_envs=64 ppo.minibatch_size=1024`.\n<!-- /learn -->\n\nThe end.\n" in readme
+    assert f"{row}\n\n1 seed of each task." in page and "nothing yet" not in page
+    assert "`Cartpole` `device=cpu num_envs=64 ppo.minibatch_size=1024`.\n<!-- /learn -->\n\nThe end.\n" in page
     assert (folder / "benchmarks" / "tasks.png").read_bytes().startswith(b"\x89PNG")
 
     # What has been reached is not trained again.
@@ -81,8 +85,7 @@ def test_a_training_stops_by_time_goes_on_and_stops_at_the_threshold(folder):
     assert outcomes(folder) == [second]
 
 
-def test_a_training_is_begun_anew_when_any_setting_is_another(load_tool):
-    bench = load_tool("bench")
+def test_a_training_is_begun_again_when_any_setting_is_another():
     goal = Goal(task="Cartpole", threshold=100.0)
     first = bench.begin(goal, 1, None)
     first.seconds = 20.0
@@ -97,8 +100,7 @@ def test_a_training_is_begun_anew_when_any_setting_is_another(load_tool):
     assert hashes[0] == hashes[2] != hashes[1]
 
 
-def test_random_actions_have_the_settings_of_the_goal(load_tool):
-    bench = load_tool("bench")
+def test_random_actions_have_the_settings_of_the_goal():
     short = Goal(task="Cartpole", threshold=1.0, overrides=("task.episode_length=2", "num_envs=8"))
     assert bench.random_return(short) <= 2.0 < bench.random_return(Goal(task="Cartpole", threshold=1.0))
 
@@ -108,7 +110,7 @@ def test_ctrl_c_stops_what_runs_begins_nothing_more_and_keeps_what_was_trained(f
         "Cartpole: {threshold: 9999, overrides: [device=cpu, num_envs=16, ppo.minibatch_size=256]}\n"
         "Pendulum: {threshold: 9999}\n"
     )
-    command = [sys.executable, ROOT / "tools" / "bench.py", "learn", "--out", tmp_path, "--runs", tmp_path / "runs"]
+    command = [sys.executable, BENCH, "learn", "--out", tmp_path, "--runs", tmp_path / "runs"]
     process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     rows, deadline = tmp_path / "runs" / "learn-Cartpole" / "latest" / "metrics.csv", time.time() + 100.0
     while not rows.is_file() and time.time() < deadline:
@@ -135,14 +137,14 @@ def test_bad_input_is_one_line(folder, arguments, message):
     assert done.returncode == 2 and done.stderr.strip() == message
 
 
-def test_a_training_that_fails_is_told_and_the_others_go_on(folder):
+def test_a_training_that_fails_is_told_and_the_others_continue(folder):
     goals = folder / "benchmarks" / "learn.yaml"
     goals.write_text(
         "Cartpole: {threshold: 10, overrides: [device=cpu, num_env=3]}\n"
         "Nothing: {threshold: 1}\n"
         "Pendulum: {threshold: 10, overrides: [num_envs=-3]}\n"
     )
-    done = run_command(sys.executable, ROOT / "tools" / "bench.py", "learn", cwd=folder, check=False)
+    done = run_command(sys.executable, BENCH, "learn", cwd=folder, check=False)
     assert "num_env'" in done.stderr and "error: unknown task 'Nothing'" in done.stderr
     assert "error: training Pendulum failed: " in done.stderr and "num_envs" in done.stderr
     assert done.returncode == 1

@@ -1,4 +1,4 @@
-"""Learning evidence: what is concluded from a run's rows, and what is told about it."""
+"""The learning benchmark: what is concluded from a run's rows, and what is told about it."""
 
 from __future__ import annotations
 
@@ -13,6 +13,11 @@ from typing import Any
 
 import matplotlib.figure
 import pytest
+
+import learning
+from gpusim_rl import paths
+from gpusim_rl.api import make_env
+from gpusim_rl.errors import ConfigError
 from learning import (
     POINTS,
     Goal,
@@ -31,11 +36,6 @@ from learning import (
     write_outcomes,
 )
 
-from gpusim_rl import paths
-from gpusim_rl.api import make_env
-from gpusim_rl.errors import ConfigError
-from gpusim_rl.run import evidence
-
 
 def outcome(**changes: object) -> Outcome:
     values = {"task": "Ant", "seed": 1, "threshold": 100.0, "overrides": [], "run": "", **changes}
@@ -51,7 +51,7 @@ def write_rows(folder: Path, returns: Sequence[float | None], counts: Sequence[i
     return folder
 
 
-def test_the_first_crossing_counts_and_the_best_is_kept(tmp_path):
+def test_the_first_time_at_the_threshold_counts_and_the_best_is_kept(tmp_path):
     run = write_rows(tmp_path, [None, 10.0, 101.0, 150.0, 90.0])
     found = measure_run(outcome(), run)
     assert found.reached and found.env_steps_to_threshold == 3000 and found.seconds_to_threshold == 7.5
@@ -60,7 +60,7 @@ def test_the_first_crossing_counts_and_the_best_is_kept(tmp_path):
     assert found.curve == [[0.002, 5.0, 10.0], [0.003, 7.5, 101.0], [0.004, 10.0, 150.0], [0.005, 12.5, 90.0]]
 
 
-def test_measuring_again_begins_anew(tmp_path):
+def test_measuring_again_begins_from_nothing(tmp_path):
     found = measure_run(outcome(), write_rows(tmp_path, [10.0, 120.0]))
     found.threshold = 130.0
     measure_run(found, tmp_path)
@@ -193,13 +193,13 @@ def random_return_again() -> float:
     return random_return(env)
 
 
-def test_the_readme_shows_the_committed_data():
+def test_the_page_shows_the_committed_data():
     root = paths.checkout()
     assert root is not None
     goals = read_goals(root / "benchmarks" / "learn.yaml")
     outcomes = read_outcomes(root / "benchmarks" / "tasks.json")
-    readme = (root / "README.md").read_text()
-    assert "<!-- learn -->" in readme and fill(readme, table(outcomes, goals)) == readme
+    page = (root / "docs" / "benchmarks.md").read_text()
+    assert "<!-- learn -->" in page and fill(page, table(outcomes, goals)) == page
     for found in outcomes:
         assert found.task in goals and found.environment["git"]["sha"], found.task
         assert found.threshold == goals[found.task].threshold, found.task
@@ -237,7 +237,7 @@ sys.exit(3 if how == "fails" else 143)
 
 @pytest.fixture
 def train(tmp_path, monkeypatch):
-    monkeypatch.setattr(evidence, "POLL_S", 0.05)
+    monkeypatch.setattr(learning, "POLL_S", 0.05)
     (tmp_path / "trainer.py").write_text(TRAINER)
 
     def train(how: str, found: Outcome, minutes: float = 0.05, **arguments: Any) -> Outcome:
@@ -267,9 +267,9 @@ def test_a_training_that_fails_late_is_told_and_not_forgotten(train, tmp_path):
 
 
 def test_a_training_that_does_not_stop_is_killed_and_not_forgotten(train, monkeypatch):
-    monkeypatch.setattr(evidence, "STOP_S", 0.2)
+    monkeypatch.setattr(learning, "STOP_S", 0.2)
     found = outcome()
-    with pytest.raises(ConfigError, match="did not stop within 0 s and was killed; it goes on from its last"):
+    with pytest.raises(ConfigError, match="did not stop within 0 s and was killed; it continues from its last"):
         train("deaf", found)
     assert found.run and found.seconds == 5.0
 
@@ -289,18 +289,18 @@ def test_the_run_of_a_training_is_the_one_with_its_seed(train, tmp_path):
 
     (other / "config.yaml").write_text("seed: 1\n")  # of a training beside it, and newer
     os.utime(other / "config.yaml", (2e9, 2e9))
-    assert evidence._new_run(tmp_path / "learn-Ant", 2, 0.0) is None
-    assert evidence._new_run(tmp_path / "learn-Ant", 1, 0.0) == other
+    assert learning._new_run(tmp_path / "learn-Ant", 2, 0.0) is None
+    assert learning._new_run(tmp_path / "learn-Ant", 1, 0.0) == other
     train("trains", found)
     assert found.run == str(tmp_path / "learn-Ant" / "run")
 
 
-def test_a_training_that_went_on_elsewhere_tells_both_machines(train, tmp_path):
+def test_a_training_continued_elsewhere_tells_both_machines(train, tmp_path):
     here, there = {"cpu": {"available": 1}, "gpu": None}, {"cpu": {"available": 4}, "gpu": None}
     run = tmp_path / "run"
     run.mkdir()
     (run / "env.json").write_text(json.dumps({**here, "earlier": [there, here]}))
-    environment = evidence._environment(run)
+    environment = learning._environment(run)
     assert environment == {**here, "earlier": [there]} and hardware(environment) == "4 CPU cores, then 1 CPU core"
 
 

@@ -1,23 +1,26 @@
-"""The trainers of other libraries on our environments, one iteration at a time: for comparisons.
+"""The libraries we are compared to, and their trainers on our environments, one iteration at a time.
 
-A client is built from the settings of our own PPO, so that it does the same work: the same networks, horizon, epochs,
-minibatches, losses and schedules, as far as the library has them; `Client.settings` tells what it uses. Its loop is the
-library's own, without checkpoints. In the mode `same` the library logs as it does (into a temporary folder, once per
-iteration); in the mode `fastest` it does not, where that can be turned off.
+`BASELINES` declares each library once; everything else reads it there.
+
+A baseline is built from the settings of our own PPO, so that it does the same work: the same networks, horizon, epochs,
+minibatches, losses and schedules, as far as the library has them; `Baseline.settings` tells what it uses. Its loop is
+the library's own, without checkpoints. In the mode `same` the library logs as it does (into a temporary folder, once
+per iteration); in the mode `fastest` it does not, where that can be turned off.
 """
 
 from __future__ import annotations
 
 import importlib.metadata
+import importlib.util
 import io
 import itertools
 import math
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -29,52 +32,80 @@ from gpusim_rl.errors import ConfigError, did_you_mean, import_extra
 from gpusim_rl.hardware import has_compiler
 from gpusim_rl.learn.ppo import choose_precision, fit_minibatches
 
-CLIENTS: tuple[str, ...] = ("rsl_rl", "skrl", "rl_games", "sb3")
 MODES: tuple[str, ...] = ("same", "fastest")
+
+ENVIRONMENTS: tuple[str, ...] = ("envpool", "gymnasium")
+"""Compared to our CPU physics; names of modules and of packages."""
 
 Around = Callable[[str], AbstractContextManager[Any]]
 
 
-class Client(Protocol):
-    """Another library's trainer on one of our environments.
+@dataclass(frozen=True)
+class Library:
+    """A library with a PPO of its own.
 
     Attributes:
-        name: One of `CLIENTS`.
-        version: Of the library.
-        mode: One of `MODES`.
-        settings: What was chosen, as plain values: precision, compile, trunk, minibatches, schedule, notes, ...
-        env_steps_per_iteration: Control steps, summed over envs.
+        name: Also the name of our extra that installs it.
+        module: Its package in Python.
+        distribution: Its name in the package index.
+        trainer: Runs its PPO on our environments.
+        fastest: What the mode `fastest` is, in words.
     """
 
     name: str
-    version: str
-    mode: str
-    settings: dict[str, Any]
-    env_steps_per_iteration: int
+    module: str
+    distribution: str
+    trainer: type[Baseline]
+    fastest: str
 
-    def iterate(self) -> None:
-        """One PPO iteration: a rollout of `ppo.horizon` steps in all envs, then the update."""
-        ...
-
-    def observe(self, around: Around) -> None:
-        """Enters `around("rollout")` and `around("update")` around these phases from now on, as `PhaseTimer.observe`.
-
-        What a library does between and after them (its log) is in neither.
-        """
-        ...
-
-    def close(self) -> None:
-        """Removes the library's files; the environment stays open."""
-        ...
+    @property
+    def installed(self) -> bool:
+        """Whether it can be imported."""
+        return importlib.util.find_spec(self.module) is not None
 
 
-def make_client(
+def find_library(name: str) -> Library:
+    """One of `BASELINES`.
+
+    Raises:
+        ConfigError: There is none of that name.
+    """
+    if name not in BASELINES:
+        raise ConfigError(
+            f"unknown baseline {name!r}.{did_you_mean(name, BASELINES)} Available: {', '.join(BASELINES)}"
+        )
+    return BASELINES[name]
+
+
+def choose_baselines(asked: str) -> tuple[list[str], list[str]]:
+    """The libraries to measure, and those that are left out because they are not installed.
+
+    Args:
+        asked: Names with commas between them, `none`, or `all`: those that are installed.
+
+    Raises:
+        ConfigError: A name is unknown, or a library that was asked for is not installed.
+    """
+    names = [] if asked == "none" else list(dict.fromkeys(name for name in asked.split(",") if name))
+    wanted = list(BASELINES.values()) if asked == "all" else [find_library(name) for name in names]
+    missing = [library.name for library in wanted if not library.installed]
+    if missing and asked != "all":
+        raise ConfigError(f"--baselines: not installed: {', '.join(missing)}. Try {install_command(missing)}")
+    return [library.name for library in wanted if library.name not in missing], missing
+
+
+def install_command(extras: Sequence[str]) -> str:
+    """How to install our extras."""
+    return f"pip install 'gpusim-rl[{','.join(extras)}]'"
+
+
+def make_baseline(
     name: str, env: VecEnv, cfg: RunConfig, *, device: torch.device, mode: str = "same", bf16: bool = False
-) -> Client:
+) -> Baseline:
     """Builds another library's PPO for the work that `cfg` asks of ours.
 
     Args:
-        name: One of `CLIENTS`.
+        name: One of `BASELINES`.
         env: The environment; it is reset.
         cfg: The run; `cfg.ppo` and the seed are used.
         device: Where the library learns.
@@ -86,30 +117,34 @@ def make_client(
     Raises:
         ConfigError: Unknown name or mode, a library that is not installed, or a policy that only ours can train.
     """
-    if name not in CLIENTS:
-        raise ConfigError(f"unknown client {name!r}.{did_you_mean(name, CLIENTS)} Available: {', '.join(CLIENTS)}")
+    library = find_library(name)
     if mode not in MODES:
         raise ConfigError(f"unknown mode {mode!r}.{did_you_mean(mode, MODES)} Available: {', '.join(MODES)}")
     network = cfg.ppo.network
     if network.rnn is not None or network.state_dependent_std:
         key = "state_dependent_std=true" if network.rnn is None else f"rnn={network.rnn}"
-        raise ConfigError(f"clients train feed-forward policies with one std per action, got ppo.network.{key}")
-    kind = _KINDS[name]
+        raise ConfigError(f"baselines train feed-forward policies with one std per action, got ppo.network.{key}")
     with _process_settings_kept(), _quiet():
-        import_extra(kind.module, name, f"client {name}")
-        return kind(env, cfg, device, mode, bf16)
+        import_extra(library.module, name, f"baseline {name}")
+        return library.trainer(library, env, cfg, device, mode, bf16)
 
 
-class _Client:
-    """What all clients share."""
+class Baseline:
+    """Another library's trainer on one of our environments.
 
-    name: str
-    module: str
-    distribution: str  # its name in the package index
+    Attributes:
+        name: One of `BASELINES`.
+        version: Of the library.
+        mode: One of `MODES`.
+        settings: What was chosen, as plain values: precision, compile, trunk, minibatches, schedule, notes, ...
+        env_steps_per_iteration: Control steps, summed over envs.
+    """
 
-    def __init__(self, env: VecEnv, cfg: RunConfig, device: torch.device, mode: str, bf16: bool) -> None:
-        self.mode = mode
-        self.version = importlib.metadata.version(self.distribution)
+    def __init__(
+        self, library: Library, env: VecEnv, cfg: RunConfig, device: torch.device, mode: str, bf16: bool
+    ) -> None:
+        self.name, self.mode = library.name, mode
+        self.version = importlib.metadata.version(library.distribution)
         self.env_steps_per_iteration = cfg.num_envs * cfg.ppo.horizon
         self.settings: dict[str, Any] = {}
         self._cfg = cfg
@@ -141,6 +176,7 @@ class _Client:
         raise NotImplementedError
 
     def iterate(self) -> None:
+        """One PPO iteration: a rollout of `ppo.horizon` steps in all envs, then the update."""
         with _process_settings_kept(), _quiet():
             self._process_settings.apply()
             try:
@@ -149,9 +185,14 @@ class _Client:
                 self._leave()
 
     def observe(self, around: Around) -> None:
+        """Enters `around("rollout")` and `around("update")` around these phases from now on, as `PhaseTimer.observe`.
+
+        What a library does between and after them (its log) is in neither.
+        """
         self._around.append(around)
 
     def close(self) -> None:
+        """Removes the library's files; the environment stays open."""
         self._close()
         self._folder.cleanup()
 
@@ -203,11 +244,7 @@ class _Client:
         return math.inf if self._ppo.max_grad_norm is None else self._ppo.max_grad_norm
 
 
-class _RslRl(_Client):
-    name = "rsl_rl"
-    module = "rsl_rl"
-    distribution = "rsl-rl-lib"
-
+class _RslRl(Baseline):
     def _build(self, env: VecEnv) -> None:
         from rsl_rl.modules import GaussianDistribution
         from rsl_rl.runners import OnPolicyRunner
@@ -283,11 +320,7 @@ class _RslRl(_Client):
             self._runner.logger.writer.close()
 
 
-class _RlGames(_Client):
-    name = "rl_games"
-    module = "rl_games"
-    distribution = "rl-games"
-
+class _RlGames(Baseline):
     def _build(self, env: VecEnv) -> None:
         from rl_games.torch_runner import Runner
 
@@ -296,7 +329,7 @@ class _RlGames(_Client):
         ppo = self._ppo
         bf16 = self._half and self._device.type == "cuda"
         adaptive = ppo.schedule == "adaptive"
-        self._env_name = f"client {id(self)}"
+        self._env_name = f"baseline {id(self)}"
         register(env, self._env_name, device=self._device)
         central = "critic" in env.obs_sizes
         runner = Runner()
@@ -345,7 +378,7 @@ class _RlGames(_Client):
         }
         config = {
             **shared,
-            "name": "client",
+            "name": "baseline",
             "env_name": self._env_name,
             "device": str(self._device),
             "num_actors": self._cfg.num_envs,
@@ -428,11 +461,7 @@ class _RlGames(_Client):
             del known[self._env_name]
 
 
-class _Skrl(_Client):
-    name = "skrl"
-    module = "skrl"
-    distribution = "skrl"
-
+class _Skrl(Baseline):
     def _build(self, env: VecEnv) -> None:
         from skrl.agents.torch.ppo import PPO
         from skrl.memories.torch import RandomMemory
@@ -550,11 +579,7 @@ class _Skrl(_Client):
             self._agent.writer.close()
 
 
-class _Sb3(_Client):
-    name = "sb3"
-    module = "stable_baselines3"
-    distribution = "stable-baselines3"
-
+class _Sb3(Baseline):
     def _build(self, env: VecEnv) -> None:
         from stable_baselines3 import PPO
         from stable_baselines3.common.vec_env import VecNormalize
@@ -642,12 +667,20 @@ def _nothing(*args: Any, **kwargs: Any) -> None:
     """In place of what a library would do at the start or the end of each call."""
 
 
-_KINDS: dict[str, type[_Client]] = {kind.name: kind for kind in (_RslRl, _Skrl, _RlGames, _Sb3)}
+BASELINES: dict[str, Library] = {
+    library.name: library
+    for library in (
+        Library("rsl_rl", "rsl_rl", "rsl-rl-lib", _RslRl, "compiled, 16-bit update, no NaN check, no log"),
+        Library("skrl", "skrl", "skrl", _Skrl, "16-bit, no log"),
+        Library("rl_games", "rl_games", "rl-games", _RlGames, "compiled, 16-bit update on CUDA"),
+        Library("sb3", "stable_baselines3", "stable-baselines3", _Sb3, "on the CPU, fused Adam, no log"),
+    )
+}
 
 
 @dataclass(frozen=True)
 class _ProcessSettings:
-    """Switches of the process that libraries turn for their own speed; each client keeps its own."""
+    """Switches of the process that libraries turn for their own speed; each baseline keeps its own."""
 
     validate: bool
     matmul_precision: str

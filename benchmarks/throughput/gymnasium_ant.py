@@ -1,4 +1,4 @@
-"""Gymnasium's Ant-v5 as a task: for comparing CPU physics on one and the same model (`benchmarks/bench.py --gymnasium`)."""
+"""Gymnasium's Ant-v5 as a task, to compare CPU physics on the same model (`benchmarks/bench.py --gymnasium`)."""
 
 from __future__ import annotations
 

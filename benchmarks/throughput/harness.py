@@ -1,13 +1,12 @@
-"""Contestants that take turns on one machine, so that their ratios do not depend on what else the machine does.
+"""Measures several cases in interleaved rounds, so that their ratios do not depend on what else the machine does.
 
-Every contestant is a process of its own: peak memory and what a library does to its process are its own; threads and
-settings of OpenMP and malloc are the same for all. In every round each takes one turn, in rotating order; speeds are
+Every case is a process of its own: peak memory and what a library does to its process are its own; threads and settings
+of OpenMP and malloc are the same for all. In every round each case is measured once, in rotating order; speeds are
 compared within a round, and medians are over rounds.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import select
 import statistics
@@ -18,38 +17,34 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import Any
 
-from gpusim_rl.errors import ConfigError, did_you_mean
 from gpusim_rl.hardware import has_compiler
+from throughput.baselines import BASELINES, ENVIRONMENTS
 
-SCHEMA = 2
+SCHEMA = 3
 """Version of the json."""
 
 ANSWER_LIMIT_S = 1800.0
-"""A contestant that is silent for longer is given up; compiling may take minutes."""
+"""A process that is silent for longer is given up; compiling may take minutes."""
 
 CLOSING_LIMIT_S = 10.0
-
-# Name of our extra -> module of the library.
-PEERS = {"rsl_rl": "rsl_rl", "skrl": "skrl", "rl_games": "rl_games", "sb3": "stable_baselines3"}
-PACKAGES = ("rsl-rl-lib", "skrl", "rl-games", "stable-baselines3", "envpool", "gymnasium")
 
 TRAINING, TRAINING_FASTEST = "+ training", "+ training, fastest"
 SEPARATE = ", separate trunks"
 
-Row = dict[str, Any]
-"""A contestant's results: name, kind, settings, env_steps_per_s, trainer_us, phases, memory, error, ratios.
+Result = dict[str, Any]
+"""What was measured of a case: name, kind, settings, env_steps_per_s, trainer_us, phases, memory, error, ratios.
 
 `trainer_us` is what a trainer takes outside of `env.step` [us per control step of one env].
 """
 
 
 @dataclass(frozen=True)
-class Contestant:
-    """Who shall be measured.
+class Case:
+    """What is measured.
 
     Attributes:
         name: As the table shows it.
-        spec: What `throughput.worker` needs to build it; `kind` is physics, env, policy, training, peer,
+        spec: What `throughput.worker` needs to build it; `kind` is physics, env, policy, training, baseline,
             envpool or gymnasium.
     """
 
@@ -58,122 +53,92 @@ class Contestant:
 
 
 @dataclass
-class Turns:
+class Rounds:
     """How long to measure.
 
     Attributes:
-        rounds: Turns of each contestant.
-        seconds: Length of a turn [s], at least one iteration.
-        warm_up: Iterations before the first round.
+        number: Rounds.
+        seconds: Of each case in a round [s], at least one iteration.
+        warm_up: Iterations of each case before the first round.
     """
 
-    rounds: int = 5
+    number: int = 5
     seconds: float = 3.0
     warm_up: int = 6
 
 
-# Who takes part
+# What is measured
 
 
-def choose_peers(asked: Sequence[str] | None) -> tuple[list[str], list[str]]:
-    """The libraries to measure, and those that are left out because they are not installed.
-
-    Args:
-        asked: Names; None for all that are installed.
-
-    Raises:
-        ConfigError: A name is unknown, or a library that was asked for is not installed.
-    """
-    for name in asked or ():
-        if name not in PEERS:
-            raise ConfigError(f"unknown peer {name!r}.{did_you_mean(name, PEERS)} Available: {', '.join(PEERS)}, none")
-    wanted = list(PEERS) if asked is None else list(dict.fromkeys(asked))
-    missing = [name for name in wanted if importlib.util.find_spec(PEERS[name]) is None]
-    if missing and asked is not None:
-        raise ConfigError(f"--peers: not installed: {', '.join(missing)}. Try {install_command(missing)}")
-    return [name for name in wanted if name not in missing], missing
-
-
-def install_command(extras: Sequence[str]) -> str:
-    """How to install our extras."""
-    return f"pip install 'gpusim-rl[{','.join(extras)}]'"
-
-
-def training_contestants(
-    overrides: Sequence[str], num_envs: int, *, on_mujoco: bool, peers: Sequence[str], modes: Sequence[str]
-) -> list[Contestant]:
+def training_cases(
+    overrides: Sequence[str], num_envs: int, *, on_mujoco: bool, baselines: Sequence[str], modes: Sequence[str]
+) -> list[Case]:
     """Bare physics, what we add to it layer by layer, and other libraries' trainers on the same environment."""
     line = [*overrides, f"num_envs={num_envs}"]
     base = {"overrides": line, "num_envs": num_envs}
-    # Bare physics may choose the faster of the simulator's settings.
-    settings = (False, True) if on_mujoco else ("auto",)
-    bare = [
-        Contestant(
-            f"bare physics, persistent={str(persistent).lower()}" if on_mujoco else "bare physics",
-            {**base, "kind": "physics", "persistent": persistent},
-        )
-        for persistent in settings
-    ]
+    bare = [Case("bare physics", {**base, "kind": "physics", "persistent": "auto"})]
     ours = [
-        Contestant("env step", {**base, "kind": "env"}),
-        Contestant("+ policy", {**base, "kind": "policy"}),
-        Contestant(TRAINING, {**base, "kind": "training", "mode": "same"}),
+        Case("env step", {**base, "kind": "env"}),
+        Case("+ policy", {**base, "kind": "policy"}),
+        Case(TRAINING, {**base, "kind": "training", "mode": "same"}),
     ]
-    if peers and "fastest" in modes and has_compiler():
+    if baselines and "fastest" in modes and has_compiler():
         compiled = {**base, "overrides": [*line, "ppo.compile=true"], "kind": "training", "mode": "fastest"}
-        ours.append(Contestant(TRAINING_FASTEST, compiled))
+        ours.append(Case(TRAINING_FASTEST, compiled))
     theirs = [
-        Contestant(f"{name}, {mode}", {**base, "kind": "peer", "client": name, "mode": mode})
-        for name in peers
+        Case(f"{name}, {mode}", {**base, "kind": "baseline", "baseline": name, "mode": mode})
+        for name in baselines
         for mode in modes
     ]
-    return [*bare, *ours, *theirs]
+    return [*(_bare_mujoco(base) if on_mujoco else bare), *ours, *theirs]
 
 
-def equal_work(contestant: Contestant) -> Contestant:
-    """Our training with a trunk for the policy and one for the value, as peers have it that cannot share."""
-    overrides = [*contestant.spec["overrides"], "ppo.network.separate=true"]
-    return Contestant(f"{contestant.name}{SEPARATE}", {**contestant.spec, "overrides": overrides})
+def _bare_mujoco(base: Mapping[str, Any]) -> list[Case]:
+    """Bare physics with both settings of the simulator, so that others are compared to the faster one."""
+    return [
+        Case(f"bare physics, persistent={str(keep).lower()}", {**base, "kind": "physics", "persistent": keep})
+        for keep in (False, True)
+    ]
 
 
-def ant_v5_contestants(num_envs: int) -> list[Contestant]:
+def equal_work(case: Case) -> Case:
+    """Our training with a trunk for the policy and one for the value, as a baseline has them that cannot share one."""
+    overrides = [*case.spec["overrides"], "ppo.network.separate=true"]
+    return Case(f"{case.name}{SEPARATE}", {**case.spec, "overrides": overrides})
+
+
+def ant_v5_cases(num_envs: int) -> list[Case]:
     """CPU physics on Gymnasium's Ant-v5: ours, EnvPool's and Gymnasium's own."""
     base = {"num_envs": num_envs, "gymnasium": True}
-    ours = [
-        *(
-            Contestant(f"bare physics, persistent={str(keep).lower()}", {**base, "kind": "physics", "persistent": keep})
-            for keep in (False, True)
-        ),
-        Contestant("env step", {**base, "kind": "env"}),
-    ]
+    ours = [*_bare_mujoco(base), Case("env step", {**base, "kind": "env"})]
     batches = {"sync": num_envs, "async": max(1, num_envs // 2)}
     theirs = [
-        Contestant(f"EnvPool, {api}", {**base, "kind": "envpool", "batch_size": batch})
+        Case(f"EnvPool, {api}", {**base, "kind": "envpool", "batch_size": batch})
         for api, batch in batches.items()
         if api == "sync" or num_envs % 2 == 0
     ]
-    return [*ours, *theirs, Contestant("Gymnasium, async", {**base, "kind": "gymnasium"})]
+    return [*ours, *theirs, Case("Gymnasium, async", {**base, "kind": "gymnasium"})]
 
 
 # Measuring
 
 
 class Worker:
-    """A contestant's process, as the parent sees it; once there is an error it is asked nothing more.
+    """The process of a case, as the parent sees it; once there is an error it is asked nothing more.
 
     Attributes:
         speeds: Control steps per second of each round; None where there was no answer.
         seconds_outside: Seconds outside of `env.step` per control step of one env, in each round; None where the
-            contestant does not tell.
+            case does not tell.
         phases: Seconds of each phase in all rounds, and `other` that is in none.
-        settings: What the contestant tells of itself.
+        settings: What the process tells of its case.
         memory: Peaks [bytes]; None before `report`.
         seconds: Time per iteration when last asked [s].
         error: Why it ended; None while it lives.
     """
 
-    def __init__(self, contestant: Contestant, command: Sequence[str], environment: Mapping[str, str]) -> None:
-        self.contestant = contestant
+    def __init__(self, case: Case, command: Sequence[str], environment: Mapping[str, str]) -> None:
+        self.case = case
         self.speeds: list[float | None] = []
         self.seconds_outside: list[float | None] = []
         self.phases: dict[str, float] = {}
@@ -190,17 +155,17 @@ class Worker:
             env=dict(environment),
             start_new_session=True,  # Ctrl-C is the parent's to handle
         )
-        self._say(contestant.spec)
+        self._say(case.spec)
 
     @property
     def kind(self) -> str:
-        """What it is: `physics`, `training`, `peer`, ..."""
-        return self.contestant.spec["kind"]
+        """What it is: `physics`, `training`, `baseline`, ..."""
+        return self.case.spec["kind"]
 
     @property
     def mode(self) -> str:
         """`same` or `fastest`."""
-        return self.contestant.spec.get("mode", "same")
+        return self.case.spec.get("mode", "same")
 
     @property
     def trunk(self) -> str | None:
@@ -208,7 +173,7 @@ class Worker:
         return self.settings.get("trunk")
 
     def get_ready(self) -> None:
-        """Waits until the contestant is built."""
+        """Waits until the case is built."""
         ready = self._answer()
         if ready is not None:
             self.settings = ready["settings"]
@@ -220,8 +185,8 @@ class Worker:
             self.seconds = done["seconds"] / iterations
         return done
 
-    def take_turn(self, seconds: float) -> None:
-        """One turn of a round."""
+    def measure(self, seconds: float) -> None:
+        """Its part of a round."""
         done = self.run(max(1, round(seconds / self.seconds))) if self.error is None else None
         if done is None:
             self.speeds.append(None)
@@ -244,12 +209,12 @@ class Worker:
             self.memory = answer["memory"]
             self.settings = answer.get("settings", self.settings)
 
-    def row(self) -> Row:
+    def result(self) -> Result:
         """What is known of it so far."""
         total = sum(self.phases.values())
         outside = [None if seconds is None else 1e6 * seconds for seconds in self.seconds_outside]
         return {
-            "name": self.contestant.name,
+            "name": self.case.name,
             "kind": self.kind,
             "mode": self.mode,
             "env_steps_per_s": spread(self.speeds),
@@ -312,20 +277,20 @@ class Worker:
 
 
 def measure(
-    contestants: Sequence[Contestant],
-    turns: Turns,
+    cases: Sequence[Case],
+    rounds: Rounds,
     *,
     command: Sequence[str],
     environment: Mapping[str, str],
     say: Callable[[str], None],
-) -> Iterator[list[Row]]:
-    """Lets contestants take turns; yields all rows after every round, and once more with the peaks of memory.
+) -> Iterator[list[Result]]:
+    """Measures in interleaved rounds; yields all results after every one, and once more with the peaks of memory.
 
-    Where a peer has separate trunks and our training shares one, our training with separate trunks joins in.
+    Where a baseline has separate trunks and our training shares one, our training with separate trunks joins in.
 
     Args:
-        contestants: All are alive at once.
-        turns: How long.
+        cases: All are alive at once.
+        rounds: How long.
         command: Starts a process that calls `throughput.worker.serve`.
         environment: Of the processes.
         say: Shows a line of progress.
@@ -333,38 +298,38 @@ def measure(
     with ExitStack() as stack:
         workers: list[Worker] = []
 
-        def start(contestant: Contestant, place: int) -> None:
-            worker = Worker(contestant, command, environment)
+        def start(case: Case, index: int) -> None:
+            worker = Worker(case, command, environment)
             stack.callback(worker.close)
-            workers.insert(place, worker)
+            workers.insert(index, worker)
 
         def wait() -> None:
             for worker in workers:
                 if not worker.settings and worker.error is None:
-                    say(f"starting {worker.contestant.name}")
+                    say(f"starting {worker.case.name}")
                     worker.get_ready()
 
-        for contestant in contestants:
-            start(contestant, len(workers))
+        for case in cases:
+            start(case, len(workers))
         wait()
-        separate = {worker.mode for worker in workers if worker.kind == "peer" and worker.trunk == "separate"}
+        separate = {worker.mode for worker in workers if worker.kind == "baseline" and worker.trunk == "separate"}
         for worker in workers:
             if worker.kind == "training" and worker.trunk == "shared" and worker.mode in separate:
-                start(equal_work(worker.contestant), workers.index(worker) + 1)
+                start(equal_work(worker.case), workers.index(worker) + 1)
         wait()
         for worker in workers:
-            say(f"warming up {worker.contestant.name}")
-            for _ in range(max(1, turns.warm_up)):
+            say(f"warming up {worker.case.name}")
+            for _ in range(max(1, rounds.warm_up)):
                 worker.run(1)
-        for number in range(turns.rounds):
-            say(f"round {number + 1} of {turns.rounds}")
+        for number in range(rounds.number):
+            say(f"round {number + 1} of {rounds.number}")
             first = number % len(workers)
             for worker in (*workers[first:], *workers[:first]):
-                worker.take_turn(turns.seconds)
-            yield with_ratios([worker.row() for worker in workers])
+                worker.measure(rounds.seconds)
+            yield with_ratios([worker.result() for worker in workers])
         for worker in workers:
             worker.report()
-        yield with_ratios([worker.row() for worker in workers])
+        yield with_ratios([worker.result() for worker in workers])
 
 
 # What came of it
@@ -376,7 +341,7 @@ def spread(values: Iterable[float | None]) -> dict[str, float] | None:
     return {"median": statistics.median(known), "min": min(known), "max": max(known)} if known else None
 
 
-def ratio(above: Row | None, below: Row | None, key: str = "rounds") -> dict[str, float] | None:
+def ratio(above: Result | None, below: Result | None, key: str = "rounds") -> dict[str, float] | None:
     """What one has in each round over what another has in it: median, min and max; None without a common round."""
     if above is None or below is None:
         return None
@@ -384,50 +349,50 @@ def ratio(above: Row | None, below: Row | None, key: str = "rounds") -> dict[str
     return spread(a / b if a is not None and b is not None and b > 0 else None for a, b in pairs)
 
 
-def fastest(rows: Sequence[Row], kind: str) -> Row | None:
+def fastest(results: Sequence[Result], kind: str) -> Result | None:
     """The fastest of a kind by its median; None where none was measured."""
-    measured = [row for row in rows if row["kind"] == kind and row["env_steps_per_s"]]
+    measured = [row for row in results if row["kind"] == kind and row["env_steps_per_s"]]
     return max(measured, key=lambda row: row["env_steps_per_s"]["median"], default=None)
 
 
-def with_ratios(rows: list[Row]) -> list[Row]:
+def with_ratios(results: list[Result]) -> list[Result]:
     """Adds to every row what it is of bare physics, and to every other library's how much faster ours is.
 
-    A peer's training is compared to ours with the same network work: shared or separate trunks. Where it is in its
+    A baseline's training is compared to ours with the same network work: shared or separate trunks. Where it is in its
     fastest mode, so is ours, if that was measured.
 
-    Where a CUDA graph holds `env.step` with all else, it cannot be timed there. Then the time of the contestant
+    Where a CUDA graph holds `env.step` with all else, it cannot be timed there. Then the time of the case
     `env step` is taken off, if a graph holds that too.
     """
-    bare, env = fastest(rows, "physics"), fastest(rows, "env")
-    for row in rows:
+    bare, env = fastest(results, "physics"), fastest(results, "env")
+    for row in results:
         row["trainer_us_by_difference"] = False
         if env is not None and row["kind"] in ("policy", "training") and _in_graph(row) and _in_graph(env):
             row["trainer_us_by_difference"] = True
             pairs = zip(row["rounds"], env["rounds"], strict=True)
             row["trainer_us_rounds"] = [1e6 / a - 1e6 / b if a and b else None for a, b in pairs]
             row["trainer_us"] = spread(row["trainer_us_rounds"])
-    trainings = {(row["settings"].get("trunk"), row["mode"]): row for row in rows if row["kind"] == "training"}
-    for row in rows:
+    trainings = {(row["settings"].get("trunk"), row["mode"]): row for row in results if row["kind"] == "training"}
+    for row in results:
         row["over_physics"] = ratio(row, bare)
         row["ours"] = row["ours_over_this"] = row["trainer_us_over_ours"] = None
-        if row["kind"] == "peer":
+        if row["kind"] == "baseline":
             trunk = row["settings"].get("trunk")
             ours = trainings.get((trunk, row["mode"])) or trainings.get((trunk, "same"))
         else:
-            ours = env if row["kind"] in ("envpool", "gymnasium") else None
+            ours = env if row["kind"] in ENVIRONMENTS else None
         if ours is not None:
             row["ours"], row["ours_over_this"] = ours["name"], ratio(ours, row)
             row["trainer_us_over_ours"] = ratio(row, ours, "trainer_us_rounds")
-    return rows
+    return results
 
 
-def _in_graph(row: Row) -> bool:
+def _in_graph(row: Result) -> bool:
     """Whether CUDA graphs hold its control steps."""
     return str(row["settings"].get("graph")).startswith(("whole rollout", "control step"))
 
 
-def summary(rows: Sequence[Row]) -> dict[str, Any]:
+def summary(results: Sequence[Result]) -> dict[str, Any]:
     """The numbers that one env count comes down to; keys are absent where nothing was measured."""
     result: dict[str, Any] = {}
 
@@ -436,7 +401,7 @@ def summary(rows: Sequence[Row]) -> dict[str, Any]:
             result[key] = value["median"]
             result[f"{key}_range"] = [value["min"], value["max"]]
 
-    bare = fastest(rows, "physics")
+    bare = fastest(results, "physics")
     if bare is not None:
         result["bare_physics"] = bare["name"]
         result["bare_physics_env_steps_per_s"] = bare["env_steps_per_s"]["median"]
@@ -446,50 +411,51 @@ def summary(rows: Sequence[Row]) -> dict[str, Any]:
         ("training", TRAINING),
         ("fastest_training", TRAINING_FASTEST),
     ):
-        row = next((row for row in rows if row["name"] == name), None)
+        row = next((row for row in results if row["name"] == name), None)
         if row is not None and row["env_steps_per_s"]:
             result[f"{key}_env_steps_per_s"] = row["env_steps_per_s"]["median"]
             add(f"{key}_over_physics", ratio(row, bare))
             if key == "training":
                 add("trainer_us", row["trainer_us"])
-    for kind, key in (("peer", "training_over_fastest_peer"), ("envpool", "env_step_over_envpool")):
-        compared = [row for row in rows if row["kind"] == kind and row["ours_over_this"]]
+    for kind, key in (("baseline", "training_over_fastest_baseline"), ("envpool", "env_step_over_envpool")):
+        compared = [row for row in results if row["kind"] == kind and row["ours_over_this"]]
         # The one that ours leads by least: trunks differ, so that it need not be the one with the most steps.
         nearest = min(compared, key=lambda row: row["ours_over_this"]["median"], default=None)
         if nearest is not None:
             add(key, nearest["ours_over_this"])
             result[f"fastest_{kind}"] = nearest["name"]
-    compared = [row for row in rows if row["kind"] == "peer" and row["trainer_us_over_ours"]]
+    compared = [row for row in results if row["kind"] == "baseline" and row["trainer_us_over_ours"]]
     leanest = min(compared, key=lambda row: row["trainer_us_over_ours"]["median"], default=None)
     if leanest is not None:
-        add("peer_trainer_us_over_ours", leanest["trainer_us_over_ours"])
-        result["leanest_peer"] = leanest["name"]
-    gymnasium = fastest(rows, "gymnasium")
+        add("baseline_trainer_us_over_ours", leanest["trainer_us_over_ours"])
+        result["leanest_baseline"] = leanest["name"]
+    gymnasium = fastest(results, "gymnasium")
     add("env_step_over_gymnasium", None if gymnasium is None else gymnasium["ours_over_this"])
     return result
 
 
-def markdown(result: Mapping[str, Any]) -> str:
+def markdown(report: Mapping[str, Any]) -> str:
     """The results as a page: one table for each env count."""
-    environment = result["environment"]
+    environment = report["environment"]
     versions = ", ".join(f"{name} {version}" for name, version in environment["versions"].items())
-    git = result["git"]
+    git = report["git"]
     commit = f"commit {git['sha'][:10]}{' with local changes' if git['dirty'] else ''}" if git else "no commit"
     lines = [
-        f"# {result['task']}: measured speed",
+        f"# {report['task']}: measured speed",
         "",
-        f"`{result['command']}`, {environment['time']}, {commit}",
+        f"`{report['command']}`, {environment['time']}, {commit}",
         "",
-        f"{_machine(environment)}; {result['sim']}; Python {environment['python']}, {versions}.",
+        f"{_machine(environment)}; {report['sim']}; Python {environment['python']}, {versions}.",
         "",
-        "Control steps per second, summed over envs: median and range of the rounds. Every contestant is a process of"
-        " its own, with the same threads and settings of OpenMP and malloc, and they take turns; a ratio is the median"
-        " of the ratios within each round. Trainer's own is the time outside of `env.step`, which is physics and"
-        " environment and the same for all: policy, storage, update and log, in us for each control step of an env.",
+        "Control steps per second, summed over envs: median and range of the rounds. Every case is a process of its"
+        " own, with the same threads and settings of OpenMP and malloc. Rounds are interleaved: each case is measured"
+        " once in every round, and a ratio is the median of the ratios within the rounds. Trainer's own is the time"
+        " outside of `env.step`, which is physics and environment and the same for all: policy, storage, update and"
+        " log, in us for each control step of an env.",
     ]
-    for part in result["env_counts"]:
-        lines += ["", f"## {part['num_envs']} envs", "", *table(part["contestants"])]
-        notes = [f"- {note}" for note in _notes(part["contestants"])]
+    for part in report["env_counts"]:
+        lines += ["", f"## {part['num_envs']} envs", "", *table(part["cases"])]
+        notes = [f"- {note}" for note in _notes(part["cases"])]
         lines += ["", *notes] if notes else []
     return "\n".join(lines) + "\n"
 
@@ -502,10 +468,10 @@ def _machine(environment: Mapping[str, Any]) -> str:
     return text
 
 
-def table(rows: Sequence[Row]) -> list[str]:
+def table(results: Sequence[Result]) -> list[str]:
     """Lines of a table in Markdown, padded so that they also read well in a terminal."""
     heading = [
-        "contestant",
+        "case",
         "env steps/s",
         "range",
         "of bare physics",
@@ -515,7 +481,7 @@ def table(rows: Sequence[Row]) -> list[str]:
         "phases",
     ]
     cells = [heading]
-    for row in rows:
+    for row in results:
         speed, over, ours = row["env_steps_per_s"], row["over_physics"], row["ours_over_this"]
         own = row["trainer_us"]
         cells.append(
@@ -555,31 +521,31 @@ def _memory(peaks: Mapping[str, int] | None) -> str:
     return text if gpu is None else f"{text}, GPU {gpu / 1e6:,.0f} MB"
 
 
-def _notes(rows: Sequence[Row]) -> list[str]:
+def _notes(results: Sequence[Result]) -> list[str]:
     notes = []
-    peers = [row for row in rows if row["kind"] == "peer" and str(row["ours"]).endswith(SEPARATE)]
-    if peers:
-        names = ", ".join(row["name"] for row in peers)
+    baselines = [row for row in results if row["kind"] == "baseline" and str(row["ours"]).endswith(SEPARATE)]
+    if baselines:
+        names = ", ".join(row["name"] for row in baselines)
         notes.append(f"compared to ours with separate trunks, as they have them: {names}")
-    precision = next((row["settings"].get("precision") for row in rows if row["name"] == TRAINING), None)
-    others = {row["name"]: row["settings"].get("precision", precision) for row in rows if row["kind"] == "peer"}
+    precision = next((row["settings"].get("precision") for row in results if row["name"] == TRAINING), None)
+    others = {row["name"]: row["settings"].get("precision", precision) for row in results if row["kind"] == "baseline"}
     if different := [f"{name} ({other})" for name, other in others.items() if other != precision]:
         notes.append(f"our networks run in {precision}, not so: {', '.join(different)}")
-    if any(row["name"].endswith(", same") for row in rows):
-        notes.append(
-            "same: the work of our PPO; fastest: also compiled and without a log, where the library can, and compared"
-            " to ours compiled, where that was measured"
-        )
-    if any(row["trainer_us_by_difference"] for row in rows):
+    if any(row["name"].endswith(", same") for row in results):
+        notes.append("same: the work of our PPO")
+    modes = [f"{name} {library.fastest}" for name, library in BASELINES.items() if f"{name}, fastest" in others]
+    if modes:
+        notes.append(f"fastest: {'; '.join(modes)}; compared to ours compiled, where that was measured")
+    if any(row["trainer_us_by_difference"] for row in results):
         notes.append("trainer's own of ours is the difference to env step: graphs hold both, and tell no parts")
-    return [*notes, *(f"{row['name']}: {row['error']}" for row in rows if row["error"])]
+    return [*notes, *(f"{row['name']}: {row['error']}" for row in results if row["error"])]
 
 
-def draw(result: Mapping[str, Any], figures: Any) -> Any:
-    """Speeds over env counts, one line for each contestant.
+def draw(report: Mapping[str, Any], figures: Any) -> Any:
+    """Speeds over env counts, one line for each case.
 
     Args:
-        result: Content of the json.
+        report: Content of the json.
         figures: `matplotlib.figure`.
 
     Returns:
@@ -587,30 +553,30 @@ def draw(result: Mapping[str, Any], figures: Any) -> Any:
     """
     figure = figures.Figure(figsize=(9, 5.5), layout="constrained")
     axes = figure.subplots()
-    names = list(dict.fromkeys(row["name"] for part in result["env_counts"] for row in part["contestants"]))
+    names = list(dict.fromkeys(row["name"] for part in report["env_counts"] for row in part["cases"]))
     for number, name in enumerate(names):
         points = [
             (part["num_envs"], row["env_steps_per_s"])
-            for part in result["env_counts"]
-            for row in part["contestants"]
+            for part in report["env_counts"]
+            for row in part["cases"]
             if row["name"] == name and row["env_steps_per_s"]
         ]
         if not points:
             continue
-        kind = next(row["kind"] for part in result["env_counts"] for row in part["contestants"] if row["name"] == name)
-        style = "--s" if kind in ("peer", "envpool", "gymnasium") else "-o"
+        kind = next(row["kind"] for part in report["env_counts"] for row in part["cases"] if row["name"] == name)
+        style = "--s" if kind in ("baseline", *ENVIRONMENTS) else "-o"
         x = [num_envs for num_envs, _ in points]
         speed = [values["median"] for _, values in points]
         spread = [[v["median"] - v["min"] for _, v in points], [v["max"] - v["median"] for _, v in points]]
         axes.errorbar(x, speed, yerr=spread, fmt=style, capsize=3, markersize=4, label=name, color=f"C{number % 10}")
-    counts = [part["num_envs"] for part in result["env_counts"]]
+    counts = [part["num_envs"] for part in report["env_counts"]]
     axes.set_xscale("log", base=2)
     axes.set_xticks(counts, [str(count) for count in counts])
     axes.minorticks_off()
     axes.set_yscale("log")
     axes.set_xlabel("envs")
     axes.set_ylabel("control steps/s")
-    axes.set_title(f"{result['task']}, {result['environment']['cpu']['available']} CPUs", fontsize="medium")
+    axes.set_title(f"{report['task']}, {report['environment']['cpu']['available']} CPUs", fontsize="medium")
     axes.grid(alpha=0.3, which="both")
     figure.legend(loc="outside right center", frameon=False, fontsize="small")
     return figure

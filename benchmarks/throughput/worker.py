@@ -1,7 +1,7 @@
-"""What `benchmarks/bench.py` lets run against each other. Each runs in a process of its own, which `serve` answers for.
+"""The process of one case that `throughput.harness` measures.
 
-The processes speak json, one value a line. The first line in says who the contestant is; then `{"run": 3}` asks for
-three iterations and `{"report": true}` for the peak of its memory and its settings. An error is answered as
+It speaks json, one value a line. The first line in says which workload it is; then `{"run": 3}` asks for three
+iterations and `{"report": true}` for the peak of its memory and its settings. An error is answered as
 `{"error": ...}` and ends the process, as does the end of the input. Between two lines it waits without using a CPU.
 """
 
@@ -14,7 +14,7 @@ import resource
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -43,12 +43,10 @@ SETTLING_STEPS = 60
 EXTERNAL_HORIZON = 16
 """Control steps of an iteration where there is no learner that has a horizon."""
 
-ScratchTraining = Callable[[Sequence[str]], AbstractContextManager["tuple[Trainer, Logger]"]]
-
 
 @dataclass
-class Contestant:
-    """Something that can be measured.
+class Workload:
+    """Something that can be measured: it runs one iteration at a time.
 
     Attributes:
         iterate: One iteration: `horizon` control steps in all envs, and learning if it learns.
@@ -69,13 +67,8 @@ class Contestant:
     in_env: PhaseTimer | None = None
 
 
-def serve(compose: Callable[[list[str]], dict[str, Any]], scratch_training: ScratchTraining) -> None:
-    """Answers for one contestant on stdin and stdout, until stdin ends.
-
-    Args:
-        compose: `gpusim_rl.compose.compose`.
-        scratch_training: `gpusim_rl.api.scratch_training`.
-    """
+def serve() -> None:
+    """Answers for one case on stdin and stdout, until stdin ends."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what libraries print is not an answer
 
@@ -88,12 +81,12 @@ def serve(compose: Callable[[list[str]], dict[str, Any]], scratch_training: Scra
         limit_openmp_spin()  # before torch is imported
         tune_malloc()
         with ExitStack() as stack:
-            contestant = stack.enter_context(_contestant(spec, compose, scratch_training))
-            _capture(contestant)
-            answer(ready=True, settings=_settings(contestant))
+            workload = stack.enter_context(_build(spec))
+            _capture(workload)
+            answer(ready=True, settings=_settings(workload))
             for line in iter(sys.stdin.readline, ""):
                 request = json.loads(line)
-                answer(**(_run(contestant, request["run"]) if "run" in request else _report(contestant)))
+                answer(**(_run(workload, request["run"]) if "run" in request else _report(workload)))
     except Exception as error:
         traceback.print_exc()
         answer(error=one_line(error))
@@ -106,47 +99,47 @@ def one_line(error: BaseException) -> str:
     return re.sub(r"^(?:\w+\.)+(?=\w+: )", "", text.partition("\n")[0])
 
 
-def _capture(contestant: Contestant) -> None:
+def _capture(workload: Workload) -> None:
     """Does what comes before a replay, however few iterations of warm-up are asked for."""
-    if contestant.graphs is not None and contestant.graphs.choice.mode != "off":
+    if workload.graphs is not None and workload.graphs.choice.mode != "off":
         from gpusim_rl.run.cuda_graph import WARM_UP
 
         for _ in range(WARM_UP + 1):
-            contestant.iterate()
+            workload.iterate()
 
 
-def _run(contestant: Contestant, iterations: int) -> dict[str, Any]:
-    for timer in (contestant.phases, contestant.in_env):
+def _run(workload: Workload, iterations: int) -> dict[str, Any]:
+    for timer in (workload.phases, workload.in_env):
         if timer is not None:
             timer.start()
-    _synchronize(contestant.device)
+    _synchronize(workload.device)
     started = time.perf_counter()
     for _ in range(iterations):
-        contestant.iterate()
-    _synchronize(contestant.device)
+        workload.iterate()
+    _synchronize(workload.device)
     seconds = time.perf_counter() - started
-    result: dict[str, Any] = {"env_steps": iterations * contestant.env_steps, "seconds": seconds}
-    if contestant.phases is not None:
-        phases = contestant.phases.flush().phases()
+    result: dict[str, Any] = {"env_steps": iterations * workload.env_steps, "seconds": seconds}
+    if workload.phases is not None:
+        phases = workload.phases.flush().phases()
         result["phases"] = {phase: part for phase, part in phases.items() if part > 0}
-    if contestant.in_env is not None:
-        result["seconds_in_env"] = contestant.in_env.flush().phases()["simulate"]
+    if workload.in_env is not None:
+        result["seconds_in_env"] = workload.in_env.flush().phases()["simulate"]
     return result
 
 
-def _report(contestant: Contestant) -> dict[str, Any]:
+def _report(workload: Workload) -> dict[str, Any]:
     """What is known only now: a graph is captured after some iterations, or cannot be."""
-    graph = {} if contestant.graphs is None else {"graph": str(contestant.graphs.choice)}
-    return {"memory": _memory(contestant), "settings": _settings(contestant) | graph}
+    graph = {} if workload.graphs is None else {"graph": str(workload.graphs.choice)}
+    return {"memory": _memory(workload), "settings": _settings(workload) | graph}
 
 
-def _settings(contestant: Contestant) -> dict[str, Any]:
-    """Of the contestant, and of its process: what must be the same for all."""
+def _settings(workload: Workload) -> dict[str, Any]:
+    """Of the workload, and of its process: what must be the same for all."""
     process: dict[str, Any] = {"openmp_spins": os.environ.get("GOMP_SPINCOUNT")}
     torch = sys.modules.get("torch")  # EnvPool and Gymnasium do without
     if torch is not None:
         process["threads"] = torch.get_num_threads()
-    return process | contestant.settings
+    return process | workload.settings
 
 
 def _synchronize(device: torch.device | None) -> None:
@@ -156,14 +149,14 @@ def _synchronize(device: torch.device | None) -> None:
         torch.cuda.synchronize(device)
 
 
-def _memory(contestant: Contestant) -> dict[str, int]:
+def _memory(workload: Workload) -> dict[str, int]:
     """Peaks in bytes: resident memory of the process and, on CUDA, what torch took and what the driver gave."""
     peaks = {"resident": _peak_resident() + _children_now()}
-    if contestant.device is not None and contestant.device.type == "cuda":
+    if workload.device is not None and workload.device.type == "cuda":
         import torch
 
-        peaks["cuda_torch"] = torch.cuda.max_memory_allocated(contestant.device)
-        used = _driver_memory(contestant.device)
+        peaks["cuda_torch"] = torch.cuda.max_memory_allocated(workload.device)
+        used = _driver_memory(workload.device)
         if used is not None:
             peaks["cuda_driver"] = used
     return peaks
@@ -202,17 +195,18 @@ def _driver_memory(device: torch.device) -> int | None:
     return None
 
 
-# Contestants
+# Workloads
 
 
-def _contestant(
-    spec: dict[str, Any], compose: Callable[[list[str]], dict[str, Any]], scratch_training: ScratchTraining
-) -> AbstractContextManager[Contestant]:
+def _build(spec: dict[str, Any]) -> AbstractContextManager[Workload]:
     kind, num_envs = spec["kind"], spec["num_envs"]
     if kind == "envpool":
         return _envpool(num_envs, batch_size=spec["batch_size"])
     if kind == "gymnasium":
         return _gymnasium(num_envs)
+    from gpusim_rl.api import scratch_training
+    from gpusim_rl.compose import compose
+
     if kind in ("policy", "training"):
         return _trainer(scratch_training(spec["overrides"]), learns=kind == "training")
     from gpusim_rl.run.trainer import use_available_cpus
@@ -223,7 +217,7 @@ def _contestant(
         return _bare_physics(scenario, spec.get("persistent", "auto"))
     if kind == "env":
         return _env_step(scenario)
-    return _peer(scenario, spec["client"], spec["mode"])
+    return _baseline(scenario, spec["baseline"], spec["mode"])
 
 
 def _of_sim(sim: Sim, choice: SimChoice) -> dict[str, Any]:
@@ -265,10 +259,10 @@ def _scenario(config: dict[str, Any]) -> _Scenario:
 
 def _ant_v5(num_envs: int) -> _Scenario:
     import torch
-    from throughput.gymnasium_ant import ANT_V5, GymnasiumAnt
 
     from gpusim_rl.config import SimConfig
     from gpusim_rl.sim import choose_sim
+    from throughput.gymnasium_ant import ANT_V5, GymnasiumAnt
 
     sim = SimConfig(name="mujoco", num_threads=None, njmax=None, nconmax=None, graph=True, persistent="auto")
     choice = choose_sim("mujoco", torch.device("cpu"))
@@ -276,7 +270,7 @@ def _ant_v5(num_envs: int) -> _Scenario:
 
 
 @contextmanager
-def _bare_physics(scenario: _Scenario, persistent: Any) -> Iterator[Contestant]:
+def _bare_physics(scenario: _Scenario, persistent: Any) -> Iterator[Workload]:
     """The task's scene with its decimation and random controls: no task, no resets."""
     import torch
 
@@ -305,14 +299,14 @@ def _bare_physics(scenario: _Scenario, persistent: Any) -> Iterator[Contestant]:
     graphs = _graphs(sim.device)
     with graphs.stream():
         steps(SETTLING_STEPS)
-        yield Contestant(
+        yield Workload(
             lambda: graphs.run("rollout", lambda: steps(horizon)), env_steps, settings, sim.device, graphs=graphs
         )
     sim.close()
 
 
 @contextmanager
-def _env_step(scenario: _Scenario) -> Iterator[Contestant]:
+def _env_step(scenario: _Scenario) -> Iterator[Workload]:
     """The environment without a policy: task, resets and time limit, with actions made beforehand."""
     env = scenario.make_env()
     env.reset()
@@ -327,7 +321,7 @@ def _env_step(scenario: _Scenario) -> Iterator[Contestant]:
     env_steps = scenario.horizon * scenario.num_envs
     graphs = _graphs(env.device, env.task)
     with graphs.stream():
-        yield Contestant(lambda: graphs.run("rollout", steps), env_steps, settings, env.device, graphs=graphs)
+        yield Workload(lambda: graphs.run("rollout", steps), env_steps, settings, env.device, graphs=graphs)
     env.close()
 
 
@@ -362,7 +356,7 @@ def _random(num_envs: int, size: int, device: torch.device) -> Tensor:
 
 
 @contextmanager
-def _trainer(training: AbstractContextManager[tuple[Trainer, Logger]], *, learns: bool) -> Iterator[Contestant]:
+def _trainer(training: AbstractContextManager[tuple[Trainer, Logger]], *, learns: bool) -> Iterator[Workload]:
     """Our trainer: the whole training, or only its rollouts."""
     import torch
 
@@ -375,7 +369,7 @@ def _trainer(training: AbstractContextManager[tuple[Trainer, Logger]], *, learns
 
         def collect() -> None:
             trainer.collect()
-            trainer.timer.start()  # the logbook, which would do this, is not asked
+            trainer.timer.start()  # the logger, which would do this, is not asked
 
         settings = _of_sim(trainer.env.sim, trainer.choice) | {
             "device": str(trainer.rl_device),
@@ -392,33 +386,32 @@ def _trainer(training: AbstractContextManager[tuple[Trainer, Logger]], *, learns
         iterate = (lambda: trainer.iterate(log)) if learns else collect
         env_steps = cfg.num_envs * cfg.ppo.horizon
         in_env = None if trainer.graphs.whole_rollout else _time_steps(trainer.env)  # a replay calls no step
-        yield Contestant(iterate, env_steps, settings, trainer.rl_device, phases, trainer.graphs, in_env)
+        yield Workload(iterate, env_steps, settings, trainer.rl_device, phases, trainer.graphs, in_env)
 
 
 @contextmanager
-def _peer(scenario: _Scenario, name: str, mode: str) -> Iterator[Contestant]:
+def _baseline(scenario: _Scenario, name: str, mode: str) -> Iterator[Workload]:
     """Another library's trainer on our environment."""
-    from throughput.baselines import make_client
-
     from gpusim_rl.learn.ppo import choose_precision
     from gpusim_rl.run.timing import PhaseTimer
+    from throughput.baselines import make_baseline
 
     assert scenario.cfg is not None and scenario.rl_device is not None
     device = scenario.rl_device
     bf16, _ = choose_precision(scenario.cfg.ppo.precision, device)
     env = scenario.make_env()
-    client = make_client(name, env, scenario.cfg, device=device, mode=mode, bf16=bf16)
+    baseline = make_baseline(name, env, scenario.cfg, device=device, mode=mode, bf16=bf16)
     phases = PhaseTimer(device)
-    client.observe(phases)
+    baseline.observe(phases)
     in_env = _time_steps(env)
-    settings = {"version": client.version, **_of_sim(env.sim, scenario.choice), **client.settings}
-    yield Contestant(client.iterate, client.env_steps_per_iteration, settings, device, phases, in_env=in_env)
-    client.close()
+    settings = {"version": baseline.version, **_of_sim(env.sim, scenario.choice), **baseline.settings}
+    yield Workload(baseline.iterate, baseline.env_steps_per_iteration, settings, device, phases, in_env=in_env)
+    baseline.close()
     env.close()
 
 
 @contextmanager
-def _envpool(num_envs: int, *, batch_size: int) -> Iterator[Contestant]:
+def _envpool(num_envs: int, *, batch_size: int) -> Iterator[Workload]:
     """EnvPool's Ant-v5; asynchronous where a batch is smaller than the number of envs."""
     import envpool  # type: ignore[import-not-found]
     import numpy as np
@@ -444,12 +437,12 @@ def _envpool(num_envs: int, *, batch_size: int) -> Iterator[Contestant]:
         env.async_reset()
         iterate = send_and_receive
     settings = {"version": envpool.__version__, "threads": threads, "batch_size": batch_size, "frame_skip": 5}
-    yield Contestant(iterate, calls * batch_size, settings)
+    yield Workload(iterate, calls * batch_size, settings)
     env.close()
 
 
 @contextmanager
-def _gymnasium(num_envs: int) -> Iterator[Contestant]:
+def _gymnasium(num_envs: int) -> Iterator[Workload]:
     """Gymnasium's asynchronous vector environment: a process for each env."""
     import gymnasium
     import numpy as np
@@ -464,5 +457,10 @@ def _gymnasium(num_envs: int) -> Iterator[Contestant]:
         for i in range(EXTERNAL_HORIZON):
             env.step(actions[i % ACTION_SETS])
 
-    yield Contestant(iterate, EXTERNAL_HORIZON * num_envs, {"version": gymnasium.__version__, "processes": num_envs})
+    yield Workload(iterate, EXTERNAL_HORIZON * num_envs, {"version": gymnasium.__version__, "processes": num_envs})
     env.close()
+
+
+if __name__ == "__main__":
+    sys.path[0] = str(Path(__file__).resolve().parent.parent)  # imports `throughput`, not its files
+    serve()

@@ -1,7 +1,7 @@
-"""A contestant that measures nothing: answers as `throughput.worker.serve` does, at a speed of its own.
+"""A process that measures nothing: answers as `throughput.worker.serve` does, at a speed of its own.
 
 Its spec may have `steps` (of an iteration), `in_env` (seconds of an iteration in `env.step`), a `diary` (a file to note
-every turn in), a `trunk`, and a `plan` that says what goes wrong and at which turn.
+every run in), a `trunk`, and a `plan` that says what goes wrong and at which run.
 """
 
 import json
@@ -22,18 +22,18 @@ if "start" in plan:
     sys.exit(1)
 separate = "ppo.network.separate=true" in spec.get("overrides", [])
 answer(ready=True, settings={"trunk": "separate" if separate else spec.get("trunk"), "pid": os.getpid()})
-turns = 0
+runs = 0
 for line in sys.stdin:
     request = json.loads(line)
     if "report" in request:
         answer(memory={"resident": 5000000})
         continue
-    turns += 1
-    if turns == plan.get("raise_at"):
+    runs += 1
+    if runs == plan.get("raise_at"):
         raise MemoryError("no room")
-    if turns == plan.get("kill_at"):
+    if runs == plan.get("kill_at"):
         os.kill(os.getpid(), 9)
-    if turns == plan.get("speak_at"):
+    if runs == plan.get("speak_at"):
         answer(error="ValueError: bad shape")
         sys.exit(1)
     if "diary" in spec:

@@ -1,0 +1,46 @@
+"""The checkout that is measured: how a process imports it, its commit and machine, and files written beside it."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def process_environment(**more: str) -> dict[str, str]:
+    """Our variables and more, with which a process finds the same package, installed or not."""
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    return {**os.environ, "PYTHONPATH": path, **more}
+
+
+def provenance(*exclude: Path) -> dict[str, Any]:
+    """Commit, machine and versions; what a program writes itself, `exclude`, does not make the checkout dirty."""
+    from gpusim_rl.run.run_dir import describe_environment, git_state
+    from throughput.baselines import BASELINES, ENVIRONMENTS
+
+    environment = describe_environment()
+    for package in (*(library.distribution for library in BASELINES.values()), *ENVIRONMENTS):
+        with suppress(importlib.metadata.PackageNotFoundError):
+            environment["versions"][package] = importlib.metadata.version(package)
+    return {"git": git_state(*exclude)[0], "environment": environment}
+
+
+def write(path: Path, text: str) -> None:
+    """Writes a file that takes the old one's place when it is complete.
+
+    Raises:
+        ConfigError: It cannot be written there.
+    """
+    from gpusim_rl.errors import ConfigError
+    from gpusim_rl.run.run_dir import replacing
+
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(path) as file:
+            file.write(text.encode())
+    except OSError as error:
+        raise ConfigError(f"cannot write {path}: {error.strerror}; try another --out") from None
