@@ -23,8 +23,8 @@ def read_audit(report: Mapping[str, Any]) -> Part:
 
     The row of metrics, one copy and one wait per log interval, is counted apart (`row_bytes`).
     """
-    phases = {name: phase for name, phase in report["ours"]["phases"].items() if name not in NOT_COUNTED}
-    iterations, rows = report["ours"]["iterations"], report["log_rows"]
+    phases = {name: phase for name, phase in report["phases"].items() if name not in NOT_COUNTED}
+    iterations, rows = report["iterations"], report["log_rows"]
     copied = {"to_device": 0.0, "to_host": 0.0}
     syncs = row_bytes = 0.0
     for name, phase in phases.items():
@@ -39,7 +39,7 @@ def read_audit(report: Mapping[str, Any]) -> Part:
         "num_envs": report["num_envs"],
         "sim": report["sim"],
         "precision": report["precision"],
-        "method": report["ours"]["method"],
+        "method": report["method"],
         "bytes_to_device": copied["to_device"] / iterations,
         "bytes_to_host": copied["to_host"] / iterations,
         "row_bytes": row_bytes / iterations,

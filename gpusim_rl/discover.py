@@ -126,8 +126,8 @@ def _target(name: str, yamls: Mapping[str, Path], trail: tuple[str, ...] = ()) -
 
 
 def learned() -> dict[str, dict[str, Any]]:
-    """How our tasks were seen to learn, by task: the outcomes of `gpusim-rl bench learn`, each with its first seed."""
-    file = paths.evidence_file()
+    """Results of the learning benchmark (`benchmarks/bench.py learn`) by task, each with its first seed."""
+    file = paths.learning_file()
     if not file.is_file():
         return {}
     outcomes = json.loads(file.read_text(encoding="utf-8"))["outcomes"]

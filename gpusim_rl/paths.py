@@ -56,8 +56,8 @@ def tools_dir() -> Path:
     return _shipped("tools")
 
 
-def evidence_file() -> Path:
-    """Data on how our tasks were seen to learn, written by `gpusim-rl bench learn`."""
+def learning_file() -> Path:
+    """Results of the learning benchmark on our tasks, written by `benchmarks/bench.py learn`."""
     return _shipped("benchmarks") / "tasks.json"
 
 

@@ -281,7 +281,7 @@ def test_list_tells_how_long_a_task_takes_to_learn(capsys, monkeypatch, tmp_path
     file = tmp_path / "tasks.json"
     entries = ({**reached, "task": "Ant"}, {**reached, **changed, "task": "Anymal"}, failed)
     file.write_text(json.dumps({"outcomes": [{**entry, **machine} for entry in entries]}))
-    monkeypatch.setattr(paths, "evidence_file", lambda: file)
+    monkeypatch.setattr(paths, "learning_file", lambda: file)
     cli.main(["list", "--json", "--no-sizes"])
     rows = {row["name"]: (row["tuned"], row["learns"]) for row in json.loads(capsys.readouterr().out)}
     assert rows["Ant"] == (True, "3,000 in 7 min, 2 CPU cores")

@@ -1,10 +1,9 @@
-"""Audit a training: what crosses between host and device, and what makes one wait for the other.
+"""Audit a training: what is copied between host and device, and what makes one wait for the other.
 
-python tools/audit.py task=Ant num_envs=64                   our training, by phase
-python tools/audit.py task=Ant num_envs=64 --client all      other libraries on the same environment beside it
+python tools/audit.py task=Ant num_envs=64                   by phase
 python tools/audit.py task=Ant device=cuda --json audit.json
 
-Exit code 1 when a steady iteration of ours copies or waits beyond the one row of metrics per log interval; the lines
+Exit code 1 when a steady iteration copies or waits beyond the one row of metrics per log interval; the lines
 that do are named.
 """
 
@@ -17,8 +16,6 @@ from pathlib import Path
 from typing import Any
 
 WARM_UP = 4  # iterations: until then kernels compile, graphs are captured, memory is allocated
-PACKAGES = {"rsl_rl": "rsl_rl", "skrl": "skrl", "rl_games": "rl_games", "sb3": "stable_baselines3"}
-SHOWN_PLACES = 5
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -29,7 +26,7 @@ def main(argv: list[str] | None = None) -> int:
     args = parse(argv)
     limit_openmp_spin()  # before torch is imported
     with friendly_errors():
-        report = audit_all(args)
+        report = audit_training(args)
         text = json.dumps(report, indent=2) + "\n"
         if args.json == "-":
             sys.stdout.write(text)
@@ -45,9 +42,6 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="audit", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="as for train.py: task=Ant num_envs=64")
     parser.add_argument("--iterations", type=int, default=3, help="steady iterations to look at (default: 3)")
-    parser.add_argument(
-        "--client", action="append", default=[], help=f"also {', '.join(PACKAGES)}, or all; may be repeated"
-    )
     parser.add_argument("--json", nargs="?", const="-", metavar="FILE", help="all numbers, to a file or the screen")
     args = parser.parse_intermixed_args(argv)
     if args.json and "=" in args.json:  # `--json task=Ant`
@@ -55,20 +49,15 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     return args
 
 
-def audit_all(args: argparse.Namespace) -> dict[str, Any]:
-    """Audits our training, and the clients."""
+def audit_training(args: argparse.Namespace) -> dict[str, Any]:
+    """Audits a training; returns the content of the json."""
     from gpusim_rl.api import scratch_training
     from gpusim_rl.diagnose.transfers import audit, our_loop, update_without_data, violations
-    from gpusim_rl.errors import ConfigError, did_you_mean
+    from gpusim_rl.errors import ConfigError
     from gpusim_rl.run.run_dir import describe_environment
 
     if args.iterations < 1:
         raise ConfigError(f"--iterations must be a positive int, got {args.iterations}")
-    for name in args.client:
-        if name not in (*PACKAGES, "all"):
-            raise ConfigError(
-                f"unknown client {name!r}.{did_you_mean(name, PACKAGES)} Available: {', '.join(PACKAGES)}, all"
-            )
     with scratch_training(args.overrides) as (trainer, log):
         interval, first = trainer.cfg.log.interval, trainer.iteration + WARM_UP
         rows = (first + args.iterations) // interval - first // interval
@@ -77,7 +66,7 @@ def audit_all(args: argparse.Namespace) -> dict[str, Any]:
         found = violations(result, rows)
         if problem is not None:
             found.append(f"update reads data: {problem}")
-        report = {
+        return {
             **describe_environment(),
             "git": log.run_dir.environment["git"],
             "task": trainer.task_name,
@@ -87,29 +76,11 @@ def audit_all(args: argparse.Namespace) -> dict[str, Any]:
             "precision": trainer.algorithm.metadata().get("precision", "fp32"),
             "graph": str(trainer.graphs.choice),
             "log_rows": rows,
-            "ours": result.as_dict(),
+            **result.as_dict(),
             "update_without_data": "yes" if problem is None else problem,
+            "violations": found,
+            "ok": not found,
         }
-    names = list(PACKAGES) if "all" in args.client else args.client
-    report["clients"] = {name: audit_client(name, args) for name in dict.fromkeys(names)}
-    return report | {"violations": found, "ok": not found}
-
-
-def audit_client(name: str, args: argparse.Namespace) -> dict[str, Any]:
-    """Audits another library's trainer on our environment."""
-    from throughput.baselines import make_client
-
-    from gpusim_rl.api import scratch_training
-    from gpusim_rl.diagnose.transfers import audit, foreign_loop
-
-    with scratch_training(args.overrides) as (trainer, log):
-        client = make_client(name, trainer.env, trainer.cfg, device=trainer.rl_device)
-        try:
-            loop = foreign_loop(client, trainer, log, PACKAGES[name])
-            result = audit(loop, warm_up=1, iterations=args.iterations)
-        finally:
-            client.close()
-    return {"version": client.version, "mode": client.mode, "settings": client.settings, **result.as_dict()}
 
 
 def write(path: Path, text: str) -> None:
@@ -128,39 +99,25 @@ def write(path: Path, text: str) -> None:
 
 
 def show(report: dict[str, Any]) -> None:
-    """Prints the tables and the verdict."""
+    """Prints the table and the result."""
     from rich.console import Console
     from rich.table import Table
 
-    loops = {"ours": report["ours"]}
-    loops |= {f"{name} {client['version']}": client for name, client in report["clients"].items()}
-    counted = "operators" in next(iter(report["ours"]["phases"].values()))
+    counted = "operators" in next(iter(report["phases"].values()))
     device = ("operators",) if counted else ("launches", "kernels", "device busy")
     console = Console(highlight=False, markup=False)
     console.width = max(console.width, 100)  # no column is cut in a pipe
     console.print(
         f"{report['task']}, {report['num_envs']} envs, {report['sim']}, learner on {report['device']}"
-        f" ({report['precision']}); {report['ours']['method']}; per"
-        f" iteration, mean of {report['ours']['iterations']}",
+        f" ({report['precision']}); {report['method']}; per iteration, mean of {report['iterations']}",
         soft_wrap=True,
     )
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("", "phase", "to device", "to host", "syncs", *device):
-        table.add_column(column, justify="left" if column in ("", "phase") else "right", no_wrap=True)
-    for title, loop in loops.items():
-        for phase, work in loop["phases"].items():
-            table.add_row(title, phase, *cells(work, loop["iterations"], counted))
-            title = ""
-        table.add_section()
+    for column in ("phase", "to device", "to host", "syncs", *device):
+        table.add_column(column, justify="left" if column == "phase" else "right", no_wrap=True)
+    for phase, work in report["phases"].items():
+        table.add_row(phase, *cells(work, report["iterations"], counted))
     console.print(table)
-    for title, loop in loops.items():
-        if title != "ours" and loop["places"]:
-            console.print(f"{title} copies or waits most often at")
-            for place in loop["places"][:SHOWN_PLACES]:
-                count = number(place["count"] / loop["iterations"])
-                console.print(
-                    f"  {count:>5} x  {place['what']} at {place['where']}  ({place['phase']})", soft_wrap=True
-                )
     console.print(f'update without data (device "meta"): {report["update_without_data"]}', soft_wrap=True)
     for line in report["violations"]:
         console.print(line, soft_wrap=True)

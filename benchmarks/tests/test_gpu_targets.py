@@ -27,7 +27,7 @@ def test_a_row_of_metrics_is_no_violation_and_all_else_is():
     about = {"num_envs": 8, "sim": "mjwarp", "precision": "bf16", "violations": [], "log_rows": 2}
 
     def read(**phases):
-        return gpu_targets.read_audit({**about, "ours": {"iterations": 2, "method": "trace", "phases": phases}})
+        return gpu_targets.read_audit({**about, "iterations": 2, "method": "trace", "phases": phases})
 
     clean = {"rollout": phase(), "update": phase(), "log": phase(to_host=(2, 208), syncs=2, wall_s=0.0)}
     found = read(**clean)

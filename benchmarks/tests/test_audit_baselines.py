@@ -1,0 +1,47 @@
+"""`benchmarks/audit_baselines.py` as a user runs it."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+
+import audit_baselines
+from helpers.commands import ROOT, run_command
+
+SMALL = ("device=cpu", "num_envs=16", "ppo.horizon=8", "ppo.minibatch_size=64", "ppo.network.hidden=[16,16]")
+
+
+def test_another_library_stands_beside_ours_and_its_lines_are_named(tmp_path):
+    pytest.importorskip("rsl_rl")
+    arguments = ("task=Cartpole", *SMALL, "--iterations", "1", "--baselines", "rsl_rl", "--json", "audit.json")
+    done = run_command(sys.executable, ROOT / "benchmarks" / "audit_baselines.py", *arguments, cwd=tmp_path)
+    report = json.loads((tmp_path / "audit.json").read_text())
+    baseline = report["baselines"]["rsl_rl"]
+    assert {"version", "settings", "phases", "places"} <= set(baseline)
+    assert sum(baseline["phases"]["update"]["syncs"].values()) > 0
+    assert "physics (host)" in baseline["phases"]
+    assert any(place["where"].startswith("rsl_rl/") for place in baseline["places"])
+    assert report["ours"]["phases"]["update"]["syncs"] == {}
+    assert report["environment"]["versions"]["rsl-rl-lib"] == baseline["version"] and "git" in report
+    lines = done.stdout.splitlines()
+    assert lines[0].startswith("Cartpole, 16 envs, mujoco on cpu") and "rsl_rl copies or waits most often at" in lines
+    assert [path.name for path in tmp_path.iterdir()] == ["audit.json"]  # no run folder stays
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["task=Antt", "--baselines", "none"], "Did you mean 'Ant'?"),
+        (["--baselines", "rslrl"], "unknown baseline 'rslrl'. Did you mean 'rsl_rl'? Available: rsl_rl, skrl,"),
+        (["--iterations", "0"], "--iterations must be a positive int, got 0"),
+    ],
+)
+def test_bad_input_is_one_line(monkeypatch, capsys, arguments, line):
+    monkeypatch.setenv("GOMP_SPINCOUNT", "10000")  # else it would be set for the tests that follow
+    with pytest.raises(SystemExit) as stopped:
+        audit_baselines.main(arguments)
+    errors = capsys.readouterr().err
+    assert stopped.value.code == 2
+    assert errors.startswith("error: ") and errors.count("\n") == 1 and line in errors
