@@ -48,6 +48,7 @@ def outcomes(folder: Path) -> list[dict]:
     return json.loads((folder / "benchmarks" / "tasks.json").read_text())["outcomes"]
 
 
+@pytest.mark.slow
 def test_a_training_stops_by_time_continues_and_stops_at_the_threshold(folder):
     # More than Cartpole can give, in no time: it is stopped, with a checkpoint.
     learn(folder, "Cartpole", threshold=600.0, minutes=0.01)

@@ -1,0 +1,43 @@
+"""The measuring programs use the package; the package and its tools do not know them."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from checkout import ROOT, process_environment, provenance, write
+from gpusim_rl.errors import ConfigError
+
+
+def test_nothing_that_is_installed_imports_a_benchmark():
+    programs = {path.stem for path in (ROOT / "benchmarks").iterdir() if path.suffix == ".py"} | {"throughput"}
+    assert {"bench", "checkout", "learning"} < programs
+    for folder in ("gpusim_rl", "tools", "tasks"):
+        for file in (ROOT / folder).rglob("*.py"):
+            for node in ast.walk(ast.parse(file.read_text())):
+                names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+                names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+                found = programs & {name.partition(".")[0] for name in names}
+                assert not found, f"{file} imports {found}"
+
+
+def test_a_process_finds_this_checkout_first(monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", "mine")
+    environment = process_environment(NO_COLOR="1")
+    assert environment["PYTHONPATH"] == os.pathsep.join([str(ROOT), "mine"]) and environment["NO_COLOR"] == "1"
+
+
+def test_versions_of_compared_libraries_are_told(tmp_path):
+    found = json.loads(json.dumps(provenance(tmp_path)))
+    assert set(found) == {"git", "environment"} and found["environment"]["versions"]["torch"]
+
+
+def test_what_cannot_be_written_is_one_line(tmp_path):
+    write(tmp_path / "new" / "a.json", "{}\n")
+    assert (tmp_path / "new" / "a.json").read_text() == "{}\n"
+    with pytest.raises(ConfigError, match=r"^cannot write /dev/null/a.json: .*; try another --out$"):
+        write(Path("/dev/null/a.json"), "")
