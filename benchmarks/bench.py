@@ -344,11 +344,12 @@ def env_counts(overrides: Sequence[str]) -> tuple[list[int], list[str]]:
 
 def of_task(args: argparse.Namespace, overrides: Sequence[str], counts: Sequence[int]) -> dict[str, Any]:
     """What is measured for a task; checks the configuration before anything is started."""
+    from gpusim_rl.api import load_spec
     from gpusim_rl.compose import compose
-    from gpusim_rl.config import build_run
+    from gpusim_rl.config import PPOConfig
     from gpusim_rl.errors import ConfigError
     from gpusim_rl.learn.ppo import choose_precision
-    from gpusim_rl.run.trainer import choose_devices
+    from gpusim_rl.run.devices import choose_devices
     from throughput.baselines import MODES, choose_baselines, install_command
     from throughput.harness import training_cases
 
@@ -358,21 +359,23 @@ def of_task(args: argparse.Namespace, overrides: Sequence[str], counts: Sequence
     modes = args.modes.split(",")
     if not set(modes) <= set(MODES):
         raise ConfigError(f"--modes must be of {', '.join(MODES)}, got {args.modes}")
-    config = compose([*overrides, *(f"num_envs={count}" for count in counts[:1])])
-    cfg = build_run(config)
+    spec = load_spec(compose([*overrides, *(f"num_envs={count}" for count in counts[:1])]), overrides)
+    cfg = spec.cfg
+    if not isinstance(cfg.algorithm, PPOConfig):
+        raise ConfigError("the bench measures PPO: try algo=ppo")
     rl_device, choice = choose_devices(cfg)
 
     def cases(num_envs: int) -> list[Case]:
         return training_cases(overrides, num_envs, on_mujoco=choice.name == "mujoco", baselines=baselines, modes=modes)
 
     return {
-        "task": config["task"]["_target_"].rpartition(".")[2],
+        "task": spec.task_class.__name__,
         "overrides": list(overrides),
         "sim": str(choice),
         "learner": str(rl_device),
-        "precision": "bf16" if choose_precision(cfg.ppo.precision, rl_device)[0] else "fp32",
+        "precision": "bf16" if choose_precision(cfg.algorithm.precision, rl_device)[0] else "fp32",
         "decimation": cfg.task.decimation,
-        "horizon": cfg.ppo.horizon,
+        "horizon": cfg.algorithm.horizon,
         "cases": cases,
         "default_counts": [cfg.num_envs],
     }

@@ -63,34 +63,19 @@ def persistent() -> list[dict[str, Any]]:
 
 def update(keep: bool) -> dict[str, float]:
     """Seconds and page faults of an update of Ant's size, in this process."""
-    import torch
+    from gpusim_rl.api import scratch_training
+    from gpusim_rl.run import trainer as trainer_module
 
-    from gpusim_rl.compose import compose
-    from gpusim_rl.config import PPOConfig, build
-    from gpusim_rl.hardware import available_cpus, tune_malloc
-    from gpusim_rl.learn.networks import ActorCritic
-    from gpusim_rl.learn.ppo import PPO, choose_precision
-    from gpusim_rl.learn.rollout import Rollout
-
-    torch.set_num_threads(available_cpus())
-    if keep:
-        tune_malloc()
-    cfg = build(PPOConfig, compose(["task=Ant"])["ppo"], "ppo")
-    device = torch.device("cpu")
-    policy = ActorCritic({"policy": 60}, 8, cfg, bf16=choose_precision("auto", device)[0])
-    ppo = PPO(policy, cfg, horizon=16, num_envs=4096, max_iterations=100, generator=torch.Generator())
-    rollout = Rollout(
-        16, 4096, {"policy": 60}, 8, initial_hidden=(), sequence_length=1, max_truncations=1, device=device
-    )
-    rollout.obs["policy"].normal_()
-    rollout.valid.fill_(True)
-    last = {"policy": torch.randn(4096, 60)}
+    if not keep:
+        trainer_module.tune_malloc = lambda: None
     seconds, faults = [], []
-    for _ in range(8):
-        before, started = resource.getrusage(resource.RUSAGE_SELF).ru_minflt, time.perf_counter()
-        ppo.update(rollout, last, ())
-        seconds.append(time.perf_counter() - started)
-        faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+    with scratch_training(["task=Ant", "num_envs=4096", "device=cpu"]) as (trainer, _):
+        trainer.collect()
+        for _ in range(8):
+            before, started = resource.getrusage(resource.RUSAGE_SELF).ru_minflt, time.perf_counter()
+            trainer.algorithm.update()
+            seconds.append(time.perf_counter() - started)
+            faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
     return {"seconds": statistics.median(seconds[2:]), "page_faults": statistics.median(faults[2:])}
 
 

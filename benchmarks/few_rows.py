@@ -13,6 +13,7 @@ import statistics
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 ROUNDS = 7
 SETTINGS = {
@@ -32,13 +33,14 @@ def measure(settings: list[str], rounds: int) -> dict[int, dict[str, float]]:
 
     seconds: dict[int, list[tuple[float, float]]] = {1: [], available_cpus(): []}
     with scratch_training(settings) as (trainer, _):
+        ppo: Any = trainer.algorithm
         for number in range(rounds + 1):
             for threads, values in seconds.items():
                 torch.set_num_threads(threads)
-                trainer.ppo._chunks._pool = None  # its workers were chosen for another number
+                ppo._chunks._pool = None  # its workers were chosen for another number
                 trainer.collect()
                 started, worked = time.perf_counter(), time.process_time()
-                trainer.ppo.update(trainer.rollout, trainer.obs, trainer.hidden)
+                ppo.update()
                 if number > 0:
                     values.append((time.perf_counter() - started, time.process_time() - worked))
     return {

@@ -39,7 +39,7 @@ def measure(num_envs: int) -> dict[str, Any]:
                 vec_env.limit_torch_threads = trainer_module.limit_torch_threads = context
                 started = time.perf_counter()
                 trainer.collect()
-                times[kind].append(1e3 * (time.perf_counter() - started) / trainer.cfg.ppo.horizon)
+                times[kind].append(1e3 * (time.perf_counter() - started) / trainer.algorithm.horizon)
         vec_env.limit_torch_threads = trainer_module.limit_torch_threads = kinds["few"]
     ratios = [few / every for few, every in zip(times["few"], times["all"], strict=True)]
     return {

@@ -14,6 +14,7 @@ import statistics
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 ROUNDS = 5
 SIZES = (1024, 2048, 4096, 8192, 32768)
@@ -29,16 +30,17 @@ def main() -> None:
 
     seconds: dict[tuple[int, bool], list[float]] = {(size, threads): [] for threads in (True, False) for size in SIZES}
     with scratch_training(["task=Ant", "num_envs=4096", "ppo.epochs=2"]) as (trainer, _):
+        ppo: Any = trainer.algorithm
         trainer.collect()
-        trainer.ppo.update(trainer.rollout, trainer.obs, trainer.hidden)
-        chunks = trainer.ppo._chunks
+        ppo.update()
+        chunks = ppo._chunks
         for _ in range(ROUNDS):
             for (size, threads), values in seconds.items():
                 chunks._size, chunks._threads = size, threads
                 started = time.perf_counter()
-                trainer.ppo.update(trainer.rollout, trainer.obs, trainer.hidden)
+                ppo.update()
                 values.append(time.perf_counter() - started)
-        precision = "bf16" if trainer.policy.bf16 else "fp32"
+        precision = "bf16" if ppo.policy.bf16 else "fp32"
     rows = [
         {"samples_per_chunk": size, "thread_per_chunk": threads, "seconds": statistics.median(values), "all": values}
         for (size, threads), values in seconds.items()

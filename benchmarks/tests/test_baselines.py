@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from gpusim_rl.api import make_env, prepare
 from gpusim_rl.errors import ConfigError
-from gpusim_rl.learn.networks import ActorCritic
+from gpusim_rl.learn.ppo import PPO
 from gpusim_rl.sim.warp import start_warp
 from gpusim_rl.testing.sync_counter import SyncCounter
 from helpers.training import SMALL_PPO, Faulty, FaultyConfig, merged
@@ -28,7 +28,7 @@ every_baseline = pytest.mark.parametrize("name", BASELINES)
 def build(name: str, task: Any = "Cartpole", config: Any = None, *, mode: str = "same", bf16: bool = False, **ppo: Any):
     """A baseline of 8 envs with a small network, its environment and its settings."""
     settings = {"num_envs": 8, "device": "cpu", "ppo": merged(SMALL_PPO, ppo)}
-    run, *_ = prepare(task, config, **settings)
+    run = prepare(task, config, **settings).cfg
     env = make_env(task, config, **settings)
     return make_baseline(name, env, run, device=CPU, mode=mode, bf16=bf16), env, run
 
@@ -76,12 +76,12 @@ def test_an_iteration_is_a_rollout_and_an_update(name, monkeypatch, tmp_path, ca
     for iteration in (1, 2):
         baseline.iterate()
         assert seen == ["+rollout", "-rollout", "+update", "-update"] * iteration
-        assert steps == iteration * run.ppo.horizon
+        assert steps == iteration * run.algorithm.horizon
         after = [parameter.detach().clone() for parameter in parameters(baseline)]
         assert all(value.isfinite().all() for value in after)
         assert sum(not torch.equal(*pair) for pair in zip(before, after, strict=True)) > len(after) // 2
         before = after
-    assert baseline.env_steps_per_iteration == 8 * run.ppo.horizon
+    assert baseline.env_steps_per_iteration == 8 * run.algorithm.horizon
     baseline.close()
     assert list(tmp_path.iterdir()) == [], "nothing in the user's folder"
     assert capfd.readouterr() == ("", "")
@@ -104,7 +104,7 @@ def test_the_networks_are_ours(name, separate):
     assert trunk == ("separate" if separate or name == "rsl_rl" else "shared")
     if trunk == "separate" and not separate:
         return  # rsl_rl cannot share
-    ours = ActorCritic(env.obs_sizes, env.num_actions, run.ppo)
+    ours = PPO.make_policy(run.algorithm, env.obs_sizes, env.action_space)
     count = sum(parameter.numel() for parameter in ours.parameters())
     assert sum(parameter.numel() for parameter in parameters(baseline)) == count
 
@@ -240,7 +240,7 @@ def test_policies_that_only_ours_has_are_refused():
 @pytest.mark.slow
 @every_baseline
 def test_it_learns(name):
-    run, *_ = prepare("Cartpole", num_envs=128, device="cpu", ppo={"minibatch_size": 1024})
+    run = prepare("Cartpole", num_envs=128, device="cpu", ppo={"minibatch_size": 1024}).cfg
     env = make_env("Cartpole", num_envs=128, device="cpu")
     baseline = make_baseline(name, env, run, device=CPU)
     failures = []

@@ -107,7 +107,7 @@ def make_baseline(
     Args:
         name: One of `BASELINES`.
         env: The environment; it is reset.
-        cfg: The run; `cfg.ppo` and the seed are used.
+        cfg: The run, of our PPO; its settings and the seed are used.
         device: Where the library learns.
         mode: `same`: what our PPO does with `cfg`, compiled only if `ppo.compile`. `fastest`: the fastest mode that the
             library documents on this device: compiled, 16-bit, tf32 on CUDA, no log. Modes whose compilation searches
@@ -120,7 +120,9 @@ def make_baseline(
     library = find_library(name)
     if mode not in MODES:
         raise ConfigError(f"unknown mode {mode!r}.{did_you_mean(mode, MODES)} Available: {', '.join(MODES)}")
-    network = cfg.ppo.network
+    if not isinstance(cfg.algorithm, PPOConfig):
+        raise ConfigError("baselines do the work of our PPO: try algo=ppo")
+    network = cfg.algorithm.network
     if network.rnn is not None or network.state_dependent_std:
         key = "state_dependent_std=true" if network.rnn is None else f"rnn={network.rnn}"
         raise ConfigError(f"baselines train feed-forward policies with one std per action, got ppo.network.{key}")
@@ -145,15 +147,15 @@ class Baseline:
     ) -> None:
         self.name, self.mode = library.name, mode
         self.version = importlib.metadata.version(library.distribution)
-        self.env_steps_per_iteration = cfg.num_envs * cfg.ppo.horizon
+        self._ppo: PPOConfig = cfg.algorithm
+        self.env_steps_per_iteration = cfg.num_envs * self._ppo.horizon
         self.settings: dict[str, Any] = {}
         self._cfg = cfg
-        self._ppo: PPOConfig = cfg.ppo
         self._device = device
         self._half = bf16 if mode == "same" else choose_precision("auto", device)[0]
-        self._compile = cfg.ppo.compile if mode == "same" else has_compiler()
+        self._compile = self._ppo.compile if mode == "same" else has_compiler()
         self._minibatches = fit_minibatches(
-            self.env_steps_per_iteration, self.env_steps_per_iteration / cfg.ppo.minibatch_size
+            self.env_steps_per_iteration, self.env_steps_per_iteration / self._ppo.minibatch_size
         )
         self._folder = tempfile.TemporaryDirectory()
         self._around: list[Around] = []

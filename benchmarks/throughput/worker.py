@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from gpusim_rl.config import RunConfig, SimConfig
+    from gpusim_rl.config import PPOConfig, RunConfig, SimConfig
     from gpusim_rl.env import Step, Task, TaskConfig, VecEnv
     from gpusim_rl.run.cuda_graph import Graphs
     from gpusim_rl.run.logger import Logger
@@ -205,14 +205,13 @@ def _build(spec: dict[str, Any]) -> AbstractContextManager[Workload]:
     if kind == "gymnasium":
         return _gymnasium(num_envs)
     from gpusim_rl.api import scratch_training
-    from gpusim_rl.compose import compose
 
     if kind in ("policy", "training"):
         return _trainer(scratch_training(spec["overrides"]), learns=kind == "training")
-    from gpusim_rl.run.trainer import use_available_cpus
+    from gpusim_rl.run.devices import use_available_cpus
 
-    scenario = _ant_v5(num_envs) if spec.get("gymnasium") else _scenario(compose(spec["overrides"]))
-    use_available_cpus(scenario.cfg)  # as our trainer does, whoever uses them
+    scenario = _ant_v5(num_envs) if spec.get("gymnasium") else _scenario(spec["overrides"])
+    use_available_cpus(scenario.batch_rows)  # as our trainer does, whoever uses them
     if kind == "physics":
         return _bare_physics(scenario, spec.get("persistent", "auto"))
     if kind == "env":
@@ -238,6 +237,14 @@ class _Scenario:
     cfg: RunConfig | None = None
     rl_device: torch.device | None = None
 
+    @property
+    def batch_rows(self) -> int | None:
+        """`PPO.batch_rows`, where there is a learner."""
+        if self.cfg is None:
+            return None
+        ppo: PPOConfig = self.cfg.algorithm
+        return max(self.num_envs, min(ppo.minibatch_size, self.num_envs * ppo.horizon))
+
     def make_env(self) -> VecEnv:
         from gpusim_rl.env import VecEnv
 
@@ -247,14 +254,15 @@ class _Scenario:
         )
 
 
-def _scenario(config: dict[str, Any]) -> _Scenario:
-    from gpusim_rl.config import build_run, load_task_class
-    from gpusim_rl.run.trainer import choose_devices
+def _scenario(overrides: list[str]) -> _Scenario:
+    from gpusim_rl.api import load_spec
+    from gpusim_rl.compose import compose
+    from gpusim_rl.run.devices import choose_devices
 
-    cfg = build_run(config)
+    spec = load_spec(compose(overrides), overrides)
+    cfg = spec.cfg
     rl_device, choice = choose_devices(cfg)
-    task_class = load_task_class(config["task"]["_target_"])
-    return _Scenario(task_class, cfg.task, cfg.num_envs, cfg.sim, choice, cfg.ppo.horizon, cfg, rl_device)
+    return _Scenario(spec.task_class, cfg.task, cfg.num_envs, cfg.sim, choice, cfg.algorithm.horizon, cfg, rl_device)
 
 
 def _ant_v5(num_envs: int) -> _Scenario:
@@ -325,12 +333,12 @@ def _env_step(scenario: _Scenario) -> Iterator[Workload]:
     env.close()
 
 
-def _graphs(device: torch.device, *owners: object) -> Graphs:
+def _graphs(device: torch.device, *stateful: object) -> Graphs:
     """On CUDA an iteration is one graph, as the rollout of our training: nothing here waits for Python."""
     from gpusim_rl.run.cuda_graph import GraphChoice, Graphs
 
     choice = GraphChoice("rollout", "CUDA device") if device.type == "cuda" else GraphChoice("off", device.type)
-    return Graphs(choice, device, owners=owners)
+    return Graphs(choice, device, stateful=stateful)
 
 
 def _time_steps(env: VecEnv) -> PhaseTimer:
@@ -365,7 +373,8 @@ def _trainer(training: AbstractContextManager[tuple[Trainer, Logger]], *, learns
     with training as (trainer, log):
         phases = PhaseTimer(trainer.rl_device)
         trainer.timer.observe(phases)
-        cfg = trainer.cfg
+        algorithm: Any = trainer.algorithm
+        ppo, policy = trainer.cfg.algorithm, algorithm.policy
 
         def collect() -> None:
             trainer.collect()
@@ -373,18 +382,18 @@ def _trainer(training: AbstractContextManager[tuple[Trainer, Logger]], *, learns
 
         settings = _of_sim(trainer.env.sim, trainer.choice) | {
             "device": str(trainer.rl_device),
-            "precision": "bf16" if trainer.policy.bf16 else "fp32",
+            "precision": "bf16" if policy.bf16 else "fp32",
             "matmul_precision": torch.get_float32_matmul_precision(),
             "graph": str(trainer.graphs.choice),
-            "compile": cfg.ppo.compile,
-            "trunk": "separate" if trainer.policy.separate else "shared",
-            "hidden": list(cfg.ppo.network.hidden),
-            "horizon": cfg.ppo.horizon,
+            "compile": ppo.compile,
+            "trunk": "separate" if policy.separate else "shared",
+            "hidden": list(ppo.network.hidden),
+            "horizon": ppo.horizon,
         }
         if learns:
-            settings |= {"epochs": cfg.ppo.epochs, "minibatches": trainer.ppo.num_minibatches}
+            settings |= {"epochs": ppo.epochs, "minibatches": algorithm.num_minibatches}
         iterate = (lambda: trainer.iterate(log)) if learns else collect
-        env_steps = cfg.num_envs * cfg.ppo.horizon
+        env_steps = trainer.cfg.num_envs * ppo.horizon
         in_env = None if trainer.graphs.whole_rollout else _time_steps(trainer.env)  # a replay calls no step
         yield Workload(iterate, env_steps, settings, trainer.rl_device, phases, trainer.graphs, in_env)
 
@@ -398,7 +407,7 @@ def _baseline(scenario: _Scenario, name: str, mode: str) -> Iterator[Workload]:
 
     assert scenario.cfg is not None and scenario.rl_device is not None
     device = scenario.rl_device
-    bf16, _ = choose_precision(scenario.cfg.ppo.precision, device)
+    bf16, _ = choose_precision(scenario.cfg.algorithm.precision, device)
     env = scenario.make_env()
     baseline = make_baseline(name, env, scenario.cfg, device=device, mode=mode, bf16=bf16)
     phases = PhaseTimer(device)
