@@ -19,7 +19,6 @@ after every part and every number of envs. Exit code 0: all ran, all targets are
 from __future__ import annotations
 
 import argparse
-import csv
 import importlib.util
 import json
 import os
@@ -397,14 +396,14 @@ def run_learning(args: argparse.Namespace, folder: Path, limit_s: float) -> Part
     began, seen = time.monotonic(), [0.0, 0.0]
 
     def reached() -> bool:
-        rows = read_rows(runs)
+        rows = run_rows(runs)
         if len(rows) > seen[0]:
             seen[:] = len(rows), time.monotonic() - began
         return first_at(rows, args.wanted) is not None
 
     ended = run_process([*tool("train"), *of_run(args), *settings, "log.console=plain"], limit_s, reached)
     status = ended.status()
-    rows = read_rows(runs)
+    rows = run_rows(runs)
     if status["status"] == "timed out" and rows:  # the rows are what was asked for; the result says the rest
         status = {"status": "ok", "error": None}
     found = first_at(rows, args.wanted)
@@ -415,30 +414,24 @@ def run_learning(args: argparse.Namespace, folder: Path, limit_s: float) -> Part
         "seconds_from_first_iteration": found["time/elapsed_s"] if found else None,
         "env_steps": found["env_steps"] if found else None,
         "iterations": len(rows),
-        "best_return": max((row["episode/return"] for row in rows if row["episode/return"] is not None), default=None),
+        "best_return": max((value for row in rows if (value := row.get("episode/return")) is not None), default=None),
         "curve": [
-            {"seconds": row["time/elapsed_s"], "env_steps": row["env_steps"], "return": row["episode/return"]}
+            {"seconds": row["time/elapsed_s"], "env_steps": row["env_steps"], "return": row.get("episode/return")}
             for row in rows[:: max(1, len(rows) // 200)]
         ],
     }
 
 
-def read_rows(runs: Path) -> list[dict[str, float | None]]:
+def run_rows(runs: Path) -> list[dict[str, Any]]:
     """Rows of the only run in a folder of runs, as far as they are written."""
-    rows = []
-    for file in runs.glob("Ant/2*/metrics.csv"):
-        # What follows the last newline is a row that is being written.
-        lines = list(csv.reader(file.read_text().split("\n")[:-1]))
-        for line in lines[1:]:
-            row = dict(zip(lines[0], line, strict=False))
-            names = ("env_steps", "time/elapsed_s", "episode/return")
-            rows.append({name: float(row[name]) if row.get(name) else None for name in names})
-    return rows
+    from learning import read_rows
+
+    return [row for file in runs.glob("Ant/2*/metrics.csv") for row in read_rows(file)]
 
 
 def first_at(rows: Sequence[Mapping[str, Any]], wanted: float) -> Mapping[str, Any] | None:
     """The first row whose return is what is wanted."""
-    return next((row for row in rows if row["episode/return"] is not None and row["episode/return"] >= wanted), None)
+    return next((row for row in rows if (value := row.get("episode/return")) is not None and value >= wanted), None)
 
 
 def run_tests(args: argparse.Namespace, folder: Path, limit_s: float) -> Part:

@@ -139,7 +139,7 @@ def measure_run(outcome: Outcome, run: Path) -> Outcome:
 
     Only means of 100 episodes count as best return, for the threshold and for the curve.
     """
-    rows = _rows(run / "metrics.csv")
+    rows = read_rows(run / "metrics.csv")
     curve: list[list[float]] = []
     outcome.best_return = outcome.final_return = outcome.episodes = None
     outcome.env_steps_to_threshold = outcome.seconds_to_threshold = None
@@ -166,11 +166,12 @@ def measure_run(outcome: Outcome, run: Path) -> Outcome:
     return outcome
 
 
-def _rows(file: Path) -> list[dict[str, Any]]:
+def read_rows(file: Path) -> list[dict[str, Any]]:
+    """Complete rows of a metrics.csv, which may be in the middle of being written; nothing where there is no file."""
     if not file.is_file():
         return []
     text = file.read_text()
-    complete = text[: text.rfind("\n") + 1]  # the last line may be in the middle of being written
+    complete = text[: text.rfind("\n") + 1]
     return [{k: float(v) if v else None for k, v in row.items()} for row in csv.DictReader(StringIO(complete))]
 
 

@@ -300,15 +300,17 @@ def test_tests_are_counted_even_if_pytest_was_ended():
 
 
 def test_rows_are_read_while_they_are_written(tmp_path):
-    assert gpu_check.read_rows(tmp_path) == []
+    assert gpu_check.run_rows(tmp_path) == []
     folder = tmp_path / "Ant" / "2026-01-31_12-00-00"
     folder.mkdir(parents=True)
     head = "iteration,env_steps,time/elapsed_s,episode/return,loss/value\n"
     (folder / "metrics.csv").write_text(head + "1,64,0.5,,1.0\n2,128,1.0,12.5,1.0\n3,192,1.5,3000.5,1.0\n4,2")
     (tmp_path / "Ant" / "latest").symlink_to(folder)
-    rows = gpu_check.read_rows(tmp_path)
+    rows = gpu_check.run_rows(tmp_path)
     assert [row["episode/return"] for row in rows] == [None, 12.5, 3000.5]
-    assert gpu_check.first_at(rows, 3000.0) == {"env_steps": 192.0, "time/elapsed_s": 1.5, "episode/return": 3000.5}
+    first = gpu_check.first_at(rows, 3000.0)
+    assert first is rows[2]
+    assert (first["env_steps"], first["time/elapsed_s"], first["episode/return"]) == (192.0, 1.5, 3000.5)
     assert gpu_check.first_at(rows, 4000.0) is None
 
 
