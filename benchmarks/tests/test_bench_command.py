@@ -26,7 +26,7 @@ def measured(tmp_path_factory):
     """Output, json and folder of one real bench."""
     folder = tmp_path_factory.mktemp("bench")
     baselines = ("--baselines", "rsl_rl" if HAS_RSL_RL else "none", "--modes", "same")
-    done = run_command(sys.executable, BENCH, *SMALL, "num_envs=[8]", *baselines, cwd=folder)
+    done = run_command(sys.executable, BENCH, *SMALL, "num_envs=[8]", *baselines, cwd=folder, timeout_s=280)
     return done, json.loads((folder / "benchmarks" / "Cartpole" / "bench.json").read_text()), folder
 
 
