@@ -113,11 +113,6 @@ def our_loop(trainer: Trainer, log: Logger) -> Loop:
     return Loop(trainer.rl_device, lambda: trainer.iterate(log), _with_physics(trainer, trainer.timer.observe))
 
 
-def foreign_loop(client: Any, trainer: Trainer, log: Logger, library: str) -> Loop:
-    """Another library's training (`throughput.baselines.Client`) on the environment of `trainer`."""
-    return Loop(trainer.rl_device, client.iterate, _with_physics(trainer, client.observe), library)
-
-
 def _with_physics(trainer: Trainer, observe: Callable[..., None]) -> Callable[..., None]:
     """Observes calls of physics on the host, and of saving, as phases too."""
 
