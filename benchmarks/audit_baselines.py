@@ -34,12 +34,7 @@ def main(argv: list[str] | None = None) -> int:
     from gpusim_rl.hardware import limit_openmp_spin
 
     arguments = sys.argv[1:] if argv is None else argv
-    parser = argparse.ArgumentParser(prog="audit_baselines", description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="as for train.py: task=Ant num_envs=64")
-    parser.add_argument("--baselines", default="all", help="rsl_rl,skrl,rl_games,sb3 (default: all that are installed)")
-    parser.add_argument("--iterations", type=int, default=3, help="steady iterations to look at (default: 3)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="all numbers")
-    args = parser.parse_intermixed_args(arguments)
+    args = parse(arguments)
     limit_openmp_spin()  # before torch is imported
     with friendly_errors():
         report = audit_all(args.overrides, args.baselines, args.iterations)
@@ -48,6 +43,17 @@ def main(argv: list[str] | None = None) -> int:
             command = shlex.join(["python", "benchmarks/audit_baselines.py", *arguments])
             write(args.json, json.dumps({"command": command, **provenance(args.json), **report}, indent=2) + "\n")
     return 0
+
+
+def parse(argv: list[str]) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="audit_baselines", description=(__doc__ or "").partition("\n")[0])
+    add = parser.add_argument
+    add("overrides", nargs="*", metavar="key=value", help="as for train.py: task=Ant num_envs=64")
+    add("--baselines", default="all", help="rsl_rl,skrl,rl_games,sb3 or none (default: all that are installed)")
+    add("--iterations", type=int, default=3, help="steady iterations to look at (default: 3)")
+    add("--json", type=Path, metavar="FILE", help="all numbers")
+    return parser.parse_intermixed_args(argv)
 
 
 def audit_all(overrides: Sequence[str], asked: str, iterations: int) -> dict[str, Any]:
