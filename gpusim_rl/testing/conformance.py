@@ -29,7 +29,6 @@ from gpusim_rl import discover
 from gpusim_rl.api import prepare
 from gpusim_rl.compose import compose
 from gpusim_rl.config import TASK_DEFAULTS, SimConfig, build, settings_class
-from gpusim_rl.testing.sync_counter import SyncCounter
 from gpusim_rl.env.random import EnvRandom
 from gpusim_rl.env.task import Task, TaskPart, load_task_class
 from gpusim_rl.env.vec_env import VecEnv
@@ -37,6 +36,7 @@ from gpusim_rl.run.trainer import Trainer
 from gpusim_rl.sim.choose import choose_sim, make_sim
 from gpusim_rl.sim.registry import SIMULATORS, default_simulator
 from gpusim_rl.sim.scene import Scene
+from gpusim_rl.testing.sync_counter import SyncCounter
 
 NUM = 4  # envs, where a check needs no other number
 SHORT = 6  # control steps of an episode, where episodes must end
