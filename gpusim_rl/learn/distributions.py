@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -99,9 +100,10 @@ class GaussianHead(nn.Module):
         self.log_std: nn.Parameter | None = None
         self.log_std_of_state: nn.Linear | None = None
         if cfg.state_dependent_std:
-            self.log_std_of_state = nn.utils.skip_init(nn.Linear, size, space.size)
-            nn.init.zeros_(self.log_std_of_state.weight)
-            nn.init.constant_(self.log_std_of_state.bias, cfg.log_std_init)
+            layer: Any = nn.utils.skip_init(nn.Linear, size, space.size)  # draws no random number
+            nn.init.zeros_(layer.weight)
+            nn.init.constant_(layer.bias, cfg.log_std_init)
+            self.log_std_of_state = layer
         else:
             self.log_std = nn.Parameter(torch.full((space.size,), float(cfg.log_std_init)))
 

@@ -171,7 +171,7 @@ class PPO(Algorithm):
     policy_structure = ("network", "normalize_obs", "normalize_value")
 
     cfg: PPOConfig
-    policy: ActorCritic
+    policy: ActorCritic  # type: ignore[reportIncompatibleVariableOverride]
 
     def __init__(self, cfg: PPOConfig, env: EnvSpec, *, device: torch.device, seed: int, max_iterations: int) -> None:
         self.cfg, self.device, self.horizon = cfg, device, cfg.horizon
@@ -459,7 +459,8 @@ class PPO(Algorithm):
                 sequence += f" (fitted: ppo.sequence_length={cfg.sequence_length})"
         return {
             "network": f"{layers}, {sum(p.numel() for p in self._parameters):,} parameters",
-            "batch": f"{num_envs} x {self.horizon} = {samples} samples, {cut} of {minibatch}{fitted}{sequence}, {cfg.epochs} epochs",
+            "batch": f"{num_envs} x {self.horizon} = {samples} samples, {cut} of {minibatch}{fitted}{sequence},"
+            f" {cfg.epochs} epochs",
         }
 
     def metadata(self) -> dict[str, Any]:

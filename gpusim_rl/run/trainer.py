@@ -296,7 +296,7 @@ class Trainer:
 
     def _first_diverged(self) -> dict[str, Any] | None:
         """From where the first env diverged, to be replayed."""
-        first = self.env.first_diverged.read()
+        first = self.env.nan_guard.read()
         if first is None:
             return None
         about = {"task": self.task_name, "config": self.spec.config, "sim": self.choice.name}
