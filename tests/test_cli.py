@@ -459,7 +459,8 @@ def test_python_takes_a_class_with_and_without_yaml(juggler, monkeypatch):
 
     monkeypatch.chdir(juggler)
     monkeypatch.syspath_prepend(str(juggler))
-    run, task, config, lines = prepare(Pendulum, num_envs=8, task={"max_torque": 3.0})
+    spec = prepare(Pendulum, num_envs=8, task={"max_torque": 3.0})
+    run, task, config, lines = spec.cfg, spec.task_class, spec.config, spec.overrides
     assert (task, run.num_envs, run.task.max_torque) == (Pendulum, 8, 3.0)
     assert lines == ["task=Pendulum", "num_envs=8", "task.max_torque=3.0"]
 
@@ -467,7 +468,8 @@ def test_python_takes_a_class_with_and_without_yaml(juggler, monkeypatch):
 
     values = {key: value for key, value in config["task"].items() if key != "_target_"}
     settings = Juggler.Config(bonus=2.0, **values)
-    run, task, config, _ = prepare(Juggler, settings, num_envs=8, sim="mujoco")
+    spec = prepare(Juggler, settings, num_envs=8, sim="mujoco")
+    run, task, config = spec.cfg, spec.task_class, spec.config
     assert (task, run.task, run.sim.name) == (Juggler, settings, "mujoco")
     assert config["task"]["_target_"] == "juggler.Juggler"
     with pytest.raises(ConfigError, match=r"try gpusim_rl\.train\(Juggler, Juggler\.Config"):
@@ -504,10 +506,12 @@ def test_settings_from_python_are_in_the_overrides_of_a_task_with_a_yaml(monkeyp
 
     from gpusim_rl.api import prepare
 
-    _, _, plain, _ = prepare(Pendulum)
+    spec = prepare(Pendulum)
+    plain = spec.config
     values = {**plain["task"], "max_torque": 3.0, "randomization_params": {"latency": {"range": [0, 1]}}}
     del values["_target_"]
-    _, _, plain, lines = prepare(Pendulum, Pendulum.Config(**values), task={"physics_hz": 240})
+    spec = prepare(Pendulum, Pendulum.Config(**values), task={"physics_hz": 240})
+    plain, lines = spec.config, spec.overrides
     assert compose(lines) == plain and plain["task"]["max_torque"] == 3.0
 
 
@@ -516,7 +520,8 @@ def test_python_finds_tasks_in_a_folder(juggler, monkeypatch):
 
     monkeypatch.syspath_prepend(str(juggler))
     monkeypatch.delitem(sys.modules, "juggler", raising=False)
-    _, task, _, lines = prepare("Juggler", config_dir=juggler / "my_cfg", num_envs=8)
+    spec = prepare("Juggler", config_dir=juggler / "my_cfg", num_envs=8)
+    task, lines = spec.task_class, spec.overrides
     assert (task.__name__, lines) == ("Juggler", [f"--config-dir={juggler}/my_cfg", "task=Juggler", "num_envs=8"])
     with pytest.raises(ConfigError, match=r"unknown task 'Juggler'\. Try config_dir=<folder with its yaml>, or pass"):
         prepare("Juggler")

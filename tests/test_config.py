@@ -123,7 +123,8 @@ def test_a_command_line_adds_to_what_is_randomised(lines):
 
 def test_randomisation_from_python_and_back_from_a_run_folder():
     params = {"sim_params": {"gravity": {"range": [0, 0.4], "operation": "additive", "distribution": "gaussian"}}}
-    run, _, _, lines = prepare("Ant", task={"randomize": True, "randomization_params": params})
+    spec = prepare("Ant", task={"randomize": True, "randomization_params": params})
+    run, lines = spec.cfg, spec.overrides
     assert run.task.randomize and run.task.randomization_params == params
     assert composing.compose(lines)["task"]["randomization_params"] == params
 

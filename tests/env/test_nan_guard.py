@@ -17,7 +17,8 @@ STATE = {"root_pos": 3, "root_quat": 4, "root_lin_vel": 3, "root_ang_vel": 3, "j
 
 
 def make_env(task: str, num_envs: int, sim: str = "mujoco", **settings: Any) -> VecEnv:
-    run, task_class, _, _ = prepare(task, num_envs=num_envs, sim=sim, task=settings)
+    spec = prepare(task, num_envs=num_envs, sim=sim, task=settings)
+    run, task_class = spec.cfg, spec.task_class
     choice = SimChoice(sim, torch.device("cpu"), "test")
     env = VecEnv.make(task_class, run.task, num_envs=num_envs, choice=choice, sim=run.sim, seed=0)
     env.reset()

@@ -785,13 +785,14 @@ def test_the_sections_of_isaacgymenvs_tasks_work_except_what_mujoco_lacks(name, 
 def test_newton_has_noise_latency_and_pushes_but_no_parameters():
     pytest.importorskip("newton")
     noise = {"observations": draw(0.0, 0.1, "additive", "gaussian"), "latency": {"range": [0, 2]}}
-    run, task_class, _, _ = prepare("Cartpole", num_envs=3, task={"randomize": True, "randomization_params": noise})
+    spec = prepare("Cartpole", num_envs=3, task={"randomize": True, "randomization_params": noise})
+    run, task_class = spec.cfg, spec.task_class
     choice = SimChoice("newton", torch.device("cpu"), "test")
     env = VecEnv.make(task_class, run.task, num_envs=3, choice=choice, sim=run.sim, seed=0)
     env.reset()
     steps(env, 2)
     mass = {"actor_params": {"cartpole": {BODY: {"mass": TWICE}}}}
-    run = prepare("Cartpole", num_envs=3, task={"randomize": True, "randomization_params": mass})[0]
+    run = prepare("Cartpole", num_envs=3, task={"randomize": True, "randomization_params": mass}).cfg
     with pytest.raises(ConfigError, match=r"mass: sim=newton cannot give each \w+ its own .*try sim=mu.* \(for body_"):
         VecEnv.make(task_class, run.task, num_envs=3, choice=choice, sim=run.sim, seed=0)
 

@@ -223,11 +223,11 @@ def test_a_resumed_run_tells_where_each_start_ran_and_loses_no_diff(repository, 
     run = make_run(Path("runs"))
     run.note({"sim": {"name": "mujoco"}})
     first = run.environment
-    run.go_on(config=CONFIG, overrides=[])
+    run.resume(config=CONFIG, overrides=[])
     assert run.environment["git"] == first["git"] and not (run.path / "git-1.diff").exists(), "the same code"
     subprocess.run(["git", "stash", "-q"], check=True)
     monkeypatch.setattr("gpusim_rl.run.run_dir.available_cpus", lambda: 77)
-    run.go_on(config=CONFIG, overrides=[])
+    run.resume(config=CONFIG, overrides=[])
     now = run.environment
     assert now["cpu"]["available"] == 77 and now["git"]["dirty"] is False and now["sim"] == {"name": "mujoco"}
     assert [start["git"]["dirty"] for start in now["earlier"]] == [True, True]
@@ -238,7 +238,7 @@ def test_a_resumed_run_tells_where_each_start_ran_and_loses_no_diff(repository, 
 def test_a_run_without_a_readable_environment_goes_on(tmp_path):
     run = make_run(tmp_path)
     run.env_json.write_text("{")
-    run.go_on(config=CONFIG, overrides=[])
+    run.resume(config=CONFIG, overrides=[])
     assert run.environment["earlier"] == [] and run.environment["cpu"]
 
 

@@ -18,17 +18,23 @@ import pytest
 import torch
 
 from gpusim_rl.api import prepare
+from gpusim_rl.env import Step
 from gpusim_rl.errors import ConfigError, TaskError
-from gpusim_rl.run import checkpoint, memory
-from gpusim_rl.run import logbook as logbook_module
+from gpusim_rl.learn.algorithm import EnvSpec
+from gpusim_rl.learn.ppo import PPO
+from gpusim_rl.run import checkpoint, devices
+from gpusim_rl.run import logger as logger_module
 from gpusim_rl.run import trainer as trainer_module
 from gpusim_rl.run.checkpoint import Checkpoints
 from gpusim_rl.run.logger import Logger
 from gpusim_rl.run.metrics import Row
 from gpusim_rl.run.phases import PHASES
 from gpusim_rl.run.trainer import Trainer
+from gpusim_rl.spaces import Box
 from gpusim_rl.view.player import Player
 from helpers.training import Faulty, Schooled, differences, make_trainer, merged, read_csv, schooled_params, the_run
+
+META = torch.device("meta")
 
 # What two runs of the same training may differ in.
 OF_THE_CALL = ("/elapsed_s", "/wandb_id", "/config/checkpoint", "/config/log/dir", "/overrides")
@@ -118,7 +124,7 @@ def test_what_is_typed_at_a_resume_holds_for_the_next_one_too(tmp_path):
     stop_at(longer, 3)
     with pytest.raises(SystemExit):
         longer.train()
-    again, _, _, _ = prepare("Cartpole", checkpoint=run, log={"dir": str(tmp_path)})
+    again = prepare("Cartpole", checkpoint=run, log={"dir": str(tmp_path)}).cfg
     assert again.max_iterations == 6 and again.num_envs == 8
 
 
@@ -165,7 +171,7 @@ def test_best_is_saved_although_a_better_one_passed_too_soon_after_the_last_save
     run_dir, best = trainer.run_dir(), []
     with Logger(trainer, run_dir) as log:
         for iteration in returns:
-            monkeypatch.setattr(logbook_module, "BEST_INTERVAL_S", 1e9 if iteration == 2 else -1.0)
+            monkeypatch.setattr(logger_module, "BEST_INTERVAL_S", 1e9 if iteration == 2 else -1.0)
             trainer.iterate(log)
             best.append(checkpoint.load(run_dir.checkpoints / "best.pt")["iteration"])
     assert best == [1, 1, 3, 3, 5] and trainer.best_return == 9.0
@@ -268,14 +274,14 @@ def test_a_number_of_threads_that_the_user_chose_stays(tmp_path, monkeypatch, ch
 )
 def test_few_rows_take_few_threads(monkeypatch, num_envs, horizon, minibatch_size, threads):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    monkeypatch.setattr(trainer_module, "available_cpus", lambda: 8)
+    monkeypatch.setattr(devices, "available_cpus", lambda: 8)
     calls: list[int] = []
     monkeypatch.setattr(torch, "set_num_threads", calls.append)
-    training = None
+    rows = None
     if num_envs is not None:
-        ppo = {"horizon": horizon, "minibatch_size": minibatch_size}
-        training, *_ = prepare("Cartpole", num_envs=num_envs, ppo=ppo)
-    trainer_module.use_available_cpus(training)
+        cfg = prepare("Cartpole", ppo={"horizon": horizon, "minibatch_size": minibatch_size}).cfg.algorithm
+        rows = PPO(cfg, EnvSpec(num_envs, {"policy": 1}, Box(1), 500), device=META, seed=0, max_iterations=1).batch_rows
+    devices.use_available_cpus(rows)
     assert calls == [threads]
 
 
@@ -287,7 +293,7 @@ def test_another_simulator_goes_on_with_new_episodes_where_the_training_was(tmp_
     settings = {"checkpoint": str(run), "num_envs": 4, "task": task}
     resumed: Any = make_trainer(Schooled, tmp_path, **settings, max_iterations=3, sim="mjwarp", device="cpu")
     assert resumed.choice.name == "mjwarp" and resumed.iteration == 2
-    assert not differences(resumed.policy.state_dict(), began.policy.state_dict())
+    assert not differences(resumed.algorithm.policy.state_dict(), began.algorithm.policy.state_dict())
     assert resumed.env.task.steps == 17  # 2 x 8, and the check of the hooks
     assert resumed.env.task.level.tolist() == [0, 17, 34, 51]
     assert resumed.env.randomizer.steps == 16
@@ -346,13 +352,13 @@ def test_a_run_stopped_before_its_first_iteration_can_be_resumed(tmp_path, monke
 @pytest.mark.parametrize(("number", "error"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)])
 def test_a_second_signal_ends_in_the_middle_of_an_iteration(tmp_path, number, error):
     trainer = make_trainer("Cartpole", tmp_path)
-    act = trainer.algorithm.policy.act
+    act = trainer.algorithm.act
 
     def acting(*args: Any) -> Any:
         signal.raise_signal(number)
         return act(*args)
 
-    trainer.algorithm.policy.act = acting  # type: ignore[method-assign]
+    trainer.algorithm.act = acting  # type: ignore[method-assign]
     with pytest.raises(error):
         trainer.train()
     assert trainer.iteration == 0
@@ -429,7 +435,7 @@ def test_nan_from_a_task_stops_with_one_line_that_names_it(tmp_path, fault, sett
         assert all(value.isfinite().all() for value in saved["policy"].values())
 
 
-def test_a_diverged_world_is_counted_left_out_and_written_down_and_training_goes_on(tmp_path, capfd):
+def test_a_diverged_env_is_counted_left_out_and_written_down_and_training_goes_on(tmp_path, capfd):
     trainer = make_trainer(Faulty, tmp_path, task={"speed_at": 11, "randomize_episode_start": False})
     seen: list[tuple[torch.Tensor, torch.Tensor]] = []
     update = trainer.algorithm.update
@@ -459,7 +465,7 @@ def test_a_diverged_world_is_counted_left_out_and_written_down_and_training_goes
     refused(tmp_path, "is not a checkpoint of a training", Faulty, checkpoint=str(the_run(tmp_path) / "diverged.pt"))
 
 
-def test_only_the_first_diverged_world_is_written_down(tmp_path, capfd):
+def test_only_the_first_diverged_env_is_written_down(tmp_path, capfd):
     make_trainer(Faulty, tmp_path, task={"speed_at": 11}).train()
     run = the_run(tmp_path)
     before = (run / "diverged.pt").read_bytes()
@@ -597,9 +603,12 @@ def test_a_checkpoint_that_is_not_one_is_refused(trained, tmp_path, kind):
     refused(tmp_path, str(bad), checkpoint=str(bad))
 
 
-def test_too_many_worlds_for_the_memory_leave_nothing(tmp_path, monkeypatch):
-    monkeypatch.setattr(memory, "memory_available_bytes", lambda: 2_000_000_000)
-    refused(tmp_path, "num_envs=16777216 does not fit: it needs about", num_envs=2**24)
+def test_an_allocation_that_fails_is_one_line_and_leaves_nothing(tmp_path, monkeypatch):
+    def full(*args: Any, **kwargs: Any) -> Any:
+        raise MemoryError("Unable to allocate 3.00 TiB for an array")
+
+    monkeypatch.setattr(trainer_module, "make_sim", full)
+    refused(tmp_path, "out of memory with num_envs=8 (Unable to allocate 3.00 TiB for an array); try num_envs=4")
 
 
 def test_missing_tensorboard_is_said_before_anything_is_made(tmp_path, monkeypatch):
@@ -621,7 +630,7 @@ def test_tensorboard_gets_every_row(tmp_path):
 # Evaluation
 
 
-def test_an_evaluation_runs_one_whole_episode_per_world_and_writes_nothing(trained, capfd):
+def test_an_evaluation_runs_one_whole_episode_per_env_and_writes_nothing(trained, capfd):
     before = sorted(trained.rglob("*"))
     settings = {"checkpoint": str(the_run(trained)), "test": True, "num_envs": 5, "log": {"console": "plain"}}
     results = []
@@ -702,15 +711,18 @@ def test_physics_and_learner_on_two_devices_are_the_same_training(tmp_path, monk
     make_trainer("Cartpole", tmp_path / "one").train()
     # cpu:0 is the CPU, but for torch not the same device as cpu: everything that must be moved is.
     placed = {"sim_device": torch.device("cpu"), "rl_device": torch.device("cpu:0")}
-    monkeypatch.setattr(trainer_module, "_device", lambda text, key: placed[key])
+    monkeypatch.setattr(devices, "_device", lambda text, key: placed[key])
     two = make_trainer("Cartpole", tmp_path / "two", sim_device="cpu", rl_device="cpu")
     assert two.env.device != two.rl_device
     moved = []
-    monkeypatch.setattr(
-        trainer_module, "_move", lambda value, device, move=trainer_module._move: moved.append(1) or move(value, device)
-    )
+
+    def watched(step: Step, device: torch.device) -> Step:
+        moved.append((step.reward.device, device))
+        return devices.moved(step, device)
+
+    monkeypatch.setattr(trainer_module, "moved", watched)
     two.train()
-    assert moved
+    assert set(moved) == {(placed["sim_device"], placed["rl_device"])}
     assert read_csv(the_run(tmp_path / "one")) == read_csv(the_run(tmp_path / "two"))
 
 

@@ -46,7 +46,8 @@ def foot(leg: str, haa: float, hfe: float, kfe: float) -> np.ndarray:
 
 
 def test_the_feet_are_where_the_published_model_has_them():
-    run, task_class, _, _ = prepare("Anymal")
+    spec = prepare("Anymal")
+    run, task_class = spec.cfg, spec.task_class
     model = task_class.scene(run.task).model
     data = mujoco.MjData(model)
     for angles in np.random.default_rng(0).uniform(-0.4, 0.4, (20, 4, 3)):

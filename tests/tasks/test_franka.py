@@ -23,7 +23,8 @@ UP = torch.tensor([0.0, 0.0, 1.0])
 
 def make_env(name: str, num_envs: int, **settings: Any) -> VecEnv:
     settings = {"randomize_episode_start": False, "episode_length": 10000, **settings}
-    run, task_class, _, _ = prepare(name, num_envs=num_envs, task=settings)
+    spec = prepare(name, num_envs=num_envs, task=settings)
+    run, task_class = spec.cfg, spec.task_class
     choice = SimChoice("mujoco", torch.device("cpu"), "test")
     env = VecEnv.make(task_class, run.task, num_envs=num_envs, choice=choice, sim=run.sim, seed=1)
     env.reset()
@@ -65,7 +66,8 @@ def published_grip(joints: np.ndarray) -> np.ndarray:
 
 
 def test_the_gripping_point_is_where_the_published_table_has_it():
-    run, task_class, _, _ = prepare("FrankaCubeStack")
+    spec = prepare("FrankaCubeStack")
+    run, task_class = spec.cfg, spec.task_class
     model = task_class.scene(run.task).model
     data = mujoco.MjData(model)
     base = model.body("franka/link0").pos

@@ -39,7 +39,8 @@ SIZES = ("nq", "nv", "nu", "na", "nbody", "njnt", "ngeom", "neq", "ntendon", "ne
 
 
 def make_env(name: str, **settings: Any) -> VecEnv:
-    run, task_class, _, _ = prepare(name, num_envs=NUM_ENVS, task=settings)
+    spec = prepare(name, num_envs=NUM_ENVS, task=settings)
+    run, task_class = spec.cfg, spec.task_class
     choice = SimChoice("mujoco", torch.device("cpu"), "test")
     return VecEnv.make(task_class, run.task, num_envs=NUM_ENVS, choice=choice, sim=run.sim, seed=3)
 

@@ -30,7 +30,8 @@ def make_env(name: str, num_envs: int = 4, **settings: Any) -> VecEnv:
 
 
 def model_of(name: str) -> mujoco.MjModel:
-    run, task_class, _, _ = prepare(name)
+    spec = prepare(name)
+    run, task_class = spec.cfg, spec.task_class
     return task_class.scene(run.task).model
 
 

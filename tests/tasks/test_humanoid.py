@@ -40,7 +40,8 @@ def test_actions_drive_the_joints_in_their_order_with_their_motors_torque():
 
 
 def test_of_the_body_only_one_leg_touches_the_other():
-    run, task_class, _, _ = prepare("Humanoid")
+    spec = prepare("Humanoid")
+    run, task_class = spec.cfg, spec.task_class
     model = task_class.scene(run.task).model
     names = [model.body(body).name.removeprefix("humanoid/") for body in model.geom_bodyid]
     leg = {f"{side}_{part}": side for side in ("right", "left") for part in ("thigh", "shin", "foot")}

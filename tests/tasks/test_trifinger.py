@@ -45,7 +45,8 @@ def reach(task: Task) -> Tensor:
 
 @pytest.mark.parametrize("joints", [(0.0, 0.9, -2.0), (0.0, 0.0, 0.0), (-0.3, 1.2, -0.7), (0.9, 0.4, -2.5)])
 def test_the_fingertips_are_where_the_published_model_has_them(joints):
-    run, task_class, _, _ = prepare("Trifinger")
+    spec = prepare("Trifinger")
+    run, task_class = spec.cfg, spec.task_class
     model = task_class.scene(run.task).model
     data = mujoco.MjData(model)
     data.qpos[:9] = joints * 3

@@ -1,0 +1,171 @@
+"""An algorithm and a network of the user's own, as docs/algorithms.md has them: trained, resumed, evaluated, played."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+import gpusim_rl
+from gpusim_rl.api import prepare
+from gpusim_rl.errors import ConfigError
+from gpusim_rl.learn.networks import ActorCritic
+from gpusim_rl.run.trainer import Trainer
+from gpusim_rl.testing.sync_counter import SyncCounter
+from gpusim_rl.view.player import Player
+from helpers.commands import ROOT
+from helpers.training import SMALL_PPO, differences, read_csv, the_run
+
+DOCUMENT = (ROOT / "docs" / "algorithms.md").read_text()
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The files of the document, in the current folder."""
+    files = re.findall(r"<!-- file: (\S+) -->\n```\w+\n(.*?)```", DOCUMENT, re.DOTALL)
+    assert {name for name, _ in files} == {"my_cfg/algo/search.yaml", "my_search.py", "my_network.py"}
+    for name, content in files:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(content)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in ("my_search", "my_network"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    return tmp_path
+
+
+def module(name: str) -> ModuleType:
+    return importlib.import_module(name)
+
+
+def trainer(**settings: Any) -> Trainer:
+    quiet = {"num_envs": 64, "log": {"console": "quiet"}, "config_dir": "my_cfg", "algo": "search"}
+    return Trainer(prepare("Cartpole", **{**quiet, **settings}))
+
+
+def test_it_learns(folder: Path) -> None:
+    long = trainer(num_envs=512, max_iterations=40, seed=1)
+    first, last = None, long.train()
+    rows = read_csv(the_run(folder / "runs"))
+    first = float(next(row["episode/return"] for row in rows if row["episode/return"]))
+    assert last["episode/return"] > 3.0 * first > 0.0
+    assert long.algorithm.policy.weight.abs().sum() > 0
+    assert {"search/earned", "search/spread"} <= rows[-1].keys()
+
+
+def test_it_resumes_bit_for_bit(folder: Path) -> None:
+    whole = trainer(max_iterations=6, log={"console": "quiet", "dir": "whole"})
+    whole.train()
+    trainer(max_iterations=3).train()
+    run = the_run(folder / "runs")
+    # The folder of the run is enough: which algorithm it was stands in it.
+    resumed = Trainer(prepare("Cartpole", checkpoint=str(run), max_iterations=6))
+    assert type(resumed.algorithm).__name__ == "RandomSearch" and resumed.iteration == 3
+    resumed.train()
+    for part in ("policy", "algorithm", "env", "metrics"):
+        assert differences(whole.state_dict()[part], resumed.state_dict()[part]) == []
+    assert read_csv(the_run(folder / "whole")) == read_csv(run)
+
+
+def test_it_is_evaluated_and_played(folder: Path) -> None:
+    trainer(max_iterations=2).train()
+    run = str(the_run(folder / "runs"))
+    result = Trainer(prepare("Cartpole", checkpoint=run, test=True)).evaluate()
+    assert result["episodes"] == 64 and result["length_mean"] >= 1
+    player = Player.open(run, num_envs=3)
+    state = torch.load(f"{run}/checkpoints/last.pt", weights_only=True)
+    expected = player.obs["policy"] @ state["policy"]["weight"]
+    assert torch.equal(player._action(), expected)
+    assert player.step().reward.shape == (3,)
+    player.close()
+
+
+def test_it_keeps_the_laws_of_the_hot_path(folder: Path) -> None:
+    own = trainer(max_iterations=5, sim="mjwarp", device="cpu", num_envs=4)
+    with own.logging() as log:
+        own.iterate(log)
+        with SyncCounter() as syncs:
+            own.collect()
+            own.algorithm.update()
+    assert syncs.total == 0, syncs.places
+
+
+def test_a_class_is_enough_from_python(folder: Path) -> None:
+    algorithm = module("my_search").RandomSearch
+    quiet = {"num_envs": 8, "max_iterations": 2, "log": {"console": "quiet"}}
+    gpusim_rl.train("Cartpole", algo=algorithm, random_search={"noise": 0.1}, **quiet)
+    run = the_run(folder / "runs")
+    resumed = Trainer(prepare("Cartpole", checkpoint=str(run), max_iterations=3))
+    assert isinstance(resumed.algorithm, algorithm) and resumed.cfg.algorithm.noise == 0.1
+    assert resumed.train()["iteration"] == 3
+    with pytest.raises(ConfigError, match=r"unknown key 'random_search.nois'. Did you mean 'random_search.noise'\?"):
+        prepare("Cartpole", algo=algorithm, random_search={"nois": 0.1})
+
+
+def test_mistakes_are_one_line(folder: Path) -> None:
+    with pytest.raises(ConfigError, match=r"unknown algo 'serch'\. Did you mean 'search'\?"):
+        trainer(algo="serch")
+    with pytest.raises(ConfigError, match=r"search\.noise must be a number, got 'much'"):
+        trainer(search={"noise": "much"})
+    with pytest.raises(ConfigError, match=r"ppo\.gamma=0\.9 has no effect with algo=search\. Try algo=ppo"):
+        prepare("Ant", config_dir="my_cfg", algo="search", ppo={"gamma": 0.9})
+    yaml = folder / "my_cfg" / "algo" / "search.yaml"
+    yaml.write_text(yaml.read_text().replace("my_search.RandomSearch", "my_search.LinearPolicy"))
+    with pytest.raises(ConfigError, match=r"algo\._target_=my_search.LinearPolicy must name a subclass of gpusim_rl.Algo"):
+        trainer()
+    trained = Trainer(prepare("Cartpole", num_envs=8, max_iterations=1, log={"console": "quiet"}, ppo=SMALL_PPO))
+    trained.train()
+    yaml.write_text(yaml.read_text().replace("my_search.LinearPolicy", "my_search.RandomSearch"))
+    run = str(the_run(folder / "runs"))
+    with pytest.raises(ConfigError, match=r"does not fit this configuration: algo\.name: saved ppo, now search"):
+        trainer(checkpoint=run)
+
+
+# A network of one's own
+
+PPO = {"num_envs": 8, "max_iterations": 2, "log": {"console": "quiet"}, "ppo": SMALL_PPO}
+
+
+def test_a_network_by_its_name_trains_resumes_and_plays(folder: Path) -> None:
+    settings = {**PPO, "ppo": {**SMALL_PPO, "network": {"hidden": [24], "_target_": "my_network.Residual"}}}
+    own = Trainer(prepare("Cartpole", **settings))
+    policy = own.algorithm.policy
+    assert isinstance(policy, ActorCritic) and isinstance(policy.actor.mlp, module("my_network").Residual)
+    before = policy.actor.mlp.second.weight.clone()
+    own.train()
+    assert not torch.equal(before, policy.actor.mlp.second.weight), "it is trained"
+    run = str(the_run(folder / "runs"))
+    resumed = Trainer(prepare("Cartpole", checkpoint=run, max_iterations=3))
+    assert differences(resumed.algorithm.policy.state_dict(), policy.state_dict()) == []
+    resumed.train()
+    player = Player.open(run)
+    player.step()
+    player.close()
+
+
+def test_a_network_as_an_argument(folder: Path) -> None:
+    residual = module("my_network").Residual
+    own = Trainer(prepare("Cartpole", network=residual, **{**PPO, "ppo": {**SMALL_PPO, "network": {"rnn": "gru"}}}))
+    actor: Any = own.algorithm.policy.actor
+    assert isinstance(actor.mlp, residual) and actor.mlp.first.in_features == 256, "behind the recurrent layer"
+    assert own.spec.config["ppo"]["network"]["_target_"] == "my_network.Residual"
+
+    class Local(residual):
+        pass
+
+    with pytest.raises(ConfigError, match="network=Local: the class must be at the top level of a module"):
+        prepare("Cartpole", network=Local)
+
+
+def test_a_network_without_a_size_is_one_line(folder: Path) -> None:
+    (folder / "my_sizeless.py").write_text(
+        "from torch import nn\n\n\nclass Net(nn.Module):\n    def __init__(self, size, cfg):\n        super().__init__()\n"
+    )
+    with pytest.raises(ConfigError, match=r"network\._target_=my_sizeless\.Net: it has no out_size"):
+        Trainer(prepare("Cartpole", **{**PPO, "ppo": {"network": {"_target_": "my_sizeless.Net"}}}))
