@@ -1,9 +1,10 @@
 """Draw the animated picture of the first page: what trained policies do, one tile for each run.
 
-python docs/make_animation.py runs/Ant/latest runs/Hopper/latest            docs/images/trained.webp
-python docs/make_animation.py runs/Pendulum/latest@0.35 --out pendulum.webp     the robot fills 0.35 of its tile
+python docs/make_animation.py runs/Ant/latest@0.45 runs/Hopper/latest --seconds 4      docs/images/trained.webp
+python docs/make_animation.py runs/Pendulum/latest --out pendulum.webp
 
-Every run folder is one tile, named after its task. The picture plays in real time and repeats.
+Every run folder is one tile, named after its task; with `@0.45` the robot fills 0.45 of its tile at the start.
+The picture plays in real time and repeats.
 It needs Pillow, which `pip install -e ".[plot]"` brings.
 """
 
@@ -71,9 +72,9 @@ def tile(run: str, args: argparse.Namespace) -> np.ndarray:
 
     from gpusim_rl.view.player import Player
     from gpusim_rl.view.renderer import Camera, make_renderer
-    from gpusim_rl.view.snapshot import Portrait
+    from gpusim_rl.view.snapshot import FramingCamera
 
-    class Framed(Portrait):
+    class Framed(FramingCamera):
         """As near as for a snapshot, but it goes with the robot."""
 
         offset: np.ndarray | None = None
