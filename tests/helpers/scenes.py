@@ -105,9 +105,9 @@ def everywhere(sim: Sim) -> Tensor:
     return torch.ones(sim.num_envs, dtype=torch.bool, device=sim.device)
 
 
-def only(sim: Sim, *worlds: int) -> Tensor:
+def only(sim: Sim, *env_ids: int) -> Tensor:
     mask = torch.zeros(sim.num_envs, dtype=torch.bool, device=sim.device)
-    mask[list(worlds)] = True
+    mask[list(env_ids)] = True
     return mask
 
 
