@@ -158,7 +158,7 @@ def prepare(
     elif algo is not None:
         section = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", algo.__name__).lower()
         typed += [f"++algo.name={section}", f"++algo._target_={_class_path(algo, 'algo')}"]
-        typed += [f"++{section}={_text(dataclasses.asdict(_defaults(algo, f'algo={algo.__name__}')))}"]
+        typed += _lines(dataclasses.asdict(_defaults(algo, f"algo={algo.__name__}")), f"++{section}.")
     typed += _lines(overrides)
     if network is not None:
         typed.append(f"++{section}.network._target_={_class_path(network, 'network')}")

@@ -196,7 +196,12 @@ def refuse_other_algorithm(config: Mapping[str, Any], overrides: Sequence[str]) 
     for text in overrides:
         section = _key(text).partition(".")[0]
         if section in ALGORITHMS and section != chosen:
-            raise ConfigError(f"{text} has no effect with algo={chosen}. Try algo={section}, or {chosen}.<key>=<value>")
+            raise _no_effect(_key(text), chosen)
+
+
+def _no_effect(key: str, chosen: str) -> ConfigError:
+    section = key.partition(".")[0]
+    return ConfigError(f"{key} has no effect with algo={chosen}. Try algo={section}, or {chosen}.<key>=<value>")
 
 
 def refuse_misplaced(config: Mapping[str, Any], arguments: Sequence[str]) -> None:
@@ -258,7 +263,10 @@ def explain(error: Exception, arguments: Sequence[str] = ()) -> ConfigError:
     if found := re.search(r"Could not (?:override|delete) '([^'=]+)", text) or re.search(
         r"config group '(.+)' does not", text
     ):
-        return unknown_key(found.group(1), _all_keys(arguments))
+        key, chosen = found.group(1), [_value(text) for text in arguments if _key(text) in ("algo", "algo.name")]
+        if chosen and chosen[-1] != key.partition(".")[0] and key.partition(".")[0] in ALGORITHMS:
+            return _no_effect(key, chosen[-1])
+        return unknown_key(key, _all_keys(arguments))
     if found := re.search(r"already at '(.+)'|Multiple values for ([\w/]+)", text):
         key = found.group(1) or found.group(2)
         value = next((_value(argument) for argument in arguments if _key(argument) == key), "<value>")
@@ -324,7 +332,7 @@ def _all_keys(arguments: Sequence[str]) -> list[str]:
     names = [name for name in _task_names(arguments) if name in entries and not entries[name].problem]
     sections = [task_section(entries[name].file) for name in names]
     keys = {f"task.{key}": None for section in [*sections, TASK_DEFAULTS] for key in section if key != "_target_"}
-    made = [_key(text) for text in arguments if text.startswith("++task.") and not _is_open(text)]
+    made = [_key(text) for text in arguments if text.startswith("++") and not _is_open(text)]
     return [*known_keys(), *keys, *made]
 
 

@@ -16,6 +16,7 @@ import gpusim_rl
 from gpusim_rl.api import prepare
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.learn.networks import ActorCritic
+from gpusim_rl.run import checkpoint
 from gpusim_rl.run.trainer import Trainer
 from gpusim_rl.testing.sync_counter import SyncCounter
 from gpusim_rl.view.player import Player
@@ -68,8 +69,9 @@ def test_it_resumes_bit_for_bit(folder: Path) -> None:
     resumed = Trainer(prepare("Cartpole", checkpoint=str(run), max_iterations=6))
     assert type(resumed.algorithm).__name__ == "RandomSearch" and resumed.iteration == 3
     resumed.train()
+    ends = [checkpoint.load(the_run(folder / name) / "checkpoints" / "last.pt") for name in ("whole", "runs")]
     for part in ("policy", "algorithm", "env", "metrics"):
-        assert differences(whole.state_dict()[part], resumed.state_dict()[part]) == []
+        assert differences(ends[0][part], ends[1][part]) == []
     assert read_csv(the_run(folder / "whole")) == read_csv(run)
 
 
@@ -113,7 +115,7 @@ def test_mistakes_are_one_line(folder: Path) -> None:
         trainer(algo="serch")
     with pytest.raises(ConfigError, match=r"search\.noise must be a number, got 'much'"):
         trainer(search={"noise": "much"})
-    with pytest.raises(ConfigError, match=r"ppo\.gamma=0\.9 has no effect with algo=search\. Try algo=ppo"):
+    with pytest.raises(ConfigError, match=r"ppo\.gamma has no effect with algo=search\. Try algo=ppo"):
         prepare("Ant", config_dir="my_cfg", algo="search", ppo={"gamma": 0.9})
     yaml = folder / "my_cfg" / "algo" / "search.yaml"
     yaml.write_text(yaml.read_text().replace("my_search.RandomSearch", "my_search.LinearPolicy"))
