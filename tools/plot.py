@@ -63,7 +63,7 @@ def plot(args: argparse.Namespace) -> Path:
     out = args.out or (folders[0] / name if len(folders) == 1 else Path(name))
     if out.suffix not in (".png", ".svg", ".pdf"):
         raise ConfigError(f"--out must end in .png, .svg or .pdf, got {out}")
-    column, label = X_COLUMNS[args.x]
+    column, x_label = X_COLUMNS[args.x]
     groups: dict[str, list[Curve]] = {}
     for curve in read_curves(folders, args.key, column):
         groups.setdefault(repr(sorted(curve.settings.items())), []).append(curve)
@@ -73,13 +73,13 @@ def plot(args: argparse.Namespace) -> Path:
     for curves, title in zip(groups.values(), titles([curves[0].settings for curves in groups.values()]), strict=True):
         x, mean, std = mean_and_std(curves)
         seeds = len({curve.seed for curve in curves})
-        text = (
+        label = (
             f"{title} ({seeds} seeds)" if seeds > 1 else f"{title} ({len(curves)} runs)" if len(curves) > 1 else title
         )
-        [line] = axes.plot(x, mean, label=text)
+        [line] = axes.plot(x, mean, label=label)
         if len(curves) > 1:
             axes.fill_between(x, mean - std, mean + std, color=line.get_color(), alpha=0.2, linewidth=0)
-    axes.set_xlabel(label)
+    axes.set_xlabel(x_label)
     axes.set_ylabel(args.key)
     axes.grid(alpha=0.3)
     axes.legend(frameon=False)
@@ -166,8 +166,8 @@ def titles(settings: Sequence[dict[str, Any]]) -> list[str]:
     names = [str(one["task._target_"]).rpartition(".")[2] for one in settings]
     result = []
     for one, name in zip(settings, names, strict=True):
-        peers = [other for other, title in zip(settings, names, strict=True) if title == name]
-        differing = [key for key in one if any(peer.get(key) != one[key] for peer in peers)]
+        same_task = [other for other, title in zip(settings, names, strict=True) if title == name]
+        differing = [key for key in one if any(other.get(key) != one[key] for other in same_task)]
         result.append(" ".join([name, *(f"{key.removeprefix('task.')}={one[key]}" for key in differing)]))
     return result
 
