@@ -155,8 +155,7 @@ def test_a_recurrent_policy_forgets_at_the_end_of_an_episode(tmp_path, monkeypat
         ppo={"network": {"rnn": "lstm", "rnn_size": 8}},
     )
     player = Player.open("Cartpole", num_envs=4)
-    fresh = player._hidden
-    assert all(bool((h == 0).all()) for h in fresh)
+    assert all(bool((h == 0).all()) for h in player._hidden)
     done = torch.zeros(4, dtype=torch.bool)
     while not done.any():
         done = player.step().done

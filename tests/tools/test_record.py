@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 
 from gpusim_rl.compose import compose
-from gpusim_rl.config import build_run, load_task_class
+from gpusim_rl.config import build, settings_class
+from gpusim_rl.env.task import load_task_class
 from gpusim_rl.errors import ConfigError
-from gpusim_rl.run import render
 from gpusim_rl.sim import Scene
+from gpusim_rl.view import renderer as rendering
 from gpusim_rl.view.video import VideoWriter
 from helpers.commands import run_command
 
@@ -33,9 +34,9 @@ def decode(path: Path) -> tuple[dict, np.ndarray]:
 
 def task_scene(task: str) -> Scene:
     """The scene of one of our tasks."""
-    config = compose([f"task={task}"])
-    task_class = load_task_class(config["task"]["_target_"])
-    return task_class.scene(build_run(config).task)
+    section = compose([f"task={task}"])["task"]
+    task_class = load_task_class(section.pop("_target_"))
+    return task_class.scene(build(settings_class(task_class), section, "task"))
 
 
 def qpos_at_rest(scene: Scene, tiles: int) -> np.ndarray:
@@ -133,7 +134,7 @@ def test_videos_run_in_real_time(load_tool, control_hz, every, fps):
 
 @pytest.mark.parametrize(("tiles", "columns", "rows"), [(1, 1, 1), (2, 2, 1), (5, 3, 2), (9, 3, 3), (10, 4, 3)])
 def test_tiles_fit_on_the_picture_and_do_not_overlap(tiles, columns, rows):
-    grid = render.Grid.of(tiles, 321, 203)
+    grid = rendering.Grid.of(tiles, 321, 203)
     assert (grid.columns, grid.rows) == (columns, rows)
     covered = np.zeros((203, 321), dtype=int)
     for tile in range(tiles):
@@ -154,7 +155,7 @@ def test_tiles_fit_on_the_picture_and_do_not_overlap(tiles, columns, rows):
 )
 def test_the_camera_goes_with_what_carries_the_robot(task, body, radius):
     scene = task_scene(task)
-    camera = render.Camera(scene, qpos_at_rest(scene, 2))
+    camera = rendering.Camera(scene, qpos_at_rest(scene, 2))
     assert scene.model.body(camera.body).name == body
     assert radius[0] < camera.radius < radius[1]
     position, rotation = camera.pose(np.array([10.0, 2.0, 1.0]))
@@ -164,7 +165,7 @@ def test_the_camera_goes_with_what_carries_the_robot(task, body, radius):
 
 
 def test_a_camera_follows_heights_slowly_and_jumps_with_a_new_episode():
-    camera = render.Camera(task_scene("Ant"), qpos_at_rest(task_scene("Ant"), 1))
+    camera = rendering.Camera(task_scene("Ant"), qpos_at_rest(task_scene("Ant"), 1))
     assert camera.follow(0, np.array([0.0, 0.0, 0.5]))[2] == 0.5
     assert camera.follow(0, np.array([3.0, 1.0, 0.7])).tolist() == pytest.approx([3.0, 1.0, 0.52])
     assert camera.follow(0, np.array([0.0, 0.0, 5.0]))[2] == 5.0
@@ -173,7 +174,7 @@ def test_a_camera_follows_heights_slowly_and_jumps_with_a_new_episode():
 
 @pytest.mark.parametrize("task", ["Ant", "Cartpole", "Pendulum"])
 def test_both_renderers_draw_the_same_picture(task):
-    platform = next((name for name in render.gl_platforms() if render.gl_works(name)), None)
+    platform = next((name for name in rendering.gl_platforms() if rendering.gl_works(name)), None)
     if platform is None:
         pytest.skip("no OpenGL here")
     scene = task_scene(task)
@@ -182,7 +183,7 @@ def test_both_renderers_draw_the_same_picture(task):
         qpos[1, 0] = 30.0  # far from where lights and floor were built
     pictures = []
     for name in ("gl", "ray"):
-        renderer, _ = render.make_renderer(scene, qpos, 320, 240, name)
+        renderer, _ = rendering.make_renderer(scene, qpos, 320, 240, name)
         pictures.append(renderer.render(qpos).astype(float))
         renderer.close()
     # Pixels differ at edges, shadows and the horizon; the same things are in the same places.
@@ -206,6 +207,6 @@ def test_a_folder_that_cannot_be_written_is_one_line(tmp_path):
 
 def test_the_model_for_pictures_has_the_positions_of_the_scene():
     scene = task_scene("Ant")
-    model = render.picture_model(scene, render.Camera(scene, qpos_at_rest(scene, 1)))
+    model = rendering.picture_model(scene, rendering.Camera(scene, qpos_at_rest(scene, 1)))
     assert (model.nq, model.nbody, model.ngeom) == (scene.model.nq, scene.model.nbody, scene.model.ngeom)
     assert scene.model.ncam == 0, "the scene itself stays as it is"
