@@ -120,7 +120,7 @@ def test_a_run_that_still_trains_is_followed(run):
     file = run / "checkpoints" / "last.pt"
     state = checkpoint.load(file)
     state["iteration"] = 77
-    state["policy"]["mean_head.bias"] += 100.0
+    state["policy"]["head.mean.bias"] += 100.0
     time.sleep(0.01)  # the clock of the file system
     checkpoint.save(file, state)
     assert player.follow()
