@@ -30,7 +30,7 @@ CPU_COUNTS = (64, 256, 1024, 4096)
 GPU_COUNTS = (256, 1024, 4096, 16384)
 WARM_UP = 4  # on CUDA the third captures the graphs, and during the fourth the host gets ahead of the device
 POINT_TIMEOUT_S = 900.0  # the first one on a new machine compiles kernels
-FINISHED_OR_STOPPED_S = 60.0  # a run without a new row for so long, and for three iterations, does not go on
+FINISHED_OR_STOPPED_S = 60.0  # a run without a new row for so long, and for three iterations, has ended
 
 
 def main(argv: list[str] | None = None) -> int:

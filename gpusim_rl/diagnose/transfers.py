@@ -1,4 +1,4 @@
-"""Does anything cross between host and device, or make one wait for the other? Counted, and named by its place.
+"""Transfers between host and device, and waits of one for the other: counted, and named by their source location.
 
 On the CPU by `SyncCounter`, which looks at every operator of torch: what it counts would wait or copy on CUDA. On CUDA
 by a profiler trace, which has everything that the device did, and by torch's own warnings about syncs.
@@ -32,7 +32,7 @@ from gpusim_rl.sim.registry import SIMULATORS
 from gpusim_rl.testing.sync_counter import SourceLocation, SyncCounter, Work
 
 PHYSICS = "physics (host)"
-"""`sim=mujoco`: its memory is the host's by definition, so what it does there crosses nothing."""
+"""`sim=mujoco`: its memory is the host's by definition, so what it does there is no transfer."""
 
 CHECKPOINT = "checkpoint"
 """Saving reads the policy, once a minute and not in every iteration."""
@@ -48,7 +48,7 @@ class Loop:
         device: Where it learns.
         iterate: One iteration: rollout, update, and whatever it writes down.
         observe: As `PhaseTimer.observe`.
-        library: Package to name places in; None names the first line that is not torch's.
+        library: Package to name source locations in; None names the first line that is not torch's.
     """
 
     device: torch.device
@@ -65,13 +65,13 @@ class Audit:
         method: How it was found out.
         iterations: How many were looked at.
         work: By phase, summed over the iterations.
-        places: What crossed where, with how often; all iterations together.
+        locations: How often each source location copied or waited; all iterations together.
     """
 
     method: str
     iterations: int
     work: dict[str, Work]
-    places: Counter[SourceLocation]
+    locations: Counter[SourceLocation]
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for json."""
@@ -89,7 +89,7 @@ class Audit:
                 phases[phase] |= {name: getattr(work, name) for name in names}
                 for name, seconds in (("busy", work.busy_s), ("occupied", work.occupied_s)):
                     phases[phase][name] = seconds / work.wall_s if work.wall_s else None
-        places = [dataclasses.asdict(place) | {"count": count} for place, count in self.places.most_common()]
+        places = [dataclasses.asdict(location) | {"count": count} for location, count in self.locations.most_common()]
         return {"method": self.method, "iterations": self.iterations, "phases": phases, "places": places}
 
 
@@ -156,15 +156,15 @@ def _audit_cuda(loop: Loop, iterations: int) -> Audit:
             " administrators only (NVreg_RestrictProfilingToAdminUsers)"
         )
     reading = read_events(events)
-    places = _sync_warnings(loop, iterations, phases)
-    for place, count in places.items():
-        work = reading.work.setdefault(place.phase, Work())
+    locations = _sync_warnings(loop, iterations, phases)
+    for location, count in locations.items():
+        work = reading.work.setdefault(location.phase, Work())
         if not work.syncs:  # torch tells of a wait that the trace does not have
-            work.syncs[place.what] += count
+            work.syncs[location.what] += count
     # Torch does not warn of Warp's calls, nor of copies that do not wait: a trace with stacks knows their functions.
-    if reading.transfers and (loop.library is None or not places):
-        places += _stack_places(loop)
-    return Audit(TRACED, iterations, reading.work, places)
+    if reading.transfers and (loop.library is None or not locations):
+        locations += _stack_locations(loop)
+    return Audit(TRACED, iterations, reading.work, locations)
 
 
 def _trace(loop: Loop, iterations: int, *, stacks: bool = False) -> list[dict[str, Any]]:
@@ -180,8 +180,8 @@ def _trace(loop: Loop, iterations: int, *, stacks: bool = False) -> list[dict[st
         return load_trace(path)
 
 
-def _stack_places(loop: Loop) -> Counter[SourceLocation]:
-    """What crosses in one more iteration, and the functions that asked for it."""
+def _stack_locations(loop: Loop) -> Counter[SourceLocation]:
+    """The transfers of one more iteration, and the functions that asked for them."""
     events = _trace(loop, 1, stacks=True)
     found = read_events(events).transfers
     return Counter(SourceLocation(each.phase, each.what, name_function(events, each, LIBRARY) or "") for each in found)
@@ -204,12 +204,12 @@ class _CurrentPhase:
 
 def _sync_warnings(loop: Loop, iterations: int, phases: _CurrentPhase) -> Counter[SourceLocation]:
     """Runs iterations in which torch warns of each of its own syncs, and says where they were."""
-    places: Counter[SourceLocation] = Counter()
+    locations: Counter[SourceLocation] = Counter()
 
     def warned(message: Warning | str, *args: Any, **kwargs: Any) -> None:
         if "synchronizing CUDA operation" in str(message):
             where = locate(sys._getframe(1), loop.library)
-            places[SourceLocation(phases.name, "sync", where)] += 1
+            locations[SourceLocation(phases.name, "sync", where)] += 1
 
     with warnings.catch_warnings():
         warnings.simplefilter("always")
@@ -220,10 +220,10 @@ def _sync_warnings(loop: Loop, iterations: int, phases: _CurrentPhase) -> Counte
                 loop.iterate()
         finally:
             torch.cuda.set_sync_debug_mode("default")
-    return places
+    return locations
 
 
-# The verdict
+# The result
 
 
 def violations(result: Audit, rows: int) -> list[str]:
@@ -248,8 +248,10 @@ def violations(result: Audit, rows: int) -> list[str]:
                 beyond = f", {limit} allowed" if limit else ""
                 lines.append(f"{phase}: {count} {what} in {result.iterations} iterations{beyond}")
         if lines and lines[-1].startswith(f"{phase}: "):
-            named = {str(place): count for place, count in result.places.items() if place.phase == phase}
-            lines += [f"{phase}: {count} x {place}" for place, count in sorted(named.items(), key=lambda n: -n[1])]
+            named = {str(location): count for location, count in result.locations.items() if location.phase == phase}
+            lines += [
+                f"{phase}: {count} x {location}" for location, count in sorted(named.items(), key=lambda n: -n[1])
+            ]
     return lines
 
 

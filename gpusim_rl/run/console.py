@@ -1,4 +1,4 @@
-"""What a run shows while it goes on: a live panel on a terminal, plain lines elsewhere.
+"""What a run shows while it trains: a live panel on a terminal, plain lines elsewhere.
 
 Everything but the panel is also written to train.log. A terminal or pipe that goes away ends the
 display, not the run.

@@ -1,4 +1,4 @@
-"""What the machine does while a run goes on, and how much memory the run may take."""
+"""Load of the machine during a run, and how much memory the run may take."""
 
 from __future__ import annotations
 

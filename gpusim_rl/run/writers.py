@@ -1,6 +1,6 @@
 """Where the numbers of a run go: metrics.csv always, Weights & Biases and TensorBoard if asked for.
 
-A writer that fails (full disk, dead network) is reported, and training goes on.
+A writer that fails (full disk, dead network) is reported, and training continues.
 """
 
 from __future__ import annotations
@@ -100,13 +100,13 @@ class Writers:
         reason = f"{type(error).__name__}: {error}".partition("\n")[0]
         if not writer.retries:
             self._writers.remove(writer)
-            self._warn(f"{writer.name} failed ({reason}); training goes on WITHOUT it")
+            self._warn(f"{writer.name} failed ({reason}); training continues WITHOUT it")
             with suppress(*writer.failures):
                 writer.close(1)
         elif writer.name not in self._failing:
             self._failing.add(writer.name)
             self._warn(
-                f"{writer.name} cannot be written ({reason}); training goes on, "
+                f"{writer.name} cannot be written ({reason}); training continues, "
                 "its rows are kept in memory and tried again"
             )
 
@@ -126,7 +126,7 @@ class CsvWriter:
 
         Args:
             path: File to write.
-            resumed_at: Iteration of the checkpoint that this run goes on from. Later rows are
+            resumed_at: Iteration of the checkpoint that this run continues from. Later rows are
                 dropped: the run makes them again. None: the file is new.
         """
         self._path = path
@@ -187,7 +187,7 @@ class CsvWriter:
     def _read(self) -> tuple[list[str], list[list[str]]]:
         """Columns and rows of the file; none where there is no file yet."""
         text = self._path.read_text() if self._path.exists() else ""
-        # What follows the last newline is a row that a kill cut short.
+        # What follows the last newline is a row that is incomplete after a kill.
         lines = list(csv.reader(text.split("\n")[:-1])) or [["iteration"]]
         first = lines[0][0]
         if first != "iteration":

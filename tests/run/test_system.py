@@ -5,8 +5,10 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import psutil
 import pynvml
@@ -26,9 +28,13 @@ NAMES = {
 }
 
 
-def wait_for_reading(monitor: SystemMonitor) -> dict[str, float | None]:
+def wait_for_reading(monitor: SystemMonitor, expected: Callable[[Any], bool] = lambda _: True) -> dict[str, Any]:
+    """The first reading that is as expected; after 10 s the latest."""
     deadline = time.monotonic() + 10
-    while monitor.latest()["system/memory_gb"] is None and time.monotonic() < deadline:
+    while time.monotonic() < deadline:
+        reading = monitor.latest()
+        if reading["system/memory_gb"] is not None and expected(reading):
+            return reading
         time.sleep(0.01)
     return monitor.latest()
 
@@ -64,13 +70,15 @@ def test_memory_and_cpu_of_children_count(monitor, monkeypatch):
     script = "x = bytearray(300_000_000)\nprint(flush=True)\nwhile True: pass"
     child = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE)
     child.stdout.readline()
-    time.sleep(1.0)
-    reading = monitor.latest()
+    busy = 5 / available_cpus()  # one busy child, on a machine that may be busy too
+    reading = wait_for_reading(
+        monitor, lambda now: now["system/memory_gb"] > before + 0.2 and now["system/cpu_percent"] > busy
+    )
     child.kill()
     child.wait()
     child.stdout.close()
     assert reading["system/memory_gb"] == pytest.approx(before + 0.31, abs=0.1)
-    assert reading["system/cpu_percent"] > 5 / available_cpus()  # one busy child, on a machine that may be busy too
+    assert reading["system/cpu_percent"] > busy
 
 
 def test_reading_does_not_wait_and_closing_ends_the_thread():
