@@ -124,7 +124,7 @@ def show(report: dict[str, Any]) -> None:
     console.print(table)
     for name, found in baselines.items():
         console.print(f"{name} copies or waits most often at")
-        for location in found["places"][:SHOWN_LOCATIONS]:
+        for location in found["locations"][:SHOWN_LOCATIONS]:
             count = location["count"] / found["iterations"]
             line = f"  {count:>5,.4g} x  {location['what']} at {location['where']}  ({location['phase']})"
             console.print(line, soft_wrap=True)

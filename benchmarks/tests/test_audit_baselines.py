@@ -19,10 +19,10 @@ def test_another_library_stands_beside_ours_and_its_lines_are_named(tmp_path):
     done = run_command(sys.executable, ROOT / "benchmarks" / "audit_baselines.py", *arguments, cwd=tmp_path)
     report = json.loads((tmp_path / "audit.json").read_text())
     baseline = report["baselines"]["rsl_rl"]
-    assert {"version", "settings", "phases", "places"} <= set(baseline)
+    assert {"version", "settings", "phases", "locations"} <= set(baseline)
     assert sum(baseline["phases"]["update"]["syncs"].values()) > 0
     assert "physics (host)" in baseline["phases"]
-    assert any(place["where"].startswith("rsl_rl/") for place in baseline["places"])
+    assert any(place["where"].startswith("rsl_rl/") for place in baseline["locations"])
     assert report["ours"]["phases"]["update"]["syncs"] == {}
     assert report["environment"]["versions"]["rsl-rl-lib"] == baseline["version"] and "git" in report
     lines = done.stdout.splitlines()

@@ -89,8 +89,10 @@ class Audit:
                 phases[phase] |= {name: getattr(work, name) for name in names}
                 for name, seconds in (("busy", work.busy_s), ("occupied", work.occupied_s)):
                     phases[phase][name] = seconds / work.wall_s if work.wall_s else None
-        places = [dataclasses.asdict(location) | {"count": count} for location, count in self.locations.most_common()]
-        return {"method": self.method, "iterations": self.iterations, "phases": phases, "places": places}
+        locations = [
+            dataclasses.asdict(location) | {"count": count} for location, count in self.locations.most_common()
+        ]
+        return {"method": self.method, "iterations": self.iterations, "phases": phases, "locations": locations}
 
 
 COUNTED = "operators of torch, counted on the CPU"

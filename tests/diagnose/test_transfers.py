@@ -207,5 +207,5 @@ def test_json_has_plain_values_only():
                 "operators": 5,
             }
         },
-        "places": [{"phase": "rollout", "what": "item", "where": "a.py:1", "count": 2}],
+        "locations": [{"phase": "rollout", "what": "item", "where": "a.py:1", "count": 2}],
     }

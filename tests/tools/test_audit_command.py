@@ -48,7 +48,7 @@ def test_ant_transfers_nothing_and_the_json_has_all_numbers(audit, tmp_path):
     report = json.loads((tmp_path / "audit.json").read_text())
     about = {"time", "command", "python", "platform", "versions", "cpu", "memory_gb", "gpu", "git"}
     run = {"task", "num_envs", "sim", "device", "precision", "graph", "log_rows"}
-    found = {"phases", "places", "method", "iterations", "update_without_data", "violations", "ok"}
+    found = {"phases", "locations", "method", "iterations", "update_without_data", "violations", "ok"}
     assert about | run | found <= set(report)
     assert report["ok"] and report["violations"] == [] and report["log_rows"] == 2
     phases = report["phases"]
