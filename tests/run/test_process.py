@@ -179,6 +179,7 @@ def test_a_second_ctrl_c_ends_at_once(tmp_path, start):
     assert not list((the_run(tmp_path / "runs") / "checkpoints").iterdir())
 
 
+@pytest.mark.slow
 def test_two_runs_of_the_same_second_have_a_folder_each(tmp_path, start):
     both = [start("max_iterations=2", f"seed={seed}") for seed in (1, 2)]
     assert [process.ended() for process in both] == [0, 0]
