@@ -19,7 +19,7 @@ def process_environment(**more: str) -> dict[str, str]:
 
 def provenance(*exclude: Path) -> dict[str, Any]:
     """Commit, machine and versions; what a program writes itself, `exclude`, does not make the checkout dirty."""
-    from gpusim_rl.run.run_dir import describe_environment, git_state
+    from gpusim_rl.provenance import describe_environment, git_state
     from throughput.baselines import BASELINES, ENVIRONMENTS
 
     environment = describe_environment()

@@ -107,7 +107,7 @@ def main() -> None:
     if sys.argv[1:2] == ["update"]:
         sys.stdout.write(json.dumps(update(sys.argv[2] == "keep")))
         return
-    from gpusim_rl.run.run_dir import describe_environment
+    from gpusim_rl.provenance import describe_environment
 
     def apart(keep: str) -> Any:
         command = [sys.executable, __file__, "update", keep]

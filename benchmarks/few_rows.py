@@ -54,7 +54,7 @@ def main() -> None:
     from gpusim_rl.hardware import limit_openmp_spin
 
     limit_openmp_spin()
-    from gpusim_rl.run.run_dir import describe_environment, git_state
+    from gpusim_rl.provenance import describe_environment, git_state
 
     rows = {rows: measure(settings, ROUNDS) for rows, settings in SETTINGS.items()}
     result = {

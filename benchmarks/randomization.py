@@ -146,7 +146,7 @@ def main() -> None:
     limit_openmp_spin()
     import torch
 
-    from gpusim_rl.run.run_dir import describe_environment, git_state
+    from gpusim_rl.provenance import describe_environment, git_state
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     rows = []

@@ -61,7 +61,7 @@ def in_process(*, torch_first: bool) -> list[dict[str, Any]]:
 
 def main() -> None:
     """Measures and writes."""
-    from gpusim_rl.run.run_dir import describe_environment, git_state
+    from gpusim_rl.provenance import describe_environment, git_state
 
     rollouts = {"train.py": in_process(torch_first=False), "torch first": in_process(torch_first=True)}
     result = {

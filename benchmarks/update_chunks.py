@@ -26,7 +26,7 @@ def main() -> None:
 
     limit_openmp_spin()
     from gpusim_rl.api import scratch_training
-    from gpusim_rl.run.run_dir import describe_environment, git_state
+    from gpusim_rl.provenance import describe_environment, git_state
 
     seconds: dict[tuple[int, bool], list[float]] = {(size, threads): [] for threads in (True, False) for size in SIZES}
     with scratch_training(["task=Ant", "num_envs=4096", "ppo.epochs=2"]) as (trainer, _):

@@ -1,13 +1,22 @@
-"""CPUs, compiler and memory settings of this process. Nothing here imports torch."""
+"""CPUs, GPUs, memory and compiler that this process may use. Nothing here imports torch."""
 
 from __future__ import annotations
 
 import ctypes
 import os
+import re
 import shutil
 import sys
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
+
+import psutil
+import pynvml
+
+CGROUP_MEMBERSHIP = Path("/proc/self/cgroup")
+CGROUP_MOUNT = Path("/sys/fs/cgroup")
 
 
 def available_cpus() -> int:
@@ -60,3 +69,55 @@ def tune_malloc() -> None:
         libc = ctypes.CDLL(None)
         libc.mallopt(m_mmap_threshold, 1 << 30)
         libc.mallopt(m_trim_threshold, (1 << 31) - 1)
+
+
+def describe_gpus() -> dict[str, Any] | None:
+    """Driver version, and name and memory of every GPU of the machine; None without a driver."""
+    try:
+        pynvml.nvmlInit()
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
+        devices = [
+            {
+                "name": pynvml.nvmlDeviceGetName(handle),
+                "memory_gb": round(int(pynvml.nvmlDeviceGetMemoryInfo(handle).total) / 1e9, 1),
+            }
+            for handle in handles
+        ]
+        return {"driver": pynvml.nvmlSystemGetDriverVersion(), "devices": devices}
+    except pynvml.NVMLError:
+        return None
+
+
+def memory_available_bytes() -> int:
+    """Memory that this process can still take: free on the machine and within its cgroup's limit.
+
+    The limit may sit on any ancestor of the process's own cgroup (containers, Slurm, systemd).
+    """
+    available = psutil.virtual_memory().available
+    for folder, limit_file, usage_file, cache_key in _memory_cgroups():
+        with suppress(OSError, ValueError):  # no such file, or "max": no limit here
+            limit = int((folder / limit_file).read_text())
+            used = int((folder / usage_file).read_text())
+            # File cache counts as used but is given back under pressure.
+            cache = re.search(rf"^{cache_key} (\d+)$", (folder / "memory.stat").read_text(), re.MULTILINE)
+            available = min(available, limit - used + (int(cache.group(1)) if cache else 0))
+    return max(0, available)
+
+
+def _memory_cgroups() -> Iterator[tuple[Path, str, str, str]]:
+    """The cgroups of this process, its own to the root, with the file names of version 2 or 1."""
+    with suppress(OSError):
+        for line in CGROUP_MEMBERSHIP.read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            own = Path(path.lstrip("/"))
+            for below in (own, *own.parents):
+                if controllers == "":
+                    yield CGROUP_MOUNT / below, "memory.max", "memory.current", "inactive_file"
+                elif "memory" in controllers.split(","):
+                    folder = CGROUP_MOUNT / "memory" / below
+                    yield (
+                        folder,
+                        "memory.limit_in_bytes",
+                        "memory.usage_in_bytes",
+                        "total_inactive_file",
+                    )

@@ -54,7 +54,7 @@ def audit_training(args: argparse.Namespace) -> dict[str, Any]:
     from gpusim_rl.api import scratch_training
     from gpusim_rl.diagnose.transfers import audit, our_loop, update_without_data, violations
     from gpusim_rl.errors import ConfigError
-    from gpusim_rl.run.run_dir import describe_environment
+    from gpusim_rl.provenance import describe_environment
 
     if args.iterations < 1:
         raise ConfigError(f"--iterations must be a positive int, got {args.iterations}")

@@ -230,7 +230,7 @@ def measure_scaling(args: argparse.Namespace) -> int:
     from gpusim_rl.diagnose.scaling import recommend
     from gpusim_rl.errors import ConfigError
     from gpusim_rl.hardware import available_cpus
-    from gpusim_rl.run.run_dir import describe_environment
+    from gpusim_rl.provenance import describe_environment
 
     fixed = [text for text in args.overrides if text.partition("=")[0] in ("num_envs", "device")]
     if fixed:

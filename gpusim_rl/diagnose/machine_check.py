@@ -17,9 +17,8 @@ from typing import Any, Literal
 import psutil
 
 import gpusim_rl
-from gpusim_rl.hardware import available_cpus
-from gpusim_rl.run.run_dir import describe_environment
-from gpusim_rl.run.system import describe_gpus, memory_available_bytes
+from gpusim_rl.hardware import available_cpus, describe_gpus, memory_available_bytes
+from gpusim_rl.provenance import describe_environment
 
 LITTLE_MEMORY_GB = 2.0  # Cartpole and the libraries fit, Ant at 4096 envs hardly
 LITTLE_DISK_GB = 1.0  # some checkpoints and videos

@@ -12,7 +12,7 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 import torch
 from torch import Tensor
 
-from gpusim_rl.run.source_location import describe
+from gpusim_rl.source_location import describe
 
 T = TypeVar("T")
 

@@ -12,39 +12,17 @@ from contextlib import contextmanager
 import mujoco
 import torch
 
-from gpusim_rl.config import RunSpec, SimConfig
+from gpusim_rl.config import RunSpec
 from gpusim_rl.errors import ConfigError
+from gpusim_rl.hardware import memory_available_bytes
 from gpusim_rl.learn.algorithm import EnvSpec
-from gpusim_rl.run.system import memory_available_bytes
 from gpusim_rl.sim import SimChoice
-from gpusim_rl.sim.mujoco import is_persistent
-from gpusim_rl.sim.registry import SIMULATORS
+from gpusim_rl.sim.memory import simulator_bytes
 from gpusim_rl.spaces import Box
 
 logger = logging.getLogger("gpusim_rl.run")
 
-# What a process needs anyway [B]: torch and MuJoCo; besides Warp and its kernels, or a CUDA context and workspaces.
-_PROCESS, _WARP, _CUDA = 0.38e9, 0.25e9, 1.0e9
 _MARGIN = 0.9  # of the free memory that a run may plan for
-_MJDATA = 175e3  # an MjData of an empty model [B]
-
-
-def simulator_bytes(model: mujoco.MjModel, cfg: SimConfig, choice: SimChoice, num_envs: int) -> float:
-    """Memory of process and simulator, from the sizes of the model."""
-    nv = model.nv
-    simulator = SIMULATORS[choice.name]
-    if simulator.cpu_threads:
-        per_env = 8 * (model.nq + 8 * nv + 6 * model.nbody + model.nu) + 12 * model.nsensordata
-        if is_persistent(cfg, num_envs):
-            per_env += _MJDATA + 2 * mujoco.MjData(model).nbuffer
-        return _PROCESS + per_env * num_envs
-    from gpusim_rl.sim.mjwarp import estimate_buffers
-
-    rows, contacts = estimate_buffers(model)
-    rows, contacts = cfg.njmax or rows, cfg.nconmax or contacts
-    numbers = rows * (nv + 14) + 45 * contacts + 120 * model.nbody + 6 * nv**2 + 40 * nv + 3 * model.nsensordata
-    per_env = 4 * numbers * simulator.memory_factor
-    return (_CUDA if choice.device.type == "cuda" else _PROCESS + _WARP) + per_env * num_envs
 
 
 def warn_of_memory(spec: RunSpec, model: mujoco.MjModel, choice: SimChoice, device: torch.device) -> None:

@@ -6,17 +6,11 @@ and checkpoints/; `runs/<name>/latest` is a link to the newest of them.
 
 from __future__ import annotations
 
-import importlib.metadata
 import itertools
 import json
 import os
-import platform
 import re
-import shlex
 import shutil
-import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -24,30 +18,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-import psutil
 import yaml
 
-import gpusim_rl
 from gpusim_rl import paths
 from gpusim_rl.errors import ConfigError
-from gpusim_rl.hardware import available_cpus
-from gpusim_rl.run.system import describe_gpus
+from gpusim_rl.provenance import describe_environment, git_state
 
-PACKAGES = (  # whose versions env.json tells
-    "torch",
-    "numpy",
-    "mujoco",
-    "mujoco-warp",
-    "warp-lang",
-    "newton",
-    "hydra-core",
-    "omegaconf",
-    "wandb",
-)
 OF_A_START = ("time", "command", "versions", "cpu", "gpu", "git")  # what env.json keeps of earlier starts
-GIT_TIMEOUT_S = 10
-GIT_OUTPUT_LIMIT = 4 * 2**20  # bytes
-SOURCES = ("*.py", "*.yaml", "*.yml", "*.toml", "*.xml", "*.urdf")  # new files in git.diff
 
 
 @dataclass(frozen=True)
@@ -224,28 +201,6 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
         raise
 
 
-def describe_environment() -> dict[str, Any]:
-    """What a run depends on besides its config. Without the host's name: run folders are shared."""
-    return {
-        "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        "command": shlex.join(["python", *sys.argv]),
-        "python": platform.python_version(),
-        "platform": f"{platform.system()} {platform.release()} {platform.machine()}",
-        "versions": {
-            "gpusim-rl": gpusim_rl.__version__,
-            **{package: version for package in PACKAGES if (version := _version(package))},
-        },
-        "cpu": {
-            "model": _cpu_model(),
-            "cores": psutil.cpu_count(logical=False),
-            "threads": psutil.cpu_count(),
-            "available": available_cpus(),
-        },
-        "memory_gb": round(psutil.virtual_memory().total / 1e9, 1),
-        "gpu": describe_gpus(),
-    }
-
-
 def _new_folder(parent: Path) -> Path:
     """Make a folder named after the time; further runs of the same second get -2, -3 and so on."""
     parent.mkdir(parents=True, exist_ok=True)
@@ -270,67 +225,3 @@ def _link_latest(folder: Path, run: Path) -> None:
             temporary.replace(folder / "latest")
         except OSError:  # `latest` is a folder of the user's: it stays
             temporary.unlink()
-
-
-def _version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
-def _cpu_model() -> str:
-    with suppress(OSError):
-        text = Path("/proc/cpuinfo").read_text()
-        if found := re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE):
-            return found.group(1)
-    return platform.processor() or platform.machine()
-
-
-def git_state(*exclude: Path) -> tuple[dict[str, Any] | None, bytes]:
-    """Commit of the project's checkout (else of the current folder) and what differs from it.
-
-    Args:
-        exclude: What the caller writes itself, files or folders: that of all runs, results. May lie in the checkout.
-
-    Returns:
-        `{"sha", "dirty"}` and a diff with new source files in it; None and no diff outside a
-        repository, before its first commit or without git.
-    """
-    folder = paths.checkout() or Path.cwd()
-    try:
-        root = Path(_git(folder, "rev-parse", "--show-toplevel").decode().rstrip("\n"))
-        sha = _git(root, "rev-parse", "HEAD").decode().strip()
-        written = [path.absolute() for path in exclude]
-        skip = [f":(exclude,top){p.relative_to(root)}" for p in written if p.is_relative_to(root) and p != root]
-        listing = ("ls-files", "--others", "--exclude-standard", "-z", "--", *SOURCES, *skip)
-        new = _git(root, *listing)
-        index = root / _git(root, "rev-parse", "--git-path", "index").decode().rstrip("\n")
-        with tempfile.TemporaryDirectory() as scratch:
-            # Announced in a copy of the index, new files show in the diff; the user's index stays.
-            env = {**os.environ, "GIT_INDEX_FILE": shutil.copyfile(index, f"{scratch}/index")}
-            if new:
-                files = new.decode().rstrip("\0").split("\0")
-                _git(root, "add", "--intent-to-add", "--", *files, env=env)
-            diff = _git(root, "diff", "--no-ext-diff", "HEAD", "--", ".", *skip, env=env)
-    except (OSError, ValueError, subprocess.SubprocessError):
-        return None, b""
-    return {"sha": sha, "dirty": bool(diff)}, diff
-
-
-def _git(folder: Path, *arguments: str, env: Mapping[str, str] | None = None) -> bytes:
-    """Run git and return what it prints, cut at GIT_OUTPUT_LIMIT."""
-    with tempfile.TemporaryFile() as output:
-        subprocess.run(
-            ["git", *arguments],
-            cwd=folder,
-            env=env,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.DEVNULL,
-            timeout=GIT_TIMEOUT_S,
-            check=True,
-        )
-        output.seek(0)
-        text = output.read(GIT_OUTPUT_LIMIT)
-        return text + b"\n[cut here]\n" if output.read(1) else text

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import re
 import threading
-from collections.abc import Iterator
 from contextlib import suppress
-from pathlib import Path
-from typing import Any
 
 import psutil
 import pynvml
 
 from gpusim_rl.hardware import available_cpus
 
-CGROUP_MEMBERSHIP = Path("/proc/self/cgroup")
-CGROUP_MOUNT = Path("/sys/fs/cgroup")
 CHILDREN_EVERY = 10  # readings; to find them takes reading about every process of the machine
 
 
@@ -123,55 +117,3 @@ class _Gpu:
             with suppress(pynvml.NVMLError):
                 memory = int(pynvml.nvmlDeviceGetMemoryInfo(self._handle).used) / 1e9
         return percent, memory
-
-
-def describe_gpus() -> dict[str, Any] | None:
-    """Driver version, and name and memory of every GPU of the machine; None without a driver."""
-    try:
-        pynvml.nvmlInit()
-        handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
-        devices = [
-            {
-                "name": pynvml.nvmlDeviceGetName(handle),
-                "memory_gb": round(int(pynvml.nvmlDeviceGetMemoryInfo(handle).total) / 1e9, 1),
-            }
-            for handle in handles
-        ]
-        return {"driver": pynvml.nvmlSystemGetDriverVersion(), "devices": devices}
-    except pynvml.NVMLError:
-        return None
-
-
-def memory_available_bytes() -> int:
-    """Memory that this process can still take: free on the machine and within its cgroup's limit.
-
-    The limit may sit on any ancestor of the process's own cgroup (containers, Slurm, systemd).
-    """
-    available = psutil.virtual_memory().available
-    for folder, limit_file, usage_file, cache_key in _memory_cgroups():
-        with suppress(OSError, ValueError):  # no such file, or "max": no limit here
-            limit = int((folder / limit_file).read_text())
-            used = int((folder / usage_file).read_text())
-            # File cache counts as used but is given back under pressure.
-            cache = re.search(rf"^{cache_key} (\d+)$", (folder / "memory.stat").read_text(), re.MULTILINE)
-            available = min(available, limit - used + (int(cache.group(1)) if cache else 0))
-    return max(0, available)
-
-
-def _memory_cgroups() -> Iterator[tuple[Path, str, str, str]]:
-    """The cgroups of this process, its own to the root, with the file names of version 2 or 1."""
-    with suppress(OSError):
-        for line in CGROUP_MEMBERSHIP.read_text().splitlines():
-            _, controllers, path = line.split(":", 2)
-            own = Path(path.lstrip("/"))
-            for below in (own, *own.parents):
-                if controllers == "":
-                    yield CGROUP_MOUNT / below, "memory.max", "memory.current", "inactive_file"
-                elif "memory" in controllers.split(","):
-                    folder = CGROUP_MOUNT / "memory" / below
-                    yield (
-                        folder,
-                        "memory.limit_in_bytes",
-                        "memory.usage_in_bytes",
-                        "total_inactive_file",
-                    )

@@ -17,8 +17,9 @@ from gpusim_rl.errors import ConfigError
 from gpusim_rl.learn.algorithm import EnvSpec
 from gpusim_rl.learn.ppo import PPO
 from gpusim_rl.run import memory_estimate
-from gpusim_rl.run.memory_estimate import one_line_if_out_of_memory, simulator_bytes, warn_of_memory
+from gpusim_rl.run.memory_estimate import one_line_if_out_of_memory, warn_of_memory
 from gpusim_rl.sim import SimChoice
+from gpusim_rl.sim.memory import simulator_bytes
 from gpusim_rl.spaces import Box
 
 CPU = torch.device("cpu")
@@ -33,7 +34,7 @@ MEASURE = """
 import json, sys
 from gpusim_rl.api import prepare
 from gpusim_rl.learn.algorithm import EnvSpec
-from gpusim_rl.run.memory_estimate import simulator_bytes
+from gpusim_rl.sim.memory import simulator_bytes
 from gpusim_rl.run.trainer import Trainer
 
 task, settings, folder = sys.argv[1], json.loads(sys.argv[2]), sys.argv[3]

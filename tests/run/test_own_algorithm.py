@@ -119,7 +119,9 @@ def test_mistakes_are_one_line(folder: Path) -> None:
         prepare("Ant", config_dir="my_cfg", algo="search", ppo={"gamma": 0.9})
     yaml = folder / "my_cfg" / "algo" / "search.yaml"
     yaml.write_text(yaml.read_text().replace("my_search.RandomSearch", "my_search.LinearPolicy"))
-    with pytest.raises(ConfigError, match=r"algo\._target_=my_search.LinearPolicy must name a subclass of gpusim_rl.Algo"):
+    with pytest.raises(
+        ConfigError, match=r"algo\._target_=my_search.LinearPolicy must name a subclass of gpusim_rl.Algo"
+    ):
         trainer()
     trained = Trainer(prepare("Cartpole", num_envs=8, max_iterations=1, log={"console": "quiet"}, ppo=SMALL_PPO))
     trained.train()

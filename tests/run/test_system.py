@@ -15,9 +15,10 @@ import pynvml
 import pytest
 import torch
 
-from gpusim_rl.hardware import available_cpus
+from gpusim_rl import hardware
+from gpusim_rl.hardware import available_cpus, describe_gpus, memory_available_bytes
 from gpusim_rl.run import system
-from gpusim_rl.run.system import SystemMonitor, describe_gpus, memory_available_bytes
+from gpusim_rl.run.system import SystemMonitor
 
 NAMES = {
     "system/cpu_percent",
@@ -175,8 +176,8 @@ def test_without_a_driver_there_are_no_gpus(monkeypatch):
 def cgroups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """A machine with 64 GB free, whose process is in the cgroups of the files given."""
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=64 * 10**9))
-    monkeypatch.setattr(system, "CGROUP_MEMBERSHIP", tmp_path / "self")
-    monkeypatch.setattr(system, "CGROUP_MOUNT", tmp_path / "mount")
+    monkeypatch.setattr(hardware, "CGROUP_MEMBERSHIP", tmp_path / "self")
+    monkeypatch.setattr(hardware, "CGROUP_MOUNT", tmp_path / "mount")
 
     def make(membership: str, files: dict[str, str]) -> None:
         (tmp_path / "self").write_text(membership)
