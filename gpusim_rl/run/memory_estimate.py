@@ -78,12 +78,10 @@ def one_line_if_out_of_memory(num_envs: int) -> Iterator[None]:
     """
     try:
         yield
-    except (MemoryError, RuntimeError) as error:  # torch.OutOfMemoryError is a RuntimeError
+    except (MemoryError, RuntimeError, ValueError) as error:  # torch.OutOfMemoryError is a RuntimeError
         reason = str(error).partition("\n")[0]
-        out_of_memory = isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in str(
-            error
-        )
-        if not out_of_memory:
+        told = any(words in str(error) for words in ("can't allocate memory", "bad_alloc"))  # torch, mujoco.batch
+        if not told and not isinstance(error, (MemoryError, torch.OutOfMemoryError)):
             raise
         raise ConfigError(
             f"out of memory with num_envs={num_envs} ({reason}); try num_envs={max(1, num_envs // 2)}"
