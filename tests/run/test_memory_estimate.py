@@ -176,9 +176,9 @@ def test_physics_and_learner_on_two_devices_are_counted_apart(monkeypatch, caplo
     ],
 )
 def test_an_allocation_that_fails_is_one_line(error):
-    with pytest.raises(ConfigError, match=r"^out of memory with num_envs=4096 .*; try num_envs=2048$") as found:
-        with one_line_if_out_of_memory(4096):
-            raise error
+    message = r"^out of memory with num_envs=4096 .*; try num_envs=2048$"
+    with pytest.raises(ConfigError, match=message) as found, one_line_if_out_of_memory(4096):
+        raise error
     assert "\n" not in str(found.value)
     with pytest.raises(RuntimeError, match="a bug"), one_line_if_out_of_memory(4096):
         raise RuntimeError("a bug")

@@ -8,7 +8,6 @@ import torch
 
 from gpusim_rl.hardware import available_cpus
 from gpusim_rl.run.cuda_graph import GraphChoice
-from gpusim_rl.run.logger import Logger
 from helpers.training import make_trainer
 
 
@@ -16,31 +15,28 @@ def test_a_run_tells_simulator_threads_precision_and_graphs(tmp_path, monkeypatc
     monkeypatch.setenv("GOMP_SPINCOUNT", "1000")
     monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
     trainer = make_trainer("Cartpole", tmp_path, device="cpu", sim={"num_threads": 1}, ppo={"precision": "fp32"})
-    run_dir = trainer.run_dir()
-    with Logger(trainer, run_dir):
-        facts = run_dir.environment
-    assert facts["sim"] == {
+    with trainer.logging() as log:
+        noted = log.run_dir.environment
+    assert noted["sim"] == {
         "name": "mujoco",
         "device": "cpu",
         "reason": "auto: no CUDA device in use",
         "threads": 1,
     }
-    assert facts["learner"]["device"] == "cpu" and facts["learner"]["threads"] == torch.get_num_threads()
-    assert (facts["learner"]["precision"], facts["learner"]["precision_reason"]) == ("fp32", "as configured")
-    assert facts["learner"]["memory_gb"] is None and isinstance(facts["learner"]["bf16_is_fast"], bool)
-    assert facts["graph"]["mode"] == "off" and facts["graph"]["reason"]
-    assert facts["openmp"]["GOMP_SPINCOUNT"] == os.environ["GOMP_SPINCOUNT"] == "1000"
-    assert "OMP_WAIT_POLICY" not in facts["openmp"]
-    assert 0.1 < facts["memory_limit_gb"] <= facts["memory_gb"] + 1
-    assert facts["cpu"]["available"] == available_cpus()
+    assert noted["learner"]["device"] == "cpu" and noted["learner"]["threads"] == torch.get_num_threads()
+    assert (noted["learner"]["precision"], noted["learner"]["precision_reason"]) == ("fp32", "as configured")
+    assert noted["learner"]["memory_gb"] is None and isinstance(noted["learner"]["bf16_is_fast"], bool)
+    assert noted["graph"]["mode"] == "off" and noted["graph"]["reason"]
+    assert noted["openmp"]["GOMP_SPINCOUNT"] == os.environ["GOMP_SPINCOUNT"] == "1000"
+    assert "OMP_WAIT_POLICY" not in noted["openmp"]
+    assert 0.1 < noted["memory_limit_gb"] <= noted["memory_gb"] + 1
+    assert noted["cpu"]["available"] == available_cpus()
 
 
 def test_a_capture_that_fails_later_is_noted(tmp_path):
     trainer = make_trainer("Cartpole", tmp_path, device="cpu")
-    run_dir = trainer.run_dir()
-    with Logger(trainer, run_dir) as log:
-        trainer.timer.start()
+    with trainer.logging() as log:
         trainer.iterate(log)
         trainer.graphs.choice = GraphChoice("step", "the rollout cannot be captured: x")
         trainer.iterate(log)
-    assert run_dir.environment["graph"] == {"mode": "step", "reason": "the rollout cannot be captured: x"}
+    assert log.run_dir.environment["graph"] == {"mode": "step", "reason": "the rollout cannot be captured: x"}
