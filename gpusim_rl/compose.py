@@ -138,6 +138,9 @@ def with_saved_overrides(arguments: Sequence[str]) -> tuple[list[str], Checkpoin
     lines, saved = read_overrides(found.run_dir) if found.run_dir else [], []
     if typed.get("task") and NO_YAML in lines:  # all that is known of its task is saved, and another is asked for
         lines = [text for text in lines if not _key(text).startswith("task.")]
+    if "algo" in typed:  # the run's settings of another algorithm are none of this one's
+        others = ALGORITHMS.keys() - {typed["algo"]}
+        lines = [text for text in lines if _key(text).partition(".")[0] not in others]
     for text in lines:
         if text.startswith(CONFIG_DIR):
             if not any(argument.startswith(("-cd", "--config-dir")) for argument in arguments):
