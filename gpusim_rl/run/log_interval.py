@@ -39,29 +39,23 @@ class LogIntervals:
         metrics: Numbers on the device.
         timer: Durations of the phases.
         device: Where the learner lives.
-        iteration: Iterations done before the first interval.
-        env_steps: Control steps done before it, summed over envs.
 
     Attributes:
         best_return: Best mean return over a full window so far; None before there was one.
         mean_return: Mean return over a full window in the newest row; None where the window is not full.
     """
 
-    def __init__(
-        self,
-        metrics: Metrics,
-        timer: PhaseTimer,
-        device: torch.device,
-        *,
-        iteration: int,
-        env_steps: int,
-        best_return: float | None,
-    ) -> None:
+    def __init__(self, metrics: Metrics, timer: PhaseTimer, device: torch.device) -> None:
         self._metrics, self._timer = metrics, timer
         self._monitor = SystemMonitor(device)
+        self._start = (0, 0)  # iterations and control steps done before the interval
+        self.best_return: float | None = None
+        self.mean_return: float | None = None
+
+    def resume(self, iteration: int, env_steps: int, best_return: float | None) -> None:
+        """Begins where an earlier start of the run ended."""
         self._start = (iteration, env_steps)
         self.best_return = best_return
-        self.mean_return: float | None = None
 
     def end(self, iteration: int, env_steps: int, elapsed_s: float, extra: Mapping[str, Tensor]) -> list[LogRow]:
         """Ends an interval.

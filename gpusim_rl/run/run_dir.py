@@ -21,6 +21,7 @@ from typing import IO, Any
 import yaml
 
 from gpusim_rl import paths
+from gpusim_rl.config import RunSpec
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.provenance import describe_environment, git_state
 
@@ -75,6 +76,22 @@ class RunDir:
         for group in {name, task}:
             _link_latest(base / group, run.path)
         return run
+
+    @classmethod
+    def of(cls, spec: RunSpec) -> tuple[RunDir, bool]:
+        """The folder of a run: its own, if it continues from its last checkpoint, else a new one.
+
+        Returns:
+            The folder, and whether an earlier start of the run has made it.
+        """
+        found = spec.checkpoint
+        if found is not None and found.run_dir is not None and found.file.name == "last.pt":
+            run_dir = cls.open(found.run_dir)
+            run_dir.resume(config=spec.config, overrides=spec.overrides)
+            return run_dir, True
+        task = chosen_task(spec.overrides) or spec.task_class.__name__
+        name, base = spec.cfg.experiment or task, Path(spec.cfg.log.dir)
+        return cls.create(base, name, task, config=spec.config, overrides=spec.overrides), False
 
     @classmethod
     def open(cls, path: Path) -> RunDir:

@@ -8,7 +8,6 @@ import secrets
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -31,7 +30,7 @@ from gpusim_rl.run.memory_estimate import one_line_if_out_of_memory, warn_of_mem
 from gpusim_rl.run.metadata import describe_run
 from gpusim_rl.run.metrics import Metrics, Row
 from gpusim_rl.run.profiler import profiling
-from gpusim_rl.run.run_dir import RunDir, chosen_task
+from gpusim_rl.run.run_dir import RunDir
 from gpusim_rl.run.stop_signal import StopSignal
 from gpusim_rl.run.timing import PhaseTimer
 from gpusim_rl.run.writers import require_tensorboard
@@ -82,23 +81,18 @@ class Trainer:
         use_available_cpus(self.algorithm.batch_rows)
         self.metrics = Metrics(cfg.num_envs, self.rl_device)
         self.timer = PhaseTimer(self.rl_device)
+        horizon, check = self.algorithm.horizon, cfg.debug.check_task
         self.graphs = Graphs(
-            choose_graph(
-                cfg.graph,
-                self.rl_device,
-                self.env.device,
-                horizon=self.algorithm.horizon,
-                check_task=cfg.debug.check_task,
-            ),
+            choose_graph(cfg.graph, self.rl_device, self.env.device, horizon=horizon, check_task=check),
             self.rl_device,
             generators=self.algorithm.generators,
             stateful=[self.env.task, self.algorithm],
         )
         self.iteration = 0
         self.env_steps = 0
-        self.wandb_id = secrets.token_hex(4)
+        self.wandb_id = ""
         self._elapsed_s, self._started_at = 0.0, time.perf_counter()
-        self._best_return: float | None = None
+        self.intervals = LogIntervals(self.metrics, self.timer, self.rl_device)
         self._stop_signal = StopSignal()
         self._finite_check = FiniteCheck(self.task_name)
         self._divergence_reported = False
@@ -108,14 +102,6 @@ class Trainer:
             except (KeyError, ValueError, RuntimeError) as error:  # a missing part, or a tensor of another shape
                 reason = f"no {error}" if isinstance(error, KeyError) else str(error).partition("\n")[0]
                 raise ConfigError(f"checkpoint {cfg.checkpoint} does not fit task {self.task_name}: {reason}") from None
-        self.intervals = LogIntervals(
-            self.metrics,
-            self.timer,
-            self.rl_device,
-            iteration=self.iteration,
-            env_steps=self.env_steps,
-            best_return=self._best_return,
-        )
 
     # The loop
 
@@ -125,13 +111,14 @@ class Trainer:
         Ctrl-C and SIGTERM end the training after the iteration under way, with a checkpoint, and exit with the
         shell's code for the signal; a second one ends it at once.
         """
-        with self.logging() as log, self._stop_signal, profiling(self, log):
-            if self.iteration >= self.cfg.max_iterations:
+        cfg = self.cfg
+        with self.logging() as log, self._stop_signal, profiling(self, log), one_line_if_out_of_memory(cfg.num_envs):
+            if self.iteration >= cfg.max_iterations:
                 log.console.info(
-                    f"nothing to do: this is iteration {self.iteration} of max_iterations={self.cfg.max_iterations};"
+                    f"nothing to do: this is iteration {self.iteration} of max_iterations={cfg.max_iterations};"
                     f" try max_iterations={2 * self.iteration}"
                 )
-            while self.iteration < self.cfg.max_iterations and self._stop_signal.number is None:
+            while self.iteration < cfg.max_iterations and self._stop_signal.number is None:
                 self.iterate(log)
             row = self._finish(log)
         if self._stop_signal.number is not None:
@@ -206,38 +193,25 @@ class Trainer:
     def _make_algorithm(self) -> Algorithm:
         env = self.env
         spec = EnvSpec(self.cfg.num_envs, dict(env.obs_sizes), env.action_space, env.max_episode_length)
+        settings, iterations = self.cfg.algorithm, self.cfg.max_iterations
         return self.spec.algorithm_class(
-            self.cfg.algorithm,
-            spec,
-            device=self.rl_device,
-            seed=self.seed,
-            max_iterations=self.cfg.max_iterations,
+            settings, spec, device=self.rl_device, seed=self.seed, max_iterations=iterations
         )
-
-    def run_dir(self) -> RunDir:
-        """Continues in the run's own folder from its last checkpoint, else makes a new one."""
-        spec, found = self.spec, self.spec.checkpoint
-        if found is not None:
-            if found.run_dir is not None and found.file.name == "last.pt":
-                run_dir = RunDir.open(found.run_dir)
-                run_dir.resume(config=spec.config, overrides=spec.overrides)
-                return run_dir
-            self.wandb_id = secrets.token_hex(4)  # a branch of the run is a run of its own
-        task = chosen_task(spec.overrides) or self.task_name
-        folder, name = Path(self.cfg.log.dir), self.cfg.experiment or task
-        return RunDir.create(folder, name, task, config=spec.config, overrides=spec.overrides)
 
     # Logging
 
     @contextmanager
     def logging(self) -> Iterator[Logger]:
         """Opens the run folder and its logger; the block may `iterate`. At its end the environments are closed."""
+        run_dir, continues = RunDir.of(self.spec)
+        if not continues:  # a branch of another run is a run of its own
+            self.wandb_id = secrets.token_hex(4)
         log = Logger(
             self.cfg,
-            self.run_dir(),
+            run_dir,
             wandb_id=self.wandb_id,
             resumed_at=self.iteration if self.resumed else None,
-            best_return=self._best_return,
+            best_return=self.intervals.best_return,
         )
         try:
             with log, self.graphs.stream():
@@ -351,8 +325,8 @@ class Trainer:
         self.algorithm.load_state_dict(state["algorithm"])
         torch.set_rng_state(state["torch_rng"].cpu())
         self.iteration, self.env_steps = int(state["iteration"]), int(state["env_steps"])
-        self._elapsed_s, self._best_return = float(state["elapsed_s"]), state["best_return"]
-        self.wandb_id = state["wandb_id"]
+        self.intervals.resume(self.iteration, self.env_steps, state["best_return"])
+        self._elapsed_s, self.wandb_id = float(state["elapsed_s"]), state["wandb_id"]
         if state["sim"] != self.choice.name:  # another simulator begins new episodes
             self._observe(self.env.begin_from(state["env"]))
             self.algorithm.begin_episodes()

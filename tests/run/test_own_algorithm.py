@@ -169,7 +169,7 @@ def test_a_network_as_an_argument(folder: Path) -> None:
 
 def test_a_network_without_a_size_is_one_line(folder: Path) -> None:
     (folder / "my_sizeless.py").write_text(
-        "from torch import nn\n\nclass Net(nn.Module):\n    def __init__(self, size, cfg):\n        super().__init__()\n"
+        "from torch import nn\n\nclass Net(nn.Module):\n    def __init__(self, *_):\n        super().__init__()\n"
     )
     with pytest.raises(ConfigError, match=r"network\._target_=my_sizeless\.Net: it has no out_size"):
         Trainer(prepare("Cartpole", **{**PPO, "ppo": {"network": {"_target_": "my_sizeless.Net"}}}))

@@ -12,6 +12,7 @@ import torch
 from gpusim_rl.diagnose.trace import load_trace, read_events
 from gpusim_rl.run import profiler
 from gpusim_rl.run.phases import OUTSIDE
+from gpusim_rl.run.run_dir import RunDir
 from gpusim_rl.testing.sync_counter import SyncCounter
 from helpers.training import differences, make_trainer, read_csv, the_run
 
@@ -81,11 +82,11 @@ def test_an_interrupted_run_keeps_the_part_of_its_trace(tmp_path):
     assert sum(found["name"] == "phase/update" for found in events) == 2  # of iterations 5 and 6
 
 
-def test_a_trace_that_cannot_be_written_ends_nothing(tmp_path, capsys):
+def test_a_trace_that_cannot_be_written_ends_nothing(tmp_path, capsys, monkeypatch):
     trainer = make_trainer("Cartpole", tmp_path, max_iterations=3, debug={"profile": 1})
-    run_dir = trainer.run_dir()
+    run_dir, continues = RunDir.of(trainer.spec)
     (run_dir.path / "profile").write_text("in the way")
-    trainer.run_dir = lambda: run_dir  # type: ignore[method-assign]
+    monkeypatch.setattr(RunDir, "of", lambda spec: (run_dir, continues))
     assert trainer.train()["iteration"] == 3
     assert "the trace could not be written" in capsys.readouterr().err
 
