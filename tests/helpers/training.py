@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,22 @@ from torch import Tensor
 
 from gpusim_rl.api import prepare
 from gpusim_rl.run.trainer import Trainer
+from gpusim_rl.testing.conformance import differences, leaves, merged, same
+
+__all__ = [
+    "SMALL_PPO",
+    "Faulty",
+    "FaultyConfig",
+    "Schooled",
+    "differences",
+    "leaves",
+    "make_trainer",
+    "merged",
+    "read_csv",
+    "same",
+    "schooled_params",
+    "the_run",
+]
 
 SMALL_PPO = {"horizon": 8, "epochs": 2, "minibatch_size": 32, "network": {"hidden": [16, 16], "rnn_size": 8}}
 # Columns of metrics.csv that tell of the machine, not of the training.
@@ -26,16 +41,6 @@ def make_trainer(task: type | str, folder: Path, /, config: Any = None, **overri
     settings: dict[str, Any] = {"num_envs": 8, "max_iterations": 3, "log": {"console": "quiet"}, "ppo": SMALL_PPO}
     settings = merged(settings, {"log": {"dir": str(folder)}}, overrides)
     return Trainer(prepare(task, config, **settings))
-
-
-def merged(*settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Nested settings, later ones over earlier ones."""
-    result: dict[str, Any] = {}
-    for part in settings:
-        for key, value in part.items():
-            both = isinstance(value, Mapping) and isinstance(result.get(key), Mapping)
-            result[key] = merged(result[key], value) if both else value
-    return result
 
 
 def the_run(folder: Path) -> Path:
@@ -50,33 +55,6 @@ def read_csv(run: Path, *, machine: bool = False) -> list[dict[str, str]]:
     with (run / "metrics.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     return [{k: v for k, v in row.items() if machine or not k.startswith(MACHINE)} for row in rows]
-
-
-def leaves(node: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Everything in nested dicts and lists, by its path."""
-    if isinstance(node, Mapping):
-        for key, value in node.items():
-            yield from leaves(value, f"{path}/{key}")
-    elif isinstance(node, (list, tuple)):
-        for index, value in enumerate(node):
-            yield from leaves(value, f"{path}/{index}")
-    else:
-        yield path, node
-
-
-def differences(a: Any, b: Any) -> list[str]:
-    """Paths where two nested states are not the same, bit for bit."""
-    first, second = dict(leaves(a)), dict(leaves(b))
-    unequal = [path for path in first if path in second and not same(first[path], second[path])]
-    return unequal + sorted(first.keys() ^ second.keys())
-
-
-def same(a: Any, b: Any) -> bool:
-    """Equal bits; NaN equals NaN."""
-    if not isinstance(a, Tensor):
-        return a == b
-    equal = a.shape == b.shape and a.dtype == b.dtype
-    return equal and bool(((a == b) | ((a != a) & (b != b))).all())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
