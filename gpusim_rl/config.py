@@ -85,8 +85,8 @@ class NetworkConfig:
     def __post_init__(self) -> None:
         """Check relations between fields."""
         if not self.log_std_min <= self.log_std_init <= self.log_std_max:
-            raise ConfigError(
-                "network.log_std_init must be between log_std_min and log_std_max, got "
+            raise ValueError(  # `build` puts the section in front: networks of several algorithms have these settings
+                "log_std_init must be between log_std_min and log_std_max, got "
                 f"{self.log_std_init} outside [{self.log_std_min}, {self.log_std_max}]"
             )
 
@@ -342,7 +342,7 @@ def known_keys() -> list[str]:
                 found += keys(typing.cast(type, hint), f"{prefix}{name}.")
         return found
 
-    ours = [key for name, (_, settings) in ALGORITHMS.items() for key in keys(settings, f"{name}.")]
+    ours = [key for name, (_, settings) in ALGORITHMS.items() for key in [name, *keys(settings, f"{name}.")]]
     return [key for key in keys(RunConfig, "") if key != "algorithm"] + ours
 
 

@@ -87,7 +87,7 @@ def check_config_dir(config_dir: str | Path) -> None:
     if (folder / "config.yaml").is_file():
         raise ConfigError(
             f"{folder / 'config.yaml'} would take the place of all our settings."
-            " Try another name: a folder for -cd holds task/<Name>.yaml, and ppo/, sim/, log/ or debug/ beside it"
+            " Try another name: a folder for -cd holds task/<Name>.yaml, and algo/, sim/, log/ or debug/ beside it"
         )
 
 

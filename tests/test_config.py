@@ -1,4 +1,4 @@
-"""The door: yaml holds values, dataclasses names, types and rules; a misfit is one line."""
+"""The boundary: yaml holds values, dataclasses names, types and rules; a misfit is one line."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 
 from gpusim_rl import compose as composing
 from gpusim_rl import config, paths
-from gpusim_rl.api import prepare
+from gpusim_rl.api import load_spec, prepare
 from gpusim_rl.discover import read_yaml, tasks
 from gpusim_rl.env import TaskConfig
+from gpusim_rl.env.task import load_task_class
 from gpusim_rl.errors import ConfigError, TaskError, friendly_errors, import_extra
 
 TASKS = sorted(tasks())
@@ -30,6 +31,11 @@ def message(info: pytest.ExceptionInfo[BaseException]) -> str:
 @pytest.fixture(scope="module")
 def composed() -> dict:
     return composing.compose()
+
+
+def run_of(*overrides: str) -> config.RunConfig:
+    """The settings of a run that `train.py` was asked for."""
+    return load_spec(composing.compose(overrides), overrides).cfg
 
 
 # -- yaml and dataclasses ---------------------------------------------------------------------
@@ -48,34 +54,38 @@ def keys_in(node: dict) -> dict:
 
 
 def test_yaml_keys_are_the_dataclass_fields(composed):
-    expected = keys_of(config.RunConfig) | {"task": None}
-    assert keys_in(composed) | {"task": None} == expected
+    expected = keys_of(config.RunConfig) | {"task": None, "algo": {"name": None, "_target_": None}}
+    del expected["algorithm"]  # stands in the section that algo.name says
+    assert composed["algo"]["name"] == "ppo"
+    assert keys_in(composed) | {"task": None} == expected | {"ppo": keys_of(config.PPOConfig)}
 
 
 @pytest.mark.parametrize(
     "choice",
     [
         f"{group}={file.stem}"
-        for group in ("ppo", "sim", "log", "debug")
+        for group in ("algo", "sim", "log", "debug")
         for file in sorted((paths.cfg_dir() / group).glob("*.yaml"))
     ],
 )
 def test_every_choice_of_every_group_is_valid(choice):
-    run = config.build_run(composing.compose([choice]))
+    run = run_of(choice)
     group, _, name = choice.partition("=")
     if group == "sim":
         assert run.sim.name == name
+    if group == "algo":
+        assert run.algo == name
 
 
 @pytest.mark.parametrize("name", TASKS)
 def test_every_task_builds_and_its_yaml_keys_are_its_config_fields(name):
     plain = composing.compose([f"task={name}"])
-    run = config.build_run(plain)
+    run = config.build_run(plain, task_class=load_task_class(plain["task"]["_target_"]))
     fields = {field.name for field in dataclasses.fields(run.task)}
     assert set(plain["task"]) == fields | {"_target_"}
 
 
-def test_dataclasses_hold_no_values_and_cannot_change(composed):
+def test_dataclasses_hold_no_values_and_cannot_change():
     for cls in (
         config.RunConfig,
         config.PPOConfig,
@@ -84,7 +94,7 @@ def test_dataclasses_hold_no_values_and_cannot_change(composed):
         config.LogConfig,
     ):
         assert all(field.default is dataclasses.MISSING for field in dataclasses.fields(cls))
-    run = config.build_run(composed)
+    run = run_of()
     with pytest.raises(dataclasses.FrozenInstanceError):
         run.num_envs = 3  # type: ignore[misc]
 
@@ -131,8 +141,8 @@ def test_randomisation_from_python_and_back_from_a_run_folder():
 
 def test_smoke_makes_any_task_small():
     for name in TASKS:
-        run = config.build_run(composing.compose([f"task={name}", "debug=smoke"]))
-        assert run.num_envs * run.ppo.horizon * run.max_iterations <= 1000
+        run = run_of(f"task={name}", "debug=smoke")
+        assert run.num_envs * run.algorithm.horizon * run.max_iterations <= 1000
         assert run.debug.check_task
 
 
@@ -143,7 +153,8 @@ def test_known_keys_are_the_composed_keys(composed):
             found |= {prefix + key} | (flat(value, f"{prefix}{key}.") if isinstance(value, dict) else set())
         return found
 
-    assert set(config.known_keys()) - {"task"} == flat({k: v for k, v in composed.items() if k != "task"})
+    settings = {key: value for key, value in composed.items() if key not in ("task", "algo")}  # both are names here
+    assert set(config.known_keys()) - {"task", "algo"} == flat(settings)
 
 
 # -- the strict builder -----------------------------------------------------------------------
@@ -204,7 +215,7 @@ def test_builder_converts_without_loss():
         ({"rate": None}, "task.rate must be a number, got None"),
         ({"flag": 1}, "task.flag must be true or false, got 1"),
         ({"flag": "yes"}, "task.flag must be true or false, got 'yes'"),
-        ({"name": 3}, "task.name must be a text or null, got 3"),
+        ({"name": 3}, "task.name must be a string or null, got 3"),
         ({"mode": "fst"}, "task.mode must be one of slow, fast, got 'fst'. Did you mean 'fast'?"),
         ({"either": 1}, "task.either must be auto or true or false, got 1"),
         ({"sizes": 3}, "task.sizes must be a list of (an int), got 3"),
@@ -240,19 +251,19 @@ def test_builder_accepts_a_value_exactly_when_it_has_the_type(value):
     assert accepted("name") == (value is None or isinstance(value, str))
 
 
-def test_relations_between_fields_are_checked(composed):
+def test_relations_between_fields_are_checked():
     for override, words in [
         ("ppo.learning_rate_min=0.1", "ppo.learning_rate_min"),
-        ("ppo.network.log_std_init=9", "ppo.network.log_std_init"),
+        ("ppo.network.log_std_init=9", "ppo.network: log_std_init"),
         ("task.physics_hz=100", "task.physics_hz"),
     ]:
         with pytest.raises(ConfigError, match=words):
-            config.build_run(composed, [override])
+            run_of(override)
 
 
-def test_a_batch_that_does_not_divide_is_not_an_error(composed):
-    run = config.build_run(composed, ["num_envs=7", "ppo.horizon=5", "ppo.minibatch_size=1000"])
-    assert (run.num_envs, run.ppo.horizon) == (7, 5)
+def test_a_batch_that_does_not_divide_is_not_an_error():
+    run = run_of("num_envs=7", "ppo.horizon=5", "ppo.minibatch_size=1000")
+    assert (run.num_envs, run.algorithm.horizon) == (7, 5)
 
 
 @pytest.mark.parametrize(
@@ -295,7 +306,7 @@ def test_apply_overrides_leaves_the_original_alone(composed):
 )
 def test_target_must_name_a_task(target, words):
     with pytest.raises(ConfigError) as info:
-        config.load_task_class(target)
+        load_task_class(target)
     assert words in message(info)
 
 
@@ -303,7 +314,7 @@ def test_a_task_file_that_fails_to_import_shows_its_own_error(tmp_path, monkeypa
     (tmp_path / "broken_task_file.py").write_text("import no_such_library\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(ModuleNotFoundError, match="no_such_library"):
-        config.load_task_class("broken_task_file.Hopper")
+        load_task_class("broken_task_file.Hopper")
 
 
 @pytest.mark.parametrize(
@@ -327,7 +338,7 @@ def test_config_class_must_be_a_dataclass():
         Config = 3
 
     with pytest.raises(ConfigError, match="must be a dataclass"):
-        config.config_class(Hopper)
+        config.settings_class(Hopper)
 
 
 # -- checkpoints ------------------------------------------------------------------------------
@@ -394,37 +405,37 @@ def test_a_run_without_checkpoint_says_what_is_there(run_dir):
 
 def test_resume_puts_the_saved_command_line_in_front(run_dir):
     folder = "runs/Cartpole/2026-01-31_12-00-00"
-    assert composing.with_saved_overrides(["checkpoint=Cartpole"]) == [
-        "task=Cartpole",
-        "num_envs=64",
-        f"checkpoint={folder}",
-    ]
+    found = paths.find_checkpoint("Cartpole")
+    arguments, checkpoint = composing.with_saved_overrides(["checkpoint=Cartpole"])
+    assert arguments == ["task=Cartpole", "num_envs=64", f"checkpoint={folder}"]
+    assert checkpoint == found
     typed = ["num_envs=8", "checkpoint=Cartpole", "max_iterations=9"]
-    assert composing.with_saved_overrides(typed) == [
-        "task=Cartpole",
-        "num_envs=8",
-        f"checkpoint={folder}",
-        "max_iterations=9",
-    ]
+    arguments, checkpoint = composing.with_saved_overrides(typed)
+    assert arguments == ["task=Cartpole", "num_envs=8", f"checkpoint={folder}", "max_iterations=9"]
+    assert checkpoint == found
     file = f"{folder}/checkpoints/000050.pt"
-    assert composing.with_saved_overrides([f"checkpoint={file}"])[-1] == f"checkpoint={file}"
-    assert composing.with_saved_overrides(["checkpoint=null"]) == ["checkpoint=null"]
-    assert composing.with_saved_overrides(["task=Cartpole"]) == ["task=Cartpole"]
+    arguments, checkpoint = composing.with_saved_overrides([f"checkpoint={file}"])
+    assert arguments[-1] == f"checkpoint={file}"
+    assert checkpoint is not None and str(checkpoint.file) == file
+    assert composing.with_saved_overrides(["checkpoint=null"]) == (["checkpoint=null"], None)
+    assert composing.with_saved_overrides(["task=Cartpole"]) == (["task=Cartpole"], None)
 
 
 def test_a_folder_with_odd_characters_survives_the_command_line(run_dir, tmp_path):
     odd = tmp_path / "my runs, (old)='1'"
     (tmp_path / "runs").rename(odd)
-    lines = composing.with_saved_overrides([f"checkpoint={odd}/Cartpole/latest"])
+    lines, _ = composing.with_saved_overrides([f"checkpoint={odd}/Cartpole/latest"])
     plain = composing.compose(lines)
     assert plain["checkpoint"] == f"{odd.name}/Cartpole/2026-01-31_12-00-00"
 
 
 def test_checkpoint_of_another_task_is_refused(run_dir):
-    plain = composing.compose(composing.with_saved_overrides(["task=Ant", "checkpoint=Cartpole"]))
+    lines, checkpoint = composing.with_saved_overrides(["task=Ant", "checkpoint=Cartpole"])
     with pytest.raises(ConfigError) as info:
-        composing.refuse_other_task(plain)
+        composing.refuse_other_task(composing.compose(lines), checkpoint)
     assert message(info).startswith("checkpoint of another task")
+    composing.refuse_other_task(composing.compose(["task=Cartpole"]), checkpoint)
+    composing.refuse_other_task(composing.compose(["task=Ant"]), None)
 
 
 def test_foreign_overrides_file_is_refused(run_dir):
