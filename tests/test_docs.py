@@ -220,7 +220,7 @@ def test_every_choice_is_documented():
 
 
 def choices(cls: type, prefix: str = "") -> list[tuple[str, list[str]]]:
-    """Keys with a fixed set of texts, and those."""
+    """Keys with a fixed set of strings, and those."""
     found: list[tuple[str, list[str]]] = []
     for name, hint in typing.get_type_hints(cls).items():
         if dataclasses.is_dataclass(hint):
@@ -339,8 +339,11 @@ def load_script(path: str) -> ModuleType:
 
 
 @pytest.mark.parametrize("document", [name for name in DOCUMENTS if not name.endswith("add_a_task.md")])
-def test_commands_are_understood(document, monkeypatch, runs_folder):
+def test_commands_are_understood(document, monkeypatch, runs_folder, tmp_path):
     monkeypatch.chdir(runs_folder)  # where checkpoint=Ant and checkpoint=Cartpole exist
+    for block in blocks(document):
+        if block.file is not None:
+            write(block, tmp_path)
     for command in commands(document):
         program, *arguments = shlex.split(command)
         if program == "nsys":  # behind its own options stands a command of ours
@@ -351,7 +354,8 @@ def test_commands_are_understood(document, monkeypatch, runs_folder):
         elif arguments[:1] == ["train.py"]:
             settings = [argument for argument in arguments[1:] if "=" in argument]
             sweep = "-m" in arguments
-            check_settings(compose([text.split(",")[0] if sweep else text for text in settings]))
+            config_dir = tmp_path / arguments[arguments.index("-cd") + 1] if "-cd" in arguments else None
+            check_settings(compose([text.split(",")[0] if sweep else text for text in settings], config_dir))
         elif program == "python" and arguments[0].startswith(("tools/", "benchmarks/", "docs/")):
             load_script(arguments[0]).parse(arguments[1:])
         elif arguments[:1] != ["-c"]:

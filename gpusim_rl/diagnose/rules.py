@@ -95,7 +95,7 @@ def _memory(rule: str, name: str, run: RunStats, used: float | None, limit: floa
         return None
     fits = min(_power_of_two(run.num_envs * 0.8 * limit / used), _power_of_two(run.num_envs - 1))
     what = f"{used:.1f} of {limit:.1f} GB {name} in use: a little more ends the run"
-    hint = "" if fits else "a smaller ppo.network.hidden, or a machine with more memory"
+    hint = "" if fits else "a smaller network, or a machine with more memory"
     return Finding(rule, 1.0, what, (f"num_envs={fits}",) if fits else (), hint)
 
 
@@ -131,7 +131,7 @@ def graph_fallback(run: RunStats) -> Finding | None:
         return None
     what, cost = f"graph={run.graph_mode}, because {run.graph_reason}", 0.3 if run.gpu_idle is None else run.gpu_idle
     of_update = run.graph_reason.startswith("the update ")
-    settings = ("ppo.compile=false",) if of_update and run.compile else ()
+    settings = (f"{run.algo}.compile=false",) if of_update and run.compile else ()
     hint = "no task has a part in that: please report it" if of_update else "change that in the task"
     return Finding("graph_fallback", max(0.05, cost), what, settings, "" if settings else hint)
 
@@ -239,27 +239,27 @@ def simulation_bound(run: RunStats) -> Finding | None:
 
 def update_bound(run: RunStats) -> Finding | None:
     """Learning takes longer than collecting."""
-    if run.update < 0.5 or small_minibatches(run):
+    if run.epochs is None or run.update < 0.5 or small_minibatches(run):
         return None
     what = (
         f"update-bound: learning takes {_percent(run.update)} of the time, {run.epochs} epoch{'s' * (run.epochs > 1)}"
     )
-    fewer = (f"ppo.epochs={run.epochs // 2}",) if run.epochs > 1 else ()
-    compiled = ("ppo.compile=true",) if run.rl_device.startswith("cuda") and not run.compile else ()
-    hint = "" if fewer else "a smaller ppo.network.hidden"
+    fewer = (f"{run.algo}.epochs={run.epochs // 2}",) if run.epochs > 1 else ()
+    compiled = (f"{run.algo}.compile=true",) if run.rl_device.startswith("cuda") and not run.compile else ()
+    hint = "" if fewer else "a smaller network"
     return Finding("update_bound", run.update / 2, what, (*fewer, *compiled), hint)
 
 
 def small_minibatches(run: RunStats) -> Finding | None:
     """Every optimiser step has a fixed cost, which small minibatches do not fill."""
-    larger = min(16384, _power_of_two(run.num_envs * run.horizon / 4))
-    if run.update < 0.3 or run.minibatch_size >= 2048 or run.minibatches < 32 or larger <= run.minibatch_size:
+    size, steps = run.minibatch_size, run.minibatches
+    if size is None or steps is None:
         return None
-    what = (
-        f"learning takes {_percent(run.update)} of the time in {run.minibatches} optimiser steps of"
-        f" {run.minibatch_size} samples"
-    )
-    return Finding("small_minibatches", run.update / 2, what, (f"ppo.minibatch_size={larger}",))
+    larger = min(16384, _power_of_two(run.num_envs * run.horizon / 4))
+    if run.update < 0.3 or size >= 2048 or steps < 32 or larger <= size:
+        return None
+    what = f"learning takes {_percent(run.update)} of the time in {steps} optimiser steps of {size} samples"
+    return Finding("small_minibatches", run.update / 2, what, (f"{run.algo}.minibatch_size={larger}",))
 
 
 def logging_bound(run: RunStats) -> Finding | None:

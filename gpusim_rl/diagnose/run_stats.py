@@ -36,9 +36,10 @@ class RunStats:
     # What was asked for
     task: str
     num_envs: int
+    algo: str  # name of the algorithm, and of the section with its settings
     horizon: int  # control steps
-    epochs: int
-    minibatch_size: int  # samples
+    epochs: int | None = None  # None: the algorithm has no such setting
+    minibatch_size: int | None = None  # samples
     physics_hz: float
     control_hz: float
     log_interval: int  # iterations
@@ -101,8 +102,10 @@ class RunStats:
         return (self.simulate + self.policy + self.rollout) * self.num_envs / self.env_steps_per_s
 
     @property
-    def minibatches(self) -> int:
-        """Optimiser steps of an iteration."""
+    def minibatches(self) -> int | None:
+        """Optimiser steps of an iteration, where the settings tell."""
+        if self.epochs is None or self.minibatch_size is None:
+            return None
         return self.epochs * max(1, round(self.num_envs * self.horizon / self.minibatch_size))
 
     @property
@@ -220,7 +223,8 @@ def make_run_stats(config: dict[str, Any], environment: dict[str, Any], rows: Se
         rows: Rows of metrics.csv.
         warm_up: Of them, to leave out at the start.
     """
-    ppo, task, sim_cfg, log_cfg = config["ppo"], config["task"], config["sim"], config["log"]
+    task, sim_cfg, log_cfg, algo = config["task"], config["sim"], config["log"], config["algo"]["name"]
+    learning = config.get(algo) or {}  # an algorithm of the user's may have other settings, or none
     sim, learner, graph = (environment.get(name) or {} for name in ("sim", "learner", "graph"))
     cpu = environment.get("cpu") or {}
     skipped = max(warm_up, len(rows) - NEWEST)  # the row before the first one that is read tells where it began
@@ -235,13 +239,15 @@ def make_run_stats(config: dict[str, Any], environment: dict[str, Any], rows: Se
     seconds = _seconds(kept, before)
     total = max(sum(seconds), 1e-9)
     steps = _number(kept[-1], "env_steps") - (_number(before, "env_steps") if before else 0.0)
+    iterations = _number(kept[-1], "iteration") - (_number(before, "iteration") if before else 0.0)
     shares = {phase: _share(kept, seconds, f"time/{phase}") for phase in PHASES}
     return RunStats(
         task=str(task["_target_"]).rpartition(".")[2],
         num_envs=config["num_envs"],
-        horizon=ppo["horizon"],
-        epochs=ppo["epochs"],
-        minibatch_size=ppo["minibatch_size"],
+        algo=algo,
+        horizon=learning.get("horizon") or max(1, round(steps / max(1.0, iterations * config["num_envs"]))),
+        epochs=learning.get("epochs"),
+        minibatch_size=learning.get("minibatch_size"),
         physics_hz=task["physics_hz"],
         control_hz=task["control_hz"],
         log_interval=log_cfg["interval"],
@@ -249,7 +255,7 @@ def make_run_stats(config: dict[str, Any], environment: dict[str, Any], rows: Se
         wandb=config["wandb_activate"],
         tensorboard=log_cfg["tensorboard"],
         check_task=config["debug"]["check_task"],
-        compile=ppo["compile"],
+        compile=bool(learning.get("compile")),
         njmax=sim_cfg["njmax"],
         nconmax=sim_cfg["nconmax"],
         sim=sim.get("name") or named,

@@ -23,6 +23,7 @@ from helpers.training import Faulty, FaultyConfig, make_trainer
 CPU = RunStats(
     task="Ant",
     num_envs=4096,
+    algo="ppo",
     horizon=16,
     epochs=4,
     minibatch_size=32768,
@@ -368,7 +369,21 @@ def test_a_run_can_be_judged_while_it_trains(tmp_path):
         assert not list(run_dir.checkpoints.iterdir()), "it has not saved anything yet"
 
 
+def test_settings_are_those_of_the_algorithm():
+    mine = {"algo": "my_ppo"}
+    slow, small = replace(CASES["update_bound"][0], **mine), replace(CASES["small_minibatches"][0], **mine)
+    assert [first(run).settings[0] for run in (slow, small)] == ["my_ppo.epochs=2", "my_ppo.minibatch_size=16384"]
+
+
+@pytest.mark.parametrize("rule", ["update_bound", "small_minibatches"])
+def test_an_algorithm_without_epochs_and_minibatches_hears_nothing_of_them(rule):
+    for case in CASES[rule]:
+        other = replace(case, algo="search", epochs=None, minibatch_size=None)
+        assert other.minibatches is None and diagnose(other) == []
+        assert "nothing stands out: the update takes" in conclusion(other, [])
+
+
 def test_minibatches_are_not_told_to_become_smaller():
     few = replace(CPU, num_envs=64, epochs=16, minibatch_size=512, simulate=0.3, update=0.64)
-    assert few.minibatches >= 32
+    assert few.minibatches is not None and few.minibatches >= 32
     assert "small_minibatches" not in [finding.rule for finding in diagnose(few)]

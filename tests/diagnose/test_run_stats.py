@@ -67,6 +67,27 @@ def test_a_run_in_numbers(tmp_path):
     assert stats.openmp == {"OMP_NUM_THREADS": "3"}
 
 
+@pytest.mark.parametrize("settings", [{"noise": 0.3}, None])
+def test_an_algorithm_may_have_other_settings_than_ppo(tmp_path, settings):
+    folder = make_run(tmp_path, [row(1), row(2), row(3)])
+    config = yaml.safe_load((folder / "config.yaml").read_text())
+    del config["ppo"]
+    config |= {"algo": {"name": "search", "_target_": "my_search.RandomSearch"}, "search": settings}
+    (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    stats = read_run_stats(folder)
+    assert (stats.algo, stats.epochs, stats.minibatch_size, stats.minibatches) == ("search", None, None, None)
+    assert stats.horizon == 16 and not stats.compile, "the rows tell how many steps an iteration has"
+
+
+def test_the_settings_read_are_those_of_the_chosen_algorithm(tmp_path):
+    folder = make_run(tmp_path, [row(1), row(2)])
+    config = yaml.safe_load((folder / "config.yaml").read_text())
+    config["algo"]["name"], config["mine"] = "mine", {**config["ppo"], "epochs": 7, "horizon": 8}
+    (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    stats = read_run_stats(folder)
+    assert (stats.algo, stats.epochs, stats.horizon) == ("mine", 7, 8)
+
+
 def test_what_env_json_lacks_is_not_known(tmp_path):
     stats = read_run_stats(make_run(tmp_path, [row(1), row(2)], metadata={"memory_gb": 8.0}))
     assert (stats.sim, stats.sim_device, stats.rl_device) == ("mujoco", "cpu", "cpu")
@@ -142,7 +163,7 @@ def test_a_line_that_is_still_being_written_is_left_out(tmp_path):
         ("config.yaml", None, "config.yaml cannot be read"),
         ("config.yaml", "a: [", "config.yaml cannot be read"),
         ("config.yaml", "- 1", "is not the configuration of a run"),
-        ("config.yaml", "num_envs: 3", "is not that of a run, KeyError 'ppo'"),
+        ("config.yaml", "num_envs: 3", "is not that of a run, KeyError 'task'"),
         ("env.json", "{", "env.json cannot be read"),
         ("env.json", '{"sim": 3}', "is not that of a run, AttributeError"),
     ],
