@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from gpusim_rl.diagnose.transfers import audit, our_loop, violations
+from gpusim_rl.learn.distributions import DiagonalGaussian
+from gpusim_rl.learn.rollout import Rollout
 from gpusim_rl.run.cuda_graph import WARM_UP
-from gpusim_rl.run.logger import Logger
 from gpusim_rl.run.trainer import Trainer
 from helpers.training import Faulty, FaultyConfig, leaves, make_trainer, same, the_run
 
@@ -45,7 +46,7 @@ class Reading(Faulty):
 READS_AT = next(n for n, line in enumerate(Path(__file__).read_text().splitlines(), 1) if line.endswith("# this line"))
 
 
-def make(task: Any, folder: Path, config: Any = None, /, **overrides: Any) -> Trainer:
+def make(task: Any, folder: Path, config: Any = None, /, **overrides: Any) -> Any:
     """A trainer of 64 envs on CUDA, with MuJoCo Warp."""
     settings: dict[str, Any] = {"sim": "mjwarp", "device": DEVICE, "num_envs": 64, "max_iterations": 1000}
     return make_trainer(task, folder, config, **{**settings, **overrides})
@@ -54,9 +55,8 @@ def make(task: Any, folder: Path, config: Any = None, /, **overrides: Any) -> Tr
 @contextmanager
 def running(trainer: Trainer) -> Iterator[Callable[[int], None]]:
     """The trainer's loop, some iterations at a time, on the stream of its graphs; nothing is saved."""
-    with Logger(trainer, trainer.run_dir()) as log, trainer.graphs.stream():
-        log.save = lambda *, numbered: None  # type: ignore[method-assign]
-        trainer.timer.start()
+    trainer.save = lambda log: None  # type: ignore[method-assign]
+    with trainer.logging() as log:
 
         def iterate(count: int) -> None:
             for _ in range(count):
@@ -90,6 +90,12 @@ def distance(a: dict[str, Any], b: dict[str, Any]) -> tuple[float, list[str]]:
             difference = (first[path].double() - second[path].double()).abs()
             far = max(far, float(difference.max() if path.startswith("/policy") else difference.median()))
     return far, unequal
+
+
+def noise_of(rollout: Rollout) -> Tensor:
+    """What the actions were drawn with, [T, N, actions]."""
+    policy = DiagonalGaussian.stored(rollout.distribution)
+    return (rollout.action - policy.mean) / policy.log_std.exp()
 
 
 def parameters(trainer: Trainer) -> Tensor:
@@ -149,7 +155,8 @@ def test_a_graph_does_what_eager_code_does(mode, task, overrides, tmp_path):
     once, twice = (trained(task, tmp_path / name, config, graph="off", **settings) for name in ("once", "twice"))
     state = trained(task, tmp_path / mode, config, graph=mode, **settings)
     assert state["iteration"] == once["iteration"] == 5
-    assert same(state["sampling"], once["sampling"]) and same(state["shuffling"], once["shuffling"])
+    for generator in ("noise_generator", "shuffle_generator"):
+        assert same(state["algorithm"][generator], once["algorithm"][generator])
     spread, chaotic = distance(once, twice)
     apart, unequal = distance(once, state)
     if not chaotic:
@@ -179,10 +186,10 @@ def test_every_replay_draws_new_numbers(mode, tmp_path):
 
 
 @pytest.mark.parametrize("mode", ["rollout", "step"])
-def test_every_replay_draws_new_worlds(mode, tmp_path):
+def test_every_replay_draws_new_envs(mode, tmp_path):
     """Masses at resets, noise, delays and pushes are new in each replay, not those of the capture."""
-    trainer: Any = make("Cartpole", tmp_path, graph=mode, **RANDOM_CARTPOLE)
-    randomizer, horizon = trainer.env.randomizer, trainer.cfg.ppo.horizon
+    trainer = make("Cartpole", tmp_path, graph=mode, **RANDOM_CARTPOLE)
+    randomizer, horizon = trainer.env.randomizer, trainer.algorithm.horizon
     mass = trainer.env.sim.param("body_mass", "cartpole", ["pole"])
 
     def drawn() -> dict[str, Tensor]:
@@ -291,12 +298,12 @@ def test_a_task_that_reads_a_value_learns_what_it_learns_without_graphs(tmp_path
         with running(trainer) as iterate:
             iterate(5)
             states.append(trainer.state_dict())
-    assert same(states[0]["sampling"], states[1]["sampling"])
+    assert same(*(state["algorithm"]["noise_generator"] for state in states))
     assert distance(*states)[0] < 1e-2
 
 
 def test_an_update_that_cannot_be_captured_breaks_nothing_else(tmp_path, monkeypatch, caplog):
-    """The rollout's graph goes on with its generator; torch's allocator and generators know that no capture lasts."""
+    """The rollout's graph continues with its generator; torch's allocator and generators know that no capture lasts."""
     trainer = make("Cartpole", tmp_path, graph="rollout")
     update = trainer.algorithm.update
 
@@ -362,9 +369,9 @@ def test_a_checkpoint_moves_between_cpu_and_cuda(first, then, tmp_path):
     for group, value in began.obs.items():
         torch.testing.assert_close(resumed.obs[group].cpu(), value.cpu(), rtol=0.0, atol=0.0)
     on_cuda = resumed.rl_device.type == "cuda"
-    [settings] = resumed.ppo.optimizer.param_groups
-    assert settings["capturable"] == on_cuda and settings["lr"] is resumed.ppo.learning_rate
-    steps = [state["step"] for state in resumed.ppo.optimizer.state.values()]
+    [settings] = resumed.algorithm.optimizer.param_groups
+    assert settings["capturable"] == on_cuda and settings["lr"] is resumed.algorithm.learning_rate
+    steps = [state["step"] for state in resumed.algorithm.optimizer.state.values()]
     assert {step.device.type for step in steps} == {resumed.rl_device.type} if on_cuda else True
     before = parameters(resumed)
     with running(resumed) as iterate:
@@ -383,11 +390,11 @@ def test_a_run_that_was_interrupted_equals_one_that_was_not(tmp_path):
     make("Cartpole", folder, graph="rollout", max_iterations=2).train()
     resumed = make("Cartpole", folder, graph="rollout", checkpoint=str(the_run(folder)), max_iterations=1000)
     with running(resumed) as iterate:
-        iterate(4)  # eagerly at first, then captured anew
+        iterate(4)  # eagerly at first, then captured again
         assert set(resumed.graphs._captured) == PARTS["rollout"]
         state = resumed.state_dict()
     assert state["iteration"] == whole["iteration"] == 6
-    assert same(state["sampling"].cpu(), whole["sampling"].cpu())
+    assert same(*(each["algorithm"]["noise_generator"].cpu() for each in (state, whole)))
     spread, _ = distance(whole, again)
     assert distance(whole, state)[0] <= 10.0 * spread + 1e-3
 
@@ -419,12 +426,12 @@ def test_bf16_in_a_graph_computes_with_the_weights_of_now(network, tmp_path):
             assert len(losses) >= 3 and all(torch.isfinite(value) for value in losses.values())
         # The same weights without a graph give the same actions; those of the capture would not.
         trainer.collect()
-        last = trainer.cfg.ppo.horizon - 1
+        last = trainer.algorithm.horizon - 1
         obs = {group: value[last] for group, value in trainer.algorithm.rollout.obs.items()}
         if not trainer.algorithm.policy.recurrent:
-            with torch.no_grad():
-                mean = trainer.algorithm.policy.act(obs, (), torch.zeros_like(trainer.algorithm._noise)).action
-            torch.testing.assert_close(mean, trainer.algorithm.rollout.mean[last], rtol=0.02, atol=0.02)
+            mean, _ = trainer.algorithm.policy.act(obs, ())
+            recorded = DiagonalGaussian.stored(trainer.algorithm.rollout.distribution[last]).mean
+            torch.testing.assert_close(mean, recorded, rtol=0.02, atol=0.02)
 
 
 @pytest.mark.parametrize("schedule", ["adaptive", "linear"])
@@ -453,9 +460,8 @@ def test_the_learning_rate_moves_from_replay_to_replay(schedule, tmp_path):
 def test_the_profiler_sees_no_copy(task, mode, tmp_path):
     trainer = make(task, tmp_path, graph=mode)
     iterations = 3
-    with Logger(trainer, trainer.run_dir()) as log, trainer.graphs.stream():
-        log.save = lambda *, numbered: None  # type: ignore[method-assign]
-        trainer.timer.start()
+    trainer.save = lambda log: None
+    with trainer.logging() as log:
         result = audit(our_loop(trainer, log), warm_up=CAPTURED + 1, iterations=iterations)
     for phase in ("rollout", "update"):
         work = result.work[phase]

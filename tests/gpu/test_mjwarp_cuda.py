@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import gc
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 import torch
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "sim"))
 from helpers.scenes import FEET, ant_scene, everywhere, make, only, randomize_ants
 
 pytestmark = [

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from gpusim_rl.diagnose.rules import diagnose
-from gpusim_rl.diagnose.run_stats import read_profile, read_rows
+from gpusim_rl.diagnose.run_stats import read_rows, read_run_stats
 from helpers.training import make_trainer
 
 pytestmark = [
@@ -20,8 +20,8 @@ def test_phases_of_the_device_fill_an_iteration_and_logging_does_not(tmp_path):
     make_trainer("Ant", tmp_path, num_envs=2048, device="cuda", max_iterations=24, ppo=ppo).train()
     [folder] = tmp_path.glob("Ant/2*")
     assert len(read_rows(folder / "metrics.csv")) == 24
-    profile = read_profile(folder)
-    assert profile.warm_up_rows >= 4 and profile.graph_mode == "rollout"
-    assert 0.5 < profile.rollout + profile.update < 1.2
-    assert profile.log < 0.5, "what the host writes, not how long it waits for the device"
-    assert "logging_bound" not in [finding.rule for finding in diagnose(profile)]
+    stats = read_run_stats(folder)
+    assert stats.warm_up_rows >= 4 and stats.graph_mode == "rollout"
+    assert 0.5 < stats.rollout + stats.update < 1.2
+    assert stats.log < 0.5, "what the host writes, not how long it waits for the device"
+    assert "logging_bound" not in [finding.rule for finding in diagnose(stats)]
