@@ -11,7 +11,7 @@ import pytest
 
 from helpers import shape_check  # noqa: F401  # --jaxtyping-packages names it, and finds it only where it is imported
 from helpers.commands import ROOT, Finished, run_command
-from helpers.serial import Turns
+from helpers.serial import Turns, is_serial
 
 MAX_WORKERS = 16  # each takes 1.5 GB; with more, all would wait for the longest file
 IN_A_WORKER = "PYTEST_XDIST_WORKER" in os.environ
@@ -39,6 +39,12 @@ def pytest_configure(config: pytest.Config) -> None:
     compose_once()
     if hasattr(config, "workerinput"):
         config.pluginmanager.register(Turns(Path(config.option.basetemp).parent))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the serial tests of a file behind each other: the other workers wait for them once."""
+    files = {path: number for number, path in enumerate(dict.fromkeys(item.path for item in items))}
+    items.sort(key=lambda item: (files[item.path], is_serial(item)))
 
 
 @pytest.fixture(scope="session")

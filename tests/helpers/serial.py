@@ -13,20 +13,27 @@ class Turns:
     """A plugin: any number of tests at a time, or one that is marked `serial`."""
 
     def __init__(self, folder: Path) -> None:
-        self.gate = (folder / "serial_waits").open(
-            "w"
-        )  # held by a serial test also while it waits: nobody overtakes it
+        self.gate = (folder / "gate").open("w")  # a serial test holds it from when it waits: nobody overtakes it
         self.running = (folder / "running").open("w")
+        self.kept = False
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)  # around everything: to wait is not part of a test's time
-    def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
-        alone = item.get_closest_marker("serial") is not None
-        fcntl.flock(self.gate, fcntl.LOCK_EX)
-        fcntl.flock(self.running, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
+    def pytest_runtest_protocol(self, item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
+        alone = is_serial(item)
+        if not self.kept:
+            fcntl.flock(self.gate, fcntl.LOCK_EX)
+            fcntl.flock(self.running, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
         if not alone:
             fcntl.flock(self.gate, fcntl.LOCK_UN)
         try:
             return (yield)
         finally:
-            fcntl.flock(self.running, fcntl.LOCK_UN)
-            fcntl.flock(self.gate, fcntl.LOCK_UN)
+            self.kept = alone and nextitem is not None and is_serial(nextitem)  # wait once for all of a file
+            if not self.kept:
+                fcntl.flock(self.running, fcntl.LOCK_UN)
+                fcntl.flock(self.gate, fcntl.LOCK_UN)
+
+
+def is_serial(item: pytest.Item) -> bool:
+    """Whether it is marked."""
+    return item.get_closest_marker("serial") is not None
