@@ -104,6 +104,7 @@ def test_memory_does_not_grow_with_iterations(command):
     assert after - before < 8e6, f"{(after - before) / 300:.0f} B an iteration"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 def test_memory_grows_linearly_with_envs(command):
     sizes = (16384, 65536, 131072)  # far apart: what the allocator keeps differs by 20 MB from run to run
