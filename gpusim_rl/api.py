@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 import secrets
+import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -115,7 +116,7 @@ def load_spec(config: dict[str, Any], overrides: Sequence[str], checkpoint: Chec
     Args:
         config: Composed, plain values.
         overrides: The command line that it was composed from.
-        checkpoint: What `checkpoint=` names.
+        checkpoint: What `checkpoint=` names; None looks it up.
 
     Raises:
         ConfigError: A class is not there, or a setting does not fit.
@@ -123,6 +124,7 @@ def load_spec(config: dict[str, Any], overrides: Sequence[str], checkpoint: Chec
     from gpusim_rl.env.task import load_task_class
     from gpusim_rl.learn.algorithm import load_algorithm_class
 
+    checkpoint = checkpoint or resolve_checkpoint(config)
     task_class = load_task_class(config["task"].get("_target_"))
     return _spec(config, overrides, checkpoint, task_class, load_algorithm_class(config["algo"].get("_target_")))
 
@@ -151,17 +153,13 @@ def prepare(
     """Compose and check what `train` was asked for."""
     name = _yaml_name(task, config_dir)
     typed = [f"task={name}" if name else NO_YAML]
-    section = "ppo"
     if isinstance(algo, str):
         typed.append(f"algo={algo}")
-        section = algo
     elif algo is not None:
         section = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", algo.__name__).lower()
         typed += [f"++algo.name={section}", f"++algo._target_={_class_path(algo, 'algo')}"]
         typed += _lines(dataclasses.asdict(_defaults(algo, f"algo={algo.__name__}")), f"++{section}.")
     typed += _lines(overrides)
-    if network is not None:
-        typed.append(f"++{section}.network._target_={_class_path(network, 'network')}")
     if config_dir is not None:
         typed.insert(0, f"{CONFIG_DIR}{Path(config_dir).resolve()}")
     lines, checkpoint = with_saved_overrides(typed)
@@ -169,6 +167,9 @@ def prepare(
     of_task = [line for line in lines if line.startswith("task.")]  # of a task that may have no yaml to compose
     lines = [line for line in lines if line not in of_task]
     composed = compose([line for line in lines if not line.startswith(CONFIG_DIR)], folder)
+    if network is not None:
+        line = f"{composed['algo']['name']}.network._target_={_class_path(network, 'network')}"
+        composed, lines = apply_overrides(composed, [line]), [*lines, line]
     if isinstance(task, str):
         from gpusim_rl.env.task import load_task_class
 
@@ -240,6 +241,11 @@ def _defaults(owner: type, asked: str) -> Any:
 
 def _class_path(cls: type, argument: str = "") -> str:
     """Where a class can be imported from again."""
+    if cls.__module__ == "__main__" and argument:
+        sys.stderr.write(
+            f"warning: {argument}={cls.__name__} is a class of this script: only the script can resume or play the run."
+            " Try a module of its own\n"
+        )
     if "<locals>" in cls.__qualname__ and argument:
         raise ConfigError(
             f"{argument}={cls.__name__}: the class must be at the top level of a module, so that a run with"

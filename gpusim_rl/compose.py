@@ -138,9 +138,9 @@ def with_saved_overrides(arguments: Sequence[str]) -> tuple[list[str], Checkpoin
     lines, saved = read_overrides(found.run_dir) if found.run_dir else [], []
     if typed.get("task") and NO_YAML in lines:  # all that is known of its task is saved, and another is asked for
         lines = [text for text in lines if not _key(text).startswith("task.")]
-    if "algo" in typed:  # the run's settings of another algorithm are none of this one's
-        others = ALGORITHMS.keys() - {typed["algo"]}
-        lines = [text for text in lines if _key(text).partition(".")[0] not in others]
+    wanted, trained = typed.get("algo.name", typed.get("algo")), _saved_algorithm(lines)
+    if wanted not in (None, trained):  # the run's settings of another algorithm are none of this one's
+        lines = [text for text in lines if _key(text).partition(".")[0] not in ("algo", trained)]
     for text in lines:
         if text.startswith(CONFIG_DIR):
             if not any(argument.startswith(("-cd", "--config-dir")) for argument in arguments):
@@ -150,6 +150,12 @@ def with_saved_overrides(arguments: Sequence[str]) -> tuple[list[str], Checkpoin
         ):  # the first kind makes a key, which what is typed may then change
             saved.append(text)
     return [*saved, *kept], found
+
+
+def _saved_algorithm(lines: Sequence[str]) -> str:
+    """Name of the algorithm that a saved command line chose."""
+    names = {_key(text): _value(text) for text in lines if _key(text) in ("algo", "algo.name")}
+    return names.get("algo.name", names.get("algo", "ppo"))
 
 
 def flags_first(arguments: Sequence[str]) -> list[str]:
@@ -209,6 +215,11 @@ def _no_effect(key: str, chosen: str) -> ConfigError:
 
 def refuse_misplaced(config: Mapping[str, Any], arguments: Sequence[str]) -> None:
     """Stop when the task's yaml lacks its first line, so that Hydra put all it holds below `task`."""
+    algo = config.get("algo")
+    if isinstance(algo, Mapping) and isinstance(algo.get("algo"), Mapping):
+        raise ConfigError(
+            "the algorithm's yaml has a section 'algo' below 'algo': is its first line not '# @package _global_'?"
+        )
     section = config.get("task")
     if isinstance(section, Mapping) and isinstance(section.get("task"), Mapping):
         raise ConfigError(

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 from gpusim_rl.errors import ConfigError, closest, did_you_mean
 from gpusim_rl.paths import Checkpoint
-from gpusim_rl.sim.registry import SIMULATORS
+from gpusim_rl.simulators import SIMULATORS
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig

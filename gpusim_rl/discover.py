@@ -6,9 +6,7 @@ Nothing is imported to find out, neither torch nor the tasks themselves.
 from __future__ import annotations
 
 import ast
-import importlib
 import importlib.util
-import inspect
 import json
 import re
 import sys
@@ -16,12 +14,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from gpusim_rl import paths
 from gpusim_rl.errors import ConfigError, did_you_mean
-
-T = TypeVar("T")
 
 ENTRY_POINT_GROUP = "gpusim_rl.cfg"
 
@@ -200,47 +196,3 @@ def _description(target: str) -> str:
         if isinstance(node, ast.ClassDef) and node.name == class_name:
             return (ast.get_docstring(node) or "").partition("\n")[0]
     return ""
-
-
-def load_class(target: Any, base: type[T], key: str, example: str) -> type[T]:
-    """Import the class that a setting names.
-
-    Args:
-        target: Value of the setting.
-        base: What the class must be a subclass of.
-        key: The setting, e.g. `task._target_`.
-        example: A value that would do.
-
-    Raises:
-        ConfigError: There is no such class, or it is no subclass of `base`.
-    """
-    if not isinstance(target, str) or not re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+", target):
-        raise ConfigError(f"{key} must be a class path such as {example!r}, got {target!r}")
-    module_name, _, class_name = target.rpartition(".")
-    try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        # An import that fails inside the user's file is the author's bug: show its traceback.
-        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-            raise
-        raise ConfigError(
-            f"{key}={target}: no module named {error.name!r}. "
-            "Try running from the folder that holds it, or install its package"
-        ) from None
-    cls = getattr(module, class_name, None)
-    if cls is None:
-        classes = [
-            name for name, member in vars(module).items() if inspect.isclass(member) and issubclass(member, base)
-        ]
-        raise ConfigError(f"{key}={target}: {module_name} has no {class_name!r}." + did_you_mean(class_name, classes))
-    if not (inspect.isclass(cls) and issubclass(cls, base)):
-        raise ConfigError(f"{key}={target} must name a subclass of {public_name(base)}, got {cls!r}")
-    return cls
-
-
-def public_name(cls: type) -> str:
-    """A class as its users import it: of ours, from the package itself where it can be had there."""
-    import gpusim_rl
-
-    module = "gpusim_rl" if cls.__name__ in gpusim_rl.__all__ else cls.__module__
-    return f"{module}.{cls.__qualname__}"

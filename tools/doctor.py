@@ -132,7 +132,7 @@ def self_tests() -> Iterator[Check]:
     import torch
 
     from gpusim_rl.diagnose.machine_check import Check
-    from gpusim_rl.sim.registry import SIMULATORS
+    from gpusim_rl.simulators import SIMULATORS
 
     cuda_or_cpu = "cuda" if torch.cuda.is_available() else "cpu"
     for sim, simulator in SIMULATORS.items():

@@ -26,7 +26,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
     """The command line."""
-    from gpusim_rl.sim.registry import SIMULATORS
+    from gpusim_rl.simulators import SIMULATORS
 
     parser = argparse.ArgumentParser(prog="record", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("run", help="run folder, checkpoint, or a task (its latest run)")

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from gpusim_rl.diagnose.run_stats import RunStats
-from gpusim_rl.sim.registry import SIMULATORS, default_simulator
+from gpusim_rl.simulators import SIMULATORS, default_simulator
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ import yaml
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.run.phases import PHASES
 from gpusim_rl.run.writers import Row
-from gpusim_rl.sim.registry import SIMULATORS, default_simulator
+from gpusim_rl.simulators import SIMULATORS, default_simulator
 
 NEWEST = 500
 """Rows that are read: a run that was resumed elsewhere, or has changed, is judged by what it does now."""

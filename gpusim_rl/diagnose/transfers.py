@@ -27,7 +27,7 @@ from gpusim_rl.run.logger import Logger
 from gpusim_rl.run.phases import ITERATION, OUTSIDE, reported_phase
 from gpusim_rl.run.profiler import make_profiler, phase_range
 from gpusim_rl.run.trainer import Trainer
-from gpusim_rl.sim.registry import SIMULATORS
+from gpusim_rl.simulators import SIMULATORS
 from gpusim_rl.source_location import LIBRARY, describe, locate
 from gpusim_rl.testing.sync_counter import SourceLocation, SyncCounter, Work
 

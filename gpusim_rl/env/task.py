@@ -11,9 +11,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from gpusim_rl.discover import load_class
 from gpusim_rl.env.random import EnvRandom
 from gpusim_rl.errors import ConfigError
+from gpusim_rl.load_class import load_class
 from gpusim_rl.sim import Scene, Sim
 
 

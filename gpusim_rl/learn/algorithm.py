@@ -1,7 +1,7 @@
 """The seam between a training and what learns in it: `Algorithm`.
 
-A trainer collects and updates; an algorithm chooses actions and learns from what came of them. Whoever writes one gets
-every task, CUDA graphs, exact resume, logging, playing and recording with it.
+A trainer collects and updates. An algorithm chooses actions and learns from the results. Every algorithm gets every
+task, CUDA graphs, exact resume, logging, playing and recording.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from gpusim_rl.discover import load_class
+from gpusim_rl.load_class import load_class
 from gpusim_rl.spaces import Box
 
 Observation = Mapping[str, Tensor]
@@ -38,7 +38,7 @@ class EnvSpec:
 
 
 class Transition(Protocol):
-    """What came of a control step, in all environments: `gpusim_rl.env.Step`."""
+    """The result of a control step in all environments: `gpusim_rl.env.Step`."""
 
     obs: dict[str, Tensor]
     """Observations to act on next: where an episode ended, of the next one."""
@@ -56,7 +56,7 @@ class Transition(Protocol):
 
 
 class Policy(nn.Module):
-    """What is left of an algorithm after the training: it evaluates, plays and exports."""
+    """The part of an algorithm that acts. Evaluation, playing and export need nothing else of it."""
 
     @abstractmethod
     def act(self, obs: Observation, hidden: Hidden, deterministic: bool = True) -> tuple[Tensor, Hidden]:
@@ -80,7 +80,7 @@ class Recorded(NamedTuple):
 
 
 class Algorithm(ABC):
-    """Chooses actions and learns from what came of them; owns its memory (a rollout, a replay buffer).
+    """Chooses actions and learns from the results; owns its memory (a rollout, a replay buffer).
 
     The trainer repeats: `horizon` times `act`, a control step, `record`; then `update`. On CUDA both are captured into
     graphs and replayed without Python. So an algorithm keeps the laws of the hot path: memory is made in `__init__`
@@ -133,7 +133,7 @@ class Algorithm(ABC):
 
     @abstractmethod
     def record(self, action: Tensor, step: Transition) -> None:
-        """Takes what came of the action: writes the transition into fixed memory.
+        """Writes the result of the action, a transition, into fixed memory.
 
         Args:
             action: What `act` returned.

@@ -13,11 +13,11 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from gpusim_rl.config import NetworkConfig
-from gpusim_rl.discover import load_class
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.learn.algorithm import Hidden, Observation, Policy
 from gpusim_rl.learn.distributions import DiagonalGaussian, make_head
 from gpusim_rl.learn.normalize import RunningNormalizer
+from gpusim_rl.load_class import load_class
 from gpusim_rl.spaces import Box
 
 # In place where the gradient can be had from the output alone: less memory traffic.
@@ -33,7 +33,7 @@ ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
 
 @dataclass(slots=True)
 class Sample:
-    """What acting gave, for a batch of environments."""
+    """Sampled actions and what belongs to them, for a batch of environments."""
 
     action: Float[Tensor, "batch actions"]
     """Not clipped: the log-probability is of this number."""
@@ -89,7 +89,7 @@ def make_features(size: int, cfg: NetworkConfig) -> nn.Module:
     """
     if cfg._target_ is None:
         return MLP(size, cfg)
-    kind = load_class(cfg._target_, nn.Module, "network._target_", "my_networks.Residual")
+    kind = load_class(cfg._target_, nn.Module, "<algorithm>.network._target_", "my_networks.Residual")
     module = kind(size, cfg)
     if not isinstance(getattr(module, "out_size", None), int):
         raise ConfigError(
@@ -108,8 +108,8 @@ class Trunk(nn.Module):
             kind = nn.LSTM if net.rnn == "lstm" else nn.GRU
             self.rnn = kind(size, net.rnn_size, net.rnn_layers)
             size = net.rnn_size
-        self.mlp = make_features(size, net)
-        self.out_size: int = self.mlp.out_size  # type: ignore[assignment]
+        self.layers = make_features(size, net)
+        self.out_size: int = self.layers.out_size  # type: ignore[assignment]
 
     @property
     def num_states(self) -> int:
@@ -154,7 +154,7 @@ class Trunk(nn.Module):
 
     def _features(self, x: Float[Tensor, "time batch size"]) -> Float[Tensor, "time batch out"]:
         # One batch dimension: a layer would return a view for two, and in-place activations of views copy gradients.
-        return self.mlp(x.flatten(0, 1)).float().unflatten(0, x.shape[:2])
+        return self.layers(x.flatten(0, 1)).float().unflatten(0, x.shape[:2])
 
 
 class ActorCritic(Policy):

@@ -137,7 +137,7 @@ class Batch:
 
 
 LOSSES = ("loss/policy", "loss/value", "loss/bounds", "policy/entropy", "policy/kl", "policy/clip_fraction")
-"""Names of what the loss of a minibatch tells, in the order in which chunks are added up."""
+"""Names of the statistics of a minibatch, in the order in which its chunks are added up."""
 
 
 class PPO(Algorithm):

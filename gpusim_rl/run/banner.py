@@ -19,8 +19,8 @@ def banner(trainer: Trainer, run_dir: RunDir) -> list[tuple[str, str]]:
     spec, cfg, env = trainer.spec, trainer.cfg, trainer.env
     sizes = ", ".join(f"{name} {size}" for name, size in env.obs_sizes.items())
     ignored = "" if cfg.seed in (-1, trainer.seed) else f" (the checkpoint's; seed={cfg.seed} is ignored)"
-    precision = trainer.algorithm.metadata().get("precision")
-    reason = trainer.algorithm.metadata().get("precision_reason")
+    chosen = trainer.algorithm.metadata()
+    precision, reason = chosen.get("precision"), chosen.get("precision_reason")
     git = run_dir.environment.get("git")
     lines = [
         (

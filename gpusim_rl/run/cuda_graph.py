@@ -91,7 +91,7 @@ def choose_graph(
     if wanted != "auto":
         return GraphChoice(wanted, "as configured")
     if horizon > LONGEST_ROLLOUT:
-        return GraphChoice("step", f"auto: ppo.horizon above {LONGEST_ROLLOUT}")
+        return GraphChoice("step", f"auto: a horizon above {LONGEST_ROLLOUT}")
     return GraphChoice("rollout", "auto: CUDA device")
 
 
@@ -239,13 +239,13 @@ class Graphs:
         """Notices, while still eager, a Python number that a graph would freeze."""
         before = [_numbers(stateful) for stateful in self._stateful]
         yield
-        if part == "update" or self._calls[part] < WARM_UP:
-            return  # the first step may still be setting up
+        if self._calls[part] < WARM_UP:
+            return  # the first call may still be setting up
         for stateful, old in zip(self._stateful, before, strict=True):
             changed = [name for name, value in _numbers(stateful).items() if name not in old or old[name] != value]
             if changed:
                 which = " and ".join(f"{type(stateful).__name__}.{name}" for name in changed)
-                self._fall_back(part, f"{which} changes from step to step and is no tensor; try one", step_too=True)
+                self._fall_back(part, f"{which} changes from call to call and is no tensor; try one", step_too=True)
                 return
 
 

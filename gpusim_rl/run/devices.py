@@ -1,4 +1,4 @@
-"""On what a run computes: devices, simulator, and threads of torch."""
+"""Devices, simulator and torch threads of a run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gpusim_rl.env import Step
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.hardware import available_cpus
 from gpusim_rl.sim import SimChoice, choose_sim
-from gpusim_rl.sim.registry import SIMULATORS
+from gpusim_rl.simulators import SIMULATORS
 
 ROWS_PER_THREAD = 1024
 """Rows of a matrix that keep a thread of torch busy (benchmarks/few_rows.json)."""

@@ -12,7 +12,7 @@ from gpusim_rl.errors import TaskError
 from gpusim_rl.learn.algorithm import Algorithm, Recorded
 from gpusim_rl.run.log_interval import LogRow
 
-FLAGS = {"check/obs": "an observation", "check/reward": "a reward"}
+FLAGS = {"check/obs": "an observation", "check/reward": "a reward", "loss/value": "the loss"}
 
 
 class FiniteCheck:
@@ -38,11 +38,14 @@ class FiniteCheck:
         """
         numbers = {**row.flags, **row.numbers}
         checked = [name for name in numbers if name.startswith(("check/", "loss/"))]
-        bad = sorted((n for n in checked if not _is_finite(numbers[n])), key=lambda n: (n.startswith("loss/"), n))
+        bad = sorted(
+            (n for n in checked if not _is_finite(numbers[n])),
+            key=lambda n: (n.startswith("loss/"), n != "loss/value", n),
+        )
         if bad:
             exact = len(row.iterations) == 1 and row.iterations[-1] == iteration
             found = _first_not_finite(algorithm.recorded()) if exact else None
-            raise self._error(found or FLAGS.get(bad[0], "the loss"), row.iterations)
+            raise self._error(found or FLAGS.get(bad[0], bad[0]), row.iterations)
 
     def check_policy(self, weights: Mapping[str, Tensor], iteration: int) -> None:
         """Stops the run before a checkpoint of a policy that is not finite: rows may be late or rare.

@@ -1,4 +1,4 @@
-"""From what device and host counted in a log interval to one row of numbers."""
+"""Log intervals: each becomes one row of numbers, from counts on the device and times on the host."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gpusim_rl.run.timing import Durations, PhaseTimer
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class EndedInterval:
     """What of a log interval is known on the host when it ends; its row may arrive an interval later."""
 
     numbers: Row
@@ -47,10 +47,15 @@ class LogIntervals:
 
     def __init__(self, metrics: Metrics, timer: PhaseTimer, device: torch.device) -> None:
         self._metrics, self._timer = metrics, timer
-        self._monitor = SystemMonitor(device)
+        self._device = device
+        self._monitor: SystemMonitor | None = None
         self._start = (0, 0)  # iterations and control steps done before the interval
         self.best_return: float | None = None
         self.mean_return: float | None = None
+
+    def start(self) -> None:
+        """Begins to watch the machine."""
+        self._monitor = SystemMonitor(self._device)
 
     def resume(self, iteration: int, env_steps: int, best_return: float | None) -> None:
         """Begins where an earlier start of the run ended."""
@@ -71,7 +76,7 @@ class LogIntervals:
         """
         numbers: Row = {"iteration": iteration, "env_steps": env_steps, "time/elapsed_s": elapsed_s}
         iterations = range(self._start[0] + 1, iteration + 1)
-        ended = Ended(numbers, iterations, env_steps - self._start[1], self._timer.flush())
+        ended = EndedInterval(numbers, iterations, env_steps - self._start[1], self._timer.flush())
         self._start = (iteration, env_steps)
         self._wait()
         return [self._row(*arrived) for arrived in self._metrics.flush(ended, extra)]
@@ -83,14 +88,15 @@ class LogIntervals:
 
     def close(self) -> None:
         """Ends the watch over the machine."""
-        self._monitor.close()
+        if self._monitor is not None:
+            self._monitor.close()
 
     def _wait(self) -> None:
         """On CUDA the host is an iteration ahead of the device, and waits for it here: that is no time of logging."""
         with self._timer.waiting():
             self._metrics.wait()
 
-    def _row(self, ended: Ended, values: Row) -> LogRow:
+    def _row(self, ended: EndedInterval, values: Row) -> LogRow:
         wall_s, phases = ended.durations.wall_s, ended.durations.phases()
         row: Row = ended.numbers | {
             "time/iteration_s": wall_s / len(ended.iterations),
@@ -98,7 +104,7 @@ class LogIntervals:
             "speed/sim_steps_per_s": ended.env_steps / phases["simulate"] if phases.get("simulate") else None,
         }
         row |= {f"time/{phase}": seconds / wall_s for phase, seconds in phases.items()}
-        row |= self._monitor.latest()
+        row |= self._monitor.latest() if self._monitor is not None else {}
         flags = {name: value for name, value in values.items() if name.startswith("check/")}
         row |= {name: value for name, value in values.items() if name not in flags}
         now = row.get("episode/return") if (row.get("episode/count") or 0.0) >= WINDOW else None

@@ -5,6 +5,7 @@ The factors are fits to the resident memory of real runs; tests hold the estimat
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,6 +22,15 @@ from gpusim_rl.sim.memory import simulator_bytes
 from gpusim_rl.spaces import Box
 
 logger = logging.getLogger("gpusim_rl.run")
+
+# How torch, mujoco.batch, Warp, CUDA and cuBLAS say it.
+OUT_OF_MEMORY = (
+    "can't allocate memory",
+    "bad_alloc",
+    "Failed to allocate",
+    "out of memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+)
 
 _MARGIN = 0.9  # of the free memory that a run may plan for
 
@@ -53,6 +63,22 @@ def warn_of_memory(spec: RunSpec, model: mujoco.MjModel, choice: SimChoice, devi
         _warn(cfg.num_envs, learner, device)
 
 
+def warn_of_learner_memory(spec: RunSpec, env: EnvSpec, device: torch.device) -> None:
+    """The same for the learner alone, when the simulator stands and the size of observations is known.
+
+    Args:
+        spec: The run.
+        env: The environments.
+        device: Where the learner lives.
+    """
+
+    def learner(num_envs: int) -> float:
+        sized = dataclasses.replace(env, num_envs=num_envs)
+        return spec.algorithm_class.memory_bytes(spec.cfg.algorithm, sized, device)
+
+    _warn(env.num_envs, learner, device)
+
+
 def _warn(num_envs: int, need: Callable[[int], float], device: torch.device) -> None:
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else memory_available_bytes()
     if need(num_envs) <= free * _MARGIN:
@@ -80,7 +106,7 @@ def one_line_if_out_of_memory(num_envs: int) -> Iterator[None]:
         yield
     except (MemoryError, RuntimeError, ValueError) as error:  # torch.OutOfMemoryError is a RuntimeError
         reason = str(error).partition("\n")[0]
-        told = any(words in str(error) for words in ("can't allocate memory", "bad_alloc"))  # torch, mujoco.batch
+        told = any(words in str(error) for words in OUT_OF_MEMORY)
         if not told and not isinstance(error, (MemoryError, torch.OutOfMemoryError)):
             raise
         raise ConfigError(

@@ -26,7 +26,7 @@ from gpusim_rl.run.evaluation import evaluate
 from gpusim_rl.run.finite_check import FiniteCheck
 from gpusim_rl.run.log_interval import LogIntervals, LogRow
 from gpusim_rl.run.logger import Logger, RunStatus
-from gpusim_rl.run.memory_estimate import one_line_if_out_of_memory, warn_of_memory
+from gpusim_rl.run.memory_estimate import one_line_if_out_of_memory, warn_of_learner_memory, warn_of_memory
 from gpusim_rl.run.metadata import describe_run
 from gpusim_rl.run.metrics import Metrics, Row
 from gpusim_rl.run.profiler import profiling
@@ -101,7 +101,8 @@ class Trainer:
                 self._load(state)
             except (KeyError, ValueError, RuntimeError) as error:  # a missing part, or a tensor of another shape
                 reason = f"no {error}" if isinstance(error, KeyError) else str(error).partition("\n")[0]
-                raise ConfigError(f"checkpoint {cfg.checkpoint} does not fit task {self.task_name}: {reason}") from None
+                fits = f"task {self.task_name} with algo={cfg.algo}"
+                raise ConfigError(f"checkpoint {cfg.checkpoint} does not fit {fits}: {reason}") from error
 
     # The loop
 
@@ -194,6 +195,7 @@ class Trainer:
         env = self.env
         spec = EnvSpec(self.cfg.num_envs, dict(env.obs_sizes), env.action_space, env.max_episode_length)
         settings, iterations = self.cfg.algorithm, self.cfg.max_iterations
+        warn_of_learner_memory(self.spec, spec, self.rl_device)
         return self.spec.algorithm_class(
             settings, spec, device=self.rl_device, seed=self.seed, max_iterations=iterations
         )
@@ -215,6 +217,7 @@ class Trainer:
         )
         try:
             with log, self.graphs.stream():
+                self.intervals.start()
                 log.start(banner(self, log.run_dir), self.spec.config)
                 self._note_metadata(log)
                 self._started_at = time.perf_counter()

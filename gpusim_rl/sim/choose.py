@@ -10,8 +10,8 @@ import torch
 from gpusim_rl.config import SimConfig
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.sim.interface import Sim
-from gpusim_rl.sim.registry import SIMULATORS, default_simulator
 from gpusim_rl.sim.scene import Scene
+from gpusim_rl.simulators import SIMULATORS, default_simulator
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ import mujoco
 from gpusim_rl.config import SimConfig
 from gpusim_rl.sim.choose import SimChoice
 from gpusim_rl.sim.mujoco import is_persistent
-from gpusim_rl.sim.registry import SIMULATORS
+from gpusim_rl.simulators import SIMULATORS
 
 # What a process needs anyway [B]: torch and MuJoCo; besides Warp and its kernels, or a CUDA context and workspaces.
 _PROCESS, _WARP, _CUDA = 0.38e9, 0.25e9, 1.0e9

@@ -26,9 +26,9 @@ from gpusim_rl.sim.mjwarp import DROPPED, estimate_buffers
 from gpusim_rl.sim.mujoco import MAX_STATE
 from gpusim_rl.sim.params import Param
 from gpusim_rl.sim.quaternion import quat_rotate, quat_rotate_inverse
-from gpusim_rl.sim.registry import lacking
 from gpusim_rl.sim.scene import Scene
 from gpusim_rl.sim.warp import WarpGraphs
+from gpusim_rl.simulators import lacking
 
 if TYPE_CHECKING:
     import newton

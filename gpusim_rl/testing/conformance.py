@@ -34,8 +34,8 @@ from gpusim_rl.env.task import Task, TaskPart, load_task_class
 from gpusim_rl.env.vec_env import VecEnv
 from gpusim_rl.run.trainer import Trainer
 from gpusim_rl.sim.choose import choose_sim, make_sim
-from gpusim_rl.sim.registry import SIMULATORS, default_simulator
 from gpusim_rl.sim.scene import Scene
+from gpusim_rl.simulators import SIMULATORS, default_simulator
 from gpusim_rl.testing.sync_counter import SyncCounter
 
 NUM = 4  # envs, where a check needs no other number
@@ -59,7 +59,7 @@ class TaskConformance:
 
     config_dir: ClassVar[str | Path | None] = None
     tasks: ClassVar[Sequence[str] | None] = None
-    simulators: ClassVar[Sequence[str]] = ("mujoco", "mjwarp")
+    simulators: ClassVar[Sequence[str]] = tuple(s.name for s in SIMULATORS.values() if s.extra is None)
     touching: ClassVar[Sequence[str]] = ()
     max_steps: ClassVar[int] = 1500
 

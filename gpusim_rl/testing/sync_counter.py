@@ -130,7 +130,7 @@ class SyncCounter(TorchDispatchMode):
 
     Example:
         with SyncCounter() as syncs:
-            ppo.update(rollout, last_obs, last_hidden)
+            algorithm.update()
         assert syncs.total == 0, syncs.locations
     """
 

@@ -20,7 +20,7 @@ from gpusim_rl.learn.algorithm import Algorithm, Hidden, Policy, load_algorithm_
 from gpusim_rl.run import checkpoint
 from gpusim_rl.run.run_dir import resolve_run
 from gpusim_rl.sim import SimChoice, choose_sim
-from gpusim_rl.sim.registry import SIMULATORS, default_simulator
+from gpusim_rl.simulators import SIMULATORS, default_simulator
 from gpusim_rl.spaces import Box
 
 POLICIES = ("trained", "zero", "random")

@@ -87,7 +87,7 @@ def test_the_guard_neither_waits_nor_allocates_memory():
         guard.after_step(torch.zeros_like(diverged), action, env.progress)
         guard.after_step(diverged, action, env.progress)
         guard.after_step(~diverged, action, env.progress)
-    assert syncs.total == 0, syncs.places
+    assert syncs.total == 0, syncs.locations
     assert kept == [value.data_ptr() for value in vars(guard).values() if isinstance(value, torch.Tensor)]
     first = guard.read()
     assert first is not None and first["env"] == 2

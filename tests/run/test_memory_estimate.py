@@ -17,10 +17,11 @@ from gpusim_rl.errors import ConfigError
 from gpusim_rl.learn.algorithm import EnvSpec
 from gpusim_rl.learn.ppo import PPO
 from gpusim_rl.run import memory_estimate
-from gpusim_rl.run.memory_estimate import one_line_if_out_of_memory, warn_of_memory
+from gpusim_rl.run.memory_estimate import one_line_if_out_of_memory, warn_of_learner_memory, warn_of_memory
 from gpusim_rl.sim import SimChoice
 from gpusim_rl.sim.memory import simulator_bytes
 from gpusim_rl.spaces import Box
+from helpers.training import make_trainer
 
 CPU = torch.device("cpu")
 CHOICE = SimChoice("mujoco", CPU, "test")
@@ -168,11 +169,27 @@ def test_physics_and_learner_on_two_devices_are_counted_apart(monkeypatch, caplo
     assert warning(caplog, spec, model, CHOICE, cuda) == ""
 
 
+def test_the_learner_is_counted_again_when_the_size_of_observations_is_known(tmp_path, monkeypatch, caplog):
+    spec = ant(2**16)
+    monkeypatch.setattr(memory_estimate, "memory_available_bytes", lambda: 2.0e9)
+    for size, fits in ((10, True), (1000, False)):
+        caplog.clear()
+        with caplog.at_level("WARNING", logger="gpusim_rl"):
+            warn_of_learner_memory(spec, EnvSpec(2**16, {"policy": size}, Box(8), 1000), CPU)
+        assert ("num_envs=65536 probably does not fit: " in caplog.text) is not fits
+    asked: list[EnvSpec] = []
+    monkeypatch.setattr("gpusim_rl.run.trainer.warn_of_learner_memory", lambda spec, env, device: asked.append(env))
+    make_trainer("Ant", tmp_path)
+    assert [(env.obs_sizes, env.action_space) for env in asked] == [({"policy": 60}, Box(8))]
+
+
 @pytest.mark.parametrize(
     "error",
     [
         MemoryError(),
         torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.\nMore"),
+        RuntimeError("Failed to allocate 17179869184 bytes on device 'cuda:0'"),
+        RuntimeError("CUDA error: out of memory"),
         RuntimeError("[enforce fail at alloc_cpu.cpp:124] . DefaultCPUAllocator: can't allocate memory: you tried"),
     ],
 )

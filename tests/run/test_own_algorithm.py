@@ -95,7 +95,7 @@ def test_it_keeps_the_laws_of_the_hot_path(folder: Path) -> None:
         with SyncCounter() as syncs:
             own.collect()
             own.algorithm.update()
-    assert syncs.total == 0, syncs.places
+    assert syncs.total == 0, syncs.locations
 
 
 def test_a_class_is_enough_from_python(folder: Path) -> None:
@@ -131,6 +131,35 @@ def test_mistakes_are_one_line(folder: Path) -> None:
         trainer(checkpoint=run)
 
 
+@pytest.mark.parametrize("by_class", [True, False])
+def test_a_run_does_not_continue_with_another_algorithm(folder: Path, by_class: bool) -> None:
+    if by_class:
+        settings = {"algo": module("my_search").RandomSearch, "random_search": {"noise": 0.2}}
+    else:
+        settings = {"algo": "search", "search": {"noise": 0.2}}
+    trainer(max_iterations=1, num_envs=8, **settings).train()
+    run = str(the_run(folder / "runs"))
+    saved = "random_search" if by_class else "search"
+    with pytest.raises(ConfigError, match=rf"does not fit this configuration: algo\.name: saved {saved}, now ppo"):
+        Trainer(prepare("Cartpole", checkpoint=run, algo="ppo"))
+
+
+def test_a_variant_of_an_algorithm_keeps_its_section(folder: Path) -> None:
+    (folder / "my_cfg" / "algo" / "slow.yaml").write_text(
+        "# @package _global_\ndefaults: [ppo, _self_]\nppo: {learning_rate: 1.0e-5}\n"
+    )
+    spec = prepare("Cartpole", config_dir="my_cfg", algo="slow", network=module("my_network").Residual)
+    assert spec.cfg.algo == "ppo" and spec.cfg.algorithm.learning_rate == 1e-5
+    assert spec.cfg.algorithm.network._target_ == "my_network.Residual"
+
+
+def test_a_yaml_without_its_first_line_is_one_line(folder: Path) -> None:
+    yaml = folder / "my_cfg" / "algo" / "search.yaml"
+    yaml.write_text(yaml.read_text().partition("\n")[2])
+    with pytest.raises(ConfigError, match="is its first line not '# @package _global_'"):
+        trainer()
+
+
 # A network of one's own
 
 PPO = {"num_envs": 8, "max_iterations": 2, "log": {"console": "quiet"}, "ppo": SMALL_PPO}
@@ -140,10 +169,10 @@ def test_a_network_by_its_name_trains_resumes_and_plays(folder: Path) -> None:
     settings = {**PPO, "ppo": {**SMALL_PPO, "network": {"hidden": [24], "_target_": "my_network.Residual"}}}
     own = Trainer(prepare("Cartpole", **settings))
     policy = own.algorithm.policy
-    assert isinstance(policy, ActorCritic) and isinstance(policy.actor.mlp, module("my_network").Residual)
-    before = policy.actor.mlp.second.weight.clone()
+    assert isinstance(policy, ActorCritic) and isinstance(policy.actor.layers, module("my_network").Residual)
+    before = policy.actor.layers.second.weight.clone()
     own.train()
-    assert not torch.equal(before, policy.actor.mlp.second.weight), "it is trained"
+    assert not torch.equal(before, policy.actor.layers.second.weight), "it is trained"
     run = str(the_run(folder / "runs"))
     resumed = Trainer(prepare("Cartpole", checkpoint=run, max_iterations=3))
     assert differences(resumed.algorithm.policy.state_dict(), policy.state_dict()) == []
@@ -157,7 +186,7 @@ def test_a_network_as_an_argument(folder: Path) -> None:
     residual = module("my_network").Residual
     own = Trainer(prepare("Cartpole", network=residual, **{**PPO, "ppo": {**SMALL_PPO, "network": {"rnn": "gru"}}}))
     actor: Any = own.algorithm.policy.actor
-    assert isinstance(actor.mlp, residual) and actor.mlp.first.in_features == 256, "behind the recurrent layer"
+    assert isinstance(actor.layers, residual) and actor.layers.first.in_features == 256, "behind the recurrent layer"
     assert own.spec.config["ppo"]["network"]["_target_"] == "my_network.Residual"
 
     class Local(residual):

@@ -11,7 +11,7 @@ import torch
 from gpusim_rl.config import SimConfig, build
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.sim import choose_sim
-from gpusim_rl.sim.registry import SIMULATORS, default_simulator, lacking
+from gpusim_rl.simulators import SIMULATORS, default_simulator, lacking
 from helpers.commands import ROOT
 from helpers.scenes import sim_config
 
@@ -59,6 +59,6 @@ def test_every_kind_of_device_has_a_default():
 
 
 def test_the_registry_is_read_without_torch_and_without_a_simulator(command):
-    code = "import sys, gpusim_rl.sim.registry, gpusim_rl.config; print(*sys.modules)"
+    code = "import sys, gpusim_rl.simulators, gpusim_rl.config; print(*sys.modules)"
     loaded = set(command(sys.executable, "-c", code, env={"PYTHONPATH": str(ROOT)}).stdout.split())
     assert not loaded & {"torch", "numpy", "mujoco", "warp", "newton"}
