@@ -61,6 +61,10 @@ class DiagonalGaussian:
         """Squared distance of the mean from [-bound, bound], summed over the components."""
         return (self.mean.abs() - bound).clamp(min=0.0).square().sum(dim=-1)
 
+    def stats(self) -> dict[str, Tensor]:
+        """Numbers for the log: the mean standard deviation."""
+        return {"policy/std": self.log_std.exp().mean()}
+
     def store(self, out: Float[Tensor, "*batch parameters"]) -> None:
         """Writes the parameters into memory, side by side: mean, log-std."""
         size = self.mean.shape[-1]

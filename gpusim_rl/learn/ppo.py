@@ -108,6 +108,11 @@ class Samples:
         return cls(action, distribution, *scalars.unbind(-1))
 
     @staticmethod
+    def width(num_actions: int, num_parameters: int) -> int:
+        """Columns of a packed batch."""
+        return num_actions + num_parameters + 5
+
+    @staticmethod
     def valid_of(packed: Tensor) -> Tensor:
         """`valid` of a packed batch, without unpacking the rest."""
         return packed[..., -1]
@@ -292,8 +297,7 @@ class PPO(Algorithm):
         means = totals / (cfg.epochs * self.num_minibatches)
         stats |= dict(zip((*LOSSES, "policy/grad_norm"), means.unbind(), strict=True))
         stats["policy/learning_rate"] = self.learning_rate.clone()
-        stats["policy/std"] = self.policy.head.distribution.stored(rollout.distribution).log_std.exp().mean()
-        return stats
+        return stats | self.policy.head.distribution.stored(rollout.distribution).stats()
 
     def _step(self, batch: Batch, index: Tensor, *, adapt: bool) -> tuple[Tensor, Tensor]:
         """One step of the optimiser on a minibatch, whose gradient is the sum over its chunks."""
@@ -481,7 +485,7 @@ class PPO(Algorithm):
     def memory_bytes(cls, cfg: PPOConfig, env: EnvSpec, device: torch.device) -> float:
         """Estimate for rollout and training; its factors are fits to the resident memory of real runs."""
         obs_size, num_actions, net = sum(env.obs_sizes.values()), env.action_space.size, cfg.network
-        packed = 4 * (3 * num_actions + 5)
+        packed = 4 * Samples.width(num_actions, 2 * num_actions)
         # Rollout, its copy arranged for training, advantages and returns, observations in float64 for their statistics.
         sample = (4 * obs_size + packed + 4) + (4 * obs_size + packed) + 48 + 12 * obs_size
         per_env = cfg.horizon * sample + 40 * obs_size

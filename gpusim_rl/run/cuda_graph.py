@@ -99,10 +99,10 @@ class Graphs:
     """Runs the parts of an iteration; on CUDA each is captured into a torch graph of its own, then replayed.
 
     A part must do the same work on the same memory every time. What it leaves behind must be in place: the next replay
-    reads where the capture has read. Attributes of `stateful` objects are exempt: a tensor that is reassigned under an
-    old name is copied to where the old one was. A Python number that changes from step to step would be frozen in a
-    graph: where an attribute of theirs does so, nothing of the step is captured. Numbers and tensors that lie deeper,
-    in lists or in helper objects, are not seen.
+    reads where the capture has read. Attributes of `stateful` objects are exempt: a tensor, or a tuple of tensors, that
+    is reassigned under an old name is copied to where the old one was. A Python number that changes from call to call
+    would be frozen in a graph: where an attribute of theirs does so, the part is not captured. Numbers and tensors that
+    lie deeper, in lists or in helper objects, are not seen.
 
     A capture that fails falls back: from the whole rollout to one control step, then to eager, with a warning that says
     why. The device has done nothing by then. Stateful objects and generators are put back to what they were.
@@ -278,7 +278,7 @@ def in_place(objects: Sequence[object]) -> Iterator[None]:
     try:
         yield
         for stateful, attributes in zip(objects, before, strict=True):
-            _put_back_tensors(stateful, {k: v for k, v in attributes.items() if isinstance(v, Tensor)})
+            _put_back_tensors(stateful, attributes)
     except BaseException:
         for stateful, attributes in zip(objects, before, strict=True):
             _attributes(stateful).clear()
@@ -286,16 +286,23 @@ def in_place(objects: Sequence[object]) -> Iterator[None]:
         raise
 
 
-def _put_back_tensors(stateful: object, tensors: dict[str, Tensor]) -> None:
-    values: dict[str, Tensor] = {}
-    for name, old in tensors.items():
+def _put_back_tensors(stateful: object, before: dict[str, Any]) -> None:
+    copies: list[tuple[Tensor, Tensor]] = []
+    back: dict[str, Any] = {}
+    for name, old in before.items():
         new = getattr(stateful, name, None)
-        if new is old:
+        olds, news = ((old,), (new,)) if isinstance(old, Tensor) else (old, new)
+        if new is old or not (isinstance(olds, tuple) and olds and all(isinstance(x, Tensor) for x in olds)):
             continue
-        if not isinstance(new, Tensor) or new.shape != old.shape or new.dtype != old.dtype:
+        if not isinstance(news, tuple) or [_kind(x) for x in news] != [_kind(x) for x in olds]:
             raise NotCapturableError(f"{type(stateful).__name__}.{name} changes its shape or type")
         # A copy first: one attribute may now hold what was another's (previous = current; current = new).
-        values[name] = new.clone()
-    for name, value in values.items():
-        tensors[name].copy_(value)
-        setattr(stateful, name, tensors[name])
+        copies += [(there, value.clone()) for there, value in zip(olds, news, strict=True)]
+        back[name] = old
+    for there, value in copies:
+        there.copy_(value)
+    vars(stateful).update(back)
+
+
+def _kind(value: Any) -> Any:
+    return (value.shape, value.dtype) if isinstance(value, Tensor) else None

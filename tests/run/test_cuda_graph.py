@@ -164,7 +164,7 @@ def test_a_python_number_that_changes_is_not_frozen(tmp_path, caplog):
     config = FaultyConfig()
     eager = trained(Graphs, "off", Counting, tmp_path / "eager", config)[1]
     trainer, state = trained(Recorder, "rollout", Counting, tmp_path / "graph", config)
-    assert "Counting.count changes from step to step" in caplog.text
+    assert "Counting.count changes from call to call" in caplog.text
     assert trainer.graphs.choice.mode == "update"
     assert "Counting.count" in str(trainer.graphs.choice)
     assert set(trainer.graphs._captured) == {"update"}
@@ -256,6 +256,31 @@ def test_in_place_copies_what_was_reassigned():
         stateful.a = torch.full((2,), 7.0)
     assert stateful.a is a and stateful.b is b
     assert a.tolist() == [7.0, 7.0] and b.tolist() == [0.0, 0.0]
+
+
+def test_in_place_copies_tuples_too():
+    stateful = Stateful()
+    stateful.hidden = before = (torch.zeros(2), torch.ones(3))  # type: ignore[attr-defined]
+    with in_place([stateful]):
+        stateful.hidden = (torch.full((2,), 5.0), before[1])  # type: ignore[attr-defined]
+    assert stateful.hidden is before and before[0].tolist() == [5.0, 5.0]  # type: ignore[attr-defined]
+    with pytest.raises(NotCapturableError, match=r"Stateful\.hidden changes its shape"), in_place([stateful]):
+        stateful.hidden = before[:1]  # type: ignore[attr-defined]
+    assert stateful.hidden is before  # type: ignore[attr-defined]
+
+
+def test_a_number_that_an_update_counts_is_not_frozen(caplog):
+    stateful = Stateful()
+    graphs = Recorder(Choice("rollout", "test"), CPU, stateful=[stateful])
+
+    def update() -> None:
+        stateful.number += 1
+
+    for _ in range(6):
+        graphs.run("update", update)
+    assert stateful.number == 9
+    assert "Stateful.number changes from call to call" in caplog.text
+    assert graphs._parts == ("rollout",), "the rollout is captured all the same"
 
 
 def test_a_block_that_fails_leaves_the_object_as_it_was():
