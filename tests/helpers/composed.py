@@ -18,7 +18,7 @@ def compose_once() -> None:
     """Keep what `compose` and `tasks` answer, for all who import them later; with a folder of the user's, ask again."""
     compose, tasks = composing.compose, discover.tasks
     configs: dict[tuple[Path | str, ...], dict[str, Any]] = {}
-    entries: dict[Path, dict[str, discover.TaskEntry]] = {}
+    entries: dict[tuple[tuple[str, Path], ...], dict[str, discover.TaskEntry]] = {}
 
     def kept_compose(overrides: Sequence[str] = (), config_dir: str | Path | None = None) -> dict[str, Any]:
         folders = [line.removeprefix(FOLDER) for line in overrides if line.startswith(FOLDER)]
@@ -35,8 +35,9 @@ def compose_once() -> None:
     def kept_tasks(config_dir: str | Path | None = None) -> dict[str, discover.TaskEntry]:
         if config_dir is not None:
             return tasks(config_dir)
-        if paths.cfg_dir() not in entries:
-            entries[paths.cfg_dir()] = tasks()
-        return dict(entries[paths.cfg_dir()])
+        folders = tuple(discover.cfg_dirs())  # a test may announce a package's
+        if folders not in entries:
+            entries[folders] = tasks()
+        return dict(entries[folders])
 
     composing.compose, discover.tasks = kept_compose, kept_tasks
