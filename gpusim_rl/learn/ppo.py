@@ -176,12 +176,13 @@ class PPO(Algorithm):
     policy_structure = ("network", "normalize_obs", "normalize_value")
 
     cfg: PPOConfig
-    policy: ActorCritic  # type: ignore[reportIncompatibleVariableOverride]
+    policy: ActorCritic
 
     def __init__(self, cfg: PPOConfig, env: EnvSpec, *, device: torch.device, seed: int, max_iterations: int) -> None:
         self.cfg, self.device, self.horizon = cfg, device, cfg.horizon
         bf16, self._precision_reason = choose_precision(cfg.precision, device)
-        self.policy = self.make_policy(cfg, env.obs_sizes, env.action_space).to(device)
+        policy = self.make_policy(cfg, env.obs_sizes, env.action_space).to(device)
+        self.policy = policy  # type: ignore[reportIncompatibleVariableOverride]
         self.policy.bf16 = bf16
         self._noise_generator, self._shuffle_generator = (make_generator(device, seed + i) for i in (1, 2))
         self.generators = (self._noise_generator, self._shuffle_generator)

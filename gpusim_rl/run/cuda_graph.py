@@ -291,7 +291,8 @@ def _put_back_tensors(stateful: object, before: dict[str, Any]) -> None:
     back: dict[str, Any] = {}
     for name, old in before.items():
         new = getattr(stateful, name, None)
-        olds, news = ((old,), (new,)) if isinstance(old, Tensor) else (old, new)
+        olds: Any = (old,) if isinstance(old, Tensor) else old
+        news: Any = (new,) if isinstance(old, Tensor) else new
         if new is old or not (isinstance(olds, tuple) and olds and all(isinstance(x, Tensor) for x in olds)):
             continue
         if not isinstance(news, tuple) or [_kind(x) for x in news] != [_kind(x) for x in olds]:
