@@ -407,9 +407,10 @@ def _notes(outcomes: Sequence[Outcome]) -> list[str]:
             tasks.append(f"`{outcome.task}`")
     settings = "; ".join(f"{', '.join(tasks)} `{words}`" for words, tasks in groups.items() if words)
     return [
-        f"{seeds} of each task{medians}. `return` is the mean of the last {WINDOW} episodes at the end of a training,"
-        " which is when it has reached the threshold or its time is over; `env steps` and `time` are those until the"
-        " threshold, or until the end. Not above random: it has not learned in this time.",
+        f"{seeds} of each task{medians}. A task has reached its threshold when a mean of {WINDOW} episodes has."
+        " `env steps` and `time` are those until then, or until the end of its time. `return` is the mean of the last"
+        f" {WINDOW} episodes at the end of the training, which can be a little lower than the threshold. Not above"
+        " random: it has not learned in this time.",
         "",
         f"Settings other than the task's own: {settings or 'none'}.",
     ]
