@@ -1,4 +1,7 @@
-"""Limits torch's threads for small work on the CPU."""
+"""Limits torch's threads for small work on the CPU.
+
+`gpusim_rl/run/devices.py:use_available_cpus` sets the number of threads of the whole process.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from contextlib import contextmanager
 import torch
 
 SMALL_ROWS = 8192
-"""Rows per thread, for the small tensors of tasks and rollouts.
+"""Rows per thread in `VecEnv.step`. The trainer's rollout around it uses `run/devices.py:ROWS_PER_THREAD` (1024).
 
 With fewer rows, another thread saves no time. It can even cost time: where idle OpenMP threads spin (torch was imported
 before `limit_openmp_spin`), they take CPU time from the physics. For 256 ants that is a sixth of a control step

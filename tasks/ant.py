@@ -39,8 +39,8 @@ class Ant(Locomotion[AntConfig]):
     | 28-51 | contact force and torque on the feet x 0.1, foot frame           | N, N m       |
     | 52-59 | last action                                                      | -            |
 
-    Reward terms: progress (speed towards the target [m/s]), alive, up, heading, action cost, energy cost, joints
-    at their limits, and a penalty for falling that replaces the other terms.
+    Reward terms (see `Locomotion.rewards`): progress (speed towards the target [m/s]), alive, up, heading, action cost,
+    energy cost, joints at their limits, and a penalty for falling that replaces the other terms.
 
     Start: joints +-0.2 rad and +-0.1 rad/s around the reference pose. Termination: the torso is lower than 0.31 m.
     """

@@ -62,7 +62,7 @@ class Gpu:
 
 
 def check_machine(runs: Path) -> list[Check]:
-    """All checks but those that train.
+    """All checks except those that train.
 
     Args:
         runs: Folder in which runs will be written.
@@ -88,7 +88,7 @@ def gpu_checks(
     """GPUs of the machine, and whether torch can use them.
 
     Args:
-        driver: What `describe_gpus` tells; None without a driver.
+        driver: What `describe_gpus` returns; None without a driver.
         built_for: CUDA version of torch's build; None for a CPU build.
         gpus: What torch sees.
         visible: CUDA_VISIBLE_DEVICES; None where it is not set.
@@ -194,11 +194,11 @@ def _untested_versions() -> list[Check]:
     from packaging.requirements import Requirement
 
     try:
-        texts = importlib.metadata.requires("gpusim-rl") or []
+        requirements = importlib.metadata.requires("gpusim-rl") or []
     except importlib.metadata.PackageNotFoundError:
         return []  # a checkout that is not installed
     checks = []
-    for requirement in map(Requirement, texts):
+    for requirement in map(Requirement, requirements):
         if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
             continue
         try:

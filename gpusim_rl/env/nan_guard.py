@@ -1,6 +1,7 @@
 """The NaN guard: keeps the state and action before the first divergence, so that a user can replay it.
 
-`Sim.diverged` says which envs diverged: their state is not finite, or too large to be physical.
+`Sim.diverged` says which envs diverged: their state is NaN, infinite, or too large to be physical. A NaN in
+observations, rewards, losses or the policy is found by `run/finite_check.py`.
 """
 
 from __future__ import annotations

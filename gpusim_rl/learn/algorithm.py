@@ -1,7 +1,7 @@
-"""The seam between a training and what learns in it: `Algorithm`.
+"""The interface between a training and an algorithm: `Algorithm`.
 
-A trainer collects and updates. An algorithm chooses actions and learns from the results. Every algorithm gets every
-task, CUDA graphs, exact resume, logging, playing and recording.
+A trainer collects and updates. An algorithm chooses actions and learns from the results. Every algorithm works with
+every task, CUDA graphs, exact resume, logging, playing and recording.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ class Transition(Protocol):
     """Observations after the step, before any reset."""
     reward: Float[Tensor, " envs"]
     terminated: Bool[Tensor, " envs"]
-    """The episode ended by the task's rules: what follows is worth 0."""
+    """The episode ended by the task's rules: no bootstrap, what follows is worth 0."""
     truncated: Bool[Tensor, " envs"]
-    """The time limit ended the episode: what follows is worth V(final_obs)."""
+    """The time limit ended the episode: bootstrap with V(final_obs)."""
     diverged: Bool[Tensor, " envs"]
     """The simulation failed: the sample must not be learned from."""
     done: Bool[Tensor, " envs"]
@@ -83,9 +83,9 @@ class Algorithm(ABC):
     """Chooses actions and learns from the results; owns its memory (a rollout, a replay buffer).
 
     The trainer repeats: `horizon` times `act`, a control step, `record`; then `update`. On CUDA both are captured into
-    graphs and replayed without Python. So an algorithm keeps the laws of the hot path: memory is made in `__init__`
-    and written in place, masks take the place of index lists, no value of a tensor is read on the host, and what
-    changes during a training is a tensor.
+    graphs and replayed without Python. So an algorithm follows the rules for code that runs in every step
+    (docs/architecture.md): memory is made in `__init__` and written in place, masks replace index lists, no value of a
+    tensor is read on the host, and what changes during a training is a tensor.
 
     Args:
         cfg: Settings: an instance of `Config`.
@@ -103,7 +103,7 @@ class Algorithm(ABC):
     """
 
     Config: ClassVar[type]
-    """A frozen dataclass of settings. Their values stand in the yaml, in a section of the algorithm's name."""
+    """A frozen dataclass of settings. Their values are in the yaml, in a section of the algorithm's name."""
     structure: ClassVar[tuple[str, ...]] = ("horizon", "network")
     """Settings that the tensors of `state_dict` depend on: a checkpoint cannot continue with others."""
     policy_structure: ClassVar[tuple[str, ...]] = ("network",)
@@ -146,19 +146,22 @@ class Algorithm(ABC):
 
         Returns:
             Numbers for the log, as 0-dim device tensors. A name is `<group>/<name>`. One that begins with `check/` or
-            `loss/` ends the run where it is not finite; `check/` is not logged.
+            `loss/` ends the run when it is not finite (NaN); `check/` is not logged.
         """
 
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:
-        """All that the next iteration depends on, but the policy: optimiser, recurrent state, random generators."""
+        """All that the next iteration depends on, except the policy: optimiser, recurrent state, random generators.
+
+        Tensors, numbers, strings, lists and dicts only: a checkpoint holds data, not objects.
+        """
 
     @abstractmethod
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restores `state_dict`, in place."""
 
     def begin_episodes(self) -> None:  # noqa: B027 (optional)
-        """All environments begin new episodes: forgets recurrent state."""
+        """All environments begin new episodes: resets recurrent state."""
 
     def recorded(self) -> list[Recorded]:
         """Observations and rewards of this iteration, to name what is not finite."""

@@ -113,7 +113,7 @@ class Rollout:
             hidden: Recurrent state before the step.
             is_first: An episode begins at this step.
             sample: What was done; `sample.hidden` is the recurrent state after the step.
-            step: What came of it.
+            step: The result of the action.
         """
         if t == 0:  # the episodes of the last rollout that the time limit ended are forgotten
             self.final_step.fill_(-1)

@@ -20,6 +20,7 @@ def banner(trainer: Trainer, run_dir: RunDir) -> list[tuple[str, str]]:
     sizes = ", ".join(f"{name} {size}" for name, size in env.obs_sizes.items())
     ignored = "" if cfg.seed in (-1, trainer.seed) else f" (the checkpoint's; seed={cfg.seed} is ignored)"
     chosen = trainer.algorithm.metadata()
+    threads = torch.get_num_threads()
     precision, reason = chosen.get("precision"), chosen.get("precision_reason")
     git = run_dir.environment.get("git")
     lines = [
@@ -32,7 +33,7 @@ def banner(trainer: Trainer, run_dir: RunDir) -> list[tuple[str, str]]:
         ("sim", str(trainer.choice)),
         (
             "learner",
-            f"{cfg.algo} on {trainer.rl_device}, {torch.get_num_threads()} CPU threads"
+            f"{cfg.algo} on {trainer.rl_device}, {threads} CPU thread{'' if threads == 1 else 's'}"
             + (f", {precision} ({reason})" if precision else ""),
         ),
         ("graph", str(trainer.graphs.choice)),

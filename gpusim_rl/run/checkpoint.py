@@ -26,7 +26,7 @@ def save(path: Path, payload: Mapping[str, Any]) -> None:
 
     Args:
         path: File to write.
-        payload: Nested dicts and lists of tensors, numbers, texts and None.
+        payload: Nested dicts and lists of tensors, numbers, strings and None.
 
     Raises:
         OSError: The disk is full or the folder is gone. The old file is as it was.
@@ -73,7 +73,7 @@ def load(path: Path, map_location: str | torch.device = "cpu") -> dict[str, Any]
 
 
 def load_for(spec: RunSpec) -> dict[str, Any] | None:
-    """Read the checkpoint that a run begins from, and check that it fits the run's configuration.
+    """Read the checkpoint that a run continues from, and check that it fits the run's configuration.
 
     Returns:
         What `save` wrote; None for a run that begins from nothing.

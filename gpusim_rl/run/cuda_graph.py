@@ -19,7 +19,7 @@ T = TypeVar("T")
 logger = logging.getLogger("gpusim_rl.run")
 
 WARM_UP = 2
-"""Eager calls before a capture: optimiser state, workspaces and kernels come into being, and Warp's own graphs."""
+"""Eager calls before a capture: they create optimiser state, workspaces, kernels and Warp's own graphs."""
 
 LONGEST_ROLLOUT = 64
 """Control steps that `auto` captures into one graph. A graph's memory grows with its nodes, a few hundred per step."""
@@ -32,8 +32,8 @@ PARTS = {
     "update": ("update",),
     "off": (),
 }
-"""What each mode captures. The last but one and those with `only` cannot be asked for: they are what remains where
-physics runs on another device, or where a capture failed."""
+"""What each mode captures. The setting `graph` accepts `rollout`, `step` and `off` (and `auto`). The others result from
+it: `update` where physics runs on another device, and all of them where a capture failed."""
 
 
 @runtime_checkable
@@ -41,7 +41,7 @@ class Replayable(Protocol):
     """A recording: `torch.cuda.CUDAGraph`."""
 
     def replay(self) -> None:
-        """Does it again."""
+        """Runs the recorded kernels again."""
         ...
 
 
@@ -83,7 +83,7 @@ def choose_graph(
     if wanted == "off":
         return GraphChoice("off", "as configured")
     if device.type != "cuda":
-        return GraphChoice("off", f"{device.type} has no CUDA graphs; Warp's own replay its physics there too")
+        return GraphChoice("off", "CUDA graphs need a GPU")
     if sim_device != device:
         return GraphChoice("update", f"physics on {sim_device}")
     if check_task:
@@ -98,11 +98,11 @@ def choose_graph(
 class Graphs:
     """Runs the parts of an iteration; on CUDA each is captured into a torch graph of its own, then replayed.
 
-    A part must do the same work on the same memory every time. What it leaves behind must be in place: the next replay
-    reads where the capture has read. Attributes of `stateful` objects are exempt: a tensor, or a tuple of tensors, that
-    is reassigned under an old name is copied to where the old one was. A Python number that changes from call to call
-    would be frozen in a graph: where an attribute of theirs does so, the part is not captured. Numbers and tensors that
-    lie deeper, in lists or in helper objects, are not seen.
+    A part must do the same work on the same memory every time. Its results must stay at the same addresses: the next
+    replay reads where the capture has read. Attributes of `stateful` objects are exempt: a tensor, or a tuple of
+    tensors, that is reassigned under an old name is copied to where the old one was. A Python number that changes from
+    call to call would be frozen in a graph: where an attribute of theirs does so, the part is not captured. Numbers and
+    tensors that lie deeper, in lists or in helper objects, are not seen.
 
     A capture that fails falls back: from the whole rollout to one control step, then to eager, with a warning that says
     why. The device has done nothing by then. Stateful objects and generators are put back to what they were.
@@ -153,7 +153,7 @@ class Graphs:
             outside.wait_stream(self._stream)
 
     def run(self, part: str, body: Callable[[], T]) -> T:
-        """Does `body`, or replays it.
+        """Runs `body`, or replays it.
 
         Returns:
             What the body returned; from a graph, tensors that its next replay overwrites.
@@ -161,7 +161,7 @@ class Graphs:
         if part not in self._parts or self._capturing:
             return body()
         if self._stream is not None and torch.cuda.current_stream(self._device) != self._stream:
-            raise RuntimeError("Graphs.run() outside of Graphs.stream(): the device would do things out of order")
+            raise RuntimeError("Graphs.run() outside of Graphs.stream(): the device would work out of order")
         if part not in self._captured:
             calls = self._calls[part] = self._calls.get(part, 0) + 1
             if calls <= WARM_UP:
@@ -219,7 +219,7 @@ class Graphs:
 
     def _free_generators(self) -> None:
         # In torch 2.11 and 2.12 generators believe it too, torch's own included, until a capture with them ends well.
-        # A new state would not do: graphs that exist already go on with the old one.
+        # A new state would not do: graphs that exist already continue to use the old one.
         with suppress(RuntimeError):
             self._capture(lambda: torch.zeros((), device=self._device))
 

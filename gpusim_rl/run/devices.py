@@ -16,7 +16,11 @@ from gpusim_rl.sim import SimChoice, choose_sim
 from gpusim_rl.simulators import SIMULATORS
 
 ROWS_PER_THREAD = 1024
-"""Rows of a matrix that keep a thread of torch busy (benchmarks/few_rows.json)."""
+"""Rows of a matrix that keep a thread of torch busy, in an update and in the trainer's rollout
+(benchmarks/few_rows.json).
+
+`VecEnv.step` inside it has smaller work: `torch_threads.SMALL_ROWS` (8192).
+"""
 
 
 def choose_devices(cfg: RunConfig) -> tuple[torch.device, SimChoice]:
@@ -34,6 +38,8 @@ def choose_devices(cfg: RunConfig) -> tuple[torch.device, SimChoice]:
 
 def use_available_cpus(batch_rows: int | None = None) -> None:
     """Gives torch a thread for each CPU of this process, unless the user chose a number, which torch has followed.
+
+    `gpusim_rl/torch_threads.py:limit_torch_threads` lowers the number for a block of small work.
 
     Args:
         batch_rows: Rows of the largest matrices of a training; None for an environment alone. Threads that share few

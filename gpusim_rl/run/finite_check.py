@@ -1,4 +1,8 @@
-"""A run stops where an observation, a reward, a loss or the policy is not finite, and says which and where."""
+"""Stops a run when an observation, a reward, a loss or the policy is NaN or infinite, and says which and where.
+
+A NaN in the physics is another thing: `Sim.diverged` finds it, the env is reset, and `env/nan_guard.py` keeps the state
+before it.
+"""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ class LogRow:
 
 
 class LogIntervals:
-    """Cuts a training into log intervals.
+    """Divides a training into log intervals.
 
     Args:
         metrics: Numbers on the device.
@@ -54,7 +54,7 @@ class LogIntervals:
         self.mean_return: float | None = None
 
     def start(self) -> None:
-        """Begins to watch the machine."""
+        """Starts monitoring the machine."""
         self._monitor = SystemMonitor(self._device)
 
     def resume(self, iteration: int, env_steps: int, best_return: float | None) -> None:
@@ -87,12 +87,12 @@ class LogIntervals:
         return [self._row(*arrived) for arrived in self._metrics.drain()]
 
     def close(self) -> None:
-        """Ends the watch over the machine."""
+        """Stops monitoring the machine."""
         if self._monitor is not None:
             self._monitor.close()
 
     def _wait(self) -> None:
-        """On CUDA the host is an iteration ahead of the device, and waits for it here: that is no time of logging."""
+        """On CUDA the host is an iteration ahead and waits for the device here. This time does not count as logging."""
         with self._timer.waiting():
             self._metrics.wait()
 

@@ -1,4 +1,4 @@
-"""What a run writes down: console, metrics files, checkpoints. It is told a `RunStatus` once per iteration."""
+"""What a run writes: console, metrics files, checkpoints. `Logger` receives a `RunStatus` once per iteration."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class RunStatus:
         mean_return: Mean return over a full window in the newest row; None where the window is not full.
         best_return: Best of all.
         stopping: A signal asked for the end.
-        diverged: What the simulation of the first diverged env began from, the first time a row tells of one.
+        diverged: State and action before the first divergence, the first time a row reports one.
     """
 
     iteration: int
@@ -129,7 +129,7 @@ class Logger:
         try:
             self.run_dir.note(metadata)
         except (OSError, ValueError) as error:  # a full disk; a file that somebody edited
-            self.console.warn(f"env.json cannot be written ({error}); training goes on")
+            self.console.warn(f"env.json cannot be written ({error}); training continues")
 
     def record(self, status: RunStatus) -> None:
         """Publishes the rows that have arrived."""
@@ -147,7 +147,7 @@ class Logger:
             self._write_diverged(status.diverged)
 
     def _write_diverged(self, state: Mapping[str, Any]) -> None:
-        """Writes down once, to be replayed, from where the first env diverged."""
+        """Writes the state before the first divergence, once, so that a user can replay it."""
         path = self.run_dir.path / "diverged.pt"
         if path.exists():
             return
@@ -187,7 +187,7 @@ class Logger:
             if self._numbered(status):
                 self._checkpoints.save_numbered(status.iteration)
         except OSError as error:
-            self.console.warn(f"checkpoint NOT saved ({error}); training goes on, the next one is tried again")
+            self.console.warn(f"checkpoint NOT saved ({error}); training continues, and the next one is tried")
 
     def is_saved(self, status: RunStatus) -> bool:
         """Whether the newest checkpoint is of this iteration."""

@@ -1,4 +1,4 @@
-"""The only door through which numbers leave the device."""
+"""Metrics: sums on the device, copied to the host once per log interval. Logged numbers leave the device only here."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class EpisodeWindow:
 
 
 class Metrics:
-    """Accumulates on the device and hands over one row per log interval.
+    """Accumulates on the device and returns one row per log interval.
 
     On CUDA a row is copied to pinned memory without waiting and read one interval later, so the loop never stops for a
     number. On the CPU there is nothing to wait for, and a row is read at once.
@@ -129,7 +129,7 @@ class Metrics:
         """Ends an interval.
 
         Args:
-            host: What belongs to this interval and is known on the host; handed back with its row.
+            host: What belongs to this interval and is known on the host; returned with its row.
             extra: More 0-dim device tensors for this row.
 
         Returns:
@@ -177,7 +177,7 @@ class Metrics:
     def _row(names: list[str], values: Tensor) -> Row:
         row: Row = dict(zip(names, values.tolist(), strict=True))
         for name, value in row.items():
-            # No episode has ended yet, or no env had anything to tell.
+            # No episode has ended yet, or no env had a number.
             if name.startswith(("episode/", "task/")) and math.isnan(value or 0.0):
                 row[name] = None
         return row

@@ -10,14 +10,14 @@ import pynvml
 
 from gpusim_rl.hardware import available_cpus
 
-CHILDREN_EVERY = 10  # readings; to find them takes reading about every process of the machine
+CHILDREN_EVERY = 10  # samples; to find the children, psutil reads about every process of the machine
 
 
 class SystemMonitor:
     """Reads the load of CPU and GPU once a second, in a thread of its own.
 
     CPU and memory are of this process and its children, 100 % being all CPUs that it may use. GPU
-    numbers are of the whole GPU, whoever uses it; the load is the machine's, over the last minute.
+    numbers are of the whole GPU, other processes included; the load is the machine's, over the last minute.
     """
 
     def __init__(self, device: object, interval_s: float = 1.0) -> None:
@@ -25,7 +25,7 @@ class SystemMonitor:
 
         Args:
             device: Device of the run, a torch.device or its name. On `cpu` no GPU numbers.
-            interval_s: Time between two readings.
+            interval_s: Time between two samples.
         """
         self._cpu = _Cpu()
         self._gpu = _Gpu(str(device)) if str(device).startswith("cuda") else None
@@ -36,7 +36,7 @@ class SystemMonitor:
         self._thread.start()
 
     def latest(self) -> dict[str, float | None]:
-        """Last reading, None where nothing is known (yet). Returns at once."""
+        """The last sample; None where nothing is known (yet). Returns at once."""
         return dict(self._latest)
 
     def close(self) -> None:
@@ -46,7 +46,7 @@ class SystemMonitor:
 
     def _run(self) -> None:
         while not self._stopping.wait(self._interval_s):
-            # One assignment: a reader sees the old reading or the new one, never half of each.
+            # One assignment: a reader sees the old sample or the new one, never half of each.
             gpu = self._gpu.read() if self._gpu else (None, None)
             self._latest = self._named(*self._cpu.read(), *gpu, psutil.getloadavg()[0])
 
@@ -75,15 +75,15 @@ class _Cpu:
         self._self = psutil.Process()
         self._self.cpu_percent()  # counts from here
         self._children: dict[psutil.Process, psutil.Process] = {}
-        self._readings = 0
+        self._samples = 0
 
     def read(self) -> tuple[float, float]:
         """Share of the available CPUs since the last call [%], resident memory now [GB]."""
-        if self._readings % CHILDREN_EVERY == 0:
+        if self._samples % CHILDREN_EVERY == 0:
             # psutil counts from the last call on the same object: keep the object of every child.
             alive = self._self.children(recursive=True)
             self._children = {child: self._children.get(child, child) for child in alive}
-        self._readings += 1
+        self._samples += 1
         percent, memory = 0.0, 0
         for process in (self._self, *self._children.values()):
             with suppress(psutil.Error):  # ended just now

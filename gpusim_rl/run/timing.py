@@ -37,7 +37,7 @@ class PhaseTimer:
     """Sums the time spent in each phase of a log interval.
 
     On CUDA a phase is measured between two events on the stream, read when they have long passed; on the CPU by the
-    clock. `log` is the host's on both: on CUDA it goes on beside the device's phases, so that together they may take
+    clock. `log` is the host's on both: on CUDA it overlaps with the device's phases, so that together they may take
     more than the wall-clock time. A phase inside another one is part of that.
     """
 
@@ -53,7 +53,7 @@ class PhaseTimer:
         self._around.append(around)
 
     def start(self) -> None:
-        """Begins an interval; what was measured before is forgotten."""
+        """Begins an interval and discards what was measured before."""
         self._seconds: dict[str, float] = {}
         self._events: list[tuple[str, Any, Any]] = []  # phase, begin, end: torch.cuda.Event
         self._began = time.perf_counter()

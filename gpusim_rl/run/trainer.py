@@ -1,4 +1,4 @@
-"""A run: everything is built once, then `train()` reads like the algorithm."""
+"""A training run. Builds everything once; `train()` is the loop."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Trainer:
     Attributes:
         iteration: Iterations done.
         env_steps: Control steps done, summed over envs.
-        obs: Observations to act on next. They stay in place: a graph reads and writes them there.
+        obs: Observations to act on next. The tensors are never replaced, because a CUDA graph uses their addresses.
     """
 
     def __init__(self, spec: RunSpec) -> None:
@@ -127,7 +127,7 @@ class Trainer:
         return row
 
     def iterate(self, log: Logger) -> None:
-        """One iteration: act, learn, write down."""
+        """One iteration: collect, update, log."""
         self.collect()
         with self.timer("update"):
             self.metrics.record_update(self.graphs.run("update", self.algorithm.update))
@@ -160,14 +160,14 @@ class Trainer:
             with self.timer("policy"):
                 self.algorithm.record(action, step)
                 self.metrics.record_step(step)
-                self._observe(step.obs)
+                self._copy_obs(step.obs)
 
-    def _observe(self, obs: dict[str, Tensor]) -> None:
+    def _copy_obs(self, obs: dict[str, Tensor]) -> None:
         for group, value in obs.items():
             self.obs[group].copy_(value)
 
     def evaluate(self) -> dict[str, float]:
-        """Runs one whole episode in every env without exploration; prints and returns what came of it."""
+        """Runs one whole episode in every env without exploration; prints and returns the result."""
         try:
             result = evaluate(self.env, self.algorithm.policy, self.obs)
         finally:
@@ -280,7 +280,10 @@ class Trainer:
         return {**about, "iteration": self.iteration, **first}
 
     def save(self, log: Logger) -> None:
-        """Writes a checkpoint; a run that continues from it does not make the rows again that are on their way now."""
+        """Writes a checkpoint.
+
+        First writes the pending rows, because a resumed run does not produce them again.
+        """
         status = self._status(drain=True)
         log.record(status)
         self._finite_check.check_policy(self.algorithm.policy.state_dict(), self.iteration)
@@ -323,7 +326,7 @@ class Trainer:
                 raise ValueError(f"{key} saved {state[key]}, now {now}")
         self.algorithm.policy.load_state_dict(state["policy"])
         if self.cfg.test:
-            self._observe(self.env.begin_from(state["env"]))
+            self._copy_obs(self.env.begin_from(state["env"]))
             return
         self.algorithm.load_state_dict(state["algorithm"])
         torch.set_rng_state(state["torch_rng"].cpu())
@@ -331,8 +334,8 @@ class Trainer:
         self.intervals.resume(self.iteration, self.env_steps, state["best_return"])
         self._elapsed_s, self.wandb_id = float(state["elapsed_s"]), state["wandb_id"]
         if state["sim"] != self.choice.name:  # another simulator begins new episodes
-            self._observe(self.env.begin_from(state["env"]))
+            self._copy_obs(self.env.begin_from(state["env"]))
             self.algorithm.begin_episodes()
         else:
-            self._observe(self.env.load_state_dict(state["env"]))
+            self._copy_obs(self.env.load_state_dict(state["env"]))
             self.metrics.load_state_dict(state["metrics"])

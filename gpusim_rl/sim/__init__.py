@@ -1,7 +1,7 @@
 """Physics: `num_envs` copies of one `Scene`, stepped together.
 
-A task sees only the protocols of `interface.py`; which simulator stands behind them is chosen by `sim=`. Importing this
-package is free, so that `registry.py` can be read without torch.
+A task sees only the protocols of `interface.py`; `sim=` chooses the simulator behind them. Importing this package is
+free: torch and the simulators load with the first name that needs them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a task may ask of a simulator: the protocols that every simulator of `registry.py` follows.
+"""What a task may ask of a simulator: the protocols that every simulator of `simulators.py` follows.
 
 All tensors are float32 (masks are bool) on `Sim.device`, in SI units. Quaternions are wxyz, unit length.
 """
@@ -17,7 +17,7 @@ from gpusim_rl.sim.scene import Scene
 
 
 class Bodies(Protocol):
-    """Some bodies of one articulation in every world; fresh whenever it is read."""
+    """Some bodies of one articulation in every world; up to date whenever it is read."""
 
     @property
     def pos(self) -> Float[Tensor, "envs bodies 3"]:
@@ -73,7 +73,7 @@ class Contacts(Protocol):
 
 
 class Dynamics(Protocol):
-    """How an articulation moves by its joints, a free root held still; fresh whenever it is read."""
+    """How an articulation moves by its joints, a free root held still; up to date whenever it is read."""
 
     @property
     def jacobian(self) -> Float[Tensor, "envs 6 joints"]:
@@ -199,7 +199,10 @@ class Sim(Protocol):
 
     @property
     def diverged(self) -> Bool[Tensor, " envs"]:
-        """Worlds whose state is not finite or ran away in the last `step`."""
+        """Worlds whose state became NaN, infinite or too large in the last `step`.
+
+        `env/nan_guard.py` keeps the state before it; `run/finite_check.py` checks what the physics does not.
+        """
         ...
 
     @property
@@ -217,7 +220,7 @@ class Sim(Protocol):
             self.mass = sim.param("body_mass", "ant", ["torso"])
             self.mass.set(self.mass.default * self.random.uniform(0.8, 1.2, 1), where)
 
-        Call it in the task's `__init__`: a CUDA graph that was captured before would go on with the shared values.
+        Call it in the task's `__init__`: a CUDA graph that was captured before would continue to use the shared values.
 
         Args:
             name: As in MuJoCo's model: `body_mass`, `geom_friction`, ..., or `gravity`; see `params.FIELDS`.
@@ -226,7 +229,7 @@ class Sim(Protocol):
 
         Raises:
             TaskError: There is no such parameter or element.
-            ConfigError: The simulator lacks `params` (see `registry.Simulator.lacks`).
+            ConfigError: The simulator lacks `params` (see `simulators.Simulator.lacks`).
         """
         ...
 

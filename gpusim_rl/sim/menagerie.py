@@ -53,7 +53,7 @@ def load(source: str) -> mujoco.MjSpec:
 
 
 def _strip(spec: mujoco.MjSpec) -> None:
-    """Leaves the robot alone."""
+    """Removes everything except the robot."""
     world = spec.worldbody
     for element in [*world.geoms, *world.sites, *spec.lights, *spec.cameras, *spec.sensors, *spec.keys]:
         spec.delete(element)
@@ -65,9 +65,9 @@ def _strip(spec: mujoco.MjSpec) -> None:
 def _stand(spec: mujoco.MjSpec) -> None:
     """Makes the `home` keyframe the reference pose.
 
-    A joint's `ref` says which position it has in the pose that the file draws: the bodies are drawn anew, and every
-    position means what it meant before. Left as they are: joints tied to others by an equality, which counts from the
-    reference pose; bodies with several joints; and everything where bodies are tied to each other.
+    A joint's `ref` says which position it has in the pose that the file draws: the bodies are drawn
+    again, and every position keeps its meaning. Left as they are: joints tied to others by an equality, which counts
+    from the reference pose; bodies with several joints; and everything where bodies are tied to each other.
     """
     key = next((key for key in spec.keys if key.name == HOME), None)
     joint_ties = [tie for tie in spec.equalities if tie.type == mujoco.mjtEq.mjEQ_JOINT]

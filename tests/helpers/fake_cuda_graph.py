@@ -16,12 +16,12 @@ from gpusim_rl.sim.warp import WarpGraphs
 Call = Callable[[], Any]
 
 
-class Tape(TorchDispatchMode):
+class Recording(TorchDispatchMode):
     """Records every operation while it is entered; `replay` does them again on the same memory.
 
     As in a CUDA graph, Python values are frozen, new tensors keep the place that they had, and what Python does besides
-    (count, branch, bind names) does not happen again. Warp's launches are recorded as well. Other than in a CUDA graph,
-    the operations are also done while they are recorded.
+    (count, branch, assign) does not happen again. Warp's launches are recorded as well. Unlike in a CUDA
+    graph, the operations also run while they are recorded.
     """
 
     def __init__(self) -> None:
@@ -50,38 +50,38 @@ class Tape(TorchDispatchMode):
         return result
 
     def replay(self) -> None:
-        """Does it all once more."""
+        """Runs all operations again."""
         for call in self.calls:
             call()
 
 
-class Recorded:
-    """A tape with the interface of a CUDA graph: what was done while it was recorded counts as the first replay."""
+class RecordedGraph:
+    """A recording with the interface of a CUDA graph: what ran while it was recorded counts as the first replay."""
 
-    def __init__(self, tape: Tape) -> None:
-        self._tape = tape
+    def __init__(self, recording: Recording) -> None:
+        self._recording = recording
         self.replays = 0
 
     def replay(self) -> None:
         if self.replays:
-            self._tape.replay()
+            self._recording.replay()
         self.replays += 1
 
 
 class Recorder(Graphs):
-    """`Graphs` that record on a tape where they would capture a CUDA graph."""
+    """`Graphs` that record operations where they would capture a CUDA graph."""
 
     def _record(self, body: Call) -> Any:
-        tape, run = Tape(), WarpGraphs.run
+        recording, run = Recording(), WarpGraphs.run
 
-        def on_tape(graphs: WarpGraphs, key: Any, launches: Call) -> None:
+        def record_launches(graphs: WarpGraphs, key: Any, launches: Call) -> None:
             with torch._C._DisableTorchDispatch():
                 run(graphs, key, launches)
-            tape.calls.append(lambda: run(graphs, key, launches))
+            recording.calls.append(lambda: run(graphs, key, launches))
 
-        WarpGraphs.run = on_tape  # type: ignore[method-assign]
+        WarpGraphs.run = record_launches  # type: ignore[method-assign]
         try:
-            with tape:
-                return Recorded(tape), body()
+            with recording:
+                return RecordedGraph(recording), body()
         finally:
             WarpGraphs.run = run  # type: ignore[method-assign]

@@ -1,4 +1,4 @@
-"""Laws of the hot path: nothing waits for the device, and memory is fixed."""
+"""Rules for code that runs in every step: nothing waits for the device, and memory is fixed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""CUDA graphs of rollout and update: what they do is done here on a tape, what they decide here as it is."""
+"""CUDA graphs of rollout and update: their effect is tested with a CPU replacement, their decisions directly."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from helpers.training import Faulty, FaultyConfig, differences, make_trainer
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 
 
-class Rebinding(Faulty):
-    """A task that keeps its state in attributes which it binds anew, one of them to what another was."""
+class Reassigning(Faulty):
+    """A task that reassigns the attributes that hold its state, one of them to the old value of another."""
 
     def __init__(self, cfg: FaultyConfig, sim: Any) -> None:
         super().__init__(cfg, sim)
@@ -132,9 +132,9 @@ RANDOMISED = {
         ("rollout", "Ant", RANDOMISED),
         ("rollout", "Cartpole", RECURRENT),
         ("rollout", Faulty, LINEAR),  # with a critic of its own, and an env that diverges
-        ("rollout", Rebinding, {}),
+        ("rollout", Reassigning, {}),
         ("step", "Cartpole", RECURRENT),
-        ("step", Rebinding, {}),
+        ("step", Reassigning, {}),
         ("update", Faulty, LINEAR),
     ],
 )

@@ -14,7 +14,7 @@ from gpusim_rl.run.timing import PhaseTimer
 from helpers.training import make_trainer
 
 
-def test_phases_are_summed_per_interval_and_begin_anew():
+def test_phases_are_summed_per_interval_and_restart_at_zero():
     timer = PhaseTimer(torch.device("cpu"))
     for _ in range(2):
         with timer("simulate"):

@@ -274,7 +274,7 @@ def test_a_number_of_threads_that_the_user_chose_stays(tmp_path, monkeypatch, ch
         (None, None, None, 8),
     ],
 )
-def test_few_rows_take_few_threads(monkeypatch, num_envs, horizon, minibatch_size, threads):
+def test_the_number_of_torch_threads_follows_the_batch_rows(monkeypatch, num_envs, horizon, minibatch_size, threads):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr(devices, "available_cpus", lambda: 8)
     calls: list[int] = []
@@ -287,7 +287,7 @@ def test_few_rows_take_few_threads(monkeypatch, num_envs, horizon, minibatch_siz
     assert calls == [threads]
 
 
-def test_another_simulator_goes_on_with_new_episodes_where_the_training_was(tmp_path):
+def test_another_simulator_continues_with_new_episodes_where_the_training_was(tmp_path):
     task = schooled_params()
     began: Any = make_trainer(Schooled, tmp_path, max_iterations=2, num_envs=4, task=task)
     began.train()

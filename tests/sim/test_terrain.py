@@ -237,7 +237,7 @@ def ball_on(terrain: Terrain, radius: float = 0.1) -> Scene:
     return scene
 
 
-def test_the_scene_is_compiled_anew_with_a_terrain(terrain):
+def test_the_scene_is_compiled_again_with_a_terrain(terrain):
     scene = Scene(physics_hz=200)
     assert scene.model.ngeom == 0
     scene.add_terrain(terrain)

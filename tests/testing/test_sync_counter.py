@@ -166,18 +166,18 @@ def test_copies_have_a_direction_and_a_size(name):
 
 
 def test_a_librarys_own_line_is_named(tmp_path, monkeypatch):
-    package = tmp_path / "peerlib" / "torch"  # as some libraries name the half of them that is for torch
+    package = tmp_path / "otherlib" / "torch"  # as some libraries name the half of them that is for torch
     package.mkdir(parents=True)
     (package / "__init__.py").write_text("def learn(step, x):\n    step(x)\n    return x.sum().item()\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    import peerlib.torch as peer  # type: ignore[import-not-found]
+    import otherlib.torch as other  # type: ignore[import-not-found]
 
     def ours(x: Tensor) -> None:
         x.tolist()
 
-    for library, lines in (("peerlib", (2, 3)), (None, ("test_sync_counter", 3))):
+    for library, lines in (("otherlib", (2, 3)), (None, ("test_sync_counter", 3))):
         with SyncCounter(library) as syncs:
-            peer.learn(ours, torch.ones(2))
+            other.learn(ours, torch.ones(2))
         first, second = syncs.locations
-        assert second.endswith("peerlib/torch/__init__.py:3")
-        assert (f"peerlib/torch/__init__.py:{lines[0]}" if library else "test_sync_counter.py") in first
+        assert second.endswith("otherlib/torch/__init__.py:3")
+        assert (f"otherlib/torch/__init__.py:{lines[0]}" if library else "test_sync_counter.py") in first
