@@ -268,7 +268,9 @@ def build_run(
     """
     checked = check_settings(config)
     task = {key: value for key, value in _section(config.get("task"), "task").items() if key != "_target_"}
-    check_hooks(task_class)
+    check_hooks(task_class, "task")
+    if algorithm_class is not None:
+        check_hooks(algorithm_class, "algorithm")
     checked["task"] = build(settings_class(task_class), task, path="task")
     if "algorithm" not in checked:
         if algorithm_class is None:
@@ -321,14 +323,14 @@ def settings_class(owner: type) -> type:
     return cls
 
 
-def check_hooks(task_class: type) -> None:
-    """Stop when a task does not define a method that every task has."""
-    missing = sorted(getattr(task_class, "__abstractmethods__", ()))
+def check_hooks(cls: type, kind: str) -> None:
+    """Stop when a task or an algorithm does not define a method that every one has; `kind` says which of the two."""
+    missing = sorted(getattr(cls, "__abstractmethods__", ()))
     if missing:
-        own = [name for name in vars(task_class) if not name.startswith("__")]
+        own = [name for name in vars(cls) if not name.startswith("__")]
         hints = {name: close for name in missing if (close := closest(name, own))}
         hint = "".join(f" It has {close!r}: did you mean {name!r}?" for name, close in hints.items())
-        raise ConfigError(f"task {task_class.__name__} does not define {', '.join(missing)}.{hint}".removesuffix("."))
+        raise ConfigError(f"{kind} {cls.__name__} does not define {', '.join(missing)}.{hint}".removesuffix("."))
 
 
 def known_keys() -> list[str]:

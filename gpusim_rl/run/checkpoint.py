@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import warnings
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -19,6 +20,8 @@ from gpusim_rl.errors import ConfigError
 from gpusim_rl.run.run_dir import replacing
 
 FORMAT = 3
+SCALARS = (int, float, complex, bool, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
+"""Types that `weights_only=True` reads beside tensors and containers; not classes derived from them (numpy's float)."""
 
 
 def save(path: Path, payload: Mapping[str, Any]) -> None:
@@ -30,7 +33,9 @@ def save(path: Path, payload: Mapping[str, Any]) -> None:
 
     Raises:
         OSError: The disk is full or the folder is gone. The old file is as it was.
+        ConfigError: `load` could not read it again.
     """
+    check_is_data(payload)
     versioned = {"format": FORMAT, "gpusim_rl": gpusim_rl.__version__, **payload}
     with replacing(path) as file:
         try:
@@ -40,6 +45,34 @@ def save(path: Path, payload: Mapping[str, Any]) -> None:
             if isinstance(error.__context__, OSError):
                 raise error.__context__ from None
             raise
+
+
+def check_is_data(node: Any, path: str = "") -> None:
+    """Stop where a state has something that `load` would refuse.
+
+    Args:
+        node: What is to be saved.
+        path: Where it stands in the state.
+    """
+    kind = type(node)
+    if kind in (dict, OrderedDict):
+        for key, value in node.items():
+            if type(key) not in SCALARS:
+                raise _not_data(key, f"a key of {path or '/'}")
+            check_is_data(value, f"{path}/{key}" if path else str(key))
+    elif kind in (list, tuple, set):
+        for index, value in enumerate(node):
+            check_is_data(value, f"{path}/{index}")
+    elif kind not in (torch.Tensor, torch.nn.Parameter, *SCALARS):
+        raise _not_data(node, path)
+
+
+def _not_data(value: Any, where: str) -> ConfigError:
+    kind = type(value)
+    name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+    return ConfigError(
+        f"the state to save has a {name} at {where}; a checkpoint holds tensors, numbers, strings, lists and dicts"
+    )
 
 
 def load(path: Path, map_location: str | torch.device = "cpu") -> dict[str, Any]:

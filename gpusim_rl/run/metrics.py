@@ -11,6 +11,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from gpusim_rl.env import Step
+from gpusim_rl.errors import ConfigError
 from gpusim_rl.run.writers import Row
 
 WINDOW = 100
@@ -93,6 +94,7 @@ class Metrics:
         self._terms: Tensor | None = None
         self._term_names: list[str] = []
         self._latest: dict[str, Tensor] = {}
+        self._checked: set[str] = set()  # names of an update whose kind is known
         self._steps = torch.zeros((), device=device)  # a graph counts on the device
         self._in_flight: tuple[Any, list[str], Tensor] | None = None
         self._arrival: torch.cuda.Event | None = None
@@ -112,13 +114,41 @@ class Metrics:
         self._add("episode/ended", step.done.sum().float())
         self._steps += 1.0
 
-    def record_update(self, stats: Mapping[str, Tensor]) -> None:
-        """Keeps the statistics of the latest update; flags (`check/...`) are added up, so that none is lost."""
+    def record_update(self, stats: Mapping[str, Tensor], algorithm: str = "Algorithm") -> None:
+        """Keeps the statistics of the latest update; flags (`check/...`) are added up, so that none is lost.
+
+        Args:
+            stats: 0-dim device tensors by name.
+            algorithm: Class that returned them, for errors.
+
+        Raises:
+            ConfigError: They are something else.
+        """
+        if not isinstance(stats, Mapping):
+            got = type(stats).__name__
+            raise ConfigError(f"{algorithm}.update() must return a dict of numbers by name, got {got}")
         for name, value in stats.items():
+            if name not in self._checked:
+                self._check(name, value, algorithm)
+                self._checked.add(name)
             if name.startswith("check/"):
                 self._add(name, value)
             else:
                 self._latest[name] = value
+
+    def _check(self, name: Any, value: Any, algorithm: str) -> None:
+        """Stops at what cannot be logged; reads no value, so it never waits for the device."""
+        if not isinstance(name, str) or not all(name.partition("/")):
+            raise ConfigError(
+                f"{algorithm}.update() returned the name {name!r}; a name is <group>/<name>, e.g. 'search/{name}'"
+            )
+        if not isinstance(value, Tensor):
+            got = type(value).__name__
+        elif value.ndim != 0 or value.device.type != self.device.type:
+            got = f"a tensor of shape {list(value.shape)} on {value.device}"
+        else:
+            return
+        raise ConfigError(f"{algorithm}.update()[{name!r}] must be a tensor of shape [] on {self.device}, got {got}")
 
     def _add(self, name: str, value: Tensor) -> None:
         if name not in self._sums:

@@ -113,6 +113,8 @@ class Trainer:
         shell's code for the signal; a second one ends it at once.
         """
         cfg = self.cfg
+        with one_line_if_out_of_memory(cfg.num_envs):  # before the run folder is made, not at the first checkpoint
+            checkpoint.check_is_data(self.state_dict())
         with self.logging() as log, self._stop_signal, profiling(self, log), one_line_if_out_of_memory(cfg.num_envs):
             if self.iteration >= cfg.max_iterations:
                 log.console.info(
@@ -130,7 +132,8 @@ class Trainer:
         """One iteration: collect, update, log."""
         self.collect()
         with self.timer("update"):
-            self.metrics.record_update(self.graphs.run("update", self.algorithm.update))
+            stats = self.graphs.run("update", self.algorithm.update)
+            self.metrics.record_update(stats, type(self.algorithm).__name__)
         self.iteration += 1
         self.env_steps += self.cfg.num_envs * self.algorithm.horizon
         with self.timer("log"):

@@ -47,6 +47,29 @@ def test_round_trip_is_exact(tmp_path):
     assert [entry.name for entry in tmp_path.iterdir()] == ["last.pt"]
 
 
+@pytest.mark.parametrize(
+    "value",
+    [
+        *(torch.nn.Parameter(torch.zeros(1)), torch.float32, torch.device("cpu"), torch.Size([2])),
+        *((1, 2.0), {"a"}, b"a", 1j, True, torch.nn.Linear(1, 1).state_dict()),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_what_can_be_saved_can_be_read(tmp_path, value):
+    save(tmp_path / "last.pt", {"value": [value]})
+    assert load(tmp_path / "last.pt")["value"] == [value]
+
+
+@pytest.mark.parametrize(
+    ("value", "at"), [({"w": Path()}, "w"), ({"a": [0, (Path(),)]}, "a/1/0"), ({Path("b"): 1}, "a key of /")]
+)
+def test_what_cannot_be_read_again_is_not_saved(tmp_path, value, at):
+    save(tmp_path / "last.pt", PAYLOAD)
+    with pytest.raises(ConfigError, match=rf"^the state to save has a pathlib\.PosixPath at {at}; a checkpoint holds"):
+        save(tmp_path / "last.pt", value)
+    assert load(tmp_path / "last.pt")["iteration"] == 7
+
+
 KILL_LOOP = """
 import os, random, signal, sys, time
 from pathlib import Path

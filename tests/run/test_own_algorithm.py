@@ -160,6 +160,66 @@ def test_a_yaml_without_its_first_line_is_one_line(folder: Path) -> None:
         trainer()
 
 
+def changed(folder: Path, old: str, new: str) -> None:
+    """The algorithm of the document with a mistake."""
+    file = folder / "my_search.py"
+    content = file.read_text()
+    assert old in content
+    file.write_text(content.replace(old, new))
+
+
+@pytest.mark.parametrize(
+    ("value", "line"),
+    [
+        (
+            "self",
+            r"the state to save has a my_search\.RandomSearch at algorithm/own; a checkpoint holds tensors, numbers",
+        ),
+        ("__import__('numpy').float64(1)", r"has a numpy\.float64 at algorithm/own;"),
+        ("[0, {'a': print}]", r"has a builtin_function_or_method at algorithm/own/1/a;"),
+    ],
+)
+def test_a_state_that_no_checkpoint_can_hold_is_one_line_at_the_start(folder: Path, value: str, line: str) -> None:
+    changed(folder, 'return {"tried"', f'return {{"own": {value}, "tried"')
+    own = trainer(num_envs=8, max_iterations=1)
+    with pytest.raises(ConfigError, match=line):
+        own.train()
+    assert not (folder / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("returned", "line"),
+    [
+        ("1.0", r"RandomSearch\.update\(\) must return a dict of numbers by name, got float"),
+        (
+            '{"search/earned": 1.0}',
+            r"RandomSearch\.update\(\)\['search/earned'\] must be a tensor of shape \[\] on cpu, got float",
+        ),
+        (
+            '{"search/earned": self.earned}',
+            r"\['search/earned'\] must be a tensor of shape \[\] on cpu, got a tensor of shape \[8\] on cpu",
+        ),
+        (
+            '{"earned": mean}',
+            r"RandomSearch\.update\(\) returned the name 'earned'; a name is <group>/<name>, e\.g\. 'search/earned'",
+        ),
+    ],
+)
+def test_a_wrong_number_of_an_update_is_one_line(folder: Path, returned: str, line: str) -> None:
+    changed(folder, 'return {"search/earned": mean, "search/spread": spread}', f"return {returned}")
+    with pytest.raises(ConfigError, match=line):
+        trainer(num_envs=8, max_iterations=1).train()
+
+
+@pytest.mark.parametrize("by_class", [True, False])
+def test_a_missing_method_is_one_line(folder: Path, by_class: bool) -> None:
+    changed(folder, "def record(self", "def recrod(self")
+    settings = {"algo": module("my_search").RandomSearch} if by_class else {}
+    line = r"algorithm RandomSearch does not define record\. It has 'recrod': did you mean 'record'\?"
+    with pytest.raises(ConfigError, match=line):
+        trainer(**settings)
+
+
 # A network of one's own
 
 PPO = {"num_envs": 8, "max_iterations": 2, "log": {"console": "quiet"}, "ppo": SMALL_PPO}
