@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import re
+import sys
 from typing import Any, TypeVar
 
 import gpusim_rl
@@ -45,11 +46,16 @@ def load_class(target: Any, base: type[T], key: str, example: str) -> type[T]:
         ]
         raise ConfigError(f"{key}={target}: {module_name} has no {class_name!r}." + did_you_mean(class_name, classes))
     if not (inspect.isclass(cls) and issubclass(cls, base)):
-        raise ConfigError(f"{key}={target} must name a subclass of {public_name(base)}, got {cls!r}")
+        got = f"got {cls!r}" if inspect.isclass(cls) else f"it is a {type(cls).__name__}"
+        raise ConfigError(f"{key}={target} must name a subclass of {public_name(base)}, e.g. {example}; {got}")
     return cls
 
 
 def public_name(cls: type) -> str:
-    """A class as its users import it: of ours, from the package itself where it can be had there."""
-    module = "gpusim_rl" if cls.__name__ in gpusim_rl.__all__ else cls.__module__
+    """A class as its users import it: from the outermost package where it can be had."""
+    if cls.__module__.split(".")[0] == "gpusim_rl" and cls.__name__ in gpusim_rl.__all__:  # loaded only when asked for
+        return f"gpusim_rl.{cls.__qualname__}"
+    parts = cls.__module__.split(".")
+    names = [".".join(parts[: i + 1]) for i in range(len(parts))]
+    module = next((name for name in names if vars(sys.modules[name]).get(cls.__name__) is cls), cls.__module__)
     return f"{module}.{cls.__qualname__}"

@@ -18,6 +18,7 @@ from gpusim_rl.learn.algorithm import Hidden, Observation, Policy
 from gpusim_rl.learn.distributions import DiagonalGaussian, make_head
 from gpusim_rl.learn.normalize import RunningNormalizer
 from gpusim_rl.load_class import load_class
+from gpusim_rl.source_location import describe
 from gpusim_rl.spaces import Box
 
 # In place where the gradient can be had from the output alone: less memory traffic.
@@ -81,34 +82,72 @@ class MLP(nn.Sequential):
         self.out_size = size
 
 
-def make_features(size: int, cfg: NetworkConfig) -> nn.Module:
+def make_features(size: int, cfg: NetworkConfig, key: str = "network") -> nn.Module:
     """An MLP, or the network of the user's own.
+
+    Args:
+        size: Inputs.
+        cfg: Settings.
+        key: Where they stand, for errors.
 
     Raises:
         ConfigError: The class of `network._target_` is no such network.
     """
     if cfg._target_ is None:
         return MLP(size, cfg)
-    kind = load_class(cfg._target_, nn.Module, "<algorithm>.network._target_", "my_networks.Residual")
-    module = kind(size, cfg)
-    if not isinstance(getattr(module, "out_size", None), int):
+    kind = load_class(cfg._target_, nn.Module, f"{key}._target_", "my_networks.Residual")
+    where = f"{key}._target_={cfg._target_}"
+    try:
+        module = kind(size, cfg)
+    except TypeError as error:
+        inner = error.__traceback__.tb_next if error.__traceback__ is not None else None
+        reason = describe(error.with_traceback(inner))  # not this file, where the constructor itself does not fit
         raise ConfigError(
-            f"network._target_={cfg._target_}: it has no out_size, the number of features that it returns"
-        )
+            f"{where}: {kind.__name__}(size, cfg) failed: {reason}; it gets the size of its input ({size})"
+            f" and the settings of {key}"
+        ) from error
+    out_size = getattr(module, "out_size", None)
+    if not isinstance(out_size, int):
+        raise ConfigError(f"{where}: it has no out_size, the number of features that it returns, as an int")
+    inputs = torch.zeros(2, size)
+    got, expected = _look(module, inputs), str([2, out_size])
+    if got not in ("", expected):
+        raise ConfigError(f"{where}: it returns {got} for {list(inputs.shape)}, expected {expected}: [batch, out_size]")
     return module
+
+
+@torch.no_grad()
+def _look(module: nn.Module, inputs: Tensor) -> str:
+    """The shape that a network returns, found without a change of the network or of the global random stream.
+
+    Empty where it cannot be called here: it may need a GPU. If it is wrong, its first step shows where.
+    """
+    training = {part: part.training for part in module.modules()}
+    try:
+        state = {name: value.clone() for name, value in [*module.named_parameters(), *module.named_buffers()]}
+        module.eval()
+        with torch.random.fork_rng(devices=[]):
+            features = torch.func.functional_call(module, state, (inputs,))
+    except Exception:
+        return ""
+    else:
+        return str(list(features.shape)) if isinstance(features, Tensor) else f"a {type(features).__name__}"
+    finally:
+        for part, mode in training.items():
+            part.training = mode
 
 
 class Trunk(nn.Module):
     """Features of an observation: an optional LSTM or GRU, then an MLP or the user's own network."""
 
-    def __init__(self, size: int, net: NetworkConfig) -> None:
+    def __init__(self, size: int, net: NetworkConfig, key: str = "network") -> None:
         super().__init__()
         self.rnn: nn.LSTM | nn.GRU | None = None
         if net.rnn is not None:
             kind = nn.LSTM if net.rnn == "lstm" else nn.GRU
             self.rnn = kind(size, net.rnn_size, net.rnn_layers)
             size = net.rnn_size
-        self.layers = make_features(size, net)
+        self.layers = make_features(size, net, key)
         self.out_size: int = self.layers.out_size  # type: ignore[assignment]
 
     @property
@@ -172,6 +211,7 @@ class ActorCritic(Policy):
         normalize_value: The same for values.
         clip_obs: Limit of normalised observations [standard deviations].
         bf16: Run the trunks in bfloat16.
+        key: Where the settings of the networks stand, for errors.
     """
 
     def __init__(
@@ -184,6 +224,7 @@ class ActorCritic(Policy):
         normalize_value: bool,
         clip_obs: float,
         bf16: bool = False,
+        key: str = "network",
     ) -> None:
         super().__init__()
         self.bf16 = bf16
@@ -194,8 +235,8 @@ class ActorCritic(Policy):
         self.obs_norm = nn.ModuleDict({g: RunningNormalizer(obs_sizes[g], clip=clip_obs) for g in normalized})
         self.value_norm = RunningNormalizer(1) if normalize_value else None
 
-        self.actor = Trunk(obs_sizes["policy"], net)
-        self.critic = Trunk(obs_sizes[self.critic_group], net) if self.separate else None
+        self.actor = Trunk(obs_sizes["policy"], net, key)
+        self.critic = Trunk(obs_sizes[self.critic_group], net, key) if self.separate else None
         self.head = make_head(self.actor.out_size, action_space, net)
         self.value_head = nn.Linear((self.critic or self.actor).out_size, 1)
 

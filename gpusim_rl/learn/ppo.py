@@ -241,6 +241,7 @@ class PPO(Algorithm):
             normalize_obs=cfg.normalize_obs,
             normalize_value=cfg.normalize_value,
             clip_obs=cfg.clip_obs,
+            key="ppo.network",
         )
 
     # Acting

@@ -15,7 +15,7 @@ import torch
 import gpusim_rl
 from gpusim_rl.api import prepare
 from gpusim_rl.errors import ConfigError
-from gpusim_rl.learn.networks import ActorCritic
+from gpusim_rl.learn.networks import ActorCritic, make_features
 from gpusim_rl.run import checkpoint
 from gpusim_rl.run.trainer import Trainer
 from gpusim_rl.testing.sync_counter import SyncCounter
@@ -36,7 +36,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (tmp_path / name).write_text(content)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
-    for name in ("my_search", "my_network"):
+    for name in ("my_search", "my_network", "my_net"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     return tmp_path
 
@@ -256,9 +256,72 @@ def test_a_network_as_an_argument(folder: Path) -> None:
         prepare("Cartpole", network=Local)
 
 
-def test_a_network_without_a_size_is_one_line(folder: Path) -> None:
-    (folder / "my_sizeless.py").write_text(
-        "from torch import nn\n\nclass Net(nn.Module):\n    def __init__(self, *_):\n        super().__init__()\n"
+NET = """
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self, size, cfg):
+        super().__init__()
+        self.out_size = 4
+        self.layer, self.norm = nn.Linear(size, 4), nn.BatchNorm1d(4)
+
+    def forward(self, x):
+        return self.norm(self.layer(x)) + torch.rand(())
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "line"),
+    [
+        ("self.out_size = 4", "pass", "it has no out_size, the number of features that it returns, as an int"),
+        (
+            "self.out_size = 4",
+            "self.out_size = 5",
+            r"it returns \[2, 4\] for \[2, 4\], expected \[2, 5\]: \[batch, out_",
+        ),
+        ("return", "_ =", r"it returns a NoneType for"),
+        ("return", "return 1,", r"it returns a tuple for \[2, 4\], expected \[2, 4\]"),
+        (
+            "size, cfg)",
+            "size)",
+            r"Net\(size, cfg\) failed: .*takes 2 positional arguments but 3 were given; it gets the s",
+        ),
+        (
+            "= 4\n",
+            "= size + cfg\n",
+            r"Net\(size, cfg\) failed: unsupported operand .* at my_net\.py:8; it gets the size",
+        ),
+    ],
+)
+def test_a_network_that_does_not_fit_is_one_line(folder: Path, old: str, new: str, line: str) -> None:
+    assert old in NET
+    (folder / "my_net.py").write_text(NET.replace(old, new))
+    with pytest.raises(ConfigError, match=rf"^ppo\.network\._target_=my_net\.Net: {line}"):
+        Trainer(prepare("Cartpole", **{**PPO, "ppo": {"network": {"_target_": "my_net.Net"}}}))
+
+
+def test_what_is_no_network_is_one_line(folder: Path) -> None:
+    line = (
+        r"^ppo\.network\._target_=os\.path\.join must name a subclass of torch\.nn\.Module, e\.g\."
+        r" my_networks\.Residual; it is a function"
     )
-    with pytest.raises(ConfigError, match=r"network\._target_=my_sizeless\.Net: it has no out_size"):
-        Trainer(prepare("Cartpole", **{**PPO, "ppo": {"network": {"_target_": "my_sizeless.Net"}}}))
+    with pytest.raises(ConfigError, match=line):
+        Trainer(prepare("Cartpole", **{**PPO, "ppo": {"network": {"_target_": "os.path.join"}}}))
+
+
+def test_the_look_at_a_network_changes_nothing(folder: Path) -> None:
+    (folder / "my_net.py").write_text(NET)
+    net = module("my_net").Net
+    torch.manual_seed(3)
+    plain = net(4, None)
+    expected = torch.rand(3)
+    torch.manual_seed(3)
+    cfg: Any = prepare("Cartpole", network=net).cfg.algorithm.network
+    looked = make_features(4, cfg)
+    assert torch.equal(torch.rand(3), expected)
+    assert (
+        differences(looked.state_dict(), plain.state_dict()) == []
+        and looked.training
+        and looked.get_submodule("norm").training
+    )
