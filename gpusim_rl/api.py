@@ -101,7 +101,8 @@ def make_env(
 
     from gpusim_rl.env import VecEnv
     from gpusim_rl.hardware import tune_malloc
-    from gpusim_rl.run.devices import choose_devices, use_available_cpus
+    from gpusim_rl.run.devices import choose_devices
+    from gpusim_rl.torch_threads import use_available_cpus
 
     use_available_cpus()
     tune_malloc()

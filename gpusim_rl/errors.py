@@ -16,6 +16,15 @@ from types import ModuleType, TracebackType
 EXIT_USER_ERROR = 2
 EXIT_INTERRUPTED = 130
 
+# How torch, mujoco.batch, Warp, CUDA and cuBLAS say it.
+OUT_OF_MEMORY = (
+    "can't allocate memory",
+    "bad_alloc",
+    "Failed to allocate",
+    "out of memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+)
+
 
 class ConfigError(ValueError):
     """A setting, a file or an installation is wrong. The message is one line; the exit code is 2."""
@@ -79,6 +88,25 @@ def friendly_errors() -> Iterator[None]:
         trace = _without_hydra(error.__traceback__)
         sys.stderr.write("".join(traceback.format_exception(type(error), error, trace)))
         raise SystemExit(1) from None
+
+
+@contextmanager
+def one_line_if_out_of_memory(num_envs: int) -> Iterator[None]:
+    """Turns an allocation that fails in the block into one line.
+
+    Raises:
+        ConfigError: With a smaller number of envs to try.
+    """
+    try:
+        yield
+    except (MemoryError, RuntimeError, ValueError) as error:  # torch.OutOfMemoryError is a RuntimeError
+        reason = str(error).partition("\n")[0]
+        told = any(words in str(error) for words in OUT_OF_MEMORY)
+        if not told and not isinstance(error, MemoryError):
+            raise
+        raise ConfigError(
+            f"out of memory with num_envs={num_envs} ({reason}); try num_envs={max(1, num_envs // 2)}"
+        ) from None
 
 
 def _without_hydra(trace: TracebackType | None) -> TracebackType | None:

@@ -1,21 +1,28 @@
-"""Limits torch's threads for small work on the CPU.
-
-`gpusim_rl/run/devices.py:use_available_cpus` sets the number of threads of the whole process.
-"""
+"""How many threads torch takes on the CPU: in the whole process, and in a block of small work."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
 
+from gpusim_rl.hardware import available_cpus
+
 SMALL_ROWS = 8192
-"""Rows per thread in `VecEnv.step`. The trainer's rollout around it uses `run/devices.py:ROWS_PER_THREAD` (1024).
+"""Rows per thread in `VecEnv.step`. The trainer's rollout around it uses `ROWS_PER_THREAD`.
 
 With fewer rows, another thread saves no time. It can even cost time: where idle OpenMP threads spin (torch was imported
 before `limit_openmp_spin`), they take CPU time from the physics. For 256 ants that is a sixth of a control step
 (benchmarks/rollout_threads.json).
+"""
+
+ROWS_PER_THREAD = 1024
+"""Rows of a matrix that keep a thread of torch busy, in an update and in the trainer's rollout
+(benchmarks/few_rows.json).
+
+`VecEnv.step` inside it has smaller work: `SMALL_ROWS`.
 """
 
 
@@ -40,3 +47,20 @@ def limit_torch_threads(rows: int, device: torch.device, per_thread: int = SMALL
         yield
     finally:
         torch.set_num_threads(threads)
+
+
+def use_available_cpus(batch_rows: int | None = None) -> None:
+    """Gives torch a thread for each CPU of this process, unless the user chose a number, which torch has followed.
+
+    `limit_torch_threads` lowers the number for a block of small work.
+
+    Args:
+        batch_rows: Rows of the largest matrices of a training; None for an environment alone. Threads that share few
+            rows wait for each other longer than they work, so there is one for every ROWS_PER_THREAD at most.
+    """
+    if "OMP_NUM_THREADS" in os.environ:
+        return
+    threads = available_cpus()
+    if batch_rows is not None:
+        threads = min(threads, max(1, batch_rows // ROWS_PER_THREAD))
+    torch.set_num_threads(threads)

@@ -208,7 +208,7 @@ def _build(spec: dict[str, Any]) -> AbstractContextManager[Workload]:
 
     if kind in ("policy", "training"):
         return _trainer(scratch_training(spec["overrides"]), learns=kind == "training")
-    from gpusim_rl.run.devices import use_available_cpus
+    from gpusim_rl.torch_threads import use_available_cpus
 
     scenario = _ant_v5(num_envs) if spec.get("gymnasium") else _scenario(spec["overrides"])
     use_available_cpus(scenario.batch_rows)  # as our trainer does, whoever uses them

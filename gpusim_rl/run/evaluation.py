@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from gpusim_rl.env import VecEnv
+from gpusim_rl.env.device_env import moved
 from gpusim_rl.learn.algorithm import Policy
-from gpusim_rl.run.devices import moved
 
 
 @torch.no_grad()

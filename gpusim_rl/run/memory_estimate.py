@@ -7,14 +7,12 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 import mujoco
 import torch
 
 from gpusim_rl.config import RunSpec
-from gpusim_rl.errors import ConfigError
 from gpusim_rl.hardware import memory_available_bytes
 from gpusim_rl.learn.algorithm import EnvSpec
 from gpusim_rl.sim import SimChoice
@@ -22,15 +20,6 @@ from gpusim_rl.sim.memory import simulator_bytes
 from gpusim_rl.spaces import Box
 
 logger = logging.getLogger("gpusim_rl.run")
-
-# How torch, mujoco.batch, Warp, CUDA and cuBLAS say it.
-OUT_OF_MEMORY = (
-    "can't allocate memory",
-    "bad_alloc",
-    "Failed to allocate",
-    "out of memory",
-    "CUBLAS_STATUS_ALLOC_FAILED",
-)
 
 _MARGIN = 0.9  # of the free memory that a run may plan for
 
@@ -93,22 +82,3 @@ def _warn(num_envs: int, need: Callable[[int], float], device: torch.device) -> 
         free / 1e9,
         "free some memory" if fits is None else f"try num_envs={fits}",
     )
-
-
-@contextmanager
-def one_line_if_out_of_memory(num_envs: int) -> Iterator[None]:
-    """Turns an allocation that fails in the block into one line.
-
-    Raises:
-        ConfigError: With a smaller number of envs to try.
-    """
-    try:
-        yield
-    except (MemoryError, RuntimeError, ValueError) as error:  # torch.OutOfMemoryError is a RuntimeError
-        reason = str(error).partition("\n")[0]
-        told = any(words in str(error) for words in OUT_OF_MEMORY)
-        if not told and not isinstance(error, (MemoryError, torch.OutOfMemoryError)):
-            raise
-        raise ConfigError(
-            f"out of memory with num_envs={num_envs} ({reason}); try num_envs={max(1, num_envs // 2)}"
-        ) from None

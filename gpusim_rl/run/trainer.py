@@ -15,18 +15,19 @@ from torch import Tensor
 
 from gpusim_rl.config import RunSpec
 from gpusim_rl.env import Step, VecEnv
-from gpusim_rl.errors import ConfigError
+from gpusim_rl.env.device_env import moved
+from gpusim_rl.errors import ConfigError, one_line_if_out_of_memory
 from gpusim_rl.hardware import tune_malloc
 from gpusim_rl.learn.algorithm import Algorithm, EnvSpec
 from gpusim_rl.run import checkpoint
 from gpusim_rl.run.banner import banner, report
 from gpusim_rl.run.cuda_graph import Graphs, choose_graph
-from gpusim_rl.run.devices import ROWS_PER_THREAD, choose_devices, moved, use_available_cpus
+from gpusim_rl.run.devices import choose_devices
 from gpusim_rl.run.evaluation import evaluate
 from gpusim_rl.run.finite_check import FiniteCheck
 from gpusim_rl.run.log_interval import LogIntervals, LogRow
 from gpusim_rl.run.logger import Logger, RunStatus
-from gpusim_rl.run.memory_estimate import one_line_if_out_of_memory, warn_of_learner_memory, warn_of_memory
+from gpusim_rl.run.memory_estimate import warn_of_learner_memory, warn_of_memory
 from gpusim_rl.run.metadata import describe_run
 from gpusim_rl.run.metrics import Metrics, Row
 from gpusim_rl.run.profiler import profiling
@@ -35,7 +36,7 @@ from gpusim_rl.run.stop_signal import StopSignal
 from gpusim_rl.run.timing import PhaseTimer
 from gpusim_rl.run.writers import require_tensorboard
 from gpusim_rl.sim import make_sim
-from gpusim_rl.torch_threads import limit_torch_threads
+from gpusim_rl.torch_threads import ROWS_PER_THREAD, limit_torch_threads, use_available_cpus
 
 
 class Trainer:

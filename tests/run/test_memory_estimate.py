@@ -13,11 +13,11 @@ from gpusim_rl.tasks.ant import Ant
 
 from gpusim_rl.api import prepare
 from gpusim_rl.config import RunSpec
-from gpusim_rl.errors import ConfigError
+from gpusim_rl.errors import ConfigError, one_line_if_out_of_memory
 from gpusim_rl.learn.algorithm import EnvSpec
 from gpusim_rl.learn.ppo import PPO
 from gpusim_rl.run import memory_estimate
-from gpusim_rl.run.memory_estimate import one_line_if_out_of_memory, warn_of_learner_memory, warn_of_memory
+from gpusim_rl.run.memory_estimate import warn_of_learner_memory, warn_of_memory
 from gpusim_rl.sim import SimChoice
 from gpusim_rl.sim.memory import simulator_bytes
 from gpusim_rl.spaces import Box

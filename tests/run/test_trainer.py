@@ -17,8 +17,9 @@ from typing import Any
 import pytest
 import torch
 
+from gpusim_rl import torch_threads
 from gpusim_rl.api import prepare
-from gpusim_rl.env import Step
+from gpusim_rl.env import Step, device_env
 from gpusim_rl.errors import ConfigError, TaskError
 from gpusim_rl.learn.algorithm import EnvSpec
 from gpusim_rl.learn.ppo import PPO
@@ -276,14 +277,14 @@ def test_a_number_of_threads_that_the_user_chose_stays(tmp_path, monkeypatch, ch
 )
 def test_the_number_of_torch_threads_follows_the_batch_rows(monkeypatch, num_envs, horizon, minibatch_size, threads):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    monkeypatch.setattr(devices, "available_cpus", lambda: 8)
+    monkeypatch.setattr(torch_threads, "available_cpus", lambda: 8)
     calls: list[int] = []
     monkeypatch.setattr(torch, "set_num_threads", calls.append)
     rows = None
     if num_envs is not None:
         cfg = prepare("Cartpole", ppo={"horizon": horizon, "minibatch_size": minibatch_size}).cfg.algorithm
         rows = PPO(cfg, EnvSpec(num_envs, {"policy": 1}, Box(1), 500), device=META, seed=0, max_iterations=1).batch_rows
-    devices.use_available_cpus(rows)
+    torch_threads.use_available_cpus(rows)
     assert calls == [threads]
 
 
@@ -722,7 +723,7 @@ def test_physics_and_learner_on_two_devices_are_the_same_training(tmp_path, monk
 
     def watched(step: Step, device: torch.device) -> Step:
         moved.append((step.reward.device, device))
-        return devices.moved(step, device)
+        return device_env.moved(step, device)
 
     monkeypatch.setattr(trainer_module, "moved", watched)
     two.train()
