@@ -145,7 +145,7 @@ def test_the_table_tells_medians_and_what_is_not_reached():
     assert lines[3].startswith("| `Hopper` | 100 | 0 of 1, not above random | 0.0 M |")
     assert lines[4] == "| `Walker2d` | 100 | 0 of 1 | 7.0 M | 10 min | ? CPU cores | -1,500 | – |  |"
     assert lines[5] == "" and lines[6].startswith(
-        "1 to 2 seeds of each task, medians. `return` is the mean of the last 100"
+        "1 to 2 seeds of each task, medians. A task has reached its threshold when a mean of 100 episodes has."
     )
     assert lines[8] == "Settings other than the task's own: `Hopper` `num_envs=8 ppo.horizon=2`."
 
