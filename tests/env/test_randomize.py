@@ -16,9 +16,9 @@ import torch
 import yaml
 from torch import Tensor
 
-from gpusim_rl.api import make_env, prepare
+from gpusim_rl.api import load_spec, make_env, prepare
 from gpusim_rl.compose import compose
-from gpusim_rl.config import SimConfig, build_run
+from gpusim_rl.config import SimConfig
 from gpusim_rl.env import Step, Task, TaskConfig, VecEnv
 from gpusim_rl.env.properties import LEAST_MASS, NOT_HERE, SECTIONS
 from gpusim_rl.errors import ConfigError
@@ -897,9 +897,9 @@ def test_the_command_line_switches_it_on_and_adds_to_it():
         "task.randomization_params={actor_params: {ant: {rigid_body_properties: " + mass + "}}}",
         "task.randomization_params.latency.range=[0,2]",
     ]
-    task = build_run(compose(lines)).task
+    task = load_spec(compose(lines), lines).cfg.task
     assert task.randomize and set(task.randomization_params) == {"actor_params", "latency"}
-    default = build_run(compose(["task=Ant"])).task
+    default = load_spec(compose(["task=Ant"]), []).cfg.task
     assert not default.randomize and default.randomization_params == {}
 
 
@@ -912,12 +912,13 @@ def test_the_yaml_of_the_page_builds_on_a_task(tmp_path):
     (text,) = blocks("randomization.md", "yaml")
     (tmp_path / "task").mkdir()
     (tmp_path / "task" / "AntRandom.yaml").write_text(text)
-    run = build_run(compose(["task=AntRandom", "task.randomization_params.frequency=300"], tmp_path))
-    ant = build_run(compose(["task=Ant"]))
+    lines = ["task=AntRandom", "task.randomization_params.frequency=300"]
+    run = load_spec(compose(lines, tmp_path), lines).cfg
+    ant = load_spec(compose(["task=Ant"]), []).cfg
     assert run.task.randomize and run.task.randomization_params["frequency"] == 300
     assert run.task.randomization_params["latency"] == {"range": [0, 2]}
     assert dataclasses.replace(run.task, randomize=False, randomization_params={}) == ant.task
-    assert run.ppo == ant.ppo
+    assert run.algorithm == ant.algorithm
 
 
 @pytest.mark.parametrize("sim", ["mujoco", "mjwarp"])

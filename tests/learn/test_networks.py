@@ -231,7 +231,7 @@ def test_activations(name: str) -> None:
         "gelu": nn.functional.gelu,
         "selu": torch.selu,
     }[name]
-    layers = [m for m in policy.actor.mlp if not isinstance(m, nn.Linear)]
+    layers = [m for m in policy.actor.layers if not isinstance(m, nn.Linear)]
     assert len(layers) == 2
     for layer in layers:  # value and gradient; the layer may work in place
         a, b = (x.clone().requires_grad_() for _ in range(2))
@@ -347,7 +347,7 @@ def test_normalised_observations_are_clipped() -> None:
 def test_bf16_trunks_fp32_heads(name: str) -> None:
     policy, exact = make(name, bf16=True), make(name)
     features: list[Tensor] = []
-    policy.actor.mlp.register_forward_hook(lambda module, args, output: features.append(output))
+    policy.actor.layers.register_forward_hook(lambda module, args, output: features.append(output))
     obs, hidden = observe(policy, 6), policy.initial_state(6)
     noise = torch.randn(6, ACTIONS, generator=generator())
     sample = policy.sample(obs, hidden, noise)
