@@ -52,6 +52,8 @@ LINE_NUMBERS = {  # the same for plain lines
     "value loss": "loss/value",
     "lr": "policy/learning_rate",
 }
+OF_EVERY_RUN = ("episode", "speed", "time", "system", "task", "sim", "reward", "iteration", "env_steps")
+"""Groups of numbers that are not the algorithm's."""
 
 
 class Console:
@@ -194,7 +196,7 @@ class Console:
 
     def _line(self) -> str:
         row = self._row
-        numbers = [f"{label} {_number(row.get(name))}" for label, name in LINE_NUMBERS.items()]
+        numbers = [f"{label} {_number(row.get(name))}" for label, name in _labels(row, LINE_NUMBERS)]
         return " | ".join([f"iteration {row['iteration']:.0f}/{self._total}", *numbers, f"ETA {self._eta}"])
 
     def _panel(self) -> Panel:
@@ -213,7 +215,7 @@ class Console:
             numbers.add_column(ratio=1, no_wrap=True)
         cells = [
             text
-            for label, name in NUMBERS.items()
+            for label, name in _labels(row, NUMBERS)
             for text in (label, (_duration if label == "elapsed" else _number)(row.get(name)))
         ]
         for start in range(0, len(cells), 4):
@@ -306,6 +308,14 @@ class _Stream:
             os.dup2(nowhere, self.fileno())
             os.close(nowhere)
         self._stream = None
+
+
+def _labels(row: Row, usual: Mapping[str, str]) -> list[tuple[str, str]]:
+    """Labels and names to show: in place of the usual numbers that an algorithm does not have, some of its own."""
+    there = [(label, name) for label, name in usual.items() if name in row or not row]
+    own = [name for name in row if name.partition("/")[0] not in OF_EVERY_RUN and name not in usual.values()]
+    own.sort(key=lambda name: name.startswith(("loss/", "policy/")))  # what only this algorithm has comes first
+    return there + [(name, name) for name in own[: len(usual) - len(there)]]
 
 
 def _is_finite(value: int | float | None) -> bool:

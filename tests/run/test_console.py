@@ -14,8 +14,9 @@ import termios
 from pathlib import Path
 
 import pytest
+import rich.console
 
-from gpusim_rl.run.console import Console
+from gpusim_rl.run.console import LINE_NUMBERS, Console
 
 ROOT = Path(__file__).parents[2]
 # For child processes: this file as a module, and no wishes of the terminal that runs the tests.
@@ -103,10 +104,44 @@ def test_the_last_line_is_shown_when_a_run_stops_early(capsys):
 def test_what_is_not_known_is_a_dash(capsys):
     console = Console("plain", 9, None)
     console.start(BANNER)
-    console.update({"iteration": 1, "episode/return": None, "loss/value": 0.5})
+    console.update({"iteration": 1, **dict.fromkeys(LINE_NUMBERS.values()), "loss/value": 0.5})
     assert capsys.readouterr().out.endswith(
         "iteration 1/9 | return – | length – | steps/s – | KL – | value loss 0.5 | lr – | ETA –\n"
     )
+
+
+OWN = {"search/earned": 7.0, "search/spread": 0.25, "loss/critic": 9.0, "loss/actor": 3.0}
+
+
+@pytest.mark.parametrize(
+    ("gone", "own", "shown"),
+    [
+        (["policy/kl"], {}, "steps/s 35,213 | value loss 0.0123 | lr 0.0003 | ETA –"),
+        (["policy/kl", "loss/value"], OWN, "steps/s 35,213 | lr 0.0003 | search/earned 7 | search/spread 0.25 | ETA –"),
+        (
+            ["policy/kl", "loss/value", "policy/learning_rate"],
+            OWN,
+            "steps/s 35,213 | search/earned 7 | search/spread 0.25 | loss/critic 9 | ETA –",
+        ),
+        ([], OWN, "steps/s 35,213 | KL 0.00789 | value loss 0.0123 | lr 0.0003 | ETA –"),
+    ],
+)
+def test_an_algorithm_shows_its_own_numbers_in_place_of_those_it_does_not_have(capsys, gone, own, shown):
+    console = Console("plain", 9, None)
+    numbers = {name: value for name, value in row(1).items() if name not in gone} | own | {"reward/speed": 1.0}
+    console.update(numbers)
+    assert capsys.readouterr().out == f"iteration 1/9 | return 1,234 | length 321 | {shown}\n"
+    text = rich_text(console._panel())
+    for label, name in (("KL", "policy/kl"), ("value loss", "loss/value"), ("learning rate", "policy/learning_rate")):
+        assert (f"{label} " in text) is (name not in gone)
+    assert ("search/earned 7 " in text) is (len(gone) > 1) and "reward/speed" not in text
+
+
+def rich_text(panel) -> str:
+    """A panel as one line."""
+    text = io.StringIO()
+    rich.console.Console(file=text, width=100).print(panel)
+    return re.sub(r"[\s│╭╮─]+", " ", text.getvalue())
 
 
 @pytest.mark.parametrize(("first", "slow_start_s"), [(1, 60.0), (41, 300.0)])
