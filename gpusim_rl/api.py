@@ -21,11 +21,12 @@ from gpusim_rl.compose import (
     refuse_other_algorithm,
     refuse_other_task,
     resolve_checkpoint,
+    unknown_choice,
     with_saved_overrides,
 )
 from gpusim_rl.config import OPEN_SECTION, RunSpec, apply_overrides, build_run, check_settings, settings_class
 from gpusim_rl.discover import tasks
-from gpusim_rl.errors import ConfigError, did_you_mean
+from gpusim_rl.errors import ConfigError
 from gpusim_rl.hardware import limit_openmp_spin
 
 if TYPE_CHECKING:
@@ -220,8 +221,9 @@ def _yaml_name(task: type | str, config_dir: str | Path | None = None) -> str | 
     entries = tasks(config_dir)
     if isinstance(task, str):
         if task not in entries:
-            hint = did_you_mean(task, entries) or " Try config_dir=<folder with its yaml>, or pass its class."
-            raise ConfigError(f"unknown task {task!r}.{hint} Available: {', '.join(entries)}")
+            folder = Path(config_dir) if config_dir is not None else None
+            otherwise = " Try config_dir=<folder with its yaml>, or pass its class."
+            raise unknown_choice("task", task, list(entries), folder, otherwise)
         return task
     target = f"{task.__module__}.{task.__qualname__}"
     found = [entry.name for entry in entries.values() if entry.target == target]

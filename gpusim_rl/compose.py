@@ -269,9 +269,7 @@ def explain(error: Exception, arguments: Sequence[str] = ()) -> ConfigError:
     first = text.partition("\n")[0]
     if isinstance(error, MissingConfigException) and error.missing_cfg_file and error.options is not None:
         group, _, name = error.missing_cfg_file.rpartition("/")
-        options = list(error.options)
-        hint = did_you_mean(name, options)
-        return ConfigError(f"unknown {group} {name!r}.{hint} Available: {', '.join(options)}")
+        return unknown_choice(group, name, list(error.options), TaskFolders.user)
     if isinstance(error, OverrideParseException):
         return ConfigError(f"cannot read {error.override!r}: expected key=value, e.g. num_envs=64")
     if found := re.search(r"Could not (?:override|delete) '([^'=]+)", text) or re.search(
@@ -294,6 +292,32 @@ def explain(error: Exception, arguments: Sequence[str] = ()) -> ConfigError:
     cause = error.__cause__
     reason = f": {str(cause).partition(chr(10))[0]}" if cause is not None else ""
     return ConfigError(f"{first or type(error).__name__}{reason}")
+
+
+def unknown_choice(
+    group: str, name: str, options: Sequence[str], config_dir: Path | None, otherwise: str = ""
+) -> ConfigError:
+    """The error for a yaml that no config folder has.
+
+    Args:
+        group: Folder of the yaml: `task`, `algo`.
+        name: What was asked for.
+        options: What there is.
+        config_dir: The user's folder (`-cd`).
+        otherwise: What to try without one, where nothing is similar.
+    """
+    hint = did_you_mean(name, options)
+    if config_dir is not None:
+        folder = config_dir.resolve()
+        folder = folder.relative_to(Path.cwd()) if folder.is_relative_to(Path.cwd()) else folder
+        misplaced = folder / f"{name}.yaml"
+        if misplaced.is_file():
+            hint = f" Move {misplaced} to {folder / group}/."
+        else:
+            hint += f" Looked in {folder / group}/ and ours."
+    elif not hint and group in ("task", "algo"):
+        hint = otherwise or f" Try -cd <folder that holds {group}/{name}.yaml>."
+    return ConfigError(f"unknown {group} {name!r}.{hint} Available: {', '.join(options)}")
 
 
 class TaskFolders(SearchPathPlugin):

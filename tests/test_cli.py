@@ -409,7 +409,26 @@ def test_a_folder_adds_a_task_and_its_run_remembers_the_folder(train_cli, juggle
     train_cli("checkpoint=Juggler", "max_iterations=3")
     assert run_dirs(juggler, "Juggler") == [folder]
     done = train_cli("--config-dir=my_cfg", "task=Jugler", check=False)
-    assert done.stderr.startswith("error: unknown task 'Jugler'. Did you mean 'Juggler'?")
+    assert done.stderr.startswith("error: unknown task 'Jugler'. Did you mean 'Juggler'? Looked in my_cfg/task/ ")
+
+
+@pytest.mark.parametrize("group", ["task", "algo"])
+def test_a_yaml_that_is_not_found_says_where_it_was_looked_for(juggler, monkeypatch, group):
+    monkeypatch.chdir(juggler)
+    with pytest.raises(
+        ConfigError, match=rf"^unknown {group} 'Zzz'\. Looked in my_cfg/{group}/ and ours\. Available: "
+    ):
+        compose([f"{group}=Zzz"], "my_cfg")
+    (juggler / "my_cfg" / "Zzz.yaml").write_text("{}\n")
+    line = rf"^unknown {group} 'Zzz'\. Move my_cfg/Zzz\.yaml to my_cfg/{group}/\. Available: "
+    with pytest.raises(ConfigError, match=line):
+        compose([f"{group}=Zzz"], "my_cfg")
+    with pytest.raises(ConfigError, match=rf"'Zzz'\. Try -cd <folder that holds {group}/Zzz\.yaml>\. Available: "):
+        compose([f"{group}=Zzz"])
+    from gpusim_rl.api import prepare
+
+    with pytest.raises(ConfigError, match=r"^unknown task 'Zzz'\. Move my_cfg/Zzz\.yaml to my_cfg/task/\. Available: "):
+        prepare("Zzz", config_dir="my_cfg")
 
 
 def test_a_folder_of_the_users_wins_over_ours(train_cli, juggler):

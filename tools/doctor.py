@@ -38,9 +38,9 @@ def main(argv: list[str] | None = None) -> int:
     from gpusim_rl.errors import friendly_errors
     from gpusim_rl.hardware import limit_openmp_spin
 
-    args = parse(sys.argv[1:] if argv is None else argv)
-    limit_openmp_spin()
     with friendly_errors():
+        args = parse(sys.argv[1:] if argv is None else argv)
+        limit_openmp_spin()
         return args.command(args)
 
 
@@ -70,6 +70,10 @@ def parse(argv: list[str]) -> argparse.Namespace:
         parser.add_argument("--seconds", type=float, default=0.0)
         parser.set_defaults(command=print_measurement)
         return parser.parse_intermixed_args(argv[1:])
+    if argv and not argv[0].startswith("-") and any("=" in text for text in argv[1:]):  # what no run takes
+        from gpusim_rl.errors import ConfigError
+
+        raise ConfigError(f"unknown command {argv[0]!r}.{meant(argv[0]) or ' Available: scaling'}")
     parser = argparse.ArgumentParser(
         prog="doctor", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -78,6 +82,13 @@ def parse(argv: list[str]) -> argparse.Namespace:
     args = parser.parse_args(argv)
     args.command = report_machine if args.run is None else report_run
     return args
+
+
+def meant(name: str) -> str:
+    """The command that a user probably meant, as a hint."""
+    from gpusim_rl.errors import closest
+
+    return " Did you mean 'scaling'?" if closest(name, ["scaling", "scale", "sweep"]) else ""
 
 
 def counts(text: str) -> list[int]:
@@ -163,9 +174,13 @@ def report_run(args: argparse.Namespace) -> int:
 
     from gpusim_rl.diagnose.rules import conclusion, diagnose
     from gpusim_rl.diagnose.run_stats import read_run_stats
+    from gpusim_rl.errors import ConfigError
     from gpusim_rl.paths import find_run
 
-    folder = find_run(args.run)
+    try:
+        folder = find_run(args.run)
+    except ConfigError as error:
+        raise ConfigError(f"{error}.{meant(args.run)}".removesuffix(".")) from None
     stats = read_run_stats(folder)
     findings = diagnose(stats)
     if args.json:

@@ -62,6 +62,11 @@ def test_one_row_is_still_warming_up(tool):
     [
         (["Nothing"], "no run 'Nothing': expected a run folder or a trained task; in runs there is "),
         (["runs"], "runs is not a run folder: it has no config.yaml, there is "),
+        (["scalling"], " Did you mean 'scaling'?"),
+        (["scalling", "task=Ant"], "unknown command 'scalling'. Did you mean 'scaling'?"),
+        (["sweep", "task=Ant", "--num-envs", "64"], "unknown command 'sweep'. Did you mean 'scaling'?"),
+        (["sweep"], " Did you mean 'scaling'?"),
+        (["Ant", "task=Ant"], "unknown command 'Ant'. Available: scaling"),
         (["scaling", "task=Antt"], "unknown task 'Antt'. Did you mean 'Ant'?"),
         (["scaling", "task=Ant", "num_env=3"], "unknown key 'num_env'. Did you mean 'num_envs'?"),
         (["scaling", "task=Ant", "num_envs=3"], "scaling sets num_envs itself: try --num-envs and --devices"),
