@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import csv
 import sys
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,11 +18,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import numpy as np
+    from matplotlib.figure import Figure
 
 X_COLUMNS = {"env_steps": ("env_steps", "env steps"), "time": ("time/elapsed_s", "time [s]")}
 # What may differ between runs of one line: it does not change what is learned on average, or is a name.
 FREE = ("seed", "experiment", "checkpoint", "test", "headless", "log", "wandb_", "debug", "max_iterations")
 POINTS = 400  # on a line
+LABEL_WIDTH = 100  # characters of the legend on one row
 
 
 @dataclass(frozen=True)
@@ -57,7 +60,7 @@ def plot(args: argparse.Namespace) -> Path:
     """Draw the picture."""
     from gpusim_rl.errors import ConfigError, import_extra
 
-    figures = import_extra("matplotlib.figure", "plot", "plot")
+    import_extra("matplotlib.figure", "plot", "plot")
     folders = run_folders(args.runs)
     name = f"{args.key.replace('/', '_')}.png"
     out = args.out or (folders[0] / name if len(folders) == 1 else Path(name))
@@ -68,27 +71,39 @@ def plot(args: argparse.Namespace) -> Path:
     for curve in read_curves(folders, args.key, column):
         groups.setdefault(repr(sorted(curve.settings.items())), []).append(curve)
 
-    figure = figures.Figure(figsize=(8, 5), layout="constrained")
-    axes = figure.subplots()
-    for curves, title in zip(groups.values(), titles([curves[0].settings for curves in groups.values()]), strict=True):
-        x, mean, std = mean_and_std(curves)
-        seeds = len({curve.seed for curve in curves})
-        label = (
-            f"{title} ({seeds} seeds)" if seeds > 1 else f"{title} ({len(curves)} runs)" if len(curves) > 1 else title
-        )
-        [line] = axes.plot(x, mean, label=label)
-        if len(curves) > 1:
-            axes.fill_between(x, mean - std, mean + std, color=line.get_color(), alpha=0.2, linewidth=0)
-    axes.set_xlabel(x_label)
-    axes.set_ylabel(args.key)
-    axes.grid(alpha=0.3)
-    axes.legend(frameon=False)
+    figure = draw(list(groups.values()), x_label, args.key)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(out, dpi=150)
     except OSError as error:
         raise ConfigError(f"cannot write {out}: {error.strerror}") from None
     return out
+
+
+def draw(groups: Sequence[Sequence[Curve]], x_label: str, y_label: str) -> Figure:
+    """The picture: a line for each group of runs, and below the axes what they are."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(layout="constrained")
+    axes = figure.subplots()
+    rows = 0  # of the legend
+    for curves, title in zip(groups, titles([curves[0].settings for curves in groups]), strict=True):
+        x, mean, std = mean_and_std(curves)
+        seeds = len({curve.seed for curve in curves})
+        label = (
+            f"{title} ({seeds} seeds)" if seeds > 1 else f"{title} ({len(curves)} runs)" if len(curves) > 1 else title
+        )
+        label = textwrap.fill(label, LABEL_WIDTH)
+        rows += 1 + label.count("\n")
+        [line] = axes.plot(x, mean, label=label)
+        if len(curves) > 1:
+            axes.fill_between(x, mean - std, mean + std, color=line.get_color(), alpha=0.2, linewidth=0)
+    axes.set_xlabel(x_label)
+    axes.set_ylabel(y_label)
+    axes.grid(alpha=0.3)
+    figure.legend(loc="outside lower center", frameon=False, fontsize="small")
+    figure.set_size_inches(8, 5 + 0.2 * rows)
+    return figure
 
 
 def run_folders(names: Sequence[str]) -> list[Path]:
@@ -133,6 +148,7 @@ def read_curve(folder: Path, key: str, x_column: str) -> Curve:
     """
     import numpy as np
 
+    from gpusim_rl.config import ALGORITHMS
     from gpusim_rl.errors import ConfigError, did_you_mean
     from gpusim_rl.run.run_dir import RunDir
 
@@ -148,7 +164,9 @@ def read_curve(folder: Path, key: str, x_column: str) -> Curve:
     points = [(float(row[x_column]), float(row[key])) for row in rows if row[x_column] and row[key]]
     if not points:
         raise LookupError(f"{run.metrics_csv}: {key} is not known in any row yet")
-    settings = {name: value for name, value in flat(run.config) if not name.startswith(FREE)}
+    algorithm = run.config.get("algo", {}).get("name", "ppo")
+    unused = tuple(f"{name}." for name in ALGORITHMS if name != algorithm)  # tuned values that a task's yaml holds
+    settings = {name: value for name, value in flat(run.config) if not name.startswith((*FREE, *unused))}
     x, y = np.array(points).T
     return Curve(settings, int(run.config["seed"]), x, y)
 
@@ -162,13 +180,22 @@ def flat(config: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
 
 
 def titles(settings: Sequence[dict[str, Any]]) -> list[str]:
-    """What to call each line: its task, and the settings in which it differs from other lines of that task."""
+    """What to call each line: its task, its algorithm, and the settings in which it differs from others of that task.
+
+    An algorithm is named where those of a task differ; a setting counts where both lines have it.
+    """
     names = [str(one["task._target_"]).rpartition(".")[2] for one in settings]
     result = []
     for one, name in zip(settings, names, strict=True):
         same_task = [other for other, title in zip(settings, names, strict=True) if title == name]
-        differing = [key for key in one if any(other.get(key) != one[key] for other in same_task)]
-        result.append(" ".join([name, *(f"{key.removeprefix('task.')}={one[key]}" for key in differing)]))
+        algorithms = {other.get("algo.name") for other in same_task}
+        differing = [
+            key
+            for key in one
+            if not key.startswith("algo.") and any(key in other and other[key] != one[key] for other in same_task)
+        ]
+        words = [name, *([str(one.get("algo.name"))] if len(algorithms) > 1 else [])]
+        result.append(" ".join([*words, *(f"{key.removeprefix('task.')}={one[key]}" for key in differing)]))
     return result
 
 

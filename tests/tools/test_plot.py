@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+import shutil
+
 import numpy as np
 import pytest
 
@@ -75,6 +78,46 @@ def test_lines_are_named_by_what_differs(plot):
         "Ant ppo.clip=0.1 up_weight=2",
         "Hopper",
     ]
+
+
+def test_algorithms_are_named_before_settings(plot):
+    ppo = {"task._target_": "a.b.Ant", "algo.name": "ppo", "algo._target_": "x.PPO", "num_envs": 8, "ppo.clip": 0.2}
+    search = {
+        "task._target_": "a.b.Ant",
+        "algo.name": "search",
+        "algo._target_": "y.S",
+        "num_envs": 4,
+        "search.step": 1,
+    }
+    hopper = {**ppo, "task._target_": "a.b.Hopper"}
+    assert plot.titles([ppo, search, hopper]) == ["Ant ppo num_envs=8", "Ant search num_envs=4", "Hopper"]
+    assert plot.titles([ppo, {**ppo, "ppo.clip": 0.1}, {**search, "num_envs": 8}]) == [
+        "Ant ppo ppo.clip=0.2",
+        "Ant ppo ppo.clip=0.1",
+        "Ant search",
+    ]
+
+
+def test_settings_of_an_algorithm_that_did_not_run_do_not_count(plot, runs_folder, tmp_path):
+    run = runs_folder / folders(runs_folder)[0]
+    assert any(key.startswith("ppo.") for key in plot.read_curve(run, "episode/return", "env_steps").settings)
+    shutil.copytree(run, tmp_path / "run", symlinks=True)
+    file = tmp_path / "run" / "config.yaml"
+    file.write_text(re.sub(r"(?m)^( +)name: ppo$", r"\1name: search", file.read_text()))
+    other = plot.read_curve(tmp_path / "run", "episode/return", "env_steps").settings
+    assert other["algo.name"] == "search" and not any(key.startswith("ppo.") for key in other)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("lines", [1, 20])
+def test_the_legend_is_below_the_axes(plot, tmp_path, lines):
+    settings = [{"task._target_": "a.b.Ant", "num_envs": i, "ppo.network.hidden": [i] * 40} for i in range(lines)]
+    curves = [[plot.Curve(one, 0, np.array([0, 1]), np.array([0, 1]))] for one in settings]
+    figure = plot.draw(curves, "env steps", "episode/return")
+    figure.savefig(tmp_path / "x.png")
+    axes, legend = figure.axes[0].get_window_extent(), figure.legends[0].get_window_extent()
+    assert legend.y1 <= axes.y0 and legend.y0 >= 0 and legend.x0 >= 0 and legend.x1 <= figure.bbox.x1
+    assert axes.height > 0.6 * 5 * figure.dpi
 
 
 def test_seeds_are_one_line_and_other_settings_are_not(plot, runs_folder):
