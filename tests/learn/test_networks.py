@@ -240,7 +240,7 @@ def test_activations(name: str) -> None:
         ours.square().sum().backward()
         theirs.square().sum().backward()
         torch.testing.assert_close(a.grad, b.grad)
-    assert torch.isfinite(policy.sample(observe(policy, 3), (), torch.zeros(3, ACTIONS)).mean).all()
+    assert torch.isfinite(policy.sample(observe(policy, 3), (), torch.zeros(3, ACTIONS)).distribution.mean).all()
 
 
 def test_the_first_policy_is_near_zero_everywhere() -> None:
