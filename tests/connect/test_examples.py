@@ -27,7 +27,8 @@ SAVED = {
 
 
 @pytest.mark.parametrize("library", LIBRARIES)
-def test_the_document_trains(library, tmp_path: Path):
+def test_the_document_trains(library, tmp_path: Path, monkeypatch):
+    monkeypatch.setenv("SB3_LOGDIR", str(tmp_path))  # else it is in /tmp
     for name, text in FILES.items():
         for long, short in SHORTER.items():
             text = text.replace(long, short)

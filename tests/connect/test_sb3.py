@@ -14,6 +14,11 @@ from gpusim_rl.connect import Sb3Env
 from helpers.reference_env import NUM_ENVS, ReferenceEnv, make
 
 
+@pytest.fixture(autouse=True)
+def no_logs_in_tmp(monkeypatch, tmp_path):
+    monkeypatch.setenv("SB3_LOGDIR", str(tmp_path))  # else a folder in /tmp for each training
+
+
 def test_what_sb3_asks_of_an_environment():
     env = Sb3Env(make(critic=True, clip_actions=0.5))
     assert isinstance(env, Sb3VecEnv) and env.num_envs == NUM_ENVS
