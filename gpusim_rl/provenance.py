@@ -97,7 +97,8 @@ def git_state(*exclude: Path) -> tuple[dict[str, Any] | None, bytes]:
         index = root / _git(root, "rev-parse", "--git-path", "index").decode().rstrip("\n")
         with tempfile.TemporaryDirectory() as scratch:
             # Announced in a copy of the index, new files show in the diff; the user's index stays.
-            env = {**os.environ, "GIT_INDEX_FILE": shutil.copyfile(index, f"{scratch}/index")}
+            # The copy keeps the time of the index: git sees by it which files may have changed since, unnoticed.
+            env = {**os.environ, "GIT_INDEX_FILE": shutil.copy2(index, f"{scratch}/index")}
             if new:
                 files = new.decode().rstrip("\0").split("\0")
                 _git(root, "add", "--intent-to-add", "--", *files, env=env)
