@@ -278,8 +278,6 @@ def explain(error: Exception, arguments: Sequence[str] = ()) -> ConfigError:
         key, chosen = found.group(1), [_value(text) for text in arguments if _key(text) in ("algo", "algo.name")]
         if chosen and chosen[-1] != key.partition(".")[0] and key.partition(".")[0] in ALGORITHMS:
             return _no_effect(key, chosen[-1])
-        if key in ALGORITHMS:
-            return ConfigError(f"{key} is a section: try {key}.<key>=<value>, or algo={key} to choose the algorithm")
         return unknown_key(key, _all_keys(arguments))
     if found := re.search(r"already at '(.+)'|Multiple values for ([\w/]+)", text):
         key = found.group(1) or found.group(2)

@@ -452,7 +452,10 @@ def _section(node: Any, path: str) -> Mapping[str, Any]:
     if node is None and path == "task":
         raise ConfigError(_NO_TASK)
     if not isinstance(node, Mapping):
-        raise ConfigError(f"{path} must be a section with keys of its own, got {node!r}. Try {path}.<key>=<value>")
+        choose = f", or algo={path} to choose the algorithm" if path in ALGORITHMS else ""
+        raise ConfigError(
+            f"{path} must be a section with keys of its own, got {node!r}. Try {path}.<key>=<value>{choose}"
+        )
     return node
 
 

@@ -62,7 +62,10 @@ HEAVY = re.compile(r"\| +(torch|warp|mujoco|mujoco_warp|newton|wandb)\b")
         ("ppo.learning_rate=fast", "ppo.learning_rate must be a positive number, got 'fast'"),
         ("ppo.network.hidden=[64,a]", "ppo.network.hidden must be a list of positive ints"),
         ("ppo.schedule=linaer", "ppo.schedule must be one of adaptive, linear, constant, got"),
-        ("ppo=default", "ppo is a section: try ppo.<key>=<value>, or algo=ppo to choose the algorithm"),
+        (
+            "ppo=default",
+            "ppo must be a section with keys of its own, got 'default'. Try ppo.<key>=<value>, or algo=ppo",
+        ),
         ("algo=pppo", "unknown algo 'pppo'. Did you mean 'ppo'? Available: ppo"),
         ("sim=mujco", "unknown sim 'mujco'. Did you mean 'mujoco'? Available: auto, "),
         ("debug=smok", "unknown debug 'smok'. Did you mean 'smoke'? Available: "),

@@ -302,7 +302,7 @@ def _put_back_tensors(stateful: object, before: dict[str, Any]) -> None:
         back[name] = old
     for there, value in copies:
         there.copy_(value)
-    vars(stateful).update(back)
+    _attributes(stateful).update(back)
 
 
 def _kind(value: Any) -> Any:
