@@ -36,7 +36,7 @@ def write(path: Path, text: str) -> None:
         ConfigError: It cannot be written there.
     """
     from gpusim_rl.errors import ConfigError
-    from gpusim_rl.run.run_dir import replacing
+    from gpusim_rl.saved_files import replacing
 
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

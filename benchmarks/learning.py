@@ -23,7 +23,7 @@ from gpusim_rl.config import build
 from gpusim_rl.env import VecEnv
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.run.metrics import WINDOW
-from gpusim_rl.run.run_dir import replacing
+from gpusim_rl.saved_files import replacing
 
 SCHEMA = 2  # 1 has no `settings` and `episodes`, and counted means of fewer than 100 episodes too
 POINTS = 60

@@ -13,16 +13,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpusim_rl.compose import (
-    CONFIG_DIR,
     GROUPS,
     NO_YAML,
     compose,
+    continue_run,
     quote,
     refuse_other_algorithm,
     refuse_other_task,
     resolve_checkpoint,
     unknown_choice,
-    with_saved_overrides,
 )
 from gpusim_rl.config import OPEN_SECTION, RunSpec, apply_overrides, build_run, check_settings, settings_class
 from gpusim_rl.discover import tasks
@@ -162,13 +161,13 @@ def prepare(
         typed += [f"++algo.name={section}", f"++algo._target_={_class_path(algo, 'algo')}"]
         typed += _lines(dataclasses.asdict(_defaults(algo, f"algo={algo.__name__}")), f"++{section}.")
     typed += _lines(overrides)
-    if config_dir is not None:
-        typed.insert(0, f"{CONFIG_DIR}{Path(config_dir).resolve()}")
-    lines, checkpoint = with_saved_overrides(typed)
-    folder = next((line.removeprefix(CONFIG_DIR) for line in lines if line.startswith(CONFIG_DIR)), None)
+    classes = [cls for cls in (task, algo, network) if isinstance(cls, type)]
+    lines, saved = continue_run(typed, config_dir, [_class_path(cls) for cls in classes])
     of_task = [line for line in lines if line.startswith("task.")]  # of a task that may have no yaml to compose
     lines = [line for line in lines if line not in of_task]
-    composed = compose([line for line in lines if not line.startswith(CONFIG_DIR)], folder)
+    composed = compose(lines, config_dir, saved)
+    if saved is not None and isinstance(task, type) and "_target_" in composed["task"]:
+        composed["task"]["_target_"] = _class_path(task)
     if network is not None:
         line = f"{composed['algo']['name']}.network._target_={_class_path(network, 'network')}"
         composed, lines = apply_overrides(composed, [line]), [*lines, line]
@@ -184,15 +183,17 @@ def prepare(
     composed = apply_overrides(composed, of_task)
     check_settings(composed)
     refuse_other_algorithm(composed, lines)
-    checkpoint = checkpoint or resolve_checkpoint(composed)
-    refuse_other_task(composed, checkpoint)
+    refuse_other_task(composed, saved)
 
     from gpusim_rl.learn.algorithm import load_algorithm_class
 
     algorithm = (
         load_algorithm_class(composed["algo"].get("_target_")) if algo is None or isinstance(algo, str) else algo
     )
-    return _spec(composed, [*lines, *of_task], checkpoint, task, algorithm)
+    record = [*lines, *of_task]
+    if saved is None:
+        return _spec(composed, record, None, task, algorithm)
+    return _spec(composed, saved.with_overrides(record), saved.checkpoint, task, algorithm)
 
 
 @contextmanager

@@ -14,6 +14,7 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
 from typing import Any, NoReturn
@@ -22,13 +23,13 @@ import hydra
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra._internal.utils import get_args_parser
 from hydra.core.config_search_path import ConfigSearchPath
+from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.plugins import Plugins
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from hydra.plugins.search_path_plugin import SearchPathPlugin
-from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
@@ -43,15 +44,18 @@ from gpusim_rl.config import (
     unknown_key,
 )
 from gpusim_rl.discover import check_config_dir, plugin_cfg_dirs, read_yaml, task_section, tasks, yaml_error
-from gpusim_rl.errors import ConfigError, did_you_mean, friendly_errors
+from gpusim_rl.errors import ConfigError, did_you_mean, friendly_errors, warn
 from gpusim_rl.paths import Checkpoint
+from gpusim_rl.saved_files import is_intact, load_yaml
+from gpusim_rl.trust import check_saved_settings
 
 VERSION_BASE = "1.3"
 HYDRA_ERRORS = (HydraException, OmegaConfBaseException, YAMLError, ValueError, RecursionError)
 GROUPS = ("task", "algo", "sim", "log", "debug")
-# A resumed run does not take these over from its saved command line: they belong to one call.
-ONE_CALL_ONLY = ("checkpoint", "test", "hydra")
-CONFIG_DIR = "--config-dir="
+ONE_CALL_ONLY = ("checkpoint", "test", "trust", "log.dir")
+"""A resumed run does not take these over from its folder: they belong to one call, or lead out of the folder."""
+SAVED = "the settings of a saved run"
+"""Name of the config that stands for them: no file is called so."""
 NO_YAML = "~task"
 """Stands in front of the overrides of a run whose task has no yaml: `++task.<key>=<value>` behind it are all it has."""
 
@@ -63,7 +67,7 @@ def hydra_main(run: Callable[[dict[str, Any], list[str], Checkpoint | None], Non
     `overrides` is the command line, with that of a resumed run in front;
     `checkpoint` is what `checkpoint=` names.
     """
-    found: Checkpoint | None = None
+    saved: SavedRun | None = None
 
     def job(cfg: Any) -> None:
         with friendly_errors():  # inside the job: else Hydra announces a failed job before our line
@@ -71,63 +75,96 @@ def hydra_main(run: Callable[[dict[str, Any], list[str], Checkpoint | None], Non
             refuse_misplaced(config, list(HydraConfig.get().overrides.task))
             check_settings(config)
             refuse_other_algorithm(config, overrides)
-            checkpoint = found or resolve_checkpoint(config)
-            refuse_other_task(config, checkpoint)
-            run(config, overrides, checkpoint)
+            checkpoint = saved.checkpoint if saved is not None else resolve_checkpoint(config)
+            refuse_other_task(config, saved)
+            run(config, overrides if saved is None else saved.with_overrides(overrides), checkpoint)
 
     @wraps(run)
     def main(argv: Sequence[str] | None = None) -> None:
-        nonlocal found
+        nonlocal saved
         typed = list(sys.argv[1:] if argv is None else argv)
         with friendly_errors():
-            arguments, found = with_saved_overrides(typed)
+            arguments, saved = continue_run(typed, check_flags(flags_first(typed)).config_dir)
             arguments = may_add(flags_first(arguments))
             flags = check_flags(arguments)
             _prepare_hydra(flags.config_dir)
             program = sys.argv
             with tempfile.TemporaryDirectory(prefix="gpusim-rl-") as folder:
                 if flags.multirun:
-                    check_sweep(flags.overrides, flags.config_dir)
+                    check_sweep(flags.overrides, flags.config_dir, saved)
                     arguments = [*arguments, f"hydra.sweep.dir={quote(folder)}"]  # multirun.yaml
                 sys.argv = [program[0], *arguments]  # Hydra reads nothing else
                 try:
-                    hydra.main(str(paths.cfg_dir()), "config", VERSION_BASE)(job)()
+                    hydra.main(str(paths.cfg_dir()), _primary(saved, flags.overrides), VERSION_BASE)(job)()
                 except HYDRA_ERRORS as error:
-                    raise explain(error, arguments) from None
+                    raise explain(error, arguments, saved) from None
                 finally:
                     sys.argv = program
 
     return main
 
 
-def compose(overrides: Sequence[str] = (), config_dir: str | Path | None = None) -> dict[str, Any]:
+def compose(
+    overrides: Sequence[str] = (), config_dir: str | Path | None = None, saved: SavedRun | None = None
+) -> dict[str, Any]:
     """Compose a config as the command line does; return plain values.
 
     Args:
         overrides: As typed after `python train.py`: `["task=Ant", "num_envs=64"]`.
         config_dir: A folder of the user's with more configs (`-cd`), which win over ours.
+        saved: A run whose settings stand in place of the defaults.
     """
     _prepare_hydra(config_dir)
     GlobalHydra.instance().clear()
     arguments = may_add(overrides)
     try:
         with hydra.initialize_config_dir(version_base=VERSION_BASE, config_dir=str(paths.cfg_dir())):
-            config = plain(hydra.compose("config", overrides=arguments))
+            config = plain(hydra.compose(_primary(saved, arguments), overrides=arguments))
     except HYDRA_ERRORS as error:
-        raise explain(error, arguments) from None
+        raise explain(error, arguments, saved) from None
     refuse_misplaced(config, arguments)
     return config
 
 
-def with_saved_overrides(arguments: Sequence[str]) -> tuple[list[str], Checkpoint | None]:
-    """Put the overrides of the run that `checkpoint=` names in front of the typed ones.
+@dataclass(frozen=True)
+class SavedRun:
+    """What `checkpoint=` names. Its settings are data: none of it is read as a command line.
+
+    Attributes:
+        checkpoint: The file, and its run folder.
+        settings: Those of the run; None for a file without a run folder.
+        overrides: The command line that the run was started with, for the record.
+    """
+
+    checkpoint: Checkpoint
+    settings: dict[str, Any] | None
+    overrides: list[str]
+
+    def with_overrides(self, typed: Sequence[str]) -> list[str]:
+        """The record of a command line that continues this run: what is typed takes the place of what was."""
+        keys = {_key(text) for text in typed}
+        return [*(text for text in self.overrides if _key(text) not in keys), *typed]
+
+
+def continue_run(
+    arguments: Sequence[str], config_dir: str | Path | None, named: Sequence[str] = ()
+) -> tuple[list[str], SavedRun | None]:
+    """Read the run that `checkpoint=` names.
 
     So a run is resumed by its folder alone. What is typed wins over what was saved.
 
+    Args:
+        arguments: The command line.
+        config_dir: The user's folder (`-cd`).
+        named: Class paths that were passed from Python.
+
     Returns:
-        The arguments, and what `checkpoint=` names; None where it names nothing.
+        The arguments without what they only repeat, and the run; None where `checkpoint=` names nothing.
+
+    Raises:
+        ConfigError: There is no such run, it is damaged, or its settings are not to be trusted.
     """
-    typed = {_key(text): _value(text) for text in arguments if _is_override(text) or text == NO_YAML}
+    typed = {_key(text): _value(text) for text in arguments if _is_override(text)}
     name = typed.get("checkpoint", "null")
     if name in ("null", ""):
         return list(arguments), None
@@ -135,27 +172,101 @@ def with_saved_overrides(arguments: Sequence[str]) -> tuple[list[str], Checkpoin
     # A folder continues in place, a file may start a new run: hand on which of the two was meant.
     meant = found.file if name.endswith(".pt") or found.run_dir is None else found.run_dir
     kept = [f"checkpoint={quote(str(meant))}" if _key(text) == "checkpoint" else text for text in arguments]
-    lines, saved = read_overrides(found.run_dir) if found.run_dir else [], []
-    if typed.get("task") and NO_YAML in lines:  # all that is known of its task is saved, and another is asked for
-        lines = [text for text in lines if not _key(text).startswith("task.")]
-    wanted, trained = typed.get("algo.name", typed.get("algo")), _saved_algorithm(lines)
-    if wanted not in (None, trained):  # the run's settings of another algorithm are none of this one's
-        lines = [text for text in lines if _key(text).partition(".")[0] not in ("algo", trained)]
-    for text in lines:
-        if text.startswith(CONFIG_DIR):
-            if not any(argument.startswith(("-cd", "--config-dir")) for argument in arguments):
-                saved.append(text)
-        elif text.startswith("++") or (
-            _key(text) not in typed and _key(text).split(".")[0] not in ONE_CALL_ONLY
-        ):  # the first kind makes a key, which what is typed may then change
-            saved.append(text)
-    return [*saved, *kept], found
+    if found.run_dir is None:
+        return kept, SavedRun(found, None, [])
+    overrides = read_overrides(found.run_dir)
+    named = [*named, *(value for key, value in typed.items() if key.endswith("_target_"))]
+    trust = typed.get("trust", "").lower() == "true"
+    settings = read_settings(found, trust=trust, config_dir=config_dir, named=named)
+    trained = settings["algo"].get("name")
+    again = {NO_YAML, f"task={_saved_choice(overrides, 'task') or _default('task')}"}
+    again.add(f"algo={_saved_choice(overrides, 'algo') or trained}")
+    kept = [text for text in kept if text not in again]
+    if {_value(text) for text in kept if _key(text) in ("algo", "algo.name")} - {trained}:
+        # The run's settings of another algorithm are none of this one's.
+        settings = {key: value for key, value in settings.items() if key not in ("algo", trained)}
+    return kept, SavedRun(found, settings, overrides)
 
 
-def _saved_algorithm(lines: Sequence[str]) -> str:
-    """Name of the algorithm that a saved command line chose."""
-    names = {_key(text): _value(text) for text in lines if _key(text) in ("algo", "algo.name")}
-    return names.get("algo.name", names.get("algo", "ppo"))
+def _saved_choice(overrides: Sequence[str], group: str) -> str | None:
+    """Name of the yaml of a group that a run was started with; None for that which is taken without one."""
+    chosen = [_value(text) for text in overrides if _key(text) == group and not text.startswith("~")]
+    return chosen[-1] if chosen else None
+
+
+def read_settings(
+    found: Checkpoint, *, trust: bool = False, config_dir: str | Path | None = None, named: Sequence[str] = ()
+) -> dict[str, Any]:
+    """The settings of a run: those of its config.yaml, or those in the checkpoint where that was damaged.
+
+    Args:
+        found: A checkpoint in a run folder.
+        trust: As for `check_saved_settings`; so are the others.
+        config_dir: As there.
+        named: As there.
+
+    Raises:
+        ConfigError: See `check_saved_settings`.
+    """
+    assert found.run_dir is not None
+    file = found.run_dir / "config.yaml"
+    if is_intact(file):
+        settings = load_yaml(file)
+    else:
+        from gpusim_rl.checkpoint_file import load  # torch
+
+        settings = load(found.file).get("config")
+        warn(f"{file} was changed or damaged: the settings are those in {found.file}")
+        file = found.file
+    settings = dict(check_saved_settings(settings, file, trust=trust, config_dir=config_dir, named=named))
+    for key in ONE_CALL_ONLY:
+        section, _, leaf = key.rpartition(".")
+        owner = settings.get(section) if section else settings
+        if isinstance(owner, dict):
+            owner.pop(leaf, None)
+    return settings
+
+
+def read_overrides(run_dir: Path) -> list[str]:
+    """The command line that a run folder keeps for the record; empty when it has none.
+
+    Raises:
+        ConfigError: It holds what no run writes: a flag, a setting of Hydra's, an interpolation.
+    """
+    file = run_dir / "overrides.yaml"
+    if not file.is_file():
+        return []
+    if not is_intact(file):
+        warn(f"{file} was changed or damaged: the run's command line is not on record any more")
+        return []
+    overrides = load_yaml(file)
+    if not isinstance(overrides, list) or not all(isinstance(text, str) for text in overrides):
+        raise ConfigError(f"{file}: expected a list of key=value, got {type(overrides).__name__}")
+    for text in overrides:
+        key = _key(text).partition("/")[0].partition(".")[0]
+        if not (_is_override(text) or text.startswith("~")) or key == "hydra":
+            raise ConfigError(f"{file} has {text!r}: the settings of a run have no flags and none of Hydra's")
+    return overrides
+
+
+def _primary(saved: SavedRun | None, arguments: Sequence[str]) -> str:
+    """Name of the config that Hydra starts from: ours, or the settings of a run in their place.
+
+    A group that is typed (`sim=mjwarp`) wins over the saved settings, as everything that is typed.
+    """
+    if saved is None or saved.settings is None:
+        return "config"
+    ours = read_yaml(paths.cfg_dir() / "config.yaml")
+    typed = {_key(text) for text in arguments}
+    defaults: list[Any] = ["_self_"]
+    for entry in ours["defaults"]:
+        [key] = entry if isinstance(entry, dict) else [entry]
+        if key.startswith("override ") or key in typed:
+            defaults.append(entry)
+    node = {**{key: ours[key] for key in ("hydra", *ONE_CALL_ONLY) if key in ours}, **saved.settings}
+    node["log"] = {"dir": read_yaml(paths.cfg_dir() / "log" / "default.yaml")["dir"], **(node.get("log") or {})}
+    ConfigStore.instance().store(name=SAVED, node={"defaults": defaults, **node})
+    return SAVED
 
 
 def flags_first(arguments: Sequence[str]) -> list[str]:
@@ -168,17 +279,6 @@ def may_add(arguments: Sequence[str]) -> list[str]:
     return [f"++{text.lstrip('+')}" if _is_open(text) and text[0] in "+t" else text for text in arguments]
 
 
-def read_overrides(run_dir: Path) -> list[str]:
-    """The command line that a run folder keeps in overrides.yaml; empty when it has none."""
-    file = run_dir / "overrides.yaml"
-    if not file.is_file():
-        return []
-    overrides = OmegaConf.to_container(OmegaConf.load(file))
-    if not isinstance(overrides, list) or not all(isinstance(text, str) for text in overrides):
-        raise ConfigError(f"{file}: expected a list of key=value, got {type(overrides).__name__}")
-    return [str(text) for text in overrides]
-
-
 def resolve_checkpoint(config: Mapping[str, Any]) -> Checkpoint | None:
     """What the setting `checkpoint` names."""
     if config.get("checkpoint") is None:
@@ -186,17 +286,21 @@ def resolve_checkpoint(config: Mapping[str, Any]) -> Checkpoint | None:
     return paths.find_checkpoint(config["checkpoint"], config["log"]["dir"])
 
 
-def refuse_other_task(config: Mapping[str, Any], checkpoint: Checkpoint | None) -> None:
+def refuse_other_task(config: Mapping[str, Any], saved: SavedRun | None) -> None:
     """Stop when the run of a checkpoint trained another task than the one asked for."""
-    run_dir = checkpoint.run_dir if checkpoint is not None else None
-    if run_dir is None or not (run_dir / "config.yaml").is_file():
+    if saved is None or saved.settings is None:
         return
-    trained = task_section(run_dir / "config.yaml").get("_target_")
-    asked = config["task"].get("_target_")
+    trained, asked = (_section(settings, "task").get("_target_") for settings in (saved.settings, config))
     if trained != asked:
         raise ConfigError(
-            f"checkpoint of another task: {run_dir} trained {trained}, asked for {asked}. Try leaving task= away"
+            f"checkpoint of another task: {saved.checkpoint.run_dir} trained {trained}, asked for {asked}."
+            " Try leaving task= away"
         )
+
+
+def _section(settings: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    section = settings.get(name)
+    return section if isinstance(section, Mapping) else {}
 
 
 def refuse_other_algorithm(config: Mapping[str, Any], overrides: Sequence[str]) -> None:
@@ -228,15 +332,15 @@ def refuse_misplaced(config: Mapping[str, Any], arguments: Sequence[str]) -> Non
         )
 
 
-def check_sweep(overrides: Sequence[str], config_dir: str | None = None) -> None:
+def check_sweep(overrides: Sequence[str], config_dir: str | None = None, saved: SavedRun | None = None) -> None:
     """Check every run of `-m` before the first one starts."""
     try:
         parsed = OverridesParser.create().parse_overrides(list(overrides))
         [jobs] = BasicSweeper.split_arguments(parsed, max_batch_size=None)
     except HydraException as error:
-        raise explain(error, overrides) from None
+        raise explain(error, overrides, saved) from None
     for job in jobs:
-        check_settings(compose(job, config_dir))
+        check_settings(compose(job, config_dir, saved))
 
 
 def check_flags(arguments: Sequence[str]) -> argparse.Namespace:
@@ -254,7 +358,7 @@ def check_flags(arguments: Sequence[str]) -> argparse.Namespace:
     return parser.parse_args(list(arguments))
 
 
-def explain(error: Exception, arguments: Sequence[str] = ()) -> ConfigError:
+def explain(error: Exception, arguments: Sequence[str] = (), saved: SavedRun | None = None) -> ConfigError:
     """Put an error of Hydra's into one line: what is wrong and what was probably meant."""
     if isinstance(error, ConfigError):
         return error
@@ -278,7 +382,7 @@ def explain(error: Exception, arguments: Sequence[str] = ()) -> ConfigError:
         key, chosen = found.group(1), [_value(text) for text in arguments if _key(text) in ("algo", "algo.name")]
         if chosen and chosen[-1] != key.partition(".")[0] and key.partition(".")[0] in ALGORITHMS:
             return _no_effect(key, chosen[-1])
-        return unknown_key(key, _all_keys(arguments))
+        return unknown_key(key, _all_keys(arguments, saved))
     if found := re.search(r"already at '(.+)'|Multiple values for ([\w/]+)", text):
         key = found.group(1) or found.group(2)
         value = next((_value(argument) for argument in arguments if _key(argument) == key), "<value>")
@@ -351,11 +455,9 @@ def _prepare_hydra(config_dir: str | Path | None = None) -> None:
 
 
 def _job_overrides() -> list[str]:
-    """The overrides of this run, in the form that `with_saved_overrides` reads back."""
-    settings = HydraConfig.get()
-    folders = [source.path for source in settings.runtime.config_sources if source.provider == "command-line"]
-    typed = [text.removeprefix("++") if _is_open(text) else text for text in settings.overrides.task]
-    return [*(f"{CONFIG_DIR}{folder}" for folder in folders), *typed]
+    """What was typed for this run."""
+    typed = HydraConfig.get().overrides.task
+    return [text.removeprefix("++") if _is_open(text) else text for text in typed]
 
 
 def _is_open(text: str) -> bool:
@@ -363,12 +465,14 @@ def _is_open(text: str) -> bool:
     return f"{_key(text)}.".startswith(f"{OPEN_SECTION}.")
 
 
-def _all_keys(arguments: Sequence[str]) -> list[str]:
+def _all_keys(arguments: Sequence[str], saved: SavedRun | None) -> list[str]:
     """Keys that a command line may set, with those of the task it names."""
-    config_dir = get_args_parser().parse_known_args(list(arguments))[0].config_dir
-    entries = tasks(config_dir)
-    names = [name for name in _task_names(arguments) if name in entries and not entries[name].problem]
-    sections = [task_section(entries[name].file) for name in names]
+    if saved is not None and saved.settings is not None:
+        sections = [_section(saved.settings, "task")]
+    else:
+        entries = tasks(get_args_parser().parse_known_args(list(arguments))[0].config_dir)
+        names = [name for name in _task_names(arguments) if name in entries and not entries[name].problem]
+        sections = [task_section(entries[name].file) for name in names]
     keys = {f"task.{key}": None for section in [*sections, TASK_DEFAULTS] for key in section if key != "_target_"}
     made = [_key(text) for text in arguments if text.startswith("++") and not _is_open(text)]
     return [*known_keys(), *keys, *made]
@@ -382,12 +486,13 @@ def _problem(arguments: Sequence[str]) -> str:
 
 def _task_names(arguments: Sequence[str]) -> list[str]:
     """Tasks that a command line asks for."""
-    return [_value(text) for text in arguments if _key(text) == "task"] or [_default_task()]
+    return [_value(text) for text in arguments if _key(text) == "task"] or [_default("task")]
 
 
-def _default_task() -> str:
+def _default(group: str) -> str:
+    """The yaml of a group that is taken where none is named."""
     defaults = read_yaml(paths.cfg_dir() / "config.yaml")["defaults"]
-    return next(entry["task"] for entry in defaults if "task" in entry)
+    return next(entry[group] for entry in defaults if group in entry)
 
 
 def _is_override(text: str) -> bool:

@@ -176,6 +176,7 @@ class RunConfig:
     rl_device: Device | None  # null = device
     graph: Literal["auto", "off", "step", "rollout"]  # what CUDA graphs hold
     checkpoint: str | None  # run folder, .pt file, or task name (its latest run)
+    trust: bool  # import the classes that the checkpoint's run names, whatever they are
     test: bool  # evaluate the checkpoint instead of training
     experiment: (
         Annotated[

@@ -12,7 +12,7 @@ import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any
 
@@ -45,13 +45,28 @@ def plugin_cfg_dirs() -> list[tuple[str, Path]]:
     A package announces with `[project.entry-points."gpusim_rl.cfg"]` and `name = "my_package.cfg"`.
     """
     found = []
-    for entry in entry_points(group=ENTRY_POINT_GROUP):
+    for entry in _announcements():
         folder = package_path(entry.value)
         if folder is None or not folder.is_dir():
             sys.stderr.write(f"warning: skipped the tasks of {entry.name!r}: no folder for {entry.value!r}\n")
             continue
         found.append((entry.dist.name if entry.dist else entry.name, folder))
     return found
+
+
+def announced_packages() -> set[str]:
+    """Packages that announce tasks; nothing is imported."""
+    return {entry.value.partition(".")[0] for entry in _announcements()}
+
+
+def _announcements() -> list[EntryPoint]:
+    """Entry points of installed packages.
+
+    What lies in the current directory is not installed: it may be a folder from a stranger.
+    """
+    here = Path.cwd()
+    entries = entry_points(group=ENTRY_POINT_GROUP)
+    return [entry for entry in entries if not (entry.dist and Path(str(entry.dist.locate_file(""))).resolve() == here)]
 
 
 def tasks(config_dir: str | Path | None = None) -> dict[str, TaskEntry]:

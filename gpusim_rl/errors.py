@@ -68,6 +68,19 @@ def import_extra(module: str, extra: str, needed_by: str) -> ModuleType:
         raise ConfigError(f"{needed_by} needs {module}: pip install 'gpusim-rl[{extra}]'") from None
 
 
+def printable(text: str) -> str:
+    """Text from a file, escaped: control characters and the like would move a terminal's cursor or hide what follows.
+
+    Line ends and tabs stay.
+    """
+    return "".join(c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text)
+
+
+def warn(text: str) -> None:
+    """Prints a line that must not be missed, before there is a run that logs it."""
+    sys.stderr.write(f"warning: {printable(text)}\n")
+
+
 @contextmanager
 def friendly_errors() -> Iterator[None]:
     """Turns errors inside a `with` block into messages on stderr and exit codes.
@@ -79,14 +92,14 @@ def friendly_errors() -> Iterator[None]:
     try:
         yield
     except (ConfigError, TaskError) as error:
-        sys.stderr.write(f"error: {error}\n")
+        sys.stderr.write(f"error: {printable(str(error))}\n")
         raise SystemExit(EXIT_USER_ERROR) from None
     except KeyboardInterrupt:
         sys.stderr.write("interrupted\n")
         raise SystemExit(EXIT_INTERRUPTED) from None
     except Exception as error:
         trace = _without_hydra(error.__traceback__)
-        sys.stderr.write("".join(traceback.format_exception(type(error), error, trace)))
+        sys.stderr.write(printable("".join(traceback.format_exception(type(error), error, trace))))
         raise SystemExit(1) from None
 
 

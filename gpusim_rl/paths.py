@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpusim_rl.errors import ConfigError, did_you_mean
+from gpusim_rl.saved_files import refuse_links
 
 PACKAGE = Path(__file__).resolve().parent
 
@@ -90,13 +91,17 @@ def find_checkpoint(name: str, runs: str | Path = "runs") -> Checkpoint:
     if path.is_dir():
         if not (path / "checkpoints" / "last.pt").is_file():
             raise ConfigError(f"no checkpoint in {path}: expected checkpoints/last.pt, there is {_contents(path)}")
+        refuse_links(path)
         return Checkpoint(path / "checkpoints" / "last.pt", path)
     if not path.is_file():
         raise ConfigError(
             f"no checkpoint {name!r}: expected a run folder, a .pt file or a trained task; {_nearest(name, path, runs)}"
         )
-    run_dir = path.parent.parent if path.parent.name == "checkpoints" else None
-    return Checkpoint(path, run_dir if run_dir and (run_dir / "config.yaml").is_file() else None)
+    run_dir = path.parent.parent
+    if path.parent.name != "checkpoints" or not (run_dir / "config.yaml").is_file():
+        return Checkpoint(path, None)
+    refuse_links(run_dir)
+    return Checkpoint(path, run_dir)
 
 
 def find_run(name: str, runs: str | Path = "runs") -> Path:
@@ -109,6 +114,7 @@ def find_run(name: str, runs: str | Path = "runs") -> Path:
     path = _resolve(name, runs)
     folder = path.parent.parent if path.is_file() else path
     if (folder / "config.yaml").is_file():
+        refuse_links(folder)
         return folder
     if not path.exists():
         raise ConfigError(f"no run {name!r}: expected a run folder or a trained task; {_nearest(name, path, runs)}")

@@ -406,11 +406,15 @@ def juggler(tmp_path, checkout) -> Path:
     return tmp_path
 
 
-def test_a_folder_adds_a_task_and_its_run_remembers_the_folder(train_cli, juggler):
+def test_a_folder_adds_a_task_and_its_run_is_resumed_where_its_code_is_trusted(train_cli, juggler):
     train_cli("-cd", "my_cfg", "task=Juggler", "debug=smoke")
     [folder] = run_dirs(juggler, "Juggler")
-    train_cli("checkpoint=Juggler", "max_iterations=3")
+    train_cli("checkpoint=Juggler", "max_iterations=3", "-cd", "my_cfg")
+    train_cli("checkpoint=Juggler", "max_iterations=4", "trust=true")
     assert run_dirs(juggler, "Juggler") == [folder]
+    done = train_cli("checkpoint=Juggler", "max_iterations=5", check=False)
+    assert "task._target_=juggler.Juggler would import 'juggler'" in done.stderr and done.stderr.count("\n") == 1
+    assert "trust=true" in done.stderr
     done = train_cli("--config-dir=my_cfg", "task=Jugler", check=False)
     assert done.stderr.startswith("error: unknown task 'Jugler'. Did you mean 'Juggler'? Looked in my_cfg/task/ ")
 
@@ -440,7 +444,7 @@ def test_a_folder_of_the_users_wins_over_ours(train_cli, juggler):
     train_cli("-cd", "my_cfg", "task=Pendulum", "debug=smoke")
     [folder] = run_dirs(juggler, "Pendulum")
     assert task_section(folder / "config.yaml")["_target_"] == "juggler.Juggler"
-    train_cli("checkpoint=Pendulum", "max_iterations=3")
+    train_cli("checkpoint=Pendulum", "max_iterations=3", "-cd", "my_cfg")
     assert run_dirs(juggler, "Pendulum") == [folder]
 
 
@@ -511,16 +515,17 @@ def test_a_run_from_python_is_resumed_by_its_folder_alone(train_cli, juggler, co
     before = read_yaml(folder / "config.yaml")
     assert (before["task"]["bonus"], before["task"]["max_torque"]) == (2.0, 3.0)
     for iterations in (3, 4):
-        train_cli(f"checkpoint={folder}", f"max_iterations={iterations}", cwd=juggler)
+        train_cli(f"checkpoint={folder}", f"max_iterations={iterations}", "trust=true", cwd=juggler)
         assert read_yaml(folder / "config.yaml") == {
             **before,
             "max_iterations": iterations,
+            "trust": True,
             "checkpoint": str(folder.relative_to(juggler)),
         }
-    train_cli("checkpoint=Juggler", "test=true", "task.bonus=5", cwd=juggler)
-    done = train_cli("checkpoint=Juggler", "task=Ant", cwd=juggler, check=False)
+    train_cli("checkpoint=Juggler", "test=true", "task.bonus=5", "trust=true", cwd=juggler)
+    done = train_cli("checkpoint=Juggler", "task=Ant", "trust=true", cwd=juggler, check=False)
     assert done.stderr.startswith("error: checkpoint of another task"), done.stderr
-    done = train_cli("checkpoint=Juggler", "task.bonsu=5", cwd=juggler, check=False)
+    done = train_cli("checkpoint=Juggler", "task.bonsu=5", "trust=true", cwd=juggler, check=False)
     assert done.stderr == "error: unknown key 'task.bonsu'. Did you mean 'task.bonus'?\n", done.stderr
 
 
@@ -545,7 +550,7 @@ def test_python_finds_tasks_in_a_folder(juggler, monkeypatch):
     monkeypatch.delitem(sys.modules, "juggler", raising=False)
     spec = prepare("Juggler", config_dir=juggler / "my_cfg", num_envs=8)
     task, lines = spec.task_class, spec.overrides
-    assert (task.__name__, lines) == ("Juggler", [f"--config-dir={juggler}/my_cfg", "task=Juggler", "num_envs=8"])
+    assert (task.__name__, lines) == ("Juggler", ["task=Juggler", "num_envs=8"])
     with pytest.raises(ConfigError, match=r"unknown task 'Juggler'\. Try config_dir=<folder with its yaml>, or pass"):
         prepare("Juggler")
 

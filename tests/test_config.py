@@ -18,6 +18,7 @@ from gpusim_rl.discover import read_yaml, tasks
 from gpusim_rl.env import TaskConfig
 from gpusim_rl.env.task import load_task_class
 from gpusim_rl.errors import ConfigError, TaskError, friendly_errors, import_extra
+from gpusim_rl.saved_files import dump_yaml
 
 TASKS = sorted(tasks())
 
@@ -352,10 +353,9 @@ def run_dir(tmp_path, monkeypatch):
     (folder / "checkpoints").mkdir(parents=True)
     (folder / "checkpoints" / "last.pt").write_bytes(b"x")
     (folder / "checkpoints" / "000050.pt").write_bytes(b"x")
-    (folder / "config.yaml").write_text("task: {_target_: gpusim_rl.tasks.cartpole.Cartpole}\n")
-    (folder / "overrides.yaml").write_text(
-        "- task=Cartpole\n- num_envs=64\n- checkpoint=old.pt\n- test=true\n- hydra.verbose=true\n"
-    )
+    saved = composing.compose(["task=Cartpole", "num_envs=64"]) | {"checkpoint": "old.pt", "test": True}
+    (folder / "config.yaml").write_bytes(dump_yaml(saved))
+    (folder / "overrides.yaml").write_bytes(dump_yaml(["task=Cartpole", "num_envs=64", "checkpoint=old.pt"]))
     (folder.parent / "latest").symlink_to(folder.name)
     return folder
 
@@ -403,45 +403,69 @@ def test_a_run_without_checkpoint_says_what_is_there(run_dir):
         paths.find_checkpoint("Cartpole")
 
 
-def test_resume_puts_the_saved_command_line_in_front(run_dir):
+def resumed(*typed: str) -> tuple[dict, list[str]]:
+    """The settings of a run that these arguments continue, and its command line for the record."""
+    arguments, saved = composing.continue_run(typed, None)
+    assert saved is not None
+    return composing.compose(arguments, saved=saved), saved.with_overrides(arguments)
+
+
+def test_a_resumed_run_has_the_saved_settings_and_what_is_typed_wins(run_dir):
     folder = "runs/Cartpole/2026-01-31_12-00-00"
-    found = paths.find_checkpoint("Cartpole")
-    arguments, checkpoint = composing.with_saved_overrides(["checkpoint=Cartpole"])
-    assert arguments == ["task=Cartpole", "num_envs=64", f"checkpoint={folder}"]
-    assert checkpoint == found
-    typed = ["num_envs=8", "checkpoint=Cartpole", "max_iterations=9"]
-    arguments, checkpoint = composing.with_saved_overrides(typed)
-    assert arguments == ["task=Cartpole", "num_envs=8", f"checkpoint={folder}", "max_iterations=9"]
-    assert checkpoint == found
+    settings, record = resumed("checkpoint=Cartpole")
+    assert settings == composing.compose(["num_envs=64", f"checkpoint={folder}"])
+    assert record == ["task=Cartpole", "num_envs=64", f"checkpoint={folder}"]
+    settings, record = resumed("num_envs=8", "checkpoint=Cartpole", "max_iterations=9")
+    assert (settings["num_envs"], settings["max_iterations"], settings["test"]) == (8, 9, False)
+    assert record == ["task=Cartpole", "num_envs=8", f"checkpoint={folder}", "max_iterations=9"]
     file = f"{folder}/checkpoints/000050.pt"
-    arguments, checkpoint = composing.with_saved_overrides([f"checkpoint={file}"])
-    assert arguments[-1] == f"checkpoint={file}"
-    assert checkpoint is not None and str(checkpoint.file) == file
-    assert composing.with_saved_overrides(["checkpoint=null"]) == (["checkpoint=null"], None)
-    assert composing.with_saved_overrides(["task=Cartpole"]) == (["task=Cartpole"], None)
+    assert resumed(f"checkpoint={file}")[0]["checkpoint"] == file
+    assert composing.continue_run(["checkpoint=null"], None) == (["checkpoint=null"], None)
+    assert composing.continue_run(["task=Cartpole"], None) == (["task=Cartpole"], None)
+
+
+def test_a_group_typed_at_a_resume_wins_over_the_saved_settings(run_dir):
+    settings, _ = resumed("checkpoint=Cartpole", "sim=mjwarp", "debug=smoke", "max_iterations=3")
+    assert settings["sim"]["name"] == "mjwarp"
+    assert (settings["num_envs"], settings["max_iterations"]) == (16, 3)
+    settings, _ = resumed("checkpoint=Cartpole", "task=Cartpole", "algo=ppo")  # what it has: nothing new
+    assert settings["num_envs"] == 64
+
+
+def test_settings_removed_by_hand_stay_removed(run_dir):
+    """A section is taken over whole: nothing comes back from the task's yaml."""
+    saved = composing.compose(["task=Ant", "task.randomization_params={sim_params:{gravity:null}}"])
+    del saved["task"]["randomization_params"]["sim_params"]["gravity"]
+    (run_dir / "config.yaml").write_bytes(dump_yaml(saved))
+    settings, _ = resumed("checkpoint=Cartpole")
+    assert settings["task"]["randomization_params"] == saved["task"]["randomization_params"]
 
 
 def test_a_folder_with_odd_characters_survives_the_command_line(run_dir, tmp_path):
     odd = tmp_path / "my runs, (old)='1'"
     (tmp_path / "runs").rename(odd)
-    lines, _ = composing.with_saved_overrides([f"checkpoint={odd}/Cartpole/latest"])
-    plain = composing.compose(lines)
-    assert plain["checkpoint"] == f"{odd.name}/Cartpole/2026-01-31_12-00-00"
+    settings, _ = resumed(f"checkpoint={odd}/Cartpole/latest")
+    assert settings["checkpoint"] == f"{odd.name}/Cartpole/2026-01-31_12-00-00"
 
 
 def test_checkpoint_of_another_task_is_refused(run_dir):
-    lines, checkpoint = composing.with_saved_overrides(["task=Ant", "checkpoint=Cartpole"])
+    arguments, saved = composing.continue_run(["task=Ant", "checkpoint=Cartpole"], None)
     with pytest.raises(ConfigError) as info:
-        composing.refuse_other_task(composing.compose(lines), checkpoint)
+        composing.refuse_other_task(composing.compose(arguments, saved=saved), saved)
     assert message(info).startswith("checkpoint of another task")
-    composing.refuse_other_task(composing.compose(["task=Cartpole"]), checkpoint)
+    composing.refuse_other_task(composing.compose(["task=Cartpole"]), saved)
     composing.refuse_other_task(composing.compose(["task=Ant"]), None)
 
 
+def test_an_unknown_key_at_a_resume_is_compared_with_those_of_the_run(run_dir):
+    with pytest.raises(ConfigError, match=r"unknown key 'task\.max_forse'\. Did you mean 'task\.max_force'\?"):
+        resumed("checkpoint=Cartpole", "task.max_forse=1")
+
+
 def test_foreign_overrides_file_is_refused(run_dir):
-    (run_dir / "overrides.yaml").write_text("a: 1\n")
+    (run_dir / "overrides.yaml").write_bytes(dump_yaml({"a": 1}))
     with pytest.raises(ConfigError, match="expected a list"):
-        composing.with_saved_overrides(["checkpoint=Cartpole"])
+        composing.continue_run(["checkpoint=Cartpole"], None)
 
 
 # -- errors -----------------------------------------------------------------------------------

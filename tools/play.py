@@ -41,6 +41,7 @@ def main(argv: list[str] | None = None) -> int:
 def parse(argv: list[str] | None) -> argparse.Namespace:
     """The command line."""
     from gpusim_rl.simulators import SIMULATORS
+    from gpusim_rl.trust import add_trust_arguments
 
     parser = argparse.ArgumentParser(prog="play", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("run", help="run folder, checkpoint, or a task (its latest run)")
@@ -57,6 +58,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--sim", choices=list(SIMULATORS), help="simulator (default: mujoco; newton for a run that was trained on it)"
     )
+    add_trust_arguments(parser)
     return parser.parse_args(argv)
 
 
@@ -86,7 +88,17 @@ def play(args: argparse.Namespace) -> None:
     from gpusim_rl.view.player import Player
 
     num_envs = args.num_envs or (HEADLESS_ENVS if args.viewer == "none" else 1)
-    with closing(Player.open(args.run, act=args.policy, num_envs=num_envs, sim=args.sim, compose=compose)) as player:
+    with closing(
+        Player.open(
+            args.run,
+            act=args.policy,
+            num_envs=num_envs,
+            sim=args.sim,
+            compose=compose,
+            trust=args.trust,
+            config_dir=args.config_dir,
+        )
+    ) as player:
         if player.checkpoint is not None:
             print(f"{player.checkpoint}, iteration {player.iteration}")
         if args.viewer == "none":

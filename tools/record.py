@@ -27,6 +27,7 @@ def main(argv: list[str] | None = None) -> int:
 def parse(argv: list[str] | None) -> argparse.Namespace:
     """The command line."""
     from gpusim_rl.simulators import SIMULATORS
+    from gpusim_rl.trust import add_trust_arguments
 
     parser = argparse.ArgumentParser(prog="record", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("run", help="run folder, checkpoint, or a task (its latest run)")
@@ -45,6 +46,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
         default="auto",
         help="gl: OpenGL through EGL or OSMesa; ray: ray caster on the CPU; auto: the first that works here",
     )
+    add_trust_arguments(parser)
     return parser.parse_args(argv)
 
 
@@ -69,7 +71,15 @@ def record(args: argparse.Namespace) -> Path:
     from gpusim_rl.view.renderer import make_renderer
     from gpusim_rl.view.video import VideoWriter
 
-    player = Player.open(args.run, act=args.policy, num_envs=args.num_envs, sim=args.sim, compose=compose)
+    player = Player.open(
+        args.run,
+        act=args.policy,
+        num_envs=args.num_envs,
+        sim=args.sim,
+        compose=compose,
+        trust=args.trust,
+        config_dir=args.config_dir,
+    )
     every, fps = frame_rate(player.env.cfg.control_hz)
     sim = player.env.sim
     renderer, note = make_renderer(sim.scene, sim.scene_qpos().cpu().numpy(), args.width, args.height, args.renderer)

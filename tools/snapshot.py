@@ -25,6 +25,7 @@ def main(argv: list[str] | None = None) -> int:
 def parse(argv: list[str] | None) -> argparse.Namespace:
     """The command line."""
     from gpusim_rl.simulators import SIMULATORS
+    from gpusim_rl.trust import add_trust_arguments
 
     parser = argparse.ArgumentParser(prog="snapshot", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("run", help="task, run folder or checkpoint")
@@ -44,6 +45,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
         default="auto",
         help="gl: OpenGL through EGL or OSMesa; ray: ray caster on the CPU; auto: the first that works here",
     )
+    add_trust_arguments(parser)
     return parser.parse_args(argv)
 
 
@@ -85,7 +87,16 @@ def snapshot(args: argparse.Namespace) -> Path:
     from gpusim_rl.view.snapshot import draw, write_png
 
     with closing(
-        Player.open(args.run, act=args.policy, num_envs=args.num_envs, sim=args.sim, from_yaml=True, compose=compose)
+        Player.open(
+            args.run,
+            act=args.policy,
+            num_envs=args.num_envs,
+            sim=args.sim,
+            from_yaml=True,
+            compose=compose,
+            trust=args.trust,
+            config_dir=args.config_dir,
+        )
     ) as player:
         for _ in range(args.steps):
             player.step()

@@ -1,108 +1,19 @@
-"""Checkpoints: data only (`weights_only=True` reads them), versioned, whole or not there at all."""
+"""The checkpoints of a run: which there are, and whether one fits a configuration."""
 
 from __future__ import annotations
 
 import os
 import re
 import shutil
-import warnings
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import torch
-
-import gpusim_rl
+from gpusim_rl.checkpoint_file import load, save
 from gpusim_rl.config import RunSpec
 from gpusim_rl.errors import ConfigError
-from gpusim_rl.run.run_dir import replacing
-
-FORMAT = 3
-SCALARS = (int, float, complex, bool, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
-"""Types that `weights_only=True` reads beside tensors and containers; not classes derived from them (numpy's float)."""
-
-
-def save(path: Path, payload: Mapping[str, Any]) -> None:
-    """Write a checkpoint in place of `path`, atomically.
-
-    Args:
-        path: File to write.
-        payload: Nested dicts and lists of tensors, numbers, strings and None.
-
-    Raises:
-        OSError: The disk is full or the folder is gone. The old file is as it was.
-        ConfigError: `load` could not read it again.
-    """
-    check_is_data(payload)
-    versioned = {"format": FORMAT, "gpusim_rl": gpusim_rl.__version__, **payload}
-    with replacing(path) as file:
-        try:
-            torch.save(versioned, file)
-        except RuntimeError as error:
-            # torch closes its archive after a failed write, and that failure hides the reason.
-            if isinstance(error.__context__, OSError):
-                raise error.__context__ from None
-            raise
-
-
-def check_is_data(node: Any, path: str = "") -> None:
-    """Stop where a state has something that `load` would refuse.
-
-    Args:
-        node: What is to be saved.
-        path: Where it stands in the state.
-    """
-    kind = type(node)
-    if kind in (dict, OrderedDict):
-        for key, value in node.items():
-            if type(key) not in SCALARS:
-                raise _not_data(key, f"a key of {path or '/'}")
-            check_is_data(value, f"{path}/{key}" if path else str(key))
-    elif kind in (list, tuple, set):
-        for index, value in enumerate(node):
-            check_is_data(value, f"{path}/{index}")
-    elif kind not in (torch.Tensor, torch.nn.Parameter, *SCALARS):
-        raise _not_data(node, path)
-
-
-def _not_data(value: Any, where: str) -> ConfigError:
-    kind = type(value)
-    name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
-    return ConfigError(
-        f"the state to save has a {name} at {where}; a checkpoint holds tensors, numbers, strings, lists and dicts"
-    )
-
-
-def load(path: Path, map_location: str | torch.device = "cpu") -> dict[str, Any]:
-    """Read a checkpoint of this format.
-
-    Args:
-        path: File to read.
-        map_location: Device of the tensors. Random-generator states must stay on the CPU.
-    """
-    try:
-        file = path.open("rb")
-    except OSError as error:
-        raise ConfigError(f"cannot read checkpoint {path}: {error.strerror}") from None
-    with file, warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about foreign files, which the error is about too
-        try:
-            payload = torch.load(file, map_location=map_location, weights_only=True)
-        except Exception:  # torch's reader fails on foreign bytes in a dozen ways, in words that help nobody
-            raise ConfigError(f"cannot read checkpoint {path}: damaged, or not a checkpoint") from None
-    ours = isinstance(payload, dict) and "gpusim_rl" in payload
-    version = payload.get("format") if ours else None
-    if not isinstance(version, int) or version < 1:
-        raise ConfigError(f"{path} is not a checkpoint of gpusim_rl: another program wrote it")
-    if version != FORMAT:
-        raise ConfigError(
-            f"checkpoint {path} has format {version} of gpusim_rl {payload['gpusim_rl']}; this is gpusim_rl"
-            f" {gpusim_rl.__version__}, which reads format {FORMAT}. Try the version that wrote it (env.json of the run"
-            " names its commit)"
-        )
-    return payload
+from gpusim_rl.saved_files import temporary_name
 
 
 def load_for(spec: RunSpec) -> dict[str, Any] | None:
@@ -177,9 +88,8 @@ class Checkpoints:
         return path
 
     def _name_last(self, path: Path) -> Path:
-        temporary = path.with_name(f"{path.name}.tmp")
+        temporary = temporary_name(path)
         try:
-            temporary.unlink(missing_ok=True)
             try:
                 os.link(self.last, temporary)
             except OSError:  # a file system without hard links

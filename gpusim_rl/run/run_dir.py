@@ -6,25 +6,29 @@ and checkpoints/; `runs/<name>/latest` is a link to the newest of them.
 
 from __future__ import annotations
 
+import fcntl
 import itertools
 import json
 import os
 import re
 import shutil
+import socket
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
-
-import yaml
+from typing import Any
 
 from gpusim_rl import paths
+from gpusim_rl.checkpoint_file import digest_of
 from gpusim_rl.config import RunSpec
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.provenance import describe_environment, git_state
+from gpusim_rl.saved_files import dump_yaml, load_json, load_yaml, open_file, read_bytes, remove_temporary, replacing
 
+MAX_DIFF_BYTES = 1 << 30
+LOCK = "lock"  # file in a run folder while a process trains there
 OF_A_START = ("time", "command", "versions", "cpu", "gpu", "git")  # what env.json keeps of earlier starts
 
 
@@ -64,8 +68,8 @@ class RunDir:
             ) from None
         try:
             run.checkpoints.mkdir()
-            run.config_yaml.write_text(yaml.safe_dump(dict(config), sort_keys=False))
-            run.overrides_yaml.write_text(yaml.safe_dump(list(overrides)))
+            run.config_yaml.write_bytes(dump_yaml(dict(config)))
+            run.overrides_yaml.write_bytes(dump_yaml(list(overrides)))
             git, diff = git_state(base)
             environment = {**describe_environment(), "git": git}
             run.env_json.write_text(json.dumps(environment, indent=2) + "\n")
@@ -78,20 +82,88 @@ class RunDir:
         return run
 
     @classmethod
-    def of(cls, spec: RunSpec) -> tuple[RunDir, bool]:
-        """The folder of a run: its own, if it continues from its last checkpoint, else a new one.
+    @contextmanager
+    def of(cls, spec: RunSpec, digest: str | None = None) -> Iterator[tuple[RunDir, bool]]:
+        """The folder of a run, locked: its own, if it continues from its last checkpoint, else a new one.
 
-        Returns:
+        Args:
+            spec: The run.
+            digest: Of the checkpoint that was read.
+
+        Yields:
             The folder, and whether an earlier start of the run has made it.
+
+        Raises:
+            ConfigError: Another process trains in the folder, or has done so since the checkpoint was read. Or the
+                folder cannot be written.
         """
         found = spec.checkpoint
-        if found is not None and found.run_dir is not None and found.file.name == "last.pt":
-            run_dir = cls.open(found.run_dir)
-            run_dir.resume(config=spec.config, overrides=spec.overrides)
-            return run_dir, True
-        task = chosen_task(spec.overrides) or spec.task_class.__name__
-        name, base = spec.cfg.experiment or task, Path(spec.cfg.log.dir)
-        return cls.create(base, name, task, config=spec.config, overrides=spec.overrides), False
+        if found is None or found.run_dir is None or found.file.name != "last.pt":
+            task = chosen_task(spec.overrides) or spec.task_class.__name__
+            name, base = spec.cfg.experiment or task, Path(spec.cfg.log.dir)
+            run_dir = cls.create(base, name, task, config=spec.config, overrides=spec.overrides)
+            with run_dir.locked():
+                yield run_dir, False
+            return
+        run_dir = cls.open(found.run_dir)
+        with run_dir.locked():
+            if digest_of(found.file) != digest:
+                raise ConfigError(f"{run_dir} was trained further by another process just now. Try the command again")
+            try:
+                for folder in (run_dir.path, run_dir.checkpoints):
+                    remove_temporary(folder)
+                run_dir.resume(config=spec.config, overrides=spec.overrides)
+            except OSError as error:
+                raise run_dir.unwritable(error) from None
+            yield run_dir, True
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keeps other processes from training in the folder.
+
+        The lock is the operating system's: that of a process that was killed is free. The file says who holds it.
+
+        Raises:
+            ConfigError: Another process holds it, or the folder cannot be written.
+        """
+        try:
+            file = self._lock()
+        except OSError as error:
+            raise self.unwritable(error) from None
+        with file:
+            yield
+            with suppress(OSError):
+                (self.path / LOCK).unlink()
+
+    def _lock(self) -> IO[bytes]:
+        path = self.path / LOCK
+        while True:
+            file = open_file(path, "ab+")
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                file.seek(0)
+                holder = file.read(200).decode(errors="replace").strip()
+                file.close()
+                raise ConfigError(
+                    f"{self} is being trained by {holder or 'another process'}: one process at a time trains in a run"
+                    f" folder. Try checkpoint={self}/checkpoints/<number>.pt, which begins a new one"
+                ) from None
+            except OSError:  # a file system without locks: say who trains here, and keep nobody out
+                pass
+            if path.exists() and path.stat().st_ino == os.fstat(file.fileno()).st_ino:
+                break
+            file.close()  # its holder has just ended and deleted it
+        file.truncate(0)
+        file.write(f"process {os.getpid()} on {socket.gethostname()}\n".encode())
+        return file
+
+    def unwritable(self, error: OSError) -> ConfigError:
+        """The error for a folder that cannot be written."""
+        return ConfigError(
+            f"cannot write to {self}: {error.strerror}. Try a copy of the folder, or"
+            f" checkpoint={self}/checkpoints/<number>.pt log.dir=<folder>, which begins a new run"
+        )
 
     @classmethod
     def open(cls, path: Path) -> RunDir:
@@ -107,7 +179,7 @@ class RunDir:
         """
         for path, value in ((self.config_yaml, dict(config)), (self.overrides_yaml, list(overrides))):
             with replacing(path) as file:
-                file.write(yaml.safe_dump(value, sort_keys=False).encode())
+                file.write(dump_yaml(value))
         try:
             before = self.environment
         except (OSError, ValueError):  # an older run; a file that somebody edited
@@ -117,7 +189,7 @@ class RunDir:
             earlier = [*earlier, {name: before[name] for name in OF_A_START if name in before}]
         git, diff = git_state(self.path.parent.parent)
         current = self.path / "git.diff"
-        old = current.read_bytes() if current.is_file() else b""
+        old = read_bytes(current, MAX_DIFF_BYTES) if current.is_file() else b""
         if old not in (b"", diff):
             current.replace(self.path / f"git-{len(earlier)}.diff")
         with replacing(current) as file:
@@ -169,12 +241,12 @@ class RunDir:
     @property
     def config(self) -> dict[str, Any]:
         """Composed config, plain values."""
-        return yaml.safe_load(self.config_yaml.read_text())
+        return load_yaml(self.config_yaml)
 
     @property
     def environment(self) -> dict[str, Any]:
         """Content of env.json."""
-        return json.loads(self.env_json.read_text())
+        return load_json(self.env_json)
 
 
 def chosen_task(overrides: Sequence[str]) -> str | None:
@@ -197,25 +269,6 @@ def resolve_run(name: str, base: Path = Path("runs")) -> tuple[RunDir, Path]:
             "and <run>/config.yaml. Try the file in the folder of the run that made it"
         )
     return RunDir.open(found.run_dir), found.file
-
-
-@contextmanager
-def replacing(path: Path) -> Iterator[IO[bytes]]:
-    """Write a file that takes the place of `path` only when it is complete and on disk.
-
-    Whatever happens before, a full disk or a kill, leaves the old file as it was.
-    """
-    temporary = path.with_name(f"{path.name}.tmp")
-    try:
-        with temporary.open("wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except BaseException:
-        with suppress(OSError):
-            temporary.unlink()
-        raise
 
 
 def _new_folder(parent: Path) -> Path:

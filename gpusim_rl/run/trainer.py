@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gpusim_rl.checkpoint_file import check_is_data, digest_of
 from gpusim_rl.config import RunSpec
 from gpusim_rl.env import Step, VecEnv
 from gpusim_rl.env.device_env import moved
@@ -64,6 +65,7 @@ class Trainer:
         self.task_name = spec.task_class.__name__
         if cfg.log.tensorboard:
             require_tensorboard()
+        self._digest = digest_of(spec.checkpoint.file) if spec.checkpoint is not None else None
         state = checkpoint.load_for(spec)
         self.resumed = state is not None
         self.seed = self._choose_seed(state)
@@ -115,7 +117,7 @@ class Trainer:
         """
         cfg = self.cfg
         with one_line_if_out_of_memory(cfg.num_envs):  # before the run folder is made, not at the first checkpoint
-            checkpoint.check_is_data(self.state_dict())
+            check_is_data(self.state_dict())
         with self.logging() as log, self._stop_signal, profiling(self, log), one_line_if_out_of_memory(cfg.num_envs):
             if self.iteration >= cfg.max_iterations:
                 log.console.info(
@@ -209,24 +211,24 @@ class Trainer:
     @contextmanager
     def logging(self) -> Iterator[Logger]:
         """Opens the run folder and its logger; the block may `iterate`. At its end the environments are closed."""
-        run_dir, continues = RunDir.of(self.spec)
-        if not continues:  # a branch of another run is a run of its own
-            self.wandb_id = secrets.token_hex(4)
-        log = Logger(
-            self.cfg,
-            run_dir,
-            wandb_id=self.wandb_id,
-            resumed_at=self.iteration if self.resumed else None,
-            best_return=self.intervals.best_return,
-        )
         try:
-            with log, self.graphs.stream():
-                self.intervals.start()
-                log.start(banner(self, log.run_dir), self.spec.config)
-                self._note_metadata(log)
-                self._started_at = time.perf_counter()
-                self.timer.start()
-                yield log
+            with RunDir.of(self.spec, self._digest) as (run_dir, continues):
+                if not continues:  # a branch of another run is a run of its own
+                    self.wandb_id = secrets.token_hex(4)
+                log = Logger(
+                    self.cfg,
+                    run_dir,
+                    wandb_id=self.wandb_id,
+                    resumed_at=self.iteration if self.resumed else None,
+                    best_return=self.intervals.best_return,
+                )
+                with log, self.graphs.stream():
+                    self.intervals.start()
+                    log.start(banner(self, log.run_dir), self.spec.config)
+                    self._note_metadata(log)
+                    self._started_at = time.perf_counter()
+                    self.timer.start()
+                    yield log
         finally:
             self.close()
 

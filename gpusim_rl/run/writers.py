@@ -16,7 +16,8 @@ from typing import Any, Protocol
 import yaml
 
 from gpusim_rl.errors import ConfigError, import_extra
-from gpusim_rl.run.run_dir import RunDir, replacing
+from gpusim_rl.run.run_dir import RunDir
+from gpusim_rl.saved_files import replacing
 
 Row = dict[str, int | float | None]
 """Metrics of one log interval by name; None is not known yet."""

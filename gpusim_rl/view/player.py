@@ -22,6 +22,7 @@ from gpusim_rl.run.run_dir import resolve_run
 from gpusim_rl.sim import SimChoice, choose_sim
 from gpusim_rl.simulators import SIMULATORS, default_simulator
 from gpusim_rl.spaces import Box
+from gpusim_rl.trust import check_saved_settings
 
 POLICIES = ("trained", "zero", "random")
 
@@ -96,7 +97,9 @@ class Player:
         num_envs: int = 1,
         sim: str | None = None,
         from_yaml: bool = False,
-        compose: Callable[[list[str]], dict[str, Any]] | None = None,
+        compose: Callable[[list[str], str | None], dict[str, Any]] | None = None,
+        trust: bool = False,
+        config_dir: str | None = None,
     ) -> Player:
         """Rebuilds the task of a run from what the run saved, and its policy.
 
@@ -108,15 +111,17 @@ class Player:
             sim: Simulator; None takes the one that the registry names for what trained the run (`plays_on`).
             from_yaml: Where no policy is needed, a task is as its yaml has it, whatever its runs were.
             compose: `gpusim_rl.compose.compose`; None where only runs can be meant.
+            trust: Import the classes that the run names, whatever they are.
+            config_dir: A folder of the user's with more tasks (`-cd`), whose code is trusted.
 
         Raises:
             ConfigError: There is no such run, or it does not fit this version's task.
         """
         if (here := str(Path.cwd())) not in sys.path:
             sys.path.append(here)  # tasks in the user's folder, as for train.py
-        untrained = discover.tasks() if compose is not None and act != "trained" else {}
+        untrained = discover.tasks(config_dir) if compose is not None and act != "trained" else {}
         if compose is not None and name in untrained and (from_yaml or not Path("runs", name).exists()):
-            return cls._untrained(compose([f"task={name}"]), act, num_envs, sim)
+            return cls._untrained(compose([f"task={name}"], config_dir), act, num_envs, sim)
         try:
             run, file = resolve_run(name)
         except ConfigError as error:
@@ -124,9 +129,10 @@ class Player:
             raise ConfigError(f"{error}.{hint}" if hint else str(error)) from None
         written_ns = file.stat().st_mtime_ns  # before it is read: a newer one is not missed
         state = checkpoint.load(file)
-        task_class = load_task_class(state["config"]["task"].get("_target_"))
-        algorithm_class = load_algorithm_class(state["config"]["algo"].get("_target_"))
-        cfg = build_run(state["config"], task_class=task_class, algorithm_class=algorithm_class)
+        config = check_saved_settings(state.get("config"), file, trust=trust, config_dir=config_dir)
+        task_class = load_task_class(config["task"].get("_target_"))
+        algorithm_class = load_algorithm_class(config["algo"].get("_target_"))
+        cfg = build_run(config, task_class=task_class, algorithm_class=algorithm_class)
         player = cls(
             task_class,
             cfg.task,

@@ -20,10 +20,16 @@ def compose_once() -> None:
     configs: dict[tuple[Path | str, ...], dict[str, Any]] = {}
     entries: dict[tuple[tuple[str, Path], ...], dict[str, discover.TaskEntry]] = {}
 
-    def kept_compose(overrides: Sequence[str] = (), config_dir: str | Path | None = None) -> dict[str, Any]:
+    def kept_compose(
+        overrides: Sequence[str] = (), config_dir: str | Path | None = None, saved: Any = None
+    ) -> dict[str, Any]:
         folders = [line.removeprefix(FOLDER) for line in overrides if line.startswith(FOLDER)]
-        if config_dir is not None or not all(re.fullmatch(r"/[\w/-]+", folder) for folder in folders):
-            return compose(overrides, config_dir)
+        if (
+            config_dir is not None
+            or saved is not None
+            or not all(re.fullmatch(r"/[\w/-]+", folder) for folder in folders)
+        ):
+            return compose(overrides, config_dir, saved)
         key = (paths.cfg_dir(), *(line for line in overrides if not line.startswith(FOLDER)))
         if key not in configs:
             configs[key] = compose(list(key[1:]))

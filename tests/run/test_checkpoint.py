@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from gpusim_rl.checkpoint_file import FORMAT, load, save
 from gpusim_rl.errors import ConfigError
-from gpusim_rl.run import checkpoint
-from gpusim_rl.run.checkpoint import Checkpoints, load, save, structural_difference
+from gpusim_rl.run.checkpoint import Checkpoints, structural_difference
 
 PAYLOAD = {
     "policy": {"w": torch.arange(6.0).reshape(2, 3)},
@@ -38,7 +38,7 @@ def disk_full_after(size: int):
 def test_round_trip_is_exact(tmp_path):
     save(tmp_path / "last.pt", PAYLOAD)
     loaded = load(tmp_path / "last.pt")
-    assert loaded["format"] == checkpoint.FORMAT and loaded["gpusim_rl"]
+    assert loaded["format"] == FORMAT and loaded["gpusim_rl"]
     assert torch.equal(loaded["policy"]["w"], PAYLOAD["policy"]["w"])
     assert torch.equal(loaded["rng"], PAYLOAD["rng"])
     assert {key: loaded[key] for key in ("iteration", "best_return", "config")} == {
@@ -74,7 +74,8 @@ KILL_LOOP = """
 import os, random, signal, sys, time
 from pathlib import Path
 import torch
-from gpusim_rl.run.checkpoint import Checkpoints, load
+from gpusim_rl.checkpoint_file import load
+from gpusim_rl.run.checkpoint import Checkpoints
 folder = Path(sys.argv[1])
 checkpoints, random = Checkpoints(folder, 3), random.Random(0)
 checkpoints.save_last({"iteration": 0, "weights": torch.full((1_000_000,), 0.0)})
@@ -99,7 +100,7 @@ for _ in range(25):
 checkpoints.save_last({"iteration": -1})
 checkpoints.save_best()
 assert load(checkpoints.best)["iteration"] == -1
-print(len(seen), sorted(file.name for file in folder.glob("*.tmp")))
+print(len(seen), sorted(file.name for file in folder.glob(".*.tmp")))
 """
 
 
@@ -210,9 +211,7 @@ def test_foreign_damaged_and_missing_files_are_refused_in_one_line(tmp_path, mon
 @pytest.mark.parametrize("version", [1, 99])
 def test_another_format_names_the_version_that_wrote_it(tmp_path, version):
     torch.save({"gpusim_rl": "9.8.7", "format": version}, tmp_path / "other.pt")
-    with pytest.raises(
-        ConfigError, match=rf"format {version} of gpusim_rl 9\.8\.7; .* reads format {checkpoint.FORMAT}"
-    ):
+    with pytest.raises(ConfigError, match=rf"format {version} of gpusim_rl 9\.8\.7; .* reads format {FORMAT}"):
         load(tmp_path / "other.pt")
 
 

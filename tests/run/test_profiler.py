@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -84,9 +85,10 @@ def test_an_interrupted_run_keeps_the_part_of_its_trace(tmp_path):
 
 def test_a_trace_that_cannot_be_written_ends_nothing(tmp_path, capsys, monkeypatch):
     trainer = make_trainer("Cartpole", tmp_path, max_iterations=3, debug={"profile": 1})
-    run_dir, continues = RunDir.of(trainer.spec)
+    with RunDir.of(trainer.spec) as (run_dir, continues):
+        pass
     (run_dir.path / "profile").write_text("in the way")
-    monkeypatch.setattr(RunDir, "of", lambda spec: (run_dir, continues))
+    monkeypatch.setattr(RunDir, "of", lambda spec, digest: nullcontext((run_dir, continues)))
     assert trainer.train()["iteration"] == 3
     assert "the trace could not be written" in capsys.readouterr().err
 

@@ -14,7 +14,8 @@ import yaml
 from gpusim_rl import paths
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.provenance import git_state
-from gpusim_rl.run.run_dir import RunDir, replacing, resolve_run
+from gpusim_rl.run.run_dir import RunDir, resolve_run
+from gpusim_rl.saved_files import replacing
 
 CONFIG = {"num_envs": 16, "task": {"_target_": "gpusim_rl.tasks.ant.Ant"}, "ppo": {"lr": 1e-05}}
 

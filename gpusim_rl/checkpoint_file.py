@@ -1,0 +1,258 @@
+"""The file of a checkpoint: data only, versioned, whole or not there at all, and with a digest of its content.
+
+It is what `torch.save` writes, a zip archive, whose comment is the SHA-256 of all bytes before it in hex. `torch.load`
+reads it too. `load` reads nothing else: docs/security.md says what it promises.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import pickletools
+import struct
+import warnings
+import zipfile
+from collections import OrderedDict
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+
+import gpusim_rl
+from gpusim_rl.errors import ConfigError
+from gpusim_rl.saved_files import open_file, replacing
+
+FORMAT = 4
+SCALARS = (int, float, complex, bool, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
+"""Types that a checkpoint holds beside tensors and containers; not classes derived from them (numpy's float)."""
+
+DIGEST_SIZE = 64  # hex digits
+MAX_VALUES = 1_000_000  # values in a checkpoint; those of a large task are some 1,000
+CLASSES = {
+    "torch._utils _rebuild_tensor_v2",
+    "torch._utils _rebuild_parameter",
+    "torch device",
+    "torch Size",
+    "collections OrderedDict",
+    "builtins set",
+    "__builtin__ set",
+    "builtins complex",
+    "__builtin__ complex",
+    "_codecs encode",  # bytes
+    *(str(dtype).replace(".", " ") for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)),
+    *(f"torch {storage}" for storage in torch.storage._dtype_to_storage_type_map().values()),
+}
+"""What the archive's pickle may name: none of these allocates more than the archive holds. `weights_only=True` alone
+would let a file name `bytearray` or `torch.Tensor`, and so take any amount of memory."""
+DTYPES = tuple(torch.storage._dtype_to_storage_type_map())
+"""Of the tensors: torch needs other classes than `CLASSES` for uint16 and the like."""
+
+
+def save(path: Path, payload: Mapping[str, Any]) -> None:
+    """Write a checkpoint in place of `path`, atomically.
+
+    Args:
+        path: File to write.
+        payload: Nested dicts and lists of tensors, numbers, strings and None.
+
+    Raises:
+        OSError: The disk is full or the folder is gone. The old file is as it was.
+        ConfigError: `load` could not read it again.
+    """
+    check_is_data(payload)
+    versioned = {"format": FORMAT, "gpusim_rl": gpusim_rl.__version__, **payload}
+    with replacing(path) as file:
+        try:
+            torch.save(versioned, file)
+        except RuntimeError as error:
+            # torch closes its archive after a failed write, and that failure hides the reason.
+            if isinstance(error.__context__, OSError):
+                raise error.__context__ from None
+            raise
+        file.seek(-2, 2)  # an archive ends with the length of its comment
+        file.write(struct.pack("<H", DIGEST_SIZE))
+        digest = _digest(file, file.tell())
+        file.seek(0, 2)
+        file.write(digest)
+
+
+def check_is_data(node: Any, path: str = "") -> None:
+    """Stop where a state has something that `load` would refuse.
+
+    Args:
+        node: What is to be saved.
+        path: Where it stands in the state.
+    """
+    kind = type(node)
+    if kind in (dict, OrderedDict):
+        for key, value in node.items():
+            if type(key) not in SCALARS:
+                raise _not_data(key, f"a key of {path or '/'}")
+            check_is_data(value, f"{path}/{key}" if path else str(key))
+    elif kind in (list, tuple, set):
+        for index, value in enumerate(node):
+            check_is_data(value, f"{path}/{index}")
+    elif kind in (torch.Tensor, torch.nn.Parameter):
+        if node.dtype not in DTYPES:
+            raise ConfigError(f"the state to save has a tensor of {node.dtype} at {path}. Try torch.int32")
+    elif kind not in SCALARS:
+        raise _not_data(node, path)
+
+
+def _not_data(value: Any, where: str) -> ConfigError:
+    kind = type(value)
+    name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+    return ConfigError(
+        f"the state to save has a {name} at {where}; a checkpoint holds tensors, numbers, strings, lists and dicts"
+    )
+
+
+def load(path: Path, map_location: str | torch.device = "cpu") -> dict[str, Any]:
+    """Read a checkpoint of this format.
+
+    Args:
+        path: File to read.
+        map_location: Device of the tensors. Random-generator states must stay on the CPU.
+
+    Raises:
+        ConfigError: The file is damaged, not ours, of another format, or holds more than data.
+    """
+    try:
+        file = open_file(path)
+    except OSError as error:
+        raise ConfigError(f"cannot read checkpoint {path}: {error.strerror}") from None
+    with file:
+        if not _is_intact(file):
+            raise _damaged(path, file)
+        problem = _strange(file)
+        if problem:
+            raise ConfigError(f"checkpoint {path} {problem}: gpusim_rl did not write it")
+        file.seek(0)
+        try:
+            payload = torch.load(file, map_location=map_location, weights_only=True)
+        except Exception:  # torch's reader fails on foreign bytes in a dozen ways, in words that help nobody
+            raise ConfigError(f"cannot read checkpoint {path}: not a checkpoint") from None
+    ours = isinstance(payload, dict) and "gpusim_rl" in payload
+    version = payload.get("format") if ours else None
+    if not isinstance(version, int) or version < 1:
+        raise _foreign(path)
+    if version != FORMAT:
+        raise _other_format(path, payload)
+    if not _is_small(payload):
+        raise ConfigError(f"checkpoint {path} has values without end: gpusim_rl did not write it")
+    return payload
+
+
+def newest_intact(folder: Path) -> Path | None:
+    """The newest checkpoint in a folder whose digest is right; None without one."""
+    found = []
+    for path in folder.glob("*.pt"):
+        with suppress(OSError, ConfigError), open_file(path) as file:
+            if _is_intact(file):
+                found.append((path.stat().st_mtime_ns, path.name == "last.pt", path))
+    return max(found)[-1] if found else None
+
+
+def digest_of(path: Path) -> str | None:
+    """The digest that a checkpoint carries, unchecked; None where the file cannot be read."""
+    with suppress(OSError, ConfigError, UnicodeDecodeError), open_file(path) as file:
+        file.seek(max(0, file.seek(0, 2) - DIGEST_SIZE))
+        return file.read().decode("ascii")
+    return None
+
+
+def _digest(file: IO[bytes], size: int) -> bytes:
+    """SHA-256 of the first `size` bytes, in hex."""
+    digest, block = hashlib.sha256(), memoryview(bytearray(1 << 20))
+    file.seek(0)
+    while size:
+        count = file.readinto(block[: min(size, len(block))])  # type: ignore[attr-defined]
+        if not count:
+            break
+        digest.update(block[:count])
+        size -= count
+    return digest.hexdigest().encode()
+
+
+def _is_intact(file: IO[bytes]) -> bool:
+    size = file.seek(0, 2) - DIGEST_SIZE
+    if size <= 0:
+        return False
+    file.seek(size)
+    written = file.read(DIGEST_SIZE)
+    return _digest(file, size) == written
+
+
+def _damaged(path: Path, file: IO[bytes]) -> ConfigError:
+    """The error for a file without the digest of its content."""
+    with warnings.catch_warnings(), suppress(Exception):  # an older one of ours, or another program's?
+        warnings.simplefilter("ignore")
+        file.seek(0)
+        if not _strange(file):
+            file.seek(0)
+            payload = torch.load(file, map_location="cpu", weights_only=True)
+            if not (isinstance(payload, dict) and "gpusim_rl" in payload):
+                return _foreign(path)
+            if payload.get("format") != FORMAT:
+                return _other_format(path, payload)
+    good = newest_intact(path.parent)
+    hint = f". The newest good checkpoint there is {good.name}: try checkpoint={good}" if good is not None else ""
+    return ConfigError(
+        f"cannot read checkpoint {path}: damaged, or not a checkpoint (the SHA-256 of its content is not the one in"
+        f" it){hint}"
+    )
+
+
+def _foreign(path: Path) -> ConfigError:
+    return ConfigError(f"{path} is not a checkpoint of gpusim_rl: another program wrote it")
+
+
+def _other_format(path: Path, payload: Mapping[str, Any]) -> ConfigError:
+    return ConfigError(
+        f"checkpoint {path} has format {payload.get('format')} of gpusim_rl {payload['gpusim_rl']}; this is gpusim_rl"
+        f" {gpusim_rl.__version__}, which reads format {FORMAT}. Try the version that wrote it (env.json of the run"
+        " names its commit)"
+    )
+
+
+def _strange(file: IO[bytes]) -> str:
+    """What an archive has that `save` does not write, found without unpacking it; empty for nothing."""
+    size = file.seek(0, 2)
+    try:
+        with zipfile.ZipFile(file) as archive:
+            entries = archive.infolist()
+            if any(entry.compress_type != zipfile.ZIP_STORED for entry in entries):
+                return "is compressed"
+            if sum(entry.file_size for entry in entries) > size:
+                return "holds more than its size"
+            pickles = [entry for entry in entries if entry.filename.endswith("/data.pkl")]
+            if len(pickles) != 1:
+                return "is no archive of torch"
+            for count, (code, argument, _) in enumerate(pickletools.genops(archive.read(pickles[0]))):
+                if code.name in ("GLOBAL", "INST") and argument not in CLASSES:
+                    return f"names {argument!r}"
+                if code.name in ("STACK_GLOBAL", "EXT1", "EXT2", "EXT4") or count > 20 * MAX_VALUES:
+                    return "is a pickle of another kind"
+    except (zipfile.BadZipFile, ValueError, EOFError, struct.error, IndexError, NotImplementedError, RuntimeError):
+        return "is no archive of torch"
+    return ""
+
+
+def _is_small(payload: Any) -> bool:
+    """Whether walking through the state ends soon, and no tensor is larger than its memory.
+
+    A pickle of 1 kB can hold lists that contain each other a billion times, and views that repeat one number as often.
+    """
+    left = MAX_VALUES
+    stack = [payload]
+    while stack and left:
+        left -= 1
+        node = stack.pop()
+        if isinstance(node, dict):
+            stack += [*node.keys(), *node.values()]
+        elif isinstance(node, (list, tuple, set)):
+            stack += node
+        elif isinstance(node, torch.Tensor) and node.numel() * node.element_size() > node.untyped_storage().nbytes():
+            return False
+    return left > 0

@@ -1,0 +1,244 @@
+"""Files of a run folder. They may come from a stranger or from a failing disk: they are read as data, or refused.
+
+docs/security.md says what is promised. Free of torch.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import re
+import secrets
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO, Any, Literal
+
+import yaml
+
+from gpusim_rl.errors import ConfigError
+
+MAX_BYTES = 1 << 20
+"""Size of a saved yaml or json; ours have some 10 kB."""
+MAX_NODES = 20_000
+"""Values in saved settings; ours have some 200."""
+MAX_DEPTH = 50
+DIGEST = b"# sha256 "
+"""Begins the first line of a saved yaml; the hex digest of what follows the line is behind it."""
+PLAIN = (str, int, float, bool, type(None))
+
+_FLAGS = {"rb": os.O_RDONLY, "ab": os.O_WRONLY | os.O_APPEND | os.O_CREAT, "ab+": os.O_RDWR | os.O_APPEND | os.O_CREAT}
+
+
+def open_file(path: Path, mode: Literal["rb", "ab", "ab+"] = "rb") -> IO[bytes]:
+    """Open a regular file; what is appended is not buffered. A link is not followed, a named pipe does not block.
+
+    Raises:
+        ConfigError: There is something else than a regular file.
+        OSError: As by `open`.
+    """
+    try:
+        number = os.open(path, _FLAGS[mode] | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENXIO):  # a link; a pipe that nobody reads
+            raise _not_a_file(path, path.lstat().st_mode) from None
+        raise
+    kind = os.fstat(number).st_mode
+    if not stat.S_ISREG(kind):
+        os.close(number)
+        raise _not_a_file(path, kind)
+    return os.fdopen(number, mode, buffering=-1 if mode == "rb" else 0)
+
+
+def read_bytes(path: Path, limit: int = MAX_BYTES) -> bytes:
+    """Content of a regular file of at most `limit` bytes.
+
+    Raises:
+        ConfigError: It is larger, or no regular file.
+        OSError: As by `open`.
+    """
+    with open_file(path) as file:
+        content = file.read(limit + 1)
+    if len(content) > limit:
+        raise ConfigError(f"{path} has more than {limit} bytes: it is not what a run writes")
+    return content
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[IO[bytes]]:
+    """Write a file that takes the place of `path` only when it is complete and on disk.
+
+    Whatever happens before, a full disk or a kill, leaves the old file as it was. A link at `path` is replaced, not
+    followed.
+    """
+    temporary = temporary_name(path)
+    try:
+        # The name is new (O_EXCL): whatever stands in the folder is neither followed nor overwritten.
+        number = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+        with os.fdopen(number, "w+b") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        with suppress(OSError):
+            temporary.unlink()
+        raise
+
+
+def temporary_name(path: Path) -> Path:
+    """A name beside `path` that no other process uses."""
+    return path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+
+
+def remove_temporary(folder: Path) -> None:
+    """Delete what a killed process left of `replacing`. No other process may be writing there."""
+    for file in folder.glob(".*.tmp"):
+        if re.fullmatch(r"\..+\.[0-9a-f]{8}\.tmp", file.name):
+            with suppress(OSError):
+                file.unlink()
+
+
+def refuse_links(run_dir: Path) -> None:
+    """Stop where a run folder holds something else than files and folders: it could lead to other files of the user's.
+
+    Links below `wandb` are W&B's own, which replaces them and does not follow them.
+
+    Raises:
+        ConfigError: With the first such entry.
+    """
+    for entry in _entries(run_dir):
+        mode = entry.stat(follow_symlinks=False).st_mode
+        if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+            raise _not_a_file(Path(entry.path), mode)
+
+
+def _entries(folder: Path) -> Iterator[os.DirEntry[str]]:
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            yield entry
+            if entry.is_dir(follow_symlinks=False) and entry.name != "wandb":
+                yield from _entries(Path(entry.path))
+
+
+def _not_a_file(path: Path, mode: int) -> ConfigError:
+    kinds = {stat.S_IFLNK: f"a link to {_target(path)}", stat.S_IFIFO: "a named pipe", stat.S_IFDIR: "a folder"}
+    kind = kinds.get(stat.S_IFMT(mode), "no regular file")
+    return ConfigError(f"{path} is {kind}: a run folder holds only files and folders of its own. Try removing it")
+
+
+def _target(path: Path) -> str:
+    try:
+        return os.readlink(path)
+    except OSError:
+        return "another file"
+
+
+# Settings
+
+
+def dump_yaml(value: Any) -> bytes:
+    """Plain values as yaml, with their digest in the first line."""
+    body = yaml.safe_dump(value, sort_keys=False, allow_unicode=True).encode()
+    return DIGEST + hashlib.sha256(body).hexdigest().encode() + b"\n" + body
+
+
+def is_intact(path: Path) -> bool:
+    """Whether a saved yaml is as `dump_yaml` wrote it; False where it cannot be read."""
+    try:
+        first, _, body = read_bytes(path).partition(b"\n")
+    except (OSError, ConfigError):
+        return False
+    return first == DIGEST + hashlib.sha256(body).hexdigest().encode()
+
+
+def load_yaml(path: Path) -> Any:
+    """Read plain values, whoever wrote them.
+
+    Raises:
+        ConfigError: The file cannot be read, is no yaml, or holds what is no data: see `check_plain`.
+    """
+    try:
+        content = read_bytes(path)
+        _check_events(content, path)
+        value = yaml.safe_load(content)
+    except ConfigError:
+        raise
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from None
+    except (yaml.YAMLError, ValueError) as error:  # an int of 5,000 digits is a ValueError
+        mark = getattr(error, "problem_mark", None)
+        line = f" line {mark.line + 1}" if mark else ""
+        problem = getattr(error, "problem", None) or str(error).partition("\n")[0]
+        raise ConfigError(f"{path}{line}: not valid yaml: {problem}") from None
+    check_plain(value, path)
+    return value
+
+
+def _check_events(text: bytes, path: Path) -> None:
+    """Stop at aliases (a few of them stand for millions of values), tags (they name classes), and masses of values.
+
+    Parsing is lazy: a large text costs no more than `MAX_NODES` values.
+    """
+    depth = 0
+    for count, event in enumerate(yaml.parse(text, yaml.SafeLoader)):
+        where = f"{path} line {event.start_mark.line + 1}"
+        if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None) is not None:
+            raise ConfigError(f"{where}: an anchor or alias (& or *): saved settings have none")
+        if getattr(event, "tag", None) is not None:
+            raise ConfigError(f"{where}: the tag {event.tag!r}: saved settings have none")
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > MAX_DEPTH or count > MAX_NODES:
+            raise ConfigError(f"{where}: too many or too deeply nested values for saved settings")
+
+
+def check_plain(value: Any, where: Path | str) -> None:
+    """Stop where saved settings hold something else than resolved data.
+
+    Args:
+        value: Nested dicts and lists.
+        where: File that they are from.
+
+    Raises:
+        ConfigError: For an interpolation, which could read the environment; for an object that is neither number nor
+            text; for masses of values.
+    """
+    count = 0
+
+    def check(node: Any, key: str, depth: int) -> None:
+        nonlocal count
+        count += 1
+        if count > MAX_NODES or depth > MAX_DEPTH:
+            raise ConfigError(f"{where}: too many or too deeply nested values for saved settings")
+        if isinstance(node, dict):
+            for name, item in node.items():
+                check(name, f"a key of {key or 'the settings'}", depth + 1)
+                check(item, f"{key}.{name}" if key else str(name), depth + 1)
+        elif isinstance(node, (list, tuple)):
+            for item in node:
+                check(item, key, depth + 1)
+        elif type(node) not in PLAIN:
+            raise ConfigError(f"{where}: {key} is a {type(node).__name__}: saved settings are numbers and text")
+        elif isinstance(node, str) and "${" in node:
+            raise ConfigError(f"{where}: {key} is the interpolation {node!r}: saved settings are resolved values")
+
+    check(value, "", 0)
+
+
+def load_json(path: Path) -> dict[str, Any]:
+    """Read a file such as env.json.
+
+    Raises:
+        ValueError: It is damaged. ConfigError is one.
+        OSError: As by `open`.
+    """
+    try:
+        value = json.loads(read_bytes(path))
+    except RecursionError:
+        raise ConfigError(f"{path}: nested too deeply") from None
+    if not isinstance(value, dict):
+        raise ConfigError(f"{path}: expected an object, got {type(value).__name__}")
+    return value

@@ -1,0 +1,95 @@
+"""Which code a run folder may name: a class is imported only from where the user has put trust before.
+
+Free of torch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import Any
+
+from gpusim_rl.discover import announced_packages, check_config_dir, read_yaml
+from gpusim_rl.errors import ConfigError
+from gpusim_rl.saved_files import check_plain
+
+FORBIDDEN = ("hydra", "defaults")
+"""Keys that choose or configure Hydra's own parts: with them, settings would name code to run."""
+
+
+def check_saved_settings(
+    settings: Any,
+    where: Path,
+    *,
+    trust: bool = False,
+    config_dir: str | Path | None = None,
+    named: Collection[str] = (),
+) -> dict[str, Any]:
+    """Stop where saved settings would have code imported that the user has not asked for.
+
+    Trusted are gpusim_rl itself, packages that announce tasks with an entry point, and what this command names.
+
+    Args:
+        settings: Saved settings, plain values.
+        where: File that they are from.
+        trust: The user said `trust=true`.
+        config_dir: The user's folder (`-cd`): the modules that its files name are trusted.
+        named: Class paths that this command names.
+
+    Returns:
+        The settings.
+
+    Raises:
+        ConfigError: With the module that would be imported.
+    """
+    check_plain(settings, where)
+    if not isinstance(settings, dict) or not all(isinstance(settings.get(key), dict) for key in ("task", "algo")):
+        raise ConfigError(f"{where}: expected the settings of a run, with the sections task and algo")
+    for key in settings:
+        if str(key).partition("/")[0] in FORBIDDEN:
+            raise ConfigError(f"{where} has the key {key!r}: the settings of a run have none. Try removing it")
+    if trust:
+        return settings
+    packages = {"gpusim_rl", *announced_packages()}
+    modules = {target.rpartition(".")[0] for target in named} | _modules(config_dir)
+    for key, target in class_paths(settings):
+        module = target.rpartition(".")[0]
+        known = module in modules or module in sys.modules  # what is imported already runs nothing again
+        if not known and module.partition(".")[0] not in packages:
+            raise ConfigError(
+                f"{where}: {key}={target} would import {module!r}, which is neither of gpusim_rl nor of an installed"
+                " package of tasks. If you trust its code, try trust=true (tools: --trust), or -cd <folder with its"
+                " yaml>"
+            )
+    return settings
+
+
+def class_paths(node: Any, key: str = "") -> Iterator[tuple[str, str]]:
+    """Keys and values of all `_target_` in nested settings."""
+    if isinstance(node, dict):
+        for name, value in node.items():
+            path = f"{key}.{name}" if key else str(name)
+            if name == "_target_" and value is not None:
+                yield path, str(value)
+            else:
+                yield from class_paths(value, path)
+    elif isinstance(node, list):
+        for item in node:
+            yield from class_paths(item, key)
+
+
+def _modules(config_dir: str | Path | None) -> set[str]:
+    """Modules that the files in a user's folder name."""
+    if config_dir is None:
+        return set()
+    check_config_dir(config_dir)
+    files = [file for group in ("task", "algo") for file in Path(config_dir, group).glob("*.yaml")]
+    return {target.rpartition(".")[0] for file in files for _, target in class_paths(read_yaml(file))}
+
+
+def add_trust_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of a tool that says which code a run may name."""
+    parser.add_argument("--trust", action="store_true", help="import the classes that the run names, whatever they are")
+    parser.add_argument("-cd", "--config-dir", help="a folder with more tasks, as for train.py: their code is trusted")
