@@ -147,10 +147,14 @@ def dump_yaml(value: Any) -> bytes:
 
 
 def is_intact(path: Path) -> bool:
-    """Whether a saved yaml is as `dump_yaml` wrote it; False where it cannot be read."""
+    """Whether a saved yaml is as `dump_yaml` wrote it; False where it cannot be read.
+
+    Raises:
+        ConfigError: It is no file, or larger than any of ours.
+    """
     try:
         first, _, body = read_bytes(path).partition(b"\n")
-    except (OSError, ConfigError):
+    except OSError:
         return False
     return first == DIGEST + hashlib.sha256(body).hexdigest().encode()
 
@@ -215,7 +219,8 @@ def check_plain(value: Any, where: Path | str) -> None:
             raise ConfigError(f"{where}: too many or too deeply nested values for saved settings")
         if isinstance(node, dict):
             for name, item in node.items():
-                check(name, f"a key of {key or 'the settings'}", depth + 1)
+                if type(name) not in PLAIN:
+                    raise ConfigError(f"{where}: a key is a {type(name).__name__}: saved settings are numbers and text")
                 check(item, f"{key}.{name}" if key else str(name), depth + 1)
         elif isinstance(node, (list, tuple)):
             for item in node:

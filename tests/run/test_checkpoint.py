@@ -2,6 +2,7 @@
 
 import os
 import pickle
+import random
 import resource
 import subprocess
 import sys
@@ -213,6 +214,45 @@ def test_another_format_names_the_version_that_wrote_it(tmp_path, version):
     torch.save({"gpusim_rl": "9.8.7", "format": version}, tmp_path / "other.pt")
     with pytest.raises(ConfigError, match=rf"format {version} of gpusim_rl 9\.8\.7; .* reads format {FORMAT}"):
         load(tmp_path / "other.pt")
+
+
+def test_no_flipped_bit_and_no_cut_is_loaded(tmp_path):
+    save(tmp_path / "last.pt", PAYLOAD)
+    whole, chance = (tmp_path / "last.pt").read_bytes(), random.Random(0)
+    damaged = []
+    for _ in range(200):
+        content = bytearray(whole)
+        content[chance.randrange(len(content))] ^= 1 << chance.randrange(8)
+        damaged += [bytes(content), whole[: chance.randrange(len(whole))], whole + b"x" * chance.randrange(1, 9)]
+    for content in damaged:
+        (tmp_path / "last.pt").write_bytes(content)
+        with pytest.raises(ConfigError) as info:
+            load(tmp_path / "last.pt")
+        assert "\n" not in str(info.value)
+
+
+def test_a_damaged_checkpoint_names_the_newest_good_one(tmp_path):
+    for name in ("000001.pt", "000002.pt", "000003.pt", "last.pt"):
+        save(tmp_path / name, PAYLOAD)
+        os.utime(tmp_path / name, ns=(0, int(name == "000002.pt")))
+    for name in ("000003.pt", "last.pt"):
+        (tmp_path / name).write_bytes((tmp_path / name).read_bytes()[:-100])
+    with pytest.raises(ConfigError, match=rf"newest good checkpoint there is 000002\.pt: try checkpoint={tmp_path}/0"):
+        load(tmp_path / "last.pt")
+    for file in tmp_path.iterdir():
+        file.write_bytes(b"x")
+    with pytest.raises(ConfigError, match=r"not the one in it\)$"):
+        load(tmp_path / "last.pt")
+
+
+def test_torch_reads_a_checkpoint_too(tmp_path):
+    save(tmp_path / "last.pt", PAYLOAD)
+    assert torch.load(tmp_path / "last.pt", weights_only=True)["iteration"] == 7
+
+
+def test_a_tensor_that_could_not_be_read_again_is_not_saved(tmp_path):
+    with pytest.raises(ConfigError, match=r"a tensor of torch\.uint16 at w\. Try torch\.int32"):
+        save(tmp_path / "last.pt", {"w": torch.zeros(1, dtype=torch.uint16)})
 
 
 def test_structural_difference_names_each_key_that_differs():

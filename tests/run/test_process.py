@@ -16,7 +16,7 @@ from typing import IO
 
 import pytest
 
-from gpusim_rl.run import checkpoint
+from gpusim_rl.checkpoint_file import load
 from helpers.commands import ROOT, run_command
 from helpers.training import make_trainer, read_csv, the_run
 from test_writers import values, wandb_records
@@ -114,7 +114,7 @@ def test_killed_at_random_moments_and_resumed_is_the_uninterrupted_run(tmp_path,
         process.process.send_signal(signal.SIGKILL)
         assert process.ended() == -signal.SIGKILL
         run = the_run(tmp_path / "runs")
-        saved = checkpoint.load(run / "checkpoints" / "last.pt")["iteration"]
+        saved = load(run / "checkpoints" / "last.pt")["iteration"]
         moments.append(f"{wait_s:.3f} s: checkpoint {saved}, rows {process.rows()}")
         assert process.rows() - saved in (0, 1, 2), moments
         arguments = [f"checkpoint={run}", "max_iterations=100000"]
@@ -139,7 +139,7 @@ def test_a_signal_saves_and_prints_a_command_that_goes_on(tmp_path, start, numbe
     assert process.ended() == 128 + number, process.err
     assert process.err == "\nstopping after this iteration, with a checkpoint; once more stops at once\n"
     run = the_run(tmp_path / "runs")
-    saved = checkpoint.load(run / "checkpoints" / "last.pt")["iteration"]
+    saved = load(run / "checkpoints" / "last.pt")["iteration"]
     assert iterations(run) == list(range(1, saved + 1))
 
     (command,) = re.findall(r"^  (python .*train\.py checkpoint=.*)$", process.out, re.MULTILINE)
@@ -185,12 +185,34 @@ def test_two_runs_of_the_same_second_have_a_folder_each(tmp_path, start):
     assert [process.ended() for process in both] == [0, 0]
     runs = [path for path in (tmp_path / "runs" / "Cartpole").iterdir() if not path.is_symlink()]
     assert len(runs) == 2
-    assert sorted(checkpoint.load(run / "checkpoints" / "last.pt")["seed"] for run in runs) == [1, 2]
+    assert sorted(load(run / "checkpoints" / "last.pt")["seed"] for run in runs) == [1, 2]
     assert [iterations(run) for run in runs] == [[1, 2], [1, 2]]
     assert (tmp_path / "runs" / "Cartpole" / "latest").resolve() in runs
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="limits its address space")
+def test_one_process_at_a_time_trains_in_a_run_folder(tmp_path, start):
+    first = start("max_iterations=100000", "log.checkpoint_interval=1")
+    first.wait_for(lambda: first.rows() > 2)
+    run = the_run(tmp_path / "runs")
+    for _ in range(2):
+        second = start(f"checkpoint={run}")
+        while second.process.poll() is None:
+            load(run / "checkpoints" / "last.pt")  # never half written
+        assert second.ended() == 2
+        assert second.err.startswith(
+            f"error: runs/Cartpole/{run.name} is being trained by process {first.process.pid} on"
+        )
+        assert second.err.count("\n") == 1
+    first.process.kill()
+    first.ended()
+    assert (run / "lock").exists()  # of a process that is dead: it keeps nobody out
+    third = start(f"checkpoint={run}", f"max_iterations={load(run / 'checkpoints' / 'last.pt')['iteration'] + 2}")
+    assert third.ended() == 0, third.err
+    assert not (run / "lock").exists() and list(run.glob(".*.tmp")) == []
+    assert iterations(run) == list(range(1, len(iterations(run)) + 1))
+
+
 def test_far_too_many_envs_are_a_warning_and_one_line(tmp_path):
     command = f"ulimit -v 8000000; exec {sys.executable} {ROOT / 'train.py'} task=Ant num_envs=20000000 device=cpu"
     done = run_command("bash", "-c", command, cwd=tmp_path, check=False)

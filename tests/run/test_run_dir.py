@@ -1,8 +1,10 @@
 """A run folder is made once, tells what the run is made of, and is found by what users call it."""
 
 import json
+import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +18,7 @@ from gpusim_rl.errors import ConfigError
 from gpusim_rl.provenance import git_state
 from gpusim_rl.run.run_dir import RunDir, resolve_run
 from gpusim_rl.saved_files import replacing
+from helpers.training import make_trainer, the_run
 
 CONFIG = {"num_envs": 16, "task": {"_target_": "gpusim_rl.tasks.ant.Ant"}, "ppo": {"lr": 1e-05}}
 
@@ -185,6 +188,44 @@ def test_name_of_a_run_is_relative_to_here(tmp_path, monkeypatch):
     assert str(run) == str(run.path)
     monkeypatch.chdir(tmp_path)
     assert str(run) == f"Ant/{run.path.name}"
+
+
+def test_a_lock_is_taken_over_from_the_dead_and_kept_by_the_living(tmp_path):
+    run = make_run(tmp_path)
+    (run.path / "lock").write_text("process 1 on another-host\n")
+    with run.locked():
+        assert (run.path / "lock").read_text() == f"process {os.getpid()} on {socket.gethostname()}\n"
+        with (
+            pytest.raises(ConfigError, match=rf"is being trained by process {os.getpid()} on .*: one process"),
+            run.locked(),
+        ):
+            pass
+    assert not (run.path / "lock").exists()
+
+
+def test_a_run_that_went_on_since_its_checkpoint_was_read_is_not_set_back(tmp_path):
+    trainer = make_trainer("Cartpole", tmp_path, max_iterations=1)
+    trainer.train()
+    run = the_run(tmp_path)
+    late = make_trainer("Cartpole", tmp_path, checkpoint=str(run), max_iterations=3)
+    make_trainer("Cartpole", tmp_path, checkpoint=str(run), max_iterations=2).train()
+    before = (run / "metrics.csv").read_bytes()
+    with pytest.raises(ConfigError, match="was trained further by another process just now"):
+        late.train()
+    assert (run / "metrics.csv").read_bytes() == before
+
+
+def test_a_changed_config_is_replaced_by_that_of_the_checkpoint_and_said(tmp_path, capsys):
+    make_trainer("Cartpole", tmp_path, max_iterations=1).train()
+    run = the_run(tmp_path)
+    for damage in (b"\xff\xfe", b"a: &a [*a]", b"ppo: !!python/object:os.system x", b""):
+        content = (run / "config.yaml").read_bytes()
+        (run / "config.yaml").write_bytes(content[:40] + damage + content[41:])
+        trainer = make_trainer("Cartpole", tmp_path, checkpoint=str(run), max_iterations=2)
+        assert "config.yaml was changed or damaged: the settings are those in" in capsys.readouterr().err
+        assert trainer.cfg.num_envs == 8
+        trainer.close()
+        (run / "config.yaml").write_bytes(content)
 
 
 def test_a_folder_called_latest_stays(tmp_path):

@@ -1,0 +1,345 @@
+"""A run folder from a stranger is data: nothing in it is executed, nothing outside it is touched, one line says why.
+
+docs/security.md names these tests. Each of `STRANGE` makes one hostile folder of a real one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import pickle
+import shutil
+import struct
+import zipfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+from gpusim_rl import checkpoint_file
+from gpusim_rl.errors import ConfigError, printable
+from gpusim_rl.saved_files import check_plain, dump_yaml, load_yaml, open_file, read_bytes, replacing
+
+pytest_plugins = ["helpers.tool_runs"]
+
+EVIL = "import os\nopen(os.environ['EXECUTED'], 'w').write('yes')\nclass Evil:\n    def __init__(self, **_): pass\n"
+
+
+class Stranger:
+    """A run folder that came from elsewhere, a home that it must not touch, and code that must not run.
+
+    Attributes:
+        run: The folder.
+        here: The current directory, with a module `evil`.
+        home: What is outside.
+        executed: File that the hostile code writes.
+    """
+
+    def __init__(self, source: Path, folder: Path) -> None:
+        self.here, self.home, self.executed = folder / "here", folder / "home", folder / "executed"
+        self.run = Path(shutil.copytree(source, self.here / "downloaded"))
+        (self.here / "evil.py").write_text(EVIL)
+        (self.home / "precious").mkdir(parents=True)
+        for name in (".profile", "precious/thesis.tex", "precious/last.pt", "precious/000050.pt"):
+            (self.home / name).write_text(f"all I have: {name}\n")
+        self.before = self.outside()
+
+    def outside(self) -> dict[str, bytes]:
+        """All that is in the home."""
+        return {str(path): path.read_bytes() for path in sorted(self.home.rglob("*")) if path.is_file()}
+
+    def settings(self, change: Callable[[dict[str, Any]], Any]) -> None:
+        """Change config.yaml, and give it the right digest."""
+        settings = load_yaml(self.run / "config.yaml")
+        change(settings)
+        (self.run / "config.yaml").write_bytes(dump_yaml(settings))
+
+    def checkpoint(self, change: Callable[[dict[str, Any]], Any]) -> None:
+        """Change last.pt, and give it the right digest."""
+        state = checkpoint_file.load(self.run / "checkpoints" / "last.pt")
+        change(state)
+        buffer = io.BytesIO()
+        torch.save(state, buffer)
+        self.write(buffer.getvalue())
+
+    def write(self, archive: bytes) -> None:
+        """Make an archive the last checkpoint, with the right digest."""
+        signed = archive[:-2] + struct.pack("<H", 64)
+        (self.run / "checkpoints" / "last.pt").write_bytes(signed + hashlib.sha256(signed).hexdigest().encode())
+
+    def pickle(self, content: bytes, compress: int = zipfile.ZIP_STORED) -> None:
+        """Replace the pickle in last.pt."""
+        buffer, source = io.BytesIO(), zipfile.ZipFile(self.run / "checkpoints" / "last.pt")
+        with zipfile.ZipFile(buffer, "w", compress) as archive:
+            for entry in source.infolist():
+                archive.writestr(entry.filename, content if entry.filename.endswith("data.pkl") else source.read(entry))
+        self.write(buffer.getvalue())
+
+
+def overrides(*lines: str) -> Callable[[Stranger], None]:
+    return lambda it: (it.run / "overrides.yaml").write_bytes(dump_yaml(["task=Cartpole", *lines])) and None
+
+
+def settings(**values: Any) -> Callable[[Stranger], None]:
+    return lambda it: it.settings(lambda saved: saved.update(values))
+
+
+def both(change: Callable[[dict[str, Any]], Any]) -> Callable[[Stranger], None]:
+    def make(it: Stranger) -> None:
+        it.settings(change)
+        it.checkpoint(lambda state: change(state["config"]))
+
+    return make
+
+
+def rerun(it: Stranger) -> None:
+    class Run:
+        def __reduce__(self) -> Any:
+            return exec, (EVIL,)
+
+    (it.run / "rerun.pickle").write_bytes(pickle.dumps(Run()))
+    overrides(f"--experimental-rerun={it.run}/rerun.pickle")(it)
+
+
+def callbacks(it: Stranger) -> None:
+    (it.run / "cfg" / "hydra" / "callbacks").mkdir(parents=True)
+    (it.run / "cfg" / "hydra" / "callbacks" / "evil.yaml").write_text("evil: {_target_: evil.Evil}\n")
+    overrides(f"--config-dir={it.run}/cfg", "hydra/callbacks=evil")(it)
+
+
+def announced(it: Stranger) -> None:
+    """The folder of a stranger, in which the user works, says that it is an installed package."""
+    folder = it.here / "evil-1.0.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: evil\nVersion: 1.0\n")
+    (folder / "entry_points.txt").write_text("[gpusim_rl.cfg]\nevil = evil.cfg\n")
+    both(lambda saved: saved["task"].update(_target_="evil.Evil"))(it)
+
+
+def link(name: str, target: str) -> Callable[[Stranger], None]:
+    def make(it: Stranger) -> None:
+        path = it.run / name
+        if path.is_dir():
+            shutil.rmtree(path)
+        path.unlink(missing_ok=True)
+        path.parent.mkdir(exist_ok=True)
+        path.symlink_to(it.home / target)
+
+    return make
+
+
+def pipe(name: str) -> Callable[[Stranger], None]:
+    def make(it: Stranger) -> None:
+        (it.run / name).unlink(missing_ok=True)
+        os.mkfifo(it.run / name)
+
+    return make
+
+
+@dataclass(frozen=True)
+class RawYaml:
+    """A config.yaml of this text, with the right digest."""
+
+    text: str
+
+    def __call__(self, it: Stranger) -> None:
+        body = self.text.encode()
+        (it.run / "config.yaml").write_bytes(b"# sha256 " + hashlib.sha256(body).hexdigest().encode() + b"\n" + body)
+
+
+def compressed(it: Stranger) -> None:
+    it.checkpoint(lambda state: state.update(zeros=torch.zeros(100_000_000, dtype=torch.uint8)))
+    source = zipfile.ZipFile(it.run / "checkpoints" / "last.pt")
+    name = next(entry.filename for entry in source.infolist() if entry.filename.endswith("data.pkl"))
+    it.pickle(source.read(name), zipfile.ZIP_DEFLATED)
+
+
+BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"{new}: &{new} [{', '.join([f'*{old}'] * 9)}]\n" for old, new in zip("abcdefgh", "bcdefghi", strict=True)
+)
+NESTED = b"\x80\x02]q\x00(K\x01K\x01e" + b"".join(
+    b"]q%c(%se" % (number, b"h%c" % (number - 1) * 10) for number in range(1, 30)
+)  # each list holds the one before ten times
+GIGABYTES = 3_000_000_000
+BYTEARRAY = b"\x80\x02cbuiltins\nbytearray\n\x8a\x05" + GIGABYTES.to_bytes(5, "little") + b"\x85R."
+
+STRANGE: dict[str, tuple[Callable[[Stranger], None], str]] = {
+    # 1. Code by way of Hydra
+    "a flag that unpickles a file": (rerun, "'--experimental-rerun="),
+    "a folder of configs with callbacks": (callbacks, "overrides.yaml has '--config-dir="),
+    "hydra/callbacks": (overrides("hydra/callbacks=evil"), "overrides.yaml has 'hydra/callbacks=evil'"),
+    "hydra.": (overrides("hydra.job.chdir=true"), "overrides.yaml has 'hydra.job.chdir=true'"),
+    "++hydra": (overrides("++hydra.callbacks.a._target_=evil.Evil"), "overrides.yaml has '++hydra.callbacks"),
+    "a section hydra": (settings(hydra={"callbacks": {"a": {"_target_": "evil.Evil"}}}), "the key 'hydra'"),
+    "a key hydra/callbacks": (settings(**{"hydra/callbacks": "evil"}), "the key 'hydra/callbacks'"),
+    "a list of defaults": (settings(defaults=[{"override hydra/callbacks": "evil"}]), "the key 'defaults'"),
+    # 2. Code by way of a class
+    "a task": (both(lambda s: s["task"].update(_target_="evil.Evil")), "task._target_=evil.Evil would import 'evil'"),
+    "an algorithm": (both(lambda s: s["algo"].update(_target_="evil.Evil")), "algo._target_=evil.Evil would import"),
+    "a network": (
+        both(lambda s: s["ppo"]["network"].update(_target_="evil.Evil")),
+        "ppo.network._target_=evil.Evil would import 'evil'",
+    ),
+    "a task of a package in this folder": (announced, "task._target_=evil.Evil would import 'evil'"),
+    # 3. Other files by way of links
+    "a link in place of a temporary file": (link("config.yaml.tmp", ".profile"), "config.yaml.tmp is a link to"),
+    "a link in place of the log": (link("train.log", ".profile"), "train.log is a link to"),
+    "a link in place of the lock": (link("lock", ".profile"), "lock is a link to"),
+    "a link in place of the checkpoints": (link("checkpoints", "precious"), "checkpoints is a link to"),
+    "a link in place of a checkpoint": (link("checkpoints/best.pt", "precious/last.pt"), "best.pt is a link to"),
+    "a link in place of the curves": (link("tensorboard", "precious"), "tensorboard is a link to"),
+    "a pipe in place of the metrics": (pipe("metrics.csv"), "metrics.csv is a named pipe"),
+    "a pipe in place of the settings": (pipe("env.json"), "env.json is a named pipe"),
+    # 4. The environment
+    "an interpolation": (both(lambda s: s.update(wandb_name="${oc.env:SECRET}")), "wandb_name is the interpolation"),
+    # 5. Bombs
+    "aliases": (RawYaml(BOMB), "an anchor or alias"),
+    "a tag": (RawYaml("task: !!python/object/apply:os.system ['touch x']\n"), "the tag "),
+    "deep nesting": (RawYaml("a: " + "[" * 5000), "too deeply nested"),
+    "masses of text": (RawYaml("a: " + "x" * 2_000_000), "has more than 1048576 bytes"),
+    "masses of values": (RawYaml("a: [" + "1," * 200_000 + "]"), "too many"),
+    "an int of masses of digits": (RawYaml("a: 1" + "0" * 50_000), "not valid yaml"),
+    "a compressed checkpoint": (compressed, "is compressed"),
+    "a pickle that takes memory": (lambda it: it.pickle(BYTEARRAY), "names 'builtins bytearray'"),
+    "a pickle that runs code": (lambda it: it.pickle(b"cposix\nsystem\n(S'touch x'\ntR."), "names 'posix system'"),
+    "a pickle of lists in lists": (lambda it: it.pickle(NESTED + b"."), "not a checkpoint of gpusim_rl"),
+    "a tensor that repeats one number": (
+        lambda it: it.checkpoint(lambda state: state.update(policy={"w": torch.zeros(1).expand(GIGABYTES)})),
+        "has values without end",
+    ),
+    "lists in lists": (
+        lambda it: it.checkpoint(lambda state: state.update(more=nested_lists())),
+        "has values without end",
+    ),
+}
+
+
+OF_THE_SETTINGS = [*list(STRANGE)[:8], *(kind for kind in STRANGE if isinstance(STRANGE[kind][0], RawYaml))]
+"""Files that only a resumed run reads; to play, the checkpoint is enough."""
+
+
+def nested_lists() -> list[Any]:
+    node: list[Any] = [1]
+    for _ in range(30):
+        node = [node] * 10
+    return node
+
+
+@pytest.fixture
+def stranger(runs_folder: Path, tmp_path: Path) -> Stranger:
+    source = sorted(path for path in (runs_folder / "runs" / "Cartpole").glob("2*") if path.is_dir())[0]
+    return Stranger(source, tmp_path)
+
+
+@pytest.mark.parametrize("kind", STRANGE)
+def test_a_hostile_run_folder_is_refused_in_one_line(stranger: Stranger, train_cli, tool, kind: str) -> None:
+    make, words = STRANGE[kind]
+    make(stranger)
+    secret = os.urandom(8).hex()  # not a word that could stand in git.diff
+    env = {"EXECUTED": str(stranger.executed), "SECRET": secret}
+    options: dict[str, Any] = {"cwd": stranger.here, "env": env, "check": False, "timeout_s": 30}
+    done = train_cli("checkpoint=downloaded", "max_iterations=8", **options)
+    assert done.returncode == 2, done
+    assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1 and words in done.stderr, done.stderr
+    if kind not in OF_THE_SETTINGS:
+        played = tool("play", "downloaded", "--viewer", "none", "--steps", "2", **options)
+        assert played.returncode == 2, played
+        assert played.stderr.startswith("error: ") and played.stderr.count("\n") == 1, played.stderr
+    assert not stranger.executed.exists(), "the folder's code was executed"
+    assert stranger.outside() == stranger.before, "something outside the folder was touched"
+    assert secret not in done.stdout + done.stderr
+    kept = [path.read_bytes() for path in stranger.run.rglob("*") if path.is_file() and not path.is_symlink()]
+    assert not any(secret.encode() in content for content in kept)
+
+
+def test_a_class_is_imported_where_the_user_says_so(stranger: Stranger, train_cli) -> None:
+    both(lambda saved: saved["task"].update(_target_="mine.Mine"))(stranger)
+    (stranger.here / "mine.py").write_text(
+        "from gpusim_rl.tasks.cartpole import Cartpole\nclass Mine(Cartpole): pass\n"
+    )
+    stranger.checkpoint(lambda state: state.update(task="Mine"))
+    words = ("checkpoint=downloaded", "max_iterations=7", "log.console=quiet")
+    done = train_cli(*words, cwd=stranger.here, check=False)
+    assert "would import 'mine'" in done.stderr and "trust=true" in done.stderr
+    train_cli(*words, "trust=true", cwd=stranger.here)
+
+
+def test_saved_settings_lead_nowhere_outside_the_folder(stranger: Stranger, train_cli) -> None:
+    """A branch of the run makes its folder where the user says, not where the stranger did."""
+    both(lambda saved: saved["log"].update(dir=str(stranger.home)))(stranger)
+    numbered = stranger.run / "checkpoints" / "000001.pt"
+    shutil.copy(stranger.run / "checkpoints" / "last.pt", numbered)
+    train_cli(f"checkpoint={numbered}", "max_iterations=7", "log.console=quiet", cwd=stranger.here)
+    assert stranger.outside() == stranger.before and len(list((stranger.here / "runs" / "Cartpole").glob("2*"))) == 1
+
+
+ESCAPES = "\x1b]0;gone\x07\x1b[2J\u202e"
+
+
+def test_escape_sequences_are_printed_as_text(stranger: Stranger, train_cli, tool) -> None:
+    run = stranger.run.rename(stranger.here / f"down{ESCAPES}loaded")
+    (run / "overrides.yaml").write_bytes(dump_yaml(["task=Cartpole", f"wandb_name={ESCAPES}"]))
+    both(lambda saved: saved.update(wandb_name=ESCAPES))(stranger_at(stranger, run))
+    texts = []
+    for console in ("plain", "rich"):
+        done = train_cli(f"checkpoint={run}", "max_iterations=8", f"log.console={console}", cwd=stranger.here)
+        texts += [done.stdout, done.stderr]
+    for arguments in (("play", run, "--viewer", "none", "--steps", "2"), ("plot", run), ("doctor", run)):
+        done = tool(*arguments, cwd=stranger.here, check=False)
+        texts += [done.stdout, done.stderr]
+    both(lambda saved: saved["task"].update(_target_=f"evil.{ESCAPES}"))(stranger_at(stranger, run))
+    texts.append(train_cli(f"checkpoint={run}", cwd=stranger.here, check=False).stderr)
+    for text in texts:
+        assert not any(sign in text for sign in ("\x1b]", "\x1b[2J", "\x07", "\u202e")), ascii(text)
+    assert "\\x1b]0;gone" in texts[-1]
+
+
+def stranger_at(stranger: Stranger, run: Path) -> Stranger:
+    stranger.run = run
+    return stranger
+
+
+# -- the parts --------------------------------------------------------------------------------
+
+
+def test_printable_keeps_text_and_escapes_the_rest() -> None:
+    assert printable("Größe 3 \N{EM DASH} fine\n\tnext") == "Größe 3 \N{EM DASH} fine\n\tnext"
+    assert printable("a\x1b[31m\r\x9b\u202eb") == "a\\x1b[31m\\r\\x9b\\u202eb"
+
+
+def test_a_file_is_opened_without_following_links(tmp_path: Path) -> None:
+    (tmp_path / "real").write_text("x")
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    os.mkfifo(tmp_path / "pipe")
+    for mode in ("rb", "ab", "ab+"):
+        for name, words in (("link", "is a link to"), ("pipe", "is a named pipe"), ("", "is a folder")):
+            with pytest.raises((ConfigError, IsADirectoryError), match=words if name else None):
+                open_file(tmp_path / name, mode)
+    with pytest.raises(ConfigError, match="more than 0 bytes"):
+        read_bytes(tmp_path / "real", 0)
+
+
+def test_replacing_a_link_leaves_what_it_leads_to(tmp_path: Path) -> None:
+    (tmp_path / "real").write_text("x")
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    with replacing(tmp_path / "link") as file:
+        file.write(b"new")
+    assert (tmp_path / "real").read_text() == "x" and (tmp_path / "link").read_bytes() == b"new"
+    assert not (tmp_path / "link").is_symlink()
+
+
+@pytest.mark.parametrize("value", [{"a": {1, 2}}, {"a": yaml.safe_load("2020-01-01")}, [b"x"], {("a",): 1}])
+def test_saved_settings_are_numbers_and_text(value: Any) -> None:
+    with pytest.raises(ConfigError, match="saved settings are numbers and text"):
+        check_plain(value, "config.yaml")
+
+
+def test_settings_come_back_as_they_were(tmp_path: Path) -> None:
+    value = {"a": [1, 2.5, None, True, "x: y", "\x1b", "Größe"], "b": {"c": {}}, "1": "2020-01-01"}
+    (tmp_path / "config.yaml").write_bytes(dump_yaml(value))
+    assert load_yaml(tmp_path / "config.yaml") == value
