@@ -159,6 +159,7 @@ def test_the_new_task_conforms(reacher):
         ("my_tasks/reacher.py", "self._way()], dim=1)", "self._way()], dim=0)"),
         ("my_tasks/reacher.py", "dtype=torch.bool,", "dtype=torch.float32,"),
         ("my_cfg/task/Reacher.yaml", "max_torque: 2.0", "max_torqe: 2.0"),
+        ("my_tasks/reacher.py", "num_actions = len(self.arm.actuator_names)", "num_actions = 3"),
         ("my_tasks/reacher.py", '["hand"]', '["fist"]'),
         ("my_tasks/assets/reacher.xml", 'joint="elbow"', 'joint="elbo"'),
     ],

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
 import mujoco
 import numpy as np
@@ -15,6 +15,8 @@ from gpusim_rl.errors import TaskError
 from gpusim_rl.sim.dynamics import MujocoDynamics
 from gpusim_rl.sim.quaternion import quat_rotate, quat_rotate_inverse
 from gpusim_rl.sim.scene import Scene
+
+_ROOT_WIDTHS = {"root_pos": 3, "root_quat": 4, "root_lin_vel": 3, "root_ang_vel": 3}
 
 
 class MujocoTensors(Protocol):
@@ -114,6 +116,51 @@ class ArticulationLayout:
                 raise TaskError(f"{self.name!r} has no body {name!r}; it has {self.body_names}")
         return [self._body_ids[self.body_names.index(name)] for name in names]
 
+    def _check_control(self, control: Any, num_envs: int) -> None:
+        names = self.actuator_names
+        hint = f"a task that passes its action on has num_actions = {len(names)}"
+        check_shape(f"{self.name!r}.actuate(): control", control, (num_envs, len(names)), names, hint)
+
+    def _check_effort(self, effort: Any, num_envs: int) -> None:
+        names = self.joint_names
+        check_shape(f"{self.name!r}.set_joint_effort(): effort", effort, (num_envs, len(names)), names)
+
+    def _check_state(self, where: Any, state: Mapping[str, Any], num_envs: int) -> None:
+        """Raises TaskError for what `set_state` cannot write; a value that is None stays as it is."""
+        call, joints = f"{self.name!r}.set_state():", self.joint_names
+        if not self._free and any(state[key] is not None for key in _ROOT_WIDTHS):
+            raise TaskError(f"{self.name!r} has a fixed base: its root state cannot be set")
+        check_shape(f"{call} where", where, (num_envs,))
+        if where.dtype != torch.bool:
+            raise TaskError(f"{call} where is {where.dtype}, expected torch.bool")
+        for key, value in state.items():
+            if value is not None and key in _ROOT_WIDTHS:
+                check_shape(f"{call} {key}", value, (num_envs, _ROOT_WIDTHS[key]))
+            elif value is not None:
+                check_shape(f"{call} {key}", value, (num_envs, len(joints)), joints)
+
+
+def check_shape(what: str, value: Any, shape: tuple[int, ...], names: Sequence[str] = (), hint: str = "") -> None:
+    """Raises TaskError unless a task hands over a tensor of this shape.
+
+    Torch stretches a smaller tensor without a word: one number to all joints, one env to all envs.
+    """
+    if isinstance(value, Tensor) and value.shape == shape:
+        return
+    got = f"has shape {list(value.shape)}" if isinstance(value, Tensor) else f"is a {type(value).__name__}"
+    if isinstance(value, Tensor) and value.shape in (shape[1:], (1, *shape[1:])):
+        hint = f"for the same in all envs, .expand({', '.join(map(str, shape))})"
+    of = f" for {list(names)}" if names else ""
+    raise TaskError(f"{what} {got}, expected {list(shape)}{of}" + (f"; {hint}" if hint else ""))
+
+
+def check_wrench(bodies: Sequence[str], num_envs: int, force: Any, torque: Any) -> None:
+    """Raises TaskError unless force and torque have shape [num_envs, bodies, 3]; a torque may be None."""
+    shape = (num_envs, len(bodies), 3)
+    check_shape("apply_wrench(): force", force, shape, bodies)
+    if torque is not None:
+        check_shape("apply_wrench(): torque", torque, shape, bodies)
+
 
 def check_contact_sensors(scene: Scene, bodies: Sequence[str]) -> None:
     """Raises TaskError for a body (`<articulation>/<body>`) without a contact sensor."""
@@ -187,9 +234,11 @@ class MujocoArticulation(ArticulationLayout):
 
     # control
     def actuate(self, control: Float[Tensor, "envs actuators"]) -> None:
+        self._check_control(control, self._sim.num_envs)
         self._sim.ctrl[:, self._controls].copy_(control)
 
     def set_joint_effort(self, effort: Float[Tensor, "envs joints"]) -> None:
+        self._check_effort(effort, self._sim.num_envs)
         self._sim.uses("qfrc_applied")
         self._sim.qfrc_applied[:, self._joint_v].copy_(effort)
 
@@ -204,9 +253,15 @@ class MujocoArticulation(ArticulationLayout):
         joint_pos: Float[Tensor, "envs joints"] | None = None,
         joint_vel: Float[Tensor, "envs joints"] | None = None,
     ) -> None:
-        root = (root_pos, root_quat, root_lin_vel, root_ang_vel)
-        if not self._free and any(value is not None for value in root):
-            raise TaskError(f"{self.name!r} has a fixed base: its root state cannot be set")
+        state = {
+            "root_pos": root_pos,
+            "root_quat": root_quat,
+            "root_lin_vel": root_lin_vel,
+            "root_ang_vel": root_ang_vel,
+            "joint_pos": joint_pos,
+            "joint_vel": joint_vel,
+        }
+        self._check_state(where, state, self._sim.num_envs)
         if root_quat is not None and root_ang_vel is None:
             root_ang_vel = self.root_ang_vel  # it stays in the world frame, MuJoCo's is local
         if root_ang_vel is not None:
@@ -231,6 +286,7 @@ class MujocoBodies:
 
     def __init__(self, sim: MujocoTensors, ids: list[int], tree_root: int) -> None:
         self._sim = sim
+        self._names = [sim.scene.model.body(i).name for i in ids]
         self._ids = torch.tensor(ids, device=sim.device)
         self._root = tree_root
         for field in ("xpos", "xquat", "cvel", "subtree_com"):
@@ -265,6 +321,7 @@ class MujocoBodies:
     def apply_wrench(
         self, force: Float[Tensor, "envs bodies 3"], torque: Float[Tensor, "envs bodies 3"] | None = None
     ) -> None:
+        check_wrench(self._names, self._sim.num_envs, force, torque)
         self._sim.uses("xfrc_applied")
         torque = torch.zeros_like(force) if torque is None else torque
         self._sim.xfrc_applied.index_copy_(1, self._ids, torch.cat([force, torque], dim=-1))

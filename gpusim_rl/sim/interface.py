@@ -50,6 +50,9 @@ class Bodies(Protocol):
         """Lets a force [N] and a torque [N m], world frame, act at the bodies' centres of mass until set again.
 
         A reset sets both to zero. For thrust, wind and pushes.
+
+        Raises:
+            TaskError: One of them has another shape.
         """
         ...
 
@@ -164,11 +167,19 @@ class Articulation(Protocol):
         ...
 
     def actuate(self, control: Float[Tensor, "envs actuators"]) -> None:
-        """Sets the controls of the actuators in the file's order and units; they hold until set again."""
+        """Sets the controls of the actuators in the file's order and units; they hold until set again.
+
+        Raises:
+            TaskError: They have another shape. One row for all envs, or one number for all actuators, is not stretched.
+        """
         ...
 
     def set_joint_effort(self, effort: Float[Tensor, "envs joints"]) -> None:
-        """Sets an additional force on each joint [N m or N]; it holds until set again."""
+        """Sets an additional force on each joint [N m or N]; it holds until set again.
+
+        Raises:
+            TaskError: It has another shape.
+        """
         ...
 
     def set_state(
@@ -182,7 +193,11 @@ class Articulation(Protocol):
         joint_pos: Float[Tensor, "envs joints"] | None = None,
         joint_vel: Float[Tensor, "envs joints"] | None = None,
     ) -> None:
-        """Writes state in the worlds of the mask; what is not given stays. Velocities in the world frame."""
+        """Writes state in the worlds of the mask; what is not given stays. Velocities in the world frame.
+
+        Raises:
+            TaskError: The mask or a value has another shape, or the root of a fixed base is given.
+        """
         ...
 
 

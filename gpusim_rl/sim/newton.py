@@ -20,7 +20,7 @@ from torch import Tensor
 
 from gpusim_rl.config import SimConfig
 from gpusim_rl.errors import ConfigError, TaskError, import_extra
-from gpusim_rl.sim.articulation import ArticulationLayout, check_contact_sensors
+from gpusim_rl.sim.articulation import ArticulationLayout, check_contact_sensors, check_wrench
 from gpusim_rl.sim.dynamics import MujocoDynamics
 from gpusim_rl.sim.mjwarp import DROPPED, estimate_buffers
 from gpusim_rl.sim.mujoco import MAX_STATE
@@ -356,9 +356,11 @@ class NewtonArticulation(ArticulationLayout):
 
     # control
     def actuate(self, control: Float[Tensor, "envs actuators"]) -> None:
+        self._check_control(control, self._sim.num_envs)
         self._sim.ctrl[:, self._controls].copy_(control)
 
     def set_joint_effort(self, effort: Float[Tensor, "envs joints"]) -> None:
+        self._check_effort(effort, self._sim.num_envs)
         self._sim.joint_f[:, self._joint_v].copy_(effort)
 
     def set_state(
@@ -372,11 +374,17 @@ class NewtonArticulation(ArticulationLayout):
         joint_pos: Float[Tensor, "envs joints"] | None = None,
         joint_vel: Float[Tensor, "envs joints"] | None = None,
     ) -> None:
-        root = (root_pos, root_quat, root_lin_vel, root_ang_vel)
-        if not self._free and any(value is not None for value in root):
-            raise TaskError(f"{self.name!r} has a fixed base: its root state cannot be set")
+        state = {
+            "root_pos": root_pos,
+            "root_quat": root_quat,
+            "root_lin_vel": root_lin_vel,
+            "root_ang_vel": root_ang_vel,
+            "joint_pos": joint_pos,
+            "joint_vel": joint_vel,
+        }
+        self._check_state(where, state, self._sim.num_envs)
         writes = [(self.joint_pos, joint_pos), (self.joint_vel, joint_vel)]
-        if any(value is not None for value in root[1:]):
+        if any(value is not None for value in (root_quat, root_lin_vel, root_ang_vel)):
             # The velocity of the centre of mass depends on all three.
             quat = self.root_quat if root_quat is None else root_quat
             ang_vel = self.root_ang_vel if root_ang_vel is None else root_ang_vel
@@ -398,6 +406,7 @@ class NewtonBodies:
 
     def __init__(self, sim: NewtonSim, ids: list[int]) -> None:
         self._sim = sim
+        self._names = [sim.scene.model.body(i).name for i in ids]
         self._ids = torch.tensor([i - 1 for i in ids], device=sim.device)
         self._com = sim.body_com[0].index_select(0, self._ids)
         sim.follow_bodies()
@@ -427,6 +436,7 @@ class NewtonBodies:
     def apply_wrench(
         self, force: Float[Tensor, "envs bodies 3"], torque: Float[Tensor, "envs bodies 3"] | None = None
     ) -> None:
+        check_wrench(self._names, self._sim.num_envs, force, torque)
         torque = torch.zeros_like(force) if torque is None else torque
         self._sim.body_f.index_copy_(1, self._ids, torch.cat([force, torque], dim=-1))
 

@@ -845,6 +845,21 @@ def test_check_finds_a_bad_value_in_the_step_that_made_it(hook: str) -> None:
     run(make(Later), actions(6))  # without `check` there is no error
 
 
+def test_more_actions_than_actuators_are_one_line() -> None:
+    class TwoActions(Cart):
+        def __init__(self, cfg: Any, sim: Sim) -> None:
+            super().__init__(cfg, sim)
+            self.num_actions = 2
+
+    env = make(TwoActions)
+    env.reset()
+    with pytest.raises(TaskError) as error:
+        env.step(torch.zeros(6, 2))
+    message = str(error.value)
+    assert message.startswith("'cart'.actuate(): control has shape [6, 2], expected [6, 1] for ['force']; ")
+    assert message.endswith("num_actions = 1") and "\n" not in message
+
+
 @pytest.mark.parametrize("shape", [(6, 2), (5, 1), (1, 1)])
 def test_actions_of_the_wrong_shape_are_refused(shape: tuple[int, ...]) -> None:
     env = make()

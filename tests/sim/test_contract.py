@@ -11,6 +11,7 @@ import torch
 
 from gpusim_rl.errors import TaskError
 from gpusim_rl.sim import Sim
+from gpusim_rl.sim.articulation import check_shape
 from helpers.scenes import (
     BALL,
     FEET,
@@ -445,3 +446,61 @@ def test_two_articulations_do_not_mix(backend):
 
 def test_close_frees_the_simulator(backend):
     make(backend, ball_scene(), 2).close()
+
+
+WRONG_SHAPES = {
+    "one number for all actuators": (
+        lambda ant: ant.actuate(torch.zeros(4, 1)),
+        r"'ant'\.actuate\(\): control has shape \[4, 1\], expected \[4, 8\] for \['hip_1', .*num_actions = 8",
+    ),
+    "one action too few": (
+        lambda ant: ant.actuate(torch.zeros(4, 7)),
+        r"'ant'\.actuate\(\): control has shape \[4, 7\], expected \[4, 8\] for \['hip_1', .*num_actions = 8",
+    ),
+    "one env for all": (
+        lambda ant: ant.actuate(torch.zeros(1, 8)),
+        r"'ant'\.actuate\(\): control has shape \[1, 8\], .*for the same in all envs, \.expand\(4, 8\)",
+    ),
+    "effort": (
+        lambda ant: ant.set_joint_effort(torch.zeros(4, 1)),
+        r"'ant'\.set_joint_effort\(\): effort has shape \[4, 1\], expected \[4, 8\] for \['hip_1'",
+    ),
+    "joint positions": (
+        lambda ant: ant.set_state(torch.ones(4, dtype=torch.bool), joint_pos=torch.zeros(4, 1)),
+        r"'ant'\.set_state\(\): joint_pos has shape \[4, 1\], expected \[4, 8\] for \['hip_1'",
+    ),
+    "joint velocities": (
+        lambda ant: ant.set_state(torch.ones(4, dtype=torch.bool), joint_vel=torch.zeros(4, 9)),
+        r"'ant'\.set_state\(\): joint_vel has shape \[4, 9\], expected \[4, 8\]",
+    ),
+    "a mask of one env": (
+        lambda ant: ant.set_state(torch.ones(1, dtype=torch.bool), root_pos=torch.zeros(1, 3)),
+        r"'ant'\.set_state\(\): where has shape \[1\], expected \[4\]",
+    ),
+    "force": (
+        lambda ant: ant.bodies(["torso", "front_left_foot"]).apply_wrench(torch.zeros(4, 1, 3)),
+        r"apply_wrench\(\): force has shape \[4, 1, 3\], expected \[4, 2, 3\] for \['ant/torso', 'ant/front",
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", WRONG_SHAPES)
+def test_a_wrong_shape_is_one_line(backend, mistake):
+    write, message = WRONG_SHAPES[mistake]
+    ant = make(backend, ant_scene(), 4).articulation("ant")
+    with pytest.raises(TaskError, match=message) as error:
+        write(ant)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (torch.zeros(3), r"torque has shape \[3\], expected \[4, 3\]; for the same in all envs, \.expand\(4, 3\)$"),
+        (0.5, r"torque is a float, expected \[4, 3\]$"),
+        (torch.zeros(4, 3, 1), r"torque has shape \[4, 3, 1\], expected \[4, 3\]$"),
+    ],
+)
+def test_what_is_no_tensor_of_the_shape_is_refused(value, message):
+    with pytest.raises(TaskError, match=message):
+        check_shape("torque", value, (4, 3))
