@@ -12,6 +12,7 @@ import mujoco
 import numpy as np
 
 from gpusim_rl.errors import ConfigError, TaskError, did_you_mean, import_extra
+from gpusim_rl.sim.option import clear_option
 
 PREFIX = "menagerie:"
 HOME = "home"  # the keyframe in which Menagerie's robots stand
@@ -57,9 +58,7 @@ def _strip(spec: mujoco.MjSpec) -> None:
     world = spec.worldbody
     for element in [*world.geoms, *world.sites, *spec.lights, *spec.cameras, *spec.sensors, *spec.keys]:
         spec.delete(element)
-    spec.option = mujoco.MjSpec().option
-    # What a file has set is reported when it differs from the scene's, even now that it is the default.
-    spec.authored.option = spec.authored.disableflags = spec.authored.enableflags = 0
+    clear_option(spec)
 
 
 def _stand(spec: mujoco.MjSpec) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ import mujoco
 
 from gpusim_rl.errors import TaskError
 from gpusim_rl.sim import menagerie
+from gpusim_rl.sim.option import SceneOption
 from gpusim_rl.sim.terrain import Terrain
 
 TERRAIN_DEPTH = 1.0  # of the ground below its lowest point [m]; what sinks deeper falls through
@@ -51,24 +53,52 @@ def _referring(spec: mujoco.MjSpec) -> dict[str, int]:
     return {kind: len(getattr(spec, kind)) for kind in kinds}
 
 
+def _fix_masses(spec: mujoco.MjSpec) -> None:
+    """Gives all bodies the masses and inertias that the file's compiler settings make.
+
+    A scene would lose `settotalmass`: it is a setting of the whole spec. The others belong to elements.
+    """
+    compiler = spec.compiler
+    compiler.fusestatic = compiler.discardvisual = False  # they would remove bodies
+    model = spec.compile()
+    for body in spec.bodies:
+        if body.id == 0:
+            continue
+        body.explicitinertial = True
+        body.mass, body.ipos = model.body_mass[body.id], model.body_ipos[body.id]
+        body.iquat, body.inertia = model.body_iquat[body.id], model.body_inertia[body.id]
+        body.fullinertia[0] = math.nan  # not given
+        body.ialt.type = mujoco.mjtOrientation.mjORIENTATION_QUAT
+    compiler.settotalmass, compiler.boundmass, compiler.boundinertia = -1.0, 0.0, 0.0  # they have acted
+    compiler.inertiafromgeom = mujoco.mjtInertiaFromGeom.mjINERTIAFROMGEOM_FALSE
+
+
 class Scene:
     """One world, simulator-neutral; the canonical form is a `mujoco.MjSpec`.
 
     Every robot or object is added under a name, which prefixes the names of all its elements (`ant/torso`) and under
     which `Sim.articulation` finds it.
 
+    A scene has one set of MuJoCo's options (`<option>`, `<flag>`). The task sets them by the arguments below, or by
+    their names in `option`. What it does not set is what the robots' files say, and else MuJoCo's default.
+
     Args:
-        physics_hz: Physics steps per simulated second [Hz].
-        integrator: How MuJoCo integrates. `euler` is the fastest. It gains energy from fast rotation: a floating body
-            that turns by more than about half a radian per step speeds up until it diverges, and a policy may find that
-            this pays. `implicit` takes the gyroscopic forces at the end of the step and stays stable; a step of Ant
-            costs a third more. `implicitfast` takes only the drives' and joints' damping at the end of the step: for
-            stiff drives, at about the cost of `euler`. `rk4` is the fourth-order Runge-Kutta method: four evaluations
-            of the dynamics per step.
-        cone: Shape of the friction cones. `auto` is the one with which every simulator agrees (see `model`).
-        impratio: How much stiffer friction is than the contact's normal, for elliptic cones. At 1 what is grasped
-            creeps out of the hand; 10 holds it.
-        gravity: Downwards [m/s^2].
+        physics_hz: Physics steps per simulated second [Hz]; the time step of a file has no effect.
+        integrator: How MuJoCo integrates. `euler`, the default, is the fastest. It gains energy from fast rotation: a
+            floating body that turns by more than about half a radian per step speeds up until it diverges, and a policy
+            may find that this pays. `implicit` takes the gyroscopic forces at the end of the step and stays stable; a
+            step of Ant costs a third more. `implicitfast` takes only the drives' and joints' damping at the end of the
+            step: for stiff drives, at about the cost of `euler`. `rk4` is the fourth-order Runge-Kutta method: four
+            evaluations of the dynamics per step.
+        cone: Shape of the friction cones. `auto` is the one that a file says, and else the one with which every
+            simulator agrees (see `model`).
+        impratio: How much stiffer friction is than the contact's normal, for elliptic cones. At 1, the default, what
+            is grasped creeps out of the hand; 10 holds it.
+        gravity: Downwards [m/s^2]; the default is 9.81.
+
+    Attributes:
+        option: MuJoCo's options by their names in `mujoco.MjOption`. What the task writes here holds against all files,
+            if it is written before they are added.
 
     Example:
         scene = Scene(physics_hz=120)
@@ -81,26 +111,32 @@ class Scene:
         self,
         physics_hz: float,
         *,
-        integrator: Literal["euler", "implicit", "implicitfast", "rk4"] = "euler",
+        integrator: Literal["euler", "implicit", "implicitfast", "rk4"] | None = None,
         cone: Literal["auto", "pyramidal", "elliptic"] = "auto",
-        impratio: float = 1.0,
-        gravity: float = 9.81,
+        impratio: float | None = None,
+        gravity: float | None = None,
     ) -> None:
         # Without a handler MuJoCo appends every warning to MUJOCO_LOG.TXT in the user's folder; simulators report
         # worlds that go bad by mask.
         mujoco.set_mju_user_warning(logger.debug)
         self.spec = mujoco.MjSpec()
         self.spec.option.timestep = 1.0 / physics_hz
-        self.spec.option.integrator = _INTEGRATORS[integrator]
-        self.spec.option.impratio = impratio
-        self.spec.option.gravity = [0.0, 0.0, -gravity]
-        self._cone = cone
+        self._model: mujoco.MjModel | None = None
+        self.option = SceneOption(self.spec, self._changed)
+        if integrator is not None:
+            self.option.integrator = _INTEGRATORS[integrator]
         if cone != "auto":
-            self.spec.option.cone = _CONES[cone]
+            self.option.cone = _CONES[cone]
+        if impratio is not None:
+            self.option.impratio = impratio
+        if gravity is not None:
+            self.option.gravity = [0.0, 0.0, -gravity]
         self.contact_sensors: dict[str, ContactSensor] = {}
         self.effort_sensors: set[str] = set()
         self.articulation_names: list[str] = []
-        self._model: mujoco.MjModel | None = None
+
+    def _changed(self) -> None:
+        self._model = None
 
     def add_ground(
         self,
@@ -204,7 +240,9 @@ class Scene:
     ) -> None:
         """Adds a robot or object from an MJCF/URDF file or a spec.
 
-        Its bodies, joints and actuators without a name get one (`body4`): an articulation finds them by name.
+        Its bodies, joints and actuators without a name get one (`body4`): an articulation finds them by name. Its
+        options are those of the scene, unless the task has set them (see `Scene`). Its `<compiler>` settings hold for
+        its own elements. Of these, `fusestatic`, `discardvisual`, `fitaabb` and `lengthrange` have no effect.
 
         Args:
             name: Its name in the scene; elements become `<name>/<element>`.
@@ -213,7 +251,8 @@ class Scene:
             quat: How its frame is turned, wxyz.
 
         Raises:
-            TaskError: The name is taken, or the file is missing or not valid, or refers to what it does not have.
+            TaskError: The name is taken. Or the file is missing or not valid, or refers to what it does not have. Or
+                an option has another value in a file that was added before.
         """
         if name in self.articulation_names:
             raise TaskError(f"Scene.add({name!r}): the scene already has a {name!r}; names must be unique")
@@ -231,7 +270,14 @@ class Scene:
         for kind, elements in (("body", part.bodies), ("joint", part.joints), ("actuator", part.actuators)):
             for number, element in enumerate(elements):
                 element.name = element.name or f"{kind}{number}"
+        if part.compiler.settotalmass > 0:
+            try:
+                _fix_masses(part)
+            except ValueError as error:
+                raise TaskError(f"Scene.add({name!r}): cannot load {mjcf}: {_one_line(error)}") from None
         before, own = _referring(self.spec), _referring(part)
+        source = f"the spec of {name!r}" if isinstance(mjcf, mujoco.MjSpec) else str(mjcf)
+        self.option.take_over(part, f"Scene.add({name!r})", source)
         self.spec.attach(part, prefix=f"{name}/", frame=self.spec.worldbody.add_frame(pos=list(pos), quat=list(quat)))
         after = _referring(self.spec)
         if lost := [kind for kind in own if before[kind] + own[kind] > after[kind]]:
@@ -306,9 +352,9 @@ class Scene:
     def model(self) -> mujoco.MjModel:
         """The compiled model, with the settings that make every backend agree.
 
-        Unless `cone` says otherwise, friction cones are elliptic wherever capsules can meet planes. With pyramidal
-        cones the contact forces depend on the tangent directions, which MuJoCo and MuJoCo Warp choose differently for
-        steep capsules (up to 0.46 rad/s in one step of Ant; 4e-5 with elliptic cones).
+        Unless the task or a file says otherwise, friction cones are elliptic wherever capsules can meet planes. With
+        pyramidal cones the contact forces depend on the tangent directions, which MuJoCo and MuJoCo Warp choose
+        differently for steep capsules (up to 0.46 rad/s in one step of Ant; 4e-5 with elliptic cones).
 
         Raises:
             TaskError: MuJoCo's compiler refuses the scene.
@@ -318,7 +364,7 @@ class Scene:
                 model = self.spec.compile()
                 kinds = set(model.geom_type.tolist())
                 capsule, plane = mujoco.mjtGeom.mjGEOM_CAPSULE.value, mujoco.mjtGeom.mjGEOM_PLANE.value
-                if self._cone == "auto" and {capsule, plane} <= kinds:
+                if not self.option.is_decided("cone") and {capsule, plane} <= kinds:
                     self.spec.option.cone = mujoco.mjtCone.mjCONE_ELLIPTIC
                     model = self.spec.compile()
             except ValueError as error:

@@ -193,3 +193,166 @@ def test_integrator_and_cone_are_as_asked():
 def test_gravity_points_down_and_is_the_earths_unless_asked():
     assert Scene(physics_hz=100).model.opt.gravity.tolist() == [0.0, 0.0, -9.81]
     assert Scene(physics_hz=100, gravity=3.721).model.opt.gravity.tolist() == [0.0, 0.0, -3.721]
+
+
+# A file that decides: like those of dm_control, it has a total mass, options and flags of its own.
+CHEETAH = """
+<mujoco model="cheetah">
+  <compiler {compiler}/>
+  <option {option}>{flags}</option>
+  <worldbody>
+    <body name="torso" pos="0 0 0.7">
+      <joint name="slide" type="slide" axis="1 0 0"/>
+      <geom name="torso" type="capsule" fromto="-0.5 0 0 0.5 0 0" size="0.046"/>
+      <geom name="skin" type="box" pos="0 0 0.1" size="0.2 0.1 0.02" group="2"/>
+      <body name="thigh" pos="-0.5 0 0">
+        {inertial}
+        <joint name="thigh" axis="0 1 0" range="-30 60"/>
+        <geom name="thigh" type="capsule" fromto="0 0 0 0.16 0 -0.25" size="0.046" density="500"/>
+        <body name="foot" pos="0.16 0 -0.25" euler="0 30 0">
+          <geom name="foot" size="0.05" mass="0.001"/>
+        </body>
+      </body>
+    </body>
+  </worldbody>
+</mujoco>
+"""
+
+
+def cheetah(compiler: str = "", option: str = "", flags: str = "", inertial: str = "") -> str:
+    return CHEETAH.format(compiler=compiler, option=option, flags=flags, inertial=inertial)
+
+
+THIGH = '<inertial pos="0.1 0.02 0" mass="3" fullinertia="0.3 0.2 0.2 0.01 0.02 0.03"/>'
+
+
+@pytest.mark.filterwarnings("ignore:compiler attribute 'settotalmass':UserWarning")
+@pytest.mark.parametrize("inertial", ["", THIGH])
+@pytest.mark.parametrize(
+    "compiler",
+    [
+        'settotalmass="14"',
+        'settotalmass="14" inertiafromgeom="true" inertiagrouprange="0 1"',
+        'settotalmass="14" boundmass="4" boundinertia="0.5" angle="radian"',
+        'boundmass="4" boundinertia="0.5"',
+        'inertiafromgeom="true"',
+        'inertiagrouprange="0 1"',
+        'balanceinertia="true"',
+        'settotalmass="14" fusestatic="false" alignfree="true" balanceinertia="true"',
+    ],
+)
+def test_masses_and_inertias_are_those_of_the_file_alone(tmp_path: Path, compiler: str, inertial: str):
+    file = tmp_path / "cheetah.xml"
+    file.write_text(cheetah(compiler, inertial=inertial))
+    alone = mujoco.MjModel.from_xml_path(str(file))
+    scene = Scene(physics_hz=100)
+    scene.add_ground()
+    scene.add("ant", ANT)  # whose mass is not the cheetah's
+    scene.add("cheetah", file)
+    bodies = [scene.model.body(f"cheetah/{alone.body(i).name}").id for i in range(1, alone.nbody)]
+    np.testing.assert_array_equal(scene.model.body_mass[bodies], alone.body_mass[1:])
+    for field in ("body_inertia", "body_ipos", "body_iquat"):
+        ours, theirs = getattr(scene.model, field)[bodies], getattr(alone, field)[1:]
+        np.testing.assert_allclose(ours, theirs, rtol=1e-12, atol=1e-15)
+    if "settotalmass" in compiler:
+        assert scene.model.body_mass[bodies].sum() == pytest.approx(14.0)
+    [ant] = {float(scene.model.body_subtreemass[scene.model.body("ant/torso").id])}
+    assert ant == pytest.approx(0.9108800827)
+
+
+OPTIONS = {
+    **{"integrator": "RK4", "cone": "elliptic", "jacobian": "sparse", "solver": "CG", "iterations": "7"},
+    **{"ls_iterations": "8", "noslip_iterations": "3", "ccd_iterations": "9", "sdf_initpoints": "11"},
+    **{"sdf_iterations": "12", "impratio": "10", "tolerance": "1e-5", "ls_tolerance": "0.02"},
+    **{"noslip_tolerance": "1e-4", "ccd_tolerance": "1e-3", "sleep_tolerance": "0.2", "gravity": "0 1 -3"},
+    **{"wind": "1 2 3", "magnetic": "0.1 0.2 0.3", "density": "1.2", "viscosity": "0.1", "o_margin": "0.01"},
+    **{"o_solref": "0.03 1.1", "o_solimp": "0.8 0.9 0.002 0.5 2", "o_friction": "0.9 0.8 0.01 0.001 0.002"},
+    "actuatorgroupdisable": "1 3",
+}
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_an_option_is_that_of_the_file(option: str):
+    xml = cheetah(option=f'timestep="0.5" {option}="{OPTIONS[option]}"')
+    scene = Scene(physics_hz=100)
+    scene.add("cheetah", mujoco.MjSpec.from_string(xml))
+    scene.add("other", mujoco.MjSpec.from_string(xml))  # agrees
+    alone = mujoco.MjModel.from_xml_string(xml)
+    for field in (field for field in dir(alone.opt) if not field.startswith("_") and field != "timestep"):
+        np.testing.assert_array_equal(getattr(scene.model.opt, field), getattr(alone.opt, field), err_msg=field)
+    assert scene.model.opt.timestep == 0.01
+
+
+def test_an_option_that_a_file_says_is_said_even_if_it_is_the_default():
+    # The bits of `MjSpec.authored` are in the order of MuJoCo's fields.
+    default = {"integrator": "Euler", "cone": "pyramidal", "jacobian": "auto", "solver": "Newton"}
+    usual = mujoco.MjSpec().option
+    for option in OPTIONS.keys() - {"actuatorgroupdisable"}:
+        value = default.get(option) or " ".join(str(x) for x in np.atleast_1d(getattr(usual, option)))
+        scene = Scene(physics_hz=100)
+        scene.add("cheetah", mujoco.MjSpec.from_string(cheetah(option=f'{option}="{value}"')))
+        with pytest.raises(TaskError, match=rf"Scene.add\('other'\): {option} is "):
+            scene.add("other", mujoco.MjSpec.from_string(cheetah(option=f'{option}="{OPTIONS[option]}"')))
+
+
+def test_flags_are_those_of_the_files(tmp_path: Path):
+    scene = Scene(physics_hz=100)
+    scene.add("one", mujoco.MjSpec.from_string(cheetah(flags='<flag gravity="disable" contact="enable"/>')))
+    scene.add("two", mujoco.MjSpec.from_string(cheetah(flags='<flag energy="enable" limit="disable"/>')))
+    disabled = mujoco.mjtDisableBit.mjDSBL_GRAVITY | mujoco.mjtDisableBit.mjDSBL_LIMIT
+    assert scene.model.opt.disableflags == disabled
+    assert scene.model.opt.enableflags == mujoco.mjtEnableBit.mjENBL_ENERGY
+    message = r"flag contact is enable in the spec of 'one' and disable in the spec of 'three'; .*option\.disableflags"
+    with pytest.raises(TaskError, match=message):
+        scene.add("three", mujoco.MjSpec.from_string(cheetah(flags='<flag contact="disable"/>')))
+
+
+def test_files_that_disagree_are_one_line_until_the_task_decides(tmp_path: Path):
+    one, two = tmp_path / "one.xml", tmp_path / "two.xml"
+    one.write_text(cheetah(option='iterations="7" solver="CG"'))
+    two.write_text(cheetah(option='iterations="9" solver="PGS"'))
+    scene = Scene(physics_hz=100)
+    scene.add("one", one)
+    with pytest.raises(TaskError) as error:
+        scene.add("two", two)
+    values = f"solver is mjSOL_CG in {one} and mjSOL_PGS in {two}"
+    assert str(error.value) == f"Scene.add('two'): {values}; a scene has one: set scene.option.solver before"
+
+    scene = Scene(physics_hz=100)
+    scene.option.iterations = 100  # MuJoCo's default
+    scene.option.solver = mujoco.mjtSolver.mjSOL_NEWTON
+    scene.add("one", one)
+    scene.add("two", two)
+    assert scene.model.opt.iterations == 100
+    assert scene.model.opt.solver == mujoco.mjtSolver.mjSOL_NEWTON
+
+
+def test_what_the_task_sets_holds_against_the_file():
+    option = 'integrator="RK4" impratio="10" gravity="0 0 -1" cone="elliptic"'
+    xml = cheetah(option=option, flags='<flag gravity="disable"/>')
+    scene = Scene(physics_hz=100, integrator="euler", impratio=1.0, gravity=9.81, cone="pyramidal")
+    scene.option.disableflags = 0
+    scene.add_ground()
+    scene.add("cheetah", mujoco.MjSpec.from_string(xml))
+    option = scene.model.opt
+    assert (option.integrator, option.cone, option.impratio, option.disableflags) == (0, 0, 1.0, 0)
+    assert option.gravity.tolist() == [0.0, 0.0, -9.81]
+    scene.option.iterations = 3  # after the model was compiled
+    assert scene.model.opt.iterations == 3
+
+
+def test_mistakes_in_options_are_one_line():
+    scene = Scene(physics_hz=100)
+    with pytest.raises(TaskError, match=r"scene\.option has no 'iteration'\. Did you mean 'iterations'\?"):
+        scene.option.iteration = 3
+    with pytest.raises(TaskError, match=r"task\.physics_hz"):
+        scene.option.timestep = 0.01
+    with pytest.raises(ValueError, match="read-only"):
+        scene.option.gravity[2] = 0.0
+
+
+def test_a_cone_that_the_file_says_stays():
+    scene = Scene(physics_hz=100)
+    scene.add_ground()
+    scene.add("cheetah", mujoco.MjSpec.from_string(cheetah(option='cone="pyramidal"')))
+    assert scene.model.opt.cone == mujoco.mjtCone.mjCONE_PYRAMIDAL

@@ -1,0 +1,130 @@
+"""MuJoCo's `<option>` and `<flag>` of a scene: what the task sets, and else what the robots' files say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import mujoco
+import numpy as np
+
+from gpusim_rl.errors import TaskError, did_you_mean
+
+# In the order of MuJoCo's MJOPTION_FIELDS: `MjSpec.authored.option` has a bit for each. None: not one setting, see
+# `_FLAGS`, and the time step, which is the task's (`physics_hz`).
+_FIELDS = (
+    *(None, "impratio", "tolerance", "ls_tolerance", "noslip_tolerance", "ccd_tolerance", "sleep_tolerance"),
+    *("gravity", "wind", "magnetic", "density", "viscosity", "o_margin", "o_solref", "o_solimp", "o_friction"),
+    *("integrator", "cone", "jacobian", "solver", "iterations", "ls_iterations", "noslip_iterations"),
+    *("ccd_iterations", None, None, "disableactuator", "sdf_initpoints", "sdf_iterations"),
+)
+_KINDS = {
+    "integrator": mujoco.mjtIntegrator,
+    "cone": mujoco.mjtCone,
+    "jacobian": mujoco.mjtJacobian,
+    "solver": mujoco.mjtSolver,
+}
+# By the name in a file: the field whose bit it is, and what the file says where the bit is set.
+_FLAGS = {
+    f"flag {bit.name.removeprefix(prefix).lower()}": (field, bit.value, word)
+    for kind, prefix, field, word in (
+        (mujoco.mjtDisableBit, "mjDSBL_", "disableflags", "disable"),
+        (mujoco.mjtEnableBit, "mjENBL_", "enableflags", "enable"),
+    )
+    for bit in kind.__members__.values()
+    if bit.name.startswith(prefix)
+}
+
+
+class SceneOption:
+    """The options of a scene, by the names of `mujoco.MjOption`.
+
+    What is written here is the task's: no file changes it.
+
+    Args:
+        spec: Of the scene.
+        changed: Called when an option was written.
+    """
+
+    _spec: mujoco.MjSpec
+    _changed: Callable[[], None]
+    _decided: dict[str, tuple[Any, str | None]]  # by name: the value, and the file that says it; None is the task
+
+    def __init__(self, spec: mujoco.MjSpec, changed: Callable[[], None]) -> None:
+        vars(self).update(_spec=spec, _changed=changed, _decided={})
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self._spec.option, name)
+        if isinstance(value, np.ndarray):
+            value = value.copy()
+            value.setflags(write=False)  # else a number written into it would be nobody's
+        return value
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        known = [field for field in dir(self._spec.option) if not field.startswith("_")]
+        if name == "timestep":
+            raise TaskError("scene.option.timestep is 1 / physics_hz; try task.physics_hz")
+        if name not in known:
+            raise TaskError(f"scene.option has no {name!r}.{did_you_mean(name, known)}")
+        setattr(self._spec.option, name, value)
+        self._decided[name] = (value, None)
+        self._changed()
+
+    def is_decided(self, name: str) -> bool:
+        """Whether the task or a file says what it is."""
+        return name in self._decided
+
+    def take_over(self, part: mujoco.MjSpec, label: str, source: str) -> None:
+        """Takes over what a file says and the task does not, and removes it from the file's spec.
+
+        Args:
+            part: The file's spec.
+            label: The call that adds it, for messages.
+            source: The file, for messages.
+
+        Raises:
+            TaskError: Another file says something else.
+        """
+        for name, value in _said(part).items():
+            field = _FLAGS[name][0] if name in _FLAGS else name
+            before, other = self._decided.get(field) or self._decided.get(name) or (value, source)
+            if other is None:
+                continue  # the task's
+            if value != before:
+                values = f"{_shown(name, before)} in {other} and {_shown(name, value)} in {source}"
+                raise TaskError(f"{label}: {name} is {values}; a scene has one: set scene.option.{field} before")
+            self._decided[name] = value, other
+            option = self._spec.option
+            if name in _FLAGS:
+                _, bit, word = _FLAGS[name]
+                bits = getattr(option, field)
+                setattr(option, field, bits | bit if value == word else bits & ~bit)
+            else:
+                setattr(option, name, value)
+        clear_option(part)
+
+
+def clear_option(spec: mujoco.MjSpec) -> None:
+    """Makes a spec say nothing about options; MuJoCo reports what a file has set even where it is the default."""
+    spec.option = mujoco.MjSpec().option
+    authored = spec.authored
+    authored.option = authored.disableflags = authored.enableflags = authored.disableactuator = 0
+
+
+def _said(spec: mujoco.MjSpec) -> dict[str, Any]:
+    """What a file says; of a spec that was made in Python, what differs from MuJoCo's default."""
+    default, said = mujoco.MjSpec().option, {}
+    for bit, name in enumerate(_FIELDS):
+        if name is not None:
+            value, usual = (np.asarray(getattr(option, name)).tolist() for option in (spec.option, default))
+            if spec.authored.option >> bit & 1 or value != usual:
+                said[name] = value
+    for name, (field, bit, word) in _FLAGS.items():
+        value, usual = (getattr(option, field) & bit for option in (spec.option, default))
+        if getattr(spec.authored, field) & bit or value != usual:
+            said[name] = word if value else {"disable": "enable", "enable": "disable"}[word]
+    return said
+
+
+def _shown(name: str, value: Any) -> Any:
+    return _KINDS[name](value).name if name in _KINDS else value
