@@ -52,13 +52,18 @@ class NewtonSim:
         self.num_envs = num_envs
         self.device = device
         self.dt = float(scene.model.opt.timestep)
+        _check_scene(scene.model)
         self._graphs = WarpGraphs(device, cfg.graph)
         with self._graphs.scope(), warnings.catch_warnings():
             # Newton pins exact versions of MuJoCo; our tests compare the physics instead.
             warnings.simplefilter("ignore", newton.NewtonWarning)
             warnings.simplefilter("ignore", DeprecationWarning)
-            self._model = _import_scene(scene, num_envs)
-            self._solver = _make_solver(self._model, scene, cfg)
+            try:
+                self._model = _import_scene(scene, num_envs)
+                self._solver = _make_solver(self._model, scene, cfg)
+            except (NotImplementedError, ValueError) as error:
+                reason = str(error).strip().splitlines()[0]
+                raise ConfigError(f"sim=newton cannot simulate this scene: {reason}; try sim=mjwarp") from None
             self._state = self._model.state()
             self._control: Any = self._model.control()
             # Newton's masks have a last entry for what belongs to no world.
@@ -126,6 +131,9 @@ class NewtonSim:
         scalar = model.jnt_type != _FREE
         if np.any(model.qpos0[model.jnt_qposadr[scalar]] != 0.0):
             raise ConfigError("sim=newton does not know joints with `ref`; try sim=mjwarp")
+        for name in (name for name in dir(model.opt) if not name.startswith("_") and name != "timestep"):
+            if not np.allclose(getattr(solved.opt, name), getattr(model.opt, name), rtol=1e-5):
+                raise _lacks_option(name, getattr(model.opt, name))
 
     def articulation(self, name: str) -> NewtonArticulation:
         return NewtonArticulation(self, name)
@@ -223,6 +231,22 @@ class NewtonSim:
     def close(self) -> None:
         """Frees the graphs; the simulation cannot be used afterwards."""
         self._graphs.close()
+
+
+def _check_scene(model: mujoco.MjModel) -> None:
+    """Raises ConfigError for what Newton's importer refuses."""
+    if model.opt.solver == mujoco.mjtSolver.mjSOL_PGS:
+        raise _lacks_option("solver", "mjSOL_PGS")
+    for geom in np.flatnonzero((model.geom_type == mujoco.mjtGeom.mjGEOM_PLANE) & (model.geom_bodyid != 0)):
+        body = model.body(model.geom_bodyid[geom]).name
+        raise ConfigError(
+            f"sim=newton knows planes of the world only, got plane {model.geom(geom).name!r} of body {body!r}; try a"
+            " box, or sim=mjwarp"
+        )
+
+
+def _lacks_option(name: str, value: Any) -> ConfigError:
+    return ConfigError(f"sim=newton lacks the option {name} = {value}; try another scene.option.{name}, or sim=mujoco")
 
 
 def _import_scene(scene: Scene, num_envs: int) -> newton.Model:

@@ -171,3 +171,57 @@ def test_without_newton_one_line_says_how_to_install_it(monkeypatch):
     with pytest.raises(ConfigError) as error:
         importlib.import_module("gpusim_rl.sim.newton")
     assert str(error.value) == "sim=newton needs newton: pip install 'gpusim-rl[newton]'"
+
+
+TABLE = """
+<mujoco>
+  <worldbody>
+    <body name="table">
+      <geom type="box" size="0.1 0.1 0.1"/>
+      <geom name="top" type="plane" pos="0 0 0.1" size="1 1 0.1"/>
+      <body name="lever"><joint axis="0 0 1"/><geom size="0.1"/></body>
+    </body>
+  </worldbody>
+</mujoco>
+"""
+
+
+def test_a_plane_on_a_body_is_refused():
+    scene = Scene(physics_hz=100)
+    scene.add("table", mujoco.MjSpec.from_string(TABLE))
+    make("mujoco", scene, 1)
+    with pytest.raises(ConfigError, match=r"plane 'table/top' of body 'table/table'; try a box, or sim=mjwarp$"):
+        make("newton", scene, 1)
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("solver", mujoco.mjtSolver.mjSOL_PGS.value),
+        ("noslip_iterations", 3),
+        ("disableflags", mujoco.mjtDisableBit.mjDSBL_GRAVITY.value),
+        ("disableactuator", 1),
+    ],
+)
+def test_an_option_that_newton_lacks_is_refused(option, value):
+    scene = arm_scene()
+    setattr(scene.option, option, value)
+    with pytest.raises(ConfigError, match=rf"^sim=newton lacks the option {option} = .*option\.{option}") as error:
+        make("newton", scene, 1)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("disableflags", mujoco.mjtDisableBit.mjDSBL_CONTACT.value),
+        ("solver", mujoco.mjtSolver.mjSOL_CG.value),
+        ("wind", [1.0, 2.0, 3.0]),
+        ("sdf_iterations", 7),
+    ],
+)
+def test_an_option_that_newton_knows_is_taken_over(option, value):
+    scene = arm_scene()
+    setattr(scene.option, option, value)
+    sim = make("newton", scene, 1)
+    np.testing.assert_allclose(getattr(sim._solver.mj_model.opt, option), value)
