@@ -16,6 +16,7 @@ from gpusim_rl.sim.dynamics import MujocoDynamics
 from gpusim_rl.sim.quaternion import quat_rotate, quat_rotate_inverse
 from gpusim_rl.sim.scene import Scene
 
+_SCALAR = (mujoco.mjtJoint.mjJNT_HINGE.value, mujoco.mjtJoint.mjJNT_SLIDE.value)
 _ROOT_WIDTHS = {"root_pos": 3, "root_quat": 4, "root_lin_vel": 3, "root_ang_vel": 3}
 
 
@@ -45,6 +46,28 @@ class MujocoTensors(Protocol):
         ...
 
 
+def round_inwards(ranges: np.ndarray) -> np.ndarray:
+    """Ranges in float32, [..., 2], that are within those in float64: a joint that is set to its limit is not beyond it.
+
+    A limit that acts one digit too early stops the joint, and robots often start at their limits.
+    """
+    rounded = ranges.astype(np.float32)
+    low, high = rounded[..., 0], rounded[..., 1]
+    low = np.where(low < ranges[..., 0], np.nextafter(low, np.float32(np.inf)), low)
+    high = np.where(high > ranges[..., 1], np.nextafter(high, np.float32(-np.inf)), high)
+    return np.stack([low, high], axis=-1)
+
+
+def reference_pose(model: mujoco.MjModel) -> np.ndarray:
+    """The model's `qpos0` in float32; what is within its joint's limits stays within them."""
+    pose, scalar = model.qpos0.astype(np.float32), np.isin(model.jnt_type, _SCALAR) & (model.jnt_limited != 0)
+    columns, ranges = model.jnt_qposadr[scalar], model.jnt_range[scalar]
+    exact, (low, high) = model.qpos0[columns], round_inwards(ranges).T
+    within = (ranges[:, 0] <= exact) & (exact <= ranges[:, 1])
+    pose[columns] = np.where(within, pose[columns].clip(low, high), pose[columns])
+    return pose
+
+
 class ArticulationLayout:
     """Names, limits, reference pose and places in MuJoCo's arrays of one articulation of a scene."""
 
@@ -72,9 +95,8 @@ class ArticulationLayout:
             q, v = int(model.jnt_qposadr[joints[0]]), int(model.jnt_dofadr[joints[0]])
             self._root_q, self._root_v = slice(q, q + 7), slice(v, v + 6)
             joints = joints[1:]
-        scalar = (mujoco.mjtJoint.mjJNT_HINGE.value, mujoco.mjtJoint.mjJNT_SLIDE.value)
         for j in joints:
-            if int(model.jnt_type[j]) not in scalar:
+            if int(model.jnt_type[j]) not in _SCALAR:
                 joint = model.joint(j).name
                 raise TaskError(f"{name!r}: joint {joint!r} is not a hinge or a slide")
         self._joint_ids = joints
@@ -92,11 +114,12 @@ class ArticulationLayout:
         def limits(ranges: np.ndarray, limited: np.ndarray) -> Tensor:
             return tensor(np.where(limited[:, None], ranges, [-np.inf, np.inf]))
 
-        self.joint_limits = limits(model.jnt_range[joints], model.jnt_limited[joints])
-        self.default_joint_pos = tensor(model.qpos0[self._joint_q])
+        self.joint_limits = limits(round_inwards(model.jnt_range[joints]), model.jnt_limited[joints])
+        pose = reference_pose(model)
+        self.default_joint_pos = tensor(pose[self._joint_q])
         pos, quat = model.body_pos[root], model.body_quat[root]
         if self._free:
-            pos, quat = model.qpos0[self._root_q][:3], model.qpos0[self._root_q][3:]
+            pos, quat = pose[self._root_q][:3], pose[self._root_q][3:]
         self.default_root_pos, self.default_root_quat = tensor(pos), tensor(quat)
 
         actuators = [i for i in range(model.nu) if model.actuator(i).name.startswith(prefix)]

@@ -97,7 +97,10 @@ class Articulation(Protocol):
     body_names: list[str]
     actuator_names: list[str]
     joint_limits: Float[Tensor, "joints 2"]
-    """Lower and upper limit of each joint [rad or m]; infinite where it has none."""
+    """Lower and upper limit of each joint [rad or m]; infinite where it has none.
+
+    Rounded inwards: a joint that is set to it is not beyond the limit of the model, which is float64.
+    """
     control_limits: Float[Tensor, "actuators 2"]
     """Lower and upper limit of each control, in its actuator's units; infinite where it has none."""
     default_joint_pos: Float[Tensor, " joints"]

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from gpusim_rl.config import SimConfig
 from gpusim_rl.hardware import available_cpus
-from gpusim_rl.sim.articulation import MujocoArticulation
+from gpusim_rl.sim.articulation import MujocoArticulation, reference_pose
 from gpusim_rl.sim.params import FIELDS, Param, Params
 from gpusim_rl.sim.scene import Scene
 
@@ -61,9 +61,6 @@ class MujocoSim:
         # C MuJoCo silently resets a world that goes bad; we must see it. (Only on this copy: MuJoCo
         # Warp refuses the flag.)
         model.opt.disableflags |= mujoco.mjtDisableBit.mjDSBL_AUTORESET.value
-        # States and limits are written as float32: a joint that is set to its limit shall be exactly
-        # there, for a limit that acts one digit too early stops the joint (robots start at limits).
-        model.jnt_range[:] = model.jnt_range.astype(np.float32)
         self.num_threads = min(cfg.num_threads or available_cpus(), num_envs)
         persistent = is_persistent(cfg, num_envs)
         self._batch = Batch(model, num_envs, nthread=self.num_threads, persistent=persistent)
@@ -76,6 +73,8 @@ class MujocoSim:
         # else mujoco.batch's state row begins otherwise
         assert np.shares_memory(self._batch.bind("qpos"), self._leading)
         self._mirror = np.zeros((num_envs, 1 + nq + nv), dtype=np.float32)
+        self._start = np.zeros(1 + nq + nv, dtype=np.float32)
+        self._start[1 : 1 + nq] = reference_pose(model)
         mirror = torch.from_numpy(self._mirror)
         self.qpos, self.qvel = mirror[:, 1 : 1 + nq], mirror[:, 1 + nq :]
 
@@ -104,7 +103,7 @@ class MujocoSim:
         # worlds with parameters that were written since MuJoCo's constants were last derived from them
         self._stale = np.zeros(num_envs, dtype=bool)
         self._stale_mask = torch.from_numpy(self._stale)
-        np.copyto(self._mirror, self._leading, casting="same_kind")
+        self._mirror[:] = self._start
         self.refresh()
 
     def articulation(self, name: str) -> MujocoArticulation:
@@ -187,7 +186,7 @@ class MujocoSim:
         ids = np.flatnonzero(self._reset)
         if ids.size:
             self._batch.reset(ids, stage=_NONE)
-            self._mirror[ids] = self._leading[ids]
+            self._mirror[ids] = self._start
             for _, sensors in self._sensors:
                 sensors[ids] = 0.0
         mask = where[:, None]

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from gpusim_rl.errors import TaskError
-from gpusim_rl.sim import Sim
+from gpusim_rl.sim import Scene, Sim
 from gpusim_rl.sim.articulation import check_shape
 from helpers.scenes import (
     BALL,
@@ -504,3 +504,33 @@ def test_a_wrong_shape_is_one_line(backend, mistake):
 def test_what_is_no_tensor_of_the_shape_is_refused(value, message):
     with pytest.raises(TaskError, match=message):
         check_shape("torque", value, (4, 3))
+
+
+def test_joint_limits_are_within_those_of_the_model(backend):
+    scene = Scene(physics_hz=100)
+    joint = '<joint name="j{}" range="{} {}" type="{}"/>'
+    joints = [joint.format(i, -10 - 7.3 * i, 3.1 + i, ("hinge", "slide")[i % 2]) for i in range(8)]
+    legs = "".join(f'<body>{joint}<geom size="0.1"/></body>' for joint in joints)
+    scene.add("robot", mujoco.MjSpec.from_string(f"<mujoco><worldbody><body>{legs}</body></worldbody></mujoco>"))
+    exact = torch.from_numpy(scene.model.jnt_range)
+    low, high = make(backend, scene, 1).articulation("robot").joint_limits.double().unbind(dim=1)
+    assert (low >= exact[:, 0]).all() and (high <= exact[:, 1]).all()
+    torch.testing.assert_close(torch.stack([low, high], dim=1), exact, atol=0.0, rtol=1.2e-7)
+    assert ((low > exact[:, 0]) & (exact[:, 0].float() < exact[:, 0])).any()  # some are rounded against their nearest
+
+
+@pytest.mark.parametrize("backend", SIMS[:3], indirect=True)
+@pytest.mark.parametrize("angle", [-61.0, -62.0, -63.0, -64.0, -65.0])
+def test_a_joint_whose_reference_is_its_limit_starts_free(backend, angle):
+    joint = f'<joint name="j" ref="{angle}" range="{angle} 60"/>'
+    body = f'<body>{joint}<geom size="0.1" pos="0.2 0 0"/></body>'
+    scene = Scene(physics_hz=100, gravity=0.0)
+    scene.add("arm", mujoco.MjSpec.from_string(f"<mujoco><worldbody><body>{body}</body></worldbody></mujoco>"))
+    sim = make(backend, scene, 2)
+    arm = sim.articulation("arm")
+    assert arm.default_joint_pos.double().item() >= scene.model.jnt_range[0, 0]
+    sim.reset(everywhere(sim))
+    arm.set_state(everywhere(sim), joint_vel=torch.full((2, 1), -0.5))
+    arm.set_state(only(sim, 1), joint_pos=arm.default_joint_pos.expand(2, 1))
+    sim.step(1)
+    torch.testing.assert_close(arm.joint_vel, torch.full((2, 1), -0.5), atol=1e-6, rtol=0.0)  # no limit stops it yet

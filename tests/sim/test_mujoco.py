@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from gpusim_rl.sim import Scene
-from helpers.scenes import FEET, ant_scene, ball_scene, everywhere, make, only, randomize_ants
+from helpers.scenes import FEET, ant_scene, arm_scene, ball_scene, everywhere, make, only, randomize_ants
 
 
 def run(**changes) -> dict[str, torch.Tensor]:
@@ -93,3 +93,22 @@ def test_derived_quantities_asked_for_late_are_fresh():
     sim.step(3)
     torso = ant.bodies(["torso"])
     torch.testing.assert_close(torso.pos[:, 0], ant.root_pos)
+
+
+def test_steps_are_those_of_mujoco_to_the_last_bit():
+    scene = arm_scene()
+    sim = make("mujoco", scene, 2)
+    arm = sim.articulation("arm")
+    start, speed = arm.joint_limits[:, 0].nan_to_num(neginf=0.1), torch.tensor([-1.0, 2.0])
+    sim.reset(everywhere(sim))
+    arm.set_state(everywhere(sim), joint_pos=start.expand(2, 2), joint_vel=speed.expand(2, 2))
+    data = mujoco.MjData(scene.model)
+    data.qpos[:], data.qvel[:] = start.double().numpy(), speed.double().numpy()
+    push = torch.tensor([-1.0, 0.7, 1.0])  # into one limit of the shoulder, then into the other
+    for step in range(600):
+        control = push[step // 200].expand(2, 1)
+        arm.actuate(control)
+        sim.step(1)
+        data.ctrl[:] = control[0].double().numpy()
+        mujoco.mj_step(scene.model, data)
+        assert sim.state_dict()["state"][0, 1:5].tolist() == [*data.qpos, *data.qvel], step
