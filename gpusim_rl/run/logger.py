@@ -60,6 +60,7 @@ class Logger:
         wandb_id: Of the run on Weights & Biases.
         resumed_at: Iteration of the checkpoint that the run continues from; None for a new run.
         best_return: Best mean return of the run so far.
+        metrics_csv: `CsvWriter.digest` of the checkpoint, where the run continues in its folder; None is not known.
     """
 
     def __init__(
@@ -70,12 +71,14 @@ class Logger:
         wandb_id: str,
         resumed_at: int | None = None,
         best_return: float | None = None,
+        metrics_csv: Mapping[str, Any] | None = None,
     ) -> None:
         self._cfg = cfg
         self.run_dir = run_dir
         self._checkpoints = Checkpoints(run_dir.checkpoints, cfg.log.keep)
         self.console = Console(cfg.log.console, cfg.max_iterations, run_dir.train_log)
-        writers: list[Writer] = [CsvWriter(run_dir.metrics_csv, resumed_at)]
+        self._csv = CsvWriter(run_dir.metrics_csv, resumed_at, digest=metrics_csv, warn=self.console.warn)
+        writers: list[Writer] = [self._csv]
         if cfg.log.tensorboard:
             writers.append(TensorboardWriter(run_dir.path / "tensorboard", resumed_at))
         if cfg.wandb_activate:
@@ -179,7 +182,7 @@ class Logger:
         """
         self._saved_at = time.perf_counter()
         try:
-            self._checkpoints.save_last(state)
+            self._checkpoints.save_last({**state, "metrics_csv": self._csv.digest()})
             self._saved = status.iteration
             if self._is_better(status) or self._best_saved is None:
                 self._checkpoints.save_best()

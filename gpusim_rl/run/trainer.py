@@ -94,6 +94,7 @@ class Trainer:
         self.iteration = 0
         self.env_steps = 0
         self.wandb_id = ""
+        self._metrics_csv: dict[str, Any] | None = None  # what the checkpoint tells of the file
         self._elapsed_s, self._started_at = 0.0, time.perf_counter()
         self.intervals = LogIntervals(self.metrics, self.timer, self.rl_device)
         self._stop_signal = StopSignal()
@@ -221,6 +222,7 @@ class Trainer:
                     wandb_id=self.wandb_id,
                     resumed_at=self.iteration if self.resumed else None,
                     best_return=self.intervals.best_return,
+                    metrics_csv=self._metrics_csv if continues else None,
                 )
                 with log, self.graphs.stream():
                     self.intervals.start()
@@ -339,6 +341,7 @@ class Trainer:
         self.iteration, self.env_steps = int(state["iteration"]), int(state["env_steps"])
         self.intervals.resume(self.iteration, self.env_steps, state["best_return"])
         self._elapsed_s, self.wandb_id = float(state["elapsed_s"]), state["wandb_id"]
+        self._metrics_csv = state.get("metrics_csv")
         if state["sim"] != self.choice.name:  # another simulator begins new episodes
             self._copy_obs(self.env.begin_from(state["env"]))
             self.algorithm.begin_episodes()

@@ -6,16 +6,19 @@ A writer that fails (full disk, dead network) is reported, and training continue
 from __future__ import annotations
 
 import csv
+import hashlib
 import io
+import itertools
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 import yaml
 
-from gpusim_rl.errors import ConfigError, import_extra
+from gpusim_rl.errors import import_extra
 from gpusim_rl.run.run_dir import RunDir
 from gpusim_rl.saved_files import replacing
 
@@ -112,6 +115,73 @@ class Writers:
             )
 
 
+@dataclass(frozen=True, slots=True)
+class CsvContent:
+    """What can be read of a metrics.csv.
+
+    Attributes:
+        columns: Their names, `iteration` first; empty where there are none.
+        rows: Cells as text, before the first line that is damaged; each has as many as there are columns.
+        damaged: Number of that line, the header is 1; None where no line is damaged.
+    """
+
+    columns: list[str]
+    rows: list[list[str]]
+    damaged: int | None
+
+    @property
+    def iteration(self) -> int:
+        """Iteration of the last row; 0 without rows."""
+        return int(self.rows[-1][0]) if self.rows else 0
+
+    def digest(self, of: Mapping[str, Any]) -> str:
+        """SHA-256 of the columns and rows that a digest (`CsvWriter.digest`) is about; later ones do not matter."""
+        width, last = len(of["columns"]), of["iteration"]
+        rows = [row for row in self.rows if int(row[0]) <= last]
+        lines = [self.columns[:width], *(row[:width] for row in rows)] if width else []
+        late = any(cell for row in rows for cell in row[width:])  # a late column is empty in earlier rows
+        return "" if late else hashlib.sha256(_csv_lines(lines)).hexdigest()
+
+
+def parse_csv(data: bytes, columns: Sequence[str] = ()) -> CsvContent:
+    """Reads a metrics.csv that may be damaged.
+
+    What follows the last newline is a row that is being written, or is incomplete after a kill: it is left out.
+
+    Args:
+        data: Content of the file.
+        columns: Names of the first columns, as far as they are known; the header may be damaged.
+    """
+    first, *lines = [line.removesuffix("\r") for line in data.decode(errors="replace").split("\n")[:-1]] or [""]
+    try:
+        header = next(csv.reader([first]), [])
+    except csv.Error:
+        header = []
+    names = header if header[: len(columns)] == [*columns] else [*columns]
+    if names[:1] != ["iteration"] or len(set(names)) < len(names) or not all(name.isprintable() for name in names):
+        return CsvContent([], [], 1 if first else None)
+    rows: list[list[str]] = []
+    iteration = 0
+    for number, line in enumerate(lines, start=2):
+        row = line.split(",")
+        if len(row) != len(names) or not all(_is_number(cell) for cell in row):
+            return CsvContent(names, rows, number)
+        if not (row[0].isdecimal() and int(row[0]) > iteration):
+            return CsvContent(names, rows, number)
+        iteration = int(row[0])
+        rows.append(row)
+    return CsvContent(names, rows, None)
+
+
+def _is_number(cell: str) -> bool:
+    """Whether a cell is a number, or empty."""
+    try:
+        float(cell or 0)
+    except ValueError:
+        return False
+    return len(cell) < 100 and cell.isprintable()
+
+
 class CsvWriter:
     """metrics.csv: one line per row, on disk when `write` returns; two equal runs give equal bytes.
 
@@ -122,17 +192,31 @@ class CsvWriter:
     failures: tuple[type[Exception], ...] = (OSError,)
     retries = True
 
-    def __init__(self, path: Path, resumed_at: int | None = None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        resumed_at: int | None = None,
+        *,
+        digest: Mapping[str, Any] | None = None,
+        warn: Callable[[str], None] = lambda _: None,
+    ) -> None:
         """Write to `path`.
 
         Args:
             path: File to write.
             resumed_at: Iteration of the checkpoint that this run continues from. Later rows are
                 dropped: the run makes them again. None: the file is new.
+            digest: What `digest` returned when the checkpoint was saved; None is not known.
+            warn: Shows one line to the user, where the file was damaged, changed or deleted.
         """
         self._path = path
         self._cut_at = resumed_at  # None as soon as it is done
+        self._expected = digest  # until then
+        self._warn = warn
         self._columns: list[str] = []  # as in the file
+        self._iteration = 0  # of the last row in the file
+        self._size = 0  # of the file [bytes]
+        self._sha256 = hashlib.sha256()  # of the file
         self._waiting: list[dict[str, int | float | None]] = []  # not yet in the file
 
     def start(self, config: Mapping[str, Any]) -> None:
@@ -154,17 +238,22 @@ class CsvWriter:
         if self._waiting:
             self._flush()
 
+    def digest(self) -> dict[str, Any]:
+        """What this writer has put into the file: its columns, the iteration of its last row, and its SHA-256."""
+        return {"columns": self._columns, "iteration": self._iteration, "sha256": self._sha256.hexdigest()}
+
     def _flush(self) -> None:
         known = all(name in self._columns for row in self._waiting for name in row)
-        if known and self._cut_at is None:
-            self._append(self._lines(self._columns))
-        else:
+        if not (known and self._cut_at is None and self._append(self._lines(self._columns))):
             self._rewrite()
         self._waiting.clear()
 
-    def _append(self, lines: bytes) -> None:
+    def _append(self, lines: bytes) -> bool:
+        """Whether the lines could be appended: the file is as long as this writer has left it."""
         with self._path.open("ab", buffering=0) as file:
             size = file.tell()
+            if size != self._size:
+                return False
             try:
                 rest = memoryview(lines)
                 while rest:  # a disk about to be full takes a part, and then raises
@@ -172,28 +261,65 @@ class CsvWriter:
             except OSError:
                 file.truncate(size)
                 raise
+        self._note_written(lines)
+        return True
 
     def _rewrite(self) -> None:
-        old_columns, old_rows = self._read()
-        if self._cut_at is not None:
-            old_rows = [row for row in old_rows if int(row[0]) <= self._cut_at]
+        expected = self._expected if self._cut_at is not None else self.digest() if self._columns else None
+        old, notice = self._read(expected)
         named = (name for row in self._waiting for name in row)
-        columns = list(dict.fromkeys([*old_columns, *named]))
-        empty = [""] * (len(columns) - len(old_columns))
+        columns = list(dict.fromkeys([*(old.columns or ["iteration"]), *named]))
+        empty = [""] * (len(columns) - len(old.columns or ["iteration"]))
+        text = _csv_lines([columns, *([*row, *empty] for row in old.rows)]) + self._lines(columns)
         with replacing(self._path) as file:
-            file.write(_csv_lines([columns, *([*row, *empty] for row in old_rows)]))
-            file.write(self._lines(columns))
+            file.write(text)
         self._columns, self._cut_at = columns, None
+        self._size, self._sha256, self._iteration = 0, hashlib.sha256(), old.iteration
+        self._note_written(text)
+        if notice:
+            self._warn(notice)
 
-    def _read(self) -> tuple[list[str], list[list[str]]]:
-        """Columns and rows of the file; none where there is no file yet."""
-        text = self._path.read_text() if self._path.exists() else ""
-        # What follows the last newline is a row that is incomplete after a kill.
-        lines = list(csv.reader(text.split("\n")[:-1])) or [["iteration"]]
-        first = lines[0][0]
-        if first != "iteration":
-            raise ConfigError(f"{self._path}: its first column must be 'iteration', got {first!r}")
-        return lines[0], lines[1:]
+    def _note_written(self, text: bytes) -> None:
+        self._size += len(text)
+        self._sha256.update(text)
+        if self._waiting:
+            self._iteration = int(self._waiting[-1]["iteration"] or 0)
+
+    def _read(self, expected: Mapping[str, Any] | None) -> tuple[CsvContent, str]:
+        """What the file holds up to the checkpoint, and what to tell the user if that is not what was written.
+
+        A file of which rows are dropped is kept under another name.
+        """
+        data = self._path.read_bytes() if self._path.exists() else b""
+        content = parse_csv(data, expected["columns"] if expected else ())
+        if self._cut_at is not None:
+            until = self._cut_at
+            content = replace(content, rows=[row for row in content.rows if int(row[0]) <= until])
+        if expected is None:
+            lost = self._cut_at is not None and content.damaged is not None and content.iteration < self._cut_at
+        elif content.digest(expected) == expected["sha256"]:
+            return content, ""
+        elif not data and expected["iteration"]:
+            return content, f"metrics.csv is gone: its rows up to iteration {expected['iteration']} are lost"
+        else:
+            lost = content.iteration < expected["iteration"]
+            if not lost:
+                return content, "metrics.csv was changed after it was written; the rows that can be read are kept"
+        if not lost:
+            return content, ""
+        kept = f"its rows after iteration {content.iteration} are dropped"
+        return content, f"metrics.csv is damaged: {kept}. The file as it was is {self._keep_damaged(data)}"
+
+    def _keep_damaged(self, data: bytes) -> str:
+        """Name of a file beside metrics.csv that holds what metrics.csv held."""
+        for count in itertools.count(1):
+            path = self._path.with_name(f"metrics-damaged{f'-{count}' if count > 1 else ''}.csv")
+            if not path.exists():
+                with replacing(path) as file:
+                    file.write(data)
+            if path.read_bytes() == data:
+                return path.name
+        raise AssertionError("unreachable")
 
     def _lines(self, columns: Sequence[str]) -> bytes:
         """The waiting rows as text."""

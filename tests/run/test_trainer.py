@@ -38,7 +38,7 @@ from helpers.training import Faulty, Schooled, differences, make_trainer, merged
 META = torch.device("meta")
 
 # What two runs of the same training may differ in.
-OF_THE_CALL = ("/elapsed_s", "/wandb_id", "/config/checkpoint", "/config/log/dir", "/overrides")
+OF_THE_CALL = ("/elapsed_s", "/wandb_id", "/config/checkpoint", "/config/log/dir", "/overrides", "/metrics_csv")
 
 
 def stop_at(trainer: Trainer, iteration: int, number: int = signal.SIGTERM) -> None:
@@ -103,6 +103,29 @@ def test_stopped_and_resumed_equals_uninterrupted_bit_for_bit(tmp_path, name):
 
     assert resumed.iteration == 2 * half and resumed.env_steps == 2 * half * 8 * resumed.cfg.num_envs
     assert_same_run(tmp_path / "whole", tmp_path / "resumed")
+
+
+@pytest.mark.parametrize(
+    ("damage", "left", "words"),
+    [
+        (lambda data: data.replace(b"\n4,", b"\n\xff,"), ["2"], "its rows after iteration 2 are dropped"),
+        (lambda data: data.replace(b"\n4,256,", b"\n4,257,"), ["2", "4"], "was changed after it was written"),
+        (lambda data: data + b"6,1.0\n7", ["2", "4"], ""),  # of a run that was killed after its checkpoint
+        (lambda data: None, [], "is gone: its rows up to iteration 4 are lost"),
+    ],
+)
+def test_a_damaged_metrics_file_is_repaired_and_told_of_at_the_resume(tmp_path, damage, left, words):
+    log = {"interval": 2, "checkpoint_interval": 2}
+    make_trainer("Cartpole", tmp_path, max_iterations=5, log=log).train()
+    run = the_run(tmp_path)
+    checkpoints, metrics = run / "checkpoints", run / "metrics.csv"
+    (checkpoints / "last.pt").write_bytes((checkpoints / "000004.pt").read_bytes())
+    data = damage(metrics.read_bytes())
+    metrics.unlink() if data is None else metrics.write_bytes(data)
+    make_trainer("Cartpole", tmp_path, checkpoint=str(run), max_iterations=8, log=log).train()
+    assert [row["iteration"] for row in read_csv(run)] == [*left, "6", "8"]
+    warned = [line for line in (run / "train.log").read_text().splitlines() if "metrics.csv" in line]
+    assert len(warned) == bool(words) and words in "".join(warned)
 
 
 def test_a_numbered_checkpoint_branches_off_into_a_folder_of_its_own(tmp_path):
