@@ -8,7 +8,6 @@ python tools/plot.py runs/Ant/* --key policy/kl --x time     another column, ove
 from __future__ import annotations
 
 import argparse
-import csv
 import sys
 import textwrap
 from collections.abc import Sequence
@@ -151,16 +150,20 @@ def read_curve(folder: Path, key: str, x_column: str) -> Curve:
     from gpusim_rl.config import ALGORITHMS
     from gpusim_rl.errors import ConfigError, did_you_mean
     from gpusim_rl.run.run_dir import RunDir
+    from gpusim_rl.run.writers import parse_csv
 
     run = RunDir.open(folder)
     if not run.metrics_csv.is_file():
         raise ConfigError(f"{folder} has no metrics.csv yet")
-    with run.metrics_csv.open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    columns = list(rows[0]) if rows else []
-    if key not in columns:
-        there = f" Available: {', '.join(columns)}" if columns else " The file is empty"
-        raise ConfigError(f"{run.metrics_csv} has no column {key!r}.{did_you_mean(key, columns)}{there}")
+    content = parse_csv(run.metrics_csv.read_bytes())
+    columns = content.columns
+    if content.damaged:
+        print(f"{run.metrics_csv} is damaged in line {content.damaged}: the curve ends before it", file=sys.stderr)
+    for name in (key, x_column):
+        if name not in columns:
+            there = f" Available: {', '.join(columns)}" if columns else " It has none"
+            raise ConfigError(f"{run.metrics_csv} has no column {name!r}.{did_you_mean(name, columns)}{there}")
+    rows = [dict(zip(columns, row, strict=True)) for row in content.rows]
     points = [(float(row[x_column]), float(row[key])) for row in rows if row[x_column] and row[key]]
     if not points:
         raise LookupError(f"{run.metrics_csv}: {key} is not known in any row yet")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import csv
 import json
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ import yaml
 
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.run.phases import PHASES
-from gpusim_rl.run.writers import Row
+from gpusim_rl.run.writers import Row, parse_csv
 from gpusim_rl.simulators import SIMULATORS, default_simulator
 
 NEWEST = 500
@@ -165,32 +165,33 @@ def read_rows(file: Path) -> list[Row]:
     """Rows of metrics.csv; a last line that is still being written is left out.
 
     Raises:
-        ConfigError: There is no such file, it is no metrics.csv, or it has no row yet.
+        ConfigError: There is no such file, it is no metrics.csv, it is damaged, or it has no row yet.
     """
     try:
-        # What follows the last newline is a row that is being written, or is incomplete after a kill.
-        lines = list(csv.reader(file.read_text().split("\n")[:-1]))
+        content = parse_csv(file.read_bytes())
     except FileNotFoundError:
         raise ConfigError(
             f"{file.parent} has no metrics.csv yet: the first row comes with the first iteration"
         ) from None
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise ConfigError(f"{file} cannot be read: {error}") from None
-    columns = lines[0] if lines else []
-    missing = [name for name in NEEDED if name not in columns]
+    except OSError as error:
+        raise ConfigError(f"{file} cannot be read: {error.strerror}") from None
+    missing = [name for name in NEEDED if name not in content.columns]
     if missing:
         raise ConfigError(f"{file} is not the metrics of a run: it has no column {', '.join(missing)}")
-    if len(lines) == 1:
+    if content.damaged:
+        raise ConfigError(f"{file} is damaged in line {content.damaged}; resuming the run repairs the file")
+    if not content.rows:
         raise ConfigError(f"{file} has no row yet: try again after the first iteration")
-    try:
-        rows: list[Row] = [
-            {name: float(text) if text else None for name, text in zip(columns, line, strict=True)}
-            for line in lines[1:]
-        ]
-        if any(row[name] is None for row in rows for name in NEEDED):
-            raise ValueError(f"a row without {', '.join(NEEDED)}")
-    except ValueError as error:
-        raise ConfigError(f"{file} is broken: {error}") from None
+    rows: list[Row] = [
+        {name: float(text) if text else None for name, text in zip(content.columns, row, strict=True)}
+        for row in content.rows
+    ]
+    steps = 0.0
+    for number, row in enumerate(rows, start=2):
+        seconds, now = row["time/iteration_s"] or 0.0, row["env_steps"] or 0.0
+        if not (0.0 < seconds < math.inf and steps < now < math.inf):
+            raise ConfigError(f"{file} is damaged in line {number}: env_steps or time/iteration_s cannot be right")
+        steps = now
     return rows
 
 

@@ -157,9 +157,16 @@ def test_a_line_that_is_still_being_written_is_left_out(tmp_path):
         ("metrics.csv", "", "is not the metrics of a run: it has no column iteration"),
         ("metrics.csv", COLUMNS + "\n", "has no row yet"),
         ("metrics.csv", "a,b\n1,2\n", "it has no column iteration, env_steps, time/iteration_s"),
-        ("metrics.csv", COLUMNS + "\n1,2\n", "is broken"),
-        ("metrics.csv", COLUMNS + "\n" + row(1).replace("0.6", "fast") + "\n", "could not convert string to float"),
-        ("metrics.csv", COLUMNS + "\n" + row(1).replace("1,1600,", ",1600,", 1) + "\n", "a row without iteration"),
+        ("metrics.csv", COLUMNS + "\n1,2\n", "is damaged in line 2; resuming the run repairs the file"),
+        ("metrics.csv", COLUMNS + "\n" + row(1).replace("0.6", "fast") + "\n", "is damaged in line 2"),
+        ("metrics.csv", COLUMNS + "\n" + row(1).replace("1,1600,", ",1600,", 1) + "\n", "is damaged in line 2"),
+        ("metrics.csv", COLUMNS + "\n" + row(1).replace("1,1600,", "1,,", 1) + "\n", "env_steps or time"),
+        ("metrics.csv", COLUMNS + "\n" + row(1).replace("1,1600,", "1,nan,", 1) + "\n", "env_steps or time"),
+        ("metrics.csv", COLUMNS + "\n" + row(1) + "\n" + row(1).replace("1,", "2,", 1) + "\n", "line 3: env_steps"),
+        ("metrics.csv", b"\xff\xfe\0", "it has no column iteration"),
+        ("metrics.csv", (COLUMNS + "\n" + row(1)).encode() + b"\xff\n", "is damaged in line 2"),
+        ("metrics.csv", COLUMNS + "\n" + row(1) + "0" * 200_000 + "\n", "is damaged in line 2"),
+        ("metrics.csv", COLUMNS + "\n" + row(1) + "\0\n", "is damaged in line 2"),
         ("config.yaml", None, "config.yaml cannot be read"),
         ("config.yaml", "a: [", "config.yaml cannot be read"),
         ("config.yaml", "- 1", "is not the configuration of a run"),
@@ -173,7 +180,7 @@ def test_a_broken_run_is_one_line(tmp_path, file, text, line):
     if text is None:
         (run / file).unlink()
     else:
-        (run / file).write_text(text)
+        (run / file).write_bytes(text if isinstance(text, bytes) else text.encode())
     with pytest.raises(ConfigError) as error:
         read_run_stats(run)
     assert line in str(error.value) and "\n" not in str(error.value)

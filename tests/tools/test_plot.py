@@ -45,6 +45,20 @@ def test_what_a_shell_pattern_also_catches_is_left_out(tool, runs_folder, tmp_pa
     assert lines[1] == f"skipped {ant}/metrics.csv: episode/return is not known in any row yet"
 
 
+@pytest.mark.parametrize("junk", [b"\xff", b"\0", b",", b"9" * 200_000, b'"', b"x"])
+def test_a_damaged_file_is_drawn_up_to_the_damage(tool, runs_folder, tmp_path, junk):
+    run = tmp_path / "damaged"
+    shutil.copytree(runs_folder / "runs" / "Cartpole" / "latest", run)
+    lines = (run / "metrics.csv").read_bytes().splitlines(keepends=True)
+    (run / "metrics.csv").write_bytes(b"".join([*lines[:3], junk + lines[3], *lines[4:]]))
+    done = tool("plot", run, "--key", "policy/kl", "--out", tmp_path / "x.png")
+    assert done.stderr == f"{run}/metrics.csv is damaged in line 4: the curve ends before it\n"
+    (run / "metrics.csv").write_bytes(junk + b"".join(lines))
+    done = tool("plot", run, "--key", "policy/kl", "--out", tmp_path / "x.png", check=False)
+    assert done.returncode == 2 and done.stderr.splitlines()[-1].startswith("error: ")
+    assert "Traceback" not in done.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
