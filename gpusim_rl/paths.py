@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
+import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from gpusim_rl.errors import ConfigError, did_you_mean
-from gpusim_rl.saved_files import refuse_links
+from gpusim_rl.saved_files import read_bytes, refuse_links
 
 PACKAGE = Path(__file__).resolve().parent
 
@@ -81,16 +84,19 @@ class Checkpoint:
 
 
 def find_checkpoint(name: str, runs: str | Path = "runs") -> Checkpoint:
-    """Resolve what a user calls a run: a folder, a .pt file, or a task (meaning its latest run).
+    """Resolve what a user calls a run: a folder, a .pt file, or a task (meaning its latest run with a checkpoint).
 
     Args:
         name: `runs/Ant/2026-01-31_12-00-00`, `runs/Ant/latest`, `some/file.pt` or `Ant`.
         runs: Folder of all runs (`log.dir`).
     """
-    path = _resolve(name, runs)
+    path = _resolve(name, runs, ("checkpoints/last.pt",))
     if path.is_dir():
         if not (path / "checkpoints" / "last.pt").is_file():
-            raise ConfigError(f"no checkpoint in {path}: expected checkpoints/last.pt, there is {_contents(path)}")
+            ended = " (it ended before its first one, or has just begun)" if (path / "config.yaml").is_file() else ""
+            raise ConfigError(
+                f"no checkpoint in {path}{ended}: expected checkpoints/last.pt, there is {_contents(path)}"
+            )
         refuse_links(path)
         return Checkpoint(path / "checkpoints" / "last.pt", path)
     if not path.is_file():
@@ -108,10 +114,10 @@ def find_run(name: str, runs: str | Path = "runs") -> Path:
     """Folder of a run, which may not have saved a checkpoint yet.
 
     Args:
-        name: As for `find_checkpoint`.
+        name: As for `find_checkpoint`; a task means its latest run with a row of metrics or a checkpoint.
         runs: Folder of all runs (`log.dir`).
     """
-    path = _resolve(name, runs)
+    path = _resolve(name, runs, ("metrics.csv", "checkpoints/last.pt"))
     folder = path.parent.parent if path.is_file() else path
     if (folder / "config.yaml").is_file():
         refuse_links(folder)
@@ -121,16 +127,46 @@ def find_run(name: str, runs: str | Path = "runs") -> Path:
     raise ConfigError(f"{folder} is not a run folder: it has no config.yaml, there is {_contents(folder)}")
 
 
-def _resolve(name: str, runs: str | Path) -> Path:
-    """The path that a user means; there may be nothing."""
+def _resolve(name: str, runs: str | Path, needed: Sequence[str]) -> Path:
+    """The path that a user means; there may be nothing. A group means its latest run with one of the files `needed`."""
     path = Path(name).expanduser()
     if not path.exists() and (Path(runs) / name).is_dir():
         path = Path(runs) / name
-    if path.is_dir() and (path / "latest").is_dir():
-        path = path / "latest"
+    if (path / "latest").is_dir():
+        path = _latest(path, needed)
     if path.name == "checkpoints" and path.is_dir():
         path = path.parent
     return _from_here(path.resolve())  # a run stays the same run when `latest` moves on
+
+
+def _latest(group: Path, needed: Sequence[str]) -> Path:
+    """The latest run of a group, or the one before it where the latest has none of the files `needed`.
+
+    A run that crashed at its start must not hide those that trained. `latest` may be in the folder of an experiment,
+    where other tasks are too: only runs of its task count.
+    """
+    latest = (group / "latest").resolve()
+
+    def trained(run: Path) -> bool:
+        return any((run / file).is_file() for file in needed)
+
+    def task(run: Path) -> str:
+        try:
+            config = read_bytes(run / "config.yaml").decode(errors="replace")
+        except (OSError, ConfigError):
+            return ""
+        found = re.search(r"^task:.*?_target_: *([\w.]+)", config, re.DOTALL | re.MULTILINE)
+        return found.group(1) if found else ""
+
+    if trained(latest):
+        return latest
+    runs = {run.resolve() for folder in (group, latest.parent) for run in folder.iterdir()}
+    runs = [run for run in runs if trained(run) and task(run) == task(latest)]
+    if not runs:
+        return latest
+    newest = max(runs, key=lambda run: [int(part) for part in re.findall(r"\d+", run.name)])  # named after the time
+    sys.stderr.write(f"{_from_here(latest)} has no {' or '.join(needed)}: using {_from_here(newest)}\n")
+    return newest
 
 
 def _nearest(name: str, path: Path, runs: str | Path) -> str:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
 import typing
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Literal
 
 import pytest
@@ -401,6 +403,51 @@ def test_a_run_without_checkpoint_says_what_is_there(run_dir):
     (run_dir / "checkpoints" / "last.pt").unlink()
     with pytest.raises(ConfigError, match=r"expected checkpoints/last\.pt, there is"):
         paths.find_checkpoint("Cartpole")
+
+
+def crashed(folder: Path, task: str = "cartpole.Cartpole") -> Path:
+    """A run folder that a start has left without a checkpoint and without rows."""
+    (folder / "checkpoints").mkdir(parents=True)
+    (folder / "config.yaml").write_text(f"task: {{_target_: gpusim_rl.tasks.{task}}}\n")
+    return folder
+
+
+@pytest.mark.parametrize("folder", ["Cartpole", "fast"])
+def test_a_run_that_crashed_at_its_start_does_not_hide_those_that_trained(run_dir, folder, capsys):
+    runs = run_dir.parents[1]
+    last = crashed(runs / folder / "2026-02-01_12-00-00")
+    (runs / "Cartpole" / "latest").unlink()
+    (runs / "Cartpole" / "latest").symlink_to(f"../{folder}/{last.name}")
+    shutil.copytree(run_dir, runs / folder / "2026-01-30_12-00-00")  # an older one
+    other = crashed(runs / folder / "2026-01-31_13-00-00", task="ant.Ant")
+    (other / "checkpoints" / "last.pt").write_bytes(b"x")  # a newer one, of another task of the same experiment
+    assert paths.find_checkpoint("Cartpole").run_dir == run_dir.relative_to(Path.cwd())
+    told = f"runs/{folder}/{last.name} has no checkpoints/last.pt: using runs/Cartpole/{run_dir.name}\n"
+    assert capsys.readouterr().err == told
+    assert paths.find_run("Cartpole") == run_dir.relative_to(Path.cwd())
+    assert "has no metrics.csv or checkpoints/last.pt: using" in capsys.readouterr().err
+    (last / "metrics.csv").write_text("")  # it trains, and has not saved yet
+    assert paths.find_run("Cartpole") == last.relative_to(Path.cwd())
+    (last / "checkpoints" / "last.pt").write_bytes(b"x")
+    assert paths.find_checkpoint("Cartpole").run_dir == last.relative_to(Path.cwd())
+    assert capsys.readouterr().err == ""
+
+
+def test_where_no_run_has_a_checkpoint_the_newest_is_named(run_dir):
+    (run_dir / "checkpoints" / "last.pt").unlink()
+    crashed(run_dir.parent / "2026-01-30_12-00-00")
+    with pytest.raises(ConfigError, match=rf"{run_dir.name} \(it ended before its first one, or has"):
+        paths.find_checkpoint("Cartpole")
+    assert paths.find_run("Cartpole") == run_dir.relative_to(Path.cwd())
+
+
+def test_what_is_called_latest_by_the_user_is_the_latest(run_dir):
+    (run_dir / "checkpoints" / "last.pt").unlink()
+    shutil.copytree(run_dir, run_dir.parent / "2026-01-30_12-00-00")
+    (run_dir.parent / "2026-01-30_12-00-00" / "checkpoints" / "last.pt").write_bytes(b"x")
+    with pytest.raises(ConfigError, match="no checkpoint in"):
+        paths.find_checkpoint("runs/Cartpole/latest")
+    assert paths.find_checkpoint("runs/Cartpole").file.is_file()
 
 
 def resumed(*typed: str) -> tuple[dict, list[str]]:
