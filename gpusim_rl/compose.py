@@ -10,16 +10,20 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import shutil
 import sys
 import tempfile
+import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
 from typing import Any, NoReturn
 
 import hydra
+import psutil
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra._internal.utils import get_args_parser
 from hydra.core.config_search_path import ConfigSearchPath
@@ -56,6 +60,8 @@ ONE_CALL_ONLY = ("checkpoint", "test", "trust", "log.dir")
 """A resumed run does not take these over from its folder: they belong to one call, or lead out of the folder."""
 SAVED = "the settings of a saved run"
 """Name of the config that stands for them: no file is called so."""
+LEFT_OVER_S = 60.0
+"""A folder of a sweep that is younger may be of a process that is not seen from here yet."""
 NO_YAML = "~task"
 """Stands in front of the overrides of a run whose task has no yaml: `++task.<key>=<value>` behind it are all it has."""
 
@@ -86,13 +92,15 @@ def hydra_main(run: Callable[[dict[str, Any], list[str], Checkpoint | None], Non
         with friendly_errors():
             arguments, saved = continue_run(typed, check_flags(flags_first(typed)).config_dir)
             arguments = may_add(flags_first(arguments))
+            refuse_missing(arguments)
             flags = check_flags(arguments)
             _prepare_hydra(flags.config_dir)
             program = sys.argv
-            with tempfile.TemporaryDirectory(prefix="gpusim-rl-") as folder:
-                if flags.multirun:
-                    check_sweep(flags.overrides, flags.config_dir, saved)
-                    arguments = [*arguments, f"hydra.sweep.dir={quote(folder)}"]  # multirun.yaml
+            if flags.multirun:
+                check_sweep(flags.overrides, flags.config_dir, saved)
+            with _sweep_folder() if flags.multirun else nullcontext() as folder:
+                if folder is not None:
+                    arguments = [*arguments, f"hydra.sweep.dir={quote(folder)}"]
                 sys.argv = [program[0], *arguments]  # Hydra reads nothing else
                 try:
                     hydra.main(str(paths.cfg_dir()), _primary(saved, flags.overrides), VERSION_BASE)(job)()
@@ -269,6 +277,22 @@ def _primary(saved: SavedRun | None, arguments: Sequence[str]) -> str:
     return SAVED
 
 
+@contextmanager
+def _sweep_folder() -> Iterator[str]:
+    """A folder for the multirun.yaml that Hydra writes, as long as the sweep takes.
+
+    Its name has the process in it. Folders of sweeps that were killed are removed.
+    """
+    for old in Path(tempfile.gettempdir()).glob("gpusim-rl-sweep-*"):
+        with suppress(OSError, ValueError):
+            state, process = old.lstat(), int(old.name.split("-")[3])
+            ours = not hasattr(os, "getuid") or state.st_uid == os.getuid()
+            if ours and time.time() - state.st_mtime > LEFT_OVER_S and not psutil.pid_exists(process):
+                shutil.rmtree(old, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix=f"gpusim-rl-sweep-{os.getpid()}-") as folder:
+        yield folder
+
+
 def flags_first(arguments: Sequence[str]) -> list[str]:
     """Sort flags before overrides: argparse does not understand `task=Ant -m seed=1,2`."""
     return sorted(arguments, key=_is_override)
@@ -284,6 +308,13 @@ def resolve_checkpoint(config: Mapping[str, Any]) -> Checkpoint | None:
     if config.get("checkpoint") is None:
         return None
     return paths.find_checkpoint(config["checkpoint"], config["log"]["dir"])
+
+
+def refuse_missing(arguments: Sequence[str]) -> None:
+    """Stop where ??? stands for a value: Hydra takes it for none, and would make a folder `None` for hydra.run.dir."""
+    for text in arguments:
+        if _is_override(text) and _value(text).strip() == "???":
+            raise ConfigError(f"{_key(text)}: expected a value, got ???")
 
 
 def refuse_other_task(config: Mapping[str, Any], saved: SavedRun | None) -> None:

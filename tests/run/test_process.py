@@ -100,6 +100,16 @@ def iterations(run: Path) -> list[int]:
     return [int(row["iteration"]) for row in read_csv(run)]
 
 
+def test_a_killed_run_leaves_nothing_in_the_temporary_folder(tmp_path, start):
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    process = start("max_iterations=100000", TMPDIR=str(temporary))
+    process.wait_for(process.rows)
+    process.process.kill()
+    process.ended()
+    assert list(temporary.glob("gpusim-rl*")) == []  # torch has a cache there
+
+
 @pytest.mark.slow
 def test_killed_at_random_moments_and_resumed_is_the_uninterrupted_run(tmp_path, start):
     chance = random.Random()
