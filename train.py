@@ -20,8 +20,9 @@ from gpusim_rl.paths import Checkpoint
 def main(config: dict[str, Any], overrides: list[str], checkpoint: Checkpoint | None) -> None:
     """Check the config against the task and the algorithm, then train or evaluate."""
     # Heavy imports start here: --help, TAB and a typo are answered without torch.
-    from gpusim_rl.hardware import limit_openmp_spin
+    from gpusim_rl.hardware import check_address_space, limit_openmp_spin
 
+    check_address_space()
     limit_openmp_spin()
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     logging.getLogger("gpusim_rl").setLevel(logging.INFO)  # kernels being compiled, say

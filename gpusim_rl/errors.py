@@ -13,16 +13,23 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from types import ModuleType, TracebackType
 
+try:
+    import resource
+except ImportError:  # Windows
+    resource = None
+
 EXIT_USER_ERROR = 2
 EXIT_INTERRUPTED = 130
 
-# How torch, mujoco.batch, Warp, CUDA and cuBLAS say it.
+# How torch, mujoco.batch, Warp, CUDA, cuBLAS, the dynamic linker and Python's threads say it, in lower case.
 OUT_OF_MEMORY = (
-    "can't allocate memory",
+    "allocate memory",
     "bad_alloc",
-    "Failed to allocate",
+    "failed to allocate",
     "out of memory",
-    "CUBLAS_STATUS_ALLOC_FAILED",
+    "cublas_status_alloc_failed",
+    "failed to map segment",
+    "can't start new thread",
 )
 
 
@@ -86,8 +93,8 @@ def friendly_errors() -> Iterator[None]:
     """Turns errors inside a `with` block into messages on stderr and exit codes.
 
     Raises:
-        SystemExit: ConfigError and TaskError: one line, exit code 2. Ctrl-C: one line, exit code 130. Other errors: a
-            traceback without Hydra's frames, exit code 1.
+        SystemExit: ConfigError and TaskError, and too little memory: one line, exit code 2. Ctrl-C: one line, exit
+            code 130. Other errors: a traceback without Hydra's frames, exit code 1.
     """
     try:
         yield
@@ -98,6 +105,10 @@ def friendly_errors() -> Iterator[None]:
         sys.stderr.write("interrupted\n")
         raise SystemExit(EXIT_INTERRUPTED) from None
     except Exception as error:
+        if is_out_of_memory(error):
+            reason = str(error).partition("\n")[0] or type(error).__name__
+            sys.stderr.write(f"error: out of memory ({reason}); {_memory_advice()}\n")
+            raise SystemExit(EXIT_USER_ERROR) from None
         trace = _without_hydra(error.__traceback__)
         sys.stderr.write(printable("".join(traceback.format_exception(type(error), error, trace))))
         raise SystemExit(1) from None
@@ -113,13 +124,32 @@ def one_line_if_out_of_memory(num_envs: int) -> Iterator[None]:
     try:
         yield
     except (MemoryError, RuntimeError, ValueError) as error:  # torch.OutOfMemoryError is a RuntimeError
-        reason = str(error).partition("\n")[0]
-        told = any(words in str(error) for words in OUT_OF_MEMORY)
-        if not told and not isinstance(error, MemoryError):
+        if not is_out_of_memory(error):
             raise
+        reason = str(error).partition("\n")[0] or type(error).__name__
         raise ConfigError(
             f"out of memory with num_envs={num_envs} ({reason}); try num_envs={max(1, num_envs // 2)}"
         ) from None
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Returns whether an error is an allocation, or the start of a thread, that failed."""
+    return isinstance(error, MemoryError) or any(words in str(error).lower() for words in OUT_OF_MEMORY)
+
+
+def address_space_limit_bytes() -> int | None:
+    """Returns the limit of this process's address space (`ulimit -v`), or None without a limit."""
+    if resource is None:
+        return None
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    return None if limit == resource.RLIM_INFINITY else limit
+
+
+def _memory_advice() -> str:
+    limit = address_space_limit_bytes()
+    if limit is None:
+        return "try to free some memory, or a smaller num_envs"
+    return f"the address space is limited to {limit / 1e9:.3g} GB, try ulimit -v unlimited"
 
 
 def _without_hydra(trace: TracebackType | None) -> TracebackType | None:

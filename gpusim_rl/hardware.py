@@ -15,6 +15,11 @@ from typing import Any
 import psutil
 import pynvml
 
+from gpusim_rl.errors import ConfigError, address_space_limit_bytes
+
+LEAST_ADDRESS_SPACE = 800_000_000
+"""Address space of a training of few envs on the CPU, with a torch without CUDA [bytes]."""
+
 CGROUP_MEMBERSHIP = Path("/proc/self/cgroup")
 CGROUP_MOUNT = Path("/sys/fs/cgroup")
 
@@ -44,6 +49,20 @@ def _cgroup_quota() -> float | None:
         return None if limit <= 0 else limit / period
     except (OSError, ValueError):
         return None
+
+
+def check_address_space() -> None:
+    """Stops where torch and MuJoCo cannot be loaded: with so little their libraries end the process, or misreport it.
+
+    Raises:
+        ConfigError: The address space is limited (`ulimit -v`) to less than LEAST_ADDRESS_SPACE.
+    """
+    limit = address_space_limit_bytes()
+    if limit is not None and limit < LEAST_ADDRESS_SPACE:
+        raise ConfigError(
+            f"out of memory: the address space is limited to {limit / 1e9:.2g} GB, and torch and MuJoCo alone take"
+            f" {LEAST_ADDRESS_SPACE / 1e9:.2g} GB; try ulimit -v unlimited"
+        )
 
 
 def limit_openmp_spin() -> None:

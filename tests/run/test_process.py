@@ -17,6 +17,7 @@ from typing import IO
 import pytest
 
 from gpusim_rl.checkpoint_file import load
+from gpusim_rl.errors import friendly_errors
 from helpers.commands import ROOT, run_command
 from helpers.training import make_trainer, read_csv, the_run
 from test_writers import values, wandb_records
@@ -98,6 +99,27 @@ def start(tmp_path):
 
 def iterations(run: Path) -> list[int]:
     return [int(row["iteration"]) for row in read_csv(run)]
+
+
+@pytest.mark.parametrize("megabytes", [100, 500, 700, 780, 840])
+def test_too_little_address_space_is_one_line(tmp_path, megabytes):
+    arguments = [*SMALL, "max_iterations=1", "log.console=quiet", "device=cpu"]
+    command = f"ulimit -v {1024 * megabytes}; exec {sys.executable} {TRAIN} {shlex.join(arguments)}"
+    done = run_command("bash", "-c", command, cwd=tmp_path, check=False, env={"OMP_NUM_THREADS": "1"})
+    if done.returncode == 0 and megabytes > 780:
+        return  # enough for this machine's libraries
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.startswith("error: out of memory") and done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "error", [MemoryError(), RuntimeError("can't start new thread"), OSError(12, "Cannot allocate memory")]
+)
+def test_memory_that_ends_anywhere_is_one_line(error, capsys):
+    with pytest.raises(SystemExit) as end, friendly_errors():
+        raise error
+    assert end.value.code == 2
+    assert re.fullmatch(r"error: out of memory \(.+\); try to free some memory, .+\n", capsys.readouterr().err)
 
 
 def test_a_killed_run_leaves_nothing_in_the_temporary_folder(tmp_path, start):
