@@ -11,13 +11,15 @@ import json
 import math
 import os
 import sys
+import textwrap
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TextIO, cast
 
 import rich.console
+from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.panel import Panel
 from rich.progress_bar import ProgressBar
@@ -29,8 +31,14 @@ from gpusim_rl.run.writers import Row
 
 PANEL_INTERVAL_S = 0.25
 PANEL_WIDTH = 100  # columns at most
+ECHO_WIDTH = 2  # columns right of the panel: a terminal writes ^C there, and must not begin a line for it
+PROGRESS_INTERVAL_S = {"rich": 2.0, "plain": 10.0, "json": 10.0}
+"""How often an iteration that takes long shows that it is alive."""
+GAP = 2  # columns between a label, its value and the next label
+VALUE_WIDTH = 9  # columns that a value takes at least: the layout must not change with every row
+BAR_WIDTH = 12  # columns of the progress bar, below which it gets a line of its own
 UNKNOWN = "–"
-STYLES = {"banner": "", "info": "", "warning": "bold yellow", "footer": "bold"}
+STYLES = {"banner": "", "info": "", "notice": "bold", "warning": "bold yellow", "footer": "bold"}
 NUMBERS = {  # label: name in the row
     "return (last 100 episodes)": "episode/return",
     "best return": "episode/best_return",
@@ -41,8 +49,11 @@ NUMBERS = {  # label: name in the row
     "value loss": "loss/value",
     "env steps": "env_steps",
     "learning rate": "policy/learning_rate",
+    "action std": "policy/std",
+    "entropy": "policy/entropy",
     "elapsed": "time/elapsed_s",
 }
+OF_THE_TASK = ("reward/", "task/")  # what the panel shows of every task
 MACHINE = (("CPU", "cpu_percent", "memory_gb"), ("GPU", "gpu_percent", "gpu_memory_gb"))
 LINE_NUMBERS = {  # the same for plain lines
     "return": "episode/return",
@@ -96,6 +107,10 @@ class Console:
         self._line_due = self._panel_due = -math.inf  # times on the monotonic clock
         self._line_shown = True  # the latest row is among the lines
         self._eta = _Eta(total_iterations)
+        self._progress = ""  # where the iteration under way is, if it takes long
+        self._alive_at = time.monotonic()  # when the display last changed
+        self._busy = False  # something is being shown
+        self._notices: list[str] = []  # that came meanwhile
 
     def start(self, banner: Sequence[tuple[str, str]]) -> None:
         """Show what the run is, as label and text, at most 12 lines; then the panel."""
@@ -105,23 +120,37 @@ class Console:
         self._say("banner", "\n".join(lines), dict(banner))
         if self.mode == "rich":
             # No thread that redraws: it would compete with the physics for the interpreter.
-            self._live = Live(self._panel(), console=self._rich, auto_refresh=False)
-            self._live.start(refresh=True)
+            with self._whole():
+                self._live = Live(self._panel(), console=self._rich, auto_refresh=False)
+                self._live.start(refresh=True)
+        self._alive_at = time.monotonic()
 
     def update(self, row: Row) -> None:
         """Show a row of metrics; `iteration` is in it."""
         now, last = time.monotonic(), (row["iteration"] or 0) >= self._total
         self._row, self._line_shown = row, False
         self._eta.update(row)
+        self._progress, self._alive_at = "", now
         if self.mode == "json":
-            finite = {name: value if _is_finite(value) else None for name, value in row.items()}
-            self._write_json({"event": "row", **finite})
-        if self._live is not None and (now >= self._panel_due or last):
+            self._write_json({"event": "row", **_finite(row)})
+        if now >= self._panel_due or last:
             self._panel_due = now + PANEL_INTERVAL_S
-            self._live.update(self._panel(), refresh=True)
+            self._draw()
         if now >= self._line_due or last:
             self._line_due = now + self._min_interval_s
             self._show_line()
+
+    def progress(self, text: str) -> None:
+        """Show where an iteration is that takes long; to be called often, it mostly does nothing."""
+        now = time.monotonic()
+        if now - self._alive_at < PROGRESS_INTERVAL_S.get(self.mode, math.inf):
+            return
+        self._alive_at = now
+        if self._live is not None:
+            self._progress = text
+            self._draw()
+        else:
+            self._say("info", text, {"text": text})
 
     def info(self, text: str) -> None:
         """Show a line."""
@@ -130,6 +159,25 @@ class Console:
     def warn(self, text: str) -> None:
         """Show a line that must not be missed, in every mode."""
         self._say("warning", f"warning: {text}", {"text": text})
+
+    def notice(self, text: str) -> None:
+        """Show a line from a signal handler: where the signal came in the middle of showing something, right after it.
+
+        Every mode shows it. Nothing else may be written by a handler: the panel would be torn.
+        """
+        self._notices.append(text)
+        if not self._busy:
+            self._show_notices()
+
+    def result(self, result: Mapping[str, int | float | str | None]) -> None:
+        """Show the result of an evaluation: in `json` as one object, else a line for each."""
+        if self.mode == "json":
+            self._write_json({"event": "evaluation", **_finite(result)})
+            return
+        width = max(map(len, result))
+        for name, value in _finite(result).items():
+            shown = UNKNOWN if value is None else f"{value:.6g}" if isinstance(value, float) else value
+            self.info(f"{name:<{width}}  {shown}")
 
     def note(self, text: str) -> None:
         """Write a line to train.log only."""
@@ -149,19 +197,20 @@ class Console:
         if not self._line_shown:
             self._show_line()
         if self._live is not None:
-            self._live.update(self._panel())
-            self._live.stop()
-            self._live = None
-            if not self._rich.is_terminal:
-                self._rich.line()  # rich leaves it open there
+            with self._whole():
+                self._progress = ""
+                self._live.update(self._panel())
+                self._live.stop()
+                self._live = None
+                if not self._rich.is_terminal:
+                    self._rich.line()  # rich leaves it open there
 
     def _show_line(self) -> None:
         self._line_shown = True
         line = self._line()
         self._record(line)
         if self.mode == "plain":
-            self._out.write(f"{line}\n")
-            self._out.flush()
+            self._write(self._out, line)
 
     def _say(self, event: str, text: str, data: Mapping[str, object]) -> None:
         self._record(text)
@@ -171,15 +220,43 @@ class Console:
             shown = Text(text, style=STYLES[event])
             if event == "banner":
                 shown.highlight_regex(r"(?m)^\S+", "bold cyan")
-            self._rich.print(shown, soft_wrap=True)
-        elif self.mode == "plain" or event == "warning":
-            stream = self._err if event == "warning" else self._out
-            stream.write(f"{text}\n")
+            with self._whole():
+                self._rich.print(shown, soft_wrap=True)
+        elif event in ("warning", "notice"):
+            self._write(self._err, text)
+        elif self.mode == "plain":
+            self._write(self._out, text)
+
+    def _draw(self) -> None:
+        if self._live is not None:
+            with self._whole():
+                self._live.update(self._panel(), refresh=True)
+
+    def _write(self, stream: _Stream, line: str) -> None:
+        with self._whole():
+            stream.write(f"{line}\n")
             stream.flush()
 
     def _write_json(self, data: Mapping[str, object]) -> None:
-        self._out.write(json.dumps(data) + "\n")
-        self._out.flush()
+        self._write(self._out, json.dumps(data))
+
+    @contextmanager
+    def _whole(self) -> Iterator[None]:
+        """What the block shows is not interrupted by a notice; one that came meanwhile follows it."""
+        outer, self._busy = self._busy, True
+        try:
+            yield
+        finally:
+            self._busy = outer
+            if not outer:
+                self._show_notices()
+
+    def _show_notices(self) -> None:
+        while self._notices:
+            text = self._notices.pop(0)
+            if self.mode != "rich" and self._err.isatty():
+                self._err.write("\n")  # the line has a ^C already
+            self._say("notice", text, {"text": text})
 
     def _record(self, text: str) -> None:
         """Append to train.log; a full disk is reported once and the next text tried again."""
@@ -200,47 +277,37 @@ class Console:
         return " | ".join([f"iteration {row['iteration']:.0f}/{self._total}", *numbers, f"ETA {self._eta}"])
 
     def _panel(self) -> Panel:
-        row, total = self._row, self._total
-        done = row.get("iteration")
-        head = Table.grid(expand=True, padding=(0, 2))
-        head.add_column(ratio=1)
-        head.add_row(
-            ProgressBar(total=max(1, total), completed=done or 0),
-            f"iteration {_number(done)}/{total}",
-            f"ETA {self._eta}",
-        )
-        numbers = Table.grid(expand=True, padding=(0, 2))
-        for _ in range(2):
-            numbers.add_column(style="dim", no_wrap=True)
-            numbers.add_column(ratio=1, no_wrap=True)
-        cells = [
-            text
+        row = self._row
+        width = max(1, min(PANEL_WIDTH, self._rich.width - ECHO_WIDTH))
+        inner = max(1, width - 4)  # border and padding
+        usual = [
+            (label, (_duration if label == "elapsed" else _number)(row.get(name)))
             for label, name in _labels(row, NUMBERS)
-            for text in (label, (_duration if label == "elapsed" else _number)(row.get(name)))
         ]
-        for start in range(0, len(cells), 4):
-            numbers.add_row(*cells[start : start + 4])
-        body = Table.grid(expand=True)
-        body.add_row(head)
-        body.add_row(numbers)
-        body.add_row(
-            Text.assemble(
-                ("time     ", "dim"),
-                " · ".join(
-                    f"{phase} {_percent(row.get(f'time/{phase}'), 100)}" for phase in PHASES if f"time/{phase}" in row
-                ),
-            )
-        )
-        body.add_row(
-            Text.assemble(
-                ("machine  ", "dim"),
-                " · ".join(
-                    f"{label} {_percent(row.get(f'system/{load}'))}, memory {_gigabytes(row.get(f'system/{memory}'))}"
-                    for label, load, memory in MACHINE
-                ),
-            )
-        )
-        return Panel(body, title="training", width=min(PANEL_WIDTH, self._rich.width))
+        phases = [f"{phase} {_percent(row.get(f'time/{phase}'), 100)}" for phase in PHASES if f"time/{phase}" in row]
+        machine = [
+            f"{label} {_percent(row.get(f'system/{load}'))}, memory {_gigabytes(row.get(f'system/{memory}'))}"
+            for label, load, memory in MACHINE
+        ]
+        above = [*self._head(inner), *_pairs(usual, inner)]
+        below = [*_listed("time", phases, inner), *_listed("machine", machine, inner)]
+        free = self._rich.height - 3 - len(above) - len(below)  # borders, and a line of text above the panel
+        task = [(name, _number(row[name])) for name in row if name.startswith(OF_THE_TASK)]
+        body = Group(*above, *_pairs(task, inner, free), *below)
+        return Panel(body, title="training", subtitle=Text(self._progress) if self._progress else None, width=width)
+
+    def _head(self, width: int) -> list[RenderableType]:
+        """Progress bar, iteration and time left; on two lines where they do not fit on one."""
+        done = self._row.get("iteration")
+        words = (f"iteration {_number(done)}/{self._total}", f"ETA {self._eta}")
+        head = Table.grid(expand=True, padding=(0, GAP))
+        head.add_column(ratio=1)
+        bar = ProgressBar(total=max(1, self._total), completed=done or 0)
+        if width < BAR_WIDTH + sum(GAP + len(text) for text in words):
+            head.add_row(bar)
+            return [head, Text((" " * GAP).join(words))]
+        head.add_row(bar, *words)
+        return [head]
 
 
 class _Eta:
@@ -282,6 +349,8 @@ class _Stream:
                 self._stream.write(text)
             except (OSError, ValueError):
                 self._drop()
+            except RuntimeError:  # a signal came while another library was writing; train.log has the text
+                pass
         return len(text)
 
     def flush(self) -> None:
@@ -290,6 +359,8 @@ class _Stream:
                 self._stream.flush()
             except (OSError, ValueError):
                 self._drop()
+            except RuntimeError:
+                pass
 
     def isatty(self) -> bool:
         with suppress(ValueError):
@@ -318,8 +389,65 @@ def _labels(row: Row, usual: Mapping[str, str]) -> list[tuple[str, str]]:
     return there + [(name, name) for name in own[: len(usual) - len(there)]]
 
 
-def _is_finite(value: int | float | None) -> bool:
-    return value is not None and math.isfinite(value)
+def _pairs(pairs: Sequence[tuple[str, str]], width: int, lines: int | None = None) -> list[Text]:
+    """Labels and values, in two columns where the width holds both, else in one.
+
+    Nothing is cut: what is too long for a column of its own is wrapped.
+
+    Args:
+        pairs: Label and value.
+        width: Of a line [characters].
+        lines: At most so many; the last one then tells how many pairs are left out. None is no limit.
+    """
+
+    def sizes(columns: int) -> list[tuple[int, int]]:
+        parts = [pairs[column::columns] for column in range(columns)]
+        return [
+            (max(len(label) for label, _ in part), max(VALUE_WIDTH, *(len(value) for _, value in part)))
+            for part in parts
+        ]
+
+    if not pairs or (lines is not None and lines < 2):
+        return []
+    columns = 2
+    if len(pairs) == 1 or sum(label + value + 2 * GAP for label, value in sizes(2)) - GAP > width:
+        columns = 1
+    spare = max(0, width // columns - max(label + value + 2 * GAP for label, value in sizes(columns)))
+    shown = pairs if lines is None or len(pairs) <= lines * columns else pairs[: (lines - 1) * columns]
+    rows = []
+    for start in range(0, len(shown), columns):
+        row = Text()
+        for (label, value), (label_size, value_size) in zip(
+            shown[start : start + columns], sizes(columns), strict=False
+        ):
+            # In a narrow column a long value begins further left.
+            begin = min(label_size, max(len(label), width - len(value) - GAP)) + GAP
+            row.append(f"{label:<{begin}}", "dim")
+            row.append(f"{value:<{value_size + GAP + spare}}")
+        row.rstrip()
+        rows.append(row)
+    if len(shown) < len(pairs):
+        rows.append(Text(f"and {len(pairs) - len(shown)} more in metrics.csv", "dim"))
+    return rows
+
+
+def _listed(label: str, items: Sequence[str], width: int) -> list[Text]:
+    """Items behind a label, wrapped between them."""
+    indent = len("machine") + GAP
+    glued = " · ".join(item.replace(" ", "\N{NO-BREAK SPACE}") for item in items)
+    lines = textwrap.wrap(glued, max(1, width - indent)) or [""]
+    labels = [label, *[""] * (len(lines) - 1)]
+    return [
+        Text.assemble((f"{name:<{indent}}", "dim"), line.replace("\N{NO-BREAK SPACE}", " "))
+        for name, line in zip(labels, lines, strict=True)
+    ]
+
+
+def _finite(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values as json can hold them."""
+    return {
+        name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in values.items()
+    }
 
 
 def _number(value: int | float | None) -> str:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import signal
+import sys
 import threading
-from contextlib import suppress
+from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -15,10 +15,12 @@ class StopSignal:
 
     Attributes:
         number: The signal; None while there was none.
+        tell: Shows the user a line; called by a signal handler.
     """
 
     def __init__(self) -> None:
         self.number: int | None = None
+        self.tell: Callable[[str], None] = lambda text: print(text, file=sys.stderr)  # noqa: T201
         self._previous: dict[int, Any] = {}
 
     def __enter__(self) -> StopSignal:
@@ -37,5 +39,4 @@ class StopSignal:
         if self.number is not None:
             raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
         self.number = number
-        with suppress(OSError):  # not print: the signal may have come in the middle of one
-            os.write(2, b"\nstopping after this iteration, with a checkpoint; once more stops at once\n")
+        self.tell("stopping after this iteration, with a checkpoint; once more stops at once")

@@ -228,6 +228,7 @@ class Trainer:
                     self.intervals.start()
                     log.start(banner(self, log.run_dir), self.spec.config)
                     self._note_metadata(log)
+                    self._stop_signal.tell = log.console.notice
                     self._started_at = time.perf_counter()
                     self.timer.start()
                     yield log

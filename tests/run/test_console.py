@@ -39,6 +39,11 @@ def row(iteration: int, **changed: float | None) -> dict[str, int | float | None
         "loss/value": 0.0123,
         "policy/kl": 0.00789,
         "policy/learning_rate": 3e-4,
+        "policy/std": 0.456,
+        "policy/entropy": 7.89,
+        "reward/upright": 0.987,
+        "reward/effort_of_the_actuators": -0.0654,
+        "task/level": 3.21,
         "speed/env_steps_per_s": 35213.3,
         "speed/sim_steps_per_s": 67000.0,
         "time/simulate": 0.51,
@@ -128,20 +133,26 @@ OWN = {"search/earned": 7.0, "search/spread": 0.25, "loss/critic": 9.0, "loss/ac
 )
 def test_an_algorithm_shows_its_own_numbers_in_place_of_those_it_does_not_have(capsys, gone, own, shown):
     console = Console("plain", 9, None)
+    gone = [*gone, "policy/std", "policy/entropy"]
     numbers = {name: value for name, value in row(1).items() if name not in gone} | own | {"reward/speed": 1.0}
     console.update(numbers)
     assert capsys.readouterr().out == f"iteration 1/9 | return 1,234 | length 321 | {shown}\n"
     text = rich_text(console._panel())
     for label, name in (("KL", "policy/kl"), ("value loss", "loss/value"), ("learning rate", "policy/learning_rate")):
         assert (f"{label} " in text) is (name not in gone)
-    assert ("search/earned 7 " in text) is (len(gone) > 1) and "reward/speed" not in text
+    assert ("search/earned 7 " in text) is bool(own) and "reward/speed 1 " in text
 
 
 def rich_text(panel) -> str:
     """A panel as one line."""
     text = io.StringIO()
     rich.console.Console(file=text, width=100).print(panel)
-    return re.sub(r"[\s│╭╮─]+", " ", text.getvalue())
+    return words([text.getvalue()])
+
+
+def words(screen: list[str]) -> str:
+    """What is in a panel, as one line."""
+    return re.sub(r"[\s│╭╮╰╯─]+", " ", " ".join(screen))
 
 
 @pytest.mark.parametrize(("first", "slow_start_s"), [(1, 60.0), (41, 300.0)])
@@ -213,10 +224,12 @@ def test_a_log_that_cannot_be_written_is_reported_once(tmp_path, capsys):
 # A terminal: a real one, by pty
 
 
-def in_terminal(script: str, columns: int = 110, **environment: str) -> str:
-    """What a Python script writes to a terminal of its own."""
+def in_terminal(
+    script: str, columns: int = 110, *, lines: int = 40, interrupt_at: str = "", code: int = 0, **environment: str
+) -> str:
+    """What a Python script writes to a terminal of its own, in which Ctrl-C is typed once it shows `interrupt_at`."""
     ours, theirs = pty.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
     process = subprocess.Popen(
         [sys.executable, "-c", script],
         cwd=ROOT,
@@ -224,6 +237,8 @@ def in_terminal(script: str, columns: int = 110, **environment: str) -> str:
         stdin=theirs,
         stdout=theirs,
         stderr=theirs,
+        start_new_session=True,
+        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # so that Ctrl-C reaches it
     )
     os.close(theirs)
     output = b""
@@ -236,8 +251,11 @@ def in_terminal(script: str, columns: int = 110, **environment: str) -> str:
         if not chunk:
             break
         output += chunk
+        if interrupt_at and interrupt_at.encode() in output:
+            interrupt_at = ""
+            os.write(ours, b"\x03")
     os.close(ours)
-    assert process.wait() == 0, output.decode()
+    assert process.wait() == code, output.decode()
     return output.decode().replace("\r\n", "\n")
 
 
@@ -313,29 +331,158 @@ def test_a_dumb_terminal_gets_plain_lines():
     assert "\x1b" not in output and "iteration 5/5 |" in output
 
 
-@pytest.mark.parametrize("columns", [20, 60, 300])
-def test_any_width_of_terminal_works(columns):
-    screen = render(in_terminal(SHOW, columns=columns))
-    panel = next(line for line in screen if line.startswith("╭"))
-    assert len(panel) == min(columns, 100)
+VALUES = ("1,234", "2,346", "321", "35,213", "67,000", "0.00789", "0.0123", "0.0003", "0.456", "7.89", "327,680")
+PAIRS = (
+    "return (last 100 episodes) 1,234",
+    "simulator steps/s 67,000",
+    "action std 0.456",
+    "entropy 7.89",
+    "reward/upright 0.987",
+    "reward/effort_of_the_actuators -0.0654",
+    "task/level 3.21",
+)
+ITEMS = (
+    "51 %",
+    "10 %",
+    "38 %",
+    "1 %",
+    "CPU 97 %, memory 1.23 GB",
+    "GPU 88 %, memory 4.5 GB",
+    "iteration 5/5",
+    "ETA 0 s",
+)
 
 
-def render(output: str) -> list[str]:
-    """The screen after the output: a terminal with line feed, erase line and cursor up."""
+@pytest.mark.parametrize("columns", [40, 60, 80, 100, 300])
+def test_no_value_is_cut_at_any_usual_width(columns):
+    screen = render(in_terminal(SHOW, columns), columns)
+    panel = [line for line in screen if line[0] in "╭│╰"]
+    assert {len(line) for line in panel} == {min(columns - 2, 100)}
+    text = words(panel)
+    for field in (*VALUES, *PAIRS, *ITEMS):
+        assert f" {field} " in text, field
+
+
+def test_even_a_terminal_of_20_columns_gets_a_panel():
+    screen = render(in_terminal(SHOW, columns=20), 20)
+    panel = words([line for line in screen if line[0] in "╭│╰"])
+    for value in VALUES:
+        assert f" {value} " in panel, value
+
+
+def test_a_low_terminal_says_how_much_it_leaves_out():
+    many = "{f'reward/term_{i}': 0.5 + i for i in range(40)}"
+    script = f"import test_console as t; c = t.Console('auto', 9, None); c.update(t.row(1) | {many}); c.start([])"
+    screen = render(in_terminal(f"{script}; import os; os._exit(0)", 80, lines=24), 80)
+    assert screen[0].startswith("╭") and screen[-1].startswith("╰") and 20 <= len(screen) <= 23
+    left_out = re.search(r"and (\d+) more in metrics.csv", words(screen))
+    assert left_out is not None
+    assert len(re.findall(r"reward/|task/", words(screen))) == 43 - int(left_out.group(1))
+
+
+INTERRUPTED = """
+import sys, time
+import test_console as t
+from gpusim_rl.run.stop_signal import StopSignal
+console, stop = t.Console('auto', 100, None, min_interval_s=0.0), StopSignal()
+stop.tell = console.notice
+with stop:
+    console.start(t.BANNER)
+    for iteration in range(1, 100):
+        console.update(t.row(iteration))
+        time.sleep(0.02)
+        if stop.number is not None:
+            break
+    for _ in range(2):  # what the end of a run writes
+        console.update(t.row(iteration))
+        console.info('one more line')
+    console.footer(t.COMMANDS)
+    console.close()
+"""
+
+
+@pytest.mark.parametrize("columns", [40, 60, 80, 100])
+def test_ctrl_c_leaves_the_panel_whole_and_its_notice_visible(columns):
+    output = in_terminal(INTERRUPTED, columns, interrupt_at="1,234")
+    assert "^C" in output
+    screen = render(output, columns)
+    text = " ".join(screen)
+    assert "stopping after this iteration, with a checkpoint; once more stops at once" in "".join(screen)
+    panel = [number for number, line in enumerate(screen) if line[0] in "╭│╰"]
+    assert panel == list(range(panel[0], panel[-1] + 1)), screen
+    assert "".join(screen[number][0] for number in panel) == "╭" + "│" * (len(panel) - 2) + "╰"
+    assert {len(screen[number]) for number in panel} == {columns - 2}
+    assert "^C" not in text
+
+
+@pytest.mark.parametrize("mode", ["plain", "json", "quiet", "rich"])
+def test_a_notice_in_the_middle_of_a_line_follows_it(mode, capsys):
+    console = Console(mode, 9, None)
+    with console._whole():
+        console.notice("stopping")
+        assert capsys.readouterr() == ("", "")
+    out, err = capsys.readouterr()
+    if mode == "json":
+        assert json.loads(out) == {"event": "notice", "text": "stopping"}
+    else:
+        assert (out + err).strip() == "stopping"
+
+
+# An iteration that takes long
+
+
+@pytest.mark.parametrize("mode", ["rich", "plain", "json", "quiet"])
+def test_a_long_iteration_shows_where_it_is(mode, monkeypatch, capsys):
+    times = iter([0.0, 0.0, *(0.5 * tick for tick in range(100))])
+    monkeypatch.setattr("gpusim_rl.run.console.time.monotonic", lambda: next(times))
+    console = Console(mode, 9, None)
+    console.start([])
+    shown = []
+    for step in range(1, 61):
+        console.progress(f"iteration 1: control step {step}/60")
+        shown.append(console._progress)
+    out = capsys.readouterr().out
+    if mode == "rich":
+        assert sorted({shown.index(text) for text in shown}) == [0, *range(4, 60, 4)]
+        assert "control step 1/60" not in out
+        console.update(row(1))
+        assert console._progress == ""
+    else:
+        steps = re.findall(r"iteration 1: control step (\d+)/60", out)
+        assert steps == ([] if mode == "quiet" else ["21", "41"])
+    console.close()
+
+
+def test_the_panel_shows_where_a_long_iteration_is():
+    script = (
+        "import time, test_console as t; import gpusim_rl.run.console as module\n"
+        "module.PROGRESS_INTERVAL_S['rich'] = 0.0\n"
+        "c = t.Console('auto', 9, None); c.start(t.BANNER); c.progress('iteration 1: control step 5/16')\n"
+        "import os; os._exit(0)"
+    )
+    screen = render(in_terminal(script, 40), 40)
+    assert re.fullmatch("╰─+ iteration 1: control step 5/16 ─+╯", screen[-1])
+
+
+def render(output: str, columns: int = 110) -> list[str]:
+    """The screen after the output: a terminal that wraps, with line feed, erase line and cursor up."""
     lines, y, x = [""], 0, 0
-    for piece in re.findall(r"\x1b\[[0-9;?]*[A-Za-z]|\n|\r|[^\x1b\n\r]+", output):
+    for piece in re.findall(r"\x1b\[[0-9;?]*[A-Za-z]|\n|\r|[^\x1b]", output):
         if piece == "\n":
             y, x = y + 1, 0
-            lines += [""] * (y + 1 - len(lines))
         elif piece == "\r":
             x = 0
         elif piece == "\x1b[2K":
             lines[y] = ""
         elif piece == "\x1b[1A":
-            y -= 1
+            y = max(0, y - 1)
         elif not piece.startswith("\x1b"):
-            lines[y] = lines[y][:x].ljust(x) + piece + lines[y][x + len(piece) :]
-            x += len(piece)
+            if x == columns:  # wraps only now: after the last column the cursor waits there
+                y, x = y + 1, 0
+            lines += [""] * (y + 1 - len(lines))
+            lines[y] = lines[y][:x].ljust(x) + piece + lines[y][x + 1 :]
+            x += 1
+        lines += [""] * (y + 1 - len(lines))
     return [line.rstrip() for line in lines if line.strip()]
 
 

@@ -169,7 +169,7 @@ def test_a_signal_saves_and_prints_a_command_that_goes_on(tmp_path, start, numbe
     process.wait_for(lambda: process.rows() > 3)
     process.process.send_signal(number)
     assert process.ended() == 128 + number, process.err
-    assert process.err == "\nstopping after this iteration, with a checkpoint; once more stops at once\n"
+    assert process.err == "stopping after this iteration, with a checkpoint; once more stops at once\n"
     run = the_run(tmp_path / "runs")
     saved = load(run / "checkpoints" / "last.pt")["iteration"]
     assert iterations(run) == list(range(1, saved + 1))
