@@ -204,8 +204,12 @@ class Logger:
         now = status.mean_return
         return now is not None and (self._best_saved is None or now > self._best_saved)
 
-    def finish(self, status: RunStatus) -> Row:
+    def finish(self, status: RunStatus, *, left: bool = False) -> Row:
         """Writes the summary, and prints the commands that continue from here.
+
+        Args:
+            status: Of the training now.
+            left: The iteration after it was left before its end; the newest checkpoint stays, whichever it is.
 
         Returns:
             The last row of metrics.
@@ -214,8 +218,13 @@ class Logger:
             ConfigError: The end of the training could not be saved.
         """
         self._writers.summary({"best_return": status.best_return, **self._row})
-        if not self.is_saved(status):
-            newest = "there is no checkpoint" if self._saved is None else f"the newest is of iteration {self._saved}"
+        last = self._saved
+        newest = "there is no checkpoint" if last is None else f"the newest checkpoint is of iteration {last}"
+        if left:
+            self.console.info(f"left iteration {status.iteration + 1} before its end; {newest}")
+            if last is None:
+                return self._row
+        elif not self.is_saved(status):
             raise ConfigError(
                 f"the checkpoint of iteration {status.iteration} could not be written to {self.run_dir}; {newest}"
             )

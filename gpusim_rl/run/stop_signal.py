@@ -1,13 +1,24 @@
-"""Ctrl-C and SIGTERM end a training after the iteration under way, with a checkpoint."""
+"""Ctrl-C, SIGTERM and SIGHUP end a training with a checkpoint.
+
+It ends after the iteration under way. One that takes long is left before its end: the checkpoint before it stays.
+"""
 
 from __future__ import annotations
 
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Any
+
+LONG_S = 10.0
+"""An iteration that takes longer is not finished: schedulers kill a process soon after their SIGTERM."""
+
+
+class IterationLeftError(Exception):
+    """An iteration was left before its end; its state is half done."""
 
 
 class StopSignal:
@@ -22,11 +33,17 @@ class StopSignal:
         self.number: int | None = None
         self.tell: Callable[[str], None] = lambda text: print(text, file=sys.stderr)  # noqa: T201
         self._previous: dict[int, Any] = {}
+        self._began: float | None = None  # the iteration under way; None before the first one
+        self._last_s = 0.0  # duration of the one before
 
     def __enter__(self) -> StopSignal:
+        self._began, self._last_s = None, 0.0
         # Python hands signals to the main thread; in another one they are not ours to direct.
         if threading.current_thread() is threading.main_thread():
-            self._previous = {number: signal.signal(number, self._stop) for number in (signal.SIGINT, signal.SIGTERM)}
+            numbers = [signal.SIGINT, signal.SIGTERM]
+            if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup
+                numbers.append(signal.SIGHUP)
+            self._previous = {number: signal.signal(number, self._stop) for number in numbers}
         return self
 
     def __exit__(
@@ -35,8 +52,38 @@ class StopSignal:
         for number, handler in self._previous.items():
             signal.signal(number, handler)
 
+    def begin_iteration(self) -> None:
+        """Measures an iteration from here."""
+        self._last_s = self._elapsed_s
+        self._began = time.perf_counter()
+
+    @property
+    def _elapsed_s(self) -> float:
+        return 0.0 if self._began is None else time.perf_counter() - self._began
+
+    @property
+    def long(self) -> bool:
+        """The iteration under way takes longer than `LONG_S`: it does so already, or the one before did."""
+        return max(self._last_s, self._elapsed_s) > LONG_S
+
+    def check(self) -> None:
+        """Leaves a long iteration if there was a signal; called between control steps and minibatches.
+
+        Raises:
+            IterationLeftError: As it says.
+        """
+        if self.number is not None and self.long:
+            raise IterationLeftError
+
     def _stop(self, number: int, frame: FrameType | None) -> None:
         if self.number is not None:
+            if number == signal.SIGHUP:  # a terminal that closes sends it, and its shell again
+                return
             raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
         self.number = number
-        self.tell("stopping after this iteration, with a checkpoint; once more stops at once")
+        how = (
+            "within this iteration, which takes long; the checkpoint before it stays"
+            if self.long
+            else "after this iteration, with a checkpoint"
+        )
+        self.tell(f"stopping {how}; once more stops at once")

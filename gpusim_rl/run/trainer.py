@@ -6,12 +6,13 @@ import dataclasses
 import os
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from gpusim_rl.checkpoint_file import check_is_data, digest_of
 from gpusim_rl.config import RunSpec
@@ -33,7 +34,7 @@ from gpusim_rl.run.metadata import describe_run
 from gpusim_rl.run.metrics import Metrics, Row
 from gpusim_rl.run.profiler import profiling
 from gpusim_rl.run.run_dir import RunDir
-from gpusim_rl.run.stop_signal import StopSignal
+from gpusim_rl.run.stop_signal import IterationLeftError, StopSignal
 from gpusim_rl.run.timing import PhaseTimer
 from gpusim_rl.run.writers import require_tensorboard
 from gpusim_rl.sim import make_sim
@@ -98,6 +99,7 @@ class Trainer:
         self._elapsed_s, self._started_at = 0.0, time.perf_counter()
         self.intervals = LogIntervals(self.metrics, self.timer, self.rl_device)
         self._stop_signal = StopSignal()
+        self._show_progress: Callable[[str], None] = lambda text: None
         self._finite_check = FiniteCheck(self.task_name)
         self._divergence_reported = False
         if state is not None:
@@ -113,8 +115,9 @@ class Trainer:
     def train(self) -> Row:
         """Trains until `max_iterations`; returns the last row of metrics.
 
-        Ctrl-C and SIGTERM end the training after the iteration under way, with a checkpoint, and exit with the
-        shell's code for the signal; a second one ends it at once.
+        Ctrl-C, SIGTERM and SIGHUP end the training after the iteration under way, with a checkpoint, and exit with the
+        shell's code for the signal. An iteration that takes longer than 10 s is left before its end instead, and the
+        checkpoint before it stays. A second signal ends the training at once.
         """
         cfg = self.cfg
         with one_line_if_out_of_memory(cfg.num_envs):  # before the run folder is made, not at the first checkpoint
@@ -125,15 +128,21 @@ class Trainer:
                     f"nothing to do: this is iteration {self.iteration} of max_iterations={cfg.max_iterations};"
                     f" try max_iterations={2 * self.iteration}"
                 )
-            while self.iteration < cfg.max_iterations and self._stop_signal.number is None:
-                self.iterate(log)
-            row = self._finish(log)
+            left = False
+            try:
+                with self._between_optimizer_steps():
+                    while self.iteration < cfg.max_iterations and self._stop_signal.number is None:
+                        self.iterate(log)
+            except IterationLeftError:
+                left = True
+            row = self._finish(log, left=left)
         if self._stop_signal.number is not None:
             raise SystemExit(128 + self._stop_signal.number)
         return row
 
     def iterate(self, log: Logger) -> None:
         """One iteration: collect, update, log."""
+        self._stop_signal.begin_iteration()
         self.collect()
         with self.timer("update"):
             stats = self.graphs.run("update", self.algorithm.update)
@@ -145,7 +154,7 @@ class Trainer:
                 self._note_metadata(log)
             status = self._status()
             log.record(status)
-            if log.checkpoint_due(status):
+            if log.checkpoint_due(status) or self._stop_signal.long:  # what a signal in the next one would fall back to
                 self.save(log)
 
     def collect(self) -> None:
@@ -162,12 +171,27 @@ class Trainer:
             with self.timer("simulate"):
                 return action, moved(self.env.step(action.to(self.env.device)), self.rl_device)
 
-        for _ in range(self.algorithm.horizon):
+        for number in range(1, self.algorithm.horizon + 1):
             action, step = self.graphs.run("step", control_step)
             with self.timer("policy"):
                 self.algorithm.record(action, step)
                 self.metrics.record_step(step)
                 self._copy_obs(step.obs)
+            self._pause(f"control step {number}/{self.algorithm.horizon}")
+
+    def _pause(self, done: str) -> None:
+        """Between two parts of an iteration that takes long: shows where it is, or leaves it after a signal."""
+        self._stop_signal.check()
+        self._show_progress(f"iteration {self.iteration + 1}: {done}")
+
+    @contextmanager
+    def _between_optimizer_steps(self) -> Iterator[None]:
+        """In the block every optimiser step of an update is followed by a pause, whatever the algorithm."""
+        hook = register_optimizer_step_post_hook(lambda *_: self._pause("update"))
+        try:
+            yield
+        finally:
+            hook.remove()
 
     def _copy_obs(self, obs: dict[str, Tensor]) -> None:
         for group, value in obs.items():
@@ -228,7 +252,7 @@ class Trainer:
                     self.intervals.start()
                     log.start(banner(self, log.run_dir), self.spec.config)
                     self._note_metadata(log)
-                    self._stop_signal.tell = log.console.notice
+                    self._stop_signal.tell, self._show_progress = log.console.notice, log.console.progress
                     self._started_at = time.perf_counter()
                     self.timer.start()
                     yield log
@@ -298,12 +322,12 @@ class Trainer:
         self._finite_check.check_policy(self.algorithm.policy.state_dict(), self.iteration)
         log.save(status, self.state_dict())
 
-    def _finish(self, log: Logger) -> Row:
+    def _finish(self, log: Logger, *, left: bool) -> Row:
         status = self._status(drain=True)
         log.record(status)
-        if not log.is_saved(status):  # a signal after the last look, or a disk that is full
+        if not left and not log.is_saved(status):  # a signal after the last look, or a disk that is full
             self.save(log)
-        return log.finish(status)
+        return log.finish(status, left=left)
 
     # State
 

@@ -163,7 +163,7 @@ def test_killed_at_random_moments_and_resumed_is_the_uninterrupted_run(tmp_path,
     assert leftovers == [], "a resumed run clears what a kill left half written"
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_saves_and_prints_a_command_that_goes_on(tmp_path, start, number):
     process = start("max_iterations=100000", "log.console=plain")
     process.wait_for(lambda: process.rows() > 3)
@@ -178,6 +178,27 @@ def test_a_signal_saves_and_prints_a_command_that_goes_on(tmp_path, start, numbe
     again = start(command=f"{command} max_iterations={saved + 2}")
     assert again.ended() == 0, again.err
     assert iterations(run) == list(range(1, saved + 3))
+
+
+def test_a_terminal_that_closes_twice_over_costs_nothing(tmp_path, start):
+    process = start("max_iterations=100000", "log.console=plain")
+    process.wait_for(lambda: process.rows() > 3)
+    for _ in range(2):  # the kernel's and the shell's
+        process.process.send_signal(signal.SIGHUP)
+    assert process.ended() == 128 + signal.SIGHUP
+    run = the_run(tmp_path / "runs")
+    assert iterations(run)[-1] == checkpoint.load(run / "checkpoints" / "last.pt")["iteration"]
+
+
+def test_nohup_is_respected(tmp_path, start):
+    command = shlex.join(["nohup", sys.executable, str(TRAIN), *SMALL, "max_iterations=100000"])
+    process = start(command=command)
+    process.wait_for(lambda: process.rows() > 1)
+    process.process.send_signal(signal.SIGHUP)
+    before = process.rows()
+    process.wait_for(lambda: process.rows() > before + 3)
+    process.process.send_signal(signal.SIGTERM)
+    assert process.ended() == 143
 
 
 SLOW = '''

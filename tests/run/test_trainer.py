@@ -23,7 +23,7 @@ from gpusim_rl.env import Step, device_env
 from gpusim_rl.errors import ConfigError, TaskError
 from gpusim_rl.learn.algorithm import EnvSpec
 from gpusim_rl.learn.ppo import PPO
-from gpusim_rl.run import checkpoint, devices
+from gpusim_rl.run import checkpoint, devices, stop_signal
 from gpusim_rl.run import logger as logger_module
 from gpusim_rl.run import trainer as trainer_module
 from gpusim_rl.run.checkpoint import Checkpoints
@@ -392,6 +392,58 @@ def test_a_second_signal_ends_in_the_middle_of_an_iteration(tmp_path, number, er
     assert not list((the_run(tmp_path) / "checkpoints").iterdir())
 
 
+def slow_down(trainer: Trainer, where: str, iteration: int) -> list[int]:
+    """Let every iteration take 0.24 s, and SIGTERM arrive in one; returns the parts of each that were begun."""
+    owner, name = (trainer.algorithm.optimizer, "step") if where == "update" else (trainer.algorithm, "act")
+    method = getattr(owner, name)
+    parts = [0] * 10
+
+    def slow(*args: Any) -> Any:
+        time.sleep(0.03)
+        parts[trainer.iteration] += 1
+        if trainer.iteration + 1 == iteration and parts[trainer.iteration] == 2:
+            signal.raise_signal(signal.SIGTERM)
+        return method(*args)
+
+    setattr(owner, name, slow)
+    return parts
+
+
+@pytest.mark.parametrize("where", ["rollout", "update"])
+def test_a_signal_leaves_a_long_iteration_with_the_checkpoint_before_it(tmp_path, monkeypatch, capfd, where):
+    settings = {"max_iterations": 5, "ppo": {"horizon": 8, "minibatch_size": 16}}
+    make_trainer("Cartpole", tmp_path / "whole", **settings).train()
+    monkeypatch.setattr(stop_signal, "LONG_S", 0.15)
+    stopped = make_trainer("Cartpole", tmp_path / "resumed", log={"console": "plain"}, **settings)
+    parts = slow_down(stopped, where, iteration=4)
+    with pytest.raises(SystemExit) as end:
+        stopped.train()
+    assert end.value.code == 143
+    assert parts[:5] == [8, 8, 8, 2, 0]  # control steps, or minibatches
+    assert final_state(tmp_path / "resumed")["iteration"] == 3
+    out, err = capfd.readouterr()
+    stays = "the checkpoint before it stays"
+    assert err == f"stopping within this iteration, which takes long; {stays}; once more stops at once\n"
+    assert "left iteration 4 before its end; the newest checkpoint is of iteration 3\n" in out and "\nnext:\n" in out
+    monkeypatch.undo()
+    make_trainer("Cartpole", tmp_path / "resumed", checkpoint=str(the_run(tmp_path / "resumed")), **settings).train()
+    assert_same_run(tmp_path / "whole", tmp_path / "resumed")
+
+
+def test_a_signal_in_a_first_iteration_that_turns_out_long_leaves_it_without_a_checkpoint(tmp_path, monkeypatch, capfd):
+    monkeypatch.setattr(stop_signal, "LONG_S", 0.15)
+    trainer = make_trainer("Cartpole", tmp_path, log={"console": "plain"})
+    parts = slow_down(trainer, "rollout", iteration=1)
+    with pytest.raises(SystemExit) as end:
+        trainer.train()
+    assert end.value.code == 143
+    assert 5 <= parts[0] <= 7
+    assert not list((the_run(tmp_path) / "checkpoints").iterdir())
+    out, err = capfd.readouterr()
+    assert err == "stopping after this iteration, with a checkpoint; once more stops at once\n"
+    assert out.endswith("left iteration 1 before its end; there is no checkpoint\n")
+
+
 def test_training_works_in_a_thread(tmp_path):
     trainer = make_trainer("Cartpole", tmp_path)
     with ThreadPoolExecutor(1) as pool:
@@ -555,7 +607,7 @@ def test_a_disk_that_stays_full_lets_the_training_end_with_an_error(tmp_path, ca
     trainer.algorithm.update = fill_the_disk  # type: ignore[method-assign]
     with full, pytest.raises(ConfigError, match="the checkpoint of iteration 6 could not be written") as error:
         trainer.train()
-    assert "the newest is of iteration 2" in str(error.value)
+    assert "the newest checkpoint is of iteration 2" in str(error.value)
     assert trainer.iteration == 6
     assert final_state(tmp_path)["iteration"] == 2  # as it was
     assert "metrics.csv is INCOMPLETE" in capfd.readouterr().err
