@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -100,6 +101,7 @@ class Logger:
         self._saved = resumed_at if self._checkpoints.last.exists() else None
         self._row: Row = {}
         self._overflow_reported = False
+        self._of_script = False  # its classes are of the script that was started
         # Mean return of best.pt; None before there is one. Until then the newest policy is the best: its mean is over
         # the most episodes, and one lucky episode must not stand for the whole run.
         self._best_saved = best_return if self._checkpoints.best.exists() else None
@@ -114,6 +116,7 @@ class Logger:
             banner: Label and text, at most 12 lines.
             config: The composed configuration.
         """
+        self._of_script = _of_script(config)
         self.console.start(banner)
         if self._cfg.log.print_config:
             self.console.info(yaml.safe_dump(dict(config), sort_keys=False))
@@ -222,26 +225,39 @@ class Logger:
         newest = "there is no checkpoint" if last is None else f"the newest checkpoint is of iteration {last}"
         if left:
             self.console.info(f"left iteration {status.iteration + 1} before its end; {newest}")
-            if last is None:
-                return self._row
         elif not self.is_saved(status):
             raise ConfigError(
                 f"the checkpoint of iteration {status.iteration} could not be written to {self.run_dir}; {newest}"
             )
+        if last is not None:
+            self.console.footer(self._next(status))
+        return self._row
+
+    def _next(self, status: RunStatus) -> list[str]:
+        """Commands for the run as it is now."""
         run = shlex.quote(str(self.run_dir))
         limit = self._cfg.max_iterations
-        further = f" max_iterations={2 * limit}" if status.iteration >= limit else ""  # else it would end at once
-        self.console.footer(
-            [f"{command(tool)} {run}" for tool in ("play", "record")]
-            + [f"{command('train')} checkpoint={run}{further}", f"{command('plot')} {run}"]
-        )
-        return self._row
+        further = [f"max_iterations={2 * limit}"] if status.iteration >= limit else []  # else it would end at once
+        plot = f"{command('plot')} {run}"
+        if self._of_script:
+            arguments = ", ".join(["...", f"checkpoint={str(self.run_dir)!r}", *further])
+            return [f"gpusim_rl.train({arguments})  in the script with its classes: no command can import them", plot]
+        train = " ".join([command("train"), f"checkpoint={run}", *further])
+        return [*(f"{command(tool)} {run}" for tool in ("play", "record")), train, plot]
+
+
+def _of_script(section: Mapping[str, Any]) -> bool:
+    """Whether a config names a class of the script that was started, which nothing else can import."""
+    return any(
+        _of_script(value) if isinstance(value, Mapping) else key == "_target_" and str(value).startswith("__main__.")
+        for key, value in section.items()
+    )
 
 
 def command(tool: str) -> str:
     """How a user starts a tool or the training from the current folder."""
     checkout = paths.checkout()
-    if checkout is None:
+    if checkout is None or Path(sys.argv[0]).stem == "gpusim-rl":
         return f"gpusim-rl {tool}"
     file = paths.train_file() if tool == "train" else paths.tools_dir() / f"{tool}.py"
     here = Path.cwd()

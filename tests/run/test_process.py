@@ -232,6 +232,57 @@ def test_a_second_ctrl_c_ends_at_once(tmp_path, start):
     assert not list((the_run(tmp_path / "runs") / "checkpoints").iterdir())
 
 
+def commands(process: Process) -> list[str]:
+    """What the end of a run offers."""
+    return re.findall(r"^  (.*)$", process.out.partition("\nnext:\n")[2], re.MULTILINE)
+
+
+def test_a_user_of_the_installed_command_is_offered_it(tmp_path, start):
+    entry_point = tmp_path / "gpusim-rl"  # what pip makes
+    entry_point.write_text("from gpusim_rl.cli import main\nmain()\n")
+    words = [sys.executable, str(entry_point), "train", *SMALL, "max_iterations=2", "log.console=plain"]
+    process = start(command=shlex.join(words), PYTHONPATH=str(ROOT))
+    assert process.ended() == 0, process.err
+    run = the_run(tmp_path / "runs").relative_to(tmp_path)
+    assert commands(process) == [
+        f"gpusim-rl play {run}",
+        f"gpusim-rl record {run}",
+        f"gpusim-rl train checkpoint={run} max_iterations=4",
+        f"gpusim-rl plot {run}",
+    ]
+
+
+SCRIPT = '''
+import gpusim_rl
+from gpusim_rl.tasks.cartpole import Cartpole
+
+class Balance(Cartpole):
+    """Balance: a class of the script itself."""
+
+general = dict(physics_hz=120, control_hz=60, episode_length=500, clip_actions=1, clip_observations=5)
+config = Balance.Config(**general, randomize_episode_start=True, max_force=400, reset_distance=3, death_cost=-2)
+small = dict(num_envs=8, log={"console": "plain"}, ppo=dict(horizon=8, epochs=2, minibatch_size=32))
+'''
+
+
+def test_a_run_of_a_script_is_offered_what_can_continue_it(tmp_path, start):
+    script = tmp_path / "balance.py"
+    script.write_text(f"{SCRIPT}gpusim_rl.train(Balance, config, max_iterations=2, **small)\n")
+    first = start(command=shlex.join([sys.executable, str(script)]), PYTHONPATH=str(ROOT))
+    assert first.ended() == 0, first.err
+    resume, plot = commands(first)
+    run = the_run(tmp_path / "runs").relative_to(tmp_path)
+    call, why = resume.split("  ")
+    assert call == f"gpusim_rl.train(..., checkpoint='{run}', max_iterations=4)"
+    assert why == "in the script with its classes: no command can import them"
+    assert plot.endswith(f"plot.py {run}")
+
+    script.write_text(SCRIPT + call.replace("...", "Balance, config, **small") + "\n")
+    again = start(command=shlex.join([sys.executable, str(script)]), PYTHONPATH=str(ROOT))
+    assert again.ended() == 0, again.err
+    assert iterations(tmp_path / run) == [1, 2, 3, 4]
+
+
 @pytest.mark.slow
 def test_two_runs_of_the_same_second_have_a_folder_each(tmp_path, start):
     both = [start("max_iterations=2", f"seed={seed}") for seed in (1, 2)]
