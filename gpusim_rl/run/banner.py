@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING
 
 import torch
 
-from gpusim_rl.run.console import Console
 from gpusim_rl.run.run_dir import RunDir
 
 if TYPE_CHECKING:
@@ -48,12 +46,3 @@ def banner(trainer: Trainer, run_dir: RunDir) -> list[tuple[str, str]]:
         lines.append(("resumed", f"at iteration {trainer.iteration}"))
     lines.append(("run", str(run_dir)))
     return lines
-
-
-def report(console_mode: str, result: dict[str, float]) -> None:
-    """Prints the result of an evaluation, one number per line."""
-    console = Console(console_mode, 0, None)
-    width = max(map(len, result))
-    for name, value in result.items():
-        console.info(f"{name:<{width}}  {'–' if math.isnan(value) else f'{value:.6g}'}")
-    console.close()

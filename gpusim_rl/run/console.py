@@ -132,7 +132,7 @@ class Console:
         self._eta.update(row)
         self._progress, self._alive_at = "", now
         if self.mode == "json":
-            self._write_json({"event": "row", **_finite(row)})
+            self._write_json({"event": "row", **finite(row)})
         if now >= self._panel_due or last:
             self._panel_due = now + PANEL_INTERVAL_S
             self._draw()
@@ -169,13 +169,13 @@ class Console:
         if not self._busy:
             self._show_notices()
 
-    def result(self, result: Mapping[str, int | float | str | None]) -> None:
+    def result(self, result: Mapping[str, float | str]) -> None:
         """Show the result of an evaluation: in `json` as one object, else a line for each."""
         if self.mode == "json":
-            self._write_json({"event": "evaluation", **_finite(result)})
+            self._write_json({"event": "evaluation", **finite(result)})
             return
         width = max(map(len, result))
-        for name, value in _finite(result).items():
+        for name, value in finite(result).items():
             shown = UNKNOWN if value is None else f"{value:.6g}" if isinstance(value, float) else value
             self.info(f"{name:<{width}}  {shown}")
 
@@ -443,7 +443,7 @@ def _listed(label: str, items: Sequence[str], width: int) -> list[Text]:
     ]
 
 
-def _finite(values: Mapping[str, Any]) -> dict[str, Any]:
+def finite(values: Mapping[str, Any]) -> dict[str, Any]:
     """The values as json can hold them."""
     return {
         name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in values.items()

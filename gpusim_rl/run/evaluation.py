@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
 import torch
 from torch import Tensor
 
 from gpusim_rl.env import VecEnv
 from gpusim_rl.env.device_env import moved
 from gpusim_rl.learn.algorithm import Policy
+from gpusim_rl.run.console import Console, finite
+from gpusim_rl.run.run_dir import replacing
 
 
 @torch.no_grad()
@@ -46,3 +52,25 @@ def evaluate(env: VecEnv, policy: Policy, obs: dict[str, Tensor]) -> dict[str, f
         "length_mean": float(lengths.mean()),
         "diverged": float(diverged),
     }
+
+
+def report(console_mode: str, evaluation: Mapping[str, float | str], run_dir: Path | None) -> None:
+    """Prints an evaluation, and writes it to evaluation.json in the folder of the run, in place of an earlier one.
+
+    Args:
+        console_mode: As for `Console`; `json` prints one object.
+        evaluation: What was evaluated, and the result.
+        run_dir: Folder of the run; None for a checkpoint that was copied elsewhere: nothing is written.
+    """
+    console = Console(console_mode, 0, None)
+    shown = dict(evaluation)
+    if run_dir is not None:
+        file = run_dir / "evaluation.json"
+        try:
+            with replacing(file) as written:
+                written.write((json.dumps(finite(evaluation), indent=2) + "\n").encode())
+            shown["file"] = str(file)
+        except OSError as error:
+            console.warn(f"{file} cannot be written ({error.strerror})")
+    console.result(shown)
+    console.close()

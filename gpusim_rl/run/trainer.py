@@ -22,10 +22,10 @@ from gpusim_rl.errors import ConfigError, one_line_if_out_of_memory
 from gpusim_rl.hardware import tune_malloc
 from gpusim_rl.learn.algorithm import Algorithm, EnvSpec
 from gpusim_rl.run import checkpoint
-from gpusim_rl.run.banner import banner, report
+from gpusim_rl.run.banner import banner
 from gpusim_rl.run.cuda_graph import Graphs, choose_graph
 from gpusim_rl.run.devices import choose_devices
-from gpusim_rl.run.evaluation import evaluate
+from gpusim_rl.run.evaluation import evaluate, report
 from gpusim_rl.run.finite_check import FiniteCheck
 from gpusim_rl.run.log_interval import LogIntervals, LogRow
 from gpusim_rl.run.logger import Logger, RunStatus
@@ -198,12 +198,21 @@ class Trainer:
             self.obs[group].copy_(value)
 
     def evaluate(self) -> dict[str, float]:
-        """Runs one whole episode in every env without exploration; prints and returns the result."""
+        """Runs one whole episode in every env without exploration; prints, writes and returns the result."""
         try:
             result = evaluate(self.env, self.algorithm.policy, self.obs)
         finally:
             self.close()
-        report(self.cfg.log.console, result)
+        found = self.spec.checkpoint
+        about = {
+            "checkpoint": str(found.file if found else self.cfg.checkpoint),
+            "iteration": self.iteration,
+            "task": self.task_name,
+            "sim": self.choice.name,
+            "seed": self.seed,
+            "num_envs": self.cfg.num_envs,
+        }
+        report(self.cfg.log.console, {**about, **result}, found.run_dir if found else None)
         return result
 
     # Building
@@ -358,12 +367,12 @@ class Trainer:
             if state[key] != now:
                 raise ValueError(f"{key} saved {state[key]}, now {now}")
         self.algorithm.policy.load_state_dict(state["policy"])
+        self.iteration, self.env_steps = int(state["iteration"]), int(state["env_steps"])
         if self.cfg.test:
             self._copy_obs(self.env.begin_from(state["env"]))
             return
         self.algorithm.load_state_dict(state["algorithm"])
         torch.set_rng_state(state["torch_rng"].cpu())
-        self.iteration, self.env_steps = int(state["iteration"]), int(state["env_steps"])
         self.intervals.resume(self.iteration, self.env_steps, state["best_return"])
         self._elapsed_s, self.wandb_id = float(state["elapsed_s"]), state["wandb_id"]
         self._metrics_csv = state.get("metrics_csv")

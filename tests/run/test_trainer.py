@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import resource
@@ -710,8 +711,8 @@ def test_tensorboard_gets_every_row(tmp_path):
 # Evaluation
 
 
-def test_an_evaluation_runs_one_whole_episode_per_env_and_writes_nothing(trained, capfd):
-    before = sorted(trained.rglob("*"))
+def test_an_evaluation_runs_one_whole_episode_per_env_and_writes_its_result_only(trained, capfd):
+    before = set(trained.rglob("*"))
     settings = {"checkpoint": str(the_run(trained)), "test": True, "num_envs": 5, "log": {"console": "plain"}}
     results = []
     for _ in range(2):
@@ -722,7 +723,26 @@ def test_an_evaluation_runs_one_whole_episode_per_env_and_writes_nothing(trained
     assert results[0]["episodes"] == 5 and 1 <= results[0]["length_mean"] <= 50
     assert results[0]["return_min"] <= results[0]["return_mean"] <= results[0]["return_max"]
     assert re.search(r"return_mean +-?[\d.]+\n", capfd.readouterr().out)
-    assert sorted(trained.rglob("*")) == before
+    file = the_run(trained) / "evaluation.json"
+    assert set(trained.rglob("*")) - before <= {file, file.parent.parent / "latest" / file.name}
+    about = {"iteration": 2, "task": "Cartpole", "sim": "mujoco", "seed": 42, "num_envs": 5}
+    last = str(file.parent / "checkpoints" / "last.pt")
+    assert json.loads(file.read_text()) == {"checkpoint": last, **about, **results[1]}
+
+
+def test_the_json_of_an_evaluation_is_one_object(trained, tmp_path, capfd):
+    settings = {"test": True, "num_envs": 2, "task": {"episode_length": 9}, "log": {"console": "json"}}
+    result = make_trainer("Cartpole", trained, checkpoint=str(the_run(trained)), **settings).evaluate()
+    printed = json.loads(capfd.readouterr().out)
+    file = the_run(trained) / "evaluation.json"
+    assert printed == {"event": "evaluation", **json.loads(file.read_text()), "file": str(file)}
+    assert printed["return_mean"] == result["return_mean"]
+
+    alone = tmp_path / "copied.pt"  # in no run folder
+    alone.write_bytes((the_run(trained) / "checkpoints" / "last.pt").read_bytes())
+    make_trainer("Cartpole", tmp_path, checkpoint=str(alone), **settings).evaluate()
+    assert "file" not in json.loads(capfd.readouterr().out)
+    assert [path.name for path in tmp_path.iterdir()] == ["copied.pt"]
 
 
 def test_an_evaluation_equals_a_loop_by_hand(trained):
