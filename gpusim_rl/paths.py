@@ -169,12 +169,23 @@ def _latest(group: Path, needed: Sequence[str]) -> Path:
     return newest
 
 
+def run_names(runs: str | Path = "runs") -> list[str]:
+    """Tasks and experiments that have a run.
+
+    Args:
+        runs: Folder of all runs (`log.dir`).
+    """
+    return sorted({path.parent.parent.name for path in Path(runs).glob("*/*/config.yaml")})
+
+
 def _nearest(name: str, path: Path, runs: str | Path) -> str:
-    """What there is where a run was looked for."""
+    """What there is where a run was looked for, and what may have been meant."""
     nearest = next(parent for parent in path.parents if parent.is_dir())
     if "/" not in name and Path(runs).is_dir():
         nearest = Path(runs)
-    return f"in {nearest} there is {_contents(nearest)}"
+    tasks = {file.stem for file in (cfg_dir() / "task").glob("*.yaml")} - {name}
+    hint = did_you_mean(name, run_names(runs)) or did_you_mean(name, tasks)
+    return f"in {nearest} there is {_contents(nearest)}{hint and '.'}{hint}"
 
 
 def _from_here(path: Path) -> Path:

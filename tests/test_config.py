@@ -388,7 +388,8 @@ def test_a_copied_checkpoint_has_no_run_folder(run_dir, tmp_path):
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("Antt", "there is Cartpole"),
+        ("Antt", "there is Cartpole. Did you mean 'Ant'?"),
+        ("cartpol", "there is Cartpole. Did you mean 'Cartpole'?"),
         ("runs/Cartpole/2025", "there is latest, 2026-01-31_12-00-00"),
         ("nowhere/last.pt", "expected a run folder, a .pt file or a trained task"),
     ],

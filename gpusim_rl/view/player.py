@@ -15,7 +15,7 @@ from gpusim_rl import discover
 from gpusim_rl.config import SimConfig, build_run
 from gpusim_rl.env import Step, Task, TaskConfig, VecEnv
 from gpusim_rl.env.task import load_task_class
-from gpusim_rl.errors import ConfigError, did_you_mean
+from gpusim_rl.errors import ConfigError
 from gpusim_rl.learn.algorithm import Algorithm, Hidden, Policy, load_algorithm_class
 from gpusim_rl.run import checkpoint
 from gpusim_rl.run.run_dir import resolve_run
@@ -122,11 +122,7 @@ class Player:
         untrained = discover.tasks(config_dir) if compose is not None and act != "trained" else {}
         if compose is not None and name in untrained and (from_yaml or not Path("runs", name).exists()):
             return cls._untrained(compose([f"task={name}"], config_dir), act, num_envs, sim)
-        try:
-            run, file = resolve_run(name)
-        except ConfigError as error:
-            hint = did_you_mean(name, untrained)
-            raise ConfigError(f"{error}.{hint}" if hint else str(error)) from None
+        run, file = resolve_run(name)
         written_ns = file.stat().st_mtime_ns  # before it is read: a newer one is not missed
         state = checkpoint.load(file)
         config = check_saved_settings(state.get("config"), file, trust=trust, config_dir=config_dir)
