@@ -12,12 +12,12 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from gpusim_rl.compose import hydra_main
+from gpusim_rl.compose import Outcome, hydra_main
 from gpusim_rl.paths import Checkpoint
 
 
 @hydra_main
-def main(config: dict[str, Any], overrides: list[str], checkpoint: Checkpoint | None) -> None:
+def main(config: dict[str, Any], overrides: list[str], checkpoint: Checkpoint | None) -> Outcome:
     """Check the config against the task and the algorithm, then train or evaluate."""
     # Heavy imports start here: --help, TAB and a typo are answered without torch.
     from gpusim_rl.hardware import check_address_space, limit_openmp_spin
@@ -31,9 +31,9 @@ def main(config: dict[str, Any], overrides: list[str], checkpoint: Checkpoint | 
 
     trainer = Trainer(load_spec(config, overrides, checkpoint))
     if trainer.cfg.test:
-        trainer.evaluate()
-    else:
-        trainer.train()
+        return Outcome(str(trainer.cfg.checkpoint), trainer.evaluate()["return_mean"], None)
+    row = trainer.train()
+    return Outcome(str(trainer.run_dir), row.get("episode/return"), row.get("episode/best_return"))
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ one line.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import re
 import shutil
@@ -20,7 +21,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import hydra
 import psutil
@@ -66,7 +67,16 @@ NO_YAML = "~task"
 """Stands in front of the overrides of a run whose task has no yaml: `++task.<key>=<value>` behind it are all it has."""
 
 
-def hydra_main(run: Callable[[dict[str, Any], list[str], Checkpoint | None], None]) -> Callable[..., None]:
+class Outcome(NamedTuple):
+    """What the summary of a sweep (`-m`) tells of a run."""
+
+    run: str
+    """Its folder."""
+    last_return: float | None
+    best_return: float | None
+
+
+def hydra_main(run: Callable[[dict[str, Any], list[str], Checkpoint | None], Outcome]) -> Callable[..., None]:
     """Make `run(config, overrides, checkpoint)` a command with Hydra's flags, sweeps, and errors on one line.
 
     `config` is the composed config as plain values, checked but for the task's section;
@@ -74,8 +84,11 @@ def hydra_main(run: Callable[[dict[str, Any], list[str], Checkpoint | None], Non
     `checkpoint` is what `checkpoint=` names.
     """
     saved: SavedRun | None = None
+    outcomes: list[tuple[list[str], Outcome]] = []  # by overrides
+    console = "auto"
 
     def job(cfg: Any) -> None:
+        nonlocal console
         with friendly_errors():  # inside the job: else Hydra announces a failed job before our line
             config, overrides = plain(cfg), _job_overrides()
             refuse_misplaced(config, list(HydraConfig.get().overrides.task))
@@ -83,7 +96,9 @@ def hydra_main(run: Callable[[dict[str, Any], list[str], Checkpoint | None], Non
             refuse_other_algorithm(config, overrides)
             checkpoint = saved.checkpoint if saved is not None else resolve_checkpoint(config)
             refuse_other_task(config, saved)
-            run(config, overrides if saved is None else saved.with_overrides(overrides), checkpoint)
+            console = config["log"]["console"]
+            record = overrides if saved is None else saved.with_overrides(overrides)
+            outcomes.append((list(HydraConfig.get().overrides.task), run(config, record, checkpoint)))
 
     @wraps(run)
     def main(argv: Sequence[str] | None = None) -> None:
@@ -108,8 +123,32 @@ def hydra_main(run: Callable[[dict[str, Any], list[str], Checkpoint | None], Non
                     raise explain(error, arguments, saved) from None
                 finally:
                     sys.argv = program
+                    if flags.multirun and outcomes:  # also where a run failed: those before it are complete
+                        sys.stdout.write(sweep_summary(outcomes, console))
 
     return main
+
+
+def sweep_summary(outcomes: Sequence[tuple[Sequence[str], Outcome]], console: str) -> str:
+    """What is printed at the end of a sweep: a line for each run, with the overrides in which the runs differ.
+
+    Args:
+        outcomes: Overrides and outcome of each run.
+        console: The setting `log.console`: `json` makes one object of it, `quiet` nothing.
+    """
+    if console == "quiet":
+        return ""
+    if console == "json":
+        runs = [{"overrides": list(overrides), **outcome._asdict()} for overrides, outcome in outcomes]
+        return json.dumps({"event": "sweep", "runs": runs}) + "\n"
+    shared = set(outcomes[0][0]).intersection(*(overrides for overrides, _ in outcomes)) if len(outcomes) > 1 else set()
+    table: list[tuple[str, ...]] = [("overrides", "last return", "best return", "run")]
+    for overrides, (folder, *returns) in outcomes:
+        numbers = ("–" if value is None else f"{value:.4g}" for value in returns)
+        table.append((" ".join(text for text in overrides if text not in shared), *numbers, folder))
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    lines = (f"{name:<{widths[0]}}  {last:>{widths[1]}}  {best:>{widths[2]}}  {run}" for name, last, best, run in table)
+    return "".join(["\n", *(f"{line}\n" for line in lines)])
 
 
 def compose(

@@ -401,6 +401,25 @@ def test_a_sweep_removes_what_killed_sweeps_have_left_in_the_temporary_folder(tr
     assert {path.name for path in temporary.glob("gpusim-rl*")} == set(names.values()) - {names["old"]}
 
 
+def test_a_sweep_ends_with_a_row_for_each_run(train_cli, tmp_path):
+    small = ("debug=smoke", "task=Cartpole", "task.episode_length=8", "log.console=plain")
+    done = train_cli("-m", *small, "seed=1,2", "ppo.horizon=16")
+    *_, head, first, second = done.stdout.splitlines()
+    assert head.split() == ["overrides", "last", "return", "best", "return", "run"]
+    for line, seed in ((first, 1), (second, 2)):
+        overrides, last, _, run = line.split()
+        assert overrides == f"seed={seed}", "what the runs share is left out"
+        rows = (tmp_path / run / "metrics.csv").read_text().splitlines()
+        column = rows[0].split(",").index("episode/return")
+        assert float(last) == pytest.approx(float(rows[-1].split(",")[column]), rel=1e-3)
+    assert "seed: 2" in (tmp_path / run / "config.yaml").read_text()
+    evaluated = train_cli("-m", f"checkpoint={run}", "test=true", "log.console=json", "num_envs=1,2")
+    *singles, summary = map(json.loads, evaluated.stdout.splitlines())
+    assert summary["event"] == "sweep"
+    assert [single["return_mean"] for single in singles] == [one["last_return"] for one in summary["runs"]]
+    assert [one["overrides"][-1] for one in summary["runs"]] == ["num_envs=1", "num_envs=2"]
+
+
 JUGGLER = """\
 from dataclasses import dataclass
 

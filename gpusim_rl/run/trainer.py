@@ -57,6 +57,7 @@ class Trainer:
     Attributes:
         iteration: Iterations done.
         env_steps: Control steps done, summed over envs.
+        run_dir: Folder of the run; None before `logging` opens it.
         obs: Observations to act on next. The tensors are never replaced, because a CUDA graph uses their addresses.
     """
 
@@ -96,6 +97,7 @@ class Trainer:
         self.env_steps = 0
         self.wandb_id = ""
         self._metrics_csv: dict[str, Any] | None = None  # what the checkpoint tells of the file
+        self.run_dir: RunDir | None = None
         self._elapsed_s, self._started_at = 0.0, time.perf_counter()
         self.intervals = LogIntervals(self.metrics, self.timer, self.rl_device)
         self._stop_signal = StopSignal()
@@ -247,6 +249,7 @@ class Trainer:
         """Opens the run folder and its logger; the block may `iterate`. At its end the environments are closed."""
         try:
             with RunDir.of(self.spec, self._digest) as (run_dir, continues):
+                self.run_dir = run_dir
                 if not continues:  # a branch of another run is a run of its own
                     self.wandb_id = secrets.token_hex(4)
                 log = Logger(
