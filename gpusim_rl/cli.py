@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import io
 import json
+import os
 import shutil
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +31,19 @@ columns, of which a narrow terminal shows the first ones:
   source        the package or folder that ships the task
 """
 
+BUILT_IN = {
+    "list": "all tasks; --json for programs",
+    "completion": 'TAB completion of bash: eval "$(gpusim-rl completion bash)"',
+}
+BASH = """\
+_gpusim_rl() {
+    local IFS=$'\\n'
+    COMPREPLY=($(COMP_LINE="${COMP_LINE:0:COMP_POINT}" gpusim-rl completion query 2> /dev/null))
+}
+COMP_WORDBREAKS=${COMP_WORDBREAKS//=}
+complete -o nospace -F _gpusim_rl gpusim-rl
+"""
+
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command named by the first argument."""
@@ -40,6 +56,8 @@ def main(argv: Sequence[str] | None = None) -> None:
             sys.stdout.write(f"gpusim-rl {__version__}\n")
         elif name == "list":
             list_tasks(rest)
+        elif name == "completion":
+            completion(rest)
         else:
             load_command(name)(rest)
 
@@ -55,7 +73,7 @@ def commands() -> dict[str, Path]:
 
 def usage() -> str:
     """What `gpusim-rl --help` prints."""
-    lines = ["usage: gpusim-rl COMMAND ...", "", f"  {'list':<12} all tasks; --json for programs"]
+    lines = ["usage: gpusim-rl COMMAND ...", "", *(f"  {name:<12} {summary}" for name, summary in BUILT_IN.items())]
     for name, file in commands().items():
         summary = _summary(file)
         lines.append(f"  {name:<12} {summary[:1].lower()}{summary[1:].rstrip('.')}")
@@ -68,7 +86,8 @@ def load_command(name: str) -> Callable[[list[str]], Any]:
     file = files.get(name.replace("_", "-"))
     if file is None or not file.is_file():
         raise ConfigError(
-            f"unknown command {name!r}.{did_you_mean(name, ['list', *files])} Available: list, {', '.join(files)}"
+            f"unknown command {name!r}.{did_you_mean(name, [*BUILT_IN, *files])}"
+            f" Available: {', '.join([*BUILT_IN, *files])}"
         )
     spec = importlib.util.spec_from_file_location(f"gpusim_rl_command_{file.stem}", file)
     assert spec is not None and spec.loader is not None
@@ -76,6 +95,31 @@ def load_command(name: str) -> Callable[[list[str]], Any]:
     sys.modules[spec.name] = module  # dataclasses and pickle look the module up by name
     spec.loader.exec_module(module)
     return module.main
+
+
+def completion(argv: list[str]) -> None:
+    """Print the completion of bash; or what that asks for, the words that may stand at the end of `COMP_LINE`."""
+    if argv == ["bash"]:
+        sys.stdout.write(BASH)
+    elif argv == ["query"]:
+        sys.stdout.write("".join(f"{word}\n" for word in _complete(os.environ.get("COMP_LINE", ""))))
+    else:
+        raise ConfigError(f'completion: expected bash, got {" ".join(argv)!r}. Try eval "$(gpusim-rl completion bash)"')
+
+
+def _complete(line: str) -> list[str]:
+    """Words that may stand at the end of a command line; one that is complete ends with a blank."""
+    program, *words, last = line.split(" ")
+    if not words:
+        found = [*BUILT_IN, *commands()]
+    elif words[0] == "train":
+        os.environ["COMP_LINE"] = line.removeprefix(program).lstrip()  # Hydra takes the first word for the program
+        with redirect_stdout(io.StringIO()) as printed:
+            load_command("train")(["-sc", "query=bash"])
+        found = printed.getvalue().split()
+    else:
+        found = [] if words[0] in BUILT_IN else paths.complete_run(last)
+    return [word if word.endswith(("=", ".", "/")) else f"{word} " for word in found if word.startswith(last)]
 
 
 def list_tasks(argv: list[str]) -> None:

@@ -109,6 +109,9 @@ def hydra_main(run: Callable[[dict[str, Any], list[str], Checkpoint | None], Out
             arguments = may_add(flags_first(arguments))
             refuse_missing(arguments)
             flags = check_flags(arguments)
+            if flags.shell_completion and (runs := _complete_checkpoint(os.environ.get("COMP_LINE", ""))) is not None:
+                sys.stdout.write("".join(f"{run}\n" for run in runs))
+                return
             _prepare_hydra(flags.config_dir)
             program = sys.argv
             if flags.multirun:
@@ -533,6 +536,15 @@ def _job_overrides() -> list[str]:
 def _is_open(text: str) -> bool:
     """Whether an override is below `OPEN_SECTION`."""
     return f"{_key(text)}.".startswith(f"{OPEN_SECTION}.")
+
+
+def _complete_checkpoint(line: str) -> list[str] | None:
+    """What TAB makes of a command line that ends with `checkpoint=<run>`, of which Hydra knows nothing; else None."""
+    *words, last = line.split(" ")
+    if _key(last) != "checkpoint" or "=" not in last:
+        return None
+    typed = {_key(word): _value(word) for word in words}
+    return [f"checkpoint={run}" for run in paths.complete_run(_value(last), typed.get("log.dir", "runs"))]
 
 
 def _all_keys(arguments: Sequence[str], saved: SavedRun | None) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import re
 import sys
 from collections.abc import Sequence
@@ -176,6 +177,18 @@ def run_names(runs: str | Path = "runs") -> list[str]:
         runs: Folder of all runs (`log.dir`).
     """
     return sorted({path.parent.parent.name for path in Path(runs).glob("*/*/config.yaml")})
+
+
+def complete_run(typed: str, runs: str | Path = "runs") -> list[str]:
+    """What TAB makes of the beginning of a run: names of tasks and experiments, else folders and .pt files.
+
+    Args:
+        typed: The beginning.
+        runs: Folder of all runs (`log.dir`).
+    """
+    names = [name for name in run_names(runs) if name.startswith(typed)]
+    files = [f"{path}/" if Path(path).is_dir() else path for path in sorted(glob.glob(f"{glob.escape(typed)}*"))]
+    return names or [path for path in files if path.endswith(("/", ".pt"))]
 
 
 def _nearest(name: str, path: Path, runs: str | Path) -> str:

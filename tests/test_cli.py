@@ -248,6 +248,66 @@ def test_tab_completes(command, checkout, typed, expected):
     assert not HEAVY.search(done.stderr)
 
 
+@pytest.fixture
+def some_runs(tmp_path) -> Path:
+    """A folder with runs of Ant and of an experiment."""
+    for name in ("Ant", "fast-legs"):
+        run = tmp_path / "runs" / name / "2026-01-31_12-00-00"
+        (run / "checkpoints").mkdir(parents=True)
+        (run / "config.yaml").write_text("")
+        (run / "checkpoints" / "last.pt").write_bytes(b"")
+        (run.parent / "latest").symlink_to(run.name)
+    return tmp_path
+
+
+RUN = "runs/Ant/2026-01-31_12-00-00/"
+CHECKPOINTS = [
+    ("checkpoint=", ["checkpoint=Ant", "checkpoint=fast-legs"]),
+    ("task=Ant checkpoint=An", ["checkpoint=Ant"]),
+    ("checkpoint=ru", ["checkpoint=runs/"]),
+    ("checkpoint=runs/Ant/2", [f"checkpoint={RUN}"]),
+    (f"checkpoint={RUN}checkpoints/", [f"checkpoint={RUN}checkpoints/last.pt"]),
+    ("log.dir=elsewhere checkpoint=An", []),
+]
+
+
+@pytest.mark.parametrize(("typed", "expected"), CHECKPOINTS)
+def test_tab_completes_checkpoints(command, checkout, some_runs, typed, expected):
+    line = f"train.py {typed}"
+    words = (sys.executable, checkout / "train.py", "-sc", "query=bash")
+    done = command(*words, cwd=some_runs, env={"COMP_LINE": line})
+    assert done.stdout.split() == expected
+
+
+@pytest.mark.parametrize(
+    ("typed", "expected"),
+    [
+        ("rec", ["record "]),
+        ("", ["list ", "completion ", "train ", "audit ", "doctor ", "play ", "plot ", "record ", "snapshot "]),
+        ("record f", ["fast-legs "]),
+        ("plot runs/Ant/2", [RUN]),
+        ("list ", []),
+        ("train task=Cartp", ["task=Cartpole "]),
+        ("train ppo.epo", ["ppo.epochs="]),
+        ("train checkpoint=A", ["checkpoint=Ant "]),
+    ],
+)
+def test_tab_completes_the_command_in_bash(command, some_runs, typed, expected):
+    bin_folder = some_runs / "bin"
+    bin_folder.mkdir()
+    entry_point = bin_folder / "gpusim-rl"  # what pip makes
+    entry_point.write_text(f"#!{sys.executable}\nfrom gpusim_rl.cli import main\nmain()\n")
+    entry_point.chmod(0o755)
+    line = f"gpusim-rl {typed}"
+    script = (
+        f'PATH={bin_folder}:$PATH; eval "$(gpusim-rl completion bash)"\n'
+        f"complete -p gpusim-rl > /dev/null; COMP_LINE='{line}ignored'; COMP_POINT={len(line)}; _gpusim_rl\n"
+        r"""printf '%s\n' "${COMPREPLY[@]}" """
+    )
+    done = command("bash", "-c", script, cwd=some_runs, env={"PYTHONPATH": str(paths.PACKAGE.parent)})
+    assert [word for word in done.stdout.split("\n") if word] == expected
+
+
 def test_importing_the_package_imports_nothing_heavy(command):
     code = "import sys, gpusim_rl; print(gpusim_rl.__version__, *sys.modules)"
     words = command(sys.executable, "-c", code, env={"PYTHONPATH": str(paths.PACKAGE.parent)})
