@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import itertools
 import re
 import sys
 from collections.abc import Sequence
@@ -177,6 +178,24 @@ def run_names(runs: str | Path = "runs") -> list[str]:
         runs: Folder of all runs (`log.dir`).
     """
     return sorted({path.parent.parent.name for path in Path(runs).glob("*/*/config.yaml")})
+
+
+def check_out(out: Path | None, *, overwrite: bool) -> None:
+    """Whether a tool may write to what `--out` names; asked before the work begins.
+
+    Raises:
+        ConfigError: The file exists, or its folder does not.
+    """
+    if out is not None and not out.parent.is_dir():
+        raise ConfigError(f"--out {out}: there is no folder {out.parent}. Try one that is there, or make it first")
+    if out is not None and out.exists() and not overwrite:
+        raise ConfigError(f"--out {out}: the file exists. Try another name, or --overwrite")
+
+
+def free_name(path: Path) -> Path:
+    """The path, or where there is such a file the first free one of `<name>-2`, `<name>-3` and so on."""
+    names = itertools.chain([path], (path.with_stem(f"{path.stem}-{count}") for count in itertools.count(2)))
+    return next(name for name in names if not name.exists())
 
 
 def complete_run(typed: str, runs: str | Path = "runs") -> list[str]:

@@ -50,6 +50,9 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="plot", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("runs", nargs="+", metavar="run", help="run folder, or a task (its latest run)")
     parser.add_argument("--out", type=Path, help="png, svg or pdf to write (default: in the run's folder, or here)")
+    parser.add_argument(
+        "--overwrite", action="store_true", help="replace an --out that exists; the default name always is replaced"
+    )
     parser.add_argument("--key", default="episode/return", help="column of metrics.csv (default: episode/return)")
     parser.add_argument("--x", choices=list(X_COLUMNS), default="env_steps", help="horizontal axis")
     return parser.parse_args(argv)
@@ -58,6 +61,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 def plot(args: argparse.Namespace) -> Path:
     """Draw the picture."""
     from gpusim_rl.errors import ConfigError, import_extra
+    from gpusim_rl.paths import check_out
 
     import_extra("matplotlib.figure", "plot", "plot")
     folders = run_folders(args.runs)
@@ -65,6 +69,7 @@ def plot(args: argparse.Namespace) -> Path:
     out = args.out or (folders[0] / name if len(folders) == 1 else Path(name))
     if out.suffix not in (".png", ".svg", ".pdf"):
         raise ConfigError(f"--out must end in .png, .svg or .pdf, got {out}")
+    check_out(args.out, overwrite=args.overwrite)
     column, x_label = X_COLUMNS[args.x]
     groups: dict[str, list[Curve]] = {}
     for curve in read_curves(folders, args.key, column):
@@ -72,7 +77,6 @@ def plot(args: argparse.Namespace) -> Path:
 
     figure = draw(list(groups.values()), x_label, args.key)
     try:
-        out.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(out, dpi=150)
     except OSError as error:
         raise ConfigError(f"cannot write {out}: {error.strerror}") from None

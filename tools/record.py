@@ -32,6 +32,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="record", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("run", help="run folder, checkpoint, or a task (its latest run)")
     parser.add_argument("--out", type=Path, help="mp4 to write (default: in the run's folder, videos/)")
+    parser.add_argument("--overwrite", action="store_true", help="replace a file that exists")
     parser.add_argument("--num-envs", type=positive, default=9, help="tiles of the grid (default: 9)")
     parser.add_argument("--steps", type=positive, default=300, help="control steps (default: 300)")
     parser.add_argument("--width", type=positive, default=1280, help="pixels (default: 1280)")
@@ -64,8 +65,11 @@ def record(args: argparse.Namespace) -> Path:
 
     limit_openmp_spin()  # before torch is imported
     from gpusim_rl.errors import import_extra
+    from gpusim_rl.paths import check_out, free_name
 
-    import_extra("imageio_ffmpeg", "video", "record")  # said before the work, not after it
+    # said before the work, not after it
+    import_extra("imageio_ffmpeg", "video", "record")
+    check_out(args.out, overwrite=args.overwrite)
     from gpusim_rl.compose import compose
     from gpusim_rl.view.player import Player
     from gpusim_rl.view.renderer import make_renderer
@@ -85,7 +89,8 @@ def record(args: argparse.Namespace) -> Path:
     renderer, note = make_renderer(sim.scene, sim.scene_qpos().cpu().numpy(), args.width, args.height, args.renderer)
     if note:
         print(note, file=sys.stderr)
-    path = args.out or default_path(player.run_dir, player.iteration, args)
+    default = default_path(player.run_dir, player.iteration, args)
+    path = args.out or (default if args.overwrite else free_name(default))
     with closing(player), closing(renderer), VideoWriter(path, (args.width, args.height), fps, "record") as video:
         for step in progress(args.steps):
             if step % every == 0:

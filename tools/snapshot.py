@@ -30,6 +30,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="snapshot", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("run", help="task, run folder or checkpoint")
     parser.add_argument("--out", type=Path, help="png to write (default: the task's name, here)")
+    parser.add_argument("--overwrite", action="store_true", help="replace a file that exists")
     parser.add_argument("--steps", type=not_negative, default=0, help="control steps before the picture (default: 0)")
     parser.add_argument("--num-envs", type=positive, default=1, help="tiles of the grid (default: 1)")
     parser.add_argument("--width", type=positive, default=480, help="pixels (default: 480)")
@@ -77,9 +78,11 @@ def snapshot(args: argparse.Namespace) -> Path:
     """Play the run up to the picture, and draw it."""
     from gpusim_rl.errors import ConfigError, import_extra
     from gpusim_rl.hardware import limit_openmp_spin
+    from gpusim_rl.paths import check_out, free_name
 
     if args.out is not None and args.out.suffix != ".png":
         raise ConfigError(f"a picture's name must end in .png, got {args.out.name!r}")
+    check_out(args.out, overwrite=args.overwrite)
     limit_openmp_spin()  # before torch is imported
     import_extra("PIL.Image", "video", "snapshot")  # said before the work, not after it
     from gpusim_rl.compose import compose
@@ -103,7 +106,8 @@ def snapshot(args: argparse.Namespace) -> Path:
         sim = player.env.sim
         qpos = sim.scene_qpos().cpu().numpy()
         pixels, note = draw(sim.scene, qpos, args.width, args.height, args.renderer, args.fill)
-        path = args.out or Path(f"{player.env.name}.png")
+        default = Path(f"{player.env.name}.png")
+        path = args.out or (default if args.overwrite else free_name(default))
     if note:
         print(note, file=sys.stderr)
     write_png(path, pixels)

@@ -37,6 +37,17 @@ def test_one_run_is_drawn_in_its_folder(tool, runs_folder):
     assert (runs_folder / done.stdout.strip()).stat().st_size > 5000
 
 
+def test_the_plot_of_a_run_is_kept_up_to_date_and_others_are_not_replaced_unless_asked(tool, runs_folder, tmp_path):
+    first, second = (tool("plot", "Cartpole").stdout for _ in range(2))
+    assert first == second
+    out = tmp_path / "mine.png"
+    out.write_text("mine")
+    assert tool("plot", "Cartpole", "--out", out, check=False).returncode == 2
+    assert out.read_text() == "mine"
+    tool("plot", "Cartpole", "--out", out, "--overwrite")
+    assert out.read_bytes().startswith(b"\x89PNG")
+
+
 def test_what_a_shell_pattern_also_catches_is_left_out(tool, runs_folder, tmp_path):
     ant = folders(runs_folder, "Ant")[0]  # so short that no episode ended
     done = tool("plot", *folders(runs_folder), ant, "runs", "--out", tmp_path / "x.png")
@@ -65,10 +76,13 @@ def test_a_damaged_file_is_drawn_up_to_the_damage(tool, runs_folder, tmp_path, j
         (["Nothing"], "no checkpoint 'Nothing': expected a run folder"),
         (["Cartpole", "--key", "episode/retrn"], "has no column 'episode/retrn'. Did you mean 'episode/return'?"),
         (["Ant"], "episode/return is not known in any row yet"),
+        (["Cartpole", "--out", "new/x.png"], "--out new/x.png: there is no folder new. Try one that is there"),
+        (["Cartpole", "--out", "runs/there.png"], "--out runs/there.png: the file exists. Try another name, or"),
         (["Cartpole", "--out", "x.bmp"], "--out must end in .png, .svg or .pdf, got x.bmp"),
     ],
 )
-def test_bad_input_is_one_line(tool, arguments, line):
+def test_bad_input_is_one_line(tool, runs_folder, arguments, line):
+    (runs_folder / "runs" / "there.png").touch()
     done = tool("plot", *arguments, check=False)
     assert done.returncode == 2
     assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1

@@ -63,10 +63,25 @@ def test_a_run_becomes_a_video_in_its_folder(tool, runs_folder, task):
 
 def test_a_checkpoint_and_a_name_can_be_given(tool, runs_folder, tmp_path):
     [last] = (runs_folder / "runs" / "Ant").glob("2*/checkpoints/last.pt")
-    out = tmp_path / "new" / "ant.mp4"
+    out = tmp_path / "ant.mp4"
     done = tool("record", last, "--out", out, "--steps", "2", "--num-envs", "1", "--width", "64", "--height", "64")
     assert done.stdout == f"{out}\n"
     assert len(decode(out)[1]) == 1
+
+
+def test_no_video_is_replaced_unless_asked(tool, tmp_path):
+    tiny = ("Pendulum", "--policy", "random", "--steps", "2", "--num-envs", "1", "--width", "64", "--height", "64")
+    names = [tool("record", *tiny, cwd=tmp_path).stdout.strip() for _ in range(3)]
+    assert names == ["Pendulum-random.mp4", "Pendulum-random-2.mp4", "Pendulum-random-3.mp4"]
+    before = (tmp_path / names[1]).read_bytes()
+    again = (*tiny, "--out", names[1], "--width", "96")
+    done = tool("record", *again, cwd=tmp_path, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == f"error: --out {names[1]}: the file exists. Try another name, or --overwrite\n"
+    assert (tmp_path / names[1]).read_bytes() == before
+    assert tool("record", *again, "--overwrite", cwd=tmp_path).stdout == f"{names[1]}\n"
+    assert decode(tmp_path / names[1])[0]["size"] == (96, 64)
+    assert tool("record", *tiny, "--overwrite", cwd=tmp_path).stdout == f"{names[0]}\n"
 
 
 def test_random_actions_need_no_run(tool, tmp_path):
@@ -100,6 +115,7 @@ def test_the_command_line_of_the_package_knows_it(runs_folder, tmp_path):
         (("Nothing",), "no checkpoint 'Nothing': expected a run folder, a .pt file or a trained task; in runs"),
         (("Cartpole", "--width", "321"), "width and height of a video must be even, got 321x240"),
         (("Cartpole", "--out", "x.gif"), "a video's name must end in .mp4, got 'x.gif'"),
+        (("Cartpole", "--out", "new/x.mp4"), "--out new/x.mp4: there is no folder new. Try one that is there, or make"),
         (("Cartpole", "--num-envs", "400"), "320x240 pixels are too few for 400 envs"),
         (("Cartpole", "--renderer", "gl"), "no OpenGL works here without a display (tried glfw); on Debian or Ubuntu"),
     ],

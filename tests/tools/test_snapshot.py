@@ -84,6 +84,8 @@ def test_a_task_becomes_a_picture_without_any_run(tool, tmp_path):
 def test_a_task_is_drawn_as_it_is_whatever_its_runs_are(tool, tmp_path):
     (tmp_path / "runs" / "Pendulum").mkdir(parents=True)  # a run that has no checkpoint yet
     assert tool("snapshot", "Pendulum", *SMALL, cwd=tmp_path).stdout == "Pendulum.png\n"
+    assert tool("snapshot", "Pendulum", *SMALL, cwd=tmp_path).stdout == "Pendulum-2.png\n", "nothing is replaced"
+    assert tool("snapshot", "Pendulum", *SMALL, "--overwrite", cwd=tmp_path).stdout == "Pendulum.png\n"
 
 
 def test_steps_and_policy_change_the_picture_and_nothing_else_does(tool, tmp_path):
@@ -94,8 +96,8 @@ def test_steps_and_policy_change_the_picture_and_nothing_else_does(tool, tmp_pat
         "pushed": ("--steps", "40", "--policy", "random"),
     }
     for name, arguments in variants.items():
-        tool("snapshot", "Cartpole", *SMALL, *arguments, "--out", tmp_path / "new" / f"{name}.png")
-    start, again, *others = [(tmp_path / "new" / f"{name}.png").read_bytes() for name in variants]
+        tool("snapshot", "Cartpole", *SMALL, *arguments, "--out", tmp_path / f"{name}.png")
+    start, again, *others = [(tmp_path / f"{name}.png").read_bytes() for name in variants]
     assert start == again
     assert len({start, *others}) == 3
 
@@ -115,6 +117,7 @@ def test_a_run_can_be_drawn_in_several_envs_without_opengl(tool, tmp_path):
     ("arguments", "line"),
     [
         (("Cartpol",), "no checkpoint 'Cartpol': expected a run folder, a .pt file or a trained task; in runs"),
+        (("Cartpole", "--out", "new/x.png"), "--out new/x.png: there is no folder new. Try one that is there, or make"),
         (("Cartpole", "--out", "x.jpg"), "a picture's name must end in .png, got 'x.jpg'"),
         (("Cartpole", "--num-envs", "400"), "320x240 pixels are too few for 400 envs"),
         (("Cartpole", "--renderer", "gl"), "no OpenGL works here without a display (tried glfw); on Debian or Ubuntu"),
