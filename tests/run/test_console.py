@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 import rich.console
 
+from gpusim_rl.run import checkpoint
 from gpusim_rl.run.console import LINE_NUMBERS, Console
 
 ROOT = Path(__file__).parents[2]
@@ -380,6 +381,7 @@ def test_a_low_terminal_says_how_much_it_leaves_out():
     assert len(re.findall(r"reward/|task/", words(screen))) == 43 - int(left_out.group(1))
 
 
+NOTICE = "stoppingafterthisiteration,withacheckpoint;oncemorestopsatonce"
 INTERRUPTED = """
 import sys, time
 import test_console as t
@@ -407,12 +409,28 @@ def test_ctrl_c_leaves_the_panel_whole_and_its_notice_visible(columns):
     assert "^C" in output
     screen = render(output, columns)
     text = " ".join(screen)
-    assert "stopping after this iteration, with a checkpoint; once more stops at once" in "".join(screen)
+    assert NOTICE in "".join(screen).replace(" ", ""), "wrapped, perhaps"
     panel = [number for number, line in enumerate(screen) if line[0] in "╭│╰"]
     assert panel == list(range(panel[0], panel[-1] + 1)), screen
     assert "".join(screen[number][0] for number in panel) == "╭" + "│" * (len(panel) - 2) + "╰"
     assert {len(screen[number]) for number in panel} == {columns - 2}
     assert "^C" not in text
+
+
+def test_ctrl_c_in_a_real_training(tmp_path):
+    small = ["num_envs=8", "ppo.horizon=8", "ppo.epochs=1", "ppo.network.hidden=[16]", "max_iterations=100000"]
+    argv = [str(ROOT / "train.py"), *small, f"log.dir={tmp_path}"]
+    script = f"import sys, runpy; sys.argv = {argv}; runpy.run_path(sys.argv[0], run_name='__main__')"
+    output = in_terminal(script, 60, lines=30, interrupt_at="reward/upright", code=130, PYTHONPATH=str(ROOT))
+    screen = render(output, 60)
+    assert NOTICE in "".join(screen).replace(" ", ""), "wrapped, perhaps"
+    panel = [number for number, line in enumerate(screen) if line[0] in "╭│╰"]
+    assert panel == list(range(panel[0], panel[-1] + 1)), screen
+    assert "".join(screen[number][0] for number in panel) == "╭" + "│" * (len(panel) - 2) + "╰"
+    shown = re.search(r"iteration (\S+)/100000", words(screen))
+    assert shown is not None
+    (run,) = tmp_path.glob("Cartpole/2*")
+    assert int(shown.group(1).replace(",", "")) == checkpoint.load(run / "checkpoints" / "last.pt")["iteration"]
 
 
 @pytest.mark.parametrize("mode", ["plain", "json", "quiet", "rich"])
