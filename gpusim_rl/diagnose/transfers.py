@@ -281,7 +281,7 @@ def update_without_data(trainer: Trainer) -> str | None:
                 optimizer.step = lambda: None  # type: ignore[method-assign,assignment]
         obs = {group: torch.zeros(num_envs, size, device=meta) for group, size in env.obs_sizes.items()}
         flag = torch.zeros(num_envs, dtype=torch.bool, device=meta)
-        step = Step(obs, obs, torch.zeros(num_envs, device=meta), {}, {}, flag, flag, flag, flag, flag)
+        step = Step(obs, obs, torch.zeros(num_envs, device=meta), {}, {}, *6 * [flag])
         with torch.no_grad():
             for _ in range(algorithm.horizon):
                 algorithm.record(algorithm.act(obs), step)

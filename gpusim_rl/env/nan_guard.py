@@ -1,7 +1,8 @@
 """The NaN guard: keeps the state and action before the first divergence, so that a user can replay it.
 
-`Sim.diverged` says which envs diverged: their state is NaN, infinite, or too large to be physical. A NaN in
-observations, rewards, losses or the policy is found by `run/finite_check.py`.
+`Sim.diverged` says which envs diverged: their state is NaN, infinite, or too large to be physical. An env whose action
+or control is NaN or infinite counts as diverged too. A NaN in observations, rewards, losses or the policy is found by
+`run/finite_check.py`.
 """
 
 from __future__ import annotations
@@ -44,7 +45,9 @@ class NanGuard:
         width = sum(part.shape[1] for part in self._parts())
         self._before = torch.zeros(sim.num_envs, width, device=sim.device)
         self._row = torch.zeros(1, width + num_actions, device=sim.device)
-        self._origin = torch.full((2,), -1, dtype=torch.int64, device=sim.device)  # env and control step
+        # env, control step, and whether apply_action gave it a bad control or force
+        self._origin = torch.full((3,), -1, dtype=torch.int64, device=sim.device)
+        self._diverged = torch.zeros(sim.num_envs, dtype=torch.bool, device=sim.device)  # at any time
         self._found = torch.zeros((), dtype=torch.bool, device=sim.device)
 
     def before_step(self) -> None:
@@ -56,6 +59,7 @@ class NanGuard:
         diverged: Bool[Tensor, " envs"],
         action: Float[Tensor, "envs actions"],
         progress: Int[Tensor, " envs"],
+        bad_input: Bool[Tensor, " envs"],
     ) -> None:
         """Keeps the state and action of the first diverged env, unless one was kept before.
 
@@ -63,10 +67,12 @@ class NanGuard:
             diverged: Envs that diverged in this step, shape [num_envs].
             action: Actions of this step, shape [num_envs, num_actions].
             progress: Control steps since the start of each episode, this one included, shape [num_envs].
+            bad_input: Envs with a control or a force that is not finite, shape [num_envs].
         """
+        self._diverged |= diverged
         env_id = diverged.int().argmax()[None]
         row = torch.cat([self._before.index_select(0, env_id), action.index_select(0, env_id)], dim=1)
-        origin = torch.cat([env_id, progress.index_select(0, env_id)])
+        origin = torch.cat([env_id, progress.index_select(0, env_id), bad_input.index_select(0, env_id).long()])
         new = diverged.any() & ~self._found
         self._row.copy_(torch.where(new, row, self._row))
         self._origin.copy_(torch.where(new, origin, self._origin))
@@ -76,8 +82,9 @@ class NanGuard:
         """Returns what is kept, or None if no env diverged; waits for the device.
 
         Returns:
-            `env`: index of the env. `episode_step`: control step of its episode. `state`: an `EnvState`. `action`: its
-            action, shape [num_actions].
+            `env`: index of the env. `episode_step`: control step of its episode. `cause`: `physics`; `action`, if its
+            action is not finite; `apply_action`, if a control or a force is not. `diverged_envs`: how many envs
+            diverged until now, once or more. `state`: an `EnvState`. `action`: its action, shape [num_actions].
         """
         if not self._found:
             return None
@@ -90,8 +97,16 @@ class NanGuard:
             local = of_articulation.pop("root_ang_vel_local", None)
             if local is not None:
                 of_articulation["root_ang_vel"] = quat_rotate(of_articulation["root_quat"][None], local[None])[0]
-        env_id, episode_step = self._origin.tolist()
-        return {"env": env_id, "episode_step": episode_step, "state": state, "action": action.clone()}
+        env_id, episode_step, bad_input = self._origin.tolist()
+        cause = "apply_action" if bad_input else "physics"
+        return {
+            "env": env_id,
+            "episode_step": episode_step,
+            "cause": cause if action.isfinite().all() else "action",
+            "diverged_envs": int(self._diverged.sum()),
+            "state": state,
+            "action": action.clone(),
+        }
 
     def _parts(self) -> list[Tensor]:
         return [getattr(self._articulations[name], key) for name, key in self._fields]

@@ -15,6 +15,7 @@ from gpusim_rl.env.randomize import Randomizer
 from gpusim_rl.env.task import Task, TaskConfig
 from gpusim_rl.errors import TaskError
 from gpusim_rl.sim import Sim, SimChoice, make_sim
+from gpusim_rl.sim.interface import not_finite
 from gpusim_rl.spaces import Box
 from gpusim_rl.torch_threads import limit_torch_threads
 
@@ -41,7 +42,10 @@ class Step:
     truncated: Bool[Tensor, " envs"]
     """The time limit ended the episode; the value of the next state is V(final_obs)."""
     diverged: Bool[Tensor, " envs"]
-    """The physics of the env diverged in this step; the reward is 0, and no algorithm may learn from the sample."""
+    """The physics of the env diverged in this step, or its action was bad; the reward is 0, and no algorithm may learn
+    from the sample."""
+    bad_action: Bool[Tensor, " envs"]
+    """The action was NaN or infinite, or a control or force that `apply_action` made of it was."""
     done: Bool[Tensor, " envs"]
     """Terminated, truncated or diverged; the env was reset."""
     incomplete: Bool[Tensor, " envs"]
@@ -190,9 +194,17 @@ class VecEnv:
 
     def _step(self, action: Float[Tensor, "envs actions"]) -> Step:
         task, sim, randomizer = self.task, self.sim, self.randomizer
-        torch.clamp(action, -self.cfg.clip_actions, self.cfg.clip_actions, out=task.actions)
+        if self._check:
+            self._check_values(f"{self.name}: the action given to step()", action)
+        bad_action = not_finite([action])
+        # A task gets no NaN: what it makes of one (an index, say) could end the process.
+        torch.nan_to_num(action, nan=0.0, out=task.actions).clamp_(-self.cfg.clip_actions, self.cfg.clip_actions)
         applied = task.actions if randomizer is None else randomizer.act(task.actions)
         task.apply_action(applied)
+        bad_input = sim.bad_inputs
+        if self._check and bool(bad_input.any()):
+            where = f"env {int(bad_input.int().argmax())}"
+            raise TaskError(f"{self.name}.apply_action(): a control or a force is not finite ({where})")
         if randomizer is not None:
             randomizer.before_physics()
         self.nan_guard.before_step()
@@ -206,8 +218,11 @@ class VecEnv:
         terminated = task.terminated()
         self._check_mask("terminated", terminated)
         # A diverged env is masked out: all that the task computed from its state is replaced, and the env is reset.
-        diverged = sim.diverged.clone()
-        self.nan_guard.after_step(diverged, applied, self.progress)
+        # A bad action counts as a divergence: what simulators make of it differs.
+        applied = torch.where(bad_action[:, None], action, applied)
+        bad_action = bad_action | bad_input
+        diverged = sim.diverged | bad_action
+        self.nan_guard.after_step(diverged, applied, self.progress, bad_input)
         sound = ~diverged
         values = torch.stack(list(terms.values())).masked_fill(diverged, 0.0)
         terms = dict(zip(terms, values.unbind(), strict=True))
@@ -228,7 +243,8 @@ class VecEnv:
         if self._check:
             self._check_finite("observe", self._obs)
         reward = values.sum(dim=0)
-        return Step(self._obs, final_obs, reward, terms, stats, terminated, truncated, diverged, done, incomplete)
+        ends = terminated, truncated, diverged, bad_action, done, incomplete
+        return Step(self._obs, final_obs, reward, terms, stats, *ends)
 
     def _reset(self, where: Bool[Tensor, " envs"]) -> None:
         # In this order: the scene's default state, the task's random initial state, the body poses that follow from it.
@@ -252,7 +268,10 @@ class VecEnv:
         if self.randomizer is not None:
             obs = {**obs, "policy": self.randomizer.observe(obs["policy"])}
         # Always new memory: a task may return a view of the simulator's memory, and an earlier Step must not change.
-        return {g: value.clone() if limit is None else value.clamp(-limit, limit) for g, value in obs.items()}
+        if limit is None:
+            return {group: value.clone() for group, value in obs.items()}
+        # 0 * inf is NaN: what is infinite must not look like the limit. What is finite keeps its bits.
+        return {group: value.clamp(-limit, limit).add_(value, alpha=0) for group, value in obs.items()}
 
     # Checks of types and shapes cost nothing and run always. Checks of values wait for the device: `reset` runs
     # them once, `step` only with `check`. What hooks return is `Any` here: its type has not been checked yet.
@@ -292,11 +311,14 @@ class VecEnv:
 
     def _check_finite(self, hook: str, values: dict[str, Tensor]) -> None:
         for name, value in values.items():
-            bad = ~torch.isfinite(value)
-            if bool(bad.any()):
-                env_id = int(bad.reshape(self.num_envs, -1).any(dim=1).int().argmax())
-                column = "" if value.ndim == 1 else f", column {int(bad[env_id].int().argmax())}"
-                raise TaskError(f"{self.name}.{hook}(): {name!r} is not finite (env {env_id}{column})")
+            self._check_values(f"{self.name}.{hook}(): {name!r}", value)
+
+    def _check_values(self, what: str, value: Tensor) -> None:
+        bad = ~torch.isfinite(value)
+        if bool(bad.any()):
+            env_id = int(bad.reshape(self.num_envs, -1).any(dim=1).int().argmax())
+            column = "" if value.ndim == 1 else f", column {int(bad[env_id].int().argmax())}"
+            raise TaskError(f"{what} is not finite (env {env_id}{column})")
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that the next step depends on, except what follows from the configuration alone."""

@@ -5,7 +5,7 @@ All tensors are float32 (masks are bool) on `Sim.device`, in SI units. Quaternio
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -14,6 +14,12 @@ from torch import Tensor
 
 from gpusim_rl.sim.params import Param
 from gpusim_rl.sim.scene import Scene
+
+
+def not_finite(tensors: Iterable[Tensor]) -> Bool[Tensor, " envs"]:
+    """Rows in which a number of any of the tensors, [envs, ...] each, is NaN or infinite."""
+    # 0 * x is NaN there, a sum hands NaN on, and NaN is not 0
+    return sum((0.0 * x).flatten(1).sum(dim=1) for x in tensors) != 0.0  # type: ignore[return-value]
 
 
 class Bodies(Protocol):
@@ -220,6 +226,14 @@ class Sim(Protocol):
         """Worlds whose state became NaN, infinite or too large in the last `step`.
 
         `env/nan_guard.py` keeps the state before it; `run/finite_check.py` checks what the physics does not.
+        """
+        ...
+
+    @property
+    def bad_inputs(self) -> Bool[Tensor, " envs"]:
+        """Worlds in which a control, or a force that is applied, is NaN or infinite now.
+
+        Simulators treat such a control differently: one takes it for 0, another one diverges.
         """
         ...
 

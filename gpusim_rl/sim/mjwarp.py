@@ -16,6 +16,7 @@ from torch import Tensor
 from gpusim_rl.config import SimConfig
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.sim.articulation import MujocoArticulation
+from gpusim_rl.sim.interface import not_finite
 from gpusim_rl.sim.mujoco import MAX_STATE
 from gpusim_rl.sim.params import Param, Params
 from gpusim_rl.sim.scene import Scene
@@ -108,6 +109,7 @@ class MjwarpSim:
         self.qpos, self.qvel = self._view(data.qpos), self._view(data.qvel)
         self.ctrl, self.qfrc_applied = self._view(data.ctrl), self._view(data.qfrc_applied)
         self.xfrc_applied = self._view(data.xfrc_applied)
+        self._used = {"ctrl"}
         self._overflow = self._view(data.overflow)
         self._reset_mask = wp.to_torch(self._reset_where)
 
@@ -200,7 +202,7 @@ class MjwarpSim:
         return self._derived[field]
 
     def uses(self, field: str) -> None:
-        pass  # inputs are views, and always in use
+        self._used.add(field)
 
     def wrote_state(self, where: Bool[Tensor, " envs"]) -> None:
         self._written |= where
@@ -208,6 +210,10 @@ class MjwarpSim:
     @property
     def diverged(self) -> Bool[Tensor, " envs"]:
         return self._diverged
+
+    @property
+    def bad_inputs(self) -> Bool[Tensor, " envs"]:
+        return not_finite(getattr(self, field) for field in self._used)
 
     @property
     def overflow(self) -> Bool[Tensor, " envs"]:

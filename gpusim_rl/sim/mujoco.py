@@ -16,6 +16,7 @@ from torch import Tensor
 from gpusim_rl.config import SimConfig
 from gpusim_rl.hardware import available_cpus
 from gpusim_rl.sim.articulation import MujocoArticulation, reference_pose
+from gpusim_rl.sim.interface import not_finite
 from gpusim_rl.sim.params import FIELDS, Param, Params
 from gpusim_rl.sim.scene import Scene
 
@@ -152,6 +153,10 @@ class MujocoSim:
     @property
     def diverged(self) -> Bool[Tensor, " envs"]:
         return self._diverged
+
+    @property
+    def bad_inputs(self) -> Bool[Tensor, " envs"]:
+        return not_finite(getattr(self, field) for field in self._used)
 
     @property
     def overflow(self) -> Bool[Tensor, " envs"]:

@@ -22,6 +22,7 @@ from gpusim_rl.config import SimConfig
 from gpusim_rl.errors import ConfigError, TaskError, import_extra
 from gpusim_rl.sim.articulation import ArticulationLayout, check_contact_sensors, check_wrench
 from gpusim_rl.sim.dynamics import MujocoDynamics
+from gpusim_rl.sim.interface import not_finite
 from gpusim_rl.sim.mjwarp import DROPPED, estimate_buffers
 from gpusim_rl.sim.mujoco import MAX_STATE
 from gpusim_rl.sim.params import Param
@@ -155,6 +156,10 @@ class NewtonSim:
     @property
     def diverged(self) -> Bool[Tensor, " envs"]:
         return self._diverged
+
+    @property
+    def bad_inputs(self) -> Bool[Tensor, " envs"]:
+        return not_finite((self.ctrl, self.joint_f, self.body_f))
 
     @property
     def overflow(self) -> Bool[Tensor, " envs"]:

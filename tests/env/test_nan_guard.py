@@ -52,6 +52,7 @@ def test_the_first_diverged_env_is_kept_and_diverges_again_when_it_is_replayed(s
     assert first["env"] == 3 and first["episode_step"] == expected[1]
     assert torch.equal(first["action"], expected[0])
     assert {key: value.numel() for key, value in first["state"]["ant"].items()} == STATE
+    assert first["diverged_envs"] == 3
     assert (first["state"]["ant"]["joint_vel"] == 9e4).all()
     assert first["state"]["ant"]["root_quat"].norm().item() == pytest.approx(1.0, abs=1e-4)
 
@@ -79,14 +80,15 @@ def test_the_guard_neither_waits_nor_allocates_memory():
     env = make_env("Ant", 5)
     guard = NanGuard(env.sim, 8)
     diverged = torch.arange(5) == 2
+    none = torch.zeros(5, dtype=torch.bool)
     action = torch.rand(5, 8)
     guard.before_step()
     kept = [value.data_ptr() for value in vars(guard).values() if isinstance(value, torch.Tensor)]
     with SyncCounter() as syncs:
         guard.before_step()
-        guard.after_step(torch.zeros_like(diverged), action, env.progress)
-        guard.after_step(diverged, action, env.progress)
-        guard.after_step(~diverged, action, env.progress)
+        guard.after_step(none, action, env.progress, none)
+        guard.after_step(diverged, action, env.progress, none)
+        guard.after_step(~diverged, action, env.progress, none)
     assert syncs.total == 0, syncs.locations
     assert kept == [value.data_ptr() for value in vars(guard).values() if isinstance(value, torch.Tensor)]
     first = guard.read()

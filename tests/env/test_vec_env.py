@@ -20,6 +20,7 @@ from gpusim_rl.env import Step, Task, TaskConfig, VecEnv
 from gpusim_rl.env.task import load_task_class
 from gpusim_rl.errors import ConfigError, TaskError
 from gpusim_rl.sim import Scene, Sim, SimChoice, make_sim
+from gpusim_rl.simulators import SIMULATORS
 from gpusim_rl.testing.sync_counter import SyncCounter
 
 # A cart on a rail with a pole; the pole is 0.6 m long and hangs or stands, nothing touches.
@@ -469,18 +470,139 @@ def test_a_diverged_env_continues_after_its_reset() -> None:
         assert not step.diverged.any() and torch.isfinite(step.obs["policy"]).all()
 
 
-def test_an_action_that_is_not_finite_affects_only_its_env() -> None:
-    bad, clean = make(Box), make(Box)
+def make_on(sim: str, task: type[Task] = Cart, *, check: bool = False, **changes: Any) -> VecEnv:
+    if SIMULATORS[sim].extra:
+        pytest.importorskip(SIMULATORS[sim].library)
+    cfg = task.Config(**{**SETTINGS, "limit": 0.5, **changes})
+    choice = SimChoice(sim, torch.device("cpu"), "test")
+    return VecEnv(task, cfg, make_sim(task.scene(cfg), choice, 6, SIM), 0, check=check)
+
+
+@pytest.mark.parametrize("sim", ["mujoco", "mjwarp", "newton"])
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_an_action_that_is_not_finite_is_a_divergence_of_its_env(sim: str, value: float) -> None:
+    bad, clean = make_on(sim), make_on(sim)
     bad.reset()
     clean.reset()
     others = torch.arange(6) != 3
     for t, push in enumerate(actions(10)):
         poisoned = push.clone()
         if t == 4:
-            poisoned[3] = math.nan
+            poisoned[3] = value
         ours, theirs = copied(bad.step(poisoned)), copied(clean.step(push))
-        assert same(ours, theirs, others)
+        assert same(ours, theirs, others), "the other envs must not notice"
         assert torch.isfinite(ours.obs["policy"]).all()
+        expected = [t == 4 and env == 3 for env in range(6)]
+        assert ours.bad_action.tolist() == ours.diverged.tolist() == expected
+        assert torch.isfinite(bad.task.actions).all(), "a task may round actions to whole numbers"
+        if t == 4:
+            assert ours.done[3] and ours.reward[3] == 0.0 and bad.progress[3] == 0
+    dump = bad.nan_guard.read()
+    assert dump is not None and dump["cause"] == "action" and dump["env"] == 3 and dump["diverged_envs"] == 1
+    assert torch.equal(dump["action"], torch.tensor([value]).expand(1)) or math.isnan(value)
+
+
+class BadControl(Cart):
+    """The controls of env 3, or the forces on its tip, are not finite in the fourth step."""
+
+    force = False
+    value = math.nan
+
+    def __init__(self, cfg: Any, sim: Sim) -> None:
+        super().__init__(cfg, sim)
+        self.steps = torch.zeros((), dtype=torch.int64)
+
+    def apply_action(self, action: Tensor) -> None:
+        self.steps += 1
+        where = (torch.arange(6) == 3)[:, None] & (self.steps == 4)
+        self.robot.actuate(action if self.force else torch.where(where, self.value, action))
+        if self.force:
+            self.tip.apply_wrench(torch.where(where, self.value, 0.0)[:, None].expand(-1, 1, 3))
+
+
+class BadForce(BadControl):
+    force = True
+
+
+class InfiniteControl(BadControl):
+    value = math.inf
+
+
+@pytest.mark.parametrize("sim", ["mujoco", "mjwarp", "newton"])
+@pytest.mark.parametrize("task", [BadControl, BadForce, InfiniteControl])
+def test_a_control_that_is_not_finite_is_a_divergence_on_every_simulator(
+    sim: str, task: type[Task], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    env = make_on(sim, task)
+    env.reset()
+    for t, push in enumerate(actions(10)):
+        step = env.step(push)
+        expected = [t == 3 and env_id == 3 for env_id in range(6)]
+        assert step.bad_action.tolist() == step.diverged.tolist() == expected
+        assert all(torch.isfinite(value).all() for value in (step.obs["policy"], step.final_obs["policy"], step.reward))
+    dump = env.nan_guard.read()
+    assert dump is not None and dump["cause"] == "apply_action" and dump["env"] == 3
+    assert dump["action"].isfinite().all()
+    assert list(tmp_path.iterdir()) == [], "MuJoCo writes no log file"
+
+
+def test_physics_that_diverges_is_no_bad_action() -> None:
+    env = make()
+    env.reset()
+    inject(env, 2)
+    step = env.step(torch.zeros(6, 1))
+    dump = env.nan_guard.read()
+    assert step.diverged[2] and not step.bad_action.any()
+    assert dump is not None and dump["cause"] == "physics"
+
+
+@pytest.mark.parametrize("sim", ["mujoco", "mjwarp", "newton"])
+def test_check_names_an_action_and_a_control_that_are_not_finite(sim: str) -> None:
+    env = make_on(sim, check=True)
+    env.reset()
+    push = torch.zeros(6, 1)
+    env.step(push)
+    push[4] = math.inf
+    with pytest.raises(TaskError, match=r"^Cart: the action given to step\(\) is not finite \(env 4, column 0\)$"):
+        env.step(push)
+    env = make_on(sim, BadControl, check=True)
+    env.reset()
+    for _ in range(3):
+        env.step(torch.zeros(6, 1))
+    with pytest.raises(
+        TaskError, match=r"^BadControl\.apply_action\(\): a control or a force is not finite \(env 3\)$"
+    ):
+        env.step(torch.zeros(6, 1))
+
+
+@pytest.mark.parametrize("limit", [5.0, None])
+def test_an_infinite_observation_is_not_hidden_by_clipping(limit: float | None) -> None:
+    class Infinite(Cart):
+        infinite = False
+
+        def observe(self) -> Tensor:
+            x = self.robot.joint_pos
+            return torch.where((torch.arange(6) == 3)[:, None] & self.infinite, math.inf, x)
+
+    env = make(Infinite, clip_observations=limit)
+    env.reset()
+    env.task.infinite = True
+    step = env.step(torch.zeros(6, 1))
+    for obs in (step.obs["policy"], step.final_obs["policy"]):
+        assert obs.isfinite().all(dim=1).tolist() == [env_id != 3 for env_id in range(6)]
+
+
+def test_clipping_changes_no_bit_of_what_is_finite() -> None:
+    values = torch.tensor([-0.0, 0.0, -1e-40, 1e-40, -3e38, 3e38, 0.25, -0.25, 7.0, -7.0])
+
+    class Fixed(Cart):
+        def observe(self) -> Tensor:
+            return values.expand(6, -1)
+
+    obs = make(Fixed, clip_observations=5.0).reset()["policy"]
+    expected = values.clamp(-5.0, 5.0).expand(6, -1)
+    assert torch.equal(obs.view(torch.int32), expected.contiguous().view(torch.int32))
 
 
 # State
@@ -806,7 +928,7 @@ def test_an_observation_that_changes_its_size_is_refused() -> None:
         run(make(Grows), actions(30))
 
 
-def test_an_observation_that_is_infinite_is_not_hidden_by_clipping() -> None:
+def test_an_observation_that_is_infinite_at_the_start_is_refused() -> None:
     class Infinite(Cart):
         def observe(self) -> Tensor:
             return torch.full((self.num_envs, 2), math.inf)

@@ -116,6 +116,7 @@ def make_step(
         terminated=first(done),
         truncated=first(0),
         diverged=first(diverged),
+        bad_action=first(0),
         done=first(max(done, diverged)),
         incomplete=first(max(diverged, incomplete)),
     )
