@@ -146,7 +146,9 @@ class Algorithm(ABC):
 
         Returns:
             Numbers for the log, as 0-dim device tensors. A name is `<group>/<name>`. One that begins with `check/` or
-            `loss/` ends the run when it is not finite (NaN); `check/` is not logged.
+            `loss/` ends the run when it is not finite (NaN); `check/` is not logged. `check/learned` is 0 where the
+            update had to leave the policy as it was, because no gradient was finite, else 1: an algorithm that
+            tells so, and does not learn for some iterations, is put back to the last checkpoint, then stopped.
         """
 
     @abstractmethod

@@ -156,6 +156,9 @@ class PPO(Algorithm):
     the optimisation, so that the ratio is 1 and the KL 0 in the first minibatch. Return statistics are updated before
     it (they do not touch the policy), so that the critic's targets have unit scale from the first iteration on.
 
+    A minibatch whose gradient is not finite is skipped: weights, optimiser, learning rate and the statistics of the
+    update are as if it had not been there. It is counted on the device.
+
     Args:
         cfg: Settings.
         env: The environments.
@@ -229,6 +232,7 @@ class PPO(Algorithm):
             capturable=device.type == "cuda",
         )
         self.optimizer.param_groups[0]["lr"] = self.learning_rate
+        self.skipped = torch.zeros((), dtype=torch.float32, device=device)  # minibatches, since the training began
         self._loss = torch.compile(self._eager_loss) if cfg.compile else self._eager_loss
 
     @classmethod
@@ -280,6 +284,7 @@ class PPO(Algorithm):
             self.learning_rate.copy_(cfg.learning_rate * (1.0 - self.iteration / self.max_iterations).clamp(min=0.0))
         batch, stats = self._prepare()
         totals: Tensor | None = None
+        used = torch.zeros_like(self.skipped)
         size = self.num_units // self.num_minibatches
         for epoch in range(cfg.epochs):
             order = torch.randperm(self.num_units, generator=self._shuffle_generator, device=self.device)
@@ -287,8 +292,9 @@ class PPO(Algorithm):
             for index in order.split(size):
                 # The first minibatch compares the policy with itself: a KL of rounding errors, which says nothing.
                 adapt = cfg.schedule_per == "minibatch" and totals is not None
-                losses, kl = self._step(batch, index, adapt=adapt)
+                losses, kl, finite = self._step(batch, index, adapt=adapt)
                 totals = losses if totals is None else totals + losses
+                used += finite
                 epoch_kl += kl / self.num_minibatches
             if cfg.schedule_per == "epoch" and (epoch > 0 or self.num_minibatches > 1):
                 self._adapt(epoch_kl)
@@ -296,13 +302,20 @@ class PPO(Algorithm):
         self.iteration += 1
         for group, norm in self.policy.obs_norm.items():
             norm.update(rollout.obs[group].flatten(0, 1), rollout.valid.flatten())  # type: ignore[operator]
-        means = totals / (cfg.epochs * self.num_minibatches)
+        self.skipped += cfg.epochs * self.num_minibatches - used
+        means = totals / used.clamp(min=1.0)
         stats |= dict(zip((*LOSSES, "policy/grad_norm"), means.unbind(), strict=True))
+        stats["policy/skipped_minibatches"] = self.skipped.clone()
+        stats["check/learned"] = (used > 0).float()
         stats["policy/learning_rate"] = self.learning_rate.clone()
         return stats | self.policy.head.distribution.stored(rollout.distribution).stats()
 
-    def _step(self, batch: Batch, index: Tensor, *, adapt: bool) -> tuple[Tensor, Tensor]:
-        """One step of the optimiser on a minibatch, whose gradient is the sum over its chunks."""
+    def _step(self, batch: Batch, index: Tensor, *, adapt: bool) -> tuple[Tensor, Tensor, Tensor]:
+        """One step of the optimiser on a minibatch, whose gradient is the sum over its chunks.
+
+        Returns:
+            Statistics and KL, 0 where the minibatch was skipped; whether its gradient was finite.
+        """
         count = Samples.valid_of(batch.packed).index_select(1, index).sum().clamp(min=1.0)
 
         def gradient(part: Tensor) -> tuple[Tensor, ...]:
@@ -313,15 +326,19 @@ class PPO(Algorithm):
         losses, *gradients = self._chunks.sum(gradient, index)
         for parameter, grad in zip(self._parameters, gradients, strict=True):
             parameter.grad = grad.contiguous()  # as the optimiser expects; it is, but for odd layers
-        kl = losses[LOSSES.index("policy/kl")]
         cfg = self.cfg
         limit = cfg.max_grad_norm if cfg.max_grad_norm is not None else torch.inf
-        norm = torch.nn.utils.clip_grad_norm_(self._parameters, limit, error_if_nonfinite=False)
+        norm = torch.nn.utils.clip_grad_norm_(self._parameters, limit, error_if_nonfinite=False).detach()
+        finite = norm.isfinite()
+        numbers = torch.cat([losses, norm[None]]).where(finite, 0.0)
+        kl = numbers[LOSSES.index("policy/kl")]
         if adapt:
             self._adapt(kl)
+        # The fused step reads this on the device, and changes nothing where it is 1 (torch.amp skips in this way).
+        self.optimizer.found_inf = (~finite).float()  # type: ignore[attr-defined]
         self.optimizer.step()
         self.policy.head.clamp_()
-        return torch.cat([losses, norm.detach()[None]]), kl
+        return numbers, kl, finite
 
     def _adapt(self, kl: Tensor) -> None:
         cfg = self.cfg
@@ -511,12 +528,13 @@ class PPO(Algorithm):
         return per_env * env.num_envs + activations + (20 + 4 * gradients) * parameters
 
     def state_dict(self) -> dict[str, Any]:
-        """Optimiser, learning rate, iteration, recurrent state and random generators."""
+        """Optimiser, learning rate, counters, recurrent state and random generators."""
         return {
             "optimizer": copy.deepcopy(self.optimizer.state_dict()),  # a snapshot, as the rest
             "learning_rate": self.learning_rate.clone(),
             "configured_learning_rate": self.cfg.learning_rate,
             "iteration": self.iteration.clone(),
+            "skipped": self.skipped.clone(),
             "hidden": [state.clone() for state in self.hidden],
             "is_first": self.is_first.clone(),
             "noise_generator": self._noise_generator.get_state(),
@@ -525,11 +543,18 @@ class PPO(Algorithm):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restores `state_dict`. Another `learning_rate` in the settings is a new start of the schedule."""
+        before = dict(self.optimizer.state)
         self.optimizer.load_state_dict(state["optimizer"])
+        for parameter, tensors in before.items():  # a graph knows where these are; what is not saved is at its start
+            loaded = self.optimizer.state[parameter]
+            for name, tensor in tensors.items():
+                tensor.copy_(loaded.get(name, torch.zeros_like(tensor)))
+                loaded[name] = tensor
         self.learning_rate.copy_(state["learning_rate"])
         if state["configured_learning_rate"] != self.cfg.learning_rate:
             self.learning_rate.fill_(self.cfg.learning_rate)
         self.iteration.copy_(state["iteration"])
+        self.skipped.copy_(state.get("skipped", torch.zeros_like(self.skipped)))
         for own, saved in zip(self.hidden, state["hidden"], strict=True):
             own.copy_(saved)
         self.is_first.copy_(state["is_first"])

@@ -98,18 +98,27 @@ def test_memory_stays_where_it_is(kind: str) -> None:
             found |= {f"{name}.{g}": t for g, t in getattr(it.rollout, name).items()}
         for name in ("hidden", "final_hidden"):
             found |= {f"{name}.{i}": t for i, t in enumerate(getattr(it.rollout, name))}
-        found |= {"rate": it.ppo.learning_rate, "iteration": it.ppo.iteration}
+        found |= {"rate": it.ppo.learning_rate, "iteration": it.ppo.iteration, "skipped": it.ppo.skipped}
         rate = it.ppo.optimizer.param_groups[0]["lr"]
         assert rate is it.ppo.learning_rate
         for i, state in enumerate(it.ppo.optimizer.state.values()):
             found |= {f"adam.{i}.{name}": t for name, t in state.items()}
         return {name: tensor.data_ptr() for name, tensor in found.items()}
 
-    it.train(1)  # Adam makes its state in the first step
-    before = places()
+    fresh = it.ppo.state_dict()  # before the first step, in which Adam makes its state
+    it.train(1)
+    before, trained = places(), it.ppo.state_dict()
     assert len(before) > 40
     it.train(3)
     assert places() == before
+    for state in (trained, fresh):  # in the middle of a training too
+        it.ppo.load_state_dict(state)
+        assert places() == before
+        saved = [tensor for state in state["optimizer"]["state"].values() for tensor in state.values()]
+        loaded = [tensor for state in it.ppo.optimizer.state.values() for tensor in state.values()]
+        assert all(
+            torch.equal(a, b) for a, b in zip(saved or [torch.zeros_like(x) for x in loaded], loaded, strict=True)
+        )
 
 
 def test_what_an_update_returns_is_its_own() -> None:

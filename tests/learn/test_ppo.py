@@ -310,6 +310,73 @@ def test_gradient_norm_is_limited() -> None:
         assert stats["policy/grad_norm"] > 1e-3, "the norm before clipping is reported"
 
 
+def poison(it: Learner, *minibatches: int) -> None:
+    """The loss of these minibatches of the next update is so large that their gradient overflows."""
+    loss, calls = it.ppo._loss, iter(range(1000))
+
+    def poisoned(*args: Any) -> Any:
+        total, parts = loss(*args)
+        return (total * 3e38 * 3e38, parts * torch.inf) if next(calls) in minibatches else (total, parts)
+
+    it.ppo._loss = poisoned  # type: ignore[method-assign]
+
+
+def everything(it: Learner) -> dict[str, Tensor]:
+    adam = {f"adam.{i}.{k}": v for i, s in enumerate(it.ppo.optimizer.state.values()) for k, v in s.items()}
+    found = {**it.policy.state_dict(), **adam, "rate": it.ppo.learning_rate}
+    return {name: value.clone() for name, value in found.items()}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("bf16", [False, True])
+@pytest.mark.parametrize("limit", [1.0, None])
+def test_a_minibatch_whose_gradient_is_not_finite_changes_nothing(kind: str, bf16: bool, limit: float | None) -> None:
+    it = learner(kind, max_grad_norm=limit, schedule_per="minibatch")
+    it.policy.bf16 = bf16
+    it.train(1)
+    it.collect()
+    poison(it, 5)
+    step, steps = it.ppo._step, []
+
+    def watched(*args: Any, **kwargs: Any) -> Any:
+        before = everything(it)
+        result = step(*args, **kwargs)
+        after = everything(it)
+        steps.append([name for name in before if not torch.equal(before[name], after[name])])
+        return result
+
+    it.ppo._step = watched  # type: ignore[method-assign]
+    stats = it.update()
+    assert len(steps) == 12 and steps[5] == []
+    assert all("adam.0.step" in changed for i, changed in enumerate(steps) if i != 5)
+    assert stats["policy/skipped_minibatches"] == 1 and stats["check/learned"] == 1
+    assert all(value.isfinite() for value in stats.values()), "means are over the others"
+    assert all(value.isfinite().all() for value in everything(it).values())
+
+
+def test_skipped_minibatches_are_counted_over_the_training_and_saved() -> None:
+    it = learner()
+    poison(it, 0, 1, 2, *range(12, 24))
+    told = []
+    for _ in range(3):
+        it.collect()
+        stats = it.update()
+        told.append((stats["policy/skipped_minibatches"].item(), stats["check/learned"].item()))
+    assert told == [(3.0, 1.0), (15.0, 0.0), (15.0, 1.0)]
+    other = learner()
+    other.ppo.load_state_dict(it.ppo.state_dict())
+    assert other.ppo.skipped == 15
+
+
+def test_an_absurd_coefficient_leaves_the_policy_as_it_was() -> None:
+    it = learner(value_coef=1e38, normalize_value=False)
+    before = copy.deepcopy(dict(it.policy.named_parameters()))
+    it.collect()
+    stats = it.update()
+    assert stats["check/learned"] == 0 and stats["policy/skipped_minibatches"] == 12
+    assert all(torch.equal(before[name], value) for name, value in it.policy.named_parameters())
+
+
 def test_log_std_at_its_bound_can_come_back() -> None:
     # A parameter that a step carried beyond the bound would get no gradient any more.
     it = learner(network={"log_std_init": -5.0}, entropy_coef=1.0, learning_rate=1e-2)
