@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gpusim_rl.run.metrics import WINDOW, Metrics, Row
+from gpusim_rl.run.metrics import Metrics, Row
 from gpusim_rl.run.system import SystemMonitor
 from gpusim_rl.run.timing import Durations, PhaseTimer
 
@@ -41,8 +41,8 @@ class LogIntervals:
         device: Where the learner lives.
 
     Attributes:
-        best_return: Best mean return over a full window so far; None before there was one.
-        mean_return: Mean return over a full window in the newest row; None where the window is not full.
+        best_return: Best trimmed mean return over a full window so far; None before there was one.
+        mean_return: Trimmed mean return over a full window in the newest row; None where the window is not full.
     """
 
     def __init__(self, metrics: Metrics, timer: PhaseTimer, device: torch.device) -> None:
@@ -107,8 +107,7 @@ class LogIntervals:
         row |= self._monitor.latest() if self._monitor is not None else {}
         flags = {name: value for name, value in values.items() if name.startswith("check/")}
         row |= {name: value for name, value in values.items() if name not in flags}
-        now = row.get("episode/return") if (row.get("episode/count") or 0.0) >= WINDOW else None
-        self.mean_return = now
+        self.mean_return = now = row.get("episode/trimmed_return")
         if now is not None and (self.best_return is None or now > self.best_return):
             self.best_return = now
         row["episode/best_return"] = self.best_return

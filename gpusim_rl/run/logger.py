@@ -38,7 +38,7 @@ class RunStatus:
     Attributes:
         iteration: Iterations done.
         rows: Rows of metrics that have arrived since the last status.
-        mean_return: Mean return over a full window in the newest row; None where the window is not full.
+        mean_return: Trimmed mean return over a full window in the newest row; None where the window is not full.
         best_return: Best of all.
         stopping: A signal asked for the end.
         diverged: State and action before the first divergence, the first time a row reports one.
@@ -60,7 +60,7 @@ class Logger:
         run_dir: Where to write.
         wandb_id: Of the run on Weights & Biases.
         resumed_at: Iteration of the checkpoint that the run continues from; None for a new run.
-        best_return: Best mean return of the run so far.
+        best_return: Best trimmed mean return of the run so far.
         metrics_csv: `CsvWriter.digest` of the checkpoint, where the run continues in its folder; None is not known.
     """
 

@@ -17,6 +17,10 @@ from gpusim_rl.run.writers import Row
 WINDOW = 100
 """Episodes in the mean return: a mean over fewer is shown, but is no record and reaches no threshold."""
 
+TRIMMED = 0.05
+"""Share of the episodes that the trimmed mean leaves out, at the top and at the bottom each. A few episodes with an
+absurd reward make no record, which no policy would ever beat."""
+
 
 class EpisodeWindow:
     """Return and length of the last `size` finished episodes, kept on the device.
@@ -55,13 +59,18 @@ class EpisodeWindow:
         self.episode_return.masked_fill_(done, 0.0)
         self.episode_length.masked_fill_(done, 0.0)
 
-    def means(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Mean return, mean length and number of the episodes in the window; NaN means when it is empty."""
+    def means(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Mean return, mean length, number of the episodes in the window, and trimmed mean return.
+
+        The means are NaN when the window is empty, the trimmed one when it is not full.
+        """
         count = self.total.clamp(max=self.size)
         known = torch.arange(self.size, device=self.ring.device) < count
         sums = torch.where(known, self.ring[:, :-1], 0.0).sum(dim=1)
         mean_return, mean_length = (sums / count).unbind()
-        return mean_return, mean_length, count.float()
+        cut = int(TRIMMED * self.size)
+        trimmed = self.ring[0, :-1].sort().values[cut : self.size - cut].mean()
+        return mean_return, mean_length, count.float(), trimmed.where(count == self.size, torch.nan)
 
     def state_dict(self) -> dict[str, Any]:
         """Ring and running episodes."""
@@ -165,8 +174,9 @@ class Metrics:
         Returns:
             The rows that have arrived, with their `host`: this one on the CPU, the one before on CUDA.
         """
-        mean_return, mean_length, count = self.episodes.means()
+        mean_return, mean_length, count, trimmed_return = self.episodes.means()
         values = {"episode/return": mean_return, "episode/length": mean_length, "episode/count": count}
+        values["episode/trimmed_return"] = trimmed_return
         for name, value in self._sums.items():
             values[name] = value[0] / value[1] if value.ndim else value  # a task's number: sum and count
         if self._terms is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from typing import Any
 
@@ -61,7 +62,8 @@ def test_the_window_equals_a_plain_python_reference(num_envs, size, rate):
         counts = torch.rand(num_envs, generator=random) < 0.8
         window.record(reward, done, counts)
         reference.record(reward, done, counts)
-        means = [value.item() for value in window.means()]
+        *means, trimmed = [value.item() for value in window.means()]
+        assert math.isnan(trimmed) == (means[2] < size)
         assert means == pytest.approx(reference.means(), nan_ok=True, rel=1e-6)
 
 
@@ -69,10 +71,23 @@ def test_the_window_is_empty_until_a_whole_episode_ends():
     window = EpisodeWindow(2, 3, CPU)
     everywhere, nowhere = torch.ones(2, dtype=torch.bool), torch.zeros(2, dtype=torch.bool)
     window.record(torch.ones(2), everywhere, nowhere)  # ended, but cut short
-    mean_return, mean_length, count = window.means()
+    mean_return, mean_length, count, _ = window.means()
     assert mean_return.isnan() and mean_length.isnan() and count == 0
     window.record(torch.ones(2), everywhere, everywhere)  # the next episode began at zero
-    assert [value.item() for value in window.means()] == [1.0, 1.0, 2.0]
+    assert [value.item() for value in window.means()[:3]] == [1.0, 1.0, 2.0]
+
+
+def test_a_few_absurd_episodes_do_not_move_the_trimmed_mean():
+    window = EpisodeWindow(100, 100, CPU)
+    everywhere = torch.ones(100, dtype=torch.bool)
+    reward = torch.arange(100.0)
+    window.record(reward, everywhere, everywhere)
+    assert window.means()[3] == 49.5
+    absurd = torch.cat([torch.tensor([1e30, 1e30, torch.inf]), reward[3:]])
+    window.record(absurd, everywhere, everywhere)
+    assert window.means()[0] == torch.inf and 49.5 < window.means()[3] < 53.0
+    window.record(reward + 10.0, everywhere, everywhere)  # all of them: that is the policy
+    assert window.means()[3] == 59.5
 
 
 def test_the_window_continues_from_its_state():

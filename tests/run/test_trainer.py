@@ -191,8 +191,7 @@ def test_best_is_saved_although_a_better_one_passed_too_soon_after_the_last_save
         trainer.metrics,
         "flush",
         lambda *args: [
-            (host, row | {"episode/return": returns[trainer.iteration], "episode/count": 100.0})
-            for host, row in flush(*args)
+            (host, row | {"episode/trimmed_return": returns[trainer.iteration]}) for host, row in flush(*args)
         ],
     )
     best = []
@@ -217,8 +216,8 @@ def test_a_mean_of_few_episodes_is_no_record(tmp_path, monkeypatch, full_from, b
     flush = trainer.metrics.flush
 
     def flush_with(*args: Any) -> list[tuple[Any, Row]]:
-        count = 100.0 if trainer.iteration >= full_from else 99.0
-        mocked = {"episode/return": returns[trainer.iteration], "episode/count": count}
+        now = returns[trainer.iteration]
+        mocked = {"episode/return": now, "episode/trimmed_return": now if trainer.iteration >= full_from else None}
         return [(host, row | mocked) for host, row in flush(*args)]
 
     monkeypatch.setattr(trainer.metrics, "flush", flush_with)
