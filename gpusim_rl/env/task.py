@@ -30,7 +30,8 @@ class TaskConfig:
     clip_actions: float
     """Actions are clamped to [-clip_actions, clip_actions] before the task sees them."""
     clip_observations: float | None
-    """Observations are clamped to [-clip_observations, clip_observations]; null = not clamped."""
+    """Observations are clamped to [-clip_observations, clip_observations]; null = not clamped. What is infinite becomes
+    NaN, so that it is noticed."""
     randomize_episode_start: bool
     """Whether first episodes start at random points of their time limit. Short horizons then see whole episodes."""
     randomize: bool = False

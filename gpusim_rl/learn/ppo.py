@@ -411,13 +411,14 @@ class PPO(Algorithm):
             mean = (x * valid).sum() / count
             return mean, ((x - mean).square() * valid).sum() / count
 
+        observed = rollout.obs, rollout.final_obs, rollout.last_obs
         _, unexplained = moments(advantage)
         _, spread = moments(returns)
         stats = {
             "value/explained_variance": 1.0 - unexplained / spread.clamp(min=1e-12),
             "value/mean_return": (returns * valid).sum() / count,
             # finite sums of finite numbers: a flag that costs one reduction and no read
-            "check/obs": torch.stack([value.sum() for value in rollout.obs.values()]).sum(),
+            "check/obs": torch.stack([x.sum() for seen in observed for x in seen.values()]).sum(),
             "check/reward": rollout.reward.sum(),
         }
         if cfg.normalize_advantage:

@@ -1,7 +1,7 @@
 """Stops a run when an observation, a reward, a loss or the policy is NaN or infinite, and says which and where.
 
-A NaN in the physics is another thing: `Sim.diverged` finds it, the env is reset, and `env/nan_guard.py` keeps the state
-before it.
+A NaN in the physics or in an action is another thing: the env is reset, and `env/nan_guard.py` keeps the state before
+it. So is a gradient that is not finite: the algorithm skips it. A run ends where nothing else is left.
 """
 
 from __future__ import annotations
@@ -19,6 +19,10 @@ from gpusim_rl.run.log_interval import LogRow
 FLAGS = {"check/obs": "an observation", "check/reward": "a reward", "loss/value": "the loss"}
 
 
+PATIENCE = 3
+"""Iterations in a row whose update may leave the policy as it was. One rollout with an absurd number costs one."""
+
+
 class FiniteCheck:
     """Looks at rows of metrics, and at the policy before it is saved.
 
@@ -28,6 +32,7 @@ class FiniteCheck:
 
     def __init__(self, task_name: str) -> None:
         self._task_name = task_name
+        self._without_learning = 0  # iterations in a row
 
     def check_row(self, row: LogRow, iteration: int, algorithm: Algorithm) -> None:
         """Stops the run if a row says that something was not finite.
@@ -51,6 +56,58 @@ class FiniteCheck:
             found = _first_not_finite(algorithm.recorded()) if exact else None
             raise self._error(found or FLAGS.get(bad[0], bad[0]), row.iterations)
 
+    def check_samples(self, row: LogRow, num_envs: int, replay: str) -> None:
+        """Stops the run where every env diverged in every step of a log interval.
+
+        Args:
+            row: Of the interval.
+            num_envs: Of the run.
+            replay: The command that shows the first divergence.
+
+        Raises:
+            TaskError: Nothing is left to learn from.
+        """
+        if row.flags.get("check/valid", 1.0):
+            return
+        bad = row.numbers["sim/bad_actions"] == row.numbers["sim/diverged"]
+        why = "their actions or controls are NaN or infinite" if bad else "their physics diverged"
+        advice = "debug.check_task=true to name them" if bad else "a higher task.physics_hz"
+        raise TaskError(
+            f"{self._task_name}: {num_envs} of {num_envs} envs failed in every step of {_when(row.iterations)}, and"
+            f" nothing is left to learn from: {why}. Try {advice}; {replay} shows the first one"
+        )
+
+    @property
+    def learning(self) -> bool:
+        """Whether the newest row tells of an update that changed the policy."""
+        return self._without_learning == 0
+
+    def learns(self, row: LogRow) -> bool:
+        """Whether some update of the last iterations changed the policy; False once every `PATIENCE` iterations."""
+        idle = row.flags.get("check/learned") == 0.0
+        self._without_learning = self._without_learning + len(row.iterations) if idle else 0
+        if self._without_learning < PATIENCE:
+            return True
+        self._without_learning = 0
+        return False
+
+    def no_gradient(self, row: LogRow, algorithm: Algorithm, replay: str) -> TaskError:
+        """The error that ends a run whose gradients are not finite.
+
+        Args:
+            row: Of the last interval.
+            algorithm: What it has recorded tells how large the task's numbers are.
+            replay: The command that shows what happens.
+        """
+        recorded = [item for item in algorithm.recorded() if item.what in FLAGS.values()]
+        largest = [f"{item.what} is up to {item.value.abs().max():.3g}" for item in recorded]
+        sizes = f" ({', '.join(largest)})" if largest else ""
+        return TaskError(
+            f"{self._task_name}: no gradient was finite for {PATIENCE} iterations or more, up to"
+            f" {row.iterations[-1]}, so nothing is learned{sizes}. Try smaller rewards, smaller coefficients of the"
+            f" loss or a lower learning rate; {replay} shows it"
+        )
+
     def check_policy(self, weights: Mapping[str, Tensor], iteration: int) -> None:
         """Stops the run before a checkpoint of a policy that is not finite: rows may be late or rare.
 
@@ -62,12 +119,15 @@ class FiniteCheck:
                 raise self._error(f"the policy ({name})", range(iteration, iteration + 1))
 
     def _error(self, what: str, iterations: range) -> TaskError:
-        first, last = iterations[0], iterations[-1]
-        when = f"iteration {last}" if first == last else f"iterations {first} to {last}"
         return TaskError(
-            f"{self._task_name}: {what} is not finite in {when}; all checkpoints are from before it."
+            f"{self._task_name}: {what} is not finite in {_when(iterations)}; all checkpoints are from before it."
             " Try debug.check_task=true to name the hook and the step"
         )
+
+
+def _when(iterations: range) -> str:
+    first, last = iterations[0], iterations[-1]
+    return f"iteration {last}" if first == last else f"iterations {first} to {last}"
 
 
 def _first_not_finite(recorded: Sequence[Recorded]) -> str | None:

@@ -30,6 +30,25 @@ SAVE_INTERVAL_S = 60.0
 BEST_INTERVAL_S = 10.0
 """best.pt is written when the mean return has improved, but not more often: early on it improves all the time."""
 
+DIVERGED, SKIPPED = "diverged.pt", "skipped.pt"
+"""Dumps in the run folder: before the first divergence; where no gradient was finite any more."""
+
+ONCE = {
+    "sim/overflow": "{number:.0f} envs dropped contacts because a buffer was full; raise sim.nconmax and sim.njmax",
+    "policy/skipped_minibatches": (
+        "the gradient of {number:.0f} minibatches was NaN or infinite; such minibatches change nothing, and are counted"
+        " in policy/skipped_minibatches"
+    ),
+}
+"""What is said the first time that a number is not 0."""
+
+CAUSES = {
+    "physics": "its physics",
+    "action": "its action, which is NaN or infinite",
+    "apply_action": "{task}.apply_action(), which gave it a control or a force that is NaN or infinite",
+}
+"""Why the first env diverged, by `cause` of the NaN guard."""
+
 
 @dataclass(frozen=True, slots=True)
 class RunStatus:
@@ -100,7 +119,7 @@ class Logger:
         # The iteration of the newest checkpoint; None before the first one in this folder.
         self._saved = resumed_at if self._checkpoints.last.exists() else None
         self._row: Row = {}
-        self._overflow_reported = False
+        self._reported: set[str] = set()  # of ONCE
         self._of_script = False  # its classes are of the script that was started
         # Mean return of best.pt; None before there is one. Until then the newest policy is the best: its mean is over
         # the most episodes, and one lucky episode must not stand for the whole run.
@@ -143,31 +162,42 @@ class Logger:
             self._row = numbers = row.numbers
             self._writers.write(row.iterations[-1], numbers)
             self.console.update(numbers)
-            if numbers.get("sim/overflow") and not self._overflow_reported:
-                self._overflow_reported = True
-                self.console.warn(
-                    f"{numbers['sim/overflow']:.0f} envs dropped contacts because a buffer was full;"
-                    " raise sim.nconmax and sim.njmax"
-                )
+            for name, text in ONCE.items():
+                if numbers.get(name) and name not in self._reported:
+                    self._reported.add(name)
+                    self.console.warn(text.format(number=numbers[name]))
         if status.diverged is not None:
             self._write_diverged(status.diverged)
 
     def _write_diverged(self, state: Mapping[str, Any]) -> None:
         """Writes the state before the first divergence, once, so that a user can replay it."""
-        path = self.run_dir.path / "diverged.pt"
-        if path.exists():
+        if (self.run_dir.path / DIVERGED).exists():
             return
-        where = f"are in {self.run_dir}/diverged.pt"
-        try:
-            checkpoint.save(path, state)
-        except OSError as error:
-            where = f"could not be saved ({error})"
+        how = self.dump(DIVERGED, state)
+        cause = CAUSES[state["cause"]].format(task=state["task"])
         self.console.warn(
-            f"the physics of env {state['env']} diverged; such envs are reset and left out of learning, and"
-            f" counted in sim/diverged. The state and action before it {where}"
+            f"{state['diverged_envs']} of {self._cfg.num_envs} envs diverged, env {state['env']} first because of"
+            f" {cause}; such envs are reset and left out of learning, and counted in sim/diverged. {how} shows it"
         )
 
+    def dump(self, name: str, state: Mapping[str, Any]) -> str:
+        """Writes a file that shows what went wrong; returns the command that replays it."""
+        try:
+            checkpoint.save(self.run_dir.path / name, state)
+        except OSError as error:
+            self.console.warn(f"{name} cannot be written ({error})")
+        return self.replay(name)
+
+    def replay(self, name: str) -> str:
+        """The command that replays a dump."""
+        return f"{command('play')} --replay {shlex.quote(f'{self.run_dir}/{name}')}"
+
     # Checkpoints
+
+    @property
+    def last_checkpoint(self) -> Path | None:
+        """The newest checkpoint of this run; None before the first one."""
+        return None if self._saved is None else self._checkpoints.last
 
     def checkpoint_due(self, status: RunStatus) -> bool:
         """Whether the state after this iteration is to be saved."""

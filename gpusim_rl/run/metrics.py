@@ -120,6 +120,8 @@ class Metrics:
             known = ~value.isnan()
             self._add(f"task/{name}", torch.stack([torch.where(known, value, 0.0).sum(), known.sum()]))
         self._add("sim/diverged", step.diverged.sum().float())
+        self._add("sim/bad_actions", step.bad_action.sum().float())
+        self._add("check/valid", (~step.diverged).sum().float())
         self._add("episode/ended", step.done.sum().float())
         self._steps += 1.0
 

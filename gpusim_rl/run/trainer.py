@@ -28,7 +28,7 @@ from gpusim_rl.run.devices import choose_devices
 from gpusim_rl.run.evaluation import evaluate, report
 from gpusim_rl.run.finite_check import FiniteCheck
 from gpusim_rl.run.log_interval import LogIntervals, LogRow
-from gpusim_rl.run.logger import Logger, RunStatus
+from gpusim_rl.run.logger import DIVERGED, SKIPPED, Logger, RunStatus
 from gpusim_rl.run.memory_estimate import warn_of_learner_memory, warn_of_memory
 from gpusim_rl.run.metadata import describe_run
 from gpusim_rl.run.metrics import Metrics, Row
@@ -104,6 +104,7 @@ class Trainer:
         self._show_progress: Callable[[str], None] = lambda text: None
         self._finite_check = FiniteCheck(self.task_name)
         self._divergence_reported = False
+        self._put_back = False  # to the last checkpoint, because no gradient was finite
         if state is not None:
             try:
                 self._load(state)
@@ -154,8 +155,7 @@ class Trainer:
         with self.timer("log"):
             if self.graphs.choice is not self._noted_graph:  # a capture failed
                 self._note_metadata(log)
-            status = self._status()
-            log.record(status)
+            status = self._record(log)
             if log.checkpoint_due(status) or self._stop_signal.long:  # what a signal in the next one would fall back to
                 self.save(log)
 
@@ -316,6 +316,43 @@ class Trainer:
             diverged,
         )
 
+    def _record(self, log: Logger, *, drain: bool = False) -> RunStatus:
+        """Publishes the rows that have arrived.
+
+        Args:
+            log: Where.
+            drain: Wait for rows that are still on their way.
+
+        Raises:
+            TaskError: A number is not finite, or nothing can be learned any more.
+        """
+        status = self._status(drain=drain)
+        log.record(status)
+        for row in status.rows:
+            self._finite_check.check_samples(row, self.cfg.num_envs, log.replay(DIVERGED))
+            if not self._finite_check.learns(row):
+                self._put_learner_back(log, row)
+        return status
+
+    def _put_learner_back(self, log: Logger, row: LogRow) -> None:
+        """The learner is as in the last checkpoint, for once; the envs and the count of iterations go on.
+
+        Weights are as they were, for what is not finite is skipped. Statistics of normalisers may be beyond repair.
+        """
+        last = log.last_checkpoint
+        if self._put_back or last is None or self.iteration >= self.cfg.max_iterations:
+            replay = log.dump(SKIPPED, self.state_dict())
+            raise self._finite_check.no_gradient(row, self.algorithm, replay)
+        self._put_back = True
+        state = checkpoint.load(last)
+        self.algorithm.policy.load_state_dict(state["policy"])
+        self.algorithm.load_state_dict(state["algorithm"])
+        self.algorithm.begin_episodes()
+        log.console.warn(
+            f"no gradient was finite any more in iteration {row.iterations[-1]}: the learner is put back to"
+            f" iteration {state['iteration']}. If this happens again, the run ends"
+        )
+
     def _first_diverged(self) -> dict[str, Any] | None:
         """From where the first env diverged, to be replayed."""
         first = self.env.nan_guard.read()
@@ -324,21 +361,26 @@ class Trainer:
         about = {"task": self.task_name, "config": self.spec.config, "sim": self.choice.name}
         return {**about, "iteration": self.iteration, **first}
 
-    def save(self, log: Logger) -> None:
+    def save(self, log: Logger, *, final: bool = False) -> None:
         """Writes a checkpoint.
 
         First writes the pending rows, because a resumed run does not produce them again.
+
+        Args:
+            log: Where.
+            final: The training ends here. Else the state of a learner that has stopped learning is not saved: the
+                last checkpoint is what it can be put back to.
         """
-        status = self._status(drain=True)
-        log.record(status)
+        status = self._record(log, drain=True)
+        if not (final or self._finite_check.learning):
+            return
         self._finite_check.check_policy(self.algorithm.policy.state_dict(), self.iteration)
         log.save(status, self.state_dict())
 
     def _finish(self, log: Logger, *, left: bool) -> Row:
-        status = self._status(drain=True)
-        log.record(status)
+        status = self._record(log, drain=True)
         if not left and not log.is_saved(status):  # a signal after the last look, or a disk that is full
-            self.save(log)
+            self.save(log, final=True)
         return log.finish(status, left=left)
 
     # State

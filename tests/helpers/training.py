@@ -18,9 +18,11 @@ from gpusim_rl.testing.conformance import differences, leaves, merged, same
 
 __all__ = [
     "SMALL_PPO",
+    "Broken",
     "Faulty",
     "FaultyConfig",
     "Schooled",
+    "Uncontrolled",
     "differences",
     "leaves",
     "make_trainer",
@@ -72,7 +74,11 @@ class FaultyConfig(CartpoleConfig):
     death_cost: float = -2.0
     critic: bool = False  # an observation group for the critic
     nan_observation_at: int = -1  # control step; -1 = never
+    inf_observation_at: int = -1
     nan_reward_at: int = -1
+    huge_reward_at: int = -1
+    huge_reward: float = 1e12
+    nan_control_at: int = -1
     speed_at: int = -1  # env 1 gets a speed that no simulator survives
 
 
@@ -92,12 +98,15 @@ class Faulty(Cartpole):
         self.steps += 1
         fast = torch.full_like(self.robot.joint_vel, 1e30)
         self.robot.set_state(self.victim & (self.steps == self.cfg.speed_at), joint_vel=fast)
-        super().apply_action(action)
+        bad = self.victim & (self.steps == self.cfg.nan_control_at)
+        super().apply_action(torch.where(bad[:, None], torch.nan, action))
 
     def observe(self) -> dict[str, Float[Tensor, "envs _"]]:
         policy = super().observe()
         bad = self.victim & (self.steps == self.cfg.nan_observation_at)
         policy = torch.where(bad[:, None], torch.nan, policy)
+        infinite = self.victim & (self.steps == self.cfg.inf_observation_at)
+        policy = torch.where(infinite[:, None], torch.inf, policy)
         if not self.cfg.critic:
             return {"policy": policy}
         return {"policy": policy, "critic": torch.cat([policy, policy.square()], dim=1)}
@@ -105,7 +114,27 @@ class Faulty(Cartpole):
     def rewards(self) -> dict[str, Float[Tensor, " envs"]]:
         terms = super().rewards()
         bad = self.victim & (self.steps == self.cfg.nan_reward_at)
-        return {name: torch.where(bad, torch.nan, term) for name, term in terms.items()}
+        huge = self.victim & (self.steps == self.cfg.huge_reward_at)
+        return {
+            name: torch.where(bad, torch.nan, torch.where(huge, self.cfg.huge_reward, term))
+            for name, term in terms.items()
+        }
+
+
+class Broken(Faulty):
+    """A task in which all envs diverge in every step."""
+
+    def apply_action(self, action: Float[Tensor, "envs actions"]) -> None:
+        everywhere = torch.ones_like(self.victim)
+        self.robot.set_state(everywhere, joint_vel=torch.full_like(self.robot.joint_vel, 1e30))
+        super().apply_action(action)
+
+
+class Uncontrolled(Faulty):
+    """A task whose controls are NaN in all envs and steps."""
+
+    def apply_action(self, action: Float[Tensor, "envs actions"]) -> None:
+        super().apply_action(action * torch.nan)
 
 
 class Schooled(Cartpole):

@@ -149,6 +149,17 @@ def test_replaying_equals_running(mode, task, overrides, tmp_path):
     assert unequal(eager, state) == []
 
 
+def test_a_replayed_update_skips_what_an_eager_one_skips(tmp_path):
+    config = FaultyConfig(huge_reward_at=29, huge_reward=1e37, nan_control_at=38)
+    raw = {"ppo": {"normalize_value": False, "schedule_per": "minibatch"}}
+    eager = trained(Graphs, "off", Faulty, tmp_path / "eager", config, **raw)[1]
+    trainer, state = trained(Recorder, "rollout", Faulty, tmp_path / "graph", config, **raw)
+    assert set(trainer.graphs._captured) == {"rollout", "update"}
+    assert state["algorithm"]["skipped"] > 0
+    assert unequal(eager, state) == []
+    assert all(value.isfinite().all() for value in state["policy"].values())
+
+
 def test_every_replay_draws_new_numbers(tmp_path):
     trainer, _ = trained(Recorder, "rollout", "Cartpole", tmp_path, None, 3)
     before = trainer.algorithm.rollout.action.clone()

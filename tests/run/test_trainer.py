@@ -34,7 +34,18 @@ from gpusim_rl.run.phases import PHASES
 from gpusim_rl.run.trainer import Trainer
 from gpusim_rl.spaces import Box
 from gpusim_rl.view.player import Player
-from helpers.training import Faulty, Schooled, differences, make_trainer, merged, read_csv, schooled_params, the_run
+from helpers.training import (
+    Broken,
+    Faulty,
+    Schooled,
+    Uncontrolled,
+    differences,
+    make_trainer,
+    merged,
+    read_csv,
+    schooled_params,
+    the_run,
+)
 
 META = torch.device("meta")
 
@@ -482,6 +493,11 @@ def test_before_the_first_episode_ends_its_return_is_empty(tmp_path):
             {},
             "Faulty: an observation (group 'policy', step 3, env 1, column 0) is not finite in iteration 2; ",
         ),
+        (
+            {"inf_observation_at": 11},
+            {},
+            "Faulty: an observation (group 'policy', step 3, env 1, column 0) is not finite in iteration 2; ",
+        ),
         ({"nan_reward_at": 11}, {}, "Faulty: a reward (step 2, env 1) is not finite in iteration 2; "),
         (
             {"nan_observation_at": 11},
@@ -498,6 +514,16 @@ def test_before_the_first_episode_ends_its_return_is_empty(tmp_path):
             {"nan_observation_at": 11},
             {"debug": "check"},
             "Faulty.observe(): 'policy' is not finite (env 1, column 0)",
+        ),
+        (
+            {"inf_observation_at": 11},
+            {"debug": "check"},
+            "Faulty.observe(): 'policy' is not finite (env 1, column 0)",
+        ),
+        (
+            {"nan_control_at": 11},
+            {"debug": "check"},
+            "Faulty.apply_action(): a control or a force is not finite (env 1)",
         ),
     ],
 )
@@ -536,13 +562,129 @@ def test_a_diverged_env_is_counted_left_out_and_written_down_and_training_goes_o
     assert norm.count == 3 * 8 * 8 - 1 and norm.var.max() < 100
 
     (line,) = capfd.readouterr().err.splitlines()
-    assert line.startswith("warning: the physics of env 1 diverged; such envs are reset and left out of learning")
-    assert line.endswith("/diverged.pt")
+    begin = (
+        "warning: 1 of 8 envs diverged, env 1 first because of its physics; such envs are reset and left out of lear"
+    )
+    assert line.startswith(begin) and line.endswith("/diverged.pt shows it")
     dump = checkpoint.load(the_run(tmp_path) / "diverged.pt")
     assert dump["task"] == "Faulty" and dump["iteration"] == 2 and dump["env"] == 1
     assert dump["config"]["task"]["speed_at"] == 11
     assert (dump["state"]["cartpole"]["joint_vel"] == 1e30).all() and dump["action"].shape == (1,)
     refused(tmp_path, "is not a checkpoint of a training", Faulty, checkpoint=str(the_run(tmp_path) / "diverged.pt"))
+
+
+def test_a_control_that_is_not_finite_is_counted_and_named(tmp_path, capfd):
+    make_trainer(Faulty, tmp_path, task={"nan_control_at": 11}).train()
+    rows = read_csv(the_run(tmp_path))
+    assert [float(row["sim/bad_actions"]) for row in rows] == [float(row["sim/diverged"]) for row in rows] == [0, 1, 0]
+    (line,) = capfd.readouterr().err.splitlines()
+    assert "1 of 8 envs diverged, env 1 first because of Faulty.apply_action(), which gave it a control" in line
+    assert all(value.isfinite().all() for value in final_state(tmp_path)["policy"].values())
+    assert checkpoint.load(the_run(tmp_path) / "diverged.pt")["cause"] == "apply_action"
+
+
+@pytest.mark.parametrize(
+    ("task", "words"),
+    [
+        (Broken, "their physics diverged. Try a higher task.physics_hz; "),
+        (Uncontrolled, "their actions or controls are NaN or infinite. Try debug.check_task=true to name them; "),
+    ],
+)
+@pytest.mark.parametrize("late", [False, True])
+def test_a_run_in_which_every_env_diverges_in_every_step_ends(tmp_path, capfd, task, words, late):
+    trainer = make_trainer(task, tmp_path, max_iterations=5)
+    if late:
+        rows_an_interval_late(trainer)
+    with pytest.raises(TaskError) as error:
+        trainer.train()
+    begin = f"{task.__name__}: 8 of 8 envs failed in every step of iteration 1, and nothing is left to learn from: "
+    assert str(error.value).startswith(begin + words) and "\n" not in str(error.value)
+    assert str(error.value).endswith(f" --replay {the_run(tmp_path)}/diverged.pt shows the first one")
+    assert trainer.iteration == 1 + late
+    assert "8 of 8 envs diverged, env 0 first" in capfd.readouterr().err
+    assert checkpoint.load(the_run(tmp_path) / "diverged.pt")["diverged_envs"] == 8
+    assert str(error.value) in (the_run(tmp_path) / "train.log").read_text()
+
+
+def test_one_env_that_is_sound_is_enough_to_go_on(tmp_path):
+    class OneSound(Broken):
+        def apply_action(self, action: torch.Tensor) -> None:
+            Faulty.apply_action(self, action)
+            broken = torch.arange(self.num_envs) > 0
+            self.robot.set_state(broken, joint_vel=torch.full_like(self.robot.joint_vel, 1e30))
+
+    row = make_trainer(OneSound, tmp_path).train()
+    assert row["sim/diverged"] == 7 * 8 and row["iteration"] == 3
+
+
+def overflowing(trainer: Trainer, *iterations: int) -> None:
+    """In these iterations the loss is so large that no gradient is finite."""
+    loss = trainer.algorithm._loss
+
+    def poisoned(*args: Any) -> Any:
+        total, parts = loss(*args)
+        return (total * 3e38 * 3e38 if trainer.iteration + 1 in iterations else total), parts
+
+    trainer.algorithm._loss = poisoned  # type: ignore[method-assign]
+
+
+def test_no_finite_gradient_ends_the_run_with_a_dump(tmp_path, capfd):
+    trainer = make_trainer("Cartpole", tmp_path, max_iterations=9, ppo={"value_coef": 1e38})
+    with pytest.raises(TaskError) as error:
+        trainer.train()
+    begin = (
+        "Cartpole: no gradient was finite for 3 iterations or more, up to 3, so nothing is learned (an observation i"
+    )
+    assert str(error.value).startswith(begin) and "\n" not in str(error.value)
+    assert str(error.value).endswith(f" --replay {the_run(tmp_path)}/skipped.pt shows it")
+    rows = read_csv(the_run(tmp_path))
+    assert [float(row["policy/skipped_minibatches"]) for row in rows] == [4.0, 8.0, 12.0]
+    (line,) = capfd.readouterr().err.splitlines()
+    assert line.startswith(
+        "warning: the gradient of 4 minibatches was NaN or infinite; such minibatches change nothing"
+    )
+
+    # The dump is a checkpoint: other settings continue from it.
+    longer = {"checkpoint": str(the_run(tmp_path) / "skipped.pt"), "ppo": {"value_coef": 1.0}, "max_iterations": 4}
+    row = make_trainer("Cartpole", tmp_path / "better", **longer).train()
+    assert row["iteration"] == 4 and row["policy/skipped_minibatches"] == 12.0
+
+
+@pytest.mark.parametrize("rnn", [None, "lstm"])
+def test_a_learner_that_stopped_learning_is_put_back_once(tmp_path, capfd, rnn):
+    settings = {"ppo": {"network": {"rnn": rnn}, "sequence_length": 4}, "log": {"checkpoint_interval": 3}}
+    trainer = make_trainer("Cartpole", tmp_path, max_iterations=30, **settings)
+    overflowing(trainer, 2, 5, 6, 7, 12, 13, 14)
+    seen: dict[int, torch.Tensor] = {}
+    iterate = trainer.iterate
+
+    def watched(log: Logger) -> None:
+        iterate(log)
+        seen[trainer.iteration] = trainer.algorithm.policy.state_dict()["head.log_std"].clone()
+
+    trainer.iterate = watched  # type: ignore[method-assign]
+    with pytest.raises(TaskError, match=r"no gradient was finite for 3 iterations or more, up to 14, so"):
+        trainer.train()
+    assert torch.equal(seen[6], seen[4]) and not torch.equal(seen[4], seen[3])
+    saved = checkpoint.load(the_run(tmp_path) / "checkpoints" / "000003.pt")
+    assert torch.equal(seen[7], saved["policy"]["head.log_std"]), "back to iteration 3, the newest checkpoint"
+    assert not torch.equal(seen[8], seen[7]), "it learns again"
+    warnings = capfd.readouterr().err.splitlines()
+    assert any("put back to iteration 3. If this happens again, the run ends" in line for line in warnings)
+    assert [float(row["iteration"]) for row in read_csv(the_run(tmp_path))] == list(range(1, 15))
+    assert (the_run(tmp_path) / "skipped.pt").is_file()
+
+
+def test_one_huge_reward_is_no_record(tmp_path):
+    task = {"huge_reward_at": 30, "episode_length": 3, "randomize_episode_start": False}
+    trainer = make_trainer(Faulty, tmp_path, max_iterations=7, task=task)
+    trainer.train()
+    rows = read_csv(the_run(tmp_path))
+    assert float(rows[4]["episode/return"]) > 1e9 and rows[4]["episode/count"] == "100.0"
+    assert abs(float(rows[4]["episode/trimmed_return"])) < 10.0
+    assert float(rows[-1]["episode/best_return"]) < 10.0
+    best = checkpoint.load(the_run(tmp_path) / "checkpoints" / "best.pt")
+    assert best["best_return"] < 10.0 and final_state(tmp_path)["best_return"] == trainer.intervals.best_return
 
 
 def test_only_the_first_diverged_env_is_written_down(tmp_path, capfd):
