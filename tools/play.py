@@ -4,6 +4,7 @@ python tools/play.py Ant                                 the latest Ant run, its
 python tools/play.py runs/Ant/2026-01-31_12-00-00        this run
 python tools/play.py Ant --policy random                 the task before any training
 python tools/play.py Ant --viewer none --steps 1000      no window: print the mean reward
+python tools/play.py --replay runs/Ant/latest/diverged.pt      how the first env diverged; --viewer none: in words
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     import mujoco
 
     from gpusim_rl.view.player import Player
+    from gpusim_rl.view.replay import Replay
 
 FOLLOW_INTERVAL_S = 1.0
 CLOSE_TIMEOUT_S = 10.0
@@ -44,7 +46,10 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     from gpusim_rl.trust import add_trust_arguments
 
     parser = argparse.ArgumentParser(prog="play", description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("run", help="run folder, checkpoint, or a task (its latest run)")
+    parser.add_argument("run", nargs="?", help="run folder, checkpoint, or a task (its latest run)")
+    parser.add_argument(
+        "--replay", type=Path, metavar="FILE", help="in place of a run: its diverged.pt or skipped.pt, step by step"
+    )
     parser.add_argument("--policy", choices=["trained", "zero", "random"], default="trained", help="who acts")
     parser.add_argument(
         "--num-envs",
@@ -59,7 +64,10 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
         "--sim", choices=list(SIMULATORS), help="simulator (default: mujoco; newton for a run that was trained on it)"
     )
     add_trust_arguments(parser)
-    return parser.parse_args(argv)
+    args = parser.parse_args(argv)
+    if (args.run is None) == (args.replay is None):
+        parser.error("expected a run or --replay FILE")
+    return args
 
 
 def positive(text: str) -> int:
@@ -77,13 +85,16 @@ def play(args: argparse.Namespace) -> None:
     from gpusim_rl.paths import find_checkpoint
 
     if args.viewer != "none" and not has_display():
-        if args.policy == "trained":
+        if args.run is not None and args.policy == "trained":
             find_checkpoint(args.run)  # that there is no such run comes first
         raise ConfigError(
             "no display here (neither DISPLAY nor WAYLAND_DISPLAY is set) to open a window on."
-            f" Try python tools/record.py {args.run} for a video"
+            f" Try {'--viewer none' if args.run is None else f'python tools/record.py {args.run} for a video'}"
         )
     limit_openmp_spin()  # before torch is imported
+    if args.replay is not None:
+        replay(args)
+        return
     from gpusim_rl.compose import compose
     from gpusim_rl.view.player import Player
 
@@ -107,6 +118,19 @@ def play(args: argparse.Namespace) -> None:
             watch(player, args.steps)
 
 
+def replay(args: argparse.Namespace) -> None:
+    """Show what a dump was written for, in a window, or in words alone."""
+    from gpusim_rl.view.replay import Replay
+
+    with closing(Replay.open(args.replay, args.sim)) as shown:
+        print(shown.title)
+        if args.viewer == "none":
+            for line in iter(shown.step, None):
+                print(line)
+        else:
+            watch(shown, args.steps)
+
+
 def has_display() -> bool:
     """Whether a window can be opened."""
     if not sys.platform.startswith("linux"):
@@ -123,7 +147,7 @@ def measure(player: Player, steps: int) -> None:
     print(f"{player.env.name}: mean reward {mean:.4g} per step ({steps} steps in {player.env.num_envs} envs)")
 
 
-def watch(player: Player, steps: int | None) -> None:
+def watch(player: Player | Replay, steps: int | None) -> None:
     """Show the first env in real time; the space bar pauses."""
     import mujoco
 
@@ -148,11 +172,15 @@ def watch(player: Player, steps: int | None) -> None:
         done, due, looked = 0, time.perf_counter(), time.perf_counter()
         while viewer.is_running() and (steps is None or done < steps):
             if not paused:
-                player.step()
+                shown = player.step()
                 done += 1
-                with viewer.lock():
-                    data.qpos[:] = sim.scene_qpos()[0].cpu().numpy()
-                    mujoco.mj_forward(model, data)
+                if isinstance(shown, str):  # of a replay
+                    print(shown)
+                pose = sim.scene_qpos()[0]
+                if pose.isfinite().all():
+                    with viewer.lock():
+                        data.qpos[:] = pose.cpu().numpy()
+                        mujoco.mj_forward(model, data)
             viewer.sync()
             now = time.perf_counter()
             if now - looked > FOLLOW_INTERVAL_S:

@@ -3,22 +3,45 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 import gpusim_rl
-from gpusim_rl.errors import ConfigError
+from gpusim_rl.errors import ConfigError, TaskError
 from gpusim_rl.run import checkpoint
 from gpusim_rl.view.player import Player
+from gpusim_rl.view.replay import Replay
+from helpers.training import Faulty, make_trainer, the_run
 
 pytest_plugins = ["helpers.tool_runs"]
 
 NO_DISPLAY = {"DISPLAY": "", "WAYLAND_DISPLAY": ""}
+
+
+@contextmanager
+def a_display() -> Iterator[str]:
+    """A screen in memory."""
+    display = f":{os.getpid() % 10000 + 100}"
+    server = subprocess.Popen(["Xvfb", display, "-screen", "0", "640x480x24"], stderr=subprocess.DEVNULL)
+    try:
+        socket = Path(f"/tmp/.X11-unix/X{display[1:]}")
+        for _ in range(100):
+            if socket.exists():
+                break
+            time.sleep(0.1)
+        yield display
+    finally:
+        server.terminate()
+        server.wait()
 
 
 @pytest.fixture
@@ -70,18 +93,8 @@ def test_a_display_that_does_not_answer_is_one_line(tool):
 
 @pytest.mark.skipif(shutil.which("Xvfb") is None, reason="needs Xvfb")
 def test_the_window_opens_and_closes_in_real_time(tool, tmp_path):
-    display = f":{os.getpid() % 10000 + 100}"
-    server = subprocess.Popen(["Xvfb", display, "-screen", "0", "640x480x24"], stderr=subprocess.DEVNULL)
-    try:
-        socket = Path(f"/tmp/.X11-unix/X{display[1:]}")
-        for _ in range(100):
-            if socket.exists():
-                break
-            time.sleep(0.1)
+    with a_display() as display:
         done = tool("play", "Cartpole", "--steps", "30", env={"DISPLAY": display}, timeout_s=60)
-    finally:
-        server.terminate()
-        server.wait()
     assert "iteration 6" in done.stdout
 
 
@@ -181,3 +194,85 @@ def test_newton_runs_are_shown_on_newton_and_all_others_on_mujoco(run):
         player = Player.open(str(run))
         assert player.env.sim.name == shown_on
         player.close()
+
+
+# -- replays ----------------------------------------------------------------------------------
+
+
+def diverged(folder: Path, task: type, **faults: Any) -> Path:
+    make_trainer(task, folder, task={"randomize_episode_start": False, **faults}).train()
+    return the_run(folder) / "diverged.pt"
+
+
+@pytest.mark.parametrize("sim", ["mujoco", "mjwarp"])
+def test_a_divergence_is_shown_step_by_step(tmp_path, load_tool, capsys, sim):
+    file = diverged(tmp_path, Faulty, speed_at=11)
+    capsys.readouterr()
+    assert load_tool("play").main(["--replay", str(file), "--viewer", "none", "--sim", sim]) == 0
+    title, action, *steps, end = capsys.readouterr().out.splitlines()
+    assert title.startswith(
+        f"{file}: env 1, control step 11 of its episode, iteration 2, Faulty on mujoco (here {sim})"
+    )
+    assert action.startswith("action: action up to ")
+    assert re.match(r"physics step 1 of 2: cartpole.joint_pos up to .*, cartpole.joint_vel up to (inf|nan) ", steps[0])
+    assert end == "diverged"
+
+
+def test_a_control_that_is_not_finite_is_named(tmp_path):
+    replay = Replay.open(diverged(tmp_path, Faulty, nan_control_at=11))
+    replay.env.task.steps.fill_(10)  # the fault of this task goes by the steps of a run
+    replay.env.task.victim.fill_(True)
+    lines = list(iter(replay.step, None))
+    replay.close()
+    assert lines[1] == "Faulty.apply_action(): a control or a force is NaN or infinite"
+    assert lines[-1] == "counted as diverged, because of the action"
+
+
+def test_an_action_that_is_not_finite_is_named(tmp_path):
+    file = diverged(tmp_path, Faulty, speed_at=11)
+    dump = checkpoint.load(file)
+    dump["state"]["cartpole"]["joint_vel"].zero_()
+    dump["action"].fill_(torch.nan)
+    checkpoint.save(file, dump)
+    replay = Replay.open(file)
+    lines = list(iter(replay.step, None))
+    replay.close()
+    assert lines[0] == "action: action up to nan (column 0)"
+    assert [line for line in lines if line.startswith("reward: ")]
+    assert lines[-1] == "counted as diverged, because of the action"
+
+
+def test_an_update_without_a_finite_gradient_is_shown(tool, tmp_path):
+    with pytest.raises(TaskError) as error:
+        make_trainer("Cartpole", tmp_path, ppo={"value_coef": 1e38}).train()
+    file = the_run(tmp_path) / "skipped.pt"
+    assert f"--replay {file} shows it" in str(error.value)
+    lines = tool("play", "--replay", file, "--viewer", "none").stdout.splitlines()
+    assert lines[0] == f"{file}: the iteration after iteration 3, Cartpole on mujoco"
+    assert [line.partition(":")[0] for line in lines[1:-1]] == [f"step {n} of 8" for n in range(1, 9)]
+    assert "observation policy up to " in lines[1] and "reward up to " in lines[1]
+    assert lines[-1].startswith("update: no minibatch had a finite gradient; that of the last one is not finite in ")
+
+
+def test_a_checkpoint_that_learns_says_so(run):
+    replay = Replay.open(run / "checkpoints" / "last.pt")
+    assert list(iter(replay.step, None))[-1] == "update: the policy learned"
+    replay.close()
+
+
+def test_what_is_no_dump_is_one_line(tool, tmp_path):
+    checkpoint.save(tmp_path / "x.pt", {"a": 1})
+    done = tool("play", "--replay", tmp_path / "x.pt", "--viewer", "none", check=False)
+    assert done.returncode == 2 and done.stderr.count("\n") == 1 and "is neither a dump nor a checkpoint" in done.stderr
+    done = tool("play", "--viewer", "none", check=False)
+    assert done.returncode == 2 and "expected a run or --replay FILE" in done.stderr
+
+
+@pytest.mark.skipif(shutil.which("Xvfb") is None, reason="needs Xvfb")
+def test_a_replay_opens_a_window(tool, tmp_path):
+    with pytest.raises(TaskError):
+        make_trainer("Cartpole", tmp_path, ppo={"value_coef": 1e38}).train()
+    with a_display() as display:
+        file = the_run(tmp_path) / "skipped.pt"
+        done = tool("play", "--replay", file, "--steps", "12", env={"DISPLAY": display}, timeout_s=60)
+    assert done.stdout.splitlines()[-1].startswith("update: no minibatch had a finite gradient")

@@ -1,0 +1,175 @@
+"""What went wrong in a run, once more and in words: replays `diverged.pt` and `skipped.pt`."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gpusim_rl.api import load_spec
+from gpusim_rl.config import build_run
+from gpusim_rl.env import VecEnv
+from gpusim_rl.env.nan_guard import put_state
+from gpusim_rl.env.task import load_task_class
+from gpusim_rl.errors import ConfigError
+from gpusim_rl.learn.algorithm import load_algorithm_class
+from gpusim_rl.paths import Checkpoint
+from gpusim_rl.run import checkpoint
+from gpusim_rl.run.trainer import Trainer
+from gpusim_rl.sim import choose_sim
+from gpusim_rl.simulators import SIMULATORS
+
+
+class Replay:
+    """Repeats, step by step, what a dump was written for.
+
+    Args:
+        env: The envs that it happens in.
+        title: What the dump is of.
+        lines: Does a step, and tells of it.
+
+    Attributes:
+        env: The envs; a viewer shows the first.
+        title: What the dump is of.
+    """
+
+    checkpoint: Path | None = None  # for who shows a `Player` or a replay
+    iteration: int | None = None
+
+    def __init__(self, env: VecEnv, title: str, lines: Iterator[str]) -> None:
+        self.env = env
+        self.title = title
+        self._lines = lines
+
+    @classmethod
+    def open(cls, file: Path, sim: str | None = None) -> Replay:
+        """Puts the envs into the state of a dump.
+
+        Args:
+            file: `diverged.pt`, `skipped.pt` or a checkpoint.
+            sim: Simulator. None takes the one that the registry names for what the run was on (`plays_on`); of a
+                checkpoint, the one of its configuration.
+
+        Raises:
+            ConfigError: The file is no dump, or does not fit this version's task.
+        """
+        if (here := str(Path.cwd())) not in sys.path:
+            sys.path.append(here)  # tasks in the user's folder, as for train.py
+        state = checkpoint.load(file)
+        if {"state", "action", "env"} <= state.keys():
+            return cls._of_divergence(file, state, sim)
+        if {"policy", "algorithm"} <= state.keys():
+            return cls._of_update(file, state, sim)
+        raise ConfigError(f"{file} is neither a dump nor a checkpoint of a training; try diverged.pt of a run")
+
+    @classmethod
+    def _of_divergence(cls, file: Path, state: Mapping[str, Any], sim: str | None) -> Replay:
+        task_class = load_task_class(state["config"]["task"].get("_target_"))
+        algorithm_class = load_algorithm_class(state["config"]["algo"].get("_target_"))
+        cfg = build_run(state["config"], task_class=task_class, algorithm_class=algorithm_class)
+        task_cfg = dataclasses.replace(cfg.task, randomize_episode_start=False, randomize=False)
+        choice = choose_sim(sim or SIMULATORS[state["sim"]].plays_on, torch.device("cpu"))
+        env = VecEnv.make(task_class, task_cfg, num_envs=1, choice=choice, sim=cfg.sim, seed=0)
+        env.reset()
+        put_state(env.sim, state["state"])
+        title = (
+            f"{file}: env {state['env']}, control step {state['episode_step']} of its episode, iteration"
+            f" {state['iteration']}, {state['task']} on {state['sim']} (here {choice.name})"
+        )
+        return cls(env, title, _physics_steps(env, state))
+
+    @classmethod
+    def _of_update(cls, file: Path, state: Mapping[str, Any], sim: str | None) -> Replay:
+        config = dict(state["config"])
+        if not torch.cuda.is_available():
+            config |= {"device": "cpu", "sim_device": None, "rl_device": None}
+        config |= {"checkpoint": str(file), "test": False, "log": {**config["log"], "tensorboard": False}}
+        config["sim"] = {**config["sim"], "name": sim or config["sim"]["name"]}
+        trainer = Trainer(load_spec(config, state["overrides"], Checkpoint(file, None)))
+        again = "" if trainer.choice.name == state["sim"] else f", in new episodes on {trainer.choice.name}"
+        title = f"{file}: the iteration after iteration {state['iteration']}, {state['task']} on {state['sim']}{again}"
+        return cls(trainer.env, title, _iteration(trainer))
+
+    def step(self) -> str | None:
+        """Does the next step; returns what it shows, or None where all is shown."""
+        with torch.no_grad():
+            return next(self._lines, None)
+
+    def follow(self) -> bool:
+        """As `Player.follow`: there is nothing newer."""
+        return False
+
+    def close(self) -> None:
+        """Frees the simulator."""
+        self.env.close()
+
+
+def _physics_steps(env: VecEnv, dump: Mapping[str, Any]) -> Iterator[str]:
+    """One control step, one physics step at a time."""
+    task, sim, action = env.task, env.sim, dump["action"].to(env.device)[None]
+    yield f"action: {_describe('action', action, ('', 'column'))}"
+    limit = env.cfg.clip_actions
+    task.actions.copy_(action.nan_to_num(nan=0.0).clamp(-limit, limit))
+    task.apply_action(task.actions)
+    if sim.bad_inputs.any():
+        yield f"{env.name}.apply_action(): a control or a force is NaN or infinite"
+    for number in range(1, env.cfg.decimation + 1):
+        sim.step(1)
+        parts = [
+            _describe(f"{name}.{key}", getattr(sim.articulation(name), key), ("", "column"))
+            for name, values in dump["state"].items()
+            for key in values
+        ]
+        yield f"physics step {number} of {env.cfg.decimation}: {', '.join(parts)}"
+        if sim.diverged.any():
+            yield "diverged"
+            return
+    for name, term in task.rewards().items():
+        yield f"reward: {_describe(name, term, ('',))}"
+    for group, value in env._task_obs().items():
+        yield f"observation: {_describe(group, value, ('', 'column'))}"
+    bad = bool(sim.bad_inputs.any()) or not bool(action.isfinite().all())
+    yield "counted as diverged, because of the action" if bad else f"did not diverge on {sim.name}"
+
+
+def _iteration(trainer: Trainer) -> Iterator[str]:
+    """An iteration of a training: its control steps, then the update."""
+    algorithm, env = trainer.algorithm, trainer.env
+    for number in range(1, algorithm.horizon + 1):
+        action = algorithm.act(trainer.obs)
+        step = env.step(action.to(env.device))
+        algorithm.record(action, step)
+        parts = [
+            *(_describe(f"observation {group}", value, ("env", "column")) for group, value in trainer.obs.items()),
+            _describe("action", action, ("env", "column")),
+            _describe("reward", step.reward, ("env",)),
+        ]
+        for group, value in step.obs.items():
+            trainer.obs[group].copy_(value)
+        count = int(step.diverged.sum())
+        yield f"step {number} of {algorithm.horizon}: {', '.join(parts)}{f', {count} envs diverged' if count else ''}"
+    with torch.enable_grad():
+        stats = algorithm.update()
+    parameters = dict(algorithm.policy.named_parameters())
+    bad = [name for name, value in parameters.items() if value.grad is not None and not value.grad.isfinite().all()]
+    if stats.get("check/learned", torch.ones(())):
+        yield "update: the policy learned"
+        return
+    where = f"in {len(bad)} of {len(parameters)} tensors: {', '.join(bad)}" if bad else "in its norm, which overflows"
+    yield f"update: no minibatch had a finite gradient; that of the last one is not finite {where}"
+
+
+def _describe(name: str, value: Tensor, axes: tuple[str, ...]) -> str:
+    """The largest number of a tensor, NaN before all others, and where it is."""
+    if not value.numel():
+        return f"{name} is empty"
+    flat = int(value.abs().flatten().argmax())
+    index = torch.unravel_index(torch.tensor(flat), value.shape)
+    where = [f"{axis} {int(number)}" for axis, number in zip(axes, index, strict=True) if axis]
+    largest = float(value.flatten()[flat])
+    return f"{name} up to {largest:.3g}" + (f" ({', '.join(where)})" if where else "")
