@@ -33,8 +33,8 @@ PLAIN = (str, int, float, bool, type(None))
 _FLAGS = {"rb": os.O_RDONLY, "ab": os.O_WRONLY | os.O_APPEND | os.O_CREAT, "ab+": os.O_RDWR | os.O_APPEND | os.O_CREAT}
 
 
-def open_file(path: Path, mode: Literal["rb", "ab", "ab+"] = "rb") -> IO[bytes]:
-    """Open a regular file; what is appended is not buffered. A link is not followed, a named pipe does not block.
+def open_file(path: Path, mode: Literal["rb", "ab", "ab+"] = "rb", buffering: int = -1) -> IO[bytes]:
+    """Open a regular file. A link is not followed, a named pipe does not block.
 
     Raises:
         ConfigError: There is something else than a regular file.
@@ -50,7 +50,7 @@ def open_file(path: Path, mode: Literal["rb", "ab", "ab+"] = "rb") -> IO[bytes]:
     if not stat.S_ISREG(kind):
         os.close(number)
         raise _not_a_file(path, kind)
-    return os.fdopen(number, mode, buffering=-1 if mode == "rb" else 0)
+    return os.fdopen(number, mode, buffering)
 
 
 def read_bytes(path: Path, limit: int = MAX_BYTES) -> bytes:

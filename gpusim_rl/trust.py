@@ -50,20 +50,22 @@ def check_saved_settings(
     for key in settings:
         if str(key).partition("/")[0] in FORBIDDEN:
             raise ConfigError(f"{where} has the key {key!r}: the settings of a run have none. Try removing it")
-    if trust:
-        return settings
-    packages = {"gpusim_rl", *announced_packages()}
     modules = {target.rpartition(".")[0] for target in named} | _modules(config_dir)
-    for key, target in class_paths(settings):
+    for key, target in [] if trust else strange_classes(settings):
         module = target.rpartition(".")[0]
-        known = module in modules or module in sys.modules  # what is imported already runs nothing again
-        if not known and module.partition(".")[0] not in packages:
+        if module not in modules and module not in sys.modules:  # what is imported already runs nothing again
             raise ConfigError(
                 f"{where}: {key}={target} would import {module!r}, which is neither of gpusim_rl nor of an installed"
                 " package of tasks. If you trust its code, try trust=true (tools: --trust), or -cd <folder with its"
                 " yaml>"
             )
     return settings
+
+
+def strange_classes(settings: Any) -> list[tuple[str, str]]:
+    """Keys and values of the `_target_` that are neither of gpusim_rl nor of a package that announces tasks."""
+    packages = {"gpusim_rl", *announced_packages()}
+    return [(key, target) for key, target in class_paths(settings) if target.partition(".")[0] not in packages]
 
 
 def class_paths(node: Any, key: str = "") -> Iterator[tuple[str, str]]:

@@ -174,7 +174,7 @@ def report_run(args: argparse.Namespace) -> int:
 
     from gpusim_rl.diagnose.rules import conclusion, diagnose
     from gpusim_rl.diagnose.run_stats import read_run_stats
-    from gpusim_rl.errors import ConfigError
+    from gpusim_rl.errors import ConfigError, printable
     from gpusim_rl.paths import find_run
 
     try:
@@ -192,7 +192,7 @@ def report_run(args: argparse.Namespace) -> int:
         }
         print(json.dumps(result, indent=2))
         return 0
-    print("\n".join([*summary(folder, stats), "", *finding_lines(stats, findings)]))
+    print(printable("\n".join([*summary(folder, stats), "", *finding_lines(stats, findings)])))
     return 0
 
 

@@ -80,7 +80,7 @@ def positive(text: str) -> int:
 
 def play(args: argparse.Namespace) -> None:
     """Step the run in a window, or without one."""
-    from gpusim_rl.errors import ConfigError
+    from gpusim_rl.errors import ConfigError, printable
     from gpusim_rl.hardware import limit_openmp_spin
     from gpusim_rl.paths import find_checkpoint
 
@@ -111,7 +111,7 @@ def play(args: argparse.Namespace) -> None:
         )
     ) as player:
         if player.checkpoint is not None:
-            print(f"{player.checkpoint}, iteration {player.iteration}")
+            print(printable(f"{player.checkpoint}, iteration {player.iteration}"))
         if args.viewer == "none":
             measure(player, 1000 if args.steps is None else args.steps)
         else:
@@ -120,13 +120,14 @@ def play(args: argparse.Namespace) -> None:
 
 def replay(args: argparse.Namespace) -> None:
     """Show what a dump was written for, in a window, or in words alone."""
+    from gpusim_rl.errors import printable
     from gpusim_rl.view.replay import Replay
 
-    with closing(Replay.open(args.replay, args.sim)) as shown:
-        print(shown.title)
+    with closing(Replay.open(args.replay, args.sim, trust=args.trust, config_dir=args.config_dir)) as shown:
+        print(printable(shown.title))
         if args.viewer == "none":
             for line in iter(shown.step, None):
-                print(line)
+                print(printable(line))
         else:
             watch(shown, args.steps)
 

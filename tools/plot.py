@@ -38,10 +38,10 @@ class Curve:
 
 def main(argv: list[str] | None = None) -> int:
     """Draw the picture and print its path."""
-    from gpusim_rl.errors import friendly_errors
+    from gpusim_rl.errors import friendly_errors, printable
 
     with friendly_errors():
-        print(plot(parse(argv)))
+        print(printable(str(plot(parse(argv)))))
     return 0
 
 
@@ -111,7 +111,7 @@ def draw(groups: Sequence[Sequence[Curve]], x_label: str, y_label: str) -> Figur
 
 def run_folders(names: Sequence[str]) -> list[Path]:
     """Folders that the user means, each once; what a shell's `runs/Ant/*` also catches is left out."""
-    from gpusim_rl.errors import ConfigError
+    from gpusim_rl.errors import ConfigError, printable
     from gpusim_rl.run.run_dir import resolve_run
 
     found: dict[Path, Path] = {}
@@ -119,7 +119,7 @@ def run_folders(names: Sequence[str]) -> list[Path]:
         path = Path(name)
         if not (path / "metrics.csv").is_file():
             if len(names) > 1 and path.exists():
-                print(f"skipped {path}: no metrics.csv in it", file=sys.stderr)
+                print(printable(f"skipped {path}: no metrics.csv in it"), file=sys.stderr)
                 continue
             path = resolve_run(name)[0].path
         found.setdefault(path.resolve(), path)
@@ -130,7 +130,7 @@ def run_folders(names: Sequence[str]) -> list[Path]:
 
 def read_curves(folders: Sequence[Path], key: str, x_column: str) -> list[Curve]:
     """The column of every run; among several, a run that has no value of it yet is left out."""
-    from gpusim_rl.errors import ConfigError
+    from gpusim_rl.errors import ConfigError, printable
 
     curves = []
     for folder in folders:
@@ -139,7 +139,7 @@ def read_curves(folders: Sequence[Path], key: str, x_column: str) -> list[Curve]
         except LookupError as nothing:
             if folder == folders[-1] and not curves:
                 raise ConfigError(str(nothing)) from None
-            print(f"skipped {nothing}", file=sys.stderr)
+            print(printable(f"skipped {nothing}"), file=sys.stderr)
     return curves
 
 
@@ -152,7 +152,7 @@ def read_curve(folder: Path, key: str, x_column: str) -> Curve:
     import numpy as np
 
     from gpusim_rl.config import ALGORITHMS
-    from gpusim_rl.errors import ConfigError, did_you_mean
+    from gpusim_rl.errors import ConfigError, did_you_mean, warn
     from gpusim_rl.run.run_dir import RunDir
     from gpusim_rl.run.writers import parse_csv
 
@@ -162,7 +162,7 @@ def read_curve(folder: Path, key: str, x_column: str) -> Curve:
     content = parse_csv(run.metrics_csv.read_bytes())
     columns = content.columns
     if content.damaged:
-        print(f"{run.metrics_csv} is damaged in line {content.damaged}: the curve ends before it", file=sys.stderr)
+        warn(f"{run.metrics_csv} is damaged in line {content.damaged}: the curve ends before it")
     for name in (key, x_column):
         if name not in columns:
             there = f" Available: {', '.join(columns)}" if columns else " It has none"

@@ -64,7 +64,7 @@ def record(args: argparse.Namespace) -> Path:
     from gpusim_rl.hardware import limit_openmp_spin
 
     limit_openmp_spin()  # before torch is imported
-    from gpusim_rl.errors import import_extra
+    from gpusim_rl.errors import import_extra, printable
     from gpusim_rl.paths import check_out, free_name
 
     # said before the work, not after it
@@ -96,7 +96,7 @@ def record(args: argparse.Namespace) -> Path:
             if step % every == 0:
                 video.write(renderer.render(sim.scene_qpos().cpu().numpy()))
             player.step()
-    print(path)
+    print(printable(str(path)))
     return path
 
 

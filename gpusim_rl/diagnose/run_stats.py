@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import statistics
 from collections.abc import Mapping, Sequence
@@ -10,11 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.run.phases import PHASES
 from gpusim_rl.run.writers import Row, parse_csv
+from gpusim_rl.saved_files import load_json, load_yaml
 from gpusim_rl.simulators import SIMULATORS, default_simulator
 
 NEWEST = 500
@@ -290,10 +288,7 @@ def make_run_stats(config: dict[str, Any], environment: dict[str, Any], rows: Se
 
 
 def _read_config(file: Path) -> dict[str, Any]:
-    try:
-        config = yaml.safe_load(file.read_text())
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ConfigError(f"{file} cannot be read: {str(error).partition(chr(10))[0]}") from None
+    config = load_yaml(file)
     if not isinstance(config, dict):
         raise ConfigError(f"{file} is not the configuration of a run")
     return config
@@ -301,10 +296,9 @@ def _read_config(file: Path) -> dict[str, Any]:
 
 def _read_environment(file: Path) -> dict[str, Any]:
     try:
-        environment = json.loads(file.read_text())
+        return load_json(file)
     except (OSError, ValueError) as error:
         raise ConfigError(f"{file} cannot be read: {error}") from None
-    return environment if isinstance(environment, dict) else {}
 
 
 def _number(row: Row, name: str) -> float:

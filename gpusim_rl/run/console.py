@@ -26,8 +26,10 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from gpusim_rl.errors import printable
 from gpusim_rl.run.phases import PHASES
 from gpusim_rl.run.writers import Row
+from gpusim_rl.saved_files import open_file
 
 PANEL_INTERVAL_S = 0.25
 PANEL_WIDTH = 100  # columns at most
@@ -213,6 +215,7 @@ class Console:
             self._write(self._out, line)
 
     def _say(self, event: str, text: str, data: Mapping[str, object]) -> None:
+        text = printable(text)  # it may hold names and settings of a folder from a stranger
         self._record(text)
         if self.mode == "json":
             self._write_json({"event": event, **data})
@@ -264,8 +267,8 @@ class Console:
             return
         stamp = time.strftime("%Y-%m-%d %H:%M:%S")
         try:
-            with self._log.open("a", encoding="utf-8") as file:
-                file.writelines(f"{stamp}  {line}\n" for line in text.splitlines())
+            with open_file(self._log, "ab") as file:
+                file.write("".join(f"{stamp}  {line}\n" for line in text.splitlines()).encode())
         except OSError as error:
             if not self._log_failed:
                 self._log_failed = True

@@ -14,15 +14,16 @@ from typing import Any
 import yaml
 
 from gpusim_rl import paths
+from gpusim_rl.checkpoint_file import save
 from gpusim_rl.config import RunConfig
 from gpusim_rl.errors import ConfigError
-from gpusim_rl.run import checkpoint
 from gpusim_rl.run.checkpoint import Checkpoints
 from gpusim_rl.run.console import Console
 from gpusim_rl.run.log_interval import LogRow
 from gpusim_rl.run.metrics import Row
 from gpusim_rl.run.run_dir import RunDir
 from gpusim_rl.run.writers import CsvWriter, TensorboardWriter, WandbWriter, Writer, Writers
+from gpusim_rl.trust import strange_classes
 
 SAVE_INTERVAL_S = 60.0
 """last.pt is at most this old, however long an iteration takes; a kill costs no more than that."""
@@ -121,6 +122,7 @@ class Logger:
         self._row: Row = {}
         self._reported: set[str] = set()  # of ONCE
         self._of_script = False  # its classes are of the script that was started
+        self._of_user = False  # or of a module of the user's, which a command imports only where told to
         # Mean return of best.pt; None before there is one. Until then the newest policy is the best: its mean is over
         # the most episodes, and one lucky episode must not stand for the whole run.
         self._best_saved = best_return if self._checkpoints.best.exists() else None
@@ -135,7 +137,9 @@ class Logger:
             banner: Label and text, at most 12 lines.
             config: The composed configuration.
         """
-        self._of_script = _of_script(config)
+        strange = strange_classes(config)
+        self._of_script = any(target.startswith("__main__.") for _, target in strange)
+        self._of_user = bool(strange)
         self.console.start(banner)
         if self._cfg.log.print_config:
             self.console.info(yaml.safe_dump(dict(config), sort_keys=False))
@@ -183,7 +187,7 @@ class Logger:
     def dump(self, name: str, state: Mapping[str, Any]) -> str:
         """Writes a file that shows what went wrong; returns the command that replays it."""
         try:
-            checkpoint.save(self.run_dir.path / name, state)
+            save(self.run_dir.path / name, state)
         except OSError as error:
             self.console.warn(f"{name} cannot be written ({error})")
         return self.replay(name)
@@ -272,16 +276,9 @@ class Logger:
         if self._of_script:
             arguments = ", ".join(["...", f"checkpoint={str(self.run_dir)!r}", *further])
             return [f"gpusim_rl.train({arguments})  in the script with its classes: no command can import them", plot]
-        train = " ".join([command("train"), f"checkpoint={run}", *further])
-        return [*(f"{command(tool)} {run}" for tool in ("play", "record")), train, plot]
-
-
-def _of_script(section: Mapping[str, Any]) -> bool:
-    """Whether a config names a class of the script that was started, which nothing else can import."""
-    return any(
-        _of_script(value) if isinstance(value, Mapping) else key == "_target_" and str(value).startswith("__main__.")
-        for key, value in section.items()
-    )
+        train = " ".join([command("train"), f"checkpoint={run}", *further, *(["trust=true"] * self._of_user)])
+        trust = " --trust" if self._of_user else ""
+        return [*(f"{command(tool)} {run}{trust}" for tool in ("play", "record")), train, plot]
 
 
 def command(tool: str) -> str:

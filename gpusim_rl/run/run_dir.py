@@ -138,7 +138,7 @@ class RunDir:
     def _lock(self) -> IO[bytes]:
         path = self.path / LOCK
         while True:
-            file = open_file(path, "ab+")
+            file = open_file(path, "ab+", buffering=0)
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:

@@ -20,7 +20,7 @@ import yaml
 
 from gpusim_rl.errors import import_extra
 from gpusim_rl.run.run_dir import RunDir
-from gpusim_rl.saved_files import replacing
+from gpusim_rl.saved_files import open_file, replacing
 
 Row = dict[str, int | float | None]
 """Metrics of one log interval by name; None is not known yet."""
@@ -250,7 +250,7 @@ class CsvWriter:
 
     def _append(self, lines: bytes) -> bool:
         """Whether the lines could be appended: the file is as long as this writer has left it."""
-        with self._path.open("ab", buffering=0) as file:
+        with open_file(self._path, "ab", buffering=0) as file:
             size = file.tell()
             if size != self._size:
                 return False

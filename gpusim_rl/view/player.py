@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from gpusim_rl import discover
+from gpusim_rl.checkpoint_file import load
 from gpusim_rl.config import SimConfig, build_run
 from gpusim_rl.env import Step, Task, TaskConfig, VecEnv
 from gpusim_rl.env.task import load_task_class
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.learn.algorithm import Algorithm, Hidden, Policy, load_algorithm_class
-from gpusim_rl.run import checkpoint
 from gpusim_rl.run.run_dir import resolve_run
 from gpusim_rl.sim import SimChoice, choose_sim
 from gpusim_rl.simulators import SIMULATORS, default_simulator
@@ -33,7 +33,7 @@ def load_policy(
     """The policy of a checkpoint, for acting only: float32, no gradients, statistics as they are.
 
     Args:
-        state: What `checkpoint.load` returned.
+        state: What `checkpoint_file.load` returned.
         algorithm_class: What trained it.
         settings: Those of the algorithm, from the checkpoint's own config.
         device: Where to act.
@@ -124,8 +124,12 @@ class Player:
             return cls._untrained(compose([f"task={name}"], config_dir), act, num_envs, sim)
         run, file = resolve_run(name)
         written_ns = file.stat().st_mtime_ns  # before it is read: a newer one is not missed
-        state = checkpoint.load(file)
+        state = load(file)
         config = check_saved_settings(state.get("config"), file, trust=trust, config_dir=config_dir)
+        missing = {"sim", "seed", "env", "obs_sizes", "num_actions", "policy", "iteration"} - state.keys()
+        if missing or state["sim"] not in SIMULATORS:
+            what = f"it has no {', '.join(sorted(missing))}" if missing else f"there is no simulator {state['sim']!r}"
+            raise ConfigError(f"{file} is not a checkpoint of a training: {what}")
         task_class = load_task_class(config["task"].get("_target_"))
         algorithm_class = load_algorithm_class(config["algo"].get("_target_"))
         cfg = build_run(config, task_class=task_class, algorithm_class=algorithm_class)
@@ -175,7 +179,7 @@ class Player:
             return False
         if written_ns == self._written_ns:
             return False
-        self._take(checkpoint.load(self.checkpoint), self.checkpoint, written_ns)
+        self._take(load(self.checkpoint), self.checkpoint, written_ns)
         return True
 
     @torch.no_grad()

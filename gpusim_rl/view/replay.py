@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from gpusim_rl.api import load_spec
+from gpusim_rl.checkpoint_file import load
 from gpusim_rl.config import build_run
 from gpusim_rl.env import VecEnv
 from gpusim_rl.env.nan_guard import put_state
@@ -19,10 +20,10 @@ from gpusim_rl.env.task import load_task_class
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.learn.algorithm import load_algorithm_class
 from gpusim_rl.paths import Checkpoint
-from gpusim_rl.run import checkpoint
 from gpusim_rl.run.trainer import Trainer
 from gpusim_rl.sim import choose_sim
 from gpusim_rl.simulators import SIMULATORS
+from gpusim_rl.trust import check_saved_settings
 
 
 class Replay:
@@ -47,20 +48,23 @@ class Replay:
         self._lines = lines
 
     @classmethod
-    def open(cls, file: Path, sim: str | None = None) -> Replay:
+    def open(cls, file: Path, sim: str | None = None, *, trust: bool = False, config_dir: str | None = None) -> Replay:
         """Puts the envs into the state of a dump.
 
         Args:
             file: `diverged.pt`, `skipped.pt` or a checkpoint.
             sim: Simulator. None takes the one that the registry names for what the run was on (`plays_on`); of a
                 checkpoint, the one of its configuration.
+            trust: Import the classes that the file names, whatever they are.
+            config_dir: A folder of the user's with more tasks (`-cd`), whose code is trusted.
 
         Raises:
             ConfigError: The file is no dump, or does not fit this version's task.
         """
         if (here := str(Path.cwd())) not in sys.path:
             sys.path.append(here)  # tasks in the user's folder, as for train.py
-        state = checkpoint.load(file)
+        state = load(file)
+        check_saved_settings(state.get("config"), file, trust=trust, config_dir=config_dir)
         if {"state", "action", "env"} <= state.keys():
             return cls._of_divergence(file, state, sim)
         if {"policy", "algorithm"} <= state.keys():
