@@ -9,9 +9,12 @@ import threading
 import time
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import torch
 import warp as wp
+
+from gpusim_rl.errors import ConfigError
 
 logger = logging.getLogger("gpusim_rl.sim")
 
@@ -20,10 +23,14 @@ ANNOUNCE_AFTER_S = 3.0
 
 
 def start_warp(device: torch.device) -> str:
-    """Initialises Warp without its start-up prints, and returns its name for a torch device."""
+    """Initialises Warp without its start-up prints, and returns its name for a torch device.
+
+    Raises:
+        ConfigError: The folder for compiled kernels cannot be made.
+    """
     if wp.config.log_level == wp.LOG_INFO:  # the default; anything else was chosen by the user
         wp.config.log_level = wp.LOG_WARNING
-    with _silent_stderr() if device.type == "cpu" else _nothing():
+    with _one_line_if_cache_fails(), _silent_stderr() if device.type == "cpu" else _nothing():
         wp.init()
     if device.type == "cuda" and device.index is None:
         device = torch.device("cuda", torch.cuda.current_device())
@@ -33,6 +40,23 @@ def start_warp(device: torch.device) -> str:
 @contextmanager
 def _nothing() -> Iterator[None]:
     yield
+
+
+@contextmanager
+def _one_line_if_cache_fails() -> Iterator[None]:
+    # Without a cache Warp has no kernels: it compiles them into this folder and loads them from there.
+    try:
+        yield
+    except OSError as error:
+        cache, failed = wp.config.kernel_cache_dir, error.filename
+        if cache is None or not isinstance(failed, str | Path):
+            raise
+        if not (Path(cache).is_relative_to(failed) or Path(failed).is_relative_to(cache)):
+            raise
+        raise ConfigError(
+            f"Warp cannot write its compiled kernels to {cache}: {error.strerror}; try WARP_CACHE_PATH=<a folder that"
+            " can be written>"
+        ) from None
 
 
 @contextmanager
@@ -105,9 +129,15 @@ class WarpGraphs:
         if device.type == "cuda":
             self._capture_stream = _wrap(torch.cuda.Stream(device))
 
-    def scope(self) -> wp.ScopedDevice:
-        """Makes our device Warp's current one, for constructing arrays and eager calls."""
-        return wp.ScopedDevice(self._warp_device)
+    @contextmanager
+    def scope(self) -> Iterator[None]:
+        """Makes our device Warp's current one, for constructing arrays and eager calls.
+
+        Raises:
+            ConfigError: Kernels are compiled in the block, and their folder cannot be written.
+        """
+        with _one_line_if_cache_fails(), wp.ScopedDevice(self._warp_device):
+            yield
 
     def run(self, key: Hashable, body: Callable[[], None]) -> None:
         """Runs `body`; under one key it must launch the same work on the same arrays every time."""

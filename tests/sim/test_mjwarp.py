@@ -11,6 +11,7 @@ from pathlib import Path
 import mujoco
 import pytest
 import torch
+import warp as wp
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gpusim_rl.errors import ConfigError
@@ -261,3 +262,31 @@ sim.step(2)
     done = command(sys.executable, "-c", code, env={"PYTHONPATH": str(checkout)})
     assert done.stdout == ""
     assert done.stderr == ""
+
+
+def test_a_home_that_cannot_be_written_is_one_line(train_cli, tmp_path: Path, monkeypatch):
+    for name in ("WARP_CACHE_PATH", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    (tmp_path / "file").touch()
+    home = tmp_path / "file" / "home"
+    done = train_cli("task=Cartpole", "sim=mjwarp", "device=cpu", "num_envs=4", env={"HOME": str(home)}, check=False)
+    assert done.returncode == 2
+    [line] = done.stderr.splitlines()
+    assert line.startswith(f"error: Warp cannot write its compiled kernels to {home}/.cache/warp/")
+    assert line.endswith(": Not a directory; try WARP_CACHE_PATH=<a folder that can be written>")
+
+
+@wp.kernel
+def count_up(numbers: wp.array(dtype=int)):  # type: ignore[valid-type]
+    numbers[0] = 1
+
+
+@pytest.mark.parametrize("enabled", [True, False], ids=["captured", "eager"])
+def test_a_kernel_cache_that_is_lost_is_one_line(tmp_path: Path, monkeypatch, enabled):
+    graphs = WarpGraphs(torch.device("cpu"), enabled=enabled)
+    with graphs.scope():
+        numbers = wp.zeros(1, dtype=int)
+    (tmp_path / "cache").touch()
+    monkeypatch.setattr(wp.config, "kernel_cache_dir", str(tmp_path / "cache"))
+    with pytest.raises(ConfigError, match=rf"^Warp cannot write its compiled kernels to {tmp_path}/cache: "):
+        graphs.run("count", lambda: wp.launch(count_up, dim=1, inputs=[numbers]))
