@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib.metadata import version
 from typing import Any
 
 import mujoco
@@ -21,6 +22,10 @@ from gpusim_rl.sim.mujoco import MAX_STATE
 from gpusim_rl.sim.params import Param, Params
 from gpusim_rl.sim.scene import Scene
 from gpusim_rl.sim.warp import WarpGraphs
+
+REQUIREMENT = "mujoco-warp>=4.0,<5"  # as in pyproject.toml
+if not hasattr(mjw, "SetConstGroup"):  # new in 4.0
+    raise ConfigError(f"mujoco-warp {version('mujoco-warp')} is too old; try: pip install '{REQUIREMENT}'")
 
 # What `step` depends on: continuing from these arrays is continuing the simulation.
 STATE = (

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import logging
 import sys
 import time
+from importlib.metadata import version
 from pathlib import Path
 
 import mujoco
+import mujoco_warp
 import pytest
 import torch
 import warp as wp
@@ -16,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.sim import Scene, warp
-from gpusim_rl.sim.mjwarp import MjwarpSim, estimate_buffers
+from gpusim_rl.sim.mjwarp import REQUIREMENT, MjwarpSim, estimate_buffers
 from gpusim_rl.sim.warp import WarpGraphs
 from helpers.scenes import (
     ANT,
@@ -290,3 +293,16 @@ def test_a_kernel_cache_that_is_lost_is_one_line(tmp_path: Path, monkeypatch, en
     monkeypatch.setattr(wp.config, "kernel_cache_dir", str(tmp_path / "cache"))
     with pytest.raises(ConfigError, match=rf"^Warp cannot write its compiled kernels to {tmp_path}/cache: "):
         graphs.run("count", lambda: wp.launch(count_up, dim=1, inputs=[numbers]))
+
+
+def test_an_older_mujoco_warp_is_one_line(monkeypatch):
+    monkeypatch.delattr(mujoco_warp, "SetConstGroup")  # new in 4.0
+    monkeypatch.delitem(sys.modules, "gpusim_rl.sim.mjwarp")
+    with pytest.raises(ConfigError) as error:
+        importlib.import_module("gpusim_rl.sim.mjwarp")
+    installed = version("mujoco-warp")
+    assert str(error.value) == f"mujoco-warp {installed} is too old; try: pip install '{REQUIREMENT}'"
+
+
+def test_the_package_requires_that_mujoco_warp(checkout: Path):
+    assert f'"{REQUIREMENT}"' in (checkout / "pyproject.toml").read_text()
