@@ -411,14 +411,15 @@ class PPO(Algorithm):
             mean = (x * valid).sum() / count
             return mean, ((x - mean).square() * valid).sum() / count
 
-        observed = rollout.obs, rollout.final_obs, rollout.last_obs
+        final = (x.where(rollout.final_step[..., None] >= 0, 0.0) for x in rollout.final_obs.values())
+        observed = *rollout.obs.values(), *final, *rollout.last_obs.values()
         _, unexplained = moments(advantage)
         _, spread = moments(returns)
         stats = {
             "value/explained_variance": 1.0 - unexplained / spread.clamp(min=1e-12),
             "value/mean_return": (returns * valid).sum() / count,
             # finite sums of finite numbers: a flag that costs one reduction and no read
-            "check/obs": torch.stack([x.sum() for seen in observed for x in seen.values()]).sum(),
+            "check/obs": torch.stack([x.sum() for x in observed]).sum(),
             "check/reward": rollout.reward.sum(),
         }
         if cfg.normalize_advantage:

@@ -226,9 +226,19 @@ def test_a_log_that_cannot_be_written_is_reported_once(tmp_path, capsys):
 
 
 def in_terminal(
-    script: str, columns: int = 110, *, lines: int = 40, interrupt_at: str = "", code: int = 0, **environment: str
+    script: str,
+    columns: int = 110,
+    *,
+    lines: int = 40,
+    interrupt_at: str = "",
+    close_at: str = "",
+    code: int = 0,
+    **environment: str,
 ) -> str:
-    """What a Python script writes to a terminal of its own, in which Ctrl-C is typed once it shows `interrupt_at`."""
+    """What a Python script writes to a terminal of its own.
+
+    Once that shows `interrupt_at`, Ctrl-C is typed; once it shows `close_at`, it is closed.
+    """
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
     process = subprocess.Popen(
@@ -255,9 +265,11 @@ def in_terminal(
         if interrupt_at and interrupt_at.encode() in output:
             interrupt_at = ""
             os.write(ours, b"\x03")
+        if close_at and close_at.encode() in output:
+            break
     os.close(ours)
-    assert process.wait() == code, output.decode()
-    return output.decode().replace("\r\n", "\n")
+    assert process.wait() == code, output.decode(errors="replace")
+    return output.decode(errors="replace").replace("\r\n", "\n")  # a closed one ends anywhere
 
 
 SHOW = "import test_console as t; t.show('auto')"
@@ -417,11 +429,27 @@ def test_ctrl_c_leaves_the_panel_whole_and_its_notice_visible(columns):
     assert "^C" not in text
 
 
-def test_ctrl_c_in_a_real_training(tmp_path):
+def training(folder: Path) -> str:
+    """A script that trains until it is stopped."""
     small = ["num_envs=8", "ppo.horizon=8", "ppo.epochs=1", "ppo.network.hidden=[16]", "max_iterations=100000"]
-    argv = [str(ROOT / "train.py"), *small, f"log.dir={tmp_path}"]
-    script = f"import sys, runpy; sys.argv = {argv}; runpy.run_path(sys.argv[0], run_name='__main__')"
-    output = in_terminal(script, 60, lines=30, interrupt_at="reward/upright", code=130, PYTHONPATH=str(ROOT))
+    argv = [str(ROOT / "train.py"), *small, f"log.dir={folder}"]
+    return f"import sys, runpy; sys.argv = {argv}; runpy.run_path(sys.argv[0], run_name='__main__')"
+
+
+def test_a_terminal_that_is_closed_leaves_a_checkpoint(tmp_path):
+    in_terminal(training(tmp_path), close_at="reward/upright", code=129, PYTHONPATH=str(ROOT))
+    (run,) = tmp_path.glob("Cartpole/2*")
+    saved = checkpoint.load(run / "checkpoints" / "last.pt")["iteration"]
+    assert len((run / "metrics.csv").read_text().splitlines()) == 1 + saved
+    log = (run / "train.log").read_text()
+    assert "  stopping after this iteration, with a checkpoint; once more stops at once\n" in log
+    assert log.endswith(f"plot.py {run}\n")
+
+
+def test_ctrl_c_in_a_real_training(tmp_path):
+    output = in_terminal(
+        training(tmp_path), 60, lines=30, interrupt_at="reward/upright", code=130, PYTHONPATH=str(ROOT)
+    )
     screen = render(output, 60)
     assert NOTICE in "".join(screen).replace(" ", ""), "wrapped, perhaps"
     panel = [number for number, line in enumerate(screen) if line[0] in "╭│╰"]
