@@ -187,7 +187,7 @@ def test_a_terminal_that_closes_twice_over_costs_nothing(tmp_path, start):
         process.process.send_signal(signal.SIGHUP)
     assert process.ended() == 128 + signal.SIGHUP
     run = the_run(tmp_path / "runs")
-    assert iterations(run)[-1] == checkpoint.load(run / "checkpoints" / "last.pt")["iteration"]
+    assert iterations(run)[-1] == load(run / "checkpoints" / "last.pt")["iteration"]
 
 
 def test_nohup_is_respected(tmp_path, start):

@@ -63,7 +63,7 @@ def test_a_damaged_file_is_drawn_up_to_the_damage(tool, runs_folder, tmp_path, j
     lines = (run / "metrics.csv").read_bytes().splitlines(keepends=True)
     (run / "metrics.csv").write_bytes(b"".join([*lines[:3], junk + lines[3], *lines[4:]]))
     done = tool("plot", run, "--key", "policy/kl", "--out", tmp_path / "x.png")
-    assert done.stderr == f"{run}/metrics.csv is damaged in line 4: the curve ends before it\n"
+    assert done.stderr == f"warning: {run}/metrics.csv is damaged in line 4: the curve ends before it\n"
     (run / "metrics.csv").write_bytes(junk + b"".join(lines))
     done = tool("plot", run, "--key", "policy/kl", "--out", tmp_path / "x.png", check=False)
     assert done.returncode == 2 and done.stderr.splitlines()[-1].startswith("error: ")
