@@ -14,10 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpusim_rl.compose import (
     GROUPS,
-    NO_YAML,
     compose,
-    continue_run,
-    quote,
     refuse_other_algorithm,
     refuse_other_task,
     resolve_checkpoint,
@@ -27,6 +24,8 @@ from gpusim_rl.config import OPEN_SECTION, RunSpec, apply_overrides, build_run, 
 from gpusim_rl.discover import tasks
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.hardware import limit_openmp_spin
+from gpusim_rl.overrides import quote
+from gpusim_rl.saved_run import NO_YAML, continue_run
 
 if TYPE_CHECKING:
     from gpusim_rl.env.task import Task, TaskConfig

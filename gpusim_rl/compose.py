@@ -18,7 +18,6 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
@@ -48,23 +47,27 @@ from gpusim_rl.config import (
     plain,
     unknown_key,
 )
-from gpusim_rl.discover import check_config_dir, plugin_cfg_dirs, read_yaml, task_section, tasks, yaml_error
-from gpusim_rl.errors import ConfigError, did_you_mean, friendly_errors, warn
+from gpusim_rl.discover import (
+    check_config_dir,
+    default_choice,
+    plugin_cfg_dirs,
+    read_yaml,
+    task_section,
+    tasks,
+    yaml_error,
+)
+from gpusim_rl.errors import ConfigError, did_you_mean, friendly_errors
+from gpusim_rl.overrides import is_override, key_of, quote, value_of
 from gpusim_rl.paths import Checkpoint
-from gpusim_rl.saved_files import is_intact, load_yaml
-from gpusim_rl.trust import check_saved_settings
+from gpusim_rl.saved_run import ONE_CALL_ONLY, SavedRun, continue_run
 
 VERSION_BASE = "1.3"
 HYDRA_ERRORS = (HydraException, OmegaConfBaseException, YAMLError, ValueError, RecursionError)
 GROUPS = ("task", "algo", "sim", "log", "debug")
-ONE_CALL_ONLY = ("checkpoint", "test", "trust", "log.dir")
-"""A resumed run does not take these over from its folder: they belong to one call, or lead out of the folder."""
 SAVED = "the settings of a saved run"
 """Name of the config that stands for them: no file is called so."""
 LEFT_OVER_S = 60.0
 """A folder of a sweep that is younger may be of a process that is not seen from here yet."""
-NO_YAML = "~task"
-"""Stands in front of the overrides of a run whose task has no yaml: `++task.<key>=<value>` behind it are all it has."""
 
 
 class Outcome(NamedTuple):
@@ -176,129 +179,6 @@ def compose(
     return config
 
 
-@dataclass(frozen=True)
-class SavedRun:
-    """What `checkpoint=` names. Its settings are data: none of it is read as a command line.
-
-    Attributes:
-        checkpoint: The file, and its run folder.
-        settings: Those of the run; None for a file without a run folder.
-        overrides: The command line that the run was started with, for the record.
-    """
-
-    checkpoint: Checkpoint
-    settings: dict[str, Any] | None
-    overrides: list[str]
-
-    def with_overrides(self, typed: Sequence[str]) -> list[str]:
-        """The record of a command line that continues this run: what is typed takes the place of what was."""
-        keys = {_key(text) for text in typed}
-        return [*(text for text in self.overrides if _key(text) not in keys), *typed]
-
-
-def continue_run(
-    arguments: Sequence[str], config_dir: str | Path | None, named: Sequence[str] = ()
-) -> tuple[list[str], SavedRun | None]:
-    """Read the run that `checkpoint=` names.
-
-    So a run is resumed by its folder alone. What is typed wins over what was saved.
-
-    Args:
-        arguments: The command line.
-        config_dir: The user's folder (`-cd`).
-        named: Class paths that were passed from Python.
-
-    Returns:
-        The arguments without what they only repeat, and the run; None where `checkpoint=` names nothing.
-
-    Raises:
-        ConfigError: There is no such run, it is damaged, or its settings are not to be trusted.
-    """
-    typed = {_key(text): _value(text) for text in arguments if _is_override(text)}
-    name = typed.get("checkpoint", "null")
-    if name in ("null", ""):
-        return list(arguments), None
-    found = paths.find_checkpoint(name, typed.get("log.dir", "runs"))
-    # A folder continues in place, a file may start a new run: hand on which of the two was meant.
-    meant = found.file if name.endswith(".pt") or found.run_dir is None else found.run_dir
-    kept = [f"checkpoint={quote(str(meant))}" if _key(text) == "checkpoint" else text for text in arguments]
-    if found.run_dir is None:
-        return kept, SavedRun(found, None, [])
-    overrides = read_overrides(found.run_dir)
-    named = [*named, *(value for key, value in typed.items() if key.endswith("_target_"))]
-    trust = typed.get("trust", "").lower() == "true"
-    settings = read_settings(found, trust=trust, config_dir=config_dir, named=named)
-    trained = settings["algo"].get("name")
-    again = {NO_YAML, f"task={_saved_choice(overrides, 'task') or _default('task')}"}
-    again.add(f"algo={_saved_choice(overrides, 'algo') or trained}")
-    kept = [text for text in kept if text not in again]
-    if {_value(text) for text in kept if _key(text) in ("algo", "algo.name")} - {trained}:
-        # The run's settings of another algorithm are none of this one's.
-        settings = {key: value for key, value in settings.items() if key not in ("algo", trained)}
-    return kept, SavedRun(found, settings, overrides)
-
-
-def _saved_choice(overrides: Sequence[str], group: str) -> str | None:
-    """Name of the yaml of a group that a run was started with; None for that which is taken without one."""
-    chosen = [_value(text) for text in overrides if _key(text) == group and not text.startswith("~")]
-    return chosen[-1] if chosen else None
-
-
-def read_settings(
-    found: Checkpoint, *, trust: bool = False, config_dir: str | Path | None = None, named: Sequence[str] = ()
-) -> dict[str, Any]:
-    """The settings of a run: those of its config.yaml, or those in the checkpoint where that was damaged.
-
-    Args:
-        found: A checkpoint in a run folder.
-        trust: As for `check_saved_settings`; so are the others.
-        config_dir: As there.
-        named: As there.
-
-    Raises:
-        ConfigError: See `check_saved_settings`.
-    """
-    assert found.run_dir is not None
-    file = found.run_dir / "config.yaml"
-    if is_intact(file):
-        settings = load_yaml(file)
-    else:
-        from gpusim_rl.checkpoint_file import load  # torch
-
-        settings = load(found.file).get("config")
-        warn(f"{file} was changed or damaged: the settings are those in {found.file}")
-        file = found.file
-    settings = dict(check_saved_settings(settings, file, trust=trust, config_dir=config_dir, named=named))
-    for key in ONE_CALL_ONLY:
-        section, _, leaf = key.rpartition(".")
-        owner = settings.get(section) if section else settings
-        if isinstance(owner, dict):
-            owner.pop(leaf, None)
-    return settings
-
-
-def read_overrides(run_dir: Path) -> list[str]:
-    """The command line that a run folder keeps for the record; empty when it has none.
-
-    Raises:
-        ConfigError: It holds what no run writes: a flag, a setting of Hydra's, an interpolation.
-    """
-    file = run_dir / "overrides.yaml"
-    if not file.is_file():
-        return []
-    if not is_intact(file):
-        warn(f"{file} was changed or damaged: the run's command line is not on record any more")
-        return []
-    overrides = load_yaml(file)
-    if not isinstance(overrides, list) or not all(isinstance(text, str) for text in overrides):
-        raise ConfigError(f"{file}: expected a list of key=value, got {type(overrides).__name__}")
-    for text in overrides:
-        key = _key(text).partition("/")[0].partition(".")[0]
-        if not (_is_override(text) or text.startswith("~")) or key == "hydra":
-            raise ConfigError(f"{file} has {text!r}: the settings of a run have no flags and none of Hydra's")
-    return overrides
-
-
 def _primary(saved: SavedRun | None, arguments: Sequence[str]) -> str:
     """Name of the config that Hydra starts from: ours, or the settings of a run in their place.
 
@@ -307,7 +187,7 @@ def _primary(saved: SavedRun | None, arguments: Sequence[str]) -> str:
     if saved is None or saved.settings is None:
         return "config"
     ours = read_yaml(paths.cfg_dir() / "config.yaml")
-    typed = {_key(text) for text in arguments}
+    typed = {key_of(text) for text in arguments}
     defaults: list[Any] = ["_self_"]
     for entry in ours["defaults"]:
         [key] = entry if isinstance(entry, dict) else [entry]
@@ -337,7 +217,7 @@ def _sweep_folder() -> Iterator[str]:
 
 def flags_first(arguments: Sequence[str]) -> list[str]:
     """Sort flags before overrides: argparse does not understand `task=Ant -m seed=1,2`."""
-    return sorted(arguments, key=_is_override)
+    return sorted(arguments, key=is_override)
 
 
 def may_add(arguments: Sequence[str]) -> list[str]:
@@ -355,8 +235,8 @@ def resolve_checkpoint(config: Mapping[str, Any]) -> Checkpoint | None:
 def refuse_missing(arguments: Sequence[str]) -> None:
     """Stop where ??? stands for a value: Hydra takes it for none, and would make a folder `None` for hydra.run.dir."""
     for text in arguments:
-        if _is_override(text) and _value(text).strip() == "???":
-            raise ConfigError(f"{_key(text)}: expected a value, got ???")
+        if is_override(text) and value_of(text).strip() == "???":
+            raise ConfigError(f"{key_of(text)}: expected a value, got ???")
 
 
 def refuse_other_task(config: Mapping[str, Any], saved: SavedRun | None) -> None:
@@ -380,9 +260,9 @@ def refuse_other_algorithm(config: Mapping[str, Any], overrides: Sequence[str]) 
     """Stop when a setting was typed for an algorithm that does not run."""
     chosen = config["algo"]["name"]
     for text in overrides:
-        section = _key(text).partition(".")[0]
+        section = key_of(text).partition(".")[0]
         if section in ALGORITHMS and section != chosen:
-            raise _no_effect(_key(text), chosen)
+            raise _no_effect(key_of(text), chosen)
 
 
 def _no_effect(key: str, chosen: str) -> ConfigError:
@@ -452,16 +332,16 @@ def explain(error: Exception, arguments: Sequence[str] = (), saved: SavedRun | N
     if found := re.search(r"Could not (?:override|delete) '([^'=]+)", text) or re.search(
         r"config group '(.+)' does not", text
     ):
-        key, chosen = found.group(1), [_value(text) for text in arguments if _key(text) in ("algo", "algo.name")]
+        key, chosen = found.group(1), [value_of(text) for text in arguments if key_of(text) in ("algo", "algo.name")]
         if chosen and chosen[-1] != key.partition(".")[0] and key.partition(".")[0] in ALGORITHMS:
             return _no_effect(key, chosen[-1])
         return unknown_key(key, _all_keys(arguments, saved))
     if found := re.search(r"already at '(.+)'|Multiple values for ([\w/]+)", text):
         key = found.group(1) or found.group(2)
-        value = next((_value(argument) for argument in arguments if _key(argument) == key), "<value>")
+        value = next((value_of(argument) for argument in arguments if key_of(argument) == key), "<value>")
         return ConfigError(f"{key!r} has a value already: write {key}={value} without +")
     if text.startswith("Config group override must be"):
-        groups = [argument for argument in arguments if _key(argument) in GROUPS]
+        groups = [argument for argument in arguments if key_of(argument) in GROUPS]
         return ConfigError(f"{' '.join(groups)}: expected a name, e.g. task=Cartpole; see --help")
     if found := re.search(r"Ambiguous value for argument '(.+)'|Sweep parameters '(.+)' requires", first):
         asked = found.group(1) or found.group(2)
@@ -535,16 +415,16 @@ def _job_overrides() -> list[str]:
 
 def _is_open(text: str) -> bool:
     """Whether an override is below `OPEN_SECTION`."""
-    return f"{_key(text)}.".startswith(f"{OPEN_SECTION}.")
+    return f"{key_of(text)}.".startswith(f"{OPEN_SECTION}.")
 
 
 def _complete_checkpoint(line: str) -> list[str] | None:
     """What TAB makes of a command line that ends with `checkpoint=<run>`, of which Hydra knows nothing; else None."""
     *words, last = line.split(" ")
-    if _key(last) != "checkpoint" or "=" not in last:
+    if key_of(last) != "checkpoint" or "=" not in last:
         return None
-    typed = {_key(word): _value(word) for word in words}
-    return [f"checkpoint={run}" for run in paths.complete_run(_value(last), typed.get("log.dir", "runs"))]
+    typed = {key_of(word): value_of(word) for word in words}
+    return [f"checkpoint={run}" for run in paths.complete_run(value_of(last), typed.get("log.dir", "runs"))]
 
 
 def _all_keys(arguments: Sequence[str], saved: SavedRun | None) -> list[str]:
@@ -556,7 +436,7 @@ def _all_keys(arguments: Sequence[str], saved: SavedRun | None) -> list[str]:
         names = [name for name in _task_names(arguments) if name in entries and not entries[name].problem]
         sections = [task_section(entries[name].file) for name in names]
     keys = {f"task.{key}": None for section in [*sections, TASK_DEFAULTS] for key in section if key != "_target_"}
-    made = [_key(text) for text in arguments if text.startswith("++") and not _is_open(text)]
+    made = [key_of(text) for text in arguments if text.startswith("++") and not _is_open(text)]
     return [*known_keys(), *keys, *made]
 
 
@@ -568,32 +448,4 @@ def _problem(arguments: Sequence[str]) -> str:
 
 def _task_names(arguments: Sequence[str]) -> list[str]:
     """Tasks that a command line asks for."""
-    return [_value(text) for text in arguments if _key(text) == "task"] or [_default("task")]
-
-
-def _default(group: str) -> str:
-    """The yaml of a group that is taken where none is named."""
-    defaults = read_yaml(paths.cfg_dir() / "config.yaml")["defaults"]
-    return next(entry[group] for entry in defaults if group in entry)
-
-
-def _is_override(text: str) -> bool:
-    return "=" in text and not text.startswith("-")  # also with + and ~ in front
-
-
-def _key(text: str) -> str:
-    return text.lstrip("+~").partition("=")[0].partition("@")[0]
-
-
-def _value(text: str) -> str:
-    """Value of an override as text, without the quotes of Hydra's grammar."""
-    value = text.partition("=")[2]
-    return value[1:-1] if len(value) > 1 and value[0] == value[-1] and value[0] in "'\"" else value
-
-
-def quote(text: str) -> str:
-    """A value that Hydra reads back as this very string."""
-    word = re.fullmatch(r"[A-Za-z_./][\w./-]*", text) and text.strip("./-") != ""
-    if word and text.lower() not in ("null", "true", "false", "nan", "inf"):
-        return text
-    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
+    return [value_of(text) for text in arguments if key_of(text) == "task"] or [default_choice("task")]

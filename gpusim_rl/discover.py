@@ -150,6 +150,12 @@ def task_section(file: Path) -> dict[str, Any]:
     return dict(read_yaml(file).get("task") or {})
 
 
+def default_choice(group: str) -> str:
+    """The yaml of a group that is taken where none is named."""
+    defaults = read_yaml(paths.cfg_dir() / "config.yaml")["defaults"]
+    return next(entry[group] for entry in defaults if group in entry)
+
+
 def read_yaml(file: Path) -> dict[str, Any]:
     """Read a yaml file with a mapping at the top; an error names file and line."""
     import yaml

@@ -21,6 +21,7 @@ from gpusim_rl.env import TaskConfig
 from gpusim_rl.env.task import load_task_class
 from gpusim_rl.errors import ConfigError, TaskError, friendly_errors, import_extra
 from gpusim_rl.saved_files import dump_yaml
+from gpusim_rl.saved_run import continue_run
 
 TASKS = sorted(tasks())
 
@@ -453,7 +454,7 @@ def test_what_is_called_latest_by_the_user_is_the_latest(run_dir):
 
 def resumed(*typed: str) -> tuple[dict, list[str]]:
     """The settings of a run that these arguments continue, and its command line for the record."""
-    arguments, saved = composing.continue_run(typed, None)
+    arguments, saved = continue_run(typed, None)
     assert saved is not None
     return composing.compose(arguments, saved=saved), saved.with_overrides(arguments)
 
@@ -468,8 +469,8 @@ def test_a_resumed_run_has_the_saved_settings_and_what_is_typed_wins(run_dir):
     assert record == ["task=Cartpole", "num_envs=8", f"checkpoint={folder}", "max_iterations=9"]
     file = f"{folder}/checkpoints/000050.pt"
     assert resumed(f"checkpoint={file}")[0]["checkpoint"] == file
-    assert composing.continue_run(["checkpoint=null"], None) == (["checkpoint=null"], None)
-    assert composing.continue_run(["task=Cartpole"], None) == (["task=Cartpole"], None)
+    assert continue_run(["checkpoint=null"], None) == (["checkpoint=null"], None)
+    assert continue_run(["task=Cartpole"], None) == (["task=Cartpole"], None)
 
 
 def test_a_group_typed_at_a_resume_wins_over_the_saved_settings(run_dir):
@@ -497,7 +498,7 @@ def test_a_folder_with_odd_characters_survives_the_command_line(run_dir, tmp_pat
 
 
 def test_checkpoint_of_another_task_is_refused(run_dir):
-    arguments, saved = composing.continue_run(["task=Ant", "checkpoint=Cartpole"], None)
+    arguments, saved = continue_run(["task=Ant", "checkpoint=Cartpole"], None)
     with pytest.raises(ConfigError) as info:
         composing.refuse_other_task(composing.compose(arguments, saved=saved), saved)
     assert message(info).startswith("checkpoint of another task")
@@ -513,7 +514,7 @@ def test_an_unknown_key_at_a_resume_is_compared_with_those_of_the_run(run_dir):
 def test_foreign_overrides_file_is_refused(run_dir):
     (run_dir / "overrides.yaml").write_bytes(dump_yaml({"a": 1}))
     with pytest.raises(ConfigError, match="expected a list"):
-        composing.continue_run(["checkpoint=Cartpole"], None)
+        continue_run(["checkpoint=Cartpole"], None)
 
 
 # -- errors -----------------------------------------------------------------------------------

@@ -14,11 +14,11 @@ import re
 import shutil
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from gpusim_rl import paths
 from gpusim_rl.checkpoint_file import digest_of

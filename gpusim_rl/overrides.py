@@ -1,0 +1,32 @@
+"""The words of a command line: `key=value` in Hydra's grammar, as text.
+
+Free of Hydra.
+"""
+
+from __future__ import annotations
+
+import re
+
+
+def is_override(text: str) -> bool:
+    """Whether a word of a command line sets a value: `key=value`, also with + or ~ in front."""
+    return "=" in text and not text.startswith("-")
+
+
+def key_of(text: str) -> str:
+    """Key of an override: `task` of `+task@package=Ant`."""
+    return text.lstrip("+~").partition("=")[0].partition("@")[0]
+
+
+def value_of(text: str) -> str:
+    """Value of an override as text, without the quotes of Hydra's grammar."""
+    value = text.partition("=")[2]
+    return value[1:-1] if len(value) > 1 and value[0] == value[-1] and value[0] in "'\"" else value
+
+
+def quote(text: str) -> str:
+    """A value that Hydra reads back as this very string."""
+    word = re.fullmatch(r"[A-Za-z_./][\w./-]*", text) and text.strip("./-") != ""
+    if word and text.lower() not in ("null", "true", "false", "nan", "inf"):
+        return text
+    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"

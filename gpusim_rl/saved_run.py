@@ -1,0 +1,147 @@
+"""The run that `checkpoint=` names: its settings and its command line, read as data.
+
+Free of Hydra.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gpusim_rl import paths
+from gpusim_rl.discover import default_choice
+from gpusim_rl.errors import ConfigError, warn
+from gpusim_rl.overrides import is_override, key_of, quote, value_of
+from gpusim_rl.paths import Checkpoint
+from gpusim_rl.saved_files import is_intact, load_yaml
+from gpusim_rl.trust import check_saved_settings
+
+ONE_CALL_ONLY = ("checkpoint", "test", "trust", "log.dir")
+"""A resumed run does not take these over from its folder: they belong to one call, or lead out of the folder."""
+NO_YAML = "~task"
+"""Stands in front of the overrides of a run whose task has no yaml: `++task.<key>=<value>` behind it are all it has."""
+
+
+@dataclass(frozen=True)
+class SavedRun:
+    """What `checkpoint=` names. Its settings are data: none of it is read as a command line.
+
+    Attributes:
+        checkpoint: The file, and its run folder.
+        settings: Those of the run; None for a file without a run folder.
+        overrides: The command line that the run was started with, for the record.
+    """
+
+    checkpoint: Checkpoint
+    settings: dict[str, Any] | None
+    overrides: list[str]
+
+    def with_overrides(self, typed: Sequence[str]) -> list[str]:
+        """The record of a command line that continues this run: what is typed takes the place of what was."""
+        keys = {key_of(text) for text in typed}
+        return [*(text for text in self.overrides if key_of(text) not in keys), *typed]
+
+
+def continue_run(
+    arguments: Sequence[str], config_dir: str | Path | None, named: Sequence[str] = ()
+) -> tuple[list[str], SavedRun | None]:
+    """Read the run that `checkpoint=` names.
+
+    So a run is resumed by its folder alone. What is typed wins over what was saved.
+
+    Args:
+        arguments: The command line.
+        config_dir: The user's folder (`-cd`).
+        named: Class paths that were passed from Python.
+
+    Returns:
+        The arguments without what they only repeat, and the run; None where `checkpoint=` names nothing.
+
+    Raises:
+        ConfigError: There is no such run, it is damaged, or its settings are not to be trusted.
+    """
+    typed = {key_of(text): value_of(text) for text in arguments if is_override(text)}
+    name = typed.get("checkpoint", "null")
+    if name in ("null", ""):
+        return list(arguments), None
+    found = paths.find_checkpoint(name, typed.get("log.dir", "runs"))
+    # A folder continues in place, a file may start a new run: hand on which of the two was meant.
+    meant = found.file if name.endswith(".pt") or found.run_dir is None else found.run_dir
+    kept = [f"checkpoint={quote(str(meant))}" if key_of(text) == "checkpoint" else text for text in arguments]
+    if found.run_dir is None:
+        return kept, SavedRun(found, None, [])
+    overrides = read_overrides(found.run_dir)
+    named = [*named, *(value for key, value in typed.items() if key.endswith("_target_"))]
+    trust = typed.get("trust", "").lower() == "true"
+    settings = read_settings(found, trust=trust, config_dir=config_dir, named=named)
+    trained = settings["algo"].get("name")
+    again = {NO_YAML, f"task={_chosen(overrides, 'task') or default_choice('task')}"}
+    again.add(f"algo={_chosen(overrides, 'algo') or trained}")
+    kept = [text for text in kept if text not in again]
+    if {value_of(text) for text in kept if key_of(text) in ("algo", "algo.name")} - {trained}:
+        # The run's settings of another algorithm are none of this one's.
+        settings = {key: value for key, value in settings.items() if key not in ("algo", trained)}
+    return kept, SavedRun(found, settings, overrides)
+
+
+def _chosen(overrides: Sequence[str], group: str) -> str | None:
+    """Name of the yaml of a group that a run was started with; None for that which is taken without one."""
+    chosen = [value_of(text) for text in overrides if key_of(text) == group and not text.startswith("~")]
+    return chosen[-1] if chosen else None
+
+
+def read_settings(
+    found: Checkpoint, *, trust: bool = False, config_dir: str | Path | None = None, named: Sequence[str] = ()
+) -> dict[str, Any]:
+    """The settings of a run: those of its config.yaml, or those in the checkpoint where that was damaged.
+
+    Args:
+        found: A checkpoint in a run folder.
+        trust: As for `check_saved_settings`; so are the others.
+        config_dir: As there.
+        named: As there.
+
+    Raises:
+        ConfigError: See `check_saved_settings`.
+    """
+    assert found.run_dir is not None
+    file = found.run_dir / "config.yaml"
+    if is_intact(file):
+        settings = load_yaml(file)
+    else:
+        from gpusim_rl.checkpoint_file import load  # torch
+
+        settings = load(found.file).get("config")
+        warn(f"{file} was changed or damaged: the settings are those in {found.file}")
+        file = found.file
+    settings = dict(check_saved_settings(settings, file, trust=trust, config_dir=config_dir, named=named))
+    for key in ONE_CALL_ONLY:
+        section, _, leaf = key.rpartition(".")
+        owner = settings.get(section) if section else settings
+        if isinstance(owner, dict):
+            owner.pop(leaf, None)
+    return settings
+
+
+def read_overrides(run_dir: Path) -> list[str]:
+    """The command line that a run folder keeps for the record; empty when it has none.
+
+    Raises:
+        ConfigError: It holds what no run writes: a flag, a setting of Hydra's, an interpolation.
+    """
+    file = run_dir / "overrides.yaml"
+    if not file.is_file():
+        return []
+    if not is_intact(file):
+        warn(f"{file} was changed or damaged: the run's command line is not on record any more")
+        return []
+    overrides = load_yaml(file)
+    if not isinstance(overrides, list) or not all(isinstance(text, str) for text in overrides):
+        raise ConfigError(f"{file}: expected a list of key=value, got {type(overrides).__name__}")
+    for text in overrides:
+        key = key_of(text).partition("/")[0].partition(".")[0]
+        if not (is_override(text) or text.startswith("~")) or key == "hydra":
+            raise ConfigError(f"{file} has {text!r}: the settings of a run have no flags and none of Hydra's")
+    return overrides
