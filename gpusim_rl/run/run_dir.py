@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import IO, Any
 
 from gpusim_rl import paths
-from gpusim_rl.checkpoint_file import digest_of
 from gpusim_rl.config import RunSpec
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.provenance import describe_environment, git_state
@@ -97,6 +96,8 @@ class RunDir:
             ConfigError: Another process trains in the folder, or has done so since the checkpoint was read. Or the
                 folder cannot be written.
         """
+        from gpusim_rl.checkpoint_file import digest_of  # torch
+
         found = spec.checkpoint
         if found is None or found.run_dir is None or found.file.name != "last.pt":
             task = chosen_task(spec.overrides) or spec.task_class.__name__

@@ -64,10 +64,11 @@ class Replay:
         if (here := str(Path.cwd())) not in sys.path:
             sys.path.append(here)  # tasks in the user's folder, as for train.py
         state = load(file)
-        check_saved_settings(state.get("config"), file, trust=trust, config_dir=config_dir)
-        if {"state", "action", "env"} <= state.keys():
+        if "config" in state:
+            check_saved_settings(state["config"], file, trust=trust, config_dir=config_dir)
+        if {"config", "state", "action", "env"} <= state.keys():
             return cls._of_divergence(file, state, sim)
-        if {"policy", "algorithm"} <= state.keys():
+        if {"config", "policy", "algorithm"} <= state.keys():
             return cls._of_update(file, state, sim)
         raise ConfigError(f"{file} is neither a dump nor a checkpoint of a training; try diverged.pt of a run")
 

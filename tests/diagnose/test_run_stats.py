@@ -12,6 +12,7 @@ from gpusim_rl.compose import compose
 from gpusim_rl.diagnose.run_stats import NEWEST, read_rows, read_run_stats, warm_up_rows
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.run.writers import Row
+from gpusim_rl.saved_files import dump_yaml
 
 COLUMNS = (
     "iteration,env_steps,time/iteration_s,speed/env_steps_per_s,time/simulate,time/policy,time/update,time/log,"
@@ -83,7 +84,7 @@ def test_the_settings_read_are_those_of_the_chosen_algorithm(tmp_path):
     folder = make_run(tmp_path, [row(1), row(2)])
     config = yaml.safe_load((folder / "config.yaml").read_text())
     config["algo"]["name"], config["mine"] = "mine", {**config["ppo"], "epochs": 7, "horizon": 8}
-    (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    (folder / "config.yaml").write_bytes(dump_yaml(config))
     stats = read_run_stats(folder)
     assert (stats.algo, stats.epochs, stats.horizon) == ("mine", 7, 8)
 
@@ -167,8 +168,8 @@ def test_a_line_that_is_still_being_written_is_left_out(tmp_path):
         ("metrics.csv", (COLUMNS + "\n" + row(1)).encode() + b"\xff\n", "is damaged in line 2"),
         ("metrics.csv", COLUMNS + "\n" + row(1) + "0" * 200_000 + "\n", "is damaged in line 2"),
         ("metrics.csv", COLUMNS + "\n" + row(1) + "\0\n", "is damaged in line 2"),
-        ("config.yaml", None, "config.yaml cannot be read"),
-        ("config.yaml", "a: [", "config.yaml cannot be read"),
+        ("config.yaml", None, "config.yaml: No such file or directory"),
+        ("config.yaml", "a: [", "config.yaml line 1: not valid yaml"),
         ("config.yaml", "- 1", "is not the configuration of a run"),
         ("config.yaml", "num_envs: 3", "is not that of a run, KeyError 'task'"),
         ("env.json", "{", "env.json cannot be read"),
