@@ -140,9 +140,16 @@ def _target(path: Path) -> str:
 # Settings
 
 
+class _Dumper(yaml.SafeDumper):
+    """Writes a value that stands in two places twice: `load_yaml` takes no aliases."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
 def dump_yaml(value: Any) -> bytes:
     """Plain values as yaml, with their digest in the first line."""
-    body = yaml.safe_dump(value, sort_keys=False, allow_unicode=True).encode()
+    body = yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True).encode()
     return DIGEST + hashlib.sha256(body).hexdigest().encode() + b"\n" + body
 
 

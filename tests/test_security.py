@@ -340,6 +340,7 @@ def test_saved_settings_are_numbers_and_text(value: Any) -> None:
 
 
 def test_settings_come_back_as_they_were(tmp_path: Path) -> None:
-    value = {"a": [1, 2.5, None, True, "x: y", "\x1b", "Größe"], "b": {"c": {}}, "1": "2020-01-01"}
+    twice = [0.5, {"x": 1}]  # a caller from Python may pass one list for two settings
+    value = {"a": [1, 2.5, None, True, "x: y", "\x1b", "Größe"], "b": {"c": {}}, "1": "2020-01-01", "d": [twice, twice]}
     (tmp_path / "config.yaml").write_bytes(dump_yaml(value))
     assert load_yaml(tmp_path / "config.yaml") == value
