@@ -1,15 +1,18 @@
 """A Python that has imported the big libraries and forks for each script, so that a command of ours starts at once.
 
 Importing torch takes most of the time of a small run. Our own code and MuJoCo, which reads MUJOCO_GL when it is
-imported, are not imported here: each command imports them itself, as in a process of its own.
+imported, are not imported here: each command imports them itself, as in a process of its own. A test that starts
+hundreds of processes names more modules on the command line.
 
 Reads requests from stdin, one JSON object a line: the command line, and the files that take what it prints.
-Writes a line for each: exit status and CPU time. `helpers.commands.run_command` is the other end.
+Writes a line for each: exit status and CPU time; before it another with the process id, if the request has `announce`.
+`helpers.commands.run_command` and `reliability.processes` are the other ends.
 """
 
 from __future__ import annotations
 
 import gc
+import importlib
 import json
 import os
 import runpy
@@ -26,6 +29,9 @@ def serve() -> dict[str, Any] | None:
         pid = os.fork()
         if pid == 0:
             return request
+        if request.get("announce"):
+            sys.stdout.write(json.dumps({"pid": pid}) + "\n")
+            sys.stdout.flush()
         _, status, usage = os.wait4(pid, 0)
         reply = {"returncode": os.waitstatus_to_exitcode(status), "cpu_s": usage.ru_utime + usage.ru_stime}
         sys.stdout.write(json.dumps(reply) + "\n")
@@ -59,6 +65,8 @@ if __name__ == "__main__":
     import torch
     import torch._dynamo  # noqa: F401  # every optimiser imports it
 
+    for module in sys.argv[1:]:
+        importlib.import_module(module)
     gc.freeze()
     if request := serve():
         runpy.run_path(become(request), run_name="__main__")

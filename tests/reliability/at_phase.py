@@ -1,0 +1,106 @@
+"""`train.py` that gets a signal at one point of its work: `at_phase.py PHASE SIGNAL SETTING=VALUE...`.
+
+The process sends itself the signal as the operating system would. The marker file `sent` in the current folder says
+that it did, and in which iteration.
+"""
+
+from __future__ import annotations
+
+import os
+import runpy
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+FROM_ITERATION = 5
+"""Iterations done when the signal comes, for the phases of an iteration: between two checkpoints."""
+PHASES = (
+    "before the run folder",
+    "before the first iteration",
+    "rollout",
+    "update",
+    "metrics",
+    "writing a checkpoint",
+    "evaluation",
+    "end",
+)
+
+
+def main() -> None:
+    """Wrap the function that the phase is, and be train.py."""
+    import torch
+
+    from gpusim_rl.env import VecEnv
+    from gpusim_rl.run import checkpoint
+    from gpusim_rl.run.logger import Logger
+    from gpusim_rl.run.trainer import Trainer
+    from gpusim_rl.run.writers import CsvWriter
+
+    phase, number = sys.argv[1], int(sys.argv[2])
+    trainers: list[Any] = []
+
+    def send() -> None:
+        marker = Path("sent")
+        if not marker.exists():
+            marker.write_text(str(trainers[0].iteration if trainers else 0))
+            os.kill(os.getpid(), number)
+
+    def before(owner: Any, name: str, due: Callable[[], bool] = lambda: True) -> None:
+        original = getattr(owner, name)
+
+        def wrapped(*args: Any, **kwargs: Any) -> Any:
+            if due():
+                send()
+            return original(*args, **kwargs)
+
+        setattr(owner, name, wrapped)
+
+    def in_iteration() -> bool:
+        return bool(trainers) and trainers[0].iteration >= FROM_ITERATION
+
+    build = Trainer.__init__
+
+    def building(self: Any, *args: Any, **kwargs: Any) -> None:
+        build(self, *args, **kwargs)
+        trainers.append(self)
+
+    Trainer.__init__ = building  # type: ignore[method-assign]
+    if phase == "before the run folder":
+        before(Trainer, "_make_env")
+    elif phase == "before the first iteration":
+        before(Logger, "start")
+    elif phase == "rollout":
+        before(VecEnv, "step", in_iteration)
+    elif phase == "update":
+        before(torch.optim.Adam, "step", in_iteration)
+    elif phase == "metrics":
+        before(CsvWriter, "_append", in_iteration)
+    elif phase == "writing a checkpoint":
+        save, torch_save = checkpoint.save, torch.save
+
+        def saving(payload: Any, file: Any) -> None:
+            if in_iteration():
+                file.write(b"half a file")
+                file.flush()
+                send()
+                file.seek(0)
+                file.truncate()
+            torch_save(payload, file)
+
+        assert save
+        torch.save = saving
+    elif phase == "evaluation":
+        before(VecEnv, "step")
+    elif phase == "end":
+        before(Logger, "finish")
+    else:
+        raise SystemExit(f"unknown phase {phase!r}")
+
+    train = Path(__file__).resolve().parents[2] / "train.py"
+    sys.argv = [str(train), *sys.argv[3:]]
+    runpy.run_path(str(train), run_name="__main__")
+
+
+if __name__ == "__main__":
+    main()

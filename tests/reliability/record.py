@@ -1,0 +1,92 @@
+"""The rows of docs/reliability.md: every test of this folder ends with one.
+
+python tests/reliability/record.py    write the table again, after rows were added by hand
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+DATA = ROOT / "benchmarks" / "reliability.json"
+DOCUMENT = ROOT / "docs" / "reliability.md"
+BEGIN, END = "<!-- table -->\n", "<!-- end of the table -->"
+VARIABLE = "GPUSIM_RL_RELIABILITY"
+
+
+def record(fault: str, how: str, n: int, outcome: str, lost: str) -> None:
+    """Put a row into the file that GPUSIM_RL_RELIABILITY names, in place of the one with the same fault.
+
+    Without the variable nothing is written. The document follows the file that it is made of.
+
+    Args:
+        fault: What was done to the training; the key of the row.
+        how: How it was injected.
+        n: How often.
+        outcome: What happened.
+        lost: What was lost.
+    """
+    name = os.environ.get(VARIABLE)
+    if not name:
+        return
+    from gpusim_rl.provenance import describe_environment, git_state
+
+    # A name may be relative; the tests may have moved to another folder.
+    file = Path(os.environ["PWD"] if "PWD" in os.environ else ".", name).resolve()
+    git, _ = git_state(DATA, DOCUMENT)
+    row = {"fault": fault, "how": how, "n": n, "outcome": outcome, "lost": lost}
+    row |= {"git": git, "time": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
+    with _alone(file):  # the tests may run in several processes
+        data = json.loads(file.read_text()) if file.exists() else {"rows": []}
+        others = [other for other in data["rows"] if other["fault"] != fault]
+        environment = {key: value for key, value in describe_environment().items() if key != "command"}
+        data = {
+            "command": f"{VARIABLE}=benchmarks/reliability.json pytest -m slow tests/reliability",
+            "git": git,
+            "environment": environment,
+            "rows": sorted([*others, row], key=lambda one: one["fault"].lower()),
+        }
+        file.write_text(json.dumps(data, indent=2) + "\n")
+        if file == DATA:
+            write_document()
+
+
+@contextmanager
+def _alone(file: Path) -> Iterator[None]:
+    """No other process is in this block."""
+    with Path(__file__).open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def table(data: Mapping[str, Any]) -> str:
+    """The rows as markdown."""
+    names = ("fault", "how", "n", "outcome", "lost")
+    lines = ["| fault | injected how | n | outcome | lost |", "|---|---|---|---|---|"]
+    lines += ["| " + " | ".join(str(row[name]) for name in names) + " |" for row in data["rows"]]
+    return "\n".join(lines) + "\n"
+
+
+def documented() -> str:
+    """The document with the table of today's data."""
+    text = DOCUMENT.read_text()
+    before, rest = text.split(BEGIN)
+    _, after = rest.split(END)
+    return f"{before}{BEGIN}\n{table(json.loads(DATA.read_text()))}\n{END}{after}"
+
+
+def write_document() -> None:
+    """Bring the document up to date."""
+    if DOCUMENT.exists():
+        DOCUMENT.write_text(documented())
+
+
+if __name__ == "__main__":
+    write_document()

@@ -1,0 +1,192 @@
+"""Bits that flip, files that end too early, and files that are gone: of each file in a run folder."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import shutil
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpusim_rl.checkpoint_file import load
+from helpers.commands import Finished
+from helpers.training import differences, read_csv, the_run
+from reliability.processes import SMALL, TRAIN, Slot, the_error
+from reliability.record import record
+
+LAST = 10  # iterations of the run that is damaged
+PLAN = {
+    "config.yaml": 30,
+    "overrides.yaml": 20,
+    "metrics.csv": 40,
+    "env.json": 20,
+    "train.log": 6,
+    "evaluation.json": 6,
+    "checkpoints/last.pt": 40,
+    "checkpoints/best.pt": 20,
+    "checkpoints/000009.pt": 20,
+}
+"""Damages of each file."""
+STATE = ("policy", "algorithm", "env", "torch_rng", "iteration", "env_steps", "best_return", "seed")
+
+
+class Folder:
+    """A run folder, and what comes of it if nothing is damaged."""
+
+    def __init__(self, slot: Slot, root: Path) -> None:
+        self.slot, self.root = slot, root
+        assert slot.run(TRAIN, *SMALL, f"max_iterations={LAST}", cwd=root).returncode == 0
+        run = the_run(root / "runs")
+        assert slot.run(TRAIN, f"checkpoint={run}", "test=true", cwd=root).returncode == 0
+        self.intact = root / "intact"
+        run.rename(self.intact)
+        shutil.rmtree(root / "runs")
+        self.expected = {name: self.result(name, self.copy()) for name in PLAN}
+        for name, (done, found, csv) in self.expected.items():
+            assert done.returncode == 0 and done.stderr == "" and found and csv, (name, done.stderr)
+
+    def copy(self) -> Path:
+        """A fresh copy at the place where there is always one: its name is in some results."""
+        run = self.root / "run"
+        shutil.rmtree(run, ignore_errors=True)
+        shutil.rmtree(self.root / "runs", ignore_errors=True)
+        return shutil.copytree(self.intact, run)
+
+    def result(self, name: str, run: Path) -> tuple[Finished, dict[str, Any], list[dict[str, str]]]:
+        """Use the folder in the way that reads the file: what was printed, and what came of it."""
+        if name in ("checkpoints/best.pt", "checkpoints/000009.pt"):
+            (run / "evaluation.json").unlink(missing_ok=True)
+            done = self.slot.run(TRAIN, f"checkpoint={run / name}", "test=true", cwd=self.root)
+            file = run / "evaluation.json"
+            return done, json.loads(file.read_text()) if done.returncode == 0 else {}, read_csv(run)
+        done = self.slot.run(TRAIN, f"checkpoint={run}", f"max_iterations={LAST + 2}", cwd=self.root)
+        if done.returncode:
+            return done, {}, []
+        saved = load(run / "checkpoints" / "last.pt")
+        return done, {key: saved[key] for key in STATE}, read_csv(run)
+
+
+def flip(content: bytes, chance: random.Random) -> bytes:
+    damaged = bytearray(content)
+    damaged[chance.randrange(len(content))] ^= 1 << chance.randrange(8)
+    return bytes(damaged)
+
+
+def cut(content: bytes, chance: random.Random) -> bytes:
+    return content[: chance.choice([0, chance.randrange(len(content)), len(content) - 1])]
+
+
+def outcome(folder: Folder, name: str, damage: Callable[[bytes], bytes] | None) -> str:
+    """What came of a damage: refused, said or silent; stops at other weights, tracebacks and hangs."""
+    run = folder.copy()
+    if damage is None:
+        (run / name).unlink()
+    else:
+        (run / name).write_bytes(damage((run / name).read_bytes()))
+    done, found, csv = folder.result(name, run)
+    if done.returncode:
+        line = the_error(done)
+        assert name.rpartition("/")[2] in line, line
+        if damage is not None and name.startswith("checkpoints/"):
+            (good,) = re.findall(r"try checkpoint=(\S+)$", line)
+            named = folder.root / good  # relative to where the command ran
+            assert named.read_bytes() == (folder.intact / named.relative_to(run)).read_bytes(), "not good"
+        return "refused"
+    _, expected, expected_csv = folder.expected[name]
+    assert not differences(found, expected), "other weights"
+    assert all(line.startswith("warning: ") for line in done.stderr.splitlines()), done.stderr
+    if csv != expected_csv:
+        assert name == "metrics.csv" and "metrics.csv" in done.stderr, done.stderr
+        iterations = [int(row["iteration"]) for row in csv]
+        assert iterations == sorted(set(iterations)) and iterations[-2:] == [LAST + 1, LAST + 2]
+    if name == "metrics.csv" and not done.stderr:  # its header can be repaired from the checkpoint
+        assert (run / name).read_bytes().startswith((folder.intact / name).read_bytes())
+    return "said" if done.stderr else "silent"
+
+
+@pytest.fixture(scope="module")
+def folder(slot: Slot, tmp_path_factory: pytest.TempPathFactory) -> Folder:
+    return Folder(slot, tmp_path_factory.mktemp("damage"))
+
+
+# What may happen to each file. Checkpoints and settings have a digest; env.json is only a record, and has none.
+ALLOWED = {
+    "config.yaml": {"said"},
+    "overrides.yaml": {"said"},
+    "metrics.csv": {"said", "silent"},
+    "env.json": {"said", "silent"},
+    "train.log": {"silent"},
+    "evaluation.json": {"silent"},
+    "checkpoints/last.pt": {"refused"},
+    "checkpoints/best.pt": {"refused"},
+    "checkpoints/000009.pt": {"refused"},
+}
+
+
+def summary(counts: Counter[tuple[str, str]]) -> str:
+    """How often what was the outcome, and of which files."""
+    words = {"refused": "refused in one line", "said": "read or repaired with a warning", "silent": "without a word"}
+    parts = []
+    for what, text in words.items():
+        files = {name: count for (name, kind), count in counts.items() if kind == what}
+        if files:
+            each = ", ".join(f"{Path(name).name} {count}" for name, count in files.items())
+            parts.append(f"{sum(files.values())} {text} ({each})")
+    return "; ".join(parts)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("damage", [flip, cut])
+def test_no_damaged_file_is_believed(folder: Folder, damage: Callable[[bytes, random.Random], bytes]) -> None:
+    chance = random.Random(damage.__name__)
+    counts = Counter[tuple[str, str]]()
+    wrong: list[str] = []
+    for name, number in PLAN.items():
+        for _ in range(number // 2):
+            state = chance.getstate()
+            try:
+                what = outcome(folder, name, lambda content: damage(content, chance))
+            except AssertionError as error:
+                chance.setstate(state)
+                content = (folder.intact / name).read_bytes()
+                damaged = damage(content, chance)
+                at = next((i for i, (a, b) in enumerate(zip(content, damaged, strict=False)) if a != b), len(damaged))
+                wrong.append(f"{name} at {at} of {len(content)}: {error}")
+                continue
+            counts[name, what] += 1
+            if what not in ALLOWED[name]:
+                wrong.append(f"{name}: {what}")
+    assert not wrong, "\n".join(wrong)
+    words = {
+        flip: ("A bit flips in a file of a run folder", "one random bit of one file, in every file in turn"),
+        cut: ("A file of a run folder ends too early", "one file is cut at 0, at random or by a byte, in turn"),
+    }
+    fault, how = words[damage]
+    record(
+        fault,
+        f"{how}; then the run is resumed, or the checkpoint evaluated",
+        sum(counts.values()),
+        f"{summary(counts)}. The weights were the right ones in all that went on",
+        "rows of metrics.csv from the damaged one on, which another file keeps; text of a record",
+    )
+
+
+@pytest.mark.slow
+def test_a_file_that_is_gone_is_told_of(folder: Folder) -> None:
+    found = {name: outcome(folder, name, None) for name in PLAN}
+    needed = {name for name in PLAN if name.startswith("checkpoints/") or name == "config.yaml"}
+    assert {name for name, what in found.items() if what == "refused"} == needed, found
+    assert {name for name, what in found.items() if what == "said"} == {"metrics.csv"}, found
+    record(
+        "A file of a run folder is gone",
+        "each file is deleted in turn, then the run is resumed or evaluated",
+        len(found),
+        summary(Counter(found.items())),
+        "what was in the file",
+    )

@@ -1,0 +1,231 @@
+"""A disk that is full or read-only: a small tmpfs in a mount namespace of its own."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from gpusim_rl.checkpoint_file import load
+from helpers.training import the_run
+from reliability.processes import SMALL, TRAIN, Running, Slot, rows, temporary_files, the_error
+from reliability.record import record
+
+SIZE = 2 << 20
+KIND = "a tmpfs of 2 MiB"
+
+
+class Disk:
+    """A small disk that only the commands of its slot see; `seen` is its path from outside."""
+
+    def __init__(self, folder: Path) -> None:
+        self.inside = folder
+        folder.mkdir()
+        user = [] if os.geteuid() == 0 else ["--map-root-user"]
+        mount = f'mount -t tmpfs -o size={SIZE} tmpfs "$0" && exec "$@"'
+        self.slot = Slot("unshare", *user, "--mount", "--propagation", "private", "sh", "-c", mount, str(folder))
+        pid = self.slot.server.pid
+        self.seen = Path(f"/proc/{pid}/root{folder}")
+        self._enter = ["nsenter", "-t", str(pid), "--mount", *([] if os.geteuid() == 0 else ["--user"])]
+        while self.slot.server.poll() is None and self.seen.stat().st_dev == folder.stat().st_dev:
+            time.sleep(0.01)
+        if self.slot.server.poll() is not None:
+            pytest.skip("mounting a tmpfs is not allowed here")
+
+    def call(self, *words: str | Path) -> None:
+        """Run `mount` or `umount` where the disk is seen."""
+        subprocess.run([*self._enter, *map(str, words)], check=True)
+
+    def fill(self, leave: int = 0) -> None:
+        """Write until there is no room but for `leave` bytes."""
+        disk = os.statvfs(self.seen)
+        with (self.seen / "filler").open("wb", buffering=0) as file, suppress(OSError):
+            for _ in range(max(0, disk.f_bavail * disk.f_frsize - leave) // 4096):
+                file.write(b"x" * 4096)
+
+    def make_room(self) -> None:
+        """Undo `fill`."""
+        (self.seen / "filler").unlink()
+
+    def clear(self) -> None:
+        """Delete everything."""
+        for path in self.seen.iterdir():
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+    def start(self, *words: str | Path) -> Running:
+        """Train on it."""
+        return self.slot.start(TRAIN, *words, cwd=self.inside)
+
+    @property
+    def run(self) -> Path:
+        """The only run on it, seen from outside."""
+        return the_run(self.seen / "runs")
+
+
+@pytest.fixture(scope="module")
+def disk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Disk]:
+    one = Disk(tmp_path_factory.mktemp("disk") / "small")
+    yield one
+    one.slot.close()
+
+
+@pytest.fixture(autouse=True)
+def empty(disk: Disk) -> None:
+    disk.clear()
+
+
+def only_warnings(text: str) -> list[str]:
+    """Lines, all of which are warnings."""
+    lines = text.splitlines()
+    assert all(line.startswith("warning: ") for line in lines), text
+    return lines
+
+
+@pytest.mark.slow
+def test_a_disk_that_is_full_for_a_while_costs_nothing(disk: Disk) -> None:
+    count, chance = 20, random.Random(0)
+    training = disk.start(*SMALL, "max_iterations=1000000")
+    training.wait_for(lambda: list(disk.seen.glob("runs/*/*-*/checkpoints/last.pt")))
+    run, unsaved = disk.run, 0
+    for _ in range(count):
+        said = len(training.err)
+        disk.fill(leave=chance.choice([0, 0, chance.randrange(100_000)]))
+        training.wait_for(lambda said=said: len(training.err) > said)
+        time.sleep(chance.uniform(0.0, 0.2))
+        load(run / "checkpoints" / "last.pt")
+        full = rows(run)
+        disk.make_room()
+        training.wait_for(lambda full=full: len(rows(run)) > len(full) + 3)
+        unsaved += training.err[said:].count("checkpoint NOT saved")
+    assert unsaved, "the disk was never full when a checkpoint was due"
+    training.send(signal.SIGTERM)
+    done = training.ended()
+    assert done.returncode == 128 + signal.SIGTERM, done.stderr
+    only_warnings(done.stderr.replace("stopping after this iteration", "warning: stopping"))
+    assert rows(run) == list(range(1, load(run / "checkpoints" / "last.pt")["iteration"] + 1))
+    assert temporary_files(run) == []
+    record(
+        "Full disk, for a while",
+        f"{KIND} is filled while a training writes to it, with 0 to 100 kB left, and emptied again",
+        count,
+        f"a warning, the training goes on; {unsaved} checkpoints are not written and tried again, last.pt stays readable;"
+        " the rows of metrics.csv wait in memory",
+        "nothing",
+    )
+
+
+@pytest.mark.slow
+def test_a_disk_that_stays_full_ends_with_the_newest_checkpoint(disk: Disk) -> None:
+    count, chance, lost = 10, random.Random(1), []
+    for _ in range(count):
+        disk.clear()
+        training = disk.start(*SMALL, "max_iterations=40")
+        wanted = chance.randrange(3, 20)
+        training.wait_for(lambda: list(disk.seen.glob("runs/*/*-*/metrics.csv")))
+        training.wait_for(lambda wanted=wanted: len(rows(disk.run)) > wanted)
+        disk.fill()
+        line = the_error(training.ended())
+        saved = load(disk.run / "checkpoints" / "last.pt")["iteration"]
+        assert "could not be written" in line and f"the newest checkpoint is of iteration {saved}" in line
+        lost.append(40 - saved)
+        disk.make_room()
+        again = disk.start(f"checkpoint={disk.inside / disk.run.relative_to(disk.seen)}", "max_iterations=42").ended()
+        assert again.returncode == 0 and again.stderr == "", again.stderr
+        assert rows(disk.run) == list(range(1, 43)) and temporary_files(disk.run) == []
+    record(
+        "Full disk, to the end",
+        f"{KIND} is filled after 3 to 20 of 40 iterations and stays full",
+        count,
+        "the training goes on to its end, and then one line tells which checkpoint is the newest; exit code 2; with room"
+        " again it is resumed from there",
+        f"all iterations since the disk was full, here {min(lost)} to {max(lost)}",
+    )
+
+
+@pytest.mark.slow
+def test_a_disk_that_is_full_at_the_start_is_one_line(disk: Disk) -> None:
+    count, chance = 10, random.Random(2)
+    for number in range(count):
+        disk.clear()
+        leave = 4096 * number + chance.randrange(4096)
+        disk.fill(leave)
+        done = disk.start(*SMALL, "max_iterations=4").ended()
+        line = the_error(done)
+        assert "No space left on device" in line or "could not be written" in line, line
+        left = [path.name for path in disk.seen.glob("runs/*/*-*/config.yaml")]
+        assert not left or "could not be written" in line, "a folder without a run"
+        disk.make_room()
+        assert disk.start(*SMALL, "max_iterations=4").ended().returncode == 0
+    record(
+        "Full disk, at the start",
+        f"{KIND} has 0 to {4 * count} kB left when a training starts",
+        count,
+        "one line, exit code 2; a run folder that could not be made is removed",
+        "nothing: nothing was trained, or the end could not be saved, and the line says so",
+    )
+
+
+@pytest.mark.slow
+def test_a_read_only_disk_is_one_line_and_no_obstacle_to_an_evaluation(disk: Disk) -> None:
+    assert disk.start(*SMALL, "max_iterations=4").ended().returncode == 0
+    run = disk.run
+    name = disk.inside / run.relative_to(disk.seen)
+    before = {file: file.read_bytes() for file in run.rglob("*") if file.is_file()}
+    disk.call("mount", "-o", "remount,ro", disk.inside)
+    try:
+        new = the_error(disk.start(*SMALL, "max_iterations=4").ended())
+        assert "Read-only file system. Try log.dir=" in new
+        resumed = the_error(disk.start(f"checkpoint={name}", "max_iterations=8").ended())
+        assert "Read-only file system. Try a copy of the folder" in resumed
+        evaluated = disk.start(f"checkpoint={name}", "test=true").ended()
+        (line,) = only_warnings(evaluated.stderr)
+        assert evaluated.returncode == 0 and "evaluation.json cannot be written" in line
+        assert "return_mean" in evaluated.stdout
+    finally:
+        disk.call("mount", "-o", "remount,rw", disk.inside)
+    assert {file: file.read_bytes() for file in run.rglob("*") if file.is_file()} == before
+    record(
+        "Read-only folder, at the start",
+        "a tmpfs is mounted read-only; a new run, a resumed run and an evaluation start on it",
+        3,
+        "training: one line that says what to try; evaluation: works, with a warning that its file is not written",
+        "nothing; no file is changed",
+    )
+
+
+@pytest.mark.slow
+def test_a_checkpoint_folder_that_turns_read_only_stops_no_training(disk: Disk) -> None:
+    count = 5
+    training = disk.start(*SMALL, "max_iterations=1000000")
+    training.wait_for(lambda: list(disk.seen.glob("runs/*/*-*/checkpoints/last.pt")))
+    run = disk.run
+    folder = disk.inside / run.relative_to(disk.seen) / "checkpoints"
+    for _ in range(count):
+        said = len(training.err)
+        disk.call("mount", "--bind", folder, folder)
+        disk.call("mount", "-o", "remount,bind,ro", folder)
+        training.wait_for(lambda said=said: "Read-only file system" in training.err[said:])
+        disk.call("umount", folder)
+        before = load(run / "checkpoints" / "last.pt")["iteration"]
+        training.wait_for(lambda before=before: load(run / "checkpoints" / "last.pt")["iteration"] > before)
+    training.send(signal.SIGTERM)
+    done = training.ended()
+    assert done.returncode == 128 + signal.SIGTERM, done.stderr
+    only_warnings(done.stderr.replace("stopping after this iteration", "warning: stopping"))
+    assert rows(run) == list(range(1, load(run / "checkpoints" / "last.pt")["iteration"] + 1))
+    assert temporary_files(run) == []
+    record(
+        "Read-only folder, while training",
+        "the folder of the checkpoints is mounted read-only for a while",
+        count,
+        "a warning for each checkpoint that is not written, the training goes on, the next checkpoint is tried",
+        "nothing",
+    )

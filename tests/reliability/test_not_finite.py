@@ -1,0 +1,192 @@
+"""NaN and infinity wherever a number is made, in trainings in this process."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from gpusim_rl.errors import TaskError
+from gpusim_rl.run import checkpoint
+from gpusim_rl.run.trainer import Trainer
+from helpers.training import make_trainer, read_csv, the_run
+from reliability.record import record
+
+VALUES = (float("nan"), float("inf"), float("-inf"))
+TIMES = 3  # each value, at another moment and env
+ITERATIONS, HORIZON, ENVS, MINIBATCHES = 6, 8, 8, 4  # as of make_trainer
+
+
+class At:
+    """True at one call, the `number`-th from 1."""
+
+    def __init__(self, number: int) -> None:
+        self.left = number
+
+    def __call__(self) -> bool:
+        self.left -= 1
+        return self.left == 0
+
+
+def wrap(owner: Any, name: str, after: Callable[..., Any]) -> None:
+    """Let `after(result, *arguments)` take the place of what a method returns."""
+    method = getattr(owner, name)
+    setattr(owner, name, lambda *arguments: after(method(*arguments), *arguments))
+
+
+def into_state(trainer: Trainer, now: At, env: int, value: float) -> None:
+    task: Any = trainer.env.task
+    where = torch.arange(ENVS) == env
+
+    def before(action: torch.Tensor) -> None:
+        if now():
+            task.robot.set_state(where, joint_vel=torch.full_like(task.robot.joint_vel, value))
+        apply(action)
+
+    apply, task.apply_action = task.apply_action, before
+
+
+def into_control(trainer: Trainer, now: At, env: int, value: float) -> None:
+    task: Any = trainer.env.task
+    apply = task.apply_action
+    task.apply_action = lambda action: apply(poisoned(action, env, value) if now() else action)
+
+
+def into_action(trainer: Trainer, now: At, env: int, value: float) -> None:
+    wrap(trainer.algorithm, "act", lambda action, _: poisoned(action, env, value) if now() else action)
+
+
+def into_observation(trainer: Trainer, now: At, env: int, value: float) -> None:
+    task: Any = trainer.env.task
+    apply = task.apply_action
+    bad = False
+
+    def before(action: torch.Tensor) -> None:  # a step observes again where episodes end
+        nonlocal bad
+        bad = now()
+        apply(action)
+
+    task.apply_action = before
+    wrap(task, "observe", lambda obs: poisoned(obs, env, value) if bad else obs)
+
+
+def into_reward(trainer: Trainer, now: At, env: int, value: float) -> None:
+    def after(terms: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        return {name: poisoned(term, env, value) for name, term in terms.items()} if now() else terms
+
+    wrap(trainer.env.task, "rewards", after)
+
+
+def into_loss(trainer: Trainer, now: At, env: int, value: float) -> None:
+    def after(found: tuple[torch.Tensor, Any], *_: Any) -> tuple[torch.Tensor, Any]:
+        total, parts = found
+        return (total * value if now() else total), parts
+
+    wrap(trainer.algorithm, "_loss", after)
+
+
+def into_gradient(trainer: Trainer, now: At, env: int, value: float) -> None:
+    weights = next(trainer.algorithm.policy.parameters())
+    weights.register_hook(lambda gradient: poisoned(gradient, 0, value) if now() else gradient)
+
+
+def poisoned(tensor: torch.Tensor, row: int, value: float) -> torch.Tensor:
+    """A copy with the value in a row."""
+    found = tensor.clone()
+    found[row] = value
+    return found
+
+
+COUNTED = {
+    "state (a joint's speed)": (into_state, "sim/diverged"),
+    "action of the policy": (into_action, "sim/bad_actions"),
+    "control that a task sets": (into_control, "sim/bad_actions"),
+    "loss": (into_loss, "policy/skipped_minibatches"),
+    "gradient": (into_gradient, "policy/skipped_minibatches"),
+}
+ENDING = {"observation": into_observation, "reward": into_reward}
+
+
+def trials(chance: random.Random) -> list[tuple[float, int, int, int]]:
+    """Value, iteration of the fault from 2, call within it from 1, env."""
+    return [
+        (value, chance.randrange(2, ITERATIONS), chance.randrange(HORIZON), chance.randrange(ENVS))
+        for value, _ in itertools.product(VALUES, range(TIMES))
+    ]
+
+
+def trainer_in(folder: Path, **settings: Any) -> Trainer:
+    return make_trainer("Cartpole", folder, max_iterations=ITERATIONS, **settings)
+
+
+def assert_finite(run: Path) -> dict[str, Any]:
+    saved = checkpoint.load(run / "checkpoints" / "last.pt")
+    assert all(value.isfinite().all() for value in saved["policy"].values())
+    return saved
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("where", COUNTED)
+def test_it_is_counted_and_left_out(tmp_path: Path, where: str) -> None:
+    inject, column = COUNTED[where]
+    chance = random.Random(where)
+    learning = column == "policy/skipped_minibatches"
+    calls = MINIBATCHES if learning else HORIZON
+    found = trials(chance)
+    for number, (value, iteration, call, env) in enumerate(found):
+        trainer = trainer_in(tmp_path / str(number))
+        inject(trainer, At((iteration - 1) * calls + call % calls + 1), env, value)
+        trainer.train()
+        run = the_run(tmp_path / str(number))
+        assert_finite(run)
+        rows = read_csv(run)
+        counts = [float(row[column]) for row in rows]
+        if learning:  # since the training began
+            assert counts == [float(row >= iteration) for row in range(1, ITERATIONS + 1)], (value, counts)
+        else:
+            assert counts == [float(row == iteration) for row in range(1, ITERATIONS + 1)], (value, counts)
+            assert [row["sim/diverged"] for row in rows] == [row[column] for row in rows]
+            assert (run / "diverged.pt").is_file()
+        assert not [cell for row in rows for cell in row.values() if cell in ("nan", "inf", "-inf")]
+    record(
+        f"NaN, Inf or -Inf in the {where}",
+        f"in one {'minibatch' if learning else 'env'} at a random step of a training",
+        len(found),
+        f"counted in {column}, told of in a warning; the training goes on, all weights and all numbers of metrics.csv"
+        " stay finite",
+        f"1 of {MINIBATCHES * ITERATIONS} minibatches"
+        if learning
+        else f"1 of {HORIZON * ITERATIONS * ENVS} samples, and the rest of that env's episode; diverged.pt replays it",
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("where", ENDING)
+def test_it_ends_the_training_before_a_checkpoint(tmp_path: Path, where: str) -> None:
+    found = trials(random.Random(where))
+    for number, (value, iteration, call, env) in enumerate(found):
+        folder = tmp_path / str(number)
+        trainer = trainer_in(folder, log={"checkpoint_interval": 1})
+        ENDING[where](trainer, At((iteration - 1) * HORIZON + call + 1), env, value)
+        with pytest.raises(TaskError, match=rf"{where}.* is not finite in iteration {iteration}; ") as error:
+            trainer.train()
+        assert f"env {env}" in str(error.value) and "\n" not in str(error.value)
+        run = the_run(folder)
+        assert assert_finite(run)["iteration"] == iteration - 1
+        resumed = trainer_in(folder, checkpoint=str(run))
+        resumed.train()
+        assert assert_finite(run)["iteration"] == ITERATIONS
+        assert [row["iteration"] for row in read_csv(run)] == [str(row) for row in range(1, ITERATIONS + 1)]
+    record(
+        f"NaN, Inf or -Inf in the {where}",
+        "in one env at a random step of a training",
+        len(found),
+        "the training ends with one line that names step and env; all checkpoints are from before it, and the newest is"
+        " resumed",
+        "the iteration it came in, and those since the last checkpoint",
+    )
