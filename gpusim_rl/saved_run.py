@@ -132,7 +132,8 @@ def read_overrides(run_dir: Path) -> list[str]:
         ConfigError: It holds what no run writes: a flag, a setting of Hydra's, an interpolation.
     """
     file = run_dir / "overrides.yaml"
-    if not file.is_file():
+    if not file.exists():
+        warn(f"{file} is gone: the run's command line is not on record any more")
         return []
     if not is_intact(file):
         warn(f"{file} was changed or damaged: the run's command line is not on record any more")

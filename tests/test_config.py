@@ -380,6 +380,13 @@ def test_a_run_has_many_names(run_dir, name):
     assert found.run_dir is not None and found.run_dir.resolve() == run_dir
 
 
+def test_a_command_line_that_is_gone_is_told_of(run_dir, capsys):
+    (run_dir / "overrides.yaml").unlink()
+    assert composing.read_overrides(run_dir) == []
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line == f"warning: {run_dir}/overrides.yaml is gone: the run's command line is not on record any more"
+
+
 def test_a_copied_checkpoint_has_no_run_folder(run_dir, tmp_path):
     copy = tmp_path / "mine.pt"
     copy.write_bytes(b"x")

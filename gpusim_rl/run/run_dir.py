@@ -22,7 +22,7 @@ from typing import IO, Any
 
 from gpusim_rl import paths
 from gpusim_rl.config import RunSpec
-from gpusim_rl.errors import ConfigError
+from gpusim_rl.errors import ConfigError, warn
 from gpusim_rl.provenance import describe_environment, git_state
 from gpusim_rl.saved_files import dump_yaml, load_json, load_yaml, open_file, read_bytes, remove_temporary, replacing
 
@@ -132,9 +132,11 @@ class RunDir:
         except OSError as error:
             raise self.unwritable(error) from None
         with file:
-            yield
-            with suppress(OSError):
-                (self.path / LOCK).unlink()
+            try:
+                yield
+            finally:
+                with suppress(OSError):
+                    (self.path / LOCK).unlink()
 
     def _lock(self) -> IO[bytes]:
         path = self.path / LOCK
@@ -183,7 +185,8 @@ class RunDir:
                 file.write(dump_yaml(value))
         try:
             before = self.environment
-        except (OSError, ValueError):  # an older run; a file that somebody edited
+        except (OSError, ValueError) as error:  # a file that somebody edited, or that a disk has lost
+            warn(f"{self.env_json} cannot be read ({_reason(error)}): what it told of earlier starts is lost")
             before = {}
         earlier = before.get("earlier", [])
         if before:
@@ -270,6 +273,11 @@ def resolve_run(name: str, base: Path = Path("runs")) -> tuple[RunDir, Path]:
             "and <run>/config.yaml. Try the file in the folder of the run that made it"
         )
     return RunDir.open(found.run_dir), found.file
+
+
+def _reason(error: OSError | ValueError) -> str:
+    """Why a file cannot be read, without its name."""
+    return error.strerror or "" if isinstance(error, OSError) else str(error).partition("\n")[0]
 
 
 def _new_folder(parent: Path) -> Path:

@@ -278,11 +278,22 @@ def test_a_resumed_run_tells_where_each_start_ran_and_loses_no_diff(repository, 
     assert (run.path / "git.diff").read_bytes() == b"" and b"+a = 2" in (run.path / "git-2.diff").read_bytes()
 
 
-def test_a_run_without_a_readable_environment_goes_on(tmp_path):
+@pytest.mark.parametrize(("content", "reason"), [("{", "Expecting property name"), (None, "No such file")])
+def test_a_run_without_a_readable_environment_goes_on_and_says_so(tmp_path, capsys, content, reason):
     run = make_run(tmp_path)
-    run.env_json.write_text("{")
+    run.env_json.unlink() if content is None else run.env_json.write_text(content)
     run.resume(config=CONFIG, overrides=[])
     assert run.environment["earlier"] == [] and run.environment["cpu"]
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"warning: {run.env_json} cannot be read ({reason}") and line.endswith("is lost")
+
+
+def test_a_lock_goes_with_its_process_also_after_an_error(tmp_path):
+    run = make_run(tmp_path)
+    with pytest.raises(RuntimeError), run.locked():
+        assert (run.path / "lock").exists()
+        raise RuntimeError
+    assert not (run.path / "lock").exists()
 
 
 def test_what_a_tool_writes_itself_does_not_make_its_checkout_dirty(repository):
