@@ -29,6 +29,7 @@ from gpusim_rl.env import TaskConfig
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.run import checkpoint
 from helpers.commands import ROOT, Finished, run_command
+from reliability import record
 
 pytest_plugins = ["helpers.tool_runs"]
 
@@ -363,7 +364,7 @@ def test_commands_are_understood(document, monkeypatch, runs_folder, tmp_path):
         if block.file is not None:
             write(block, tmp_path)
     for command in commands(document):
-        program, *arguments = shlex.split(command)
+        program, *arguments = shlex.split(re.sub(r"^([A-Z_]+=\S+ )+", "", command))
         if program == "nsys":  # behind its own options stands a command of ours
             program, *arguments = arguments[arguments.index("python") :]
         if command == "python train.py num_env=64":
@@ -376,6 +377,8 @@ def test_commands_are_understood(document, monkeypatch, runs_folder, tmp_path):
             check_settings(compose([text.split(",")[0] if sweep else text for text in settings], config_dir))
         elif program == "python" and arguments[0].startswith(("tools/", "benchmarks/", "docs/")):
             load_script(arguments[0]).parse(arguments[1:])
+        elif arguments == ["tests/reliability/record.py"]:
+            assert program == "python" and (ROOT / arguments[0]).exists()
         elif arguments[:1] != ["-c"]:
             checks = ("ruff", "pyright", "lint-imports", ".ci/run")
             assert program in ("pip", "pytest", "gpusim-rl", "tensorboard", "git", "cd", *checks), command
@@ -467,6 +470,27 @@ def test_the_tasks_of_the_readme_are_the_data():
         said = reached if outcome["reached"] else f"*{outcome['final_return']:,.0f} of {reached}*"
         easier = "".join(f", `{setting}`" for setting in outcome["overrides"] if setting.startswith("task."))
         assert re.search(rf"`{outcome['task']}` \([\d, ]+\){easier} \| {re.escape(said)} \|", text), outcome["task"]
+
+
+def test_the_table_of_faults_is_the_data():
+    assert record.DOCUMENT.read_text() == record.documented(), "try python tests/reliability/record.py"
+    data = json.loads(record.DATA.read_text())
+    assert data["rows"] and {"command", "git", "environment"} <= set(data)
+    for row in data["rows"]:
+        assert row["n"] > 0 and row["git"]["sha"] and all(row[name] for name in ("fault", "how", "outcome", "lost"))
+
+
+def test_a_fault_is_recorded_in_place_of_its_old_row(tmp_path, monkeypatch):
+    monkeypatch.setenv(record.VARIABLE, str(tmp_path / "found.json"))
+    for n in (1, 2):
+        record.record("b", "how", n, "outcome", "lost")
+    record.record("A", "how", 3, "outcome", "lost")
+    data = json.loads((tmp_path / "found.json").read_text())
+    assert [(row["fault"], row["n"]) for row in data["rows"]] == [("A", 3), ("b", 2)]
+    assert record.table(data).splitlines()[-1] == "| b | how | 2 | outcome | lost |"
+    monkeypatch.delenv(record.VARIABLE)
+    record.record("c", "how", 4, "outcome", "lost")
+    assert json.loads((tmp_path / "found.json").read_text()) == data
 
 
 def test_the_picture_of_the_readme_is_small():

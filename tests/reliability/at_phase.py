@@ -24,6 +24,7 @@ PHASES = (
     "writing a checkpoint",
     "evaluation",
     "end",
+    "closing",
 )
 
 
@@ -32,7 +33,6 @@ def main() -> None:
     import torch
 
     from gpusim_rl.env import VecEnv
-    from gpusim_rl.run import checkpoint
     from gpusim_rl.run.logger import Logger
     from gpusim_rl.run.trainer import Trainer
     from gpusim_rl.run.writers import CsvWriter
@@ -77,7 +77,7 @@ def main() -> None:
     elif phase == "metrics":
         before(CsvWriter, "_append", in_iteration)
     elif phase == "writing a checkpoint":
-        save, torch_save = checkpoint.save, torch.save
+        torch_save = torch.save
 
         def saving(payload: Any, file: Any) -> None:
             if in_iteration():
@@ -88,12 +88,13 @@ def main() -> None:
                 file.truncate()
             torch_save(payload, file)
 
-        assert save
         torch.save = saving
     elif phase == "evaluation":
         before(VecEnv, "step")
     elif phase == "end":
         before(Logger, "finish")
+    elif phase == "closing":
+        before(Logger, "__exit__")
     else:
         raise SystemExit(f"unknown phase {phase!r}")
 

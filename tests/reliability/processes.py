@@ -89,7 +89,7 @@ class Running:
         server = slot.server
         assert server.stdin is not None and server.stdout is not None
         self._replies: IO[str] = server.stdout
-        self._files = [tempfile.NamedTemporaryFile("r") for _ in range(2)]
+        self._files = [tempfile.NamedTemporaryFile("r") for _ in range(2)]  # noqa: SIM115 - until it has ended
         kept = {key: value for key, value in os.environ.items() if not key.startswith(("WANDB", "HYDRA"))}
         kept |= {"NO_COLOR": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
         request = {"argv": words, "cwd": str(cwd), "env": kept, "timeout_s": TIMEOUT_S, "announce": True}

@@ -39,7 +39,7 @@ def record(fault: str, how: str, n: int, outcome: str, lost: str) -> None:
     from gpusim_rl.provenance import describe_environment, git_state
 
     # A name may be relative; the tests may have moved to another folder.
-    file = Path(os.environ["PWD"] if "PWD" in os.environ else ".", name).resolve()
+    file = Path(os.environ.get("PWD", "."), name).resolve()
     git, _ = git_state(DATA, DOCUMENT)
     row = {"fault": fault, "how": how, "n": n, "outcome": outcome, "lost": lost}
     row |= {"git": git, "time": time.strftime("%Y-%m-%dT%H:%M:%S%z")}

@@ -116,8 +116,8 @@ def test_a_disk_that_is_full_for_a_while_costs_nothing(disk: Disk) -> None:
         "Full disk, for a while",
         f"{KIND} is filled while a training writes to it, with 0 to 100 kB left, and emptied again",
         count,
-        f"a warning, the training goes on; {unsaved} checkpoints are not written and tried again, last.pt stays readable;"
-        " the rows of metrics.csv wait in memory",
+        f"a warning, the training goes on; {unsaved} checkpoints are not written and tried again, last.pt stays"
+        " readable; the rows of metrics.csv wait in memory",
         "nothing",
     )
 
@@ -144,8 +144,8 @@ def test_a_disk_that_stays_full_ends_with_the_newest_checkpoint(disk: Disk) -> N
         "Full disk, to the end",
         f"{KIND} is filled after 3 to 20 of 40 iterations and stays full",
         count,
-        "the training goes on to its end, and then one line tells which checkpoint is the newest; exit code 2; with room"
-        " again it is resumed from there",
+        "the training goes on to its end, and then one line tells which checkpoint is the newest; exit code 2; with"
+        " room again it is resumed from there",
         f"all iterations since the disk was full, here {min(lost)} to {max(lost)}",
     )
 
@@ -157,18 +157,25 @@ def test_a_disk_that_is_full_at_the_start_is_one_line(disk: Disk) -> None:
         disk.clear()
         leave = 4096 * number + chance.randrange(4096)
         disk.fill(leave)
-        done = disk.start(*SMALL, "max_iterations=4").ended()
-        line = the_error(done)
+        line = the_error(disk.start(*SMALL, "max_iterations=4").ended())
         assert "No space left on device" in line or "could not be written" in line, line
-        left = [path.name for path in disk.seen.glob("runs/*/*-*/config.yaml")]
-        assert not left or "could not be written" in line, "a folder without a run"
+        shutil.rmtree(disk.seen / "runs", ignore_errors=True)
         disk.make_room()
         assert disk.start(*SMALL, "max_iterations=4").ended().returncode == 0
+
+        resume = f"checkpoint={disk.inside / disk.run.relative_to(disk.seen)}"
+        disk.fill(leave)
+        line = the_error(disk.start(resume, "max_iterations=6").ended())
+        assert "No space left on device" in line or "could not be written" in line, line
+        assert load(disk.run / "checkpoints" / "last.pt")["iteration"] == 4
+        disk.make_room()
+        again = disk.start(resume, "max_iterations=6").ended()
+        assert again.returncode == 0 and again.stderr == "" and rows(disk.run) == [1, 2, 3, 4, 5, 6], again.stderr
     record(
         "Full disk, at the start",
-        f"{KIND} has 0 to {4 * count} kB left when a training starts",
-        count,
-        "one line, exit code 2; a run folder that could not be made is removed",
+        f"{KIND} has 0 to {4 * count} kB left when a new run and a resumed run start",
+        2 * count,
+        "one line, exit code 2; with room again the same commands work",
         "nothing: nothing was trained, or the end could not be saved, and the line says so",
     )
 

@@ -12,14 +12,14 @@ import pytest
 from helpers.commands import ROOT
 from helpers.training import the_run
 from reliability.at_phase import PHASES
-from reliability.processes import SMALL, TRAIN, Slot, rows, saved_iteration, temporary_files
+from reliability.processes import SMALL, TRAIN, Slot, rows, saved_iteration, temporary_files, the_error
 from reliability.record import record
 
 SCRIPT = ROOT / "tests" / "reliability" / "at_phase.py"
 CAUGHT = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-OTHERS = (signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGKILL)
+OTHERS = (signal.SIGQUIT, signal.SIGUSR1, signal.SIGKILL)
 LAST = 10
-BUILDING = ("before the run folder", "before the first iteration", "evaluation")
+AT_ONCE = ("before the run folder", "before the first iteration", "evaluation", "closing")
 """Phases in which there is nothing to save: a signal ends them at once."""
 
 
@@ -53,18 +53,19 @@ def test_a_signal_in_any_phase_costs_no_saved_iteration(
             else:
                 status = injected(phase, number, folder, slot, training)
             count += 1
-            at_once = number in OTHERS or (phase in BUILDING and number != signal.SIGINT)
-            if phase == "before the first iteration" and number in CAUGHT:
-                at_once = False
+            at_once = number in OTHERS or (phase in AT_ONCE and number != signal.SIGINT)
             assert status == (-number if at_once else 128 + number), (number.name, phase, status)
             if not list(folder.glob("runs/*/*-*/checkpoints/last.pt")):
-                assert phase in BUILDING, (number.name, phase)
-                continue  # there was nothing to save
+                assert phase in AT_ONCE, (number.name, phase)
+                if list(folder.glob("runs/*/*-*")):  # of a run without a checkpoint
+                    assert "no checkpoint in" in the_error(slot.run(TRAIN, "checkpoint=Cartpole", cwd=folder))
+                continue
             run = the_run(folder / "runs")
             at = int((folder / "sent").read_text())
             saved = saved_iteration(run)
             if number in CAUGHT:
                 assert saved >= at, (number.name, phase)
+            if number == signal.SIGINT or not at_once:
                 assert temporary_files(run) == [] and not (run / "lock").exists()
             lost[phase] = max(lost.get(phase, 0), at - saved)
             again = slot.run(TRAIN, f"checkpoint={run}", f"max_iterations={saved + 2}", cwd=folder)
@@ -73,23 +74,15 @@ def test_a_signal_in_any_phase_costs_no_saved_iteration(
             shutil.rmtree(folder)
     names = ", ".join(number.name for number in numbers)
     worst = max(lost.values())
+    phases = ", ".join(PHASES)
     if numbers is CAUGHT:
         assert worst == 0
         outcome = (
-            "the iteration ends, a checkpoint is written, exit code 128 + number; an evaluation and the time before"
+            "in an iteration: it ends, a checkpoint is written, exit code 128 + number; before the first one, in an"
+            " evaluation and while closing: the process ends at once; resumed every time"
         )
-        record(
-            f"{names}",
-            f"each in each of {len(PHASES)} phases: {', '.join(PHASES)}",
-            count,
-            f"{outcome} the first iteration end at once; resumed every time",
-            "nothing",
-        )
+        record(names, f"each in each of {len(PHASES)} phases: {phases}", count, outcome, "nothing")
     else:
-        record(
-            f"{names}",
-            f"each in each of the same {len(PHASES)} phases",
-            count,
-            "the process ends at once, as with kill -9: these signals are not caught; resumed every time",
-            f"iterations since the last checkpoint, {worst} at most with one every 3",
-        )
+        outcome = "not caught: the process ends at once; resumed every time"
+        since = f"iterations since the last checkpoint, {worst} at most with one every 3"
+        record(names, f"each in each of the same {len(PHASES)} phases", count, outcome, since)

@@ -39,6 +39,7 @@ def test_of_two_processes_on_a_run_folder_one_trains(tmp_path: Path, slot: Slot,
         while all(process.alive for process in both) or not any(trains(process) for process in both):
             load(run / "checkpoints" / "last.pt")  # half a file would be a ConfigError
             reads += 1
+            time.sleep(0.01)
             assert time.monotonic() < end, f"pair {number}: both train, or none"
         (loser,) = [process for process in both if not process.alive]
         (winner,) = [process for process in both if process is not loser]
