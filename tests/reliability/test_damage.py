@@ -182,7 +182,8 @@ def test_a_file_that_is_gone_is_told_of(folder: Folder) -> None:
     found = {name: outcome(folder, name, None) for name in PLAN}
     needed = {name for name in PLAN if name.startswith("checkpoints/") or name == "config.yaml"}
     assert {name for name, what in found.items() if what == "refused"} == needed, found
-    assert {name for name, what in found.items() if what == "said"} == {"metrics.csv", "env.json", "overrides.yaml"}, found
+    told = {"metrics.csv", "env.json", "overrides.yaml"}
+    assert {name for name, what in found.items() if what == "said"} == told, found
     record(
         "A file of a run folder is gone",
         "each file is deleted in turn, then the run is resumed or evaluated",
