@@ -17,6 +17,7 @@ from typing import Any, Literal
 import psutil
 
 import gpusim_rl
+from gpusim_rl.errors import ConfigError
 from gpusim_rl.hardware import available_cpus, describe_gpus, memory_available_bytes
 from gpusim_rl.provenance import describe_environment
 
@@ -232,19 +233,22 @@ def _kernel_cache() -> Check:
 
     from gpusim_rl.sim.warp import start_warp
 
-    start_warp(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
-    import warp
-
-    folder = Path(warp.config.kernel_cache_dir or "")
-    modules = [path for path in folder.iterdir() if path.is_dir()] if folder.is_dir() else []
-    text = f"{folder}: {len(modules)} modules" if modules else f"{folder}: empty, the first run compiles for minutes"
+    cuda = torch.cuda.is_available()
     try:
+        start_warp(torch.device("cuda" if cuda else "cpu"))
+        import warp
+
+        folder = Path(warp.config.kernel_cache_dir or "")
+        modules = [path for path in folder.iterdir() if path.is_dir()] if folder.is_dir() else []
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
             pass
-    except OSError as error:
+    except (ConfigError, OSError) as error:
+        reason = str(error).partition("; try ")[0]  # the fix says it
         fix = "set WARP_CACHE_PATH to a folder that can be written"
-        return Check("kernels", "warning", f"{folder} cannot be written: {error.strerror}; every run compiles", fix)
+        text = f"{reason}: sim=mjwarp and sim=newton cannot run"
+        return Check("kernels", "failed" if cuda else "warning", text, fix)
+    text = f"{folder}: {len(modules)} modules" if modules else f"{folder}: empty, the first run compiles for minutes"
     return Check("kernels", "ok", text)
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
+import sys
 
 import pytest
 
 from gpusim_rl.diagnose import machine_check
 from gpusim_rl.diagnose.machine_check import Check, Gpu, disk_check, gpu_checks, has_kernels, memory_check
+from helpers.commands import ROOT
 
 DRIVER = {"driver": "580.1", "devices": [{"name": "Giant", "memory_gb": 80.0}]}
 GIANT = Gpu("Giant", "9.0", 80.0, bf16=True, supported=True)
@@ -67,6 +69,21 @@ def test_a_folder_that_cannot_be_written_is_broken(tmp_path, monkeypatch):
     monkeypatch.setattr(machine_check.tempfile, "TemporaryFile", refuse)
     check = disk_check(tmp_path / "runs")
     assert check.state == "failed" and check.text == f"{tmp_path} cannot be written: Read-only file system"
+
+
+def test_a_kernel_cache_that_cannot_be_written_is_a_finding(command, tmp_path):
+    """In a process of its own: Warp makes the folder once, when it starts."""
+    (tmp_path / "file").touch()
+    script = tmp_path / "check.py"
+    script.write_text(
+        f"import sys; sys.path.insert(0, {str(ROOT)!r})\n"
+        "from gpusim_rl.diagnose.machine_check import _kernel_cache\n"
+        "print(_kernel_cache())\n"
+    )
+    line, fix = command(sys.executable, script, env={"WARP_CACHE_PATH": str(tmp_path / "file")}).stdout.splitlines()
+    assert line.startswith(("warning  kernels    ", "failed   kernels    ")) and str(tmp_path / "file") in line
+    assert line.endswith("sim=mjwarp and sim=newton cannot run")
+    assert fix.endswith("set WARP_CACHE_PATH to a folder that can be written")
 
 
 def test_little_disk_is_a_warning(tmp_path, monkeypatch):
