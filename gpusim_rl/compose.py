@@ -62,12 +62,14 @@ from gpusim_rl.paths import Checkpoint
 from gpusim_rl.saved_run import ONE_CALL_ONLY, SavedRun, continue_run
 
 VERSION_BASE = "1.3"
-HYDRA_ERRORS = (HydraException, OmegaConfBaseException, YAMLError, ValueError, RecursionError)
+HYDRA_ERRORS = (HydraException, OmegaConfBaseException, YAMLError, ValueError, RecursionError, OSError)
 GROUPS = ("task", "algo", "sim", "log", "debug")
 SAVED = "the settings of a saved run"
 """Name of the config that stands for them: no file is called so."""
 LEFT_OVER_S = 60.0
 """A folder of a sweep that is younger may be of a process that is not seen from here yet."""
+LONGEST_NAME = 200
+"""Bytes of the name of a yaml: files have names of at most 255."""
 
 
 class Outcome(NamedTuple):
@@ -110,8 +112,8 @@ def hydra_main(run: Callable[[dict[str, Any], list[str], Checkpoint | None], Out
         with friendly_errors():
             arguments, saved = continue_run(typed, check_flags(flags_first(typed)).config_dir)
             arguments = may_add(flags_first(arguments))
-            refuse_missing(arguments)
             flags = check_flags(arguments)
+            refuse_unreadable(flags.overrides)
             if flags.shell_completion and (runs := _complete_checkpoint(os.environ.get("COMP_LINE", ""))) is not None:
                 sys.stdout.write("".join(f"{run}\n" for run in runs))
                 return
@@ -170,6 +172,7 @@ def compose(
     _prepare_hydra(config_dir)
     GlobalHydra.instance().clear()
     arguments = may_add(overrides)
+    refuse_unreadable(arguments)
     try:
         with hydra.initialize_config_dir(version_base=VERSION_BASE, config_dir=str(paths.cfg_dir())):
             config = plain(hydra.compose(_primary(saved, arguments), overrides=arguments))
@@ -232,11 +235,29 @@ def resolve_checkpoint(config: Mapping[str, Any]) -> Checkpoint | None:
     return paths.find_checkpoint(config["checkpoint"], config["log"]["dir"])
 
 
-def refuse_missing(arguments: Sequence[str]) -> None:
-    """Stop where ??? stands for a value: Hydra takes it for none, and would make a folder `None` for hydra.run.dir."""
-    for text in arguments:
-        if is_override(text) and value_of(text).strip() == "???":
+def refuse_unreadable(overrides: Sequence[str]) -> None:
+    """Stop where Hydra would misread an override, or fail with an error of its own that does not name it."""
+    for text in overrides:
+        if is_override(text) and value_of(text).strip() == "???":  # taken for none: a folder `None` for hydra.run.dir
             raise ConfigError(f"{key_of(text)}: expected a value, got ???")
+        try:
+            [override] = OverridesParser.create().parse_overrides([text])
+            value = override.value()
+        except (HydraException, AssertionError, RecursionError, ValueError):  # also lists too deep, numbers too long
+            raise _unreadable(text) from None
+        if not override.key_or_group:
+            raise _unreadable(text)
+        names = value if isinstance(value, list) else [value] if isinstance(value, str) else []
+        if override.key_or_group in GROUPS and not all(_may_be_file(name) for name in names):
+            raise ConfigError(f"{text}: expected a name, e.g. task=Cartpole; see --help")
+
+
+def _unreadable(text: str) -> ConfigError:
+    return ConfigError(f"cannot read {text!r}: expected key=value, e.g. num_envs=64")
+
+
+def _may_be_file(name: Any) -> bool:
+    return isinstance(name, str) and len(os.fsencode(name)) <= LONGEST_NAME
 
 
 def refuse_other_task(config: Mapping[str, Any], saved: SavedRun | None) -> None:
@@ -328,7 +349,7 @@ def explain(error: Exception, arguments: Sequence[str] = (), saved: SavedRun | N
         group, _, name = error.missing_cfg_file.rpartition("/")
         return unknown_choice(group, name, list(error.options), TaskFolders.user)
     if isinstance(error, OverrideParseException):
-        return ConfigError(f"cannot read {error.override!r}: expected key=value, e.g. num_envs=64")
+        return _unreadable(error.override)
     if found := re.search(r"Could not (?:override|delete) '([^'=]+)", text) or re.search(
         r"config group '(.+)' does not", text
     ):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-import math
 import re
 import types
 import typing
@@ -49,7 +48,14 @@ class Rule:
     test: Callable[[Any], bool]
 
 
-Count = Annotated[int, Rule("a positive int", lambda value: value > 0)]
+LARGEST_COUNT = 2**31 - 1
+"""Simulators count in 32 bits."""
+LARGEST_INT = 2**63 - 1
+"""Of a tensor."""
+LARGEST_FLOAT = 3.4e38
+"""Of a tensor of float32: torch refuses a larger one."""
+
+Count = Annotated[int, Rule("a positive int", lambda value: 0 < value <= LARGEST_COUNT)]
 Positive = Annotated[float, Rule("a positive number", lambda value: value > 0)]
 NotNegative = Annotated[float, Rule("a number >= 0", lambda value: value >= 0)]
 Fraction = Annotated[float, Rule("a number in [0, 1]", lambda value: 0 <= value <= 1)]
@@ -57,7 +63,7 @@ Device = Annotated[
     str,
     Rule(
         "auto, cpu, cuda or cuda:<index>",
-        lambda value: re.fullmatch(r"auto|cpu|cuda(:\d+)?", value) is not None,
+        lambda value: re.fullmatch(r"auto|cpu|cuda(:\d{1,9})?", value) is not None,
     ),
 ]
 
@@ -406,6 +412,8 @@ ISAACGYMENVS = {
 
 def unknown_key(key: str, known: Sequence[str]) -> ConfigError:
     """The error for a key that does not exist, with the closest key that does."""
+    if key in known:
+        return ConfigError(f"{key!r} cannot be changed like this: expected key=value, e.g. num_envs=64")
     for name, answer in ISAACGYMENVS.items():
         if f"{key}.".startswith(f"{name}."):
             return ConfigError(f"unknown key {key!r}. {answer}")
@@ -478,11 +486,21 @@ def _convert(value: Any, hint: Any, key: str) -> Any:
             message += did_you_mean(value, _literals(hint))
         elif isinstance(value, float) and value.is_integer() and _accepts(int(value), hint):
             message += f" Try {key}={int(value)}"
+        elif limit := _exceeded(value, hint):
+            message += f" Try at {'most' if limit > 0 else 'least'} {limit:.15g}"
         raise ConfigError(message.removesuffix(".")) from None
 
 
 class _Mismatch(Exception):  # noqa: N818 (never leaves this file)
     """The value does not have the type."""
+
+
+def _exceeded(value: Any, hint: Any) -> float | None:
+    """The limit of a type, if a number is beyond it and else of the type."""
+    if not isinstance(value, (int, float)):
+        return None
+    limits = [limit if value > 0 else -limit for limit in (LARGEST_FLOAT, LARGEST_INT, LARGEST_COUNT)]
+    return next((limit for limit in limits if abs(value) > abs(limit) and _accepts(limit, hint)), None)
 
 
 def _accepts(value: Any, hint: Any) -> bool:
@@ -494,7 +512,7 @@ def _accepts(value: Any, hint: Any) -> bool:
 
 
 def _match(value: Any, hint: Any) -> Any:
-    """Convert without loss: an int is a float, a list is a tuple, a bool is never a number."""
+    """Convert without loss: an int is a float, a list is a tuple, a bool is never a number; numbers fit a tensor."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if hint is Any:
         return value
@@ -524,10 +542,10 @@ def _match(value: Any, hint: Any) -> Any:
         if value is None:
             return None
     elif hint is float:
-        if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
+        if isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= LARGEST_FLOAT:
             return float(value)
     elif hint is int:
-        if isinstance(value, int) and not isinstance(value, bool):
+        if isinstance(value, int) and not isinstance(value, bool) and abs(value) <= LARGEST_INT:
             return value
     elif inspect.isclass(hint) and isinstance(value, hint):
         return value

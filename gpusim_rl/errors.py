@@ -33,6 +33,10 @@ OUT_OF_MEMORY = (
 )
 
 
+LONGEST = 1000
+"""Characters of a message; a longer one, such as that of a value of many thousand, loses its middle."""
+
+
 class ConfigError(ValueError):
     """A setting, a file or an installation is wrong. The message is one line; the exit code is 2."""
 
@@ -99,7 +103,10 @@ def friendly_errors() -> Iterator[None]:
     try:
         yield
     except (ConfigError, TaskError) as error:
-        sys.stderr.write(f"error: {printable(str(error))}\n")
+        text = str(error)
+        if len(text) > LONGEST:
+            text = f"{text[: LONGEST // 2]} … {text[-LONGEST // 2 :]}"
+        sys.stderr.write(f"error: {printable(text)}\n")
         raise SystemExit(EXIT_USER_ERROR) from None
     except KeyboardInterrupt:
         sys.stderr.write("interrupted\n")

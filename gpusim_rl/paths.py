@@ -131,9 +131,13 @@ def find_run(name: str, runs: str | Path = "runs") -> Path:
 
 def _resolve(name: str, runs: str | Path, needed: Sequence[str]) -> Path:
     """The path that a user means; there may be nothing. A group means its latest run with one of the files `needed`."""
-    path = Path(name).expanduser()
-    if not path.exists() and (Path(runs) / name).is_dir():
-        path = Path(runs) / name
+    try:
+        path = Path(name).expanduser()
+        if not path.exists() and (Path(runs) / name).is_dir():
+            path = Path(runs) / name
+    except (OSError, RuntimeError, ValueError) as error:  # too long; no such user; a null byte
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ConfigError(f"no run {name!r}: {reason}; expected a run folder, a .pt file or a trained task") from None
     if (path / "latest").is_dir():
         path = _latest(path, needed)
     if path.name == "checkpoints" and path.is_dir():

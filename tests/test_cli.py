@@ -59,6 +59,7 @@ HEAVY = re.compile(r"\| +(torch|warp|mujoco|mujoco_warp|newton|wandb)\b")
         ("num_envs=${nothing}", "num_envs: Interpolation key 'nothing' not found"),
         ("seed=-2", "seed must be an int in [-1, 2^31), got -2"),
         ("hydra.run.dir=???", "hydra.run.dir: expected a value, got ???"),
+        ("hydra.run.dir=/proc/x", "[Errno 2] No such file or directory: '/proc/x'"),
         ("num_envs='???'", "num_envs: expected a value, got ???"),
         ("test=1", "test must be true or false, got 1"),
         ("device=gpu", "device must be auto, cpu, cuda or cuda:<index>, got 'gpu'"),

@@ -20,6 +20,7 @@ from gpusim_rl.discover import read_yaml, tasks
 from gpusim_rl.env import TaskConfig
 from gpusim_rl.env.task import load_task_class
 from gpusim_rl.errors import ConfigError, TaskError, friendly_errors, import_extra
+from gpusim_rl.run.devices import choose_devices
 from gpusim_rl.saved_files import dump_yaml
 from gpusim_rl.saved_run import continue_run
 
@@ -217,6 +218,12 @@ def test_builder_converts_without_loss():
         ({"rate": True}, "task.rate must be a number, got True"),
         ({"rate": float("nan")}, "task.rate must be a number, got nan"),
         ({"rate": None}, "task.rate must be a number, got None"),
+        ({"rate": 1e308}, "task.rate must be a number, got 1e+308. Try at most 3.4e+38"),
+        ({"rate": -(10**400)}, "task.rate must be a number, got -1000"),
+        ({"rate": float("-inf")}, "task.rate must be a number, got -inf. Try at least -3.4e+38"),
+        ({"count": 2**31}, "task.count must be a positive int, got 2147483648. Try at most 2147483647"),
+        ({"count": 1e23}, "task.count must be a positive int, got 1e+23. Try at most 2147483647"),
+        ({"even": 2**70}, "task.even must be an even int, got 1180591620717411303424"),
         ({"flag": 1}, "task.flag must be true or false, got 1"),
         ({"flag": "yes"}, "task.flag must be true or false, got 'yes'"),
         ({"name": 3}, "task.name must be a string or null, got 3"),
@@ -249,8 +256,8 @@ def test_builder_accepts_a_value_exactly_when_it_has_the_type(value):
         return True
 
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    assert accepted("rate") == (number and abs(float(value)) != float("inf") and value == value)
-    assert accepted("count") == (isinstance(value, int) and not isinstance(value, bool) and value > 0)
+    assert accepted("rate") == (number and abs(value) <= 3.4e38)
+    assert accepted("count") == (isinstance(value, int) and not isinstance(value, bool) and 0 < value < 2**31)
     assert accepted("flag") == isinstance(value, bool)
     assert accepted("name") == (value is None or isinstance(value, str))
 
@@ -263,6 +270,47 @@ def test_relations_between_fields_are_checked():
     ]:
         with pytest.raises(ConfigError, match=words):
             run_of(override)
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("task.control_hz=1e-30", "task.physics_hz must be at most 10000 times task.control_hz, got 120.0 and 1e-30"),
+        ("task.control_hz=1e-310", "task.physics_hz must be at most 10000 times task.control_hz, got 120.0 and 1e-310"),
+        ("task.physics_hz=99999999999", "task.physics_hz must be at most 10000 times task.control_hz"),
+        (f"device=cuda:{10**22}", "device must be auto, cpu, cuda or cuda:<index>, got 'cuda:1000"),
+        ("task.physics_hz=6e11", "try control_hz=6e+07"),
+        ("task.clip_observations=-1", "task.clip_observations must be positive or null, got -1.0"),
+        (f"task.episode_length={10**23}", "task.episode_length must be an int, got 1000"),
+        ("ppo.network.log_std_min=-1e308", "ppo.network.log_std_min must be a number, got -1e+308"),
+    ],
+)
+def test_an_extreme_value_is_refused(composed, override, words):
+    changed = config.apply_overrides(composed, [override])
+    with pytest.raises(ConfigError) as info:
+        load_spec(changed, [override])
+    assert words in message(info)
+
+
+def test_a_device_whose_number_is_huge_is_refused():
+    run = dataclasses.replace(run_of(), device=f"cuda:{10**8}")
+    with pytest.raises(ConfigError, match=r"this machine has .*; try device="):
+        choose_devices(run)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["+=${seed}", "=1", "~", "sim=[-1]", "+algo=[[]]", f"log={'a' * 1000}", f"seed={'1' * 5000}", "seed=" + "[" * 500],
+)
+def test_an_override_that_cannot_be_read_is_named(text):
+    with pytest.raises(ConfigError) as info:
+        composing.compose([text])
+    assert message(info).startswith((f"cannot read {text!r}", f"{text}: expected a name"))
+
+
+def test_a_key_that_exists_is_not_compared_with_itself():
+    with pytest.raises(ConfigError, match="'ppo' cannot be changed like this: expected key=value"):
+        composing.compose(["ppo={a:1}"])
 
 
 def test_a_batch_that_does_not_divide_is_not_an_error():
@@ -400,6 +448,8 @@ def test_a_copied_checkpoint_has_no_run_folder(run_dir, tmp_path):
         ("cartpol", "there is Cartpole. Did you mean 'Cartpole'?"),
         ("runs/Cartpole/2025", "there is latest, 2026-01-31_12-00-00"),
         ("nowhere/last.pt", "expected a run folder, a .pt file or a trained task"),
+        ("a" * 1000, "aaa': File name too long; expected a run folder, a .pt file or a trained task"),
+        ("~no-such-user/last.pt", "; expected a run folder, a .pt file or a trained task"),
     ],
 )
 def test_a_checkpoint_that_is_not_there_says_what_is(run_dir, name, words):
@@ -533,6 +583,14 @@ def test_user_errors_are_one_line_and_exit_2(error, capsys):
         raise error
     assert info.value.code == 2
     assert capsys.readouterr().err == "error: no such thing\n"
+
+
+def test_a_message_with_a_long_value_keeps_both_ends(capsys):
+    with pytest.raises(SystemExit), friendly_errors():
+        raise ConfigError(f"seed must be an int, got {'1' * 100_000}. Try 1")
+    line = capsys.readouterr().err
+    assert line.startswith("error: seed must be an int, got 111") and line.endswith("111. Try 1\n")
+    assert len(line) < 1100
 
 
 def test_other_errors_keep_their_traceback(capsys):

@@ -16,6 +16,9 @@ from gpusim_rl.errors import ConfigError
 from gpusim_rl.load_class import load_class
 from gpusim_rl.sim import Scene, Sim
 
+MOST_SUBSTEPS = 10_000
+"""Physics steps per action. The simulator takes them in one call, which neither Ctrl-C nor a signal ends."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskConfig:
@@ -48,16 +51,33 @@ class TaskConfig:
         for key in ("physics_hz", "control_hz", "episode_length", "clip_actions"):
             if not getattr(self, key) > 0:
                 raise ConfigError(f"task.{key} must be positive, got {getattr(self, key)}")
+        if self.physics_hz / self.control_hz > MOST_SUBSTEPS:
+            raise ConfigError(
+                f"task.physics_hz must be at most {MOST_SUBSTEPS} times task.control_hz, got {self.physics_hz} and"
+                f" {self.control_hz}; try control_hz={self.physics_hz / MOST_SUBSTEPS:g}"
+            )
         if abs(self.decimation * self.control_hz - self.physics_hz) > 1e-6 * self.physics_hz or self.decimation < 1:
             raise ConfigError(
                 f"task.physics_hz must be a whole multiple of task.control_hz, got {self.physics_hz} and"
                 f" {self.control_hz}; try physics_hz={max(1, self.decimation) * self.control_hz:g}"
             )
+        if self.clip_observations is not None and not self.clip_observations > 0:
+            raise ConfigError(f"task.clip_observations must be positive or null, got {self.clip_observations}")
 
     @property
     def decimation(self) -> int:
         """Physics steps per action."""
         return round(self.physics_hz / self.control_hz)
+
+
+def control_steps(seconds: float, dt: float) -> int:
+    """Control steps in a time: at least one, and no more than a tensor can count.
+
+    Args:
+        seconds: The time [s].
+        dt: Control step [s].
+    """
+    return max(1, round(min(seconds / dt, 2.0**62)))
 
 
 Cfg = TypeVar("Cfg", bound=TaskConfig)

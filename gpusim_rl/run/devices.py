@@ -31,12 +31,12 @@ def _device(name: str, key: str) -> torch.device:
     """
     if name == "auto":
         return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
-    device = torch.device(name)
-    if device.type == "cuda":
+    kind, _, number = name.partition(":")
+    if kind == "cuda":
         count = torch.cuda.device_count()
-        index = device.index or 0
+        index = int(number or 0)  # torch.device reads small numbers only
         if index >= count:
             has = f"{count} CUDA device{'s' if count != 1 else ''}" if count else "no CUDA device"
             raise ConfigError(f"{key}={name}: this machine has {has}; try {key}={'cuda:0' if count else 'cpu'}")
-        device = torch.device("cuda", index)
-    return device
+        return torch.device("cuda", index)
+    return torch.device(name)
