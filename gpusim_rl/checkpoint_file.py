@@ -176,7 +176,10 @@ def _digest(file: IO[bytes], size: int) -> bytes:
 
 
 def _is_intact(file: IO[bytes]) -> bool:
-    size = file.seek(0, 2) - DIGEST_SIZE
+    try:
+        size = file.seek(0, 2) - DIGEST_SIZE
+    except OSError:  # some files of the kernel, such as /proc/self/mem, have no end
+        return False
     if size <= 0:
         return False
     file.seek(size)

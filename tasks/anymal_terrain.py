@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from gpusim_rl.env import Commands, Levels, Task, TaskConfig
+from gpusim_rl.env import Commands, Levels, Task, TaskConfig, control_steps
 from gpusim_rl.env.math import euler_xyz, quat_rotate_inverse, wrap_angle
 from gpusim_rl.paths import assets_dir
 from gpusim_rl.sim import Scene, Sim
@@ -124,7 +124,7 @@ class AnymalTerrain(Task[AnymalTerrainConfig]):
         ranges = {"x": cfg.command_x, "y": cfg.command_y, "heading": cfg.command_heading}
         self.commands = Commands(self, ranges)
         self.command_scale = torch.tensor([cfg.lin_vel_scale] * 2 + [cfg.ang_vel_scale], device=device)
-        self.push_steps = round(cfg.push_interval / self.dt)
+        self.push_steps = control_steps(cfg.push_interval, self.dt)
         self.steps = torch.zeros((), dtype=torch.int64, device=device)  # control steps since the training began
         self.down = torch.tensor([0.0, 0.0, -1.0], device=device).expand(num, 3)
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from gpusim_rl.env import Task, TaskConfig
 from gpusim_rl.env.math import quat_rotate
+from gpusim_rl.errors import ConfigError
 from gpusim_rl.paths import assets_dir
 from gpusim_rl.sim import Scene, Sim
 
@@ -30,6 +31,11 @@ class IngenuityConfig(TaskConfig):
     target_range: float
     lost_distance: float
     lost_height: float
+
+    def __post_init__(self) -> None:
+        TaskConfig.__post_init__(self)
+        if self.target_steps < 1:
+            raise ConfigError(f"task.target_steps must be at least 1, got {self.target_steps}")
 
 
 class Ingenuity(Task[IngenuityConfig]):

@@ -1,7 +1,7 @@
 """The MDP: the `Task` template that users subclass, and the `VecEnv` that runs it."""
 
 from gpusim_rl.env.command import Commands, Levels
-from gpusim_rl.env.task import Task, TaskConfig, TaskPart
+from gpusim_rl.env.task import Task, TaskConfig, TaskPart, control_steps
 from gpusim_rl.env.vec_env import Step, VecEnv
 
-__all__ = ["Commands", "Levels", "Step", "Task", "TaskConfig", "TaskPart", "VecEnv"]
+__all__ = ["Commands", "Levels", "Step", "Task", "TaskConfig", "TaskPart", "VecEnv", "control_steps"]

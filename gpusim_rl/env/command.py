@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from gpusim_rl.env.task import Task, TaskPart
+from gpusim_rl.env.task import Task, TaskPart, control_steps
 from gpusim_rl.errors import ConfigError
 
 
@@ -45,7 +45,7 @@ class Commands(TaskPart):
         self.names = list(ranges)
         self._random = task.random
         self._low, self._high = torch.tensor(list(ranges.values()), device=task.device).float().unbind(dim=1)
-        self._steps = None if interval is None else round(interval / task.dt)
+        self._steps = None if interval is None else control_steps(interval, task.dt)
         self._age = torch.zeros(task.num_envs, dtype=torch.int64, device=task.device)  # control steps since drawn
         self.value: Float[Tensor, "envs commands"] = torch.zeros(task.num_envs, len(ranges), device=task.device)
 

@@ -129,7 +129,12 @@ class MujocoSim:
             self._stale[:] = False
 
     def _bind(self, field: str, outputs: list[tuple[np.ndarray, np.ndarray]]) -> Tensor:
-        output = self._batch.bind(field)
+        try:
+            output = self._batch.bind(field)
+        except RuntimeError as error:  # from a failed allocation too, of which MuJoCo's message says nothing
+            if "unknown exception" not in str(error):
+                raise
+            raise MemoryError(f"MuJoCo cannot allocate {field} of all envs") from None
         mirror = np.zeros(output.shape, dtype=np.float32)
         outputs.append((output, mirror))
         self._tensors[field] = torch.from_numpy(mirror)

@@ -22,11 +22,15 @@ NUM_OBSTACLES = 40  # on a patch
 GAP_DEPTH = 1.0  # of what a robot shall not step into [m]
 
 
+MOST_POINTS = 50_000_000
+"""Heights of a terrain: making as many takes some GB."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TerrainConfig:
     """A grid of square patches: a row along y for each level, a column along x for each variation of a kind."""
 
-    seed: int  # of what is random in the patches
+    seed: Annotated[int, Rule("an int >= 0", lambda value: value >= 0)]  # of what is random in the patches
     levels: Count  # from easy to hard
     columns: Annotated[dict[str, Count], Rule("a section <kind>: <number of columns>", lambda kinds: len(kinds) > 0)]
     """Number of columns of each kind, in their order; the kinds are those of `KINDS`."""
@@ -47,6 +51,13 @@ class TerrainConfig:
             raise ConfigError(f"terrain.columns: unknown kinds {unknown}; there are {list(KINDS)}")
         if not self.platform_size < self.patch_size:
             raise ConfigError(f"terrain.platform_size must be below patch_size, got {self.platform_size}")
+        along = self.patch_size / self.resolution
+        points = self.levels * sum(self.columns.values()) * along * along
+        if points > MOST_POINTS:
+            raise ConfigError(
+                f"terrain has {points:.3g} heights, at most {MOST_POINTS:.3g} fit; try fewer levels or columns, or a"
+                " larger resolution"
+            )
         for key in ("patch_size", "platform_size"):
             cells = getattr(self, key) / self.resolution
             if abs(cells - round(cells)) > 1e-6 or round(cells) % 2:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from gpusim_rl.config import SimConfig, build
-from gpusim_rl.env import Commands, Levels, Task, TaskConfig, VecEnv
+from gpusim_rl.env import Commands, Levels, Task, TaskConfig, VecEnv, control_steps
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.sim import Scene, Sim, SimChoice
 
@@ -160,6 +160,11 @@ def test_without_an_interval_commands_stay() -> None:
 def test_a_wrong_range_is_refused(limits: tuple[float, ...]) -> None:
     with pytest.raises(ConfigError, match="command 'speed': expected a range"):
         Commands(make_task(), {"speed": limits})
+
+
+def test_a_time_is_at_least_a_step_and_no_more_than_a_tensor_counts() -> None:
+    assert [control_steps(seconds, 0.02) for seconds in (0.0, 1e-30, 0.1)] == [1, 1, 5]
+    assert (torch.tensor(7) % control_steps(3e38, 1e-38)).item() == 7
 
 
 def test_an_interval_shorter_than_a_step_is_refused() -> None:

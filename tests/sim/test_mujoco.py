@@ -52,6 +52,17 @@ def test_no_more_threads_than_worlds():
     assert make("mujoco", ball_scene(), 3, num_threads=64).num_threads == 3
 
 
+def test_memory_that_mujoco_cannot_allocate_is_told_as_such(monkeypatch):
+    sim = make("mujoco", ball_scene(), 1)
+
+    def fail(field: str):  # what MuJoCo's binding says where an allocation fails
+        raise RuntimeError("Caught an unknown exception!")
+
+    monkeypatch.setattr(sim._batch, "bind", fail)
+    with pytest.raises(MemoryError, match="MuJoCo cannot allocate xpos of all envs"):
+        sim.derived("xpos")
+
+
 def test_full_buffers_are_reported_until_the_reset():
     boxes = "".join(f'<geom type="box" size="0.05 0.05 0.05" pos="{0.2 * i} 0 0"/>' for i in range(24))
     body = f'<body name="row" pos="0 0 0.04"><freejoint/>{boxes}</body>'

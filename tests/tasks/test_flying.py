@@ -11,6 +11,7 @@ import torch
 import gpusim_rl
 from gpusim_rl.env import VecEnv
 from gpusim_rl.env.math import quat_from_axis_angle, quat_rotate
+from gpusim_rl.errors import ConfigError
 
 EVERYWHERE = torch.ones(4, dtype=torch.bool)
 QUADCOPTER_WEIGHT = 0.25154 * 9.81  # N
@@ -188,3 +189,8 @@ def test_it_ends_too_far_from_the_target_and_too_low(name):
     pos[3, 2] = cfg.lost_height + 0.01
     task.robot.set_state(EVERYWHERE, root_pos=pos)
     assert task.terminated().tolist() == [True, False, True, False]
+
+
+def test_a_target_that_moves_in_no_time_is_refused():
+    with pytest.raises(ConfigError, match="target_steps must be at least 1, got 0"):
+        gpusim_rl.make_env("Ingenuity", num_envs=1, device="cpu", task={"target_steps": 0})
