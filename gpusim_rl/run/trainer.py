@@ -108,7 +108,7 @@ class Trainer:
         if state is not None:
             try:
                 self._load(state)
-            except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:  # a part is missing or other
+            except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:  # of a part
                 reason = f"no {error}" if isinstance(error, KeyError) else str(error).partition("\n")[0]
                 fits = f"task {self.task_name} with algo={cfg.algo}"
                 raise ConfigError(f"checkpoint {cfg.checkpoint} does not fit {fits}: {reason}") from error
