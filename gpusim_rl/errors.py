@@ -79,6 +79,11 @@ def import_extra(module: str, extra: str, needed_by: str) -> ModuleType:
         raise ConfigError(f"{needed_by} needs {module}: pip install 'gpusim-rl[{extra}]'") from None
 
 
+def on_one_line(text: str) -> str:
+    """`printable` text of one line: a line end in a name would make a second message of what follows."""
+    return printable(text).replace("\n", "\\n")
+
+
 def printable(text: str) -> str:
     """Text from a file, escaped: control characters and the like would move a terminal's cursor or hide what follows.
 
@@ -89,7 +94,7 @@ def printable(text: str) -> str:
 
 def warn(text: str) -> None:
     """Prints a line that must not be missed, before there is a run that logs it."""
-    sys.stderr.write(f"warning: {printable(text)}\n")
+    sys.stderr.write(f"warning: {on_one_line(text)}\n")
 
 
 @contextmanager
@@ -106,7 +111,7 @@ def friendly_errors() -> Iterator[None]:
         text = str(error)
         if len(text) > LONGEST:
             text = f"{text[: LONGEST // 2]} … {text[-LONGEST // 2 :]}"
-        sys.stderr.write(f"error: {printable(text)}\n")
+        sys.stderr.write(f"error: {on_one_line(text)}\n")
         raise SystemExit(EXIT_USER_ERROR) from None
     except KeyboardInterrupt:
         sys.stderr.write("interrupted\n")

@@ -29,4 +29,4 @@ def quote(text: str) -> str:
     word = re.fullmatch(r"[A-Za-z_./][\w./-]*", text) and text.strip("./-") != ""
     if word and text.lower() not in ("null", "true", "false", "nan", "inf"):
         return text
-    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
+    return "'" + text.replace("\\", "\\\\").replace("'", "\\'").replace("${", "\\${") + "'"

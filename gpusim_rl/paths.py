@@ -10,9 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpusim_rl.errors import ConfigError, did_you_mean
-from gpusim_rl.saved_files import read_bytes, refuse_links
+from gpusim_rl.errors import ConfigError, did_you_mean, printable
+from gpusim_rl.saved_files import read_bytes, refuse_link, refuse_links
 
+SAFE = re.compile(r"[A-Za-z0-9._/+=@%,-]+")
+"""Names that mean themselves to a shell."""
 PACKAGE = Path(__file__).resolve().parent
 
 
@@ -138,20 +140,26 @@ def _resolve(name: str, runs: str | Path, needed: Sequence[str]) -> Path:
     except (OSError, RuntimeError, ValueError) as error:  # too long; no such user; a null byte
         reason = error.strerror if isinstance(error, OSError) else error
         raise ConfigError(f"no run {name!r}: {reason}; expected a run folder, a .pt file or a trained task") from None
-    if (path / "latest").is_dir():
-        path = _latest(path, needed)
+    if (path / "latest").is_dir() and not (path / "config.yaml").exists():  # a run has no `latest` of its own
+        path = _latest(path, Path(runs), needed)
+    if path.parent.name == "checkpoints" and path.exists():  # asked of the path as it is named: `resolve` follows links
+        refuse_link(path.parent)
+        refuse_link(path)
     if path.name == "checkpoints" and path.is_dir():
         path = path.parent
     return _from_here(path.resolve())  # a run stays the same run when `latest` moves on
 
 
-def _latest(group: Path, needed: Sequence[str]) -> Path:
+def _latest(group: Path, base: Path, needed: Sequence[str]) -> Path:
     """The latest run of a group, or the one before it where the latest has none of the files `needed`.
 
     A run that crashed at its start must not hide those that trained. `latest` may be in the folder of an experiment,
     where other tasks are too: only runs of its task count.
     """
-    latest = (group / "latest").resolve()
+    latest, folder = (group / "latest").resolve(), group.resolve()
+    of_experiment = folder.parent == base.resolve() == latest.parent.parent  # the group's task, in another folder
+    if latest.parent != folder and not of_experiment:
+        raise ConfigError(f"{group}/latest leads to {latest}, out of the folder. Try the run folder that you mean")
 
     def trained(run: Path) -> bool:
         return any((run / file).is_file() for file in needed)
@@ -166,12 +174,13 @@ def _latest(group: Path, needed: Sequence[str]) -> Path:
 
     if trained(latest):
         return latest
-    runs = {run.resolve() for folder in (group, latest.parent) for run in folder.iterdir()}
+    runs = {run.resolve() for folder in (group, latest.parent) for run in folder.iterdir() if not run.is_symlink()}
     runs = [run for run in runs if trained(run) and task(run) == task(latest)]
     if not runs:
         return latest
     newest = max(runs, key=lambda run: [int(part) for part in re.findall(r"\d+", run.name)])  # named after the time
-    sys.stderr.write(f"{_from_here(latest)} has no {' or '.join(needed)}: using {_from_here(newest)}\n")
+    text = f"{_from_here(latest)} has no {' or '.join(needed)}: using {_from_here(newest)}"
+    sys.stderr.write(f"{printable(text)}\n")
     return newest
 
 
@@ -209,9 +218,10 @@ def complete_run(typed: str, runs: str | Path = "runs") -> list[str]:
         typed: The beginning.
         runs: Folder of all runs (`log.dir`).
     """
-    names = [name for name in run_names(runs) if name.startswith(typed)]
+    # A shell runs what stands in a name: those with other characters are not offered.
+    names = [name for name in run_names(runs) if name.startswith(typed) and SAFE.fullmatch(name)]
     files = [f"{path}/" if Path(path).is_dir() else path for path in sorted(glob.glob(f"{glob.escape(typed)}*"))]
-    return names or [path for path in files if path.endswith(("/", ".pt"))]
+    return names or [path for path in files if path.endswith(("/", ".pt")) and SAFE.fullmatch(path)]
 
 
 def _nearest(name: str, path: Path, runs: str | Path) -> str:

@@ -26,8 +26,12 @@ MAX_BYTES = 1 << 20
 MAX_NODES = 20_000
 """Values in saved settings; ours have some 200."""
 MAX_DEPTH = 50
+MAX_FOLDERS = 20
+MAX_DIGITS = 100
+"""Characters of a number in a saved yaml: one of a million, `1:59:59:…` in base 60, takes minutes to read."""
 DIGEST = b"# sha256 "
 """Begins the first line of a saved yaml; the hex digest of what follows the line is behind it."""
+NUMBER = re.compile(r"[-+.]?[0-9][0-9a-fA-FxobE_:.+-]*")
 PLAIN = (str, int, float, bool, type(None))
 
 _FLAGS = {"rb": os.O_RDONLY, "ab": os.O_WRONLY | os.O_APPEND | os.O_CREAT, "ab+": os.O_RDWR | os.O_APPEND | os.O_CREAT}
@@ -37,7 +41,7 @@ def open_file(path: Path, mode: Literal["rb", "ab", "ab+"] = "rb", buffering: in
     """Open a regular file. A link is not followed, a named pipe does not block.
 
     Raises:
-        ConfigError: There is something else than a regular file.
+        ConfigError: There is something else than a regular file; or one to write to, which has a second name.
         OSError: As by `open`.
     """
     try:
@@ -46,10 +50,13 @@ def open_file(path: Path, mode: Literal["rb", "ab", "ab+"] = "rb", buffering: in
         if error.errno in (errno.ELOOP, errno.ENXIO):  # a link; a pipe that nobody reads
             raise _not_a_file(path, path.lstat().st_mode) from None
         raise
-    kind = os.fstat(number).st_mode
-    if not stat.S_ISREG(kind):
+    state = os.fstat(number)
+    if not stat.S_ISREG(state.st_mode):
         os.close(number)
-        raise _not_a_file(path, kind)
+        raise _not_a_file(path, state.st_mode)
+    if mode != "rb" and state.st_nlink > 1:
+        os.close(number)
+        raise ConfigError(f"{path} is a second name of another file (a hard link). Try a copy of it in its place")
     return os.fdopen(number, mode, buffering)
 
 
@@ -108,20 +115,27 @@ def refuse_links(run_dir: Path) -> None:
     Links below `wandb` are W&B's own, which replaces them and does not follow them.
 
     Raises:
-        ConfigError: With the first such entry.
+        ConfigError: With the first such entry, or a folder that is nested too deeply.
     """
     for entry in _entries(run_dir):
-        mode = entry.stat(follow_symlinks=False).st_mode
-        if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
-            raise _not_a_file(Path(entry.path), mode)
+        refuse_link(Path(entry.path))
 
 
-def _entries(folder: Path) -> Iterator[os.DirEntry[str]]:
+def refuse_link(path: Path) -> None:
+    """Stop where an entry of a run folder is no file and no folder."""
+    mode = path.lstat().st_mode
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+        raise _not_a_file(path, mode)
+
+
+def _entries(folder: Path, depth: int = 0) -> Iterator[os.DirEntry[str]]:
+    if depth > MAX_FOLDERS:
+        raise ConfigError(f"{folder}: folders nested {depth} deep are not what a run makes")
     with os.scandir(folder) as entries:
         for entry in entries:
             yield entry
             if entry.is_dir(follow_symlinks=False) and entry.name != "wandb":
-                yield from _entries(Path(entry.path))
+                yield from _entries(Path(entry.path), depth + 1)
 
 
 def _not_a_file(path: Path, mode: int) -> ConfigError:
@@ -190,7 +204,7 @@ def load_yaml(path: Path) -> Any:
 
 
 def _check_events(text: bytes, path: Path) -> None:
-    """Stop at aliases (a few of them stand for millions of values), tags (they name classes), and masses of values.
+    """Stop at aliases (a few stand for millions of values), tags (they name classes), long numbers, masses of values.
 
     Parsing is lazy: a large text costs no more than `MAX_NODES` values.
     """
@@ -201,6 +215,8 @@ def _check_events(text: bytes, path: Path) -> None:
             raise ConfigError(f"{where}: an anchor or alias (& or *): saved settings have none")
         if getattr(event, "tag", None) is not None:
             raise ConfigError(f"{where}: the tag {event.tag!r}: saved settings have none")
+        if isinstance(event, yaml.ScalarEvent) and len(event.value) > MAX_DIGITS and NUMBER.fullmatch(event.value):
+            raise ConfigError(f"{where}: a number of {len(event.value)} characters")
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
         if depth > MAX_DEPTH or count > MAX_NODES:
             raise ConfigError(f"{where}: too many or too deeply nested values for saved settings")

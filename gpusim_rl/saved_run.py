@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from gpusim_rl import paths
-from gpusim_rl.discover import default_choice
+from gpusim_rl.discover import default_choice, tasks
 from gpusim_rl.errors import ConfigError, warn
 from gpusim_rl.overrides import is_override, key_of, quote, value_of
 from gpusim_rl.paths import Checkpoint
@@ -77,7 +77,11 @@ def continue_run(
     trust = typed.get("trust", "").lower() == "true"
     settings = read_settings(found, trust=trust, config_dir=config_dir, named=named)
     trained = settings["algo"].get("name")
-    again = {NO_YAML, f"task={_chosen(overrides, 'task') or default_choice('task')}"}
+    again = {NO_YAML}
+    task = _chosen(overrides, "task") or default_choice("task")
+    entry = tasks(config_dir).get(task)
+    if entry is not None and entry.target == settings["task"].get("_target_"):  # the record may be another's
+        again.add(f"task={task}")
     again.add(f"algo={_chosen(overrides, 'algo') or trained}")
     kept = [text for text in kept if text not in again]
     if {value_of(text) for text in kept if key_of(text) in ("algo", "algo.name")} - {trained}:

@@ -22,7 +22,7 @@ from gpusim_rl.env.task import load_task_class
 from gpusim_rl.errors import ConfigError, TaskError, friendly_errors, import_extra
 from gpusim_rl.run.devices import choose_devices
 from gpusim_rl.saved_files import dump_yaml
-from gpusim_rl.saved_run import continue_run
+from gpusim_rl.saved_run import continue_run, read_overrides
 
 TASKS = sorted(tasks())
 
@@ -430,7 +430,7 @@ def test_a_run_has_many_names(run_dir, name):
 
 def test_a_command_line_that_is_gone_is_told_of(run_dir, capsys):
     (run_dir / "overrides.yaml").unlink()
-    assert composing.read_overrides(run_dir) == []
+    assert read_overrides(run_dir) == []
     (line,) = capsys.readouterr().err.splitlines()
     assert line == f"warning: {run_dir}/overrides.yaml is gone: the run's command line is not on record any more"
 
@@ -526,6 +526,13 @@ def test_a_resumed_run_has_the_saved_settings_and_what_is_typed_wins(run_dir):
     assert record == ["task=Cartpole", "num_envs=8", f"checkpoint={folder}", "max_iterations=9"]
     file = f"{folder}/checkpoints/000050.pt"
     assert resumed(f"checkpoint={file}")[0]["checkpoint"] == file
+    (Path(folder) / "overrides.yaml").write_bytes(dump_yaml(["task=Ant"]))  # a record that tells of another task
+    settings, _ = resumed("task=Cartpole", "checkpoint=Cartpole")
+    assert settings["task"]["_target_"] == "gpusim_rl.tasks.cartpole.Cartpole"
+    assert resumed("task=Ant", "checkpoint=Cartpole")[0]["task"]["_target_"] == "gpusim_rl.tasks.ant.Ant"
+    strange = Path("runs/Cartpole/${oc.env:HOME}")
+    shutil.copytree(folder, strange)
+    assert resumed(f"checkpoint={strange}")[0]["checkpoint"] == str(strange)
     assert continue_run(["checkpoint=null"], None) == (["checkpoint=null"], None)
     assert continue_run(["task=Cartpole"], None) == (["task=Cartpole"], None)
 

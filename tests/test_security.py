@@ -22,12 +22,19 @@ import torch
 import yaml
 
 from gpusim_rl import checkpoint_file
-from gpusim_rl.errors import ConfigError, printable
+from gpusim_rl.errors import ConfigError, friendly_errors, printable, warn
+from gpusim_rl.paths import find_checkpoint
 from gpusim_rl.saved_files import check_plain, dump_yaml, load_yaml, open_file, read_bytes, replacing
 
 pytest_plugins = ["helpers.tool_runs"]
 
 EVIL = "import os\nopen(os.environ['EXECUTED'], 'w').write('yes')\nclass Evil:\n    def __init__(self, **_): pass\n"
+
+
+def sealed(path: Path, archive: bytes) -> None:
+    """Write an archive as a checkpoint, with the right digest."""
+    signed = archive[:-2] + struct.pack("<H", 64)
+    path.write_bytes(signed + hashlib.sha256(signed).hexdigest().encode())
 
 
 class Stranger:
@@ -69,8 +76,7 @@ class Stranger:
 
     def write(self, archive: bytes) -> None:
         """Make an archive the last checkpoint, with the right digest."""
-        signed = archive[:-2] + struct.pack("<H", 64)
-        (self.run / "checkpoints" / "last.pt").write_bytes(signed + hashlib.sha256(signed).hexdigest().encode())
+        sealed(self.run / "checkpoints" / "last.pt", archive)
 
     def pickle(self, content: bytes, compress: int = zipfile.ZIP_STORED) -> None:
         """Replace the pickle in last.pt."""
@@ -203,7 +209,7 @@ STRANGE: dict[str, tuple[Callable[[Stranger], None], str]] = {
     "deep nesting": (RawYaml("a: " + "[" * 5000), "too deeply nested"),
     "masses of text": (RawYaml("a: " + "x" * 2_000_000), "has more than 1048576 bytes"),
     "masses of values": (RawYaml("a: [" + "1," * 200_000 + "]"), "too many"),
-    "an int of masses of digits": (RawYaml("a: 1" + "0" * 50_000), "not valid yaml"),
+    "an int of masses of digits": (RawYaml("a: 1" + "0" * 50_000), "a number of 50001 characters"),
     "a compressed checkpoint": (compressed, "is compressed"),
     "a pickle that takes memory": (lambda it: it.pickle(BYTEARRAY), "names 'builtins bytearray'"),
     "a pickle that runs code": (lambda it: it.pickle(b"cposix\nsystem\n(S'touch x'\ntR."), "names 'posix system'"),
@@ -312,6 +318,13 @@ def test_printable_keeps_text_and_escapes_the_rest() -> None:
     assert printable("a\x1b[31m\r\x9b\u202eb") == "a\\x1b[31m\\r\\x9b\\u202eb"
 
 
+def test_a_message_is_one_line_whatever_is_in_it(capsys) -> None:
+    with pytest.raises(SystemExit), friendly_errors():
+        raise ConfigError("no run 'x\nerror: try this'")
+    warn("y\nz")
+    assert capsys.readouterr().err == "error: no run 'x\\nerror: try this'\nwarning: y\\nz\n"
+
+
 def test_a_file_is_opened_without_following_links(tmp_path: Path) -> None:
     (tmp_path / "real").write_text("x")
     (tmp_path / "link").symlink_to(tmp_path / "real")
@@ -331,6 +344,66 @@ def test_replacing_a_link_leaves_what_it_leads_to(tmp_path: Path) -> None:
         file.write(b"new")
     assert (tmp_path / "real").read_text() == "x" and (tmp_path / "link").read_bytes() == b"new"
     assert not (tmp_path / "link").is_symlink()
+
+
+def test_a_file_with_a_second_name_is_not_written(tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("all I have\n")
+    (tmp_path / "train.log").hardlink_to(tmp_path / "mine")
+    assert open_file(tmp_path / "train.log").read() == b"all I have\n"
+    with pytest.raises(ConfigError, match="is a second name of another file"):
+        open_file(tmp_path / "train.log", "ab")
+
+
+def test_links_that_lead_to_another_run_are_refused(stranger: Stranger, monkeypatch) -> None:
+    monkeypatch.chdir(stranger.here)
+    victim = Path(shutil.copytree(stranger.run, stranger.here / "victim"))
+    (stranger.run / "latest").symlink_to("../victim")
+    with pytest.raises(ConfigError, match=r"downloaded/latest is a link to \.\./victim"):
+        find_checkpoint("downloaded")
+    group = stranger.here / "group"
+    group.mkdir()
+    (group / "latest").symlink_to("../victim")
+    with pytest.raises(ConfigError, match=r"group/latest leads to .*victim, out of the folder"):
+        find_checkpoint("group")
+    last = stranger.here / "other" / "checkpoints" / "last.pt"
+    last.parent.mkdir(parents=True)
+    last.symlink_to(victim / "checkpoints" / "last.pt")
+    with pytest.raises(ConfigError, match=r"last\.pt is a link to"):
+        find_checkpoint("other/checkpoints/last.pt")
+
+
+def test_folders_without_end_are_one_line(stranger: Stranger) -> None:
+    deep = stranger.run
+    for _ in range(40):
+        deep = deep / "a"
+    deep.mkdir(parents=True)
+    with pytest.raises(ConfigError, match="are not what a run makes"):
+        find_checkpoint(str(stranger.run))
+
+
+def test_an_archive_behind_another_format_is_no_checkpoint(tmp_path: Path) -> None:
+    """torch reads the front of such a file, zipfile its end."""
+    archive = io.BytesIO()
+    torch.save({"format": checkpoint_file.FORMAT}, archive)
+    sealed(tmp_path / "x.pt", b"\x80\x02cbuiltins\nbytearray\n" + archive.getvalue())
+    with pytest.raises(ConfigError, match="is no archive of torch"):
+        checkpoint_file.load(tmp_path / "x.pt")
+
+
+def test_a_key_whose_hash_takes_for_ever_is_found_before_it_is_made(tmp_path: Path) -> None:
+    doubled = b"".join(b"q%ch%c\x86" % (count, count) for count in range(60))  # x = (x, x)
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w") as archive:
+        archive.writestr("x/data.pkl", b"\x80\x02}K\x01\x85" + doubled + b"K\x01s.")
+    sealed(tmp_path / "x.pt", content.getvalue())
+    with pytest.raises(ConfigError, match="has values without end"):
+        checkpoint_file.load(tmp_path / "x.pt")
+
+
+def test_a_number_without_end_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text(f"seed: 1{':59' * 1000}\n")
+    with pytest.raises(ConfigError, match="line 1: a number of 3001 characters"):
+        load_yaml(tmp_path / "config.yaml")
 
 
 @pytest.mark.parametrize("value", [{"a": {1, 2}}, {"a": yaml.safe_load("2020-01-01")}, [b"x"], {("a",): 1}])

@@ -6,7 +6,6 @@ and checkpoints/; `runs/<name>/latest` is a link to the newest of them.
 
 from __future__ import annotations
 
-import fcntl
 import itertools
 import json
 import os
@@ -20,6 +19,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None
+
 from gpusim_rl import paths
 from gpusim_rl.config import RunSpec
 from gpusim_rl.errors import ConfigError, warn
@@ -28,6 +32,7 @@ from gpusim_rl.saved_files import dump_yaml, load_json, load_yaml, open_file, re
 
 MAX_DIFF_BYTES = 1 << 30
 LOCK = "lock"  # file in a run folder while a process trains there
+MAX_EARLIER = 100  # starts that env.json tells of
 OF_A_START = ("time", "command", "versions", "cpu", "gpu", "git")  # what env.json keeps of earlier starts
 
 
@@ -143,7 +148,8 @@ class RunDir:
         while True:
             file = open_file(path, "ab+", buffering=0)
             try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if fcntl is not None:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 file.seek(0)
                 holder = file.read(200).decode(errors="replace").strip()
@@ -152,10 +158,11 @@ class RunDir:
                     f"{self} is being trained by {holder or 'another process'}: one process at a time trains in a run"
                     f" folder. Try checkpoint={self}/checkpoints/<number>.pt, which begins a new one"
                 ) from None
-            except OSError:  # a file system without locks: say who trains here, and keep nobody out
-                pass
-            if path.exists() and path.stat().st_ino == os.fstat(file.fileno()).st_ino:
-                break
+            except OSError as error:
+                warn(f"{self} cannot be locked ({error.strerror}): nothing keeps a second training out of it")
+            with suppress(FileNotFoundError):
+                if path.stat().st_ino == os.fstat(file.fileno()).st_ino:
+                    break
             file.close()  # its holder has just ended and deleted it
         file.truncate(0)
         file.write(f"process {os.getpid()} on {socket.gethostname()}\n".encode())
@@ -188,7 +195,8 @@ class RunDir:
         except (OSError, ValueError) as error:  # a file that somebody edited, or that a disk has lost
             warn(f"{self.env_json} cannot be read ({_reason(error)}): what it told of earlier starts is lost")
             before = {}
-        earlier = before.get("earlier", [])
+        earlier = before.get("earlier")
+        earlier = earlier[-MAX_EARLIER:] if isinstance(earlier, list) else []
         if before:
             earlier = [*earlier, {name: before[name] for name in OF_A_START if name in before}]
         git, diff = git_state(self.path.parent.parent)
