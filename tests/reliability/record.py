@@ -19,6 +19,7 @@ DATA = ROOT / "benchmarks" / "reliability.json"
 DOCUMENT = ROOT / "docs" / "reliability.md"
 BEGIN, END = "<!-- table -->\n", "<!-- end of the table -->"
 VARIABLE = "GPUSIM_RL_RELIABILITY"
+HERE = Path.cwd()  # a test may move to another folder
 
 
 def record(fault: str, how: str, n: int, outcome: str, lost: str) -> None:
@@ -38,8 +39,7 @@ def record(fault: str, how: str, n: int, outcome: str, lost: str) -> None:
         return
     from gpusim_rl.provenance import describe_environment, git_state
 
-    # A name may be relative; the tests may have moved to another folder.
-    file = Path(os.environ.get("PWD", "."), name).resolve()
+    file = HERE / name
     git, _ = git_state(DATA, DOCUMENT)
     row = {"fault": fault, "how": how, "n": n, "outcome": outcome, "lost": lost}
     row |= {"git": git, "time": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
