@@ -144,6 +144,8 @@ def test_it_is_counted_and_left_out(tmp_path: Path, where: str) -> None:
         trainer.train()
         run = the_run(tmp_path / str(number))
         assert_finite(run)
+        told = "minibatches was NaN or infinite" if learning else f"envs diverged, env {env} first"
+        assert (run / "train.log").read_text().count(told) == 1
         rows = read_csv(run)
         counts = [float(row[column]) for row in rows]
         if learning:  # since the training began
