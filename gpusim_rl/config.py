@@ -52,8 +52,8 @@ LARGEST_COUNT = 2**31 - 1
 """Simulators count in 32 bits."""
 LARGEST_INT = 2**63 - 1
 """Of a tensor."""
-LARGEST_FLOAT = 3.4e38
-"""Of a tensor of float32: torch refuses a larger one."""
+LARGEST_FLOAT = 1e18
+"""The product of two fits a float32: torch refuses a number that does not."""
 
 Count = Annotated[int, Rule("a positive int", lambda value: 0 < value <= LARGEST_COUNT)]
 Positive = Annotated[float, Rule("a positive number", lambda value: value > 0)]

@@ -60,7 +60,7 @@ class TerrainConfig:
             )
         for key in ("patch_size", "platform_size"):
             cells = getattr(self, key) / self.resolution
-            if abs(cells - round(cells)) > 1e-6 or round(cells) % 2:
+            if abs(cells - round(cells)) > 1e-6 or round(cells) % 2 or cells < 1:
                 raise ConfigError(f"terrain.{key} must be an even multiple of resolution, got {getattr(self, key)}")
 
 

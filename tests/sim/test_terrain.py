@@ -160,6 +160,7 @@ def test_columns_are_in_the_order_of_the_configuration():
         ({"platform_size": 8.0}, "platform_size must be below patch_size"),
         ({"patch_size": 8.05}, "patch_size must be an even multiple of resolution"),
         ({"platform_size": 3.1}, "platform_size must be an even multiple of resolution"),
+        ({"resolution": 1e18}, "platform_size must be an even multiple of resolution|patch_size must be an even"),
         ({"resolution": 1e-320}, "terrain has inf heights, at most 5e\\+07 fit; try fewer levels"),
         ({"levels": 10**6}, "at most 5e\\+07 fit"),
     ],

@@ -1,0 +1,155 @@
+"""Whatever a command line says, a training ends well or in one line."""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpusim_rl.compose import compose
+from helpers.commands import run_command
+from reliability.record import record
+
+TASKS = ("Cartpole", "Ant", "AnymalTerrain", "FrankaCubeStack", "ShadowHand")
+SMALL = (
+    "num_envs=4",
+    "max_iterations=1",
+    "device=cpu",
+    "ppo.horizon=2",
+    "ppo.epochs=1",
+    "ppo.network.hidden=[8]",
+    "log.console=plain",
+)
+LONG = ("max_iterations", "ppo.compile")
+"""Valid values of these take minutes: training goes on for as long as it was asked to, and so does compiling."""
+GROUPS = ("task", "algo", "ppo", "sim", "log", "debug")
+NUMBERS = ("1e308", "-1e308", "1e39", "1e30", "1e23", "1e10", "99999999999", f"{2**31}", f"{2**63}", f"{10**23}")
+VALUES = {
+    "huge": NUMBERS,
+    "tiny": ("1e-30", "1e-308", "5e-324", "-1e-30"),
+    "negative": ("-1", "-0.5", f"{-(2**63) - 1}"),
+    "zero": ("0", "0.0", "-0.0"),
+    "not finite": ("nan", "inf", "-inf"),
+    "of another type": ("true", "null", "abc", "'1'", "1.5", "3", "[]", "{}"),
+    "empty": ("", "''", "' '"),
+    "unicode": ("ü", "'✓ \u202e'", "'\u2028'", "'\x1b[2J'", "'a\\nb'", "\ud83d"),
+    "path": ("/dev/null/x", "../..", "/proc/self/mem", "no/such.pt", "/", ".", "~"),
+    "list": ("[1,2]", "[[]]", "[nan]", "[1,[2,{a:3}]]", "[0]", "[99999999999]", "[-1]"),
+    "dict": ("{a:1}", "{a:{b:[1]}}", "{'':1}", "{1:2}"),
+    "missing": ("???", "'???'"),
+    "interpolation": (
+        "${seed}",
+        "${oc.env:HOME}",
+        "${oc.env:NOPE}",
+        "${nothing}",
+        "'${'",
+        "${",
+        "${task}",
+        "${KEY}",
+        "${oc.create:1}",
+        "${oc.decode:'['}",
+        "${hydra:runtime.cwd}",
+        "${..x}",
+    ),
+    "long": ("a" * 10_000, "1" * 5000, "[" * 500 + "]" * 500),
+    "function": ("glob(*)", "int(abc)", "choice(1,2)", "range(1,3)", "sort(3,1)", "1,2", "cast(1)", "extend_list(1)"),
+}
+SYNTAX = (
+    "+=VALUE", "~KEY", "KEY=", "=VALUE", "KEY.=VALUE", "KEY..x=1", "+KEY=VALUE", "++KEY=VALUE", "KEY@x=1", "~KEY=VALUE",
+    "KEY", "", "-", "--", "-KEY=1", "KEY.x=1", ".=1", "a.b.c=", "+a.b.c=VALUE", "++KEY.x=VALUE", "$", "KEY==VALUE",
+    "'KEY'=VALUE", "KEY=VALUE=", "+++KEY=1", "KEY:=1", "~", "+", "++", "KEY/x=1", "+KEY/x=1", " KEY=VALUE", "KEY[0]=1",
+    "${seed}=1", "~a.b", "ü=1", "{KEY}=1", "KEY@=1", "@KEY=1",
+)  # fmt: skip
+
+
+def leaves(node: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in node.items():
+        if isinstance(value, dict) and value:
+            yield from leaves(value, f"{prefix}{key}.")
+        else:
+            yield prefix + key, value
+
+
+def nasty(draw: random.Random, key: str, now: Any) -> str:
+    """A value for a setting. Half of those for a number are numbers: only they can get past the check of its type."""
+    if key in LONG:
+        return draw.choice(VALUES[draw.choice(["negative", "zero", "not finite", "empty", "unicode", "path", "list"])])
+    if isinstance(now, (int, float)) and not isinstance(now, bool) and draw.random() < 0.6:
+        whole = isinstance(now, int)
+        number = 10 ** draw.uniform(0, 20) if whole else 10 ** draw.uniform(-50, 20)
+        of_its_type = str(int(number)) if whole else f"{number:.3g}"
+        return draw.choice([of_its_type, f"-{of_its_type}", "0", "1", str(2**63 - 1), str(2**31), draw.choice(NUMBERS)])
+    if isinstance(now, bool) and draw.random() < 0.6:
+        return str(not now).lower()
+    return draw.choice(VALUES[draw.choice(list(VALUES))])
+
+
+def command_lines(seed: int, n: int, tasks: tuple[str, ...] = TASKS) -> list[list[str]]:
+    """Small trainings, each with one to three nasty overrides."""
+    draw = random.Random(seed)
+    settings = {task: sorted(leaves(compose([f"task={task}"])), key=lambda leaf: leaf[0]) for task in tasks}
+    lines = []
+    for _ in range(n):
+        task = draw.choice(tasks)
+        overrides = []
+        for _ in range(draw.choice([1, 1, 2, 3])):
+            key, now = draw.choice(settings[task]) if draw.random() < 0.95 else (draw.choice(GROUPS), "")
+            text = draw.choice(SYNTAX) if draw.random() < 0.1 else "KEY=VALUE"
+            overrides.append(text.replace("VALUE", nasty(draw, key, now)).replace("KEY", key))
+        recurrent = ["ppo.network.rnn=gru"] if draw.random() < 0.1 else []
+        lines.append([f"task={task}", *SMALL, *recurrent, *overrides])
+    return lines
+
+
+def outcome_of(ended: dict[str, Any]) -> str:
+    errors = [line for line in ended["stderr"].splitlines() if line.startswith("error: ")]
+    if ended["killed"]:
+        return "hang"
+    if "Traceback" in ended["stderr"] + ended["stdout"]:
+        return "traceback"
+    if ended["returncode"] == 0 and not errors:
+        return "trained"
+    if ended["interrupted"] and ended["returncode"] == 130:
+        return "trained until Ctrl-C"
+    if ended["returncode"] == 2 and len(errors) == 1:
+        return "refused in one line"
+    return "other"
+
+
+def outcomes(lines: list[list[str]], folder: Path, *options: str, timeout_s: float) -> Counter[str]:
+    """Run command lines; say which of them ended badly."""
+    (folder / "lines.json").write_text(json.dumps(lines), encoding="utf-8")
+    script, env = Path(__file__).with_name("forked_train.py"), {"WANDB_MODE": "disabled"}
+    command = [sys.executable, script, folder / "lines.json", *options]
+    done = run_command(*command, cwd=folder, env=env, timeout_s=timeout_s)
+    ended = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(ended) == len(lines)
+    found = [outcome_of(run) for run in ended]
+    bad = []
+    for outcome, run, line in zip(found, ended, lines, strict=True):
+        if outcome not in ("trained", "trained until Ctrl-C", "refused in one line"):
+            typed = " ".join(text[:200] for text in line if text not in SMALL)
+            bad.append(f"{outcome} ({run['returncode']}, {run['seconds']:.1f} s): {typed}\n{run['stderr'][-1500:]}")
+    assert not bad, f"{len(bad)} of {len(lines)} ended badly:\n" + "\n".join(bad)
+    return Counter(found)
+
+
+def test_nasty_overrides_end_well_or_in_one_line(tmp_path):
+    lines = command_lines(seed=1, n=12, tasks=("Cartpole", "Ant"))
+    found = outcomes(lines, tmp_path, "quick", timeout_s=120)
+    assert found["refused in one line"] > found["trained"] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_random_overrides(tmp_path):
+    n = 300
+    found = outcomes(command_lines(seed=300, n=n), tmp_path, timeout_s=3000)
+    words = ", ".join(f"{count} {outcome}" for outcome, count in found.most_common())
+    record("random overrides", "1 to 3 settings get a nasty value or odd syntax, one seed", n, words, "nothing")
