@@ -77,10 +77,10 @@ def leaves(node: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def nasty(draw: random.Random, key: str, now: Any) -> str:
-    """A value for a setting. Half of those for a number are numbers: only they can get past the check of its type."""
+    """A value for a setting. Most of those for a number are numbers: only they get past the check of its type."""
     if key in LONG:
         return draw.choice(VALUES[draw.choice(["negative", "zero", "not finite", "empty", "unicode", "path", "list"])])
-    if isinstance(now, (int, float)) and not isinstance(now, bool) and draw.random() < 0.6:
+    if isinstance(now, (int, float)) and not isinstance(now, bool) and draw.random() < 0.85:
         whole = isinstance(now, int)
         number = 10 ** draw.uniform(0, 20) if whole else 10 ** draw.uniform(-50, 20)
         of_its_type = str(int(number)) if whole else f"{number:.3g}"
@@ -117,7 +117,7 @@ def outcome_of(ended: dict[str, Any]) -> str:
         return "trained"
     if ended["interrupted"] and ended["returncode"] == 130:
         return "trained until Ctrl-C"
-    if ended["returncode"] == 2 and len(errors) == 1:
+    if ended["returncode"] == 2 and len(errors) == 1 and ended["stderr"].endswith(f"{errors[0]}\n"):
         return "refused in one line"
     return "other"
 
