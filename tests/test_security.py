@@ -22,8 +22,10 @@ import torch
 import yaml
 
 from gpusim_rl import checkpoint_file
+from gpusim_rl.diagnose.run_stats import read_rows
 from gpusim_rl.errors import ConfigError, friendly_errors, printable, warn
 from gpusim_rl.paths import find_checkpoint
+from gpusim_rl.run import writers
 from gpusim_rl.saved_files import check_plain, dump_yaml, load_yaml, open_file, read_bytes, replacing
 
 pytest_plugins = ["helpers.tool_runs"]
@@ -282,6 +284,40 @@ def test_saved_settings_lead_nowhere_outside_the_folder(stranger: Stranger, trai
     shutil.copy(stranger.run / "checkpoints" / "last.pt", numbered)
     train_cli(f"checkpoint={numbered}", "max_iterations=7", "log.console=quiet", cwd=stranger.here)
     assert stranger.outside() == stranger.before and len(list((stranger.here / "runs" / "Cartpole").glob("2*"))) == 1
+
+
+def test_a_plot_is_written_into_its_folder_and_nowhere_else(stranger: Stranger, load_tool, monkeypatch) -> None:
+    plot = load_tool("plot")
+    monkeypatch.chdir(stranger.here)
+    link("episode_return.png", ".profile")(stranger)
+    with pytest.raises(ConfigError, match=r"episode_return\.png is a link to"):
+        plot.plot(plot.parse(["downloaded"]))
+    (stranger.run / "episode_return.png").unlink()
+    out = stranger.here / "mine.png"
+    out.symlink_to(stranger.home / ".profile")
+    plot.plot(plot.parse(["downloaded", "--out", str(out), "--overwrite"]))
+    assert out.read_bytes().startswith(b"\x89PNG") and not out.is_symlink()
+    assert stranger.outside() == stranger.before
+
+
+@pytest.mark.parametrize("reader", ["plot", "doctor", "resume"])
+def test_metrics_are_read_up_to_a_limit_and_never_through_a_link(
+    stranger: Stranger, load_tool, monkeypatch, reader: str
+) -> None:
+    file = stranger.run / "metrics.csv"
+    read = {
+        "plot": lambda: load_tool("plot").read_curve(stranger.run, "episode/return", "env_steps"),
+        "doctor": lambda: read_rows(file),
+        "resume": lambda: writers.CsvWriter(file, resumed_at=3).start({}),
+    }[reader]
+    read()
+    with monkeypatch.context() as patched, pytest.raises(ConfigError, match=r"metrics\.csv has more than 100 bytes"):
+        patched.setattr(writers, "MAX_CSV_BYTES", 100)
+        read()
+    file.rename(stranger.home / "metrics.csv")
+    link("metrics.csv", "metrics.csv")(stranger)
+    with pytest.raises(ConfigError, match=r"metrics\.csv is a link to"):
+        read()
 
 
 ESCAPES = "\x1b]0;gone\x07\x1b[2J\u202e"

@@ -62,6 +62,7 @@ def plot(args: argparse.Namespace) -> Path:
     """Draw the picture."""
     from gpusim_rl.errors import ConfigError, import_extra
     from gpusim_rl.paths import check_out
+    from gpusim_rl.saved_files import replacing
 
     import_extra("matplotlib.figure", "plot", "plot")
     folders = run_folders(args.runs)
@@ -77,7 +78,8 @@ def plot(args: argparse.Namespace) -> Path:
 
     figure = draw(list(groups.values()), x_label, args.key)
     try:
-        figure.savefig(out, dpi=150)
+        with replacing(out) as file:  # a link there is replaced, not followed
+            figure.savefig(file, format=out.suffix[1:], dpi=150)
     except OSError as error:
         raise ConfigError(f"cannot write {out}: {error.strerror}") from None
     return out
@@ -113,6 +115,7 @@ def run_folders(names: Sequence[str]) -> list[Path]:
     """Folders that the user means, each once; what a shell's `runs/Ant/*` also catches is left out."""
     from gpusim_rl.errors import ConfigError, printable
     from gpusim_rl.run.run_dir import resolve_run
+    from gpusim_rl.saved_files import refuse_links
 
     found: dict[Path, Path] = {}
     for name in names:
@@ -122,6 +125,7 @@ def run_folders(names: Sequence[str]) -> list[Path]:
                 print(printable(f"skipped {path}: no metrics.csv in it"), file=sys.stderr)
                 continue
             path = resolve_run(name)[0].path
+        refuse_links(path.resolve())
         found.setdefault(path.resolve(), path)
     if not found:
         raise ConfigError(f"none of {', '.join(names)} is a run folder with metrics.csv")
@@ -154,12 +158,12 @@ def read_curve(folder: Path, key: str, x_column: str) -> Curve:
     from gpusim_rl.config import ALGORITHMS
     from gpusim_rl.errors import ConfigError, did_you_mean, warn
     from gpusim_rl.run.run_dir import RunDir
-    from gpusim_rl.run.writers import parse_csv
+    from gpusim_rl.run.writers import parse_csv, read_csv
 
     run = RunDir.open(folder)
     if not run.metrics_csv.is_file():
         raise ConfigError(f"{folder} has no metrics.csv yet")
-    content = parse_csv(run.metrics_csv.read_bytes())
+    content = parse_csv(read_csv(run.metrics_csv))
     columns = content.columns
     if content.damaged:
         warn(f"{run.metrics_csv} is damaged in line {content.damaged}: the curve ends before it")

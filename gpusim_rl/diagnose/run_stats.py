@@ -11,7 +11,7 @@ from typing import Any
 
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.run.phases import PHASES
-from gpusim_rl.run.writers import Row, parse_csv
+from gpusim_rl.run.writers import Row, parse_csv, read_csv
 from gpusim_rl.saved_files import load_json, load_yaml
 from gpusim_rl.simulators import SIMULATORS, default_simulator
 
@@ -166,7 +166,7 @@ def read_rows(file: Path) -> list[Row]:
         ConfigError: There is no such file, it is no metrics.csv, it is damaged, or it has no row yet.
     """
     try:
-        content = parse_csv(file.read_bytes())
+        content = parse_csv(read_csv(file))
     except FileNotFoundError:
         raise ConfigError(
             f"{file.parent} has no metrics.csv yet: the first row comes with the first iteration"

@@ -20,11 +20,13 @@ import yaml
 
 from gpusim_rl.errors import import_extra
 from gpusim_rl.run.run_dir import RunDir
-from gpusim_rl.saved_files import open_file, replacing
+from gpusim_rl.saved_files import open_file, read_bytes, replacing
 
 Row = dict[str, int | float | None]
 """Metrics of one log interval by name; None is not known yet."""
 
+MAX_CSV_BYTES = 1 << 30
+"""Of metrics.csv; a row of ours has some 500."""
 INIT_TIMEOUT_S = 20.0  # for the W&B server to accept a run
 FINISH_TIMEOUT_S = 60.0  # for the last data to reach the W&B server
 OFFLINE_MODES = ("offline", "dryrun", "disabled")  # modes of W&B that send nothing
@@ -141,6 +143,16 @@ class CsvContent:
         lines = [self.columns[:width], *(row[:width] for row in rows)] if width else []
         late = any(cell for row in rows for cell in row[width:])  # a late column is empty in earlier rows
         return "" if late else hashlib.sha256(_csv_lines(lines)).hexdigest()
+
+
+def read_csv(path: Path) -> bytes:
+    """Content of a metrics.csv, for `parse_csv`.
+
+    Raises:
+        ConfigError: It is no regular file, or larger than any of ours.
+        OSError: As by `open`.
+    """
+    return read_bytes(path, MAX_CSV_BYTES)
 
 
 def parse_csv(data: bytes, columns: Sequence[str] = ()) -> CsvContent:
@@ -290,7 +302,7 @@ class CsvWriter:
 
         A file of which rows are dropped is kept under another name.
         """
-        data = self._path.read_bytes() if self._path.exists() else b""
+        data = read_csv(self._path) if self._path.exists() else b""
         content = parse_csv(data, expected["columns"] if expected else ())
         if self._cut_at is not None:
             until = self._cut_at
@@ -317,7 +329,7 @@ class CsvWriter:
             if not path.exists():
                 with replacing(path) as file:
                     file.write(data)
-            if path.read_bytes() == data:
+            if read_csv(path) == data:
                 return path.name
         raise AssertionError("unreachable")
 
