@@ -309,6 +309,29 @@ def test_tab_completes_the_command_in_bash(command, some_runs, typed, expected):
     assert [word for word in done.stdout.split("\n") if word] == expected
 
 
+@pytest.mark.parametrize(
+    ("typed", "expected"),
+    [
+        ("play ", "fast-legs "),
+        ("play comp/", "comp/fine-1.0/"),
+        ("train checkpoint=comp/", "checkpoint=comp/fine-1.0/"),
+    ],
+)
+def test_tab_offers_no_name_that_a_shell_would_run(some_runs, monkeypatch, capsys, typed, expected):
+    """Bash puts the words on the command line as they are."""
+    for name in ("$(touch pwned)", "a;touch pwned", "a b", "`id`", "*", "a\x1b[2J", "fine-1.0"):
+        (some_runs / "comp" / name).mkdir(parents=True)
+    (some_runs / "runs" / "$(id)").mkdir()
+    (some_runs / "runs" / "$(id)" / "1").mkdir()
+    (some_runs / "runs" / "$(id)" / "1" / "config.yaml").touch()
+    monkeypatch.chdir(some_runs)
+    monkeypatch.setenv("COMP_LINE", f"gpusim-rl {typed}")
+    cli.main(["completion", "query"])
+    offered = capsys.readouterr().out.splitlines()
+    assert all(re.fullmatch(r"[A-Za-z0-9._/=+-]+ ?", word) for word in offered), offered
+    assert expected in offered
+
+
 def test_importing_the_package_imports_nothing_heavy(command):
     code = "import sys, gpusim_rl; print(gpusim_rl.__version__, *sys.modules)"
     words = command(sys.executable, "-c", code, env={"PYTHONPATH": str(paths.PACKAGE.parent)})
