@@ -13,8 +13,10 @@ import shutil
 import struct
 import zipfile
 from collections.abc import Callable
+from contextlib import closing, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -27,6 +29,7 @@ from gpusim_rl.errors import ConfigError, friendly_errors, printable, warn
 from gpusim_rl.paths import find_checkpoint
 from gpusim_rl.run import writers
 from gpusim_rl.saved_files import check_plain, dump_yaml, load_yaml, open_file, read_bytes, replacing
+from gpusim_rl.view.player import Player
 
 pytest_plugins = ["helpers.tool_runs"]
 
@@ -339,6 +342,30 @@ def test_escape_sequences_are_printed_as_text(stranger: Stranger, train_cli, too
     for text in texts:
         assert not any(sign in text for sign in ("\x1b]", "\x1b[2J", "\x07", "\u202e")), ascii(text)
     assert "\\x1b]0;gone" in texts[-1]
+
+
+def test_a_window_prints_names_as_text(stranger: Stranger, load_tool, monkeypatch, capsys) -> None:
+    """What is printed while a window is open; the window itself is left out."""
+    play = load_tool("play")
+    run = stranger.run.rename(stranger.here / f"down{ESCAPES}loaded")
+    viewer = SimpleNamespace(cam=SimpleNamespace(), is_running=lambda: True, lock=nullcontext, sync=lambda: None)
+    monkeypatch.setattr(play, "window", lambda *_: nullcontext(viewer))
+    monkeypatch.setattr(play, "FOLLOW_INTERVAL_S", -1.0)
+    with closing(Player.open(str(run))) as player:
+        os.utime(run / "checkpoints" / "last.pt", ns=(0, 0))  # as if there were a newer one
+        play.watch(player, 1)
+        monkeypatch.setattr(player, "step", lambda: f"action {ESCAPES}")  # of a replay
+        play.watch(player, 1)
+    printed = capsys.readouterr().out
+    assert printed.count("\\x1b]0;gone\\x07\\x1b[2J\\u202e") == 2 and "\x1b" not in printed
+
+
+def test_a_snapshot_prints_its_name_as_text(stranger: Stranger, load_tool, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(stranger.here)
+    small = ("--width", "32", "--height", "32")
+    load_tool("snapshot").main(["downloaded", "--policy", "trained", "--out", f"{ESCAPES}.png", *small])
+    assert capsys.readouterr().out == "\\x1b]0;gone\\x07\\x1b[2J\\u202e.png\n"
+    assert Path(f"{ESCAPES}.png").read_bytes().startswith(b"\x89PNG")
 
 
 def stranger_at(stranger: Stranger, run: Path) -> Stranger:

@@ -152,6 +152,7 @@ def watch(player: Player | Replay, steps: int | None) -> None:
     """Show the first env in real time; the space bar pauses."""
     import mujoco
 
+    from gpusim_rl.errors import printable
     from gpusim_rl.view.renderer import AZIMUTH_DEG, ELEVATION_DEG, Camera, picture_model
 
     sim = player.env.sim
@@ -176,7 +177,7 @@ def watch(player: Player | Replay, steps: int | None) -> None:
                 shown = player.step()
                 done += 1
                 if isinstance(shown, str):  # of a replay
-                    print(shown)
+                    print(printable(shown))
                 pose = sim.scene_qpos()[0]
                 if pose.isfinite().all():
                     with viewer.lock():
@@ -187,7 +188,7 @@ def watch(player: Player | Replay, steps: int | None) -> None:
             if now - looked > FOLLOW_INTERVAL_S:
                 looked = now
                 if player.follow():
-                    print(f"{player.checkpoint}, iteration {player.iteration}")
+                    print(printable(f"{player.checkpoint}, iteration {player.iteration}"))
             # Real time; where the machine is too slow for it, slower, without a rush to catch up.
             due = max(due + dt, now)
             time.sleep(due - now)

@@ -15,10 +15,10 @@ from pathlib import Path
 
 def main(argv: list[str] | None = None) -> int:
     """Write the picture and print its path."""
-    from gpusim_rl.errors import friendly_errors
+    from gpusim_rl.errors import friendly_errors, printable
 
     with friendly_errors():
-        print(snapshot(parse(argv)))
+        print(printable(str(snapshot(parse(argv)))))
     return 0
 
 
