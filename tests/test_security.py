@@ -23,6 +23,7 @@ import pytest
 import torch
 import yaml
 
+import gpusim_rl
 from gpusim_rl import checkpoint_file
 from gpusim_rl.diagnose.run_stats import read_rows
 from gpusim_rl.errors import ConfigError, friendly_errors, printable, warn
@@ -30,6 +31,7 @@ from gpusim_rl.paths import find_checkpoint
 from gpusim_rl.run import writers
 from gpusim_rl.saved_files import check_plain, dump_yaml, load_yaml, open_file, read_bytes, replacing
 from gpusim_rl.view.player import Player
+from gpusim_rl.view.replay import Replay
 
 pytest_plugins = ["helpers.tool_runs"]
 
@@ -321,6 +323,76 @@ def test_metrics_are_read_up_to_a_limit_and_never_through_a_link(
     link("metrics.csv", "metrics.csv")(stranger)
     with pytest.raises(ConfigError, match=r"metrics\.csv is a link to"):
         read()
+
+
+OF_ANOTHER_TYPE: dict[str, tuple[dict[str, Any], str]] = {
+    "sim": ({"sim": ["mujoco"]}, "sim is a list, expected str"),
+    "no such sim": ({"sim": "nosuch"}, "there is no simulator 'nosuch'"),
+    "env": ({"env": {}}, "does not fit task Cartpole.*: no '"),
+    "task of the env": ({"env": {"task": 5}}, "does not fit task Cartpole"),
+    "policy": ({"policy": {}}, "does not fit task Cartpole.*: Error"),
+    "sizes": ({"obs_sizes": {"policy": torch.zeros(2)}}, "does not fit task Cartpole"),
+    "iteration": ({"iteration": [1]}, "iteration is a list, expected int"),
+    "negative": ({"env_steps": -1}, "env_steps is .*, out of range"),
+    "seed": ({"seed": "abc"}, "seed is a str, expected int"),
+    "large seed": ({"seed": 2**64}, "seed is .*, out of range"),
+    "time": ({"elapsed_s": float("nan")}, "elapsed_s is nan"),
+    "best return": ({"best_return": "x"}, "best_return is a str, expected float or int or NoneType"),
+    "metrics": ({"metrics_csv": 5}, "metrics_csv is a int, expected dict or NoneType"),
+    "part of metrics": ({"metrics_csv": {"columns": 5, "iteration": 1, "sha256": ""}}, "columns is a int"),
+    "command line": ({"overrides": [5]}, "overrides holds something else than text"),
+}
+
+
+@pytest.mark.parametrize("kind", OF_ANOTHER_TYPE)
+def test_a_checkpoint_with_values_of_another_type_is_refused(stranger: Stranger, monkeypatch, kind: str) -> None:
+    change, words = OF_ANOTHER_TYPE[kind]
+    stranger.checkpoint(lambda state: state.update(change))
+    monkeypatch.chdir(stranger.here)
+    with pytest.raises(ConfigError, match=words):
+        Player.open("downloaded")
+    with pytest.raises(ConfigError, match=words):
+        gpusim_rl.train("Cartpole", checkpoint="downloaded", max_iterations=8, log={"console": "quiet"})
+
+
+def dump(it: Stranger) -> dict[str, Any]:
+    """What a training writes when an env of the stranger's run diverges."""
+    saved = checkpoint_file.load(it.run / "checkpoints" / "last.pt")
+    about = {key: saved[key] for key in ("task", "config", "sim", "iteration")}
+    state = {"cartpole": {"joint_pos": torch.zeros(2), "joint_vel": torch.zeros(2)}}
+    return {**about, "env": 3, "episode_step": 5, "state": state, "action": torch.zeros(1)}
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        *[({key: None}, f"not the dump of a divergence: it has no {key}") for key in ("task", "sim", "episode_step")],
+        ({"sim": "nosuch"}, "there is no simulator 'nosuch'"),
+        ({"sim": ["mujoco"]}, "sim is a list, expected str"),
+        ({"config": {"task": {}, "algo": [1]}}, "expected the settings of a run"),
+        ({"config": {"task": {}, "algo": {"name": "ppo"}}}, "missing key"),
+        ({"action": 5}, "action is a int, expected Tensor"),
+        ({"action": torch.zeros(2)}, "does not fit task Cartpole: expected an action of 1 numbers"),
+        ({"state": {"cartpole": 5}}, "does not fit task Cartpole"),
+        ({"state": {"cartpole": {"joint_pos": torch.zeros(7)}}}, "does not fit task Cartpole"),
+        ({"state": {"nosuch": {}}}, "does not fit task Cartpole"),
+    ],
+)
+def test_a_dump_that_is_not_one_is_refused(stranger: Stranger, change: dict[str, Any], words: str) -> None:
+    file = stranger.run / "diverged.pt"
+    checkpoint_file.save(file, dump(stranger))
+    with closing(Replay.open(file)) as shown:
+        assert list(iter(shown.step, None))[-1] == "did not diverge on mujoco"
+    changed = {key: value for key, value in {**dump(stranger), **change}.items() if value is not None}
+    checkpoint_file.save(file, changed)
+    with pytest.raises(ConfigError, match=words):
+        Replay.open(file)
+
+
+def test_a_replay_of_a_checkpoint_needs_its_command_line(stranger: Stranger) -> None:
+    stranger.checkpoint(lambda state: state.pop("overrides"))
+    with pytest.raises(ConfigError, match="it has no overrides"):
+        Replay.open(stranger.run / "checkpoints" / "last.pt")
 
 
 ESCAPES = "\x1b]0;gone\x07\x1b[2J\u202e"

@@ -1,19 +1,59 @@
-"""The checkpoints of a run: which there are, and whether one fits a configuration."""
+"""The checkpoints of a run: which there are, what one holds, and whether it fits a configuration."""
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import shutil
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+
+from torch import Tensor
 
 from gpusim_rl.checkpoint_file import load, save
 from gpusim_rl.config import RunSpec
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.saved_files import temporary_name
+from gpusim_rl.simulators import SIMULATORS
+
+Types = Mapping[str, tuple[type, ...]]
+"""Of values by key: an int is none below 0, a float is finite, a list holds text."""
+
+TRAINING: Types = {
+    "task": (str,),
+    "config": (dict,),
+    "overrides": (list,),
+    "obs_sizes": (dict,),
+    "num_actions": (int,),
+    "sim": (str,),
+    "seed": (int,),
+    "iteration": (int,),
+    "env_steps": (int,),
+    "elapsed_s": (float, int),
+    "best_return": (float, int, type(None)),
+    "wandb_id": (str,),
+    "policy": (dict,),
+    "algorithm": (dict,),
+    "env": (dict,),
+    "torch_rng": (Tensor,),
+    "metrics": (dict,),
+    "metrics_csv": (dict, type(None)),
+}
+"""What `Trainer.state_dict` and `Logger.save` put into a checkpoint."""
+DIVERGENCE: Types = {
+    **{key: TRAINING[key] for key in ("task", "config", "sim", "iteration")},
+    "env": (int,),
+    "episode_step": (int,),
+    "state": (dict,),
+    "action": (Tensor,),
+}
+"""What a replay reads of `diverged.pt`."""
+METRICS_CSV: Types = {"columns": (list,), "iteration": (int,), "sha256": (str,)}
+LIMIT = {"seed": 1 << 31}
+"""Above the ints of a key; those of others are below 2^63."""
 
 
 def load_for(spec: RunSpec) -> dict[str, Any] | None:
@@ -30,10 +70,7 @@ def load_for(spec: RunSpec) -> dict[str, Any] | None:
             raise ConfigError("test=true needs checkpoint=<run folder or .pt file>")
         return None
     file, task_name = spec.checkpoint.file, spec.task_class.__name__
-    state = load(file)
-    missing = {"task", "config", "seed", "policy"} - state.keys()
-    if missing:
-        raise ConfigError(f"{file} is not a checkpoint of a training: it has no {', '.join(sorted(missing))}")
+    state = load_training(file, ("task", "config", "seed", "policy"))
     if state["task"] != task_name:
         raise ConfigError(f"checkpoint {file} is of task {state['task']}, not {task_name}; try task={state['task']}")
     algorithm = spec.algorithm_class
@@ -43,6 +80,76 @@ def load_for(spec: RunSpec) -> dict[str, Any] | None:
     if different:
         raise ConfigError(f"checkpoint {file} does not fit this configuration: {'; '.join(different)}")
     return state
+
+
+def load_training(file: Path, needed: Collection[str]) -> dict[str, Any]:
+    """Read a checkpoint of a training, whoever wrote it.
+
+    Args:
+        file: The checkpoint.
+        needed: Keys that it must have.
+
+    Raises:
+        ConfigError: A key is missing, or a value is of another type.
+    """
+    return check_training(load(file), file, needed)
+
+
+def check_training(state: dict[str, Any], file: Path, needed: Collection[str]) -> dict[str, Any]:
+    """As `load_training`, of what was loaded already; returns it."""
+    check_types(state, TRAINING, needed, f"{file} is not a checkpoint of a training")
+    if state.get("metrics_csv") is not None:
+        check_types(state["metrics_csv"], METRICS_CSV, METRICS_CSV, f"{file}: metrics_csv is not what a training saves")
+    return state
+
+
+def check_types(state: Mapping[str, Any], types: Types, needed: Collection[str], problem: str) -> None:
+    """Stop where a state does not hold what a training saves.
+
+    Args:
+        state: What was loaded. It may be a stranger's.
+        types: Of the values that are there; keys without a type may hold anything.
+        needed: Keys that must be there.
+        problem: First words of the message.
+
+    Raises:
+        ConfigError: With the first key that is missing or wrong.
+    """
+    missing = set(needed) - state.keys()
+    if missing:
+        raise ConfigError(f"{problem}: it has no {', '.join(sorted(missing))}")
+    for key in types.keys() & state.keys():
+        value, names = state[key], " or ".join(kind.__name__ for kind in types[key])
+        if not isinstance(value, types[key]) or isinstance(value, bool):
+            raise ConfigError(f"{problem}: {key} is a {type(value).__name__}, expected {names}")
+        if isinstance(value, int) and value not in range(LIMIT.get(key, 1 << 63)):
+            raise ConfigError(f"{problem}: {key} is {value}, out of range")
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ConfigError(f"{problem}: {key} is {value}")
+        if isinstance(value, list) and not all(isinstance(item, str) for item in value):
+            raise ConfigError(f"{problem}: {key} holds something else than text")
+    if "sim" in types and "sim" in state and state["sim"] not in SIMULATORS:
+        raise ConfigError(f"{problem}: there is no simulator {state['sim']!r}")
+
+
+@contextmanager
+def must_fit(file: Path, what: str) -> Iterator[None]:
+    """Turn what a part raises in the block, when it is given the state of another one, into one line.
+
+    Args:
+        file: The checkpoint.
+        what: The task, and so on.
+
+    Raises:
+        ConfigError: It does not fit.
+    """
+    try:
+        yield
+    except ConfigError:
+        raise
+    except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        reason = f"no {error}" if isinstance(error, KeyError) else str(error).partition("\n")[0]
+        raise ConfigError(f"checkpoint {file} does not fit {what}: {reason}") from error
 
 
 class Checkpoints:

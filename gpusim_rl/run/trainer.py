@@ -18,7 +18,7 @@ from gpusim_rl.checkpoint_file import check_is_data, digest_of
 from gpusim_rl.config import RunSpec
 from gpusim_rl.env import Step, VecEnv
 from gpusim_rl.env.device_env import moved
-from gpusim_rl.errors import ConfigError, one_line_if_out_of_memory
+from gpusim_rl.errors import one_line_if_out_of_memory
 from gpusim_rl.hardware import tune_malloc
 from gpusim_rl.learn.algorithm import Algorithm, EnvSpec
 from gpusim_rl.run import checkpoint
@@ -106,12 +106,9 @@ class Trainer:
         self._divergence_reported = False
         self._put_back = False  # to the last checkpoint, because no gradient was finite
         if state is not None:
-            try:
+            assert spec.checkpoint is not None
+            with checkpoint.must_fit(spec.checkpoint.file, f"task {self.task_name} with algo={cfg.algo}"):
                 self._load(state)
-            except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:  # of a part
-                reason = f"no {error}" if isinstance(error, KeyError) else str(error).partition("\n")[0]
-                fits = f"task {self.task_name} with algo={cfg.algo}"
-                raise ConfigError(f"checkpoint {cfg.checkpoint} does not fit {fits}: {reason}") from error
 
     # The loop
 

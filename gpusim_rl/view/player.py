@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from gpusim_rl import discover
-from gpusim_rl.checkpoint_file import load
 from gpusim_rl.config import SimConfig, build_run
 from gpusim_rl.env import Step, Task, TaskConfig, VecEnv
 from gpusim_rl.env.task import load_task_class
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.learn.algorithm import Algorithm, Hidden, Policy, load_algorithm_class
+from gpusim_rl.run.checkpoint import load_training, must_fit
 from gpusim_rl.run.run_dir import resolve_run
 from gpusim_rl.sim import SimChoice, choose_sim
 from gpusim_rl.simulators import SIMULATORS, default_simulator
@@ -25,6 +25,7 @@ from gpusim_rl.spaces import Box
 from gpusim_rl.trust import check_saved_settings
 
 POLICIES = ("trained", "zero", "random")
+NEEDED = ("config", "sim", "seed", "env", "obs_sizes", "num_actions", "policy", "iteration")
 
 
 def load_policy(
@@ -33,7 +34,7 @@ def load_policy(
     """The policy of a checkpoint, for acting only: float32, no gradients, statistics as they are.
 
     Args:
-        state: What `checkpoint_file.load` returned.
+        state: What `load_training` returned.
         algorithm_class: What trained it.
         settings: Those of the algorithm, from the checkpoint's own config.
         device: Where to act.
@@ -124,12 +125,8 @@ class Player:
             return cls._untrained(compose([f"task={name}"], config_dir), act, num_envs, sim)
         run, file = resolve_run(name)
         written_ns = file.stat().st_mtime_ns  # before it is read: a newer one is not missed
-        state = load(file)
-        config = check_saved_settings(state.get("config"), file, trust=trust, config_dir=config_dir)
-        missing = {"sim", "seed", "env", "obs_sizes", "num_actions", "policy", "iteration"} - state.keys()
-        if missing or state["sim"] not in SIMULATORS:
-            what = f"it has no {', '.join(sorted(missing))}" if missing else f"there is no simulator {state['sim']!r}"
-            raise ConfigError(f"{file} is not a checkpoint of a training: {what}")
+        state = load_training(file, NEEDED)
+        config = check_saved_settings(state["config"], file, trust=trust, config_dir=config_dir)
         task_class = load_task_class(config["task"].get("_target_"))
         algorithm_class = load_algorithm_class(config["algo"].get("_target_"))
         cfg = build_run(config, task_class=task_class, algorithm_class=algorithm_class)
@@ -139,14 +136,15 @@ class Player:
             cfg.sim,
             choice=_choose(sim or SIMULATORS[state["sim"]].plays_on),
             num_envs=num_envs,
-            seed=int(state["seed"]),
+            seed=state["seed"],
             act=act,
         )
         player.run_dir = run.path
         if act == "trained":
             player._algorithm = algorithm_class, cfg.algorithm
             player._take(state, file, written_ns)
-        player.obs = player.env.begin_from(state["env"])  # on the levels, say, that the training has reached
+        with must_fit(file, f"task {player.env.name}"):
+            player.obs = player.env.begin_from(state["env"])  # on the levels, say, that the training has reached
         return player
 
     @classmethod
@@ -158,16 +156,17 @@ class Player:
         return cls(task_class, cfg.task, cfg.sim, choice=choice, num_envs=num_envs, seed=0, act=act)
 
     def _take(self, state: Mapping[str, Any], file: Path, written_ns: int) -> None:
-        for key, now in (("obs_sizes", self.env.obs_sizes), ("num_actions", self.env.num_actions)):
-            if state[key] != now:
-                raise ConfigError(
-                    f"{file} does not fit task {self.env.name} as it is now: {key} saved {state[key]}, now {now}."
-                    " Try the version of the task that trained it (git.diff and env.json of the run tell which)"
-                )
-        self._policy = load_policy(state, *self._algorithm, self.env.device)
+        with must_fit(file, f"task {self.env.name}"):
+            for key, now in (("obs_sizes", self.env.obs_sizes), ("num_actions", self.env.num_actions)):
+                if state[key] != now:
+                    raise ConfigError(
+                        f"{file} does not fit task {self.env.name} as it is now: {key} saved {state[key]}, now {now}."
+                        " Try the version of the task that trained it (git.diff and env.json of the run tell which)"
+                    )
+            self._policy = load_policy(state, *self._algorithm, self.env.device)
         self._hidden = self._policy.initial_state(self.env.num_envs)
         self._written_ns = written_ns
-        self.checkpoint, self.iteration = file, int(state["iteration"])
+        self.checkpoint, self.iteration = file, state["iteration"]
 
     def follow(self) -> bool:
         """Takes over the networks of a newer checkpoint in the same file; whether there was one."""
@@ -179,7 +178,7 @@ class Player:
             return False
         if written_ns == self._written_ns:
             return False
-        self._take(load(self.checkpoint), self.checkpoint, written_ns)
+        self._take(load_training(self.checkpoint, NEEDED), self.checkpoint, written_ns)
         return True
 
     @torch.no_grad()

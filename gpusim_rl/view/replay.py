@@ -13,13 +13,14 @@ from torch import Tensor
 
 from gpusim_rl.api import load_spec
 from gpusim_rl.checkpoint_file import load
-from gpusim_rl.config import build_run
+from gpusim_rl.config import build_run, check_settings
 from gpusim_rl.env import VecEnv
 from gpusim_rl.env.nan_guard import put_state
 from gpusim_rl.env.task import load_task_class
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.learn.algorithm import load_algorithm_class
 from gpusim_rl.paths import Checkpoint
+from gpusim_rl.run.checkpoint import DIVERGENCE, check_training, check_types, must_fit
 from gpusim_rl.run.trainer import Trainer
 from gpusim_rl.sim import choose_sim
 from gpusim_rl.simulators import SIMULATORS
@@ -64,13 +65,17 @@ class Replay:
         if (here := str(Path.cwd())) not in sys.path:
             sys.path.append(here)  # tasks in the user's folder, as for train.py
         state = load(file)
-        if "config" in state:
-            check_saved_settings(state["config"], file, trust=trust, config_dir=config_dir)
         if {"config", "state", "action", "env"} <= state.keys():
-            return cls._of_divergence(file, state, sim)
-        if {"config", "policy", "algorithm"} <= state.keys():
-            return cls._of_update(file, state, sim)
-        raise ConfigError(f"{file} is neither a dump nor a checkpoint of a training; try diverged.pt of a run")
+            check_types(state, DIVERGENCE, DIVERGENCE, f"{file} is not the dump of a divergence")
+            make = cls._of_divergence
+        elif {"config", "policy", "algorithm"} <= state.keys():
+            check_training(state, file, ("config", "overrides", "iteration", "task", "sim"))
+            make = cls._of_update
+        else:
+            raise ConfigError(f"{file} is neither a dump nor a checkpoint of a training; try diverged.pt of a run")
+        check_saved_settings(state["config"], file, trust=trust, config_dir=config_dir)
+        check_settings(state["config"])
+        return make(file, state, sim)
 
     @classmethod
     def _of_divergence(cls, file: Path, state: Mapping[str, Any], sim: str | None) -> Replay:
@@ -81,7 +86,10 @@ class Replay:
         choice = choose_sim(sim or SIMULATORS[state["sim"]].plays_on, torch.device("cpu"))
         env = VecEnv.make(task_class, task_cfg, num_envs=1, choice=choice, sim=cfg.sim, seed=0)
         env.reset()
-        put_state(env.sim, state["state"])
+        with must_fit(file, f"task {env.name}"):
+            put_state(env.sim, state["state"])
+            if not (state["action"].is_floating_point() and state["action"].shape == (env.num_actions,)):
+                raise ValueError(f"expected an action of {env.num_actions} numbers")
         title = (
             f"{file}: env {state['env']}, control step {state['episode_step']} of its episode, iteration"
             f" {state['iteration']}, {state['task']} on {state['sim']} (here {choice.name})"
