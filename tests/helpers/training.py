@@ -33,6 +33,8 @@ __all__ = [
     "the_run",
 ]
 
+OVERFLOWS = {"value_coef": 1e18, "reward_scale": 1e12, "normalize_value": False}
+"""Settings of PPO with which every gradient is infinite."""
 SMALL_PPO = {"horizon": 8, "epochs": 2, "minibatch_size": 32, "network": {"hidden": [16, 16], "rnn_size": 8}}
 # Columns of metrics.csv that tell of the machine, not of the training.
 MACHINE = ("time/", "speed/", "system/")

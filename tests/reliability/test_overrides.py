@@ -152,4 +152,4 @@ def test_random_overrides(tmp_path):
     n = 300
     found = outcomes(command_lines(seed=300, n=n), tmp_path, timeout_s=3000)
     words = ", ".join(f"{count} {outcome}" for outcome, count in found.most_common())
-    record("random overrides", "1 to 3 settings get a nasty value or odd syntax, one seed", n, words, "nothing")
+    record("Random overrides", "1 to 3 settings get a nasty value or odd syntax, one seed", n, words, "nothing")

@@ -567,6 +567,7 @@ def test_a_reader_that_leaves_does_not_end_the_run(mode):
     assert err == "reached the end"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["auto", "plain", "json", "rich", "quiet"])
 def test_a_run_started_without_stdout_and_stderr_works(mode, tmp_path):
     script = "import sys, pathlib, test_console as t; t.show(sys.argv[1], log=pathlib.Path(sys.argv[2]))"

@@ -150,8 +150,8 @@ def test_replaying_equals_running(mode, task, overrides, tmp_path):
 
 
 def test_a_replayed_update_skips_what_an_eager_one_skips(tmp_path):
-    config = FaultyConfig(huge_reward_at=29, huge_reward=1e37, nan_control_at=38)
-    raw = {"ppo": {"normalize_value": False, "schedule_per": "minibatch"}}
+    config = FaultyConfig(huge_reward_at=29, huge_reward=1e18, nan_control_at=38)
+    raw = {"ppo": {"normalize_value": False, "schedule_per": "minibatch", "value_coef": 1e10}}
     eager = trained(Graphs, "off", Faulty, tmp_path / "eager", config, **raw)[1]
     trainer, state = trained(Recorder, "rollout", Faulty, tmp_path / "graph", config, **raw)
     assert set(trainer.graphs._captured) == {"rollout", "update"}

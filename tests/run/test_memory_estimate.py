@@ -99,6 +99,7 @@ def memory_of(command, num_envs: int, warm_up: int, iterations: int) -> list[int
     return [int(number) for number in done.stdout.split()[-3:]]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 def test_memory_does_not_grow_with_iterations(command):
     before, after, _ = memory_of(command, 64, 20, 300)

@@ -185,6 +185,7 @@ def test_a_signal_saves_and_prints_a_command_that_goes_on(tmp_path, start, numbe
     assert iterations(run) == list(range(1, saved + 3))
 
 
+@pytest.mark.slow
 def test_a_terminal_that_closes_twice_over_costs_nothing(tmp_path, start):
     process = start("max_iterations=100000", "log.console=plain")
     process.wait_for(lambda: process.rows() > 3)
@@ -195,6 +196,7 @@ def test_a_terminal_that_closes_twice_over_costs_nothing(tmp_path, start):
     assert iterations(run)[-1] == load(run / "checkpoints" / "last.pt")["iteration"]
 
 
+@pytest.mark.slow
 def test_nohup_is_respected(tmp_path, start):
     command = shlex.join(["nohup", sys.executable, str(TRAIN), *SMALL, "max_iterations=100000"])
     process = start(command=command)
@@ -330,6 +332,7 @@ def test_far_too_many_envs_are_a_warning_and_one_line(tmp_path):
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.slow
 def test_weights_and_biases_without_key_network_and_stdin_goes_offline_and_is_resumed(tmp_path, start):
     arguments = ["wandb_activate=true", "wandb_project=carts", "wandb_tags=[a,b]", "log.console=plain"]
     first = start("max_iterations=3", *arguments)

@@ -36,6 +36,7 @@ from gpusim_rl.run.trainer import Trainer
 from gpusim_rl.spaces import Box
 from gpusim_rl.view.player import Player
 from helpers.training import (
+    OVERFLOWS,
     Broken,
     Faulty,
     Schooled,
@@ -634,7 +635,7 @@ def overflowing(trainer: Trainer, *iterations: int) -> None:
 
 
 def test_no_finite_gradient_ends_the_run_with_a_dump(tmp_path, capfd):
-    trainer = make_trainer("Cartpole", tmp_path, max_iterations=9, ppo={"value_coef": 1e38})
+    trainer = make_trainer("Cartpole", tmp_path, max_iterations=9, ppo=OVERFLOWS)
     with pytest.raises(TaskError) as error:
         trainer.train()
     begin = (
@@ -650,7 +651,8 @@ def test_no_finite_gradient_ends_the_run_with_a_dump(tmp_path, capfd):
     )
 
     # The dump is a checkpoint: other settings continue from it.
-    longer = {"checkpoint": str(the_run(tmp_path) / "skipped.pt"), "ppo": {"value_coef": 1.0}, "max_iterations": 4}
+    longer = {"checkpoint": str(the_run(tmp_path) / "skipped.pt"), "max_iterations": 4}
+    longer["ppo"] = OVERFLOWS | {"value_coef": 1.0, "reward_scale": 1.0}
     row = make_trainer("Cartpole", tmp_path / "better", **longer).train()
     assert row["iteration"] == 4 and row["policy/skipped_minibatches"] == 12.0
 

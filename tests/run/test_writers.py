@@ -541,6 +541,7 @@ def test_wandb_run_that_is_resumed_keeps_its_id_and_names_both_folders(run_dir):
 KEY = "0123456789" * 4
 
 
+@pytest.mark.slow
 def test_wandb_with_a_key_but_without_network_goes_offline_quickly(run_dir):
     with socket.socket() as taken:  # bound and not listening: a connection is refused
         taken.bind(("127.0.0.1", 0))
@@ -552,6 +553,7 @@ def test_wandb_with_a_key_but_without_network_goes_offline_quickly(run_dir):
     assert "API key" not in line and end == "done"
 
 
+@pytest.mark.slow
 def test_wandb_finds_a_key_in_netrc(run_dir):
     netrc = run_dir.path.parents[2] / "keys"
     netrc.write_text(f"machine 127.0.0.1:9 login user password {KEY}\n")

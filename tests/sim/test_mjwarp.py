@@ -267,6 +267,7 @@ sim.step(2)
     assert done.stderr == ""
 
 
+@pytest.mark.slow
 def test_a_home_that_cannot_be_written_is_one_line(train_cli, tmp_path: Path, monkeypatch):
     for name in ("WARP_CACHE_PATH", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)

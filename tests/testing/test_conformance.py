@@ -149,6 +149,7 @@ class TestBalance(TaskConformance):
 """
 
 
+@pytest.mark.slow
 def test_a_package_of_its_own_is_checked_by_a_few_lines(tmp_path):
     yaml = (ROOT / "cfg" / "task" / "Cartpole.yaml").read_text()
     (tmp_path / "cfg" / "task").mkdir(parents=True)

@@ -101,6 +101,7 @@ def test_a_run_that_is_being_written_can_be_judged(tool, tmp_path):
 # -- scaling ----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_scaling_is_measured_and_a_setting_recommended(tool, tmp_path):
     small = ["task=Cartpole", "ppo.horizon=4", "ppo.minibatch_size=32"]
     how = ["--num-envs", "8,16", "--devices", "cpu", "--iterations", "2", "--seconds", "0", "--warm-up", "1"]

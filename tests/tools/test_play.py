@@ -20,7 +20,7 @@ from gpusim_rl.errors import ConfigError, TaskError
 from gpusim_rl.run import checkpoint
 from gpusim_rl.view.player import Player
 from gpusim_rl.view.replay import Replay
-from helpers.training import Faulty, make_trainer, the_run
+from helpers.training import OVERFLOWS, Faulty, make_trainer, the_run
 
 pytest_plugins = ["helpers.tool_runs"]
 
@@ -244,7 +244,7 @@ def test_an_action_that_is_not_finite_is_named(tmp_path):
 
 def test_an_update_without_a_finite_gradient_is_shown(tool, tmp_path):
     with pytest.raises(TaskError) as error:
-        make_trainer("Cartpole", tmp_path, ppo={"value_coef": 1e38}).train()
+        make_trainer("Cartpole", tmp_path, ppo=OVERFLOWS).train()
     file = the_run(tmp_path) / "skipped.pt"
     assert f"--replay {file} shows it" in str(error.value)
     lines = tool("play", "--replay", file, "--viewer", "none").stdout.splitlines()
@@ -271,7 +271,7 @@ def test_what_is_no_dump_is_one_line(tool, tmp_path):
 @pytest.mark.skipif(shutil.which("Xvfb") is None, reason="needs Xvfb")
 def test_a_replay_opens_a_window(tool, tmp_path):
     with pytest.raises(TaskError):
-        make_trainer("Cartpole", tmp_path, ppo={"value_coef": 1e38}).train()
+        make_trainer("Cartpole", tmp_path, ppo=OVERFLOWS).train()
     with a_display() as display:
         file = the_run(tmp_path) / "skipped.pt"
         done = tool("play", "--replay", file, "--steps", "12", env={"DISPLAY": display}, timeout_s=60)

