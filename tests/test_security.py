@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import json
 import os
 import pickle
 import shutil
@@ -25,7 +26,8 @@ import yaml
 
 import gpusim_rl
 from gpusim_rl import checkpoint_file
-from gpusim_rl.diagnose.run_stats import read_rows
+from gpusim_rl.diagnose.rules import diagnose
+from gpusim_rl.diagnose.run_stats import read_rows, read_run_stats
 from gpusim_rl.errors import ConfigError, friendly_errors, printable, warn
 from gpusim_rl.paths import find_checkpoint
 from gpusim_rl.run import writers
@@ -393,6 +395,62 @@ def test_a_replay_of_a_checkpoint_needs_its_command_line(stranger: Stranger) -> 
     stranger.checkpoint(lambda state: state.pop("overrides"))
     with pytest.raises(ConfigError, match="it has no overrides"):
         Replay.open(stranger.run / "checkpoints" / "last.pt")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"seed": "abc"},
+        {"algo": [1]},
+        {"algo": {"name": [1]}},
+        {"task": None},
+        {"task": {}},
+    ],
+    ids=str,
+)
+def test_a_plot_of_other_settings_is_refused(stranger: Stranger, load_tool, change: dict[str, Any]) -> None:
+    plot = load_tool("plot")
+    settings(**change)(stranger)
+    with pytest.raises(ConfigError, match=r"config\.yaml is not the settings of a run"):
+        plot.plot(plot.parse([str(stranger.run)]))
+
+
+def test_settings_are_drawn_as_text(stranger: Stranger, load_tool) -> None:
+    """A dollar begins a formula of matplotlib's, and a key may be a number."""
+    plot = load_tool("plot")
+    stranger.settings(lambda saved: saved["task"].update({"_target_": "a.B$\\nosuch$", 5: 6}))
+    assert plot.plot(plot.parse([str(stranger.run)])).read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"sim": {"name": "nosuch"}}, "there is no simulator 'nosuch'"),
+        ({"sim": {"name": ["mujoco"]}}, "env.json is not that of a run"),
+        ({"sim": {"threads": "x"}}, "env.json is not that of a run"),
+        ({"sim": 5}, "env.json is not that of a run"),
+        ({"cpu": {"available": "x"}}, "env.json is not that of a run"),
+        ({"cpu": {"available": -1}}, "env.json is not that of a run"),
+        ({"openmp": [1]}, "env.json is not that of a run"),
+        ({"openmp": {"OMP_WAIT_POLICY": 5}}, "env.json is not that of a run"),
+    ],
+    ids=str,
+)
+def test_a_doctor_of_another_machine_is_refused(stranger: Stranger, change: dict[str, Any], words: str) -> None:
+    file = stranger.run / "env.json"
+    assert diagnose(read_run_stats(stranger.run)) is not None
+    file.write_text(json.dumps({**json.loads(file.read_text()), **change}))
+    with pytest.raises(ConfigError, match=words):
+        read_run_stats(stranger.run)
+
+
+@pytest.mark.parametrize("key", ["num_envs", "ppo.minibatch_size", "ppo.epochs", "task.physics_hz", "task.control_hz"])
+@pytest.mark.parametrize("value", [0, -1, "x", [1]])
+def test_a_doctor_of_other_settings_is_refused(stranger: Stranger, key: str, value: Any) -> None:
+    *sections, name = key.split(".")
+    stranger.settings(lambda saved: (saved[sections[0]] if sections else saved).update({name: value}))
+    with pytest.raises(ConfigError, match=r"config\.yaml or env\.json is not that of a run"):
+        diagnose(read_run_stats(stranger.run))
 
 
 ESCAPES = "\x1b]0;gone\x07\x1b[2J\u202e"

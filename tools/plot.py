@@ -98,7 +98,7 @@ def draw(groups: Sequence[Sequence[Curve]], x_label: str, y_label: str) -> Figur
         label = (
             f"{title} ({seeds} seeds)" if seeds > 1 else f"{title} ({len(curves)} runs)" if len(curves) > 1 else title
         )
-        label = textwrap.fill(label, LABEL_WIDTH)
+        label = textwrap.fill(label, LABEL_WIDTH).replace("$", r"\$")  # a dollar would begin a formula
         rows += 1 + label.count("\n")
         [line] = axes.plot(x, mean, label=label)
         if len(curves) > 1:
@@ -175,18 +175,33 @@ def read_curve(folder: Path, key: str, x_column: str) -> Curve:
     points = [(float(row[x_column]), float(row[key])) for row in rows if row[x_column] and row[key]]
     if not points:
         raise LookupError(f"{run.metrics_csv}: {key} is not known in any row yet")
-    algorithm = run.config.get("algo", {}).get("name", "ppo")
+    config = run.config
+    if not is_of_a_run(config):
+        raise ConfigError(
+            f"{run.config_yaml} is not the settings of a run: expected a seed, and the sections task and algo"
+        )
+    algorithm = config["algo"]["name"]
     unused = tuple(f"{name}." for name in ALGORITHMS if name != algorithm)  # tuned values that a task's yaml holds
-    settings = {name: value for name, value in flat(run.config) if not name.startswith((*FREE, *unused))}
+    settings = {name: value for name, value in flat(config) if not name.startswith((*FREE, *unused))}
     x, y = np.array(points).T
-    return Curve(settings, int(run.config["seed"]), x, y)
+    return Curve(settings, config["seed"], x, y)
+
+
+def is_of_a_run(config: Any) -> bool:
+    """Whether settings, which may be a stranger's, have what names a line."""
+    sections = [config.get(name) for name in ("task", "algo")] if isinstance(config, dict) else [None]
+    if not all(isinstance(section, dict) for section in sections):
+        return False
+    return isinstance(config.get("seed"), int) and all(
+        isinstance(config[section].get(name), str) for section, name in (("task", "_target_"), ("algo", "name"))
+    )
 
 
 def flat(config: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
     """Settings by full key."""
     pairs: list[tuple[str, Any]] = []
     for name, value in config.items():
-        pairs += flat(value, f"{prefix}{name}.") if isinstance(value, dict) else [(prefix + name, value)]
+        pairs += flat(value, f"{prefix}{name}.") if isinstance(value, dict) else [(f"{prefix}{name}", value)]
     return pairs
 
 

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_origin, get_type_hints
 
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.run.phases import PHASES
@@ -23,6 +23,9 @@ WARM_UP_ROWS = 10
 
 CAPTURED = 4
 """With CUDA graphs so many iterations: the third captures them, in the fourth the host gets ahead of the device."""
+
+POSITIVE = ("num_envs", "horizon", "epochs", "minibatch_size", "physics_hz", "control_hz", "log_interval", "cpus")
+"""Numbers of `RunStats` that rules divide by."""
 
 NEEDED = ("iteration", "env_steps", "time/iteration_s")
 
@@ -152,11 +155,28 @@ def read_run_stats(folder: Path, warm_up: int | None = None) -> RunStats:
         if warm_up is None:
             captured = (environment.get("graph") or {}).get("mode", "off") != "off"
             warm_up = warm_up_rows(rows, CAPTURED if captured else 1)
-        return make_run_stats(config, environment, rows, warm_up)
+        stats = make_run_stats(config, environment, rows, warm_up)
     except (KeyError, TypeError, AttributeError) as error:
         raise ConfigError(
             f"{folder}: config.yaml or env.json is not that of a run, {type(error).__name__} {error}"
         ) from None
+    _check(stats, folder)
+    return stats
+
+
+def _check(stats: RunStats, folder: Path) -> None:
+    """Stop where the files, which may be a stranger's, have given a value that no rule can calculate with."""
+    for name, hint in get_type_hints(RunStats).items():
+        value, kinds = getattr(stats, name), tuple(get_origin(kind) or kind for kind in get_args(hint) or (hint,))
+        fits = isinstance(value, (*kinds, int) if float in kinds else kinds)
+        if isinstance(value, Mapping):
+            fits = fits and all(isinstance(text, str) for text in value.values())
+        elif name in POSITIVE and fits:
+            fits = value is None or value > 0
+        if not fits:
+            raise ConfigError(f"{folder}: config.yaml or env.json is not that of a run: {name} is {value!r}")
+    if stats.sim not in SIMULATORS:
+        raise ConfigError(f"{folder}: env.json is not that of a run: there is no simulator {stats.sim!r}")
 
 
 def read_rows(file: Path) -> list[Row]:
