@@ -10,7 +10,6 @@ import importlib.util
 import io
 import json
 import os
-import re
 import shutil
 import sys
 from collections.abc import Callable, Sequence
@@ -21,8 +20,6 @@ from typing import Any
 from gpusim_rl import __version__, paths
 from gpusim_rl.errors import ConfigError, did_you_mean, friendly_errors
 
-SAFE = re.compile(r"[A-Za-z0-9._/=+~,@:-]+")
-"""Words that TAB offers. Bash puts a word on the command line as it is, and a folder may be named `$(command)`."""
 LEAST = 20  # characters of the last column, below which it is left out
 COLUMNS = """\
 columns, of which a narrow terminal shows the first ones:
@@ -122,7 +119,7 @@ def _complete(line: str) -> list[str]:
         found = printed.getvalue().split()
     else:
         found = [] if words[0] in BUILT_IN else paths.complete_run(last)
-    offered = [word for word in found if word.startswith(last) and SAFE.fullmatch(word)]
+    offered = [word for word in found if word.startswith(last) and paths.SAFE.fullmatch(word)]
     return [word if word.endswith(("=", ".", "/")) else f"{word} " for word in offered]
 
 
