@@ -12,6 +12,7 @@ import os
 import pickle
 import shutil
 import struct
+import sys
 import zipfile
 from collections.abc import Callable
 from contextlib import closing, nullcontext
@@ -180,6 +181,8 @@ BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
 NESTED = b"\x80\x02]q\x00(K\x01K\x01e" + b"".join(
     b"]q%c(%se" % (number, b"h%c" % (number - 1) * 10) for number in range(1, 30)
 )  # each list holds the one before ten times
+TEXT = {word: b"X" + struct.pack("<I", len(word)) + word.encode() for word in ("format", "gpusim_rl", "more")}
+ENDLESS = NESTED + b"}(%bK\x04%b%b%bh\x1du." % (TEXT["format"], TEXT["gpusim_rl"], TEXT["gpusim_rl"], TEXT["more"])
 GIGABYTES = 3_000_000_000
 BYTEARRAY = b"\x80\x02cbuiltins\nbytearray\n\x8a\x05" + GIGABYTES.to_bytes(5, "little") + b"\x85R."
 
@@ -222,7 +225,7 @@ STRANGE: dict[str, tuple[Callable[[Stranger], None], str]] = {
     "a compressed checkpoint": (compressed, "is compressed"),
     "a pickle that takes memory": (lambda it: it.pickle(BYTEARRAY), "names 'builtins bytearray'"),
     "a pickle that runs code": (lambda it: it.pickle(b"cposix\nsystem\n(S'touch x'\ntR."), "names 'posix system'"),
-    "a pickle of lists in lists": (lambda it: it.pickle(NESTED + b"."), "not a checkpoint of gpusim_rl"),
+    "a pickle of lists in lists": (lambda it: it.pickle(ENDLESS), "has values without end"),
     "a tensor that repeats one number": (
         lambda it: it.checkpoint(lambda state: state.update(policy={"w": torch.zeros(1).expand(GIGABYTES)})),
         "has values without end",
@@ -236,6 +239,13 @@ STRANGE: dict[str, tuple[Callable[[Stranger], None], str]] = {
 
 OF_THE_SETTINGS = [*list(STRANGE)[:8], *(kind for kind in STRANGE if isinstance(STRANGE[kind][0], RawYaml))]
 """Files that only a resumed run reads; to play, the checkpoint is enough."""
+
+
+OF_ALL = [kind for kind, (_, words) in STRANGE.items() if " is a link to" in words or " is a named pipe" in words]
+OF_ALL += ["an interpolation", *(kind for kind in STRANGE if isinstance(STRANGE[kind][0], RawYaml))]
+"""What plot and doctor refuse too: they import no class and read no checkpoint."""
+FAST = ["a network", "a link in place of a checkpoint", "a pipe in place of the metrics", "an interpolation", "aliases"]
+FAST += ["a pickle that runs code"]
 
 
 def nested_lists() -> list[Any]:
@@ -265,11 +275,46 @@ def test_a_hostile_run_folder_is_refused_in_one_line(stranger: Stranger, train_c
         played = tool("play", "downloaded", "--viewer", "none", "--steps", "2", **options)
         assert played.returncode == 2, played
         assert played.stderr.startswith("error: ") and played.stderr.count("\n") == 1, played.stderr
+        assert words in played.stderr, played.stderr
     assert not stranger.executed.exists(), "the folder's code was executed"
     assert stranger.outside() == stranger.before, "something outside the folder was touched"
     assert secret not in done.stdout + done.stderr
     kept = [path.read_bytes() for path in stranger.run.rglob("*") if path.is_file() and not path.is_symlink()]
     assert not any(secret.encode() in content for content in kept)
+
+
+@pytest.mark.parametrize(
+    "kind", [kind if kind in FAST else pytest.param(kind, marks=pytest.mark.slow) for kind in STRANGE]
+)
+def test_a_hostile_run_folder_is_data_to_every_tool(
+    stranger: Stranger, load_tool, monkeypatch, capsys, kind: str
+) -> None:
+    make, words = STRANGE[kind]
+    make(stranger)
+    monkeypatch.chdir(stranger.here)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setenv("EXECUTED", str(stranger.executed))
+    monkeypatch.setenv("SECRET", "of the environment")
+    small = ("--width", "32", "--height", "32")
+    commands = {
+        "record": ("--steps", "2", "--num-envs", "1", *small),
+        "snapshot": ("--policy", "trained", *small),
+        "plot": (),
+        "doctor": (),
+    }
+    for name, options in commands.items():
+        refused = kind in OF_ALL if name in ("plot", "doctor") else kind not in OF_THE_SETTINGS
+        try:
+            code = load_tool(name).main(["downloaded", *options])
+        except SystemExit as ended:
+            code = ended.code
+        printed, error = capsys.readouterr()
+        assert code == (2 if refused else 0), (name, code, error)
+        assert "of the environment" not in printed + error
+        if refused:
+            assert error.startswith("error: ") and error.count("\n") == 1 and words in error, (name, error)
+    assert not stranger.executed.exists(), "the folder's code was executed"
+    assert stranger.outside() == stranger.before, "something outside the folder was touched"
 
 
 def test_a_class_is_imported_where_the_user_says_so(stranger: Stranger, train_cli) -> None:
@@ -465,10 +510,12 @@ def test_escape_sequences_are_printed_as_text(stranger: Stranger, train_cli, too
         done = train_cli(f"checkpoint={run}", "max_iterations=8", f"log.console={console}", cwd=stranger.here)
         texts += [done.stdout, done.stderr]
     for arguments in (("play", run, "--viewer", "none", "--steps", "2"), ("plot", run), ("doctor", run)):
-        done = tool(*arguments, cwd=stranger.here, check=False)
+        done = tool(*arguments, cwd=stranger.here)
         texts += [done.stdout, done.stderr]
     both(lambda saved: saved["task"].update(_target_=f"evil.{ESCAPES}"))(stranger_at(stranger, run))
-    texts.append(train_cli(f"checkpoint={run}", cwd=stranger.here, check=False).stderr)
+    done = train_cli(f"checkpoint={run}", cwd=stranger.here, check=False)
+    assert done.returncode == 2, done
+    texts.append(done.stderr)
     for text in texts:
         assert not any(sign in text for sign in ("\x1b]", "\x1b[2J", "\x07", "\u202e")), ascii(text)
     assert "\\x1b]0;gone" in texts[-1]
