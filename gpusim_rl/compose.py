@@ -56,7 +56,7 @@ from gpusim_rl.discover import (
     tasks,
     yaml_error,
 )
-from gpusim_rl.errors import ConfigError, did_you_mean, friendly_errors
+from gpusim_rl.errors import ConfigError, did_you_mean, friendly_errors, printable
 from gpusim_rl.overrides import is_override, key_of, quote, value_of
 from gpusim_rl.paths import Checkpoint
 from gpusim_rl.saved_run import ONE_CALL_ONLY, SavedRun, continue_run
@@ -156,7 +156,7 @@ def sweep_summary(outcomes: Sequence[tuple[Sequence[str], Outcome]], console: st
         table.append((" ".join(text for text in overrides if text not in shared), *numbers, folder))
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     lines = (f"{name:<{widths[0]}}  {last:>{widths[1]}}  {best:>{widths[2]}}  {run}" for name, last, best, run in table)
-    return "".join(["\n", *(f"{line}\n" for line in lines)])
+    return "".join(["\n", *(f"{printable(line)}\n" for line in lines)])
 
 
 def compose(
