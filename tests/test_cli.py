@@ -470,6 +470,7 @@ def test_a_sweep_stops_before_it_starts_when_one_run_is_wrong(train_cli, tmp_pat
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_sweep_removes_what_killed_sweeps_have_left_in_the_temporary_folder(train_cli, tmp_path):
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()

@@ -305,6 +305,7 @@ def test_a_task_that_waits_is_found(tmp_path, one_thread):
     assert stats.simulate > 0.85 and stats.rows + stats.warm_up_rows == 6
 
 
+@pytest.mark.slow
 @pytest.mark.serial
 def test_logging_that_waits_is_found(tmp_path, one_thread, monkeypatch):
     write = writers.CsvWriter.write
@@ -314,6 +315,7 @@ def test_logging_that_waits_is_found(tmp_path, one_thread, monkeypatch):
     assert stats.log_peaks < 0.5 * stats.log
 
 
+@pytest.mark.slow
 @pytest.mark.serial
 def test_checkpoints_that_wait_are_found(tmp_path, one_thread, monkeypatch):
     save = logger.Checkpoints.save_last

@@ -105,6 +105,7 @@ print(len(seen), sorted(file.name for file in folder.glob(".*.tmp")))
 """
 
 
+@pytest.mark.slow
 def test_kill_9_while_saving_never_damages_a_checkpoint(tmp_path):
     done = subprocess.run(
         [sys.executable, "-c", KILL_LOOP, str(tmp_path)],

@@ -436,6 +436,7 @@ def training(folder: Path) -> str:
     return f"import sys, runpy; sys.argv = {argv}; runpy.run_path(sys.argv[0], run_name='__main__')"
 
 
+@pytest.mark.slow
 def test_a_terminal_that_is_closed_leaves_a_checkpoint(tmp_path):
     in_terminal(training(tmp_path), close_at="reward/upright", code=129, PYTHONPATH=str(ROOT))
     (run,) = tmp_path.glob("Cartpole/2*")

@@ -102,7 +102,7 @@ def iterations(run: Path) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    "megabytes", [500, 780, *(pytest.param(size, marks=pytest.mark.slow) for size in (100, 700, 840))]
+    "megabytes", [500, *(pytest.param(size, marks=pytest.mark.slow) for size in (100, 700, 780, 840))]
 )
 def test_too_little_address_space_is_one_line(tmp_path, megabytes):
     arguments = [*SMALL, "max_iterations=1", "log.console=quiet", "device=cpu"]
@@ -124,6 +124,7 @@ def test_memory_that_ends_anywhere_is_one_line(error, capsys):
     assert re.fullmatch(r"error: out of memory \(.+\); try to free some memory, .+\n", capsys.readouterr().err)
 
 
+@pytest.mark.slow
 def test_a_killed_run_leaves_nothing_in_the_temporary_folder(tmp_path, start):
     temporary = tmp_path / "tmp"
     temporary.mkdir()
@@ -221,6 +222,7 @@ class Slow(Cartpole):
 '''
 
 
+@pytest.mark.slow
 def test_a_second_ctrl_c_ends_at_once(tmp_path, start):
     yaml = (TRAIN.parent / "cfg" / "task" / "Cartpole.yaml").read_text()
     (tmp_path / "cfg" / "task").mkdir(parents=True)
@@ -244,6 +246,7 @@ def commands(process: Process) -> list[str]:
     return re.findall(r"^  (.*)$", process.out.partition("\nnext:\n")[2], re.MULTILINE)
 
 
+@pytest.mark.slow
 def test_a_user_of_the_installed_command_is_offered_it(tmp_path, start):
     entry_point = tmp_path / "gpusim-rl"  # what pip makes
     entry_point.write_text("from gpusim_rl.cli import main\nmain()\n")
@@ -272,6 +275,7 @@ small = dict(num_envs=8, log={"console": "plain"}, ppo=dict(horizon=8, epochs=2,
 '''
 
 
+@pytest.mark.slow
 def test_a_run_of_a_script_is_offered_what_can_continue_it(tmp_path, start):
     script = tmp_path / "balance.py"
     script.write_text(f"{SCRIPT}gpusim_rl.train(Balance, config, max_iterations=2, **small)\n")

@@ -247,6 +247,7 @@ def test_slow_compilation_is_announced_and_fast_is_not(monkeypatch, caplog):
     assert last.startswith("physics kernels ready after")
 
 
+@pytest.mark.slow
 def test_nothing_is_printed_at_the_start(command, checkout: Path):
     code = f"""
 import torch

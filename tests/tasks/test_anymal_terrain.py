@@ -307,6 +307,7 @@ def test_a_push_comes_every_interval_and_sets_the_horizontal_velocity_only():
             assert (velocity[:, :2] == 3.0).all()
 
 
+@pytest.mark.slow
 def test_feet_are_hardly_ever_caught_in_the_ground():
     # At any time 0.1 % are; with feet of 3 cm 2 %, and with MuJoCo's standard contacts besides 15 %.
     env = make_env(100, level=8)

@@ -79,6 +79,7 @@ def test_bad_input_is_one_line(tool, arguments, line):
     assert line in done.stderr
 
 
+@pytest.mark.slow
 def test_a_run_that_is_being_written_can_be_judged(tool, tmp_path):
     train = [sys.executable, ROOT / "train.py", "num_envs=8", "ppo.horizon=8", "ppo.minibatch_size=64", "device=cpu"]
     quiet = ["max_iterations=1000000", "log.console=quiet", "debug.check_task=true"]
@@ -125,6 +126,7 @@ def test_scaling_is_measured_and_a_setting_recommended(tool, tmp_path):
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.slow
 def test_what_cannot_be_measured_is_told(tool, tmp_path):
     how = ["--num-envs", "8,1000000000", "--devices", "cpu", "--iterations", "1", "--seconds", "0", "--warm-up", "1"]
     done = tool("doctor", "scaling", "task=Cartpole", "ppo.horizon=4", *how, cwd=tmp_path, env={"OMP_NUM_THREADS": "1"})
@@ -152,6 +154,7 @@ def doctor(load_tool, monkeypatch, tmp_path):
     return load_tool("doctor")
 
 
+@pytest.mark.slow
 def test_the_machine_is_checked(tool, tmp_path):
     done = tool("doctor", "--json", cwd=tmp_path, timeout_s=280)
     result = json.loads(done.stdout)

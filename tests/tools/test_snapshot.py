@@ -88,6 +88,7 @@ def test_a_task_is_drawn_as_it_is_whatever_its_runs_are(tool, tmp_path):
     assert tool("snapshot", "Pendulum", *SMALL, "--overwrite", cwd=tmp_path).stdout == "Pendulum.png\n"
 
 
+@pytest.mark.slow
 def test_steps_and_policy_change_the_picture_and_nothing_else_does(tool, tmp_path):
     variants = {
         "start": (),
