@@ -1,0 +1,368 @@
+"""A training on fake CUDA tensors, on torch's CPU build. They have shapes, types and devices, and no values."""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+import torch
+import warp as wp
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from gpusim_rl.api import prepare
+from gpusim_rl.config import RunSpec
+from gpusim_rl.env import VecEnv
+from gpusim_rl.learn.algorithm import Algorithm
+from gpusim_rl.run import trainer as trainer_module
+from gpusim_rl.run.trainer import Trainer
+from gpusim_rl.sim import SimChoice, mjwarp
+from gpusim_rl.sim.mjwarp import MjwarpSim
+from gpusim_rl.sim.warp import WarpGraphs
+from gpusim_rl.source_location import LIBRARY, short
+from gpusim_rl.testing import sync_counter
+from gpusim_rl.testing.sync_counter import SourceLocation, SyncCounter
+
+CUDA = torch.device("cuda:0")
+NUM_ENVS = 8
+
+_GUARD = Path(__file__).with_name("cuda_guard.cpp")
+_COUNTERS = (__file__, sync_counter.__file__)
+_loaded: list[ctypes.CDLL] = []
+
+
+def why_not() -> str | None:
+    """Why there are no fake CUDA tensors here; None where there are."""
+    if torch.backends.cuda.is_built():
+        return "fake CUDA tensors need the CPU build of torch"
+    return None if shutil.which("g++") else "fake CUDA tensors need g++, which compiles a device guard for them"
+
+
+def load_guard(folder: Path) -> None:
+    """Compiles the guard, and registers it for the rest of the process."""
+    if _loaded:
+        return
+    home, library = Path(torch.__file__).parent, folder / "cuda_guard.so"
+    flags = ["-O0", "-std=c++20", "-shared", "-fPIC", f"-I{home / 'include'}", f"-L{home / 'lib'}"]
+    subprocess.run(["g++", *flags, str(_GUARD), "-lc10", "-o", str(library)], check=True)
+    _loaded.append(ctypes.CDLL(str(library)))
+
+
+# Looking at operators
+
+
+_NO_KERNEL = frozenset(
+    {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "lift_fresh", "_unsafe_view"}
+)
+_LINALG = ("linalg_", "_linalg_", "cholesky", "triangular_solve", "lu_", "geqrf", "ormqr", "multinomial")
+_WITHOUT_CHECKS = frozenset({"linalg_cross", "linalg_vector_norm", "linalg_vecdot"})
+
+
+class Placement(SyncCounter):
+    """Counts kernels by phase, and finds what a steady iteration on CUDA must not do.
+
+    It finds what `SyncCounter` finds (waits, copies between devices, values that are read), and two things more:
+    tensors of the host, and linear algebra that waits to check its result or that no graph can hold. An operator
+    counts as one kernel, unless it is a view or only allocates.
+    """
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name, view, before = func.overloadpacket.__name__, getattr(func, "is_view", False), self.total
+        if self._paused or func.namespace == "prim":  # which asks where a tensor is
+            return func(*args, **(kwargs or {}))
+        if not view and name not in _NO_KERNEL and func.namespace == "aten":
+            self._of_phase().kernels += 1
+        if name.startswith(_LINALG) and name not in _WITHOUT_CHECKS:
+            self._record(f"linear algebra: {name}")
+        result = super().__torch_dispatch__(func, types, args, kwargs)
+        seen = (leaf for leaf in tree_leaves((args, kwargs, result)) if isinstance(leaf, Tensor))
+        # `x[:, 0] = 3.0` fills by a tensor of the host, whose number becomes an argument of the kernel.
+        harmless = view or name == "fill_"
+        if self.total == before and not harmless and any(tensor.device.type == "cpu" for tensor in seen):
+            self._record(f"host tensor: {name}")
+        return result
+
+    def _record(self, name: str) -> None:
+        frame: FrameType | None = sys._getframe()
+        while frame is not None and (frame.f_code.co_filename in _COUNTERS or LIBRARY.search(frame.f_code.co_filename)):
+            frame = frame.f_back
+        self._of_phase().syncs[name] += 1
+        where = f"{short(frame.f_code.co_filename)}:{frame.f_lineno}" if frame is not None else ""
+        self.found.append(SourceLocation(self._phase, name, where))
+
+
+class _MissingKernels(TorchDispatchMode):
+    """Shapes of what these operators return on CUDA: torch has no fake kernels of them."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket.__name__
+        if name == "_fused_adam_":
+            return None
+        if name == "_thnn_fused_gru_cell":
+            state = args[2]
+            return torch.empty_like(state), state.new_empty(len(state), 5 * state.shape[1])
+        if name == "_thnn_fused_gru_cell_backward":
+            grad, _, biased = args
+            gates = grad.new_empty(len(grad), 3 * grad.shape[1])
+            bias = gates[0] if biased else None
+            return gates, torch.empty_like(gates), torch.empty_like(grad), bias, bias
+        return func(*args, **(kwargs or {}))
+
+
+def backward(loss: Tensor, parameters: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """What `torch.autograd.grad` returns, found in Python: torch's own engine asks CUDA for streams."""
+    order: list[Any] = []
+    seen: set[Any] = set()
+
+    def visit(node: Any) -> None:
+        if node is not None and node not in seen:
+            seen.add(node)
+            for following, _ in node.next_functions:
+                visit(following)
+            order.append(node)
+
+    def add(grads: dict[Any, Any], key: Any, grad: Tensor) -> None:
+        grads[key] = grad if key not in grads else grads[key] + grad
+
+    visit(loss.grad_fn)
+    inner: dict[Any, Any] = {(loss.grad_fn, 0): torch.ones_like(loss)}
+    leaves: dict[Any, Any] = {}
+    with torch.no_grad():
+        for node in reversed(order):  # whatever uses a result comes before what made it
+            given = [inner.get((node, number)) for number in range(len(node._input_metadata))]
+            if all(grad is None for grad in given):
+                continue
+            if hasattr(node, "variable"):
+                add(leaves, node.variable, given[0])
+                continue
+            results = node(*given)
+            results = results if isinstance(results, tuple) else (results,)
+            for (following, number), grad in zip(node.next_functions, results, strict=True):
+                if following is not None and grad is not None:
+                    wanted = following._input_metadata[number]
+                    add(inner, (following, number), grad.sum_to_size(wanted.shape).to(wanted.dtype))
+    return tuple(leaves[parameter] for parameter in parameters)
+
+
+# Making a training
+
+
+class _NoLaunches(WarpGraphs):
+    """Warp's kernels are not launched; arrays are made on Warp's CPU device, for their shapes."""
+
+    def __init__(self, device: torch.device, enabled: bool) -> None:
+        super().__init__(torch.device("cpu"), enabled)
+        assert device == CUDA
+
+    def run(self, key: Any, body: Callable[[], None]) -> None:
+        pass
+
+
+class _Event:
+    """A `torch.cuda.Event` of a device that does nothing."""
+
+    def __init__(self, **_: Any) -> None: ...
+
+    def record(self, *_: Any) -> None: ...
+
+    def synchronize(self) -> None: ...
+
+    def elapsed_time(self, _: Any) -> float:
+        return 1.0
+
+
+def _fake_views() -> Callable[[wp.array], Tensor]:
+    """`wp.to_torch`: a view of an array is the same tensor every time."""
+    to_torch, views = wp.to_torch, {}
+
+    def view(array: wp.array) -> Tensor:
+        if id(array) not in views:
+            with unset_fake_temporarily():
+                real = to_torch(array)
+            views[id(array)] = (_on_cuda(real), array)
+        return views[id(array)][0]
+
+    return view
+
+
+@contextmanager
+def fake_cuda() -> Iterator[None]:
+    """In the block torch has one CUDA device, for fake tensors."""
+    generator = torch.Generator
+    with pytest.MonkeyPatch.context() as patch, FakeTensorMode(), _MissingKernels():
+        patch.setattr(torch.cuda, "is_bf16_supported", lambda *_, **__: True)
+        patch.setattr(torch.cuda.amp.common, "amp_definitely_not_available", lambda: False)
+        patch.setattr(torch.cuda, "mem_get_info", lambda *_: (80 * 10**9, 80 * 10**9))
+        patch.setattr(torch.cuda, "current_stream", lambda *_: None)
+        patch.setattr(torch.cuda, "Event", _Event)
+        patch.setattr(torch, "Generator", lambda *_: generator())  # it draws nothing
+        patch.setattr(torch.autograd, "grad", backward)
+        patch.setattr(wp, "to_torch", _fake_views())
+        patch.setattr(mjwarp, "WarpGraphs", _NoLaunches)
+        yield
+
+
+def make_trainer(task: str, /, **settings: Any) -> Trainer:
+    """The trainer of a task, whose learner and simulator (MuJoCo Warp) are on fake CUDA; inside `fake_cuda`."""
+    settings = {"num_envs": NUM_ENVS, "graph": "off", "log": {"console": "quiet"}, **settings}
+    with unset_fake_temporarily():
+        spec = prepare(task, **settings)
+    with pytest.MonkeyPatch.context() as patch:  # what is read while a training is built, and never again
+        patch.setattr(VecEnv, "_check_values", lambda *_: None)
+        patch.setattr(MjwarpSim, "_check_friction_rows", lambda *_: None)
+        patch.setattr(Tensor, "count_nonzero", lambda *_: 1)
+        patch.setattr(nn.Module, "to", _stay)
+        patch.setattr(trainer_module, "choose_devices", lambda _: (CUDA, SimChoice("mjwarp", CUDA, "fake")))
+        _make_for_real(patch, spec)
+        return Trainer(spec)
+
+
+def _stay(module: nn.Module, device: torch.device) -> nn.Module:
+    assert all(tensor.device == device for tensor in module.state_dict().values())
+    return module
+
+
+def _make_for_real(patch: pytest.MonkeyPatch, spec: RunSpec) -> None:
+    """Scenes have values. Policies begin on the CPU; torch cannot move all fake ones from there."""
+    task, algorithm = spec.task_class, spec.algorithm_class
+    scene, make_policy = task.scene, algorithm.make_policy
+
+    def real_scene(cfg: Any) -> Any:
+        with unset_fake_temporarily():
+            found = scene(cfg)
+            assert found.model is not None  # compiled here
+            return found
+
+    def policy_on_cuda(*args: Any) -> Any:
+        with unset_fake_temporarily():
+            policy = make_policy(*args)
+        for module in policy.modules():
+            for tensors in (module._parameters, module._buffers):
+                tensors.update({name: _on_cuda(value) for name, value in tensors.items() if value is not None})
+            if isinstance(module, nn.RNNBase):
+                module._init_flat_weights()
+        return policy
+
+    patch.setattr(task, "scene", staticmethod(real_scene))
+    patch.setattr(algorithm, "make_policy", staticmethod(policy_on_cuda))
+
+
+def _on_cuda(real: Tensor) -> Tensor:
+    fake = torch.empty_strided(real.shape, real.stride(), dtype=real.dtype, device=CUDA)
+    return nn.Parameter(fake, real.requires_grad) if isinstance(real, nn.Parameter) else fake
+
+
+# Looking at a training
+
+
+PARTS: dict[str, Callable[[Trainer], Sequence[tuple[Any, str]]]] = {
+    "act": lambda it: [(it.algorithm, "act")],
+    "action": lambda it: [(it.env.task, "apply_action")],
+    "physics": lambda it: [(it.env.sim, name) for name in ("step", "reset", "refresh")],
+    "rewards": lambda it: [(it.env.task, name) for name in ("rewards", "terminated", "advance", "stats")],
+    "observe": lambda it: [(it.env.task, "observe")],
+    "reset": lambda it: [(it.env.task, "reset")],
+    "randomize": lambda it: [
+        (it.env.randomizer, name)
+        for name in ("act", "before_physics", "after_physics", "observe", "reset")
+        if it.env.randomizer is not None
+    ],
+    "nan guard": lambda it: [(it.env.nan_guard, name) for name in ("before_step", "after_step")],
+    "env": lambda it: [(it.env, "step")],
+    "record": lambda it: [(it.algorithm, "record"), (it, "_copy_obs")],
+    "metrics": lambda it: [(it.metrics, "record_step")],
+    "update": lambda it: [(it.algorithm, "update")],
+}
+"""Parts of an iteration and their calls. Of calls inside each other the inner one counts; physics is torch's share."""
+
+CONTROL_STEP = "control step"
+"""All parts but `update`."""
+
+
+def watch(trainer: Trainer, counter: Placement) -> None:
+    """Makes each part of an iteration a phase of the counter."""
+    for part, calls in PARTS.items():
+        for owner, name in calls(trainer):
+            setattr(owner, name, _inside(counter.around, part, getattr(owner, name)))
+
+
+def _inside(
+    around: Callable[[str], AbstractContextManager[Any]], part: str, call: Callable[..., Any]
+) -> Callable[..., Any]:
+    def called(*args: Any, **kwargs: Any) -> Any:
+        with around(part):
+            return call(*args, **kwargs)
+
+    return called
+
+
+@dataclass(frozen=True)
+class Iteration:
+    """What a steady iteration did: its faults, in order, and its kernels by part."""
+
+    found: list[SourceLocation]
+    kernels: dict[str, int]
+
+    @property
+    def faults(self) -> list[str]:
+        """In words, each once."""
+        return list(dict.fromkeys(f"{location.phase}: {location}" for location in self.found))
+
+
+def iterate(trainer: Trainer, steps: int = 2) -> Iteration:
+    """Runs control steps and an update. Kernels are those of the last step and of the update, faults those of all."""
+    algorithm, pause, done = trainer.algorithm, trainer._pause, 0
+    _make_optimizer_state(algorithm)
+    counter = Placement()
+    watch(trainer, counter)
+
+    def forget_steps_before_the_last(text: str) -> None:
+        nonlocal done
+        done += 1
+        if done == steps - 1:
+            counter.work.clear()
+        pause(text)
+
+    horizon, algorithm.horizon = algorithm.horizon, steps
+    trainer._pause = forget_steps_before_the_last  # type: ignore[method-assign]
+    with counter:
+        trainer.collect()
+        algorithm.horizon, trainer._pause = horizon, pause  # type: ignore[method-assign]
+        trainer.metrics.record_update(trainer.graphs.run("update", algorithm.update))
+    kernels = {part: counter.work[part].kernels for part in PARTS if part in counter.work}
+    whole = sum(number for part, number in kernels.items() if part != "update")
+    return Iteration(counter.found, {CONTROL_STEP: whole, **kernels})
+
+
+def _make_optimizer_state(algorithm: Algorithm) -> None:
+    """Optimisers make it at their first step, which is none of a steady iteration."""
+    for optimizer in vars(algorithm).values():
+        if isinstance(optimizer, torch.optim.Optimizer):
+            for group in optimizer.param_groups:
+                for parameter in group["params"]:
+                    parameter.grad = torch.zeros_like(parameter)
+            optimizer.step()
+
+
+def count(task: str, algo: str) -> Iteration:
+    """A steady iteration of a task with its own settings, in 8 envs, with two minibatches in an epoch at the most."""
+    with fake_cuda():
+        with unset_fake_temporarily():
+            cfg = prepare(task, algo=algo).cfg
+        settings: dict[str, Any] = {}
+        if hasattr(cfg.algorithm, "minibatch_size"):
+            samples = NUM_ENVS * cfg.algorithm.horizon
+            wanted = cfg.num_envs * cfg.algorithm.horizon / cfg.algorithm.minibatch_size
+            settings[algo] = {"minibatch_size": samples // (2 if wanted > 1 else 1)}
+        return iterate(make_trainer(task, algo=algo, **settings))

@@ -1,0 +1,348 @@
+"""Every task and algorithm on fake CUDA tensors: a steady iteration stays on the device, and launches what is known.
+
+docs/gpu.md tells what this proves and what it does not.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
+
+from gpusim_rl.config import ALGORITHMS
+from gpusim_rl.discover import tasks
+from gpusim_rl.env import vec_env
+from gpusim_rl.env.properties import SECTIONS
+from helpers import fake_cuda as fake
+from helpers.count_kernels import TABLE, torch_version
+from helpers.fake_cuda import CUDA, PARTS, Placement, backward, fake_cuda, iterate
+from helpers.fakes import Learner, RandomEnv, ppo_config
+
+EVERY_DAY = ("Cartpole", "Ant", "AnymalTerrain")
+TRAININGS = [
+    pytest.param(task, algo, id=f"{algo}-{task}", marks=() if task in EVERY_DAY else pytest.mark.slow)
+    for algo in ALGORITHMS
+    for task in tasks()
+]
+UPDATE_TABLE = "; python tests/helpers/count_kernels.py writes the table anew"
+OTHER_VERSION = 1.02
+"""Kernels may be this many times the table's with another version of torch than the table's."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def guard(tmp_path_factory: pytest.TempPathFactory) -> None:
+    reason = fake.why_not()
+    if reason is not None:
+        pytest.skip(reason)
+    fake.load_guard(tmp_path_factory.mktemp("guard"))
+
+
+@pytest.fixture
+def cuda(guard: None):
+    with fake_cuda():
+        yield
+
+
+count = cache(fake.count)
+
+
+@pytest.mark.parametrize(("task", "algo"), TRAININGS)
+def test_an_iteration_stays_on_the_device(task: str, algo: str) -> None:
+    assert count(task, algo).faults == []
+
+
+@pytest.mark.parametrize(("task", "algo"), TRAININGS)
+def test_an_iteration_launches_the_kernels_of_the_table(task: str, algo: str) -> None:
+    table = json.loads(TABLE.read_text())
+    assert complaints(table, task, algo, count(task, algo).kernels) == []
+
+
+def complaints(table: dict[str, Any], task: str, algo: str, kernels: dict[str, int]) -> list[str]:
+    known = table["kernels"].get(algo, {}).get(task, {})
+    exact = table["torch"] == torch_version()
+    found = []
+    for part in dict.fromkeys([*known, *kernels]):
+        now, before = kernels.get(part, 0), known.get(part, 0)
+        if now > before * (1.0 if exact else OTHER_VERSION):
+            found.append(f"{task}, {part}: {now} kernels, above the {before} of {TABLE.name}{UPDATE_TABLE}")
+        elif exact and now < before:
+            found.append(f"{task}, {part}: {now} kernels, fewer than the {before} of {TABLE.name}{UPDATE_TABLE}")
+    return found
+
+
+def test_the_table_has_every_training_and_nothing_else() -> None:
+    table = json.loads(TABLE.read_text())["kernels"]
+    assert {algo: list(table[algo]) for algo in table} == {algo: list(tasks()) for algo in ALGORITHMS}
+
+
+def test_more_and_fewer_kernels_are_told_with_the_command() -> None:
+    version = torch_version()
+    table = {"torch": version, "kernels": {"ppo": {"Ant": {"act": 40, "env": 100}}}}
+    assert complaints(table, "Ant", "ppo", {"act": 40, "env": 100}) == []
+    (more,) = complaints(table, "Ant", "ppo", {"act": 41, "env": 100})
+    assert more.startswith("Ant, act: 41 kernels, above the 40 of kernels.json; python tests/helpers/count_kernels.py")
+    (fewer,) = complaints(table, "Ant", "ppo", {"act": 40, "env": 99})
+    assert "99 kernels, fewer than the 100" in fewer
+    assert complaints(table, "Ant", "ppo", {"act": 40, "env": 100, "new": 1}) != []
+    other = {**table, "torch": "2.0"}
+    assert complaints(other, "Ant", "ppo", {"act": 39, "env": 102}) == []
+    assert complaints(other, "Ant", "ppo", {"act": 40, "env": 103}) != []
+
+
+# Other settings
+
+
+SMALL = {"horizon": 4, "epochs": 2, "minibatch_size": 16, "network": {"hidden": [16, 16], "rnn_size": 8}}
+VARIANTS: dict[str, dict[str, Any]] = {
+    "plain": {
+        "precision": "fp32",
+        "normalize_obs": False,
+        "normalize_value": False,
+        "normalize_advantage": False,
+        "value_clip": False,
+        "max_grad_norm": None,
+        "schedule": "constant",
+        "entropy_coef": 0.01,
+    },
+    "separate": {"network": {"separate": True, "state_dependent_std": True}, "schedule": "linear"},
+    "lstm": {"network": {"rnn": "lstm", "rnn_layers": 2}, "sequence_length": 2, "schedule_per": "epoch"},
+    "gru": {"network": {"rnn": "gru", "separate": True}},
+}
+
+
+@pytest.mark.filterwarnings("ignore:PyTorch was compiled without cuDNN")
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_every_setting_of_the_learner_stays_on_the_device(variant: str, cuda: None) -> None:
+    changes = VARIANTS[variant]
+    settings = {**SMALL, **changes, "network": {**SMALL["network"], **changes.get("network", {})}}
+    trainer = fake.make_trainer("Cartpole", ppo=settings)
+    assert iterate(trainer, steps=4).faults == []
+    policy = trainer.algorithm.policy
+    assert policy.bf16 == (variant != "plain")
+    assert all(parameter.grad is not None and parameter.grad.device == CUDA for parameter in policy.parameters())
+
+
+def test_the_row_of_the_log_is_the_only_copy(cuda: None) -> None:
+    trainer = fake.make_trainer("Cartpole", ppo=SMALL)
+    iterate(trainer)
+    trainer.iteration = trainer.cfg.log.interval
+    with Placement() as placement:
+        trainer._status()
+    assert [location.what for location in placement.found] == ["host tensor: empty", "copy_"], placement.locations
+    assert all(location.where.startswith("gpusim_rl/run/metrics.py:") for location in placement.found)
+
+
+def draw(low: float, high: float, operation: str = "scaling", distribution: str = "uniform", **more: Any) -> dict:
+    return {"range": [low, high], "operation": operation, "distribution": distribution, **more}
+
+
+NOISE = draw(0.0, 0.02, "additive", "gaussian", range_correlated=[0.0, 0.05], schedule="linear", schedule_steps=30)
+EVERYTHING: dict[str, dict[str, Any]] = {
+    "Ant": {
+        "frequency": 8,
+        "observations": NOISE,
+        "actions": {**NOISE, "distribution": "uniform", "schedule": "constant"},
+        "latency": {"range": [0, 3]},
+        "sim_params": {"gravity": draw(0.0, 0.4, "additive", "gaussian")},
+        "actor_params": {
+            "ant": {
+                "pushes": {"interval_s": [0.1, 0.2], "velocity": [0.0, 0.5]},
+                "dof_properties": {
+                    "stiffness": draw(0.0, 1.0, "additive"),
+                    "damping": draw(0.5, 1.5, interval_s=0.14),
+                    "effort": draw(0.9, 1.1),
+                    "friction": draw(0.0, 0.1, "additive"),
+                    "armature": draw(0.9, 1.1),
+                    "lower": draw(0.0, 0.01, "additive", "gaussian"),
+                    "upper": draw(0.0, 0.01, "additive", "gaussian"),
+                },
+                "rigid_body_properties": {
+                    "mass": draw(0.5, 1.5),
+                    "inertia": draw(0.8, 1.2, interval_s=0.2),
+                    "com": draw(-0.02, 0.02, "additive"),
+                },
+                "rigid_shape_properties": {
+                    "friction": draw(0.7, 1.3, distribution="loguniform"),
+                    "torsion_friction": draw(0.7, 1.3),
+                    "rolling_friction": draw(0.7, 1.3),
+                },
+            },
+            "ground": {"rigid_shape_properties": {"friction": draw(0.7, 1.3)}},
+        },
+    },
+    "ShadowHand": {
+        "actor_params": {
+            "hand": {"tendon_properties": {"stiffness": draw(0.7, 1.3), "damping": draw(0.3, 3.0)}},
+            "object": {"pushes": {"interval_s": [0.1, 0.3], "force": [0.0, 2.0], "duration_s": 0.06}},
+        },
+    },
+}
+
+
+@pytest.mark.parametrize("task", EVERYTHING)
+def test_randomisation_stays_on_the_device(task: str, cuda: None) -> None:
+    settings = {"randomize": True, "randomization_params": EVERYTHING[task]}
+    assert iterate(fake.make_trainer(task, task=settings, ppo=SMALL)).faults == []
+
+
+def test_every_property_is_randomised_here() -> None:
+    actors = [actor for params in EVERYTHING.values() for actor in params["actor_params"].values()]
+    tried = {(section, name) for actor in actors for section in SECTIONS for name in actor.get(section, {})}
+    assert tried == {(section, name) for section, properties in SECTIONS.items() for name in properties}
+
+
+# What the test can see
+
+
+@dataclass
+class Given:
+    """What the calls below work with."""
+
+    x: Tensor = field(default_factory=lambda: torch.zeros(6, 4, device=CUDA))
+    square: Tensor = field(default_factory=lambda: torch.zeros(4, 4, device=CUDA))
+    mask: Tensor = field(default_factory=lambda: torch.zeros(6, dtype=torch.bool, device=CUDA))
+    index: Tensor = field(default_factory=lambda: torch.zeros(6, dtype=torch.int64, device=CUDA))
+
+
+FAULTS: dict[str, tuple[str, Callable[[Given], object]]] = {
+    "item": ("item", lambda it: it.x[0, 0].item()),
+    "float": ("_local_scalar_dense", lambda it: float(it.x[0, 0])),
+    "if": ("_local_scalar_dense", lambda it: bool(it.mask.any())),
+    "cpu": ("cpu", lambda it: it.x.cpu()),
+    "tolist": ("item", lambda it: it.x.tolist()),
+    "numpy": ("numpy", lambda it: it.x.numpy()),
+    "equal": ("equal", lambda it: torch.equal(it.x, it.x)),
+    "nonzero": ("nonzero", lambda it: it.mask.nonzero()),
+    "where of a mask": ("nonzero", lambda it: torch.where(it.mask)),
+    "mask as an index": ("index", lambda it: it.x[it.mask]),
+    "writing by a mask": ("index_put_", lambda it: it.x.__setitem__(it.mask, it.x[0])),
+    "masked select": ("masked_select", lambda it: it.x.masked_select(it.mask[:, None])),
+    "unique": ("_unique2", lambda it: it.index.unique()),
+    "repeats without a length": ("repeat_interleave", lambda it: it.x.repeat_interleave(it.index, dim=0)),
+    "a new number": ("tensor", lambda it: torch.tensor(1.0, device=CUDA)),
+    "a new list": ("as_tensor", lambda it: torch.as_tensor([1.0, 2.0], device=CUDA)),
+    "a list as an index": ("_to_copy", lambda it: it.x[:, [0, 2]]),
+    "writing by a list": ("_to_copy", lambda it: it.x.__setitem__((slice(None), [0, 2]), 1.0)),
+    "an index of the host": ("host tensor", lambda it: it.x[torch.arange(3)]),
+    "a factory without a device": ("host tensor: zeros", lambda it: torch.zeros(4)),
+    "a tensor to the device": ("_to_copy", lambda it: torch.zeros(4).to(CUDA)),
+    "a tensor to the host": ("_to_copy", lambda it: it.x.to("cpu")),
+    "a copy into the host": ("copy_", lambda it: torch.zeros(6, 4).copy_(it.x)),
+    "a number of the host": ("host tensor: mul", lambda it: it.x * torch.ones(())),
+    "a number of the host in where": ("host tensor: where", lambda it: torch.where(it.mask, torch.ones(()), it.x.T)),
+    "solve": ("linear algebra", lambda it: torch.linalg.solve(it.square, it.x.T)),
+    "inverse": ("linear algebra", lambda it: torch.linalg.inv(it.square)),
+    "cholesky": ("linear algebra", lambda it: torch.linalg.cholesky(it.square)),
+    "svd": ("linear algebra", lambda it: torch.linalg.svd(it.x)),
+    "determinant": ("linear algebra", lambda it: torch.linalg.det(it.square)),
+    "multinomial": ("linear algebra: multinomial", lambda it: torch.multinomial(it.square, 1)),
+}
+HARMLESS: dict[str, tuple[int, Callable[[Given], object]]] = {
+    "a view": (0, lambda it: it.x[:, 1:].unsqueeze(0).expand(3, 6, 3).detach()),
+    "memory": (0, lambda it: torch.empty(6, device=CUDA)),
+    "zeros": (1, lambda it: torch.zeros(6, device=CUDA)),
+    "a number in where": (2, lambda it: torch.where(it.mask, 1.0, it.x.T)),  # which is filled into a tensor
+    "a number in a sum": (1, lambda it: it.x + 1.0),
+    "an index of the device": (1, lambda it: it.x[it.index]),
+    "a mask that fills": (1, lambda it: it.x.masked_fill_(it.mask[:, None], 0.0)),
+    "one column": (1, lambda it: it.x.__setitem__((slice(None), 0), 3.0)),
+    "a norm": (1, lambda it: torch.linalg.vector_norm(it.x, dim=1)),
+    "a cross product": (1, lambda it: torch.linalg.cross(it.x[:, :3], it.x[:, 1:])),
+    "repeats of a number": (1, lambda it: it.x.repeat_interleave(2, dim=0)),
+    "a product of matrices": (1, lambda it: it.x @ it.x.T),
+    "a product of many matrices": (1, lambda it: it.x[:, None] @ it.square.expand(6, 4, 4)),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_is_seen(fault: str, cuda: None) -> None:
+    kind, call = FAULTS[fault]
+    given = Given()
+    with Placement() as placement, suppress(DataDependentOutputException, DynamicOutputShapeException, RuntimeError):
+        call(given)  # fake tensors refuse what needs their values; they are asked all the same
+    assert any(location.what.startswith(kind) for location in placement.found), placement.locations
+    assert all(location.where.startswith("tests/test_placement.py:") for location in placement.found)
+
+
+@pytest.mark.parametrize("what", HARMLESS)
+def test_what_is_harmless_is_no_fault(what: str, cuda: None) -> None:
+    kernels, call = HARMLESS[what]
+    given = Given()
+    with Placement() as placement:
+        call(given)
+    assert placement.locations == []
+    assert sum(work.kernels for work in placement.work.values()) == kernels
+
+
+PLACES: dict[str, Callable[[Any], tuple[object, str]]] = {
+    "act": lambda it: (it.algorithm.policy, "sample"),
+    "action": lambda it: (it.env.task, "apply_action"),
+    "physics": lambda it: (it.env.sim, "refresh"),
+    "rewards": lambda it: (it.env.task, "rewards"),
+    "observe": lambda it: (it.env.task, "observe"),
+    "reset": lambda it: (it.env.task, "reset"),
+    "randomize": lambda it: (it.env.randomizer, "reset"),
+    "nan guard": lambda it: (it.env.nan_guard, "after_step"),
+    "env": lambda it: (vec_env, "not_finite"),
+    "record": lambda it: (it.algorithm.rollout, "write"),
+    "metrics": lambda it: (it.metrics.episodes, "record"),
+    "update": lambda it: (it.algorithm.policy.head, "clamp_"),
+}
+
+
+def test_a_fault_is_seen_in_every_part_of_an_iteration(cuda: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = {"randomize": True, "randomization_params": {"observations": NOISE}}
+    trainer = fake.make_trainer("Cartpole", task=settings, ppo=SMALL)
+
+    def plant(call: Callable[..., Any]) -> Callable[..., Any]:
+        def faulty(*args: Any, **kwargs: Any) -> Any:
+            torch.ones(3)
+            return call(*args, **kwargs)
+
+        return faulty
+
+    for place in PLACES.values():
+        owner, name = place(trainer)
+        monkeypatch.setattr(owner, name, plant(getattr(owner, name)))
+    found = iterate(trainer).found
+    assert {location.what for location in found} == {"host tensor: ones"}
+    assert {location.phase for location in found} == PLACES.keys() == PARTS.keys()
+
+
+# What stands in for torch
+
+
+@pytest.mark.parametrize("kind", ["plain", "separate", "lstm", "gru"])
+def test_gradients_found_in_python_are_those_of_torch(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    network = {"rnn": kind, "separate": True} if kind in ("lstm", "gru") else {"separate": kind == "separate"}
+    it = Learner(RandomEnv(8), ppo_config({**network, "state_dependent_std": kind == "separate"}, minibatch_size=32))
+    it.collect()
+    compared = 0
+    grad = torch.autograd.grad
+
+    def both(loss: Tensor, parameters: list[Tensor]) -> tuple[Tensor, ...]:
+        nonlocal compared
+        ours = backward(loss, parameters)
+        theirs = grad(loss, parameters)
+        for mine, wanted in zip(ours, theirs, strict=True):
+            torch.testing.assert_close(mine, wanted)
+            compared += 1
+        return theirs
+
+    monkeypatch.setattr(torch.autograd, "grad", both)
+    it.update()
+    assert compared > 8
+
+
+def test_autocast_is_on(cuda: None) -> None:
+    layer, x = torch.zeros(3, 4, device=CUDA), torch.zeros(6, 4, device=CUDA)
+    with torch.autocast("cuda", dtype=torch.bfloat16):
+        assert nn.functional.linear(x, layer).dtype == torch.bfloat16
