@@ -88,7 +88,7 @@ class Placement(SyncCounter):
         result = super().__torch_dispatch__(func, types, args, kwargs)
         seen = (leaf for leaf in tree_leaves((args, kwargs, result)) if isinstance(leaf, Tensor))
         # `x[:, 0] = 3.0` fills by a tensor of the host, whose number becomes an argument of the kernel.
-        harmless = view or name == "fill_"
+        harmless = view or (name == "fill_" and args[0].device.type == "cuda")
         if self.total == before and not harmless and any(tensor.device.type == "cpu" for tensor in seen):
             self._record(f"host tensor: {name}")
         return result
