@@ -18,6 +18,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import torch
 
+from gpusim_rl.compose import unknown_choice
 from gpusim_rl.config import ALGORITHMS
 from gpusim_rl.discover import tasks
 from helpers.fake_cuda import CONTROL_STEP, PARTS, count, load_guard, why_not
@@ -41,9 +42,10 @@ def markdown(kernels: Kernels) -> str:
 
 
 def main(names: list[str]) -> int:
-    reason = why_not()
-    if reason is not None:
-        sys.stderr.write(f"{reason}\n")
+    unknown = [unknown_choice("task", name, list(tasks()), None) for name in names if name not in tasks()]
+    problem = why_not() or next(map(str, unknown), None)
+    if problem is not None:
+        sys.stderr.write(f"{problem}\n")
         return 2
     with tempfile.TemporaryDirectory() as folder:
         load_guard(Path(folder))
