@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from gpusim_rl.tasks.cartpole import Cartpole
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 
@@ -315,6 +316,22 @@ def test_a_fault_is_seen_in_every_part_of_an_iteration(cuda: None, monkeypatch: 
     found = iterate(trainer).found
     assert {location.what for location in found} == {"host tensor: ones"}
     assert {location.phase for location in found} == PLACES.keys() == PARTS.keys()
+
+
+@pytest.mark.parametrize("after", [0, 2])  # while the environment is built, and in a step
+def test_the_line_that_reads_a_value_is_named(after: int, cuda: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    rewards, calls = Cartpole.rewards, 0
+
+    def reading(task: Cartpole) -> dict[str, Tensor]:
+        nonlocal calls
+        calls += 1
+        if calls > after and bool((task.progress > 3).any()):
+            task.progress.zero_()
+        return rewards(task)
+
+    monkeypatch.setattr(Cartpole, "rewards", reading)
+    with pytest.raises(AssertionError, match=r"^a value is read: aten.* at tests/test_placement.py:\d+$"):
+        iterate(fake.make_trainer("Cartpole", ppo=SMALL))
 
 
 # What stands in for torch

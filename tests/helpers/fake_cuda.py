@@ -6,6 +6,7 @@ import ctypes
 import shutil
 import subprocess
 import sys
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -17,7 +18,12 @@ import pytest
 import torch
 import warp as wp
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensorMode,
+    unset_fake_temporarily,
+)
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -213,12 +219,27 @@ def fake_cuda() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def _say_where() -> Iterator[None]:
+    """Fake tensors have no values: names the line that asks for one."""
+    try:
+        yield
+    except (DataDependentOutputException, DynamicOutputShapeException) as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        frame = next(
+            frame
+            for frame in reversed(frames)
+            if frame.filename not in _COUNTERS and not LIBRARY.search(frame.filename)
+        )
+        raise AssertionError(f"a value is read: {error} at {short(frame.filename)}:{frame.lineno}") from error
+
+
 def make_trainer(task: str, /, **settings: Any) -> Trainer:
     """The trainer of a task, whose learner and simulator (MuJoCo Warp) are on fake CUDA; inside `fake_cuda`."""
     settings = {"num_envs": NUM_ENVS, "graph": "off", "log": {"console": "quiet"}, **settings}
     with unset_fake_temporarily():
         spec = prepare(task, **settings)
-    with pytest.MonkeyPatch.context() as patch:  # what is read while a training is built, and never again
+    with _say_where(), pytest.MonkeyPatch.context() as patch:  # what is read while a training is built, and never again
         patch.setattr(VecEnv, "_check_values", lambda *_: None)
         patch.setattr(MjwarpSim, "_check_friction_rows", lambda *_: None)
         patch.setattr(Tensor, "count_nonzero", lambda *_: 1)
@@ -336,7 +357,7 @@ def iterate(trainer: Trainer, steps: int = 2) -> Iteration:
 
     horizon, algorithm.horizon = algorithm.horizon, steps
     trainer._pause = forget_steps_before_the_last  # type: ignore[method-assign]
-    with counter:
+    with _say_where(), counter:
         trainer.collect()
         algorithm.horizon, trainer._pause = horizon, pause  # type: ignore[method-assign]
         trainer.metrics.record_update(trainer.graphs.run("update", algorithm.update))
