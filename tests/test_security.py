@@ -244,8 +244,7 @@ OF_THE_SETTINGS = [*list(STRANGE)[:8], *(kind for kind in STRANGE if isinstance(
 OF_ALL = [kind for kind, (_, words) in STRANGE.items() if " is a link to" in words or " is a named pipe" in words]
 OF_ALL += ["an interpolation", *(kind for kind in STRANGE if isinstance(STRANGE[kind][0], RawYaml))]
 """What plot and doctor refuse too: they import no class and read no checkpoint."""
-FAST = ["a network", "a link in place of a checkpoint", "a pipe in place of the metrics", "an interpolation", "aliases"]
-FAST += ["a pickle that runs code"]
+FAST = ["a network", "a link in place of a checkpoint", "an interpolation"]
 
 
 def nested_lists() -> list[Any]:
