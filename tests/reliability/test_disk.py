@@ -89,6 +89,16 @@ def only_warnings(text: str) -> list[str]:
     return lines
 
 
+def stops_well(training: Running, run: Path) -> None:
+    """A signal ends the training with a checkpoint, every iteration has its row, and nothing is left behind."""
+    training.send(signal.SIGTERM)
+    done = training.ended()
+    assert done.returncode == 128 + signal.SIGTERM, done.stderr
+    only_warnings(done.stderr.replace("stopping after this iteration", "warning: stopping"))
+    assert rows(run) == list(range(1, load(run / "checkpoints" / "last.pt")["iteration"] + 1))
+    assert temporary_files(run) == []
+
+
 @pytest.mark.slow
 def test_a_disk_that_is_full_for_a_while_costs_nothing(disk: Disk) -> None:
     count, chance = 20, random.Random(0)
@@ -106,12 +116,7 @@ def test_a_disk_that_is_full_for_a_while_costs_nothing(disk: Disk) -> None:
         training.wait_for(lambda full=full: len(rows(run)) > len(full) + 3)
         unsaved += training.err[said:].count("checkpoint NOT saved")
     assert unsaved, "the disk was never full when a checkpoint was due"
-    training.send(signal.SIGTERM)
-    done = training.ended()
-    assert done.returncode == 128 + signal.SIGTERM, done.stderr
-    only_warnings(done.stderr.replace("stopping after this iteration", "warning: stopping"))
-    assert rows(run) == list(range(1, load(run / "checkpoints" / "last.pt")["iteration"] + 1))
-    assert temporary_files(run) == []
+    stops_well(training, run)
     record(
         "Full disk, for a while",
         f"{KIND} is filled while a training writes to it, with 0 to 100 kB left, and emptied again",
@@ -223,12 +228,7 @@ def test_a_checkpoint_folder_that_turns_read_only_stops_no_training(disk: Disk) 
         disk.call("umount", folder)
         before = load(run / "checkpoints" / "last.pt")["iteration"]
         training.wait_for(lambda before=before: load(run / "checkpoints" / "last.pt")["iteration"] > before)
-    training.send(signal.SIGTERM)
-    done = training.ended()
-    assert done.returncode == 128 + signal.SIGTERM, done.stderr
-    only_warnings(done.stderr.replace("stopping after this iteration", "warning: stopping"))
-    assert rows(run) == list(range(1, load(run / "checkpoints" / "last.pt")["iteration"] + 1))
-    assert temporary_files(run) == []
+    stops_well(training, run)
     record(
         "Read-only folder, while training",
         "the folder of the checkpoints is mounted read-only for a while",
