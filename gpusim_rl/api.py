@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpusim_rl.compose import (
     GROUPS,
+    TaskFolders,
     compose,
     refuse_other_algorithm,
     refuse_other_task,
@@ -137,7 +138,7 @@ def _spec(
     algorithm_class: type[Algorithm],
 ) -> RunSpec:
     cfg = build_run(config, task_class=task_class, algorithm_class=algorithm_class)
-    return RunSpec(cfg, task_class, algorithm_class, dict(config), list(overrides), checkpoint)
+    return RunSpec(cfg, task_class, algorithm_class, dict(config), list(overrides), checkpoint, TaskFolders.user)
 
 
 def prepare(

@@ -200,7 +200,10 @@ def _damaged(path: Path, file: IO[bytes]) -> ConfigError:
             if payload.get("format") != FORMAT:
                 return _other_format(path, payload)
     good = newest_intact(path.parent)
-    hint = f". The newest good checkpoint there is {good.name}: try checkpoint={good}" if good is not None else ""
+    hint = ""
+    if good is not None:
+        new = "" if good.name == "last.pt" else " (training from it begins a new run folder)"
+        hint = f". The newest good checkpoint there is {good.name}: try checkpoint={good}{new}"
     return ConfigError(
         f"cannot read checkpoint {path}: damaged, or not a checkpoint (the SHA-256 of its content is not the one in"
         f" it){hint}"

@@ -197,7 +197,8 @@ def _primary(saved: SavedRun | None, arguments: Sequence[str]) -> str:
         if key.startswith("override ") or key in typed:
             defaults.append(entry)
     node = {**{key: ours[key] for key in ("hydra", *ONE_CALL_ONLY) if key in ours}, **saved.settings}
-    node["log"] = {"dir": read_yaml(paths.cfg_dir() / "log" / "default.yaml")["dir"], **(node.get("log") or {})}
+    log = read_yaml(paths.cfg_dir() / "log" / "default.yaml")
+    node["log"] = {**{key: log[key] for key in ("dir", "console")}, **(node.get("log") or {})}
     ConfigStore.instance().store(name=SAVED, node={"defaults": defaults, **node})
     return SAVED
 
@@ -386,8 +387,7 @@ def unknown_choice(
     """
     hint = did_you_mean(name, options)
     if config_dir is not None:
-        folder = config_dir.resolve()
-        folder = folder.relative_to(Path.cwd()) if folder.is_relative_to(Path.cwd()) else folder
+        folder = paths.from_here(config_dir.resolve())
         misplaced = folder / f"{name}.yaml"
         if misplaced.is_file():
             hint = f" Move {misplaced} to {folder / group}/."

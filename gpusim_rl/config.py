@@ -20,6 +20,8 @@ from gpusim_rl.paths import Checkpoint
 from gpusim_rl.simulators import SIMULATORS
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from omegaconf import DictConfig
 
     from gpusim_rl.env.task import Task
@@ -233,6 +235,7 @@ class RunSpec:
         config: The composed configuration as plain values, for the run folder and the checkpoints.
         overrides: The command line, from which `train.py` composes the same configuration.
         checkpoint: What `cfg.checkpoint` names; None for a new run.
+        config_dir: The user's folder (`-cd`); None without one.
     """
 
     cfg: RunConfig
@@ -241,6 +244,7 @@ class RunSpec:
     config: dict[str, Any]
     overrides: list[str]
     checkpoint: Checkpoint | None = None
+    config_dir: Path | None = None
 
 
 def plain(cfg: DictConfig | Mapping[str, Any]) -> dict[str, Any]:

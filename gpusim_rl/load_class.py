@@ -6,6 +6,7 @@ import importlib
 import inspect
 import re
 import sys
+from pathlib import Path
 from typing import Any, TypeVar
 
 import gpusim_rl
@@ -35,9 +36,10 @@ def load_class(target: Any, base: type[T], key: str, example: str) -> type[T]:
         # An import that fails inside the user's file is the author's bug: show its traceback.
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
             raise
+        package = module_name.partition(".")[0]
         raise ConfigError(
-            f"{key}={target}: no module named {error.name!r}. "
-            "Try running from the folder that holds it, or install its package"
+            f"{key}={target}: no module named {error.name!r}. Try running from the folder that holds {package!r} (this"
+            f" one is {Path.cwd()}), or install its package"
         ) from None
     cls = getattr(module, class_name, None)
     if cls is None:

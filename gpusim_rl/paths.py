@@ -94,13 +94,10 @@ def find_checkpoint(name: str, runs: str | Path = "runs") -> Checkpoint:
         name: `runs/Ant/2026-01-31_12-00-00`, `runs/Ant/latest`, `some/file.pt` or `Ant`.
         runs: Folder of all runs (`log.dir`).
     """
-    path = _resolve(name, runs, ("checkpoints/last.pt",))
+    path = _resolve(name, runs, ("checkpoints/*.pt",))
     if path.is_dir():
         if not (path / "checkpoints" / "last.pt").is_file():
-            ended = " (it ended before its first one, or has just begun)" if (path / "config.yaml").is_file() else ""
-            raise ConfigError(
-                f"no checkpoint in {path}{ended}: expected checkpoints/last.pt, there is {_contents(path)}"
-            )
+            raise _no_last(path)
         refuse_links(path)
         return Checkpoint(path / "checkpoints" / "last.pt", path)
     if not path.is_file():
@@ -114,6 +111,19 @@ def find_checkpoint(name: str, runs: str | Path = "runs") -> Checkpoint:
     return Checkpoint(path, run_dir)
 
 
+def _no_last(run: Path) -> ConfigError:
+    """The error for a folder without checkpoints/last.pt."""
+    others = [file for file in (run / "checkpoints").glob("*.pt") if file.is_file()]
+    if others:
+        newest = max(others, key=lambda file: file.stat().st_mtime_ns)
+        return ConfigError(
+            f"no checkpoints/last.pt in {run}: it is gone. The newest checkpoint there is {newest.name}: try"
+            f" checkpoint={newest} (training from it begins a new run folder)"
+        )
+    ended = " (it ended before its first one, or has just begun)" if (run / "config.yaml").is_file() else ""
+    return ConfigError(f"no checkpoint in {run}{ended}: expected checkpoints/last.pt, there is {_contents(run)}")
+
+
 def find_run(name: str, runs: str | Path = "runs") -> Path:
     """Folder of a run, which may not have saved a checkpoint yet.
 
@@ -121,7 +131,7 @@ def find_run(name: str, runs: str | Path = "runs") -> Path:
         name: As for `find_checkpoint`; a task means its latest run with a row of metrics or a checkpoint.
         runs: Folder of all runs (`log.dir`).
     """
-    path = _resolve(name, runs, ("metrics.csv", "checkpoints/last.pt"))
+    path = _resolve(name, runs, ("metrics.csv", "checkpoints/*.pt"))
     folder = path.parent.parent if path.is_file() else path
     if (folder / "config.yaml").is_file():
         refuse_links(folder)
@@ -147,7 +157,7 @@ def _resolve(name: str, runs: str | Path, needed: Sequence[str]) -> Path:
         refuse_link(path)
     if path.name == "checkpoints" and path.is_dir():
         path = path.parent
-    return _from_here(path.resolve())  # a run stays the same run when `latest` moves on
+    return from_here(path.resolve())  # a run stays the same run when `latest` moves on
 
 
 def _latest(group: Path, base: Path, needed: Sequence[str]) -> Path:
@@ -162,7 +172,7 @@ def _latest(group: Path, base: Path, needed: Sequence[str]) -> Path:
         raise ConfigError(f"{group}/latest leads to {latest}, out of the folder. Try the run folder that you mean")
 
     def trained(run: Path) -> bool:
-        return any((run / file).is_file() for file in needed)
+        return any(file.is_file() for pattern in needed for file in run.glob(pattern))
 
     def task(run: Path) -> str:
         try:
@@ -179,7 +189,7 @@ def _latest(group: Path, base: Path, needed: Sequence[str]) -> Path:
     if not runs:
         return latest
     newest = max(runs, key=lambda run: [int(part) for part in re.findall(r"\d+", run.name)])  # named after the time
-    text = f"{_from_here(latest)} has no {' or '.join(needed)}: using {_from_here(newest)}"
+    text = f"{from_here(latest)} has no {' or '.join(needed)}: using {from_here(newest)}"
     sys.stderr.write(f"{printable(text)}\n")
     return newest
 
@@ -234,7 +244,7 @@ def _nearest(name: str, path: Path, runs: str | Path) -> str:
     return f"in {nearest} there is {_contents(nearest)}{hint and '.'}{hint}"
 
 
-def _from_here(path: Path) -> Path:
+def from_here(path: Path) -> Path:
     """The path relative to the current directory where it is below it, for short messages."""
     here = Path.cwd()
     return path.relative_to(here) if path != here and path.is_relative_to(here) else path

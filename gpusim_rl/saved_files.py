@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import itertools
 import json
 import os
 import re
@@ -99,6 +100,25 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
 def temporary_name(path: Path) -> Path:
     """A name beside `path` that no other process uses."""
     return path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+
+
+def keep_damaged(path: Path) -> str:
+    """Copy a file that is about to be replaced; return the copy's name: `<name>-damaged`, `<name>-damaged-2` and so on.
+
+    Raises:
+        OSError: The disk is full, or the file cannot be read.
+    """
+    with open_file(path) as file:
+        data = file.read()
+    for count in itertools.count(1):
+        copy = path.with_stem(f"{path.stem}-damaged{f'-{count}' if count > 1 else ''}")
+        if not copy.exists():
+            with replacing(copy) as new:
+                new.write(data)
+        with open_file(copy) as file:
+            if file.read() == data:
+                return copy.name
+    raise AssertionError("unreachable")
 
 
 def remove_temporary(folder: Path) -> None:

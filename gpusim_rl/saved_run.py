@@ -18,8 +18,9 @@ from gpusim_rl.paths import Checkpoint
 from gpusim_rl.saved_files import is_intact, load_yaml
 from gpusim_rl.trust import check_saved_settings
 
-ONE_CALL_ONLY = ("checkpoint", "test", "trust", "log.dir")
-"""A resumed run does not take these over from its folder: they belong to one call, or lead out of the folder."""
+ONE_CALL_ONLY = ("checkpoint", "test", "trust", "log.dir", "log.console")
+"""A resumed run does not take these over from its folder: they belong to one call, to its terminal, or
+lead out of the folder."""
 NO_YAML = "~task"
 """Stands in front of the overrides of a run whose task has no yaml: `++task.<key>=<value>` behind it are all it has."""
 
@@ -118,7 +119,9 @@ def read_settings(
         from gpusim_rl.checkpoint_file import load  # torch
 
         settings = load(found.file).get("config")
-        warn(f"{file} was changed or damaged: the settings are those in {found.file}")
+        warn(
+            f"{file} was changed or damaged: the settings are those in {found.file}. To change one, type <key>=<value>"
+        )
         file = found.file
     settings = dict(check_saved_settings(settings, file, trust=trust, config_dir=config_dir, named=named))
     for key in ONE_CALL_ONLY:

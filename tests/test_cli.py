@@ -113,6 +113,8 @@ def test_a_bad_task_setting_is_one_line_and_leaves_nothing(train_cli, tmp_path, 
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith(f"error: {line}"), done.stderr
     assert done.stderr.count("\n") == 1
+    if "no module" in line:
+        assert f"that holds 'no_such' (this one is {tmp_path})" in done.stderr
     assert list(tmp_path.iterdir()) == []
 
 
@@ -530,10 +532,13 @@ def juggler(tmp_path, checkout) -> Path:
 
 
 def test_a_folder_adds_a_task_and_its_run_is_resumed_where_its_code_is_trusted(train_cli, juggler):
-    train_cli("-cd", "my_cfg", "task=Juggler", "debug=smoke")
+    done = train_cli("-cd", "my_cfg", "task=Juggler", "debug=smoke")
     [folder] = run_dirs(juggler, "Juggler")
+    offered = re.findall(r"^  (\w.*)$", done.stdout.partition("\nnext:\n")[2], re.MULTILINE)
+    assert [" -cd my_cfg" in command for command in offered] == [True, True, True, False]  # plot runs no code of it
     train_cli("checkpoint=Juggler", "max_iterations=3", "-cd", "my_cfg")
-    train_cli("checkpoint=Juggler", "max_iterations=4", "trust=true")
+    done = train_cli("checkpoint=Juggler", "max_iterations=4", "trust=true")
+    assert done.stdout.count("max_iterations=8 trust=true\n") == 1 and done.stdout.count(" --trust\n") == 2
     assert run_dirs(juggler, "Juggler") == [folder]
     done = train_cli("checkpoint=Juggler", "max_iterations=5", check=False)
     assert "task._target_=juggler.Juggler would import 'juggler'" in done.stderr and done.stderr.count("\n") == 1

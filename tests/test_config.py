@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import shutil
 import typing
 from dataclasses import dataclass
@@ -458,8 +459,14 @@ def test_a_checkpoint_that_is_not_there_says_what_is(run_dir, name, words):
     assert words in message(info)
 
 
+def without_checkpoints(run_dir: Path) -> Path:
+    for file in (run_dir / "checkpoints").iterdir():
+        file.unlink()
+    return run_dir
+
+
 def test_a_run_without_checkpoint_says_what_is_there(run_dir):
-    (run_dir / "checkpoints" / "last.pt").unlink()
+    without_checkpoints(run_dir)
     with pytest.raises(ConfigError, match=r"expected checkpoints/last\.pt, there is"):
         paths.find_checkpoint("Cartpole")
 
@@ -481,10 +488,10 @@ def test_a_run_that_crashed_at_its_start_does_not_hide_those_that_trained(run_di
     other = crashed(runs / folder / "2026-01-31_13-00-00", task="ant.Ant")
     (other / "checkpoints" / "last.pt").write_bytes(b"x")  # a newer one, of another task of the same experiment
     assert paths.find_checkpoint("Cartpole").run_dir == run_dir.relative_to(Path.cwd())
-    told = f"runs/{folder}/{last.name} has no checkpoints/last.pt: using runs/Cartpole/{run_dir.name}\n"
+    told = f"runs/{folder}/{last.name} has no checkpoints/*.pt: using runs/Cartpole/{run_dir.name}\n"
     assert capsys.readouterr().err == told
     assert paths.find_run("Cartpole") == run_dir.relative_to(Path.cwd())
-    assert "has no metrics.csv or checkpoints/last.pt: using" in capsys.readouterr().err
+    assert "has no metrics.csv or checkpoints/*.pt: using" in capsys.readouterr().err
     (last / "metrics.csv").write_text("")  # it trains, and has not saved yet
     assert paths.find_run("Cartpole") == last.relative_to(Path.cwd())
     (last / "checkpoints" / "last.pt").write_bytes(b"x")
@@ -493,15 +500,27 @@ def test_a_run_that_crashed_at_its_start_does_not_hide_those_that_trained(run_di
 
 
 def test_where_no_run_has_a_checkpoint_the_newest_is_named(run_dir):
-    (run_dir / "checkpoints" / "last.pt").unlink()
+    without_checkpoints(run_dir)
     crashed(run_dir.parent / "2026-01-30_12-00-00")
     with pytest.raises(ConfigError, match=rf"{run_dir.name} \(it ended before its first one, or has"):
         paths.find_checkpoint("Cartpole")
     assert paths.find_run("Cartpole") == run_dir.relative_to(Path.cwd())
 
 
+def test_where_only_last_pt_is_gone_the_newest_other_checkpoint_is_named(run_dir):
+    folder = without_checkpoints(run_dir) / "checkpoints"
+    shutil.copytree(run_dir, run_dir.parent / "2026-01-30_12-00-00")  # an older run, which is not taken in its place
+    (run_dir.parent / "2026-01-30_12-00-00" / "checkpoints" / "last.pt").write_bytes(b"x")
+    for name in ("000050.pt", "best.pt"):
+        (folder / name).write_bytes(b"x")
+    os.utime(folder / "000050.pt", (0, 0))
+    for name in (str(run_dir), "Cartpole"):
+        with pytest.raises(ConfigError, match=r"last.pt in \S+: it is gone.* try checkpoint=\S+/best.pt \(training"):
+            paths.find_checkpoint(name)
+
+
 def test_what_is_called_latest_by_the_user_is_the_latest(run_dir):
-    (run_dir / "checkpoints" / "last.pt").unlink()
+    without_checkpoints(run_dir)
     shutil.copytree(run_dir, run_dir.parent / "2026-01-30_12-00-00")
     (run_dir.parent / "2026-01-30_12-00-00" / "checkpoints" / "last.pt").write_bytes(b"x")
     with pytest.raises(ConfigError, match="no checkpoint in"):

@@ -162,7 +162,7 @@ def read_curve(folder: Path, key: str, x_column: str) -> Curve:
 
     run = RunDir.open(folder)
     if not run.metrics_csv.is_file():
-        raise ConfigError(f"{folder} has no metrics.csv yet")
+        raise ConfigError(f"{folder} has no metrics.csv: either it was deleted, or the first iteration is not over yet")
     content = parse_csv(read_csv(run.metrics_csv))
     columns = content.columns
     if content.damaged:

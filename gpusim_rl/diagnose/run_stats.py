@@ -189,7 +189,7 @@ def read_rows(file: Path) -> list[Row]:
         content = parse_csv(read_csv(file))
     except FileNotFoundError:
         raise ConfigError(
-            f"{file.parent} has no metrics.csv yet: the first row comes with the first iteration"
+            f"{file.parent} has no metrics.csv: either it was deleted, or the first iteration is not over yet"
         ) from None
     except OSError as error:
         raise ConfigError(f"{file} cannot be read: {error.strerror}") from None

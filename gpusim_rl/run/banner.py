@@ -12,8 +12,14 @@ if TYPE_CHECKING:
     from gpusim_rl.run.trainer import Trainer
 
 
-def banner(trainer: Trainer, run_dir: RunDir) -> list[tuple[str, str]]:
-    """Label and text, at most 12 lines."""
+def banner(trainer: Trainer, run_dir: RunDir, *, continues: bool) -> list[tuple[str, str]]:
+    """Label and text, at most 12 lines.
+
+    Args:
+        trainer: Of the run.
+        run_dir: The run's folder.
+        continues: An earlier start of the run has made the folder.
+    """
     spec, cfg, env = trainer.spec, trainer.cfg, trainer.env
     sizes = ", ".join(f"{name} {size}" for name, size in env.obs_sizes.items())
     ignored = "" if cfg.seed in (-1, trainer.seed) else f" (the checkpoint's; seed={cfg.seed} is ignored)"
@@ -43,6 +49,8 @@ def banner(trainer: Trainer, run_dir: RunDir) -> list[tuple[str, str]]:
     if git:
         lines.append(("commit", git["sha"][:10] + (" + local changes" if git["dirty"] else "")))
     if trainer.resumed:
-        lines.append(("resumed", f"at iteration {trainer.iteration}"))
+        found = spec.checkpoint
+        branch = "" if continues or found is None else f" of {found.file}, in a new run folder"
+        lines.append(("resumed", f"at iteration {trainer.iteration}{branch}"))
     lines.append(("run", str(run_dir)))
     return lines

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-import os
 import re
 import shutil
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from torch import Tensor
 from gpusim_rl.checkpoint_file import load, save
 from gpusim_rl.config import RunSpec
 from gpusim_rl.errors import ConfigError
-from gpusim_rl.saved_files import temporary_name
+from gpusim_rl.saved_files import open_file, replacing
 from gpusim_rl.simulators import SIMULATORS
 
 Types = Mapping[str, tuple[type, ...]]
@@ -155,8 +154,9 @@ def must_fit(file: Path, what: str) -> Iterator[None]:
 class Checkpoints:
     """The checkpoints folder of a run: last.pt, best.pt and every so often a numbered one.
 
-    An iteration is serialised once: `save_last` writes, `save_best` and `save_numbered` give the
-    file that it wrote a second name. All raise OSError when the disk is full, and damage no file.
+    An iteration is serialised once: `save_last` writes, `save_best` and `save_numbered` copy the file that it wrote.
+    They are copies because a disk damages files, not names: one that is damaged must not take the others with it.
+    All raise OSError when the disk is full, and damage no file.
     """
 
     def __init__(self, folder: Path, keep: int) -> None:
@@ -178,11 +178,11 @@ class Checkpoints:
 
     def save_best(self) -> Path:
         """Make what `save_last` wrote the best one so far."""
-        return self._name_last(self.best)
+        return self._copy_last(self.best)
 
     def save_numbered(self, iteration: int) -> Path:
         """Keep what `save_last` wrote under its number; delete the oldest numbers beyond `keep`."""
-        path = self._name_last(self._folder / f"{iteration:06d}.pt")
+        path = self._copy_last(self._folder / f"{iteration:06d}.pt")
         numbered = {
             int(file.stem): file
             for file in self._folder.glob("*.pt")
@@ -194,18 +194,9 @@ class Checkpoints:
             numbered[number].unlink(missing_ok=True)
         return path
 
-    def _name_last(self, path: Path) -> Path:
-        temporary = temporary_name(path)
-        try:
-            try:
-                os.link(self.last, temporary)
-            except OSError:  # a file system without hard links
-                shutil.copyfile(self.last, temporary)
-            temporary.replace(path)
-        finally:
-            # Still there after an error, and when `path` was this very file: rename(2) leaves both.
-            with suppress(OSError):
-                temporary.unlink(missing_ok=True)
+    def _copy_last(self, path: Path) -> Path:
+        with open_file(self.last) as last, replacing(path) as file:
+            shutil.copyfileobj(last, file)
         return path
 
 

@@ -82,6 +82,7 @@ class Logger:
         resumed_at: Iteration of the checkpoint that the run continues from; None for a new run.
         best_return: Best trimmed mean return of the run so far.
         metrics_csv: `CsvWriter.digest` of the checkpoint, where the run continues in its folder; None is not known.
+        config_dir: The user's folder (`-cd`), for the commands that continue from the run.
     """
 
     def __init__(
@@ -93,6 +94,7 @@ class Logger:
         resumed_at: int | None = None,
         best_return: float | None = None,
         metrics_csv: Mapping[str, Any] | None = None,
+        config_dir: Path | None = None,
     ) -> None:
         self._cfg = cfg
         self.run_dir = run_dir
@@ -123,6 +125,7 @@ class Logger:
         self._reported: set[str] = set()  # of ONCE
         self._of_script = False  # its classes are of the script that was started
         self._of_user = False  # or of a module of the user's, which a command imports only where told to
+        self._config_dir = config_dir
         # Mean return of best.pt; None before there is one. Until then the newest policy is the best: its mean is over
         # the most episodes, and one lucky episode must not stand for the whole run.
         self._best_saved = best_return if self._checkpoints.best.exists() else None
@@ -270,15 +273,19 @@ class Logger:
     def _next(self, status: RunStatus) -> list[str]:
         """Commands for the run as it is now."""
         run = shlex.quote(str(self.run_dir))
-        limit = self._cfg.max_iterations
-        further = [f"max_iterations={2 * limit}"] if status.iteration >= limit else []  # else it would end at once
+        ended = status.iteration >= self._cfg.max_iterations  # it would end at once
+        further = [f"max_iterations={2 * status.iteration}"] if ended else []
         plot = f"{command('plot')} {run}"
         if self._of_script:
             arguments = ", ".join(["...", f"checkpoint={str(self.run_dir)!r}", *further])
             return [f"gpusim_rl.train({arguments})  in the script with its classes: no command can import them", plot]
-        train = " ".join([command("train"), f"checkpoint={run}", *further, *(["trust=true"] * self._of_user)])
-        trust = " --trust" if self._of_user else ""
-        return [*(f"{command(tool)} {run}{trust}" for tool in ("play", "record")), train, plot]
+        folder, trusts, trust = [], [], []
+        if self._of_user and self._config_dir is not None:
+            folder = ["-cd", shlex.quote(str(paths.from_here(self._config_dir)))]
+        elif self._of_user:
+            trusts, trust = ["trust=true"], ["--trust"]
+        train = " ".join([command("train"), *folder, f"checkpoint={run}", *further, *trusts])
+        return [*(" ".join([command(tool), run, *folder, *trust]) for tool in ("play", "record")), train, plot]
 
 
 def command(tool: str) -> str:
@@ -287,5 +294,4 @@ def command(tool: str) -> str:
     if checkout is None or Path(sys.argv[0]).stem == "gpusim-rl":
         return f"gpusim-rl {tool}"
     file = paths.train_file() if tool == "train" else paths.tools_dir() / f"{tool}.py"
-    here = Path.cwd()
-    return f"python {shlex.quote(str(file.relative_to(here) if file.is_relative_to(here) else file))}"
+    return f"python {shlex.quote(str(paths.from_here(file)))}"

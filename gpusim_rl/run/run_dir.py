@@ -28,7 +28,17 @@ from gpusim_rl import paths
 from gpusim_rl.config import RunSpec
 from gpusim_rl.errors import ConfigError, warn
 from gpusim_rl.provenance import describe_environment, git_state
-from gpusim_rl.saved_files import dump_yaml, load_json, load_yaml, open_file, read_bytes, remove_temporary, replacing
+from gpusim_rl.saved_files import (
+    dump_yaml,
+    is_intact,
+    keep_damaged,
+    load_json,
+    load_yaml,
+    open_file,
+    read_bytes,
+    remove_temporary,
+    replacing,
+)
 
 MAX_DIFF_BYTES = 1 << 30
 LOCK = "lock"  # file in a run folder while a process trains there
@@ -87,12 +97,14 @@ class RunDir:
 
     @classmethod
     @contextmanager
-    def of(cls, spec: RunSpec, digest: str | None = None) -> Iterator[tuple[RunDir, bool]]:
+    def of(cls, spec: RunSpec, digest: str | None = None, *, trains: bool = True) -> Iterator[tuple[RunDir, bool]]:
         """The folder of a run, locked: its own, if it continues from its last checkpoint, else a new one.
 
         Args:
             spec: The run.
             digest: Of the checkpoint that was read.
+            trains: Something is left to train. Else the folder keeps the settings it has: those of the call, such as a
+                smaller `max_iterations`, would end the next one at once.
 
         Yields:
             The folder, and whether an earlier start of the run has made it.
@@ -118,7 +130,8 @@ class RunDir:
             try:
                 for folder in (run_dir.path, run_dir.checkpoints):
                     remove_temporary(folder)
-                run_dir.resume(config=spec.config, overrides=spec.overrides)
+                if trains:
+                    run_dir.resume(config=spec.config, overrides=spec.overrides)
             except OSError as error:
                 raise run_dir.unwritable(error) from None
             yield run_dir, True
@@ -188,6 +201,8 @@ class RunDir:
         The folder alone is then enough the next time too. In env.json, `earlier` lists the starts before this one.
         """
         for path, value in ((self.config_yaml, dict(config)), (self.overrides_yaml, list(overrides))):
+            if path.exists() and not is_intact(path):
+                warn(f"{path} is written anew; as it was, it is {keep_damaged(path)}")
             with replacing(path) as file:
                 file.write(dump_yaml(value))
         try:

@@ -123,7 +123,7 @@ class Trainer:
         with one_line_if_out_of_memory(cfg.num_envs):  # before the run folder is made, not at the first checkpoint
             check_is_data(self.state_dict())
         with self.logging() as log, self._stop_signal, profiling(self, log), one_line_if_out_of_memory(cfg.num_envs):
-            if self.iteration >= cfg.max_iterations:
+            if self.complete:
                 log.console.info(
                     f"nothing to do: this is iteration {self.iteration} of max_iterations={cfg.max_iterations};"
                     f" try max_iterations={2 * self.iteration}"
@@ -131,7 +131,7 @@ class Trainer:
             left = False
             try:
                 with self._between_optimizer_steps():
-                    while self.iteration < cfg.max_iterations and self._stop_signal.number is None:
+                    while not self.complete and self._stop_signal.number is None:
                         self.iterate(log)
             except IterationLeftError:
                 left = True
@@ -245,7 +245,7 @@ class Trainer:
     def logging(self) -> Iterator[Logger]:
         """Opens the run folder and its logger; the block may `iterate`. At its end the environments are closed."""
         try:
-            with RunDir.of(self.spec, self._digest) as (run_dir, continues):
+            with RunDir.of(self.spec, self._digest, trains=not self.complete) as (run_dir, continues):
                 self.run_dir = run_dir
                 if not continues:  # a branch of another run is a run of its own
                     self.wandb_id = secrets.token_hex(4)
@@ -256,11 +256,13 @@ class Trainer:
                     resumed_at=self.iteration if self.resumed else None,
                     best_return=self.intervals.best_return,
                     metrics_csv=self._metrics_csv if continues else None,
+                    config_dir=self.spec.config_dir,
                 )
                 with log, self.graphs.stream():
                     self.intervals.start()
-                    log.start(banner(self, log.run_dir), self.spec.config)
-                    self._note_metadata(log)
+                    log.start(banner(self, log.run_dir, continues=continues), self.spec.config)
+                    if not self.complete:
+                        self._note_metadata(log)
                     self._stop_signal.tell, self._show_progress = log.console.notice, log.console.progress
                     self._started_at = time.perf_counter()
                     self.timer.start()
@@ -276,6 +278,11 @@ class Trainer:
     def _note_metadata(self, log: Logger) -> None:
         self._noted_graph = self.graphs.choice
         log.note(describe_run(self))
+
+    @property
+    def complete(self) -> bool:
+        """All iterations are done."""
+        return self.iteration >= self.cfg.max_iterations
 
     @property
     def elapsed_s(self) -> float:
@@ -337,7 +344,7 @@ class Trainer:
         Weights are as they were, for what is not finite is skipped. Statistics of normalisers may be beyond repair.
         """
         last = log.last_checkpoint
-        if self._put_back or last is None or self.iteration >= self.cfg.max_iterations:
+        if self._put_back or last is None or self.complete:
             replay = log.dump(SKIPPED, self.state_dict())
             raise self._finite_check.no_gradient(row, self.algorithm, replay)
         self._put_back = True

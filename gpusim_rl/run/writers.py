@@ -8,7 +8,6 @@ from __future__ import annotations
 import csv
 import hashlib
 import io
-import itertools
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -20,7 +19,7 @@ import yaml
 
 from gpusim_rl.errors import import_extra
 from gpusim_rl.run.run_dir import RunDir
-from gpusim_rl.saved_files import open_file, read_bytes, replacing
+from gpusim_rl.saved_files import keep_damaged, open_file, read_bytes, replacing
 
 Row = dict[str, int | float | None]
 """Metrics of one log interval by name; None is not known yet."""
@@ -320,18 +319,7 @@ class CsvWriter:
         if not lost:
             return content, ""
         kept = f"its rows after iteration {content.iteration} are dropped"
-        return content, f"metrics.csv is damaged: {kept}. The file as it was is {self._keep_damaged(data)}"
-
-    def _keep_damaged(self, data: bytes) -> str:
-        """Name of a file beside metrics.csv that holds what metrics.csv held."""
-        for count in itertools.count(1):
-            path = self._path.with_name(f"metrics-damaged{f'-{count}' if count > 1 else ''}.csv")
-            if not path.exists():
-                with replacing(path) as file:
-                    file.write(data)
-            if read_csv(path) == data:
-                return path.name
-        raise AssertionError("unreachable")
+        return content, f"metrics.csv is damaged: {kept}. The file as it was is {keep_damaged(self._path)}"
 
     def _lines(self, columns: Sequence[str]) -> bytes:
         """The waiting rows as text."""

@@ -154,7 +154,7 @@ def test_a_line_that_is_still_being_written_is_left_out(tmp_path):
 @pytest.mark.parametrize(
     ("file", "text", "line"),
     [
-        ("metrics.csv", None, "has no metrics.csv yet"),
+        ("metrics.csv", None, "has no metrics.csv: either it was deleted, or"),
         ("metrics.csv", "", "is not the metrics of a run: it has no column iteration"),
         ("metrics.csv", COLUMNS + "\n", "has no row yet"),
         ("metrics.csv", "a,b\n1,2\n", "it has no column iteration, env_steps, time/iteration_s"),

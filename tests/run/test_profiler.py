@@ -88,7 +88,7 @@ def test_a_trace_that_cannot_be_written_ends_nothing(tmp_path, capsys, monkeypat
     with RunDir.of(trainer.spec) as (run_dir, continues):
         pass
     (run_dir.path / "profile").write_text("in the way")
-    monkeypatch.setattr(RunDir, "of", lambda spec, digest: nullcontext((run_dir, continues)))
+    monkeypatch.setattr(RunDir, "of", lambda spec, digest, trains: nullcontext((run_dir, continues)))
     assert trainer.train()["iteration"] == 3
     assert "the trace could not be written" in capsys.readouterr().err
 

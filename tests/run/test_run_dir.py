@@ -228,6 +228,19 @@ def test_a_changed_config_is_replaced_by_that_of_the_checkpoint_and_said(tmp_pat
         (run / "config.yaml").write_bytes(content)
 
 
+def test_a_config_that_somebody_edited_is_kept_beside_the_new_one(tmp_path, capsys):
+    make_trainer("Cartpole", tmp_path, max_iterations=1).train()
+    run = the_run(tmp_path)
+    for iterations, name in ((2, "config-damaged.yaml"), (3, "config-damaged-2.yaml")):
+        edited = (run / "config.yaml").read_text().replace("seed: 42", f"seed: {iterations}")
+        (run / "config.yaml").write_text(edited)
+        make_trainer("Cartpole", tmp_path, checkpoint=str(run), max_iterations=iterations).train()
+        told = capsys.readouterr().err
+        assert "To change one, type <key>=<value>" in told and f"as it was, it is {name}" in told
+        assert (run / name).read_text() == edited
+        assert "seed: 42" in (run / "config.yaml").read_text()
+
+
 def test_a_folder_called_latest_stays(tmp_path):
     (tmp_path / "Ant" / "latest").mkdir(parents=True)
     (tmp_path / "Ant" / "latest" / "mine").write_text("")

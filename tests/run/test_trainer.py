@@ -166,6 +166,12 @@ def test_what_is_typed_at_a_resume_holds_for_the_next_one_too(tmp_path):
     assert again.max_iterations == 6 and again.num_envs == 8
 
 
+def test_what_a_terminal_shows_belongs_to_one_call(tmp_path):
+    make_trainer("Cartpole", tmp_path, max_iterations=1).train()  # log.console=quiet
+    again = prepare("Cartpole", checkpoint=str(the_run(tmp_path)), log={"dir": str(tmp_path)}).cfg
+    assert again.log.console == "auto"
+
+
 def test_a_complete_run_is_resumed_to_nothing_and_says_so(tmp_path, capfd):
     make_trainer("Cartpole", tmp_path, max_iterations=2).train()
     run = the_run(tmp_path)
@@ -174,6 +180,28 @@ def test_a_complete_run_is_resumed_to_nothing_and_says_so(tmp_path, capfd):
     again.train()
     assert again.iteration == 2 and (run / "metrics.csv").read_bytes() == before
     assert "nothing to do: this is iteration 2 of max_iterations=2; try max_iterations=4" in capfd.readouterr().out
+
+
+def test_a_resume_that_trains_nothing_keeps_the_settings(tmp_path, capfd):
+    interrupted = make_trainer("Cartpole", tmp_path, max_iterations=6)
+    stop_at(interrupted, 3)
+    with pytest.raises(SystemExit):
+        interrupted.train()
+    run = the_run(tmp_path)
+    before = {name: (run / name).read_bytes() for name in ("config.yaml", "overrides.yaml", "env.json")}
+    again = make_trainer("Cartpole", tmp_path, checkpoint=str(run), max_iterations=2, log={"console": "plain"})
+    again.train()
+    out = capfd.readouterr().out
+    assert "nothing to do: this is iteration 3 of max_iterations=2; try max_iterations=6" in out
+    assert f"checkpoint={run} max_iterations=6\n" in out
+    assert {name: (run / name).read_bytes() for name in before} == before
+
+
+def test_a_run_that_branches_off_says_so(tmp_path, capfd):
+    make_trainer("Cartpole", tmp_path, max_iterations=2).train()
+    best = the_run(tmp_path) / "checkpoints" / "best.pt"
+    make_trainer("Cartpole", tmp_path, checkpoint=str(best), max_iterations=3, log={"console": "plain"}).train()
+    assert f"at iteration 2 of {best}, in a new run folder\n" in capfd.readouterr().out
 
 
 def test_a_learning_rate_typed_at_a_resume_holds(tmp_path):
