@@ -200,10 +200,11 @@ def _damaged(path: Path, file: IO[bytes]) -> ConfigError:
             if payload.get("format") != FORMAT:
                 return _other_format(path, payload)
     good = newest_intact(path.parent)
-    hint = ""
     if good is not None:
-        new = "" if good.name == "last.pt" else " (training from it begins a new run folder)"
-        hint = f". The newest good checkpoint there is {good.name}: try checkpoint={good}{new}"
+        new = "" if good.name == "last.pt" else "; a training from it begins a new run folder"
+        hint = f". The newest good checkpoint there is {good.name}: try checkpoint={good} (tools: only the path{new})"
+    else:
+        hint = ". No other checkpoint there is good" if path.parent.name == "checkpoints" else ""
     return ConfigError(
         f"cannot read checkpoint {path}: damaged, or not a checkpoint (the SHA-256 of its content is not the one in"
         f" it){hint}"

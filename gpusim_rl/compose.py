@@ -150,7 +150,7 @@ def sweep_summary(outcomes: Sequence[tuple[Sequence[str], Outcome]], console: st
         runs = [{"overrides": list(overrides), **outcome._asdict()} for overrides, outcome in outcomes]
         return json.dumps({"event": "sweep", "runs": runs}) + "\n"
     shared = set(outcomes[0][0]).intersection(*(overrides for overrides, _ in outcomes)) if len(outcomes) > 1 else set()
-    table: list[tuple[str, ...]] = [("overrides", "last return", "best return", "run")]
+    table: list[tuple[str, ...]] = [("overrides", "last return", "best trimmed return", "run")]
     for overrides, (folder, *returns) in outcomes:
         numbers = ("–" if value is None else f"{value:.4g}" for value in returns)
         table.append((" ".join(text for text in overrides if text not in shared), *numbers, folder))
@@ -187,7 +187,7 @@ def _primary(saved: SavedRun | None, arguments: Sequence[str]) -> str:
 
     A group that is typed (`sim=mjwarp`) wins over the saved settings, as everything that is typed.
     """
-    if saved is None or saved.settings is None:
+    if saved is None:
         return "config"
     ours = read_yaml(paths.cfg_dir() / "config.yaml")
     typed = {key_of(text) for text in arguments}
@@ -263,13 +263,13 @@ def _may_be_file(name: Any) -> bool:
 
 def refuse_other_task(config: Mapping[str, Any], saved: SavedRun | None) -> None:
     """Stop when the run of a checkpoint trained another task than the one asked for."""
-    if saved is None or saved.settings is None:
+    if saved is None:
         return
     trained, asked = (_section(settings, "task").get("_target_") for settings in (saved.settings, config))
     if trained != asked:
         raise ConfigError(
-            f"checkpoint of another task: {saved.checkpoint.run_dir} trained {trained}, asked for {asked}."
-            " Try leaving task= away"
+            f"checkpoint of another task: {saved.checkpoint.run_dir or saved.checkpoint.file} trained {trained}, asked"
+            f" for {asked}. Try leaving task= away"
         )
 
 
@@ -314,8 +314,16 @@ def check_sweep(overrides: Sequence[str], config_dir: str | None = None, saved: 
         [jobs] = BasicSweeper.split_arguments(parsed, max_batch_size=None)
     except HydraException as error:
         raise explain(error, overrides, saved) from None
+    trainings = 0
     for job in jobs:
-        check_settings(compose(job, config_dir, saved))
+        config = compose(job, config_dir, saved)
+        check_settings(config)
+        trainings += not config["test"]
+    if saved is not None and saved.checkpoint.continues and trainings > 1:
+        raise ConfigError(
+            f"-m with checkpoint={saved.checkpoint.run_dir}: {trainings} runs would train in one folder. Try"
+            f" checkpoint={saved.checkpoint.file.with_name('best.pt')}, from which each begins one of its own"
+        )
 
 
 def check_flags(arguments: Sequence[str]) -> argparse.Namespace:
@@ -450,7 +458,7 @@ def _complete_checkpoint(line: str) -> list[str] | None:
 
 def _all_keys(arguments: Sequence[str], saved: SavedRun | None) -> list[str]:
     """Keys that a command line may set, with those of the task it names."""
-    if saved is not None and saved.settings is not None:
+    if saved is not None:
         sections = [_section(saved.settings, "task")]
     else:
         entries = tasks(get_args_parser().parse_known_args(list(arguments))[0].config_dir)

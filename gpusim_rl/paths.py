@@ -86,6 +86,11 @@ class Checkpoint:
     file: Path
     run_dir: Path | None
 
+    @property
+    def continues(self) -> bool:
+        """Whether a training from here goes on in the run's folder. From any other file it begins a new one."""
+        return self.run_dir is not None and self.file.name == "last.pt"
+
 
 def find_checkpoint(name: str, runs: str | Path = "runs") -> Checkpoint:
     """Resolve what a user calls a run: a folder, a .pt file, or a task (meaning its latest run with a checkpoint).
@@ -118,7 +123,7 @@ def _no_last(run: Path) -> ConfigError:
         newest = max(others, key=lambda file: file.stat().st_mtime_ns)
         return ConfigError(
             f"no checkpoints/last.pt in {run}: it is gone. The newest checkpoint there is {newest.name}: try"
-            f" checkpoint={newest} (training from it begins a new run folder)"
+            f" checkpoint={newest} (tools: only the path; a training from it begins a new run folder)"
         )
     ended = " (it ended before its first one, or has just begun)" if (run / "config.yaml").is_file() else ""
     return ConfigError(f"no checkpoint in {run}{ended}: expected checkpoints/last.pt, there is {_contents(run)}")

@@ -15,7 +15,7 @@ from gpusim_rl.discover import default_choice, tasks
 from gpusim_rl.errors import ConfigError, warn
 from gpusim_rl.overrides import is_override, key_of, quote, value_of
 from gpusim_rl.paths import Checkpoint
-from gpusim_rl.saved_files import is_intact, load_yaml
+from gpusim_rl.saved_files import check_plain, is_intact, load_yaml
 from gpusim_rl.trust import check_saved_settings
 
 ONE_CALL_ONLY = ("checkpoint", "test", "trust", "log.dir", "log.console")
@@ -31,12 +31,12 @@ class SavedRun:
 
     Attributes:
         checkpoint: The file, and its run folder.
-        settings: Those of the run; None for a file without a run folder.
+        settings: Those of the run. A file without a run folder has them too.
         overrides: The command line that the run was started with, for the record.
     """
 
     checkpoint: Checkpoint
-    settings: dict[str, Any] | None
+    settings: dict[str, Any]
     overrides: list[str]
 
     def with_overrides(self, typed: Sequence[str]) -> list[str]:
@@ -71,9 +71,7 @@ def continue_run(
     # A folder continues in place, a file may start a new run: hand on which of the two was meant.
     meant = found.file if name.endswith(".pt") or found.run_dir is None else found.run_dir
     kept = [f"checkpoint={quote(str(meant))}" if key_of(text) == "checkpoint" else text for text in arguments]
-    if found.run_dir is None:
-        return kept, SavedRun(found, None, [])
-    overrides = read_overrides(found.run_dir)
+    overrides = read_overrides(found)
     named = [*named, *(value for key, value in typed.items() if key.endswith("_target_"))]
     trust = typed.get("trust", "").lower() == "true"
     settings = read_settings(found, trust=trust, config_dir=config_dir, named=named)
@@ -100,10 +98,10 @@ def _chosen(overrides: Sequence[str], group: str) -> str | None:
 def read_settings(
     found: Checkpoint, *, trust: bool = False, config_dir: str | Path | None = None, named: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """The settings of a run: those of its config.yaml, or those in the checkpoint where that was damaged.
+    """The settings of a run: those of its config.yaml, or of the checkpoint where that is not there or damaged.
 
     Args:
-        found: A checkpoint in a run folder.
+        found: A checkpoint.
         trust: As for `check_saved_settings`; so are the others.
         config_dir: As there.
         named: As there.
@@ -111,17 +109,14 @@ def read_settings(
     Raises:
         ConfigError: See `check_saved_settings`.
     """
-    assert found.run_dir is not None
-    file = found.run_dir / "config.yaml"
-    if is_intact(file):
+    file = found.file if found.run_dir is None else found.run_dir / "config.yaml"
+    if found.run_dir is not None and is_intact(file):
         settings = load_yaml(file)
     else:
-        from gpusim_rl.checkpoint_file import load  # torch
-
-        settings = load(found.file).get("config")
-        warn(
-            f"{file} was changed or damaged: the settings are those in {found.file}. To change one, type <key>=<value>"
-        )
+        settings = _in_checkpoint(found, "config")
+        if found.run_dir is not None:
+            what = "was changed or damaged" if file.exists() else "is gone"
+            warn(f"{file} {what}: the settings are those in {found.file}. To change one, type <key>=<value>")
         file = found.file
     settings = dict(check_saved_settings(settings, file, trust=trust, config_dir=config_dir, named=named))
     for key in ONE_CALL_ONLY:
@@ -132,20 +127,31 @@ def read_settings(
     return settings
 
 
-def read_overrides(run_dir: Path) -> list[str]:
-    """The command line that a run folder keeps for the record; empty when it has none.
+def _in_checkpoint(found: Checkpoint, key: str) -> Any:
+    from gpusim_rl.checkpoint_file import load  # torch
+
+    state = load(found.file)
+    if key not in state:
+        raise ConfigError(f"{found.file} is not a checkpoint of a training: it has no {key}")
+    return state[key]
+
+
+def read_overrides(found: Checkpoint) -> list[str]:
+    """The command line that a run keeps for the record; empty when it has none.
 
     Raises:
         ConfigError: It holds what no run writes: a flag, a setting of Hydra's, an interpolation.
     """
-    file = run_dir / "overrides.yaml"
-    if not file.exists():
-        warn(f"{file} is gone: the run's command line is not on record any more")
-        return []
-    if not is_intact(file):
-        warn(f"{file} was changed or damaged: the run's command line is not on record any more")
-        return []
-    overrides = load_yaml(file)
+    if found.run_dir is None:
+        file, overrides = found.file, _in_checkpoint(found, "overrides")
+        check_plain(overrides, file)
+    else:
+        file = found.run_dir / "overrides.yaml"
+        if not is_intact(file):
+            what = "was changed or damaged" if file.exists() else "is gone"
+            warn(f"{file} {what}: the run's command line is not on record any more")
+            return []
+        overrides = load_yaml(file)
     if not isinstance(overrides, list) or not all(isinstance(text, str) for text in overrides):
         raise ConfigError(f"{file}: expected a list of key=value, got {type(overrides).__name__}")
     for text in overrides:

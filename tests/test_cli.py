@@ -488,11 +488,20 @@ def test_a_sweep_removes_what_killed_sweeps_have_left_in_the_temporary_folder(tr
     assert {path.name for path in temporary.glob("gpusim-rl*")} == set(names.values()) - {names["old"]}
 
 
+def test_a_sweep_does_not_train_in_one_folder(train_cli, tmp_path):
+    train_cli("debug=smoke", "task=Cartpole")
+    done = train_cli("-m", "checkpoint=Cartpole", "seed=1,2", "max_iterations=4", check=False)
+    assert done.returncode == 2 and "2 runs would train in one folder. Try checkpoint=" in done.stderr
+    best = re.findall(r"Try (checkpoint=\S+/best\.pt), ", done.stderr)
+    train_cli("-m", *best, "seed=1,2", "max_iterations=3")
+    assert len(run_dirs(tmp_path, "Cartpole")) == 3
+
+
 def test_a_sweep_ends_with_a_row_for_each_run(train_cli, tmp_path):
     small = ("debug=smoke", "task=Cartpole", "task.episode_length=8", "log.console=plain")
     done = train_cli("-m", *small, "seed=1,2", "ppo.horizon=16")
     *_, head, first, second = done.stdout.splitlines()
-    assert head.split() == ["overrides", "last", "return", "best", "return", "run"]
+    assert re.split(r"\s{2,}", head) == ["overrides", "last return", "best trimmed return", "run"]
     for line, seed in ((first, 1), (second, 2)):
         overrides, last, _, run = line.split()
         assert overrides == f"seed={seed}", "what the runs share is left out"

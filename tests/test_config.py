@@ -431,7 +431,7 @@ def test_a_run_has_many_names(run_dir, name):
 
 def test_a_command_line_that_is_gone_is_told_of(run_dir, capsys):
     (run_dir / "overrides.yaml").unlink()
-    assert read_overrides(run_dir) == []
+    assert read_overrides(paths.Checkpoint(run_dir / "checkpoints" / "last.pt", run_dir)) == []
     (line,) = capsys.readouterr().err.splitlines()
     assert line == f"warning: {run_dir}/overrides.yaml is gone: the run's command line is not on record any more"
 
@@ -515,7 +515,7 @@ def test_where_only_last_pt_is_gone_the_newest_other_checkpoint_is_named(run_dir
         (folder / name).write_bytes(b"x")
     os.utime(folder / "000050.pt", (0, 0))
     for name in (str(run_dir), "Cartpole"):
-        with pytest.raises(ConfigError, match=r"last.pt in \S+: it is gone.* try checkpoint=\S+/best.pt \(training"):
+        with pytest.raises(ConfigError, match=r"last.pt in \S+: it is gone.* try checkpoint=\S+/best.pt \(tools"):
             paths.find_checkpoint(name)
 
 

@@ -326,6 +326,9 @@ def test_a_class_is_imported_where_the_user_says_so(stranger: Stranger, train_cl
     done = train_cli(*words, cwd=stranger.here, check=False)
     assert "would import 'mine'" in done.stderr and "trust=true" in done.stderr
     train_cli(*words, "trust=true", cwd=stranger.here)
+    shutil.copy(stranger.run / "checkpoints" / "last.pt", stranger.here / "lone.pt")  # it has settings as well
+    done = train_cli("checkpoint=lone.pt", "max_iterations=9", "log.console=quiet", cwd=stranger.here, check=False)
+    assert "lone.pt: task._target_=mine.Mine would import 'mine'" in done.stderr
 
 
 def test_saved_settings_lead_nowhere_outside_the_folder(stranger: Stranger, train_cli) -> None:

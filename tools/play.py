@@ -89,7 +89,7 @@ def play(args: argparse.Namespace) -> None:
             find_checkpoint(args.run)  # that there is no such run comes first
         raise ConfigError(
             "no display here (neither DISPLAY nor WAYLAND_DISPLAY is set) to open a window on."
-            f" Try {'--viewer none' if args.run is None else f'python tools/record.py {args.run} for a video'}"
+            f" Try --viewer none{'' if args.run is None else ', or the tool record for a video'}"
         )
     limit_openmp_spin()  # before torch is imported
     if args.replay is not None:

@@ -116,14 +116,14 @@ class RunDir:
         from gpusim_rl.checkpoint_file import digest_of  # torch
 
         found = spec.checkpoint
-        if found is None or found.run_dir is None or found.file.name != "last.pt":
+        if found is None or found.run_dir is None or not found.continues:
             task = chosen_task(spec.overrides) or spec.task_class.__name__
             name, base = spec.cfg.experiment or task, Path(spec.cfg.log.dir)
             run_dir = cls.create(base, name, task, config=spec.config, overrides=spec.overrides)
             with run_dir.locked():
                 yield run_dir, False
             return
-        run_dir = cls.open(found.run_dir)
+        run_dir = cls(found.run_dir)
         with run_dir.locked():
             if digest_of(found.file) != digest:
                 raise ConfigError(f"{run_dir} was trained further by another process just now. Try the command again")
@@ -169,7 +169,7 @@ class RunDir:
                 file.close()
                 raise ConfigError(
                     f"{self} is being trained by {holder or 'another process'}: one process at a time trains in a run"
-                    f" folder. Try checkpoint={self}/checkpoints/<number>.pt, which begins a new one"
+                    f" folder.{self._branch()}"
                 ) from None
             except OSError as error:
                 warn(f"{self} cannot be locked ({error.strerror}): nothing keeps a second training out of it")
@@ -184,9 +184,13 @@ class RunDir:
     def unwritable(self, error: OSError) -> ConfigError:
         """The error for a folder that cannot be written."""
         return ConfigError(
-            f"cannot write to {self}: {error.strerror}. Try a copy of the folder, or"
-            f" checkpoint={self}/checkpoints/<number>.pt log.dir=<folder>, which begins a new run"
+            f"cannot write to {self}: {error.strerror}. Try a copy of the folder.{self._branch(' log.dir=<folder>')}"
         )
+
+    def _branch(self, more: str = "") -> str:
+        """What to try where this folder is not to be had; empty where there is no other checkpoint than last.pt."""
+        others = sorted(path.name for path in self.checkpoints.glob("*.pt") if path.name != "last.pt")
+        return f" Try checkpoint={self}/checkpoints/{others[-1]}{more}, which begins a new one" if others else ""
 
     @classmethod
     def open(cls, path: Path) -> RunDir:

@@ -18,7 +18,7 @@ from gpusim_rl.checkpoint_file import check_is_data, digest_of
 from gpusim_rl.config import RunSpec
 from gpusim_rl.env import Step, VecEnv
 from gpusim_rl.env.device_env import moved
-from gpusim_rl.errors import one_line_if_out_of_memory
+from gpusim_rl.errors import ConfigError, one_line_if_out_of_memory
 from gpusim_rl.hardware import tune_malloc
 from gpusim_rl.learn.algorithm import Algorithm, EnvSpec
 from gpusim_rl.run import checkpoint
@@ -122,12 +122,16 @@ class Trainer:
         cfg = self.cfg
         with one_line_if_out_of_memory(cfg.num_envs):  # before the run folder is made, not at the first checkpoint
             check_is_data(self.state_dict())
+        nothing = (
+            f"nothing to do: {self.iteration} iterations are done, and max_iterations={cfg.max_iterations}; try"
+            f" max_iterations={2 * self.iteration}"
+        )
+        found = self.spec.checkpoint
+        if self.complete and found is not None and not found.continues:  # a new folder would stay empty
+            raise ConfigError(f"{found.file}: {nothing}")
         with self.logging() as log, self._stop_signal, profiling(self, log), one_line_if_out_of_memory(cfg.num_envs):
             if self.complete:
-                log.console.info(
-                    f"nothing to do: this is iteration {self.iteration} of max_iterations={cfg.max_iterations};"
-                    f" try max_iterations={2 * self.iteration}"
-                )
+                log.console.info(nothing)
             left = False
             try:
                 with self._between_optimizer_steps():

@@ -311,14 +311,14 @@ class CsvWriter:
         elif content.digest(expected) == expected["sha256"]:
             return content, ""
         elif not data and expected["iteration"]:
-            return content, f"metrics.csv is gone: its rows up to iteration {expected['iteration']} are lost"
+            return content, f"metrics.csv is gone or empty: its rows up to iteration {expected['iteration']} are lost"
         else:
             lost = content.iteration < expected["iteration"]
             if not lost:
                 return content, "metrics.csv was changed after it was written; the rows that can be read are kept"
         if not lost:
             return content, ""
-        kept = f"its rows after iteration {content.iteration} are dropped"
+        kept = f"its rows after iteration {content.iteration} are lost"
         return content, f"metrics.csv is damaged: {kept}. The file as it was is {keep_damaged(self._path)}"
 
     def _lines(self, columns: Sequence[str]) -> bytes:

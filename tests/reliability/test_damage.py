@@ -93,7 +93,7 @@ def outcome(folder: Folder, name: str, damage: Callable[[bytes], bytes] | None) 
         line = the_error(done)
         assert name.rpartition("/")[2] in line, line
         if damage is not None and name.startswith("checkpoints/"):
-            (good,) = re.findall(r"try checkpoint=(\S+)(?: \(training from it begins a new run folder\))?$", line)
+            (good,) = re.findall(r"try checkpoint=(\S+) \(tools", line)
             named = folder.root / good  # relative to where the command ran
             assert named.read_bytes() == (folder.intact / named.relative_to(run)).read_bytes(), "not good"
         return "refused"
@@ -180,9 +180,9 @@ def test_no_damaged_file_is_believed(folder: Folder, damage: Callable[[bytes, ra
 @pytest.mark.slow
 def test_a_file_that_is_gone_is_told_of(folder: Folder) -> None:
     found = {name: outcome(folder, name, None) for name in PLAN}
-    needed = {name for name in PLAN if name.startswith("checkpoints/") or name == "config.yaml"}
+    needed = {name for name in PLAN if name.startswith("checkpoints/")}
     assert {name for name, what in found.items() if what == "refused"} == needed, found
-    told = {"metrics.csv", "env.json", "overrides.yaml"}
+    told = {"config.yaml", "metrics.csv", "env.json", "overrides.yaml"}
     assert {name for name, what in found.items() if what == "said"} == told, found
     record(
         "A file of a run folder is gone",

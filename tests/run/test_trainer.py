@@ -6,6 +6,7 @@ import json
 import os
 import re
 import resource
+import shutil
 import signal
 import sys
 import time
@@ -32,6 +33,7 @@ from gpusim_rl.run.checkpoint import Checkpoints
 from gpusim_rl.run.logger import Logger, RunStatus
 from gpusim_rl.run.metrics import Row
 from gpusim_rl.run.phases import PHASES
+from gpusim_rl.run.run_dir import RunDir
 from gpusim_rl.run.trainer import Trainer
 from gpusim_rl.spaces import Box
 from gpusim_rl.view.player import Player
@@ -122,10 +124,10 @@ def test_stopped_and_resumed_equals_uninterrupted_bit_for_bit(tmp_path, name):
 @pytest.mark.parametrize(
     ("damage", "left", "words"),
     [
-        (lambda data: data.replace(b"\n4,", b"\n\xff,"), ["2"], "its rows after iteration 2 are dropped"),
+        (lambda data: data.replace(b"\n4,", b"\n\xff,"), ["2"], "its rows after iteration 2 are lost"),
         (lambda data: data.replace(b"\n4,256,", b"\n4,257,"), ["2", "4"], "was changed after it was written"),
         (lambda data: data + b"6,1.0\n7", ["2", "4"], ""),  # of a run that was killed after its checkpoint
-        (lambda data: None, [], "is gone: its rows up to iteration 4 are lost"),
+        (lambda data: None, [], "is gone or empty: its rows up to iteration 4 are lost"),
     ],
 )
 def test_a_damaged_metrics_file_is_repaired_and_told_of_at_the_resume(tmp_path, damage, left, words):
@@ -179,7 +181,7 @@ def test_a_complete_run_is_resumed_to_nothing_and_says_so(tmp_path, capfd):
     again = make_trainer("Cartpole", tmp_path, checkpoint=str(run), max_iterations=2, log={"console": "plain"})
     again.train()
     assert again.iteration == 2 and (run / "metrics.csv").read_bytes() == before
-    assert "nothing to do: this is iteration 2 of max_iterations=2; try max_iterations=4" in capfd.readouterr().out
+    assert "nothing to do: 2 iterations are done, and max_iterations=2; try max_iterations=4" in capfd.readouterr().out
 
 
 def test_a_resume_that_trains_nothing_keeps_the_settings(tmp_path, capfd):
@@ -192,7 +194,7 @@ def test_a_resume_that_trains_nothing_keeps_the_settings(tmp_path, capfd):
     again = make_trainer("Cartpole", tmp_path, checkpoint=str(run), max_iterations=2, log={"console": "plain"})
     again.train()
     out = capfd.readouterr().out
-    assert "nothing to do: this is iteration 3 of max_iterations=2; try max_iterations=6" in out
+    assert "nothing to do: 3 iterations are done, and max_iterations=2; try max_iterations=6" in out
     assert f"checkpoint={run} max_iterations=6\n" in out
     assert {name: (run / name).read_bytes() for name in before} == before
 
@@ -202,6 +204,33 @@ def test_a_run_that_branches_off_says_so(tmp_path, capfd):
     best = the_run(tmp_path) / "checkpoints" / "best.pt"
     make_trainer("Cartpole", tmp_path, checkpoint=str(best), max_iterations=3, log={"console": "plain"}).train()
     assert f"at iteration 2 of {best}, in a new run folder\n" in capfd.readouterr().out
+
+
+def test_a_branch_that_would_train_nothing_makes_no_folder(tmp_path):
+    make_trainer("Cartpole", tmp_path, max_iterations=2).train()
+    run = the_run(tmp_path)
+    again = make_trainer("Cartpole", tmp_path, checkpoint=str(run / "checkpoints" / "best.pt"), max_iterations=2)
+    with pytest.raises(ConfigError, match=r"best\.pt: nothing to do: 2 iterations are done, and max_iterations=2; try"):
+        again.train()
+    assert the_run(tmp_path) == run
+
+
+def test_a_checkpoint_without_its_folder_has_the_settings_of_its_run(tmp_path):
+    settings = {"task": {"episode_length": 77}, "ppo": {"gamma": 0.5}, "max_iterations": 2}
+    make_trainer("Cartpole", tmp_path / "runs", **settings).train()
+    lone = shutil.copy(the_run(tmp_path / "runs") / "checkpoints" / "last.pt", tmp_path / "mine.pt")
+    cfg = prepare("Cartpole", checkpoint=str(lone)).cfg
+    assert (cfg.task.episode_length, cfg.algorithm.gamma, cfg.num_envs, cfg.max_iterations) == (77, 0.5, 8, 2)
+
+
+def test_a_run_whose_config_is_gone_goes_on_and_has_one_again(tmp_path, capsys):
+    make_trainer("Cartpole", tmp_path, max_iterations=1, task={"episode_length": 77}).train()
+    run = the_run(tmp_path)
+    before = RunDir(run).config
+    (run / "config.yaml").unlink()
+    make_trainer("Cartpole", tmp_path, checkpoint=str(run), max_iterations=2).train()
+    assert "config.yaml is gone: the settings are those in" in capsys.readouterr().err
+    assert RunDir(run).config == {**before, "max_iterations": 2, "checkpoint": str(run)}
 
 
 def test_a_learning_rate_typed_at_a_resume_holds(tmp_path):
@@ -833,7 +862,7 @@ def test_a_checkpoint_of_another_task_is_refused(trained):
     refused(trained, "checkpoint of another task", "Pendulum", checkpoint=str(run))
     copied = trained / "copied.pt"  # has no run folder that tells the task
     copied.write_bytes((run / "checkpoints" / "last.pt").read_bytes())
-    refused(trained, "is of task Cartpole, not Pendulum; try task=Cartpole", "Pendulum", checkpoint=str(copied))
+    refused(trained, f"checkpoint of another task: {copied} trained", "Pendulum", checkpoint=str(copied))
 
 
 @pytest.mark.parametrize(
