@@ -83,7 +83,7 @@ def measure(sim: str, device: str, num_envs: int) -> dict[str, Any]:
 
     def graphed(owner: Any, work: Callable[[], Any]) -> tuple[Graphs, Callable[[], None]]:
         where = torch.device(device, 0) if device == "cuda" else torch.device(device)
-        graphs = Graphs(choose_graph("step", where, where, horizon=1, check_task=False), where, stateful=[owner])
+        graphs = Graphs(choose_graph("step", where, where, physics_steps=1, check_task=False), where, stateful=[owner])
         return graphs, lambda: graphs.run("step", work)
 
     envs = {"step": made({}), "step_masses_at_resets": made({"actor_params": {"ant": MASSES}})}

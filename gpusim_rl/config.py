@@ -182,7 +182,7 @@ class RunConfig:
     device: Device  # for physics and learning
     sim_device: Device | None  # null = device
     rl_device: Device | None  # null = device
-    graph: Literal["auto", "off", "step", "rollout"]  # what CUDA graphs hold
+    graph: Literal["auto", "off", "split", "step", "rollout"]  # what CUDA graphs hold
     checkpoint: str | None  # run folder, .pt file, or task name (its latest run)
     trust: bool  # import the classes that the checkpoint's run names, whatever they are
     test: bool  # evaluate the checkpoint instead of training

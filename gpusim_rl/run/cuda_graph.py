@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import gc
 import logging
+import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor
 
+from gpusim_rl.run.stop_signal import IterationLeftError
 from gpusim_rl.source_location import describe
 
 T = TypeVar("T")
@@ -21,19 +23,23 @@ logger = logging.getLogger("gpusim_rl.run")
 WARM_UP = 2
 """Eager calls before a capture: they create optimiser state, workspaces, kernels and Warp's own graphs."""
 
-LONGEST_ROLLOUT = 64
-"""Control steps that `auto` captures into one graph. A graph's memory grows with its nodes, a few hundred per step."""
+MOST_PHYSICS_STEPS = 150
+"""Evaluations of the physics that `auto` captures into one graph. Each is some hundred nodes, and some more where its
+solver allocates memory: the time of a capture and the memory of a graph grow with them."""
 
 PARTS = {
     "rollout": ("rollout", "update"),
     "step": ("step", "update"),
+    "split": ("split", "update"),
     "rollout only": ("rollout",),
     "step only": ("step",),
+    "split only": ("split",),
     "update": ("update",),
     "off": (),
 }
-"""What each mode captures. The setting `graph` accepts `rollout`, `step` and `off` (and `auto`). The others result from
-it: `update` where physics runs on another device, and all of them where a capture failed."""
+"""What each mode captures. The setting `graph` accepts `rollout`, `step`, `split` and `off` (and `auto`). The others
+result from it: `update` where physics runs on another device, and all of them where a capture failed. `split` is a
+control step too: in pieces, between which the simulator launches graphs of its own."""
 
 
 @runtime_checkable
@@ -50,6 +56,25 @@ class NotCapturableError(RuntimeError):
 
 
 @dataclass(frozen=True, slots=True)
+class Launch:
+    """What the simulator launches between two recordings."""
+
+    replay: Callable[[], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Pieces:
+    """Recordings and launches, in the order in which they run."""
+
+    pieces: Sequence[Replayable]
+
+    def replay(self) -> None:
+        """Runs all of them."""
+        for piece in self.pieces:
+            piece.replay()
+
+
+@dataclass(frozen=True, slots=True)
 class GraphChoice:
     """What is captured into CUDA graphs, and why."""
 
@@ -60,8 +85,10 @@ class GraphChoice:
         what = {
             "rollout": "whole rollout and whole update",
             "step": "control step and whole update",
+            "split": "control step in pieces and whole update",
             "rollout only": "whole rollout",
             "step only": "control step",
+            "split only": "control step in pieces",
             "update": "whole update",
             "off": "off",
         }
@@ -69,15 +96,15 @@ class GraphChoice:
 
 
 def choose_graph(
-    wanted: str, device: torch.device, sim_device: torch.device, *, horizon: int, check_task: bool
+    wanted: str, device: torch.device, sim_device: torch.device, *, physics_steps: int, check_task: bool
 ) -> GraphChoice:
-    """Decides for `graph=auto|off|step|rollout`.
+    """Decides for `graph=auto|off|split|step|rollout`.
 
     Args:
         wanted: The setting.
         device: Where the learner lives.
         sim_device: Where the physics runs.
-        horizon: Control steps in a rollout.
+        physics_steps: Evaluations of the physics in a rollout.
         check_task: Every hook's values are read at every step.
     """
     if wanted == "off":
@@ -90,8 +117,8 @@ def choose_graph(
         return GraphChoice("update", "debug.check_task reads every step")
     if wanted != "auto":
         return GraphChoice(wanted, "as configured")
-    if horizon > LONGEST_ROLLOUT:
-        return GraphChoice("step", f"auto: a horizon above {LONGEST_ROLLOUT}")
+    if physics_steps > MOST_PHYSICS_STEPS:
+        return GraphChoice("step", f"auto: more than {MOST_PHYSICS_STEPS} evaluations of the physics in a rollout")
     return GraphChoice("rollout", "auto: CUDA device")
 
 
@@ -104,8 +131,10 @@ class Graphs:
     call to call would be frozen in a graph: where an attribute of theirs does so, the part is not captured. Numbers and
     tensors that lie deeper, in lists or in helper objects, are not seen.
 
-    A capture that fails falls back: from the whole rollout to one control step, then to eager, with a warning that says
-    why. The device has done nothing by then. Stateful objects and generators are put back to what they were.
+    A capture that fails falls back: from the whole rollout to one control step, to that in pieces, then to eager, with
+    a warning that says why. The device has done nothing by then. Stateful objects and generators are put back to what
+    they were. In pieces means: torch's work and the simulator's are in graphs of their own, launched in turn. That
+    needs nothing of what is special about the others, a graph of torch that holds loops of Warp.
 
     Args:
         choice: What to capture.
@@ -130,13 +159,14 @@ class Graphs:
         self._calls: dict[str, int] = {}
         self._captured: dict[str, tuple[Replayable, Any]] = {}
         self._capturing = False
+        self._memory: list[Any] = []  # pools of the graphs
         # The legacy default stream cannot be captured, and what is captured must be ordered after what ran before.
         self._stream = torch.cuda.Stream(device) if self._parts and device.type == "cuda" else None
 
     @property
     def whole_rollout(self) -> bool:
         """The phases of a control step cannot be told apart: it is, or will be, replayed as a whole."""
-        return "rollout" in self._parts or "step" in self._parts
+        return not {"rollout", "step", "split"}.isdisjoint(self._parts)
 
     @contextmanager
     def stream(self) -> Iterator[None]:
@@ -155,9 +185,15 @@ class Graphs:
     def run(self, part: str, body: Callable[[], T]) -> T:
         """Runs `body`, or replays it.
 
+        Args:
+            part: `rollout`, `step` or `update`.
+            body: What to run.
+
         Returns:
             What the body returned; from a graph, tensors that its next replay overwrites.
         """
+        if part == "step" and "split" in self._parts:
+            part = "split"
         if part not in self._parts or self._capturing:
             return body()
         if self._stream is not None and torch.cuda.current_stream(self._device) != self._stream:
@@ -176,9 +212,11 @@ class Graphs:
     def _try_to_capture(self, part: str, body: Callable[[], Any]) -> bool:
         states = [generator.get_state() for generator in self._generators]
         try:
-            self._captured[part] = self._capture(body)
+            self._captured[part] = self._capture(part, body)
             return True
-        except (RuntimeError, ValueError) as error:
+        except IterationLeftError:  # a signal, not a failure
+            raise
+        except Exception as error:  # Warp raises bare exceptions too; an error of the body's own comes again eagerly
             if self._device.type == "cuda":
                 self._free_generators()
             for generator, state in zip(self._generators, states, strict=True):
@@ -186,7 +224,7 @@ class Graphs:
             self._fall_back(part, _reason(error))
             return False
 
-    def _capture(self, body: Callable[[], T]) -> tuple[Replayable, T]:
+    def _capture(self, part: str, body: Callable[[], T]) -> tuple[Replayable, T]:
         def body_in_place() -> T:
             with in_place(self._stateful):
                 return body()
@@ -196,20 +234,54 @@ class Graphs:
         gc.disable()
         self._capturing = True
         try:
-            return self._record(body_in_place)
+            return self._record_pieces(body_in_place) if part == "split" else self._record(body_in_place)
         finally:
             self._capturing = False
             if collecting:
                 gc.enable()
 
     def _record(self, body: Callable[[], T]) -> tuple[Replayable, T]:
-        graph, pool = torch.cuda.CUDAGraph(), torch.cuda.graph_pool_handle()
+        with self._recording() as graph:
+            return graph, body()
+
+    def _record_pieces(self, body: Callable[[], T]) -> tuple[Replayable, T]:
+        from gpusim_rl.sim import warp  # a simulator without Warp needs none
+
+        pieces: list[Replayable] = []
+        with ExitStack() as recording:
+
+            def launch_between(launch: Callable[[], None]) -> None:
+                before = pieces[-1]
+                recording.close()
+                pieces.extend([Launch(launch), recording.enter_context(self._recording(before))])
+
+            pieces.append(recording.enter_context(self._recording()))
+            with warp.launches_apart(launch_between):
+                return Pieces(pieces), body()
+
+    @contextmanager
+    def _recording(self, before: Any = None) -> Iterator[Replayable]:
+        """The work of the block becomes a graph.
+
+        Args:
+            before: The graph that always runs before this one, whose memory they share; None where there is none.
+        """
+        graph, strays = torch.cuda.CUDAGraph(), torch.cuda.MemPool()
+        pool = before.pool() if before is not None else torch.cuda.graph_pool_handle()
         for generator in self._generators:
             graph.register_generator_state(generator)
         try:
-            # thread_local: threads that watch the machine or write logs may call CUDA meanwhile
-            with torch.cuda.graph(graph, pool=pool, stream=self._stream, capture_error_mode="thread_local"):
-                return graph, body()
+            with (
+                warnings.catch_warnings(),
+                # thread_local: threads that watch the machine or write logs may call CUDA meanwhile
+                torch.cuda.graph(graph, pool=pool, stream=self._stream, capture_error_mode="thread_local"),
+                # Torch knows by the capture's id which memory is the graph's. Warp's loops interrupt the capture. If
+                # its id changed, memory of a graph would be given to others: it is held here.
+                torch.cuda.use_mem_pool(strays),
+            ):
+                warnings.filterwarnings("ignore", message="The CUDA Graph is empty")  # a piece may be
+                yield graph
+            self._memory.append(strays)
         except BaseException:
             # In torch 2.11 and 2.12 (pytorch#180395) the allocator believes that a capture that was broken off lasts,
             # and refuses to prepare for another one. Where it knows better, it complains.
@@ -221,18 +293,21 @@ class Graphs:
         # In torch 2.11 and 2.12 generators believe it too, torch's own included, until a capture with them ends well.
         # A new state would not do: graphs that exist already continue to use the old one.
         with suppress(RuntimeError):
-            self._capture(lambda: torch.zeros((), device=self._device))
+            self._capture("update", lambda: torch.zeros((), device=self._device))
 
     def _fall_back(self, part: str, reason: str, *, step_too: bool = False) -> None:
-        if part == "rollout" and not step_too:
-            self._parts, then = PARTS["step"], "capturing single control steps instead"
+        lower = {"rollout": "step", "step": "split"}.get(part)
+        if lower is not None and not step_too:
+            self._parts = tuple(lower if other == part else other for other in self._parts)
+            then = f"capturing {'single control steps' if lower == 'step' else 'it in pieces'} instead"
         elif part == "update":
             self._parts, then = tuple(other for other in self._parts if other != part), "updating eagerly (slow)"
         else:
             self._parts, then = tuple(other for other in self._parts if other == "update"), "stepping eagerly (slow)"
         mode = next(mode for mode, parts in PARTS.items() if parts == self._parts)
-        self.choice = GraphChoice(mode, f"the {part} cannot be captured: {reason}")
-        logger.warning("CUDA graph of the %s failed, %s: %s", part, then, reason)
+        what = "step in pieces" if part == "split" else part
+        self.choice = GraphChoice(mode, f"the {what} cannot be captured: {reason}")
+        logger.warning("CUDA graph of the %s failed, %s: %s", what, then, reason)
 
     @contextmanager
     def _same_numbers(self, part: str) -> Iterator[None]:

@@ -86,9 +86,10 @@ class Trainer:
         use_available_cpus(self.algorithm.batch_rows)
         self.metrics = Metrics(cfg.num_envs, self.rl_device)
         self.timer = PhaseTimer(self.rl_device)
-        horizon, check = self.algorithm.horizon, cfg.debug.check_task
+        steps = self.algorithm.horizon * cfg.task.decimation * self.env.sim.scene.evaluations
+        check = cfg.debug.check_task
         self.graphs = Graphs(
-            choose_graph(cfg.graph, self.rl_device, self.env.device, horizon=horizon, check_task=check),
+            choose_graph(cfg.graph, self.rl_device, self.env.device, physics_steps=steps, check_task=check),
             self.rl_device,
             generators=self.algorithm.generators,
             stateful=[self.env.task, self.algorithm],

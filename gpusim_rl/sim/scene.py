@@ -349,6 +349,11 @@ class Scene:
         self._model = None
 
     @property
+    def evaluations(self) -> int:
+        """How often a physics step evaluates the dynamics."""
+        return 4 if self.model.opt.integrator == _INTEGRATORS["rk4"] else 1
+
+    @property
     def model(self) -> mujoco.MjModel:
         """The compiled model, with the settings that make every backend agree.
 

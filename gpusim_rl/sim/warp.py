@@ -101,6 +101,22 @@ def _wrap(stream: torch.cuda.Stream) -> wp.Stream:
     return _STREAMS[key]
 
 
+_apart: list[Callable[[Callable[[], None]], None]] = []
+
+
+@contextmanager
+def launches_apart(take: Callable[[Callable[[], None]], None]) -> Iterator[None]:
+    """In the block `WarpGraphs` launch nothing. What they would have launched goes to `take`, to be called later.
+
+    For captures of torch's work alone, which must not contain Warp's.
+    """
+    _apart.append(take)
+    try:
+        yield
+    finally:
+        _apart.pop()
+
+
 class WarpGraphs:
     """Runs fixed sequences of Warp launches; each is captured at its first use, then replayed.
 
@@ -125,6 +141,7 @@ class WarpGraphs:
         self._in_torch_graphs: list[wp.Graph] = []
         self._seen: set[Hashable] = set()
         # The legacy default stream cannot be captured: capture on one of our own, launch on any.
+        self._eager_stream: wp.Stream | None = None
         self._capture_stream: wp.Stream | None = None
         if device.type == "cuda":
             self._capture_stream = _wrap(torch.cuda.Stream(device))
@@ -140,7 +157,14 @@ class WarpGraphs:
             yield
 
     def run(self, key: Hashable, body: Callable[[], None]) -> None:
-        """Runs `body`; under one key it must launch the same work on the same arrays every time."""
+        """Runs `body`; under one key it must launch the same work on the same arrays every time.
+
+        Raises:
+            RuntimeError: Torch is capturing, and the capture is not the same one after the body.
+        """
+        if _apart:
+            _apart[-1](lambda: self.run(key, body))
+            return
         stream = None
         if self._device.type == "cuda":
             stream = _wrap(torch.cuda.current_stream(self._device))
@@ -183,7 +207,9 @@ class WarpGraphs:
                 body()
             assert capture.graph is not None
             self._graphs[key] = capture.graph
-        except RuntimeError as error:
+        except ConfigError:
+            raise
+        except Exception as error:  # Warp raises bare exceptions too
             self._enabled = False
             reason = str(error).strip().splitlines() or [type(error).__name__]
             logger.warning("Warp graph capture failed, stepping eagerly (slow): %s", reason[0])
@@ -194,14 +220,39 @@ class WarpGraphs:
     def _run_eagerly(self, key: Hashable, stream: wp.Stream | None, body: Callable[[], None]) -> None:
         scope = _nothing() if key in self._seen else announce_compilation()
         self._seen.add(key)
-        with scope, self.scope(), wp.ScopedStream(stream, sync_enter=False):
+        with scope, self._after_and_before(stream) as own, self.scope(), wp.ScopedStream(own, sync_enter=False):
             body()
+
+    @contextmanager
+    def _after_and_before(self, stream: wp.Stream | None) -> Iterator[wp.Stream | None]:
+        """A stream of Warp's own, whose work is done after that of torch's before the block, and before that after it.
+
+        Warp frees temporary memory on the legacy default stream. Streams of Warp's own are ordered with that one,
+        torch's are not: what is freed there might still be in use.
+        """
+        if stream is None:  # the CPU
+            yield None
+            return
+        if self._eager_stream is None:
+            self._eager_stream = wp.Stream(self._warp_device)
+        self._eager_stream.wait_stream(stream)
+        yield self._eager_stream
+        stream.wait_stream(self._eager_stream)
 
     def _run_in_torch_graph(self, stream: wp.Stream, body: Callable[[], None]) -> None:
         with self.scope(), wp.ScopedStream(stream, sync_enter=False):
+            before = _capture_id(stream)
             wp.capture_begin(stream=stream, external=True, force_module_load=False)
             try:
                 body()
             finally:
                 # Torch's graph is not Warp's: while this one lives, Warp unloads none of the kernels in it.
                 self._in_torch_graphs.append(wp.capture_end(stream=stream))
+            # A loop of Warp interrupts the capture and resumes it. Torch's memory and random numbers go by its id.
+            if _capture_id(stream) != before:
+                raise RuntimeError("a loop of Warp has changed the id of torch's capture")
+
+
+def _capture_id(stream: wp.Stream) -> int:
+    core = wp._src.context.runtime.core  # type: ignore[attr-defined]
+    return core.wp_cuda_stream_get_capture_id(stream.cuda_stream)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from gpusim_rl.run.cuda_graph import Graphs
+from gpusim_rl.sim import warp
 from gpusim_rl.sim.warp import WarpGraphs
 
 Call = Callable[[], Any]
@@ -55,33 +58,57 @@ class Recording(TorchDispatchMode):
             call()
 
 
-class RecordedGraph:
+class Recorded:
     """A recording with the interface of a CUDA graph: what ran while it was recorded counts as the first replay."""
 
-    def __init__(self, recording: Recording) -> None:
-        self._recording = recording
+    def __init__(self, again: Call) -> None:
+        self._again = again
         self.replays = 0
 
     def replay(self) -> None:
         if self.replays:
-            self._recording.replay()
+            self._again()
         self.replays += 1
 
 
 class Recorder(Graphs):
     """`Graphs` that record operations where they would capture a CUDA graph."""
 
-    def _record(self, body: Call) -> Any:
-        recording, run = Recording(), WarpGraphs.run
+    @contextmanager
+    def _recording(self, before: Any = None) -> Iterator[Recorded]:
+        recording, outside = Recording(), WarpGraphs.run
 
         def record_launches(graphs: WarpGraphs, key: Any, launches: Call) -> None:
+            if warp._apart:  # `_record_pieces` has them
+                return RUN(graphs, key, launches)
             with torch._C._DisableTorchDispatch():
-                run(graphs, key, launches)
-            recording.calls.append(lambda: run(graphs, key, launches))
+                RUN(graphs, key, launches)
+            recording.calls.append(lambda: RUN(graphs, key, launches))
 
         WarpGraphs.run = record_launches  # type: ignore[method-assign]
         try:
             with recording:
-                return RecordedGraph(recording), body()
+                yield Recorded(recording.replay)
         finally:
-            WarpGraphs.run = run  # type: ignore[method-assign]
+            WarpGraphs.run = outside  # type: ignore[method-assign]
+
+    def _record_pieces(self, body: Call) -> Any:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(warp, "launches_apart", launches_now_and_apart)
+            return super()._record_pieces(body)
+
+
+RUN, LAUNCHES_APART = WarpGraphs.run, warp.launches_apart
+
+
+def launches_now_and_apart(take: Callable[[Call], None]) -> AbstractContextManager[None]:
+    """`launches_apart` that launches also while it is recorded."""
+
+    def launch_and_take(launch: Call) -> None:
+        with pytest.MonkeyPatch.context() as patch, torch._C._DisableTorchDispatch():
+            patch.setattr(warp, "_apart", [])
+            patch.setattr(WarpGraphs, "run", RUN)
+            launch()
+        take(Recorded(launch).replay)
+
+    return LAUNCHES_APART(launch_and_take)

@@ -11,10 +11,12 @@ import pytest
 import torch
 
 from gpusim_rl.learn.distributions import DiagonalGaussian
+from gpusim_rl.run.cuda_graph import PARTS, WARM_UP, Graphs, Launch, NotCapturableError, Pieces, choose_graph, in_place
 from gpusim_rl.run.cuda_graph import GraphChoice as Choice
-from gpusim_rl.run.cuda_graph import Graphs, NotCapturableError, choose_graph, in_place
+from gpusim_rl.run.stop_signal import IterationLeftError
 from gpusim_rl.run.trainer import Trainer
 from gpusim_rl.sim.warp import WarpGraphs
+from helpers import fake_cuda_graph
 from helpers.fake_cuda_graph import Recorder
 from helpers.training import Faulty, FaultyConfig, differences, make_trainer
 
@@ -125,6 +127,11 @@ RANDOMISED = {
 }
 
 
+def recordings(graph: Any) -> list[Any]:
+    """Those of a graph, without what the simulator launches between them."""
+    return [piece for piece in graph.pieces if not isinstance(piece, Launch)] if isinstance(graph, Pieces) else [graph]
+
+
 @pytest.mark.parametrize(
     ("mode", "task", "overrides"),
     [
@@ -135,6 +142,9 @@ RANDOMISED = {
         ("rollout", Reassigning, {}),
         ("step", "Cartpole", RECURRENT),
         ("step", Reassigning, {}),
+        ("split", "Ant", RANDOMISED),
+        ("split", "Cartpole", RECURRENT),
+        ("split", Reassigning, {}),
         ("update", Faulty, LINEAR),
     ],
 )
@@ -143,8 +153,10 @@ def test_replaying_equals_running(mode, task, overrides, tmp_path):
     eager = trained(Graphs, "off", task, tmp_path / "eager", config, **overrides)[1]
     trainer, state = trained(Recorder, mode, task, tmp_path / "graph", config, **overrides)
     captured = trainer.graphs._captured
-    assert set(captured) == {"rollout": {"rollout", "update"}, "step": {"step", "update"}, "update": {"update"}}[mode]
-    assert all(graph.replays >= 4 for graph, _ in captured.values())
+    assert set(captured) == set(PARTS[mode])
+    assert all(recording.replays >= 4 for graph, _ in captured.values() for recording in recordings(graph))
+    if mode == "split":
+        assert len(recordings(captured["split"][0])) >= 3, "physics and a reset are between them"
     assert trainer.graphs.choice == Choice(mode, "test"), "it did not fall back"
     assert unequal(eager, state) == []
 
@@ -224,23 +236,109 @@ def test_a_capture_that_fails_falls_back_and_loses_nothing(tmp_path, caplog):
     eager = trained(Graphs, "off", "Cartpole", tmp_path / "eager")[1]
     with caplog.at_level(logging.WARNING):
         trainer, state = trained(Graphs, "rollout", "Cartpole", tmp_path / "graph")
-    said = [record.getMessage() for record in caplog.records if "CUDA graph" in record.getMessage()]
-    assert [line.partition(":")[0] for line in said] == [
-        "CUDA graph of the rollout failed, capturing single control steps instead",
-        "CUDA graph of the step failed, stepping eagerly (slow)",
+    assert [line.partition(":")[0] for line in said(caplog)] == [
+        *(f"CUDA graph of the {LADDER[part]}" for part in ("rollout", "step", "split")),
         "CUDA graph of the update failed, updating eagerly (slow)",
     ]
     assert trainer.graphs.choice.mode == "off"
     assert unequal(eager, state) == []
 
 
+LADDER = {
+    "rollout": "rollout failed, capturing single control steps instead",
+    "step": "step failed, capturing it in pieces instead",
+    "split": "step in pieces failed, stepping eagerly (slow)",
+    "update": "update failed, updating eagerly (slow)",
+}
+
+
+def said(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if "CUDA graph" in record.getMessage()]
+
+
+class Failing(Recorder):
+    """Fails to capture these parts, as Warp fails where it cannot load a module: with a bare exception."""
+
+    parts: tuple[str, ...] = ()
+
+    def _capture(self, part: str, body: Any) -> Any:
+        if part in self.parts:
+            raise Exception("Failed to load CUDA module 'solver'")
+        return super()._capture(part, body)
+
+
 @pytest.mark.parametrize(
-    ("wanted", "device", "sim_device", "horizon", "check", "mode"),
+    ("failing", "mode"),
+    [
+        (("rollout",), "step"),
+        (("rollout", "step"), "split"),
+        (("rollout", "step", "split"), "update"),
+        (("update",), "rollout only"),
+        (("rollout", "step", "update"), "split only"),
+    ],
+)
+def test_training_goes_on_from_every_rung_of_the_ladder(failing, mode, tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr(Failing, "parts", failing)
+    eager = trained(Graphs, "off", "Cartpole", tmp_path / "eager")[1]
+    with caplog.at_level(logging.WARNING):
+        trainer, state = trained(Failing, "rollout", "Cartpole", tmp_path / "graph")
+    reason = "Failed to load CUDA module 'solver' at "
+    lines = said(caplog)
+    assert sorted(line.partition(": ")[0] for line in lines) == sorted(
+        f"CUDA graph of the {LADDER[p]}" for p in failing
+    )
+    assert all(line.partition(": ")[2].startswith(reason) for line in lines)
+    assert trainer.graphs.choice.mode == mode and reason in trainer.graphs.choice.reason
+    assert set(trainer.graphs._captured) == set(PARTS[mode])
+    assert unequal(eager, state) == []
+
+
+class Looping(Recorder):
+    """Warp's loops are nothing that can be in a graph of torch."""
+
+    def _record(self, body: Any) -> Any:
+        def run_in_torch_graph(*_: Any) -> None:
+            raise RuntimeError("a loop of Warp has changed the id of torch's capture")
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(fake_cuda_graph, "RUN", run_in_torch_graph)
+            return super()._record(body)
+
+
+def test_a_capture_whose_id_a_loop_of_warp_changes_is_made_in_pieces(tmp_path, caplog):
+    with caplog.at_level(logging.WARNING):
+        trainer, state = trained(Looping, "rollout", "Cartpole", tmp_path)
+    assert [line.partition(":")[0] for line in said(caplog)] == [
+        f"CUDA graph of the {LADDER[part]}" for part in ("rollout", "step")
+    ]
+    assert trainer.graphs.choice.mode == "split"
+    assert "a loop of Warp has changed the id of torch's capture" in str(trainer.graphs.choice)
+    assert set(trainer.graphs._captured) == {"split", "update"}
+    assert state["iteration"] == 6
+
+
+def test_a_signal_in_a_capture_is_no_failure_of_it(caplog):
+    graphs = Recorder(Choice("rollout", "test"), CPU)
+
+    def leaves() -> None:
+        if graphs._capturing:
+            raise IterationLeftError
+
+    for _ in range(WARM_UP):
+        graphs.run("rollout", leaves)
+    with pytest.raises(IterationLeftError):
+        graphs.run("rollout", leaves)
+    assert said(caplog) == [] and graphs.choice.mode == "rollout"
+
+
+@pytest.mark.parametrize(
+    ("wanted", "device", "sim_device", "physics_steps", "check", "mode"),
     [
         ("auto", CUDA, CUDA, 16, False, "rollout"),
-        ("auto", CUDA, CUDA, 256, False, "step"),
+        ("auto", CUDA, CUDA, 16 * 4 * 4, False, "step"),  # a short rollout of a task with RK4
         ("rollout", CUDA, CUDA, 256, False, "rollout"),
         ("step", CUDA, CUDA, 16, False, "step"),
+        ("split", CUDA, CUDA, 16, False, "split"),
         ("off", CUDA, CUDA, 16, False, "off"),
         ("auto", CUDA, CPU, 16, False, "update"),
         ("rollout", CUDA, CUDA, 16, True, "update"),
@@ -248,8 +346,8 @@ def test_a_capture_that_fails_falls_back_and_loses_nothing(tmp_path, caplog):
         ("rollout", CPU, CPU, 16, False, "off"),
     ],
 )
-def test_what_is_captured(wanted, device, sim_device, horizon, check, mode):
-    choice = choose_graph(wanted, device, sim_device, horizon=horizon, check_task=check)
+def test_what_is_captured(wanted, device, sim_device, physics_steps, check, mode):
+    choice = choose_graph(wanted, device, sim_device, physics_steps=physics_steps, check_task=check)
     assert choice.mode == mode
     assert choice.reason
 

@@ -7,8 +7,10 @@ import importlib
 import logging
 import sys
 import time
+from contextlib import nullcontext
 from importlib.metadata import version
 from pathlib import Path
+from types import SimpleNamespace
 
 import mujoco
 import mujoco_warp
@@ -205,9 +207,10 @@ def test_a_scene_that_mjwarp_lacks_is_one_line():
     assert "\n" not in str(error.value)
 
 
-def test_capture_that_fails_falls_back_to_eager(monkeypatch, caplog):
+@pytest.mark.parametrize("kind", [RuntimeError, Exception])  # Warp raises bare ones where it cannot load a module
+def test_capture_that_fails_falls_back_to_eager(kind, monkeypatch, caplog):
     def broken(*_, **__):
-        raise RuntimeError("no capture today\nsecond line")
+        raise kind("no capture today\nsecond line")
 
     reference = make("mjwarp", ball_scene(), 2)
     reference.step(5)
@@ -220,6 +223,49 @@ def test_capture_that_fails_falls_back_to_eager(monkeypatch, caplog):
         "Warp graph capture failed, stepping eagerly (slow): no capture today"
     ]
     assert gc.isenabled()
+
+
+def test_eager_launches_are_on_a_stream_of_warps_own_between_what_torch_does_before_and_after(monkeypatch):
+    done = []
+
+    class Stream:
+        def __init__(self, device: str) -> None:
+            done.append("made")
+
+        def wait_stream(self, other: object) -> None:
+            done.append("Warp waits" if other is torchs else "")
+
+    torchs = SimpleNamespace(wait_stream=lambda other: done.append("torch waits"))
+    monkeypatch.setattr(warp.wp, "Stream", Stream)
+    monkeypatch.setattr(warp.wp, "ScopedStream", lambda stream, **_: nullcontext(done.append(type(stream).__name__)))
+    graphs = WarpGraphs(torch.device("cpu"), enabled=False)
+    for _ in range(2):
+        graphs._run_eagerly("key", torchs, lambda: done.append("body"))  # type: ignore[arg-type]
+    assert done == ["made", *["Warp waits", "Stream", "body", "torch waits"] * 2]
+
+
+@pytest.mark.parametrize("ids", [(3, 3), (3, 4)])
+def test_a_capture_of_torch_must_keep_its_id(ids, monkeypatch):
+    found, ended = iter(ids), []
+    monkeypatch.setattr(warp, "_capture_id", lambda stream: next(found))
+    monkeypatch.setattr(warp.wp, "capture_begin", lambda **_: None)
+    monkeypatch.setattr(warp.wp, "capture_end", lambda **_: ended.append("graph"))
+    graphs = WarpGraphs(torch.device("cpu"), enabled=True)
+    same = ids[0] == ids[1]
+    with nullcontext() if same else pytest.raises(RuntimeError, match="a loop of Warp has changed the id"):
+        graphs._run_in_torch_graph(None, lambda: None)  # type: ignore[arg-type]
+    assert ended == ["graph"]
+
+
+def test_launches_can_be_taken_apart_and_done_later():
+    graphs, done, taken = WarpGraphs(torch.device("cpu"), enabled=False), [], []
+    with warp.launches_apart(taken.append):
+        graphs.run("a", lambda: done.append("a"))
+        graphs.run("b", lambda: done.append("b"))
+    assert done == []
+    for launch in [*taken, *taken]:
+        launch()
+    assert done == ["a", "b", "a", "b"]
 
 
 def test_garbage_is_collected_again_after_a_capture():
