@@ -19,6 +19,7 @@ from gpusim_rl.errors import ConfigError
 from gpusim_rl.sim.articulation import MujocoArticulation
 from gpusim_rl.sim.interface import not_finite
 from gpusim_rl.sim.mujoco import MAX_STATE
+from gpusim_rl.sim.option import ON_WARP, limit_solver
 from gpusim_rl.sim.params import Param, Params
 from gpusim_rl.sim.scene import Scene
 from gpusim_rl.sim.warp import WarpGraphs
@@ -105,6 +106,7 @@ class MjwarpSim:
                 raise ConfigError(
                     f"sim=mjwarp cannot simulate this scene: {str(error).splitlines()[0]}; try sim=mujoco"
                 ) from None
+            limit_solver(self._model.opt, model.opt, cfg, ON_WARP)
             # A kernel that prints serialises the device; overflow is reported by mask instead.
             self._model.opt.warn_overflow = False
             self._data = mjw.make_data(model, nworld=num_envs, njmax=cfg.njmax or rows, nconmax=cfg.nconmax or contacts)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import mujoco
@@ -25,6 +26,7 @@ from gpusim_rl.sim.dynamics import MujocoDynamics
 from gpusim_rl.sim.interface import not_finite
 from gpusim_rl.sim.mjwarp import DROPPED, estimate_buffers
 from gpusim_rl.sim.mujoco import MAX_STATE
+from gpusim_rl.sim.option import ON_WARP, USUAL, limit_solver
 from gpusim_rl.sim.params import Param
 from gpusim_rl.sim.quaternion import quat_rotate, quat_rotate_inverse
 from gpusim_rl.sim.scene import Scene
@@ -132,7 +134,8 @@ class NewtonSim:
         scalar = model.jnt_type != _FREE
         if np.any(model.qpos0[model.jnt_qposadr[scalar]] != 0.0):
             raise ConfigError("sim=newton does not know joints with `ref`; try sim=mjwarp")
-        for name in (name for name in dir(model.opt) if not name.startswith("_") and name != "timestep"):
+        of_settings = {"timestep", *USUAL}
+        for name in (name for name in dir(model.opt) if not name.startswith("_") and name not in of_settings):
             if not np.allclose(getattr(solved.opt, name), getattr(model.opt, name), rtol=1e-5):
                 raise _lacks_option(name, getattr(model.opt, name))
 
@@ -278,7 +281,8 @@ def _import_scene(scene: Scene, num_envs: int) -> newton.Model:
 
 def _make_solver(model: newton.Model, scene: Scene, cfg: SimConfig) -> newton.solvers.SolverMuJoCo:
     rows, contacts = estimate_buffers(scene.model)
-    option = scene.model.opt
+    option, limits = scene.model.opt, SimpleNamespace()
+    limit_solver(limits, option, cfg, ON_WARP)
     # All of it by hand: an option that has MuJoCo's default value is not written into the XML, and
     # Newton has defaults of its own.
     solver = newton.solvers.SolverMuJoCo(
@@ -286,8 +290,8 @@ def _make_solver(model: newton.Model, scene: Scene, cfg: SimConfig) -> newton.so
         separate_worlds=True,
         njmax=cfg.njmax or rows,
         nconmax=cfg.nconmax or contacts,
-        iterations=option.iterations,
-        ls_iterations=option.ls_iterations,
+        iterations=limits.iterations,
+        ls_iterations=limits.ls_iterations,
         ccd_iterations=option.ccd_iterations,
         solver=int(option.solver),
         integrator=int(option.integrator),

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import mujoco
 import numpy as np
 
+from gpusim_rl.config import SimConfig
 from gpusim_rl.errors import TaskError, did_you_mean
 
 # In the order of MuJoCo's MJOPTION_FIELDS: `MjSpec.authored.option` has a bit for each. None: not one setting, see
@@ -34,6 +35,27 @@ _FLAGS = {
     for bit in kind.__members__.values()
     if bit.name.startswith(prefix)
 }
+
+
+USUAL = {"iterations": 100, "ls_iterations": 50}
+"""MuJoCo's limits. They guard against endless loops; its CPU version stops each world where that has converged."""
+ON_WARP = {"iterations": 12, "ls_iterations": 20}
+"""Those of Warp's solver, where a scene has the usual ones. All worlds wait for the slowest one, and a world with a NaN
+never converges. benchmarks/solver.json tells what these limits change."""
+
+
+def limit_solver(option: Any, scene: mujoco.MjOption, cfg: SimConfig, usual: Mapping[str, int] = USUAL) -> None:
+    """Sets how many iterations the constraint solver may take.
+
+    Args:
+        option: The simulator's, where `iterations` and `ls_iterations` are written.
+        scene: That of the scene.
+        cfg: Settings of the simulator, which win.
+        usual: The limits where the scene has MuJoCo's.
+    """
+    for name in USUAL:
+        of_scene = getattr(scene, name)
+        setattr(option, name, getattr(cfg, name) or (usual[name] if of_scene == USUAL[name] else of_scene))
 
 
 class SceneOption:

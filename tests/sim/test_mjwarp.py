@@ -133,6 +133,23 @@ def test_refresh_is_free_where_nothing_follows_the_state(monkeypatch):
     sim.refresh()
 
 
+def test_the_solver_stops_at_its_limits():
+    def limits(name: str, scene: Scene, **settings: Any) -> tuple[int, int]:
+        sim = make(name, scene, 1, **settings)
+        option = sim._model.opt if name == "mjwarp" else sim._batch.model.opt
+        return option.iterations, option.ls_iterations
+
+    assert limits("mujoco", ball_scene()) == (100, 50)
+    assert limits("mjwarp", ball_scene()) == (12, 20)
+    own = ball_scene()
+    own.option.iterations = 30
+    assert limits("mujoco", own) == (30, 50)
+    assert limits("mjwarp", own) == (30, 20)
+    for name in ("mujoco", "mjwarp"):
+        assert limits(name, own, iterations=7, ls_iterations=9) == (7, 9)
+    assert own.model.opt.iterations == 30, "the scene is as it was"
+
+
 def test_dropped_constraints_are_reported_until_the_reset(scene):
     sim = make("mjwarp", scene, 8, njmax=4)
     randomize_ants([sim.articulation("ant")])
