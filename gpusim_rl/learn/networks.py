@@ -328,8 +328,9 @@ class ActorCritic(Policy):
         """
         if self.value_norm is None:
             return
-        old_mean, old_scale = self.value_norm.mean.float(), self.value_norm.scale()
-        self.value_norm.update(returns[:, None], where)
-        mean, scale = self.value_norm.mean.float(), self.value_norm.scale()
-        self.value_head.weight.mul_((old_scale / scale)[:, None])
-        self.value_head.bias.copy_((old_scale * self.value_head.bias + old_mean - mean) / scale)
+        norm, head = self.value_norm, self.value_head
+        bias = norm.inverse(head.bias)
+        head.weight.mul_(norm.scale)
+        norm.update(returns[:, None], where)
+        head.bias.copy_(norm(bias))
+        head.weight.div_(norm.scale)

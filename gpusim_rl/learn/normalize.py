@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
@@ -23,6 +25,10 @@ class RunningNormalizer(nn.Module):
     mean: Tensor
     var: Tensor
     count: Tensor
+    _mean: Tensor
+    scale: Tensor
+    """Standard deviation, float32 [size]; not saved, as it follows from `var`."""
+    _inverse_scale: Tensor
 
     def __init__(self, size: int, *, clip: float | None = None, eps: float = 1e-5) -> None:
         super().__init__()
@@ -31,19 +37,19 @@ class RunningNormalizer(nn.Module):
         self.register_buffer("mean", torch.zeros(size, dtype=torch.float64))
         self.register_buffer("var", torch.ones(size, dtype=torch.float64))
         self.register_buffer("count", torch.zeros((), dtype=torch.float64))
+        # float32, for `forward` and `inverse`: they run in every step, and the statistics change once per iteration
+        for name in ("_mean", "scale", "_inverse_scale"):
+            self.register_buffer(name, torch.zeros(size), persistent=False)
+        self._note_change()
 
     def forward(self, x: Float[Tensor, "*batch size"]) -> Float[Tensor, "*batch size"]:
         """Normalises; float32 in, float32 out."""
-        y = (x - self.mean.float()) * self.scale().reciprocal()
+        y = (x - self._mean).mul_(self._inverse_scale)
         return y if self.clip is None else y.clamp_(-self.clip, self.clip)
 
     def inverse(self, y: Float[Tensor, "*batch size"]) -> Float[Tensor, "*batch size"]:
         """Undoes the normalisation (of values that were not clamped)."""
-        return y * self.scale() + self.mean.float()
-
-    def scale(self) -> Float[Tensor, " size"]:
-        """Standard deviation, float32."""
-        return torch.sqrt(self.var + self.eps).float()
+        return torch.addcmul(self._mean, y, self.scale)
 
     @torch.no_grad()
     def update(self, x: Float[Tensor, "batch size"], where: Bool[Tensor, " batch"] | None = None) -> None:
@@ -68,11 +74,20 @@ class RunningNormalizer(nn.Module):
         self._merge(mean, data.square_().sum(dim=0) / some, count)
 
     def _merge(self, mean: Tensor, var: Tensor, count: Tensor) -> None:
-        total = self.count + count
-        weight = count / total.clamp(min=1.0)
-        delta = mean - self.mean
+        self.count.add_(count)
         # Before the first batch `count` is 0, so the initial variance of 1 weighs nothing.
-        merged = self.var * (1.0 - weight) + var * weight + delta.square() * weight * (1.0 - weight)
-        self.var.copy_(torch.where(total > 0, merged, self.var))
-        self.mean.add_(delta * weight)
-        self.count.copy_(total)
+        weight = count / self.count.clamp(min=1.0)
+        delta = mean - self.mean
+        self.mean.addcmul_(delta, weight)
+        self.var.lerp_(var, weight).addcmul_(delta.square_(), weight * (1.0 - weight))
+        self._note_change()
+
+    @torch.no_grad()
+    def _note_change(self) -> None:
+        self._mean.copy_(self.mean)
+        self.scale.copy_(torch.sqrt(self.var + self.eps))
+        torch.reciprocal(self.scale, out=self._inverse_scale)
+
+    def _load_from_state_dict(self, *args: Any) -> None:
+        super()._load_from_state_dict(*args)
+        self._note_change()
