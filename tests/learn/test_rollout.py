@@ -34,7 +34,6 @@ def make(T: int = 8, *, sequence_length: int = 1, max_truncations: int = 3, stat
 def sample(value: float, hidden: tuple[Tensor, ...] = ()) -> Sample:
     return Sample(
         action=torch.full((N, A), value),
-        log_prob=torch.full((N,), value + 0.1),
         distribution=DiagonalGaussian(torch.full((N, A), value + 0.2), torch.full((N, A), value + 0.3)),
         value=torch.full((N,), value + 0.4),
         hidden=hidden,
@@ -60,17 +59,16 @@ def test_what_is_written_stands_where_it_belongs() -> None:
             truncated=mask(1) if t == 1 else mask(),
             diverged=mask(2) if t == 1 else mask(),
         )
-        rollout.write(t, obs(t), (), mask(t % N), sample(float(t)), step)
+        rollout.write(t, obs(t), (), mask(1), sample(float(t)), step)
     for t in range(4):
         for group in SIZES:
             assert torch.equal(rollout.obs[group][t], obs(t)[group])
         assert (rollout.action[t] == t).all() and (rollout.reward[t] == 10 + t).all()
-        assert torch.equal(rollout.log_prob[t], sample(float(t)).log_prob)
         stored, expected = DiagonalGaussian.stored(rollout.distribution[t]), sample(float(t)).distribution
         assert torch.equal(stored.mean, expected.mean)
         assert torch.equal(stored.log_std, expected.log_std)
         assert torch.equal(rollout.value[t], sample(float(t)).value)
-        assert torch.equal(rollout.is_first[t], mask(t % N))
+        assert torch.equal(rollout.is_first[t], {0: mask(1), 2: mask(0, 1, 2)}.get(t, mask()))
     assert all(torch.equal(rollout.last_obs[group], obs(4)[group]) for group in SIZES)
     assert rollout.terminated.nonzero().tolist() == [[1, 0]]
     assert rollout.truncated.nonzero().tolist() == [[1, 1]]
@@ -93,8 +91,7 @@ def truncate(rollout: Rollout, pattern: dict[int, tuple[int, ...]]) -> None:
 def test_final_obs_of_several_truncations_per_env() -> None:
     rollout = make(8, max_truncations=3, states=2)
     truncate(rollout, {1: (0, 2), 4: (0,), 7: (0, 1)})
-    assert rollout.final_step.tolist() == [[1, 7, 1], [4, -1, -1], [7, -1, -1]]
-    for slot, env, step in ((0, 0, 1), (1, 0, 4), (2, 0, 7), (0, 1, 7), (0, 2, 1)):
+    for slot, env, step in ((2, 0, 1), (1, 0, 4), (0, 0, 7), (0, 1, 7), (0, 2, 1)):
         for group in SIZES:
             expected = obs(100.0 + step)[group][env]
             assert torch.equal(rollout.final_obs[group][slot, env], expected)
@@ -106,7 +103,7 @@ def test_next_values() -> None:
     rollout = make(8, max_truncations=3)
     truncate(rollout, {1: (0, 2), 4: (0,), 7: (0, 1)})
     final_values = torch.full((3, N), torch.nan)  # slots that are not in use may hold anything
-    for slot, env, step in ((0, 0, 1), (1, 0, 4), (2, 0, 7), (0, 1, 7), (0, 2, 1)):
+    for slot, env, step in ((2, 0, 1), (1, 0, 4), (0, 0, 7), (0, 1, 7), (0, 2, 1)):
         final_values[slot, env] = 1000.0 + step
     rollout.value.copy_(torch.arange(8.0)[:, None] + torch.arange(N) * 0.1)
     last = torch.tensor([50.0, 51.0, 52.0])
@@ -120,7 +117,6 @@ def test_a_new_rollout_forgets() -> None:
     rollout = make(4, max_truncations=2)
     truncate(rollout, {0: (0, 1, 2), 3: (0,)})
     truncate(rollout, {2: (1,)})
-    assert rollout.final_step.tolist() == [[-1, 2, -1], [-1, -1, -1]]
     value = rollout.next_values(torch.zeros(N), torch.full((2, N), 9.0))
     assert (value == 9.0).nonzero().tolist() == [[2, 1]]
 
