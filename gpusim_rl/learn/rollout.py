@@ -50,9 +50,9 @@ class Rollout:
     """T steps of N environments, time-major.
 
     V(final_obs) is needed only where the time limit ended an episode. In T steps that happens to an environment at most
-    `slots` times. So those observations are kept in that many slots per environment, the latest in slot 0, and valued in
-    one batch per slot at the end: exact, without a second forward pass in every step, without an index list. A slot
-    that is not in use holds zeros.
+    `slots` times. So those observations are kept in that many slots per environment, the latest in slot 0. They are
+    valued in one batch per slot at the end: exact, without a second forward pass in every step, without an index list.
+    A slot that is not in use holds zeros.
 
     Args:
         horizon: T.

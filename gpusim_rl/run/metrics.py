@@ -26,38 +26,46 @@ class EpisodeWindow:
     """Return and length of the last `size` finished episodes, kept on the device.
 
     Finished episodes are written into a ring by a prefix sum over the mask, so nothing is read back. Where more than
-    `size` end in one step, the last ones stay.
+    `size` end in one rollout, the last ones stay.
     """
 
     def __init__(self, num_envs: int, size: int, device: torch.device) -> None:
         self.size = size
-        self.episode_return = torch.zeros(num_envs, device=device)
-        self.episode_length = torch.zeros(num_envs, device=device)
+        self._running = torch.zeros(2, num_envs, device=device)
+        self.episode_return, self.episode_length = self._running  # of the episodes under way
         # one slot more, where everything goes that is not an end of an episode
         self.ring = torch.zeros(2, size + 1, device=device)
         self.total = torch.zeros((), dtype=torch.int64, device=device)
 
     def record(
-        self, reward: Float[Tensor, " envs"], done: Bool[Tensor, " envs"], counts: Bool[Tensor, " envs"]
+        self,
+        reward: Float[Tensor, "time envs"],
+        done: Bool[Tensor, "time envs"],
+        counts: Bool[Tensor, "time envs"],
     ) -> None:
-        """Adds one step.
+        """Adds the steps of a rollout.
 
         Args:
-            reward: Reward of the step.
+            reward: Reward of each step.
             done: The episode ended.
             counts: It is a whole episode: not one that a staggered start or a diverged simulation cut short.
         """
-        self.episode_return += reward
-        self.episode_length += 1.0
-        ended = done & counts
+        # Return and length of the episode up to each step, [time, 2, envs]. A product forgets in one operation; an
+        # infinite reward stays in the rollout.
+        sums = torch.stack([reward, torch.ones_like(reward)], dim=1)
+        goes_on = (~done).to(sums.dtype)[:, None]
+        sums[0].add_(self._running)
+        for t in range(1, len(sums)):
+            sums[t].addcmul_(goes_on[t - 1], sums[t - 1])
+        self._running.copy_(sums[-1].masked_fill(done[-1], 0.0))
+
+        ended = (done & counts).flatten()
         rank = ended.cumsum(dim=0)
         number = rank[-1]
         kept = ended & (rank > number - self.size)
         slot = torch.where(kept, (self.total + rank - 1) % self.size, self.size)
-        self.ring.index_copy_(1, slot, torch.stack([self.episode_return, self.episode_length]))
+        self.ring.index_copy_(1, slot, sums.transpose(0, 1).flatten(1))
         self.total += number
-        self.episode_return.masked_fill_(done, 0.0)
-        self.episode_length.masked_fill_(done, 0.0)
 
     def means(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Mean return, mean length, number of the episodes in the window, and trimmed mean return.
@@ -99,31 +107,51 @@ class Metrics:
         self.device = device
         self.num_envs = num_envs
         self.episodes = EpisodeWindow(num_envs, window, device)
+        self._rollout: list[tuple[Tensor, Tensor]] = []  # of each step: numbers and masks, [count, envs]
         self._sums: dict[str, Tensor] = {}
         self._terms: Tensor | None = None
         self._term_names: list[str] = []
+        self._stat_names: list[str] = []
         self._latest: dict[str, Tensor] = {}
         self._checked: set[str] = set()  # names of an update whose kind is known
         self._steps = torch.zeros((), device=device)  # a graph counts on the device
         self._in_flight: tuple[Any, list[str], Tensor] | None = None
         self._arrival: torch.cuda.Event | None = None
 
+    def begin_rollout(self) -> None:
+        """Forgets the steps of a rollout that was broken off."""
+        self._rollout.clear()
+
     def record_step(self, step: Step) -> None:
-        """Adds one control step."""
-        self.episodes.record(step.reward, step.done, ~step.incomplete)
-        terms = torch.stack(list(step.terms.values())).sum(dim=1)
+        """Keeps one control step until `end_rollout`."""
+        self._term_names, self._stat_names = list(step.terms), list(step.stats)
+        numbers = torch.stack([step.reward, *step.terms.values(), *step.stats.values()])
+        masks = torch.stack([step.done, step.incomplete, step.diverged, step.bad_action])
+        self._rollout.append((numbers, masks))
+
+    def end_rollout(self) -> None:
+        """Adds the control steps since `begin_rollout`."""
+        numbers, masks = (torch.stack(steps, dim=1) for steps in zip(*self._rollout, strict=True))
+        self._rollout.clear()
+        num_terms = len(self._term_names)
+        reward, terms, stats = numbers[0], numbers[1 : 1 + num_terms], numbers[1 + num_terms :]
+        done, incomplete, diverged, _ = masks
+        self.episodes.record(reward, done, ~incomplete)
+        sums = terms.sum(dim=(1, 2))
         if self._terms is None:
-            self._terms = torch.zeros_like(terms)
-            self._term_names = list(step.terms)
-        self._terms += terms
-        for name, value in step.stats.items():
-            known = ~value.isnan()
-            self._add(f"task/{name}", torch.stack([torch.where(known, value, 0.0).sum(), known.sum()]))
-        self._add("sim/diverged", step.diverged.sum().float())
-        self._add("sim/bad_actions", step.bad_action.sum().float())
-        self._add("check/valid", (~step.diverged).sum().float())
-        self._add("episode/ended", step.done.sum().float())
-        self._steps += 1.0
+            self._terms = torch.zeros_like(sums)
+        self._terms += sums
+        if self._stat_names:
+            known = ~stats.isnan()
+            sums = torch.stack([stats.nansum(dim=(1, 2)), known.sum(dim=(1, 2))], dim=1)
+            for name, value in zip(self._stat_names, sums, strict=True):
+                self._add(f"task/{name}", value)
+        ended, _, failed, bad = masks.sum(dim=(1, 2)).float()
+        self._add("sim/diverged", failed)
+        self._add("sim/bad_actions", bad)
+        self._add("check/valid", diverged.numel() - failed)
+        self._add("episode/ended", ended)
+        self._steps += len(reward)
 
     def record_update(self, stats: Mapping[str, Tensor], algorithm: str = "Algorithm") -> None:
         """Keeps the statistics of the latest update; flags (`check/...`) are added up, so that none is lost.

@@ -175,6 +175,7 @@ class Trainer:
             with self.timer("simulate"):
                 return action, moved(self.env.step(action.to(self.env.device)), self.rl_device)
 
+        self.metrics.begin_rollout()
         for number in range(1, self.algorithm.horizon + 1):
             action, step = self.graphs.run("step", control_step)
             with self.timer("policy"):
@@ -182,6 +183,8 @@ class Trainer:
                 self.metrics.record_step(step)
                 self._copy_obs(step.obs)
             self._pause(f"control step {number}/{self.algorithm.horizon}")
+        with self.timer("policy"):
+            self.metrics.end_rollout()
 
     def _pause(self, done: str) -> None:
         """Between two parts of an iteration that takes long: shows where it is, or leaves it after a signal."""

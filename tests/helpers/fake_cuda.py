@@ -303,12 +303,16 @@ PARTS: dict[str, Callable[[Trainer], Sequence[tuple[Any, str]]]] = {
     "env": lambda it: [(it.env, "step")],
     "record": lambda it: [(it.algorithm, "record"), (it, "_copy_obs")],
     "metrics": lambda it: [(it.metrics, "record_step")],
+    "rollout": lambda it: [(it.metrics, "end_rollout")],
     "update": lambda it: [(it.algorithm, "update")],
 }
 """Parts of an iteration and their calls. Of calls inside each other the inner one counts; physics is torch's share."""
 
+ONCE = ("rollout", "update")
+"""Parts that run once in an iteration, not in every control step."""
+
 CONTROL_STEP = "control step"
-"""All parts but `update`."""
+"""All parts but those of `ONCE`."""
 
 
 def watch(trainer: Trainer, counter: Placement) -> None:
@@ -342,7 +346,7 @@ class Iteration:
 
 
 def iterate(trainer: Trainer, steps: int = 2) -> Iteration:
-    """Runs control steps and an update. Kernels are those of the last step and of the update, faults those of all."""
+    """Runs control steps and an update. Kernels are those of the last step and of what runs once, faults those of all."""
     algorithm, pause, done = trainer.algorithm, trainer._pause, 0
     _make_optimizer_state(algorithm)
     counter = Placement()
@@ -362,7 +366,7 @@ def iterate(trainer: Trainer, steps: int = 2) -> Iteration:
         algorithm.horizon, trainer._pause = horizon, pause  # type: ignore[method-assign]
         trainer.metrics.record_update(trainer.graphs.run("update", algorithm.update))
     kernels = {part: counter.work[part].kernels for part in PARTS if part in counter.work}
-    whole = sum(number for part, number in kernels.items() if part != "update")
+    whole = sum(number for part, number in kernels.items() if part not in ONCE)
     return Iteration(counter.found, {CONTROL_STEP: whole, **kernels})
 
 

@@ -45,14 +45,16 @@ class Reference:
         (1, 3, 0.3),
         (5, 100, 0.1),  # never full
         (7, 4, 0.2),
-        (40, 4, 0.9),  # far more than the window in one step
+        (40, 4, 0.9),  # far more than the window in one rollout
         (16, 16, 1.0),  # exactly the window in every step
         (3, 1, 0.5),
     ],
 )
-def test_the_window_equals_a_plain_python_reference(num_envs, size, rate):
+@pytest.mark.parametrize("horizon", [1, 5])
+def test_the_window_equals_a_plain_python_reference(num_envs, size, rate, horizon):
     random = torch.Generator().manual_seed(num_envs)
     window, reference = EpisodeWindow(num_envs, size, CPU), Reference(num_envs, size)
+    steps = []
     for step in range(60):
         # sums of eighths are exact in any order
         reward = torch.randint(-40, 40, (num_envs,), generator=random) / 8
@@ -60,8 +62,12 @@ def test_the_window_equals_a_plain_python_reference(num_envs, size, rate):
         chance = {3: 1.0, 4: 0.0}.get(step % 20, rate)
         done = torch.rand(num_envs, generator=random) < chance
         counts = torch.rand(num_envs, generator=random) < 0.8
-        window.record(reward, done, counts)
         reference.record(reward, done, counts)
+        steps.append((reward, done, counts))
+        if len(steps) < horizon:
+            continue
+        window.record(*(torch.stack(values) for values in zip(*steps, strict=True)))
+        steps.clear()
         *means, trimmed = [value.item() for value in window.means()]
         assert math.isnan(trimmed) == (means[2] < size)
         assert means == pytest.approx(reference.means(), nan_ok=True, rel=1e-6)
@@ -69,21 +75,21 @@ def test_the_window_equals_a_plain_python_reference(num_envs, size, rate):
 
 def test_the_window_is_empty_until_a_whole_episode_ends():
     window = EpisodeWindow(2, 3, CPU)
-    everywhere, nowhere = torch.ones(2, dtype=torch.bool), torch.zeros(2, dtype=torch.bool)
-    window.record(torch.ones(2), everywhere, nowhere)  # ended, but cut short
+    everywhere, nowhere = torch.ones(1, 2, dtype=torch.bool), torch.zeros(1, 2, dtype=torch.bool)
+    window.record(torch.ones(1, 2), everywhere, nowhere)  # ended, but cut short
     mean_return, mean_length, count, _ = window.means()
     assert mean_return.isnan() and mean_length.isnan() and count == 0
-    window.record(torch.ones(2), everywhere, everywhere)  # the next episode began at zero
+    window.record(torch.ones(1, 2), everywhere, everywhere)  # the next episode began at zero
     assert [value.item() for value in window.means()[:3]] == [1.0, 1.0, 2.0]
 
 
 def test_a_few_absurd_episodes_do_not_move_the_trimmed_mean():
     window = EpisodeWindow(100, 100, CPU)
-    everywhere = torch.ones(100, dtype=torch.bool)
-    reward = torch.arange(100.0)
+    everywhere = torch.ones(1, 100, dtype=torch.bool)
+    reward = torch.arange(100.0)[None]
     window.record(reward, everywhere, everywhere)
     assert window.means()[3] == 49.5
-    absurd = torch.cat([torch.tensor([1e30, 1e30, torch.inf]), reward[3:]])
+    absurd = torch.cat([torch.tensor([[1e30, 1e30, torch.inf]]), reward[:, 3:]], dim=1)
     window.record(absurd, everywhere, everywhere)
     assert window.means()[0] == torch.inf and 49.5 < window.means()[3] < 53.0
     window.record(reward + 10.0, everywhere, everywhere)  # all of them: that is the policy
@@ -94,10 +100,10 @@ def test_the_window_continues_from_its_state():
     random = torch.Generator().manual_seed(0)
     windows = [EpisodeWindow(6, 4, CPU), EpisodeWindow(6, 4, CPU)]
     for step in range(30):
-        reward = torch.randn(6, generator=random)
-        done = torch.rand(6, generator=random) < 0.3
+        reward = torch.randn(1, 6, generator=random)
+        done = torch.rand(1, 6, generator=random) < 0.3
         for window in windows[: 1 if step < 15 else 2]:
-            window.record(reward, done, torch.ones(6, dtype=torch.bool))
+            window.record(reward, done, torch.ones(1, 6, dtype=torch.bool))
         if step == 14:
             windows[1].load_state_dict(windows[0].state_dict())
     assert torch.equal(windows[0].ring[:, :-1], windows[1].ring[:, :-1])
@@ -137,6 +143,13 @@ def make_step(
     )
 
 
+def record(metrics: Metrics, *steps: Step) -> None:
+    metrics.begin_rollout()
+    for step in steps:
+        metrics.record_step(step)
+    metrics.end_rollout()
+
+
 def flush(metrics: Metrics, **extra: Tensor) -> dict[str, Any]:
     [(host, row)] = metrics.flush({"iteration": 7}, extra)
     assert host == {"iteration": 7}
@@ -147,19 +160,20 @@ def test_a_tasks_numbers_are_means_over_the_worlds_that_tell_something():
     metrics = Metrics(4, CPU)
     nan = torch.nan
     level, success = torch.tensor([0.0, 1.0, 2.0, 5.0]), torch.tensor([nan, 1.0, nan, nan])
-    metrics.record_step(make_step(4, 1.0, stats={"level": level, "success": success}))
-    metrics.record_step(make_step(4, 1.0, stats={"level": level, "success": torch.tensor([0.0, nan, nan, 0.0])}))
+    later = torch.tensor([0.0, nan, nan, 0.0])
+    steps = (make_step(4, 1.0, stats={"level": level, "success": numbers}) for numbers in (success, later))
+    record(metrics, *steps)
     row = flush(metrics)
     assert row["task/level"] == 2.0 and row["task/success"] == pytest.approx(1.0 / 3.0)
-    metrics.record_step(make_step(4, 1.0, stats={"level": level, "success": torch.full((4,), nan)}))
+    record(metrics, make_step(4, 1.0, stats={"level": level, "success": torch.full((4,), nan)}))
     row = flush(metrics)
     assert row["task/level"] == 2.0 and row["task/success"] is None
 
 
 def test_a_row_has_sums_of_its_interval_means_of_terms_and_the_window():
     metrics = Metrics(4, CPU)
-    metrics.record_step(make_step(4, 1.0))
-    metrics.record_step(make_step(4, 3.0, done=2, diverged=1))  # env 0 ended because it diverged
+    # env 0 ended because it diverged
+    record(metrics, make_step(4, 1.0), make_step(4, 3.0, done=2, diverged=1))
     metrics.record_update({"loss/value": torch.tensor(0.5)})
     row = flush(metrics, extra=torch.tensor(9.0))
     assert row == {
@@ -178,7 +192,7 @@ def test_a_row_has_sums_of_its_interval_means_of_terms_and_the_window():
     }
     assert all(isinstance(value, float) for name, value in row.items() if name != "episode/trimmed_return")
 
-    metrics.record_step(make_step(4, 8.0))
+    record(metrics, make_step(4, 8.0))
     metrics.record_update({"loss/value": torch.tensor(0.25)})
     row = flush(metrics)  # the sums began again, the window goes on
     assert (row["sim/diverged"], row["episode/ended"], row["reward/speed"]) == (0.0, 0.0, 6.0)
@@ -187,7 +201,7 @@ def test_a_row_has_sums_of_its_interval_means_of_terms_and_the_window():
 
 def test_before_the_first_whole_episode_return_and_length_are_none():
     metrics = Metrics(4, CPU)
-    metrics.record_step(make_step(4, 1.0, done=2, incomplete=2))
+    record(metrics, make_step(4, 1.0, done=2, incomplete=2))
     row = flush(metrics)
     assert row["episode/return"] is None and row["episode/length"] is None and row["episode/count"] == 0.0
 
@@ -195,11 +209,11 @@ def test_before_the_first_whole_episode_return_and_length_are_none():
 def test_recording_never_waits_for_the_device():
     metrics = Metrics(4, CPU)
     stats = {"loss/value": torch.tensor(0.5), "check/obs": torch.tensor(0.0)}
-    metrics.record_step(make_step(4, 1.0, done=1))
+    record(metrics, make_step(4, 1.0, done=1))
     metrics.record_update(stats)
     step = make_step(4, 1.0, done=1)
     with SyncCounter() as syncs:
-        metrics.record_step(step)
+        record(metrics, step)
         metrics.record_update(stats)
     assert syncs.total == 0, syncs.locations
 
@@ -209,13 +223,22 @@ def test_an_unfinished_interval_survives_a_checkpoint():
     before = [make_step(4, 1.0), make_step(4, 2.0, done=3, diverged=1)]
     after = [make_step(4, 5.0, done=4), make_step(4, 0.5)]
     for step in before:
-        whole.record_step(step)
-        stopped.record_step(step)
+        record(whole, step)
+        record(stopped, step)
     resumed.load_state_dict(stopped.state_dict())
     for step in after:
-        whole.record_step(step)
-        resumed.record_step(step)
+        record(whole, step)
+        record(resumed, step)
     assert flush(resumed) == flush(whole)
+
+
+def test_a_rollout_that_was_broken_off_is_forgotten():
+    metrics = Metrics(4, CPU)
+    metrics.begin_rollout()
+    metrics.record_step(make_step(4, 100.0, done=4))
+    record(metrics, make_step(4, 1.0))
+    row = flush(metrics)
+    assert (row["reward/speed"], row["episode/ended"]) == (0.75, 0.0)
 
 
 def test_a_row_on_its_way_is_waited_for_once():
@@ -237,9 +260,9 @@ def test_a_row_on_its_way_is_waited_for_once():
 
 def test_the_state_is_a_snapshot():
     metrics = Metrics(4, CPU)
-    metrics.record_step(make_step(4, 1.0))
+    record(metrics, make_step(4, 1.0))
     state = metrics.state_dict()
-    metrics.record_step(make_step(4, 1.0, done=4))
+    record(metrics, make_step(4, 1.0, done=4))
     fresh = Metrics(4, CPU)
     fresh.load_state_dict(state)
     assert fresh.episodes.episode_length.tolist() == [1.0] * 4
