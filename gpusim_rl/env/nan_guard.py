@@ -43,40 +43,43 @@ class NanGuard:
             (name, key) for name, found in self._articulations.items() for key in _state_keys(sim.scene, found)
         ]
         width = sum(part.shape[1] for part in self._parts())
-        self._before = torch.zeros(sim.num_envs, width, device=sim.device)
-        self._row = torch.zeros(1, width + num_actions, device=sim.device)
-        # env, control step, and whether apply_action gave it a bad control or force
-        self._origin = torch.full((3,), -1, dtype=torch.int64, device=sim.device)
-        self._diverged = torch.zeros(sim.num_envs, dtype=torch.bool, device=sim.device)  # at any time
+        # Of all envs, from the newest step until one diverges: that step's from then on. State and action lie together.
+        self._before = torch.zeros(sim.num_envs, width + num_actions, device=sim.device)
+        self._progress = torch.zeros(sim.num_envs, dtype=torch.int64, device=sim.device)
+        self._bad_input, self._diverged, self._diverged_ever = (
+            torch.zeros(sim.num_envs, dtype=torch.bool, device=sim.device) for _ in range(3)
+        )
         self._found = torch.zeros((), dtype=torch.bool, device=sim.device)
 
-    def before_step(self) -> None:
-        """Copies the states of all envs, before the physics changes them."""
-        torch.cat(self._parts(), dim=1, out=self._before)
+    def before_step(self, action: Float[Tensor, "envs actions"]) -> None:
+        """Keeps the states and actions of all envs, before the physics changes them, unless an env diverged before.
+
+        Args:
+            action: Actions of this step, shape [num_envs, num_actions].
+        """
+        self._keep(torch.cat([*self._parts(), action], dim=1), self._before)
 
     def after_step(
         self,
         diverged: Bool[Tensor, " envs"],
-        action: Float[Tensor, "envs actions"],
         progress: Int[Tensor, " envs"],
         bad_input: Bool[Tensor, " envs"],
     ) -> None:
-        """Keeps the state and action of the first diverged env, unless one was kept before.
+        """Keeps what belongs to the states of `before_step`.
 
         Args:
             diverged: Envs that diverged in this step, shape [num_envs].
-            action: Actions of this step, shape [num_envs, num_actions].
             progress: Control steps since the start of each episode, this one included, shape [num_envs].
             bad_input: Envs with a control or a force that is not finite, shape [num_envs].
         """
-        self._diverged |= diverged
-        env_id = diverged.int().argmax()[None]
-        row = torch.cat([self._before.index_select(0, env_id), action.index_select(0, env_id)], dim=1)
-        origin = torch.cat([env_id, progress.index_select(0, env_id), bad_input.index_select(0, env_id).long()])
-        new = diverged.any() & ~self._found
-        self._row.copy_(torch.where(new, row, self._row))
-        self._origin.copy_(torch.where(new, origin, self._origin))
-        self._found.logical_or_(new)
+        self._keep(diverged, self._diverged)
+        self._keep(progress, self._progress)
+        self._keep(bad_input, self._bad_input)
+        self._diverged_ever |= diverged
+        torch.any(self._diverged_ever, dim=0, out=self._found)
+
+    def _keep(self, new: Tensor, kept: Tensor) -> None:
+        torch.where(self._found, kept, new, out=kept)
 
     def read(self) -> dict[str, Any] | None:
         """Returns what is kept, or None if no env diverged; waits for the device.
@@ -88,22 +91,22 @@ class NanGuard:
         """
         if not self._found:
             return None
-        before, action = self._row[0].cpu().tensor_split([self._before.shape[1]])
+        env_id = int(self._diverged.int().argmax())
+        widths = [part.shape[1] for part in self._parts()]
+        *values, action = self._before[env_id].cpu().split([*widths, self._before.shape[1] - sum(widths)])
         state: EnvState = {name: {} for name in self._articulations}
-        values = before.split([part.shape[1] for part in self._parts()])
         for (name, key), value in zip(self._fields, values, strict=True):
             state[name][key] = value.clone()
         for of_articulation in state.values():
             local = of_articulation.pop("root_ang_vel_local", None)
             if local is not None:
                 of_articulation["root_ang_vel"] = quat_rotate(of_articulation["root_quat"][None], local[None])[0]
-        env_id, episode_step, bad_input = self._origin.tolist()
-        cause = "apply_action" if bad_input else "physics"
+        cause = "apply_action" if self._bad_input[env_id] else "physics"
         return {
             "env": env_id,
-            "episode_step": episode_step,
+            "episode_step": int(self._progress[env_id]),
             "cause": cause if action.isfinite().all() else "action",
-            "diverged_envs": int(self._diverged.sum()),
+            "diverged_envs": int(self._diverged_ever.sum()),
             "state": state,
             "action": action.clone(),
         }

@@ -207,7 +207,7 @@ class VecEnv:
             raise TaskError(f"{self.name}.apply_action(): a control or a force is not finite ({where})")
         if randomizer is not None:
             randomizer.before_physics()
-        self.nan_guard.before_step()
+        self.nan_guard.before_step(torch.where(bad_action[:, None], action, applied))
         sim.step(self.cfg.decimation)
         if randomizer is not None:
             randomizer.after_physics()
@@ -219,16 +219,15 @@ class VecEnv:
         self._check_mask("terminated", terminated)
         # A diverged env is masked out: all that the task computed from its state is replaced, and the env is reset.
         # A bad action counts as a divergence: what simulators make of it differs.
-        applied = torch.where(bad_action[:, None], action, applied)
-        bad_action = bad_action | bad_input
+        bad_action |= bad_input
         diverged = sim.diverged | bad_action
-        self.nan_guard.after_step(diverged, applied, self.progress, bad_input)
-        sound = ~diverged
-        values = torch.stack(list(terms.values())).masked_fill(diverged, 0.0)
+        self.nan_guard.after_step(diverged, self.progress, bad_input)
+        values = torch.stack(list(terms.values())).masked_fill_(diverged, 0.0)
         terms = dict(zip(terms, values.unbind(), strict=True))
-        terminated = terminated & sound
-        truncated = (self.progress >= self.max_episode_length) & ~terminated & sound
-        done = terminated | truncated | diverged
+        terminated = terminated > diverged  # of masks: and not
+        ended = terminated | diverged
+        truncated = (self.progress >= self.max_episode_length).masked_fill_(ended, False)
+        done = ended | truncated
         incomplete = (self.staggered & truncated) | diverged
         task.advance(done)
         stats = {name: value.masked_fill(diverged, torch.nan) for name, value in task.stats().items()}
@@ -238,7 +237,7 @@ class VecEnv:
             self._check_finite("observe", final_obs)
 
         self._reset(done)
-        self.staggered &= ~done
+        self.staggered.masked_fill_(done, False)
         self._obs = self._observe()
         if self._check:
             self._check_finite("observe", self._obs)

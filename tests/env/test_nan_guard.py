@@ -82,13 +82,12 @@ def test_the_guard_neither_waits_nor_allocates_memory():
     diverged = torch.arange(5) == 2
     none = torch.zeros(5, dtype=torch.bool)
     action = torch.rand(5, 8)
-    guard.before_step()
+    guard.before_step(action)
     kept = [value.data_ptr() for value in vars(guard).values() if isinstance(value, torch.Tensor)]
     with SyncCounter() as syncs:
-        guard.before_step()
-        guard.after_step(none, action, env.progress, none)
-        guard.after_step(diverged, action, env.progress, none)
-        guard.after_step(~diverged, action, env.progress, none)
+        for failed in (none, diverged, ~diverged):
+            guard.before_step(action)
+            guard.after_step(failed, env.progress, none)
     assert syncs.total == 0, syncs.locations
     assert kept == [value.data_ptr() for value in vars(guard).values() if isinstance(value, torch.Tensor)]
     first = guard.read()
