@@ -26,11 +26,20 @@ def _shift_right(x: Tensor, bits: int) -> Tensor:
 
 
 def _mix(x: Tensor) -> Tensor:
-    """Hashes int64 in place, by SplitMix64's finaliser (Steele, Lea and Flood 2014, doi 10.1145/2660193.2660195)."""
+    """Hashes int64 in place, by SplitMix64's finaliser (Steele, Lea and Flood 2014, doi 10.1145/2660193.2660195).
+
+    Its last step is left out: it changes the low 33 bits only.
+    """
     x ^= _shift_right(x, 30)
     x *= _MIX_1
     x ^= _shift_right(x, 27)
     x *= _MIX_2
+    return x
+
+
+def _mix_all(x: Tensor) -> Tensor:
+    """The whole finaliser."""
+    x = _mix(x)
     x ^= _shift_right(x, 31)
     return x
 
@@ -38,9 +47,9 @@ def _mix(x: Tensor) -> Tensor:
 class EnvRandom:
     """Random numbers with one independent stream per env.
 
-    Each number is a hash of (seed, env, counter). This has four effects. A seed gives the same numbers on every device.
-    The stream of an env does not depend on the number of envs. A captured CUDA graph draws the same numbers as eager
-    code, because the counter is a device tensor. A checkpoint needs only the keys and the counter.
+    Each number is a hash of (seed, env, how many the env has drawn before). This has four effects. A seed gives the
+    same numbers on every device. The stream of an env does not depend on the number of envs. A captured CUDA graph
+    draws the same numbers as eager code, because the state is a device tensor. A checkpoint needs only the state.
 
     Args:
         num_envs: Number of envs N.
@@ -51,21 +60,26 @@ class EnvRandom:
     def __init__(self, num_envs: int, device: torch.device, seed: int = 0) -> None:
         self.num_envs = num_envs
         self.device = device
-        self._counter = torch.zeros((), dtype=torch.int64, device=device)
-        self._key = torch.empty(num_envs, dtype=torch.int64, device=device)
+        self._state = torch.empty(num_envs, dtype=torch.int64, device=device)
+        self._steps = self._multiples(256)
         self.seed(seed)
+
+    def _multiples(self, count: int) -> Int[Tensor, " count"]:
+        return torch.arange(1, count + 1, dtype=torch.int64, device=self.device).mul_(_GOLDEN)
 
     def seed(self, seed: int) -> None:
         """Restarts the streams from a seed."""
-        self._counter.zero_()
-        env_ids = torch.arange(1, self.num_envs + 1, dtype=torch.int64, device=self.device)
-        stream = _mix(torch.full_like(env_ids, _signed(seed % (1 << 64))).mul_(_GOLDEN))
-        self._key.copy_(_mix(env_ids.mul_(_GOLDEN).add_(stream)))
+        env_ids = self._multiples(self.num_envs)
+        stream = _mix_all(torch.full_like(env_ids, _signed(seed % (1 << 64))).mul_(_GOLDEN))
+        self._state.copy_(_mix_all(env_ids.add_(stream)))
 
     def _bits(self, count: int) -> Int[Tensor, "envs count"]:
-        steps = torch.arange(1, count + 1, dtype=torch.int64, device=self.device) + self._counter
-        self._counter += count
-        return _mix(self._key[:, None] + steps * _GOLDEN)
+        """The 31 highest bits are random."""
+        if count > len(self._steps):
+            self._steps = self._multiples(count)
+        bits = _mix(self._state[:, None] + self._steps[:count])
+        self._state += _signed(count * _GOLDEN % (1 << 64))
+        return bits
 
     def uniform(self, low: float | Tensor = 0.0, high: float | Tensor = 1.0, *shape: int) -> Float[Tensor, "envs ..."]:
         """Draws uniform numbers in [low, high), shape [N, *shape]; bounds may be tensors that broadcast to it.
@@ -73,15 +87,18 @@ class EnvRandom:
         Bounds other than 0 and 1 need scaling, which rounds: about one in 2^24 numbers can be `high` itself.
         """
         # 24 bits: every value is exact in float32, and 1.0 is never reached
-        unit = _shift_right(self._bits(math.prod(shape)), 40).to(torch.float32).mul_(2.0**-24)
-        return unit.view(self.num_envs, *shape) * (high - low) + low
+        bits = _shift_right(self._bits(math.prod(shape)), 40).view(self.num_envs, *shape)
+        if isinstance(low, Tensor) or isinstance(high, Tensor):
+            return (bits * 2.0**-24).mul(high - low).add_(low)
+        unit = bits * (2.0**-24 * (high - low))  # the same number, as a power of two does not round
+        return unit.add_(low) if low != 0.0 else unit
 
     def normal(self, mean: float | Tensor = 0.0, std: float | Tensor = 1.0, *shape: int) -> Float[Tensor, "envs ..."]:
         """Draws normal numbers, shape [N, *shape] (Box and Muller's method)."""
         count = math.prod(shape)
         u = self.uniform(0.0, 1.0, 2, count)
-        radius = torch.sqrt(-2.0 * torch.log1p(-u[:, 0]))
-        unit = radius * torch.cos(2.0 * math.pi * u[:, 1])
+        radius = torch.log1p(-u[:, 0]).mul_(-2.0).sqrt_()
+        unit = torch.cos(2.0 * math.pi * u[:, 1]).mul_(radius)
         return unit.view(self.num_envs, *shape) * std + mean
 
     def integers(self, low: int, high: int, *shape: int) -> Int[Tensor, "envs ..."]:
@@ -91,10 +108,10 @@ class EnvRandom:
         return (_shift_right(self._bits(math.prod(shape)), 33) % span + low).view(self.num_envs, *shape)
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns counter and keys."""
-        return {"counter": self._counter.clone(), "key": self._key.clone()}
+        """Returns the state of each stream."""
+        return {"key": self._state.clone()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continues the streams where `state_dict` was called."""
-        self._counter.copy_(state["counter"])
-        self._key.copy_(state["key"])
+        # older checkpoints count the numbers apart
+        self._state.copy_(state["key"] + state.get("counter", 0) * _GOLDEN)

@@ -172,6 +172,7 @@ def test_known_numbers() -> None:
     random = make(5, seed)
     assert random.uniform(0.0, 1.0, 2).tolist() == [row[:2] for row in expected]
     assert random.uniform(0.0, 1.0, 1).tolist() == [row[2:] for row in expected]
+    assert torch.equal(make(5, seed).uniform(0.0, 1.0, 999)[:, :100], make(5, seed).uniform(0.0, 1.0, 100))
 
 
 def test_bounds_and_shapes() -> None:
@@ -215,13 +216,21 @@ def test_state_dict_continues_the_streams() -> None:
     assert torch.equal(again.normal(0.0, 1.0, 3), expected[0])
 
 
+def test_a_state_of_an_older_version_continues_the_streams() -> None:
+    one, other = make(seed=5), make(seed=6)
+    older = {"key": one.state_dict()["key"], "counter": torch.tensor(11)}  # which counted the numbers apart
+    one.uniform(0.0, 1.0, 11)
+    other.load_state_dict(older)
+    assert torch.equal(other.uniform(0.0, 1.0, 3), one.uniform(0.0, 1.0, 3))
+
+
 def test_no_hidden_state_and_fixed_memory() -> None:
     torch.manual_seed(0)
     a = make().uniform(0.0, 1.0, 3)
     torch.manual_seed(1)
     random = make()
-    counter, key = random._counter.data_ptr(), random._key.data_ptr()
+    places = random._state.data_ptr(), random._steps.data_ptr()
     assert torch.equal(random.uniform(0.0, 1.0, 3), a)
     random.seed(9)
     random.normal()
-    assert (random._counter.data_ptr(), random._key.data_ptr()) == (counter, key)
+    assert (random._state.data_ptr(), random._steps.data_ptr()) == places

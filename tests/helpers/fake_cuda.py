@@ -346,7 +346,7 @@ class Iteration:
 
 
 def iterate(trainer: Trainer, steps: int = 2) -> Iteration:
-    """Runs control steps and an update. Faults are those of all, kernels those of the last step and of what runs once."""
+    """Runs control steps and an update. Kernels are those of the last step and of `ONCE`, faults those of all."""
     algorithm, pause, done = trainer.algorithm, trainer._pause, 0
     _make_optimizer_state(algorithm)
     counter = Placement()
