@@ -13,10 +13,12 @@ from gpusim_rl.sim.dynamics import operational_space_torque, solve_positive_defi
 from gpusim_rl.sim.quaternion import (
     euler_xyz,
     quat_conjugate,
+    quat_difference,
     quat_from_axis_angle,
     quat_multiply,
     quat_rotate,
     quat_rotate_inverse,
+    quat_yaw,
 )
 
 __all__ = [
@@ -24,11 +26,13 @@ __all__ = [
     "operational_space_torque",
     "quat_angle",
     "quat_conjugate",
+    "quat_difference",
     "quat_from_axis_angle",
     "quat_from_uniform",
     "quat_multiply",
     "quat_rotate",
     "quat_rotate_inverse",
+    "quat_yaw",
     "scale",
     "solve_positive_definite",
     "tolerance",
@@ -48,19 +52,19 @@ def unscale(
     value: Float[Tensor, "*batch"], low: Float[Tensor, "..."], high: Float[Tensor, "..."]
 ) -> Float[Tensor, "*batch"]:
     """Maps [low, high] to [-1, 1], for example joint positions by their limits."""
-    return (2.0 * value - high - low) / (high - low)
+    return torch.sub(high + low, value, alpha=2.0) / (low - high)
 
 
 def scale(
     value: Float[Tensor, "*batch"], low: Float[Tensor, "..."], high: Float[Tensor, "..."]
 ) -> Float[Tensor, "*batch"]:
     """Maps [-1, 1] to [low, high], for example actions to position targets; the inverse of `unscale`."""
-    return 0.5 * (value * (high - low) + high + low)
+    return torch.lerp(low, high, 0.5 * value + 0.5)
 
 
 def quat_angle(a: Float[Tensor, "*batch 4"], b: Float[Tensor, "*batch 4"]) -> Float[Tensor, "*batch"]:
     """Returns the angle of the rotation between two orientations, in [0, pi] [rad]; accurate near 0 too."""
-    between = quat_multiply(a, quat_conjugate(b))
+    between = quat_difference(a, b)
     # q and -q are the same rotation; abs() takes the smaller of their two angles
     return 2.0 * torch.atan2(torch.linalg.vector_norm(between[..., 1:], dim=-1), between[..., 0].abs())
 
@@ -71,8 +75,9 @@ def quat_from_uniform(u: Float[Tensor, "*batch 3"]) -> Float[Tensor, "*batch 4"]
     Source: Shoemake 1992, Uniform random rotations, in Graphics Gems III.
     """
     length, angle = torch.stack([u[..., 0], 1.0 - u[..., 0]], dim=-1).sqrt(), 2.0 * math.pi * u[..., 1:]
-    w, x, y, z = torch.stack([length * angle.cos(), length * angle.sin()], dim=-1).flatten(-2).unbind(-1)
-    return torch.stack([w.abs(), x, y, z], dim=-1)
+    quat = (length[..., None] * torch.stack([angle.cos(), angle.sin()], dim=-1)).flatten(-2)
+    quat[..., 0].abs_()
+    return quat
 
 
 def tolerance(

@@ -8,13 +8,13 @@ from torch import Tensor
 
 
 def quat_rotate(quat: Float[Tensor, "*#batch 4"], vec: Float[Tensor, "*#batch 3"]) -> Float[Tensor, "*#batch 3"]:
-    """Rotates vectors by unit quaternions: v' = v + 2 w (u x v) + 2 u x (u x v), with q = (w, u).
+    """Rotates vectors by unit quaternions: v' = v + 2 u x (u x v + w v), with q = (w, u).
 
     Leading dimensions broadcast, given as many of them.
     """
     w, u = quat[..., :1], quat[..., 1:]
-    t = 2.0 * torch.linalg.cross(u, vec)
-    return vec + w * t + torch.linalg.cross(u, t)
+    t = torch.addcmul(torch.linalg.cross(u, vec), w, vec)
+    return torch.add(vec, torch.linalg.cross(u, t), alpha=2.0)
 
 
 def quat_rotate_inverse(
@@ -22,16 +22,26 @@ def quat_rotate_inverse(
 ) -> Float[Tensor, "*#batch 3"]:
     """Rotates vectors by the inverse of unit quaternions: world frame to body frame; broadcasts as `quat_rotate`."""
     w, u = quat[..., :1], quat[..., 1:]
-    t = 2.0 * torch.linalg.cross(u, vec)
-    return vec - w * t + torch.linalg.cross(u, t)
+    t = torch.addcmul(torch.linalg.cross(u, vec), w, vec, value=-1.0)
+    return torch.add(vec, torch.linalg.cross(u, t), alpha=2.0)
 
 
 def quat_multiply(a: Float[Tensor, "*batch 4"], b: Float[Tensor, "*batch 4"]) -> Float[Tensor, "*batch 4"]:
     """Hamilton product a b: the rotation b, then a."""
     aw, au = a[..., :1], a[..., 1:]
     bw, bu = b[..., :1], b[..., 1:]
-    w = aw * bw - (au * bu).sum(-1, keepdim=True)
-    return torch.cat([w, aw * bu + bw * au + torch.linalg.cross(au, bu)], dim=-1)
+    product = a * b
+    w = product[..., :1] - product[..., 1:].sum(-1, keepdim=True)
+    u = torch.linalg.cross(au, bu).addcmul_(aw, bu).addcmul_(bw, au)
+    return torch.cat([w, u], dim=-1)
+
+
+def quat_difference(a: Float[Tensor, "*batch 4"], b: Float[Tensor, "*batch 4"]) -> Float[Tensor, "*batch 4"]:
+    """The rotation from b to a, in the world frame: a times the inverse of b, for unit quaternions."""
+    aw, au = a[..., :1], a[..., 1:]
+    bw, bu = b[..., :1], b[..., 1:]
+    u = torch.linalg.cross(bu, au).addcmul_(bw, au).addcmul_(aw, bu, value=-1.0)
+    return torch.cat([(a * b).sum(-1, keepdim=True), u], dim=-1)
 
 
 def quat_conjugate(quat: Float[Tensor, "*batch 4"]) -> Float[Tensor, "*batch 4"]:
@@ -51,7 +61,12 @@ def euler_xyz(quat: Float[Tensor, "*batch 4"]) -> tuple[Tensor, Tensor, Tensor]:
     Pitch saturates at +-pi/2, where roll and yaw are not unique (gimbal lock).
     """
     w, x, y, z = quat.unbind(-1)
-    roll = torch.atan2(2 * (w * x + y * z), 1 - 2 * (x * x + y * y))
-    pitch = torch.asin((2 * (w * y - z * x)).clamp(-1.0, 1.0))
-    yaw = torch.atan2(2 * (w * z + x * y), 1 - 2 * (y * y + z * z))
-    return roll, pitch, yaw
+    roll = torch.atan2(torch.addcmul(w * x, y, z), 0.5 - torch.addcmul(x * x, y, y))
+    pitch = torch.asin(torch.addcmul(w * y, z, x, value=-1.0).mul_(2.0).clamp_(-1.0, 1.0))
+    return roll, pitch, quat_yaw(quat)
+
+
+def quat_yaw(quat: Float[Tensor, "*batch 4"]) -> Float[Tensor, "*batch"]:
+    """Yaw of `euler_xyz` [rad]: the angle between the world's x axis and the rotated one, seen from above."""
+    w, x, y, z = quat.unbind(-1)
+    return torch.atan2(torch.addcmul(w * z, x, y), 0.5 - torch.addcmul(y * y, z, z))

@@ -13,10 +13,12 @@ from torch import Tensor
 from gpusim_rl.sim.quaternion import (
     euler_xyz,
     quat_conjugate,
+    quat_difference,
     quat_from_axis_angle,
     quat_multiply,
     quat_rotate,
     quat_rotate_inverse,
+    quat_yaw,
 )
 
 relaxed = settings(deadline=None)  # the first call compiles and imports
@@ -79,6 +81,13 @@ def test_product_is_the_product_of_matrices(a, b):
 
 
 @relaxed
+@given(rotations(), rotations())
+def test_difference_is_the_product_with_the_inverse(a, b):
+    close(quat_difference(a, b), quat_multiply(a, quat_conjugate(b)), atol=1e-6)
+    close(quat_difference(a, a), torch.tensor([1.0, 0.0, 0.0, 0.0]), atol=1e-6)
+
+
+@relaxed
 @given(rotations())
 def test_conjugate_is_the_inverse(quat):
     close(quat_multiply(quat, quat_conjugate(quat)), torch.tensor([1.0, 0.0, 0.0, 0.0]), atol=1e-5)
@@ -102,6 +111,7 @@ def test_euler_angles_are_extrinsic_about_x_then_y_then_z(roll, pitch, yaw):
     quat = quat_multiply(about_z, quat_multiply(about_y, about_x))
     expected = rodrigues(axes[2], yaw) @ rodrigues(axes[1], pitch) @ rodrigues(axes[0], roll)
     close(matrix(quat / quat.norm()), expected, atol=1e-5)
+    assert torch.equal(quat_yaw(quat), euler_xyz(quat)[2])
     # the angles themselves, up to whole turns
     for actual, wanted in zip(euler_xyz(quat), (roll, pitch, yaw), strict=True):
         difference = actual.item() - wanted
@@ -126,4 +136,5 @@ def test_all_functions_work_on_batches():
             close(quat_rotate(quat, vec)[i, j], quat_rotate(q, v))
             close(quat_rotate_inverse(quat, vec)[i, j], quat_rotate_inverse(q, v))
             close(quat_multiply(quat, other)[i, j], quat_multiply(q, o))
+            close(quat_difference(quat, other)[i, j], quat_difference(q, o))
             close(torch.stack(euler_xyz(quat))[:, i, j], torch.stack(euler_xyz(q)))
