@@ -300,7 +300,7 @@ class MujocoArticulation(ArticulationLayout):
             (self.joint_vel, joint_vel),
         ):
             if value is not None:
-                target.copy_(torch.where(mask, value, target))
+                torch.where(mask, value, target, out=target)
         self._sim.wrote_state(where)
 
 
@@ -363,27 +363,29 @@ class MujocoContacts:
                 sensor = model.sensor(name).id
                 first = model.sensor_adr[sensor]
                 columns += range(first, first + model.sensor_dim[sensor])
-        self._columns = torch.tensor(columns, device=sim.device)
-        self._num_bodies = len(bodies)
+        self._columns = torch.tensor(columns, device=sim.device).view(len(bodies), -1)
+        self._force_columns = self._columns[:, :3].flatten()
 
-    def _read(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Contact force, torque about the body's origin, and orientation, of one physics step."""
-        data = self._sim.sensordata.index_select(1, self._columns)
-        data = data.unflatten(1, (self._num_bodies, -1))
-        force, torque, contact_pos, body_pos, quat = data.split([3, 3, 3, 3, 4], dim=-1)
+    def _read(self) -> tuple[Tensor, Tensor]:
+        """Contact wrench about the body's origin, shape [envs, bodies, 2, 3], and orientation, of one physics step."""
+        data = self._sim.sensordata.index_select(1, self._columns.view(-1)).unflatten(1, self._columns.shape)
+        wrench, contact_pos, body_pos, quat = data.split([6, 3, 3, 4], dim=-1)
+        wrench = wrench.unflatten(-1, (2, 3))
+        force, torque = wrench.unbind(dim=-2)
         # The sensor reports what the body does to the things it touches, with the torque about the
         # force-weighted mean of the contact points; without contact both are zero.
-        return -force, torch.linalg.cross(body_pos - contact_pos, force) - torque, quat
+        torque += torch.linalg.cross(contact_pos - body_pos, force)
+        return wrench.neg_(), quat
 
     @property
     def force(self) -> Float[Tensor, "envs bodies 3"]:
-        return self._read()[0]
+        force = self._sim.sensordata.index_select(1, self._force_columns).unflatten(1, (-1, 3))
+        return force.neg_()
 
     @property
     def torque(self) -> Float[Tensor, "envs bodies 3"]:
-        return self._read()[1]
+        return self._read()[0][..., 1, :]
 
     def in_body_frame(self) -> Float[Tensor, "envs bodies 6"]:
-        force, torque, quat = self._read()
-        wrench = torch.stack([force, torque], dim=-2)
+        wrench, quat = self._read()
         return quat_rotate_inverse(quat[..., None, :], wrench).flatten(-2)

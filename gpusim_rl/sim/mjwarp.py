@@ -212,7 +212,8 @@ class MjwarpSim:
         self._used.add(field)
 
     def wrote_state(self, where: Bool[Tensor, " envs"]) -> None:
-        self._written |= where
+        if self._written_on_host is not None:  # else `refresh` does not ask
+            self._written |= where
 
     @property
     def diverged(self) -> Bool[Tensor, " envs"]:
@@ -229,9 +230,9 @@ class MjwarpSim:
     def step(self, substeps: int) -> None:
         self._derive_constants()
         self._graphs.run(("step", substeps, self._derives), lambda: self._step(substeps))
-        self._written.zero_()
+        self._followed()
         # amax hands NaN on, and a comparison with NaN is false
-        fastest = torch.maximum(self.qpos.abs().amax(dim=1), self.qvel.abs().amax(dim=1))
+        fastest = torch.cat([self.qpos, self.qvel], dim=1).abs_().amax(dim=1)
         torch.logical_not(fastest < MAX_STATE, out=self._diverged)
 
     def _step(self, substeps: int) -> None:
@@ -249,7 +250,7 @@ class MjwarpSim:
     def reset(self, where: Bool[Tensor, " envs"]) -> None:
         self._reset_mask.copy_(where)
         self._graphs.run("reset", self._reset)
-        self._written |= where
+        self.wrote_state(where)
 
     def _reset(self) -> None:
         mjw.reset_data(self._model, self._data, self._reset_where)
@@ -261,7 +262,11 @@ class MjwarpSim:
         if self._written_on_host is not None and not self._written_on_host.any():
             return  # a shortcut for the CPU only, where a mask is read at no cost
         self._graphs.run("follow", self._follow)
-        self._written.zero_()
+        self._followed()
+
+    def _followed(self) -> None:
+        if self._written_on_host is not None:
+            self._written.zero_()
 
     def scene_qpos(self) -> Float[Tensor, "envs nq"]:
         return self.qpos
