@@ -8,6 +8,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from gpusim_rl.sim import Sim
+
 from .locomotion import Locomotion, LocomotionConfig
 
 
@@ -49,6 +51,10 @@ class Ant(Locomotion[AntConfig]):
     ROBOT = "ant"
     FEET = ("front_left_foot", "front_right_foot", "back_left_foot", "back_right_foot")
 
+    def __init__(self, cfg: AntConfig, sim: Sim) -> None:
+        super().__init__(cfg, sim)
+        self.near_high = self.joint_middle + 0.99 * self.joint_range  # rad
+
     def observe(self) -> Float[Tensor, "envs obs"]:
         return torch.cat(
             [
@@ -62,4 +68,4 @@ class Ant(Locomotion[AntConfig]):
         )
 
     def _at_limit(self) -> Float[Tensor, " envs"]:
-        return (self._scaled_joint_pos() > 0.99).sum(dim=1).float()
+        return (self.robot.joint_pos > self.near_high).sum(dim=1)

@@ -65,6 +65,8 @@ class Humanoid(Locomotion[HumanoidConfig]):
         super().__init__(cfg, sim)
         motor_torque = torch.as_tensor(sim.scene.model.actuator_gear[:, 0], dtype=torch.float32, device=self.device)
         self.effort_ratio = motor_torque / motor_torque.max()
+        self.near_limit = 0.98 * self.joint_range  # rad from the middle
+        self.limit_weight = self.effort_ratio / (self.joint_range - self.near_limit)  # 1/rad
         hips = [self.robot.joint_names.index(f"{side}_hip_x") for side in ("right", "left")]
         self.start_high[hips] = 0.0  # further inwards, the legs would penetrate each other
 
@@ -83,10 +85,9 @@ class Humanoid(Locomotion[HumanoidConfig]):
         )
 
     def _energy(self) -> Float[Tensor, " envs"]:
-        energy = (self.actions * self.robot.joint_vel * self.cfg.joint_vel_scale).abs()
-        return (energy * self.effort_ratio).sum(dim=1)
+        return (self.actions * self.robot.joint_vel * self.effort_ratio).abs().sum(dim=1)
 
     def _at_limit(self) -> Float[Tensor, " envs"]:
         # 0 up to 98 % of the way to a limit, then linear to 1 at the limit
-        near = ((self._scaled_joint_pos().abs() - 0.98) / 0.02).clamp(min=0.0)
-        return (near * self.effort_ratio).sum(dim=1)
+        near = ((self.robot.joint_pos - self.joint_middle).abs() - self.near_limit).clamp(min=0.0)
+        return (near * self.limit_weight).sum(dim=1)

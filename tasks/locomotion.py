@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from gpusim_rl.env import Task, TaskConfig
-from gpusim_rl.env.math import quat_rotate, quat_rotate_inverse, wrap_angle
+from gpusim_rl.env.math import quat_rotate, quat_rotate_inverse
 from gpusim_rl.paths import assets_dir
 from gpusim_rl.sim import Scene, Sim
 
@@ -71,47 +71,50 @@ class Locomotion(Task[Cfg]):
         self.start_high = self.joint_high.clone()  # rad; no joint starts beyond it
         self.potential = torch.zeros(self.num_envs, device=self.device)  # -distance to the target / dt [m/s]
         self.target = torch.tensor([TARGET_DISTANCE, 0.0], device=self.device)
-        self.x_axis = torch.tensor([[1.0, 0.0, 0.0]], device=self.device)
+        self.axes = torch.eye(3, device=self.device)[None]
 
     def reset(self, where: Bool[Tensor, " envs"]) -> None:
         num_joints = len(self.robot.joint_names)
         noise = self.random.uniform(-1.0, 1.0, 2, num_joints)
-        joint_pos = self.start_joint_pos + 0.2 * noise[:, 0]
+        joint_pos = torch.add(self.start_joint_pos, noise[:, 0], alpha=0.2)
         self.robot.set_state(
             where,
             joint_pos=joint_pos.clamp(self.joint_low, self.start_high),
             joint_vel=0.1 * noise[:, 1],
         )
-        self.potential.copy_(torch.where(where, self._potential(), self.potential))
+        _, distance = self._to_target()
+        torch.where(where, -1.0 / self.dt * distance, self.potential, out=self.potential)
 
     def apply_action(self, action: Float[Tensor, "envs actions"]) -> None:
         self.robot.actuate(action)
 
     def rewards(self) -> dict[str, Float[Tensor, " envs"]]:
         cfg = self.cfg
-        potential = self._potential()
+        to_target, distance = self._to_target()
+        forward, _, up = self._axes()
+        potential = -1.0 / self.dt * distance
         progress = potential - self.potential
         self.potential.copy_(potential)
+        heading = _dot(forward, to_target) / distance
         terms = {
             "progress": progress,
             "alive": torch.full_like(progress, cfg.alive_reward),
-            "up": cfg.up_weight * (self._up() > 0.93).float(),
-            "heading": cfg.heading_weight * (self._heading(self._forward()) / 0.8).clamp(max=1.0),
+            "up": cfg.up_weight * (up[:, 2] > 0.93),
+            "heading": cfg.heading_weight * (heading / 0.8).clamp(max=1.0),
             "action_cost": -cfg.action_cost * self.actions.square().sum(dim=1),
-            "energy_cost": -cfg.energy_cost * self._energy(),
+            "energy_cost": -cfg.energy_cost * cfg.joint_vel_scale * self._energy(),
             "joint_limit_cost": -cfg.joint_limit_cost * self._at_limit(),
         }
         fell = self.terminated()
-        terms = {name: term.masked_fill(fell, 0.0) for name, term in terms.items()}
-        terms["death"] = cfg.death_cost * fell.float()
-        return terms
+        standing = torch.stack(list(terms.values())).masked_fill(fell, 0.0)
+        return {**dict(zip(terms, standing, strict=True)), "death": cfg.death_cost * fell}
 
     def terminated(self) -> Bool[Tensor, " envs"]:
         return self.robot.root_pos[:, 2] < self.cfg.termination_height
 
     def _energy(self) -> Float[Tensor, " envs"]:
-        """|action x scaled joint velocity|, summed over the joints."""
-        return (self.actions * self.robot.joint_vel * self.cfg.joint_vel_scale).abs().sum(dim=1)
+        """|action x joint velocity|, summed over the joints."""
+        return (self.actions * self.robot.joint_vel).abs().sum(dim=1)
 
     @abstractmethod
     def _at_limit(self) -> Float[Tensor, " envs"]:
@@ -119,36 +122,39 @@ class Locomotion(Task[Cfg]):
 
     def _torso(self, ang_vel_scale: float = 1.0) -> list[Float[Tensor, "envs _"]]:
         """The first 12 numbers of the observation: height, velocities, angles, directions."""
-        robot, quat = self.robot, self.robot.root_quat
-        w, x, y, z = quat.unbind(dim=1)
-        up, forward = self._up(), self._forward()
-        # extrinsic angles about x and z, from the elements of the rotation matrix that the rewards need anyway
-        roll, yaw = torch.atan2(2.0 * (w * x + y * z), up), torch.atan2(forward[:, 1], forward[:, 0])
-        to_target = self.target - robot.root_pos[:, :2]
-        angle_to_target = wrap_angle(torch.atan2(to_target[:, 1], to_target[:, 0]) - yaw)
+        robot = self.robot
+        to_target, distance = self._to_target()
+        forward, left, up = self._axes()
+        # extrinsic angles about x and z, from the elements of the rotation matrix
+        roll, yaw = torch.atan2(left[:, 2], up[:, 2]), torch.atan2(forward[:, 1], forward[:, 0])
+        ahead = _dot(forward, to_target)
+        angle_to_target = torch.atan2(_cross(forward, to_target), ahead)
         return [
             robot.root_pos[:, 2:],
-            quat_rotate_inverse(quat, robot.root_lin_vel),
+            quat_rotate_inverse(robot.root_quat, robot.root_lin_vel),
             robot.root_ang_vel_local * ang_vel_scale,
-            torch.stack([yaw, roll, angle_to_target, up, self._heading(forward)], dim=1),
+            torch.stack([yaw, roll, angle_to_target, up[:, 2], ahead / distance], dim=1),
         ]
 
-    def _potential(self) -> Float[Tensor, " envs"]:
-        return -torch.linalg.vector_norm(self.target - self.robot.root_pos[:, :2], dim=1) / self.dt
+    def _axes(self) -> tuple[Float[Tensor, "envs 3"], ...]:
+        """The torso's axes, world frame: forward, left, up."""
+        return quat_rotate(self.robot.root_quat[:, None], self.axes).unbind(dim=1)
 
-    def _up(self) -> Float[Tensor, " envs"]:
-        """Projection of the torso's z axis on the world frame's z axis: the last element of the rotation matrix."""
-        return 1.0 - 2.0 * self.robot.root_quat[:, 1:3].square().sum(dim=1)
-
-    def _forward(self) -> Float[Tensor, "envs 2"]:
-        """The torso's x axis, projected on the ground."""
-        return quat_rotate(self.robot.root_quat, self.x_axis)[:, :2]
-
-    def _heading(self, forward: Float[Tensor, "envs 2"]) -> Float[Tensor, " envs"]:
-        """Projection of the torso's x axis on the horizontal direction to the target."""
-        direction = torch.nn.functional.normalize(self.target - self.robot.root_pos[:, :2], dim=1)
-        return (forward * direction).sum(dim=1)
+    def _to_target(self) -> tuple[Float[Tensor, "envs 2"], Float[Tensor, " envs"]]:
+        """The horizontal way to the target and its length [m]."""
+        way = self.target - self.robot.root_pos[:, :2]
+        return way, torch.linalg.vector_norm(way, dim=1)
 
     def _scaled_joint_pos(self) -> Float[Tensor, "envs joints"]:
         """Joint positions, limits mapped to [-1, 1]."""
         return (self.robot.joint_pos - self.joint_middle) / self.joint_range
+
+
+def _dot(a: Float[Tensor, "envs _"], b: Float[Tensor, "envs _"]) -> Float[Tensor, " envs"]:
+    """Dot product of the horizontal parts."""
+    return torch.addcmul(a[:, 0] * b[:, 0], a[:, 1], b[:, 1])
+
+
+def _cross(a: Float[Tensor, "envs _"], b: Float[Tensor, "envs _"]) -> Float[Tensor, " envs"]:
+    """Cross product of the horizontal parts: |a| |b| sin(angle from a to b)."""
+    return torch.addcmul(a[:, 0] * b[:, 1], a[:, 1], b[:, 0], value=-1.0)
