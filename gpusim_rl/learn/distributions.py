@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.nn import functional
 
 from gpusim_rl.config import NetworkConfig
 from gpusim_rl.spaces import Box
@@ -43,23 +44,24 @@ class DiagonalGaussian:
 
     def log_prob(self, action: Float[Tensor, "*batch actions"]) -> Float[Tensor, "*batch"]:
         """Log-density of an action, summed over its components."""
-        z = (action - self.mean) * torch.exp(-self.log_std)
-        return -0.5 * (z.square().sum(dim=-1) + (2.0 * self.log_std + _LOG_2PI).sum(dim=-1))
+        z = (self.mean - action) * torch.exp(-self.log_std)
+        at_mean = -0.5 * _LOG_2PI * self.mean.shape[-1] - self.log_std.sum(dim=-1)
+        return torch.add(at_mean, z.square().sum(dim=-1), alpha=-0.5)
 
     def entropy(self) -> Float[Tensor, "*batch"]:
         """Entropy [nat]; no batch where the log-std does not depend on the state."""
-        return (self.log_std + 0.5 * (1.0 + _LOG_2PI)).sum(dim=-1)
+        return self.log_std.sum(dim=-1) + 0.5 * (1.0 + _LOG_2PI) * self.mean.shape[-1]
 
     def kl_from(self, old: DiagonalGaussian) -> Float[Tensor, "*batch"]:
         """KL(old || self) [nat]."""
         # exp(2 dlog) - 1 - 2 dlog by expm1: exactly 0 where the two are equal
-        log_ratio = old.log_std - self.log_std
-        distance = ((old.mean - self.mean) * torch.exp(-self.log_std)).square()
-        return 0.5 * (torch.expm1(2.0 * log_ratio) - 2.0 * log_ratio + distance).sum(dim=-1)
+        log_ratio = 2.0 * (old.log_std - self.log_std)
+        distance = (old.mean - self.mean) / torch.exp(self.log_std)
+        return 0.5 * (torch.expm1(log_ratio) - log_ratio).addcmul(distance, distance).sum(dim=-1)
 
     def excess(self, bound: float) -> Float[Tensor, "*batch"]:
         """Squared distance of the mean from [-bound, bound], summed over the components."""
-        return (self.mean.abs() - bound).clamp(min=0.0).square().sum(dim=-1)
+        return functional.softshrink(self.mean, bound).square().sum(dim=-1)
 
     def stats(self) -> dict[str, Tensor]:
         """Numbers for the log: the mean standard deviation."""

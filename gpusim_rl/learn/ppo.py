@@ -68,15 +68,29 @@ def fit_sequence_length(horizon: int, wanted: int) -> int:
     return max(d for d in range(1, min(horizon, wanted) + 1) if horizon % d == 0)
 
 
-def adapt_learning_rate(lr: Tensor, kl: Tensor, threshold: float, low: float, high: float) -> None:
-    """Moves the learning rate in place so that the policy's change stays near the threshold.
+class AdaptiveRate:
+    """Moves a learning rate so that the policy's change stays near the threshold.
 
     rl_games' rule: a KL above twice the threshold divides the rate by 1.5, one below half of it multiplies by 1.5. A KL
-    of exactly 0 (no sample of the minibatch was valid) says nothing and changes nothing.
+    of exactly 0 (no sample of the minibatch was valid), or one that is NaN, says nothing and changes nothing.
+
+    Args:
+        threshold: Of the KL [nat].
+        low: Lowest rate.
+        high: Highest rate.
+        device: Where the rate lives.
     """
-    up = (kl < 0.5 * threshold) & (kl > 0.0)
-    factor = torch.where(kl > 2.0 * threshold, 1.0 / 1.5, torch.where(up, 1.5, 1.0))
-    lr.mul_(factor.to(lr.dtype)).clamp_(low, high)
+
+    def __init__(self, threshold: float, low: float, high: float, device: torch.device) -> None:
+        self._limits = low, high
+        # A table takes fewer operations than comparisons. Each interval includes its upper end; NaN is behind the last.
+        half = torch.nextafter(torch.tensor(0.5 * threshold), torch.tensor(0.0)).item()
+        self._ends = torch.tensor([0.0, half, 2.0 * threshold, torch.inf], device=device)
+        self._factors = torch.tensor([1.0, 1.5, 1.0, 1.0 / 1.5, 1.0], device=device)
+
+    def adapt(self, rate: Tensor, kl: Tensor) -> None:
+        """Changes the rate in place."""
+        rate.mul_(self._factors.take(torch.bucketize(kl, self._ends))).clamp_(*self._limits)
 
 
 @dataclass(slots=True)
@@ -233,6 +247,15 @@ class PPO(Algorithm):
         )
         self.optimizer.param_groups[0]["lr"] = self.learning_rate
         self.skipped = torch.zeros((), dtype=torch.float32, device=device)  # minibatches, since the training began
+        coefficients = {
+            "loss/policy": 1.0,
+            "loss/value": 0.5 * cfg.value_coef,
+            "loss/bounds": cfg.bounds_coef,
+            "policy/entropy": -cfg.entropy_coef,
+        }
+        self._coefficients = torch.tensor([coefficients.get(name, 0.0) for name in LOSSES], device=device)
+        rates = cfg.learning_rate_min, cfg.learning_rate_max
+        self._adaptive_rate = AdaptiveRate(cfg.kl_threshold, *rates, device)
         self._loss = torch.compile(self._eager_loss) if cfg.compile else self._eager_loss
 
     @classmethod
@@ -285,25 +308,28 @@ class PPO(Algorithm):
             self.learning_rate.copy_(cfg.learning_rate * (1.0 - self.iteration / self.max_iterations).clamp(min=0.0))
         batch, stats = self._prepare()
         totals: Tensor | None = None
-        used = torch.zeros_like(self.skipped)
+        skipped = torch.zeros_like(self.skipped)
         size = self.num_units // self.num_minibatches
         for epoch in range(cfg.epochs):
             order = torch.randperm(self.num_units, generator=self._shuffle_generator, device=self.device)
+            counts = Samples.valid_of(batch.packed).index_select(1, order).unflatten(1, (-1, size)).sum(dim=(0, 2))
             epoch_kl = torch.zeros_like(self.learning_rate)
-            for index in order.split(size):
+            for index, count in zip(order.split(size), counts.clamp_(min=1.0), strict=True):
                 # The first minibatch compares the policy with itself: a KL of rounding errors, which says nothing.
                 adapt = cfg.schedule_per == "minibatch" and totals is not None
-                losses, kl, finite = self._step(batch, index, adapt=adapt)
-                totals = losses if totals is None else totals + losses
-                used += finite
-                epoch_kl += kl / self.num_minibatches
+                losses, kl, skip = self._step(batch, index, count, adapt=adapt)
+                totals = losses if totals is None else totals.add_(losses)
+                skipped += skip
+                if cfg.schedule_per == "epoch":
+                    epoch_kl += kl
             if cfg.schedule_per == "epoch" and (epoch > 0 or self.num_minibatches > 1):
-                self._adapt(epoch_kl)
+                self._adapt(epoch_kl / self.num_minibatches)
         assert totals is not None
         self.iteration += 1
         for group, norm in self.policy.obs_norm.items():
             norm.update(rollout.obs[group].flatten(0, 1), rollout.valid.flatten())  # type: ignore[operator]
-        self.skipped += cfg.epochs * self.num_minibatches - used
+        self.skipped += skipped
+        used = cfg.epochs * self.num_minibatches - skipped
         means = totals / used.clamp(min=1.0)
         stats |= dict(zip((*LOSSES, "policy/grad_norm"), means.unbind(), strict=True))
         stats["policy/skipped_minibatches"] = self.skipped.clone()
@@ -311,13 +337,18 @@ class PPO(Algorithm):
         stats["policy/learning_rate"] = self.learning_rate.clone()
         return stats | self.policy.head.distribution.stored(rollout.distribution).stats()
 
-    def _step(self, batch: Batch, index: Tensor, *, adapt: bool) -> tuple[Tensor, Tensor, Tensor]:
+    def _step(self, batch: Batch, index: Tensor, count: Tensor, *, adapt: bool) -> tuple[Tensor, Tensor, Tensor]:
         """One step of the optimiser on a minibatch, whose gradient is the sum over its chunks.
 
+        Args:
+            batch: All samples.
+            index: Sequences of the minibatch.
+            count: Its valid samples.
+            adapt: Adapt the learning rate before the step.
+
         Returns:
-            Statistics and KL, 0 where the minibatch was skipped; whether its gradient was finite.
+            Statistics and KL, 0 where the minibatch was skipped; whether it was, as its gradient was not finite.
         """
-        count = Samples.valid_of(batch.packed).index_select(1, index).sum().clamp(min=1.0)
 
         def gradient(part: Tensor) -> tuple[Tensor, ...]:
             chunk = batch.select(part)
@@ -327,72 +358,69 @@ class PPO(Algorithm):
         losses, *gradients = self._chunks.sum(gradient, index)
         for parameter, grad in zip(self._parameters, gradients, strict=True):
             parameter.grad = grad.contiguous()  # as the optimiser expects; it is, but for odd layers
-        cfg = self.cfg
-        limit = cfg.max_grad_norm if cfg.max_grad_norm is not None else torch.inf
-        norm = torch.nn.utils.clip_grad_norm_(self._parameters, limit, error_if_nonfinite=False).detach()
-        finite = norm.isfinite()
-        numbers = torch.cat([losses, norm[None]]).where(finite, 0.0)
+        norm = torch.nn.utils.get_total_norm(gradients)
+        skip = ~(norm < torch.inf)
+        numbers = torch.cat([losses, norm[None]]).masked_fill_(skip, 0.0)
         kl = numbers[LOSSES.index("policy/kl")]
         if adapt:
             self._adapt(kl)
-        # The fused step reads this on the device, and changes nothing where it is 1 (torch.amp skips in this way).
-        self.optimizer.found_inf = (~finite).float()  # type: ignore[attr-defined]
+        # The fused step reads both on the device: it divides the gradient by one (which clips its norm), and changes
+        # nothing where the other is 1. torch.amp does so too.
+        limit = self.cfg.max_grad_norm
+        self.optimizer.grad_scale = None if limit is None else (norm / limit).clamp_(min=1.0)  # type: ignore[attr-defined]
+        self.optimizer.found_inf = skip.float()  # type: ignore[attr-defined]
         self.optimizer.step()
         self.policy.head.clamp_()
-        return numbers, kl, finite
+        return numbers, kl, skip
 
     def _adapt(self, kl: Tensor) -> None:
-        cfg = self.cfg
-        if cfg.schedule != "adaptive":
-            return
-        adapt_learning_rate(self.learning_rate, kl, cfg.kl_threshold, cfg.learning_rate_min, cfg.learning_rate_max)
+        if self.cfg.schedule == "adaptive":
+            self._adaptive_rate.adapt(self.learning_rate, kl)
 
     def _eager_loss(
         self, inputs: dict[str, Tensor], packed: Tensor, hidden: Hidden, is_first: Tensor | None, count: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Loss of a chunk, and its parts in the order of `LOSSES`; each a sum / `count`."""
-        cfg, head = self.cfg, self.policy.head
+        clip, head = self.cfg.clip, self.policy.head
         old = Samples.unpack(packed, self.rollout.action.shape[-1], head.num_parameters)
-
-        def mean(x: Tensor) -> Tensor:
-            return (x * old.valid).sum() / count
-
         now = self.policy.evaluate(inputs, old.action, hidden, is_first)
-        log_ratio = now.log_prob - old.log_prob
-        ratio = torch.exp(log_ratio)
-        clipped = ratio.clamp(1.0 - cfg.clip, 1.0 + cfg.clip)
-        policy_loss = mean(-torch.minimum(old.advantage * ratio, old.advantage * clipped))
 
-        error = (now.value - old.target).square()
-        if cfg.value_clip:
-            near = old.value + (now.value - old.value).clamp(-cfg.clip, cfg.clip)
-            error = torch.maximum(error, (near - old.target).square())
-        value_loss = mean(error)
-        entropy = mean(now.entropy)
-        bounds_loss = mean(now.distribution.excess(SOFT_BOUND))
-        loss = policy_loss + 0.5 * cfg.value_coef * value_loss
-        loss = loss + cfg.bounds_coef * bounds_loss - cfg.entropy_coef * entropy
+        # max(-A r, -A clipped r): the second is never below this bound, which does not depend on r
+        ratio = torch.exp(now.log_prob - old.log_prob)
+        cost = -old.advantage
+        policy_loss = (cost * ratio).clamp(min=torch.sub(cost, cost.abs(), alpha=clip))
+
+        value_loss = (now.value - old.target).square()
+        if self.cfg.value_clip:
+            # Where the clipped value is the worse one, it is constant: it bounds the error, and has no gradient.
+            near = now.value.detach().clamp(old.value - clip, old.value + clip)
+            value_loss = value_loss.clamp(min=(near - old.target).square())
+
         with torch.no_grad():
-            parts = {
-                "loss/policy": policy_loss,
-                "loss/value": value_loss,
-                "loss/bounds": bounds_loss,
-                "policy/entropy": entropy,
-                "policy/kl": mean(now.distribution.kl_from(head.distribution.stored(old.distribution))),
-                "policy/clip_fraction": mean(((ratio - 1.0).abs() > cfg.clip).float()),
-            }
-            return loss, torch.stack([parts[name] for name in LOSSES])
+            kl = now.distribution.kl_from(head.distribution.stored(old.distribution))
+            clip_fraction = ((ratio - 1.0).abs() > clip).float()
+        parts = {
+            "loss/policy": policy_loss,
+            "loss/value": value_loss,
+            "loss/bounds": now.distribution.excess(SOFT_BOUND),
+            "policy/entropy": now.entropy,
+            "policy/kl": kl,
+            "policy/clip_fraction": clip_fraction,
+        }
+        weighted = torch.stack([parts[name] for name in LOSSES]) * (old.valid / count)
+        means = weighted.flatten(1).sum(dim=1)
+        return means.dot(self._coefficients), means.detach()
 
     @torch.no_grad()
     def _prepare(self) -> tuple[Batch, dict[str, Tensor]]:
         """Advantages and targets, and everything arranged by sequences."""
         policy, cfg, rollout = self.policy, self.cfg, self.rollout
         counts = rollout.valid
-        final_values = []
-        for slot in range(rollout.slots):
-            final_obs = {group: value[slot] for group, value in rollout.final_obs.items()}
-            final_values.append(policy.value(final_obs, tuple(h[slot] for h in rollout.final_hidden)))
-        last_value = policy.value(rollout.last_obs, self.hidden)
+        # last_obs, then final_obs: one batch
+        later_obs = {group: value.flatten(0, 1) for group, value in rollout.later_obs.items()}
+        later_hidden = (torch.cat([h[None], f]) for h, f in zip(self.hidden, rollout.final_hidden, strict=True))
+        later = policy.value(later_obs, tuple(h.transpose(0, 1).flatten(1, 2) for h in later_hidden))
+        last_value, *final_values = later.unflatten(0, (-1, rollout.num_envs))
         next_value = rollout.next_values(last_value, torch.stack(final_values))
         value, next_value = policy.denormalize_value(rollout.value), policy.denormalize_value(next_value)
         advantage, returns = gae(
@@ -407,25 +435,20 @@ class PPO(Algorithm):
         )
         policy.update_value_norm(returns.flatten(), counts.flatten())
         valid = counts.float()
-        count = valid.sum().clamp(min=1.0)
-
-        def moments(x: Tensor) -> tuple[Tensor, Tensor]:
-            mean = (x * valid).sum() / count
-            return mean, ((x - mean).square() * valid).sum() / count
-
-        observed = *rollout.obs.values(), *rollout.final_obs.values(), *rollout.last_obs.values()
-        _, unexplained = moments(advantage)
-        _, spread = moments(returns)
+        weight = valid / valid.sum().clamp(min=1.0)
+        both = torch.stack([advantage, returns])
+        means = (both * weight).sum(dim=(1, 2))
+        variances = ((both - means[:, None, None]).square() * weight).sum(dim=(1, 2))
+        observed = *rollout.obs.values(), *rollout.later_obs.values()
         stats = {
-            "value/explained_variance": 1.0 - unexplained / spread.clamp(min=1e-12),
-            "value/mean_return": (returns * valid).sum() / count,
+            "value/explained_variance": 1.0 - variances[0] / variances[1].clamp(min=1e-12),
+            "value/mean_return": means[1],
             # finite sums of finite numbers: a flag that costs one reduction and no read
             "check/obs": torch.stack([x.sum() for x in observed]).sum(),
             "check/reward": rollout.reward.sum(),
         }
         if cfg.normalize_advantage:
-            mean, variance = moments(advantage)
-            advantage = (advantage - mean) / (variance.sqrt() + 1e-8)
+            advantage = (advantage - means[0]) / (variances[0].sqrt() + 1e-8)
 
         inputs = policy.normalize(rollout.obs)
         if policy.bf16 and not policy.recurrent:

@@ -35,14 +35,12 @@ def gae(
     Returns:
         Advantages, and returns (advantage + value).
     """
-    not_terminated = (~terminated).to(reward.dtype)
-    carry_on = (~done & valid).to(reward.dtype) * (gamma * gae_lambda)
-    delta = torch.where(valid, reward + gamma * next_value * not_terminated - value, 0.0)
-    advantage = torch.empty_like(reward)
-    running = torch.zeros_like(reward[0])
-    for t in reversed(range(reward.shape[0])):
-        running = delta[t] + carry_on[t] * running
-        advantage[t] = running
+    ignored = ~valid
+    carry_on = torch.full_like(reward, gamma * gae_lambda).masked_fill_(done | ignored, 0.0)
+    advantage = torch.add(reward, next_value.masked_fill(terminated, 0.0), alpha=gamma).sub_(value)
+    advantage.masked_fill_(ignored, 0.0)
+    for t in reversed(range(len(advantage) - 1)):
+        advantage[t].addcmul_(carry_on[t], advantage[t + 1])
     return advantage, advantage + value
 
 
@@ -93,9 +91,11 @@ class Rollout:
         self.hidden = tuple(empty(time // sequence_length, *h.shape) for h in initial_hidden)
         """Recurrent state before the first step of each sequence, [sequences, layers, N, size]."""
 
-        self.last_obs = {group: empty(envs, size) for group, size in env.obs_sizes.items()}
+        self.later_obs = {group: empty(1 + self.slots, envs, size) for group, size in env.obs_sizes.items()}
+        """Observations that are valued, but not acted on: `last_obs` and `final_obs`."""
+        self.last_obs = {group: later[0] for group, later in self.later_obs.items()}
         """The observation after the last step."""
-        self.final_obs = {group: empty(self.slots, envs, size) for group, size in env.obs_sizes.items()}
+        self.final_obs = {group: later[1:] for group, later in self.later_obs.items()}
         self.final_hidden = tuple(empty(self.slots, *h.shape) for h in initial_hidden)
 
     @property

@@ -21,9 +21,11 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
+    FakeTensor,
     FakeTensorMode,
     unset_fake_temporarily,
 )
+from torch.utils import _foreach_utils
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -214,6 +216,7 @@ def fake_cuda() -> Iterator[None]:
         patch.setattr(torch.cuda, "Event", _Event)
         patch.setattr(torch, "Generator", lambda *_: generator())  # it draws nothing
         patch.setattr(torch.autograd, "grad", backward)
+        patch.setattr(_foreach_utils, "_foreach_supported_types", [Tensor, nn.Parameter, FakeTensor])
         patch.setattr(wp, "to_torch", _fake_views())
         patch.setattr(mjwarp, "WarpGraphs", _NoLaunches)
         yield

@@ -20,8 +20,8 @@ from gpusim_rl.learn.distributions import DiagonalGaussian
 from gpusim_rl.learn.networks import Evaluation
 from gpusim_rl.learn.ppo import (
     SOFT_BOUND,
+    AdaptiveRate,
     Samples,
-    adapt_learning_rate,
     choose_precision,
     fit_minibatches,
     fit_sequence_length,
@@ -301,9 +301,9 @@ def test_gradient_norm_is_limited() -> None:
         step = it.ppo.optimizer.step
 
         def recording(it: Learner = it, norms: list[float] = norms, step: Callable[[], Any] = step) -> None:
+            step()  # which clips
             grads = [p.grad.flatten() for p in it.policy.parameters() if p.grad is not None]
             norms.append(torch.cat(grads).norm().item())
-            step()
 
         it.ppo.optimizer.step = recording  # type: ignore[method-assign]
         stats = it.update()
@@ -487,16 +487,17 @@ def test_adaptive_learning_rate_equals_python() -> None:
     recorded = (0.01 * torch.exp(2.0 * torch.randn(300, generator=g))).tolist()
     recorded += [1e-5] * 30 + [0.0] + [1.0] * 40 + [0.016, 0.004, 0.008]  # both limits, and edges
     rate, expected = torch.tensor(3e-4), 3e-4
+    rule = AdaptiveRate(0.008, 1e-6, 1e-2, rate.device)
     seen = []
     for kl in recorded:
-        adapt_learning_rate(rate, torch.tensor(kl), 0.008, 1e-6, 1e-2)
+        rule.adapt(rate, torch.tensor(kl))
         expected = python_rule(expected, kl, 0.008)
         seen.append(rate.item())
         assert rate.item() == pytest.approx(expected, rel=1e-4)
     assert max(seen) == pytest.approx(1e-2) and min(seen) == pytest.approx(1e-6)
     before = rate.clone()
     for kl in (math.nan, 0.0, 0.016, 0.004, 0.008):  # on the edge it holds
-        adapt_learning_rate(rate, torch.tensor(kl), 0.008, 1e-6, 1e-2)
+        rule.adapt(rate, torch.tensor(kl))
         assert torch.equal(rate, before)
 
 
