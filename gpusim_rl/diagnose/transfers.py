@@ -283,6 +283,7 @@ def update_without_data(trainer: Trainer) -> str | None:
         flag = torch.zeros(num_envs, dtype=torch.bool, device=meta)
         step = Step(obs, obs, torch.zeros(num_envs, device=meta), {}, {}, *6 * [flag])
         with torch.no_grad():
+            algorithm.begin_rollout()
             for _ in range(algorithm.horizon):
                 algorithm.record(algorithm.act(obs), step)
         algorithm.update()

@@ -82,7 +82,7 @@ class Recorded(NamedTuple):
 class Algorithm(ABC):
     """Chooses actions and learns from the results; owns its memory (a rollout, a replay buffer).
 
-    The trainer repeats: `horizon` times `act`, a control step, `record`; then `update`. On CUDA both are captured into
+    The trainer repeats: `begin_rollout`; `horizon` times `act`, a control step, `record`; then `update`. On CUDA both are captured into
     graphs and replayed without Python. So an algorithm follows the rules for code that runs in every step
     (docs/architecture.md): memory is made in `__init__` and written in place, masks replace index lists, no value of a
     tensor is read on the host, and what changes during a training is a tensor.
@@ -99,7 +99,7 @@ class Algorithm(ABC):
         horizon: Control steps per iteration.
         policy: What is trained.
         device: Where everything lives.
-        generators: Random generators that `act` and `update` draw from. A graph must know them.
+        generators: Random generators that `begin_rollout`, `act` and `update` draw from. A graph must know them.
     """
 
     Config: ClassVar[type]
@@ -122,6 +122,9 @@ class Algorithm(ABC):
     @abstractmethod
     def make_policy(cls, cfg: Any, obs_sizes: Mapping[str, int], action_space: Box) -> Policy:
         """A new policy, as `__init__` makes it; a player loads the weights of a checkpoint into it."""
+
+    def begin_rollout(self) -> None:  # noqa: B027 (optional)
+        """Does once what the next `horizon` steps share, such as drawing their noise."""
 
     @abstractmethod
     def act(self, obs: Observation) -> Tensor:

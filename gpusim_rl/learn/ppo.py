@@ -208,7 +208,8 @@ class PPO(Algorithm):
         num_envs, head = env.num_envs, self.policy.head
         self.hidden: Hidden = self.policy.initial_state(num_envs)
         self.is_first = torch.ones(num_envs, dtype=torch.bool, device=device)
-        self._noise = torch.zeros(num_envs, head.num_noise, device=device)
+        self._noise_of_rollout = torch.zeros(cfg.horizon, num_envs, head.num_noise, device=device)
+        self._noise = torch.zeros(num_envs, head.num_noise, device=device)  # of the next step
         self._t = 0
         self._obs: Observation = {}
         self._sample: Sample | None = None
@@ -273,9 +274,13 @@ class PPO(Algorithm):
 
     # Acting
 
+    def begin_rollout(self) -> None:
+        """Draws the noise of all steps: one operation, and none that follows physics in a graph."""
+        self._noise_of_rollout.normal_(generator=self._noise_generator)
+        self._noise.copy_(self._noise_of_rollout[0])
+
     def act(self, obs: Observation) -> Tensor:
         """Samples actions [num_envs, actions]."""
-        self._noise.normal_(generator=self._noise_generator)
         self._obs, self._sample = obs, self.policy.sample(obs, self.hidden, self._noise)
         return self._sample.action
 
@@ -285,9 +290,11 @@ class PPO(Algorithm):
         self.rollout.write(self._t, self._obs, self.hidden, self.is_first, self._sample, step)
         for state, new in zip(self.hidden, self._sample.hidden, strict=True):
             state.copy_(new.masked_fill(step.done[None, :, None], 0.0))
-        if self._t == self.horizon - 1:
-            self.is_first.copy_(step.done)
         self._t = (self._t + 1) % self.horizon
+        if self._t == 0:
+            self.is_first.copy_(step.done)
+        else:  # a graph of one step reads the same memory in every step
+            self._noise.copy_(self._noise_of_rollout[self._t])
 
     def begin_episodes(self) -> None:
         """Forgets the recurrent state."""
@@ -531,8 +538,9 @@ class PPO(Algorithm):
         """Estimate for rollout and training; its factors are fits to the resident memory of real runs."""
         obs_size, num_actions, net = sum(env.obs_sizes.values()), env.action_space.size, cfg.network
         packed = 4 * Samples.width(num_actions, 2 * num_actions)
-        # Rollout, its copy arranged for training, advantages and returns, observations in float64 for their statistics.
-        sample = (4 * obs_size + packed + 4) + (4 * obs_size + packed) + 48 + 12 * obs_size
+        # Rollout and its noise, its copy arranged for training, advantages and returns, observations in float64 for their
+        # statistics.
+        sample = (4 * obs_size + packed + 4 * num_actions) + (4 * obs_size + packed) + 48 + 12 * obs_size
         per_env = cfg.horizon * sample + 40 * obs_size
         # Activations of a minibatch and their gradients.
         trunks = 2 if net.separate else 1

@@ -175,7 +175,9 @@ class Trainer:
             with self.timer("simulate"):
                 return action, moved(self.env.step(action.to(self.env.device)), self.rl_device)
 
-        self.metrics.begin_rollout()
+        with self.timer("policy"):
+            self.algorithm.begin_rollout()
+            self.metrics.begin_rollout()
         for number in range(1, self.algorithm.horizon + 1):
             action, step = self.graphs.run("step", control_step)
             with self.timer("policy"):

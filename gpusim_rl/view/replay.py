@@ -153,6 +153,7 @@ def _physics_steps(env: VecEnv, dump: Mapping[str, Any]) -> Iterator[str]:
 def _iteration(trainer: Trainer) -> Iterator[str]:
     """An iteration of a training: its control steps, then the update."""
     algorithm, env = trainer.algorithm, trainer.env
+    algorithm.begin_rollout()
     for number in range(1, algorithm.horizon + 1):
         action = algorithm.act(trainer.obs)
         step = env.step(action.to(env.device))

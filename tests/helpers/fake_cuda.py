@@ -306,7 +306,7 @@ PARTS: dict[str, Callable[[Trainer], Sequence[tuple[Any, str]]]] = {
     "env": lambda it: [(it.env, "step")],
     "record": lambda it: [(it.algorithm, "record"), (it, "_copy_obs")],
     "metrics": lambda it: [(it.metrics, "record_step")],
-    "rollout": lambda it: [(it.metrics, "end_rollout")],
+    "rollout": lambda it: [(it.algorithm, "begin_rollout"), (it.metrics, "end_rollout")],
     "update": lambda it: [(it.algorithm, "update")],
 }
 """Parts of an iteration and their calls. Of calls inside each other the inner one counts; physics is torch's share."""

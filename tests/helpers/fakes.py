@@ -123,6 +123,7 @@ class Learner:
 
     def collect(self) -> None:
         """Fills the rollout."""
+        self.ppo.begin_rollout()
         for _ in range(self.cfg.horizon):
             action = self.ppo.act(self.obs)
             step = self.env.step(action)
