@@ -538,8 +538,8 @@ class PPO(Algorithm):
         """Estimate for rollout and training; its factors are fits to the resident memory of real runs."""
         obs_size, num_actions, net = sum(env.obs_sizes.values()), env.action_space.size, cfg.network
         packed = 4 * Samples.width(num_actions, 2 * num_actions)
-        # Rollout and its noise, its copy arranged for training, advantages and returns, observations in float64 for their
-        # statistics.
+        # Rollout and its noise, its copy arranged for training, advantages and returns; observations in float64 for
+        # their statistics.
         sample = (4 * obs_size + packed + 4 * num_actions) + (4 * obs_size + packed) + 48 + 12 * obs_size
         per_env = cfg.horizon * sample + 40 * obs_size
         # Activations of a minibatch and their gradients.

@@ -231,6 +231,35 @@ def test_entropy_and_bounds() -> None:
     assert loss.item() == pytest.approx(0.5 * losses[2].item() - 0.01 * 0.5, abs=1e-6)
 
 
+@pytest.mark.parametrize("value_clip", [True, False])
+def test_loss_and_gradients_are_those_of_the_plain_formulas(value_clip: bool) -> None:
+    g = torch.Generator().manual_seed(0)
+    names = ("log_ratio", "advantage", "value", "old_value", "target", "mean")
+    given = {name: torch.randn(500, generator=g) for name in names}
+    given["log_ratio"] *= 0.3
+    given["value"] = given["old_value"] + 0.3 * given["value"]
+    valid = (torch.rand(500, generator=g) < 0.8).float()
+    coefficients = {"value_coef": 1.5, "bounds_coef": 0.3, "entropy_coef": 0.01, "value_clip": value_clip}
+    samples: dict[str, Any] = {name: given[name].tolist() for name in names[1:]}
+    ratios = given["log_ratio"].exp().tolist()
+    grads, loss, losses = crafted(ratios, **samples, valid=valid.tolist(), **coefficients)
+
+    log_ratio, value, mean = (given[name].requires_grad_() for name in ("log_ratio", "value", "mean"))
+    advantage, old, target, ratio = given["advantage"], given["old_value"], given["target"], log_ratio.exp()
+    policy = -torch.minimum(advantage * ratio, advantage * ratio.clamp(0.8, 1.2))
+    error = (value - target).square()
+    if value_clip:
+        error = torch.maximum(error, (old + (value - old).clamp(-0.2, 0.2) - target).square())
+    bounds = (mean.abs() - SOFT_BOUND).clamp(min=0.0).square()
+    plain = ((policy + 0.5 * 1.5 * error + 0.3 * bounds - 0.01 * 0.5) * valid).sum() / valid.sum()
+    plain.backward()
+    torch.testing.assert_close(loss, plain.detach())
+    for name, leaf in (("log_prob", log_ratio), ("value", value), ("mean", mean)):
+        torch.testing.assert_close(grads[name], leaf.grad)
+    for number, part in enumerate((policy, error, bounds)):
+        torch.testing.assert_close(losses[number], (part * valid).sum() / valid.sum())
+
+
 def test_losses_are_means_over_valid_samples() -> None:
     kwargs = {"value": [1.0, 7.0], "old_value": [1.0, 0.0], "target": [2.0, -50.0]}
     _, alone, _ = crafted([1.1], [2.0], value=[1.0], old_value=[1.0], target=[2.0])
