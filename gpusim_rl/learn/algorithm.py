@@ -84,8 +84,8 @@ class Algorithm(ABC):
 
     The trainer repeats: `begin_rollout`; `horizon` times `act`, a control step, `record`; then `update`. On CUDA the
     rollout and the update are captured into graphs and replayed without Python. So an algorithm follows the rules for
-    code that runs in every step (docs/architecture.md): memory is made in `__init__` and written in place, masks replace
-    index lists, no value of a tensor is read on the host, and what changes during a training is a tensor.
+    code that runs in every step (docs/architecture.md): memory is made in `__init__` and written in place, masks
+    replace index lists, no value of a tensor is read on the host, and what changes during a training is a tensor.
 
     Args:
         cfg: Settings: an instance of `Config`.
