@@ -41,6 +41,7 @@ class RunningNormalizer(nn.Module):
         for name in ("_mean", "scale", "_inverse_scale"):
             self.register_buffer(name, torch.zeros(size), persistent=False)
         self._note_change()
+        self.register_load_state_dict_post_hook(_after_loading)
 
     def forward(self, x: Float[Tensor, "*batch size"]) -> Float[Tensor, "*batch size"]:
         """Normalises; float32 in, float32 out."""
@@ -88,6 +89,6 @@ class RunningNormalizer(nn.Module):
         self.scale.copy_(torch.sqrt(self.var + self.eps))
         torch.reciprocal(self.scale, out=self._inverse_scale)
 
-    def _load_from_state_dict(self, *args: Any) -> None:
-        super()._load_from_state_dict(*args)
-        self._note_change()
+
+def _after_loading(norm: RunningNormalizer, _: Any) -> None:
+    norm._note_change()

@@ -113,6 +113,8 @@ def test_state_dict_keeps_count_and_continues_bit_for_bit() -> None:
     file.seek(0)
     other = RunningNormalizer(3)
     other.load_state_dict(torch.load(file, weights_only=True))
+    x = torch.randn(11, 3, generator=generator)
+    assert torch.equal(one(x), other(x)), "what is not saved follows from what is"
     assert other.count.item() == 55
     x = 100 + torch.randn(11, 3, generator=generator)
     one.update(x)
@@ -120,6 +122,7 @@ def test_state_dict_keeps_count_and_continues_bit_for_bit() -> None:
     for name, value in one.state_dict().items():
         assert value.dtype == torch.float64
         assert torch.equal(value, other.state_dict()[name])
+    assert torch.equal(one(x), other(x))
 
 
 def test_statistics_stay_in_place() -> None:
