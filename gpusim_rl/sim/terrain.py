@@ -8,7 +8,7 @@ from typing import Annotated
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from gpusim_rl.config import Count, NotNegative, Positive, Rule
@@ -106,22 +106,23 @@ class Terrain:
         MuJoCo cuts each cell into two triangles along the diagonal from its lowest to its highest x and y. Beyond all
         patches it is 0.
         """
-        half_x, half_y = (points // 2 for points in self.heights.shape)
-        i, u = self._cell(x, half_x)
-        j, v = self._cell(y, half_y)
-        first = ((i + half_x) * self.heights.shape[1] + (j + half_y)).flatten()
-        z00, z01, z10, z11 = (corner.index_select(0, first).view(x.shape) for corner in self._corners)
-        below = u > v
-        along_x = torch.where(below, z10 - z00, z11 - z01)
-        along_y = torch.where(below, z11 - z10, z01 - z00)
-        return z00 + u * along_x + v * along_y
+        return self._height(torch.stack([x, y]))
 
-    def _cell(self, x: Float[Tensor, "*batch"], half: int) -> tuple[Int[Tensor, "*batch"], Float[Tensor, "*batch"]]:
-        """Number of the cell, counted from the middle, and the place in it from 0 to 1."""
-        resolution = self.cfg.resolution
-        cell = (x / resolution).floor().long().clamp(-half, half - 1)  # as an integer, for it may be NaN
+    def _height(self, points: Float[Tensor, "2 *batch"]) -> Float[Tensor, "*batch"]:
+        resolution, (half_x, half_y) = self.cfg.resolution, (size // 2 for size in self.heights.shape)
+        cell = (points / resolution).floor_()  # along x and y, counted from the middle
+        cell[0].clamp_(-half_x, half_x - 1)
+        cell[1].clamp_(-half_y, half_y - 1)
+        cell.nan_to_num_()  # of a world that diverged
         # From the nearest grid line: in units of the whole field float32 would lose a tenth of a millimetre.
-        return cell, ((x - cell * resolution) / resolution).clamp(0.0, 1.0)
+        u, v = torch.sub(points, cell, alpha=resolution).div_(resolution).clamp_(0.0, 1.0)
+        i, j = cell.int()
+        row = self.heights.shape[1]
+        index = torch.add(j, i, alpha=row).add_(half_x * row + half_y).flatten()
+        z00, z01, z10, z11 = (corner.index_select(0, index).view(u.shape) for corner in self._corners)
+        along_x, along_y = z10 - z00, z01 - z00
+        fold = (z11 - z10).sub_(along_y)  # at the diagonal; the smaller of u and v tells how far the point is behind it
+        return z00.addcmul_(u, along_x).addcmul_(v, along_y).addcmul_(torch.minimum(u, v), fold)
 
     def scan(
         self, pos: Float[Tensor, "envs 3"], yaw: Float[Tensor, " envs"], points: Float[Tensor, "points 2"]
@@ -134,8 +135,9 @@ class Terrain:
             points: Where to look [m], in the frame.
         """
         x, y = points.unbind(dim=1)
-        sin, cos = yaw.sin()[:, None], yaw.cos()[:, None]
-        return self.height(pos[:, :1] + cos * x - sin * y, pos[:, 1:2] + sin * x + cos * y)
+        origin, turned = pos[:, :2].T[..., None], torch.stack([-y, x])[:, None]
+        ahead = torch.addcmul(origin, yaw.cos()[:, None], points.T[:, None])
+        return self._height(ahead.addcmul_(yaw.sin()[:, None], turned))
 
 
 @dataclass(frozen=True, slots=True)
