@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from gpusim_rl.env import Commands, Levels, Task, TaskConfig, control_steps
-from gpusim_rl.env.math import euler_xyz, quat_rotate_inverse, wrap_angle
+from gpusim_rl.env.math import quat_rotate_inverse, quat_yaw, wrap_angle
 from gpusim_rl.paths import assets_dir
 from gpusim_rl.sim import Scene, Sim
 from gpusim_rl.sim.terrain import Terrain, TerrainConfig
@@ -123,7 +123,6 @@ class AnymalTerrain(Task[AnymalTerrainConfig]):
         self.stance = self.robot.default_joint_pos
         ranges = {"x": cfg.command_x, "y": cfg.command_y, "heading": cfg.command_heading}
         self.commands = Commands(self, ranges)
-        self.command_scale = torch.tensor([cfg.lin_vel_scale] * 2 + [cfg.ang_vel_scale], device=device)
         self.push_steps = control_steps(cfg.push_interval, self.dt)
         self.steps = torch.zeros((), dtype=torch.int64, device=device)  # control steps since the training began
         self.down = torch.tensor([0.0, 0.0, -1.0], device=device).expand(num, 3)
@@ -137,74 +136,85 @@ class AnymalTerrain(Task[AnymalTerrainConfig]):
         self.air_time = torch.zeros(num, len(FEET), device=device)  # since each foot touched the ground [s]
         self.last_joint_vel = torch.zeros_like(self.robot.joint_vel)
         self.last_actions = torch.zeros(num, self.num_actions, device=device)
-        noises = [
-            (3, cfg.lin_vel_noise * cfg.lin_vel_scale),
-            (3, cfg.ang_vel_noise * cfg.ang_vel_scale),
-            (3, cfg.gravity_noise),
-            (3, 0.0),
-            (self.num_actions, cfg.joint_pos_noise),
-            (self.num_actions, cfg.joint_vel_noise * cfg.joint_vel_scale),
-            (len(self.scan_points), cfg.height_noise * cfg.height_scale),
-            (self.num_actions, 0.0),
+        self.errors = torch.zeros(2, num, device=device)  # of the velocity [m/s] and the yaw rate [rad/s]
+        parts = [  # of the observation: size, scale, noise
+            (3, cfg.lin_vel_scale, cfg.lin_vel_noise),
+            (3, cfg.ang_vel_scale, cfg.ang_vel_noise),
+            (3, 1.0, cfg.gravity_noise),
+            (2, cfg.lin_vel_scale, 0.0),
+            (1, cfg.ang_vel_scale, 0.0),
+            (self.num_actions, 1.0, cfg.joint_pos_noise),
+            (self.num_actions, cfg.joint_vel_scale, cfg.joint_vel_noise),
+            (len(self.scan_points), cfg.height_scale, cfg.height_noise),
+            (self.num_actions, 1.0, 0.0),
         ]
-        self.noise_limit = torch.cat([torch.full((size,), limit, device=device) for size, limit in noises])
+        rows = [(scale, scale * noise) for size, scale, noise in parts for _ in range(size)]
+        self.obs_scale, self.noise_limit = torch.tensor(rows).T.contiguous().to(device)
         self.noise = torch.zeros(num, len(self.noise_limit), device=device)
 
     def reset(self, where: Bool[Tensor, " envs"]) -> None:
-        random, num_joints = self.random, len(self.robot.joint_names)
+        num_joints = len(self.robot.joint_names)
         everyone = where[:, None]
         level = self.levels.value.clamp(max=self.levels.count - 1)  # a resumed run may have had more levels
-        origin = self.terrain.origins[level, self.column]
-        self.origin.copy_(torch.where(everyone, origin, self.origin))
-        beside = torch.cat([random.uniform(-0.5, 0.5, 2), torch.zeros_like(origin[:, 2:])], dim=1)
+        torch.where(everyone, self.terrain.origins[level, self.column], self.origin, out=self.origin)
+        beside, stretch, joint_vel, noise = self._draw(2, num_joints, num_joints, len(self.noise_limit))
+        root_pos = self.origin + self.robot.default_root_pos
+        root_pos[:, :2] += 0.5 * beside
         self.robot.set_state(
             where,
-            root_pos=self.origin + self.robot.default_root_pos + beside,
-            joint_pos=self.stance * random.uniform(0.5, 1.5, num_joints),
-            joint_vel=random.uniform(-0.1, 0.1, num_joints),
+            root_pos=root_pos,
+            joint_pos=self.stance * (1.0 + 0.5 * stretch),
+            joint_vel=0.1 * joint_vel,
         )
         self.commands.resample(where)
         for memory in (self.air_time, self.last_joint_vel, self.last_actions):
             memory.masked_fill_(everyone, 0.0)
-        self.noise.copy_(torch.where(everyone, self._new_noise(), self.noise))
+        torch.where(everyone, self.noise_limit * noise, self.noise, out=self.noise)
 
     def apply_action(self, action: Float[Tensor, "envs actions"]) -> None:
         self.robot.actuate(self.stance + self.cfg.action_scale * action)
 
     def observe(self) -> Float[Tensor, "envs obs"]:
-        cfg, robot = self.cfg, self.robot
-        clean = [
-            self._lin_vel() * cfg.lin_vel_scale,
-            robot.root_ang_vel_local * cfg.ang_vel_scale,
-            quat_rotate_inverse(robot.root_quat, self.down),
-            self._command() * self.command_scale,
+        robot = self.robot
+        yaw = quat_yaw(robot.root_quat)
+        vectors = torch.stack([robot.root_lin_vel, self.down], dim=1)
+        lin_vel, gravity = quat_rotate_inverse(robot.root_quat[:, None], vectors).unbind(dim=1)
+        parts = [
+            lin_vel,
+            robot.root_ang_vel_local,
+            gravity,
+            self._command(yaw),
             robot.joint_pos,
-            robot.joint_vel * cfg.joint_vel_scale,
-            self._heights() * cfg.height_scale,
+            robot.joint_vel,
+            self._heights(yaw),
             self.actions,
         ]
-        return torch.cat(clean, dim=1) + self.noise
+        return torch.addcmul(self.noise, torch.cat(parts, dim=1), self.obs_scale)
 
     def rewards(self) -> dict[str, Float[Tensor, " envs"]]:
         cfg, robot = self.cfg, self.robot
-        lin_vel_error, ang_vel_error = self._errors()
-        landing_time = (self.air_time + self.dt - STEP_TIME) * (self._on_ground() & (self.air_time > 0.0))
-        walks = _norm(self._command()[:, :2]) > 0.0
-        knees = (_norm(self.knees.force) > cfg.contact_limit).float()
+        command = self._command(quat_yaw(robot.root_quat))
+        lin_vel = quat_rotate_inverse(robot.root_quat, robot.root_lin_vel)
+        ang_vel = robot.root_ang_vel_local
+        lin_vel_error, ang_vel_error = _norm(command[:, :2] - lin_vel[:, :2]), (command[:, 2] - ang_vel[:, 2]).abs()
+        torch.stack([lin_vel_error, ang_vel_error], out=self.errors)
+        tracking = torch.exp(self.errors.square() / -cfg.tracking_width)
+        landing_time = (self.air_time + (self.dt - STEP_TIME)) * (self._on_ground() & (self.air_time > 0.0))
+        walks = _norm(command[:, :2]) > 0.0
+        knees = _norm(self.knees.force) > cfg.contact_limit
         terms = {
-            "lin_vel_xy": cfg.lin_vel_weight * torch.exp(-lin_vel_error.square() / cfg.tracking_width),
-            "ang_vel_z": cfg.ang_vel_weight * torch.exp(-ang_vel_error.square() / cfg.tracking_width),
+            "lin_vel_xy": cfg.lin_vel_weight * tracking[0],
+            "ang_vel_z": cfg.ang_vel_weight * tracking[1],
             "air_time": cfg.air_time_weight * landing_time.sum(dim=1) * walks,
-            "lin_vel_z": -cfg.lin_vel_z_cost * self._lin_vel()[:, 2].square(),
-            "ang_vel_xy": -cfg.ang_vel_xy_cost * robot.root_ang_vel_local[:, :2].square().sum(dim=1),
+            "lin_vel_z": -cfg.lin_vel_z_cost * lin_vel[:, 2].square(),
+            "ang_vel_xy": -cfg.ang_vel_xy_cost * ang_vel[:, :2].square().sum(dim=1),
             "torque": -cfg.torque_cost * robot.joint_effort.square().sum(dim=1),
             "joint_acc": -cfg.joint_acc_cost * (robot.joint_vel - self.last_joint_vel).square().sum(dim=1),
             "knee_collision": -cfg.knee_collision_cost * knees.sum(dim=1),
             "action_rate": -cfg.action_rate_cost * (self.actions - self.last_actions).square().sum(dim=1),
         }
-        terms = {name: self.dt * term for name, term in terms.items()}
-        terms["floor"] = -torch.stack(list(terms.values())).sum(dim=0).clamp(max=0.0)
-        return terms
+        values = self.dt * torch.stack(list(terms.values()))
+        return {**dict(zip(terms, values, strict=True)), "floor": -values.sum(dim=0).clamp(max=0.0)}
 
     def terminated(self) -> Bool[Tensor, " envs"]:
         return _norm(self.base.force)[:, 0] > self.cfg.contact_limit
@@ -212,52 +222,46 @@ class AnymalTerrain(Task[AnymalTerrainConfig]):
     def advance(self, done: Bool[Tensor, " envs"]) -> None:
         cfg, robot = self.cfg, self.robot
         came = _norm(robot.root_pos[:, :2] - self.origin[:, :2])
-        asked = _norm(self._command()[:, :2]) * cfg.episode_length * self.dt
+        asked = _norm(self._velocity()) * (cfg.episode_length * self.dt)
         self.levels.move(up=done & (came > 0.5 * cfg.terrain.patch_size), down=done & (came < 0.25 * asked))
 
-        self.air_time.copy_((self.air_time + self.dt) * ~self._on_ground())
+        self.air_time.add_(self.dt).masked_fill_(self._on_ground(), 0.0)
         self.last_joint_vel.copy_(robot.joint_vel)
         self.last_actions.copy_(self.actions)
-        self.noise.copy_(self._new_noise())
+        push, noise = self._draw(2, len(self.noise_limit))
+        torch.mul(self.noise_limit, noise, out=self.noise)
 
-        push = self.random.uniform(-cfg.push_speed, cfg.push_speed, 2)
-        velocity = torch.cat([push, robot.root_lin_vel[:, 2:]], dim=1)
+        velocity = torch.cat([cfg.push_speed * push, robot.root_lin_vel[:, 2:]], dim=1)
         self.steps += 1
         robot.set_state((self.steps % self.push_steps == 0).expand(self.num_envs), root_lin_vel=velocity)
 
     def stats(self) -> dict[str, Float[Tensor, " envs"]]:
-        lin_vel_error, ang_vel_error = self._errors()
+        lin_vel_error, ang_vel_error = self.errors
         level = self.levels.value.float()
         return {"terrain_level": level, "lin_vel_error": lin_vel_error, "ang_vel_error": ang_vel_error}
 
-    def _command(self) -> Float[Tensor, "envs 3"]:
+    def _velocity(self) -> Float[Tensor, "envs 2"]:
+        """Commanded x and y velocity [m/s]."""
+        velocity = self.commands.value[:, :2]
+        return velocity * (_norm(velocity) > LEAST_SPEED)[:, None]
+
+    def _command(self, yaw: Float[Tensor, " envs"]) -> Float[Tensor, "envs 3"]:
         """Commanded x and y velocity [m/s] and yaw rate [rad/s], which turns the robot to the commanded heading."""
-        velocity, heading = self.commands.value[:, :2], self.commands["heading"]
-        moves = _norm(velocity) > LEAST_SPEED
-        _, _, yaw = euler_xyz(self.robot.root_quat)
         limit = self.cfg.command_yaw_limit
-        turn = (TURN_RATE * wrap_angle(heading - yaw)).clamp(-limit, limit)
-        return torch.cat([velocity * moves[:, None], turn[:, None]], dim=1)
-
-    def _errors(self) -> tuple[Float[Tensor, " envs"], Float[Tensor, " envs"]]:
-        """Distance of the horizontal velocity [m/s] and of the yaw rate [rad/s] from the command."""
-        velocity, turn = self._command().split([2, 1], dim=1)
-        return _norm(velocity - self._lin_vel()[:, :2]), (turn[:, 0] - self.robot.root_ang_vel_local[:, 2]).abs()
-
-    def _lin_vel(self) -> Float[Tensor, "envs 3"]:
-        return quat_rotate_inverse(self.robot.root_quat, self.robot.root_lin_vel)
+        turn = (TURN_RATE * wrap_angle(self.commands["heading"] - yaw)).clamp(-limit, limit)
+        return torch.cat([self._velocity(), turn[:, None]], dim=1)
 
     def _on_ground(self) -> Bool[Tensor, "envs feet"]:
         return self.feet.force[..., 2] > self.cfg.contact_limit
 
-    def _heights(self) -> Float[Tensor, "envs points"]:
+    def _heights(self, yaw: Float[Tensor, " envs"]) -> Float[Tensor, "envs points"]:
         """Height of the base above points of the ground, minus its standing height, clamped to [-1, 1] [m]."""
-        _, _, yaw = euler_xyz(self.robot.root_quat)
         ground = self.terrain.scan(self.robot.root_pos, yaw, self.scan_points)
         return (self.robot.root_pos[:, 2:] - BASE_HEIGHT - ground).clamp(-1.0, 1.0)
 
-    def _new_noise(self) -> Float[Tensor, "envs obs"]:
-        return self.random.uniform(-self.noise_limit, self.noise_limit, len(self.noise_limit))
+    def _draw(self, *sizes: int) -> tuple[Float[Tensor, "envs _"], ...]:
+        """Random numbers from [-1, 1), in parts of these sizes."""
+        return self.random.uniform(-1.0, 1.0, sum(sizes)).split(sizes, dim=1)
 
 
 def _norm(vectors: Float[Tensor, "*batch n"]) -> Float[Tensor, "*batch"]:
