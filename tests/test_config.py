@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -517,6 +518,14 @@ def test_where_only_last_pt_is_gone_the_newest_other_checkpoint_is_named(run_dir
     for name in (str(run_dir), "Cartpole"):
         with pytest.raises(ConfigError, match=r"last.pt in \S+: it is gone.* try checkpoint=\S+/best.pt \(tools"):
             paths.find_checkpoint(name)
+
+
+def test_a_run_of_an_older_version_gets_the_settings_that_it_lacks(run_dir):
+    settings = (run_dir / "config.yaml").read_text().partition("\n")[2]
+    lines = [line for line in settings.splitlines() if not line.startswith("  iterations:")]
+    assert len(lines) == len(settings.splitlines()) - 1
+    (run_dir / "config.yaml").write_bytes(dump_yaml(yaml.safe_load("\n".join(lines))))
+    assert resumed("checkpoint=Cartpole")[0]["sim"]["iterations"] is None
 
 
 def test_what_is_called_latest_by_the_user_is_the_latest(run_dir):

@@ -15,7 +15,16 @@ from throughput.gymnasium_ant import ANT_V5, GymnasiumAnt
 pytest.importorskip("imageio", reason="gymnasium[mujoco]")
 ant_v5 = pytest.importorskip("gymnasium.envs.mujoco.ant_v5")
 
-SIM = SimConfig(name="mujoco", num_threads=1, njmax=None, nconmax=None, graph=True, persistent="auto")
+SIM = SimConfig(
+    name="mujoco",
+    num_threads=1,
+    njmax=None,
+    nconmax=None,
+    iterations=None,
+    ls_iterations=None,
+    graph=True,
+    persistent="auto",
+)
 STATE = 27  # numbers of the observation that are positions and velocities
 
 

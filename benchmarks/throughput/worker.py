@@ -272,7 +272,16 @@ def _ant_v5(num_envs: int) -> _Scenario:
     from gpusim_rl.sim import choose_sim
     from throughput.gymnasium_ant import ANT_V5, GymnasiumAnt
 
-    sim = SimConfig(name="mujoco", num_threads=None, njmax=None, nconmax=None, graph=True, persistent="auto")
+    sim = SimConfig(
+        name="mujoco",
+        num_threads=None,
+        njmax=None,
+        nconmax=None,
+        iterations=None,
+        ls_iterations=None,
+        graph=True,
+        persistent="auto",
+    )
     choice = choose_sim("mujoco", torch.device("cpu"))
     return _Scenario(GymnasiumAnt, ANT_V5, num_envs, sim, choice, EXTERNAL_HORIZON)
 

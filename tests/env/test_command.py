@@ -77,7 +77,16 @@ def make_env(num_envs: int = 16, seed: int = 0, episode_length: int = 13) -> Vec
         "clip_observations": None,
         "randomize_episode_start": True,
     }
-    sim = SimConfig(name="mujoco", num_threads=1, njmax=None, nconmax=None, graph=False, persistent="auto")
+    sim = SimConfig(
+        name="mujoco",
+        num_threads=1,
+        njmax=None,
+        nconmax=None,
+        iterations=None,
+        ls_iterations=None,
+        graph=False,
+        persistent="auto",
+    )
     choice = SimChoice("mujoco", torch.device("cpu"), "test")
     return VecEnv.make(Follow, build(TaskConfig, values, "task"), num_envs=num_envs, choice=choice, sim=sim, seed=seed)
 

@@ -155,7 +155,16 @@ SETTINGS: dict[str, Any] = {
     "clip_observations": None,
     "randomize_episode_start": False,
 }
-SIM = SimConfig(name="mujoco", num_threads=1, njmax=None, nconmax=None, graph=False, persistent="auto")
+SIM = SimConfig(
+    name="mujoco",
+    num_threads=1,
+    njmax=None,
+    nconmax=None,
+    iterations=None,
+    ls_iterations=None,
+    graph=False,
+    persistent="auto",
+)
 CHOICE = SimChoice("mujoco", torch.device("cpu"), "test")
 
 

@@ -60,6 +60,8 @@ def sim_config(**changes: Any) -> SimConfig:
         "num_threads": 1,
         "njmax": None,
         "nconmax": None,
+        "iterations": None,
+        "ls_iterations": None,
         "graph": True,
         "persistent": "auto",
     }

@@ -321,7 +321,14 @@ scene.add_ground()
 scene.add("ant", {str(ANT)!r})
 scene.add_contact_sensor("ant", {FEET!r})
 cfg = SimConfig(
-    name="mjwarp", num_threads=1, njmax=None, nconmax=None, graph=True, persistent="auto"
+    name="mjwarp",
+    num_threads=1,
+    njmax=None,
+    nconmax=None,
+    iterations=None,
+    ls_iterations=None,
+    graph=True,
+    persistent="auto",
 )
 sim = make_sim(scene, SimChoice("mjwarp", torch.device("cpu"), "test"), 2, cfg)
 sim.step(2)
