@@ -11,6 +11,7 @@ from typing import Protocol
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
+from torch.nn import functional
 
 from gpusim_rl.config import NetworkConfig
 from gpusim_rl.errors import ConfigError
@@ -79,6 +80,27 @@ class MLP(nn.Sequential):
             size = width
         super().__init__(*layers)
         self.out_size = size
+
+    def forward(self, x: Float[Tensor, "batch size"]) -> Float[Tensor, "batch out"]:
+        """Features."""
+        if x.device.type == "cuda" and torch.is_autocast_enabled("cuda"):
+            return self.cast_together(x, torch.get_autocast_dtype("cuda"))
+        return super().forward(x)
+
+    def cast_together(self, x: Float[Tensor, "batch size"], dtype: torch.dtype) -> Float[Tensor, "batch out"]:
+        """What autocast does, to the bit, with one cast of all weights and one of all their gradients.
+
+        Autocast casts each of them: on CUDA a launch costs more than copying the weights. On the CPU it is dearer.
+        """
+        full = list(self.parameters())
+        flat = torch.cat([weights.flatten() for weights in full]).to(dtype)
+        cast = iter(flat.split([weights.numel() for weights in full]))
+        for layer in self:
+            if isinstance(layer, nn.Linear):
+                x = functional.linear(x, next(cast).view_as(layer.weight), next(cast))
+            else:
+                x = layer(x)
+        return x
 
 
 def make_features(size: int, cfg: NetworkConfig, key: str = "network") -> nn.Module:

@@ -12,7 +12,7 @@ from torch.distributions import Independent, Normal, kl_divergence
 
 from gpusim_rl.config import PPOConfig
 from gpusim_rl.learn.distributions import DiagonalGaussian
-from gpusim_rl.learn.networks import ACTIVATIONS, ActorCritic
+from gpusim_rl.learn.networks import ACTIVATIONS, MLP, ActorCritic
 from gpusim_rl.learn.ppo import PPO
 from gpusim_rl.spaces import Box
 from helpers.fakes import ppo_config
@@ -368,6 +368,17 @@ def test_bf16_trunks_fp32_heads(name: str) -> None:
     assert now.log_prob.dtype == now.value.dtype == now.entropy.dtype == torch.float32
     (now.log_prob.sum() + now.value.sum()).backward()
     assert all(p.dtype == p.grad.dtype == torch.float32 for p in policy.parameters())
+
+
+def test_casting_weights_together_is_what_autocast_does() -> None:
+    layers = MLP(5, ppo_config().network)
+    x = torch.randn(7, 5, generator=generator())
+    found = []
+    for function in (layers, lambda x: layers.cast_together(x, torch.bfloat16)):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            features = function(x)
+        found.append((features, *torch.autograd.grad(features.float().square().sum(), list(layers.parameters()))))
+    assert all(torch.equal(a, b) and a.dtype == b.dtype for a, b in zip(*found, strict=True))
 
 
 def test_same_seed_same_policy() -> None:
