@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,6 +16,9 @@ from gpusim_rl.config import NetworkConfig
 from gpusim_rl.spaces import Box
 
 _LOG_2PI = math.log(2.0 * math.pi)
+
+squared_distance = partial(functional.mse_loss, reduction="none")
+"""(a - b)^2 of tensors of one shape, element by element: an operation forward and one backward."""
 
 
 @dataclass(slots=True)
@@ -44,9 +48,9 @@ class DiagonalGaussian:
 
     def log_prob(self, action: Float[Tensor, "*batch actions"]) -> Float[Tensor, "*batch"]:
         """Log-density of an action, summed over its components."""
-        z = (self.mean - action) * torch.exp(-self.log_std)
+        squares = squared_distance(self.mean.expand_as(action), action) * torch.exp(-2.0 * self.log_std)
         at_mean = -0.5 * _LOG_2PI * self.mean.shape[-1] - self.log_std.sum(dim=-1)
-        return torch.add(at_mean, z.square().sum(dim=-1), alpha=-0.5)
+        return torch.add(at_mean, squares.sum(dim=-1), alpha=-0.5)
 
     def entropy(self) -> Float[Tensor, "*batch"]:
         """Entropy [nat]; no batch where the log-std does not depend on the state."""
@@ -61,7 +65,8 @@ class DiagonalGaussian:
 
     def excess(self, bound: float) -> Float[Tensor, "*batch"]:
         """Squared distance of the mean from [-bound, bound], summed over the components."""
-        return functional.softshrink(self.mean, bound).square().sum(dim=-1)
+        inside = self.mean.detach().clamp(-bound, bound)  # which moves with the mean only where the distance is 0
+        return squared_distance(self.mean, inside).sum(dim=-1)
 
     def stats(self) -> dict[str, Tensor]:
         """Numbers for the log: the mean standard deviation."""

@@ -23,6 +23,7 @@ from gpusim_rl.learn.algorithm import (
     restore_generator,
 )
 from gpusim_rl.learn.chunks import Chunks, most_workers
+from gpusim_rl.learn.distributions import squared_distance
 from gpusim_rl.learn.networks import ActorCritic, Sample
 from gpusim_rl.learn.rollout import Rollout, gae
 from gpusim_rl.spaces import Box
@@ -320,17 +321,16 @@ class PPO(Algorithm):
         for epoch in range(cfg.epochs):
             order = torch.randperm(self.num_units, generator=self._shuffle_generator, device=self.device)
             counts = Samples.valid_of(batch.packed).index_select(1, order).unflatten(1, (-1, size)).sum(dim=(0, 2))
-            epoch_kl = torch.zeros_like(self.learning_rate)
+            kls = []
             for index, count in zip(order.split(size), counts.clamp_(min=1.0), strict=True):
                 # The first minibatch compares the policy with itself: a KL of rounding errors, which says nothing.
                 adapt = cfg.schedule_per == "minibatch" and totals is not None
                 losses, kl, skip = self._step(batch, index, count, adapt=adapt)
                 totals = losses if totals is None else totals.add_(losses)
                 skipped += skip
-                if cfg.schedule_per == "epoch":
-                    epoch_kl += kl
+                kls.append(kl)
             if cfg.schedule_per == "epoch" and (epoch > 0 or self.num_minibatches > 1):
-                self._adapt(epoch_kl / self.num_minibatches)
+                self._adapt(torch.stack(kls).mean())
         assert totals is not None
         self.iteration += 1
         for group, norm in self.policy.obs_norm.items():
@@ -397,11 +397,11 @@ class PPO(Algorithm):
         cost = -old.advantage
         policy_loss = (cost * ratio).clamp(min=torch.sub(cost, cost.abs(), alpha=clip))
 
-        value_loss = (now.value - old.target).square()
+        value_loss = squared_distance(now.value, old.target)
         if self.cfg.value_clip:
             # Where the clipped value is the worse one, it is constant: it bounds the error, and has no gradient.
             near = now.value.detach().clamp(old.value - clip, old.value + clip)
-            value_loss = value_loss.clamp(min=(near - old.target).square())
+            value_loss = value_loss.clamp(min=squared_distance(near, old.target))
 
         with torch.no_grad():
             kl = now.distribution.kl_from(head.distribution.stored(old.distribution))
