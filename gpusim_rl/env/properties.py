@@ -107,7 +107,10 @@ def _column(
     if index is None:
         return Quantity(param.default, param.set, low, high)
     return Quantity(
-        sign * param.default[..., index], lambda value, where: param.set(sign * value, where, index), low, high
+        sign * param.default[..., index],
+        lambda value, where: param.set(value if sign == 1.0 else sign * value, where, index),
+        low,
+        high,
     )
 
 

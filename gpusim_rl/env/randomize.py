@@ -99,30 +99,24 @@ class Draw(Ramp):
             raise ConfigError(f"range of loguniform must be positive, got [{low:g}, {high:g}]")
 
     @property
-    def neutral(self) -> float:
-        """The draw that does not change a value."""
-        return 0.0 if self.operation == "additive" else 1.0
+    def affine(self) -> tuple[float, float]:
+        """Offset and factor that make a draw of a random number; of `loguniform` they make the draw's logarithm.
 
-    def draw(self, raw: Tensor, bounds: tuple[float, float] | None = None) -> Tensor:
-        """Transforms random numbers into draws of the distribution.
-
-        Args:
-            raw: Standard normal numbers for `gaussian`, else uniform numbers from [0, 1); any shape.
-            bounds: Used in place of `range`.
+        The number is standard normal for `gaussian`, else uniform from [0, 1).
         """
-        low, high = bounds or self.range
+        low, high = self.range
         if self.distribution == "loguniform":
-            return (raw * math.log(high / low)).exp() * low
-        return raw * high + low if self.distribution == "gaussian" else raw * (high - low) + low
+            return math.log(low), math.log(high / low)
+        return (low, high) if self.distribution == "gaussian" else (low, high - low)
 
-    def apply(self, value: Tensor, draw: Tensor, strength: Tensor | float) -> Tensor:
+    def apply(self, value: Tensor, draw: Tensor, steps: Tensor) -> Tensor:
         """Returns the value with the draw added, or multiplied by it.
 
-        The strength scales the effect. At 0.5 half of the draw is added, or the factor is halfway from 1 to the draw.
+        The strength after this many control steps scales the effect. At 0.5 half of the draw is added, or the factor is
+        halfway from 1 to the draw.
         """
-        if self.operation == "additive":
-            return value + strength * draw
-        return value * (1.0 + strength * (draw - 1.0))
+        changed = value + draw if self.operation == "additive" else value * draw
+        return changed if self.schedule is None else torch.lerp(value, changed, self.strength(steps))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -224,39 +218,86 @@ class Pushes(Ramp):
                 raise ConfigError(f"pushes: expected [least, most], got [{least:g}, {most:g}]")
 
 
-def _gaussian(random: EnvRandom, count: int) -> Float[Tensor, "envs count"]:
-    """Draws standard normal numbers, shape [num_envs, count].
+class _Draws:
+    """Draws of several distributions, made from one call of the random numbers.
 
-    It uses both numbers of each pair of Box and Muller's method: half the cost of `EnvRandom.normal`.
+    Args:
+        device: Device of the draws.
     """
-    u = random.uniform(0.0, 1.0, 2, (count + 1) // 2)
-    radius, angle = (-2.0 * torch.log1p(-u[:, 0])).sqrt_(), 2.0 * math.pi * u[:, 1]
-    return torch.cat([radius * angle.cos(), radius * angle.sin()], dim=1)[:, :count]
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._specs: list[Draw] = []
+        self._sizes: list[int] = []
+        self._low = self._span = torch.empty(0, device=device)
+        self._places: list[slice] = []
+        self._pairs, self._uniform = 0, 0  # of Gaussian numbers; uniform numbers
+
+    def add(self, spec: Draw, size: int) -> int:
+        """Adds `size` numbers per env to the draws, and returns their place in what `draw` returns."""
+        self._specs.append(spec)
+        self._sizes.append(size)
+        self._pairs = (self._count("gaussian") + 1) // 2
+        self._uniform = sum(self._sizes) - self._count("gaussian")
+        low, span = torch.zeros(2, 2 * self._pairs + self._uniform).unbind()
+        next_place = {True: 0, False: 2 * self._pairs}  # Gaussian numbers first
+        self._places.clear()
+        for one, count in zip(self._specs, self._sizes, strict=True):
+            gaussian = one.distribution == "gaussian"
+            place = slice(next_place[gaussian], next_place[gaussian] + count)
+            next_place[gaussian] = place.stop
+            self._places.append(place)
+            low[place], span[place] = one.affine
+        self._low, self._span = low.to(self._device), span.to(self._device)
+        return len(self._places) - 1
+
+    def _count(self, distribution: str) -> int:
+        pairs = zip(self._specs, self._sizes, strict=True)
+        return sum(size for spec, size in pairs if spec.distribution == distribution)
+
+    def draw(self, random: EnvRandom) -> list[Float[Tensor, "envs size"]]:
+        """Returns new draws, shape [num_envs, size] for each call of `add`."""
+        if not self._specs:
+            return []
+        raw = random.uniform(0.0, 1.0, 2 * self._pairs + self._uniform)
+        if self._pairs:
+            # both numbers of each pair of Box and Muller's method: half the cost of `EnvRandom.normal`
+            u, v, uniform = raw.split([self._pairs, self._pairs, self._uniform], dim=1)
+            radius, angle = torch.log1p(-u).mul_(-2.0).sqrt_(), 2.0 * math.pi * v
+            raw = torch.cat([radius * angle.cos(), radius * angle.sin(), uniform], dim=1)
+        draws = torch.addcmul(self._low, raw, self._span)
+        parts = [draws[:, place] for place in self._places]
+        for spec, part in zip(self._specs, parts, strict=True):
+            if spec.distribution == "loguniform":
+                part.exp_()
+        return parts
 
 
 # Noise, latency and pushes
 
 
 class _Noise(TaskPart):
-    def __init__(self, spec: Noise, num_envs: int, size: int, device: torch.device) -> None:
+    def __init__(
+        self, spec: Noise, num_envs: int, size: int, device: torch.device, *, per_step: _Draws, per_episode: _Draws
+    ) -> None:
         self.spec = spec
         self.white = torch.zeros(num_envs, size, device=device)
         self.correlated = torch.zeros(num_envs, size, device=device)
+        self._white_part = per_step.add(spec, size)
+        self._offset_part: int | None = None
+        if spec.range_correlated is not None:
+            self._offset_part = per_episode.add(replace(spec, range=spec.range_correlated), size)
 
-    def step(self, random: EnvRandom) -> None:
-        self.white.copy_(self.spec.draw(self._raw(random)))
+    def step(self, draws: list[Tensor]) -> None:
+        self.white.copy_(draws[self._white_part])
 
-    def reset(self, random: EnvRandom, where: Bool[Tensor, " envs"]) -> None:
-        if self.spec.range_correlated is not None:
-            new = self.spec.draw(self._raw(random), self.spec.range_correlated)
-            self.correlated.copy_(torch.where(where[:, None], new, self.correlated))
-
-    def _raw(self, random: EnvRandom) -> Tensor:
-        size = self.white.shape[1]
-        return _gaussian(random, size) if self.spec.distribution == "gaussian" else random.uniform(0.0, 1.0, size)
+    def reset(self, draws: list[Tensor], where: Bool[Tensor, " envs"]) -> None:
+        if self._offset_part is not None:
+            torch.where(where[:, None], draws[self._offset_part], self.correlated, out=self.correlated)
 
     def apply(self, value: Float[Tensor, "envs size"], steps: Tensor) -> Float[Tensor, "envs size"]:
-        return self.spec.apply(value, self.white + self.correlated, self.spec.strength(steps))
+        noise = self.white if self._offset_part is None else self.white + self.correlated
+        return self.spec.apply(value, noise, steps)
 
 
 class _Latency(TaskPart):
@@ -267,7 +308,7 @@ class _Latency(TaskPart):
 
     def reset(self, random: EnvRandom, where: Bool[Tensor, " envs"]) -> None:
         new = random.integers(self.spec.range[0], self.spec.range[1] + 1)
-        self.delay.copy_(torch.where(where, new, self.delay))
+        torch.where(where, new, self.delay, out=self.delay)
         self.queue.masked_fill_(where[:, None, None], 0.0)
 
     def apply(self, action: Float[Tensor, "envs actions"]) -> Float[Tensor, "envs actions"]:
@@ -300,14 +341,14 @@ class _Pushes(TaskPart):
 
     def reset(self, random: EnvRandom, where: Bool[Tensor, " envs"]) -> None:
         new = random.integers(self.gap[0], self.gap[1] + 1)
-        self.wait.copy_(torch.where(where, new, self.wait))
+        torch.where(where, new, self.wait, out=self.wait)
         if self.spec.force is not None:
             self.left.masked_fill_(where, 0)
 
     def before_physics(self, random: EnvRandom, steps: Tensor) -> None:
         self.wait -= 1
         due = self.wait <= 0
-        self.wait.copy_(torch.where(due, random.integers(self.gap[0], self.gap[1] + 1), self.wait))
+        torch.where(due, random.integers(self.gap[0], self.gap[1] + 1), self.wait, out=self.wait)
         strength = self.spec.strength(steps)
         if self.spec.velocity is not None:
             angle = random.uniform(-math.pi, math.pi)
@@ -318,8 +359,8 @@ class _Pushes(TaskPart):
             count = self.force.shape[1]
             direction = torch.nn.functional.normalize(random.normal(0.0, 1.0, count, 3), dim=-1)
             new = direction * random.uniform(*self.spec.force, count, 1) * strength
-            self.force.copy_(torch.where(due[:, None, None], new, self.force))
-            self.left.copy_(torch.where(due, self.duration, self.left))
+            torch.where(due[:, None, None], new, self.force, out=self.force)
+            self.left.masked_fill_(due, self.duration)
             self.held.copy_(self.bodies.wrench)
             force = torch.where((self.left > 0)[:, None, None], self.force, 0.0)
             self.bodies.apply_wrench(self.held[..., :3] + force, self.held[..., 3:])
@@ -331,35 +372,23 @@ class _Pushes(TaskPart):
 
 
 class _Group:
-    """Properties that are drawn at the same moments, from the same call of the random numbers."""
+    """Properties that are drawn at the same moments.
 
-    def __init__(self) -> None:
-        self._parts: list[tuple[Property, Quantity, slice]] = []
-        self._gaussian, self._uniform = 0, 0  # numbers per env
+    Args:
+        draws: What they are drawn from; others may draw from it too.
+    """
 
-    @property
-    def size(self) -> int:
-        """Random numbers per env and draw."""
-        return self._gaussian + self._uniform
+    def __init__(self, draws: _Draws) -> None:
+        self.draws = draws
+        self.parts: list[tuple[Property, Quantity, int]] = []
 
     def add(self, spec: Property, quantity: Quantity) -> None:
-        count = quantity.default.numel()
-        if spec.distribution == "gaussian":
-            numbers = slice(self._gaussian, self._gaussian + count)
-            self._gaussian += count
-        else:
-            numbers = slice(self._uniform, self._uniform + count)
-            self._uniform += count
-        self._parts.append((spec, quantity, numbers))
+        self.parts.append((spec, quantity, self.draws.add(spec, quantity.default.numel())))
 
-    def draw(self, random: EnvRandom, steps: Tensor, where: Bool[Tensor, " envs"]) -> None:
-        gaussian = _gaussian(random, self._gaussian) if self._gaussian else None
-        uniform = random.uniform(0.0, 1.0, self._uniform) if self._uniform else None
-        for spec, quantity, numbers in self._parts:
-            raw = gaussian if spec.distribution == "gaussian" else uniform
-            assert raw is not None
-            draw = spec.draw(raw[:, numbers].unflatten(1, quantity.default.shape))
-            value = spec.apply(quantity.default, draw, spec.strength(steps))
+    def write(self, draws: list[Tensor], steps: Tensor, where: Bool[Tensor, " envs"]) -> None:
+        for spec, quantity, part in self.parts:
+            draw = draws[part].unflatten(1, quantity.default.shape)
+            value = spec.apply(quantity.default, draw, steps)
             if quantity.low is not None or quantity.high is not None:
                 value = value.clamp(quantity.low, quantity.high)  # type: ignore[arg-type]
             quantity.write(value, where)
@@ -402,11 +431,12 @@ class Randomizer(TaskPart):
         self._observations = _parse(Noise, params, "observations", PATH)
         actions, latency = _parse(Noise, params, "actions", PATH), _parse(Latency, params, "latency", PATH)
         self.observation_noise: _Noise | None = None  # made by `start`, which knows the size
-        self.action_noise = None if actions is None else _Noise(actions, num_envs, num_actions, device)
+        self._per_step, self._per_episode = _Draws(device), _Draws(device)
+        self.action_noise = None if actions is None else self._noise(actions, num_actions)
         self.latency = None if latency is None else _Latency(latency, num_envs, num_actions, device)
         self.pushes: list[_Pushes] = []
         self.actors: dict[str, Actor] = {}
-        self._at_setup, self._at_reset = _Group(), _Group()
+        self._at_setup, self._at_reset = _Group(_Draws(device)), _Group(self._per_episode)
         self._at_interval: dict[int, _Group] = {}  # by control steps
         self._add_sim_params(_section(params, "sim_params", PATH))
         actors = _section(params, "actor_params", PATH)
@@ -415,7 +445,7 @@ class Randomizer(TaskPart):
 
         noise = (self._observations, self.action_noise, self.latency)
         groups = (self._at_setup, self._at_reset, *self._at_interval.values())
-        if all(part is None for part in noise) and not self.pushes and not any(group.size for group in groups):
+        if all(part is None for part in noise) and not self.pushes and not any(group.parts for group in groups):
             raise ConfigError(
                 f"task.randomize=true, but {PATH} has nothing to randomise; try observations, actions, or"
                 f" actor_params.{sim.scene.articulation_names[0]}"
@@ -435,8 +465,8 @@ class Randomizer(TaskPart):
         """
         if self._observations is not None:
             if self.observation_noise is None:
-                self.observation_noise = _Noise(self._observations, self._sim.num_envs, num_obs, self._sim.device)
-            self.observation_noise.step(self._random)
+                self.observation_noise = self._noise(self._observations, num_obs)
+            self.observation_noise.step(self._per_step.draw(self._random))
 
     def reset(self, where: Bool[Tensor, " envs"]) -> None:
         """Draws what is random per episode.
@@ -445,37 +475,43 @@ class Randomizer(TaskPart):
             where: Envs where an episode begins, bool [num_envs].
         """
         due = where & (self.age >= self._frequency)
-        self._at_reset.draw(self._random, self.steps, due)
+        draws = self._per_episode.draw(self._random)
+        self._at_reset.write(draws, self.steps, due)
         self.age.masked_fill_(due, 0)
-        for part in (self.observation_noise, self.action_noise, self.latency, *self.pushes):
+        for noise in (self.observation_noise, self.action_noise):
+            if noise is not None:
+                noise.reset(draws, where)
+        for part in (self.latency, *self.pushes):
             if part is not None:
                 part.reset(self._random, where)
 
     def act(self, action: Float[Tensor, "envs actions"]) -> Float[Tensor, "envs actions"]:
         """Returns the actions that the task gets, shape [num_envs, num_actions]: late, noisy, within the limits.
 
-        VecEnv calls it once per control step.
+        VecEnv calls it once per control step. It draws the noise of the whole step, that of its observations too.
         """
+        draws = self._per_step.draw(self._random)
+        for noise in (self.observation_noise, self.action_noise):
+            if noise is not None:
+                noise.step(draws)
         if self.latency is not None:
             action = self.latency.apply(action)
         if self.action_noise is not None:
-            self.action_noise.step(self._random)
             action = self.action_noise.apply(action, self.steps).clamp(-self._clip, self._clip)
         return action
 
     def before_physics(self) -> None:
         """Applies pushes, and draws the properties whose interval is over."""
         for interval, group in self._at_interval.items():
-            group.draw(self._random, self.steps, (self.steps + self.phases[interval]) % interval == 0)
+            due = (self.steps + self.phases[interval]) % interval == 0
+            group.write(group.draws.draw(self._random), self.steps, due)
         for pushes in self.pushes:
             pushes.before_physics(self._random, self.steps)
 
     def after_physics(self) -> None:
-        """Removes the forces of this step, and draws the noise of its observations."""
+        """Removes the forces of this step."""
         for pushes in self.pushes:
             pushes.after_physics()
-        if self.observation_noise is not None:
-            self.observation_noise.step(self._random)
         self.steps += 1
         self.age += 1
 
@@ -514,10 +550,14 @@ class Randomizer(TaskPart):
     def _draw_properties(self) -> None:
         everywhere = torch.ones_like(self.age, dtype=torch.bool)
         for group in (self._at_setup, self._at_reset, *self._at_interval.values()):
-            group.draw(self._random, self.steps, everywhere)
+            group.write(group.draws.draw(self._random), self.steps, everywhere)
         self.age.zero_()
 
     # Building
+
+    def _noise(self, spec: Noise, size: int) -> _Noise:
+        num_envs, device = self._sim.num_envs, self._sim.device
+        return _Noise(spec, num_envs, size, device, per_step=self._per_step, per_episode=self._per_episode)
 
     def _add_sim_params(self, node: Mapping[str, Any]) -> None:
         path = f"{PATH}.sim_params"
@@ -561,7 +601,9 @@ class Randomizer(TaskPart):
             group = self._at_setup
             spec = replace(spec, schedule=None, schedule_steps=None)
         elif spec.interval_s is not None:
-            group = self._at_interval.setdefault(max(1, round(spec.interval_s / self._dt)), _Group())
+            group = self._at_interval.setdefault(
+                max(1, round(spec.interval_s / self._dt)), _Group(_Draws(self._sim.device))
+            )
         for quantity in quantities:
             group.add(spec, quantity)
 

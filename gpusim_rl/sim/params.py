@@ -98,7 +98,7 @@ class Param:
         mine = mine if column is None else mine[..., column]
         mask, value = where.view(-1, *[1] * (value.ndim - 1)), value.to(mine.dtype)
         if self._index is None:
-            mine.copy_(torch.where(mask, value, mine))
+            torch.where(mask, value, mine, out=mine)
         else:
             mine.index_copy_(1, self._index, torch.where(mask, value, mine.index_select(1, self._index)))
         self._changed(where)
