@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from gpusim_rl.env import Task, TaskConfig
-from gpusim_rl.env.math import quat_conjugate, quat_from_axis_angle, quat_multiply, quat_rotate, unscale
+from gpusim_rl.env.math import quat_angle, quat_from_axis_angle, quat_from_uniform, quat_rotate, unscale
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.paths import assets_dir
 from gpusim_rl.sim import Articulation, Scene, Sim
@@ -127,15 +127,16 @@ class Trifinger(Task[TrifingerConfig]):
         self.env_steps = torch.zeros((), dtype=torch.int64, device=self.device)
 
     def reset(self, where: Bool[Tensor, " envs"]) -> None:
-        yaw = self.random.uniform(-math.pi, math.pi)
-        pos = self._in_arena(MAX_RADIUS, REST, REST)
-        self.cube.set_state(where, root_pos=pos, root_quat=quat_from_axis_angle(self.up, yaw))
-        quat = self.goal.default_root_quat.expand(self.num_envs, 4)
+        turn, cube, goal, goal_turn = self.random.uniform(0.0, 1.0, 10).split([1, 3, 3, 3], dim=1)
+        quat = quat_from_axis_angle(self.up, 2.0 * math.pi * turn[:, 0] - math.pi)
+        self.cube.set_state(where, root_pos=_in_arena(cube, MAX_RADIUS, REST, REST), root_quat=quat)
+        goal_quat = self.goal.default_root_quat.expand(self.num_envs, 4)
         if self.cfg.difficulty == TURNED:
-            quat = torch.nn.functional.normalize(self.random.normal(0.0, 1.0, 4), dim=1)
-        self.goal.set_state(where, root_pos=self._in_arena(*GOALS[self.cfg.difficulty]), root_quat=quat)
-        self.last_tips.copy_(torch.where(where[:, None, None], self.start_tips, self.last_tips))
-        self.last_reach.copy_(torch.where(where, self._reach(self.start_tips), self.last_reach))
+            goal_quat = quat_from_uniform(goal_turn)
+        goal_pos = _in_arena(goal, *GOALS[self.cfg.difficulty])
+        self.goal.set_state(where, root_pos=goal_pos, root_quat=goal_quat)
+        torch.where(where[:, None, None], self.start_tips, self.last_tips, out=self.last_tips)
+        torch.where(where, self._reach(self.start_tips), self.last_reach, out=self.last_reach)
 
     def apply_action(self, action: Float[Tensor, "envs actions"]) -> None:
         self.robot.actuate(action)
@@ -157,7 +158,7 @@ class Trifinger(Task[TrifingerConfig]):
         closer = self.last_reach - reach
         self.last_tips.copy_(tips)
         self.last_reach.copy_(reach)
-        early = (self.env_steps <= cfg.reach_env_steps).float()
+        early = self.env_steps <= cfg.reach_env_steps
         distance = torch.linalg.vector_norm(self._corners(self.cube) - self._corners(self.goal), dim=2)
         # 1 / (e^x + 2 + e^-x) = sigmoid(x) sigmoid(-x), which does not overflow when the cube is far away.
         kernel = torch.sigmoid(cfg.pose_sharpness * distance) * torch.sigmoid(-cfg.pose_sharpness * distance)
@@ -175,18 +176,11 @@ class Trifinger(Task[TrifingerConfig]):
 
     def stats(self) -> dict[str, Float[Tensor, " envs"]]:
         position = torch.linalg.vector_norm(self.cube.root_pos - self.goal.root_pos, dim=1)
-        turn = quat_multiply(self.cube.root_quat, quat_conjugate(self.goal.root_quat))
-        rotation = 2.0 * torch.linalg.vector_norm(turn[:, 1:], dim=1).clamp(max=1.0).asin()
+        rotation = quat_angle(self.cube.root_quat, self.goal.root_quat)
         there = position <= self.cfg.position_tolerance
         if self.cfg.difficulty == TURNED:
             there &= rotation <= self.cfg.rotation_tolerance
         return {"position_error": position, "rotation_error": rotation, "success": there.float()}
-
-    def _in_arena(self, radius: float, low: float, high: float) -> Float[Tensor, "envs 3"]:
-        """Random points, uniform over a disc and a range of heights [m]."""
-        distance = radius * self.random.uniform().sqrt()
-        angle = self.random.uniform(-math.pi, math.pi)
-        return torch.stack([distance * angle.cos(), distance * angle.sin(), self.random.uniform(low, high)], dim=1)
 
     def _reach(self, tips: Float[Tensor, "envs 3 3"]) -> Float[Tensor, " envs"]:
         """Sum of the fingertips' distances from the cube's centre [m]."""
@@ -196,3 +190,9 @@ class Trifinger(Task[TrifingerConfig]):
         """The corners of a cube [m]."""
         quat = cube.root_quat[:, None].expand(-1, 8, -1)
         return cube.root_pos[:, None] + quat_rotate(quat, self.corners.expand(self.num_envs, -1, -1))
+
+
+def _in_arena(u: Float[Tensor, "envs 3"], radius: float, low: float, high: float) -> Float[Tensor, "envs 3"]:
+    """Points uniform over a disc and a range of heights [m], from numbers uniform in [0, 1)."""
+    distance, angle = radius * u[:, 0].sqrt(), 2.0 * math.pi * u[:, 1]
+    return torch.stack([distance * angle.cos(), distance * angle.sin(), low + (high - low) * u[:, 2]], dim=1)
