@@ -79,42 +79,52 @@ class Anymal(Task[AnymalConfig]):
         self.num_actions = len(self.robot.actuator_names)
         self.stance = self.robot.default_joint_pos
         self.commands = Commands(self, {"x": cfg.command_x, "y": cfg.command_y, "yaw": cfg.command_yaw})
-        self.command_scale = torch.tensor([cfg.lin_vel_scale] * 2 + [cfg.ang_vel_scale], device=self.device)
+        self.errors = torch.zeros(2, self.num_envs, device=self.device)  # of velocity [m/s] and yaw rate [rad/s]
+        parts = [  # of the observation: size, scale
+            (3, cfg.lin_vel_scale),
+            (3, cfg.ang_vel_scale),
+            (3, 1.0),
+            (2, cfg.lin_vel_scale),
+            (1, cfg.ang_vel_scale),
+            (self.num_actions, 1.0),
+            (self.num_actions, cfg.joint_vel_scale),
+            (self.num_actions, 1.0),
+        ]
+        self.obs_scale = torch.tensor([scale for size, scale in parts for _ in range(size)], device=self.device)
         self.down = torch.tensor([0.0, 0.0, -1.0], device=self.device).expand(self.num_envs, 3)
 
     def reset(self, where: Bool[Tensor, " envs"]) -> None:
-        num_joints = len(self.robot.joint_names)
-        self.robot.set_state(
-            where,
-            joint_pos=self.stance * self.random.uniform(0.5, 1.5, num_joints),
-            joint_vel=self.random.uniform(-0.1, 0.1, num_joints),
-        )
+        stretch, joint_vel = self.random.uniform(-1.0, 1.0, 2, len(self.robot.joint_names)).unbind(dim=1)
+        self.robot.set_state(where, joint_pos=self.stance * (1.0 + 0.5 * stretch), joint_vel=0.1 * joint_vel)
         self.commands.resample(where)
 
     def apply_action(self, action: Float[Tensor, "envs actions"]) -> None:
-        self.robot.actuate(self.stance + self.cfg.action_scale * action)
+        self.robot.actuate(torch.add(self.stance, action, alpha=self.cfg.action_scale))
 
     def observe(self) -> Float[Tensor, "envs obs"]:
-        cfg, robot = self.cfg, self.robot
-        return torch.cat(
-            [
-                self._lin_vel() * cfg.lin_vel_scale,
-                robot.root_ang_vel_local * cfg.ang_vel_scale,
-                quat_rotate_inverse(robot.root_quat, self.down),
-                self.commands.value * self.command_scale,
-                robot.joint_pos - self.stance,
-                robot.joint_vel * cfg.joint_vel_scale,
-                self.actions,
-            ],
-            dim=1,
-        )
+        robot = self.robot
+        vectors = torch.stack([robot.root_lin_vel, self.down], dim=1)
+        lin_vel, gravity = quat_rotate_inverse(robot.root_quat[:, None], vectors).unbind(dim=1)
+        parts = [
+            lin_vel,
+            robot.root_ang_vel_local,
+            gravity,
+            self.commands.value,
+            robot.joint_pos - self.stance,
+            robot.joint_vel,
+            self.actions,
+        ]
+        return torch.cat(parts, dim=1) * self.obs_scale
 
     def rewards(self) -> dict[str, Float[Tensor, " envs"]]:
-        cfg, dt = self.cfg, self.dt
-        lin_vel_error, ang_vel_error = self._errors()
-        lin_vel = dt * cfg.lin_vel_weight * torch.exp(-lin_vel_error.square() / cfg.tracking_width)
-        ang_vel = dt * cfg.ang_vel_weight * torch.exp(-ang_vel_error.square() / cfg.tracking_width)
-        torque = dt * cfg.torque_cost * self.robot.joint_effort.square().sum(dim=1)
+        cfg, dt, robot, command = self.cfg, self.dt, self.robot, self.commands.value
+        velocity = quat_rotate_inverse(robot.root_quat, robot.root_lin_vel)[:, :2]
+        lin_vel_error = torch.linalg.vector_norm(command[:, :2] - velocity, dim=1)
+        ang_vel_error = (command[:, 2] - robot.root_ang_vel_local[:, 2]).abs()
+        torch.stack([lin_vel_error, ang_vel_error], out=self.errors)
+        tracking = torch.exp(self.errors.square() / -cfg.tracking_width)
+        lin_vel, ang_vel = dt * cfg.lin_vel_weight * tracking[0], dt * cfg.ang_vel_weight * tracking[1]
+        torque = dt * cfg.torque_cost * robot.joint_effort.square().sum(dim=1)
         return {"lin_vel_xy": lin_vel, "ang_vel_z": ang_vel, "torque": -torch.minimum(torque, lin_vel + ang_vel)}
 
     def terminated(self) -> Bool[Tensor, " envs"]:
@@ -122,14 +132,5 @@ class Anymal(Task[AnymalConfig]):
         return (force > self.cfg.contact_limit).any(dim=1)
 
     def stats(self) -> dict[str, Float[Tensor, " envs"]]:
-        lin_vel_error, ang_vel_error = self._errors()
+        lin_vel_error, ang_vel_error = self.errors
         return {"lin_vel_error": lin_vel_error, "ang_vel_error": ang_vel_error}
-
-    def _lin_vel(self) -> Float[Tensor, "envs 3"]:
-        return quat_rotate_inverse(self.robot.root_quat, self.robot.root_lin_vel)
-
-    def _errors(self) -> tuple[Float[Tensor, " envs"], Float[Tensor, " envs"]]:
-        """Distance of the horizontal velocity [m/s] and of the yaw rate [rad/s] from the command."""
-        command = self.commands.value
-        lin_vel_error = torch.linalg.vector_norm(command[:, :2] - self._lin_vel()[:, :2], dim=1)
-        return lin_vel_error, (command[:, 2] - self.robot.root_ang_vel_local[:, 2]).abs()

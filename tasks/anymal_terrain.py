@@ -172,7 +172,7 @@ class AnymalTerrain(Task[AnymalTerrainConfig]):
         torch.where(everyone, self.noise_limit * noise, self.noise, out=self.noise)
 
     def apply_action(self, action: Float[Tensor, "envs actions"]) -> None:
-        self.robot.actuate(self.stance + self.cfg.action_scale * action)
+        self.robot.actuate(torch.add(self.stance, action, alpha=self.cfg.action_scale))
 
     def observe(self) -> Float[Tensor, "envs obs"]:
         robot = self.robot
