@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from gpusim_rl.env import Task, TaskConfig
-from gpusim_rl.env.math import quat_angle, quat_conjugate, quat_from_uniform, quat_multiply, scale, unscale
+from gpusim_rl.env.math import quat_angle, quat_difference, quat_from_uniform, scale, unscale
 from gpusim_rl.paths import assets_dir
 from gpusim_rl.sim import Scene, Sim
 
@@ -70,22 +70,24 @@ class InHand(Task[InHandConfig]):
         self.target_low, self.target_high = self.hand.control_limits.unbind(dim=1)
         self.goal_pos = torch.tensor(self.GOAL, device=self.device)
         self.goal_quat = torch.zeros(self.num_envs, 4, device=self.device)
+        self.rotation_error = torch.zeros(self.num_envs, device=self.device)  # of the latest rewards [rad]
+        self.rest = torch.zeros(self.num_actions, device=self.device).clamp(self.target_low, self.target_high)
         self.targets = torch.zeros(self.num_envs, self.num_actions, device=self.device)
         self.successes = torch.zeros(self.num_envs, device=self.device)  # goals reached in this episode
         self.ended = torch.zeros(self.num_envs, dtype=torch.bool, device=self.device)
 
     def reset(self, where: Bool[Tensor, " envs"]) -> None:
-        cfg, random = self.cfg, self.random
-        reach = cfg.joint_pos_noise * random.uniform(self.joint_low, self.joint_high, len(self.hand.joint_names))
+        cfg, num_joints = self.cfg, len(self.hand.joint_names)
+        joints, beside, turn, goal = self.random.uniform(0.0, 1.0, num_joints + 9).split([num_joints, 3, 3, 3], dim=1)
+        reach = cfg.joint_pos_noise * torch.lerp(self.joint_low, self.joint_high, joints)
         self.hand.set_state(where, joint_pos=reach.clamp(self.joint_low, self.joint_high))
         self.cube.set_state(
             where,
-            root_pos=self.cube.default_root_pos + random.uniform(-cfg.cube_pos_noise, cfg.cube_pos_noise, 3),
-            root_quat=quat_from_uniform(random.uniform(0.0, 1.0, 3)),
+            root_pos=self.cube.default_root_pos + cfg.cube_pos_noise * (2.0 * beside - 1.0),
+            root_quat=quat_from_uniform(turn),
         )
-        self._next_goal(where)
-        rest = torch.zeros_like(self.targets).clamp(self.target_low, self.target_high)
-        self.targets.copy_(torch.where(where[:, None], rest, self.targets))
+        self._set_goal(where, quat_from_uniform(goal))
+        torch.where(where[:, None], self.rest, self.targets, out=self.targets)
         self.successes.masked_fill_(where, 0.0)
 
     def apply_action(self, action: Float[Tensor, "envs actions"]) -> None:
@@ -103,33 +105,33 @@ class InHand(Task[InHandConfig]):
         }
 
     def rewards(self) -> dict[str, Float[Tensor, " envs"]]:
-        cfg, error = self.cfg, self._rotation_error()
+        cfg, error, distance = self.cfg, self._rotation_error(), self._distance()
+        self.rotation_error.copy_(error)
         return {
-            "distance": -cfg.distance_cost * self._distance(),
+            "distance": -cfg.distance_cost * distance,
             "rotation": cfg.rotation_weight / (error + cfg.rotation_offset),
             "action_cost": -cfg.action_cost * self.actions.square().sum(dim=1),
-            "success": cfg.success_bonus * (error <= cfg.success_tolerance).float(),
-            "fall": -cfg.fall_cost * self.terminated().float(),
+            "success": cfg.success_bonus * (error <= cfg.success_tolerance),
+            "fall": -cfg.fall_cost * (distance >= cfg.fall_distance),
         }
 
     def terminated(self) -> Bool[Tensor, " envs"]:
         return self._distance() >= self.cfg.fall_distance
 
     def advance(self, done: Bool[Tensor, " envs"]) -> None:
-        reached = self._rotation_error() <= self.cfg.success_tolerance
+        reached = self.rotation_error <= self.cfg.success_tolerance
         self.successes += reached
         self.ended.copy_(done)
-        self._next_goal(reached)
+        self._set_goal(reached, quat_from_uniform(self.random.uniform(0.0, 1.0, 3)))
 
     def stats(self) -> dict[str, Float[Tensor, " envs"]]:
         return {
             "successes": torch.where(self.ended, self.successes, torch.nan),  # of a whole episode
-            "rotation_error": self._rotation_error(),
+            "rotation_error": self.rotation_error,
         }
 
-    def _next_goal(self, where: Bool[Tensor, " envs"]) -> None:
-        goal = quat_from_uniform(self.random.uniform(0.0, 1.0, 3))
-        self.goal_quat.copy_(torch.where(where[:, None], goal, self.goal_quat))
+    def _set_goal(self, where: Bool[Tensor, " envs"], quat: Float[Tensor, "envs 4"]) -> None:
+        torch.where(where[:, None], quat, self.goal_quat, out=self.goal_quat)
 
     def _distance(self) -> Float[Tensor, " envs"]:
         return torch.linalg.vector_norm(self.cube.root_pos - self.goal_pos, dim=1)
@@ -140,7 +142,7 @@ class InHand(Task[InHandConfig]):
     def _parts(self) -> dict[str, Float[Tensor, "envs _"]]:
         """Parts of observations by name, shape [num_envs, size] each; forces and velocities are scaled."""
         cfg, hand, cube = self.cfg, self.hand, self.cube
-        to_goal = quat_multiply(cube.root_quat, quat_conjugate(self.goal_quat))
+        to_goal = quat_difference(cube.root_quat, self.goal_quat)
         return {
             "joint_pos": unscale(hand.joint_pos, self.joint_low, self.joint_high),
             "joint_vel": cfg.vel_scale * hand.joint_vel,

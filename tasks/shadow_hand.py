@@ -83,11 +83,11 @@ class ShadowHand(InHand):
         self.tip_contacts = self.hand.contacts(FINGERTIPS)
 
     def _parts(self) -> dict[str, Float[Tensor, "envs _"]]:
-        tips = self.tips
-        state = torch.cat([tips.pos, tips.quat, tips.lin_vel, tips.ang_vel], dim=2)
+        tips, pos = self.tips, self.tips.pos
+        state = torch.cat([pos, tips.quat, tips.lin_vel, tips.ang_vel], dim=2)
         return {
             **super()._parts(),
-            "tip_pos": tips.pos.flatten(1),
+            "tip_pos": pos.flatten(1),
             "tip_state": state.flatten(1),
             "tip_force": self.cfg.force_scale * self.tip_contacts.in_body_frame().flatten(1),
         }

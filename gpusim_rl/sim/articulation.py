@@ -289,17 +289,11 @@ class MujocoArticulation(ArticulationLayout):
             root_ang_vel = self.root_ang_vel  # it stays in the world frame, MuJoCo's is local
         if root_ang_vel is not None:
             quat = self.root_quat if root_quat is None else root_quat
-            root_ang_vel = quat_rotate_inverse(quat, root_ang_vel)
+            state["root_ang_vel"] = quat_rotate_inverse(quat, root_ang_vel)
         mask = where[:, None]
-        for target, value in (
-            (self.root_pos, root_pos),
-            (self.root_quat, root_quat),
-            (self.root_lin_vel, root_lin_vel),
-            (self.root_ang_vel_local, root_ang_vel),
-            (self.joint_pos, joint_pos),
-            (self.joint_vel, joint_vel),
-        ):
+        for name, value in state.items():
             if value is not None:
+                target = self.root_ang_vel_local if name == "root_ang_vel" else getattr(self, name)
                 torch.where(mask, value, target, out=target)
         self._sim.wrote_state(where)
 
