@@ -60,7 +60,7 @@ class Commands(TaskPart):
             where: Envs that get new commands, bool [num_envs].
         """
         new = self._random.uniform(self._low, self._high, len(self.names))
-        self.value.copy_(torch.where(where[:, None], new, self.value))
+        torch.where(where[:, None], new, self.value, out=self.value)
         self._age.masked_fill_(where, 0)
 
     def advance(self) -> None:
@@ -100,5 +100,5 @@ class Levels(TaskPart):
             up: Envs that go up, bool [num_envs].
             down: Envs that go down, bool [num_envs].
         """
-        level = (self.value + up.long() - down.long()).clamp(min=0)
-        self.value.copy_(torch.where(level < self.count, level, self._random.integers(0, self.count)))
+        level = (self.value + up).add_(down, alpha=-1).clamp_(min=0)
+        torch.where(level < self.count, level, self._random.integers(0, self.count), out=self.value)
