@@ -80,11 +80,11 @@ class BallBalance(Task[BallBalanceConfig]):
         self.goal = torch.tensor([0.0, 0.0, cfg.target_height], device=self.device)
 
     def reset(self, where: Bool[Tensor, " envs"]) -> None:
-        uniform = self.random.uniform
-        angle, radius = uniform(-math.pi, math.pi, 1), uniform(0.0, FALL_RADIUS, 1)
+        turn, share, speed, above = self.random.uniform(0.0, 1.0, 4).split(1, dim=1)
+        angle, radius = 2.0 * math.pi * turn, FALL_RADIUS * share
         outward = torch.cat([angle.cos(), angle.sin()], dim=1)
-        inward_speed = radius / FALL_RADIUS * uniform(0.0, 5.0, 1)
-        height = uniform(1.0, 2.0, 1)
+        inward_speed = 5.0 * share * speed
+        height = 1.0 + above
         self.ball.set_state(
             where,
             root_pos=torch.cat([radius * outward, height], dim=1),

@@ -10,6 +10,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from gpusim_rl.env import Task, TaskConfig
+from gpusim_rl.env.math import masked_terms
 from gpusim_rl.paths import assets_dir
 from gpusim_rl.sim import Scene, Sim
 
@@ -60,11 +61,8 @@ class Cartpole(Task[CartpoleConfig]):
         self.num_actions = 1
 
     def reset(self, where: Bool[Tensor, " envs"]) -> None:
-        self.robot.set_state(
-            where,
-            joint_pos=self.random.uniform(-0.1, 0.1, 2),
-            joint_vel=self.random.uniform(-0.25, 0.25, 2),
-        )
+        noise = self.random.uniform(-1.0, 1.0, 2, 2)
+        self.robot.set_state(where, joint_pos=0.1 * noise[:, 0], joint_vel=0.25 * noise[:, 1])
 
     def apply_action(self, action: Float[Tensor, "envs actions"]) -> None:
         self.robot.actuate(action * self.cfg.max_force)
@@ -81,9 +79,7 @@ class Cartpole(Task[CartpoleConfig]):
             "pole_velocity": -0.005 * pole_speed,
         }
         failed = self.terminated()
-        terms = {name: torch.where(failed, 0.0, term) for name, term in terms.items()}
-        terms["death"] = self.cfg.death_cost * failed.float()
-        return terms
+        return {**masked_terms(terms, failed), "death": self.cfg.death_cost * failed}
 
     def terminated(self) -> Bool[Tensor, " envs"]:
         position, angle = self.robot.joint_pos.abs().unbind(dim=1)

@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from gpusim_rl.env import Task, TaskConfig
-from gpusim_rl.env.math import unscale
+from gpusim_rl.env.math import masked_terms, unscale
 from gpusim_rl.paths import assets_dir
 from gpusim_rl.sim import Scene, Sim
 
@@ -98,7 +98,7 @@ class FrankaCabinet(Task[FrankaCabinetConfig]):
         noise = self.random.uniform(-self.cfg.start_noise, self.cfg.start_noise, self.num_actions)
         start = (self.start + noise).clamp(self.joint_low, self.joint_high)
         self.robot.set_state(where, joint_pos=start)
-        self.targets.copy_(torch.where(where[:, None], start, self.targets))
+        torch.where(where[:, None], start, self.targets, out=self.targets)
 
     def apply_action(self, action: Float[Tensor, "envs actions"]) -> None:
         joint_pos = self.robot.joint_pos
@@ -141,9 +141,7 @@ class FrankaCabinet(Task[FrankaCabinetConfig]):
             "action_cost": -cfg.action_cost * self.actions.square().sum(dim=1),
         }
         behind = torch.minimum(left[:, 0], right[:, 0]) < handle[:, 0] - cfg.finger_overreach
-        terms = {name: torch.where(behind, 0.0, term) for name, term in terms.items()}
-        terms["bad_style"] = -cfg.bad_style_cost * behind.float()
-        return terms
+        return {**masked_terms(terms, behind), "bad_style": -cfg.bad_style_cost * behind}
 
     def terminated(self) -> Bool[Tensor, " envs"]:
         return self._open() & self.cfg.end_when_open

@@ -11,7 +11,12 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from gpusim_rl.env import Task, TaskConfig
-from gpusim_rl.env.math import operational_space_torque, quat_from_axis_angle, solve_positive_definite
+from gpusim_rl.env.math import (
+    masked_terms,
+    operational_space_torque,
+    quat_from_axis_angle,
+    solve_positive_definite,
+)
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.paths import assets_dir
 from gpusim_rl.sim import Articulation, Scene, Sim
@@ -108,20 +113,26 @@ class FrankaCubeStack(Task[FrankaCubeStackConfig]):
     def reset(self, where: Bool[Tensor, " envs"]) -> None:
         half, noise = self.cfg.start_position_noise, self.cfg.start_joint_noise
         joint_pos = self.start.expand(self.num_envs, -1).clone()
-        joint_pos[:, :7] += self.random.uniform(-noise, noise, 7)
+        joints, place, turns = self.random.uniform(-1.0, 1.0, 13).split([7, 4, 2], dim=1)
+        joint_pos[:, :7] += noise * joints
         self.robot.set_state(where, joint_pos=joint_pos.clamp(self.joint_low, self.joint_high))
         # Cube A is drawn from a ring around cube B. A point outside the square re-enters on the opposite side, which is
         # always farther away from cube B.
-        place_b = self.random.uniform(-half, half, 2)
-        angle = self.random.uniform(-math.pi, math.pi, 1)
-        radius = self.random.uniform(CLEAR, half, 1)
+        place_b, angle = half * place[:, :2], math.pi * place[:, 2:3]
+        radius = 0.5 * (CLEAR + half) + 0.5 * (half - CLEAR) * place[:, 3:]
         place_a = place_b + radius * torch.cat([angle.cos(), angle.sin()], dim=1)
-        self._place(where, self.cube_a, torch.remainder(place_a + half, 2.0 * half) - half)
-        self._place(where, self.cube_b, place_b)
+        turn_a, turn_b = (self.cfg.start_rotation_noise * turns).unbind(dim=1)
+        self._place(where, self.cube_a, torch.remainder(place_a + half, 2.0 * half) - half, turn_a)
+        self._place(where, self.cube_b, place_b, turn_b)
 
-    def _place(self, where: Bool[Tensor, " envs"], cube: Articulation, place: Float[Tensor, "envs 2"]) -> None:
-        noise = self.cfg.start_rotation_noise
-        turn = quat_from_axis_angle(self.up.expand(self.num_envs, 3), self.random.uniform(-noise, noise))
+    def _place(
+        self,
+        where: Bool[Tensor, " envs"],
+        cube: Articulation,
+        place: Float[Tensor, "envs 2"],
+        yaw: Float[Tensor, " envs"],
+    ) -> None:
+        turn = quat_from_axis_angle(self.up.expand(self.num_envs, 3), yaw)
         cube.set_state(where, root_pos=torch.cat([place, cube.root_pos[:, 2:]], dim=1), root_quat=turn)
 
     def apply_action(self, action: Float[Tensor, "envs actions"]) -> None:
@@ -172,9 +183,7 @@ class FrankaCubeStack(Task[FrankaCubeStackConfig]):
             "lift": cfg.lift_weight * lifted,
             "align": cfg.align_weight * align,
         }
-        terms = {name: torch.where(stacked, 0.0, term) for name, term in terms.items()}
-        terms["stack"] = cfg.stack_weight * stacked.float()
-        return terms
+        return {**masked_terms(terms, stacked), "stack": cfg.stack_weight * stacked}
 
     def terminated(self) -> Bool[Tensor, " envs"]:
         return self._stacked() & self.cfg.end_when_stacked

@@ -81,19 +81,23 @@ class Ingenuity(Task[IngenuityConfig]):
         self.target = sim.articulation("target")
         self.rotors = self.robot.bodies(ROTORS)
         self.num_actions = 3 * len(ROTORS)
+        reach = cfg.target_range
+        self.start_low = torch.tensor([-1.5, -1.5, START_HEIGHT - 0.2], device=self.device)  # m
+        self.start_high = torch.tensor([1.5, 1.5, START_HEIGHT + 1.5], device=self.device)
+        self.target_low = torch.tensor([-reach, -reach, 1.0], device=self.device)  # m
+        self.target_high = torch.tensor([reach, reach, 2.0], device=self.device)
         self.rotor_speed = torch.tensor([-ROTOR_SPEED, ROTOR_SPEED], device=self.device).expand(self.num_envs, 2)
 
     def reset(self, where: Bool[Tensor, " envs"]) -> None:
-        sideways, height = self.random.uniform(-1.5, 1.5, 2), START_HEIGHT + self.random.uniform(-0.2, 1.5, 1)
-        self.robot.set_state(where, root_pos=torch.cat([sideways, height], dim=1), joint_vel=self.rotor_speed)
+        start = self.random.uniform(self.start_low, self.start_high, 3)
+        self.robot.set_state(where, root_pos=start, joint_vel=self.rotor_speed)
         self._move_target(where)
 
     def advance(self, done: Bool[Tensor, " envs"]) -> None:
         self._move_target((self.progress % self.cfg.target_steps == 0) & ~done)
 
     def _move_target(self, where: Bool[Tensor, " envs"]) -> None:
-        sideways = self.random.uniform(-self.cfg.target_range, self.cfg.target_range, 2)
-        way = torch.cat([sideways, self.random.uniform(1.0, 2.0, 1)], dim=1) - self.robot.root_pos
+        way = self.random.uniform(self.target_low, self.target_high, 3) - self.robot.root_pos
         # Farther than lost_distance, the episode would end at once.
         reach = 0.9 * self.cfg.lost_distance / torch.linalg.vector_norm(way, dim=1, keepdim=True)
         self.target.set_state(where, root_pos=self.robot.root_pos + way * reach.clamp(max=1.0))

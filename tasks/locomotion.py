@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from gpusim_rl.env import Task, TaskConfig
-from gpusim_rl.env.math import quat_rotate, quat_rotate_inverse
+from gpusim_rl.env.math import masked_terms, quat_rotate, quat_rotate_inverse
 from gpusim_rl.paths import assets_dir
 from gpusim_rl.sim import Scene, Sim
 
@@ -106,8 +106,7 @@ class Locomotion(Task[Cfg]):
             "joint_limit_cost": -cfg.joint_limit_cost * self._at_limit(),
         }
         fell = self.terminated()
-        standing = torch.stack(list(terms.values())).masked_fill(fell, 0.0)
-        return {**dict(zip(terms, standing, strict=True)), "death": cfg.death_cost * fell}
+        return {**masked_terms(terms, fell), "death": cfg.death_cost * fell}
 
     def terminated(self) -> Bool[Tensor, " envs"]:
         return self.robot.root_pos[:, 2] < self.cfg.termination_height

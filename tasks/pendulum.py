@@ -61,11 +61,8 @@ class Pendulum(Task[PendulumConfig]):
         self.state_cost = torch.zeros(2, self.num_envs, device=self.device)  # angle and velocity before the step
 
     def reset(self, where: Bool[Tensor, " envs"]) -> None:
-        self.robot.set_state(
-            where,
-            joint_pos=self.random.uniform(-math.pi, math.pi, 1),
-            joint_vel=self.random.uniform(-1.0, 1.0, 1),
-        )
+        noise = self.random.uniform(-1.0, 1.0, 2, 1)
+        self.robot.set_state(where, joint_pos=math.pi * noise[:, 0], joint_vel=noise[:, 1])
 
     def apply_action(self, action: Float[Tensor, "envs actions"]) -> None:
         angle, velocity = wrap_angle(self.robot.joint_pos[:, 0]), self.robot.joint_vel[:, 0]

@@ -72,15 +72,17 @@ class Quadcopter(Task[QuadcopterConfig]):
         self.num_tilts = len(self.robot.joint_names)
         self.num_actions = self.num_tilts + len(ROTORS)
         self.tilt_low, self.tilt_high = self.robot.joint_limits.unbind(dim=1)
+        self.start_low = torch.tensor([-1.5, -1.5, -0.2] + [-0.2] * self.num_tilts, device=self.device)  # m, rad
+        self.start_high = torch.tensor([1.5, 1.5, 1.5] + [0.2] * self.num_tilts, device=self.device)
         self.tilt_target = torch.zeros(self.num_envs, self.num_tilts, device=self.device)  # rad
         self.thrust = torch.zeros(self.num_envs, len(ROTORS), device=self.device)  # N, along the rotors' z axes
         self.target = torch.tensor([0.0, 0.0, cfg.target_height], device=self.device)
 
     def reset(self, where: Bool[Tensor, " envs"]) -> None:
-        sideways, above = self.random.uniform(-1.5, 1.5, 2), self.random.uniform(-0.2, 1.5, 1)
-        tilt = self.random.uniform(-0.2, 0.2, self.num_tilts)
-        self.robot.set_state(where, root_pos=self.target + torch.cat([sideways, above], dim=1), joint_pos=tilt)
-        self.tilt_target.copy_(torch.where(where[:, None], tilt, self.tilt_target))
+        start = self.random.uniform(self.start_low, self.start_high, 3 + self.num_tilts)
+        offset, tilt = start.split([3, self.num_tilts], dim=1)
+        self.robot.set_state(where, root_pos=self.target + offset, joint_pos=tilt)
+        torch.where(where[:, None], tilt, self.tilt_target, out=self.tilt_target)
         self.thrust.masked_fill_(where[:, None], 0.0)
 
     def apply_action(self, action: Float[Tensor, "envs actions"]) -> None:

@@ -1,12 +1,13 @@
-"""Tensor maths for tasks: soft indicators for rewards, angles and quaternions."""
+"""Tensor maths for tasks: rewards, angles and quaternions."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Literal
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from gpusim_rl.sim.dynamics import operational_space_torque, solve_positive_definite
@@ -23,6 +24,7 @@ from gpusim_rl.sim.quaternion import (
 
 __all__ = [
     "euler_xyz",
+    "masked_terms",
     "operational_space_torque",
     "quat_angle",
     "quat_conjugate",
@@ -41,6 +43,16 @@ __all__ = [
 ]
 
 Sigmoid = Literal["gaussian", "linear", "quadratic", "cosine", "hyperbolic", "long_tail", "tanh_squared"]
+
+
+def masked_terms(terms: Mapping[str, Float[Tensor, " envs"]], where: Bool[Tensor, " envs"]) -> dict[str, Tensor]:
+    """Returns reward terms that are 0 in some envs, shape [num_envs] each.
+
+    Args:
+        terms: Terms by name, shape [num_envs] each.
+        where: Envs in which all of them are 0, bool [num_envs].
+    """
+    return dict(zip(terms, torch.stack(list(terms.values())).masked_fill(where, 0.0), strict=True))
 
 
 def wrap_angle(angle: Float[Tensor, "*batch"]) -> Float[Tensor, "*batch"]:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from gpusim_rl.env.math import (
     euler_xyz,
+    masked_terms,
     quat_angle,
     quat_conjugate,
     quat_from_axis_angle,
@@ -252,3 +253,9 @@ def test_uniform_orientations() -> None:
         angle = quat_angle(quat, start.expand(len(u), 4)).sort().values
         share = (angle - angle.sin()) / math.pi
         assert (share - torch.linspace(0, 1, len(u), dtype=torch.float64)).abs().max() < 0.01
+
+
+def test_masked_terms_are_zero_where_the_mask_is_even_if_they_are_not_finite() -> None:
+    terms = {"speed": t(1.0, math.nan, 3.0), "cost": t(-1.0, -2.0, INF)}
+    masked = masked_terms(terms, torch.tensor([False, True, True]))
+    assert {name: term.tolist() for name, term in masked.items()} == {"speed": [1, 0, 0], "cost": [-1, 0, 0]}
