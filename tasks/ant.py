@@ -54,18 +54,24 @@ class Ant(Locomotion[AntConfig]):
     def __init__(self, cfg: AntConfig, sim: Sim) -> None:
         super().__init__(cfg, sim)
         self.near_high = self.joint_middle + 0.99 * self.joint_range  # rad
+        num_joints = len(self.robot.joint_names)
+        parts = [  # of the observation: size, scale
+            (12 + num_joints, 1.0),
+            (num_joints, cfg.joint_vel_scale),
+            (6 * len(self.FEET), cfg.contact_scale),
+            (self.num_actions, 1.0),
+        ]
+        self.obs_scale = torch.tensor([scale for size, scale in parts for _ in range(size)], device=self.device)
 
     def observe(self) -> Float[Tensor, "envs obs"]:
-        return torch.cat(
-            [
-                *self._torso(),
-                self._scaled_joint_pos(),
-                self.robot.joint_vel * self.cfg.joint_vel_scale,
-                self.feet.in_body_frame().flatten(1) * self.cfg.contact_scale,
-                self.actions,
-            ],
-            dim=1,
-        )
+        parts = [
+            *self._torso(),
+            self._scaled_joint_pos(),
+            self.robot.joint_vel,
+            self.feet.in_body_frame().flatten(1),
+            self.actions,
+        ]
+        return torch.cat(parts, dim=1) * self.obs_scale
 
     def _at_limit(self) -> Float[Tensor, " envs"]:
         return (self.robot.joint_pos > self.near_high).sum(dim=1)

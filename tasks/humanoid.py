@@ -69,20 +69,27 @@ class Humanoid(Locomotion[HumanoidConfig]):
         self.limit_weight = self.effort_ratio / (self.joint_range - self.near_limit)  # 1/rad
         hips = [self.robot.joint_names.index(f"{side}_hip_x") for side in ("right", "left")]
         self.start_high[hips] = 0.0  # further inwards, the legs would penetrate each other
+        num_joints = len(self.robot.joint_names)
+        parts = [  # of the observation: size, scale
+            (4, 1.0),
+            (3, cfg.ang_vel_scale),
+            (5 + num_joints, 1.0),
+            (num_joints, cfg.joint_vel_scale),
+            (num_joints + 6 * len(self.FEET), cfg.force_scale),
+            (self.num_actions, 1.0),
+        ]
+        self.obs_scale = torch.tensor([scale for size, scale in parts for _ in range(size)], device=self.device)
 
     def observe(self) -> Float[Tensor, "envs obs"]:
-        cfg, robot = self.cfg, self.robot
-        return torch.cat(
-            [
-                *self._torso(cfg.ang_vel_scale),
-                self._scaled_joint_pos(),
-                robot.joint_vel * cfg.joint_vel_scale,
-                robot.joint_effort * cfg.force_scale,
-                self.feet.in_body_frame().flatten(1) * cfg.force_scale,
-                self.actions,
-            ],
-            dim=1,
-        )
+        parts = [
+            *self._torso(),
+            self._scaled_joint_pos(),
+            self.robot.joint_vel,
+            self.robot.joint_effort,
+            self.feet.in_body_frame().flatten(1),
+            self.actions,
+        ]
+        return torch.cat(parts, dim=1) * self.obs_scale
 
     def _energy(self) -> Float[Tensor, " envs"]:
         return (self.actions * self.robot.joint_vel * self.effort_ratio).abs().sum(dim=1)

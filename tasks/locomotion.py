@@ -119,7 +119,7 @@ class Locomotion(Task[Cfg]):
     def _at_limit(self) -> Float[Tensor, " envs"]:
         """Number of joints at their limits; a subclass may weight them."""
 
-    def _torso(self, ang_vel_scale: float = 1.0) -> list[Float[Tensor, "envs _"]]:
+    def _torso(self) -> list[Float[Tensor, "envs _"]]:
         """The first 12 numbers of the observation: height, velocities, angles, directions."""
         robot = self.robot
         to_target, distance = self._to_target()
@@ -131,7 +131,7 @@ class Locomotion(Task[Cfg]):
         return [
             robot.root_pos[:, 2:],
             quat_rotate_inverse(robot.root_quat, robot.root_lin_vel),
-            robot.root_ang_vel_local * ang_vel_scale,
+            robot.root_ang_vel_local,
             torch.stack([yaw, roll, angle_to_target, up[:, 2], ahead / distance], dim=1),
         ]
 
