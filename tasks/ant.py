@@ -74,4 +74,4 @@ class Ant(Locomotion[AntConfig]):
         return torch.cat(parts, dim=1) * self.obs_scale
 
     def _at_limit(self) -> Float[Tensor, " envs"]:
-        return (self.robot.joint_pos > self.near_high).sum(dim=1)
+        return (self.robot.joint_pos > self.near_high).sum(dim=1, dtype=torch.float32)

@@ -10,7 +10,7 @@ import time
 from contextlib import nullcontext
 from importlib.metadata import version
 from pathlib import Path
-from types import SimpleNamespace
+from typing import Any
 
 import mujoco
 import mujoco_warp
@@ -242,23 +242,29 @@ def test_capture_that_fails_falls_back_to_eager(kind, monkeypatch, caplog):
     assert gc.isenabled()
 
 
+class FakeStream(wp.Stream):
+    """A stream of a device that there is not; it notes who waits for whom."""
+
+    def __init__(self, name: str, done: list[str]) -> None:
+        self.name, self.done = name, done
+
+    def __del__(self) -> None:
+        pass
+
+    def wait_stream(self, other_stream: wp.Stream, *_: Any, **__: Any) -> None:
+        assert isinstance(other_stream, FakeStream)
+        self.done.append(f"{self.name} waits for {other_stream.name}")
+
+
 def test_eager_launches_are_on_a_stream_of_warps_own_between_what_torch_does_before_and_after(monkeypatch):
-    done = []
-
-    class Stream:
-        def __init__(self, device: str) -> None:
-            done.append("made")
-
-        def wait_stream(self, other: object) -> None:
-            done.append("Warp waits" if other is torchs else "")
-
-    torchs = SimpleNamespace(wait_stream=lambda other: done.append("torch waits"))
-    monkeypatch.setattr(warp.wp, "Stream", Stream)
-    monkeypatch.setattr(warp.wp, "ScopedStream", lambda stream, **_: nullcontext(done.append(type(stream).__name__)))
+    done: list[str] = []
+    torchs, own = FakeStream("torch", done), FakeStream("Warp", done)
+    monkeypatch.setattr(warp.wp, "Stream", lambda device: own)
+    monkeypatch.setattr(warp.wp, "ScopedStream", lambda stream, **_: nullcontext(done.append(f"on {stream.name}")))
     graphs = WarpGraphs(torch.device("cpu"), enabled=False)
     for _ in range(2):
-        graphs._run_eagerly("key", torchs, lambda: done.append("body"))  # type: ignore[arg-type]
-    assert done == ["made", *["Warp waits", "Stream", "body", "torch waits"] * 2]
+        graphs._run_eagerly("key", torchs, lambda: done.append("body"))
+    assert done == ["Warp waits for torch", "on Warp", "body", "torch waits for Warp"] * 2
 
 
 @pytest.mark.parametrize("ids", [(3, 3), (3, 4)])
@@ -267,10 +273,11 @@ def test_a_capture_of_torch_must_keep_its_id(ids, monkeypatch):
     monkeypatch.setattr(warp, "_capture_id", lambda stream: next(found))
     monkeypatch.setattr(warp.wp, "capture_begin", lambda **_: None)
     monkeypatch.setattr(warp.wp, "capture_end", lambda **_: ended.append("graph"))
+    monkeypatch.setattr(warp.wp, "ScopedStream", lambda *_, **__: nullcontext())
     graphs = WarpGraphs(torch.device("cpu"), enabled=True)
     same = ids[0] == ids[1]
     with nullcontext() if same else pytest.raises(RuntimeError, match="a loop of Warp has changed the id"):
-        graphs._run_in_torch_graph(None, lambda: None)  # type: ignore[arg-type]
+        graphs._run_in_torch_graph(FakeStream("torch", []), lambda: None)
     assert ended == ["graph"]
 
 
