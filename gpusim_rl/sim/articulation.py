@@ -366,15 +366,14 @@ class MujocoContacts:
         wrench, contact_pos, body_pos, quat = data.split([6, 3, 3, 4], dim=-1)
         wrench = wrench.unflatten(-1, (2, 3))
         force, torque = wrench.unbind(dim=-2)
-        # The sensor reports what the body does to the things it touches, with the torque about the
-        # force-weighted mean of the contact points; without contact both are zero.
+        # The sensor reports the torque about the force-weighted mean of the contact points; without contact force
+        # and torque are zero.
         torque += torch.linalg.cross(contact_pos - body_pos, force)
-        return wrench.neg_(), quat
+        return wrench, quat
 
     @property
     def force(self) -> Float[Tensor, "envs bodies 3"]:
-        force = self._sim.sensordata.index_select(1, self._force_columns).unflatten(1, (-1, 3))
-        return force.neg_()
+        return self._sim.sensordata.index_select(1, self._force_columns).unflatten(1, (-1, 3))
 
     @property
     def torque(self) -> Float[Tensor, "envs bodies 3"]:

@@ -311,8 +311,8 @@ class Scene:
             self.spec.add_sensor(
                 name=sensor.wrench,
                 type=mujoco.mjtSensor.mjSENS_CONTACT,
-                objtype=mujoco.mjtObj.mjOBJ_BODY,
-                objname=body,
+                reftype=mujoco.mjtObj.mjOBJ_BODY,  # as the second body: the sensor reports what acts on it
+                refname=body,
                 intprm=[_CONTACT_FORCE | _CONTACT_TORQUE | _CONTACT_POS, _REDUCE_NETFORCE, 1],
             )
             for kind, sensor_name in (
