@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from gpusim_rl.env import Task, TaskConfig
-from gpusim_rl.env.math import quat_angle, quat_difference, quat_from_uniform, scale, unscale
+from gpusim_rl.env.math import quat_angle, quat_difference, quat_from_uniform, scale
 from gpusim_rl.paths import assets_dir
 from gpusim_rl.sim import Scene, Sim
 
@@ -68,6 +68,10 @@ class InHand(Task[InHandConfig]):
         self.num_actions = len(self.hand.actuator_names)
         self.joint_low, self.joint_high = self.hand.joint_limits.unbind(dim=1)
         self.target_low, self.target_high = self.hand.control_limits.unbind(dim=1)
+        self.joint_middle = 0.5 * (self.joint_low + self.joint_high)
+        self.joint_range = 0.5 * (self.joint_high - self.joint_low)  # half the range, rad
+        self.cube_low = self.cube.default_root_pos - cfg.cube_pos_noise  # m, of the start
+        self.cube_high = self.cube.default_root_pos + cfg.cube_pos_noise
         self.goal_pos = torch.tensor(self.GOAL, device=self.device)
         self.goal_quat = torch.zeros(self.num_envs, 4, device=self.device)
         self.rotation_error = torch.zeros(self.num_envs, device=self.device)  # of the latest rewards [rad]
@@ -78,12 +82,12 @@ class InHand(Task[InHandConfig]):
 
     def reset(self, where: Bool[Tensor, " envs"]) -> None:
         cfg, num_joints = self.cfg, len(self.hand.joint_names)
-        joints, beside, turn, goal = self.random.uniform(0.0, 1.0, num_joints + 9).split([num_joints, 3, 3, 3], dim=1)
+        joints, place, turn, goal = self.random.uniform(0.0, 1.0, num_joints + 9).split([num_joints, 3, 3, 3], dim=1)
         reach = cfg.joint_pos_noise * torch.lerp(self.joint_low, self.joint_high, joints)
         self.hand.set_state(where, joint_pos=reach.clamp(self.joint_low, self.joint_high))
         self.cube.set_state(
             where,
-            root_pos=self.cube.default_root_pos + cfg.cube_pos_noise * (2.0 * beside - 1.0),
+            root_pos=torch.lerp(self.cube_low, self.cube_high, place),
             root_quat=quat_from_uniform(turn),
         )
         self._set_goal(where, quat_from_uniform(goal))
@@ -144,7 +148,7 @@ class InHand(Task[InHandConfig]):
         cfg, hand, cube = self.cfg, self.hand, self.cube
         to_goal = quat_difference(cube.root_quat, self.goal_quat)
         return {
-            "joint_pos": unscale(hand.joint_pos, self.joint_low, self.joint_high),
+            "joint_pos": (hand.joint_pos - self.joint_middle) / self.joint_range,
             "joint_vel": cfg.vel_scale * hand.joint_vel,
             "joint_effort": cfg.force_scale * hand.joint_effort,
             "cube_pos": cube.root_pos,
