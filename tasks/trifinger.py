@@ -10,10 +10,10 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from gpusim_rl.env import Task, TaskConfig
-from gpusim_rl.env.math import quat_angle, quat_from_axis_angle, quat_from_uniform, quat_rotate, unscale
+from gpusim_rl.env.math import quat_angle, quat_from_axis_angle, quat_from_uniform, quat_rotate
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.paths import assets_dir
-from gpusim_rl.sim import Articulation, Scene, Sim
+from gpusim_rl.sim import Scene, Sim
 
 TIPS = ["tip_0", "tip_1", "tip_2"]
 MAX_JOINT_SPEED = 10.0  # rad/s; scales observations, limits nothing
@@ -115,8 +115,9 @@ class Trifinger(Task[TrifingerConfig]):
         low, high = self.robot.joint_limits.cpu().unbind(dim=1)
         speed, action = torch.full_like(low, MAX_JOINT_SPEED), torch.ones(self.num_actions)
         pose_low, pose_high = torch.tensor([[-0.3, -0.3, 0.0] + [-1.0] * 4, [0.3] * 3 + [1.0] * 4])
-        self.low = torch.cat([low, -speed, pose_low, pose_low, -action]).to(self.device)
-        self.high = torch.cat([high, speed, pose_high, pose_high, action]).to(self.device)
+        low = torch.cat([low, -speed, pose_low, pose_low, -action]).to(self.device)
+        high = torch.cat([high, speed, pose_high, pose_high, action]).to(self.device)
+        self.middle, self.half_range = 0.5 * (low + high), 0.5 * (high - low)  # of what the policy sees
         corner = torch.tensor([-REST, REST])
         self.corners = torch.cartesian_prod(corner, corner, corner).to(self.device)
         self.up = torch.tensor([0.0, 0.0, 1.0], device=self.device).repeat(self.num_envs, 1)
@@ -148,7 +149,7 @@ class Trifinger(Task[TrifingerConfig]):
         fingertips = torch.cat([tips.pos, tips.quat, tips.lin_vel, tips.ang_vel], dim=2).flatten(1)
         touch = self.touch.in_body_frame().flatten(1)
         critic = torch.cat([state, cube.root_lin_vel, cube.root_ang_vel, fingertips, robot.joint_effort, touch], dim=1)
-        return {"policy": unscale(state, self.low, self.high), "critic": critic}
+        return {"policy": (state - self.middle) / self.half_range, "critic": critic}
 
     def rewards(self) -> dict[str, Float[Tensor, " envs"]]:
         cfg = self.cfg
@@ -159,7 +160,7 @@ class Trifinger(Task[TrifingerConfig]):
         self.last_tips.copy_(tips)
         self.last_reach.copy_(reach)
         early = self.env_steps <= cfg.reach_env_steps
-        distance = torch.linalg.vector_norm(self._corners(self.cube) - self._corners(self.goal), dim=2)
+        distance = torch.linalg.vector_norm(self._corners_from_goal(), dim=2)
         # 1 / (e^x + 2 + e^-x) = sigmoid(x) sigmoid(-x), which does not overflow when the cube is far away.
         kernel = torch.sigmoid(cfg.pose_sharpness * distance) * torch.sigmoid(-cfg.pose_sharpness * distance)
         return {
@@ -186,10 +187,11 @@ class Trifinger(Task[TrifingerConfig]):
         """Sum of the fingertips' distances from the cube's centre [m]."""
         return torch.linalg.vector_norm(tips - self.cube.root_pos[:, None], dim=2).sum(dim=1)
 
-    def _corners(self, cube: Articulation) -> Float[Tensor, "envs 8 3"]:
-        """The corners of a cube [m]."""
-        quat = cube.root_quat[:, None].expand(-1, 8, -1)
-        return cube.root_pos[:, None] + quat_rotate(quat, self.corners.expand(self.num_envs, -1, -1))
+    def _corners_from_goal(self) -> Float[Tensor, "envs 8 3"]:
+        """The way from the goal's corners to the cube's [m]."""
+        quat = torch.stack([self.cube.root_quat, self.goal.root_quat], dim=1)
+        cube, goal = quat_rotate(quat[:, :, None], self.corners[None, None]).unbind(dim=1)
+        return (self.cube.root_pos - self.goal.root_pos)[:, None] + cube - goal
 
 
 def _in_arena(u: Float[Tensor, "envs 3"], radius: float, low: float, high: float) -> Float[Tensor, "envs 3"]:
