@@ -80,6 +80,7 @@ class Anymal(Task[AnymalConfig]):
         self.stance = self.robot.default_joint_pos
         self.commands = Commands(self, {"x": cfg.command_x, "y": cfg.command_y, "yaw": cfg.command_yaw})
         self.errors = torch.zeros(2, self.num_envs, device=self.device)  # of velocity [m/s] and yaw rate [rad/s]
+        self.weights = self.dt * torch.tensor([[cfg.lin_vel_weight], [cfg.ang_vel_weight]], device=self.device)
         parts = [  # of the observation: size, scale
             (3, cfg.lin_vel_scale),
             (3, cfg.ang_vel_scale),
@@ -123,8 +124,7 @@ class Anymal(Task[AnymalConfig]):
         lin_vel_error = torch.linalg.vector_norm(command[:, :2] - velocity, dim=1)
         ang_vel_error = (command[:, 2] - robot.root_ang_vel_local[:, 2]).abs()
         torch.stack([lin_vel_error, ang_vel_error], out=self.errors)
-        tracking = torch.exp(self.errors.square() / -cfg.tracking_width)
-        lin_vel, ang_vel = dt * cfg.lin_vel_weight * tracking[0], dt * cfg.ang_vel_weight * tracking[1]
+        lin_vel, ang_vel = self.weights * torch.exp(self.errors.square() / -cfg.tracking_width)
         torque = dt * cfg.torque_cost * robot.joint_effort.square().sum(dim=1)
         return {"lin_vel_xy": lin_vel, "ang_vel_z": ang_vel, "torque": -torch.minimum(torque, lin_vel + ang_vel)}
 
