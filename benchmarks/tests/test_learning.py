@@ -261,7 +261,7 @@ def test_a_training_keeps_to_its_share_of_the_cpus(train, monkeypatch):
 def test_a_training_that_fails_late_is_told_and_not_forgotten(train, tmp_path):
     found = outcome()
     with pytest.raises(ConfigError, match="training Ant failed: out of memory; see"):
-        train("fails", found)
+        train("fails", found, minutes=60.0)  # it ends by itself: nothing asks it to stop while it fails
     assert found.run == str(tmp_path / "learn-Ant" / "run") and found.final_return == 3.0
     assert found.environment["cpu"] == {"available": 1}
 
