@@ -41,8 +41,11 @@ class Disk:
             pytest.skip("mounting a tmpfs is not allowed here")
 
     def call(self, *words: str | Path) -> None:
-        """Run `mount` or `umount` where the disk is seen."""
-        subprocess.run([*self._enter, *map(str, words)], check=True)
+        """Run `mount` or `umount` where the disk is seen; it is busy while the training writes a file."""
+        command, tries = [*self._enter, *map(str, words)], 100
+        while subprocess.run(command, check=tries == 1).returncode:
+            tries -= 1
+            time.sleep(0.02)
 
     def fill(self, leave: int = 0) -> None:
         """Write until there is no room but for `leave` bytes."""
