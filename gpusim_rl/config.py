@@ -149,6 +149,8 @@ class SimConfig:
     nconmax: Count | None  # mjwarp: contacts per env; null = estimated
     graph: bool  # mjwarp, newton: capture the step as a Warp graph
     persistent: Literal["auto"] | bool  # mujoco: keep one MjData per env (memory for speed)
+    integrator: Literal["euler", "implicit", "implicitfast", "rk4"] | None  # null = the task's
+    cone: Literal["pyramidal", "elliptic"] | None  # of friction; null = the task's
     iterations: Count | None  # of the constraint solver, at most; null = the scene's, on Warp 12 if it has none
     ls_iterations: Count | None  # of each line search; null = the scene's, on Warp 20 if it has none
 

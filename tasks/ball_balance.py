@@ -58,7 +58,7 @@ class BallBalance(Task[BallBalanceConfig]):
 
     @classmethod
     def scene(cls, cfg: BallBalanceConfig) -> Scene:
-        scene = Scene(cfg.physics_hz)
+        scene = Scene(cfg.physics_hz, cone="elliptic")
         scene.add_ground()
         scene.add("balance_bot", assets_dir() / "ball_balance.xml")
         scene.add("ball", assets_dir() / "ball.xml")

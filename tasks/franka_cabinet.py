@@ -74,7 +74,7 @@ class FrankaCabinet(Task[FrankaCabinetConfig]):
     @classmethod
     def scene(cls, cfg: FrankaCabinetConfig) -> Scene:
         # Stiff drives on light joints: only an implicit integrator keeps them stable at this rate.
-        scene = Scene(cfg.physics_hz, integrator="implicitfast", impratio=10.0)
+        scene = Scene(cfg.physics_hz, integrator="implicitfast", cone="elliptic", impratio=10.0)
         scene.add_ground()
         scene.add("franka", assets_dir() / "franka_position.xml", pos=(1.0, 0.0, 0.0), quat=(0.0, 0.0, 0.0, 1.0))
         scene.add("cabinet", assets_dir() / "cabinet.xml", pos=(-0.065, 0.0, 0.0))

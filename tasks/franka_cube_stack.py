@@ -86,7 +86,7 @@ class FrankaCubeStack(Task[FrankaCubeStackConfig]):
 
     @classmethod
     def scene(cls, cfg: FrankaCubeStackConfig) -> Scene:
-        scene = Scene(cfg.physics_hz, integrator="implicitfast", impratio=10.0)
+        scene = Scene(cfg.physics_hz, integrator="implicitfast", cone="elliptic", impratio=10.0)
         scene.add_ground()
         scene.add("franka", assets_dir() / "franka_torque.xml", pos=(-0.45, 0.0, TABLE_HEIGHT + 0.1))
         scene.add("table", assets_dir() / "table.xml", pos=(0.0, 0.0, TABLE_HEIGHT))

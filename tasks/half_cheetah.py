@@ -41,7 +41,7 @@ class HalfCheetah(Planar[PlanarConfig]):
 
     @classmethod
     def scene(cls, cfg: PlanarConfig) -> Scene:
-        scene = Scene(cfg.physics_hz, cone="pyramidal")
+        scene = Scene(cfg.physics_hz)
         scene.add_ground(friction=(0.4, 0.1, 0.1), solimp=(0.0, 0.8, 0.01))
         scene.add(cls.ROBOT, assets_dir() / "half_cheetah.xml")
         return scene

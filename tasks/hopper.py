@@ -53,7 +53,7 @@ class Hopper(Planar[HopperConfig]):
 
     @classmethod
     def scene(cls, cfg: HopperConfig) -> Scene:
-        scene = Scene(cfg.physics_hz, integrator="rk4", cone="pyramidal")
+        scene = Scene(cfg.physics_hz, integrator="rk4")
         scene.add_ground(solimp=(0.8, 0.8, 0.01), margin=0.001)
         scene.add(cls.ROBOT, assets_dir() / "hopper.xml")
         return scene

@@ -55,7 +55,7 @@ class InHand(Task[InHandConfig]):
     @classmethod
     def scene(cls, cfg: InHandConfig) -> Scene:
         # Elliptic cones take twice the time. Here simulators agree with both kinds, because no capsule touches a plane.
-        scene = Scene(cfg.physics_hz, cone="pyramidal")
+        scene = Scene(cfg.physics_hz)
         scene.add_light()
         scene.add("hand", assets_dir() / cls.HAND)
         scene.add("object", assets_dir() / "hand_cube.xml", pos=cls.CUBE_START)  # as IsaacGymEnvs calls it

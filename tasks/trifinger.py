@@ -97,7 +97,7 @@ class Trifinger(Task[TrifingerConfig]):
     @classmethod
     def scene(cls, cfg: TrifingerConfig) -> Scene:
         # Implicit: light links on damped motors, and a cube that is free to spin.
-        scene = Scene(cfg.physics_hz, integrator="implicit")
+        scene = Scene(cfg.physics_hz, integrator="implicit", cone="elliptic")
         scene.add_ground(friction=(0.1, 0.005, 0.0001))
         scene.add("trifinger", assets_dir() / "trifinger.xml")
         scene.add("cube", assets_dir() / "trifinger_cube.xml")

@@ -53,7 +53,7 @@ class Walker2d(Planar[Walker2dConfig]):
 
     @classmethod
     def scene(cls, cfg: Walker2dConfig) -> Scene:
-        scene = Scene(cfg.physics_hz, integrator="rk4", cone="pyramidal")
+        scene = Scene(cfg.physics_hz, integrator="rk4")
         scene.add_ground(friction=(0.7, 0.1, 0.1))
         scene.add(cls.ROBOT, assets_dir() / "walker2d.xml")
         return scene

@@ -277,6 +277,8 @@ def _ant_v5(num_envs: int) -> _Scenario:
         num_threads=None,
         njmax=None,
         nconmax=None,
+        integrator=None,
+        cone=None,
         iterations=None,
         ls_iterations=None,
         graph=True,

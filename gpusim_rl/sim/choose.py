@@ -51,8 +51,11 @@ def choose_sim(name: str, device: torch.device) -> SimChoice:
 def make_sim(scene: Scene, choice: SimChoice, num_envs: int, cfg: SimConfig) -> Sim:
     """Builds the chosen simulator; only its own library is imported.
 
+    The integrator and the cones of the settings, where they are given, become the scene's.
+
     Raises:
         ConfigError: Its extra is not installed, or the scene uses something that it lacks.
     """
     simulator = SIMULATORS[choice.name]
+    scene.choose(cfg.integrator, cfg.cone)
     return getattr(importlib.import_module(simulator.module), simulator.cls)(scene, num_envs, cfg, choice.device)

@@ -5,6 +5,7 @@ All tensors are float32 (masks are bool) on `Sim.device`, in SI units. Quaternio
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol, runtime_checkable
 
@@ -19,7 +20,7 @@ from gpusim_rl.sim.scene import Scene
 def not_finite(tensors: Iterable[Tensor]) -> Bool[Tensor, " envs"]:
     """Rows in which a number of any of the tensors, [envs, ...] each, is NaN or infinite."""
     # 0 * x is NaN there, a sum hands NaN on, and NaN is not 0
-    return sum((0.0 * x).flatten(1).sum(dim=1) for x in tensors) != 0.0  # type: ignore[return-value]
+    return functools.reduce(torch.add, ((0.0 * x).flatten(1).sum(dim=1) for x in tensors)) != 0.0
 
 
 class Bodies(Protocol):

@@ -229,7 +229,10 @@ class MjwarpSim:
 
     def step(self, substeps: int) -> None:
         self._derive_constants()
-        self._graphs.run(("step", substeps, self._derives), lambda: self._step(substeps))
+        self._graphs.run(("step", substeps), lambda: self._step(substeps))
+        self.scene.limit_rotation(self.qvel)
+        if self._derives:
+            self._graphs.run("follow", self._follow)
         self._followed()
         # amax hands NaN on, and a comparison with NaN is false
         fastest = torch.cat([self.qpos, self.qvel], dim=1).abs_().amax(dim=1)
@@ -238,8 +241,6 @@ class MjwarpSim:
     def _step(self, substeps: int) -> None:
         for _ in range(substeps):
             mjw.step(self._model, self._data)
-        if self._derives:
-            self._follow()
 
     def _follow(self) -> None:
         # MuJoCo's step leaves derived quantities at the state before its integration.

@@ -75,6 +75,7 @@ class MujocoSim:
         self._leading = self._state[:, : 1 + nq + nv]
         # else mujoco.batch's state row begins otherwise
         assert np.shares_memory(self._batch.bind("qpos"), self._leading)
+        self._velocity = torch.from_numpy(self._leading[:, 1 + nq :])
         self._mirror = np.zeros((num_envs, 1 + nq + nv), dtype=np.float32)
         self._start = np.zeros(1 + nq + nv, dtype=np.float32)
         self._start[1 : 1 + nq] = reference_pose(model)
@@ -179,6 +180,7 @@ class MujocoSim:
         for target, source in self._inputs:
             np.copyto(target, source)
         self._batch.step(nstep=substeps, stage=_NONE)
+        self.scene.limit_rotation(self._velocity)
         np.copyto(self._mirror, self._leading, casting="same_kind")
         for source, target in self._sensors:
             np.copyto(target, source, casting="same_kind")

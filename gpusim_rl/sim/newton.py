@@ -174,6 +174,10 @@ class NewtonSim:
             self._overflow |= self._overflow_of_step
         if self.contact_bodies:
             self.contact_data.copy_(self._read_contacts())
+        if self.scene.max_angular_velocity is not None:
+            self.scene.limit_rotation(self.joint_qd)  # a free joint's last three numbers, as in MuJoCo
+            if self._derives:
+                self._graphs.run("bodies", self._eval_bodies)
         self._written.zero_()
         # amax hands NaN on, and a comparison with NaN is false
         fastest = torch.maximum(self.joint_q.abs().amax(dim=1), self.joint_qd.abs().amax(dim=1))

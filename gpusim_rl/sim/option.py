@@ -92,10 +92,6 @@ class SceneOption:
         self._decided[name] = (value, None)
         self._changed()
 
-    def is_decided(self, name: str) -> bool:
-        """Whether the task or a file says what it is."""
-        return name in self._decided
-
     def take_over(self, part: mujoco.MjSpec, label: str, source: str) -> None:
         """Takes over what a file says and the task does not, and removes it from the file's spec.
 

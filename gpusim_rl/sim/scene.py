@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Literal
 
 import mujoco
+from jaxtyping import Float
+from torch import Tensor
 
 from gpusim_rl.errors import TaskError
 from gpusim_rl.sim import menagerie
@@ -31,6 +33,7 @@ _INTEGRATORS = {
     "rk4": mujoco.mjtIntegrator.mjINT_RK4,
 }
 _CONES = {"pyramidal": mujoco.mjtCone.mjCONE_PYRAMIDAL, "elliptic": mujoco.mjtCone.mjCONE_ELLIPTIC}
+_FREE = mujoco.mjtJoint.mjJNT_FREE
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,16 +88,20 @@ class Scene:
     Args:
         physics_hz: Physics steps per simulated second [Hz]; the time step of a file has no effect.
         integrator: How MuJoCo integrates. `euler`, the default, is the fastest. It gains energy from fast rotation: a
-            floating body that turns by more than about half a radian per step speeds up until it diverges, and a policy
-            may find that this pays. `implicit` takes the gyroscopic forces at the end of the step and stays stable; a
-            step of Ant costs a third more. `implicitfast` takes only the drives' and joints' damping at the end of the
-            step: for stiff drives, at about the cost of `euler`. `rk4` is the fourth-order Runge-Kutta method: four
-            evaluations of the dynamics per step.
-        cone: Shape of the friction cones. `auto` is the one that a file says, and else the one with which every
-            simulator agrees (see `model`).
+            floating robot that turns by more than about a sixth of a radian per step speeds up until it diverges. A
+            policy may find that this pays: see `max_angular_velocity`. `implicit` takes the gyroscopic forces at the
+            end of the step and stays stable; a step of Ant costs a third more. `implicitfast` takes only the drives'
+            and joints' damping at the end of the step: for stiff drives, at about the cost of `euler`. `rk4` is the
+            fourth-order Runge-Kutta method: four evaluations of the dynamics per step.
+        cone: Shape of the friction cones. `pyramidal`, the default, is the fastest. Its friction depends on the
+            tangent directions of a contact, which MuJoCo and MuJoCo Warp choose differently for steep capsules on
+            planes: there one step of Ant differs by up to 0.46 rad/s. With `elliptic` cones it is 4e-5, feet on the
+            ground creep half as fast, and a step of Humanoid costs a third more.
         impratio: How much stiffer friction is than the contact's normal, for elliptic cones. At 1, the default, what
             is grasped creeps out of the hand; 10 holds it.
         gravity: Downwards [m/s^2]; the default is 9.81.
+        max_angular_velocity: Of bodies with a free joint [rad/s]: after each control step what turns faster is slowed
+            down to it. PhysX has such a limit too, of 64 rad/s. None is no limit.
 
     Attributes:
         option: MuJoCo's options by their names in `mujoco.MjOption`. What the task writes here holds against all files,
@@ -112,9 +119,10 @@ class Scene:
         physics_hz: float,
         *,
         integrator: Literal["euler", "implicit", "implicitfast", "rk4"] | None = None,
-        cone: Literal["auto", "pyramidal", "elliptic"] = "auto",
+        cone: Literal["pyramidal", "elliptic"] | None = None,
         impratio: float | None = None,
         gravity: float | None = None,
+        max_angular_velocity: float | None = None,
     ) -> None:
         # Without a handler MuJoCo appends every warning to MUJOCO_LOG.TXT in the user's folder; simulators report
         # worlds that go bad by mask.
@@ -123,10 +131,10 @@ class Scene:
         self.spec.option.timestep = 1.0 / physics_hz
         self._model: mujoco.MjModel | None = None
         self.option = SceneOption(self.spec, self._changed)
-        if integrator is not None:
-            self.option.integrator = _INTEGRATORS[integrator]
-        if cone != "auto":
-            self.option.cone = _CONES[cone]
+        if max_angular_velocity is not None and not max_angular_velocity > 0.0:
+            raise TaskError(f"Scene: max_angular_velocity must be above 0 rad/s, got {max_angular_velocity}")
+        self.max_angular_velocity = max_angular_velocity
+        self.choose(integrator, cone)
         if impratio is not None:
             self.option.impratio = impratio
         if gravity is not None:
@@ -137,6 +145,13 @@ class Scene:
 
     def _changed(self) -> None:
         self._model = None
+
+    def choose(self, integrator: str | None, cone: str | None) -> None:
+        """Sets the integrator and the friction cones, by the names of the arguments above; None leaves it."""
+        if integrator is not None:
+            self.option.integrator = _INTEGRATORS[integrator]
+        if cone is not None:
+            self.option.cone = _CONES[cone]
 
     def add_ground(
         self,
@@ -353,26 +368,23 @@ class Scene:
         """How often a physics step evaluates the dynamics."""
         return 4 if self.model.opt.integrator == _INTEGRATORS["rk4"] else 1
 
+    def limit_rotation(self, qvel: Float[Tensor, "envs nv"]) -> None:
+        """Slows down, in place, what turns faster than `max_angular_velocity`; qvel in MuJoCo's layout."""
+        if self.max_angular_velocity is not None:
+            model = self.model
+            for dof in model.jnt_dofadr[model.jnt_type == _FREE].tolist():
+                qvel[:, dof + 3 : dof + 6].renorm_(2, 0, self.max_angular_velocity)  # the 2-norm of each row
+
     @property
     def model(self) -> mujoco.MjModel:
-        """The compiled model, with the settings that make every backend agree.
-
-        Unless the task or a file says otherwise, friction cones are elliptic wherever capsules can meet planes. With
-        pyramidal cones the contact forces depend on the tangent directions, which MuJoCo and MuJoCo Warp choose
-        differently for steep capsules (up to 0.46 rad/s in one step of Ant; 4e-5 with elliptic cones).
+        """The compiled model.
 
         Raises:
             TaskError: MuJoCo's compiler refuses the scene.
         """
         if self._model is None:
             try:
-                model = self.spec.compile()
-                kinds = set(model.geom_type.tolist())
-                capsule, plane = mujoco.mjtGeom.mjGEOM_CAPSULE.value, mujoco.mjtGeom.mjGEOM_PLANE.value
-                if not self.option.is_decided("cone") and {capsule, plane} <= kinds:
-                    self.spec.option.cone = mujoco.mjtCone.mjCONE_ELLIPTIC
-                    model = self.spec.compile()
+                self._model = self.spec.compile()
             except ValueError as error:
                 raise TaskError(f"Scene: MuJoCo cannot compile it: {_one_line(error)}") from None
-            self._model = model
         return self._model

@@ -82,6 +82,8 @@ def make_env(num_envs: int = 16, seed: int = 0, episode_length: int = 13) -> Vec
         num_threads=1,
         njmax=None,
         nconmax=None,
+        integrator=None,
+        cone=None,
         iterations=None,
         ls_iterations=None,
         graph=False,

@@ -60,6 +60,8 @@ def sim_config(**changes: Any) -> SimConfig:
         "num_threads": 1,
         "njmax": None,
         "nconmax": None,
+        "integrator": None,
+        "cone": None,
         "iterations": None,
         "ls_iterations": None,
         "graph": True,
@@ -69,7 +71,7 @@ def sim_config(**changes: Any) -> SimConfig:
 
 
 def ant_scene() -> Scene:
-    scene = Scene(physics_hz=120, integrator="implicit")  # as tasks/locomotion.py
+    scene = Scene(physics_hz=120, integrator="implicit", cone="elliptic")  # with these the simulators agree best
     scene.add_ground()
     scene.add("ant", ANT)
     scene.add_contact_sensor("ant", FEET)

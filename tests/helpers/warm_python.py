@@ -50,6 +50,10 @@ def become(request: dict[str, Any]) -> str:
     os.chdir(request["cwd"])
     os.environ.clear()
     os.environ.update(request["env"])
+    # Where the tests run in the background, a shell may have made all processes ignore these.
+    for number in (signal.SIGHUP, signal.SIGQUIT):
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.alarm(request["timeout_s"])  # ends it, as nobody else waits for it
     sys.argv = request["argv"]
     sys.path[0] = str(Path(sys.argv[0]).resolve().parent)

@@ -85,6 +85,34 @@ def test_state_that_is_written_is_the_state(backend):
     torch.testing.assert_close(ant.bodies(["torso"]).pos[1, 0], torch.full((3,), 2.0))
 
 
+def test_free_bodies_turn_no_faster_than_the_limit(backend):
+    ball = mujoco.MjSpec.from_string(BALL)
+    for limit in (None, 10.0):
+        scene = Scene(physics_hz=200, gravity=0.0, max_angular_velocity=limit)
+        scene.add("ball", ball.copy(), pos=(0, 0, 2))
+        sim = make(backend, scene, 3)
+        robot = sim.articulation("ball")
+        body = robot.bodies(["ball"])
+        spin = torch.tensor([[3.0, 0.0, 4.0], [0.0, 0.0, 0.0], [30.0, -40.0, 0.0]])
+        velocity = torch.tensor([[0.1, 0.2, 0.3]]).expand(3, 3)
+        robot.set_state(everywhere(sim), root_ang_vel=spin, root_lin_vel=velocity)
+        for _ in range(2):  # as it is after a step, so it goes on
+            sim.step(1)
+            expected = spin if limit is None else spin * torch.tensor([[1.0], [1.0], [0.2]])
+            torch.testing.assert_close(robot.root_ang_vel, expected, atol=1e-4, rtol=1e-4)
+            torch.testing.assert_close(body.ang_vel[:, 0], expected, atol=1e-4, rtol=1e-4)
+            torch.testing.assert_close(robot.root_lin_vel, velocity, atol=1e-4, rtol=1e-4)
+
+
+def test_settings_choose_integrator_and_cones(backend):
+    scene = ball_scene()
+    make(backend, scene, 1, integrator="implicitfast", cone="elliptic")
+    option = scene.model.opt
+    assert (option.integrator, option.cone) == (mujoco.mjtIntegrator.mjINT_IMPLICITFAST, mujoco.mjtCone.mjCONE_ELLIPTIC)
+    make(backend, scene, 1)
+    assert scene.model.opt.cone == mujoco.mjtCone.mjCONE_ELLIPTIC, "what no setting says stays"
+
+
 def test_turning_a_body_keeps_its_velocities_in_the_world(backend):
     sim = make(backend, ball_scene(), 2)
     ball = sim.articulation("ball")

@@ -36,7 +36,7 @@ def test_one_step_from_random_states_agrees(same_random_states):
     (reference, sim), robots = same_random_states
     for one in (reference, sim):
         one.step(1)
-    # 6e-5 is typical; with pyramidal cones it would be 0.46 (see Scene.model)
+    # 6e-5 is typical; with pyramidal cones it would be 0.46 (see Scene)
     for name in ("joint_vel", "root_lin_vel", "root_ang_vel"):
         left, right = (getattr(robot, name) for robot in robots)
         assert worst(left, right) <= 2e-4, name
