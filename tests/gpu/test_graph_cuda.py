@@ -17,7 +17,7 @@ from torch import Tensor
 from gpusim_rl.diagnose.transfers import audit, our_loop, violations
 from gpusim_rl.learn.distributions import DiagonalGaussian
 from gpusim_rl.learn.rollout import Rollout
-from gpusim_rl.run.cuda_graph import WARM_UP
+from gpusim_rl.run.cuda_graph import PARTS, WARM_UP
 from gpusim_rl.run.trainer import Trainer
 from helpers.training import Faulty, FaultyConfig, leaves, make_trainer, same, the_run
 
@@ -29,7 +29,7 @@ pytestmark = [
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when CUDA starts; torch_deterministic needs it
 
 DEVICE = "cuda"
-PARTS = {"rollout": {"rollout", "update"}, "step": {"step", "update"}, "update": {"update"}, "off": set()}
+DECISIVE = pytest.mark.decisive
 CAPTURED = WARM_UP + 1
 """Iterations after which everything is captured, and has been replayed once."""
 
@@ -71,7 +71,7 @@ def trained(task: Any, folder: Path, config: Any = None, iterations: int = 5, /,
     mode = trainer.graphs.choice.mode
     with running(trainer) as iterate:
         iterate(iterations)
-        assert set(trainer.graphs._captured) == PARTS[mode], trainer.graphs.choice
+        assert trainer.graphs._captured.keys() == set(PARTS[mode]), trainer.graphs.choice
         return trainer.state_dict()
 
 
@@ -125,25 +125,47 @@ RANDOM_CARTPOLE = randomized("cartpole", {"interval_s": [0.05, 0.2], "force": [0
 RANDOM_ANT = randomized("ant", {"interval_s": [0.1, 0.3], "velocity": [0.0, 0.5]}, 20)
 
 
+@pytest.fixture(scope="module")
+def eagerly(tmp_path_factory) -> Callable[..., list[dict[str, Any]]]:
+    """States of two eager trainings, which are the same ones for each mode of graphs."""
+    known: dict[str, list[dict[str, Any]]] = {}
+
+    def twice(task: Any, config: Any, settings: dict[str, Any]) -> list[dict[str, Any]]:
+        key = f"{task} {settings}"
+        if key not in known:
+            folders = [tmp_path_factory.mktemp("eager") for _ in range(2)]
+            known[key] = [trained(task, folder, config, graph="off", **settings) for folder in folders]
+        return known[key]
+
+    return twice
+
+
+ANT = {"task": {"episode_length": 20}}
+
+
 @pytest.mark.parametrize(
     ("mode", "task", "overrides"),
     [
-        ("rollout", "Cartpole", {}),
+        pytest.param("rollout", "Cartpole", {}, marks=DECISIVE),
+        pytest.param("split", "Cartpole", {}, marks=DECISIVE),
         ("step", "Cartpole", {}),
         ("rollout", "Cartpole", RECURRENT),
         ("step", "Cartpole", RECURRENT),
+        ("split", "Cartpole", RECURRENT),
         ("rollout", "Cartpole", BF16),
         ("rollout", Faulty, {}),  # with a critic that sees more
         ("rollout", Faulty, {"ppo": {"schedule": "linear"}}),
-        ("rollout", "Ant", {"task": {"episode_length": 20}}),
-        ("step", "Ant", {"task": {"episode_length": 20}}),
+        ("rollout", "Ant", ANT),
+        ("step", "Ant", ANT),
+        ("split", "Ant", ANT),
         ("rollout", "Cartpole", RANDOM_CARTPOLE),
         ("step", "Cartpole", RANDOM_CARTPOLE),
+        ("split", "Cartpole", RANDOM_CARTPOLE),
         ("rollout", "Ant", RANDOM_ANT),
         ("step", "Ant", RANDOM_ANT),
     ],
 )
-def test_a_graph_does_what_eager_code_does(mode, task, overrides, tmp_path):
+def test_a_graph_does_what_eager_code_does(mode, task, overrides, eagerly, tmp_path):
     """As close to eager code as eager code is to itself; bit by bit where that repeats itself bit by bit.
 
     Physics with contacts does not: MuJoCo Warp gives constraints their places with atomic additions, in any order, and
@@ -152,8 +174,8 @@ def test_a_graph_does_what_eager_code_does(mode, task, overrides, tmp_path):
     """
     config = CRITIC if task is Faulty else None
     settings = {"torch_deterministic": True, **overrides}
-    once, twice = (trained(task, tmp_path / name, config, graph="off", **settings) for name in ("once", "twice"))
-    state = trained(task, tmp_path / mode, config, graph=mode, **settings)
+    once, twice = eagerly(task, config, settings)
+    state = trained(task, tmp_path, config, graph=mode, **settings)
     assert state["iteration"] == once["iteration"] == 5
     for generator in ("noise_generator", "shuffle_generator"):
         assert same(state["algorithm"][generator], once["algorithm"][generator])
@@ -165,7 +187,7 @@ def test_a_graph_does_what_eager_code_does(mode, task, overrides, tmp_path):
     assert apart <= 10.0 * spread + 1e-3
 
 
-@pytest.mark.parametrize("mode", ["rollout", "step"])
+@pytest.mark.parametrize("mode", [pytest.param("rollout", marks=DECISIVE), "step", "split"])
 def test_every_replay_draws_new_numbers(mode, tmp_path):
     trainer = make("Cartpole", tmp_path, graph=mode)
     with running(trainer) as iterate:
@@ -185,7 +207,7 @@ def test_every_replay_draws_new_numbers(mode, tmp_path):
         assert not same(before, trainer.algorithm._shuffle_generator.get_state())
 
 
-@pytest.mark.parametrize("mode", ["rollout", "step"])
+@pytest.mark.parametrize("mode", ["rollout", "step", "split"])
 def test_every_replay_draws_new_envs(mode, tmp_path):
     """Masses at resets, noise, delays and pushes are new in each replay, not those of the capture."""
     trainer = make("Cartpole", tmp_path, graph=mode, **RANDOM_CARTPOLE)
@@ -212,7 +234,7 @@ def test_every_replay_draws_new_envs(mode, tmp_path):
     assert set(seen[-1]["delay"].tolist()) == {0, 1, 2}
 
 
-@pytest.mark.parametrize("mode", ["rollout", "step"])
+@pytest.mark.parametrize("mode", ["rollout", "step", "split"])
 @pytest.mark.parametrize("task", ["Cartpole", "Ant"])
 def test_the_steady_state_allocates_nothing(task, mode, tmp_path):
     trainer = make(task, tmp_path, graph=mode)
@@ -231,7 +253,7 @@ def test_the_steady_state_allocates_nothing(task, mode, tmp_path):
         iterate(10)
         assert counters() == before, "the log's row takes its few numbers from what torch holds already"
 
-        if mode == "step":
+        if mode != "rollout":
             return  # storing a step in the rollout is eager there
         count = allocations()
         for _ in range(10):
@@ -246,7 +268,7 @@ def test_the_steady_state_compiles_nothing(mode, tmp_path):
     trainer = make("Cartpole", tmp_path, graph=mode, **{"ppo.compile": True})
     with running(trainer) as iterate:
         iterate(CAPTURED + 1)
-        assert set(trainer.graphs._captured) == PARTS[mode], trainer.graphs.choice
+        assert trainer.graphs._captured.keys() == set(PARTS[mode]), trainer.graphs.choice
         counts = torch._dynamo.utils.counters["stats"]
         graphs = counts["unique_graphs"]
         assert graphs > 0
@@ -257,8 +279,8 @@ def test_the_steady_state_compiles_nothing(mode, tmp_path):
         assert not torch.equal(parameters(trainer), before)
 
 
-@pytest.mark.parametrize("mode", ["rollout", "step", "off"])
-@pytest.mark.parametrize("task", ["Cartpole", "Ant"])
+@pytest.mark.parametrize("mode", ["rollout", "step", "split", "off"])
+@pytest.mark.parametrize("task", [pytest.param("Cartpole", marks=DECISIVE), "Ant"])
 def test_torch_itself_sees_no_sync(task, mode, tmp_path):
     """In whole iterations, the row of metrics included: it is copied without waiting, and read an interval later."""
     trainer = make(task, tmp_path, graph=mode)
@@ -272,6 +294,7 @@ def test_torch_itself_sees_no_sync(task, mode, tmp_path):
     assert trainer.iteration == CAPTURED + 4
 
 
+@DECISIVE
 def test_a_task_that_reads_a_value_trains_eagerly_and_says_why(tmp_path, caplog):
     trainer = make(Reading, tmp_path, FaultyConfig(), graph="rollout")
     with caplog.at_level(logging.WARNING), running(trainer) as iterate:
@@ -283,7 +306,8 @@ def test_a_task_that_reads_a_value_trains_eagerly_and_says_why(tmp_path, caplog)
     said = [record.getMessage() for record in caplog.records if "CUDA graph" in record.getMessage()]
     assert [line.partition(":")[0] for line in said] == [
         "CUDA graph of the rollout failed, capturing single control steps instead",
-        "CUDA graph of the step failed, stepping eagerly (slow)",
+        "CUDA graph of the step failed, capturing it in pieces instead",
+        "CUDA graph of the step in pieces failed, stepping eagerly (slow)",
     ]
     assert all(f"test_graph_cuda.py:{READS_AT}" in line for line in said), "the line that reads"
     assert trainer.graphs.choice.mode == "update"
@@ -328,7 +352,9 @@ def test_an_update_that_cannot_be_captured_breaks_nothing_else(tmp_path, monkeyp
     assert torch.isfinite(parameters(trainer)).all()
 
 
-@pytest.mark.parametrize("mode", ["rollout", "step"])
+@pytest.mark.parametrize(
+    "mode", [pytest.param("rollout", marks=DECISIVE), "step", pytest.param("split", marks=DECISIVE)]
+)
 def test_a_replay_writes_no_memory_of_others(mode, tmp_path):
     """Warp pauses torch's capture at each loop of its solver: what torch allocates then must still be the graph's."""
     trainer = make("Ant", tmp_path, graph=mode)
@@ -376,7 +402,7 @@ def test_a_checkpoint_moves_between_cpu_and_cuda(first, then, tmp_path):
     before = parameters(resumed)
     with running(resumed) as iterate:
         iterate(CAPTURED)
-        assert set(resumed.graphs._captured) == PARTS[resumed.graphs.choice.mode]
+        assert resumed.graphs._captured.keys() == set(PARTS[resumed.graphs.choice.mode])
         assert resumed.graphs.choice.mode == ("rollout" if on_cuda else "off")
         iterate(2)
     after = parameters(resumed)
@@ -391,7 +417,7 @@ def test_a_run_that_was_interrupted_equals_one_that_was_not(tmp_path):
     resumed = make("Cartpole", folder, graph="rollout", checkpoint=str(the_run(folder)), max_iterations=1000)
     with running(resumed) as iterate:
         iterate(4)  # eagerly at first, then captured again
-        assert set(resumed.graphs._captured) == PARTS["rollout"]
+        assert resumed.graphs._captured.keys() == set(PARTS["rollout"])
         state = resumed.state_dict()
     assert state["iteration"] == whole["iteration"] == 6
     assert same(*(each["algorithm"]["noise_generator"].cpu() for each in (state, whole)))
@@ -455,7 +481,7 @@ def test_the_learning_rate_moves_from_replay_to_replay(schedule, tmp_path):
         assert all(later > earlier for earlier, later in itertools.pairwise(rates))
 
 
-@pytest.mark.parametrize("mode", ["rollout", "step"])
+@pytest.mark.parametrize("mode", ["rollout", "step", "split"])
 @pytest.mark.parametrize("task", ["Cartpole", "Ant"])
 def test_the_profiler_sees_no_copy(task, mode, tmp_path):
     trainer = make(task, tmp_path, graph=mode)
