@@ -29,6 +29,27 @@ def provenance(*exclude: Path) -> dict[str, Any]:
     return {"git": git_state(*exclude)[0], "environment": environment}
 
 
+def require_device(name: str) -> None:
+    """Checks that a device is there.
+
+    Args:
+        name: `cpu`, `cuda` or `cuda:<index>`.
+
+    Raises:
+        ConfigError: There is no such device.
+    """
+    from gpusim_rl.errors import ConfigError
+
+    if name == "cpu":
+        return
+    import torch
+
+    found = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if int(name.partition(":")[2] or 0) >= found:
+        built = "" if torch.version.cuda else f" (torch {torch.__version__} is built without it)"
+        raise ConfigError(f"--device {name}: found {found} CUDA devices{built}; try --device cpu")
+
+
 def write(path: Path, text: str) -> None:
     """Writes a file that takes the old one's place when it is complete.
 

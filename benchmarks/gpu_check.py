@@ -1,19 +1,21 @@
 """Check on a CUDA device what cannot be checked without one, and compare it with the targets.
 
-python benchmarks/gpu_check.py                       everything, within nine minutes; writes benchmarks/gpu.json
+python benchmarks/gpu_check.py                       all but more_tests, within nine minutes; writes benchmarks/gpu.json
 python benchmarks/gpu_check.py --quick               small sizes: does it work?
 python benchmarks/gpu_check.py --parts learn,bench   only these
 python benchmarks/gpu_check.py --resume              what the json does not have yet
 python benchmarks/gpu_check.py --device cpu          tiny sizes, where there is no GPU; judges nothing
 
-    audit   what a steady iteration copies and waits for, and how busy it keeps the device (tools/audit.py)
-    learn   a training (train.py), timed until the mean return of its episodes reaches the one that is asked for
-    tests   tests/gpu
-    bench   speeds at many numbers of envs (benchmarks/bench.py)
+    probe       facts about versions, driver, captures, physics and each graph mode (benchmarks/gpu_probe.py)
+    bench       speeds at 4096 envs (benchmarks/bench.py)
+    learn       a training (train.py), timed until the mean return of its episodes reaches the one that is asked for
+    tests       tests/gpu, the decisive ones
+    audit       what a steady iteration copies and waits for, and how busy it keeps the device (tools/audit.py)
+    more_tests  the other tests of tests/gpu; they take long, and run only where --parts names them
 
 Each part is a process of its own with a time limit: one that fails takes no other with it, and the json is written
-after every part and every number of envs. Exit code 0: all ran, all targets are met; 1: something failed or missed;
-2: bad input, or no CUDA.
+after every part, every fact and every number of envs. Exit code 0: all ran, all targets are met; 1: something failed or
+missed; 2: bad input, or no CUDA.
 """
 
 from __future__ import annotations
@@ -35,20 +37,26 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from checkout import ROOT, process_environment, provenance, write
+from checkout import ROOT, process_environment, provenance, require_device, write
 from gpu_targets import PARTS, RETURN, Part, check_targets, describe, read_audit
 
-SCHEMA = 3
+SCHEMA = 4
 MODULES = ["torch", "numpy", "mujoco", "mujoco_warp", "warp", "hydra", "yaml", "rich", "psutil", "pynvml", "jaxtyping"]
 
-MOST = {"audit": 0.35, "learn": 0.3, "tests": 0.45, "bench": 1.0}
-"""Of the budget that each part may take; the last one has what is left."""
+SHARE = {"probe": 0.27, "bench": 0.23, "learn": 0.15, "tests": 0.2, "audit": 0.15, "more_tests": 1.0}
+"""Of the time that is left: a part may take its share of that of all parts that are still to run."""
+
+ONLY_NAMED = ("more_tests",)
+"""Parts that run only where `--parts` names them."""
 
 LEAST_S = 5.0
 """With less time left than this no part is started."""
 
 ENDING_S = 15.0
 """Time to end after an interrupt."""
+
+OUTCOMES = ("passed", "failed", "skipped")
+"""Of a test."""
 
 TAIL = 15  # lines of what a part printed, kept where it failed
 
@@ -58,7 +66,7 @@ class Plan:
     """Sizes.
 
     Attributes:
-        num_envs: Envs of audit and training, and the number of envs at which the bench is judged.
+        num_envs: Envs of all parts but tests; the bench is judged at this number.
         env_counts: Numbers of envs that are measured.
         rounds: Of the bench.
         seconds: Of each case in a round [s].
@@ -76,8 +84,8 @@ class Plan:
     max_iterations: int = 5000
 
 
-FULL = Plan(4096, (256, 1024, 4096, 16384, 65536), rounds=3, seconds=1.5, warm_up=6)
-QUICK = Plan(256, (64, 256), rounds=2, seconds=0.3, warm_up=4, max_iterations=50)
+FULL = Plan(4096, (4096,), rounds=3, seconds=1.5, warm_up=6)
+QUICK = Plan(256, (256,), rounds=2, seconds=0.3, warm_up=4, max_iterations=50)
 TINY = Plan(
     8,
     (8,),
@@ -108,8 +116,8 @@ def parse(argv: list[str]) -> argparse.Namespace:
         prog="gpu_check", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add("overrides", nargs="*", metavar="key=value", help="for audit, training and bench, as for train.py")
-    add("--parts", help=f"of {', '.join(PARTS)} (default: all)")
+    add("overrides", nargs="*", metavar="key=value", help="for all parts but tests, as for train.py")
+    add("--parts", help=f"of {', '.join(PARTS)} (default: all but {', '.join(ONLY_NAMED)})")
     add("--device", default="cuda", help="cuda, cuda:<index>; cpu runs tiny sizes (default: cuda)")
     add("--quick", action="store_true", help="small sizes, which are not held against targets that depend on size")
     add(
@@ -120,7 +128,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
         metavar="NAMES",
         help="bench other libraries too",
     )
-    add("--env-counts", metavar="N,N", help="numbers of envs to bench (default: 256,1024,4096,16384,65536)")
+    add("--env-counts", metavar="N,N", help="numbers of envs to bench (default: 4096)")
     add("--return", dest="wanted", type=float, default=RETURN, help=f"to train until (default: {RETURN:g})")
     add(
         "--resume",
@@ -161,14 +169,7 @@ def check_input(args: argparse.Namespace) -> None:
             raise ConfigError(f"--env-counts must be positive ints, got {args.env_counts}; try 256,4096")
         counts = dict.fromkeys(int(text) for text in args.env_counts.split(","))
         args.plan = Plan(**{**vars(plan), "env_counts": tuple(counts)})
-    if args.device != "cpu":
-        import torch
-
-        index = int(args.device.partition(":")[2] or 0)
-        found = torch.cuda.device_count() if torch.cuda.is_available() else 0
-        if index >= found:
-            built = "" if torch.version.cuda else f" (torch {torch.__version__} is built without it)"
-            raise ConfigError(f"--device {args.device}: found {found} CUDA devices{built}; try --device cpu")
+    require_device(args.device)
 
 
 def check(args: argparse.Namespace, command: str, began: float) -> dict[str, Any]:
@@ -197,7 +198,7 @@ def check(args: argparse.Namespace, command: str, began: float) -> dict[str, Any
     parts: dict[str, Part] = report["parts"]
     todo = [name for name in PARTS if name in (args.parts or ())]
     if args.parts is None:
-        todo = [name for name in PARTS if not complete(parts.get(name, {}))]
+        todo = [name for name in PARTS if name not in ONLY_NAMED and not complete(parts.get(name, {}))]
 
     def left() -> float:
         return began + args.budget_s - time.monotonic()
@@ -218,24 +219,20 @@ def check(args: argparse.Namespace, command: str, began: float) -> dict[str, Any
         write(args.out, json.dumps(report, indent=2) + "\n")
 
     with tempfile.TemporaryDirectory() as folder:
-        for name in todo:
+        for number, name in enumerate(todo):
             old, started = parts.pop(name, {}), time.monotonic()
 
             def keep(part: Part, name: str = name, started: float = started) -> None:
                 parts[name] = part | {"seconds": time.monotonic() - started}
                 save()
 
-            limit = min(MOST[name] * args.budget_s, left())
+            limit = left() * SHARE[name] / sum(SHARE[other] for other in todo[number:])
             if limit < LEAST_S:
                 status = old | {"status": "skipped", "error": f"the budget of {args.budget_s:g} s is spent"}
             else:
                 say(f"{name}: at most {limit:.0f} s")
-                run = {"audit": run_audit, "learn": run_learning, "tests": run_tests}.get(name)
                 try:
-                    if run is None:
-                        status = run_bench(args, Path(folder), limit, old, keep)
-                    else:
-                        status = run(args, Path(folder), limit)
+                    status = RUN[name](Job(args, Path(folder), limit, old, keep))
                 except (OSError, ValueError, KeyError, TypeError) as error:  # what it left is not what we know
                     status = parts.get(name, {}) | {"status": "failed", "error": f"{type(error).__name__}: {error}"}
             say(f"{name}: {status['status']}{', ' + status['error'] if status.get('error') else ''}")
@@ -371,27 +368,90 @@ def tool(name: str) -> list[str | Path]:
     return [sys.executable, ROOT / {"train": "", "audit": "tools", "bench": "benchmarks"}[name] / f"{name}.py"]
 
 
-def of_run(args: argparse.Namespace) -> list[str]:
-    """Task, device and settings of audit, training and bench."""
-    return ["task=Ant", f"device={args.device}", *args.plan.overrides, *args.overrides]
+@dataclass(frozen=True)
+class Job:
+    """What a part is to do.
+
+    Attributes:
+        args: From `parse` and `check_input`.
+        folder: For its files, until the end of all parts.
+        limit_s: Its time [s].
+        old: What is known of it from an earlier run.
+        keep: Called with what is known of it so far.
+    """
+
+    args: argparse.Namespace
+    folder: Path
+    limit_s: float
+    old: Part
+    keep: Callable[[Part], None]
+
+    def settings(self) -> list[str]:
+        """Those of the user, and those of the plan."""
+        return [*self.args.plan.overrides, *self.args.overrides]
+
+    def of_run(self) -> list[str]:
+        """Task, device and settings of audit, training and bench."""
+        return ["task=Ant", f"device={self.args.device}", *self.settings()]
 
 
 # Parts
 
 
-def run_audit(args: argparse.Namespace, folder: Path, limit_s: float) -> Part:
+def run_probe(job: Job) -> Part:
+    """One fact after the other. Where a fact took its process with it, a new process finds the others."""
+    file, args, began = job.folder / "probe.json", job.args, time.monotonic()
+    command = [sys.executable, ROOT / "benchmarks" / "gpu_probe.py", file, "--device", args.device]
+    command += ["--num-envs", str(args.plan.num_envs), *job.settings()]
+    facts = {name: fact for name, fact in job.old.get("facts", {}).items() if "error" not in fact}
+    write(file, json.dumps({"facts": facts, "running": None, "missing": []}))
+    told = set(facts)
+
+    def known() -> Part:
+        found = json.loads(file.read_text())
+        return {"facts": found["facts"], "missing": found["missing"]}
+
+    def look() -> bool:
+        now = known()
+        new = {name: fact for name, fact in now["facts"].items() if name not in told}
+        for name, fact in new.items():
+            say(f"probe: {name}: {json.dumps(fact)}")
+            told.add(name)
+        if new:
+            job.keep({"status": "running", "error": None, **now})
+        return False
+
+    while True:
+        before = known()
+        ended = run_process(command, job.limit_s - (time.monotonic() - began), look)
+        found = json.loads(file.read_text())
+        if found["running"] is not None:  # it did not come to the end of a fact
+            found["facts"][found["running"]] = {"error": ended.status()["error"] or "the process ended"}
+            found["missing"].remove(found["running"])
+            write(file, json.dumps(found | {"running": None}))
+        after = known()
+        if ended.timed_out or not after["missing"] or after == before:
+            break
+    failed = [f"{name}: {fact['error']}" for name, fact in after["facts"].items() if "error" in fact]
+    status = ended.status(good=(0, 1) if after != before else (0,))
+    if status["status"] == "ok" and failed:
+        status = {"status": "failed", "error": "; ".join(failed)}
+    return status | after
+
+
+def run_audit(job: Job) -> Part:
     """What a steady iteration copies and waits for, and how busy it keeps the device."""
-    file = folder / "audit.json"
-    command = [*tool("audit"), *of_run(args), f"num_envs={args.plan.num_envs}", "--json", file]
-    ended = run_process(command, limit_s)
+    file = job.folder / "audit.json"
+    command = [*tool("audit"), *job.of_run(), f"num_envs={job.args.plan.num_envs}", "--json", file]
+    ended = run_process(command, job.limit_s)
     # 1: it found something, which is for the results to say; without the file, it broke
     status = ended.status(good=(0, 1) if file.is_file() else ())
     return status if status["status"] != "ok" else status | read_audit(json.loads(file.read_text()))
 
 
-def run_learning(args: argparse.Namespace, folder: Path, limit_s: float) -> Part:
+def run_learning(job: Job) -> Part:
     """A training as a user starts it, until its return is what was asked for."""
-    runs, plan = folder / "runs", args.plan
+    runs, plan, wanted = job.folder / "runs", job.args.plan, job.args.wanted
     settings = [f"num_envs={plan.num_envs}", f"max_iterations={plan.max_iterations}", f"log.dir={runs}"]
     began, seen = time.monotonic(), [0.0, 0.0]
 
@@ -399,17 +459,17 @@ def run_learning(args: argparse.Namespace, folder: Path, limit_s: float) -> Part
         rows = run_rows(runs)
         if len(rows) > seen[0]:
             seen[:] = len(rows), time.monotonic() - began
-        return first_at(rows, args.wanted) is not None
+        return first_at(rows, wanted) is not None
 
-    ended = run_process([*tool("train"), *of_run(args), *settings, "log.console=plain"], limit_s, reached)
+    ended = run_process([*tool("train"), *job.of_run(), *settings, "log.console=plain"], job.limit_s, reached)
     status = ended.status()
     rows = run_rows(runs)
     if status["status"] == "timed out" and rows:  # the rows are what was asked for; the result says the rest
         status = {"status": "ok", "error": None}
-    found = first_at(rows, args.wanted)
+    found = first_at(rows, wanted)
     return status | {
         "num_envs": plan.num_envs,
-        "wanted": args.wanted,
+        "wanted": wanted,
         "seconds_from_start_of_process": seen[1] if found else None,
         "seconds_from_first_iteration": found["time/elapsed_s"] if found else None,
         "env_steps": found["env_steps"] if found else None,
@@ -434,43 +494,43 @@ def first_at(rows: Sequence[Mapping[str, Any]], wanted: float) -> Mapping[str, A
     return next((row for row in rows if (value := row.get("episode/return")) is not None and value >= wanted), None)
 
 
-def run_tests(args: argparse.Namespace, folder: Path, limit_s: float) -> Part:
-    """The tests that need a GPU."""
-    # Without our options: these tests need pytest alone, and annotations are checked by all others.
-    options = ["-v", "--tb=short", "--color=no", "-p", "no:cacheprovider", "-o", "addopts=", "-m", "not slow"]
-    ended = run_process([sys.executable, "-m", "pytest", ROOT / "tests" / "gpu", *options, "--rootdir", ROOT], limit_s)
-    counts = read_tests(ended.output)
-    status = ended.status(good=(0, 1) if counts["passed"] + counts["failed"] + counts["skipped"] else (0,))
-    return status | counts | ({"tail": ended.output.splitlines()[-80:]} if counts["failed"] else {})
-
-
-def read_tests(output: str) -> Part:
-    """Counts from what `pytest -v` prints, whether it came to its end or not."""
-    outcomes = re.findall(r"^(\S+::.+?) (PASSED|FAILED|ERROR|SKIPPED)\b", output, re.MULTILINE)
-    names: dict[str, list[str]] = {}
-    for name, outcome in outcomes:
-        names.setdefault(outcome, []).append(name)
-    failed = list(dict.fromkeys([*names.get("FAILED", []), *names.get("ERROR", [])]))
-    return {
-        "passed": len(names.get("PASSED", [])),
-        "failed": len(failed),
-        "skipped": len(names.get("SKIPPED", [])),
-        "failures": failed,
-    }
-
-
-def run_bench(args: argparse.Namespace, folder: Path, limit_s: float, old: Part, keep: Callable[[Part], None]) -> Part:
-    """Speeds at one number of envs after the other, the one that is judged first, as long as there is time.
+def run_tests(job: Job, chosen: str = "decisive") -> Part:
+    """Tests that need a GPU; after a run that did not come to its end, only those that it has not seen pass.
 
     Args:
-        args: As for all parts.
-        folder: As for all parts.
-        limit_s: As for all parts.
-        old: What is known from an earlier run: its numbers of envs are measured again only where they are asked for
-            by `--env-counts`, or failed.
-        keep: Called with what is known after each number of envs.
+        job: As for all parts.
+        chosen: Which, by their marks.
     """
-    plan, began = args.plan, time.monotonic()
+    # Without our options and conftest.py: these tests need pytest alone, and annotations are checked by all others.
+    options = ["-v", "--tb=short", "--color=no", "-p", "no:cacheprovider", "-o", "addopts=", "--noconftest"]
+    again = job.old.get("status") != "ok"
+    known = {name: outcome for name, outcome in job.old.get("outcomes", {}).items() if again and outcome != "failed"}
+    options += ["--rootdir", ROOT, *(f"--deselect={name}" for name in known), "-m", f"{chosen} and not slow"]
+    command = [sys.executable, "-m", "pytest", ROOT / "tests" / "gpu", *options]
+    ended = run_process(command, job.limit_s)
+    outcomes = known | read_tests(ended.output)
+    names = {kind: [name for name, outcome in outcomes.items() if outcome == kind] for kind in OUTCOMES}
+    counts = {kind: len(of_kind) for kind, of_kind in names.items()}
+    status = ended.status(good=(0, 1) if outcomes else (0,))
+    about = {**counts, "failures": names["failed"], "outcomes": outcomes}
+    return status | about | ({"tail": ended.output.splitlines()[-80:]} if names["failed"] else {})
+
+
+def read_tests(output: str) -> dict[str, str]:
+    """Outcomes by test from what `pytest -v` prints, whether it came to its end or not."""
+    found: dict[str, str] = {}
+    for name, outcome in re.findall(r"^(\S+::.+?) (PASSED|FAILED|ERROR|SKIPPED)\b", output, re.MULTILINE):
+        found[name] = "failed" if outcome == "ERROR" else outcome.lower()  # an error at its end comes after its outcome
+    return found
+
+
+def run_bench(job: Job) -> Part:
+    """Speeds at one number of envs after the other, the one that is judged first, as long as there is time.
+
+    Numbers that an earlier run has measured are measured again only where `--env-counts` names them, or where they
+    failed.
+    """
+    args, plan, old, began = job.args, job.args.plan, job.old, time.monotonic()
     measured: dict[int, Part] = {each["num_envs"]: each for each in old.get("env_counts", [])}
     errors: dict[int, list[str]] = {each["num_envs"]: each["errors"] for each in old.get("errors", [])}
     again = plan.env_counts if args.env_counts is not None else errors.keys()
@@ -491,15 +551,15 @@ def run_bench(args: argparse.Namespace, folder: Path, limit_s: float, old: Part,
         }
 
     for count in counts:
-        left = limit_s - (time.monotonic() - began)
+        left = job.limit_s - (time.monotonic() - began)
         if left < max(LEAST_S, last_s):
             skipped.append(count)
             continue
         say(f"bench: {count} envs")
-        out = folder / f"bench-{count}"
+        out = job.folder / f"bench-{count}"
         command = [
             *tool("bench"),
-            *of_run(args),
+            *job.of_run(),
             f"num_envs={count}",
             "--baselines",
             args.baselines,
@@ -518,10 +578,20 @@ def run_bench(args: argparse.Namespace, folder: Path, limit_s: float, old: Part,
         errors.pop(count, None)
         if found:
             errors[count] = found
-        keep(part("running"))
+        job.keep(part("running"))
     if skipped:
         say(f"bench: no time was left for {', '.join(map(str, sorted(skipped)))} envs; try --resume, or --budget-s")
     return part("failed" if errors else "ok")
+
+
+RUN: dict[str, Callable[[Job], Part]] = {
+    "probe": run_probe,
+    "bench": run_bench,
+    "learn": run_learning,
+    "tests": run_tests,
+    "audit": run_audit,
+    "more_tests": lambda job: run_tests(job, "not decisive"),
+}
 
 
 def say(text: str) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-PARTS = ("audit", "learn", "tests", "bench")
-"""In this order: the first ones compile the kernels for those after them, the last one uses what time is left."""
+PARTS = ("probe", "bench", "learn", "tests", "audit", "more_tests")
+"""In this order: cheap and decisive ones first, and the profiler, which is the most likely to crash, late."""
 
 BUSY, OVER_PHYSICS = 0.95, 0.70
 RETURN, PAPER_S, AIM_S = 3000.0, 20.0, 10.0
@@ -78,7 +78,7 @@ def check_targets(
     Returns:
         Dicts with name, target, value, ok (None: not judged), note, and aim (a wish, which fails nothing).
     """
-    audit, learn, tests, bench = (parts.get(name, {}) for name in PARTS)
+    probe, bench, learn, audit = (parts.get(name, {}) for name in ("probe", "bench", "learn", "audit"))
     found: list[dict[str, Any]] = []
 
     def judge(
@@ -105,41 +105,13 @@ def check_targets(
             ok, note = False, note or parts[part].get("error") or "not measured"
         found.append({"name": name, "target": target, "value": value, "ok": ok, "note": note, "aim": aim})
 
-    for key, name in (
-        ("bytes_to_device", "bytes host to device in a steady iteration"),
-        ("bytes_to_host", "bytes device to host in a steady iteration"),
-        ("syncs", "waits of the host in a steady iteration"),
-    ):
-        value = audit.get(key)
-        beside = key == "bytes_to_host" and value is not None
-        note = f"beside the row of metrics, {audit['row_bytes']:.0f} bytes" if beside else ""
-        judge("audit", name, "0", value, value == 0, note)
-    busy, occupied = audit.get("busy"), audit.get("occupied")
-    note = "" if busy is None else f"at least {busy:.3f}: loops in graphs are recorded once"
-    judge("audit", "device busy", f">= {BUSY}", occupied, (occupied or 0.0) >= BUSY, note, sized=True)
-
-    seconds = learn.get("seconds_from_first_iteration")
-    start = learn.get("seconds_from_start_of_process")
-    note = "" if start is None else f"{start:.1f} s from the start of the process"
-    if start is None and learn.get("best_return") is not None:
-        note = f"best return {learn['best_return']:.0f} in {learn['iterations']} iterations"
-    fast = float("inf") if seconds is None else seconds
-    judge("learn", f"Ant's return {wanted:g} [s]", f"<= {PAPER_S:g}", seconds, fast <= PAPER_S, note, sized=True)
-    judge(
-        "learn",
-        f"Ant's return {wanted:g} [s], aim",
-        f"<= {AIM_S:g}",
-        seconds,
-        fast <= AIM_S,
-        note,
-        sized=True,
-        aim=True,
-    )
-
-    passed = tests.get("passed")
-    clean = tests.get("status") == "ok" and not tests.get("failed") and bool(passed)
-    note = f"{tests['failed']} failed, {tests['skipped']} skipped" if passed is not None else ""
-    judge("tests", "GPU tests passed", "all", passed, clean, note)
+    facts, missing = probe.get("facts", {}), probe.get("missing", [])
+    odd = {name: [fact["error"]] if "error" in fact else fact.get("wrong", []) for name, fact in facts.items()}
+    odd = {name: lines for name, lines in odd.items() if lines} | {name: ["missing"] for name in missing}
+    total = len(facts) + len(missing)
+    value = f"{total - len(odd)} of {total}" if total else None
+    note = "; ".join(f"{name}: {line}" for name, lines in odd.items() for line in lines)
+    judge("probe", "facts of the probe as they should be", "all", value, not odd, note)
 
     counts = {each["num_envs"]: each for each in bench.get("env_counts", [])}
     of_plan = counts.get(num_envs, {})
@@ -160,6 +132,44 @@ def check_targets(
         set(speeds) >= set(env_counts),
         "; ".join(f"{num}: {speed:,.0f} control steps/s" for num, speed in sorted(speeds.items())),
     )
+
+    seconds = learn.get("seconds_from_first_iteration")
+    start = learn.get("seconds_from_start_of_process")
+    note = "" if start is None else f"{start:.1f} s from the start of the process"
+    if start is None and learn.get("best_return") is not None:
+        note = f"best return {learn['best_return']:.0f} in {learn['iterations']} iterations"
+    fast = float("inf") if seconds is None else seconds
+    judge("learn", f"Ant's return {wanted:g} [s]", f"<= {PAPER_S:g}", seconds, fast <= PAPER_S, note, sized=True)
+    judge(
+        "learn",
+        f"Ant's return {wanted:g} [s], aim",
+        f"<= {AIM_S:g}",
+        seconds,
+        fast <= AIM_S,
+        note,
+        sized=True,
+        aim=True,
+    )
+
+    for part, name in (("tests", "decisive GPU tests passed"), ("more_tests", "other GPU tests passed")):
+        tests = parts.get(part, {})
+        passed = tests.get("passed")
+        clean = tests.get("status") == "ok" and not tests.get("failed") and bool(passed)
+        note = f"{tests['failed']} failed, {tests['skipped']} skipped" if passed is not None else ""
+        judge(part, name, "all", passed, clean, note)
+
+    for key, name in (
+        ("bytes_to_device", "bytes host to device in a steady iteration"),
+        ("bytes_to_host", "bytes device to host in a steady iteration"),
+        ("syncs", "waits of the host in a steady iteration"),
+    ):
+        value = audit.get(key)
+        beside = key == "bytes_to_host" and value is not None
+        note = f"beside the row of metrics, {audit['row_bytes']:.0f} bytes" if beside else ""
+        judge("audit", name, "0", value, value == 0, note)
+    busy, occupied = audit.get("busy"), audit.get("occupied")
+    note = "" if busy is None else f"at least {busy:.3f}: loops in graphs are recorded once"
+    judge("audit", "device busy", f">= {BUSY}", occupied, (occupied or 0.0) >= BUSY, note, sized=True)
     return found
 
 

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import importlib.metadata
+import itertools
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 import torch
+import warp as wp
 
 import gpu_check
+import gpu_probe
+from gpu_targets import Part
 from helpers.commands import ROOT, Finished, run_command
 
 GPU_CHECK = ROOT / "benchmarks" / "gpu_check.py"
@@ -38,7 +46,7 @@ def ran(tmp_path_factory) -> tuple[Finished, dict[str, Any], Path]:
 def test_all_parts_run_and_the_json_tells_all(ran):
     done, report, folder = ran
     assert done.returncode == 0, done.stdout + done.stderr
-    assert list(report["parts"]) == ["audit", "learn", "tests", "bench"]
+    assert list(report["parts"]) == ["probe", "bench", "learn", "tests", "audit"]
     assert {name: part["status"] for name, part in report["parts"].items()} == dict.fromkeys(report["parts"], "ok")
     assert done.stdout.splitlines()[-1] == "benchmarks/gpu.json"
     assert [path.name for path in folder.iterdir()] == ["benchmarks"], "no run folder stays"
@@ -52,7 +60,10 @@ def test_all_parts_run_and_the_json_tells_all(ran):
 @pytest.mark.slow
 def test_each_part_has_its_numbers(ran):
     _, report, _ = ran
-    audit, learn, tests, bench = report["parts"].values()
+    probe, bench, learn, tests, audit = report["parts"].values()
+    assert probe["missing"] == [] and list(probe["facts"]) == ["versions", "bare physics", "training, graph=off"]
+    assert all(fact["wrong"] == [] for fact in probe["facts"].values())
+    assert probe["facts"]["training, graph=off"]["control_steps_per_s"] > 0
     assert (audit["bytes_to_device"], audit["bytes_to_host"], audit["syncs"]) == (0, 0, 0)
     assert audit["row_bytes"] > 0 and {"rollout", "update", "log"} <= set(audit["phases"])
     assert audit["busy"] is None, "the CPU has no such clock"
@@ -61,6 +72,7 @@ def test_each_part_has_its_numbers(ran):
     assert learn["env_steps"] % 32 == 0 and learn["best_return"] is not None
     assert 0 < len(learn["curve"]) <= learn["iterations"] <= 3
     assert tests["failed"] == 0 and tests["passed"] + tests["skipped"] > 10
+    assert len(tests["outcomes"]) == tests["passed"] + tests["skipped"]
     assert tests["passed"] == 0 or not NO_CUDA
     [count] = bench["env_counts"]
     assert count["num_envs"] == 8 and count["training_over_physics"] > 0 and bench["skipped"] == []
@@ -71,7 +83,7 @@ def test_each_part_has_its_numbers(ran):
 @pytest.mark.slow
 def test_on_the_cpu_nothing_is_judged(ran):
     _, report, _ = ran
-    assert len(report["results"]) == 9
+    assert len(report["results"]) == 10
     assert {(each["ok"], each["note"]) for each in report["results"]} == {(None, "not on CUDA")}
 
 
@@ -85,18 +97,20 @@ def test_a_part_that_fails_or_hangs_leaves_the_others(tmp_path, monkeypatch, cap
         "bench": "raise SystemExit('CUDA error: out of memory')",
     }
     monkeypatch.setattr(gpu_check, "tool", lambda name: [sys.executable, "-c", scripts[name]])
-    monkeypatch.setattr(gpu_check, "MOST", dict.fromkeys(gpu_check.MOST, 0.25))
-    tested = {"status": "ok", "error": None, "passed": 3, "failed": 0, "skipped": 0, "failures": []}
-    monkeypatch.setattr(gpu_check, "run_tests", lambda args, folder, limit: dict(tested))
+    monkeypatch.setitem(gpu_check.RUN, "probe", lambda job: {"status": "ok", "error": None, "facts": {"a": {}}})
+    monkeypatch.setitem(
+        gpu_check.RUN, "tests", lambda job: {"status": "ok", "error": None, "passed": 3, "failed": 0, "skipped": 0}
+    )
     out = tmp_path / "gpu.json"
     assert gpu_check.main(["--device", "cpu", "--budget-s", "24", "--out", str(out)]) == 1
     report = json.loads(out.read_text())
     parts = report["parts"]
     assert {name: part["status"] for name, part in parts.items()} == {
-        "audit": "failed",
+        "probe": "ok",
+        "bench": "failed",
         "learn": "timed out",
         "tests": "ok",
-        "bench": "failed",
+        "audit": "failed",
     }
     assert parts["audit"]["error"] == "Segmentation fault (signal 11)"
     assert parts["audit"]["tail"] == ["warming up", "Segmentation fault"]
@@ -105,6 +119,36 @@ def test_a_part_that_fails_or_hangs_leaves_the_others(tmp_path, monkeypatch, cap
     assert parts["bench"]["env_counts"] == [] and parts["tests"]["passed"] == 3
     assert not report["ok"]
     assert "learn: timed out" in capsys.readouterr().out
+
+
+def limits(monkeypatch, took: dict[str, float], *arguments: str) -> dict[str, float]:
+    """Limits of the parts, each of which takes its time of `took`, or all that it may [s]."""
+    clock, found = [0.0], {}
+
+    def run(name: str) -> Callable[[Any], Part]:
+        def part(job: Any) -> Part:
+            found[name] = job.limit_s
+            clock[0] += min(job.limit_s, took.get(name, job.limit_s))
+            return {"status": "ok", "error": None}
+
+        return part
+
+    monkeypatch.setattr(gpu_check.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(gpu_check, "RUN", {name: run(name) for name in gpu_check.PARTS})
+    gpu_check.main(["--device", "cpu", *arguments])
+    return found
+
+
+def test_the_cheap_and_decisive_parts_come_first_and_all_have_time(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    slow = limits(monkeypatch, {})
+    assert list(slow) == ["probe", "bench", "learn", "tests", "audit"]
+    assert sum(slow.values()) == pytest.approx(520.0) and min(slow.values()) >= 75.0
+    assert slow["tests"] >= 100.0
+    quick = limits(monkeypatch, dict.fromkeys(slow, 20.0))
+    assert quick["probe"] == slow["probe"]
+    assert quick["audit"] == pytest.approx(520.0 - 4 * 20.0), "what others did not take is there for the last one"
+    assert limits(monkeypatch, {}, "--parts", "more_tests") == {"more_tests": pytest.approx(520.0)}
 
 
 def test_what_a_part_left_may_be_broken(tmp_path, monkeypatch):
@@ -131,7 +175,136 @@ def test_when_the_budget_is_spent_parts_are_skipped(tmp_path):
     assert gpu_check.main(["--device", "cpu", "--budget-s", "0.001", "--out", str(out)]) == 1
     report = json.loads(out.read_text())
     assert {part["status"] for part in report["parts"].values()} == {"skipped"}
+    assert list(report["parts"]) == ["probe", "bench", "learn", "tests", "audit"]
     assert report["parts"]["bench"]["error"] == "the budget of 0.001 s is spent"
+
+
+# The probe
+
+
+FACTS = """
+import json, os, sys, time
+from pathlib import Path
+sys.path[:0] = {path!r}
+import gpu_probe
+diary = Path({diary!r})
+
+def fact(name, action="pass"):
+    def found():
+        with diary.open("a") as file:
+            file.write(name + " ")
+        exec(action)
+        return {{"wrong": []}}
+    return found
+
+names = dict(a="pass", b={b!r}, c={c!r}, d="pass")
+wanted = {{name: fact(name, action) for name, action in names.items()}}
+sys.exit(0 if gpu_probe.find(wanted, Path(sys.argv[1])) else 1)
+"""
+
+
+@pytest.fixture
+def probe(tmp_path, monkeypatch) -> Callable[..., tuple[Part, list[Part], str]]:
+    """Runs the probe with facts a to d; returns the part, what was kept on the way, and the facts that were begun."""
+    run, diary = gpu_check.run_process, tmp_path / "diary"
+
+    def probe_with(b: str = "pass", c: str = "pass", old: Part | None = None, limit_s: float = 60.0) -> Any:
+        script = FACTS.format(path=[str(ROOT), str(ROOT / "benchmarks")], diary=str(diary), b=b, c=c)
+        monkeypatch.setattr(
+            gpu_check, "run_process", lambda command, *rest: run([sys.executable, "-c", script, command[2]], *rest)
+        )
+        diary.write_text("")
+        kept: list[Part] = []
+        args = gpu_check.parse(["--device", "cpu"])
+        args.plan = gpu_check.TINY
+        part = gpu_check.run_probe(gpu_check.Job(args, tmp_path, limit_s, old or {}, kept.append))
+        return part, kept, diary.read_text()
+
+    return probe_with
+
+
+def test_a_fact_that_fails_or_kills_its_process_leaves_the_others(probe):
+    part, kept, begun = probe(b="raise RuntimeError('CUDA error: 700')", c="os.kill(os.getpid(), 11)")
+    assert begun == "a b c d ", "each once"
+    assert list(part["facts"]) == ["a", "b", "c", "d"] and part["missing"] == []
+    assert part["facts"]["b"]["error"] == "RuntimeError: CUDA error: 700" and part["facts"]["b"]["where"]
+    assert part["facts"]["c"] == {"error": "signal 11"}
+    assert (part["status"], part["error"]) == ("failed", "b: RuntimeError: CUDA error: 700; c: signal 11")
+    assert {each["status"] for each in kept} == {"running"} and "a" in kept[-1]["facts"]
+
+
+def test_a_probe_that_is_resumed_finds_what_is_missing_and_what_failed(probe):
+    part, kept, begun = probe(b="raise RuntimeError('busy')", c="time.sleep(1000)", limit_s=8.0)
+    assert begun == "a b c " and part["status"] == "timed out" and part["missing"] == ["d"]
+    assert part["facts"]["c"]["error"].startswith("no end within ")
+    assert kept[-1]["missing"] == ["c", "d"], "what is on disk if all of it dies in c"
+    for old in (part, kept[-1]):
+        again, _, begun = probe(old=old)
+        assert begun == "b c d " and again["status"] == "ok" and list(again["facts"]) == ["a", "b", "c", "d"]
+
+
+def test_a_probe_that_does_not_start_ends(probe, monkeypatch, tmp_path):
+    args = gpu_check.parse(["--device", "cpu", "ppo.horizn=3"])
+    args.plan = gpu_check.TINY
+    monkeypatch.setattr(gpu_check, "run_process", lambda *_: gpu_check.Ended(2, 1.0, False, "error: no ppo.horizn\n"))
+    part = gpu_check.run_probe(gpu_check.Job(args, tmp_path, 60.0, {}, lambda part: None))
+    assert part == {
+        "status": "failed",
+        "error": "error: no ppo.horizn (exit code 2)",
+        "tail": ["error: no ppo.horizn"],
+        "facts": {},
+        "missing": [],
+    }
+
+
+@pytest.mark.skipif(not NO_CUDA, reason="there is a CUDA device")
+def test_the_probe_says_in_one_line_that_there_is_no_cuda(tmp_path, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        gpu_probe.main([str(tmp_path / "facts.json")])
+    assert stopped.value.code == 2 and not list(tmp_path.iterdir())
+    errors = capsys.readouterr().err
+    assert errors.startswith("error: --device cuda: found 0 CUDA devices") and errors.count("\n") == 1
+
+
+def test_the_probe_tells_versions_outside_of_the_range(monkeypatch):
+    assert gpu_probe.versions()["wrong"] == []
+    version = importlib.metadata.version
+    old = {"torch": "2.9.1", "mujoco-warp": "3.17.0", "warp-lang": "1.0"}
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: old.get(name) or version(name))
+    found = gpu_probe.versions()
+    assert found["torch"] == "2.9.1" and [line.split(" ")[0] for line in found["wrong"]] == list(old)
+
+
+def test_the_loop_of_the_probe_has_five_turns():
+    refill, count_down = gpu_probe.loop_kernels()
+    with wp.ScopedDevice("cpu"):
+        left, turns = wp.zeros(1, dtype=int), wp.zeros(1, dtype=int)
+        with wp.ScopedCapture() as capture:
+            wp.launch(refill, 1, [left])
+            wp.capture_while(left, while_body=lambda: wp.launch(count_down, 1, [left, turns]))
+        for _ in range(3):
+            wp.capture_launch(capture.graph)
+    assert turns.numpy().tolist() == [15]
+
+
+def test_the_facts_of_cuda_begin_with_the_cheap_and_decisive_ones():
+    names = list(gpu_probe.facts("cuda", 4096, []))
+    assert names[:5] == [
+        "versions",
+        "device",
+        "loop of Warp in a graph of torch",
+        "bare physics",
+        "training, graph=rollout",
+    ]
+    modes = {name.partition("=")[2] for name in names if name.startswith("training, graph=")}
+    assert modes == {"rollout", "split", "step", "off"}
+
+
+def test_the_folder_of_compiled_kernels_is_the_one_that_is_asked_for(tmp_path, monkeypatch):
+    monkeypatch.setenv("WARP_CACHE_PATH", str(tmp_path / "kernels"))
+    code = "import warp; warp.init(); print(warp.config.kernel_cache_dir)"
+    ended = gpu_check.run_process([sys.executable, "-c", code], 60.0)
+    assert ended.output.splitlines()[-1].startswith(str(tmp_path / "kernels"))
 
 
 @pytest.fixture
@@ -160,9 +333,9 @@ def benches(monkeypatch) -> list[int]:
 
 def test_the_bench_measures_what_is_judged_first_and_stops_in_time(tmp_path, benches, capsys):
     args = gpu_check.parse(["--baselines", "rsl_rl"])
-    args.plan = gpu_check.FULL
-    kept: list[dict[str, Any]] = []
-    part = gpu_check.run_bench(args, tmp_path, 130.0, {}, kept.append)
+    args.plan = replace(gpu_check.FULL, env_counts=(256, 1024, 4096, 16384, 65536))
+    kept: list[Part] = []
+    part = gpu_check.run_bench(gpu_check.Job(args, tmp_path, 130.0, {}, kept.append))
     assert benches == [4096, 256, 1024]
     assert [each["num_envs"] for each in part["env_counts"]] == [256, 4096]
     assert part["skipped"] == [16384, 65536] and part["status"] == "failed"
@@ -177,18 +350,18 @@ def test_a_report_is_completed_by_further_runs(tmp_path, monkeypatch, benches):
     monkeypatch.setattr(gpu_check, "TINY", gpu_check.FULL)
     out = tmp_path / "gpu.json"
     audits = iter([{"status": "failed", "error": "it crashed"}, {"status": "ok", "error": None}])
-    monkeypatch.setattr(gpu_check, "run_audit", lambda *a: next(audits))
+    monkeypatch.setitem(gpu_check.RUN, "audit", lambda job: next(audits))
 
     def run(*arguments: str) -> dict[str, Any]:
-        gpu_check.main(["--device", "cpu", "--out", str(out), "--budget-s", "90", *arguments])
+        gpu_check.main(["--device", "cpu", "--out", str(out), "--budget-s", "150", *arguments])
         return json.loads(out.read_text())["parts"]
 
     parts = run("--parts", "audit,bench")
     assert benches == [4096, 256] and parts["bench"]["skipped"] == [1024]
-    monkeypatch.setattr(gpu_check, "run_learning", lambda *a: {"status": "ok", "error": None})
-    monkeypatch.setattr(gpu_check, "run_tests", lambda *a: {"status": "ok", "error": None})
+    for name in ("probe", "learn", "tests"):
+        monkeypatch.setitem(gpu_check.RUN, name, lambda job: {"status": "ok", "error": None})
     parts = run("--resume")  # what failed, what is missing, what was left out
-    assert benches == [4096, 256, 1024] and list(parts) == ["audit", "learn", "tests", "bench"]
+    assert benches == [4096, 256, 1024] and sorted(parts) == sorted(gpu_check.SHARE.keys() - {"more_tests"})
     assert parts["audit"]["status"] == "ok" and parts["bench"]["status"] == "failed"
     run("--resume")
     assert benches == [4096, 256, 1024, 1024], "what failed is measured again, all else is complete"
@@ -216,7 +389,7 @@ def test_a_report_is_completed_by_further_runs(tmp_path, monkeypatch, benches):
 )
 def test_only_what_belongs_together_is_put_together(tmp_path, monkeypatch, capsys, change, line):
     out = tmp_path / "gpu.json"
-    monkeypatch.setattr(gpu_check, "run_audit", lambda *a: {"status": "ok", "error": None})
+    monkeypatch.setitem(gpu_check.RUN, "audit", lambda job: {"status": "ok", "error": None})
     arguments = ["--device", "cpu", "--parts", "audit", "--out", str(out)]
     assert gpu_check.main(arguments) == 0
     report = json.loads(out.read_text())
@@ -256,7 +429,7 @@ def test_nothing_of_a_process_stays(tmp_path):
 def test_an_interrupt_keeps_what_is_known(tmp_path, sent):
     """Ctrl-C or the end of a batch job in the second part: the first one's results are on disk, nothing runs on."""
     out = tmp_path / "gpu.json"
-    arguments = ["--device", "cpu", "--parts", "tests,bench", "--out", out, "--env-counts", "8,16,32,64,128,256"]
+    arguments = ["--device", "cpu", "--parts", "tests,audit", "--out", out]
     command = [sys.executable, GPU_CHECK, *arguments]
     with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL) as running:
         for _ in range(1200):
@@ -290,13 +463,62 @@ tests/gpu/test_mjwarp_cuda.py::test_d """
 
 
 def test_tests_are_counted_even_if_pytest_was_ended():
+    file = "tests/gpu/test_graph_cuda.py"
     assert gpu_check.read_tests(PYTEST) == {
-        "passed": 2,
-        "failed": 2,
-        "skipped": 1,
-        "failures": ["tests/gpu/test_graph_cuda.py::test_a[step-Ant]", "tests/gpu/test_mjwarp_cuda.py::test_c"],
+        f"{file}::test_a[rollout-Ant]": "passed",
+        f"{file}::test_a[step-Ant]": "failed",
+        "tests/gpu/test_mjwarp_cuda.py::test_b": "skipped",
+        "tests/gpu/test_mjwarp_cuda.py::test_c": "failed",
     }
-    assert gpu_check.read_tests("No module named pytest")["passed"] == 0
+    assert gpu_check.read_tests("No module named pytest") == {}
+
+
+def test_tests_that_did_not_end_go_on_behind_those_that_passed(tmp_path, monkeypatch):
+    started: list[list[str]] = []
+    outputs = iter(
+        [PYTEST, "tests/gpu/test_graph_cuda.py::test_a[step-Ant] PASSED\ntests/gpu/test_x.py::test_d PASSED"]
+    )
+
+    def run_process(command, limit_s):
+        started.append([str(part) for part in command if str(part).startswith("--deselect")])
+        return gpu_check.Ended(0 if len(started) == 2 else -9, 60.0, len(started) == 1, next(outputs))
+
+    monkeypatch.setattr(gpu_check, "run_process", run_process)
+    args = gpu_check.parse([])
+    first = gpu_check.run_tests(gpu_check.Job(args, tmp_path, 60.0, {}, lambda part: None))
+    assert (first["status"], first["passed"], first["failed"], first["skipped"]) == ("timed out", 1, 2, 1)
+    second = gpu_check.run_tests(gpu_check.Job(args, tmp_path, 60.0, first, lambda part: None))
+    assert started == [
+        [],
+        [
+            f"--deselect=tests/gpu/{name}"
+            for name in ("test_graph_cuda.py::test_a[rollout-Ant]", "test_mjwarp_cuda.py::test_b")
+        ],
+    ]
+    assert (second["status"], second["passed"], second["failed"], second["skipped"]) == ("ok", 3, 0, 1)
+
+
+def test_decisive_tests_of_a_gpu_need_pytest_alone(tmp_path, monkeypatch):
+    (tmp_path / "beartype.py").write_text("raise ImportError('conftest.py needs it')\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    run, found = gpu_check.run_process, []
+
+    def collect(command, limit_s):
+        ended = run([*command, "--collect-only", "-qq"], limit_s)
+        found.extend(line for line in ended.output.splitlines() if "::" in line)
+        return ended
+
+    monkeypatch.setattr(gpu_check, "run_process", collect)
+    gpu_check.run_tests(gpu_check.Job(gpu_check.parse([]), tmp_path, 120.0, {}, lambda part: None))
+    assert 10 < len(found) < 20
+    assert any("does_what_eager_code_does[split" in test for test in found)
+
+
+def test_a_test_of_a_gpu_that_passed_can_be_left_out_alone():
+    """`--deselect` takes beginnings of names: no name may be the beginning of another one."""
+    for file in (ROOT / "tests" / "gpu").glob("test_*.py"):
+        names = sorted(re.findall(r"^def (test_\w+)", file.read_text(), re.MULTILINE))
+        assert names and not [then for name, then in itertools.pairwise(names) if then.startswith(name)]
 
 
 def test_rows_are_read_while_they_are_written(tmp_path):
@@ -331,7 +553,7 @@ def test_packages_that_are_missing_are_told_before_anything_is_started(monkeypat
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        (["--parts", "audit,lern"], "unknown part 'lern'. Did you mean 'learn'? Available: audit, learn, tests, bench"),
+        (["--parts", "audit,lern"], "unknown part 'lern'. Did you mean 'learn'? Available: probe, bench, learn"),
         (["--device", "gpu"], "--device must be cuda, cuda:<index> or cpu, got gpu"),
         (["--device", "cpu", "--env-counts", "8,many"], "--env-counts must be positive ints, got 8,many"),
         (["--device", "cpu", "--budget-s", "0"], "--budget-s must be positive, got 0"),

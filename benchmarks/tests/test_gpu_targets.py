@@ -9,6 +9,7 @@ import pytest
 
 import gpu_targets
 
+PROBE = "facts of the probe as they should be"
 COUNTS = (256, 1024, 4096, 16384, 65536)
 SIZES: dict[str, Any] = {"num_envs": 4096, "env_counts": COUNTS}
 
@@ -45,6 +46,7 @@ def test_a_row_of_metrics_is_no_violation_and_all_else_is():
 OVER = {"training_over_physics": 0.74, "training_env_steps_per_s": 1.5e6}
 BARE = {"kind": "physics", "settings": {"graph": "whole rollout and whole update (CUDA device)"}}
 GOOD: dict[str, Any] = {
+    "probe": {"status": "ok", "facts": {"versions": {"torch": "2.13", "wrong": []}, "device": {}}, "missing": []},
     "audit": {
         "status": "ok",
         "bytes_to_device": 0.0,
@@ -55,7 +57,8 @@ GOOD: dict[str, Any] = {
         "occupied": 0.97,
     },
     "learn": {"status": "ok", "seconds_from_first_iteration": 8.0, "seconds_from_start_of_process": 14.0},
-    "tests": {"status": "ok", "passed": 40, "failed": 0, "skipped": 2},
+    "tests": {"status": "ok", "passed": 16, "failed": 0, "skipped": 0},
+    "more_tests": {"status": "ok", "passed": 40, "failed": 0, "skipped": 2},
     "bench": {
         "status": "ok",
         "env_counts": [{"num_envs": num, "cases": [BARE], **OVER} for num in COUNTS],
@@ -75,7 +78,7 @@ def changed(part: str, **values: Any) -> dict[str, Any]:
 
 
 def test_all_targets_met():
-    assert set(judge(GOOD).values()) == {True} and len(judge(GOOD)) == 9
+    assert set(judge(GOOD).values()) == {True} and len(judge(GOOD)) == 11
 
 
 @pytest.mark.parametrize(
@@ -97,9 +100,13 @@ def test_all_targets_met():
             {"seconds_from_first_iteration": None},
             {"Ant's return 3000 [s]", "Ant's return 3000 [s], aim"},
         ),
-        ("tests", {"failed": 1}, {"GPU tests passed"}),
-        ("tests", {"passed": 0}, {"GPU tests passed"}),
-        ("tests", {"status": "timed out"}, {"GPU tests passed"}),
+        ("probe", {"missing": ["bare physics"]}, {PROBE}),
+        ("probe", {"facts": {"device": {"wrong": ["no memory pool"]}}}, {PROBE}),
+        ("probe", {"facts": {"device": {"error": "RuntimeError: no driver"}}}, {PROBE}),
+        ("probe", {"facts": {}}, {PROBE}),
+        ("tests", {"failed": 1}, {"decisive GPU tests passed"}),
+        ("tests", {"passed": 0}, {"decisive GPU tests passed"}),
+        ("more_tests", {"status": "timed out"}, {"other GPU tests passed"}),
         (
             "bench",
             {"env_counts": GOOD["bench"]["env_counts"][:2]},
@@ -138,11 +145,25 @@ def test_an_aim_is_no_failure_and_a_part_that_is_missing_is():
     assert not any(line.startswith("MISSED") for line in lines)
 
     without = {name: part for name, part in GOOD.items() if name != "tests"}
-    assert judge(without)["GPU tests passed"] is False
-    assert "GPU tests passed" not in judge(without, asked=("audit", "learn", "bench"))
+    assert judge(without)["decisive GPU tests passed"] is False
+    assert "decisive GPU tests passed" not in judge(without, asked=("audit", "learn", "bench"))
     failed = GOOD | {"audit": {"status": "failed", "error": "it crashed"}}
-    [first, *_] = gpu_targets.check_targets(failed, **SIZES, on_cuda=True, full=True)
-    assert (first["ok"], first["value"], first["note"]) == (False, None, "it crashed")
+    [*_, last] = gpu_targets.check_targets(failed, **SIZES, on_cuda=True, full=True)
+    assert (last["ok"], last["value"], last["note"]) == (False, None, "it crashed")
+
+
+def test_what_is_not_as_it_should_be_is_told_fact_by_fact():
+    facts = {"versions": {"wrong": ["torch 2.9 is outside of >=2.11", "numpy 1 is outside of >=1.26"]}, "device": {}}
+    facts |= {"bare physics": {"error": "RuntimeError: CUDA error: 700"}}
+    parts = {"probe": {"status": "failed", "error": "bare physics", "facts": facts, "missing": ["training"]}}
+    [found] = gpu_targets.check_targets(parts, **SIZES, on_cuda=True, full=True, asked=("probe",))
+    assert (found["ok"], found["value"]) == (False, "1 of 4")
+    assert found["note"].split("; ") == [
+        "versions: torch 2.9 is outside of >=2.11",
+        "versions: numpy 1 is outside of >=1.26",
+        "bare physics: RuntimeError: CUDA error: 700",
+        "training: missing",
+    ]
 
 
 def test_small_sizes_are_compared_with_what_does_not_depend_on_size():
