@@ -71,13 +71,20 @@ def find(wanted: dict[str, Callable[[], Fact]], file: Path) -> bool:
         try:
             known[name] = fact()
         except Exception as error:
-            where = [line.strip() for line in traceback.format_exc().splitlines()[-4:-1]]
-            known[name] = {"error": f"{type(error).__name__}: {error}"[:600], "where": where}
+            known[name] = describe_error(error)
         known[name]["seconds"] = time.monotonic() - began
         save(None)
         if "error" in known[name]:
             break
     return known.keys() >= wanted.keys()
+
+
+def describe_error(error: BaseException) -> Fact:
+    """What went wrong first, and where: that a capture could not be ended then says nothing."""
+    while error.__context__ is not None and not error.__suppress_context__:
+        error = error.__context__
+    where = [f"{Path(frame.filename).name}:{frame.lineno}" for frame in traceback.extract_tb(error.__traceback__)]
+    return {"error": f"{type(error).__name__}: {error}"[:600], "where": where[-4:]}
 
 
 def facts(device: str, num_envs: int, overrides: Sequence[str]) -> dict[str, Callable[[], Fact]]:
@@ -196,6 +203,7 @@ def loop_in_graph(name: str) -> Fact:
     early, late = (torch.zeros(1 << 16, device=device) for _ in range(2))
     graph = torch.cuda.CUDAGraph()
     graph.register_generator_state(generator)
+    early.normal_(generator=generator).fill_(0.0)  # loads torch's
     with torch.cuda.stream(stream), torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
         early.normal_(generator=generator)
         before = _capture_id(in_warp)
@@ -245,6 +253,7 @@ def bare_physics(
 
     from gpusim_rl.api import load_spec
     from gpusim_rl.compose import compose
+    from gpusim_rl.run.devices import choose_devices
     from gpusim_rl.sim.mjwarp import MjwarpSim, estimate_buffers
 
     began = time.monotonic()
@@ -255,9 +264,10 @@ def bare_physics(
         scene.option.cone = type(scene.option.cone)(1 - int(scene.model.opt.cone))
     if rows is not None:
         cfg = dataclasses.replace(cfg, njmax=int(rows * estimate_buffers(scene.model)[0]))
-    sim = MjwarpSim(scene, num_envs, cfg, torch.device(device))
+    _, choice = choose_devices(spec.cfg)
+    sim = MjwarpSim(scene, num_envs, cfg, choice.device)
     ant = sim.articulation("ant")
-    action = 2.0 * torch.rand(num_envs, len(ant.actuator_names), device=device) - 1.0
+    action = 2.0 * torch.rand(num_envs, len(ant.actuator_names), device=sim.device) - 1.0
 
     def control_step() -> None:
         ant.actuate(action.copy_(action.roll(1, 0)))
@@ -266,7 +276,7 @@ def bare_physics(
     for _ in range(SETTLING):
         control_step()
     ready = time.monotonic() - began
-    ms = milliseconds(control_step, device, turns=20)
+    ms = milliseconds(control_step, sim.device, turns=20)
     iterations = wp.to_torch(sim._data.solver_niter).float()
     overflow, captured = int(sim.overflow.sum()), sim._graphs._enabled
     checks = {"Warp could not capture its graph": captured, f"contacts are missing in {overflow} envs": not overflow}
@@ -294,7 +304,7 @@ def training(lines: Sequence[str], graph: str) -> Fact:
     from gpusim_rl.run.cuda_graph import WARM_UP
 
     began = time.monotonic()
-    with scratch_training(["task=Ant", "sim=mjwarp", f"graph={graph}", *lines]) as (trainer, log):
+    with scratch_training([*lines, "task=Ant", "sim=mjwarp", f"graph={graph}"]) as (trainer, log):
         for _ in range(WARM_UP + 1):
             trainer.iterate(log)
         device, cfg = trainer.rl_device, trainer.cfg

@@ -266,6 +266,19 @@ def test_the_probe_says_in_one_line_that_there_is_no_cuda(tmp_path, capsys):
     assert errors.startswith("error: --device cuda: found 0 CUDA devices") and errors.count("\n") == 1
 
 
+def test_the_probe_tells_what_went_wrong_first():
+    try:
+        try:
+            raise RuntimeError("an operation is not permitted")
+        finally:
+            raise RuntimeError("the capture cannot be ended")
+    except RuntimeError as error:
+        found = gpu_probe.describe_error(error)
+    assert found["error"] == "RuntimeError: an operation is not permitted"
+    [where] = found["where"]
+    assert where.startswith("test_gpu_check.py:")
+
+
 def test_the_probe_tells_versions_outside_of_the_range(monkeypatch):
     assert gpu_probe.versions()["wrong"] == []
     version = importlib.metadata.version
