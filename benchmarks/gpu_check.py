@@ -49,6 +49,9 @@ SHARE = {"probe": 0.27, "bench": 0.23, "learn": 0.15, "tests": 0.2, "audit": 0.1
 ONLY_NAMED = ("more_tests",)
 """Parts that run only where `--parts` names them."""
 
+FACT_SHARE = 0.7
+"""Of the time that is left to the probe: what one fact may take, so that one that hangs leaves some to the others."""
+
 LEAST_S = 5.0
 """With less time left than this no part is started."""
 
@@ -406,37 +409,43 @@ def run_probe(job: Job) -> Part:
     facts = {name: fact for name, fact in job.old.get("facts", {}).items() if "error" not in fact}
     write(file, json.dumps({"facts": facts, "running": None, "missing": []}))
     told = set(facts)
+    began_at: dict[str, float] = {}  # by fact
 
-    def known() -> Part:
-        found = json.loads(file.read_text())
-        return {"facts": found["facts"], "missing": found["missing"]}
+    def read() -> Part:
+        return json.loads(file.read_text())
 
-    def look() -> bool:
-        now = known()
-        new = {name: fact for name, fact in now["facts"].items() if name not in told}
+    def hangs() -> bool:
+        """Looks at what is known by now; whether a fact takes too long."""
+        found, now = read(), time.monotonic()
+        new = {name: fact for name, fact in found["facts"].items() if name not in told}
         for name, fact in new.items():
             say(f"probe: {name}: {json.dumps(fact)}")
             told.add(name)
         if new:
-            job.keep({"status": "running", "error": None, **now})
-        return False
+            job.keep({"status": "running", "error": None, "facts": found["facts"], "missing": found["missing"]})
+        if found["running"] is None:
+            return False
+        since = began_at.setdefault(found["running"], now)
+        return now - since > FACT_SHARE * (job.limit_s - (since - began))
 
     while True:
-        before = known()
-        ended = run_process(command, job.limit_s - (time.monotonic() - began), look)
-        found = json.loads(file.read_text())
-        if found["running"] is not None:  # it did not come to the end of a fact
-            found["facts"][found["running"]] = {"error": ended.status()["error"] or "the process ended"}
-            found["missing"].remove(found["running"])
-            write(file, json.dumps(found | {"running": None}))
-        after = known()
+        before = read()
+        ended = run_process(command, job.limit_s - (time.monotonic() - began), hangs)
+        after = read()
+        running = after["running"]
+        if running is not None:  # it did not come to the end of a fact
+            hung = f"no end within {time.monotonic() - began_at.get(running, began):.0f} s"
+            after["facts"][running] = {"error": ended.status()["error"] or hung}
+            after["missing"].remove(running)
+            after["running"] = None
+            write(file, json.dumps(after))
         if ended.timed_out or not after["missing"] or after == before:
             break
     failed = [f"{name}: {fact['error']}" for name, fact in after["facts"].items() if "error" in fact]
     status = ended.status(good=(0, 1) if after != before else (0,))
     if status["status"] == "ok" and failed:
         status = {"status": "failed", "error": "; ".join(failed)}
-    return status | after
+    return status | {"facts": after["facts"], "missing": after["missing"]}
 
 
 def run_audit(job: Job) -> Part:

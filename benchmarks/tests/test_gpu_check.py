@@ -233,7 +233,15 @@ def test_a_fact_that_fails_or_kills_its_process_leaves_the_others(probe):
     assert {each["status"] for each in kept} == {"running"} and "a" in kept[-1]["facts"]
 
 
-def test_a_probe_that_is_resumed_finds_what_is_missing_and_what_failed(probe):
+def test_a_fact_that_hangs_leaves_time_to_the_others(probe, monkeypatch):
+    monkeypatch.setattr(gpu_check, "FACT_SHARE", 0.05)
+    part, _, begun = probe(c="time.sleep(1000)")
+    assert begun == "a b c d " and list(part["facts"]) == ["a", "b", "c", "d"]
+    assert part["facts"]["c"]["error"].startswith("no end within ") and part["status"] == "failed"
+
+
+def test_a_probe_that_is_resumed_finds_what_is_missing_and_what_failed(probe, monkeypatch):
+    monkeypatch.setattr(gpu_check, "FACT_SHARE", 2.0)
     part, kept, begun = probe(b="raise RuntimeError('busy')", c="time.sleep(1000)", limit_s=8.0)
     assert begun == "a b c " and part["status"] == "timed out" and part["missing"] == ["d"]
     assert part["facts"]["c"]["error"].startswith("no end within ")
