@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from jaxtyping import Bool, Float
@@ -47,12 +47,16 @@ class Locomotion(Task[Cfg]):
     """Name of the robot in the scene, and of its MJCF in tasks/assets."""
     FEET: ClassVar[Sequence[str]]
     """Bodies with a contact sensor."""
+    PHYSICS: ClassVar[Mapping[str, Any]]
+    """Arguments of the scene.
+
+    With the Euler integrator a policy can learn to spin through the air on energy that comes from integration errors.
+    Below a limit of the angular velocity they bring none.
+    """
 
     @classmethod
     def scene(cls, cfg: Cfg) -> Scene:
-        # With the Euler integrator a policy can learn to spin through the air on energy that comes from integration
-        # errors. Below this angular velocity they bring none.
-        scene = Scene(cfg.physics_hz, max_angular_velocity=15.0)
+        scene = Scene(cfg.physics_hz, **cls.PHYSICS)
         scene.add_ground()
         scene.add(cls.ROBOT, assets_dir() / f"{cls.ROBOT}.xml")
         scene.add_contact_sensor(cls.ROBOT, cls.FEET)

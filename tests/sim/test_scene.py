@@ -166,7 +166,7 @@ def test_a_whirling_robot_gains_no_energy(robot: str) -> None:
     assert whirling_energy(robot, 64.0) > 100.0
     assert whirling_energy(robot, 64.0, integrator="implicit") < 1.01
     for speed in (5.0, 10.0, 20.0, 64.0):
-        assert whirling_energy(robot, speed, max_angular_velocity=15.0) < 1.1, speed  # as tasks/locomotion.py
+        assert whirling_energy(robot, speed, max_angular_velocity=15.0) < 1.1, speed  # as tasks/ant.py
 
 
 def test_a_limit_of_rotation_is_positive() -> None:
