@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from gpusim_rl.compiled import Compiled
 from gpusim_rl.config import SimConfig
 from gpusim_rl.env.nan_guard import NanGuard
 from gpusim_rl.env.randomize import Randomizer
@@ -21,6 +22,15 @@ from gpusim_rl.torch_threads import limit_torch_threads
 
 Observation = dict[str, Tensor]
 """Observation groups by name, shape [num_envs, size] each: `policy`, and `critic` where the task has one."""
+
+
+PARTS = {
+    "_act": "what is before the physics",
+    "_judge": "what is after the physics",
+    "_begin_episodes": "the reset",
+    "_look": "the observation",
+}
+"""Parts of a step that can be compiled: methods of `VecEnv`, and what they are."""
 
 
 @dataclass(slots=True)
@@ -193,24 +203,44 @@ class VecEnv:
             return self._step(action)
 
     def _step(self, action: Float[Tensor, "envs actions"]) -> Step:
-        task, sim, randomizer = self.task, self.sim, self.randomizer
         if self._check:
             self._check_values(f"{self.name}: the action given to step()", action)
+        bad_action, bad_input = self._act(action)
+        if self._check and bool(bad_input.any()):
+            where = f"env {int(bad_input.int().argmax())}"
+            raise TaskError(f"{self.name}.apply_action(): a control or a force is not finite ({where})")
+        self.sim.step(self.cfg.decimation)
+        step = self._judge(bad_action, bad_input)
+        if self._check:
+            self._check_finite("rewards", step.terms)
+            self._check_finite("observe", step.final_obs)
+        self._reset(step.done)
+        step.obs = self._obs = self._look()
+        if self._check:
+            self._check_finite("observe", self._obs)
+        return step
+
+    # The parts of a step between which the simulator works; none calls another, so that each can be compiled.
+
+    def _act(self, action: Float[Tensor, "envs actions"]) -> tuple[Bool[Tensor, " envs"], Bool[Tensor, " envs"]]:
+        """Before the physics; returns the envs with a bad action, and those with a bad control or force."""
+        task, randomizer = self.task, self.randomizer
         bad_action = not_finite([action])
         # A task gets no NaN: what it makes of one (an index, say) could end the process.
         torch.nan_to_num(action, nan=0.0, out=task.actions).clamp_(-self.cfg.clip_actions, self.cfg.clip_actions)
         applied = task.actions if randomizer is None else randomizer.act(task.actions)
         task.apply_action(applied)
-        bad_input = sim.bad_inputs
-        if self._check and bool(bad_input.any()):
-            where = f"env {int(bad_input.int().argmax())}"
-            raise TaskError(f"{self.name}.apply_action(): a control or a force is not finite ({where})")
+        bad_input = self.sim.bad_inputs
         if randomizer is not None:
             randomizer.before_physics()
         self.nan_guard.before_step(torch.where(bad_action[:, None], action, applied))
-        sim.step(self.cfg.decimation)
-        if randomizer is not None:
-            randomizer.after_physics()
+        return bad_action, bad_input
+
+    def _judge(self, bad_action: Bool[Tensor, " envs"], bad_input: Bool[Tensor, " envs"]) -> Step:
+        """After the physics; returns the step, `final_obs` in place of `obs`."""
+        task = self.task
+        if self.randomizer is not None:
+            self.randomizer.after_physics()
         self.progress += 1
 
         terms = task.rewards()
@@ -219,8 +249,8 @@ class VecEnv:
         self._check_mask("terminated", terminated)
         # A diverged env is masked out: all that the task computed from its state is replaced, and the env is reset.
         # A bad action counts as a divergence: what simulators make of it differs.
-        bad_action |= bad_input
-        diverged = sim.diverged | bad_action
+        bad_action = bad_action | bad_input
+        diverged = self.sim.diverged | bad_action
         self.nan_guard.after_step(diverged, self.progress, bad_input)
         values = torch.stack(list(terms.values())).masked_fill_(diverged, 0.0)
         terms = dict(zip(terms, values.unbind(), strict=True))
@@ -232,28 +262,47 @@ class VecEnv:
         task.advance(done)
         stats = {name: value.masked_fill(diverged, torch.nan) for name, value in task.stats().items()}
         final_obs = {g: value.masked_fill_(diverged[:, None], 0.0) for g, value in self._observe().items()}
-        if self._check:
-            self._check_finite("rewards", terms)
-            self._check_finite("observe", final_obs)
-
-        self._reset(done)
         self.staggered.masked_fill_(done, False)
-        self._obs = self._observe()
-        if self._check:
-            self._check_finite("observe", self._obs)
         reward = values.sum(dim=0)
         ends = terminated, truncated, diverged, bad_action, done, incomplete
-        return Step(self._obs, final_obs, reward, terms, stats, *ends)
+        return Step(final_obs, final_obs, reward, terms, stats, *ends)
 
     def _reset(self, where: Bool[Tensor, " envs"]) -> None:
         # In this order: the scene's default state, the task's random initial state, the body poses that follow from it.
         self.sim.reset(where)
+        self._begin_episodes(where)
+        self.sim.refresh()
+
+    def _begin_episodes(self, where: Bool[Tensor, " envs"]) -> None:
         self.task.actions.masked_fill_(where[:, None], 0.0)
         self.progress.masked_fill_(where, 0)
         if self.randomizer is not None:
             self.randomizer.reset(where)
         self.task.reset(where)
-        self.sim.refresh()
+
+    def _look(self) -> Observation:
+        return self._observe()
+
+    def compile(self, *, backend: str = "inductor") -> None:
+        """Compiles what a step does besides the physics, by torch.compile; call it after `reset`.
+
+        A part that cannot be compiled runs as it is; a warning names the task's method and the line.
+
+        Args:
+            backend: Of torch.compile.
+        """
+        self.uncompile()
+        # What a task or a simulator sets up in a first step is no code for the compiler. The step itself is undone.
+        state = self.state_dict()
+        self.step(torch.zeros_like(self.task.actions))
+        self.load_state_dict(state)
+        for name, what in PARTS.items():
+            setattr(self, name, Compiled(getattr(self, name), f"{self.name}: {what}", backend))
+
+    def uncompile(self) -> None:
+        """Takes `compile` back."""
+        for name in PARTS:
+            vars(self).pop(name, None)
 
     def _task_obs(self) -> Observation:
         obs = self.task.observe()

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from gpusim_rl.errors import TaskError
 from gpusim_rl.sim.dynamics import MujocoDynamics
+from gpusim_rl.sim.masks import write_where
 from gpusim_rl.sim.quaternion import quat_rotate, quat_rotate_inverse
 from gpusim_rl.sim.scene import Scene
 
@@ -90,7 +91,7 @@ class ArticulationLayout:
 
         joints = [j for j in range(model.njnt) if model.jnt_bodyid[j] in set(bodies)]
         free = mujoco.mjtJoint.mjJNT_FREE.value
-        self._free = bool(joints) and model.jnt_type[joints[0]] == free
+        self._free = bool(joints) and int(model.jnt_type[joints[0]]) == free
         if self._free:
             q, v = int(model.jnt_qposadr[joints[0]]), int(model.jnt_dofadr[joints[0]])
             self._root_q, self._root_v = slice(q, q + 7), slice(v, v + 6)
@@ -294,7 +295,7 @@ class MujocoArticulation(ArticulationLayout):
         for name, value in state.items():
             if value is not None:
                 target = self.root_ang_vel_local if name == "root_ang_vel" else getattr(self, name)
-                torch.where(mask, value, target, out=target)
+                write_where(mask, value, target)
         self._sim.wrote_state(where)
 
 

@@ -12,6 +12,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from gpusim_rl.errors import TaskError, did_you_mean
+from gpusim_rl.sim.masks import write_where
 from gpusim_rl.sim.scene import Scene
 
 
@@ -98,7 +99,7 @@ class Param:
         mine = mine if column is None else mine[..., column]
         mask, value = where.view(-1, *[1] * (value.ndim - 1)), value.to(mine.dtype)
         if self._index is None:
-            torch.where(mask, value, mine, out=mine)
+            write_where(mask, value, mine)
         else:
             mine.index_copy_(1, self._index, torch.where(mask, value, mine.index_select(1, self._index)))
         self._changed(where)

@@ -40,7 +40,7 @@ def quat_difference(a: Float[Tensor, "*batch 4"], b: Float[Tensor, "*batch 4"]) 
     """The rotation from b to a, in the world frame: a times the inverse of b, for unit quaternions."""
     aw, au = a[..., :1], a[..., 1:]
     bw, bu = b[..., :1], b[..., 1:]
-    u = torch.linalg.cross(bu, au).addcmul_(bw, au).addcmul_(aw, bu, value=-1.0)
+    u = torch.linalg.cross(bu, au).addcmul_(bw, au).addcmul(aw, bu, value=-1.0)
     return torch.cat([(a * b).sum(-1, keepdim=True), u], dim=-1)
 
 

@@ -1,0 +1,74 @@
+"""torch.compile of a function, with a way back: what cannot be compiled runs as it is."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable
+from typing import Generic, ParamSpec, TypeVar
+
+import torch
+
+from gpusim_rl.source_location import LIBRARY, short
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+logger = logging.getLogger("gpusim_rl")
+
+_CHANGED = re.compile(r"^ *- \d+/\d+: (.*?) *(#.*)?$", re.MULTILINE)
+"""In torch's words, what was true when a function was compiled, and is not any more."""
+
+
+class Compiled(Generic[P, R]):
+    """A function as one compiled region: call it in the function's place.
+
+    Where it cannot be traced as a whole, cannot be compiled, or would have to be compiled again, it runs as it is from
+    then on, and one warning says why. The compiler runs no line before it has all, so nothing is done twice.
+
+    Args:
+        function: What to compile.
+        what: What it is, for the warning.
+        backend: Of torch.compile.
+    """
+
+    def __init__(self, function: Callable[P, R], what: str, backend: str = "inductor") -> None:
+        from torch._dynamo import config  # takes a second
+        from torch._dynamo.exc import TorchDynamoException
+
+        def region(*args: P.args, **kwargs: P.kwargs) -> R:
+            return function(*args, **kwargs)
+
+        # Torch keeps what it has compiled by code objects: the same function of another object is no recompilation.
+        region.__code__ = region.__code__.replace()
+        self._function = function
+        self._what = what
+        self._error = TorchDynamoException
+        self._once = config.patch(error_on_recompile=True)
+        self._compiled: Callable[P, R] | None = torch.compile(region, fullgraph=True, dynamic=False, backend=backend)
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Calls the function."""
+        if self._compiled is not None:
+            try:
+                with self._once:
+                    return self._compiled(*args, **kwargs)
+            except self._error as error:
+                logger.warning("%s runs uncompiled: %s", self._what, _reason(error))
+                self._compiled = None
+        return self._function(*args, **kwargs)
+
+
+def _reason(error: Exception) -> str:
+    """What could not be compiled, and the line that asked for it, with the method that the region has called."""
+    message = str(error).strip()
+    changed = _CHANGED.search(message)
+    if changed is not None:
+        return f"{changed[1].removeprefix('function.__self__.')} is true no more {changed[2] or ''}".strip()
+    message = message.partition("\n")[0].removesuffix(".") or type(error).__name__
+    stack = getattr(error, "real_stack", None) or ()
+    frames = [frame for frame in stack if frame.filename != __file__ and not LIBRARY.search(frame.filename)]
+    if not frames:
+        return message
+    hook, line = frames[min(1, len(frames) - 1)], frames[-1]
+    return f"{message} in {hook.name}() at {short(line.filename)}:{line.lineno}"

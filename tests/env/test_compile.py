@@ -1,0 +1,141 @@
+"""VecEnv.compile: compiled steps are the eager ones, each part is one graph, and what cannot be compiled runs eagerly.
+
+In processes of their own: the shape checks of the test run are no code for the compiler.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from gpusim_rl.tasks.cartpole import Cartpole
+from torch import Tensor
+
+from gpusim_rl.api import prepare
+from gpusim_rl.discover import tasks
+from gpusim_rl.env import Step, VecEnv
+from gpusim_rl.env.vec_env import PARTS
+from gpusim_rl.hardware import has_compiler
+from gpusim_rl.sim import SimChoice
+
+EVERY_DAY = ("Ant", "Anymal", "Cartpole")
+TASKS = [pytest.param(task, marks=() if task in EVERY_DAY else pytest.mark.slow) for task in tasks()]
+TOLERANCE = 1e-4
+"""Of one step from the same state in kernels that torch wrote, relative and absolute: they round in another order."""
+
+
+def make(task: str, num_envs: int = 16, task_class: type | None = None) -> VecEnv:
+    spec = prepare(task, num_envs=num_envs, device="cpu")
+    choice = SimChoice("mujoco", torch.device("cpu"), "test")
+    task_class = task_class or spec.task_class
+    env = VecEnv.make(task_class, spec.cfg.task, num_envs=num_envs, choice=choice, sim=spec.cfg.sim, seed=1)
+    env.reset()
+    return env
+
+
+def numbers(step: Step) -> dict[str, Tensor]:
+    groups = {f"obs {name}": value for name, value in step.obs.items()}
+    groups |= {f"final_obs {name}": value for name, value in step.final_obs.items()}
+    masks = {name: getattr(step, name) for name in ("terminated", "truncated", "diverged", "done", "incomplete")}
+    return {**groups, **masks, **step.terms, **{f"stat {k}": v for k, v in step.stats.items()}, "reward": step.reward}
+
+
+def compare(task: str, backend: str, steps: int) -> None:
+    """Fails unless compiled steps are the eager ones, each part is compiled once, and no part runs eagerly."""
+    from torch._dynamo.utils import counters
+
+    eager, compiled = make(task), make(task)
+    counters.clear()
+    tolerance = 0.0 if backend == "eager" else TOLERANCE
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        compiled.compile(backend=backend)
+        for _ in range(steps):
+            action = 2.0 * torch.rand(eager.num_envs, eager.num_actions, generator=generator) - 1.0
+            expected, got = numbers(eager.step(action)), numbers(compiled.step(action))
+            assert list(expected) == list(got)
+            for name, value in expected.items():
+                torch.testing.assert_close(
+                    got[name], value, rtol=tolerance, atol=tolerance, equal_nan=True, msg=lambda m, n=name: f"{n}: {m}"
+                )
+            if tolerance:  # contacts make much of little
+                compiled.load_state_dict(eager.state_dict())
+    assert counters["stats"]["unique_graphs"] == len(PARTS), counters["stats"]
+
+
+def run(call: str) -> str:
+    """Runs a call of this file in a process of its own; returns what it logs."""
+    here = Path(__file__).resolve()
+    paths = os.pathsep.join([str(here.parent), str(here.parents[1]), str(here.parents[2])])
+    script = f"import logging; logging.basicConfig(level=logging.WARNING)\nimport test_compile\ntest_compile.{call}"
+    done = subprocess.run(
+        [sys.executable, "-c", script], env={**os.environ, "PYTHONPATH": paths}, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stderr
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_traced_steps_are_the_eager_ones_bit_for_bit(task: str) -> None:
+    assert "uncompiled" not in run(f"compare({task!r}, 'eager', 20)")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not has_compiler(), reason="torch.compile needs a C++ compiler")
+@pytest.mark.parametrize("task", tasks())
+def test_compiled_steps_are_close_to_the_eager_ones(task: str) -> None:
+    assert "uncompiled" not in run(f"compare({task!r}, 'inductor', 3)")
+
+
+class Waits(Cartpole):
+    """Reads a value in `rewards`, and has a number that changes from step to step in `observe`."""
+
+    number = 0.0
+
+    def rewards(self) -> dict[str, Tensor]:
+        terms = super().rewards()
+        return terms if self.progress.sum() >= 0 else {}
+
+    def observe(self) -> Tensor:
+        self.number += 1.0
+        return super().observe() + 0.0 * self.number
+
+
+def untraceable() -> None:
+    eager, compiled = make("Cartpole", task_class=Waits), make("Cartpole", task_class=Waits)
+    with torch.no_grad():
+        compiled.compile(backend="eager")
+        for _ in range(4):
+            action = torch.zeros(eager.num_envs, 1)
+            expected, got = numbers(eager.step(action)), numbers(compiled.step(action))
+            assert all(torch.equal(got[name], value) for name, value in expected.items())
+
+
+def test_what_cannot_be_compiled_runs_eagerly_with_one_line_that_names_it() -> None:
+    waits, changes = run("untraceable()").splitlines()
+    assert "Waits: what is after the physics runs uncompiled: Data-dependent branching in rewards() at " in waits
+    assert "test_compile.py:" in waits
+    assert "Waits: the observation runs uncompiled: self.task.number == " in changes
+    assert "is true no more # self.number += 1.0" in changes and "in observe" in changes
+
+
+def twice() -> None:
+    compare("Cartpole", "eager", 2)
+    compare("Cartpole", "eager", 2)
+
+
+def test_every_env_is_compiled_for_itself() -> None:
+    assert "uncompiled" not in run("twice()")
+
+
+def test_a_first_step_before_the_compilation_leaves_no_trace() -> None:
+    env, other = make("Ant"), make("Ant")
+    env.compile(backend="eager")
+    env.uncompile()
+    action = torch.full((env.num_envs, env.num_actions), 0.5)
+    expected, got = numbers(other.step(action)), numbers(env.step(action))
+    assert all(torch.equal(got[name], value) for name, value in expected.items())
