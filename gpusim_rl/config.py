@@ -126,7 +126,6 @@ class PPOConfig:
     normalize_advantage: bool
     clip_obs: Positive  # after normalisation [standard deviations]
     precision: Literal["auto", "fp32", "bf16"]
-    compile: bool  # torch.compile
     sequence_length: Count  # control steps; recurrent policies only, fitted to divide horizon
     network: NetworkConfig
 
@@ -187,6 +186,7 @@ class RunConfig:
     sim_device: Device | None  # null = device
     rl_device: Device | None  # null = device
     graph: Literal["auto", "off", "split", "step", "rollout"]  # what CUDA graphs hold
+    compile: Literal["auto", "off", "learner", "all"]  # what torch.compile makes faster
     checkpoint: str | None  # run folder, .pt file, or task name (its latest run)
     trust: bool  # import the classes that the checkpoint's run names, whatever they are
     test: bool  # evaluate the checkpoint instead of training
@@ -417,12 +417,15 @@ ISAACGYMENVS = {
 }
 """What to say to those who type its keys, and what is below them."""
 
+RENAMED = {"ppo.compile": "It is compile=learner now, or compile=off"}
+"""What to say to those who type a key of an older version."""
+
 
 def unknown_key(key: str, known: Sequence[str]) -> ConfigError:
     """The error for a key that does not exist, with the closest key that does."""
     if key in known:
         return ConfigError(f"{key!r} cannot be changed like this: expected key=value, e.g. num_envs=64")
-    for name, answer in ISAACGYMENVS.items():
+    for name, answer in {**ISAACGYMENVS, **RENAMED}.items():
         if f"{key}.".startswith(f"{name}."):
             return ConfigError(f"unknown key {key!r}. {answer}")
     section, _, leaf = key.rpartition(".")

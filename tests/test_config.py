@@ -528,6 +528,20 @@ def test_a_run_of_an_older_version_gets_the_settings_that_it_lacks(run_dir):
     assert resumed("checkpoint=Cartpole")[0]["sim"]["iterations"] is None
 
 
+def test_compile_of_an_older_version_is_a_setting_of_the_run(run_dir):
+    with pytest.raises(ConfigError, match=r"unknown key 'ppo\.compile'\. It is compile=learner now, or compile=off"):
+        resumed("checkpoint=Cartpole", "ppo.compile=true")
+    settings = yaml.safe_load((run_dir / "config.yaml").read_text().partition("\n")[2])
+    settings.pop("compile")
+    for old, now in ((None, "off"), (False, "off"), (True, "learner")):
+        settings["ppo"].pop("compile", None)
+        if old is not None:
+            settings["ppo"]["compile"] = old
+        (run_dir / "config.yaml").write_bytes(dump_yaml(settings))
+        assert resumed("checkpoint=Cartpole")[0]["compile"] == now
+        assert "compile" not in resumed("checkpoint=Cartpole")[0]["ppo"]
+
+
 def test_what_is_called_latest_by_the_user_is_the_latest(run_dir):
     without_checkpoints(run_dir)
     shutil.copytree(run_dir, run_dir.parent / "2026-01-30_12-00-00")

@@ -402,7 +402,7 @@ def test_a_report_is_completed_by_further_runs(tmp_path, monkeypatch, benches):
     ("change", "line"),
     [
         ({"git": {"sha": "0", "dirty": False}}, "is of another git: it has {'sha': '0', 'dirty': False}, now "),
-        ({"overrides": ["ppo.compile=true"]}, "is of another overrides: it has ['ppo.compile=true'], now []"),
+        ({"overrides": ["compile=learner"]}, "is of another overrides: it has ['compile=learner'], now []"),
         ({"environment": {"gpu": {"devices": [{"name": "Giant"}]}}}, "is of Giant, this is "),
         ({"parts": 3}, "is not from benchmarks/gpu_check.py"),
         (None, "is not from benchmarks/gpu_check.py"),

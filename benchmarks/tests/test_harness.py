@@ -125,7 +125,7 @@ def test_ours_is_compiled_beside_baselines_in_their_fastest_mode(monkeypatch, as
     cases = harness.training_cases(["task=Ant"], 64, on_mujoco=True, baselines=asked, modes=modes)
     found = {case.name: case.spec for case in cases}
     assert (TRAINING_FASTEST in found) == compiled
-    assert not compiled or "ppo.compile=true" in found[TRAINING_FASTEST]["overrides"]
+    assert not compiled or "compile=learner" in found[TRAINING_FASTEST]["overrides"]
 
 
 def test_a_baseline_in_its_fastest_mode_is_compared_to_ours_in_its_own(measure):

@@ -109,9 +109,9 @@ def make_baseline(
         env: The environment; it is reset.
         cfg: The run, of our PPO; its settings and the seed are used.
         device: Where the library learns.
-        mode: `same`: what our PPO does with `cfg`, compiled only if `ppo.compile`. `fastest`: the fastest mode that the
-            library documents on this device: compiled, 16-bit, tf32 on CUDA, no log. Modes whose compilation searches
-            for minutes (`max-autotune`) are left out.
+        mode: `same`: what our PPO does with `cfg`, compiled only where `compile` says so. `fastest`: the fastest mode
+            that the library documents on this device: compiled, 16-bit, tf32 on CUDA, no log. Modes whose compilation
+            searches for minutes (`max-autotune`) are left out.
         bf16: With `same`: 16-bit networks, where the library has them.
 
     Raises:
@@ -153,7 +153,7 @@ class Baseline:
         self._cfg = cfg
         self._device = device
         self._half = bf16 if mode == "same" else choose_precision("auto", device)[0]
-        self._compile = self._ppo.compile if mode == "same" else has_compiler()
+        self._compile = cfg.compile in ("learner", "all") if mode == "same" else has_compiler()
         self._minibatches = fit_minibatches(
             self.env_steps_per_iteration, self.env_steps_per_iteration / self._ppo.minibatch_size
         )

@@ -83,7 +83,7 @@ def training_cases(
         Case(TRAINING, {**base, "kind": "training", "mode": "same"}),
     ]
     if baselines and "fastest" in modes and has_compiler():
-        compiled = {**base, "overrides": [*line, "ppo.compile=true"], "kind": "training", "mode": "fastest"}
+        compiled = {**base, "overrides": [*line, "compile=learner"], "kind": "training", "mode": "fastest"}
         ours.append(Case(TRAINING_FASTEST, compiled))
     theirs = [
         Case(f"{name}, {mode}", {**base, "kind": "baseline", "baseline": name, "mode": mode})

@@ -131,7 +131,7 @@ def graph_fallback(run: RunStats) -> Finding | None:
         return None
     what, cost = f"graph={run.graph_mode}, because {run.graph_reason}", 0.3 if run.gpu_idle is None else run.gpu_idle
     of_update = run.graph_reason.startswith("the update ")
-    settings = (f"{run.algo}.compile=false",) if of_update and run.compile else ()
+    settings = ("compile=off",) if of_update and run.compile else ()
     hint = "no task has a part in that: please report it" if of_update else "change that in the task"
     return Finding("graph_fallback", max(0.05, cost), what, settings, "" if settings else hint)
 
@@ -245,7 +245,7 @@ def update_bound(run: RunStats) -> Finding | None:
         f"update-bound: learning takes {_percent(run.update)} of the time, {run.epochs} epoch{'s' * (run.epochs > 1)}"
     )
     fewer = (f"{run.algo}.epochs={run.epochs // 2}",) if run.epochs > 1 else ()
-    compiled = (f"{run.algo}.compile=true",) if run.rl_device.startswith("cuda") and not run.compile else ()
+    compiled = ("compile=learner",) if run.rl_device.startswith("cuda") and not run.compile else ()
     hint = "" if fewer else "a smaller network"
     return Finding("update_bound", run.update / 2, what, (*fewer, *compiled), hint)
 

@@ -244,7 +244,7 @@ def make_run_stats(config: dict[str, Any], environment: dict[str, Any], rows: Se
     """
     task, sim_cfg, log_cfg, algo = config["task"], config["sim"], config["log"], config["algo"]["name"]
     learning = config.get(algo) or {}  # an algorithm of the user's may have other settings, or none
-    sim, learner, graph = (environment.get(name) or {} for name in ("sim", "learner", "graph"))
+    sim, learner, graph, compiled = (environment.get(name) or {} for name in ("sim", "learner", "graph", "compile"))
     cpu = environment.get("cpu") or {}
     skipped = max(warm_up, len(rows) - NEWEST)  # the row before the first one that is read tells where it began
     before = rows[skipped - 1] if skipped else None
@@ -274,7 +274,7 @@ def make_run_stats(config: dict[str, Any], environment: dict[str, Any], rows: Se
         wandb=config["wandb_activate"],
         tensorboard=log_cfg["tensorboard"],
         check_task=config["debug"]["check_task"],
-        compile=bool(learning.get("compile")),
+        compile=compiled.get("mode", config.get("compile")) in ("learner", "all"),
         njmax=sim_cfg["njmax"],
         nconmax=sim_cfg["nconmax"],
         sim=sim.get("name") or named,

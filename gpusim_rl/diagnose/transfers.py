@@ -267,7 +267,7 @@ def update_without_data(trainer: Trainer) -> str | None:
         None if it ran, else what failed and where.
     """
     spec, env, meta = trainer.spec, trainer.env, torch.device("meta")
-    off = {"precision": "fp32", "compile": False}
+    off = {"precision": "fp32"}
     names = {field.name for field in dataclasses.fields(spec.cfg.algorithm)}
     settings = dataclasses.replace(spec.cfg.algorithm, **{key: off[key] for key in off.keys() & names})
     num_envs = spec.cfg.num_envs

@@ -118,6 +118,7 @@ class VecEnv:
             )
         self.obs_sizes: dict[str, int] = {}
         self._obs: Observation = {}
+        self._stepped = False
 
     @classmethod
     def make(
@@ -210,6 +211,7 @@ class VecEnv:
             where = f"env {int(bad_input.int().argmax())}"
             raise TaskError(f"{self.name}.apply_action(): a control or a force is not finite ({where})")
         self.sim.step(self.cfg.decimation)
+        self._stepped = True
         step = self._judge(bad_action, bad_input)
         if self._check:
             self._check_finite("rewards", step.terms)
@@ -283,26 +285,25 @@ class VecEnv:
     def _look(self) -> Observation:
         return self._observe()
 
-    def compile(self, *, backend: str = "inductor") -> None:
-        """Compiles what a step does besides the physics, by torch.compile; call it after `reset`.
+    def compile(self, enabled: bool = True, *, backend: str = "inductor") -> None:
+        """Compiles what a step does besides the physics, by torch.compile, or goes back to eager code.
 
-        A part that cannot be compiled runs as it is; a warning names the task's method and the line.
+        Call it after `reset`. A part that cannot be compiled runs as it is; a warning names the task's method and line.
 
         Args:
+            enabled: Compile.
             backend: Of torch.compile.
         """
-        self.uncompile()
-        # What a task or a simulator sets up in a first step is no code for the compiler. The step itself is undone.
-        state = self.state_dict()
-        self.step(torch.zeros_like(self.task.actions))
-        self.load_state_dict(state)
-        for name, what in PARTS.items():
-            setattr(self, name, Compiled(getattr(self, name), f"{self.name}: {what}", backend))
-
-    def uncompile(self) -> None:
-        """Takes `compile` back."""
         for name in PARTS:
             vars(self).pop(name, None)
+        if not enabled:
+            return
+        if not self._stepped:  # what a first step sets up is no code for the compiler; the step itself is undone
+            state = self.state_dict()
+            self.step(torch.zeros_like(self.task.actions))
+            self.load_state_dict(state)
+        for name, what in PARTS.items():
+            setattr(self, name, Compiled(getattr(self, name), f"{self.name}: {what}", backend))
 
     def _task_obs(self) -> Observation:
         obs = self.task.observe()

@@ -143,6 +143,12 @@ class Algorithm(ABC):
             step: The control step. Its tensors are overwritten by the next one.
         """
 
+    def compile(self, enabled: bool = True) -> None:  # noqa: B027 (optional)
+        """Lets torch.compile make the update faster from the next one on, or takes that back.
+
+        The trainer calls it where the setting `compile` says so.
+        """
+
     @abstractmethod
     def update(self) -> dict[str, Tensor]:
         """Learns from what was recorded: one iteration.

@@ -41,6 +41,7 @@ def banner(trainer: Trainer, run_dir: RunDir, *, continues: bool) -> list[tuple[
             + (f", {precision} ({reason})" if precision else ""),
         ),
         ("graph", str(trainer.graphs.choice)),
+        *([("compile", str(trainer.compile))] if (trainer.compile.mode, cfg.compile) != ("off", "auto") else []),
         *trainer.algorithm.describe().items(),
         ("seed", f"{trainer.seed}{ignored}"),
     ]

@@ -23,6 +23,7 @@ from gpusim_rl.hardware import tune_malloc
 from gpusim_rl.learn.algorithm import Algorithm, EnvSpec
 from gpusim_rl.run import checkpoint
 from gpusim_rl.run.banner import banner
+from gpusim_rl.run.compilation import CompileChoice, Trial, choose_compile, cuda_seconds
 from gpusim_rl.run.cuda_graph import Graphs, choose_graph
 from gpusim_rl.run.devices import choose_devices
 from gpusim_rl.run.evaluation import evaluate, report
@@ -110,6 +111,11 @@ class Trainer:
             assert spec.checkpoint is not None
             with checkpoint.must_fit(spec.checkpoint.file, f"task {self.task_name} with algo={cfg.algo}"):
                 self._load(state)
+        self.compile = CompileChoice("off", "an evaluation")
+        self._trial: Trial | None = None
+        self._eager_graph = self.graphs.choice
+        if not cfg.test:
+            self._choose_compile(None if state is None else state.get("compile"))
 
     # The loop
 
@@ -148,18 +154,25 @@ class Trainer:
     def iterate(self, log: Logger) -> None:
         """One iteration: collect, update, log."""
         self._stop_signal.begin_iteration()
-        self.collect()
-        with self.timer("update"):
-            stats = self.graphs.run("update", self.algorithm.update)
-            self.metrics.record_update(stats, type(self.algorithm).__name__)
+        if self._trial is None:
+            self._collect_and_update()
+        elif (choice := self._trial.run(self._collect_and_update)) is not None:
+            self.compile, self._trial = choice, None
+            log.console.info(f"compile: {choice}")
         self.iteration += 1
         self.env_steps += self.cfg.num_envs * self.algorithm.horizon
         with self.timer("log"):
-            if self.graphs.choice is not self._noted_graph:  # a capture failed
+            if self._noted != (self.graphs.choice, self.compile):  # a capture failed, or compiled code was measured
                 self._note_metadata(log)
             status = self._record(log)
             if log.checkpoint_due(status) or self._stop_signal.long:  # what a signal in the next one would fall back to
                 self.save(log)
+
+    def _collect_and_update(self) -> None:
+        self.collect()
+        with self.timer("update"):
+            stats = self.graphs.run("update", self.algorithm.update)
+            self.metrics.record_update(stats, type(self.algorithm).__name__)
 
     def collect(self) -> None:
         """Acts for `horizon` control steps in all envs; the algorithm records them."""
@@ -249,6 +262,23 @@ class Trainer:
             settings, spec, device=self.rl_device, seed=self.seed, max_iterations=iterations
         )
 
+    def _choose_compile(self, before: str | None) -> None:
+        cfg, check = self.cfg, self.cfg.debug.check_task
+        self.compile = choose_compile(cfg.compile, self.rl_device, self.env.device, check_task=check, before=before)
+        if self.compile.mode in ("learner", "all"):
+            self.algorithm.compile()
+        if self.compile.mode == "all":
+            self.env.compile()
+        if self.compile.mode == "auto":
+            self._trial = Trial(self._switch_compilation, cuda_seconds)
+
+    def _switch_compilation(self, enabled: bool) -> None:
+        if enabled:
+            self._eager_graph = self.graphs.choice
+        self.algorithm.compile(enabled)
+        self.env.compile(enabled)
+        self.graphs.restart(self._eager_graph)  # a capture that fails with compiled code needs not fail without
+
     # Logging
 
     @contextmanager
@@ -286,7 +316,7 @@ class Trainer:
         self.env.close()
 
     def _note_metadata(self, log: Logger) -> None:
-        self._noted_graph = self.graphs.choice
+        self._noted = self.graphs.choice, self.compile
         log.note(describe_run(self))
 
     @property
@@ -408,6 +438,7 @@ class Trainer:
             "obs_sizes": dict(self.env.obs_sizes),
             "num_actions": self.env.num_actions,
             "sim": self.choice.name,
+            "compile": self.compile.mode,
             "seed": self.seed,
             "iteration": self.iteration,
             "env_steps": self.env_steps,

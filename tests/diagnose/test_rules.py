@@ -243,7 +243,7 @@ def test_words():
     assert first(CASES["unused_cpus"][1]).settings == ("num_envs=128",)
     assert str(first(CASES["graph_fallback"][0])) == f"graph=off, because {FAILED}; change that in the task"
     assert "in the task" not in str(first(CASES["graph_fallback"][3]))
-    assert first(replace(CASES["graph_fallback"][3], compile=True)).settings == ("ppo.compile=false",)
+    assert first(replace(CASES["graph_fallback"][3], compile=True)).settings == ("compile=off",)
     assert first(CASES["checked_task"][2]).cost == pytest.approx(0.8, abs=0.01)
 
 

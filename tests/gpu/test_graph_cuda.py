@@ -49,6 +49,7 @@ READS_AT = next(n for n, line in enumerate(Path(__file__).read_text().splitlines
 def make(task: Any, folder: Path, config: Any = None, /, **overrides: Any) -> Any:
     """A trainer of 64 envs on CUDA, with MuJoCo Warp."""
     settings: dict[str, Any] = {"sim": "mjwarp", "device": DEVICE, "num_envs": 64, "max_iterations": 1000}
+    settings["compile"] = "off"  # nothing is measured and captured anew
     return make_trainer(task, folder, config, **{**settings, **overrides})
 
 
@@ -265,7 +266,7 @@ def test_the_steady_state_allocates_nothing(task, mode, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["off", "rollout"])
 def test_the_steady_state_compiles_nothing(mode, tmp_path):
-    trainer = make("Cartpole", tmp_path, graph=mode, **{"ppo.compile": True})
+    trainer = make("Cartpole", tmp_path, graph=mode, compile="all")
     with running(trainer) as iterate:
         iterate(CAPTURED + 1)
         assert trainer.graphs._captured.keys() == set(PARTS[mode]), trainer.graphs.choice

@@ -239,7 +239,7 @@ def _say_where() -> Iterator[None]:
 
 def make_trainer(task: str, /, **settings: Any) -> Trainer:
     """The trainer of a task, whose learner and simulator (MuJoCo Warp) are on fake CUDA; inside `fake_cuda`."""
-    settings = {"num_envs": NUM_ENVS, "graph": "off", "log": {"console": "quiet"}, **settings}
+    settings = {"num_envs": NUM_ENVS, "graph": "off", "compile": "off", "log": {"console": "quiet"}, **settings}
     with unset_fake_temporarily():
         spec = prepare(task, **settings)
     with _say_where(), pytest.MonkeyPatch.context() as patch:  # what is read while a training is built, and never again

@@ -26,7 +26,7 @@ SMALL = (
     "ppo.network.hidden=[8]",
     "log.console=plain",
 )
-LONG = ("max_iterations", "ppo.compile")
+LONG = ("max_iterations", "compile")
 """Valid values of these take minutes: training goes on for as long as it was asked to, and so does compiling."""
 GROUPS = ("task", "algo", "ppo", "sim", "log", "debug")
 NUMBERS = ("1e308", "-1e308", "1e39", "1e30", "1e23", "1e10", "99999999999", f"{2**31}", f"{2**63}", f"{10**23}")

@@ -1,0 +1,116 @@
+"""What torch.compile makes faster in a training: nothing, the learner, or the control steps too."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.util import find_spec
+from statistics import median
+from typing import Protocol
+
+import torch
+
+from gpusim_rl.hardware import has_compiler
+
+SKIPPED = 3
+"""Iterations before the timed ones: two that warm up, one whose kernels are captured."""
+TIMED = 3
+
+
+@dataclass(frozen=True, slots=True)
+class CompileChoice:
+    """What is compiled, and why."""
+
+    mode: str
+    """`off`, `learner` or `all`; `auto` as long as it is being measured."""
+    reason: str
+
+    def __str__(self) -> str:
+        what = {
+            "off": "off",
+            "learner": "learner",
+            "all": "learner and control steps",
+            "auto": "to be measured",
+        }
+        return f"{what[self.mode]} ({self.reason})"
+
+
+def choose_compile(
+    wanted: str, device: torch.device, sim_device: torch.device, *, check_task: bool, before: str | None
+) -> CompileChoice:
+    """Decides for `compile=auto|off|learner|all`.
+
+    Args:
+        wanted: The setting.
+        device: Where the learner lives.
+        sim_device: Where the physics runs.
+        check_task: Every hook's values are read at every step.
+        before: What the run had chosen when its checkpoint was saved: compiled code rounds otherwise than eager code.
+    """
+    if wanted == "off":
+        return CompileChoice("off", "as configured")
+    if wanted == "auto" and device.type != "cuda":
+        return CompileChoice("off", "auto: the CPU is as fast without")
+    if wanted == "auto" and sim_device != device:
+        return CompileChoice("off", f"auto: physics on {sim_device}")
+    if device.type == "cuda" and find_spec("triton") is None:
+        return CompileChoice("off", "torch.compile needs the package triton")
+    if not has_compiler():
+        return CompileChoice("off", "torch.compile needs a C++ compiler")
+    if check_task and wanted != "learner":
+        return CompileChoice("off" if wanted == "auto" else "learner", "debug.check_task reads every step")
+    if wanted != "auto":
+        return CompileChoice(wanted, "as configured")
+    if before in ("off", "all"):
+        return CompileChoice(before, "auto: as before the checkpoint")
+    return CompileChoice("auto", f"in the first {2 * (SKIPPED + TIMED)} iterations")
+
+
+class Switch(Protocol):
+    """Compiles, or goes back to eager code; drops graphs of the other."""
+
+    def __call__(self, enabled: bool) -> None:
+        """Switches."""
+        ...
+
+
+class Trial:
+    """Times iterations of a training, first without and then with compiled code, and keeps the faster.
+
+    The iterations are those of the training: nothing runs beside it, and nothing has to be put back.
+
+    Args:
+        switch: Called before the first iteration of each kind, and once more if eager code is faster.
+        seconds: Runs an iteration and returns how long the device took [s]; it waits for the device.
+    """
+
+    def __init__(self, switch: Switch, seconds: Callable[[Callable[[], None]], float]) -> None:
+        self._switch = switch
+        self._seconds = seconds
+        self._times: dict[bool, list[float]] = {False: [], True: []}
+
+    def run(self, iteration: Callable[[], None]) -> CompileChoice | None:
+        """Runs one iteration; after the last one it returns the choice."""
+        compiled = len(self._times[False]) == SKIPPED + TIMED
+        times = self._times[compiled]
+        if compiled and not times:
+            self._switch(enabled=True)
+        times.append(self._seconds(iteration))
+        if not compiled or len(times) < SKIPPED + TIMED:
+            return None
+        eager_ms, compiled_ms = (1e3 * median(self._times[kind][SKIPPED:]) for kind in (False, True))
+        faster = compiled_ms < eager_ms
+        if not faster:
+            self._switch(enabled=False)
+        reason = f"auto: an iteration takes {compiled_ms:.2f} ms compiled and {eager_ms:.2f} ms eager"
+        return CompileChoice("all" if faster else "off", reason)
+
+
+def cuda_seconds(work: Callable[[], None]) -> float:
+    """How long the work takes on the current CUDA stream [s]; waits for its end."""
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin.record()
+    work()
+    end.record()
+    end.synchronize()
+    return 1e-3 * begin.elapsed_time(end)
