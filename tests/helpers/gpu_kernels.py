@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -42,7 +42,7 @@ class _Gpu:
 
 
 @contextmanager
-def compiling(folder: Path, arch: int = HOPPER) -> Iterator[dict[str, float]]:
+def compiling(folder: Path, arch: int = HOPPER) -> Iterator[set[str]]:
     """In the block a launch compiles its module for a GPU, as the first launch there would, and does nothing else.
 
     Args:
@@ -50,34 +50,36 @@ def compiling(folder: Path, arch: int = HOPPER) -> Iterator[dict[str, float]]:
         arch: Compute capability x 10.
 
     Yields:
-        Names of the modules, and how long each took [s].
+        Names of the modules.
     """
-    seconds: dict[str, float] = {}
+    names: set[str] = set()
     get_device = wp.get_device
 
     def load(module: Any, _: Any, block_dim: int) -> None:
-        began, name = time.perf_counter(), module.get_module_identifier(block_dim)
+        name = module.get_module_identifier(block_dim)
         options = module.resolved_options[block_dim]
         module._compile(None, folder / wp.__version__ / name, output_arch=arch, use_ptx=False, options=options)
-        seconds[name] = seconds.get(name, 0.0) + time.perf_counter() - began
+        names.add(name)
 
-    def run(*bodies: Callable[..., None] | None, **arguments: Any) -> None:
-        for body in bodies:
-            if body is not None:
-                body(**arguments)
+    def capture_while(_: Any, while_body: Any, stream: Any = None, **arguments: Any) -> None:
+        while_body(**arguments)
+
+    def capture_if(_: Any, on_true: Any = None, on_false: Any = None, stream: Any = None, **arguments: Any) -> None:
+        for body in filter(None, (on_true, on_false)):
+            body(**arguments)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(context.Module, "load", load)
         patch.setattr(context, "_resolve_launch_block_dim", lambda _, size: size or 256)
         patch.setattr(wp, "get_device", lambda device=None: _Gpu if device is None else get_device(device))
         patch.setattr(wp, "is_conditional_graph_supported", lambda: True)
-        # Nothing has a value: a loop takes one turn.
-        patch.setattr(wp, "capture_while", lambda _, while_body, stream=None, **more: run(while_body, **more))
-        patch.setattr(wp, "capture_if", lambda _, a=None, b=None, stream=None, **more: run(a, b, **more))
-        yield seconds
+        # Nothing has a value: a loop takes one turn, and both ways are taken.
+        patch.setattr(wp, "capture_while", capture_while)
+        patch.setattr(wp, "capture_if", capture_if)
+        yield names
 
 
-def compile_task(task: str, folder: Path) -> dict[str, float]:
+def compile_task(task: str, folder: Path) -> set[str]:
     """Compiles all that a training of a task launches on `sim=mjwarp`.
 
     Args:
@@ -85,11 +87,11 @@ def compile_task(task: str, folder: Path) -> dict[str, float]:
         folder: As for `compiling`.
 
     Returns:
-        Names of the modules, and how long each took [s].
+        Names of the modules.
     """
     spec = prepare(task, num_envs=4, device="cpu", sim="mjwarp", **{"sim.graph": False})
     cfg = spec.cfg
-    with compiling(folder) as seconds:
+    with compiling(folder) as names:
         choice = choose_sim("mjwarp", torch.device("cpu"))
         env = VecEnv.make(spec.task_class, cfg.task, num_envs=4, choice=choice, sim=cfg.sim, seed=0)
         sim = env.sim
@@ -98,7 +100,7 @@ def compile_task(task: str, folder: Path) -> dict[str, float]:
         sim.reset(torch.ones(4, dtype=torch.bool))
         sim.refresh()
         sim._set_const(int(mjw.SetConstGroup.FIXED | mjw.SetConstGroup.INERT0))  # where masses are drawn
-    return seconds
+    return names
 
 
 def main(arguments: list[str]) -> int:
