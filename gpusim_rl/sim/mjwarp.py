@@ -17,10 +17,11 @@ from torch import Tensor
 from gpusim_rl.config import SimConfig
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.sim.articulation import MujocoArticulation
+from gpusim_rl.sim.constants import Constants, constants_of, has_muscles
 from gpusim_rl.sim.interface import not_finite
 from gpusim_rl.sim.mujoco import MAX_STATE
 from gpusim_rl.sim.option import ON_WARP, limit_solver
-from gpusim_rl.sim.params import Param, Params
+from gpusim_rl.sim.params import FIELDS, Param, Params
 from gpusim_rl.sim.scene import Scene
 from gpusim_rl.sim.warp import WarpGraphs
 
@@ -48,20 +49,6 @@ STATE = (
 )
 # Arrays that follow the state and that a task may read.
 DERIVED = ("xpos", "xquat", "xipos", "ximat", "xanchor", "xaxis", "cvel", "subtree_com")
-
-# What is derived from parameters. Where worlds have parameters of their own they need their own of
-# these, else all of them write into one row. Nothing here depends on the third group, KIN0: the
-# reference poses of tendons, welds, cameras and lights.
-CONSTANTS = ("body_subtreemass", "body_invweight0", "dof_invweight0", "tendon_invweight0", "actuator_acc0")
-_Group = mjw.SetConstGroup
-GROUPS = {
-    "body_mass": _Group.FIXED | _Group.INERT0,
-    "body_inertia": _Group.INERT0,
-    "body_ipos": _Group.INERT0,
-    "dof_armature": _Group.INERT0,
-    "actuator_gear": _Group.INERT0,
-}
-_MUSCLE = mujoco.mjtGain.mjGAIN_MUSCLE.value
 
 _Overflow = mjw.OverflowType
 # Contacts or constraint rows were dropped. The other bits tell of a solver that stopped early, or
@@ -111,6 +98,7 @@ class MjwarpSim:
             self._model.opt.warn_overflow = False
             self._data = mjw.make_data(model, nworld=num_envs, njmax=cfg.njmax or rows, nconmax=cfg.nconmax or contacts)
             self._reset_where = wp.zeros(num_envs, dtype=wp.bool)
+            self._stale_where = wp.zeros(num_envs, dtype=wp.bool)
 
         data = self._data
         self.qpos, self.qvel = self._view(data.qpos), self._view(data.qvel)
@@ -129,8 +117,12 @@ class MjwarpSim:
         self._diverged = torch.zeros(num_envs, dtype=torch.bool, device=device)
         self._params = Params(scene, device, self._expand, self._wrote_param)
         self._new_friction: set[int] = set()  # joints that may get dry friction, and have none in the model
-        self._constants: dict[str, Tensor] = {}  # those that each world has for itself
-        self._stale = _Group.NONE  # groups of constants that parameters were written for
+        # What is derived from parameters. Each world has its own of these when the first such parameter is its own.
+        self._constants: dict[str, Tensor] = {}
+        self._derivation: Constants | None = None
+        self._stale = wp.to_torch(self._stale_where)  # worlds whose parameters were written since
+        self._stale_on_host = self._stale.numpy() if device.type == "cpu" else None
+        self._wrote = False  # whether any were, as far as it is known before any data
         self._graphs.synchronize()
         self.refresh()
 
@@ -145,11 +137,11 @@ class MjwarpSim:
 
     def _expand(self, field: str) -> Tensor:
         values = self._expand_array(self._model.opt if field == "gravity" else self._model, field)
-        if self._groups(field):
-            for name in CONSTANTS:
-                if name not in self._constants and getattr(self._model, name).size:
-                    self._constants[name] = self._expand_array(self._model, name)
-        self._wrote_param(field)
+        if self._derivation is None and self._has_constants(field):
+            for name in constants_of(self.scene.model):
+                self._constants[name] = self._expand_array(self._model, name)
+            with self._graphs.scope():
+                self._derivation = Constants(self.scene.model, self._model, self._stale_where)
         self._graphs.clear()  # they have captured the shared arrays
         self._graphs.synchronize()
         return values
@@ -176,25 +168,24 @@ class MjwarpSim:
                 f" {len(self._new_friction)} more joints; try sim.njmax={rows}"
             )
 
-    def _groups(self, field: str) -> int:
-        if field == "actuator_gear" and not (self.scene.model.actuator_gaintype == _MUSCLE).any():
-            return _Group.NONE  # only muscles know of the acceleration that they could give
-        return GROUPS.get(field, _Group.NONE)
+    def _has_constants(self, field: str) -> bool:
+        if field == "actuator_gear" and not has_muscles(self.scene.model):
+            return False  # only muscles know of the acceleration that they could give
+        return FIELDS[field].constants
 
-    def _wrote_param(self, field: str, where: Bool[Tensor, " envs"] | None = None) -> None:
-        # For all worlds at once, whatever the mask: MuJoCo Warp has no masked way.
-        self._stale |= self._groups(field)
+    def _wrote_param(self, field: str, where: Bool[Tensor, " envs"]) -> None:
+        if self._has_constants(field):
+            self._stale |= where
+            self._wrote = True
+            self.wrote_state(where)  # bodies' centres of mass follow too
 
     def _derive_constants(self) -> None:
-        groups = int(self._stale)
-        if groups:
-            self._graphs.run(("constants", groups, self._derives), lambda: self._set_const(groups))
-            self._stale = _Group.NONE
-
-    def _set_const(self, groups: int) -> None:
-        mjw.set_const(self._model, self._data, groups=groups, restore=False)
-        if self._derives:
-            self._follow()  # body poses were used as scratch
+        if not self._wrote:
+            return
+        assert self._derivation is not None
+        self._wrote = False
+        if self._stale_on_host is None or self._stale_on_host.any():  # a shortcut for the CPU only
+            self._graphs.run("constants", self._derivation.derive)
 
     def _view(self, array: wp.array) -> Tensor:
         if array.size:
