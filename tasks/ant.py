@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from jaxtyping import Float
@@ -50,7 +51,7 @@ class Ant(Locomotion[AntConfig]):
     Config = AntConfig
     ROBOT = "ant"
     FEET = ("front_left_foot", "front_right_foot", "back_left_foot", "back_right_foot")
-    PHYSICS = {"max_angular_velocity": 15.0}  # rad/s
+    PHYSICS: ClassVar = {"max_angular_velocity": 15.0}  # rad/s
 
     def __init__(self, cfg: AntConfig, sim: Sim) -> None:
         super().__init__(cfg, sim)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from jaxtyping import Float
@@ -55,7 +56,7 @@ class Humanoid(Locomotion[HumanoidConfig]):
     ROBOT = "humanoid"
     FEET = ("right_foot", "left_foot")
     # Twice as slow as Euler with pyramidal cones, with which it needs more steps to learn than that gains.
-    PHYSICS = {"integrator": "implicit", "cone": "elliptic"}
+    PHYSICS: ClassVar = {"integrator": "implicit", "cone": "elliptic"}
 
     @classmethod
     def scene(cls, cfg: HumanoidConfig) -> Scene:
