@@ -150,6 +150,18 @@ def test_the_solver_stops_at_its_limits():
     assert own.model.opt.iterations == 30, "the scene is as it was"
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e10, 1e19])
+def test_a_world_that_diverged_takes_no_more_iterations_than_others(scene, value):
+    sim: Any = make("mjwarp", scene, 8, iterations=100, ls_iterations=50)
+    randomize_ants([sim.articulation("ant")])
+    sim.step(1)
+    sim.qvel[3, 0] = value
+    for _ in range(3):
+        sim.step(1)
+        assert sim._data.solver_niter.numpy().max() < 12
+    assert sim.diverged.tolist() == [number == 3 for number in range(8)]
+
+
 def test_dropped_constraints_are_reported_until_the_reset(scene):
     sim = make("mjwarp", scene, 8, njmax=4)
     randomize_ants([sim.articulation("ant")])
