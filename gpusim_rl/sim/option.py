@@ -41,7 +41,7 @@ USUAL = {"iterations": 100, "ls_iterations": 50}
 """MuJoCo's limits. They guard against endless loops; its CPU version stops each world where that has converged."""
 ON_WARP = {"iterations": 12, "ls_iterations": 20}
 """Those of Warp's solver, where a scene has the usual ones: all worlds wait for the slowest one.
-benchmarks/solver.json tells what these limits change."""
+docs/gpu.md tells what these limits change."""
 
 
 def limit_solver(option: Any, scene: mujoco.MjOption, cfg: SimConfig, usual: Mapping[str, int] = USUAL) -> None:
