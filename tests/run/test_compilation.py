@@ -137,4 +137,5 @@ def test_measuring_changes_no_number_of_a_training_and_a_resumed_run_chooses_the
     assert isinstance(vars(again.env)["_act"], Traced)
     for key in ("policy", "algorithm", "env", "metrics"):
         assert differences(again.state_dict()[key], expected[key]) == [], key
-    again.close()
+    with again.logging() as log:  # its banner is short enough
+        again.iterate(log)
