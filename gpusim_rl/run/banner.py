@@ -40,8 +40,7 @@ def banner(trainer: Trainer, run_dir: RunDir, *, continues: bool) -> list[tuple[
             f"{cfg.algo} on {trainer.rl_device}, {threads} CPU thread{'' if threads == 1 else 's'}"
             + (f", {precision} ({reason})" if precision else ""),
         ),
-        ("graph", str(trainer.graphs.choice)),
-        *([("compile", str(trainer.compile))] if (trainer.compile.mode, cfg.compile) != ("off", "auto") else []),
+        ("graph", f"{trainer.graphs.choice}; compiled: {trainer.compile}"),
         *trainer.algorithm.describe().items(),
         ("seed", f"{trainer.seed}{ignored}"),
     ]
