@@ -77,8 +77,8 @@ def trained(
 ) -> tuple[Trainer, dict[str, Any]]:
     """A trainer and its state after some iterations; its parts run through `graphs`."""
     trainer = make_trainer(task, folder, config, sim="mjwarp", device="cpu", max_iterations=iterations, **changes)
-    # A shortcut that CUDA has not: it reads a mask.
-    trainer.env.sim._written_on_host = None
+    # Shortcuts that CUDA has not: they read masks.
+    trainer.env.sim._written_on_host = trainer.env.sim._stale_on_host = None
     trainer.graphs = graphs(
         Choice(mode, "test"),
         CPU,
