@@ -9,7 +9,7 @@ import difflib
 import importlib
 import sys
 import traceback
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from types import ModuleType, TracebackType
 
@@ -127,8 +127,12 @@ def friendly_errors() -> Iterator[None]:
 
 
 @contextmanager
-def one_line_if_out_of_memory(num_envs: int) -> Iterator[None]:
+def one_line_if_out_of_memory(num_envs: int, fitting: Callable[[], int] | None = None) -> Iterator[None]:
     """Turns an allocation that fails in the block into one line.
+
+    Args:
+        num_envs: Of the run.
+        fitting: Gives a number of envs that should fit; asked then. Half of them, if it is more or not given.
 
     Raises:
         ConfigError: With a smaller number of envs to try.
@@ -139,9 +143,8 @@ def one_line_if_out_of_memory(num_envs: int) -> Iterator[None]:
         if not is_out_of_memory(error):
             raise
         reason = str(error).partition("\n")[0] or type(error).__name__
-        raise ConfigError(
-            f"out of memory with num_envs={num_envs} ({reason}); try num_envs={max(1, num_envs // 2)}"
-        ) from None
+        fits = max(1, num_envs // 2) if fitting is None else min(max(1, num_envs // 2), fitting())
+        raise ConfigError(f"out of memory with num_envs={num_envs} ({reason}); try num_envs={fits}") from None
 
 
 def is_out_of_memory(error: BaseException) -> bool:

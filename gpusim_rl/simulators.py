@@ -34,8 +34,6 @@ class Simulator:
     """Physics runs on CPU threads, in host memory: `sim.num_threads` and `sim.persistent` act on it."""
     uses_warp: bool = False
     """Physics is Warp kernels: `sim.graph` acts on it, and on the CPU it runs on one thread."""
-    memory_factor: int = 1
-    """Memory of its arrays, over those that MuJoCo Warp's solver needs at least."""
     lacks: Mapping[str, str] = field(default_factory=dict)
     """By feature (`params`, `effort`, `dynamics`): what it cannot do, in words that follow its name."""
 
@@ -62,7 +60,6 @@ SIMULATORS: Mapping[str, Simulator] = {
             default_on=("cuda",),
             plays_on="mujoco",
             uses_warp=True,
-            memory_factor=2,  # the solver works on as much again
         ),
         Simulator(
             name="newton",
@@ -73,7 +70,6 @@ SIMULATORS: Mapping[str, Simulator] = {
             devices=("cuda", "cpu"),
             plays_on="newton",
             uses_warp=True,
-            memory_factor=8,  # states and contacts of its own beside MuJoCo Warp's
             lacks={
                 "params": "cannot give each world its own physical parameters",
                 "effort": "has no effort sensors",

@@ -7,7 +7,7 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -80,7 +80,8 @@ class Trainer:
         use_available_cpus()
         tune_malloc()
 
-        with one_line_if_out_of_memory(cfg.num_envs):
+        self._fitting_envs = cfg.num_envs
+        with self._one_line_if_out_of_memory():
             self.env = self._make_env()
             self.obs = {group: value.to(self.rl_device, copy=True) for group, value in self.env.reset().items()}
             self.algorithm = self._make_algorithm()
@@ -127,7 +128,7 @@ class Trainer:
         checkpoint before it stays. A second signal ends the training at once.
         """
         cfg = self.cfg
-        with one_line_if_out_of_memory(cfg.num_envs):  # before the run folder is made, not at the first checkpoint
+        with self._one_line_if_out_of_memory():  # before the run folder is made, not at the first checkpoint
             check_is_data(self.state_dict())
         nothing = (
             f"nothing to do: {self.iteration} iterations are done, and max_iterations={cfg.max_iterations}; try"
@@ -136,7 +137,7 @@ class Trainer:
         found = self.spec.checkpoint
         if self.complete and found is not None and not found.continues:  # a new folder would stay empty
             raise ConfigError(f"{found.file}: {nothing}")
-        with self.logging() as log, self._stop_signal, profiling(self, log), one_line_if_out_of_memory(cfg.num_envs):
+        with self.logging() as log, self._stop_signal, profiling(self, log), self._one_line_if_out_of_memory():
             if self.complete:
                 log.console.info(nothing)
             left = False
@@ -249,15 +250,18 @@ class Trainer:
         if cfg.test:  # whole episodes only
             task_cfg = dataclasses.replace(task_cfg, randomize_episode_start=False)
         scene = task_class.scene(task_cfg)
-        warn_of_memory(self.spec, scene.model, self.choice, self.rl_device)
+        self._fitting_envs = warn_of_memory(self.spec, scene, self.choice, self.rl_device)
         sim = make_sim(scene, self.choice, cfg.num_envs, cfg.sim)
         return VecEnv(task_class, task_cfg, sim, self.seed, check=cfg.debug.check_task)
+
+    def _one_line_if_out_of_memory(self) -> AbstractContextManager[None]:
+        return one_line_if_out_of_memory(self.cfg.num_envs, lambda: self._fitting_envs)
 
     def _make_algorithm(self) -> Algorithm:
         env = self.env
         spec = EnvSpec(self.cfg.num_envs, dict(env.obs_sizes), env.action_space, env.max_episode_length)
         settings, iterations = self.cfg.algorithm, self.cfg.max_iterations
-        warn_of_learner_memory(self.spec, spec, self.rl_device)
+        self._fitting_envs = min(self._fitting_envs, warn_of_learner_memory(self.spec, spec, self.rl_device))
         return self.spec.algorithm_class(
             settings, spec, device=self.rl_device, seed=self.seed, max_iterations=iterations
         )

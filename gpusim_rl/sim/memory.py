@@ -1,32 +1,57 @@
-"""How much memory a simulator will need. The factors are fits to the resident memory of real runs."""
+"""How much memory a simulator will need: on Warp as measured with few envs, else by fits to real runs."""
 
 from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
 
 import mujoco
 
 from gpusim_rl.config import SimConfig
-from gpusim_rl.sim.choose import SimChoice
+from gpusim_rl.sim.choose import SimChoice, make_sim
 from gpusim_rl.sim.mujoco import is_persistent
+from gpusim_rl.sim.scene import Scene
 from gpusim_rl.simulators import SIMULATORS
 
 # What a process needs anyway [B]: torch and MuJoCo; besides Warp and its kernels, or a CUDA context and workspaces.
 _PROCESS, _WARP, _CUDA = 0.38e9, 0.25e9, 1.0e9
 _MJDATA = 175e3  # an MjData of an empty model [B]
+_FEW = (16, 32)
 
 
-def simulator_bytes(model: mujoco.MjModel, cfg: SimConfig, choice: SimChoice, num_envs: int) -> float:
-    """Memory of process and simulator, from the sizes of the model."""
-    nv = model.nv
-    simulator = SIMULATORS[choice.name]
-    if simulator.cpu_threads:
-        per_env = 8 * (model.nq + 8 * nv + 6 * model.nbody + model.nu) + 12 * model.nsensordata
-        if is_persistent(cfg, num_envs):
-            per_env += _MJDATA + 2 * mujoco.MjData(model).nbuffer
-        return _PROCESS + per_env * num_envs
-    from gpusim_rl.sim.mjwarp import estimate_buffers
+def simulator_bytes(scene: Scene, cfg: SimConfig, choice: SimChoice, substeps: int) -> Callable[[int], float]:
+    """Memory of process and simulator [B], by the number of envs.
 
-    rows, contacts = estimate_buffers(model)
-    rows, contacts = cfg.njmax or rows, cfg.nconmax or contacts
-    numbers = rows * (nv + 14) + 45 * contacts + 120 * model.nbody + 6 * nv**2 + 40 * nv + 3 * model.nsensordata
-    per_env = 4 * numbers * simulator.memory_factor
-    return (_CUDA if choice.device.type == "cuda" else _PROCESS + _WARP) + per_env * num_envs
+    On Warp all arrays have a row for each env. So the arrays of two small simulators are measured, in a control step.
+
+    Args:
+        scene: One env.
+        cfg: Settings of the simulator.
+        choice: The simulator and its device.
+        substeps: Physics steps of a control step.
+    """
+    if SIMULATORS[choice.name].cpu_threads:
+        return lambda num_envs: _PROCESS + _bytes_per_env(scene.model, cfg, num_envs) * num_envs
+    on_cuda = choice.device.type == "cuda"
+    if on_cuda:  # a CUDA graph uses memory again that a physics step has freed, as eager code does; Warp's do not
+        cfg = dataclasses.replace(cfg, graph=False)
+    fewer, more = (_bytes_on_warp(scene, cfg, choice, substeps, num_envs) for num_envs in _FEW)
+    per_env = (more - fewer) / (_FEW[1] - _FEW[0])
+    fixed = (_CUDA if on_cuda else _PROCESS + _WARP) + fewer - per_env * _FEW[0]
+    return lambda num_envs: fixed + per_env * num_envs
+
+
+def _bytes_per_env(model: mujoco.MjModel, cfg: SimConfig, num_envs: int) -> float:
+    per_env = 8 * (model.nq + 8 * model.nv + 6 * model.nbody + model.nu) + 12 * model.nsensordata
+    return per_env + (_MJDATA + 2 * mujoco.MjData(model).nbuffer if is_persistent(cfg, num_envs) else 0)
+
+
+def _bytes_on_warp(scene: Scene, cfg: SimConfig, choice: SimChoice, substeps: int, num_envs: int) -> int:
+    from gpusim_rl.sim.warp import peak_bytes
+
+    def step() -> None:
+        sim = make_sim(scene, choice, num_envs, cfg)
+        sim.step(substeps)
+        sim.close()
+
+    return peak_bytes(choice.device, step)

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 import warp as wp
@@ -71,6 +72,15 @@ def _silent_stderr() -> Iterator[None]:
     finally:
         os.dup2(saved, 2)
         os.close(saved)
+
+
+def peak_bytes(device: torch.device, body: Callable[[], None]) -> int:
+    """Runs `body`, and returns the most memory that its arrays took at one time [B]."""
+    start_warp(device)
+    with wp.ScopedMemoryTracker(print=False) as tracker:
+        tracker.clear()
+        body()
+        return int(_runtime().wp_alloc_tracker_get_peak_bytes())
 
 
 @contextmanager
@@ -254,5 +264,8 @@ class WarpGraphs:
 
 
 def _capture_id(stream: wp.Stream) -> int:
-    core = wp._src.context.runtime.core  # type: ignore[attr-defined]
-    return core.wp_cuda_stream_get_capture_id(stream.cuda_stream)
+    return _runtime().wp_cuda_stream_get_capture_id(stream.cuda_stream)
+
+
+def _runtime() -> Any:
+    return wp._src.context.runtime.core  # type: ignore[attr-defined]

@@ -7,6 +7,7 @@ import re
 import sys
 from typing import Any
 
+import mujoco_warp
 import pytest
 import torch
 from gpusim_rl.tasks.ant import Ant
@@ -18,9 +19,11 @@ from gpusim_rl.learn.algorithm import EnvSpec
 from gpusim_rl.learn.ppo import PPO
 from gpusim_rl.run import memory_estimate
 from gpusim_rl.run.memory_estimate import warn_of_learner_memory, warn_of_memory
-from gpusim_rl.sim import SimChoice
+from gpusim_rl.sim import SimChoice, make_sim
 from gpusim_rl.sim.memory import simulator_bytes
+from gpusim_rl.sim.warp import peak_bytes
 from gpusim_rl.spaces import Box
+from helpers.scenes import sim_config
 from helpers.training import make_trainer
 
 CPU = torch.device("cpu")
@@ -43,7 +46,7 @@ log = {"console": "quiet", "dir": folder}
 spec = prepare(task, max_iterations=2, log=log, **settings)
 run, trainer = spec.cfg, Trainer(spec)
 env = trainer.env
-estimate = simulator_bytes(env.sim.scene.model, run.sim, trainer.choice, run.num_envs)
+estimate = simulator_bytes(env.sim.scene, run.sim, trainer.choice, run.task.decimation)(run.num_envs)
 env_spec = EnvSpec(run.num_envs, env.obs_sizes, env.action_space, env.max_episode_length)
 estimate += spec.algorithm_class.memory_bytes(run.algorithm, env_spec, trainer.rl_device)
 trainer.train()
@@ -125,8 +128,8 @@ def learner_bytes(spec: RunSpec, obs_size: int, device: torch.device) -> float:
 
 
 @pytest.fixture(scope="module")
-def model() -> Any:
-    return Ant.scene(ant(1).cfg.task).model
+def scene() -> Any:
+    return Ant.scene(ant(1).cfg.task)
 
 
 def warning(caplog: pytest.LogCaptureFixture, *arguments: Any) -> str:
@@ -137,11 +140,11 @@ def warning(caplog: pytest.LogCaptureFixture, *arguments: Any) -> str:
     return "".join(caplog.messages)
 
 
-def test_the_suggested_number_fits_and_twice_as_many_do_not(monkeypatch, caplog, model):
-    assert warning(caplog, ant(4096), model, CHOICE, CPU) == ""
+def test_the_suggested_number_fits_and_twice_as_many_do_not(monkeypatch, caplog, scene):
+    assert warning(caplog, ant(4096), scene, CHOICE, CPU) == ""
 
     monkeypatch.setattr(memory_estimate, "memory_available_bytes", lambda: 0.62e9)
-    said = warning(caplog, ant(2**20), model, CHOICE, CPU)
+    said = warning(caplog, ant(2**20), scene, CHOICE, CPU)
     found = re.fullmatch(
         r"num_envs=1048576 probably does not fit: it needs about [\d.e+]+ GB of RAM, 0\.62 GB are free;"
         r" try num_envs=(\d+)",
@@ -149,25 +152,25 @@ def test_the_suggested_number_fits_and_twice_as_many_do_not(monkeypatch, caplog,
     )
     assert found, said
     fits = int(found.group(1))
-    assert warning(caplog, ant(fits), model, CHOICE, CPU) == ""
-    assert warning(caplog, ant(2 * fits), model, CHOICE, CPU) != ""
+    assert warning(caplog, ant(fits), scene, CHOICE, CPU) == ""
+    assert warning(caplog, ant(2 * fits), scene, CHOICE, CPU) != ""
 
 
-def test_where_nothing_fits_no_number_is_suggested(monkeypatch, caplog, model):
+def test_where_nothing_fits_no_number_is_suggested(monkeypatch, caplog, scene):
     monkeypatch.setattr(memory_estimate, "memory_available_bytes", lambda: 0.1e9)
-    assert warning(caplog, ant(4096), model, CHOICE, CPU).endswith("0.1 GB are free; free some memory")
+    assert warning(caplog, ant(4096), scene, CHOICE, CPU).endswith("0.1 GB are free; free some memory")
 
 
-def test_physics_and_learner_on_two_devices_are_counted_apart(monkeypatch, caplog, model):
+def test_physics_and_learner_on_two_devices_are_counted_apart(monkeypatch, caplog, scene):
     spec = ant(2**16)
     cuda = torch.device("cuda", 0)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1.0e9, 2.0e9))
-    physics = simulator_bytes(model, spec.cfg.sim, CHOICE, spec.cfg.num_envs)
+    physics = simulator_bytes(scene, spec.cfg.sim, CHOICE, 2)(spec.cfg.num_envs)
     monkeypatch.setattr(memory_estimate, "memory_available_bytes", lambda: 1.2 * physics)
     assert learner_bytes(spec, 37, cuda) > 0.9e9
-    assert "GB on cuda:0, 1 GB are free" in warning(caplog, spec, model, CHOICE, cuda)
+    assert "GB on cuda:0, 1 GB are free" in warning(caplog, spec, scene, CHOICE, cuda)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (9.0e9, 9.0e9))
-    assert warning(caplog, spec, model, CHOICE, cuda) == ""
+    assert warning(caplog, spec, scene, CHOICE, cuda) == ""
 
 
 def test_the_learner_is_counted_again_when_the_size_of_observations_is_known(tmp_path, monkeypatch, caplog):
@@ -179,7 +182,9 @@ def test_the_learner_is_counted_again_when_the_size_of_observations_is_known(tmp
             warn_of_learner_memory(spec, EnvSpec(2**16, {"policy": size}, Box(8), 1000), CPU)
         assert ("num_envs=65536 probably does not fit: " in caplog.text) is not fits
     asked: list[EnvSpec] = []
-    monkeypatch.setattr("gpusim_rl.run.trainer.warn_of_learner_memory", lambda spec, env, device: asked.append(env))
+    monkeypatch.setattr(
+        "gpusim_rl.run.trainer.warn_of_learner_memory", lambda spec, env, device: asked.append(env) or 8
+    )
     make_trainer("Ant", tmp_path)
     assert [(env.obs_sizes, env.action_space) for env in asked] == [({"policy": 60}, Box(8))]
 
@@ -210,8 +215,47 @@ def test_every_chunk_of_a_minibatch_has_gradients_of_its_own_on_the_cpu():
     assert many - few == 4 * (256 - 64) * (60 * 512 + 512 * 512)  # activations are those of a chunk for each thread
 
 
-def test_mjwarp_counts_its_buffers(model):
-    settings = (ant(4096).cfg.sim, ant(4096, sim={"nconmax": 640, "njmax": 1920}).cfg.sim)
+@pytest.mark.parametrize("graph", [True, False])
+@pytest.mark.parametrize("name", ["mjwarp", "newton"])
+def test_the_arrays_of_warp_are_those_that_a_simulator_of_many_envs_takes(scene, name, graph):
+    if name == "newton":
+        pytest.importorskip("newton")
+    cfg, choice = sim_config(name=name, graph=graph), SimChoice(name, CPU, "test")
+    estimate = simulator_bytes(scene, cfg, choice, 2)
+
+    def step() -> None:
+        make_sim(scene, choice, 300, cfg).step(2)
+
+    base = estimate(0) - 0.63e9  # the process with Warp
+    assert estimate(300) - estimate(0) + base == pytest.approx(peak_bytes(CPU, step), rel=0.01)
+
+
+def test_larger_buffers_take_more(scene):
     choice = SimChoice("mjwarp", CPU, "test")
-    few, many = (simulator_bytes(model, cfg, choice, 2**20) for cfg in settings)
-    assert 10 < many / few < 20
+    few, many = (
+        simulator_bytes(scene, sim_config(name="mjwarp", njmax=96 * size, nconmax=32 * size), choice, 2)(2**20)
+        for size in (1, 20)
+    )
+    assert 5 < many / few < 20
+
+
+@pytest.mark.parametrize(("fits", "suggested"), [(64, 64), (4096, 2048), (3000, 2048)])
+def test_the_number_that_should_fit_is_suggested(fits, suggested):
+    message = rf"^out of memory with num_envs=4096 \(MemoryError\); try num_envs={suggested}$"
+    with pytest.raises(ConfigError, match=message), one_line_if_out_of_memory(4096, lambda: fits):
+        raise MemoryError
+
+
+@pytest.mark.parametrize("fails", ["make_data", "step"])
+def test_physics_that_finds_no_memory_suggests_what_the_estimate_has_found(tmp_path, monkeypatch, fails):
+    def few_envs_only(*args: Any, **kwargs: Any) -> Any:
+        if kwargs.get("nworld", getattr(args[-1], "nworld", None)) == 512:
+            raise RuntimeError("Failed to allocate 17179869184 bytes on device 'cuda:0'")
+        return original(*args, **kwargs)
+
+    original = getattr(mujoco_warp, fails)
+    monkeypatch.setattr(mujoco_warp, fails, few_envs_only)
+    monkeypatch.setattr(memory_estimate, "memory_available_bytes", lambda: 0.715e9)
+    message = r"^out of memory with num_envs=512 \(Failed to allocate \d+ bytes on device 'cuda:0'\); try num_envs=128$"
+    with pytest.raises(ConfigError, match=message):
+        make_trainer("Ant", tmp_path, num_envs=512, sim="mjwarp").train()
