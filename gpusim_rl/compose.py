@@ -197,13 +197,6 @@ def _primary(saved: SavedRun | None, arguments: Sequence[str]) -> str:
         if key.startswith("override ") or key in typed:
             defaults.append(entry)
     node = {**{key: ours[key] for key in ("hydra", *ONE_CALL_ONLY) if key in ours}, **saved.settings}
-    # What a run of an older version does not have is as in a new run.
-    node["sim"] = {**read_yaml(paths.cfg_dir() / "sim" / "auto.yaml"), **(node.get("sim") or {})}
-    node.setdefault("compile", "off")  # as it ran, and with its rounding
-    ppo = node.get("ppo")
-    if isinstance(ppo, dict) and "compile" in ppo:  # its name in older versions
-        node["compile"] = "learner" if ppo["compile"] else "off"
-        node["ppo"] = {key: value for key, value in ppo.items() if key != "compile"}
     log = read_yaml(paths.cfg_dir() / "log" / "default.yaml")
     node["log"] = {**{key: log[key] for key in ("dir", "console")}, **(node.get("log") or {})}
     ConfigStore.instance().store(name=SAVED, node={"defaults": defaults, **node})

@@ -5,13 +5,13 @@ Free of Hydra.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from gpusim_rl import paths
-from gpusim_rl.discover import default_choice, tasks
+from gpusim_rl.discover import default_choice, read_yaml, tasks
 from gpusim_rl.errors import ConfigError, warn
 from gpusim_rl.overrides import is_override, key_of, quote, value_of
 from gpusim_rl.paths import Checkpoint
@@ -118,12 +118,29 @@ def read_settings(
             what = "was changed or damaged" if file.exists() else "is gone"
             warn(f"{file} {what}: the settings are those in {found.file}. To change one, type <key>=<value>")
         file = found.file
-    settings = dict(check_saved_settings(settings, file, trust=trust, config_dir=config_dir, named=named))
+    settings = of_this_version(check_saved_settings(settings, file, trust=trust, config_dir=config_dir, named=named))
     for key in ONE_CALL_ONLY:
         section, _, leaf = key.rpartition(".")
         owner = settings.get(section) if section else settings
         if isinstance(owner, dict):
             owner.pop(leaf, None)
+    return settings
+
+
+def of_this_version(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of a run, which an older version may have written, as this version names them.
+
+    Args:
+        settings: Of the run. What they lack is as in a new run, but for `compile`: the run was not compiled.
+    """
+    ours = read_yaml(paths.cfg_dir() / "config.yaml")
+    common = {key: value for key, value in ours.items() if key not in ("defaults", "hydra", "task")}
+    settings = {**common, "compile": "off", **settings}
+    settings["sim"] = {**read_yaml(paths.cfg_dir() / "sim" / "auto.yaml"), **(settings.get("sim") or {})}
+    ppo = settings.get("ppo")
+    if isinstance(ppo, dict) and "compile" in ppo:  # its name in older versions
+        settings["compile"] = "learner" if ppo["compile"] else "off"
+        settings["ppo"] = {key: value for key, value in ppo.items() if key != "compile"}
     return settings
 
 

@@ -19,6 +19,7 @@ from gpusim_rl.errors import ConfigError
 from gpusim_rl.learn.algorithm import Algorithm, Hidden, Policy, load_algorithm_class
 from gpusim_rl.run.checkpoint import load_training, must_fit
 from gpusim_rl.run.run_dir import resolve_run
+from gpusim_rl.saved_run import of_this_version
 from gpusim_rl.sim import SimChoice, choose_sim
 from gpusim_rl.simulators import SIMULATORS, default_simulator
 from gpusim_rl.spaces import Box
@@ -126,7 +127,7 @@ class Player:
         run, file = resolve_run(name)
         written_ns = file.stat().st_mtime_ns  # before it is read: a newer one is not missed
         state = load_training(file, NEEDED)
-        config = check_saved_settings(state["config"], file, trust=trust, config_dir=config_dir)
+        config = of_this_version(check_saved_settings(state["config"], file, trust=trust, config_dir=config_dir))
         task_class = load_task_class(config["task"].get("_target_"))
         algorithm_class = load_algorithm_class(config["algo"].get("_target_"))
         cfg = build_run(config, task_class=task_class, algorithm_class=algorithm_class)

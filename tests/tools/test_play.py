@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ import pytest
 import torch
 
 import gpusim_rl
+from gpusim_rl import checkpoint_file
 from gpusim_rl.errors import ConfigError, TaskError
 from gpusim_rl.run import checkpoint
 from gpusim_rl.view.player import Player
@@ -123,6 +124,21 @@ def test_a_run_can_be_named_in_three_ways(run, meant):
     assert player.run_dir is not None and player.run_dir.resolve() == run
     assert player.checkpoint is not None
     assert player.checkpoint.name == ("best.pt" if meant == "file" else "last.pt")
+
+
+def test_a_run_of_an_older_version_is_played_and_replayed(run):
+    file = run / "checkpoints" / "last.pt"
+    state = checkpoint.load(file)
+    for key in ("compile", "trust"):
+        del state["config"][key]
+    for key in ("integrator", "cone", "iterations", "ls_iterations"):
+        del state["config"]["sim"][key]
+    state["config"]["ppo"]["compile"] = False  # its name then
+    checkpoint_file.save(file, state)
+    with closing(Player.open(str(run))) as player:
+        assert torch.isfinite(player.step().reward).all()
+    with closing(Replay.open(file)) as replay:
+        assert replay.step()
 
 
 def test_a_run_that_still_trains_is_followed(run):
