@@ -75,6 +75,7 @@ class ShadowHand(InHand):
     def scene(cls, cfg: InHandConfig) -> Scene:
         scene = super().scene(cfg)
         scene.add_contact_sensor("hand", FINGERTIPS)
+        scene.njmax = 144  # 115 were seen, of fingers around the cube
         return scene
 
     def __init__(self, cfg: InHandConfig, sim: Sim) -> None:

@@ -96,7 +96,8 @@ class MjwarpSim:
             limit_solver(self._model.opt, model.opt, cfg, ON_WARP)
             # A kernel that prints serialises the device; overflow is reported by mask instead.
             self._model.opt.warn_overflow = False
-            self._data = mjw.make_data(model, nworld=num_envs, njmax=cfg.njmax or rows, nconmax=cfg.nconmax or contacts)
+            rows, contacts = cfg.njmax or scene.njmax or rows, cfg.nconmax or contacts
+            self._data = mjw.make_data(model, nworld=num_envs, njmax=rows, nconmax=contacts)
             self._reset_where = wp.zeros(num_envs, dtype=wp.bool)
             self._stale_where = wp.zeros(num_envs, dtype=wp.bool)
 

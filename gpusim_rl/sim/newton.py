@@ -292,7 +292,7 @@ def _make_solver(model: newton.Model, scene: Scene, cfg: SimConfig) -> newton.so
     solver = newton.solvers.SolverMuJoCo(
         model,
         separate_worlds=True,
-        njmax=cfg.njmax or rows,
+        njmax=cfg.njmax or scene.njmax or rows,
         nconmax=cfg.nconmax or contacts,
         iterations=limits.iterations,
         ls_iterations=limits.ls_iterations,

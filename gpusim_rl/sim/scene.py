@@ -106,6 +106,8 @@ class Scene:
     Attributes:
         option: MuJoCo's options by their names in `mujoco.MjOption`. What the task writes here holds against all files,
             if it is written before they are added.
+        njmax: Constraint rows that MuJoCo Warp allocates for an env, where `sim.njmax` does not say. None, the default,
+            estimates them from geoms and joints. It drops contacts that find no row: `sim/overflow` tells.
 
     Example:
         scene = Scene(physics_hz=120)
@@ -134,6 +136,7 @@ class Scene:
         if max_angular_velocity is not None and not max_angular_velocity > 0.0:
             raise TaskError(f"Scene: max_angular_velocity must be above 0 rad/s, got {max_angular_velocity}")
         self.max_angular_velocity = max_angular_velocity
+        self.njmax: int | None = None
         self.choose(integrator, cone)
         if impratio is not None:
             self.option.impratio = impratio

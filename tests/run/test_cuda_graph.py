@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from gpusim_rl.learn.distributions import DiagonalGaussian
+from gpusim_rl.run import trainer as trainer_module
 from gpusim_rl.run.cuda_graph import PARTS, WARM_UP, Graphs, Launch, NotCapturableError, Pieces, choose_graph, in_place
 from gpusim_rl.run.cuda_graph import GraphChoice as Choice
 from gpusim_rl.run.stop_signal import IterationLeftError
@@ -135,16 +136,16 @@ def recordings(graph: Any) -> list[Any]:
 @pytest.mark.parametrize(
     ("mode", "task", "overrides"),
     [
-        ("rollout", "Ant", {"task": {"episode_length": 20}}),
+        pytest.param("rollout", "Ant", {"task": {"episode_length": 20}}, marks=pytest.mark.slow),
         ("rollout", "Ant", RANDOMISED),
         ("rollout", "Cartpole", RECURRENT),
         ("rollout", Faulty, LINEAR),  # with a critic of its own, and an env that diverges
         ("rollout", Reassigning, {}),
         ("step", "Cartpole", RECURRENT),
-        ("step", Reassigning, {}),
+        pytest.param("step", Reassigning, {}, marks=pytest.mark.slow),
         ("split", "Ant", RANDOMISED),
         ("split", "Cartpole", RECURRENT),
-        ("split", Reassigning, {}),
+        pytest.param("split", Reassigning, {}, marks=pytest.mark.slow),
         ("update", Faulty, LINEAR),
     ],
 )
@@ -419,6 +420,7 @@ def test_warps_graphs_change_no_number_and_are_captured_once(tmp_path, monkeypat
     monkeypatch.setattr(
         WarpGraphs, "_capture", lambda self, key, body: (captures.append(key), capture(self, key, body))
     )
+    monkeypatch.setattr(trainer_module, "warn_of_memory", lambda spec, *_: spec.cfg.num_envs)  # it steps simulators
     settings: dict[str, Any] = {"sim": "mjwarp", "device": "cpu", "task": {"episode_length": 20}}
     states = []
     for graph in (True, False):

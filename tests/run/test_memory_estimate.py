@@ -60,7 +60,7 @@ print(json.dumps([estimate, peak]))
     ("task", "settings"),
     [
         ("Ant", {"num_envs": 4096, "ppo": {"epochs": 1}}),
-        ("Ant", {"num_envs": 511}),  # an MjData per env
+        pytest.param("Ant", {"num_envs": 511}, marks=pytest.mark.slow),  # an MjData per env
         pytest.param("Ant", {"num_envs": 1024}, marks=pytest.mark.slow),
         pytest.param("Ant", {"num_envs": 4096, "ppo": {"network": {"rnn": "lstm"}}}, marks=pytest.mark.slow),
         pytest.param("Ant", {"num_envs": 4096, "ppo": {"precision": "fp32", "horizon": 64}}, marks=pytest.mark.slow),
