@@ -1,0 +1,223 @@
+"""Replay memory on the device: what off-policy algorithms learn from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from gpusim_rl.learn.algorithm import EnvSpec, Observation, Transition
+
+STORAGE = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+"""Types that observations may be kept in, by their names in the settings."""
+
+TERMINATED, TRUNCATED, DIVERGED = 1, 2, 4  # bits of `Replay.ends`
+
+
+@dataclass(slots=True)
+class Transitions:
+    """Transitions over n steps, in random order. Flags are worked into the numbers: a loss needs none."""
+
+    obs: dict[str, Tensor]
+    """Raw observations, float32 [batch, size] each."""
+    action: Float[Tensor, "batch actions"]
+    reward: Float[Tensor, " batch"]
+    """Discounted sum over the window, which ends with the episode."""
+    next_obs: dict[str, Tensor]
+    """Raw observations after the window: where the time limit ended the episode, the last ones of that episode."""
+    discount: Float[Tensor, " batch"]
+    """Of the value of `next_obs`: gamma to the power of the steps in the window; 0 where the episode terminated."""
+    weight: Float[Tensor, " batch"]
+    """1 where the transition counts, else 0."""
+
+
+class Replay:
+    """The last T control steps of N environments, in a ring [T, N, ...].
+
+    An observation is stored once. What follows a step is the observation of the next slot, except where the time limit
+    ended an episode. Such `final_obs` are at least `max_episode_length` steps apart. So the step number divided by that
+    length tells them apart, and a ring of T / length + 2 rows holds all that can be asked for. The rows lie behind the
+    T slots, in the same tensor, so that one gather reads both kinds.
+
+    Starts are drawn such that the whole window and the observation after it are stored: no window reaches across the
+    place of the next write. The step counter is a tensor on the device, and nothing is read on the host.
+
+    Args:
+        num_steps: T; more than `n_step`.
+        env: The environments.
+        groups: Names of the observation groups to keep.
+        n_step: Steps in a window, at most.
+        gamma: Discount per step.
+        storage: Type of observations in memory. In fp16 they are clamped to its range, +-65504.
+        device: Where everything lives.
+
+    Attributes:
+        obs: Observation groups, [T + rows for final observations, N, size] each.
+        total: Steps written since the beginning, int64 []; step t is in slot t modulo T.
+    """
+
+    def __init__(
+        self,
+        num_steps: int,
+        env: EnvSpec,
+        groups: Iterable[str],
+        *,
+        n_step: int,
+        gamma: float,
+        storage: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        assert num_steps > n_step
+        self.num_steps, self.num_envs, self.n_step = num_steps, env.num_envs, n_step
+        self._episode = env.max_episode_length
+        self._rows = (num_steps - 1) // self._episode + 2  # quotients that T successive steps can have, and one more
+
+        def zeros(*size: int, dtype: torch.dtype = torch.float32) -> Tensor:
+            return torch.zeros(size, dtype=dtype, device=device)
+
+        steps, envs = num_steps, env.num_envs
+        self.obs = {g: zeros(steps + self._rows, envs, env.obs_sizes[g], dtype=storage) for g in sorted(groups)}
+        self.action = zeros(steps, envs, env.action_space.size)
+        self.reward = zeros(steps, envs)
+        self.ends = zeros(steps, envs, dtype=torch.uint8)
+        self._final_step = torch.full((self._rows, envs), -1, dtype=torch.int64, device=device)
+        self.total = zeros(dtype=torch.int64)
+        self._powers = gamma ** torch.arange(n_step + 1, device=device)
+        self._window = torch.arange(n_step, device=device)[:, None]
+        self._largest = torch.finfo(storage).max
+
+    @property
+    def fill(self) -> Tensor:
+        """Steps that are stored, int64 []."""
+        return self.total.clamp(max=self.num_steps)
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory that it takes."""
+        return sum(x.numel() * x.element_size() for x in (*self.obs.values(), *self._parts.values(), self._final_step))
+
+    @staticmethod
+    def bytes_of(num_steps: int, env: EnvSpec, groups: Iterable[str], storage: torch.dtype) -> int:
+        """Memory that one of this size would take."""
+        meta = torch.device("meta")
+        return Replay(num_steps, env, groups, n_step=1, gamma=1.0, storage=storage, device=meta).num_bytes
+
+    @torch.no_grad()
+    def write(self, obs: Observation, action: Tensor, step: Transition) -> None:
+        """Stores a control step, in place of the oldest one where the ring is full.
+
+        Args:
+            obs: What was seen before it.
+            action: What was done.
+            step: What came of it.
+        """
+        slot, row = (self.total % self.num_steps)[None], (self.total // self._episode % self._rows)[None]
+        cut = step.truncated & ~(step.terminated | step.diverged)
+        for group, memory in self.obs.items():
+            memory.index_copy_(0, slot, self._stored(obs[group], memory)[None])
+            behind = row + self.num_steps
+            final = torch.where(cut[:, None], self._stored(step.final_obs[group], memory), memory[behind])
+            memory.index_copy_(0, behind, final)
+        self._final_step.index_copy_(0, row, torch.where(cut, self.total, self._final_step[row]))
+        self.action.index_copy_(0, slot, action[None])
+        self.reward.index_copy_(0, slot, step.reward.masked_fill(step.diverged, 0.0)[None])
+        ends = step.terminated * TERMINATED + step.truncated * TRUNCATED + step.diverged * DIVERGED
+        self.ends.index_copy_(0, slot, ends.to(torch.uint8)[None])
+        self.total += 1
+
+    def _stored(self, value: Tensor, memory: Tensor) -> Tensor:
+        if memory.dtype == torch.float32:
+            return value
+        # 0 * inf is NaN: what is infinite must not look like the limit.
+        return value.clamp(-self._largest, self._largest).add_(value, alpha=0).to(memory.dtype)
+
+    def cut(self) -> None:
+        """The next step does not follow from the last one: no window reaches across."""
+        slot = ((self.total - 1) % self.num_steps)[None]
+        last = self.ends[slot]
+        self.ends.index_copy_(0, slot, last.masked_fill(last == 0, DIVERGED))
+
+    def clear(self) -> None:
+        """Forgets everything."""
+        self.total.zero_()
+        self._final_step.fill_(-1)
+
+    @torch.no_grad()
+    def sample(self, size: int, generator: torch.Generator) -> Transitions:
+        """Draws transitions uniformly, with replacement. Until `n_step` + 1 steps are stored, all have weight 0.
+
+        Args:
+            size: How many.
+            generator: What draws them.
+        """
+        envs, fill = self.num_envs, self.fill
+        starts = fill - self.n_step  # the observation after the longest window must be stored too
+        # float64: float32 has 2^24 values only, and would never draw some of the transitions.
+        drawn = torch.rand(size, dtype=torch.float64, device=self.total.device, generator=generator)
+        flat = drawn.mul_(starts.clamp(min=1) * envs).long()
+        offset = flat.div(envs, rounding_mode="floor")
+        env = flat.sub_(offset, alpha=envs)
+        time = offset.add_(self.total - fill) + self._window
+        index = time.remainder(self.num_steps).mul_(envs).add_(env)
+
+        # [n, batch]: a step belongs to the window if none before it ended the episode
+        ends = self.ends.take(index)
+        going = (ends[:-1] == 0).cumprod(dim=0)
+        steps = going.sum(dim=0).add_(1)
+        reward = self.reward.take(index)
+        reward = reward[0] + (self._powers[1:-1, None] * going * reward[1:]).sum(dim=0)
+        end = ends.gather(0, (steps - 1)[None])[0]
+        discount = self._powers.take(steps).masked_fill_((end & TERMINATED) != 0, 0.0)
+        last = time[0] + steps - 1
+        row = last.div(self._episode, rounding_mode="floor").remainder_(self._rows)
+        cut = end == TRUNCATED
+        # Only an environment that keeps no time limit can lose one.
+        lost = cut & (self._final_step.take(row * envs + env) != last)
+        weight = ((end & DIVERGED) == 0) & ~lost & (starts > 0)
+
+        following = torch.where(cut, row + self.num_steps, (last + 1) % self.num_steps).mul_(envs).add_(env)
+        both = torch.cat([index[0], following])
+        obs = {g: x.flatten(0, 1).index_select(0, both).float() for g, x in self.obs.items()}
+        return Transitions(
+            {g: x[:size] for g, x in obs.items()},
+            self.action.flatten(0, 1).index_select(0, index[0]),
+            reward,
+            {g: x[size:] for g, x in obs.items()},
+            discount,
+            weight.float(),
+        )
+
+    def latest(self, steps: int) -> tuple[dict[str, Tensor], Bool[Tensor, "steps envs"], Float[Tensor, "steps envs"]]:
+        """The last steps, in order: observations [steps, N, size], which of them did not diverge, and rewards."""
+        slots = (torch.arange(steps, device=self.total.device) + (self.total - steps)) % self.num_steps
+        obs = {group: memory.index_select(0, slots).float() for group, memory in self.obs.items()}
+        return obs, (self.ends.index_select(0, slots) & DIVERGED) == 0, self.reward.index_select(0, slots)
+
+    @property
+    def _parts(self) -> dict[str, Tensor]:
+        return {"action": self.action, "reward": self.reward, "ends": self.ends}
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that is stored. Reads the number of steps on the host."""
+        fill, rows = int(self.fill), self.num_steps
+        return {
+            "total": self.total.clone(),
+            "final_step": self._final_step.clone(),
+            "obs": {group: memory[:fill].clone() for group, memory in self.obs.items()},
+            "final_obs": {group: memory[rows:].clone() for group, memory in self.obs.items()},
+            **{name: part[:fill].clone() for name, part in self._parts.items()},
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restores `state_dict`, in place."""
+        self.total.copy_(state["total"])
+        self._final_step.copy_(state["final_step"])
+        for group, memory in self.obs.items():
+            memory[: len(state["obs"][group])].copy_(state["obs"][group])
+            memory[self.num_steps :].copy_(state["final_obs"][group])
+        for name, part in self._parts.items():
+            part[: len(state[name])].copy_(state[name])

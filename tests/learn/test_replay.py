@@ -1,0 +1,297 @@
+"""Replay against plain Python: windows, ends of episodes, the place of the next write."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from gpusim_rl.learn.algorithm import EnvSpec
+from gpusim_rl.learn.replay import STORAGE, Replay
+from gpusim_rl.spaces import Box
+from gpusim_rl.testing.sync_counter import SyncCounter
+from helpers.fakes import Outcome
+
+CPU = torch.device("cpu")
+GAMMA = 0.9
+
+
+def make_replay(steps: int, envs: int, *, n: int = 1, episode: int = 1, size: int = 2, storage: str = "fp32") -> Replay:
+    spec = EnvSpec(envs, {"policy": size}, Box(1), episode)
+    return Replay(steps, spec, ["policy"], n_step=n, gamma=GAMMA, storage=STORAGE[storage], device=CPU)
+
+
+@dataclass
+class Story:
+    """Envs in which every observation is its own number: env + N * (2 t), and final observations are odd multiples."""
+
+    replay: Replay
+    terminated: list[list[int]] = field(default_factory=list)
+    truncated: list[list[int]] = field(default_factory=list)
+    diverged: list[list[int]] = field(default_factory=list)
+    rewards: list[list[float]] = field(default_factory=list)
+
+    def obs(self, t: int, *, final: bool = False) -> dict[str, Tensor]:
+        number = torch.arange(self.replay.num_envs) + self.replay.num_envs * (2.0 * t + final)
+        return {"policy": number[:, None].repeat(1, 2)}
+
+    def write(self, terminated: Any = (), truncated: Any = (), diverged: Any = (), reward: Any = None) -> None:
+        """One more step; the ends are numbers of envs."""
+        envs, t = self.replay.num_envs, len(self.rewards)
+        masks = [torch.tensor([e in where for e in range(envs)]) for where in (terminated, truncated, diverged)]
+        reward = torch.full((envs,), float(t + 1)) if reward is None else torch.as_tensor(reward)
+        for kept, mask in zip((self.terminated, self.truncated, self.diverged), masks, strict=True):
+            kept.append(mask.tolist())
+        self.rewards.append(reward.tolist())
+        step = Outcome(self.obs(t + 1), self.obs(t, final=True), reward, *masks)
+        self.replay.write(self.obs(t), torch.full((envs, 1), float(t)), step)
+
+    def expected(self, t: int, env: int) -> tuple[float, float, float, float]:
+        """Reward, number of the next observation, discount and weight of the window that begins with step t."""
+        total, envs = 0.0, self.replay.num_envs
+        for k in range(self.replay.n_step):
+            now = t + k
+            total += GAMMA**k * (0.0 if self.diverged[now][env] else self.rewards[now][env])
+            if self.diverged[now][env]:
+                return total, -1.0, -1.0, 0.0
+            if self.terminated[now][env]:
+                return total, -1.0, 0.0, 1.0
+            if self.truncated[now][env]:
+                return total, env + envs * (2.0 * now + 1), GAMMA ** (k + 1), 1.0
+        return total, env + envs * 2.0 * (t + self.replay.n_step), GAMMA**self.replay.n_step, 1.0
+
+    def check(self, draws: int = 600) -> set[tuple[int, int]]:
+        """Compares samples with what is expected; returns the starts that were drawn."""
+        batch = self.replay.sample(draws, torch.Generator().manual_seed(1))
+        envs, found = self.replay.num_envs, set()
+        for i, number in enumerate(batch.obs["policy"][:, 0].tolist()):
+            t, env = int(number) // envs // 2, int(number) % envs
+            reward, following, discount, weight = self.expected(t, env)
+            found.add((t, env))
+            assert batch.action[i].item() == t
+            assert batch.weight[i].item() == weight
+            if weight == 0.0:
+                continue
+            assert batch.reward[i].item() == pytest.approx(reward, rel=1e-5, abs=1e-5)
+            assert batch.discount[i].item() == pytest.approx(discount, rel=1e-6)
+            if discount > 0.0:
+                assert batch.next_obs["policy"][i].tolist() == [following, following]
+        return found
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 5])
+@pytest.mark.parametrize("written", [7, 12, 13, 40])
+@pytest.mark.parametrize(("episode", "seed"), [(1, 0), (4, 1), (100, 2)])
+def test_samples_are_those_of_plain_python(n: int, written: int, episode: int, seed: int) -> None:
+    steps, envs = 12, 3
+    random = torch.Generator().manual_seed(seed)
+    story = Story(make_replay(steps, envs, n=n, episode=episode))
+    progress = torch.randint(episode, (envs,), generator=random)  # staggered starts
+    for _ in range(written):
+        progress += 1
+        kind = torch.rand(3, envs, generator=random)
+        truncated = (progress >= episode) if episode > 1 else kind[1] < 0.3
+        ends = kind[0] < 0.1, truncated, kind[2] < 0.05
+        progress = progress.masked_fill(ends[0] | ends[1] | ends[2], 0)
+        names = [[e for e in range(envs) if mask[e]] for mask in ends]
+        story.write(*names, reward=torch.randn(envs, generator=random))
+    first = max(0, written - steps)
+    assert story.check() == {(t, e) for t in range(first, written - n) for e in range(envs)}
+
+
+# The traps, by name
+
+
+def test_no_window_reaches_across_the_place_of_the_next_write() -> None:
+    story = Story(make_replay(6, 1, n=3))
+    for _ in range(20):
+        story.write()
+    assert story.check(500) == {(14, 0), (15, 0), (16, 0)}
+
+
+def test_a_window_ends_with_the_episode_and_discounts_by_its_own_length() -> None:
+    story = Story(make_replay(8, 1, n=3))
+    for t in range(5):
+        story.write(truncated=[0] if t == 1 else [])
+    assert story.expected(0, 0) == (1 + GAMMA * 2, 3.0, GAMMA**2, 1.0)
+    story.check(200)
+
+
+def test_terminated_wins_where_a_step_is_truncated_too() -> None:
+    replay = make_replay(4, 1)
+    story = Story(replay)
+    story.write(terminated=[0], truncated=[0])
+    story.write()
+    batch = replay.sample(50, torch.Generator())
+    assert batch.discount.tolist() == [0.0] * 50 and batch.weight.tolist() == [1.0] * 50
+
+
+def test_the_time_limit_bootstraps_from_the_last_observation_not_from_that_of_the_reset() -> None:
+    replay = make_replay(5, 2, episode=3)
+    story = Story(replay)
+    for t in range(4):
+        story.write(truncated=[1] if t == 2 else [])
+    batch = replay.sample(200, torch.Generator())
+    at_limit = (batch.obs["policy"][:, 0] == 1 + 2 * 4) & (batch.action[:, 0] == 2)
+    assert at_limit.any() and (batch.next_obs["policy"][at_limit] == 1 + 2 * 5).all()
+
+
+def test_a_step_that_diverged_counts_neither_as_a_start_nor_inside_of_a_window() -> None:
+    replay = make_replay(10, 1, n=3)
+    story = Story(replay)
+    for t in range(8):
+        story.write(diverged=[0] if t == 3 else [], reward=[torch.nan if t == 3 else 1.0])
+    batch = replay.sample(400, torch.Generator())
+    weights = {int(t): weight for t, weight in zip(batch.action[:, 0].tolist(), batch.weight.tolist(), strict=True)}
+    assert weights == {0: 1.0, 1: 0.0, 2: 0.0, 3: 0.0, 4: 1.0}
+    assert batch.reward.isfinite().all()
+
+
+def test_observations_are_stored_raw() -> None:
+    replay = make_replay(4, 1)
+    story = Story(replay)
+    for _ in range(3):
+        story.write()
+    assert replay.obs["policy"][:3, 0, 0].tolist() == [0.0, 2.0, 4.0]
+
+
+def test_nothing_counts_before_a_whole_window_is_stored() -> None:
+    story = Story(make_replay(8, 2, n=3))
+    for _ in range(3):
+        assert story.replay.sample(20, torch.Generator()).weight.sum() == 0
+        story.write()
+    assert story.replay.sample(20, torch.Generator()).weight.sum() == 0
+    story.write()
+    assert story.check(50) == {(0, 0), (0, 1)}
+
+
+def test_staggered_episodes_never_lose_a_final_observation() -> None:
+    # ends at the limit may be less than a limit apart only at the start of a training: the first one is cut short
+    envs, episode = 7, 5
+    story = Story(make_replay(23, envs, episode=episode))
+    for t in range(60):
+        story.write(truncated=[e for e in range(envs) if (t + e) % episode == 0])
+    found = story.check(4000)
+    assert len(found) == 22 * envs
+
+
+def test_a_lost_final_observation_is_left_out() -> None:
+    replay = make_replay(6, 1, episode=100)  # which promises two rows
+    story = Story(replay)
+    story.write(truncated=[0])
+    story.write(truncated=[0])  # against the promise: in the row of the one before
+    for _ in range(2):
+        story.write()
+    batch = replay.sample(100, torch.Generator())
+    assert {(t, w) for t, w in zip(batch.action[:, 0].tolist(), batch.weight.tolist(), strict=True)} == {
+        (0.0, 0.0),
+        (1.0, 1.0),
+        (2.0, 1.0),
+    }
+
+
+def test_no_window_reaches_across_a_cut() -> None:
+    story = Story(make_replay(8, 1, n=2))
+    for t in range(6):
+        story.write()
+        if t == 2:
+            story.replay.cut()
+            story.diverged[-1] = [True]
+            story.rewards[-1] = [0.0]
+    batch = story.replay.sample(200, torch.Generator())
+    weights = dict(zip(batch.action[:, 0].tolist(), batch.weight.tolist(), strict=True))
+    assert weights == {0.0: 1.0, 1.0: 0.0, 2.0: 0.0, 3.0: 1.0}
+
+
+# Sampling
+
+
+def test_every_start_is_equally_likely() -> None:
+    story = Story(make_replay(11, 10))
+    for _ in range(25):
+        story.write()
+    draws = 100_000
+    numbers = story.replay.sample(draws, torch.Generator().manual_seed(0)).obs["policy"][:, 0].long()
+    _, counts = numbers.unique(return_counts=True)
+    expected = draws / 100
+    chi_squared = ((counts - expected) ** 2 / expected).sum().item()
+    assert len(counts) == 100 and chi_squared < 150.0  # 99 degrees of freedom: 150 has a probability of 0.0007
+
+
+@pytest.mark.parametrize("storage", STORAGE)
+def test_half_precision_keeps_what_it_can(storage: str) -> None:
+    replay = make_replay(4, 2, storage=storage, size=1, episode=3)
+    obs = {"policy": torch.tensor([[1.0 + 2.0**-6], [1e6]])}
+    nothing = torch.zeros(2, dtype=torch.bool)
+    for _ in range(3):
+        replay.write(obs, torch.zeros(2, 1), Outcome(obs, obs, torch.zeros(2), nothing, ~nothing, nothing))
+    batch = replay.sample(50, torch.Generator())
+    largest = 1e6 if storage != "fp16" else 65504.0
+    for found in (batch.obs["policy"], batch.next_obs["policy"]):
+        assert found.dtype == torch.float32
+        assert torch.allclose(found.unique(), torch.tensor([1.0 + 2.0**-6, largest]), rtol=2.0**-8)
+    infinite = {"policy": torch.full((2, 1), torch.inf)}
+    replay.write(infinite, torch.zeros(2, 1), Outcome(obs, obs, torch.zeros(2), nothing, nothing, nothing))
+    assert not replay.latest(1)[0]["policy"].isfinite().any(), "what is not finite stays visible"
+
+
+def test_the_latest_steps_come_in_order() -> None:
+    story = Story(make_replay(4, 2))
+    for t in range(6):
+        story.write(diverged=[1] if t == 4 else [])
+    obs, valid, reward = story.replay.latest(3)
+    assert obs["policy"][:, :, 0].tolist() == [[12.0, 13.0], [16.0, 17.0], [20.0, 21.0]]
+    assert valid.tolist() == [[True, True], [True, False], [True, True]]
+    assert reward.tolist() == [[4.0, 4.0], [5.0, 0.0], [6.0, 6.0]]
+
+
+def test_it_takes_at_most_sixty_per_cent_of_storing_next_observations() -> None:
+    obs, actions = 60, 8  # Ant's
+    spec = EnvSpec(4096, {"policy": obs}, Box(actions), 1000)
+    for steps in (244, 2000):
+        once = Replay.bytes_of(steps, spec, ["policy"], torch.float32)
+        twice = steps * spec.num_envs * (4 * (2 * obs + actions + 1) + 1)
+        assert once < 0.6 * twice
+        assert Replay.bytes_of(steps, spec, ["policy"], torch.float16) < 0.35 * twice
+
+
+def test_no_host_sync_and_memory_stays_where_it_is() -> None:
+    story = Story(make_replay(6, 4, n=3, episode=4))
+    generator = torch.Generator()
+
+    def places() -> list[int]:
+        replay = story.replay
+        return [x.data_ptr() for x in (*replay.obs.values(), replay.action, replay.reward, replay.ends, replay.total)]
+
+    before = places()
+    masks = [torch.zeros(4, dtype=torch.bool) for _ in range(3)]
+    step = Outcome(story.obs(1), story.obs(1, final=True), torch.zeros(4), *masks)
+    with SyncCounter() as syncs:
+        for _ in range(9):
+            story.replay.write(step.obs, torch.zeros(4, 1), step)
+            story.replay.sample(8, generator)
+            story.replay.latest(2)
+            story.replay.cut()
+    assert syncs.total == 0, syncs.locations
+    assert places() == before
+
+
+@pytest.mark.parametrize("written", [0, 5, 20])
+def test_a_restored_replay_goes_on_as_the_original(written: int) -> None:
+    one, other = (Story(make_replay(8, 3, n=2, episode=3)) for _ in range(2))
+    other.write()  # something to replace
+    other.rewards.clear()
+    for t in range(written):
+        one.write(truncated=[t % 3])
+    other.replay.load_state_dict(one.replay.state_dict())
+    other.rewards = [[0.0]] * written
+    for story in (one, other):
+        for t in range(3):
+            story.write(terminated=[t % 3])
+    a, b = (story.replay.sample(100, torch.Generator().manual_seed(3)) for story in (one, other))
+    for name in ("action", "reward", "discount", "weight"):
+        assert torch.equal(getattr(a, name), getattr(b, name))
+    assert torch.equal(a.obs["policy"], b.obs["policy"]) and torch.equal(a.next_obs["policy"], b.next_obs["policy"])
