@@ -139,6 +139,119 @@ class PPOConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayConfig:
+    """The memory of an off-policy algorithm."""
+
+    capacity: Count  # transitions of all envs
+    storage: Literal["fp32", "fp16", "bf16"]  # of observations
+    save: bool  # in checkpoints: exact resume; without, a resumed run fills it again first
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QNetworkConfig:
+    """Actor and critics of an off-policy algorithm: multi-layer perceptrons."""
+
+    _target_: str | None  # class of the user's own network, in place of each perceptron
+
+    hidden: Annotated[
+        list[Count],
+        Rule("a list of positive ints, e.g. [256,256]", lambda sizes: len(sizes) > 0),
+    ]  # units of the actor
+    critic_hidden: Annotated[
+        list[Count],
+        Rule("a list of positive ints, e.g. [256,256]", lambda sizes: len(sizes) > 0),
+    ]  # units of each critic
+    activation: Literal["elu", "relu", "tanh", "silu", "gelu", "selu"]
+    layer_norm: bool  # in the critics
+    critics: Count  # independent of each other
+    atoms: Annotated[int, Rule("an int > 1", lambda value: 1 < value <= 10_001)] | None  # of a distribution of returns
+    value_min: float  # return of the first atom
+    value_max: float  # return of the last atom
+
+    def __post_init__(self) -> None:
+        """Check relations between fields."""
+        if self.value_min >= self.value_max:
+            raise ValueError(f"value_min must be below value_max, got {self.value_min} >= {self.value_max}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OffPolicyConfig:
+    """What the algorithms that learn from a replay memory have in common."""
+
+    horizon: Count  # control steps per env and iteration
+    updates: Count  # of the critics, for each control step of all envs
+    policy_delay: Count  # updates of the critics for one of the actor
+    batch_size: Count  # transitions of an update
+    learning_starts: Count  # transitions of random actions before the first update
+    learning_rate: Positive
+    weight_decay: NotNegative
+    max_grad_norm: Positive | None
+    gamma: Fraction  # discount per control step
+    n_step: Count  # rewards in a target, at most
+    tau: Fraction  # part that the target networks move with every update
+    clipped: bool  # targets and the actor take the smallest Q of the critics; false: the mean
+    reward_scale: Positive
+    action_scale: Positive  # actions are within +- this
+    normalize_obs: bool
+    clip_obs: Positive  # after normalisation [standard deviations]
+    precision: Literal["auto", "fp32", "bf16"]
+    replay: ReplayConfig
+    network: QNetworkConfig
+
+    def __post_init__(self) -> None:
+        """Check relations between fields."""
+        if self.learning_starts > self.replay.capacity:
+            raise ValueError(
+                f"learning_starts={self.learning_starts} is beyond replay.capacity={self.replay.capacity}: it would"
+                f" never learn. Try learning_starts={max(1, self.replay.capacity // 10)}"
+            )
+        if self.batch_size > self.learning_starts:
+            raise ValueError(
+                f"batch_size={self.batch_size} is more than what is stored when it begins to learn. Try"
+                f" learning_starts={self.batch_size}"
+            )
+        if self.horizon * self.updates % self.policy_delay:
+            raise ValueError(
+                f"policy_delay={self.policy_delay} must divide the {self.horizon * self.updates} updates of an"
+                " iteration (horizon * updates)"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SACConfig(OffPolicyConfig):
+    """Soft actor-critic."""
+
+    alpha: Positive  # weight of the entropy, at the start
+    learn_alpha: bool  # so that the entropy is target_entropy
+    alpha_learning_rate: Positive
+    target_entropy: float | None  # nat; null = -1 for each number in an action
+    log_std_min: float  # before squashing
+    log_std_max: float
+
+    def __post_init__(self) -> None:
+        """Check relations between fields."""
+        OffPolicyConfig.__post_init__(self)
+        if self.log_std_min >= self.log_std_max:
+            raise ValueError(f"log_std_min must be below log_std_max, got {self.log_std_min} >= {self.log_std_max}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TD3Config(OffPolicyConfig):
+    """Twin delayed deep deterministic policy gradient."""
+
+    noise_min: NotNegative  # standard deviation of exploration, x action_scale: each env draws its own from this
+    noise_max: NotNegative  # to this, anew in every episode
+    smoothing: NotNegative  # standard deviation of the noise on target actions, x action_scale
+    smoothing_clip: NotNegative  # limit of that noise, x action_scale
+
+    def __post_init__(self) -> None:
+        """Check relations between fields."""
+        OffPolicyConfig.__post_init__(self)
+        if self.noise_min > self.noise_max:
+            raise ValueError(f"noise_min must not be above noise_max, got {self.noise_min} > {self.noise_max}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SimConfig:
     """The simulator that steps the scene."""
 
@@ -224,7 +337,11 @@ class RunConfig:
             )
 
 
-ALGORITHMS: dict[str, tuple[str, type]] = {"ppo": ("gpusim_rl.learn.ppo.PPO", PPOConfig)}
+ALGORITHMS: dict[str, tuple[str, type]] = {
+    "ppo": ("gpusim_rl.learn.ppo.PPO", PPOConfig),
+    "sac": ("gpusim_rl.learn.sac.SAC", SACConfig),
+    "td3": ("gpusim_rl.learn.td3.TD3", TD3Config),
+}
 """Class and settings of our algorithms by name: they are checked before torch is imported."""
 
 

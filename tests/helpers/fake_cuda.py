@@ -115,7 +115,7 @@ class _MissingKernels(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func.overloadpacket.__name__
-        if name == "_fused_adam_":
+        if name in ("_fused_adam_", "_fused_adamw_"):
             return None
         if name == "_thnn_fused_gru_cell":
             state = args[2]
@@ -385,7 +385,7 @@ def _make_optimizer_state(algorithm: Algorithm) -> None:
 
 
 def count(task: str, algo: str) -> Iteration:
-    """A steady iteration of a task with its own settings, in 8 envs, with two minibatches in an epoch at the most."""
+    """A steady iteration of a task with its own settings, in 8 envs, with few updates."""
     with fake_cuda():
         with unset_fake_temporarily():
             cfg = prepare(task, algo=algo).cfg
@@ -394,4 +394,6 @@ def count(task: str, algo: str) -> Iteration:
             samples = NUM_ENVS * cfg.algorithm.horizon
             wanted = cfg.num_envs * cfg.algorithm.horizon / cfg.algorithm.minibatch_size
             settings[algo] = {"minibatch_size": samples // (2 if wanted > 1 else 1)}
+        if hasattr(cfg.algorithm, "policy_delay"):  # two updates of the actor
+            settings[algo] = {"horizon": 2, "updates": cfg.algorithm.policy_delay}
         return iterate(make_trainer(task, algo=algo, **settings))

@@ -46,7 +46,7 @@ class Story:
         for kept, mask in zip((self.terminated, self.truncated, self.diverged), masks, strict=True):
             kept.append(mask.tolist())
         self.rewards.append(reward.tolist())
-        step = Outcome(self.obs(t + 1), self.obs(t, final=True), reward, *masks)
+        step: Any = Outcome(self.obs(t + 1), self.obs(t, final=True), reward, *masks)
         self.replay.write(self.obs(t), torch.full((envs, 1), float(t)), step)
 
     def expected(self, t: int, env: int) -> tuple[float, float, float, float]:
@@ -226,15 +226,16 @@ def test_half_precision_keeps_what_it_can(storage: str) -> None:
     replay = make_replay(4, 2, storage=storage, size=1, episode=3)
     obs = {"policy": torch.tensor([[1.0 + 2.0**-6], [1e6]])}
     nothing = torch.zeros(2, dtype=torch.bool)
+    step: Any = Outcome(obs, obs, torch.zeros(2), nothing, ~nothing, nothing)
     for _ in range(3):
-        replay.write(obs, torch.zeros(2, 1), Outcome(obs, obs, torch.zeros(2), nothing, ~nothing, nothing))
+        replay.write(obs, torch.zeros(2, 1), step)
     batch = replay.sample(50, torch.Generator())
     largest = 1e6 if storage != "fp16" else 65504.0
     for found in (batch.obs["policy"], batch.next_obs["policy"]):
         assert found.dtype == torch.float32
         assert torch.allclose(found.unique(), torch.tensor([1.0 + 2.0**-6, largest]), rtol=2.0**-8)
     infinite = {"policy": torch.full((2, 1), torch.inf)}
-    replay.write(infinite, torch.zeros(2, 1), Outcome(obs, obs, torch.zeros(2), nothing, nothing, nothing))
+    replay.write(infinite, torch.zeros(2, 1), step)
     assert not replay.latest(1)[0]["policy"].isfinite().any(), "what is not finite stays visible"
 
 
@@ -268,7 +269,7 @@ def test_no_host_sync_and_memory_stays_where_it_is() -> None:
 
     before = places()
     masks = [torch.zeros(4, dtype=torch.bool) for _ in range(3)]
-    step = Outcome(story.obs(1), story.obs(1, final=True), torch.zeros(4), *masks)
+    step: Any = Outcome(story.obs(1), story.obs(1, final=True), torch.zeros(4), *masks)
     with SyncCounter() as syncs:
         for _ in range(9):
             story.replay.write(step.obs, torch.zeros(4, 1), step)

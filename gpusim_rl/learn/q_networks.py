@@ -1,0 +1,215 @@
+"""Actors, ensembles of critics, and the target networks of off-policy algorithms."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Mapping
+from contextlib import nullcontext
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional
+
+from gpusim_rl.config import QNetworkConfig
+from gpusim_rl.learn.algorithm import Observation, Policy
+from gpusim_rl.learn.networks import ACTIVATIONS, make_features
+from gpusim_rl.learn.normalize import RunningNormalizer
+
+
+class EnsembleLinear(nn.Module):
+    """Linear layers of equal size side by side, as one product of matrices; each begins as `nn.Linear` does.
+
+    Args:
+        members: How many.
+        size: Inputs of each.
+        out_size: Outputs of each.
+    """
+
+    def __init__(self, members: int, size: int, out_size: int) -> None:
+        super().__init__()
+        bound = size**-0.5
+        self.weight = nn.Parameter(torch.empty(members, size, out_size).uniform_(-bound, bound))
+        self.bias = nn.Parameter(torch.empty(members, 1, out_size).uniform_(-bound, bound))
+
+    def forward(self, x: Float[Tensor, "members batch size"]) -> Float[Tensor, "members batch out"]:
+        """A layer of each member."""
+        return torch.baddbmm(self.bias, x, self.weight)
+
+
+class EnsembleNorm(nn.Module):
+    """Layer normalisation (Ba et al. 2016, arXiv 1607.06450) with a scale and an offset for each member."""
+
+    def __init__(self, members: int, size: int) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(members, 1, size))
+        self.offset = nn.Parameter(torch.zeros(members, 1, size))
+
+    def forward(self, x: Float[Tensor, "members batch size"]) -> Float[Tensor, "members batch size"]:
+        """Normalises each row."""
+        return torch.addcmul(self.offset, functional.layer_norm(x, x.shape[-1:]), self.scale)
+
+
+class _OwnFeatures(nn.ModuleList):
+    """A network of the user's own for each member."""
+
+    def forward(self, x: Float[Tensor, "members batch size"]) -> Float[Tensor, "members batch out"]:
+        return torch.stack([network(inputs) for network, inputs in zip(self, x, strict=True)])
+
+
+class Critic(nn.Module):
+    """Several independent Q functions of a normalised observation and an action.
+
+    With `atoms`, each returns the logits of a distribution of returns over `support` (C51: Bellemare et al. 2017, arXiv
+    1707.06887).
+
+    Args:
+        size: Of the observation.
+        num_actions: Numbers in an action.
+        net: The networks.
+        key: Where their settings stand, for errors.
+    """
+
+    support: Tensor | None
+    """Returns that have a probability, equally spaced, [atoms]."""
+
+    def __init__(self, size: int, num_actions: int, net: QNetworkConfig, key: str) -> None:
+        super().__init__()
+        members, size = net.critics, size + num_actions
+        if net._target_ is not None:
+            own = dataclasses.replace(net, hidden=net.critic_hidden)
+            networks = [make_features(size, own, key) for _ in range(members)]
+            self.features: nn.Module = _OwnFeatures(networks)
+            size = networks[0].out_size  # type: ignore[assignment]
+        else:
+            layers: list[nn.Module] = []
+            for width in net.critic_hidden:
+                norm = [EnsembleNorm(members, width)] if net.layer_norm else []
+                layers += [EnsembleLinear(members, size, width), *norm, ACTIVATIONS[net.activation]()]
+                size = width
+            self.features = nn.Sequential(*layers)
+        self.head = EnsembleLinear(members, size, net.atoms or 1)  # type: ignore[arg-type]
+        self.members = members
+        support = None if net.atoms is None else torch.linspace(net.value_min, net.value_max, net.atoms)
+        self.register_buffer("support", support, persistent=False)
+
+    def forward(
+        self, obs: Float[Tensor, "batch size"], action: Float[Tensor, "batch actions"], *, bf16: bool
+    ) -> Float[Tensor, "members batch outputs"]:
+        """Q values, one output; or logits of the atoms."""
+        x = torch.cat([obs, action], dim=-1).expand(self.members, -1, -1)
+        with torch.autocast(x.device.type, dtype=torch.bfloat16) if bf16 else nullcontext():
+            features = self.features(x)
+        return self.head(features.float())
+
+    def value(self, outputs: Float[Tensor, "members batch outputs"]) -> Float[Tensor, "members batch"]:
+        """Expected return."""
+        if self.support is None:
+            return outputs.squeeze(-1)
+        return outputs.softmax(dim=-1) @ self.support
+
+
+def project(
+    probabilities: Float[Tensor, "batch atoms"], returns: Float[Tensor, "batch atoms"], support: Float[Tensor, " atoms"]
+) -> Float[Tensor, "batch atoms"]:
+    """Moves a distribution over any returns to the atoms next to them, mean and mass kept inside of the support.
+
+    Bellemare et al. 2017 (arXiv 1707.06887), algorithm 1. A return between two atoms is shared by both.
+
+    Args:
+        probabilities: Of the returns.
+        returns: Where they are; clamped to the support.
+        support: The atoms, equally spaced.
+    """
+    atoms = len(support)
+    low, high = support[0], support[-1]
+    place = (returns.clamp(low, high) - low) * ((atoms - 1) / (high - low))
+    lower = place.floor().clamp_(max=atoms - 2)  # the last atom is the upper one: no mass is lost at an integer
+    upper_share = (place - lower).clamp_(max=1.0) * probabilities
+    index = lower.long()
+    moved = torch.zeros_like(probabilities).scatter_add_(1, index, probabilities - upper_share)
+    return moved.scatter_add_(1, index + 1, upper_share)
+
+
+class Actor(nn.Module):
+    """Numbers that describe actions, from a normalised observation.
+
+    Args:
+        size: Of the observation.
+        outputs: Numbers.
+        net: The network.
+        key: Where its settings stand, for errors.
+    """
+
+    def __init__(self, size: int, outputs: int, net: QNetworkConfig, key: str) -> None:
+        super().__init__()
+        self.features = make_features(size, net, key)
+        self.head = nn.Linear(self.features.out_size, outputs)  # type: ignore[arg-type]
+        with torch.no_grad():  # actions near 0 at the start, whatever is seen
+            self.head.weight.mul_(0.01)
+            self.head.bias.zero_()
+
+    def forward(self, obs: Float[Tensor, "batch size"], *, bf16: bool) -> Float[Tensor, "batch outputs"]:
+        """Float32."""
+        with torch.autocast(obs.device.type, dtype=torch.bfloat16) if bf16 else nullcontext():
+            features = self.features(obs)
+        return self.head(features.float())
+
+
+class QPolicy(Policy):
+    """An actor and its critics, with normalisers and target networks.
+
+    Observations come in groups: `policy` for the actor and, if present, `critic` for the critics (asymmetric
+    actor-critic, Pinto et al. 2017, arXiv 1710.06542).
+
+    Args:
+        obs_sizes: Size of each observation group.
+        num_actions: Numbers in an action.
+        outputs: Numbers that the actor returns.
+        net: The networks.
+        normalize_obs: Normalise observations by their running mean and variance.
+        clip_obs: Limit of normalised observations [standard deviations].
+        target_actor: Keep a target network of the actor too.
+        key: Where the settings of the networks stand, for errors.
+    """
+
+    def __init__(
+        self,
+        obs_sizes: Mapping[str, int],
+        num_actions: int,
+        outputs: int,
+        net: QNetworkConfig,
+        *,
+        normalize_obs: bool,
+        clip_obs: float,
+        target_actor: bool,
+        key: str,
+    ) -> None:
+        super().__init__()
+        self.bf16 = False
+        self.critic_group = "critic" if "critic" in obs_sizes else "policy"
+        self.groups = sorted({"policy", self.critic_group})
+        normalized = self.groups if normalize_obs else []
+        self.obs_norm = nn.ModuleDict({g: RunningNormalizer(obs_sizes[g], clip=clip_obs) for g in normalized})
+        self.actor = Actor(obs_sizes["policy"], outputs, net, key)
+        self.critic = Critic(obs_sizes[self.critic_group], num_actions, net, key)
+        self.target_critic = copy.deepcopy(self.critic).requires_grad_(False)
+        self.target_actor = copy.deepcopy(self.actor).requires_grad_(False) if target_actor else None
+
+    def normalize(self, obs: Observation) -> dict[str, Tensor]:
+        """Network inputs of the groups in use, normalised if configured."""
+        return {g: self.obs_norm[g](obs[g]) if g in self.obs_norm else obs[g] for g in self.groups}
+
+    def actor_outputs(self, obs: Observation) -> Float[Tensor, "batch outputs"]:
+        """What the actor says of raw observations."""
+        seen = obs["policy"]
+        return self.actor(self.obs_norm["policy"](seen) if self.obs_norm else seen, bf16=self.bf16)
+
+    def target_pairs(self) -> tuple[list[Tensor], list[Tensor]]:
+        """Parameters of the target networks, and those that they follow."""
+        targets: list[Tensor] = [*self.target_critic.parameters()]
+        online: list[Tensor] = [*self.critic.parameters()]
+        if self.target_actor is not None:
+            targets, online = [*targets, *self.target_actor.parameters()], [*online, *self.actor.parameters()]
+        return targets, online

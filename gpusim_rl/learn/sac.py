@@ -1,0 +1,158 @@
+"""Soft actor-critic (Haarnoja et al. 2018, arXiv 1812.05905) without a host sync."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional
+
+from gpusim_rl.config import SACConfig
+from gpusim_rl.learn.algorithm import EnvSpec, Hidden, Observation
+from gpusim_rl.learn.off_policy import Batch, OffPolicy
+from gpusim_rl.learn.optimizer import MaskedAdamW
+from gpusim_rl.learn.q_networks import QPolicy
+from gpusim_rl.spaces import Box
+
+_LOG_2PI = math.log(2.0 * math.pi)
+
+
+@dataclass(slots=True)
+class SquashedGaussian:
+    """scale * tanh(u), where u is a diagonal Gaussian: continuous actions within +-scale."""
+
+    mean: Float[Tensor, "*batch actions"]
+    """Of u."""
+    log_std: Float[Tensor, "*batch actions"]
+    """Of u."""
+    scale: float
+
+    @property
+    def mode(self) -> Float[Tensor, "*batch actions"]:
+        """The action of the mean of u."""
+        return torch.tanh(self.mean) * self.scale
+
+    def sample(self, noise: Float[Tensor, "*batch actions"]) -> Float[Tensor, "*batch actions"]:
+        """An action for standard normal noise."""
+        return torch.tanh(torch.addcmul(self.mean, self.log_std.exp(), noise)) * self.scale
+
+    def sample_with_log_prob(
+        self, noise: Float[Tensor, "*batch actions"]
+    ) -> tuple[Float[Tensor, "*batch actions"], Float[Tensor, "*batch"]]:
+        """An action for standard normal noise, and its log-density, summed over its components."""
+        u = torch.addcmul(self.mean, self.log_std.exp(), noise)
+        # log(1 - tanh(u)^2), which loses no digits where tanh(u) is near 1
+        log_slope = 2.0 * (math.log(2.0) - u - functional.softplus(-2.0 * u))
+        each = torch.add(noise.square(), 2.0 * (self.log_std + log_slope)).sum(dim=-1)
+        constant = u.shape[-1] * (0.5 * _LOG_2PI + math.log(self.scale))
+        return torch.tanh(u) * self.scale, -0.5 * each - constant
+
+
+class SACPolicy(QPolicy):
+    """An actor whose outputs are the mean and the log-std of a `SquashedGaussian`, and its critics.
+
+    Args:
+        cfg: Settings.
+        obs_sizes: Size of each observation group.
+        action_space: What actions there are.
+    """
+
+    def __init__(self, cfg: SACConfig, obs_sizes: Mapping[str, int], action_space: Box) -> None:
+        super().__init__(
+            obs_sizes,
+            action_space.size,
+            2 * action_space.size,
+            cfg.network,
+            normalize_obs=cfg.normalize_obs,
+            clip_obs=cfg.clip_obs,
+            target_actor=False,
+            key="sac.network",
+        )
+        self._scale, self._range = cfg.action_scale, (cfg.log_std_min, cfg.log_std_max)
+
+    def distribution(self, outputs: Float[Tensor, "*batch outputs"]) -> SquashedGaussian:
+        """What the outputs of the actor say. A tanh, which has a slope everywhere, keeps the log-std in its range."""
+        mean, spread = outputs.chunk(2, dim=-1)
+        low, high = self._range
+        return SquashedGaussian(mean, 0.5 * (low + high + (high - low) * torch.tanh(spread)), self._scale)
+
+    @torch.no_grad()
+    def act(self, obs: Observation, hidden: Hidden, deterministic: bool = True) -> tuple[Tensor, Hidden]:
+        """Actions for raw observations [batch, size]: that of the mean, or samples."""
+        distribution = self.distribution(self.actor_outputs(obs))
+        if deterministic:
+            return distribution.mode, hidden
+        return distribution.sample(torch.randn_like(distribution.mean)), hidden
+
+
+class SAC(OffPolicy):
+    """Soft actor-critic: maximises the return and the entropy of the policy, weighed by alpha.
+
+        target  y = r + discount (min_i Q'_i(s', a') - alpha log pi(a'|s')),   a' ~ pi(s')
+        critic  sum_i (Q_i(s, a) - y)^2
+        actor   alpha log pi(a|s) - min_i Q_i(s, a),                           a ~ pi(s)
+        alpha   moves so that the entropy becomes `target_entropy`
+
+    Attributes:
+        log_alpha: Of the weight of the entropy, a parameter [].
+    """
+
+    Config = SACConfig
+    actor_losses = ("loss/actor", "policy/entropy")
+
+    cfg: SACConfig
+    policy: SACPolicy  # type: ignore[reportIncompatibleVariableOverride]
+
+    def __init__(self, cfg: SACConfig, env: EnvSpec, *, device: torch.device, seed: int, max_iterations: int) -> None:
+        super().__init__(cfg, env, device=device, seed=seed, max_iterations=max_iterations)
+        self.log_alpha = nn.Parameter(torch.full((), math.log(cfg.alpha), device=device))
+        self.alpha_optimizer = MaskedAdamW([self.log_alpha], cfg.alpha_learning_rate, 0.0, None)
+        self._target_entropy = -float(self.num_actions) if cfg.target_entropy is None else cfg.target_entropy
+
+    @classmethod
+    def make_policy(cls, cfg: SACConfig, obs_sizes: Mapping[str, int], action_space: Box) -> SACPolicy:
+        """Actor and critics, float32, on the CPU."""
+        return SACPolicy(cfg, obs_sizes, action_space)
+
+    def _explore(self, obs: Observation, noise: Tensor) -> Tensor:
+        return self.policy.distribution(self.policy.actor_outputs(obs)).sample(noise)
+
+    def _next_action(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        outputs = self.policy.actor(batch.next_obs["policy"], bf16=self.policy.bf16)
+        action, log_prob = self.policy.distribution(outputs).sample_with_log_prob(batch.noise[0])
+        return action, -self.log_alpha.exp() * log_prob
+
+    def _actor_loss(self, batch: Batch) -> list[Tensor]:
+        outputs = self.policy.actor(batch.obs["policy"], bf16=self.policy.bf16)
+        action, log_prob = self.policy.distribution(outputs).sample_with_log_prob(batch.noise[1])
+        cost = self.log_alpha.detach().exp() * log_prob - self._q(batch, action)
+        return [cost @ batch.weight, -(log_prob.detach() @ batch.weight)]
+
+    def _actor_step(self, batch: Batch, waits: Tensor) -> tuple[Tensor, Tensor]:
+        numbers, bad = super()._actor_step(batch, waits)
+        if self.cfg.learn_alpha:  # the gradient of alpha (entropy - target_entropy), by hand
+            with torch.no_grad():
+                slope = self.log_alpha.exp() * (numbers[1] - self._target_entropy)
+                self.alpha_optimizer.masked_step([slope], waits | bad)
+        return numbers, bad
+
+    def update(self) -> dict[str, Tensor]:
+        """Learns from the replay memory."""
+        return super().update() | {"policy/alpha": self.log_alpha.detach().exp()}
+
+    def state_dict(self) -> dict[str, Any]:
+        """What all off-policy algorithms have, and alpha."""
+        own = {"log_alpha": self.log_alpha.detach().clone(), "alpha_optimizer": self.alpha_optimizer.moments()}
+        return super().state_dict() | own
+
+    @torch.no_grad()
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restores `state_dict`."""
+        super().load_state_dict(state)
+        self.log_alpha.copy_(state["log_alpha"])
+        self.alpha_optimizer.load_moments(state["alpha_optimizer"])

@@ -1,0 +1,117 @@
+"""Twin delayed deep deterministic policy gradient (Fujimoto et al. 2018, arXiv 1802.09477) without a host sync."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from gpusim_rl.config import TD3Config
+from gpusim_rl.learn.algorithm import EnvSpec, Hidden, Observation, Transition
+from gpusim_rl.learn.off_policy import Batch, OffPolicy
+from gpusim_rl.learn.q_networks import QPolicy
+from gpusim_rl.spaces import Box
+
+
+class TD3Policy(QPolicy):
+    """An actor that says one action for an observation, and its critics.
+
+    Args:
+        cfg: Settings.
+        obs_sizes: Size of each observation group.
+        action_space: What actions there are.
+    """
+
+    def __init__(self, cfg: TD3Config, obs_sizes: Mapping[str, int], action_space: Box) -> None:
+        super().__init__(
+            obs_sizes,
+            action_space.size,
+            action_space.size,
+            cfg.network,
+            normalize_obs=cfg.normalize_obs,
+            clip_obs=cfg.clip_obs,
+            target_actor=True,
+            key="td3.network",
+        )
+        self._scale = cfg.action_scale
+
+    def action(self, outputs: Float[Tensor, "*batch outputs"]) -> Float[Tensor, "*batch actions"]:
+        """What the outputs of the actor say."""
+        return torch.tanh(outputs) * self._scale
+
+    @torch.no_grad()
+    def act(self, obs: Observation, hidden: Hidden, deterministic: bool = True) -> tuple[Tensor, Hidden]:
+        """Actions for raw observations [batch, size]; the policy itself has no noise."""
+        return self.action(self.actor_outputs(obs)), hidden
+
+
+class TD3(OffPolicy):
+    """Twin delayed deep deterministic policy gradient, with the options that make it FastTD3.
+
+        target  y = r + discount min_i Q'_i(s', clip(mu'(s') + clipped noise))
+        critic  sum_i (Q_i(s, a) - y)^2
+        actor   -min_i Q_i(s, mu(s)), every `policy_delay` updates
+
+    FastTD3 (Seo et al. 2025, arXiv 2505.22642) is this on many envs with large batches, `network.atoms`, and a scale of
+    noise for each env, redrawn in every episode. DDPG (Lillicrap et al. 2016, arXiv 1509.02971) is `network.critics=1
+    policy_delay=1 smoothing=0`. Fujimoto's actor follows the first critic alone; here it follows what `clipped` says.
+
+    Attributes:
+        noise_scale: Standard deviation of exploration in each env, [num_envs, 1].
+    """
+
+    Config = TD3Config
+    num_noise = 1
+    actor_losses = ("loss/actor",)
+
+    cfg: TD3Config
+    policy: TD3Policy  # type: ignore[reportIncompatibleVariableOverride]
+
+    def __init__(self, cfg: TD3Config, env: EnvSpec, *, device: torch.device, seed: int, max_iterations: int) -> None:
+        super().__init__(cfg, env, device=device, seed=seed, max_iterations=max_iterations)
+        self.noise_scale = torch.empty(env.num_envs, 1, device=device)
+        self.noise_scale.uniform_(cfg.noise_min, cfg.noise_max, generator=self._act_generator)
+
+    @classmethod
+    def make_policy(cls, cfg: TD3Config, obs_sizes: Mapping[str, int], action_space: Box) -> TD3Policy:
+        """Actor and critics, float32, on the CPU."""
+        return TD3Policy(cfg, obs_sizes, action_space)
+
+    def _noisy(self, action: Tensor, noise: Tensor) -> Tensor:
+        limit = self.cfg.action_scale
+        return torch.add(action, noise, alpha=limit).clamp_(-limit, limit)
+
+    def _explore(self, obs: Observation, noise: Tensor) -> Tensor:
+        return self._noisy(self.policy.action(self.policy.actor_outputs(obs)), noise * self.noise_scale)
+
+    def record(self, action: Tensor, step: Transition) -> None:
+        """Writes the step into the replay memory; where an episode ended, draws another scale of noise."""
+        low, high = self.cfg.noise_min, self.cfg.noise_max
+        share = 0.5 + 0.5 * torch.erf(self._noise[:, self.num_actions :] * math.sqrt(0.5))  # uniform, of a normal one
+        torch.where(step.done[:, None], low + (high - low) * share, self.noise_scale, out=self.noise_scale)
+        super().record(action, step)
+
+    def _next_action(self, batch: Batch) -> tuple[Tensor, None]:
+        cfg, policy = self.cfg, self.policy
+        assert policy.target_actor is not None
+        action = policy.action(policy.target_actor(batch.next_obs["policy"], bf16=policy.bf16))
+        noise = (batch.noise[0] * cfg.smoothing).clamp_(-cfg.smoothing_clip, cfg.smoothing_clip)
+        return self._noisy(action, noise), None
+
+    def _actor_loss(self, batch: Batch) -> list[Tensor]:
+        policy = self.policy
+        action = policy.action(policy.actor(batch.obs["policy"], bf16=policy.bf16))
+        return [-(self._q(batch, action) @ batch.weight)]
+
+    def state_dict(self) -> dict[str, Any]:
+        """What all off-policy algorithms have, and the scales of noise."""
+        return super().state_dict() | {"noise_scale": self.noise_scale.clone()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restores `state_dict`."""
+        super().load_state_dict(state)
+        self.noise_scale.copy_(state["noise_scale"])

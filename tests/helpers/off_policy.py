@@ -1,0 +1,65 @@
+"""Off-policy algorithms over toy envs, driven as the trainer drives them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from torch import Tensor
+
+from gpusim_rl.config import ALGORITHMS, OffPolicyConfig, build
+from gpusim_rl.learn.algorithm import EnvSpec, load_algorithm_class
+from gpusim_rl.learn.off_policy import OffPolicy
+from gpusim_rl.spaces import Box
+from gpusim_rl.testing.conformance import merged
+from helpers.fakes import Env
+
+NAMES = ("sac", "td3")
+C51 = {"atoms": 11, "value_min": -5.0, "value_max": 5.0}
+SMALL: dict[str, Any] = {
+    "horizon": 4,
+    "updates": 1,
+    "batch_size": 16,
+    "learning_starts": 16,
+    "precision": "fp32",
+    "replay": {"capacity": 400},
+    "network": {"hidden": [16, 8], "critic_hidden": [16, 8]},
+}
+
+
+def off_policy_config(name: str, changes: Mapping[str, Any] | None = None) -> OffPolicyConfig:
+    """The defaults of cfg/algo/<name>.yaml with small sizes, and changes."""
+    defaults = yaml.safe_load((Path(__file__).parents[2] / "cfg" / "algo" / f"{name}.yaml").read_text())[name]
+    return build(ALGORITHMS[name][1], merged(merged(defaults, SMALL), changes or {}), name)
+
+
+class OffPolicyLearner:
+    """An algorithm and its envs."""
+
+    def __init__(self, name: str, env: Env, changes: Mapping[str, Any] | None = None, device: str = "cpu") -> None:
+        torch.manual_seed(0)
+        spec = EnvSpec(env.num_envs, env.obs_sizes, Box(env.num_actions), 1)  # an episode may end in every step
+        cls: Any = load_algorithm_class(ALGORITHMS[name][0])
+        cfg = off_policy_config(name, changes)
+        self.env = env
+        self.algorithm: OffPolicy = cls(cfg, spec, device=torch.device(device), seed=0, max_iterations=100)
+        self.obs = env.reset()
+
+    def collect(self) -> None:
+        algorithm: Any = self.algorithm
+        algorithm.begin_rollout()
+        for _ in range(algorithm.horizon):
+            action = algorithm.act(self.obs)
+            step = self.env.step(action)
+            algorithm.record(action, step)
+            self.obs = step.obs
+
+    def train(self, iterations: int) -> list[dict[str, Tensor]]:
+        found = []
+        for _ in range(iterations):
+            self.collect()
+            found.append(self.algorithm.update())
+        return found

@@ -1,0 +1,274 @@
+"""What holds for every algorithm that learns from a replay memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from gpusim_rl.errors import ConfigError
+from gpusim_rl.learn.algorithm import EnvSpec
+from gpusim_rl.learn.off_policy import OffPolicy
+from gpusim_rl.spaces import Box
+from gpusim_rl.testing.conformance import differences
+from gpusim_rl.testing.sync_counter import SyncCounter
+from helpers.fakes import RandomEnv
+from helpers.off_policy import C51, NAMES, OffPolicyLearner, off_policy_config
+
+KINDS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "delayed": {"policy_delay": 2, "n_step": 3, "max_grad_norm": 0.5, "weight_decay": 0.1, "reward_scale": 2.0},
+    "distributions": {"network": C51, "clipped": False},
+    "clipped distributions": {"network": {**C51, "layer_norm": False}},
+    "one critic": {"network": {"critics": 1}, "normalize_obs": False, "replay": {"storage": "fp16"}},
+}
+BOTH = {"policy": 5, "critic": 7}
+
+
+def learner(name: str, kind: str = "plain", *, sizes: dict[str, int] | None = None, **more: Any) -> OffPolicyLearner:
+    device = more.pop("device", "cpu")
+    return OffPolicyLearner(name, RandomEnv(8, sizes, device=device), {**KINDS[kind], **more}, device)
+
+
+def snapshot(algorithm: OffPolicy) -> dict[str, Any]:
+    parameters = {name: p.detach().clone() for name, p in algorithm.policy.named_parameters()}
+    return {"policy": parameters, "alpha": getattr(algorithm, "log_alpha", torch.zeros(())).detach().clone()}
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("sizes", [None, BOTH], ids=["one group", "two groups"])
+def test_no_host_sync_in_a_whole_iteration(name: str, kind: str, sizes: dict[str, int] | None) -> None:
+    it = learner(name, kind, sizes=sizes)
+    it.algorithm.policy.bf16 = sizes is not None
+    step = it.env.step
+    with SyncCounter() as syncs:
+
+        def env_on_the_host(action: Tensor) -> Any:  # the toy env is not what is under test
+            with syncs.pause():
+                return step(action)
+
+        it.env.step = env_on_the_host  # type: ignore[method-assign]
+        stats = it.train(3)[-1]
+    assert syncs.total == 0, syncs.locations
+    assert all(value.ndim == 0 and value.isfinite() for value in stats.values()), stats
+    assert stats["check/learned"] == 1.0
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_whole_iteration_runs_without_data(name: str, kind: str) -> None:
+    # On the device "meta" tensors have no values: whatever reads one fails.
+    it = learner(name, kind, sizes=BOTH, device="meta")
+    for optimizer in vars(it.algorithm).values():
+        if isinstance(optimizer, torch.optim.Optimizer):
+            optimizer.step = lambda: None  # type: ignore[method-assign, assignment]
+    (stats,) = it.train(1)
+    assert all(v.device.type == "meta" and v.ndim == 0 for v in stats.values())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_memory_stays_where_it_is(name: str) -> None:
+    it = learner(name, "delayed")
+
+    def places() -> dict[str, int]:
+        algorithm = it.algorithm
+        found = dict(algorithm.policy.state_dict())
+        for part in (algorithm, algorithm.replay):
+            found |= {f"{type(part).__name__}.{key}": x for key, x in vars(part).items() if isinstance(x, Tensor)}
+        for key, optimizer in vars(algorithm).items():
+            if isinstance(optimizer, torch.optim.Optimizer):
+                for i, state in enumerate(optimizer.state.values()):
+                    found |= {f"{key}.{i}.{name}": x for name, x in state.items()}
+        return {key: x.data_ptr() for key, x in found.items()}
+
+    fresh = it.algorithm.state_dict()
+    it.train(2)
+    before, trained = places(), it.algorithm.state_dict()
+    assert len(before) > 40
+    it.train(2)
+    assert places() == before
+    for state in (trained, fresh):
+        it.algorithm.load_state_dict(state)
+        assert places() == before
+    assert differences(it.algorithm.state_dict()["steps"], fresh["steps"]) == []
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_nothing_is_learned_before_the_start_and_actions_are_uniform(name: str) -> None:
+    it = learner(name, learning_starts=96, batch_size=96)  # 3 iterations of 32
+    before, actions = snapshot(it.algorithm), []
+    act = it.algorithm.act
+    it.algorithm.act = lambda obs: (actions.append(act(obs)), actions[-1])[1]  # type: ignore[method-assign]
+    for _ in range(2):
+        (stats,) = it.train(1)
+        assert differences(snapshot(it.algorithm), before) == []
+        assert stats["check/learned"] == 1.0
+    taken = torch.cat(actions).flatten()
+    assert taken.abs().max() <= 1.0
+    assert taken.std() == pytest.approx(3**-0.5, abs=0.08) and taken.mean() == pytest.approx(0.0, abs=0.15)
+    it.train(1)
+    changed = differences(snapshot(it.algorithm), before)
+    assert any("critic" in path for path in changed) and any("actor" in path for path in changed)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_normaliser_counts_each_frame_once_and_rests_in_the_update(name: str) -> None:
+    it = learner(name, sizes=BOTH)
+    norms: Any = it.algorithm.policy.obs_norm
+    seen, frames = [], []
+    look = it.algorithm._look_at_new_frames
+    draw = it.algorithm._draw
+
+    def drawing(number: int) -> Any:
+        seen.append(norms["critic"].count.item())
+        return draw(number)
+
+    def looking() -> Any:
+        seen.append(norms["critic"].count.item())
+        return look()
+
+    it.algorithm._draw, it.algorithm._look_at_new_frames = drawing, looking  # type: ignore[method-assign]
+    record: Any = it.algorithm.record
+
+    def recording(action: Tensor, step: Any) -> None:
+        frames.append(it.obs["critic"][~step.diverged])
+        record(action, step)
+
+    it.algorithm.record = recording  # type: ignore[method-assign]
+    it.train(3)
+    every = torch.cat(frames).double()
+    assert seen == sorted(seen) and seen[0::2] == seen[1::2], "statistics rest while it learns"
+    assert norms["critic"].count.item() == len(every)
+    assert torch.allclose(norms["critic"].mean, every.mean(dim=0))
+    assert torch.allclose(norms["critic"].var, every.var(dim=0, correction=0))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_update_whose_gradient_is_not_finite_changes_nothing(name: str) -> None:
+    it = learner(name)
+    it.train(2)
+    it.collect()
+    before = snapshot(it.algorithm)
+    targets = {key for key in before["policy"] if key.startswith("target")}
+    moments = it.algorithm.state_dict()["critic_optimizer"]
+    draw = it.algorithm._draw
+
+    def poisoned(number: int) -> Any:
+        batches = draw(number)
+        for batch in batches:
+            batch.reward = batch.reward + torch.nan
+            batch.obs = {group: x * torch.nan for group, x in batch.obs.items()}
+        return batches
+
+    it.algorithm._draw = poisoned  # type: ignore[method-assign]
+    stats = it.algorithm.update()
+    after = snapshot(it.algorithm)
+    assert {path for path in differences(after, before) if path.split("/")[-1] not in targets} == set()
+    assert differences(it.algorithm.state_dict()["critic_optimizer"], moments) == []
+    assert stats["check/learned"] == 0.0 and stats["policy/skipped_minibatches"] > 0
+    assert stats["loss/critic"].isfinite() and stats["loss/actor"].isfinite()
+    it.algorithm._draw = draw  # type: ignore[method-assign]
+    assert it.algorithm.update()["check/learned"] == 1.0
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("kind", ["plain", "clipped distributions"])
+def test_rows_without_weight_change_nothing(name: str, kind: str) -> None:
+    found = []
+    for junk in (0.0, 100.0):
+        it = learner(name, kind)
+        it.train(2)
+        it.collect()
+        draw = it.algorithm._draw
+
+        def half(number: int, draw: Any = draw, junk: float = junk) -> Any:
+            batches = draw(number)
+            for batch in batches:
+                batch.weight[::2] = 0.0
+                batch.reward[::2] = junk
+            return batches
+
+        it.algorithm._draw = half  # type: ignore[method-assign]
+        it.algorithm.update()
+        found.append(snapshot(it.algorithm))
+    assert differences(*found) == []
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_targets_follow_by_tau(name: str) -> None:
+    it = learner(name, tau=0.25, updates=1, horizon=1, policy_delay=1, learning_starts=8, batch_size=8)
+    it.train(4)
+    targets = [x.clone() for x in it.algorithm._targets]
+    it.train(1)
+    for old, new, online in zip(targets, it.algorithm._targets, it.algorithm._online, strict=True):
+        assert torch.allclose(new, 0.75 * old + 0.25 * online, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_it_resumes_bit_for_bit(name: str, kind: str) -> None:
+    one, other = learner(name, kind), learner(name, kind)
+    one.train(3)
+    other.env.generator.set_state(one.env.generator.get_state())  # type: ignore[attr-defined]
+    other.obs = one.obs
+    other.algorithm.policy.load_state_dict(one.algorithm.policy.state_dict())
+    other.algorithm.load_state_dict(one.algorithm.state_dict())
+    a, b = (it.train(3)[-1] for it in (one, other))
+    assert differences(a, b) == []
+    for part in ("policy", "algorithm"):
+        states = [(it.algorithm.policy if part == "policy" else it.algorithm).state_dict() for it in (one, other)]
+        assert differences(*states) == []
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_memory_that_is_not_saved_is_filled_again_by_the_policy(name: str) -> None:
+    one = learner(name, replay={"save": False}, learning_starts=64)
+    one.train(4)
+    state = one.algorithm.state_dict()
+    assert state["replay"] is None and "fills it again" in one.algorithm.describe()["batch"]
+    other = learner(name, replay={"save": False}, learning_starts=64)
+    other.algorithm.policy.load_state_dict(one.algorithm.policy.state_dict())
+    other.algorithm.load_state_dict(state)
+    before = snapshot(other.algorithm)
+    (stats,) = other.train(1)
+    assert stats["replay/transitions"] == 32.0
+    moved = differences(snapshot(other.algorithm)["policy"], before["policy"])
+    assert all("target" in path for path in moved), "it waits, for 64"
+    other.algorithm.begin_rollout()
+    other.algorithm._noise.zero_()
+    expected, _ = other.algorithm.policy.act(other.obs, ())
+    assert torch.allclose(other.algorithm.act(other.obs), expected), "it acts by its policy meanwhile"
+
+
+def test_what_cannot_learn_is_refused_in_one_line() -> None:
+    with pytest.raises(ConfigError, match=r"^sac: learning_starts=500 is beyond replay\.capacity=400: .* Try learn"):
+        off_policy_config("sac", {"learning_starts": 500})
+    with pytest.raises(
+        ConfigError, match=r"^td3: batch_size=32 is more than what is stored .* Try learning_starts=32$"
+    ):
+        off_policy_config("td3", {"batch_size": 32})
+    with pytest.raises(ConfigError, match=r"^sac: policy_delay=3 must divide the 4 updates of an iteration"):
+        off_policy_config("sac", {"policy_delay": 3})
+    with pytest.raises(ConfigError, match=r"^td3: noise_min must not be above noise_max, got 0\.5 > 0\.1$"):
+        off_policy_config("td3", {"noise_min": 0.5})
+    with pytest.raises(ConfigError, match=r"^sac\.network: value_min must be below value_max"):
+        off_policy_config("sac", {"network": {"value_min": 10.0}})
+    with pytest.raises(ConfigError, match=r"^sac\.replay\.capacity=31 holds 3 control steps of num_envs=8, and 4 are"):
+        learner("sac", learning_starts=16, replay={"capacity": 31})
+    with pytest.raises(ConfigError, match=r"^td3\.learning_starts=39 is beyond the 32 transitions that the replay"):
+        learner("td3", learning_starts=39, replay={"capacity": 39})
+    with pytest.raises(
+        ConfigError, match=r"^sac\.replay\.capacity=2000000000 takes .* GB on cpu, .* GB are free\. Try"
+    ):
+        learner("sac", replay={"capacity": 2_000_000_000}, sizes={"policy": 10_000})
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_estimate_of_memory_holds_the_replay(name: str) -> None:
+    algorithm = learner(name).algorithm
+    env = EnvSpec(8, {"policy": 5}, Box(3), 1)
+    estimate = algorithm.memory_bytes(algorithm.cfg, env, torch.device("cpu"))
+    assert algorithm.replay.num_bytes < estimate < algorithm.replay.num_bytes + 1e6

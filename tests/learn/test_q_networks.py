@@ -1,0 +1,100 @@
+"""Ensembles of critics, projected distributions, and the optimiser that holds a step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from gpusim_rl.learn.optimizer import MaskedAdamW
+from gpusim_rl.learn.q_networks import Critic, EnsembleLinear, EnsembleNorm, project
+from helpers.off_policy import C51, off_policy_config
+
+
+def test_projections_lead_to_the_published_losses() -> None:
+    # rlax's vectors of categorical Q-learning: the cross-entropy of the projected target with the logits
+    support = torch.tensor([0.5, 1.0, 1.5])
+    logits = torch.tensor([[0.0, 9, 0], [9, 0, 9], [0, 9, 0], [9, 9, 0], [9, 0, 9]])
+    following = torch.tensor([[0.0, 0, 9], [1, 1, 1], [0, 0, 9], [1, 1, 1], [0, 9, 9]])
+    reward = torch.tensor([0.5, 0.0, 0.5, 0.8, -0.1])
+    discount = torch.tensor([0.8, 1.0, 0.8, 0.0, 1.0])
+    target = project(following.softmax(dim=-1), reward[:, None] + discount[:, None] * support, support)
+    loss = -(target * logits.log_softmax(dim=-1)).sum(dim=-1)
+    assert loss.tolist() == pytest.approx([8.998915, 3.693209, 8.998915, 0.693209, 5.192931], abs=1e-5)
+
+
+def test_no_mass_is_lost_at_atoms_between_them_and_beyond_them() -> None:
+    support = torch.linspace(-2.0, 2.0, 5)
+    returns = torch.tensor([[-2.0, -1.0, 0.25, 2.0, 7.0], [-9.0, 1.5, 1.0, 0.0, 2.0]])
+    moved = project(torch.full((2, 5), 0.2), returns, support)
+    assert torch.allclose(moved.sum(dim=1), torch.ones(2))
+    assert torch.allclose(moved[0], torch.tensor([0.2, 0.2, 0.15, 0.05, 0.4]), atol=1e-6)
+    assert torch.allclose(moved @ support, returns.clamp(-2.0, 2.0).mean(dim=1), atol=1e-6)
+
+
+@pytest.mark.parametrize("layer_norm", [True, False])
+@pytest.mark.parametrize("atoms", [None, 11])
+def test_members_of_an_ensemble_are_critics_of_their_own(layer_norm: bool, atoms: int | None) -> None:
+    torch.manual_seed(0)
+    net = off_policy_config("sac", {"network": {**C51, "atoms": atoms, "layer_norm": layer_norm, "critics": 3}}).network
+    critic = Critic(5, 2, net, "sac.network")
+    obs, action = torch.randn(7, 5), torch.randn(7, 2)
+    got = critic(obs, action, bf16=False)
+    assert got.shape == (3, 7, atoms or 1)
+    layers: Any = [*critic.features.children(), critic.head]
+    for member in range(3):
+        x = torch.cat([obs, action], dim=1)
+        for layer in layers:
+            if isinstance(layer, EnsembleLinear):
+                x = x @ layer.weight[member] + layer.bias[member]
+            elif isinstance(layer, EnsembleNorm):
+                x = functional.layer_norm(x, x.shape[1:]) * layer.scale[member] + layer.offset[member]
+            else:
+                x = layer(x)
+        assert torch.allclose(got[member], x, atol=1e-5)
+    assert not torch.allclose(got[0], got[1])
+
+
+class Own(nn.Module):
+    def __init__(self, size: int, cfg: Any) -> None:
+        super().__init__()
+        self.out_size = cfg.hidden[-1]
+        self.layer = nn.Linear(size, self.out_size)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x)
+
+
+def test_a_network_of_ones_own_makes_the_critics_too() -> None:
+    own = {"_target_": f"{__name__}.Own", "hidden": [6], "critic_hidden": [9]}
+    critic = Critic(5, 2, off_policy_config("td3", {"network": own}).network, "td3.network")
+    got = critic(torch.randn(4, 5), torch.randn(4, 2), bf16=False)
+    assert got.shape == (2, 4, 1) and not torch.allclose(got[0], got[1])
+    assert [layer.out_size for layer in critic.features.children()] == [9, 9]
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.1])
+def test_steps_are_those_of_adamw_and_held_ones_are_none(decay: float) -> None:
+    torch.manual_seed(0)
+    ours, theirs = ([nn.Parameter(torch.ones(4, 3)), nn.Parameter(torch.ones(3))] for _ in range(2))
+    masked = MaskedAdamW(ours, 0.01, decay, 1.0)
+    plain = torch.optim.AdamW(theirs, lr=0.01, weight_decay=decay)
+    for number in range(12):
+        gradients = [torch.randn_like(p) for p in ours]
+        hold = number % 3 == 1
+        broken = number % 3 == 2
+        given = [g * torch.nan if broken else g.clone() for g in gradients]
+        norm, bad = masked.masked_step(given, torch.tensor(hold))
+        assert bad.item() == broken
+        if hold or broken:
+            continue
+        total = torch.stack([g.square().sum() for g in gradients]).sum().sqrt()
+        assert norm.item() == pytest.approx(total.item(), rel=1e-5)
+        for parameter, gradient in zip(theirs, gradients, strict=True):
+            parameter.grad = gradient / total.clamp(min=1.0)
+        plain.step()
+    for a, b in zip(ours, theirs, strict=True):
+        assert torch.allclose(a, b, atol=1e-6)

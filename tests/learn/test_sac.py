@@ -1,0 +1,100 @@
+"""Soft actor-critic: densities of squashed actions, targets, the weight of the entropy."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from gpusim_rl.learn.sac import SAC, SquashedGaussian
+from helpers.fakes import RandomEnv
+from helpers.off_policy import OffPolicyLearner
+
+
+def learner(**changes: Any) -> tuple[OffPolicyLearner, SAC]:
+    it = OffPolicyLearner("sac", RandomEnv(8), changes)
+    assert isinstance(it.algorithm, SAC)
+    return it, it.algorithm
+
+
+@pytest.mark.parametrize("scale", [1.0, 2.5])
+def test_the_log_probability_is_that_of_the_numeric_jacobian(scale: float) -> None:
+    torch.manual_seed(0)
+    mean, log_std, noise = (0.7 * torch.randn(3, 50, 4, dtype=torch.float64)).unbind()
+    gaussian = SquashedGaussian(mean, 0.5 * log_std, scale)
+    action, log_prob = gaussian.sample_with_log_prob(noise)
+    assert torch.equal(action, gaussian.sample(noise)) and (action.abs() <= scale).all()
+    step = 1e-6
+    slope = (gaussian.sample(noise + step) - gaussian.sample(noise - step)) / (2.0 * step)
+    density = torch.distributions.Normal(0.0, 1.0).log_prob(noise) - slope.log()
+    assert torch.allclose(log_prob, density.sum(dim=-1), atol=1e-6)
+
+
+def test_the_density_integrates_to_one() -> None:
+    u = torch.linspace(-12.0, 12.0, 20_001, dtype=torch.float64)[:, None]
+    gaussian = SquashedGaussian(torch.full_like(u, 0.3), torch.full_like(u, -0.5), 2.0)
+    action, log_prob = gaussian.sample_with_log_prob((u - 0.3) / math.exp(-0.5))
+    assert torch.trapezoid(log_prob.exp(), action[:, 0]).item() == pytest.approx(1.0, abs=1e-4)
+
+
+def test_the_log_probability_is_finite_where_tanh_is_one() -> None:
+    gaussian = SquashedGaussian(torch.tensor([[30.0, -30.0]]), torch.zeros(1, 2), 1.0)
+    action, log_prob = gaussian.sample_with_log_prob(torch.zeros(1, 2))
+    assert action.tolist() == [[1.0, -1.0]] and log_prob.isfinite().all()
+
+
+def test_the_target_is_that_of_the_paper() -> None:
+    it, sac = learner(gamma=0.9, alpha=0.7, network={"layer_norm": False})
+    it.collect()
+    it.collect()
+    (batch, *_) = sac._draw(4)
+    with torch.no_grad():
+        target, _ = sac._target(batch)
+        for row in range(len(target)):
+            outputs = sac.policy.actor(batch.next_obs["policy"][row : row + 1], bf16=False)
+            gaussian = sac.policy.distribution(outputs)
+            action, log_prob = gaussian.sample_with_log_prob(batch.noise[0, row : row + 1])
+            seen = batch.next_obs["policy"][row : row + 1]
+            q = sac.policy.target_critic(seen, action, bf16=False).flatten()
+            expected = batch.reward[row] + batch.discount[row] * (q.min() - 0.7 * log_prob[0])
+            assert target[row].item() == pytest.approx(expected.item(), rel=1e-4, abs=1e-5)
+    found = torch.cat([batch.discount for batch in sac._draw(4)]).unique()
+    assert found.tolist() == [0.0, pytest.approx(0.9)]
+
+
+@pytest.mark.parametrize(("target", "falls"), [(-50.0, True), (50.0, False)])
+def test_alpha_falls_where_there_is_more_entropy_than_wanted(target: float, falls: bool) -> None:
+    it, sac = learner(target_entropy=target, alpha=1.0)
+    it.train(4)
+    assert (sac.log_alpha.item() < 0.0) == falls
+    fixed, sac = learner(target_entropy=target, alpha=1.0, learn_alpha=False)
+    fixed.train(4)
+    assert sac.log_alpha.item() == 0.0
+
+
+def test_actions_keep_to_the_scale_and_the_mode_has_no_noise() -> None:
+    it, sac = learner(action_scale=0.5)
+    it.train(2)
+    actions = torch.cat([sac.policy.act(it.obs, (), deterministic=False)[0] for _ in range(20)])
+    assert 0.1 < actions.abs().max() <= 0.5
+    first, again = (sac.policy.act(it.obs, ())[0] for _ in range(2))
+    assert torch.equal(first, again)
+
+
+def test_it_finds_the_best_action_of_a_bandit() -> None:
+    class Bandit(RandomEnv):
+        def step(self, action: torch.Tensor) -> Any:
+            outcome = super().step(action)
+            outcome.reward = 1.0 - (action - torch.tensor([0.5, -0.3])).square().sum(dim=1)
+            outcome.terminated, outcome.truncated = torch.ones_like(outcome.terminated), outcome.truncated & False
+            outcome.diverged = outcome.diverged & False
+            return outcome
+
+    it = OffPolicyLearner(
+        "sac", Bandit(32, num_actions=2), {"updates": 8, "batch_size": 64, "learning_starts": 64, "learning_rate": 3e-3}
+    )
+    it.train(40)
+    action, _ = it.algorithm.policy.act(it.obs, ())
+    assert (action.mean(dim=0) - torch.tensor([0.5, -0.3])).abs().max() < 0.15

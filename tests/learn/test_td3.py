@@ -1,0 +1,97 @@
+"""TD3: exploration, smoothed targets, the delay of the actor."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from gpusim_rl.learn.td3 import TD3
+from helpers.fakes import RandomEnv
+from helpers.off_policy import C51, OffPolicyLearner
+
+
+def learner(**changes: Any) -> tuple[OffPolicyLearner, TD3]:
+    it = OffPolicyLearner("td3", RandomEnv(64), changes)
+    assert isinstance(it.algorithm, TD3)
+    return it, it.algorithm
+
+
+def test_each_env_has_its_own_noise_until_its_episode_ends() -> None:
+    it, td3 = learner(noise_min=0.2, noise_max=0.8, replay={"capacity": 4000})
+    before = td3.noise_scale.clone()
+    assert 0.2 <= before.min() < 0.3 and 0.7 < before.max() <= 0.8 and len(before.unique()) == 64
+    td3.begin_rollout()
+    action = td3.act(it.obs)
+    step: Any = it.env.step(action)
+    td3.record(action, step)
+    changed = (td3.noise_scale != before).squeeze(1)
+    assert torch.equal(changed, step.done) and changed.any() and not changed.all()
+    assert td3.noise_scale.min() >= 0.2 and td3.noise_scale.max() <= 0.8
+    it.train(8)
+    assert td3.noise_scale.mean().item() == pytest.approx(0.5, abs=0.1)
+
+
+def test_exploration_adds_noise_of_that_scale_and_keeps_to_the_bounds() -> None:
+    it, td3 = learner(noise_min=0.5, noise_max=0.5, action_scale=2.0, learning_starts=16)
+    it.train(2)
+    td3.begin_rollout()
+    mean, _ = td3.policy.act(it.obs, ())
+    action = td3.act(it.obs)
+    expected = (mean + 2.0 * 0.5 * td3._noise[:, :3]).clamp(-2.0, 2.0)
+    assert torch.allclose(action, expected)
+
+
+@pytest.mark.parametrize("limit", [0.0, 0.3])
+def test_targets_are_smoothed_by_clipped_noise(limit: float) -> None:
+    it, td3 = learner(smoothing=5.0, smoothing_clip=limit)
+    it.train(2)
+    (batch, *_) = td3._draw(4)
+    with torch.no_grad():
+        noisy, bonus = td3._next_action(batch)
+        plain = td3.policy.action(td3.policy.target_actor(batch.next_obs["policy"], bf16=False))  # type: ignore[misc]
+    assert bonus is None
+    expected = (plain + (5.0 * batch.noise[0]).clamp(-limit, limit)).clamp(-1.0, 1.0)
+    assert torch.allclose(noisy, expected, atol=1e-6)
+
+
+def test_the_actor_moves_with_every_second_update_only() -> None:
+    it, td3 = learner(horizon=4, updates=1, policy_delay=2)
+    calls = {"critic": 0, "actor": 0}
+    for name, optimizer in (("critic", td3.critic_optimizer), ("actor", td3.actor_optimizer)):
+        step = optimizer.step
+
+        def counted(name: str = name, step: Any = step) -> None:
+            calls[name] += 1
+            step()
+
+        optimizer.step = counted  # type: ignore[method-assign, assignment]
+    it.train(3)
+    assert calls == {"critic": 12, "actor": 6}
+
+
+@pytest.mark.parametrize("clipped", [True, False])
+def test_the_target_takes_the_whole_distribution_of_the_lower_critic(clipped: bool) -> None:
+    it, td3 = learner(network={**C51, "layer_norm": False}, clipped=clipped)
+    it.train(2)
+    (batch, *_) = td3._draw(4)
+    with torch.no_grad():
+        target, expected_return = td3._target(batch)
+        action, _ = td3._next_action(batch)
+        critic = td3.policy.target_critic
+        probabilities = critic(batch.next_obs["policy"], action, bf16=False).softmax(dim=-1)
+    support = critic.support
+    assert support is not None and torch.allclose(target.sum(dim=-1), torch.ones(len(target)), atol=1e-5)
+    means = probabilities @ support
+    for row in range(len(target)):
+        chosen = probabilities[means[:, row].argmin(), row] if clipped else probabilities[:, row].mean(dim=0)
+        slow = torch.zeros_like(support)
+        for atom, probability in zip(support.tolist(), chosen.tolist(), strict=True):
+            value = batch.reward[row].item() + batch.discount[row].item() * atom
+            place = min(max(value, -5.0), 5.0) + 5.0
+            lower = min(int(place), 9)
+            slow[lower] += probability * (1.0 - (place - lower))
+            slow[lower + 1] += probability * (place - lower)
+        assert torch.allclose(target[row], slow, atol=1e-5)
+        assert expected_return[row].item() == pytest.approx((slow @ support).item(), abs=1e-4)

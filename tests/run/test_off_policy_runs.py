@@ -1,0 +1,114 @@
+"""Whole runs of the off-policy algorithms: resumed, replayed as a graph would, evaluated, played."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from gpusim_rl.api import prepare
+from gpusim_rl.errors import ConfigError
+from gpusim_rl.run import checkpoint
+from gpusim_rl.run.cuda_graph import GraphChoice, Graphs
+from gpusim_rl.run.trainer import Trainer
+from gpusim_rl.testing.conformance import differences
+from gpusim_rl.testing.sync_counter import SyncCounter
+from gpusim_rl.view.player import Player
+from helpers.fake_cuda_graph import Recorder
+from helpers.off_policy import C51, NAMES, SMALL
+from helpers.training import merged, read_csv, the_run
+
+DISTRIBUTIONS = {"network": C51}
+
+
+def trainer(name: str, folder: Path, /, changes: dict[str, Any] | None = None, **more: Any) -> Trainer:
+    quiet = {"num_envs": 8, "max_iterations": 4, "log": {"console": "quiet", "dir": str(folder)}}
+    settings = {name: merged(SMALL, changes or {}), "task": {"episode_length": 9}}
+    return Trainer(prepare("Cartpole", algo=name, **merged(quiet, merged(settings, more))))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_run_resumes_bit_for_bit(name: str, tmp_path: Path) -> None:
+    trainer(name, tmp_path / "whole", max_iterations=8).train()
+    trainer(name, tmp_path / "parts").train()
+    run = the_run(tmp_path / "parts")
+    Trainer(prepare("Cartpole", checkpoint=str(run), max_iterations=8)).train()
+    ends = [checkpoint.load(the_run(tmp_path / part) / "checkpoints" / "last.pt") for part in ("whole", "parts")]
+    for part in ("policy", "algorithm", "env", "metrics"):
+        assert differences(ends[0][part], ends[1][part]) == []
+    assert read_csv(the_run(tmp_path / "whole")) == read_csv(run)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_it_is_evaluated_and_played(name: str, tmp_path: Path) -> None:
+    trained = trainer(name, tmp_path)
+    trained.train()
+    run = str(the_run(tmp_path))
+    result = Trainer(prepare("Cartpole", checkpoint=run, test=True)).evaluate()
+    assert result["episodes"] == 8
+    player = Player.open(run, num_envs=3)
+    expected, _ = trained.algorithm.policy.act(player.obs, ())
+    assert torch.allclose(player._action(), expected)
+    player.step()
+    player.close()
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("mode", ["rollout", "step"])
+@pytest.mark.parametrize("changes", [{}, DISTRIBUTIONS], ids=["means", "distributions"])
+def test_replaying_equals_running(name: str, mode: str, changes: dict[str, Any], tmp_path: Path) -> None:
+    # learning starts after the capture: one graph waits and learns
+    changes = merged(changes, {"learning_starts": 150})
+
+    def trained(graphs: type[Graphs], folder: Path) -> dict[str, Any]:
+        it = trainer(name, folder, changes, sim="mjwarp", device="cpu", max_iterations=8)
+        it.env.sim._written_on_host = it.env.sim._stale_on_host = None  # type: ignore[attr-defined]
+        generators, stateful = it.algorithm.generators, it.graphs._stateful
+        it.graphs = graphs(GraphChoice(mode, "test"), it.rl_device, generators=generators, stateful=stateful)
+        with it.logging() as log:
+            for _ in range(8):
+                it.iterate(log)
+            assert graphs is Graphs or it.graphs._captured.keys() == {mode, "update"}
+            return it.state_dict()
+
+    eager, replayed = trained(Graphs, tmp_path / "eager"), trained(Recorder, tmp_path / "replayed")
+    for part in ("policy", "algorithm", "env", "metrics"):
+        assert differences(eager[part], replayed[part]) == []
+    assert eager["algorithm"]["critic_optimizer"][0]["step"] > 0, "it has learned"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_host_sync_in_an_iteration(name: str, tmp_path: Path) -> None:
+    it = trainer(name, tmp_path, sim="mjwarp", device="cpu")
+    with it.logging() as log:
+        it.iterate(log)
+        with SyncCounter() as syncs:
+            it.collect()
+            it.algorithm.update()
+    assert syncs.total == 0, syncs.locations
+
+
+def test_another_capacity_does_not_fit_a_checkpoint(tmp_path: Path) -> None:
+    trainer("sac", tmp_path).train()
+    run = str(the_run(tmp_path))
+    with pytest.raises(
+        ConfigError, match=r"does not fit this configuration: sac\.replay\.capacity: saved 400, now 800"
+    ):
+        Trainer(prepare("Cartpole", checkpoint=run, max_iterations=8, sac={"replay": {"capacity": 800}}))
+    with pytest.raises(ConfigError, match=r"does not fit this configuration: algo\.name: saved sac, now td3"):
+        Trainer(prepare("Cartpole", checkpoint=run, algo="td3"))
+
+
+def test_fast_sac_is_a_variant_of_sac() -> None:
+    cfg: Any = prepare("Ant", algo="fast_sac").cfg
+    assert cfg.algo == "sac" and cfg.algorithm.network.atoms == 101 and cfg.algorithm.batch_size == 8192
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_task_may_be_learned_without_a_setting(name: str) -> None:
+    from gpusim_rl.discover import tasks
+
+    for task in tasks():
+        assert prepare(task, algo=name).cfg.algo == name
