@@ -95,6 +95,6 @@ def test_it_finds_the_best_action_of_a_bandit() -> None:
     it = OffPolicyLearner(
         "sac", Bandit(32, num_actions=2), {"updates": 8, "batch_size": 64, "learning_starts": 64, "learning_rate": 3e-3}
     )
-    it.train(40)
+    it.train(20)
     action, _ = it.algorithm.policy.act(it.obs, ())
     assert (action.mean(dim=0) - torch.tensor([0.5, -0.3])).abs().max() < 0.15
