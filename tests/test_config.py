@@ -97,6 +97,10 @@ def test_dataclasses_hold_no_values_and_cannot_change():
         config.RunConfig,
         config.PPOConfig,
         config.NetworkConfig,
+        config.SACConfig,
+        config.TD3Config,
+        config.ReplayConfig,
+        config.QNetworkConfig,
         config.SimConfig,
         config.LogConfig,
     ):
@@ -161,6 +165,7 @@ def test_known_keys_are_the_composed_keys(composed):
         return found
 
     settings = {key: value for key, value in composed.items() if key not in ("task", "algo")}  # both are names here
+    settings |= {name: composing.compose([f"algo={name}"])[name] for name in config.ALGORITHMS}
     assert set(config.known_keys()) - {"task", "algo"} == flat(settings)
 
 
