@@ -78,7 +78,8 @@ def audit_all(overrides: Sequence[str], asked: str, iterations: int) -> dict[str
         }
     for name in names:
         with scratch_training(overrides) as (trainer, log):
-            baseline = make_baseline(name, trainer.env, trainer.cfg, device=trainer.rl_device)
+            env: Any = trainer.env
+            baseline = make_baseline(name, env, trainer.cfg, device=trainer.rl_device)
             try:
                 loop = baseline_loop(baseline, our_loop(trainer, log), find_library(name).module)
                 found = audit(loop, warm_up=1, iterations=iterations).as_dict()

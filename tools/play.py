@@ -155,11 +155,12 @@ def watch(player: Player | Replay, steps: int | None) -> None:
     from gpusim_rl.errors import printable
     from gpusim_rl.view.renderer import AZIMUTH_DEG, ELEVATION_DEG, Camera, picture_model
 
-    sim = player.env.sim
+    env: Any = player.env  # on a simulator: others have no player
+    sim = env.sim
     camera = Camera(sim.scene, sim.scene_qpos().cpu().numpy())
     model = picture_model(sim.scene, camera)
     data = mujoco.MjData(model)
-    dt = 1.0 / player.env.cfg.control_hz
+    dt = 1.0 / env.cfg.control_hz
     paused = False
 
     def pressed(key: int) -> None:

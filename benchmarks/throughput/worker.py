@@ -391,7 +391,8 @@ def _trainer(training: AbstractContextManager[tuple[Trainer, Logger]], *, learns
             trainer.collect()
             trainer.timer.start()  # the logger, which would do this, is not asked
 
-        settings = _of_sim(trainer.env.sim, trainer.choice) | {
+        env: Any = trainer.env
+        settings = _of_sim(env.sim, trainer.choice) | {
             "device": str(trainer.rl_device),
             "precision": "bf16" if policy.bf16 else "fp32",
             "matmul_precision": torch.get_float32_matmul_precision(),
@@ -405,7 +406,7 @@ def _trainer(training: AbstractContextManager[tuple[Trainer, Logger]], *, learns
             settings |= {"epochs": ppo.epochs, "minibatches": algorithm.num_minibatches}
         iterate = (lambda: trainer.iterate(log)) if learns else collect
         env_steps = trainer.cfg.num_envs * ppo.horizon
-        in_env = None if trainer.graphs.whole_rollout else _time_steps(trainer.env)  # a replay calls no step
+        in_env = None if trainer.graphs.whole_rollout else _time_steps(env)  # a replay calls no step
         yield Workload(iterate, env_steps, settings, trainer.rl_device, phases, trainer.graphs, in_env)
 
 

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from gpusim_rl.diagnose.trace import load_trace, name_function, read_events
-from gpusim_rl.env import Step
+from gpusim_rl.env import Step, VecEnv
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.learn.algorithm import EnvSpec
 from gpusim_rl.run.logger import Logger
@@ -121,7 +121,7 @@ def _with_physics(trainer: Trainer, observe: Callable[..., None]) -> Callable[..
     def observe_all(around: Callable[[str], AbstractContextManager[Any]]) -> None:
         observe(around)
         calls: list[tuple[Any, str, str]] = [(trainer, "save", CHECKPOINT)]
-        if SIMULATORS[trainer.choice.name].cpu_threads:
+        if isinstance(trainer.env, VecEnv) and SIMULATORS[trainer.choice.name].cpu_threads:
             calls += [(trainer.env.sim, name, PHYSICS) for name in ("step", "reset", "refresh")]
         for owner, name, phase in calls:
             setattr(owner, name, _inside(around, phase, getattr(owner, name)))
@@ -271,7 +271,7 @@ def update_without_data(trainer: Trainer) -> str | None:
     names = {field.name for field in dataclasses.fields(spec.cfg.algorithm)}
     settings = dataclasses.replace(spec.cfg.algorithm, **{key: off[key] for key in off.keys() & names})
     num_envs = spec.cfg.num_envs
-    env_spec = EnvSpec(num_envs, dict(env.obs_sizes), env.action_space, env.max_episode_length)
+    env_spec = EnvSpec(num_envs, dict(env.obs_sizes), env.action_space, env.steps_between_truncations)
     try:
         algorithm = spec.algorithm_class(
             settings, env_spec, device=meta, seed=0, max_iterations=spec.cfg.max_iterations

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gpusim_rl.env.vec_env import Step
+from gpusim_rl.env.environment import Step
 
 
 def moved(step: Step, device: torch.device) -> Step:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,6 +10,7 @@ from torch import Tensor
 
 from gpusim_rl.compiled import Compiled
 from gpusim_rl.config import SimConfig
+from gpusim_rl.env.environment import Environment, Observation, Step
 from gpusim_rl.env.nan_guard import NanGuard
 from gpusim_rl.env.randomize import Randomizer
 from gpusim_rl.env.task import Task, TaskConfig
@@ -19,10 +19,6 @@ from gpusim_rl.sim import Sim, SimChoice, make_sim
 from gpusim_rl.sim.interface import not_finite
 from gpusim_rl.spaces import Box
 from gpusim_rl.torch_threads import limit_torch_threads
-
-Observation = dict[str, Tensor]
-"""Observation groups by name, shape [num_envs, size] each: `policy`, and `critic` where the task has one."""
-
 
 PARTS = {
     "_act": "what is before the physics",
@@ -33,37 +29,7 @@ PARTS = {
 """Parts of a step that can be compiled: methods of `VecEnv`, and what they are."""
 
 
-@dataclass(slots=True)
-class Step:
-    """Results of one control step, for all envs. Without another shape, a tensor has shape [num_envs]."""
-
-    obs: Observation
-    """Observation to act on next. Where an episode ended, it is the first one of the next episode."""
-    final_obs: Observation
-    """Observation at the end of this step, before any reset. Where an episode ended, it is the episode's last one."""
-    reward: Float[Tensor, " envs"]
-    """Sum of the reward terms."""
-    terms: dict[str, Float[Tensor, " envs"]]
-    """Named terms of the reward."""
-    stats: dict[str, Float[Tensor, " envs"]]
-    """Numbers that the task logs, by name; NaN where an env has no value in this step."""
-    terminated: Bool[Tensor, " envs"]
-    """The episode ended by the task's rules; the value of the next state is 0."""
-    truncated: Bool[Tensor, " envs"]
-    """The time limit ended the episode; the value of the next state is V(final_obs)."""
-    diverged: Bool[Tensor, " envs"]
-    """The physics of the env diverged in this step, or its action was bad; the reward is 0, and no algorithm may learn
-    from the sample."""
-    bad_action: Bool[Tensor, " envs"]
-    """The action was NaN or infinite, or a control or force that `apply_action` made of it was."""
-    done: Bool[Tensor, " envs"]
-    """Terminated, truncated or diverged; the env was reset."""
-    incomplete: Bool[Tensor, " envs"]
-    """The episode ended, but its return is not that of a whole episode. Either the episode began in the middle of its
-    time limit (staggered start) and was truncated, or its env diverged."""
-
-
-class VecEnv:
+class VecEnv(Environment):
     """Runs a task on a simulator, in `num_envs` envs at once.
 
     Args:
@@ -94,6 +60,8 @@ class VecEnv:
         self.device = sim.device
         self.task = task_class(cfg, sim)
         self.name = task_class.__name__
+        self.stateful = [self.task]
+        self.num_threads = getattr(sim, "num_threads", None)
         self._check = check
         num_actions = getattr(self.task, "num_actions", None)
         if not isinstance(num_actions, int) or num_actions < 1:
@@ -149,6 +117,26 @@ class VecEnv:
     def action_space(self) -> Box:
         """The actions that `step` takes."""
         return Box(self.num_actions)
+
+    @property
+    def physics_evaluations(self) -> int:
+        """How often a control step evaluates the dynamics."""
+        return self.cfg.decimation * self.sim.scene.evaluations
+
+    @property
+    def summary(self) -> str:
+        """What the start of a run tells of it."""
+        cfg = self.cfg
+        return f"control {cfg.control_hz:g} Hz, physics {cfg.physics_hz:g} Hz, episode {cfg.episode_length} steps"
+
+    @property
+    def overflow(self) -> Bool[Tensor, " envs"]:
+        """Envs in which the simulator ran out of room for contacts or constraints."""
+        return self.sim.overflow
+
+    def first_diverged(self) -> dict[str, Any] | None:
+        """The state and action before the first divergence, see `NanGuard.read`."""
+        return self.nan_guard.read()
 
     def reset(self) -> Observation:
         """Resets all envs, staggers the starts of episodes if configured, and checks the task's hooks once.

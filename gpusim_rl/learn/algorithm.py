@@ -34,7 +34,7 @@ class EnvSpec:
     """Size of each observation group."""
     action_space: Box
     max_episode_length: int
-    """Time limit [control steps]."""
+    """An env is truncated at most once in so many control steps: the time limit."""
 
 
 class Transition(Protocol):

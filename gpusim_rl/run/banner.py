@@ -30,8 +30,7 @@ def banner(trainer: Trainer, run_dir: RunDir, *, continues: bool) -> list[tuple[
     lines = [
         (
             "task",
-            f"{trainer.task_name}, {cfg.num_envs} envs, control {cfg.task.control_hz:g} Hz, physics"
-            f" {cfg.task.physics_hz:g} Hz, episode {cfg.task.episode_length} steps",
+            f"{trainer.task_name}, {cfg.num_envs} envs, {env.summary}",
         ),
         ("spaces", f"observations {sizes}; actions {env.num_actions}"),
         ("sim", str(trainer.choice)),
@@ -51,6 +50,7 @@ def banner(trainer: Trainer, run_dir: RunDir, *, continues: bool) -> list[tuple[
     if trainer.resumed:
         found = spec.checkpoint
         branch = "" if continues or found is None else f" of {found.file}, in a new run folder"
-        lines.append(("resumed", f"at iteration {trainer.iteration}{branch}"))
+        episodes = "" if env.resumable else "; its envs cannot be saved, so new episodes begin"
+        lines.append(("resumed", f"at iteration {trainer.iteration}{branch}{episodes}"))
     lines.append(("run", str(run_dir)))
     return lines

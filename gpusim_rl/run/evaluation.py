@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from gpusim_rl.env import VecEnv
+from gpusim_rl.env import Environment
 from gpusim_rl.env.device_env import moved
 from gpusim_rl.learn.algorithm import Policy
 from gpusim_rl.run.console import Console, finite
@@ -17,7 +17,7 @@ from gpusim_rl.run.run_dir import replacing
 
 
 @torch.no_grad()
-def evaluate(env: VecEnv, policy: Policy, obs: dict[str, Tensor]) -> dict[str, float]:
+def evaluate(env: Environment, policy: Policy, obs: dict[str, Tensor]) -> dict[str, float]:
     """Runs one episode in every env.
 
     Args:

@@ -33,7 +33,7 @@ def describe_run(trainer: Trainer) -> dict[str, Any]:
             "name": choice.name,
             "device": str(choice.device),
             "reason": choice.reason,
-            "threads": getattr(trainer.env.sim, "num_threads", None),
+            "threads": trainer.env.num_threads,
         },
         "learner": {
             "device": str(device),

@@ -16,7 +16,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from gpusim_rl.checkpoint_file import check_is_data, digest_of
 from gpusim_rl.config import RunSpec
-from gpusim_rl.env import Step, VecEnv
+from gpusim_rl.env import Environment, Step, VecEnv
 from gpusim_rl.env.device_env import moved
 from gpusim_rl.errors import ConfigError, one_line_if_out_of_memory
 from gpusim_rl.hardware import tune_malloc
@@ -88,13 +88,13 @@ class Trainer:
         use_available_cpus(self.algorithm.batch_rows)
         self.metrics = Metrics(cfg.num_envs, self.rl_device)
         self.timer = PhaseTimer(self.rl_device)
-        steps = self.algorithm.horizon * cfg.task.decimation * self.env.sim.scene.evaluations
+        steps = self.algorithm.horizon * self.env.physics_evaluations
         check = cfg.debug.check_task
         self.graphs = Graphs(
             choose_graph(cfg.graph, self.rl_device, self.env.device, physics_steps=steps, check_task=check),
             self.rl_device,
             generators=self.algorithm.generators,
-            stateful=[self.env.task, self.algorithm],
+            stateful=[*self.env.stateful, self.algorithm],
         )
         self.iteration = 0
         self.env_steps = 0
@@ -245,7 +245,7 @@ class Trainer:
             return int(state["seed"])
         return secrets.randbelow(2**31) if self.cfg.seed == -1 else self.cfg.seed
 
-    def _make_env(self) -> VecEnv:
+    def _make_env(self) -> Environment:
         cfg, task_class, task_cfg = self.cfg, self.spec.task_class, self.cfg.task
         if cfg.test:  # whole episodes only
             task_cfg = dataclasses.replace(task_cfg, randomize_episode_start=False)
@@ -259,7 +259,7 @@ class Trainer:
 
     def _make_algorithm(self) -> Algorithm:
         env = self.env
-        spec = EnvSpec(self.cfg.num_envs, dict(env.obs_sizes), env.action_space, env.max_episode_length)
+        spec = EnvSpec(self.cfg.num_envs, dict(env.obs_sizes), env.action_space, env.steps_between_truncations)
         settings, iterations = self.cfg.algorithm, self.cfg.max_iterations
         self._fitting_envs = min(self._fitting_envs, warn_of_learner_memory(self.spec, spec, self.rl_device))
         return self.spec.algorithm_class(
@@ -346,7 +346,7 @@ class Trainer:
         if drain:
             rows += self.intervals.drain()
         elif self.iteration % self.cfg.log.interval == 0 or self.iteration == self.cfg.max_iterations:
-            overflow = self.env.sim.overflow.sum().float().to(self.rl_device)
+            overflow = self.env.overflow.sum().float().to(self.rl_device)
             rows += self.intervals.end(self.iteration, self.env_steps, self.elapsed_s, {"sim/overflow": overflow})
         diverged = None
         for row in rows:
@@ -403,7 +403,7 @@ class Trainer:
 
     def _first_diverged(self) -> dict[str, Any] | None:
         """From where the first env diverged, to be replayed."""
-        first = self.env.nan_guard.read()
+        first = self.env.first_diverged()
         if first is None:
             return None
         about = {"task": self.task_name, "config": self.spec.config, "sim": self.choice.name}
@@ -470,7 +470,7 @@ class Trainer:
         self.intervals.resume(self.iteration, self.env_steps, state["best_return"])
         self._elapsed_s, self.wandb_id = float(state["elapsed_s"]), state["wandb_id"]
         self._metrics_csv = state.get("metrics_csv")
-        if state["sim"] != self.choice.name:  # another simulator begins new episodes
+        if state["sim"] != self.choice.name or not self.env.resumable:  # new episodes begin
             self._copy_obs(self.env.begin_from(state["env"]))
             self.algorithm.begin_episodes()
         else:

@@ -355,8 +355,10 @@ class TaskConformance:
         with trainer.logging() as log:
             trainer.iterate(log)  # what is made once
             syncs = SyncCounter()
+            assert isinstance(trainer.env, VecEnv)
+            sim = trainer.env.sim
             for method in ("step", "reset", "refresh"):
-                setattr(trainer.env.sim, method, _uncounted(syncs, getattr(trainer.env.sim, method)))
+                setattr(sim, method, _uncounted(syncs, getattr(sim, method)))
             with syncs:
                 trainer.iterate(log)
         assert syncs.total == 0, syncs.counts

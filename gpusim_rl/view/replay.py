@@ -14,7 +14,7 @@ from torch import Tensor
 from gpusim_rl.api import load_spec
 from gpusim_rl.checkpoint_file import load
 from gpusim_rl.config import build_run, check_settings
-from gpusim_rl.env import VecEnv
+from gpusim_rl.env import Environment, VecEnv
 from gpusim_rl.env.nan_guard import put_state
 from gpusim_rl.env.task import load_task_class
 from gpusim_rl.errors import ConfigError
@@ -44,7 +44,7 @@ class Replay:
     checkpoint: Path | None = None  # for who shows a `Player` or a replay
     iteration: int | None = None
 
-    def __init__(self, env: VecEnv, title: str, lines: Iterator[str]) -> None:
+    def __init__(self, env: Environment, title: str, lines: Iterator[str]) -> None:
         self.env = env
         self.title = title
         self._lines = lines

@@ -1,0 +1,143 @@
+"""What a training needs of its environments: `Environment`, and the result of a control step."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from gpusim_rl.spaces import Box
+
+Observation = dict[str, Tensor]
+"""Observation groups by name, shape [num_envs, size] each: `policy`, and `critic` where the task has one."""
+
+
+@dataclass(slots=True)
+class Step:
+    """Results of one control step, for all envs. Without another shape, a tensor has shape [num_envs]."""
+
+    obs: Observation
+    """Observation to act on next. Where an episode ended, it is the first one of the next episode."""
+    final_obs: Observation
+    """Observation at the end of this step, before any reset. Where an episode ended, it is the episode's last one."""
+    reward: Float[Tensor, " envs"]
+    """Sum of the reward terms."""
+    terms: dict[str, Float[Tensor, " envs"]]
+    """Named terms of the reward."""
+    stats: dict[str, Float[Tensor, " envs"]]
+    """Numbers that the task logs, by name; NaN where an env has no value in this step."""
+    terminated: Bool[Tensor, " envs"]
+    """The episode ended by the task's rules; the value of the next state is 0."""
+    truncated: Bool[Tensor, " envs"]
+    """The time limit ended the episode; the value of the next state is V(final_obs)."""
+    diverged: Bool[Tensor, " envs"]
+    """The physics of the env diverged in this step, or its action was bad; the reward is 0, and no algorithm may learn
+    from the sample."""
+    bad_action: Bool[Tensor, " envs"]
+    """The action was NaN or infinite, or a control or force that `apply_action` made of it was."""
+    done: Bool[Tensor, " envs"]
+    """Terminated, truncated or diverged; the env was reset."""
+    incomplete: Bool[Tensor, " envs"]
+    """The episode ended, but its return is not that of a whole episode. Either the episode began in the middle of its
+    time limit (staggered start) and was truncated, or its env diverged."""
+
+
+class Environment(ABC):
+    """Envs that are stepped together: a task on a simulator (`VecEnv`), or envs of another library.
+
+    A training needs no more than this. Whatever runs the envs, a control step has the same semantics: an env whose
+    episode ends is reset in the same step, `final_obs` is the episode's true last observation, and an env with a value
+    that is not finite is masked out.
+
+    Attributes:
+        num_envs: Number of envs, N.
+        device: Where `step` takes actions and returns its results.
+        obs_sizes: Size of each observation group; known after `reset`.
+        num_actions: Numbers in an action.
+        resumable: `state_dict` holds all that the next step depends on. Else a resumed run begins new episodes.
+        stateful: Objects whose tensors a CUDA graph must keep in their places.
+        num_threads: CPU threads of the physics; None where it has none of its own.
+    """
+
+    resumable: ClassVar[bool] = True
+
+    num_envs: int
+    device: torch.device
+    obs_sizes: dict[str, int]
+    num_actions: int
+    stateful: Sequence[object] = ()
+    num_threads: int | None = None
+
+    @property
+    @abstractmethod
+    def action_space(self) -> Box:
+        """The actions that `step` takes."""
+
+    @property
+    @abstractmethod
+    def max_episode_length(self) -> int:
+        """Time limit of an episode [control steps]."""
+
+    @property
+    def steps_between_truncations(self) -> int:
+        """An env is truncated at most once in so many control steps."""
+        return self.max_episode_length
+
+    @property
+    def physics_evaluations(self) -> int:
+        """How often a control step evaluates the dynamics on the device."""
+        return 1
+
+    @property
+    @abstractmethod
+    def summary(self) -> str:
+        """What the start of a run tells of it, e.g. `control 60 Hz, episode 500 steps`."""
+
+    @abstractmethod
+    def reset(self) -> Observation:
+        """Begins an episode in every env; returns the observation to act on."""
+
+    @abstractmethod
+    def step(self, action: Tensor) -> Step:
+        """Advances all envs by one control step and resets those whose episode ended.
+
+        Args:
+            action: Actions, [num_envs, num_actions].
+        """
+
+    @property
+    def overflow(self) -> Bool[Tensor, " envs"]:
+        """Envs in which the simulator ran out of room for contacts or constraints."""
+        return torch.zeros(self.num_envs, dtype=torch.bool, device=self.device)
+
+    def first_diverged(self) -> dict[str, Any] | None:
+        """From where the first env diverged, to be replayed; None where that is not known. It waits for the device."""
+        return None
+
+    def compile(self, enabled: bool = True) -> None:  # noqa: B027 (optional)
+        """Compiles what a step does besides the physics, by torch.compile, or goes back to eager code."""
+
+    @abstractmethod
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that the next step depends on, as far as it can be saved."""
+
+    @abstractmethod
+    def load_state_dict(self, state: dict[str, Any]) -> Observation:
+        """Restores `state_dict`; returns the observation to act on. Called only where `resumable`."""
+
+    @abstractmethod
+    def begin_from(self, state: dict[str, Any]) -> Observation:
+        """Begins new episodes in all envs, at the training progress of another run; returns the observation to act on.
+
+        Args:
+            state: What `state_dict` of the other run returned.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Frees what the envs hold."""
