@@ -21,7 +21,7 @@ from gpusim_rl.compose import (
     resolve_checkpoint,
     unknown_choice,
 )
-from gpusim_rl.config import OPEN_SECTION, RunSpec, apply_overrides, build_run, check_settings, settings_class
+from gpusim_rl.config import OPEN_SECTIONS, RunSpec, apply_overrides, build_run, check_settings, settings_class
 from gpusim_rl.discover import tasks
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.hardware import limit_openmp_spin
@@ -99,11 +99,13 @@ def make_env(
     spec = prepare(task, config, config_dir=config_dir, **overrides)
     cfg = spec.cfg
 
-    from gpusim_rl.env import VecEnv
+    from gpusim_rl.env import Task, VecEnv
     from gpusim_rl.hardware import tune_malloc
     from gpusim_rl.run.devices import choose_devices
     from gpusim_rl.torch_threads import use_available_cpus
 
+    if not issubclass(spec.task_class, Task):
+        raise ConfigError(f"make_env({task!r}): these are envs of another library already, hand them on as they are")
     use_available_cpus()
     tune_malloc()
     _, choice = choose_devices(cfg)
@@ -122,11 +124,11 @@ def load_spec(config: dict[str, Any], overrides: Sequence[str], checkpoint: Chec
     Raises:
         ConfigError: A class is not there, or a setting does not fit.
     """
-    from gpusim_rl.env.task import load_task_class
+    from gpusim_rl.env.task import load_task_or_environment
     from gpusim_rl.learn.algorithm import load_algorithm_class
 
     checkpoint = checkpoint or resolve_checkpoint(config)
-    task_class = load_task_class(config["task"].get("_target_"))
+    task_class = load_task_or_environment(config["task"].get("_target_"))
     return _spec(config, overrides, checkpoint, task_class, load_algorithm_class(config["algo"].get("_target_")))
 
 
@@ -134,10 +136,15 @@ def _spec(
     config: dict[str, Any],
     overrides: Sequence[str],
     checkpoint: Checkpoint | None,
-    task_class: type[Task[Any]],
+    task_class: type[Any],
     algorithm_class: type[Algorithm],
 ) -> RunSpec:
+    from gpusim_rl.env import Task
+
     cfg = build_run(config, task_class=task_class, algorithm_class=algorithm_class)
+    name = cfg.env.id or cfg.env._target_
+    if name is not None and issubclass(task_class, Task):
+        raise ConfigError(f"env={name} has no effect with task {task_class.__name__}. Try task=Gymnasium")
     return RunSpec(cfg, task_class, algorithm_class, dict(config), list(overrides), checkpoint, TaskFolders.user)
 
 
@@ -172,9 +179,9 @@ def prepare(
         line = f"{composed['algo']['name']}.network._target_={_class_path(network, 'network')}"
         composed, lines = apply_overrides(composed, [line]), [*lines, line]
     if isinstance(task, str):
-        from gpusim_rl.env.task import load_task_class
+        from gpusim_rl.env.task import load_task_or_environment
 
-        task = load_task_class(composed["task"]["_target_"])
+        task = load_task_or_environment(composed["task"]["_target_"])
     if config is not None or "_target_" not in composed["task"]:
         settings = dataclasses.asdict(_defaults(task, f"train({task.__name__})") if config is None else config)
         of_class = {"_target_": _class_path(task), **settings}
@@ -219,7 +226,7 @@ def scratch_training(overrides: Sequence[str]) -> Iterator[tuple[Trainer, Logger
 
 def _yaml_name(task: type | str, config_dir: str | Path | None = None) -> str | None:
     """Name of the yaml of a task, None when it has none."""
-    entries = tasks(config_dir)
+    entries = tasks(config_dir, outside=True)
     if isinstance(task, str):
         if task not in entries:
             folder = Path(config_dir) if config_dir is not None else None
@@ -272,7 +279,7 @@ def _lines(overrides: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
     """Keyword arguments as lines of a command line."""
     for name, value in overrides.items():
         key = prefix + name
-        if isinstance(value, Mapping) and key != OPEN_SECTION:
+        if isinstance(value, Mapping) and key not in OPEN_SECTIONS:
             yield from _lines(value, f"{key}.")
         elif isinstance(value, str) and key in GROUPS:
             yield f"{key}={value}"

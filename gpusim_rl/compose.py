@@ -40,9 +40,9 @@ from yaml import YAMLError
 from gpusim_rl import paths
 from gpusim_rl.config import (
     ALGORITHMS,
-    OPEN_SECTION,
     TASK_DEFAULTS,
     check_settings,
+    in_open_section,
     known_keys,
     plain,
     unknown_key,
@@ -225,8 +225,8 @@ def flags_first(arguments: Sequence[str]) -> list[str]:
 
 
 def may_add(arguments: Sequence[str]) -> list[str]:
-    """Let what is below `OPEN_SECTION` be new: Hydra takes a new key only with + in front."""
-    return [f"++{text.lstrip('+')}" if _is_open(text) and text[0] in "+t" else text for text in arguments]
+    """Let what is below `OPEN_SECTIONS` be new: Hydra takes a new key only with + in front."""
+    return [f"++{text.lstrip('+')}" if _is_open(text) and text[0] in "+te" else text for text in arguments]
 
 
 def resolve_checkpoint(config: Mapping[str, Any]) -> Checkpoint | None:
@@ -443,8 +443,8 @@ def _job_overrides() -> list[str]:
 
 
 def _is_open(text: str) -> bool:
-    """Whether an override is below `OPEN_SECTION`."""
-    return f"{key_of(text)}.".startswith(f"{OPEN_SECTION}.")
+    """Whether an override is below `OPEN_SECTIONS`."""
+    return in_open_section(key_of(text))
 
 
 def _complete_checkpoint(line: str) -> list[str] | None:
@@ -461,7 +461,7 @@ def _all_keys(arguments: Sequence[str], saved: SavedRun | None) -> list[str]:
     if saved is not None:
         sections = [_section(saved.settings, "task")]
     else:
-        entries = tasks(get_args_parser().parse_known_args(list(arguments))[0].config_dir)
+        entries = tasks(get_args_parser().parse_known_args(list(arguments))[0].config_dir, outside=True)
         names = [name for name in _task_names(arguments) if name in entries and not entries[name].problem]
         sections = [task_section(entries[name].file) for name in names]
     keys = {f"task.{key}": None for section in [*sections, TASK_DEFAULTS] for key in section if key != "_target_"}
@@ -471,7 +471,7 @@ def _all_keys(arguments: Sequence[str], saved: SavedRun | None) -> list[str]:
 
 def _problem(arguments: Sequence[str]) -> str:
     """What is wrong with the yaml of the task that a command line names."""
-    entries = tasks(TaskFolders.user)
+    entries = tasks(TaskFolders.user, outside=True)
     return next((entries[name].problem for name in _task_names(arguments) if name in entries), "")
 
 

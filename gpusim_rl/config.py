@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
     from omegaconf import DictConfig
 
-    from gpusim_rl.env.task import Task
     from gpusim_rl.learn.algorithm import Algorithm
 
     SimName = str  # a type checker does not see the registry
@@ -35,8 +34,8 @@ T = TypeVar("T")
 
 TASK_DEFAULTS = ("randomize", "randomization_params")
 """Keys of the `task` section that have a default in cfg/config.yaml: all others stand in the task's own yaml."""
-OPEN_SECTION = "task.randomization_params"
-"""Its keys are names of the task's own things: a command line may add some (see gpusim_rl/env/randomize.py)."""
+OPEN_SECTIONS = ("task.randomization_params", "env.kwargs")
+"""Their keys are names of the task's own things: a command line may add some (see gpusim_rl/env/randomize.py)."""
 
 
 @dataclass(frozen=True)
@@ -252,6 +251,17 @@ class TD3Config(OffPolicyConfig):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EnvConfig:
+    """Envs of another library, for `task=Gymnasium`."""
+
+    id: str | None  # in the library's registry
+    _target_: str | None  # in place of the id: a function of the user's, called with num_envs and kwargs
+    kwargs: dict[str, Any]
+    vectorization: Literal["sync", "async", "vector_entry_point", "envpool"]
+    max_episode_steps: Count | None  # control steps; null = the envs' own
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SimConfig:
     """The simulator that steps the scene."""
 
@@ -321,6 +331,7 @@ class RunConfig:
     wandb_group: str | None
     wandb_name: str | None
     wandb_tags: list[str]
+    env: EnvConfig  # envs of another library
     task: Any  # the task's own Config (gpusim_rl.env.task.TaskConfig)
     algo: str  # name of the algorithm, and of the section with its settings
     algorithm: Any  # the algorithm's own Config, e.g. PPOConfig
@@ -351,7 +362,7 @@ class RunSpec:
 
     Attributes:
         cfg: All settings.
-        task_class: The task; `cfg.task` is its configuration.
+        task_class: The task; `cfg.task` is its configuration. Or an environment of another library, with `cfg.env`.
         algorithm_class: What learns; `cfg.algorithm` is its configuration.
         config: The composed configuration as plain values, for the run folder and the checkpoints.
         overrides: The command line, from which `train.py` composes the same configuration.
@@ -360,7 +371,7 @@ class RunSpec:
     """
 
     cfg: RunConfig
-    task_class: type[Task[Any]]
+    task_class: type[Any]  # of Task, or of Environment
     algorithm_class: type[Algorithm]
     config: dict[str, Any]
     overrides: list[str]
@@ -495,7 +506,7 @@ def apply_overrides(config: dict[str, Any], overrides: Sequence[str]) -> dict[st
         except OverrideParseException:
             raise ConfigError(f"cannot read {text!r}: expected key=value, e.g. num_envs=64") from None
         node, (*parents, name) = config, override.key_or_group.split(".")
-        is_open = f"{override.key_or_group}.".startswith(f"{OPEN_SECTION}.")
+        is_open = in_open_section(override.key_or_group)
         for parent in parents:
             if is_open and isinstance(node, dict) and node.get(parent) is None:
                 node[parent] = {}
@@ -510,6 +521,11 @@ def apply_overrides(config: dict[str, Any], overrides: Sequence[str]) -> dict[st
             )
         node[name] = value
     return config
+
+
+def in_open_section(key: str) -> bool:
+    """Whether a key is one of `OPEN_SECTIONS`, or below one."""
+    return any(f"{key}.".startswith(f"{section}.") for section in OPEN_SECTIONS)
 
 
 def _merged(old: Any, new: Any) -> Any:

@@ -20,6 +20,8 @@ from gpusim_rl import paths
 from gpusim_rl.errors import ConfigError, did_you_mean
 
 ENTRY_POINT_GROUP = "gpusim_rl.cfg"
+OUTSIDE = "gpusim_rl.connect."
+"""Where the classes of environments of other libraries are."""
 
 
 @dataclass(frozen=True)
@@ -69,8 +71,13 @@ def _announcements() -> list[EntryPoint]:
     return [entry for entry in entries if not (entry.dist and Path(str(entry.dist.locate_file(""))).resolve() == here)]
 
 
-def tasks(config_dir: str | Path | None = None) -> dict[str, TaskEntry]:
-    """All tasks by name; `config_dir` is the user's folder (`-cd`), which wins over the others."""
+def tasks(config_dir: str | Path | None = None, *, outside: bool = False) -> dict[str, TaskEntry]:
+    """All tasks on our simulators, by name.
+
+    Args:
+        config_dir: The user's folder (`-cd`), which wins over the others.
+        outside: With the yamls of environments of other libraries (`task=Gymnasium`).
+    """
     folders = cfg_dirs()
     if config_dir is not None:
         check_config_dir(config_dir)
@@ -80,7 +87,8 @@ def tasks(config_dir: str | Path | None = None) -> dict[str, TaskEntry]:
         for file in sorted((folder / "task").glob("*.yaml")):
             files.setdefault(file.stem, (source, file))
     yamls = {name: file for name, (_, file) in files.items()}
-    return {name: _entry(name, source, yamls) for name, (source, _) in sorted(files.items())}
+    entries = [_entry(name, source, yamls) for name, (source, _) in sorted(files.items())]
+    return {entry.name: entry for entry in entries if outside or not entry.target.startswith(OUTSIDE)}
 
 
 def check_config_dir(config_dir: str | Path) -> None:

@@ -1,4 +1,4 @@
-"""The class that a setting names: a task, an algorithm, a network."""
+"""The class that a setting names: a task, an algorithm, a network; or the function."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import importlib
 import inspect
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from types import ModuleType
+from typing import Any, TypeVar, cast
 
 import gpusim_rl
 from gpusim_rl.errors import ConfigError, did_you_mean
@@ -15,23 +17,60 @@ from gpusim_rl.errors import ConfigError, did_you_mean
 T = TypeVar("T")
 
 
-def load_class(target: Any, base: type[T], key: str, example: str) -> type[T]:
+def load_class(target: Any, base: type[T] | tuple[type, ...], key: str, example: str) -> type[T]:
     """Import the class that a setting names.
 
     Args:
         target: Value of the setting.
-        base: What the class must be a subclass of.
+        base: What the class must be a subclass of; of several, the first is named.
         key: The setting, e.g. `task._target_`.
         example: A value that would do.
 
     Raises:
         ConfigError: There is no such class, or it is no subclass of `base`.
     """
-    if not isinstance(target, str) or not re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+", target):
-        raise ConfigError(f"{key} must be a class path such as {example!r}, got {target!r}")
+    module = _import_module(target, "class", key, example)
+    first = base[0] if isinstance(base, tuple) else base
     module_name, _, class_name = target.rpartition(".")
+    cls: Any = getattr(module, class_name, None)
+    if cls is None:
+        classes = [
+            name for name, member in vars(module).items() if inspect.isclass(member) and issubclass(member, base)
+        ]
+        raise ConfigError(f"{key}={target}: {module_name} has no {class_name!r}." + did_you_mean(class_name, classes))
+    if not (inspect.isclass(cls) and issubclass(cls, base)):
+        got = f"got {cls!r}" if inspect.isclass(cls) else f"it is a {type(cls).__name__}"
+        raise ConfigError(f"{key}={target} must name a subclass of {public_name(first)}, e.g. {example}; {got}")
+    return cast("type[T]", cls)
+
+
+def load_function(target: Any, key: str, example: str) -> Callable[..., Any]:
+    """Import the function (or class) that a setting names.
+
+    Args:
+        target: Value of the setting.
+        key: The setting.
+        example: A value that would do.
+
+    Raises:
+        ConfigError: There is none.
+    """
+    module = _import_module(target, "function", key, example)
+    name = target.rpartition(".")[2]
+    found = getattr(module, name, None)
+    if not callable(found):
+        names = [known for known, member in vars(module).items() if callable(member)]
+        raise ConfigError(f"{key}={target}: {module.__name__} has no function {name!r}." + did_you_mean(name, names))
+    return found
+
+
+def _import_module(target: Any, kind: str, key: str, example: str) -> ModuleType:
+    """The module of what a setting names."""
+    if not isinstance(target, str) or not re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+", target):
+        raise ConfigError(f"{key} must be a {kind} path such as {example!r}, got {target!r}")
+    module_name = target.rpartition(".")[0]
     try:
-        module = importlib.import_module(module_name)
+        return importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         # An import that fails inside the user's file is the author's bug: show its traceback.
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
@@ -41,16 +80,6 @@ def load_class(target: Any, base: type[T], key: str, example: str) -> type[T]:
             f"{key}={target}: no module named {error.name!r}. Try running from the folder that holds {package!r} (this"
             f" one is {Path.cwd()}), or install its package"
         ) from None
-    cls = getattr(module, class_name, None)
-    if cls is None:
-        classes = [
-            name for name, member in vars(module).items() if inspect.isclass(member) and issubclass(member, base)
-        ]
-        raise ConfigError(f"{key}={target}: {module_name} has no {class_name!r}." + did_you_mean(class_name, classes))
-    if not (inspect.isclass(cls) and issubclass(cls, base)):
-        got = f"got {cls!r}" if inspect.isclass(cls) else f"it is a {type(cls).__name__}"
-        raise ConfigError(f"{key}={target} must name a subclass of {public_name(base)}, e.g. {example}; {got}")
-    return cls
 
 
 def public_name(cls: type) -> str:

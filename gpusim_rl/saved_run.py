@@ -78,7 +78,7 @@ def continue_run(
     trained = settings["algo"].get("name")
     again = {NO_YAML}
     task = _chosen(overrides, "task") or default_choice("task")
-    entry = tasks(config_dir).get(task)
+    entry = tasks(config_dir, outside=True).get(task)
     if entry is not None and entry.target == settings["task"].get("_target_"):  # the record may be another's
         again.add(f"task={task}")
     again.add(f"algo={_chosen(overrides, 'algo') or trained}")

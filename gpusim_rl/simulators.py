@@ -79,6 +79,9 @@ SIMULATORS: Mapping[str, Simulator] = {
     )
 }
 
+NO_SIMULATOR = "none"
+"""In place of a name, where the envs are of another library."""
+
 
 def default_simulator(device: str) -> Simulator:
     """What `sim=auto` takes on this kind of device."""

@@ -19,8 +19,8 @@ def moved(step: Step, device: torch.device) -> Step:
         return step
 
     def to_device(value: Any) -> Any:
-        if isinstance(value, Tensor):
-            return value.to(device)
+        if value is None or isinstance(value, Tensor):
+            return value if value is None else value.to(device)
         return {name: item.to(device) for name, item in value.items()}
 
     return Step(**{name: to_device(getattr(step, name)) for name in Step.__slots__})

@@ -11,6 +11,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from gpusim_rl.config import EnvConfig
+from gpusim_rl.errors import ConfigError
 from gpusim_rl.spaces import Box
 
 Observation = dict[str, Tensor]
@@ -45,6 +47,8 @@ class Step:
     incomplete: Bool[Tensor, " envs"]
     """The episode ended, but its return is not that of a whole episode. Either the episode began in the middle of its
     time limit (staggered start) and was truncated, or its env diverged."""
+    skipped: Bool[Tensor, " envs"] | None = None
+    """Of the diverged envs, those that did not fail: the library used the step for a reset. None where none does."""
 
 
 class Environment(ABC):
@@ -72,6 +76,20 @@ class Environment(ABC):
     num_actions: int
     stateful: Sequence[object] = ()
     num_threads: int | None = None
+
+    @classmethod
+    def from_settings(cls, cfg: EnvConfig, *, num_envs: int, seed: int) -> Environment:
+        """Makes envs of another library, for a class that `task._target_` names.
+
+        Args:
+            cfg: The section `env` of the settings.
+            num_envs: Number of envs.
+            seed: Of the envs.
+
+        Raises:
+            ConfigError: There are no such envs, or they do not fit.
+        """
+        raise ConfigError(f"{cls.__name__} cannot be made from the section env")
 
     @property
     @abstractmethod

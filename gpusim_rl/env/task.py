@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from gpusim_rl.env.environment import Environment
 from gpusim_rl.env.random import EnvRandom
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.load_class import load_class
@@ -231,4 +232,15 @@ def load_task_class(target: Any) -> type[Task[Any]]:
     Raises:
         ConfigError: There is no such class, or it is not a subclass of `Task`.
     """
-    return load_class(target, Task, "task._target_", "gpusim_rl.tasks.ant.Ant")
+    found = load_task_or_environment(target)
+    if issubclass(found, Environment):
+        raise ConfigError(
+            f"{target}: envs of another library are trained and evaluated only (test=true). They cannot be drawn,"
+            " replayed or handed on from here"
+        )
+    return found
+
+
+def load_task_or_environment(target: Any) -> type[Any]:
+    """As `load_task_class`; or imports the class of environments of another library, a subclass of `Environment`."""
+    return load_class(target, (Task, Environment), "task._target_", "gpusim_rl.tasks.ant.Ant")

@@ -16,7 +16,7 @@ from gpusim_rl.checkpoint_file import load, save
 from gpusim_rl.config import RunSpec
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.saved_files import open_file, replacing
-from gpusim_rl.simulators import SIMULATORS
+from gpusim_rl.simulators import NO_SIMULATOR, SIMULATORS
 
 Types = Mapping[str, tuple[type, ...]]
 """Of values by key: an int is none below 0, a float is finite, a list holds text."""
@@ -128,7 +128,7 @@ def check_types(state: Mapping[str, Any], types: Types, needed: Collection[str],
             raise ConfigError(f"{problem}: {key} is {value}")
         if isinstance(value, list) and not all(isinstance(item, str) for item in value):
             raise ConfigError(f"{problem}: {key} holds something else than text")
-    if "sim" in types and "sim" in state and state["sim"] not in SIMULATORS:
+    if "sim" in types and "sim" in state and state["sim"] not in (*SIMULATORS, NO_SIMULATOR):
         raise ConfigError(f"{problem}: there is no simulator {state['sim']!r}")
 
 

@@ -7,16 +7,24 @@ import torch
 from gpusim_rl.config import RunConfig
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.sim import SimChoice, choose_sim
-from gpusim_rl.simulators import SIMULATORS
+from gpusim_rl.simulators import NO_SIMULATOR, SIMULATORS
 
 
-def choose_devices(cfg: RunConfig) -> tuple[torch.device, SimChoice]:
+def choose_devices(cfg: RunConfig, *, outside: bool = False) -> tuple[torch.device, SimChoice]:
     """Where the learner lives, and the simulator with its device.
+
+    Args:
+        cfg: The run's settings.
+        outside: The envs are of another library: they have no simulator of ours.
 
     Raises:
         ConfigError: There is no such device, or the simulator cannot run on it.
     """
     rl_device = _device(cfg.rl_device or cfg.device, "rl_device" if cfg.rl_device else "device")
+    if outside:
+        if cfg.sim.name != "auto" or cfg.sim_device not in (None, "auto", "cpu"):
+            raise ConfigError("sim and sim_device have no effect on envs of another library: they step on the CPU")
+        return rl_device, SimChoice(NO_SIMULATOR, torch.device("cpu"), "envs of another library")
     sim_device = _device(cfg.sim_device or cfg.device, "sim_device" if cfg.sim_device else "device")
     if cfg.sim_device is None and cfg.sim.name != "auto" and SIMULATORS[cfg.sim.name].devices == ("cpu",):
         sim_device = torch.device("cpu")  # the only place where it runs; a policy on the GPU can still use it

@@ -126,7 +126,8 @@ class Metrics:
         """Keeps one control step until `end_rollout`."""
         self._term_names, self._stat_names = list(step.terms), list(step.stats)
         numbers = torch.stack([step.reward, *step.terms.values(), *step.stats.values()])
-        masks = torch.stack([step.done, step.incomplete, step.diverged, step.bad_action])
+        failed = step.diverged if step.skipped is None else step.diverged > step.skipped  # of masks: and not
+        masks = torch.stack([step.done, step.incomplete, failed, step.bad_action])
         self._rollout.append((numbers, masks))
 
     def end_rollout(self) -> None:

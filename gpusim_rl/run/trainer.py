@@ -72,7 +72,7 @@ class Trainer:
         state = checkpoint.load_for(spec)
         self.resumed = state is not None
         self.seed = self._choose_seed(state)
-        self.rl_device, self.choice = choose_devices(cfg)
+        self.rl_device, self.choice = choose_devices(cfg, outside=issubclass(spec.task_class, Environment))
         torch.manual_seed(self.seed)
         if cfg.torch_deterministic:  # without it cuBLAS refuses; read when CUDA starts
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
@@ -247,6 +247,8 @@ class Trainer:
 
     def _make_env(self) -> Environment:
         cfg, task_class, task_cfg = self.cfg, self.spec.task_class, self.cfg.task
+        if issubclass(task_class, Environment):
+            return task_class.from_settings(cfg.env, num_envs=cfg.num_envs, seed=self.seed)
         if cfg.test:  # whole episodes only
             task_cfg = dataclasses.replace(task_cfg, randomize_episode_start=False)
         scene = task_class.scene(task_cfg)

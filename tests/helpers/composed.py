@@ -38,9 +38,9 @@ def compose_once() -> None:
             config["log"]["dir"] = folders[-1]
         return config
 
-    def kept_tasks(config_dir: str | Path | None = None) -> dict[str, discover.TaskEntry]:
-        if config_dir is not None:
-            return tasks(config_dir)
+    def kept_tasks(config_dir: str | Path | None = None, *, outside: bool = False) -> dict[str, discover.TaskEntry]:
+        if config_dir is not None or outside:
+            return tasks(config_dir, outside=outside)
         folders = tuple(discover.cfg_dirs())  # a test may announce a package's
         if folders not in entries:
             entries[folders] = tasks()

@@ -1,0 +1,306 @@
+"""Envs of other libraries as ours, in each autoreset mode, against a plain loop over single envs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorWrapper
+from stable_baselines3.common.vec_env import DummyVecEnv
+
+from gpusim_rl.api import prepare
+from gpusim_rl.connect.gymnasium import GymnasiumEnv
+from gpusim_rl.errors import ConfigError, TaskError
+from gpusim_rl.run.trainer import Trainer
+
+NUM_ENVS, LIMIT = 3, 5
+
+
+class Count(gym.Env):
+    """Observes (seed, episode, step, the last action); terminates at a step that depends on the episode."""
+
+    observation_space = gym.spaces.Box(-np.inf, np.inf, (4,), np.float32)
+    action_space = gym.spaces.Box(np.array([-2.0, 0.0], np.float32), np.array([2.0, 10.0], np.float32))
+
+    def __init__(self, bad: dict[tuple[int, int], float] | None = None) -> None:
+        self.seed, self.episode, self.bad = -1, -1, bad or {}
+
+    def _obs(self, last: float) -> np.ndarray:
+        return np.array([self.seed, self.episode, self.t, last], np.float32)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict]:
+        self.seed = self.seed if seed is None else seed
+        self.episode, self.t = self.episode + 1, 0
+        return self._obs(0.0), {}
+
+    def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict]:
+        self.t += 1
+        obs = self._obs(float(action.sum()))
+        obs[3] = self.bad.get((self.episode, self.t), obs[3])
+        terminated = self.t == 2 + (self.seed + 2 * self.episode) % 5
+        return obs, float(self.t), terminated, self.t >= LIMIT, {}
+
+
+class Foreign(VectorWrapper):
+    """A vector env that cannot reset by mask, of another class than Gymnasium's own."""
+
+    @property
+    def unwrapped(self) -> Any:
+        return self
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        assert not options
+        return super().reset(seed=seed)
+
+
+def sync(mode: AutoresetMode) -> Callable[[], Any]:
+    return lambda: SyncVectorEnv([Count] * NUM_ENVS, autoreset_mode=mode)
+
+
+VECTOR_ENVS: dict[str, Callable[[], Any]] = {
+    "disabled": sync(AutoresetMode.DISABLED),
+    "same step": sync(AutoresetMode.SAME_STEP),
+    "next step": sync(AutoresetMode.NEXT_STEP),
+    "processes": lambda: AsyncVectorEnv([Count] * NUM_ENVS, autoreset_mode=AutoresetMode.DISABLED),
+    "foreign, same step": lambda: Foreign(sync(AutoresetMode.SAME_STEP)()),
+    "foreign, next step": lambda: Foreign(sync(AutoresetMode.NEXT_STEP)()),
+    "sb3": lambda: DummyVecEnv([Count] * NUM_ENVS),
+}
+
+
+def plain_loop(steps: int, action: torch.Tensor, i: int) -> list[tuple[Any, ...]]:
+    """What env i does: (obs, final_obs, reward, terminated, truncated) of each step."""
+    env, found = Count(), []
+    env.reset(seed=7 + i)
+    sent = np.array([2.0 * float(action[0].clamp(-1, 1)), 5.0 + 5.0 * float(action[1].clamp(-1, 1))], np.float32)
+    for _ in range(steps):
+        last, reward, terminated, truncated, _ = env.step(sent)
+        obs = env.reset()[0] if terminated or truncated else last
+        found.append((obs, last, reward, terminated, truncated and not terminated))
+    return found
+
+
+@pytest.mark.parametrize("kind", VECTOR_ENVS)
+def test_every_autoreset_mode_gives_what_a_plain_loop_gives(kind: str) -> None:
+    env = GymnasiumEnv(VECTOR_ENVS[kind](), seed=7, max_episode_steps=LIMIT)
+    try:
+        obs = env.reset()["policy"]
+        assert obs[:, 0].tolist() == [7, 8, 9] and obs[:, 2].tolist() == [0, 0, 0]
+        action = torch.tensor([[0.25, -0.5], [3.0, 0.0], [-1.0, 1.0]])
+        expected = [plain_loop(60, action[i], i) for i in range(NUM_ENVS)]
+        position, ended, skipped = [0] * NUM_ENVS, 0, 0
+        for _ in range(60):
+            step = env.step(action)
+            for i in range(NUM_ENVS):
+                if step.skipped is not None and step.skipped[i]:
+                    assert step.diverged[i] and step.done[i] and step.incomplete[i] and step.reward[i] == 0
+                    assert step.obs["policy"][i].tolist() == expected[i][position[i] - 1][0].tolist()
+                    skipped += 1
+                    continue
+                first, last, reward, terminated, truncated = expected[i][position[i]]
+                position[i] += 1
+                ended += terminated or truncated
+                assert step.final_obs["policy"][i].tolist() == last.tolist()
+                assert step.reward[i] == reward and not step.diverged[i] and not step.incomplete[i]
+                assert step.terminated[i] == terminated and step.truncated[i] == truncated
+                assert step.done[i] == (terminated or truncated)
+                if kind != "foreign, next step":
+                    assert step.obs["policy"][i].tolist() == first.tolist()
+        assert ended > 30 and (skipped > 30) == (kind == "foreign, next step")
+    finally:
+        env.close()
+
+
+def test_a_step_that_only_resets_is_left_out_of_the_counts() -> None:
+    from gpusim_rl.run.metrics import Metrics
+
+    env = GymnasiumEnv(VECTOR_ENVS["foreign, next step"](), seed=7, max_episode_steps=LIMIT)
+    metrics = Metrics(NUM_ENVS, torch.device("cpu"))
+    env.reset()
+    ends = 0
+    for _ in range(20):
+        step = env.step(torch.zeros(NUM_ENVS, 2))
+        ends += int((step.done & ~step.diverged).sum())
+        metrics.record_step(step)
+    metrics.end_rollout()
+    [(_, row)] = metrics.flush(None, {})
+    assert row["sim/diverged"] == 0 and row["episode/count"] == ends > 10
+
+
+@pytest.mark.parametrize("kind", ["disabled", "same step", "next step"])
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_a_number_that_is_not_finite_is_masked_out_and_named_once(
+    kind: str, bad: float, caplog: pytest.LogCaptureFixture
+) -> None:
+    mode = {
+        "disabled": AutoresetMode.DISABLED,
+        "same step": AutoresetMode.SAME_STEP,
+        "next step": AutoresetMode.NEXT_STEP,
+    }
+    make = [Count, lambda: Count({(0, 1): bad, (2, 1): bad}), Count]
+    env = GymnasiumEnv(SyncVectorEnv(make, autoreset_mode=mode[kind]), seed=7, name="Bad", max_episode_steps=LIMIT)
+    env.reset()
+    step = env.step(torch.zeros(3, 2))
+    assert step.diverged.tolist() == [False, True, False] == step.done.tolist()
+    assert step.reward.tolist() == [1, 0, 1] and step.final_obs["policy"][1].tolist() == [0, 0, 0, 0]
+    assert step.obs["policy"][1].tolist() == [8, 1, 0, 0], "a new episode"
+    for _ in range(12):
+        step = env.step(torch.zeros(3, 2))
+        assert all(torch.isfinite(value).all() for value in (step.obs["policy"], step.final_obs["policy"], step.reward))
+    [record] = caplog.records
+    assert "Bad: step() returned a NaN" in record.message and "observation 'policy' of env 1" in record.message
+
+
+def test_a_bad_action_reaches_no_env_and_counts_as_a_divergence() -> None:
+    env = GymnasiumEnv(VECTOR_ENVS["disabled"](), seed=7, max_episode_steps=LIMIT)
+    env.reset()
+    step = env.step(torch.tensor([[0.0, 0.0], [torch.nan, 0.0], [0.0, torch.inf]]))
+    assert step.bad_action.tolist() == step.diverged.tolist() == step.done.tolist() == [False, True, True]
+
+
+class Spaces(gym.Env):
+    """Every kind of observation."""
+
+    observation_space = gym.spaces.Dict(
+        {
+            "b": gym.spaces.Box(-1, 1, (2, 2), np.float64),
+            "a": gym.spaces.Tuple([gym.spaces.Discrete(3, start=5), gym.spaces.MultiBinary(2)]),
+            "c": gym.spaces.MultiDiscrete([2, 3]),
+        }
+    )
+    action_space = gym.spaces.Box(-1, 1, (2, 2), np.float32)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        value = {"b": np.arange(4.0).reshape(2, 2), "a": (6, np.array([1, 0], np.int8)), "c": np.array([1, 2])}
+        return value, {}
+
+    def step(self, action: np.ndarray) -> Any:
+        assert action.shape == (2, 2)
+        return self.reset()[0], 0.0, True, False, {}
+
+
+@pytest.mark.parametrize("mode", AutoresetMode)
+def test_observations_are_flattened_in_the_order_of_their_space(mode: AutoresetMode) -> None:
+    env = GymnasiumEnv(SyncVectorEnv([Spaces] * 2, autoreset_mode=mode), seed=0, max_episode_steps=1)
+    flat = [{"a": [0, 1, 0, 1, 0], "b": [0, 1, 2, 3], "c": [0, 1, 0, 0, 1]}[key] for key in Spaces.observation_space]
+    expected = [[number for part in flat for number in part]] * 2
+    assert env.reset()["policy"].tolist() == expected and env.obs_sizes == {"policy": 14}
+    step = env.step(torch.zeros(2, 4))
+    assert step.final_obs["policy"].tolist() == step.obs["policy"].tolist() == expected
+
+
+class Asymmetric(Spaces):
+    observation_space = gym.spaces.Dict({"critic": gym.spaces.Box(-9, 9, (3,)), "policy": gym.spaces.Box(-9, 9, (2,))})
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        return {"critic": np.full(3, 2.0, np.float32), "policy": np.full(2, 1.0, np.float32)}, {}
+
+
+def test_a_dict_may_name_our_groups() -> None:
+    env = GymnasiumEnv(SyncVectorEnv([Asymmetric] * 2), seed=0, max_episode_steps=1)
+    assert {group: value.tolist() for group, value in env.reset().items()} == {
+        "policy": [[1.0] * 2] * 2,
+        "critic": [[2.0] * 3] * 2,
+    }
+    assert env.obs_sizes == {"policy": 2, "critic": 3}
+
+
+class WrongVector(Foreign):
+    def step(self, actions: Any) -> Any:
+        obs, *others = super().step(actions)
+        return obs[:, :3], *others
+
+
+def test_a_wrong_shape_is_one_line() -> None:
+    env = GymnasiumEnv(WrongVector(sync(AutoresetMode.NEXT_STEP)()), seed=0, name="Wrong", max_episode_steps=1)
+    env.reset()
+    with pytest.raises(TaskError, match=r"^Wrong: step\(\) .* expected shape \[3, 4\], got \[3, 3\]$"):
+        env.step(torch.zeros(3, 2))
+    with pytest.raises(ValueError, match=r"shape \[3, 2\], got \[3, 1\]"):
+        env.step(torch.zeros(3, 1))
+
+
+class Text(Count):
+    observation_space = gym.spaces.Text(5)
+
+
+class Whole(Count):
+    action_space = gym.spaces.Box(0, 5, (2,), np.int64)
+
+
+@pytest.mark.parametrize(("env", "words"), [(Text, "an observation of Text"), (Whole, "actions of Box.*int64")])
+def test_a_space_that_cannot_be_represented_is_one_line(env: type, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        GymnasiumEnv(SyncVectorEnv([env]), seed=0, max_episode_steps=1)
+
+
+def test_a_missing_time_limit_is_asked_for() -> None:
+    with pytest.raises(ConfigError, match=r"env\.max_episode_steps=<steps>"):
+        GymnasiumEnv(SyncVectorEnv([Count]), seed=0)
+
+
+def trainer_of(tmp_path: Any, **settings: Any) -> Trainer:
+    env = {"id": "Pendulum-v1", **settings.pop("env", {})}
+    small = {"device": "cpu", "num_envs": 4, "max_iterations": 2, "log": {"dir": str(tmp_path), "console": "quiet"}}
+    return Trainer(prepare("Gymnasium", env=env, **{**small, **settings}))
+
+
+@pytest.mark.parametrize(
+    ("env", "words"),
+    [
+        ({"id": "Pendulm-v1"}, "env.id=Pendulm-v1: Gymnasium has no such env. Did you mean 'Pendulum-v1'?"),
+        ({"id": "os:Pendulum-v1"}, "no module may be named here"),
+        ({"id": None}, "needs env.id or env._target_"),
+        ({"id": None, "_target_": "no_such_module.make"}, "env._target_=no_such_module.make: no module named"),
+        ({"vectorization": "envpool"}, "pip install .gpusim-rl.envpool"),
+        ({"vectorization": "vector_entry_point"}, "env.id=Pendulum-v1: "),
+        ({"kwargs": {"gravty": 3}}, "env.id=Pendulum-v1: .*gravty"),
+    ],
+)
+def test_wrong_settings_are_one_line(env: dict[str, Any], words: str, tmp_path: Any) -> None:
+    with pytest.raises(ConfigError, match=words) as error:
+        trainer_of(tmp_path, env=env)
+    assert "\n" not in str(error.value)
+
+
+def test_settings_of_envs_need_the_task_gymnasium() -> None:
+    with pytest.raises(ConfigError, match=r"env=CartPole-v1 has no effect with task Ant\. Try task=Gymnasium"):
+        prepare("Ant", env={"id": "CartPole-v1"})
+    with pytest.raises(ConfigError, match="sim and sim_device have no effect"):
+        trainer_of("unused", sim={"name": "mujoco"})
+    with pytest.raises(ConfigError, match=r"task\.randomize must be"):
+        prepare("Gymnasium", env={"id": "CartPole-v1"}, task={"randomize": True})
+
+
+def test_it_trains_resumes_with_new_episodes_and_is_evaluated(tmp_path: Any, capsys: Any) -> None:
+    ppo = {"horizon": 16, "minibatch_size": 32}
+    trainer = trainer_of(tmp_path, ppo=ppo, env={"kwargs": {"g": 9.0}})
+    assert trainer.env.obs_sizes == {"policy": 3} and trainer.env.max_episode_length == 200
+    trainer.train()
+    assert trainer.run_dir is not None
+    run = str(trainer.run_dir.path)
+    again = Trainer(prepare("Gymnasium", checkpoint=run, max_iterations=3))
+    assert again.cfg.env.kwargs == {"g": 9.0} and again.iteration == 2
+    capsys.readouterr()
+    with again.logging() as log:
+        again.iterate(log)
+    assert again.iteration == 3
+    result = Trainer(prepare("Gymnasium", checkpoint=run, test=True)).evaluate()
+    assert result["episodes"] == 4 and result["length_mean"] == 200
+
+
+def test_it_cannot_be_drawn(tmp_path: Any) -> None:
+    from gpusim_rl.api import make_env
+    from gpusim_rl.view.player import Player
+
+    trainer = trainer_of(tmp_path, max_iterations=1, ppo={"horizon": 4, "minibatch_size": 16})
+    trainer.train()
+    assert trainer.run_dir is not None
+    with pytest.raises(ConfigError, match=r"envs of another library .* cannot be drawn"):
+        Player.open(str(trainer.run_dir.path))
+    with pytest.raises(ConfigError, match="envs of another library already"):
+        make_env("Gymnasium", env={"id": "Pendulum-v1"})
