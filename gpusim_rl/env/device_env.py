@@ -2,25 +2,40 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from gpusim_rl.env.environment import Step
 
+NUMBERS = ("reward",)
+GROUPS = ("obs", "final_obs", "terms", "stats")
+MASKS = ("terminated", "truncated", "diverged", "bad_action", "done", "incomplete", "skipped")
+
 
 def moved(step: Step, device: torch.device) -> Step:
     """A step of the environments on the learner's device.
 
-    Physics on the CPU under a policy on the GPU is the one configuration that copies, as its user asked.
+    Envs on the CPU under a policy on the GPU are the one configuration that copies, as its user asked. All of a step
+    goes in one copy. To CUDA it goes from pinned memory, and the host does not wait for it.
     """
     if step.reward.device == device:
         return step
+    numbers = [(name, "", getattr(step, name)) for name in NUMBERS]
+    numbers += [(name, key, value) for name in GROUPS for key, value in getattr(step, name).items()]
+    masks = [(name, mask) for name in MASKS if (mask := getattr(step, name)) is not None]
+    sources: list[Tensor] = [*(value for *_, value in numbers), *(mask for _, mask in masks)]
+    sizes = [value.numel() for value in sources]
+    source = step.reward.device
+    pinned = source.type == "cpu" and device.type == "cuda"
+    packed = torch.empty(sum(sizes), device=source, pin_memory=pinned)
+    torch.cat([value.reshape(-1).float() for value in sources], out=packed)
+    parts = packed.to(device, non_blocking=pinned).split([sum(sizes[: len(numbers)]), sum(sizes[len(numbers) :])])
 
-    def to_device(value: Any) -> Any:
-        if value is None or isinstance(value, Tensor):
-            return value if value is None else value.to(device)
-        return {name: item.to(device) for name, item in value.items()}
-
-    return Step(**{name: to_device(getattr(step, name)) for name in Step.__slots__})
+    fields: dict[str, dict[str, Tensor] | Tensor] = {name: {} for name in GROUPS}
+    for (name, key, value), part in zip(numbers, parts[0].split(sizes[: len(numbers)]), strict=True):
+        owner = fields[name] if key else fields
+        assert isinstance(owner, dict)
+        owner[key or name] = part.view(value.shape)
+    flags = (parts[1] != 0.0).split(sizes[len(numbers) :])
+    fields |= {name: flag for (name, _), flag in zip(masks, flags, strict=True)}
+    return Step(**fields)  # type: ignore[arg-type]

@@ -1,0 +1,70 @@
+"""A step on another device: the same values, in one copy."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from gpusim_rl.env import Step
+from gpusim_rl.env.device_env import GROUPS, MASKS, NUMBERS, moved
+
+
+def a_step(*, skipped: bool) -> Step:
+    torch.manual_seed(0)
+
+    def mask() -> torch.Tensor:
+        return torch.rand(5) > 0.5
+
+    obs = {"policy": torch.randn(5, 3), "critic": torch.randn(5, 7)}
+    final = {group: torch.randn_like(value) for group, value in obs.items()}
+    obs["policy"][0, 0], final["critic"][1, 2] = torch.nan, torch.inf
+    stats = {"level": torch.tensor([1.0, torch.nan, 3.0, 4.0, 5.0])}
+    masks = [mask() for _ in range(6)]
+    terms = {"alive": torch.rand(5), "reward": torch.rand(5)}
+    return Step(obs, final, torch.randn(5), terms, stats, *masks, skipped=mask() if skipped else None)
+
+
+class Copies(TorchDispatchMode):
+    """Counts copies to another device."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += func is torch.ops.aten._to_copy.default and "device" in (kwargs or {})
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("skipped", [False, True])
+def test_a_step_moves_in_one_copy_with_the_same_values(skipped: bool) -> None:
+    step = a_step(skipped=skipped)
+    with Copies() as copies:
+        found = moved(step, torch.device("cpu", 0))  # not the same device as cpu, for torch
+    assert copies.count <= 1
+    for field in dataclasses.fields(Step):
+        before, after = getattr(step, field.name), getattr(found, field.name)
+        pairs = [(before, after)] if not isinstance(before, dict) else [(before[k], after[k]) for k in before]
+        assert not isinstance(before, dict) or list(before) == list(after)
+        for old, new in pairs:
+            if old is None:
+                assert new is None
+                continue
+            assert new.dtype == old.dtype and new.shape == old.shape and new.is_contiguous()
+            torch.testing.assert_close(new, old, rtol=0, atol=0, equal_nan=True)
+
+
+def test_on_meta_everything_is_there() -> None:
+    found = moved(a_step(skipped=True), torch.device("meta"))
+    assert found.reward.device.type == found.obs["critic"].device.type == found.done.device.type == "meta"
+
+
+def test_every_field_of_a_step_is_moved() -> None:
+    assert {*NUMBERS, *GROUPS, *MASKS} == {field.name for field in dataclasses.fields(Step)}
+
+
+def test_on_the_same_device_it_is_the_same_step() -> None:
+    step = a_step(skipped=False)
+    assert moved(step, torch.device("cpu")) is step
