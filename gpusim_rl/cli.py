@@ -129,7 +129,7 @@ def list_tasks(argv: list[str]) -> None:
 
     parser = argparse.ArgumentParser(
         prog="gpusim-rl list",
-        description="List all tasks that task=NAME accepts.",
+        description="List all tasks on our simulators that task=NAME accepts.",
         epilog=COLUMNS,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
