@@ -466,7 +466,9 @@ def _all_keys(arguments: Sequence[str], saved: SavedRun | None) -> list[str]:
         sections = [task_section(entries[name].file) for name in names]
     keys = {f"task.{key}": None for section in [*sections, TASK_DEFAULTS] for key in section if key != "_target_"}
     made = [key_of(text) for text in arguments if text.startswith("++") and not _is_open(text)]
-    return [*known_keys(), *keys, *made]
+    algo = next((f"{value_of(text)}." for text in reversed(arguments) if key_of(text) == "algo"), "")
+    ours = sorted(known_keys(), key=lambda key: not (algo and key.startswith(algo)))  # what is chosen is meant
+    return [*ours, *keys, *made]
 
 
 def _problem(arguments: Sequence[str]) -> str:

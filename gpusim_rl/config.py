@@ -563,7 +563,7 @@ def unknown_key(key: str, known: Sequence[str]) -> ConfigError:
             return ConfigError(f"unknown key {key!r}. {answer}")
     section, _, leaf = key.rpartition(".")
     siblings = [name.rpartition(".")[2] for name in known if name.rpartition(".")[0] == section]
-    elsewhere = {name.rpartition(".")[2]: name for name in known}
+    elsewhere = {name.rpartition(".")[2]: name for name in reversed(known)}  # of equals the first
     if close := closest(leaf, siblings):
         name = f"{section}.{close}" if section else close
         hint = f"Did you mean {name!r}?"
