@@ -16,3 +16,19 @@ class Box:
 
     size: int
     """Numbers in the action vector of one env."""
+
+
+@dataclass(frozen=True, slots=True)
+class MultiDiscrete:
+    """One choice or several, independent of each other: `size` indices for each env, int64."""
+
+    counts: tuple[int, ...]
+    """Options of each choice: the k-th index is in [0, counts[k])."""
+
+    @property
+    def size(self) -> int:
+        """Numbers in the action vector of one env."""
+        return len(self.counts)
+
+
+ActionSpace = Box | MultiDiscrete

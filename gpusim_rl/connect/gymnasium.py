@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
@@ -145,7 +145,7 @@ class GymnasiumEnv(Environment):
         return found
 
     @property
-    def action_space(self) -> spaces.Box:
+    def action_space(self) -> spaces.ActionSpace:
         """The actions that `step` takes."""
         return self._space
 
@@ -524,7 +524,7 @@ def _scattered(some: Any, numbers: Array, everything: Any) -> Any:
     return found
 
 
-def _action_space(space: Any, name: str) -> tuple[Any, Any]:
+def _action_space(space: Any, name: str) -> tuple[spaces.ActionSpace, Callable[[Array], Array]]:
     """Our action space, and what turns our actions into the library's."""
     from gymnasium import spaces as gym
 
@@ -540,23 +540,15 @@ def _action_space(space: Any, name: str) -> tuple[Any, Any]:
 
         return spaces.Box(low.size), to_box
     if isinstance(space, gym.Discrete):
-        return _discrete("Discrete", int(space.n), name), lambda action: action[:, 0].astype(np.int64) + space.start
+        return spaces.MultiDiscrete((int(space.n),)), lambda action: action[:, 0].astype(np.int64) + space.start
     if isinstance(space, gym.MultiDiscrete):
         shape, counts = space.shape, tuple(int(n) for n in space.nvec.flatten())
         to_indices = lambda action: action.astype(np.int64).reshape(-1, *shape) + space.start  # noqa: E731
-        return _discrete("MultiDiscrete", counts, name), to_indices
+        return spaces.MultiDiscrete(counts), to_indices
     raise ConfigError(
         f"{name}: actions of {space} cannot be represented: box (floats), discrete and multi-discrete can. Try a"
         " wrapper of Gymnasium, in a function of yours (env._target_=my_envs.make)"
     )
-
-
-def _discrete(kind: str, count: int | tuple[int, ...], name: str) -> Any:
-    """Our space of that kind."""
-    found = getattr(spaces, kind, None)
-    if found is None:
-        raise ConfigError(f"{name}: no algorithm here can choose {kind} actions yet")
-    return found(count)
 
 
 def _finite(obs: Mapping[str, Array]) -> Array:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from gpusim_rl.config import EnvConfig
 from gpusim_rl.errors import ConfigError
-from gpusim_rl.spaces import Box
+from gpusim_rl.spaces import ActionSpace
 
 Observation = dict[str, Tensor]
 """Observation groups by name, shape [num_envs, size] each: `policy`, and `critic` where the task has one."""
@@ -93,7 +93,7 @@ class Environment(ABC):
 
     @property
     @abstractmethod
-    def action_space(self) -> Box:
+    def action_space(self) -> ActionSpace:
         """The actions that `step` takes."""
 
     @property
@@ -125,7 +125,7 @@ class Environment(ABC):
         """Advances all envs by one control step and resets those whose episode ended.
 
         Args:
-            action: Actions, [num_envs, num_actions].
+            action: Actions, [num_envs, num_actions]: numbers of a Box, float32, or indices of a MultiDiscrete, int64.
         """
 
     @property

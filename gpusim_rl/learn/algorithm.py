@@ -16,7 +16,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from gpusim_rl.load_class import load_class
-from gpusim_rl.spaces import Box
+from gpusim_rl.spaces import ActionSpace
 
 Observation = Mapping[str, Tensor]
 """Observation groups by name, [num_envs, size] each: `policy`, and `critic` where the task has one."""
@@ -32,7 +32,7 @@ class EnvSpec:
     num_envs: int
     obs_sizes: Mapping[str, int]
     """Size of each observation group."""
-    action_space: Box
+    action_space: ActionSpace
     max_episode_length: int
     """An env is truncated at most once in so many control steps: the time limit."""
 
@@ -120,7 +120,7 @@ class Algorithm(ABC):
 
     @classmethod
     @abstractmethod
-    def make_policy(cls, cfg: Any, obs_sizes: Mapping[str, int], action_space: Box) -> Policy:
+    def make_policy(cls, cfg: Any, obs_sizes: Mapping[str, int], action_space: ActionSpace) -> Policy:
         """A new policy, as `__init__` makes it; a player loads the weights of a checkpoint into it."""
 
     def begin_rollout(self) -> None:  # noqa: B027 (optional)

@@ -8,12 +8,12 @@ from functools import partial
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 from torch.nn import functional
 
 from gpusim_rl.config import NetworkConfig
-from gpusim_rl.spaces import Box
+from gpusim_rl.spaces import ActionSpace, Box, MultiDiscrete
 
 _LOG_2PI = math.log(2.0 * math.pi)
 
@@ -83,6 +83,70 @@ class DiagonalGaussian:
         return cls(*parameters.chunk(2, dim=-1))
 
 
+@dataclass(slots=True)
+class Categorical:
+    """One choice or several, independent of each other."""
+
+    logits: Float[Tensor, "*batch parameters"]
+    """Of the options of all choices, side by side; not normalised."""
+    counts: tuple[int, ...]
+    """Options of each choice."""
+
+    def __getitem__(self, index: int) -> Categorical:
+        """One row of the first dimension."""
+        return Categorical(self.logits[index], self.counts)
+
+    def per_sample(self) -> Categorical:
+        """The same: it depends on the state always."""
+        return self
+
+    def _log_probs(self) -> list[Tensor]:
+        return [part.log_softmax(dim=-1) for part in self.logits.split(self.counts, dim=-1)]
+
+    def _largest(self, scores: Tensor) -> Tensor:
+        return torch.stack([part.argmax(dim=-1) for part in scores.split(self.counts, dim=-1)], dim=-1)
+
+    @property
+    def mode(self) -> Int[Tensor, "*batch actions"]:
+        """The most likely option of each choice."""
+        return self._largest(self.logits)
+
+    def sample(self, noise: Float[Tensor, "*batch parameters"]) -> Int[Tensor, "*batch actions"]:
+        """An action for standard Gumbel noise (the Gumbel-max trick, Maddison et al. 2014, arXiv 1411.0030)."""
+        return self._largest(self.logits + noise)
+
+    def log_prob(self, action: Shaped[Tensor, "*batch actions"]) -> Float[Tensor, "*batch"]:
+        """Log-probability of indices, which may be of any type, summed over the choices."""
+        index = action.long()
+        parts = [part.gather(-1, index[..., k, None]) for k, part in enumerate(self._log_probs())]
+        return torch.cat(parts, dim=-1).sum(dim=-1)
+
+    def entropy(self) -> Float[Tensor, "*batch"]:
+        """Entropy [nat]."""
+        return -torch.cat([part.exp() * part for part in self._log_probs()], dim=-1).sum(dim=-1)
+
+    def kl_from(self, old: Categorical) -> Float[Tensor, "*batch"]:
+        """KL(old || self) [nat]."""
+        pairs = zip(old._log_probs(), self._log_probs(), strict=True)
+        return torch.cat([before.exp() * (before - now) for before, now in pairs], dim=-1).sum(dim=-1)
+
+    def excess(self, bound: float) -> Float[Tensor, "*batch"]:
+        """Zero: indices have no bounds to leave."""
+        return torch.zeros_like(self.logits[..., 0])
+
+    def stats(self) -> dict[str, Tensor]:
+        """Nothing: PPO logs the entropy."""
+        return {}
+
+    @property
+    def parameters(self) -> tuple[Float[Tensor, "*batch parameters"]]:
+        """What `CategoricalHead.stored` takes."""
+        return (self.logits,)
+
+
+Distribution = DiagonalGaussian | Categorical
+
+
 class GaussianHead(nn.Module):
     """The last layer of a policy over continuous actions.
 
@@ -95,8 +159,6 @@ class GaussianHead(nn.Module):
         num_parameters: Numbers that describe one distribution (see `DiagonalGaussian.parameters`).
         num_noise: Standard normal numbers that one sample takes.
     """
-
-    distribution = DiagonalGaussian
 
     def __init__(self, size: int, space: Box, cfg: NetworkConfig) -> None:
         super().__init__()
@@ -124,6 +186,14 @@ class GaussianHead(nn.Module):
         assert self.log_std is not None
         return DiagonalGaussian(self.mean(features), self.log_std)
 
+    def stored(self, parameters: Float[Tensor, "*batch parameters"]) -> DiagonalGaussian:
+        """The distribution whose `parameters` these are, side by side."""
+        return DiagonalGaussian.stored(parameters)
+
+    def draw_(self, noise: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        """Fills [..., num_noise] with what `DiagonalGaussian.sample` takes."""
+        return noise.normal_(generator=generator)
+
     @torch.no_grad()
     def clamp_(self) -> None:
         """Puts the log-std parameter back into its range, after an optimiser's step."""
@@ -131,7 +201,44 @@ class GaussianHead(nn.Module):
             self.log_std.clamp_(*self.range)
 
 
-def make_head(size: int, space: Box, cfg: NetworkConfig) -> GaussianHead:
+class CategoricalHead(nn.Module):
+    """The last layer of a policy over discrete actions.
+
+    Args:
+        size: Features.
+        space: The action space.
+
+    Attributes:
+        num_parameters: Numbers that describe one distribution: a logit for each option.
+        num_noise: Standard Gumbel numbers that one sample takes.
+    """
+
+    def __init__(self, size: int, space: MultiDiscrete) -> None:
+        super().__init__()
+        self.counts = space.counts
+        self.num_parameters = self.num_noise = sum(space.counts)
+        self.logits = nn.Linear(size, self.num_parameters)
+        with torch.no_grad():  # nearly uniform at first, as a Gaussian starts near zero
+            self.logits.weight.mul_(0.01)
+            self.logits.bias.zero_()
+
+    def forward(self, features: Float[Tensor, "*batch size"]) -> Categorical:
+        """The distribution for each row of features."""
+        return Categorical(self.logits(features), self.counts)
+
+    def stored(self, parameters: Float[Tensor, "*batch parameters"]) -> Categorical:
+        """The distribution whose `parameters` these are."""
+        return Categorical(parameters, self.counts)
+
+    def draw_(self, noise: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        """Fills [..., num_noise] with what `Categorical.sample` takes."""
+        return noise.uniform_(generator=generator).log_().neg_().log_().neg_()
+
+    def clamp_(self) -> None:
+        """Nothing: logits have no range."""
+
+
+def make_head(size: int, space: ActionSpace, cfg: NetworkConfig) -> GaussianHead | CategoricalHead:
     """The last layer of a policy for an action space.
 
     Args:
@@ -139,4 +246,6 @@ def make_head(size: int, space: Box, cfg: NetworkConfig) -> GaussianHead:
         space: The action space.
         cfg: Network settings.
     """
+    if isinstance(space, MultiDiscrete):
+        return CategoricalHead(size, space)
     return GaussianHead(size, space, cfg)

@@ -9,18 +9,18 @@ from functools import partial
 from typing import Protocol
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Shaped
 from torch import Tensor, nn
 from torch.nn import functional
 
 from gpusim_rl.config import NetworkConfig, QNetworkConfig
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.learn.algorithm import Hidden, Observation, Policy
-from gpusim_rl.learn.distributions import DiagonalGaussian, make_head
+from gpusim_rl.learn.distributions import Distribution, make_head
 from gpusim_rl.learn.normalize import RunningNormalizer
 from gpusim_rl.load_class import load_class
 from gpusim_rl.source_location import describe
-from gpusim_rl.spaces import Box
+from gpusim_rl.spaces import ActionSpace
 
 # In place where the gradient can be had from the output alone: less memory traffic.
 ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
@@ -37,9 +37,9 @@ ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
 class Sample:
     """Sampled actions and what belongs to them, for a batch of environments."""
 
-    action: Float[Tensor, "batch actions"]
-    """Not clipped: log-probabilities are of this number."""
-    distribution: DiagonalGaussian
+    action: Shaped[Tensor, "batch actions"]
+    """Not clipped: log-probabilities are of this number. Indices where actions are discrete."""
+    distribution: Distribution
     value: Float[Tensor, " batch"]
     """As the network gives it: normalised, if values are normalised."""
     hidden: Hidden
@@ -51,7 +51,7 @@ class Evaluation:
 
     log_prob: Float[Tensor, "*batch"]
     entropy: Float[Tensor, "*batch"]
-    distribution: DiagonalGaussian
+    distribution: Distribution
     value: Float[Tensor, "*batch"]
 
 
@@ -238,7 +238,7 @@ class ActorCritic(Policy):
     def __init__(
         self,
         obs_sizes: Mapping[str, int],
-        action_space: Box,
+        action_space: ActionSpace,
         net: NetworkConfig,
         *,
         normalize_obs: bool,
@@ -277,7 +277,7 @@ class ActorCritic(Policy):
 
     def forward(
         self, inputs: Mapping[str, Tensor], hidden: Hidden = (), is_first: Tensor | None = None
-    ) -> tuple[DiagonalGaussian, Tensor, Hidden]:
+    ) -> tuple[Distribution, Tensor, Hidden]:
         """Action distribution and value of normalised inputs [time, batch, size]; value has no trailing dimension."""
         split = self.actor.num_states
         features, actor_state = self.actor(inputs["policy"], hidden[:split], is_first, bf16=self.bf16)
@@ -296,7 +296,7 @@ class ActorCritic(Policy):
         Args:
             obs: Observation groups.
             hidden: Recurrent state; zero where an episode begins.
-            noise: Standard normal numbers.
+            noise: What the head draws.
         """
         inputs = {group: value[None] for group, value in self.normalize(obs).items()}
         distribution, value, hidden = self(inputs, hidden)
@@ -311,7 +311,8 @@ class ActorCritic(Policy):
         distribution = distribution[0]
         if deterministic:
             return distribution.mode, hidden
-        return distribution.sample(torch.randn_like(distribution.mode)), hidden
+        noise = torch.empty(len(distribution.mode), self.head.num_noise, device=inputs["policy"].device)
+        return distribution.sample(self.head.draw_(noise)), hidden
 
     @torch.no_grad()
     def value(self, obs: Observation, hidden: Hidden) -> Float[Tensor, " batch"]:

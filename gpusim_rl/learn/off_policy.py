@@ -29,6 +29,7 @@ from gpusim_rl.learn.optimizer import MaskedAdamW
 from gpusim_rl.learn.ppo import choose_precision
 from gpusim_rl.learn.q_networks import QPolicy, project
 from gpusim_rl.learn.replay import STORAGE, Replay
+from gpusim_rl.spaces import Box
 
 
 @dataclass(slots=True)
@@ -81,6 +82,9 @@ class OffPolicy(Algorithm):
     def __init__(
         self, cfg: OffPolicyConfig, env: EnvSpec, *, device: torch.device, seed: int, max_iterations: int
     ) -> None:
+        if not isinstance(env.action_space, Box):
+            name = type(self).__name__.lower()
+            raise ConfigError(f"algo={name} chooses continuous actions, and here they are discrete; try algo=ppo")
         self.cfg, self.device, self.horizon = cfg, device, cfg.horizon
         self.num_envs, self.num_actions = env.num_envs, env.action_space.size
         bf16, self._precision_reason = choose_precision(cfg.precision, device)

@@ -26,7 +26,7 @@ from gpusim_rl.learn.chunks import Chunks, most_workers
 from gpusim_rl.learn.distributions import squared_distance
 from gpusim_rl.learn.networks import ActorCritic, Sample
 from gpusim_rl.learn.rollout import Rollout, gae
-from gpusim_rl.spaces import Box
+from gpusim_rl.spaces import ActionSpace
 
 SOFT_BOUND = 1.1
 """Action means beyond +-1.1 are penalised by the bounds loss, as in rl_games: actions are clipped at 1."""
@@ -266,7 +266,7 @@ class PPO(Algorithm):
         self._chunks.threads = not enabled
 
     @classmethod
-    def make_policy(cls, cfg: PPOConfig, obs_sizes: Mapping[str, int], action_space: Box) -> ActorCritic:
+    def make_policy(cls, cfg: PPOConfig, obs_sizes: Mapping[str, int], action_space: ActionSpace) -> ActorCritic:
         """Actor and critic, float32, on the CPU."""
         return ActorCritic(
             obs_sizes,
@@ -282,7 +282,7 @@ class PPO(Algorithm):
 
     def begin_rollout(self) -> None:
         """Draws the noise of all steps: one operation, and none that follows physics in a graph."""
-        self._noise_of_rollout.normal_(generator=self._noise_generator)
+        self.policy.head.draw_(self._noise_of_rollout, self._noise_generator)
         self._noise.copy_(self._noise_of_rollout[0])
 
     def act(self, obs: Observation) -> Tensor:
@@ -347,7 +347,7 @@ class PPO(Algorithm):
         stats["policy/skipped_minibatches"] = self.skipped.clone()
         stats["check/learned"] = (used > 0).float()
         stats["policy/learning_rate"] = self.learning_rate.clone()
-        return stats | self.policy.head.distribution.stored(rollout.distribution).stats()
+        return stats | self.policy.head.stored(rollout.distribution).stats()
 
     def _step(self, batch: Batch, index: Tensor, count: Tensor, *, adapt: bool) -> tuple[Tensor, Tensor, Tensor]:
         """One step of the optimiser on a minibatch, whose gradient is the sum over its chunks.
@@ -409,7 +409,8 @@ class PPO(Algorithm):
             value_loss = value_loss.clamp(min=squared_distance(near, old.target))
 
         with torch.no_grad():
-            kl = now.distribution.kl_from(head.distribution.stored(old.distribution))
+            before: Any = head.stored(old.distribution)  # of the kind of the one now
+            kl = now.distribution.kl_from(before)
             clip_fraction = ((ratio - 1.0).abs() > clip).float()
         parts = {
             "loss/policy": policy_loss,
@@ -469,7 +470,7 @@ class PPO(Algorithm):
         samples = Samples(
             rollout.action,
             rollout.distribution,
-            policy.head.distribution.stored(rollout.distribution).log_prob(rollout.action),
+            policy.head.stored(rollout.distribution).log_prob(rollout.action),
             policy.normalize_value(value),
             advantage,
             policy.normalize_value(returns),

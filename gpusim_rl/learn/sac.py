@@ -17,7 +17,7 @@ from gpusim_rl.learn.algorithm import EnvSpec, Hidden, Observation
 from gpusim_rl.learn.off_policy import Batch, OffPolicy
 from gpusim_rl.learn.optimizer import MaskedAdamW
 from gpusim_rl.learn.q_networks import QPolicy
-from gpusim_rl.spaces import Box
+from gpusim_rl.spaces import ActionSpace
 
 _LOG_2PI = math.log(2.0 * math.pi)
 
@@ -62,7 +62,7 @@ class SACPolicy(QPolicy):
         action_space: What actions there are.
     """
 
-    def __init__(self, cfg: SACConfig, obs_sizes: Mapping[str, int], action_space: Box) -> None:
+    def __init__(self, cfg: SACConfig, obs_sizes: Mapping[str, int], action_space: ActionSpace) -> None:
         super().__init__(
             obs_sizes,
             action_space.size,
@@ -115,7 +115,7 @@ class SAC(OffPolicy):
         self._target_entropy = -float(self.num_actions) if cfg.target_entropy is None else cfg.target_entropy
 
     @classmethod
-    def make_policy(cls, cfg: SACConfig, obs_sizes: Mapping[str, int], action_space: Box) -> SACPolicy:
+    def make_policy(cls, cfg: SACConfig, obs_sizes: Mapping[str, int], action_space: ActionSpace) -> SACPolicy:
         """Actor and critics, float32, on the CPU."""
         return SACPolicy(cfg, obs_sizes, action_space)
 

@@ -14,7 +14,7 @@ from gpusim_rl.config import TD3Config
 from gpusim_rl.learn.algorithm import EnvSpec, Hidden, Observation, Transition
 from gpusim_rl.learn.off_policy import Batch, OffPolicy
 from gpusim_rl.learn.q_networks import QPolicy
-from gpusim_rl.spaces import Box
+from gpusim_rl.spaces import ActionSpace
 
 
 class TD3Policy(QPolicy):
@@ -26,7 +26,7 @@ class TD3Policy(QPolicy):
         action_space: What actions there are.
     """
 
-    def __init__(self, cfg: TD3Config, obs_sizes: Mapping[str, int], action_space: Box) -> None:
+    def __init__(self, cfg: TD3Config, obs_sizes: Mapping[str, int], action_space: ActionSpace) -> None:
         super().__init__(
             obs_sizes,
             action_space.size,
@@ -77,7 +77,7 @@ class TD3(OffPolicy):
         self.noise_scale.uniform_(cfg.noise_min, cfg.noise_max, generator=self._act_generator)
 
     @classmethod
-    def make_policy(cls, cfg: TD3Config, obs_sizes: Mapping[str, int], action_space: Box) -> TD3Policy:
+    def make_policy(cls, cfg: TD3Config, obs_sizes: Mapping[str, int], action_space: ActionSpace) -> TD3Policy:
         """Actor and critics, float32, on the CPU."""
         return TD3Policy(cfg, obs_sizes, action_space)
 

@@ -263,7 +263,8 @@ class TaskConformance:
         returned = []
         for action in random_actions(env, 8):
             step = env.step(action)
-            returned += leaves([getattr(step, field) for field in step.__slots__])
+            fields = [getattr(step, field) for field in step.__slots__]
+            returned += leaves([value for value in fields if value is not None])
         copies = [value.clone() for _, value in returned]
         for action in random_actions(env, 8, seed=1):
             env.step(action)

@@ -190,15 +190,19 @@ def run(env: VecEnv, pushes: Tensor) -> list[Step]:
     return [copied(env.step(push)) for push in pushes]
 
 
+FIELDS = [name for name in Step.__slots__ if name != "skipped"]
+"""`skipped` is None here: all envs step."""
+
+
 def copied(step: Step) -> Step:
     def copy(value: Any) -> Any:
         return {k: v.clone() for k, v in value.items()} if isinstance(value, dict) else value.clone()
 
-    return Step(**{name: copy(getattr(step, name)) for name in Step.__slots__})
+    return Step(**{name: copy(getattr(step, name)) for name in FIELDS})
 
 
 def same(a: Step, b: Step, which: Tensor | slice = slice(None)) -> bool:
-    for name in Step.__slots__:
+    for name in FIELDS:
         x, y = getattr(a, name), getattr(b, name)
         pairs = zip(x.values(), y.values(), strict=True) if isinstance(x, dict) else [(x, y)]
         if not all(torch.equal(u[which], v[which]) for u, v in pairs):

@@ -16,6 +16,7 @@ from gpusim_rl.api import prepare
 from gpusim_rl.connect.gymnasium import GymnasiumEnv
 from gpusim_rl.errors import ConfigError, TaskError
 from gpusim_rl.run.trainer import Trainer
+from gpusim_rl.spaces import MultiDiscrete
 
 NUM_ENVS, LIMIT = 3, 5
 
@@ -304,3 +305,43 @@ def test_it_cannot_be_drawn(tmp_path: Any) -> None:
         Player.open(str(trainer.run_dir.path))
     with pytest.raises(ConfigError, match="envs of another library already"):
         make_env("Gymnasium", env={"id": "Pendulum-v1"})
+
+
+class Choices(gym.Env):
+    """Observes the action that it got."""
+
+    observation_space = gym.spaces.Box(-9, 9, (2,), np.float32)
+
+    def __init__(self, action_space: gym.Space) -> None:
+        self.action_space = action_space
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict]:
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict]:
+        assert self.action_space.contains(action), action
+        return np.zeros(2, np.float32) + np.asarray(action, np.float32), 0.0, False, False, {}
+
+
+@pytest.mark.parametrize(
+    ("space", "counts", "sent", "got"),
+    [
+        (gym.spaces.Discrete(3, start=-1), (3,), [[0], [2]], [[-1, -1], [1, 1]]),
+        (gym.spaces.MultiDiscrete([3, 2], start=[1, 0]), (3, 2), [[2, 1], [0, 0]], [[3, 1], [1, 0]]),
+    ],
+)
+def test_discrete_actions_are_indices_from_zero(
+    space: gym.Space, counts: tuple[int, ...], sent: list[list[int]], got: list[list[float]]
+) -> None:
+    envs = SyncVectorEnv([lambda: Choices(space)] * 2, autoreset_mode=AutoresetMode.DISABLED)
+    env = GymnasiumEnv(envs, seed=1, max_episode_steps=LIMIT)
+    env.reset()
+    assert env.action_space == MultiDiscrete(counts)
+    assert env.step(torch.tensor(sent)).final_obs["policy"].tolist() == got
+
+
+def test_ppo_learns_cartpole(tmp_path: Any) -> None:
+    quiet = {"console": "quiet", "dir": str(tmp_path)}
+    ppo = {"horizon": 64, "minibatch_size": 256, "learning_rate": 1e-3, "network": {"hidden": [64, 64]}}
+    settings = {"env": {"id": "CartPole-v1"}, "num_envs": 16, "seed": 1, "ppo": ppo, "log": quiet}
+    assert Trainer(prepare("Gymnasium", max_iterations=25, **settings)).train()["episode/return"] > 100.0

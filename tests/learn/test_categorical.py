@@ -1,0 +1,149 @@
+"""Discrete actions: the categorical distribution, and PPO with it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.distributions import Categorical as Reference
+from torch.distributions import kl_divergence
+
+from gpusim_rl.env import Step
+from gpusim_rl.errors import ConfigError
+from gpusim_rl.learn.algorithm import EnvSpec
+from gpusim_rl.learn.distributions import Categorical, CategoricalHead
+from gpusim_rl.learn.ppo import PPO
+from gpusim_rl.learn.sac import SAC
+from gpusim_rl.spaces import MultiDiscrete
+from gpusim_rl.testing.sync_counter import SyncCounter
+from helpers.fakes import ppo_config
+from helpers.off_policy import off_policy_config
+
+COUNTS = (3, 2, 4)
+NUM_ENVS = 64
+
+
+def references(logits: Tensor) -> list[Reference]:
+    return [Reference(logits=part) for part in logits.split(COUNTS, dim=-1)]
+
+
+def test_it_is_the_product_of_torchs_distributions() -> None:
+    torch.manual_seed(0)
+    old, now = 3.0 * torch.randn(5, 7, 9), 3.0 * torch.randn(5, 7, 9)
+    ours, theirs = Categorical(now, COUNTS), references(now)
+    action = torch.stack([reference.sample() for reference in theirs], dim=-1)
+    for given in (action, action.float()):  # a rollout keeps numbers
+        expected = torch.stack([r.log_prob(action[..., k]) for k, r in enumerate(theirs)]).sum(dim=0)
+        torch.testing.assert_close(ours.log_prob(given), expected)
+    torch.testing.assert_close(ours.entropy(), torch.stack([r.entropy() for r in theirs]).sum(dim=0))
+    kl = torch.stack([kl_divergence(a, b) for a, b in zip(references(old), theirs, strict=True)]).sum(dim=0)
+    torch.testing.assert_close(ours.kl_from(Categorical(old, COUNTS)), kl)
+    assert (ours.kl_from(ours) == 0.0).all()
+    assert torch.equal(ours.mode, torch.stack([r.probs.argmax(dim=-1) for r in theirs], dim=-1))  # type: ignore[union-attr]
+    assert torch.equal(ours[2].logits, now[2])
+
+
+def test_samples_have_the_probabilities_of_the_logits() -> None:
+    head = CategoricalHead(4, MultiDiscrete(COUNTS))
+    logits = torch.tensor([0.0, 1.0, -2.0, 0.5, -0.5, 3.0, 0.0, 1.0, 1.0])
+    draws = 200_000
+    noise = head.draw_(torch.empty(draws, head.num_noise), torch.Generator().manual_seed(1))
+    sample = head.stored(logits.expand(draws, -1)).sample(noise)
+    assert sample.dtype == torch.int64 and sample.shape == (draws, 3)
+    for k, reference in enumerate(references(logits)):
+        found = sample[:, k].bincount(minlength=COUNTS[k]) / draws
+        torch.testing.assert_close(found, reference.probs, atol=0.005, rtol=0.0)
+
+
+class Bandit:
+    """Observes which option of the second choice pays; the first has none that does."""
+
+    def __init__(self, device: str = "cpu") -> None:
+        self.device = torch.device(device)
+        self.generator = torch.Generator().manual_seed(0)
+        self.obs = self.draw()
+
+    def draw(self) -> dict[str, Tensor]:
+        number = torch.randint(4, (NUM_ENVS,), generator=self.generator)
+        return {"policy": torch.nn.functional.one_hot(number, 4).float().to(self.device)}
+
+    def step(self, action: Tensor) -> Step:
+        assert action.dtype == torch.int64 and action.shape == (NUM_ENVS, 2)
+        reward = self.obs["policy"].gather(1, action[:, 1:])[:, 0]
+        no, yes = torch.zeros_like(reward, dtype=torch.bool), torch.ones_like(reward, dtype=torch.bool)
+        final, self.obs = self.obs, self.draw()
+        return Step(self.obs, final, reward, {}, {}, yes, no, no, no, yes, no)
+
+
+def make(device: str = "cpu", **changes: Any) -> PPO:
+    cfg = ppo_config(horizon=8, minibatch_size=256, learning_rate=3e-3, **changes)
+    spec = EnvSpec(NUM_ENVS, {"policy": 4}, MultiDiscrete((3, 4)), 100)
+    return PPO(cfg, spec, device=torch.device(device), seed=1, max_iterations=100)
+
+
+def collect(ppo: PPO, env: Bandit) -> float:
+    ppo.begin_rollout()
+    for _ in range(ppo.horizon):
+        action = ppo.act(env.obs)
+        ppo.record(action, env.step(action))
+    return float(ppo.rollout.reward.mean()) if env.device.type == "cpu" else 0.0
+
+
+def test_ppo_learns_which_option_pays() -> None:
+    ppo, env = make(), Bandit()
+    returns = []
+    for _ in range(40):
+        returns.append(collect(ppo, env))
+        ppo.update()
+    assert returns[0] < 0.35 and returns[-1] > 0.9, returns
+    best = ppo.policy.act({"policy": torch.eye(4)}, ())[0]
+    assert best[:, 1].tolist() == [0, 1, 2, 3]
+    assert ppo.policy.act(env.obs, (), deterministic=False)[0].dtype == torch.int64
+
+
+def test_it_continues_bit_for_bit() -> None:
+    ppo, env = make(), Bandit()
+    collect(ppo, env)
+    ppo.update()
+    again = make()
+    again.policy.load_state_dict(ppo.policy.state_dict())
+    again.load_state_dict(ppo.state_dict())
+    state, obs = env.generator.get_state(), env.obs
+    policies = []
+    for one in (ppo, again):
+        env.generator.set_state(state)
+        env.obs = obs
+        collect(one, env)
+        one.update()
+        policies.append(one.policy.state_dict())
+    assert all(torch.equal(policies[0][name], value) for name, value in policies[1].items())
+
+
+def test_nothing_waits_for_the_device() -> None:
+    ppo, env = make(), Bandit()
+    collect(ppo, env)
+    with SyncCounter() as syncs:
+        ppo.begin_rollout()
+        for _ in range(ppo.horizon):
+            action = ppo.act(env.obs)
+            with syncs.pause():
+                step = env.step(action)
+            ppo.record(action, step)
+        ppo.update()
+    assert syncs.total == 0, syncs.locations
+
+
+def test_an_iteration_runs_without_data() -> None:
+    ppo = make("meta")
+    ppo.optimizer.step = lambda: None  # type: ignore[method-assign] # reads its step counter
+    collect(ppo, Bandit("meta"))
+    assert all(value.device.type == "meta" for value in ppo.update().values())
+
+
+def test_an_algorithm_for_continuous_actions_says_so() -> None:
+    spec = EnvSpec(NUM_ENVS, {"policy": 4}, MultiDiscrete((3, 4)), 100)
+    message = r"^algo=sac chooses continuous actions, and here they are discrete; try algo=ppo$"
+    with pytest.raises(ConfigError, match=message):
+        SAC(off_policy_config("sac"), spec, device=torch.device("cpu"), seed=1, max_iterations=1)
