@@ -489,6 +489,7 @@ def test_a_sweep_removes_what_killed_sweeps_have_left_in_the_temporary_folder(tr
     assert {path.name for path in temporary.glob("gpusim-rl*")} == set(names.values()) - {names["old"]}
 
 
+@pytest.mark.slow
 def test_a_sweep_does_not_train_in_one_folder(train_cli, tmp_path):
     train_cli("debug=smoke", "task=Cartpole")
     done = train_cli("-m", "checkpoint=Cartpole", "seed=1,2", "max_iterations=4", check=False)
@@ -576,6 +577,7 @@ def test_a_yaml_that_is_not_found_says_where_it_was_looked_for(juggler, monkeypa
         prepare("Zzz", config_dir="my_cfg")
 
 
+@pytest.mark.slow
 def test_a_folder_of_the_users_wins_over_ours(train_cli, juggler):
     (juggler / "my_cfg" / "task" / "Juggler.yaml").rename(juggler / "my_cfg" / "task" / "Pendulum.yaml")
     assert tasks(juggler / "my_cfg")["Pendulum"].target == "juggler.Juggler"
@@ -592,6 +594,7 @@ def test_a_folder_of_the_users_wins_over_ours_in_python_and_only_there(juggler):
     assert compose(["task=Pendulum"])["task"]["_target_"] == "gpusim_rl.tasks.pendulum.Pendulum"
 
 
+@pytest.mark.slow
 def test_a_run_is_called_as_its_yaml(train_cli, tmp_path):
     (tmp_path / "my_cfg" / "task").mkdir(parents=True)
     yaml = "# @package _global_\ndefaults: [Pendulum]\ntask: {max_torque: 3.0}\n"

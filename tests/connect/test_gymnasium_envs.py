@@ -340,6 +340,7 @@ def test_discrete_actions_are_indices_from_zero(
     assert env.step(torch.tensor(sent)).final_obs["policy"].tolist() == got
 
 
+@pytest.mark.slow
 def test_ppo_learns_cartpole(tmp_path: Any) -> None:
     quiet = {"console": "quiet", "dir": str(tmp_path)}
     ppo = {"horizon": 64, "minibatch_size": 256, "learning_rate": 1e-3, "network": {"hidden": [64, 64]}}

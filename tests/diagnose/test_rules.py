@@ -298,6 +298,7 @@ def train(folder, task: type = Faulty, iterations: int = 12, **overrides):
     return stats, [finding for finding in diagnose(stats) if finding.rule not in ("busy_machine", "spinning")]
 
 
+@pytest.mark.slow
 @pytest.mark.serial
 def test_a_task_that_waits_is_found(tmp_path, one_thread):
     stats, findings = train(tmp_path, task=Sleepy, iterations=6)

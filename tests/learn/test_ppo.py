@@ -871,7 +871,7 @@ def test_learns_a_bandit(seed: int) -> None:
     assert it.policy.head.log_std.item() < -1.0, "a known best action needs no noise"
 
 
-@pytest.mark.parametrize("kind", ["feed-forward", "lstm"])
+@pytest.mark.parametrize("kind", ["feed-forward", pytest.param("lstm", marks=pytest.mark.slow)])
 def test_learns_to_track(kind: str) -> None:
     it = Learner(Tracking(64), ppo_config(network(kind), **FAST))
     it.train(60 if kind == "feed-forward" else 40)
@@ -881,7 +881,7 @@ def test_learns_to_track(kind: str) -> None:
     assert error < 0.15, "a policy that does nothing has an error of 0.51"
 
 
-@pytest.mark.parametrize("kind", ["feed-forward", "lstm", "gru"])
+@pytest.mark.parametrize("kind", ["feed-forward", "lstm", pytest.param("gru", marks=pytest.mark.slow)])
 def test_only_a_recurrent_policy_learns_to_remember(kind: str) -> None:
     # Blind, the best is the action 0: a reward of -1 per episode.
     it = Learner(Recall(128), ppo_config({**network(kind), "rnn_size": 16}, **FAST))

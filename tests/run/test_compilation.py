@@ -119,6 +119,7 @@ def train(trainer: Trainer) -> dict[str, Any]:
         return trainer.state_dict()
 
 
+@pytest.mark.slow
 def test_measuring_changes_no_number_of_a_training_and_a_resumed_run_chooses_the_same(
     measured: list[CompileChoice], tmp_path: Path
 ) -> None:

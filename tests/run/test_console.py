@@ -303,6 +303,7 @@ def test_terminal_shows_one_panel_with_every_field():
         assert field in text, field
 
 
+@pytest.mark.slow
 def test_terminal_redraws_the_panel_in_place_and_puts_text_above_it():
     screen = render(in_terminal(SHOW))
     assert sum(line.startswith("╭") for line in screen) == 1, "one panel remains, redrawn in place"
@@ -366,7 +367,7 @@ ITEMS = (
 )
 
 
-@pytest.mark.parametrize("columns", [40, 60, 80, 100, 300])
+@pytest.mark.parametrize("columns", [40, *(pytest.param(n, marks=pytest.mark.slow) for n in (60, 80, 100)), 300])
 def test_no_value_is_cut_at_any_usual_width(columns):
     screen = render(in_terminal(SHOW, columns), columns)
     panel = [line for line in screen if line[0] in "╭│╰"]
@@ -376,6 +377,7 @@ def test_no_value_is_cut_at_any_usual_width(columns):
         assert f" {field} " in text, field
 
 
+@pytest.mark.slow
 def test_even_a_terminal_of_20_columns_gets_a_panel():
     screen = render(in_terminal(SHOW, columns=20), 20)
     panel = words([line for line in screen if line[0] in "╭│╰"])
@@ -587,6 +589,7 @@ def test_a_closed_stdout_is_ignored(monkeypatch):
     show("rich")
 
 
+@pytest.mark.slow
 def test_signs_that_a_terminal_does_not_have_are_replaced():
     done = subprocess.run(
         [sys.executable, "-c", "import test_console as t; t.show('plain')"],

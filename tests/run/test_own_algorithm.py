@@ -50,6 +50,7 @@ def trainer(**settings: Any) -> Trainer:
     return Trainer(prepare("Cartpole", **{**quiet, **settings}))
 
 
+@pytest.mark.slow
 def test_it_learns(folder: Path) -> None:
     long = trainer(num_envs=512, max_iterations=40, seed=1)
     first, last = None, long.train()

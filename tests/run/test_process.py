@@ -305,6 +305,7 @@ def test_two_runs_of_the_same_second_have_a_folder_each(tmp_path, start):
     assert (tmp_path / "runs" / "Cartpole" / "latest").resolve() in runs
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="limits its address space")
 def test_one_process_at_a_time_trains_in_a_run_folder(tmp_path, start):
     first = start("max_iterations=100000", "log.checkpoint_interval=1")

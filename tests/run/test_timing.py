@@ -75,6 +75,7 @@ def test_waiting_for_the_device_is_not_logging():
     assert second.phases().keys() == {"log"}
 
 
+@pytest.mark.slow
 @pytest.mark.serial
 def test_a_row_that_the_device_still_works_on_makes_no_logging(tmp_path):
     """On CUDA the host is ahead, and waits in every iteration for the row of the one before."""

@@ -527,6 +527,7 @@ def test_wandb_without_key_and_network_keeps_config_metrics_and_system_metrics(r
     assert next(record.exit for record in records if record.HasField("exit")).exit_code == 0
 
 
+@pytest.mark.slow
 def test_wandb_run_that_is_resumed_keeps_its_id_and_names_both_folders(run_dir):
     run_wandb(run_dir, "1,2")
     done = run_wandb(run_dir, "2,3")
@@ -576,6 +577,7 @@ def test_wandb_with_a_server_that_says_nothing_goes_offline(run_dir):
     assert len(list((run_dir.path / "wandb").glob("offline-run-*"))) == 1
 
 
+@pytest.mark.slow
 def test_wandb_with_a_malformed_key_goes_offline_and_says_why(run_dir):
     done = run_wandb(run_dir, WANDB_API_KEY="short", WANDB_MODE="online")
     assert done.returncode == 0, done.stderr
@@ -593,6 +595,7 @@ def test_wandb_mode_of_the_environment_wins(run_dir, mode, line):
     assert bool(list(run_dir.path.glob("wandb/offline-run-*"))) == (mode == "offline")
 
 
+@pytest.mark.slow
 def test_wandb_that_dies_does_not_end_the_run(run_dir):
     done = run_wandb(run_dir, "1,2,3,4", KILL_AT="3")
     assert done.returncode == 0, done.stderr

@@ -279,6 +279,7 @@ def test_torques_are_those_of_the_action():
     torch.testing.assert_close(env.sim.ctrl[:, 7:], torch.tensor([[0.04, 0.04], [0.0, 0.0]]))
 
 
+@pytest.mark.slow
 def test_cubes_start_anywhere_on_the_square_but_apart():
     env = make_env("FrankaCubeStack", 2000)
     places = [cube.root_pos[:, :2] for cube in (env.task.cube_a, env.task.cube_b)]

@@ -58,6 +58,7 @@ def test_ant_transfers_nothing_and_the_json_has_all_numbers(audit, tmp_path):
     assert report["versions"]["torch"] and "audit.py" in report["command"]
 
 
+@pytest.mark.slow
 def test_the_rows_that_may_leave_are_those_of_the_audited_iterations(load_tool, monkeypatch):
     """On CUDA iterations follow in which only lines are named."""
     from gpusim_rl.diagnose import transfers

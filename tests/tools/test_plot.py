@@ -22,6 +22,7 @@ def folders(runs_folder, task: str = "Cartpole") -> list[str]:
     return [str(path.relative_to(runs_folder)) for path in sorted((runs_folder / "runs" / task).iterdir())]
 
 
+@pytest.mark.slow
 def test_all_runs_of_a_task_become_one_picture(tool, runs_folder, tmp_path):
     arguments = folders(runs_folder)
     assert arguments[-1].endswith("latest")
@@ -37,6 +38,7 @@ def test_one_run_is_drawn_in_its_folder(tool, runs_folder):
     assert (runs_folder / done.stdout.strip()).stat().st_size > 5000
 
 
+@pytest.mark.slow
 def test_the_plot_of_a_run_is_kept_up_to_date_and_others_are_not_replaced_unless_asked(tool, runs_folder, tmp_path):
     first, second = (tool("plot", "Cartpole").stdout for _ in range(2))
     assert first == second

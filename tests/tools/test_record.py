@@ -69,6 +69,7 @@ def test_a_checkpoint_and_a_name_can_be_given(tool, runs_folder, tmp_path):
     assert len(decode(out)[1]) == 1
 
 
+@pytest.mark.slow
 def test_no_video_is_replaced_unless_asked(tool, tmp_path):
     tiny = ("Pendulum", "--policy", "random", "--steps", "2", "--num-envs", "1", "--width", "64", "--height", "64")
     names = [tool("record", *tiny, cwd=tmp_path).stdout.strip() for _ in range(2)]

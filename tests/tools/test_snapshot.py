@@ -81,6 +81,7 @@ def test_a_task_becomes_a_picture_without_any_run(tool, tmp_path):
     assert ((blue > 1.5 * red) & (blue > 1.2 * green)).mean() > 0.01, "the cart is blue"
 
 
+@pytest.mark.slow
 def test_a_task_is_drawn_as_it_is_whatever_its_runs_are(tool, tmp_path):
     (tmp_path / "runs" / "Pendulum").mkdir(parents=True)  # a run that has no checkpoint yet
     assert tool("snapshot", "Pendulum", *SMALL, cwd=tmp_path).stdout == "Pendulum.png\n"
