@@ -54,12 +54,12 @@ class Compiled(Generic[P, R]):
                 with self._once:
                     return self._compiled(*args, **kwargs)
             except self._error as error:
-                logger.warning("%s runs uncompiled: %s", self._what, _reason(error))
+                logger.warning("%s runs uncompiled: %s", self._what, reason_of(error))
                 self._compiled = None
         return self._function(*args, **kwargs)
 
 
-def _reason(error: Exception) -> str:
+def reason_of(error: Exception) -> str:
     """What could not be compiled, and the line that asked for it, with the method that the region has called."""
     message = str(error).strip()
     changed = _CHANGED.search(message)

@@ -24,6 +24,7 @@ import warp as wp
 import gpu_check
 import gpu_probe
 from gpu_targets import Part
+from gpusim_rl.compose import compose
 from helpers.commands import ROOT, Finished, run_command
 
 GPU_CHECK = ROOT / "benchmarks" / "gpu_check.py"
@@ -78,6 +79,25 @@ def test_each_part_has_its_numbers(ran):
     assert count["num_envs"] == 8 and count["training_over_physics"] > 0 and bench["skipped"] == []
     names = [row["name"] for row in count["cases"]]
     assert names[-1] == "+ training" and "env step" in names and len(names) == 5
+
+
+def test_every_fact_of_a_gpu_has_settings_that_there_are(monkeypatch):
+    composed = []
+
+    def only_compose(overrides, *_, **__):
+        composed.append(compose([text for text in overrides if not text.startswith("device=")]))
+        return {}
+
+    def of_physics(device, num_envs, overrides, **_):
+        return only_compose([f"num_envs={num_envs}", *overrides])
+
+    monkeypatch.setattr(gpu_probe, "training", only_compose)
+    monkeypatch.setattr(gpu_probe, "bare_physics", of_physics)
+    facts = gpu_probe.facts("cuda", 64, ["task=Ant"])
+    for name in facts.keys() - {"versions", "device", "loop of Warp in a graph of torch"}:
+        facts[name]()
+    assert len(composed) == len(facts) - 3
+    assert {config["compile"] for config in composed} == {"auto", "all"}
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +12,7 @@ import torch
 from jaxtyping import Shaped
 from torch import Tensor
 
+from gpusim_rl.compiled import reason_of
 from gpusim_rl.config import PPOConfig
 from gpusim_rl.learn.algorithm import (
     Algorithm,
@@ -27,6 +29,8 @@ from gpusim_rl.learn.distributions import squared_distance
 from gpusim_rl.learn.networks import ActorCritic, Sample
 from gpusim_rl.learn.rollout import Rollout, gae
 from gpusim_rl.spaces import ActionSpace
+
+logger = logging.getLogger("gpusim_rl")
 
 SOFT_BOUND = 1.1
 """Action means beyond +-1.1 are penalised by the bounds loss, as in rl_games: actions are clipped at 1."""
@@ -259,9 +263,17 @@ class PPO(Algorithm):
         rates = cfg.learning_rate_min, cfg.learning_rate_max
         self._adaptive_rate = AdaptiveRate(cfg.kl_threshold, *rates, device)
         self._loss = self._eager_loss
+        self._compile_errors: tuple[type[Exception], ...] = ()
 
     def compile(self, enabled: bool = True) -> None:
-        """Compiles the loss: faster updates, for some 20 s at the first start and 5 s at later ones."""
+        """Compiles the loss: faster updates, for some 20 s at the first start and 5 s at later ones.
+
+        Where torch cannot compile it, it runs as it is from then on, and one warning says why.
+        """
+        if enabled:
+            from torch._dynamo.exc import TorchDynamoException  # takes a second
+
+            self._compile_errors = (TorchDynamoException,)
         self._loss = torch.compile(self._eager_loss) if enabled else self._eager_loss
         self._chunks.threads = not enabled
 
@@ -367,7 +379,12 @@ class PPO(Algorithm):
             loss, losses = self._loss(chunk.inputs, chunk.packed, chunk.hidden, chunk.is_first, count)
             return losses, *torch.autograd.grad(loss, self._parameters)
 
-        losses, *gradients = self._chunks.sum(gradient, index)
+        try:
+            losses, *gradients = self._chunks.sum(gradient, index)
+        except self._compile_errors as error:
+            logger.warning("the loss of PPO runs uncompiled: %s", reason_of(error))
+            self.compile(enabled=False)
+            losses, *gradients = self._chunks.sum(gradient, index)
         for parameter, grad in zip(self._parameters, gradients, strict=True):
             parameter.grad = grad.contiguous()  # as the optimiser expects; it is, but for odd layers
         norm = torch.nn.utils.get_total_norm(gradients)

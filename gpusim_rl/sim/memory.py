@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
+import logging
 from collections.abc import Callable
 
 import mujoco
@@ -17,6 +19,8 @@ from gpusim_rl.simulators import SIMULATORS
 _PROCESS, _WARP, _CUDA = 0.38e9, 0.25e9, 1.0e9
 _MJDATA = 175e3  # an MjData of an empty model [B]
 _FEW = (16, 32)
+
+logger = logging.getLogger("gpusim_rl")
 
 
 def simulator_bytes(scene: Scene, cfg: SimConfig, choice: SimChoice, substeps: int) -> Callable[[int], float]:
@@ -35,7 +39,12 @@ def simulator_bytes(scene: Scene, cfg: SimConfig, choice: SimChoice, substeps: i
     on_cuda = choice.device.type == "cuda"
     if on_cuda:  # a CUDA graph uses memory again that a physics step has freed, as eager code does; Warp's do not
         cfg = dataclasses.replace(cfg, graph=False)
-    fewer, more = (_bytes_on_warp(scene, cfg, choice, substeps, num_envs) for num_envs in _FEW)
+    try:
+        fewer, more = (_bytes_on_warp(scene, cfg, choice, substeps, num_envs) for num_envs in _FEW)
+    except Exception as error:  # an estimate is no reason to end a run; what is wrong shows when the run's own is made
+        logger.debug("the memory of the simulator cannot be estimated: %s", error)
+        return lambda num_envs: 0.0
+    gc.collect()  # the small simulators hold themselves
     per_env = (more - fewer) / (_FEW[1] - _FEW[0])
     fixed = (_CUDA if on_cuda else _PROCESS + _WARP) + fewer - per_env * _FEW[0]
     return lambda num_envs: fixed + per_env * num_envs

@@ -246,8 +246,10 @@ class WarpGraphs:
         if self._eager_stream is None:
             self._eager_stream = wp.Stream(self._warp_device)
         self._eager_stream.wait_stream(stream)
-        yield self._eager_stream
-        stream.wait_stream(self._eager_stream)
+        try:
+            yield self._eager_stream
+        finally:  # what was launched before an error still runs
+            stream.wait_stream(self._eager_stream)
 
     def _run_in_torch_graph(self, stream: wp.Stream, body: Callable[[], None]) -> None:
         with self.scope(), wp.ScopedStream(stream, sync_enter=False):

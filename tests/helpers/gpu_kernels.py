@@ -17,7 +17,6 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-import mujoco_warp as mjw
 import pytest
 import torch
 import warp as wp
@@ -28,6 +27,7 @@ from gpusim_rl.compose import unknown_choice
 from gpusim_rl.discover import tasks
 from gpusim_rl.env import VecEnv
 from gpusim_rl.sim import choose_sim
+from gpusim_rl.sim.constants import Constants
 from gpusim_rl.sim.mjwarp import MjwarpSim
 
 HOPPER = 90
@@ -99,7 +99,8 @@ def compile_task(task: str, folder: Path) -> set[str]:
         sim.step(cfg.task.decimation)
         sim.reset(torch.ones(4, dtype=torch.bool))
         sim.refresh()
-        sim._set_const(int(mjw.SetConstGroup.FIXED | mjw.SetConstGroup.INERT0))  # where masses are drawn
+        with sim._graphs.scope():  # where masses are drawn
+            Constants(sim.scene.model, sim._model, wp.zeros(4, dtype=bool)).derive()
     return names
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch._dynamo.exc import BackendCompilerFailed
 
 from gpusim_rl.learn.distributions import DiagonalGaussian
 from gpusim_rl.learn.networks import Evaluation
@@ -736,6 +737,22 @@ def test_choose_precision() -> None:
     assert choose_precision("fp32", torch.device("cpu"))[0] is False
     assert choose_precision("bf16", torch.device("cpu")) == (True, "as configured")
     assert choose_precision("auto", torch.device("cpu"))[1].startswith("auto: the CPU")
+
+
+def test_what_cannot_be_compiled_is_learned_from_uncompiled(monkeypatch, caplog) -> None:
+    def broken(function: Any) -> Any:
+        def compiled(*args: Any) -> Any:
+            raise BackendCompilerFailed(broken, RuntimeError("no compiler"), None)
+
+        return compiled
+
+    monkeypatch.setattr(torch, "compile", broken)
+    eager, compiled = learner("feed-forward"), learner("feed-forward")
+    compiled.ppo.compile()
+    for it in (eager, compiled):
+        it.train(2)
+    assert all(map(torch.equal, eager.policy.parameters(), compiled.policy.parameters()))
+    assert len(caplog.messages) == 1 and caplog.messages[0].startswith("the loss of PPO runs uncompiled: ")
 
 
 @pytest.mark.slow

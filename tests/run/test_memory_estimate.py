@@ -259,3 +259,11 @@ def test_physics_that_finds_no_memory_suggests_what_the_estimate_has_found(tmp_p
     message = r"^out of memory with num_envs=512 \(Failed to allocate \d+ bytes on device 'cuda:0'\); try num_envs=128$"
     with pytest.raises(ConfigError, match=message):
         make_trainer("Ant", tmp_path, num_envs=512, sim="mjwarp").train()
+
+
+def test_an_estimate_that_fails_ends_no_run(scene, monkeypatch):
+    def fails(*_: Any) -> Any:
+        raise RuntimeError("no such call in this version of Warp")
+
+    monkeypatch.setattr("gpusim_rl.sim.memory.make_sim", fails)
+    assert simulator_bytes(scene, sim_config(name="mjwarp"), SimChoice("mjwarp", CPU, "test"), 2)(4096) == 0.0
