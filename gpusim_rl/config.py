@@ -309,7 +309,7 @@ class RunConfig:
     sim_device: Device | None  # null = device
     rl_device: Device | None  # null = device
     graph: Literal["auto", "off", "split", "step", "rollout"]  # what CUDA graphs hold
-    compile: Literal["auto", "off", "learner", "all"]  # what torch.compile makes faster
+    compile: Literal["off", "learner", "all", "auto"]  # what torch.compile makes faster
     checkpoint: str | None  # run folder, .pt file, or task name (its latest run)
     trust: bool  # import the classes that the checkpoint's run names, whatever they are
     test: bool  # evaluate the checkpoint instead of training

@@ -78,6 +78,11 @@ class NanGuard:
         self._diverged_ever |= diverged
         torch.any(self._diverged_ever, dim=0, out=self._found)
 
+    def forget(self) -> None:
+        """No env has diverged: as at the start of a run."""
+        self._diverged_ever.zero_()
+        self._found.zero_()
+
     def _keep(self, new: Tensor, kept: Tensor) -> None:
         torch.where(self._found, kept, new, out=kept)
 

@@ -287,9 +287,12 @@ class VecEnv(Environment):
         if not enabled:
             return
         if not self._stepped:  # what a first step sets up is no code for the compiler; the step itself is undone
-            state = self.state_dict()
+            state, task = self.state_dict(), vars(self.task)
+            plain = {name: value for name, value in task.items() if isinstance(value, bool | int | float | str)}
             self.step(torch.zeros_like(self.task.actions))
             self.load_state_dict(state)
+            task.update(plain)
+            self.nan_guard.forget()
         for name, what in PARTS.items():
             setattr(self, name, Compiled(getattr(self, name), f"{self.name}: {what}", backend))
 

@@ -15,6 +15,8 @@ from gpusim_rl.hardware import has_compiler
 SKIPPED = 3
 """Iterations before the timed ones: two that warm up, one whose kernels are captured."""
 TIMED = 3
+GAIN = 0.97
+"""Compiled code is kept if an iteration takes less than this share of an eager one: less is within the noise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +26,8 @@ class CompileChoice:
     mode: str
     """`off`, `learner` or `all`; `auto` as long as it is being measured."""
     reason: str
+    measured: bool = False
+    """In this run: it keeps the choice when it is resumed, because compiled code rounds otherwise than eager code."""
 
     def __str__(self) -> str:
         what = {
@@ -36,7 +40,13 @@ class CompileChoice:
 
 
 def choose_compile(
-    wanted: str, device: torch.device, sim_device: torch.device, *, check_task: bool, before: str | None
+    wanted: str,
+    device: torch.device,
+    sim_device: torch.device,
+    *,
+    check_task: bool,
+    deterministic: bool,
+    before: str | None,
 ) -> CompileChoice:
     """Decides for `compile=auto|off|learner|all`.
 
@@ -45,12 +55,15 @@ def choose_compile(
         device: Where the learner lives.
         sim_device: Where the physics runs.
         check_task: Every hook's values are read at every step.
-        before: What the run had chosen when its checkpoint was saved: compiled code rounds otherwise than eager code.
+        deterministic: Runs of one seed must be equal, and measured times are not.
+        before: The choice that the run had measured when its checkpoint was saved; `auto` or None if there is none.
     """
     if wanted == "off":
         return CompileChoice("off", "as configured")
     if wanted == "auto" and device.type != "cuda":
         return CompileChoice("off", "auto: the CPU is as fast without")
+    if wanted == "auto" and deterministic:
+        return CompileChoice("off", "auto: torch_deterministic=true")
     if wanted == "auto" and sim_device != device:
         return CompileChoice("off", f"auto: physics on {sim_device}")
     if device.type == "cuda" and find_spec("triton") is None:
@@ -62,7 +75,7 @@ def choose_compile(
     if wanted != "auto":
         return CompileChoice(wanted, "as configured")
     if before in ("off", "all"):
-        return CompileChoice(before, "auto: as before the checkpoint")
+        return CompileChoice(before, "auto: as before the checkpoint", measured=True)
     return CompileChoice("auto", f"in the first {2 * (SKIPPED + TIMED)} iterations")
 
 
@@ -76,6 +89,8 @@ class Switch(Protocol):
 
 class Trial:
     """Times iterations of a training, first without and then with compiled code, and keeps the faster.
+
+    Compiled code is kept only if it saves more than noise does, see `GAIN`.
 
     The iterations are those of the training: nothing runs beside it, and nothing has to be put back.
 
@@ -99,11 +114,11 @@ class Trial:
         if not compiled or len(times) < SKIPPED + TIMED:
             return None
         eager_ms, compiled_ms = (1e3 * median(self._times[kind][SKIPPED:]) for kind in (False, True))
-        faster = compiled_ms < eager_ms
+        faster = compiled_ms < GAIN * eager_ms
         if not faster:
             self._switch(enabled=False)
         reason = f"auto: an iteration takes {compiled_ms:.2f} ms compiled and {eager_ms:.2f} ms eager"
-        return CompileChoice("all" if faster else "off", reason)
+        return CompileChoice("all" if faster else "off", reason, measured=True)
 
 
 def cuda_seconds(work: Callable[[], None]) -> float:

@@ -269,8 +269,15 @@ class Trainer:
         )
 
     def _choose_compile(self, before: str | None) -> None:
-        cfg, check = self.cfg, self.cfg.debug.check_task
-        self.compile = choose_compile(cfg.compile, self.rl_device, self.env.device, check_task=check, before=before)
+        cfg = self.cfg
+        self.compile = choose_compile(
+            cfg.compile,
+            self.rl_device,
+            self.env.device,
+            check_task=cfg.debug.check_task,
+            deterministic=cfg.torch_deterministic,
+            before=before,
+        )
         if self.compile.mode in ("learner", "all"):
             self.algorithm.compile()
         if self.compile.mode == "all":
@@ -444,7 +451,7 @@ class Trainer:
             "obs_sizes": dict(self.env.obs_sizes),
             "num_actions": self.env.num_actions,
             "sim": self.choice.name,
-            "compile": self.compile.mode,
+            "compile": self.compile.mode if self.compile.measured else "auto",
             "seed": self.seed,
             "iteration": self.iteration,
             "env_steps": self.env_steps,

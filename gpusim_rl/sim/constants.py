@@ -21,6 +21,11 @@ def has_muscles(model: mujoco.MjModel) -> bool:
     return bool((model.actuator_gaintype == _MUSCLE).any())
 
 
+def uses_gear(model: mujoco.MjModel) -> bool:
+    """Whether a constant follows from the gear of an actuator: it has an armature, or is a muscle."""
+    return has_muscles(model) or bool(model.actuator_armature.any())
+
+
 def constants_of(model: mujoco.MjModel) -> list[str]:
     """What is derived, by the names of MuJoCo's model."""
     names = ["body_subtreemass", "body_invweight0"]
@@ -34,6 +39,8 @@ class Constants:
 
     They follow from `body_mass`, `body_inertia`, `body_ipos`, `dof_armature` and `actuator_gear`. Of these each array
     has a row for every world, or one row for all. Call it within `WarpGraphs.scope`.
+
+    An actuator adds its armature times the square of its gear to its joint or tendon.
 
     Args:
         source: The model that all worlds began with.
@@ -56,7 +63,12 @@ class Constants:
         self._lin, self._ang = wp.array(lin, dtype=wp.vec3), wp.array(ang, dtype=wp.vec3)
         self._frames = wp.array(data.xmat.reshape(-1, 3, 3), dtype=wp.mat33)
         self._axes = wp.array(data.ximat.reshape(-1, 3, 3), dtype=wp.mat33)
-        self._extra = wp.array(_armature_of_tendons(source, data, lin, ang), dtype=float)
+        moments = _unit_moments(source, data)
+        armed = np.flatnonzero(source.actuator_armature)
+        reflected = source.actuator_armature[armed] * source.actuator_gear[armed, 0] ** 2
+        of_actuators = np.einsum("k,kv,kw->vw", reflected, moments[armed], moments[armed])
+        extra = _beside_links(source, data, lin, ang) - of_actuators
+        self._extra, self._armed = wp.array(extra, dtype=float), wp.array(armed, dtype=int)
 
         # The last dof that moves a body; the others are those that it hangs on.
         last = np.full(source.nbody, -1)
@@ -76,14 +88,8 @@ class Constants:
         if source.ntendon:
             mujoco.mju_sparse2dense(tendons, data.ten_J, source.ten_J_rownnz, source.ten_J_rowadr, source.ten_J_colind)
         self._tendons = wp.array(tendons, dtype=float)
-        self._moments: wp.array | None = None
-        if has_muscles(source):
-            moments = np.zeros((source.nu, nv))
-            mujoco.mju_sparse2dense(
-                moments, data.actuator_moment, data.moment_rownnz, data.moment_rowadr, data.moment_colind
-            )
-            gear = source.actuator_gear[:, :1]
-            self._moments = wp.array(moments / np.where(gear == 0.0, 1.0, gear), dtype=float)
+        self._moments = wp.array(moments, dtype=float)
+        self._has_muscles = has_muscles(source)
 
         self._matrix = wp.zeros((self._num_envs, nv, nv), dtype=float)
         self._inverse = wp.zeros((self._num_envs, nv, nv), dtype=float)
@@ -96,10 +102,11 @@ class Constants:
         jacobian = [self._lin, self._ang, self._frames, model.body_ipos]
         tree = [model.dof_bodyid, parent, model.body_subtreenum]
         masses = [model.body_mass, model.body_inertia, model.dof_armature]
+        actuators = [self._armed, self._moments, model.actuator_armature, model.actuator_gear]
         wp.launch(
             _mass_matrix,
             dim=(num, nv),
-            inputs=[where, *tree, *jacobian, self._axes, self._extra, *masses],
+            inputs=[where, *tree, *jacobian, self._axes, self._extra, *masses, *actuators],
             outputs=[matrix],
         )
         wp.launch(_factorize, dim=num, inputs=[where, parent, matrix])
@@ -131,7 +138,7 @@ class Constants:
             inputs=[where, self._tendons, inverse],
             outputs=[model.tendon_invweight0],
         )
-        if self._moments is not None:
+        if self._has_muscles:
             wp.launch(
                 _muscle_accelerations,
                 dim=(num, self._moments.shape[0]),
@@ -141,7 +148,18 @@ class Constants:
         where.zero_()
 
 
-def _armature_of_tendons(source: mujoco.MjModel, data: mujoco.MjData, lin: np.ndarray, ang: np.ndarray) -> np.ndarray:
+def _unit_moments(source: mujoco.MjModel, data: mujoco.MjData) -> np.ndarray:
+    """Moments of actuators with a gear of 1, shape [nu, nv]."""
+    moments = np.zeros((source.nu, source.nv))
+    if source.nu:
+        mujoco.mju_sparse2dense(
+            moments, data.actuator_moment, data.moment_rownnz, data.moment_rowadr, data.moment_colind
+        )
+    gear = source.actuator_gear[:, :1]
+    return moments / np.where(gear == 0.0, 1.0, gear)
+
+
+def _beside_links(source: mujoco.MjModel, data: mujoco.MjData, lin: np.ndarray, ang: np.ndarray) -> np.ndarray:
     """What is in the mass matrix beside masses, inertias and the joints' armature, shape [nv, nv]."""
     full = np.zeros((source.nv, source.nv))
     mujoco.mj_fullM(source, data, full)
@@ -184,6 +202,10 @@ def _mass_matrix(
     mass: Floats,
     inertia: Vectors,
     armature: Floats,
+    armed: Ints,
+    moments: Floats,
+    reflected: Floats,
+    gear: wp.array2d(dtype=wp.spatial_vector),
     matrix: Matrices,
 ):
     # Of a dof, with those that it hangs on: the others' entries are zero.
@@ -204,6 +226,11 @@ def _mass_matrix(
             turned = wp.transpose(axes[body]) * ang[body, other]
             weighted = wp.cw_mul(inertia[world % inertia.shape[0], body], turned)
             total += wp.dot(wp.transpose(axes[body]) * ang[body, dof], weighted)
+        for k in range(armed.shape[0]):
+            actuator = armed[k]
+            ratio = gear[world % gear.shape[0], actuator][0]
+            inertia_of_rotor = reflected[world % reflected.shape[0], actuator] * ratio * ratio
+            total += inertia_of_rotor * moments[actuator, dof] * moments[actuator, other]
         matrix[world, dof, other] = total
         other = parent[other]
 
@@ -331,7 +358,7 @@ def _tendon_weights(where: Mask, tendons: Floats, inverse: Matrices, invweight: 
 def _muscle_accelerations(
     where: Mask, moments: Floats, gear: wp.array2d(dtype=wp.spatial_vector), inverse: Matrices, acc: Floats
 ):
-    # The length of M^-1 moment, where `moments` are those of unit gears.
+    # The length of M^-1 moment.
     world, actuator = wp.tid()
     if not where[world]:
         return

@@ -15,8 +15,9 @@ from gpusim_rl.sim.mujoco import is_persistent
 from gpusim_rl.sim.scene import Scene
 from gpusim_rl.simulators import SIMULATORS
 
-# What a process needs anyway [B]: torch and MuJoCo; besides Warp and its kernels, or a CUDA context and workspaces.
-_PROCESS, _WARP, _CUDA = 0.38e9, 0.25e9, 1.0e9
+# What a process needs anyway [B]: torch and MuJoCo; besides Warp and its kernels. On CUDA: kernels and workspaces. The
+# context is not counted: it stands when free memory is asked for.
+_PROCESS, _WARP, _CUDA = 0.38e9, 0.25e9, 0.5e9
 _MJDATA = 175e3  # an MjData of an empty model [B]
 _FEW = (16, 32)
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from gpusim_rl.config import SimConfig
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.sim.articulation import MujocoArticulation
-from gpusim_rl.sim.constants import Constants, constants_of, has_muscles
+from gpusim_rl.sim.constants import Constants, constants_of, uses_gear
 from gpusim_rl.sim.interface import not_finite
 from gpusim_rl.sim.mujoco import MAX_STATE
 from gpusim_rl.sim.option import ON_WARP, limit_solver
@@ -170,8 +170,8 @@ class MjwarpSim:
             )
 
     def _has_constants(self, field: str) -> bool:
-        if field == "actuator_gear" and not has_muscles(self.scene.model):
-            return False  # only muscles know of the acceleration that they could give
+        if field == "actuator_gear" and not uses_gear(self.scene.model):
+            return False
         return FIELDS[field].constants
 
     def _wrote_param(self, field: str, where: Bool[Tensor, " envs"]) -> None:

@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -28,9 +29,9 @@ TOLERANCE = 1e-4
 """Of one step from the same state in kernels that torch wrote, relative and absolute: they round in another order."""
 
 
-def make(task: str, num_envs: int = 16, task_class: type | None = None) -> VecEnv:
+def make(task: str, num_envs: int = 16, task_class: type | None = None, sim: str = "mujoco") -> VecEnv:
     spec = prepare(task, num_envs=num_envs, device="cpu")
-    choice = SimChoice("mujoco", torch.device("cpu"), "test")
+    choice = SimChoice(sim, torch.device("cpu"), "test")
     task_class = task_class or spec.task_class
     env = VecEnv.make(task_class, spec.cfg.task, num_envs=num_envs, choice=choice, sim=spec.cfg.sim, seed=1)
     env.reset()
@@ -44,11 +45,11 @@ def numbers(step: Step) -> dict[str, Tensor]:
     return {**groups, **masks, **step.terms, **{f"stat {k}": v for k, v in step.stats.items()}, "reward": step.reward}
 
 
-def compare(task: str, backend: str, steps: int) -> None:
+def compare(task: str, backend: str, steps: int, sim: str = "mujoco") -> None:
     """Fails unless compiled steps are the eager ones, each part is compiled once, and no part runs eagerly."""
     from torch._dynamo.utils import counters
 
-    eager, compiled = make(task), make(task)
+    eager, compiled = make(task, sim=sim), make(task, sim=sim)
     counters.clear()
     tolerance = 0.0 if backend == "eager" else TOLERANCE
     generator = torch.Generator().manual_seed(0)
@@ -82,6 +83,10 @@ def run(call: str) -> str:
 @pytest.mark.parametrize("task", TASKS)
 def test_traced_steps_are_the_eager_ones_bit_for_bit(task: str) -> None:
     assert "uncompiled" not in run(f"compare({task!r}, 'eager', 20)")
+
+
+def test_traced_steps_on_mujoco_warp_are_the_eager_ones_bit_for_bit() -> None:
+    assert "uncompiled" not in run("compare('Cartpole', 'eager', 20, sim='mjwarp')")
 
 
 @pytest.mark.slow
@@ -133,10 +138,32 @@ def test_every_env_is_compiled_for_itself() -> None:
     assert "uncompiled" not in run("twice()")
 
 
-def test_a_first_step_before_the_compilation_leaves_no_trace() -> None:
-    env, other = make("Ant"), make("Ant")
-    env.compile(backend="eager")
-    env.compile(enabled=False)
+class Remembers(Cartpole):
+    """Keeps numbers of its own between steps."""
+
+    calls = 0
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.steps = 0
+
+    def advance(self, resetting: Tensor) -> None:
+        super().advance(resetting)
+        self.steps += 1
+
+
+@pytest.mark.parametrize("task", ["Ant", "Remembers"])
+def test_a_first_step_before_the_compilation_leaves_no_trace(task: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = {"task": "Cartpole", "task_class": Remembers} if task == "Remembers" else {"task": task}
+    env, other = make(**given), make(**given)
+    before = {name: value for name, value in vars(env.task).items() if isinstance(value, int)}
+    guard, before_step = env.nan_guard, env.nan_guard.before_step
+    with monkeypatch.context() as patch:  # the first step's physics diverges in one env
+        patch.setattr(guard, "before_step", lambda action: (before_step(action), guard._diverged_ever[1:2].fill_(True)))
+        env.compile(backend="eager")
+        env.compile(enabled=False)
+    assert {name: vars(env.task)[name] for name in before} == before
+    assert env.first_diverged() is None
     action = torch.full((env.num_envs, env.num_actions), 0.5)
     expected, got = numbers(other.step(action)), numbers(env.step(action))
     assert all(torch.equal(got[name], value) for name, value in expected.items())

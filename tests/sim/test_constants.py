@@ -57,9 +57,10 @@ CREATURE = """
     <fixed name="cable" armature="0.03"><joint joint="hip" coef="1"/><joint joint="knee" coef="-0.5"/></fixed>
   </tendon>
   <actuator>
-    <motor joint="hip" gear="3"/>
+    <motor joint="hip" gear="3" armature="0.05"/>
     <muscle name="calf" joint="knee" gear="0.5" lengthrange="0.1 1"/>
     <muscle name="cable" tendon="cable" gear="-2" lengthrange="0.1 1"/>
+    <motor name="winch" tendon="cable" gear="2" armature="0.01"/>
   </actuator>
 </mujoco>
 """
@@ -117,6 +118,21 @@ def test_all_parameters_together_are_derived_as_by_mujoco():
         draw(sim, name, fields, only(sim, *range(NUM)))
         sim.step(1)
         check(sim, range(NUM))
+
+
+def test_a_gear_counts_where_an_actuator_without_muscles_has_an_armature():
+    spec = mujoco.MjSpec.from_string(CREATURE)
+    for actuator in spec.actuators:
+        if actuator.name in ("calf", "cable"):
+            spec.delete(actuator)
+    scene = Scene(physics_hz=200)
+    scene.add("creature", spec)
+    sim = make("mjwarp", scene, NUM)
+    assert isinstance(sim, MjwarpSim)
+    draw(sim, "creature", ("actuator_gear",), only(sim, *range(NUM)))
+    sim.refresh()
+    assert "actuator_acc0" not in sim._constants
+    check(sim, range(NUM))
 
 
 def test_only_worlds_that_were_written_are_derived():
