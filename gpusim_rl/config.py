@@ -267,8 +267,8 @@ class SimConfig:
 
     name: SimName
     num_threads: Count | None  # mujoco: null = all cores this process may use
-    njmax: Count | None  # mjwarp: constraint rows per env; null = estimated
-    nconmax: Count | None  # mjwarp: contacts per env; null = estimated
+    njmax: Count | None  # mjwarp, newton: constraint rows per env; null = estimated
+    nconmax: Count | None  # mjwarp, newton: contacts per env; null = estimated
     graph: bool  # mjwarp, newton: capture the step as a Warp graph
     persistent: Literal["auto"] | bool  # mujoco: keep one MjData per env (memory for speed)
     integrator: Literal["euler", "implicit", "implicitfast", "rk4"] | None  # null = the task's

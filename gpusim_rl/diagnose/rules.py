@@ -69,7 +69,9 @@ def contact_buffers(run: RunStats) -> Finding | None:
     )
     if run.nconmax and run.njmax:
         return Finding("contact_buffers", 1.0, what, (f"sim.nconmax={2 * run.nconmax} sim.njmax={2 * run.njmax}",))
-    return Finding("contact_buffers", 1.0, what, hint="raise sim.nconmax and sim.njmax")
+    return Finding(
+        "contact_buffers", 1.0, what, hint="double sim.nconmax and sim.njmax: the start of the run shows them"
+    )
 
 
 def diverged_envs(run: RunStats) -> Finding | None:

@@ -127,7 +127,8 @@ class VecEnv(Environment):
     def summary(self) -> str:
         """What the start of a run tells of it."""
         cfg = self.cfg
-        return f"control {cfg.control_hz:g} Hz, physics {cfg.physics_hz:g} Hz, episode {cfg.episode_length} steps"
+        text = f"control {cfg.control_hz:g} Hz, physics {cfg.physics_hz:g} Hz, episode {cfg.episode_length} steps"
+        return f"{text}, {self.sim.buffers}" if self.sim.buffers else text
 
     @property
     def overflow(self) -> Bool[Tensor, " envs"]:

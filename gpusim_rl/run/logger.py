@@ -35,7 +35,10 @@ DIVERGED, SKIPPED = "diverged.pt", "skipped.pt"
 """Dumps in the run folder: before the first divergence; where no gradient was finite any more."""
 
 ONCE = {
-    "sim/overflow": "{number:.0f} envs dropped contacts because a buffer was full; raise sim.nconmax and sim.njmax",
+    "sim/overflow": (
+        "{number:.0f} envs dropped contacts or limits because a buffer was full; double sim.njmax and sim.nconmax (the"
+        " start of the run shows them)"
+    ),
     "policy/skipped_minibatches": (
         "the gradient of {number:.0f} minibatches was NaN or infinite; such minibatches change nothing, and are counted"
         " in policy/skipped_minibatches"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import os
 import secrets
 import time
@@ -40,6 +41,8 @@ from gpusim_rl.run.timing import PhaseTimer
 from gpusim_rl.run.writers import require_tensorboard
 from gpusim_rl.sim import make_sim
 from gpusim_rl.torch_threads import ROWS_PER_THREAD, limit_torch_threads, use_available_cpus
+
+logger = logging.getLogger("gpusim_rl.run")
 
 
 class Trainer:
@@ -278,6 +281,10 @@ class Trainer:
             deterministic=cfg.torch_deterministic,
             before=before,
         )
+        if cfg.compile not in ("auto", self.compile.mode):
+            logger.warning("compile=%s has no full effect: %s", cfg.compile, self.compile)
+        if self.compile.mode != "off":
+            logger.info("torch.compile works in the first iterations, for a minute or more at the first start")
         if self.compile.mode in ("learner", "all"):
             self.algorithm.compile()
         if self.compile.mode == "all":

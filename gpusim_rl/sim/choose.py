@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import logging
 from dataclasses import dataclass
 
 import torch
@@ -12,6 +13,8 @@ from gpusim_rl.errors import ConfigError
 from gpusim_rl.sim.interface import Sim
 from gpusim_rl.sim.scene import Scene
 from gpusim_rl.simulators import SIMULATORS, default_simulator
+
+logger = logging.getLogger("gpusim_rl")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,5 +60,7 @@ def make_sim(scene: Scene, choice: SimChoice, num_envs: int, cfg: SimConfig) -> 
         ConfigError: Its extra is not installed, or the scene uses something that it lacks.
     """
     simulator = SIMULATORS[choice.name]
+    if simulator.cpu_threads and (cfg.njmax or cfg.nconmax):
+        logger.warning("sim.njmax and sim.nconmax have no effect: sim=%s sizes its buffers itself", choice.name)
     scene.choose(cfg.integrator, cfg.cone)
     return getattr(importlib.import_module(simulator.module), simulator.cls)(scene, num_envs, cfg, choice.device)

@@ -221,6 +221,8 @@ class Sim(Protocol):
     dt: float
     """Physics step [s]."""
     scene: Scene
+    buffers: str
+    """Sizes of buffers that can overflow, as settings: `sim.njmax=128 sim.nconmax=32`; empty where there are none."""
 
     @property
     def diverged(self) -> Bool[Tensor, " envs"]:

@@ -97,6 +97,7 @@ class MjwarpSim:
             # A kernel that prints serialises the device; overflow is reported by mask instead.
             self._model.opt.warn_overflow = False
             rows, contacts = cfg.njmax or scene.njmax or rows, cfg.nconmax or contacts
+            self.buffers = f"sim.njmax={rows} sim.nconmax={contacts}"
             self._data = mjw.make_data(model, nworld=num_envs, njmax=rows, nconmax=contacts)
             self._reset_where = wp.zeros(num_envs, dtype=wp.bool)
             self._stale_where = wp.zeros(num_envs, dtype=wp.bool)

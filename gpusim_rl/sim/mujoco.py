@@ -52,6 +52,7 @@ class MujocoSim:
     """
 
     name = "mujoco"
+    buffers = ""
 
     def __init__(self, scene: Scene, num_envs: int, cfg: SimConfig, device: torch.device) -> None:
         assert device.type == "cpu", device

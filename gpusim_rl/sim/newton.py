@@ -63,7 +63,10 @@ class NewtonSim:
             warnings.simplefilter("ignore", DeprecationWarning)
             try:
                 self._model = _import_scene(scene, num_envs)
-                self._solver = _make_solver(self._model, scene, cfg)
+                rows, contacts = estimate_buffers(scene.model)
+                rows, contacts = cfg.njmax or scene.njmax or rows, cfg.nconmax or contacts
+                self.buffers = f"sim.njmax={rows} sim.nconmax={contacts}"
+                self._solver = _make_solver(self._model, scene, cfg, rows, contacts)
             except (NotImplementedError, ValueError) as error:
                 reason = str(error).strip().splitlines()[0]
                 raise ConfigError(f"sim=newton cannot simulate this scene: {reason}; try sim=mjwarp") from None
@@ -283,8 +286,9 @@ def _import_scene(scene: Scene, num_envs: int) -> newton.Model:
     return imported
 
 
-def _make_solver(model: newton.Model, scene: Scene, cfg: SimConfig) -> newton.solvers.SolverMuJoCo:
-    rows, contacts = estimate_buffers(scene.model)
+def _make_solver(
+    model: newton.Model, scene: Scene, cfg: SimConfig, rows: int, contacts: int
+) -> newton.solvers.SolverMuJoCo:
     option, limits = scene.model.opt, SimpleNamespace()
     limit_solver(limits, option, cfg, ON_WARP)
     # All of it by hand: an option that has MuJoCo's default value is not written into the XML, and
@@ -292,8 +296,8 @@ def _make_solver(model: newton.Model, scene: Scene, cfg: SimConfig) -> newton.so
     solver = newton.solvers.SolverMuJoCo(
         model,
         separate_worlds=True,
-        njmax=cfg.njmax or scene.njmax or rows,
-        nconmax=cfg.nconmax or contacts,
+        njmax=rows,
+        nconmax=contacts,
         iterations=limits.iterations,
         ls_iterations=limits.ls_iterations,
         ccd_iterations=option.ccd_iterations,

@@ -351,9 +351,13 @@ def test_a_task_that_keeps_memory_and_becomes_slower_is_found(tmp_path, one_thre
     ("rule", "overrides"),
     [
         ("oversubscribed", {"sim": {"num_threads": 4 * available_cpus()}}),
-        ("warp_on_cpu", {"sim": {"name": "mjwarp"}}),
+        pytest.param("warp_on_cpu", {"sim": {"name": "mjwarp"}}, marks=pytest.mark.slow),
         ("small_minibatches", {"ppo": {"epochs": 8, "minibatch_size": 8, "network": {"hidden": [64]}}}),
-        ("update_bound", {"ppo": {"epochs": 200, "minibatch_size": 64, "network": {"hidden": [64]}}}),
+        pytest.param(
+            "update_bound",
+            {"ppo": {"epochs": 200, "minibatch_size": 64, "network": {"hidden": [64]}}},
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_a_setting_that_costs_time_is_found(tmp_path, one_thread, rule, overrides):

@@ -85,6 +85,7 @@ def test_traced_steps_are_the_eager_ones_bit_for_bit(task: str) -> None:
     assert "uncompiled" not in run(f"compare({task!r}, 'eager', 20)")
 
 
+@pytest.mark.slow
 def test_traced_steps_on_mujoco_warp_are_the_eager_ones_bit_for_bit() -> None:
     assert "uncompiled" not in run("compare('Cartpole', 'eager', 20, sim='mjwarp')")
 

@@ -137,11 +137,11 @@ def recordings(graph: Any) -> list[Any]:
     ("mode", "task", "overrides"),
     [
         pytest.param("rollout", "Ant", {"task": {"episode_length": 20}}, marks=pytest.mark.slow),
-        ("rollout", "Ant", RANDOMISED),
+        pytest.param("rollout", "Ant", RANDOMISED, marks=pytest.mark.slow),
         ("rollout", "Cartpole", RECURRENT),
         ("rollout", Faulty, LINEAR),  # with a critic of its own, and an env that diverges
         ("rollout", Reassigning, {}),
-        ("step", "Cartpole", RECURRENT),
+        pytest.param("step", "Cartpole", RECURRENT, marks=pytest.mark.slow),
         pytest.param("step", Reassigning, {}, marks=pytest.mark.slow),
         ("split", "Ant", RANDOMISED),
         ("split", "Cartpole", RECURRENT),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import logging
 import sys
 
 import pytest
@@ -10,10 +11,10 @@ import torch
 
 from gpusim_rl.config import SimConfig, build
 from gpusim_rl.errors import ConfigError
-from gpusim_rl.sim import choose_sim
+from gpusim_rl.sim import SimChoice, choose_sim, make_sim
 from gpusim_rl.simulators import SIMULATORS, default_simulator, lacking
 from helpers.commands import ROOT
-from helpers.scenes import sim_config
+from helpers.scenes import ball_scene, sim_config
 
 
 @pytest.mark.parametrize("simulator", SIMULATORS.values(), ids=list(SIMULATORS))
@@ -40,6 +41,15 @@ def test_the_choice_says_its_reason(name, device, chosen):
 def test_a_device_that_a_simulator_cannot_use_is_one_line():
     with pytest.raises(ConfigError, match=r"^sim=mujoco runs on cpu only, got device cuda; try sim=mjwarp, or sim_dev"):
         choose_sim("mujoco", torch.device("cuda"))
+
+
+def test_sizes_of_buffers_are_shown_and_said_to_have_no_effect_where_they_have_none(caplog):
+    cfg = sim_config(njmax=20, nconmax=30)
+    with caplog.at_level(logging.WARNING, "gpusim_rl"):
+        for name, shown in (("mjwarp", "sim.njmax=20 sim.nconmax=30"), ("mujoco", "")):
+            sim = make_sim(ball_scene(), SimChoice(name, torch.device("cpu"), "test"), 2, cfg)
+            assert sim.buffers == shown
+    assert caplog.messages == ["sim.njmax and sim.nconmax have no effect: sim=mujoco sizes its buffers itself"]
 
 
 def test_the_setting_takes_the_names_of_the_registry():

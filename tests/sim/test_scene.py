@@ -160,7 +160,7 @@ def whirling_energy(robot: str, speed: float, **settings: Any) -> float:
     return worst
 
 
-@pytest.mark.parametrize("robot", ["ant", "humanoid"])
+@pytest.mark.parametrize("robot", ["ant", pytest.param("humanoid", marks=pytest.mark.slow)])
 def test_a_whirling_robot_gains_no_energy(robot: str) -> None:
     # A policy found that whirling pays: with Euler the torso's spin feeds itself until the world diverges.
     assert whirling_energy(robot, 64.0) > 100.0

@@ -194,6 +194,7 @@ def test_types_of_observation(name, kind):
     assert torch.equal(asymmetric.step(action).obs["critic"], full)
 
 
+@pytest.mark.slow
 @every_hand
 def test_no_env_diverges_under_random_actions(name):
     env = make_env(name, num_envs=64)
