@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import math
 from typing import Any
 
 import pytest
@@ -10,7 +12,9 @@ from torch import Tensor
 
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.learn.algorithm import EnvSpec
-from gpusim_rl.learn.off_policy import OffPolicy
+from gpusim_rl.learn.off_policy import Batch, OffPolicy
+from gpusim_rl.learn.q_networks import Critic, EnsembleLinear
+from gpusim_rl.learn.sac import SACPolicy
 from gpusim_rl.spaces import Box
 from gpusim_rl.testing.conformance import differences
 from gpusim_rl.testing.sync_counter import SyncCounter
@@ -195,6 +199,89 @@ def test_rows_without_weight_change_nothing(name: str, kind: str) -> None:
         it.algorithm.update()
         found.append(snapshot(it.algorithm))
     assert differences(*found) == []
+
+
+def plain_updates(it: OffPolicyLearner, batches: list[Batch]) -> tuple[list[Tensor], float]:
+    """The updates of SAC and TD3 as the papers write them, with torch.optim.Adam; returns parameters and log alpha."""
+    policy, cfg = copy.deepcopy(it.algorithm.policy), it.algorithm.cfg
+    sac = isinstance(policy, SACPolicy)
+    critic, actor, target, target_actor = policy.critic, policy.actor, policy.target_critic, policy.target_actor
+    log_alpha = torch.nn.Parameter(torch.tensor(math.log(getattr(cfg, "alpha", 1.0))))
+    adams = [
+        torch.optim.Adam(parameters, lr=cfg.learning_rate)
+        for parameters in (critic.parameters(), actor.parameters(), [log_alpha])
+    ]
+
+    def q(network: Critic, obs: Tensor, action: Tensor, member: int) -> Tensor:
+        x = torch.cat([obs, action], dim=-1)
+        linear = [layer for layer in (*network.features, network.head) if isinstance(layer, EnsembleLinear)]  # type: ignore[arg-type]
+        for layer in linear:
+            x = x @ layer.weight[member] + layer.bias[member]
+            x = x if layer is network.head else x.relu()
+        return x.squeeze(-1)
+
+    def lowest(network: Critic, obs: Tensor, action: Tensor) -> Tensor:
+        return torch.minimum(q(network, obs, action, 0), q(network, obs, action, 1))
+
+    def sample(obs: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+        mean, spread = actor(obs, bf16=False).chunk(2, dim=-1)
+        std = (-5.0 + 3.5 * (spread.tanh() + 1.0)).exp()
+        action = (mean + std * noise).tanh()
+        density = torch.distributions.Normal(mean, std).log_prob(mean + std * noise)
+        return action, (density - (1.0 - action.square() + 1e-6).log()).sum(dim=-1)
+
+    def descend(adam: torch.optim.Adam, loss: Tensor) -> None:
+        adam.zero_grad()
+        loss.backward()
+        adam.step()
+
+    for index, batch in enumerate(batches):
+        obs, next_obs = batch.obs["policy"], batch.next_obs["policy"]
+        with torch.no_grad():
+            if sac:
+                action, log_prob = sample(next_obs, batch.noise[0])
+                value = lowest(target, next_obs, action) - log_alpha.exp() * log_prob
+            else:
+                assert target_actor is not None
+                smoothed = target_actor(next_obs, bf16=False).tanh() + (0.2 * batch.noise[0]).clamp(-0.5, 0.5)
+                value = lowest(target, next_obs, smoothed.clamp(-1.0, 1.0))
+            y = batch.reward + batch.discount * value
+        mask = batch.weight > 0.0
+        errors = [(q(critic, obs, batch.action, member) - y)[mask].square().mean() for member in (0, 1)]
+        descend(adams[0], errors[0] + errors[1])
+        if (index + 1) % cfg.policy_delay == 0:
+            if sac:
+                action, log_prob = sample(obs, batch.noise[1])
+                descend(adams[1], (log_alpha.exp().detach() * log_prob - lowest(critic, obs, action))[mask].mean())
+                excess = -log_prob.detach()[mask].mean() - cfg.target_entropy
+                descend(adams[2], log_alpha.exp() * excess)
+            else:
+                descend(adams[1], -lowest(critic, obs, actor(obs, bf16=False).tanh())[mask].mean())
+        with torch.no_grad():
+            for slow, fast in zip(*policy.target_pairs(), strict=True):
+                slow.mul_(1.0 - cfg.tau).add_(cfg.tau * fast)
+    return list(policy.parameters()), log_alpha.item()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_updates_equal_those_of_plain_code(name: str) -> None:
+    changes: dict[str, Any] = {"network": {"layer_norm": False}, "updates": 5, "tau": 0.05, "n_step": 3}
+    if name == "sac":
+        changes |= {"alpha": 0.7, "target_entropy": -2.0}
+    it = learner(name, **changes)
+    it.algorithm.policy.actor.head.weight.data.mul_(100.0)  # log-stds and actions that differ
+    it.collect()
+    it.collect()
+    batches = it.algorithm._draw(20)
+    assert any((batch.weight == 0.0).any() for batch in batches), "some samples have diverged"
+    expected, log_alpha = plain_updates(it, batches)
+    it.algorithm._draw = lambda number: batches[:number]  # type: ignore[method-assign]
+    it.algorithm.update()
+    for found, plain in zip(it.algorithm.policy.parameters(), expected, strict=True):
+        assert torch.allclose(found, plain, atol=2e-5)
+    if name == "sac":
+        assert it.algorithm.log_alpha.item() == pytest.approx(log_alpha, abs=1e-5)  # type: ignore[attr-defined]
+        assert abs(log_alpha - math.log(0.7)) > 1e-3
 
 
 @pytest.mark.parametrize("name", NAMES)
