@@ -81,20 +81,3 @@ def test_actions_keep_to_the_scale_and_the_mode_has_no_noise() -> None:
     assert 0.1 < actions.abs().max() <= 0.5
     first, again = (sac.policy.act(it.obs, ())[0] for _ in range(2))
     assert torch.equal(first, again)
-
-
-def test_it_finds_the_best_action_of_a_bandit() -> None:
-    class Bandit(RandomEnv):
-        def step(self, action: torch.Tensor) -> Any:
-            outcome = super().step(action)
-            outcome.reward = 1.0 - (action - torch.tensor([0.5, -0.3])).square().sum(dim=1)
-            outcome.terminated, outcome.truncated = torch.ones_like(outcome.terminated), outcome.truncated & False
-            outcome.diverged = outcome.diverged & False
-            return outcome
-
-    it = OffPolicyLearner(
-        "sac", Bandit(32, num_actions=2), {"updates": 8, "batch_size": 64, "learning_starts": 64, "learning_rate": 3e-3}
-    )
-    it.train(20)
-    action, _ = it.algorithm.policy.act(it.obs, ())
-    assert (action.mean(dim=0) - torch.tensor([0.5, -0.3])).abs().max() < 0.15

@@ -5,13 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import pytest
 import torch
 
 from gpusim_rl.api import prepare
+from gpusim_rl.connect.gymnasium import GymnasiumEnv
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.run import checkpoint
 from gpusim_rl.run.cuda_graph import GraphChoice, Graphs
+from gpusim_rl.run.evaluation import evaluate
 from gpusim_rl.run.trainer import Trainer
 from gpusim_rl.testing.conformance import differences
 from gpusim_rl.testing.sync_counter import SyncCounter
@@ -90,6 +93,18 @@ def test_no_host_sync_in_an_iteration(name: str, tmp_path: Path) -> None:
             it.collect()
             it.algorithm.update()
     assert syncs.total == 0, syncs.locations
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_it_learns_pendulum_within_20_000_steps(name: str, tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"max_iterations": 156, "seed": 1, "log": {"console": "quiet", "dir": str(tmp_path)}}
+    it = Trainer(prepare("Gymnasium", algo=name, env={"id": "Pendulum-v1"}, **settings))
+    it.train()
+    assert it.env_steps == 19_968
+    envs = GymnasiumEnv(gymnasium.make_vec("Pendulum-v1", num_envs=64), seed=2)
+    result = evaluate(envs, it.algorithm.policy, envs.reset())
+    assert result["return_mean"] > -200.0  # -1200 of a random policy; about -150 is the best
 
 
 def test_another_capacity_does_not_fit_a_checkpoint(tmp_path: Path) -> None:
