@@ -291,6 +291,16 @@ class LogConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EvalConfig:
+    """Evaluations beside the training, in a process of its own."""
+
+    interval: Annotated[int, Rule("an int >= 0", lambda value: value >= 0)]  # iterations between two; 0 = none
+    num_envs: Count  # envs simulated together
+    episodes: Count  # whole episodes of each env
+    seed: Annotated[int, Rule("an int in [0, 2^31)", lambda value: 0 <= value < 2**31)]  # of the envs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DebugConfig:
     """Checks and measurements that cost speed."""
 
@@ -308,6 +318,7 @@ class RunConfig:
     device: Device  # for physics and learning
     sim_device: Device | None  # null = device
     rl_device: Device | None  # null = device
+    eval_device: Device | None  # null = as in the training
     graph: Literal["auto", "off", "split", "step", "rollout"]  # what CUDA graphs hold
     compile: Literal["off", "learner", "all", "auto"]  # what torch.compile makes faster
     checkpoint: str | None  # run folder, .pt file, or task name (its latest run)
@@ -336,6 +347,7 @@ class RunConfig:
     algo: str  # name of the algorithm, and of the section with its settings
     algorithm: Any  # the algorithm's own Config, e.g. PPOConfig
     sim: SimConfig
+    eval: EvalConfig  # beside the training
     log: LogConfig
     debug: DebugConfig
 

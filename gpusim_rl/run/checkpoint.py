@@ -34,6 +34,7 @@ TRAINING: Types = {
     "env_steps": (int,),
     "elapsed_s": (float, int),
     "best_return": (float, int, type(None)),
+    "best_evaluation": (float, int, type(None)),
     "wandb_id": (str,),
     "policy": (dict,),
     "algorithm": (dict,),
@@ -153,7 +154,7 @@ def must_fit(file: Path, what: str) -> Iterator[None]:
 
 
 class Checkpoints:
-    """The checkpoints folder of a run: last.pt, best.pt and every so often a numbered one.
+    """The checkpoints folder of a run: last.pt, best.pt and every so often a numbered one; one that is being evaluated.
 
     An iteration is serialised once: `save_last` writes, `save_best` and `save_numbered` copy the file that it wrote.
     They are copies because a disk damages files, not names: one that is damaged must not take the others with it.
@@ -169,6 +170,7 @@ class Checkpoints:
         """
         self.last = folder / "last.pt"
         self.best = folder / "best.pt"
+        self.evaluated = folder / "evaluated.pt"
         self._folder = folder
         self._keep = keep
 
@@ -180,6 +182,18 @@ class Checkpoints:
     def save_best(self) -> Path:
         """Make what `save_last` wrote the best one so far."""
         return self._copy_last(self.best)
+
+    def save_evaluated(self, payload: Mapping[str, Any]) -> Path:
+        """Write evaluated.pt, the checkpoint that an evaluation reads."""
+        save(self.evaluated, payload)
+        return self.evaluated
+
+    def end_evaluation(self, *, best: bool) -> None:
+        """Make what was evaluated the best one so far, or delete it."""
+        if best:
+            self.evaluated.replace(self.best)
+        else:
+            self.evaluated.unlink(missing_ok=True)
 
     def save_numbered(self, iteration: int) -> Path:
         """Keep what `save_last` wrote under its number; delete the oldest numbers beyond `keep`."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import torch
 
 from gpusim_rl.config import RunConfig
@@ -29,6 +31,22 @@ def choose_devices(cfg: RunConfig, *, outside: bool = False) -> tuple[torch.devi
     if cfg.sim_device is None and cfg.sim.name != "auto" and SIMULATORS[cfg.sim.name].devices == ("cpu",):
         sim_device = torch.device("cpu")  # the only place where it runs; a policy on the GPU can still use it
     return rl_device, choose_sim(cfg.sim.name, sim_device)
+
+
+def choose_eval_devices(cfg: RunConfig, *, outside: bool = False) -> tuple[torch.device, SimChoice]:
+    """The same for evaluations beside the training: as in the training, or all on `eval_device`.
+
+    Args:
+        cfg: The run's settings.
+        outside: As for `choose_devices`.
+
+    Raises:
+        ConfigError: There is no such device, or the simulator cannot run on it.
+    """
+    if cfg.eval_device is not None:
+        device = str(_device(cfg.eval_device, "eval_device"))
+        cfg = dataclasses.replace(cfg, device=device, sim_device=None, rl_device=None)
+    return choose_devices(cfg, outside=outside)
 
 
 def _device(name: str, key: str) -> torch.device:

@@ -1,4 +1,4 @@
-"""How good a policy is: one whole episode in every env, without exploration."""
+"""How good a policy is: whole episodes without exploration."""
 
 from __future__ import annotations
 
@@ -17,40 +17,56 @@ from gpusim_rl.run.run_dir import replacing
 
 
 @torch.no_grad()
-def evaluate(env: Environment, policy: Policy, obs: dict[str, Tensor]) -> dict[str, float]:
-    """Runs one episode in every env.
+def evaluate(env: Environment, policy: Policy, obs: dict[str, Tensor], episodes: int = 1) -> dict[str, float]:
+    """Runs the same number of episodes in every env.
+
+    It reads from the device at every step whether episodes are left.
 
     Args:
         env: At the start of an episode everywhere.
         policy: Acts with the most likely action.
         obs: What the policy sees first, on its device.
+        episodes: Of each env.
 
     Returns:
-        Number of episodes; mean, deviation and extremes of their returns; mean length; envs that diverged.
+        Number of episodes; mean, deviation and extremes of their returns; mean length [control steps]; steps in which
+        an env diverged; `task/<name>`: means over these steps and envs of what the task tells in `stats()`.
     """
     num_envs, device = env.num_envs, next(iter(obs.values())).device
     hidden = policy.initial_state(num_envs)
-    returns = torch.zeros(num_envs, device=device)
+    returns = torch.zeros(episodes, num_envs, device=device)
     lengths = torch.zeros_like(returns)
-    running = torch.ones(num_envs, dtype=torch.bool, device=device)
+    episode = torch.zeros(1, num_envs, dtype=torch.int64, device=device)  # the number of the one under way
     diverged = torch.zeros((), device=device)
-    for _ in range(env.max_episode_length):
+    sums: dict[str, Tensor] = {}  # of a number of the task: sum and count
+    for _ in range(episodes * (env.max_episode_length + 1)):  # some libraries spend a step on a reset
         action, hidden = policy.act(obs, hidden, deterministic=True)
         step = moved(env.step(action.to(env.device)), device)
-        returns += torch.where(running, step.reward, 0.0)
-        lengths += running.float()
-        diverged += (step.diverged & running).sum()
-        running &= ~step.done
+        counts = episode[0] < episodes
+        if step.skipped is not None:
+            counts &= ~step.skipped
+        slot = episode.clamp(max=episodes - 1)
+        returns.scatter_add_(0, slot, torch.where(counts, step.reward, 0.0)[None])
+        lengths.scatter_add_(0, slot, counts.float()[None])
+        diverged += (step.diverged & counts).sum()
+        for name, value in step.stats.items():
+            known = counts & ~value.isnan()
+            both = torch.stack([torch.where(known, value, 0.0).sum(), known.sum()]).double()
+            sums[name] = sums[name] + both if name in sums else both
+        episode += (step.done & counts)[None]
+        if not bool((episode < episodes).any()):
+            break
         hidden = tuple(state.masked_fill(step.done[None, :, None], 0.0) for state in hidden)
         obs = step.obs
     return {
-        "episodes": float(num_envs),
+        "episodes": float(returns.numel()),
         "return_mean": float(returns.mean()),
         "return_std": float(returns.std(correction=0)),
         "return_min": float(returns.min()),
         "return_max": float(returns.max()),
         "length_mean": float(lengths.mean()),
         "diverged": float(diverged),
+        **{f"task/{name}": float(total / count) for name, (total, count) in sums.items()},
     }
 
 

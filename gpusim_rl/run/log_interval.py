@@ -50,6 +50,7 @@ class LogIntervals:
         self._device = device
         self._monitor: SystemMonitor | None = None
         self._start = (0, 0)  # iterations and control steps done before the interval
+        self._added: Row = {}  # to the row of this interval
         self.best_return: float | None = None
         self.mean_return: float | None = None
 
@@ -61,6 +62,10 @@ class LogIntervals:
         """Begins where an earlier start of the run ended."""
         self._start = (iteration, env_steps)
         self.best_return = best_return
+
+    def add(self, numbers: Row) -> None:
+        """Adds numbers that are known on the host to the row of this interval; of two with one name the later stays."""
+        self._added |= numbers
 
     def end(self, iteration: int, env_steps: int, elapsed_s: float, extra: Mapping[str, Tensor]) -> list[LogRow]:
         """Ends an interval.
@@ -74,7 +79,8 @@ class LogIntervals:
         Returns:
             The rows that have arrived: this one on the CPU, the one before on CUDA.
         """
-        numbers: Row = {"iteration": iteration, "env_steps": env_steps, "time/elapsed_s": elapsed_s}
+        numbers: Row = {"iteration": iteration, "env_steps": env_steps, "time/elapsed_s": elapsed_s, **self._added}
+        self._added = {}
         iterations = range(self._start[0] + 1, iteration + 1)
         ended = EndedInterval(numbers, iterations, env_steps - self._start[1], self._timer.flush())
         self._start = (iteration, env_steps)

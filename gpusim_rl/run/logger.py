@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -33,6 +35,9 @@ BEST_INTERVAL_S = 10.0
 
 DIVERGED, SKIPPED = "diverged.pt", "skipped.pt"
 """Dumps in the run folder: before the first divergence; where no gradient was finite any more."""
+
+EVAL_LOG = "eval.log"
+"""What the process of evaluations prints, in the run folder."""
 
 ONCE = {
     "sim/overflow": (
@@ -83,7 +88,7 @@ class Logger:
         run_dir: Where to write.
         wandb_id: Of the run on Weights & Biases.
         resumed_at: Iteration of the checkpoint that the run continues from; None for a new run.
-        best_return: Best trimmed mean return of the run so far.
+        best_return: Best trimmed mean return of the run so far; where evaluations decide what best.pt is, theirs.
         metrics_csv: `CsvWriter.digest` of the checkpoint, where the run continues in its folder; None is not known.
         config_dir: The user's folder (`-cd`), for the commands that continue from the run.
     """
@@ -132,6 +137,7 @@ class Logger:
         # Mean return of best.pt; None before there is one. Until then the newest policy is the best: its mean is over
         # the most episodes, and one lucky episode must not stand for the whole run.
         self._best_saved = best_return if self._checkpoints.best.exists() else None
+        self._evaluations_decide = cfg.eval.interval > 0
 
     def __enter__(self) -> Logger:
         return self
@@ -154,6 +160,9 @@ class Logger:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if self._cfg.eval.interval:
+            with suppress(OSError):  # of an evaluation that did not end
+                self._checkpoints.end_evaluation(best=False)
         if kind is not None:
             self.console.note(f"ended by {kind.__name__}: {error}")
         self._writers.close(0 if kind is None else 1)
@@ -225,15 +234,51 @@ class Logger:
         """
         self._saved_at = time.perf_counter()
         try:
-            self._checkpoints.save_last({**state, "metrics_csv": self._csv.digest()})
+            best_evaluation = self._best_saved if self._evaluations_decide else None
+            self._checkpoints.save_last(
+                {**state, "best_evaluation": best_evaluation, "metrics_csv": self._csv.digest()}
+            )
             self._saved = status.iteration
             if self._is_better(status) or self._best_saved is None:
                 self._checkpoints.save_best()
-                self._best_saved = status.mean_return
+                self._best_saved = None if self._evaluations_decide else status.mean_return
             if self._numbered(status):
                 self._checkpoints.save_numbered(status.iteration)
         except OSError as error:
             self.console.warn(f"checkpoint NOT saved ({error}); training continues, and the next one is tried")
+
+    # Evaluations beside the training
+
+    def save_evaluated(self, state: Mapping[str, Any]) -> Path | None:
+        """Writes the checkpoint of a policy that is to be evaluated; None where it cannot be written."""
+        try:
+            return self._checkpoints.save_evaluated(state)
+        except OSError as error:
+            self.console.warn(
+                f"iteration {state['iteration']} is not evaluated: its checkpoint cannot be written ({error})"
+            )
+            return None
+
+    def end_evaluation(self, numbers: Row) -> None:
+        """Shows the result of an evaluation; its checkpoint is best.pt if none before had a higher mean return."""
+        shown = [f"{name.removeprefix('eval/')} {value:.5g}" for name, value in numbers.items() if value is not None]
+        self.console.info(f"evaluation: {', '.join(shown)}")
+        now = numbers["eval/return"]
+        better = now is not None and math.isfinite(now) and (self._best_saved is None or now > self._best_saved)
+        try:
+            self._checkpoints.end_evaluation(best=better)
+        except OSError as error:
+            self.console.warn(f"best.pt cannot be written ({error})")
+        if better:
+            self._best_saved = now
+
+    def evaluations_failed(self, reason: str) -> None:
+        """Says that there will be no more evaluations; without any, the returns of the training decide again."""
+        self._evaluations_decide = self._best_saved is not None
+        self.console.warn(
+            f"no more evaluations ({reason}; {self.run_dir}/{EVAL_LOG} has the rest); training continues without them"
+            + (", and best.pt stays" if self._evaluations_decide else "")
+        )
 
     def is_saved(self, status: RunStatus) -> bool:
         """Whether the newest checkpoint is of this iteration."""
@@ -244,7 +289,7 @@ class Logger:
 
     def _is_better(self, status: RunStatus) -> bool:
         """The policy is better than that of best.pt: a record may have passed before it was due to be saved."""
-        now = status.mean_return
+        now = None if self._evaluations_decide else status.mean_return
         return now is not None and (self._best_saved is None or now > self._best_saved)
 
     def finish(self, status: RunStatus, *, left: bool = False) -> Row:

@@ -101,6 +101,16 @@ class PhaseTimer:
         yield
         self._entered = time.perf_counter()
 
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """The block belongs to no phase, and to no interval."""
+        if self._inside is not None:
+            self._add_host_time()
+        left = time.perf_counter()
+        yield
+        self._entered = time.perf_counter()
+        self._began += self._entered - left
+
     def flush(self) -> Durations:
         """Ends an interval and begins the next one, usually in the middle of `log`: each gets its part."""
         if self._inside is not None:

@@ -26,11 +26,12 @@ from gpusim_rl.run import checkpoint
 from gpusim_rl.run.banner import banner
 from gpusim_rl.run.compilation import CompileChoice, Trial, choose_compile, cuda_seconds
 from gpusim_rl.run.cuda_graph import Graphs, choose_graph
-from gpusim_rl.run.devices import choose_devices
+from gpusim_rl.run.devices import choose_devices, choose_eval_devices
+from gpusim_rl.run.eval_process import EvalProcess
 from gpusim_rl.run.evaluation import evaluate, report
 from gpusim_rl.run.finite_check import FiniteCheck
 from gpusim_rl.run.log_interval import LogIntervals, LogRow
-from gpusim_rl.run.logger import DIVERGED, SKIPPED, Logger, RunStatus
+from gpusim_rl.run.logger import DIVERGED, EVAL_LOG, SKIPPED, Logger, RunStatus
 from gpusim_rl.run.memory_estimate import warn_of_learner_memory, warn_of_memory
 from gpusim_rl.run.metadata import describe_run
 from gpusim_rl.run.metrics import Metrics, Row
@@ -75,7 +76,10 @@ class Trainer:
         state = checkpoint.load_for(spec)
         self.resumed = state is not None
         self.seed = self._choose_seed(state)
-        self.rl_device, self.choice = choose_devices(cfg, outside=issubclass(spec.task_class, Environment))
+        outside = issubclass(spec.task_class, Environment)
+        self.rl_device, self.choice = choose_devices(cfg, outside=outside)
+        if cfg.eval.interval and not cfg.test:
+            choose_eval_devices(cfg, outside=outside)  # what is wrong is said now
         torch.manual_seed(self.seed)
         if cfg.torch_deterministic:  # without it cuBLAS refuses; read when CUDA starts
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
@@ -103,6 +107,8 @@ class Trainer:
         self.env_steps = 0
         self.wandb_id = ""
         self._metrics_csv: dict[str, Any] | None = None  # what the checkpoint tells of the file
+        self._best_evaluation: float | None = None  # so far, in earlier starts of the run
+        self._evaluations: EvalProcess | None = None
         self.run_dir: RunDir | None = None
         self._elapsed_s, self._started_at = 0.0, time.perf_counter()
         self.intervals = LogIntervals(self.metrics, self.timer, self.rl_device)
@@ -168,6 +174,8 @@ class Trainer:
         with self.timer("log"):
             if self._noted != (self.graphs.choice, self.compile):  # a capture failed, or compiled code was measured
                 self._note_metadata(log)
+            if self._evaluations is not None:
+                self._evaluate(self._evaluations, log)
             status = self._record(log)
             if log.checkpoint_due(status) or self._stop_signal.long:  # what a signal in the next one would fall back to
                 self.save(log)
@@ -222,6 +230,47 @@ class Trainer:
     def _copy_obs(self, obs: dict[str, Tensor]) -> None:
         for group, value in obs.items():
             self.obs[group].copy_(value)
+
+    def _evaluate(self, evaluations: EvalProcess, log: Logger) -> None:
+        """Takes the result of an evaluation, and hands over the policy where one is due.
+
+        The last policy is always evaluated, and the training waits for the result.
+        """
+        self._end_evaluation(evaluations, log)
+        if not (self._finite_check.learning and evaluations.due(self.iteration, last=self.complete)):
+            return
+        self._finite_check.check_policy(self.algorithm.policy.state_dict(), self.iteration)
+        file = log.save_evaluated(self.state_dict())
+        if file is not None:
+            evaluations.begin(file, self.iteration)
+            self._end_evaluation(evaluations, log)
+
+    def _end_evaluation(self, evaluations: EvalProcess, log: Logger) -> None:
+        row = evaluations.poll()
+        if self.complete:
+            with self.timer.paused():
+                while evaluations.evaluating is not None and self._stop_signal.number is None:
+                    log.console.progress(f"evaluation of iteration {evaluations.evaluating}")
+                    row = evaluations.poll(0.1)
+        if row is not None:
+            self.intervals.add(row)
+            log.end_evaluation(row)
+        if evaluations.failure is not None:
+            log.evaluations_failed(evaluations.failure)
+            self._close_evaluations()
+
+    def _start_evaluations(self, log: Logger) -> None:
+        if not self.cfg.eval.interval or self.complete:
+            return
+        try:
+            self._evaluations = EvalProcess(self.spec, log.run_dir.path / EVAL_LOG, self.iteration)
+        except OSError as error:  # no memory for another process, a full disk
+            log.evaluations_failed(str(error))
+
+    def _close_evaluations(self) -> None:
+        if self._evaluations is not None:
+            self._evaluations.close()
+            self._evaluations = None
 
     def evaluate(self) -> dict[str, float]:
         """Runs one whole episode in every env without exploration; prints, writes and returns the result."""
@@ -314,7 +363,7 @@ class Trainer:
                     run_dir,
                     wandb_id=self.wandb_id,
                     resumed_at=self.iteration if self.resumed else None,
-                    best_return=self.intervals.best_return,
+                    best_return=self._best_evaluation if self.cfg.eval.interval else self.intervals.best_return,
                     metrics_csv=self._metrics_csv if continues else None,
                     config_dir=self.spec.config_dir,
                 )
@@ -323,6 +372,7 @@ class Trainer:
                     log.start(banner(self, log.run_dir, continues=continues), self.spec.config)
                     if not self.complete:
                         self._note_metadata(log)
+                    self._start_evaluations(log)
                     self._stop_signal.tell, self._show_progress = log.console.notice, log.console.progress
                     self._started_at = time.perf_counter()
                     self.timer.start()
@@ -331,7 +381,8 @@ class Trainer:
             self.close()
 
     def close(self) -> None:
-        """Frees the simulator."""
+        """Frees the simulator, and ends the process of evaluations."""
+        self._close_evaluations()
         self.intervals.close()
         self.env.close()
 
@@ -485,7 +536,7 @@ class Trainer:
         torch.set_rng_state(state["torch_rng"].cpu())
         self.intervals.resume(self.iteration, self.env_steps, state["best_return"])
         self._elapsed_s, self.wandb_id = float(state["elapsed_s"]), state["wandb_id"]
-        self._metrics_csv = state.get("metrics_csv")
+        self._metrics_csv, self._best_evaluation = state.get("metrics_csv"), state.get("best_evaluation")
         if state["sim"] != self.choice.name or not self.env.resumable:  # new episodes begin
             self._copy_obs(self.env.begin_from(state["env"]))
             self.algorithm.begin_episodes()

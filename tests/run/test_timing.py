@@ -48,6 +48,17 @@ def test_a_phase_inside_another_is_part_of_it():
     assert durations.phases().keys() == {"rollout"} and entered == ["rollout"]
 
 
+def test_a_pause_is_of_no_phase_and_no_interval():
+    timer = PhaseTimer(torch.device("cpu"))
+    with timer("log"):
+        time.sleep(0.01)
+        with timer.paused():
+            time.sleep(0.2)
+        time.sleep(0.01)
+        durations = timer.flush()
+    assert 0.02 <= durations.phases()["log"] <= durations.wall_s < 0.2
+
+
 def test_a_phase_that_is_under_way_is_split_between_the_intervals():
     timer = PhaseTimer(torch.device("cpu"))
     with timer("log"):

@@ -1,0 +1,237 @@
+"""Evaluations beside a training, in a process of its own: `eval.interval`.
+
+The process is started once. The training writes lines of JSON to it: first the settings, then the name of a checkpoint
+for each evaluation. It answers each checkpoint with a line: numbers by name, or an error. It ends when its input does,
+so it never outlives the training.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import queue
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gpusim_rl.checkpoint_file import load
+from gpusim_rl.config import RunSpec, build_run
+from gpusim_rl.env import Environment, VecEnv
+from gpusim_rl.env.task import load_task_or_environment
+from gpusim_rl.errors import ConfigError, TaskError
+from gpusim_rl.learn.algorithm import Algorithm, load_algorithm_class
+from gpusim_rl.run.devices import choose_eval_devices
+from gpusim_rl.run.evaluation import evaluate
+from gpusim_rl.run.writers import Row
+from gpusim_rl.saved_files import open_file
+
+LONGEST_S = 600.0
+"""An evaluation that takes longer hangs: the end of a training must not wait for it."""
+NICENESS = 10
+"""The training has the CPU first."""
+
+
+class EvalProcess:
+    """The training's side.
+
+    Args:
+        spec: The run.
+        printed: File for what the process prints: warnings, and where it failed.
+        iteration: Iterations done: evaluations go on as if the training had not been interrupted.
+
+    Raises:
+        OSError: The process cannot be started.
+
+    Attributes:
+        evaluating: Iteration of the policy that is being evaluated; None while there is none.
+        failure: Why there will be no more evaluations; None while it works.
+    """
+
+    def __init__(self, spec: RunSpec, printed: Path, iteration: int) -> None:
+        self.evaluating: int | None = None
+        self.failure: str | None = None
+        self._interval = spec.cfg.eval.interval
+        self._last = iteration  # of the newest evaluation that was begun
+        self._began = 0.0
+        self._answers: queue.SimpleQueue[str] = queue.SimpleQueue()
+        # What the training can import, the process can: from a checkout, an editable install, the user's folder.
+        path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
+        with open_file(printed, "ab") as file:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "gpusim_rl.run.eval_process"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=file,
+                env={**os.environ, "PYTHONPATH": path},
+                text=True,
+                start_new_session=True,  # a Ctrl-C is for the training, which ends it
+            )
+        threading.Thread(target=self._listen, name="evaluation", daemon=True).start()
+        self._tell({"config": spec.config})
+
+    def _listen(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            self._answers.put(line)
+        self._answers.put("")
+
+    def _tell(self, message: Mapping[str, Any]) -> None:
+        assert self._process.stdin is not None
+        with suppress(OSError):  # it has ended: `poll` tells why
+            self._process.stdin.write(json.dumps(message) + "\n")
+            self._process.stdin.flush()
+
+    def due(self, iteration: int, *, last: bool = False) -> bool:
+        """Whether a multiple of the interval has passed since the newest evaluation, and none is under way.
+
+        Args:
+            iteration: Iterations done.
+            last: There will be no more of them: due, if it has not been evaluated.
+        """
+        idle = self.evaluating is None and self.failure is None
+        passed = iteration // self._interval > self._last // self._interval
+        return idle and (passed or (last and iteration > self._last))
+
+    def begin(self, file: Path, iteration: int) -> None:
+        """Evaluates the policy of a checkpoint, of this iteration."""
+        self._last = self.evaluating = iteration
+        self._began = time.monotonic()
+        self._tell({"checkpoint": str(file)})
+
+    def poll(self, timeout_s: float = 0.0) -> Row | None:
+        """The result of the evaluation under way, if it is there.
+
+        Args:
+            timeout_s: Wait for it, so long [s].
+        """
+        try:
+            line = self._answers.get(timeout=timeout_s) if timeout_s else self._answers.get_nowait()
+        except queue.Empty:
+            if timeout_s and self.evaluating is not None and time.monotonic() - self._began > LONGEST_S:
+                self.evaluating, self.failure = None, f"one has not ended in {LONGEST_S:.0f} s"
+            return None
+        iteration, self.evaluating = self.evaluating, None
+        if not line.endswith("\n"):  # the end, maybe in the middle of a line
+            self.failure = f"their process ended with exit code {self._process.wait()}"
+            return None
+        try:
+            answer: dict[str, Any] = json.loads(line)
+        except ValueError:  # a library that prints while it is imported
+            answer = {"error": f"their process printed {line.strip()!r}"}
+        if "error" in answer:
+            self.failure = answer["error"]
+            return None
+        return {"eval/iteration": iteration, **answer}
+
+    def close(self) -> None:
+        """Ends the process."""
+        self._process.kill()
+        self._process.wait()
+        assert self._process.stdin is not None
+        with suppress(OSError):  # what was not read any more
+            self._process.stdin.close()
+
+
+# The process
+
+
+class Evaluation:
+    """Evaluates policies on envs that are made once: the starts are the same every time.
+
+    Args:
+        config: Composed settings of the run, plain values.
+
+    Raises:
+        ConfigError: Its classes cannot be imported here.
+    """
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        task_class = load_task_or_environment(config["task"].get("_target_"))
+        self._algorithm_class: type[Algorithm] = load_algorithm_class(config["algo"].get("_target_"))
+        self._cfg = cfg = build_run(config, task_class=task_class, algorithm_class=self._algorithm_class)
+        self._device, choice = choose_eval_devices(cfg, outside=issubclass(task_class, Environment))
+        torch.use_deterministic_algorithms(cfg.torch_deterministic)
+        self.env: Environment
+        if issubclass(task_class, Environment):
+            try:
+                self.env = task_class.from_settings(cfg.env, num_envs=cfg.eval.num_envs, seed=cfg.eval.seed)
+            except ConfigError as error:
+                raise ConfigError(f"eval.num_envs={cfg.eval.num_envs}: {error}") from None
+        else:
+            whole = dataclasses.replace(cfg.task, randomize_episode_start=False)
+            sim = dataclasses.replace(cfg.sim, num_threads=1)
+            self.env = VecEnv.make(
+                task_class, whole, num_envs=cfg.eval.num_envs, choice=choice, sim=sim, seed=cfg.eval.seed
+            )
+        self.env.reset()
+        self._start = self.env.state_dict()
+
+    def __call__(self, state: Mapping[str, Any]) -> dict[str, float]:
+        """Evaluates the policy of a checkpoint; returns a row of metrics."""
+        env, cfg = self.env, self._cfg
+        policy = self._algorithm_class.make_policy(cfg.algorithm, env.obs_sizes, env.action_space).to(self._device)
+        policy.load_state_dict(state["policy"])
+        torch.manual_seed(cfg.eval.seed)
+        env.load_state_dict(self._start)
+        obs = env.begin_from(state["env"])  # on the levels, say, that the training has reached
+        moved: dict[str, Tensor] = {group: value.to(self._device) for group, value in obs.items()}
+        result = evaluate(env, policy.eval(), moved, cfg.eval.episodes)
+        of_task = {name.replace("task/", "eval/", 1): x for name, x in result.items() if name.startswith("task/")}
+        names = {"return_mean": "return", "return_std": "return_std", "length_mean": "length", "diverged": "diverged"}
+        return {**{f"eval/{new}": result[name] for name, new in names.items()}, **of_task}
+
+
+def answers(lines: Iterable[str]) -> Iterator[str]:
+    """Answers to the lines of a training."""
+    evaluation: Evaluation | None = None
+    for line in lines:
+        request = json.loads(line)
+        try:
+            if evaluation is None:
+                evaluation = Evaluation(request["config"])
+            else:
+                yield json.dumps(evaluation(load(Path(request["checkpoint"]))))
+        except Exception as error:
+            traceback.print_exc()
+            told = isinstance(error, (ConfigError, TaskError))
+            yield json.dumps({"error": str(error) if told else f"{type(error).__name__}: {error}".partition("\n")[0]})
+            return
+
+
+def _input() -> Iterator[str]:
+    """Lines of the standard input, read beside the work: the process ends as soon as the training has."""
+    lines: queue.SimpleQueue[str] = queue.SimpleQueue()
+
+    def read() -> None:
+        for line in sys.stdin:
+            lines.put(line)
+        os._exit(0)
+
+    threading.Thread(target=read, daemon=True).start()
+    while True:
+        yield lines.get()
+
+
+def main() -> None:
+    """Evaluates what the standard input names."""
+    if hasattr(os, "nice"):
+        os.nice(NICENESS)
+    torch.set_num_threads(1)
+    output = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)  # what envs print is no answer
+    for answer in answers(_input()):
+        output.write(f"{answer}\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,292 @@
+"""Evaluations beside a training: what they measure, what they decide, and that they never disturb it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+
+from gpusim_rl.api import prepare
+from gpusim_rl.config import RunSpec
+from gpusim_rl.connect.gymnasium import GymnasiumEnv
+from gpusim_rl.errors import ConfigError
+from gpusim_rl.learn.algorithm import Policy
+from gpusim_rl.run import checkpoint, eval_process
+from gpusim_rl.run import trainer as trainer_module
+from gpusim_rl.run.eval_process import EvalProcess, Evaluation, answers
+from gpusim_rl.run.evaluation import evaluate
+from gpusim_rl.run.trainer import Trainer
+from gpusim_rl.run.writers import Row
+from helpers.training import Faulty, differences, make_trainer, read_csv, the_run
+
+EVAL = {"interval": 2, "num_envs": 3}
+SHORT = {"task": {"episode_length": 40}, "ppo": {"precision": "fp32"}}
+
+
+class InThisProcess(EvalProcess):
+    """Evaluates here, and takes `delay` polls for it."""
+
+    delay = 1
+    returns: list[float] | None = None  # in place of what is measured
+
+    def __init__(self, spec: RunSpec, printed: Path, iteration: int) -> None:
+        self.evaluating, self.failure = None, None
+        self._interval, self._last = spec.cfg.eval.interval, iteration
+        self._evaluation = Evaluation(spec.config)
+        self._result: Row = {}
+        self._polls = 0
+
+    def begin(self, file: Path, iteration: int) -> None:
+        self._last = self.evaluating = iteration
+        state = torch.random.get_rng_state()
+        self._result = {"eval/iteration": iteration, **self._evaluation(checkpoint.load(file))}
+        torch.random.set_rng_state(state)
+        if self.returns:
+            self._result["eval/return"] = self.returns.pop(0)
+        self._polls = self.delay
+
+    def poll(self, timeout_s: float = 0.0) -> Row | None:
+        self._polls -= 1
+        if self.evaluating is None or self._polls >= 0:
+            return None
+        self.evaluating = None
+        return self._result
+
+    def close(self) -> None:
+        self._evaluation.env.close()
+
+
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch) -> type[InThisProcess]:
+    class Chosen(InThisProcess):
+        pass
+
+    monkeypatch.setattr(trainer_module, "EvalProcess", Chosen)
+    return Chosen
+
+
+def of_training(rows: list[dict[str, str]]) -> list[dict[str, str]]:
+    return [{name: value for name, value in row.items() if not name.startswith("eval/")} for row in rows]
+
+
+def evaluations(run: Path) -> list[dict[str, str]]:
+    return [row for row in read_csv(run) if row.get("eval/iteration")]
+
+
+def warnings(run: Path) -> list[str]:
+    return [line for line in (run / "train.log").read_text().splitlines() if "warning" in line]
+
+
+# In a real process
+
+
+def test_a_training_is_the_same_to_the_bit_and_its_policies_are_evaluated(tmp_path):
+    make_trainer("Cartpole", tmp_path / "without", max_iterations=4, **SHORT).train()
+    make_trainer("Cartpole", tmp_path / "with", max_iterations=4, eval=EVAL, **SHORT).train()
+    without, run = the_run(tmp_path / "without"), the_run(tmp_path / "with")
+    last = [checkpoint.load(folder / "checkpoints" / "last.pt") for folder in (without, run)]
+    assert [
+        x for x in differences(*last) if x.startswith(("/policy", "/algorithm", "/env", "/metrics/", "/torch_rng"))
+    ] == []
+    assert of_training(read_csv(run)) == read_csv(without)
+    assert warnings(run) == [] and (run / "eval.log").read_text() == ""
+
+    [newest] = [row for row in evaluations(run) if row["iteration"] == "4"]
+    assert newest["eval/iteration"] == "4"
+    tested = make_trainer("Cartpole", tmp_path, checkpoint=str(run), test=True, num_envs=3, seed=1, **SHORT).evaluate()
+    assert float(newest["eval/return"]) == tested["return_mean"]
+    assert float(newest["eval/length"]) == tested["length_mean"]
+    assert {path.name for path in (run / "checkpoints").iterdir()} == {"last.pt", "best.pt"}
+    evaluated = {float(row["eval/return"]): int(row["eval/iteration"]) for row in evaluations(run)}
+    best = checkpoint.load(run / "checkpoints" / "best.pt")
+    assert len(evaluated) == 1 or best["iteration"] == evaluated[max(evaluated)]
+
+
+def test_a_training_goes_on_where_the_process_is_killed(tmp_path):
+    trainer = make_trainer("Cartpole", tmp_path, max_iterations=4, eval={"interval": 1}, **SHORT)
+    iterate = trainer.iterate
+
+    def killing(log: Any) -> None:
+        if trainer.iteration == 1:
+            found: Any = trainer._evaluations
+            os.kill(found._process.pid, signal.SIGKILL)
+            found._process.wait()
+            while found._answers.empty():
+                time.sleep(0.01)
+        iterate(log)
+
+    trainer.iterate = killing  # type: ignore[method-assign]
+    trainer.train()
+    run = the_run(tmp_path)
+    assert trainer.iteration == 4 and len(read_csv(run)) == 4
+    [warning] = warnings(run)
+    assert "no more evaluations (their process ended with exit code -9" in warning
+    assert (run / "checkpoints" / "best.pt").is_file() and not (run / "checkpoints" / "evaluated.pt").exists()
+
+
+def test_the_process_ends_with_the_training_however_that_ends(tmp_path):
+    process = EvalProcess(prepare("Cartpole", eval=EVAL), tmp_path / "eval.log", 0)
+    assert process._process.stdin is not None
+    process._process.stdin.close()  # what the kernel does for a process that is killed
+    assert process._process.wait(60) == 0
+    assert process.poll(5.0) is None and process.failure == "their process ended with exit code 0"
+    process.close()
+
+
+# What decides
+
+
+def test_the_best_evaluation_decides_what_best_pt_is(tmp_path, here):
+    here.returns = [1.0, 5.0, float("nan"), 3.0]
+    make_trainer("Cartpole", tmp_path, max_iterations=8, eval=EVAL, **SHORT).train()
+    run = the_run(tmp_path)
+    assert [row["eval/iteration"] for row in evaluations(run)] == ["2", "4", "6", "8"]
+    assert [row["iteration"] for row in evaluations(run)] == ["3", "5", "7", "8"]  # when the result was there
+    assert checkpoint.load(run / "checkpoints" / "best.pt")["iteration"] == 4
+
+    here.returns = [4.0, 6.0]
+    resumed = make_trainer("Cartpole", tmp_path, checkpoint=str(run), max_iterations=12, eval=EVAL, **SHORT)
+    resumed.train()
+    assert checkpoint.load(run / "checkpoints" / "best.pt")["iteration"] == 12
+    assert checkpoint.load(run / "checkpoints" / "last.pt")["best_evaluation"] == 6.0
+
+
+def test_a_branch_from_an_evaluated_checkpoint_trains_on(tmp_path, here):
+    make_trainer("Cartpole", tmp_path / "a", max_iterations=2, eval=EVAL, **SHORT).train()
+    best = the_run(tmp_path / "a") / "checkpoints" / "best.pt"
+    branch = make_trainer("Cartpole", tmp_path / "b", checkpoint=str(best), max_iterations=3, eval=EVAL, **SHORT)
+    branch.train()
+    assert branch.iteration == 3 and the_run(tmp_path / "b") != the_run(tmp_path / "a")
+
+
+def test_an_evaluation_that_takes_long_delays_the_next_one_and_no_iteration(tmp_path, here):
+    here.delay = 3
+    make_trainer("Cartpole", tmp_path, max_iterations=9, eval=EVAL, **SHORT).train()
+    assert [(row["iteration"], row["eval/iteration"]) for row in evaluations(the_run(tmp_path))] == [
+        *(("5", "2"), ("8", "5"), ("9", "9"))
+    ]
+
+
+def test_failed_evaluations_leave_the_returns_of_the_training_to_decide(tmp_path, monkeypatch):
+    def refuse(*arguments: Any) -> None:
+        raise OSError("no process")
+
+    monkeypatch.setattr(trainer_module, "EvalProcess", refuse)
+    trainer = make_trainer("Cartpole", tmp_path, max_iterations=2, eval=EVAL, **SHORT)
+    with trainer.logging() as log:
+        trainer.iterate(log)
+        assert not log._evaluations_decide
+    assert "no more evaluations (no process" in warnings(the_run(tmp_path))[0]
+
+
+@pytest.mark.parametrize(("line", "words"), [("hello\n", "printed 'hello'"), ('{"eval/ret', "ended with exit code -9")])
+def test_an_answer_that_is_none_ends_the_evaluations(tmp_path, line, words):
+    process = EvalProcess(prepare("Cartpole", eval=EVAL), tmp_path / "eval.log", 0)
+    process._process.kill()
+    process._answers.put(line)
+    while process.failure is None:
+        assert process.poll() is None
+    assert words in process.failure
+    process.close()
+
+
+def test_an_evaluation_that_hangs_does_not_keep_the_training_from_ending(tmp_path, monkeypatch):
+    monkeypatch.setattr(eval_process, "LONGEST_S", 0.0)
+    process = EvalProcess(prepare("Cartpole", eval=EVAL), tmp_path / "eval.log", 0)
+    process.begin(tmp_path / "none.pt", 2)
+    assert process.poll(0.001) is None
+    assert process.failure == "one has not ended in 0 s" and not process.due(4)
+    process.close()
+
+
+# What is measured
+
+
+def test_the_starts_of_all_evaluations_are_the_same(tmp_path):
+    trainer = make_trainer("Cartpole", tmp_path, max_iterations=1, eval=EVAL, **SHORT)
+    evaluation = Evaluation(trainer.spec.config)
+    state = trainer.state_dict()
+    assert evaluation(state) == evaluation(state)
+
+
+def test_what_is_wrong_is_answered_in_one_line(tmp_path, capsys):
+    trainer = make_trainer(Faulty, tmp_path, max_iterations=1, **SHORT)
+    config = json.dumps({"config": trainer.spec.config})
+    [answer] = answers([config, json.dumps({"checkpoint": str(tmp_path / "none.pt")}), config])
+    assert json.loads(answer)["error"].startswith("cannot read checkpoint")
+    wrong = {**trainer.spec.config, "task": {**trainer.spec.config["task"], "_target_": "__main__.Nothing"}}
+    [answer] = answers([json.dumps({"config": wrong}), config])
+    assert "Nothing" in json.loads(answer)["error"] and "\n" not in json.loads(answer)["error"]
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_an_unknown_device_is_one_line(tmp_path):
+    with pytest.raises(ConfigError, match=r"eval_device=cuda:7: this machine has"):
+        make_trainer("Cartpole", tmp_path, eval=EVAL, eval_device="cuda:7")
+
+
+class Limited(gym.Env):
+    """Rewards 1, 2, ... in an episode; an episode of env i has 2 + i steps, and each later one a step more."""
+
+    observation_space = gym.spaces.Box(-1.0, 1.0, (1,))
+    action_space = gym.spaces.Box(-1.0, 1.0, (1,))
+    episode = -1
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        if seed is not None:
+            self.length, self.episode = 2 + seed, -1
+        self.episode, self.t = self.episode + 1, 0
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        self.t += 1
+        return np.zeros(1, np.float32), float(self.t), self.t == self.length + self.episode, False, {}
+
+
+class Idle(Policy):
+    def act(self, obs: Any, hidden: Any, deterministic: bool = True) -> Any:
+        return torch.zeros(len(obs["policy"]), 1), ()
+
+
+@pytest.mark.parametrize("mode", AutoresetMode)
+def test_every_env_plays_as_many_whole_episodes(mode):
+    env = GymnasiumEnv(SyncVectorEnv([Limited] * 3, autoreset_mode=mode), seed=0, max_episode_steps=50)
+    result = evaluate(env, Idle(), env.reset(), episodes=2)
+    lengths = [2, 3, 4, 3, 4, 5]
+    returns = [n * (n + 1) / 2 for n in lengths]
+    assert result["episodes"] == 6 and result["diverged"] == 0
+    assert result["length_mean"] == pytest.approx(sum(lengths) / 6)
+    assert result["return_mean"] == pytest.approx(sum(returns) / 6)
+    assert (result["return_min"], result["return_max"]) == (3.0, 15.0)
+
+
+def test_envs_of_another_library_are_evaluated(tmp_path):
+    settings = {"env": {"id": "CartPole-v1"}, "num_envs": 2, "eval": {"interval": 1, "num_envs": 2, "episodes": 2}}
+    trainer = Trainer(
+        prepare(
+            "Gymnasium",
+            max_iterations=1,
+            log={"dir": str(tmp_path), "console": "quiet"},
+            ppo={"horizon": 8, "minibatch_size": 16, "network": {"hidden": [8]}},
+            **settings,
+        )
+    )
+    first = Evaluation(trainer.spec.config)(trainer.state_dict())
+    assert first["eval/return"] == first["eval/length"] > 0
+    assert Evaluation(trainer.spec.config)(trainer.state_dict()) == first
+    trainer.close()
+
+
+def test_wrong_envs_of_another_library_name_the_setting(tmp_path):
+    config = prepare("Gymnasium", env={"id": "CartPole-v1"}).config
+    with pytest.raises(ConfigError, match=r"eval\.num_envs=16: env\.id=Nothing-v1"):
+        Evaluation({**config, "env": {**config["env"], "id": "Nothing-v1"}})
