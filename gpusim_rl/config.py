@@ -305,6 +305,7 @@ class DebugConfig:
     """Checks and measurements that cost speed."""
 
     check_task: bool  # verify shape, dtype and finiteness of every task hook at every step
+    check_device: bool  # name the first tensor on another device than it should be, in every iteration
     profile: Annotated[int, Rule("an int >= 0", lambda value: value >= 0)]  # steady iterations to trace; 0 = none
 
 

@@ -136,7 +136,8 @@ def of_this_version(settings: Mapping[str, Any]) -> dict[str, Any]:
     ours = read_yaml(paths.cfg_dir() / "config.yaml")
     common = {key: value for key, value in ours.items() if key not in ("defaults", "hydra", "task")}
     settings = {**common, "compile": "off", **settings}
-    settings["sim"] = {**read_yaml(paths.cfg_dir() / "sim" / "auto.yaml"), **(settings.get("sim") or {})}
+    for section, file in (("sim", "sim/auto.yaml"), ("debug", "debug/none.yaml")):
+        settings[section] = {**read_yaml(paths.cfg_dir() / file), **(settings.get(section) or {})}
     ppo = settings.get("ppo")
     if isinstance(ppo, dict) and "compile" in ppo:  # its name in older versions
         settings["compile"] = "learner" if ppo["compile"] else "off"

@@ -22,6 +22,7 @@ from gpusim_rl.config import ALGORITHMS
 from gpusim_rl.discover import tasks
 from gpusim_rl.env import vec_env
 from gpusim_rl.env.properties import SECTIONS
+from gpusim_rl.run.device_check import check_devices
 from helpers import fake_cuda as fake
 from helpers.count_kernels import TABLE, torch_version
 from helpers.fake_cuda import CUDA, PARTS, Placement, backward, fake_cuda, iterate
@@ -139,6 +140,13 @@ def test_the_row_of_the_log_is_the_only_copy(cuda: None) -> None:
         trainer._status()
     assert [location.what for location in placement.found] == ["host tensor: empty", "copy_"], placement.locations
     assert all(location.where.startswith("gpusim_rl/run/metrics.py:") for location in placement.found)
+
+
+@pytest.mark.parametrize("algo", ALGORITHMS)
+def test_the_check_of_devices_finds_every_tensor_where_it_belongs(algo: str, cuda: None) -> None:
+    trainer = fake.make_trainer("Anymal", algo=algo)
+    check_devices("the environment", trainer.env, CUDA)
+    check_devices("the algorithm", trainer.algorithm, CUDA)
 
 
 def draw(low: float, high: float, operation: str = "scaling", distribution: str = "uniform", **more: Any) -> dict:

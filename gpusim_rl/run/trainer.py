@@ -26,6 +26,7 @@ from gpusim_rl.run import checkpoint
 from gpusim_rl.run.banner import banner
 from gpusim_rl.run.compilation import CompileChoice, Trial, choose_compile, cuda_seconds
 from gpusim_rl.run.cuda_graph import Graphs, choose_graph
+from gpusim_rl.run.device_check import check_devices
 from gpusim_rl.run.devices import choose_devices, choose_eval_devices
 from gpusim_rl.run.eval_process import EvalProcess
 from gpusim_rl.run.evaluation import evaluate, report
@@ -90,7 +91,8 @@ class Trainer:
         self._fitting_envs = cfg.num_envs
         with self._one_line_if_out_of_memory():
             self.env = self._make_env()
-            self.obs = {group: value.to(self.rl_device, copy=True) for group, value in self.env.reset().items()}
+            with self._devices_checked(("the environment", self.env, self.env.device)):
+                self.obs = {group: value.to(self.rl_device, copy=True) for group, value in self.env.reset().items()}
             self.algorithm = self._make_algorithm()
         use_available_cpus(self.algorithm.batch_rows)
         self.metrics = Metrics(cfg.num_envs, self.rl_device)
@@ -181,10 +183,28 @@ class Trainer:
                 self.save(log)
 
     def _collect_and_update(self) -> None:
-        self.collect()
-        with self.timer("update"):
-            stats = self.graphs.run("update", self.algorithm.update)
-            self.metrics.record_update(stats, type(self.algorithm).__name__)
+        env, algorithm = self.env, self.algorithm
+        parts = [("the environment", env, env.device), ("the policy", algorithm.policy, self.rl_device)]
+        with self._devices_checked(*parts, ("the algorithm", algorithm, self.rl_device)):
+            self.collect()
+            with self.timer("update"):
+                stats = self.graphs.run("update", algorithm.update)
+                self.metrics.record_update(stats, type(algorithm).__name__)
+
+    @contextmanager
+    def _devices_checked(self, *parts: tuple[str, object, torch.device]) -> Iterator[None]:
+        """With `debug.check_device`: before and after the block all tensors of these parts are on their device.
+
+        Torch's own error in the block, where one is not, becomes one that names it.
+        """
+        checked = parts if self.cfg.debug.check_device else ()
+        for part in checked:
+            check_devices(*part)
+        try:
+            yield
+        finally:
+            for part in checked:
+                check_devices(*part)
 
     def collect(self) -> None:
         """Acts for `horizon` control steps in all envs; the algorithm records them."""
@@ -197,8 +217,13 @@ class Trainer:
         def control_step() -> tuple[Tensor, Step]:
             with self.timer("policy"):
                 action = self.algorithm.act(self.obs)
+                if self.cfg.debug.check_device:
+                    check_devices("the algorithm", {"act()": action}, self.rl_device)
             with self.timer("simulate"):
-                return action, moved(self.env.step(action.to(self.env.device)), self.rl_device)
+                step = self.env.step(action.to(self.env.device))
+                if self.cfg.debug.check_device:
+                    check_devices("the environment", step, self.env.device)
+                return action, moved(step, self.rl_device)
 
         with self.timer("policy"):
             self.algorithm.begin_rollout()
