@@ -17,6 +17,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -108,6 +109,7 @@ def play(args: argparse.Namespace) -> None:
             compose=compose,
             trust=args.trust,
             config_dir=args.config_dir,
+            render_mode=None if args.viewer == "none" else "human",
         )
     ) as player:
         if player.checkpoint is not None:
@@ -145,17 +147,21 @@ def measure(player: Player, steps: int) -> None:
     for _ in range(steps):
         reward += float(player.step().reward.mean())
     mean = reward / max(1, steps)
-    print(f"{player.env.name}: mean reward {mean:.4g} per step ({steps} steps in {player.env.num_envs} envs)")
+    print(f"{player.name}: mean reward {mean:.4g} per step ({steps} steps in {player.env.num_envs} envs)")
 
 
 def watch(player: Player | Replay, steps: int | None) -> None:
     """Show the first env in real time; the space bar pauses."""
     import mujoco
 
+    from gpusim_rl.env import VecEnv
     from gpusim_rl.errors import printable
     from gpusim_rl.view.renderer import AZIMUTH_DEG, ELEVATION_DEG, Camera, picture_model
 
-    env: Any = player.env  # on a simulator: others have no player
+    env = player.env
+    if not isinstance(env, VecEnv):
+        step_alone(player, steps)
+        return
     sim = env.sim
     camera = Camera(sim.scene, sim.scene_qpos().cpu().numpy())
     model = picture_model(sim.scene, camera)
@@ -193,6 +199,19 @@ def watch(player: Player | Replay, steps: int | None) -> None:
             # Real time; where the machine is too slow for it, slower, without a rush to catch up.
             due = max(due + dt, now)
             time.sleep(due - now)
+
+
+def step_alone(player: Player | Replay, steps: int | None) -> None:
+    """Step envs of another library, which show themselves, as fast as they do it."""
+    from gpusim_rl.errors import printable
+
+    looked = time.perf_counter()
+    for _ in count() if steps is None else range(steps):
+        player.step()
+        if time.perf_counter() - looked > FOLLOW_INTERVAL_S:
+            looked = time.perf_counter()
+            if player.follow():
+                print(printable(f"{player.checkpoint}, iteration {player.iteration}"))
 
 
 @contextmanager

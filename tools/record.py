@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 MAX_FPS = 30.0
@@ -71,8 +71,9 @@ def record(args: argparse.Namespace) -> Path:
     import_extra("imageio_ffmpeg", "video", "record")
     check_out(args.out, overwrite=args.overwrite)
     from gpusim_rl.compose import compose
+    from gpusim_rl.env import VecEnv
     from gpusim_rl.view.player import Player
-    from gpusim_rl.view.renderer import make_renderer
+    from gpusim_rl.view.renderer import make_renderer, tiled
     from gpusim_rl.view.video import VideoWriter
 
     player = Player.open(
@@ -83,19 +84,29 @@ def record(args: argparse.Namespace) -> Path:
         compose=compose,
         trust=args.trust,
         config_dir=args.config_dir,
+        render_mode="rgb_array",
     )
-    every, fps = frame_rate(player.env.cfg.control_hz)
-    sim = player.env.sim
-    renderer, note = make_renderer(sim.scene, sim.scene_qpos().cpu().numpy(), args.width, args.height, args.renderer)
-    if note:
-        print(note, file=sys.stderr)
-    default = default_path(player.run_dir, player.iteration, args)
-    path = args.out or (default if args.overwrite else free_name(default))
-    with closing(player), closing(renderer), VideoWriter(path, (args.width, args.height), fps, "record") as video:
-        for step in progress(args.steps):
-            if step % every == 0:
-                video.write(renderer.render(sim.scene_qpos().cpu().numpy()))
-            player.step()
+    with ExitStack() as stack:
+        stack.enter_context(closing(player))
+        env, size = player.env, (args.width, args.height)
+        if isinstance(env, VecEnv):
+            sim = env.sim
+            renderer, note = make_renderer(sim.scene, sim.scene_qpos().cpu().numpy(), *size, args.renderer)
+            stack.enter_context(closing(renderer))
+            if note:
+                print(note, file=sys.stderr)
+            control_hz, draw = env.cfg.control_hz, lambda: renderer.render(sim.scene_qpos().cpu().numpy())
+        else:
+            control_hz, draw = env.frames_per_s, lambda: tiled(env.render(), *size)
+            draw()  # if they cannot, no file is begun
+        every, fps = frame_rate(control_hz)
+        default = default_path(player.run_dir, player.iteration, args)
+        path = args.out or (default if args.overwrite else free_name(default))
+        with VideoWriter(path, size, fps, "record") as video:
+            for step in progress(args.steps):
+                if step % every == 0:
+                    video.write(draw())
+                player.step()
     print(printable(str(path)))
     return path
 

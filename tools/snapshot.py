@@ -86,6 +86,7 @@ def snapshot(args: argparse.Namespace) -> Path:
     limit_openmp_spin()  # before torch is imported
     import_extra("PIL.Image", "video", "snapshot")  # said before the work, not after it
     from gpusim_rl.compose import compose
+    from gpusim_rl.env import VecEnv
     from gpusim_rl.view.player import Player
     from gpusim_rl.view.snapshot import draw, write_png
 
@@ -101,12 +102,17 @@ def snapshot(args: argparse.Namespace) -> Path:
             config_dir=args.config_dir,
         )
     ) as player:
+        env = player.env
+        if not isinstance(env, VecEnv):
+            raise ConfigError(
+                f"snapshot draws envs on our simulators, not {player.name}. Try tools/record.py {args.run}"
+            )
         for _ in range(args.steps):
             player.step()
-        sim = player.env.sim
+        sim = env.sim
         qpos = sim.scene_qpos().cpu().numpy()
         pixels, note = draw(sim.scene, qpos, args.width, args.height, args.renderer, args.fill)
-        default = Path(f"{player.env.name}.png")
+        default = Path(f"{env.name}.png")
         path = args.out or (default if args.overwrite else free_name(default))
     if note:
         print(note, file=sys.stderr)

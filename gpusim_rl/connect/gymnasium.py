@@ -6,6 +6,7 @@ docs/connect.md tells what becomes of spaces, of resets and of numbers that are 
 
 from __future__ import annotations
 
+import inspect
 import logging
 import math
 from collections.abc import Callable, Mapping
@@ -59,6 +60,11 @@ class VectorEnv(Protocol):
     """Of one env."""
     max_episode_steps: int | None
     """Time limit, if the library tells."""
+    metadata: Mapping[str, Any]
+
+    def render(self) -> Any:
+        """Pictures of all envs; None where they are not drawn."""
+        ...
 
     def reset(self, seed: int) -> Any:
         """Begins an episode in every env; returns the observations."""
@@ -132,7 +138,12 @@ class GymnasiumEnv(Environment):
             raise ConfigError("task=Gymnasium needs env.id or env._target_: try env.id=CartPole-v1")
         if cfg._target_ is not None:
             name = cfg._target_
-            envs = load_function(name, "env._target_", "my_envs.make")(num_envs=num_envs, **cfg.kwargs)
+            make = load_function(name, "env._target_", "my_envs.make")
+            try:
+                inspect.signature(make).bind(num_envs=num_envs, **cfg.kwargs)
+            except TypeError as error:
+                raise ConfigError(f"env._target_={name} with num_envs and env.kwargs: {error}") from None
+            envs = make(num_envs=num_envs, **cfg.kwargs)
         else:
             name = str(cfg.id)
             envs = _make_envpool(cfg, num_envs, seed) if cfg.vectorization == "envpool" else _make(cfg, num_envs)
@@ -277,6 +288,28 @@ class GymnasiumEnv(Environment):
             env,
         )
 
+    def render(self) -> list[Array]:
+        """Pictures of the envs, of envs that were made with `render_mode="rgb_array"`.
+
+        Raises:
+            ConfigError: They have none, or a package for drawing is missing.
+        """
+        from gymnasium.error import Error
+
+        try:
+            pictures = self._envs.render()
+        except (Error, NotImplementedError) as error:
+            raise ConfigError(f"{self.name} cannot be drawn: {_first_line(error)}") from None
+        found = [np.asarray(picture) for picture in pictures or ()]
+        if len(found) != self.num_envs or any(picture.ndim != 3 for picture in found):
+            raise ConfigError(f"{self.name} draws no pictures of its envs (render_mode rgb_array)")
+        return found
+
+    @property
+    def frames_per_s(self) -> float:
+        """Control steps in a second of what `render` shows [Hz]."""
+        return float(self._envs.metadata.get("render_fps") or super().frames_per_s)
+
     def state_dict(self) -> dict[str, Any]:
         """Nothing: no library lets envs be saved."""
         return {}
@@ -307,6 +340,7 @@ class _Gymnasium:
         self.num_envs = envs.num_envs
         self.observation_space, self.action_space = envs.single_observation_space, envs.single_action_space
         self.max_episode_steps = envs.spec.max_episode_steps if envs.spec is not None else None
+        self.metadata, self.render = envs.metadata, envs.render
         mode = envs.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP)  # what 1.0 did, which has no such entry
         self._same_step = mode == AutoresetMode.SAME_STEP
         # Gymnasium's own classes reset by mask in every mode; of others, only the mode that needs it promises that.
@@ -340,7 +374,11 @@ class _EnvPool:
         self.num_envs = int(envs.config["num_envs"])
         self.observation_space, self.action_space = envs.observation_space, envs.action_space
         self.max_episode_steps = envs.config.get("max_episode_steps")
+        self.metadata: Mapping[str, Any] = {}
         self._obs: Any = None
+
+    def render(self) -> None:
+        return None
 
     def reset(self, seed: int) -> Any:
         self._obs = self._envs.reset()[0]  # the seed is an argument of `envpool.make`
@@ -366,6 +404,8 @@ class _StableBaselines3:
         self.num_envs = envs.num_envs
         self.observation_space, self.action_space = envs.observation_space, envs.action_space
         self.max_episode_steps: int | None = None
+        self.metadata: Mapping[str, Any] = getattr(envs, "metadata", None) or {}
+        self.render = envs.get_images
 
     def reset(self, seed: int) -> Any:
         self._envs.seed(seed)

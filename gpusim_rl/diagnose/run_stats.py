@@ -13,7 +13,7 @@ from gpusim_rl.errors import ConfigError
 from gpusim_rl.run.phases import PHASES
 from gpusim_rl.run.writers import Row, parse_csv, read_csv
 from gpusim_rl.saved_files import load_json, load_yaml
-from gpusim_rl.simulators import SIMULATORS, default_simulator
+from gpusim_rl.simulators import NO_SIMULATOR, SIMULATORS, default_simulator
 
 NEWEST = 500
 """Rows that are read: a run that was resumed elsewhere, or has changed, is judged by what it does now."""
@@ -152,6 +152,11 @@ def read_run_stats(folder: Path, warm_up: int | None = None) -> RunStats:
     config, environment = _read_config(folder / "config.yaml"), _read_environment(folder / "env.json")
     rows = read_rows(folder / "metrics.csv")
     try:
+        if (environment.get("sim") or {}).get("name") == NO_SIMULATOR:
+            raise ConfigError(
+                f"{folder} is on envs of another library, and the rules are for runs on our simulators. The columns"
+                " time/simulate, time/policy and time/update of metrics.csv tell where its time goes"
+            )
         if warm_up is None:
             captured = (environment.get("graph") or {}).get("mode", "off") != "off"
             warm_up = warm_up_rows(rows, CAPTURED if captured else 1)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
@@ -136,6 +137,19 @@ class Environment(ABC):
     def first_diverged(self) -> dict[str, Any] | None:
         """From where the first env diverged, to be replayed; None where that is not known. It waits for the device."""
         return None
+
+    @property
+    def frames_per_s(self) -> float:
+        """Control steps in a second of what `render` shows [Hz]."""
+        return 30.0
+
+    def render(self) -> list[np.ndarray]:
+        """Pictures of the envs as they are, uint8 [height, width, 3] each, if they draw themselves.
+
+        Raises:
+            ConfigError: They do not.
+        """
+        raise ConfigError(f"{type(self).__name__} draws no pictures of its envs")
 
     def compile(self, enabled: bool = True) -> None:  # noqa: B027 (optional)
         """Compiles what a step does besides the physics, by torch.compile, or goes back to eager code."""

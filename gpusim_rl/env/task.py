@@ -235,7 +235,7 @@ def load_task_class(target: Any) -> type[Task[Any]]:
     found = load_task_or_environment(target)
     if issubclass(found, Environment):
         raise ConfigError(
-            f"{target}: envs of another library are trained and evaluated only (test=true). They cannot be drawn,"
+            f"{target}: envs of another library are trained, evaluated (test=true), played and recorded. They cannot be"
             " replayed or handed on from here"
         )
     return found

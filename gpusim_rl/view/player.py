@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from gpusim_rl import discover
-from gpusim_rl.config import SimConfig, build_run
-from gpusim_rl.env import Step, Task, TaskConfig, VecEnv
-from gpusim_rl.env.task import load_task_class
+from gpusim_rl.config import RunConfig, build_run
+from gpusim_rl.env import Environment, Step, Task, VecEnv
+from gpusim_rl.env.task import load_task_class, load_task_or_environment
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.learn.algorithm import Algorithm, Hidden, Policy, load_algorithm_class
 from gpusim_rl.run.checkpoint import load_training, must_fit
@@ -22,39 +22,19 @@ from gpusim_rl.run.run_dir import resolve_run
 from gpusim_rl.saved_run import of_this_version
 from gpusim_rl.sim import SimChoice, choose_sim
 from gpusim_rl.simulators import SIMULATORS, default_simulator
-from gpusim_rl.spaces import Box
+from gpusim_rl.spaces import MultiDiscrete
 from gpusim_rl.trust import check_saved_settings
 
 POLICIES = ("trained", "zero", "random")
 NEEDED = ("config", "sim", "seed", "env", "obs_sizes", "num_actions", "policy", "iteration")
 
 
-def load_policy(
-    state: Mapping[str, Any], algorithm_class: type[Algorithm], settings: Any, device: torch.device
-) -> Policy:
-    """The policy of a checkpoint, for acting only: float32, no gradients, statistics as they are.
-
-    Args:
-        state: What `load_training` returned.
-        algorithm_class: What trained it.
-        settings: Those of the algorithm, from the checkpoint's own config.
-        device: Where to act.
-    """
-    policy = algorithm_class.make_policy(settings, state["obs_sizes"], Box(state["num_actions"])).to(device)
-    policy.load_state_dict(state["policy"])
-    return policy.eval().requires_grad_(False)
-
-
 class Player:
     """Steps a task with a policy: whole episodes, the mean action, no exploration noise.
 
     Args:
-        task_class: The task.
-        task_cfg: Its configuration.
-        sim_cfg: Settings of the simulator.
-        choice: The simulator and its device; the policy acts there too.
-        num_envs: Envs.
-        seed: Of the task's random numbers, and of random actions.
+        env: The envs; the policy acts on their device.
+        seed: Of random actions.
         act: `trained`, `zero` or `random`.
 
     Attributes:
@@ -65,20 +45,9 @@ class Player:
         iteration: Iteration of the checkpoint; None without one.
     """
 
-    def __init__(
-        self,
-        task_class: type[Task[Any]],
-        task_cfg: TaskConfig,
-        sim_cfg: SimConfig,
-        *,
-        choice: SimChoice,
-        num_envs: int,
-        seed: int,
-        act: str = "zero",
-    ) -> None:
-        whole = dataclasses.replace(task_cfg, randomize_episode_start=False)
-        self.env = VecEnv.make(task_class, whole, num_envs=num_envs, choice=choice, sim=sim_cfg, seed=seed)
-        self.obs = self.env.reset()
+    def __init__(self, env: Environment, *, seed: int, act: str = "zero") -> None:
+        self.env = env
+        self.obs = env.reset()
         self.act = act
         self.checkpoint: Path | None = None
         self.run_dir: Path | None = None
@@ -87,8 +56,9 @@ class Player:
         self._policy: Policy | None = None
         self._hidden: Hidden = ()
         self._algorithm: tuple[type[Algorithm], Any]
-        self._zero = torch.zeros(num_envs, self.env.num_actions, device=choice.device)
-        self._generator = torch.Generator(choice.device).manual_seed(seed)
+        dtype = torch.int64 if isinstance(env.action_space, MultiDiscrete) else torch.float32
+        self._zero = torch.zeros(env.num_envs, env.num_actions, dtype=dtype, device=env.device)
+        self._generator = torch.Generator(env.device).manual_seed(seed)
 
     @classmethod
     def open(
@@ -102,6 +72,7 @@ class Player:
         compose: Callable[[list[str], str | None], dict[str, Any]] | None = None,
         trust: bool = False,
         config_dir: str | None = None,
+        render_mode: str | None = None,
     ) -> Player:
         """Rebuilds the task of a run from what the run saved, and its policy.
 
@@ -115,6 +86,8 @@ class Player:
             compose: `gpusim_rl.compose.compose`; None where only runs can be meant.
             trust: Import the classes that the run names, whatever they are.
             config_dir: A folder of the user's with more tasks (`-cd`), whose code is trusted.
+            render_mode: Of envs of another library, which draw themselves: `rgb_array` for pictures, `human` for a
+                window; None draws nothing.
 
         Raises:
             ConfigError: There is no such run, or it does not fit this version's task.
@@ -128,23 +101,24 @@ class Player:
         written_ns = file.stat().st_mtime_ns  # before it is read: a newer one is not missed
         state = load_training(file, NEEDED)
         config = of_this_version(check_saved_settings(state["config"], file, trust=trust, config_dir=config_dir))
-        task_class = load_task_class(config["task"].get("_target_"))
+        task_class = load_task_or_environment(config["task"].get("_target_"))
         algorithm_class = load_algorithm_class(config["algo"].get("_target_"))
         cfg = build_run(config, task_class=task_class, algorithm_class=algorithm_class)
-        player = cls(
-            task_class,
-            cfg.task,
-            cfg.sim,
-            choice=_choose(sim or SIMULATORS[state["sim"]].plays_on),
-            num_envs=num_envs,
-            seed=state["seed"],
-            act=act,
-        )
+        if issubclass(task_class, Environment):
+            if sim is not None:
+                raise ConfigError(f"--sim={sim} has no effect on envs of another library")
+            drawn = {} if render_mode is None else {"render_mode": render_mode}
+            env_cfg = dataclasses.replace(cfg.env, kwargs={**cfg.env.kwargs, **drawn})
+            env: Environment = task_class.from_settings(env_cfg, num_envs=num_envs, seed=state["seed"])
+        else:
+            choice = _choose(sim or SIMULATORS[state["sim"]].plays_on)
+            env = _whole_episodes(task_class, cfg, choice, num_envs, state["seed"])
+        player = cls(env, seed=state["seed"], act=act)
         player.run_dir = run.path
         if act == "trained":
             player._algorithm = algorithm_class, cfg.algorithm
             player._take(state, file, written_ns)
-        with must_fit(file, f"task {player.env.name}"):
+        with must_fit(file, f"task {player.name}"):
             player.obs = player.env.begin_from(state["env"])  # on the levels, say, that the training has reached
         return player
 
@@ -154,18 +128,21 @@ class Player:
         algorithm_class = load_algorithm_class(config["algo"].get("_target_"))
         cfg = build_run(config, task_class=task_class, algorithm_class=algorithm_class)
         choice = _choose(sim or default_simulator("cpu").name)
-        return cls(task_class, cfg.task, cfg.sim, choice=choice, num_envs=num_envs, seed=0, act=act)
+        return cls(_whole_episodes(task_class, cfg, choice, num_envs, seed=0), seed=0, act=act)
 
     def _take(self, state: Mapping[str, Any], file: Path, written_ns: int) -> None:
-        with must_fit(file, f"task {self.env.name}"):
+        with must_fit(file, f"task {self.name}"):
             for key, now in (("obs_sizes", self.env.obs_sizes), ("num_actions", self.env.num_actions)):
                 if state[key] != now:
                     raise ConfigError(
-                        f"{file} does not fit task {self.env.name} as it is now: {key} saved {state[key]}, now {now}."
+                        f"{file} does not fit task {self.name} as it is now: {key} saved {state[key]}, now {now}."
                         " Try the version of the task that trained it (git.diff and env.json of the run tell which)"
                     )
-            self._policy = load_policy(state, *self._algorithm, self.env.device)
-        self._hidden = self._policy.initial_state(self.env.num_envs)
+            algorithm_class, settings = self._algorithm
+            policy = algorithm_class.make_policy(settings, state["obs_sizes"], self.env.action_space)
+            policy.to(self.env.device).load_state_dict(state["policy"])
+            self._policy = policy.eval().requires_grad_(False)
+            self._hidden = policy.initial_state(self.env.num_envs)
         self._written_ns = written_ns
         self.checkpoint, self.iteration = file, state["iteration"]
 
@@ -194,14 +171,30 @@ class Player:
         if self._policy is not None:
             action, self._hidden = self._policy.act(self.obs, self._hidden, deterministic=True)
             return action
-        if self.act == "random":
-            limit = self.env.cfg.clip_actions
-            return torch.empty_like(self._zero).uniform_(-limit, limit, generator=self._generator)
-        return self._zero
+        if self.act == "zero":
+            return self._zero
+        space, action = self.env.action_space, torch.empty_like(self._zero)
+        if isinstance(space, MultiDiscrete):
+            for column, count in zip(action.unbind(dim=1), space.counts, strict=True):
+                column.random_(count, generator=self._generator)
+            return action
+        limit = self.env.cfg.clip_actions if isinstance(self.env, VecEnv) else 1.0
+        return action.uniform_(-limit, limit, generator=self._generator)
+
+    @property
+    def name(self) -> str:
+        """What messages call the envs: the task."""
+        return getattr(self.env, "name", type(self.env).__name__)
 
     def close(self) -> None:
         """Frees the simulator."""
         self.env.close()
+
+
+def _whole_episodes(task_class: type[Task[Any]], cfg: RunConfig, choice: SimChoice, num_envs: int, seed: int) -> VecEnv:
+    """The envs of a task, where all episodes begin at their start."""
+    task_cfg = dataclasses.replace(cfg.task, randomize_episode_start=False)
+    return VecEnv.make(task_class, task_cfg, num_envs=num_envs, choice=choice, sim=cfg.sim, seed=seed)
 
 
 def _choose(sim: str) -> SimChoice:

@@ -7,6 +7,7 @@ import math
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -169,6 +170,31 @@ def picture_model(scene: Scene, camera: Camera) -> mujoco.MjModel:
         model.light_bodyid[0] = camera.body
         model.light_dir0[0], model.light_pos0[0] = direction, -4.0 * camera.radius * direction
     return model
+
+
+def tiled(pictures: Sequence[np.ndarray], width: int, height: int) -> np.ndarray:
+    """Pictures that envs have drawn of themselves, in a grid, each as large as its tile.
+
+    Args:
+        pictures: uint8 [h, w, 3] each.
+        width: Of the whole [pixels].
+        height: Of the whole [pixels].
+
+    Returns:
+        The whole, uint8 [height, width, 3].
+    """
+    from PIL import Image
+
+    grid = Grid.of(len(pictures), width, height)
+    whole = Image.new("RGB", (width, height))
+    for tile, pixels in enumerate(pictures):
+        picture = Image.fromarray(pixels)
+        scale = min(grid.tile_width / picture.width, grid.tile_height / picture.height)
+        size = max(1, int(scale * picture.width)), max(1, int(scale * picture.height))
+        left, top = grid.corner(tile)
+        corner = left + (grid.tile_width - size[0]) // 2, top + (grid.tile_height - size[1]) // 2
+        whole.paste(picture.resize(size), corner)
+    return np.asarray(whole)
 
 
 class Renderer(Protocol):

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import closing
 from typing import Any
 
 import gymnasium as gym
+import imageio_ffmpeg
 import numpy as np
 import pytest
 import torch
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorWrapper
 from stable_baselines3.common.vec_env import DummyVecEnv
 
-from gpusim_rl.api import prepare
+from gpusim_rl.api import make_env, prepare
 from gpusim_rl.connect.gymnasium import GymnasiumEnv
 from gpusim_rl.errors import ConfigError, TaskError
 from gpusim_rl.run.trainer import Trainer
 from gpusim_rl.spaces import MultiDiscrete
+from gpusim_rl.view.player import Player
+
+pytest_plugins = ["helpers.tool_runs"]
 
 NUM_ENVS, LIMIT = 3, 5
 
@@ -294,17 +299,99 @@ def test_it_trains_resumes_with_new_episodes_and_is_evaluated(tmp_path: Any, cap
     assert result["episodes"] == 4 and result["length_mean"] == 200
 
 
-def test_it_cannot_be_drawn(tmp_path: Any) -> None:
-    from gpusim_rl.api import make_env
-    from gpusim_rl.view.player import Player
-
-    trainer = trainer_of(tmp_path, max_iterations=1, ppo={"horizon": 4, "minibatch_size": 16})
+@pytest.fixture(scope="module")
+def cart_pole(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A run of CartPole-v1."""
+    trainer = trainer_of(
+        tmp_path_factory.mktemp("cart_pole"),
+        max_iterations=1,
+        env={"id": "CartPole-v1"},
+        ppo={"horizon": 4, "minibatch_size": 16},
+    )
     trainer.train()
     assert trainer.run_dir is not None
-    with pytest.raises(ConfigError, match=r"envs of another library .* cannot be drawn"):
-        Player.open(str(trainer.run_dir.path))
+    return trainer.run_dir.path
+
+
+@pytest.mark.parametrize("act", ["trained", "zero", "random"])
+def test_a_player_acts_in_its_space(cart_pole: Any, act: str) -> None:
+    with closing(Player.open(str(cart_pole), act=act, num_envs=64)) as player:
+        actions = []
+        step = player.env.step
+        player.env.step = lambda action: actions.append(action) or step(action)  # type: ignore[method-assign]
+        for _ in range(20):
+            player.step()
+        chosen = torch.stack(actions)
+    assert chosen.dtype == torch.int64 and chosen.shape == (20, 64, 1)
+    seen = set(chosen.unique().tolist())
+    assert seen == {"zero": {0}, "random": {0, 1}}.get(act, seen & {0, 1})
+
+
+def test_a_run_is_recorded_played_and_measured(cart_pole: Any, load_tool: Any, capsys: Any, monkeypatch: Any) -> None:
+    monkeypatch.setenv("SDL_VIDEODRIVER", "dummy")
+    monkeypatch.setenv("DISPLAY", ":0")
+    small = ["--num-envs", "3", "--width", "320", "--height", "240", "--steps", "10"]
+    load_tool("record").main([str(cart_pole), *small])
+    video = imageio_ffmpeg.read_frames(capsys.readouterr().out.strip())
+    meta = next(video)
+    assert (meta["size"], meta["fps"]) == ((320, 240), 25.0)  # 50 Hz: every second step
+    first, *rest = [np.frombuffer(frame, np.uint8).reshape(240, 320, 3) for frame in video]
+    assert len(rest) == 4 and not (first == rest[-1]).all()
+    assert first[:118, :158].std() > 10 and first[122:, 162:].std() == 0  # the fourth tile is empty
+    play = load_tool("play")
+    play.main([str(cart_pole), "--steps", "3"])
+    play.main([str(cart_pole), "--steps", "3", "--viewer", "none"])
+    assert capsys.readouterr().out.endswith("CartPole-v1: mean reward 1 per step (3 steps in 16 envs)\n")
+
+
+def test_what_cannot_be_done_with_a_run_is_one_line(cart_pole: Any, load_tool: Any) -> None:
+    with pytest.raises(ConfigError, match=r"--sim=mujoco has no effect"):
+        Player.open(str(cart_pole), sim="mujoco")
+    for tool in ("snapshot", "doctor"):
+        with pytest.raises(SystemExit) as end:
+            load_tool(tool).main([str(cart_pole), *(["--policy", "trained"] if tool == "snapshot" else [])])
+        assert end.value.code == 2
     with pytest.raises(ConfigError, match="envs of another library already"):
         make_env("Gymnasium", env={"id": "Pendulum-v1"})
+
+
+class Drawn(Count):
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 7}  # noqa: RUF012 (Gymnasium's own)
+    render_mode = "rgb_array"
+
+    def render(self) -> Any:
+        return np.full((4, 6, 3), self.t, np.uint8)
+
+
+@pytest.mark.parametrize("make", [SyncVectorEnv, AsyncVectorEnv, DummyVecEnv])
+def test_pictures_come_from_the_envs(make: Any) -> None:
+    env = GymnasiumEnv(make([Drawn] * 2), seed=0, max_episode_steps=LIMIT)
+    try:
+        env.reset()
+        env.step(torch.zeros(2, 2))
+        pictures = env.render()
+        assert [picture.shape for picture in pictures] == [(4, 6, 3)] * 2 and int(pictures[0].max()) == 1
+        assert env.frames_per_s == 7.0
+    finally:
+        env.close()
+
+
+def test_envs_that_draw_nothing_say_so() -> None:
+    env = GymnasiumEnv(SyncVectorEnv([Count] * 2), seed=0, max_episode_steps=LIMIT)
+    env.reset()
+    with pytest.raises(ConfigError, match=r"SyncVectorEnv (cannot be drawn|draws no pictures)"):
+        env.render()
+    assert env.frames_per_s == 30.0
+
+
+def only_two(num_envs: int) -> Any:
+    return SyncVectorEnv([Count] * num_envs)
+
+
+def test_a_function_that_does_not_take_the_arguments_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    cfg = prepare("Gymnasium", env={"_target_": f"{__name__}.only_two", "kwargs": {"render_mode": "human"}}).cfg.env
+    with pytest.raises(ConfigError, match=r"env\._target_=.*only_two with num_envs and env\.kwargs: .*'render_mode'"):
+        GymnasiumEnv.from_settings(cfg, num_envs=2, seed=0)
 
 
 class Choices(gym.Env):
