@@ -20,7 +20,10 @@ class AllegroHand(InHand):
 
     Observations, actions, reward terms and start are those of IsaacGymEnvs' AllegroHand. Differences: the goal's
     position never changes and is observed relative to the cube; orientations are uniform over all rotations; the cube
-    starts 2 cm higher, clear of the fingers.
+    starts 2 cm higher, clear of the fingers, and 1 cm nearer to the wrist (y = -0.19 m, there -0.20 m); gravity acts on
+    the hand too, not only on the cube; the cube has 80 g (there 110 g); the joints' limits are those of the real hand,
+    narrower than in the original's model, and the joints have no friction. `successes` in the log are the goals that an
+    episode has reached at its end.
 
     Action space: 16 numbers in [-1, 1], position targets from the lower to the upper limit of the joints: four each of
     index, middle and ring finger and thumb, from the palm outwards.

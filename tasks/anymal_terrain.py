@@ -10,6 +10,7 @@ from torch import Tensor
 
 from gpusim_rl.env import Commands, Levels, Task, TaskConfig, control_steps
 from gpusim_rl.env.math import quat_rotate_inverse, quat_yaw, wrap_angle
+from gpusim_rl.errors import ConfigError
 from gpusim_rl.paths import assets_dir
 from gpusim_rl.sim import Scene, Sim
 from gpusim_rl.sim.terrain import Terrain, TerrainConfig
@@ -60,6 +61,14 @@ class AnymalTerrainConfig(TaskConfig):
     joint_pos_noise: float
     joint_vel_noise: float
     height_noise: float
+    fixed_level: int | None
+
+    def __post_init__(self) -> None:
+        TaskConfig.__post_init__(self)
+        if self.fixed_level is not None and not 0 <= self.fixed_level < self.terrain.levels:
+            raise ConfigError(
+                f"task.fixed_level must be null or from 0 to {self.terrain.levels - 1}, got {self.fixed_level}"
+            )
 
 
 class AnymalTerrain(Task[AnymalTerrainConfig]):
@@ -67,8 +76,10 @@ class AnymalTerrain(Task[AnymalTerrainConfig]):
 
     Observations, commands, rewards and curriculum are those of IsaacGymEnvs' AnymalTerrain. Differences: physics runs
     four steps per action (its settings say four, its code runs five); after the hardest level comes a random level, not
-    the easiest; stairs rise within 10 cm; feet are balls of 4 cm, not 3 cm; friction is not random; with a commanded
-    velocity of 0 a robot turns to the commanded heading, not to +x.
+    the easiest; a robot goes down by its own command (the original's code takes the norm of the commands of all robots
+    that reset in the same step); stairs rise within 10 cm; rough ground is +-2.5 cm at the easiest level and +-10 cm at
+    the hardest, not +-10 cm at all; feet are balls of 4 cm, not 3 cm; friction is not random; with a commanded velocity
+    of 0 a robot turns to the commanded heading, not to +x.
 
     Action space: 12 numbers in [-10, 10], offset of the joint targets from the stance / 0.5 rad: abduction, hip flexion
     and knee flexion of the legs left front, left hind, right front, right hind.
@@ -96,6 +107,9 @@ class AnymalTerrain(Task[AnymalTerrainConfig]):
     Each env has its own kind of patch. At the end of an episode it goes one level up if the robot walked further than
     half a patch, and one level down if it walked less than a quarter of the commanded distance. Termination: more than
     1 N on the base.
+
+    `success` in the log is the share of episodes in which the robot walked further than half a patch. Levels differ
+    from run to run, so compare it with `fixed_level`: all robots are then on that level.
     """
 
     Config = AnymalTerrainConfig
@@ -132,6 +146,8 @@ class AnymalTerrain(Task[AnymalTerrainConfig]):
         self.column = torch.arange(num, device=device) % len(self.terrain.kinds)
         self.levels = Levels(self, cfg.terrain.levels, initial=torch.zeros(num, dtype=torch.int64))
         self.origin = torch.zeros(num, 3, device=device)  # centre of the episode's patch [m]
+        self.ended = torch.zeros(num, dtype=torch.bool, device=device)
+        self.passed = torch.zeros(num, dtype=torch.bool, device=device)  # further than half a patch from its centre
 
         self.air_time = torch.zeros(num, len(FEET), device=device)  # since each foot touched the ground [s]
         self.last_joint_vel = torch.zeros_like(self.robot.joint_vel)
@@ -155,6 +171,8 @@ class AnymalTerrain(Task[AnymalTerrainConfig]):
     def reset(self, where: Bool[Tensor, " envs"]) -> None:
         num_joints = len(self.robot.joint_names)
         everyone = where[:, None]
+        if self.cfg.fixed_level is not None:  # whatever levels a training has reached
+            self.levels.value.fill_(self.cfg.fixed_level)
         level = self.levels.value.clamp(max=self.levels.count - 1)  # a resumed run may have had more levels
         torch.where(everyone, self.terrain.origins[level, self.column], self.origin, out=self.origin)
         beside, stretch, joint_vel, noise = self._draw(2, num_joints, num_joints, len(self.noise_limit))
@@ -223,7 +241,10 @@ class AnymalTerrain(Task[AnymalTerrainConfig]):
         cfg, robot = self.cfg, self.robot
         came = _norm(robot.root_pos[:, :2] - self.origin[:, :2])
         asked = _norm(self._velocity()) * (cfg.episode_length * self.dt)
-        self.levels.move(up=done & (came > 0.5 * cfg.terrain.patch_size), down=done & (came < 0.25 * asked))
+        torch.gt(came, 0.5 * cfg.terrain.patch_size, out=self.passed)
+        self.ended.copy_(done)
+        if cfg.fixed_level is None:
+            self.levels.move(up=done & self.passed, down=done & (came < 0.25 * asked))
 
         self.air_time.add_(self.dt).masked_fill_(self._on_ground(), 0.0)
         self.last_joint_vel.copy_(robot.joint_vel)
@@ -237,8 +258,12 @@ class AnymalTerrain(Task[AnymalTerrainConfig]):
 
     def stats(self) -> dict[str, Float[Tensor, " envs"]]:
         lin_vel_error, ang_vel_error = self.errors
-        level = self.levels.value.float()
-        return {"terrain_level": level, "lin_vel_error": lin_vel_error, "ang_vel_error": ang_vel_error}
+        return {
+            "success": torch.where(self.ended, self.passed.float(), torch.nan),
+            "terrain_level": self.levels.value.float(),
+            "lin_vel_error": lin_vel_error,
+            "ang_vel_error": ang_vel_error,
+        }
 
     def _velocity(self) -> Float[Tensor, "envs 2"]:
         """Commanded x and y velocity [m/s]."""

@@ -112,9 +112,15 @@ class BallBalance(Task[BallBalanceConfig]):
         )
 
     def rewards(self) -> dict[str, Float[Tensor, " envs"]]:
-        distance = torch.linalg.vector_norm(self.ball.root_pos - self.goal, dim=1)
+        distance = self._distance()
         speed = torch.linalg.vector_norm(self.ball.root_lin_vel, dim=1)
         return {"balance": 1.0 / ((1.0 + distance) * (1.0 + speed))}
 
     def terminated(self) -> Bool[Tensor, " envs"]:
         return self.ball.root_pos[:, 2] < LOST_HEIGHT
+
+    def stats(self) -> dict[str, Float[Tensor, " envs"]]:
+        return {"distance": self._distance()}
+
+    def _distance(self) -> Float[Tensor, " envs"]:
+        return torch.linalg.vector_norm(self.ball.root_pos - self.goal, dim=1)

@@ -59,7 +59,9 @@ class FrankaCubeStack(Task[FrankaCubeStackConfig]):
     Observations, actions, reward terms and the controller are those of IsaacGymEnvs' FrankaCubeStack. Differences: the
     episode continues when the cubes are stacked, because ending it makes holding the cube at its goal worth more than
     releasing it (`end_when_stacked=true` ends it, as the original does); the controller uses the Jacobian of the
-    gripping point, not of the hand; reduced torques keep joint speeds near their limits, which PhysX enforces.
+    gripping point, not of the hand; reduced torques keep joint speeds near their limits, which PhysX enforces; the
+    fingers' drives are softer (2000 N/m, 60 N s/m and at most 70 N; there 5000, 100 and 200). `success` in the log is
+    the share of episodes that end with cube A on cube B, released; `stacked` is the share of control steps.
 
     Action space: 7 numbers in [-1, 1]: displacement of the gripping point / 0.1 m, rotation vector / 0.5 rad, and the
     gripper, open at 0 and above. With `control_type=joint_tor` 8: torques / (87 or 12 N m), and the gripper.
@@ -109,6 +111,7 @@ class FrankaCubeStack(Task[FrankaCubeStackConfig]):
         self.pose_limits = torch.tensor(POSE_LIMITS, device=self.device)
         self.up = torch.tensor([0.0, 0.0, 1.0], device=self.device)
         self.in_place = torch.tensor([0.0, 0.0, (SIZE_A + SIZE_B) / 2], device=self.device)  # cube A, from cube B
+        self.ended = torch.zeros(self.num_envs, dtype=torch.bool, device=self.device)
 
     def reset(self, where: Bool[Tensor, " envs"]) -> None:
         half, noise = self.cfg.start_position_noise, self.cfg.start_joint_noise
@@ -188,8 +191,12 @@ class FrankaCubeStack(Task[FrankaCubeStackConfig]):
     def terminated(self) -> Bool[Tensor, " envs"]:
         return self._stacked() & self.cfg.end_when_stacked
 
+    def advance(self, done: Bool[Tensor, " envs"]) -> None:
+        self.ended.copy_(done)
+
     def stats(self) -> dict[str, Float[Tensor, " envs"]]:
-        return {"stacked": self._stacked().float()}
+        stacked = self._stacked().float()
+        return {"stacked": stacked, "success": torch.where(self.ended, stacked, torch.nan)}
 
     def _stacked(self) -> Bool[Tensor, " envs"]:
         place = self.cube_a.root_pos

@@ -134,5 +134,8 @@ class Ingenuity(Task[IngenuityConfig]):
         too_low = self.robot.root_pos[:, 2] < self.cfg.lost_height
         return (self._distance() > self.cfg.lost_distance) | too_low
 
+    def stats(self) -> dict[str, Float[Tensor, " envs"]]:
+        return {"distance": self._distance()}
+
     def _distance(self) -> Float[Tensor, " envs"]:
         return torch.linalg.vector_norm(self.target.root_pos - self.robot.root_pos, dim=1)

@@ -26,8 +26,10 @@ class ShadowHandConfig(InHandConfig):
 class ShadowHand(InHand):
     """ShadowHand: turn a cube in the hand to a goal orientation, then to the next one, without dropping it.
 
-    Observations, actions, reward terms and start are those of IsaacGymEnvs' ShadowHand. Two differences: the goal's
-    position never changes and is observed relative to the cube; orientations are uniform over all rotations.
+    Observations, actions, reward terms and start are those of IsaacGymEnvs' ShadowHand. Differences: the goal's
+    position never changes and is observed relative to the cube; orientations are uniform over all rotations; gravity
+    acts on the hand too, not only on the cube; the cube has 80 g (there 156 g); the joints have no friction.
+    `successes` in the log are the goals that an episode has reached at its end.
 
     Action space: 20 numbers in [-1, 1], position targets from the lower to the upper limit of the joints: wrist (WRJ1,
     WRJ0), first, middle and ring finger (FFJ3, FFJ2, FFJ1), little finger (LFJ4 to LFJ1), thumb (THJ4 to THJ0). FFJ1,

@@ -89,7 +89,8 @@ class Trifinger(Task[TrifingerConfig]):
     a penalty on squared fingertip velocities.
 
     Start: fingers at rest in the reference pose, the cube anywhere on the table. Goals: by `difficulty`, see `GOALS`.
-    Termination: none, only the time limit.
+    Termination: none, only the time limit. `success` in the log is the share of control steps in which the cube is at
+    its goal, within `position_tolerance` (and `rotation_tolerance`, at the difficulty with goal orientations).
     """
 
     Config = TrifingerConfig

@@ -12,6 +12,7 @@ import torch
 import gpusim_rl
 from gpusim_rl.env import VecEnv
 from gpusim_rl.env.math import quat_from_axis_angle, quat_rotate, quat_yaw
+from gpusim_rl.errors import ConfigError
 from helpers.sensing import update_sensors
 
 NUM = 20  # an env on every column
@@ -261,7 +262,10 @@ def test_the_curriculum_goes_up_for_distance_and_down_for_failing_the_command():
     done = torch.arange(8) != 5
     task.advance(done)
     assert task.levels.value.tolist() == [4, 3, 3, 2, 2, 3, 3, 3]
-    assert task.stats()["terrain_level"].tolist() == [4.0, 3.0, 3.0, 2.0, 2.0, 3.0, 3.0, 3.0]
+    stats = task.stats()
+    assert stats["terrain_level"].tolist() == [4.0, 3.0, 3.0, 2.0, 2.0, 3.0, 3.0, 3.0]
+    assert stats["success"].isnan().tolist() == (~done).tolist()
+    assert stats["success"][done].tolist() == [1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 1.0]
     before = task.origin.clone()
     env._reset(done)
     patches = torch.stack([task.terrain.origins[level, w] for w, level in enumerate(task.levels.value.tolist())])
@@ -288,6 +292,19 @@ def test_new_episodes_begin_on_the_levels_that_a_training_has_reached():
     lower = make_env(4, terrain={"levels": 4})
     lower.begin_from(trained.state_dict())
     assert torch.equal(lower.task.origin[1], lower.task.terrain.origins[3, 1]), "on its highest level"
+
+
+def test_a_fixed_level_is_that_of_all_episodes_whatever_a_training_has_reached():
+    trained, shown = make_env(4), make_env(6, fixed_level=7)
+    trained.task.levels.value.copy_(torch.tensor([3, 9, 0, 5]))
+    shown.begin_from(trained.state_dict())
+    task = shown.task
+    task.robot.set_state(everywhere(shown), root_pos=task.origin + 5.0 * X)
+    task.advance(everywhere(shown))
+    assert task.stats()["success"].tolist() == [1.0] * 6 and task.stats()["terrain_level"].tolist() == [7.0] * 6
+    assert torch.equal(task.origin, task.terrain.origins[7, task.column])
+    with pytest.raises(ConfigError, match=r"task\.fixed_level must be null or from 0 to 9, got 10"):
+        make_env(1, fixed_level=10)
 
 
 def test_a_push_comes_every_interval_and_sets_the_horizontal_velocity_only():

@@ -191,6 +191,15 @@ def test_it_ends_too_far_from_the_target_and_too_low(name):
     assert task.terminated().tolist() == [True, False, True, False]
 
 
+@both
+def test_the_distance_from_the_target_is_logged(name):
+    env = make_env(name)
+    step = env.step(torch.zeros(4, env.num_actions))
+    target = env.task.target.root_pos if name == "Ingenuity" else env.task.target
+    expected = (target - env.task.robot.root_pos).norm(dim=1)
+    torch.testing.assert_close(step.stats["distance"], expected)
+
+
 def test_a_target_that_moves_in_no_time_is_refused():
     with pytest.raises(ConfigError, match="target_steps must be at least 1, got 0"):
         gpusim_rl.make_env("Ingenuity", num_envs=1, device="cpu", task={"target_steps": 0})

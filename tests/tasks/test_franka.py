@@ -250,6 +250,11 @@ def test_a_hand_can_stack_the_cubes(end_when_stacked):
             assert torch.equal(terms["stack"] > 0, (terms["stack"] > 0) & (task.progress == 0))
     assert stacked.sum() >= 7
     assert end_when_stacked or (terms["stack"] == 16.0).sum() >= 7, "what is stacked stays"
+    now = task._stacked()
+    task.advance(torch.arange(8) < 6)
+    stats = task.stats()
+    assert torch.equal(stats["stacked"], now.float()) and torch.equal(stats["success"][:6], now[:6].float())
+    assert stats["success"][6:].isnan().all(), "an episode that goes on is none yet"
 
 
 def test_a_displacement_moves_the_hand_along_it():
