@@ -28,6 +28,7 @@ from gpusim_rl.saved_files import replacing
 SCHEMA = 2  # 1 has no `settings` and `episodes`, and counted means of fewer than 100 episodes too
 POINTS = 60
 """Points of a curve that are kept."""
+NEWEST = 10
 POLL_S = 2.0
 STOP_S = 120.0  # a run that was asked to stop finishes its iteration and writes a checkpoint
 
@@ -42,6 +43,7 @@ class Goal:
         minutes: Training time at most, in which a task that is too hard for it shows how far it comes.
         overrides: Settings for this machine class, as for train.py.
         compare: Published return, and whose.
+        success: How to show the task's own numbers that tell success, by name: `"{:.1f} turns per episode"`.
     """
 
     task: str
@@ -49,6 +51,7 @@ class Goal:
     minutes: float = 10.0
     overrides: tuple[str, ...] = ()
     compare: str = ""
+    success: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -71,7 +74,7 @@ class Outcome:
         episodes: Episodes in it: fewer in a training too short for 100; None if not known.
         best_return: Best mean of 100 episodes.
         random_return: Mean return of uniformly random actions.
-        stats: The task's own numbers in the last row.
+        stats: The task's own numbers: the newest of the last NEWEST rows, for some rows no episode has ended in.
         diverged: Envs that diverged, in all.
         curve: Env steps [million], seconds and return since it is a mean of 100 episodes, at most POINTS of them.
         environment: Machine, versions, command and commit.
@@ -159,8 +162,8 @@ def measure_run(outcome: Outcome, run: Path) -> Outcome:
     outcome.reached = outcome.env_steps_to_threshold is not None
     outcome.diverged = sum(row.get("sim/diverged") or 0.0 for row in rows)
     if rows:
-        numbers = {name: value for name, value in rows[-1].items() if name.startswith("task/")}
-        outcome.stats = {name.removeprefix("task/"): v for name, v in numbers.items() if v is not None}
+        numbers = [item for row in rows[-NEWEST:] for item in row.items() if item[0].startswith("task/")]
+        outcome.stats = {name.removeprefix("task/"): value for name, value in numbers if value is not None}
     stride = max(1, -(-len(curve) // POINTS))
     outcome.curve = curve[::-1][::stride][::-1]  # the last point stays
     return outcome
@@ -358,8 +361,8 @@ def describe(outcome: Outcome) -> str:
 def table(outcomes: Sequence[Outcome], goals: Mapping[str, Goal]) -> list[str]:
     """Markdown: one row per task, medians where there are several seeds, and what must be known to read them."""
     lines = [
-        "| task | threshold | reached | env steps | time | hardware | return | random | published |",
-        "|---|---:|---|---:|---:|---|---:|---:|---|",
+        "| task | success | threshold | reached | env steps | time | hardware | return | random | published |",
+        "|---|---|---:|---|---:|---:|---|---:|---:|---|",
     ]
     for task in sorted({outcome.task for outcome in outcomes}):
         seeds = [outcome for outcome in outcomes if outcome.task == task]
@@ -374,6 +377,7 @@ def table(outcomes: Sequence[Outcome], goals: Mapping[str, Goal]) -> list[str]:
         goal = goals.get(task)
         cells = [
             f"`{task}`",
+            _success(seeds, goal),
             f"{seeds[0].threshold:,.0f}",
             f"{len(reached)} of {len(seeds)}" + ("" if _learned(seeds) else ", not above random"),
             f"{steps / 1e6:.1f} M" if steps is not None else "",
@@ -385,6 +389,14 @@ def table(outcomes: Sequence[Outcome], goals: Mapping[str, Goal]) -> list[str]:
         ]
         lines.append(f"| {' | '.join(cells)} |")
     return [*lines, "", *_notes(outcomes)] if outcomes else lines
+
+
+def _success(seeds: Sequence[Outcome], goal: Goal | None) -> str:
+    """The numbers of the task that tell success, medians; a dash where it has some and none is known."""
+    shown = goal.success if goal else {}
+    known = {name: [o.stats[name] for o in seeds if name in o.stats] for name in shown}
+    values = {name: _median(found) for name, found in known.items() if found}
+    return ", ".join(shown[name].format(value) for name, value in values.items()) or ("–" if shown else "")
 
 
 def _learned(seeds: Sequence[Outcome]) -> bool:
@@ -407,10 +419,11 @@ def _notes(outcomes: Sequence[Outcome]) -> list[str]:
             tasks.append(f"`{outcome.task}`")
     settings = "; ".join(f"{', '.join(tasks)} `{words}`" for words, tasks in groups.items() if words)
     return [
-        f"{seeds} of each task{medians}. A task has reached its threshold when a mean of {WINDOW} episodes has."
-        " `env steps` and `time` are those until then, or until the end of its time. `return` is the mean of the last"
-        f" {WINDOW} episodes at the end of the training, which can be a little lower than the threshold. Not above"
-        " random: it has not learned in this time.",
+        f"{seeds} of each task{medians}. `success` is what the task itself counts at the end of the training, with"
+        " exploration; tasks whose return says it all have none. A task has reached its threshold when a mean of"
+        f" {WINDOW} episodes has. `env steps` and `time` are those until then, or until the end of its time. `return`"
+        f" is the mean of the last {WINDOW} episodes at the end of the training, which can be a little lower than the"
+        " threshold. Not above random: it has not learned in this time.",
         "",
         f"Settings other than the task's own: {settings or 'none'}.",
     ]

@@ -141,13 +141,29 @@ def test_the_table_tells_medians_and_what_is_not_reached():
         ],
         {"Ant": Goal(task="Ant", threshold=100.0, compare="5466, skrl")},
     )
-    assert lines[2] == "| `Ant` | 100 | 2 of 2 | 2.0 M | 40 s | 2 CPU cores | 120 | 3 | 5466, skrl |"
-    assert lines[3].startswith("| `Hopper` | 100 | 0 of 1, not above random | 0.0 M |")
-    assert lines[4] == "| `Walker2d` | 100 | 0 of 1 | 7.0 M | 10 min | ? CPU cores | -1,500 | – |  |"
-    assert lines[5] == "" and lines[6].startswith(
-        "1 to 2 seeds of each task, medians. A task has reached its threshold when a mean of 100 episodes has."
-    )
+    assert lines[2] == "| `Ant` |  | 100 | 2 of 2 | 2.0 M | 40 s | 2 CPU cores | 120 | 3 | 5466, skrl |"
+    assert lines[3].startswith("| `Hopper` |  | 100 | 0 of 1, not above random | 0.0 M |")
+    assert lines[4] == "| `Walker2d` |  | 100 | 0 of 1 | 7.0 M | 10 min | ? CPU cores | -1,500 | – |  |"
+    assert lines[5] == "" and lines[6].startswith("1 to 2 seeds of each task, medians. `success` is what the task")
+    assert "A task has reached its threshold when a mean of 100 episodes has." in lines[6]
     assert lines[8] == "Settings other than the task's own: `Hopper` `num_envs=8 ppo.horizon=2`."
+
+
+def test_success_comes_first_where_it_is_known():
+    shown = {"successes": "{:.1f} goals per episode", "error": "{:.0%} off"}
+    goals = {"Ant": Goal(task="Ant", threshold=1.0, success=shown)}
+    seeds = [outcome(seed=seed, stats={"successes": 2.0 * seed, "other": 3.0}) for seed in (1, 2)]
+    assert table(seeds, goals)[2].startswith("| `Ant` | 3.0 goals per episode | 100 |")
+    seeds[0].stats["error"] = 0.25
+    assert table(seeds, goals)[2].startswith("| `Ant` | 3.0 goals per episode, 25% off | 100 |")
+    assert table([outcome()], goals)[2].startswith("| `Ant` | – | 100 |")
+
+
+def test_a_number_of_whole_episodes_is_the_newest_that_is_known(tmp_path):
+    lines = ["iteration,env_steps,time/elapsed_s,episode/return,episode/count,task/success"]
+    lines += [f"{i},{i},{i},1.0,100,{'' if i % 4 else i / 100}" for i in range(1, 31)]
+    (tmp_path / "metrics.csv").write_text("\n".join(lines) + "\n")
+    assert measure_run(outcome(), tmp_path).stats == {"success": 0.28}
 
 
 def test_a_sentence_tells_whether_it_was_reached():
