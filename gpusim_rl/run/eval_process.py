@@ -208,13 +208,14 @@ def answers(lines: Iterable[str]) -> Iterator[str]:
             return
 
 
-def _input() -> Iterator[str]:
-    """Lines of the standard input, read beside the work: the process ends as soon as the training has."""
+def _read(source: int) -> Iterator[str]:
+    """Lines of a file, read beside the work: at its end, that of the training, the process ends at once."""
     lines: queue.SimpleQueue[str] = queue.SimpleQueue()
 
     def read() -> None:
-        for line in sys.stdin:
-            lines.put(line)
+        with os.fdopen(source) as file:
+            for line in file:
+                lines.put(line)
         os._exit(0)
 
     threading.Thread(target=read, daemon=True).start()
@@ -227,9 +228,12 @@ def main() -> None:
     if hasattr(os, "nice"):
         os.nice(NICENESS)
     torch.set_num_threads(1)
-    output = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # what envs print is no answer
-    for answer in answers(_input()):
+    source, output = os.dup(0), os.fdopen(os.dup(1), "w", buffering=1)
+    # What envs print is no answer. And a process that they fork closes its standard input, which must not be in use.
+    with open(os.devnull) as nothing:
+        os.dup2(nothing.fileno(), 0)
+    os.dup2(2, 1)
+    for answer in answers(_read(source)):
         output.write(f"{answer}\n")
 
 

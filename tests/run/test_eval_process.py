@@ -11,6 +11,7 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
+import psutil
 import pytest
 import torch
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
@@ -133,11 +134,19 @@ def test_a_training_goes_on_where_the_process_is_killed(tmp_path):
     assert (run / "checkpoints" / "best.pt").is_file() and not (run / "checkpoints" / "evaluated.pt").exists()
 
 
-def test_the_process_ends_with_the_training_however_that_ends(tmp_path):
-    process = EvalProcess(prepare("Cartpole", eval=EVAL), tmp_path / "eval.log", 0)
+def test_it_ends_with_the_training_however_that_ends_and_so_do_processes_of_its_envs(tmp_path):
+    trainer = gymnasium_trainer(tmp_path, "async")
+    trainer.train()
+    assert trainer.run_dir is not None
+    process = EvalProcess(trainer.spec, tmp_path / "eval.log", 0)
+    process.begin(trainer.run_dir.path / "checkpoints" / "last.pt", 1)
+    row = process.poll(60.0)
+    assert row is not None and row["eval/return"] == row["eval/length"], (tmp_path / "eval.log").read_text()
+    everything = [psutil.Process(process._process.pid), *psutil.Process(process._process.pid).children()]
+    assert len(everything) == 3
     assert process._process.stdin is not None
-    process._process.stdin.close()  # what the kernel does for a process that is killed
-    assert process._process.wait(60) == 0
+    process._process.stdin.close()  # what the kernel does for a training that is killed
+    assert process._process.wait(60) == 0 and psutil.wait_procs(everything, timeout=60)[1] == []
     assert process.poll(5.0) is None and process.failure == "their process ended with exit code 0"
     process.close()
 
@@ -269,17 +278,22 @@ def test_every_env_plays_as_many_whole_episodes(mode):
     assert (result["return_min"], result["return_max"]) == (3.0, 15.0)
 
 
-def test_envs_of_another_library_are_evaluated(tmp_path):
-    settings = {"env": {"id": "CartPole-v1"}, "num_envs": 2, "eval": {"interval": 1, "num_envs": 2, "episodes": 2}}
-    trainer = Trainer(
+def gymnasium_trainer(folder: Path, vectorization: str) -> Trainer:
+    return Trainer(
         prepare(
             "Gymnasium",
+            env={"id": "CartPole-v1", "vectorization": vectorization},
+            num_envs=2,
             max_iterations=1,
-            log={"dir": str(tmp_path), "console": "quiet"},
+            eval={"num_envs": 2, "episodes": 2},
+            log={"dir": str(folder), "console": "quiet"},
             ppo={"horizon": 8, "minibatch_size": 16, "network": {"hidden": [8]}},
-            **settings,
         )
     )
+
+
+def test_envs_of_another_library_are_evaluated(tmp_path):
+    trainer = gymnasium_trainer(tmp_path, "sync")
     first = Evaluation(trainer.spec.config)(trainer.state_dict())
     assert first["eval/return"] == first["eval/length"] > 0
     assert Evaluation(trainer.spec.config)(trainer.state_dict()) == first
