@@ -144,6 +144,8 @@ class ReplayConfig:
     capacity: Count  # transitions of all envs
     storage: Literal["fp32", "fp16", "bf16"]  # of observations
     save: bool  # in checkpoints: exact resume; without, a resumed run fills it again first
+    alpha: NotNegative  # a transition is drawn in proportion to its error to the power of this; 0 = uniformly
+    beta: Fraction  # how far weights in the loss make up for that, at the start; 1 at max_iterations
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

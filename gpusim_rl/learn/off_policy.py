@@ -27,6 +27,7 @@ from gpusim_rl.learn.algorithm import (
 )
 from gpusim_rl.learn.optimizer import MaskedAdamW
 from gpusim_rl.learn.ppo import choose_precision
+from gpusim_rl.learn.prioritized import BLOCK, Priorities
 from gpusim_rl.learn.q_networks import QPolicy, project
 from gpusim_rl.learn.replay import STORAGE, Replay
 from gpusim_rl.spaces import Box
@@ -43,6 +44,8 @@ class Batch:
     discount: Tensor
     weight: Tensor
     """Sums to 1, or to 0 where nothing counts."""
+    index: Tensor
+    """Places in the replay memory."""
     noise: Tensor
     """Standard normal numbers, [2, batch, actions]: for the target, and for the loss of the actor."""
 
@@ -65,10 +68,11 @@ class OffPolicy(Algorithm):
 
     Attributes:
         replay: What was recorded.
+        priorities: What draws from it, if not all transitions are equally likely.
         steps: Control steps since the training began, int64 [].
     """
 
-    structure = ("network", "normalize_obs", "replay.capacity", "replay.storage")
+    structure = ("network", "normalize_obs", "replay.capacity", "replay.storage", "replay.alpha")
     policy_structure = ("network", "normalize_obs")
     num_noise: ClassVar[int] = 0
     """Random numbers of an env and step, beside those of its action."""
@@ -87,6 +91,7 @@ class OffPolicy(Algorithm):
             raise ConfigError(f"algo={name} chooses continuous actions, and here they are discrete; try algo=ppo")
         self.cfg, self.device, self.horizon = cfg, device, cfg.horizon
         self.num_envs, self.num_actions = env.num_envs, env.action_space.size
+        self._max_steps = max_iterations * cfg.horizon
         bf16, self._precision_reason = choose_precision(cfg.precision, device)
         policy = self.make_policy(cfg, env.obs_sizes, env.action_space).to(device)
         self.policy = policy  # type: ignore[reportIncompatibleVariableOverride]
@@ -113,6 +118,7 @@ class OffPolicy(Algorithm):
             storage=STORAGE[cfg.replay.storage],
             device=device,
         )
+        self.priorities = Priorities(self.replay, cfg.replay.alpha) if cfg.replay.alpha > 0.0 else None
         adam = cfg.learning_rate, cfg.weight_decay, cfg.max_grad_norm
         self.critic_optimizer = MaskedAdamW([*self.policy.critic.parameters()], *adam)
         self.actor_optimizer = MaskedAdamW([*self.policy.actor.parameters()], *adam)
@@ -135,6 +141,7 @@ class OffPolicy(Algorithm):
         if self.device.type == "meta":
             return
         size = Replay.bytes_of(steps, env, self.policy.groups, STORAGE[cfg.replay.storage])
+        size += Priorities.bytes_of(steps * envs, cfg.replay.alpha)
         cuda = self.device.type == "cuda"
         free = torch.cuda.mem_get_info(self.device)[0] if cuda else memory_available_bytes()
         if size > free:
@@ -167,6 +174,8 @@ class OffPolicy(Algorithm):
     def record(self, action: Tensor, step: Transition) -> None:
         """Writes the step into the replay memory."""
         self.replay.write(self._obs, action, step)
+        if self.priorities is not None:
+            self.priorities.after_write()
         self.steps += 1
         self._t = (self._t + 1) % self.horizon
         if self._t:  # a graph of one step reads the same memory in every step
@@ -213,22 +222,27 @@ class OffPolicy(Algorithm):
         """The batches of an iteration."""
         cfg, policy = self.cfg, self.policy
         size = number * cfg.batch_size
-        drawn = self.replay.sample(size, self._sample_generator)
+        if self.priorities is None:
+            drawn = self.replay.sample(size, self._sample_generator)
+        else:
+            start = cfg.replay.beta
+            beta = (self.steps * ((1.0 - start) / self._max_steps)).clamp_(max=1.0 - start).add_(start)
+            drawn = self.priorities.sample(size, self._sample_generator, beta)
         obs, next_obs = policy.normalize(drawn.obs), policy.normalize(drawn.next_obs)
         weight = drawn.weight.view(number, -1)
-        weight = weight / weight.sum(dim=1, keepdim=True).clamp_(min=1.0)
+        weight = weight / weight.sum(dim=1, keepdim=True).clamp_(min=torch.finfo(torch.float32).tiny)
         reward = drawn.reward if cfg.reward_scale == 1.0 else drawn.reward * cfg.reward_scale
         shape = number, 2, cfg.batch_size, self.num_actions
         noise = torch.randn(shape, device=self.device, generator=self._sample_generator)
         cut = cfg.batch_size
-        parts = (x.split(cut) for x in (drawn.action, reward, drawn.discount))
+        parts = (x.split(cut) for x in (drawn.action, reward, drawn.discount, drawn.index))
         obs_parts, next_parts = (
             [dict(zip(group, xs, strict=True)) for xs in zip(*(x.split(cut) for x in group.values()), strict=True)]
             for group in (obs, next_obs)
         )
         return [
-            Batch(o, action, r, following, discount, w, z)
-            for o, following, action, r, discount, w, z in zip(
+            Batch(o, action, r, following, discount, w, i, z)
+            for o, following, action, r, discount, i, w, z in zip(
                 obs_parts, next_parts, *parts, weight.unbind(), noise.unbind(), strict=True
             )
         ]
@@ -244,9 +258,17 @@ class OffPolicy(Algorithm):
             each = -(target * outputs.log_softmax(dim=-1)).sum(dim=-1)
         loss = (each @ batch.weight).sum()  # of all critics: each learns as if it were alone
         norm, bad = optimizer.masked_step(torch.autograd.grad(loss, optimizer.parameters), waits)
+        if self.priorities is not None:
+            self.priorities.update(batch.index, self._error(each.detach(), target), batch.weight, waits | bad)
         with torch.no_grad():
             q = (policy.critic.value(outputs) @ batch.weight).mean()
             return torch.stack([loss.detach(), q, expected @ batch.weight, norm]).masked_fill_(bad, 0.0), bad
+
+    def _error(self, each: Tensor, target: Tensor) -> Tensor:
+        """|y - Q|, or KL(y || Q), in the mean of the critics, from their losses and targets, [batch]."""
+        if self.policy.critic.support is None:
+            return each.sqrt().mean(dim=0)
+        return (each.mean(dim=0) + torch.special.xlogy(target, target).sum(dim=-1)).clamp_(min=0.0)
 
     @abstractmethod
     def _next_action(self, batch: Batch) -> tuple[Tensor, Tensor | None]:
@@ -346,8 +368,10 @@ class OffPolicy(Algorithm):
         groups = env.obs_sizes.keys() & {"policy", "critic"}
         steps = max(1, cfg.replay.capacity // env.num_envs)
         replay = Replay.bytes_of(steps, env, groups, STORAGE[cfg.replay.storage])
+        replay += Priorities.bytes_of(steps * env.num_envs, cfg.replay.alpha)
         obs_size, num_actions, net = sum(env.obs_sizes[g] for g in groups), env.action_space.size, cfg.network
-        drawn = cfg.horizon * cfg.updates * cfg.batch_size * 4 * (6 * obs_size + 4 * num_actions + 8 * cfg.n_step + 16)
+        each = 6 * obs_size + 4 * num_actions + 8 * cfg.n_step + 16 + (2 * BLOCK if cfg.replay.alpha > 0.0 else 0)
+        drawn = cfg.horizon * cfg.updates * cfg.batch_size * 4 * each
         widths = [obs_size + num_actions, *net.critic_hidden, net.atoms or 1]
         critics = net.critics * sum(a * b for a, b in itertools.pairwise(widths))
         actor = sum(a * b for a, b in zip([obs_size, *net.hidden], net.hidden, strict=False))
@@ -357,6 +381,7 @@ class OffPolicy(Algorithm):
 
     def state_dict(self) -> dict[str, Any]:
         """Optimisers, counters, random generators, and the replay memory if it is to be saved."""
+        save = self.cfg.replay.save
         return {
             "critic_optimizer": self.critic_optimizer.moments(),
             "actor_optimizer": self.actor_optimizer.moments(),
@@ -364,7 +389,8 @@ class OffPolicy(Algorithm):
             "skipped": self.skipped.clone(),
             "act_generator": self._act_generator.get_state(),
             "sample_generator": self._sample_generator.get_state(),
-            "replay": self.replay.state_dict() if self.cfg.replay.save else None,
+            "replay": self.replay.state_dict() if save else None,
+            "priorities": self.priorities.state_dict() if save and self.priorities is not None else None,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -376,8 +402,12 @@ class OffPolicy(Algorithm):
         restore_generator(self._act_generator, state["act_generator"])
         restore_generator(self._sample_generator, state["sample_generator"])
         self.replay.clear()
+        if self.priorities is not None:
+            self.priorities.clear()
         if state["replay"] is not None:
             self.replay.load_state_dict(state["replay"])
+            if self.priorities is not None:
+                self.priorities.load_state_dict(state["priorities"])
 
 
 def _means(names: tuple[str, ...], numbers: list[Tensor]) -> Mapping[str, Tensor]:

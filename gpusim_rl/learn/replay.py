@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from gpusim_rl.learn.algorithm import EnvSpec, Observation, Transition
@@ -33,6 +33,8 @@ class Transitions:
     """Of the value of `next_obs`: gamma to the power of the steps in the window; 0 where the episode terminated."""
     weight: Float[Tensor, " batch"]
     """1 where the transition counts, else 0."""
+    index: Int[Tensor, " batch"]
+    """Where it is stored: slot * N + env."""
 
 
 class Replay:
@@ -123,7 +125,7 @@ class Replay:
             final = torch.where(cut[:, None], self._stored(step.final_obs[group], memory), memory[behind])
             memory.index_copy_(0, behind, final)
         self._final_step.index_copy_(0, row, torch.where(cut, self.total, self._final_step[row]))
-        self.action.index_copy_(0, slot, action[None])
+        self.action.index_copy_(0, slot, action[None].to(self.action.dtype))  # indices fit a float32
         self.reward.index_copy_(0, slot, step.reward.masked_fill(step.diverged, 0.0)[None])
         ends = step.terminated * TERMINATED + step.truncated * TRUNCATED + step.diverged * DIVERGED
         self.ends.index_copy_(0, slot, ends.to(torch.uint8)[None])
@@ -161,7 +163,23 @@ class Replay:
         flat = drawn.mul_(starts.clamp(min=1) * envs).long()
         offset = flat.div(envs, rounding_mode="floor")
         env = flat.sub_(offset, alpha=envs)
-        time = offset.add_(self.total - fill) + self._window
+        return self._windows(offset.add_(self.total - fill), env)
+
+    @torch.no_grad()
+    def at(self, index: Int[Tensor, " batch"]) -> Transitions:
+        """The transitions that begin in given places. Weight 0 where a window is not stored whole.
+
+        Args:
+            index: slot * N + env, of steps that are stored.
+        """
+        slot = index.div(self.num_envs, rounding_mode="floor")
+        last = self.total - 1
+        return self._windows(last - (last - slot).remainder_(self.num_steps), index - slot * self.num_envs)
+
+    def _windows(self, first: Tensor, env: Tensor) -> Transitions:
+        """Transitions that begin with the steps `first`, counted since the beginning."""
+        size, envs = len(first), self.num_envs
+        time = first + self._window
         index = time.remainder(self.num_steps).mul_(envs).add_(env)
 
         # [n, batch]: a step belongs to the window if none before it ended the episode
@@ -177,7 +195,7 @@ class Replay:
         cut = end == TRUNCATED
         # Only an environment that keeps no time limit can lose one.
         lost = cut & (self._final_step.take(row * envs + env) != last)
-        weight = ((end & DIVERGED) == 0) & ~lost & (starts > 0)
+        weight = ((end & DIVERGED) == 0) & ~lost & (first + self.n_step < self.total)
 
         following = torch.where(cut, row + self.num_steps, (last + 1) % self.num_steps).mul_(envs).add_(env)
         both = torch.cat([index[0], following])
@@ -189,6 +207,7 @@ class Replay:
             {g: x[size:] for g, x in obs.items()},
             discount,
             weight.float(),
+            index[0],
         )
 
     def latest(self, steps: int) -> tuple[dict[str, Tensor], Bool[Tensor, "steps envs"], Float[Tensor, "steps envs"]]:

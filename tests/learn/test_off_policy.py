@@ -24,8 +24,9 @@ from helpers.off_policy import C51, NAMES, OffPolicyLearner, off_policy_config
 KINDS: dict[str, dict[str, Any]] = {
     "plain": {},
     "delayed": {"policy_delay": 2, "n_step": 3, "max_grad_norm": 0.5, "weight_decay": 0.1, "reward_scale": 2.0},
+    "prioritised": {"n_step": 2, "replay": {"alpha": 0.6}},
     "distributions": {"network": C51, "clipped": False},
-    "clipped distributions": {"network": {**C51, "layer_norm": False}},
+    "clipped distributions": {"network": {**C51, "layer_norm": False}, "replay": {"alpha": 0.5}},
     "one critic": {"network": {"critics": 1}, "normalize_obs": False, "replay": {"storage": "fp16"}},
 }
 BOTH = {"policy": 5, "critic": 7}
@@ -102,7 +103,7 @@ def test_memory_stays_where_it_is(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_nothing_is_learned_before_the_start_and_actions_are_uniform(name: str) -> None:
-    it = learner(name, learning_starts=96, batch_size=96)  # 3 iterations of 32
+    it = learner(name, learning_starts=96, batch_size=96, replay={"alpha": 0.6})  # 3 iterations of 32
     before, actions = snapshot(it.algorithm), []
     act = it.algorithm.act
     it.algorithm.act = lambda obs: (actions.append(act(obs)), actions[-1])[1]  # type: ignore[method-assign]
@@ -110,6 +111,7 @@ def test_nothing_is_learned_before_the_start_and_actions_are_uniform(name: str) 
         (stats,) = it.train(1)
         assert differences(snapshot(it.algorithm), before) == []
         assert stats["check/learned"] == 1.0
+        assert it.algorithm.priorities is not None and it.algorithm.priorities.values.unique().tolist() == [0.0, 1.0]
     taken = torch.cat(actions).flatten()
     assert taken.abs().max() <= 1.0
     assert taken.std() == pytest.approx(3**-0.5, abs=0.08) and taken.mean() == pytest.approx(0.0, abs=0.15)
@@ -152,10 +154,11 @@ def test_the_normaliser_counts_each_frame_once_and_rests_in_the_update(name: str
 
 @pytest.mark.parametrize("name", NAMES)
 def test_an_update_whose_gradient_is_not_finite_changes_nothing(name: str) -> None:
-    it = learner(name)
+    it = learner(name, "prioritised")
     it.train(2)
     it.collect()
     before = snapshot(it.algorithm)
+    priorities = it.algorithm.state_dict()["priorities"]
     targets = {key for key in before["policy"] if key.startswith("target")}
     moments = it.algorithm.state_dict()["critic_optimizer"]
     draw = it.algorithm._draw
@@ -172,6 +175,7 @@ def test_an_update_whose_gradient_is_not_finite_changes_nothing(name: str) -> No
     after = snapshot(it.algorithm)
     assert {path for path in differences(after, before) if path.split("/")[-1] not in targets} == set()
     assert differences(it.algorithm.state_dict()["critic_optimizer"], moments) == []
+    assert differences(it.algorithm.state_dict()["priorities"], priorities) == []
     assert stats["check/learned"] == 0.0 and stats["policy/skipped_minibatches"] > 0
     assert stats["loss/critic"].isfinite() and stats["loss/actor"].isfinite()
     it.algorithm._draw = draw  # type: ignore[method-assign]

@@ -1,0 +1,119 @@
+"""Prioritised sampling from a replay memory, without a host sync."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from gpusim_rl.learn.replay import Replay, Transitions
+
+BLOCK = 64
+"""Slots of which only the sum is read until one of them is drawn."""
+_SMALLEST = 1e-6  # of an error: nothing is left out for ever
+
+
+class Priorities:
+    """Draws transitions in proportion to what was surprising about them (Schaul et al. 2016, arXiv 1511.05952).
+
+        P(i) = p_i / sum_k p_k,   p_i = (error_i + 1e-6)^alpha
+
+    What has not been drawn yet has the largest priority so far. A step has none until the whole window that begins
+    with it is stored, and none after its slot is overwritten. What turned out not to count has none either.
+
+    A draw is two: of a block of slots by its sum, and of a slot in the block. The sums are formed anew for every draw.
+    So they never drift, and changes of priorities cost little (benchmarks/prioritized.json has a sum tree, and the
+    cumulative sum of all slots, for comparison). Blocks are drawn in float64: float32 has 2^24 values only.
+
+    Args:
+        replay: The memory.
+        alpha: Exponent of the errors: 0 draws uniformly, 1 in proportion.
+
+    Attributes:
+        values: p_i of all slots, slot * N + env, float32; padded with zeros to whole blocks.
+        largest: The largest p_i that any transition has had, [].
+    """
+
+    def __init__(self, replay: Replay, alpha: float) -> None:
+        self.replay, self.alpha = replay, alpha
+        device, slots = replay.total.device, replay.num_steps * replay.num_envs
+        self.values = torch.zeros(-(-slots // BLOCK) * BLOCK, device=device)
+        self.largest = torch.ones((), device=device)
+        self._steps = self.values[:slots].view(replay.num_steps, replay.num_envs)
+        # After a write two rows change: that of the step, and that of the step whose window is whole now.
+        self._back = torch.arange(2, device=device) * replay.n_step
+
+    def after_write(self) -> None:
+        """Follows a write to the memory."""
+        step = self.replay.total - 1 - self._back
+        fresh = self.largest * ((self._back > 0) & (step >= 0))
+        self._steps.index_copy_(0, step % self.replay.num_steps, fresh[:, None].expand(-1, self.replay.num_envs))
+
+    @staticmethod
+    def bytes_of(slots: int, alpha: float) -> int:
+        """Memory that priorities of so many transitions take: none where all are equally likely."""
+        return 4 * slots if alpha > 0.0 else 0
+
+    def clear(self) -> None:
+        """Forgets everything, as the memory does."""
+        self.values.zero_()
+
+    @torch.no_grad()
+    def sample(self, size: int, generator: torch.Generator, beta: Tensor) -> Transitions:
+        """Draws transitions with replacement. Their weights make up for the unequal probabilities.
+
+        Args:
+            size: How many.
+            generator: What draws them.
+            beta: How far they do: 1 makes a weighted mean that of all transitions, 0 changes nothing; [].
+
+        Returns:
+            Transitions with weight p_i^-beta, or 0 where one does not count.
+        """
+        index = self._draw(size, generator)
+        drawn, priority = self.replay.at(index), self.values.take(index)
+        # From an empty memory something is drawn that has no priority.
+        drawn.weight *= torch.where(priority > 0.0, priority.pow(-beta), 0.0)
+        return drawn
+
+    def _draw(self, size: int, generator: torch.Generator) -> Int[Tensor, " batch"]:
+        blocks = self.values.view(-1, BLOCK)
+        upper = blocks.sum(dim=1).double().cumsum_(dim=0)
+        u = torch.rand(size, dtype=torch.float64, device=upper.device, generator=generator).mul_(upper[-1])
+        # right: the first whose cumulative sum is above, so it has a priority itself
+        block = torch.searchsorted(upper, u, right=True).clamp_(max=len(blocks) - 1)
+        inside = blocks.index_select(0, block).cumsum_(dim=1)
+        v = torch.rand(size, 1, device=upper.device, generator=generator).mul_(inside[:, -1:])
+        place = torch.searchsorted(inside, v, right=True).clamp_(max=BLOCK - 1).squeeze(1)
+        return block.mul_(BLOCK).add_(place)
+
+    @torch.no_grad()
+    def update(
+        self,
+        index: Int[Tensor, " batch"],
+        error: Float[Tensor, " batch"],
+        weight: Float[Tensor, " batch"],
+        hold: Bool[Tensor, ""],
+    ) -> None:
+        """Changes the priorities of what was drawn.
+
+        Args:
+            index: slot * N + env. Of transitions that are there twice the larger error counts.
+            error: Not negative. One that is not finite changes nothing.
+            weight: What has none is not drawn again.
+            hold: Change nothing at all.
+        """
+        new = ((error + _SMALLEST) ** self.alpha).masked_fill_(weight == 0.0, 0.0)
+        new = torch.where(new.isfinite() & ~hold, new, self.values.take(index))
+        # The largest of equal indices: the same in every run, unlike the last one that is written on a GPU.
+        self.values.scatter_reduce_(0, index, new, "amax", include_self=False)
+        torch.maximum(self.largest, new.amax(), out=self.largest)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """All that it knows."""
+        return {"values": self.values.clone(), "largest": self.largest.clone()}
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Restores `state_dict`, in place."""
+        self.values.copy_(state["values"])
+        self.largest.copy_(state["largest"])

@@ -1,0 +1,260 @@
+"""Prioritised sampling against plain numpy: probabilities, weights, and which transitions may be drawn at all."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from gpusim_rl.learn.algorithm import EnvSpec
+from gpusim_rl.learn.prioritized import BLOCK, Priorities
+from gpusim_rl.learn.replay import Replay
+from gpusim_rl.spaces import Box
+from gpusim_rl.testing.sync_counter import SyncCounter
+from helpers.fakes import Outcome
+
+NO = torch.tensor(False)
+ONE = torch.ones(())
+
+
+class Memory:
+    """A replay memory with priorities, and a plain list of what was written."""
+
+    def __init__(self, steps: int, envs: int, *, n: int = 1, alpha: float = 1.0) -> None:
+        spec, cpu = EnvSpec(envs, {"policy": 1}, Box(1), 1), torch.device("cpu")
+        self.replay = Replay(steps, spec, ["policy"], n_step=n, gamma=0.9, storage=torch.float32, device=cpu)
+        self.priorities = Priorities(self.replay, alpha)
+        self.written = 0
+
+    def write(self, diverged: tuple[int, ...] = ()) -> None:
+        """One more step: every action is its number, step * N + env."""
+        envs = self.replay.num_envs
+        mask = torch.tensor([env in diverged for env in range(envs)])
+        obs, zeros = {"policy": torch.zeros(envs, 1)}, torch.zeros(envs, dtype=torch.bool)
+        step: Any = Outcome(obs, obs, torch.zeros(envs), zeros, zeros, mask)
+        self.replay.write(obs, (torch.arange(envs) + self.written * envs)[:, None].float(), step)
+        self.priorities.after_write()
+        self.written += 1
+
+    def starts(self) -> set[int]:
+        """Numbers of what may be drawn: stored, with the whole window and the observation after it."""
+        envs, replay = self.replay.num_envs, self.replay
+        steps = range(max(0, self.written - replay.num_steps), self.written - replay.n_step)
+        return {step * envs + env for step in steps for env in range(envs)}
+
+    def possible(self) -> set[int]:
+        """Numbers of what has a priority."""
+        slots = (self.priorities.values > 0).nonzero().flatten()
+        return {int(number) for number in self.replay.action.flatten()[slots]}
+
+    def set(self, values: Tensor) -> None:
+        self.priorities.values[: len(values)] = values
+
+    def sample(self, size: int, beta: float = 0.0, seed: int = 0) -> Any:
+        return self.priorities.sample(size, torch.Generator().manual_seed(seed), torch.tensor(beta))
+
+
+def chi_squared(counts: np.ndarray, probabilities: np.ndarray) -> float:
+    expected = counts.sum() * probabilities
+    return float(((counts - expected)[expected > 0] ** 2 / expected[expected > 0]).sum())
+
+
+# Probabilities
+
+
+@pytest.mark.parametrize("slots", [(7, 3), (64, 1), (13, 41)], ids=["in a block", "a block", "in blocks"])
+@pytest.mark.parametrize("alpha", [0.5, 1.0])
+def test_what_is_drawn_has_the_probabilities_of_plain_numpy(slots: tuple[int, int], alpha: float) -> None:
+    steps, envs = slots
+    memory = Memory(steps, envs, alpha=alpha)
+    for _ in range(steps + 5):
+        memory.write()
+    random = np.random.default_rng(1)
+    errors = random.exponential(size=steps * envs).astype(np.float32)
+    errors[random.random(steps * envs) < 0.2] = 30.0  # far apart
+    index = torch.arange(steps * envs)
+    live = memory.priorities.values[: steps * envs] > 0
+    memory.priorities.update(index, torch.from_numpy(errors), live.float(), NO)
+    probabilities = np.where(live.numpy(), (errors + 1e-6) ** alpha, 0.0)
+    probabilities /= probabilities.sum()
+    draws = 200_000
+    counts = np.bincount(memory.sample(draws).index.numpy(), minlength=steps * envs)
+    assert (counts[probabilities == 0.0] == 0).all()
+    freedom = int((probabilities > 0).sum()) - 1
+    assert chi_squared(counts, probabilities) < freedom + 4.0 * (2.0 * freedom) ** 0.5  # four standard deviations
+
+
+def test_the_test_of_probabilities_sees_uniform_draws() -> None:
+    uniform = np.random.default_rng(0).multinomial(200_000, [1 / 100] * 100)
+    slanted = np.linspace(1.0, 1.1, 100)
+    assert chi_squared(uniform, np.full(100, 0.01)) < 99 + 4 * 198**0.5 < chi_squared(uniform, slanted / slanted.sum())
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.4, 1.0])
+def test_weights_are_those_of_plain_numpy(beta: float) -> None:
+    memory = Memory(20, 5, alpha=0.7)
+    for _ in range(30):
+        memory.write()
+    values = torch.rand(100, generator=torch.Generator().manual_seed(3)) * (memory.priorities.values[:100] > 0)
+    memory.set(values)
+    drawn = memory.sample(500, beta)
+    expected = values.numpy()[drawn.index.numpy()].astype(np.float64) ** -beta
+    assert np.allclose(drawn.weight.numpy(), expected, rtol=1e-5)
+
+
+def test_with_beta_one_a_weighted_mean_is_that_of_all() -> None:
+    memory = Memory(50, 4)
+    for _ in range(60):
+        memory.write()
+    random = torch.Generator().manual_seed(5)
+    live = memory.priorities.values[:200] > 0
+    memory.set((0.2 + torch.rand(200, generator=random)) * live)
+    what = torch.randn(200, generator=random)
+    drawn = memory.sample(400_000, beta=1.0)
+    mean = (drawn.weight * what[drawn.index]).sum() / drawn.weight.sum()
+    assert mean.item() == pytest.approx(what[live].mean().item(), abs=0.01)
+
+
+def test_small_priorities_in_a_large_memory_are_neither_lost_nor_drawn_too_often() -> None:
+    # a float32 cumulative sum of all would step over them
+    memory = Memory(1 << 14, 64)
+    values = torch.zeros(1 << 20)
+    values[::2] = 1.0
+    values[1] = 4096.0
+    memory.set(values)
+    memory.replay.total.fill_(1 << 15)
+    index = memory.sample(400_000).index
+    assert (values[index] > 0).all()
+    share = (index == 1).float().mean().item()
+    assert share == pytest.approx(4096 / (4096 + (1 << 19)), rel=0.08)
+    upper = (index[index != 1] >= (1 << 19)).float().mean().item()
+    assert upper == pytest.approx(0.5, abs=0.005)
+
+
+# What may be drawn
+
+
+@pytest.mark.parametrize("n", [1, 2, 5])
+def test_only_whole_windows_have_a_priority(n: int) -> None:
+    memory = Memory(8, 3, n=n)
+    for _ in range(30):
+        assert memory.possible() == memory.starts()
+        if memory.starts():
+            drawn = memory.sample(300)
+            assert {int(number) for number in drawn.action[:, 0]} <= memory.starts()
+            assert (drawn.weight == 1.0).all()
+        memory.write()
+
+
+def test_nothing_counts_in_an_empty_memory() -> None:
+    memory = Memory(8, 2, n=3)
+    for _ in range(4):
+        drawn = memory.sample(20, beta=0.5)
+        assert (drawn.weight == 0.0).all() and drawn.reward.isfinite().all()
+        memory.write()
+    assert (memory.sample(20).weight == 1.0).all()
+
+
+def test_what_is_new_has_the_largest_priority_so_far() -> None:
+    memory = Memory(20, 2)
+    memory.write()
+    memory.write()
+    assert memory.priorities.values[:4].tolist() == [1.0, 1.0, 0.0, 0.0]
+    memory.priorities.update(torch.tensor([0, 1]), torch.tensor([7.0, 0.5]), torch.ones(2), NO)
+    memory.write()
+    assert memory.priorities.values[:6].tolist() == pytest.approx([7.0, 0.5, 7.0, 7.0, 0.0, 0.0], abs=1e-5)
+    memory.priorities.update(torch.tensor([0]), torch.tensor([0.0]), torch.ones(1), NO)
+    memory.write()
+    assert memory.priorities.values[4].item() == pytest.approx(7.0, abs=1e-5), "of all that there ever was"
+    assert memory.priorities.values[0].item() == pytest.approx(1e-6), "what is known is drawn still"
+
+
+def test_an_overwritten_slot_loses_its_priority() -> None:
+    memory = Memory(4, 1)
+    for _ in range(4):
+        memory.write()
+    memory.priorities.update(torch.tensor([0]), torch.tensor([100.0]), torch.ones(1), NO)
+    memory.write()
+    assert memory.priorities.values[0] == 0.0
+
+
+def test_what_does_not_count_is_drawn_once_only() -> None:
+    memory = Memory(12, 2, n=2)
+    for step in range(10):
+        memory.write(diverged=(1,) if step == 4 else ())
+    drawn = memory.sample(2000)
+    lost = {int(number) for number, weight in zip(drawn.action[:, 0], drawn.weight, strict=True) if weight == 0.0}
+    assert lost == {7, 9}, "windows that begin before or with step 4 of env 1"
+    memory.priorities.update(drawn.index, torch.ones(2000), drawn.weight, NO)
+    assert memory.possible() == memory.starts() - lost
+    assert (memory.sample(2000).weight == 1.0).all()
+
+
+# Changes
+
+
+def test_of_equal_indices_the_larger_error_counts() -> None:
+    memory = Memory(8, 1)
+    for _ in range(6):
+        memory.write()
+    index, error = torch.tensor([2, 3, 2, 2]), torch.tensor([0.25, 9.0, 4.0, 1.0])
+    memory.priorities.update(index, error, torch.ones(4), NO)
+    assert memory.priorities.values[:6].tolist() == pytest.approx([1.0, 1.0, 4.0, 9.0, 1.0, 0.0], rel=1e-5)
+    assert memory.priorities.largest.item() == pytest.approx(9.0, rel=1e-5)
+
+
+@pytest.mark.parametrize("error", [torch.nan, torch.inf])
+def test_an_error_that_is_not_finite_changes_nothing(error: float) -> None:
+    memory = Memory(8, 1)
+    for _ in range(6):
+        memory.write()
+    memory.priorities.update(torch.tensor([1, 2]), torch.tensor([error, 3.0]), torch.ones(2), NO)
+    assert memory.priorities.values[:3].tolist() == pytest.approx([1.0, 1.0, 3.0], rel=1e-5)
+    assert memory.priorities.largest.item() == pytest.approx(3.0, rel=1e-5)
+
+
+def test_held_nothing_changes() -> None:
+    memory = Memory(8, 1)
+    for _ in range(6):
+        memory.write()
+    before = memory.priorities.state_dict()
+    memory.priorities.update(torch.tensor([1, 2]), torch.tensor([5.0, 3.0]), torch.tensor([0.0, 1.0]), ~NO)
+    assert torch.equal(memory.priorities.values, before["values"])
+    assert memory.priorities.largest == before["largest"]
+
+
+def test_no_host_sync_and_memory_stays_where_it_is() -> None:
+    memory = Memory(2 * BLOCK, 3, n=2)
+    generator = torch.Generator()
+
+    def places() -> tuple[int, int]:
+        return memory.priorities.values.data_ptr(), memory.priorities.largest.data_ptr()
+
+    before = places()
+    for _ in range(4):
+        memory.write()
+    with SyncCounter() as syncs:
+        for _ in range(4):
+            memory.priorities.after_write()
+            drawn = memory.priorities.sample(16, generator, 0.5 * ONE)
+            memory.priorities.update(drawn.index, drawn.reward, drawn.weight, NO)
+            memory.priorities.clear()
+    assert syncs.total == 0, syncs.locations
+    assert places() == before
+
+
+def test_restored_it_draws_the_same() -> None:
+    one, other = Memory(8, 3, n=2), Memory(8, 3, n=2)
+    for _ in range(11):
+        one.write()
+    drawn = one.sample(10)
+    one.priorities.update(drawn.index, drawn.index.float(), drawn.weight, NO)
+    other.replay.load_state_dict(one.replay.state_dict())
+    other.priorities.load_state_dict(one.priorities.state_dict())
+    other.written = one.written
+    for memory in (one, other):
+        memory.write()
+    assert torch.equal(one.sample(200, beta=0.7).weight, other.sample(200, beta=0.7).weight)
