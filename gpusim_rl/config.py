@@ -149,19 +149,15 @@ class ReplayConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class QNetworkConfig:
-    """Actor and critics of an off-policy algorithm: multi-layer perceptrons."""
+class CriticConfig:
+    """Critics of an off-policy algorithm: multi-layer perceptrons."""
 
     _target_: str | None  # class of the user's own network, in place of each perceptron
 
     hidden: Annotated[
         list[Count],
         Rule("a list of positive ints, e.g. [256,256]", lambda sizes: len(sizes) > 0),
-    ]  # units of the actor
-    critic_hidden: Annotated[
-        list[Count],
-        Rule("a list of positive ints, e.g. [256,256]", lambda sizes: len(sizes) > 0),
-    ]  # units of each critic
+    ]  # units; of the actor, where there is one
     activation: Literal["elu", "relu", "tanh", "silu", "gelu", "selu"]
     layer_norm: bool  # in the critics
     critics: Count  # independent of each other
@@ -176,12 +172,33 @@ class QNetworkConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class QNetworkConfig(CriticConfig):
+    """Actor and critics: multi-layer perceptrons."""
+
+    critic_hidden: Annotated[
+        list[Count],
+        Rule("a list of positive ints, e.g. [256,256]", lambda sizes: len(sizes) > 0),
+    ]  # units of each critic
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DQNNetworkConfig(CriticConfig):
+    """Critics that say a value for every option."""
+
+    dueling: bool  # a value of the state, and advantages of the options
+
+    @property
+    def critic_hidden(self) -> list[int]:
+        """Units of each critic."""
+        return self.hidden
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OffPolicyConfig:
     """What the algorithms that learn from a replay memory have in common."""
 
     horizon: Count  # control steps per env and iteration
     updates: Count  # of the critics, for each control step of all envs
-    policy_delay: Count  # updates of the critics for one of the actor
     batch_size: Count  # transitions of an update
     learning_starts: Count  # transitions of random actions before the first update
     learning_rate: Positive
@@ -190,14 +207,14 @@ class OffPolicyConfig:
     gamma: Fraction  # discount per control step
     n_step: Count  # rewards in a target, at most
     tau: Fraction  # part that the target networks move with every update
-    clipped: bool  # targets and the actor take the smallest Q of the critics; false: the mean
+    clipped: bool  # targets, and the actor, take the smallest Q of the critics; false: the mean
     reward_scale: Positive
     action_scale: Positive  # actions are within +- this
     normalize_obs: bool
     clip_obs: Positive  # after normalisation [standard deviations]
     precision: Literal["auto", "fp32", "bf16"]
     replay: ReplayConfig
-    network: QNetworkConfig
+    network: QNetworkConfig | DQNNetworkConfig
 
     def __post_init__(self) -> None:
         """Check relations between fields."""
@@ -211,6 +228,18 @@ class OffPolicyConfig:
                 f"batch_size={self.batch_size} is more than what is stored when it begins to learn. Try"
                 f" learning_starts={self.batch_size}"
             )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActorCriticConfig(OffPolicyConfig):
+    """What those of them have in common that learn an actor from critics."""
+
+    policy_delay: Count  # updates of the critics for one of the actor
+    network: QNetworkConfig
+
+    def __post_init__(self) -> None:
+        """Check relations between fields."""
+        OffPolicyConfig.__post_init__(self)
         if self.horizon * self.updates % self.policy_delay:
             raise ValueError(
                 f"policy_delay={self.policy_delay} must divide the {self.horizon * self.updates} updates of an"
@@ -219,7 +248,7 @@ class OffPolicyConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SACConfig(OffPolicyConfig):
+class SACConfig(ActorCriticConfig):
     """Soft actor-critic."""
 
     alpha: Positive  # weight of the entropy, at the start
@@ -231,13 +260,13 @@ class SACConfig(OffPolicyConfig):
 
     def __post_init__(self) -> None:
         """Check relations between fields."""
-        OffPolicyConfig.__post_init__(self)
+        ActorCriticConfig.__post_init__(self)
         if self.log_std_min >= self.log_std_max:
             raise ValueError(f"log_std_min must be below log_std_max, got {self.log_std_min} >= {self.log_std_max}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TD3Config(OffPolicyConfig):
+class TD3Config(ActorCriticConfig):
     """Twin delayed deep deterministic policy gradient."""
 
     noise_min: NotNegative  # standard deviation of exploration, x action_scale: each env draws its own from this
@@ -247,9 +276,22 @@ class TD3Config(OffPolicyConfig):
 
     def __post_init__(self) -> None:
         """Check relations between fields."""
-        OffPolicyConfig.__post_init__(self)
+        ActorCriticConfig.__post_init__(self)
         if self.noise_min > self.noise_max:
             raise ValueError(f"noise_min must not be above noise_max, got {self.noise_min} > {self.noise_max}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DQNConfig(OffPolicyConfig):
+    """Deep Q-networks."""
+
+    double: bool  # the online network chooses the action that the target network values
+    bins: Annotated[int, Rule("an int > 1", lambda value: 1 < value <= 1001)]  # options of each continuous action
+    epsilon_start: Fraction  # part of actions that are random
+    epsilon_end: Fraction
+    epsilon_decay: Count  # transitions in which it goes from the one to the other, linearly
+    epsilon_ladder: NotNegative  # env i of N has epsilon^(1 + epsilon_ladder i / (N - 1)); 0 = all the same
+    network: DQNNetworkConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -367,6 +409,7 @@ ALGORITHMS: dict[str, tuple[str, type]] = {
     "ppo": ("gpusim_rl.learn.ppo.PPO", PPOConfig),
     "sac": ("gpusim_rl.learn.sac.SAC", SACConfig),
     "td3": ("gpusim_rl.learn.td3.TD3", TD3Config),
+    "dqn": ("gpusim_rl.learn.dqn.DQN", DQNConfig),
 }
 """Class and settings of our algorithms by name: they are checked before torch is imported."""
 

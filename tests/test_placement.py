@@ -27,6 +27,7 @@ from helpers import fake_cuda as fake
 from helpers.count_kernels import TABLE, torch_version
 from helpers.fake_cuda import CUDA, PARTS, Placement, backward, fake_cuda, iterate
 from helpers.fakes import Learner, RandomEnv, ppo_config
+from helpers.off_policy import C51, settings_of
 
 EVERY_DAY = ("Ant",)
 TRAININGS = [
@@ -130,6 +131,21 @@ def test_every_setting_of_the_learner_stays_on_the_device(variant: str, cuda: No
     policy = trainer.algorithm.policy
     assert policy.bf16 == (variant != "plain")
     assert all(parameter.grad is not None and parameter.grad.device == CUDA for parameter in policy.parameters())
+
+
+OFF_POLICY: dict[str, tuple[str, dict[str, Any]]] = {
+    "rainbow": ("dqn", {"network": C51, "n_step": 3, "replay": {"alpha": 0.5, "storage": "bf16"}}),
+    "plain dqn": ("dqn", {"double": False, "epsilon_ladder": 7.0, "network": {"dueling": False, "layer_norm": True}}),
+    "prioritised sac": ("sac", {"n_step": 3, "replay": {"alpha": 0.6}}),
+    "fast td3": ("td3", {"network": C51, "clipped": False, "max_grad_norm": 1.0}),
+}
+
+
+@pytest.mark.parametrize("variant", OFF_POLICY)
+def test_every_setting_of_an_off_policy_learner_stays_on_the_device(variant: str, cuda: None) -> None:
+    algo, changes = OFF_POLICY[variant]
+    trainer = fake.make_trainer("Cartpole", algo=algo, **{algo: settings_of(algo, changes)})
+    assert iterate(trainer, steps=4).faults == []
 
 
 def test_the_row_of_the_log_is_the_only_copy(cuda: None) -> None:

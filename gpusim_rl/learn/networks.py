@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float, Shaped
 from torch import Tensor, nn
 from torch.nn import functional
 
-from gpusim_rl.config import NetworkConfig, QNetworkConfig
+from gpusim_rl.config import CriticConfig, NetworkConfig
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.learn.algorithm import Hidden, Observation, Policy
 from gpusim_rl.learn.distributions import Distribution, make_head
@@ -73,7 +73,7 @@ class MLP(nn.Sequential):
         cfg: Units per layer, and the activation behind each.
     """
 
-    def __init__(self, size: int, cfg: NetworkConfig | QNetworkConfig) -> None:
+    def __init__(self, size: int, cfg: NetworkConfig | CriticConfig) -> None:
         layers: list[nn.Module] = []
         for width in cfg.hidden:
             layers += [nn.Linear(size, width), ACTIVATIONS[cfg.activation]()]
@@ -103,7 +103,7 @@ class MLP(nn.Sequential):
         return x
 
 
-def make_features(size: int, cfg: NetworkConfig | QNetworkConfig, key: str = "network") -> nn.Module:
+def make_features(size: int, cfg: NetworkConfig | CriticConfig, key: str = "network") -> nn.Module:
     """An MLP, or the network of the user's own.
 
     Args:

@@ -74,10 +74,12 @@ class OffPolicy(Algorithm):
 
     structure = ("network", "normalize_obs", "replay.capacity", "replay.storage", "replay.alpha")
     policy_structure = ("network", "normalize_obs")
+    discrete: ClassVar[bool] = False
+    """Whether it can choose discrete actions."""
     num_noise: ClassVar[int] = 0
     """Random numbers of an env and step, beside those of its action."""
-    actor_losses: ClassVar[tuple[str, ...]]
-    """Names of what `_actor_loss` returns, the loss first."""
+    actor_losses: ClassVar[tuple[str, ...]] = ()
+    """Names of what `_actor_loss` returns, the loss first; empty without an actor."""
 
     cfg: Any
     """An `OffPolicyConfig`."""
@@ -86,9 +88,9 @@ class OffPolicy(Algorithm):
     def __init__(
         self, cfg: OffPolicyConfig, env: EnvSpec, *, device: torch.device, seed: int, max_iterations: int
     ) -> None:
-        if not isinstance(env.action_space, Box):
+        if not (self.discrete or isinstance(env.action_space, Box)):
             name = type(self).__name__.lower()
-            raise ConfigError(f"algo={name} chooses continuous actions, and here they are discrete; try algo=ppo")
+            raise ConfigError(f"algo={name} chooses continuous actions, and here they are discrete; try algo=dqn")
         self.cfg, self.device, self.horizon = cfg, device, cfg.horizon
         self.num_envs, self.num_actions = env.num_envs, env.action_space.size
         self._max_steps = max_iterations * cfg.horizon
@@ -121,7 +123,8 @@ class OffPolicy(Algorithm):
         self.priorities = Priorities(self.replay, cfg.replay.alpha) if cfg.replay.alpha > 0.0 else None
         adam = cfg.learning_rate, cfg.weight_decay, cfg.max_grad_norm
         self.critic_optimizer = MaskedAdamW([*self.policy.critic.parameters()], *adam)
-        self.actor_optimizer = MaskedAdamW([*self.policy.actor.parameters()], *adam)
+        actor = self.policy.actor
+        self.actor_optimizer = None if actor is None else MaskedAdamW([*actor.parameters()], *adam)
         self._targets, self._online = self.policy.target_pairs()
         self.skipped = torch.zeros((), dtype=torch.float32, device=device)  # updates, since the training began
 
@@ -163,9 +166,12 @@ class OffPolicy(Algorithm):
         """Actions [num_envs, actions]: random ones at first."""
         self._obs = obs
         noise = self._noise[:, : self.num_actions]
-        # The error function makes a uniform number of a normal one.
-        anything = torch.erf(noise * math.sqrt(0.5)) * self.cfg.action_scale
-        return torch.where(self.steps * self.num_envs < self.cfg.learning_starts, anything, self._explore(obs, noise))
+        starts = self.steps * self.num_envs < self.cfg.learning_starts
+        return torch.where(starts, self._anything(noise), self._explore(obs, noise))
+
+    def _anything(self, noise: Tensor) -> Tensor:
+        """Uniformly random actions."""
+        return torch.erf(noise * math.sqrt(0.5)) * self.cfg.action_scale  # which makes uniform numbers of normal ones
 
     @abstractmethod
     def _explore(self, obs: Observation, noise: Tensor) -> Tensor:
@@ -201,7 +207,7 @@ class OffPolicy(Algorithm):
             numbers, bad = self._critic_step(batch, waits)
             critic.append(numbers)
             rejected.append(bad)
-            if (index + 1) % cfg.policy_delay == 0:
+            if self.actor_optimizer is not None and (index + 1) % cfg.policy_delay == 0:
                 numbers, bad = self._actor_step(batch, waits)
                 actor.append(numbers)
                 rejected.append(bad)
@@ -210,7 +216,7 @@ class OffPolicy(Algorithm):
         self.skipped += skipped
         stats = {
             **_means(("loss/critic", "value/q", "value/q_target", "policy/critic_grad_norm"), critic),
-            **_means((*self.actor_losses, "policy/grad_norm"), actor),
+            **(_means((*self.actor_losses, "policy/grad_norm"), actor) if actor else {}),
             "policy/skipped_minibatches": self.skipped.clone(),
             "replay/transitions": stored.float(),
             "check/learned": (waits | (skipped < len(rejected))).float(),
@@ -303,13 +309,14 @@ class OffPolicy(Algorithm):
         value = critic.value(critic(batch.obs[policy.critic_group], action, bf16=policy.bf16))
         return value.amin(dim=0) if self.cfg.clipped else value.mean(dim=0)
 
-    @abstractmethod
     def _actor_loss(self, batch: Batch) -> list[Tensor]:
-        """The loss of the actor, and numbers for the log: `actor_losses`."""
+        """The loss of the actor, where there is one, and numbers for the log: `actor_losses`."""
+        raise NotImplementedError
 
     def _actor_step(self, batch: Batch, waits: Tensor) -> tuple[Tensor, Tensor]:
         loss, *others = self._actor_loss(batch)
         optimizer = self.actor_optimizer
+        assert optimizer is not None
         norm, bad = optimizer.masked_step(torch.autograd.grad(loss, optimizer.parameters), waits)
         return torch.stack([loss.detach(), *others, norm]).masked_fill_(bad, 0.0), bad
 
@@ -342,9 +349,10 @@ class OffPolicy(Algorithm):
         if not cfg.replay.save:
             kept = "not in checkpoints: a resumed run fills it again before it learns"
         memory = f"{self.replay.num_steps} x {self.num_envs}, {self.replay.num_bytes / 1e9:.3g} GB, {kept}"
+        actor = "" if self.policy.actor is None else f"actor {layers(net.hidden)}, "
+        critics = f"{net.critics} critic{'s' if net.critics > 1 else ''}{atoms} {layers(net.critic_hidden)}"
         return {
-            "network": f"actor {layers(net.hidden)}, {net.critics} critics{atoms} {layers(net.critic_hidden)},"
-            f" {sum(p.numel() for p in self._online):,} parameters",
+            "network": f"{actor}{critics}, {sum(p.numel() for p in self._online):,} parameters",
             "batch": f"{self.horizon * cfg.updates} updates of {cfg.batch_size} for"
             f" {self.num_envs} x {self.horizon} = {self.num_envs * self.horizon} samples; replay of {memory}",
         }
@@ -384,7 +392,7 @@ class OffPolicy(Algorithm):
         save = self.cfg.replay.save
         return {
             "critic_optimizer": self.critic_optimizer.moments(),
-            "actor_optimizer": self.actor_optimizer.moments(),
+            "actor_optimizer": None if self.actor_optimizer is None else self.actor_optimizer.moments(),
             "steps": self.steps.clone(),
             "skipped": self.skipped.clone(),
             "act_generator": self._act_generator.get_state(),
@@ -396,7 +404,8 @@ class OffPolicy(Algorithm):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restores `state_dict`. Without a replay memory in it, the memory is empty then."""
         self.critic_optimizer.load_moments(state["critic_optimizer"])
-        self.actor_optimizer.load_moments(state["actor_optimizer"])
+        if self.actor_optimizer is not None:
+            self.actor_optimizer.load_moments(state["actor_optimizer"])
         self.steps.copy_(state["steps"])
         self.skipped.copy_(state["skipped"])
         restore_generator(self._act_generator, state["act_generator"])

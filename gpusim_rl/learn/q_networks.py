@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 from torch.nn import functional
 
-from gpusim_rl.config import QNetworkConfig
+from gpusim_rl.config import DQNNetworkConfig, QNetworkConfig
 from gpusim_rl.learn.algorithm import Observation, Policy
 from gpusim_rl.learn.networks import ACTIVATIONS, make_features
 from gpusim_rl.learn.normalize import RunningNormalizer
@@ -66,15 +66,18 @@ class Critic(nn.Module):
 
     Args:
         size: Of the observation.
-        num_actions: Numbers in an action.
+        num_actions: Numbers in an action that the networks see.
         net: The networks.
         key: Where their settings stand, for errors.
+        options: Q functions that each of them returns.
     """
 
     support: Tensor | None
     """Returns that have a probability, equally spaced, [atoms]."""
 
-    def __init__(self, size: int, num_actions: int, net: QNetworkConfig, key: str) -> None:
+    def __init__(
+        self, size: int, num_actions: int, net: QNetworkConfig | DQNNetworkConfig, key: str, *, options: int = 1
+    ) -> None:
         super().__init__()
         members, size = net.critics, size + num_actions
         if net._target_ is not None:
@@ -89,7 +92,7 @@ class Critic(nn.Module):
                 layers += [EnsembleLinear(members, size, width), *norm, ACTIVATIONS[net.activation]()]
                 size = width
             self.features = nn.Sequential(*layers)
-        self.head = EnsembleLinear(members, size, net.atoms or 1)  # type: ignore[arg-type]
+        self.head = EnsembleLinear(members, size, options * (net.atoms or 1))  # type: ignore[arg-type]
         self.members = members
         support = None if net.atoms is None else torch.linspace(net.value_min, net.value_max, net.atoms)
         self.register_buffer("support", support, persistent=False)
@@ -98,16 +101,77 @@ class Critic(nn.Module):
         self, obs: Float[Tensor, "batch size"], action: Float[Tensor, "batch actions"], *, bf16: bool
     ) -> Float[Tensor, "members batch outputs"]:
         """Q values, one output; or logits of the atoms."""
-        x = torch.cat([obs, action], dim=-1).expand(self.members, -1, -1)
-        with torch.autocast(x.device.type, dtype=torch.bfloat16) if bf16 else nullcontext():
-            features = self.features(x)
-        return self.head(features.float())
+        return self.head(self._features(torch.cat([obs, action], dim=-1), bf16=bf16))
 
-    def value(self, outputs: Float[Tensor, "members batch outputs"]) -> Float[Tensor, "members batch"]:
+    def _features(self, x: Float[Tensor, "batch size"], *, bf16: bool) -> Float[Tensor, "members batch out"]:
+        with torch.autocast(x.device.type, dtype=torch.bfloat16) if bf16 else nullcontext():
+            features = self.features(x.expand(self.members, -1, -1))
+        return features.float()
+
+    def value(self, outputs: Float[Tensor, "*batch outputs"]) -> Float[Tensor, "*batch"]:
         """Expected return."""
         if self.support is None:
             return outputs.squeeze(-1)
         return outputs.softmax(dim=-1) @ self.support
+
+
+class DiscreteCritic(Critic):
+    """Q functions of all options of discrete actions.
+
+    The Q value of several choices is the mean of those of the chosen options (Seyde et al. 2023, arXiv 2210.12566): so
+    the best option of each choice is the best action. With `atoms` it is the mean of their logits.
+
+    Args:
+        size: Of the observation.
+        counts: Options of each choice.
+        net: The networks.
+        key: Where their settings stand, for errors.
+    """
+
+    offsets: Tensor
+    """Place of the first option of each choice, [choices]."""
+    places: Tensor
+    """Places of the options of each choice, [choices * most options]; what is beyond its last one repeats that."""
+    centre: Tensor
+    """Takes the mean over the options of its choice from each option, [options, options]."""
+
+    def __init__(self, size: int, counts: Sequence[int], net: DQNNetworkConfig, key: str) -> None:
+        super().__init__(size, 0, net, key, options=sum(counts))
+        self.counts = tuple(counts)
+        width, self.num_outputs = self.head.weight.shape[1], net.atoms or 1
+        self.state_head = EnsembleLinear(self.members, width, self.num_outputs) if net.dueling else None
+        count = torch.tensor(counts)
+        offsets = count.cumsum(0) - count
+        beyond = torch.minimum(torch.arange(max(counts)), count[:, None] - 1)
+        same = torch.block_diag(*(torch.full((n, n), 1.0 / n) for n in counts))
+        self.register_buffer("offsets", offsets, persistent=False)
+        self.register_buffer("places", (offsets[:, None] + beyond).flatten(), persistent=False)
+        self.register_buffer("centre", torch.eye(sum(counts)) - same, persistent=False)
+
+    def options(
+        self, obs: Float[Tensor, "batch size"], *, bf16: bool
+    ) -> Float[Tensor, "members batch outputs options"]:
+        """Q values of all options of all choices, side by side, one output; or logits of the atoms."""
+        features = self._features(obs, bf16=bf16)
+        outputs = self.head(features).unflatten(-1, (self.num_outputs, -1))
+        if self.state_head is None:
+            return outputs
+        # dueling (Wang et al. 2016, arXiv 1511.06581)
+        return self.state_head(features).unsqueeze(-1) + outputs @ self.centre
+
+    def forward(
+        self, obs: Float[Tensor, "batch size"], action: Shaped[Tensor, "batch choices"], *, bf16: bool
+    ) -> Float[Tensor, "members batch outputs"]:
+        """Q values of chosen options, one output; or logits of the atoms."""
+        outputs = self.options(obs, bf16=bf16)
+        index = (action.long() + self.offsets)[None, :, None]
+        return outputs.gather(3, index.expand(*outputs.shape[:3], -1)).mean(dim=3)
+
+    def best(self, obs: Float[Tensor, "batch size"], *, bf16: bool) -> Int[Tensor, "batch choices"]:
+        """The option of each choice with the largest Q value, in the mean of the critics."""
+        value = self.value(self.options(obs, bf16=bf16).mT).mean(dim=0)
+        # Of equal ones the first is taken, so no option beyond the last.
+        return value.index_select(1, self.places).unflatten(1, (len(self.counts), -1)).argmax(dim=2)
 
 
 def project(
@@ -158,33 +222,34 @@ class Actor(nn.Module):
 
 
 class QPolicy(Policy):
-    """An actor and its critics, with normalisers and target networks.
+    """An actor, if there is one, and critics, with normalisers and target networks.
 
     Observations come in groups: `policy` for the actor and, if present, `critic` for the critics (asymmetric
     actor-critic, Pinto et al. 2017, arXiv 1710.06542).
 
     Args:
         obs_sizes: Size of each observation group.
-        num_actions: Numbers in an action.
-        outputs: Numbers that the actor returns.
-        net: The networks.
+        actor: The actor; None where the critics choose the actions.
+        critic: The critics.
         normalize_obs: Normalise observations by their running mean and variance.
         clip_obs: Limit of normalised observations [standard deviations].
         target_actor: Keep a target network of the actor too.
-        key: Where the settings of the networks stand, for errors.
     """
+
+    actor: Actor | None
+    critic: Critic
+    target_critic: Critic
+    target_actor: Actor | None
 
     def __init__(
         self,
         obs_sizes: Mapping[str, int],
-        num_actions: int,
-        outputs: int,
-        net: QNetworkConfig,
+        actor: Actor | None,
+        critic: Critic,
         *,
         normalize_obs: bool,
         clip_obs: float,
-        target_actor: bool,
-        key: str,
+        target_actor: bool = False,
     ) -> None:
         super().__init__()
         self.bf16 = False
@@ -192,10 +257,10 @@ class QPolicy(Policy):
         self.groups = sorted({"policy", self.critic_group})
         normalized = self.groups if normalize_obs else []
         self.obs_norm = nn.ModuleDict({g: RunningNormalizer(obs_sizes[g], clip=clip_obs) for g in normalized})
-        self.actor = Actor(obs_sizes["policy"], outputs, net, key)
-        self.critic = Critic(obs_sizes[self.critic_group], num_actions, net, key)
+        self.actor = actor
+        self.critic = critic
         self.target_critic = copy.deepcopy(self.critic).requires_grad_(False)
-        self.target_actor = copy.deepcopy(self.actor).requires_grad_(False) if target_actor else None
+        self.target_actor = copy.deepcopy(actor).requires_grad_(False) if actor is not None and target_actor else None
 
     def normalize(self, obs: Observation) -> dict[str, Tensor]:
         """Network inputs of the groups in use, normalised if configured."""
@@ -203,6 +268,7 @@ class QPolicy(Policy):
 
     def actor_outputs(self, obs: Observation) -> Float[Tensor, "batch outputs"]:
         """What the actor says of raw observations."""
+        assert self.actor is not None
         seen = obs["policy"]
         return self.actor(self.obs_norm["policy"](seen) if self.obs_norm else seen, bf16=self.bf16)
 
@@ -210,6 +276,6 @@ class QPolicy(Policy):
         """Parameters of the target networks, and those that they follow."""
         targets: list[Tensor] = [*self.target_critic.parameters()]
         online: list[Tensor] = [*self.critic.parameters()]
-        if self.target_actor is not None:
+        if self.target_actor is not None and self.actor is not None:
             targets, online = [*targets, *self.target_actor.parameters()], [*online, *self.actor.parameters()]
         return targets, online

@@ -163,7 +163,7 @@ class Replay:
         flat = drawn.mul_(starts.clamp(min=1) * envs).long()
         offset = flat.div(envs, rounding_mode="floor")
         env = flat.sub_(offset, alpha=envs)
-        return self._windows(offset.add_(self.total - fill), env)
+        return self._windows(offset.add_(self.total - fill), env, starts > 0)
 
     @torch.no_grad()
     def at(self, index: Int[Tensor, " batch"]) -> Transitions:
@@ -174,10 +174,11 @@ class Replay:
         """
         slot = index.div(self.num_envs, rounding_mode="floor")
         last = self.total - 1
-        return self._windows(last - (last - slot).remainder_(self.num_steps), index - slot * self.num_envs)
+        first = last - (last - slot).remainder_(self.num_steps)
+        return self._windows(first, index - slot * self.num_envs, first + self.n_step <= last)
 
-    def _windows(self, first: Tensor, env: Tensor) -> Transitions:
-        """Transitions that begin with the steps `first`, counted since the beginning."""
+    def _windows(self, first: Tensor, env: Tensor, whole: Tensor) -> Transitions:
+        """Transitions that begin with the steps `first`, counted since the beginning; `whole` where they are stored."""
         size, envs = len(first), self.num_envs
         time = first + self._window
         index = time.remainder(self.num_steps).mul_(envs).add_(env)
@@ -195,7 +196,7 @@ class Replay:
         cut = end == TRUNCATED
         # Only an environment that keeps no time limit can lose one.
         lost = cut & (self._final_step.take(row * envs + env) != last)
-        weight = ((end & DIVERGED) == 0) & ~lost & (first + self.n_step < self.total)
+        weight = ((end & DIVERGED) == 0) & ~lost & whole
 
         following = torch.where(cut, row + self.num_steps, (last + 1) % self.num_steps).mul_(envs).add_(env)
         both = torch.cat([index[0], following])

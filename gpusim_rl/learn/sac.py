@@ -16,7 +16,7 @@ from gpusim_rl.config import SACConfig
 from gpusim_rl.learn.algorithm import EnvSpec, Hidden, Observation
 from gpusim_rl.learn.off_policy import Batch, OffPolicy
 from gpusim_rl.learn.optimizer import MaskedAdamW
-from gpusim_rl.learn.q_networks import QPolicy
+from gpusim_rl.learn.q_networks import Actor, Critic, QPolicy
 from gpusim_rl.spaces import ActionSpace
 
 _LOG_2PI = math.log(2.0 * math.pi)
@@ -62,16 +62,16 @@ class SACPolicy(QPolicy):
         action_space: What actions there are.
     """
 
+    actor: Actor  # type: ignore[reportIncompatibleVariableOverride]
+
     def __init__(self, cfg: SACConfig, obs_sizes: Mapping[str, int], action_space: ActionSpace) -> None:
+        size, net, key = action_space.size, cfg.network, "sac.network"
         super().__init__(
             obs_sizes,
-            action_space.size,
-            2 * action_space.size,
-            cfg.network,
+            Actor(obs_sizes["policy"], 2 * size, net, key),
+            Critic(obs_sizes.get("critic", obs_sizes["policy"]), size, net, key),
             normalize_obs=cfg.normalize_obs,
             clip_obs=cfg.clip_obs,
-            target_actor=False,
-            key="sac.network",
         )
         self._scale, self._range = cfg.action_scale, (cfg.log_std_min, cfg.log_std_max)
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from gpusim_rl.config import TD3Config
 from gpusim_rl.learn.algorithm import EnvSpec, Hidden, Observation, Transition
 from gpusim_rl.learn.off_policy import Batch, OffPolicy
-from gpusim_rl.learn.q_networks import QPolicy
+from gpusim_rl.learn.q_networks import Actor, Critic, QPolicy
 from gpusim_rl.spaces import ActionSpace
 
 
@@ -26,16 +26,17 @@ class TD3Policy(QPolicy):
         action_space: What actions there are.
     """
 
+    actor: Actor  # type: ignore[reportIncompatibleVariableOverride]
+
     def __init__(self, cfg: TD3Config, obs_sizes: Mapping[str, int], action_space: ActionSpace) -> None:
+        size, net, key = action_space.size, cfg.network, "td3.network"
         super().__init__(
             obs_sizes,
-            action_space.size,
-            action_space.size,
-            cfg.network,
+            Actor(obs_sizes["policy"], size, net, key),
+            Critic(obs_sizes.get("critic", obs_sizes["policy"]), size, net, key),
             normalize_obs=cfg.normalize_obs,
             clip_obs=cfg.clip_obs,
             target_actor=True,
-            key="td3.network",
         )
         self._scale = cfg.action_scale
 

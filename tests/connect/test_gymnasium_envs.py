@@ -433,3 +433,10 @@ def test_ppo_learns_cartpole(tmp_path: Any) -> None:
     ppo = {"horizon": 64, "minibatch_size": 256, "learning_rate": 1e-3, "network": {"hidden": [64, 64]}}
     settings = {"env": {"id": "CartPole-v1"}, "num_envs": 16, "seed": 1, "ppo": ppo, "log": quiet}
     assert Trainer(prepare("Gymnasium", max_iterations=25, **settings)).train()["episode/return"] > 100.0
+
+
+@pytest.mark.slow
+def test_dqn_learns_cartpole(tmp_path: Any) -> None:
+    quiet = {"console": "quiet", "dir": str(tmp_path)}
+    settings = {"env": {"id": "CartPole-v1"}, "algo": "dqn", "seed": 1, "log": quiet}
+    assert Trainer(prepare("Gymnasium", max_iterations=150, **settings)).train()["episode/return"] > 150.0

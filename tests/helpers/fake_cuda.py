@@ -394,6 +394,6 @@ def count(task: str, algo: str) -> Iteration:
             samples = NUM_ENVS * cfg.algorithm.horizon
             wanted = cfg.num_envs * cfg.algorithm.horizon / cfg.algorithm.minibatch_size
             settings[algo] = {"minibatch_size": samples // (2 if wanted > 1 else 1)}
-        if hasattr(cfg.algorithm, "policy_delay"):  # two updates of the actor
-            settings[algo] = {"horizon": 2, "updates": cfg.algorithm.policy_delay}
+        if hasattr(cfg.algorithm, "updates"):  # two updates of the actor, or of what acts
+            settings[algo] = {"horizon": 2, "updates": getattr(cfg.algorithm, "policy_delay", 1)}
         return iterate(make_trainer(task, algo=algo, **settings))

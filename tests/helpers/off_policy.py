@@ -13,11 +13,12 @@ from torch import Tensor
 from gpusim_rl.config import ALGORITHMS, OffPolicyConfig, build
 from gpusim_rl.learn.algorithm import EnvSpec, load_algorithm_class
 from gpusim_rl.learn.off_policy import OffPolicy
-from gpusim_rl.spaces import Box
+from gpusim_rl.spaces import ActionSpace, Box
 from gpusim_rl.testing.conformance import merged
 from helpers.fakes import Env
 
-NAMES = ("sac", "td3")
+ACTOR_CRITICS = ("sac", "td3")
+NAMES = (*ACTOR_CRITICS, "dqn")
 C51 = {"atoms": 11, "value_min": -5.0, "value_max": 5.0}
 SMALL: dict[str, Any] = {
     "horizon": 4,
@@ -30,18 +31,35 @@ SMALL: dict[str, Any] = {
 }
 
 
+def settings_of(name: str, changes: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Small sizes and changes; an algorithm without an actor has none of the actor's."""
+    found = merged(SMALL, changes or {})
+    if name not in ACTOR_CRITICS:
+        found.pop("policy_delay", None)
+        found["network"] = {key: value for key, value in found["network"].items() if key != "critic_hidden"}
+    return found
+
+
 def off_policy_config(name: str, changes: Mapping[str, Any] | None = None) -> OffPolicyConfig:
     """The defaults of cfg/algo/<name>.yaml with small sizes, and changes."""
     defaults = yaml.safe_load((Path(__file__).parents[2] / "cfg" / "algo" / f"{name}.yaml").read_text())[name]
-    return build(ALGORITHMS[name][1], merged(merged(defaults, SMALL), changes or {}), name)
+    return build(ALGORITHMS[name][1], merged(defaults, settings_of(name, changes)), name)
 
 
 class OffPolicyLearner:
     """An algorithm and its envs."""
 
-    def __init__(self, name: str, env: Env, changes: Mapping[str, Any] | None = None, device: str = "cpu") -> None:
+    def __init__(
+        self,
+        name: str,
+        env: Env,
+        changes: Mapping[str, Any] | None = None,
+        device: str = "cpu",
+        space: ActionSpace | None = None,
+    ) -> None:
         torch.manual_seed(0)
-        spec = EnvSpec(env.num_envs, env.obs_sizes, Box(env.num_actions), 1)  # an episode may end in every step
+        space = space or Box(env.num_actions)
+        spec = EnvSpec(env.num_envs, env.obs_sizes, space, 1)  # an episode may end in every step
         cls: Any = load_algorithm_class(ALGORITHMS[name][0])
         cfg = off_policy_config(name, changes)
         self.env = env

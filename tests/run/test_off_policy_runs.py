@@ -20,15 +20,16 @@ from gpusim_rl.testing.conformance import differences
 from gpusim_rl.testing.sync_counter import SyncCounter
 from gpusim_rl.view.player import Player
 from helpers.fake_cuda_graph import Recorder
-from helpers.off_policy import C51, NAMES, SMALL
+from helpers.off_policy import C51, NAMES, settings_of
 from helpers.training import merged, read_csv, the_run
 
 DISTRIBUTIONS = {"network": C51}
+RAINBOW = {"network": C51, "n_step": 3, "replay": {"alpha": 0.5}}
 
 
 def trainer(name: str, folder: Path, /, changes: dict[str, Any] | None = None, **more: Any) -> Trainer:
     quiet = {"num_envs": 8, "max_iterations": 4, "log": {"console": "quiet", "dir": str(folder)}}
-    settings = {name: merged(SMALL, changes or {}), "task": {"episode_length": 9}}
+    settings = {name: settings_of(name, changes), "task": {"episode_length": 9}}
     return Trainer(prepare("Cartpole", algo=name, **merged(quiet, merged(settings, more))))
 
 
@@ -60,8 +61,14 @@ def test_it_is_evaluated_and_played(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "mode", "changes"),
-    [("sac", "rollout", {}), ("sac", "step", DISTRIBUTIONS), ("td3", "rollout", DISTRIBUTIONS)],
-    ids=["sac-rollout", "sac-step-distributions", "td3-rollout-distributions"],
+    [
+        ("sac", "rollout", {}),
+        ("sac", "step", DISTRIBUTIONS),
+        ("td3", "rollout", DISTRIBUTIONS),
+        ("dqn", "rollout", RAINBOW),
+        ("dqn", "step", {}),
+    ],
+    ids=["sac-rollout", "sac-step-distributions", "td3-rollout-distributions", "dqn-rollout-rainbow", "dqn-step"],
 )
 def test_replaying_equals_running(name: str, mode: str, changes: dict[str, Any], tmp_path: Path) -> None:
     # learning starts after the capture: one graph waits and learns

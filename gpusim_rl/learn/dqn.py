@@ -1,0 +1,129 @@
+"""Deep Q-networks (Mnih et al. 2015, doi 10.1038/nature14236), and what became of them, without a host sync."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import torch
+from jaxtyping import Int, Shaped
+from torch import Tensor
+
+from gpusim_rl.config import DQNConfig
+from gpusim_rl.learn.algorithm import EnvSpec, Hidden, Observation, Transition
+from gpusim_rl.learn.off_policy import Batch, OffPolicy
+from gpusim_rl.learn.q_networks import DiscreteCritic, QPolicy
+from gpusim_rl.spaces import ActionSpace, Box
+
+
+class DQNPolicy(QPolicy):
+    """Takes the option with the largest Q value. Continuous actions have `bins` equally spaced options each.
+
+    Args:
+        cfg: Settings.
+        obs_sizes: Size of each observation group. Only `policy` is used.
+        action_space: What actions there are.
+    """
+
+    critic: DiscreteCritic  # type: ignore[reportIncompatibleVariableOverride]
+    target_critic: DiscreteCritic  # type: ignore[reportIncompatibleVariableOverride]
+
+    def __init__(self, cfg: DQNConfig, obs_sizes: Mapping[str, int], action_space: ActionSpace) -> None:
+        continuous = isinstance(action_space, Box)
+        counts = (cfg.bins,) * action_space.size if continuous else action_space.counts
+        super().__init__(
+            {"policy": obs_sizes["policy"]},
+            None,
+            DiscreteCritic(obs_sizes["policy"], counts, cfg.network, "dqn.network"),
+            normalize_obs=cfg.normalize_obs,
+            clip_obs=cfg.clip_obs,
+        )
+        self._scale = cfg.action_scale
+        self._spacing = 2.0 * cfg.action_scale / (cfg.bins - 1) if continuous else None
+
+    def action(self, index: Int[Tensor, "*batch choices"]) -> Shaped[Tensor, "*batch choices"]:
+        """What the env takes for the options that are chosen: their indices, or continuous actions."""
+        return index if self._spacing is None else index * self._spacing - self._scale
+
+    def index(self, action: Shaped[Tensor, "*batch choices"]) -> Shaped[Tensor, "*batch choices"]:
+        """The options whose `action` this is."""
+        return action if self._spacing is None else ((action + self._scale) / self._spacing).round_()
+
+    def best(self, obs: Observation) -> Int[Tensor, "batch choices"]:
+        """Options with the largest Q value, for raw observations."""
+        return self.critic.best(self.normalize(obs)["policy"], bf16=self.bf16)
+
+    @torch.no_grad()
+    def act(self, obs: Observation, hidden: Hidden, deterministic: bool = True) -> tuple[Tensor, Hidden]:
+        """Actions for raw observations [batch, size]; the policy itself has no noise."""
+        return self.action(self.best(obs)), hidden
+
+
+class DQN(OffPolicy):
+    """Deep Q-learning of discrete actions, epsilon-greedy.
+
+        target  y = r + discount Q'(s', argmax_a Q(s', a))      (double; else the a that Q' says)
+        critic  (Q(s, a) - y)^2
+
+    Double: van Hasselt et al. 2016, arXiv 1509.06461. Dueling: `network.dueling`. Distributions of returns:
+    `network.atoms`. Prioritised replay: `replay.alpha`. Windows of several steps: `n_step`. All of them together are
+    Rainbow (Hessel et al. 2018, arXiv 1710.02298), but for its noisy networks.
+
+    A random action is drawn for each choice. Each env has its own epsilon, on the ladder of Ape-X (Horgan et al. 2018,
+    arXiv 1803.00933), where `epsilon_ladder` is not 0. Continuous actions are made discrete: with three options each,
+    -scale, 0 and scale, that is often enough (Seyde et al. 2021, arXiv 2111.02552).
+    """
+
+    Config = DQNConfig
+    structure = (*OffPolicy.structure, "bins")
+    policy_structure = (*OffPolicy.policy_structure, "bins")
+    discrete = True
+    num_noise = 1
+
+    cfg: DQNConfig
+    policy: DQNPolicy  # type: ignore[reportIncompatibleVariableOverride]
+
+    def __init__(self, cfg: DQNConfig, env: EnvSpec, *, device: torch.device, seed: int, max_iterations: int) -> None:
+        super().__init__(cfg, env, device=device, seed=seed, max_iterations=max_iterations)
+        self._counts = torch.tensor(self.policy.critic.counts, device=device)
+        rungs = torch.arange(env.num_envs, device=device)[:, None] / max(env.num_envs - 1, 1)
+        self._ladder = 1.0 + cfg.epsilon_ladder * rungs
+
+    @classmethod
+    def make_policy(cls, cfg: DQNConfig, obs_sizes: Mapping[str, int], action_space: ActionSpace) -> DQNPolicy:
+        """Critics, float32, on the CPU."""
+        return DQNPolicy(cfg, obs_sizes, action_space)
+
+    def epsilon(self) -> Tensor:
+        """Probability of a random action in each env now, [num_envs, 1]."""
+        start, end = self.cfg.epsilon_start, self.cfg.epsilon_end
+        done = (self.steps * (self.num_envs / self.cfg.epsilon_decay)).clamp_(max=1.0)
+        return (start + (end - start) * done) ** self._ladder
+
+    def _anything(self, noise: Tensor) -> Tensor:
+        return self.policy.action(self._random(noise))
+
+    def _random(self, noise: Tensor) -> Tensor:
+        return torch.minimum((_uniform(noise) * self._counts).long(), self._counts - 1)
+
+    def _explore(self, obs: Observation, noise: Tensor) -> Tensor:
+        explores = _uniform(self._noise[:, self.num_actions :]) < self.epsilon()
+        return self.policy.action(torch.where(explores, self._random(noise), self.policy.best(obs)))
+
+    def record(self, action: Tensor, step: Transition) -> None:
+        """Writes the step into the replay memory, with the indices of the options."""
+        super().record(self.policy.index(action), step)
+
+    def _next_action(self, batch: Batch) -> tuple[Tensor, None]:
+        policy = self.policy
+        critic = policy.critic if self.cfg.double else policy.target_critic
+        return critic.best(batch.next_obs["policy"], bf16=policy.bf16), None
+
+    def update(self) -> dict[str, Tensor]:
+        """Learns from the replay memory."""
+        return super().update() | {"policy/epsilon": self.epsilon().mean()}
+
+
+def _uniform(normal: Tensor) -> Tensor:
+    """Uniform numbers in [0, 1], of standard normal ones."""
+    return torch.erf(normal * math.sqrt(0.5)).mul_(0.5).add_(0.5)
