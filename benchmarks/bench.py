@@ -348,7 +348,7 @@ def of_task(args: argparse.Namespace, overrides: Sequence[str], counts: Sequence
     from gpusim_rl.compose import compose
     from gpusim_rl.config import PPOConfig
     from gpusim_rl.errors import ConfigError
-    from gpusim_rl.learn.ppo import choose_precision
+    from gpusim_rl.learn.precision import choose_precision
     from gpusim_rl.run.devices import choose_devices
     from throughput.baselines import MODES, choose_baselines, install_command
     from throughput.harness import training_cases

@@ -99,22 +99,14 @@ class NetworkConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PPOConfig:
-    """Proximal policy optimisation."""
+class OnPolicyConfig:
+    """What the algorithms that learn from a rollout of their own policy have in common."""
 
     horizon: Count  # control steps per env and iteration
-    epochs: Count  # passes over the data of an iteration
-    minibatch_size: Count  # samples; fitted to divide num_envs * horizon, the fit is printed
     learning_rate: Positive
     schedule: Literal["adaptive", "linear", "constant"]  # adaptive: follows kl_threshold
-    schedule_per: Literal["minibatch", "epoch"]  # how often the adaptive schedule acts
-    kl_threshold: Positive  # nat
-    learning_rate_min: Positive
-    learning_rate_max: Positive
     gamma: Fraction  # discount per control step
     gae_lambda: Fraction
-    clip: Positive  # of the probability ratio
-    value_clip: bool
     value_coef: NotNegative
     entropy_coef: float
     bounds_coef: NotNegative  # loss on action means beyond +-1.1
@@ -128,6 +120,20 @@ class PPOConfig:
     sequence_length: Count  # control steps; recurrent policies only, fitted to divide horizon
     network: NetworkConfig
 
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PPOConfig(OnPolicyConfig):
+    """Proximal policy optimisation."""
+
+    epochs: Count  # passes over the data of an iteration
+    minibatch_size: Count  # samples; fitted to divide num_envs * horizon, the fit is printed
+    schedule_per: Literal["minibatch", "epoch"]  # how often the adaptive schedule acts
+    kl_threshold: Positive  # nat
+    learning_rate_min: Positive
+    learning_rate_max: Positive
+    clip: Positive  # of the probability ratio
+    value_clip: bool
+
     def __post_init__(self) -> None:
         """Check relations between fields."""
         if self.learning_rate_min > self.learning_rate_max:
@@ -135,6 +141,21 @@ class PPOConfig:
                 "ppo.learning_rate_min must not be above ppo.learning_rate_max, got "
                 f"{self.learning_rate_min} > {self.learning_rate_max}"
             )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class A2CConfig(OnPolicyConfig):
+    """Advantage actor-critic."""
+
+    schedule: Literal["linear", "constant"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReinforceConfig(OnPolicyConfig):
+    """REINFORCE with a baseline: the whole return, so that gae_lambda is no setting."""
+
+    schedule: Literal["linear", "constant"]
+    gae_lambda: float = dataclasses.field(default=1.0, init=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -407,6 +428,8 @@ class RunConfig:
 
 ALGORITHMS: dict[str, tuple[str, type]] = {
     "ppo": ("gpusim_rl.learn.ppo.PPO", PPOConfig),
+    "a2c": ("gpusim_rl.learn.a2c.A2C", A2CConfig),
+    "reinforce": ("gpusim_rl.learn.reinforce.Reinforce", ReinforceConfig),
     "sac": ("gpusim_rl.learn.sac.SAC", SACConfig),
     "td3": ("gpusim_rl.learn.td3.TD3", TD3Config),
     "dqn": ("gpusim_rl.learn.dqn.DQN", DQNConfig),

@@ -30,7 +30,8 @@ from gpusim_rl.config import PPOConfig, RunConfig
 from gpusim_rl.env import VecEnv
 from gpusim_rl.errors import ConfigError, did_you_mean, import_extra
 from gpusim_rl.hardware import has_compiler
-from gpusim_rl.learn.ppo import choose_precision, fit_minibatches
+from gpusim_rl.learn.ppo import fit_minibatches
+from gpusim_rl.learn.precision import choose_precision
 
 MODES: tuple[str, ...] = ("same", "fastest")
 

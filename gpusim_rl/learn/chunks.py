@@ -12,6 +12,19 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 MOST_WORKERS = 16
 """Beyond this Python's lock, held for some 5 % of a chunk, would keep them waiting."""
 
+CPU_CHUNK = 4096
+"""Samples whose activations one CPU thread computes at a time; they stay in its caches."""
+
+
+def chunk_samples(minibatch: int) -> int:
+    """Samples that a minibatch on the CPU is cut into: for four threads or more, if that leaves enough of them to each.
+
+    Where chunks would be so small that the overhead of operations counts, there are two, or one. The settings alone
+    decide, not the machine, so that equal runs have equal bits.
+    """
+    half, quarter = -(-minibatch // 2), -(-minibatch // 4)
+    return max(CPU_CHUNK // 4, min(CPU_CHUNK // 2, half), min(CPU_CHUNK, quarter))
+
 
 def most_workers() -> int:
     """How many chunks can be under way at a time on the CPU."""

@@ -26,7 +26,7 @@ from gpusim_rl.learn.algorithm import (
     restore_generator,
 )
 from gpusim_rl.learn.optimizer import MaskedAdamW
-from gpusim_rl.learn.ppo import choose_precision
+from gpusim_rl.learn.precision import choose_precision
 from gpusim_rl.learn.prioritized import BLOCK, Priorities
 from gpusim_rl.learn.q_networks import QPolicy, project
 from gpusim_rl.learn.replay import STORAGE, Replay

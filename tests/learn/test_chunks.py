@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gpusim_rl.learn import chunks, ppo
+from gpusim_rl.learn import chunks
 from gpusim_rl.learn.chunks import Chunks
 from gpusim_rl.testing.sync_counter import SyncCounter
 from test_ppo import learner
@@ -75,7 +75,7 @@ def test_the_callers_threads_are_left_alone(two_threads: None) -> None:
 @pytest.mark.parametrize("kind", ["feed-forward", "lstm"])
 def test_chunks_give_the_gradient_of_the_whole(kind: str, monkeypatch: Any, two_threads: None) -> None:
     def trained(chunk: int, workers: int) -> Any:
-        monkeypatch.setattr(ppo, "CPU_CHUNK", chunk)
+        monkeypatch.setattr(chunks, "CPU_CHUNK", chunk)
         monkeypatch.setattr(chunks, "most_workers", lambda: workers)
         it = learner(kind)
         it.train(2)

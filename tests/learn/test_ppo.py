@@ -19,14 +19,9 @@ from torch._dynamo.exc import BackendCompilerFailed
 
 from gpusim_rl.learn.distributions import DiagonalGaussian
 from gpusim_rl.learn.networks import Evaluation
-from gpusim_rl.learn.ppo import (
-    SOFT_BOUND,
-    AdaptiveRate,
-    Samples,
-    choose_precision,
-    fit_minibatches,
-    fit_sequence_length,
-)
+from gpusim_rl.learn.on_policy import SOFT_BOUND, Samples, fit_sequence_length
+from gpusim_rl.learn.ppo import AdaptiveRate, fit_minibatches
+from gpusim_rl.learn.precision import choose_precision
 from helpers.fakes import Learner, Outcome, RandomEnv, ppo_config
 
 KINDS = ["feed-forward", "separate", "lstm", "gru"]
@@ -367,16 +362,19 @@ def test_a_minibatch_whose_gradient_is_not_finite_changes_nothing(kind: str, bf1
     it.train(1)
     it.collect()
     poison(it, 5)
-    step, steps = it.ppo._step, []
+    gradient, step, before, steps = it.ppo._gradient, it.ppo._step, {}, []
 
-    def watched(*args: Any, **kwargs: Any) -> Any:
-        before = everything(it)
-        result = step(*args, **kwargs)
+    def watched_gradient(*args: Any) -> Any:
+        before.update(everything(it))
+        return gradient(*args)
+
+    def watched_step(*args: Any) -> None:
+        step(*args)
         after = everything(it)
         steps.append([name for name in before if not torch.equal(before[name], after[name])])
-        return result
 
-    it.ppo._step = watched  # type: ignore[method-assign]
+    it.ppo._gradient = watched_gradient  # type: ignore[method-assign]
+    it.ppo._step = watched_step  # type: ignore[method-assign]
     stats = it.update()
     assert len(steps) == 12 and steps[5] == []
     assert all("adam.0.step" in changed for i, changed in enumerate(steps) if i != 5)

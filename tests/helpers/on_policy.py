@@ -1,0 +1,50 @@
+"""The algorithms that learn from a rollout of their own policy, small."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+
+from gpusim_rl.config import ALGORITHMS, OnPolicyConfig, build
+from gpusim_rl.learn.algorithm import EnvSpec, load_algorithm_class
+from gpusim_rl.learn.on_policy import OnPolicy
+from gpusim_rl.spaces import Box
+from gpusim_rl.testing.conformance import merged
+from helpers.fakes import Env
+
+NAMES = ("a2c", "reinforce")
+"""PPO has helpers of its own."""
+SMALL: dict[str, Any] = {
+    "horizon": 8,
+    "precision": "fp32",
+    "sequence_length": 4,
+    "network": {"hidden": [32, 16], "rnn_size": 8},
+}
+
+
+def on_policy_config(name: str, **changes: Any) -> OnPolicyConfig:
+    """The defaults of cfg/algo/<name>.yaml with small sizes, and changes."""
+    defaults = yaml.safe_load((Path(__file__).parents[2] / "cfg" / "algo" / f"{name}.yaml").read_text())[name]
+    return build(ALGORITHMS[name][1], merged(defaults, SMALL, changes), name)
+
+
+def make_on_policy(name: str, env: Env, *, device: str = "cpu", **changes: Any) -> OnPolicy:
+    """An algorithm; the same weights and noise for every name."""
+    torch.manual_seed(0)
+    spec = EnvSpec(env.num_envs, env.obs_sizes, Box(env.num_actions), 1)  # an episode may end in every step
+    cls: Any = load_algorithm_class(ALGORITHMS[name][0])
+    return cls(on_policy_config(name, **changes), spec, device=torch.device(device), seed=0, max_iterations=100)
+
+
+def collect(algorithm: OnPolicy, env: Env) -> None:
+    """Fills the rollout, from a new observation."""
+    obs = env.reset()
+    algorithm.begin_rollout()
+    for _ in range(algorithm.horizon):
+        action = algorithm.act(obs)
+        step = env.step(action)
+        algorithm.record(action, step)
+        obs = step.obs

@@ -1,0 +1,172 @@
+"""A2C and REINFORCE: their gradients and returns, and what holds for every algorithm that learns from a rollout."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.distributions import Normal
+
+from gpusim_rl.config import A2CConfig, PPOConfig, ReinforceConfig
+from gpusim_rl.errors import ConfigError
+from gpusim_rl.learn.on_policy import OnPolicy, Samples
+from gpusim_rl.testing.sync_counter import SyncCounter
+from helpers.fakes import RandomEnv
+from helpers.on_policy import NAMES, collect, make_on_policy, on_policy_config
+
+KINDS: dict[str, dict[str, Any]] = {
+    "feed-forward": {},
+    "separate": {"network": {"separate": True, "state_dependent_std": True}, "schedule": "linear"},
+    "lstm": {"network": {"rnn": "lstm"}, "max_grad_norm": None},
+}
+RAW = {"normalize_obs": False, "normalize_value": False, "normalize_advantage": False}
+GAMMA = 0.9
+
+
+def gradients(algorithm: OnPolicy) -> dict[str, Tensor]:
+    found = {name: parameter.grad for name, parameter in algorithm.policy.named_parameters()}
+    return {name: grad for name, grad in found.items() if grad is not None}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("name", "gae_lambda"), [("a2c", 0.95), ("reinforce", 1.0)])
+def test_the_gradient_is_that_of_ppo_where_the_ratio_is_one(kind: str, name: str, gae_lambda: float) -> None:
+    found = []
+    whole = {"epochs": 1, "minibatch_size": 12 * 8, "clip": 0.2, "value_clip": True, "gae_lambda": gae_lambda}
+    for algorithm, more in ((name, {}), ("ppo", whole)):
+        env = RandomEnv(12)
+        it = make_on_policy(algorithm, env, **KINDS[kind], entropy_coef=0.01, **more)
+        collect(it, env)
+        stats = it.update()
+        found.append(gradients(it))
+    assert abs(stats["policy/kl"]) < 1e-6 and stats["policy/clip_fraction"] == 0.0, "the ratio is 1"
+    assert found[0].keys() == found[1].keys()
+    for parameter, grad in found[0].items():
+        assert grad.abs().max() > 1e-6, parameter
+        torch.testing.assert_close(grad, found[1][parameter], atol=1e-6, rtol=1e-6)
+
+
+def test_the_gradient_is_that_of_a_plain_policy_gradient() -> None:
+    env = RandomEnv(6, ends=(0.1, 0.1, 0.2))
+    it = make_on_policy("a2c", env, **RAW, value_coef=0.0, bounds_coef=0.0, max_grad_norm=None)
+    collect(it, env)
+    batch, _ = it._prepare()
+    samples = Samples.unpack(batch.packed, 3, 6)
+    it.update()
+    found = gradients(it)
+    it = make_on_policy("a2c", RandomEnv(6), **RAW)  # the weights before the step
+    distribution, _, _ = it.policy(batch.inputs)
+    log_prob = Normal(distribution.mean, distribution.log_std.exp()).log_prob(samples.action).sum(dim=-1)
+    loss = -(log_prob * samples.advantage * samples.valid).sum() / samples.valid.sum()
+    loss.backward()
+    assert 0 < samples.valid.sum() < samples.valid.numel()
+    for parameter, grad in gradients(it).items():
+        torch.testing.assert_close(found[parameter], grad, atol=1e-6, rtol=1e-5)
+
+
+def test_the_return_of_reinforce_is_summed_to_the_end_of_the_episode() -> None:
+    env = RandomEnv(16, ends=(0.1, 0.1, 0.1))
+    it = make_on_policy("reinforce", env, **RAW, gamma=GAMMA)
+    steps = []
+    step = env.step
+    env.step = lambda action: steps.append(step(action)) or steps[-1]  # type: ignore[method-assign]
+    collect(it, env)
+    batch, _ = it._prepare()
+    samples = Samples.unpack(batch.packed, 3, 6)
+    value = it.rollout.value
+    counted = 0
+    for i in range(env.num_envs):
+        for t in range(it.horizon):
+            expected, weight = 0.0, 1.0
+            for k in range(t, it.horizon):
+                now = steps[k]
+                if now.diverged[i]:  # what it was worth before
+                    expected += weight * float(value[k, i])
+                    break
+                expected += weight * float(now.reward[i])
+                weight *= GAMMA
+                if now.terminated[i]:
+                    break
+                if now.truncated[i] or k == it.horizon - 1:
+                    expected += weight * float(it.policy.value(now.final_obs if now.truncated[i] else now.obs, ())[i])
+                    break
+            at = t * env.num_envs + i
+            assert samples.valid[0, at] == (not steps[t].diverged[i])
+            if samples.valid[0, at]:
+                assert float(samples.target[0, at]) == pytest.approx(expected, abs=1e-5)
+                assert float(samples.advantage[0, at]) == pytest.approx(expected - float(value[t, i]), abs=1e-5)
+                counted += 1
+    assert counted > 80
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_host_sync_in_a_whole_iteration(name: str, kind: str) -> None:
+    env = RandomEnv(8, {"policy": 5, "critic": 7})
+    it = make_on_policy(name, env, **KINDS[kind])
+    step = env.step
+    with SyncCounter() as syncs:
+
+        def env_on_the_host(action: Tensor) -> Any:  # the toy env is not what is under test
+            with syncs.pause():
+                return step(action)
+
+        env.step = env_on_the_host  # type: ignore[method-assign]
+        for _ in range(2):
+            collect(it, env)
+            stats = it.update()
+    assert syncs.total == 0, syncs.locations
+    assert all(value.ndim == 0 and value.isfinite() for value in stats.values()), stats
+    assert stats["check/learned"] == 1.0
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_iteration_runs_without_data(name: str, kind: str) -> None:
+    # On the device "meta" tensors have no values: whatever reads one fails.
+    env = RandomEnv(8, device="meta")
+    it = make_on_policy(name, env, device="meta", **KINDS[kind])
+    it.optimizer.step = lambda: None  # type: ignore[method-assign] # reads its step counter
+    collect(it, env)
+    assert all(value.device.type == "meta" for value in it.update().values())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_step_whose_gradient_is_not_finite_changes_nothing(name: str) -> None:
+    env = RandomEnv(8)
+    it = make_on_policy(name, env)
+    collect(it, env)
+    it.update()
+    before = {parameter: value.clone() for parameter, value in it.policy.named_parameters()}
+    collect(it, env)
+    loss = it._loss
+    it._loss = lambda *args: (loss(*args)[0] * torch.inf, loss(*args)[1])
+    stats = it.update()
+    assert stats["check/learned"] == 0.0 and stats["policy/skipped_minibatches"] == 1.0
+    assert all(value.isfinite() for value in stats.values()), stats
+    for parameter, value in it.policy.named_parameters():
+        if not parameter.startswith("value_head"):  # rescaled with the statistics of the returns
+            assert torch.equal(value, before[parameter]), parameter
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_rate_falls_to_zero_where_the_schedule_is_linear(name: str) -> None:
+    env = RandomEnv(4)
+    it = make_on_policy(name, env, schedule="linear", learning_rate=0.1)
+    it.max_iterations = 2
+    rates = []
+    for _ in range(3):
+        collect(it, env)
+        rates.append(it.update()["policy/learning_rate"].item())
+    assert rates == pytest.approx([0.1, 0.05, 0.0])
+
+
+def test_settings_that_an_algorithm_does_not_have_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"a2c\.schedule must be one of linear, constant, got 'adaptive'"):
+        on_policy_config("a2c", schedule="adaptive")
+    for name, key in (("a2c", "clip"), ("reinforce", "gae_lambda")):
+        with pytest.raises(ConfigError, match=rf"unknown key '{name}\.{key}'"):
+            on_policy_config(name, **{key: 0.5})
+    assert [cls.__mro__[1].__name__ for cls in (PPOConfig, A2CConfig, ReinforceConfig)] == ["OnPolicyConfig"] * 3
