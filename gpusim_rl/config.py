@@ -159,6 +159,17 @@ class ReinforceConfig(OnPolicyConfig):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ImpalaConfig(OnPolicyConfig):
+    """Actor-critic that learns from rollouts of older policies."""
+
+    schedule: Literal["linear", "constant"]
+    delay: Annotated[int, Rule("an int >= 0", lambda value: value >= 0)]  # rollouts that the last env is behind
+    max_policy_lag: Annotated[int, Rule("an int >= 0", lambda value: value >= 0)]  # updates; older samples are dropped
+    clip: Positive  # largest weight of a sample in the critic's targets
+    advantage_clip: Positive  # largest weight of a sample in the advantage
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayConfig:
     """The memory of an off-policy algorithm."""
 
@@ -430,6 +441,7 @@ ALGORITHMS: dict[str, tuple[str, type]] = {
     "ppo": ("gpusim_rl.learn.ppo.PPO", PPOConfig),
     "a2c": ("gpusim_rl.learn.a2c.A2C", A2CConfig),
     "reinforce": ("gpusim_rl.learn.reinforce.Reinforce", ReinforceConfig),
+    "impala": ("gpusim_rl.learn.impala.Impala", ImpalaConfig),
     "sac": ("gpusim_rl.learn.sac.SAC", SACConfig),
     "td3": ("gpusim_rl.learn.td3.TD3", TD3Config),
     "dqn": ("gpusim_rl.learn.dqn.DQN", DQNConfig),

@@ -389,21 +389,14 @@ class OnPolicy(Algorithm):
         counts = rollout.valid
         # last_obs, then final_obs: one batch
         later_obs = {group: value.flatten(0, 1) for group, value in rollout.later_obs.items()}
-        later_hidden = (torch.cat([h[None], f]) for h, f in zip(self.hidden, rollout.final_hidden, strict=True))
+        last_hidden = self._hidden_after_rollout()
+        later_hidden = (torch.cat([h[None], f]) for h, f in zip(last_hidden, rollout.final_hidden, strict=True))
         later = policy.value(later_obs, tuple(h.transpose(0, 1).flatten(1, 2) for h in later_hidden))
         last_value, *final_values = later.unflatten(0, (-1, rollout.num_envs))
         next_value = rollout.next_values(last_value, torch.stack(final_values))
         value, next_value = policy.denormalize_value(rollout.value), policy.denormalize_value(next_value)
-        advantage, returns = gae(
-            rollout.reward * cfg.reward_scale,
-            value,
-            next_value,
-            rollout.terminated,
-            rollout.done,
-            counts,
-            cfg.gamma,
-            cfg.gae_lambda,
-        )
+        reward = rollout.reward * cfg.reward_scale
+        advantage, returns = self._advantages(reward, value, next_value, rollout.terminated, rollout.done, counts)
         policy.update_value_norm(returns.flatten(), counts.flatten())
         valid = counts.float()
         weight = valid / valid.sum().clamp(min=1.0)
@@ -441,6 +434,14 @@ class OnPolicy(Algorithm):
             self._by_sequence(rollout.is_first) if policy.recurrent else None,
         )
         return batch, stats
+
+    def _hidden_after_rollout(self) -> Hidden:
+        """Recurrent state after the last step of the rollout."""
+        return self.hidden
+
+    def _advantages(self, *rollout: Tensor) -> tuple[Tensor, Tensor]:
+        """Advantages and targets of the critic, [T, N]; takes the tensors that `gae` takes."""
+        return gae(*rollout, self.cfg.gamma, self.cfg.gae_lambda)
 
     def _by_sequence(self, x: Shaped[Tensor, "time envs ..."]) -> Tensor:
         """[T, N, ...] -> [L, T / L * N, ...]: consecutive steps of one env stay together."""

@@ -98,6 +98,12 @@ class Rollout:
         self.final_obs = {group: later[1:] for group, later in self.later_obs.items()}
         self.final_hidden = tuple(empty(self.slots, *h.shape) for h in initial_hidden)
 
+    def memory(self) -> list[tuple[Tensor, int]]:
+        """All that it holds, and the dimension of the environments in each tensor."""
+        stored = [(x, 1) for x in (*self.obs.values(), self._drawn, *self.later_obs.values())]
+        hidden = [(x, 2) for x in (*self.hidden, *self.final_hidden)]
+        return [*stored, *hidden, (self._numbers, 2), (self._masks, 2), (self._begins, 0)]
+
     @property
     def valid(self) -> Bool[Tensor, "time envs"]:
         """The sample counts: the environment did not diverge."""

@@ -15,7 +15,7 @@ from gpusim_rl.spaces import Box
 from gpusim_rl.testing.conformance import merged
 from helpers.fakes import Env
 
-NAMES = ("a2c", "reinforce")
+NAMES = ("a2c", "reinforce", "impala")
 """PPO has helpers of its own."""
 SMALL: dict[str, Any] = {
     "horizon": 8,

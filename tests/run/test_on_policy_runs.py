@@ -1,4 +1,4 @@
-"""Whole runs of A2C and REINFORCE: resumed, replayed as a graph would, evaluated, played."""
+"""Whole runs of A2C, REINFORCE and IMPALA: resumed, replayed as a graph would, evaluated, played."""
 
 from __future__ import annotations
 
@@ -55,7 +55,9 @@ def test_it_is_evaluated_and_played(name: str, tmp_path: Path) -> None:
         Trainer(prepare("Cartpole", checkpoint=run, algo="ppo"))
 
 
-@pytest.mark.parametrize(("name", "mode"), [("a2c", "rollout"), ("a2c", "step"), ("reinforce", "rollout")])
+@pytest.mark.parametrize(
+    ("name", "mode"), [("a2c", "rollout"), ("a2c", "step"), ("reinforce", "rollout"), ("impala", "step")]
+)
 def test_replaying_equals_running(name: str, mode: str, tmp_path: Path) -> None:
     def trained(graphs: type[Graphs], folder: Path) -> dict[str, Any]:
         it = trainer(name, folder, sim="mjwarp", device="cpu", max_iterations=8)

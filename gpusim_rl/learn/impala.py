@@ -1,0 +1,122 @@
+"""IMPALA: an actor-critic that learns from rollouts of older policies, without a host sync."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gpusim_rl.config import ImpalaConfig
+from gpusim_rl.learn.algorithm import EnvSpec, Hidden
+from gpusim_rl.learn.on_policy import Batch, OnPolicy, Samples
+from gpusim_rl.learn.vtrace import vtrace
+
+
+class Impala(OnPolicy):
+    """Actor-critic with V-trace (Espeholt et al. 2018, arXiv 1802.01561).
+
+    Actors on other machines act with a policy that is some updates old. Here all envs are on one machine, and the age
+    is made: a rollout of env n is learned from after n (delay + 1) // num_envs further rollouts. So a batch has samples
+    of every age up to `delay`, as that of many actors has. It shows what a task loses by it. With `delay=0` this is A2C
+    with V-trace.
+
+    Each rollout has a version on the device: the updates before it was begun. Samples older than `max_policy_lag`
+    updates do not count.
+
+    Args:
+        cfg: Settings.
+        env: The environments.
+        device: Where everything lives.
+        seed: Of the exploration noise.
+        max_iterations: Updates in a whole training, for the linear schedule.
+    """
+
+    Config = ImpalaConfig
+    structure = (*OnPolicy.structure, "delay")
+    name = "impala"
+
+    cfg: ImpalaConfig
+
+    def __init__(
+        self, cfg: ImpalaConfig, env: EnvSpec, *, device: torch.device, seed: int, max_iterations: int
+    ) -> None:
+        super().__init__(cfg, env, device=device, seed=seed, max_iterations=max_iterations)
+        ages = cfg.delay + 1
+        self._last_hidden = tuple(torch.zeros_like(state) for state in self.hidden)
+        self._memory = [*self.rollout.memory(), *((state, 1) for state in self._last_hidden)]
+        self._ring = [part.new_zeros(ages, *part.shape) for part, _ in self._memory]
+        self._versions = torch.full((ages,), -torch.inf, device=device)  # nothing there yet
+        self._envs = torch.arange(env.num_envs, device=device)
+        self._delay = self._envs * ages // env.num_envs
+        self._log_ratio = torch.zeros_like(self.rollout.reward)
+
+    def update(self) -> dict[str, Tensor]:
+        """Keeps the rollout, and learns from those that are due."""
+        lag = self._exchange()
+        counts = lag <= self.cfg.max_policy_lag
+        self.rollout.diverged.logical_or_(~counts)
+        limit = float(self.cfg.max_policy_lag)
+        return super().update() | {
+            "policy/lag_min": lag.clamp(max=limit).amin(),
+            "policy/lag_mean": lag.masked_fill(~counts, 0.0).sum() / counts.sum().clamp(min=1),
+            "policy/lag_max": lag.masked_fill(~counts, 0.0).amax(),
+            "policy/dropped": 1.0 - counts.float().mean(),
+        }
+
+    @torch.no_grad()
+    def _exchange(self) -> Tensor:
+        """Puts the rollout into the ring, and takes one for each env from it; returns their ages [updates], [N]."""
+        for own, state in zip(self._last_hidden, self.hidden, strict=True):
+            own.copy_(state)
+        ages = len(self._versions)
+        newest = self.iteration.long() % ages
+        self._versions.index_copy_(0, newest[None], self.iteration[None])
+        due = (newest - self._delay) % ages
+        for (part, dim), ring in zip(self._memory, self._ring, strict=True):
+            ring.index_copy_(0, newest[None], part[None])
+            part.copy_(ring.movedim(1 + dim, 1)[due, self._envs].movedim(0, dim))
+        return self.iteration - self._versions[due]
+
+    @torch.no_grad()
+    def _prepare(self) -> tuple[Batch, dict[str, Tensor]]:
+        """What the networks of now say of the samples, then as for every rollout."""
+        rollout, policy = self.rollout, self.policy
+        inputs = {group: self._by_sequence(value) for group, value in policy.normalize(rollout.obs).items()}
+        hidden = tuple(h.transpose(0, 1).flatten(1, 2) for h in rollout.hidden)
+        is_first = self._by_sequence(rollout.is_first) if policy.recurrent else None
+        now = policy.evaluate(inputs, self._by_sequence(rollout.action), hidden, is_first)
+        rollout.value.copy_(self._by_step(now.value))
+        acted = policy.head.stored(rollout.distribution).log_prob(rollout.action)
+        torch.sub(self._by_step(now.log_prob), acted, out=self._log_ratio)
+        return super()._prepare()
+
+    def _by_step(self, x: Tensor) -> Tensor:
+        """Undoes `_by_sequence`."""
+        return x.unflatten(1, (-1, self.rollout.num_envs)).transpose(0, 1).flatten(0, 1)
+
+    def _hidden_after_rollout(self) -> Hidden:
+        return self._last_hidden
+
+    def _advantages(self, *rollout: Tensor) -> tuple[Tensor, Tensor]:
+        cfg = self.cfg
+        return vtrace(
+            self._log_ratio, *rollout, cfg.gamma, lam=cfg.gae_lambda, clip=cfg.clip, advantage_clip=cfg.advantage_clip
+        )
+
+    @classmethod
+    def memory_bytes(cls, cfg: ImpalaConfig, env: EnvSpec, device: torch.device) -> float:
+        """That of every rollout, and the ring."""
+        sample = 4 * sum(env.obs_sizes.values()) + 4 * Samples.width(env.action_space.size, 2 * env.action_space.size)
+        return super().memory_bytes(cfg, env, device) + (cfg.delay + 1) * cfg.horizon * env.num_envs * sample
+
+    def state_dict(self) -> dict[str, Any]:
+        """That of every algorithm of a rollout, and the ring."""
+        ring = [part.clone() for part in self._ring]
+        return {**super().state_dict(), "ring": ring, "versions": self._versions.clone()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restores `state_dict`."""
+        super().load_state_dict(state)
+        for own, saved in zip([*self._ring, self._versions], [*state["ring"], state["versions"]], strict=True):
+            own.copy_(saved)

@@ -1,0 +1,62 @@
+"""IMPALA: which rollouts a batch has, how old they are, and what is dropped."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from gpusim_rl.learn.impala import Impala
+from helpers.fakes import RandomEnv
+from helpers.on_policy import collect, make_on_policy
+
+
+def test_without_delay_it_is_a2c_with_whole_returns() -> None:
+    ends = []
+    for name, changes in (("a2c", {"gae_lambda": 1.0}), ("impala", {"delay": 0})):
+        torch.manual_seed(1)
+        env = RandomEnv(8, {"policy": 5})
+        it = make_on_policy(name, env, learning_rate=1e-3, **changes)
+        for _ in range(3):
+            collect(it, env)
+            it.update()
+        ends.append([parameter.clone() for parameter in it.policy.parameters()])
+    for one, other in zip(*ends, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(("max_policy_lag", "dropped"), [(8, 0), (1, 2)])
+def test_envs_are_behind_by_a_schedule(max_policy_lag: int, dropped: int) -> None:
+    env = RandomEnv(6)
+    it = make_on_policy("impala", env, delay=2, max_policy_lag=max_policy_lag, network={"rnn": "lstm"})
+    assert isinstance(it, Impala)
+    hidden = []
+    for number in range(5):
+        collect(it, env)
+        it.rollout.reward.fill_(float(number))
+        it.rollout.diverged.zero_()
+        hidden.append([state.clone() for state in it.hidden])
+        stats = it.update()
+        behind = torch.tensor([0, 0, 1, 1, 2, 2])
+        known = (behind <= number) & (behind <= max_policy_lag)
+        assert torch.equal(it.rollout.valid, known.expand(it.horizon, 6))
+        assert it.rollout.reward[:, known].unique(dim=0).tolist() == [(number - behind[known]).tolist()]
+        assert stats["policy/lag_max"] == min(number, 2, max_policy_lag) and stats["policy/lag_min"] == 0.0
+        assert stats["policy/lag_mean"].item() == pytest.approx(behind[known].float().mean().item())
+        assert stats["policy/dropped"].item() == pytest.approx(1.0 - known.float().mean().item())
+        for env_index in torch.nonzero(known).flatten().tolist():
+            then = hidden[number - int(behind[env_index])]
+            for own, expected in zip(it._last_hidden, then, strict=True):
+                assert torch.equal(own[:, env_index], expected[:, env_index])
+    assert round(6 * stats["policy/dropped"].item()) == dropped
+
+
+def test_old_samples_are_corrected() -> None:
+    env = RandomEnv(4)
+    it = make_on_policy("impala", env, delay=1, learning_rate=0.05)
+    assert isinstance(it, Impala)
+    for _ in range(3):
+        collect(it, env)
+        it.update()
+    newest, older = it._log_ratio[:, :2], it._log_ratio[:, 2:]
+    assert newest.abs().max() < 1e-5, "of the policy itself"
+    assert older.abs().max() > 1e-3
