@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 
 from gpusim_rl.env import Task, TaskConfig
@@ -19,6 +19,7 @@ from gpusim_rl.sim import Scene, Sim
 class CartpoleConfig(TaskConfig):
     """Values in cfg/task/Cartpole.yaml."""
 
+    discrete: bool
     max_force: float
     reset_distance: float
     death_cost: float
@@ -29,7 +30,8 @@ class Cartpole(Task[CartpoleConfig]):
 
     Observations, action, reward and start are those of IsaacGymEnvs' Cartpole.
 
-    Action space: 1 number in [-1, 1], the force on the cart / `max_force`.
+    Action space: 1 number in [-1, 1], the force on the cart / `max_force`. With `discrete` it is a choice: 0 pushes to
+    the left with `max_force`, 1 to the right, as in Gymnasium's CartPole.
 
     Observation space:
 
@@ -59,12 +61,15 @@ class Cartpole(Task[CartpoleConfig]):
         super().__init__(cfg, sim)
         self.robot = sim.articulation("cartpole")
         self.num_actions = 1
+        self.choices = (2,) if cfg.discrete else None
 
     def reset(self, where: Bool[Tensor, " envs"]) -> None:
         noise = self.random.uniform(-1.0, 1.0, 2, 2)
         self.robot.set_state(where, joint_pos=0.1 * noise[:, 0], joint_vel=0.25 * noise[:, 1])
 
-    def apply_action(self, action: Float[Tensor, "envs actions"]) -> None:
+    def apply_action(self, action: Shaped[Tensor, "envs actions"]) -> None:
+        if self.choices is not None:
+            action = 2.0 * action - 1.0
         self.robot.actuate(action * self.cfg.max_force)
 
     def observe(self) -> Float[Tensor, "envs obs"]:

@@ -70,7 +70,10 @@ BAD_OVERRIDES = [
         "ppo=default",
         "ppo must be a section with keys of its own, got 'default'. Try ppo.<key>=<value>, or algo=ppo",
     ),
-    ("algo=pppo", "unknown algo 'pppo'. Did you mean 'ppo'? Available: a2c, dqn, fast_sac, impala, ppo, reinforce, sac, td3"),
+    (
+        "algo=pppo",
+        "unknown algo 'pppo'. Did you mean 'ppo'? Available: a2c, dqn, fast_sac, impala, ppo, reinforce, sac, td3",
+    ),
     ("sim=mujco", "unknown sim 'mujco'. Did you mean 'mujoco'? Available: auto, "),
     ("debug=smok", "unknown debug 'smok'. Did you mean 'smoke'? Available: "),
     ("task=Ant,Cartpole", "task=Ant,Cartpole: several values need -m"),

@@ -29,6 +29,7 @@ from rsl_rl.env import VecEnv as RslRlVecEnv
 from tensordict import TensorDict
 from torch import Tensor
 
+from gpusim_rl.connect.spaces import action_space
 from gpusim_rl.env import VecEnv
 
 
@@ -46,6 +47,7 @@ class RslRlEnv(RslRlVecEnv):
     """
 
     def __init__(self, env: VecEnv, *, reward_scale: float = 1.0) -> None:
+        action_space(env)  # says what is not supported
         self.env = env
         self.reward_scale = reward_scale
         self.num_envs = env.num_envs

@@ -6,6 +6,8 @@ import numpy as np
 from gymnasium.spaces import Box
 
 from gpusim_rl.env import VecEnv
+from gpusim_rl.errors import ConfigError
+from gpusim_rl.spaces import MultiDiscrete
 
 
 def observation_space(env: VecEnv, group: str = "policy") -> Box:
@@ -15,6 +17,14 @@ def observation_space(env: VecEnv, group: str = "policy") -> Box:
 
 
 def action_space(env: VecEnv) -> Box:
-    """Returns the space of the actions of one env, shape [num_actions]; the environment clamps to its limits."""
+    """Returns the space of the actions of one env, shape [num_actions]; the environment clamps to its limits.
+
+    Raises:
+        ConfigError: The actions are discrete.
+    """
+    if isinstance(env.action_space, MultiDiscrete):
+        raise ConfigError(
+            f"{env.name} has discrete actions, and this adapter knows continuous ones; try python train.py"
+        )
     limit = env.cfg.clip_actions
     return Box(-limit, limit, (env.num_actions,), np.float32)

@@ -12,7 +12,7 @@ from typing import Any
 
 import mujoco
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Int, Shaped
 from torch import Tensor
 
 from gpusim_rl.env.math import quat_rotate
@@ -51,7 +51,7 @@ class NanGuard:
         )
         self._found = torch.zeros((), dtype=torch.bool, device=sim.device)
 
-    def before_step(self, action: Float[Tensor, "envs actions"]) -> None:
+    def before_step(self, action: Shaped[Tensor, "envs actions"]) -> None:
         """Keeps the states and actions of all envs, before the physics changes them, unless an env diverged before.
 
         Args:

@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeVar
 
 import mujoco
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 
 from gpusim_rl.config import Count, NotNegative, Positive, build, plain
@@ -485,7 +485,7 @@ class Randomizer(TaskPart):
             if part is not None:
                 part.reset(self._random, where)
 
-    def act(self, action: Float[Tensor, "envs actions"]) -> Float[Tensor, "envs actions"]:
+    def act(self, action: Shaped[Tensor, "envs actions"]) -> Shaped[Tensor, "envs actions"]:
         """Returns the actions that the task gets, shape [num_envs, num_actions]: late, noisy, within the limits.
 
         VecEnv calls it once per control step. It draws the noise of the whole step, that of its observations too.

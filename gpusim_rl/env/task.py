@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, TypeVar
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from gpusim_rl.env.environment import Environment
@@ -108,7 +108,8 @@ class Task(ABC, Generic[Cfg]):
         dt: Control step [s].
         random: Random numbers, one stream per env. It gets the run's seed after `__init__`: draw from it in `reset`.
         actions: Clamped actions of the current step, shape [num_envs, num_actions]; zero after a reset. VecEnv writes
-            them. They are the policy's choice: with `cfg.randomize`, `apply_action` may get them late and noisy.
+            them. Discrete ones are indices, int64. They are the policy's choice: with `cfg.randomize`, `apply_action`
+            may get them late and noisy.
         progress: Control steps since the (staggered) start of each episode, int64 [num_envs]. VecEnv writes it.
     """
 
@@ -117,6 +118,8 @@ class Task(ABC, Generic[Cfg]):
 
     num_actions: int
     """Size of the action vector; set in `__init__`."""
+    choices: Sequence[int] | None = None
+    """Of discrete actions the options of each choice, `num_actions` counts; None where actions are continuous."""
 
     def __init__(self, cfg: Cfg, sim: Sim) -> None:
         """Makes what every task has. Subclasses call it first, then look up bodies and joints by name.
@@ -131,7 +134,7 @@ class Task(ABC, Generic[Cfg]):
         self.device = sim.device
         self.dt = cfg.decimation * sim.dt
         self.random = EnvRandom(sim.num_envs, sim.device)
-        self.actions: Float[Tensor, "envs actions"] = torch.zeros(sim.num_envs, 0, device=sim.device)
+        self.actions: Shaped[Tensor, "envs actions"] = torch.zeros(sim.num_envs, 0, device=sim.device)
         self.progress: Int[Tensor, " envs"] = torch.zeros(sim.num_envs, dtype=torch.int64, device=sim.device)
 
     @classmethod
@@ -148,11 +151,11 @@ class Task(ABC, Generic[Cfg]):
         """
 
     @abstractmethod
-    def apply_action(self, action: Float[Tensor, "envs actions"]) -> None:
+    def apply_action(self, action: Shaped[Tensor, "envs actions"]) -> None:
         """Sets the controls (targets, torques, forces) for all physics steps of this control step.
 
         Args:
-            action: Clamped actions, shape [num_envs, num_actions].
+            action: Clamped actions, shape [num_envs, num_actions]; int64 where the task has `choices`.
         """
 
     @abstractmethod

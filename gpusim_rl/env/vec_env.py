@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Shaped
 from torch import Tensor
 
 from gpusim_rl.compiled import Compiled
@@ -14,10 +14,10 @@ from gpusim_rl.env.environment import Environment, Observation, Step
 from gpusim_rl.env.nan_guard import NanGuard
 from gpusim_rl.env.randomize import Randomizer
 from gpusim_rl.env.task import Task, TaskConfig
-from gpusim_rl.errors import TaskError
+from gpusim_rl.errors import ConfigError, TaskError
 from gpusim_rl.sim import Sim, SimChoice, make_sim
 from gpusim_rl.sim.interface import not_finite
-from gpusim_rl.spaces import Box
+from gpusim_rl.spaces import ActionSpace, Box, MultiDiscrete
 from gpusim_rl.torch_threads import limit_torch_threads
 
 PARTS = {
@@ -67,7 +67,12 @@ class VecEnv(Environment):
         if not isinstance(num_actions, int) or num_actions < 1:
             raise TaskError(f"{self.name}.__init__ must set self.num_actions to a positive int, got {num_actions!r}")
         self.num_actions = num_actions
-        self.task.actions = torch.zeros(self.num_envs, self.num_actions, device=self.device)
+        self._space = _action_space(self.task, cfg, self.name)
+        discrete = isinstance(self._space, MultiDiscrete)
+        dtype = torch.int64 if discrete else torch.float32
+        self.task.actions = torch.zeros(self.num_envs, self.num_actions, dtype=dtype, device=self.device)
+        # Options of a choice are counted from 0: the last of each.
+        self._last_option = torch.tensor(self._space.counts, device=self.device) - 1 if discrete else None
         # Tensors that never changed are not saved. A resumed run makes them again, from its own configuration.
         self._initial: dict[str, Tensor] = self.task.state_dict()["tensors"]
         self.task.random.seed(seed)
@@ -114,9 +119,9 @@ class VecEnv(Environment):
         return self.cfg.episode_length
 
     @property
-    def action_space(self) -> Box:
+    def action_space(self) -> ActionSpace:
         """The actions that `step` takes."""
-        return Box(self.num_actions)
+        return self._space
 
     @property
     def physics_evaluations(self) -> int:
@@ -176,23 +181,26 @@ class VecEnv(Environment):
         for name, value in self.task.stats().items():
             self._check_tensor(f"{self.name}.stats()[{name!r}]", value, (self.num_envs,), torch.float32)
 
-    def step(self, action: Float[Tensor, "envs actions"]) -> Step:
+    def step(self, action: Shaped[Tensor, "envs actions"]) -> Step:
         """Advances all envs by one control step and resets those whose episode ended.
 
         Args:
-            action: Actions, shape [num_envs, num_actions]; clamped here to [-clip_actions, clip_actions].
+            action: Actions, shape [num_envs, num_actions]; clamped here to [-clip_actions, clip_actions]. Of a discrete
+                space indices, int64; clamped here to those that there are.
 
         Raises:
-            ValueError: The actions have another shape.
+            ValueError: The actions have another shape, or those of a discrete space another type.
             TaskError: A hook is wrong; the message names it.
         """
         expected = list(self.task.actions.shape)
         if list(action.shape) != expected:
             raise ValueError(f"step() needs actions of shape {expected}, got {list(action.shape)}")
+        if self._last_option is not None and action.dtype != torch.int64:
+            raise ValueError(f"step() needs indices of type torch.int64, got {action.dtype}")
         with limit_torch_threads(self.num_envs, self.device):
             return self._step(action)
 
-    def _step(self, action: Float[Tensor, "envs actions"]) -> Step:
+    def _step(self, action: Shaped[Tensor, "envs actions"]) -> Step:
         if self._check:
             self._check_values(f"{self.name}: the action given to step()", action)
         bad_action, bad_input = self._act(action)
@@ -213,12 +221,20 @@ class VecEnv(Environment):
 
     # The parts of a step between which the simulator works; none calls another, so that each can be compiled.
 
-    def _act(self, action: Float[Tensor, "envs actions"]) -> tuple[Bool[Tensor, " envs"], Bool[Tensor, " envs"]]:
+    def put_action(self, action: Shaped[Tensor, "envs actions"]) -> None:
+        """Writes actions that the task may get into `task.actions`: a NaN becomes 0, the rest is clamped."""
+        # A task gets no NaN: what it makes of one (an index, say) could end the process.
+        if self._last_option is None:
+            limit = self.cfg.clip_actions
+            torch.nan_to_num(action, nan=0.0, out=self.task.actions).clamp_(-limit, limit)
+        else:
+            torch.minimum(action.clamp(min=0), self._last_option, out=self.task.actions)
+
+    def _act(self, action: Shaped[Tensor, "envs actions"]) -> tuple[Bool[Tensor, " envs"], Bool[Tensor, " envs"]]:
         """Before the physics; returns the envs with a bad action, and those with a bad control or force."""
         task, randomizer = self.task, self.randomizer
-        bad_action = not_finite([action])
-        # A task gets no NaN: what it makes of one (an index, say) could end the process.
-        torch.nan_to_num(action, nan=0.0, out=task.actions).clamp_(-self.cfg.clip_actions, self.cfg.clip_actions)
+        bad_action = not_finite([action]) if self._last_option is None else action.isnan().any(dim=1)  # no index is
+        self.put_action(action)
         applied = task.actions if randomizer is None else randomizer.act(task.actions)
         task.apply_action(applied)
         bad_input = self.sim.bad_inputs
@@ -265,7 +281,7 @@ class VecEnv(Environment):
         self.sim.refresh()
 
     def _begin_episodes(self, where: Bool[Tensor, " envs"]) -> None:
-        self.task.actions.masked_fill_(where[:, None], 0.0)
+        self.task.actions.masked_fill_(where[:, None], 0)
         self.progress.masked_fill_(where, 0)
         if self.randomizer is not None:
             self.randomizer.reset(where)
@@ -424,3 +440,17 @@ class VecEnv(Environment):
     def close(self) -> None:
         """Frees the simulator."""
         self.sim.close()
+
+
+def _action_space(task: Task, cfg: TaskConfig, name: str) -> ActionSpace:
+    if task.choices is None:
+        return Box(task.num_actions)
+    counts = tuple(task.choices)
+    if len(counts) != task.num_actions or not all(isinstance(count, int) and count > 1 for count in counts):
+        raise TaskError(f"{name}.choices must be {task.num_actions} ints above 1, got {task.choices!r}")
+    if cfg.randomize and not cfg.randomization_params.keys().isdisjoint(("actions", "latency")):
+        raise ConfigError(
+            f"task.randomization_params: {name} has discrete actions, which cannot be noisy or late here; try without"
+            " actions and latency"
+        )
+    return MultiDiscrete(counts)

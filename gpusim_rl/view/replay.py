@@ -128,8 +128,7 @@ def _physics_steps(env: VecEnv, dump: Mapping[str, Any]) -> Iterator[str]:
     """One control step, one physics step at a time."""
     task, sim, action = env.task, env.sim, dump["action"].to(env.device)[None]
     yield f"action: {_describe('action', action, ('', 'column'))}"
-    limit = env.cfg.clip_actions
-    task.actions.copy_(action.nan_to_num(nan=0.0).clamp(-limit, limit))
+    env.put_action(action.to(task.actions.dtype))
     task.apply_action(task.actions)
     if sim.bad_inputs.any():
         yield f"{env.name}.apply_action(): a control or a force is NaN or infinite"

@@ -1,0 +1,87 @@
+"""Tasks with discrete actions: indices are clamped, the task gets int64, and our algorithms learn them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from gpusim_rl.api import prepare
+from gpusim_rl.env import VecEnv
+from gpusim_rl.errors import ConfigError, TaskError
+from gpusim_rl.run.trainer import Trainer
+from gpusim_rl.sim import SimChoice
+from gpusim_rl.spaces import Box, MultiDiscrete
+from helpers.training import make_trainer, merged
+
+SMALL = {"horizon": 4, "network": {"hidden": [16]}}
+
+
+def make_env(num_envs: int = 4, *, task_class: Any = None, **task: Any) -> VecEnv:
+    spec = prepare("Cartpole", num_envs=num_envs, device="cpu", task=task)
+    choice = SimChoice("mujoco", torch.device("cpu"), "test")
+    task_class = task_class or spec.task_class
+    env = VecEnv.make(task_class, spec.cfg.task, num_envs=num_envs, choice=choice, sim=spec.cfg.sim, seed=3)
+    env.reset()
+    return env
+
+
+def test_two_choices_are_the_two_largest_forces() -> None:
+    continuous, discrete = make_env(), make_env(discrete=True)
+    assert continuous.action_space == Box(1) and discrete.action_space == MultiDiscrete((2,))
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(30):
+        index = torch.randint(2, (4, 1), generator=generator)
+        expected, step = continuous.step(2.0 * index - 1.0), discrete.step(index)
+        assert torch.equal(step.obs["policy"], expected.obs["policy"]) and torch.equal(step.reward, expected.reward)
+        assert not step.diverged.any()
+
+
+def test_an_index_that_is_no_option_becomes_the_nearest() -> None:
+    env, other = make_env(discrete=True), make_env(discrete=True)
+    step, expected = env.step(torch.tensor([[-5], [0], [7], [1]])), other.step(torch.tensor([[0], [0], [1], [1]]))
+    assert torch.equal(step.obs["policy"], expected.obs["policy"]) and not step.diverged.any()
+    assert env.task.actions.dtype == torch.int64
+
+
+def test_numbers_in_place_of_indices_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"needs indices of type torch\.int64, got torch\.float32"):
+        make_env(discrete=True).step(torch.zeros(4, 1))
+
+
+def test_wrong_choices_of_a_task_are_named() -> None:
+    base: Any = prepare("Cartpole").task_class
+
+    class Wrong(base):
+        def __init__(self, *args: Any) -> None:
+            super().__init__(*args)
+            self.choices = (2, 1)
+
+    with pytest.raises(TaskError, match=r"Wrong\.choices must be 1 ints above 1, got \(2, 1\)"):
+        make_env(task_class=Wrong)
+
+
+@pytest.mark.parametrize("key", ["actions", "latency"])
+def test_discrete_actions_are_neither_noisy_nor_late(key: str) -> None:
+    params = {key: {"range": [0, 2], "operation": "additive", "distribution": "gaussian"}}
+    with pytest.raises(ConfigError, match="Cartpole has discrete actions, which cannot be noisy or late"):
+        make_env(discrete=True, randomize=True, randomization_params=params)
+
+
+@pytest.mark.parametrize("algo", ["ppo", "a2c", "reinforce", "impala", "dqn"])
+def test_it_trains_resumes_and_is_evaluated(algo: str, tmp_path: Path) -> None:
+    off_policy = {"learning_starts": 16, "batch_size": 8, "replay": {"capacity": 64}}
+    settings = {algo: {**SMALL, **(off_policy if algo == "dqn" else {})}, "task": {"discrete": True}, "algo": algo}
+    trainer = make_trainer("Cartpole", tmp_path, **merged({"num_envs": 4, "max_iterations": 6}, settings))
+    trainer.train()
+    assert trainer.run_dir is not None
+    result = Trainer(prepare("Cartpole", checkpoint=str(trainer.run_dir), test=True)).evaluate()
+    assert result["episodes"] == 4 and result["return_mean"] != 0.0
+
+
+@pytest.mark.parametrize("algo", ["sac", "td3"])
+def test_algorithms_of_continuous_actions_refuse_in_one_line(algo: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=rf"algo={algo}"):
+        make_trainer("Cartpole", tmp_path, algo=algo, task={"discrete": True})
