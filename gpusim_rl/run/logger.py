@@ -275,10 +275,9 @@ class Logger:
     def evaluations_failed(self, reason: str) -> None:
         """Says that there will be no more evaluations; without any, the returns of the training decide again."""
         self._evaluations_decide = self._best_saved is not None
-        self.console.warn(
-            f"no more evaluations ({reason}; {self.run_dir}/{EVAL_LOG} has the rest); training continues without them"
-            + (", and best.pt stays" if self._evaluations_decide else "")
-        )
+        why = f"{reason.removesuffix('.')}; {self.run_dir}/{EVAL_LOG} has the rest"
+        stays = ", and best.pt stays" if self._evaluations_decide else ""
+        self.console.warn(f"no more evaluations ({why}); training continues without them{stays}")
 
     def is_saved(self, status: RunStatus) -> bool:
         """Whether the newest checkpoint is of this iteration."""

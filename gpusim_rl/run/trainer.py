@@ -264,7 +264,8 @@ class Trainer:
         self._end_evaluation(evaluations, log)
         if not (self._finite_check.learning and evaluations.due(self.iteration, last=self.complete)):
             return
-        self._finite_check.check_policy(self.algorithm.policy.state_dict(), self.iteration)
+        if not all(bool(value.isfinite().all()) for value in self.algorithm.policy.state_dict().values()):
+            return  # the next checkpoint, or the row before it, ends the run with the reason
         file = log.save_evaluated(self.state_dict())
         if file is not None:
             evaluations.begin(file, self.iteration)
