@@ -14,7 +14,7 @@ from gpusim_rl.errors import ConfigError, TaskError
 from gpusim_rl.run.trainer import Trainer
 from gpusim_rl.sim import SimChoice
 from gpusim_rl.spaces import Box, MultiDiscrete
-from helpers.training import make_trainer, merged
+from helpers.training import merged
 
 SMALL = {"horizon": 4, "network": {"hidden": [16]}}
 
@@ -72,9 +72,10 @@ def test_discrete_actions_are_neither_noisy_nor_late(key: str) -> None:
 
 @pytest.mark.parametrize("algo", ["ppo", "a2c", "reinforce", "impala", "dqn"])
 def test_it_trains_resumes_and_is_evaluated(algo: str, tmp_path: Path) -> None:
-    off_policy = {"learning_starts": 16, "batch_size": 8, "replay": {"capacity": 64}}
-    settings = {algo: {**SMALL, **(off_policy if algo == "dqn" else {})}, "task": {"discrete": True}, "algo": algo}
-    trainer = make_trainer("Cartpole", tmp_path, **merged({"num_envs": 4, "max_iterations": 6}, settings))
+    off_policy = {"learning_starts": 16, "batch_size": 8, "replay": {"capacity": 64}} if algo == "dqn" else {}
+    settings = {algo: merged(SMALL, off_policy), "log": {"console": "quiet", "dir": str(tmp_path)}}
+    settings |= {"task": {"discrete": True, "episode_length": 20}, "num_envs": 4, "max_iterations": 6}
+    trainer = Trainer(prepare("Cartpole", algo=algo, **settings))
     trainer.train()
     assert trainer.run_dir is not None
     result = Trainer(prepare("Cartpole", checkpoint=str(trainer.run_dir), test=True)).evaluate()
@@ -84,4 +85,4 @@ def test_it_trains_resumes_and_is_evaluated(algo: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("algo", ["sac", "td3"])
 def test_algorithms_of_continuous_actions_refuse_in_one_line(algo: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=rf"algo={algo}"):
-        make_trainer("Cartpole", tmp_path, algo=algo, task={"discrete": True})
+        Trainer(prepare("Cartpole", algo=algo, task={"discrete": True}, log={"dir": str(tmp_path)}))
