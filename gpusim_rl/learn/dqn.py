@@ -86,6 +86,7 @@ class DQN(OffPolicy):
     def __init__(self, cfg: DQNConfig, env: EnvSpec, *, device: torch.device, seed: int, max_iterations: int) -> None:
         super().__init__(cfg, env, device=device, seed=seed, max_iterations=max_iterations)
         self._counts = torch.tensor(self.policy.critic.counts, device=device)
+        self._last = self._counts - 1
         rungs = torch.arange(env.num_envs, device=device)[:, None] / max(env.num_envs - 1, 1)
         self._ladder = 1.0 + cfg.epsilon_ladder * rungs
 
@@ -100,15 +101,15 @@ class DQN(OffPolicy):
         done = (self.steps * (self.num_envs / self.cfg.epsilon_decay)).clamp_(max=1.0)
         return (start + (end - start) * done) ** self._ladder
 
-    def _anything(self, noise: Tensor) -> Tensor:
-        return self.policy.action(self._random(noise))
-
-    def _random(self, noise: Tensor) -> Tensor:
-        return torch.minimum((_uniform(noise) * self._counts).long(), self._counts - 1)
-
-    def _explore(self, obs: Observation, noise: Tensor) -> Tensor:
-        explores = _uniform(self._noise[:, self.num_actions :]) < self.epsilon()
-        return self.policy.action(torch.where(explores, self._random(noise), self.policy.best(obs)))
+    @torch.no_grad()
+    def act(self, obs: Observation) -> Tensor:
+        """Actions [num_envs, actions]: random ones at first, and in `epsilon` of all cases."""
+        self._obs = obs
+        uniform = torch.erf(self._noise * math.sqrt(0.5)).mul_(0.5).add_(0.5)  # in [0, 1], of normal numbers
+        random = torch.minimum((uniform[:, : self.num_actions] * self._counts).long(), self._last)
+        starts = self.steps * self.num_envs < self.cfg.learning_starts
+        explores = (uniform[:, self.num_actions :] < self.epsilon()) | starts
+        return self.policy.action(torch.where(explores, random, self.policy.best(obs)))
 
     def record(self, action: Tensor, step: Transition) -> None:
         """Writes the step into the replay memory, with the indices of the options."""
@@ -122,8 +123,3 @@ class DQN(OffPolicy):
     def update(self) -> dict[str, Tensor]:
         """Learns from the replay memory."""
         return super().update() | {"policy/epsilon": self.epsilon().mean()}
-
-
-def _uniform(normal: Tensor) -> Tensor:
-    """Uniform numbers in [0, 1], of standard normal ones."""
-    return torch.erf(normal * math.sqrt(0.5)).mul_(0.5).add_(0.5)

@@ -166,16 +166,13 @@ class OffPolicy(Algorithm):
         """Actions [num_envs, actions]: random ones at first."""
         self._obs = obs
         noise = self._noise[:, : self.num_actions]
-        starts = self.steps * self.num_envs < self.cfg.learning_starts
-        return torch.where(starts, self._anything(noise), self._explore(obs, noise))
+        # The error function makes a uniform number of a normal one.
+        anything = torch.erf(noise * math.sqrt(0.5)) * self.cfg.action_scale
+        return torch.where(self.steps * self.num_envs < self.cfg.learning_starts, anything, self._explore(obs, noise))
 
-    def _anything(self, noise: Tensor) -> Tensor:
-        """Uniformly random actions."""
-        return torch.erf(noise * math.sqrt(0.5)) * self.cfg.action_scale  # which makes uniform numbers of normal ones
-
-    @abstractmethod
     def _explore(self, obs: Observation, noise: Tensor) -> Tensor:
-        """Actions of the policy with noise."""
+        """Actions of the actor, where there is one, with noise."""
+        raise NotImplementedError
 
     def record(self, action: Tensor, step: Transition) -> None:
         """Writes the step into the replay memory."""
