@@ -22,7 +22,7 @@ from typing import Any, Protocol
 
 SLOTS = [2**exponent for exponent in range(17, 25)]
 BATCHES = (512, 8192)
-ENVS, UPDATES, SECONDS = 64, 8, 0.25
+ENVS, UPDATES, SECONDS = 64, 8, 0.15
 
 
 class Way(Protocol):
