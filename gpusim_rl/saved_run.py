@@ -127,6 +127,13 @@ def read_settings(
     return settings
 
 
+ADDED: Mapping[str, Mapping[str, Any]] = {
+    "gpusim_rl.tasks.cartpole.Cartpole": {"discrete": False},
+    "gpusim_rl.tasks.anymal_terrain.AnymalTerrain": {"fixed_level": None},
+}
+"""Settings of tasks that older versions did not have, as everything was then, by the task's class."""
+
+
 def of_this_version(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Settings of a run, which an older version may have written, as this version names them.
 
@@ -138,6 +145,9 @@ def of_this_version(settings: Mapping[str, Any]) -> dict[str, Any]:
     settings = {**common, "compile": "off", **settings}
     for section, file in (("sim", "sim/auto.yaml"), ("debug", "debug/none.yaml")):
         settings[section] = {**read_yaml(paths.cfg_dir() / file), **(settings.get(section) or {})}
+    task = settings.get("task")
+    if isinstance(task, dict) and isinstance(task.get("_target_"), str):
+        settings["task"] = {**ADDED.get(task["_target_"], {}), **task}
     ppo = settings.get("ppo")
     if isinstance(ppo, dict) and "compile" in ppo:  # its name in older versions
         settings["compile"] = "learner" if ppo["compile"] else "off"

@@ -548,6 +548,13 @@ def test_compile_of_an_older_version_is_a_setting_of_the_run(run_dir):
         assert "compile" not in resumed("checkpoint=Cartpole")[0]["ppo"]
 
 
+def test_a_setting_of_a_task_that_an_older_version_lacks_is_as_it_was(run_dir):
+    settings = yaml.safe_load((run_dir / "config.yaml").read_text().partition("\n")[2])
+    del settings["task"]["discrete"]
+    (run_dir / "config.yaml").write_bytes(dump_yaml(settings))
+    assert resumed("checkpoint=Cartpole")[0]["task"]["discrete"] is False
+
+
 def test_what_is_called_latest_by_the_user_is_the_latest(run_dir):
     without_checkpoints(run_dir)
     shutil.copytree(run_dir, run_dir.parent / "2026-01-30_12-00-00")

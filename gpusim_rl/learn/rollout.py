@@ -130,7 +130,7 @@ class Rollout:
         """
         if t == 0:
             self._begins.copy_(is_first)
-            for buffer in self.final_obs.values():
+            for buffer in (*self.final_obs.values(), *self.final_hidden):
                 buffer.zero_()
         for group, buffer in self.obs.items():
             buffer[t].copy_(obs[group])
