@@ -103,6 +103,7 @@ def test_no_host_sync_in_an_iteration(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("name", NAMES)
 def test_it_learns_pendulum_within_20_000_steps(name: str, tmp_path: Path) -> None:
     settings: dict[str, Any] = {"max_iterations": 156, "seed": 1, "log": {"console": "quiet", "dir": str(tmp_path)}}
