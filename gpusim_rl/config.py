@@ -574,7 +574,10 @@ def known_keys() -> list[str]:
 
     def keys(cls: type, prefix: str) -> list[str]:
         found = []
+        fixed = {field.name for field in dataclasses.fields(cls) if not field.init}
         for name, hint in _hints(cls).items():
+            if name in fixed:
+                continue
             found.append(prefix + name)
             if dataclasses.is_dataclass(hint):
                 found += keys(typing.cast(type, hint), f"{prefix}{name}.")
