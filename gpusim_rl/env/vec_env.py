@@ -68,11 +68,11 @@ class VecEnv(Environment):
             raise TaskError(f"{self.name}.__init__ must set self.num_actions to a positive int, got {num_actions!r}")
         self.num_actions = num_actions
         self._space = _action_space(self.task, cfg, self.name)
-        discrete = isinstance(self._space, MultiDiscrete)
-        dtype = torch.int64 if discrete else torch.float32
+        counts = self._space.counts if isinstance(self._space, MultiDiscrete) else None
+        dtype = torch.float32 if counts is None else torch.int64
         self.task.actions = torch.zeros(self.num_envs, self.num_actions, dtype=dtype, device=self.device)
         # Options of a choice are counted from 0: the last of each.
-        self._last_option = torch.tensor(self._space.counts, device=self.device) - 1 if discrete else None
+        self._last_option = None if counts is None else torch.tensor(counts, device=self.device) - 1
         # Tensors that never changed are not saved. A resumed run makes them again, from its own configuration.
         self._initial: dict[str, Tensor] = self.task.state_dict()["tensors"]
         self.task.random.seed(seed)

@@ -100,12 +100,11 @@ class Impala(OnPolicy):
 
     def _advantages(self, *rollout: Tensor) -> tuple[Tensor, Tensor]:
         cfg = self.cfg
-        return vtrace(
-            self._log_ratio, *rollout, cfg.gamma, lam=cfg.gae_lambda, clip=cfg.clip, advantage_clip=cfg.advantage_clip
-        )
+        clips = {"clip": cfg.clip, "advantage_clip": cfg.advantage_clip}
+        return vtrace(self._log_ratio, *rollout, gamma=cfg.gamma, lam=cfg.gae_lambda, **clips)
 
     @classmethod
-    def memory_bytes(cls, cfg: ImpalaConfig, env: EnvSpec, device: torch.device) -> float:
+    def memory_bytes(cls, cfg: Any, env: EnvSpec, device: torch.device) -> float:
         """That of every rollout, and the ring."""
         sample = 4 * sum(env.obs_sizes.values()) + 4 * Samples.width(env.action_space.size, 2 * env.action_space.size)
         return super().memory_bytes(cfg, env, device) + (cfg.delay + 1) * cfg.horizon * env.num_envs * sample

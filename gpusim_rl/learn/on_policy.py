@@ -441,7 +441,7 @@ class OnPolicy(Algorithm):
 
     def _advantages(self, *rollout: Tensor) -> tuple[Tensor, Tensor]:
         """Advantages and targets of the critic, [T, N]; takes the tensors that `gae` takes."""
-        return gae(*rollout, self.cfg.gamma, self.cfg.gae_lambda)
+        return gae(*rollout, gamma=self.cfg.gamma, gae_lambda=self.cfg.gae_lambda)
 
     def _by_sequence(self, x: Shaped[Tensor, "time envs ..."]) -> Tensor:
         """[T, N, ...] -> [L, T / L * N, ...]: consecutive steps of one env stay together."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -110,7 +112,8 @@ class PPO(OnPolicy):
             value_loss = value_loss.clamp(min=squared_distance(near, old.target))
 
         with torch.no_grad():
-            kl = now.distribution.kl_from(self.policy.head.stored(old.distribution))
+            before: Any = self.policy.head.stored(old.distribution)  # of the kind of the one now
+            kl = now.distribution.kl_from(before)
             clip_fraction = ((ratio - 1.0).abs() > clip).float()
         return {
             "loss/policy": policy_loss,
