@@ -70,7 +70,9 @@ def test_discrete_actions_are_neither_noisy_nor_late(key: str) -> None:
         make_env(discrete=True, randomize=True, randomization_params=params)
 
 
-@pytest.mark.parametrize("algo", ["ppo", "a2c", "reinforce", "impala", "dqn"])
+@pytest.mark.parametrize(
+    "algo", ["ppo", "dqn", *(pytest.param(name, marks=pytest.mark.slow) for name in ("a2c", "reinforce", "impala"))]
+)
 def test_it_trains_resumes_and_is_evaluated(algo: str, tmp_path: Path) -> None:
     off_policy = {"learning_starts": 16, "batch_size": 8, "replay": {"capacity": 64}} if algo == "dqn" else {}
     settings = {algo: merged(SMALL, off_policy), "log": {"console": "quiet", "dir": str(tmp_path)}}

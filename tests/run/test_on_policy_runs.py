@@ -27,7 +27,7 @@ def trainer(name: str, folder: Path, /, **more: Any) -> Trainer:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("rnn", [None, "gru"])
+@pytest.mark.parametrize("rnn", [pytest.param(None, marks=pytest.mark.slow), "gru"])
 def test_a_run_resumes_bit_for_bit(name: str, rnn: str | None, tmp_path: Path) -> None:
     network = {name: {"network": {"rnn": rnn}}}
     trainer(name, tmp_path / "whole", max_iterations=8, **network).train()
@@ -40,7 +40,7 @@ def test_a_run_resumes_bit_for_bit(name: str, rnn: str | None, tmp_path: Path) -
     assert read_csv(the_run(tmp_path / "whole")) == read_csv(run)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ["impala", *(pytest.param(name, marks=pytest.mark.slow) for name in NAMES[:2])])
 def test_it_is_evaluated_and_played(name: str, tmp_path: Path) -> None:
     trained = trainer(name, tmp_path)
     trained.train()
@@ -56,7 +56,13 @@ def test_it_is_evaluated_and_played(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "mode"), [("a2c", "rollout"), ("a2c", "step"), ("reinforce", "rollout"), ("impala", "step")]
+    ("name", "mode"),
+    [
+        pytest.param("a2c", "rollout", marks=pytest.mark.slow),
+        pytest.param("a2c", "step", marks=pytest.mark.slow),
+        ("reinforce", "rollout"),
+        ("impala", "step"),
+    ],
 )
 def test_replaying_equals_running(name: str, mode: str, tmp_path: Path) -> None:
     def trained(graphs: type[Graphs], folder: Path) -> dict[str, Any]:
