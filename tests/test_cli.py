@@ -42,7 +42,7 @@ BAD_OVERRIDES = [
     ("capture_video_len=100", "unknown key 'capture_video_len'. Try python tools/record.py <run folder> --steps"),
     ("pbt.enabled=True", "unknown key 'pbt.enabled'. There is no population-based training"),
     ("task.sim.dt=0.01", "unknown key 'task.sim.dt'. Try task.physics_hz"),
-    ("ppo.xyzzy=1", "unknown key 'ppo.xyzzy'. ppo has: horizon, epochs, "),
+    ("ppo.xyzzy=1", "unknown key 'ppo.xyzzy'. ppo has: horizon, learning_rate, "),
     ("~num_envs", "missing key 'num_envs'"),
     ("~task", "no task: try task=Cartpole"),
     ("task=null", "task=null: expected a name"),

@@ -260,7 +260,13 @@ def stranger(runs_folder: Path, tmp_path: Path) -> Stranger:
     return Stranger(source, tmp_path)
 
 
-@pytest.mark.parametrize("kind", STRANGE)
+@pytest.mark.parametrize(
+    "kind",
+    [
+        kind if number % 2 == 0 or "pickle" in kind else pytest.param(kind, marks=pytest.mark.slow)
+        for number, kind in enumerate(STRANGE)
+    ],
+)
 def test_a_hostile_run_folder_is_refused_in_one_line(stranger: Stranger, train_cli, tool, kind: str) -> None:
     make, words = STRANGE[kind]
     make(stranger)

@@ -71,6 +71,7 @@ class FaultyConfig(CartpoleConfig):
     clip_actions: float = 1.0
     clip_observations: float | None = 5.0
     randomize_episode_start: bool = True
+    discrete: bool = False
     max_force: float = 400.0
     reset_distance: float = 3.0
     death_cost: float = -2.0

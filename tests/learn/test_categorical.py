@@ -162,6 +162,6 @@ def test_an_iteration_runs_without_data() -> None:
 
 def test_an_algorithm_for_continuous_actions_says_so() -> None:
     spec = EnvSpec(NUM_ENVS, {"policy": 4}, MultiDiscrete((3, 4)), 100)
-    message = r"^algo=sac chooses continuous actions, and here they are discrete; try algo=ppo$"
+    message = r"^algo=sac chooses continuous actions, and here they are discrete; try algo=dqn$"
     with pytest.raises(ConfigError, match=message):
         SAC(off_policy_config("sac"), spec, device=torch.device("cpu"), seed=1, max_iterations=1)

@@ -268,7 +268,7 @@ def plain_updates(it: OffPolicyLearner, batches: list[Batch]) -> tuple[list[Tens
     return list(policy.parameters()), log_alpha.item()
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ["sac", "td3"])
 def test_updates_equal_those_of_plain_code(name: str) -> None:
     changes: dict[str, Any] = {"network": {"layer_norm": False}, "updates": 5, "tau": 0.05, "n_step": 3}
     if name == "sac":
@@ -289,7 +289,7 @@ def test_updates_equal_those_of_plain_code(name: str) -> None:
         assert abs(log_alpha - math.log(0.7)) > 1e-3
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ["sac", "td3"])
 def test_it_finds_the_best_action_for_what_it_sees(name: str) -> None:
     def best(obs: Tensor) -> Tensor:
         return 0.6 * torch.sin(obs[:, :2])

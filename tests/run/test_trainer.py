@@ -100,7 +100,12 @@ RUNS: dict[str, tuple[Any, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("name", RUNS)
+SLOW_RUNS = ("Ant on mjwarp", "Ant, one batch for all envs", "Cartpole, rows and checkpoints out of step")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name in SLOW_RUNS else name for name in RUNS]
+)
 def test_stopped_and_resumed_equals_uninterrupted_bit_for_bit(tmp_path, name):
     task, settings = RUNS[name]
     half = 10 if name in ("Cartpole", "Cartpole, lstm") else 3
