@@ -449,6 +449,7 @@ def run_dirs(folder: Path, task: str) -> list[Path]:
     return sorted(path for path in (folder / "runs" / task).iterdir() if not path.is_symlink())
 
 
+@pytest.mark.slow
 def test_every_example_in_the_help_runs(train_cli, tmp_path):
     assert len(examples()) == 6
     for example in examples():

@@ -289,6 +289,7 @@ def test_updates_equal_those_of_plain_code(name: str) -> None:
         assert abs(log_alpha - math.log(0.7)) > 1e-3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["sac", "td3"])
 def test_it_finds_the_best_action_for_what_it_sees(name: str) -> None:
     def best(obs: Tensor) -> Tensor:

@@ -417,7 +417,7 @@ with stop:
 """
 
 
-@pytest.mark.parametrize("columns", [40, *(pytest.param(n, marks=pytest.mark.slow) for n in (60, 80)), 100])
+@pytest.mark.parametrize("columns", [40, *(pytest.param(n, marks=pytest.mark.slow) for n in (60, 80, 100))])
 def test_ctrl_c_leaves_the_panel_whole_and_its_notice_visible(columns):
     output = in_terminal(INTERRUPTED, columns, interrupt_at="1,234")
     assert "^C" in output
@@ -539,7 +539,7 @@ def render(output: str, columns: int = 110) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    "mode", ["plain", "json", *(pytest.param(m, marks=pytest.mark.slow) for m in ("rich", "quiet"))]
+    "mode", ["plain", *(pytest.param(m, marks=pytest.mark.slow) for m in ("json", "rich", "quiet"))]
 )
 def test_a_reader_that_leaves_does_not_end_the_run(mode):
     script = (

@@ -140,10 +140,10 @@ def recordings(graph: Any) -> list[Any]:
         pytest.param("rollout", "Ant", RANDOMISED, marks=pytest.mark.slow),
         ("rollout", "Cartpole", RECURRENT),
         ("rollout", Faulty, LINEAR),  # with a critic of its own, and an env that diverges
-        ("rollout", Reassigning, {}),
+        pytest.param("rollout", Reassigning, {}, marks=pytest.mark.slow),
         pytest.param("step", "Cartpole", RECURRENT, marks=pytest.mark.slow),
         pytest.param("step", Reassigning, {}, marks=pytest.mark.slow),
-        ("split", "Ant", RANDOMISED),
+        pytest.param("split", "Ant", RANDOMISED, marks=pytest.mark.slow),
         ("split", "Cartpole", RECURRENT),
         pytest.param("split", Reassigning, {}, marks=pytest.mark.slow),
         ("update", Faulty, LINEAR),
@@ -272,9 +272,9 @@ class Failing(Recorder):
     ("failing", "mode"),
     [
         (("rollout",), "step"),
-        (("rollout", "step"), "split"),
-        (("rollout", "step", "split"), "update"),
-        (("update",), "rollout only"),
+        pytest.param(("rollout", "step"), "split", marks=pytest.mark.slow),
+        pytest.param(("rollout", "step", "split"), "update", marks=pytest.mark.slow),
+        pytest.param(("update",), "rollout only", marks=pytest.mark.slow),
         (("rollout", "step", "update"), "split only"),
     ],
 )

@@ -134,6 +134,7 @@ def test_a_training_goes_on_where_the_process_is_killed(tmp_path):
     assert (run / "checkpoints" / "best.pt").is_file() and not (run / "checkpoints" / "evaluated.pt").exists()
 
 
+@pytest.mark.slow
 def test_it_ends_with_the_training_however_that_ends_and_so_do_processes_of_its_envs(tmp_path):
     trainer = gymnasium_trainer(tmp_path, "async")
     trainer.train()

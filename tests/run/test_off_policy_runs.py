@@ -62,11 +62,11 @@ def test_it_is_evaluated_and_played(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "mode", "changes"),
     [
-        ("sac", "rollout", {}),
+        pytest.param("sac", "rollout", {}, marks=pytest.mark.slow),
         ("sac", "step", DISTRIBUTIONS),
-        ("td3", "rollout", DISTRIBUTIONS),
+        pytest.param("td3", "rollout", DISTRIBUTIONS, marks=pytest.mark.slow),
         ("dqn", "rollout", RAINBOW),
-        ("dqn", "step", {}),
+        pytest.param("dqn", "step", {}, marks=pytest.mark.slow),
     ],
     ids=["sac-rollout", "sac-step-distributions", "td3-rollout-distributions", "dqn-rollout-rainbow", "dqn-step"],
 )

@@ -327,6 +327,7 @@ def test_one_process_at_a_time_trains_in_a_run_folder(tmp_path, start):
     assert iterations(run) == list(range(1, len(iterations(run)) + 1))
 
 
+@pytest.mark.slow
 def test_far_too_many_envs_are_a_warning_and_one_line(tmp_path):
     command = f"ulimit -v 8000000; exec {sys.executable} {ROOT / 'train.py'} task=Ant num_envs=20000000 device=cpu"
     done = run_command("bash", "-c", command, cwd=tmp_path, check=False)

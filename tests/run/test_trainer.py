@@ -100,7 +100,12 @@ RUNS: dict[str, tuple[Any, dict[str, Any]]] = {
 }
 
 
-SLOW_RUNS = ("Ant on mjwarp", "Ant, one batch for all envs", "Cartpole, rows and checkpoints out of step")
+SLOW_RUNS = (
+    "Ant on mjwarp",
+    "Cartpole, one batch for all envs",
+    "Ant, one batch for all envs",
+    "Cartpole, rows and checkpoints out of step",
+)
 
 
 @pytest.mark.parametrize(

@@ -116,7 +116,9 @@ def test_the_command_line_of_the_package_knows_it(runs_folder, tmp_path):
     [
         (("Nothing",), "no checkpoint 'Nothing': expected a run folder, a .pt file or a trained task; in runs"),
         (("Cartpole", "--width", "321"), "width and height of a video must be even, got 321x240"),
-        (("Cartpole", "--out", "x.gif"), "a video's name must end in .mp4, got 'x.gif'"),
+        pytest.param(
+            ("Cartpole", "--out", "x.gif"), "a video's name must end in .mp4, got 'x.gif'", marks=pytest.mark.slow
+        ),
         (("Cartpole", "--out", "new/x.mp4"), "--out new/x.mp4: there is no folder new. Try one that is there, or make"),
         (("Cartpole", "--num-envs", "400"), "320x240 pixels are too few for 400 envs"),
         (("Cartpole", "--renderer", "gl"), "no OpenGL works here without a display (tried glfw); on Debian or Ubuntu"),
