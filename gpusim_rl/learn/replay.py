@@ -37,6 +37,11 @@ class Transitions:
     """Where it is stored: slot * N + env."""
 
 
+def ends_by_time(step: Transition) -> Bool[Tensor, " envs"]:
+    """Where the time limit, and nothing else, ended an episode: what follows is `final_obs`."""
+    return step.truncated & ~(step.terminated | step.diverged)
+
+
 class Replay:
     """The last T control steps of N environments, in a ring [T, N, ...].
 
@@ -108,6 +113,10 @@ class Replay:
         meta = torch.device("meta")
         return Replay(num_steps, env, groups, n_step=1, gamma=1.0, storage=storage, device=meta).num_bytes
 
+    def next_place(self) -> tuple[Int[Tensor, "1"], Int[Tensor, "1"]]:
+        """The slot of the next step, and the row behind the slots for final observations of that step."""
+        return (self.total % self.num_steps)[None], (self.total // self._episode % self._rows)[None]
+
     @torch.no_grad()
     def write(self, obs: Observation, action: Tensor, step: Transition) -> None:
         """Stores a control step, in place of the oldest one where the ring is full.
@@ -117,8 +126,8 @@ class Replay:
             action: What was done.
             step: What came of it.
         """
-        slot, row = (self.total % self.num_steps)[None], (self.total // self._episode % self._rows)[None]
-        cut = step.truncated & ~(step.terminated | step.diverged)
+        slot, row = self.next_place()
+        cut = ends_by_time(step)
         for group, memory in self.obs.items():
             memory.index_copy_(0, slot, self._stored(obs[group], memory)[None])
             behind = row + self.num_steps

@@ -1,0 +1,142 @@
+"""Measures a replay memory of images, with and without compression, on rendered frames; writes pixel_replay.json.
+
+    python benchmarks/pixel_replay.py
+
+Four envs of each task under seeded random actions, 1024 control steps, 84 x 84 pixels in color. Every frame is written
+once. Batches of 256 transitions, of which each has two stacks of 4 frames, are drawn from the full memory. Medians of
+interleaved rounds, one thread. The samples of both memories are compared bit by bit.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import time
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+TASKS, ENVS, STEPS, PIXELS, STACK = ("Cartpole", "HalfCheetah", "Ant"), 4, 1024, 84, 4
+BATCH, ROUNDS = 256, 15
+
+
+def rendered(task: str) -> tuple[Any, Any, str]:
+    """Frames [steps, envs, 3, height, width], where episodes end [steps, envs], and how they were drawn."""
+    import numpy as np
+    import torch
+
+    from gpusim_rl.compose import compose
+    from gpusim_rl.view.player import Player
+    from gpusim_rl.view.renderer import GAP, Grid, make_renderer
+
+    player = Player.open(task, act="random", num_envs=ENVS, from_yaml=True, compose=compose)
+    width = 2 * PIXELS + GAP
+    env: Any = player.env
+    sim, grid = env.sim, Grid.of(ENVS, width, width)
+    frames = np.zeros((STEPS, ENVS, 3, PIXELS, PIXELS), np.uint8)
+    done = torch.zeros(STEPS, ENVS, dtype=torch.bool)
+    renderer, _ = make_renderer(sim.scene, sim.scene_qpos().cpu().numpy(), width, width)
+    with closing(player), closing(renderer):
+        for t in range(STEPS):
+            picture = renderer.render(sim.scene_qpos().cpu().numpy())
+            for env in range(ENVS):
+                x, y = grid.corner(env)
+                frames[t, env] = picture[y : y + PIXELS, x : x + PIXELS].transpose(2, 0, 1)
+            done[t] = player.step().done
+        return torch.from_numpy(frames), done, renderer.name
+
+
+def measure(task: str) -> dict[str, Any]:
+    """Bytes, and speeds of writing and sampling, of both memories."""
+    import torch
+
+    from gpusim_rl.env import Step
+    from gpusim_rl.learn.algorithm import EnvSpec
+    from gpusim_rl.learn.pixel_replay import PixelReplay
+    from gpusim_rl.spaces import Box
+
+    frames, done, renderer = rendered(task)
+    spec, shape, cpu = EnvSpec(ENVS, {}, Box(1), STEPS), tuple(frames.shape[2:]), torch.device("cpu")
+    memories = {
+        name: PixelReplay(STEPS, spec, "camera", shape, stack=STACK, n_step=1, gamma=0.99, device=cpu, compress=packed)
+        for name, packed in (("plain", False), ("lz4", True))
+    }
+    nothing, action = torch.zeros(ENVS), torch.zeros(ENVS, 1)
+    no = torch.zeros(ENVS, dtype=torch.bool)
+    found: dict[str, Any] = {}
+    for name, memory in memories.items():
+        started = time.perf_counter()
+        for t in range(STEPS):
+            seen = {"camera": frames[t]}
+            step = Step(seen, seen, nothing, {}, {}, done[t], no, no, no, done[t], no)
+            memory.write(seen, action, step)
+        seconds = time.perf_counter() - started
+        found[name] = {
+            "bytes_per_frame": round(memory.num_bytes / (STEPS * ENVS), 1),
+            "frames_written_per_s": round(STEPS * ENVS / seconds),
+        }
+
+    generators = {name: torch.Generator().manual_seed(0) for name in memories}
+    times: dict[str, list[float]] = {name: [] for name in memories}
+    equal = True
+    for number in range(ROUNDS + 2):
+        drawn = {}
+        for name, memory in memories.items():
+            started = time.perf_counter()
+            drawn[name] = memory.sample(BATCH, generators[name])
+            if number > 1:
+                times[name].append(1e3 * (time.perf_counter() - started))
+        a, b = drawn.values()
+        equal &= all(
+            torch.equal(getattr(a, part)["camera"], getattr(b, part)["camera"]) for part in ("obs", "next_obs")
+        )
+    for name, values in times.items():
+        found[name]["ms_per_batch"] = round(statistics.median(values), 2)
+    whole = frames[0, 0].numel()
+    # A block that is being written and the final frames are not compressed: how much they add depends on T.
+    packed = sum(map(len, memories["lz4"].frames._blocks)) / (STEPS * ENVS)  # type: ignore[union-attr]
+    return {
+        "renderer": renderer,
+        "episodes": int(done.sum()),
+        "bytes_of_a_frame": whole,
+        "bytes_of_a_transition_as_two_stacks": 2 * STACK * whole,
+        "ratio_lz4": round(whole / packed, 1),
+        "samples_are_equal": equal,
+        **found,
+    }
+
+
+def main() -> None:
+    """Measures and writes."""
+    from gpusim_rl.hardware import limit_openmp_spin
+
+    limit_openmp_spin()
+    from importlib.metadata import version
+
+    import torch
+
+    from gpusim_rl.provenance import describe_environment, git_state
+
+    torch.set_num_threads(1)
+    by_task = {}
+    for task in TASKS:
+        by_task[task] = measure(task)
+        print(f"{task}: {by_task[task]}", flush=True)
+    result = {
+        "command": "python benchmarks/pixel_replay.py",
+        "git": git_state(Path("runs"))[0],
+        "environment": describe_environment(),
+        "lz4": version("lz4"),
+        "steps": STEPS,
+        "envs": ENVS,
+        "stack": STACK,
+        "batch": BATCH,
+        "by_task": by_task,
+    }
+    Path(__file__).with_suffix(".json").write_text(json.dumps(result, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the checkout, installed or not
+    main()

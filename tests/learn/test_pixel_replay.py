@@ -1,0 +1,331 @@
+"""Stacks of frames against plain Python: starts of episodes, ends of the ring, final observations, compression."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from gpusim_rl.errors import ConfigError
+from gpusim_rl.learn.algorithm import EnvSpec
+from gpusim_rl.learn.pixel_replay import BLOCK, PixelReplay
+from gpusim_rl.learn.prioritized import Priorities
+from gpusim_rl.spaces import Box
+from gpusim_rl.testing.sync_counter import SyncCounter
+from helpers.fakes import Outcome
+
+CPU = torch.device("cpu")
+GAMMA, SHAPE = 0.9, (2, 3, 4)
+needs_lz4 = pytest.mark.skipif(importlib.util.find_spec("lz4") is None, reason="pip install lz4")
+COMPRESS = [pytest.param(False, id="plain"), pytest.param(True, id="lz4", marks=needs_lz4)]
+
+
+def make(steps: int, envs: int, *, stack: int, n: int = 1, episode: int = 1, compress: bool = False) -> PixelReplay:
+    spec = EnvSpec(envs, {"camera": 0, "joints": 2}, Box(1), episode)
+    return PixelReplay(
+        steps,
+        spec,
+        "camera",
+        SHAPE,
+        groups=["joints"],
+        stack=stack,
+        n_step=n,
+        gamma=GAMMA,
+        device=CPU,
+        compress=compress,
+    )
+
+
+def stacked(frames: list[Tensor], stack: int) -> Tensor:
+    """The stack at the end of an episode's frames so far."""
+    padded = [frames[0]] * (stack - 1) + frames
+    return torch.stack(padded[len(padded) - stack :])
+
+
+@dataclass
+class Story:
+    """Envs that observe noise. Everything that they have seen is kept."""
+
+    replay: PixelReplay
+    seed: int = 0
+    ends: tuple[float, float, float] = (0.1, 0.1, 0.05)
+    frames: list[list[Tensor]] = field(default_factory=list)
+    """By step and env."""
+    final: list[Tensor] = field(default_factory=list)
+    outcomes: list[Outcome] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.random = torch.Generator().manual_seed(self.seed)
+        self.progress = torch.zeros(self.replay.num_envs, dtype=torch.int64)
+
+    def images(self) -> Tensor:
+        return torch.randint(256, (self.replay.num_envs, *SHAPE), dtype=torch.uint8, generator=self.random)
+
+    def write(self, steps: int, limit: int | None = None) -> None:
+        """Steps of envs whose episodes end at random, and at a time limit if there is one."""
+        for _ in range(steps):
+            envs = self.replay.num_envs
+            self.progress += 1
+            kind = torch.rand(3, envs, generator=self.random)
+            truncated = kind[1] < self.ends[1] if limit is None else self.progress >= limit
+            terminated, diverged = kind[0] < self.ends[0], kind[2] < self.ends[2]
+            reward = torch.randn(envs, generator=self.random).masked_fill(diverged, 0.0)
+            frames, final = self.images(), self.images()
+            number = torch.full((envs, 2), float(len(self.frames)))
+            step: Any = Outcome({}, {"camera": final, "joints": number + 0.5}, reward, terminated, truncated, diverged)
+            self.replay.write({"camera": frames, "joints": number}, number[:, :1], step)
+            self.frames.append(list(frames))
+            self.final.append(final)
+            self.outcomes.append(step)
+            self.progress.masked_fill_(step.done, 0)
+
+    def history(self, t: int, env: int) -> list[Tensor]:
+        """Frames of the episode up to the observation before step t."""
+        first = t
+        while first > 0 and not self.outcomes[first - 1].done[env]:
+            first -= 1
+        return [self.frames[now][env] for now in range(first, t + 1)]
+
+    def check(self, drawn: Any) -> set[tuple[int, int]]:
+        """Compares samples with what is expected; returns the starts with a weight."""
+        replay, found = self.replay, set()
+        first_kept = max(0, len(self.frames) - replay.num_steps)
+        for i, place in enumerate(drawn.index.tolist()):
+            t, env = int(drawn.action[i]), place % replay.num_envs
+            # Whether the oldest step that is kept begins an episode is not known: the end before it is overwritten.
+            begins = t - len(self.history(t, env)) + 1
+            whole = first_kept == 0 or begins > first_kept or t - replay.stack + 1 >= first_kept
+            last = t
+            while last < t + replay.replay.n_step - 1 and not self.outcomes[last].done[env]:
+                last += 1
+            end = self.outcomes[last]
+            assert (drawn.weight[i] > 0) == (whole and not end.diverged[env]), (t, env)
+            if drawn.weight[i] == 0:
+                continue
+            found.add((t, env))
+            assert drawn.obs["joints"][i].tolist() == [t, t]
+            assert torch.equal(drawn.obs["camera"][i], stacked(self.history(t, env), replay.stack))
+            if end.terminated[env]:
+                assert drawn.discount[i] == 0.0
+                continue
+            if end.truncated[env]:
+                following = [*self.history(last, env), self.final[last][env]]
+            else:
+                following = self.history(last + 1, env)
+            assert torch.equal(drawn.next_obs["camera"][i], stacked(following, replay.stack))
+        return found
+
+
+@pytest.mark.parametrize("compress", COMPRESS)
+@pytest.mark.parametrize(("stack", "n"), [(1, 1), (2, 3), (4, 1), (4, 3), (6, 2)])
+@pytest.mark.parametrize("written", [7, 16, 17, 61])
+def test_samples_are_those_of_plain_python(stack: int, n: int, written: int, compress: bool) -> None:
+    story = Story(make(2 * BLOCK, 3, stack=stack, n=n, compress=compress), seed=written)
+    story.write(written)
+    found = story.check(story.replay.sample(400, torch.Generator().manual_seed(1)))
+    assert found, "some have a weight"
+
+
+@pytest.mark.parametrize("compress", COMPRESS)
+def test_episodes_that_end_at_their_limit(compress: bool) -> None:
+    story = Story(make(3 * BLOCK, 4, stack=4, n=2, episode=5, compress=compress), ends=(0.0, 0.0, 0.0))
+    story.progress = torch.tensor([0, 1, 2, 4])  # staggered starts
+    story.write(70, limit=5)
+    found = story.check(story.replay.sample(2000, torch.Generator().manual_seed(1)))
+    starts = {(t, e) for t in range(46, 68) for e in range(4)}
+    assert found <= starts and len(found) >= len(starts) - 3 * 4, "all but those whose stack is not stored whole"
+
+
+def test_a_stack_is_padded_as_gymnasium_does_it() -> None:
+    gymnasium = pytest.importorskip("gymnasium")
+
+    class Noise(gymnasium.Env):
+        observation_space = gymnasium.spaces.Box(0, 255, SHAPE, np.uint8)
+        action_space = gymnasium.spaces.Discrete(2)
+        t = 0
+
+        def seen(self) -> np.ndarray:
+            return self.np_random.integers(0, 256, SHAPE, np.uint8)
+
+        def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+            super().reset(seed=seed)
+            return self.seen(), {}
+
+        def step(self, action: Any) -> Any:
+            self.t += 1
+            return self.seen(), 0.0, self.t % 5 == 0, False, {}
+
+    env = gymnasium.wrappers.FrameStackObservation(Noise(), 4)
+    replay, stacks = make(32, 1, stack=4), []
+    obs, _ = env.reset(seed=0)
+    no = torch.zeros(1, dtype=torch.bool)
+    for t in range(20):
+        stacks.append(torch.from_numpy(obs.copy()))
+        following, _, terminated, _, _ = env.step(0)
+        newest = {"camera": torch.from_numpy(obs[-1:].copy()), "joints": torch.full((1, 2), float(t))}
+        step: Any = Outcome(newest, newest, torch.zeros(1), torch.tensor([terminated]), no, no)
+        replay.write(newest, torch.zeros(1, 1), step)
+        obs = env.reset()[0] if terminated else following
+    drawn = replay.sample(200, torch.Generator().manual_seed(0))
+    for stack, joints in zip(drawn.obs["camera"], drawn.obs["joints"], strict=True):
+        assert torch.equal(stack, stacks[int(joints[0])])
+    assert len(drawn.obs["joints"][:, 0].unique()) == 19
+
+
+# The traps, by name
+
+
+def only_step(story: Story, t: int) -> Any:
+    """The transition that begins with step t of the first env."""
+    replay = story.replay
+    return replay.with_frames(replay.replay.at(torch.tensor([t % replay.num_steps * replay.num_envs])))
+
+
+def test_a_stack_never_reaches_into_the_episode_before() -> None:
+    story = Story(make(16, 1, stack=3), ends=(0.0, 0.0, 0.0))
+    story.write(3)
+    story.ends = (1.0, 0.0, 0.0)
+    story.write(1)
+    story.ends = (0.0, 0.0, 0.0)
+    story.write(4)
+    for t, frames in {3: (1, 2, 3), 4: (4, 4, 4), 5: (4, 4, 5), 6: (4, 5, 6)}.items():
+        assert torch.equal(only_step(story, t).obs["camera"][0], torch.stack([story.frames[i][0] for i in frames]))
+
+
+def test_a_stack_never_reaches_across_a_cut() -> None:
+    story = Story(make(16, 1, stack=3), ends=(0.0, 0.0, 0.0))
+    story.write(3)
+    story.replay.replay.cut()
+    story.write(3)
+    assert torch.equal(only_step(story, 3).obs["camera"][0], torch.stack([story.frames[3][0]] * 3))
+    assert only_step(story, 2).weight == 0.0
+
+
+def test_the_last_frames_of_an_episode_are_followed_by_its_final_one() -> None:
+    story = Story(make(16, 1, stack=4), ends=(0.0, 0.0, 0.0))
+    story.write(1)
+    story.ends = (0.0, 1.0, 0.0)
+    story.write(1)
+    story.ends = (0.0, 0.0, 0.0)
+    story.write(2)
+    first, second = (frame[0] for frame in story.frames[:2])
+    expected = torch.stack([first, first, second, story.final[1][0]])
+    assert torch.equal(only_step(story, 1).next_obs["camera"][0], expected)
+
+
+def test_a_stack_whose_frames_are_overwritten_has_no_weight() -> None:
+    story = Story(make(8, 1, stack=3), ends=(0.0, 0.0, 0.0))
+    story.write(8)
+    assert only_step(story, 0).weight == 1.0, "the first step ever begins an episode"
+    story.write(3)
+    assert [only_step(story, t).weight.item() for t in (3, 4, 5, 6)] == [0.0, 0.0, 1.0, 1.0]
+
+
+@pytest.mark.parametrize("compress", COMPRESS)
+def test_a_block_that_is_half_overwritten_keeps_its_other_half(compress: bool) -> None:
+    story = Story(make(2 * BLOCK, 2, stack=1, compress=compress), ends=(0.0, 0.0, 0.0))
+    for written in range(1, 5 * BLOCK):
+        story.write(1)
+        for t in range(max(0, written - 2 * BLOCK), written - 1):
+            assert torch.equal(only_step(story, t).obs["camera"][0], torch.stack(story.history(t, 0)[-1:]))
+
+
+# Compression
+
+
+@needs_lz4
+def test_what_is_compressed_comes_back_bit_by_bit() -> None:
+    plain, packed = (Story(make(4 * BLOCK, 3, stack=4, n=2, compress=compress)) for compress in (False, True))
+    for story in (plain, packed):
+        story.write(6 * BLOCK + 3)
+    a, b = (story.replay.sample(300, torch.Generator().manual_seed(2)) for story in (plain, packed))
+    assert torch.equal(a.obs["camera"], b.obs["camera"]) and torch.equal(a.next_obs["camera"], b.next_obs["camera"])
+    assert torch.equal(a.weight, b.weight)
+
+
+@needs_lz4
+def test_frames_that_hardly_change_take_little_memory() -> None:
+    plain, packed = (make(4 * BLOCK, 2, stack=2, compress=compress, episode=1000) for compress in (False, True))
+    random = torch.Generator().manual_seed(0)
+    frame = torch.randint(256, (2, *SHAPE), dtype=torch.uint8, generator=random)
+    no = torch.zeros(2, dtype=torch.bool)
+    for replay in (plain, packed):
+        for t in range(4 * BLOCK):
+            now = frame.clone()
+            now[:, 0, 0, 0] = t
+            seen = {"camera": now, "joints": torch.zeros(2, 2)}
+            step: Any = Outcome(seen, seen, torch.zeros(2), no, no, no)
+            replay.write(seen, torch.zeros(2, 1), step)
+    stored = sum(map(len, packed.frames._blocks))  # type: ignore[union-attr]
+    assert stored < 0.4 * 4 * BLOCK * frame.numel()
+
+
+def test_without_lz4_the_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "lz4", None)
+    monkeypatch.delitem(sys.modules, "lz4.block", raising=False)
+    with pytest.raises(ConfigError, match=r"needs lz4\.block: pip install 'gpusim-rl\[lz4\]'$"):
+        make(2 * BLOCK, 1, stack=2, compress=True)
+
+
+# As a replay memory
+
+
+@pytest.mark.parametrize("compress", COMPRESS)
+@pytest.mark.parametrize("written", [0, 5, 40])
+def test_a_restored_memory_goes_on_as_the_original(written: int, compress: bool) -> None:
+    one, other = (Story(make(2 * BLOCK, 2, stack=3, n=2, compress=compress)) for _ in range(2))
+    one.write(written)
+    other.write(11)  # something to replace
+    other.replay.load_state_dict(one.replay.state_dict())
+    for story in (one, other):
+        story.random.manual_seed(7)
+        story.progress.zero_()
+        story.write(4)
+    a, b = (story.replay.sample(100, torch.Generator().manual_seed(3)) for story in (one, other))
+    assert torch.equal(a.weight, b.weight)
+    where = a.weight > 0
+    for name in ("obs", "next_obs"):
+        assert torch.equal(getattr(a, name)["camera"][where], getattr(b, name)["camera"][where])
+
+
+def test_priorities_draw_from_it() -> None:
+    replay = make(16, 3, stack=3, n=2)
+    priorities = Priorities(replay.replay, 0.6)
+    story = Story(replay)
+    for _ in range(25):
+        story.write(1)
+        priorities.after_write()
+    drawn = replay.with_frames(priorities.sample(300, torch.Generator().manual_seed(0), torch.tensor(0.0)))
+    assert story.check(drawn)
+
+
+def test_no_host_sync_and_nothing_without_need_in_memory() -> None:
+    story = Story(make(12, 4, stack=4, n=3, episode=6))
+    story.write(1)
+    seen = {"camera": story.images(), "joints": torch.zeros(4, 2)}
+    step, generator = story.outcomes[0], torch.Generator()
+    with SyncCounter() as syncs:
+        for _ in range(14):
+            story.replay.write(seen, torch.zeros(4, 1), step)  # type: ignore[arg-type]
+            story.replay.sample(8, generator)
+    assert syncs.total == 0, syncs.locations
+    frames = (12 + 3) * 4 * np.prod(SHAPE)
+    assert story.replay.num_bytes < frames + 15 * 4 * 40
+
+
+def test_it_works_without_values() -> None:
+    meta = torch.device("meta")
+    spec = EnvSpec(4, {}, Box(1), 6)
+    replay = PixelReplay(12, spec, "camera", SHAPE, stack=4, n_step=3, gamma=GAMMA, device=meta)
+    frames = {"camera": torch.zeros(4, *SHAPE, dtype=torch.uint8, device=meta)}
+    no = torch.zeros(4, dtype=torch.bool, device=meta)
+    step: Any = Outcome(frames, frames, torch.zeros(4, device=meta), no, no, no)
+    replay.write(frames, torch.zeros(4, 1, device=meta), step)
+    drawn = replay.sample(5, torch.Generator())
+    assert drawn.obs["camera"].shape == (5, 4, *SHAPE) and drawn.obs["camera"].dtype == torch.uint8
