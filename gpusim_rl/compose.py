@@ -96,14 +96,16 @@ def hydra_main(run: Callable[[dict[str, Any], list[str], Checkpoint | None], Out
         nonlocal console
         with friendly_errors():  # inside the job: else Hydra announces a failed job before our line
             config, overrides = plain(cfg), _job_overrides()
-            refuse_misplaced(config, list(HydraConfig.get().overrides.task))
+            typed = list(HydraConfig.get().overrides.task)
+            refuse_misplaced(config, typed)
+            choose_length(config, typed, saved)
             check_settings(config)
             refuse_other_algorithm(config, overrides)
             checkpoint = saved.checkpoint if saved is not None else resolve_checkpoint(config)
             refuse_other_task(config, saved)
             console = config["log"]["console"]
             record = overrides if saved is None else saved.with_overrides(overrides)
-            outcomes.append((list(HydraConfig.get().overrides.task), run(config, record, checkpoint)))
+            outcomes.append((typed, run(config, record, checkpoint)))
 
     @wraps(run)
     def main(argv: Sequence[str] | None = None) -> None:
@@ -179,7 +181,20 @@ def compose(
     except HYDRA_ERRORS as error:
         raise explain(error, arguments, saved) from None
     refuse_misplaced(config, arguments)
+    choose_length(config, arguments, saved)
     return config
+
+
+def choose_length(config: dict[str, Any], arguments: Sequence[str], saved: SavedRun | None) -> None:
+    """Let `max_iterations` of the algorithm's own section count in place of the task's, which suits PPO's horizon.
+
+    What is typed wins, and so does the length of a saved run.
+    """
+    name = _section(config, "algo").get("name")
+    own = _section(config, name).get("max_iterations") if isinstance(name, str) else None
+    typed = {key_of(text) for text in arguments}
+    if own is not None and "max_iterations" not in typed and (saved is None or f"{name}.max_iterations" in typed):
+        config["max_iterations"] = own
 
 
 def _primary(saved: SavedRun | None, arguments: Sequence[str]) -> str:

@@ -229,6 +229,7 @@ class DQNNetworkConfig(CriticConfig):
 class OffPolicyConfig:
     """What the algorithms that learn from a replay memory have in common."""
 
+    max_iterations: Count | None  # in place of the task's, which suits the horizon of PPO
     horizon: Count  # control steps per env and iteration
     updates: Count  # of the critics, for each control step of all envs
     batch_size: Count  # transitions of an update
@@ -263,11 +264,21 @@ class OffPolicyConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DemonstrationsConfig:
+    """Transitions that something else has made, beside those of the replay memory."""
+
+    file: str | None  # written by gpusim_rl.learn.demonstrations.record
+    share: Annotated[float, Rule("a number above 0 and below 1", lambda value: 0.0 < value < 1.0)]  # of a batch
+    imitation: NotNegative  # weight of the distance from their actions in the loss of the actor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ActorCriticConfig(OffPolicyConfig):
     """What those of them have in common that learn an actor from critics."""
 
     policy_delay: Count  # updates of the critics for one of the actor
     network: QNetworkConfig
+    demonstrations: DemonstrationsConfig
 
     def __post_init__(self) -> None:
         """Check relations between fields."""
@@ -277,6 +288,8 @@ class ActorCriticConfig(OffPolicyConfig):
                 f"policy_delay={self.policy_delay} must divide the {self.horizon * self.updates} updates of an"
                 " iteration (horizon * updates)"
             )
+        if self.demonstrations.file is not None and self.replay.alpha > 0.0:
+            raise ValueError("demonstrations.file needs transitions drawn uniformly. Try replay.alpha=0")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -127,11 +127,15 @@ def read_settings(
     return settings
 
 
+_NO_DEMONSTRATIONS = {"file": None, "share": 0.5, "imitation": 0.0}
 ADDED: Mapping[str, Mapping[str, Any]] = {
     "gpusim_rl.tasks.cartpole.Cartpole": {"discrete": False},
     "gpusim_rl.tasks.anymal_terrain.AnymalTerrain": {"fixed_level": None},
+    "gpusim_rl.learn.sac.SAC": {"max_iterations": None, "demonstrations": _NO_DEMONSTRATIONS},
+    "gpusim_rl.learn.td3.TD3": {"max_iterations": None, "demonstrations": _NO_DEMONSTRATIONS},
+    "gpusim_rl.learn.dqn.DQN": {"max_iterations": None},
 }
-"""Settings of tasks that older versions did not have, as everything was then, by the task's class."""
+"""Settings that older versions did not have, as everything was then, by the class of the task or the algorithm."""
 
 
 def of_this_version(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -148,6 +152,11 @@ def of_this_version(settings: Mapping[str, Any]) -> dict[str, Any]:
     task = settings.get("task")
     if isinstance(task, dict) and isinstance(task.get("_target_"), str):
         settings["task"] = {**ADDED.get(task["_target_"], {}), **task}
+    algo = settings.get("algo")
+    if isinstance(algo, dict) and isinstance(algo.get("_target_"), str) and isinstance(name := algo.get("name"), str):
+        section = settings.get(name)
+        if isinstance(section, dict):
+            settings[name] = {**ADDED.get(algo["_target_"], {}), **section}
     ppo = settings.get("ppo")
     if isinstance(ppo, dict) and "compile" in ppo:  # its name in older versions
         settings["compile"] = "learner" if ppo["compile"] else "off"

@@ -674,3 +674,22 @@ def test_an_extra_that_is_broken_inside_is_not_called_missing(tmp_path, monkeypa
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(ModuleNotFoundError, match="no_such_library"):
         import_extra("half_installed", "video", "tools/record.py")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "iterations"),
+    [
+        (["task=Hopper"], 245),
+        (["task=Hopper", "algo=sac"], 4000),
+        (["task=Hopper", "algo=sac", "sac.max_iterations=70"], 70),
+        (["task=Hopper", "algo=sac", "sac.max_iterations=null"], 245),
+        (["task=Hopper", "algo=sac", "max_iterations=9"], 9),
+        (["task=Hopper", "algo=sac", "sac.max_iterations=70", "max_iterations=9"], 9),
+        (["task=Hopper", "algo=fast_sac"], 30000),
+        (["task=Gymnasium", "env.id=CartPole-v1", "algo=dqn"], 400),
+        (["task=Hopper", "algo=td3", "debug=smoke"], 2),
+        (["task=Hopper", "algo=a2c"], 245),
+    ],
+)
+def test_the_length_of_a_training_is_that_of_the_algorithm_where_it_has_one(arguments, iterations):
+    assert composing.compose(arguments)["max_iterations"] == iterations

@@ -202,6 +202,17 @@ def test_the_task_of_the_readme_learns(tmp_path):
 # -- config.md --------------------------------------------------------------------------------
 
 
+def test_demonstrations_are_recorded_and_learned_from(tmp_path):
+    for block in blocks("docs/algorithms.md"):
+        if block.file == "my_demonstrations.py":
+            write(block, tmp_path)
+        elif "my_demonstrations.py" in block.text:
+            for line in block.text.splitlines():
+                shell(line.replace("train.py", str(ROOT / "train.py")), tmp_path)
+    [run] = (tmp_path / "runs" / "Cartpole").glob("2*")
+    assert rows(run)[-1]["replay/transitions"] == "1280.0"
+
+
 def table_rows(document: str) -> dict[str, list[str]]:
     """Rows of all tables of a document whose first cell is one name in backticks, by that name."""
     lines = (ROOT / "docs" / document).read_text().splitlines()
@@ -380,6 +391,8 @@ def test_commands_are_understood(document, monkeypatch, runs_folder, tmp_path):
             check_settings(compose([text.split(",")[0] if sweep else text for text in settings], config_dir))
         elif program == "python" and arguments[0].startswith(("tools/", "benchmarks/", "docs/")):
             load_script(arguments[0]).parse(arguments[1:])
+        elif program == "python" and (tmp_path / arguments[0]).is_file():  # a file of the document
+            assert len(arguments) == 1
         elif program == "python" and arguments[0].startswith("tests/"):
             assert (ROOT / arguments[0]).exists()
         elif arguments[:1] != ["-c"]:

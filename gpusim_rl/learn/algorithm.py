@@ -160,6 +160,11 @@ class Algorithm(ABC):
             tells so, and does not learn for some iterations, is put back to the last checkpoint, then stopped.
         """
 
+    @classmethod
+    def settings_to_evaluate(cls, cfg: Any) -> Any:
+        """Settings with which a saved policy is evaluated: without files that only a training needs."""
+        return cfg
+
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:
         """All that the next iteration depends on, except the policy: optimiser, recurrent state, random generators.

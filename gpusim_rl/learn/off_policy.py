@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from gpusim_rl.config import OffPolicyConfig
-from gpusim_rl.errors import ConfigError
+from gpusim_rl.checkpoint_file import digest_of
+from gpusim_rl.config import ActorCriticConfig, OffPolicyConfig
+from gpusim_rl.errors import ConfigError, warn
 from gpusim_rl.hardware import memory_available_bytes
+from gpusim_rl.learn import demonstrations
 from gpusim_rl.learn.algorithm import (
     Algorithm,
     EnvSpec,
@@ -69,6 +73,7 @@ class OffPolicy(Algorithm):
     Attributes:
         replay: What was recorded.
         priorities: What draws from it, if not all transitions are equally likely.
+        demonstrations: Transitions that are a part of every batch, last in it; None without.
         steps: Control steps since the training began, int64 [].
     """
 
@@ -121,6 +126,9 @@ class OffPolicy(Algorithm):
             device=device,
         )
         self.priorities = Priorities(self.replay, cfg.replay.alpha) if cfg.replay.alpha > 0.0 else None
+        self._digest: str | None = None  # of the file of demonstrations
+        self._num_shown, self._imitates = 0, False  # transitions of a batch that are demonstrations
+        self.demonstrations = self._load_demonstrations(env)
         adam = cfg.learning_rate, cfg.weight_decay, cfg.max_grad_norm
         self.critic_optimizer = MaskedAdamW([*self.policy.critic.parameters()], *adam)
         actor = self.policy.actor
@@ -153,6 +161,20 @@ class OffPolicy(Algorithm):
                 f"{name}.replay.capacity={cfg.replay.capacity} takes {size / 1e9:.3g} GB on {self.device},"
                 f" {free / 1e9:.3g} GB are free. Try {name}.replay.capacity={fits}"
             )
+
+    def _load_demonstrations(self, env: EnvSpec) -> Replay | None:
+        file = self.cfg.demonstrations.file if isinstance(self.cfg, ActorCriticConfig) else None
+        if file is None:
+            return None
+        cfg, memory = self.cfg, {"n_step": self.cfg.n_step, "gamma": self.cfg.gamma, "device": self.device}
+        try:
+            found = demonstrations.load(file, env, self.policy.groups, **memory)
+        except ConfigError as error:
+            raise ConfigError(f"{type(self).__name__.lower()}.demonstrations.file: {error}") from None
+        self._digest = digest_of(Path(file))
+        self._num_shown = min(max(1, round(cfg.demonstrations.share * cfg.batch_size)), cfg.batch_size - 1)
+        self._imitates = cfg.demonstrations.imitation > 0.0
+        return found
 
     # Acting
 
@@ -225,7 +247,11 @@ class OffPolicy(Algorithm):
         """The batches of an iteration."""
         cfg, policy = self.cfg, self.policy
         size = number * cfg.batch_size
-        if self.priorities is None:
+        if self.demonstrations is not None:
+            shown = number * self._num_shown
+            own = self.replay.sample(size - shown, self._sample_generator)
+            drawn = own.beside(self.demonstrations.sample(shown, self._sample_generator), number)
+        elif self.priorities is None:
             drawn = self.replay.sample(size, self._sample_generator)
         else:
             start = cfg.replay.beta
@@ -310,6 +336,14 @@ class OffPolicy(Algorithm):
         """The loss of the actor, where there is one, and numbers for the log: `actor_losses`."""
         raise NotImplementedError
 
+    def _imitation(self, batch: Batch, action: Tensor, q: Tensor) -> Tensor:
+        """Distance of the actor's actions from those of the demonstrations, x the mean |Q|.
+
+        So the weight of the two stays the same while returns grow: Fujimoto and Gu 2021, arXiv 2106.06860.
+        """
+        off = (action - batch.action)[-self._num_shown :].square().sum(dim=-1)
+        return self.cfg.demonstrations.imitation * q.detach().abs().mean() * off.mean()
+
     def _actor_step(self, batch: Batch, waits: Tensor) -> tuple[Tensor, Tensor]:
         loss, *others = self._actor_loss(batch)
         optimizer = self.actor_optimizer
@@ -384,6 +418,13 @@ class OffPolicy(Algorithm):
         frames = cfg.horizon * env.num_envs * obs_size * 16  # float64 for their statistics
         return replay + drawn + activations + frames + 24 * (critics + actor)
 
+    @classmethod
+    def settings_to_evaluate(cls, cfg: OffPolicyConfig) -> OffPolicyConfig:
+        """Without demonstrations."""
+        if isinstance(cfg, ActorCriticConfig):
+            return dataclasses.replace(cfg, demonstrations=dataclasses.replace(cfg.demonstrations, file=None))
+        return cfg
+
     def state_dict(self) -> dict[str, Any]:
         """Optimisers, counters, random generators, and the replay memory if it is to be saved."""
         save = self.cfg.replay.save
@@ -396,6 +437,7 @@ class OffPolicy(Algorithm):
             "sample_generator": self._sample_generator.get_state(),
             "replay": self.replay.state_dict() if save else None,
             "priorities": self.priorities.state_dict() if save and self.priorities is not None else None,
+            "demonstrations": self._digest,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -414,6 +456,8 @@ class OffPolicy(Algorithm):
             self.replay.load_state_dict(state["replay"])
             if self.priorities is not None:
                 self.priorities.load_state_dict(state["priorities"])
+        if state.get("demonstrations", self._digest) != self._digest:
+            warn("the demonstrations are not those that the training had before")
 
 
 def _means(names: tuple[str, ...], numbers: list[Tensor]) -> Mapping[str, Tensor]:

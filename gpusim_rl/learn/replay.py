@@ -36,6 +36,22 @@ class Transitions:
     index: Int[Tensor, " batch"]
     """Where it is stored: slot * N + env."""
 
+    def beside(self, other: Transitions, number: int) -> Transitions:
+        """Those of another memory too: of each of `number` equal batches these come first, then the others."""
+
+        def joined(ours: Tensor, theirs: Tensor) -> Tensor:
+            return torch.cat([x.unflatten(0, (number, -1)) for x in (ours, theirs)], dim=1).flatten(0, 1)
+
+        return Transitions(
+            {group: joined(x, other.obs[group]) for group, x in self.obs.items()},
+            joined(self.action, other.action),
+            joined(self.reward, other.reward),
+            {group: joined(x, other.next_obs[group]) for group, x in self.next_obs.items()},
+            joined(self.discount, other.discount),
+            joined(self.weight, other.weight),
+            joined(self.index, other.index),
+        )
+
 
 def ends_by_time(step: Transition) -> Bool[Tensor, " envs"]:
     """Where the time limit, and nothing else, ended an episode: what follows is `final_obs`."""

@@ -129,9 +129,13 @@ class SAC(OffPolicy):
 
     def _actor_loss(self, batch: Batch) -> list[Tensor]:
         outputs = self.policy.actor(batch.obs["policy"], bf16=self.policy.bf16)
-        action, log_prob = self.policy.distribution(outputs).sample_with_log_prob(batch.noise[1])
-        cost = self.log_alpha.detach().exp() * log_prob - self._q(batch, action)
-        return [cost @ batch.weight, -(log_prob.detach() @ batch.weight)]
+        distribution = self.policy.distribution(outputs)
+        action, log_prob = distribution.sample_with_log_prob(batch.noise[1])
+        q = self._q(batch, action)
+        loss = (self.log_alpha.detach().exp() * log_prob - q) @ batch.weight
+        if self._imitates:
+            loss = loss + self._imitation(batch, distribution.mode, q)
+        return [loss, -(log_prob.detach() @ batch.weight)]
 
     def _actor_step(self, batch: Batch, waits: Tensor) -> tuple[Tensor, Tensor]:
         numbers, bad = super()._actor_step(batch, waits)

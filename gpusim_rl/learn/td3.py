@@ -106,7 +106,9 @@ class TD3(OffPolicy):
     def _actor_loss(self, batch: Batch) -> list[Tensor]:
         policy = self.policy
         action = policy.action(policy.actor(batch.obs["policy"], bf16=policy.bf16))
-        return [-(self._q(batch, action) @ batch.weight)]
+        q = self._q(batch, action)
+        loss = -(q @ batch.weight)
+        return [loss + self._imitation(batch, action, q) if self._imitates else loss]
 
     def state_dict(self) -> dict[str, Any]:
         """What all off-policy algorithms have, and the scales of noise."""

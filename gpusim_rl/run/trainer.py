@@ -341,6 +341,8 @@ class Trainer:
         env = self.env
         spec = EnvSpec(self.cfg.num_envs, dict(env.obs_sizes), env.action_space, env.steps_between_truncations)
         settings, iterations = self.cfg.algorithm, self.cfg.max_iterations
+        if self.cfg.test:
+            settings = self.spec.algorithm_class.settings_to_evaluate(settings)
         self._fitting_envs = min(self._fitting_envs, warn_of_learner_memory(self.spec, spec, self.rl_device))
         return self.spec.algorithm_class(
             settings, spec, device=self.rl_device, seed=self.seed, max_iterations=iterations

@@ -30,7 +30,8 @@ DOCUMENT = (ROOT / "docs" / "algorithms.md").read_text()
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The files of the document, in the current folder."""
     files = re.findall(r"<!-- file: (\S+) -->\n```\w+\n(.*?)```", DOCUMENT, re.DOTALL)
-    assert {name for name, _ in files} == {"my_cfg/algo/search.yaml", "my_search.py", "my_network.py"}
+    ours = {"my_cfg/algo/search.yaml", "my_search.py", "my_network.py"}
+    assert {name for name, _ in files} == ours | {"my_demonstrations.py"}
     for name, content in files:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(content)
