@@ -99,6 +99,17 @@ class NetworkConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NoiseConfig:
+    """How long the exploration noise of continuous actions lasts."""
+
+    kind: Literal["held", "coloured"]
+    steps: Annotated[
+        list[float],
+        Rule("a list of numbers >= 1, e.g. [60] or [1,1,60]", lambda steps: steps and all(x >= 1.0 for x in steps)),
+    ]  # control steps, on average: one number for all of an action, or one for each; 1 = white noise
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OnPolicyConfig:
     """What the algorithms that learn from a rollout of their own policy have in common."""
 
@@ -118,6 +129,7 @@ class OnPolicyConfig:
     clip_obs: Positive  # after normalisation [standard deviations]
     precision: Literal["auto", "fp32", "bf16"]
     sequence_length: Count  # control steps; recurrent policies only, fitted to divide horizon
+    noise: NoiseConfig
     network: NetworkConfig
 
 
@@ -278,6 +290,7 @@ class ActorCriticConfig(OffPolicyConfig):
 
     policy_delay: Count  # updates of the critics for one of the actor
     network: QNetworkConfig
+    noise: NoiseConfig
     demonstrations: DemonstrationsConfig
 
     def __post_init__(self) -> None:

@@ -127,12 +127,17 @@ def read_settings(
     return settings
 
 
-_NO_DEMONSTRATIONS = {"file": None, "share": 0.5, "imitation": 0.0}
+_WHITE = {"noise": {"kind": "held", "steps": [1.0]}}
+_ACTOR_CRITIC = {**_WHITE, "max_iterations": None, "demonstrations": {"file": None, "share": 0.5, "imitation": 0.0}}
 ADDED: Mapping[str, Mapping[str, Any]] = {
     "gpusim_rl.tasks.cartpole.Cartpole": {"discrete": False},
     "gpusim_rl.tasks.anymal_terrain.AnymalTerrain": {"fixed_level": None},
-    "gpusim_rl.learn.sac.SAC": {"max_iterations": None, "demonstrations": _NO_DEMONSTRATIONS},
-    "gpusim_rl.learn.td3.TD3": {"max_iterations": None, "demonstrations": _NO_DEMONSTRATIONS},
+    "gpusim_rl.learn.ppo.PPO": _WHITE,
+    "gpusim_rl.learn.a2c.A2C": _WHITE,
+    "gpusim_rl.learn.reinforce.Reinforce": _WHITE,
+    "gpusim_rl.learn.impala.Impala": _WHITE,
+    "gpusim_rl.learn.sac.SAC": _ACTOR_CRITIC,
+    "gpusim_rl.learn.td3.TD3": _ACTOR_CRITIC,
     "gpusim_rl.learn.dqn.DQN": {"max_iterations": None},
 }
 """Settings that older versions did not have, as everything was then, by the class of the task or the algorithm."""

@@ -105,7 +105,7 @@ class DQN(OffPolicy):
     def act(self, obs: Observation) -> Tensor:
         """Actions [num_envs, actions]: random ones at first, and in `epsilon` of all cases."""
         self._obs = obs
-        uniform = torch.erf(self._noise * math.sqrt(0.5)).mul_(0.5).add_(0.5)  # in [0, 1], of normal numbers
+        uniform = torch.erf(self.noise.now * math.sqrt(0.5)).mul_(0.5).add_(0.5)  # in [0, 1], of normal numbers
         random = torch.minimum((uniform[:, : self.num_actions] * self._counts).long(), self._last)
         starts = self.steps * self.num_envs < self.cfg.learning_starts
         explores = (uniform[:, self.num_actions :] < self.epsilon()) | starts

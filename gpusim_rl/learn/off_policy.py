@@ -29,6 +29,7 @@ from gpusim_rl.learn.algorithm import (
     make_generator,
     restore_generator,
 )
+from gpusim_rl.learn.noise import WHITE, ActionNoise
 from gpusim_rl.learn.optimizer import MaskedAdamW
 from gpusim_rl.learn.precision import choose_precision
 from gpusim_rl.learn.prioritized import BLOCK, Priorities
@@ -107,9 +108,15 @@ class OffPolicy(Algorithm):
         self.generators = (self._act_generator, self._sample_generator)
 
         # Acting
-        columns = self.num_actions + self.num_noise
-        self._noise_of_rollout = torch.zeros(cfg.horizon, env.num_envs, columns, device=device)
-        self._noise = torch.zeros(env.num_envs, columns, device=device)  # of the next step
+        self.noise = ActionNoise(
+            cfg.noise if isinstance(cfg, ActorCriticConfig) else WHITE,
+            f"{type(self).__name__.lower()}.noise",
+            horizon=cfg.horizon,
+            num_envs=env.num_envs,
+            columns=self.num_actions + self.num_noise,
+            space=env.action_space,
+            device=device,
+        )
         self._t = 0
         self._obs: Observation = {}
         self.steps = torch.zeros((), dtype=torch.int64, device=device)
@@ -180,14 +187,13 @@ class OffPolicy(Algorithm):
 
     def begin_rollout(self) -> None:
         """Draws the noise of all steps: one operation, and none that follows physics in a graph."""
-        self._noise_of_rollout.normal_(generator=self._act_generator)
-        self._noise.copy_(self._noise_of_rollout[0])
+        self.noise.begin_rollout(lambda numbers: numbers.normal_(generator=self._act_generator))
 
     @torch.no_grad()
     def act(self, obs: Observation) -> Tensor:
         """Actions [num_envs, actions]: random ones at first."""
         self._obs = obs
-        noise = self._noise[:, : self.num_actions]
+        noise = self.noise.now[:, : self.num_actions]
         # The error function makes a uniform number of a normal one.
         anything = torch.erf(noise * math.sqrt(0.5)) * self.cfg.action_scale
         return torch.where(self.steps * self.num_envs < self.cfg.learning_starts, anything, self._explore(obs, noise))
@@ -203,12 +209,12 @@ class OffPolicy(Algorithm):
             self.priorities.after_write()
         self.steps += 1
         self._t = (self._t + 1) % self.horizon
-        if self._t:  # a graph of one step reads the same memory in every step
-            self._noise.copy_(self._noise_of_rollout[self._t])
+        self.noise.advance(self._t, step.done)
 
     def begin_episodes(self) -> None:
         """What comes next does not follow from the last step in the memory."""
         self.replay.cut()
+        self.noise.begin_episodes()
 
     # Learning
 
@@ -433,6 +439,7 @@ class OffPolicy(Algorithm):
             "actor_optimizer": None if self.actor_optimizer is None else self.actor_optimizer.moments(),
             "steps": self.steps.clone(),
             "skipped": self.skipped.clone(),
+            "noise": self.noise.state_dict(),
             "act_generator": self._act_generator.get_state(),
             "sample_generator": self._sample_generator.get_state(),
             "replay": self.replay.state_dict() if save else None,
@@ -447,6 +454,7 @@ class OffPolicy(Algorithm):
             self.actor_optimizer.load_moments(state["actor_optimizer"])
         self.steps.copy_(state["steps"])
         self.skipped.copy_(state["skipped"])
+        self.noise.load_state_dict(state.get("noise", {}))
         restore_generator(self._act_generator, state["act_generator"])
         restore_generator(self._sample_generator, state["sample_generator"])
         self.replay.clear()

@@ -27,6 +27,7 @@ from gpusim_rl.learn.algorithm import (
 from gpusim_rl.learn.chunks import Chunks, chunk_samples, most_workers
 from gpusim_rl.learn.distributions import squared_distance
 from gpusim_rl.learn.networks import ActorCritic, Evaluation, Sample
+from gpusim_rl.learn.noise import ActionNoise
 from gpusim_rl.learn.precision import choose_precision
 from gpusim_rl.learn.rollout import Rollout, gae
 from gpusim_rl.spaces import ActionSpace
@@ -163,8 +164,15 @@ class OnPolicy(Algorithm):
         num_envs, head = env.num_envs, self.policy.head
         self.hidden: Hidden = self.policy.initial_state(num_envs)
         self.is_first = torch.ones(num_envs, dtype=torch.bool, device=device)
-        self._noise_of_rollout = torch.zeros(cfg.horizon, num_envs, head.num_noise, device=device)
-        self._noise = torch.zeros(num_envs, head.num_noise, device=device)  # of the next step
+        self.noise = ActionNoise(
+            cfg.noise,
+            f"{self.name}.noise",
+            horizon=cfg.horizon,
+            num_envs=num_envs,
+            columns=head.num_noise,
+            space=env.action_space,
+            device=device,
+        )
         self._t = 0
         self._obs: Observation = {}
         self._sample: Sample | None = None
@@ -242,12 +250,11 @@ class OnPolicy(Algorithm):
 
     def begin_rollout(self) -> None:
         """Draws the noise of all steps: one operation, and none that follows physics in a graph."""
-        self.policy.head.draw_(self._noise_of_rollout, self._noise_generator)
-        self._noise.copy_(self._noise_of_rollout[0])
+        self.noise.begin_rollout(lambda numbers: self.policy.head.draw_(numbers, self._noise_generator))
 
     def act(self, obs: Observation) -> Tensor:
         """Samples actions [num_envs, actions]."""
-        self._obs, self._sample = obs, self.policy.sample(obs, self.hidden, self._noise)
+        self._obs, self._sample = obs, self.policy.sample(obs, self.hidden, self.noise.now)
         return self._sample.action
 
     def record(self, action: Tensor, step: Transition) -> None:
@@ -259,14 +266,14 @@ class OnPolicy(Algorithm):
         self._t = (self._t + 1) % self.horizon
         if self._t == 0:
             self.is_first.copy_(step.done)
-        else:  # a graph of one step reads the same memory in every step
-            self._noise.copy_(self._noise_of_rollout[self._t])
+        self.noise.advance(self._t, step.done)
 
     def begin_episodes(self) -> None:
-        """Forgets the recurrent state."""
+        """Forgets the recurrent state, and what noise was held."""
         for state in self.hidden:
             state.zero_()
         self.is_first.fill_(True)
+        self.noise.begin_episodes()
 
     # Learning
 
@@ -537,6 +544,7 @@ class OnPolicy(Algorithm):
             "skipped": self.skipped.clone(),
             "hidden": [state.clone() for state in self.hidden],
             "is_first": self.is_first.clone(),
+            "noise": self.noise.state_dict(),
             "noise_generator": self._noise_generator.get_state(),
             "shuffle_generator": self._shuffle_generator.get_state(),
         }
@@ -558,6 +566,7 @@ class OnPolicy(Algorithm):
         for own, saved in zip(self.hidden, state["hidden"], strict=True):
             own.copy_(saved)
         self.is_first.copy_(state["is_first"])
+        self.noise.load_state_dict(state.get("noise", {}))
         restore_generator(self._noise_generator, state["noise_generator"])
         restore_generator(self._shuffle_generator, state["shuffle_generator"])
         # Loading replaced the tensor that the schedule writes to, and took over what the device of then could do.

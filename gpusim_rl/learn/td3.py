@@ -92,7 +92,8 @@ class TD3(OffPolicy):
     def record(self, action: Tensor, step: Transition) -> None:
         """Writes the step into the replay memory; where an episode ended, draws another scale of noise."""
         low, high = self.cfg.noise_min, self.cfg.noise_max
-        share = 0.5 + 0.5 * torch.erf(self._noise[:, self.num_actions :] * math.sqrt(0.5))  # uniform, of a normal one
+        normal = self.noise.now[:, self.num_actions :]
+        share = 0.5 + 0.5 * torch.erf(normal * math.sqrt(0.5))  # uniform
         torch.where(step.done[:, None], low + (high - low) * share, self.noise_scale, out=self.noise_scale)
         super().record(action, step)
 

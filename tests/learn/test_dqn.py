@@ -143,7 +143,7 @@ def test_random_options_are_equally_likely() -> None:
     for number, count in enumerate(COUNTS):
         shares = action[:, number].bincount(minlength=count) / 6000
         assert shares.tolist() == pytest.approx([1 / count] * count, abs=0.03)
-    dqn._noise.fill_(9.0)  # the error function is 1 there
+    dqn.noise.now.fill_(9.0)  # the error function is 1 there
     assert dqn.act(it.obs).unique(dim=0).tolist() == [[count - 1 for count in COUNTS]]
 
 

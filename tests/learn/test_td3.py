@@ -39,7 +39,7 @@ def test_exploration_adds_noise_of_that_scale_and_keeps_to_the_bounds() -> None:
     td3.begin_rollout()
     mean, _ = td3.policy.act(it.obs, ())
     action = td3.act(it.obs)
-    expected = (mean + 2.0 * 0.5 * td3._noise[:, :3]).clamp(-2.0, 2.0)
+    expected = (mean + 2.0 * 0.5 * td3.noise.now[:, :3]).clamp(-2.0, 2.0)
     assert torch.allclose(action, expected)
 
 

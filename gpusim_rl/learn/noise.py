@@ -1,0 +1,124 @@
+"""Random numbers that make actions explore, for one control step or for several."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from gpusim_rl.config import NoiseConfig
+from gpusim_rl.errors import ConfigError
+from gpusim_rl.spaces import ActionSpace, Box
+
+WHITE = NoiseConfig(kind="held", steps=[1.0])
+"""New numbers in every step."""
+
+
+class ActionNoise:
+    """Standard normal numbers for the actions of all envs, which may last for several control steps.
+
+    White noise is drawn anew in every step. On average it does nothing: it cannot hold a gripper closed. Noise that
+    lasts has the same distribution in each step, so log-probabilities and exploration bonuses stay as they are
+    (Hollenstein et al. 2024, arXiv 2312.11091). Numbers k steps apart have the correlation (1 - 1 / steps)^k:
+
+        held      z' = z, or with probability 1 / steps a new number
+        coloured  z' = (1 - 1 / steps) z + sqrt(1 - (1 - 1 / steps)^2) x a new number
+
+    A new episode begins with new numbers. All memory is fixed, and nothing is read on the host.
+
+    Args:
+        cfg: Settings.
+        key: Where they stand, for errors.
+        horizon: Control steps of a rollout.
+        num_envs: Environments.
+        columns: Numbers of an env and step: those of the action, then others, which are always new.
+        space: What actions there are.
+        device: Where everything lives.
+
+    Attributes:
+        now: For the next control step, [num_envs, columns]. The tensor is never replaced.
+
+    Raises:
+        ConfigError: The settings do not fit the actions.
+    """
+
+    def __init__(
+        self,
+        cfg: NoiseConfig,
+        key: str,
+        *,
+        horizon: int,
+        num_envs: int,
+        columns: int,
+        space: ActionSpace,
+        device: torch.device,
+    ) -> None:
+        self._lasts, self._held = any(steps > 1.0 for steps in cfg.steps), cfg.kind == "held"
+        if self._lasts and not isinstance(space, Box):
+            raise ConfigError(f"{key}.steps={cfg.steps}: discrete actions have no such noise. Try {key}.steps=[1]")
+        if len(cfg.steps) not in (1, space.size):
+            raise ConfigError(
+                f"{key}.steps has {len(cfg.steps)} numbers, and an action has {space.size}. Try one number for all"
+            )
+        self._actions = space.size
+        more = space.size if self._lasts and self._held else 0  # what decides whether a number is drawn anew
+        self._of_rollout = torch.zeros(horizon, num_envs, columns + more, device=device)
+        self.now = torch.zeros(num_envs, columns, device=device)
+        self._ended = torch.ones(num_envs, dtype=torch.bool, device=device)
+        anew = 1.0 / torch.tensor(cfg.steps, device=device)
+        self._keep, self._mix = 1.0 - anew, (1.0 - (1.0 - anew).square()).sqrt()
+        self._below = torch.special.ndtri(anew)  # a standard normal number is, with probability 1 / steps
+
+    def begin_rollout(self, draw: Callable[[Tensor], object]) -> None:
+        """Draws the numbers of all steps at once.
+
+        Args:
+            draw: Fills a tensor.
+        """
+        draw(self._of_rollout)
+        self._next(0)
+
+    def advance(self, t: int, done: Bool[Tensor, " envs"]) -> None:
+        """After a control step.
+
+        Args:
+            t: The next step of the rollout; 0 at its end.
+            done: Where an episode ended.
+        """
+        if self._lasts:
+            self._ended.copy_(done)
+        if t:  # a graph of one step reads the same memory in every step
+            self._next(t)
+
+    def begin_episodes(self) -> None:
+        """All environments begin new episodes."""
+        self._ended.fill_(True)
+
+    def _next(self, t: int) -> None:
+        drawn, columns = self._of_rollout[t], self.now.shape[1]
+        if not self._lasts:
+            self.now.copy_(drawn)
+            return
+        new, old = drawn[:, : self._actions], self.now[:, : self._actions]
+        lasting = torch.where(self._ended[:, None], new, self._lasting(new, old, drawn[:, columns:]))
+        self.now.copy_(torch.cat([lasting, drawn[:, self._actions : columns]], dim=1))
+
+    def _lasting(
+        self, new: Float[Tensor, "envs actions"], old: Float[Tensor, "envs actions"], chance: Float[Tensor, "envs _"]
+    ) -> Float[Tensor, "envs actions"]:
+        if self._held:
+            return torch.where(chance < self._below, new, old)
+        return self._keep * old + self._mix * new
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the next rollout depends on; empty for white noise."""
+        return {"now": self.now.clone(), "ended": self._ended.clone()} if self._lasts else {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restores `state_dict`. Noise that did not last before begins anew."""
+        if state and self._lasts:
+            self.now.copy_(state["now"])
+            self._ended.copy_(state["ended"])

@@ -1,0 +1,142 @@
+"""Exploration noise that lasts: its distribution, its correlation in time, and the ends of episodes."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from gpusim_rl import checkpoint_file
+from gpusim_rl.api import prepare
+from gpusim_rl.config import NoiseConfig
+from gpusim_rl.errors import ConfigError
+from gpusim_rl.learn.noise import WHITE, ActionNoise
+from gpusim_rl.run.trainer import Trainer
+from gpusim_rl.spaces import Box, MultiDiscrete
+from gpusim_rl.testing.conformance import differences
+from gpusim_rl.testing.sync_counter import SyncCounter
+from helpers.off_policy import ACTOR_CRITICS, settings_of
+from helpers.training import SMALL_PPO, merged, the_run
+
+ENVS, ACTIONS, HORIZON = 4000, 3, 8
+KINDS = ("held", "coloured")
+
+
+def make(cfg: NoiseConfig, **more: Any) -> ActionNoise:
+    sizes = {"horizon": HORIZON, "num_envs": ENVS, "columns": ACTIONS, "space": Box(ACTIONS)}
+    return ActionNoise(cfg, "ppo.noise", **{**sizes, "device": torch.device("cpu"), **more})
+
+
+def run(noise: ActionNoise, steps: int, done: Any = None, seed: int = 0) -> Tensor:
+    """Numbers of successive control steps, [steps, envs, columns]."""
+    generator = torch.Generator().manual_seed(seed)
+    found = []
+    for step in range(steps):
+        t = step % HORIZON
+        if t == 0:
+            noise.begin_rollout(lambda numbers: numbers.normal_(generator=generator))
+        found.append(noise.now.clone())
+        ended = torch.zeros(noise.now.shape[0], dtype=torch.bool) if done is None else done(step)
+        noise.advance((t + 1) % HORIZON, ended)
+    return torch.stack(found)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_number_is_standard_normal_and_lasts_as_long_as_it_should(kind: str) -> None:
+    lasts = [1.0, 4.0, 20.0]
+    z = run(make(NoiseConfig(kind=kind, steps=lasts)), 30)  # type: ignore[arg-type]
+    spread = 4.0 / math.sqrt(ENVS)  # four standard errors
+    for step in (0, 7, 8, 29):
+        assert (z[step].mean(dim=0).abs() < spread).all()
+        assert ((z[step].std(dim=0) - 1.0).abs() < spread).all()
+        assert ((z[step] > 1.0).float().mean(dim=0) - 0.1587 < spread).all()
+    for lag in (1, 2, 9):
+        for column, steps in enumerate(lasts):
+            for start in (0, 6, 20):
+                correlation = (z[start, :, column] * z[start + lag, :, column]).mean()
+                assert float(correlation) == pytest.approx((1.0 - 1.0 / steps) ** lag, abs=1.5 * spread)
+    cross = torch.corrcoef(z[29].T) - torch.eye(ACTIONS)
+    assert cross.abs().max() < spread
+
+
+def test_held_numbers_stay_the_same_and_coloured_ones_drift() -> None:
+    held, coloured = (run(make(NoiseConfig(kind=kind, steps=[10.0])), 20) for kind in KINDS)  # type: ignore[arg-type]
+    same = (held[1:] == held[:-1]).float().mean()
+    assert float(same) == pytest.approx(0.9, abs=0.01)
+    assert (coloured[1:] == coloured[:-1]).float().mean() < 1e-4
+    assert ((coloured[1:] - coloured[:-1]).std() - math.sqrt(2.0 * 0.1)).abs() < 0.01
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_new_episode_begins_with_new_numbers(kind: str) -> None:
+    ends = torch.zeros(40, ENVS, dtype=torch.bool)
+    ends[5, ::2] = ends[HORIZON - 1, 1::2] = True  # within a rollout, and at its end
+    z = run(make(NoiseConfig(kind=kind, steps=[1000.0])), 12, lambda step: ends[step])  # type: ignore[arg-type]
+    for end, envs in ((5, slice(0, None, 2)), (HORIZON - 1, slice(1, None, 2))):
+        before, after = z[end, envs].flatten(), z[end + 1, envs].flatten()
+        assert torch.corrcoef(torch.stack([before, after]))[0, 1].abs() < 0.05
+        others = slice(1 - (envs.start or 0), None, 2)
+        assert torch.corrcoef(torch.stack([z[end, others].flatten(), z[end + 1, others].flatten()]))[0, 1] > 0.99
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_other_columns_are_always_new(kind: str) -> None:
+    z = run(make(NoiseConfig(kind=kind, steps=[100.0]), columns=ACTIONS + 2), 16)  # type: ignore[arg-type]
+    assert z.shape[2] == ACTIONS + 2
+    assert torch.corrcoef(torch.stack([z[3, :, ACTIONS], z[4, :, ACTIONS]]))[0, 1].abs() < 0.07
+    assert torch.corrcoef(torch.stack([z[3, :, 0], z[4, :, 0]]))[0, 1] > 0.95
+
+
+def test_white_noise_is_what_is_drawn() -> None:
+    z = run(make(WHITE), 2 * HORIZON, seed=3)
+    generator = torch.Generator().manual_seed(3)
+    drawn = [torch.empty(HORIZON, ENVS, ACTIONS).normal_(generator=generator) for _ in range(2)]
+    assert torch.equal(z, torch.cat(drawn))
+    assert make(WHITE).state_dict() == {}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_it_waits_for_nothing_and_resumes_exactly(kind: str) -> None:
+    cfg = NoiseConfig(kind=kind, steps=[5.0])  # type: ignore[arg-type]
+    first = make(cfg)
+    run(first, HORIZON)
+    with SyncCounter() as syncs:
+        run(first, HORIZON)
+    assert syncs.total == 0, syncs.locations
+    second = make(cfg)
+    second.load_state_dict(first.state_dict())
+    assert torch.equal(run(first, HORIZON, seed=9), run(second, HORIZON, seed=9))
+
+
+def test_settings_that_do_not_fit_are_one_line() -> None:
+    with pytest.raises(ConfigError, match=r"ppo\.noise\.steps has 2 numbers, and an action has 3\. Try one number"):
+        make(NoiseConfig(kind="held", steps=[1.0, 2.0]))
+    with pytest.raises(ConfigError, match=r"discrete actions have no such noise\. Try ppo\.noise\.steps=\[1\]"):
+        make(NoiseConfig(kind="held", steps=[2.0]), space=MultiDiscrete((3, 3, 3)))
+    for steps in ("[0.5]", "[]", "[.nan]", "7"):
+        with pytest.raises(ConfigError, match=r"ppo\.noise\.steps must be a list of numbers >= 1, e\.g\. \[60\]"):
+            prepare("Cartpole", ppo={"noise": {"steps": eval(steps.replace(".nan", "float('nan')"))}})
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", ["ppo", *ACTOR_CRITICS])
+def test_a_run_resumes_bit_for_bit(name: str, kind: str, tmp_path: Path) -> None:
+    noise = {"noise": {"kind": kind, "steps": [6.0]}}
+    section = merged(SMALL_PPO, noise) if name == "ppo" else settings_of(name, noise)
+
+    def trainer(part: str, iterations: int) -> Trainer:
+        log = {"console": "quiet", "dir": str(tmp_path / part)}
+        more: dict[str, Any] = {name: section, "task": {"episode_length": 9}, "log": log}
+        return Trainer(prepare("Cartpole", algo=name, num_envs=8, max_iterations=iterations, **more))
+
+    trainer("whole", 6).train()
+    trainer("parts", 3).train()
+    Trainer(prepare("Cartpole", checkpoint=str(the_run(tmp_path / "parts")), max_iterations=6)).train()
+    ends = [checkpoint_file.load(the_run(tmp_path / x) / "checkpoints" / "last.pt") for x in ("whole", "parts")]
+    for part in ("policy", "algorithm"):
+        assert differences(ends[0][part], ends[1][part]) == []
+    assert ends[0]["algorithm"]["noise"].keys() == {"now", "ended"}
