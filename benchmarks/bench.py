@@ -231,7 +231,7 @@ def learn(args: argparse.Namespace) -> int:
             stop.set()
             pool.shutdown(cancel_futures=True)
     outcomes = list(known.values())
-    lines = learning.table(outcomes, goals)
+    lines = learning.table(outcomes, goals, learning.read_others(args.out / "off_policy.json"))
     print("\n".join(lines))
     if args.page.is_file():
         write(args.page, learning.fill(args.page.read_text(), lines))

@@ -137,6 +137,53 @@ def write_outcomes(file: Path, outcomes: Sequence[Outcome]) -> None:
         target.write((json.dumps({"schema": SCHEMA, "outcomes": entries}, indent=1) + "\n").encode())
 
 
+@dataclass(frozen=True, slots=True)
+class Other:
+    """A training by another algorithm than the task's PPO, from off_policy.json.
+
+    Attributes:
+        algo: Name of the algorithm.
+        curve: Env steps [million], seconds and return.
+        success: Share of evaluated episodes that succeed; None where none was measured.
+    """
+
+    algo: str
+    curve: list[list[float]]
+    success: float | None = None
+
+
+def read_others(file: Path) -> dict[str, list[Other]]:
+    """Trainings by other algorithms, by task; nothing where there is no file."""
+    if not file.is_file():
+        return {}
+    found: dict[str, list[Other]] = {}
+    for run in json.loads(file.read_text())["runs"]:
+        found.setdefault(run["task"], []).append(Other(run["algo"], run["curve"], run.get("success")))
+    return found
+
+
+def best_algorithm(seeds: Sequence[Outcome], others: Sequence[Other]) -> str:
+    """Which algorithm reaches the threshold in the least time, and which in fewer env steps than that one.
+
+    Where none has reached it: the one that succeeds, or whose return is the highest.
+    """
+    threshold = seeds[0].threshold
+    reached = [("ppo", o.env_steps_to_threshold, o.seconds_to_threshold) for o in seeds if o.reached]
+    for other in others:
+        point = next((point for point in other.curve if point[2] >= threshold), None)
+        if point is not None:
+            reached.append((other.algo, point[0] * 1e6, point[1]))
+    times = [(seconds, steps, algo) for algo, steps, seconds in reached if seconds is not None and steps is not None]
+    if not times:
+        succeeded = [(other.success, other.algo) for other in others if other.success is not None]
+        ends = [(o.final_return, "ppo") for o in seeds if o.final_return is not None]
+        ends += [(other.curve[-1][2], other.algo) for other in others if other.curve]
+        return f"`{max(succeeded or ends)[1]}`" if succeeded or ends else ""
+    fastest = min(times)[2]
+    _, fewest, frugal = min(times, key=lambda entry: entry[1])
+    return f"`{fastest}`" if frugal == fastest else f"`{fastest}`; in steps `{frugal}`, {fewest / 1e6:.1f} M"
+
+
 def measure_run(outcome: Outcome, run: Path) -> Outcome:
     """Brings an outcome up to date with the rows that its run has written.
 
@@ -358,11 +405,14 @@ def describe(outcome: Outcome) -> str:
     return f"{outcome.task} seed {outcome.seed}: {value}"
 
 
-def table(outcomes: Sequence[Outcome], goals: Mapping[str, Goal]) -> list[str]:
+def table(
+    outcomes: Sequence[Outcome], goals: Mapping[str, Goal], others: Mapping[str, Sequence[Other]] | None = None
+) -> list[str]:
     """Markdown: one row per task, medians where there are several seeds, and what must be known to read them."""
     lines = [
-        "| task | success | threshold | reached | env steps | time | hardware | return | random | published |",
-        "|---|---|---:|---|---:|---:|---|---:|---:|---|",
+        "| task | success | threshold | reached | env steps | time | hardware | return | random | best algorithm |"
+        " published |",
+        "|---|---|---:|---|---:|---:|---|---:|---:|---|---|",
     ]
     for task in sorted({outcome.task for outcome in outcomes}):
         seeds = [outcome for outcome in outcomes if outcome.task == task]
@@ -385,6 +435,7 @@ def table(outcomes: Sequence[Outcome], goals: Mapping[str, Goal]) -> list[str]:
             hardware(seeds[0].environment),
             f"{final:,.0f}{few}" if final is not None else "–",
             f"{random:,.0f}" if random is not None else "–",
+            best_algorithm(seeds, (others or {}).get(task, ())),
             goal.compare if goal else "",
         ]
         lines.append(f"| {' | '.join(cells)} |")
@@ -423,7 +474,9 @@ def _notes(outcomes: Sequence[Outcome]) -> list[str]:
         " exploration; tasks whose return says it all have none. A task has reached its threshold when a mean of"
         f" {WINDOW} episodes has. `env steps` and `time` are those until then, or until the end of its time. `return`"
         f" is the mean of the last {WINDOW} episodes at the end of the training, which can be a little lower than the"
-        " threshold. Not above random: it has not learned in this time.",
+        " threshold. Not above random: it has not learned in this time. All rows are PPO's. `best algorithm` also knows"
+        " the trainings in off_policy.json: it is the one that reaches the threshold in the least time, or where none"
+        " does, that succeeds or comes furthest.",
         "",
         f"Settings other than the task's own: {settings or 'none'}.",
     ]

@@ -21,7 +21,9 @@ from gpusim_rl.errors import ConfigError
 from learning import (
     POINTS,
     Goal,
+    Other,
     Outcome,
+    best_algorithm,
     describe,
     draw,
     fill,
@@ -30,6 +32,7 @@ from learning import (
     measure_run,
     random_return,
     read_goals,
+    read_others,
     read_outcomes,
     table,
     train_to,
@@ -141,12 +144,24 @@ def test_the_table_tells_medians_and_what_is_not_reached():
         ],
         {"Ant": Goal(task="Ant", threshold=100.0, compare="5466, skrl")},
     )
-    assert lines[2] == "| `Ant` |  | 100 | 2 of 2 | 2.0 M | 40 s | 2 CPU cores | 120 | 3 | 5466, skrl |"
+    assert lines[2] == "| `Ant` |  | 100 | 2 of 2 | 2.0 M | 40 s | 2 CPU cores | 120 | 3 | `ppo` | 5466, skrl |"
     assert lines[3].startswith("| `Hopper` |  | 100 | 0 of 1, not above random | 0.0 M |")
-    assert lines[4] == "| `Walker2d` |  | 100 | 0 of 1 | 7.0 M | 10 min | ? CPU cores | -1,500 | – |  |"
+    assert lines[4] == "| `Walker2d` |  | 100 | 0 of 1 | 7.0 M | 10 min | ? CPU cores | -1,500 | – | `ppo` |  |"
     assert lines[5] == "" and lines[6].startswith("1 to 2 seeds of each task, medians. `success` is what the task")
     assert "A task has reached its threshold when a mean of 100 episodes has." in lines[6]
     assert lines[8] == "Settings other than the task's own: `Hopper` `num_envs=8 ppo.horizon=2`."
+
+
+def test_the_best_algorithm_is_the_fastest_and_the_one_of_fewest_steps_is_named_too():
+    slow = outcome(reached=True, env_steps_to_threshold=2e6, seconds_to_threshold=90.0)
+    frugal, quick = Other("sac", [[0.2, 50.0, 60.0], [0.3, 200.0, 101.0]]), Other("td3", [[0.5, 40.0, 130.0]])
+    assert best_algorithm([slow], []) == "`ppo`"
+    assert best_algorithm([slow], [frugal]) == "`ppo`; in steps `sac`, 0.3 M"
+    assert best_algorithm([slow], [frugal, quick]) == "`td3`; in steps `sac`, 0.3 M"
+    assert best_algorithm([outcome(final_return=5.0)], [Other("sac", [[1.0, 9.0, 50.0]])]) == "`sac`"
+    assert best_algorithm([outcome(final_return=70.0)], [Other("sac", [[1.0, 9.0, 50.0]])]) == "`ppo`"
+    assert best_algorithm([outcome(final_return=70.0)], [Other("td3", [[1.0, 9.0, 50.0]], success=0.6)]) == "`td3`"
+    assert best_algorithm([outcome()], []) == ""
 
 
 def test_success_comes_first_where_it_is_known():
@@ -214,8 +229,9 @@ def test_the_page_shows_the_committed_data():
     assert root is not None
     goals = read_goals(root / "benchmarks" / "learn.yaml")
     outcomes = read_outcomes(root / "benchmarks" / "tasks.json")
+    others = read_others(root / "benchmarks" / "off_policy.json")
     page = (root / "docs" / "benchmarks.md").read_text()
-    assert "<!-- learn -->" in page and fill(page, table(outcomes, goals)) == page
+    assert "<!-- learn -->" in page and fill(page, table(outcomes, goals, others)) == page
     for found in outcomes:
         assert found.task in goals and found.environment["git"]["sha"], found.task
         assert found.threshold == goals[found.task].threshold, found.task
