@@ -25,11 +25,14 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """What `-n auto` means: a process for each CPU; none where there is one CPU, and for tests that a test starts."""
+    """What `-n auto` means: a process for each CPU, and one more, because many tests wait for what they have started.
+
+    None where there is one CPU, and for tests that a test starts.
+    """
     from gpusim_rl.hardware import available_cpus
 
     cpus = available_cpus()
-    return 0 if cpus == 1 or IN_A_WORKER else min(cpus, MAX_WORKERS)
+    return 0 if cpus == 1 or IN_A_WORKER else min(cpus + 1, MAX_WORKERS)
 
 
 def pytest_configure(config: pytest.Config) -> None:
