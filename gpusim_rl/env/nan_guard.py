@@ -40,7 +40,7 @@ class NanGuard:
     def __init__(self, sim: Sim, num_actions: int) -> None:
         self._articulations = {name: sim.articulation(name) for name in sim.scene.articulation_names}
         self._fields = [
-            (name, key) for name, found in self._articulations.items() for key in _state_keys(sim.scene, found)
+            (name, key) for name, found in self._articulations.items() for key in state_keys(sim.scene, found)
         ]
         width = sum(part.shape[1] for part in self._parts())
         # Of all envs, from the newest step until one diverges: that step's from then on. State and action lie together.
@@ -135,7 +135,8 @@ def put_state(sim: Sim, state: Mapping[str, Mapping[str, Tensor]]) -> None:
     sim.refresh()
 
 
-def _state_keys(scene: Scene, articulation: Articulation) -> tuple[str, ...]:
+def state_keys(scene: Scene, articulation: Articulation) -> tuple[str, ...]:
+    """Names of the properties that are the state of an articulation."""
     root = scene.model.body(f"{articulation.name}/{articulation.body_names[0]}")
     joint = int(root.jntadr[0])
     free = joint >= 0 and scene.model.jnt_type[joint] == mujoco.mjtJoint.mjJNT_FREE.value

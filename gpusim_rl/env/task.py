@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -19,6 +20,30 @@ from gpusim_rl.sim import Scene, Sim
 
 MOST_SUBSTEPS = 10_000
 """Physics steps per action. The simulator takes them in one call, which neither Ctrl-C nor a signal ends."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResetFromConfig:
+    """Settings of resets from states that episodes have reached (`gpusim_rl.env.reached_states`)."""
+
+    share: float = 0.0
+    """Part of the resets that begin from a state which an episode has reached; 0 = none."""
+    capacity: int = 4096
+    """States that are kept; the newest replace the oldest."""
+    chance: float = 0.05
+    """That a state which is worth keeping is kept, per env and control step."""
+
+    def __post_init__(self) -> None:
+        """Checks the ranges.
+
+        Raises:
+            ConfigError: A value is out of its range.
+        """
+        for key, low in (("share", 0.0), ("chance", 1e-6)):
+            if not low <= getattr(self, key) <= 1.0:
+                raise ConfigError(f"task.reset_from.{key} must be in [{low:g}, 1], got {getattr(self, key)}; try 0.1")
+        if self.capacity < 1:
+            raise ConfigError(f"task.reset_from.capacity must be positive, got {self.capacity}; try 4096")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +67,8 @@ class TaskConfig:
     """Whether `randomization_params` is applied."""
     randomization_params: dict[str, Any] = field(default_factory=dict)
     """Which properties of the envs are random, and how: docs/randomization.md."""
+    reset_from: ResetFromConfig = field(default_factory=ResetFromConfig)
+    """Resets from states that episodes have reached."""
 
     def __post_init__(self) -> None:
         """Checks the relations between the values.
@@ -64,6 +91,10 @@ class TaskConfig:
             )
         if self.clip_observations is not None and not self.clip_observations > 0:
             raise ConfigError(f"task.clip_observations must be positive or null, got {self.clip_observations}")
+
+    def whole_episodes(self: Cfg) -> Cfg:
+        """These settings for an evaluation: all episodes are whole, and begin as the task says."""
+        return dataclasses.replace(self, randomize_episode_start=False, reset_from=ResetFromConfig())
 
     @property
     def decimation(self) -> int:
@@ -190,6 +221,13 @@ class Task(ABC, Generic[Cfg]):
             done: Envs whose episode has just ended, bool [num_envs]. They are still in their last state; VecEnv resets
                 them next.
         """
+
+    def worth_keeping(self) -> Bool[Tensor, " envs"]:
+        """Returns the envs whose state may be the start of another episode, bool [num_envs]. Optional; all by default.
+
+        VecEnv calls it once per control step where `cfg.reset_from.share` is above 0.
+        """
+        return torch.ones_like(self.progress, dtype=torch.bool)
 
     def stats(self) -> dict[str, Float[Tensor, " envs"]]:
         """Returns numbers to log as `task/<name>`, shape [num_envs] each: levels, errors, successes. Optional.

@@ -13,6 +13,7 @@ from gpusim_rl.config import SimConfig
 from gpusim_rl.env.environment import Environment, Observation, Step
 from gpusim_rl.env.nan_guard import NanGuard
 from gpusim_rl.env.randomize import Randomizer
+from gpusim_rl.env.reached_states import ReachedStates
 from gpusim_rl.env.task import Task, TaskConfig
 from gpusim_rl.errors import ConfigError, TaskError
 from gpusim_rl.sim import Sim, SimChoice, make_sim
@@ -89,6 +90,10 @@ class VecEnv(Environment):
                 clip_actions=cfg.clip_actions,
                 seed=seed,
             )
+        self.reached: ReachedStates | None = None
+        if cfg.reset_from.share > 0.0:
+            self.reached = ReachedStates(cfg.reset_from, self.task, sim, seed)
+            self.stateful = [self.task, self.reached]
         self.obs_sizes: dict[str, int] = {}
         self._obs: Observation = {}
         self._stepped = False
@@ -269,6 +274,10 @@ class VecEnv(Environment):
         task.advance(done)
         stats = {name: value.masked_fill(diverged, torch.nan) for name, value in task.stats().items()}
         final_obs = {g: value.masked_fill_(diverged[:, None], 0.0) for g, value in self._observe().items()}
+        if self.reached is not None:
+            worth = task.worth_keeping()
+            self._check_mask("worth_keeping", worth)
+            self.reached.keep(worth & ~done)
         self.staggered.masked_fill_(done, False)
         reward = values.sum(dim=0)
         ends = terminated, truncated, diverged, bad_action, done, incomplete
@@ -286,6 +295,8 @@ class VecEnv(Environment):
         if self.randomizer is not None:
             self.randomizer.reset(where)
         self.task.reset(where)
+        if self.reached is not None:
+            self.reached.begin(where)
 
     def _look(self) -> Observation:
         return self._observe()
@@ -382,8 +393,10 @@ class VecEnv(Environment):
         task = self.task.state_dict()
         task["tensors"] = {k: v for k, v in task["tensors"].items() if not torch.equal(v, self._initial[k])}
         randomizer = {} if self.randomizer is None else {"randomizer": self.randomizer.state_dict()}
+        reached = {} if self.reached is None else {"reached": self.reached.state_dict()}
         return {
             **randomizer,
+            **reached,
             "sim": self.sim.state_dict(),
             "task": task,
             "progress": self.progress.clone(),
@@ -405,6 +418,8 @@ class VecEnv(Environment):
         self.task.load_state_dict({**state["task"], "tensors": self._initial | state["task"]["tensors"]})
         if self.randomizer is not None and "randomizer" in state:
             self.randomizer.load_state_dict(state["randomizer"])
+        if self.reached is not None and "reached" in state:
+            self.reached.load_state_dict(state["reached"])
         self.progress.copy_(state["progress"])
         self.staggered.copy_(state["staggered"])
         self._obs = {group: value.to(self.device) for group, value in state["obs"].items()}

@@ -172,7 +172,7 @@ class Evaluation:
             except ConfigError as error:
                 raise ConfigError(f"eval.num_envs={cfg.eval.num_envs}: {error}") from None
         else:
-            whole = dataclasses.replace(cfg.task, randomize_episode_start=False)
+            whole = cfg.task.whole_episodes()
             sim = dataclasses.replace(cfg.sim, num_threads=1)
             self.env = VecEnv.make(
                 task_class, whole, num_envs=cfg.eval.num_envs, choice=choice, sim=sim, seed=cfg.eval.seed

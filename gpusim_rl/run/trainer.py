@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import os
 import secrets
@@ -328,7 +327,7 @@ class Trainer:
         if issubclass(task_class, Environment):
             return task_class.from_settings(cfg.env, num_envs=cfg.num_envs, seed=self.seed)
         if cfg.test:  # whole episodes only
-            task_cfg = dataclasses.replace(task_cfg, randomize_episode_start=False)
+            task_cfg = task_cfg.whole_episodes()
         scene = task_class.scene(task_cfg)
         self._fitting_envs = warn_of_memory(self.spec, scene, self.choice, self.rl_device)
         sim = make_sim(scene, self.choice, cfg.num_envs, cfg.sim)

@@ -193,7 +193,7 @@ class Player:
 
 def _whole_episodes(task_class: type[Task[Any]], cfg: RunConfig, choice: SimChoice, num_envs: int, seed: int) -> VecEnv:
     """The envs of a task, where all episodes begin at their start."""
-    task_cfg = dataclasses.replace(cfg.task, randomize_episode_start=False)
+    task_cfg = cfg.task.whole_episodes()
     return VecEnv.make(task_class, task_cfg, num_envs=num_envs, choice=choice, sim=cfg.sim, seed=seed)
 
 

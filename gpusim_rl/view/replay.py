@@ -84,7 +84,7 @@ class Replay:
         task_class = load_task_class(state["config"]["task"].get("_target_"))
         algorithm_class = load_algorithm_class(state["config"]["algo"].get("_target_"))
         cfg = build_run(state["config"], task_class=task_class, algorithm_class=algorithm_class)
-        task_cfg = dataclasses.replace(cfg.task, randomize_episode_start=False, randomize=False)
+        task_cfg = dataclasses.replace(cfg.task.whole_episodes(), randomize=False)
         choice = choose_sim(sim or SIMULATORS[state["sim"]].plays_on, torch.device("cpu"))
         env = VecEnv.make(task_class, task_cfg, num_envs=1, choice=choice, sim=cfg.sim, seed=0)
         env.reset()

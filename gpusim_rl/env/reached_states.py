@@ -1,0 +1,124 @@
+"""States that episodes have reached, as starts for others."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from jaxtyping import Bool
+from torch import Tensor
+
+from gpusim_rl.env.nan_guard import state_keys
+from gpusim_rl.env.random import EnvRandom
+from gpusim_rl.env.task import ResetFromConfig, Task, kept_tensors
+from gpusim_rl.errors import ConfigError
+from gpusim_rl.sim import Sim
+
+
+class ReachedStates:
+    """Lets episodes begin where others have been: behind what exploration finds by chance only.
+
+    Salimans and Chen 2018 (arXiv 1812.03381) begin in the states of a demonstration, Florensa et al. 2017 (arXiv
+    1707.05300) in those from which the goal is reached now and then. Here a task says which states are worth keeping
+    (`Task.worth_keeping`), and a share of the resets begins in one of them. A state is that of all articulations, and
+    the task's own tensors of an env.
+
+    The states are in a ring of fixed memory. Everything is decided by masks on the device.
+
+    Args:
+        cfg: Settings.
+        task: The task. Its tensors are read and written in place.
+        sim: Its simulator.
+        seed: Of the choices.
+
+    Raises:
+        ConfigError: The ring holds fewer states than there are envs.
+    """
+
+    def __init__(self, cfg: ResetFromConfig, task: Task[Any], sim: Sim, seed: int) -> None:
+        envs = sim.num_envs
+        if cfg.capacity < envs:
+            raise ConfigError(
+                f"task.reset_from.capacity={cfg.capacity} is less than num_envs={envs}; try"
+                f" task.reset_from.capacity={4 * envs}"
+            )
+        self._cfg, self._task = cfg, task
+        self._random = EnvRandom(envs, sim.device, seed + 1)
+        self._articulations = {name: sim.articulation(name) for name in sim.scene.articulation_names}
+        world = {"root_ang_vel_local": "root_ang_vel"}  # what `set_state` takes
+        self._fields = [
+            (name, world.get(key, key)) for name, a in self._articulations.items() for key in state_keys(sim.scene, a)
+        ]
+        # One row more than states: what is not kept is written there.
+        self._states = [self._ring(value) for value in self._of_simulator()]
+        self._tensors = {name: self._ring(value) for name, value in self._of_task().items()}
+        self.total = torch.zeros((), dtype=torch.int64, device=sim.device)
+
+    def _ring(self, value: Tensor) -> Tensor:
+        return value.new_zeros(self._cfg.capacity + 1, *value.shape[1:])
+
+    def _of_simulator(self) -> list[Tensor]:
+        return [getattr(self._articulations[name], key) for name, key in self._fields]
+
+    def _of_task(self) -> dict[str, Tensor]:
+        """The task's own tensors that have a row for each env."""
+        task = self._task
+        shared = {id(task.actions), id(task.progress)}  # VecEnv's
+        found = kept_tensors(vars(task))
+        return {name: x for name, x in found if x.ndim and x.shape[0] == task.num_envs and id(x) not in shared}
+
+    def keep(self, where: Bool[Tensor, " envs"]) -> None:
+        """Keeps the states of some envs, by chance.
+
+        Args:
+            where: Envs whose state is worth it, bool [num_envs].
+        """
+        capacity = self._cfg.capacity
+        chosen = where & (self._random.uniform() < self._cfg.chance)
+        place = (self.total + chosen.cumsum(0) - 1).remainder_(capacity).masked_fill_(~chosen, capacity)
+        for ring, value in zip(self._states, self._of_simulator(), strict=True):
+            ring.index_copy_(0, place, value)
+        for name, value in self._of_task().items():
+            self._tensors[name].index_copy_(0, place, value)
+        self.total += chosen.sum()
+
+    def begin(self, where: Bool[Tensor, " envs"]) -> None:
+        """Writes kept states into a share of the envs that the task has just reset.
+
+        Args:
+            where: Envs that were reset, bool [num_envs].
+        """
+        filled = self.total.clamp(max=self._cfg.capacity)
+        chance, which = self._random.uniform(0.0, 1.0, 2).unbind(dim=1)
+        chosen = where & (chance < self._cfg.share) & (filled > 0)
+        place = (which * filled).long()
+        rows: dict[str, dict[str, Tensor]] = {name: {} for name in self._articulations}
+        for (name, key), ring in zip(self._fields, self._states, strict=True):
+            rows[name][key] = ring.index_select(0, place)
+        for name, state in rows.items():
+            self._articulations[name].set_state(chosen, **state)
+        own = self._of_task()
+        for name, ring in self._tensors.items():
+            mask = chosen.view(-1, *[1] * (ring.ndim - 1))
+            own[name].copy_(torch.where(mask, ring.index_select(0, place), own[name]))
+
+    def state_dict(self) -> dict[str, Any]:
+        """The kept states and the random streams."""
+        return {
+            "total": self.total.clone(),
+            "states": [ring.clone() for ring in self._states],
+            "tensors": {name: ring.clone() for name, ring in self._tensors.items()},
+            "random": self._random.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restores `state_dict`; states of another capacity are forgotten."""
+        saved = [*state["states"], *state["tensors"].values()]
+        if [x.shape for x in saved] != [x.shape for x in (*self._states, *self._tensors.values())]:
+            return
+        self.total.copy_(state["total"])
+        for ring, rows in zip(self._states, state["states"], strict=True):
+            ring.copy_(rows)
+        for name, rows in state["tensors"].items():
+            self._tensors[name].copy_(rows)
+        self._random.load_state_dict(state["random"])

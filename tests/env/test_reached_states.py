@@ -1,0 +1,147 @@
+"""Resets from reached states: what is kept, what begins there, and that evaluations do not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from gpusim_rl import checkpoint_file
+from gpusim_rl.api import make_env, prepare
+from gpusim_rl.env.task import TaskConfig
+from gpusim_rl.errors import ConfigError
+from gpusim_rl.run.trainer import Trainer
+from gpusim_rl.testing.conformance import differences
+from gpusim_rl.testing.sync_counter import SyncCounter
+from helpers.training import SMALL_PPO, the_run
+
+ENVS = 6
+
+
+def make(task: str = "Cartpole", envs: int = ENVS, sim: str = "mujoco", **settings: Any) -> Any:
+    reset_from = {"share": 1.0, "capacity": 8, "chance": 1.0, **settings.pop("reset_from", {})}
+    more = {"episode_length": 5, "randomize_episode_start": False, "reset_from": reset_from, **settings}
+    env = make_env(task, num_envs=envs, sim=sim, device="cpu", seed=4, task=more)
+    env.reset()
+    return env
+
+
+def state(env: Any) -> Tensor:
+    robot = env.task.robot
+    return torch.cat([robot.joint_pos, robot.joint_vel], dim=1)
+
+
+def act(env: Any, generator: torch.Generator) -> Tensor:
+    return torch.rand(env.num_envs, env.num_actions, generator=generator) * 2.0 - 1.0
+
+
+@pytest.mark.parametrize("sim", ["mujoco", "mjwarp"])
+def test_the_newest_states_that_are_worth_it_are_kept_and_episodes_begin_there(sim: str) -> None:
+    env, generator = make(sim=sim), torch.Generator().manual_seed(0)
+    worth = torch.tensor([True, False, True, True, False, True])
+    env.task.worth_keeping = lambda: worth
+    kept: list[Tensor] = []
+    for number in range(1, 13):
+        reset, seen = env._reset, {}
+
+        def note(where: Tensor, reset: Any = reset, seen: dict[str, Tensor] = seen) -> None:
+            seen["state"] = state(env).clone()
+            reset(where)
+
+        env._reset = note
+        step = env.step(act(env, generator))
+        env._reset = reset
+        kept += [seen["state"][i] for i in range(ENVS) if worth[i] and not step.done[i]]
+        if number % 5 == 0:
+            assert step.done.all()
+            possible = torch.stack(kept[-8:])
+            now = state(env)
+            assert ((now[:, None] - possible[None]).abs().amax(dim=2).amin(dim=1) < 1e-6).all(), "all begin there"
+            assert (env.progress == 0).all()
+    assert env.reached is not None and int(env.reached.total) == len(kept)
+
+
+@pytest.mark.parametrize(("share", "low", "high"), [(0.0, 0, 0), (0.25, 150, 250), (1.0, 800, 800)])
+def test_the_share_of_the_resets_is_as_it_should(share: float, low: int, high: int) -> None:
+    env = make(envs=800, reset_from={"share": max(share, 1e-9), "capacity": 800})
+    for _ in range(4):
+        env.step(torch.ones(800, 1))
+    assert env.reached is not None
+    for ring in env.reached._states:
+        ring.fill_(0.0123)
+    step = env.step(torch.ones(800, 1))
+    assert step.done.all()
+    begun = (state(env) - 0.0123).abs().amax(dim=1) < 1e-6
+    assert low <= int(begun.sum()) <= high
+
+
+def test_states_are_kept_by_chance() -> None:
+    env = make(envs=1000, reset_from={"capacity": 5000, "chance": 0.3})
+    env.step(torch.zeros(1000, 1))
+    assert env.reached is not None and 250 < int(env.reached.total) < 350
+
+
+def test_the_tasks_own_tensors_go_with_the_state() -> None:
+    env = make("AllegroHand", envs=4)
+    env.step(torch.zeros(4, 16))
+    assert env.reached is not None
+    goals = env.task.goal_quat.clone()
+    for _ in range(3):
+        env.step(torch.zeros(4, 16))
+    assert env.step(torch.zeros(4, 16)).done.all()
+    # Each begins with the cube and the goal of one and the same episode.
+    found = [bool((goals - env.task.goal_quat[i]).abs().amax(dim=1).min() < 1e-6) for i in range(4)]
+    assert all(found)
+
+
+def test_nothing_is_read_on_the_host() -> None:
+    env = make()
+    env.step(torch.zeros(ENVS, 1))
+    reached = env.reached
+    assert reached is not None
+    where = torch.ones(ENVS, dtype=torch.bool)
+    with SyncCounter() as syncs:
+        reached.keep(where)
+        reached.begin(where)
+    assert syncs.total == 0, syncs.locations
+
+
+def test_a_run_resumes_bit_for_bit_and_evaluations_begin_as_the_task_says(tmp_path: Path) -> None:
+    def trainer(part: str, iterations: int) -> Trainer:
+        log = {"console": "quiet", "dir": str(tmp_path / part)}
+        task = {"episode_length": 9, "reset_from": {"share": 0.7, "capacity": 16, "chance": 0.5}}
+        return Trainer(prepare("Cartpole", num_envs=8, max_iterations=iterations, ppo=SMALL_PPO, task=task, log=log))
+
+    trainer("whole", 6).train()
+    trainer("parts", 3).train()
+    run = str(the_run(tmp_path / "parts"))
+    Trainer(prepare("Cartpole", checkpoint=run, max_iterations=6)).train()
+    ends = [checkpoint_file.load(the_run(tmp_path / x) / "checkpoints" / "last.pt") for x in ("whole", "parts")]
+    for part in ("policy", "algorithm", "env"):
+        assert differences(ends[0][part], ends[1][part]) == []
+    assert int(ends[0]["env"]["reached"]["total"]) > 0
+    evaluated = Trainer(prepare("Cartpole", checkpoint=run, test=True))
+    assert evaluated.env.reached is None  # type: ignore[reportAttributeAccessIssue]
+    evaluated.close()
+
+
+@pytest.mark.parametrize(
+    ("settings", "line"),
+    [
+        ({"share": 1.5}, r"task\.reset_from\.share must be in \[0, 1\], got 1\.5; try 0\.1"),
+        ({"chance": 0.0}, r"task\.reset_from\.chance must be in \[1e-06, 1\], got 0\.0; try 0\.1"),
+        ({"capacity": 0}, r"task\.reset_from\.capacity must be positive, got 0; try 4096"),
+        ({"capacity": 5}, r"task\.reset_from\.capacity=5 is less than num_envs=6; try task\.reset_from\.capacity=24"),
+    ],
+)
+def test_bad_settings_are_one_line(settings: dict[str, Any], line: str) -> None:
+    with pytest.raises(ConfigError, match=line):
+        make(reset_from=settings)
+
+
+def test_it_is_off_by_default() -> None:
+    env = make_env("Cartpole", num_envs=2, device="cpu", sim="mujoco")
+    assert env.reached is None and env.cfg.reset_from == TaskConfig.__dataclass_fields__["reset_from"].default_factory()
