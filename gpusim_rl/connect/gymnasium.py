@@ -20,6 +20,7 @@ from torch import Tensor
 from gpusim_rl import spaces
 from gpusim_rl.config import EnvConfig
 from gpusim_rl.env.environment import Environment, Observation, Step
+from gpusim_rl.env.task import ResetFromConfig
 from gpusim_rl.errors import ConfigError, TaskError, did_you_mean, import_extra
 from gpusim_rl.load_class import load_function
 
@@ -31,10 +32,20 @@ CPU = torch.device("cpu")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GymnasiumConfig:
-    """The section `task`: nothing of these envs is randomised by us. Their own settings are in the section `env`."""
+    """The section `task`: nothing of these envs is set by us. Their own settings are in the section `env`."""
 
     randomize: Literal[False] = False
     randomization_params: dict[str, Any] = field(default_factory=dict)
+    reset_from: ResetFromConfig = field(default_factory=ResetFromConfig)
+
+    def __post_init__(self) -> None:
+        """Checks the values.
+
+        Raises:
+            ConfigError: These envs are asked for what they cannot do.
+        """
+        if self.reset_from.share > 0.0:
+            raise ConfigError("task.reset_from.share has no effect here: the state of these envs is not known. Try 0")
 
 
 class Result(NamedTuple):
@@ -356,6 +367,8 @@ class _Gymnasium:
         final_obs: dict[int, Any] = {}
         if self._same_step:
             begun |= np.asarray(terminated, dtype=bool) | np.asarray(truncated, dtype=bool)
+            if begun.any() and "final_obs" not in infos:
+                raise TaskError(f"{type(self._envs).__name__} resets in the same step and gives no infos['final_obs']")
             final_obs = {int(i): _of_env(infos["final_obs"], int(i)) for i in np.flatnonzero(begun)}
         return Result(obs, final_obs, reward, terminated, truncated, begun)
 
@@ -462,8 +475,9 @@ def _make(cfg: EnvConfig, num_envs: int) -> Any:
     except (gymnasium.error.NameNotFound, gymnasium.error.NamespaceNotFound, gymnasium.error.VersionNotFound):
         known = sorted(gymnasium.registry)
         raise ConfigError(f"env.id={name}: Gymnasium has no such env.{did_you_mean(name, known)}") from None
-    except (gymnasium.error.Error, ImportError, TypeError) as error:
-        raise ConfigError(f"env.id={name}: {_first_line(error)}") from None
+    except (gymnasium.error.Error, ImportError, TypeError, ValueError, LookupError, OSError) as error:
+        given = f" env.kwargs={dict(cfg.kwargs)}" if cfg.kwargs else ""
+        raise ConfigError(f"env.id={name}{given}: {_first_line(error)}") from None
     if envs.spec is None:
         envs.spec = spec
     return envs

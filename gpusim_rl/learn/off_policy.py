@@ -61,8 +61,9 @@ class OffPolicy(Algorithm):
     An iteration draws the transitions of all its updates at once, and normalises them once. Observations are stored
     raw. Their statistics are updated after the updates, from the new frames, each of which counts once.
 
-    Until `learning_starts` transitions are stored, actions are random and updates change nothing: the operations are
-    the same, so that one CUDA graph does both. An update whose gradient is not finite changes nothing either.
+    Until `learning_starts` transitions are stored, actions are random and updates change no weights: the operations
+    are the same, so that one CUDA graph does both. An update whose gradient is not finite changes no weights either.
+    The target networks move towards the others all the time.
 
     Args:
         cfg: Settings.
@@ -411,7 +412,7 @@ class OffPolicy(Algorithm):
     def memory_bytes(cls, cfg: OffPolicyConfig, env: EnvSpec, device: torch.device) -> float:
         """The replay memory, the batches of an iteration, activations of an update, and the networks."""
         groups = env.obs_sizes.keys() & {"policy", "critic"}
-        steps = max(1, cfg.replay.capacity // env.num_envs)
+        steps = max(2, cfg.replay.capacity // env.num_envs)  # fewer are refused, in one line, a little later
         replay = Replay.bytes_of(steps, env, groups, STORAGE[cfg.replay.storage])
         replay += Priorities.bytes_of(steps * env.num_envs, cfg.replay.alpha)
         obs_size, num_actions, net = sum(env.obs_sizes[g] for g in groups), env.action_space.size, cfg.network

@@ -191,7 +191,7 @@ def project(
     place = (returns.clamp(low, high) - low) * ((atoms - 1) / (high - low))
     lower = place.floor().clamp_(max=atoms - 2)  # the last atom is the upper one: no mass is lost at an integer
     upper_share = (place - lower).clamp_(max=1.0) * probabilities
-    index = lower.long()
+    index = lower.nan_to_num(0.0).long()  # what is not finite spoils the probabilities, and so the update is left out
     moved = torch.zeros_like(probabilities).scatter_add_(1, index, probabilities - upper_share)
     return moved.scatter_add_(1, index + 1, upper_share)
 

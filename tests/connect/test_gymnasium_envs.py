@@ -258,13 +258,18 @@ def trainer_of(tmp_path: Any, **settings: Any) -> Trainer:
 @pytest.mark.parametrize(
     ("env", "words"),
     [
+        (
+            {"id": "FrozenLake-v1", "kwargs": {"map_name": "nope"}},
+            "env.id=FrozenLake-v1 env.kwargs={'map_name': 'nope'}: ",
+        ),
+        ({"id": "Ant-v5", "kwargs": {"xml_file": "/nope.xml"}}, "env.id=Ant-v5 env.kwargs={'xml_file': '/nope.xml'}: "),
         ({"id": "Pendulm-v1"}, "env.id=Pendulm-v1: Gymnasium has no such env. Did you mean 'Pendulum-v1'?"),
         ({"id": "os:Pendulum-v1"}, "no module may be named here"),
         ({"id": None}, "needs env.id or env._target_"),
         ({"id": None, "_target_": "no_such_module.make"}, "env._target_=no_such_module.make: no module named"),
         ({"vectorization": "envpool"}, "pip install .gpusim-rl.envpool"),
         ({"vectorization": "vector_entry_point"}, "env.id=Pendulum-v1: "),
-        ({"kwargs": {"gravty": 3}}, "env.id=Pendulum-v1: .*gravty"),
+        ({"kwargs": {"gravty": 3}}, "env.id=Pendulum-v1 env.kwargs={'gravty': 3}: .*gravty"),
     ],
 )
 def test_wrong_settings_are_one_line(env: dict[str, Any], words: str, tmp_path: Any) -> None:
@@ -280,6 +285,8 @@ def test_settings_of_envs_need_the_task_gymnasium() -> None:
         trainer_of("unused", sim={"name": "mujoco"})
     with pytest.raises(ConfigError, match=r"task\.randomize must be"):
         prepare("Gymnasium", env={"id": "CartPole-v1"}, task={"randomize": True})
+    with pytest.raises(ConfigError, match=r"task\.reset_from\.share has no effect here"):
+        prepare("Gymnasium", env={"id": "CartPole-v1"}, task={"reset_from": {"share": 0.5}})
 
 
 def test_it_trains_resumes_with_new_episodes_and_is_evaluated(tmp_path: Any, capsys: Any) -> None:

@@ -155,9 +155,10 @@ def test_the_normaliser_counts_each_frame_once_and_rests_in_the_update(name: str
     assert torch.allclose(norms[group].var, every.var(dim=0, correction=0))
 
 
+@pytest.mark.parametrize("kind", ["prioritised", "clipped distributions"])
 @pytest.mark.parametrize("name", NAMES)
-def test_an_update_whose_gradient_is_not_finite_changes_nothing(name: str) -> None:
-    it = learner(name, "prioritised")
+def test_an_update_whose_gradient_is_not_finite_changes_nothing(name: str, kind: str) -> None:
+    it = learner(name, kind)
     it.train(2)
     it.collect()
     before = snapshot(it.algorithm)

@@ -129,3 +129,12 @@ def test_another_capacity_does_not_fit_a_checkpoint(tmp_path: Path) -> None:
 def test_fast_sac_is_a_variant_of_sac() -> None:
     cfg: Any = prepare("Ant", algo="fast_sac").cfg
     assert cfg.algo == "sac" and cfg.algorithm.network.atoms == 101 and cfg.algorithm.batch_size == 8192
+
+
+@pytest.mark.parametrize("capacity", [15, 7])
+def test_a_memory_of_less_than_two_steps_is_one_line(capacity: int, tmp_path: Path) -> None:
+    changes = {"replay": {"capacity": capacity}, "learning_starts": 4, "batch_size": 4}
+    with pytest.raises(
+        ConfigError, match=rf"sac\.replay\.capacity={capacity} holds . control steps of num_envs=8, and"
+    ):
+        trainer("sac", tmp_path, changes)
