@@ -69,7 +69,13 @@ def load(file: str, env: EnvSpec, groups: Sequence[str], *, n_step: int, gamma: 
     state = found.get("memory") if isinstance(found, Mapping) else None
     episode = found.get("episode") if isinstance(found, Mapping) else None
     reward = state.get("reward") if isinstance(state, Mapping) else None
-    if not (isinstance(reward, Tensor) and reward.ndim == 2 and type(episode) is int and episode > 0):
+    if (
+        not isinstance(reward, Tensor)
+        or reward.ndim != 2
+        or not reward.numel()
+        or type(episode) is not int
+        or episode < 1
+    ):
         raise ConfigError(f"{file} holds no demonstrations. Try one that gpusim_rl.learn.demonstrations.record wrote")
     assert isinstance(state, Mapping)
     steps, envs = reward.shape

@@ -196,6 +196,7 @@ def test_bad_files_are_one_line(file: Path, tmp_path: Path) -> None:
         ({"reward": torch.zeros(7, 4)}, r"expected final_step \[2, 4\]|expected action \[7, 4, 1\]|count 30"),
         ({"total": torch.tensor(-(2**40))}, "count -1099511627776 control steps and have 30"),
         ({"reward": "none"}, "holds no demonstrations"),
+        ({"reward": torch.zeros(STEPS, 0)}, "holds no demonstrations"),
     ):
         with pytest.raises(ConfigError, match=line):
             loaded(changed(file, tmp_path / "changed.pt", **parts))
