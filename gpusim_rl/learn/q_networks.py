@@ -35,6 +35,8 @@ class EnsembleLinear(nn.Module):
 
     def forward(self, x: Float[Tensor, "members batch size"]) -> Float[Tensor, "members batch out"]:
         """A layer of each member."""
+        if self.weight.shape[2] == 1 and x.device.type == "cpu":  # there a product with one column is 3 times as slow
+            return torch.add((x * self.weight.mT).sum(dim=2, keepdim=True), self.bias)
         return torch.baddbmm(self.bias, x, self.weight)
 
 

@@ -98,3 +98,8 @@ def test_steps_are_those_of_adamw_and_held_ones_are_none(decay: float) -> None:
         plain.step()
     for a, b in zip(ours, theirs, strict=True):
         assert torch.allclose(a, b, atol=1e-6)
+
+
+def test_a_layer_with_one_output_is_the_same_product() -> None:
+    layer, x = EnsembleLinear(3, 7, 1), torch.randn(3, 5, 7)
+    assert torch.allclose(layer(x), layer.bias + x @ layer.weight, atol=1e-6)
