@@ -641,7 +641,7 @@ def test_python_takes_a_class_with_and_without_yaml(juggler, monkeypatch):
 
     from juggler import Juggler
 
-    values = {key: value for key, value in config["task"].items() if key != "_target_"}
+    values = {key: value for key, value in config["task"].items() if key not in ("_target_", "reset_from")}
     settings = Juggler.Config(bonus=2.0, **values)
     spec = prepare(Juggler, settings, num_envs=8, sim="mujoco")
     run, task, config = spec.cfg, spec.task_class, spec.config
@@ -651,6 +651,7 @@ def test_python_takes_a_class_with_and_without_yaml(juggler, monkeypatch):
         prepare(Juggler)
 
 
+@pytest.mark.slow
 def test_a_run_from_python_is_resumed_by_its_folder_alone(train_cli, juggler, command, checkout):
     values = {key: value for key, value in task_section(tasks()["Pendulum"].file).items() if key != "_target_"}
     (juggler / "start.py").write_text(

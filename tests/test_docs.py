@@ -203,6 +203,7 @@ def test_the_task_of_the_readme_learns(tmp_path):
 # -- config.md --------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_demonstrations_are_recorded_and_learned_from(tmp_path):
     for block in blocks("docs/algorithms.md"):
         if block.file == "my_demonstrations.py":

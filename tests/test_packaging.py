@@ -113,6 +113,7 @@ def test_the_command_lists_tasks_and_tools(mode, request, command, checkout):
     assert command(program, "--version").stdout == f"gpusim-rl {gpusim_rl.__version__}\n"
 
 
+@pytest.mark.slow
 def test_editing_a_task_acts_after_an_editable_install(editable, command):
     python, source = editable
     code = "import gpusim_rl.tasks.cartpole as task; print(task.__file__, hasattr(task, 'MARK'))"

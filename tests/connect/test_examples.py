@@ -27,7 +27,7 @@ SAVED = {
 
 
 @pytest.mark.parametrize(
-    "library", ["rsl_rl", "skrl", *(pytest.param(name, marks=pytest.mark.slow) for name in ("rl_games", "sb3"))]
+    "library", ["skrl", *(pytest.param(name, marks=pytest.mark.slow) for name in ("rsl_rl", "rl_games", "sb3"))]
 )
 def test_the_document_trains(library, tmp_path: Path, monkeypatch):
     monkeypatch.setenv("SB3_LOGDIR", str(tmp_path))  # else it is in /tmp

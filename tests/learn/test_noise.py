@@ -19,7 +19,7 @@ from gpusim_rl.run.trainer import Trainer
 from gpusim_rl.spaces import Box, MultiDiscrete
 from gpusim_rl.testing.conformance import differences
 from gpusim_rl.testing.sync_counter import SyncCounter
-from helpers.off_policy import ACTOR_CRITICS, settings_of
+from helpers.off_policy import settings_of
 from helpers.training import SMALL_PPO, merged, the_run
 
 ENVS, ACTIONS, HORIZON = 4000, 3, 8
@@ -122,8 +122,15 @@ def test_settings_that_do_not_fit_are_one_line() -> None:
             prepare("Cartpole", ppo={"noise": {"steps": eval(steps.replace(".nan", "float('nan')"))}})
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", ["ppo", *ACTOR_CRITICS])
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("ppo", "held"),
+        ("sac", "coloured"),
+        *(pytest.param(*pair, marks=pytest.mark.slow) for pair in (("ppo", "coloured"), ("sac", "held"))),
+        *(pytest.param("td3", kind, marks=pytest.mark.slow) for kind in KINDS),
+    ],
+)
 def test_a_run_resumes_bit_for_bit(name: str, kind: str, tmp_path: Path) -> None:
     noise = {"noise": {"kind": kind, "steps": [6.0]}}
     section = merged(SMALL_PPO, noise) if name == "ppo" else settings_of(name, noise)

@@ -138,7 +138,7 @@ def recordings(graph: Any) -> list[Any]:
     [
         pytest.param("rollout", "Ant", {"task": {"episode_length": 20}}, marks=pytest.mark.slow),
         pytest.param("rollout", "Ant", RANDOMISED, marks=pytest.mark.slow),
-        ("rollout", "Cartpole", RECURRENT),
+        pytest.param("rollout", "Cartpole", RECURRENT, marks=pytest.mark.slow),
         ("rollout", Faulty, LINEAR),  # with a critic of its own, and an env that diverges
         pytest.param("rollout", Reassigning, {}, marks=pytest.mark.slow),
         pytest.param("step", "Cartpole", RECURRENT, marks=pytest.mark.slow),
@@ -146,7 +146,7 @@ def recordings(graph: Any) -> list[Any]:
         pytest.param("split", "Ant", RANDOMISED, marks=pytest.mark.slow),
         ("split", "Cartpole", RECURRENT),
         pytest.param("split", Reassigning, {}, marks=pytest.mark.slow),
-        ("update", Faulty, LINEAR),
+        pytest.param("update", Faulty, LINEAR, marks=pytest.mark.slow),
     ],
 )
 def test_replaying_equals_running(mode, task, overrides, tmp_path):
@@ -275,7 +275,7 @@ class Failing(Recorder):
         pytest.param(("rollout", "step"), "split", marks=pytest.mark.slow),
         pytest.param(("rollout", "step", "split"), "update", marks=pytest.mark.slow),
         pytest.param(("update",), "rollout only", marks=pytest.mark.slow),
-        (("rollout", "step", "update"), "split only"),
+        pytest.param(("rollout", "step", "update"), "split only", marks=pytest.mark.slow),
     ],
 )
 def test_training_goes_on_from_every_rung_of_the_ladder(failing, mode, tmp_path, caplog, monkeypatch):

@@ -65,7 +65,7 @@ def test_it_is_evaluated_and_played(name: str, tmp_path: Path) -> None:
         pytest.param("sac", "rollout", {}, marks=pytest.mark.slow),
         ("sac", "step", DISTRIBUTIONS),
         pytest.param("td3", "rollout", DISTRIBUTIONS, marks=pytest.mark.slow),
-        ("dqn", "rollout", RAINBOW),
+        pytest.param("dqn", "rollout", RAINBOW, marks=pytest.mark.slow),
         pytest.param("dqn", "step", {}, marks=pytest.mark.slow),
     ],
     ids=["sac-rollout", "sac-step-distributions", "td3-rollout-distributions", "dqn-rollout-rainbow", "dqn-step"],

@@ -60,7 +60,7 @@ def test_it_is_evaluated_and_played(name: str, tmp_path: Path) -> None:
     [
         pytest.param("a2c", "rollout", marks=pytest.mark.slow),
         pytest.param("a2c", "step", marks=pytest.mark.slow),
-        ("reinforce", "rollout"),
+        pytest.param("reinforce", "rollout", marks=pytest.mark.slow),
         ("impala", "step"),
     ],
 )

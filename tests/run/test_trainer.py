@@ -102,6 +102,7 @@ RUNS: dict[str, tuple[Any, dict[str, Any]]] = {
 
 SLOW_RUNS = (
     "Ant on mjwarp",
+    "Cartpole on mjwarp",
     "Cartpole, one batch for all envs",
     "Ant, one batch for all envs",
     "Cartpole, rows and checkpoints out of step",

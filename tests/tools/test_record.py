@@ -115,7 +115,11 @@ def test_the_command_line_of_the_package_knows_it(runs_folder, tmp_path):
     ("arguments", "line"),
     [
         (("Nothing",), "no checkpoint 'Nothing': expected a run folder, a .pt file or a trained task; in runs"),
-        (("Cartpole", "--width", "321"), "width and height of a video must be even, got 321x240"),
+        pytest.param(
+            ("Cartpole", "--width", "321"),
+            "width and height of a video must be even, got 321x240",
+            marks=pytest.mark.slow,
+        ),
         pytest.param(
             ("Cartpole", "--out", "x.gif"), "a video's name must end in .mp4, got 'x.gif'", marks=pytest.mark.slow
         ),
