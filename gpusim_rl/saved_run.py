@@ -129,9 +129,13 @@ def read_settings(
 
 _WHITE = {"noise": {"kind": "held", "steps": [1.0]}}
 _ACTOR_CRITIC = {**_WHITE, "max_iterations": None, "demonstrations": {"file": None, "share": 0.5, "imitation": 0.0}}
+_NO_CURRICULUM = {"curriculum": {"start": None, "factor": 0.9, "threshold": 1.0, "window": 100}}
 ADDED: Mapping[str, Mapping[str, Any]] = {
     "gpusim_rl.tasks.cartpole.Cartpole": {"discrete": False},
     "gpusim_rl.tasks.anymal_terrain.AnymalTerrain": {"fixed_level": None},
+    "gpusim_rl.tasks.allegro_hand.AllegroHand": _NO_CURRICULUM,
+    "gpusim_rl.tasks.shadow_hand.ShadowHand": _NO_CURRICULUM,
+    "gpusim_rl.tasks.trifinger.Trifinger": _NO_CURRICULUM,
     "gpusim_rl.learn.ppo.PPO": _WHITE,
     "gpusim_rl.learn.a2c.A2C": _WHITE,
     "gpusim_rl.learn.reinforce.Reinforce": _WHITE,

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from gpusim_rl.env import Task, TaskConfig
+from gpusim_rl.env import Curriculum, CurriculumConfig, Task, TaskConfig
 from gpusim_rl.env.math import quat_angle, quat_difference, quat_from_uniform, scale
+from gpusim_rl.errors import ConfigError
 from gpusim_rl.paths import assets_dir
 from gpusim_rl.sim import Scene, Sim
+
+Cfg = TypeVar("Cfg", bound="InHandConfig")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +32,7 @@ class InHandConfig(TaskConfig):
     action_cost: float
     success_bonus: float
     success_tolerance: float
+    curriculum: CurriculumConfig
     fall_cost: float
     fall_distance: float
     cube_pos_noise: float
@@ -35,11 +40,30 @@ class InHandConfig(TaskConfig):
     vel_scale: float
     force_scale: float
 
+    def __post_init__(self) -> None:
+        TaskConfig.__post_init__(self)
+        start = self.curriculum.start
+        if start is not None and start < self.success_tolerance:
+            raise ConfigError(
+                f"task.curriculum.start must be null or at least task.success_tolerance={self.success_tolerance:g}, got"
+                f" {start:g}"
+            )
+
+    def whole_episodes(self: Cfg) -> Cfg:
+        """These settings for an evaluation: goals are reached at the final tolerance."""
+        curriculum = dataclasses.replace(self.curriculum, start=None)
+        return dataclasses.replace(super(InHandConfig, self).whole_episodes(), curriculum=curriculum)
+
 
 class InHand(Task[InHandConfig]):
     """A hand, palm up, turns a cube to a goal orientation, and then to the next one.
 
     Subclasses name their MJCF and the parts of each type of observation.
+
+    With a curriculum the tolerance of a goal begins wide in a training, and narrows to `success_tolerance` as goals are
+    reached. The log then has `goals`, those that an episode has reached at the tolerance of the time, and `tolerance`.
+    `successes` are those within `success_tolerance` in any case: few while the tolerance is wide, since a goal that is
+    reached is followed by another. Evaluations have `success_tolerance` only.
     """
 
     Config = InHandConfig
@@ -78,6 +102,8 @@ class InHand(Task[InHandConfig]):
         self.rest = torch.zeros(self.num_actions, device=self.device).clamp(self.target_low, self.target_high)
         self.targets = torch.zeros(self.num_envs, self.num_actions, device=self.device)
         self.successes = torch.zeros(self.num_envs, device=self.device)  # goals reached in this episode
+        self.goals = torch.zeros_like(self.successes)  # likewise, at the tolerance of the curriculum
+        self.tolerance = Curriculum(self, cfg.curriculum, final=cfg.success_tolerance)  # rad
         self.ended = torch.zeros(self.num_envs, dtype=torch.bool, device=self.device)
 
     def reset(self, where: Bool[Tensor, " envs"]) -> None:
@@ -93,6 +119,8 @@ class InHand(Task[InHandConfig]):
         self._set_goal(where, quat_from_uniform(goal))
         torch.where(where[:, None], self.rest, self.targets, out=self.targets)
         self.successes.masked_fill_(where, 0.0)
+        if self.tolerance.on:
+            self.goals.masked_fill_(where, 0.0)
 
     def apply_action(self, action: Float[Tensor, "envs actions"]) -> None:
         self.targets.lerp_(scale(action, self.target_low, self.target_high), self.cfg.moving_average)
@@ -115,7 +143,7 @@ class InHand(Task[InHandConfig]):
             "distance": -cfg.distance_cost * distance,
             "rotation": cfg.rotation_weight / (error + cfg.rotation_offset),
             "action_cost": -cfg.action_cost * self.actions.square().sum(dim=1),
-            "success": cfg.success_bonus * (error <= cfg.success_tolerance),
+            "success": cfg.success_bonus * (error <= self.tolerance.value),
             "fall": -cfg.fall_cost * (distance >= cfg.fall_distance),
         }
 
@@ -123,16 +151,24 @@ class InHand(Task[InHandConfig]):
         return self._distance() >= self.cfg.fall_distance
 
     def advance(self, done: Bool[Tensor, " envs"]) -> None:
-        reached = self.rotation_error <= self.cfg.success_tolerance
-        self.successes += reached
+        reached = success = self.rotation_error <= self.cfg.success_tolerance
+        if self.tolerance.on:
+            reached = self.rotation_error <= self.tolerance.value
+            self.goals += reached
+            self.tolerance.advance(reached.float().mean() * self.cfg.episode_length)
+        self.successes += success
         self.ended.copy_(done)
         self._set_goal(reached, quat_from_uniform(self.random.uniform(0.0, 1.0, 3)))
 
     def stats(self) -> dict[str, Float[Tensor, " envs"]]:
-        return {
+        stats = {
             "successes": torch.where(self.ended, self.successes, torch.nan),  # of a whole episode
             "rotation_error": self.rotation_error,
         }
+        if isinstance(tolerance := self.tolerance.value, Tensor):
+            stats["goals"] = torch.where(self.ended, self.goals, torch.nan)
+            stats["tolerance"] = tolerance.expand(self.num_envs)
+        return stats
 
     def _set_goal(self, where: Bool[Tensor, " envs"], quat: Float[Tensor, "envs 4"]) -> None:
         torch.where(where[:, None], quat, self.goal_quat, out=self.goal_quat)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from dataclasses import dataclass
 
@@ -9,7 +10,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from gpusim_rl.env import Task, TaskConfig
+from gpusim_rl.env import Curriculum, CurriculumConfig, Task, TaskConfig
 from gpusim_rl.env.math import quat_angle, quat_from_axis_angle, quat_from_uniform, quat_rotate
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.paths import assets_dir
@@ -31,6 +32,7 @@ GOALS = {
     4: (MAX_RADIUS, CORNER, 0.1),
 }
 TURNED = 4  # the difficulty with random goal orientations
+NORMAL = 4  # with a curriculum, one of so many envs has none of it: `success` in the log is that of these
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +40,7 @@ class TrifingerConfig(TaskConfig):
     """Values in cfg/task/Trifinger.yaml."""
 
     difficulty: int
+    curriculum: CurriculumConfig
     movement_weight: float
     reach_weight: float
     reach_env_steps: float
@@ -50,6 +53,17 @@ class TrifingerConfig(TaskConfig):
         TaskConfig.__post_init__(self)
         if self.difficulty not in GOALS:
             raise ConfigError(f"task.difficulty must be one of {list(GOALS)}, got {self.difficulty}")
+        if (start := self.curriculum.start) is None:
+            return
+        if start >= 1.0:
+            raise ConfigError(f"task.curriculum.start must be null or below 1, got {start:g}; try 0.1")
+        if self.difficulty == TURNED:
+            raise ConfigError(f"task.curriculum needs goals that are not turned: try task.difficulty={TURNED - 1}")
+
+    def whole_episodes(self) -> TrifingerConfig:
+        """These settings for an evaluation: starts are as far from their goals as `difficulty` says."""
+        curriculum = dataclasses.replace(self.curriculum, start=None)
+        return dataclasses.replace(super(TrifingerConfig, self).whole_episodes(), curriculum=curriculum)
 
 
 class Trifinger(Task[TrifingerConfig]):
@@ -91,6 +105,10 @@ class Trifinger(Task[TrifingerConfig]):
     Start: fingers at rest in the reference pose, the cube anywhere on the table. Goals: by `difficulty`, see `GOALS`.
     Termination: none, only the time limit. `success` in the log is the share of control steps in which the cube is at
     its goal, within `position_tolerance` (and `rotation_tolerance`, at the difficulty with goal orientations).
+
+    With a curriculum three of four envs begin with the cube near its goal in position and yaw, and further away as the
+    share of their control steps at the goal rises: `near_success` in the log; `spread` is the share of the way. Only
+    the other envs, whose starts are always those of `difficulty`, count in `success`. Evaluations have no curriculum.
     """
 
     Config = TrifingerConfig
@@ -125,17 +143,23 @@ class Trifinger(Task[TrifingerConfig]):
         self.start_tips = self.tips.pos.clone()  # the default state, in which episodes begin
         self.last_tips = self.start_tips.clone()
         self.last_reach = torch.zeros(self.num_envs, device=self.device)  # distance of the tips from the cube [m]
+        self.spread = Curriculum(self, cfg.curriculum, final=1.0)  # share of the way from cube to goal
         # Control steps of the training so far, summed over envs. Not per env: playing uses another number of envs.
         self.env_steps = torch.zeros((), dtype=torch.int64, device=self.device)
 
     def reset(self, where: Bool[Tensor, " envs"]) -> None:
         turn, cube, goal, goal_turn = self.random.uniform(0.0, 1.0, 10).split([1, 3, 3, 3], dim=1)
-        quat = quat_from_axis_angle(self.up, 2.0 * math.pi * turn[:, 0] - math.pi)
-        self.cube.set_state(where, root_pos=_in_arena(cube, MAX_RADIUS, REST, REST), root_quat=quat)
+        yaw = 2.0 * math.pi * turn[:, 0] - math.pi
+        cube_pos = _in_arena(cube, MAX_RADIUS, REST, REST)
+        goal_pos = _in_arena(goal, *GOALS[self.cfg.difficulty])
+        if self.spread.on:
+            spread = torch.where(self._near(), self.spread.value, 1.0)
+            yaw = spread * yaw
+            goal_pos = cube_pos + spread[:, None] * (goal_pos - cube_pos)
+        self.cube.set_state(where, root_pos=cube_pos, root_quat=quat_from_axis_angle(self.up, yaw))
         goal_quat = self.goal.default_root_quat.expand(self.num_envs, 4)
         if self.cfg.difficulty == TURNED:
             goal_quat = quat_from_uniform(goal_turn)
-        goal_pos = _in_arena(goal, *GOALS[self.cfg.difficulty])
         self.goal.set_state(where, root_pos=goal_pos, root_quat=goal_quat)
         torch.where(where[:, None, None], self.start_tips, self.last_tips, out=self.last_tips)
         torch.where(where, self._reach(self.start_tips), self.last_reach, out=self.last_reach)
@@ -175,14 +199,33 @@ class Trifinger(Task[TrifingerConfig]):
 
     def advance(self, done: Bool[Tensor, " envs"]) -> None:
         self.env_steps += self.num_envs
+        if self.spread.on:
+            near = self._near()
+            self.spread.advance((self._at_goal(*self._errors()) & near).sum() / near.sum().clamp(min=1))
 
     def stats(self) -> dict[str, Float[Tensor, " envs"]]:
+        position, rotation = self._errors()
+        there = self._at_goal(position, rotation).float()
+        stats = {"position_error": position, "rotation_error": rotation, "success": there}
+        if isinstance(spread := self.spread.value, Tensor):
+            near = self._near()
+            stats["success"] = there.masked_fill(near, torch.nan)
+            stats["near_success"] = there.masked_fill(~near, torch.nan)
+            stats["spread"] = spread.expand(self.num_envs)
+        return stats
+
+    def _near(self) -> Bool[Tensor, " envs"]:
+        """Envs that have the curriculum."""
+        return torch.arange(self.num_envs, device=self.device) % NORMAL > 0
+
+    def _errors(self) -> tuple[Float[Tensor, " envs"], Float[Tensor, " envs"]]:
+        """Distance [m] and angle [rad] between the cube and its goal."""
         position = torch.linalg.vector_norm(self.cube.root_pos - self.goal.root_pos, dim=1)
-        rotation = quat_angle(self.cube.root_quat, self.goal.root_quat)
+        return position, quat_angle(self.cube.root_quat, self.goal.root_quat)
+
+    def _at_goal(self, position: Float[Tensor, " envs"], rotation: Float[Tensor, " envs"]) -> Bool[Tensor, " envs"]:
         there = position <= self.cfg.position_tolerance
-        if self.cfg.difficulty == TURNED:
-            there &= rotation <= self.cfg.rotation_tolerance
-        return {"position_error": position, "rotation_error": rotation, "success": there.float()}
+        return there & (rotation <= self.cfg.rotation_tolerance) if self.cfg.difficulty == TURNED else there
 
     def _reach(self, tips: Float[Tensor, "envs 3 3"]) -> Float[Tensor, " envs"]:
         """Sum of the fingertips' distances from the cube's centre [m]."""

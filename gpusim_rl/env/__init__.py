@@ -1,8 +1,20 @@
 """The MDP: the `Task` template that users subclass, and the `VecEnv` that runs it."""
 
-from gpusim_rl.env.command import Commands, Levels
+from gpusim_rl.env.command import Commands, Curriculum, CurriculumConfig, Levels
 from gpusim_rl.env.environment import Environment, Step
 from gpusim_rl.env.task import Task, TaskConfig, TaskPart, control_steps
 from gpusim_rl.env.vec_env import VecEnv
 
-__all__ = ["Commands", "Environment", "Levels", "Step", "Task", "TaskConfig", "TaskPart", "VecEnv", "control_steps"]
+__all__ = [
+    "Commands",
+    "Curriculum",
+    "CurriculumConfig",
+    "Environment",
+    "Levels",
+    "Step",
+    "Task",
+    "TaskConfig",
+    "TaskPart",
+    "VecEnv",
+    "control_steps",
+]

@@ -1,14 +1,16 @@
-"""Parts of a task: commands that the policy follows, and levels of a curriculum."""
+"""Parts of a task: commands that the policy follows, levels of a curriculum, and a setting that gets harder."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Annotated, Any
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from gpusim_rl.config import Count, Positive, Rule
 from gpusim_rl.env.task import Task, TaskPart, control_steps
 from gpusim_rl.errors import ConfigError
 
@@ -102,3 +104,63 @@ class Levels(TaskPart):
         """
         level = (self.value + up).add_(down, alpha=-1).clamp_(min=0)
         torch.where(level < self.count, level, self._random.integers(0, self.count), out=self.value)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CurriculumConfig:
+    """Settings of a `Curriculum`."""
+
+    start: Positive | None  # value that a training begins with; null = no curriculum
+    factor: Annotated[float, Rule("a number in (0, 1)", lambda value: 0.0 < value < 1.0)]  # from a value to the next
+    threshold: Positive  # mean score at which the value moves on
+    window: Count  # control steps that the mean is over
+
+
+class Curriculum(TaskPart):
+    """One number of the task, the same in all envs, that gets harder as the policy succeeds.
+
+    Each `window` control steps end with a decision: the value moves by `factor` towards its final value where the mean
+    score was at least `threshold`. Petrenko et al. 2023 (DexPBT, arXiv 2305.12127) narrow the tolerance of a goal in
+    this way, and Akkaya et al. 2019 (arXiv 1910.07113) widen the randomisation of a cube.
+
+    Args:
+        task: The task that it belongs to.
+        cfg: Settings.
+        final: The value at the end, and always where `cfg.start` is None.
+    """
+
+    def __init__(self, task: Task[Any], cfg: CurriculumConfig, *, final: float) -> None:
+        self._cfg, self._final = cfg, final
+        start = final if cfg.start is None else cfg.start
+        self._low, self._high = min(start, final), max(start, final)
+        self._factor = cfg.factor if start > final else 1.0 / cfg.factor
+        self._value = torch.full((), start, device=task.device)
+        self._total = torch.zeros((), device=task.device)  # of the scores in this window
+        self._steps = torch.zeros((), dtype=torch.int64, device=task.device)  # control steps of this window
+
+    @property
+    def on(self) -> bool:
+        """Whether there is a curriculum."""
+        return self._cfg.start is not None
+
+    @property
+    def value(self) -> Float[Tensor, ""] | float:
+        """The value now: a tensor, or the final one as a number where there is no curriculum."""
+        return self._value if self.on else self._final
+
+    def advance(self, score: Float[Tensor, ""]) -> None:
+        """Counts one control step, and moves the value at the end of a window. Nothing moves without a curriculum.
+
+        Args:
+            score: How well the envs do in this step, a mean over them.
+        """
+        if not self.on:
+            return
+        self._total += score
+        self._steps += 1
+        over = self._steps >= self._cfg.window
+        passed = over & (self._total >= self._cfg.threshold * self._cfg.window)
+        harder = (self._value * self._factor).clamp_(self._low, self._high)
+        torch.where(passed, harder, self._value, out=self._value)
+        self._total.masked_fill_(over, 0.0)
+        self._steps.masked_fill_(over, 0)

@@ -1,4 +1,4 @@
-"""Commands and levels: masks, ranges, the interval, distributions, and what a checkpoint restores."""
+"""Commands, levels and curricula: masks, ranges, the interval, distributions, and what a checkpoint restores."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from gpusim_rl.config import SimConfig, build
-from gpusim_rl.env import Commands, Levels, Task, TaskConfig, VecEnv, control_steps
+from gpusim_rl.env import Commands, Curriculum, CurriculumConfig, Levels, Task, TaskConfig, VecEnv, control_steps
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.sim import Scene, Sim, SimChoice
 
@@ -210,6 +210,46 @@ def test_after_the_highest_level_comes_a_random_one() -> None:
     assert torch.equal(task.levels.value[~at_top], others)
     share = torch.bincount(task.levels.value[at_top], minlength=COUNT) / at_top.sum()
     assert (share - 1 / COUNT).abs().max() < 0.025  # four standard deviations
+
+
+# Curriculum
+
+
+def curriculum(start: float | None, final: float) -> Curriculum:
+    cfg = build(CurriculumConfig, {"start": start, "factor": 0.7, "threshold": 0.5, "window": 4}, "task.curriculum")
+    return Curriculum(make_task(num_envs=1), cfg, final=final)
+
+
+@pytest.mark.parametrize(("start", "final"), [(1.0, 0.2), (0.2, 1.0), (0.3, 0.3)])
+def test_a_curriculum_moves_after_windows_with_a_good_mean_until_its_final_value(start: float, final: float) -> None:
+    part, value, window = curriculum(start, final), start, []
+    scores = torch.rand(200, generator=torch.Generator().manual_seed(0)).tolist()
+    values = []
+    for score in scores:
+        part.advance(torch.tensor(score))
+        window.append(score)
+        if len(window) == 4:
+            if sum(window) / 4 >= 0.5:
+                value = max(0.7 * value, final) if start > final else min(value / 0.7, final)
+            window = []
+        values.append(value)
+        assert float(part.value) == pytest.approx(value, rel=1e-5)
+    assert value == final and len(set(values)) == (1 if start == final else 6)
+
+
+def test_without_a_start_the_value_is_final_whatever_a_checkpoint_says() -> None:
+    part = curriculum(None, 0.2)
+    part._value.fill_(1.0)
+    for _ in range(8):
+        part.advance(torch.tensor(1.0))
+    assert part.value == 0.2 and not part.on and part._steps == 0
+
+
+@pytest.mark.parametrize(("key", "value"), [("start", 0.0), ("factor", 1.0), ("threshold", 0.0), ("window", 0)])
+def test_a_curriculum_out_of_its_range_is_one_line(key: str, value: float) -> None:
+    values = {"start": 1.0, "factor": 0.9, "threshold": 0.5, "window": 4, key: value}
+    with pytest.raises(ConfigError, match=rf"task\.curriculum\.{key}"):
+        build(CurriculumConfig, values, "task.curriculum")
 
 
 # In an environment

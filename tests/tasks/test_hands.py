@@ -15,6 +15,8 @@ import gpusim_rl
 from gpusim_rl.api import prepare
 from gpusim_rl.env import VecEnv
 from gpusim_rl.env.math import quat_from_axis_angle, quat_multiply
+from gpusim_rl.errors import ConfigError
+from gpusim_rl.saved_run import of_this_version
 
 HANDS = ["ShadowHand", "AllegroHand"]
 EVERYWHERE = torch.ones(4, dtype=torch.bool)
@@ -149,6 +151,65 @@ def test_stats_count_the_goals_of_an_episode(name):
     last = env.step(still)
     assert last.truncated.all() and torch.equal(last.stats["successes"], torch.full((4,), 3.0))
     assert torch.equal(env.task.successes, torch.zeros(4))
+
+
+def curriculum(start: float | None, **settings: float) -> dict[str, Any]:
+    return {"curriculum": {"start": start, "factor": 0.5, "threshold": 3.0, "window": 2, **settings}}
+
+
+def test_a_wide_tolerance_pays_and_brings_the_next_goal_but_is_no_success():
+    env = make_env("AllegroHand", episode_length=3, **curriculum(0.8))
+    still = torch.zeros(4, env.num_actions)
+    angles = [0.02, 0.5, 1.0, 0.02]
+    goals = torch.stack([turned_goal(env, angle)[i] for i, angle in enumerate(angles)])
+    env.task.goal_quat.copy_(goals)
+    step = env.step(still)
+    assert step.terms["success"].tolist() == [250.0, 250.0, 0.0, 250.0]
+    assert (env.task.goal_quat != goals).any(dim=1).tolist() == [True, True, False, True]
+    assert env.task.successes.tolist() == [1.0, 0.0, 0.0, 1.0] and env.task.goals.tolist() == [1.0, 1.0, 0.0, 1.0]
+    env.task.goal_quat.copy_(turned_goal(env, 3.0))
+    env.step(still)
+    env.task.goal_quat.copy_(turned_goal(env, 3.0))
+    last = env.step(still)
+    assert last.truncated.all() and last.stats["goals"].tolist() == [1.0, 1.0, 0.0, 1.0]
+    assert last.stats["successes"].tolist() == [1.0, 0.0, 0.0, 1.0]
+
+
+def test_the_tolerance_narrows_with_goals_per_episode_and_no_further_than_its_end():
+    env = make_env("AllegroHand", episode_length=100, **curriculum(0.35))
+    task, tolerances = env.task, []
+    nobody = torch.zeros(4, dtype=torch.bool)
+    task.tolerance._steps.zero_()
+    task.tolerance._total.zero_()
+    # goals of four envs in a window of two steps: 100 / 8 per episode each
+    for goals in (0, 1, 0, 0, 1, 1, 4, 4):
+        task.rotation_error.copy_(torch.arange(4) >= goals)
+        task.advance(nobody)
+        tolerances.append(round(task.stats()["tolerance"][0].item(), 4))
+    assert tolerances == [0.35, 0.175, 0.175, 0.175, 0.175, 0.1, 0.1, 0.1]
+
+
+def test_an_evaluation_has_the_final_tolerance_whatever_a_training_has_reached():
+    trained = make_env("AllegroHand", **curriculum(0.8))
+    trained.step(torch.zeros(4, 16))
+    cfg = trained.cfg.whole_episodes()
+    assert cfg.curriculum.start is None and cfg.reset_from.share == 0.0
+    shown = make_env("AllegroHand", **curriculum(None))
+    shown.begin_from(trained.state_dict())
+    shown.task.goal_quat.copy_(turned_goal(shown, 0.5))
+    step = shown.step(torch.zeros(4, 16))
+    assert (step.terms["success"] == 0).all() and set(step.stats) == {"successes", "rotation_error"}
+
+
+def test_a_tolerance_that_would_widen_is_one_line():
+    with pytest.raises(ConfigError, match=r"task\.curriculum\.start must be null or at least .*=0\.1, got 0\.05"):
+        make_env("AllegroHand", **curriculum(0.05))
+
+
+@pytest.mark.parametrize("target", ["allegro_hand.AllegroHand", "shadow_hand.ShadowHand", "trifinger.Trifinger"])
+def test_an_older_run_has_no_curriculum(target):
+    task = of_this_version({"task": {"_target_": f"gpusim_rl.tasks.{target}"}})["task"]
+    assert task["curriculum"]["start"] is None
 
 
 @every_hand

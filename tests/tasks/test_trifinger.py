@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
 import mujoco
 import numpy as np
 import pytest
@@ -14,7 +17,7 @@ from gpusim_rl.env import Task, VecEnv
 from gpusim_rl.errors import ConfigError
 
 
-def make_env(num_envs: int = 4, **settings: float) -> VecEnv:
+def make_env(num_envs: int = 4, **settings: Any) -> VecEnv:
     env = gpusim_rl.make_env("Trifinger", num_envs=num_envs, sim="mujoco", device="cpu", task=settings)
     env.reset()
     return env
@@ -149,3 +152,61 @@ def test_goals_follow_the_difficulty(difficulty, low, high):
 def test_an_unknown_difficulty_is_one_line():
     with pytest.raises(ConfigError, match=r"task.difficulty must be one of \[1, 2, 3, 4\], got 7"):
         make_env(difficulty=7)
+
+
+def curriculum(start: float | None) -> dict[str, Any]:
+    return {"curriculum": {"start": start, "factor": 0.5, "threshold": 0.5, "window": 2}}
+
+
+def yaw(quat: Tensor) -> Tensor:
+    return 2.0 * torch.atan2(quat[:, 3], quat[:, 0])
+
+
+@pytest.mark.parametrize("difficulty", [1, 3])
+def test_three_of_four_envs_begin_near_their_goals_and_the_others_as_without(difficulty):
+    plain = make_env(num_envs=32, difficulty=difficulty).task
+    task = make_env(num_envs=32, difficulty=difficulty, **curriculum(0.25)).task
+    for env_id in range(32):
+        share = 1.0 if env_id % 4 == 0 else 0.25
+        for axis in range(3):
+            cube, goal = plain.cube.root_pos[env_id, axis].item(), plain.goal.root_pos[env_id, axis].item()
+            assert task.cube.root_pos[env_id, axis].item() == pytest.approx(cube, abs=1e-6)
+            assert task.goal.root_pos[env_id, axis].item() == pytest.approx(cube + share * (goal - cube), abs=1e-6)
+        turned = yaw(task.cube.root_quat)[env_id].item()
+        assert turned == pytest.approx(share * yaw(plain.cube.root_quat)[env_id].item(), abs=1e-5)
+    assert yaw(plain.cube.root_quat).abs().max() > 0.5 * math.pi
+
+
+def test_starts_move_away_when_near_envs_are_at_their_goals_and_success_is_that_of_the_others():
+    env = make_env(num_envs=8, difficulty=1, **curriculum(0.3))
+    task, spreads = env.task, []
+    everywhere, nobody = torch.ones(8, dtype=torch.bool), torch.zeros(8, dtype=torch.bool)
+    task.spread._steps.zero_()
+    task.spread._total.zero_()
+    for at_goal in (2, 2, 6, 6, 8, 8, 8, 8):  # envs 0 and 4 have no curriculum, so 1, 4, 6 and 6 of 6 near ones
+        away = 0.1 * (torch.arange(8) >= at_goal)
+        task.goal.set_state(everywhere, root_pos=task.cube.root_pos + away[:, None])
+        task.advance(nobody)
+        stats = task.stats()
+        spreads.append(round(stats["spread"][0].item(), 4))
+        for env_id in range(8):
+            own, other = ("success", "near_success") if env_id % 4 == 0 else ("near_success", "success")
+            assert stats[own][env_id].item() == float(env_id < at_goal) and stats[other][env_id].isnan()
+    assert spreads == [0.3, 0.3, 0.3, 0.6, 0.6, 1.0, 1.0, 1.0]
+
+
+def test_an_evaluation_has_no_curriculum():
+    cfg = make_env(num_envs=1, difficulty=1, **curriculum(0.3)).cfg.whole_episodes()
+    assert cfg == make_env(num_envs=1, difficulty=1, randomize_episode_start=False, **curriculum(None)).cfg
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"difficulty": 1, **curriculum(1.0)}, r"task\.curriculum\.start must be null or below 1, got 1"),
+        ({"difficulty": 4, **curriculum(0.1)}, r"task\.curriculum needs goals that are not turned: try task\.diff"),
+    ],
+)
+def test_a_curriculum_that_cannot_be_is_one_line(settings, message):
+    with pytest.raises(ConfigError, match=message):
+        make_env(**settings)
