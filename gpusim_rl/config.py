@@ -186,6 +186,7 @@ class ReplayConfig:
     """The memory of an off-policy algorithm."""
 
     capacity: Count  # transitions of all envs
+    device: Literal["cpu"] | None  # cpu: in the memory of the host, drawn ahead by a thread; None: beside the learner
     storage: Literal["fp32", "fp16", "bf16"]  # of observations
     save: bool  # in checkpoints: exact resume; without, a resumed run fills it again first
     alpha: NotNegative  # a transition is drawn in proportion to its error to the power of this; 0 = uniformly

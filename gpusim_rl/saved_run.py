@@ -128,7 +128,8 @@ def read_settings(
 
 
 _WHITE = {"noise": {"kind": "held", "steps": [1.0]}}
-_ACTOR_CRITIC = {**_WHITE, "max_iterations": None, "demonstrations": {"file": None, "share": 0.5, "imitation": 0.0}}
+_OFF_POLICY = {"max_iterations": None, "replay": {"device": None}}
+_ACTOR_CRITIC = {**_WHITE, **_OFF_POLICY, "demonstrations": {"file": None, "share": 0.5, "imitation": 0.0}}
 _NO_CURRICULUM = {"curriculum": {"start": None, "factor": 0.9, "threshold": 1.0, "window": 100}}
 ADDED: Mapping[str, Mapping[str, Any]] = {
     "gpusim_rl.tasks.cartpole.Cartpole": {"discrete": False},
@@ -142,7 +143,7 @@ ADDED: Mapping[str, Mapping[str, Any]] = {
     "gpusim_rl.learn.impala.Impala": _WHITE,
     "gpusim_rl.learn.sac.SAC": _ACTOR_CRITIC,
     "gpusim_rl.learn.td3.TD3": _ACTOR_CRITIC,
-    "gpusim_rl.learn.dqn.DQN": {"max_iterations": None},
+    "gpusim_rl.learn.dqn.DQN": _OFF_POLICY,
 }
 """Settings that older versions did not have, as everything was then, by the class of the task or the algorithm."""
 
@@ -160,17 +161,26 @@ def of_this_version(settings: Mapping[str, Any]) -> dict[str, Any]:
         settings[section] = {**read_yaml(paths.cfg_dir() / file), **(settings.get(section) or {})}
     task = settings.get("task")
     if isinstance(task, dict) and isinstance(task.get("_target_"), str):
-        settings["task"] = {**ADDED.get(task["_target_"], {}), **task}
+        settings["task"] = _filled(task, ADDED.get(task["_target_"], {}))
     algo = settings.get("algo")
     if isinstance(algo, dict) and isinstance(algo.get("_target_"), str) and isinstance(name := algo.get("name"), str):
         section = settings.get(name)
         if isinstance(section, dict):
-            settings[name] = {**ADDED.get(algo["_target_"], {}), **section}
+            settings[name] = _filled(section, ADDED.get(algo["_target_"], {}))
     ppo = settings.get("ppo")
     if isinstance(ppo, dict) and "compile" in ppo:  # its name in older versions
         settings["compile"] = "learner" if ppo["compile"] else "off"
         settings["ppo"] = {key: value for key, value in ppo.items() if key != "compile"}
     return settings
+
+
+def _filled(settings: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings, and what they lack of others, in their sections too."""
+    sections = {key: value for key, value in defaults.items() if isinstance(value, Mapping)}
+    inner = {
+        key: _filled(settings[key], value) for key, value in sections.items() if isinstance(settings.get(key), Mapping)
+    }
+    return {**defaults, **settings, **inner}
 
 
 def _in_checkpoint(found: Checkpoint, key: str) -> Any:

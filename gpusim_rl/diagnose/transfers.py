@@ -286,6 +286,7 @@ def update_without_data(trainer: Trainer) -> str | None:
             algorithm.begin_rollout()
             for _ in range(algorithm.horizon):
                 algorithm.record(algorithm.act(obs), step)
+        algorithm.before_update()
         algorithm.update()
     except (RuntimeError, NotImplementedError) as error:
         return describe(error)

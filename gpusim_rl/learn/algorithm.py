@@ -82,10 +82,11 @@ class Recorded(NamedTuple):
 class Algorithm(ABC):
     """Chooses actions and learns from the results; owns its memory (a rollout, a replay buffer).
 
-    The trainer repeats: `begin_rollout`; `horizon` times `act`, a control step, `record`; then `update`. On CUDA the
-    rollout and the update are captured into graphs and replayed without Python. So an algorithm follows the rules for
-    code that runs in every step (docs/architecture.md): memory is made in `__init__` and written in place, masks
-    replace index lists, no value of a tensor is read on the host, and what changes during a training is a tensor.
+    The trainer repeats: `begin_rollout`; `horizon` times `act`, a control step, `record`; then `before_update` and
+    `update`. On CUDA the rollout and the update are captured into graphs and replayed without Python. So an algorithm
+    follows the rules for code that runs in every step (docs/architecture.md): memory is made in `__init__` and written
+    in place, masks replace index lists, no value of a tensor is read on the host, and what changes during a training is
+    a tensor.
 
     Args:
         cfg: Settings: an instance of `Config`.
@@ -148,6 +149,9 @@ class Algorithm(ABC):
 
         The trainer calls it where the setting `compile` says so.
         """
+
+    def before_update(self) -> None:  # noqa: B027 (optional)
+        """Does between rollout and update what no CUDA graph can hold, such as waiting for a thread."""
 
     @abstractmethod
     def update(self) -> dict[str, Tensor]:

@@ -29,6 +29,7 @@ from gpusim_rl.learn.algorithm import (
     make_generator,
     restore_generator,
 )
+from gpusim_rl.learn.host_replay import HostReplay
 from gpusim_rl.learn.noise import WHITE, ActionNoise
 from gpusim_rl.learn.optimizer import MaskedAdamW
 from gpusim_rl.learn.precision import choose_precision
@@ -124,25 +125,35 @@ class OffPolicy(Algorithm):
 
         # Learning
         self._check_replay(env)
-        self.replay = Replay(
-            cfg.replay.capacity // env.num_envs,
-            env,
-            self.policy.groups,
-            n_step=cfg.n_step,
-            gamma=cfg.gamma,
-            storage=STORAGE[cfg.replay.storage],
-            device=device,
-        )
-        self.priorities = Priorities(self.replay, cfg.replay.alpha) if cfg.replay.alpha > 0.0 else None
         self._digest: str | None = None  # of the file of demonstrations
         self._num_shown, self._imitates = 0, False  # transitions of a batch that are demonstrations
         self.demonstrations = self._load_demonstrations(env)
+        self.priorities: Priorities | None = None
+        self.replay = self._make_replay(env, seed)
         adam = cfg.learning_rate, cfg.weight_decay, cfg.max_grad_norm
         self.critic_optimizer = MaskedAdamW([*self.policy.critic.parameters()], *adam)
         actor = self.policy.actor
         self.actor_optimizer = None if actor is None else MaskedAdamW([*actor.parameters()], *adam)
         self._targets, self._online = self.policy.target_pairs()
         self.skipped = torch.zeros((), dtype=torch.float32, device=device)  # updates, since the training began
+
+    def _make_replay(self, env: EnvSpec, seed: int) -> Replay | HostReplay:
+        cfg, device = self.cfg, self.device
+        steps, groups, storage = cfg.replay.capacity // env.num_envs, self.policy.groups, STORAGE[cfg.replay.storage]
+        if cfg.replay.device is not None and device.type != "meta":
+            size = cfg.horizon * cfg.updates * (cfg.batch_size - self._num_shown)
+            more = {
+                "n_step": cfg.n_step,
+                "gamma": cfg.gamma,
+                "storage": storage,
+                "horizon": cfg.horizon,
+                "seed": seed + 3,
+            }
+            return HostReplay(steps, env, groups, device=device, size=size, **more)
+        replay = Replay(steps, env, groups, n_step=cfg.n_step, gamma=cfg.gamma, storage=storage, device=device)
+        if cfg.replay.alpha > 0.0:
+            self.priorities = Priorities(replay, cfg.replay.alpha)
+        return replay
 
     def _check_replay(self, env: EnvSpec) -> None:
         cfg, name, envs = self.cfg, type(self).__name__.lower(), env.num_envs
@@ -157,17 +168,23 @@ class OffPolicy(Algorithm):
                 f"{name}.learning_starts={cfg.learning_starts} is beyond the {steps * envs} transitions that the replay"
                 f" holds of num_envs={envs}: it would never learn. Try {name}.learning_starts={steps * envs // 10}"
             )
+        if cfg.replay.device is not None and cfg.replay.alpha > 0.0:
+            raise ConfigError(
+                f"{name}.replay.device={cfg.replay.device} with {name}.replay.alpha={cfg.replay.alpha:g}: priorities"
+                f" change in every update, and the host draws ahead of it. Try {name}.replay.alpha=0"
+            )
         if self.device.type == "meta":
             return
         size = Replay.bytes_of(steps, env, self.policy.groups, STORAGE[cfg.replay.storage])
         size += Priorities.bytes_of(steps * envs, cfg.replay.alpha)
-        cuda = self.device.type == "cuda"
-        free = torch.cuda.mem_get_info(self.device)[0] if cuda else memory_available_bytes()
+        where = torch.device(cfg.replay.device or self.device)
+        free = torch.cuda.mem_get_info(where)[0] if where.type == "cuda" else memory_available_bytes()
         if size > free:
             fits = int(0.5 * cfg.replay.capacity * free / size)
+            host = f" or {name}.replay.device=cpu" if where.type == "cuda" and cfg.replay.alpha == 0.0 else ""
             raise ConfigError(
-                f"{name}.replay.capacity={cfg.replay.capacity} takes {size / 1e9:.3g} GB on {self.device},"
-                f" {free / 1e9:.3g} GB are free. Try {name}.replay.capacity={fits}"
+                f"{name}.replay.capacity={cfg.replay.capacity} takes {size / 1e9:.3g} GB on {where},"
+                f" {free / 1e9:.3g} GB are free. Try {name}.replay.capacity={fits}{host}"
             )
 
     def _load_demonstrations(self, env: EnvSpec) -> Replay | None:
@@ -218,6 +235,11 @@ class OffPolicy(Algorithm):
         self.noise.begin_episodes()
 
     # Learning
+
+    def before_update(self) -> None:
+        """Exchanges transitions with a memory on the host."""
+        if isinstance(self.replay, HostReplay):
+            self.replay.exchange()
 
     def update(self) -> dict[str, Tensor]:
         """Learns from the replay memory: `horizon` x `updates` batches.
@@ -386,7 +408,8 @@ class OffPolicy(Algorithm):
         kept = f"saved in checkpoints ({name}.replay.save=false: smaller ones, a resumed run fills it again)"
         if not cfg.replay.save:
             kept = "not in checkpoints: a resumed run fills it again before it learns"
-        memory = f"{self.replay.num_steps} x {self.num_envs}, {self.replay.num_bytes / 1e9:.3g} GB, {kept}"
+        where = " of the host" if isinstance(self.replay, HostReplay) else ""
+        memory = f"{self.replay.num_steps} x {self.num_envs}, {self.replay.num_bytes / 1e9:.3g} GB{where}, {kept}"
         actor = "" if self.policy.actor is None else f"actor {layers(net.hidden)}, "
         critics = f"{net.critics} critic{'s' if net.critics > 1 else ''}{atoms} {layers(net.critic_hidden)}"
         return {
@@ -415,9 +438,13 @@ class OffPolicy(Algorithm):
         steps = max(2, cfg.replay.capacity // env.num_envs)  # fewer are refused, in one line, a little later
         replay = Replay.bytes_of(steps, env, groups, STORAGE[cfg.replay.storage])
         replay += Priorities.bytes_of(steps * env.num_envs, cfg.replay.alpha)
+        if cfg.replay.device is not None and device.type != "cpu":
+            replay = 0
         obs_size, num_actions, net = sum(env.obs_sizes[g] for g in groups), env.action_space.size, cfg.network
         each = 6 * obs_size + 4 * num_actions + 8 * cfg.n_step + 16 + (2 * BLOCK if cfg.replay.alpha > 0.0 else 0)
         drawn = cfg.horizon * cfg.updates * cfg.batch_size * 4 * each
+        if cfg.replay.device is not None:  # drawn for this update and for the next one, and the rollout
+            drawn += 2 * drawn + cfg.horizon * env.num_envs * 4 * (2 * obs_size + num_actions + 2)
         widths = [obs_size + num_actions, *net.critic_hidden, net.atoms or 1]
         critics = net.critics * sum(a * b for a, b in itertools.pairwise(widths))
         actor = sum(a * b for a, b in zip([obs_size, *net.hidden], net.hidden, strict=False))

@@ -81,6 +81,7 @@ class Replay:
     Attributes:
         obs: Observation groups, [T + rows for final observations, N, size] each.
         total: Steps written since the beginning, int64 []; step t is in slot t modulo T.
+        device: Where everything lives.
     """
 
     def __init__(
@@ -95,7 +96,7 @@ class Replay:
         device: torch.device,
     ) -> None:
         assert num_steps > n_step
-        self.num_steps, self.num_envs, self.n_step = num_steps, env.num_envs, n_step
+        self.num_steps, self.num_envs, self.n_step, self.device = num_steps, env.num_envs, n_step, device
         self._episode = env.max_episode_length
         self._rows = (num_steps - 1) // self._episode + 2  # quotients that T successive steps can have, and one more
 

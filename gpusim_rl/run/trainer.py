@@ -187,6 +187,7 @@ class Trainer:
         with self._devices_checked(*parts, ("the algorithm", algorithm, self.rl_device)):
             self.collect()
             with self.timer("update"):
+                algorithm.before_update()
                 stats = self.graphs.run("update", algorithm.update)
                 self.metrics.record_update(stats, type(algorithm).__name__)
 

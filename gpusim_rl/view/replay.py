@@ -169,6 +169,7 @@ def _iteration(trainer: Trainer) -> Iterator[str]:
         count = int(step.diverged.sum())
         yield f"step {number} of {algorithm.horizon}: {', '.join(parts)}{f', {count} envs diverged' if count else ''}"
     with torch.enable_grad():
+        algorithm.before_update()
         stats = algorithm.update()
     parameters = dict(algorithm.policy.named_parameters())
     bad = [name for name, value in parameters.items() if value.grad is not None and not value.grad.isfinite().all()]

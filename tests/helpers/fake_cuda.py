@@ -368,6 +368,7 @@ def iterate(trainer: Trainer, steps: int = 2) -> Iteration:
     with _say_where(), counter:
         trainer.collect()
         algorithm.horizon, trainer._pause = horizon, pause  # type: ignore[method-assign]
+        algorithm.before_update()
         trainer.metrics.record_update(trainer.graphs.run("update", algorithm.update))
     kernels = {part: counter.work[part].kernels for part in PARTS if part in counter.work}
     whole = sum(number for part, number in kernels.items() if part not in ONCE)

@@ -79,5 +79,6 @@ class OffPolicyLearner:
         found = []
         for _ in range(iterations):
             self.collect()
+            self.algorithm.before_update()
             found.append(self.algorithm.update())
         return found

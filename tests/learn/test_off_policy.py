@@ -24,6 +24,7 @@ from helpers.off_policy import ACTOR_CRITICS, C51, NAMES, OffPolicyLearner, off_
 KINDS: dict[str, dict[str, Any]] = {
     "plain": {},
     "delayed": {"policy_delay": 2, "n_step": 3, "max_grad_norm": 0.5, "weight_decay": 0.1, "reward_scale": 2.0},
+    "on the host": {"n_step": 2, "replay": {"device": "cpu"}},
     "prioritised": {"n_step": 2, "replay": {"alpha": 0.6}},
     "distributions": {"network": C51, "clipped": False},
     "clipped distributions": {"network": {**C51, "layer_norm": False}, "replay": {"alpha": 0.5}},

@@ -1,0 +1,56 @@
+"""A replay memory on the host, for a learner on a CUDA device: what arrives there is what was drawn."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from gpusim_rl.learn.algorithm import EnvSpec
+from gpusim_rl.learn.host_replay import HostReplay
+from gpusim_rl.spaces import Box
+from gpusim_rl.testing.conformance import differences
+from helpers.fakes import RandomEnv
+from helpers.training import make_trainer
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+ENVS, HORIZON, SIZE = 64, 4, 4096
+
+
+def test_what_arrives_on_the_device_is_what_the_host_would_draw_for_itself() -> None:
+    spec = EnvSpec(ENVS, {"policy": 300}, Box(8), 1)
+    memory: dict[str, Any] = {"n_step": 2, "gamma": 0.9, "storage": torch.float32, "horizon": HORIZON, "size": SIZE}
+    cpu, cuda = (HostReplay(50, spec, ["policy"], **memory, device=torch.device(d), seed=3) for d in ("cpu", "cuda"))
+    env, busy = RandomEnv(ENVS, {"policy": 300}), torch.randn(4096, 4096, device="cuda")
+    obs = env.reset()
+    for _ in range(20):
+        for _ in range(HORIZON):
+            action = torch.rand(ENVS, 8)
+            step = env.step(action)
+            cpu.write(obs, action, step)
+            cuda.write({g: x.cuda() for g, x in obs.items()}, action.cuda(), step)
+            obs = step.obs
+        busy = busy @ busy / 64.0  # the device is behind the host
+        for replay in (cpu, cuda):
+            replay.exchange()
+        here, there = (replay.sample(SIZE, torch.Generator()) for replay in (cpu, cuda))
+        for name in ("action", "reward", "discount", "weight", "index"):
+            assert torch.equal(getattr(here, name), getattr(there, name).cpu()), name
+        for name in ("obs", "next_obs"):
+            assert torch.equal(getattr(here, name)["policy"], getattr(there, name)["policy"].cpu()), name
+        assert cpu.fill == cuda.fill.cpu()
+    assert differences(cpu.state_dict(), cuda.state_dict()) == []
+
+
+def test_a_captured_training_learns_from_the_host(tmp_path: Path) -> None:
+    settings = {"sim": "mjwarp", "device": "cuda", "num_envs": 64, "max_iterations": 8, "compile": "off"}
+    sac = {"replay": {"device": "cpu"}, "learning_starts": 500, "horizon": 4, "updates": 2}
+    trainer = make_trainer("Cartpole", tmp_path, algo="sac", sac=sac, **settings)
+    row = trainer.train()
+    assert trainer.graphs.choice.mode == "rollout" and torch.tensor(row["loss/critic"]).isfinite()

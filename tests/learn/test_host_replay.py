@@ -1,0 +1,152 @@
+"""A replay memory on the host draws what one beside the learner would, an iteration earlier, and resumes to the bit."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from gpusim_rl.env import Step
+from gpusim_rl.errors import ConfigError
+from gpusim_rl.learn.algorithm import EnvSpec
+from gpusim_rl.learn.host_replay import HostReplay
+from gpusim_rl.learn.replay import Replay, Transitions
+from gpusim_rl.saved_run import of_this_version
+from gpusim_rl.spaces import Box
+from gpusim_rl.testing.conformance import differences
+from helpers.fakes import RandomEnv
+from helpers.off_policy import NAMES, OffPolicyLearner
+
+CPU = torch.device("cpu")
+ENVS, HORIZON, STEPS, SIZE, SEED = 3, 4, 18, 32, 7
+SPEC = EnvSpec(ENVS, {"policy": 2, "critic": 5}, Box(2), 6)
+MEMORY: dict[str, Any] = {"n_step": 2, "gamma": 0.9, "storage": torch.float32, "device": CPU}
+
+
+def random_step(t: int) -> tuple[dict[str, Tensor], Tensor, Step]:
+    random = torch.Generator().manual_seed(t)
+    obs, final = ({g: torch.randn(ENVS, n, generator=random) for g, n in SPEC.obs_sizes.items()} for _ in range(2))
+    flags = torch.rand(3, ENVS, generator=random) < 0.15
+    cut = torch.full((ENVS,), t % 6 == 5)  # as seldom as the time limit allows
+    terminated, diverged, bad = flags
+    done = terminated | cut | diverged
+    reward, action = torch.randn(ENVS, generator=random), torch.rand(ENVS, 2, generator=random)
+    return obs, action, Step(obs, final, reward, {}, {}, terminated, cut, diverged, bad, done, done)
+
+
+def memory() -> HostReplay:
+    return HostReplay(STEPS, SPEC, ["policy", "critic"], **MEMORY, horizon=HORIZON, size=SIZE, seed=SEED)
+
+
+def roll(replay: HostReplay | Replay, iteration: int) -> None:
+    for t in range(iteration * HORIZON, (iteration + 1) * HORIZON):
+        replay.write(*random_step(t))
+
+
+def sampled(replay: HostReplay) -> Transitions:
+    found = replay.sample(SIZE, torch.Generator())
+    return Transitions(**{f.name: _copy(getattr(found, f.name)) for f in dataclasses.fields(found)})
+
+
+def _copy(value: Any) -> Any:
+    return value.clone() if isinstance(value, Tensor) else {key: x.clone() for key, x in value.items()}
+
+
+def state(drawn: Transitions) -> dict[str, Any]:
+    return {f.name: getattr(drawn, f.name) for f in dataclasses.fields(drawn)}
+
+
+def test_an_update_learns_from_what_was_stored_before_its_rollout() -> None:
+    replay, beside, random = memory(), Replay(STEPS, SPEC, ["policy", "critic"], **MEMORY), torch.Generator()
+    random.manual_seed(SEED)
+    for iteration in range(8):  # 32 steps: the ring of 18 is full after the fifth
+        expected = beside.sample(SIZE, random)
+        roll(replay, iteration)
+        replay.exchange()
+        assert differences(state(sampled(replay)), state(expected)) == []
+        assert replay.fill == min(iteration * HORIZON, STEPS) and bool(expected.weight.any()) == (iteration > 0)
+        seen, valid, reward = replay.latest(HORIZON)
+        roll(beside, iteration)
+        old, ok, paid = beside.latest(HORIZON)
+        assert differences(seen, old) == [] and torch.equal(valid, ok) and torch.equal(reward.where(ok, 0.0), paid)
+    assert differences(replay.state_dict(), {**beside.state_dict(), "generator": replay._drawn_with}) == []
+
+
+def test_the_transitions_of_an_update_stay_where_they_are() -> None:
+    replay = memory()
+    first = replay.sample(SIZE, torch.Generator())
+    places = [x.data_ptr() for x in (first.action, *first.obs.values(), *first.next_obs.values(), replay.fill)]
+    for iteration in range(3):
+        roll(replay, iteration)
+        replay.exchange()
+    now = replay.sample(SIZE, torch.Generator())
+    assert [x.data_ptr() for x in (now.action, *now.obs.values(), *now.next_obs.values(), replay.fill)] == places
+
+
+def test_a_saved_memory_continues_to_the_bit() -> None:
+    replay, other = memory(), memory()
+    for iteration in range(3):
+        roll(replay, iteration)
+        replay.exchange()
+    other.load_state_dict(replay.state_dict())
+    for iteration in range(3, 6):
+        for it in (replay, other):
+            roll(it, iteration)
+            it.exchange()
+        assert differences(state(sampled(replay)), state(sampled(other))) == []
+
+
+def test_no_window_reaches_across_a_cut_and_nothing_is_left_after_clear() -> None:
+    replay = memory()
+    for iteration in range(2):
+        roll(replay, iteration)
+        replay.exchange()
+    replay.cut()
+    assert (replay.memory.ends[2 * HORIZON - 1] != 0).all()
+    replay.clear()
+    roll(replay, 2)
+    replay.exchange()
+    assert replay.fill == 0 and not sampled(replay).weight.any()
+
+
+def test_what_fails_in_the_thread_is_raised_by_the_next_exchange() -> None:
+    replay = memory()
+
+    def broken(*_: object) -> None:
+        raise RuntimeError("no room")
+
+    replay.memory.write = broken  # type: ignore[method-assign]
+    replay.exchange()
+    with pytest.raises(RuntimeError, match="no room"):
+        replay.exchange()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_learner_resumes_to_the_bit(name: str) -> None:
+    changes = {"replay": {"device": "cpu"}, "updates": 2}
+    whole = OffPolicyLearner(name, RandomEnv(8), changes)
+    whole.train(3)
+    saved = copy.deepcopy((whole.algorithm.state_dict(), whole.algorithm.policy.state_dict()))
+    resumed = OffPolicyLearner(name, RandomEnv(8), changes)
+    resumed.env, resumed.obs = copy.deepcopy((whole.env, whole.obs))
+    resumed.algorithm.load_state_dict(saved[0])
+    resumed.algorithm.policy.load_state_dict(saved[1])
+    for it in (whole, resumed):
+        it.train(3)
+    assert differences(whole.algorithm.state_dict(), resumed.algorithm.state_dict()) == []
+    assert differences(whole.algorithm.policy.state_dict(), resumed.algorithm.policy.state_dict()) == []
+
+
+def test_priorities_with_a_memory_on_the_host_are_one_line() -> None:
+    with pytest.raises(ConfigError, match=r"sac\.replay\.device=cpu with sac\.replay\.alpha=0\.6: .* Try sac\.replay"):
+        OffPolicyLearner("sac", RandomEnv(8), {"replay": {"device": "cpu", "alpha": 0.6}})
+
+
+def test_an_older_run_has_its_memory_beside_the_learner() -> None:
+    algo = {"name": "sac", "_target_": "gpusim_rl.learn.sac.SAC"}
+    found = of_this_version({"algo": algo, "sac": {"replay": {"capacity": 5}}})["sac"]
+    assert found["replay"] == {"capacity": 5, "device": None} and found["max_iterations"] is None
