@@ -214,7 +214,7 @@ def learn(args: argparse.Namespace) -> int:
     if args.table:
         wanted = []
         for outcome in list(known.values()):
-            keep(measured(outcome, goals[outcome.task].threshold if outcome.task in goals else outcome.threshold))
+            keep(measured(outcome, goals.get(outcome.task)))
     pool, interrupted, failed = ThreadPoolExecutor(args.jobs), False, False
     with ended_as_by_ctrl_c():
         try:
@@ -263,22 +263,29 @@ def begin(goal: Goal, seed: int, known: Outcome | None) -> Outcome:
 
     overrides, settings = list(goal.overrides), settings_hash(goal)
     if known is None or known.overrides != overrides or known.settings not in ("", settings):
+        threshold, stat = goal.judged
         return Outcome(
-            task=goal.task, seed=seed, threshold=goal.threshold, overrides=overrides, settings=settings, run=""
+            task=goal.task, seed=seed, threshold=threshold, stat=stat, overrides=overrides, settings=settings, run=""
         )
-    return measured(known, goal.threshold)
+    return measured(known, goal)
 
 
-def measured(known: Outcome, threshold: float) -> Outcome:
-    """A copy, judged by a threshold: by the rows of its run, or by the stored curve where they are gone."""
+def measured(known: Outcome, goal: Goal | None) -> Outcome:
+    """A copy, judged by a goal: by the rows of its run, or by what is stored where they are gone.
+
+    Args:
+        known: It is not changed.
+        goal: None where the task has none any more: its threshold stays.
+    """
     from learning import hold_against, measure_run
 
-    outcome = dataclasses.replace(known)
+    outcome = dataclasses.replace(known, stats=dict(known.stats))
+    threshold, stat = (known.threshold, known.stat) if goal is None else goal.judged
     if outcome.run and (Path(outcome.run) / "metrics.csv").is_file():
-        outcome.threshold = threshold
+        outcome.threshold, outcome.stat = threshold, stat
         measure_run(outcome, Path(outcome.run))
-    elif threshold != outcome.threshold:
-        hold_against(outcome, threshold)
+    elif (threshold, stat) != (outcome.threshold, outcome.stat):
+        hold_against(outcome, threshold, stat)
     return outcome
 
 

@@ -238,7 +238,7 @@ def check(args: argparse.Namespace, command: str, began: float) -> dict[str, Any
                     status = RUN[name](Job(args, Path(folder), limit, old, keep))
                 except (OSError, ValueError, KeyError, TypeError) as error:  # what it left is not what we know
                     status = parts.get(name, {}) | {"status": "failed", "error": f"{type(error).__name__}: {error}"}
-            say(f"{name}: {status['status']}{', ' + status['error'] if status.get('error') else ''}")
+            say(f"{name}: {summary(status)}")
             keep(status)
     if not todo:
         save()
@@ -288,6 +288,12 @@ def gpus(report: Mapping[str, Any]) -> str:
 def complete(part: Part) -> bool:
     """Nothing of it is left to do."""
     return part.get("status") == "ok" and not part.get("skipped")
+
+
+def summary(part: Part) -> str:
+    """How a part ended, in one line: tests that were all skipped are not `ok` alone."""
+    counts = ", ".join(f"{part[kind]} {kind}" for kind in OUTCOMES) if "passed" in part else ""
+    return ", ".join(text for text in (part["status"], counts, part.get("error")) if text)
 
 
 # Processes

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from io import StringIO
@@ -25,7 +25,7 @@ from gpusim_rl.errors import ConfigError
 from gpusim_rl.run.metrics import WINDOW
 from gpusim_rl.saved_files import replacing
 
-SCHEMA = 2  # 1 has no `settings` and `episodes`, and counted means of fewer than 100 episodes too
+SCHEMA = 3  # 2 has no `stat`; 1 has no `settings` and `episodes`, and counted means of fewer than 100 episodes too
 POINTS = 60
 """Points of a curve that are kept."""
 NEWEST = 10
@@ -39,7 +39,8 @@ class Goal:
 
     Attributes:
         task: Name.
-        threshold: Return, mean of the last 100 episodes, at which the task counts as learned.
+        threshold: At which the task counts as learned, in the mean of the last 100 episodes: a return, or with its
+            name one of the task's own numbers, `{success: 0.5}`.
         minutes: Training time at most, in which a task that is too hard for it shows how far it comes.
         overrides: Settings for this machine class, as for train.py.
         compare: Published return, and whose.
@@ -47,11 +48,27 @@ class Goal:
     """
 
     task: str
-    threshold: float
+    threshold: float | dict[str, float]
     minutes: float = 10.0
     overrides: tuple[str, ...] = ()
     compare: str = ""
     success: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Check that one number is judged."""
+        if isinstance(self.threshold, dict) and len(self.threshold) != 1:
+            raise ConfigError(
+                f"{self.task}.threshold must be a return or one number of the task, got {self.threshold}; try"
+                " {success: 0.5}"
+            )
+
+    @property
+    def judged(self) -> tuple[float, str]:
+        """The threshold, and the name of the number that it is of; "" for the return."""
+        if isinstance(self.threshold, dict):
+            [(stat, threshold)] = self.threshold.items()
+            return threshold, stat
+        return self.threshold, ""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -62,6 +79,7 @@ class Outcome:
         task: Name.
         seed: Of the run.
         threshold: See `Goal`.
+        stat: Which of the task's own numbers the threshold is of; "" for the return.
         overrides: Settings that it was made with.
         settings: Hash of all settings that learning depends on; empty if not known.
         run: Folder of the run, to continue it.
@@ -74,7 +92,8 @@ class Outcome:
         episodes: Episodes in it: fewer in a training too short for 100; None if not known.
         best_return: Best mean of 100 episodes.
         random_return: Mean return of uniformly random actions.
-        stats: The task's own numbers: the newest of the last NEWEST rows, for some rows no episode has ended in.
+        stats: The task's own numbers: the newest of the last NEWEST rows, for some rows no episode has ended in. That
+            of the threshold is the mean that is judged, as soon as it is known.
         diverged: Envs that diverged, in all.
         curve: Env steps [million], seconds and return since it is a mean of 100 episodes, at most POINTS of them.
         environment: Machine, versions, command and commit.
@@ -85,6 +104,7 @@ class Outcome:
     threshold: float
     overrides: list[str]
     run: str
+    stat: str = ""
     settings: str = ""
     reached: bool = False
     env_steps: float = 0.0
@@ -165,17 +185,23 @@ def read_others(file: Path) -> dict[str, list[Other]]:
 def best_algorithm(seeds: Sequence[Outcome], others: Sequence[Other]) -> str:
     """Which algorithm reaches the threshold in the least time, and which in fewer env steps than that one.
 
-    Where none has reached it: the one that succeeds, or whose return is the highest.
+    Where none has reached it: the one that succeeds most often, or whose return is the highest. Of the task's own
+    numbers only `success` is known of the others, and only at their end.
     """
-    threshold = seeds[0].threshold
+    threshold, stat = seeds[0].threshold, seeds[0].stat
     reached = [("ppo", o.env_steps_to_threshold, o.seconds_to_threshold) for o in seeds if o.reached]
     for other in others:
-        point = next((point for point in other.curve if point[2] >= threshold), None)
+        if stat:
+            there = stat == "success" and other.success is not None and other.success >= threshold
+            point = other.curve[-1] if there and other.curve else None
+        else:
+            point = next((point for point in other.curve if point[2] >= threshold), None)
         if point is not None:
             reached.append((other.algo, point[0] * 1e6, point[1]))
     times = [(seconds, steps, algo) for algo, steps, seconds in reached if seconds is not None and steps is not None]
     if not times:
-        succeeded = [(other.success, other.algo) for other in others if other.success is not None]
+        succeeded = [(other.success, other.algo) for other in others if other.success]
+        succeeded += [(o.stats["success"], "ppo") for o in seeds if o.stats.get("success") and succeeded]
         ends = [(o.final_return, "ppo") for o in seeds if o.final_return is not None]
         ends += [(other.curve[-1][2], other.algo) for other in others if other.curve]
         return f"`{max(succeeded or ends)[1]}`" if succeeded or ends else ""
@@ -190,13 +216,17 @@ def measure_run(outcome: Outcome, run: Path) -> Outcome:
     Only means of 100 episodes count as best return, for the threshold and for the curve.
     """
     rows = read_rows(run / "metrics.csv")
+    judged = _means_of_episodes(rows, outcome.stat) if outcome.stat else []
     curve: list[list[float]] = []
     outcome.best_return = outcome.final_return = outcome.episodes = None
     outcome.env_steps_to_threshold = outcome.seconds_to_threshold = None
-    for row, count in zip(rows, _episodes(rows, run), strict=True):
+    for number, (row, count) in enumerate(zip(rows, _episodes(rows, run), strict=True)):
         value = row.get("episode/return")
         steps, seconds = row["env_steps"], row["time/elapsed_s"]
         outcome.env_steps, outcome.seconds = steps, seconds
+        found = judged[number] if outcome.stat else value if count >= WINDOW else None
+        if found is not None and found >= outcome.threshold and outcome.env_steps_to_threshold is None:
+            outcome.env_steps_to_threshold, outcome.seconds_to_threshold = steps, seconds
         if value is None:
             continue
         outcome.final_return, outcome.episodes = value, count
@@ -204,16 +234,35 @@ def measure_run(outcome: Outcome, run: Path) -> Outcome:
             continue
         curve.append([round(steps / 1e6, 4), round(seconds, 1), float(f"{value:.5g}")])
         outcome.best_return = max(value, -float("inf") if outcome.best_return is None else outcome.best_return)
-        if value >= outcome.threshold and outcome.env_steps_to_threshold is None:
-            outcome.env_steps_to_threshold, outcome.seconds_to_threshold = steps, seconds
     outcome.reached = outcome.env_steps_to_threshold is not None
     outcome.diverged = sum(row.get("sim/diverged") or 0.0 for row in rows)
     if rows:
         numbers = [item for row in rows[-NEWEST:] for item in row.items() if item[0].startswith("task/")]
         outcome.stats = {name.removeprefix("task/"): value for name, value in numbers if value is not None}
+    if judged and judged[-1] is not None:
+        outcome.stats[outcome.stat] = judged[-1]
     stride = max(1, -(-len(curve) // POINTS))
     outcome.curve = curve[::-1][::stride][::-1]  # the last point stays
     return outcome
+
+
+def _means_of_episodes(rows: Sequence[Mapping[str, Any]], stat: str) -> list[float | None]:
+    """For every row the mean of a number of the task over the episodes that ended last; None before there were WINDOW.
+
+    A row has one number for all of its episodes, so there may be some more of them in the mean.
+    """
+    means: list[float | None] = []
+    newest: deque[tuple[float, float]] = deque()  # the number, and how many episodes ended
+    episodes = 0.0
+    for row in rows:
+        value, ended = row.get(f"task/{stat}"), row.get("episode/ended") or 0.0
+        if value is not None and ended:
+            newest.append((value, ended))
+            episodes += ended
+        while newest and episodes - newest[0][1] >= WINDOW:
+            episodes -= newest.popleft()[1]
+        means.append(sum(value * ended for value, ended in newest) / episodes if episodes >= WINDOW else None)
+    return means
 
 
 def read_rows(file: Path) -> list[dict[str, Any]]:
@@ -243,16 +292,23 @@ def _episodes(rows: Sequence[Mapping[str, Any]], run: Path) -> list[float]:
     return counts
 
 
-def hold_against(outcome: Outcome, threshold: float) -> None:
+def hold_against(outcome: Outcome, threshold: float, stat: str = "") -> None:
     """Judges a training whose rows are gone by another threshold.
 
     What is left is the thinned curve, so the threshold is reached at its next point or at the end: late, never early.
+    Of the task's own numbers only the last ones are left.
+
+    Args:
+        outcome: Of the training.
+        threshold: See `Outcome`.
+        stat: As there.
     """
-    outcome.threshold = threshold
-    outcome.reached = outcome.best_return is not None and outcome.best_return >= threshold
+    outcome.threshold, outcome.stat = threshold, stat
+    best = outcome.stats.get(stat) if stat else outcome.best_return
+    outcome.reached = best is not None and best >= threshold
     outcome.env_steps_to_threshold = outcome.seconds_to_threshold = None
     if outcome.reached:
-        reached = [(point[0] * 1e6, point[1]) for point in outcome.curve if point[2] >= threshold]
+        reached = [(point[0] * 1e6, point[1]) for point in outcome.curve if not stat and point[2] >= threshold]
         steps, seconds = next(iter(reached), (outcome.env_steps, outcome.seconds))
         outcome.env_steps_to_threshold, outcome.seconds_to_threshold = steps, seconds
 
@@ -391,15 +447,23 @@ def random_return(env: VecEnv, seed: int = 0) -> float:
     return float(total.mean())
 
 
+def amount(value: float, stat: str) -> str:
+    """A return, or a number of the task with its name, as a threshold is one of the two."""
+    return f"`{stat}` {value:.2g}" if stat else f"{value:,.0f}"
+
+
 def describe(outcome: Outcome) -> str:
     """One line."""
     value = "no episode ended" if outcome.final_return is None else f"return {outcome.final_return:,.0f}"
+    if outcome.stat in outcome.stats:
+        value += f", {amount(outcome.stats[outcome.stat], outcome.stat)}"
+    threshold = amount(outcome.threshold, outcome.stat)
     if outcome.reached:
         assert outcome.env_steps_to_threshold is not None and outcome.seconds_to_threshold is not None
         steps, seconds = outcome.env_steps_to_threshold / 1e6, outcome.seconds_to_threshold
-        value = f"{outcome.threshold:,.0f} after {steps:.1f} M steps, {seconds:.0f} s; {value}"
+        value = f"{threshold} after {steps:.1f} M steps, {seconds:.0f} s; {value}"
     else:
-        value = f"{value}, below {outcome.threshold:,.0f}, after {outcome.env_steps / 1e6:.1f} M steps"
+        value = f"{value}, below {threshold}, after {outcome.env_steps / 1e6:.1f} M steps"
         if not _learned([outcome]):
             value += f"; not learned in this time: random actions get {outcome.random_return:,.0f}"
     return f"{outcome.task} seed {outcome.seed}: {value}"
@@ -428,7 +492,7 @@ def table(
         cells = [
             f"`{task}`",
             _success(seeds, goal),
-            f"{seeds[0].threshold:,.0f}",
+            amount(seeds[0].threshold, seeds[0].stat),
             f"{len(reached)} of {len(seeds)}" + ("" if _learned(seeds) else ", not above random"),
             f"{steps / 1e6:.1f} M" if steps is not None else "",
             _duration(seconds),
@@ -471,10 +535,11 @@ def _notes(outcomes: Sequence[Outcome]) -> list[str]:
     settings = "; ".join(f"{', '.join(tasks)} `{words}`" for words, tasks in groups.items() if words)
     return [
         f"{seeds} of each task{medians}. `success` is what the task itself counts at the end of the training, with"
-        " exploration; tasks whose return says it all have none. A task has reached its threshold when a mean of"
-        f" {WINDOW} episodes has. `env steps` and `time` are those until then, or until the end of its time. `return`"
-        f" is the mean of the last {WINDOW} episodes at the end of the training, which can be a little lower than the"
-        " threshold. Not above random: it has not learned in this time. All rows are PPO's. `best algorithm` also knows"
+        " exploration; tasks whose return says it all have none. A threshold is a return, or with its name a number"
+        f" that the task itself counts. A task has reached its threshold when a mean of {WINDOW} episodes has. `env"
+        f" steps` and `time` are those until then, or until the end of its time. `return` is the mean of the last {WINDOW}"
+        " episodes at the end of the training, which can be a little lower than the threshold. Not above random: it"
+        " has not learned in this time. All rows are PPO's. `best algorithm` also knows"
         " the trainings in off_policy.json: it is the one that reaches the threshold in the least time, or where none"
         " does, that succeeds or comes furthest.",
         "",
@@ -532,7 +597,8 @@ def draw(outcomes: Sequence[Outcome], figures: Any) -> Any:
     for panel, task in zip(panels, tasks, strict=False):
         for outcome in (o for o in outcomes if o.task == task):
             panel.plot([p[0] for p in outcome.curve], [p[2] for p in outcome.curve], linewidth=1.2)
-            panel.axhline(outcome.threshold, color="tab:green", linewidth=0.8, linestyle="--")
+            if not outcome.stat:
+                panel.axhline(outcome.threshold, color="tab:green", linewidth=0.8, linestyle="--")
             if outcome.random_return is not None:
                 panel.axhline(outcome.random_return, color="tab:gray", linewidth=0.8, linestyle=":")
         panel.set_title(task, fontsize=9)

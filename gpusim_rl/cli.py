@@ -194,16 +194,20 @@ def _learning(outcome: dict[str, Any] | None) -> dict[str, Any]:
     """Whether a task's own settings were seen to reach its threshold, when, on what, and else with which settings."""
     if outcome is None:
         return {"tuned": False, "seconds_to_threshold": None, "learns": None, "overrides": []}
-    seconds, threshold = outcome["seconds_to_threshold"], outcome["threshold"]
+    seconds, stat = outcome["seconds_to_threshold"], outcome.get("stat")
+    threshold = f"{outcome['threshold']:.2g}" if stat else f"{outcome['threshold']:,.0f}"
+    name = f"{stat} " if stat else ""
     if seconds is None:
-        final = outcome["final_return"]
-        words = None if final is None else f"{final:,.0f} of {threshold:,.0f} in {outcome['seconds'] / 60:.0f} min"
+        final = outcome["stats"].get(stat) if stat else outcome["final_return"]
+        ended = "?" if final is None else f"{final:.2g}" if stat else f"{final:,.0f}"
+        minutes = f"{outcome['seconds'] / 60:.0f} min"
+        words = None if final is None and not stat else f"{name}{ended} of {threshold} in {minutes}"
     else:
         time = f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
         gpu = outcome["environment"].get("gpu")
         cpus = outcome["environment"].get("cpu", {}).get("available")
         where = "GPU" if gpu else f"{cpus} CPU core{'' if cpus == 1 else 's'}"
-        words = f"{threshold:,.0f} in {time}, {where}"
+        words = f"{name}{threshold} in {time}, {where}"
     overrides = list(outcome.get("overrides") or [])
     tuned = outcome["reached"] and not overrides
     return {"tuned": tuned, "seconds_to_threshold": seconds, "learns": words, "overrides": overrides}

@@ -690,7 +690,7 @@ def unknown_key(key: str, known: Sequence[str]) -> ConfigError:
     if close := closest(leaf, siblings):
         name = f"{section}.{close}" if section else close
         hint = f"Did you mean {name!r}?"
-    elif close := closest(leaf, elsewhere):
+    elif close := closest(leaf, elsewhere, 0.75 if section and siblings else 0.6):  # the section is well known
         hint = f"Did you mean {elsewhere[close]!r}?"
     elif close := closest(key, known) if not (section and siblings) else None:
         hint = f"Did you mean {close!r}?"

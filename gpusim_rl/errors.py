@@ -45,10 +45,10 @@ class TaskError(ValueError):
     """A task broke the contract of `Task` (shape, dtype, NaN). The message names the method; the exit code is 2."""
 
 
-def closest(name: str, options: Iterable[str]) -> str | None:
-    """Returns the option most similar to `name`, ignoring case; None when none is similar."""
+def closest(name: str, options: Iterable[str], similarity: float = 0.6) -> str | None:
+    """Returns the option most similar to `name`, ignoring case; None when none is so similar, from 0 to 1."""
     by_lower = {option.lower(): option for option in options}
-    close = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=0.6)
+    close = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=similarity)
     return by_lower[close[0]] if close else None
 
 

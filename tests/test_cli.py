@@ -42,6 +42,7 @@ BAD_OVERRIDES = [
     ("capture_video_len=100", "unknown key 'capture_video_len'. Try python tools/record.py <run folder> --steps"),
     ("pbt.enabled=True", "unknown key 'pbt.enabled'. There is no population-based training"),
     ("task.sim.dt=0.01", "unknown key 'task.sim.dt'. Try task.physics_hz"),
+    ("sim.solver=1", "unknown key 'sim.solver'. sim has: name, num_threads, "),
     ("ppo.xyzzy=1", "unknown key 'ppo.xyzzy'. ppo has: horizon, learning_rate, "),
     ("~num_envs", "missing key 'num_envs'"),
     ("~task", "no task: try task=Cartpole"),
@@ -380,7 +381,15 @@ def test_list_tells_how_long_a_task_takes_to_learn(capsys, monkeypatch, tmp_path
         "seconds": 600.0,
     }
     file = tmp_path / "tasks.json"
-    entries = ({**reached, "task": "Ant"}, {**reached, **changed, "task": "Anymal"}, failed)
+    judged = {**failed, "stat": "success", "threshold": 0.5}
+    entries = (
+        {**reached, "task": "Ant"},
+        {**reached, **changed, "task": "Anymal"},
+        failed,
+        {**judged, "task": "Trifinger", "stats": {"success": 0.0639}},
+        {**judged, "task": "FrankaCubeStack", "stats": {}},
+        {**reached, "task": "FrankaCabinet", "stat": "success", "threshold": 0.5},
+    )
     file.write_text(json.dumps({"outcomes": [{**entry, **machine} for entry in entries]}))
     monkeypatch.setattr(paths, "learning_file", lambda: file)
     cli.main(["list", "--json", "--no-sizes"])
@@ -389,6 +398,9 @@ def test_list_tells_how_long_a_task_takes_to_learn(capsys, monkeypatch, tmp_path
     assert rows["Anymal"] == (False, "3,000 in 7 min, 2 CPU cores"), "not with the settings of its yaml"
     assert rows["Cartpole"] == (False, "205 of 470 in 10 min"), "as it ended, not at its best"
     assert rows["Pendulum"] == (False, None)
+    assert rows["Trifinger"] == (False, "success 0.064 of 0.5 in 10 min"), "the number of the task that is judged"
+    assert rows["FrankaCubeStack"] == (False, "success ? of 0.5 in 10 min")
+    assert rows["FrankaCabinet"] == (True, "success 0.5 in 7 min, 2 CPU cores")
 
     cli.main(["list", "--no-sizes"])
     shown = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}

@@ -24,7 +24,7 @@ from gpusim_rl.env.task import load_task_class
 from gpusim_rl.errors import ConfigError, TaskError, friendly_errors, import_extra
 from gpusim_rl.run.devices import choose_devices
 from gpusim_rl.saved_files import dump_yaml
-from gpusim_rl.saved_run import continue_run, read_overrides
+from gpusim_rl.saved_run import ADDED, continue_run, of_this_version, read_overrides
 
 TASKS = sorted(tasks())
 
@@ -555,6 +555,22 @@ def test_a_setting_of_a_task_that_an_older_version_lacks_is_as_it_was(run_dir):
     del settings["task"]["discrete"]
     (run_dir / "config.yaml").write_bytes(dump_yaml(settings))
     assert resumed("checkpoint=Cartpole")[0]["task"]["discrete"] is False
+
+
+@pytest.mark.parametrize("target", [target for target in ADDED if target.startswith("gpusim_rl.tasks.")])
+def test_a_run_of_an_older_version_gets_what_its_task_did_not_have(target):
+    settings = composing.compose([f"task={target.rpartition('.')[2]}"])
+    task = {key: value for key, value in settings["task"].items() if key not in ADDED[target]}
+    assert ADDED[target] and len(task) == len(settings["task"]) - len(ADDED[target]), "a key that the task has no more"
+    filled = of_this_version({**settings, "task": task})
+    assert filled["task"] == {**task, **ADDED[target]}
+    values = {key: value for key, value in filled["task"].items() if key != "_target_"}
+    config.build(config.settings_class(load_task_class(target)), values, "task")
+
+
+def test_what_a_run_says_of_a_newer_setting_stays():
+    settings = composing.compose(["task=AnymalTerrain", "task.fixed_level=3"])
+    assert of_this_version(settings)["task"]["fixed_level"] == 3
 
 
 def test_what_is_called_latest_by_the_user_is_the_latest(run_dir):

@@ -340,7 +340,8 @@ def test_settings_that_are_named_exist(document):
     known = {*leaf_values(compose(["~task"])), "ppo.network", "debug.check_task"}
     known |= {f"task.{field.name}" for field in dataclasses.fields(TaskConfig)} | {"task._target_"}
     for entry in tasks().values():
-        known |= {f"task.{key}" for key in read_yaml(entry.file)["task"]}
+        settings = read_yaml(entry.file)["task"]
+        known |= {*leaf_values({"task": settings}), *(f"task.{key}" for key in settings)}
     for block in blocks("docs/add_a_task.md"):
         if block.file == "my_cfg/task/Reacher.yaml":
             known |= {f"task.{key}" for key in yaml.safe_load(block.text)["task"]}
@@ -489,9 +490,13 @@ def test_the_tasks_of_the_readme_are_the_data():
     for outcome in json.loads((ROOT / "benchmarks" / "tasks.json").read_text())["outcomes"]:
         seconds = outcome["seconds_to_threshold"] or outcome["seconds"]
         time = f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
-        threshold = f"{outcome['threshold']:,.0f}"
+        if stat := outcome["stat"]:
+            threshold, name = f"{outcome['threshold']:.2g}", f"`{stat}` "
+            end = f"{outcome['stats'][stat]:.2g}" if stat in outcome["stats"] else "?"
+        else:
+            threshold, name, end = f"{outcome['threshold']:,.0f}", "", f"{outcome['final_return']:,.0f}"
         reached = f"{threshold} in {time}"
-        said = reached if outcome["reached"] else f"*{outcome['final_return']:,.0f} of {reached}*"
+        said = f"{name}{reached}" if outcome["reached"] else f"{name}*{end} of {reached}*"
         easier = "".join(f", `{setting}`" for setting in outcome["overrides"] if setting.startswith("task."))
         cells = re.escape(f"{said} | {best[outcome['task']]} |")
         assert re.search(rf"`{outcome['task']}` \([\d, ]+\){easier} \| {cells}", text), outcome["task"]

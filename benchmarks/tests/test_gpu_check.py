@@ -503,6 +503,14 @@ tests/gpu/test_mjwarp_cuda.py::test_c ERROR                              [ 80%]
 tests/gpu/test_mjwarp_cuda.py::test_d """
 
 
+def test_the_line_of_a_part_tells_of_tests_that_were_all_skipped():
+    skipped = {"status": "ok", "error": None, "passed": 0, "failed": 0, "skipped": 15}
+    assert gpu_check.summary(skipped) == "ok, 0 passed, 0 failed, 15 skipped"
+    assert gpu_check.summary({"status": "ok"}) == "ok"
+    # `skipped` of the bench is a list of numbers of envs, which it tells itself.
+    assert gpu_check.summary({"status": "failed", "error": "8: no", "skipped": [4096]}) == "failed, 8: no"
+
+
 def test_tests_are_counted_even_if_pytest_was_ended():
     file = "tests/gpu/test_graph_cuda.py"
     assert gpu_check.read_tests(PYTEST) == {

@@ -181,6 +181,61 @@ def test_a_number_of_whole_episodes_is_the_newest_that_is_known(tmp_path):
     assert measure_run(outcome(), tmp_path).stats == {"success": 0.28}
 
 
+def write_successes(folder: Path, rows: Sequence[tuple[float | None, int]]) -> Path:
+    lines = ["env_steps,time/elapsed_s,episode/return,episode/count,episode/ended,task/success"]
+    lines += [f"{i},{2 * i},900.0,100,{n},{'' if x is None else x}" for i, (x, n) in enumerate(rows, start=1)]
+    (folder / "metrics.csv").write_text("\n".join(lines) + "\n")
+    return folder
+
+
+def test_a_number_of_the_task_is_judged_by_its_last_100_episodes(tmp_path):
+    # The 40 lucky ones are too few, and so are 60 of 110; 1.0 of 60 and 0.2 of 50 are 0.64. Returns say nothing.
+    rows = [(1.0, 40), (None, 0), (0.0, 50), (1.0, 60), (0.2, 50), (None, 30)]
+    found = measure_run(outcome(threshold=0.6, stat="success"), write_successes(tmp_path, rows))
+    assert (found.reached, found.env_steps_to_threshold, found.seconds_to_threshold) == (True, 5, 10)
+    assert found.stats["success"] == pytest.approx(70 / 110) and found.best_return == 900.0
+    found = measure_run(outcome(threshold=0.65, stat="success"), tmp_path)
+    assert not found.reached and found.seconds_to_threshold is None
+    found = measure_run(outcome(threshold=0.5, stat="success"), write_successes(tmp_path, rows[:1]))
+    assert not found.reached and found.stats == {"success": 1.0}, "of too few episodes, and told as it is"
+    assert not measure_run(outcome(threshold=0.5, stat="elsewhere"), tmp_path).reached
+
+
+def test_of_a_number_of_the_task_only_the_end_is_left_where_the_rows_are_gone():
+    kept = {"best_return": 900.0, "env_steps": 5e5, "seconds": 50.0, "curve": [[0.1, 10.0, 900.0]]}
+    known = outcome(threshold=600.0, reached=True, stats={"success": 0.7}, **kept)
+    hold_against(known, 0.5, "success")
+    assert (known.reached, known.env_steps_to_threshold, known.seconds_to_threshold) == (True, 5e5, 50.0)
+    hold_against(known, 0.8, "success")
+    assert not known.reached
+    hold_against(known, 0.5, "turns")
+    assert not known.reached and (known.threshold, known.stat) == (0.5, "turns")
+    hold_against(known, 600.0)
+    assert known.reached and known.stat == "" and known.seconds_to_threshold == 10.0
+
+
+def test_a_threshold_of_a_number_of_the_task_is_told_with_its_name():
+    short = outcome(threshold=0.5, stat="success", final_return=900.0, stats={"success": 0.0639}, env_steps=1e6)
+    assert table([short], {})[2].startswith("| `Ant` |  | `success` 0.5 | 0 of 1 | 1.0 M |")
+    text = "Ant seed 1: return 900, `success` 0.064, below `success` 0.5, after 1.0 M steps"
+    assert describe(short) == text
+    short.reached, short.env_steps_to_threshold, short.seconds_to_threshold = True, 1e6, 9.0
+    assert describe(short) == "Ant seed 1: `success` 0.5 after 1.0 M steps, 9 s; return 900, `success` 0.064"
+    draw([short], matplotlib.figure)
+
+
+def test_the_best_algorithm_at_a_number_of_the_task_is_none_that_only_has_returns():
+    short = outcome(threshold=0.5, stat="success", final_return=70.0, stats={"success": 0.2})
+    high, stacks = Other("sac", [[1.0, 9.0, 5000.0]]), Other("td3", [[1.0, 9.0, 50.0]], success=0.6)
+    assert best_algorithm([short], [high, stacks]) == "`td3`"
+    worse = Other("td3", [[1.0, 9.0, 50.0]], success=0.1)
+    assert best_algorithm([short], [worse]) == "`ppo`"
+    never = Other("td3", [[1.0, 9.0, 50.0]], success=0.0)
+    assert best_algorithm([short], [never]) == "`ppo`", "what never succeeds is no success"
+    done = outcome(threshold=0.5, stat="success", reached=True, env_steps_to_threshold=2e6, seconds_to_threshold=90.0)
+    assert best_algorithm([done], [stacks]) == "`td3`"
+
+
 def test_a_sentence_tells_whether_it_was_reached():
     assert describe(outcome(env_steps=2e6)) == "Ant seed 1: no episode ended, below 100, after 2.0 M steps"
     text = describe(outcome(final_return=5.0, random_return=6.0))
@@ -203,6 +258,12 @@ def test_only_what_is_between_the_marks_is_replaced():
         ("Ant: {minutes: 3}", "missing key .Ant.threshold"),
         ("[Ant, Hopper]", "expected <task>: {threshold: ..., minutes: ...}, got list"),
         ("Ant: 3000", "expected Ant: {threshold: ..., minutes: ...}, got int"),
+        (
+            "Ant: {threshold: {}}",
+            "Ant.threshold must be a return or one number of the task, got {}; try {success: 0.5}",
+        ),
+        ("Ant: {threshold: {a: 1, b: 2}}", "Ant.threshold must be a return or one number of the task, got {'a': 1.0, "),
+        ("Ant: {threshold: {success: half}}", "Ant.threshold must be a number or a section of .a number., got {'succ"),
     ],
 )
 def test_wrong_goals_are_one_line(tmp_path, text, message):
@@ -234,8 +295,10 @@ def test_the_page_shows_the_committed_data():
     assert "<!-- learn -->" in page and fill(page, table(outcomes, goals, others)) == page
     for found in outcomes:
         assert found.task in goals and found.environment["git"]["sha"], found.task
-        assert found.threshold == goals[found.task].threshold, found.task
-        if found.reached:
+        assert (found.threshold, found.stat) == goals[found.task].judged, found.task
+        if found.stat:
+            assert found.reached == (found.stats.get(found.stat, 0.0) >= found.threshold), found.task
+        elif found.reached:
             assert found.best_return is not None and found.best_return >= found.threshold, found.task
             assert found.seconds_to_threshold is not None and found.seconds_to_threshold <= found.seconds, found.task
         else:

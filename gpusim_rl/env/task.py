@@ -76,9 +76,9 @@ class TaskConfig:
         Raises:
             ConfigError: A value is out of its range.
         """
-        for key in ("physics_hz", "control_hz", "episode_length", "clip_actions"):
+        for key, usual in (("physics_hz", 120), ("control_hz", 60), ("episode_length", 500), ("clip_actions", 1)):
             if not getattr(self, key) > 0:
-                raise ConfigError(f"task.{key} must be positive, got {getattr(self, key)}")
+                raise ConfigError(f"task.{key} must be positive, got {getattr(self, key)}; try {usual}")
         if self.physics_hz / self.control_hz > MOST_SUBSTEPS:
             raise ConfigError(
                 f"task.physics_hz must be at most {MOST_SUBSTEPS} times task.control_hz, got {self.physics_hz} and"
@@ -90,7 +90,7 @@ class TaskConfig:
                 f" {self.control_hz}; try physics_hz={max(1, self.decimation) * self.control_hz:g}"
             )
         if self.clip_observations is not None and not self.clip_observations > 0:
-            raise ConfigError(f"task.clip_observations must be positive or null, got {self.clip_observations}")
+            raise ConfigError(f"task.clip_observations must be positive or null, got {self.clip_observations}; try 5")
 
     def whole_episodes(self: Cfg) -> Cfg:
         """These settings for an evaluation: all episodes are whole, and begin as the task says."""

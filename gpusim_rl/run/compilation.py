@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -10,7 +11,13 @@ from typing import Protocol
 
 import torch
 
+from gpusim_rl.config import RunConfig
+from gpusim_rl.env import Environment
 from gpusim_rl.hardware import has_compiler
+from gpusim_rl.learn.algorithm import Algorithm
+from gpusim_rl.run.cuda_graph import Graphs
+
+logger = logging.getLogger("gpusim_rl.run")
 
 SKIPPED = 3
 """Iterations before the timed ones: two that warm up, one whose kernels are captured."""
@@ -129,3 +136,70 @@ def cuda_seconds(work: Callable[[], None]) -> float:
     end.record()
     end.synchronize()
     return 1e-3 * begin.elapsed_time(end)
+
+
+class Compilation:
+    """Compiles the parts of a training, and where that is to be measured switches between iterations.
+
+    Args:
+        cfg: The run's settings.
+        device: Where the learner lives.
+        env: Its control steps may be compiled.
+        algorithm: What learns.
+        graphs: They hold code that was compiled, or was not.
+        before: As for `choose_compile`.
+
+    Attributes:
+        choice: What is compiled now, and why.
+    """
+
+    def __init__(
+        self,
+        cfg: RunConfig,
+        device: torch.device,
+        env: Environment,
+        algorithm: Algorithm,
+        graphs: Graphs,
+        before: str | None,
+    ) -> None:
+        self._env, self._algorithm, self._graphs = env, algorithm, graphs
+        self._trial: Trial | None = None
+        self._eager_graph = graphs.choice
+        if cfg.test:
+            self.choice = CompileChoice("off", "an evaluation")
+            return
+        self.choice = choose_compile(
+            cfg.compile,
+            device,
+            env.device,
+            check_task=cfg.debug.check_task,
+            deterministic=cfg.torch_deterministic,
+            before=before,
+        )
+        if cfg.compile not in ("auto", self.choice.mode):
+            logger.warning("compile=%s has no full effect: %s", cfg.compile, self.choice)
+        if self.choice.mode != "off":
+            logger.info("torch.compile works in the first iterations, for a minute or more at the first start")
+        if self.choice.mode in ("learner", "all"):
+            algorithm.compile()
+        if self.choice.mode == "all":
+            env.compile()
+        if self.choice.mode == "auto":
+            self._trial = Trial(self._switch, cuda_seconds)
+
+    def run(self, iteration: Callable[[], None]) -> CompileChoice | None:
+        """Runs an iteration; returns the choice, where it was the last one of a measurement."""
+        if self._trial is None:
+            iteration()
+            return None
+        chosen = self._trial.run(iteration)
+        if chosen is not None:
+            self.choice, self._trial = chosen, None
+        return chosen
+
+    def _switch(self, enabled: bool) -> None:
+        if enabled:
+            self._eager_graph = self._graphs.choice
+        self._algorithm.compile(enabled)
+        self._env.compile(enabled)
+        self._graphs.restart(self._eager_graph)  # a capture that fails with compiled code needs not fail without

@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from collections import deque
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -40,6 +41,29 @@ def check_devices(what: str, owner: object, device: torch.device) -> None:
     for path, tensor, expected in _tensors(owner, "", device, {}):
         if not _same(tensor.device, expected):
             raise ConfigError(f"debug.check_device: {what}: {path} is on {tensor.device}, expected {expected}")
+
+
+@contextmanager
+def devices_checked(*parts: tuple[str, object, torch.device], enabled: bool) -> Iterator[None]:
+    """Before and after the block all tensors of these parts are on their device.
+
+    Torch's own error in the block, where one is not, becomes one that names it.
+
+    Args:
+        parts: As for `check_devices`.
+        enabled: Else nothing is looked at.
+
+    Raises:
+        ConfigError: See `check_devices`.
+    """
+    checked = parts if enabled else ()
+    for part in checked:
+        check_devices(*part)
+    try:
+        yield
+    finally:
+        for part in checked:
+            check_devices(*part)
 
 
 def _same(found: torch.device, expected: torch.device) -> bool:

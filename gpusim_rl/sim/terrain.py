@@ -50,7 +50,9 @@ class TerrainConfig:
         if unknown:
             raise ConfigError(f"terrain.columns: unknown kinds {unknown}; there are {list(KINDS)}")
         if not self.platform_size < self.patch_size:
-            raise ConfigError(f"terrain.platform_size must be below patch_size, got {self.platform_size}")
+            raise ConfigError(
+                f"terrain.platform_size must be below patch_size, got {self.platform_size}; try {self.patch_size / 2:g}"
+            )
         along = self.patch_size / self.resolution
         points = self.levels * sum(self.columns.values()) * along * along
         if points > MOST_POINTS:
@@ -61,7 +63,10 @@ class TerrainConfig:
         for key in ("patch_size", "platform_size"):
             cells = getattr(self, key) / self.resolution
             if abs(cells - round(cells)) > 1e-6 or round(cells) % 2 or cells < 1:
-                raise ConfigError(f"terrain.{key} must be an even multiple of resolution, got {getattr(self, key)}")
+                even = 2 * max(1, round(cells / 2)) * self.resolution
+                raise ConfigError(
+                    f"terrain.{key} must be an even multiple of resolution, got {getattr(self, key)}; try {even:g}"
+                )
 
 
 class Terrain:

@@ -12,7 +12,6 @@ import torch
 from gpusim_rl import compiled
 from gpusim_rl.env import vec_env
 from gpusim_rl.run import compilation
-from gpusim_rl.run import trainer as trainer_module
 from gpusim_rl.run.compilation import SKIPPED, TIMED, CompileChoice, Trial, choose_compile
 from gpusim_rl.run.trainer import Trainer
 from helpers.training import differences, make_trainer
@@ -106,8 +105,8 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[CompileChoice]:
 
     monkeypatch.setattr(compilation, "find_spec", lambda _: object())
     monkeypatch.setattr(compilation, "has_compiler", lambda: True)
-    monkeypatch.setattr(trainer_module, "choose_compile", auto)
-    monkeypatch.setattr(trainer_module, "cuda_seconds", timer(times))
+    monkeypatch.setattr(compilation, "choose_compile", auto)
+    monkeypatch.setattr(compilation, "cuda_seconds", timer(times))
     monkeypatch.setattr(vec_env, "Compiled", Traced)
     monkeypatch.setattr(torch, "compile", with_eager_kernels(torch.compile))
     return chosen

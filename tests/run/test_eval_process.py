@@ -21,8 +21,7 @@ from gpusim_rl.config import RunSpec
 from gpusim_rl.connect.gymnasium import GymnasiumEnv
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.learn.algorithm import Policy
-from gpusim_rl.run import checkpoint, eval_process
-from gpusim_rl.run import trainer as trainer_module
+from gpusim_rl.run import checkpoint, eval_process, eval_schedule
 from gpusim_rl.run.eval_process import EvalProcess, Evaluation, answers
 from gpusim_rl.run.evaluation import evaluate
 from gpusim_rl.run.trainer import Trainer
@@ -71,7 +70,7 @@ def here(monkeypatch: pytest.MonkeyPatch) -> type[InThisProcess]:
     class Chosen(InThisProcess):
         pass
 
-    monkeypatch.setattr(trainer_module, "EvalProcess", Chosen)
+    monkeypatch.setattr(eval_schedule, "EvalProcess", Chosen)
     return Chosen
 
 
@@ -118,7 +117,7 @@ def test_a_training_goes_on_where_the_process_is_killed(tmp_path):
 
     def killing(log: Any) -> None:
         if trainer.iteration == 1:
-            found: Any = trainer._evaluations
+            found: Any = trainer._evaluations._process
             os.kill(found._process.pid, signal.SIGKILL)
             found._process.wait()
             while found._answers.empty():
@@ -190,7 +189,7 @@ def test_failed_evaluations_leave_the_returns_of_the_training_to_decide(tmp_path
     def refuse(*arguments: Any) -> None:
         raise OSError("no process")
 
-    monkeypatch.setattr(trainer_module, "EvalProcess", refuse)
+    monkeypatch.setattr(eval_schedule, "EvalProcess", refuse)
     trainer = make_trainer("Cartpole", tmp_path, max_iterations=2, eval=EVAL, **SHORT)
     with trainer.logging() as log:
         trainer.iterate(log)

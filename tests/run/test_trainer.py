@@ -420,7 +420,7 @@ def test_a_signal_at_any_moment_saves_the_iteration_it_came_in(tmp_path, monkeyp
 
     def early(log: Logger, status: RunStatus) -> None:
         record(log, status)
-        if trainer.iteration == 4 and trainer._stop_signal.number is None:
+        if trainer.iteration == 4 and trainer.stop_signal.number is None:
             signal.raise_signal(signal.SIGINT)
 
     def late(log: Logger, status: RunStatus) -> bool:
@@ -444,7 +444,7 @@ def test_a_run_stopped_before_its_first_iteration_can_be_resumed(tmp_path, monke
     enter = Logger.__enter__
 
     def slow_start(log: Logger) -> Logger:
-        trainer._stop_signal.number = signal.SIGTERM
+        trainer.stop_signal.number = signal.SIGTERM
         return enter(log)
 
     trainer = make_trainer("Cartpole", tmp_path)

@@ -1,0 +1,90 @@
+"""When a training has its policies evaluated, and what becomes of the results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from gpusim_rl.config import RunSpec
+from gpusim_rl.run.eval_process import EvalProcess
+from gpusim_rl.run.log_interval import LogIntervals
+from gpusim_rl.run.logger import EVAL_LOG, Logger
+from gpusim_rl.run.stop_signal import StopSignal
+from gpusim_rl.run.timing import PhaseTimer
+
+
+class EvalSchedule:
+    """Evaluations every `eval.interval` iterations, beside the training.
+
+    Without a process, because it cannot be started or has failed, the training goes on and nothing is evaluated.
+
+    Args:
+        spec: The run.
+        log: Writes the checkpoints that are evaluated, and the results.
+        iteration: Iterations done.
+        intervals: Their rows get the results.
+        timer: Stands still while the end of the training waits for a result.
+        stop_signal: Ends that wait.
+    """
+
+    def __init__(
+        self,
+        spec: RunSpec,
+        log: Logger,
+        iteration: int,
+        intervals: LogIntervals,
+        timer: PhaseTimer,
+        stop_signal: StopSignal,
+    ) -> None:
+        self._log, self._intervals = log, intervals
+        self._timer, self._stop_signal = timer, stop_signal
+        self._process: EvalProcess | None = None
+        try:
+            self._process = EvalProcess(spec, log.run_dir.path / EVAL_LOG, iteration)
+        except OSError as error:  # no memory for another process, a full disk
+            log.evaluations_failed(str(error))
+
+    def after_iteration(
+        self, iteration: int, state: Callable[[], Mapping[str, Any]], *, learning: bool, last: bool
+    ) -> None:
+        """Takes the result of an evaluation, and hands over the policy where one is due.
+
+        Args:
+            iteration: Iterations done.
+            state: Makes the checkpoint of the training now.
+            learning: The newest update changed the policy; else no evaluation begins.
+            last: There is no further iteration. The policy is evaluated in any case, and this waits for the result.
+        """
+        self._take_result(wait=last)
+        if self._process is None or not (learning and self._process.due(iteration, last=last)):
+            return
+        checkpoint = state()
+        if not all(bool(value.isfinite().all()) for value in checkpoint["policy"].values()):
+            return  # the next checkpoint, or the row before it, ends the run with the reason
+        file = self._log.save_evaluated(checkpoint)
+        if file is not None:
+            self._process.begin(file, iteration)
+            self._take_result(wait=last)
+
+    def _take_result(self, *, wait: bool) -> None:
+        process = self._process
+        if process is None:
+            return
+        row = process.poll()
+        if wait:
+            with self._timer.paused():
+                while process.evaluating is not None and self._stop_signal.number is None:
+                    self._log.console.progress(f"evaluation of iteration {process.evaluating}")
+                    row = process.poll(0.1)
+        if row is not None:
+            self._intervals.add(row)
+            self._log.end_evaluation(row)
+        if process.failure is not None:
+            self._log.evaluations_failed(process.failure)
+            self.close()
+
+    def close(self) -> None:
+        """Ends the process."""
+        if self._process is not None:
+            self._process.close()
+            self._process = None
