@@ -537,9 +537,9 @@ def _notes(outcomes: Sequence[Outcome]) -> list[str]:
         f"{seeds} of each task{medians}. `success` is what the task itself counts at the end of the training, with"
         " exploration; tasks whose return says it all have none. A threshold is a return, or with its name a number"
         f" that the task itself counts. A task has reached its threshold when a mean of {WINDOW} episodes has. `env"
-        f" steps` and `time` are those until then, or until the end of its time. `return` is the mean of the last {WINDOW}"
-        " episodes at the end of the training, which can be a little lower than the threshold. Not above random: it"
-        " has not learned in this time. All rows are PPO's. `best algorithm` also knows"
+        " steps` and `time` are those until then, or until the end of its time. `return` is the mean of the last"
+        f" {WINDOW} episodes at the end of the training, which can be a little lower than the threshold. Not above"
+        " random: it has not learned in this time. All rows are PPO's. `best algorithm` also knows"
         " the trainings in off_policy.json: it is the one that reaches the threshold in the least time, or where none"
         " does, that succeeds or comes furthest.",
         "",

@@ -362,6 +362,7 @@ class EnvConfig:
     kwargs: dict[str, Any]
     vectorization: Literal["sync", "async", "vector_entry_point", "envpool"]
     max_episode_steps: Count | None  # control steps; null = the envs' own
+    overlap: bool  # half of them step while the policy chooses for the other half
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -159,6 +159,7 @@ def of_this_version(settings: Mapping[str, Any]) -> dict[str, Any]:
     settings = {**common, "compile": "off", **settings}
     for section, file in (("sim", "sim/auto.yaml"), ("debug", "debug/none.yaml")):
         settings[section] = {**read_yaml(paths.cfg_dir() / file), **(settings.get(section) or {})}
+    settings["env"] = _filled(settings.get("env") or {}, ours["env"])
     task = settings.get("task")
     if isinstance(task, dict) and isinstance(task.get("_target_"), str):
         settings["task"] = _filled(task, ADDED.get(task["_target_"], {}))

@@ -20,6 +20,7 @@ from torch import Tensor
 from gpusim_rl import spaces
 from gpusim_rl.config import EnvConfig
 from gpusim_rl.env.environment import Environment, Observation, Step
+from gpusim_rl.env.half_batches import HalfBatches
 from gpusim_rl.env.task import ResetFromConfig
 from gpusim_rl.errors import ConfigError, TaskError, did_you_mean, import_extra
 from gpusim_rl.load_class import load_function
@@ -133,7 +134,7 @@ class GymnasiumEnv(Environment):
         self._reported = False
 
     @classmethod
-    def from_settings(cls, cfg: EnvConfig, *, num_envs: int, seed: int) -> GymnasiumEnv:
+    def from_settings(cls, cfg: EnvConfig, *, num_envs: int, seed: int) -> Environment:
         """Makes the envs that the settings name.
 
         Args:
@@ -145,6 +146,17 @@ class GymnasiumEnv(Environment):
             ConfigError: There are no such envs, their package is missing, or they cannot be represented.
         """
         import_extra("gymnasium", "gymnasium", "task=Gymnasium")
+        if not cfg.overlap:
+            return cls._make(cfg, num_envs, seed)
+        if num_envs % 2:
+            raise ConfigError(
+                f"env.overlap=true steps two halves: num_envs must be even, got {num_envs}; try {num_envs + 1}"
+            )
+        half = num_envs // 2
+        return HalfBatches(cls._make(cfg, half, seed), cls._make(cfg, half, seed + half))
+
+    @classmethod
+    def _make(cls, cfg: EnvConfig, num_envs: int, seed: int) -> GymnasiumEnv:
         if (cfg.id is None) == (cfg._target_ is None):
             raise ConfigError("task=Gymnasium needs env.id or env._target_: try env.id=CartPole-v1")
         if cfg._target_ is not None:
@@ -442,10 +454,10 @@ def _adapted(envs: Any, name: str) -> VectorEnv:
     """The adapter that fits."""
     from gymnasium.vector import VectorEnv as OfGymnasium
 
+    if hasattr(envs, "async_reset"):  # a VectorEnv of Gymnasium too, without its spec
+        return _EnvPool(envs)
     if isinstance(envs, OfGymnasium):
         return _Gymnasium(envs)
-    if hasattr(envs, "async_reset"):
-        return _EnvPool(envs)
     if hasattr(envs, "step_wait") and hasattr(envs, "env_method"):
         return _StableBaselines3(envs)
     raise ConfigError(

@@ -164,6 +164,20 @@ class Algorithm(ABC):
             tells so, and does not learn for some iterations, is put back to the last checkpoint, then stopped.
         """
 
+    def part(self, envs: slice) -> Algorithm | None:
+        """The same algorithm for some of the envs: its `act` and `record` use the memory of this one.
+
+        With it half of the envs can step while the other half acts (`env.overlap`). `begin_rollout` and `update` stay
+        with this one.
+
+        Args:
+            envs: Which.
+
+        Returns:
+            None where the algorithm cannot do that.
+        """
+        return None
+
     @classmethod
     def settings_to_evaluate(cls, cfg: Any) -> Any:
         """Settings with which a saved policy is evaluated: without files that only a training needs."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -71,6 +72,12 @@ class ActionNoise:
         anew = 1.0 / torch.tensor(cfg.steps, device=device)
         self._keep, self._mix = 1.0 - anew, (1.0 - (1.0 - anew).square()).sqrt()
         self._below = torch.special.ndtri(anew)  # a standard normal number is, with probability 1 / steps
+
+    def part(self, envs: slice) -> ActionNoise:
+        """That of some envs, in the memory of this one."""
+        part = copy.copy(self)
+        part._of_rollout, part.now, part._ended = self._of_rollout[:, envs], self.now[envs], self._ended[envs]
+        return part
 
     def begin_rollout(self, draw: Callable[[Tensor], object]) -> None:
         """Draws the numbers of all steps at once.

@@ -275,6 +275,13 @@ class OnPolicy(Algorithm):
         self.is_first.fill_(True)
         self.noise.begin_episodes()
 
+    def part(self, envs: slice) -> OnPolicy:
+        """The same algorithm for some of the envs, in the memory of this one."""
+        part = copy.copy(self)
+        part.rollout, part.noise = self.rollout.part(envs), self.noise.part(envs)
+        part.hidden, part.is_first = tuple(state[:, envs] for state in self.hidden), self.is_first[envs]
+        return part
+
     # Learning
 
     def update(self) -> dict[str, Tensor]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
@@ -82,21 +84,36 @@ class Rollout:
         self.obs = {group: empty(time, envs, size) for group, size in env.obs_sizes.items()}
         # What one operation writes lies together; the rest are views of it.
         self._drawn = empty(time, envs, num_actions + num_parameters)
-        self.action, self.distribution = self._drawn.split([num_actions, num_parameters], dim=-1)
+        self._widths = num_actions, num_parameters
         self._numbers = empty(time, 2, envs)
-        self.value, self.reward = self._numbers.unbind(1)
         self._masks = empty(time, 4, envs, dtype=torch.bool)
-        self.terminated, self.truncated, self.diverged, self.done = self._masks.unbind(1)
         self._begins = empty(envs, dtype=torch.bool)  # an episode, with the first step
         self.hidden = tuple(empty(time // sequence_length, *h.shape) for h in initial_hidden)
         """Recurrent state before the first step of each sequence, [sequences, layers, N, size]."""
 
         self.later_obs = {group: empty(1 + self.slots, envs, size) for group, size in env.obs_sizes.items()}
         """Observations that are valued, but not acted on: `last_obs` and `final_obs`."""
+        self.final_hidden = tuple(empty(self.slots, *h.shape) for h in initial_hidden)
+        self._name_views()
+
+    def _name_views(self) -> None:
+        self.action, self.distribution = self._drawn.split(self._widths, dim=-1)
+        self.value, self.reward = self._numbers.unbind(1)
+        self.terminated, self.truncated, self.diverged, self.done = self._masks.unbind(1)
         self.last_obs = {group: later[0] for group, later in self.later_obs.items()}
         """The observation after the last step."""
         self.final_obs = {group: later[1:] for group, later in self.later_obs.items()}
-        self.final_hidden = tuple(empty(self.slots, *h.shape) for h in initial_hidden)
+
+    def part(self, envs: slice) -> Rollout:
+        """That of some envs, in the memory of this one."""
+        part = copy.copy(self)
+        part.obs, part.later_obs = ({g: x[:, envs] for g, x in y.items()} for y in (self.obs, self.later_obs))
+        part.hidden, part.final_hidden = (tuple(x[:, :, envs] for x in y) for y in (self.hidden, self.final_hidden))
+        part._drawn, part._begins = self._drawn[:, envs], self._begins[envs]
+        part._numbers, part._masks = self._numbers[:, :, envs], self._masks[:, :, envs]
+        part.num_envs = len(part._begins)
+        part._name_views()
+        return part
 
     def memory(self) -> list[tuple[Tensor, int]]:
         """All that it holds, and the dimension of the environments in each tensor."""

@@ -167,8 +167,9 @@ class Evaluation:
         torch.use_deterministic_algorithms(cfg.torch_deterministic)
         self.env: Environment
         if issubclass(task_class, Environment):
+            together = dataclasses.replace(cfg.env, overlap=False)
             try:
-                self.env = task_class.from_settings(cfg.env, num_envs=cfg.eval.num_envs, seed=cfg.eval.seed)
+                self.env = task_class.from_settings(together, num_envs=cfg.eval.num_envs, seed=cfg.eval.seed)
             except ConfigError as error:
                 raise ConfigError(f"eval.num_envs={cfg.eval.num_envs}: {error}") from None
         else:

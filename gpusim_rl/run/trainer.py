@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import secrets
 import time
@@ -17,6 +18,7 @@ from gpusim_rl.checkpoint_file import check_is_data, digest_of
 from gpusim_rl.config import RunSpec
 from gpusim_rl.env import Environment, Step, VecEnv
 from gpusim_rl.env.device_env import moved
+from gpusim_rl.env.half_batches import HalfBatches
 from gpusim_rl.errors import ConfigError, one_line_if_out_of_memory
 from gpusim_rl.hardware import tune_malloc
 from gpusim_rl.learn.algorithm import Algorithm, EnvSpec
@@ -33,6 +35,7 @@ from gpusim_rl.run.logger import Logger
 from gpusim_rl.run.memory_estimate import warn_of_learner_memory, warn_of_memory
 from gpusim_rl.run.metadata import describe_run
 from gpusim_rl.run.metrics import Metrics, Row
+from gpusim_rl.run.overlap import overlapped_steps
 from gpusim_rl.run.profiler import profiling
 from gpusim_rl.run.reporter import Reporter
 from gpusim_rl.run.run_dir import RunDir
@@ -91,6 +94,7 @@ class Trainer:
             with devices_checked(("the environment", self.env, self.env.device), enabled=cfg.debug.check_device):
                 self.obs = {group: value.to(self.rl_device, copy=True) for group, value in self.env.reset().items()}
             self.algorithm = self._make_algorithm()
+            self._parts = self._make_parts()
         use_available_cpus(self.algorithm.batch_rows)
         self.metrics = Metrics(cfg.num_envs, self.rl_device)
         self.timer = PhaseTimer(self.rl_device)
@@ -193,6 +197,22 @@ class Trainer:
 
     @torch.no_grad()
     def _collect(self) -> None:
+        with self.timer("policy"):
+            self.algorithm.begin_rollout()
+            self.metrics.begin_rollout()
+        for number, step in enumerate(self._control_steps(), start=1):
+            with self.timer("policy"):
+                self.metrics.record_step(step)
+            self._pause(f"control step {number}/{self.algorithm.horizon}")
+        with self.timer("policy"):
+            self.metrics.end_rollout()
+
+    def _control_steps(self) -> Iterator[Step]:
+        """Those of a rollout; the algorithm has recorded each, and `obs` is what it acts on next."""
+        if isinstance(self.env, HalfBatches):
+            yield from overlapped_steps(self.env, self._parts, self.obs, self.rl_device, self.timer)
+            return
+
         def control_step() -> tuple[Tensor, Step]:
             with self.timer("policy"):
                 action = self.algorithm.act(self.obs)
@@ -204,18 +224,12 @@ class Trainer:
                     check_devices("the environment", step, self.env.device)
                 return action, moved(step, self.rl_device)
 
-        with self.timer("policy"):
-            self.algorithm.begin_rollout()
-            self.metrics.begin_rollout()
-        for number in range(1, self.algorithm.horizon + 1):
+        for _ in range(self.algorithm.horizon):
             action, step = self.graphs.run("step", control_step)
             with self.timer("policy"):
                 self.algorithm.record(action, step)
-                self.metrics.record_step(step)
                 self._copy_obs(step.obs)
-            self._pause(f"control step {number}/{self.algorithm.horizon}")
-        with self.timer("policy"):
-            self.metrics.end_rollout()
+            yield step
 
     def _pause(self, done: str) -> None:
         """Between two parts of an iteration that takes long: shows where it is, or leaves it after a signal."""
@@ -263,13 +277,24 @@ class Trainer:
     def _make_env(self) -> Environment:
         cfg, task_class, task_cfg = self.cfg, self.spec.task_class, self.cfg.task
         if issubclass(task_class, Environment):
-            return task_class.from_settings(cfg.env, num_envs=cfg.num_envs, seed=self.seed)
+            env_cfg = dataclasses.replace(cfg.env, overlap=False) if cfg.test else cfg.env
+            return task_class.from_settings(env_cfg, num_envs=cfg.num_envs, seed=self.seed)
         if cfg.test:  # whole episodes only
             task_cfg = task_cfg.whole_episodes()
         scene = task_class.scene(task_cfg)
         self._fitting_envs = warn_of_memory(self.spec, scene, self.choice, self.rl_device)
         sim = make_sim(scene, self.choice, cfg.num_envs, cfg.sim)
         return VecEnv(task_class, task_cfg, sim, self.seed, check=cfg.debug.check_task)
+
+    def _make_parts(self) -> list[Algorithm]:
+        """The algorithm for each half of the envs, if they step in turn."""
+        halves = self.env.rows if isinstance(self.env, HalfBatches) else ()
+        parts = [part for rows in halves if (part := self.algorithm.part(rows)) is not None]
+        if len(parts) < len(halves):
+            raise ConfigError(
+                f"env.overlap=true: algo={self.cfg.algo} cannot act for half of the envs. Try env.overlap=false"
+            )
+        return parts
 
     def _one_line_if_out_of_memory(self) -> AbstractContextManager[None]:
         return one_line_if_out_of_memory(self.cfg.num_envs, lambda: self._fitting_envs)

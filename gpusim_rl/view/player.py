@@ -108,7 +108,7 @@ class Player:
             if sim is not None:
                 raise ConfigError(f"--sim={sim} has no effect on envs of another library")
             drawn = {} if render_mode is None else {"render_mode": render_mode}
-            env_cfg = dataclasses.replace(cfg.env, kwargs={**cfg.env.kwargs, **drawn})
+            env_cfg = dataclasses.replace(cfg.env, kwargs={**cfg.env.kwargs, **drawn}, overlap=False)
             env: Environment = task_class.from_settings(env_cfg, num_envs=num_envs, seed=state["seed"])
         else:
             choice = _choose(sim or SIMULATORS[state["sim"]].plays_on)

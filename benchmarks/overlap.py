@@ -1,0 +1,102 @@
+"""Measures what `env.overlap` gives where the policy takes as long as the envs (two half-batches that step in turn).
+
+    python benchmarks/overlap.py
+
+writes overlap.json: control steps per second of rollouts of PPO on EnvPool's HalfCheetah-v5, without and with overlap,
+in interleaved rounds, and the ratio within each round. The learner has one thread. EnvPool has one too, or as many as
+there are CPUs: then the CPUs have no time to win. The network is as wide as it takes for the policy to last as long as
+a control step of all envs.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+TRAINING = ("task=Gymnasium", "env.id=HalfCheetah-v5", "env.vectorization=envpool", "num_envs=256", "ppo.horizon=32")
+THREADS = {"one thread": ("env.kwargs.num_threads=1",), "a thread for each CPU": ()}
+WIDTHS = (1024, 1536, 2048)
+ROUNDS, SECONDS = 5, 4.0
+
+
+@contextmanager
+def rollouts(width: int, *more: str) -> Iterator[Any]:
+    """A trainer of one thread, with a network of two layers so wide."""
+    import torch
+
+    from gpusim_rl.api import scratch_training
+
+    with scratch_training([*TRAINING, f"ppo.network.hidden=[{width},{width}]", "seed=1", *more]) as (trainer, _):
+        torch.set_num_threads(1)
+        trainer.collect()
+        yield trainer
+
+
+def seconds(work: Callable[[], object], least: float = 1.0) -> float:
+    """Mean time of a call, over calls that together take at least so long."""
+    began, calls = time.perf_counter(), 0
+    while (elapsed := time.perf_counter() - began) < least:
+        work()
+        calls += 1
+    return elapsed / calls
+
+
+def parts(width: int, *more: str) -> dict[str, float]:
+    """Milliseconds of a control step of all envs, and of the policy before and after it."""
+    with rollouts(width, *more) as trainer:
+        trainer.timer.start()
+        for _ in range(3):
+            trainer.collect()
+        times = trainer.timer.flush().phases()
+        return {name: 1e3 * times[name] / (3 * trainer.algorithm.horizon) for name in ("simulate", "policy")}
+
+
+def speed(width: int, *more: str) -> float:
+    """Control steps per second, of all envs together."""
+    with rollouts(width, *more) as trainer:
+        return trainer.cfg.num_envs * trainer.algorithm.horizon / seconds(trainer.collect, SECONDS)
+
+
+def compare(*threads: str) -> dict[str, Any]:
+    """Rollouts without and with overlap."""
+    found = {width: parts(width, *threads) for width in WIDTHS}
+    width = min(WIDTHS, key=lambda w: abs(found[w]["policy"] - found[w]["simulate"]))
+    rounds = []
+    for _ in range(ROUNDS):
+        rounds.append({"together": speed(width, *threads), "overlapped": speed(width, *threads, "env.overlap=true")})
+        print(width, found[width], rounds[-1], flush=True)
+    ratios = [each["overlapped"] / each["together"] for each in rounds]
+    return {
+        "width": width,
+        "ms_per_control_step": found[width],
+        "steps_per_s": rounds,
+        "ratio": {"median": statistics.median(ratios), "min": min(ratios), "max": max(ratios)},
+    }
+
+
+def main() -> None:
+    """Measures and writes."""
+    from gpusim_rl.provenance import describe_environment, git_state
+
+    result = {
+        "command": "python benchmarks/overlap.py",
+        "git": git_state(Path(__file__).with_suffix(".json"))[0],
+        "environment": describe_environment(),
+        "training": " ".join(TRAINING),
+        "envpool": {name: compare(*threads) for name, threads in THREADS.items()},
+        "load_average": os.getloadavg()[0],
+    }
+    Path(__file__).with_suffix(".json").write_text(json.dumps(result, indent=2) + "\n")
+    print({name: each["ratio"] for name, each in result["envpool"].items()})
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the checkout, installed or not
+    main()

@@ -1,0 +1,49 @@
+"""A rollout in which half of the envs step while the policy chooses actions for the other half."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from gpusim_rl.env import Step
+from gpusim_rl.env.device_env import moved
+from gpusim_rl.env.half_batches import HalfBatches, joined
+from gpusim_rl.learn.algorithm import Algorithm
+from gpusim_rl.run.timing import PhaseTimer
+
+
+def overlapped_steps(
+    env: HalfBatches, parts: Sequence[Algorithm], obs: dict[str, Tensor], device: torch.device, timer: PhaseTimer
+) -> Iterator[Step]:
+    """The control steps of a rollout. Each half is recorded as soon as it has stepped, and then acts at once.
+
+    Args:
+        env: The envs.
+        parts: `Algorithm.part` of each half.
+        obs: Observations to act on, of all envs; at the end those to act on next. They are overwritten.
+        device: Where the learner is.
+        timer: `simulate` is the time in which the policy waits.
+
+    Yields:
+        Each control step, of all envs.
+    """
+    horizon, actions = parts[0].horizon, [torch.empty(0)] * len(parts)
+    views = [{group: value[rows] for group, value in obs.items()} for rows in env.rows]
+    for number in range(horizon + 1):
+        steps = []
+        for half, (part, view) in enumerate(zip(parts, views, strict=True)):
+            if number > 0:
+                with timer("simulate"):
+                    steps.append(moved(env.end(half), device))
+                with timer("policy"):
+                    part.record(actions[half], steps[half])
+                    for group, value in view.items():
+                        value.copy_(steps[half].obs[group])
+            if number < horizon:
+                with timer("policy"):
+                    actions[half] = part.act(view)
+                env.begin(half, actions[half].to(env.device))
+        if number > 0:
+            yield joined(steps)
