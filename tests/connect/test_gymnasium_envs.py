@@ -63,6 +63,29 @@ class Foreign(VectorWrapper):
         return super().reset(seed=seed)
 
 
+class Pool(gym.vector.VectorEnv):
+    """What EnvPool 1.2 makes: a vector env of Gymnasium whose spaces are of one env, and whose spec is its own."""
+
+    def __init__(self) -> None:
+        self._envs = [Count() for _ in range(NUM_ENVS)]
+        self.num_envs, self.config = NUM_ENVS, {"num_envs": NUM_ENVS, "max_episode_steps": LIMIT}
+        self.observation_space, self.action_space = Count.observation_space, Count.action_space
+        self.metadata, self.spec = {"autoreset_mode": AutoresetMode.NEXT_STEP}, object()
+        for number, env in enumerate(self._envs):
+            env.seed = 7 + number  # the seed is an argument of its constructor
+
+    def async_reset(self) -> None:
+        raise NotImplementedError
+
+    def reset(self, env_id: np.ndarray | None = None, **_: Any) -> tuple[np.ndarray, dict]:
+        numbers = range(NUM_ENVS) if env_id is None else env_id
+        return np.stack([self._envs[number].reset()[0] for number in numbers]), {}
+
+    def step(self, action: np.ndarray) -> Any:
+        obs, *rest = zip(*(env.step(a)[:4] for env, a in zip(self._envs, action, strict=True)), strict=True)
+        return np.stack(obs), *(np.array(x) for x in rest), {}
+
+
 def sync(mode: AutoresetMode) -> Callable[[], Any]:
     return lambda: SyncVectorEnv([Count] * NUM_ENVS, autoreset_mode=mode)
 
@@ -75,6 +98,7 @@ VECTOR_ENVS: dict[str, Callable[[], Any]] = {
     "foreign, same step": lambda: Foreign(sync(AutoresetMode.SAME_STEP)()),
     "foreign, next step": lambda: Foreign(sync(AutoresetMode.NEXT_STEP)()),
     "sb3": lambda: DummyVecEnv([Count] * NUM_ENVS),
+    "envpool": Pool,
 }
 
 

@@ -1,0 +1,54 @@
+"""Envs of the real EnvPool, where it is installed (`pip install -e ".[envpool]"`; its assets take 800 MB)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from gpusim_rl.api import prepare
+from gpusim_rl.run.trainer import Trainer
+from helpers.training import SMALL_PPO, differences, read_csv, the_run
+
+envpool = pytest.importorskip("envpool")
+
+
+def trainer(folder: Path, env_id: str, **env: Any) -> Trainer:
+    env = {"id": env_id, "vectorization": "envpool", **env}
+    log = {"console": "quiet", "dir": str(folder)}
+    return Trainer(prepare("Gymnasium", num_envs=8, max_iterations=4, seed=3, env=env, log=log, ppo=SMALL_PPO))
+
+
+def test_episodes_end_and_begin_as_those_of_envpool(tmp_path: Path) -> None:
+    ours = trainer(tmp_path, "CartPole-v1")
+    theirs = envpool.make("CartPole-v1", env_type="gymnasium", num_envs=8, seed=3)
+    np.testing.assert_array_equal(ours.obs["policy"].numpy(), theirs.reset()[0])
+    ended = 0
+    for t in range(60):
+        action = torch.tensor([[(t + i) // 2 % 2] for i in range(8)])
+        step = ours.env.step(action)
+        obs, _, terminated, truncated, _ = theirs.step(action[:, 0].numpy())
+        np.testing.assert_array_equal(step.final_obs["policy"].numpy(), obs)
+        np.testing.assert_array_equal(step.done.numpy(), terminated | truncated)
+        if step.done.any():
+            numbers = np.flatnonzero(terminated | truncated).astype(np.int32)
+            obs = obs.copy()
+            obs[numbers] = theirs.reset(numbers)[0]
+            ended += len(numbers)
+        np.testing.assert_array_equal(step.obs["policy"].numpy(), obs)
+    assert ended > 8
+    ours.close()
+
+
+@pytest.mark.parametrize("env_id", ["CartPole-v1", "HalfCheetah-v5"])
+def test_a_training_with_overlap_is_the_same(tmp_path: Path, env_id: str) -> None:
+    states = []
+    for overlap in (False, True):
+        it = trainer(tmp_path / str(overlap), env_id, overlap=overlap)
+        it.train()
+        states.append(it.state_dict())
+        assert len(read_csv(the_run(tmp_path / str(overlap)))) == 4
+    assert differences(states[0]["policy"], states[1]["policy"]) == []
