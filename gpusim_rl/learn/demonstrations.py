@@ -40,12 +40,16 @@ def record(env: Environment, policy: Callable[[Observation], Tensor], file: str 
     episode = env.steps_between_truncations
     spec = EnvSpec(env.num_envs, env.obs_sizes, env.action_space, episode)
     memory = Replay(steps, spec, obs, n_step=0, gamma=1.0, storage=torch.float32, device=env.device)
+    finite = torch.ones((), dtype=torch.bool, device=env.device)
     for _ in range(steps):
         action = policy(obs)
+        finite &= action.isfinite().all()
         step = env.step(action)
         memory.write(obs, action, step)
         for group, value in step.obs.items():
             obs[group].copy_(value)
+    if not finite:  # a memory keeps 0 in place of such an action
+        raise ConfigError("the demonstrations have a number that is not finite in action")
     state = memory.state_dict()
     _check_finite(state, "the demonstrations have")
     checkpoint_file.save(Path(file), {"demonstrations": {"episode": episode, "memory": state}})

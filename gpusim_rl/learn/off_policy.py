@@ -152,6 +152,12 @@ class OffPolicy(Algorithm):
             return HostReplay(steps, env, groups, device=device, size=size, **more)
         replay = Replay(steps, env, groups, n_step=cfg.n_step, gamma=cfg.gamma, storage=storage, device=device)
         if cfg.replay.alpha > 0.0:
+            if device.type == "cuda" and torch.are_deterministic_algorithms_enabled():
+                name = type(self).__name__.lower()
+                raise ConfigError(
+                    f"torch_deterministic=true with {name}.replay.alpha={cfg.replay.alpha:g}: CUDA has no deterministic"
+                    f" cumulative sum. Try {name}.replay.alpha=0"
+                )
             self.priorities = Priorities(replay, cfg.replay.alpha)
         return replay
 
@@ -438,8 +444,11 @@ class OffPolicy(Algorithm):
         steps = max(2, cfg.replay.capacity // env.num_envs)  # fewer are refused, in one line, a little later
         replay = Replay.bytes_of(steps, env, groups, STORAGE[cfg.replay.storage])
         replay += Priorities.bytes_of(steps * env.num_envs, cfg.replay.alpha)
-        if cfg.replay.device is not None and device.type != "cpu":
+        on_host = cfg.replay.device is not None or device.type == "cpu"
+        if on_host and device.type != "cpu":
             replay = 0
+        elif on_host and cfg.replay.save:
+            replay *= 2  # a checkpoint copies it
         obs_size, num_actions, net = sum(env.obs_sizes[g] for g in groups), env.action_space.size, cfg.network
         each = 6 * obs_size + 4 * num_actions + 8 * cfg.n_step + 16 + (2 * BLOCK if cfg.replay.alpha > 0.0 else 0)
         drawn = cfg.horizon * cfg.updates * cfg.batch_size * 4 * each

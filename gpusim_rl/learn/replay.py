@@ -151,7 +151,9 @@ class Replay:
             final = torch.where(cut[:, None], self._stored(step.final_obs[group], memory), memory[behind])
             memory.index_copy_(0, behind, final)
         self._final_step.index_copy_(0, row, torch.where(cut, self.total, self._final_step[row]))
-        self.action.index_copy_(0, slot, action[None].to(self.action.dtype))  # indices fit a float32
+        # Indices fit a float32. A bad action is not finite, and no weight makes that a 0.
+        kept = action.to(self.action.dtype).nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
+        self.action.index_copy_(0, slot, kept[None])
         self.reward.index_copy_(0, slot, step.reward.masked_fill(step.diverged, 0.0)[None])
         ends = step.terminated * TERMINATED + step.truncated * TRUNCATED + step.diverged * DIVERGED
         self.ends.index_copy_(0, slot, ends.to(torch.uint8)[None])
@@ -248,14 +250,18 @@ class Replay:
         return {"action": self.action, "reward": self.reward, "ends": self.ends}
 
     def state_dict(self) -> dict[str, Any]:
-        """All that is stored. Reads the number of steps on the host."""
+        """All that is stored, on the host: a GPU may have no room for it twice. Reads the number of steps."""
         fill, rows = int(self.fill), self.num_steps
+
+        def copy(part: Tensor) -> Tensor:
+            return part.to("cpu", copy=True)
+
         return {
-            "total": self.total.clone(),
-            "final_step": self._final_step.clone(),
-            "obs": {group: memory[:fill].clone() for group, memory in self.obs.items()},
-            "final_obs": {group: memory[rows:].clone() for group, memory in self.obs.items()},
-            **{name: part[:fill].clone() for name, part in self._parts.items()},
+            "total": copy(self.total),
+            "final_step": copy(self._final_step),
+            "obs": {group: copy(memory[:fill]) for group, memory in self.obs.items()},
+            "final_obs": {group: copy(memory[rows:]) for group, memory in self.obs.items()},
+            **{name: copy(part[:fill]) for name, part in self._parts.items()},
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

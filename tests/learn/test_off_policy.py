@@ -397,4 +397,5 @@ def test_the_estimate_of_memory_holds_the_replay(name: str) -> None:
     algorithm = learner(name).algorithm
     env = EnvSpec(8, {"policy": 5}, Box(3), 1)
     estimate = algorithm.memory_bytes(algorithm.cfg, env, torch.device("cpu"))
-    assert algorithm.replay.num_bytes < estimate < algorithm.replay.num_bytes + 1e6
+    copies = 2  # the other one is in a checkpoint
+    assert copies * algorithm.replay.num_bytes < estimate < copies * algorithm.replay.num_bytes + 1e6

@@ -82,6 +82,17 @@ class Story:
         return found
 
 
+def test_an_action_that_is_not_finite_reaches_no_loss() -> None:
+    replay, fine = make_replay(4, 3), torch.zeros(3, dtype=torch.bool)
+    obs = {"policy": torch.ones(3, 2)}
+    for _ in range(3):
+        step: Any = Outcome(obs, obs, torch.ones(3), fine, fine, torch.tensor([False, True, False]))
+        replay.write(obs, torch.tensor([[1.0], [torch.nan], [3.0]]), step)
+    drawn = replay.sample(64, torch.Generator().manual_seed(0))
+    assert drawn.action.isfinite().all()  # 0 x NaN is NaN: that such a sample has no weight is not enough
+    assert drawn.action[drawn.weight > 0].unique().tolist() == [1.0, 3.0] and bool((drawn.weight == 0).any())
+
+
 @pytest.mark.parametrize("n", [1, 2, 3, 5])
 @pytest.mark.parametrize("written", [7, 12, 13, 40])
 @pytest.mark.parametrize(("episode", "seed"), [(1, 0), (4, 1), (100, 2)])
