@@ -1,11 +1,12 @@
-"""Measures how long a batch of n-step transitions takes to draw, beside SB3's replay buffers; writes replay.json.
+"""Measures how long a batch of n-step transitions takes to draw, beside SB3's and TorchRL's; writes replay.json.
 
     python benchmarks/replay.py
 
 A full memory of a million transitions of Ant's sizes, batches of 8192. Measured are the draw, the n-step sum and the
-gathering of rows, with one thread and with all. Medians of interleaved rounds. Both return the true final observation
-where the time limit ended an episode. SB3's buffers store every next observation, in numpy. Ours gives torch tensors
-and so does SB3's (`device="cpu"`).
+gathering of rows, with one thread and with all. Medians of interleaved rounds. All return the true final observation
+where the time limit ended an episode. The others store every next observation. SB3's memory is in numpy and gives
+torch tensors (`device="cpu"`). TorchRL's (`pip install torchrl`) adds up n steps before it stores them, so its draw is
+the same for every n and has no sum in it.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -66,14 +68,43 @@ def sb3(n_step: int) -> tuple[Callable[[], object], int]:
     return lambda: buffer.sample(BATCH), sum(a.nbytes for a in (*arrays, buffer.dones, buffer.timeouts))
 
 
+def torchrl(n_step: int) -> tuple[Callable[[], object], int]:
+    """The same of torchrl: its buffer of tensors, with windows as its MultiStepTransform would have stored them."""
+    import torch
+    from tensordict import TensorDict
+    from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
+
+    number = STEPS * ENVS
+    generator = torch.Generator().manual_seed(0)
+
+    def random(*size: int) -> torch.Tensor:
+        return torch.randn(number, *size, generator=generator)
+
+    ends = torch.rand(number, 1, generator=generator)
+    following = {
+        "observation": random(OBS),
+        "reward": random(1),
+        "done": ends < 0.003,
+        "terminated": ends < 0.002,
+        "truncated": (ends >= 0.002) & (ends < 0.003),
+    }
+    stored: dict[str, Any] = {"observation": random(OBS), "action": random(ACTIONS), "next": following}
+    if n_step > 1:
+        stored["steps_to_next_obs"] = torch.full((number, 1), n_step)
+    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(number), batch_size=BATCH)
+    transitions = TensorDict(stored, batch_size=[number])
+    buffer.extend(transitions)
+    return buffer.sample, transitions.bytes()
+
+
 def measure(n_step: int) -> dict[str, Any]:
-    """Milliseconds by number of threads, and bytes of a transition, of both."""
+    """Milliseconds by number of threads, and bytes of a transition, of each."""
     import torch
 
     from gpusim_rl.hardware import available_cpus
 
     found: dict[str, Any] = {}
-    made = {"gpusim_rl": ours(n_step), "stable_baselines3": sb3(n_step)}
+    made = {"gpusim_rl": ours(n_step), "stable_baselines3": sb3(n_step), "torchrl": torchrl(n_step)}
     for threads in sorted({1, available_cpus()}):
         torch.set_num_threads(threads)
         times: dict[str, list[float]] = {name: [] for name in made}
@@ -102,6 +133,7 @@ def main() -> None:
         "command": "python benchmarks/replay.py",
         "git": git_state(Path("runs"))[0],
         "environment": describe_environment(),
+        "others": {name: version(name) for name in ("stable_baselines3", "torchrl")},
         "transitions": STEPS * ENVS,
         "batch": BATCH,
         "by_n_step": found,
