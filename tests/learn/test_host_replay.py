@@ -125,7 +125,9 @@ def test_what_fails_in_the_thread_is_raised_by_the_next_exchange() -> None:
         replay.exchange()
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "name", ["sac", *(pytest.param(name, marks=pytest.mark.slow) for name in NAMES if name != "sac")]
+)
 def test_a_learner_resumes_to_the_bit(name: str) -> None:
     changes = {"replay": {"device": "cpu"}, "updates": 2}
     whole = OffPolicyLearner(name, RandomEnv(8), changes)

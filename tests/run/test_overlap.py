@@ -40,7 +40,9 @@ def trained(folder: Path, overlap: bool, kind: dict[str, Any]) -> dict[str, Any]
     return trainer.state_dict()
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind", ["ppo", *(pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS if kind != "ppo")]
+)
 def test_a_training_is_the_same_to_the_bit(tmp_path: Path, kind: str) -> None:
     together, overlapped = (trained(tmp_path / str(overlap), overlap, KINDS[kind]) for overlap in (False, True))
     for part in ("policy", "algorithm", "metrics"):
