@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any
 
 KINDS = {"off": 0, "every 10 iterations": 10, "always": 1}
-ROUNDS = 4
+ROUNDS = 3
 TRAINING = ("task=Ant", "num_envs=512", "ppo.minibatch_size=4096", "seed=1")
-WARM_UP_S = 12.0
+WARM_UP_S = 8.0
 """In it the process of evaluations imports torch and builds its envs."""
-MEASURED_S = 24.0
+MEASURED_S = 12.0
 
 
 def measure(interval: int) -> dict[str, Any]:

@@ -72,7 +72,7 @@ def torchrl(n_step: int) -> tuple[Callable[[], object], int]:
     """The same of torchrl: its buffer of tensors, with windows as its MultiStepTransform would have stored them."""
     import torch
     from tensordict import TensorDict
-    from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
+    from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer  # type: ignore[reportMissingImports]
 
     number = STEPS * ENVS
     generator = torch.Generator().manual_seed(0)

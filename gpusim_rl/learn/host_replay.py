@@ -156,14 +156,15 @@ class HostReplay:
     def exchange(self) -> None:
         """After a rollout: takes the transitions for the next update, and hands the rollout over to the thread."""
         self._wait()
-        if self._cuda:
-            torch.cuda.current_stream(self._device).wait_event(self._arrived)
+        stream = torch.cuda.current_stream(self._device) if self._cuda else None
+        if stream is not None:
+            stream.wait_event(self._arrived)
         _copy(self._arriving, self._drawn)
         self.fill.copy_(self._arriving_fill)
         _copy(self._steps, self._pinned.steps)
-        if self._cuda:
-            self._taken.record()
-            self._recorded.record()
+        if stream is not None:
+            self._taken.record(stream)
+            self._recorded.record(stream)
         self._pending = self._thread.submit(self._store_and_draw)
 
     def _wait(self) -> None:
@@ -197,7 +198,7 @@ class HostReplay:
             self._stream.wait_event(self._taken)
             _copy(self._pinned.drawn, self._arriving)
             self._arriving_fill.copy_(self._pinned.fill, non_blocking=True)
-            self._arrived.record()
+            self._arrived.record(self._stream)
 
     # Changes and resume
 
