@@ -296,16 +296,17 @@ def hold_against(outcome: Outcome, threshold: float, stat: str = "") -> None:
     """Judges a training whose rows are gone by another threshold.
 
     What is left is the thinned curve, so the threshold is reached at its next point or at the end: late, never early.
-    Of the task's own numbers only the last ones are left.
+    Of the task's own numbers only the last ones are left, which may be of few episodes: they reach no threshold, but
+    one that was reached stays so.
 
     Args:
         outcome: Of the training.
         threshold: See `Outcome`.
         stat: As there.
     """
+    held = outcome.reached and outcome.stat == stat and outcome.threshold >= threshold
     outcome.threshold, outcome.stat = threshold, stat
-    best = outcome.stats.get(stat) if stat else outcome.best_return
-    outcome.reached = best is not None and best >= threshold
+    outcome.reached = held if stat else outcome.best_return is not None and outcome.best_return >= threshold
     outcome.env_steps_to_threshold = outcome.seconds_to_threshold = None
     if outcome.reached:
         reached = [(point[0] * 1e6, point[1]) for point in outcome.curve if not stat and point[2] >= threshold]

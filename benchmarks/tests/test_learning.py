@@ -205,9 +205,12 @@ def test_of_a_number_of_the_task_only_the_end_is_left_where_the_rows_are_gone():
     kept = {"best_return": 900.0, "env_steps": 5e5, "seconds": 50.0, "curve": [[0.1, 10.0, 900.0]]}
     known = outcome(threshold=600.0, reached=True, stats={"success": 0.7}, **kept)
     hold_against(known, 0.5, "success")
-    assert (known.reached, known.env_steps_to_threshold, known.seconds_to_threshold) == (True, 5e5, 50.0)
-    hold_against(known, 0.8, "success")
-    assert not known.reached
+    assert not known.reached, "0.7 may be of a few episodes"
+    judged = outcome(threshold=0.5, stat="success", reached=True, stats={"success": 0.7}, **kept)
+    hold_against(judged, 0.4, "success")
+    assert (judged.reached, judged.env_steps_to_threshold, judged.seconds_to_threshold) == (True, 5e5, 50.0)
+    hold_against(judged, 0.8, "success")
+    assert not judged.reached
     hold_against(known, 0.5, "turns")
     assert not known.reached and (known.threshold, known.stat) == (0.5, "turns")
     hold_against(known, 600.0)

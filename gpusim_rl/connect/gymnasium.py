@@ -103,6 +103,7 @@ class GymnasiumEnv(Environment):
         seed: Of the envs.
         name: What messages call them.
         max_episode_steps: Time limit [control steps]; None where the envs tell it.
+        first: What messages call the first of them.
 
     Raises:
         ConfigError: Something in them cannot be represented; the message says what.
@@ -114,7 +115,10 @@ class GymnasiumEnv(Environment):
     Config: ClassVar[type] = GymnasiumConfig
     resumable = False
 
-    def __init__(self, envs: Any, *, seed: int, name: str = "", max_episode_steps: int | None = None) -> None:
+    def __init__(
+        self, envs: Any, *, seed: int, name: str = "", max_episode_steps: int | None = None, first: int = 0
+    ) -> None:
+        self._first = first
         self.name = name or type(envs).__name__
         self.device = CPU
         self._envs = _adapted(envs, self.name)
@@ -152,11 +156,20 @@ class GymnasiumEnv(Environment):
             raise ConfigError(
                 f"env.overlap=true steps two halves: num_envs must be even, got {num_envs}; try {num_envs + 1}"
             )
-        half = num_envs // 2
-        return HalfBatches(cls._make(cfg, half, seed), cls._make(cfg, half, seed + half))
+        half, halves = num_envs // 2, list[GymnasiumEnv]()
+        try:
+            for first in (0, half):
+                halves.append(cls._make(cfg, half, seed + first, first))
+            if cfg._target_ is not None and isinstance(halves[0]._envs, _EnvPool):  # its seed is not ours to set
+                raise ConfigError("both would begin with the same seed. Try env.id and env.vectorization=envpool")
+        except ConfigError as error:
+            for env in halves:
+                env.close()
+            raise ConfigError(f"env.overlap=true makes two halves, of {half} envs each: {error}") from None
+        return HalfBatches(*halves)
 
     @classmethod
-    def _make(cls, cfg: EnvConfig, num_envs: int, seed: int) -> GymnasiumEnv:
+    def _make(cls, cfg: EnvConfig, num_envs: int, seed: int, first: int = 0) -> GymnasiumEnv:
         if (cfg.id is None) == (cfg._target_ is None):
             raise ConfigError("task=Gymnasium needs env.id or env._target_: try env.id=CartPole-v1")
         if cfg._target_ is not None:
@@ -170,7 +183,7 @@ class GymnasiumEnv(Environment):
         else:
             name = str(cfg.id)
             envs = _make_envpool(cfg, num_envs, seed) if cfg.vectorization == "envpool" else _make(cfg, num_envs)
-        found = cls(envs, seed=seed, name=name, max_episode_steps=cfg.max_episode_steps)
+        found = cls(envs, seed=seed, name=name, max_episode_steps=cfg.max_episode_steps, first=first)
         if found.num_envs != num_envs:
             found.close()
             raise ConfigError(
@@ -293,7 +306,9 @@ class GymnasiumEnv(Environment):
         """Stops where a new episode begins with what is not finite: nothing could be done about it."""
         if not (_finite(obs) | ~where).all():
             env = int((~_finite(obs) & where).argmax())
-            raise TaskError(f"{self.name}: reset() returned an observation that is not finite (env {env})")
+            raise TaskError(
+                f"{self.name}: reset() returned an observation that is not finite (env {self._first + env})"
+            )
 
     def _report(self, not_finite: Array, obs: dict[str, Array], reward: Array) -> None:
         if self._reported or not not_finite.any():
@@ -308,7 +323,7 @@ class GymnasiumEnv(Environment):
             " sim/diverged, and a new episode begins; this is told once",
             self.name,
             " and ".join(bad),
-            env,
+            self._first + env,
         )
 
     def render(self) -> list[Array]:

@@ -111,7 +111,9 @@ class CurriculumConfig:
     """Settings of a `Curriculum`."""
 
     start: Positive | None  # value that a training begins with; null = no curriculum
-    factor: Annotated[float, Rule("a number in (0, 1)", lambda value: 0.0 < value < 1.0)]  # from a value to the next
+    factor: Annotated[
+        float, Rule("a number in (0, 1)", lambda value: 0.0 < value < 1.0)
+    ]  # a value that shrinks is multiplied by it, one that grows divided
     threshold: Positive  # mean score at which the value moves on
     window: Count  # control steps that the mean is over
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from queue import SimpleQueue
+from threading import Thread
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,42 @@ from torch import Tensor
 
 from gpusim_rl.env.environment import Environment, Observation, Step
 from gpusim_rl.spaces import ActionSpace
+
+CLOSE_S = 2.0
+"""How long the end of a training waits for a control step that is under way [s]."""
+
+
+class _Stepper:
+    """Steps envs in a thread. It ends with the process, also where a step never does."""
+
+    def __init__(self, env: Environment, name: str) -> None:
+        self._env = env
+        self._actions: SimpleQueue[Tensor | None] = SimpleQueue()
+        self._results: SimpleQueue[Step | Exception] = SimpleQueue()
+        self._thread = Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while (action := self._actions.get()) is not None:
+            try:
+                self._results.put(self._env.step(action))
+            except Exception as error:
+                self._results.put(error)
+
+    def begin(self, action: Tensor) -> None:
+        self._actions.put(action)
+
+    def end(self) -> Step:
+        result = self._results.get()
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+    def close(self) -> None:
+        self._actions.put(None)
+        self._thread.join(CLOSE_S)
+        if not self._thread.is_alive():
+            self._env.close()
 
 
 class HalfBatches(Environment):
@@ -39,9 +76,7 @@ class HalfBatches(Environment):
         self.rows = slice(0, half), slice(half, half + second.num_envs)
         self.num_envs, self.num_actions = half + second.num_envs, first.num_actions
         self.device, self.obs_sizes = first.device, first.obs_sizes
-        # each half always in the same thread
-        self._threads = [ThreadPoolExecutor(1, thread_name_prefix=f"half {number}") for number in range(2)]
-        self._pending: list[Future[Step] | None] = [None, None]
+        self._steppers = [_Stepper(env, f"half {number}") for number, env in enumerate(self._halves)]
 
     def begin(self, half: int, action: Tensor) -> None:
         """Begins a control step.
@@ -50,13 +85,11 @@ class HalfBatches(Environment):
             half: Of which half, 0 or 1.
             action: Its actions, [N/2, num_actions].
         """
-        self._pending[half] = self._threads[half].submit(self._halves[half].step, action)
+        self._steppers[half].begin(action)
 
     def end(self, half: int) -> Step:
         """Waits for the end of the step that began; raises what `step` of the half raises."""
-        pending, self._pending[half] = self._pending[half], None
-        assert pending is not None, "begin() comes before end()"
-        return pending.result()
+        return self._steppers[half].end()
 
     def step(self, action: Tensor) -> Step:
         """Advances all envs by one control step, both halves at once."""
@@ -66,9 +99,6 @@ class HalfBatches(Environment):
 
     def reset(self) -> Observation:
         """Begins an episode in every env."""
-        for half, pending in enumerate(self._pending):
-            if pending is not None:  # a signal came between begin() and end()
-                self.end(half)
         parts = [env.reset() for env in self._halves]
         return {group: torch.cat([part[group] for part in parts]) for group in parts[0]}
 
@@ -115,10 +145,8 @@ class HalfBatches(Environment):
 
     def close(self) -> None:
         """Ends the envs."""
-        for thread in self._threads:
-            thread.shutdown()
-        for env in self._halves:
-            env.close()
+        for stepper in self._steppers:
+            stepper.close()
 
 
 def joined(steps: Sequence[Step]) -> Step:

@@ -46,6 +46,8 @@ class _Pinned:
     steps: _Step
     drawn: Transitions
     fill: Tensor
+    generator: Tensor
+    """State of the generator that what is under way was drawn with."""
     device: torch.device = CPU
 
 
@@ -96,7 +98,6 @@ class HostReplay:
         self.num_steps, self.num_envs = num_steps, env.num_envs
         self._device, self._horizon, self._size, self._t = device, horizon, size, 0
         self._generator = make_generator(CPU, seed)
-        self._drawn_with = self._generator.get_state()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="replay")
         self._pending: Future[None] | None = None
 
@@ -111,7 +112,8 @@ class HostReplay:
         self.fill, self._arriving_fill = (fill.to(device, copy=True) for _ in range(2))
         self._cuda = device.type == "cuda"
         host = _on_host(self._cuda)
-        self._pinned = _Pinned(_each(self._steps, host), _each(drawn, host), host(fill))
+        state = make_generator(CPU, seed).get_state()
+        self._pinned = _Pinned(_each(self._steps, host), _each(drawn, host), host(fill), state)
         if self._cuda:
             self._stream = torch.cuda.Stream(device)
             self._recorded, self._arrived, self._taken = (torch.cuda.Event() for _ in range(3))
@@ -122,6 +124,10 @@ class HostReplay:
         return self.memory.num_bytes
 
     # On the device
+
+    def begin_rollout(self) -> None:
+        """The next step is the first one of a rollout, also where the last one was left in the middle."""
+        self._t = 0
 
     @torch.no_grad()
     def write(self, obs: Observation, action: Tensor, step: Transition) -> None:
@@ -185,7 +191,7 @@ class HostReplay:
     @torch.no_grad()
     def _draw(self) -> None:
         """Draws for the next update, and sends it to the device."""
-        self._drawn_with = self._generator.get_state()
+        self._pinned.generator = self._generator.get_state()
         drawn = self.memory.sample(self._size, self._generator)
         if not self._cuda:
             _copy(drawn, self._arriving)
@@ -216,7 +222,7 @@ class HostReplay:
     def state_dict(self) -> dict[str, Any]:
         """All that is stored, and what draws. Waits for the thread."""
         self._wait()
-        return {**self.memory.state_dict(), "generator": self._drawn_with.clone()}
+        return {**self.memory.state_dict(), "generator": self._pinned.generator.clone()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restores `state_dict`; draws again what had been drawn."""

@@ -29,7 +29,7 @@ from gpusim_rl.learn.algorithm import (
     make_generator,
     restore_generator,
 )
-from gpusim_rl.learn.host_replay import HostReplay
+from gpusim_rl.learn.host_replay import CPU, HostReplay
 from gpusim_rl.learn.noise import WHITE, ActionNoise
 from gpusim_rl.learn.optimizer import MaskedAdamW
 from gpusim_rl.learn.precision import choose_precision
@@ -184,13 +184,22 @@ class OffPolicy(Algorithm):
         size = Replay.bytes_of(steps, env, self.policy.groups, STORAGE[cfg.replay.storage])
         size += Priorities.bytes_of(steps * envs, cfg.replay.alpha)
         where = torch.device(cfg.replay.device or self.device)
-        free = torch.cuda.mem_get_info(where)[0] if where.type == "cuda" else memory_available_bytes()
-        if size > free:
+        takes = {where: size}
+        if cfg.replay.save:  # a checkpoint has a copy, on the host
+            takes[CPU] = takes.get(CPU, 0) + size
+        for where, size in takes.items():
+            free = torch.cuda.mem_get_info(where)[0] if where.type == "cuda" else memory_available_bytes()
+            if size <= free:
+                continue
             fits = int(0.5 * cfg.replay.capacity * free / size)
-            host = f" or {name}.replay.device=cpu" if where.type == "cuda" and cfg.replay.alpha == 0.0 else ""
+            other = ""
+            if where.type == "cuda" and cfg.replay.alpha == 0.0:
+                other = f" or {name}.replay.device=cpu"
+            elif where.type == "cpu" and cfg.replay.save:
+                other = f" or {name}.replay.save=false"
             raise ConfigError(
                 f"{name}.replay.capacity={cfg.replay.capacity} takes {size / 1e9:.3g} GB on {where},"
-                f" {free / 1e9:.3g} GB are free. Try {name}.replay.capacity={fits}{host}"
+                f" {free / 1e9:.3g} GB are free. Try {name}.replay.capacity={fits}{other}"
             )
 
     def _load_demonstrations(self, env: EnvSpec) -> Replay | None:
@@ -211,6 +220,8 @@ class OffPolicy(Algorithm):
 
     def begin_rollout(self) -> None:
         """Draws the noise of all steps: one operation, and none that follows physics in a graph."""
+        if isinstance(self.replay, HostReplay):
+            self.replay.begin_rollout()
         self.noise.begin_rollout(lambda numbers: numbers.normal_(generator=self._act_generator))
 
     @torch.no_grad()

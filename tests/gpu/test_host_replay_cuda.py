@@ -52,5 +52,9 @@ def test_a_captured_training_learns_from_the_host(tmp_path: Path) -> None:
     settings = {"sim": "mjwarp", "device": "cuda", "num_envs": 64, "max_iterations": 8, "compile": "off"}
     sac = {"replay": {"device": "cpu"}, "learning_starts": 500, "horizon": 4, "updates": 2}
     trainer = make_trainer("Cartpole", tmp_path, algo="sac", sac=sac, **settings)
+    before = {name: p.detach().clone() for name, p in trainer.algorithm.policy.named_parameters()}
     row = trainer.train()
     assert trainer.graphs.choice.mode == "rollout" and torch.tensor(row["loss/critic"]).isfinite()
+    assert row["replay/transitions"] == 7 * 4 * 64  # what was stored before the last rollout
+    after = dict(trainer.algorithm.policy.named_parameters())
+    assert all(not torch.equal(before[name], after[name]) for name in before if "critic" in name and "weight" in name)

@@ -73,7 +73,7 @@ def test_an_update_learns_from_what_was_stored_before_its_rollout() -> None:
         roll(beside, iteration)
         old, ok, paid = beside.latest(HORIZON)
         assert differences(seen, old) == [] and torch.equal(valid, ok) and torch.equal(reward.where(ok, 0.0), paid)
-    assert differences(replay.state_dict(), {**beside.state_dict(), "generator": replay._drawn_with}) == []
+    assert differences(replay.state_dict(), {**beside.state_dict(), "generator": replay._pinned.generator}) == []
 
 
 def test_the_transitions_of_an_update_stay_where_they_are() -> None:
@@ -111,6 +111,21 @@ def test_no_window_reaches_across_a_cut_and_nothing_is_left_after_clear() -> Non
     roll(replay, 2)
     replay.exchange()
     assert replay.fill == 0 and not sampled(replay).weight.any()
+
+
+def test_a_rollout_that_was_left_in_the_middle_is_begun_again() -> None:
+    it = OffPolicyLearner("sac", RandomEnv(8), {"replay": {"device": "cpu"}})
+    it.train(1)
+    rewards = []
+    it.algorithm.begin_rollout()  # a capture fails after its first step: `in_place` puts `_t` of the algorithm back
+    it.algorithm.record(it.algorithm.act(it.obs), it.env.step(torch.zeros(8, 3)))
+    it.algorithm._t = 0
+    record = it.algorithm.record
+    it.algorithm.record = lambda a, step: (rewards.append(step.reward.clone()), record(a, step))  # type: ignore[method-assign]
+    it.train(1)
+    memory: Any = it.algorithm.replay
+    memory.state_dict()  # waits
+    assert torch.equal(memory.memory.reward[4:8], torch.stack(rewards).masked_fill(memory.memory.ends[4:8] >= 4, 0.0))
 
 
 def test_what_fails_in_the_thread_is_raised_by_the_next_exchange() -> None:

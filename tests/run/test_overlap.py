@@ -5,6 +5,7 @@ To the bit, where matrices of N/2 rows are multiplied as those of N are; with 6 
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 
 from gpusim_rl.api import prepare
 from gpusim_rl.connect.gymnasium import GymnasiumEnv
+from gpusim_rl.env import Step, half_batches
 from gpusim_rl.env.half_batches import HalfBatches
 from gpusim_rl.errors import ConfigError, TaskError
 from gpusim_rl.run.trainer import Trainer
@@ -101,8 +103,34 @@ def test_what_a_half_raises_is_raised() -> None:
     env.reset()
     with pytest.raises((TaskError, ValueError)):
         env.step(torch.zeros(4, 1, dtype=torch.int64))
-    env.reset()  # nothing is left from the step that failed
     env.close()
+
+
+class Hanging(GymnasiumEnv):
+    """Its step does not end."""
+
+    def step(self, action: torch.Tensor) -> Step:
+        threading.Event().wait()
+        raise AssertionError
+
+
+def test_the_end_does_not_wait_for_a_step_that_never_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(half_batches, "CLOSE_S", 0.05)
+    first, second = (cls(gym.make_vec("CartPole-v1", 2, "sync"), seed=0) for cls in (GymnasiumEnv, Hanging))
+    env = HalfBatches(first, second)
+    env.reset()
+    for half in range(2):
+        env.begin(half, torch.zeros(2, 1, dtype=torch.int64))
+    env.close()
+
+
+def make_three(num_envs: int) -> gym.vector.VectorEnv:
+    return gym.make_vec("CartPole-v1", 3, "sync")
+
+
+def test_a_function_that_makes_another_number_than_half_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"^env\.overlap=true makes two halves, of 4 envs each: .* made 3 envs"):
+        make(tmp_path, num_envs=8, env={"_target_": f"{__name__}.make_three", "overlap": True})
 
 
 def test_an_older_run_steps_all_envs_together() -> None:
