@@ -422,7 +422,7 @@ def _new_run(folder: Path, seed: int, started: float) -> Path | None:
     for path in sorted(folder.glob("*/config.yaml"), key=lambda file: file.stat().st_mtime, reverse=True):
         if path.parent.is_symlink() or path.stat().st_mtime < started - 1.0:
             continue
-        if yaml.safe_load(path.read_text()).get("seed") == seed:
+        if (yaml.safe_load(path.read_text()) or {}).get("seed") == seed:
             return path.parent
     return None
 
