@@ -46,7 +46,7 @@ class InHandConfig(TaskConfig):
         if start is not None and start < self.success_tolerance:
             raise ConfigError(
                 f"task.curriculum.start must be null or at least task.success_tolerance={self.success_tolerance:g}, got"
-                f" {start:g}"
+                f" {start:g}; try 1.0"
             )
 
     def whole_episodes(self: Cfg) -> Cfg:

@@ -13,6 +13,7 @@ from gpusim_rl import checkpoint_file
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.learn.algorithm import EnvSpec, Observation
 from gpusim_rl.learn.replay import Replay
+from gpusim_rl.spaces import Box
 
 if TYPE_CHECKING:
     from gpusim_rl.env import Environment
@@ -45,7 +46,7 @@ def record(env: Environment, policy: Callable[[Observation], Tensor], file: str 
         action = policy(obs)
         finite &= action.isfinite().all()
         step = env.step(action)
-        memory.write(obs, action, step)
+        memory.write(obs, action.clamp(-1.0, 1.0) if isinstance(env.action_space, Box) else action, step)
         for group, value in step.obs.items():
             obs[group].copy_(value)
     if not finite:  # a memory keeps 0 in place of such an action

@@ -62,7 +62,8 @@ class ActionNoise:
             raise ConfigError(f"{key}.steps={cfg.steps}: discrete actions have no such noise. Try {key}.steps=[1]")
         if len(cfg.steps) not in (1, space.size):
             raise ConfigError(
-                f"{key}.steps has {len(cfg.steps)} numbers, and an action has {space.size}. Try one number for all"
+                f"{key}.steps has {len(cfg.steps)} numbers, and an action has {space.size}. Try"
+                f" {key}.steps=[{cfg.steps[0]:g}], one for all"
             )
         self._actions = space.size
         more = space.size if self._lasts and self._held else 0  # what decides whether a number is drawn anew

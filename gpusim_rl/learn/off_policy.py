@@ -429,10 +429,15 @@ class OffPolicy(Algorithm):
         memory = f"{self.replay.num_steps} x {self.num_envs}, {self.replay.num_bytes / 1e9:.3g} GB{where}, {kept}"
         actor = "" if self.policy.actor is None else f"actor {layers(net.hidden)}, "
         critics = f"{net.critics} critic{'s' if net.critics > 1 else ''}{atoms} {layers(net.critic_hidden)}"
+        each = self.num_envs * self.horizon
+        first, last = -(-cfg.learning_starts // each), self._max_steps // self.horizon
+        start = f"random actions until {cfg.learning_starts:,} transitions, in iteration {first}"
+        if first >= last:
+            start += f" of {last}: nothing is learned. Try {name}.learning_starts={each * last // 10}"
         return {
             "network": f"{actor}{critics}, {sum(p.numel() for p in self._online):,} parameters",
             "batch": f"{self.horizon * cfg.updates} updates of {cfg.batch_size} for"
-            f" {self.num_envs} x {self.horizon} = {self.num_envs * self.horizon} samples; replay of {memory}",
+            f" {self.num_envs} x {self.horizon} = {self.num_envs * self.horizon} samples; replay of {memory}; {start}",
         }
 
     def metadata(self) -> dict[str, Any]:

@@ -75,6 +75,12 @@ def load_for(spec: RunSpec) -> dict[str, Any] | None:
     if state["task"] != task_name:
         raise ConfigError(f"checkpoint {file} is of task {state['task']}, not {task_name}; try task={state['task']}")
     algorithm = spec.algorithm_class
+    saved = state["config"].get("algo")
+    name = saved.get("name") if isinstance(saved, dict) else None
+    if isinstance(name, str) and name != spec.cfg.algo:
+        raise ConfigError(
+            f"checkpoint {file} is of algo={name}, not algo={spec.cfg.algo}; leave algo= away, or try algo={name}"
+        )
     keys = algorithm.policy_structure if spec.cfg.test else algorithm.structure
     keys = ["algo", *([] if spec.cfg.test else ["num_envs"]), *(f"{spec.cfg.algo}.{key}" for key in keys)]
     different = structural_difference(state["config"], spec.config, keys)

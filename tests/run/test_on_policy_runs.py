@@ -51,7 +51,7 @@ def test_it_is_evaluated_and_played(name: str, tmp_path: Path) -> None:
     assert (player._action() - expected).abs().max() < 1e-5
     player.step()
     player.close()
-    with pytest.raises(ConfigError, match=rf"does not fit this configuration: algo\.name: saved {name}, now ppo"):
+    with pytest.raises(ConfigError, match=rf"is of algo={name}, not algo=ppo"):
         Trainer(prepare("Cartpole", checkpoint=run, algo="ppo"))
 
 

@@ -129,7 +129,7 @@ def test_mistakes_are_one_line(folder: Path) -> None:
     trained.train()
     yaml.write_text(yaml.read_text().replace("my_search.LinearPolicy", "my_search.RandomSearch"))
     run = str(the_run(folder / "runs"))
-    with pytest.raises(ConfigError, match=r"does not fit this configuration: algo\.name: saved ppo, now search"):
+    with pytest.raises(ConfigError, match=r"is of algo=ppo, not algo=search"):
         trainer(checkpoint=run)
 
 
@@ -142,7 +142,7 @@ def test_a_run_does_not_continue_with_another_algorithm(folder: Path, by_class: 
     trainer(max_iterations=1, num_envs=8, **settings).train()
     run = str(the_run(folder / "runs"))
     saved = "random_search" if by_class else "search"
-    with pytest.raises(ConfigError, match=rf"does not fit this configuration: algo\.name: saved {saved}, now ppo"):
+    with pytest.raises(ConfigError, match=rf"is of algo={saved}, not algo=ppo"):
         Trainer(prepare("Cartpole", checkpoint=run, algo="ppo"))
 
 
