@@ -84,7 +84,7 @@ class Rollout:
         self.obs = {group: empty(time, envs, size) for group, size in env.obs_sizes.items()}
         # What one operation writes lies together; the rest are views of it.
         self._drawn = empty(time, envs, num_actions + num_parameters)
-        self._widths = num_actions, num_parameters
+        self._num_actions = num_actions
         self._numbers = empty(time, 2, envs)
         self._masks = empty(time, 4, envs, dtype=torch.bool)
         self._begins = empty(envs, dtype=torch.bool)  # an episode, with the first step
@@ -97,7 +97,7 @@ class Rollout:
         self._name_views()
 
     def _name_views(self) -> None:
-        self.action, self.distribution = self._drawn.split(self._widths, dim=-1)
+        self.action, self.distribution = self._drawn.tensor_split([self._num_actions], dim=-1)
         self.value, self.reward = self._numbers.unbind(1)
         self.terminated, self.truncated, self.diverged, self.done = self._masks.unbind(1)
         self.last_obs = {group: later[0] for group, later in self.later_obs.items()}

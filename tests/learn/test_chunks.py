@@ -72,7 +72,7 @@ def test_the_callers_threads_are_left_alone(two_threads: None) -> None:
     assert torch.get_num_threads() == 2
 
 
-@pytest.mark.parametrize("kind", ["feed-forward", "lstm"])
+@pytest.mark.parametrize("kind", ["feed-forward", pytest.param("lstm", marks=pytest.mark.slow)])
 def test_chunks_give_the_gradient_of_the_whole(kind: str, monkeypatch: Any, two_threads: None) -> None:
     def trained(chunk: int, workers: int) -> Any:
         monkeypatch.setattr(chunks, "CPU_CHUNK", chunk)

@@ -144,7 +144,7 @@ def recordings(graph: Any) -> list[Any]:
         pytest.param("step", "Cartpole", RECURRENT, marks=pytest.mark.slow),
         pytest.param("step", Reassigning, {}, marks=pytest.mark.slow),
         pytest.param("split", "Ant", RANDOMISED, marks=pytest.mark.slow),
-        ("split", "Cartpole", RECURRENT),
+        pytest.param("split", "Cartpole", RECURRENT, marks=pytest.mark.slow),
         pytest.param("split", Reassigning, {}, marks=pytest.mark.slow),
         pytest.param("update", Faulty, LINEAR, marks=pytest.mark.slow),
     ],

@@ -61,7 +61,7 @@ def test_it_is_evaluated_and_played(name: str, tmp_path: Path) -> None:
         pytest.param("a2c", "rollout", marks=pytest.mark.slow),
         pytest.param("a2c", "step", marks=pytest.mark.slow),
         pytest.param("reinforce", "rollout", marks=pytest.mark.slow),
-        ("impala", "step"),
+        pytest.param("impala", "step", marks=pytest.mark.slow),
     ],
 )
 def test_replaying_equals_running(name: str, mode: str, tmp_path: Path) -> None:

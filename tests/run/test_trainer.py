@@ -101,6 +101,8 @@ RUNS: dict[str, tuple[Any, dict[str, Any]]] = {
 
 
 SLOW_RUNS = (
+    "asymmetric critic, gru",
+    "Cartpole, episodes shorter than the horizon",
     "Ant on mjwarp",
     "Cartpole on mjwarp",
     "Cartpole, one batch for all envs",

@@ -46,7 +46,7 @@ def qpos_at_rest(scene: Scene, tiles: int) -> np.ndarray:
 # -- the command ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("task", ["Cartpole", "Ant"])
+@pytest.mark.parametrize("task", ["Cartpole", pytest.param("Ant", marks=pytest.mark.slow)])
 def test_a_run_becomes_a_video_in_its_folder(tool, runs_folder, task):
     done = tool("record", task, *SMALL)
     path = runs_folder / done.stdout.strip()
@@ -196,7 +196,7 @@ def test_a_camera_follows_heights_slowly_and_jumps_with_a_new_episode():
     assert camera.follow(1, np.array([0.0, 0.0, 0.6]))[2] == 0.6  # every tile has its own
 
 
-@pytest.mark.parametrize("task", ["Ant", "Cartpole", "Pendulum"])
+@pytest.mark.parametrize("task", [pytest.param("Ant", marks=pytest.mark.slow), "Cartpole", "Pendulum"])
 def test_both_renderers_draw_the_same_picture(task):
     platform = next((name for name in rendering.gl_platforms() if rendering.gl_works(name)), None)
     if platform is None:
