@@ -212,12 +212,13 @@ def check_out(out: Path | None, *, overwrite: bool) -> None:
     """Whether a tool may write to what `--out` names; asked before the work begins.
 
     Raises:
-        ConfigError: The file exists, or its folder does not.
+        ConfigError: It exists, or the folder around it does not.
     """
     if out is not None and not out.parent.is_dir():
         raise ConfigError(f"--out {out}: there is no folder {out.parent}. Try one that is there, or make it first")
     if out is not None and out.exists() and not overwrite:
-        raise ConfigError(f"--out {out}: the file exists. Try another name, or --overwrite")
+        kind = "folder" if out.is_dir() else "file"
+        raise ConfigError(f"--out {out}: the {kind} exists. Try another name, or --overwrite")
 
 
 def free_name(path: Path) -> Path:

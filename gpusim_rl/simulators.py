@@ -35,7 +35,7 @@ class Simulator:
     uses_warp: bool = False
     """Physics is Warp kernels: `sim.graph` acts on it, and on the CPU it runs on one thread."""
     lacks: Mapping[str, str] = field(default_factory=dict)
-    """By feature (`params`, `effort`, `dynamics`): what it cannot do, in words that follow its name."""
+    """By feature (see `FEATURES`): what it cannot do, in words that follow its name."""
 
 
 SIMULATORS: Mapping[str, Simulator] = {
@@ -70,14 +70,18 @@ SIMULATORS: Mapping[str, Simulator] = {
             devices=("cuda", "cpu"),
             plays_on="newton",
             uses_warp=True,
-            lacks={
-                "params": "cannot give each world its own physical parameters",
-                "effort": "has no effort sensors",
-                "dynamics": "has neither Jacobians nor mass matrices",
-            },
         ),
     )
 }
+
+FEATURES: Mapping[str, str] = {
+    "params": "physical parameters of each env: `sim.param`, randomisation of physics",
+    "effort": "force of the actuators on each joint: `Scene.add_effort_sensors`",
+    "dynamics": "Jacobian and mass matrix: `Articulation.dynamics`",
+    "sensors": "sensors that a robot's file names: `Articulation.sensor`",
+    "rays": "rays of lidars and height scans: `RayCaster`",
+}
+"""What a task may use that not every simulator has, and what it is."""
 
 NO_SIMULATOR = "none"
 """In place of a name, where the envs are of another library."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from gpusim_rl.sim.choose import SimChoice, choose_sim, make_sim
-    from gpusim_rl.sim.interface import Articulation, Bodies, Contacts, Dynamics, Sim
+    from gpusim_rl.sim.interface import Articulation, Bodies, Contacts, Dynamics, Rays, Sensor, Sim, Sites
     from gpusim_rl.sim.params import Param
     from gpusim_rl.sim.scene import Scene
 
@@ -21,16 +21,21 @@ __all__ = [
     "Contacts",
     "Dynamics",
     "Param",
+    "Rays",
     "Scene",
+    "Sensor",
     "Sim",
     "SimChoice",
+    "Sites",
     "choose_sim",
     "make_sim",
 ]
 
 _HOME = {
     **dict.fromkeys(("SimChoice", "choose_sim", "make_sim"), "gpusim_rl.sim.choose"),
-    **dict.fromkeys(("Articulation", "Bodies", "Contacts", "Dynamics", "Sim"), "gpusim_rl.sim.interface"),
+    **dict.fromkeys(
+        ("Articulation", "Bodies", "Contacts", "Dynamics", "Rays", "Sensor", "Sim", "Sites"), "gpusim_rl.sim.interface"
+    ),
     "Param": "gpusim_rl.sim.params",
     "Scene": "gpusim_rl.sim.scene",
 }

@@ -13,11 +13,13 @@ from torch import Tensor
 
 from gpusim_rl.errors import TaskError
 from gpusim_rl.sim.dynamics import MujocoDynamics
-from gpusim_rl.sim.masks import write_where
+from gpusim_rl.sim.masks import columns, write_columns, write_where
 from gpusim_rl.sim.quaternion import quat_rotate, quat_rotate_inverse
 from gpusim_rl.sim.scene import Scene
+from gpusim_rl.sim.sensors import MujocoSensor, SitesOfBodies, find_elements
 
 _SCALAR = (mujoco.mjtJoint.mjJNT_HINGE.value, mujoco.mjtJoint.mjJNT_SLIDE.value)
+_ON_JOINTS = (mujoco.mjtTrn.mjTRN_JOINT.value, mujoco.mjtTrn.mjTRN_JOINTINPARENT.value)
 _ROOT_WIDTHS = {"root_pos": 3, "root_quat": 4, "root_lin_vel": 3, "root_ang_vel": 3}
 
 
@@ -33,9 +35,14 @@ class MujocoTensors(Protocol):
     qfrc_applied: Float[Tensor, "envs nv"]
     xfrc_applied: Float[Tensor, "envs nbody 6"]
     sensordata: Float[Tensor, "envs nsensordata"]
+    """What the sensors read in the last physics step, if the scene has contact or effort sensors."""
 
     def derived(self, field: str) -> Tensor:
         """An array that MuJoCo computes from the state, [envs, nbody or njnt, ...]; kept fresh from now on."""
+        ...
+
+    def current_sensors(self, stage: int) -> Float[Tensor, "envs nsensordata"]:
+        """What the sensors up to a stage (`mujoco.mjtStage`) read in the current state; kept fresh from now on."""
         ...
 
     def wrote_state(self, where: Bool[Tensor, " envs"]) -> None:
@@ -73,41 +80,33 @@ class ArticulationLayout:
     """Names, limits, reference pose and places in MuJoCo's arrays of one articulation of a scene."""
 
     def __init__(self, scene: Scene, name: str, device: torch.device) -> None:
-        self.name = name
+        self.name, self._model = name, scene.model
         model = scene.model
-        prefix = f"{name}/"
+        self._prefix = prefix = scene.prefix(name)
 
         def strip(full: str) -> str:
             return full.removeprefix(prefix)
 
-        bodies = [i for i in range(model.nbody) if model.body(i).name.startswith(prefix)]
+        bodies = scene.bodies_of(name)
         if not bodies:
             known = scene.articulation_names
             raise TaskError(f"the scene has no articulation {name!r}; it has {known}")
         self._body_ids = bodies
         self.body_names = [strip(model.body(i).name) for i in bodies]
         root = bodies[0]
-        self._tree_root = int(model.body_rootid[root])
-
         joints = [j for j in range(model.njnt) if model.jnt_bodyid[j] in set(bodies)]
         free = mujoco.mjtJoint.mjJNT_FREE.value
         self._free = bool(joints) and int(model.jnt_type[joints[0]]) == free
         if self._free:
             q, v = int(model.jnt_qposadr[joints[0]]), int(model.jnt_dofadr[joints[0]])
             self._root_q, self._root_v = slice(q, q + 7), slice(v, v + 6)
-            joints = joints[1:]
-        for j in joints:
-            if int(model.jnt_type[j]) not in _SCALAR:
-                joint = model.joint(j).name
-                raise TaskError(f"{name!r}: joint {joint!r} is not a hinge or a slide")
+        joints = [j for j in joints if int(model.jnt_type[j]) in _SCALAR]  # a ball joint's position is not one number
         self._joint_ids = joints
         self.joint_names = [strip(model.joint(j).name) for j in joints]
-        # The compiler numbers a tree's joints in one run, so all of them are one slice: views
-        # instead of gathers.
-        q0 = int(model.jnt_qposadr[joints[0]]) if joints else 0
-        v0 = int(model.jnt_dofadr[joints[0]]) if joints else 0
-        self._joint_q = slice(q0, q0 + len(joints))
-        self._joint_v = slice(v0, v0 + len(joints))
+        # The compiler numbers a tree's joints in one run. So all of them are one slice, views instead of gathers, where
+        # no object and no ball joint is between them.
+        in_qpos, in_qvel = model.jnt_qposadr[joints].tolist(), model.jnt_dofadr[joints].tolist()
+        self._joint_q, self._joint_v = columns(in_qpos, device), columns(in_qvel, device)
 
         def tensor(values: object) -> Tensor:
             return torch.as_tensor(values, dtype=torch.float32).to(device)
@@ -117,21 +116,35 @@ class ArticulationLayout:
 
         self.joint_limits = limits(round_inwards(model.jnt_range[joints]), model.jnt_limited[joints])
         pose = reference_pose(model)
-        self.default_joint_pos = tensor(pose[self._joint_q])
+        self.default_joint_pos = tensor(pose[in_qpos])
         pos, quat = model.body_pos[root], model.body_quat[root]
         if self._free:
             pos, quat = pose[self._root_q][:3], pose[self._root_q][3:]
         self.default_root_pos, self.default_root_quat = tensor(pos), tensor(quat)
 
-        actuators = [i for i in range(model.nu) if model.actuator(i).name.startswith(prefix)]
-        self.actuator_names = [strip(model.actuator(i).name) for i in actuators]
-        self.control_limits = limits(model.actuator_ctrlrange[actuators], model.actuator_ctrllimited[actuators])
+        # Most actuators have one control. What has several (a servo with two targets) is there as `name/0`, `name/1`.
+        controls, self.actuator_names = [], []
+        for i in (i for i in range(model.nactuator) if self._drives(scene, i)):
+            first, number = int(model.actuator_ctrladr[i]), int(model.actuator_ctrlnum[i])
+            controls += range(first, first + number)
+            label = strip(model.actuator(i).name)
+            self.actuator_names += [label] if number == 1 else [f"{label}/{k}" for k in range(number)]
+        self.control_limits = limits(model.actuator_ctrlrange[controls], model.actuator_ctrllimited[controls])
         # The sensors of an articulation's joints were added in one run, so they too are one slice.
         self._efforts: slice | None = None
         if name in scene.effort_sensors:
             first = int(model.sensor(f"{prefix}{self.joint_names[0]}/effort").adr[0])
             self._efforts = slice(first, first + len(self.joint_names))
-        self._controls = slice(actuators[0], actuators[-1] + 1) if actuators else slice(0, 0)
+        self._controls = columns(controls, device)
+
+    def _drives(self, scene: Scene, actuator: int) -> bool:
+        """Whether an actuator of the scene is this articulation's: of its file, and on no joint of another."""
+        model = scene.model
+        if not model.actuator(actuator).name.startswith(self._prefix):
+            return False
+        if int(model.actuator_trntype[actuator]) in _ON_JOINTS:
+            return int(model.jnt_bodyid[model.actuator_trnid[actuator, 0]]) in self._body_ids
+        return f"{self.name}/" == self._prefix
 
     def _find_bodies(self, names: Sequence[str]) -> list[int]:
         """Ids in the scene's model; raises TaskError for a name that does not exist."""
@@ -139,6 +152,13 @@ class ArticulationLayout:
             if name not in self.body_names:
                 raise TaskError(f"{self.name!r} has no body {name!r}; it has {self.body_names}")
         return [self._body_ids[self.body_names.index(name)] for name in names]
+
+    def _find_sites(self, names: Sequence[str]) -> tuple[list[int], Tensor, Tensor]:
+        """Of sites the ids of their bodies in the scene's model, their places [m] and orientations in those."""
+        model, ids = self._model, find_elements("site", names, self.name, self._prefix, self._model)
+        pos, quat = (torch.as_tensor(values[ids], dtype=torch.float32) for values in (model.site_pos, model.site_quat))
+        device = self.default_root_pos.device
+        return [int(body) for body in model.site_bodyid[ids]], pos.to(device), quat.to(device)
 
     def _check_control(self, control: Any, num_envs: int) -> None:
         names = self.actuator_names
@@ -244,11 +264,19 @@ class MujocoArticulation(ArticulationLayout):
         return self._sim.sensordata[:, self._efforts]
 
     def bodies(self, names: Sequence[str]) -> MujocoBodies:
-        return MujocoBodies(self._sim, self._find_bodies(names), self._tree_root)
+        return MujocoBodies(self._sim, self._find_bodies(names))
 
     def contacts(self, names: Sequence[str]) -> MujocoContacts:
         self._find_bodies(names)
-        return MujocoContacts(self._sim, [f"{self.name}/{body}" for body in names])
+        return MujocoContacts(self._sim, [f"{self._prefix}{body}" for body in names])
+
+    def sites(self, names: Sequence[str]) -> SitesOfBodies:
+        ids, pos, quat = self._find_sites(names)
+        return SitesOfBodies(MujocoBodies(self._sim, ids), pos, quat)
+
+    def sensor(self, name: str) -> MujocoSensor:
+        (sensor,) = find_elements("sensor", [name], self.name, self._prefix, self._model)
+        return MujocoSensor(self._sim, self._model, sensor)
 
     def dynamics(self, body: str) -> MujocoDynamics:
         sim, (body_id,) = self._sim, self._find_bodies([body])
@@ -259,12 +287,12 @@ class MujocoArticulation(ArticulationLayout):
     # control
     def actuate(self, control: Float[Tensor, "envs actuators"]) -> None:
         self._check_control(control, self._sim.num_envs)
-        self._sim.ctrl[:, self._controls].copy_(control)
+        write_columns(self._sim.ctrl, self._controls, control)
 
     def set_joint_effort(self, effort: Float[Tensor, "envs joints"]) -> None:
         self._check_effort(effort, self._sim.num_envs)
         self._sim.uses("qfrc_applied")
-        self._sim.qfrc_applied[:, self._joint_v].copy_(effort)
+        write_columns(self._sim.qfrc_applied, self._joint_v, effort)
 
     def set_state(
         self,
@@ -292,21 +320,25 @@ class MujocoArticulation(ArticulationLayout):
             quat = self.root_quat if root_quat is None else root_quat
             state["root_ang_vel"] = quat_rotate_inverse(quat, root_ang_vel)
         mask = where[:, None]
+        places = {"joint_pos": (self._sim.qpos, self._joint_q), "joint_vel": (self._sim.qvel, self._joint_v)}
         for name, value in state.items():
             if value is not None:
                 target = self.root_ang_vel_local if name == "root_ang_vel" else getattr(self, name)
                 write_where(mask, value, target)
+                if name in places and not isinstance(places[name][1], slice):  # what was written is a copy
+                    write_columns(*places[name], target)
         self._sim.wrote_state(where)
 
 
 class MujocoBodies:
     """See `gpusim_rl.sim.Bodies`."""
 
-    def __init__(self, sim: MujocoTensors, ids: list[int], tree_root: int) -> None:
+    def __init__(self, sim: MujocoTensors, ids: list[int]) -> None:
         self._sim = sim
         self._names = [sim.scene.model.body(i).name for i in ids]
         self._ids = torch.tensor(ids, device=sim.device)
-        self._root = tree_root
+        roots = sim.scene.model.body_rootid[ids].tolist()
+        self._roots = columns(roots[:1] if len(set(roots)) == 1 else roots, sim.device)
         for field in ("xpos", "xquat", "cvel", "subtree_com"):
             sim.derived(field)
 
@@ -325,7 +357,7 @@ class MujocoBodies:
     def lin_vel(self) -> Float[Tensor, "envs bodies 3"]:
         # cvel is the spatial velocity (angular first) at the tree's centre of mass, world axes
         velocity = self._select("cvel")
-        lever = self.pos - self._sim.derived("subtree_com")[:, self._root : self._root + 1]
+        lever = self.pos - self._sim.derived("subtree_com")[:, self._roots]
         return velocity[..., 3:] + torch.linalg.cross(velocity[..., :3], lever)
 
     @property

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from gpusim_rl.config import SimConfig
-from gpusim_rl.errors import ConfigError
+from gpusim_rl.errors import ConfigError, TaskError
 from gpusim_rl.sim.interface import Sim
 from gpusim_rl.sim.scene import Scene
 from gpusim_rl.simulators import SIMULATORS, default_simulator
@@ -58,9 +58,12 @@ def make_sim(scene: Scene, choice: SimChoice, num_envs: int, cfg: SimConfig) -> 
 
     Raises:
         ConfigError: Its extra is not installed, or the scene uses something that it lacks.
+        TaskError: Nothing in the scene can move.
     """
     simulator = SIMULATORS[choice.name]
     if simulator.cpu_threads and (cfg.njmax or cfg.nconmax):
         logger.warning("sim.njmax and sim.nconmax have no effect: sim=%s sizes its buffers itself", choice.name)
     scene.choose(cfg.integrator, cfg.cone)
+    if scene.model.nv == 0:
+        raise TaskError("the scene has no joints: nothing in it can move")
     return getattr(importlib.import_module(simulator.module), simulator.cls)(scene, num_envs, cfg, choice.device)

@@ -149,9 +149,9 @@ class Constants:
 
 
 def _unit_moments(source: mujoco.MjModel, data: mujoco.MjData) -> np.ndarray:
-    """Moments of actuators with a gear of 1, shape [nu, nv]."""
-    moments = np.zeros((source.nu, source.nv))
-    if source.nu:
+    """Moments of actuators with a gear of 1, shape [outputs of actuators, nv]."""
+    moments = np.zeros((len(source.actuator_gear), source.nv))
+    if len(moments):
         mujoco.mju_sparse2dense(
             moments, data.actuator_moment, data.moment_rownnz, data.moment_rowadr, data.moment_colind
         )

@@ -13,6 +13,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from gpusim_rl.sim.masks import columns
+
 DAMPING = 1e-4
 """Share by which the diagonal of a body's inverse inertia is raised, so that stretched arms get finite torques."""
 
@@ -48,7 +50,7 @@ class MujocoDynamics:
         carried = {i: _carried_by(model, joints, i) for i in (body, *bodies)}
         massive = [i for i in bodies if any(carried[i]) and model.body_mass[i] > 0]
         self._derived = derived
-        self._joints, self._body = slice(joints[0], joints[-1] + 1), slice(body, body + 1)
+        self._joints, self._body = columns(joints, device), slice(body, body + 1)
         self._massive = torch.tensor(massive, device=device)
         self._carried = tensor([carried[body]])
         self._all_carried = tensor([carried[i] for i in massive])

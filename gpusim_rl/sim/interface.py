@@ -64,6 +64,67 @@ class Bodies(Protocol):
         ...
 
 
+class Sites(Protocol):
+    """Some sites of one articulation in every world: points with axes on its bodies; up to date whenever it is read."""
+
+    @property
+    def pos(self) -> Float[Tensor, "envs sites 3"]:
+        """Positions [m], world frame."""
+        ...
+
+    @property
+    def quat(self) -> Float[Tensor, "envs sites 4"]:
+        """Orientations, wxyz."""
+        ...
+
+    @property
+    def lin_vel(self) -> Float[Tensor, "envs sites 3"]:
+        """Velocity of the points [m/s], world frame."""
+        ...
+
+    @property
+    def ang_vel(self) -> Float[Tensor, "envs sites 3"]:
+        """Angular velocity [rad/s], world frame."""
+        ...
+
+
+class Sensor(Protocol):
+    """One sensor in every world."""
+
+    size: int
+    """Numbers that it gives: 3 of a gyro, 4 of an orientation, 1 of a touch sensor or a rangefinder."""
+
+    @property
+    def data(self) -> Float[Tensor, "envs size"]:
+        """What it reads in the current state, under the controls and forces of the last step.
+
+        In MuJoCo's units: m, m/s, m/s^2, rad/s, N, N m; orientations wxyz. An accelerometer at rest reads 9.81 m/s^2
+        upwards, and in free fall 0. A rangefinder that meets nothing reads -1.
+        """
+        ...
+
+
+class Rays(Protocol):
+    """Rays in every world, as many in each."""
+
+    def cast(
+        self, origin: Float[Tensor, "envs rays 3"], direction: Float[Tensor, "envs rays 3"]
+    ) -> Float[Tensor, "envs rays"]:
+        """How far it is to what each ray meets first, in the state that `Sim.step` or `Sim.refresh` has left.
+
+        Args:
+            origin: Where the rays begin [m], world frame.
+            direction: World frame, of any length.
+
+        Returns:
+            Distances in lengths of `direction`; -1 where a ray meets nothing. A plane has no end.
+
+        Raises:
+            TaskError: One of them has another shape.
+        """
+        ...
+
+
 class Contacts(Protocol):
     """Net contact wrench on some bodies: what acted in the last physics step; zero after a reset."""
 
@@ -97,12 +158,14 @@ class Dynamics(Protocol):
 
 
 class Articulation(Protocol):
-    """One named tree of bodies in every world. State tensors may be views: read, never write."""
+    """What `Scene.add` made of one file, in every world. State tensors may be views: read, never write."""
 
     name: str
     joint_names: list[str]
+    """Its hinges and slides, in the file's order."""
     body_names: list[str]
     actuator_names: list[str]
+    """What drives it, in the order of `actuate`: the file's actuators, then those of `Scene.add_actuators`."""
     joint_limits: Float[Tensor, "joints 2"]
     """Lower and upper limit of each joint [rad or m]; infinite where it has none.
 
@@ -166,6 +229,27 @@ class Articulation(Protocol):
         """Selects bodies that have a contact sensor (`Scene.add_contact_sensor`)."""
         ...
 
+    def sites(self, names: Sequence[str]) -> Sites:
+        """Selects sites; call it once, in the task's `__init__`, as `bodies`.
+
+        Raises:
+            TaskError: There is no such site.
+        """
+        ...
+
+    def sensor(self, name: str) -> Sensor:
+        """A sensor of the articulation's file, or of `Scene.add_sensor`, by its name.
+
+        Call it once, in the task's `__init__`: a simulator computes no sensor of a file that no task has asked for. The
+        sensors of positions and velocities (gyro, frame position, rangefinder, ...) then cost about as much as the
+        poses of bodies. Those of forces and accelerations (accelerometer, force, torque, touch, actuator force) cost
+        the forward dynamics, about one physics step for each control step.
+
+        Raises:
+            TaskError: There is no such sensor, or the simulator lacks `sensors`.
+        """
+        ...
+
     def dynamics(self, body: str) -> Dynamics:
         """The mass matrix, and the Jacobian of one body; call it once, in the task's `__init__`, as `bodies`.
 
@@ -177,7 +261,7 @@ class Articulation(Protocol):
         ...
 
     def actuate(self, control: Float[Tensor, "envs actuators"]) -> None:
-        """Sets the controls of the actuators in the file's order and units; they hold until set again.
+        """Sets the controls of the actuators, in the order of `actuator_names`; they hold until set again.
 
         Raises:
             TaskError: They have another shape. One row for all envs, or one number for all actuators, is not stretched.
@@ -265,6 +349,18 @@ class Sim(Protocol):
         Raises:
             TaskError: There is no such parameter or element.
             ConfigError: The simulator lacks `params` (see `simulators.Simulator.lacks`).
+        """
+        ...
+
+    def rays(self, num_rays: int, ignore: Sequence[str] = ()) -> Rays:
+        """Makes rays, such as those of a lidar; call it once, in the task's `__init__`.
+
+        Args:
+            num_rays: In each world.
+            ignore: Articulations that the rays pass through; the robot's own, mostly.
+
+        Raises:
+            TaskError: There is no such articulation, or the simulator lacks `rays`.
         """
         ...
 

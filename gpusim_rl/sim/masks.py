@@ -1,6 +1,8 @@
-"""Writing by masks."""
+"""Writing by masks, and to some columns of an array."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 from jaxtyping import Bool, Shaped
@@ -13,3 +15,20 @@ def write_where(mask: Bool[Tensor, "..."], value: Shaped[Tensor, "..."], target:
         target.copy_(torch.where(mask, value, target))
     else:
         torch.where(mask, value, target, out=target)
+
+
+def columns(numbers: Sequence[int], device: torch.device) -> slice | Tensor:
+    """The columns of these numbers: a slice, which gives views, if they are one run; else an index."""
+    if not numbers or list(numbers) == list(range(numbers[0], numbers[0] + len(numbers))):
+        return slice(numbers[0], numbers[0] + len(numbers)) if numbers else slice(0, 0)
+    return torch.tensor(numbers, dtype=torch.int64, device=device)
+
+
+def write_columns(
+    target: Shaped[Tensor, "envs all"], found: slice | Tensor, value: Shaped[Tensor, "envs some"]
+) -> None:
+    """Writes values into `columns` of an array."""
+    if isinstance(found, slice):
+        target[:, found].copy_(value)
+    else:
+        target.index_copy_(1, found, value.to(target.dtype))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import logging
 from collections.abc import Sequence
 from importlib.metadata import version
 from typing import Any
@@ -16,14 +18,18 @@ from torch import Tensor
 
 from gpusim_rl.config import SimConfig
 from gpusim_rl.errors import ConfigError
+from gpusim_rl.sim.actuators import delayed_controls
 from gpusim_rl.sim.articulation import MujocoArticulation
-from gpusim_rl.sim.constants import Constants, constants_of, uses_gear
 from gpusim_rl.sim.interface import not_finite
 from gpusim_rl.sim.mujoco import MAX_STATE
 from gpusim_rl.sim.option import ON_WARP, limit_solver
-from gpusim_rl.sim.params import FIELDS, Param, Params
+from gpusim_rl.sim.params import Param, Params
+from gpusim_rl.sim.rays import NUM_GROUPS, MujocoRays, RayGroups
 from gpusim_rl.sim.scene import Scene
 from gpusim_rl.sim.warp import WarpGraphs
+from gpusim_rl.sim.warp_params import WarpParams
+
+logger = logging.getLogger("gpusim_rl")
 
 REQUIREMENT = "mujoco-warp>=4.0,<5"  # as in pyproject.toml
 if not hasattr(mjw, "SetConstGroup"):  # new in 4.0
@@ -49,6 +55,9 @@ STATE = (
 )
 # Arrays that follow the state and that a task may read.
 DERIVED = ("xpos", "xquat", "xipos", "ximat", "xanchor", "xaxis", "cvel", "subtree_com")
+
+_VEL = mujoco.mjtStage.mjSTAGE_VEL.value
+_NO_SENSORS = mujoco.mjtDisableBit.mjDSBL_SENSOR.value
 
 _Overflow = mjw.OverflowType
 # Contacts or constraint rows were dropped. The other bits tell of a solver that stopped early, or
@@ -88,7 +97,7 @@ class MjwarpSim:
         rows, contacts = estimate_buffers(model)
         with self._graphs.scope():
             try:
-                self._model = mjw.put_model(model)
+                self._model = mjw.put_model(_solvable(model))
             except (NotImplementedError, ValueError) as error:
                 raise ConfigError(
                     f"sim=mjwarp cannot simulate this scene: {str(error).splitlines()[0]}; try sim=mujoco"
@@ -100,7 +109,6 @@ class MjwarpSim:
             self.buffers = f"sim.njmax={rows} sim.nconmax={contacts}"
             self._data = mjw.make_data(model, nworld=num_envs, njmax=rows, nconmax=contacts)
             self._reset_where = wp.zeros(num_envs, dtype=wp.bool)
-            self._stale_where = wp.zeros(num_envs, dtype=wp.bool)
 
         data = self._data
         self.qpos, self.qvel = self._view(data.qpos), self._view(data.qvel)
@@ -109,22 +117,28 @@ class MjwarpSim:
         self._used = {"ctrl"}
         self._overflow = self._view(data.overflow)
         self._reset_mask = wp.to_torch(self._reset_where)
+        self._time, self._history = self._view(data.time), self._view(data.history)
+        waiting, controls = delayed_controls(model)
+        self._waiting = torch.tensor(waiting, dtype=torch.int64, device=device)
+        self._waiting_controls = torch.tensor(controls, dtype=torch.int64, device=device)
 
-        self.sensordata = self._view(data.sensordata)
+        self._current = self.sensordata = self._view(data.sensordata)
+        self._step_senses = scene.senses_steps
+        self._sensor_stage = 0  # up to which sensors are computed for the current state; 0 is none
+        if not self._step_senses:
+            self._model.opt.disableflags |= _NO_SENSORS
         self._derived = {field: self._view(getattr(data, field)) for field in DERIVED}
         self._derives = False
 
         self._written = torch.ones(num_envs, dtype=torch.bool, device=device)
         self._written_on_host = self._written.numpy() if device.type == "cpu" else None
         self._diverged = torch.zeros(num_envs, dtype=torch.bool, device=device)
-        self._params = Params(scene, device, self._expand, self._wrote_param)
+        self._ray_groups = RayGroups(scene)
+        self._boxes: Any = None
+        self._ray_arrays: dict[tuple[int, ...], list[Any]] = {}
+        self._warp_params = WarpParams(scene, self._model, num_envs, self._graphs, device, self.wrote_state)
+        self._params = Params(scene, device, self._warp_params.expand, self._warp_params.wrote)
         self._new_friction: set[int] = set()  # joints that may get dry friction, and have none in the model
-        # What is derived from parameters. Each world has its own of these when the first such parameter is its own.
-        self._constants: dict[str, Tensor] = {}
-        self._derivation: Constants | None = None
-        self._stale = wp.to_torch(self._stale_where)  # worlds whose parameters were written since
-        self._stale_on_host = self._stale.numpy() if device.type == "cpu" else None
-        self._wrote = False  # whether any were, as far as it is known before any data
         self._graphs.synchronize()
         self.refresh()
 
@@ -136,27 +150,6 @@ class MjwarpSim:
         if name == "dof_frictionloss":
             self._check_friction_rows(found)
         return found
-
-    def _expand(self, field: str) -> Tensor:
-        values = self._expand_array(self._model.opt if field == "gravity" else self._model, field)
-        if self._derivation is None and self._has_constants(field):
-            for name in constants_of(self.scene.model):
-                self._constants[name] = self._expand_array(self._model, name)
-            with self._graphs.scope():
-                self._derivation = Constants(self.scene.model, self._model, self._stale_where)
-        self._graphs.clear()  # they have captured the shared arrays
-        self._graphs.synchronize()
-        return values
-
-    def _expand_array(self, owner: Any, name: str) -> Tensor:
-        shared = getattr(owner, name)
-        with self._graphs.scope():
-            own = wp.empty((self.num_envs, *shared.shape[1:]), dtype=shared.dtype)
-        self._graphs.synchronize()
-        values = wp.to_torch(own)
-        values.copy_(wp.to_torch(shared).expand_as(values))
-        setattr(owner, name, own)
-        return values
 
     def _check_friction_rows(self, friction: Param) -> None:
         # Each joint with dry friction takes a row of the constraints, whose number was fixed without it.
@@ -170,25 +163,6 @@ class MjwarpSim:
                 f" {len(self._new_friction)} more joints; try sim.njmax={rows}"
             )
 
-    def _has_constants(self, field: str) -> bool:
-        if field == "actuator_gear" and not uses_gear(self.scene.model):
-            return False
-        return FIELDS[field].constants
-
-    def _wrote_param(self, field: str, where: Bool[Tensor, " envs"]) -> None:
-        if self._has_constants(field):
-            self._stale |= where
-            self._wrote = True
-            self.wrote_state(where)  # bodies' centres of mass follow too
-
-    def _derive_constants(self) -> None:
-        if not self._wrote:
-            return
-        assert self._derivation is not None
-        self._wrote = False
-        if self._stale_on_host is None or self._stale_on_host.any():  # a shortcut for the CPU only
-            self._graphs.run("constants", self._derivation.derive)
-
     def _view(self, array: wp.array) -> Tensor:
         if array.size:
             return wp.to_torch(array)
@@ -200,6 +174,57 @@ class MjwarpSim:
             self._written.fill_(True)
             self.refresh()
         return self._derived[field]
+
+    def current_sensors(self, stage: int) -> Float[Tensor, "envs nsensordata"]:
+        if stage > self._sensor_stage:
+            if self._sensor_stage == 0:
+                self.sensordata = self._current.clone()  # Warp's own array has the current values from now on
+            self._sensor_stage, self._derives = max(stage, _VEL), True
+            self._graphs.clear()  # they compute no sensors
+            self._graphs.synchronize()
+            self._written.fill_(True)
+            self.refresh()
+        return self._current
+
+    def rays(self, num_rays: int, ignore: Sequence[str] = ()) -> MujocoRays:
+        of_geom, groups = self._ray_groups.leave_out(ignore)
+        wp.to_torch(self._model.geom_group).copy_(torch.from_numpy(of_geom))
+        if self._boxes is None:  # bounding volumes, which Warp's rays go through
+            model = self.scene.model
+            with self._graphs.scope():
+                self._boxes = mjw.create_render_context(
+                    model, self.num_envs, cam_active=[], use_textures=False, enabled_geom_groups=list(range(NUM_GROUPS))
+                )
+        with self._graphs.scope():
+            shape = (self.num_envs, num_rays)
+            self._ray_arrays[shape] = [
+                *(wp.zeros(shape, dtype=wp.vec3) for _ in range(3)),  # origin, direction, normal
+                wp.zeros(shape, dtype=float),
+                wp.zeros(shape, dtype=int),
+                wp.full(num_rays, -1, dtype=int),
+            ]
+        self._derives = True
+        self._graphs.clear()
+        self._graphs.synchronize()
+        return MujocoRays(self, num_rays, groups)
+
+    def cast_rays(
+        self, origin: Float[Tensor, "envs rays 3"], direction: Float[Tensor, "envs rays 3"], groups: Sequence[int]
+    ) -> Float[Tensor, "envs rays"]:
+        arrays = self._ray_arrays[tuple(origin.shape[:2])]
+        wp.to_torch(arrays[0]).copy_(origin)
+        wp.to_torch(arrays[1]).copy_(direction)
+        self._graphs.run(("rays", origin.shape[1], *groups), lambda: self._cast_rays(arrays, groups))
+        return wp.to_torch(arrays[3]).clone()
+
+    def _cast_rays(self, arrays: list[Any], groups: Sequence[int]) -> None:
+        meets: Any = wp.types.vector(6, int)(*groups)
+        origin, direction, normal, distance, geom, no_body = arrays
+        mjw.refit_bvh(self._model, self._data, self._boxes)
+        mjw.rays(
+            *(self._model, self._data, origin, direction),
+            *(meets, True, no_body, distance, geom, normal, self._boxes),
+        )
 
     def uses(self, field: str) -> None:
         self._used.add(field)
@@ -221,8 +246,15 @@ class MjwarpSim:
         return (self._overflow & DROPPED) != 0
 
     def step(self, substeps: int) -> None:
-        self._derive_constants()
+        self._warp_params.derive()
+        if len(self._waiting):  # in the first step of an episode its first control fills the delays
+            first = self.ctrl.index_select(1, self._waiting_controls)
+            held = self._history.index_select(1, self._waiting)
+            fresh = (self._time == 0.0)[:, None]
+            self._history.index_copy_(1, self._waiting, torch.where(fresh, first, held))
         self._graphs.run(("step", substeps), lambda: self._step(substeps))
+        if self._step_senses and self._sensor_stage:
+            self.sensordata.copy_(self._current)
         self.scene.limit_rotation(self.qvel)
         if self._derives:
             self._graphs.run("follow", self._follow)
@@ -237,20 +269,36 @@ class MjwarpSim:
 
     def _follow(self) -> None:
         # MuJoCo's step leaves derived quantities at the state before its integration.
-        mjw.kinematics(self._model, self._data)
-        mjw.com_pos(self._model, self._data)
-        mjw.com_vel(self._model, self._data)
+        model, data = self._model, self._data
+        if not self._sensor_stage:
+            mjw.kinematics(model, data)
+            mjw.com_pos(model, data)
+            mjw.com_vel(model, data)
+            return
+        flags = model.opt.disableflags
+        model.opt.disableflags &= ~_NO_SENSORS
+        if self._sensor_stage == _VEL:
+            mjw.fwd_position(model, data, factorize=False)
+            data.sensordata.zero_()
+            mjw.sensor_pos(model, data)
+            mjw.fwd_velocity(model, data)
+            mjw.sensor_vel(model, data)
+        else:
+            mjw.forward(model, data)
+        model.opt.disableflags = flags
 
     def reset(self, where: Bool[Tensor, " envs"]) -> None:
         self._reset_mask.copy_(where)
         self._graphs.run("reset", self._reset)
+        if self._step_senses and self._sensor_stage:
+            self.sensordata.masked_fill_(where[:, None], 0.0)
         self.wrote_state(where)
 
     def _reset(self) -> None:
         mjw.reset_data(self._model, self._data, self._reset_where)
 
     def refresh(self) -> None:
-        self._derive_constants()
+        self._warp_params.derive()
         if not self._derives:
             return  # nothing follows the state, and this is known before any data
         if self._written_on_host is not None and not self._written_on_host.any():
@@ -270,23 +318,21 @@ class MjwarpSim:
         return {name: wp.to_torch(array) for name, array in arrays.items() if array.size}
 
     def state_dict(self) -> dict[str, Any]:
-        self._derive_constants()
+        constants = self._warp_params.constants()
         state = {name: value.clone() for name, value in self._state().items()}
         own = {"sensordata": self.sensordata, "written": self._written, "diverged": self._diverged}
         return {
             "state": state,
             "own": {name: value.clone() for name, value in own.items()},
             "params": self._params.state_dict(),
-            "constants": {name: value.clone() for name, value in self._constants.items()},
+            "constants": constants,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         for name, value in self._state().items():
             value.copy_(state["state"][name])
         self._params.load_state_dict(state.get("params", {}))
-        for name, value in self._constants.items():
-            if name in state.get("constants", {}):
-                value.copy_(state["constants"][name])
+        self._warp_params.load_constants(state.get("constants", {}))
         self._written.fill_(True)
         self.refresh()  # body poses
         self.sensordata.copy_(state["own"]["sensordata"])
@@ -296,6 +342,16 @@ class MjwarpSim:
     def close(self) -> None:
         """Frees the graphs; the simulation cannot be used afterwards."""
         self._graphs.close()
+
+
+def _solvable(model: mujoco.MjModel) -> mujoco.MjModel:
+    """The model with a solver that MuJoCo Warp has."""
+    if model.opt.solver != mujoco.mjtSolver.mjSOL_PGS:
+        return model
+    logger.warning("sim=mjwarp has no PGS solver, which the scene asks for: the Newton solver takes its place")
+    model = copy.copy(model)
+    model.opt.solver = mujoco.mjtSolver.mjSOL_NEWTON
+    return model
 
 
 # Contacts that a plane makes with a geom of each type; with the others up to four.

@@ -15,10 +15,12 @@ from torch import Tensor
 
 from gpusim_rl.config import SimConfig
 from gpusim_rl.hardware import available_cpus
+from gpusim_rl.sim.actuators import delayed_controls
 from gpusim_rl.sim.articulation import MujocoArticulation, reference_pose
 from gpusim_rl.sim.interface import not_finite
 from gpusim_rl.sim.option import limit_solver
 from gpusim_rl.sim.params import FIELDS, Param, Params
+from gpusim_rl.sim.rays import MujocoRays, RayGroups
 from gpusim_rl.sim.scene import Scene
 
 # A state beyond this [m, rad, m/s, rad/s] has run away: no machine that we simulate comes near.
@@ -29,6 +31,7 @@ PERSISTENT_BELOW = 512
 
 _NONE = mujoco.mjtStage.mjSTAGE_NONE.value
 _VEL = mujoco.mjtStage.mjSTAGE_VEL.value
+_NO_SENSORS = mujoco.mjtDisableBit.mjDSBL_SENSOR.value
 _CONTACT_FULL = mujoco.mjtWarning.mjWARN_CONTACTFULL.value
 _CONSTRAINT_FULL = mujoco.mjtWarning.mjWARN_CNSTRFULL.value
 
@@ -65,6 +68,8 @@ class MujocoSim:
         # C MuJoCo silently resets a world that goes bad; we must see it. (Only on this copy: MuJoCo
         # Warp refuses the flag.)
         model.opt.disableflags |= mujoco.mjtDisableBit.mjDSBL_AUTORESET.value
+        if not scene.senses_steps:
+            model.opt.disableflags |= _NO_SENSORS
         self.num_threads = min(cfg.num_threads or available_cpus(), num_envs)
         persistent = is_persistent(cfg, num_envs)
         self._batch = Batch(model, num_envs, nthread=self.num_threads, persistent=persistent)
@@ -89,6 +94,9 @@ class MujocoSim:
         self.xfrc_applied = torch.zeros(num_envs, model.nbody, 6)
         self._inputs = [(self._batch.bind("ctrl"), self.ctrl.numpy())]
         self._used = {"ctrl"}
+        self._waiting, self._waiting_controls = delayed_controls(model)
+        if self._waiting:
+            self._history = self._batch.bind("history")
 
         # Arrays that MuJoCo computes, each with its float32 mirror. Sensors hold what acted in the
         # last physics step, body poses follow the state: they are read at different stages.
@@ -96,8 +104,11 @@ class MujocoSim:
         self._derived: list[tuple[np.ndarray, np.ndarray]] = []
         self._tensors: dict[str, Tensor] = {}  # field -> torch view of the mirror
         self.sensordata = torch.zeros(num_envs, 0)
-        if model.nsensordata:
+        if scene.senses_steps:
             self.sensordata = self._bind("sensordata", self._sensors)
+        self._stage = _VEL  # up to which `forward` computes what follows the state
+        self._current: Tensor | None = None  # sensors in the current state
+        self._flags: np.ndarray | None = None  # of each world, where sensors are computed in `forward` only
 
         # worlds whose state was written since the last refresh or step
         self._written = np.ones(num_envs, dtype=bool)
@@ -105,6 +116,7 @@ class MujocoSim:
         self._reset = np.zeros(num_envs, dtype=bool)  # the mask of the last reset, where numpy can read it
         self._reset_mask = torch.from_numpy(self._reset)
         self._diverged = torch.zeros(num_envs, dtype=torch.bool)
+        self._ray_groups = RayGroups(scene)
         self._params = Params(scene, self.device, self._expand, self._wrote_param)
         # worlds with parameters that were written since MuJoCo's constants were last derived from them
         self._stale = np.zeros(num_envs, dtype=bool)
@@ -133,7 +145,7 @@ class MujocoSim:
             self._batch.set_const(ids)
             self._stale[:] = False
 
-    def _bind(self, field: str, outputs: list[tuple[np.ndarray, np.ndarray]]) -> Tensor:
+    def _bind(self, field: str, outputs: list[tuple[np.ndarray, np.ndarray]], name: str | None = None) -> Tensor:
         try:
             output = self._batch.bind(field)
         except RuntimeError as error:  # from a failed allocation too, of which MuJoCo's message says nothing
@@ -142,8 +154,8 @@ class MujocoSim:
             raise MemoryError(f"MuJoCo cannot allocate {field} of all envs") from None
         mirror = np.zeros(output.shape, dtype=np.float32)
         outputs.append((output, mirror))
-        self._tensors[field] = torch.from_numpy(mirror)
-        return self._tensors[field]
+        self._tensors[name or field] = torch.from_numpy(mirror)
+        return self._tensors[name or field]
 
     def derived(self, field: str) -> Tensor:
         if field not in self._tensors:
@@ -151,6 +163,43 @@ class MujocoSim:
             self._written[:] = True
             self.refresh()
         return self._tensors[field]
+
+    def current_sensors(self, stage: int) -> Float[Tensor, "envs nsensordata"]:
+        if self._current is None or stage > self._stage:
+            if self._current is None:
+                self._current = self._bind("sensordata", self._derived, "current_sensors")
+                if not self.scene.senses_steps:
+                    self._flags = self._batch.expand("opt.disableflags")
+            self._stage = max(self._stage, stage)
+            self._written[:] = True
+            self.refresh()
+        return self._current
+
+    def _forward(self, ids: np.ndarray | None = None) -> None:
+        """Computes what follows the state."""
+        if self._stage == _VEL and self._flags is None:
+            self._batch.forward(ids, stage=_VEL)
+            return
+        for target, source in self._inputs:
+            np.copyto(target, source)
+        if self._flags is not None:
+            self._flags &= ~_NO_SENSORS
+        self._batch.forward(ids, stage=self._stage)
+        if self._flags is not None:
+            self._flags |= _NO_SENSORS
+
+    def rays(self, num_rays: int, ignore: Sequence[str] = ()) -> MujocoRays:
+        of_geom, groups = self._ray_groups.leave_out(ignore)
+        if of_geom.any():
+            self._batch.expand("geom_group")[:] = of_geom
+        return MujocoRays(self, num_rays, groups)
+
+    def cast_rays(
+        self, origin: Float[Tensor, "envs rays 3"], direction: Float[Tensor, "envs rays 3"], groups: Sequence[int]
+    ) -> Float[Tensor, "envs rays"]:
+        self._write_states(np.flatnonzero(self._written))
+        distance, _ = self._batch.ray(origin.double().numpy(), direction.double().numpy(), np.array(groups, np.uint8))
+        return torch.from_numpy(distance).float()
 
     def uses(self, field: str) -> None:
         if field not in self._used:
@@ -180,6 +229,9 @@ class MujocoSim:
         self._written[:] = False
         for target, source in self._inputs:
             np.copyto(target, source)
+        if self._waiting:  # in the first step of an episode its first control fills the delays
+            fresh = np.flatnonzero(self._mirror[:, 0] == 0.0)
+            self._history[fresh[:, None], self._waiting] = self.ctrl.numpy()[fresh][:, self._waiting_controls]
         self._batch.step(nstep=substeps, stage=_NONE)
         self.scene.limit_rotation(self._velocity)
         np.copyto(self._mirror, self._leading, casting="same_kind")
@@ -189,7 +241,7 @@ class MujocoSim:
             # A call of its own: after `step(stage=_VEL)` the position sensors would be of the new
             # state and the contact sensors of the old one. It costs no more, and a persistent batch
             # continues from it all the same.
-            self._batch.forward(stage=_VEL)
+            self._forward()
             for source, target in self._derived:
                 np.copyto(target, source, casting="same_kind")
         # amax hands NaN on, and a comparison with NaN is false
@@ -218,7 +270,7 @@ class MujocoSim:
         if not (ids.size and self._derived):
             return  # what was written waits for the next step
         self._write_states(ids)
-        self._batch.forward(ids, stage=_VEL)
+        self._forward(ids)
         for source, target in self._derived:
             target[ids] = source[ids]
         self._written[:] = False

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import mujoco
@@ -24,14 +23,17 @@ from gpusim_rl.errors import ConfigError, TaskError, import_extra
 from gpusim_rl.sim.articulation import ArticulationLayout, check_contact_sensors, check_wrench
 from gpusim_rl.sim.dynamics import MujocoDynamics
 from gpusim_rl.sim.interface import not_finite
-from gpusim_rl.sim.mjwarp import DROPPED, estimate_buffers
+from gpusim_rl.sim.mjwarp import DROPPED, MjwarpSim, estimate_buffers
 from gpusim_rl.sim.mujoco import MAX_STATE
-from gpusim_rl.sim.option import ON_WARP, USUAL, limit_solver
-from gpusim_rl.sim.params import Param
+from gpusim_rl.sim.newton_model import check_scene, import_scene, inertia_tensors, lacks_option, make_solver
+from gpusim_rl.sim.option import USUAL
+from gpusim_rl.sim.params import FIELDS, LIMITED, Param, Params, model_values
 from gpusim_rl.sim.quaternion import quat_rotate, quat_rotate_inverse
+from gpusim_rl.sim.rays import MujocoRays
 from gpusim_rl.sim.scene import Scene
+from gpusim_rl.sim.sensors import MujocoSensor, SitesOfBodies, find_elements
 from gpusim_rl.sim.warp import WarpGraphs
-from gpusim_rl.simulators import lacking
+from gpusim_rl.sim.warp_params import WarpParams
 
 if TYPE_CHECKING:
     import newton
@@ -54,19 +56,20 @@ class NewtonSim:
         self.scene = scene
         self.num_envs = num_envs
         self.device = device
-        self.dt = float(scene.model.opt.timestep)
-        _check_scene(scene.model)
+        model = scene.model
+        self.dt = float(model.opt.timestep)
+        check_scene(model)
         self._graphs = WarpGraphs(device, cfg.graph)
         with self._graphs.scope(), warnings.catch_warnings():
             # Newton pins exact versions of MuJoCo; our tests compare the physics instead.
             warnings.simplefilter("ignore", newton.NewtonWarning)
             warnings.simplefilter("ignore", DeprecationWarning)
             try:
-                self._model = _import_scene(scene, num_envs)
+                self._model = import_scene(scene, num_envs)
                 rows, contacts = estimate_buffers(scene.model)
                 rows, contacts = cfg.njmax or scene.njmax or rows, cfg.nconmax or contacts
                 self.buffers = f"sim.njmax={rows} sim.nconmax={contacts}"
-                self._solver = _make_solver(self._model, scene, cfg, rows, contacts)
+                self._solver = make_solver(self._model, scene, cfg, rows, contacts)
             except (NotImplementedError, ValueError) as error:
                 reason = str(error).strip().splitlines()[0]
                 raise ConfigError(f"sim=newton cannot simulate this scene: {reason}; try sim=mjwarp") from None
@@ -101,6 +104,9 @@ class NewtonSim:
         self._cfrc_ext, self._subtree_com, self._xpos, self._xquat = (
             wp.to_torch(array) for array in (solved.cfrc_ext, solved.subtree_com, solved.xpos, solved.xquat)
         )
+        # Force of the actuators on each dof in the last physics step.
+        self._efforts = wp.to_torch(solved.qfrc_actuator) if scene.effort_sensors else None
+        self.joint_effort = torch.zeros(num_envs, scene.model.nv if scene.effort_sensors else 0, device=device)
         # force [N], torque about the body's origin [N m], orientation wxyz
         self.contact_data = torch.zeros(num_envs, len(ids), 10, device=device)
         self._derives = False
@@ -109,6 +115,23 @@ class NewtonSim:
             first = int(scene.model.jnt_qposadr[joint]) + 3
             order[first : first + 4] = [first + 3, first, first + 1, first + 2]
         self._qpos_from_joint_q = torch.tensor(order, device=device)
+        # Newton counts a joint's position from the pose that the file draws, MuJoCo from its `ref` there.
+        ref = np.zeros(scene.model.nq, dtype=np.float32)
+        scalar = scene.model.jnt_qposadr[scene.model.jnt_type != _FREE]
+        ref[scalar] = scene.model.qpos0[scalar]
+        self.ref = torch.from_numpy(ref).to(device) if ref.any() else None
+
+        self._cfg = cfg
+        self._mirror: MjwarpSim | None = None
+        self._free_joints = [
+            (int(model.jnt_qposadr[j]), int(model.jnt_dofadr[j]), int(model.jnt_bodyid[j]) - 1)
+            for j in np.flatnonzero(model.jnt_type == _FREE)
+        ]
+        geoms = np.flatnonzero((model.geom_contype != 0) | (model.geom_conaffinity != 0))
+        self._geoms = torch.as_tensor(geoms, device=device)  # of the scene, those that the solver has
+        self._solver_values: dict[str, Tensor] = {}
+        self._warp_params = WarpParams(scene, self._solver.mjw_model, num_envs, self._graphs, device, self.wrote_state)
+        self._params = Params(scene, device, self._expand, self._wrote_param)
 
         # What the solver carries from step to step beside Newton's state.
         self._carried = [a for a in (solved.qacc_warmstart, solved.act, solved.time) if a.size]
@@ -134,19 +157,86 @@ class NewtonSim:
         same = same and np.array_equal(solved.jnt_qposadr, model.jnt_qposadr)
         if not same:
             raise ConfigError("sim=newton imports this scene with other bodies or joints than MuJoCo; try sim=mjwarp")
-        scalar = model.jnt_type != _FREE
-        if np.any(model.qpos0[model.jnt_qposadr[scalar]] != 0.0):
-            raise ConfigError("sim=newton does not know joints with `ref`; try sim=mjwarp")
         of_settings = {"timestep", *USUAL}
         for name in (name for name in dir(model.opt) if not name.startswith("_") and name not in of_settings):
             if not np.allclose(getattr(solved.opt, name), getattr(model.opt, name), rtol=1e-5):
-                raise _lacks_option(name, getattr(model.opt, name))
+                raise lacks_option(name, getattr(model.opt, name))
 
     def articulation(self, name: str) -> NewtonArticulation:
         return NewtonArticulation(self, name)
 
     def param(self, name: str, articulation: str | None = None, elements: Sequence[str] | None = None) -> Param:
-        raise ConfigError(f"{lacking(self.name, 'params')} (for {name})")
+        return self._params.find(name, articulation, elements)
+
+    def _expand(self, field: str) -> Tensor:
+        if field == "body_inertia":
+            self._take_axes()
+        values, of_scene = self._warp_params.expand(field), model_values(self.scene.model, field)
+        expected = torch.as_tensor(of_scene, dtype=torch.float32).to(self.device)
+        if FIELDS[field].of == "geom":
+            # The solver has only the geoms that can touch something: these values are copied to it.
+            self._solver_values[field] = values
+            values = expected.expand(self.num_envs, *expected.shape).clone()
+            expected, solver_values = expected[self._geoms], self._solver_values[field]
+        else:
+            solver_values = values
+        if field in LIMITED:  # where there is no limit, the numbers mean nothing
+            limited = torch.as_tensor(getattr(self.scene.model, LIMITED[field]) != 0, device=self.device)
+            expected, solver_values = expected[limited], solver_values[:, limited]
+        if not torch.allclose(solver_values, expected.expand_as(solver_values), rtol=1e-3, atol=1e-6):
+            raise ConfigError(f"sim=newton imports this scene with other {field} than MuJoCo; try sim=mjwarp")
+        if field not in LIMITED:
+            solver_values.copy_(expected)  # to the last digit
+        return values
+
+    def _take_axes(self) -> None:
+        """Gives the solver the scene's principal axes of inertia; it has found its own ones, maybe in another order."""
+        solved, model = self._solver.mj_model, self.scene.model
+        ours, theirs = (inertia_tensors(each) for each in (model, solved))
+        off, largest = (np.abs(tensors).max(axis=(1, 2)) for tensors in (ours - theirs, ours))
+        if np.any(off > 1e-9 + 1e-3 * largest):
+            raise ConfigError("sim=newton imports this scene with other body_inertia than MuJoCo; try sim=mjwarp")
+        for name in ("body_inertia", "body_iquat"):
+            array = wp.to_torch(getattr(self._solver.mjw_model, name))
+            array.copy_(torch.as_tensor(getattr(model, name), dtype=torch.float32).expand_as(array))
+
+    def _wrote_param(self, field: str, where: Bool[Tensor, " envs"]) -> None:
+        if field in self._solver_values:
+            self._solver_values[field].copy_(self._params.values[field].index_select(1, self._geoms))
+        if field == "body_ipos":  # Newton's velocities are those of the centres of mass
+            self.body_com.copy_(self._params.values[field][:, 1:])
+        self._warp_params.wrote(field, where)
+
+    def mirror(self) -> MjwarpSim:
+        """The same worlds in MuJoCo Warp, from which it can be read what Newton does not compute.
+
+        It is never stepped: it follows the state of Newton. It has the scene's parameters, not those that were changed
+        in some worlds.
+        """
+        if self._mirror is None:
+            self._mirror = MjwarpSim(self.scene, self.num_envs, self._cfg, self.device)
+            self._update_mirror()
+        return self._mirror
+
+    def _update_mirror(self) -> None:
+        mirror = self._mirror
+        if mirror is None:
+            return
+        mirror.qpos.copy_(self.scene_qpos())
+        mirror.qvel.copy_(self.joint_qd)
+        for q, v, body in self._free_joints:
+            # Newton: velocity of the centre of mass, and angular velocity in the world frame. MuJoCo: velocity of the
+            # origin, and angular velocity in the body's frame.
+            quat = _to_wxyz(self.joint_q[:, q + 3 : q + 7])
+            lin_vel, ang_vel = self.joint_qd[:, v : v + 6].split(3, dim=1)
+            lever = quat_rotate(quat, self.body_com[:, body])
+            mirror.qvel[:, v : v + 3] = lin_vel - torch.linalg.cross(ang_vel, lever)
+            mirror.qvel[:, v + 3 : v + 6] = quat_rotate_inverse(quat, ang_vel)
+        mirror.ctrl.copy_(self.ctrl)
+        mirror.qfrc_applied.copy_(self.joint_f)
+        mirror.xfrc_applied[:, 1:].copy_(self.body_f)
+        mirror.wrote_state(torch.ones_like(self._diverged))
+        mirror.refresh()
 
     def follow_bodies(self) -> None:
         """Says that body poses and velocities are read from now on."""
@@ -171,16 +261,23 @@ class NewtonSim:
     def overflow(self) -> Bool[Tensor, " envs"]:
         return (self._overflow & DROPPED) != 0
 
+    def rays(self, num_rays: int, ignore: Sequence[str] = ()) -> MujocoRays:
+        return self.mirror().rays(num_rays, ignore)
+
     def step(self, substeps: int) -> None:
+        self._warp_params.derive()
         for _ in range(substeps):
             self._graphs.run("step", self._step)
             self._overflow |= self._overflow_of_step
         if self.contact_bodies:
             self.contact_data.copy_(self._read_contacts())
+        if self._efforts is not None:
+            self.joint_effort.copy_(self._efforts)
         if self.scene.max_angular_velocity is not None:
             self.scene.limit_rotation(self.joint_qd)  # a free joint's last three numbers, as in MuJoCo
             if self._derives:
                 self._graphs.run("bodies", self._eval_bodies)
+        self._update_mirror()
         self._written.zero_()
         # amax hands NaN on, and a comparison with NaN is false
         fastest = torch.maximum(self.joint_q.abs().amax(dim=1), self.joint_qd.abs().amax(dim=1))
@@ -208,17 +305,21 @@ class NewtonSim:
         self.body_f.masked_fill_(mask[..., None], 0.0)
         self._overflow.masked_fill_(where, 0)
         self.contact_data.masked_fill_(mask[..., None], 0.0)
+        self.joint_effort.masked_fill_(mask, 0.0)
         self._written |= where
 
     def _reset(self) -> None:
         self._solver.reset(self._state, world_mask=self._reset_where)
 
     def refresh(self) -> None:
-        if not self._derives:
+        self._warp_params.derive()
+        if not self._derives and self._mirror is None:
             return  # nothing follows the state, and this is known before any data
         if self._written_on_host is not None and not self._written_on_host.any():
             return  # a shortcut for the CPU only, where a mask is read at no cost
-        self._graphs.run("bodies", self._eval_bodies)
+        if self._derives:
+            self._graphs.run("bodies", self._eval_bodies)
+        self._update_mirror()
         self._written.zero_()
 
     def _eval_bodies(self) -> None:
@@ -226,100 +327,43 @@ class NewtonSim:
         newton.eval_fk(self._model, state.joint_q, state.joint_qd, state)
 
     def scene_qpos(self) -> Float[Tensor, "envs nq"]:
-        return self.joint_q.index_select(1, self._qpos_from_joint_q)
+        qpos = self.joint_q.index_select(1, self._qpos_from_joint_q)
+        return qpos if self.ref is None else qpos + self.ref
 
     def _tensors(self) -> dict[str, Tensor]:
-        names = ("joint_q", "joint_qd", "body_q", "body_qd", "body_f", "ctrl", "joint_f", "contact_data")
+        names = (
+            "joint_q",
+            "joint_qd",
+            "body_q",
+            "body_qd",
+            "body_f",
+            "ctrl",
+            "joint_f",
+            "contact_data",
+            "joint_effort",
+        )
         tensors = {name: getattr(self, name) for name in names}
-        tensors |= {"overflow": self._overflow, "written": self._written}
+        tensors |= {"joint_effort": self.joint_effort, "overflow": self._overflow, "written": self._written}
         tensors |= {"diverged": self._diverged}
         carried = [wp.to_torch(array) for array in self._carried]
         return tensors | {f"carried_{i}": tensor for i, tensor in enumerate(carried)}
 
     def state_dict(self) -> dict[str, Any]:
-        return {name: tensor.clone() for name, tensor in self._tensors().items()}
+        tensors = {name: tensor.clone() for name, tensor in self._tensors().items()}
+        return {**tensors, "params": self._params.state_dict(), "constants": self._warp_params.constants()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._params.load_state_dict(state.get("params", {}))
+        for field in self._solver_values:
+            self._wrote_param(field, torch.ones_like(self._diverged))
+        self._warp_params.load_constants(state.get("constants", {}))
         for name, tensor in self._tensors().items():
             tensor.copy_(state[name])
+        self._update_mirror()
 
     def close(self) -> None:
         """Frees the graphs; the simulation cannot be used afterwards."""
         self._graphs.close()
-
-
-def _check_scene(model: mujoco.MjModel) -> None:
-    """Raises ConfigError for what Newton's importer refuses."""
-    if model.opt.solver == mujoco.mjtSolver.mjSOL_PGS:
-        raise _lacks_option("solver", "mjSOL_PGS")
-    for geom in np.flatnonzero((model.geom_type == mujoco.mjtGeom.mjGEOM_PLANE) & (model.geom_bodyid != 0)):
-        body = model.body(model.geom_bodyid[geom]).name
-        raise ConfigError(
-            f"sim=newton knows planes of the world only, got plane {model.geom(geom).name!r} of body {body!r}; try a"
-            " box, or sim=mjwarp"
-        )
-
-
-def _lacks_option(name: str, value: Any) -> ConfigError:
-    return ConfigError(f"sim=newton lacks the option {name} = {value}; try another scene.option.{name}, or sim=mujoco")
-
-
-def _import_scene(scene: Scene, num_envs: int) -> newton.Model:
-    world = newton.ModelBuilder()
-    # Newton's default gap would let contacts begin before geoms touch.
-    world.default_shape_cfg.gap = 0.0
-    model = scene.model  # compiles; only then can the spec be written as XML
-    newton.solvers.SolverMuJoCo.register_custom_attributes(world)
-    world.add_mjcf(scene.spec.to_xml(), ctrl_direct=True)
-    # XML has six digits. Robots often start exactly at a limit, and whether it acts there must not
-    # depend on the seventh.
-    if world.joint_dof_count == model.nv:  # else `_check_layout` will refuse
-        for joint in np.flatnonzero(model.jnt_limited & (model.jnt_type != _FREE)):
-            dof = int(model.jnt_dofadr[joint])
-            world.joint_limit_lower[dof] = float(model.jnt_range[joint, 0])
-            world.joint_limit_upper[dof] = float(model.jnt_range[joint, 1])
-    builder = newton.ModelBuilder()
-    builder.replicate(world, num_envs)
-    imported = builder.finalize()
-    gravity = torch.tensor(model.opt.gravity, dtype=torch.float32)
-    imported.set_gravity(tuple(gravity.tolist()))
-    return imported
-
-
-def _make_solver(
-    model: newton.Model, scene: Scene, cfg: SimConfig, rows: int, contacts: int
-) -> newton.solvers.SolverMuJoCo:
-    option, limits = scene.model.opt, SimpleNamespace()
-    limit_solver(limits, option, cfg, ON_WARP)
-    # All of it by hand: an option that has MuJoCo's default value is not written into the XML, and
-    # Newton has defaults of its own.
-    solver = newton.solvers.SolverMuJoCo(
-        model,
-        separate_worlds=True,
-        njmax=rows,
-        nconmax=contacts,
-        iterations=limits.iterations,
-        ls_iterations=limits.ls_iterations,
-        ccd_iterations=option.ccd_iterations,
-        solver=int(option.solver),
-        integrator=int(option.integrator),
-        cone=int(option.cone),
-        jacobian=int(option.jacobian),
-        impratio=float(option.impratio),
-        tolerance=float(option.tolerance),
-        ls_tolerance=float(option.ls_tolerance),
-        ccd_tolerance=float(option.ccd_tolerance),
-        density=float(option.density),
-        viscosity=float(option.viscosity),
-        wind=tuple(option.wind.tolist()),
-        magnetic=tuple(option.magnetic.tolist()),
-        enable_multiccd=not option.disableflags & mujoco.mjtDisableBit.mjDSBL_MULTICCD,
-        kinematic_switchable_roots=False,  # else every root has an inactive weld
-    )
-    # A kernel that prints serialises the device; overflow is reported by mask instead.
-    solver.mjw_model.opt.warn_overflow = False
-    solver.mjw_model.opt.run_rne_postconstraint = bool(scene.contact_sensors)  # makes cfrc_ext
-    return solver
 
 
 def _to_wxyz(quat: Float[Tensor, "*batch 4"]) -> Float[Tensor, "*batch 4"]:
@@ -335,6 +379,8 @@ class NewtonArticulation(ArticulationLayout):
 
     def __init__(self, sim: NewtonSim, name: str) -> None:
         super().__init__(sim.scene, name, sim.device)
+        if not isinstance(self._joint_q, slice) or not isinstance(self._controls, slice):
+            raise TaskError(f"sim=newton: the joints or actuators of {name!r} are not one run; try sim=mjwarp")
         self._sim = sim
         # Newton has no body for the world: its bodies are one number behind MuJoCo's.
         self._com = sim.body_com[0, self._body_ids[0] - 1]
@@ -371,7 +417,8 @@ class NewtonArticulation(ArticulationLayout):
 
     @property
     def joint_pos(self) -> Float[Tensor, "envs joints"]:
-        return self._sim.joint_q[:, self._joint_q]
+        drawn = self._sim.joint_q[:, self._joint_q]
+        return drawn if self._sim.ref is None else drawn + self._sim.ref[self._joint_q]
 
     @property
     def joint_vel(self) -> Float[Tensor, "envs joints"]:
@@ -379,7 +426,9 @@ class NewtonArticulation(ArticulationLayout):
 
     @property
     def joint_effort(self) -> Float[Tensor, "envs joints"]:
-        raise TaskError(lacking(self._sim.name, "effort"))
+        if self._efforts is None:
+            raise TaskError(f"{self.name!r} has no effort sensors; call scene.add_effort_sensors in the task's scene()")
+        return self._sim.joint_effort[:, self._joint_v]
 
     def _com_velocity(self, quat: Float[Tensor, "envs 4"], ang_vel: Float[Tensor, "envs 3"]) -> Float[Tensor, "envs 3"]:
         """Velocity of the root's centre of mass relative to its origin [m/s]."""
@@ -390,10 +439,21 @@ class NewtonArticulation(ArticulationLayout):
 
     def contacts(self, names: Sequence[str]) -> NewtonContacts:
         self._find_bodies(names)
-        return NewtonContacts(self._sim, [f"{self.name}/{body}" for body in names])
+        return NewtonContacts(self._sim, [f"{self._prefix}{body}" for body in names])
+
+    def sites(self, names: Sequence[str]) -> SitesOfBodies:
+        ids, pos, quat = self._find_sites(names)
+        return SitesOfBodies(NewtonBodies(self._sim, ids), pos, quat)
+
+    def sensor(self, name: str) -> MujocoSensor:
+        (sensor,) = find_elements("sensor", [name], self.name, self._prefix, self._model)
+        return MujocoSensor(self._sim.mirror(), self._model, sensor)
 
     def dynamics(self, body: str) -> MujocoDynamics:
-        raise TaskError(lacking(self._sim.name, "dynamics"))
+        mirror, (body_id,) = self._sim.mirror(), self._find_bodies([body])
+        if not self._joint_ids:
+            raise TaskError(f"{self.name!r} has no joints, and so no dynamics of joints")
+        return MujocoDynamics(self._model, self._joint_ids, self._body_ids, body_id, mirror.derived, mirror.device)
 
     # control
     def actuate(self, control: Float[Tensor, "envs actuators"]) -> None:
@@ -424,7 +484,9 @@ class NewtonArticulation(ArticulationLayout):
             "joint_vel": joint_vel,
         }
         self._check_state(where, state, self._sim.num_envs)
-        writes = [(self.joint_pos, joint_pos), (self.joint_vel, joint_vel)]
+        if joint_pos is not None and self._sim.ref is not None:
+            joint_pos = joint_pos - self._sim.ref[self._joint_q]
+        writes = [(self._sim.joint_q[:, self._joint_q], joint_pos), (self.joint_vel, joint_vel)]
         if any(value is not None for value in (root_quat, root_lin_vel, root_ang_vel)):
             # The velocity of the centre of mass depends on all three.
             quat = self.root_quat if root_quat is None else root_quat

@@ -40,6 +40,7 @@ FIELDS = {
     "actuator_biasprm": Field("actuator"),
     "actuator_forcerange": Field("actuator"),  # N m or N, lower and upper; only where the actuator has limits
     "actuator_gear": Field("actuator", constants=True),
+    "actuator_delay": Field("actuator"),  # s; only of actuators that have a `max_delay` or a delay
     "tendon_stiffness": Field("tendon"),  # N/m
     "tendon_damping": Field("tendon"),  # N s/m
     "gravity": Field("world"),  # m/s^2
@@ -50,7 +51,11 @@ GROUND = "ground"
 """In place of an articulation: the geoms that are fixed to the world."""
 
 _PLURAL = {"body": "bodies", "joint": "joints", "dof": "joints", "actuator": "actuators", "tendon": "tendons"}
-_LIMITED = {"jnt_range": "jnt_limited", "actuator_forcerange": "actuator_forcelimited"}
+LIMITED = {
+    "jnt_range": "jnt_limited",
+    "actuator_forcerange": "actuator_forcelimited",
+    "actuator_delay": "actuator_history",
+}
 
 
 class Param:
@@ -200,10 +205,14 @@ def find_elements(
                 of = {"geom": "body with geoms", "dof": "joint"}.get(kind, kind)
                 raise TaskError(f"{label}: no {of} {element!r}.{hint} There are {list(found)}")
         found = {element: found[element] for element in elements}
-    if name in _LIMITED:
-        free = [key for key, ids in found.items() if not getattr(scene.model, _LIMITED[name])[ids].all()]
+    if name in LIMITED:
+        has = getattr(scene.model, LIMITED[name]).reshape(len(model_values(scene.model, name)), -1)[:, 0]
+        free = [key for key, ids in found.items() if not has[ids].all()]
         if elements is not None and free:
-            raise TaskError(f"{label}: {free[0]!r} has no limits in the MJCF; give it some there")
+            lacks = "limits in the MJCF; give it some there"
+            if name == "actuator_delay":
+                lacks = "delay; try scene.add_actuators(..., max_delay=...)"
+            raise TaskError(f"{label}: {free[0]!r} has no {lacks}")
         found = {key: ids for key, ids in found.items() if key not in free}
     if not found:
         what = "geoms that can touch anything" if kind == "geom" else f"{_PLURAL[kind]} with a {name}"
@@ -214,21 +223,21 @@ def find_elements(
 
 def _rows(scene: Scene, kind: str, articulation: str) -> dict[str, list[int]]:
     """Rows by the name that an element has in its own file; of joints only those that an articulation shows."""
-    model, prefix = scene.model, f"{articulation}/"
+    model, prefix, bodies = scene.model, scene.prefix(articulation), set(scene.bodies_of(articulation))
     scalar = (mujoco.mjtJoint.mjJNT_HINGE.value, mujoco.mjtJoint.mjJNT_SLIDE.value)
     found: dict[str, list[int]] = {}
     if kind in ("joint", "dof"):
         for i in range(model.njnt):
-            if model.joint(i).name.startswith(prefix) and model.jnt_type[i] in scalar:
+            if int(model.jnt_bodyid[i]) in bodies and model.jnt_type[i] in scalar:
                 row = int(model.jnt_dofadr[i]) if kind == "dof" else i
                 found[model.joint(i).name.removeprefix(prefix)] = [row]
         return found
     count, get = {
         "body": (model.nbody, model.body),
-        "actuator": (model.nu, model.actuator),
+        "actuator": (model.nactuator, model.actuator),
         "tendon": (model.ntendon, model.tendon),
     }[kind]
-    for i in range(count):
+    for i in sorted(bodies) if kind == "body" else range(count):
         if get(i).name.startswith(prefix):
             found[get(i).name.removeprefix(prefix)] = [i]
     return found
@@ -236,13 +245,13 @@ def _rows(scene: Scene, kind: str, articulation: str) -> dict[str, list[int]]:
 
 def _geoms(scene: Scene, articulation: str) -> dict[str, list[int]]:
     """Geoms that can touch anything, by their body's name; those of the ground under its name."""
-    model, prefix = scene.model, f"{articulation}/"
+    model, prefix, bodies = scene.model, scene.prefix(articulation), set(scene.bodies_of(articulation))
     ground = articulation == GROUND and GROUND not in scene.articulation_names
     found: dict[str, list[int]] = {}
     for i in range(model.ngeom):
         body = int(model.geom_bodyid[i])
         name = model.body(body).name
-        mine = body == 0 if ground else name.startswith(prefix)
+        mine = body == 0 if ground else body in bodies
         if mine and (model.geom_contype[i] or model.geom_conaffinity[i]):
             found.setdefault(GROUND if ground else name.removeprefix(prefix), []).append(i)
     return found

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import logging
-import math
-from collections.abc import Sequence
+import warnings
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 import mujoco
+import numpy as np
 from jaxtyping import Float
 from torch import Tensor
 
 from gpusim_rl.errors import TaskError
-from gpusim_rl.sim import menagerie
+from gpusim_rl.sim import actuators, ground, menagerie
 from gpusim_rl.sim.option import SceneOption
+from gpusim_rl.sim.robot_file import one_line, read_robot, references
+from gpusim_rl.sim.scene_sensors import add_sensor
 from gpusim_rl.sim.terrain import Terrain
-
-TERRAIN_DEPTH = 1.0  # of the ground below its lowest point [m]; what sinks deeper falls through
 
 # MuJoCo's contact sensor: bits of its data specification, and the reduction of all matching contacts to one wrench.
 _CONTACT_FORCE, _CONTACT_TORQUE, _CONTACT_POS = 1 << 1, 1 << 2, 1 << 4
@@ -34,6 +35,7 @@ _INTEGRATORS = {
 }
 _CONES = {"pyramidal": mujoco.mjtCone.mjCONE_PYRAMIDAL, "elliptic": mujoco.mjtCone.mjCONE_ELLIPTIC}
 _FREE = mujoco.mjtJoint.mjJNT_FREE
+_SCALAR = (mujoco.mjtJoint.mjJNT_HINGE, mujoco.mjtJoint.mjJNT_SLIDE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,36 +46,6 @@ class ContactSensor:
     wrench: str  # contact sensor: force [N], torque [N m] about `pos`, pos [m]; world frame, 9 numbers
     body_pos: str  # frame position of the body [m]
     body_quat: str  # frame orientation of the body, wxyz
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())
-
-
-def _referring(spec: mujoco.MjSpec) -> dict[str, int]:
-    """How many elements name others, by kind: `MjSpec.attach` silently drops those whose others are not there."""
-    kinds = ("actuators", "sensors", "tendons", "equalities", "pairs", "excludes", "tuples")
-    return {kind: len(getattr(spec, kind)) for kind in kinds}
-
-
-def _fix_masses(spec: mujoco.MjSpec) -> None:
-    """Gives all bodies the masses and inertias that the file's compiler settings make.
-
-    A scene would lose `settotalmass`: it is a setting of the whole spec. The others belong to elements.
-    """
-    compiler = spec.compiler
-    compiler.fusestatic = compiler.discardvisual = False  # they would remove bodies
-    model = spec.compile()
-    for body in spec.bodies:
-        if body.id == 0:
-            continue
-        body.explicitinertial = True
-        body.mass, body.ipos = model.body_mass[body.id], model.body_ipos[body.id]
-        body.iquat, body.inertia = model.body_iquat[body.id], model.body_inertia[body.id]
-        body.fullinertia[0] = math.nan  # not given
-        body.ialt.type = mujoco.mjtOrientation.mjORIENTATION_QUAT
-    compiler.settotalmass, compiler.boundmass, compiler.boundinertia = -1.0, 0.0, 0.0  # they have acted
-    compiler.inertiafromgeom = mujoco.mjtInertiaFromGeom.mjINERTIAFROMGEOM_FALSE
 
 
 class Scene:
@@ -99,7 +71,7 @@ class Scene:
             ground creep half as fast, and a step of Humanoid costs a third more.
         impratio: How much stiffer friction is than the contact's normal, for elliptic cones. At 1, the default, what
             is grasped creeps out of the hand; 10 holds it.
-        gravity: Downwards [m/s^2]; the default is 9.81.
+        gravity: Downwards [m/s^2], or a vector in the world frame; the default is 9.81.
         max_angular_velocity: Of bodies with a free joint [rad/s]: after each control step what turns faster is slowed
             down to it. PhysX has such a limit too, of 64 rad/s. None is no limit.
 
@@ -123,7 +95,7 @@ class Scene:
         integrator: Literal["euler", "implicit", "implicitfast", "rk4"] | None = None,
         cone: Literal["pyramidal", "elliptic"] | None = None,
         impratio: float | None = None,
-        gravity: float | None = None,
+        gravity: float | Sequence[float] | None = None,
         max_angular_velocity: float | None = None,
     ) -> None:
         # Without a handler MuJoCo appends every warning to MUJOCO_LOG.TXT in the user's folder; simulators report
@@ -141,10 +113,15 @@ class Scene:
         if impratio is not None:
             self.option.impratio = impratio
         if gravity is not None:
-            self.option.gravity = [0.0, 0.0, -gravity]
+            vector = [0.0, 0.0, -gravity] if isinstance(gravity, int | float) else list(gravity)
+            if len(vector) != 3:
+                raise TaskError(f"Scene: gravity must be a number or three numbers [m/s^2], got {gravity}")
+            self.option.gravity = vector
         self.contact_sensors: dict[str, ContactSensor] = {}
         self.effort_sensors: set[str] = set()
         self.articulation_names: list[str] = []
+        self._parts: dict[str, dict[str, float]] = {}  # by the name that was added: its joints' velocity limits
+        self._objects: dict[str, str] = {}  # articulations that share a file with another one: the name of that
 
     def _changed(self) -> None:
         self._model = None
@@ -170,16 +147,7 @@ class Scene:
             solimp: Impedance at the surface, at a depth, and that depth [m]; contacts use the mean of the two geoms'.
             margin: Distance at which contacts begin to be found [m]; contacts use the sum of the two geoms'.
         """
-        self._add_ground_material()
-        self.spec.worldbody.add_geom(
-            name="ground",
-            type=mujoco.mjtGeom.mjGEOM_PLANE,
-            size=[0, 0, 1],
-            friction=list(friction),
-            solimp=[*solimp, 0.5, 2.0],
-            margin=margin,
-            material="ground",
-        )
+        ground.add_plane(self.spec, friction, solimp, margin)
         self.add_light()
 
     def add_terrain(self, terrain: Terrain, *, friction: Sequence[float] = (1.0, 0.005, 0.0001)) -> None:
@@ -192,71 +160,68 @@ class Scene:
             terrain: What it looks like.
             friction: Sliding [-], torsional [m] and rolling [m] friction; contacts use the larger of the two geoms'.
         """
-        heights = terrain.heights.cpu().numpy()
-        low, relief = heights.min(), max(heights.max() - heights.min(), 1e-3)
-        half_x, half_y = terrain.half_size
-        self._add_ground_material()
-        surface = {
-            "friction": list(friction),
-            "material": "ground",
-            "solref": [2.0 * self.spec.option.timestep, 1.0],
-            "solmix": 1e3,  # its own solref counts, not the mean with the other geom's
-        }
-        self.spec.add_hfield(
-            name="ground",
-            size=[half_x, half_y, relief, TERRAIN_DEPTH],
-            ncol=heights.shape[0],
-            nrow=heights.shape[1],
-            userdata=((heights.T - low) / relief).ravel(),
-        )
-        self.spec.worldbody.add_geom(
-            name="ground", type=mujoco.mjtGeom.mjGEOM_HFIELD, hfieldname="ground", pos=[0, 0, low], **surface
-        )
-        if border := 0.5 * terrain.cfg.border:
-            for side in (-1, 1):
-                for name, pos, size in (
-                    ("x", [side * (half_x + border), 0], [border, half_y + 2 * border]),
-                    ("y", [0, side * (half_y + border)], [half_x, border]),
-                ):
-                    self.spec.worldbody.add_geom(
-                        name=f"border_{'+' if side > 0 else '-'}{name}",
-                        type=mujoco.mjtGeom.mjGEOM_BOX,
-                        pos=[*pos, -TERRAIN_DEPTH],
-                        size=[*size, TERRAIN_DEPTH],
-                        **surface,
-                    )
+        ground.add_terrain(self.spec, terrain, friction)
         self.add_light()
-        self._model = None
 
-    def _add_ground_material(self) -> None:
-        self.spec.add_texture(
-            name="ground",
-            type=mujoco.mjtTexture.mjTEXTURE_2D,
-            builtin=mujoco.mjtBuiltin.mjBUILTIN_CHECKER,
-            rgb1=[0.36, 0.40, 0.46],
-            rgb2=[0.30, 0.34, 0.40],
-            width=256,
-            height=256,
-        )
-        textures = [""] * mujoco.mjtTextureRole.mjNTEXROLE.value
-        textures[mujoco.mjtTextureRole.mjTEXROLE_RGB.value] = "ground"
-        self.spec.add_material(name="ground", textures=textures, texrepeat=[1, 1], texuniform=True)
+    def add_heightfield(
+        self,
+        heights: Float[np.ndarray, "x y"] | str | Path,
+        size: Sequence[float],
+        *,
+        height: float | None = None,
+        pos: Sequence[float] = (0.0, 0.0, 0.0),
+        friction: Sequence[float] = (1.0, 0.005, 0.0001),
+        name: str = "ground",
+    ) -> None:
+        """Adds ground of your own with a light above it: a height field, the same for all worlds.
+
+        Feet should be balls of 4 cm or more, see `add_terrain`. Nothing is beyond its edges.
+
+        Args:
+            heights: Heights [m] at the points of a grid, shape [x, y], or a PNG picture, whose right is +x and whose
+                top is +y.
+            size: Its lengths along x and y [m].
+            height: Of a picture: from its darkest to its brightest point [m].
+            pos: Where its middle is, at height 0 [m]; the darkest point of a picture is at height 0.
+            friction: Sliding [-], torsional [m] and rolling [m] friction; contacts use the larger of the two geoms'.
+            name: Of the geom and the height field.
+
+        Raises:
+            TaskError: The heights are not a grid of finite numbers, the picture cannot be read, or a size is not
+                positive.
+        """
+        try:
+            field = ground.read_heights(heights, size, height)
+        except TaskError as error:
+            raise TaskError(f"Scene.add_heightfield: {error}") from None
+        ground.add_heights(self.spec, name, field, (0.5 * size[0], 0.5 * size[1]), pos, friction)
+        self.add_light()
 
     def add_light(self) -> None:
         """Adds a directional light from above; it matters only for pictures."""
         self.spec.worldbody.add_light(
             type=mujoco.mjtLightType.mjLIGHT_DIRECTIONAL, pos=[0, 0, 6], dir=[0.3, 0.2, -1.0], castshadow=True
         )
+        self._model = None
 
     def add(
         self,
         name: str,
-        mjcf: str | Path | mujoco.MjSpec,
+        robot: str | Path | mujoco.MjSpec,
         *,
         pos: Sequence[float] = (0.0, 0.0, 0.0),
         quat: Sequence[float] = (1.0, 0.0, 0.0, 0.0),
+        keyframe: str | None = None,
+        fixed_base: bool | None = None,
+        packages: Mapping[str, str | Path] | None = None,
     ) -> None:
-        """Adds a robot or object from an MJCF/URDF file or a spec.
+        """Adds a robot or object from an MJCF or URDF file or a spec, with all that the file has.
+
+        All bodies of the file are one articulation, in the file's order. Its root is the first body under the
+        worldbody; it has a root state if that body has a free joint. Any other body under the worldbody that has a free
+        joint is an object: with what hangs on it, it is an articulation of its own, `<name>/<body>`. Geoms of the
+        worldbody are fixed, and make no articulation. Ball joints move, but are not among an articulation's joints:
+        their position is not one number.
 
         Its bodies, joints and actuators without a name get one (`body4`): an articulation finds them by name. Its
         options are those of the scene, unless the task has set them (see `Scene`). Its `<compiler>` settings hold for
@@ -264,48 +229,176 @@ class Scene:
 
         Args:
             name: Its name in the scene; elements become `<name>/<element>`.
-            mjcf: A file, a spec (which is consumed), or a robot of MuJoCo Menagerie: `menagerie:unitree_go1`.
+            robot: A file, a spec (which is consumed), or a robot of MuJoCo Menagerie: `menagerie:unitree_go1`.
             pos: Where its frame stands in the world [m].
             quat: How its frame is turned, wxyz.
+            keyframe: The file's keyframe that becomes the reference pose, in which worlds begin. Joints keep their
+                zeros and limits. None is the pose that the file draws; of Menagerie's robots it is `home`.
+            fixed_base: False gives the first body a free joint, True removes it. None is as the file has it: in URDF
+                files the base is fixed.
+            packages: Of a URDF file: folder of each ROS package, for `package://<package>/meshes/x.stl`. A package that
+                is missing here is looked for by its name, in the file's folder and those above it.
 
         Raises:
             TaskError: The name is taken. Or the file is missing or not valid, or refers to what it does not have. Or
-                an option has another value in a file that was added before.
+                an option has another value in a file that was added before. Or another argument does not fit the file.
         """
-        if name in self.articulation_names:
-            raise TaskError(f"Scene.add({name!r}): the scene already has a {name!r}; names must be unique")
-        part = mjcf
-        if isinstance(part, str) and part.startswith(menagerie.PREFIX):
-            part = menagerie.load(part)
-        elif isinstance(part, str | Path):
-            try:
-                part = mujoco.MjSpec.from_file(str(mjcf))
-            except (ValueError, FileNotFoundError) as error:
-                raise TaskError(f"Scene.add({name!r}): cannot load {mjcf}: {_one_line(error)}") from None
-        roots = [body.name for body in part.worldbody.bodies]
-        if len(roots) != 1:
-            raise TaskError(f"Scene.add({name!r}): expected one body under the worldbody, got {roots or 'none'}")
-        for kind, elements in (("body", part.bodies), ("joint", part.joints), ("actuator", part.actuators)):
-            for number, element in enumerate(elements):
-                element.name = element.name or f"{kind}{number}"
-        if part.compiler.settotalmass > 0:
-            try:
-                _fix_masses(part)
-            except ValueError as error:
-                raise TaskError(f"Scene.add({name!r}): cannot load {mjcf}: {_one_line(error)}") from None
-        before, own = _referring(self.spec), _referring(part)
-        source = f"the spec of {name!r}" if isinstance(mjcf, mujoco.MjSpec) else str(mjcf)
-        self.option.take_over(part, f"Scene.add({name!r})", source)
-        self.spec.attach(part, prefix=f"{name}/", frame=self.spec.worldbody.add_frame(pos=list(pos), quat=list(quat)))
-        after = _referring(self.spec)
+        label = f"Scene.add({name!r})"
+        if name in (*self._parts, *self.articulation_names):
+            raise TaskError(f"{label}: the scene already has a {name!r}; names must be unique")
+        from_menagerie = isinstance(robot, str) and robot.startswith(menagerie.PREFIX)
+        try:
+            part = read_robot(robot, packages, keyframe, fixed_base)
+        except TaskError as error:
+            raise error if from_menagerie else TaskError(f"{label}: {error}") from None
+        except (ValueError, FileNotFoundError) as error:
+            raise TaskError(f"{label}: cannot load {robot}: {one_line(error)}") from None
+        spec, objects, has_bodies = part.spec, part.objects, bool(part.spec.worldbody.bodies)
+        before, own = references(self.spec), references(spec)
+        source = f"the spec of {name!r}" if isinstance(robot, mujoco.MjSpec) else str(robot)
+        self.option.take_over(spec, label, source)
+        self.spec.attach(spec, prefix=f"{name}/", frame=self.spec.worldbody.add_frame(pos=list(pos), quat=list(quat)))
+        after = references(self.spec)
         if lost := [kind for kind in own if before[kind] + own[kind] > after[kind]]:
             try:
-                if not isinstance(mjcf, mujoco.MjSpec) and not str(mjcf).startswith(menagerie.PREFIX):
-                    mujoco.MjSpec.from_file(str(mjcf)).compile()  # says which name it is, and on which line
+                if not isinstance(robot, mujoco.MjSpec) and not from_menagerie:
+                    mujoco.MjSpec.from_file(str(robot)).compile()  # says which name it is, and on which line
             except ValueError as error:
-                raise TaskError(f"Scene.add({name!r}): cannot load {mjcf}: {_one_line(error)}") from None
-            raise TaskError(f"Scene.add({name!r}): among its {' and '.join(lost)} some name what it does not have")
-        self.articulation_names.append(name)
+                raise TaskError(f"{label}: cannot load {robot}: {one_line(error)}") from None
+            raise TaskError(f"{label}: among its {' and '.join(lost)} some name what it does not have")
+        self._parts[name] = part.velocity_limits
+        self._objects |= {f"{name}/{body}": name for body in objects}
+        self.articulation_names += [name] * has_bodies + [f"{name}/{body}" for body in objects]
+        self._model = None
+
+    def prefix(self, articulation: str) -> str:
+        """What the names of an articulation's elements begin with in the scene's model."""
+        return f"{self._objects.get(articulation, articulation)}/"
+
+    def bodies_of(self, articulation: str) -> list[int]:
+        """An articulation's bodies in the scene's model, in their order; none if it does not exist."""
+        model, prefix = self.model, self.prefix(articulation)
+        own = [i for i in range(model.nbody) if model.body(i).name.startswith(prefix)]
+        roots = {i: model.body(model.body_rootid[i]).name for i in own}
+        if articulation in self._objects:
+            return [i for i in own if roots[i] == articulation]
+        return [i for i in own if roots[i] not in self._objects]
+
+    def _joints_of(self, articulation: str) -> list[mujoco.MjsJoint]:
+        """Its hinges and slides in the spec."""
+        prefix, found = self.prefix(articulation), []
+        for joint in self.spec.joints:
+            if joint.name.startswith(prefix) and joint.type in _SCALAR:
+                body = joint.parent
+                while body.parent.name != "world":
+                    body = body.parent
+                if (body.name if body.name in self._objects else prefix[:-1]) == articulation:
+                    found.append(joint)
+        return found
+
+    def velocity_limits(self, name: str) -> dict[str, float]:
+        """Largest speeds of joints [rad/s or m/s] that a URDF file states, by joint.
+
+        MuJoCo does not limit the speed of joints; a drive does: `add_actuators(velocity_limit=...)`.
+
+        Raises:
+            TaskError: Nothing was added under this name.
+        """
+        if name not in self._parts:
+            raise TaskError(f"Scene.velocity_limits: no {name!r}; the scene has {list(self._parts)}")
+        return dict(self._parts[name])
+
+    def add_actuators(
+        self,
+        name: str,
+        joints: str | Sequence[str],
+        *,
+        kind: Literal["position", "velocity", "torque", "dc_motor"],
+        stiffness: actuators.Value | None = None,
+        damping: actuators.Value | None = None,
+        effort_limit: actuators.Value | None = None,
+        velocity_limit: actuators.Value | None = None,
+        stall_effort: actuators.Value | None = None,
+        armature: actuators.Value | None = None,
+        friction: actuators.Value | None = None,
+        delay: actuators.Value | None = None,
+        max_delay: actuators.Value | None = None,
+    ) -> None:
+        """Puts a drive on each of some joints: an actuator of the joint's name, which acts in every physics step.
+
+        Every value is one number for all of the joints, or numbers by joint or pattern: `{"*_hip": 80, "*_knee": 120}`.
+
+        With a `velocity_limit` a drive follows the torque-speed line of a DC motor: what it asks for is clipped to
+        +-stall_effort (+-1 - v / velocity_limit), and then to +-effort_limit. At the velocity limit no torque is left
+        to go faster, and beyond it the motor brakes. It is MuJoCo's DC motor
+        (https://mujoco.readthedocs.io/en/latest/_static/dcmotor.pdf), and the same line as Isaac Lab's `DCMotor`.
+
+        Args:
+            name: The robot.
+            joints: Names or patterns (`*_hip`, `[fr]*_knee`) of its hinges and slides.
+            kind: What the control is. `position`: target position [rad or m]; the effort is
+                stiffness (target - position) - damping velocity. `velocity`: target velocity [rad/s or m/s]; the effort
+                is damping (target - velocity). `torque`: the effort [N m or N]. `dc_motor`: voltage, from -1 to 1 of
+                the supply; the effort is stall_effort (control - velocity / velocity_limit).
+            stiffness: [N m/rad or N/m].
+            damping: [N m s/rad or N s/m].
+            effort_limit: Largest effort [N m or N]; None is the limit that the file has for the joint, or none.
+            velocity_limit: Speed at which the drive has no effort left [rad/s or m/s]; None is no such line. A URDF
+                file's are `scene.velocity_limits(name)`.
+            stall_effort: Effort of the line at standstill [N m or N]; None is `effort_limit`.
+            armature: Inertia of the rotor behind the gear [kg m^2 or kg]; None leaves the file's.
+            friction: Dry friction of the joint [N m or N]; None leaves the file's.
+            delay: How much later a control acts [s], rounded up to physics steps. Until the first control of an
+                episode arrives, that one acts.
+            max_delay: Largest delay that a world can get through `sim.param("actuator_delay", ...)` [s]; None is
+                `delay`.
+
+        Raises:
+            TaskError: A pattern matches no joint, a joint has an actuator already, or a value is missing, superfluous
+                or negative.
+        """
+        label = f"Scene.add_actuators({name!r})"
+        if name not in self.articulation_names:
+            raise TaskError(f"{label}: the scene has no {name!r}; it has {self.articulation_names}")
+        values = {
+            "stiffness": stiffness,
+            "damping": damping,
+            "effort_limit": effort_limit,
+            "velocity_limit": velocity_limit,
+            "stall_effort": stall_effort,
+            "armature": armature,
+            "friction": friction,
+            "delay": delay,
+            "max_delay": max_delay,
+        }
+        try:
+            drivable = {joint.name.removeprefix(self.prefix(name)): joint for joint in self._joints_of(name)}
+            actuators.add_actuators(self.spec, drivable, joints, kind, values)
+        except TaskError as error:
+            raise TaskError(f"{label}: {error}") from None
+        self._model = None
+
+    def add_sensor(self, name: str, sensor: str, kind: str, *, cutoff: float = 0.0, **of: str) -> None:
+        """Makes `articulation.sensor(sensor)` available, where the articulation's own file has no such sensor.
+
+            scene.add_sensor("go1", "imu_gyro", "gyro", body="trunk")
+            scene.add_sensor("go1", "foot_force", "touch", site="foot")
+
+        Args:
+            name: The articulation.
+            sensor: Name of the new sensor.
+            kind: As MuJoCo's XML calls it: `gyro`, `accelerometer`, `force`, `touch`, `framelinacc`, `rangefinder`, ...
+                See https://mujoco.readthedocs.io/en/stable/XMLreference.html#sensor.
+            cutoff: Largest absolute value that it reads, in its unit; 0 = no limit.
+            **of: What it is on: one of `site`, `body`, `joint`, `actuator`, `tendon` and `geom`, by its name in the
+                articulation's file. A body stands for its frame: a gyro of a body has the body's axes.
+
+        Raises:
+            TaskError: There is no such kind or element, or the name is taken.
+        """
+        if name not in self.articulation_names:
+            raise TaskError(f"Scene.add_sensor: no {name!r}; the scene has {self.articulation_names}")
+        add_sensor(self.spec, name, self.prefix(name), sensor, kind, of, cutoff)
         self._model = None
 
     def add_contact_sensor(self, name: str, bodies: Sequence[str]) -> None:
@@ -319,7 +412,7 @@ class Scene:
             TaskError: A body does not exist.
         """
         known = {body.name for body in self.spec.bodies}
-        for body in (f"{name}/{body}" for body in bodies):
+        for body in (f"{self.prefix(name)}{body}" for body in bodies):
             if body not in known:
                 there = sorted(known - {"world"})
                 raise TaskError(f"Scene.add_contact_sensor: no body {body!r}; the scene has {there}")
@@ -354,17 +447,22 @@ class Scene:
             raise TaskError(f"Scene.add_effort_sensors: no {name!r}; the scene has {self.articulation_names}")
         if name in self.effort_sensors:
             return
-        scalar = (mujoco.mjtJoint.mjJNT_HINGE, mujoco.mjtJoint.mjJNT_SLIDE)
-        for joint in self.spec.joints:
-            if joint.name.startswith(f"{name}/") and joint.type in scalar:
-                self.spec.add_sensor(
-                    name=f"{joint.name}/effort",
-                    type=mujoco.mjtSensor.mjSENS_JOINTACTFRC,
-                    objtype=mujoco.mjtObj.mjOBJ_JOINT,
-                    objname=joint.name,
-                )
+        for joint in self._joints_of(name):
+            self.spec.add_sensor(
+                name=f"{joint.name}/effort",
+                type=mujoco.mjtSensor.mjSENS_JOINTACTFRC,
+                objtype=mujoco.mjtObj.mjOBJ_JOINT,
+                objname=joint.name,
+            )
         self.effort_sensors.add(name)
         self._model = None
+
+    @property
+    def senses_steps(self) -> bool:
+        """Whether physics steps compute sensors. What only `Articulation.sensor` reads is computed where it is read."""
+        model = self.model
+        late = bool(model.sensor_interval.any() or model.sensor_delay.any())  # these keep what earlier steps read
+        return bool(self.contact_sensors or self.effort_sensors) or late
 
     @property
     def evaluations(self) -> int:
@@ -387,7 +485,9 @@ class Scene:
         """
         if self._model is None:
             try:
-                self._model = self.spec.compile()
+                with warnings.catch_warnings():  # what files say about cameras and buffers; the scene has its own
+                    warnings.filterwarnings("ignore", "Attach conflict")
+                    self._model = self.spec.compile()
             except ValueError as error:
-                raise TaskError(f"Scene: MuJoCo cannot compile it: {_one_line(error)}") from None
+                raise TaskError(f"Scene: MuJoCo cannot compile it: {one_line(error)}") from None
         return self._model

@@ -13,7 +13,7 @@ from gpusim_rl.sim.dynamics import operational_space_torque, solve_positive_defi
 from helpers.scenes import ANT, ant_scene, arm_scene, ball_scene, everywhere, make, randomize_ants
 
 FRANKA = ANT.with_name("franka_torque.xml")
-SIMS = ["mujoco", "mujoco-shared", "mjwarp"]
+SIMS = ["mujoco", "mujoco-shared", "mjwarp", pytest.param("newton", marks=pytest.mark.slow)]
 
 # A slide that carries a hinge, and a branch beside it that neither carries: zeros must be where they belong. The base
 # is heavy and does not move.
@@ -204,9 +204,3 @@ def test_errors_name_what_is_missing():
         sim.articulation("crane").dynamics("hand")
     with pytest.raises(TaskError, match="'ball' has no joints"):
         sim.articulation("ball").dynamics("ball")
-
-
-def test_newton_says_that_it_lacks_them():
-    pytest.importorskip("newton")
-    with pytest.raises(TaskError, match="neither Jacobians nor mass matrices; try sim=mujoco or sim=mjwarp"):
-        make("newton", arm_scene(), 1).articulation("arm").dynamics("lower")

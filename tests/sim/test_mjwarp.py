@@ -230,7 +230,7 @@ def test_sizes_in_the_file_do_not_matter():
 
 def test_a_scene_that_mjwarp_lacks_is_one_line():
     scene = ball_scene()
-    scene.spec.option.solver = mujoco.mjtSolver.mjSOL_PGS
+    scene.option.enableflags = mujoco.mjtEnableBit.mjENBL_FWDINV
     with pytest.raises(ConfigError, match=r"sim=mjwarp cannot .*try sim=mujoco") as error:
         make("mjwarp", scene, 1)
     assert "\n" not in str(error.value)

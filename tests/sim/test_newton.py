@@ -13,7 +13,7 @@ import torch
 
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.sim import Scene
-from helpers.scenes import ANT, ant_scene, arm_scene, ball_scene, everywhere, make, only
+from helpers.scenes import ANT, BALL, advance, ant_scene, arm_scene, ball_scene, everywhere, make, only
 
 pytest.importorskip("newton")
 
@@ -49,17 +49,6 @@ def lopsided_scene() -> Scene:
     return scene
 
 
-def inertia_tensors(model: mujoco.MjModel) -> np.ndarray:
-    """Of all bodies in their own frames; the principal axes alone are not unique."""
-    tensors = np.zeros((model.nbody, 3, 3))
-    for body in range(model.nbody):
-        axes = np.zeros(9)
-        mujoco.mju_quat2Mat(axes, model.body_iquat[body])
-        axes = axes.reshape(3, 3)
-        tensors[body] = axes @ np.diag(model.body_inertia[body]) @ axes.T
-    return tensors
-
-
 @pytest.mark.parametrize("make_scene", [ant_scene, cartpole_scene, arm_scene, lopsided_scene])
 def test_newton_simulates_the_same_model(make_scene):
     scene = make_scene()
@@ -81,6 +70,7 @@ def test_newton_simulates_the_same_model(make_scene):
     limited = ours.actuator_ctrllimited.astype(bool)
     ranges = theirs.actuator_ctrlrange[limited], ours.actuator_ctrlrange[limited]
     np.testing.assert_allclose(*ranges, rtol=1e-5)
+    inertia_tensors = importlib.import_module("gpusim_rl.sim.newton_model").inertia_tensors
     np.testing.assert_allclose(inertia_tensors(theirs), inertia_tensors(ours), atol=1e-6, rtol=1e-5)
     option = ("integrator", "cone", "solver", "gravity")
     option = (*option, "impratio", "tolerance", "ls_tolerance", "disableflags", "enableflags")
@@ -156,13 +146,66 @@ def test_dropped_constraints_are_reported_until_the_reset():
     assert sim.overflow.tolist() == [False, False, True]
 
 
-def test_joints_with_a_reference_angle_are_refused():
-    scene = Scene(physics_hz=100)
-    body = '<body name="b"><joint name="j" axis="0 1 0" ref="30"/><geom size="0.1"/></body>'
-    spec = mujoco.MjSpec.from_string(f"<mujoco><worldbody>{body}</worldbody></mujoco>")
-    scene.add("arm", spec)
-    with pytest.raises(ConfigError, match=r"sim=newton does not know joints with `ref`"):
-        make("newton", scene, 1)
+# An arm with reference angles, whose bodies are in frames that are turned and moved.
+FRAMES = """
+<mujoco>
+  <compiler angle="radian"/>
+  <default><geom contype="0" conaffinity="0"/><default class="thin"><geom size="0.02"/></default></default>
+  <worldbody>
+    <body name="base" pos="0 0 1">
+      <geom size="0.1"/>
+      <frame pos="0.1 0 0" quat="0.9 0.1 0.3 0" childclass="thin">
+        <body name="first">
+          <joint name="a" axis="0 1 0" ref="0.5" range="-0.2 1.5"/>
+          <geom type="capsule" fromto="0 0 0 0.3 0 0"/>
+        </body>
+      </frame>
+      <body name="second" pos="0 0.1 0">
+        <joint name="b" axis="1 0 0" ref="-0.3"/>
+        <geom type="capsule" size="0.03 0.1"/>
+      </body>
+      <frame pos="0 0 0.2">
+        <frame quat="0.7 0 0 0.7">
+          <body name="third">
+            <joint name="c" type="slide" axis="0 0 1" ref="0.1" damping="1"/>
+            <geom size="0.05" pos="0.1 0 0"/>
+          </body>
+        </frame>
+      </frame>
+    </body>
+  </worldbody>
+  <actuator><position name="a" joint="a" kp="20" kv="1"/><motor name="c" joint="c"/></actuator>
+</mujoco>
+"""
+
+
+def test_frames_and_reference_angles():
+    sims = []
+    for name in ("mujoco", "newton"):
+        scene = Scene(physics_hz=200)
+        scene.add("arm", mujoco.MjSpec.from_string(FRAMES), pos=(0.5, 0.0, 0.0), quat=(0.7, 0.0, 0.7, 0.0))
+        scene.add("ball", mujoco.MjSpec.from_string(LOPSIDED), pos=(0.0, 3.0, 0.0))
+        scene.add_effort_sensors("arm")
+        sim = make(name, scene, 2)
+        arm = sim.articulation("arm")
+        assert arm.joint_names == ["a", "b", "c"]
+        torch.testing.assert_close(arm.joint_pos[0], torch.tensor([0.5, -0.3, 0.1]))
+        arm.set_state(only(sim, 1), joint_pos=torch.tensor([[1.0, 0.2, 0.15]]).expand(2, 3))
+        arm.actuate(torch.tensor([[0.8, 0.5]]).expand(2, 2))
+        ball = sim.articulation("ball")
+        ball.set_state(everywhere(sim), root_ang_vel=torch.tensor([[0.3, 0.5, 1.0]]).expand(2, 3))
+        sim.refresh()
+        sims.append(sim)
+    for _ in range(20):
+        for sim in sims:
+            sim.step(1)
+        ours, theirs = (sim.articulation("arm") for sim in sims)
+        torch.testing.assert_close(theirs.joint_pos, ours.joint_pos, atol=2e-4, rtol=0)
+        torch.testing.assert_close(theirs.joint_effort, ours.joint_effort, atol=5e-3, rtol=1e-3)
+        torch.testing.assert_close(sims[1].scene_qpos(), sims[0].scene_qpos(), atol=5e-4, rtol=0)
+    assert (sims[0].articulation("arm").joint_effort[:, 0].abs() > 0.1).all()
+    sims[1].reset(only(sims[1], 0))
+    assert torch.equal(theirs.joint_pos[0], torch.tensor([0.5, -0.3, 0.1])) and (theirs.joint_effort[0] == 0).all()
 
 
 def test_without_newton_one_line_says_how_to_install_it(monkeypatch):
@@ -186,12 +229,42 @@ TABLE = """
 """
 
 
-def test_a_plane_on_a_body_is_refused():
+def test_planes_on_bodies_that_are_fixed():
+    heights = []
+    for name in ("mujoco", "newton"):
+        scene = Scene(physics_hz=200)
+        scene.add("table", mujoco.MjSpec.from_string(TABLE), pos=(0.0, 0.0, 0.4))
+        scene.add("ball", mujoco.MjSpec.from_string(BALL), pos=(0.5, 0.0, 0.1))
+        sim = make(name, scene, 1)
+        advance(sim, 200)
+        heights.append(sim.articulation("ball").root_pos[0, 2].item())
+    assert heights == pytest.approx([0.6, 0.6], abs=2e-3)
+
+
+BALL_JOINT = '<joint name="shoulder" type="ball"/>'
+
+
+@pytest.mark.parametrize(
+    ("drive", "line"),
+    [
+        (None, "sim=newton is not told of ball joints; try sim=mjwarp"),
+        ({"kind": "torque", "delay": 0.01}, "sim=newton has neither DC motors nor delays of actuators; try sim=mjwarp"),
+        (
+            {"kind": "torque", "effort_limit": 1.0, "velocity_limit": 1.0},
+            "sim=newton has neither DC motors nor delays of actuators; try sim=mjwarp",
+        ),
+    ],
+)
+def test_joints_and_drives_that_newton_lacks_are_refused(drive, line):
+    joint = BALL_JOINT if drive is None else BALL_JOINT.replace("ball", "hinge")
     scene = Scene(physics_hz=100)
-    scene.add("table", mujoco.MjSpec.from_string(TABLE))
-    make("mujoco", scene, 1)
-    with pytest.raises(ConfigError, match=r"plane 'table/top' of body 'table/table'; try a box, or sim=mjwarp$"):
+    body = f'<body name="arm">{joint}<geom size="0.1"/></body>'
+    scene.add("arm", mujoco.MjSpec.from_string(f"<mujoco><worldbody>{body}</worldbody></mujoco>"))
+    if drive is not None:
+        scene.add_actuators("arm", "shoulder", **drive)
+    with pytest.raises(ConfigError) as error:
         make("newton", scene, 1)
+    assert str(error.value) == line
 
 
 @pytest.mark.parametrize(

@@ -56,18 +56,11 @@ def test_position_is_that_of_the_frame():
     assert scene.model.qpos0[:3].tolist() == [1.0, 2.0, 3.5]
 
 
-def two_roots() -> mujoco.MjSpec:
-    body = '<body name="{}"><geom size="0.1"/></body>'
-    bodies = body.format("one") + body.format("two")
-    return mujoco.MjSpec.from_string(f"<mujoco><worldbody>{bodies}</worldbody></mujoco>")
-
-
 @pytest.mark.parametrize(
     ("act", "message"),
     [
         (lambda scene: scene.add("ant", ANT), "already has a 'ant'"),
         (lambda scene: scene.add("dog", Path("/nowhere/dog.xml")), "cannot load /nowhere/dog.xml"),
-        (lambda scene: scene.add("two", two_roots()), r"expected one body .*\['one', 'two'\]"),
         (lambda scene: scene.add_contact_sensor("ant", ["tail"]), "no body 'ant/tail'.*ant/torso"),
         (lambda scene: scene.add_contact_sensor("cat", ["torso"]), "no body 'cat/torso'"),
     ],

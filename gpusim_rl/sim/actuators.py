@@ -1,0 +1,211 @@
+"""Drives on a robot's joints, made of MuJoCo's own actuators: they act in every physics step, on every simulator."""
+
+from __future__ import annotations
+
+import fnmatch
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import mujoco
+
+from gpusim_rl.errors import TaskError, did_you_mean
+
+Kind = Literal["position", "velocity", "torque", "dc_motor"]
+Value = float | Mapping[str, float]
+"""One number for all joints, or numbers by joint or pattern (`*_hip`)."""
+
+RESISTANCE, STIFFNESS, DAMPING = 0, 4, 6
+"""Columns of `actuator_gainprm` of a DC motor."""
+
+_ON_JOINTS = (mujoco.mjtTrn.mjTRN_JOINT, mujoco.mjtTrn.mjTRN_JOINTINPARENT)
+_INPUT = {"position": 1, "velocity": 2, "torque": 4, "dc_motor": 8}  # mjtCtrlInput, of MuJoCo's DC motor
+_NEEDS = {
+    "position": ("stiffness",),
+    "velocity": ("damping",),
+    "torque": (),
+    "dc_motor": ("velocity_limit",),
+}
+_REFUSES = {
+    "position": (),
+    "velocity": ("stiffness",),
+    "torque": ("stiffness", "damping"),
+    "dc_motor": ("stiffness", "damping"),
+}
+_POSITIVE = ("effort_limit", "velocity_limit", "stall_effort")  # 0 would be a drive that does nothing
+
+
+@dataclass(frozen=True, slots=True)
+class _Drive:
+    """The numbers of one joint; None where nothing was said."""
+
+    stiffness: float | None
+    damping: float | None
+    effort_limit: float | None
+    velocity_limit: float | None
+    stall_effort: float | None
+    armature: float | None
+    friction: float | None
+    delay: float | None
+    max_delay: float | None
+
+
+def add_actuators(
+    spec: mujoco.MjSpec,
+    drivable: Mapping[str, mujoco.MjsJoint],
+    joints: str | Sequence[str],
+    kind: Kind,
+    values: Mapping[str, Value | None],
+) -> None:
+    """Adds an actuator to each of the joints; see `Scene.add_actuators`.
+
+    Args:
+        spec: The scene's.
+        drivable: The robot's hinges and slides, by their names in its own file.
+        joints: Names or patterns.
+        kind: What the control is.
+        values: The other arguments, by name.
+
+    Raises:
+        TaskError: A pattern matches nothing, a joint has an actuator, or a value is missing, superfluous or wrong.
+    """
+    if kind not in _INPUT:
+        raise TaskError(f"kind must be one of {list(_INPUT)}, got {kind!r}.{did_you_mean(str(kind), _INPUT)}")
+    patterns = [joints] if isinstance(joints, str) else list(joints)
+    matches = [_matches(pattern, drivable) for pattern in patterns]
+    chosen = [name for name in drivable if any(match[name] for match in matches)]
+    driven = {actuator.target for actuator in spec.actuators if actuator.trntype in _ON_JOINTS}
+    for name in chosen:
+        if drivable[name].name in driven:
+            raise TaskError(f"joint {name!r} has an actuator already; a joint has one")
+    by_joint = {argument: _by_joint(argument, value, chosen) for argument, value in values.items()}
+    for argument in _NEEDS[kind]:
+        if by_joint[argument] is None:
+            raise TaskError(f"kind={kind!r} needs {argument}")
+    for argument in _REFUSES[kind]:
+        if by_joint[argument] is not None:
+            hint = "; kind='position' with a velocity_limit is a servo with such a motor" if kind == "dc_motor" else ""
+            raise TaskError(f"kind={kind!r} has no {argument}{hint}")
+    for name in chosen:
+        numbers = {argument: None if found is None else found[name] for argument, found in by_joint.items()}
+        _add(spec, name, drivable[name], kind, _Drive(**numbers))
+
+
+def _matches(pattern: str, known: Mapping[str, Any]) -> dict[str, bool]:
+    """Which of the names a pattern matches; at least one."""
+    found = {name: fnmatch.fnmatchcase(name, pattern) for name in known}
+    if not any(found.values()):
+        raise TaskError(f"{pattern!r} matches no joint.{did_you_mean(pattern, known)} There are {list(known)}")
+    return found
+
+
+def _by_joint(argument: str, value: Value | None, joints: Sequence[str]) -> dict[str, float] | None:
+    if value is None:
+        return None
+    numbers: dict[str, float] = {}
+    if isinstance(value, Mapping):
+        source: dict[str, str] = {}
+        for pattern, number in value.items():
+            for name in (name for name, match in _matches(pattern, dict.fromkeys(joints)).items() if match):
+                if name in source:
+                    raise TaskError(f"{argument}: both {source[name]!r} and {pattern!r} match joint {name!r}")
+                numbers[name], source[name] = number, pattern
+        if missing := [name for name in joints if name not in numbers]:
+            raise TaskError(f"{argument}: no number for {missing}; it has {list(value)}")
+    else:
+        numbers = dict.fromkeys(joints, value)
+    for name, number in numbers.items():
+        least = "above 0" if argument in _POSITIVE else "at least 0"
+        right = isinstance(number, int | float) and math.isfinite(number) and number >= 0.0
+        if not right or (argument in _POSITIVE and number == 0.0):
+            raise TaskError(f"{argument} of joint {name!r} must be {least}, got {number!r}")
+    return {name: float(number) for name, number in numbers.items()}
+
+
+def _add(spec: mujoco.MjSpec, name: str, joint: mujoco.MjsJoint, kind: Kind, drive: _Drive) -> None:
+    taken = {actuator.name for actuator in spec.actuators}
+    actuator = spec.add_actuator(
+        name=joint.name if joint.name not in taken else f"{joint.name}_{kind}",
+        target=joint.name,
+        trntype=mujoco.mjtTrn.mjTRN_JOINT,
+    )
+    effort = drive.effort_limit
+    if effort is None and joint.actfrcrange[1] > joint.actfrcrange[0] and joint.actfrclimited:
+        effort = float(max(abs(joint.actfrcrange)))  # the file's
+    stall = drive.stall_effort or effort
+    if drive.velocity_limit is not None:
+        if stall is None:
+            raise TaskError(f"joint {name!r}: a velocity_limit needs an effort_limit, or a stall_effort")
+        _set_dc_motor(actuator, kind, drive, stall)
+    elif drive.stall_effort is not None:
+        raise TaskError("stall_effort needs a velocity_limit: the two make the torque-speed line")
+    elif kind == "position":
+        assert drive.stiffness is not None
+        actuator.set_to_position(kp=drive.stiffness, kv=drive.damping or 0.0)
+    elif kind == "velocity":
+        assert drive.damping is not None
+        actuator.set_to_velocity(kv=drive.damping)
+    else:
+        actuator.set_to_motor()
+    if effort is not None:
+        actuator.forcelimited, actuator.forcerange = True, [-effort, effort]
+        joint.actfrclimited = False  # the actuator's limit takes its place: each world may have its own
+    if kind == "torque" and effort is not None:
+        actuator.ctrllimited, actuator.ctrlrange = True, [-effort, effort]
+    if kind == "dc_motor":
+        actuator.ctrllimited, actuator.ctrlrange = True, [-1.0, 1.0]
+    if drive.armature is not None:
+        joint.armature = drive.armature
+    if drive.friction is not None:
+        joint.frictionloss = drive.friction
+    _delay(actuator, name, drive, spec.option.timestep)
+
+
+def _set_dc_motor(actuator: Any, kind: Kind, drive: _Drive, stall: float) -> None:
+    """Makes it MuJoCo's DC motor, with its servo: https://mujoco.readthedocs.io/en/latest/_static/dcmotor.pdf.
+
+    Its supply is 1 V, so a control of `dc_motor` is the share of it. The torque K (V - K w) / R is then `stall` at
+    standstill, and 0 at the velocity limit.
+    """
+    assert drive.velocity_limit is not None
+    constant = 1.0 / drive.velocity_limit
+    actuator.set_to_dcmotor(
+        motorconst=[constant, constant],
+        resistance=constant / stall,
+        controller=[drive.stiffness or 0.0, 0.0, drive.damping or 0.0, 0.0, 0.0, 1.0],
+        ctrlspec=_INPUT[kind],
+    )
+
+
+def _delay(actuator: Any, name: str, drive: _Drive, dt: float) -> None:
+    delay, most = drive.delay or 0.0, drive.max_delay or 0.0
+    if drive.max_delay is not None and most < delay:
+        raise TaskError(f"joint {name!r}: max_delay {most} s is less than delay {delay} s")
+    steps, most_steps = (math.ceil(seconds / dt - 1e-6) for seconds in (delay, max(delay, most)))
+    if most_steps:
+        # MuJoCo takes the newest control that is at least so old: half a step less is safe from rounding of the time.
+        actuator.delay = max(0.0, (steps - 0.5) * dt)
+        actuator.nsample, actuator.interp = most_steps + 1, 0
+
+
+def delayed_controls(model: mujoco.MjModel) -> tuple[list[int], list[int]]:
+    """Where `MjData.history` keeps controls that have not acted yet, and which control each of them is."""
+    columns, controls = [], []
+    for i in range(model.nactuator):
+        samples, number = int(model.actuator_history[i, 0]), int(model.actuator_ctrlnum[i])
+        first = int(model.actuator_historyadr[i]) + 2 + samples  # behind two numbers of its own, and the times
+        control = int(model.actuator_ctrladr[i])
+        columns += range(first, first + samples * number)
+        controls += [control + k % number for k in range(samples * number)]
+    return columns, controls
+
+
+def is_dc_motor(model: mujoco.MjModel, actuator: int) -> bool:
+    """Whether an actuator follows a torque-speed line."""
+    return int(model.actuator_gaintype[actuator]) == mujoco.mjtGain.mjGAIN_DCMOTOR.value
+
+
+def is_dc_servo(model: mujoco.MjModel, actuator: int, column: int) -> bool:
+    """Whether an actuator is a DC motor with a servo that has a gain in this column."""
+    return is_dc_motor(model, actuator) and model.actuator_gainprm[actuator, column] > 0.0

@@ -1,0 +1,135 @@
+"""What scenes stand on, as parts of their MuJoCo specs: planes and height fields."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import mujoco
+import numpy as np
+from jaxtyping import Float
+
+from gpusim_rl.errors import TaskError
+from gpusim_rl.sim.terrain import Terrain
+
+NAME = "ground"
+TERRAIN_DEPTH = 1.0  # of the ground below its lowest point [m]; what sinks deeper falls through
+
+
+def add_plane(spec: mujoco.MjSpec, friction: Sequence[float], solimp: Sequence[float], margin: float) -> None:
+    """See `Scene.add_ground`."""
+    _add_material(spec)
+    spec.worldbody.add_geom(
+        name=NAME,
+        type=mujoco.mjtGeom.mjGEOM_PLANE,
+        size=[0, 0, 1],
+        friction=list(friction),
+        solimp=[*solimp, 0.5, 2.0],
+        margin=margin,
+        material=NAME,
+    )
+
+
+def add_terrain(spec: mujoco.MjSpec, terrain: Terrain, friction: Sequence[float]) -> None:
+    """See `Scene.add_terrain`."""
+    half_x, half_y = terrain.half_size
+    surface = add_heights(spec, NAME, terrain.heights.cpu().numpy(), terrain.half_size, (0.0, 0.0, 0.0), friction)
+    if border := 0.5 * terrain.cfg.border:
+        for side in (-1, 1):
+            for name, pos, size in (
+                ("x", [side * (half_x + border), 0], [border, half_y + 2 * border]),
+                ("y", [0, side * (half_y + border)], [half_x, border]),
+            ):
+                spec.worldbody.add_geom(
+                    name=f"border_{'+' if side > 0 else '-'}{name}",
+                    type=mujoco.mjtGeom.mjGEOM_BOX,
+                    pos=[*pos, -TERRAIN_DEPTH],
+                    size=[*size, TERRAIN_DEPTH],
+                    **surface,
+                )
+
+
+def add_heights(
+    spec: mujoco.MjSpec,
+    name: str,
+    heights: Float[np.ndarray, "x y"],
+    half_size: tuple[float, float],
+    pos: Sequence[float],
+    friction: Sequence[float],
+) -> dict[str, Any]:
+    """Adds a height field and its geom; returns what its surface is like."""
+    low, relief = heights.min(), max(heights.max() - heights.min(), 1e-3)
+    if spec.material(NAME) is None:
+        _add_material(spec)
+    surface = {
+        "friction": list(friction),
+        "material": NAME,
+        "solref": [2.0 * spec.option.timestep, 1.0],
+        "solmix": 1e3,  # its own solref counts, not the mean with the other geom's
+    }
+    spec.add_hfield(
+        name=name,
+        size=[*half_size, relief, TERRAIN_DEPTH],
+        ncol=heights.shape[0],
+        nrow=heights.shape[1],
+        userdata=((heights.T - low) / relief).ravel(),
+    )
+    spec.worldbody.add_geom(
+        name=name,
+        type=mujoco.mjtGeom.mjGEOM_HFIELD,
+        hfieldname=name,
+        pos=[pos[0], pos[1], pos[2] + low],
+        **surface,
+    )
+    return surface
+
+
+def read_heights(
+    heights: Float[np.ndarray, "x y"] | str | Path, size: Sequence[float], height: float | None
+) -> Float[np.ndarray, "x y"]:
+    """Heights [m] of an array or a picture; see `Scene.add_heightfield`.
+
+    Raises:
+        TaskError: They cannot be read, or are no ground.
+    """
+    if isinstance(heights, str | Path):
+        if height is None or not height > 0.0:
+            raise TaskError(f"a picture needs its height above 0 m, got {height}")
+        try:
+            field = height * _read_picture(Path(heights))
+        except ValueError as error:
+            raise TaskError(f"cannot read {heights}: {' '.join(str(error).split())}") from None
+    elif height is not None:
+        raise TaskError("height is for pictures; an array has heights in m")
+    else:
+        field = np.asarray(heights, dtype=np.float64)
+    if field.ndim != 2 or min(field.shape) < 2 or not np.isfinite(field).all():
+        raise TaskError(f"heights must be finite, of shape [x, y] with at least 2 x 2, got shape {list(field.shape)}")
+    if len(size) != 2 or not min(size) > 0.0:
+        raise TaskError(f"size must be two lengths above 0 m, got {size}")
+    return field
+
+
+def _read_picture(file: Path) -> Float[np.ndarray, "x y"]:
+    """Brightness of a PNG picture, from 0 (its darkest point) to 1 (its brightest): +x is right, +y is up."""
+    spec = mujoco.MjSpec()
+    spec.add_hfield(name="picture", file=str(file.resolve()), size=[1.0, 1.0, 1.0, 1.0])
+    spec.worldbody.add_geom(type=mujoco.mjtGeom.mjGEOM_HFIELD, hfieldname="picture")
+    model = spec.compile()
+    return model.hfield_data.reshape(int(model.hfield_nrow[0]), int(model.hfield_ncol[0])).T.astype(np.float64)
+
+
+def _add_material(spec: mujoco.MjSpec) -> None:
+    spec.add_texture(
+        name=NAME,
+        type=mujoco.mjtTexture.mjTEXTURE_2D,
+        builtin=mujoco.mjtBuiltin.mjBUILTIN_CHECKER,
+        rgb1=[0.36, 0.40, 0.46],
+        rgb2=[0.30, 0.34, 0.40],
+        width=256,
+        height=256,
+    )
+    textures = [""] * mujoco.mjtTextureRole.mjNTEXROLE.value
+    textures[mujoco.mjtTextureRole.mjTEXROLE_RGB.value] = NAME
+    spec.add_material(name=NAME, textures=textures, texrepeat=[1, 1], texuniform=True)

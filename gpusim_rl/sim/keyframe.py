@@ -1,0 +1,153 @@
+"""Reference poses: draws a robot again in the pose of one of its keyframes."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import mujoco
+import numpy as np
+
+from gpusim_rl.errors import TaskError, did_you_mean
+
+_JOINT_TIES = (mujoco.mjtEq.mjEQ_JOINT, mujoco.mjtEq.mjEQ_TENDON)
+# Where a compiled tie keeps what MuJoCo derives from the reference pose: the place of one body in the other.
+_DERIVED = {mujoco.mjtEq.mjEQ_CONNECT: slice(3, 6), mujoco.mjtEq.mjEQ_WELD: slice(3, 10)}
+_TIE_TOLERANCE = 1e-3  # m or rad; keyframes are written with few digits
+
+
+def ties_bodies(spec: mujoco.MjSpec) -> bool:
+    """Whether bodies are tied to each other by more than joints: such a robot is drawn again only where it fits."""
+    return any(tie.type not in _JOINT_TIES for tie in spec.equalities)
+
+
+def stand(spec: mujoco.MjSpec, keyframe: str) -> None:
+    """Makes a keyframe the reference pose, in which worlds begin.
+
+    A joint's `ref` says which position it has in the pose that the file draws: the bodies are drawn again, and every
+    position keeps its meaning. Of a keyframe only positions count. The file's ties between joints and between tendons
+    count from the reference pose, so they are written anew.
+
+    A ball joint has no `ref`: its rotation counts from the keyframe, and one with limits or a spring stays as it is.
+
+    Args:
+        spec: The robot; it must compile.
+        keyframe: Name of one of its keyframes.
+
+    Raises:
+        TaskError: There is no such keyframe, or it has other numbers than the robot. Or it breaks a tie of two bodies.
+        ValueError: The robot does not compile.
+    """
+    names = [key.name for key in spec.keys]
+    if keyframe not in names:
+        hint = did_you_mean(keyframe, names)
+        raise TaskError(f"no keyframe {keyframe!r}.{hint} There are {names}" if names else "the file has no keyframes")
+    before = spec.compile()
+    pose = np.array(spec.keys[names.index(keyframe)].qpos)
+    if len(pose) != before.nq:
+        raise TaskError(f"keyframe {keyframe!r} has {len(pose)} positions, expected {before.nq}")
+    shifts: dict[str, float] = {}
+    for body in spec.bodies:
+        if body.id:
+            _draw_again(spec, before, body, pose, shifts)
+    after = spec.compile()
+    for tendon in spec.tendons:
+        shifts[tendon.name] = float(after.tendon_length0[tendon.id] - before.tendon_length0[tendon.id])
+    for tie in spec.equalities:
+        if tie.type in _JOINT_TIES:
+            _count_anew(tie, shifts)
+        elif part := _DERIVED.get(tie.type):
+            was, now = (model.eq_data[tie.id, part] for model in (before, after))
+            if not np.allclose(was, now, atol=_TIE_TOLERANCE):
+                raise TaskError(f"keyframe {keyframe!r} breaks the tie of {tie.name1!r} and {tie.name2!r}")
+
+
+def _draw_again(
+    spec: mujoco.MjSpec, model: mujoco.MjModel, body: Any, pose: np.ndarray, shifts: dict[str, float]
+) -> None:
+    """Draws a body as its joints have moved it, and its joints as the later ones of them have moved them.
+
+    Joints follow each other: T e^(S1 q1) ... e^(Sn qn), with twists S in the body's frame. From the pose of a keyframe
+    this is T E1 ... En e^(S1' d1) ... e^(Sn' dn), where En is the last joint's motion to the keyframe, d what is left,
+    and S1' is S1 as seen behind E2 ... En.
+    """
+    pos, quat = np.array(body.pos), _quat(spec, body)
+    joints: list[Any] = []
+    for joint in body.joints:
+        first = model.jnt_qposadr[joint.id]
+        if joint.type == mujoco.mjtJoint.mjJNT_FREE:
+            drawn = (pos, quat)
+            frame = _then((model.body_pos[body.id], model.body_quat[body.id]), _inverse(drawn))
+            pos, quat = _then(_inverse(frame), (pose[first : first + 3], pose[first + 3 : first + 7]))
+            continue
+        motion = _motion(model, joint, pose[first:])
+        moved = pose[first] - model.qpos0[first]
+        if joint.type == mujoco.mjtJoint.mjJNT_SLIDE:
+            joint.ref = pose[first]
+        elif joint.type == mujoco.mjtJoint.mjJNT_HINGE:
+            joint.ref = math.degrees(pose[first]) if spec.compiler.degree else pose[first]
+        if joint.type != mujoco.mjtJoint.mjJNT_BALL:
+            shifts[joint.name] = float(moved)
+        for earlier in joints:
+            back = _inverse(motion)
+            if earlier.frame is not None:
+                raise TaskError(f"joint {earlier.name!r} shares its body, and is in a <frame>; write its pos and axis")
+            earlier.axis = _rotate(back[1], earlier.axis)
+            earlier.pos = _rotate(back[1], earlier.pos) + back[0]
+        joints.append(joint)
+        pos, quat = _then((pos, quat), motion)
+    body.pos, body.quat = pos, quat
+    body.alt.type = mujoco.mjtOrientation.mjORIENTATION_QUAT
+
+
+def _motion(model: mujoco.MjModel, joint: Any, position: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Translation and rotation, in the body's frame, from the drawn pose to a position of a joint."""
+    moved = position[0] - model.qpos0[model.jnt_qposadr[joint.id]]
+    turn = np.array([1.0, 0.0, 0.0, 0.0])
+    if joint.type == mujoco.mjtJoint.mjJNT_SLIDE:
+        return model.jnt_axis[joint.id] * moved, turn
+    if joint.type == mujoco.mjtJoint.mjJNT_HINGE:
+        mujoco.mju_axisAngle2Quat(turn, model.jnt_axis[joint.id], moved)
+    elif not (model.jnt_limited[joint.id] or model.jnt_stiffness[joint.id]):
+        turn = position[:4] / np.linalg.norm(position[:4])
+    anchor = model.jnt_pos[joint.id]
+    return anchor - _rotate(turn, anchor), turn
+
+
+def _count_anew(tie: Any, shifts: dict[str, float]) -> None:
+    """Writes y - y0 = P(x - x0) for a reference pose in which x0 and y0 have moved."""
+    polynomial = np.polynomial.Polynomial(tie.data[:5])
+    if tie.name2:
+        polynomial = polynomial(np.polynomial.Polynomial([shifts.get(tie.name2, 0.0), 1.0]))
+    coefficients = np.zeros(5)
+    coefficients[: len(polynomial.coef)] = polynomial.coef
+    coefficients[0] -= shifts.get(tie.name1, 0.0)
+    tie.data[:5] = coefficients
+
+
+def _quat(spec: mujoco.MjSpec, body: Any) -> np.ndarray:
+    """How a body is turned in its parent, wxyz, however the file says it."""
+    if body.alt.type == mujoco.mjtOrientation.mjORIENTATION_QUAT:
+        return np.array(body.quat) / np.linalg.norm(body.quat)
+    degree, sequence = bool(spec.compiler.degree), spec.compiler.eulerseq
+    return np.array(spec.resolve_orientation(degree=degree, sequence=sequence, orientation=body.alt))
+
+
+Pose = tuple[np.ndarray, np.ndarray]  # position, quaternion wxyz
+
+
+def _then(first: Pose, second: Pose) -> Pose:
+    quat = np.zeros(4)
+    mujoco.mju_mulQuat(quat, first[1], np.asarray(second[1], dtype=float))
+    return first[0] + _rotate(first[1], second[0]), quat
+
+
+def _inverse(pose: Pose) -> Pose:
+    quat = np.array(pose[1]) * [1.0, -1.0, -1.0, -1.0]
+    return -_rotate(quat, pose[0]), quat
+
+
+def _rotate(quat: np.ndarray, vec: np.ndarray) -> np.ndarray:
+    result = np.zeros(3)
+    mujoco.mju_rotVecQuat(result, np.asarray(vec, dtype=float), np.asarray(quat, dtype=float))
+    return result

@@ -1,0 +1,83 @@
+"""Rays: what of a scene they meet, and what they pass through."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+from jaxtyping import Float
+from torch import Tensor
+
+from gpusim_rl.errors import TaskError, did_you_mean
+from gpusim_rl.sim.articulation import check_shape
+from gpusim_rl.sim.scene import Scene
+
+NUM_GROUPS = 6  # of geoms, in MuJoCo
+
+
+class RayGroups:
+    """Gives the geoms of each articulation that rays may pass through a group of their own.
+
+    MuJoCo's rays can leave out one body or whole groups. Groups matter for pictures too; but those are drawn from the
+    scene's model, and these are the simulator's.
+
+    Args:
+        scene: The scene.
+    """
+
+    def __init__(self, scene: Scene) -> None:
+        self._scene = scene
+        self._ignored: list[str] = []
+
+    def leave_out(self, names: Sequence[str]) -> tuple[np.ndarray, list[int]]:
+        """Makes rays possible that pass through some articulations.
+
+        Args:
+            names: The articulations.
+
+        Returns:
+            The group of every geom, and for each group whether these rays meet it, 1 or 0.
+
+        Raises:
+            TaskError: There is no such articulation, or there are more of them than groups.
+        """
+        known = self._scene.articulation_names
+        for name in names:
+            if name not in known:
+                raise TaskError(f"rays: the scene has no articulation {name!r}.{did_you_mean(name, known)}")
+        self._ignored += [name for name in names if name not in self._ignored]
+        if len(self._ignored) >= NUM_GROUPS:
+            raise TaskError(f"rays can pass through {NUM_GROUPS - 1} articulations, got {', '.join(self._ignored)}")
+        model = self._scene.model
+        group = np.zeros(model.ngeom, dtype=np.int32)
+        for number, name in enumerate(self._ignored, start=1):
+            group[np.isin(model.geom_bodyid, self._scene.bodies_of(name))] = number
+        left_out = {1 + self._ignored.index(name) for name in names}
+        return group, [int(number not in left_out) for number in range(NUM_GROUPS)]
+
+
+class CastsRays(Protocol):
+    """A simulation that casts rays."""
+
+    num_envs: int
+
+    def cast_rays(
+        self, origin: Float[Tensor, "envs rays 3"], direction: Float[Tensor, "envs rays 3"], groups: Sequence[int]
+    ) -> Float[Tensor, "envs rays"]:
+        """See `gpusim_rl.sim.Rays.cast`."""
+        ...
+
+
+class MujocoRays:
+    """See `gpusim_rl.sim.Rays`."""
+
+    def __init__(self, sim: CastsRays, num_rays: int, groups: Sequence[int]) -> None:
+        self._sim, self._shape, self._groups = sim, (sim.num_envs, num_rays, 3), groups
+
+    def cast(
+        self, origin: Float[Tensor, "envs rays 3"], direction: Float[Tensor, "envs rays 3"]
+    ) -> Float[Tensor, "envs rays"]:
+        check_shape("rays: origin", origin, self._shape)
+        check_shape("rays: direction", direction, self._shape)
+        return self._sim.cast_rays(origin, direction, self._groups)

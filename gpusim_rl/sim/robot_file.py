@@ -1,0 +1,121 @@
+"""What `Scene.add` makes of a robot's file before it joins the scene."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import mujoco
+
+from gpusim_rl.errors import TaskError
+from gpusim_rl.sim import keyframe as keyframes
+from gpusim_rl.sim import menagerie
+from gpusim_rl.sim.urdf import is_urdf, read_urdf
+
+_FREE = mujoco.mjtJoint.mjJNT_FREE
+
+
+@dataclass(frozen=True, slots=True)
+class Robot:
+    """A robot or object, ready to join a scene."""
+
+    spec: mujoco.MjSpec
+    """Every body, joint and actuator has a name."""
+    velocity_limits: dict[str, float] = field(default_factory=dict)
+    """Of joints [rad/s or m/s], where the file has them."""
+
+    @property
+    def objects(self) -> list[str]:
+        """Bodies under the worldbody, behind the first one, that move freely."""
+        return [body.name for body in self.spec.worldbody.bodies[1:] if _free_joint(body)]
+
+
+def one_line(error: Exception) -> str:
+    """The message of an error without its line breaks."""
+    return " ".join(str(error).split())
+
+
+def read_robot(
+    source: str | Path | mujoco.MjSpec,
+    packages: Mapping[str, str | Path] | None,
+    keyframe: str | None,
+    fixed_base: bool | None,
+) -> Robot:
+    """Reads a file; see `Scene.add` for the arguments.
+
+    Raises:
+        TaskError: An argument does not fit the file.
+        ValueError: The file is not valid.
+        FileNotFoundError: It is not there.
+    """
+    limits: dict[str, float] = {}
+    from_menagerie = isinstance(source, str) and source.startswith(menagerie.PREFIX)
+    if from_menagerie:
+        spec = menagerie.load(str(source), keyframe)
+    elif not isinstance(source, str | Path):
+        spec = source
+    elif is_urdf(Path(source)):
+        urdf = read_urdf(Path(source), packages or {})
+        spec, limits, packages = urdf.spec, urdf.velocity_limits, None
+    else:
+        spec = mujoco.MjSpec.from_file(str(source))
+    if packages is not None:
+        raise TaskError("packages are for URDF files")
+    for kind, elements in (("body", spec.bodies), ("joint", spec.joints), ("actuator", spec.actuators)):
+        for number, element in enumerate(elements):
+            element.name = element.name or f"{kind}{number}"
+    if keyframe is not None and not from_menagerie:
+        keyframes.stand(spec, keyframe)
+    for key in list(spec.keys):  # they are of this file's positions alone
+        spec.delete(key)
+    if fixed_base is not None:
+        _fix_base(spec, fixed_base)
+    if spec.compiler.settotalmass > 0:
+        _fix_masses(spec)
+    return Robot(spec, limits)
+
+
+def _free_joint(body: mujoco.MjsBody) -> mujoco.MjsJoint | None:
+    return next((joint for joint in body.joints if joint.type == _FREE), None)
+
+
+def _fix_base(spec: mujoco.MjSpec, fixed: bool) -> None:
+    if not (bodies := spec.worldbody.bodies):
+        raise TaskError("fixed_base is for files with a body")
+    base = bodies[0]
+    joint = _free_joint(base)
+    if fixed and joint is not None:
+        spec.delete(joint)
+    elif not fixed and joint is None:
+        if base.joints:
+            names = [joint.name for joint in base.joints]
+            raise TaskError(f"fixed_base=False: the base {base.name!r} moves by {names}; it cannot move freely too")
+        base.add_freejoint(name="root")
+
+
+def _fix_masses(spec: mujoco.MjSpec) -> None:
+    """Gives all bodies the masses and inertias that the file's compiler settings make.
+
+    A scene would lose `settotalmass`: it is a setting of the whole spec. The others belong to elements.
+    """
+    compiler = spec.compiler
+    compiler.fusestatic = compiler.discardvisual = False  # they would remove bodies
+    model = spec.compile()
+    for body in spec.bodies:
+        if body.id == 0:
+            continue
+        body.explicitinertial = True
+        body.mass, body.ipos = model.body_mass[body.id], model.body_ipos[body.id]
+        body.iquat, body.inertia = model.body_iquat[body.id], model.body_inertia[body.id]
+        body.fullinertia[0] = math.nan  # not given
+        body.ialt.type = mujoco.mjtOrientation.mjORIENTATION_QUAT
+    compiler.settotalmass, compiler.boundmass, compiler.boundinertia = -1.0, 0.0, 0.0  # they have acted
+    compiler.inertiafromgeom = mujoco.mjtInertiaFromGeom.mjINERTIAFROMGEOM_FALSE
+
+
+def references(spec: mujoco.MjSpec) -> dict[str, int]:
+    """How many elements name others, by kind: `MjSpec.attach` silently drops those whose others are not there."""
+    kinds = ("actuators", "sensors", "tendons", "equalities", "pairs", "excludes", "tuples")
+    return {kind: len(getattr(spec, kind)) for kind in kinds}

@@ -1,0 +1,51 @@
+"""Sensors that a task adds to its scene."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mujoco
+
+from gpusim_rl.errors import TaskError, did_you_mean
+
+_SITE_AXES = ("gyro", "accelerometer", "velocimeter", "magnetometer", "force", "torque", "rangefinder")
+"""Kinds of sensors that sit on a site, and need no more of it than its place and axes."""
+_OF = {
+    "site": mujoco.mjtObj.mjOBJ_SITE,
+    "body": mujoco.mjtObj.mjOBJ_XBODY,  # the frame of the body; mjOBJ_BODY would be that of its inertia
+    "joint": mujoco.mjtObj.mjOBJ_JOINT,
+    "actuator": mujoco.mjtObj.mjOBJ_ACTUATOR,
+    "tendon": mujoco.mjtObj.mjOBJ_TENDON,
+    "geom": mujoco.mjtObj.mjOBJ_GEOM,
+}
+_KINDS = {
+    kind.name.removeprefix("mjSENS_").lower(): kind
+    for kind in mujoco.mjtSensor.__members__.values()
+    if kind not in (mujoco.mjtSensor.mjSENS_PLUGIN, mujoco.mjtSensor.mjSENS_CONTACT)
+}
+
+
+def add_sensor(
+    spec: mujoco.MjSpec, articulation: str, prefix: str, name: str, kind: str, of: dict[str, str], cutoff: float
+) -> None:
+    """Adds a sensor to the spec of a scene; see `Scene.add_sensor`."""
+    call = f"Scene.add_sensor({articulation!r}, {name!r})"
+    if kind not in _KINDS:
+        raise TaskError(f"{call}: there is no kind {kind!r}.{did_you_mean(kind, _KINDS)}")
+    if any(sensor.name == prefix + name for sensor in spec.sensors):
+        raise TaskError(f"{call}: {articulation!r} already has a sensor {name!r}")
+    if len(of) > 1 or not of.keys() <= _OF.keys():
+        raise TaskError(f"{call}: expected one of {', '.join(_OF)}, got {' and '.join(of)}")
+    arguments: dict[str, Any] = {}
+    for element, its_name in of.items():
+        there = [each.name for each in (spec.bodies if element == "body" else getattr(spec, f"{element}s"))]
+        known = [full.removeprefix(prefix) for full in there if full.startswith(prefix)]
+        if its_name not in known:
+            raise TaskError(
+                f"{call}: no {element} {its_name!r}.{did_you_mean(its_name, known)} It has {known or 'none'}"
+            )
+        if element == "body" and kind in _SITE_AXES:
+            spec.body(prefix + its_name).add_site(name=prefix + name)
+            element, its_name = "site", name
+        arguments = {"objtype": _OF[element], "objname": prefix + its_name}
+    spec.add_sensor(name=prefix + name, type=_KINDS[kind], cutoff=cutoff, **arguments)

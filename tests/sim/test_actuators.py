@@ -1,0 +1,347 @@
+"""Drives on joints: they move a joint as the laws say, in every physics step."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import mujoco
+import pytest
+import torch
+
+from gpusim_rl.env.properties import Actor
+from gpusim_rl.errors import TaskError
+from gpusim_rl.sim import Articulation, Scene, Sim
+from gpusim_rl.sim.actuators import delayed_controls
+from helpers.scenes import ARM, advance, everywhere, make, only
+
+ROBOTS = Path(__file__).parents[1] / "helpers" / "robots"
+INERTIA = 0.5  # kg m^2, of the joint that is driven
+NUM = 3
+
+DISC = f"""
+<robot name="disc">
+  <link name="base"/>
+  <joint name="spin" type="continuous"><parent link="base"/><child link="disc"/><axis xyz="0 0 1"/></joint>
+  <link name="disc">
+    <inertial><mass value="1"/>
+      <inertia ixx="{INERTIA}" ixy="0" ixz="0" iyy="{INERTIA}" iyz="0" izz="{INERTIA}"/></inertial>
+  </link>
+</robot>
+"""
+
+
+@pytest.fixture(params=["mujoco", "mjwarp"])
+def backend(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture
+def disc(tmp_path: Path) -> Path:
+    (tmp_path / "disc.urdf").write_text(DISC)
+    return tmp_path / "disc.urdf"
+
+
+def driven(backend: str, file: Path, physics_hz: float = 1000.0, **drive: Any) -> tuple[Sim, Articulation]:
+    scene = Scene(physics_hz)
+    scene.add("disc", file)
+    scene.add_actuators("disc", "*", **drive)
+    sim = make(backend, scene, NUM)
+    sim.reset(everywhere(sim))
+    return sim, sim.articulation("disc")
+
+
+def column(*values: float) -> torch.Tensor:
+    return torch.tensor(values)[:, None]
+
+
+def test_a_servo_answers_a_step_as_the_second_order_law_says(backend, disc):
+    stiffness, damping = 50.0, 4.0
+    sim, joint = driven(backend, disc, kind="position", stiffness=stiffness, damping=damping)
+    joint.actuate(column(1.0, -0.5, 0.0))
+    frequency = math.sqrt(stiffness / INERTIA)
+    ratio = damping / (2.0 * math.sqrt(stiffness * INERTIA))
+    damped = frequency * math.sqrt(1.0 - ratio**2)
+    errors = []
+    for step in range(1, 1001):
+        sim.step(1)
+        t = step * sim.dt
+        swing = math.cos(damped * t) + ratio / math.sqrt(1.0 - ratio**2) * math.sin(damped * t)
+        expected = (1.0 - math.exp(-ratio * frequency * t) * swing) * column(1.0, -0.5, 0.0)
+        errors.append((joint.joint_pos - expected).abs().max())
+    assert max(errors) < 0.01  # of a step of 1 rad, over the whole second
+    assert joint.joint_pos[0, 0] == pytest.approx(1.0, abs=0.02)
+
+
+def test_a_velocity_drive_approaches_its_target_exponentially(backend, disc):
+    sim, joint = driven(backend, disc, kind="velocity", damping=2.0)
+    joint.actuate(column(3.0, -1.0, 0.0))
+    advance(sim, 250)
+    expected = (1.0 - math.exp(-2.0 / INERTIA * 0.25)) * column(3.0, -1.0, 0.0)
+    torch.testing.assert_close(joint.joint_vel, expected, rtol=0.01, atol=1e-5)
+
+
+def test_a_torque_drive_accelerates_within_its_limit(backend, disc):
+    sim, joint = driven(backend, disc, kind="torque", effort_limit=2.0, armature=0.3)
+    assert joint.control_limits.tolist() == [[-2.0, 2.0]]
+    joint.actuate(column(1.0, -5.0, 2.0))
+    advance(sim, 100)
+    expected = column(1.0, -2.0, 2.0) * 0.1 / (INERTIA + 0.3)
+    torch.testing.assert_close(joint.joint_vel, expected, rtol=1e-4, atol=1e-6)
+
+
+def test_a_servo_pushes_no_more_than_its_effort_limit(backend, disc):
+    sim, joint = driven(backend, disc, kind="position", stiffness=100.0, effort_limit={"sp*": 3.0})
+    joint.actuate(column(10.0, -10.0, 0.01))
+    sim.step(1)
+    expected = column(3.0, -3.0, 1.0) * sim.dt / INERTIA
+    torch.testing.assert_close(joint.joint_vel, expected, rtol=1e-4, atol=1e-7)
+
+
+def test_a_dc_motor_is_on_its_torque_speed_line(backend, disc):
+    no_load, stall, load = 10.0, 5.0, -2.0
+    sim, joint = driven(backend, disc, 200.0, kind="dc_motor", velocity_limit=no_load, stall_effort=stall)
+    assert joint.control_limits.tolist() == [[-1.0, 1.0]]
+    voltage = column(1.0, 0.5, -3.0)  # clipped to the supply
+    joint.actuate(voltage)
+    advance(sim, 2500)  # 12 of its time constants
+    torch.testing.assert_close(joint.joint_vel, no_load * voltage.clamp(-1, 1), rtol=1e-3, atol=1e-3)
+    joint.set_joint_effort(torch.full((NUM, 1), load))
+    advance(sim, 2500)
+    torch.testing.assert_close(joint.joint_vel, no_load * (voltage.clamp(-1, 1) + load / stall), rtol=1e-3, atol=1e-3)
+
+
+def efforts(sim: Sim, joint: Articulation, speeds: torch.Tensor) -> torch.Tensor:
+    """Effort of the drive at these speeds, by what a physics step of it does."""
+    joint.set_state(everywhere(sim), joint_pos=torch.zeros(NUM, 1), joint_vel=speeds)
+    sim.step(1)
+    return (joint.joint_vel - speeds) * INERTIA / sim.dt
+
+
+@pytest.mark.parametrize("kind", ["position", "torque"])
+def test_a_velocity_limit_clips_the_effort_to_the_line_of_a_dc_motor(backend, disc, kind):
+    # As Isaac Lab's DCMotor: to stall (+-1 - v / limit), then to the effort limit.
+    limit, stall, most = 8.0, 6.0, 4.0
+    settings = {"stiffness": 100.0, "damping": 0.5} if kind == "position" else {}
+    sim, joint = driven(
+        backend, disc, kind=kind, velocity_limit=limit, stall_effort=stall, effort_limit=most, **settings
+    )
+    for speeds in (column(0.0, 4.0, 6.0), column(8.0, 10.0, -4.0), column(-8.0, -9.0, 2.0)):
+        joint.actuate(torch.full((NUM, 1), 100.0))
+        line = stall * (1.0 - speeds / limit)
+        torch.testing.assert_close(efforts(sim, joint, speeds), line.clamp(-most, most), rtol=2e-3, atol=5e-3)
+    joint.actuate(column(0.02, 0.02, 0.02))  # what is within the line is the servo's
+    speeds = column(0.0, 1.0, -1.0)
+    asked = 100.0 * 0.02 - 0.5 * speeds if kind == "position" else torch.full((NUM, 1), 0.02)
+    torch.testing.assert_close(efforts(sim, joint, speeds), asked, rtol=2e-3, atol=5e-3)
+
+
+def test_a_delay_is_a_number_of_physics_steps(backend, disc):
+    for delay, steps in ((0.0, 0), (0.01, 2), (0.012, 3), (0.03, 6)):  # a step is 5 ms
+        sim, joint = driven(backend, disc, 200.0, kind="torque", delay=delay)
+        torques = []
+        for step in range(12):
+            before = joint.joint_vel.clone()
+            joint.actuate(torch.full((NUM, 1), float(step + 1)))
+            sim.step(1)
+            torques.append(float((joint.joint_vel - before)[0, 0]) * INERTIA / sim.dt)
+        expected = [max(1.0, step + 1.0 - steps) for step in range(12)]  # the first one until it arrives
+        assert torques == pytest.approx(expected, rel=1e-3), delay
+
+
+def test_after_a_reset_no_control_of_the_last_episode_acts(backend, disc):
+    sim, joint = driven(backend, disc, kind="torque", delay=0.005)
+    joint.actuate(column(1.0, 1.0, 1.0))
+    advance(sim, 10)
+    sim.reset(only(sim, 1))
+    joint.actuate(column(-2.0, -2.0, -2.0))
+    before = joint.joint_vel.clone()
+    sim.step(1)
+    torch.testing.assert_close((joint.joint_vel - before) * INERTIA / sim.dt, column(1.0, -2.0, 1.0), rtol=1e-3, atol=0)
+
+
+def test_what_is_under_way_is_part_of_the_state(backend, disc):
+    (sim, joint), (other, copy) = (driven(backend, disc, kind="torque", delay=0.005) for _ in range(2))
+    joint.actuate(column(1.0, 2.0, 3.0))
+    advance(sim, 3)
+    joint.actuate(column(-1.0, 0.0, 1.0))
+    advance(sim, 3)
+    other.load_state_dict(sim.state_dict())
+    for one, drive in ((sim, joint), (other, copy)):
+        drive.actuate(column(5.0, 5.0, 5.0))
+        advance(one, 4)
+    assert torch.equal(joint.joint_vel, copy.joint_vel)
+
+
+def write(sim: Sim, name: str, *values: float) -> None:
+    [quantity] = Actor(sim, "disc").quantities("dof_properties", name, None)
+    quantity.write(column(*values), everywhere(sim))
+
+
+@pytest.mark.parametrize("motor", [False, True])
+def test_every_world_has_its_own_stiffness_damping_and_effort(backend, disc, motor):
+    line = {"velocity_limit": 1000.0, "stall_effort": 50.0} if motor else {}
+    sim, joint = driven(backend, disc, kind="position", stiffness=10.0, damping=1.0, effort_limit=4.0, **line)
+    write(sim, "stiffness", 10.0, 20.0, 50.0)
+    write(sim, "damping", 1.0, 2.0, 0.0)
+    joint.actuate(torch.full((NUM, 1), 0.1))
+    speeds = column(0.5, 0.5, 0.5)
+    expected = column(1.0 - 0.5, 2.0 - 1.0, 5.0).clamp(max=4.0)
+    torch.testing.assert_close(efforts(sim, joint, speeds), expected, rtol=3e-3, atol=3e-3)
+    write(sim, "effort", 0.2, 4.0, 4.5)
+    expected = column(0.2, 1.0, 4.5)
+    torch.testing.assert_close(efforts(sim, joint, speeds), expected, rtol=3e-3, atol=3e-3)
+
+
+def test_the_effort_of_a_dc_motor_goes_with_its_stall_effort(disc):
+    sim, joint = driven("mujoco", disc, kind="dc_motor", velocity_limit=10.0, effort_limit=4.0)
+    write(sim, "effort", 4.0, 2.0, 8.0)
+    joint.actuate(torch.ones(NUM, 1))
+    speeds = column(5.0, 5.0, 5.0)
+    torch.testing.assert_close(efforts(sim, joint, speeds), column(2.0, 1.0, 4.0), rtol=1e-3, atol=1e-3)
+
+
+def test_the_damping_of_a_velocity_drive_is_its_own(disc):
+    sim, joint = driven("mujoco", disc, kind="velocity", damping=2.0)
+    write(sim, "damping", 2.0, 1.0, 0.0)
+    joint.actuate(torch.ones(NUM, 1))
+    torch.testing.assert_close(efforts(sim, joint, torch.zeros(NUM, 1)), column(2.0, 1.0, 0.0), rtol=1e-3, atol=1e-6)
+
+
+def test_every_world_has_its_own_delay(backend, disc):
+    sim, joint = driven(backend, disc, 200.0, kind="torque", max_delay=0.04)
+    write(sim, "delay", 0.0, 0.012, 0.038)
+    torques = []
+    for step in range(10):
+        before = joint.joint_vel.clone()
+        joint.actuate(torch.full((NUM, 1), float(step + 1)))
+        sim.step(1)
+        torques.append((joint.joint_vel - before)[:, 0] * INERTIA / sim.dt)
+    found = torch.stack(torques)
+    for world, steps in enumerate((0, 3, 8)):
+        expected = torch.tensor([max(1.0, step + 1.0 - steps) for step in range(10)])
+        torch.testing.assert_close(found[:, world], expected, rtol=1e-3, atol=1e-3)
+
+
+def test_values_belong_to_joints_by_name_and_pattern():
+    scene = Scene(physics_hz=500)
+    scene.add("dog", ROBOTS / "quadruped.urdf", pos=(0.0, 0.0, 0.45), fixed_base=False)
+    scene.add_actuators(
+        "dog",
+        ["*_hip", "*_thigh"],
+        kind="position",
+        stiffness={"*_hip": 40.0, "*_thigh": 60.0},
+        damping=2.0,
+        armature=0.01,
+        friction={"*_hip": 0.2, "front_*_thigh": 0.1, "rear_*_thigh": 0.0},
+    )
+    scene.add("other", mujoco.MjSpec.from_string(ARM), pos=(5.0, 0.0, 0.0))
+    scene.add_actuators("dog", "*_knee", kind="position", stiffness=80.0, effort_limit=25.0)
+    sim = make("mujoco", scene, 2)
+    dog, model = sim.articulation("dog"), scene.model
+    assert dog.actuator_names[:3] == ["front_left_hip", "front_left_thigh", "front_right_hip"]
+    assert len(dog.actuator_names) == 12 and dog.actuator_names[8:] == [
+        f"{end}_{side}_knee" for end in ("front", "rear") for side in ("left", "right")
+    ]
+    for name, stiffness, effort, armature, friction in (
+        ("front_left_hip", 40, 30, 0.01, 0.2),
+        ("rear_left_thigh", 60, 30, 0.01, 0.0),
+        ("front_right_thigh", 60, 30, 0.01, 0.1),
+        ("rear_right_knee", 80, 25, 0.0, 0.0),
+    ):
+        actuator, joint = model.actuator(f"dog/{name}"), model.joint(f"dog/{name}")
+        assert actuator.gainprm[0] == stiffness and actuator.biasprm[1] == -stiffness
+        assert actuator.forcerange.tolist() == [-effort, effort]  # of the file, unless another one is given
+        assert (joint.armature[0], joint.frictionloss[0]) == (armature, friction)
+    # The dog's actuators are not one run: the other robot's is between them.
+    dog.actuate(torch.arange(12.0).expand(2, 12))
+    sim.articulation("other").actuate(torch.full((2, 1), 0.5))
+    assert sim.ctrl[0].tolist() == [*range(8), 0.5, *range(8, 12)]  # type: ignore[attr-defined]
+
+
+def test_a_quadruped_of_a_urdf_file_stands_on_its_drives():
+    scene = Scene(physics_hz=500)
+    scene.add_ground()
+    scene.add("dog", ROBOTS / "quadruped.urdf", pos=(0.0, 0.0, 0.4), fixed_base=False)
+    scene.add_actuators("dog", "*", kind="position", stiffness=60.0, damping=2.0, velocity_limit=20.0)
+    sim = make("mujoco", scene, 1)
+    dog = sim.articulation("dog")
+    stance = torch.tensor([0.0, 0.7, -1.4] * 4)[None]
+    dog.set_state(everywhere(sim), joint_pos=stance)
+    dog.actuate(stance)
+    advance(sim, 1000)
+    assert 0.28 < float(dog.root_pos[0, 2]) < 0.36 and float(dog.root_quat[0, 0].abs()) > 0.99
+    assert (dog.joint_pos - stance).abs().max() < 0.15
+
+
+def test_an_actuator_of_a_file_with_two_targets_has_two_controls(backend):
+    # The servo of MuJoCo's DC motor may take a position and a velocity.
+    spec = mujoco.MjSpec.from_string(ARM)
+    servo = spec.add_actuator(name="elbow", target="elbow", trntype=mujoco.mjtTrn.mjTRN_JOINT)
+    servo.set_to_dcmotor(motorconst=[0.1, 0.1], resistance=1.0, controller=[5.0, 0, 1.0, 0, 0, 0], ctrlspec=3)
+    scene = Scene(500, gravity=0.0)
+    scene.add("arm", spec)
+    sim = make(backend, scene, 2)
+    arm = sim.articulation("arm")
+    assert arm.actuator_names == ["shoulder", "elbow/0", "elbow/1"] and arm.control_limits.shape == (3, 2)
+    sim.param("actuator_gear", "arm")
+    sim.param("body_mass", "arm")
+    arm.actuate(torch.tensor([[0.0, 0.0, 0.0], [0.0, 0.4, 0.0]]))
+    advance(sim, 50)
+    assert arm.joint_pos[0, 1] == pytest.approx(0.0, abs=1e-6) and arm.joint_pos[1, 1] > 0.1
+
+
+def test_a_scene_without_delays_has_nothing_under_way():
+    scene = Scene(100)
+    scene.add("arm", mujoco.MjSpec.from_string(ARM))
+    assert delayed_controls(scene.model) == ([], [])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        ({"joints": "shouldr"}, r"'shouldr' matches no joint. Did you mean 'shoulder'\? There are \['shoulder'"),
+        ({"joints": ["elbow", "*_hip"]}, r"'\*_hip' matches no joint. There are "),
+        ({"joints": ["elbow", "left*"]}, "joint 'left_finger' has an actuator already; a joint has one"),
+        ({"kind": "positon"}, r"kind must be one of .*, got 'positon'\. Did you mean 'position'\?"),
+        ({"stiffness": None}, "kind='position' needs stiffness"),
+        ({"kind": "torque"}, "kind='torque' has no stiffness"),
+        ({"kind": "dc_motor", "velocity_limit": 3.0}, "kind='dc_motor' has no stiffness; kind='position' with"),
+        ({"kind": "dc_motor", "stiffness": None}, "kind='dc_motor' needs velocity_limit"),
+        ({"stiffness": -1.0}, "stiffness of joint 'elbow' must be at least 0, got -1.0"),
+        ({"damping": math.nan}, "damping of joint 'elbow' must be at least 0, got nan"),
+        ({"effort_limit": 0.0}, "effort_limit of joint 'elbow' must be above 0, got 0.0"),
+        ({"delay": "1"}, "delay of joint 'elbow' must be at least 0, got '1'"),
+        ({"delay": 0.02, "max_delay": 0.01}, "joint 'elbow': max_delay 0.01 s is less than delay 0.02 s"),
+        ({"stiffness": {"elbw": 3.0}}, r"'elbw' matches no joint. Did you mean 'elbow'\?"),
+        ({"stiffness": {"*": 3.0, "elbow": 4.0}}, r"stiffness: both '\*' and 'elbow' match joint 'elbow'"),
+        ({"joints": ["elbow", "shoulder"], "stiffness": {"elbow": 3.0}},
+         r"stiffness: no number for \['shoulder'\]; it has \['elbow'\]"),
+        ({"stall_effort": 3.0}, "stall_effort needs a velocity_limit"),
+        ({"name": "leg"}, r"the scene has no 'leg'; it has \['arm'\]"),
+    ],
+)  # fmt: skip
+def test_a_wrong_drive_is_one_line(arguments, line):
+    scene = Scene(100)
+    scene.add("arm", ROBOTS / "arm.urdf")
+    scene.add_actuators("arm", "left_finger", kind="torque")
+    settings = {"name": "arm", "joints": "elbow", "kind": "position", "stiffness": 10.0} | arguments
+    with pytest.raises(TaskError, match=rf"^Scene.add_actuators\('{settings['name']}'\): {line}") as error:
+        scene.add_actuators(**settings)
+    assert "\n" not in str(error.value)
+
+
+def test_a_velocity_limit_without_an_effort_is_one_line(disc):
+    scene = Scene(100)
+    scene.add("disc", disc)
+    with pytest.raises(TaskError, match=r"joint 'spin': a velocity_limit needs an effort_limit, or a stall_effort$"):
+        scene.add_actuators("disc", "spin", kind="torque", velocity_limit=3.0)
+
+
+def test_a_delay_that_the_drive_has_not_cannot_be_drawn(disc):
+    sim, _ = driven("mujoco", disc, kind="torque")
+    with pytest.raises(TaskError, match="'disc' has no delays there; give its actuators some"):
+        write(sim, "delay", 0.0, 0.0, 0.0)
+    with pytest.raises(TaskError, match=r"'spin' has no delay; try scene.add_actuators\(..., max_delay=...\)"):
+        sim.param("actuator_delay", "disc", ["spin"])

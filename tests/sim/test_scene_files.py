@@ -1,0 +1,559 @@
+"""A user's own files: they load as they are, and move as MuJoCo alone moves them."""
+
+from __future__ import annotations
+
+import logging
+import struct
+import sys
+import zlib
+from importlib.util import find_spec
+from pathlib import Path
+
+import mujoco
+import numpy as np
+import pytest
+import torch
+
+from gpusim_rl.errors import TaskError
+from gpusim_rl.sim import Scene
+from gpusim_rl.sim.params import find_elements
+from helpers.scenes import ARM, BALL, advance, everywhere, make, only
+
+ROBOTS = Path(__file__).parents[1] / "helpers" / "robots"
+GYMNASIUM = Path((find_spec("gymnasium") or sys).origin or "").parent / "envs" / "mujoco" / "assets"  # type: ignore[union-attr]
+FILES = (
+    *("ant", "half_cheetah", "hopper", "humanoid", "humanoidstandup", "inverted_double_pendulum"),
+    *("inverted_pendulum", "point", "pusher_v5", "reacher", "swimmer", "walker2d_v5"),
+)
+
+# An arm, a cup that stands freely, a drawer behind it, and a chain on a ball joint: several bodies of every kind.
+KITCHEN = """
+<mujoco>
+  <worldbody>
+    <light pos="0 0 3"/>
+    <camera name="front" pos="0 -2 1"/>
+    <geom name="floor" type="plane" size="0 0 1"/>
+    <geom name="table" type="box" size="0.3 0.3 0.1" pos="1 0 0.1"/>
+    <site name="mark"/>
+    <body name="arm" pos="0 0 1">
+      <joint name="shoulder" axis="0 1 0" damping="0.1"/><geom name="arm" size="0.05" mass="1" pos="0.2 0 0"/>
+      <body name="hand" pos="0.3 0 0">
+        <joint name="elbow" axis="0 1 0"/><geom size="0.05" mass="1" pos="0.1 0 0"/>
+      </body>
+    </body>
+    <body name="cup" pos="1 0 0.25">
+      <freejoint/><geom name="cup" size="0.05" mass="0.2"/>
+      <body name="lid" pos="0 0 0.06"><joint name="lid" axis="1 0 0"/><geom size="0.02" mass="0.05"/></body>
+    </body>
+    <body name="drawer" pos="0 2 0.5">
+      <joint name="drawer" type="slide" axis="1 0 0"/><geom type="box" size="0.1 0.1 0.1" mass="1"/>
+    </body>
+    <body name="chain" pos="0 3 2">
+      <joint name="ball" type="ball"/><geom size="0.05" pos="0 0 -0.3" mass="0.5"/>
+      <body name="end" pos="0 0 -0.3">
+        <joint name="end" axis="1 0 0"/><geom size="0.05" pos="0 0 -0.3" mass="0.5"/>
+      </body>
+    </body>
+    <body name="post" pos="0 4 0"><geom type="box" size="0.1 0.1 1"/></body>
+  </worldbody>
+  <actuator>
+    <motor name="lid" joint="lid"/><motor name="elbow" joint="elbow"/><motor name="end" joint="end"/>
+  </actuator>
+  <equality><joint joint1="elbow" joint2="shoulder" polycoef="0.1 0.5 0 0 0"/></equality>
+</mujoco>
+"""
+
+
+@pytest.fixture(params=["mujoco", "mjwarp"])
+def backend(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+def kitchen() -> Scene:
+    scene = Scene(physics_hz=200)
+    scene.add("kitchen", mujoco.MjSpec.from_string(KITCHEN))
+    scene.add("other", mujoco.MjSpec.from_string(BALL), pos=(3.0, 0.0, 0.0))
+    return scene
+
+
+@pytest.mark.filterwarnings("ignore:compiler attribute 'settotalmass':UserWarning")
+@pytest.mark.parametrize("name", FILES)
+def test_files_of_gymnasium_move_as_mujoco_alone_moves_them(name):
+    file = GYMNASIUM / f"{name}.xml"
+    if not file.is_file():
+        pytest.skip("needs gymnasium")
+    alone = mujoco.MjModel.from_xml_path(str(file))
+    scene = Scene(1.0 / alone.opt.timestep)
+    scene.add("robot", file)
+    alone.opt.timestep = scene.model.opt.timestep
+    sim, data = make("mujoco", scene, 1), mujoco.MjData(alone)
+    robot = sim.articulation("robot")
+    assert scene.articulation_names == ["robot"] and robot.actuator_names
+    data.qpos[:] = sim.scene_qpos()[0]  # float32
+    random = torch.Generator().manual_seed(0)
+    for _ in range(200):
+        control = 0.6 * torch.rand(1, alone.nu, generator=random) - 0.3
+        robot.actuate(control)
+        data.ctrl[:] = control[0]
+        sim.step(1)
+        mujoco.mj_step(alone, data)
+    moved = torch.tensor(np.concatenate([data.qpos, data.qvel]), dtype=torch.float32)
+    assert moved.isfinite().all() and moved.abs().max() > 1e-3
+    state = sim.state_dict()["mirror"][0, 1:]
+    torch.testing.assert_close(state, moved, rtol=1e-6, atol=1e-6)
+    sim.close()
+
+
+def test_a_solver_that_mjwarp_lacks_is_replaced_and_a_line_says_so(caplog):
+    scene = Scene(physics_hz=100)
+    option = '<mujoco><option solver="PGS"/>'
+    scene.add("arm", mujoco.MjSpec.from_string(ARM.replace("<mujoco>", option, 1)))
+    with caplog.at_level(logging.WARNING, "gpusim_rl"):
+        sims = [make(backend, scene, 2) for backend in ("mujoco", "mjwarp")]
+    [line] = [record.message for record in caplog.records if "PGS" in record.message]
+    assert line == "sim=mjwarp has no PGS solver, which the scene asks for: the Newton solver takes its place"
+    assert scene.model.opt.solver == mujoco.mjtSolver.mjSOL_PGS
+    for sim in sims:
+        sim.articulation("arm").actuate(torch.ones(2, 1))
+        advance(sim, 100)  # into the joint's limit
+    one, two = (sim.articulation("arm").joint_pos for sim in sims)
+    torch.testing.assert_close(one, two, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("name", ["humanoid", "reacher", "pusher_v5"])
+def test_files_of_gymnasium_move_alike_on_mjwarp(name):
+    file = GYMNASIUM / f"{name}.xml"
+    if not file.is_file():
+        pytest.skip("needs gymnasium")
+    scene = Scene(physics_hz=200)
+    scene.add("robot", file)
+    sims = [make(backend, scene, 2) for backend in ("mujoco", "mjwarp")]
+    for sim in sims:
+        sim.reset(everywhere(sim))
+        robot = sim.articulation("robot")
+        robot.actuate(torch.full((2, len(robot.actuator_names)), 0.1))
+        advance(sim, 40)
+        assert not sim.overflow.any()
+    one, two = (sim.scene_qpos() for sim in sims)
+    torch.testing.assert_close(one, two, rtol=1e-3, atol=1e-3)
+
+
+def test_free_bodies_behind_the_first_are_articulations_of_their_own(backend):
+    scene = kitchen()
+    assert scene.articulation_names == ["kitchen", "kitchen/cup", "other"]
+    sim = make(backend, scene, 3)
+    kitchen_, cup, other = (sim.articulation(name) for name in scene.articulation_names)
+    assert kitchen_.body_names == ["arm", "hand", "drawer", "chain", "end", "post"]
+    assert kitchen_.joint_names == ["shoulder", "elbow", "drawer", "end"]  # a ball's position is not one number
+    assert (cup.body_names, cup.joint_names, cup.actuator_names) == (["cup", "lid"], ["lid"], ["lid"])
+    assert kitchen_.actuator_names == ["elbow", "end"]
+    assert cup.default_root_pos.tolist() == [1.0, 0.0, 0.25]
+    assert other.default_root_pos.tolist() == [3.0, 0.0, 0.5]
+    assert find_elements(scene, "body_mass", "kitchen/cup", None)[1] == ["cup", "lid"]
+    assert "cup" not in find_elements(scene, "body_mass", "kitchen", None)[1]
+    assert find_elements(scene, "geom_friction", "ground", None)[1] == ["ground", "ground"]  # floor and table
+    with pytest.raises(TaskError, match="'kitchen' has a fixed base"):
+        kitchen_.set_state(everywhere(sim), root_pos=torch.zeros(3, 3))
+
+
+def test_the_state_of_joints_that_are_not_one_run_is_written_and_read(backend):
+    sim = make(backend, kitchen(), 3)
+    room, cup = sim.articulation("kitchen"), sim.articulation("kitchen/cup")
+    ends, poses = room.bodies(["end", "hand"]), cup.bodies(["lid"])
+    sim.reset(everywhere(sim))
+    before, place = sim.scene_qpos().clone(), torch.tensor([[2.0, 1.0, 0.8]]).expand(3, 3)
+    pos = torch.tensor([[0.3, 0.25, 0.1, 0.4]]).expand(3, 4)
+    room.set_state(only(sim, 1), joint_pos=pos, joint_vel=2.0 * pos)
+    cup.set_state(only(sim, 1), root_pos=place, joint_pos=torch.full((3, 1), 0.2))
+    sim.refresh()
+    torch.testing.assert_close(room.joint_pos[1], pos[1])
+    torch.testing.assert_close(room.joint_vel[1], 2.0 * pos[1])
+    data, model = mujoco.MjData(sim.scene.model), sim.scene.model
+    data.qpos[:] = sim.scene_qpos()[1]
+    data.qvel[model.joint("kitchen/end").dofadr] = 0.8
+    for name, value in zip(room.joint_names, pos[1], strict=True):
+        assert data.joint(f"kitchen/{name}").qpos[0] == pytest.approx(float(value))
+        data.joint(f"kitchen/{name}").qvel[0] = 2.0 * float(value)
+    mujoco.mj_forward(model, data)
+    for view, names in ((ends, ("end", "hand")), (poses, ("lid",))):
+        for column, name in enumerate(names):
+            body = data.body(f"kitchen/{name}")
+            np.testing.assert_allclose(view.pos[1, column], body.xpos, atol=1e-5)
+            velocity = np.zeros(6)
+            mujoco.mj_objectVelocity(model, data, mujoco.mjtObj.mjOBJ_XBODY, body.id, velocity, 0)
+            np.testing.assert_allclose(view.lin_vel[1, column], velocity[3:], atol=1e-5)
+    assert torch.equal(sim.scene_qpos()[[0, 2]], before[[0, 2]])
+    room.actuate(torch.tensor([[0.0, 0.7]]).expand(3, 2))
+    room.set_joint_effort(torch.tensor([[0.0, 0.0, 2.0, 0.0]]).expand(3, 4))
+    assert sim.ctrl[0].tolist() == pytest.approx([0.0, 0.0, 0.7])  # type: ignore[attr-defined]
+    sim.step(1)
+    assert float(room.joint_vel[0, 2]) == pytest.approx(2.0 / 200)  # 2 N on 1 kg for a step
+    assert not sim.diverged.any()
+
+
+def test_fixtures_and_several_robots_stand_where_they_are_put():
+    scene = Scene(physics_hz=100)
+    table = '<mujoco><worldbody><geom name="top" type="box" size="1 1 0.1" pos="0 0 1"/></worldbody></mujoco>'
+    scene.add("table", mujoco.MjSpec.from_string(table), pos=(0.0, 0.0, -1.0))
+    rock = '<mujoco><worldbody><body name="rock"><geom size="0.3"/></body></worldbody></mujoco>'
+    scene.add("rock", mujoco.MjSpec.from_string(rock), pos=(1.0, 0.0, 0.5))
+    for side in (-1.0, 1.0):
+        scene.add(f"arm{side:+.0f}", mujoco.MjSpec.from_string(ARM), pos=(0.0, side, 0.0), quat=(0.0, 0.0, 0.0, 1.0))
+    assert scene.articulation_names == ["rock", "arm-1", "arm+1"]  # geoms of the world are no articulation
+    sim = make("mujoco", scene, 2)
+    rock_, arm = sim.articulation("rock"), sim.articulation("arm+1")
+    assert rock_.joint_names == [] and rock_.root_pos[0].tolist() == [1.0, 0.0, 0.5]
+    assert rock_.bodies(["rock"]).pos[1, 0].tolist() == [1.0, 0.0, 0.5]
+    assert arm.root_pos[0].tolist() == [0.0, 1.0, 1.0]
+    arm.actuate(torch.ones(2, 1))
+    sim.step(1)
+    assert float(arm.joint_vel[0, 0]) != float(sim.articulation("arm-1").joint_vel[0, 0])
+    with pytest.raises(TaskError, match="the scene already has a 'table'"):
+        scene.add("table", mujoco.MjSpec.from_string(rock))
+    still = Scene(physics_hz=100)
+    still.add("rock", mujoco.MjSpec.from_string(rock))
+    with pytest.raises(TaskError, match="the scene has no joints: nothing in it can move"):
+        make("mujoco", still, 1)
+
+
+def test_gravity_may_be_a_vector():
+    assert Scene(100, gravity=(1.0, 0.0, -3.0)).model.opt.gravity.tolist() == [1.0, 0.0, -3.0]
+    with pytest.raises(TaskError, match=r"gravity must be a number or three numbers \[m/s\^2\], got \(1, 2\)"):
+        Scene(100, gravity=(1, 2))
+
+
+# -- ground of the user's own -----------------------------------------------------------------
+
+
+def height(scene: Scene, x: float, y: float) -> float:
+    data = mujoco.MjData(scene.model)
+    mujoco.mj_forward(scene.model, data)
+    point, down, geom = np.array([x, y, 9.0]), np.array([0.0, 0.0, -1.0]), np.zeros(1, dtype=np.int32)
+    return 9.0 - mujoco.mj_ray(scene.model, data, point, down, None, 1, -1, geom)
+
+
+def write_png(file: Path, pixels: np.ndarray) -> None:
+    def chunk(kind: bytes, content: bytes) -> bytes:
+        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+
+    rows = b"".join(b"\0" + row.astype(np.uint8).tobytes() for row in pixels)
+    header = struct.pack(">IIBBBBB", pixels.shape[1], pixels.shape[0], 8, 0, 0, 0, 0)
+    content = chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
+    file.write_bytes(b"\x89PNG\r\n\x1a\n" + content)
+
+
+def test_a_height_field_has_the_heights_of_the_array():
+    heights = np.array([[0.0, 0.1], [0.2, -0.3], [0.4, 0.5]])
+    scene = Scene(physics_hz=100)
+    scene.add_heightfield(heights, (2.0, 1.0), pos=(1.0, 0.0, 0.2))
+    for i, x in enumerate((1e-4, 1.0, 2.0 - 1e-4)):
+        for j, y in enumerate((1e-4 - 0.5, 0.5 - 1e-4)):
+            assert height(scene, x, y) == pytest.approx(heights[i, j] + 0.2, abs=1e-3)
+    scene.add_heightfield(heights, (2.0, 1.0), pos=(5.0, 0.0, 0.0), name="second")
+    assert scene.model.nhfield == 2
+
+
+def test_a_picture_is_ground(tmp_path):
+    write_png(tmp_path / "hill.png", np.array([[255, 0, 0], [0, 0, 102]]))
+    scene = Scene(physics_hz=100)
+    scene.add_heightfield(tmp_path / "hill.png", (2.0, 1.0), height=0.5)
+    for x, y, expected in ((-1, 0.5, 0.5), (1, 0.5, 0.0), (1, -0.5, 0.2), (-1, -0.5, 0.0)):
+        assert height(scene, 0.9999 * x, 0.9999 * y) == pytest.approx(expected, abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("heights", "size", "more", "line"),
+    [
+        (np.zeros(3), (1, 1), {}, r"heights must be finite, of shape \[x, y\] with at least 2 x 2, got shape \[3\]"),
+        (np.full((2, 2), np.nan), (1, 1), {}, "heights must be finite"),
+        (np.zeros((2, 2)), (1, 0), {}, r"size must be two lengths above 0 m, got \(1, 0\)"),
+        (np.zeros((2, 2)), (1, 1), {"height": 1.0}, "height is for pictures"),
+        ("hill.png", (1, 1), {}, "a picture needs its height above 0 m, got None"),
+        ("nowhere.png", (1, 1), {"height": 1.0}, "cannot read nowhere.png"),
+    ],
+)
+def test_what_is_no_ground_is_one_line(heights, size, more, line):
+    with pytest.raises(TaskError, match=f"^Scene.add_heightfield: {line}") as error:
+        Scene(100).add_heightfield(heights, size, **more)
+    assert "\n" not in str(error.value)
+
+
+# -- keyframes --------------------------------------------------------------------------------
+
+# Everything that a keyframe can move: a free body behind another one, several joints on one body, joints with a `ref`,
+# off-centre axes and frames, a ball joint, and ties between joints and between tendons.
+POSES = """
+<mujoco>
+  <compiler angle="radian"/>
+  <worldbody>
+    <body name="planar" pos="0 0 1" euler="0.1 0.2 0.3">
+      <joint name="x" type="slide" axis="1 0 0.2" pos="0 0 0.1"/>
+      <joint name="tilt" axis="0.1 1 0" pos="0.1 0 0.2" ref="0.3"/>
+      <joint name="z" type="slide" axis="0 0.3 1"/>
+      <joint name="turn" axis="0 0.2 1" pos="0 0.3 0"/>
+      <geom size="0.1" pos="0.2 0 0"/>
+      <frame pos="0.1 0.2 0.3" euler="0.4 0 0">
+        <body name="leaf" pos="0.3 0 0">
+          <joint name="leaf" pos="0.05 0 0" ref="-0.1"/><geom size="0.1" pos="0.2 0 0"/>
+        </body>
+      </frame>
+    </body>
+    <frame pos="1 2 0" euler="0 0 0.7">
+      <body name="box" pos="1 0 1"><freejoint/><geom size="0.1"/></body>
+    </frame>
+    <body name="swing" pos="0 3 2"><joint name="ball" type="ball" pos="0 0 0.2"/><geom size="0.1" pos="0.1 0 0"/></body>
+  </worldbody>
+  <tendon>
+    <fixed name="one"><joint joint="x" coef="1"/></fixed>
+    <fixed name="two"><joint joint="leaf" coef="2"/></fixed>
+  </tendon>
+  <equality>
+    <joint name="tie" joint1="leaf" joint2="tilt" polycoef="0.1 0.5 0.2 -0.1 0.3"/>
+    <tendon name="ropes" tendon1="one" tendon2="two" polycoef="0 0.7 0.1 0 0"/>
+  </equality>
+  <keyframe>
+    <key name="home" qpos="0.1 0.5 -0.2 0.4 0.6  1.5 2 0.7 0.6 0 0.8 0  0.8 0 0.6 0"/>
+    <key name="zero"/>
+  </keyframe>
+</mujoco>
+"""
+
+
+def test_a_keyframe_becomes_the_reference_pose_and_positions_keep_their_meaning():
+    alone = mujoco.MjModel.from_xml_string(POSES)
+    scene = Scene(physics_hz=100)
+    scene.add("poses", mujoco.MjSpec.from_string(POSES), keyframe="home")
+    model, key = scene.model, alone.key("home").qpos
+    np.testing.assert_allclose(model.qpos0[:12], key[:12], atol=1e-12)
+    np.testing.assert_allclose(model.qpos0[12:], [1, 0, 0, 0])  # a ball's rotation counts from the keyframe
+    random = np.random.default_rng(0)
+    for trial in range(5):
+        theirs, ours = mujoco.MjData(alone), mujoco.MjData(model)
+        theirs.qpos[:] = key
+        theirs.qpos[:5] += (trial > 0) * random.normal(size=5)
+        ours.qpos[:12], ours.qpos[12] = theirs.qpos[:12], 1.0
+        for one, data in ((alone, theirs), (model, ours)):
+            mujoco.mj_forward(one, data)
+        np.testing.assert_allclose(ours.xpos[1:], theirs.xpos[1:], atol=1e-9)
+        np.testing.assert_allclose(ours.xmat[1:], theirs.xmat[1:], atol=1e-9)
+        rows = ours.efc_type == mujoco.mjtConstraint.mjCNSTR_EQUALITY.value
+        np.testing.assert_allclose(ours.efc_pos[rows], theirs.efc_pos[rows], atol=1e-9)
+        np.testing.assert_allclose(
+            ours.efc_J.reshape(ours.nefc, -1)[rows], theirs.efc_J.reshape(theirs.nefc, -1)[rows], atol=1e-9
+        )
+
+
+def test_worlds_begin_in_the_keyframe(backend):
+    scene = Scene(physics_hz=100)
+    key = '<keyframe><key name="bent" qpos="0.4 -0.7"/></keyframe>'
+    scene.add("arm", mujoco.MjSpec.from_string(ARM.replace("</mujoco>", f"{key}</mujoco>")), keyframe="bent")
+    sim = make(backend, scene, 2)
+    sim.reset(everywhere(sim))
+    assert sim.articulation("arm").joint_pos[1].tolist() == pytest.approx([0.4, -0.7])
+    assert scene.model.nkey == 0
+
+
+TIED = """
+<mujoco>
+  <worldbody>
+    <body name="a"><joint name="a"/><geom size="0.1"/></body>
+    <body name="b" pos="1 0 0"><joint name="b"/><geom size="0.1"/></body>
+  </worldbody>
+  <equality><weld body1="a" body2="b"/></equality>
+  <keyframe><key name="home" qpos="0.1 0.2"/><key name="level" qpos="0 0"/></keyframe>
+</mujoco>
+"""
+
+
+@pytest.mark.parametrize(
+    ("xml", "keyframe", "line"),
+    [
+        (POSES, "hom", r"no keyframe 'hom'. Did you mean 'home'\? There are \['home', 'zero'\]"),
+        (ARM, "home", "the file has no keyframes"),
+        (TIED, "home", "keyframe 'home' breaks the tie of 'a' and 'b'"),
+    ],
+)
+def test_a_keyframe_that_is_not_there_is_one_line(xml, keyframe, line):
+    with pytest.raises(TaskError, match=rf"^Scene.add\('it'\): {line}$"):
+        Scene(100).add("it", mujoco.MjSpec.from_string(xml), keyframe=keyframe)
+
+
+def test_a_keyframe_that_keeps_the_ties_of_bodies_is_taken():
+    scene = Scene(100)
+    scene.add("it", mujoco.MjSpec.from_string(TIED), keyframe="level")
+    assert scene.model.neq == 1
+
+
+# -- URDF -------------------------------------------------------------------------------------
+
+
+def test_a_urdf_arm_has_what_its_file_says():
+    scene = Scene(physics_hz=200)
+    scene.add("arm", ROBOTS / "arm.urdf")
+    model = scene.model
+    arm = make("mujoco", scene, 1).articulation("arm")
+    assert arm.body_names == ["base", "upper", "lower", "hand", "left", "right"]  # fixed joints are kept
+    assert arm.joint_names == ["shoulder", "elbow", "left_finger", "right_finger"]
+    assert arm.joint_limits[1].tolist() == pytest.approx([-2.5, 2.5]) and arm.joint_limits[0].isinf().all()
+    elbow = model.joint("arm/elbow")
+    assert (elbow.damping[0], elbow.frictionloss[0]) == (0.05, 0.02)
+    assert model.jnt_actfrcrange[elbow.id].tolist() == [-10, 10]
+    assert scene.velocity_limits("arm") == {"shoulder": 6, "elbow": 8, "left_finger": 0.2, "right_finger": 0.2}
+    lower = model.body("arm/lower")
+    assert lower.mass[0] == 0.6 and sorted(lower.inertia) == pytest.approx([0.001, 0.006, 0.006])
+    with pytest.raises(TaskError, match=r"velocity_limits: no 'leg'; the scene has \['arm'\]"):
+        scene.velocity_limits("leg")
+
+
+def test_a_finger_that_mimics_follows(backend):
+    scene = Scene(physics_hz=500, integrator="implicitfast")
+    scene.add("arm", ROBOTS / "arm.urdf")
+    scene.add_actuators("arm", "left_finger", kind="position", stiffness=200.0, damping=5.0)
+    sim = make(backend, scene, 1)
+    arm = sim.articulation("arm")
+    arm.actuate(torch.full((1, 1), 0.03))
+    advance(sim, 400)
+    left, right = arm.joint_pos[0, 2:].tolist()
+    assert left == pytest.approx(0.03, abs=1e-3) and right == pytest.approx(left, abs=5e-4)
+
+
+def test_a_urdf_robot_stands_fixed_or_free():
+    for fixed, free in ((None, False), (True, False), (False, True)):
+        scene = Scene(physics_hz=200)
+        scene.add("dog", ROBOTS / "quadruped.urdf", pos=(0, 0, 0.45), fixed_base=fixed)
+        assert scene.model.nq == 12 + 7 * free
+    assert scene.model.body("dog/base").mass[0] == 0 and scene.model.body_subtreemass[1] == pytest.approx(12.0)
+    dog = make("mujoco", scene, 1).articulation("dog")
+    assert dog.default_root_pos.tolist() == pytest.approx([0, 0, 0.45]) and len(dog.joint_names) == 12
+    bolted = Scene(physics_hz=200)
+    bolted.add("ball", mujoco.MjSpec.from_string(BALL), fixed_base=True)
+    assert bolted.model.nq == 0
+
+
+MESHES = """
+<robot name="r">
+  <link name="base">
+    <inertial><mass value="2"/><inertia ixx="0.1" ixy="0" ixz="0" iyy="0.1" iyz="0" izz="0.1"/></inertial>
+    <collision><geometry><mesh filename="{stl}"/></geometry></collision>
+    <visual><geometry><mesh filename="{obj}" scale="0.5 0.5 0.5"/></geometry></visual>
+    <visual><geometry><mesh filename="{obj}" scale="2 2 2"/></geometry></visual>
+  </link>
+  <joint name="j" type="continuous"><parent link="base"/><child link="l"/></joint>
+  <link name="l"><inertial><mass value="1"/><inertia ixx="1" ixy="0" ixz="0" iyy="1" iyz="0" izz="1"/></inertial></link>
+</robot>
+"""
+CORNERS = np.array([[0, 0, 0], [0.2, 0, 0], [0, 0.2, 0], [0, 0, 0.2]])
+FACES = ((0, 2, 1), (0, 1, 3), (0, 3, 2), (1, 2, 3))
+
+
+@pytest.fixture
+def package(tmp_path) -> Path:
+    """A ROS package with a tetrahedron as STL and as OBJ, both of the same name."""
+    root = tmp_path / "ws" / "my_robot"
+    for folder in ("visual", "collision", "urdf"):
+        (root / folder).mkdir(parents=True)
+    vertices = "".join("v {} {} {}\n".format(*corner) for corner in CORNERS)
+    faces = "".join("f {} {} {}\n".format(*(index + 1 for index in face)) for face in FACES)
+    (root / "visual" / "base.obj").write_text(vertices + faces)
+    triangles = b"".join(struct.pack("<12fH", 0, 0, 0, *CORNERS[list(face)].ravel(), 0) for face in FACES)
+    (root / "collision" / "base.stl").write_bytes(bytes(80) + struct.pack("<I", len(FACES)) + triangles)
+    return root
+
+
+def sizes(scene: Scene) -> list[float]:
+    """Shorter edges of each tetrahedron of the scene [m]; compiled meshes are turned."""
+    model = scene.model
+    spans = zip(model.mesh_vertadr, model.mesh_vertnum, strict=True)
+    vertices = (model.mesh_vert[first : first + number] for first, number in spans)
+    return [float(max(np.linalg.norm(a - b) for a in v for b in v)) / 2**0.5 for v in vertices]
+
+
+@pytest.mark.parametrize("names", ["package", "model", "relative", "file", "meshdir", "named"])
+def test_meshes_are_found(package, names):
+    where = {"package": "package://my_robot/", "model": "model://my_robot/", "relative": "../"}
+    prefix = where.get(names, {"file": f"file://{package}/", "named": "package://other_name/"}.get(names, ""))
+    text = MESHES.format(stl=f"{prefix}collision/base.stl", obj=f"{prefix}visual/base.obj")
+    if names == "meshdir":
+        text = text.replace('name="r">', 'name="r"><mujoco><compiler meshdir=".."/></mujoco>')
+    (package / "urdf" / "r.urdf").write_text(text)
+    scene = Scene(100)
+    packages = {"other_name": package} if names == "named" else None
+    scene.add("robot", package / "urdf" / "r.urdf", packages=packages)
+    assert sizes(scene) == pytest.approx([0.2, 0.1, 0.4], rel=1e-5)
+    assert scene.model.geom_contype.tolist() == [1, 0, 0]
+
+
+def test_a_collada_mesh_is_read_with_its_unit(package):
+    pytest.importorskip("collada")
+    pytest.importorskip("trimesh")
+    position = " ".join(str(1000 * number) for number in CORNERS.ravel())
+    (package / "visual" / "base.dae").write_text(
+        '<COLLADA xmlns="http://www.collada.org/2005/11/COLLADASchema" version="1.4.1"><asset>'
+        '<unit meter="0.001" name="millimeter"/><up_axis>Y_UP</up_axis></asset><library_geometries><geometry id="g">'
+        f'<mesh><source id="p"><float_array id="a" count="12">{position}</float_array><technique_common>'
+        '<accessor source="#a" count="4" stride="3"><param name="X" type="float"/><param name="Y" type="float"/>'
+        '<param name="Z" type="float"/></accessor></technique_common></source><vertices id="v">'
+        '<input semantic="POSITION" source="#p"/></vertices><triangles count="4">'
+        '<input semantic="VERTEX" source="#v" offset="0"/>'
+        f"<p>{' '.join(str(index) for face in FACES for index in face)}</p></triangles></mesh></geometry>"
+        '</library_geometries><library_visual_scenes><visual_scene id="s"><node><instance_geometry url="#g"/></node>'
+        '</visual_scene></library_visual_scenes><scene><instance_visual_scene url="#s"/></scene></COLLADA>'
+    )
+    text = MESHES.format(stl="../collision/base.stl", obj="../visual/base.dae")
+    (package / "urdf" / "r.urdf").write_text(text)
+    scene = Scene(100)
+    scene.add("robot", package / "urdf" / "r.urdf")
+    assert sizes(scene) == pytest.approx([0.2, 0.1, 0.4], rel=1e-5)
+
+
+def test_collada_without_its_reader_is_one_line(package, monkeypatch):
+    monkeypatch.setitem(sys.modules, "collada", None)
+    (package / "visual" / "base.dae").touch()
+    text = MESHES.format(stl="../collision/base.stl", obj="../visual/base.dae")
+    (package / "urdf" / "r.urdf").write_text(text)
+    with pytest.raises(TaskError, match=r"base\.dae needs collada: pip install 'gpusim-rl\[urdf\]'$"):
+        Scene(100).add("robot", package / "urdf" / "r.urdf")
+
+
+@pytest.mark.parametrize(
+    ("change", "packages", "line"),
+    [
+        (
+            ("my_robot", "other"),
+            None,
+            r"r.urdf: no mesh 'package://other/collision/base.stl'; looked for \S*urdf/other/",
+        ),
+        (("my_robot", "other"), None, r"try packages=\{'other': <its folder>\}$"),
+        (("x", "x"), {"my_robot": "/nowhere"}, "looked for /nowhere/collision/base.stl$"),
+        (
+            ("base.stl", "bas.stl"),
+            None,
+            r"no mesh 'package://my_robot/collision/bas.stl'; looked for \S*/my_robot/coll",
+        ),
+        (("<joint", "<xacro:joint"), None, "it is a xacro template; try: xacro r.urdf > robot.urdf"),
+        (("</robot>", ""), None, r"cannot load \S*r.urdf: XML: no element found"),
+        (('<child link="l"/>', '<child link="m"/>'), None, r"cannot load \S*r.urdf"),
+    ],
+)
+def test_a_urdf_that_cannot_be_read_is_one_line(package, change, packages, line):
+    text = MESHES.format(stl="package://my_robot/collision/base.stl", obj="package://my_robot/visual/base.obj")
+    (package / "urdf" / "r.urdf").write_text(text.replace(*change))
+    with pytest.raises(TaskError, match=line) as error:
+        Scene(100).add("robot", package / "urdf" / "r.urdf", packages=packages)
+    assert str(error.value).startswith("Scene.add('robot'): ") and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("xml", "arguments", "line"),
+    [
+        (BALL, {"packages": {"a": "b"}}, "packages are for URDF files"),
+        (ARM.replace('<body name="base" pos="0 0 1">', '<body name="base"><joint name="yaw"/>'), {"fixed_base": False},
+         r"fixed_base=False: the base 'base' moves by \['yaw'\]; it cannot move freely too"),
+        ("<mujoco/>", {"fixed_base": True}, "fixed_base is for files with a body"),
+    ],
+)  # fmt: skip
+def test_arguments_that_do_not_fit_the_file_are_one_line(xml, arguments, line):
+    with pytest.raises(TaskError, match=rf"^Scene.add\('it'\): {line}$"):
+        Scene(100).add("it", mujoco.MjSpec.from_string(xml), **arguments)
