@@ -32,9 +32,9 @@ else:
 
 T = TypeVar("T")
 
-TASK_DEFAULTS = ("randomize", "randomization_params", "reset_from")
+TASK_DEFAULTS = ("randomize", "randomization_params", "reset_from", "observations")
 """Keys of the `task` section that have a default in cfg/config.yaml: all others stand in the task's own yaml."""
-OPEN_SECTIONS = ("task.randomization_params", "env.kwargs")
+OPEN_SECTIONS = ("task.randomization_params", "task.observations", "env.kwargs")
 """Their keys are names of the task's own things: a command line may add some (see gpusim_rl/env/randomize.py)."""
 
 

@@ -30,19 +30,19 @@ class AllegroHand(InHand):
 
     Observation space: (`full_state`; see `OBSERVATIONS` for the others)
 
-    | num   | observation                                      | unit  |
-    |-------|--------------------------------------------------|-------|
-    | 0-15  | joint positions, limits mapped to [-1, 1]        | -     |
-    | 16-31 | joint velocities x 0.2                           | rad/s |
-    | 32-47 | force of the actuators on the joints x 10        | N m   |
-    | 48-50 | position of the cube                             | m     |
-    | 51-54 | orientation of the cube                          | -     |
-    | 55-57 | velocity of the cube                             | m/s   |
-    | 58-60 | angular velocity of the cube x 0.2               | rad/s |
-    | 61-63 | from the cube to the goal's position             | m     |
-    | 64-67 | goal orientation                                 | -     |
-    | 68-71 | rotation from the goal orientation to the cube's | -     |
-    | 72-87 | last action                                      | -     |
+    | num   | name         | observation                                      | unit  |
+    |-------|--------------|--------------------------------------------------|-------|
+    | 0-15  | joint_pos    | joint positions, limits mapped to [-1, 1]        | -     |
+    | 16-31 | joint_vel    | joint velocities x 0.2                           | rad/s |
+    | 32-47 | joint_effort | force of the actuators on the joints x 10        | N m   |
+    | 48-50 | cube_pos     | position of the cube                             | m     |
+    | 51-54 | cube_quat    | orientation of the cube                          | -     |
+    | 55-57 | cube_lin_vel | velocity of the cube                             | m/s   |
+    | 58-60 | cube_ang_vel | angular velocity of the cube x 0.2               | rad/s |
+    | 61-63 | goal_pos     | from the cube to the goal's position             | m     |
+    | 64-67 | goal_quat    | goal orientation                                 | -     |
+    | 68-71 | to_goal      | rotation from the goal orientation to the cube's | -     |
+    | 72-87 | actions      | last action                                      | -     |
 
     Reward terms: distance to the goal's position (a cost), rotation (1 / (error + 0.1 rad)), action cost, success (a
     bonus at an error of at most 0.1 rad; the next goal follows), fall (a cost, 0 by default).
@@ -56,7 +56,10 @@ class AllegroHand(InHand):
     CUBE_START = (0.0, -0.19, 0.58)
     GOAL = (0.0, -0.19, 0.52)
     OBSERVATIONS: ClassVar = {
-        "full_no_vel": "joint_pos cube_pos cube_quat goal to_goal actions",
-        "full": "joint_pos joint_vel cube_pos cube_quat cube_vel goal to_goal actions",
-        "full_state": "joint_pos joint_vel joint_effort cube_pos cube_quat cube_vel goal to_goal actions",
+        "full_no_vel": "joint_pos cube_pos cube_quat goal_pos goal_quat to_goal actions",
+        "full": "joint_pos joint_vel cube_pos cube_quat cube_lin_vel cube_ang_vel goal_pos goal_quat to_goal actions",
+        "full_state": (
+            "joint_pos joint_vel joint_effort cube_pos cube_quat cube_lin_vel cube_ang_vel goal_pos goal_quat to_goal"
+            " actions"
+        ),
     }

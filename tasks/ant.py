@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from gpusim_rl.env import Parts
 from gpusim_rl.sim import Sim
 
 from .locomotion import Locomotion, LocomotionConfig
@@ -30,17 +31,17 @@ class Ant(Locomotion[AntConfig]):
 
     Observation space:
 
-    | num   | observation                                                      | unit         |
-    |-------|------------------------------------------------------------------|--------------|
-    | 0     | height of the torso                                              | m            |
-    | 1-3   | velocity of the torso, torso frame                               | m/s          |
-    | 4-6   | angular velocity of the torso, torso frame                       | rad/s        |
-    | 7-9   | yaw, roll, angle to the target                                   | rad          |
-    | 10-11 | projection of the torso's up axis on z, of its heading on target | -            |
-    | 12-19 | joint positions, limits mapped to [-1, 1]                        | -            |
-    | 20-27 | joint velocities x 0.2                                           | rad/s        |
-    | 28-51 | contact force and torque on the feet x 0.1, foot frame           | N, N m       |
-    | 52-59 | last action                                                      | -            |
+    | num   | name        | observation                                                      | unit   |
+    |-------|-------------|------------------------------------------------------------------|--------|
+    | 0     | height      | height of the torso                                              | m      |
+    | 1-3   | lin_vel     | velocity of the torso, torso frame                               | m/s    |
+    | 4-6   | ang_vel     | angular velocity of the torso, torso frame                       | rad/s  |
+    | 7-9   | angles      | yaw, roll, angle to the target                                   | rad    |
+    | 10-11 | directions  | projection of the torso's up axis on z, of its heading on target | -      |
+    | 12-19 | joint_pos   | joint positions, limits mapped to [-1, 1]                        | -      |
+    | 20-27 | joint_vel   | joint velocities x 0.2                                           | rad/s  |
+    | 28-51 | foot_wrench | contact force and torque on the feet x 0.1, foot frame           | N, N m |
+    | 52-59 | actions     | last action                                                      | -      |
 
     Reward terms (see `Locomotion.rewards`): progress (speed towards the target [m/s]), alive, up, heading, action cost,
     energy cost, joints at their limits, and a penalty for falling that replaces the other terms.
@@ -56,24 +57,17 @@ class Ant(Locomotion[AntConfig]):
     def __init__(self, cfg: AntConfig, sim: Sim) -> None:
         super().__init__(cfg, sim)
         self.near_high = self.joint_middle + 0.99 * self.joint_range  # rad
-        num_joints = len(self.robot.joint_names)
-        parts = [  # of the observation: size, scale
-            (12 + num_joints, 1.0),
-            (num_joints, cfg.joint_vel_scale),
-            (6 * len(self.FEET), cfg.contact_scale),
-            (self.num_actions, 1.0),
-        ]
-        self.obs_scale = torch.tensor([scale for size, scale in parts for _ in range(size)], device=self.device)
+        self.scales = {"joint_vel": cfg.joint_vel_scale, "foot_wrench": cfg.contact_scale}
 
-    def observe(self) -> Float[Tensor, "envs obs"]:
-        parts = [
-            *self._torso(),
-            self._scaled_joint_pos(),
-            self.robot.joint_vel,
-            self.feet.in_body_frame().flatten(1),
-            self.actions,
-        ]
-        return torch.cat(parts, dim=1) * self.obs_scale
+    def observe(self) -> dict[str, Parts]:
+        parts = {
+            **self._torso(),
+            "joint_pos": self._scaled_joint_pos(),
+            "joint_vel": self.robot.joint_vel,
+            "foot_wrench": self.feet.in_body_frame().flatten(1),
+            "actions": self.actions,
+        }
+        return {"policy": parts}
 
     def _at_limit(self) -> Float[Tensor, " envs"]:
         return (self.robot.joint_pos > self.near_high).sum(dim=1, dtype=torch.float32)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from gpusim_rl.env import Commands, Task, TaskConfig
+from gpusim_rl.env import Commands, Parts, Task, TaskConfig
 from gpusim_rl.env.math import quat_rotate_inverse
 from gpusim_rl.paths import robot_file
 from gpusim_rl.sim import Scene, Sim
@@ -44,15 +45,16 @@ class Anymal(Task[AnymalConfig]):
 
     Observation space:
 
-    | num   | observation                                            | unit       |
-    |-------|--------------------------------------------------------|------------|
-    | 0-2   | velocity of the base x 2, base frame                   | m/s        |
-    | 3-5   | angular velocity of the base x 0.25, base frame        | rad/s      |
-    | 6-8   | direction of gravity, base frame                       | -          |
-    | 9-11  | commanded x, y velocity x 2 and yaw rate x 0.25        | m/s, rad/s |
-    | 12-23 | joint positions, from the stance                       | rad        |
-    | 24-35 | joint velocities x 0.05                                | rad/s      |
-    | 36-47 | last action                                            | -          |
+    | num   | name        | observation                                     | unit  |
+    |-------|-------------|-------------------------------------------------|-------|
+    | 0-2   | lin_vel     | velocity of the base x 2, base frame            | m/s   |
+    | 3-5   | ang_vel     | angular velocity of the base x 0.25, base frame | rad/s |
+    | 6-8   | gravity     | direction of gravity, base frame                | -     |
+    | 9-10  | command     | commanded x, y velocity x 2                     | m/s   |
+    | 11    | command_yaw | commanded yaw rate x 0.25                       | rad/s |
+    | 12-23 | joint_pos   | joint positions, from the stance                | rad   |
+    | 24-35 | joint_vel   | joint velocities x 0.05                         | rad/s |
+    | 36-47 | actions     | last action                                     | -     |
 
     Reward terms, x the control step: exp(-squared error / 0.25) of the horizontal velocity, half as much for the yaw
     rate, and a penalty for squared torques. The penalty is limited to the sum of the others: the reward is never < 0.
@@ -62,6 +64,16 @@ class Anymal(Task[AnymalConfig]):
     """
 
     Config = AnymalConfig
+    units: ClassVar = {
+        "lin_vel": "m/s",
+        "ang_vel": "rad/s",
+        "gravity": "-",
+        "command": "m/s",
+        "command_yaw": "rad/s",
+        "joint_pos": "rad",
+        "joint_vel": "rad/s",
+        "actions": "-",
+    }
 
     @classmethod
     def scene(cls, cfg: AnymalConfig) -> Scene:
@@ -81,17 +93,13 @@ class Anymal(Task[AnymalConfig]):
         self.commands = Commands(self, {"x": cfg.command_x, "y": cfg.command_y, "yaw": cfg.command_yaw})
         self.errors = torch.zeros(2, self.num_envs, device=self.device)  # of velocity [m/s] and yaw rate [rad/s]
         self.weights = self.dt * torch.tensor([[cfg.lin_vel_weight], [cfg.ang_vel_weight]], device=self.device)
-        parts = [  # of the observation: size, scale
-            (3, cfg.lin_vel_scale),
-            (3, cfg.ang_vel_scale),
-            (3, 1.0),
-            (2, cfg.lin_vel_scale),
-            (1, cfg.ang_vel_scale),
-            (self.num_actions, 1.0),
-            (self.num_actions, cfg.joint_vel_scale),
-            (self.num_actions, 1.0),
-        ]
-        self.obs_scale = torch.tensor([scale for size, scale in parts for _ in range(size)], device=self.device)
+        self.scales = {
+            "lin_vel": cfg.lin_vel_scale,
+            "ang_vel": cfg.ang_vel_scale,
+            "command": cfg.lin_vel_scale,
+            "command_yaw": cfg.ang_vel_scale,
+            "joint_vel": cfg.joint_vel_scale,
+        }
         self.down = torch.tensor([0.0, 0.0, -1.0], device=self.device).expand(self.num_envs, 3)
 
     def reset(self, where: Bool[Tensor, " envs"]) -> None:
@@ -103,20 +111,21 @@ class Anymal(Task[AnymalConfig]):
     def apply_action(self, action: Float[Tensor, "envs actions"]) -> None:
         self.robot.actuate(torch.add(self.stance, action, alpha=self.cfg.action_scale))
 
-    def observe(self) -> Float[Tensor, "envs obs"]:
+    def observe(self) -> dict[str, Parts]:
         robot = self.robot
         vectors = torch.stack([robot.root_lin_vel, self.down], dim=1)
         lin_vel, gravity = quat_rotate_inverse(robot.root_quat[:, None], vectors).unbind(dim=1)
-        parts = [
-            lin_vel,
-            robot.root_ang_vel_local,
-            gravity,
-            self.commands.value,
-            robot.joint_pos - self.stance,
-            robot.joint_vel,
-            self.actions,
-        ]
-        return torch.cat(parts, dim=1) * self.obs_scale
+        parts = {
+            "lin_vel": lin_vel,
+            "ang_vel": robot.root_ang_vel_local,
+            "gravity": gravity,
+            "command": self.commands.value[:, :2],
+            "command_yaw": self.commands.value[:, 2:],
+            "joint_pos": robot.joint_pos - self.stance,
+            "joint_vel": robot.joint_vel,
+            "actions": self.actions,
+        }
+        return {"policy": parts}
 
     def rewards(self) -> dict[str, Float[Tensor, " envs"]]:
         cfg, dt, robot, command = self.cfg, self.dt, self.robot, self.commands.value

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from gpusim_rl.env import Commands, Levels, Task, TaskConfig, control_steps
+from gpusim_rl.env import Commands, Levels, Parts, Task, TaskConfig, control_steps
 from gpusim_rl.env.math import quat_rotate_inverse, quat_yaw, wrap_angle
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.paths import assets_dir
@@ -86,16 +87,17 @@ class AnymalTerrain(Task[AnymalTerrainConfig]):
 
     Observation space: (uniform noise is added to all but commands and last action)
 
-    | num     | observation                                                        | unit       |
-    |---------|--------------------------------------------------------------------|------------|
-    | 0-2     | velocity of the base x 2, base frame                               | m/s        |
-    | 3-5     | angular velocity of the base x 0.25, base frame                    | rad/s      |
-    | 6-8     | direction of gravity, base frame                                   | -          |
-    | 9-11    | commanded x, y velocity x 2 and yaw rate x 0.25                    | m/s, rad/s |
-    | 12-23   | joint positions                                                    | rad        |
-    | 24-35   | joint velocities x 0.05                                            | rad/s      |
-    | 36-175  | base above 14 x 10 points of the ground - 0.5 m, in +-1 m, x 5     | m          |
-    | 176-187 | last action                                                        | -          |
+    | num     | name        | observation                                                    | unit     |
+    |---------|-------------|----------------------------------------------------------------|----------|
+    | 0-2     | lin_vel     | velocity of the base x 2, base frame                           | 0.5 m/s  |
+    | 3-5     | ang_vel     | angular velocity of the base x 0.25, base frame                | 4 rad/s  |
+    | 6-8     | gravity     | direction of gravity, base frame                               | -        |
+    | 9-10    | command     | commanded x, y velocity x 2                                    | 0.5 m/s  |
+    | 11      | command_yaw | commanded yaw rate x 0.25                                      | 4 rad/s  |
+    | 12-23   | joint_pos   | joint positions                                                | rad      |
+    | 24-35   | joint_vel   | joint velocities x 0.05                                        | 20 rad/s |
+    | 36-175  | heights     | base above 14 x 10 points of the ground - 0.5 m, in +-1 m, x 5 | 0.2 m    |
+    | 176-187 | actions     | last action                                                    | -        |
 
     Reward terms, x the control step: exp(-squared error / 0.25) of the horizontal velocity, half as much for the yaw
     rate, and the time in the air beyond 0.5 s of feet that land, if a velocity is commanded; penalties for vertical
@@ -113,6 +115,18 @@ class AnymalTerrain(Task[AnymalTerrainConfig]):
     """
 
     Config = AnymalTerrainConfig
+    # Scaled already: noise has to be added to scaled numbers.
+    units: ClassVar = {
+        "lin_vel": "0.5 m/s",
+        "ang_vel": "4 rad/s",
+        "gravity": "-",
+        "command": "0.5 m/s",
+        "command_yaw": "4 rad/s",
+        "joint_pos": "rad",
+        "joint_vel": "20 rad/s",
+        "heights": "0.2 m",
+        "actions": "-",
+    }
 
     @classmethod
     def scene(cls, cfg: AnymalTerrainConfig) -> Scene:
@@ -164,6 +178,7 @@ class AnymalTerrain(Task[AnymalTerrainConfig]):
             (len(self.scan_points), cfg.height_scale, cfg.height_noise),
             (self.num_actions, 1.0, 0.0),
         ]
+        self.sizes = [size for size, _, _ in parts]
         rows = [(scale, scale * noise) for size, scale, noise in parts for _ in range(size)]
         self.obs_scale, self.noise_limit = torch.tensor(rows).T.contiguous().to(device)
         self.noise = torch.zeros(num, len(self.noise_limit), device=device)
@@ -192,7 +207,7 @@ class AnymalTerrain(Task[AnymalTerrainConfig]):
     def apply_action(self, action: Float[Tensor, "envs actions"]) -> None:
         self.robot.actuate(torch.add(self.stance, action, alpha=self.cfg.action_scale))
 
-    def observe(self) -> Float[Tensor, "envs obs"]:
+    def observe(self) -> dict[str, Parts]:
         robot = self.robot
         yaw = quat_yaw(robot.root_quat)
         vectors = torch.stack([robot.root_lin_vel, self.down], dim=1)
@@ -207,7 +222,8 @@ class AnymalTerrain(Task[AnymalTerrainConfig]):
             self._heights(yaw),
             self.actions,
         ]
-        return torch.addcmul(self.noise, torch.cat(parts, dim=1), self.obs_scale)
+        noisy = torch.addcmul(self.noise, torch.cat(parts, dim=1), self.obs_scale)
+        return {"policy": dict(zip(self.units, noisy.split(self.sizes, dim=1), strict=True))}
 
     def rewards(self) -> dict[str, Float[Tensor, " envs"]]:
         cfg, robot = self.cfg, self.robot

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from gpusim_rl.env import Task, TaskConfig
+from gpusim_rl.env import Parts, Task, TaskConfig
 from gpusim_rl.paths import assets_dir
 from gpusim_rl.sim import Scene, Sim
 
@@ -38,14 +39,14 @@ class BallBalance(Task[BallBalanceConfig]):
 
     Observation space:
 
-    | num   | observation                                                     | unit  |
-    |-------|-----------------------------------------------------------------|-------|
-    | 0-2   | positions of the knees                                          | rad   |
-    | 3-5   | velocities of the knees                                         | rad/s |
-    | 6-8   | position of the ball                                            | m     |
-    | 9-11  | velocity of the ball                                            | m/s   |
-    | 12-14 | force of the ball on the tray x 0.05, tray frame                | N     |
-    | 15-23 | torque of that force about the three hips x 0.05, tray frame    | N m   |
+    | num   | name       | observation                                                  | unit  |
+    |-------|------------|--------------------------------------------------------------|-------|
+    | 0-2   | knee_pos   | positions of the knees                                       | rad   |
+    | 3-5   | knee_vel   | velocities of the knees                                      | rad/s |
+    | 6-8   | ball_pos   | position of the ball                                         | m     |
+    | 9-11  | ball_vel   | velocity of the ball                                         | m/s   |
+    | 12-14 | tray_force | force of the ball on the tray x 0.05, tray frame             | N     |
+    | 15-23 | hip_torque | torque of that force about the three hips x 0.05, tray frame | N m   |
 
     Reward per step: 1 / (1 + distance) x 1 / (1 + speed) of the ball, the distance [m] from the point `target_height`
     over the middle.
@@ -55,6 +56,14 @@ class BallBalance(Task[BallBalanceConfig]):
     """
 
     Config = BallBalanceConfig
+    units: ClassVar = {
+        "knee_pos": "rad",
+        "knee_vel": "rad/s",
+        "ball_pos": "m",
+        "ball_vel": "m/s",
+        "tray_force": "N",
+        "hip_torque": "N m",
+    }
 
     @classmethod
     def scene(cls, cfg: BallBalanceConfig) -> Scene:
@@ -70,6 +79,7 @@ class BallBalance(Task[BallBalanceConfig]):
         self.robot = sim.articulation("balance_bot")
         self.ball = sim.articulation("ball")
         self.tray = self.robot.contacts(["tray"])
+        self.scales = {"tray_force": cfg.force_scale, "hip_torque": cfg.force_scale}
         self.num_actions = len(self.robot.actuator_names)
         self.knees = slice(1, None, 2)  # a hip comes before each knee
         self.knee_low, self.knee_high = self.robot.joint_limits[self.knees].unbind(dim=1)
@@ -96,20 +106,18 @@ class BallBalance(Task[BallBalanceConfig]):
         self.knee_target.add_(action, alpha=self.dt * self.cfg.action_speed).clamp_(self.knee_low, self.knee_high)
         self.robot.actuate(self.knee_target)
 
-    def observe(self) -> Float[Tensor, "envs obs"]:
+    def observe(self) -> dict[str, Parts]:
         force, torque = self.tray.in_body_frame().split(3, dim=-1)
         hip_torque = torque - torch.linalg.cross(self.hips, force)
-        return torch.cat(
-            [
-                self.robot.joint_pos[:, self.knees],
-                self.robot.joint_vel[:, self.knees],
-                self.ball.root_pos,
-                self.ball.root_lin_vel,
-                force.flatten(1) * self.cfg.force_scale,
-                hip_torque.flatten(1) * self.cfg.force_scale,
-            ],
-            dim=1,
-        )
+        parts = {
+            "knee_pos": self.robot.joint_pos[:, self.knees],
+            "knee_vel": self.robot.joint_vel[:, self.knees],
+            "ball_pos": self.ball.root_pos,
+            "ball_vel": self.ball.root_lin_vel,
+            "tray_force": force.flatten(1),
+            "hip_torque": hip_torque.flatten(1),
+        }
+        return {"policy": parts}
 
     def rewards(self) -> dict[str, Float[Tensor, " envs"]]:
         distance = self._distance()

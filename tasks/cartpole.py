@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
-import torch
 from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 
-from gpusim_rl.env import Task, TaskConfig
+from gpusim_rl.env import Parts, Task, TaskConfig
 from gpusim_rl.env.math import masked_terms
 from gpusim_rl.paths import assets_dir
 from gpusim_rl.sim import Scene, Sim
@@ -35,12 +35,12 @@ class Cartpole(Task[CartpoleConfig]):
 
     Observation space:
 
-    | num | observation                      | unit  |
-    |-----|----------------------------------|-------|
-    | 0   | position of the cart             | m     |
-    | 1   | velocity of the cart             | m/s   |
-    | 2   | angle of the pole, 0 is upright  | rad   |
-    | 3   | angular velocity of the pole     | rad/s |
+    | num | name       | observation                     | unit  |
+    |-----|------------|---------------------------------|-------|
+    | 0   | cart_pos   | position of the cart            | m     |
+    | 1   | cart_vel   | velocity of the cart            | m/s   |
+    | 2   | pole_angle | angle of the pole, 0 is upright | rad   |
+    | 3   | pole_vel   | angular velocity of the pole    | rad/s |
 
     Reward per step: 1 - angle^2 - 0.01 |cart velocity| - 0.005 |pole velocity|; on failure `death_cost` instead.
 
@@ -49,6 +49,7 @@ class Cartpole(Task[CartpoleConfig]):
     """
 
     Config = CartpoleConfig
+    units: ClassVar = {"cart_pos": "m", "cart_vel": "m/s", "pole_angle": "rad", "pole_vel": "rad/s"}
 
     @classmethod
     def scene(cls, cfg: CartpoleConfig) -> Scene:
@@ -72,8 +73,10 @@ class Cartpole(Task[CartpoleConfig]):
             action = 2.0 * action - 1.0
         self.robot.actuate(action * self.cfg.max_force)
 
-    def observe(self) -> Float[Tensor, "envs obs"]:
-        return torch.stack([self.robot.joint_pos, self.robot.joint_vel], dim=2).flatten(1)
+    def observe(self) -> dict[str, Parts]:
+        pos, vel = self.robot.joint_pos, self.robot.joint_vel
+        parts = {"cart_pos": pos[:, :1], "cart_vel": vel[:, :1], "pole_angle": pos[:, 1:], "pole_vel": vel[:, 1:]}
+        return {"policy": parts}
 
     def rewards(self) -> dict[str, Float[Tensor, " envs"]]:
         angle = self.robot.joint_pos[:, 1]

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from gpusim_rl.env import Task, TaskConfig
+from gpusim_rl.env import Parts, Task, TaskConfig
 from gpusim_rl.env.math import masked_terms, unscale
 from gpusim_rl.paths import assets_dir
 from gpusim_rl.sim import Scene, Sim
@@ -53,13 +54,13 @@ class FrankaCabinet(Task[FrankaCabinetConfig]):
 
     Observation space:
 
-    | num   | observation                                             | unit       |
-    |-------|---------------------------------------------------------|------------|
-    | 0-8   | joint positions, limits mapped to [-1, 1]: arm, fingers | -          |
-    | 9-17  | joint velocities x 0.1                                  | rad/s, m/s |
-    | 18-20 | from the gripping point to the handle                   | m          |
-    | 21    | opening of the drawer                                   | m          |
-    | 22    | velocity of the drawer                                  | m/s        |
+    | num   | name       | observation                                             | unit       |
+    |-------|------------|---------------------------------------------------------|------------|
+    | 0-8   | joint_pos  | joint positions, limits mapped to [-1, 1]: arm, fingers | -          |
+    | 9-17  | joint_vel  | joint velocities x 0.1                                  | rad/s, m/s |
+    | 18-20 | to_handle  | from the gripping point to the handle                   | m          |
+    | 21    | drawer_pos | opening of the drawer                                   | m          |
+    | 22    | drawer_vel | velocity of the drawer                                  | m/s        |
 
     Reward terms: distance to the handle, hand level and facing the cabinet, one finger above and one below the handle,
     their distances from it, opening, bonuses at 0.01, 0.2 and 0.39 m, action cost; a penalty for fingers that reach
@@ -70,6 +71,13 @@ class FrankaCabinet(Task[FrankaCabinetConfig]):
     """
 
     Config = FrankaCabinetConfig
+    units: ClassVar = {
+        "joint_pos": "-",
+        "joint_vel": "rad/s, m/s",
+        "to_handle": "m",
+        "drawer_pos": "m",
+        "drawer_vel": "m/s",
+    }
 
     @classmethod
     def scene(cls, cfg: FrankaCabinetConfig) -> Scene:
@@ -92,6 +100,7 @@ class FrankaCabinet(Task[FrankaCabinetConfig]):
         self.step_size = torch.tensor(TARGET_SPEEDS, device=self.device) * cfg.action_scale * self.dt
         self.max_lead = torch.tensor(MAX_LEAD, device=self.device)
         self.targets = torch.zeros(self.num_envs, self.num_actions, device=self.device)
+        self.scales = {"joint_vel": cfg.joint_vel_scale}
         self.ended = torch.zeros(self.num_envs, dtype=torch.bool, device=self.device)
 
     def reset(self, where: Bool[Tensor, " envs"]) -> None:
@@ -107,17 +116,15 @@ class FrankaCabinet(Task[FrankaCabinetConfig]):
         self.targets.copy_(targets.clamp(self.joint_low, self.joint_high))
         self.robot.actuate(self.targets)
 
-    def observe(self) -> Float[Tensor, "envs obs"]:
-        return torch.cat(
-            [
-                unscale(self.robot.joint_pos, self.joint_low, self.joint_high),
-                self.robot.joint_vel * self.cfg.joint_vel_scale,
-                self.handle.pos[:, 0] - self.hand.pos[:, 0],
-                self.drawer.joint_pos,
-                self.drawer.joint_vel,
-            ],
-            dim=1,
-        )
+    def observe(self) -> dict[str, Parts]:
+        parts = {
+            "joint_pos": unscale(self.robot.joint_pos, self.joint_low, self.joint_high),
+            "joint_vel": self.robot.joint_vel,
+            "to_handle": self.handle.pos[:, 0] - self.hand.pos[:, 0],
+            "drawer_pos": self.drawer.joint_pos,
+            "drawer_vel": self.drawer.joint_vel,
+        }
+        return {"policy": parts}
 
     def rewards(self) -> dict[str, Float[Tensor, " envs"]]:
         cfg = self.cfg

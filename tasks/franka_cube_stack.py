@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from gpusim_rl.env import Task, TaskConfig
+from gpusim_rl.env import Parts, Task, TaskConfig
 from gpusim_rl.env.math import (
     masked_terms,
     operational_space_torque,
@@ -68,14 +68,14 @@ class FrankaCubeStack(Task[FrankaCubeStackConfig]):
 
     Observation space:
 
-    | num   | observation                                             | unit |
-    |-------|---------------------------------------------------------|------|
-    | 0-3   | orientation of cube A, wxyz                             | -    |
-    | 4-6   | position of cube A                                      | m    |
-    | 7-9   | from cube A to cube B                                   | m    |
-    | 10-12 | position of the gripping point                          | m    |
-    | 13-16 | orientation of the gripping point, wxyz                 | -    |
-    | 17-18 | positions of the fingers (`joint_tor`: of all 9 joints) | m    |
+    | num   | name      | observation                                             | unit |
+    |-------|-----------|---------------------------------------------------------|------|
+    | 0-3   | cube_quat | orientation of cube A, wxyz                             | -    |
+    | 4-6   | cube_pos  | position of cube A                                      | m    |
+    | 7-9   | to_cube_b | from cube A to cube B                                   | m    |
+    | 10-12 | hand_pos  | position of the gripping point                          | m    |
+    | 13-16 | hand_quat | orientation of the gripping point, wxyz                 | -    |
+    | 17-18 | joint_pos | positions of the fingers (`joint_tor`: of all 9 joints) | m    |
 
     Reward: 16 while cube A rests on cube B, released. Else the sum of: 0.1 x nearness of hand and fingers to cube A (or
     of cube A to its goal, if that is more), 1.5 while cube A is lifted, 2 x nearness of the lifted cube to its goal.
@@ -85,6 +85,14 @@ class FrankaCubeStack(Task[FrankaCubeStackConfig]):
     """
 
     Config = FrankaCubeStackConfig
+    units: ClassVar = {
+        "cube_quat": "-",
+        "cube_pos": "m",
+        "to_cube_b": "m",
+        "hand_pos": "m",
+        "hand_quat": "-",
+        "joint_pos": "m",
+    }
 
     @classmethod
     def scene(cls, cfg: FrankaCubeStackConfig) -> Scene:
@@ -160,19 +168,17 @@ class FrankaCubeStack(Task[FrankaCubeStackConfig]):
         posture = POSTURE_STIFFNESS * (self.start[:7] - joint_pos) - 2.0 * math.sqrt(POSTURE_STIFFNESS) * joint_vel
         return operational_space_torque(self.dynamics.jacobian[..., :7], mass, acceleration, posture)
 
-    def observe(self) -> Float[Tensor, "envs obs"]:
+    def observe(self) -> dict[str, Parts]:
         cube_a, joints = self.cube_a, self.robot.joint_pos
-        return torch.cat(
-            [
-                cube_a.root_quat,
-                cube_a.root_pos,
-                self.cube_b.root_pos - cube_a.root_pos,
-                self.hand.pos[:, 0],
-                self.hand.quat[:, 0],
-                joints[:, 7:] if self.uses_osc else joints,
-            ],
-            dim=1,
-        )
+        parts = {
+            "cube_quat": cube_a.root_quat,
+            "cube_pos": cube_a.root_pos,
+            "to_cube_b": self.cube_b.root_pos - cube_a.root_pos,
+            "hand_pos": self.hand.pos[:, 0],
+            "hand_quat": self.hand.quat[:, 0],
+            "joint_pos": joints[:, 7:] if self.uses_osc else joints,
+        }
+        return {"policy": parts}
 
     def rewards(self) -> dict[str, Float[Tensor, " envs"]]:
         cfg = self.cfg

@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from gpusim_rl.env import Parts
 from gpusim_rl.paths import assets_dir
 from gpusim_rl.sim import Scene
 
@@ -22,13 +23,13 @@ class HalfCheetah(Planar[PlanarConfig]):
 
     Observation space:
 
-    | num   | observation                                     | unit  |
-    |-------|-------------------------------------------------|-------|
-    | 0     | height of the torso above 0.7 m                 | m     |
-    | 1     | angle of the torso, 0 is horizontal             | rad   |
-    | 2-7   | joint positions                                 | rad   |
-    | 8-9   | velocity of the torso along x and z             | m/s   |
-    | 10-16 | angular velocity of the torso, joint velocities | rad/s |
+    | num   | name      | observation                                     | unit  |
+    |-------|-----------|-------------------------------------------------|-------|
+    | 0     | height    | height of the torso above 0.7 m                 | m     |
+    | 1     | angle     | angle of the torso, 0 is horizontal             | rad   |
+    | 2-7   | joint_pos | joint positions                                 | rad   |
+    | 8-9   | lin_vel   | velocity of the torso along x and z             | m/s   |
+    | 10-16 | ang_vel   | angular velocity of the torso, joint velocities | rad/s |
 
     Reward terms: forward (mean speed along x over the step), control cost.
 
@@ -46,8 +47,8 @@ class HalfCheetah(Planar[PlanarConfig]):
         scene.add(cls.ROBOT, assets_dir() / "half_cheetah.xml")
         return scene
 
-    def observe(self) -> Float[Tensor, "envs obs"]:
-        return torch.cat([self.robot.joint_pos[:, 1:], self.robot.joint_vel], dim=1)
+    def observe(self) -> dict[str, Parts]:
+        return self._parts(self.robot.joint_vel)
 
     def rewards(self) -> dict[str, Float[Tensor, " envs"]]:
         return {"forward": self._forward(), "control_cost": self._control_cost()}

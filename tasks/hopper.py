@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from gpusim_rl.env import Parts
 from gpusim_rl.paths import assets_dir
 from gpusim_rl.sim import Scene
 
@@ -34,13 +35,13 @@ class Hopper(Planar[HopperConfig]):
 
     Observation space:
 
-    | num  | observation                                                     | unit  |
-    |------|-----------------------------------------------------------------|-------|
-    | 0    | height of the torso                                             | m     |
-    | 1    | angle of the torso, 0 is upright                                | rad   |
-    | 2-4  | joint positions                                                 | rad   |
-    | 5-6  | velocity of the torso along x and z, within +-10                | m/s   |
-    | 7-10 | angular velocity of the torso, joint velocities, within +-10    | rad/s |
+    | num  | name      | observation                                                  | unit  |
+    |------|-----------|--------------------------------------------------------------|-------|
+    | 0    | height    | height of the torso                                          | m     |
+    | 1    | angle     | angle of the torso, 0 is upright                             | rad   |
+    | 2-4  | joint_pos | joint positions                                              | rad   |
+    | 5-6  | lin_vel   | velocity of the torso along x and z, within +-10             | m/s   |
+    | 7-10 | ang_vel   | angular velocity of the torso, joint velocities, within +-10 | rad/s |
 
     Reward terms: forward (mean speed along x over the step), alive (while it is healthy), control cost.
 
@@ -58,9 +59,9 @@ class Hopper(Planar[HopperConfig]):
         scene.add(cls.ROBOT, assets_dir() / "hopper.xml")
         return scene
 
-    def observe(self) -> Float[Tensor, "envs obs"]:
+    def observe(self) -> dict[str, Parts]:
         limit = self.cfg.max_observed_vel
-        return torch.cat([self.robot.joint_pos[:, 1:], self.robot.joint_vel.clamp(-limit, limit)], dim=1)
+        return self._parts(self.robot.joint_vel.clamp(-limit, limit))
 
     def rewards(self) -> dict[str, Float[Tensor, " envs"]]:
         cfg = self.cfg

@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from gpusim_rl.env import Parts
 from gpusim_rl.sim import Scene, Sim
 
 from .locomotion import Locomotion, LocomotionConfig
@@ -32,18 +33,18 @@ class Humanoid(Locomotion[HumanoidConfig]):
 
     Observation space:
 
-    | num    | observation                                                      | unit         |
-    |--------|------------------------------------------------------------------|--------------|
-    | 0      | height of the torso                                              | m            |
-    | 1-3    | velocity of the torso, torso frame                               | m/s          |
-    | 4-6    | angular velocity of the torso x 0.25, torso frame                | rad/s        |
-    | 7-9    | yaw, roll, angle to the target                                   | rad          |
-    | 10-11  | projection of the torso's up axis on z, of its heading on target | -            |
-    | 12-32  | joint positions, limits mapped to [-1, 1]                        | -            |
-    | 33-53  | joint velocities x 0.1                                           | rad/s        |
-    | 54-74  | torque of the motors x 0.01                                      | N m          |
-    | 75-86  | contact force and torque on the feet x 0.01, foot frame          | N, N m       |
-    | 87-107 | last action                                                      | -            |
+    | num    | name         | observation                                                      | unit   |
+    |--------|--------------|------------------------------------------------------------------|--------|
+    | 0      | height       | height of the torso                                              | m      |
+    | 1-3    | lin_vel      | velocity of the torso, torso frame                               | m/s    |
+    | 4-6    | ang_vel      | angular velocity of the torso x 0.25, torso frame                | rad/s  |
+    | 7-9    | angles       | yaw, roll, angle to the target                                   | rad    |
+    | 10-11  | directions   | projection of the torso's up axis on z, of its heading on target | -      |
+    | 12-32  | joint_pos    | joint positions, limits mapped to [-1, 1]                        | -      |
+    | 33-53  | joint_vel    | joint velocities x 0.1                                           | rad/s  |
+    | 54-74  | joint_effort | torque of the motors x 0.01                                      | N m    |
+    | 75-86  | foot_wrench  | contact force and torque on the feet x 0.01, foot frame          | N, N m |
+    | 87-107 | actions      | last action                                                      | -      |
 
     Reward terms: progress (speed towards the target [m/s]), alive, up, heading, action cost, energy cost, joints
     at their limits (both more for strong motors), and a penalty for falling that replaces the other terms.
@@ -72,27 +73,23 @@ class Humanoid(Locomotion[HumanoidConfig]):
         self.limit_weight = self.effort_ratio / (self.joint_range - self.near_limit)  # 1/rad
         hips = [self.robot.joint_names.index(f"{side}_hip_x") for side in ("right", "left")]
         self.start_high[hips] = 0.0  # further inwards, the legs would penetrate each other
-        num_joints = len(self.robot.joint_names)
-        parts = [  # of the observation: size, scale
-            (4, 1.0),
-            (3, cfg.ang_vel_scale),
-            (5 + num_joints, 1.0),
-            (num_joints, cfg.joint_vel_scale),
-            (num_joints + 6 * len(self.FEET), cfg.force_scale),
-            (self.num_actions, 1.0),
-        ]
-        self.obs_scale = torch.tensor([scale for size, scale in parts for _ in range(size)], device=self.device)
+        self.scales = {
+            "ang_vel": cfg.ang_vel_scale,
+            "joint_vel": cfg.joint_vel_scale,
+            "joint_effort": cfg.force_scale,
+            "foot_wrench": cfg.force_scale,
+        }
 
-    def observe(self) -> Float[Tensor, "envs obs"]:
-        parts = [
-            *self._torso(),
-            self._scaled_joint_pos(),
-            self.robot.joint_vel,
-            self.robot.joint_effort,
-            self.feet.in_body_frame().flatten(1),
-            self.actions,
-        ]
-        return torch.cat(parts, dim=1) * self.obs_scale
+    def observe(self) -> dict[str, Parts]:
+        parts = {
+            **self._torso(),
+            "joint_pos": self._scaled_joint_pos(),
+            "joint_vel": self.robot.joint_vel,
+            "joint_effort": self.robot.joint_effort,
+            "foot_wrench": self.feet.in_body_frame().flatten(1),
+            "actions": self.actions,
+        }
+        return {"policy": parts}
 
     def _energy(self) -> Float[Tensor, " envs"]:
         return (self.actions * self.robot.joint_vel * self.effort_ratio).abs().sum(dim=1)

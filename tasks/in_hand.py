@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from gpusim_rl.env import Curriculum, CurriculumConfig, Task, TaskConfig
+from gpusim_rl.env import Curriculum, CurriculumConfig, Parts, Task, TaskConfig
 from gpusim_rl.env.math import quat_angle, quat_difference, quat_from_uniform, scale
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.paths import assets_dir
@@ -67,6 +67,22 @@ class InHand(Task[InHandConfig]):
     """
 
     Config = InHandConfig
+    units: ClassVar = {
+        "joint_pos": "-",
+        "joint_vel": "rad/s",
+        "joint_effort": "N m",
+        "cube_pos": "m",
+        "cube_quat": "-",
+        "cube_lin_vel": "m/s",
+        "cube_ang_vel": "rad/s",
+        "goal_pos": "m",
+        "goal_quat": "-",
+        "to_goal": "-",
+        "tip_pos": "m",
+        "tip_state": "m, -, m/s, rad/s",
+        "tip_force": "N, N m",
+        "actions": "-",
+    }
     HAND: ClassVar[str]
     """MJCF of the hand, in tasks/assets."""
     CUBE_START: ClassVar[tuple[float, float, float]]
@@ -90,6 +106,7 @@ class InHand(Task[InHandConfig]):
         super().__init__(cfg, sim)
         self.hand, self.cube = sim.articulation("hand"), sim.articulation("object")
         self.num_actions = len(self.hand.actuator_names)
+        self.scales = {"joint_vel": cfg.vel_scale, "joint_effort": cfg.force_scale, "cube_ang_vel": cfg.vel_scale}
         self.joint_low, self.joint_high = self.hand.joint_limits.unbind(dim=1)
         self.target_low, self.target_high = self.hand.control_limits.unbind(dim=1)
         self.joint_middle = 0.5 * (self.joint_low + self.joint_high)
@@ -126,14 +143,13 @@ class InHand(Task[InHandConfig]):
         self.targets.lerp_(scale(action, self.target_low, self.target_high), self.cfg.moving_average)
         self.hand.actuate(self.targets)
 
-    def observe(self) -> dict[str, Float[Tensor, "envs _"]]:
+    def observe(self) -> dict[str, Parts]:
         parts = self._parts()
         groups = {"policy": self.cfg.observation_type}
         if self.cfg.asymmetric:
             groups["critic"] = "full_state"
         return {
-            group: torch.cat([parts[name] for name in self.OBSERVATIONS[kind].split()], dim=1)
-            for group, kind in groups.items()
+            group: {name: parts[name] for name in self.OBSERVATIONS[kind].split()} for group, kind in groups.items()
         }
 
     def rewards(self) -> dict[str, Float[Tensor, " envs"]]:
@@ -179,18 +195,20 @@ class InHand(Task[InHandConfig]):
     def _rotation_error(self) -> Float[Tensor, " envs"]:
         return quat_angle(self.cube.root_quat, self.goal_quat)
 
-    def _parts(self) -> dict[str, Float[Tensor, "envs _"]]:
-        """Parts of observations by name, shape [num_envs, size] each; forces and velocities are scaled."""
-        cfg, hand, cube = self.cfg, self.hand, self.cube
+    def _parts(self) -> Parts:
+        """Parts of observations by name, shape [num_envs, size] each."""
+        hand, cube = self.hand, self.cube
         to_goal = quat_difference(cube.root_quat, self.goal_quat)
         return {
             "joint_pos": (hand.joint_pos - self.joint_middle) / self.joint_range,
-            "joint_vel": cfg.vel_scale * hand.joint_vel,
-            "joint_effort": cfg.force_scale * hand.joint_effort,
+            "joint_vel": hand.joint_vel,
+            "joint_effort": hand.joint_effort,
             "cube_pos": cube.root_pos,
             "cube_quat": cube.root_quat,
-            "cube_vel": torch.cat([cube.root_lin_vel, cfg.vel_scale * cube.root_ang_vel], dim=1),
-            "goal": torch.cat([self.goal_pos - cube.root_pos, self.goal_quat], dim=1),
+            "cube_lin_vel": cube.root_lin_vel,
+            "cube_ang_vel": cube.root_ang_vel,
+            "goal_pos": self.goal_pos - cube.root_pos,
+            "goal_quat": self.goal_quat,
             "to_goal": torch.where(to_goal[:, :1] < 0.0, -to_goal, to_goal),  # q and -q are the same rotation
             "actions": self.actions,
         }

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from gpusim_rl.env import Task, TaskConfig
+from gpusim_rl.env import Parts, Task, TaskConfig
 from gpusim_rl.env.math import quat_rotate
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.paths import assets_dir
@@ -50,12 +51,12 @@ class Ingenuity(Task[IngenuityConfig]):
 
     Observation space:
 
-    | num   | observation                              | unit  |
-    |-------|------------------------------------------|-------|
-    | 0-2   | way to the target / 3                    | m     |
-    | 3-6   | orientation of the fuselage, wxyz        | -     |
-    | 7-9   | velocity of the fuselage / 2             | m/s   |
-    | 10-12 | angular velocity of the fuselage / pi    | rad/s |
+    | num   | name      | observation                           | unit     |
+    |-------|-----------|---------------------------------------|----------|
+    | 0-2   | to_target | way to the target / 3                 | 3 m      |
+    | 3-6   | quat      | orientation of the fuselage, wxyz     | -        |
+    | 7-9   | lin_vel   | velocity of the fuselage / 2          | 2 m/s    |
+    | 10-12 | ang_vel   | angular velocity of the fuselage / pi | pi rad/s |
 
     Reward terms, with near = 1 / (1 + distance^2): position = near; upright = 5 near / (1 + (1 - up)^2) with up the
     projection of the fuselage's z axis on the vertical; spin = near / (1 + (vertical angular velocity)^2).
@@ -65,6 +66,7 @@ class Ingenuity(Task[IngenuityConfig]):
     """
 
     Config = IngenuityConfig
+    units: ClassVar = {"to_target": "3 m", "quat": "-", "lin_vel": "2 m/s", "ang_vel": "pi rad/s"}
 
     @classmethod
     def scene(cls, cfg: IngenuityConfig) -> Scene:
@@ -109,17 +111,15 @@ class Ingenuity(Task[IngenuityConfig]):
         quat = self.robot.root_quat[:, None].expand(-1, len(ROTORS), -1)
         self.rotors.apply_wrench(quat_rotate(quat, force))
 
-    def observe(self) -> Float[Tensor, "envs obs"]:
+    def observe(self) -> dict[str, Parts]:
         robot = self.robot
-        return torch.cat(
-            [
-                (self.target.root_pos - robot.root_pos) / 3.0,
-                robot.root_quat,
-                robot.root_lin_vel / 2.0,
-                robot.root_ang_vel / math.pi,
-            ],
-            dim=1,
-        )
+        parts = {
+            "to_target": (self.target.root_pos - robot.root_pos) / 3.0,
+            "quat": robot.root_quat,
+            "lin_vel": robot.root_lin_vel / 2.0,
+            "ang_vel": robot.root_ang_vel / math.pi,
+        }
+        return {"policy": parts}
 
     def rewards(self) -> dict[str, Float[Tensor, " envs"]]:
         near = 1.0 / (1.0 + self._distance().square())

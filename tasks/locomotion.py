@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from gpusim_rl.env import Task, TaskConfig
+from gpusim_rl.env import Parts, Task, TaskConfig
 from gpusim_rl.env.math import masked_terms, quat_rotate, quat_rotate_inverse
 from gpusim_rl.paths import assets_dir
 from gpusim_rl.sim import Scene, Sim
@@ -47,6 +47,18 @@ class Locomotion(Task[Cfg]):
     """Name of the robot in the scene, and of its MJCF in tasks/assets."""
     FEET: ClassVar[Sequence[str]]
     """Bodies with a contact sensor."""
+    units: ClassVar = {
+        "height": "m",
+        "lin_vel": "m/s",
+        "ang_vel": "rad/s",
+        "angles": "rad",
+        "directions": "-",
+        "joint_pos": "-",
+        "joint_vel": "rad/s",
+        "joint_effort": "N m",
+        "foot_wrench": "N, N m",
+        "actions": "-",
+    }
     PHYSICS: ClassVar[Mapping[str, Any]]
     """Arguments of the scene.
 
@@ -123,7 +135,7 @@ class Locomotion(Task[Cfg]):
     def _at_limit(self) -> Float[Tensor, " envs"]:
         """Number of joints at their limits; a subclass may weight them."""
 
-    def _torso(self) -> list[Float[Tensor, "envs _"]]:
+    def _torso(self) -> Parts:
         """The first 12 numbers of the observation: height, velocities, angles, directions."""
         robot = self.robot
         to_target, distance = self._to_target()
@@ -132,12 +144,14 @@ class Locomotion(Task[Cfg]):
         roll, yaw = torch.atan2(left[:, 2], up[:, 2]), torch.atan2(forward[:, 1], forward[:, 0])
         ahead = _dot(forward, to_target)
         angle_to_target = torch.atan2(_cross(forward, to_target), ahead)
-        return [
-            robot.root_pos[:, 2:],
-            quat_rotate_inverse(robot.root_quat, robot.root_lin_vel),
-            robot.root_ang_vel_local,
-            torch.stack([yaw, roll, angle_to_target, up[:, 2], ahead / distance], dim=1),
-        ]
+        angles = torch.stack([yaw, roll, angle_to_target, up[:, 2], ahead / distance], dim=1)
+        return {
+            "height": robot.root_pos[:, 2:],
+            "lin_vel": quat_rotate_inverse(robot.root_quat, robot.root_lin_vel),
+            "ang_vel": robot.root_ang_vel_local,
+            "angles": angles[:, :3],
+            "directions": angles[:, 3:],
+        }
 
     def _axes(self) -> tuple[Float[Tensor, "envs 3"], ...]:
         """The torso's axes, world frame: forward, left, up."""

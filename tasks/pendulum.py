@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from gpusim_rl.env import Task, TaskConfig
+from gpusim_rl.env import Parts, Task, TaskConfig
 from gpusim_rl.env.math import wrap_angle
 from gpusim_rl.paths import assets_dir
 from gpusim_rl.sim import Scene, Sim
@@ -34,11 +35,11 @@ class Pendulum(Task[PendulumConfig]):
 
     Observation space:
 
-    | num | observation                     | unit  |
-    |-----|---------------------------------|-------|
-    | 0   | cosine of the angle, 1 upright  | -     |
-    | 1   | sine of the angle               | -     |
-    | 2   | angular velocity                | rad/s |
+    | num | name    | observation                    | unit  |
+    |-----|---------|--------------------------------|-------|
+    | 0   | cos     | cosine of the angle, 1 upright | -     |
+    | 1   | sin     | sine of the angle              | -     |
+    | 2   | ang_vel | angular velocity               | rad/s |
 
     Reward per step: -(angle^2 + 0.1 velocity^2 + 0.001 torque^2), of the state that the action was taken in.
 
@@ -46,6 +47,7 @@ class Pendulum(Task[PendulumConfig]):
     """
 
     Config = PendulumConfig
+    units: ClassVar = {"cos": "-", "sin": "-", "ang_vel": "rad/s"}
 
     @classmethod
     def scene(cls, cfg: PendulumConfig) -> Scene:
@@ -70,9 +72,9 @@ class Pendulum(Task[PendulumConfig]):
         self.state_cost[1].copy_(self.cfg.velocity_cost * velocity.square())
         self.robot.actuate(action * self.cfg.max_torque)
 
-    def observe(self) -> Float[Tensor, "envs obs"]:
-        angle, velocity = self.robot.joint_pos[:, 0], self.robot.joint_vel[:, 0]
-        return torch.stack([angle.cos(), angle.sin(), velocity], dim=1)
+    def observe(self) -> dict[str, Parts]:
+        angle = self.robot.joint_pos
+        return {"policy": {"cos": angle.cos(), "sin": angle.sin(), "ang_vel": self.robot.joint_vel}}
 
     def rewards(self) -> dict[str, Float[Tensor, " envs"]]:
         torque = self.actions[:, 0] * self.cfg.max_torque

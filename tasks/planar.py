@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from gpusim_rl.env import Task, TaskConfig
+from gpusim_rl.env import Parts, Task, TaskConfig
 from gpusim_rl.sim import Sim
 
 
@@ -33,6 +33,7 @@ class Planar(Task[Cfg]):
 
     ROBOT: ClassVar[str]
     """Name of the robot in the scene."""
+    units: ClassVar = {"height": "m", "angle": "rad", "joint_pos": "rad", "lin_vel": "m/s", "ang_vel": "rad/s"}
 
     def __init__(self, cfg: Cfg, sim: Sim) -> None:
         super().__init__(cfg, sim)
@@ -51,6 +52,18 @@ class Planar(Task[Cfg]):
 
     def _start_vel(self) -> Float[Tensor, "envs joints"]:
         return self.random.uniform(-self.cfg.reset_noise, self.cfg.reset_noise, len(self.robot.joint_names))
+
+    def _parts(self, joint_vel: Float[Tensor, "envs joints"]) -> dict[str, Parts]:
+        """The observation: all joint positions but x, and the given velocities."""
+        joint_pos = self.robot.joint_pos
+        parts = {
+            "height": joint_pos[:, 1:2],
+            "angle": joint_pos[:, 2:3],
+            "joint_pos": joint_pos[:, 3:],
+            "lin_vel": joint_vel[:, :2],
+            "ang_vel": joint_vel[:, 2:],
+        }
+        return {"policy": parts}
 
     def _forward(self) -> Float[Tensor, " envs"]:
         """Reward for the mean speed along x over the step."""

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from gpusim_rl.env import Task, TaskConfig
+from gpusim_rl.env import Parts, Task, TaskConfig
 from gpusim_rl.env.math import quat_rotate
 from gpusim_rl.paths import assets_dir
 from gpusim_rl.sim import Scene, Sim
@@ -40,13 +41,13 @@ class Quadcopter(Task[QuadcopterConfig]):
 
     Observation space:
 
-    | num   | observation                             | unit  |
-    |-------|-----------------------------------------|-------|
-    | 0-2   | way to the target / 3                   | m     |
-    | 3-6   | orientation of the chassis, wxyz        | -     |
-    | 7-9   | velocity of the chassis / 2             | m/s   |
-    | 10-12 | angular velocity of the chassis / pi    | rad/s |
-    | 13-20 | angles of the rotors                    | rad   |
+    | num   | name      | observation                          | unit     |
+    |-------|-----------|--------------------------------------|----------|
+    | 0-2   | to_target | way to the target / 3                | 3 m      |
+    | 3-6   | quat      | orientation of the chassis, wxyz     | -        |
+    | 7-9   | lin_vel   | velocity of the chassis / 2          | 2 m/s    |
+    | 10-12 | ang_vel   | angular velocity of the chassis / pi | pi rad/s |
+    | 13-20 | rotor_pos | angles of the rotors                 | rad      |
 
     Reward terms, with near = 1 / (1 + distance^2): position = near; upright = near / (1 + (1 - up)^2) with up the
     projection of the chassis' z axis on the vertical; spin = near / (1 + (vertical angular velocity)^2).
@@ -56,6 +57,7 @@ class Quadcopter(Task[QuadcopterConfig]):
     """
 
     Config = QuadcopterConfig
+    units: ClassVar = {"to_target": "3 m", "quat": "-", "lin_vel": "2 m/s", "ang_vel": "pi rad/s", "rotor_pos": "rad"}
 
     @classmethod
     def scene(cls, cfg: QuadcopterConfig) -> Scene:
@@ -94,18 +96,16 @@ class Quadcopter(Task[QuadcopterConfig]):
         force = torch.nn.functional.pad(self.thrust[..., None], (2, 0))
         self.rotors.apply_wrench(quat_rotate(self.rotors.quat, force))
 
-    def observe(self) -> Float[Tensor, "envs obs"]:
+    def observe(self) -> dict[str, Parts]:
         robot = self.robot
-        return torch.cat(
-            [
-                (self.target - robot.root_pos) / 3.0,
-                robot.root_quat,
-                robot.root_lin_vel / 2.0,
-                robot.root_ang_vel / math.pi,
-                robot.joint_pos,
-            ],
-            dim=1,
-        )
+        parts = {
+            "to_target": (self.target - robot.root_pos) / 3.0,
+            "quat": robot.root_quat,
+            "lin_vel": robot.root_lin_vel / 2.0,
+            "ang_vel": robot.root_ang_vel / math.pi,
+            "rotor_pos": robot.joint_pos,
+        }
+        return {"policy": parts}
 
     def rewards(self) -> dict[str, Float[Tensor, " envs"]]:
         near = 1.0 / (1.0 + self._distance().square())

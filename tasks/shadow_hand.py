@@ -37,21 +37,21 @@ class ShadowHand(InHand):
 
     Observation space: (`full_state`; see `OBSERVATIONS` for the others)
 
-    | num     | observation                                                         | unit             |
-    |---------|---------------------------------------------------------------------|------------------|
-    | 0-23    | joint positions, limits mapped to [-1, 1]                           | -                |
-    | 24-47   | joint velocities x 0.2                                              | rad/s            |
-    | 48-71   | force of the actuators on the joints x 10                           | N m              |
-    | 72-74   | position of the cube                                                | m                |
-    | 75-78   | orientation of the cube                                             | -                |
-    | 79-81   | velocity of the cube                                                | m/s              |
-    | 82-84   | angular velocity of the cube x 0.2                                  | rad/s            |
-    | 85-87   | from the cube to the goal's position                                | m                |
-    | 88-91   | goal orientation                                                    | -                |
-    | 92-95   | rotation from the goal orientation to the cube's                    | -                |
-    | 96-160  | position, orientation, velocity, angular velocity of each fingertip | m, -, m/s, rad/s |
-    | 161-190 | contact force and torque on each fingertip x 10, its own frame      | N, N m           |
-    | 191-210 | last action                                                         | -                |
+    | num     | name         | observation                                                         | unit             |
+    |---------|--------------|---------------------------------------------------------------------|------------------|
+    | 0-23    | joint_pos    | joint positions, limits mapped to [-1, 1]                           | -                |
+    | 24-47   | joint_vel    | joint velocities x 0.2                                              | rad/s            |
+    | 48-71   | joint_effort | force of the actuators on the joints x 10                           | N m              |
+    | 72-74   | cube_pos     | position of the cube                                                | m                |
+    | 75-78   | cube_quat    | orientation of the cube                                             | -                |
+    | 79-81   | cube_lin_vel | velocity of the cube                                                | m/s              |
+    | 82-84   | cube_ang_vel | angular velocity of the cube x 0.2                                  | rad/s            |
+    | 85-87   | goal_pos     | from the cube to the goal's position                                | m                |
+    | 88-91   | goal_quat    | goal orientation                                                    | -                |
+    | 92-95   | to_goal      | rotation from the goal orientation to the cube's                    | -                |
+    | 96-160  | tip_state    | position, orientation, velocity, angular velocity of each fingertip | m, -, m/s, rad/s |
+    | 161-190 | tip_force    | contact force and torque on each fingertip x 10, its own frame      | N, N m           |
+    | 191-210 | actions      | last action                                                         | -                |
 
     Reward terms: distance to the goal's position (a cost), rotation (1 / (error + 0.1 rad)), action cost, success (a
     bonus at an error of at most 0.1 rad; the next goal follows), fall (a cost, 0 by default).
@@ -66,10 +66,14 @@ class ShadowHand(InHand):
     GOAL = (0.0, -0.39, 0.56)
     OBSERVATIONS: ClassVar = {
         "openai": "tip_pos cube_pos to_goal actions",
-        "full_no_vel": "joint_pos cube_pos cube_quat goal to_goal tip_pos actions",
-        "full": "joint_pos joint_vel cube_pos cube_quat cube_vel goal to_goal tip_state actions",
+        "full_no_vel": "joint_pos cube_pos cube_quat goal_pos goal_quat to_goal tip_pos actions",
+        "full": (
+            "joint_pos joint_vel cube_pos cube_quat cube_lin_vel cube_ang_vel goal_pos goal_quat to_goal tip_state"
+            " actions"
+        ),
         "full_state": (
-            "joint_pos joint_vel joint_effort cube_pos cube_quat cube_vel goal to_goal tip_state tip_force actions"
+            "joint_pos joint_vel joint_effort cube_pos cube_quat cube_lin_vel cube_ang_vel goal_pos goal_quat to_goal"
+            " tip_state tip_force actions"
         ),
     }
 
@@ -84,6 +88,7 @@ class ShadowHand(InHand):
         super().__init__(cfg, sim)
         self.tips = self.hand.bodies(FINGERTIPS)
         self.tip_contacts = self.hand.contacts(FINGERTIPS)
+        self.scales = {**self.scales, "tip_force": cfg.force_scale}
 
     def _parts(self) -> dict[str, Float[Tensor, "envs _"]]:
         tips, pos = self.tips, self.tips.pos
@@ -92,5 +97,5 @@ class ShadowHand(InHand):
             **super()._parts(),
             "tip_pos": pos.flatten(1),
             "tip_state": state.flatten(1),
-            "tip_force": self.cfg.force_scale * self.tip_contacts.in_body_frame().flatten(1),
+            "tip_force": self.tip_contacts.in_body_frame().flatten(1),
         }

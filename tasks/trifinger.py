@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from gpusim_rl.env import Curriculum, CurriculumConfig, Task, TaskConfig
+from gpusim_rl.env import Curriculum, CurriculumConfig, Parts, Task, TaskConfig
 from gpusim_rl.env.math import quat_angle, quat_from_axis_angle, quat_from_uniform, quat_rotate
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.paths import assets_dir
@@ -66,6 +67,17 @@ class TrifingerConfig(TaskConfig):
         return dataclasses.replace(super(TrifingerConfig, self).whole_episodes(), curriculum=curriculum)
 
 
+MAPPED = {  # parts of what the policy sees, mapped to [-1, 1], and their sizes
+    "joint_pos": 9,
+    "joint_vel": 9,
+    "cube_pos": 3,
+    "cube_quat": 4,
+    "goal_pos": 3,
+    "goal_quat": 4,
+    "actions": 9,
+}
+
+
 class Trifinger(Task[TrifingerConfig]):
     """Trifinger: move a cube of 65 mm to a goal pose, with three fingers of three joints each.
 
@@ -78,25 +90,26 @@ class Trifinger(Task[TrifingerConfig]):
 
     Observation space: the group `policy`, with the bounds in brackets mapped to [-1, 1]:
 
-    | num   | observation                                               | unit  |
-    |-------|-----------------------------------------------------------|-------|
-    | 0-8   | joint positions (limits)                                  | -     |
-    | 9-17  | joint velocities (+-10 rad/s)                             | -     |
-    | 18-20 | position of the cube (+-0.3 m, height 0 to 0.3 m)         | -     |
-    | 21-24 | orientation of the cube                                   | -     |
-    | 25-27 | position of the goal (+-0.3 m, height 0 to 0.3 m)         | -     |
-    | 28-31 | orientation of the goal                                   | -     |
-    | 32-40 | last action                                               | -     |
+    | num   | name      | observation                                       | unit |
+    |-------|-----------|---------------------------------------------------|------|
+    | 0-8   | joint_pos | joint positions (limits)                          | -    |
+    | 9-17  | joint_vel | joint velocities (+-10 rad/s)                     | -    |
+    | 18-20 | cube_pos  | position of the cube (+-0.3 m, height 0 to 0.3 m) | -    |
+    | 21-24 | cube_quat | orientation of the cube                           | -    |
+    | 25-27 | goal_pos  | position of the goal (+-0.3 m, height 0 to 0.3 m) | -    |
+    | 28-31 | goal_quat | orientation of the goal                           | -    |
+    | 32-40 | actions   | last action                                       | -    |
 
     And the group `critic`:
 
-    | num    | observation                                              | unit                    |
-    |--------|----------------------------------------------------------|-------------------------|
-    | 0-40   | as `policy`, not mapped                                  | rad, rad/s, m, -        |
-    | 41-46  | velocity, angular velocity of the cube                   | m/s, rad/s              |
-    | 47-85  | position, orientation, velocities of each fingertip      | m, -, m/s, rad/s        |
-    | 86-94  | torques of the motors                                    | N m                     |
-    | 95-112 | contact force and torque on each fingertip, in its frame | N, N m                  |
+    | num    | name         | observation                                              | unit             |
+    |--------|--------------|----------------------------------------------------------|------------------|
+    | 0-40   | state        | as `policy`, not mapped                                  | rad, rad/s, m, - |
+    | 41-43  | cube_lin_vel | velocity of the cube                                     | m/s              |
+    | 44-46  | cube_ang_vel | angular velocity of the cube                             | rad/s            |
+    | 47-85  | tip_state    | position, orientation, velocities of each fingertip      | m, -, m/s, rad/s |
+    | 86-94  | joint_effort | torques of the motors                                    | N m              |
+    | 95-112 | tip_wrench   | contact force and torque on each fingertip, in its frame | N, N m           |
 
     Reward terms: pose (the logistic kernel 1 / (e^(a d) + 2 + e^(-a d)) of the distances d between the cube's corners
     and the goal's), finger reach (metres that the fingertips came closer to the cube, early in the training only), and
@@ -112,6 +125,15 @@ class Trifinger(Task[TrifingerConfig]):
     """
 
     Config = TrifingerConfig
+    units: ClassVar = {
+        **dict.fromkeys(MAPPED, "-"),
+        "state": "rad, rad/s, m, -",
+        "cube_lin_vel": "m/s",
+        "cube_ang_vel": "rad/s",
+        "tip_state": "m, -, m/s, rad/s",
+        "joint_effort": "N m",
+        "tip_wrench": "N, N m",
+    }
 
     @classmethod
     def scene(cls, cfg: TrifingerConfig) -> Scene:
@@ -167,14 +189,20 @@ class Trifinger(Task[TrifingerConfig]):
     def apply_action(self, action: Float[Tensor, "envs actions"]) -> None:
         self.robot.actuate(action)
 
-    def observe(self) -> dict[str, Float[Tensor, "envs _"]]:
+    def observe(self) -> dict[str, Parts]:
         robot, cube, goal, tips = self.robot, self.cube, self.goal, self.tips
         poses = [cube.root_pos, cube.root_quat, goal.root_pos, goal.root_quat]
         state = torch.cat([robot.joint_pos, robot.joint_vel, *poses, self.actions], dim=1)
-        fingertips = torch.cat([tips.pos, tips.quat, tips.lin_vel, tips.ang_vel], dim=2).flatten(1)
-        touch = self.touch.in_body_frame().flatten(1)
-        critic = torch.cat([state, cube.root_lin_vel, cube.root_ang_vel, fingertips, robot.joint_effort, touch], dim=1)
-        return {"policy": (state - self.middle) / self.half_range, "critic": critic}
+        mapped = ((state - self.middle) / self.half_range).split(list(MAPPED.values()), dim=1)
+        critic = {
+            "state": state,
+            "cube_lin_vel": cube.root_lin_vel,
+            "cube_ang_vel": cube.root_ang_vel,
+            "tip_state": torch.cat([tips.pos, tips.quat, tips.lin_vel, tips.ang_vel], dim=2).flatten(1),
+            "joint_effort": robot.joint_effort,
+            "tip_wrench": self.touch.in_body_frame().flatten(1),
+        }
+        return {"policy": dict(zip(MAPPED, mapped, strict=True)), "critic": critic}
 
     def rewards(self) -> dict[str, Float[Tensor, " envs"]]:
         cfg = self.cfg

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from gpusim_rl.env import Parts
 from gpusim_rl.paths import assets_dir
 from gpusim_rl.sim import Scene
 
@@ -34,13 +34,13 @@ class Walker2d(Planar[Walker2dConfig]):
 
     Observation space:
 
-    | num   | observation                                                     | unit  |
-    |-------|-----------------------------------------------------------------|-------|
-    | 0     | height of the torso                                             | m     |
-    | 1     | angle of the torso, 0 is upright                                | rad   |
-    | 2-7   | joint positions                                                 | rad   |
-    | 8-9   | velocity of the torso along x and z, within +-10                | m/s   |
-    | 10-16 | angular velocity of the torso, joint velocities, within +-10    | rad/s |
+    | num   | name      | observation                                                  | unit  |
+    |-------|-----------|--------------------------------------------------------------|-------|
+    | 0     | height    | height of the torso                                          | m     |
+    | 1     | angle     | angle of the torso, 0 is upright                             | rad   |
+    | 2-7   | joint_pos | joint positions                                              | rad   |
+    | 8-9   | lin_vel   | velocity of the torso along x and z, within +-10             | m/s   |
+    | 10-16 | ang_vel   | angular velocity of the torso, joint velocities, within +-10 | rad/s |
 
     Reward terms: forward (mean speed along x over the step), alive (while it is healthy), control cost.
 
@@ -58,9 +58,9 @@ class Walker2d(Planar[Walker2dConfig]):
         scene.add(cls.ROBOT, assets_dir() / "walker2d.xml")
         return scene
 
-    def observe(self) -> Float[Tensor, "envs obs"]:
+    def observe(self) -> dict[str, Parts]:
         limit = self.cfg.max_observed_vel
-        return torch.cat([self.robot.joint_pos[:, 1:], self.robot.joint_vel.clamp(-limit, limit)], dim=1)
+        return self._parts(self.robot.joint_vel.clamp(-limit, limit))
 
     def rewards(self) -> dict[str, Float[Tensor, " envs"]]:
         cfg = self.cfg

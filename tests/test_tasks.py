@@ -6,10 +6,8 @@ import pytest
 
 from gpusim_rl.testing.conformance import TaskConformance
 
-# MuJoCo Warp compiles kernels for every scene, up to a minute each: the everyday run proves it on some.
+# MuJoCo Warp and Newton compile kernels for every scene, up to a minute each: the everyday run proves them on some.
 EVERY_DAY = ("Cartpole", "Ant")
-# Newton compiles its kernels again for every scene: two scenes prove the protocol.
-NEWTON = ("Cartpole", "Ant")
 
 
 class TestTasks(TaskConformance):
@@ -21,5 +19,4 @@ class TestTasks(TaskConformance):
         for name in cls.entries():
             yield name, "mujoco"
             yield pytest.param(name, "mjwarp", marks=() if name in EVERY_DAY else pytest.mark.slow)
-            if name in NEWTON:
-                yield name, "newton"
+            yield pytest.param(name, "newton", marks=() if name in EVERY_DAY else pytest.mark.slow)

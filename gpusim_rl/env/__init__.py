@@ -1,7 +1,8 @@
 """The MDP: the `Task` template that users subclass, and the `VecEnv` that runs it."""
 
 from gpusim_rl.env.command import Commands, Curriculum, CurriculumConfig, Levels
-from gpusim_rl.env.environment import Environment, Step
+from gpusim_rl.env.environment import Environment, Parts, Step
+from gpusim_rl.env.sensors import RayCaster
 from gpusim_rl.env.task import Task, TaskConfig, TaskPart, control_steps
 from gpusim_rl.env.vec_env import VecEnv
 
@@ -11,6 +12,8 @@ __all__ = [
     "CurriculumConfig",
     "Environment",
     "Levels",
+    "Parts",
+    "RayCaster",
     "Step",
     "Task",
     "TaskConfig",

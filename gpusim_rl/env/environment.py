@@ -19,6 +19,9 @@ from gpusim_rl.spaces import ActionSpace
 Observation = dict[str, Tensor]
 """Observation groups by name, shape [num_envs, size] each: `policy`, and `critic` where the task has one."""
 
+Parts = dict[str, Float[Tensor, "envs _"]]
+"""Parts of an observation group by name, in their order, shape [num_envs, size] each."""
+
 
 @dataclass(slots=True)
 class Step:

@@ -137,7 +137,7 @@ def put_state(sim: Sim, state: Mapping[str, Mapping[str, Tensor]]) -> None:
 
 def state_keys(scene: Scene, articulation: Articulation) -> tuple[str, ...]:
     """Names of the properties that are the state of an articulation."""
-    root = scene.model.body(f"{articulation.name}/{articulation.body_names[0]}")
+    root = scene.model.body(scene.bodies_of(articulation.name)[0])
     joint = int(root.jntadr[0])
     free = joint >= 0 and scene.model.jnt_type[joint] == mujoco.mjtJoint.mjJNT_FREE.value
     return (*(_ROOT if free else ()), "joint_pos", "joint_vel")

@@ -14,6 +14,7 @@ from torch import Tensor
 from gpusim_rl.env.task import TaskPart
 from gpusim_rl.errors import TaskError, did_you_mean
 from gpusim_rl.sim import Param, Sim
+from gpusim_rl.sim.actuators import DAMPING, RESISTANCE, STIFFNESS, is_dc_motor, is_dc_servo
 
 LEAST_MASS = 0.01
 """Lower limit of drawn mass and inertia, as a share of the model's."""
@@ -82,12 +83,13 @@ class Actor(TaskPart):
     def actuators(self, elements: Sequence[str] | None) -> dict[str, tuple[int, str]]:
         """Returns index in the model and joint of each actuator on these joints, by the actuator's name."""
         model, joints = self.sim.scene.model, self.joints(elements)
+        prefix = self.sim.scene.prefix(self.name)
         kinds = (mujoco.mjtTrn.mjTRN_JOINT.value, mujoco.mjtTrn.mjTRN_JOINTINPARENT.value)
         found = {}
-        for i in range(model.nu):
+        for i in range(model.nactuator):
             joint = model.joint(model.actuator_trnid[i, 0]).name if model.actuator_trntype[i] in kinds else ""
-            if joint.removeprefix(f"{self.name}/") in joints and joint.startswith(f"{self.name}/"):
-                found[model.actuator(i).name.removeprefix(f"{self.name}/")] = (i, joint.removeprefix(f"{self.name}/"))
+            if joint.startswith(prefix) and joint.removeprefix(prefix) in joints:
+                found[model.actuator(i).name.removeprefix(prefix)] = (i, joint.removeprefix(prefix))
         return found
 
     def tensor(self, values: Any) -> Tensor:
@@ -135,6 +137,15 @@ def _is_position_servo(model: mujoco.MjModel, i: int) -> bool:
     )
 
 
+def _is_velocity_servo(model: mujoco.MjModel, i: int) -> bool:
+    return bool(
+        model.actuator_gaintype[i] == mujoco.mjtGain.mjGAIN_FIXED.value
+        and model.actuator_biastype[i] == mujoco.mjtBias.mjBIAS_AFFINE.value
+        and model.actuator_biasprm[i, 1] == 0.0
+        and model.actuator_biasprm[i, 2] == -model.actuator_gainprm[i, 0] != 0.0
+    )
+
+
 def _is_motor(model: mujoco.MjModel, i: int) -> bool:
     return bool(
         model.actuator_gaintype[i] == mujoco.mjtGain.mjGAIN_FIXED.value
@@ -145,34 +156,49 @@ def _is_motor(model: mujoco.MjModel, i: int) -> bool:
 def _stiffness(actor: Actor, elements: Sequence[str] | None) -> list[Quantity]:
     """Stiffness [N m/rad or N/m]: kp of position servos; of joints without a servo, their spring."""
     model = actor.sim.scene.model
-    servos = {name: joint for name, (i, joint) in actor.actuators(elements).items() if _is_position_servo(model, i)}
-    found = []
-    if servos:
-        gain = _column(actor.param("actuator_gainprm", list(servos)), 0)
-        bias = _column(actor.param("actuator_biasprm", list(servos)), 1, sign=-1.0)
-
-        def write(value: Tensor, where: Bool[Tensor, " envs"]) -> None:
-            gain.write(value, where)
-            bias.write(value, where)
-
-        found.append(Quantity(gain.default, write, low=0.0))
-    springs = [joint for joint in actor.joints(elements) if joint not in servos.values()]
+    drives = actor.actuators(elements)
+    servos = {name: joint for name, (i, joint) in drives.items() if _is_position_servo(model, i)}
+    motors = {name: joint for name, (i, joint) in drives.items() if is_dc_servo(model, i, STIFFNESS)}
+    found = [_gain_and_bias(actor, list(servos), 1)] if servos else []
+    found += [_column(actor.param("actuator_gainprm", list(motors)), STIFFNESS, low=0.0)] if motors else []
+    driven = {*servos.values(), *motors.values()}
+    springs = [joint for joint in actor.joints(elements) if joint not in driven]
     return [*found, *([_column(actor.param("jnt_stiffness", springs), low=0.0)] if springs else [])]
 
 
 def _damping(actor: Actor, elements: Sequence[str] | None) -> list[Quantity]:
-    """Damping [N m s/rad or N s/m]: kv of position servos that have it; of other joints, their own damping."""
+    """Damping [N m s/rad or N s/m]: kv of servos that have it; of other joints, their own damping."""
     model = actor.sim.scene.model
+    drives = actor.actuators(elements)
     servos = {
         name: joint
-        for name, (i, joint) in actor.actuators(elements).items()
+        for name, (i, joint) in drives.items()
         if _is_position_servo(model, i) and model.actuator_biasprm[i, 2] != 0.0
     }
+    speeds = {name: joint for name, (i, joint) in drives.items() if _is_velocity_servo(model, i)}
+    motors = {name: joint for name, (i, joint) in drives.items() if is_dc_servo(model, i, DAMPING)}
     found = []
     if servos:
         found.append(_column(actor.param("actuator_biasprm", list(servos)), 2, sign=-1.0, low=0.0))
-    damped = [joint for joint in actor.joints(elements) if joint not in servos.values()]
+    if speeds:
+        found.append(_gain_and_bias(actor, list(speeds), 2))
+    if motors:
+        found.append(_column(actor.param("actuator_gainprm", list(motors)), DAMPING, low=0.0))
+    driven = {*servos.values(), *speeds.values(), *motors.values()}
+    damped = [joint for joint in actor.joints(elements) if joint not in driven]
     return [*found, *([_column(actor.param("dof_damping", damped), low=0.0)] if damped else [])]
+
+
+def _gain_and_bias(actor: Actor, servos: list[str], column: int) -> Quantity:
+    """Gain of servos: it stands in the first column of the gains, and negative in a column of the biases."""
+    gain = _column(actor.param("actuator_gainprm", servos), 0)
+    bias = _column(actor.param("actuator_biasprm", servos), column, sign=-1.0)
+
+    def write(value: Tensor, where: Bool[Tensor, " envs"]) -> None:
+        gain.write(value, where)
+        bias.write(value, where)
+
+    return Quantity(gain.default, write, low=0.0)
 
 
 def _effort(actor: Actor, elements: Sequence[str] | None) -> list[Quantity]:
@@ -192,6 +218,8 @@ def _effort(actor: Actor, elements: Sequence[str] | None) -> list[Quantity]:
         ids = list(limited.values())
         effort = abs(model.actuator_forcerange[ids]).max(axis=1) * abs(model.actuator_gear[ids, 0])
         found.append(_in_proportion(actor.param("actuator_forcerange", list(limited)), actor.tensor(effort)))
+        if any(is_dc_motor(model, i) for i in ids):
+            found[-1] = _with_stall(actor, limited, found[-1])
     if motors:
         ids = list(motors.values())
         control = abs(model.actuator_ctrlrange[ids]).max(axis=1)
@@ -201,6 +229,30 @@ def _effort(actor: Actor, elements: Sequence[str] | None) -> list[Quantity]:
     if not found:
         raise TaskError(f"{actor.name!r} has no actuators there")
     return found
+
+
+def _with_stall(actor: Actor, limited: dict[str, int], effort: Quantity) -> Quantity:
+    """Effort limits with which the effort of DC motors at standstill goes in proportion."""
+    model = actor.sim.scene.model
+    motors = [name for name, i in limited.items() if is_dc_motor(model, i)]
+    columns = [list(limited).index(name) for name in motors]
+    resistance = _column(actor.param("actuator_gainprm", motors), RESISTANCE)
+
+    def write(value: Tensor, where: Bool[Tensor, " envs"]) -> None:
+        effort.write(value, where)
+        ratio = (value / effort.default)[:, columns].clamp(min=1e-6)
+        resistance.write(resistance.default / ratio, where)
+
+    return Quantity(effort.default, write, low=0.0)
+
+
+def _delay(actor: Actor, elements: Sequence[str] | None) -> list[Quantity]:
+    """Delay of actuators [s], from 0 to their `max_delay`."""
+    model, drives = actor.sim.scene.model, actor.actuators(elements)
+    late = [name for name, (i, _) in drives.items() if model.actuator_history[i, 0]]
+    if not late:
+        raise TaskError(f"{actor.name!r} has no delays there; give its actuators some: scene.add_actuators(max_delay=)")
+    return [_column(actor.param("actuator_delay", late), low=0.0)]
 
 
 def _lower(actor: Actor, elements: Sequence[str] | None) -> list[Quantity]:
@@ -235,8 +287,8 @@ class Inertia(TaskPart):
 
     def __init__(self, actor: Actor) -> None:
         model = actor.sim.scene.model
-        names = actor.sim.articulation(actor.name).body_names
-        self.names = [name for name in names if model.body(f"{actor.name}/{name}").mass[0] > 0.0]
+        names, prefix = actor.sim.articulation(actor.name).body_names, actor.sim.scene.prefix(actor.name)
+        self.names = [name for name in names if model.body(f"{prefix}{name}").mass[0] > 0.0]
         self._owner = actor.name
         self._param = actor.param
         self._inertia = actor.param("body_inertia", self.names)
@@ -306,6 +358,7 @@ SECTIONS: dict[str, dict[str, Callable[[Actor, Sequence[str] | None], list[Quant
         "effort": _effort,
         "friction": _plain("dof_frictionloss"),
         "armature": _plain("dof_armature"),
+        "delay": _delay,
         "lower": _lower,
         "upper": _upper,
     },

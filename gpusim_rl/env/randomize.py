@@ -324,7 +324,7 @@ class _Pushes(TaskPart):
         self.gap = [max(1, round(seconds / dt)) for seconds in spec.interval_s]  # control steps
         self.duration = max(1, round((spec.duration_s or dt) / dt))  # control steps
         self.wait = torch.zeros(sim.num_envs, dtype=torch.int64, device=sim.device)  # control steps until the next push
-        root = sim.scene.model.body(f"{actor}/{self.robot.body_names[0]}")
+        root = sim.scene.model.body(sim.scene.bodies_of(actor)[0])
         if spec.velocity is not None:
             free = int(root.jntnum[0]) and sim.scene.model.jnt_type[root.jntadr[0]] == mujoco.mjtJoint.mjJNT_FREE.value
             if not free:
@@ -333,7 +333,7 @@ class _Pushes(TaskPart):
         names = spec.bodies or self.robot.body_names[:1]
         self.bodies = self.robot.bodies(names)
         for name in names:
-            if sim.scene.model.body(f"{actor}/{name}").weldid[0] == 0:
+            if sim.scene.model.body(f"{sim.scene.prefix(actor)}{name}").weldid[0] == 0:
                 raise ConfigError(f"{name!r} of {actor!r} is fixed to the world: no force moves it; try other bodies")
         self.left = torch.zeros_like(self.wait)  # control steps that the force will still act
         self.force = torch.zeros_like(self.bodies.pos)
@@ -456,6 +456,10 @@ class Randomizer(TaskPart):
         self._draw_properties()
 
     # What VecEnv calls
+
+    def seed(self, seed: int) -> None:
+        """Begins all draws anew."""
+        self._random.seed(seed + _SEED_OFFSET)
 
     def start(self, num_obs: int) -> None:
         """Draws the first observation noise; VecEnv calls it in `reset`.

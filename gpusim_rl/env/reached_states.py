@@ -54,6 +54,10 @@ class ReachedStates:
         self._tensors = {name: self._ring(value) for name, value in self._of_task().items()}
         self.total = torch.zeros((), dtype=torch.int64, device=sim.device)
 
+    def seed(self, seed: int) -> None:
+        """Begins all choices anew."""
+        self._random.seed(seed + 1)
+
     def _ring(self, value: Tensor) -> Tensor:
         return value.new_zeros(self._cfg.capacity + 1, *value.shape[1:])
 

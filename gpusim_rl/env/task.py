@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
-from gpusim_rl.env.environment import Environment
+from gpusim_rl.env.environment import Environment, Parts
 from gpusim_rl.env.random import EnvRandom
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.load_class import load_class
@@ -69,6 +69,8 @@ class TaskConfig:
     """Which properties of the envs are random, and how: docs/randomization.md."""
     reset_from: ResetFromConfig = field(default_factory=ResetFromConfig)
     """Resets from states that episodes have reached."""
+    observations: dict[str, Any] = field(default_factory=dict)
+    """Noise, delay and history of named parts of the policy's observation: docs/add_a_task.md."""
 
     def __post_init__(self) -> None:
         """Checks the relations between the values.
@@ -151,6 +153,10 @@ class Task(ABC, Generic[Cfg]):
     """Size of the action vector; set in `__init__`."""
     choices: Sequence[int] | None = None
     """Of discrete actions the options of each choice, `num_actions` counts; None where actions are continuous."""
+    units: ClassVar[Mapping[str, str]] = {}
+    """Units of the named parts of the observation, before `scales`; `-` where a part has none."""
+    scales: Mapping[str, float] = {}
+    """Factors by which named parts of the observation are multiplied; 1 for the others. Set in `__init__`."""
 
     def __init__(self, cfg: Cfg, sim: Sim) -> None:
         """Makes what every task has. Subclasses call it first, then look up bodies and joints by name.
@@ -190,12 +196,15 @@ class Task(ABC, Generic[Cfg]):
         """
 
     @abstractmethod
-    def observe(self) -> Float[Tensor, "envs obs"] | dict[str, Float[Tensor, "envs _"]]:
+    def observe(self) -> Float[Tensor, "envs obs"] | Mapping[str, Tensor | Parts]:
         """Returns the observation of every env, shape [num_envs, size].
 
         A dict has the group `policy`, and optionally `critic`: then the critic sees other numbers than the policy
-        (asymmetric actor-critic). VecEnv calls it twice per control step, before and after resets: it must not change
-        any state.
+        (asymmetric actor-critic). A group is a tensor, or a dict of its named parts, [num_envs, size] each. VecEnv
+        multiplies parts by their `scales`, and joins them in their order. Of the policy's parts `cfg.observations` can
+        say noise, delay and history.
+
+        VecEnv calls it twice per control step, before and after resets: it must not change any state.
         """
 
     @abstractmethod

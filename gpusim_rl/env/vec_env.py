@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -10,12 +11,13 @@ from torch import Tensor
 
 from gpusim_rl.compiled import Compiled
 from gpusim_rl.config import SimConfig
-from gpusim_rl.env.environment import Environment, Observation, Step
+from gpusim_rl.env.environment import Environment, Observation, Parts, Step
 from gpusim_rl.env.nan_guard import NanGuard
+from gpusim_rl.env.observations import ObservationPart, SensorModel, check_names, describe
 from gpusim_rl.env.randomize import Randomizer
 from gpusim_rl.env.reached_states import ReachedStates
 from gpusim_rl.env.task import Task, TaskConfig
-from gpusim_rl.errors import ConfigError, TaskError
+from gpusim_rl.errors import ConfigError, TaskError, did_you_mean
 from gpusim_rl.sim import Sim, SimChoice, make_sim
 from gpusim_rl.sim.interface import not_finite
 from gpusim_rl.spaces import ActionSpace, Box, MultiDiscrete
@@ -28,6 +30,10 @@ PARTS = {
     "_look": "the observation",
 }
 """Parts of a step that can be compiled: methods of `VecEnv`, and what they are."""
+
+
+TaskObservation = Mapping[str, Tensor | Parts]
+"""Observation groups of a task by name: a tensor [num_envs, size], or the named parts of one."""
 
 
 class VecEnv(Environment):
@@ -47,6 +53,7 @@ class VecEnv(Environment):
 
     Attributes:
         obs_sizes: Size of each observation group; known after `reset`.
+        obs_parts: The named parts of those groups that have some, in their order; known after `reset`.
         num_actions: Size of the action vector.
         progress: Control steps since the (staggered) start of each episode, int64 [num_envs].
         staggered: Envs whose episode began in the middle of its time limit, bool [num_envs].
@@ -95,6 +102,10 @@ class VecEnv(Environment):
             self.reached = ReachedStates(cfg.reset_from, self.task, sim, seed)
             self.stateful = [self.task, self.reached]
         self.obs_sizes: dict[str, int] = {}
+        self.obs_parts: dict[str, tuple[ObservationPart, ...]] = {}
+        self._scales: dict[str, Tensor] = {}  # of the groups in which a part has one
+        self._sensors: SensorModel | None = None
+        self._seed = seed
         self._obs: Observation = {}
         self._stepped = False
 
@@ -174,10 +185,29 @@ class VecEnv(Environment):
         self._obs = self._observe()
         return self._obs
 
+    def begin_episodes(self, where: Bool[Tensor, " envs"]) -> Observation:
+        """Begins new episodes in the envs of a mask; those under way are forgotten. Call it after `reset`.
+
+        Returns:
+            The observation to act on, of all envs.
+        """
+        self._reset(where)
+        self.staggered.masked_fill_(where, False)
+        self._obs = self._look()
+        return self._obs
+
+    def seed(self, seed: int) -> None:
+        """Begins all random numbers anew, from another seed."""
+        self.task.random.seed(seed)
+        for part in (self.randomizer, self.reached, self._sensors):
+            if part is not None:
+                part.seed(seed)
+
     def _check_hooks(self) -> None:
         obs = self._task_obs()
-        self.obs_sizes = {group: value.shape[1] for group, value in obs.items()}
-        self._check_finite("observe", obs)
+        if not self.obs_sizes:
+            self._describe(obs)
+        self._check_finite("observe", self._joined(obs))
         terms = self.task.rewards()
         self._check_terms(terms)
         self._check_finite("rewards", terms)
@@ -185,6 +215,40 @@ class VecEnv(Environment):
         self.task.advance(torch.zeros(self.num_envs, dtype=torch.bool, device=self.device))
         for name, value in self.task.stats().items():
             self._check_tensor(f"{self.name}.stats()[{name!r}]", value, (self.num_envs,), torch.float32)
+
+    def _describe(self, obs: TaskObservation) -> None:
+        """Finds out what the task's observation consists of."""
+        task, sensors = self.task, self.cfg.observations
+        named = {group: value for group, value in obs.items() if not isinstance(value, Tensor)}
+        check_names(sensors, named.get("policy", {}))
+        known = {name for parts in named.values() for name in parts} | task.units.keys()  # there may be other modes
+        for name in task.scales:
+            if name not in known:
+                raise TaskError(f"{self.name}.scales[{name!r}]: observe() has no such part.{did_you_mean(name, known)}")
+        for group, parts in named.items():
+            self.obs_parts[group] = described = describe(
+                parts, task.units, task.scales, sensors if group == "policy" else {}
+            )
+            scale = [part.scale for part in described for _ in range(part.size * part.history)]
+            if any(factor != 1.0 for factor in scale):
+                self._scales[group] = torch.tensor(scale, device=self.device)
+        if sensors:
+            self._sensors = SensorModel(self.obs_parts["policy"], self.num_envs, self.device, self._seed)
+        self.obs_sizes = {group: value.shape[1] for group, value in self._joined(obs).items()}
+
+    def _joined(self, obs: TaskObservation) -> Observation:
+        """One tensor for each group. That of named parts is new memory."""
+        joined = {}
+        for group, value in obs.items():
+            if not isinstance(value, Tensor):
+                read = list(value.values())
+                if group == "policy" and self._sensors is not None:
+                    read = self._sensors.read(value)
+                value = torch.cat(read, dim=1)
+                if group in self._scales:
+                    value *= self._scales[group]
+            joined[group] = value
+        return joined
 
     def step(self, action: Shaped[Tensor, "envs actions"]) -> Step:
         """Advances all envs by one control step and resets those whose episode ended.
@@ -272,6 +336,8 @@ class VecEnv(Environment):
         done = ended | truncated
         incomplete = (self.staggered & truncated) | diverged
         task.advance(done)
+        if self._sensors is not None:
+            self._sensors.advance()
         stats = {name: value.masked_fill(diverged, torch.nan) for name, value in task.stats().items()}
         final_obs = {g: value.masked_fill_(diverged[:, None], 0.0) for g, value in self._observe().items()}
         if self.reached is not None:
@@ -294,6 +360,8 @@ class VecEnv(Environment):
         self.progress.masked_fill_(where, 0)
         if self.randomizer is not None:
             self.randomizer.reset(where)
+        if self._sensors is not None:
+            self._sensors.reset(where)
         self.task.reset(where)
         if self.reached is not None:
             self.reached.begin(where)
@@ -324,20 +392,21 @@ class VecEnv(Environment):
         for name, what in PARTS.items():
             setattr(self, name, Compiled(getattr(self, name), f"{self.name}: {what}", backend))
 
-    def _task_obs(self) -> Observation:
-        obs = self.task.observe()
+    def _task_obs(self) -> TaskObservation:
+        obs: Any = self.task.observe()
         if isinstance(obs, Tensor):
             obs = {"policy": obs}
         self._check_observation(obs)
         return obs
 
     def _observe(self) -> Observation:
-        obs, limit = self._task_obs(), self.cfg.clip_observations
+        of_task = self._task_obs()
+        obs, limit = self._joined(of_task), self.cfg.clip_observations
         if self.randomizer is not None:
             obs = {**obs, "policy": self.randomizer.observe(obs["policy"])}
         # Always new memory: a task may return a view of the simulator's memory, and an earlier Step must not change.
         if limit is None:
-            return {group: value.clone() for group, value in obs.items()}
+            return {group: value.clone() if value is of_task[group] else value for group, value in obs.items()}
         # 0 * inf is NaN: what is infinite must not look like the limit. What is finite keeps its bits.
         return {group: value.clamp(-limit, limit).add_(value, alpha=0) for group, value in obs.items()}
 
@@ -352,7 +421,14 @@ class VecEnv(Environment):
             raise TaskError(f"{hook} returned the groups {list(obs)}, expected a group 'policy' among them")
         for group, value in obs.items():
             label = hook if list(obs) == ["policy"] else f"{hook}[{group!r}]"
-            self._check_tensor(label, value, (self.num_envs, self.obs_sizes.get(group)), torch.float32)
+            if not isinstance(value, dict):
+                self._check_tensor(label, value, (self.num_envs, self.obs_sizes.get(group)), torch.float32)
+                continue
+            sizes = {part.name: part.size for part in self.obs_parts.get(group, ())}
+            if not value or (sizes and list(value) != list(sizes)):
+                raise TaskError(f"{label} returned the parts {list(value)}, expected {list(sizes) or 'at least one'}")
+            for name, part in value.items():
+                self._check_tensor(f"{label}[{name!r}]", part, (self.num_envs, sizes.get(name)), torch.float32)
 
     def _check_terms(self, terms: Any) -> None:
         hook = f"{self.name}.rewards()"
@@ -379,13 +455,17 @@ class VecEnv(Environment):
 
     def _check_finite(self, hook: str, values: dict[str, Tensor]) -> None:
         for name, value in values.items():
-            self._check_values(f"{self.name}.{hook}(): {name!r}", value)
+            parts = self.obs_parts.get(name, ()) if hook == "observe" else ()
+            of_columns = [part.name for part in parts for _ in range(part.size * part.history)]
+            self._check_values(f"{self.name}.{hook}(): {name!r}", value, of_columns)
 
-    def _check_values(self, what: str, value: Tensor) -> None:
+    def _check_values(self, what: str, value: Tensor, of_columns: Sequence[str] = ()) -> None:
         bad = ~torch.isfinite(value)
         if bool(bad.any()):
             env_id = int(bad.reshape(self.num_envs, -1).any(dim=1).int().argmax())
-            column = "" if value.ndim == 1 else f", column {int(bad[env_id].int().argmax())}"
+            number = int(bad[env_id].int().argmax()) if value.ndim > 1 else 0
+            column = "" if value.ndim == 1 else f", column {number}"
+            column += f" of {of_columns[number]!r}" if of_columns else ""
             raise TaskError(f"{what} is not finite (env {env_id}{column})")
 
     def state_dict(self) -> dict[str, Any]:
@@ -394,7 +474,9 @@ class VecEnv(Environment):
         task["tensors"] = {k: v for k, v in task["tensors"].items() if not torch.equal(v, self._initial[k])}
         randomizer = {} if self.randomizer is None else {"randomizer": self.randomizer.state_dict()}
         reached = {} if self.reached is None else {"reached": self.reached.state_dict()}
+        sensors = {} if self._sensors is None else {"sensors": self._sensors.state_dict()}
         return {
+            **sensors,
             **randomizer,
             **reached,
             "sim": self.sim.state_dict(),
@@ -420,6 +502,8 @@ class VecEnv(Environment):
             self.randomizer.load_state_dict(state["randomizer"])
         if self.reached is not None and "reached" in state:
             self.reached.load_state_dict(state["reached"])
+        if self._sensors is not None and "sensors" in state:
+            self._sensors.load_state_dict(state["sensors"])
         self.progress.copy_(state["progress"])
         self.staggered.copy_(state["staggered"])
         self._obs = {group: value.to(self.device) for group, value in state["obs"].items()}

@@ -66,6 +66,24 @@ class Policy(nn.Module):
         """The recurrent state at the start of an episode: zeros; empty for feed-forward policies."""
         return ()
 
+    def actor_state(self, batch: int) -> Hidden:
+        """The part of `initial_state` that actions depend on: without that of a critic."""
+        return self.initial_state(batch)
+
+    def act_without_critic(self, obs: Float[Tensor, "batch size"], hidden: Hidden) -> tuple[Tensor, Hidden]:
+        """What export traces: the most likely actions for raw observations of the group `policy`.
+
+        A policy whose `act` needs other groups, or computes more than actions, has its own.
+
+        Args:
+            obs: Raw observations of the group `policy`.
+            hidden: The part of the recurrent state that `actor_state` gives.
+
+        Returns:
+            As `act`.
+        """
+        return self.act({"policy": obs}, hidden)
+
 
 class Recorded(NamedTuple):
     """A tensor from the task that an algorithm has recorded."""

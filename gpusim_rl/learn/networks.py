@@ -270,6 +270,16 @@ class ActorCritic(Policy):
         """Zero recurrent state: the actor's tensors, then those of a separate critic."""
         return self.actor.initial_state(batch) + (self.critic.initial_state(batch) if self.critic else ())
 
+    def actor_state(self, batch: int) -> Hidden:
+        """Zero recurrent state of the actor."""
+        return self.actor.initial_state(batch)
+
+    def act_without_critic(self, obs: Float[Tensor, "batch size"], hidden: Hidden) -> tuple[Tensor, Hidden]:
+        """The most likely actions, from the actor alone."""
+        seen = self.obs_norm["policy"](obs) if "policy" in self.obs_norm else obs
+        features, hidden = self.actor(seen[None], hidden, None, bf16=self.bf16)
+        return self.head(features[0]).mode, hidden
+
     def normalize(self, obs: Observation) -> dict[str, Tensor]:
         """Network inputs of the groups in use, normalised if configured."""
         groups = ("policy",) if self.critic_group == "policy" else ("policy", "critic")

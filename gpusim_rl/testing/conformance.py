@@ -134,14 +134,20 @@ class TaskConformance:
         count = re.search(r"Action space: (\d+) number", docstring)
         assert count and int(count.group(1)) == env.num_actions
         # One table for each group of observations, in their order; the first column numbers all elements without a gap.
-        tables: list[list[range]] = []
+        # Where the task names its parts, each is a row.
+        tables: list[list[tuple[range, str, str]]] = []
         for line in docstring.splitlines():
-            if re.match(r"\| *num *\| *observation *\| *unit *\|$", line):
+            if re.match(r"\| *num *\|( *name *\|)? *observation *\| *unit *\|$", line):
                 tables.append([])
-            elif row := re.match(r"\| *(\d+)(?:-(\d+))? *\|.*\S.*\|.*\S.*\|$", line):
-                tables[-1].append(range(int(row.group(1)), int(row.group(2) or row.group(1)) + 1))
-        covered = [[number for row in table for number in row] for table in tables]
+            elif row := re.match(r"\| *(\d+)(?:-(\d+))? *\| *(.*?) *\|.*\S.*\| *(.*\S) *\|$", line):
+                first, last, part, unit = row.groups()
+                tables[-1].append((range(int(first), int(last or first) + 1), part, unit))
+        covered = [[number for row in table for number in row[0]] for table in tables]
         assert covered == [list(range(size)) for size in env.obs_sizes.values()]
+        for table, group in zip(tables, env.obs_sizes, strict=True):
+            if parts := env.obs_parts.get(group):
+                told = [(part, len(numbers), unit) for numbers, part, unit in table]
+                assert told == [(part.name, part.size * part.history, part.unit) for part in parts]
 
     # The MDP
 
@@ -331,17 +337,18 @@ class TaskConformance:
     def test_its_envs_can_differ(self, name: str) -> None:
         scene = self.make_env(name, num_envs=1).sim.scene
         factor = {"range": [0.8, 1.2], "operation": "scaling", "distribution": "uniform"}
-        bodies = [scene.model.body(i) for i in range(scene.model.nbody)]
         masses = {
             actor: {"rigid_body_properties": {"mass": factor}}
             for actor in scene.articulation_names
-            if any(body.mass[0] > 0 for body in bodies if body.name.startswith(f"{actor}/"))
+            if scene.model.body_mass[scene.bodies_of(actor)].any()
         }
         noise = {"range": [0.0, 0.01], "operation": "additive", "distribution": "gaussian"}
         params = {"observations": noise, "actions": noise, "latency": {"range": [0, 1]}, "actor_params": masses}
         env = self.make_env(name, episode_length=4, randomize=True, randomization_params=params)
         obs = env.reset()
-        assert torch.isfinite(joined(obs)).all() and not torch.equal(obs["policy"], env._task_obs()["policy"])
+        assert torch.isfinite(joined(obs)).all() and not torch.equal(
+            obs["policy"], env._joined(env._task_obs())["policy"]
+        )
         for action in random_actions(env, 9):
             step = env.step(action)
             assert torch.isfinite(joined(step.obs)).all() and not step.diverged.any()

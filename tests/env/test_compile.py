@@ -18,7 +18,7 @@ from torch import Tensor
 
 from gpusim_rl.api import prepare
 from gpusim_rl.discover import tasks
-from gpusim_rl.env import Step, VecEnv
+from gpusim_rl.env import Parts, Step, VecEnv
 from gpusim_rl.env.vec_env import PARTS
 from gpusim_rl.hardware import has_compiler
 from gpusim_rl.sim import SimChoice
@@ -106,9 +106,10 @@ class Waits(Cartpole):
         terms = super().rewards()
         return terms if self.progress.sum() >= 0 else {}
 
-    def observe(self) -> Tensor:
+    def observe(self) -> dict[str, Parts]:
         self.number += 1.0
-        return super().observe() + 0.0 * self.number
+        parts = super().observe()["policy"]
+        return {"policy": {**parts, "cart_pos": parts["cart_pos"] + 0.0 * self.number}}
 
 
 def untraceable() -> None:

@@ -203,6 +203,7 @@ def test_a_property_is_this_field(section, name, drawn, field, element, expected
 
 def test_every_property_of_the_schema_is_tested():
     tested = {(section, name) for section, name, *_ in MAPPED} | {(BODY, "inertia"), (DOF, "effort")}
+    tested.add((DOF, "delay"))  # tests/sim/test_actuators.py
     assert tested == {(section, name) for section, properties in SECTIONS.items() for name in properties}
 
 
@@ -793,19 +794,18 @@ def test_the_sections_of_isaacgymenvs_tasks_work_except_what_mujoco_lacks(name, 
         assert value(env, "body_mass", None, actor).unique(dim=0).shape[0] == 3
 
 
-def test_newton_has_noise_latency_and_pushes_but_no_parameters():
+def test_newton_randomizes_too():
     pytest.importorskip("newton")
     noise = {"observations": draw(0.0, 0.1, "additive", "gaussian"), "latency": {"range": [0, 2]}}
+    noise["actor_params"] = {"cartpole": {BODY: {"mass": TWICE}}}
     spec = prepare("Cartpole", num_envs=3, task={"randomize": True, "randomization_params": noise})
     run, task_class = spec.cfg, spec.task_class
     choice = SimChoice("newton", torch.device("cpu"), "test")
     env = VecEnv.make(task_class, run.task, num_envs=3, choice=choice, sim=run.sim, seed=0)
     env.reset()
     steps(env, 2)
-    mass = {"actor_params": {"cartpole": {BODY: {"mass": TWICE}}}}
-    run = prepare("Cartpole", num_envs=3, task={"randomize": True, "randomization_params": mass}).cfg
-    with pytest.raises(ConfigError, match=r"mass: sim=newton cannot give each \w+ its own .*try sim=mu.* \(for body_"):
-        VecEnv.make(task_class, run.task, num_envs=3, choice=choice, sim=run.sim, seed=0)
+    masses = value(env, "body_mass", None, "cartpole")
+    assert torch.equal(masses, 2.0 * torch.as_tensor(env.sim.scene.model.body_mass[1:]).float().expand_as(masses))
 
 
 # Errors

@@ -105,7 +105,7 @@ class Faulty(Cartpole):
         super().apply_action(torch.where(bad[:, None], torch.nan, action))
 
     def observe(self) -> dict[str, Float[Tensor, "envs _"]]:
-        policy = super().observe()
+        policy = torch.cat([*super().observe()["policy"].values()], dim=1)
         bad = self.victim & (self.steps == self.cfg.nan_observation_at)
         policy = torch.where(bad[:, None], torch.nan, policy)
         infinite = self.victim & (self.steps == self.cfg.inf_observation_at)

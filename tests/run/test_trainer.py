@@ -349,7 +349,7 @@ def test_values_of_the_task_typed_at_a_resume_hold(tmp_path):
     changed = {"command_x": [0.0, 0.5], "lin_vel_scale": 1.0}
     resumed: Any = make_trainer("Anymal", tmp_path, checkpoint=str(the_run(tmp_path)), max_iterations=3, task=changed)
     task = resumed.env.task
-    assert (task.commands._low[0], task.commands._high[0], task.obs_scale[0]) == (0.0, 0.5, 1.0)
+    assert (task.commands._low[0], task.commands._high[0], task.scales["lin_vel"]) == (0.0, 0.5, 1.0)
     assert torch.equal(task.commands.value, saved["commands.value"]), "an episode under way keeps its command"
     resumed.train()
     task.commands.resample(torch.ones(8, dtype=torch.bool))

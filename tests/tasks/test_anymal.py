@@ -86,7 +86,7 @@ def test_it_stands_on_its_feet():
     for _ in range(150):
         assert not env.step(torch.zeros(4, 12)).done.any()
     assert (env.task.robot.root_pos[:, 2] > 0.46).all()  # its feet creep outwards, as soft contacts do
-    assert (env.task.observe()[:, 8] < -0.99).all()  # gravity points to its feet
+    assert (env.task.observe()["policy"]["gravity"][:, 2] < -0.99).all()  # gravity points to its feet
     assert (env.task.robot.joint_vel.abs() < 0.05).all()
 
 

@@ -49,7 +49,7 @@ def test_the_height_scan_agrees_with_mujocos_rays():
     pos = task.origin + torch.stack([across, -across, torch.full((NUM,), 0.4)], dim=1)
     task.robot.set_state(everywhere(env), root_pos=pos, root_quat=turned(yaw))
     env.sim.refresh()
-    seen = (task.observe() - task.noise)[:, HEIGHTS].view(NUM, 14, 10)
+    seen = (task.observe()["policy"]["heights"] - task.noise[:, HEIGHTS]).view(NUM, 14, 10)
     data, geom = mujoco.MjData(model), np.zeros(1, dtype=np.int32)
     data.qpos[2] = 50.0  # the robot is out of the way
     mujoco.mj_forward(model, data)
@@ -74,9 +74,8 @@ def test_noise_is_new_in_every_step_and_episode_and_as_strong_as_configured():
         step = env.step(torch.zeros(64, 12))
         noises.append(task.noise.clone())
         if step.done.any():
-            clean = task.observe() - task.noise
             assert step.done.all()
-            torch.testing.assert_close(step.obs["policy"], clean + task.noise)
+            torch.testing.assert_close(step.obs["policy"], torch.cat([*task.observe()["policy"].values()], dim=1))
     noisy = torch.stack(noises)[..., limit > 0]
     assert (noisy.diff(dim=0).abs() > 0.0).float().mean() > 0.999
     fraction = noisy / limit[limit > 0]
@@ -110,7 +109,7 @@ def test_the_yaw_rate_turns_it_to_the_heading_the_short_way():
     expected = (0.5 * angle).clamp(-1.0, 1.0)
     torch.testing.assert_close(task._command(yaw)[:, 2], expected, atol=1e-5, rtol=0.0)
     assert (expected.abs() == 1.0).any() and (expected.abs() < 0.9).any()
-    torch.testing.assert_close(task.observe()[:, 11], 0.25 * expected, atol=1e-5, rtol=0.0)
+    torch.testing.assert_close(task.observe()["policy"]["command_yaw"][:, 0], 0.25 * expected, atol=1e-5, rtol=0.0)
 
 
 def test_slow_commands_count_as_zero():

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import mujoco
 import numpy as np
@@ -325,7 +325,8 @@ CASES = {
     "Anymal": Case(
         [
             *base_motion("anymal/base"),
-            lambda w: w.own(w.task.commands.value) * [2.0, 2.0, 0.25],
+            lambda w: 2.0 * w.own(w.task.commands.value)[:2],
+            lambda w: 0.25 * w.own(w.task.commands.value)[2:],
             lambda w: w.angles("anymal") - STANCE,
             lambda w: 0.05 * w.speeds("anymal"),
             action,
@@ -334,7 +335,8 @@ CASES = {
     "AnymalTerrain": Case(
         [
             *base_motion("anymal/base"),
-            terrain_command,
+            lambda w: terrain_command(w)[:2],
+            lambda w: terrain_command(w)[2:],
             lambda w: w.angles("anymal"),
             lambda w: 0.05 * w.speeds("anymal"),
             terrain_heights,
@@ -409,7 +411,8 @@ CASES = {
         trifinger_policy,
         [
             lambda w: np.concatenate([row(w) for row in trifinger]),
-            lambda w: [*w.velocity("cube/cube"), *w.spin("cube/cube")],
+            lambda w: w.velocity("cube/cube"),
+            lambda w: w.spin("cube/cube"),
             lambda w: tips_state(w, TRIFINGER_TIPS),
             lambda w: w.efforts("trifinger"),
             lambda w: np.concatenate([w.touch(tip) for tip in TRIFINGER_TIPS]),
@@ -483,13 +486,21 @@ def collision_geoms(model: mujoco.MjModel, body: str) -> list[int]:
 # The tests
 
 
-def tables(task_class: type) -> list[list[tuple[str, int]]]:
-    """The observation tables of a task's docstring: what each row is, and how many numbers."""
-    found: list[list[tuple[str, int]]] = []
-    for first, last, text in re.findall(r"^ *\| (\d+)(?:-(\d+))? *\| *(.*?) *\|", task_class.__doc__ or "", re.M):
+class Line(NamedTuple):
+    """A row of the observation table of a task's docstring: a part of the observation."""
+
+    size: int
+    text: str
+
+
+def tables(task_class: type) -> list[list[Line]]:
+    """The observation tables of a task's docstring, one for each group."""
+    found: list[list[Line]] = []
+    pattern = r"^ *\| (\d+)(?:-(\d+))? *\| *\w+ *\| *(.*?) *\|"
+    for first, last, text in re.findall(pattern, task_class.__doc__ or "", re.M):
         if first == "0":
             found.append([])
-        found[-1].append((text, int(last or first) - int(first) + 1))
+        found[-1].append(Line(int(last or first) - int(first) + 1, text))
     return found
 
 
@@ -497,8 +508,7 @@ def tables(task_class: type) -> list[list[tuple[str, int]]]:
 def test_an_observation_is_what_the_docstring_says(name):
     env, case = scattered_env(name), CASES[name]
     envs = [OneEnv(env, index) for index in range(NUM_ENVS)]
-    observed = env.task.observe()
-    observed = observed if isinstance(observed, dict) else {"policy": observed}
+    observed = env._joined(env._task_obs())
     groups = {"policy": case.policy, **({"critic": case.critic} if case.critic else {})}
     assert list(observed) == list(groups)
     documented = tables(type(env.task)) if "." not in name else [None]
@@ -506,11 +516,13 @@ def test_an_observation_is_what_the_docstring_says(name):
         expected = [np.array([row(one) for one in envs]) for row in rows]
         sizes = [part.shape[1] for part in expected]
         if table is not None:
-            assert sizes == [size for _, size in table]
+            assert sizes == [row.size for row in table]
+            for part, row in zip(env.obs_parts[group], table, strict=True):  # the factor that the table tells
+                assert part.scale == 1.0 or f" x {part.scale:g}" in row.text, row
         assert sum(sizes) == observed[group].shape[1]
         parts = np.split(observed[group].double().numpy(), np.cumsum(sizes)[:-1], axis=1)
         for i, (actual, part) in enumerate(zip(parts, expected, strict=True)):
-            text = f"{group}: {table[i][0] if table else f'row {i}'}"
+            text = f"{group}: {table[i].text if table else f'row {i}'}"
             np.testing.assert_allclose(actual, part, rtol=1e-3, atol=2e-4, err_msg=text)
             # a number that is the same in all envs would test nothing
             assert (np.ptp(part, axis=0) > 1e-3).all(), text

@@ -20,12 +20,12 @@ from helpers.commands import ROOT, run_command
 
 class ConstantElement(Cartpole):
     def observe(self):
-        return torch.cat([super().observe(), torch.ones(self.num_envs, 1)], dim=1)
+        return {"policy": {**super().observe()["policy"], "constant": torch.ones(self.num_envs, 1)}}
 
 
 class ImpureObservation(Cartpole):
     def observe(self):
-        return super().observe() + 0.01 * self.random.uniform(-1.0, 1.0, 4)
+        return {"policy": {**super().observe()["policy"], "noise": self.random.uniform(-1.0, 1.0, 1)}}
 
 
 class OneStart(Cartpole):
@@ -71,7 +71,8 @@ class CountsInAPart(Cartpole):
 
 class MixesEnvs(Cartpole):
     def observe(self):
-        return super().observe() - 0.1 * self.robot.joint_vel.clamp(-9, 9).mean()
+        mean = 0.1 * self.robot.joint_vel.clamp(-9, 9).mean()
+        return {"policy": {name: part - mean for name, part in super().observe()["policy"].items()}}
 
 
 class OwnTimeLimit(Cartpole):

@@ -1,0 +1,125 @@
+"""Sensors that a task builds of rays: height scans and lidars."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from gpusim_rl.errors import TaskError
+from gpusim_rl.sim import Bodies, Sim, Sites
+from gpusim_rl.sim.quaternion import quat_from_axis_angle, quat_rotate, quat_yaw
+
+Pattern = tuple[Float[Tensor, "rays 3"], Float[Tensor, "rays 3"]]
+"""Where rays begin [m], and their directions, of length 1, in the frame of what carries them."""
+
+
+def grid(length: float, width: float, spacing: float, *, above: float = 10.0) -> Pattern:
+    """Rays straight down, over a rectangle around the frame: a height scan.
+
+    Args:
+        length: Of the rectangle, along x [m].
+        width: Along y [m].
+        spacing: Of the rays [m].
+        above: Where the rays begin, over the frame [m]. A roof that is lower than this hides the ground.
+    """
+    if not min(length, width) >= 0.0 < spacing:
+        raise TaskError(f"grid() needs a size of at least 0 and a spacing above 0, got {length}, {width}, {spacing}")
+    counts = [1 + round(size / spacing) for size in (length, width)]
+    x, y = (spacing * (torch.arange(count) - 0.5 * (count - 1)) for count in counts)
+    points = torch.cartesian_prod(x, y)
+    origins = torch.cat([points, torch.full((len(points), 1), above)], dim=1)
+    return origins, torch.tensor([0.0, 0.0, -1.0]).expand_as(origins)
+
+
+def lidar(rays: int, *, elevations: Sequence[float] = (0.0,), fov: float = 2.0 * math.pi) -> Pattern:
+    """Rays to all sides, in one ring or in several.
+
+    Args:
+        rays: In a ring. The first one of a full ring looks along x.
+        elevations: Of the rings above the frame's x-y plane [rad].
+        fov: Angle that a ring covers, with its middle at x [rad].
+    """
+    if rays < 1 or not 0.0 < fov <= 2.0 * math.pi:
+        raise TaskError(f"lidar() needs rays and an angle in (0, 2 pi], got {rays} and {fov}")
+    whole = fov == 2.0 * math.pi
+    turn = torch.arange(rays) * (fov / rays) if whole else torch.linspace(-0.5 * fov, 0.5 * fov, rays)
+    rings = []
+    for elevation in elevations:
+        flat, up = math.cos(elevation), math.sin(elevation)
+        rings.append(torch.stack([flat * turn.cos(), flat * turn.sin(), torch.full_like(turn, up)], dim=1))
+    directions = torch.cat(rings)
+    return torch.zeros_like(directions), directions
+
+
+class RayCaster:
+    """Casts a pattern of rays from a body or a site of a robot; make it once, in the task's `__init__`.
+
+        torso = self.robot.bodies(["torso"])
+        self.scan = RayCaster(sim, torso, grid(1.6, 1.0, 0.1), turn="yaw", ignore=["robot"], max_distance=20.0)
+        self.lidar = RayCaster(sim, self.robot.sites(["lidar"]), lidar(360), ignore=["robot"], max_distance=30.0)
+
+    Rays are cast when a property is read, once for each reading.
+
+    Args:
+        sim: The simulator.
+        frame: One body or site.
+        pattern: Rays in its frame: of `grid`, `lidar`, or your own.
+        turn: With what the pattern turns: the whole orientation of the frame, or its yaw only, as height scans do.
+        ignore: Articulations that the rays pass through.
+        max_distance: What is further away than this is not seen [m].
+
+    Raises:
+        TaskError: The pattern is not two tensors of the same shape [rays, 3], the frame is not one body or site, or the
+            simulator lacks rays.
+    """
+
+    def __init__(
+        self,
+        sim: Sim,
+        frame: Bodies | Sites,
+        pattern: Pattern,
+        *,
+        turn: Literal["frame", "yaw"] = "frame",
+        ignore: Sequence[str] = (),
+        max_distance: float,
+    ) -> None:
+        origins, directions = pattern
+        if origins.shape != directions.shape or origins.dim() != 2 or origins.shape[1] != 3:
+            got = f"{list(origins.shape)} and {list(directions.shape)}"
+            raise TaskError(f"RayCaster: expected origins and directions of shape [rays, 3], got {got}")
+        if frame.pos.shape[1] != 1:
+            raise TaskError(f"RayCaster: expected one body or site, got {frame.pos.shape[1]}")
+        if turn not in ("frame", "yaw"):
+            raise TaskError(f"RayCaster: turn must be 'frame' or 'yaw', got {turn!r}")
+        self._frame, self._turn, self._max_distance = frame, turn, max_distance
+        self._origins, self._directions = origins.to(sim.device), directions.to(sim.device)
+        self._up = torch.tensor([0.0, 0.0, 1.0], device=sim.device).expand(sim.num_envs, 3)
+        self._rays = sim.rays(len(origins), ignore)
+
+    @property
+    def distance(self) -> Float[Tensor, "envs rays"]:
+        """From where each ray begins to what it meets [m]; `max_distance` where it meets nothing nearer."""
+        return self._cast()[0]
+
+    @property
+    def points(self) -> Float[Tensor, "envs rays 3"]:
+        """What the rays meet [m], world frame; where a ray meets nothing, its end at `max_distance`."""
+        distance, origin, direction = self._cast()
+        return torch.addcmul(origin, distance[..., None], direction)
+
+    def _cast(self) -> tuple[Tensor, Tensor, Tensor]:
+        quat = self._frame.quat
+        if self._turn == "yaw":
+            quat = quat_from_axis_angle(self._up, quat_yaw(quat[:, 0]))[:, None]
+        shape = (len(quat), *self._origins.shape)
+        quat = quat.expand(*shape[:-1], 4)
+        origin = self._frame.pos + quat_rotate(quat, self._origins.expand(shape))
+        direction = quat_rotate(quat, self._directions.expand(shape))
+        distance = self._rays.cast(origin, direction)
+        far = self._max_distance
+        return torch.where(distance < 0.0, far, distance).clamp(max=far), origin, direction

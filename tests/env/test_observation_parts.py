@@ -1,0 +1,235 @@
+"""Named parts of observations: their names, scales, noise, delay and history."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from typing import Any
+
+import pytest
+import torch
+from gpusim_rl.tasks.cartpole import Cartpole
+
+import gpusim_rl
+from gpusim_rl.api import prepare
+from gpusim_rl.env import VecEnv
+from gpusim_rl.errors import ConfigError, TaskError
+from gpusim_rl.sim import SimChoice
+
+N = 32
+
+
+def make(observations: dict[str, Any] | None = None, task_class: type = Cartpole, **task: Any) -> VecEnv:
+    spec = prepare("Cartpole", num_envs=N, device="cpu")
+    settings = {"episode_length": 7, "randomize_episode_start": False, "observations": observations or {}, **task}
+    cfg, choice = dataclasses.replace(spec.cfg.task, **settings), SimChoice("mujoco", torch.device("cpu"), "test")
+    return VecEnv.make(task_class, cfg, num_envs=N, choice=choice, sim=spec.cfg.sim, seed=1)
+
+
+def truth(env: VecEnv) -> dict[str, torch.Tensor]:
+    return {name: part.clone() for name, part in env.task.observe()["policy"].items()}
+
+
+def actions(steps: int) -> torch.Tensor:
+    return torch.rand(steps, N, 1, generator=torch.Generator().manual_seed(1)) * 2 - 1
+
+
+def split(env: VecEnv, obs: torch.Tensor) -> dict[str, torch.Tensor]:
+    parts = env.obs_parts["policy"]
+    return dict(zip([p.name for p in parts], obs.split([p.size * p.history for p in parts], dim=1), strict=True))
+
+
+def test_parts_are_described_and_joined():
+    class Scaled(Cartpole):
+        def __init__(self, cfg, sim):
+            super().__init__(cfg, sim)
+            self.scales = {"pole_vel": 0.25}
+
+    plain, scaled = make(), make(task_class=Scaled)
+    first, second = plain.reset()["policy"], scaled.reset()["policy"]
+    assert torch.equal(first * torch.tensor([1.0, 1.0, 1.0, 0.25]), second)
+    parts = scaled.obs_parts["policy"]
+    assert [(p.name, p.size, p.unit, p.scale) for p in parts] == [
+        ("cart_pos", 1, "m", 1.0),
+        ("cart_vel", 1, "m/s", 1.0),
+        ("pole_angle", 1, "rad", 1.0),
+        ("pole_vel", 1, "rad/s", 0.25),
+    ]
+
+
+def test_settings_come_from_the_command_line():
+    env = gpusim_rl.make_env("Cartpole", num_envs=2, device="cpu", task={"observations": {"pole_vel": {"history": 3}}})
+    assert env.reset()["policy"].shape == (2, 6)
+    assert [part.history for part in env.obs_parts["policy"]] == [1, 1, 1, 3]
+
+
+class Oracle:
+    """Late frames of one part, one env at a time, on lists."""
+
+    def __init__(self, history: int):
+        self.history, self.seen = history, [[] for _ in range(N)]
+
+    def begin(self, env_id: int) -> None:
+        self.seen[env_id] = []
+
+    def see(self, frames: torch.Tensor) -> None:
+        for frame, seen in zip(frames, self.seen, strict=True):
+            seen.append(frame.clone())
+
+    def read(self, delays: torch.Tensor) -> torch.Tensor:
+        rows = []
+        for delay, seen in zip(delays.tolist(), self.seen, strict=True):
+            ages = range(self.history - 1, -1, -1)
+            rows.append(torch.cat([seen[max(len(seen) - 1 - delay - age, 0)] for age in ages]))
+        return torch.stack(rows)
+
+
+@pytest.mark.parametrize("clip", [None, 2.0])
+def test_delay_and_history_over_resets(clip):
+    settings = {"pole_angle": {"delay": [0, 3], "history": 4}, "cart_vel": {"history": 2}, "pole_vel": {"delay": 2}}
+    env = make(settings, clip_observations=clip)
+    oracles = {"pole_angle": Oracle(4), "cart_vel": Oracle(2), "pole_vel": Oracle(1)}
+    assert env._sensors is None
+    obs = env.reset()["policy"]
+    assert env.obs_sizes["policy"] == 1 + 2 + 4 + 1 and env._sensors is not None
+    delays, drawn = env._sensors.delays, []
+    last: dict[str, torch.Tensor] = {}
+
+    def check(obs: torch.Tensor, seen: dict[str, torch.Tensor]) -> None:
+        found = split(env, obs)
+        for name, oracle in oracles.items():
+            expected = oracle.read(delays[name])
+            assert torch.equal(found[name], expected if clip is None else expected.clamp(-clip, clip)), name
+        assert torch.equal(found["cart_pos"], seen["cart_pos"])
+
+    now = truth(env)
+    for name, oracle in oracles.items():
+        oracle.see(now[name])
+    check(obs, now)
+    advance = env.task.advance
+
+    def watch(done: torch.Tensor) -> None:  # the state at the end of the step, before resets
+        last.update(truth(env))
+        last["delay"] = delays["pole_angle"].clone()
+        advance(done)
+
+    env.task.advance = watch  # type: ignore[method-assign]
+    for action in actions(40):
+        step = env.step(action)
+        for name, oracle in oracles.items():
+            oracle.see(last[name])
+        drawn.append(delays["pole_angle"].clone())
+        after, delays["pole_angle"] = delays["pole_angle"], last["delay"]  # final_obs has the delay of its episode
+        check(step.final_obs["policy"], last)
+        delays["pole_angle"] = after
+        now = truth(env)
+        for name, oracle in oracles.items():
+            for env_id in step.done.nonzero().flatten().tolist():
+                oracle.begin(env_id)
+                oracle.seen[env_id].append(now[name][env_id].clone())
+        check(step.obs["policy"], now)
+    assert torch.stack(drawn).unique().tolist() == [0, 1, 2, 3]
+
+
+def test_noise_is_white_and_the_same_in_both_observations_of_a_step():
+    env = make(
+        {"pole_vel": {"noise": 0.5}, "cart_pos": {"noise": 0.1}}, randomize_episode_start=True, clip_observations=None
+    )
+    env.reset()
+    noise = []
+    for action in actions(200):
+        step = env.step(action)
+        continues = ~step.done
+        assert torch.equal(step.obs["policy"][continues], step.final_obs["policy"][continues])
+        clean = truth(env)
+        noise.append(step.obs["policy"] - torch.cat([*clean.values()], dim=1))
+    white = torch.stack(noise)
+    assert white[..., 1:3].abs().max() == 0.0
+    assert white[..., 3].std().item() == pytest.approx(0.5, rel=0.03)
+    assert white[..., 0].std().item() == pytest.approx(0.1, rel=0.03)
+    neighbours = torch.corrcoef(torch.stack([white[1:, :, 3].flatten(), white[:-1, :, 3].flatten()]))[0, 1]
+    assert abs(neighbours.item()) < 0.05
+
+
+def test_a_resumed_env_continues_to_the_bit():
+    settings = {"pole_angle": {"noise": 0.1, "delay": [0, 2], "history": 3}}
+    first, second = make(settings), make(settings)
+    first.reset(), second.reset()
+    for action in actions(10):
+        first.step(action)
+    assert torch.equal(second.load_state_dict(first.state_dict())["policy"], first._obs["policy"])
+    for action in actions(10):
+        assert torch.equal(first.step(action).obs["policy"], second.step(action).obs["policy"])
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (
+            {"pole_angl": {"noise": 1}},
+            "observation has no such part. Did you mean 'pole_angle'? It has cart_",
+        ),
+        ({"pole_vel": {"nois": 1}}, "unknown key 'task.observations.pole_vel.nois'. Did you mean 'noise'?"),
+        ({"pole_vel": {"noise": -1}}, "task.observations.pole_vel.noise must be a standard deviation of at least 0"),
+        ({"pole_vel": {"noise": "much"}}, "got 'much'; try 0.1"),
+        ({"pole_vel": {"delay": [2, 1]}}, "task.observations.pole_vel.delay must be control steps"),
+        ({"pole_vel": {"delay": 0.5}}, "got 0.5; try [0, 2]"),
+        ({"pole_vel": {"history": 0}}, "task.observations.pole_vel.history must be a positive number of frames, got 0"),
+        ({"pole_vel": 3}, "task.observations.pole_vel must be settings such as {noise: 0.1}, got 3"),
+    ],
+)
+def test_settings_that_cannot_be(settings, message):
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        make(settings).reset()
+
+
+class Unnamed(Cartpole):
+    def observe(self):
+        return torch.cat([*super().observe()["policy"].values()], dim=1)
+
+
+class Changing(Cartpole):
+    calls = 0
+
+    def observe(self):
+        parts = super().observe()["policy"]
+        self.calls += 1
+        return {"policy": parts if self.calls < 3 else dict(reversed(parts.items()))}
+
+
+class WrongScale(Cartpole):
+    def __init__(self, cfg, sim):
+        super().__init__(cfg, sim)
+        self.scales = {"pole_speed": 2.0}
+
+
+class WrongShape(Cartpole):
+    def observe(self):
+        return {"policy": {"pole": self.robot.joint_pos[:, 0]}}
+
+
+class NotFinite(Cartpole):
+    def observe(self):
+        parts = super().observe()["policy"]
+        return {"policy": {**parts, "pole_vel": parts["pole_vel"] * torch.nan}}
+
+
+def test_a_task_without_names_has_no_noise():
+    with pytest.raises(ConfigError, match=r"no such part\. The task does not name its parts"):
+        make({"pole_vel": {"noise": 1}}, task_class=Unnamed).reset()
+
+
+@pytest.mark.parametrize(
+    ("task_class", "message"),
+    [
+        (Changing, "Changing.observe() returned the parts ['pole_vel', 'pole_angle', 'cart_vel', 'cart_pos'], "),
+        (WrongScale, "WrongScale.scales['pole_speed']: observe() has no such part. Did you mean 'pole_vel'?"),
+        (WrongShape, "WrongShape.observe()['pole'] returned shape [32], expected [32, size]"),
+        (NotFinite, "NotFinite.observe(): 'policy' is not finite (env 0, column 3 of 'pole_vel')"),
+    ],
+)
+def test_parts_that_are_wrong(task_class, message):
+    env = make(task_class=task_class)
+    with pytest.raises(TaskError, match=re.escape(message)):
+        env.reset()
+        env.step(torch.zeros(N, 1))
