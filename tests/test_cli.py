@@ -294,7 +294,21 @@ def test_tab_completes_checkpoints(command, checkout, some_runs, typed, expected
     ("typed", "expected"),
     [
         ("rec", ["record "]),
-        ("", ["list ", "completion ", "train ", "audit ", "doctor ", "play ", "plot ", "record ", "snapshot "]),
+        (
+            "",
+            [
+                "list ",
+                "completion ",
+                "train ",
+                "audit ",
+                "doctor ",
+                "export ",
+                "play ",
+                "plot ",
+                "record ",
+                "snapshot ",
+            ],
+        ),
         ("record f", ["fast-legs "]),
         ("plot runs/Ant/2", [RUN]),
         ("list ", []),

@@ -1,0 +1,169 @@
+"""What a reader of an exported policy must know, as plain values for json: order, units, gains, rates, limits."""
+
+from __future__ import annotations
+
+import math
+from contextlib import suppress
+from importlib import metadata
+from typing import Any
+
+import mujoco
+import numpy as np
+
+from gpusim_rl.env import VecEnv
+from gpusim_rl.export.controls import ControlMap
+from gpusim_rl.export.model import ExportedPolicy
+from gpusim_rl.provenance import describe_environment
+from gpusim_rl.saved_files import load_json
+from gpusim_rl.sim.actuators import DAMPING, STIFFNESS, is_dc_motor
+from gpusim_rl.spaces import MultiDiscrete
+from gpusim_rl.view.player import Player
+
+FORMAT = 1
+"""Of the card."""
+PACKAGES = ("onnx", "onnxscript", "onnxruntime")
+_SCALAR = (mujoco.mjtJoint.mjJNT_HINGE.value, mujoco.mjtJoint.mjJNT_SLIDE.value)
+
+
+def describe(player: Player, model: ExportedPolicy, control: ControlMap | None) -> dict[str, Any]:
+    """The card, but for files, errors and latencies.
+
+    What a task does not say is not in it.
+
+    Args:
+        player: Of the run.
+        model: What is exported.
+        control: How its actions become controls; None where that is not known.
+    """
+    env = player.env
+    card: dict[str, Any] = {
+        "format": FORMAT,
+        "task": player.name,
+        "algorithm": player.settings["algo"]["name"],
+        "iteration": player.iteration,
+        **_provenance(player),
+        "observation": _observation(env, model.clip_observations),
+        "action": _action(env, model.clip_actions),
+        "recurrent_state": _states(model),
+    }
+    if not isinstance(env, VecEnv):
+        return card
+    compiled = env.sim.scene.model
+    actuators = _actuators(compiled)
+    if control is not None:
+        names = [actuator["name"] for actuator in actuators]
+        if driven := control.names(names, env.num_actions):
+            card["action"]["names"] = driven
+        card["control"] = {
+            "is": "offset[i] + scale[i] * action[source[i]], for each actuator i of the scene",
+            "offset": list(control.offset),
+            "scale": list(control.scale),
+            "source": list(control.source),
+            "measured_on_control_steps": control.samples,
+            "max_deviation": control.deviation,
+        }
+    return {
+        **card,
+        "control_hz": env.cfg.control_hz,
+        "physics_hz": env.cfg.physics_hz,
+        "episode_length": env.cfg.episode_length,
+        "max_angular_velocity": env.sim.scene.max_angular_velocity,
+        "joints": _joints(compiled),
+        "actuators": actuators,
+        "settings": _finite(player.settings["task"]),
+    }
+
+
+def _finite(node: Any) -> Any:
+    """Plain values as json can hold them: null for what is not finite."""
+    if isinstance(node, dict):
+        return {key: _finite(value) for key, value in node.items()}
+    if isinstance(node, list):
+        return [_finite(value) for value in node]
+    return None if isinstance(node, float) and not math.isfinite(node) else node
+
+
+def _provenance(player: Player) -> dict[str, Any]:
+    """Commit that trained, and versions that exported."""
+    found: dict[str, Any] = {}
+    if player.run_dir is not None:
+        found["run"] = player.run_dir.name
+        with suppress(OSError, ValueError, KeyError, TypeError):  # env.json is gone or damaged: the card does without
+            git = load_json(player.run_dir / "env.json")["git"]
+            found["commit"] = {"sha": str(git["sha"]), "dirty": bool(git["dirty"])}
+    environment = describe_environment()
+    versions = {package: metadata.version(package) for package in PACKAGES}
+    return {**found, "versions": {**environment["versions"], **versions}, "cpu": environment["cpu"]["model"]}
+
+
+def _observation(env: Any, limit: float | None) -> dict[str, Any]:
+    described: dict[str, Any] = {"group": "policy", "size": env.obs_sizes["policy"], "clip": limit}
+    parts = env.obs_parts.get("policy", ()) if isinstance(env, VecEnv) else ()
+    if parts:  # in their order; a part has `history` frames of `size` numbers, the oldest first, all times `scale`
+        keys = ("name", "size", "unit", "scale", "history")
+        described["parts"] = [{key: getattr(part, key) for key in keys} for part in parts]
+    return described
+
+
+def _action(env: Any, limit: float | None) -> dict[str, Any]:
+    if isinstance(env.action_space, MultiDiscrete):
+        return {"size": env.num_actions, "dtype": "int64", "choices": list(env.action_space.counts)}
+    return {"size": env.num_actions, "dtype": "float32", "clip": limit}
+
+
+def _states(model: ExportedPolicy) -> list[dict[str, Any]]:
+    shapes = [list(state.shape) for state in model.initial_state(1)]
+    return [
+        {"input": name, "output": f"next_{name}", "shape": [layers, "batch", units], "start": 0.0}
+        for name, (layers, _, units) in zip(model.inputs[1:], shapes, strict=True)
+    ]
+
+
+def _joints(model: mujoco.MjModel) -> list[dict[str, Any]]:
+    """Hinges and slides in MuJoCo's order, with their places in qpos and qvel [rad, m]."""
+    return [
+        {
+            "name": model.joint(j).name,
+            "qpos": int(model.jnt_qposadr[j]),
+            "qvel": int(model.jnt_dofadr[j]),
+            "default": float(model.qpos0[model.jnt_qposadr[j]]),
+            "range": _range(model.jnt_range[j], model.jnt_limited[j]),
+        }
+        for j in range(model.njnt)
+        if model.jnt_type[j] in _SCALAR
+    ]
+
+
+def _actuators(model: mujoco.MjModel) -> list[dict[str, Any]]:
+    """Actuators in the order of the controls.
+
+    Without a torque-speed line the force is `gain * control - kp * position - kd * velocity`, then times `gear`: of a
+    position servo gain is kp, of a motor kp and kd are 0. Actuators with other laws of MuJoCo's have no gains here.
+    """
+    rows = []
+    for i in range(model.nu):
+        row: dict[str, Any] = {"name": model.actuator(i).name}
+        if model.actuator_trntype[i] == mujoco.mjtTrn.mjTRN_JOINT:
+            row["joint"] = model.joint(int(model.actuator_trnid[i, 0])).name
+        fixed = model.actuator_gaintype[i] == mujoco.mjtGain.mjGAIN_FIXED
+        if fixed and model.actuator_dyntype[i] == mujoco.mjtDyn.mjDYN_NONE:
+            bias = model.actuator_biasprm[i]
+            if model.actuator_biastype[i] == mujoco.mjtBias.mjBIAS_NONE:
+                bias = np.zeros(3)
+            if model.actuator_biastype[i] != mujoco.mjtBias.mjBIAS_MUSCLE and bias[0] == 0.0:
+                row["gain"] = float(model.actuator_gainprm[i, 0])
+                row |= {"kp": 0.0 - float(bias[1]), "kd": 0.0 - float(bias[2])}
+        if is_dc_motor(model, i):  # of `Scene.add_actuators`: a servo whose effort follows a torque-speed line
+            gain = model.actuator_gainprm[i]
+            row |= {"kp": float(gain[STIFFNESS]), "kd": float(gain[DAMPING]), "velocity_limit": 1.0 / float(gain[1])}
+        if model.actuator_delay[i] > 0.0:
+            row["delay_steps"] = math.ceil(model.actuator_delay[i] / model.opt.timestep)  # physics steps
+        row["gear"] = float(model.actuator_gear[i, 0])
+        row["control_range"] = _range(model.actuator_ctrlrange[i], model.actuator_ctrllimited[i])
+        row["force_range"] = _range(model.actuator_forcerange[i], model.actuator_forcelimited[i])
+        rows.append(row)
+    return rows
+
+
+def _range(values: np.ndarray, limited: int) -> list[float] | None:
+    return [float(value) for value in values] if limited else None

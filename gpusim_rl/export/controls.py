@@ -1,0 +1,105 @@
+"""How actions become controls of the actuators: measured, so that no task has to say it twice."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gpusim_rl.env import VecEnv
+from gpusim_rl.spaces import MultiDiscrete
+
+STEPS = 64
+"""Control steps in which controls are measured, in every env."""
+TOLERANCE = 1e-5
+"""Largest deviation of a measured control, relative where it is above 1: float32 rounds by 1e-7."""
+
+
+@dataclass(frozen=True)
+class ControlMap:
+    """control[i] = offset[i] + scale[i] * action[source[i]], for each actuator of the scene.
+
+    Attributes:
+        offset: Control where the action is zero, in the unit of each control.
+        scale: Control per action.
+        source: Which number of the action drives the actuator; 0 where `scale` is 0.
+        samples: Measured control steps.
+        deviation: Largest of them, relative where a control is above 1.
+    """
+
+    offset: tuple[float, ...]
+    scale: tuple[float, ...]
+    source: tuple[int, ...]
+    samples: int
+    deviation: float
+
+    def names(self, actuators: Sequence[str], num_actions: int) -> list[str] | None:
+        """What each number of the action drives; None where one drives no actuator, or several."""
+        driven = [place for place, scale in zip(self.source, self.scale, strict=True) if scale != 0.0]
+        if sorted(driven) != list(range(num_actions)):
+            return None
+        return [actuators[self.source.index(place)] for place in range(num_actions)]
+
+
+def measure(env: VecEnv, seed: int) -> ControlMap | None:
+    """Applies random actions along random episodes, and fits the controls that the task makes of them.
+
+    Args:
+        env: Envs of the task, which are stepped.
+        seed: Of the actions.
+
+    Returns:
+        None where a control depends on more than one number of the action of this step, as that of an integrator or of
+        operational-space control does; where the task applies forces too; and on simulators that have no MuJoCo
+        controls.
+    """
+    sim, task = env.sim, env.task
+    found = [getattr(sim, name, None) for name in ("ctrl", "qfrc_applied", "xfrc_applied")]
+    inputs = [value for value in found if isinstance(value, Tensor)]
+    if len(inputs) < len(found) or not sim.scene.model.nu:
+        return None
+    control, *forces = inputs
+    generator = torch.Generator(env.device).manual_seed(seed)
+    actions, controls, forced = [], [], False
+    for _ in range(STEPS):
+        action = _random_action(env, generator)
+        task.actions.copy_(action)
+        task.apply_action(task.actions)
+        actions.append(task.actions.double().cpu().numpy())
+        controls.append(control.double().cpu().numpy())
+        forced |= any(bool(force.any()) for force in forces)
+        env.step(action)
+    return None if forced else fit(np.concatenate(actions), np.concatenate(controls))
+
+
+def fit(actions: np.ndarray, controls: np.ndarray) -> ControlMap | None:
+    """The map by least squares, from samples [n, actions] and [n, actuators]; None where it is not of this form."""
+    ones = np.ones((len(actions), 1))
+    coefficients = np.linalg.lstsq(np.hstack([ones, actions]), controls, rcond=None)[0]
+    offset, slopes = coefficients[0], coefficients[1:]
+    source = np.abs(slopes).argmax(axis=0)
+    scale = np.take_along_axis(slopes, source[None], axis=0)[0]
+    size = np.maximum(1.0, np.abs(controls).max(axis=0))
+    scale = np.where(np.abs(scale) < TOLERANCE * size, 0.0, scale)
+    # To the digits that float32 has of the largest control: 0.5 is 0.5 again, and -0.0 is 0.0.
+    decimals = [7 - math.floor(math.log10(largest)) for largest in size]
+    offset, scale = (np.array(list(map(round, part.tolist(), decimals))) + 0.0 for part in (offset, scale))
+    deviation = np.abs(offset + scale * actions[:, source] - controls) / np.maximum(1.0, np.abs(controls))
+    if not deviation.max() <= TOLERANCE:
+        return None
+    source = np.where(scale == 0.0, 0, source)
+    values = tuple(offset.tolist()), tuple(scale.tolist()), tuple(source.tolist())
+    return ControlMap(*values, samples=len(actions), deviation=float(deviation.max()))
+
+
+def _random_action(env: VecEnv, generator: torch.Generator) -> Tensor:
+    space, action = env.action_space, torch.empty_like(env.task.actions)
+    if isinstance(space, MultiDiscrete):
+        for column, count in zip(action.unbind(dim=1), space.counts, strict=True):
+            column.random_(count, generator=generator)
+        return action
+    return action.uniform_(-env.cfg.clip_actions, env.cfg.clip_actions, generator=generator)

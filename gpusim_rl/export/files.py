@@ -1,0 +1,139 @@
+"""All files of an exported policy: written to a folder of their own, compared with the policy, then put in place."""
+
+from __future__ import annotations
+
+import copy
+import json
+import shutil
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gpusim_rl.config import SimConfig, build
+from gpusim_rl.env import VecEnv
+from gpusim_rl.errors import ConfigError
+from gpusim_rl.export import parity
+from gpusim_rl.export.card import describe
+from gpusim_rl.export.controls import measure
+from gpusim_rl.export.model import ExportedPolicy, write_int8, write_onnx, write_torchscript
+from gpusim_rl.export.scene import write_scene
+from gpusim_rl.paths import free_name
+from gpusim_rl.saved_files import temporary_name
+from gpusim_rl.sim.option import limit_solver
+from gpusim_rl.spaces import MultiDiscrete
+from gpusim_rl.view.player import Player
+
+CARD, ONNX, INT8, TORCHSCRIPT = "policy.json", "policy.onnx", "policy.int8.onnx", "policy.ts"
+NUM_ENVS = 16
+"""In which controls are measured."""
+SEED = 0
+
+
+def write_all(
+    name: str,
+    out: Path | None,
+    *,
+    overwrite: bool = False,
+    int8: bool = True,
+    trust: bool = False,
+    config_dir: str | None = None,
+) -> tuple[Path, dict[str, Any]]:
+    """Exports the policy of a run.
+
+    Args:
+        name: A run folder, a checkpoint, or a task (its latest run).
+        out: Folder to write; None is `export` in the run's folder, or `export-2` where that exists.
+        overwrite: Replace the files of a folder that exists.
+        int8: Write a second ONNX file, with 8-bit weights.
+        trust: As for `Player.open`.
+        config_dir: As there.
+
+    Returns:
+        The folder, and the card.
+
+    Raises:
+        ConfigError: There is no such run, the folder cannot be written, or a file is not the policy.
+    """
+    with closing(Player.open(name, num_envs=NUM_ENVS, plays_on="mujoco", trust=trust, config_dir=config_dir)) as player:
+        assert player.run_dir is not None
+        default = player.run_dir / "export"
+        folder = out or (default if overwrite else free_name(default))
+        temporary = temporary_name(folder)
+        try:
+            temporary.mkdir()
+            card = _write(player, temporary, int8=int8)
+            _put(temporary, folder)
+        except OSError as error:
+            raise ConfigError(f"--out {folder}: cannot write there: {error.strerror or error}") from None
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+    return folder, card
+
+
+def _write(player: Player, folder: Path, *, int8: bool) -> dict[str, Any]:
+    """All files, into an empty folder; returns the card."""
+    env, policy = player.env, player.policy
+    assert policy is not None
+    policy.to("cpu")
+    ours = env if isinstance(env, VecEnv) else None
+    control = None if ours is None else measure(ours, SEED)
+    discrete = isinstance(env.action_space, MultiDiscrete)
+    model = ExportedPolicy(
+        policy,
+        clip_observations=None if ours is None else ours.cfg.clip_observations,
+        clip_actions=None if ours is None or discrete else ours.cfg.clip_actions,
+        control=control,
+    ).eval()
+    size = env.obs_sizes["policy"]
+    write_onnx(model, size, folder / ONNX)
+    write_torchscript(model, size, folder / TORCHSCRIPT)
+    files = {"onnx": ONNX, "torchscript": TORCHSCRIPT}
+    if int8:
+        write_int8(folder / ONNX, folder / INT8)
+        files["int8"] = INT8
+    card = {**describe(player, model, control), "files": dict(files), **_compared(model, player, folder, files)}
+    if ours is not None:
+        scene = ours.sim.scene
+        compiled = copy.copy(scene.model)
+        limit_solver(compiled.opt, compiled.opt, build(SimConfig, player.settings["sim"], "sim"))
+        card["files"] |= write_scene(scene, compiled, folder)
+    (folder / CARD).write_text(json.dumps(card, indent=2, allow_nan=False) + "\n")
+    return card
+
+
+def _compared(model: ExportedPolicy, player: Player, folder: Path, files: dict[str, str]) -> dict[str, Any]:
+    """Errors and latencies of the files."""
+    policy, sizes = model.policy, player.env.obs_sizes
+    exact = parity.torch_function(model, policy, sizes)
+    state = tuple(part.numpy() for part in model.initial_state(1))
+    obs = parity.random_observations(policy, sizes["policy"], SEED)
+    errors, times = {}, {}
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        for kind, file in files.items():
+            read = parity.torchscript_function if kind == "torchscript" else parity.onnx_function
+            function = read(folder / file)
+            found = parity.compare(exact, function, obs, state, parity.units(model))
+            if kind != "int8":
+                parity.require(found, file)
+            errors[kind] = {"max_error": found.max_error, "borders": found.borders}
+            times[kind] = parity.latency_us(function, (obs[:1], *state))
+        times["torch"] = parity.latency_us(exact, (obs[:1], *state))
+    finally:
+        torch.set_num_threads(threads)
+    return {
+        "parity": {"observations": len(obs), "tolerance": parity.TOLERANCE, "files": errors},
+        "latency_us": {"calls": parity.CALLS, "threads": 1, "batch": 1, "median": times},
+    }
+
+
+def _put(temporary: Path, folder: Path) -> None:
+    """The files in their place."""
+    if not folder.exists():
+        temporary.rename(folder)
+        return
+    for file in temporary.iterdir():
+        file.replace(folder / file.name)

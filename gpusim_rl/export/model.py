@@ -1,0 +1,155 @@
+"""A policy as one function, observation to action, and the files that it is written to."""
+
+from __future__ import annotations
+
+import io
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from gpusim_rl.errors import ConfigError
+from gpusim_rl.export.controls import ControlMap
+from gpusim_rl.learn.algorithm import Hidden, Policy
+from gpusim_rl.source_location import describe
+
+
+class ExportedPolicy(nn.Module):
+    """Clipping of the observation, normaliser, network, most likely action, its clipping, and the controls.
+
+    Args:
+        policy: What acts.
+        clip_observations: Limit of raw observations, in their units; None for no limit.
+        clip_actions: Limit of actions; None for no limit, and for indices.
+        control: How the task makes controls of actions; None where that is more than a scale and an offset.
+    """
+
+    offset: Tensor
+    scale: Tensor
+    source: Tensor
+
+    def __init__(
+        self,
+        policy: Policy,
+        *,
+        clip_observations: float | None,
+        clip_actions: float | None,
+        control: ControlMap | None,
+    ) -> None:
+        super().__init__()
+        self.policy = policy
+        self.clip_observations = clip_observations
+        self.clip_actions = clip_actions
+        self.has_control = control is not None
+        if control is not None:
+            self.register_buffer("offset", torch.tensor(control.offset))
+            self.register_buffer("scale", torch.tensor(control.scale))
+            self.register_buffer("source", torch.tensor(control.source))
+
+    def forward(self, obs: Float[Tensor, "batch size"], *state: Tensor) -> tuple[Tensor, ...]:
+        """Action, control if it is known, and the next recurrent state.
+
+        Args:
+            obs: Raw observations of the group `policy`.
+            state: Recurrent state, [layers, batch, units] each; zeros where an episode begins.
+        """
+        if self.clip_observations is not None:
+            obs = obs.clamp(-self.clip_observations, self.clip_observations)
+        action, state = self.policy.act_without_critic(obs, state)
+        if self.clip_actions is not None:
+            action = action.clamp(-self.clip_actions, self.clip_actions)
+        if not self.has_control:
+            return (action, *state)
+        return (action, self.offset + self.scale * action.index_select(1, self.source), *state)
+
+    def initial_state(self, batch: int) -> Hidden:
+        """The recurrent state at the start of an episode: zeros; empty for feed-forward policies."""
+        return self.policy.actor_state(batch)
+
+    @property
+    def inputs(self) -> list[str]:
+        """Names of the inputs."""
+        return ["obs", *(f"state_{i}" for i in range(len(self.initial_state(1))))]
+
+    @property
+    def outputs(self) -> list[str]:
+        """Names of the outputs."""
+        states = [f"next_{name}" for name in self.inputs[1:]]
+        return ["action", *(["control"] if self.has_control else []), *states]
+
+
+def write_onnx(model: ExportedPolicy, size: int, file: Path) -> None:
+    """Writes ONNX, whose batch may have any size.
+
+    torch's exporter is that of `torch.export`: the older one, through TorchScript, is deprecated since torch 2.9.
+
+    Args:
+        model: The policy, on the CPU.
+        size: Of its observation.
+        file: To write.
+
+    Raises:
+        ConfigError: ONNX has no operation for a part of it, such as a network of the user's own.
+    """
+    state = model.initial_state(2)
+    batch = torch.export.Dim("batch")
+    shapes = ({0: batch}, tuple({1: batch} for _ in state)) if state else ({0: batch},)
+    with _quiet(), _one_line("ONNX"):
+        program = torch.onnx.export(
+            model,
+            (torch.zeros(2, size), *state),
+            dynamo=True,
+            verbose=False,
+            input_names=model.inputs,
+            output_names=model.outputs,
+            dynamic_shapes=shapes,
+        )
+        assert program is not None
+        program.save(str(file), external_data=False)
+
+
+def write_torchscript(model: ExportedPolicy, size: int, file: Path) -> None:
+    """Writes TorchScript, whose batch may have any size; the other arguments are those of `write_onnx`."""
+    inputs = (torch.zeros(2, size), *model.initial_state(2))
+    content = io.BytesIO()
+    with _quiet(), _one_line("TorchScript"):
+        torch.jit.save(torch.jit.freeze(torch.jit.trace(model, inputs, check_trace=False)), content)
+    file.write_bytes(content.getvalue())
+
+
+def write_int8(file: Path, quantized: Path) -> None:
+    """Writes an ONNX file again with weights of 8 bits, and activations that are quantised as they come."""
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+
+    with _quiet():
+        quantize_dynamic(file, quantized, weight_type=QuantType.QInt8)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without what exporters say of other packages, of themselves and of their own deprecation."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings(), torch.no_grad():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)
+
+
+@contextmanager
+def _one_line(form: str) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, MemoryError):
+        raise
+    except Exception as error:  # the exporters have no class of their own for all of theirs
+        cause = error.__cause__ if isinstance(error.__cause__, Exception) else error
+        reason = describe(cause).partition("\n")[0]
+        raise ConfigError(f"{form} cannot hold this policy: {reason}") from error

@@ -1,0 +1,82 @@
+"""Export the policy of a run to ONNX and TorchScript, with its scene and a card that tells how to use it.
+
+python tools/export.py Ant                              the latest Ant run, its last checkpoint
+python tools/export.py runs/Ant/2026-01-31_12-00-00     this run
+python tools/export.py Ant --out ant_policy --no-int8   to this folder, without 8-bit weights
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Write the files; print their errors, their latencies and the folder."""
+    from gpusim_rl.errors import friendly_errors
+
+    with friendly_errors():
+        export(parse(argv))
+    return 0
+
+
+def parse(argv: list[str] | None) -> argparse.Namespace:
+    """The command line."""
+    from gpusim_rl.trust import add_trust_arguments
+
+    parser = argparse.ArgumentParser(prog="export", description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("run", help="run folder, checkpoint, or a task (its latest run)")
+    parser.add_argument("--out", type=Path, help="folder to write (default: in the run's folder, export/)")
+    parser.add_argument("--overwrite", action="store_true", help="replace the files of a folder that exists")
+    parser.add_argument("--no-int8", action="store_true", help="no second ONNX file with 8-bit weights")
+    add_trust_arguments(parser)
+    return parser.parse_args(argv)
+
+
+def export(args: argparse.Namespace) -> Path:
+    """Write the folder."""
+    from gpusim_rl.hardware import limit_openmp_spin
+
+    limit_openmp_spin()  # before torch is imported
+    from gpusim_rl.errors import import_extra, printable
+    from gpusim_rl.paths import check_out
+
+    # said before the work, not after it
+    for package in ("onnx", "onnxscript", "onnxruntime"):
+        import_extra(package, "export", "export")
+    check_out(args.out, overwrite=args.overwrite)
+    from gpusim_rl.export.files import write_all
+
+    folder, card = write_all(
+        args.run,
+        args.out,
+        overwrite=args.overwrite,
+        int8=not args.no_int8,
+        trust=args.trust,
+        config_dir=args.config_dir,
+    )
+    for line in summary(card):
+        print(line)
+    print(printable(str(folder)))
+    return folder
+
+
+def summary(card: dict) -> list[str]:
+    """Lines that tell what was measured."""
+    parity, latency = card["parity"], card["latency_us"]
+    errors = ", ".join(f"{name} {row['max_error']:.2g}" for name, row in parity["files"].items())
+    times = ", ".join(f"{name} {value:.0f}" for name, value in latency["median"].items())
+    lines = [
+        f"max error on {parity['observations']:,} random observations, relative where above 1: {errors}",
+        f"one action on one thread, median of {latency['calls']:,} calls [us]: {times}",
+    ]
+    if borders := max((row["borders"] for row in parity["files"].values()), default=0):
+        lines.append(f"left out: {borders} observations at the border between two choices")
+    return lines
+
+
+if __name__ == "__main__":
+    # As for train.py: the checkout that this file is in, whether it is installed or not.
+    sys.path[0] = str(Path(__file__).resolve().parent.parent)
+    sys.exit(main())
