@@ -38,6 +38,7 @@ class GymnasiumConfig:
     randomize: Literal[False] = False
     randomization_params: dict[str, Any] = field(default_factory=dict)
     reset_from: ResetFromConfig = field(default_factory=ResetFromConfig)
+    observations: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Checks the values.
@@ -47,6 +48,8 @@ class GymnasiumConfig:
         """
         if self.reset_from.share > 0.0:
             raise ConfigError("task.reset_from.share has no effect here: the state of these envs is not known. Try 0")
+        if self.observations:
+            raise ConfigError("task.observations has no effect here: these envs do not name the parts. Try without it")
 
 
 class Result(NamedTuple):

@@ -1,0 +1,223 @@
+"""Our tasks as Gymnasium environments: numpy in and out, for libraries that know nothing else.
+
+    import gymnasium as gym
+    import gpusim_rl.gymnasium  # registers gpusim_rl/<task>-v0
+
+    env = gym.make("gpusim_rl/Cartpole-v0")
+    envs = gym.make_vec("gpusim_rl/Ant-v0", num_envs=64)
+
+Without the second import, `gym.make("gpusim_rl.gymnasium:gpusim_rl/Cartpole-v0")` does the same. Observations are those
+of the policy; what a task's critic sees beside them is not here. docs/connect.md tells more.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import gymnasium
+import numpy as np
+import torch
+from gymnasium.error import ResetNeeded
+from gymnasium.spaces import Discrete, MultiDiscrete
+from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector.utils import batch_space
+
+from gpusim_rl import api, spaces
+from gpusim_rl.connect.spaces import action_space, observation_space
+from gpusim_rl.discover import tasks
+from gpusim_rl.env import Task, VecEnv
+from gpusim_rl.view.renderer import Renderer, make_renderer
+
+NAMESPACE = "gpusim_rl"
+PICTURE = 480  # width and height of a picture [pixels]
+METADATA = {"render_modes": ["rgb_array"], "render_fps": 60}
+
+
+class TaskVectorEnv(VectorEnv):
+    """So many envs of one task, stepped together.
+
+    Args:
+        task_name: A task's name or class, as for `gpusim_rl.make_env`.
+        num_envs: Number of envs.
+        autoreset_mode: What happens after the end of an episode, as in `gymnasium.vector.SyncVectorEnv`.
+        render_mode: None or `rgb_array`.
+        **settings: As for `gpusim_rl.make_env`: `config_dir`, `device`, `sim`, `seed`, `task={...}` and so on. Episodes
+            begin at their start, until `task` says otherwise.
+
+    Raises:
+        ConfigError: There is no such task or setting.
+    """
+
+    metadata: ClassVar[dict[str, Any]]
+
+    def __init__(
+        self,
+        task_name: type[Task[Any]] | str,
+        num_envs: int = 1,
+        *,
+        autoreset_mode: AutoresetMode | str = AutoresetMode.NEXT_STEP,
+        render_mode: str | None = None,
+        config: Any = None,
+        config_dir: str | None = None,
+        **settings: Any,
+    ) -> None:
+        if render_mode not in (None, "rgb_array"):
+            raise ValueError(f"render_mode must be None or 'rgb_array', got {render_mode!r}")
+        if config is None:
+            settings["task"] = {"randomize_episode_start": False, **settings.get("task", {})}
+        self.env: VecEnv = api.make_env(task_name, config, config_dir=config_dir, num_envs=num_envs, **settings)
+        self.env.reset()
+        self.num_envs, self.render_mode, self.spec = num_envs, render_mode, None
+        self.autoreset_mode = AutoresetMode(autoreset_mode)
+        self.metadata = {
+            **METADATA,
+            "render_fps": round(self.env.cfg.control_hz),
+            "autoreset_mode": self.autoreset_mode,
+        }
+        self.single_observation_space = observation_space(self.env)
+        self.single_action_space = _action_space(self.env)
+        self.observation_space = batch_space(self.single_observation_space, num_envs)
+        self.action_space = batch_space(self.single_action_space, num_envs)
+        self._last = np.zeros(self.observation_space.shape, np.float32)
+        self._ended = np.ones(num_envs, dtype=bool)  # episodes that are over, or that never began
+        self._renderer: Renderer | None = None
+
+    def reset(
+        self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.ndarray, dict[str, Any]]:
+        """Begins an episode in every env, or in those of the mask `options["reset_mask"]`.
+
+        Args:
+            seed: Of all random numbers from now on. Each env has a stream of its own; of a list the first seed counts.
+            options: `reset_mask`, bool [num_envs].
+
+        Returns:
+            Observations [num_envs, size], and an empty dict.
+        """
+        seed = seed[0] if isinstance(seed, list) else seed
+        if seed is not None:
+            self.env.seed(seed)
+        where = (options or {}).get("reset_mask", np.ones(self.num_envs, dtype=bool))
+        if not isinstance(where, np.ndarray) or where.shape != (self.num_envs,) or where.dtype != bool:
+            raise ValueError(f"options['reset_mask'] must be a bool array of shape ({self.num_envs},)")
+        self._begin(where)
+        return self._last.copy(), {}
+
+    def _begin(self, where: np.ndarray) -> None:
+        obs = self.env.begin_episodes(torch.as_tensor(where, device=self.env.device))["policy"].cpu().numpy()
+        self._last[where] = obs[where]
+        self._ended[where] = False
+
+    @torch.no_grad()
+    def step(self, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
+        """Advances all envs by one control step.
+
+        An env that diverged is truncated, with reward 0 and its observation of before.
+
+        Args:
+            actions: In `action_space`.
+
+        Returns:
+            Observations [num_envs, size], rewards, terminated, truncated, [num_envs] each, and what the mode adds:
+            `final_obs` and `final_info` of the episodes that ended, for `SAME_STEP`.
+
+        Raises:
+            ResetNeeded: An episode is over, and no reset has begun the next one.
+        """
+        waiting = self._ended.copy()
+        if waiting.any() and self.autoreset_mode is not AutoresetMode.NEXT_STEP:
+            raise ResetNeeded(f"envs {np.flatnonzero(waiting).tolist()} have no episode: call reset() first")
+        dtype = self.env.task.actions.dtype
+        action = torch.as_tensor(np.asarray(actions), dtype=dtype).reshape(self.num_envs, -1).to(self.env.device)
+        step = self.env.step(action)
+        packed = torch.stack([step.reward, *(mask.float() for mask in (step.terminated, step.done, step.diverged))])
+        reward, *masks = packed.cpu().numpy()
+        terminated, done, diverged = (mask.astype(bool) for mask in masks)
+        final = step.final_obs["policy"].cpu().numpy()
+        final = np.where(diverged[:, None], self._last, final)
+        reward, info = reward.astype(np.float64), {}
+        if self.autoreset_mode is AutoresetMode.SAME_STEP:
+            self._last = step.obs["policy"].cpu().numpy()
+            for env_id in np.flatnonzero(done):
+                info = self._add_info(info, {"final_obs": final[env_id], "final_info": {}}, int(env_id))
+            return self._last.copy(), reward, terminated, done & ~terminated, info
+        self._last, self._ended = final, done
+        if waiting.any():  # NEXT_STEP: this step was their reset
+            self._begin(waiting)
+            done = done & ~waiting
+            reward[waiting], terminated = 0.0, terminated & ~waiting
+            self._ended = done
+        return self._last.copy(), reward, terminated, done & ~terminated, info
+
+    def render(self) -> tuple[np.ndarray, ...] | None:
+        """A picture of each env, uint8 [480, 480, 3]; None without a `render_mode`."""
+        if self.render_mode is None:
+            return None
+        qpos = self.env.sim.scene_qpos().cpu().numpy()
+        if self._renderer is None:
+            self._renderer, _ = make_renderer(self.env.sim.scene, qpos[:1], PICTURE, PICTURE)
+        return tuple(self._renderer.render(qpos[i : i + 1]).copy() for i in range(self.num_envs))
+
+    def close_extras(self, **kwargs: Any) -> None:
+        """Frees the simulator and the renderer."""
+        if self._renderer is not None:
+            self._renderer.close()
+        self.env.close()
+
+
+class TaskEnv(gymnasium.Env):
+    """One env of a task; the arguments are those of `TaskVectorEnv`."""
+
+    metadata = METADATA
+
+    def __init__(self, task_name: type[Task[Any]] | str, *, render_mode: str | None = None, **settings: Any) -> None:
+        mode = AutoresetMode.DISABLED
+        self.envs = TaskVectorEnv(task_name, 1, autoreset_mode=mode, render_mode=render_mode, **settings)
+        self.metadata = {key: value for key, value in self.envs.metadata.items() if key in METADATA}
+        self.observation_space = self.envs.single_observation_space
+        self.action_space = self.envs.single_action_space
+        self.render_mode = render_mode
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.ndarray, dict[str, Any]]:
+        """Begins an episode; returns its first observation [size] and an empty dict."""
+        super().reset(seed=seed)
+        obs, info = self.envs.reset(seed=seed)
+        return obs[0], info
+
+    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        """Advances the env by one control step; returns observation [size], reward, terminated, truncated, info."""
+        obs, reward, terminated, truncated, info = self.envs.step(np.asarray(action)[None])
+        return obs[0], float(reward[0]), bool(terminated[0]), bool(truncated[0]), info
+
+    def render(self) -> np.ndarray | None:
+        """A picture, uint8 [480, 480, 3]; None without a `render_mode`."""
+        pictures = self.envs.render()
+        return None if pictures is None else pictures[0]
+
+    def close(self) -> None:
+        """Frees the simulator and the renderer."""
+        self.envs.close()
+
+
+def _action_space(env: VecEnv) -> gymnasium.Space:
+    found = env.action_space
+    if not isinstance(found, spaces.MultiDiscrete):
+        return action_space(env)
+    return Discrete(found.counts[0]) if len(found.counts) == 1 else MultiDiscrete(found.counts)
+
+
+def register() -> None:
+    """Registers `gpusim_rl/<task>-v0` for each of our tasks, and `gpusim_rl/Task-v0`, which takes any `task_name=`."""
+    here = f"{__name__}:"
+    for name in [*tasks(), "Task"]:
+        known = f"{NAMESPACE}/{name}-v0"
+        if name != "Gymnasium" and known not in gymnasium.registry:
+            kwargs = {} if name == "Task" else {"task_name": name}
+            gymnasium.register(
+                known, f"{here}TaskEnv", vector_entry_point=f"{here}TaskVectorEnv", kwargs=kwargs, order_enforce=True
+            )
+
+
+register()
