@@ -30,6 +30,9 @@ from gpusim_rl import checkpoint_file
 from gpusim_rl.diagnose.rules import diagnose
 from gpusim_rl.diagnose.run_stats import read_rows, read_run_stats
 from gpusim_rl.errors import ConfigError, friendly_errors, printable, warn
+from gpusim_rl.export import files
+from gpusim_rl.export.card import describe
+from gpusim_rl.export.model import ExportedPolicy
 from gpusim_rl.paths import find_checkpoint
 from gpusim_rl.run import writers
 from gpusim_rl.saved_files import check_plain, dump_yaml, load_yaml, open_file, read_bytes, replacing
@@ -301,9 +304,19 @@ def test_a_hostile_run_folder_is_data_to_every_tool(
     monkeypatch.setenv("EXECUTED", str(stranger.executed))
     monkeypatch.setenv("SECRET", "of the environment")
     small = ("--width", "32", "--height", "32")
+    # the networks are not what is hostile: exporting them takes seconds
+    card = {"parity": {"observations": 1, "files": {}}, "latency_us": {"calls": 1, "median": {}}}
+
+    def write(player: Player, folder: Path, *, int8: bool) -> dict[str, Any]:
+        assert player.policy is not None
+        model = ExportedPolicy(player.policy, clip_observations=None, clip_actions=None, control=None)
+        return {**describe(player, model, None), **card}
+
+    monkeypatch.setattr(files, "_write", write)
     commands = {
         "record": ("--steps", "2", "--num-envs", "1", *small),
         "snapshot": ("--policy", "trained", *small),
+        "export": (),
         "plot": (),
         "doctor": (),
     }

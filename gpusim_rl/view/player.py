@@ -43,6 +43,7 @@ class Player:
         checkpoint: File that the policy came from; None without one.
         run_dir: Folder of the run; None without one.
         iteration: Iteration of the checkpoint; None without one.
+        settings: Those of the run, plain values as this version names them; empty without a run.
     """
 
     def __init__(self, env: Environment, *, seed: int, act: str = "zero") -> None:
@@ -52,6 +53,7 @@ class Player:
         self.checkpoint: Path | None = None
         self.run_dir: Path | None = None
         self.iteration: int | None = None
+        self.settings: dict[str, Any] = {}
         self._written_ns = 0  # when the checkpoint was written
         self._policy: Policy | None = None
         self._hidden: Hidden = ()
@@ -68,6 +70,7 @@ class Player:
         act: str = "trained",
         num_envs: int = 1,
         sim: str | None = None,
+        plays_on: str | None = None,
         from_yaml: bool = False,
         compose: Callable[[list[str], str | None], dict[str, Any]] | None = None,
         trust: bool = False,
@@ -82,6 +85,7 @@ class Player:
             act: `trained`, `zero` or `random`.
             num_envs: Envs.
             sim: Simulator; None takes the one that the registry names for what trained the run (`plays_on`).
+            plays_on: Takes its place there, for tasks on our simulators; envs of another library have none.
             from_yaml: Where no policy is needed, a task is as its yaml has it, whatever its runs were.
             compose: `gpusim_rl.compose.compose`; None where only runs can be meant.
             trust: Import the classes that the run names, whatever they are.
@@ -111,10 +115,10 @@ class Player:
             env_cfg = dataclasses.replace(cfg.env, kwargs={**cfg.env.kwargs, **drawn}, overlap=False)
             env: Environment = task_class.from_settings(env_cfg, num_envs=num_envs, seed=state["seed"])
         else:
-            choice = _choose(sim or SIMULATORS[state["sim"]].plays_on)
+            choice = _choose(sim or plays_on or SIMULATORS[state["sim"]].plays_on)
             env = _whole_episodes(task_class, cfg, choice, num_envs, state["seed"])
         player = cls(env, seed=state["seed"], act=act)
-        player.run_dir = run.path
+        player.run_dir, player.settings = run.path, config
         if act == "trained":
             player._algorithm = algorithm_class, cfg.algorithm
             player._take(state, file, written_ns)
@@ -180,6 +184,11 @@ class Player:
             return action
         limit = self.env.cfg.clip_actions if isinstance(self.env, VecEnv) else 1.0
         return action.uniform_(-limit, limit, generator=self._generator)
+
+    @property
+    def policy(self) -> Policy | None:
+        """Networks of the checkpoint, on the device of the envs; None where none acts."""
+        return self._policy
 
     @property
     def name(self) -> str:

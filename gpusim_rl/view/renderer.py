@@ -92,7 +92,7 @@ class Camera:
 
     def __init__(self, scene: Scene, qpos: np.ndarray) -> None:
         model, name = scene.model, scene.articulation_names[0]
-        own = [i for i in range(model.nbody) if model.body(i).name.startswith(f"{name}/")]
+        own = scene.bodies_of(name)
         root = own[0] if own else 0
         translating = (mujoco.mjtJoint.mjJNT_FREE.value, mujoco.mjtJoint.mjJNT_SLIDE.value)
         moving = [

@@ -82,8 +82,7 @@ class FramingCamera(Camera):
         middle, radius = robot.mean(axis=0), 0.5 * np.linalg.norm(np.ptp(robot, axis=0))
         framed = [robot]
         for name in scene.articulation_names[1:]:
-            own = {body for body in range(model.nbody) if model.body(body).name.startswith(f"{name}/")}
-            thing = self._corners(model, data, own)
+            thing = self._corners(model, data, set(scene.bodies_of(name)))
             if not len(thing) or 0.5 * np.linalg.norm(np.ptp(thing, axis=0)) > LARGE * radius:
                 continue
             if np.linalg.norm(thing.mean(axis=0) - middle) < NEAR * radius:
