@@ -9,11 +9,13 @@ import importlib.util
 import json
 import os
 import re
+import runpy
 import shlex
 import shutil
 import statistics
 import sys
 import typing
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -28,8 +30,9 @@ from gpusim_rl.compose import compose
 from gpusim_rl.config import ALGORITHMS, RunConfig, check_settings
 from gpusim_rl.discover import read_yaml, tasks
 from gpusim_rl.env import TaskConfig
-from gpusim_rl.errors import ConfigError
+from gpusim_rl.errors import ConfigError, TaskError
 from gpusim_rl.run import checkpoint
+from gpusim_rl.sim import Scene
 from helpers.commands import ROOT, Finished, run_command
 from reliability import record
 
@@ -99,7 +102,8 @@ def reacher(tmp_path_factory) -> tuple[Path, dict[str, Finished]]:
 def test_every_block_of_the_walk_is_a_file_or_a_command():
     found = blocks("docs/add_a_task.md")
     assert [block.text.partition("\n")[0] for block in found if block.file is None and block.language != "bash"] == [
-        "my_tasks/assets/reacher.xml     the robot, as MJCF"
+        "my_tasks/assets/reacher.xml     the robot, as MJCF",
+        "task:",
     ]
     assert len(found) > 10
 
@@ -318,6 +322,64 @@ def test_the_trace_is_where_the_document_says(tmp_path):
     assert (tmp_path / "runs" / "Cartpole" / "latest" / "profile" / "trace.json.gz").is_file()
 
 
+# -- your_robot.md ----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def my_robot(tmp_path) -> Path:
+    """The program of the document."""
+    for block in blocks("docs/your_robot.md"):
+        if block.file is not None:
+            write(block, tmp_path)
+    return tmp_path / "my_robot.py"
+
+
+def test_the_robot_of_the_document_moves_as_it_says(my_robot):
+    found = runpy.run_path(str(my_robot))
+    settings = {"seed": 0, "sim": "mujoco", "device": "cpu"}
+    [section] = [block.text for block in blocks("docs/your_robot.md") if block.language == "yaml"]
+    for randomization in ({}, yaml.safe_load(section)["task"]):
+        length = {"episode_length": 1000, "randomize_episode_start": False}
+        config = dataclasses.replace(found["config"], **length, **randomization)
+        env = gpusim_rl.make_env(found["Follow"], config, num_envs=4, **settings)
+        target = env.reset()["policy"][:, -2:]
+        for _ in range(150):
+            step = env.step(0.5 * target)
+        assert (step.reward > 0.99).all()  # within 0.01 rad, friction and delays or not
+    drives = found["scene"].model
+    assert drives.actuator_delay.tolist() == pytest.approx([0.003, 0.003])  # 2 physics steps, less half a one
+    assert drives.nu == 2 and found["hills"].model.nhfield == 1
+
+
+@pytest.mark.slow
+def test_the_robot_of_the_document_learns(my_robot):
+    shell("python train_my_robot.py", my_robot.parent)
+    [run] = [path for path in (my_robot.parent / "runs" / "Follow").iterdir() if not path.is_symlink()]
+    first, *_, last = rows(run)
+    assert float(last["reward/follow"]) > float(first["reward/follow"]) + 0.2
+    [command] = [text for text in commands("docs/your_robot.md") if "export" in text]
+    shell(command.replace("tools/", f"{ROOT}/tools/"), my_robot.parent)
+    card = json.loads((run / "export" / "policy.json").read_text())
+    assert [part["unit"] for part in card["observation"]["parts"]] == ["rad", "rad/s", "rad/s", "rad"]
+
+
+def test_mistakes_with_a_robot_are_said_as_the_document_says(my_robot):
+    found = runpy.run_path(str(my_robot))
+    scene, said = found["scene"], (ROOT / "docs" / "your_robot.md").read_text()
+
+    def message(act: Callable[[], None]) -> str:
+        with pytest.raises(TaskError) as error:
+            act()
+        return f"`error: {error.value}`"
+
+    fresh = Scene(500)
+    fresh.add("arm", my_robot.parent / "arm.urdf")
+    drive = {"kind": "position", "stiffness": 1.0}
+    assert message(lambda: fresh.add_actuators("arm", "elbo", **drive)) in said
+    assert message(lambda: scene.add_actuators("arm", "elbow", **drive)) in said
+    assert message(lambda: fresh.add_actuators("arm", "elbow", damping=-1.0, **drive)) in said
+
+
 # -- all documents ----------------------------------------------------------------------------
 
 DOCUMENTS = [
@@ -348,8 +410,8 @@ def test_settings_that_are_named_exist(document):
             known |= {f"task.{key}" for key in yaml.safe_load(block.text)["task"]}
     text = BLOCK.sub("", (ROOT / document).read_text())
     named = re.findall(r"`((?:algo|ppo|sim|log|debug|task|wandb)[._][a-z_.]+)(?:=[^`]*)?`", text)
-    # a mistake on purpose, methods, a field, a section of IsaacGymEnvs'
-    foreign = {"task.max_torqe", "sim.articulation", "sim.param", "wandb_id", "sim_params"}
+    # a mistake on purpose, methods, an argument, a field, a section of IsaacGymEnvs'
+    foreign = {"task.max_torqe", "sim.articulation", "sim.param", "task_name", "wandb_id", "sim_params"}
     free = ("task.env", "task.sim", "task.randomization_params.")
     assert [name for name in named if name not in known | foreign and not name.startswith(free)] == []
 
@@ -416,7 +478,7 @@ FOREIGN_FLAGS = {
     "--capture-range-end",
     "--report",
 }
-COMMANDS = ("tools", "benchmarks", "docs")
+COMMANDS = ("tools", "benchmarks", "docs", "docs/examples")
 
 
 def of_today(document: str) -> str:
@@ -438,16 +500,16 @@ def test_paths_that_are_named_exist(document):
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_flags_that_are_named_exist(document):
     def flags(file: Path) -> set[str]:
-        return set(re.findall(r"\"(--[a-z][a-z-]*)\"", file.read_text()))
+        return set(re.findall(r"\"(--[a-z][a-z0-9-]*)\"", file.read_text()))
 
     scripts = {f"{folder}/{file.name}": flags(file) for folder in COMMANDS for file in (ROOT / folder).glob("*.py")}
     shared = flags(ROOT / "gpusim_rl" / "trust.py")  # options that several tools have
     anywhere = set.union(*scripts.values()) | shared | FOREIGN_FLAGS
     text = of_today(document)
-    for flag in re.findall(r"(?<![\w-])(--[a-z][a-z-]*)", text):
+    for flag in re.findall(r"(?<![\w-])(--[a-z][a-z0-9-]*)", text):
         assert flag in anywhere, flag
     for script, rest in re.findall(r"python3? ((?:tools|benchmarks|docs)/\w+\.py)([^`#\n]*)", text):
-        for flag in re.findall(r"(?<![\w-])(--[a-z][a-z-]*)", rest):
+        for flag in re.findall(r"(?<![\w-])(--[a-z][a-z0-9-]*)", rest):
             assert flag in scripts[script] | shared, f"{script} {flag}"
 
 
