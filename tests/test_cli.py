@@ -301,6 +301,7 @@ def test_tab_completes_checkpoints(command, checkout, some_runs, typed, expected
                 "completion ",
                 "train ",
                 "audit ",
+                "check-task ",
                 "doctor ",
                 "export ",
                 "play ",

@@ -114,9 +114,14 @@ def test_dataclasses_hold_no_values_and_cannot_change():
 def test_what_every_task_may_leave_out_has_one_default():
     shared = {field.name: field for field in dataclasses.fields(TaskConfig) if field.name in config.TASK_DEFAULTS}
     reset_from = {"share": 0.0, "capacity": 4096, "chance": 0.05}
-    without_yaml = {"randomize": shared["randomize"].default, "randomization_params": {}, "reset_from": reset_from}
+    without_yaml = {
+        "randomize": shared["randomize"].default,
+        "randomization_params": {},
+        "reset_from": reset_from,
+        "observations": {},
+    }
     assert dataclasses.asdict(shared["reset_from"].default_factory()) == reset_from  # type: ignore[misc]
-    assert shared["randomization_params"].default_factory is dict
+    assert shared["randomization_params"].default_factory is shared["observations"].default_factory is dict
     assert composing.compose(["~task"])["task"] == without_yaml
     for name in TASKS:  # a task's own yaml may have other values
         chosen = read_yaml(tasks()[name].file)["task"]

@@ -163,7 +163,7 @@ def test_the_new_task_conforms(reacher):
 @pytest.mark.parametrize(
     ("file", "right", "wrong"),
     [
-        ("my_tasks/reacher.py", "self._way()], dim=1)", "self._way()], dim=0)"),
+        ("my_tasks/reacher.py", '"to_target": self._way()', '"to_target": self._way()[:, 0]'),
         ("my_tasks/reacher.py", "dtype=torch.bool,", "dtype=torch.float32,"),
         ("my_cfg/task/Reacher.yaml", "max_torque: 2.0", "max_torqe: 2.0"),
         ("my_tasks/reacher.py", "num_actions = len(self.arm.actuator_names)", "num_actions = 3"),

@@ -1,0 +1,80 @@
+"""`tools/check_task.py`: the conformance suite in words, on tasks that live elsewhere."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from gpusim_rl.testing.conformance import TaskConformance
+from helpers.commands import ROOT, Finished, run_command
+
+pytest_plugins = ["helpers.tool_runs"]
+
+BROKEN = '''
+from gpusim_rl.tasks.cartpole import Cartpole
+
+
+class Wobbly(Cartpole):
+    """Wobbly: a cartpole that looks at the other envs."""
+
+    def observe(self):
+        mean = 0.1 * self.robot.joint_vel.clamp(-9, 9).mean()
+        return {"policy": {name: part - mean for name, part in super().observe()["policy"].items()}}
+'''
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    """A folder with a task that does one thing wrong, and has no specification."""
+    (tmp_path / "my_tasks").mkdir()
+    (tmp_path / "my_tasks" / "wobbly.py").write_text(BROKEN)
+    ours = (ROOT / "cfg" / "task" / "Cartpole.yaml").read_text()
+    (tmp_path / "my_cfg" / "task").mkdir(parents=True)
+    yaml = re.sub(r"_target_: .*", "_target_: my_tasks.wobbly.Wobbly", ours)
+    (tmp_path / "my_cfg" / "task" / "Wobbly.yaml").write_text(yaml)
+    return tmp_path
+
+
+def check_task(folder: Path, *arguments: str) -> Finished:
+    return run_command(sys.executable, ROOT / "tools" / "check_task.py", *arguments, cwd=folder, check=False)
+
+
+def test_what_is_wrong_is_said_with_what_to_do(folder):
+    done = check_task(folder, "Wobbly", "-cd", "my_cfg", "--sim", "mujoco")
+    lines = done.stdout.splitlines()
+    assert done.returncode == 1 and done.stderr == ""
+    failed = [line for line in lines if line.startswith("FAILED")]
+    assert failed == [
+        "FAILED   the class docstring is the specification",
+        "FAILED   final obs is what a run without resets sees",
+        "FAILED   an env that diverges is reset and no other env notices",
+    ]
+    assert "         AssertionError: the docstring does not tell of 'Action space:'" in lines
+    [advice] = [line for line in lines[lines.index(failed[2]) :] if "try:" in line]
+    assert "no mean" in advice
+    assert "ok       it trains on every simulator: mujoco" in lines
+    assert lines[-1] == f"Wobbly: {len([line for line in lines if line.startswith('ok')])} of 20 checks passed"
+    assert sorted(path.name for path in folder.iterdir()) == ["my_cfg", "my_tasks"]
+
+
+def test_every_check_has_its_advice(load_tool):
+    checks = {name.removeprefix("test_") for name in vars(TaskConformance) if name.startswith("test_")}
+    assert load_tool("check_task").MEND.keys() == checks
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["Wobly", "-cd", "my_cfg"], "Did you mean 'Wobbly'?"),
+        (["Wobbly"], "unknown task 'Wobbly'"),
+        (["Wobbly", "-cd", "nowhere"], "nowhere"),
+        (["Cartpole", "--sim", "mujuco"], "unknown simulator 'mujuco'"),
+    ],
+)
+def test_bad_input_is_one_line(folder, arguments, said):
+    done = check_task(folder, *arguments)
+    assert done.returncode == 2 and done.stdout == ""
+    assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1 and said in done.stderr

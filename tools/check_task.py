@@ -1,0 +1,177 @@
+"""Check a task with the conformance suite, and say in words what is wrong and how to mend it.
+
+python tools/check_task.py Ant                         one of ours, or of an installed package
+python tools/check_task.py Reacher -cd my_cfg          a task of your own folder
+python tools/check_task.py Reacher -cd my_cfg --sim mujoco,newton
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+MEND = {
+    "the_yaml_gives_a_value_to_every_field_and_to_nothing_else": (
+        "give each field of the Config class a value below task: in the yaml, and remove the keys that no field has"
+    ),
+    "the_yaml_is_the_only_place_with_values": "take the defaults out of the Config class; the yaml has the values",
+    "every_key_of_the_yaml_lands_where_it_belongs": (
+        "let the yaml begin with the line '# @package _global_', and put the keys of the task below task:"
+    ),
+    "the_class_docstring_is_the_specification": (
+        "write the docstring as docs/add_a_task.md does: '<Name>: ...', 'Action space: <n> numbers',"
+        " a table 'num | name | observation | unit' for each group, reward, start, termination"
+    ),
+    "shapes_types_and_devices": (
+        "return float32 tensors of one row for each env, and a bool mask from terminated, all on self.device"
+    ),
+    "a_seed_fixes_everything_and_another_seed_does_not": (
+        "draw random numbers from self.random only, never from torch.rand, numpy or random"
+    ),
+    "starts_are_random_in_every_env_and_episode": "draw the start of each env in reset from self.random",
+    "at_the_start_nothing_is_inside_anything_else_and_no_joint_beyond_its_limits": (
+        "start higher or with less noise, and clamp the joint positions to joint_limits"
+    ),
+    "no_element_of_an_observation_is_constant": "leave these elements out; a policy learns nothing from them",
+    "the_reward_is_the_sum_of_its_named_terms": (
+        "return the same terms in every step, with names of lower-case letters, digits and underscores"
+    ),
+    "final_obs_is_what_a_run_without_resets_sees": (
+        "make rewards, terminated and observe depend on the own env only, and not on whether others end"
+    ),
+    "observing_and_asking_for_the_end_change_nothing": (
+        "draw and write nothing in observe and terminated, which are called twice; do it in advance or apply_action"
+    ),
+    "what_a_step_returned_stays_what_it_was": "return new tensors, not those that the next step writes into",
+    "what_a_task_keeps_is_tensors_written_in_place": (
+        "keep tensors as attributes of the task, made in __init__, and write into them: self.x.copy_(...)"
+    ),
+    "a_state_continues_bit_for_bit_in_another_environment": (
+        "keep all that the next step depends on in tensors of the task, so that checkpoints hold it"
+    ),
+    "actions_beyond_the_limit_are_the_limit": "use the action that apply_action was given, which is clamped",
+    "an_env_that_diverges_is_reset_and_no_other_env_notices": (
+        "compute each env from its own row: no mean, sum or max over the first dimension"
+    ),
+    "its_envs_can_differ": "read masses and sizes from the sim in each step, not once from the scene",
+    "an_iteration_waits_for_nothing": (
+        "remove .item(), .cpu(), float(tensor), 'if tensor', nonzero and x[mask]; torch.where does it all"
+    ),
+    "it_trains_on_every_simulator": "use the interface of gpusim_rl.sim only; --sim names the simulators to try",
+}
+"""What to do where a check fails, by the name of the check."""
+LINES, WIDTH = 6, 160  # of a failure's message; longer lines are tensors
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run all checks; return 1 where one fails."""
+    from gpusim_rl.errors import friendly_errors
+
+    with friendly_errors():
+        return check(parse(argv))
+
+
+def parse(argv: list[str] | None) -> argparse.Namespace:
+    """The command line."""
+    from gpusim_rl.simulators import SIMULATORS
+
+    ours = ",".join(s.name for s in SIMULATORS.values() if s.extra is None)
+    parser = argparse.ArgumentParser(prog="check-task", description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("task", help="name of the task")
+    parser.add_argument("-cd", "--config-dir", help="a folder with more tasks, as for train.py")
+    parser.add_argument("--sim", default=ours, help=f"simulators on which it must train (default: {ours})")
+    return parser.parse_args(argv)
+
+
+def check(args: argparse.Namespace) -> int:
+    """Run the suite on one task, as pytest does."""
+    from gpusim_rl.compose import unknown_choice
+    from gpusim_rl.discover import tasks
+    from gpusim_rl.errors import ConfigError, import_extra
+    from gpusim_rl.simulators import SIMULATORS
+
+    pytest = import_extra("pytest", "test", "check-task")
+    folder = None if args.config_dir is None else Path(args.config_dir).resolve()
+    entries = tasks(folder)
+    if args.task not in entries:
+        raise unknown_choice("task", args.task, list(entries), folder)
+    if problem := entries[args.task].problem:
+        raise ConfigError(problem)
+    simulators = tuple(args.sim.split(","))
+    for name in simulators:
+        if name not in SIMULATORS:
+            raise ConfigError(f"unknown simulator {name!r}. Available: {', '.join(SIMULATORS)}")
+    if folder is not None:
+        sys.path.insert(0, os.getcwd())  # modules of the task, as for train.py
+    os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
+    report = Report(args.task)
+    with tempfile.TemporaryDirectory() as scratch:
+        file = Path(scratch, "test_task.py")
+        file.write_text(
+            "from gpusim_rl.testing.conformance import TaskConformance\n\n\n"
+            "class TestTask(TaskConformance):\n"
+            f"    config_dir = {None if folder is None else str(folder)!r}\n"
+            f"    tasks = ({args.task!r},)\n"
+            f"    simulators = {simulators!r}\n"
+        )
+        settings = Path(scratch, "pytest.ini")
+        settings.write_text("[pytest]\n")  # not those of the folder we are in
+        options = ["-c", str(settings), "-p", "no:terminal", "-p", "no:cacheprovider"]
+        pytest.main([str(file), *options, "--basetemp", str(Path(scratch, "runs"))], plugins=[report])
+    return report.summarise()
+
+
+class Report:
+    """Prints a line for each check, and what to do about one that fails."""
+
+    def __init__(self, task: str) -> None:
+        self._task = task
+        self._failed = self._passed = 0
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        """Called by pytest after the set-up, the run and the end of each check."""
+        if report.when != "call" and report.passed:
+            return
+        check, _, case = report.location[2].rpartition(".")[2].removeprefix("test_").partition("[")
+        words = check.replace("_", " ")
+        if simulator := case.rstrip("]").removeprefix(self._task).strip("-"):
+            words += f": {simulator}"
+        if report.skipped:
+            print(f"skipped  {words}")
+        elif report.passed:
+            self._passed += 1
+            print(f"ok       {words}")
+        else:
+            self._failed += 1
+            print(f"FAILED   {words}")
+            for line in _message(report).splitlines()[:LINES]:
+                print(f"         {line if len(line) <= WIDTH else line[: WIDTH - 3] + '...'}")
+            if check in MEND:
+                print(f"         try: {MEND[check]}")
+        sys.stdout.flush()
+
+    def pytest_collectreport(self, report: Any) -> None:
+        """Called by pytest once the checks are collected."""
+        if report.failed:
+            self._failed += 1
+            print(f"FAILED   the checks could not begin\n         {_message(report)}")
+
+    def summarise(self) -> int:
+        """Print the last line; return the exit status."""
+        print(f"{self._task}: {self._passed} of {self._passed + self._failed} checks passed")
+        return 1 if self._failed or not self._passed else 0
+
+
+def _message(report: Any) -> str:
+    crash = getattr(report.longrepr, "reprcrash", None)
+    return str(report.longrepr) if crash is None else crash.message
+
+
+if __name__ == "__main__":
+    # As for train.py: the checkout that this file is in, whether it is installed or not.
+    sys.path[0] = str(Path(__file__).resolve().parent.parent)
+    sys.exit(main())
