@@ -794,6 +794,7 @@ def test_the_sections_of_isaacgymenvs_tasks_work_except_what_mujoco_lacks(name, 
         assert value(env, "body_mass", None, actor).unique(dim=0).shape[0] == 3
 
 
+@pytest.mark.slow
 def test_newton_randomizes_too():
     pytest.importorskip("newton")
     noise = {"observations": draw(0.0, 0.1, "additive", "gaussian"), "latency": {"range": [0, 2]}}

@@ -137,7 +137,9 @@ def test_after_a_step_they_are_of_the_new_state(backend):
     torch.testing.assert_close(dynamics.mass_matrix, torch.from_numpy(mass).float(), atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("backend", SIMS)
+@pytest.mark.parametrize(
+    "backend", [SIMS[0], *(pytest.param(sim, marks=pytest.mark.slow) for sim in ("mujoco-shared", "mjwarp", "newton"))]
+)
 def test_torques_of_the_controller_accelerate_the_hand_as_asked(backend):
     # From rest, for a moment: before damping and velocity count. The robot carries its own weight.
     sim = make(backend, franka_scene(physics_hz=1e4), 32)

@@ -173,7 +173,9 @@ def constants_of(sim: Any, world: int) -> dict[str, np.ndarray]:
     return {name: array[world % len(array)] for name, array in arrays.items()}
 
 
-@pytest.fixture(params=["mujoco", "mujoco-shared", "mjwarp", pytest.param("newton", marks=pytest.mark.slow)])
+@pytest.fixture(
+    params=["mujoco", "mjwarp", *(pytest.param(sim, marks=pytest.mark.slow) for sim in ("mujoco-shared", "newton"))]
+)
 def backend(request: pytest.FixtureRequest) -> str:
     return request.param
 

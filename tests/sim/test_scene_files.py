@@ -64,7 +64,7 @@ KITCHEN = """
 """
 
 
-@pytest.fixture(params=["mujoco", "mjwarp"])
+@pytest.fixture(params=["mujoco", pytest.param("mjwarp", marks=pytest.mark.slow)])
 def backend(request: pytest.FixtureRequest) -> str:
     return request.param
 

@@ -41,7 +41,7 @@ BOX = """
 """
 
 
-@pytest.fixture(params=["mujoco", "mujoco-shared", "mjwarp", "newton"])
+@pytest.fixture(params=["mujoco", "mujoco-shared", "mjwarp", pytest.param("newton", marks=pytest.mark.slow)])
 def backend(request: pytest.FixtureRequest) -> str:
     return request.param
 

@@ -250,7 +250,7 @@ def test_the_scene_is_compiled_again_with_a_terrain(terrain):
     assert flat.model.ngeom == 1 and flat.model.hfield_data.max() == 0.0
 
 
-@pytest.mark.parametrize("name", ["mujoco", "mjwarp"])
+@pytest.mark.parametrize("name", ["mujoco", pytest.param("mjwarp", marks=pytest.mark.slow)])
 def test_balls_lie_still_on_every_platform_and_on_the_border(terrain, name):
     origins = terrain.origins.flatten(0, 1)
     outside = torch.tensor([[s * (terrain.half_size[0] + 2.0), y, 0.0] for s in (-1, 1) for y in (-9.0, 11.0)])

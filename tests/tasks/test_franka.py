@@ -217,7 +217,7 @@ def from_above(cube_quat: Tensor) -> Tensor:
     return quat_multiply(turn, torch.tensor([0.0, 1.0, 0.0, 0.0]).expand(len(yaw), 4))
 
 
-@pytest.mark.parametrize("end_when_stacked", [False, True])
+@pytest.mark.parametrize("end_when_stacked", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_hand_can_stack_the_cubes(end_when_stacked):
     env = make_env("FrankaCubeStack", 8, end_when_stacked=end_when_stacked)
     task = env.task

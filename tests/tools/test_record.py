@@ -196,7 +196,9 @@ def test_a_camera_follows_heights_slowly_and_jumps_with_a_new_episode():
     assert camera.follow(1, np.array([0.0, 0.0, 0.6]))[2] == 0.6  # every tile has its own
 
 
-@pytest.mark.parametrize("task", [pytest.param("Ant", marks=pytest.mark.slow), "Cartpole", "Pendulum"])
+@pytest.mark.parametrize(
+    "task", [pytest.param("Ant", marks=pytest.mark.slow), pytest.param("Cartpole", marks=pytest.mark.slow), "Pendulum"]
+)
 def test_both_renderers_draw_the_same_picture(task):
     platform = next((name for name in rendering.gl_platforms() if rendering.gl_works(name)), None)
     if platform is None:
