@@ -12,7 +12,7 @@ of the policy; what a task's critic sees beside them is not here. docs/connect.m
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -48,8 +48,6 @@ class TaskVectorEnv(VectorEnv):
         ConfigError: There is no such task or setting.
     """
 
-    metadata: ClassVar[dict[str, Any]]
-
     def __init__(
         self,
         task_name: type[Task[Any]] | str,
@@ -78,7 +76,7 @@ class TaskVectorEnv(VectorEnv):
         self.single_action_space = _action_space(self.env)
         self.observation_space = batch_space(self.single_observation_space, num_envs)
         self.action_space = batch_space(self.single_action_space, num_envs)
-        self._last = np.zeros(self.observation_space.shape, np.float32)
+        self._last = np.zeros((num_envs, self.env.obs_sizes["policy"]), np.float32)
         self._ended = np.ones(num_envs, dtype=bool)  # episodes that are over, or that never began
         self._renderer: Renderer | None = None
 
@@ -205,7 +203,7 @@ def _action_space(env: VecEnv) -> gymnasium.Space:
     found = env.action_space
     if not isinstance(found, spaces.MultiDiscrete):
         return action_space(env)
-    return Discrete(found.counts[0]) if len(found.counts) == 1 else MultiDiscrete(found.counts)
+    return Discrete(found.counts[0]) if len(found.counts) == 1 else MultiDiscrete([*found.counts])
 
 
 def register() -> None:
