@@ -23,19 +23,29 @@ class Simulator:
     library: str
     """Module that this file imports."""
     extra: str | None = None
-    """Our extra that installs the library; None if it is always installed."""
+    """Our extra that installs the library; None if it is always installed, or by hand."""
+    by_hand: str | None = None
+    """What the user installs, where pip cannot. Such a library is imported before torch."""
     devices: tuple[str, ...]
     """Kinds of device it runs on, as `torch.device.type`."""
     default_on: tuple[str, ...] = ()
     """Kinds of device on which `sim=auto` takes it."""
     plays_on: str
-    """Simulator that shows its runs: it has the same physics and runs on every machine where this one does."""
+    """Simulator that shows its runs: it runs on every machine where this one does, and has the same physics, except
+    that PhysX's runs are shown in MuJoCo."""
     cpu_threads: bool = False
     """Physics runs on CPU threads, in host memory: `sim.num_threads` and `sim.persistent` act on it."""
     uses_warp: bool = False
     """Physics is Warp kernels: `sim.graph` acts on it, and on the CPU it runs on one thread."""
+    capturable: bool = True
+    """A CUDA graph can hold its steps."""
     lacks: Mapping[str, str] = field(default_factory=dict)
     """By feature (see `FEATURES`): what it cannot do, in words that follow its name."""
+
+    @property
+    def optional(self) -> bool:
+        """Whether its library may be missing."""
+        return self.extra is not None or self.by_hand is not None
 
 
 SIMULATORS: Mapping[str, Simulator] = {
@@ -71,6 +81,20 @@ SIMULATORS: Mapping[str, Simulator] = {
             plays_on="newton",
             uses_warp=True,
         ),
+        Simulator(
+            name="isaacgym",
+            module="gpusim_rl.sim.isaacgym",
+            cls="IsaacGymSim",
+            library="isaacgym",
+            by_hand="Isaac Gym Preview 4 (isaacgym), which NVIDIA distributes for Python 3.6 to 3.8, not by pip",
+            devices=("cuda", "cpu"),
+            plays_on="mujoco",
+            capturable=False,
+            lacks={
+                "params": "has the same physical parameters in all envs",
+                "forces": "has no sensors of forces and accelerations",
+            },
+        ),
     )
 }
 
@@ -79,6 +103,7 @@ FEATURES: Mapping[str, str] = {
     "effort": "force of the actuators on each joint: `Scene.add_effort_sensors`",
     "dynamics": "Jacobian and mass matrix: `Articulation.dynamics`",
     "sensors": "sensors that a robot's file names: `Articulation.sensor`",
+    "forces": "of these, sensors of forces and accelerations: accelerometer, force, torque, touch",
     "rays": "rays of lidars and height scans: `RayCaster`",
 }
 """What a task may use that not every simulator has, and what it is."""

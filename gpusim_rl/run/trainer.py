@@ -43,6 +43,7 @@ from gpusim_rl.run.stop_signal import IterationLeftError, StopSignal
 from gpusim_rl.run.timing import PhaseTimer
 from gpusim_rl.run.writers import require_tensorboard
 from gpusim_rl.sim import make_sim
+from gpusim_rl.simulators import SIMULATORS
 from gpusim_rl.torch_threads import ROWS_PER_THREAD, limit_torch_threads, use_available_cpus
 
 
@@ -99,9 +100,17 @@ class Trainer:
         self.metrics = Metrics(cfg.num_envs, self.rl_device)
         self.timer = PhaseTimer(self.rl_device)
         steps = self.algorithm.horizon * self.env.physics_evaluations
-        check = cfg.debug.check_task
+        simulator = SIMULATORS.get(self.choice.name)  # None: envs of another library
+        choice = choose_graph(
+            cfg.graph,
+            self.rl_device,
+            self.env.device,
+            physics_steps=steps,
+            check_task=cfg.debug.check_task,
+            capturable=simulator is None or simulator.capturable,
+        )
         self.graphs = Graphs(
-            choose_graph(cfg.graph, self.rl_device, self.env.device, physics_steps=steps, check_task=check),
+            choice,
             self.rl_device,
             generators=self.algorithm.generators,
             stateful=[*self.env.stateful, self.algorithm],

@@ -28,6 +28,7 @@ def simulator_bytes(scene: Scene, cfg: SimConfig, choice: SimChoice, substeps: i
     """Memory of process and simulator [B], by the number of envs.
 
     On Warp all arrays have a row for each env. So the arrays of two small simulators are measured, in a control step.
+    Of a simulator that is neither on Warp nor on CPU threads nothing is known: 0.
 
     Args:
         scene: One env.
@@ -37,6 +38,8 @@ def simulator_bytes(scene: Scene, cfg: SimConfig, choice: SimChoice, substeps: i
     """
     if SIMULATORS[choice.name].cpu_threads:
         return lambda num_envs: _PROCESS + _bytes_per_env(scene.model, cfg, num_envs) * num_envs
+    if not SIMULATORS[choice.name].uses_warp:
+        return lambda num_envs: 0.0
     on_cuda = choice.device.type == "cuda"
     if on_cuda:  # a CUDA graph uses memory again that a physics step has freed, as eager code does; Warp's do not
         cfg = dataclasses.replace(cfg, graph=False)

@@ -59,7 +59,7 @@ class TaskConformance:
 
     config_dir: ClassVar[str | Path | None] = None
     tasks: ClassVar[Sequence[str] | None] = None
-    simulators: ClassVar[Sequence[str]] = tuple(s.name for s in SIMULATORS.values() if s.extra is None)
+    simulators: ClassVar[Sequence[str]] = tuple(s.name for s in SIMULATORS.values() if not s.optional)
     touching: ClassVar[Sequence[str]] = ()
     max_steps: ClassVar[int] = 1500
 
@@ -373,7 +373,7 @@ class TaskConformance:
         assert syncs.total == 0, syncs.counts
 
     def test_it_trains_on_every_simulator(self, name: str, sim: str, tmp_path: Path) -> None:
-        if SIMULATORS[sim].extra:
+        if SIMULATORS[sim].optional:
             pytest.importorskip(SIMULATORS[sim].library)
         trainer = self.make_trainer(name, tmp_path, sim=sim)
         row = trainer.train()

@@ -1,0 +1,327 @@
+"""What a scene is for Isaac Gym: an actor for each tree of bodies, from an MJCF file, with PhysX's drives."""
+
+from __future__ import annotations
+
+import itertools
+import tempfile
+import xml.etree.ElementTree as ET
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import mujoco
+import numpy as np
+
+from gpusim_rl.errors import ConfigError
+from gpusim_rl.sim.actuators import delayed_controls, is_dc_motor
+from gpusim_rl.sim.articulation import round_inwards
+from gpusim_rl.sim.scene import Scene
+
+_FREE, _SLIDE, _HINGE = (
+    kind.value for kind in (mujoco.mjtJoint.mjJNT_FREE, mujoco.mjtJoint.mjJNT_SLIDE, mujoco.mjtJoint.mjJNT_HINGE)
+)
+_PLANE = mujoco.mjtGeom.mjGEOM_PLANE.value
+# By type of geom: what MJCF calls it, and how many numbers its size has.
+_SHAPES = {
+    mujoco.mjtGeom.mjGEOM_SPHERE.value: ("sphere", 1),
+    mujoco.mjtGeom.mjGEOM_CAPSULE.value: ("capsule", 2),
+    mujoco.mjtGeom.mjGEOM_CYLINDER.value: ("cylinder", 2),
+    mujoco.mjtGeom.mjGEOM_BOX.value: ("box", 3),
+}
+_MOST_BITS = 31  # of a collision filter
+_SPACING = 5.0  # m; half of an env. Envs do not collide, but overlapping ones would fill PhysX's buffers of pairs
+_UNLIMITED = 1e9  # N m, N or rad/s
+
+
+def check_scene(model: mujoco.MjModel) -> None:
+    """Raises ConfigError for what its MJCF importer does not take, or PhysX does not have."""
+    touching = (model.geom_contype != 0) | (model.geom_conaffinity != 0)
+    fixed = model.geom_bodyid == 0
+    is_plane = model.geom_type == _PLANE
+    gains = model.actuator_gaintype == mujoco.mjtGain.mjGAIN_FIXED.value
+    biases = np.isin(model.actuator_biastype, (mujoco.mjtBias.mjBIAS_NONE.value, mujoco.mjtBias.mjBIAS_AFFINE.value))
+    on_joints = model.actuator_trntype == mujoco.mjtTrn.mjTRN_JOINT
+    driven = model.actuator_trnid[:, 0]
+    for wrong, what in (
+        (model.ntendon > 0, "tendons"),
+        (model.neq > 0, "equality constraints"),
+        (not np.isin(model.jnt_type, (_FREE, _SLIDE, _HINGE)).all(), "ball joints"),
+        (any(is_dc_motor(model, i) for i in range(model.nactuator)), "DC motors"),
+        (bool(delayed_controls(model)[0]), "delays of actuators"),
+        (not on_joints.all(), "actuators that are not on one joint"),
+        (model.na > 0 or not (gains & biases).all(), "actuators that are not linear"),
+        (np.unique(driven).size < driven.size, "several actuators on one joint"),
+        (np.any(touching & fixed & ~is_plane), "ground that is not flat, and fixed geoms without a body"),
+        (np.any(touching & ~fixed & ~np.isin(model.geom_type, list(_SHAPES))), "meshes, ellipsoids and moving planes"),
+        (any(_weightless(model, tree) is None for tree in trees(model)), "gravcomp of some bodies only"),
+    ):
+        if wrong:
+            raise ConfigError(f"sim=isaacgym is not told of {what}; try sim=mjwarp")
+
+
+def left_out(model: mujoco.MjModel) -> list[str]:
+    """What of a scene changes the motion and has no effect in PhysX."""
+    found = {
+        "dry friction of joints": model.dof_frictionloss.any(),
+        "drag of air": model.opt.density or model.opt.viscosity,
+    }
+    return [name for name, has in found.items() if has]
+
+
+@dataclass(frozen=True, slots=True)
+class Tree:
+    """A body under the world and what hangs on it: one actor of every env."""
+
+    bodies: list[int]
+    joints: list[int]
+    """Its hinges and slides."""
+    is_free: bool
+    first_q: int
+    """Where a free root's pose is in `qpos`, and its velocity in `qvel`."""
+    first_v: int
+
+
+def trees(model: mujoco.MjModel) -> list[Tree]:
+    """The actors of an env: all trees that move or can be touched."""
+    found = []
+    for root in np.flatnonzero(model.body_parentid == 0)[1:].tolist():
+        bodies = np.flatnonzero(model.body_rootid == root).tolist()
+        joints = np.flatnonzero(np.isin(model.jnt_bodyid, bodies)).tolist()
+        is_free = bool(joints) and bool(model.jnt_type[joints[0]] == _FREE)
+        first_q, first_v = (int(model.jnt_qposadr[joints[0]]), int(model.jnt_dofadr[joints[0]])) if joints else (0, 0)
+        if joints or any(touching_geoms(model, body) for body in bodies):
+            found.append(Tree(bodies, joints[int(is_free) :], is_free, first_q, first_v))
+    return found
+
+
+def touching_geoms(model: mujoco.MjModel, body: int) -> list[int]:
+    """A body's geoms that can touch something; others are only seen."""
+    touching = (model.geom_contype != 0) | (model.geom_conaffinity != 0)
+    return np.flatnonzero(touching & (model.geom_bodyid == body)).tolist()
+
+
+def body_name(body: int) -> str:
+    """The name of a body of the scene's model in our files; joints have `joint_name`. Files of robots may repeat names."""
+    return f"body_{body}"
+
+
+def joint_name(joint: int) -> str:
+    """See `body_name`."""
+    return f"joint_{joint}"
+
+
+def _weightless(model: mujoco.MjModel, tree: Tree) -> bool | None:
+    """Whether gravity leaves a tree alone (MuJoCo's `gravcomp`); None where it does so with some bodies."""
+    compensated = model.body_gravcomp[tree.bodies][model.body_mass[tree.bodies] > 0]
+    return False if not compensated.any() else True if (compensated == 1.0).all() else None
+
+
+def asset_xml(model: mujoco.MjModel, tree: Tree) -> str:
+    """A tree as MJCF, from the compiled model: no defaults, classes, frames or degrees that an importer could misread.
+
+    Joints count from the drawn pose: there is no `ref`. A fixed base has no joint, so that the asset's
+    `fix_base_link` holds it: where the first joints hang on the world, a body without geoms stands before them.
+    """
+    file = ET.Element("mujoco", model="tree")
+    ET.SubElement(file, "compiler", angle="radian", coordinate="local", inertiafromgeom="false")
+    elements: dict[int, ET.Element] = {}
+    parent = ET.SubElement(file, "worldbody")
+    root = tree.bodies[0]
+    if not tree.is_free and model.body_jntnum[root]:
+        parent = ET.SubElement(parent, "body", name="base")
+        ET.SubElement(parent, "inertial", pos="0 0 0", mass="1", diaginertia="1 1 1")
+    for body in tree.bodies:
+        above = parent if body == root else elements[int(model.body_parentid[body])]
+        element = ET.SubElement(above, "body", name=body_name(body))
+        if body != root:
+            element.attrib |= {"pos": _text(model.body_pos[body]), "quat": _text(model.body_quat[body])}
+        elements[body] = element
+        if model.body_mass[body] > 0:
+            place = {"pos": _text(model.body_ipos[body]), "quat": _text(model.body_iquat[body])}
+            mass = {"mass": _text(model.body_mass[body]), "diaginertia": _text(model.body_inertia[body])}
+            ET.SubElement(element, "inertial", **place, **mass)
+        if body == root and tree.is_free:
+            ET.SubElement(element, "freejoint", name="root")
+        for joint in (j for j in tree.joints if model.jnt_bodyid[j] == body):
+            kind = "hinge" if model.jnt_type[joint] == _HINGE else "slide"
+            place = {"pos": _text(model.jnt_pos[joint]), "axis": _text(model.jnt_axis[joint])}
+            limits = {"limited": "false"}
+            if model.jnt_limited[joint]:
+                limits = {"limited": "true", "range": _text(drawn_range(model, joint))}
+            ET.SubElement(element, "joint", name=joint_name(joint), type=kind, **place, **limits)
+        for geom in touching_geoms(model, body):
+            kind, numbers = _SHAPES[int(model.geom_type[geom])]
+            place = {"pos": _text(model.geom_pos[geom]), "quat": _text(model.geom_quat[geom])}
+            ET.SubElement(element, "geom", type=kind, size=_text(model.geom_size[geom][:numbers]), **place)
+    return ET.tostring(file, encoding="unicode")
+
+
+def drawn_range(model: mujoco.MjModel, joint: int) -> np.ndarray:
+    """Limits of a joint, counted from the pose that the file draws."""
+    return round_inwards(model.jnt_range[joint] - model.qpos0[model.jnt_qposadr[joint]])
+
+
+def _text(values: Any) -> str:
+    return " ".join(f"{value:.9g}" for value in np.atleast_1d(values))
+
+
+def collision_filters(model: mujoco.MjModel, actors: Sequence[Tree]) -> list[int]:
+    """Bits of each actor. Two that share a bit do not collide; one that has a bit does not collide with itself.
+
+    What MuJoCo decides for geoms is decided here for actors: they collide if any of their geoms would.
+    """
+
+    def collide(one: int, other: int) -> bool:
+        way, back = (model.geom_contype[a] & model.geom_conaffinity[b] for a, b in ((one, other), (other, one)))
+        return bool(way | back)
+
+    geoms = [[geom for body in actor.bodies for geom in touching_geoms(model, body)] for actor in actors]
+    filters, bit = [0] * len(actors), 0
+    for a, b in itertools.combinations_with_replacement(range(len(actors)), 2):
+        pairs = ((x, y) for x in geoms[a] for y in geoms[b] if model.geom_bodyid[x] != model.geom_bodyid[y])
+        if not any(collide(x, y) for x, y in pairs):
+            if bit == _MOST_BITS:
+                raise ConfigError("sim=isaacgym: too many pairs of bodies that do not collide; try sim=mjwarp")
+            filters[a] |= 1 << bit
+            filters[b] |= 1 << bit
+            bit += 1
+    return filters
+
+
+@dataclass(frozen=True, slots=True)
+class Drives:
+    """PhysX's drives of all dofs in MuJoCo's order, arrays of shape [nv].
+
+    A drive's effort is stiffness (target position - position) + damping (target velocity - velocity). MuJoCo's linear
+    actuators and the springs and dampers of joints are of this form: their effort at position and velocity 0 is
+    `offset` + `per_control` @ control, and a target is that by the stiffness or the damping.
+    """
+
+    stiffness: np.ndarray
+    damping: np.ndarray
+    effort_limit: np.ndarray
+    by_velocity: np.ndarray
+    """Of the drives without stiffness: those that follow a target velocity; the others are given efforts."""
+    offset: np.ndarray
+    per_control: np.ndarray  # [nv, nu]
+
+
+def drives(model: mujoco.MjModel) -> Drives:
+    """The drives of a scene; positions are counted from the pose that the file draws."""
+    scalar = np.isin(model.jnt_type, (_SLIDE, _HINGE))
+    spring, dofs, places = model.jnt_stiffness[scalar], model.jnt_dofadr[scalar], model.jnt_qposadr[scalar]
+    stiffness, damping = np.zeros(model.nv), model.dof_damping.copy()
+    effort_limit, by_velocity = np.full(model.nv, np.inf), np.zeros(model.nv, dtype=bool)
+    offset, per_control = np.zeros(model.nv), np.zeros((model.nv, model.nu))
+    stiffness[dofs] = spring
+    offset[dofs] = spring * (model.qpos_spring - model.qpos0)[places]
+    for i in range(model.nactuator):
+        joint = int(model.actuator_trnid[i, 0])
+        dof, ref = int(model.jnt_dofadr[joint]), model.qpos0[model.jnt_qposadr[joint]]
+        gear, gain = model.actuator_gear[i, 0], model.actuator_gainprm[i, 0]
+        constant, position, velocity = model.actuator_biasprm[i, :3]  # all 0 without a bias
+        stiffness[dof] -= gear**2 * position
+        damping[dof] -= gear**2 * velocity
+        by_velocity[dof] = velocity != 0.0
+        offset[dof] += gear * (constant + position * gear * ref)
+        per_control[dof, model.actuator_ctrladr[i]] = gear * gain
+        if model.actuator_forcelimited[i]:
+            effort_limit[dof] = np.abs(gear * model.actuator_forcerange[i]).max()
+    return Drives(stiffness, damping, effort_limit, by_velocity & (stiffness == 0.0), offset, per_control)
+
+
+@dataclass(slots=True)
+class Worlds:
+    """What `make_worlds` made: the numbers of things in an env, by their numbers in the scene's model."""
+
+    trees: list[Tree]
+    actor_ids: list[int] = field(default_factory=list)
+    """Of all envs, in the simulation."""
+    bodies: dict[int, int] = field(default_factory=dict)
+    dofs: dict[int, int] = field(default_factory=dict)
+    """By joint."""
+    force_sensors: dict[int, int] = field(default_factory=dict)
+    """By the body that has one."""
+
+
+def make_worlds(gymapi: Any, gym: Any, sim: Any, scene: Scene, num_envs: int) -> Worlds:
+    """Makes the ground and the envs of a simulation: one actor of every tree in each."""
+    model = scene.model
+    for geom in np.flatnonzero((model.geom_bodyid == 0) & (model.geom_type == _PLANE)):
+        normal, plane = np.zeros(3), gymapi.PlaneParams()
+        mujoco.mju_rotVecQuat(normal, np.array([0.0, 0.0, 1.0]), model.geom_quat[geom])
+        plane.normal = gymapi.Vec3(*normal.tolist())
+        plane.distance = -float(normal @ model.geom_pos[geom])
+        plane.static_friction = plane.dynamic_friction = float(model.geom_friction[geom, 0])
+        plane.restitution = 0.0
+        gym.add_ground(sim, plane)
+    worlds = Worlds(trees(model))
+    with tempfile.TemporaryDirectory() as folder:
+        assets = [_load(gymapi, gym, sim, scene, tree, folder, worlds) for tree in worlds.trees]
+    filters, springs = collision_filters(model, worlds.trees), drives(model)
+    low, high = gymapi.Vec3(-_SPACING, -_SPACING, 0.0), gymapi.Vec3(_SPACING, _SPACING, _SPACING)
+    for world in range(num_envs):
+        env = gym.create_env(sim, low, high, int(num_envs**0.5))
+        for tree, asset, bits in zip(worlds.trees, assets, filters, strict=True):
+            root = tree.bodies[0]
+            (x, y, z), (w, i, j, k) = model.body_pos[root].tolist(), model.body_quat[root].tolist()
+            pose = gymapi.Transform(gymapi.Vec3(x, y, z), gymapi.Quat(i, j, k, w))
+            actor = gym.create_actor(env, asset, pose, body_name(root), world, bits)
+            worlds.actor_ids.append(gym.get_actor_index(env, actor, gymapi.DOMAIN_SIM))
+            if tree.joints:
+                _drive(gymapi, gym, env, actor, model, tree, springs)
+            if tree.joints and scene.effort_sensors:
+                gym.enable_actor_dof_force_sensors(env, actor)
+            if world == 0:  # the order is Isaac Gym's own
+                find = gym.find_actor_rigid_body_index
+                worlds.bodies |= {i: find(env, actor, body_name(i), gymapi.DOMAIN_ENV) for i in tree.bodies}
+                find = gym.find_actor_dof_index
+                worlds.dofs |= {i: find(env, actor, joint_name(i), gymapi.DOMAIN_ENV) for i in tree.joints}
+    return worlds
+
+
+def _load(gymapi: Any, gym: Any, sim: Any, scene: Scene, tree: Tree, folder: str, worlds: Worlds) -> Any:
+    model, root = scene.model, tree.bodies[0]
+    options = gymapi.AssetOptions()
+    options.fix_base_link = not tree.is_free
+    options.collapse_fixed_joints = False  # every body has contacts of its own
+    options.disable_gravity = bool(_weightless(model, tree))
+    options.linear_damping = options.angular_damping = 0.0
+    options.max_angular_velocity = scene.max_angular_velocity or _UNLIMITED
+    file = f"{body_name(root)}.xml"
+    Path(folder, file).write_text(asset_xml(model, tree), encoding="utf-8")
+    asset = gym.load_asset(sim, folder, file, options)
+    names = [] if asset is None else gym.get_asset_rigid_body_names(asset)
+    if not {body_name(body) for body in tree.bodies} <= set(names):
+        raise ConfigError(f"sim=isaacgym cannot import {model.body(root).name!r}; try sim=mjwarp")
+    shapes, ranges = gym.get_asset_rigid_shape_properties(asset), gym.get_asset_rigid_body_shape_indices(asset)
+    for body in tree.bodies:
+        number = names.index(body_name(body))
+        first, geoms = ranges[number].start, touching_geoms(model, body)
+        for shape, geom in zip(shapes[first : first + ranges[number].count], geoms, strict=True):
+            shape.friction, shape.torsion_friction, shape.rolling_friction = model.geom_friction[geom].tolist()
+            shape.restitution = 0.0
+        if model.body(body).name in scene.contact_sensors:
+            forces = gymapi.ForceSensorProperties()
+            forces.enable_forward_dynamics_forces = False  # of contacts, not of weight and inertia
+            forces.enable_constraint_solver_forces, forces.use_world_frame = True, False
+            gym.create_asset_force_sensor(asset, number, gymapi.Transform(), forces)
+            worlds.force_sensors[body] = len(worlds.force_sensors)
+    gym.set_asset_rigid_shape_properties(asset, shapes)
+    return asset
+
+
+def _drive(gymapi: Any, gym: Any, env: Any, actor: int, model: mujoco.MjModel, tree: Tree, springs: Drives) -> None:
+    properties, names = gym.get_actor_dof_properties(env, actor), gym.get_actor_dof_names(env, actor)
+    for joint in tree.joints:
+        dof, row = int(model.jnt_dofadr[joint]), properties[names.index(joint_name(joint))]
+        row["driveMode"] = gymapi.DOF_MODE_VEL if springs.by_velocity[dof] else gymapi.DOF_MODE_EFFORT
+        if springs.stiffness[dof] > 0:
+            row["driveMode"] = gymapi.DOF_MODE_POS
+        row["stiffness"], row["damping"] = springs.stiffness[dof], springs.damping[dof]
+        row["effort"], row["velocity"] = min(springs.effort_limit[dof], _UNLIMITED), _UNLIMITED
+        row["armature"], row["friction"] = model.dof_armature[dof], 0.0
+        if model.jnt_limited[joint]:
+            row["lower"], row["upper"] = drawn_range(model, joint)
+    gym.set_actor_dof_properties(env, actor, properties)
