@@ -27,9 +27,12 @@ def main(config: dict[str, Any], overrides: list[str], checkpoint: Checkpoint | 
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     logging.getLogger("gpusim_rl").setLevel(logging.INFO)  # kernels being compiled, say
     from gpusim_rl.api import load_spec
+
+    spec = load_spec(config, overrides, checkpoint)  # before torch, which the libraries of some simulators must precede
+
     from gpusim_rl.run.trainer import Trainer
 
-    trainer = Trainer(load_spec(config, overrides, checkpoint))
+    trainer = Trainer(spec)
     if trainer.cfg.test:
         return Outcome(str(trainer.cfg.checkpoint), trainer.evaluate()["return_mean"], None)
     row = trainer.train()

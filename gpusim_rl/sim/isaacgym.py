@@ -183,6 +183,8 @@ class IsaacGymSim:
         limited = model.actuator_ctrllimited[:, None] != 0
         ranges = np.where(limited, model.actuator_ctrlrange, [-np.inf, np.inf])
         self._low, self._high = self._tensor(ranges).unbind(dim=1)
+        # A drive without feedback of its own gives what it is told, and what PhysX adds are the joint's springs.
+        self._is_motor = torch.from_numpy(~drives.feeds_back[dofs]).to(self.device)
 
     def _check_poses(self) -> None:
         """Compares, once, where Isaac Gym and MuJoCo see the bodies of a world when all joints are turned."""
@@ -257,8 +259,8 @@ class IsaacGymSim:
 
     def step(self, substeps: int) -> None:
         self._set_states()
-        effort = (self.ctrl.clamp(self._low, self._high) @ self._per_control).clamp(-self._limit, self._limit)
-        effort = effort + self._offset + self.qfrc_applied.index_select(1, self._joint_v)
+        control = (self.ctrl.clamp(self._low, self._high) @ self._per_control).clamp(-self._limit, self._limit)
+        effort = control + self._offset + self.qfrc_applied.index_select(1, self._joint_v)
         for _ in range(substeps):
             for mode in self._modes:  # a dof ignores what is for another mode than its own
                 getattr(self._gym, f"set_dof_{mode}_tensor")(self._sim, self._unwrap(effort / self._gain))
@@ -267,7 +269,7 @@ class IsaacGymSim:
             self._simulate()
         self._refresh(self._refreshed)
         self._read_state()
-        self._read_forces()
+        self._read_forces(control)
         self._update_mirror()
         # amax hands NaN on, and a comparison with NaN is false
         fastest = torch.maximum(self.qpos.abs().amax(dim=1), self.qvel.abs().amax(dim=1))
@@ -344,14 +346,15 @@ class IsaacGymSim:
         self.qpos.index_copy_(1, self._joint_q, self._dof[..., 0] + self._ref)
         self.qvel.index_copy_(1, self._joint_v, self._dof[..., 1])
 
-    def _read_forces(self) -> None:
+    def _read_forces(self, control: Float[Tensor, "envs dofs"]) -> None:
         if self._sensed:
             force = self._contact.index_select(1, self._sensed_bodies)
             local = self._force_sensor.index_select(1, self._sensors)
             quat = self._body.index_select(1, self._sensed_bodies)[..., 3:7].roll(1, dims=-1)
             self.contact_data.copy_(torch.cat([force, local, quat], dim=-1))
         if self.scene.effort_sensors:
-            self.sensordata.index_copy_(1, self._effort_columns, self._dof_force.index_select(1, self._effort_dofs))
+            effort = torch.where(self._is_motor, control, self._dof_force)
+            self.sensordata.index_copy_(1, self._effort_columns, effort.index_select(1, self._effort_dofs))
 
     def reset(self, where: Bool[Tensor, " envs"]) -> None:
         mask = where[:, None]
@@ -395,8 +398,8 @@ class IsaacGymSim:
 class IsaacGymArticulation(MujocoArticulation):
     """See `gpusim_rl.sim.Articulation`.
 
-    `joint_effort` is the force of PhysX's drives and of `set_joint_effort`; the joint's own springs and dampers are
-    drives too.
+    `joint_effort` of a servo is the force of PhysX's drive: the joint's own spring and damper, and `set_joint_effort`,
+    are in it.
     """
 
     def __init__(self, sim: IsaacGymSim, name: str) -> None:

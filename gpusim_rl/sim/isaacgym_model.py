@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import tempfile
 import xml.etree.ElementTree as ET
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -36,9 +36,9 @@ _UNLIMITED = 1e9  # N m, N or rad/s
 
 def check_scene(model: mujoco.MjModel) -> None:
     """Raises ConfigError for what its MJCF importer does not take, or PhysX does not have."""
-    touching = (model.geom_contype != 0) | (model.geom_conaffinity != 0)
-    fixed = model.geom_bodyid == 0
-    is_plane = model.geom_type == _PLANE
+    planes, touching = _fixed_planes(model), _touching(model)
+    touching[planes] = False
+    in_world, moving = model.geom_bodyid == 0, np.flatnonzero(touching & (model.body_weldid[model.geom_bodyid] != 0))
     gains = model.actuator_gaintype == mujoco.mjtGain.mjGAIN_FIXED.value
     biases = np.isin(model.actuator_biastype, (mujoco.mjtBias.mjBIAS_NONE.value, mujoco.mjtBias.mjBIAS_AFFINE.value))
     on_joints = model.actuator_trntype == mujoco.mjtTrn.mjTRN_JOINT
@@ -52,8 +52,9 @@ def check_scene(model: mujoco.MjModel) -> None:
         (not on_joints.all(), "actuators that are not on one joint"),
         (model.na > 0 or not (gains & biases).all(), "actuators that are not linear"),
         (np.unique(driven).size < driven.size, "several actuators on one joint"),
-        (np.any(touching & fixed & ~is_plane), "ground that is not flat, and fixed geoms without a body"),
-        (np.any(touching & ~fixed & ~np.isin(model.geom_type, list(_SHAPES))), "meshes, ellipsoids and moving planes"),
+        (np.any(touching & in_world), "ground that is not flat, and fixed geoms without a body"),
+        (not np.isin(model.geom_type[touching], list(_SHAPES)).all(), "meshes, ellipsoids and moving planes"),
+        (any(not _collide(model, p, geom) for p in planes for geom in moving), "geoms that pass through the ground"),
         (any(_weightless(model, tree) is None for tree in trees(model)), "gravcomp of some bodies only"),
     ):
         if wrong:
@@ -96,9 +97,18 @@ def trees(model: mujoco.MjModel) -> list[Tree]:
 
 
 def touching_geoms(model: mujoco.MjModel, body: int) -> list[int]:
-    """A body's geoms that can touch something; others are only seen."""
-    touching = (model.geom_contype != 0) | (model.geom_conaffinity != 0)
-    return np.flatnonzero(touching & (model.geom_bodyid == body)).tolist()
+    """A body's geoms that can touch something, without planes; others are only seen."""
+    return np.flatnonzero(_touching(model) & (model.geom_type != _PLANE) & (model.geom_bodyid == body)).tolist()
+
+
+def _touching(model: mujoco.MjModel) -> np.ndarray:
+    return (model.geom_contype != 0) | (model.geom_conaffinity != 0)
+
+
+def _fixed_planes(model: mujoco.MjModel) -> list[int]:
+    """The ground: planes that can touch something, in the world or on bodies that are fixed to it."""
+    fixed = model.body_weldid[model.geom_bodyid] == 0
+    return np.flatnonzero(_touching(model) & fixed & (model.geom_type == _PLANE)).tolist()
 
 
 def body_name(body: int) -> str:
@@ -166,27 +176,40 @@ def _text(values: Any) -> str:
     return " ".join(f"{value:.9g}" for value in np.atleast_1d(values))
 
 
-def collision_filters(model: mujoco.MjModel, actors: Sequence[Tree]) -> list[int]:
-    """Bits of each actor. Two that share a bit do not collide; one that has a bit does not collide with itself.
+def collision_filters(model: mujoco.MjModel, actors: Sequence[Tree]) -> dict[int, int]:
+    """Bits of each geom of some trees: two geoms of an env collide unless they share a bit.
 
-    What MuJoCo decides for geoms is decided here for actors: they collide if any of their geoms would.
+    Raises:
+        ConfigError: What collides with what in MuJoCo needs more bits than there are.
     """
-
-    def collide(one: int, other: int) -> bool:
-        way, back = (model.geom_contype[a] & model.geom_conaffinity[b] for a, b in ((one, other), (other, one)))
-        return bool(way | back)
-
-    geoms = [[geom for body in actor.bodies for geom in touching_geoms(model, body)] for actor in actors]
-    filters, bit = [0] * len(actors), 0
-    for a, b in itertools.combinations_with_replacement(range(len(actors)), 2):
-        pairs = ((x, y) for x in geoms[a] for y in geoms[b] if model.geom_bodyid[x] != model.geom_bodyid[y])
-        if not any(collide(x, y) for x, y in pairs):
+    geoms = [geom for tree in actors for body in tree.bodies for geom in touching_geoms(model, body)]
+    apart = {pair: not _collide(model, *pair) for pair in itertools.combinations(geoms, 2)}
+    filters, bit = dict.fromkeys(geoms, 0), 0
+    for pair in apart:
+        if apart[pair] and not filters[pair[0]] & filters[pair[1]]:
             if bit == _MOST_BITS:
-                raise ConfigError("sim=isaacgym: too many pairs of bodies that do not collide; try sim=mjwarp")
-            filters[a] |= 1 << bit
-            filters[b] |= 1 << bit
+                raise ConfigError("sim=isaacgym cannot say what collides with what in this scene; try sim=mjwarp")
+            group = list(pair)
+            for geom in geoms:  # all that collide with none of the group
+                if geom not in group and all(apart[min(geom, g), max(geom, g)] for g in group):
+                    group.append(geom)
+            for geom in group:
+                filters[geom] |= 1 << bit
             bit += 1
     return filters
+
+
+def _collide(model: mujoco.MjModel, one: int, other: int) -> bool:
+    """Whether MuJoCo looks for contacts of two geoms."""
+    kinds, reach = model.geom_contype, model.geom_conaffinity
+    if not (kinds[one] & reach[other] or kinds[other] & reach[one]):
+        return False
+    a, b = (int(model.body_weldid[model.geom_bodyid[geom]]) for geom in (one, other))
+    above = (int(model.body_weldid[model.body_parentid[body]]) for body in (a, b))
+    if a == b or (a and b and (next(above) == b or next(above) == a)):  # fixed to each other, or joined
+        return False
+    first, second = sorted(int(model.geom_bodyid[geom]) for geom in (one, other))
+    return (first << 16) + second not in model.exclude_signature
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,8 +224,10 @@ class Drives:
     stiffness: np.ndarray
     damping: np.ndarray
     effort_limit: np.ndarray
+    feeds_back: np.ndarray
+    """Whether its actuator is a servo: its force depends on position or velocity."""
     by_velocity: np.ndarray
-    """Of the drives without stiffness: those that follow a target velocity; the others are given efforts."""
+    """Servos without stiffness, which follow a target velocity. The others without stiffness are given efforts."""
     offset: np.ndarray
     per_control: np.ndarray  # [nv, nu]
 
@@ -212,7 +237,7 @@ def drives(model: mujoco.MjModel) -> Drives:
     scalar = np.isin(model.jnt_type, (_SLIDE, _HINGE))
     spring, dofs, places = model.jnt_stiffness[scalar], model.jnt_dofadr[scalar], model.jnt_qposadr[scalar]
     stiffness, damping = np.zeros(model.nv), model.dof_damping.copy()
-    effort_limit, by_velocity = np.full(model.nv, np.inf), np.zeros(model.nv, dtype=bool)
+    effort_limit, feeds_back = np.full(model.nv, np.inf), np.zeros(model.nv, dtype=bool)
     offset, per_control = np.zeros(model.nv), np.zeros((model.nv, model.nu))
     stiffness[dofs] = spring
     offset[dofs] = spring * (model.qpos_spring - model.qpos0)[places]
@@ -223,12 +248,13 @@ def drives(model: mujoco.MjModel) -> Drives:
         constant, position, velocity = model.actuator_biasprm[i, :3]  # all 0 without a bias
         stiffness[dof] -= gear**2 * position
         damping[dof] -= gear**2 * velocity
-        by_velocity[dof] = velocity != 0.0
+        feeds_back[dof] = position != 0.0 or velocity != 0.0
         offset[dof] += gear * (constant + position * gear * ref)
         per_control[dof, model.actuator_ctrladr[i]] = gear * gain
         if model.actuator_forcelimited[i]:
             effort_limit[dof] = np.abs(gear * model.actuator_forcerange[i]).max()
-    return Drives(stiffness, damping, effort_limit, by_velocity & (stiffness == 0.0), offset, per_control)
+    by_velocity = feeds_back & (stiffness == 0.0)
+    return Drives(stiffness, damping, effort_limit, feeds_back, by_velocity, offset, per_control)
 
 
 @dataclass(slots=True)
@@ -248,11 +274,12 @@ class Worlds:
 def make_worlds(gymapi: Any, gym: Any, sim: Any, scene: Scene, num_envs: int) -> Worlds:
     """Makes the ground and the envs of a simulation: one actor of every tree in each."""
     model = scene.model
-    for geom in np.flatnonzero((model.geom_bodyid == 0) & (model.geom_type == _PLANE)):
-        normal, plane = np.zeros(3), gymapi.PlaneParams()
-        mujoco.mju_rotVecQuat(normal, np.array([0.0, 0.0, 1.0]), model.geom_quat[geom])
+    placed = mujoco.MjData(model)
+    mujoco.mj_kinematics(model, placed)
+    for geom in _fixed_planes(model):
+        normal, plane = placed.geom_xmat[geom].reshape(3, 3)[:, 2], gymapi.PlaneParams()
         plane.normal = gymapi.Vec3(*normal.tolist())
-        plane.distance = -float(normal @ model.geom_pos[geom])
+        plane.distance = -float(normal @ placed.geom_xpos[geom])
         plane.static_friction = plane.dynamic_friction = float(model.geom_friction[geom, 0])
         plane.restitution = 0.0
         gym.add_ground(sim, plane)
@@ -263,12 +290,13 @@ def make_worlds(gymapi: Any, gym: Any, sim: Any, scene: Scene, num_envs: int) ->
     low, high = gymapi.Vec3(-_SPACING, -_SPACING, 0.0), gymapi.Vec3(_SPACING, _SPACING, _SPACING)
     for world in range(num_envs):
         env = gym.create_env(sim, low, high, int(num_envs**0.5))
-        for tree, asset, bits in zip(worlds.trees, assets, filters, strict=True):
+        for tree, asset in zip(worlds.trees, assets, strict=True):
             root = tree.bodies[0]
             (x, y, z), (w, i, j, k) = model.body_pos[root].tolist(), model.body_quat[root].tolist()
             pose = gymapi.Transform(gymapi.Vec3(x, y, z), gymapi.Quat(i, j, k, w))
-            actor = gym.create_actor(env, asset, pose, body_name(root), world, bits)
+            actor = gym.create_actor(env, asset, pose, body_name(root), world, 0)
             worlds.actor_ids.append(gym.get_actor_index(env, actor, gymapi.DOMAIN_SIM))
+            _set_shapes(gym, env, actor, model, tree, asset, filters)
             if tree.joints:
                 _drive(gymapi, gym, env, actor, model, tree, springs)
             if tree.joints and scene.effort_sensors:
@@ -295,21 +323,27 @@ def _load(gymapi: Any, gym: Any, sim: Any, scene: Scene, tree: Tree, folder: str
     names = [] if asset is None else gym.get_asset_rigid_body_names(asset)
     if not {body_name(body) for body in tree.bodies} <= set(names):
         raise ConfigError(f"sim=isaacgym cannot import {model.body(root).name!r}; try sim=mjwarp")
-    shapes, ranges = gym.get_asset_rigid_shape_properties(asset), gym.get_asset_rigid_body_shape_indices(asset)
-    for body in tree.bodies:
-        number = names.index(body_name(body))
-        first, geoms = ranges[number].start, touching_geoms(model, body)
-        for shape, geom in zip(shapes[first : first + ranges[number].count], geoms, strict=True):
-            shape.friction, shape.torsion_friction, shape.rolling_friction = model.geom_friction[geom].tolist()
-            shape.restitution = 0.0
-        if model.body(body).name in scene.contact_sensors:
-            forces = gymapi.ForceSensorProperties()
-            forces.enable_forward_dynamics_forces = False  # of contacts, not of weight and inertia
-            forces.enable_constraint_solver_forces, forces.use_world_frame = True, False
-            gym.create_asset_force_sensor(asset, number, gymapi.Transform(), forces)
-            worlds.force_sensors[body] = len(worlds.force_sensors)
-    gym.set_asset_rigid_shape_properties(asset, shapes)
+    for body in (body for body in tree.bodies if model.body(body).name in scene.contact_sensors):
+        forces = gymapi.ForceSensorProperties()
+        forces.enable_forward_dynamics_forces = False  # of contacts, not of weight and inertia
+        forces.enable_constraint_solver_forces, forces.use_world_frame = True, False
+        gym.create_asset_force_sensor(asset, names.index(body_name(body)), gymapi.Transform(), forces)
+        worlds.force_sensors[body] = len(worlds.force_sensors)
     return asset
+
+
+def _set_shapes(
+    gym: Any, env: Any, actor: int, model: mujoco.MjModel, tree: Tree, asset: Any, filters: Mapping[int, int]
+) -> None:
+    names, ranges = gym.get_asset_rigid_body_names(asset), gym.get_asset_rigid_body_shape_indices(asset)
+    shapes = gym.get_actor_rigid_shape_properties(env, actor)
+    for body in tree.bodies:
+        place = ranges[names.index(body_name(body))]
+        mine = shapes[place.start : place.start + place.count]
+        for shape, geom in zip(mine, touching_geoms(model, body), strict=True):
+            shape.friction, shape.torsion_friction, shape.rolling_friction = model.geom_friction[geom].tolist()
+            shape.restitution, shape.filter = 0.0, filters[geom]
+    gym.set_actor_rigid_shape_properties(env, actor, shapes)
 
 
 def _drive(gymapi: Any, gym: Any, env: Any, actor: int, model: mujoco.MjModel, tree: Tree, springs: Drives) -> None:

@@ -13,6 +13,7 @@ Contracts that are kept:
 
 from __future__ import annotations
 
+import copy
 import xml.etree.ElementTree as ET
 from dataclasses import dataclass
 from pathlib import Path
@@ -170,7 +171,7 @@ class _Actor:
     asset: _Asset
     pose: Transform
     group: int
-    filter: int
+    shapes: list[RigidShapeProperties]
     dofs: np.ndarray
     senses_dofs: bool = False
 
@@ -207,12 +208,6 @@ class _Sim:
                 actuator.biastype = mujoco.mjtBias.mjBIAS_AFFINE
                 actuator.gainprm[0], actuator.biasprm[1:3] = 1.0, [-held, -dof["damping"]]
                 actuator.forcelimited, actuator.forcerange = True, [-dof["effort"], dof["effort"]]
-        for a, one in enumerate(actors):
-            for b, other in enumerate(actors[: a + 1]):
-                for body in one.asset.bodies if one.filter & other.filter else ():
-                    for second in other.asset.bodies:
-                        if (a, body.name) != (b, second.name):
-                            spec.add_exclude(bodyname1=f"{a}/{body.name}", bodyname2=f"{b}/{second.name}")
         gravity = self.params.gravity
         spec.option.timestep, spec.option.gravity = self.params.dt / self.params.substeps, [gravity.x, gravity.y, gravity.z]
         model = self.model = spec.compile()
@@ -226,13 +221,14 @@ class _Sim:
         self.gain[self.mode == DOF_MODE_POS] = properties["stiffness"][self.mode == DOF_MODE_POS]
         self.gain[self.mode == DOF_MODE_VEL] = properties["damping"][self.mode == DOF_MODE_VEL]
         model.dof_armature[self.dof_v] = properties["armature"]
+        self.filters = {}
         for k, actor in enumerate(actors):
             for body, first in zip(actor.asset.bodies, actor.asset.first_shapes, strict=True):
                 number = model.body(f"{k}/{body.name}").id
                 for i in range(model.body_geomnum[number]):
-                    shape = actor.asset.shapes[first + i]
-                    friction = shape.friction, shape.torsion_friction, shape.rolling_friction
-                    model.geom_friction[model.body_geomadr[number] + i] = friction
+                    shape, geom = actor.shapes[first + i], model.body_geomadr[number] + i
+                    model.geom_friction[geom] = shape.friction, shape.torsion_friction, shape.rolling_friction
+                    self.filters[geom] = shape.filter
         if like is not None:
             self.take_over(like, names, joints)
         self.sensors = [
@@ -255,7 +251,7 @@ class _Sim:
         for mine, theirs in [(0, 0), *pairs]:
             geoms = [g for g in np.flatnonzero(like.geom_bodyid == theirs) if like.geom_contype[g] | like.geom_conaffinity[g]]
             for i, geom in enumerate(geoms):
-                for field in ("condim", "solref", "solimp", "margin", "gap", "solmix", "priority"):
+                for field in ("contype", "conaffinity", "condim", "solref", "solimp", "margin", "gap", "solmix", "priority"):
                     getattr(model, f"geom_{field}")[model.body_geomadr[mine] + i] = getattr(like, f"geom_{field}")[geom]
                 if mine == 0:
                     model.geom_friction[model.body_geomadr[mine] + i] = like.geom_friction[geom]
@@ -288,8 +284,15 @@ class _Sim:
                     limit, v = self.envs[0][k].asset.options.max_angular_velocity, self.free(root)[1]
                     spin = slice(v + 3, v + 6)
                     data.qvel[spin] *= min(1.0, limit / max(np.linalg.norm(data.qvel[spin]), 1e-9))
+            self.check_filters(data)
         self.states.clear()
         self.forces = None
+
+    def check_filters(self, data: mujoco.MjData) -> None:
+        for i in range(data.ncon):
+            one, other = self.filters.get(data.contact[i].geom1, 0), self.filters.get(data.contact[i].geom2, 0)
+            if one & other:
+                raise ContractError("these shapes touch in the scene and are filtered here")
 
     def free(self, root: int) -> tuple[int, int]:
         joint = self.model.body_jntadr[root]
@@ -387,11 +390,13 @@ class Gym:
     def get_asset_rigid_body_names(self, asset: _Asset) -> list[str]:
         return [body.name for body in asset.bodies]
 
-    def get_asset_rigid_shape_properties(self, asset: _Asset) -> list[RigidShapeProperties]:
-        return asset.shapes
+    def get_actor_rigid_shape_properties(self, env: tuple[_Sim, int], actor: int) -> list[RigidShapeProperties]:
+        return copy.deepcopy(self._actor(env, actor).shapes)
 
-    def set_asset_rigid_shape_properties(self, asset: _Asset, shapes: list[RigidShapeProperties]) -> None:
-        asset.shapes = shapes
+    def set_actor_rigid_shape_properties(
+        self, env: tuple[_Sim, int], actor: int, shapes: list[RigidShapeProperties]
+    ) -> None:
+        self._actor(env, actor).shapes = shapes
 
     def get_asset_rigid_body_shape_indices(self, asset: _Asset) -> list[IndexRange]:
         return [IndexRange(first, len(b.geoms)) for b, first in zip(asset.bodies, asset.first_shapes, strict=True)]
@@ -418,7 +423,9 @@ class Gym:
         self._unprepared(sim)
         if group != number:
             raise ContractError("envs of one collision group collide with each other")
-        sim.envs[number].append(_Actor(asset, pose, group, filter, asset.dofs.copy()))
+        if filter:
+            raise NotImplementedError("the stand-in has filters of shapes")
+        sim.envs[number].append(_Actor(asset, pose, group, copy.deepcopy(asset.shapes), asset.dofs.copy()))
         return len(sim.envs[number]) - 1
 
     def _actor(self, env: tuple[_Sim, int], actor: int) -> _Actor:
