@@ -54,7 +54,8 @@ _BOUNCE_THRESHOLD = 0.2  # m/s
 _MAX_DEPENETRATION = 100.0  # m/s
 _PAIRS = 8 * 1024 * 1024
 
-_POSE_TOLERANCE = 1e-3  # m
+_PLACE_TOLERANCE = 1e-3  # m
+_ANGLE_TOLERANCE = 1e-2  # rad
 _VEL = mujoco.mjtStage.mjSTAGE_VEL.value
 
 
@@ -179,12 +180,13 @@ class IsaacGymSim:
         gain = np.where(by_position, drives.stiffness[dofs], np.where(by_velocity, drives.damping[dofs], 1.0))
         self._gain = self._tensor(gain)
         self._per_control, self._offset = self._tensor(drives.per_control[dofs].T), self._tensor(drives.offset[dofs])
-        self._limit = self._tensor(np.where(by_effort, drives.effort_limit[dofs], np.inf))  # PhysX limits the others
+        feeds_back = drives.feeds_back[dofs]
+        self._limit = self._tensor(np.where(feeds_back, np.inf, drives.effort_limit[dofs]))  # PhysX limits servos
         limited = model.actuator_ctrllimited[:, None] != 0
         ranges = np.where(limited, model.actuator_ctrlrange, [-np.inf, np.inf])
         self._low, self._high = self._tensor(ranges).unbind(dim=1)
         # A drive without feedback of its own gives what it is told, and what PhysX adds are the joint's springs.
-        self._is_motor = torch.from_numpy(~drives.feeds_back[dofs]).to(self.device)
+        self._is_motor = torch.from_numpy(~feeds_back).to(self.device)
 
     def _check_poses(self) -> None:
         """Compares, once, where Isaac Gym and MuJoCo see the bodies of a world when all joints are turned."""
@@ -198,10 +200,12 @@ class IsaacGymSim:
         self._read_state()
         data.qpos = self.qpos[0].cpu().numpy()
         mujoco.mj_kinematics(model, data)
-        numbers = self._model_bodies.tolist()
-        off = np.abs(self._body[0, self._bodies, :3].cpu().numpy() - data.xpos[numbers]).max(axis=1)
-        if not off.max() < _POSE_TOLERANCE:
-            body = model.body(numbers[int(np.argmax(off))]).name
+        numbers, seen = self._model_bodies.tolist(), self._body[0, self._bodies].cpu().double().numpy()
+        off = np.abs(seen[:, :3] - data.xpos[numbers]).max(axis=1)
+        turned = 2.0 * np.arccos(np.abs((np.roll(seen[:, 3:7], 1, axis=1) * data.xquat[numbers]).sum(axis=1)).clip(0.0, 1.0))
+        wrong = ~((off < _PLACE_TOLERANCE) & (turned < _ANGLE_TOLERANCE))
+        if wrong.any():
+            body = model.body(numbers[int(np.argmax(wrong))]).name
             self.close()
             raise ConfigError(f"sim=isaacgym imports {body!r} with another pose than MuJoCo; try sim=mjwarp")
         self.reset(torch.ones_like(self._written))

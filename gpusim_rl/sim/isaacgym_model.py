@@ -15,7 +15,6 @@ import numpy as np
 
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.sim.actuators import delayed_controls, is_dc_motor
-from gpusim_rl.sim.articulation import round_inwards
 from gpusim_rl.sim.scene import Scene
 
 _FREE, _SLIDE, _HINGE = (
@@ -169,11 +168,11 @@ def asset_xml(model: mujoco.MjModel, tree: Tree) -> str:
 
 def drawn_range(model: mujoco.MjModel, joint: int) -> np.ndarray:
     """Limits of a joint, counted from the pose that the file draws."""
-    return round_inwards(model.jnt_range[joint] - model.qpos0[model.jnt_qposadr[joint]])
+    return model.jnt_range[joint] - model.qpos0[model.jnt_qposadr[joint]]
 
 
 def _text(values: Any) -> str:
-    return " ".join(f"{value:.9g}" for value in np.atleast_1d(values))
+    return " ".join(f"{value:.17g}" for value in np.atleast_1d(values))
 
 
 def collision_filters(model: mujoco.MjModel, actors: Sequence[Tree]) -> dict[int, int]:
@@ -354,7 +353,8 @@ def _drive(gymapi: Any, gym: Any, env: Any, actor: int, model: mujoco.MjModel, t
         if springs.stiffness[dof] > 0:
             row["driveMode"] = gymapi.DOF_MODE_POS
         row["stiffness"], row["damping"] = springs.stiffness[dof], springs.damping[dof]
-        row["effort"], row["velocity"] = min(springs.effort_limit[dof], _UNLIMITED), _UNLIMITED
+        limit = springs.effort_limit[dof] if springs.feeds_back[dof] else _UNLIMITED  # motors are limited before
+        row["effort"], row["velocity"] = min(limit, _UNLIMITED), _UNLIMITED
         row["armature"], row["friction"] = model.dof_armature[dof], 0.0
         if model.jnt_limited[joint]:
             row["lower"], row["upper"] = drawn_range(model, joint)

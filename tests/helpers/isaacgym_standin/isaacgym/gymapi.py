@@ -238,7 +238,12 @@ class _Sim:
         ]
         self.roots = [model.body(f"{k}/{actor.asset.bodies[0].name}").id for k, actor in enumerate(actors)]
         self.datas = [mujoco.MjData(model) for _ in self.envs]
+        model.opt.disableflags |= mujoco.mjtDisableBit.mjDSBL_AUTORESET
         self.scratch = mujoco.MjData(model)
+        self.root = np.zeros((len(self.envs) * len(self.roots), 13), dtype=np.float32)
+        self.dof = np.zeros((len(self.envs) * len(joints), 2), dtype=np.float32)
+        for e in range(len(self.envs)):
+            self.from_mujoco(e)
         self.net = np.zeros((len(self.envs), model.nbody, 3))
         self.local = np.zeros((len(self.envs), model.nbody, 6))
         self.targets = {mode: np.zeros((len(self.envs), len(joints))) for mode in range(1, 4)}
@@ -265,28 +270,58 @@ class _Sim:
 
     def simulate(self) -> None:
         model = self.model
-        for setter, (values, actors, _) in self.states.items():
+        for name, (values, actors, _) in self.states.items():
             for actor in actors:
-                self.set_state(setter, int(actor), values)
+                rows, mine = self.rows(name, int(actor))
+                if rows[mine].tobytes() != values.reshape(rows.shape)[mine].tobytes():
+                    rows[mine] = values.reshape(rows.shape)[mine]
+                    self.datas[actor // len(self.roots)].qacc_warmstart[:] = 0.0
         for e, data in enumerate(self.datas):
-            for mode, gain in ((DOF_MODE_POS, self.gain), (DOF_MODE_VEL, self.gain), (DOF_MODE_EFFORT, self.gain)):
+            self.to_mujoco(e)
+            for mode, targets in self.targets.items():
                 mine = self.mode == mode
-                data.ctrl[mine] = (gain * self.targets[mode][e])[mine]
+                data.ctrl[mine] = (self.gain * targets[e])[mine]
             data.xfrc_applied[:] = 0.0
             if self.forces is not None:
                 data.xfrc_applied[self.bodies] = self.forces[e]
             for _ in range(self.params.substeps):
                 mujoco.mj_step(model, data)
             self.read_contacts(e)
-            data.qpos, data.qvel = data.qpos.astype(np.float32), data.qvel.astype(np.float32)
-            for k, root in enumerate(self.roots):
-                if model.body_dofnum[root] == 6:
-                    limit, v = self.envs[0][k].asset.options.max_angular_velocity, self.free(root)[1]
-                    spin = slice(v + 3, v + 6)
-                    data.qvel[spin] *= min(1.0, limit / max(np.linalg.norm(data.qvel[spin]), 1e-9))
             self.check_filters(data)
+            self.from_mujoco(e)
         self.states.clear()
         self.forces = None
+
+    # the state is what the tensors hold, float32: to set it again changes nothing
+    def rows(self, name: str, actor: int) -> tuple[np.ndarray, slice]:
+        if name == "actor_root_state":
+            return self.root, slice(actor, actor + 1)
+        e, k = divmod(actor, len(self.roots))
+        sizes = [len(one.asset.joints) for one in self.envs[0]]
+        first = e * sum(sizes) + sum(sizes[:k])
+        return self.dof, slice(first, first + sizes[k])
+
+    def from_mujoco(self, e: int) -> None:
+        num, data = len(self.roots), self.datas[e]
+        root = self.states_of_bodies(e)[self.roots]
+        for k, one in enumerate(self.envs[0]):
+            fastest, spin = one.asset.options.max_angular_velocity, np.linalg.norm(root[k, 10:])
+            root[k, 10:] *= fastest / spin if spin > fastest else 1.0
+        self.root[e * num : (e + 1) * num] = root
+        state = np.stack([data.qpos[self.dof_q], data.qvel[self.dof_v]], axis=-1)
+        self.dof.reshape(len(self.envs), -1, 2)[e] = state
+
+    def to_mujoco(self, e: int) -> None:
+        data = self.datas[e]
+        data.qpos[self.dof_q], data.qvel[self.dof_v] = self.dof.reshape(len(self.envs), -1, 2)[e].T
+        for root, row in zip(self.roots, self.root[e * len(self.roots) :], strict=False):
+            if self.model.body_dofnum[root] == 6:
+                row, lever = row.astype(float), np.zeros(3)
+                quat, (q, v) = np.roll(row[3:7], 1), self.free(root)
+                mujoco.mju_rotVecQuat(lever, self.model.body_ipos[root], quat)
+                data.qpos[q : q + 7] = np.concatenate([row[:3], quat])
+                data.qvel[v : v + 3] = row[7:10] - np.cross(row[10:13], lever)
+                mujoco.mju_rotVecQuat(data.qvel[v + 3 : v + 6], row[10:13], quat * [1, -1, -1, -1])
 
     def check_filters(self, data: mujoco.MjData) -> None:
         for i in range(data.ncon):
@@ -297,24 +332,6 @@ class _Sim:
     def free(self, root: int) -> tuple[int, int]:
         joint = self.model.body_jntadr[root]
         return int(self.model.jnt_qposadr[joint]), int(self.model.jnt_dofadr[joint])
-
-    def set_state(self, setter: str, actor: int, values: np.ndarray) -> None:
-        e, k = divmod(actor, len(self.roots))
-        data = self.datas[e]
-        data.qacc_warmstart[:] = 0.0
-        if setter == "dof_state":
-            sizes = [len(one.asset.joints) for one in self.envs[0]]
-            mine = slice(sum(sizes[:k]), sum(sizes[: k + 1]))
-            rows = values.reshape(len(self.envs), -1, 2)[e, mine]
-            data.qpos[self.dof_q[mine]], data.qvel[self.dof_v[mine]] = rows.T
-        elif self.model.body_dofnum[self.roots[k]] == 6:
-            row = values.reshape(-1, 13)[actor].astype(float)
-            q, v = self.free(self.roots[k])
-            quat, lever = np.roll(row[3:7], 1), np.zeros(3)
-            mujoco.mju_rotVecQuat(lever, self.model.body_ipos[self.roots[k]], quat)
-            data.qpos[q : q + 7] = np.concatenate([row[:3], quat])
-            data.qvel[v : v + 3] = row[7:10] - np.cross(row[10:13], lever)
-            mujoco.mju_rotVecQuat(data.qvel[v + 3 : v + 6], row[10:13], quat * [1, -1, -1, -1])
 
     def read_contacts(self, e: int) -> None:
         model, data = self.model, self.datas[e]
@@ -346,18 +363,17 @@ class _Sim:
         return states
 
     def read(self, name: str) -> np.ndarray:
-        if name == "dof_state":
-            return np.stack([[d.qpos[self.dof_q], d.qvel[self.dof_v]] for d in self.datas]).transpose(0, 2, 1)
+        if name in ("dof_state", "actor_root_state"):
+            return self.dof if name == "dof_state" else self.root
         if name == "dof_force":
             if not all(actor.senses_dofs for actor in self.envs[0] if actor.asset.joints):
                 raise ContractError("enable_actor_dof_force_sensors was not called")
-            return np.stack([d.qfrc_actuator[self.dof_v] for d in self.datas])
+            return np.concatenate([d.qfrc_actuator[self.dof_v] for d in self.datas])
         if name == "net_contact_force":
             return self.net[:, self.bodies]
         if name == "force_sensor":
             return self.local[:, self.sensors]
-        bodies = self.roots if name == "actor_root_state" else self.bodies
-        return np.stack([self.states_of_bodies(e)[bodies] for e in range(len(self.envs))])
+        return np.stack([self.states_of_bodies(e)[self.bodies] for e in range(len(self.envs))])
 
 
 class Gym:
@@ -529,7 +545,7 @@ class Gym:
 
 def _flat(values: np.ndarray) -> np.ndarray:
     values = np.asarray(values, dtype=np.float32)
-    return np.ascontiguousarray(values.reshape(-1, values.shape[-1]) if values.ndim == 3 else values.ravel())
+    return values.reshape(-1, values.shape[-1]).copy() if values.ndim == 3 else values.copy()
 
 
 def _numbers(tensor: Tensor, kind: type, size: int | None = None) -> np.ndarray:
