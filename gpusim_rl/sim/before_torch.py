@@ -30,6 +30,5 @@ def import_before_torch(name: str) -> None:
     except (ImportError, RuntimeError) as error:
         python = ".".join(map(str, sys.version_info[:2]))
         reason = str(error).strip().partition("\n")[0]
-        raise ConfigError(
-            f"sim={name} needs {simulator.by_hand}; here, in Python {python}, it does not load: {reason}; try sim=mujoco"
-        ) from None
+        here = f"here, in Python {python}, it does not load: {reason}"
+        raise ConfigError(f"sim={name} needs {simulator.by_hand}; {here}; try sim=mujoco") from None

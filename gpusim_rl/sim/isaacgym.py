@@ -43,8 +43,8 @@ gymtorch: Any = importlib.import_module("isaacgym.gymtorch")
 logger = logging.getLogger("gpusim_rl")
 
 START_LINE = (
-    "sim=isaacgym follows the documented API of Isaac Gym Preview 4 and was tested with a stand-in, never with the real"
-    " library, whose last binary is for Python 3.8. PhysX has its own solver: sim.integrator and sim.cone have no effect"
+    "sim=isaacgym follows the documented API of Isaac Gym Preview 4; it was tested with a stand-in, never with the real"
+    " library, which is for Python 3.6 to 3.8. PhysX has its own solver: sim.integrator and sim.cone have no effect"
 )
 
 # PhysX's settings, as IsaacGymEnvs has them for most tasks.
@@ -85,7 +85,7 @@ class IsaacGymSim:
         if self._sim is None:
             raise ConfigError(f"sim=isaacgym cannot make a simulation on {device}; try sim=mjwarp")
         IsaacGymSim._exists = True
-        self._worlds = worlds = isaacgym_model.make_worlds(gymapi, self._gym, self._sim, scene, num_envs)
+        self._worlds = isaacgym_model.make_worlds(gymapi, self._gym, self._sim, scene, num_envs)
         self._gym.prepare_sim(self._sim)
 
         # Views of Isaac Gym's memory: it changes when they are refreshed.
@@ -202,7 +202,9 @@ class IsaacGymSim:
         mujoco.mj_kinematics(model, data)
         numbers, seen = self._model_bodies.tolist(), self._body[0, self._bodies].cpu().double().numpy()
         off = np.abs(seen[:, :3] - data.xpos[numbers]).max(axis=1)
-        turned = 2.0 * np.arccos(np.abs((np.roll(seen[:, 3:7], 1, axis=1) * data.xquat[numbers]).sum(axis=1)).clip(0.0, 1.0))
+        turned = 2.0 * np.arccos(
+            np.abs((np.roll(seen[:, 3:7], 1, axis=1) * data.xquat[numbers]).sum(axis=1)).clip(0.0, 1.0)
+        )
         wrong = ~((off < _PLACE_TOLERANCE) & (turned < _ANGLE_TOLERANCE))
         if wrong.any():
             body = model.body(numbers[int(np.argmax(wrong))]).name

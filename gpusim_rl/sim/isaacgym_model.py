@@ -111,7 +111,7 @@ def _fixed_planes(model: mujoco.MjModel) -> list[int]:
 
 
 def body_name(body: int) -> str:
-    """The name of a body of the scene's model in our files; joints have `joint_name`. Files of robots may repeat names."""
+    """What a body of the scene's model is called in our files; joints have `joint_name`."""
     return f"body_{body}"
 
 
@@ -252,6 +252,9 @@ def drives(model: mujoco.MjModel) -> Drives:
         per_control[dof, model.actuator_ctrladr[i]] = gear * gain
         if model.actuator_forcelimited[i]:
             effort_limit[dof] = np.abs(gear * model.actuator_forcerange[i]).max()
+    for joint in np.flatnonzero(model.jnt_actfrclimited):  # of all actuators on the joint, and here it has one
+        dof = int(model.jnt_dofadr[joint])
+        effort_limit[dof] = min(effort_limit[dof], np.abs(model.jnt_actfrcrange[joint]).max())
     by_velocity = feeds_back & (stiffness == 0.0)
     return Drives(stiffness, damping, effort_limit, feeds_back, by_velocity, offset, per_control)
 

@@ -92,7 +92,15 @@ class PhysXParams(_Documented):
 
 class SimParams(_Documented):
     __slots__ = (
-        *("dt", "enable_actor_creation_warning", "flex", "gravity", "num_client_threads", "physx", "stress_visualization"),
+        *(
+            "dt",
+            "enable_actor_creation_warning",
+            "flex",
+            "gravity",
+            "num_client_threads",
+            "physx",
+            "stress_visualization",
+        ),
         *("substeps", "up_axis", "use_gpu_pipeline"),
     )
 
@@ -193,7 +201,11 @@ class _Sim:
             mujoco.mju_quatZ2Vec(quat, normal)
             kind = mujoco.mjtGeom.mjGEOM_PLANE
             spec.worldbody.add_geom(
-                type=kind, size=[0, 0, 1], pos=-plane.distance * normal, quat=quat, friction=[plane.static_friction, 0, 0]
+                type=kind,
+                size=[0, 0, 1],
+                pos=-plane.distance * normal,
+                quat=quat,
+                friction=[plane.static_friction, 0, 0],
             )
         actors = self.envs[0]
         for k, actor in enumerate(actors):
@@ -209,7 +221,10 @@ class _Sim:
                 actuator.gainprm[0], actuator.biasprm[1:3] = 1.0, [-held, -dof["damping"]]
                 actuator.forcelimited, actuator.forcerange = True, [-dof["effort"], dof["effort"]]
         gravity = self.params.gravity
-        spec.option.timestep, spec.option.gravity = self.params.dt / self.params.substeps, [gravity.x, gravity.y, gravity.z]
+        spec.option.timestep, spec.option.gravity = (
+            self.params.dt / self.params.substeps,
+            [gravity.x, gravity.y, gravity.z],
+        )
         model = self.model = spec.compile()
         names = [(k, body.name) for k, actor in enumerate(actors) for body in actor.asset.bodies]
         self.bodies = [model.body(f"{k}/{name}").id for k, name in names]
@@ -250,13 +265,27 @@ class _Sim:
 
     def take_over(self, like: mujoco.MjModel, names: list[tuple[int, str]], joints: list[Any]) -> None:
         model = self.model
-        for name in (name for name in dir(model.opt) if not name.startswith("_") and name not in ("timestep", "gravity")):
+        for name in (
+            name for name in dir(model.opt) if not name.startswith("_") and name not in ("timestep", "gravity")
+        ):
             setattr(model.opt, name, getattr(like.opt, name))
         pairs = [(model.body(f"{k}/{name}").id, int(name.split("_")[1])) for k, name in names if name != "base"]
         for mine, theirs in [(0, 0), *pairs]:
-            geoms = [g for g in np.flatnonzero(like.geom_bodyid == theirs) if like.geom_contype[g] | like.geom_conaffinity[g]]
+            geoms = [
+                g for g in np.flatnonzero(like.geom_bodyid == theirs) if like.geom_contype[g] | like.geom_conaffinity[g]
+            ]
             for i, geom in enumerate(geoms):
-                for field in ("contype", "conaffinity", "condim", "solref", "solimp", "margin", "gap", "solmix", "priority"):
+                for field in (
+                    "contype",
+                    "conaffinity",
+                    "condim",
+                    "solref",
+                    "solimp",
+                    "margin",
+                    "gap",
+                    "solmix",
+                    "priority",
+                ):
                     getattr(model, f"geom_{field}")[model.body_geomadr[mine] + i] = getattr(like, f"geom_{field}")[geom]
                 if mine == 0:
                     model.geom_friction[model.body_geomadr[mine] + i] = like.geom_friction[geom]
