@@ -118,6 +118,7 @@ def default_simulator(device: str) -> Simulator:
 
 
 def lacking(name: str, feature: str) -> str:
-    """The message of a simulator that lacks a feature: it names those that have it."""
-    others = [f"sim={other.name}" for other in SIMULATORS.values() if feature not in other.lacks]
+    """The message of a simulator that lacks a feature: it names those of pip that have it."""
+    with_pip = (other for other in SIMULATORS.values() if other.by_hand is None)
+    others = [f"sim={other.name}" for other in with_pip if feature not in other.lacks]
     return f"sim={name} {SIMULATORS[name].lacks[feature]}; try {' or '.join(others)}"

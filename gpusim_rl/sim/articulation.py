@@ -13,6 +13,7 @@ from torch import Tensor
 
 from gpusim_rl.errors import TaskError
 from gpusim_rl.sim.dynamics import MujocoDynamics
+from gpusim_rl.sim.interface import Contacts
 from gpusim_rl.sim.masks import columns, write_columns, write_where
 from gpusim_rl.sim.quaternion import quat_rotate, quat_rotate_inverse
 from gpusim_rl.sim.scene import Scene
@@ -266,7 +267,7 @@ class MujocoArticulation(ArticulationLayout):
     def bodies(self, names: Sequence[str]) -> MujocoBodies:
         return MujocoBodies(self._sim, self._find_bodies(names))
 
-    def contacts(self, names: Sequence[str]) -> MujocoContacts:
+    def contacts(self, names: Sequence[str]) -> Contacts:
         self._find_bodies(names)
         return MujocoContacts(self._sim, [f"{self._prefix}{body}" for body in names])
 

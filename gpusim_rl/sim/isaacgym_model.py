@@ -37,7 +37,8 @@ def check_scene(model: mujoco.MjModel) -> None:
     """Raises ConfigError for what its MJCF importer does not take, or PhysX does not have."""
     planes, touching = _fixed_planes(model), _touching(model)
     touching[planes] = False
-    in_world, moving = model.geom_bodyid == 0, np.flatnonzero(touching & (model.body_weldid[model.geom_bodyid] != 0))
+    in_world = model.geom_bodyid == 0
+    moving = np.flatnonzero(touching & (model.body_weldid[model.geom_bodyid] != 0)).tolist()
     gains = model.actuator_gaintype == mujoco.mjtGain.mjGAIN_FIXED.value
     biases = np.isin(model.actuator_biastype, (mujoco.mjtBias.mjBIAS_NONE.value, mujoco.mjtBias.mjBIAS_AFFINE.value))
     on_joints = model.actuator_trntype == mujoco.mjtTrn.mjTRN_JOINT
@@ -147,9 +148,9 @@ def asset_xml(model: mujoco.MjModel, tree: Tree) -> str:
             element.attrib |= {"pos": _text(model.body_pos[body]), "quat": _text(model.body_quat[body])}
         elements[body] = element
         if model.body_mass[body] > 0:
-            place = {"pos": _text(model.body_ipos[body]), "quat": _text(model.body_iquat[body])}
-            mass = {"mass": _text(model.body_mass[body]), "diaginertia": _text(model.body_inertia[body])}
-            ET.SubElement(element, "inertial", **place, **mass)
+            inertial = {"pos": model.body_ipos[body], "quat": model.body_iquat[body]}
+            inertial |= {"mass": model.body_mass[body], "diaginertia": model.body_inertia[body]}
+            ET.SubElement(element, "inertial", {key: _text(value) for key, value in inertial.items()})
         if body == root and tree.is_free:
             ET.SubElement(element, "freejoint", name="root")
         for joint in (j for j in tree.joints if model.jnt_bodyid[j] == body):
@@ -158,11 +159,12 @@ def asset_xml(model: mujoco.MjModel, tree: Tree) -> str:
             limits = {"limited": "false"}
             if model.jnt_limited[joint]:
                 limits = {"limited": "true", "range": _text(drawn_range(model, joint))}
-            ET.SubElement(element, "joint", name=joint_name(joint), type=kind, **place, **limits)
+            ET.SubElement(element, "joint", {"name": joint_name(joint), "type": kind, **place, **limits})
         for geom in touching_geoms(model, body):
             kind, numbers = _SHAPES[int(model.geom_type[geom])]
             place = {"pos": _text(model.geom_pos[geom]), "quat": _text(model.geom_quat[geom])}
-            ET.SubElement(element, "geom", type=kind, size=_text(model.geom_size[geom][:numbers]), **place)
+            shape = {"type": kind, "size": _text(model.geom_size[geom][:numbers])}
+            ET.SubElement(element, "geom", {**shape, **place})
     return ET.tostring(file, encoding="unicode")
 
 
