@@ -20,7 +20,9 @@ from gpusim_rl.sim.scene import Scene
 _FREE, _SLIDE, _HINGE = (
     kind.value for kind in (mujoco.mjtJoint.mjJNT_FREE, mujoco.mjtJoint.mjJNT_SLIDE, mujoco.mjtJoint.mjJNT_HINGE)
 )
-_PLANE = mujoco.mjtGeom.mjGEOM_PLANE.value
+_PLANE, _HFIELD, _BOX = (
+    kind.value for kind in (mujoco.mjtGeom.mjGEOM_PLANE, mujoco.mjtGeom.mjGEOM_HFIELD, mujoco.mjtGeom.mjGEOM_BOX)
+)
 # By type of geom: what MJCF calls it, and how many numbers its size has.
 _SHAPES = {
     mujoco.mjtGeom.mjGEOM_SPHERE.value: ("sphere", 1),
@@ -29,14 +31,15 @@ _SHAPES = {
     mujoco.mjtGeom.mjGEOM_BOX.value: ("box", 3),
 }
 _MOST_BITS = 31  # of a collision filter
-_SPACING = 5.0  # m; half of an env. Envs do not collide, but overlapping ones would fill PhysX's buffers of pairs
+_SPACING = 5.0  # m; half of an env. Envs do not collide, but overlapping ones fill PhysX's buffers of pairs
 _UNLIMITED = 1e9  # N m, N or rad/s
 
 
 def check_scene(model: mujoco.MjModel) -> None:
     """Raises ConfigError for what its MJCF importer does not take, or PhysX does not have."""
     planes, touching = _fixed_planes(model), _touching(model)
-    touching[planes] = False
+    ground = [*planes, *_terrain(model)]
+    touching[ground] = False
     in_world = model.geom_bodyid == 0
     moving = np.flatnonzero(touching & (model.body_weldid[model.geom_bodyid] != 0)).tolist()
     gains = model.actuator_gaintype == mujoco.mjtGain.mjGAIN_FIXED.value
@@ -52,9 +55,9 @@ def check_scene(model: mujoco.MjModel) -> None:
         (not on_joints.all(), "actuators that are not on one joint"),
         (model.na > 0 or not (gains & biases).all(), "actuators that are not linear"),
         (np.unique(driven).size < driven.size, "several actuators on one joint"),
-        (np.any(touching & in_world), "ground that is not flat, and fixed geoms without a body"),
+        (np.any(touching & in_world), "fixed geoms without a body, but planes and terrain"),
         (not np.isin(model.geom_type[touching], list(_SHAPES)).all(), "meshes, ellipsoids and moving planes"),
-        (any(not _collide(model, p, geom) for p in planes for geom in moving), "geoms that pass through the ground"),
+        (any(not _collide(model, g, geom) for g in ground for geom in moving), "geoms that pass through the ground"),
         (any(_weightless(model, tree) is None for tree in trees(model)), "gravcomp of some bodies only"),
     ):
         if wrong:
@@ -109,6 +112,41 @@ def _fixed_planes(model: mujoco.MjModel) -> list[int]:
     """The ground: planes that can touch something, in the world or on bodies that are fixed to it."""
     fixed = model.body_weldid[model.geom_bodyid] == 0
     return np.flatnonzero(_touching(model) & fixed & (model.geom_type == _PLANE)).tolist()
+
+
+def _terrain(model: mujoco.MjModel) -> list[int]:
+    """Height fields of the world, and the boxes around them."""
+    kinds = (_HFIELD, _BOX) if np.any(model.geom_type == _HFIELD) else ()
+    return np.flatnonzero(_touching(model) & (model.geom_bodyid == 0) & np.isin(model.geom_type, kinds)).tolist()
+
+
+def terrain_mesh(model: mujoco.MjModel) -> tuple[np.ndarray, np.ndarray]:
+    """The terrain's vertices [m], shape [vertices, 3], and triangles, shape [triangles, 3], that look up or outwards.
+
+    The cells of a height field are halved as MuJoCo does.
+    """
+    points, faces, first = [], [], 0
+    for geom in _terrain(model):
+        if model.geom_type[geom] == _HFIELD:
+            field = int(model.geom_dataid[geom])
+            rows, columns, start = (int(of[field]) for of in (model.hfield_nrow, model.hfield_ncol, model.hfield_adr))
+            half_x, half_y, height, _ = model.hfield_size[field]
+            y, x = np.meshgrid(np.linspace(-half_y, half_y, rows), np.linspace(-half_x, half_x, columns), indexing="ij")
+            z = height * model.hfield_data[start : start + rows * columns]
+            local = np.stack([x.ravel(), y.ravel(), z], axis=1)
+            corner = np.arange(rows * columns).reshape(rows, columns)
+            a, b, c, d = (part.ravel() for part in (corner[:-1, :-1], corner[:-1, 1:], corner[1:, :-1], corner[1:, 1:]))
+            cells = np.concatenate([np.stack([a, b, d], axis=1), np.stack([a, d, c], axis=1)])
+        else:
+            local = model.geom_size[geom] * np.array(list(itertools.product((-1, 1), repeat=3)))
+            quads = ((0, 1, 3, 2), (4, 6, 7, 5), (0, 4, 5, 1), (2, 3, 7, 6), (0, 2, 6, 4), (1, 5, 7, 3))
+            cells = np.array([triangle for a, b, c, d in quads for triangle in ((a, b, c), (a, c, d))])
+        turn = np.zeros(9)
+        mujoco.mju_quat2Mat(turn, model.geom_quat[geom])
+        points.append(local @ turn.reshape(3, 3).T + model.geom_pos[geom])
+        faces.append(cells + first)
+        first += len(local)
+    return np.concatenate(points).astype(np.float32), np.concatenate(faces).astype(np.uint32)
 
 
 def body_name(body: int) -> str:
@@ -287,11 +325,20 @@ def make_worlds(gymapi: Any, gym: Any, sim: Any, scene: Scene, num_envs: int) ->
         plane.static_friction = plane.dynamic_friction = float(model.geom_friction[geom, 0])
         plane.restitution = 0.0
         gym.add_ground(sim, plane)
+    spacing = _SPACING
+    if terrain := _terrain(model):
+        vertices, triangles = terrain_mesh(model)
+        mesh = gymapi.TriangleMeshParams()
+        mesh.nb_vertices, mesh.nb_triangles = len(vertices), len(triangles)
+        mesh.static_friction = mesh.dynamic_friction = float(model.geom_friction[terrain[0], 0])
+        mesh.restitution = 0.0
+        gym.add_triangle_mesh(sim, vertices.ravel(), triangles.ravel(), mesh)
+        spacing = 0.0  # there is one terrain for all envs, on which the task spreads them
     worlds = Worlds(trees(model))
     with tempfile.TemporaryDirectory() as folder:
         assets = [_load(gymapi, gym, sim, scene, tree, folder, worlds) for tree in worlds.trees]
     filters, springs = collision_filters(model, worlds.trees), drives(model)
-    low, high = gymapi.Vec3(-_SPACING, -_SPACING, 0.0), gymapi.Vec3(_SPACING, _SPACING, _SPACING)
+    low, high = gymapi.Vec3(-spacing, -spacing, 0.0), gymapi.Vec3(spacing, spacing, spacing)
     for world in range(num_envs):
         env = gym.create_env(sim, low, high, int(num_envs**0.5))
         for tree, asset in zip(worlds.trees, assets, strict=True):

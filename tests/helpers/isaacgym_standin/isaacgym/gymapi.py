@@ -128,6 +128,13 @@ class PlaneParams(_Documented):
     __slots__ = ("distance", "dynamic_friction", "normal", "restitution", "segmentation_id", "static_friction")
 
 
+class TriangleMeshParams(_Documented):
+    __slots__ = (
+        *("dynamic_friction", "nb_triangles", "nb_vertices", "restitution", "segmentation_id", "static_friction"),
+        "transform",
+    )
+
+
 class ForceSensorProperties(_Documented):
     __slots__ = ("enable_constraint_solver_forces", "enable_forward_dynamics_forces", "use_world_frame")
 
@@ -186,7 +193,7 @@ class _Actor:
 
 class _Sim:
     def __init__(self, params: SimParams) -> None:
-        self.params, self.planes, self.envs = params, [], []
+        self.params, self.planes, self.meshes, self.envs = params, [], [], []
         self.prepared, self.simulated = False, False
         self.states: dict[str, tuple[np.ndarray, np.ndarray, Any]] = {}  # by setter: values, actors, owner of the list
         self.targets: dict[int, np.ndarray] = {}
@@ -207,6 +214,8 @@ class _Sim:
                 quat=quat,
                 friction=[plane.static_friction, 0, 0],
             )
+        for vertices, triangles in self.meshes:
+            self.add_terrain(spec, vertices.reshape(-1, 3), triangles.reshape(-1, 3))
         actors = self.envs[0]
         for k, actor in enumerate(actors):
             p, r = actor.pose.p, actor.pose.r
@@ -262,6 +271,33 @@ class _Sim:
         self.net = np.zeros((len(self.envs), model.nbody, 3))
         self.local = np.zeros((len(self.envs), model.nbody, 6))
         self.targets = {mode: np.zeros((len(self.envs), len(joints))) for mode in range(1, 4)}
+
+    def add_terrain(self, spec: mujoco.MjSpec, vertices: np.ndarray, triangles: np.ndarray) -> None:
+        """MuJoCo has no such meshes: it gets the terrain of `physics_like`, which the mesh must be the surface of."""
+        like = physics_like
+        if like is None or triangles.max() >= len(vertices):
+            raise NotImplementedError("the stand-in has the terrain of physics_like")
+        data, of_ray = mujoco.MjData(like), np.array([0.0, 0.0, -1.0])
+        mujoco.mj_kinematics(like, data)
+        corners = vertices[triangles].astype(float)
+        up = np.cross(corners[:, 1] - corners[:, 0], corners[:, 2] - corners[:, 0])[:, 2] > 1e-9
+        for middle in corners[up].mean(axis=1)[:: max(1, up.sum() // 500)]:
+            seen = mujoco.mj_ray(
+                like, data, middle + np.array([0.0, 0.0, 5.0]), of_ray, None, 1, -1, np.zeros(1, dtype=np.int32)
+            )
+            if abs(seen - 5.0) > 1e-3:
+                raise ContractError(f"the mesh is {5.0 - seen} m above the ground of the scene at {middle}")
+        for geom in np.flatnonzero((like.geom_bodyid == 0) & (like.geom_type != mujoco.mjtGeom.mjGEOM_PLANE)):
+            added = spec.worldbody.add_geom(
+                type=like.geom_type[geom], pos=like.geom_pos[geom], quat=like.geom_quat[geom]
+            )
+            if like.geom_type[geom] != mujoco.mjtGeom.mjGEOM_HFIELD:
+                added.size = like.geom_size[geom]
+                continue
+            rows, columns, start = (int(of[0]) for of in (like.hfield_nrow, like.hfield_ncol, like.hfield_adr))
+            values = like.hfield_data[start : start + rows * columns]
+            added.hfieldname = "terrain"
+            spec.add_hfield(name="terrain", size=like.hfield_size[0], nrow=rows, ncol=columns, userdata=values)
 
     def take_over(self, like: mujoco.MjModel, names: list[tuple[int, str]], joints: list[Any]) -> None:
         model = self.model
@@ -426,6 +462,16 @@ class Gym:
     def add_ground(self, sim: _Sim, plane: PlaneParams) -> None:
         self._unprepared(sim)
         sim.planes.append(plane)
+
+    def add_triangle_mesh(
+        self, sim: _Sim, vertices: np.ndarray, triangles: np.ndarray, mesh: TriangleMeshParams
+    ) -> None:
+        self._unprepared(sim)
+        if vertices.dtype != np.float32 or triangles.dtype != np.uint32 or vertices.ndim + triangles.ndim != 2:
+            raise ContractError("vertices are float32 and triangles uint32, both flat")
+        if (3 * mesh.nb_vertices, 3 * mesh.nb_triangles) != (vertices.size, triangles.size):
+            raise ContractError("the numbers of vertices and triangles do not fit")
+        sim.meshes.append((vertices, triangles))
 
     def load_asset(self, sim: _Sim, root: str, file: str, options: AssetOptions) -> _Asset:
         asset = _Asset(Path(root, file).read_text(), options)
