@@ -25,7 +25,9 @@ class Simulator:
     extra: str | None = None
     """Our extra that installs the library; None if it is always installed, or by hand."""
     by_hand: str | None = None
-    """What the user installs, where pip cannot. Such a library is imported before torch."""
+    """What the user installs, where pip cannot."""
+    before_torch: str | None = None
+    """Module of the library that must be imported before torch."""
     devices: tuple[str, ...]
     """Kinds of device it runs on, as `torch.device.type`."""
     default_on: tuple[str, ...] = ()
@@ -87,6 +89,7 @@ SIMULATORS: Mapping[str, Simulator] = {
             cls="IsaacGymSim",
             library="isaacgym",
             by_hand="Isaac Gym Preview 4 (isaacgym), which NVIDIA distributes for Python 3.6 to 3.8, not by pip",
+            before_torch="isaacgym.gymapi",
             devices=("cuda", "cpu"),
             plays_on="mujoco",
             capturable=False,

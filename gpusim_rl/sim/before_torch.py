@@ -19,10 +19,10 @@ def import_before_torch(name: str) -> None:
         ConfigError: It is not installed, or does not load here.
     """
     simulator = SIMULATORS.get(name)
-    if simulator is None or simulator.by_hand is None or simulator.library in sys.modules:
+    if simulator is None or simulator.before_torch is None:
         return
     try:
-        importlib.import_module(simulator.library)
+        importlib.import_module(simulator.before_torch)
     except ModuleNotFoundError as error:
         if error.name != simulator.library:
             raise

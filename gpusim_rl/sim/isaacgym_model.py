@@ -30,6 +30,15 @@ _SHAPES = {
     mujoco.mjtGeom.mjGEOM_CYLINDER.value: ("cylinder", 2),
     mujoco.mjtGeom.mjGEOM_BOX.value: ("box", 3),
 }
+_NEEDED = sum(
+    bit.value
+    for bit in (
+        *(mujoco.mjtDisableBit.mjDSBL_CONSTRAINT, mujoco.mjtDisableBit.mjDSBL_LIMIT),
+        *(mujoco.mjtDisableBit.mjDSBL_CONTACT, mujoco.mjtDisableBit.mjDSBL_GRAVITY),
+        *(mujoco.mjtDisableBit.mjDSBL_SPRING, mujoco.mjtDisableBit.mjDSBL_DAMPER),
+        *(mujoco.mjtDisableBit.mjDSBL_CLAMPCTRL, mujoco.mjtDisableBit.mjDSBL_ACTUATION),
+    )
+)
 _MOST_BITS = 31  # of a collision filter
 _SPACING = 5.0  # m; half of an env. Envs do not collide, but overlapping ones fill PhysX's buffers of pairs
 _UNLIMITED = 1e9  # N m, N or rad/s
@@ -54,11 +63,13 @@ def check_scene(model: mujoco.MjModel) -> None:
         (bool(delayed_controls(model)[0]), "delays of actuators"),
         (not on_joints.all(), "actuators that are not on one joint"),
         (model.na > 0 or not (gains & biases).all(), "actuators that are not linear"),
+        (np.any(model.actuator_biasprm[:, 1:3] > 0.0), "actuators that push away from a target"),
         (np.unique(driven).size < driven.size, "several actuators on one joint"),
         (np.any(touching & in_world), "fixed geoms without a body, but planes and terrain"),
         (not np.isin(model.geom_type[touching], list(_SHAPES)).all(), "meshes, ellipsoids and moving planes"),
         (any(not _collide(model, g, geom) for g in ground for geom in moving), "geoms that pass through the ground"),
         (any(_weightless(model, tree) is None for tree in trees(model)), "gravcomp of some bodies only"),
+        (bool(model.opt.disableflags & _NEEDED), "forces that an option switches off (disableflags)"),
     ):
         if wrong:
             raise ConfigError(f"sim=isaacgym is not told of {what}; try sim=mjwarp")
@@ -284,7 +295,8 @@ def drives(model: mujoco.MjModel) -> Drives:
         joint = int(model.actuator_trnid[i, 0])
         dof, ref = int(model.jnt_dofadr[joint]), model.qpos0[model.jnt_qposadr[joint]]
         gear, gain = model.actuator_gear[i, 0], model.actuator_gainprm[i, 0]
-        constant, position, velocity = model.actuator_biasprm[i, :3]  # all 0 without a bias
+        has_bias = model.actuator_biastype[i] == mujoco.mjtBias.mjBIAS_AFFINE
+        constant, position, velocity = model.actuator_biasprm[i, :3] * has_bias
         stiffness[dof] -= gear**2 * position
         damping[dof] -= gear**2 * velocity
         feeds_back[dof] = position != 0.0 or velocity != 0.0
@@ -355,8 +367,8 @@ def make_worlds(gymapi: Any, gym: Any, sim: Any, scene: Scene, num_envs: int) ->
             if world == 0:  # the order is Isaac Gym's own
                 find = gym.find_actor_rigid_body_index
                 worlds.bodies |= {i: find(env, actor, body_name(i), gymapi.DOMAIN_ENV) for i in tree.bodies}
-                find = gym.find_actor_dof_index
-                worlds.dofs |= {i: find(env, actor, joint_name(i), gymapi.DOMAIN_ENV) for i in tree.joints}
+                first, names = len(worlds.dofs), gym.get_actor_dof_names(env, actor)
+                worlds.dofs |= {i: first + names.index(joint_name(i)) for i in tree.joints}
     return worlds
 
 

@@ -19,7 +19,7 @@ def standin() -> Iterator[Any]:
     sys.path.insert(0, str(STANDIN))
     torch = sys.modules.pop("torch")  # it was imported before, as it must not be
     try:
-        importlib.import_module("isaacgym")
+        importlib.import_module("isaacgym.gymapi")
     finally:
         sys.modules["torch"] = torch
     try:

@@ -370,6 +370,8 @@ GHOST = '<geom type="plane" size="1 1 1" contype="2" conaffinity="2"/>'
         ('<geom type="box" size="1 1 1"/>' + ARMS, "", "fixed geoms without a body"),
         (GHOST + ARMS, "", "pass through the ground"),
         (ARMS.replace("<body", '<body gravcomp="0.5"', 1), "", "gravcomp"),
+        (ARMS, '<actuator><general joint="a" biastype="affine" biasprm="0 1 0"/></actuator>', "push away"),
+        (ARMS, '<option><flag gravity="disable"/></option>', "switches off"),
     ],
 )
 def test_a_scene_that_physx_or_its_importer_cannot_take_is_refused(gymapi, bodies, rest, what):

@@ -538,16 +538,12 @@ class Gym:
     def enable_actor_dof_force_sensors(self, env: tuple[_Sim, int], actor: int) -> None:
         self._actor(env, actor).senses_dofs = True
 
-    def _find(self, env: tuple[_Sim, int], actor: int, name: str, kind: str) -> int:
-        actors = env[0].envs[env[1]]
-        names = [item.name for item in getattr(actors[actor].asset, kind)]
-        return sum(len(getattr(a.asset, kind)) for a in actors[:actor]) + names.index(name) if name in names else -1
-
     def find_actor_rigid_body_index(self, env: tuple[_Sim, int], actor: int, name: str, domain: str) -> int:
-        return self._find(env, actor, name, "bodies")
-
-    def find_actor_dof_index(self, env: tuple[_Sim, int], actor: int, name: str, domain: str) -> int:
-        return self._find(env, actor, name, "joints")
+        if domain != DOMAIN_ENV:
+            raise NotImplementedError("the stand-in counts bodies in an env")
+        actors = env[0].envs[env[1]]
+        names = [body.name for body in actors[actor].asset.bodies]
+        return sum(len(one.asset.bodies) for one in actors[:actor]) + names.index(name) if name in names else -1
 
     def prepare_sim(self, sim: _Sim) -> bool:
         self._unprepared(sim)
