@@ -79,7 +79,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     """The command line."""
     from gpusim_rl.simulators import SIMULATORS
 
-    ours = ",".join(s.name for s in SIMULATORS.values() if s.extra is None)
+    ours = ",".join(s.name for s in SIMULATORS.values() if not s.optional)
     parser = argparse.ArgumentParser(prog="check-task", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("task", help="name of the task")
     parser.add_argument("-cd", "--config-dir", help="a folder with more tasks, as for train.py")
