@@ -25,7 +25,7 @@ from gpusim_rl.config import SimConfig
 from gpusim_rl.errors import ConfigError, TaskError
 from gpusim_rl.sim import isaacgym_model
 from gpusim_rl.sim.articulation import MujocoArticulation, check_contact_sensors, reference_pose
-from gpusim_rl.sim.before_torch import import_before_torch
+from gpusim_rl.sim.before_torch import require_library
 from gpusim_rl.sim.choose import SimChoice, make_sim
 from gpusim_rl.sim.interface import not_finite
 from gpusim_rl.sim.masks import write_where
@@ -36,7 +36,7 @@ from gpusim_rl.sim.rays import MujocoRays
 from gpusim_rl.sim.scene import Scene
 from gpusim_rl.simulators import default_simulator, lacking
 
-import_before_torch("isaacgym")
+require_library("isaacgym")
 gymapi: Any = importlib.import_module("isaacgym.gymapi")
 gymtorch: Any = importlib.import_module("isaacgym.gymtorch")
 

@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from gpusim_rl.sim import before_torch
+
 STANDIN = Path(__file__).parent / "isaacgym_standin"
 
 
@@ -17,6 +19,7 @@ def standin() -> Iterator[Any]:
     """In the block `sim=isaacgym` has the stand-in; gives its `gymapi`."""
     before = {name: sys.modules.pop(name) for name in list(sys.modules) if _ours(name)}
     sys.path.insert(0, str(STANDIN))
+    before_torch._reasons.clear()
     torch = sys.modules.pop("torch")  # it was imported before, as it must not be
     try:
         importlib.import_module("isaacgym.gymapi")

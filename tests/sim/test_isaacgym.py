@@ -17,7 +17,7 @@ from gpusim_rl.discover import tasks
 from gpusim_rl.env import VecEnv
 from gpusim_rl.errors import ConfigError, TaskError
 from gpusim_rl.run.cuda_graph import choose_graph
-from gpusim_rl.sim import Scene, Sim, SimChoice
+from gpusim_rl.sim import Scene, Sim, SimChoice, before_torch
 from gpusim_rl.sim.memory import simulator_bytes
 from helpers.commands import ROOT
 from helpers.isaacgym import STANDIN, standin
@@ -131,6 +131,7 @@ def test_without_it_one_line_says_where_it_comes_from(train_cli):
 
 def test_after_torch_one_line_says_why_it_does_not_load(monkeypatch):
     monkeypatch.syspath_prepend(STANDIN)
+    monkeypatch.setattr(before_torch, "_reasons", {})
     with pytest.raises(
         ConfigError, match=r"^sim=isaacgym needs .* it does not load: PyTorch was imported before"
     ) as error:
