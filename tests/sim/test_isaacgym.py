@@ -19,6 +19,7 @@ from gpusim_rl.errors import ConfigError, TaskError
 from gpusim_rl.run.cuda_graph import choose_graph
 from gpusim_rl.sim import Scene, Sim, SimChoice, before_torch
 from gpusim_rl.sim.memory import simulator_bytes
+from gpusim_rl.testing.sync_counter import SyncCounter
 from helpers.commands import ROOT
 from helpers.isaacgym import STANDIN, standin
 from helpers.scenes import (
@@ -274,6 +275,24 @@ def test_a_reset_leaves_other_worlds_alone(gymapi, lists):
         sim.close()
     assert torch.equal(*(result[[0, 2, 3, 5]] for result in results))
     assert torch.equal(results[1][1], results[1][4]) and not torch.equal(results[0][1], results[1][1])
+
+
+def test_no_step_waits_for_a_cuda_device(gymapi):
+    sim = make("isaacgym", ant_scene(), 4)
+    sim._reads_masks = False  # as on CUDA
+    ant = sim.articulation("ant")
+    feet, torso = ant.contacts(FEET), ant.root_pos.clone()
+    where, height, action = only(sim, 1), torch.full((4, 3), 2.0), torch.zeros(4, 8)
+    with SyncCounter() as syncs:
+        for _ in range(2):
+            ant.actuate(action)
+            ant.set_joint_effort(action)
+            sim.step(2)
+            sim.reset(sim.diverged | where)
+            ant.set_state(where, root_pos=height)
+            sim.refresh()
+            torso += ant.root_pos + feet.force[:, 0] + feet.torque[:, 0] + feet.in_body_frame()[:, 0, :3]
+    assert syncs.total == 0, syncs.counts
 
 
 def test_contacts_are_those_of_mujoco(gymapi):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import weakref
 
+import numpy as np
 import torch
 
 from isaacgym.gymapi import ContractError, Tensor
@@ -18,4 +20,5 @@ def wrap_tensor(tensor: Tensor) -> torch.Tensor:
 def unwrap_tensor(tensor: torch.Tensor) -> Tensor:
     if not tensor.is_contiguous():
         raise ContractError("unwrap_tensor takes contiguous tensors: it hands over an address")
-    return Tensor(tensor.detach().numpy(), weakref.ref(tensor))
+    memory = (ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr())  # which nobody keeps
+    return Tensor(np.frombuffer(memory, str(tensor.dtype).removeprefix("torch.")), weakref.ref(tensor))
