@@ -396,6 +396,9 @@ class IsaacGymSim:
 
     def close(self) -> None:
         """Destroys the simulation, so that this process can make another one."""
+        if self._mirror is not None:
+            self._mirror.close()
+            self._mirror = None
         if self._sim is not None:
             self._gym.destroy_sim(self._sim)
             self._sim, IsaacGymSim._exists = None, False
