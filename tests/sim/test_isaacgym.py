@@ -85,7 +85,12 @@ def compare_with_mujoco(gymapi: Any, task: str, steps: int, tolerance: float, **
 @pytest.mark.parametrize(
     ("task", "tolerance"),
     # What touches and slides multiplies the rounding of the state, which is float32 in Isaac Gym.
-    [("Cartpole", 1e-5), ("Ant", 1e-4), ("Anymal", 1e-4), ("AllegroHand", 5e-3)],
+    [
+        ("Cartpole", 1e-5),
+        ("Ant", 1e-4),
+        pytest.param("Anymal", 1e-4, marks=pytest.mark.slow),
+        pytest.param("AllegroHand", 5e-3, marks=pytest.mark.slow),
+    ],
 )
 def test_a_task_sees_what_it_sees_in_mujoco(gymapi, task, tolerance):
     assert compare_with_mujoco(gymapi, task, 20, tolerance, episode_length=12) >= 4, "every env was reset on the way"
