@@ -1,0 +1,216 @@
+"""Tasks of Gymnasium and dm_control, written as a user writes them, on the files as they are: equal for 200 steps.
+
+What follows from a state (poses, sensors) is of the new state here and in dm_control. Gymnasium reads it as `mj_step`
+leaves it: of the state before the last physics step. So its own functions are asked for observation and reward of the
+new state, after `mj_forward`; what it returned is compared too, where it does not lag behind.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import mujoco
+import numpy as np
+import pytest
+import torch
+
+from gpusim_rl.env import VecEnv
+from gpusim_rl.sim import SimChoice
+from helpers import peer_tasks
+from helpers.peer_tasks import Peer
+from helpers.scenes import sim_config
+
+STEPS, NUM_ENVS = 200, 2
+# Of Gymnasium's tasks: how many numbers, from the first, are of the new state in what it returns.
+GYMNASIUM = {"Reacher": 8, "Pusher": 14, "Swimmer": 8, "InvertedDoublePendulum": 8, "Humanoid": 45}
+
+
+def make_env(task: type[Peer], backend: str = "mujoco") -> VecEnv:
+    choice = SimChoice(backend, torch.device("cpu"), "test")
+    return VecEnv.make(task, task.settings(), num_envs=NUM_ENVS, choice=choice, sim=sim_config(name=backend), seed=1)
+
+
+def state(env: VecEnv, env_id: int) -> tuple[np.ndarray, np.ndarray]:
+    """Positions and velocities of an env, in MuJoCo's layout."""
+    robot: Any = env.task.robot  # type: ignore[attr-defined]
+    free = env.sim.scene.model.nq > env.sim.scene.model.nv
+    root = [robot.root_lin_vel, robot.root_ang_vel_local] if free else []
+    qvel = torch.cat([*root, robot.joint_vel], dim=1)[env_id]
+    return env.sim.scene_qpos()[env_id].double().numpy(), qvel.double().numpy()
+
+
+class Counterpart(Protocol):
+    """The peer's own task, in one state with ours."""
+
+    time_limit: int
+
+    def begin(self, qpos: np.ndarray, qvel: np.ndarray) -> None: ...
+
+    def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool]: ...
+
+
+class OfGymnasium:
+    """An env of Gymnasium, and what its functions say of the state that it has reached."""
+
+    def __init__(self, name: str) -> None:
+        pytest.importorskip("imageio", reason="gymnasium[mujoco]")
+        gymnasium = pytest.importorskip("gymnasium")
+        self.name, self.direct = name, GYMNASIUM[name]
+        self.env: Any = gymnasium.make(f"{name}-v5").unwrapped
+        self.time_limit = gymnasium.spec(f"{name}-v5").max_episode_steps
+
+    def begin(self, qpos: np.ndarray, qvel: np.ndarray) -> None:
+        mujoco.mj_resetData(self.env.model, self.env.data)
+        self.env.set_state(qpos, qvel)
+
+    def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool]:
+        env = self.env
+        with self._forwarded():
+            before = self._x()
+        contact = self._last_contact(action)
+        returned = env.step(action)
+        with self._forwarded():
+            if self.name == "Humanoid":
+                self._set_contact(*contact)
+            forward, data = (self._x() - before) / env.dt, env.data
+            obs, terminated = env._get_obs(), False
+            if self.name in ("Reacher", "Pusher"):
+                reward, _ = env._get_rew(action)
+            elif self.name == "InvertedDoublePendulum":
+                x, _, y = data.site("tip").xpos
+                terminated = bool(y <= 1)
+                reward, _ = env._get_rew(x, y, terminated)
+            else:
+                reward, _ = env._get_rew(forward, action)
+                terminated = self.name == "Humanoid" and not env.is_healthy
+        self.returned = returned
+        np.testing.assert_array_equal(returned[0][: self.direct], obs[: self.direct])
+        return obs, reward, terminated
+
+    @contextmanager
+    def _forwarded(self) -> Iterator[None]:
+        """Lets its functions see what follows from its state, and leaves no trace in the simulation."""
+        env, kept = self.env, self.env.data
+        env.data = copy.copy(kept)
+        mujoco.mj_forward(env.model, env.data)
+        yield
+        env.data = kept
+
+    def _x(self) -> float:
+        model, data = self.env.model, self.env.data
+        return (model.body_mass @ data.xipos[:, 0]) / model.body_mass.sum() if model.nq > model.nv else data.qpos[0]
+
+    def _last_contact(self, action: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Contact force on every body and torque about its origin, at the beginning of the last physics step.
+
+        That is where ours is read. Gymnasium's is of the last of the four stages of its Runge-Kutta step.
+        """
+        model, data = self.env.model, copy.copy(self.env.data)
+        data.ctrl[:] = action
+        mujoco.mj_step(model, data, self.env.frame_skip - 1)
+        mujoco.mj_forward(model, data)
+        mujoco.mj_rnePostConstraint(model, data)
+        torque, force = np.split(data.cfrc_ext, 2, axis=1)
+        return torque + np.cross(data.subtree_com[model.body_rootid] - data.xpos, force), force
+
+    def _set_contact(self, torque: np.ndarray, force: np.ndarray) -> None:
+        model, data = self.env.model, self.env.data
+        lever = data.xpos - data.subtree_com[model.body_rootid]
+        data.cfrc_ext[:] = np.concatenate([torque + np.cross(lever, force), force], axis=1)
+
+
+def linear(x: float, low: float, margin: float, value_at_margin: float) -> float:
+    """dm_control's `rewards.tolerance(x, (low, inf), margin, "linear", value_at_margin)`."""
+    return float(np.clip(1.0 - (low - x) / margin * (1.0 - value_at_margin), 0.0, 1.0) if x < low else 1.0)
+
+
+def gaussian(x: float, low: float, margin: float) -> float:
+    """dm_control's `rewards.tolerance(x, (low, inf), margin)`."""
+    return 0.1 ** (((low - x) / margin) ** 2) if x < low else 1.0
+
+
+class OfSuite:
+    """The definitions of dm_control's suite, in plain MuJoCo: `suite/cheetah.py`, `walker.py` and `humanoid.py`."""
+
+    SECONDS_AND_STEP = {"Cheetah": (10.0, 0.01), "Walker": (25.0, 0.025), "Humanoid": (25.0, 0.025)}
+
+    def __init__(self, name: str) -> None:
+        self.name, (seconds, step) = name, self.SECONDS_AND_STEP[name]
+        self.model = mujoco.MjModel.from_xml_path(str(peer_tasks.SUITE / f"{name.lower()}.xml"))
+        self.data = mujoco.MjData(self.model)
+        self.substeps, self.time_limit = round(step / self.model.opt.timestep), round(seconds / step)
+
+    def begin(self, qpos: np.ndarray, qvel: np.ndarray) -> None:
+        mujoco.mj_resetData(self.model, self.data)
+        self.data.qpos[:], self.data.qvel[:] = qpos, qvel
+
+    def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool]:
+        self.data.ctrl[:] = action
+        mujoco.mj_step(self.model, self.data, self.substeps)
+        mujoco.mj_step1(self.model, self.data)  # poses and sensors of the new state
+        obs, reward = getattr(self, self.name.lower())()
+        return obs, reward, False
+
+    def cheetah(self) -> tuple[np.ndarray, float]:
+        data = self.data
+        speed = data.sensor("torso_subtreelinvel").data[0]
+        return np.concatenate([data.qpos[1:], data.qvel]), linear(speed, 10.0, 10.0, 0.0)
+
+    def walker(self) -> tuple[np.ndarray, float]:
+        data, torso = self.data, self.data.body("torso")
+        height, upright = torso.xpos[2], (1.0 + torso.xmat[8]) / 2.0
+        stand = (3.0 * gaussian(height, 1.2, 0.6) + upright) / 4.0
+        move = linear(data.sensor("torso_subtreelinvel").data[0], 1.0, 0.5, 0.5)
+        obs = np.concatenate([data.xmat[1:, [0, 2]].ravel(), [height], data.qvel])
+        return obs, stand * (5.0 * move + 1.0) / 6.0
+
+    def humanoid(self) -> tuple[np.ndarray, float]:
+        data, torso = self.data, self.data.body("torso")
+        velocity, height = data.sensor("torso_subtreelinvel").data, data.body("head").xpos[2]
+        ends = [f"{side}_{limb}" for side in ("left", "right") for limb in ("hand", "foot")]
+        ways = [(data.body(end).xpos - torso.xpos) @ torso.xmat.reshape(3, 3) for end in ends]
+        stand = gaussian(height, 1.4, 0.35) * linear(torso.xmat[8], 0.9, 1.9, 0.0)
+        effort = (4.0 + np.clip(1.0 - data.ctrl**2, 0.0, 1.0).mean()) / 5.0
+        move = (5.0 * linear(float(np.hypot(*velocity[:2])), 1.0, 1.0, 0.0) + 1.0) / 6.0
+        obs = np.concatenate([data.qpos[7:], [height], *ways, torso.xmat[6:], velocity, data.qvel])
+        return obs, effort * stand * move
+
+
+PEERS = {
+    **{name: (getattr(peer_tasks, name), OfGymnasium) for name in list(GYMNASIUM)[:4]},
+    "Humanoid": (peer_tasks.GymnasiumHumanoid, OfGymnasium),
+    **{f"Suite{name}": (getattr(peer_tasks, f"Suite{name}"), OfSuite) for name in OfSuite.SECONDS_AND_STEP},
+}
+
+
+@pytest.mark.parametrize("name", PEERS)
+def test_a_users_task_is_the_peers_for_200_steps(name):
+    task, peer = PEERS[name]
+    env = make_env(task)
+    counterparts: list[Counterpart] = [peer(name.removeprefix("Suite")) for _ in range(NUM_ENVS)]
+    assert env.max_episode_length == counterparts[0].time_limit
+    env.reset()
+    starts, random = torch.ones(NUM_ENVS, dtype=torch.bool), torch.Generator().manual_seed(0)
+    limit = env.cfg.clip_actions
+    worst = {"obs": 0.0, "reward": 0.0, "ends": 0}
+    for step_id in range(STEPS):
+        for env_id in starts.nonzero()[:, 0].tolist():
+            counterparts[env_id].begin(*state(env, env_id))
+        action = limit * (2.0 * torch.rand(NUM_ENVS, env.num_actions, generator=random) - 1.0)
+        step = env.step(action)
+        for env_id, counterpart in enumerate(counterparts):
+            obs, reward, terminated = counterpart.step(action[env_id].double().numpy())
+            where = f"env {env_id}, step {step_id}"
+            ours = step.final_obs["policy"][env_id].double().numpy()
+            err = np.abs(ours - obs) / (1 + np.abs(obs))
+            if err.max() > worst["obs"]: worst["obs"], worst["at"] = err.max(), (int(err.argmax()), step_id)
+            worst["reward"] = max(worst["reward"], abs(float(step.reward[env_id]) - reward) / (1 + abs(reward)))
+            assert bool(step.terminated[env_id]) == terminated, where
+            if hasattr(counterpart, "returned"):
+                worst["lag"] = max(worst.get("lag", 0), abs(counterpart.returned[1] - reward))
+            worst["ends"] += int(step.done[env_id])
+        starts = step.done
+    print(name, worst)
