@@ -272,7 +272,7 @@ class GymnasiumHumanoid(Peer):
 
     def terminated(self) -> Tensor:
         height = self.robot.root_pos[:, 2]
-        return ~((1.0 < height) & (height < 2.0))
+        return ~((height > 1.0) & (height < 2.0))
 
 
 # DeepMind Control Suite

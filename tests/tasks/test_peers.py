@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import mujoco
 import numpy as np
@@ -52,6 +52,11 @@ class Counterpart(Protocol):
     def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool]: ...
 
 
+def mass_centre(model: mujoco.MjModel, data: mujoco.MjData) -> float:
+    """Where along x the centre of mass of everything is [m]."""
+    return float(model.body_mass @ data.xipos[:, 0]) / float(model.body_mass.sum())
+
+
 class OfGymnasium:
     """An env of Gymnasium, and what its functions say of the state that it has reached."""
 
@@ -65,28 +70,26 @@ class OfGymnasium:
     def begin(self, qpos: np.ndarray, qvel: np.ndarray) -> None:
         mujoco.mj_resetData(self.env.model, self.env.data)
         self.env.set_state(qpos, qvel)
+        with self._forwarded():
+            pass
 
     def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool]:
-        env = self.env
-        with self._forwarded():
-            before = self._x()
-        contact = self._last_contact(action)
+        env, before = self.env, self.x
+        contact = self._last_contact(action) if self.name == "Humanoid" else None
         returned = env.step(action)
         with self._forwarded():
-            if self.name == "Humanoid":
+            if contact is not None:
                 self._set_contact(*contact)
-            forward, data = (self._x() - before) / env.dt, env.data
-            obs, terminated = env._get_obs(), False
+            forward, (obs, terminated) = (self.x - before) / env.dt, (env._get_obs(), False)
             if self.name in ("Reacher", "Pusher"):
                 reward, _ = env._get_rew(action)
             elif self.name == "InvertedDoublePendulum":
-                x, _, y = data.site("tip").xpos
+                x, _, y = env.data.site("tip").xpos
                 terminated = bool(y <= 1)
                 reward, _ = env._get_rew(x, y, terminated)
             else:
                 reward, _ = env._get_rew(forward, action)
                 terminated = self.name == "Humanoid" and not env.is_healthy
-        self.returned = returned
         np.testing.assert_array_equal(returned[0][: self.direct], obs[: self.direct])
         return obs, reward, terminated
 
@@ -96,12 +99,9 @@ class OfGymnasium:
         env, kept = self.env, self.env.data
         env.data = copy.copy(kept)
         mujoco.mj_forward(env.model, env.data)
+        self.x = mass_centre(env.model, env.data) if self.name == "Humanoid" else float(env.data.qpos[0])
         yield
         env.data = kept
-
-    def _x(self) -> float:
-        model, data = self.env.model, self.env.data
-        return (model.body_mass @ data.xipos[:, 0]) / model.body_mass.sum() if model.nq > model.nv else data.qpos[0]
 
     def _last_contact(self, action: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Contact force on every body and torque about its origin, at the beginning of the last physics step.
@@ -135,7 +135,7 @@ def gaussian(x: float, low: float, margin: float) -> float:
 class OfSuite:
     """The definitions of dm_control's suite, in plain MuJoCo: `suite/cheetah.py`, `walker.py` and `humanoid.py`."""
 
-    SECONDS_AND_STEP = {"Cheetah": (10.0, 0.01), "Walker": (25.0, 0.025), "Humanoid": (25.0, 0.025)}
+    SECONDS_AND_STEP: ClassVar = {"Cheetah": (10.0, 0.01), "Walker": (25.0, 0.025), "Humanoid": (25.0, 0.025)}
 
     def __init__(self, name: str) -> None:
         self.name, (seconds, step) = name, self.SECONDS_AND_STEP[name]
@@ -186,31 +186,63 @@ PEERS = {
 }
 
 
+# Of the observations: numbers that are 0 until something touches or ends, and that must not stay so.
+RARE = {"InvertedDoublePendulum": slice(8, 9), "Humanoid": slice(270, 348)}
+
+
+@pytest.mark.filterwarnings("ignore:compiler attribute 'settotalmass':UserWarning")
+@pytest.mark.parametrize(
+    ("backend", "tolerance"),
+    # sim=mujoco computes in float64, as the peers do; what a task gets of it is float32. MuJoCo Warp computes in float32,
+    # so that a contact soon begins one step earlier or later: there the peer is put into our state before every step.
+    [("mujoco", 2e-5), pytest.param("mjwarp", 2e-3, marks=[pytest.mark.slow, pytest.mark.timeout(900)])],
+)
 @pytest.mark.parametrize("name", PEERS)
-def test_a_users_task_is_the_peers_for_200_steps(name):
+def test_a_users_task_is_the_peers_for_200_steps(name, backend, tolerance):
     task, peer = PEERS[name]
-    env = make_env(task)
+    env = make_env(task, backend)
     counterparts: list[Counterpart] = [peer(name.removeprefix("Suite")) for _ in range(NUM_ENVS)]
     assert env.max_episode_length == counterparts[0].time_limit
     env.reset()
-    starts, random = torch.ones(NUM_ENVS, dtype=torch.bool), torch.Generator().manual_seed(0)
-    limit = env.cfg.clip_actions
-    worst = {"obs": 0.0, "reward": 0.0, "ends": 0}
+    random, ended, observed = torch.Generator().manual_seed(0), 0, []
+    starts = [True] * NUM_ENVS
     for step_id in range(STEPS):
-        for env_id in starts.nonzero()[:, 0].tolist():
-            counterparts[env_id].begin(*state(env, env_id))
-        action = limit * (2.0 * torch.rand(NUM_ENVS, env.num_actions, generator=random) - 1.0)
+        for env_id in range(NUM_ENVS):
+            if starts[env_id] or backend == "mjwarp":
+                counterparts[env_id].begin(*state(env, env_id))
+        action = env.cfg.clip_actions * (2.0 * torch.rand(NUM_ENVS, env.num_actions, generator=random) - 1.0)
         step = env.step(action)
         for env_id, counterpart in enumerate(counterparts):
             obs, reward, terminated = counterpart.step(action[env_id].double().numpy())
             where = f"env {env_id}, step {step_id}"
-            ours = step.final_obs["policy"][env_id].double().numpy()
-            err = np.abs(ours - obs) / (1 + np.abs(obs))
-            if err.max() > worst["obs"]: worst["obs"], worst["at"] = err.max(), (int(err.argmax()), step_id)
-            worst["reward"] = max(worst["reward"], abs(float(step.reward[env_id]) - reward) / (1 + abs(reward)))
+            ours = step.final_obs["policy"][env_id]
+            np.testing.assert_allclose(ours, obs, rtol=tolerance, atol=tolerance, err_msg=where)
+            assert float(step.reward[env_id]) == pytest.approx(reward, rel=tolerance, abs=tolerance), where
             assert bool(step.terminated[env_id]) == terminated, where
-            if hasattr(counterpart, "returned"):
-                worst["lag"] = max(worst.get("lag", 0), abs(counterpart.returned[1] - reward))
-            worst["ends"] += int(step.done[env_id])
-        starts = step.done
-    print(name, worst)
+            observed.append(obs)
+        ended += int(step.terminated.sum())
+        starts = step.done.tolist()
+    assert (ended > 0) == (name in ("InvertedDoublePendulum", "Humanoid"))
+    assert name not in RARE or np.abs(np.stack(observed)[:, RARE[name]]).max() > 1.0
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("name", OfSuite.SECONDS_AND_STEP)
+def test_the_suites_definitions_are_dm_controls(name):
+    suite = pytest.importorskip("dm_control.suite")
+    try:
+        env = suite.load(name.lower(), "run" if name == "Cheetah" else "walk", {"random": 0})
+    except AttributeError as error:
+        pytest.skip(f"this dm_control does not work with this MuJoCo: {error}")
+    ours = OfSuite(name)
+    env.reset()
+    ours.begin(env.physics.data.qpos, env.physics.data.qvel)
+    spec, random = env.action_spec(), np.random.default_rng(0)
+    assert env.control_timestep() == pytest.approx(ours.substeps * ours.model.opt.timestep)
+    for _ in range(STEPS):
+        action = random.uniform(spec.minimum, spec.maximum)
+        theirs = env.step(action)
+        obs, reward, _ = ours.step(action)
+        parts = [np.ravel(part) for part in theirs.observation.values()]
+        np.testing.assert_allclose(obs, np.concatenate(parts), rtol=1e-6, atol=1e-6)
+        assert theirs.reward == pytest.approx(reward, abs=1e-6)
