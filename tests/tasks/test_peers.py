@@ -7,7 +7,6 @@ new state, after `mj_forward`; what it returned is compared too, where it does n
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, ClassVar, Protocol
@@ -65,6 +64,7 @@ class OfGymnasium:
         gymnasium = pytest.importorskip("gymnasium")
         self.name, self.direct = name, GYMNASIUM[name]
         self.env: Any = gymnasium.make(f"{name}-v5").unwrapped
+        self.twin = mujoco.MjData(self.env.model)
         self.time_limit = gymnasium.spec(f"{name}-v5").max_episode_steps
 
     def begin(self, qpos: np.ndarray, qvel: np.ndarray) -> None:
@@ -97,23 +97,28 @@ class OfGymnasium:
     def _forwarded(self) -> Iterator[None]:
         """Lets its functions see what follows from its state, and leaves no trace in the simulation."""
         env, kept = self.env, self.env.data
-        env.data = copy.copy(kept)
+        env.data = self._twin()
         mujoco.mj_forward(env.model, env.data)
         self.x = mass_centre(env.model, env.data) if self.name == "Humanoid" else float(env.data.qpos[0])
         yield
         env.data = kept
 
+    def _twin(self) -> mujoco.MjData:
+        for field in ("qpos", "qvel", "ctrl", "qacc_warmstart"):
+            getattr(self.twin, field)[:] = getattr(self.env.data, field)
+        return self.twin
+
     def _last_contact(self, action: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Contact force on every body and torque about its origin, at the beginning of the last physics step.
 
-        That is where ours is read. Gymnasium's is of the last of the four stages of its Runge-Kutta step.
+        That is where ours is read. Gymnasium's is of the last of the four stages of that Runge-Kutta step.
         """
-        model, data = self.env.model, copy.copy(self.env.data)
+        model, data = self.env.model, self._twin()
         data.ctrl[:] = action
         mujoco.mj_step(model, data, self.env.frame_skip - 1)
         mujoco.mj_forward(model, data)
         mujoco.mj_rnePostConstraint(model, data)
-        torque, force = np.split(data.cfrc_ext, 2, axis=1)
+        torque, force = np.split(data.cfrc_ext.copy(), 2, axis=1)
         return torque + np.cross(data.subtree_com[model.body_rootid] - data.xpos, force), force
 
     def _set_contact(self, torque: np.ndarray, force: np.ndarray) -> None:
@@ -193,8 +198,8 @@ RARE = {"InvertedDoublePendulum": slice(8, 9), "Humanoid": slice(270, 348)}
 @pytest.mark.filterwarnings("ignore:compiler attribute 'settotalmass':UserWarning")
 @pytest.mark.parametrize(
     ("backend", "tolerance"),
-    # sim=mujoco computes in float64, as the peers do; what a task gets of it is float32. MuJoCo Warp computes in float32,
-    # so that a contact soon begins one step earlier or later: there the peer is put into our state before every step.
+    # sim=mujoco computes in float64, as the peers do; what a task gets of it is float32. MuJoCo Warp computes in float32:
+    # a contact soon begins one step earlier or later, so there the peer is put into our state before every step.
     [("mujoco", 2e-5), pytest.param("mjwarp", 2e-3, marks=[pytest.mark.slow, pytest.mark.timeout(900)])],
 )
 @pytest.mark.parametrize("name", PEERS)
