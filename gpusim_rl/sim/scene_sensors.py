@@ -10,6 +10,8 @@ from gpusim_rl.errors import TaskError, did_you_mean
 
 _SITE_AXES = ("gyro", "accelerometer", "velocimeter", "magnetometer", "force", "torque", "rangefinder")
 """Kinds of sensors that sit on a site, and need no more of it than its place and axes."""
+_SUBTREE = ("subtreecom", "subtreelinvel", "subtreeangmom")
+"""Kinds that are of a body with all that hangs on it; MuJoCo knows them by the body, not by its frame."""
 _OF = {
     "site": mujoco.mjtObj.mjOBJ_SITE,
     "body": mujoco.mjtObj.mjOBJ_XBODY,  # the frame of the body; mjOBJ_BODY would be that of its inertia
@@ -47,5 +49,8 @@ def add_sensor(
         if element == "body" and kind in _SITE_AXES:
             spec.body(prefix + its_name).add_site(name=prefix + name)
             element, its_name = "site", name
-        arguments = {"objtype": _OF[element], "objname": prefix + its_name}
+        of_type = mujoco.mjtObj.mjOBJ_BODY if element == "body" and kind in _SUBTREE else _OF[element]
+        arguments = {"objtype": of_type, "objname": prefix + its_name}
+    if kind == "rangefinder":  # a file's reads distances, if it does not say what
+        arguments["intprm"] = [1 << mujoco.mjtRayDataField.mjRAYDATA_DIST.value, 0, 0]
     spec.add_sensor(name=prefix + name, type=_KINDS[kind], cutoff=cutoff, **arguments)

