@@ -198,7 +198,7 @@ RARE = {"InvertedDoublePendulum": slice(8, 9), "Humanoid": slice(270, 348)}
 @pytest.mark.filterwarnings("ignore:compiler attribute 'settotalmass':UserWarning")
 @pytest.mark.parametrize(
     ("backend", "tolerance", "share"),
-    # sim=mujoco computes in float64, as the peers do; what a task gets of it is float32. MuJoCo Warp computes in float32
+    # sim=mujoco computes in float64, as peers do; what a task gets of it is float32. MuJoCo Warp computes in float32
     # and chooses other axes of friction under capsules (see `Scene`): there the peer gets our state before every step,
     # and a few steps of dm_control's humanoid differ. With elliptic cones none does.
     [("mujoco", 2e-5, 1.0), pytest.param("mjwarp", 2e-3, 0.95, marks=[pytest.mark.slow, pytest.mark.timeout(900)])],
