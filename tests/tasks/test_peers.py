@@ -206,8 +206,8 @@ RARE = {"InvertedDoublePendulum": slice(8, 9), "Humanoid": slice(270, 348)}
 @pytest.mark.parametrize("name", PEERS)
 def test_a_users_task_is_the_peers_for_200_steps(name, backend, tolerance, share):
     task, peer = PEERS[name]
-    env = make_env(task, backend)
     counterparts: list[Counterpart] = [peer(name.removeprefix("Suite")) for _ in range(NUM_ENVS)]
+    env = make_env(task, backend)
     assert env.max_episode_length == counterparts[0].time_limit
     env.reset()
     random, ended, observed, close = torch.Generator().manual_seed(0), 0, [], []
