@@ -127,7 +127,7 @@ class SensorModel:
 
 
 def describe(
-    parts: Parts, units: Mapping[str, str], scales: Mapping[str, float], sensors: Mapping[str, Mapping[str, object]]
+    parts: Parts, units: Mapping[str, str], scales: Mapping[str, float], sensors: Mapping[str, Any]
 ) -> tuple[ObservationPart, ...]:
     """What the parts of a group are.
 
@@ -152,7 +152,7 @@ def describe(
     )
 
 
-def check_names(sensors: Mapping[str, object], parts: Mapping[str, object]) -> None:
+def check_names(sensors: Mapping[str, Any], parts: Mapping[str, object]) -> None:
     """Raises ConfigError for a part of `task.observations` that the policy's observation does not have."""
     for name in sensors:
         if name not in parts:
@@ -161,7 +161,7 @@ def check_names(sensors: Mapping[str, object], parts: Mapping[str, object]) -> N
             raise ConfigError(f"task.observations.{name}: the policy's observation has no such part.{hint} {there}")
 
 
-def _checked(name: str, settings: Mapping[str, object]) -> dict[str, Any]:
+def _checked(name: str, settings: Any) -> dict[str, Any]:
     """The settings of a part, each with the type that `ObservationPart` has."""
     key = f"task.observations.{name}"
     if not isinstance(settings, Mapping):

@@ -6,13 +6,12 @@ import fnmatch
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import mujoco
 
 from gpusim_rl.errors import TaskError, did_you_mean
 
-Kind = Literal["position", "velocity", "torque", "dc_motor"]
 Value = float | Mapping[str, float]
 """One number for all joints, or numbers by joint or pattern (`*_hip`)."""
 
@@ -55,7 +54,7 @@ def add_actuators(
     spec: mujoco.MjSpec,
     drivable: Mapping[str, mujoco.MjsJoint],
     joints: str | Sequence[str],
-    kind: Kind,
+    kind: str,
     values: Mapping[str, Value | None],
 ) -> None:
     """Adds an actuator to each of the joints; see `Scene.add_actuators`.
@@ -123,7 +122,7 @@ def _by_joint(argument: str, value: Value | None, joints: Sequence[str]) -> dict
     return {name: float(number) for name, number in numbers.items()}
 
 
-def _add(spec: mujoco.MjSpec, name: str, joint: mujoco.MjsJoint, kind: Kind, drive: _Drive) -> None:
+def _add(spec: mujoco.MjSpec, name: str, joint: mujoco.MjsJoint, kind: str, drive: _Drive) -> None:
     taken = {actuator.name for actuator in spec.actuators}
     actuator = spec.add_actuator(
         name=joint.name if joint.name not in taken else f"{joint.name}_{kind}",
@@ -162,7 +161,7 @@ def _add(spec: mujoco.MjSpec, name: str, joint: mujoco.MjsJoint, kind: Kind, dri
     _delay(actuator, name, drive, spec.option.timestep)
 
 
-def _set_dc_motor(actuator: Any, kind: Kind, drive: _Drive, stall: float) -> None:
+def _set_dc_motor(actuator: Any, kind: str, drive: _Drive, stall: float) -> None:
     """Makes it MuJoCo's DC motor, with its servo: https://mujoco.readthedocs.io/en/latest/_static/dcmotor.pdf.
 
     Its supply is 1 V, so a control of `dc_motor` is the share of it. The torque K (V - K w) / R is then `stall` at
@@ -208,4 +207,4 @@ def is_dc_motor(model: mujoco.MjModel, actuator: int) -> bool:
 
 def is_dc_servo(model: mujoco.MjModel, actuator: int, column: int) -> bool:
     """Whether an actuator is a DC motor with a servo that has a gain in this column."""
-    return is_dc_motor(model, actuator) and model.actuator_gainprm[actuator, column] > 0.0
+    return is_dc_motor(model, actuator) and bool(model.actuator_gainprm[actuator, column] > 0.0)

@@ -86,7 +86,7 @@ def add_heights(
 
 
 def read_heights(
-    heights: Float[np.ndarray, "x y"] | str | Path, size: Sequence[float], height: float | None
+    heights: np.ndarray | str | Path, size: Sequence[float], height: float | None
 ) -> Float[np.ndarray, "x y"]:
     """Heights [m] of an array or a picture; see `Scene.add_heightfield`.
 

@@ -165,7 +165,7 @@ class Scene:
 
     def add_heightfield(
         self,
-        heights: Float[np.ndarray, "x y"] | str | Path,
+        heights: np.ndarray | str | Path,
         size: Sequence[float],
         *,
         height: float | None = None,
@@ -313,7 +313,7 @@ class Scene:
         name: str,
         joints: str | Sequence[str],
         *,
-        kind: Literal["position", "velocity", "torque", "dc_motor"],
+        kind: str,
         stiffness: actuators.Value | None = None,
         damping: actuators.Value | None = None,
         effort_limit: actuators.Value | None = None,
@@ -462,7 +462,8 @@ class Scene:
         """Whether physics steps compute sensors. What only `Articulation.sensor` reads is computed where it is read."""
         model = self.model
         late = bool(model.sensor_interval.any() or model.sensor_delay.any())  # these keep what earlier steps read
-        return bool(self.contact_sensors or self.effort_sensors) or late
+        touches = bool(np.any(model.sensor_type == mujoco.mjtSensor.mjSENS_CONTACT))  # ours, or of the user's spec
+        return touches or bool(self.effort_sensors) or late
 
     @property
     def evaluations(self) -> int:

@@ -312,7 +312,7 @@ def test_a_scene_without_delays_has_nothing_under_way():
         ({"stiffness": -1.0}, "stiffness of joint 'elbow' must be at least 0, got -1.0"),
         ({"damping": math.nan}, "damping of joint 'elbow' must be at least 0, got nan"),
         ({"effort_limit": 0.0}, "effort_limit of joint 'elbow' must be above 0, got 0.0"),
-        ({"delay": "1"}, "delay of joint 'elbow' must be at least 0, got '1'"),
+        ({"delay": -0.1}, "delay of joint 'elbow' must be at least 0, got -0.1"),
         ({"delay": 0.02, "max_delay": 0.01}, "joint 'elbow': max_delay 0.01 s is less than delay 0.02 s"),
         ({"stiffness": {"elbw": 3.0}}, r"'elbw' matches no joint. Did you mean 'elbow'\?"),
         ({"stiffness": {"*": 3.0, "elbow": 4.0}}, r"stiffness: both '\*' and 'elbow' match joint 'elbow'"),
