@@ -25,7 +25,14 @@ from gpusim_rl.sim.dynamics import MujocoDynamics
 from gpusim_rl.sim.interface import not_finite
 from gpusim_rl.sim.mjwarp import DROPPED, MjwarpSim, estimate_buffers
 from gpusim_rl.sim.mujoco import MAX_STATE
-from gpusim_rl.sim.newton_model import check_scene, import_scene, inertia_tensors, lacks_option, make_solver
+from gpusim_rl.sim.newton_model import (
+    check_scene,
+    collided_geoms,
+    import_scene,
+    inertia_tensors,
+    lacks_option,
+    make_solver,
+)
 from gpusim_rl.sim.option import USUAL
 from gpusim_rl.sim.params import FIELDS, LIMITED, Param, Params, model_values
 from gpusim_rl.sim.quaternion import quat_rotate, quat_rotate_inverse
@@ -127,8 +134,7 @@ class NewtonSim:
             (int(model.jnt_qposadr[j]), int(model.jnt_dofadr[j]), int(model.jnt_bodyid[j]) - 1)
             for j in np.flatnonzero(model.jnt_type == _FREE)
         ]
-        geoms = np.flatnonzero((model.geom_contype != 0) | (model.geom_conaffinity != 0))
-        self._geoms = torch.as_tensor(geoms, device=device)  # of the scene, those that the solver has
+        self._geoms = torch.as_tensor(collided_geoms(model), device=device)
         self._solver_values: dict[str, Tensor] = {}
         self._warp_params = WarpParams(scene, self._solver.mjw_model, num_envs, self._graphs, device, self.wrote_state)
         self._params = Params(scene, device, self._expand, self._wrote_param)

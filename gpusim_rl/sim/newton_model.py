@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import mujoco
 import numpy as np
 import torch
+import warp as wp
 
 from gpusim_rl.config import SimConfig
 from gpusim_rl.errors import ConfigError, import_extra
@@ -21,6 +22,12 @@ if TYPE_CHECKING:
 else:
     newton = import_extra("newton", "newton", "sim=newton")
 
+_SOLREF, _SOLIMP = ("0.02", "1"), ("0.9", "0.95", "0.001", "0.5", "2")
+_DEFAULTS = {
+    **dict.fromkeys(("solref", "solreflimit", "solreffriction"), _SOLREF),
+    **dict.fromkeys(("solimp", "solimplimit", "solimpfriction"), _SOLIMP),
+}
+"""MuJoCo's, of the constraints' parameters."""
 _FREE = mujoco.mjtJoint.mjJNT_FREE.value
 
 
@@ -95,8 +102,17 @@ def make_solver(
     )
     # A kernel that prints serialises the device; overflow is reported by mask instead.
     solver.mjw_model.opt.warn_overflow = False
+    # Newton sets margins to 0 for MuJoCo's CCD; MuJoCo Warp has taken them all along.
+    margins = torch.as_tensor(scene.model.geom_margin[collided_geoms(scene.model)], dtype=torch.float32)
+    found = wp.to_torch(solver.mjw_model.geom_margin)
+    found.copy_(margins.expand_as(found))
     solver.mjw_model.opt.run_rne_postconstraint = bool(scene.contact_sensors)  # makes cfrc_ext
     return solver
+
+
+def collided_geoms(model: mujoco.MjModel) -> np.ndarray:
+    """Numbers of the geoms that can touch something; Newton's solver has no others."""
+    return np.flatnonzero((model.geom_contype != 0) | (model.geom_conaffinity != 0))
 
 
 def inertia_tensors(model: mujoco.MjModel) -> np.ndarray:
@@ -111,12 +127,17 @@ def inertia_tensors(model: mujoco.MjModel) -> np.ndarray:
 
 
 def _plain_xml(xml: str) -> str:
-    """A scene's XML as Newton's importer takes it: without frames, and with all planes in the world itself.
+    """A scene's XML as Newton's importer takes it: without frames, planes in the world itself, and all numbers.
 
     Newton reads the bodies of frames after the others, and those of later frames first: bodies would have other
     numbers. Of planes it knows only those of the world; a body that is fixed to the world may have some in MuJoCo.
+    MuJoCo writes a vector up to the last number that is not its default, and Newton takes 0 for the others.
     """
     root = ET.fromstring(xml)
+    for element in root.iter():
+        for name, full in _DEFAULTS.items():
+            if given := element.get(name, "").split():
+                element.set(name, " ".join([*given, *full[len(given) :]]))
     world = root.find("worldbody")
     assert world is not None
     _inline_frames(world, None)

@@ -79,6 +79,37 @@ def test_newton_simulates_the_same_model(make_scene):
         np.testing.assert_allclose(getattr(theirs.opt, field), expected, rtol=1e-6, err_msg=field)
 
 
+SHORT = """
+<mujoco>
+  <worldbody>
+    <geom name="floor" type="plane" size="0 0 1" solref="0.01" friction="0.7"/>
+    <body name="box" pos="0 0 0.2">
+      <freejoint/>
+      <geom name="box" type="box" size="0.1 0.1 0.1" solref="0.03" solimp="0.8 0.9" friction="0.6" solmix="3"/>
+      <body name="lid">
+        <joint name="lid" range="-1 1" limited="true" solreflimit="0.01" solimplimit="0.7" frictionloss="0.1"
+          solreffriction="0.04" solimpfriction="0.6 0.7"/>
+        <geom type="sphere" size="0.05" priority="1" condim="4" margin="0.01"/>
+      </body>
+    </body>
+  </worldbody>
+</mujoco>
+"""
+
+
+def test_numbers_that_xml_leaves_out_are_those_of_mujoco():
+    scene = Scene(physics_hz=200)
+    scene.add("short", mujoco.MjSpec.from_string(SHORT))
+    sim = make("newton", scene, 2)
+    ours, theirs = scene.model, sim._solver.mjw_model
+    for field in ("solref", "solimp", "friction", "solmix", "priority", "condim", "margin", "gap"):
+        found = getattr(theirs, f"geom_{field}").numpy()
+        found = found[0] if found.ndim == getattr(ours, f"geom_{field}").ndim + 1 else found
+        np.testing.assert_allclose(found, getattr(ours, f"geom_{field}"), rtol=1e-5, atol=1e-7, err_msg=field)
+    for field in ("jnt_solref", "jnt_solimp", "dof_solref", "dof_solimp"):
+        np.testing.assert_allclose(getattr(theirs, field).numpy()[0], getattr(ours, field), rtol=1e-5, err_msg=field)
+
+
 def test_newton_collides_the_same_geoms():
     scene = ant_scene()
     sim = make("newton", scene, 2)
