@@ -3,7 +3,8 @@
 python docs/build_api.py                    docs/api/index.html (not committed)
 python docs/build_api.py --out /tmp/api     another folder
 
-It needs `pip install -e ".[test]"`: the adapters in gpusim_rl.connect import the libraries that they adapt to.
+It needs `pip install -e ".[test]"`: the adapters in gpusim_rl.connect import the libraries that they adapt to. A
+simulator whose library pip cannot install (Isaac Gym) has no page.
 """
 
 from __future__ import annotations
@@ -54,12 +55,14 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 
 
 def modules() -> list[str]:
-    """All public modules of the package. The tasks have a page of their own, docs/tasks.md."""
+    """All public modules that can be imported here. The tasks have a page of their own, docs/tasks.md."""
     import gpusim_rl
+    from gpusim_rl.simulators import SIMULATORS
 
     found = [module.name for module in pkgutil.walk_packages(gpusim_rl.__path__, "gpusim_rl.")]
     public = [name for name in found if not any(part.startswith("_") for part in name.split("."))]
-    return ["gpusim_rl", *(name for name in public if not name.startswith("gpusim_rl.tasks"))]
+    by_hand = {f"gpusim_rl.sim.{name}" for name, simulator in SIMULATORS.items() if simulator.by_hand}
+    return ["gpusim_rl", *(name for name in public if not name.startswith("gpusim_rl.tasks") and name not in by_hand)]
 
 
 def help_pdoc(module: ModuleType) -> None:
