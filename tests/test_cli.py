@@ -304,6 +304,7 @@ def test_tab_completes_checkpoints(command, checkout, some_runs, typed, expected
                 "check-task ",
                 "doctor ",
                 "export ",
+                "new-task ",
                 "play ",
                 "plot ",
                 "record ",

@@ -138,7 +138,7 @@ def test_the_new_task_learns(reacher):
 def test_tools_know_the_new_task_by_its_run(reacher):
     folder, printed = reacher
     [video, plot] = printed[
-        "python tools/record.py Reacher --steps 150\npython tools/plot.py Reacher"
+        "python tools/record.py Reacher -cd my_cfg --steps 150\npython tools/plot.py Reacher"
     ].stdout.splitlines()
     assert (folder / video).stat().st_size > 10_000 and video.endswith("videos/000060.mp4")
     assert (folder / plot).is_file()
@@ -352,6 +352,18 @@ def test_the_robot_of_the_document_moves_as_it_says(my_robot):
 
 
 @pytest.mark.slow
+def test_one_command_makes_a_task_of_the_robot(my_robot):
+    for command in commands("docs/your_robot.md"):
+        if "Wave" in command:
+            here = re.sub(r"^python (tools/)?", lambda match: f"python {ROOT}/{match[1] or ''}", command)
+            small = " device=cpu max_iterations=20 log.console=quiet" if "train.py" in command else ""
+            shell(here + small, my_robot.parent)
+    [run] = (my_robot.parent / "runs" / "Wave").glob("2*")
+    first, *_, last = rows(run)
+    assert float(last["reward/reach"]) > float(first["reward/reach"]) + 0.1
+
+
+@pytest.mark.slow
 def test_the_robot_of_the_document_learns(my_robot):
     shell("python train_my_robot.py", my_robot.parent)
     [run] = [path for path in (my_robot.parent / "runs" / "Follow").iterdir() if not path.is_symlink()]
@@ -378,6 +390,21 @@ def test_mistakes_with_a_robot_are_said_as_the_document_says(my_robot):
     assert message(lambda: fresh.add_actuators("arm", "elbo", **drive)) in said
     assert message(lambda: scene.add_actuators("arm", "elbow", **drive)) in said
     assert message(lambda: fresh.add_actuators("arm", "elbow", damping=-1.0, **drive)) in said
+
+
+# -- migrating_from_isaacgymenvs.md ------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_the_ported_task_conforms_and_learns(tmp_path):
+    for block in blocks("docs/migrating_from_isaacgymenvs.md"):
+        if block.file is not None:
+            write(block, tmp_path)
+    check, train = [text for text in commands("docs/migrating_from_isaacgymenvs.md") if "-cd my_cfg" in text]
+    shell(check.replace("tools/", f"{ROOT}/tools/"), tmp_path)
+    shell(train.replace("train.py", f"{ROOT}/train.py") + " device=cpu max_iterations=30 log.console=quiet", tmp_path)
+    [run] = (tmp_path / "runs" / "Hold").glob("2*")
+    assert float(rows(run)[-1]["task/near"]) > 0.5
 
 
 # -- all documents ----------------------------------------------------------------------------
@@ -458,6 +485,8 @@ def test_commands_are_understood(document, monkeypatch, runs_folder, tmp_path):
             check_settings(compose([text.split(",")[0] if sweep else text for text in settings], config_dir))
         elif program == "python" and arguments[0].startswith(("tools/", "benchmarks/", "docs/")):
             load_script(arguments[0]).parse(arguments[1:])
+            if arguments[0] == "tools/new_task.py":  # what it writes, later commands need
+                shell(command.replace("tools/", f"{ROOT}/tools/"), tmp_path)
         elif program == "python" and (tmp_path / arguments[0]).is_file():  # a file of the document
             assert len(arguments) == 1
         elif program == "python" and arguments[0].startswith("tests/"):
@@ -468,7 +497,7 @@ def test_commands_are_understood(document, monkeypatch, runs_folder, tmp_path):
 
 
 # Of other projects, of the reader, what a command writes, or options of Hydra and nsys.
-FOREIGN_PATHS = ("my_", "cfg/train/", "cfg/task/Reacher", "benchmarks/gpu.json")
+FOREIGN_PATHS = ("my_", "cfg/train/", "isaacgymenvs/cfg/task/", "cfg/task/Reacher", "benchmarks/gpu.json")
 FOREIGN_FLAGS = {
     "--cfg",
     "--help",

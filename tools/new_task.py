@@ -1,0 +1,723 @@
+"""Write a new task, one py and one yaml, that passes the checks of all tasks and trains at once.
+
+python tools/new_task.py Reach                                 with a small arm, which is written too
+python tools/new_task.py Reach --urdf robots/arm.urdf          with your robot; it gets drives if its file has none
+python tools/new_task.py Walk --urdf robots/dog.urdf --free-base
+python tools/new_task.py Walk --mjcf robots/dog.xml            a robot with a free base learns to walk forward
+python tools/new_task.py MyAnt --from-isaacgymenvs isaacgymenvs/cfg/task/Ant.yaml
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import re
+import shlex
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from string import Template
+from typing import Any
+
+# fmt: off
+ARM = """\
+<mujoco model="arm">
+  <option timestep="0.005" integrator="implicitfast"/>
+  <default><geom type="capsule" size="0.03" contype="0" conaffinity="0"/></default>
+  <worldbody>
+    <body name="base" pos="0 0 0.6">
+      <geom type="sphere" size="0.05" mass="1"/>
+      <body name="upper">
+        <joint name="shoulder" axis="0 1 0" range="-150 150" damping="0.2"/>
+        <geom fromto="0 0 0 0.3 0 0" mass="0.5"/>
+        <body name="lower" pos="0.3 0 0">
+          <joint name="elbow" axis="0 1 0" range="-150 150" damping="0.2"/>
+          <geom fromto="0 0 0 0.25 0 0" mass="0.3"/>
+        </body>
+      </body>
+    </body>
+  </worldbody>
+  <actuator>
+    <position name="shoulder" joint="shoulder" kp="40" kv="4" inheritrange="1"/>
+    <position name="elbow" joint="elbow" kp="20" kv="2" inheritrange="1"/>
+  </actuator>
+</mujoco>
+"""
+HEAD = '''\
+"""$doing"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+${import_path}from typing import ClassVar
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from gpusim_rl.env import Parts, Task, TaskConfig
+${import_math}from gpusim_rl.sim import Scene, Sim
+
+ROBOT = $robot
+# Joints$in_order.
+$driven
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ${name}Config(TaskConfig):
+    """Values in $yaml."""
+
+$fields
+
+
+class $name(Task[${name}Config]):
+    """$doing
+
+    Action space: $actions number$actions_s in [-1, 1]: $action_words.
+
+    Observation space:
+
+$table
+
+    Reward per step: $reward_words
+
+    Start: $start_words
+    """
+
+    Config = ${name}Config
+$units
+
+    @classmethod
+    def scene(cls, cfg: ${name}Config) -> Scene:
+        scene = Scene(cfg.physics_hz$integrator)
+$ground$add$drives        return scene
+
+    def __init__(self, cfg: ${name}Config, sim: Sim) -> None:
+        super().__init__(cfg, sim)
+        self.robot = sim.articulation("robot")
+        self.num_actions = len(self.robot.actuator_names)
+        self.driven = torch.tensor([self.robot.joint_names.index(name) for name in DRIVEN], device=self.device)
+        self.pose = self.robot.default_joint_pos[self.driven]  # rad or m
+'''
+REACH = HEAD + '''\
+        low, high = self.robot.joint_limits[self.driven].unbind(dim=1)
+        self.reach = ((high - low) / 2).clamp(max=cfg.reach)  # rad or m
+        self.limits = low, high
+$controls        self.target = torch.zeros(self.num_envs, len(DRIVEN), device=self.device)  # rad or m
+        self.scales = {"joint_vel": 0.1}
+
+    def reset(self, where: Bool[Tensor, " envs"]) -> None:
+        noise = self.random.uniform(-1.0, 1.0, len(self.robot.joint_names))
+        start = self.robot.default_joint_pos + self.cfg.start_noise * noise
+        self.robot.set_state(where, joint_pos=start.clamp(*self.robot.joint_limits.unbind(dim=1)))
+        target = self.pose + self.reach * self.random.uniform(-1.0, 1.0, len(DRIVEN))
+        self.target.copy_(torch.where(where[:, None], target.clamp(*self.limits), self.target))
+
+    def apply_action(self, action: Float[Tensor, "envs actions"]) -> None:
+        self.robot.actuate($control)
+
+    def observe(self) -> dict[str, Parts]:
+        robot = self.robot
+        return {"policy": {"joint_pos": robot.joint_pos, "joint_vel": robot.joint_vel, "target": self.target}}
+
+    def rewards(self) -> dict[str, Float[Tensor, " envs"]]:
+        way = (self.robot.joint_pos[:, self.driven] - self.target) / self.reach
+        return {
+            "reach": 1.0 - way.abs().mean(dim=1),
+            "action": -self.cfg.action_cost * self.actions.square().mean(dim=1),
+        }
+
+    def terminated(self) -> Bool[Tensor, " envs"]:
+        return torch.zeros(self.num_envs, dtype=torch.bool, device=self.device)
+'''
+WALK = HEAD + '''\
+$controls        self.down = torch.tensor([0.0, 0.0, -1.0], device=self.device).expand(self.num_envs, 3)
+        self.scales = {"ang_vel": 0.25, "joint_vel": 0.1}
+
+    def reset(self, where: Bool[Tensor, " envs"]) -> None:
+        noise = self.random.uniform(-1.0, 1.0, len(self.robot.joint_names))
+        start = self.robot.default_joint_pos + self.cfg.start_noise * noise
+        self.robot.set_state(where, joint_pos=start.clamp(*self.robot.joint_limits.unbind(dim=1)))
+
+    def apply_action(self, action: Float[Tensor, "envs actions"]) -> None:
+        self.robot.actuate($control)
+
+    def observe(self) -> dict[str, Parts]:
+        robot = self.robot
+        parts = {
+            "height": robot.root_pos[:, 2:],
+            "gravity": self._gravity(),
+            "lin_vel": quat_rotate_inverse(robot.root_quat, robot.root_lin_vel),
+            "ang_vel": robot.root_ang_vel_local,
+            "joint_pos": robot.joint_pos - robot.default_joint_pos,
+            "joint_vel": robot.joint_vel,
+            "actions": self.actions,
+        }
+        return {"policy": parts}
+
+    def rewards(self) -> dict[str, Float[Tensor, " envs"]]:
+        return {
+            "forward": self.robot.root_lin_vel[:, 0].clamp(-self.cfg.speed, self.cfg.speed),
+            "alive": torch.full((self.num_envs,), self.cfg.alive_reward, device=self.device),
+            "action": -self.cfg.action_cost * self.actions.square().mean(dim=1),
+        }
+
+    def terminated(self) -> Bool[Tensor, " envs"]:
+        tilted = self._gravity()[:, 2] > -self.cfg.least_upright
+        return tilted | (self.robot.root_pos[:, 2] < self.cfg.least_height)
+
+    def _gravity(self) -> Float[Tensor, "envs 3"]:
+        return quat_rotate_inverse(self.robot.root_quat, self.down)
+'''
+YAML = """\
+# @package _global_
+# $doing
+task:
+  _target_: my_tasks.$module.$name
+  physics_hz: $physics_hz  # Hz, physics steps per second
+  control_hz: $control_hz  # Hz, actions per second
+  episode_length: $episode_length  # control steps
+  clip_actions: $clip_actions
+  clip_observations: $clip_observations
+  randomize_episode_start: true
+$values
+num_envs: $num_envs
+max_iterations: $max_iterations
+ppo:
+$ppo
+"""
+# fmt: on
+CONTROLS = """\
+        low, high = self.robot.control_limits.unbind(dim=1)
+        limited = low.isfinite() & high.isfinite()
+        self.middle = torch.where(limited, (low + high) / 2, 0.0)  # of what the actuators take
+        self.half = torch.where(limited, (high - low) / 2, 1.0)
+"""
+NOISE = 0.1  # rad or m, of joints at the start
+
+# Settings of IsaacGymEnvs by what they are called here: those of env and sim are read one by one below.
+PPO = {
+    "horizon": "config.horizon_length",
+    "epochs": "config.mini_epochs",
+    "minibatch_size": "config.minibatch_size",
+    "learning_rate": "config.learning_rate",
+    "gamma": "config.gamma",
+    "gae_lambda": "config.tau",
+    "clip": "config.e_clip",
+    "kl_threshold": "config.kl_threshold",
+    "entropy_coef": "config.entropy_coef",
+    "bounds_coef": "config.bounds_loss_coef",
+    "reward_scale": "config.reward_shaper.scale_value",
+}
+READ = {"num_envs", "episode_length", "clip_actions", "clip_observations", "control_frequency_inv"}
+NOT_NEEDED = {"env_spacing", "num_observations", "num_actions", "enable_debug_vis", "enable_camera_sensors"}
+
+
+@dataclass
+class Draft:
+    """What the files are made of."""
+
+    name: str
+    folder: Path
+    robot: str = ""
+    """Its file, or a robot of MuJoCo Menagerie."""
+    free_base: bool = False
+    """Whether the first body gets a free joint."""
+    common: dict[str, Any] = field(default_factory=dict)
+    """Settings that every task has, where they are given."""
+    values: dict[str, tuple[Any, str]] = field(default_factory=dict)
+    """The task's own settings: value and comment."""
+    ppo: dict[str, Any] = field(default_factory=dict)
+    told: list[str] = field(default_factory=list)
+    """Lines for the user."""
+
+    @property
+    def module(self) -> str:
+        """Name of the py file: that of `BallOnPlate` is ball_on_plate."""
+        return snake_case(self.name)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Write the files; print their paths and the next commands."""
+    from gpusim_rl.errors import friendly_errors
+
+    with friendly_errors():
+        for line in new_task(parse(argv)):
+            print(line)
+    return 0
+
+
+def parse(argv: list[str] | None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="new-task", description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("name", help="of the task and its class: Reach, BallOnPlate")
+    robot = parser.add_mutually_exclusive_group()
+    robot.add_argument("--urdf", metavar="FILE", help="the robot")
+    robot.add_argument("--mjcf", metavar="FILE", help="the robot; or menagerie:unitree_go1")
+    parser.add_argument("--free-base", action="store_true", help="give the robot's first body a free joint")
+    parser.add_argument("--from-isaacgymenvs", type=Path, metavar="YAML", help="take the settings of a task of theirs")
+    parser.add_argument("--out", type=Path, default=Path(), help="folder for my_tasks and my_cfg (default: this one)")
+    parser.add_argument("--overwrite", action="store_true", help="replace the files of a task that exists")
+    return parser.parse_args(argv)
+
+
+def new_task(args: argparse.Namespace) -> list[str]:
+    """Write all files or none; return what to tell."""
+    from gpusim_rl.discover import tasks
+    from gpusim_rl.errors import ConfigError
+    from gpusim_rl.saved_files import replacing
+
+    if not re.fullmatch(r"[A-Z][A-Za-z0-9]*", args.name):
+        raise ConfigError(f"a task is named like a class, of letters and digits, got {args.name!r}; try Reach")
+    if args.name in tasks():
+        raise ConfigError(f"there is a task {args.name!r} already; try My{args.name}")
+    if not args.out.is_dir():
+        raise ConfigError(f"--out {args.out}: there is no such folder")
+    draft = Draft(args.name, args.out, args.urdf or args.mjcf or "", args.free_base)
+    if args.from_isaacgymenvs is not None:
+        take_settings(draft, args.from_isaacgymenvs)
+    source = draft.folder / "my_tasks" / f"{draft.module}.py"
+    yaml = draft.folder / "my_cfg" / "task" / f"{draft.name}.yaml"
+    files: dict[Path, str] = {}
+    if not draft.robot:
+        draft.robot = str(draft.folder / "my_tasks" / "assets" / f"{draft.module}.xml")
+        files[Path(draft.robot)] = ARM
+    elif not is_menagerie(draft.robot) and not Path(draft.robot).is_file():
+        raise ConfigError(f"there is no robot file {draft.robot}")
+    for file in (source, yaml, *files):
+        if file.exists() and not args.overwrite:
+            raise ConfigError(f"the file {file} exists already; try another name, or --overwrite")
+    files[source], files[yaml] = write(draft, own=ARM if files else None)
+    for file, text in files.items():
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(file) as temporary:
+            temporary.write(text.encode())
+    here = "" if args.out == Path() else f"cd {shlex.quote(str(args.out))} && "
+    next_steps = [
+        f"{here}python {tool('check_task', args.out)} {draft.name} -cd my_cfg",
+        f"{here}python {tool('train', args.out)} -cd my_cfg task={draft.name}",
+        f"{here}python {tool('export', args.out)} {draft.name} -cd my_cfg",
+    ]
+    return [*(f"wrote {file}" for file in files), *draft.told, "next:", *(f"  {step}" for step in next_steps)]
+
+
+def is_menagerie(robot: str) -> bool:
+    """Whether it is a name instead of a file."""
+    return robot.startswith("menagerie:")
+
+
+def snake_case(name: str) -> str:
+    """`jointVelScale` as joint_vel_scale."""
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower()
+
+
+def tool(name: str, folder: Path) -> str:
+    """A script of ours, as the user types it in a folder."""
+    from gpusim_rl import paths
+
+    file = paths.train_file() if name == "train" else paths.tools_dir() / f"{name}.py"
+    near = file.is_relative_to(folder.resolve())
+    return shlex.quote(str(file.relative_to(folder.resolve()) if near else file))
+
+
+def take_settings(draft: Draft, file: Path) -> None:
+    """Read the yaml of a task of IsaacGymEnvs, its PPO settings beside it, and where its robot is.
+
+    Raises:
+        ConfigError: It is no such file.
+    """
+    from gpusim_rl.errors import ConfigError
+
+    theirs = read_yaml(file)
+    if not isinstance(theirs.get("env"), dict):
+        raise ConfigError(f"{file}: not a task of IsaacGymEnvs: it has no 'env'; try isaacgymenvs/cfg/task/Ant.yaml")
+    env = {snake_case(key): value for key, value in theirs["env"].items()}
+    physics = theirs.get("sim") or {}
+    rate = max(1, round(1 / physics.get("dt", 1 / 60)))  # they write 1/60 s as 0.0166
+    draft.common = {
+        "physics_hz": rate * physics.get("substeps", 1),
+        "control_hz": number(rate / env.get("control_frequency_inv", 1)),
+    }
+    draft.common |= {key: env[key] for key in READ & env.keys() if key != "control_frequency_inv"}
+    own = {key: value for key, value in env.items() if key not in READ | NOT_NEEDED}
+    draft.values = {key: (value, "") for key, value in own.items() if isinstance(value, int | float)}
+    if draft.values:
+        draft.told.append(f"from {file.name}, in the yaml, not used by the class yet: {', '.join(draft.values)}")
+    if left := [key for key in own if key not in draft.values and key != "asset"]:
+        draft.told.append(f"not taken from {file.name}: {', '.join(left)}")
+    asset = (env.get("asset") or {}).get("assetFileName")
+    if not draft.robot and asset:
+        draft.robot = str(file.resolve().parents[3] / "assets" / asset)
+    if not draft.robot:
+        raise ConfigError(f"{file} does not tell the robot's file; try --urdf or --mjcf")
+    algorithm = file.parent.parent / "train" / f"{file.stem}PPO.yaml"
+    if not algorithm.is_file():
+        draft.told.append(f"no PPO settings of theirs: there is no {algorithm}")
+        return
+    params = read_yaml(algorithm).get("params") or {}
+    found = {key: look_up(params, path) for key, path in PPO.items()}
+    draft.ppo = {key: value for key, value in found.items() if isinstance(value, int | float)}
+    if isinstance(units := look_up(params, "network.mlp.units"), list):
+        draft.ppo["network"] = {"hidden": units}
+    if isinstance(most := look_up(params, "config.max_epochs"), int):
+        draft.common["max_iterations"] = most
+
+
+def read_yaml(file: Path) -> dict[str, Any]:
+    """A yaml of theirs; `${resolve_default:4096,...}` is 4096.
+
+    Raises:
+        ConfigError: It cannot be read.
+    """
+    import yaml
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    from gpusim_rl.errors import ConfigError
+    from gpusim_rl.sim.robot_file import one_line
+
+    try:
+        content = OmegaConf.to_container(OmegaConf.load(file))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError, OmegaConfBaseException) as error:
+        raise ConfigError(f"cannot read {file}: {one_line(error)}") from None
+
+    def resolved(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {str(key): resolved(item) for key, item in value.items()}
+        default = re.match(r"\$\{resolve_default:\s*([^,}]+)", value) if isinstance(value, str) else None
+        return yaml.safe_load(default[1]) if default else value
+
+    found = resolved(content)
+    return found if isinstance(found, dict) else {}
+
+
+def look_up(values: Any, path: str) -> Any:
+    """The value at a path like config.gamma, or None."""
+    for key in path.split("."):
+        values = values.get(key) if isinstance(values, dict) else None
+    return values
+
+
+def number(value: float) -> float | int:
+    """60 for 59.99999: a rate is written as a period."""
+    near = round(value, 3)
+    return int(near) if near == int(near) else near
+
+
+@dataclass
+class Robot:
+    """What the class must know of the robot."""
+
+    free: bool
+    joints: list[str]
+    slides: list[bool]
+    """Of each joint, whether it is a slide."""
+    driven: list[str]
+    """The joint of each actuator, or all joints where an actuator is not of a joint."""
+    servos: bool
+    """Whether every control is a position of its joint."""
+    actuators: int
+    gains: dict[str, tuple[float, float]] | None
+    """Stiffness and damping of each joint of `driven`, if the file has no actuators."""
+    has_ground: bool
+    keyframe: bool
+    height: float
+    """Of the first body in the world [m]."""
+    lift: float
+    """How much higher the robot must be so that it is above the ground [m]."""
+    physics_hz: float | int
+
+
+def look_at(draft: Draft, own: str | None) -> Robot:
+    """Load the robot's file.
+
+    Raises:
+        TaskError: The scene cannot take it, or nothing can drive it.
+    """
+    import mujoco
+    import numpy as np
+
+    from gpusim_rl.errors import TaskError
+    from gpusim_rl.sim import Scene
+
+    robot: Any = draft.robot
+    spec = None
+    if own is not None:
+        robot = mujoco.MjSpec.from_string(own)
+    elif not is_menagerie(draft.robot) and draft.robot.endswith(".xml"):
+        spec = mujoco.MjSpec.from_file(draft.robot)
+    keyframe = spec is not None and any(key.name == "home" for key in spec.keys)
+    scene = Scene(500)
+    scene.add("robot", robot, keyframe="home" if keyframe else None, fixed_base=False if draft.free_base else None)
+    model = scene.model
+    data = mujoco.MjData(model)
+    mujoco.mj_forward(model, data)
+    bodies = scene.bodies_of("robot")
+    if not bodies:
+        raise TaskError(f"{draft.robot} has no body")
+    of_robot = [i for i in range(model.njnt) if model.jnt_bodyid[i] in bodies]
+    joint_type = mujoco.mjtJoint
+    moving = [i for i in of_robot if model.jnt_type[i] in (joint_type.mjJNT_HINGE.value, joint_type.mjJNT_SLIDE.value)]
+    free = any(model.jnt_type[i] == joint_type.mjJNT_FREE.value for i in of_robot)
+
+    def named(i: int) -> str:
+        return model.joint(i).name.removeprefix("robot/")
+
+    ground = (mujoco.mjtGeom.mjGEOM_PLANE.value, mujoco.mjtGeom.mjGEOM_HFIELD.value)
+    robot_geoms = [i for i in range(model.ngeom) if model.geom_bodyid[i] in bodies]
+    addresses = [model.jnt_qposadr[i] for i in moving]
+    random, pose, lowest = np.random.default_rng(0), data.qpos.copy(), math.inf
+    for _ in range(64):  # poses that a start may have
+        data.qpos[addresses] = pose[addresses] + NOISE * random.uniform(-1, 1, len(addresses))
+        mujoco.mj_kinematics(model, data)
+        for i in robot_geoms:
+            middle, half = model.geom_aabb[i, :3], model.geom_aabb[i, 3:]
+            turned = data.geom_xmat[i].reshape(3, 3)
+            lowest = min(lowest, float((data.geom_xpos[i] + turned @ middle)[2] - (np.abs(turned) @ half)[2]))
+    data.qpos[:] = pose
+    mujoco.mj_forward(model, data)
+    lift = max(0.0, -lowest) if math.isfinite(lowest) else 0.0
+    lift = math.ceil(100 * lift) / 100
+
+    transmissions = [(model.actuator_trntype[a], model.actuator_trnid[a, 0]) for a in range(model.nu)]
+    by_joint = [i for kind, i in transmissions if kind == mujoco.mjtTrn.mjTRN_JOINT.value and i in moving]
+    gains = None
+    if model.nu == 0:
+        followers = {model.eq_obj1id[e] for e in range(model.neq) if model.eq_type[e] == mujoco.mjtEq.mjEQ_JOINT.value}
+        by_joint = [i for i in moving if i not in followers]
+        height = float(data.xpos[bodies[0], 2]) + lift
+        gains = {named(i): usual_gains(model, data, i, height if free else None) for i in by_joint}
+    if not by_joint and not moving:
+        raise TaskError(f"{draft.robot}: the robot has no joint that a drive could move; try --free-base?")
+    whole = len(by_joint) == max(model.nu, len(by_joint))
+    servo = mujoco.mjtBias.mjBIAS_AFFINE.value
+    servos = whole and all(
+        model.actuator_biastype[a] == servo and model.actuator_biasprm[a, 1] == -model.actuator_gainprm[a, 0] != 0
+        for a in range(model.nu)
+    )
+    if spec is not None or own is not None:
+        step = mujoco.MjSpec.from_string(own).option.timestep if spec is None else spec.option.timestep
+        physics_hz = number(1 / step)
+    else:
+        physics_hz = 200
+    return Robot(
+        free=free,
+        joints=[named(i) for i in moving],
+        slides=[bool(model.jnt_type[i] == joint_type.mjJNT_SLIDE.value) for i in moving],
+        driven=[named(i) for i in (by_joint if whole else moving)],
+        servos=servos,
+        actuators=model.nu or len(by_joint),
+        gains=gains,
+        has_ground=any(model.geom_bodyid[i] == 0 and model.geom_type[i] in ground for i in range(model.ngeom)),
+        keyframe=keyframe,
+        height=float(data.xpos[bodies[0], 2]) + lift,
+        lift=lift,
+        physics_hz=physics_hz,
+    )
+
+
+def usual_gains(model: Any, data: Any, joint: int, height: float | None) -> tuple[float, float]:
+    """Stiffness and damping that hold the robot up: a first guess, to be tuned.
+
+    On a fixed base a joint answers at 3 Hz, critically damped, and sinks by at most 0.1 rad (1 cm of a slide) under the
+    weight of what hangs on it. Legs carry the robot: with 1.2 of its weight times its height a quadruped stands still,
+    with half of that it tips over.
+    """
+    import mujoco
+    import numpy as np
+
+    body, gravity = model.jnt_bodyid[joint], float(np.linalg.norm(model.opt.gravity))
+    if height is not None:
+        stiffness = 1.2 * float(model.body_subtreemass[model.body_rootid[body]]) * gravity * max(height, 0.1)
+        return rounded(stiffness), rounded(stiffness / 40)
+    mass = np.zeros((model.nv, model.nv))
+    mujoco.mj_fullM(model, data, mass)
+    inertia = float(mass[model.jnt_dofadr[joint], model.jnt_dofadr[joint]])
+    slide = model.jnt_type[joint] == mujoco.mjtJoint.mjJNT_SLIDE.value
+    arm = 1.0 if slide else float(np.linalg.norm(data.subtree_com[body] - data.xanchor[joint]))
+    weight = float(model.body_subtreemass[body]) * gravity * arm
+    stiffness = max(inertia * (2 * math.pi * 3) ** 2, weight / (0.01 if slide else 0.1))
+    return rounded(stiffness), rounded(2 * math.sqrt(stiffness * inertia))
+
+
+def rounded(value: float) -> float:
+    """Two digits."""
+    return float(f"{value:.2g}")
+
+
+def write(draft: Draft, own: str | None) -> tuple[str, str]:
+    """The py and the yaml."""
+    robot = look_at(draft, own)
+    walks = robot.free
+    joints, driven = len(robot.joints), len(robot.driven)
+    unit = "m" if robot.slides and all(robot.slides) else "rad or m" if any(robot.slides) else "rad"
+    values: dict[str, tuple[Any, str]] = {"start_noise": (NOISE, "rad or m, of the joints at the start")}
+    if walks:
+        doing = f"{draft.name}: walk forward, and stay upright."
+        rows = [
+            ("height", 1, "height of the robot's first body", "m"),
+            ("gravity", 3, "direction of gravity in its frame", "-"),
+            ("lin_vel", 3, "its velocity, in its frame", "m/s"),
+            ("ang_vel", 3, "its angular velocity, in its frame", "rad/s"),
+            ("joint_pos", joints, "joint positions - those of the start", unit),
+            ("joint_vel", joints, "joint velocities", per_second(unit)),
+            ("actions", robot.actuators, "last actions", "-"),
+        ]
+        values |= {
+            "speed": (1.0, "m/s, of which the reward sees no more"),
+            "alive_reward": (0.5, "per step"),
+            "least_height": (rounded(0.5 * robot.height), "m, of the first body; lower ends the episode"),
+            "least_upright": (0.5, "cosine of its tilt; less ends the episode"),
+        }
+        if robot.servos:
+            values["reach"] = (0.5, "rad or m, between the joints' start and their targets at action 1")
+    else:
+        doing = f"{draft.name}: bring the joints to random targets."
+        rows = [
+            ("joint_pos", joints, "joint positions", unit),
+            ("joint_vel", joints, "joint velocities", per_second(unit)),
+            ("target", driven, "targets of the joints in DRIVEN", unit),
+        ]
+        values["reach"] = (1.0, "rad or m, between the joints' start and their targets; at most half their range")
+    rows = [row for row in rows if row[1]]
+    values["action_cost"] = (0.01, "x mean squared action")
+    if robot.gains:
+        values["stiffness"] = ({joint: gains[0] for joint, gains in robot.gains.items()}, "N m/rad or N/m")
+        values["damping"] = ({joint: gains[1] for joint, gains in robot.gains.items()}, "N m s/rad or N s/m")
+        draft.told.append("the robot has no actuators: the yaml gives its joints position drives; tune their gains")
+    values |= {key: value for key, value in draft.values.items() if key not in values}
+
+    arguments = ['"robot"', "ROBOT"]
+    if robot.lift:
+        arguments.append(f"pos=(0.0, 0.0, {robot.lift:g})")
+    if robot.keyframe:
+        arguments.append('keyframe="home"')
+    if draft.free_base:
+        arguments.append("fixed_base=False")
+    drives = 'scene.add_actuators("robot", DRIVEN, kind="position", stiffness=cfg.stiffness, damping=cfg.damping)'
+    if is_menagerie(draft.robot):
+        place, import_path = repr(draft.robot).replace("'", '"'), ""
+    else:
+        relative = os.path.relpath(Path(draft.robot).resolve(), (draft.folder / "my_tasks").resolve())
+        place, import_path = f'Path(__file__).parent / "{Path(relative).as_posix()}"', "from pathlib import Path\n"
+    if robot.servos:
+        reach = "self.cfg.reach" if walks else "self.reach"
+        control, controls = f"self.pose + {reach} * action", ""
+        action_words = "targets of the joints in DRIVEN, `reach` around their start"
+    else:
+        control, controls = "self.middle + self.half * action", CONTROLS
+        action_words = "controls of the actuators, over their range"
+    text = Template(WALK if walks else REACH).substitute(
+        name=draft.name,
+        doing=doing,
+        yaml=f"my_cfg/task/{draft.name}.yaml",
+        import_path=import_path,
+        import_math="from gpusim_rl.env.math import quat_rotate_inverse\n" if walks else "",
+        robot=place,
+        driven=wrapped("DRIVEN = ", "()", [f'"{joint}"' for joint in robot.driven]),
+        in_order=" of the actuators, in their order" if driven == robot.actuators else "",
+        fields="\n".join(f"    {key}: {type_of(value)}" for key, (value, _) in values.items()),
+        actions=robot.actuators,
+        actions_s="s" if robot.actuators > 1 else "",
+        action_words=action_words,
+        table=table(rows),
+        reward_words=(
+            "velocity along x up to `speed` + `alive_reward` - `action_cost` x mean squared action."
+            if walks
+            else "1 - mean distance to the targets / `reach` - `action_cost` x mean squared action."
+        ),
+        start_words=(
+            "joints +-`start_noise` around the robot's pose. Termination: it lies or falls over."
+            if walks
+            else "joints +-`start_noise` around the robot's pose, targets anywhere in reach. No termination."
+        ),
+        units=wrapped("    units: ClassVar = ", "{}", [f'"{name}": "{of}"' for name, _, _, of in rows]),
+        integrator=', integrator="implicitfast"' if robot.gains else "",
+        ground="" if robot.has_ground else "        scene.add_ground()\n",
+        add=f"        scene.add({', '.join(arguments)})\n",
+        drives=f"        {drives}\n" if robot.gains else "",
+        controls=controls,
+        control=control,
+    )
+    physics = draft.common.get("physics_hz", robot.physics_hz)
+    wanted = draft.common.get("control_hz", 50)
+    control_hz = number(physics / max(1, round(physics / wanted)))
+    ppo = draft.ppo or {"horizon": 24, "epochs": 5, "minibatch_size": 6144, "network": {"hidden": [128, 64]}}
+    yaml = Template(YAML).substitute(
+        doing=doing,
+        module=draft.module,
+        name=draft.name,
+        physics_hz=physics,
+        control_hz=control_hz,
+        episode_length=draft.common.get("episode_length", round((10 if walks else 3) * control_hz)),
+        clip_actions=draft.common.get("clip_actions", 1.0),
+        clip_observations=text_of(draft.common.get("clip_observations")),
+        values="\n".join(yaml_lines(values)),
+        num_envs=draft.common.get("num_envs", 1024),
+        max_iterations=draft.common.get("max_iterations", 300 if walks else 100),
+        ppo="\n".join(f"  {key}: {text_of(value)}" for key, value in ppo.items()),
+    )
+    return text, yaml
+
+
+def wrapped(head: str, brackets: str, items: list[str]) -> str:
+    """A tuple or a dict, on one line where it fits."""
+    line = f"{head}{brackets[0]}{', '.join(items)}{',' if brackets == '()' and len(items) == 1 else ''}{brackets[1]}"
+    indent = " " * (len(head) - len(head.lstrip()))
+    return (
+        line
+        if len(line) <= 88
+        else "\n".join([head + brackets[0], *(f"{indent}    {item}," for item in items), indent + brackets[1]])
+    )
+
+
+def per_second(unit: str) -> str:
+    """The unit of a velocity."""
+    return " or ".join(f"{part}/s" for part in unit.split(" or "))
+
+
+def table(rows: list[tuple[str, int, str, str]]) -> str:
+    """The parts of the observation, as the docstring has them."""
+    cells, first = [("num", "name", "observation", "unit")], 0
+    for name, size, words, unit in rows:
+        cells.append((str(first) if size == 1 else f"{first}-{first + size - 1}", name, words, unit))
+        first += size
+    widths = [max(len(row[column]) for row in cells) for column in range(4)]
+    lines = [
+        "| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) + " |" for row in cells
+    ]
+    lines.insert(1, "|" + "|".join("-" * (width + 2) for width in widths) + "|")
+    return "\n".join(f"    {line}" for line in lines)
+
+
+def type_of(value: Any) -> str:
+    """Of a field of the class."""
+    return "dict[str, float]" if isinstance(value, dict) else type(value).__name__
+
+
+def text_of(value: Any) -> str:
+    """A value in a yaml, on one line."""
+    import json
+
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key}: {text_of(item)}" for key, item in value.items()) + "}"
+    return json.dumps(value)
+
+
+def yaml_lines(values: dict[str, tuple[Any, str]]) -> list[str]:
+    """The task's own settings."""
+    lines = []
+    for key, (value, comment) in values.items():
+        after = f"  # {comment}" if comment else ""
+        if isinstance(value, dict):
+            lines += [f"  {key}:{after}", *(f"    {name}: {text_of(number)}" for name, number in value.items())]
+        else:
+            lines.append(f"  {key}: {text_of(value)}{after}")
+    return lines
+
+
+if __name__ == "__main__":
+    # As for train.py: the checkout that this file is in, whether it is installed or not.
+    sys.path[0] = str(Path(__file__).resolve().parent.parent)
+    sys.exit(main())
