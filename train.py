@@ -4,12 +4,15 @@ python train.py                                        Cartpole, solved in less 
 python train.py task=Ant num_envs=4096                 4096 ants at once
 python train.py checkpoint=Ant                         continue the latest Ant run
 python train.py test=true checkpoint=Ant               evaluate it
+torchrun --nproc-per-node=4 train.py task=Ant multi_gpu=true
 python train.py --help                                 the settings people change
 """
 
 from __future__ import annotations
 
 import logging
+import os
+import sys
 from typing import Any
 
 from gpusim_rl.compose import Outcome, hydra_main
@@ -30,14 +33,20 @@ def main(config: dict[str, Any], overrides: list[str], checkpoint: Checkpoint | 
 
     spec = load_spec(config, overrides, checkpoint)  # before torch, which the libraries of some simulators must precede
 
+    from gpusim_rl.distributed.data_parallel import joined
     from gpusim_rl.run.trainer import Trainer
 
-    trainer = Trainer(spec)
-    if trainer.cfg.test:
-        return Outcome(str(trainer.cfg.checkpoint), trainer.evaluate()["return_mean"], None)
-    row = trainer.train()
+    with joined(spec) as collective:
+        trainer = Trainer(spec, collective)
+        if trainer.cfg.test:
+            return Outcome(str(trainer.cfg.checkpoint), trainer.evaluate()["return_mean"], None)
+        row = trainer.train()
     return Outcome(str(trainer.run_dir), row.get("episode/return"), row.get("episode/best_return"))
 
 
 if __name__ == "__main__":
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        from gpusim_rl.distributed.data_parallel import continued
+
+        sys.argv[1:] = continued(sys.argv[1:])
     main()

@@ -70,10 +70,12 @@ def train(
     limit_openmp_spin()
     spec = prepare(task, config, algo=algo, network=network, config_dir=config_dir, **overrides)
 
+    from gpusim_rl.distributed.data_parallel import joined
     from gpusim_rl.run.trainer import Trainer
 
-    trainer = Trainer(spec)
-    return trainer.evaluate() if spec.cfg.test else trainer.train()
+    with joined(spec) as collective:
+        trainer = Trainer(spec, collective)
+        return trainer.evaluate() if spec.cfg.test else trainer.train()
 
 
 def make_env(

@@ -440,6 +440,7 @@ class RunConfig:
         | None
     )  # run folder name; null = name of the task
     headless: bool
+    multi_gpu: bool  # one of the processes of torchrun, which learn together
     torch_deterministic: bool
     wandb_activate: bool
     wandb_project: str
@@ -659,7 +660,6 @@ def _merged(old: Any, new: Any) -> Any:
 
 
 ISAACGYMENVS = {
-    "multi_gpu": "A run uses one GPU; -m seed=1,2 makes several runs",
     "capture_video": "Try python tools/record.py <run folder>, during the training or after it; it needs no display",
     "capture_video_freq": "Try python tools/record.py <run folder>",
     "capture_video_len": "Try python tools/record.py <run folder> --steps <control steps>",

@@ -25,10 +25,13 @@ CGROUP_MOUNT = Path("/sys/fs/cgroup")
 
 
 def available_cpus() -> int:
-    """Returns how many CPUs this process may use, by its affinity mask and its cgroup quota (containers, Slurm)."""
+    """Returns how many CPUs this process may use, by its affinity mask and its cgroup quota (containers, Slurm).
+
+    The processes that torchrun has started on this machine share them.
+    """
     count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quota = _cgroup_quota()
-    return max(1, min(count, int(quota) if quota else count))
+    return max(1, min(count, int(quota) if quota else count) // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
 
 
 def has_compiler() -> bool:

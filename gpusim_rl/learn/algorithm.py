@@ -15,6 +15,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
+from gpusim_rl.learn.collective import ALONE, Collective
 from gpusim_rl.load_class import load_class
 from gpusim_rl.spaces import ActionSpace
 
@@ -119,6 +120,7 @@ class Algorithm(ABC):
         policy: What is trained.
         device: Where everything lives.
         generators: Random generators that `begin_rollout`, `act` and `update` draw from. A graph must know them.
+        collective: The processes that learn together; the trainer sets it before the first update.
     """
 
     Config: ClassVar[type]
@@ -127,12 +129,15 @@ class Algorithm(ABC):
     """Settings that the tensors of `state_dict` depend on: a checkpoint cannot continue with others."""
     policy_structure: ClassVar[tuple[str, ...]] = ("network",)
     """Those of them that the policy's tensors depend on."""
+    data_parallel: ClassVar[bool] = False
+    """Whether `update` adds up, by `collective`, what the processes of a data-parallel run learn."""
 
     cfg: Any
     horizon: int
     policy: Policy
     device: torch.device
     generators: Sequence[torch.Generator] = ()
+    collective: Collective = ALONE
 
     @abstractmethod
     def __init__(self, cfg: Any, env: EnvSpec, *, device: torch.device, seed: int, max_iterations: int) -> None: ...
@@ -197,8 +202,8 @@ class Algorithm(ABC):
         return None
 
     @classmethod
-    def settings_to_evaluate(cls, cfg: Any) -> Any:
-        """Settings with which a saved policy is evaluated: without files that only a training needs."""
+    def settings_to_evaluate(cls, cfg: Any, num_envs: int) -> Any:
+        """Settings with which a saved policy is evaluated: without files and memory that only a training needs."""
         return cfg
 
     @abstractmethod

@@ -16,6 +16,7 @@ from torch.nn import functional
 from gpusim_rl.config import CriticConfig, NetworkConfig
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.learn.algorithm import Hidden, Observation, Policy
+from gpusim_rl.learn.collective import ALONE, Collective
 from gpusim_rl.learn.distributions import Distribution, make_head
 from gpusim_rl.learn.normalize import RunningNormalizer
 from gpusim_rl.load_class import load_class
@@ -351,7 +352,9 @@ class ActorCritic(Policy):
         return value if self.value_norm is None else self.value_norm(value[..., None])[..., 0]
 
     @torch.no_grad()
-    def update_value_norm(self, returns: Float[Tensor, " batch"], where: Bool[Tensor, " batch"]) -> None:
+    def update_value_norm(
+        self, returns: Float[Tensor, " batch"], where: Bool[Tensor, " batch"], collective: Collective = ALONE
+    ) -> None:
         """Merges returns into the value statistics, and rescales the value head so that no prediction changes.
 
         This is PopArt's output preservation (van Hasselt et al. 2016, arXiv 1602.07714, section 2.2): without it every
@@ -362,6 +365,6 @@ class ActorCritic(Policy):
         norm, head = self.value_norm, self.value_head
         bias = norm.inverse(head.bias)
         head.weight.mul_(norm.scale)
-        norm.update(returns[:, None], where)
+        norm.update(returns[:, None], where, collective)
         head.bias.copy_(norm(bias))
         head.weight.div_(norm.scale)

@@ -8,6 +8,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
+from gpusim_rl.learn.collective import ALONE, Collective
+
 
 class RunningNormalizer(nn.Module):
     """Normalises features by the mean and variance of everything seen, merged batch by batch.
@@ -53,12 +55,18 @@ class RunningNormalizer(nn.Module):
         return torch.addcmul(self._mean, y, self.scale)
 
     @torch.no_grad()
-    def update(self, x: Float[Tensor, "batch size"], where: Bool[Tensor, " batch"] | None = None) -> None:
+    def update(
+        self,
+        x: Float[Tensor, "batch size"],
+        where: Bool[Tensor, " batch"] | None = None,
+        collective: Collective = ALONE,
+    ) -> None:
         """Merges a batch.
 
         Args:
             x: The batch.
             where: Rows that count; all by default. Rows that do not count may hold anything.
+            collective: Processes whose batches are merged as one.
         """
         if where is None:
             count = torch.full_like(self.count, float(x.shape[0]))
@@ -66,13 +74,15 @@ class RunningNormalizer(nn.Module):
         else:
             count = where.sum(dtype=torch.float64)
             data = torch.where(where[:, None], x, 0.0).double()
+        count, total = collective.sum([count, data.sum(dim=0)])
         some = count.clamp(min=1.0)
-        mean = data.sum(dim=0) / some
+        mean = total / some
         # Two passes: neither an offset nor an outlier costs digits. In place: one copy of the batch is enough.
         data.sub_(mean)
         if where is not None:
             data.mul_(where[:, None])
-        self._merge(mean, data.square_().sum(dim=0) / some, count)
+        [squares] = collective.sum([data.square_().sum(dim=0)])
+        self._merge(mean, squares / some, count)
 
     def _merge(self, mean: Tensor, var: Tensor, count: Tensor) -> None:
         self.count.add_(count)

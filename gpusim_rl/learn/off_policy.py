@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 import math
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -49,7 +49,7 @@ class Batch:
     next_obs: dict[str, Tensor]
     discount: Tensor
     weight: Tensor
-    """Sums to 1, or to 0 where nothing counts."""
+    """Sums to 1 over all processes, or to 0 where nothing counts."""
     index: Tensor
     """Places in the replay memory."""
     noise: Tensor
@@ -65,6 +65,9 @@ class OffPolicy(Algorithm):
     Until `learning_starts` transitions are stored, actions are random and updates change no weights: the operations
     are the same, so that one CUDA graph does both. An update whose gradient is not finite changes no weights either.
     The target networks move towards the others all the time.
+
+    In a data-parallel run each process has envs, a memory and batches of its own. Sums over samples are taken over all
+    processes, so that they keep the same weights.
 
     Args:
         cfg: Settings.
@@ -82,6 +85,7 @@ class OffPolicy(Algorithm):
 
     structure = ("network", "normalize_obs", "replay.capacity", "replay.storage", "replay.alpha")
     policy_structure = ("network", "normalize_obs")
+    data_parallel = True
     discrete: ClassVar[bool] = False
     """Whether it can choose discrete actions."""
     num_noise: ClassVar[int] = 0
@@ -101,7 +105,7 @@ class OffPolicy(Algorithm):
             raise ConfigError(f"algo={name} chooses continuous actions, and here they are discrete; try algo=dqn")
         self.cfg, self.device, self.horizon = cfg, device, cfg.horizon
         self.num_envs, self.num_actions = env.num_envs, env.action_space.size
-        self._max_steps = max_iterations * cfg.horizon
+        self._max_steps, self._time_limit = max_iterations * cfg.horizon, env.max_episode_length
         bf16, self._precision_reason = choose_precision(cfg.precision, device)
         policy = self.make_policy(cfg, env.obs_sizes, env.action_space).to(device)
         self.policy = policy  # type: ignore[reportIncompatibleVariableOverride]
@@ -163,7 +167,7 @@ class OffPolicy(Algorithm):
 
     def _check_replay(self, env: EnvSpec) -> None:
         cfg, name, envs = self.cfg, type(self).__name__.lower(), env.num_envs
-        steps, needed = cfg.replay.capacity // envs, max(cfg.n_step + 1, cfg.horizon)
+        steps, needed = cfg.replay.capacity // envs, _least_steps(cfg)
         if steps < needed:
             raise ConfigError(
                 f"{name}.replay.capacity={cfg.replay.capacity} holds {steps} control steps of num_envs={envs}, and"
@@ -305,7 +309,8 @@ class OffPolicy(Algorithm):
             drawn = self.priorities.sample(size, self._sample_generator, beta)
         obs, next_obs = policy.normalize(drawn.obs), policy.normalize(drawn.next_obs)
         weight = drawn.weight.view(number, -1)
-        weight = weight / weight.sum(dim=1, keepdim=True).clamp_(min=torch.finfo(torch.float32).tiny)
+        [total] = self.collective.sum([weight.sum(dim=1, keepdim=True)])
+        weight = weight / total.clamp_(min=torch.finfo(torch.float32).tiny)
         reward = drawn.reward if cfg.reward_scale == 1.0 else drawn.reward * cfg.reward_scale
         shape = number, 2, cfg.batch_size, self.num_actions
         noise = torch.randn(shape, device=self.device, generator=self._sample_generator)
@@ -332,12 +337,20 @@ class OffPolicy(Algorithm):
         else:
             each = -(target * outputs.log_softmax(dim=-1)).sum(dim=-1)
         loss = (each @ batch.weight).sum()  # of all critics: each learns as if it were alone
-        norm, bad = optimizer.masked_step(torch.autograd.grad(loss, optimizer.parameters), waits)
-        if self.priorities is not None:
-            self.priorities.update(batch.index, self._error(each.detach(), target), batch.weight, waits | bad)
+        gradients = torch.autograd.grad(loss, optimizer.parameters)
         with torch.no_grad():
             q = (policy.critic.value(outputs) @ batch.weight).mean()
-            return torch.stack([loss.detach(), q, expected @ batch.weight, norm]).masked_fill_(bad, 0.0), bad
+            numbers = loss.detach(), q, expected @ batch.weight
+        numbers, gradients = self._summed(numbers, gradients)
+        norm, bad = optimizer.masked_step(gradients, waits)
+        if self.priorities is not None:
+            self.priorities.update(batch.index, self._error(each.detach(), target), batch.weight, waits | bad)
+        return torch.stack([*numbers, norm]).masked_fill_(bad, 0.0), bad
+
+    def _summed(self, numbers: Sequence[Tensor], gradients: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+        """Numbers and gradients, added up over the processes."""
+        both = self.collective.sum([*numbers, *gradients])
+        return both[: len(numbers)], both[len(numbers) :]
 
     def _error(self, each: Tensor, target: Tensor) -> Tensor:
         """|y - Q|, or KL(y || Q), in the mean of the critics, from their losses and targets, [batch]."""
@@ -388,21 +401,24 @@ class OffPolicy(Algorithm):
         So the weight of the two stays the same while returns grow: Fujimoto and Gu 2021, arXiv 2106.06860.
         """
         off = (action - batch.action)[-self._num_shown :].square().sum(dim=-1)
-        return self.cfg.demonstrations.imitation * q.detach().abs().mean() * off.mean()
+        weight = self.cfg.demonstrations.imitation / self.collective.size
+        return weight * q.detach().abs().mean() * off.mean()
 
     def _actor_step(self, batch: Batch, waits: Tensor) -> tuple[Tensor, Tensor]:
         loss, *others = self._actor_loss(batch)
         optimizer = self.actor_optimizer
         assert optimizer is not None
-        norm, bad = optimizer.masked_step(torch.autograd.grad(loss, optimizer.parameters), waits)
-        return torch.stack([loss.detach(), *others, norm]).masked_fill_(bad, 0.0), bad
+        gradients = torch.autograd.grad(loss, optimizer.parameters)
+        numbers, gradients = self._summed([loss.detach(), *others], gradients)
+        norm, bad = optimizer.masked_step(gradients, waits)
+        return torch.stack([*numbers, norm]).masked_fill_(bad, 0.0), bad
 
     @torch.no_grad()
     def _look_at_new_frames(self) -> dict[str, Tensor]:
         """Updates the statistics of observations; returns what tells whether the frames are finite."""
         obs, valid, reward = self.replay.latest(self.horizon)
         for group, norm in self.policy.obs_norm.items():
-            norm.update(obs[group].flatten(0, 1), valid.flatten())  # type: ignore[operator]
+            norm.update(obs[group].flatten(0, 1), valid.flatten(), self.collective)  # type: ignore[operator]
         # finite sums of finite numbers: a flag that costs one reduction and no read
         return {"check/obs": torch.stack([x.sum() for x in obs.values()]).sum(), "check/reward": reward.sum()}
 
@@ -432,8 +448,9 @@ class OffPolicy(Algorithm):
         each = self.num_envs * self.horizon
         first, last = -(-cfg.learning_starts // each), self._max_steps // self.horizon
         start = f"random actions until {cfg.learning_starts:,} transitions, in iteration {first}"
-        if first >= last:
-            start += f" of {last}: nothing is learned. Try {name}.learning_starts={each * last // 10}"
+        if first + isinstance(self.replay, HostReplay) > last:  # which an update reads before it has the newest
+            advice = max(cfg.batch_size, each * last // 10)
+            start += f" of {last}: nothing is learned. Try {name}.learning_starts={advice}"
         return {
             "network": f"{actor}{critics}, {sum(p.numel() for p in self._online):,} parameters",
             "batch": f"{self.horizon * cfg.updates} updates of {cfg.batch_size} for"
@@ -478,11 +495,13 @@ class OffPolicy(Algorithm):
         return replay + drawn + activations + frames + 24 * (critics + actor)
 
     @classmethod
-    def settings_to_evaluate(cls, cfg: OffPolicyConfig) -> OffPolicyConfig:
-        """Without demonstrations."""
+    def settings_to_evaluate(cls, cfg: OffPolicyConfig, num_envs: int) -> OffPolicyConfig:
+        """Without demonstrations, and with the smallest memory that there can be."""
         if isinstance(cfg, ActorCriticConfig):
-            return dataclasses.replace(cfg, demonstrations=dataclasses.replace(cfg.demonstrations, file=None))
-        return cfg
+            cfg = dataclasses.replace(cfg, demonstrations=dataclasses.replace(cfg.demonstrations, file=None))
+        capacity = _least_steps(cfg) * num_envs
+        replay = dataclasses.replace(cfg.replay, capacity=capacity, alpha=0.0, device=None, save=False)
+        return dataclasses.replace(cfg, replay=replay, batch_size=1, learning_starts=1)
 
     def state_dict(self) -> dict[str, Any]:
         """Optimisers, counters, random generators, and the replay memory if it is to be saved."""
@@ -495,13 +514,17 @@ class OffPolicy(Algorithm):
             "noise": self.noise.state_dict(),
             "act_generator": self._act_generator.get_state(),
             "sample_generator": self._sample_generator.get_state(),
+            "time_limit": self._time_limit,
             "replay": self.replay.state_dict() if save else None,
             "priorities": self.priorities.state_dict() if save and self.priorities is not None else None,
             "demonstrations": self._digest,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores `state_dict`. Without a replay memory in it, the memory is empty then."""
+        """Restores `state_dict`. Without a replay memory in it, the memory is empty then.
+
+        So it is where the time limit has changed: last observations of episodes have their places by it.
+        """
         self.critic_optimizer.load_moments(state["critic_optimizer"])
         if self.actor_optimizer is not None:
             self.actor_optimizer.load_moments(state["actor_optimizer"])
@@ -513,12 +536,20 @@ class OffPolicy(Algorithm):
         self.replay.clear()
         if self.priorities is not None:
             self.priorities.clear()
-        if state["replay"] is not None:
+        before, now = state.get("time_limit", self._time_limit), self._time_limit
+        if state["replay"] is not None and before != now:
+            warn(f"the time limit was {before} control steps, and is {now} now: the replay memory is filled again")
+        elif state["replay"] is not None:
             self.replay.load_state_dict(state["replay"])
             if self.priorities is not None:
                 self.priorities.load_state_dict(state["priorities"])
         if state.get("demonstrations", self._digest) != self._digest:
             warn("the demonstrations are not those that the training had before")
+
+
+def _least_steps(cfg: OffPolicyConfig) -> int:
+    """Control steps that a replay memory must hold."""
+    return max(cfg.n_step + 1, cfg.horizon)
 
 
 def _means(names: tuple[str, ...], numbers: list[Tensor]) -> Mapping[str, Tensor]:

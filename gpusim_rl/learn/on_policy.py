@@ -120,6 +120,11 @@ class OnPolicy(Algorithm):
     the optimisation, so that the policy that learns is the one that acted. Return statistics are updated before it
     (they do not touch the policy), so that the critic's targets have unit scale from the first iteration on.
 
+    In a data-parallel run each process has a rollout of its own envs, and minibatches of it. Sums over samples are
+    taken over all processes: advantages are normalised by the mean and deviation of all, a gradient is that of the
+    samples of all, and so are the KL and the statistics. So all processes keep the same weights, without exchanging
+    them.
+
     A step whose gradient is not finite is skipped: weights, optimiser, learning rate and the statistics of the update
     are as if it had not been there. It is counted on the device.
 
@@ -140,6 +145,7 @@ class OnPolicy(Algorithm):
 
     structure = ("horizon", "network", "normalize_obs", "normalize_value")
     policy_structure = ("network", "normalize_obs", "normalize_value")
+    data_parallel = True
     name: ClassVar[str]
     """Of the section that holds the settings."""
     losses: ClassVar[tuple[str, ...]] = ("loss/policy", "loss/value", "loss/bounds", "policy/entropy")
@@ -297,7 +303,8 @@ class OnPolicy(Algorithm):
         totals, skipped, steps = self._learn(batch)
         self.iteration += 1
         for group, norm in self.policy.obs_norm.items():
-            norm.update(rollout.obs[group].flatten(0, 1), rollout.valid.flatten())  # type: ignore[operator]
+            frames = rollout.obs[group].flatten(0, 1), rollout.valid.flatten()
+            norm.update(*frames, self.collective)  # type: ignore[operator]
         self.skipped += skipped
         used = steps - skipped
         means = totals / used.clamp(min=1.0)
@@ -315,8 +322,8 @@ class OnPolicy(Algorithm):
             skipped; how many there were.
         """
         everything = torch.arange(self.num_units, device=self.device)
-        count = Samples.valid_of(batch.packed).sum().clamp_(min=1.0)
-        numbers, skip = self._gradient(batch, everything, count)
+        [count] = self.collective.sum([Samples.valid_of(batch.packed).sum()])
+        numbers, skip = self._gradient(batch, everything, count.clamp_(min=1.0))
         self._step(numbers[-1], skip)
         return numbers, skip.float(), 1
 
@@ -326,7 +333,7 @@ class OnPolicy(Algorithm):
         Args:
             batch: All samples.
             index: Sequences of the minibatch.
-            count: Its valid samples.
+            count: Its valid samples, of all processes.
 
         Returns:
             Its statistics: `losses` and the norm of the gradient, 0 where that is not finite; whether it is not.
@@ -343,6 +350,7 @@ class OnPolicy(Algorithm):
             logger.warning("the loss of %s runs uncompiled: %s", type(self).__name__, reason_of(error))
             self.compile(enabled=False)
             losses, *gradients = self._chunks.sum(gradient, index)
+        losses, *gradients = self.collective.sum([losses, *gradients])
         for parameter, grad in zip(self._parameters, gradients, strict=True):
             parameter.grad = grad.contiguous()  # as the optimiser expects; it is, but for odd layers
         norm = torch.nn.utils.get_total_norm(gradients)
@@ -411,12 +419,13 @@ class OnPolicy(Algorithm):
         value, next_value = policy.denormalize_value(rollout.value), policy.denormalize_value(next_value)
         reward = rollout.reward * cfg.reward_scale
         advantage, returns = self._advantages(reward, value, next_value, rollout.terminated, rollout.done, counts)
-        policy.update_value_norm(returns.flatten(), counts.flatten())
+        policy.update_value_norm(returns.flatten(), counts.flatten(), self.collective)
         valid = counts.float()
-        weight = valid / valid.sum().clamp(min=1.0)
+        [number] = self.collective.sum([valid.sum()])
+        weight = valid / number.clamp(min=1.0)
         both = torch.stack([advantage, returns])
-        means = (both * weight).sum(dim=(1, 2))
-        variances = ((both - means[:, None, None]).square() * weight).sum(dim=(1, 2))
+        [means] = self.collective.sum([(both * weight).sum(dim=(1, 2))])
+        [variances] = self.collective.sum([((both - means[:, None, None]).square() * weight).sum(dim=(1, 2))])
         observed = *rollout.obs.values(), *rollout.later_obs.values()
         stats = {
             "value/explained_variance": 1.0 - variances[0] / variances[1].clamp(min=1e-12),

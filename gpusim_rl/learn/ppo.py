@@ -77,6 +77,7 @@ class PPO(OnPolicy):
         for epoch in range(cfg.epochs):
             order = torch.randperm(self.num_units, generator=self._shuffle_generator, device=self.device)
             counts = Samples.valid_of(batch.packed).index_select(1, order).unflatten(1, (-1, size)).sum(dim=(0, 2))
+            [counts] = self.collective.sum([counts])
             kls = []
             for index, count in zip(order.split(size), counts.clamp_(min=1.0), strict=True):
                 numbers, skip = self._gradient(batch, index, count)

@@ -152,11 +152,12 @@ class SAC(OffPolicy):
     def state_dict(self) -> dict[str, Any]:
         """What all off-policy algorithms have, and alpha."""
         own = {"log_alpha": self.log_alpha.detach().clone(), "alpha_optimizer": self.alpha_optimizer.moments()}
-        return super().state_dict() | own
+        return super().state_dict() | own | {"configured_alpha": self.cfg.alpha}
 
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores `state_dict`."""
+        """Restores `state_dict`. Another `alpha` in the settings is a new start of it."""
         super().load_state_dict(state)
-        self.log_alpha.copy_(state["log_alpha"])
+        if state.get("configured_alpha", self.cfg.alpha) == self.cfg.alpha:
+            self.log_alpha.copy_(state["log_alpha"])
         self.alpha_optimizer.load_moments(state["alpha_optimizer"])

@@ -42,6 +42,7 @@ TRAINING: Types = {
     "torch_rng": (Tensor,),
     "metrics": (dict,),
     "metrics_csv": (dict, type(None)),
+    "processes": (dict,),
 }
 """What `Trainer.state_dict` and `Logger.save` put into a checkpoint."""
 DIVERGENCE: Types = {

@@ -6,17 +6,21 @@ import gc
 import logging
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor
 
+from gpusim_rl.learn.collective import ALONE, Collective
 from gpusim_rl.run.stop_signal import IterationLeftError
 from gpusim_rl.source_location import describe
 
 T = TypeVar("T")
+
+LaunchesApart = Callable[[Callable[[Callable[[], None]], None]], AbstractContextManager[None]]
+"""In its block, launches are handed to a function instead."""
 
 logger = logging.getLogger("gpusim_rl.run")
 
@@ -57,7 +61,7 @@ class NotCapturableError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """What the simulator launches between two recordings."""
+    """What the simulator, or a sum over processes, launches between two recordings."""
 
     replay: Callable[[], None]
 
@@ -150,6 +154,8 @@ class Graphs:
         device: Where the learner lives.
         generators: Random generators that the parts draw from; replays advance them as eager calls do.
         stateful: Objects of the user whose attributes are part of the state: the task, the algorithm.
+        collective: Processes that learn together. Their sums are taken between the pieces of the update, not in a
+            graph: what NCCL does in one depends on its version, and hangs where it goes wrong.
     """
 
     def __init__(
@@ -159,8 +165,10 @@ class Graphs:
         *,
         generators: Sequence[torch.Generator] = (),
         stateful: Sequence[object] = (),
+        collective: Collective = ALONE,
     ) -> None:
         self.choice = choice
+        self._collective = collective
         self._device = device
         self._generators = list(generators)
         self._stateful = list(stateful)
@@ -255,7 +263,13 @@ class Graphs:
         gc.disable()
         self._capturing = True
         try:
-            return self._record_pieces(body_in_place) if part == "split" else self._record(body_in_place)
+            if part == "split":
+                from gpusim_rl.sim import warp  # a simulator without Warp needs none
+
+                return self._record_pieces(body_in_place, warp.launches_apart)
+            if part == "update" and self._collective.size > 1:
+                return self._record_pieces(body_in_place, self._collective.launches_apart)
+            return self._record(body_in_place)
         finally:
             self._capturing = False
             if collecting:
@@ -265,9 +279,7 @@ class Graphs:
         with self._recording() as graph:
             return graph, body()
 
-    def _record_pieces(self, body: Callable[[], T]) -> tuple[Replayable, T]:
-        from gpusim_rl.sim import warp  # a simulator without Warp needs none
-
+    def _record_pieces(self, body: Callable[[], T], launches_apart: LaunchesApart) -> tuple[Replayable, T]:
         pieces: list[Replayable] = []
         with ExitStack() as recording:
 
@@ -277,7 +289,7 @@ class Graphs:
                 pieces.extend([Launch(launch), recording.enter_context(self._recording(before))])
 
             pieces.append(recording.enter_context(self._recording()))
-            with warp.launches_apart(launch_between):
+            with launches_apart(launch_between):
                 return Pieces(pieces), body()
 
     @contextmanager

@@ -60,7 +60,8 @@ def _device(name: str, key: str) -> torch.device:
     kind, _, number = name.partition(":")
     if kind == "cuda":
         count = torch.cuda.device_count()
-        index = int(number or 0)  # torch.device reads small numbers only
+        # torch.device reads small numbers only
+        index = int(number) if number else torch.cuda.current_device() if count else 0
         if index >= count:
             has = f"{count} CUDA device{'s' if count != 1 else ''}" if count else "no CUDA device"
             raise ConfigError(f"{key}={name}: this machine has {has}; try {key}={'cuda:0' if count else 'cpu'}")

@@ -335,6 +335,51 @@ class Logger:
         return [*(" ".join([command(tool), run, *folder, *trust]) for tool in ("play", "record")), train, plot]
 
 
+class SilentLogger(Logger):
+    """Of a process that learns together with others, and is not the first: it shows and writes nothing.
+
+    Args:
+        cfg: The run.
+        run_dir: Where the first process writes.
+        resumed_at: Iteration of the checkpoint that the run continues from; None for a new run.
+    """
+
+    def __init__(self, cfg: RunConfig, run_dir: RunDir, *, resumed_at: int | None) -> None:
+        self._cfg, self.run_dir = cfg, run_dir
+        self.console = Console("quiet", cfg.max_iterations, None)
+        self._checkpoints = Checkpoints(run_dir.checkpoints, cfg.log.keep)
+        self._saved, self._row = resumed_at, {}
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.console.close()
+
+    def note(self, metadata: Mapping[str, Any]) -> None:
+        """Nothing: the first process does it."""
+
+    def record(self, status: RunStatus) -> None:
+        """Keeps the newest row."""
+        for row in status.rows:
+            self._row = row.numbers
+
+    def dump(self, name: str, state: Mapping[str, Any]) -> str:
+        """Nothing; the command that replays what the first process writes."""
+        return self.replay(name)
+
+    def checkpoint_due(self, status: RunStatus) -> bool:
+        """The first process decides, unless this one has got a signal."""
+        return status.stopping
+
+    def save(self, status: RunStatus, state: Mapping[str, Any]) -> None:
+        """Notes that the first process saves."""
+        self._saved = status.iteration
+
+    def finish(self, status: RunStatus, *, left: bool = False) -> Row:
+        """The last row of metrics."""
+        return self._row
+
+
 def command(tool: str) -> str:
     """How a user starts a tool or the training from the current folder."""
     checkout = paths.checkout()

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from gpusim_rl.env import Step
 from gpusim_rl.errors import ConfigError
+from gpusim_rl.learn.collective import ALONE, Collective
 from gpusim_rl.run.writers import Row
 
 WINDOW = 100
@@ -67,18 +68,23 @@ class EpisodeWindow:
         self.ring.index_copy_(1, slot, sums.transpose(0, 1).flatten(1))
         self.total += number
 
-    def means(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def means(self, collective: Collective = ALONE) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Mean return, mean length, number of the episodes in the window, and trimmed mean return.
 
         The means are NaN when the window is empty, the trimmed one when it is not full.
+
+        Args:
+            collective: Processes whose windows count together; the trimmed mean is the mean of theirs.
         """
         count = self.total.clamp(max=self.size)
         known = torch.arange(self.size, device=self.ring.device) < count
         sums = torch.where(known, self.ring[:, :-1], 0.0).sum(dim=1)
-        mean_return, mean_length = (sums / count).unbind()
+        sums, number = collective.sum([sums, count.float()])
+        mean_return, mean_length = (sums / number).unbind()
         cut = int(TRIMMED * self.size)
         trimmed = self.ring[0, :-1].sort().values[cut : self.size - cut].mean()
-        return mean_return, mean_length, count.float(), trimmed.where(count == self.size, torch.nan)
+        [trimmed] = collective.mean([trimmed.where(count == self.size, torch.nan)])
+        return mean_return, mean_length, number, trimmed
 
     def state_dict(self) -> dict[str, Any]:
         """Ring and running episodes."""
@@ -101,10 +107,13 @@ class Metrics:
         num_envs: N.
         device: Where the learner lives.
         window: Episodes in the mean return.
+        collective: Processes whose numbers become one row. Each has a window of its own.
     """
 
-    def __init__(self, num_envs: int, device: torch.device, window: int = WINDOW) -> None:
-        self.device = device
+    def __init__(
+        self, num_envs: int, device: torch.device, window: int = WINDOW, collective: Collective = ALONE
+    ) -> None:
+        self.device, self._collective = device, collective
         self.num_envs = num_envs
         self.episodes = EpisodeWindow(num_envs, window, device)
         self._rollout: list[tuple[Tensor, Tensor]] = []  # of each step: numbers and masks, [count, envs]
@@ -205,16 +214,18 @@ class Metrics:
         Returns:
             The rows that have arrived, with their `host`: this one on the CPU, the one before on CUDA.
         """
-        mean_return, mean_length, count, trimmed_return = self.episodes.means()
+        collective = self._collective
+        mean_return, mean_length, count, trimmed_return = self.episodes.means(collective)
         values = {"episode/return": mean_return, "episode/length": mean_length, "episode/count": count}
         values["episode/trimmed_return"] = trimmed_return
-        for name, value in self._sums.items():
+        for name, value in zip(self._sums, collective.sum([*self._sums.values()]), strict=True):
             values[name] = value[0] / value[1] if value.ndim else value  # a task's number: sum and count
         if self._terms is not None:
-            per_step = self._terms / (self._steps * self.num_envs).clamp(min=1.0)
+            [per_step] = collective.mean([self._terms / (self._steps * self.num_envs).clamp(min=1.0)])
             values |= dict(zip((f"reward/{name}" for name in self._term_names), per_step.unbind(), strict=True))
             self._terms.zero_()
-        values |= self._latest | dict(extra)
+        values |= dict(zip(self._latest, collective.mean([*self._latest.values()]), strict=True))
+        values |= dict(zip(extra, collective.sum([*extra.values()]), strict=True))
         stacked = torch.stack([value.float() for value in values.values()])
         for value in self._sums.values():
             value.zero_()

@@ -97,7 +97,7 @@ class Reporter:
             return
         it = self._trainer
         self._finite_check.check_policy(it.algorithm.policy.state_dict(), it.iteration)
-        log.save(status, it.state_dict())
+        log.save(status, it.state_of_all())
 
     def finish(self, log: Logger, *, left: bool) -> Row:
         """Publishes and saves what is left; returns the last row of metrics.
@@ -107,7 +107,9 @@ class Reporter:
             left: The iteration after it was left before its end.
         """
         status = self.publish(log, drain=True)
-        if not left and not log.is_saved(status):  # a signal after the last look, or a disk that is full
+        # A signal after the last look, or a disk that is full: of all processes, or of none.
+        [unsaved] = self._trainer.collective.any(not left and not log.is_saved(status))
+        if unsaved:
             self.save(log, final=True)
         return log.finish(status, left=left)
 

@@ -5,23 +5,27 @@ from __future__ import annotations
 import dataclasses
 import os
 import secrets
+import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.utils._pytree import tree_map_only
 
 from gpusim_rl.checkpoint_file import check_is_data, digest_of
 from gpusim_rl.config import RunSpec
 from gpusim_rl.env import Environment, Step, VecEnv
 from gpusim_rl.env.device_env import moved
 from gpusim_rl.env.half_batches import HalfBatches
-from gpusim_rl.errors import ConfigError, one_line_if_out_of_memory
+from gpusim_rl.errors import ConfigError, one_line_if_out_of_memory, warn
 from gpusim_rl.hardware import tune_malloc
 from gpusim_rl.learn.algorithm import Algorithm, EnvSpec
+from gpusim_rl.learn.collective import ALONE, Collective
 from gpusim_rl.run import checkpoint
 from gpusim_rl.run.banner import banner
 from gpusim_rl.run.compilation import Compilation, CompileChoice
@@ -31,7 +35,7 @@ from gpusim_rl.run.devices import choose_devices, choose_eval_devices
 from gpusim_rl.run.eval_schedule import EvalSchedule
 from gpusim_rl.run.evaluation import evaluate, report
 from gpusim_rl.run.log_interval import LogIntervals
-from gpusim_rl.run.logger import Logger
+from gpusim_rl.run.logger import Logger, SilentLogger
 from gpusim_rl.run.memory_estimate import warn_of_learner_memory, warn_of_memory
 from gpusim_rl.run.metadata import describe_run
 from gpusim_rl.run.metrics import Metrics, Row
@@ -46,6 +50,11 @@ from gpusim_rl.sim import make_sim
 from gpusim_rl.simulators import SIMULATORS
 from gpusim_rl.torch_threads import ROWS_PER_THREAD, limit_torch_threads, use_available_cpus
 
+SEEDS_APART = 1_000_003
+"""Between the seeds of two processes that learn together: their envs and their noise differ."""
+OWN = ("algorithm", "env", "torch_rng", "metrics")
+"""What of the state each of several processes has for itself."""
+
 
 class Trainer:
     """Trains or evaluates one task with one algorithm.
@@ -55,6 +64,7 @@ class Trainer:
 
     Args:
         spec: The run.
+        collective: The processes that learn together; `num_envs` is of each.
 
     Raises:
         ConfigError: Something in the configuration or the checkpoint does not fit.
@@ -62,22 +72,23 @@ class Trainer:
 
     Attributes:
         iteration: Iterations done.
-        env_steps: Control steps done, summed over envs.
+        env_steps: Control steps done, summed over envs and processes.
         run_dir: Folder of the run; None before `logging` opens it.
         stop_signal: Ends the training early.
         obs: Observations to act on next. The tensors are never replaced, because a CUDA graph uses their addresses.
     """
 
-    def __init__(self, spec: RunSpec) -> None:
+    def __init__(self, spec: RunSpec, collective: Collective = ALONE) -> None:
         cfg = spec.cfg
-        self.spec, self.cfg = spec, cfg
+        self.spec, self.cfg, self.collective = spec, cfg, collective
         self.task_name = spec.task_class.__name__
         if cfg.log.tensorboard:
             require_tensorboard()
         self._digest = digest_of(spec.checkpoint.file) if spec.checkpoint is not None else None
         state = checkpoint.load_for(spec)
         self.resumed = state is not None
-        self.seed = self._choose_seed(state)
+        self.seed = collective.share(self._choose_seed(state))
+        self._own_seed = self.seed + SEEDS_APART * collective.rank
         outside = issubclass(spec.task_class, Environment)
         self.rl_device, self.choice = choose_devices(cfg, outside=outside)
         if cfg.eval.interval and not cfg.test:
@@ -95,9 +106,10 @@ class Trainer:
             with devices_checked(("the environment", self.env, self.env.device), enabled=cfg.debug.check_device):
                 self.obs = {group: value.to(self.rl_device, copy=True) for group, value in self.env.reset().items()}
             self.algorithm = self._make_algorithm()
+            self.algorithm.collective = collective
             self._parts = self._make_parts()
         use_available_cpus(self.algorithm.batch_rows)
-        self.metrics = Metrics(cfg.num_envs, self.rl_device)
+        self.metrics = Metrics(cfg.num_envs, self.rl_device, collective=collective)
         self.timer = PhaseTimer(self.rl_device)
         steps = self.algorithm.horizon * self.env.physics_evaluations
         simulator = SIMULATORS.get(self.choice.name)  # None: envs of another library
@@ -114,6 +126,7 @@ class Trainer:
             self.rl_device,
             generators=self.algorithm.generators,
             stateful=[*self.env.stateful, self.algorithm],
+            collective=collective,
         )
         self.iteration = 0
         self.env_steps = 0
@@ -125,12 +138,16 @@ class Trainer:
         self._elapsed_s, self._started_at = 0.0, time.perf_counter()
         self.intervals = LogIntervals(self.metrics, self.timer, self.rl_device)
         self.stop_signal = StopSignal()
+        self._others_stop = False  # another process has got a signal
         self._show_progress: Callable[[str], None] = lambda text: None
         self._reporter = Reporter(self)
         if state is not None:
             assert spec.checkpoint is not None
             with checkpoint.must_fit(spec.checkpoint.file, f"task {self.task_name} with algo={cfg.algo}"):
                 self._load(state)
+        elif collective.size > 1:
+            weights = self.algorithm.policy.state_dict()
+            self.algorithm.policy.load_state_dict(collective.share({name: x.cpu() for name, x in weights.items()}))
         before = None if state is None else state.get("compile")
         self._compilation = Compilation(cfg, self.rl_device, self.env, self.algorithm, self.graphs, before)
 
@@ -159,13 +176,13 @@ class Trainer:
             left = False
             try:
                 with self._between_optimizer_steps():
-                    while not self.complete and self.stop_signal.number is None:
+                    while not self.complete and not self.stopping:
                         self.iterate(log)
             except IterationLeftError:
                 left = True
             row = self._reporter.finish(log, left=left)
-        if self.stop_signal.number is not None:
-            raise SystemExit(128 + self.stop_signal.number)
+        if self.stopping:
+            raise SystemExit(128 + (self.stop_signal.number or signal.SIGTERM))
         return row
 
     def iterate(self, log: Logger) -> None:
@@ -175,7 +192,7 @@ class Trainer:
         if chosen is not None:
             log.console.info(f"compile: {chosen}")
         self.iteration += 1
-        self.env_steps += self.cfg.num_envs * self.algorithm.horizon
+        self.env_steps += self.collective.size * self.cfg.num_envs * self.algorithm.horizon
         with self.timer("log"):
             if self._noted != (self.graphs.choice, self.compile):  # a capture failed, or compiled code was measured
                 self._note_metadata(log)
@@ -184,7 +201,10 @@ class Trainer:
                     self.iteration, self.state_dict, learning=self._reporter.learning, last=self.complete
                 )
             status = self._reporter.publish(log)
-            if log.checkpoint_due(status) or self.stop_signal.long:  # what a signal in the next one would fall back to
+            # a long iteration: what a signal in the next one would fall back to
+            due = log.checkpoint_due(status) or self.stop_signal.long
+            self._others_stop, due = self.collective.any(status.stopping, due)
+            if due:
                 self.save(log)
 
     def _collect_and_update(self) -> None:
@@ -287,13 +307,13 @@ class Trainer:
         cfg, task_class, task_cfg = self.cfg, self.spec.task_class, self.cfg.task
         if issubclass(task_class, Environment):
             env_cfg = dataclasses.replace(cfg.env, overlap=False) if cfg.test else cfg.env
-            return task_class.from_settings(env_cfg, num_envs=cfg.num_envs, seed=self.seed)
+            return task_class.from_settings(env_cfg, num_envs=cfg.num_envs, seed=self._own_seed)
         if cfg.test:  # whole episodes only
             task_cfg = task_cfg.whole_episodes()
         scene = task_class.scene(task_cfg)
         self._fitting_envs = warn_of_memory(self.spec, scene, self.choice, self.rl_device)
         sim = make_sim(scene, self.choice, cfg.num_envs, cfg.sim)
-        return VecEnv(task_class, task_cfg, sim, self.seed, check=cfg.debug.check_task)
+        return VecEnv(task_class, task_cfg, sim, self._own_seed, check=cfg.debug.check_task)
 
     def _make_parts(self) -> list[Algorithm]:
         """The algorithm for each half of the envs, if they step in turn."""
@@ -313,20 +333,28 @@ class Trainer:
         spec = EnvSpec(self.cfg.num_envs, dict(env.obs_sizes), env.action_space, env.steps_between_truncations)
         settings, iterations = self.cfg.algorithm, self.cfg.max_iterations
         if self.cfg.test:
-            settings = self.spec.algorithm_class.settings_to_evaluate(settings)
+            settings = self.spec.algorithm_class.settings_to_evaluate(settings, self.cfg.num_envs)
         self._fitting_envs = min(self._fitting_envs, warn_of_learner_memory(self.spec, spec, self.rl_device))
         return self.spec.algorithm_class(
-            settings, spec, device=self.rl_device, seed=self.seed, max_iterations=iterations
+            settings, spec, device=self.rl_device, seed=self._own_seed, max_iterations=iterations
         )
 
     # Logging
 
     @contextmanager
     def logging(self) -> Iterator[Logger]:
-        """Opens the run folder and its logger; the block may `iterate`. At its end the environments are closed."""
+        """Opens the run folder and its logger; the block may `iterate`. At its end the environments are closed.
+
+        Of several processes the first one does so.
+        """
+        if self.collective.rank:
+            with self._logging_of_others() as log:
+                yield log
+            return
         try:
             with RunDir.of(self.spec, self._digest, trains=not self.complete) as (run_dir, continues):
                 self.run_dir = run_dir
+                self.collective.run_dir(str(run_dir.path.absolute()))
                 if not continues:  # a branch of another run is a run of its own
                     self.wandb_id = secrets.token_hex(4)
                 log = Logger(
@@ -353,6 +381,20 @@ class Trainer:
         finally:
             self.close()
 
+    @contextmanager
+    def _logging_of_others(self) -> Iterator[Logger]:
+        try:
+            self.run_dir = RunDir(Path(self.collective.run_dir(None)))
+            log = SilentLogger(self.cfg, self.run_dir, resumed_at=self.iteration if self.resumed else None)
+            with log, self.graphs.stream():
+                self.intervals.start()
+                self._note_metadata(log)
+                self._started_at = time.perf_counter()
+                self.timer.start()
+                yield log
+        finally:
+            self.close()
+
     def close(self) -> None:
         """Frees the simulator, and ends the process of evaluations."""
         if self._evaluations is not None:
@@ -372,6 +414,12 @@ class Trainer:
     def compile(self) -> CompileChoice:
         """What torch.compile makes faster, and why."""
         return self._compilation.choice
+
+    @property
+    def stopping(self) -> bool:
+        """A signal has asked for the end, in this process or, at the last look, in another one."""
+        # One of several must not end earlier than the others, which would wait for it.
+        return self._others_stop if self.collective.size > 1 else self.stop_signal.number is not None
 
     @property
     def complete(self) -> bool:
@@ -408,7 +456,34 @@ class Trainer:
             "metrics": self.metrics.state_dict(),
         }
 
+    def state_of_all(self) -> dict[str, Any]:
+        """`state_dict`, with what the other processes have for themselves. All of them must call it at once."""
+        state = self.state_dict()
+        if self.collective.size == 1:
+            return state
+        own = tree_map_only(Tensor, Tensor.cpu, {name: state[name] for name in OWN})
+        return state | {"processes": dict(enumerate(self.collective.gather(own)))}
+
+    def _state_of_rank(self, state: dict[str, Any]) -> dict[str, Any]:
+        """What of a checkpoint this process continues from.
+
+        With as many processes as before it continues as it was. Else learning continues, and episodes begin anew.
+        """
+        rank, size, processes = self.collective.rank, self.collective.size, state.get("processes", {})
+        before = max(1, len(processes))
+        if size == before or self.cfg.test:
+            return state | processes.get(rank, {})
+        if rank == 0:
+            warn(
+                f"the run had {before} process{'es' if before > 1 else ''} before, and has {size} now: new episodes"
+                " begin, and a replay memory is filled again"
+            )
+        anew = {"replay": None, "priorities": None}
+        algorithm = {name: anew.get(name, value) for name, value in state["algorithm"].items()}
+        return state | {"sim": "", "algorithm": algorithm}
+
     def _load(self, state: dict[str, Any]) -> None:
+        state = self._state_of_rank(state)
         for key, now in (("obs_sizes", dict(self.env.obs_sizes)), ("num_actions", self.env.num_actions)):
             if state[key] != now:
                 raise ValueError(f"{key} saved {state[key]}, now {now}")
@@ -425,6 +500,9 @@ class Trainer:
         if state["sim"] != self.choice.name or not self.env.resumable:  # new episodes begin
             self._copy_obs(self.env.begin_from(state["env"]))
             self.algorithm.begin_episodes()
+            if not state["sim"]:  # another number of processes: their noise must differ
+                for number, generator in enumerate(self.algorithm.generators):
+                    generator.manual_seed(self._own_seed + self.iteration + number)
         else:
             self._copy_obs(self.env.load_state_dict(state["env"]))
             self.metrics.load_state_dict(state["metrics"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from gpusim_rl.run.cuda_graph import Graphs
+from gpusim_rl.run.cuda_graph import Graphs, LaunchesApart
 from gpusim_rl.sim import warp
 from gpusim_rl.sim.warp import WarpGraphs
 
@@ -92,17 +92,15 @@ class Recorder(Graphs):
         finally:
             WarpGraphs.run = outside  # type: ignore[method-assign]
 
-    def _record_pieces(self, body: Call) -> Any:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(warp, "launches_apart", launches_now_and_apart)
-            return super()._record_pieces(body)
+    def _record_pieces(self, body: Call, launches_apart: LaunchesApart) -> Any:
+        return super()._record_pieces(body, lambda take: launches_apart(launching_too(take)))
 
 
-RUN, LAUNCHES_APART = WarpGraphs.run, warp.launches_apart
+RUN = WarpGraphs.run
 
 
-def launches_now_and_apart(take: Callable[[Call], None]) -> AbstractContextManager[None]:
-    """`launches_apart` that launches also while it is recorded."""
+def launching_too(take: Callable[[Call], None]) -> Callable[[Call], None]:
+    """What launches also while it is recorded."""
 
     def launch_and_take(launch: Call) -> None:
         with pytest.MonkeyPatch.context() as patch, torch._C._DisableTorchDispatch():
@@ -111,4 +109,4 @@ def launches_now_and_apart(take: Callable[[Call], None]) -> AbstractContextManag
             launch()
         take(Recorded(launch).replay)
 
-    return LAUNCHES_APART(launch_and_take)
+    return launch_and_take

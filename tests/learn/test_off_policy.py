@@ -394,8 +394,8 @@ def test_what_cannot_learn_is_refused_in_one_line() -> None:
 
 def test_the_start_of_a_run_tells_when_it_begins_to_learn() -> None:
     assert learner("sac", learning_starts=100).algorithm.describe()["batch"].endswith("transitions, in iteration 4")
-    never = learner("sac", learning_starts=3200, replay={"capacity": 4000}).algorithm.describe()["batch"]
-    assert never.endswith("in iteration 100 of 100: nothing is learned. Try sac.learning_starts=320")
+    never = learner("sac", learning_starts=3240, replay={"capacity": 4000}).algorithm.describe()["batch"]
+    assert never.endswith("in iteration 102 of 100: nothing is learned. Try sac.learning_starts=320")
 
 
 @pytest.mark.parametrize("name", NAMES)

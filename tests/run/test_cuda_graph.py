@@ -10,6 +10,9 @@ from typing import Any
 import pytest
 import torch
 
+from gpusim_rl.api import prepare
+from gpusim_rl.distributed import data_parallel
+from gpusim_rl.distributed.data_parallel import Processes
 from gpusim_rl.learn.distributions import DiagonalGaussian
 from gpusim_rl.run import trainer as trainer_module
 from gpusim_rl.run.cuda_graph import PARTS, WARM_UP, Graphs, Launch, NotCapturableError, Pieces, choose_graph, in_place
@@ -159,6 +162,56 @@ def test_replaying_equals_running(mode, task, overrides, tmp_path):
     if mode == "split":
         assert len(recordings(captured["split"][0])) >= 3, "physics and a reset are between them"
     assert trainer.graphs.choice == Choice(mode, "test"), "it did not fall back"
+    assert unequal(eager, state) == []
+
+
+class Twin(Processes):
+    """Two processes that do the same: their sum is twice what one has."""
+
+    def __init__(self) -> None:
+        self.size, self._launch = 2, lambda launch: launch()
+
+    def share(self, value: Any) -> Any:
+        return value
+
+    def gather(self, value: Any) -> list[Any]:
+        return [value, value]
+
+    def any(self, *flags: bool) -> tuple[bool, ...]:
+        return flags
+
+
+@pytest.mark.parametrize("algorithm", ["ppo", pytest.param("sac", marks=pytest.mark.slow)])
+def test_sums_over_processes_are_taken_between_the_pieces_of_an_update(algorithm, tmp_path, monkeypatch):
+    monkeypatch.setattr(data_parallel, "_add_up", lambda flat: flat.mul_(2.0))
+    small = (
+        {"updates": 2, "batch_size": 16, "learning_starts": 16, "replay": {"capacity": 800}}
+        if algorithm == "sac"
+        else {}
+    )
+
+    def state_after(graphs: type[Graphs], mode: str) -> tuple[Trainer, dict[str, Any]]:
+        collective = Twin()
+        changes: dict[str, Any] = {"log": {"console": "quiet", "dir": str(tmp_path / mode)}, algorithm: small}
+        changes |= {"sim": "mjwarp", "device": "cpu", "num_envs": 8, "max_iterations": 6}
+        trainer = Trainer(prepare("Cartpole", algo=algorithm, **changes), collective)
+        trainer.env.sim._written_on_host = trainer.env.sim._stale_on_host = None  # type: ignore[attr-defined]
+        trainer.graphs = graphs(
+            Choice(mode, "test"),
+            CPU,
+            generators=trainer.algorithm.generators,
+            stateful=trainer.graphs._stateful,
+            collective=collective,
+        )
+        with trainer.logging() as log:
+            for _ in range(6):
+                trainer.iterate(log)
+            return trainer, trainer.state_dict()
+
+    eager = state_after(Graphs, "off")[1]
+    trainer, state = state_after(Recorder, "update")
+    pieces = trainer.graphs._captured["update"][0]
+    assert isinstance(pieces, Pieces) and len(recordings(pieces)) == len(pieces.pieces) // 2 + 1 > 4
     assert unequal(eager, state) == []
 
 

@@ -45,6 +45,36 @@ def test_a_run_resumes_bit_for_bit(name: str, tmp_path: Path) -> None:
     assert read_csv(the_run(tmp_path / "whole")) == read_csv(run)
 
 
+def test_a_run_resumes_with_another_time_limit_and_fills_its_memory_again(tmp_path: Path, capsys) -> None:
+    trainer("sac", tmp_path).train()
+    again = {"max_iterations": 6, "task": {"episode_length": 100}}
+    resumed = Trainer(prepare("Cartpole", checkpoint=str(the_run(tmp_path)), **again))
+    assert (
+        "the time limit was 9 control steps, and is 100 now: the replay memory is filled again"
+        in capsys.readouterr().err
+    )
+    assert int(resumed.algorithm.replay.fill) == 0  # type: ignore[attr-defined]
+    resumed.train()
+
+
+def test_an_evaluation_takes_any_number_of_envs_and_no_memory(tmp_path: Path) -> None:
+    trainer("sac", tmp_path).train()
+    one = Trainer(prepare("Cartpole", checkpoint=str(the_run(tmp_path)), test=True, num_envs=300))
+    assert one.algorithm.replay.num_bytes < 300 * 1000  # type: ignore[attr-defined]
+    assert one.evaluate()["episodes"] == 300
+
+
+def test_another_alpha_at_a_resume_is_a_new_start(tmp_path: Path) -> None:
+    trainer("sac", tmp_path).train()
+    run = str(the_run(tmp_path))
+    alphas = []
+    for changes in ({}, {"alpha": 0.7, "learn_alpha": False}):
+        found = Trainer(prepare("Cartpole", checkpoint=run, max_iterations=8, sac=changes))
+        alphas.append(float(found.algorithm.log_alpha.exp()))  # type: ignore[attr-defined]
+        found.close()
+    assert alphas[0] != pytest.approx(alphas[1]) and alphas[1] == pytest.approx(0.7)
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_it_is_evaluated_and_played(name: str, tmp_path: Path) -> None:
     trained = trainer(name, tmp_path)

@@ -1,0 +1,1 @@
+"""Training on more than one device: several processes that learn together."""

@@ -1,0 +1,206 @@
+"""Data parallelism under torchrun: each process has envs of its own, and all learn one policy.
+
+torchrun --nproc-per-node=4 train.py task=Ant multi_gpu=true
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch import Tensor, distributed
+
+from gpusim_rl.config import RunConfig, RunSpec
+from gpusim_rl.errors import ConfigError
+from gpusim_rl.learn.collective import ALONE, Collective
+from gpusim_rl.run.checkpoint import structural_difference
+
+PATIENCE = timedelta(minutes=10)
+"""How long a process waits for the others: one of them may compile, or write a large checkpoint."""
+
+RUN_DIR = "gpusim_rl/run_dir"
+"""Key of the run folder in the store of torchrun, which outlives a restart of the processes."""
+
+
+class Processes(Collective):
+    """The processes that torchrun has started.
+
+    A sum is of one buffer, whatever it consists of: by NCCL on CUDA, by gloo on the CPU. What the host must know goes
+    by gloo.
+    """
+
+    def __init__(self) -> None:
+        self.rank, self.size = distributed.get_rank(), distributed.get_world_size()
+        on_cuda = distributed.get_backend() == "nccl"
+        self._host = distributed.new_group(backend="gloo", timeout=PATIENCE) if on_cuda else None
+        self._launch: Callable[[Callable[[], None]], None] = _now
+
+    def sum(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """The sums over all processes, tensor by tensor."""
+        if not tensors:
+            return []
+        flat = torch.cat([tensor.detach().flatten() for tensor in tensors])
+        self._launch(lambda: _add_up(flat))
+        parts = flat.split([tensor.numel() for tensor in tensors])
+        return [part.view(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]
+
+    @contextmanager
+    def launches_apart(self, launch_between: Callable[[Callable[[], None]], None]) -> Iterator[None]:
+        """Hands over what takes a sum, so that it is launched between two CUDA graphs."""
+        self._launch = launch_between
+        try:
+            yield
+        finally:
+            self._launch = _now
+
+    def share(self, value: Any) -> Any:
+        """The value that the first process has."""
+        box = [value]
+        distributed.broadcast_object_list(box, src=0, group=self._host)
+        return box[0]
+
+    def gather(self, value: Any) -> list[Any]:
+        """The values of all processes, in the first one."""
+        found: list[Any] | None = [None] * self.size if self.rank == 0 else None
+        distributed.gather_object(value, found, dst=0, group=self._host)
+        return found or []
+
+    def run_dir(self, path: str | None) -> str:
+        """The run folder; the store of torchrun keeps it for processes that are restarted."""
+        if path is not None and (store := _agent_store()) is not None:
+            store.set(RUN_DIR, path)
+        return self.share(path)
+
+    def any(self, *flags: bool) -> tuple[bool, ...]:
+        """Of each flag, whether a process has it set."""
+        numbers = torch.tensor(flags, dtype=torch.int32)
+        distributed.all_reduce(numbers, op=distributed.ReduceOp.MAX, group=self._host)
+        return tuple(bool(number) for number in numbers.tolist())
+
+
+def _now(launch: Callable[[], None]) -> None:
+    launch()
+
+
+def _add_up(flat: Tensor) -> None:
+    distributed.all_reduce(flat)
+
+
+@contextmanager
+def joined(spec: RunSpec) -> Iterator[Collective]:
+    """The processes of a run, connected: alone without `multi_gpu`.
+
+    Args:
+        spec: The run.
+
+    Raises:
+        ConfigError: torchrun has not started this process, or `multi_gpu` is not set though it has. There are more
+            processes than GPUs, the algorithm cannot learn with others, or the settings of the processes differ.
+    """
+    cfg, started = spec.cfg, "TORCHELASTIC_RUN_ID" in os.environ
+    count = int(os.environ.get("WORLD_SIZE", "1")) if started else 1
+    if cfg.test and count == 1:
+        yield ALONE
+        return
+    if cfg.test or not cfg.multi_gpu:
+        if count > 1:
+            what = "test=true evaluates in one process" if cfg.test else "multi_gpu=false, and"
+            advice = "python train.py" if cfg.test else "multi_gpu=true"
+            raise ConfigError(f"{what} torchrun has started {count} processes. Try {advice}")
+        yield ALONE
+        return
+    if not started:
+        raise ConfigError(
+            "multi_gpu=true: torchrun must start the processes. Try torchrun --nproc-per-node=2 train.py"
+            f" task={spec.task_class.__name__} multi_gpu=true, or multi_gpu=false"
+        )
+    if not spec.algorithm_class.data_parallel:
+        raise ConfigError(f"multi_gpu=true: algo={cfg.algo} learns in one process only. Try multi_gpu=false")
+    on_cuda = _choose_gpu(cfg)
+    _connect("nccl" if on_cuda else "gloo")
+    try:
+        processes = Processes()
+        _check_equal(processes, spec)
+        yield processes
+    except RuntimeError as error:
+        if not isinstance(error, distributed.DistError) and "gloo" not in str(error):
+            raise
+        sys.stderr.write(f"process {processes.rank} of {processes.size} ends: it has lost another one\n")
+        raise SystemExit(1) from None
+    finally:
+        with suppress(RuntimeError):  # others may be gone
+            distributed.destroy_process_group()
+
+
+def _connect(backend: str) -> None:
+    """Connects the processes.
+
+    torch 2.13 leaves in the store of torchrun what the processes before a restart wrote, and gloo would look for them.
+    So each start has a part of the store for itself.
+    """
+    store = _agent_store()
+    if store is None:
+        distributed.init_process_group(backend, timeout=PATIENCE)
+        return
+    part = distributed.PrefixStore(f"gpusim_rl/start_{os.environ['TORCHELASTIC_RESTART_COUNT']}", store)
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    distributed.init_process_group(backend, store=part, rank=rank, world_size=size, timeout=PATIENCE)
+
+
+def _choose_gpu(cfg: RunConfig) -> bool:
+    """Gives each process of a machine a GPU of its own; returns whether the learner is on it."""
+    for key in ("device", "sim_device", "rl_device"):
+        if ":" in (getattr(cfg, key) or ""):
+            raise ConfigError(
+                f"{key}={getattr(cfg, key)} with multi_gpu=true: each process takes a GPU. Try {key}=cuda"
+            )
+    if "cpu" in (cfg.rl_device, cfg.rl_device or cfg.device) or not torch.cuda.is_available():
+        return False
+    gpus, local, here = torch.cuda.device_count(), *(int(os.environ[f"LOCAL_{key}"]) for key in ("RANK", "WORLD_SIZE"))
+    if here > gpus:
+        raise ConfigError(
+            f"torchrun has started {here} processes on a machine with {gpus} GPU{'s' if gpus > 1 else ''}."
+            f" Try torchrun --nproc-per-node={gpus}, or device=cpu"
+        )
+    torch.cuda.set_device(local)
+    return True
+
+
+def _check_equal(processes: Processes, spec: RunSpec) -> None:
+    """Stops all processes where their settings differ."""
+    configs, problem = processes.gather(spec.config), None
+    for rank, config in enumerate(configs):
+        keys = [key for key in {**configs[0], **config} if config.get(key) != configs[0].get(key)]
+        if keys:
+            found = "; ".join(structural_difference(configs[0], config, keys)) or ", ".join(keys)
+            problem = found.replace("saved", "process 0 has").replace("now", f"process {rank} has")
+            break
+    problem = processes.share(problem)
+    if problem is not None:
+        raise ConfigError(f"the processes of torchrun have different settings: {problem}. Try the same command for all")
+
+
+def continued(arguments: list[str]) -> list[str]:
+    """The command line of a process of torchrun: where it was restarted, it continues the run that was begun before.
+
+    Args:
+        arguments: What the user typed behind `train.py`.
+    """
+    store = _agent_store()
+    if store is None or not store.check([RUN_DIR]):
+        return arguments
+    run = store.get(RUN_DIR).decode()
+    return [*(text for text in arguments if not text.startswith("checkpoint=")), f"checkpoint={run}"]
+
+
+def _agent_store() -> distributed.TCPStore | None:
+    """The store that torchrun itself keeps."""
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        return None
+    address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    return distributed.TCPStore(*address, is_master=False, timeout=PATIENCE)

@@ -1,0 +1,199 @@
+"""Several processes that learn together: what they learn, how they end, and what they say."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from gpusim_rl.checkpoint_file import load
+from gpusim_rl.distributed import data_parallel
+from gpusim_rl.errors import ConfigError
+from helpers import data_parallel_process
+from helpers.commands import ROOT, Finished, run_command
+from helpers.training import differences, read_csv
+
+SMALL = ("task=Cartpole", "multi_gpu=true", "device=cpu", "num_envs=16", "log.console=plain")
+SAC = ("algo=sac", "sac.learning_starts=64", "sac.batch_size=32", "sac.replay.capacity=2000")
+
+
+def torchrun(folder: Path, *arguments: str, processes: int = 2, restarts: int = 0, check: bool = True) -> Finished:
+    """`torchrun ... train.py`, as a user types it."""
+    command = (
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        f"--nproc-per-node={processes}",
+        f"--max-restarts={restarts}",
+    )
+    env = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    return run_command(sys.executable, *command, ROOT / "train.py", *arguments, cwd=folder, env=env, check=check)
+
+
+def last(folder: Path) -> dict:
+    """The newest checkpoint of the only run."""
+    [run] = (folder / "runs" / "Cartpole").glob("2*")
+    return load(run / "checkpoints" / "last.pt")
+
+
+@pytest.mark.parametrize(("name", "minibatches"), [("ppo", 4), ("sac", 1)])
+def test_two_processes_learn_what_one_learns_from_the_envs_of_both(tmp_path, monkeypatch, name, minibatches):
+    monkeypatch.setattr(torch, "randperm", data_parallel_process.identity)
+    alone = data_parallel_process.record(name, tmp_path, 2, minibatches)
+    script = ROOT / "tests" / "helpers" / "data_parallel_process.py"
+    command = [sys.executable, str(script), "{}", "2", str(tmp_path), name, str(minibatches)]
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    processes = [subprocess.Popen([word.format(rank) for word in command], env=env) for rank in range(2)]
+    assert [process.wait(timeout=100) for process in processes] == [0, 0]
+    first, second = (torch.load(tmp_path / f"policy-{rank}.pt") for rank in range(2))
+    assert differences(first, second) == []  # bit for bit
+    before = data_parallel_process.make_learner(name, 16, minibatches).policy.state_dict()
+    for key, value in alone.policy.state_dict().items():
+        torch.testing.assert_close(first[key], value, rtol=1e-6, atol=1e-6)
+    assert any(not torch.equal(before[key], value) for key, value in first.items())
+
+
+@pytest.mark.slow
+def test_the_learners_of_all_processes_stay_equal_to_the_bit(tmp_path):
+    done = torchrun(tmp_path, *SMALL, "max_iterations=50", "ppo.horizon=8")
+    assert "Cartpole, 2 processes x 16 envs" in done.stdout and done.stdout.count("iteration 50/50") == 1
+    state = last(tmp_path)
+    first, second = state["processes"][0], state["processes"][1]
+    for key in ("optimizer", "learning_rate", "iteration", "skipped"):
+        assert differences(first["algorithm"][key], second["algorithm"][key]) == [], key
+    assert first["algorithm"]["learning_rate"] != state["config"]["ppo"]["learning_rate"]  # it was adapted
+    assert differences(first["env"], second["env"]) != []
+    rows = read_csv(tmp_path / "runs" / "Cartpole" / "latest")
+    assert [int(float(row["env_steps"])) for row in rows] == [2 * 16 * 8 * number for number in range(1, 51)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("algorithm", [("ppo.horizon=8",), SAC])
+def test_a_resumed_run_of_two_processes_ends_as_one_that_was_not_interrupted(tmp_path, algorithm):
+    for name, lengths in (("whole", (8,)), ("resumed", (4, 8))):
+        folder = tmp_path / name
+        folder.mkdir()
+        for length in lengths:
+            more = [] if length == lengths[0] else ["checkpoint=Cartpole"]
+            torchrun(folder, *SMALL, *algorithm, f"max_iterations={length}", *more)
+    whole, resumed = last(tmp_path / "whole"), last(tmp_path / "resumed")
+    for key in ("policy", "processes", "iteration", "env_steps"):
+        assert differences(whole[key], resumed[key]) == [], key
+
+
+@pytest.mark.slow
+def test_one_process_of_torchrun_learns_what_one_without_it_does(tmp_path):
+    for name, processes in (("torchrun", 1), ("alone", 0)):
+        folder = tmp_path / name
+        folder.mkdir()
+        arguments = [*SMALL, "max_iterations=4"]
+        if processes:
+            torchrun(folder, *arguments, processes=1)
+        else:
+            run_command(sys.executable, ROOT / "train.py", *arguments, "multi_gpu=false", cwd=folder)
+    one, alone = last(tmp_path / "torchrun"), last(tmp_path / "alone")
+    for key in ("policy", "algorithm", "env"):
+        assert differences(one[key], alone[key]) == [], key
+
+
+@pytest.mark.slow
+def test_with_another_number_of_processes_learning_goes_on_and_episodes_begin_anew(tmp_path):
+    torchrun(tmp_path, *SMALL, "max_iterations=3")
+    done = run_command(
+        sys.executable, ROOT / "train.py", "checkpoint=Cartpole", "multi_gpu=false", "max_iterations=5", cwd=tmp_path
+    )
+    assert "the run had 2 processes before, and has 1 now: new episodes begin" in done.stderr + done.stdout
+    state = last(tmp_path)
+    assert state["iteration"] == 5 and "processes" not in state
+    assert state["env_steps"] == 2 * 16 * 16 * 3 + 16 * 16 * 2
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_torchrun_restarts_a_run_that_has_lost_a_process(tmp_path):
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=2"]
+    settings = [*SMALL, "max_iterations=400", "log.checkpoint_interval=10", "ppo.horizon=32"]
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    with (tmp_path / "log").open("w") as log:
+        run = subprocess.Popen(
+            [*command, str(ROOT / "train.py"), *settings], cwd=tmp_path, env=env, stdout=log, stderr=log
+        )
+        killed = False
+        while run.poll() is None:
+            time.sleep(0.1)
+            if not killed and list(tmp_path.glob("runs/Cartpole/2*/checkpoints/000010.pt")):
+                os.kill(process_of_rank(run.pid, 1), signal.SIGKILL)
+                killed = True
+    said = (tmp_path / "log").read_text()
+    assert killed and run.returncode == 0, said[-3000:]
+    assert "resumed" in said
+    [folder] = (tmp_path / "runs" / "Cartpole").glob("2*")
+    rows = read_csv(folder)
+    assert [int(float(row["iteration"])) for row in rows] == list(range(1, 401))
+    assert last(tmp_path)["iteration"] == 400
+
+
+def process_of_rank(parent: int, rank: int) -> int:
+    """The process that torchrun has started."""
+    import psutil
+
+    [found] = [
+        child.pid
+        for child in psutil.Process(parent).children(recursive=True)
+        if child.environ().get("RANK") == str(rank) and "train.py" in " ".join(child.cmdline())
+    ]
+    return found
+
+
+def spec_of(*, test: bool = False, multi_gpu: bool = True, algo: str = "ppo", **settings):
+    from gpusim_rl.api import prepare
+
+    return prepare("Cartpole", algo=algo, multi_gpu=multi_gpu, num_envs=4, **settings)
+
+
+def under_torchrun(monkeypatch, size: int) -> None:
+    names = {"TORCHELASTIC_RUN_ID": "x", "RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
+    for name, value in names.items():
+        monkeypatch.setenv(name, str(value))
+
+
+def test_without_torchrun_it_is_one_line():
+    with pytest.raises(ConfigError, match=r"multi_gpu=true: torchrun must start the processes\. Try torchrun"):
+        data_parallel.joined(spec_of()).__enter__()
+
+
+def test_torchrun_without_the_setting_is_one_line(monkeypatch):
+    under_torchrun(monkeypatch, 2)
+    with pytest.raises(ConfigError, match=r"torchrun has started 2 processes\. Try multi_gpu=true"):
+        data_parallel.joined(spec_of(multi_gpu=False)).__enter__()
+
+
+def test_more_processes_than_gpus_are_one_line(monkeypatch):
+    under_torchrun(monkeypatch, 4)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with pytest.raises(ConfigError, match=r"4 processes on a machine with 2 GPUs\. Try torchrun --nproc-per-node=2"):
+        data_parallel.joined(spec_of()).__enter__()
+    with pytest.raises(ConfigError, match=r"device=cuda:1 with multi_gpu=true: each process takes a GPU"):
+        data_parallel._choose_gpu(spec_of(device="cuda:1").cfg)
+
+
+@pytest.mark.slow
+def test_processes_with_other_settings_are_one_line(tmp_path):
+    script = tmp_path / "start.py"
+    script.write_text(
+        "import os, subprocess, sys\n"
+        f"envs = 16 + int(os.environ['RANK'])\n"
+        f"sys.exit(subprocess.call([sys.executable, r'{ROOT / 'train.py'}', *sys.argv[1:], f'num_envs={{envs}}']))\n"
+    )
+    command = "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(script)
+    env = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    done = run_command(sys.executable, *command, *SMALL[:3], cwd=tmp_path, env=env, check=False)
+    assert done.returncode != 0
+    assert "different settings: num_envs: process 0 has 16, process 1 has 17" in done.stderr

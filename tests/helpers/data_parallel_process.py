@@ -1,0 +1,129 @@
+"""One process of a data-parallel learner, fed with what all envs did: python data_parallel_process.py RANK SIZE FOLDER.
+
+`record` makes what it is fed with, from real envs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, distributed
+
+UPDATES = 3
+ENVS = 16
+SETTINGS: dict[str, dict[str, Any]] = {
+    "ppo": {"horizon": 8, "epochs": 3, "precision": "fp32", "network": {"hidden": [16]}},
+    "sac": {
+        "horizon": 4,
+        "updates": 2,
+        "batch_size": 32,
+        "learning_starts": 32,
+        "precision": "fp32",
+        "replay": {"capacity": 1600},
+        "network": {"hidden": [16], "critic_hidden": [16]},
+    },
+}
+
+
+def identity(count: int, **_: Any) -> Tensor:
+    """In place of `torch.randperm`: then a minibatch of all envs is that of each half, side by side."""
+    return torch.arange(count)
+
+
+def make_learner(name: str, num_envs: int, minibatches: int = 1) -> Any:
+    """The same weights in every process."""
+    from gpusim_rl.api import prepare
+    from gpusim_rl.learn.algorithm import EnvSpec
+    from gpusim_rl.spaces import Box
+
+    torch.manual_seed(0)
+    settings = dict(SETTINGS[name])
+    if name == "ppo":
+        settings["minibatch_size"] = num_envs * settings["horizon"] // minibatches
+    spec = prepare("Cartpole", algo=name, num_envs=num_envs, **{name: settings})
+    env = EnvSpec(num_envs, {"policy": 4}, Box(1), 500)
+    cpu = torch.device("cpu")
+    return spec.algorithm_class(spec.cfg.algorithm, env, device=cpu, seed=0, max_iterations=100)
+
+
+def rows(value: Any, part: slice) -> Any:
+    """Those of some envs, of everything in a control step or a batch."""
+    if isinstance(value, Tensor):
+        return value[part].clone()
+    if isinstance(value, Mapping):
+        return {name: rows(item, part) for name, item in value.items()}
+    if dataclasses.is_dataclass(value):
+        return type(value)(*(rows(getattr(value, f.name), part) for f in dataclasses.fields(value)))  # type: ignore
+    return value
+
+
+def record(name: str, folder: Path, size: int, minibatches: int) -> Any:
+    """Learns alone from all envs; writes for each process of `size` what its envs did. Returns the learner."""
+    from gpusim_rl import make_env
+
+    learner = make_learner(name, ENVS, minibatches)
+    env = make_env("Cartpole", num_envs=ENVS, device="cpu", seed=1)
+    obs = env.reset()
+    drawn: list[Any] = []
+    if name == "sac":
+        draw = learner._draw
+        learner._draw = lambda number: drawn.append(draw(number)) or drawn[-1]
+    for number in range(UPDATES):
+        learner.begin_rollout()
+        steps = []
+        for _ in range(learner.horizon):
+            action = learner.act(obs)
+            step = env.step(action)
+            steps.append(({"policy": obs["policy"].clone()}, action.clone(), rows(step, slice(None))))
+            learner.record(action, step)
+            obs = step.obs
+        memory = [(x.clone(), dim) for x, dim in learner.rollout.memory()] if name == "ppo" else []
+        learner.update()
+        each = ENVS // size
+        for rank in range(size):
+            part = slice(rank * each, (rank + 1) * each)
+            batch = slice(rank * 32 // size, (rank + 1) * 32 // size)
+            halves = [
+                dataclasses.replace(rows(x, batch), noise=x.noise[:, batch]) for x in (drawn[-1] if drawn else [])
+            ]
+            own = {
+                "memory": [x.narrow(dim, part.start, each).clone() for x, dim in memory],
+                "steps": [rows(list_item, part) for item in steps for list_item in item],
+                "batches": halves,
+            }
+            torch.save(own, folder / f"{number}-{rank}.pt")
+    env.close()
+    return learner
+
+
+def main() -> None:
+    """Learns from what was recorded, together with the others; writes the policy."""
+    rank, size, folder, name, minibatches = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), *sys.argv[4:]
+    from gpusim_rl.distributed.data_parallel import Processes
+
+    distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=size)
+    torch.randperm = identity  # type: ignore[assignment]
+    learner = make_learner(str(name), ENVS // size, int(minibatches))
+    learner.collective = Processes()
+    for number in range(UPDATES):
+        own = torch.load(folder / f"{number}-{rank}.pt", weights_only=False)
+        if name == "ppo":
+            for (tensor, _), saved in zip(learner.rollout.memory(), own["memory"], strict=True):
+                tensor.copy_(saved)
+        else:
+            for k in range(0, len(own["steps"]), 3):
+                learner._obs, action, step = own["steps"][k : k + 3]
+                learner.record(action, step)
+            learner._draw = lambda _, batches=own["batches"]: batches
+        learner.update()
+    torch.save(learner.policy.state_dict(), folder / f"policy-{rank}.pt")
+    distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
