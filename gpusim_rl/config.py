@@ -313,7 +313,7 @@ class SACConfig(ActorCriticConfig):
     alpha: Positive  # weight of the entropy, at the start
     learn_alpha: bool  # so that the entropy is target_entropy
     alpha_learning_rate: Positive
-    target_entropy: float | None  # nat; null = -1 for each number in an action
+    target_entropy: float | None  # nat; null = log(action_scale) - 1 for each number in an action
     log_std_min: float  # before squashing
     log_std_max: float
 

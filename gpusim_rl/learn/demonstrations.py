@@ -16,11 +16,11 @@ from gpusim_rl.learn.replay import Replay
 from gpusim_rl.spaces import Box
 
 if TYPE_CHECKING:
-    from gpusim_rl.env import Environment
+    from gpusim_rl.env import VecEnv
 
 
 @torch.no_grad()
-def record(env: Environment, policy: Callable[[Observation], Tensor], file: str | Path, *, steps: int) -> None:
+def record(env: VecEnv, policy: Callable[[Observation], Tensor], file: str | Path, *, steps: int) -> None:
     """Writes what a policy does into a file of demonstrations.
 
         record(gpusim_rl.make_env("Cartpole", num_envs=16), push, "demonstrations.pt", steps=500)
@@ -29,7 +29,8 @@ def record(env: Environment, policy: Callable[[Observation], Tensor], file: str 
 
     Args:
         env: The environments. New episodes begin in all of them.
-        policy: Gives actions [num_envs, actions] in [-1, 1] for raw observations by group, [num_envs, size] each.
+        policy: Gives actions [num_envs, actions], within what the envs take, for raw observations by group,
+            [num_envs, size] each.
         file: Where to write.
         steps: Control steps in each env.
 
@@ -41,12 +42,12 @@ def record(env: Environment, policy: Callable[[Observation], Tensor], file: str 
     episode = env.steps_between_truncations
     spec = EnvSpec(env.num_envs, env.obs_sizes, env.action_space, episode)
     memory = Replay(steps, spec, obs, n_step=0, gamma=1.0, storage=torch.float32, device=env.device)
-    finite = torch.ones((), dtype=torch.bool, device=env.device)
+    finite, limit = torch.ones((), dtype=torch.bool, device=env.device), env.cfg.clip_actions
     for _ in range(steps):
         action = policy(obs)
         finite &= action.isfinite().all()
         step = env.step(action)
-        memory.write(obs, action.clamp(-1.0, 1.0) if isinstance(env.action_space, Box) else action, step)
+        memory.write(obs, action.clamp(-limit, limit) if isinstance(env.action_space, Box) else action, step)
         for group, value in step.obs.items():
             obs[group].copy_(value)
     if not finite:  # a memory keeps 0 in place of such an action

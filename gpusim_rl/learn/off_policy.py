@@ -270,7 +270,7 @@ class OffPolicy(Algorithm):
         """
         cfg, number = self.cfg, self.horizon * self.cfg.updates
         stored = self.replay.fill * self.num_envs
-        waits = stored < cfg.learning_starts
+        waits = stored < max(cfg.learning_starts, (cfg.n_step + 1) * self.num_envs)  # at least one whole window
         critic, actor, rejected = [], [], []
         for index, batch in enumerate(self._draw(number)):
             numbers, bad = self._critic_step(batch, waits)
@@ -401,8 +401,9 @@ class OffPolicy(Algorithm):
         So the weight of the two stays the same while returns grow: Fujimoto and Gu 2021, arXiv 2106.06860.
         """
         off = (action - batch.action)[-self._num_shown :].square().sum(dim=-1)
-        weight = self.cfg.demonstrations.imitation / self.collective.size
-        return weight * q.detach().abs().mean() * off.mean()
+        counts = batch.weight[-self._num_shown :]
+        mean = off @ (counts / counts.sum().clamp(min=torch.finfo(torch.float32).tiny))
+        return self.cfg.demonstrations.imitation / self.collective.size * q.detach().abs().mean() * mean
 
     def _actor_step(self, batch: Batch, waits: Tensor) -> tuple[Tensor, Tensor]:
         loss, *others = self._actor_loss(batch)

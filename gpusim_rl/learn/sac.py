@@ -112,7 +112,9 @@ class SAC(OffPolicy):
         super().__init__(cfg, env, device=device, seed=seed, max_iterations=max_iterations)
         self.log_alpha = nn.Parameter(torch.full((), math.log(cfg.alpha), device=device))
         self.alpha_optimizer = MaskedAdamW([self.log_alpha], cfg.alpha_learning_rate, 0.0, None)
-        self._target_entropy = -float(self.num_actions) if cfg.target_entropy is None else cfg.target_entropy
+        # -1 for each number of actions within +-1, and the same relative to the most that another scale allows
+        default = self.num_actions * (math.log(cfg.action_scale) - 1.0)
+        self._target_entropy = default if cfg.target_entropy is None else cfg.target_entropy
 
     @classmethod
     def make_policy(cls, cfg: SACConfig, obs_sizes: Mapping[str, int], action_space: ActionSpace) -> SACPolicy:

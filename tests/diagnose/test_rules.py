@@ -341,7 +341,7 @@ class Ageing(Faulty):
 @pytest.mark.slow
 def test_a_task_that_keeps_memory_and_becomes_slower_is_found(tmp_path, one_thread):
     try:
-        _, findings = train(tmp_path, task=Ageing, iterations=45)
+        _, findings = train(tmp_path, task=Ageing, iterations=60)  # enough rows behind the warm-up
     finally:
         Ageing.kept.clear()
     assert {"memory_leak", "slowing_down"} <= {finding.rule for finding in findings}

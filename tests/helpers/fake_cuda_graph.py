@@ -96,6 +96,13 @@ class Recorder(Graphs):
         return super()._record_pieces(body, lambda take: launches_apart(launching_too(take)))
 
 
+def without_shortcuts(sim: Any) -> None:
+    """Takes from a Warp simulator on the CPU what CUDA has not: it reads masks, which no graph would do."""
+    for owner, name in ((sim, "_written_on_host"), (sim._warp_params, "_stale_on_host")):
+        assert getattr(owner, name) is not None
+        setattr(owner, name, None)
+
+
 RUN = WarpGraphs.run
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -78,10 +79,34 @@ def test_what_is_recorded_is_what_happened(file: Path, n_step: int) -> None:
             assert float(found.discount[n]) == pytest.approx(discount, rel=1e-6)
 
 
+@pytest.mark.parametrize(("limit", "kept"), [(1.0, 1.0), (10.0, 5.0)])
+def test_actions_are_stored_as_the_envs_take_them(tmp_path: Path, limit: float, kept: float) -> None:
+    env = make_env("Cartpole", num_envs=ENVS, sim="mujoco", device="cpu", task={"clip_actions": limit})
+    record(env, lambda obs: torch.full((ENVS, 1), 5.0), tmp_path / "file.pt", steps=4)
+    assert (loaded(tmp_path / "file.pt").at(torch.arange(ENVS)).action == kept).all()
+
+
+def test_a_demonstration_that_does_not_count_is_not_imitated() -> None:
+    it = OffPolicyLearner("sac", RandomEnv(8), {"demonstrations": {"imitation": 1.0}})
+    it.collect()
+    it.collect()
+    sac: Any = it.algorithm
+    sac._num_shown, sac._imitates = 2, True
+    (batch, *_) = sac._draw(4)
+    batch.weight[-1] = 0.0
+    mean, q = torch.zeros_like(batch.action), torch.ones(len(batch.weight))
+    losses = []
+    for action in (0.0, 1.0):
+        batch.action[-1] = action
+        losses.append(float(sac._imitation(batch, mean, q)))
+    assert losses[0] == losses[1] > 0.0
+
+
 def marked(path: Path, value: float) -> Path:
     """Demonstrations for toy envs: every action is `value`."""
     env = RandomEnv(3, {"policy": 5})
     env.device, env.action_space, env.steps_between_truncations = torch.device("cpu"), Box(3), 1  # type: ignore[attr-defined]
+    env.cfg = SimpleNamespace(clip_actions=1.0)  # type: ignore[attr-defined]
     record(env, lambda obs: torch.full((3, 3), value), path, steps=50)  # type: ignore[arg-type]
     return path
 
@@ -207,6 +232,7 @@ def test_bad_files_are_one_line(file: Path, tmp_path: Path) -> None:
 def test_what_is_not_finite_is_not_written(tmp_path: Path) -> None:
     env = RandomEnv(3, {"policy": 5})
     env.device, env.action_space, env.steps_between_truncations = torch.device("cpu"), Box(3), 1  # type: ignore[attr-defined]
+    env.cfg = SimpleNamespace(clip_actions=1.0)  # type: ignore[attr-defined]
     with pytest.raises(ConfigError, match="the demonstrations have a number that is not finite in action"):
         record(env, lambda obs: torch.full((3, 3), math.nan), tmp_path / "d.pt", steps=5)  # type: ignore[arg-type]
     assert not (tmp_path / "d.pt").exists()

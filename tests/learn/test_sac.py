@@ -45,6 +45,25 @@ def test_the_log_probability_is_finite_where_tanh_is_one() -> None:
     assert action.tolist() == [[1.0, -1.0]] and log_prob.isfinite().all()
 
 
+@pytest.mark.parametrize("scale", [0.1, 1.0, 5.0])
+def test_the_default_target_of_the_entropy_can_be_reached_at_any_scale(scale: float) -> None:
+    _, sac = learner(action_scale=scale)
+    most = sac.num_actions * math.log(2.0 * scale)  # of a uniform density
+    assert sac._target_entropy == pytest.approx(most - sac.num_actions * (1.0 + math.log(2.0)))
+
+
+def test_alpha_rests_until_a_whole_window_is_stored() -> None:
+    it, sac = learner(n_step=8, horizon=2, learning_starts=16)
+    before = sac.log_alpha.detach().clone()
+    for _ in range(4):
+        it.collect()
+        sac.update()
+        assert torch.equal(before, sac.log_alpha.detach())
+    it.collect()
+    sac.update()
+    assert not torch.equal(before, sac.log_alpha.detach())
+
+
 def test_the_target_is_that_of_the_paper() -> None:
     it, sac = learner(gamma=0.9, alpha=0.7, network={"layer_norm": False})
     it.collect()

@@ -72,7 +72,14 @@ def into_observation(trainer: Trainer, now: At, env: int, value: float) -> None:
         apply(action)
 
     task.apply_action = before
-    wrap(task, "observe", lambda obs: poisoned(obs, env, value) if bad else obs)
+
+    def after(groups: dict[str, Any]) -> dict[str, Any]:
+        if not bad:
+            return groups
+        name, part = next(iter(groups["policy"].items()))
+        return {**groups, "policy": {**groups["policy"], name: poisoned(part, env, value)}}
+
+    wrap(task, "observe", after)
 
 
 def into_reward(trainer: Trainer, now: At, env: int, value: float) -> None:

@@ -21,7 +21,7 @@ from gpusim_rl.run.stop_signal import IterationLeftError
 from gpusim_rl.run.trainer import Trainer
 from gpusim_rl.sim.warp import WarpGraphs
 from helpers import fake_cuda_graph
-from helpers.fake_cuda_graph import Recorder
+from helpers.fake_cuda_graph import Recorder, without_shortcuts
 from helpers.training import Faulty, FaultyConfig, differences, make_trainer
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
@@ -81,8 +81,7 @@ def trained(
 ) -> tuple[Trainer, dict[str, Any]]:
     """A trainer and its state after some iterations; its parts run through `graphs`."""
     trainer = make_trainer(task, folder, config, sim="mjwarp", device="cpu", max_iterations=iterations, **changes)
-    # Shortcuts that CUDA has not: they read masks.
-    trainer.env.sim._written_on_host = trainer.env.sim._stale_on_host = None
+    without_shortcuts(trainer.env.sim)
     trainer.graphs = graphs(
         Choice(mode, "test"),
         CPU,
@@ -195,7 +194,7 @@ def test_sums_over_processes_are_taken_between_the_pieces_of_an_update(algorithm
         changes: dict[str, Any] = {"log": {"console": "quiet", "dir": str(tmp_path / mode)}, algorithm: small}
         changes |= {"sim": "mjwarp", "device": "cpu", "num_envs": 8, "max_iterations": 6}
         trainer = Trainer(prepare("Cartpole", algo=algorithm, **changes), collective)
-        trainer.env.sim._written_on_host = trainer.env.sim._stale_on_host = None  # type: ignore[attr-defined]
+        without_shortcuts(trainer.env.sim)  # type: ignore[attr-defined]
         trainer.graphs = graphs(
             Choice(mode, "test"),
             CPU,

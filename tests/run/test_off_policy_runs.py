@@ -19,7 +19,7 @@ from gpusim_rl.run.trainer import Trainer
 from gpusim_rl.testing.conformance import differences
 from gpusim_rl.testing.sync_counter import SyncCounter
 from gpusim_rl.view.player import Player
-from helpers.fake_cuda_graph import Recorder
+from helpers.fake_cuda_graph import Recorder, without_shortcuts
 from helpers.off_policy import C51, NAMES, settings_of
 from helpers.training import merged, read_csv, the_run
 
@@ -70,7 +70,7 @@ def test_another_alpha_at_a_resume_is_a_new_start(tmp_path: Path) -> None:
     alphas = []
     for changes in ({}, {"alpha": 0.7, "learn_alpha": False}):
         found = Trainer(prepare("Cartpole", checkpoint=run, max_iterations=8, sac=changes))
-        alphas.append(float(found.algorithm.log_alpha.exp()))  # type: ignore[attr-defined]
+        alphas.append(float(found.algorithm.log_alpha.detach().exp()))  # type: ignore[attr-defined]
         found.close()
     assert alphas[0] != pytest.approx(alphas[1]) and alphas[1] == pytest.approx(0.7)
 
@@ -106,7 +106,7 @@ def test_replaying_equals_running(name: str, mode: str, changes: dict[str, Any],
 
     def trained(graphs: type[Graphs], folder: Path) -> dict[str, Any]:
         it = trainer(name, folder, changes, sim="mjwarp", device="cpu", max_iterations=8)
-        it.env.sim._written_on_host = it.env.sim._stale_on_host = None  # type: ignore[attr-defined]
+        without_shortcuts(it.env.sim)  # type: ignore[attr-defined]
         generators, stateful = it.algorithm.generators, it.graphs._stateful
         it.graphs = graphs(GraphChoice(mode, "test"), it.rl_device, generators=generators, stateful=stateful)
         with it.logging() as log:
@@ -136,7 +136,9 @@ def test_no_host_sync_in_an_iteration(name: str, tmp_path: Path) -> None:
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("name", NAMES)
 def test_it_learns_pendulum_within_20_000_steps(name: str, tmp_path: Path) -> None:
-    settings: dict[str, Any] = {"max_iterations": 156, "seed": 1, "log": {"console": "quiet", "dir": str(tmp_path)}}
+    iterations = 78 if name == "dqn" else 156  # its horizon is twice as long
+    settings: dict[str, Any] = {"max_iterations": iterations, "seed": 1}
+    settings["log"] = {"console": "quiet", "dir": str(tmp_path)}
     it = Trainer(prepare("Gymnasium", algo=name, env={"id": "Pendulum-v1"}, **settings))
     it.train()
     assert it.env_steps == 19_968

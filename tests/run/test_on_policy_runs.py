@@ -15,7 +15,7 @@ from gpusim_rl.run.trainer import Trainer
 from gpusim_rl.testing.conformance import differences
 from gpusim_rl.testing.sync_counter import SyncCounter
 from gpusim_rl.view.player import Player
-from helpers.fake_cuda_graph import Recorder
+from helpers.fake_cuda_graph import Recorder, without_shortcuts
 from helpers.on_policy import NAMES, SMALL
 from helpers.training import merged, read_csv, the_run
 
@@ -67,7 +67,7 @@ def test_it_is_evaluated_and_played(name: str, tmp_path: Path) -> None:
 def test_replaying_equals_running(name: str, mode: str, tmp_path: Path) -> None:
     def trained(graphs: type[Graphs], folder: Path) -> dict[str, Any]:
         it = trainer(name, folder, sim="mjwarp", device="cpu", max_iterations=8)
-        it.env.sim._written_on_host = it.env.sim._stale_on_host = None  # type: ignore[attr-defined]
+        without_shortcuts(it.env.sim)  # type: ignore[attr-defined]
         generators, stateful = it.algorithm.generators, it.graphs._stateful
         it.graphs = graphs(GraphChoice(mode, "test"), it.rl_device, generators=generators, stateful=stateful)
         with it.logging() as log:

@@ -270,7 +270,8 @@ class Balance(Cartpole):
     """Balance: a class of the script itself."""
 
 general = dict(physics_hz=120, control_hz=60, episode_length=500, clip_actions=1, clip_observations=5)
-config = Balance.Config(**general, randomize_episode_start=True, max_force=400, reset_distance=3, death_cost=-2)
+own = dict(max_force=400, reset_distance=3, death_cost=-2, discrete=False)
+config = Balance.Config(**general, **own, randomize_episode_start=True)
 small = dict(num_envs=8, log={"console": "plain"}, ppo=dict(horizon=8, epochs=2, minibatch_size=32))
 '''
 
