@@ -37,7 +37,6 @@ BAD_OVERRIDES = [
     ("task.physic_hz=60", "unknown key 'task.physic_hz'. Did you mean 'task.physics_hz'?"),
     ("tasks=Ant", "unknown key 'tasks'. Did you mean 'task'?"),
     ("xyzzy=1", "unknown key 'xyzzy'. Try python train.py --help"),
-    ("multi_gpu=True", "unknown key 'multi_gpu'. A run uses one GPU"),
     ("capture_video=True", "unknown key 'capture_video'. Try python tools/record.py"),
     ("capture_video_len=100", "unknown key 'capture_video_len'. Try python tools/record.py <run folder> --steps"),
     ("pbt.enabled=True", "unknown key 'pbt.enabled'. There is no population-based training"),

@@ -475,6 +475,8 @@ def test_commands_are_understood(document, monkeypatch, runs_folder, tmp_path):
         program, *arguments = shlex.split(re.sub(r"^([A-Z_]+=\S+ )+", "", command))
         if program == "nsys":  # behind its own options stands a command of ours
             program, *arguments = arguments[arguments.index("python") :]
+        if program == "torchrun":
+            arguments = arguments[arguments.index("train.py") :]
         if command == "python train.py num_env=64":
             with pytest.raises(ConfigError, match=r"unknown key 'num_env'\. Did you mean 'num_envs'\?"):
                 compose(arguments[1:])
@@ -499,6 +501,11 @@ def test_commands_are_understood(document, monkeypatch, runs_folder, tmp_path):
 # Of other projects, of the reader, what a command writes, or options of Hydra and nsys.
 FOREIGN_PATHS = ("my_", "cfg/train/", "isaacgymenvs/cfg/task/", "cfg/task/Reacher", "benchmarks/gpu.json")
 FOREIGN_FLAGS = {
+    "--max-restarts",
+    "--nnodes",
+    "--nproc-per-node",
+    "--rdzv-backend",
+    "--rdzv-endpoint",
     "--cfg",
     "--help",
     "--trace",

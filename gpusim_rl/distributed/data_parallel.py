@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, distributed
+from torch.distributed import PrefixStore, TCPStore  # type: ignore[reportPrivateImportUsage]
 
 from gpusim_rl.config import RunConfig, RunSpec
 from gpusim_rl.errors import ConfigError
@@ -37,7 +38,7 @@ class Processes(Collective):
     def __init__(self) -> None:
         self.rank, self.size = distributed.get_rank(), distributed.get_world_size()
         on_cuda = distributed.get_backend() == "nccl"
-        self._host = distributed.new_group(backend="gloo", timeout=PATIENCE) if on_cuda else None
+        self._host: Any = distributed.new_group(backend="gloo", timeout=PATIENCE) if on_cuda else None
         self._launch: Callable[[Callable[[], None]], None] = _now
 
     def sum(self, tensors: Sequence[Tensor]) -> list[Tensor]:
@@ -130,7 +131,7 @@ def joined(spec: RunSpec) -> Iterator[Collective]:
     except RuntimeError as error:
         if not isinstance(error, distributed.DistError) and "gloo" not in str(error):
             raise
-        sys.stderr.write(f"process {processes.rank} of {processes.size} ends: it has lost another one\n")
+        sys.stderr.write(f"process {os.environ['RANK']} of {count} ends: it has lost another one\n")
         raise SystemExit(1) from None
     finally:
         with suppress(RuntimeError):  # others may be gone
@@ -147,7 +148,7 @@ def _connect(backend: str) -> None:
     if store is None:
         distributed.init_process_group(backend, timeout=PATIENCE)
         return
-    part = distributed.PrefixStore(f"gpusim_rl/start_{os.environ['TORCHELASTIC_RESTART_COUNT']}", store)
+    part = PrefixStore(f"gpusim_rl/start_{os.environ['TORCHELASTIC_RESTART_COUNT']}", store)
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     distributed.init_process_group(backend, store=part, rank=rank, world_size=size, timeout=PATIENCE)
 
@@ -198,9 +199,9 @@ def continued(arguments: list[str]) -> list[str]:
     return [*(text for text in arguments if not text.startswith("checkpoint=")), f"checkpoint={run}"]
 
 
-def _agent_store() -> distributed.TCPStore | None:
+def _agent_store() -> TCPStore | None:
     """The store that torchrun itself keeps."""
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         return None
     address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    return distributed.TCPStore(*address, is_master=False, timeout=PATIENCE)
+    return TCPStore(*address, is_master=False, timeout=PATIENCE)

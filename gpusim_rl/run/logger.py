@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import shlex
 import sys
 import time
@@ -331,7 +332,11 @@ class Logger:
             folder = ["-cd", shlex.quote(str(paths.from_here(self._config_dir)))]
         elif self._of_user:
             trusts, trust = ["trust=true"], ["--trust"]
-        train = " ".join([command("train"), *folder, f"checkpoint={run}", *further, *trusts])
+        program = command("train")
+        if self._cfg.multi_gpu:
+            count = os.environ.get("LOCAL_WORLD_SIZE", "1")
+            program = f"torchrun --nproc-per-node={count} {program.removeprefix('python ')}"
+        train = " ".join([program, *folder, f"checkpoint={run}", *further, *trusts])
         return [*(" ".join([command(tool), run, *folder, *trust]) for tool in ("play", "record")), train, plot]
 
 
