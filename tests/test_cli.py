@@ -308,6 +308,7 @@ def test_tab_completes_checkpoints(command, checkout, some_runs, typed, expected
                 "plot ",
                 "record ",
                 "snapshot ",
+                "tune ",
             ],
         ),
         ("record f", ["fast-legs "]),

@@ -1,0 +1,309 @@
+"""Searches settings with Optuna: each trial is a usual run, in a process and a run folder of its own.
+
+Several processes, also on several machines with one folder, may search together: they share a journal, a file.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gpusim_rl import paths
+from gpusim_rl.compose import compose
+from gpusim_rl.config import check_settings
+from gpusim_rl.errors import ConfigError, did_you_mean, import_extra
+from gpusim_rl.overrides import key_of, value_of
+from gpusim_rl.saved_files import load_yaml, replacing
+
+SPACES = Path(__file__).parent / "spaces"
+OBJECTIVE = "episode/return"
+"""What is searched for: the mean of the last 100 training episodes, at the end of a run."""
+POLL_S = 0.2
+PRUNERS = ("hyperband", "median", "none")
+OWN = {"method": "optuna", "trials": "20", "pruner": "hyperband", "study": "", "space": "", "stall_s": "600"}
+"""Settings of a search and their defaults; all others are those of a training."""
+
+
+@dataclass(frozen=True)
+class Search:
+    """What is searched, and how.
+
+    Attributes:
+        study: Name of the search; those with one name in one folder go on where the other one is.
+        space: For each setting its `low` and `high`, with `log`, or its `choices`.
+        overrides: What all trials share, as typed behind `train.py`.
+        config_dir: The user's folder (`-cd`).
+        trials: Of the whole study.
+        pruner: What stops hopeless trials: one of `PRUNERS`.
+        stall_s: A trial without a new row of metrics for so long is stopped [s].
+        folder: Of the journal, the table and the pictures; run folders are beside it.
+    """
+
+    study: str
+    space: Mapping[str, Mapping[str, Any]]
+    overrides: Sequence[str]
+    config_dir: Path | None
+    trials: int
+    pruner: str
+    stall_s: float
+    folder: Path
+
+    @property
+    def iterations(self) -> int:
+        """Iterations of a trial that is not stopped."""
+        return int(compose(self.overrides, self.config_dir)["max_iterations"])
+
+
+def read_search(words: Sequence[str], config_dir: Path | None = None) -> Search:
+    """Read and check a command line of `tools/tune.py`.
+
+    Args:
+        words: `key=value`, of the search and of the training.
+        config_dir: The user's folder (`-cd`).
+
+    Raises:
+        ConfigError: A setting is unknown, or a space cannot be searched.
+    """
+    for word in words:
+        if "=" not in word:
+            raise ConfigError(f"cannot read {word!r}: expected key=value")
+    own = {key_of(word): value_of(word) for word in words if key_of(word) in OWN}
+    overrides = [word for word in words if key_of(word) not in OWN]
+    chosen = {**OWN, **own}
+    if chosen["method"] != "optuna":
+        raise ConfigError(f"unknown method {chosen['method']!r}. Available: optuna")
+    if chosen["pruner"] not in PRUNERS:
+        near = did_you_mean(chosen["pruner"], PRUNERS)
+        raise ConfigError(f"unknown pruner {chosen['pruner']!r}.{near} Available: {', '.join(PRUNERS)}")
+    numbers = {key: _positive(key, chosen[key]) for key in ("trials", "stall_s")}
+    config = compose(overrides, config_dir)
+    settings = check_settings(config)
+    file = Path(chosen["space"]) if chosen["space"] else SPACES / f"{settings['algo']}.yaml"
+    if not file.is_file():
+        what = f"space={file}: there is no such file" if chosen["space"] else f"there is no space for {file.stem}"
+        raise ConfigError(f"{what}. Try space=<yaml>, such as {paths.from_here(SPACES / 'ppo.yaml')}")
+    task = next((value_of(word) for word in overrides if key_of(word) == "task"), "Cartpole")
+    study = chosen["study"] or f"{task}-{settings['algo']}"
+    if not re.fullmatch(r"[\w-][\w.-]*", study):
+        raise ConfigError(f"study must be a folder name of A-Z a-z 0-9 . _ -, got {study!r}")
+    space = _check_space(load_yaml(file), file, overrides, config_dir)
+    folder = Path(config["log"]["dir"]) / study
+    return Search(
+        study, space, overrides, config_dir, int(numbers["trials"]), chosen["pruner"], numbers["stall_s"], folder
+    )
+
+
+def _positive(key: str, text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
+    if not 0.0 < number < math.inf or (key == "trials" and number != int(number)):
+        raise ConfigError(f"{key} must be a positive {'int' if key == 'trials' else 'number'}, got {text!r}")
+    return number
+
+
+def _check_space(
+    space: Any, file: Path, overrides: Sequence[str], config_dir: Path | None
+) -> dict[str, dict[str, Any]]:
+    """A space whose every end is a setting that a training takes."""
+    if not isinstance(space, dict) or not space:
+        raise ConfigError(f"{file}: expected settings with low and high, or choices")
+    for key, what in space.items():
+        choices = what.get("choices") if isinstance(what, dict) else None
+        ends: Any = choices or ([what.get("low"), what.get("high")] if isinstance(what, dict) else [])
+        known = isinstance(what, dict) and what.keys() <= ({"choices"} if choices else {"low", "high", "log"})
+        if not known or len(ends) < 2 or not all(isinstance(end, int | float | str) for end in ends):
+            raise ConfigError(f"{file}: {key}: expected {{low: a, high: b}}, or {{choices: [a, b]}}, got {what}")
+        if not choices and not (ends[0] < ends[1] and (ends[0] > 0 or not what.get("log"))):
+            raise ConfigError(f"{file}: {key}: low must be below high, and above 0 with log: true, got {what}")
+        for end in ends:
+            try:
+                check_settings(compose([*overrides, f"{key}={end}"], config_dir))
+            except ConfigError as error:
+                raise ConfigError(f"{file}: {error}") from None
+    return space
+
+
+def tune(search: Search) -> list[str]:
+    """Search until the study has its trials; writes `trials.csv` and pictures.
+
+    Returns:
+        Lines for the user: the best trials, and the command that repeats the best one.
+    """
+    optuna = import_extra("optuna", "tune", "tools/tune.py")
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    search.folder.mkdir(parents=True, exist_ok=True)
+    backend = optuna.storages.journal.JournalFileBackend(str(search.folder / "journal.log"))
+    study = optuna.create_study(
+        study_name=search.study,
+        storage=optuna.storages.JournalStorage(backend),
+        load_if_exists=True,
+        direction="maximize",
+        sampler=optuna.samplers.TPESampler(),  # another seed in each process: they must not try the same
+        pruner=_pruner(optuna, search),
+    )
+    ended = (optuna.trial.TrialState.COMPLETE, optuna.trial.TrialState.PRUNED, optuna.trial.TrialState.FAIL)
+    enough = optuna.study.MaxTrialsCallback(search.trials, states=ended)
+    if len(study.get_trials(deepcopy=False, states=ended)) < search.trials:
+        try:
+            study.optimize(lambda trial: _run(optuna, search, trial), callbacks=[enough], catch=(TrialFailedError,))
+        except ValueError as error:
+            raise ConfigError(f"{search.folder}: {error}. Try another study=<name>") from None
+    return _report(optuna, search, study)
+
+
+class TrialFailedError(Exception):
+    """A run ended with an error, stalled, or told no return."""
+
+
+def _pruner(optuna: Any, search: Search) -> Any:
+    if search.pruner == "hyperband":
+        least = max(1, search.iterations // 9)
+        return optuna.pruners.HyperbandPruner(min_resource=least, max_resource=search.iterations)
+    if search.pruner == "median":
+        return optuna.pruners.MedianPruner(n_startup_trials=4, n_warmup_steps=search.iterations // 5)
+    return optuna.pruners.NopPruner()
+
+
+def _suggest(trial: Any, key: str, what: Mapping[str, Any]) -> Any:
+    if "choices" in what:
+        return trial.suggest_categorical(key, what["choices"])
+    low, high, log = what["low"], what["high"], bool(what.get("log"))
+    if isinstance(low, int) and isinstance(high, int):
+        return trial.suggest_int(key, low, high, log=log)
+    return trial.suggest_float(key, low, high, log=log)
+
+
+def _run(optuna: Any, search: Search, trial: Any) -> float:
+    """One trial: trains, tells the pruner how it goes, and stops it where it is hopeless."""
+    chosen = [f"{key}={_suggest(trial, key, what)}" for key, what in search.space.items()]
+    name = f"{search.study}.{trial.number:04d}"
+    trial.set_user_attr("command", " ".join(["python train.py", *search.overrides, *chosen]))
+    group = [] if any(key_of(word) == "wandb_group" for word in search.overrides) else [f"wandb_group={search.study}"]
+    folder = ["-cd", str(search.config_dir)] if search.config_dir is not None else []
+    words = [*folder, *search.overrides, *chosen, *group, f"experiment={name}", "log.console=quiet"]
+    run = search.folder.parent / name / "latest"
+    with (search.folder / f"{trial.number:04d}.log").open("wb") as log:
+        process = subprocess.Popen([sys.executable, str(paths.train_file()), *words], stdout=log, stderr=log)
+        try:
+            value = _watch(optuna, search, trial, process, run)
+        finally:
+            _end(process)
+            trial.set_user_attr("run", str(run.resolve()) if run.exists() else "")
+    if value is None:
+        said = (search.folder / f"{trial.number:04d}.log").read_text(errors="replace").strip().splitlines()
+        reason = said[-1] if process.returncode and said else f"no {OBJECTIVE} was told"
+        trial.set_user_attr("failed", reason)
+        raise TrialFailedError(f"trial {trial.number}: {reason}")
+    return value
+
+
+def _watch(optuna: Any, search: Search, trial: Any, process: subprocess.Popen[bytes], run: Path) -> float | None:
+    """Follow a run to its end; returns what it reached, None where it failed."""
+    seen, newest, heard = 0, None, time.monotonic()
+    while True:
+        running = process.poll() is None
+        rows = _rows(run / "metrics.csv")
+        for row in rows[seen:]:
+            heard = time.monotonic()
+            with suppress(ValueError, KeyError):
+                newest = float(row[OBJECTIVE])
+                trial.report(newest, int(float(row["iteration"])))
+        seen = len(rows)
+        if not running:
+            return newest if process.returncode == 0 else None
+        if newest is not None and trial.should_prune():
+            raise optuna.TrialPruned
+        if time.monotonic() - heard > search.stall_s:
+            raise TrialFailedError(f"trial {trial.number}: no row of metrics for {search.stall_s:g} s")
+        time.sleep(POLL_S)
+
+
+def _rows(file: Path) -> list[dict[str, str]]:
+    """Whole rows of metrics so far."""
+    try:
+        text = file.read_text()
+    except OSError:
+        return []
+    return list(csv.DictReader(text[: text.rfind("\n") + 1].splitlines()))
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Ends a run as Ctrl-C would, with a checkpoint."""
+    if process.poll() is not None:
+        return
+    process.send_signal(signal.SIGTERM)
+    try:
+        process.wait(timeout=60)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def _report(optuna: Any, search: Search, study: Any) -> list[str]:
+    """Table, pictures and lines of what was found."""
+    trials = study.get_trials(deepcopy=False)
+    states = optuna.trial.TrialState
+    header = ["trial", "state", OBJECTIVE, *search.space, "run"]
+    table = []
+    for trial in trials:
+        values = (trial.params.get(key) for key in search.space)
+        table.append([trial.number, trial.state.name.lower(), trial.value, *values, trial.user_attrs.get("run", "")])
+    with replacing(search.folder / "trials.csv") as file:
+        lines = [",".join("" if cell is None else str(cell) for cell in row) for row in [header, *table]]
+        file.write(("\n".join(lines) + "\n").encode())
+    counts = {state.name.lower(): sum(trial.state == state for trial in trials) for state in states}
+    told = [f"{search.study}: " + ", ".join(f"{count} {name}" for name, count in counts.items() if count)]
+    best = sorted(
+        (trial for trial in trials if trial.state == states.COMPLETE), key=lambda trial: -(trial.value or -math.inf)
+    )
+    if not best:
+        return [*told, f"no trial was completed; {search.folder} has what each printed"]
+    for trial in best[:5]:
+        values = "  ".join(
+            f"{key}={value:.4g}" if isinstance(value, float) else f"{key}={value}"
+            for key, value in trial.params.items()
+        )
+        told.append(f"  {trial.value:10.5g}  trial {trial.number}  {values}")
+    told += ["best:", f"  {best[0].user_attrs['command']}", f"table: {search.folder / 'trials.csv'}"]
+    if len(best) > 1:
+        told += [f"picture: {picture}" for picture in _draw(optuna, search, study)]
+    return told
+
+
+def _draw(optuna: Any, search: Search, study: Any) -> list[Path]:
+    """Parallel coordinates and importance, where matplotlib is there."""
+    try:
+        import matplotlib
+    except ImportError:
+        return []
+    import warnings
+
+    matplotlib.use("Agg")
+    from optuna.visualization import matplotlib as drawing  # type: ignore[reportMissingImports]
+
+    evaluator = optuna.importance.PedAnovaImportanceEvaluator()
+    drawn = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that it is experimental
+        for name, make in (
+            ("parallel_coordinates", lambda: drawing.plot_parallel_coordinate(study)),
+            ("importance", lambda: drawing.plot_param_importances(study, evaluator=evaluator)),
+        ):
+            with suppress(ValueError, RuntimeError, ZeroDivisionError):  # too few trials that differ
+                axes: Any = make()
+                file = search.folder / f"{name}.png"
+                axes.figure.savefig(file, dpi=120, bbox_inches="tight")
+                drawn.append(file)
+    return drawn

@@ -1,0 +1,101 @@
+"""Searching settings: what a space may be, and what happens to trials that fail, are hopeless, or run side by side."""
+
+from __future__ import annotations
+
+import csv
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gpusim_rl.distributed.tuning import SPACES, read_search
+from gpusim_rl.errors import ConfigError
+from helpers.commands import ROOT, Finished, run_command
+
+SPACE = "ppo.learning_rate: {low: 1.0e-6, high: 1.0e-2, log: true}\nppo.epochs: {choices: [1, 4]}\n"
+SMALL = ("task=Cartpole", "device=cpu", "num_envs=32", "max_iterations=6", "space=space.yaml", "study=poles")
+
+
+def tune(folder: Path, *words: str) -> Finished:
+    (folder / "space.yaml").write_text(SPACE)
+    return run_command(sys.executable, ROOT / "tools" / "tune.py", *SMALL, *words, cwd=folder, check=False)
+
+
+def trials(folder: Path) -> list[dict[str, str]]:
+    with (folder / "runs" / "poles" / "trials.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.mark.parametrize("file", sorted(SPACES.glob("*.yaml")), ids=lambda file: file.stem)
+def test_our_own_spaces_can_be_searched(file):
+    search = read_search([f"algo={file.stem}", "task=Ant", "trials=3"])
+    assert search.study == f"Ant-{file.stem}" and search.trials == 3 and len(search.space) > 3
+
+
+@pytest.mark.parametrize(
+    ("words", "space", "said"),
+    [
+        (["trials"], SPACE, "cannot read 'trials': expected key=value"),
+        (["trials=0"], SPACE, "trials must be a positive int, got '0'"),
+        (["trials=1.5"], SPACE, "trials must be a positive int, got '1.5'"),
+        (["stall_s=x"], SPACE, "stall_s must be a positive number, got 'x'"),
+        (["method=grid"], SPACE, "unknown method 'grid'"),
+        (["pruner=hyperbnd"], SPACE, "Did you mean 'hyperband'"),
+        (["study=a/b"], SPACE, "study must be a folder name"),
+        (["trails=3"], SPACE, "unknown key 'trails'"),
+        (["space=no.yaml"], SPACE, "space=no.yaml: there is no such file"),
+        ([], "ppo.learning_rat: {low: 1.0, high: 2.0}", "Did you mean 'ppo.learning_rate'"),
+        ([], "ppo.epochs: {low: 0, high: 2}", "ppo.epochs must be a positive int, got 0"),
+        ([], "ppo.gamma: {low: 0.9, high: 0.8}", "ppo.gamma: low must be below high"),
+        ([], "ppo.gamma: {low: 0.0, high: 0.8, log: true}", "above 0 with log: true"),
+        ([], "ppo.gamma: 0.9", "ppo.gamma: expected {low: a, high: b}, or {choices: [a, b]}, got 0.9"),
+        ([], "ppo.gamma: {low: 0.9, hihg: 0.8}", "ppo.gamma: expected {low: a, high: b}"),
+        ([], "", "expected settings with low and high, or choices"),
+    ],
+)
+def test_bad_input_is_one_line(tmp_path, monkeypatch, words, space, said):
+    monkeypatch.chdir(tmp_path)
+    Path("my.yaml").write_text(space)
+    with pytest.raises(ConfigError) as error:
+        read_search(["task=Cartpole", "space=my.yaml", *words])
+    assert said in str(error.value)
+    assert [path.name for path in tmp_path.iterdir()] == ["my.yaml"]
+
+
+@pytest.mark.slow
+def test_two_processes_search_together_and_no_trial_is_lost(tmp_path):
+    (tmp_path / "space.yaml").write_text(SPACE)
+    command = [sys.executable, str(ROOT / "tools" / "tune.py"), *SMALL, "trials=6", "pruner=none"]
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    processes = [subprocess.Popen(command, cwd=tmp_path, env=env, stdout=subprocess.DEVNULL) for _ in range(2)]
+    assert [process.wait(timeout=250) for process in processes] == [0, 0]
+    done = tune(tmp_path, "trials=6", "pruner=none")  # all are there: it only tells
+    assert done.returncode == 0 and "python train.py task=Cartpole" in done.stdout
+    found = trials(tmp_path)
+    assert [int(row["trial"]) for row in found] == list(range(len(found))) and 6 <= len(found) <= 7
+    assert {row["state"] for row in found} == {"complete"}
+    for row in found:
+        assert (Path(row["run"]) / "checkpoints" / "last.pt").is_file() and float(row["episode/return"]) > 0.0
+    assert (tmp_path / "runs" / "poles" / "parallel_coordinates.png").is_file()
+
+
+@pytest.mark.slow
+def test_hopeless_trials_are_stopped_and_their_runs_can_go_on(tmp_path):
+    done = tune(tmp_path, "trials=8", "max_iterations=27", "pruner=median")
+    assert done.returncode == 0, done.stderr
+    found = trials(tmp_path)
+    pruned = [row for row in found if row["state"] == "pruned"]
+    assert len(found) == 8 and pruned
+    assert (Path(pruned[0]["run"]) / "checkpoints" / "last.pt").is_file()
+
+
+@pytest.mark.slow
+def test_trials_that_fail_or_stall_do_not_end_the_search(tmp_path):
+    stalled = tune(tmp_path, "trials=2", "stall_s=0.3")
+    assert stalled.returncode == 0 and "2 fail" in stalled.stdout and "no trial was completed" in stalled.stdout
+    overflows = ("ppo.value_coef=1e18", "ppo.reward_scale=1e12", "ppo.normalize_value=false")
+    failed = tune(tmp_path, "trials=4", "max_iterations=12", *overflows)
+    assert failed.returncode == 0 and "4 fail" in failed.stdout
+    assert "no gradient was finite" in (tmp_path / "runs" / "poles" / "0003.log").read_text()
