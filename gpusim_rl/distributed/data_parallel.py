@@ -5,6 +5,7 @@ torchrun --nproc-per-node=4 train.py task=Ant multi_gpu=true
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -23,6 +24,8 @@ from gpusim_rl.run.checkpoint import structural_difference
 
 PATIENCE = timedelta(minutes=10)
 """How long a process waits for the others: one of them may compile, or write a large checkpoint."""
+
+_CONNECTIONS = itertools.count()
 
 RUN_DIR = "gpusim_rl/run_dir"
 """Key of the run folder in the store of torchrun, which outlives a restart of the processes."""
@@ -142,13 +145,13 @@ def _connect(backend: str) -> None:
     """Connects the processes.
 
     torch 2.13 leaves in the store of torchrun what the processes before a restart wrote, and gloo would look for them.
-    So each start has a part of the store for itself.
+    So each start, and each run of a sweep, has a part of the store for itself.
     """
     store = _agent_store()
     if store is None:
         distributed.init_process_group(backend, timeout=PATIENCE)
         return
-    part = PrefixStore(f"gpusim_rl/start_{os.environ['TORCHELASTIC_RESTART_COUNT']}", store)
+    part = PrefixStore(f"gpusim_rl/start_{os.environ['TORCHELASTIC_RESTART_COUNT']}_{next(_CONNECTIONS)}", store)
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     distributed.init_process_group(backend, store=part, rank=rank, world_size=size, timeout=PATIENCE)
 
@@ -193,7 +196,8 @@ def continued(arguments: list[str]) -> list[str]:
         arguments: What the user typed behind `train.py`.
     """
     store = _agent_store()
-    if store is None or not store.check([RUN_DIR]):
+    sweep = {"-m", "--multirun"} & {*arguments}  # which run of it was lost is not known
+    if store is None or sweep or not store.check([RUN_DIR]):
         return arguments
     run = store.get(RUN_DIR).decode()
     return [*(text for text in arguments if not text.startswith("checkpoint=")), f"checkpoint={run}"]

@@ -184,6 +184,26 @@ def test_more_processes_than_gpus_are_one_line(monkeypatch):
         data_parallel._choose_gpu(spec_of(device="cuda:1").cfg)
 
 
+def test_a_restarted_process_continues_the_run_that_was_begun(monkeypatch):
+    store = data_parallel.TCPStore("localhost", 0, is_master=True)
+    address = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(store.port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    for name, value in address.items():
+        monkeypatch.setenv(name, value)
+    typed = ["task=Ant", "checkpoint=old", "multi_gpu=true"]
+    assert data_parallel.continued(typed) == typed  # the first start
+    store.set(data_parallel.RUN_DIR, "runs/Ant/now")
+    assert data_parallel.continued(typed) == ["task=Ant", "multi_gpu=true", "checkpoint=runs/Ant/now"]
+    assert data_parallel.continued(["-m", *typed]) == ["-m", *typed]
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "False")
+    assert data_parallel.continued(typed) == typed
+
+
+@pytest.mark.slow
+def test_a_sweep_trains_one_run_after_the_other(tmp_path):
+    torchrun(tmp_path, *SMALL, "max_iterations=2", "-m", "seed=1,2")
+    assert len(list(tmp_path.glob("runs/Cartpole/2*/checkpoints/last.pt"))) == 2
+
+
 @pytest.mark.slow
 def test_processes_with_other_settings_are_one_line(tmp_path):
     script = tmp_path / "start.py"

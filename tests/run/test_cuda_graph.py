@@ -214,6 +214,7 @@ def test_sums_over_processes_are_taken_between_the_pieces_of_an_update(algorithm
     assert unequal(eager, state) == []
 
 
+@pytest.mark.slow
 def test_a_replayed_update_skips_what_an_eager_one_skips(tmp_path):
     config = FaultyConfig(huge_reward_at=29, huge_reward=1e18, nan_control_at=38)
     raw = {"ppo": {"normalize_value": False, "schedule_per": "minibatch", "value_coef": 1e10}}
