@@ -33,11 +33,11 @@ def main(config: dict[str, Any], overrides: list[str], checkpoint: Checkpoint | 
 
     spec = load_spec(config, overrides, checkpoint)  # before torch, which the libraries of some simulators must precede
 
+    from gpusim_rl.distributed.actors import make_trainer
     from gpusim_rl.distributed.data_parallel import joined
-    from gpusim_rl.run.trainer import Trainer
 
     with joined(spec) as collective:
-        trainer = Trainer(spec, collective)
+        trainer = make_trainer(spec, collective)
         if trainer.cfg.test:
             return Outcome(str(trainer.cfg.checkpoint), trainer.evaluate()["return_mean"], None)
         row = trainer.train()

@@ -70,11 +70,11 @@ def train(
     limit_openmp_spin()
     spec = prepare(task, config, algo=algo, network=network, config_dir=config_dir, **overrides)
 
+    from gpusim_rl.distributed.actors import make_trainer
     from gpusim_rl.distributed.data_parallel import joined
-    from gpusim_rl.run.trainer import Trainer
 
     with joined(spec) as collective:
-        trainer = Trainer(spec, collective)
+        trainer = make_trainer(spec, collective)
         return trainer.evaluate() if spec.cfg.test else trainer.train()
 
 

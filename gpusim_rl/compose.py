@@ -63,7 +63,7 @@ from gpusim_rl.saved_run import ONE_CALL_ONLY, SavedRun, continue_run
 
 VERSION_BASE = "1.3"
 HYDRA_ERRORS = (HydraException, OmegaConfBaseException, YAMLError, ValueError, RecursionError, OSError)
-GROUPS = ("task", "algo", "sim", "log", "debug")
+GROUPS = ("task", "algo", "sim", "actors", "log", "debug")
 SAVED = "the settings of a saved run"
 """Name of the config that stands for them: no file is called so."""
 LEFT_OVER_S = 60.0

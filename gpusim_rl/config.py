@@ -177,8 +177,10 @@ class ImpalaConfig(OnPolicyConfig):
     schedule: Literal["linear", "constant"]
     delay: Annotated[int, Rule("an int >= 0", lambda value: value >= 0)]  # rollouts that the last env is behind
     max_policy_lag: Annotated[int, Rule("an int >= 0", lambda value: value >= 0)]  # updates; older samples are dropped
+    loss: Literal["gradient", "clipped"]  # of the policy: its gradient with V-trace's advantage, or PPO's clipped loss
     clip: Positive  # largest weight of a sample in the critic's targets
-    advantage_clip: Positive  # largest weight of a sample in the advantage
+    advantage_clip: Positive  # largest weight of a sample in the advantage, with loss=gradient
+    ratio_clip: Positive  # of the probability ratio, with loss=clipped
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -366,6 +368,20 @@ class EnvConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ActorsConfig:
+    """Actors: processes that step envs on CPUs for one learner."""
+
+    engine: Literal["process", "ray"] | None  # what starts them and carries rollouts; None: there are none
+    inference: Literal["actor", "learner"]  # where the policy chooses actions
+    rollouts: Count | None  # that make a batch, of any actors; None = half as many as there are actors
+    threads: Count  # CPU threads of each actor
+    max_batch: Count | None  # inference=learner: actors that are answered together, at most; None = all
+    max_wait_ms: NotNegative  # inference=learner: time in which an actor waits for others to be answered with [ms]
+    tune: bool  # inference=learner: numbers of actors and of max_batch are tried while the run goes on
+    address: str | None  # ray: of a cluster; None = that of RAY_ADDRESS, else this machine alone
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SimConfig:
     """The simulator that steps the scene."""
 
@@ -441,6 +457,7 @@ class RunConfig:
     )  # run folder name; null = name of the task
     headless: bool
     multi_gpu: bool  # one of the processes of torchrun, which learn together
+    num_actors: Count | None  # with actors=process or ray; num_envs is of each. None = one for each CPU
     torch_deterministic: bool
     wandb_activate: bool
     wandb_project: str
@@ -453,6 +470,7 @@ class RunConfig:
     algo: str  # name of the algorithm, and of the section with its settings
     algorithm: Any  # the algorithm's own Config, e.g. PPOConfig
     sim: SimConfig
+    actors: ActorsConfig  # that step envs for one learner
     eval: EvalConfig  # beside the training
     log: LogConfig
     debug: DebugConfig
@@ -463,6 +481,12 @@ class RunConfig:
             raise ConfigError(
                 "headless=false: training opens no window. Try python tools/play.py <run folder> beside it: it follows"
                 " the run as it learns"
+            )
+        if self.actors.engine is None and self.num_actors is not None:
+            raise ConfigError(f"num_actors={self.num_actors} has no effect without actors. Try actors=process, or =ray")
+        if self.actors.engine is not None and self.multi_gpu:
+            raise ConfigError(
+                f"multi_gpu=true with actors={self.actors.engine}: actors send to one learner. Try multi_gpu=false"
             )
 
 

@@ -140,7 +140,7 @@ ADDED: Mapping[str, Mapping[str, Any]] = {
     "gpusim_rl.learn.ppo.PPO": _WHITE,
     "gpusim_rl.learn.a2c.A2C": _WHITE,
     "gpusim_rl.learn.reinforce.Reinforce": _WHITE,
-    "gpusim_rl.learn.impala.Impala": _WHITE,
+    "gpusim_rl.learn.impala.Impala": {**_WHITE, "loss": "gradient", "ratio_clip": 0.2},
     "gpusim_rl.learn.sac.SAC": _ACTOR_CRITIC,
     "gpusim_rl.learn.td3.TD3": _ACTOR_CRITIC,
     "gpusim_rl.learn.dqn.DQN": _OFF_POLICY,
@@ -157,7 +157,7 @@ def of_this_version(settings: Mapping[str, Any]) -> dict[str, Any]:
     ours = read_yaml(paths.cfg_dir() / "config.yaml")
     common = {key: value for key, value in ours.items() if key not in ("defaults", "hydra", "task")}
     settings = {**common, "compile": "off", **settings}
-    for section, file in (("sim", "sim/auto.yaml"), ("debug", "debug/none.yaml")):
+    for section, file in (("sim", "sim/auto.yaml"), ("actors", "actors/none.yaml"), ("debug", "debug/none.yaml")):
         settings[section] = {**read_yaml(paths.cfg_dir() / file), **(settings.get(section) or {})}
     settings["env"] = _filled(settings.get("env") or {}, ours["env"])
     task = settings.get("task")

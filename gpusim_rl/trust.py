@@ -68,6 +68,17 @@ def strange_classes(settings: Any) -> list[tuple[str, str]]:
     return [(key, target) for key, target in class_paths(settings) if target.partition(".")[0] not in packages]
 
 
+def refuse_classes_of_script(settings: Any) -> None:
+    """Stops where a class is of the script that runs: another process cannot import it.
+
+    Raises:
+        ConfigError: There is one.
+    """
+    for key, target in strange_classes(settings):
+        if target.startswith("__main__."):
+            raise ConfigError(f"{key}={target} is of the script itself: try a module of its own")
+
+
 def class_paths(node: Any, key: str = "") -> Iterator[tuple[str, str]]:
     """Keys and values of all `_target_` in nested settings."""
     if isinstance(node, dict):

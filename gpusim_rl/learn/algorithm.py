@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
 import torch
 from jaxtyping import Bool, Float
@@ -36,6 +36,12 @@ class EnvSpec:
     action_space: ActionSpace
     max_episode_length: int
     """An env is truncated at most once in so many control steps: the time limit."""
+    role: Literal["both", "acts", "learns"] = "both"
+    """`acts`: an actor, which records rollouts for a learner. `learns`: that learner, which has no envs of its own."""
+    first_env: int = 0
+    """Number of the first env among those of all actors."""
+    all_envs: int | None = None
+    """Envs of all actors; None where these are all."""
 
 
 class Transition(Protocol):
@@ -131,6 +137,8 @@ class Algorithm(ABC):
     """Those of them that the policy's tensors depend on."""
     data_parallel: ClassVar[bool] = False
     """Whether `update` adds up, by `collective`, what the processes of a data-parallel run learn."""
+    learns_from_actors: ClassVar[bool] = False
+    """Whether it can learn from rollouts that actors have recorded with an older policy: `EnvSpec.role`."""
 
     cfg: Any
     horizon: int
@@ -200,6 +208,45 @@ class Algorithm(ABC):
             None where the algorithm cannot do that.
         """
         return None
+
+    # With actors: one algorithm acts in each of them, another one learns
+
+    @property
+    def max_policy_lag(self) -> float:
+        """Updates between acting and learning, at most: older rollouts are dropped."""
+        return float("inf")
+
+    def recording(self) -> list[tuple[Tensor, int]]:
+        """The rollout as it is recorded, and the dimension of the envs in each tensor: what an actor sends."""
+        raise NotImplementedError
+
+    def receive(self, envs: slice, recording: Sequence[Tensor]) -> None:
+        """Takes over a rollout that an actor has recorded.
+
+        Args:
+            envs: Where it goes among the envs of this algorithm.
+            recording: The tensors of the actor's `recording`.
+        """
+        for (own, dim), sent in zip(self.recording(), recording, strict=True):
+            own.narrow(dim, envs.start, envs.stop - envs.start).copy_(sent, non_blocking=True)
+
+    def acting_state(self) -> dict[str, Tensor]:
+        """What `act` depends on in all actors, by name: the weights that act, and how far exploration is."""
+        return self.policy.state_dict()
+
+    def load_acting_state(self, state: Mapping[str, Tensor]) -> None:
+        """Takes over the `acting_state` of the learner, in place."""
+        self.policy.load_state_dict(state)
+
+    @staticmethod
+    def act_together(parts: Sequence[Any], obs: Sequence[Observation]) -> list[Tensor]:
+        """What `act` of each of several algorithms with one policy returns, by one call of the policy where it can.
+
+        Args:
+            parts: The algorithms.
+            obs: Raw observations of each.
+        """
+        return [part.act(seen) for part, seen in zip(parts, obs, strict=True)]
 
     @classmethod
     def settings_to_evaluate(cls, cfg: Any, num_envs: int) -> Any:

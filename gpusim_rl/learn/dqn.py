@@ -87,7 +87,8 @@ class DQN(OffPolicy):
         super().__init__(cfg, env, device=device, seed=seed, max_iterations=max_iterations)
         self._counts = torch.tensor(self.policy.critic.counts, device=device)
         self._last = self._counts - 1
-        rungs = torch.arange(env.num_envs, device=device)[:, None] / max(env.num_envs - 1, 1)
+        last = (env.all_envs or env.num_envs) - 1
+        rungs = (env.first_env + torch.arange(env.num_envs, device=device))[:, None] / max(last, 1)
         self._ladder = 1.0 + cfg.epsilon_ladder * rungs
 
     @classmethod
@@ -101,15 +102,16 @@ class DQN(OffPolicy):
         done = (self.steps * (self.num_envs / self.cfg.epsilon_decay)).clamp_(max=1.0)
         return (start + (end - start) * done) ** self._ladder
 
-    @torch.no_grad()
-    def act(self, obs: Observation) -> Tensor:
-        """Actions [num_envs, actions]: random ones at first, and in `epsilon` of all cases."""
-        self._obs = obs
+    def _outputs(self, obs: Observation) -> Tensor:
+        return self.policy.best(obs)
+
+    def _act(self, outputs: Tensor) -> Tensor:
+        """Random actions at first, and in `epsilon` of all cases."""
         uniform = torch.erf(self.noise.now * math.sqrt(0.5)).mul_(0.5).add_(0.5)  # in [0, 1], of normal numbers
         random = torch.minimum((uniform[:, : self.num_actions] * self._counts).long(), self._last)
         starts = self.steps * self.num_envs < self.cfg.learning_starts
         explores = (uniform[:, self.num_actions :] < self.epsilon()) | starts
-        return self.policy.action(torch.where(explores, random, self.policy.best(obs)))
+        return self.policy.action(torch.where(explores, random, outputs))
 
     def record(self, action: Tensor, step: Transition) -> None:
         """Writes the step into the replay memory, with the indices of the options."""

@@ -14,36 +14,16 @@ from torch import Tensor
 
 from gpusim_rl.learn.algorithm import EnvSpec, Observation, Transition, make_generator, restore_generator
 from gpusim_rl.learn.replay import Replay, Transitions
+from gpusim_rl.learn.trajectory import Trajectory
 
 CPU = torch.device("cpu")
-
-
-@dataclass(slots=True)
-class _Step:
-    """Control steps, [T, N, ...] each, or one of them: what a `Replay` stores, and no more."""
-
-    acted_on: dict[str, Tensor]
-    action: Tensor
-    final_obs: dict[str, Tensor]
-    reward: Tensor
-    terminated: Tensor
-    truncated: Tensor
-    diverged: Tensor
-
-    @property
-    def obs(self) -> dict[str, Tensor]:
-        return self.final_obs  # not used: the step after it is stored with what it acted on
-
-    @property
-    def done(self) -> Tensor:
-        return self.terminated | self.truncated | self.diverged
 
 
 @dataclass(slots=True)
 class _Pinned:
     """What is on its way between host and device, in memory of the host that CUDA copies from and to by itself."""
 
-    steps: _Step
+    steps: Trajectory
     drawn: Transitions
     fill: Tensor
     generator: Tensor
@@ -101,12 +81,7 @@ class HostReplay:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="replay")
         self._pending: Future[None] | None = None
 
-        def empty(*size: int, dtype: torch.dtype = torch.float32) -> Tensor:
-            return torch.zeros(horizon, env.num_envs, *size, dtype=dtype, device=device)
-
-        obs, final_obs = ({group: empty(env.obs_sizes[group]) for group in self.memory.obs} for _ in range(2))
-        flags = (empty(dtype=torch.bool) for _ in range(3))
-        self._steps = _Step(obs, empty(env.action_space.size), final_obs, empty(), *flags)
+        self._steps = Trajectory.empty(horizon, env, self.memory.obs, device)
         drawn, fill = self.memory.sample(size, self._generator), torch.zeros((), dtype=torch.int64)
         self._drawn, self._arriving = (_each(drawn, lambda x: x.to(device, copy=True)) for _ in range(2))
         self.fill, self._arriving_fill = (fill.to(device, copy=True) for _ in range(2))
@@ -132,14 +107,8 @@ class HostReplay:
     @torch.no_grad()
     def write(self, obs: Observation, action: Tensor, step: Transition) -> None:
         """Keeps a control step of this rollout; takes what `Replay.write` takes."""
-        steps, t = self._steps, self._t
-        for group, memory in steps.acted_on.items():
-            memory[t].copy_(obs[group])
-            steps.final_obs[group][t].copy_(step.final_obs[group])
-        steps.action[t].copy_(action)
-        for name in ("reward", "terminated", "truncated", "diverged"):
-            getattr(steps, name)[t].copy_(getattr(step, name))
-        self._t = (t + 1) % self._horizon
+        self._steps.write(self._t, obs, action, step)
+        self._t = (self._t + 1) % self._horizon
 
     def sample(self, size: int, generator: torch.Generator) -> Transitions:
         """The transitions that were drawn for this update.
@@ -154,7 +123,7 @@ class HostReplay:
     def latest(self, steps: int) -> tuple[dict[str, Tensor], Bool[Tensor, "steps envs"], Float[Tensor, "steps envs"]]:
         """This rollout: observations [steps, N, size], which of them did not diverge, and rewards."""
         assert steps == self._horizon
-        return self._steps.acted_on, ~self._steps.diverged, self._steps.reward
+        return self._steps.latest()
 
     # Between device and host
 
@@ -184,7 +153,7 @@ class HostReplay:
             self._recorded.synchronize()
         steps = self._pinned.steps
         for t in range(self._horizon):
-            step = _each(steps, lambda x, t=t: x[t])
+            step = steps.at(t)
             self.memory.write(step.acted_on, step.action, step)
         self._draw()
 

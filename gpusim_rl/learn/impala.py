@@ -9,20 +9,25 @@ from torch import Tensor
 
 from gpusim_rl.config import ImpalaConfig
 from gpusim_rl.learn.algorithm import EnvSpec, Hidden
+from gpusim_rl.learn.networks import Evaluation
 from gpusim_rl.learn.on_policy import Batch, OnPolicy, Samples
+from gpusim_rl.learn.ppo import clipped_loss
 from gpusim_rl.learn.vtrace import vtrace
 
 
 class Impala(OnPolicy):
     """Actor-critic with V-trace (Espeholt et al. 2018, arXiv 1802.01561).
 
-    Actors on other machines act with a policy that is some updates old. Here all envs are on one machine, and the age
-    is made: a rollout of env n is learned from after n (delay + 1) // num_envs further rollouts. So a batch has samples
-    of every age up to `delay`, as that of many actors has. It shows what a task loses by it. With `delay=0` this is A2C
-    with V-trace.
+    With actors (`actors=process`, `actors=ray`) rollouts are of a policy that is some updates old. Without them all envs
+    are in this process, and the age is made: a rollout of env n is learned from after n (delay + 1) // num_envs further
+    rollouts. So a batch has samples of every age up to `delay`, as that of many actors has. It shows what a task loses
+    by it. With `delay=0` this is A2C with V-trace.
 
-    Each rollout has a version on the device: the updates before it was begun. Samples older than `max_policy_lag`
-    updates do not count.
+    Each rollout has a version: the updates before it was begun. Samples older than `max_policy_lag` updates do not
+    count.
+
+    With `loss=clipped` the policy's loss is PPO's, on the advantages of V-trace: the ratio to the policy that acted is
+    kept within 1 +- `ratio_clip` (as in APPO, Luo et al. 2020, arXiv 1912.00167, without its target network).
 
     Args:
         cfg: Settings.
@@ -35,6 +40,7 @@ class Impala(OnPolicy):
     Config = ImpalaConfig
     structure = (*OnPolicy.structure, "delay")
     name = "impala"
+    learns_from_actors = True
 
     cfg: ImpalaConfig
 
@@ -42,7 +48,7 @@ class Impala(OnPolicy):
         self, cfg: ImpalaConfig, env: EnvSpec, *, device: torch.device, seed: int, max_iterations: int
     ) -> None:
         super().__init__(cfg, env, device=device, seed=seed, max_iterations=max_iterations)
-        ages = cfg.delay + 1
+        ages = cfg.delay + 1 if env.role == "both" else 0  # with actors the age is real
         self._last_hidden = tuple(torch.zeros_like(state) for state in self.hidden)
         self._memory = [*self.rollout.memory(), *((state, 1) for state in self._last_hidden)]
         self._ring = [part.new_zeros(ages, *part.shape) for part, _ in self._memory]
@@ -52,7 +58,9 @@ class Impala(OnPolicy):
         self._log_ratio = torch.zeros_like(self.rollout.reward)
 
     def update(self) -> dict[str, Tensor]:
-        """Keeps the rollout, and learns from those that are due."""
+        """Keeps the rollout, and learns from those that are due; with actors, learns from what they have sent."""
+        if self._role == "learns":
+            return super().update()
         lag = self._exchange()
         counts = lag <= self.cfg.max_policy_lag
         self.rollout.diverged.logical_or_(~counts)
@@ -63,6 +71,16 @@ class Impala(OnPolicy):
             "policy/lag_max": lag.masked_fill(~counts, 0.0).amax(),
             "policy/dropped": 1.0 - counts.float().mean(),
         }
+
+    @property
+    def max_policy_lag(self) -> float:
+        """That of the settings."""
+        return self.cfg.max_policy_lag
+
+    def recording(self) -> list[tuple[Tensor, int]]:
+        """The rollout, and the recurrent state after it."""
+        last = self._last_hidden if self._role == "learns" else self.hidden
+        return [*super().recording(), *((state, 1) for state in last)]
 
     @torch.no_grad()
     def _exchange(self) -> Tensor:
@@ -100,14 +118,22 @@ class Impala(OnPolicy):
 
     def _advantages(self, *rollout: Tensor) -> tuple[Tensor, Tensor]:
         cfg = self.cfg
-        clips = {"clip": cfg.clip, "advantage_clip": cfg.advantage_clip}
+        # The ratio is in the clipped loss itself.
+        clips = {"clip": cfg.clip, "advantage_clip": None if cfg.loss == "clipped" else cfg.advantage_clip}
         return vtrace(self._log_ratio, *rollout, gamma=cfg.gamma, lam=cfg.gae_lambda, **clips)
+
+    def _parts(self, old: Samples, now: Evaluation) -> dict[str, Tensor]:
+        parts = super()._parts(old, now)
+        if self.cfg.loss == "clipped":
+            parts["loss/policy"] = clipped_loss(old.advantage, torch.exp(now.log_prob - old.log_prob), self.cfg.ratio_clip)
+        return parts
 
     @classmethod
     def memory_bytes(cls, cfg: Any, env: EnvSpec, device: torch.device) -> float:
         """That of every rollout, and the ring."""
         sample = 4 * sum(env.obs_sizes.values()) + 4 * Samples.width(env.action_space.size, 2 * env.action_space.size)
-        return super().memory_bytes(cfg, env, device) + (cfg.delay + 1) * cfg.horizon * env.num_envs * sample
+        ages = cfg.delay + 1 if env.role == "both" else 0
+        return super().memory_bytes(cfg, env, device) + ages * cfg.horizon * env.num_envs * sample
 
     def state_dict(self) -> dict[str, Any]:
         """That of every algorithm of a rollout, and the ring."""
@@ -117,5 +143,7 @@ class Impala(OnPolicy):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restores `state_dict`."""
         super().load_state_dict(state)
+        if self._role != "both":  # no ring
+            return
         for own, saved in zip([*self._ring, self._versions], [*state["ring"], state["versions"]], strict=True):
             own.copy_(saved)

@@ -36,7 +36,12 @@ from gpusim_rl.learn.precision import choose_precision
 from gpusim_rl.learn.prioritized import BLOCK, Priorities
 from gpusim_rl.learn.q_networks import QPolicy, project
 from gpusim_rl.learn.replay import STORAGE, Replay
+from gpusim_rl.learn.trajectory import Trajectory
 from gpusim_rl.spaces import Box
+
+
+TRANSITIONS = "transitions"
+"""Beside the weights that an actor takes over: how many transitions the learner has."""
 
 
 @dataclass(slots=True)
@@ -86,6 +91,7 @@ class OffPolicy(Algorithm):
     structure = ("network", "normalize_obs", "replay.capacity", "replay.storage", "replay.alpha")
     policy_structure = ("network", "normalize_obs")
     data_parallel = True
+    learns_from_actors = True
     discrete: ClassVar[bool] = False
     """Whether it can choose discrete actions."""
     num_noise: ClassVar[int] = 0
@@ -103,7 +109,7 @@ class OffPolicy(Algorithm):
         if not (self.discrete or isinstance(env.action_space, Box)):
             name = type(self).__name__.lower()
             raise ConfigError(f"algo={name} chooses continuous actions, and here they are discrete; try algo=dqn")
-        self.cfg, self.device, self.horizon = cfg, device, cfg.horizon
+        self.cfg, self.device, self.horizon, self._role = cfg, device, cfg.horizon, env.role
         self.num_envs, self.num_actions = env.num_envs, env.action_space.size
         self._max_steps, self._time_limit = max_iterations * cfg.horizon, env.max_episode_length
         bf16, self._precision_reason = choose_precision(cfg.precision, device)
@@ -128,11 +134,19 @@ class OffPolicy(Algorithm):
         self.steps = torch.zeros((), dtype=torch.int64, device=device)
 
         # Learning
-        self._check_replay(env)
         self._digest: str | None = None  # of the file of demonstrations
         self._num_shown, self._imitates = 0, False  # transitions of a batch that are demonstrations
-        self.demonstrations = self._load_demonstrations(env)
+        self.demonstrations: Replay | None = None
         self.priorities: Priorities | None = None
+        self._rollout: Trajectory | None = None  # of actors
+        if env.role != "both":
+            self._rollout = Trajectory.empty(cfg.horizon, env, self.policy.groups, device)
+        if env.role == "acts":
+            return
+        if env.role == "learns":  # each rollout ends as by a time limit: the next one in its place is of another actor
+            env = dataclasses.replace(env, max_episode_length=min(cfg.horizon, env.max_episode_length))
+        self._check_replay(env)
+        self.demonstrations = self._load_demonstrations(env)
         self.replay = self._make_replay(env, seed)
         adam = cfg.learning_rate, cfg.weight_decay, cfg.max_grad_norm
         self.critic_optimizer = MaskedAdamW([*self.policy.critic.parameters()], *adam)
@@ -224,7 +238,7 @@ class OffPolicy(Algorithm):
 
     def begin_rollout(self) -> None:
         """Draws the noise of all steps: one operation, and none that follows physics in a graph."""
-        if isinstance(self.replay, HostReplay):
+        if self._role == "both" and isinstance(self.replay, HostReplay):
             self.replay.begin_rollout()
         self.noise.begin_rollout(lambda numbers: numbers.normal_(generator=self._act_generator))
 
@@ -232,33 +246,84 @@ class OffPolicy(Algorithm):
     def act(self, obs: Observation) -> Tensor:
         """Actions [num_envs, actions]: random ones at first."""
         self._obs = obs
+        return self._act(self._outputs(obs))
+
+    @staticmethod
+    @torch.no_grad()
+    def act_together(parts: Sequence[OffPolicy], obs: Sequence[Observation]) -> list[Tensor]:
+        """One batch of all."""
+        outputs = parts[0]._outputs({group: torch.cat([seen[group] for seen in obs]) for group in obs[0]})
+        for part, seen in zip(parts, obs, strict=True):
+            part._obs = seen
+        split = outputs.split([part.num_envs for part in parts])
+        return [part._act(own) for part, own in zip(parts, split, strict=True)]
+
+    def _outputs(self, obs: Observation) -> Tensor:
+        """What the networks that act say of raw observations."""
+        return self.policy.actor_outputs(obs)
+
+    def _act(self, outputs: Tensor) -> Tensor:
+        """Actions that explore, for these outputs."""
         noise = self.noise.now[:, : self.num_actions]
         # The error function makes a uniform number of a normal one.
         anything = torch.erf(noise * math.sqrt(0.5)) * self.cfg.action_scale
-        return torch.where(self.steps * self.num_envs < self.cfg.learning_starts, anything, self._explore(obs, noise))
+        starts = self.steps * self.num_envs < self.cfg.learning_starts
+        return torch.where(starts, anything, self._explore(outputs, noise))
 
-    def _explore(self, obs: Observation, noise: Tensor) -> Tensor:
+    def _explore(self, outputs: Tensor, noise: Tensor) -> Tensor:
         """Actions of the actor, where there is one, with noise."""
         raise NotImplementedError
 
     def record(self, action: Tensor, step: Transition) -> None:
         """Writes the step into the replay memory."""
-        self.replay.write(self._obs, action, step)
-        if self.priorities is not None:
-            self.priorities.after_write()
-        self.steps += 1
+        if self._rollout is not None:
+            self._rollout.write(self._t, self._obs, action, step)
+            self.steps += 1
+        else:
+            self._store(self._obs, action, step)
         self._t = (self._t + 1) % self.horizon
         self.noise.advance(self._t, step.done)
 
+    def _store(self, obs: Observation, action: Tensor, step: Transition) -> None:
+        self.replay.write(obs, action, step)
+        if self.priorities is not None:
+            self.priorities.after_write()
+        self.steps += 1
+
+    def recording(self) -> list[tuple[Tensor, int]]:
+        """The rollout."""
+        assert self._rollout is not None
+        return [(tensor, 1) for tensor in self._rollout.tensors()]
+
+    def acting_state(self) -> dict[str, Tensor]:
+        """The networks that act, and how many transitions the learner has."""
+        unused = ("target_", "critic.") if self.policy.actor is not None else ("target_",)
+        acting = {name: x for name, x in self.policy.state_dict().items() if not name.startswith(unused)}
+        return {**acting, TRANSITIONS: self.steps * self.num_envs}
+
+    def load_acting_state(self, state: Mapping[str, Tensor]) -> None:
+        """Takes them over."""
+        weights = {name: x for name, x in state.items() if name != TRANSITIONS}
+        self.policy.load_state_dict(weights, strict=False)
+        torch.div(state[TRANSITIONS], self.num_envs, rounding_mode="floor", out=self.steps)
+
     def begin_episodes(self) -> None:
         """What comes next does not follow from the last step in the memory."""
-        self.replay.cut()
+        if self._role == "both":
+            self.replay.cut()
         self.noise.begin_episodes()
 
     # Learning
 
     def before_update(self) -> None:
-        """Exchanges transitions with a memory on the host."""
+        """Stores what actors have sent, and exchanges transitions with a memory on the host."""
+        if self._rollout is not None:
+            rollout, last = self._rollout, self.horizon - 1
+            # The next step in the place of an env is of another episode. What follows the last one is its `final_obs`.
+            rollout.truncated[last].logical_or_(~rollout.done[last])
+            for t in range(self.horizon):
+                step = rollout.at(t)
+                self._store(step.acted_on, step.action, step)
         if isinstance(self.replay, HostReplay):
             self.replay.exchange()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -158,7 +158,7 @@ class OnPolicy(Algorithm):
     def __init__(
         self, cfg: OnPolicyConfig, env: EnvSpec, *, device: torch.device, seed: int, max_iterations: int
     ) -> None:
-        self.cfg, self.device, self.horizon = cfg, device, cfg.horizon
+        self.cfg, self.device, self.horizon, self._role = cfg, device, cfg.horizon, env.role
         bf16, self._precision_reason = choose_precision(cfg.precision, device)
         policy = self.make_policy(cfg, env.obs_sizes, env.action_space).to(device)
         self.policy = policy  # type: ignore[reportIncompatibleVariableOverride]
@@ -287,6 +287,30 @@ class OnPolicy(Algorithm):
         part.rollout, part.noise = self.rollout.part(envs), self.noise.part(envs)
         part.hidden, part.is_first = tuple(state[:, envs] for state in self.hidden), self.is_first[envs]
         return part
+
+    @staticmethod
+    def act_together(parts: Sequence[OnPolicy], obs: Sequence[Observation]) -> list[Tensor]:
+        """One batch of all."""
+        sizes = [len(part.is_first) for part in parts]
+        together = {group: torch.cat([seen[group] for seen in obs]) for group in obs[0]}
+        hidden = tuple(torch.cat(states, dim=1) for states in zip(*(part.hidden for part in parts), strict=True))
+        sample = parts[0].policy.sample(together, hidden, torch.cat([part.noise.now for part in parts]))
+        distribution = sample.distribution.per_sample()
+        split = zip(
+            sample.action.split(sizes),
+            zip(*(x.split(sizes) for x in distribution.parameters), strict=True),
+            sample.value.split(sizes),
+            zip(*(x.split(sizes, dim=1) for x in sample.hidden), strict=True) if hidden else [()] * len(parts),
+            strict=True,
+        )
+        for part, seen, (action, parameters, value, state) in zip(parts, obs, split, strict=True):
+            own = part.policy.head.stored(torch.cat(parameters, dim=-1))
+            part._obs, part._sample = seen, Sample(action, own, value, state)
+        return [*sample.action.split(sizes)]
+
+    def recording(self) -> list[tuple[Tensor, int]]:
+        """The rollout."""
+        return self.rollout.memory()
 
     # Learning
 
@@ -579,10 +603,11 @@ class OnPolicy(Algorithm):
             self.learning_rate.fill_(self.cfg.learning_rate)
         self.iteration.copy_(state["iteration"])
         self.skipped.copy_(state.get("skipped", torch.zeros_like(self.skipped)))
-        for own, saved in zip(self.hidden, state["hidden"], strict=True):
-            own.copy_(saved)
-        self.is_first.copy_(state["is_first"])
-        self.noise.load_state_dict(state.get("noise", {}))
+        if self._role == "both":  # else it does not act here
+            for own, saved in zip(self.hidden, state["hidden"], strict=True):
+                own.copy_(saved)
+            self.is_first.copy_(state["is_first"])
+            self.noise.load_state_dict(state.get("noise", {}))
         restore_generator(self._noise_generator, state["noise_generator"])
         restore_generator(self._shuffle_generator, state["shuffle_generator"])
         # Loading replaced the tensor that the schedule writes to, and took over what the device of then could do.

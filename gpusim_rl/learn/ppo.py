@@ -20,6 +20,19 @@ def fit_minibatches(units: int, wanted: float) -> int:
     return min(divisors, key=lambda d: (abs(d - wanted), d))
 
 
+def clipped_loss(advantage: Tensor, ratio: Tensor, clip: float) -> Tensor:
+    """The loss of the policy, max(-A r, -A clipped r), of each sample.
+
+    Args:
+        advantage: A.
+        ratio: r, of the probabilities of the action now and when it was chosen.
+        clip: The ratio is kept within 1 +- this.
+    """
+    cost = -advantage
+    # the second is never below this bound, which does not depend on r
+    return (cost * ratio).clamp(min=torch.sub(cost, cost.abs(), alpha=clip))
+
+
 class AdaptiveRate:
     """Moves a learning rate so that the policy's change stays near the threshold.
 
@@ -100,12 +113,8 @@ class PPO(OnPolicy):
 
     def _parts(self, old: Samples, now: Evaluation) -> dict[str, Tensor]:
         clip = self.cfg.clip
-
-        # max(-A r, -A clipped r): the second is never below this bound, which does not depend on r
         ratio = torch.exp(now.log_prob - old.log_prob)
-        cost = -old.advantage
-        policy_loss = (cost * ratio).clamp(min=torch.sub(cost, cost.abs(), alpha=clip))
-
+        policy_loss = clipped_loss(old.advantage, ratio, clip)
         value_loss = squared_distance(now.value, old.target)
         if self.cfg.value_clip:
             # Where the clipped value is the worse one, it is constant: it bounds the error, and has no gradient.

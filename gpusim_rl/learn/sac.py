@@ -121,8 +121,8 @@ class SAC(OffPolicy):
         """Actor and critics, float32, on the CPU."""
         return SACPolicy(cfg, obs_sizes, action_space)
 
-    def _explore(self, obs: Observation, noise: Tensor) -> Tensor:
-        return self.policy.distribution(self.policy.actor_outputs(obs)).sample(noise)
+    def _explore(self, outputs: Tensor, noise: Tensor) -> Tensor:
+        return self.policy.distribution(outputs).sample(noise)
 
     def _next_action(self, batch: Batch) -> tuple[Tensor, Tensor]:
         outputs = self.policy.actor(batch.next_obs["policy"], bf16=self.policy.bf16)

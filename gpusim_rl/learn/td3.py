@@ -86,8 +86,8 @@ class TD3(OffPolicy):
         limit = self.cfg.action_scale
         return torch.add(action, noise, alpha=limit).clamp_(-limit, limit)
 
-    def _explore(self, obs: Observation, noise: Tensor) -> Tensor:
-        return self._noisy(self.policy.action(self.policy.actor_outputs(obs)), noise * self.noise_scale)
+    def _explore(self, outputs: Tensor, noise: Tensor) -> Tensor:
+        return self._noisy(self.policy.action(outputs), noise * self.noise_scale)
 
     def record(self, action: Tensor, step: Transition) -> None:
         """Writes the step into the replay memory; where an episode ended, draws another scale of noise."""

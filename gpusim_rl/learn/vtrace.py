@@ -19,7 +19,7 @@ def vtrace(
     *,
     lam: float = 1.0,
     clip: float = 1.0,
-    advantage_clip: float = 1.0,
+    advantage_clip: float | None = 1.0,
 ) -> tuple[Float[Tensor, "time envs"], Float[Tensor, "time envs"]]:
     """V-trace (Espeholt et al. 2018, arXiv 1802.01561, section 4.1), exact where an episode is truncated.
 
@@ -36,7 +36,7 @@ def vtrace(
         gamma: Discount per step.
         lam: Weight of longer returns; the paper has 1.
         clip: Largest weight of a sample in the target, rho-bar of the paper. Its c-bar is 1.
-        advantage_clip: Largest weight of a sample in the advantage.
+        advantage_clip: Largest weight of a sample in the advantage; None where it has none, because the loss has it.
 
     Returns:
         Advantages, weighted by the clipped ratio, and targets of the critic.
@@ -49,5 +49,7 @@ def vtrace(
     for t in reversed(range(len(error) - 1)):
         error[t].addcmul_(trace[t], error[t + 1])
     later = torch.cat([error[1:], torch.zeros_like(error[:1])]).masked_fill_(done, 0.0)
-    advantage = ratio.clamp(max=advantage_clip) * (ahead + gamma * later - value)
+    advantage = ahead + gamma * later - value
+    if advantage_clip is not None:
+        advantage = ratio.clamp(max=advantage_clip) * advantage
     return advantage.masked_fill_(ignored, 0.0), value + error

@@ -34,7 +34,7 @@ from gpusim_rl.run.devices import choose_eval_devices
 from gpusim_rl.run.evaluation import evaluate
 from gpusim_rl.run.writers import Row
 from gpusim_rl.saved_files import open_file
-from gpusim_rl.trust import strange_classes
+from gpusim_rl.trust import refuse_classes_of_script
 
 LONGEST_S = 600.0
 """An evaluation that takes longer hangs: the end of a training must not wait for it."""
@@ -162,9 +162,7 @@ class Evaluation:
     """
 
     def __init__(self, config: Mapping[str, Any]) -> None:
-        for key, target in strange_classes(config):
-            if target.startswith("__main__."):
-                raise ConfigError(f"{key}={target} is of the script itself: try a module of its own")
+        refuse_classes_of_script(config)
         task_class = load_task_or_environment(config["task"].get("_target_"))
         self._algorithm_class: type[Algorithm] = load_algorithm_class(config["algo"].get("_target_"))
         self._cfg = cfg = build_run(config, task_class=task_class, algorithm_class=self._algorithm_class)

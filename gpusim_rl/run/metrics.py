@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -68,6 +69,17 @@ class EpisodeWindow:
         self.ring.index_copy_(1, slot, sums.transpose(0, 1).flatten(1))
         self.total += number
 
+    def newest(self, number: int) -> Float[Tensor, "2 episodes"]:
+        """Return and length of the last episodes that ended: so many, but no more than are kept."""
+        slots = torch.arange(-min(number, self.size), 0, device=self.ring.device) + self.total
+        return self.ring.index_select(1, slots % self.size)
+
+    def add(self, episodes: Float[Tensor, "2 episodes"]) -> None:
+        """Adds episodes that another window has seen: what its `newest` returned."""
+        slots = torch.arange(episodes.shape[1], device=self.ring.device) + self.total
+        self.ring.index_copy_(1, slots % self.size, episodes.to(self.ring.device))
+        self.total += episodes.shape[1]
+
     def means(self, collective: Collective = ALONE) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Mean return, mean length, number of the episodes in the window, and trimmed mean return.
 
@@ -95,6 +107,19 @@ class EpisodeWindow:
         """Restores `state_dict`."""
         for name, value in state.items():
             getattr(self, name).copy_(value)
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """Sums of an actor's rollout."""
+
+    episodes: list[list[float]]
+    """Returns, and lengths, of the episodes that ended; the last ones of very many."""
+    sums: dict[str, Any]
+    """Numbers by name, or lists of them."""
+    terms: dict[str, float]
+    """Terms of the reward by name, summed over steps and envs."""
+    steps: int
 
 
 class Metrics:
@@ -184,6 +209,26 @@ class Metrics:
                 self._add(name, value)
             else:
                 self._latest[name] = value
+
+    def take(self) -> Taken:
+        """The sums since the last call, as plain numbers, for `add` in another process. It reads them: on a CPU only."""
+        ended = int(self._sums["episode/ended"])
+        sums = {name: value.tolist() for name, value in self._sums.items()}
+        assert self._terms is not None
+        terms = dict(zip(self._term_names, self._terms.tolist(), strict=True))
+        taken = Taken(self.episodes.newest(ended).tolist(), sums, terms, int(self._steps))
+        for value in (*self._sums.values(), self._terms, self._steps):
+            value.zero_()
+        return taken
+
+    def add(self, taken: Taken) -> None:
+        """Adds what another process has taken from its metrics: that of a rollout of as many envs."""
+        self.episodes.add(torch.tensor(taken.episodes, device=self.device))
+        for name, value in taken.sums.items():
+            self._add(name, torch.tensor(value, device=self.device))
+        self._term_names, terms = list(taken.terms), torch.tensor([*taken.terms.values()], device=self.device)
+        self._terms = terms if self._terms is None else self._terms.add_(terms)
+        self._steps += taken.steps
 
     def _check(self, name: Any, value: Any, algorithm: str) -> None:
         """Stops at what cannot be logged; reads no value, so it never waits for the device."""

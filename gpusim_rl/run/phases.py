@@ -1,7 +1,7 @@
 """The phases of an iteration. Without torch: a program that only reads a run need not import it."""
 
-PHASES: tuple[str, ...] = ("simulate", "policy", "rollout", "update", "log")
-"""`rollout` is simulation and policy together, where one graph holds both."""
+PHASES: tuple[str, ...] = ("simulate", "policy", "rollout", "actors", "update", "log")
+"""`rollout` is simulation and policy together, where one graph holds both. `actors` waits for rollouts of actors."""
 
 ITERATION = "iteration"
 """Around all phases of one iteration."""

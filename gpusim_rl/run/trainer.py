@@ -192,7 +192,7 @@ class Trainer:
         if chosen is not None:
             log.console.info(f"compile: {chosen}")
         self.iteration += 1
-        self.env_steps += self.collective.size * self.cfg.num_envs * self.algorithm.horizon
+        self.env_steps += self.collective.size * self.env.num_envs * self.algorithm.horizon
         with self.timer("log"):
             if self._noted != (self.graphs.choice, self.compile):  # a capture failed, or compiled code was measured
                 self._note_metadata(log)
@@ -328,9 +328,12 @@ class Trainer:
     def _one_line_if_out_of_memory(self) -> AbstractContextManager[None]:
         return one_line_if_out_of_memory(self.cfg.num_envs, lambda: self._fitting_envs)
 
-    def _make_algorithm(self) -> Algorithm:
+    def _env_spec(self) -> EnvSpec:
         env = self.env
-        spec = EnvSpec(self.cfg.num_envs, dict(env.obs_sizes), env.action_space, env.steps_between_truncations)
+        return EnvSpec(env.num_envs, dict(env.obs_sizes), env.action_space, env.steps_between_truncations)
+
+    def _make_algorithm(self) -> Algorithm:
+        spec = self._env_spec()
         settings, iterations = self.cfg.algorithm, self.cfg.max_iterations
         if self.cfg.test:
             settings = self.spec.algorithm_class.settings_to_evaluate(settings, self.cfg.num_envs)

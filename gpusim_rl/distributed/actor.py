@@ -1,0 +1,196 @@
+"""What an actor does: it steps envs of its own on a CPU, for a learner in another process."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map_only
+
+from gpusim_rl.config import RunSpec, build_run
+from gpusim_rl.env import Step
+from gpusim_rl.env.task import load_task_or_environment
+from gpusim_rl.learn.algorithm import EnvSpec, load_algorithm_class
+from gpusim_rl.learn.collective import Collective
+from gpusim_rl.run.metrics import Taken
+from gpusim_rl.run.trainer import Trainer
+from gpusim_rl.spaces import ActionSpace
+from gpusim_rl.trust import refuse_classes_of_script
+
+PROGRESS_S = 10.0
+"""The first actor tells so often how far its envs are (levels of a curriculum, say), for checkpoints [s]."""
+ALONE: Mapping[str, Any] = {
+    "device": "cpu",
+    "sim_device": None,
+    "rl_device": None,
+    "graph": "off",
+    "compile": "off",
+    "checkpoint": None,
+    "num_actors": None,
+}
+"""Settings of an actor in place of the run's."""
+
+
+@dataclass(frozen=True, slots=True)
+class ActorJob:
+    """What an actor is made from. It holds plain data, for a process on another machine.
+
+    Attributes:
+        config: Composed settings of the run.
+        number: Of the actor, from 0.
+        num_actors: Of the run.
+        seed: Of the run.
+        attempt: How often the actor has been started before.
+    """
+
+    config: dict[str, Any]
+    number: int
+    num_actors: int
+    seed: int
+    attempt: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class EnvDescription:
+    """The envs of an actor."""
+
+    obs_sizes: dict[str, int]
+    action_space: ActionSpace
+    max_episode_length: int
+    steps_between_truncations: int
+    physics_evaluations: int
+    summary: str
+    recording: list[tuple[tuple[int, ...], torch.dtype]]
+    """Shape and type of each tensor of a rollout."""
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutInfo:
+    """What belongs to a rollout beside its tensors."""
+
+    version: int
+    """Of the weights that acted: updates of the learner."""
+    taken: Taken
+    """Its metrics."""
+    worked_s: float
+    """How long it took [s]."""
+    waited_s: float
+    """How long the actor had waited before [s]."""
+    progress: dict[str, Any] | None
+    """State of the envs, from the first actor, now and then."""
+
+
+class _OneOfActors(Collective):
+    """An actor: it learns nothing, and has a seed of its own."""
+
+    def __init__(self, job: ActorJob) -> None:
+        self.rank = 1 + job.number + job.attempt * job.num_actors
+
+
+class Actor(Trainer):
+    """Envs, and a policy that acts in them as a learner elsewhere says.
+
+    Args:
+        job: What to do.
+
+    Raises:
+        ConfigError: The envs cannot be made here.
+    """
+
+    def __init__(self, job: ActorJob) -> None:
+        self._job = job
+        super().__init__(_spec_of(job), _OneOfActors(job))
+        self._idle_since = time.monotonic()
+        self._progress_at = 0.0 if job.number == 0 else float("inf")
+
+    def _env_spec(self) -> EnvSpec:
+        envs = self.env.num_envs
+        of_all = {"first_env": self._job.number * envs, "all_envs": self._job.num_actors * envs}
+        return dataclasses.replace(super()._env_spec(), role="acts", **of_all)
+
+    def describe(self) -> EnvDescription:
+        """The envs, for the learner."""
+        env = self.env
+        return EnvDescription(
+            dict(env.obs_sizes),
+            env.action_space,
+            env.max_episode_length,
+            env.steps_between_truncations,
+            env.physics_evaluations,
+            env.summary,
+            [(tuple(x.shape), x.dtype) for x, _ in self.algorithm.recording()],
+        )
+
+    def begin_from(self, progress: dict[str, Any]) -> None:
+        """Begins new episodes where other envs had come: `RolloutInfo.progress`."""
+        self._copy_obs(self.env.begin_from(progress))
+        self.algorithm.begin_episodes()
+
+    def acting_state(self) -> dict[str, Tensor]:
+        """What `rollout` acts by, to be written in place: its shapes and types are the learner's."""
+        return self.algorithm.acting_state()
+
+    def rollout(self, version: int, state: Mapping[str, Tensor]) -> tuple[list[Tensor], RolloutInfo]:
+        """Acts for a rollout in all envs.
+
+        Args:
+            version: Of the weights.
+            state: The learner's `Algorithm.acting_state`.
+
+        Returns:
+            Its tensors, which the next rollout overwrites, and what belongs to it.
+        """
+        began = time.monotonic()
+        waited_s = began - self._idle_since
+        self.algorithm.load_acting_state(state)
+        self.collect()
+        self._idle_since = time.monotonic()
+        info = RolloutInfo(version, self.metrics.take(), self._idle_since - began, waited_s, self._due_progress())
+        return [tensor for tensor, _ in self.algorithm.recording()], info
+
+    def _due_progress(self) -> dict[str, Any] | None:
+        now = time.monotonic()
+        if now - self._progress_at < PROGRESS_S:
+            return None
+        self._progress_at = now
+        return self.env.state_dict()
+
+    def first_obs(self) -> dict[str, np.ndarray]:
+        """The observation to act on first."""
+        return {group: value.numpy() for group, value in self.obs.items()}
+
+    def step(self, action: np.ndarray) -> tuple[dict[str, Any], dict[str, Any] | None]:
+        """One control step, for a learner that acts: the fields of `Step` as arrays, and now and then the progress."""
+        return arrays_of(self.env.step(torch.from_numpy(action))), self._due_progress()
+
+
+def arrays_of(step: Step) -> dict[str, Any]:
+    """The fields of a control step, as arrays."""
+    fields = {field.name: getattr(step, field.name) for field in dataclasses.fields(step)}
+    return tree_map_only(Tensor, lambda x: x.numpy(), fields)
+
+
+def step_of(arrays: Mapping[str, Any]) -> Step:
+    """Undoes `arrays_of`."""
+    return Step(**tree_map_only(np.ndarray, torch.from_numpy, dict(arrays)))
+
+
+def _spec_of(job: ActorJob) -> RunSpec:
+    config = {**job.config, **ALONE, "seed": job.seed}
+    refuse_classes_of_script(config)
+    actors = config["actors"]
+    config["actors"] = {**actors, "engine": None}
+    config["sim"] = {**config["sim"], "num_threads": config["sim"]["num_threads"] or actors["threads"]}
+    config["eval"] = {**config["eval"], "interval": 0}
+    config["log"] = {**config["log"], "tensorboard": False}
+    task_class = load_task_or_environment(config["task"].get("_target_"))
+    algorithm_class = load_algorithm_class(config["algo"].get("_target_"))
+    cfg = build_run(config, task_class=task_class, algorithm_class=algorithm_class)
+    return RunSpec(cfg, task_class, algorithm_class, config, [])
+

@@ -1,0 +1,153 @@
+"""Rollouts that actors record by themselves: the policy is in each of them."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from gpusim_rl.distributed.engine import Answer, Described, Engine, Lost, Recorded
+from gpusim_rl.distributed.actor import EnvDescription
+from gpusim_rl.run.metrics import Taken
+
+IN_FLIGHT = 2
+"""Rollouts that an actor is asked for at a time: while the learner takes one over, it records the next one."""
+
+
+@dataclass(slots=True)
+class Faults:
+    """What was lost since the run began."""
+
+    restarts: int = 0
+    lost_rollouts: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Rollout:
+    """A rollout for the learner. Its tensors are good until `Rollouts.release`."""
+
+    actor: int
+    version: int
+    """Of the policy that acted; the oldest one where it changed within the rollout."""
+    tensors: Sequence[Tensor]
+    taken: Taken
+    place: Any
+
+
+class Rollouts(ABC):
+    """Where the learner gets rollouts from.
+
+    Attributes:
+        engine: What has the actors.
+        envs: What they step; known after `start`.
+        faults: What was lost.
+        progress: Newest state of envs, from which other envs can begin (levels of a curriculum); None where none came.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.envs: EnvDescription
+        self.faults = Faults()
+        self.progress: dict[str, Any] | None = None
+        self._early: list[Answer] = []  # before the learner asked for rollouts
+
+    def start(self) -> None:
+        """Starts the actors, and waits for the first one."""
+        self.engine.start()
+        while True:
+            for answer in self.engine.get(timeout_s=1.0):
+                self._early.append(answer)
+                if isinstance(answer, Described):
+                    self.envs = answer.envs
+                    return
+
+    @abstractmethod
+    def publish(self, version: int, state: Mapping[str, Tensor]) -> None:
+        """Lets actors act with other weights from their next rollout on; they must be on the host."""
+
+    @abstractmethod
+    def next(self, timeout_s: float) -> Rollout | None:
+        """A rollout that has come; waits for it at most so long."""
+
+    @abstractmethod
+    def release(self, rollout: Rollout) -> None:
+        """The tensors of a rollout have been copied."""
+
+    @abstractmethod
+    def numbers(self) -> dict[str, float]:
+        """For the log, since the last call."""
+
+    def close(self) -> None:
+        """Ends the actors."""
+        self.engine.close()
+
+
+class ActorsRollouts(Rollouts):
+    """Rollouts that actors record, each with the newest policy at its begin.
+
+    Args:
+        engine: What has the actors.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        super().__init__(engine)
+        self._asked = [0] * engine.num_actors  # rollouts that are not here yet
+        self._alive = [False] * engine.num_actors
+        self._arrived: deque[Recorded] = deque()
+        self._waited_s = self._worked_s = 0.0
+
+    def publish(self, version: int, state: Mapping[str, Tensor]) -> None:
+        """Tells the actors; the first time lets them begin."""
+        self.engine.publish(version, state)
+        early, self._early = self._early, []
+        for answer in early:
+            self._take(answer)
+
+    def next(self, timeout_s: float) -> Rollout | None:
+        """A rollout, the oldest one first."""
+        if not self._arrived:
+            for answer in self.engine.get(timeout_s):
+                self._take(answer)
+        if not self._arrived:
+            return None
+        it = self._arrived.popleft()
+        return Rollout(it.actor, it.info.version, it.tensors, it.info.taken, it)
+
+    def release(self, rollout: Rollout) -> None:
+        """Asks the actor for another one."""
+        self.engine.release(rollout.place)
+        self._ask(rollout.actor)
+
+    def _ask(self, actor: int) -> None:
+        while self._alive[actor] and self._asked[actor] < IN_FLIGHT:
+            self._asked[actor] += 1
+            self.engine.ask_for_rollout(actor)
+
+    def _take(self, answer: Answer) -> None:
+        if isinstance(answer, Described):
+            self._alive[answer.actor] = True
+            if self.progress is not None:
+                self.engine.begin_from(answer.actor, self.progress)
+            self._ask(answer.actor)
+        elif isinstance(answer, Lost):
+            self.faults.restarts += 1
+            self.faults.lost_rollouts += self._asked[answer.actor]
+            self._asked[answer.actor], self._alive[answer.actor] = 0, False
+        elif isinstance(answer, Recorded):
+            self._asked[answer.actor] -= 1
+            self._arrived.append(answer)
+            info = answer.info
+            self._waited_s, self._worked_s = self._waited_s + info.waited_s, self._worked_s + info.worked_s
+            self.progress = info.progress or self.progress
+
+    def numbers(self) -> dict[str, float]:
+        """How many actors work, and for which part of the time they waited."""
+        total = self._waited_s + self._worked_s
+        wait = self._waited_s / total if total else 0.0
+        self._waited_s = self._worked_s = 0.0
+        alive = float(sum(self._alive))
+        return {"actors/alive": alive, "actors/active": float(self.engine.num_actors), "actors/wait": wait}

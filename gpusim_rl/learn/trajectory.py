@@ -1,0 +1,93 @@
+"""The control steps of a rollout, as a replay memory takes them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from gpusim_rl.learn.algorithm import EnvSpec, Observation, Transition
+
+
+@dataclass(slots=True)
+class Trajectory:
+    """Control steps, [T, N, ...] each, or one of them: what a `Replay` stores, and no more."""
+
+    acted_on: dict[str, Tensor]
+    action: Tensor
+    final_obs: dict[str, Tensor]
+    reward: Tensor
+    terminated: Tensor
+    truncated: Tensor
+    diverged: Tensor
+
+    @classmethod
+    def empty(cls, horizon: int, env: EnvSpec, groups: Iterable[str], device: torch.device) -> Trajectory:
+        """Room for a rollout.
+
+        Args:
+            horizon: T.
+            env: The environments.
+            groups: Names of the observation groups to keep.
+            device: Where it lives.
+        """
+
+        def zeros(*size: int, dtype: torch.dtype = torch.float32) -> Tensor:
+            return torch.zeros(horizon, env.num_envs, *size, dtype=dtype, device=device)
+
+        groups = sorted(groups)
+        obs, final_obs = ({group: zeros(env.obs_sizes[group]) for group in groups} for _ in range(2))
+        flags = (zeros(dtype=torch.bool) for _ in range(3))
+        return cls(obs, zeros(env.action_space.size), final_obs, zeros(), *flags)
+
+    @property
+    def obs(self) -> dict[str, Tensor]:
+        """Not used by a memory: the step after it is stored with what it acted on."""
+        return self.final_obs
+
+    @property
+    def done(self) -> Tensor:
+        """A new episode begins after the step."""
+        return self.terminated | self.truncated | self.diverged
+
+    def tensors(self) -> list[Tensor]:
+        """All of it."""
+        return [
+            *self.acted_on.values(),
+            self.action,
+            *self.final_obs.values(),
+            self.reward,
+            self.terminated,
+            self.truncated,
+            self.diverged,
+        ]
+
+    def at(self, t: int) -> Trajectory:
+        """Step t."""
+        of = {name: {g: x[t] for g, x in getattr(self, name).items()} for name in ("acted_on", "final_obs")}
+        flags = self.terminated[t], self.truncated[t], self.diverged[t]
+        return Trajectory(of["acted_on"], self.action[t], of["final_obs"], self.reward[t], *flags)
+
+    @torch.no_grad()
+    def write(self, t: int, obs: Observation, action: Tensor, step: Transition) -> None:
+        """Keeps step t.
+
+        Args:
+            t: In [0, T).
+            obs: What was seen before it.
+            action: What was done.
+            step: What came of it.
+        """
+        for group, memory in self.acted_on.items():
+            memory[t].copy_(obs[group])
+            self.final_obs[group][t].copy_(step.final_obs[group])
+        self.action[t].copy_(action)
+        for name in ("reward", "terminated", "truncated", "diverged"):
+            getattr(self, name)[t].copy_(getattr(step, name))
+
+    def latest(self) -> tuple[dict[str, Tensor], Bool[Tensor, "steps envs"], Float[Tensor, "steps envs"]]:
+        """Observations [T, N, size], which of them did not diverge, and rewards."""
+        return self.acted_on, ~self.diverged, self.reward
