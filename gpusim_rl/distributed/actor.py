@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -178,7 +179,14 @@ def arrays_of(step: Step) -> dict[str, Any]:
 
 def step_of(arrays: Mapping[str, Any]) -> Step:
     """Undoes `arrays_of`."""
-    return Step(**tree_map_only(np.ndarray, torch.from_numpy, dict(arrays)))
+    return Step(**tree_map_only(np.ndarray, tensor_of, dict(arrays)))
+
+
+def tensor_of(array: np.ndarray) -> Tensor:
+    """A tensor in the memory of an array. That may be of Ray's object store, which nobody may write."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that it is not writable
+        return torch.from_numpy(array)
 
 
 def _spec_of(job: ActorJob) -> RunSpec:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from gpusim_rl.distributed.actor import step_of
+from gpusim_rl.distributed.actor import step_of, tensor_of
 from gpusim_rl.distributed.engine import Answer, Described, Engine, Lost, Stepped
 from gpusim_rl.distributed.rollouts import Rollout, Rollouts
 from gpusim_rl.distributed.tuner import Limits, Tuner
@@ -191,7 +191,7 @@ class InferenceRollouts(Rollouts):
         self.progress = answer.progress or self.progress
         if answer.step is None:  # it has just begun
             assert answer.obs is not None
-            it.obs = {group: torch.from_numpy(x).to(self._device) for group, x in answer.obs.items()}
+            it.obs = {group: tensor_of(x).to(self._device) for group, x in answer.obs.items()}
             return
         assert it.action is not None
         step = step_of(answer.step)

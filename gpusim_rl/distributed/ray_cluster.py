@@ -1,0 +1,73 @@
+"""The Ray cluster that a run uses: one that is there already, or one on this machine for as long as the run takes."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from gpusim_rl.errors import ConfigError, import_extra
+from gpusim_rl.hardware import available_cpus
+
+OLDEST, BELOW = (2, 50), (3, 0)
+"""Versions of Ray that this package works with; pyproject.toml has the same."""
+
+
+def require_ray(needed_by: str) -> Any:
+    """The module `ray`.
+
+    Args:
+        needed_by: Command or setting that needs it.
+
+    Raises:
+        ConfigError: It is not installed, or of a version that does not work.
+    """
+    ray = import_extra("ray", "ray", needed_by)
+    version = tuple(int(number) for number in re.findall(r"\d+", ray.__version__)[:2])
+    if not OLDEST <= version < BELOW:
+        oldest, below = (".".join(map(str, limit)) for limit in (OLDEST, BELOW))
+        raise ConfigError(
+            f"{needed_by} needs ray>={oldest},<{below}, got {ray.__version__}: pip install 'gpusim-rl[ray]'"
+        )
+    return ray
+
+
+@contextmanager
+def ray_cluster(needed_by: str, *, address: str | None = None, num_cpus: int = 1) -> Iterator[Any]:
+    """Ray, connected: to a cluster, or to one of its own on this machine, which ends with the block.
+
+    Args:
+        needed_by: Command or setting that needs it.
+        address: Of a cluster; None is that of RAY_ADDRESS, else this machine.
+        num_cpus: That are wanted on this machine. Ray counts them and gives out no more; it does not look how many
+            there are.
+
+    Raises:
+        ConfigError: There is no Ray, or no cluster at the address.
+    """
+    ray = require_ray(needed_by)
+    address = address or os.environ.get("RAY_ADDRESS")
+    if ray.is_initialized():  # by the user's script
+        yield ray
+        return
+    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of versions to come
+        if address is None:
+            os.environ.setdefault("RAY_AUTH_MODE", "disabled")  # nobody else reaches the loopback addresses
+            own = {"num_cpus": max(num_cpus, available_cpus()), "include_dashboard": False, "_node_ip_address": "127.0.0.1"}
+            ray.init("local", **own, **quiet)
+        else:
+            try:
+                ray.init(address, **quiet)
+            except (ConnectionError, RuntimeError, ValueError) as error:
+                what = str(error).strip().partition("\n")[0]
+                raise ConfigError(f"{needed_by}: no Ray cluster at {address}: {what}") from None
+    try:
+        yield ray
+    finally:
+        ray.shutdown()
