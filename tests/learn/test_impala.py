@@ -12,7 +12,7 @@ from helpers.on_policy import collect, make_on_policy
 
 def test_without_delay_it_is_a2c_with_whole_returns() -> None:
     ends = []
-    for name, changes in (("a2c", {"gae_lambda": 1.0}), ("impala", {"delay": 0})):
+    for name, changes in (("a2c", {"gae_lambda": 1.0}), ("impala", {"delay": 0, "loss": "gradient"})):
         torch.manual_seed(1)
         env = RandomEnv(8, {"policy": 5})
         it = make_on_policy(name, env, learning_rate=1e-3, **changes)
