@@ -227,9 +227,10 @@ def scratch_training(overrides: Sequence[str]) -> Iterator[tuple[Trainer, Logger
         quiet += ["compile=off"]  # `auto` would try compiled code in the iterations that are measured
         spec = load_spec(compose([*quiet, "max_iterations=1000000", *overrides]), overrides)
 
-        from gpusim_rl.run.trainer import Trainer
+        from gpusim_rl.distributed.actors import make_trainer
+        from gpusim_rl.learn.collective import ALONE
 
-        trainer = Trainer(spec)
+        trainer = make_trainer(spec, ALONE)
         with trainer.logging() as log:
             yield trainer, log
 

@@ -69,6 +69,8 @@ class EnvDescription:
     summary: str
     recording: list[tuple[tuple[int, ...], torch.dtype]]
     """Shape and type of each tensor of a rollout."""
+    progress: dict[str, Any]
+    """State of the envs at their start."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +128,7 @@ class Actor(Trainer):
             env.physics_evaluations,
             env.summary,
             [(tuple(x.shape), x.dtype) for x, _ in self.algorithm.recording()],
+            env.state_dict(),
         )
 
     def begin_from(self, progress: dict[str, Any]) -> None:

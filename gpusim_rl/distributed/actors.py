@@ -89,7 +89,7 @@ class RemoteEnvs(Environment):
 
     def state_dict(self) -> dict[str, Any]:
         """How far they are: the newest state that an actor has told."""
-        return self._rollouts.progress or {}
+        return self._rollouts.progress
 
     def load_state_dict(self, state: dict[str, Any]) -> Observation:
         """Not here: `resumable` is false."""
@@ -97,7 +97,7 @@ class RemoteEnvs(Environment):
 
     def begin_from(self, state: dict[str, Any]) -> Observation:
         """Lets the actors begin new episodes there."""
-        self._rollouts.progress = state or None
+        self._rollouts.begin_from(state)
         return self.reset()
 
     def close(self) -> None:

@@ -64,6 +64,8 @@ class Engine(ABC):
 
     name: str
     """As in `actors=<name>`."""
+    waits_for: str
+    """What it may be that actors are not ready, in words."""
 
     def __init__(self, num_actors: int) -> None:
         self.num_actors = num_actors

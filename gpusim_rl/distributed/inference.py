@@ -173,12 +173,10 @@ class InferenceRollouts(Rollouts):
         it = self._actors[answer.actor]
         if isinstance(answer, Described):
             it.alive = True
-            if self.progress is not None:
-                self.engine.begin_from(answer.actor, self.progress)
+            self._begin(answer.actor)
             self.engine.ask_for_step(answer.actor, None)
         elif isinstance(answer, Lost):
-            self.faults.restarts += 1
-            self.faults.lost_rollouts += it.t > 0
+            self._lose(answer.actor, int(it.t > 0))
             it.alive, it.ready_since, it.t = False, None, 0
             it.algorithm.begin_episodes()
         elif isinstance(answer, Stepped):

@@ -70,6 +70,7 @@ class ProcessEngine(Engine):
     """
 
     name = "process"
+    waits_for = "It makes its envs"
 
     def __init__(self, jobs: list[ActorJob], *, pin: bool) -> None:
         super().__init__(len(jobs))
@@ -170,8 +171,8 @@ class ProcessEngine(Engine):
 
     def _start_again(self, actor: int) -> Answer:
         it = self._actors[actor]
-        self._end(it)
         lost = self._died(actor, self._last_words())
+        self._end(it)
         self._actors[actor] = self._start(replace(it.job, attempt=it.job.attempt + 1))
         return lost
 

@@ -84,6 +84,7 @@ class RayEngine(Engine):
     """
 
     name = "ray"
+    waits_for = "It makes its envs, or the cluster has no room: see ray status"
 
     def __init__(self, jobs: list[ActorJob], *, address: str | None) -> None:
         super().__init__(len(jobs))

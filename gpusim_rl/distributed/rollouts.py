@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -14,6 +16,10 @@ from gpusim_rl.distributed.engine import Answer, Described, Engine, Lost, Record
 from gpusim_rl.distributed.actor import EnvDescription
 from gpusim_rl.run.metrics import Taken
 
+logger = logging.getLogger("gpusim_rl")
+
+PATIENCE_S = 30.0
+"""For the first actor, before a message tells what is waited for [s]."""
 IN_FLIGHT = 2
 """Rollouts that an actor is asked for at a time: while the learner takes one over, it records the next one."""
 
@@ -45,25 +51,48 @@ class Rollouts(ABC):
         engine: What has the actors.
         envs: What they step; known after `start`.
         faults: What was lost.
-        progress: Newest state of envs, from which other envs can begin (levels of a curriculum); None where none came.
+        progress: Newest state of envs that an actor has told (levels of a curriculum, say); known after `start`.
     """
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self.envs: EnvDescription
         self.faults = Faults()
-        self.progress: dict[str, Any] | None = None
+        self.progress: dict[str, Any] = {}
+        self._continues = [False] * engine.num_actors  # the actor begins from `progress`
         self._early: list[Answer] = []  # before the learner asked for rollouts
 
     def start(self) -> None:
         """Starts the actors, and waits for the first one."""
         self.engine.start()
+        began = patience = time.monotonic()
         while True:
             for answer in self.engine.get(timeout_s=1.0):
                 self._early.append(answer)
                 if isinstance(answer, Described):
-                    self.envs = answer.envs
+                    self.envs, self.progress = answer.envs, answer.envs.progress
                     return
+            if (now := time.monotonic()) - patience > PATIENCE_S:
+                patience = now
+                logger.warning("no actor is ready after %.0f s. %s", now - began, self.engine.waits_for)
+
+    def begin_from(self, progress: dict[str, Any]) -> None:
+        """Lets all actors begin where other envs had come; to be called before the first `publish`."""
+        self.progress, self._continues = progress, [True] * self.engine.num_actors
+
+    def _begin(self, actor: int) -> None:
+        """An actor is ready."""
+        if self._continues[actor]:
+            self.engine.begin_from(actor, self.progress)
+
+    def _lose(self, actor: int, rollouts: int) -> None:
+        """An actor died, and with it so many rollouts."""
+        self._continues[actor] = True  # when it is started again
+        self.faults.restarts += 1
+        self.faults.lost_rollouts += rollouts
+        logger.warning(
+            "actor %d died, and is started again; rollouts lost so far: %d", actor, self.faults.lost_rollouts
+        )
 
     @abstractmethod
     def publish(self, version: int, state: Mapping[str, Tensor]) -> None:
@@ -130,12 +159,10 @@ class ActorsRollouts(Rollouts):
     def _take(self, answer: Answer) -> None:
         if isinstance(answer, Described):
             self._alive[answer.actor] = True
-            if self.progress is not None:
-                self.engine.begin_from(answer.actor, self.progress)
+            self._begin(answer.actor)
             self._ask(answer.actor)
         elif isinstance(answer, Lost):
-            self.faults.restarts += 1
-            self.faults.lost_rollouts += self._asked[answer.actor]
+            self._lose(answer.actor, self._asked[answer.actor])
             self._asked[answer.actor], self._alive[answer.actor] = 0, False
         elif isinstance(answer, Recorded):
             self._asked[answer.actor] -= 1

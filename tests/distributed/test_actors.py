@@ -1,0 +1,334 @@
+"""Training with actors: what the learner takes, what is lost with an actor, and what users are told."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from torch import Tensor
+
+from gpusim_rl.api import prepare
+from gpusim_rl.checkpoint_file import load
+from gpusim_rl.distributed import ray_cluster
+from gpusim_rl.distributed.actor import Actor, ActorJob
+from gpusim_rl.distributed.actors import ActorTrainer, make_trainer
+from gpusim_rl.distributed.engine import Engine
+from gpusim_rl.distributed.rollouts import Rollout, Rollouts
+from gpusim_rl.learn.collective import ALONE
+from helpers.commands import ROOT, Finished, run_command
+from helpers.training import read_csv, the_run
+
+NETWORK = "impala.network.hidden=[16,16]"
+SMALL = ("task=Cartpole", "algo=impala", NETWORK, "num_envs=4", "num_actors=2", "log.console=plain")
+LONG = "max_iterations=1000000"
+
+
+def train(folder: Path, *arguments: str, check: bool = True, env: dict[str, str] | None = None) -> Finished:
+    """`python train.py`, as a user types it."""
+    return run_command(sys.executable, ROOT / "train.py", *arguments, cwd=folder, check=check, env=env)
+
+
+class Training:
+    """A training in the background, and its actors."""
+
+    def __init__(self, folder: Path, *arguments: str) -> None:
+        self.folder = folder
+        command = [sys.executable, str(ROOT / "train.py"), *SMALL, *arguments]
+        self.process = subprocess.Popen(
+            command, cwd=folder, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
+        )
+
+    def rows(self) -> list[dict[str, str]]:
+        """Those of metrics.csv so far."""
+        found = [*self.folder.glob("runs/Cartpole/2*/metrics.csv")]
+        return read_csv(found[0].parent, machine=True) if found else []
+
+    def actors(self) -> list[psutil.Process]:
+        """The processes of its actors."""
+        children = psutil.Process(self.process.pid).children(recursive=True)
+        return [child for child in children if any("process_engine" in word for word in child.cmdline())]
+
+    def wait_for(self, condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
+        """Until something holds."""
+        end = time.monotonic() + timeout_s
+        while not condition():
+            assert time.monotonic() < end and self.process.poll() is None, self.process.poll()
+            time.sleep(0.05)
+
+    def end(self) -> str:
+        """Ends it as Ctrl-C would; returns what it has said."""
+        self.process.send_signal(signal.SIGINT)
+        _, said = self.process.communicate(timeout=60)
+        assert self.process.returncode == 130, said
+        return said
+
+
+@pytest.fixture
+def training(tmp_path: Path):
+    running: list[Training] = []
+
+    def start(*arguments: str) -> Training:
+        running.append(Training(tmp_path, *arguments))
+        return running[-1]
+
+    yield start
+    for it in running:
+        it.process.kill()
+        it.process.communicate()
+
+
+@pytest.mark.parametrize("inference", ["actor", "learner"])
+def test_it_learns_and_logs_what_actors_do(tmp_path: Path, inference: str) -> None:
+    train(tmp_path, *SMALL, "actors=process", f"actors.inference={inference}", "max_iterations=30", "log.interval=10")
+    run = the_run(tmp_path / "runs")
+    rows = read_csv(run, machine=True)
+    assert [row["iteration"] for row in rows] == ["10", "20", "30"]
+    last = rows[-1]
+    assert int(last["env_steps"]) == 30 * 4 * 8  # one rollout of 4 envs and 8 control steps
+    assert float(last["actors/alive"]) >= 1 and float(last["actors/restarts"]) == 0
+    assert 0.0 <= float(last["policy/lag_min"]) <= float(last["policy/lag_mean"]) <= float(last["policy/lag_max"]) <= 8
+    assert 0.0 < float(last["time/actors"]) < 1.0 and 0.0 <= float(last["actors/wait"]) <= 1.0
+    assert float(last["episode/length"]) > 1
+    # a usual run: it is evaluated without actors
+    done = train(tmp_path, f"checkpoint={run}", "test=true", "num_envs=4")
+    assert "return_mean" in done.stdout
+
+
+def test_apex_fills_its_memory_from_actors(tmp_path: Path) -> None:
+    small = ("algo=apex", "dqn.learning_starts=64", "dqn.batch_size=32", "dqn.replay.capacity=4000")
+    base = [word for word in SMALL if "impala" not in word]
+    train(tmp_path, *base, *small, "dqn.network.hidden=[16]", "actors=process", "max_iterations=8")
+    rows = read_csv(the_run(tmp_path / "runs"))
+    assert [int(float(row["replay/transitions"])) for row in rows][-1] == 8 * 4 * 16 == int(rows[-1]["env_steps"])
+    assert float(rows[-1]["loss/critic"]) > 0.0
+    # and goes on with it
+    train(tmp_path, "checkpoint=Cartpole", "max_iterations=10")
+    rows = read_csv(the_run(tmp_path / "runs"))
+    assert [int(float(row["replay/transitions"])) for row in rows][-1] == 10 * 4 * 16
+    done = train(tmp_path, "checkpoint=Cartpole", "max_iterations=11", "num_actors=4")
+    assert "the replay memory is filled again" in done.stderr
+
+
+def test_rollouts_are_the_same_wherever_the_policy_acts(tmp_path: Path) -> None:
+    found = []
+    for inference in ("actor", "learner"):
+        small = {"hidden": [16, 16]}
+        spec = prepare(
+            "Cartpole",
+            algo="impala",
+            num_envs=4,
+            actors={"engine": "process", "inference": inference, "tune": False},
+            num_actors=1,
+            max_iterations=5,
+            impala={"network": small, "precision": "fp32"},
+            log={"dir": str(tmp_path), "console": "quiet"},
+        )
+        trainer = make_trainer(spec, ALONE)
+        try:
+            trainer.collect()  # the first rollout: of the weights that the learner began with
+            found.append([tensor.clone() for tensor, _ in trainer.algorithm.recording()])
+        finally:
+            trainer.close()
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-6)
+
+
+class _Local(Engine):
+    """No processes: for rollouts that a test makes."""
+
+    name, waits_for = "process", ""
+
+    def start(self) -> None: ...
+    def publish(self, version: int, state: Mapping[str, Tensor]) -> None: ...
+    def ask_for_rollout(self, actor: int) -> None: ...
+    def ask_for_step(self, actor: int, action: Any) -> None: ...
+    def begin_from(self, actor: int, progress: dict[str, Any]) -> None: ...
+    def get(self, timeout_s: float) -> list[Any]:
+        return []
+
+    def close(self) -> None: ...
+
+
+class _Scheduled(Rollouts):
+    """Rollouts of an actor in this process, with versions by a schedule."""
+
+    def __init__(self, job: ActorJob, versions: list[int]) -> None:
+        super().__init__(_Local(1))
+        self.actor, self.versions, self.released = Actor(job), versions, 0
+        self.state: Mapping[str, Tensor] = {}
+
+    def start(self) -> None:
+        self.envs = self.actor.describe()
+        self.progress = self.envs.progress
+
+    def publish(self, version: int, state: Mapping[str, Tensor]) -> None:
+        self.state = {name: x.clone() for name, x in state.items()}
+
+    def next(self, timeout_s: float) -> Rollout:
+        tensors, info = self.actor.rollout(self.versions.pop(0), self.state)
+        return Rollout(0, info.version, tensors, info.taken, None)
+
+    def release(self, rollout: Rollout) -> None:
+        self.released += 1
+
+    def numbers(self) -> dict[str, float]:
+        return {}
+
+    def close(self) -> None:
+        self.actor.close()
+
+
+def test_lags_are_those_of_a_schedule_and_what_is_too_old_is_dropped(tmp_path: Path, monkeypatch) -> None:
+    # Iterations 0 to 3 take two rollouts each. Those of version 0 are too old in iteration 3.
+    versions = [0, 0, 0, 1, 2, 0, 0, 3, 0, 1]
+    scheduled: list[_Scheduled] = []
+
+    def make_rollouts(trainer: ActorTrainer, engine: Engine) -> Rollouts:
+        scheduled.append(_Scheduled(ActorJob(trainer.spec.config, 0, 1, 0), versions))
+        return scheduled[0]
+
+    monkeypatch.setattr(ActorTrainer, "_make_rollouts", make_rollouts)
+    monkeypatch.setattr(ActorTrainer, "_make_engine", lambda *_: _Local(1))
+    trainer = make_trainer(
+        prepare(
+            "Cartpole",
+            algo="impala",
+            num_envs=4,
+            num_actors=1,
+            actors={"engine": "process", "rollouts": 2},
+            max_iterations=4,
+            impala={"max_policy_lag": 2, "network": {"hidden": [8]}},
+            log={"dir": str(tmp_path), "console": "quiet", "interval": 2},
+        ),
+        ALONE,
+    )
+    trainer.train()
+    first, second = read_csv(the_run(tmp_path))
+    assert versions == [] and scheduled[0].released == 10
+    lags = [float(first[f"policy/lag_{name}"]) for name in ("min", "mean", "max")]
+    assert lags == [0.0, 0.25, 1.0] and float(first["policy/dropped"]) == 0.0  # 0 0 1 0
+    lags = [float(second[f"policy/lag_{name}"]) for name in ("min", "mean", "max")]
+    assert lags == [0.0, 1.0, 2.0]  # 0 2, 0 2
+    assert float(second["policy/dropped"]) == pytest.approx(2 / 6)
+    assert int(second["env_steps"]) == 4 * 2 * 4 * 8
+
+
+def test_an_actor_that_dies_costs_its_rollouts_and_is_started_again(training) -> None:
+    it = training("actors=process", LONG)
+    it.wait_for(lambda: len(it.actors()) == 2 and bool(it.rows()) and float(it.rows()[-1]["actors/alive"]) == 2)
+    killed = it.actors()[0]
+    killed.kill()
+    it.wait_for(lambda: float(it.rows()[-1]["actors/restarts"]) == 1)
+    before = int(it.rows()[-1]["iteration"])
+    it.wait_for(lambda: float(it.rows()[-1]["actors/alive"]) == 2)
+    it.wait_for(lambda: int(it.rows()[-1]["iteration"]) > before + 20)
+    row = it.rows()[-1]
+    assert 1 <= float(row["actors/lost_rollouts"]) <= 2 and killed.pid not in [actor.pid for actor in it.actors()]
+    assert "died, and is started again" in it.end()
+    assert load(the_run(it.folder / "runs") / "checkpoints" / "last.pt")["iteration"] == int(it.rows()[-1]["iteration"])
+
+
+def test_a_learner_that_dies_leaves_no_actors_and_its_run_goes_on(training, tmp_path: Path) -> None:
+    it = training("actors=process", LONG, "log.checkpoint_interval=20")
+    it.wait_for(lambda: len([*tmp_path.glob("runs/Cartpole/2*/checkpoints/last.pt")]) == 1 and len(it.actors()) == 2)
+    actors = it.actors()
+    it.process.kill()
+    _, alive = psutil.wait_procs(actors, timeout=20)
+    assert alive == []
+    saved = load(the_run(tmp_path / "runs") / "checkpoints" / "last.pt")["iteration"]
+    done = train(tmp_path, "checkpoint=Cartpole", f"max_iterations={saved + 5}")
+    assert f"resumed at iteration {saved}" in " ".join(done.stdout.split())
+    iterations = [int(row["iteration"]) for row in read_csv(the_run(tmp_path / "runs"))]
+    assert iterations == [*range(1, saved + 6)]
+
+
+def test_an_actor_that_cannot_work_ends_the_run_with_one_line(tmp_path: Path) -> None:
+    (tmp_path / "my_envs.py").write_text("def make(num_envs):\n    raise RuntimeError('no license')\n")
+    broken = ("task=Gymnasium", "env._target_=my_envs.make", "algo=impala", "actors=process", "num_actors=2")
+    done = train(tmp_path, *broken, check=False)
+    assert done.returncode == 2 and "no license" in done.stderr and done.stderr.count("\n") == 1, done.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+def test_an_actor_that_always_dies_ends_the_run_with_one_line(tmp_path: Path) -> None:
+    (tmp_path / "my_envs.py").write_text(
+        "import os\ndef make(num_envs):\n    os.write(2, b'bad luck\\n'); os._exit(7)\n"
+    )
+    broken = ("task=Gymnasium", "env._target_=my_envs.make", "algo=impala", "actors=process", "num_actors=1")
+    done = train(tmp_path, *broken, check=False)
+    assert done.returncode == 2 and "actor 0 died 3 times" in done.stderr and "bad luck" in done.stderr, done.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("typed", "told"),
+    [
+        (["num_actors=2"], "num_actors=2 has no effect without actors. Try actors=process, or =ray"),
+        (["actors=process", "num_actors=0", "algo=impala"], "num_actors must be a positive int or null, got 0"),
+        (["actors=proces", "algo=impala"], "unknown actors 'proces'. Did you mean 'process'?"),
+        (["actors=process"], "algo=ppo learns only from what its newest policy has done. Try algo=impala"),
+        (["actors=process", "algo=impala", "multi_gpu=true"], "actors send to one learner. Try multi_gpu=false"),
+        (["actors=process", "algo=impala", "sim_device=cuda"], "sim_device=cuda with actors=process"),
+        (["actors=process", "algo=impala", "actors.inferenc=actor"], "Did you mean 'actors.inference'?"),
+    ],
+)
+def test_wrong_settings_are_one_line(tmp_path: Path, typed: list[str], told: str) -> None:
+    done = train(tmp_path, "task=Cartpole", *typed, check=False)
+    assert done.returncode == 2 and done.stderr.count("\n") == 1 and told in done.stderr, done.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+def test_without_ray_one_line_has_the_command(tmp_path: Path) -> None:
+    (tmp_path / "ray.py").write_text("raise ModuleNotFoundError(\"No module named 'ray'\", name='ray')\n")
+    done = train(tmp_path, *SMALL, "actors=ray", check=False, env={"PYTHONPATH": str(tmp_path)})
+    assert done.returncode == 2 and "actors=ray needs ray: pip install 'gpusim-rl[ray]'" in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize("version", ["2.9.3", "3.1.0"])
+def test_another_version_of_ray_is_refused(tmp_path: Path, version: str) -> None:
+    (tmp_path / "ray.py").write_text(f"__version__ = '{version}'\n")
+    done = train(tmp_path, *SMALL, "actors=ray", check=False, env={"PYTHONPATH": str(tmp_path)})
+    assert done.returncode == 2 and f"needs ray>=2.50,<3.0, got {version}" in done.stderr, done.stderr
+
+
+def test_pyproject_names_the_versions_of_ray_that_the_code_takes() -> None:
+    oldest, below = (".".join(map(str, limit)) for limit in (ray_cluster.OLDEST, ray_cluster.BELOW))
+    assert f"ray[tune]>={oldest},<{below.removesuffix('.0')}" in (ROOT / "pyproject.toml").read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("inference", ["actor", "learner"])
+def test_ray_starts_an_actor_again(training, inference: str) -> None:
+    pytest.importorskip("ray")
+    it = training("actors=ray", f"actors.inference={inference}", LONG)
+
+    def actors() -> list[psutil.Process]:
+        children = psutil.Process(it.process.pid).children(recursive=True)
+        return [child for child in children if "RemoteActor" in " ".join(child.cmdline())]
+
+    it.wait_for(lambda: bool(it.rows()) and float(it.rows()[-1]["actors/alive"]) == 2, 90)
+    actors()[0].kill()
+    it.wait_for(lambda: float(it.rows()[-1]["actors/restarts"]) == 1)
+    it.wait_for(lambda: float(it.rows()[-1]["actors/alive"]) == 2)
+    before = int(it.rows()[-1]["iteration"])
+    it.wait_for(lambda: int(it.rows()[-1]["iteration"]) > before + 20)
+    row = it.rows()[-1]
+    assert float(row["actors/lost_rollouts"]) <= 2 and 0.0 <= float(row["actors/object_store"]) < 0.5
+    it.end()
+
+
+@pytest.mark.slow
+def test_impala_solves_cartpole_with_actors(tmp_path: Path) -> None:
+    train(
+        tmp_path, "task=Cartpole", "algo=impala", "actors=process", "num_actors=2", "num_envs=64", "max_iterations=700"
+    )
+    last = read_csv(the_run(tmp_path / "runs"))[-1]
+    assert float(last["episode/return"]) > 400

@@ -1,0 +1,175 @@
+"""Algorithms that act for a learner elsewhere, and learners of what others have recorded."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from torch import Tensor
+
+from gpusim_rl.config import ALGORITHMS, build
+from gpusim_rl.learn.algorithm import Algorithm, EnvSpec, load_algorithm_class
+from gpusim_rl.spaces import Box
+from gpusim_rl.testing.conformance import merged
+from helpers.commands import ROOT
+from helpers.fakes import RandomEnv
+from helpers.on_policy import on_policy_config
+
+ENVS, ACTORS = 3, 2
+SMALL_OFF_POLICY: dict[str, Any] = {
+    "horizon": 6,
+    "n_step": 3,
+    "batch_size": 16,
+    "learning_starts": 16,
+    "precision": "fp32",
+    "replay": {"capacity": 600},
+}
+
+
+def settings(name: str, **changes: Any) -> Any:
+    if name in ("impala", "a2c"):
+        return on_policy_config(name, **changes)
+    defaults = yaml.safe_load((ROOT / "cfg" / "algo" / f"{name}.yaml").read_text())[name]
+    return build(ALGORITHMS[name][1], merged(defaults, SMALL_OFF_POLICY, changes), name)
+
+
+def make(name: str, env: RandomEnv, role: Any, *, first_env: int = 0, seed: int = 0, **changes: Any) -> Algorithm:
+    torch.manual_seed(0)
+    spec = EnvSpec(env.num_envs, env.obs_sizes, Box(env.num_actions), 5, role, first_env, ENVS * ACTORS)
+    cls: Any = load_algorithm_class(ALGORITHMS[name][0])
+    return cls(settings(name, **changes), spec, device=torch.device("cpu"), seed=seed, max_iterations=100)
+
+
+@torch.no_grad()
+def record(algorithm: Algorithm, env: RandomEnv, obs: dict[str, Tensor]) -> dict[str, Tensor]:
+    """A rollout; returns the observation to act on next."""
+    algorithm.begin_rollout()
+    for _ in range(algorithm.horizon):
+        action = algorithm.act(obs)
+        step = env.step(action)
+        algorithm.record(action, step)
+        obs = step.obs
+    return obs
+
+
+@pytest.mark.parametrize("name", ["impala", "sac", "td3", "dqn"])
+def test_a_learner_receives_what_actors_have_recorded(name: str) -> None:
+    learner = make(name, RandomEnv(ENVS * ACTORS), "learns")
+    actors, recordings = [], []
+    for number in range(ACTORS):
+        env = RandomEnv(ENVS, seed=number)
+        actor = make(name, env, "acts", first_env=number * ENVS, seed=number)
+        actor.load_acting_state(learner.acting_state())
+        record(actor, env, env.reset())
+        sent = [tensor for tensor, _ in actor.recording()]
+        learner.receive(slice(number * ENVS, (number + 1) * ENVS), sent)
+        actors.append(actor)
+        recordings.append(sent)
+    for (own, dim), *sent in zip(learner.recording(), *recordings, strict=True):
+        assert torch.equal(own, torch.cat(sent, dim=dim))
+    before = [parameter.clone() for parameter in learner.policy.parameters()]
+    for _ in range(2):
+        learner.before_update()
+        stats = learner.update()
+    assert all(torch.isfinite(value) for value in stats.values())
+    assert any(not torch.equal(x, y) for x, y in zip(before, learner.policy.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("rnn", [None, "lstm"])
+def test_impala_learns_from_actors_what_it_learns_from_envs_of_its_own(rnn: str | None) -> None:
+    changes = {"network": {"rnn": rnn}, "delay": 0}
+    alone, learner = (make("impala", RandomEnv(ENVS), role, **changes) for role in ("both", "learns"))
+    actor = make("impala", RandomEnv(ENVS), "acts", **changes)
+    env, other = RandomEnv(ENVS, seed=3), RandomEnv(ENVS, seed=3)
+    obs, other_obs = env.reset(), other.reset()
+    for _ in range(3):
+        obs = record(alone, env, obs)
+        alone.update()
+        actor.load_acting_state(learner.acting_state())
+        other_obs = record(actor, other, other_obs)
+        learner.receive(slice(0, ENVS), [tensor for tensor, _ in actor.recording()])
+        learner.update()
+        for one, two in zip(alone.policy.parameters(), learner.policy.parameters(), strict=True):
+            assert torch.equal(one, two)
+
+
+def test_windows_end_with_a_rollout_in_what_follows_it() -> None:
+    learner: Any = make("sac", RandomEnv(ENVS), "learns")
+    env = RandomEnv(ENVS, seed=1, ends=(0.0, 0.0, 0.0))
+    actor: Any = make("sac", env, "acts")
+    obs, sent = env.reset(), []
+    for _ in range(4):
+        obs = record(actor, env, obs)
+        rollout = [tensor.clone() for tensor, _ in actor.recording()]
+        learner.receive(slice(0, ENVS), rollout)
+        learner.before_update()
+        sent.append(rollout)
+    horizon, gamma = learner.horizon, learner.cfg.gamma
+    slots = torch.arange(4 * horizon).repeat_interleave(ENVS)  # of each place
+    found = learner.replay.at(torch.arange(4 * horizon * ENVS))
+    acted_on, action, final_obs, reward = (torch.cat([rollout[i] for rollout in sent]) for i in range(4))
+    last = learner.cfg.n_step - 1
+    for index, slot in enumerate(slots.tolist()):
+        env_index, left = index % ENVS, horizon - slot % horizon  # steps of the rollout from here on
+        if slot + last + 1 >= 4 * horizon:
+            continue  # what would follow the longest window is not stored yet
+        steps = min(learner.cfg.n_step, left)
+        window = reward[slot : slot + steps, env_index]
+        expected = (window * gamma ** torch.arange(steps)).sum()
+        assert found.weight[index] == 1.0
+        torch.testing.assert_close(found.reward[index], expected)
+        torch.testing.assert_close(found.discount[index], torch.tensor(gamma**steps))
+        assert torch.equal(found.obs["policy"][index], acted_on[slot, env_index])
+        at_end = steps == left  # of the rollout: what is in the next slot is of another actor
+        following = final_obs[slot + steps - 1, env_index] if at_end else acted_on[slot + steps, env_index]
+        assert torch.equal(found.next_obs["policy"][index], following)
+        assert torch.equal(found.action[index], action[slot, env_index])
+
+
+def test_each_actor_explores_by_its_own_rungs_of_the_ladder() -> None:
+    whole: Any = make("dqn", RandomEnv(ENVS * ACTORS), "both", epsilon_ladder=7.0)
+    parts: list[Any] = [
+        make("dqn", RandomEnv(ENVS), "acts", first_env=number * ENVS, epsilon_ladder=7.0) for number in range(ACTORS)
+    ]
+    assert torch.equal(whole.epsilon(), torch.cat([part.epsilon() for part in parts]))
+
+
+def test_actors_count_the_transitions_of_the_learner() -> None:
+    learner: Any = make("dqn", RandomEnv(ENVS * ACTORS), "learns")
+    actor: Any = make("dqn", RandomEnv(ENVS), "acts")
+    learner.steps.fill_(50)
+    actor.load_acting_state(learner.acting_state())
+    assert actor.steps * actor.num_envs == 50 * ENVS * ACTORS
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("impala", {}),
+        ("impala", {"network": {"rnn": "lstm"}}),
+        ("sac", {}),
+        ("td3", {}),
+        ("dqn", {"epsilon_ladder": 7.0}),
+    ],
+)
+def test_acting_together_is_acting_one_by_one(name: str, changes: dict[str, Any]) -> None:
+    parts, alone = (
+        [make(name, RandomEnv(ENVS), "acts", first_env=n * ENVS, seed=n, **changes) for n in range(ACTORS)]
+        for _ in range(2)
+    )
+    for part in [*parts, *alone]:
+        if name != "impala":
+            part.steps.fill_(1000)  # type: ignore[attr-defined]
+        part.begin_rollout()
+    obs = [RandomEnv(ENVS, seed=n).reset() for n in range(ACTORS)]
+    with torch.no_grad():
+        together = type(parts[0]).act_together(parts, obs)
+        for number in range(ACTORS):
+            torch.testing.assert_close(together[number], alone[number].act(obs[number]), rtol=1e-5, atol=1e-6)
+    step = RandomEnv(ENVS).step(together[0])
+    parts[0].record(together[0], step)  # it has kept what that needs
+    alone[0].record(together[0], step)
+    for (one, _), (two, _) in zip(parts[0].recording(), alone[0].recording(), strict=True):
+        torch.testing.assert_close(one, two, rtol=1e-5, atol=1e-6)
