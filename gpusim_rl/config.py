@@ -369,7 +369,7 @@ class EnvConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActorsConfig:
-    """Actors: processes that step envs on CPUs for one learner."""
+    """Actors: processes that step envs on CPUs, for one learner."""
 
     engine: Literal["process", "ray"] | None  # what starts them and carries rollouts; None: there are none
     inference: Literal["actor", "learner"]  # where the policy chooses actions

@@ -82,7 +82,7 @@ def test_every_choice_of_every_group_is_valid(choice):
     if group == "sim":
         assert run.sim.name == name
     if group == "algo":
-        assert run.algo == {"fast_sac": "sac"}.get(name, name)
+        assert run.algo == {"fast_sac": "sac", "apex": "dqn"}.get(name, name)
 
 
 @pytest.mark.parametrize("name", TASKS)
