@@ -72,7 +72,7 @@ BAD_OVERRIDES = [
     ),
     (
         "algo=pppo",
-        "unknown algo 'pppo'. Did you mean 'ppo'? Available: a2c, apex, dqn, fast_sac, impala, ppo, reinforce, sac, td3",
+        "unknown algo 'pppo'. Did you mean 'ppo'? Available: a2c, apex, dqn, fast_sac, impala, ppo, ",
     ),
     ("sim=mujco", "unknown sim 'mujco'. Did you mean 'mujoco'? Available: auto, "),
     ("debug=smok", "unknown debug 'smok'. Did you mean 'smoke'? Available: "),

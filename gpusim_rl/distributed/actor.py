@@ -204,4 +204,3 @@ def _spec_of(job: ActorJob) -> RunSpec:
     algorithm_class = load_algorithm_class(config["algo"].get("_target_"))
     cfg = build_run(config, task_class=task_class, algorithm_class=algorithm_class)
     return RunSpec(cfg, task_class, algorithm_class, config, [])
-

@@ -21,7 +21,6 @@ from multiprocessing.connection import Connection, wait
 from typing import Any, NoReturn
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from gpusim_rl.distributed.actor import Actor, ActorJob, EnvDescription
@@ -77,7 +76,7 @@ class ProcessEngine(Engine):
         self._jobs, self._pin = jobs, pin
         self._weights_memory = SharedMemory()
         self._weights: SharedWeights | None = None
-        self._printed = tempfile.TemporaryFile()
+        self._printed = tempfile.TemporaryFile()  # noqa: SIM115 (closed by `close`)
         self._actors: list[_Process] = []
 
     def start(self) -> None:

@@ -59,7 +59,11 @@ def ray_cluster(needed_by: str, *, address: str | None = None, num_cpus: int = 1
         warnings.simplefilter("ignore")  # of versions to come
         if address is None:
             os.environ.setdefault("RAY_AUTH_MODE", "disabled")  # nobody else reaches the loopback addresses
-            own = {"num_cpus": max(num_cpus, available_cpus()), "include_dashboard": False, "_node_ip_address": "127.0.0.1"}
+            own = {
+                "num_cpus": max(num_cpus, available_cpus()),
+                "include_dashboard": False,
+                "_node_ip_address": "127.0.0.1",
+            }
             ray.init("local", **own, **quiet)
         else:
             try:

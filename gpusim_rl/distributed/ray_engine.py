@@ -183,4 +183,3 @@ class RayEngine(Engine):
         self._actors.clear()
         self._calls.clear()
         self._stack.close()
-

@@ -12,8 +12,8 @@ from typing import Any
 
 from torch import Tensor
 
-from gpusim_rl.distributed.engine import Answer, Described, Engine, Lost, Recorded
 from gpusim_rl.distributed.actor import EnvDescription
+from gpusim_rl.distributed.engine import Answer, Described, Engine, Lost, Recorded
 from gpusim_rl.run.metrics import Taken
 
 logger = logging.getLogger("gpusim_rl")

@@ -7,6 +7,7 @@ import os
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,7 +29,7 @@ class SharedMemory:
 
     def __init__(self, fd: int | None = None) -> None:
         if fd is None:
-            fd = os.memfd_create("gpusim_rl") if hasattr(os, "memfd_create") else os.dup(tempfile.TemporaryFile().fileno())
+            fd = _anonymous_file()
         self.fd = fd
         self._pinned: list[Tensor] = []
 
@@ -48,7 +49,8 @@ class SharedMemory:
             os.ftruncate(self.fd, end)
         whole = torch.frombuffer(mmap.mmap(self.fd, max(1, end)), dtype=torch.uint8)
         if pin:
-            torch.cuda.check_error(torch.cuda.cudart().cudaHostRegister(whole.data_ptr(), end, 0))
+            cuda: Any = torch.cuda.cudart()
+            torch.cuda.check_error(cuda.cudaHostRegister(whole.data_ptr(), end, 0))
             self._pinned.append(whole)
         return [
             whole[place : place + torch.Size(shape).numel() * dtype.itemsize].view(dtype).view(shape)
@@ -58,9 +60,17 @@ class SharedMemory:
     def close(self) -> None:
         """Gives the file back. Tensors in it stay as long as they are in use."""
         for whole in self._pinned:
-            torch.cuda.check_error(torch.cuda.cudart().cudaHostUnregister(whole.data_ptr()))
+            cuda: Any = torch.cuda.cudart()
+            torch.cuda.check_error(cuda.cudaHostUnregister(whole.data_ptr()))
         self._pinned.clear()
         os.close(self.fd)
+
+
+def _anonymous_file() -> int:
+    if hasattr(os, "memfd_create"):  # Linux
+        return os.memfd_create("gpusim_rl")
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())
 
 
 class SharedWeights:

@@ -154,7 +154,7 @@ class HostReplay:
         steps = self._pinned.steps
         for t in range(self._horizon):
             step = steps.at(t)
-            self.memory.write(step.acted_on, step.action, step)
+            self.memory.write(step.acted_on, step.action, step)  # type: ignore[reportArgumentType]
         self._draw()
 
     @torch.no_grad()

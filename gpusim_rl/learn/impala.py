@@ -18,10 +18,10 @@ from gpusim_rl.learn.vtrace import vtrace
 class Impala(OnPolicy):
     """Actor-critic with V-trace (Espeholt et al. 2018, arXiv 1802.01561).
 
-    With actors (`actors=process`, `actors=ray`) rollouts are of a policy that is some updates old. Without them all envs
-    are in this process, and the age is made: a rollout of env n is learned from after n (delay + 1) // num_envs further
-    rollouts. So a batch has samples of every age up to `delay`, as that of many actors has. It shows what a task loses
-    by it. With `delay=0` this is A2C with V-trace.
+    With actors (`actors=process`, `actors=ray`) rollouts are of a policy that is some updates old. Without them the age
+    is made: a rollout of env n is learned from after n (delay + 1) // num_envs further rollouts. So a batch has samples
+    of every age up to `delay`, as that of many actors has. It shows what a task loses by it. With `delay=0` this is A2C
+    with V-trace.
 
     Each rollout has a version: the updates before it was begun. Samples older than `max_policy_lag` updates do not
     count.
@@ -125,7 +125,9 @@ class Impala(OnPolicy):
     def _parts(self, old: Samples, now: Evaluation) -> dict[str, Tensor]:
         parts = super()._parts(old, now)
         if self.cfg.loss == "clipped":
-            parts["loss/policy"] = clipped_loss(old.advantage, torch.exp(now.log_prob - old.log_prob), self.cfg.ratio_clip)
+            parts["loss/policy"] = clipped_loss(
+                old.advantage, torch.exp(now.log_prob - old.log_prob), self.cfg.ratio_clip
+            )
         return parts
 
     @classmethod

@@ -39,7 +39,6 @@ from gpusim_rl.learn.replay import STORAGE, Replay
 from gpusim_rl.learn.trajectory import Trajectory
 from gpusim_rl.spaces import Box
 
-
 TRANSITIONS = "transitions"
 """Beside the weights that an actor takes over: how many transitions the learner has."""
 
@@ -323,7 +322,7 @@ class OffPolicy(Algorithm):
             rollout.truncated[last].logical_or_(~rollout.done[last])
             for t in range(self.horizon):
                 step = rollout.at(t)
-                self._store(step.acted_on, step.action, step)
+                self._store(step.acted_on, step.action, step)  # type: ignore[reportArgumentType]
         if isinstance(self.replay, HostReplay):
             self.replay.exchange()
 

@@ -65,7 +65,19 @@ LINE_NUMBERS = {  # the same for plain lines
     "value loss": "loss/value",
     "lr": "policy/learning_rate",
 }
-OF_EVERY_RUN = ("episode", "eval", "speed", "time", "system", "task", "sim", "reward", "actors", "iteration", "env_steps")
+OF_EVERY_RUN = (
+    "episode",
+    "eval",
+    "speed",
+    "time",
+    "system",
+    "task",
+    "sim",
+    "reward",
+    "actors",
+    "iteration",
+    "env_steps",
+)
 """Groups of numbers that are not the algorithm's."""
 
 
