@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 from collections.abc import Mapping, Sequence
@@ -24,7 +25,18 @@ WARM_UP_ROWS = 10
 CAPTURED = 4
 """With CUDA graphs so many iterations: the third captures them, in the fourth the host gets ahead of the device."""
 
-POSITIVE = ("num_envs", "horizon", "epochs", "minibatch_size", "physics_hz", "control_hz", "log_interval", "cpus")
+POSITIVE = (
+    "num_envs",
+    "processes",
+    "processes_here",
+    "horizon",
+    "epochs",
+    "minibatch_size",
+    "physics_hz",
+    "control_hz",
+    "log_interval",
+    "cpus",
+)
 """Numbers of `RunStats` that rules divide by."""
 
 NEEDED = ("iteration", "env_steps", "time/iteration_s")
@@ -36,7 +48,8 @@ class RunStats:
 
     # What was asked for
     task: str
-    num_envs: int
+    num_envs: int  # of each process, or of each actor
+    num_actors: int = 0  # 0: the learner simulates itself
     algo: str  # name of the algorithm, and of the section with its settings
     horizon: int  # control steps
     epochs: int | None = None  # None: the algorithm has no such setting
@@ -51,6 +64,7 @@ class RunStats:
     compile: bool = False
     njmax: int | None = None
     nconmax: int | None = None
+    max_policy_lag: int | None = None  # updates
 
     # On what it runs
     sim: str
@@ -58,6 +72,10 @@ class RunStats:
     rl_device: str
     graph_mode: str | None = None  # off, update, step or rollout: what CUDA graphs hold
     graph_reason: str = ""
+    processes: int = 1  # that learn together
+    processes_here: int = 1  # of them, on the machine of the first one
+    actor_engine: str | None = None  # ray or process
+    actor_inference: str | None = None  # where the policy acts: actor or learner
     cpus: int  # that the process may use
     machine_cpus: int | None = None
     physics_threads: int | None = None
@@ -74,8 +92,10 @@ class RunStats:
     simulate: float = 0.0
     policy: float = 0.0
     rollout: float = 0.0  # simulation and policy, where one graph holds both
+    actors: float = 0.0  # the learner waits for rollouts of actors
     update: float = 0.0
     log: float = 0.0
+    sums: float | None = None  # in sums over the processes, waiting included, whatever the phase; mean of the processes
     log_peaks: float = 0.0  # part of `log` beyond what it takes in every row
     cpu_percent: float | None = None  # of the available CPUs
     memory_gb: float | None = None
@@ -86,6 +106,16 @@ class RunStats:
     memory_growth_gb: float | None = None  # from the first quarter of the rows to the last
     diverged: float = 0.0  # share of all control steps
     overflow: float = 0.0  # envs, at most
+    actors_alive: float | None = None  # actors, on average
+    actors_active: float | None = None  # that are asked for rollouts, on average
+    actor_restarts: float = 0.0  # during the rows that are read
+    lost_rollouts: float = 0.0  # during the rows that are read
+    actor_wait: float | None = None  # share of their time in which actors wait for the learner
+    object_store: float | None = None  # share of it in use, at most
+    inference_batch: float | None = None  # requests that are answered together
+    lag_mean: float | None = None  # updates
+    lag_max: float | None = None  # updates
+    dropped: float = 0.0  # share of the samples, too old to learn from
 
     @property
     def on_gpu(self) -> bool:
@@ -98,14 +128,24 @@ class RunStats:
         return SIMULATORS[self.sim].cpu_threads
 
     @property
+    def all_envs(self) -> int:
+        """Envs of all processes or actors."""
+        return self.num_envs * self.processes * max(1, self.num_actors)
+
+    @property
     def step_s(self) -> float:
-        """Duration of one control step of all envs, policy included [s]."""
-        return (self.simulate + self.policy + self.rollout) * self.num_envs / self.env_steps_per_s
+        """Duration of one control step of all envs, policy included [s]; 0 where actors simulate beside the learner."""
+        return (self.simulate + self.policy + self.rollout) * self.all_envs / self.env_steps_per_s
+
+    @property
+    def simulating(self) -> float:
+        """Share of the time in which envs are simulated; with actors that in which these do not wait."""
+        return 1.0 - (self.actor_wait or 0.0) if self.num_actors else self.simulate
 
     @property
     def minibatches(self) -> int | None:
         """Optimiser steps of an iteration, where the settings tell."""
-        if self.epochs is None or self.minibatch_size is None:
+        if self.epochs is None or self.minibatch_size is None or self.num_actors:
             return None
         return self.epochs * max(1, round(self.num_envs * self.horizon / self.minibatch_size))
 
@@ -135,8 +175,15 @@ class RunStats:
 
     @property
     def too_many_threads(self) -> bool:
-        """The process itself has more threads at work than CPUs."""
-        return max(self.physics_threads or 0, self.torch_threads or 0) > self.cpus
+        """The processes themselves have more threads at work than CPUs."""
+        return self.most_threads > self.cpus or self.processes_here * self.most_threads > (
+            self.machine_cpus or self.processes_here * self.cpus
+        )
+
+    @property
+    def most_threads(self) -> int:
+        """Threads of a process that are at work together."""
+        return max(self.physics_threads or 0, self.torch_threads or 0)
 
 
 def read_run_stats(folder: Path, warm_up: int | None = None) -> RunStats:
@@ -251,6 +298,8 @@ def make_run_stats(config: dict[str, Any], environment: dict[str, Any], rows: Se
     learning = config.get(algo) or {}  # an algorithm of the user's may have other settings, or none
     sim, learner, graph, compiled = (environment.get(name) or {} for name in ("sim", "learner", "graph", "compile"))
     cpu = environment.get("cpu") or {}
+    processes, actors = environment.get("processes") or 1, config.get("actors") or {}
+    engine = actors.get("engine")
     skipped = max(warm_up, len(rows) - NEWEST)  # the row before the first one that is read tells where it began
     before = rows[skipped - 1] if skipped else None
     kept = list(rows[skipped:])
@@ -268,8 +317,9 @@ def make_run_stats(config: dict[str, Any], environment: dict[str, Any], rows: Se
     return RunStats(
         task=str(task["_target_"]).rpartition(".")[2],
         num_envs=config["num_envs"],
+        num_actors=config["num_actors"] if engine else 0,
         algo=algo,
-        horizon=learning.get("horizon") or max(1, round(steps / max(1.0, iterations * config["num_envs"]))),
+        horizon=learning.get("horizon") or max(1, round(steps / max(1.0, iterations * config["num_envs"] * processes))),
         epochs=learning.get("epochs"),
         minibatch_size=learning.get("minibatch_size"),
         physics_hz=task["physics_hz"],
@@ -282,11 +332,16 @@ def make_run_stats(config: dict[str, Any], environment: dict[str, Any], rows: Se
         compile=compiled.get("mode", config.get("compile")) in ("learner", "all"),
         njmax=sim_cfg["njmax"],
         nconmax=sim_cfg["nconmax"],
+        max_policy_lag=learning.get("max_policy_lag"),
         sim=sim.get("name") or named,
         sim_device=sim_device,
         rl_device=rl_device,
         graph_mode=graph.get("mode"),
         graph_reason=graph.get("reason") or "",
+        processes=processes,
+        processes_here=environment.get("processes_here") or 1,
+        actor_engine=engine,
+        actor_inference=actors.get("inference"),
         cpus=cpu.get("available") or 1,
         machine_cpus=cpu.get("threads"),
         physics_threads=sim.get("threads"),
@@ -299,6 +354,7 @@ def make_run_stats(config: dict[str, Any], environment: dict[str, Any], rows: Se
         iteration=int(_number(kept[-1], "iteration")),
         env_steps_per_s=steps / total,
         **shares,
+        sums=_share(kept, seconds, "time/sums") if _values(kept, "time/sums") else None,
         log_peaks=_peaks(kept, seconds, "time/log"),
         cpu_percent=_mean(kept, "system/cpu_percent"),
         memory_gb=_last(kept, "system/memory_gb"),
@@ -309,6 +365,16 @@ def make_run_stats(config: dict[str, Any], environment: dict[str, Any], rows: Se
         memory_growth_gb=_growth(kept, "system/memory_gb"),
         diverged=sum(row.get("sim/diverged") or 0.0 for row in kept) / steps if steps else 0.0,
         overflow=max(row.get("sim/overflow") or 0.0 for row in kept),
+        actors_alive=_mean(kept, "actors/alive"),
+        actors_active=_mean(kept, "actors/active"),
+        actor_restarts=_increase(kept, before, "actors/restarts"),
+        lost_rollouts=_increase(kept, before, "actors/lost_rollouts"),
+        actor_wait=_mean(kept, "actors/wait"),
+        object_store=max(_values(kept, "actors/object_store"), default=None),
+        inference_batch=_mean(kept, "actors/inference_batch"),
+        lag_mean=_mean(kept, "policy/lag_mean"),
+        lag_max=max(_values(kept, "policy/lag_max"), default=None),
+        dropped=_mean(kept, "policy/dropped") or 0.0,
     )
 
 
@@ -363,6 +429,12 @@ def _mean(rows: Sequence[Row], name: str) -> float | None:
 def _last(rows: Sequence[Row], name: str) -> float | None:
     values = _values(rows, name)
     return values[-1] if values else None
+
+
+def _increase(rows: Sequence[Row], before: Row | None, name: str) -> float:
+    """By how much a count has grown; where a run is resumed, it begins at 0 again."""
+    counts = [(before or {}).get(name) or 0.0, *_values(rows, name)]
+    return sum(now - was if now >= was else now for was, now in itertools.pairwise(counts))
 
 
 def _quarters(rows: Sequence[Row], name: str) -> tuple[float, float] | None:

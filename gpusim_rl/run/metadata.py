@@ -22,12 +22,13 @@ def describe_run(trainer: Trainer) -> dict[str, Any]:
     Returns:
         `sim` (name, device, reason; CPU threads of the physics, None where it has none of its own), `learner` (device,
         its memory in GB on CUDA, CPU threads, precision, whether bf16 is fast here), `graph` (what is replayed, and
-        why), `compile` (what is compiled, and why), `openmp` (variables that are set) and `memory_limit_gb` (RAM that
-        this process may come to hold).
+        why), `compile` (what is compiled, and why), `processes` (that learn together), `processes_here` (of them, on
+        this machine), `openmp` (variables that are set) and `memory_limit_gb` (RAM that this process may come to hold).
     """
     device, choice, graph = trainer.rl_device, trainer.choice, trainer.graphs.choice
     on_cuda = device.type == "cuda"
     own = psutil.Process().memory_info().rss
+    here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # torchrun sets it
     return {
         "sim": {
             "name": choice.name,
@@ -43,6 +44,8 @@ def describe_run(trainer: Trainer) -> dict[str, Any]:
         },
         "graph": {"mode": graph.mode, "reason": graph.reason},
         "compile": {"mode": trainer.compile.mode, "reason": trainer.compile.reason},
+        "processes": trainer.collective.size,
+        "processes_here": here,
         "openmp": {name: os.environ[name] for name in OPENMP if name in os.environ},
-        "memory_limit_gb": round((memory_available_bytes() + own) / 1e9, 2),
+        "memory_limit_gb": round((memory_available_bytes() / here + own) / 1e9, 2),
     }

@@ -97,6 +97,20 @@ def test_what_env_json_lacks_is_not_known(tmp_path):
     assert (stats.sim, stats.rl_device, stats.gpu_percent) == ("mjwarp", "cuda", 88.0)
 
 
+def test_a_control_step_is_that_of_all_processes(tmp_path):
+    """`env_steps` counts all processes, `num_envs` those of one."""
+    rows = [row(1), row(2), row(3)]
+    alone = read_run_stats(make_run(tmp_path, rows))
+    assert (alone.processes, alone.processes_here) == (1, 1) and alone.step_s == pytest.approx(0.7 / 16)
+    metadata = METADATA | {"processes": 4, "processes_here": 2}
+    several = read_run_stats(make_run(tmp_path, rows, metadata, ("num_envs=25", "multi_gpu=true")))
+    assert (several.processes, several.processes_here, several.all_envs) == (4, 2, 100)
+    assert several.step_s == pytest.approx(0.7 / 16)
+    config = yaml.safe_load((tmp_path / "config.yaml").read_text())
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(config | {"ppo": {}}))
+    assert read_run_stats(tmp_path).horizon == 16, "the rows tell it"
+
+
 def test_intervals_of_several_iterations_count_as_much_as_they_take(tmp_path):
     stats = read_run_stats(make_run(tmp_path, [row(10), row(20, simulate=0.8), row(21, simulate=0.2)]))
     assert stats.simulate == pytest.approx((10 * 0.8 + 0.2) / 11)
