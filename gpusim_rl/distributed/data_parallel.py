@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
@@ -41,6 +42,7 @@ class Processes(Collective):
     def __init__(self) -> None:
         self.rank, self.size = distributed.get_rank(), distributed.get_world_size()
         on_cuda = distributed.get_backend() == "nccl"
+        self.summing_s = None if on_cuda else 0.0
         self._host: Any = distributed.new_group(backend="gloo", timeout=PATIENCE) if on_cuda else None
         self._launch: Callable[[Callable[[], None]], None] = _now
 
@@ -49,7 +51,10 @@ class Processes(Collective):
         if not tensors:
             return []
         flat = torch.cat([tensor.detach().flatten() for tensor in tensors])
+        began = time.perf_counter()
         self._launch(lambda: _add_up(flat))
+        if self.summing_s is not None:
+            self.summing_s += time.perf_counter() - began
         parts = flat.split([tensor.numel() for tensor in tensors])
         return [part.view(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]
 

@@ -17,10 +17,13 @@ class Collective:
     Attributes:
         rank: Number of the process.
         size: Number of processes.
+        summing_s: Time so far in sums, with the wait for the slowest process [s]. None where the host does not wait
+            for a sum: alone, and on CUDA.
     """
 
     rank: int = 0
     size: int = 1
+    summing_s: float | None = None
 
     def sum(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """The sums over all processes, tensor by tensor, of floating-point tensors of one type.

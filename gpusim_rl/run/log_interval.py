@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from gpusim_rl.learn.collective import ALONE, Collective
 from gpusim_rl.run.metrics import Metrics, Row
 from gpusim_rl.run.system import SystemMonitor
 from gpusim_rl.run.timing import Durations, PhaseTimer
@@ -39,14 +40,18 @@ class LogIntervals:
         metrics: Numbers on the device.
         timer: Durations of the phases.
         device: Where the learner lives.
+        collective: The processes that learn together.
 
     Attributes:
         best_return: Best trimmed mean return over a full window so far; None before there was one.
         mean_return: Trimmed mean return over a full window in the newest row; None where the window is not full.
     """
 
-    def __init__(self, metrics: Metrics, timer: PhaseTimer, device: torch.device) -> None:
-        self._metrics, self._timer = metrics, timer
+    def __init__(
+        self, metrics: Metrics, timer: PhaseTimer, device: torch.device, collective: Collective = ALONE
+    ) -> None:
+        self._metrics, self._timer, self._collective = metrics, timer, collective
+        self._summed_s = 0.0  # time in sums over the processes before the interval
         self._device = device
         self._monitor: SystemMonitor | None = None
         self._start = (0, 0)  # iterations and control steps done before the interval
@@ -82,10 +87,11 @@ class LogIntervals:
         numbers: Row = {"iteration": iteration, "env_steps": env_steps, "time/elapsed_s": elapsed_s, **self._added}
         self._added = {}
         iterations = range(self._start[0] + 1, iteration + 1)
-        ended = EndedInterval(numbers, iterations, env_steps - self._start[1], self._timer.flush())
+        durations = self._timer.flush()
+        ended = EndedInterval(numbers, iterations, env_steps - self._start[1], durations)
         self._start = (iteration, env_steps)
         self._wait()
-        return [self._row(*arrived) for arrived in self._metrics.flush(ended, extra)]
+        return [self._row(*arrived) for arrived in self._metrics.flush(ended, {**extra, **self._in_sums(durations.wall_s)})]
 
     def drain(self) -> list[LogRow]:
         """The row that is still on its way, if any."""
@@ -101,6 +107,14 @@ class LogIntervals:
         """On CUDA the host is an iteration ahead and waits for the device here. This time does not count as logging."""
         with self._timer.waiting():
             self._metrics.wait()
+
+    def _in_sums(self, wall_s: float) -> dict[str, Tensor]:
+        """This process's part of `time/sums`, of which a row has the mean of the processes."""
+        summing_s = self._collective.summing_s
+        if summing_s is None:
+            return {}
+        seconds, self._summed_s = summing_s - self._summed_s, summing_s
+        return {"time/sums": torch.tensor(seconds / wall_s / self._collective.size)}
 
     def _row(self, ended: EndedInterval, values: Row) -> LogRow:
         wall_s, phases = ended.durations.wall_s, ended.durations.phases()

@@ -136,7 +136,7 @@ class Trainer:
         self._evaluations: EvalSchedule | None = None
         self.run_dir: RunDir | None = None
         self._elapsed_s, self._started_at = 0.0, time.perf_counter()
-        self.intervals = LogIntervals(self.metrics, self.timer, self.rl_device)
+        self.intervals = LogIntervals(self.metrics, self.timer, self.rl_device, collective)
         self.stop_signal = StopSignal()
         self._others_stop = False  # another process has got a signal
         self._show_progress: Callable[[str], None] = lambda text: None
