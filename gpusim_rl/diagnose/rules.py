@@ -47,6 +47,7 @@ def conclusion(stats: RunStats, findings: list[Finding]) -> str:
         "physics": stats.simulate,
         "the rollout": stats.rollout,
         "the policy": stats.policy,
+        "the wait for actors": stats.actors,
         "the update": stats.update,
         "logging": stats.log_cost,
     }
@@ -65,7 +66,7 @@ def contact_buffers(run: RunStats) -> Finding | None:
     if run.overflow <= 0:
         return None
     what = (
-        f"up to {run.overflow:.0f} of {run.num_envs} envs dropped contacts because a buffer was full: physics is wrong"
+        f"up to {run.overflow:.0f} of {run.all_envs} envs dropped contacts because a buffer was full: physics is wrong"
     )
     if run.nconmax and run.njmax:
         return Finding("contact_buffers", 1.0, what, (f"sim.nconmax={2 * run.nconmax} sim.njmax={2 * run.njmax}",))
@@ -117,7 +118,7 @@ def memory_leak(run: RunStats) -> Finding | None:
 def idle_gpu(run: RunStats) -> Finding | None:
     """The GPU has little to do, or waits for the host."""
     idle = run.gpu_idle
-    if not run.on_gpu or idle is None or idle < 0.3:
+    if not run.on_gpu or idle is None or idle < 0.3 or run.num_actors:
         return None
     if _fell_back(run) or run.check_task:  # other rules name the cause
         return None
@@ -140,7 +141,7 @@ def graph_fallback(run: RunStats) -> Finding | None:
 
 def transfer_bound(run: RunStats) -> Finding | None:
     """Every control step copies actions one way and observations the other, and waits for both."""
-    if run.sim_device == run.rl_device:
+    if run.sim_device == run.rl_device or run.num_actors:  # actors send whole rollouts
         return None
     what = (
         f"physics on {run.sim_device}, policy on {run.rl_device}: every control step waits for two copies;"
@@ -153,11 +154,11 @@ def transfer_bound(run: RunStats) -> Finding | None:
 
 def few_envs(run: RunStats) -> Finding | None:
     """Calls of Python and torch take about a millisecond per control step, however many envs there are."""
-    if run.rl_device != "cpu" or run.step_s > 2e-3:
+    if run.rl_device != "cpu" or run.step_s > 2e-3 or run.num_actors:
         return None
     share = run.simulate + run.policy
     what = (
-        f"a control step of all {run.num_envs} envs takes {1000 * run.step_s:.1f} ms, mostly calls of Python and torch"
+        f"a control step of {_envs(run)} takes {1000 * run.step_s:.1f} ms, mostly calls of Python and torch"
         " that cost the same for more envs"
     )
     return Finding("few_envs", share / 2, what, (f"num_envs={max(64, 4 * run.num_envs)}",))
@@ -170,11 +171,15 @@ def oversubscribed(run: RunStats) -> Finding | None:
     """Threads that share a CPU wait for each other at every step."""
     if not run.too_many_threads:
         return None
-    most = max(run.physics_threads or 0, run.torch_threads or 0)
     what = f"{run.physics_threads or 0} physics threads and {run.torch_threads or 0} torch threads on {_cpus(run.cpus)}"
+    if run.most_threads <= run.cpus:  # each process has the fewest
+        what = f"{run.processes_here} processes of {run.most_threads} threads on {_cpus(run.machine_cpus or 0)}"
+        cost = 1.0 - (run.machine_cpus or 0) / (run.processes_here * run.most_threads)
+        fewer = f"torchrun --nproc-per-node={(run.machine_cpus or 1) // run.most_threads}, each with more envs"
+        return Finding("oversubscribed", cost, what, hint=f"start fewer: {fewer}")
     settings = ("sim.num_threads=null",) if (run.physics_threads or 0) > run.cpus else ()
     hint = f"start with OMP_NUM_THREADS={run.cpus}, or leave it unset" if (run.torch_threads or 0) > run.cpus else ""
-    return Finding("oversubscribed", 1.0 - run.cpus / most, what, settings, hint)
+    return Finding("oversubscribed", 1.0 - run.cpus / run.most_threads, what, settings, hint)
 
 
 def spinning(run: RunStats) -> Finding | None:
@@ -189,12 +194,12 @@ def spinning(run: RunStats) -> Finding | None:
     setting = "OMP_WAIT_POLICY is active" if active else spin
     what = f"torch's idle threads spin for milliseconds on the CPUs that physics needs ({setting})"
     hint = "set GOMP_SPINCOUNT to 10000, as train.py does; a script calls gpusim_rl.hardware.limit_openmp_spin() first"
-    return Finding("spinning", 0.2 * run.simulate, what, hint=hint)
+    return Finding("spinning", 0.2 * run.simulating, what, hint=hint)
 
 
 def busy_machine(run: RunStats) -> Finding | None:
     """Other processes take CPUs that this run could use."""
-    if not run.cpu_physics or not run.crowded or run.too_many_threads:
+    if not run.cpu_physics or not run.crowded or run.too_many_threads or run.actor_engine == "ray":
         return None
     what = (
         f"load {run.load:.1f} on {_cpus(run.machine_cpus or 0)}, and this run gets {run.cpu_percent:.0f} % of its CPU"
@@ -218,8 +223,8 @@ def warp_on_cpu(run: RunStats) -> Finding | None:
     """Warp's CPU device runs kernels on one thread; it is there for tests."""
     if not SIMULATORS[run.sim].uses_warp or run.sim_device != "cpu":
         return None
-    what = f"sim={run.sim} on the CPU runs on one thread, {_percent(run.simulate)} of the time"
-    return Finding("warp_on_cpu", run.simulate / 2, what, (f"sim={default_simulator('cpu').name}",))
+    what = f"sim={run.sim} on the CPU runs on one thread, {_percent(run.simulating)} of the time"
+    return Finding("warp_on_cpu", run.simulating / 2, what, (f"sim={default_simulator('cpu').name}",))
 
 
 # Phases
@@ -241,12 +246,13 @@ def simulation_bound(run: RunStats) -> Finding | None:
 
 def update_bound(run: RunStats) -> Finding | None:
     """Learning takes longer than collecting."""
-    if run.epochs is None or run.update < 0.5 or small_minibatches(run):
+    if run.minibatches is None or run.update - (run.sums or 0.0) < 0.5:
         return None
-    what = (
-        f"update-bound: learning takes {_percent(run.update)} of the time, {run.epochs} epoch{'s' * (run.epochs > 1)}"
-    )
-    fewer = (f"{run.algo}.epochs={run.epochs // 2}",) if run.epochs > 1 else ()
+    if small_minibatches(run) or small_batch_per_process(run):
+        return None
+    epochs = run.epochs or 1
+    what = f"update-bound: learning takes {_percent(run.update)} of the time, {epochs} epoch{'s' * (epochs > 1)}"
+    fewer = (f"{run.algo}.epochs={epochs // 2}",) if epochs > 1 else ()
     compiled = ("compile=learner",) if run.rl_device.startswith("cuda") and not run.compile else ()
     hint = "" if fewer else "a smaller network"
     return Finding("update_bound", run.update / 2, what, (*fewer, *compiled), hint)
@@ -266,8 +272,8 @@ def small_minibatches(run: RunStats) -> Finding | None:
 
 def logging_bound(run: RunStats) -> Finding | None:
     """Rows, console and trackers, in every row alike."""
-    if run.log_cost < 0.05 or run.log_peaks >= 0.5 * run.log:
-        return None
+    if run.log_cost < 0.05 or run.log_peaks >= 0.5 * run.log or sums_bound(run):
+        return None  # numbers in rows are added up too, and wait for the slowest process
     what = f"logging-bound: writing rows takes {_percent(run.log_cost)} of the time"
     off = (("wandb_activate=false",) if run.wandb else ()) + (("log.tensorboard=false",) if run.tensorboard else ())
     return Finding("logging_bound", run.log_cost, what, (f"log.interval={10 * run.log_interval}", *off))
@@ -281,6 +287,118 @@ def checkpoint_bound(run: RunStats) -> Finding | None:
     what = f"checkpoints take {_percent(cost)} of the time"
     setting = f"log.checkpoint_interval={4 * run.checkpoint_interval}"
     return Finding("checkpoint_bound", cost, what, (setting,), "or log.dir on a faster disk")
+
+
+# Processes that learn together
+
+
+def sums_bound(run: RunStats) -> Finding | None:
+    """A sum has a fixed cost, and it ends when the slowest process has come to it."""
+    if run.processes < 2 or run.sums is None or run.sums < 0.2:
+        return None
+    what = (
+        f"{run.processes} processes spend {_percent(run.sums)} of the time in sums over all of them, which wait for the"
+        " slowest one"
+    )
+    size = run.minibatch_size
+    fewer = (f"{run.algo}.minibatch_size={2 * size}",) if size and run.num_envs * run.horizon > size else ()
+    rows = (f"log.interval={10 * run.log_interval}",) if run.log_cost >= 0.05 else ()
+    hint = "else fewer processes: tools/doctor.py scaling processes=1,2 measures them"
+    return Finding("sums_bound", run.sums, what, (f"num_envs={2 * run.num_envs}", *fewer, *rows), hint)
+
+
+def small_batch_per_process(run: RunStats) -> Finding | None:
+    """More processes make the work of each smaller, and no sum shorter."""
+    samples = run.num_envs * run.horizon
+    if run.processes < 2 or run.minibatches is None or samples >= 2048 or run.update < 0.3:
+        return None
+    if sums_bound(run) or small_minibatches(run):
+        return None
+    what = (
+        f"learning takes {_percent(run.update)} of the time, with {samples} samples in each of {run.processes}"
+        " processes"
+    )
+    return Finding("small_batch_per_process", run.update / 2, what, (f"num_envs={4 * run.num_envs}",))
+
+
+# Actors
+
+
+def learner_starved(run: RunStats) -> Finding | None:
+    """The learner waits for rollouts, and the actors make them as fast as they can."""
+    if not run.num_actors or run.actors < 0.3 or (run.actor_wait or 0.0) >= 0.2 or more_actors_than_useful(run):
+        return None
+    what = f"the learner waits {_percent(run.actors)} of the time for the rollouts of {_actors(run.num_actors)}"
+    if run.actor_engine == "process" and run.cpu_percent is not None and run.cpu_percent > 90:
+        what = f"{what}, and the CPUs are busy {run.cpu_percent:.0f} %"
+        return Finding("learner_starved", run.actors, what, hint="actors=ray takes the CPUs of other machines too")
+    settings = (f"num_actors={2 * run.num_actors}", f"num_envs={2 * run.num_envs}")
+    return Finding("learner_starved", run.actors, what, settings)
+
+
+def actors_starved(run: RunStats) -> Finding | None:
+    """The actors wait for the learner, which is never idle: the update limits the run."""
+    if not run.num_actors or run.actor_wait is None or run.actor_wait < 0.3 or run.actors >= 0.1:
+        return None
+    what = (
+        f"{_actors(run.num_actors)} wait {_percent(run.actor_wait)} of the time for the learner, whose updates take"
+        f" {_percent(run.update)}"
+    )
+    fewer = (f"num_actors={run.num_actors // 2}",) if run.num_actors > 1 else ()
+    hint = "a faster learner: larger batches, a smaller network" + ("" if run.rl_device != "cpu" else ", a GPU")
+    return Finding("actors_starved", run.actor_wait / 2, what, fewer, f"or {hint}" if fewer else hint)
+
+
+def lag_too_high(run: RunStats) -> Finding | None:
+    """The older the policy that acted, the less its samples teach, and samples beyond the limit nothing."""
+    limit, lag = run.max_policy_lag, run.lag_mean
+    if limit is None or lag is None or (lag <= 0.5 * limit and run.dropped <= 0.05):
+        return None
+    what = (
+        f"samples are {lag:.1f} updates old on average, with {run.algo}.max_policy_lag={limit},"
+        f" and {_percent(run.dropped)} are dropped"
+    )
+    fewer = (f"num_actors={run.num_actors // 2}",) if run.num_actors > 1 else ()
+    hint = f"fewer rollouts under way, or a smaller {run.algo}.learning_rate" if run.num_actors else "a smaller delay"
+    return Finding("lag_too_high", max(0.1, run.dropped), what, fewer, f"or {hint}" if fewer else hint)
+
+
+def object_store_full(run: RunStats) -> Finding | None:
+    """Ray writes rollouts to the disk when its store is full, or stops."""
+    if run.object_store is None or run.object_store <= 0.8:
+        return None
+    what = f"Ray's object store is {_percent(run.object_store)} full, with rollouts that nobody has learned from"
+    fewer = (f"num_actors={run.num_actors // 2}",) if run.num_actors > 1 else ()
+    hint = "a larger store: ray start --object-store-memory=<bytes>"
+    return Finding("object_store_full", 0.5, what, fewer, f"or {hint}" if fewer else hint)
+
+
+def more_actors_than_useful(run: RunStats) -> Finding | None:
+    """Actors beyond the CPUs share them, and make samples older without making more of them."""
+    active, useful = run.actors_active, max(1, run.cpus - 1)  # one CPU is the learner's
+    if not run.num_actors:
+        return None
+    if active is not None and active < 0.9 * run.num_actors:
+        what = f"{active:.1f} of {_actors(run.num_actors)} are asked for rollouts: more have brought nothing"
+        fewer = max(1, round(active))
+        return Finding("more_actors_than_useful", 0.2 * (1 - fewer / run.num_actors), what, (f"num_actors={fewer}",))
+    if run.actor_engine != "process" or run.num_actors <= run.cpus or (run.cpu_percent or 0.0) <= 90:
+        return None
+    what = f"{_actors(run.num_actors)} on {_cpus(run.cpus)}, which are busy {run.cpu_percent:.0f} %"
+    cost = 0.5 * (1 - useful / run.num_actors)
+    return Finding("more_actors_than_useful", cost, what, (f"num_actors={useful}",))
+
+
+def lost_actors(run: RunStats) -> Finding | None:
+    """An actor is lost now and then; what is lost again and again has a cause."""
+    wanted, alive = run.actors_active or run.num_actors, run.actors_alive
+    missing = 0.0 if alive is None or not run.num_actors else max(0.0, 1.0 - alive / wanted)
+    if not run.num_actors or (run.actor_restarts < 2 and missing <= 0.1):
+        return None
+    what = f"actors were started again {run.actor_restarts:.0f} times, and {run.lost_rollouts:.0f} rollouts were lost"
+    if missing > 0.1:
+        what = f"{what}; {alive:.1f} of {wanted:.0f} actors were at work on average"
+    return Finding("lost_actors", max(0.1, missing), what, hint="train.log may tell why; often memory is short")
 
 
 # Settings
@@ -326,6 +444,14 @@ RULES: tuple[Rule, ...] = (
     small_minibatches,
     logging_bound,
     checkpoint_bound,
+    sums_bound,
+    small_batch_per_process,
+    learner_starved,
+    actors_starved,
+    lag_too_high,
+    object_store_full,
+    more_actors_than_useful,
+    lost_actors,
     checked_task,
     slowing_down,
 )
@@ -343,6 +469,14 @@ def _fell_back(run: RunStats) -> bool:
 
 def _percent(share: float) -> str:
     return f"{100 * share:.0f} %"
+
+
+def _envs(run: RunStats) -> str:
+    return f"all {run.num_envs} envs" + (f" of each of {run.processes} processes" if run.processes > 1 else "")
+
+
+def _actors(count: int) -> str:
+    return f"{count} actor{'' if count == 1 else 's'}"
 
 
 def _cpus(count: int) -> str:

@@ -91,7 +91,9 @@ class LogIntervals:
         ended = EndedInterval(numbers, iterations, env_steps - self._start[1], durations)
         self._start = (iteration, env_steps)
         self._wait()
-        return [self._row(*arrived) for arrived in self._metrics.flush(ended, {**extra, **self._in_sums(durations.wall_s)})]
+        return [
+            self._row(*arrived) for arrived in self._metrics.flush(ended, {**extra, **self._in_sums(durations.wall_s)})
+        ]
 
     def drain(self) -> list[LogRow]:
         """The row that is still on its way, if any."""

@@ -80,6 +80,34 @@ MIXED = replace(
     GPU_EAGER, sim="mujoco", sim_device="cpu", graph_mode="update", graph_reason="physics on cpu", simulate=0.7
 )
 CHECKED = replace(GPU_EAGER, graph_mode="update", graph_reason="debug.check_task reads every step", check_task=True)
+SUMMED = replace(CPU, processes=4, processes_here=2, machine_cpus=16, sums=0.1)  # two processes on each machine
+SHARED = replace(GPU, processes=8, processes_here=8, machine_cpus=128)
+ACTORS = replace(
+    CPU,
+    algo="impala",
+    num_envs=64,
+    num_actors=7,
+    actor_engine="process",
+    actor_inference="actor",
+    epochs=None,
+    minibatch_size=None,
+    max_policy_lag=8,
+    physics_threads=1,
+    torch_threads=1,
+    simulate=0.0,
+    policy=0.0,
+    actors=0.15,
+    update=0.8,
+    actors_alive=7.0,
+    actors_active=7.0,
+    actor_wait=0.15,
+    lag_mean=1.6,
+    lag_max=3.0,
+)
+RAY = replace(
+    ACTORS, actor_engine="ray", num_actors=64, actors_alive=64.0, actors_active=64.0, object_store=0.3, load=60.0
+)
+GPU_LEARNER = replace(RAY, rl_device="cuda:0", gpu_percent=20.0, gpu_memory_gb=9.0, gpu_memory_limit_gb=80.0)
 FAILED = "the rollout cannot be captured: Ant.count is a Python number that changes; try a tensor"
 
 CASES: dict[str, list[RunStats]] = {
@@ -101,7 +129,11 @@ CASES: dict[str, list[RunStats]] = {
     ],
     "transfer_bound": [MIXED, replace(MIXED, sim="newton", sim_device="cuda:1")],
     "few_envs": [replace(CPU, num_envs=16, env_steps_per_s=16_000)],
-    "oversubscribed": [replace(CPU, physics_threads=32), replace(CPU, torch_threads=16, load=15.0, cpu_percent=60.0)],
+    "oversubscribed": [
+        replace(CPU, physics_threads=32),
+        replace(CPU, torch_threads=16, load=15.0, cpu_percent=60.0),
+        replace(SUMMED, processes_here=16, cpus=1, machine_cpus=8, physics_threads=1, torch_threads=1, load=16.0),
+    ],
     "spinning": [
         replace(CPU, openmp={}),
         replace(CPU, openmp={"GOMP_SPINCOUNT": "30000000000"}),
@@ -112,7 +144,10 @@ CASES: dict[str, list[RunStats]] = {
         replace(CPU, physics_threads=1, cpu_percent=20.0),
         replace(CPU, num_envs=4, physics_threads=4, env_steps_per_s=1500),
     ],
-    "warp_on_cpu": [replace(CPU, sim="mjwarp", physics_threads=None, simulate=0.9, policy=0.02, update=0.07)],
+    "warp_on_cpu": [
+        replace(CPU, sim="mjwarp", physics_threads=None, simulate=0.9, policy=0.02, update=0.07),
+        replace(ACTORS, sim="mjwarp", physics_threads=None),
+    ],
     "simulation_bound": [
         replace(CPU, simulate=0.92, policy=0.03, update=0.04),
         replace(CPU, simulate=0.95, policy=0.02, update=0.02, cpu_percent=12.0),
@@ -122,6 +157,7 @@ CASES: dict[str, list[RunStats]] = {
         replace(CPU, simulate=0.30, policy=0.05, update=0.64),
         replace(CPU, simulate=0.30, policy=0.05, update=0.64, epochs=1),
         replace(GPU, rollout=0.3, update=0.68),
+        replace(SUMMED, simulate=0.30, policy=0.05, update=0.64),
     ],
     "small_minibatches": [replace(CPU, simulate=0.4, policy=0.05, update=0.54, minibatch_size=512)],
     "logging_bound": [
@@ -129,6 +165,35 @@ CASES: dict[str, list[RunStats]] = {
         replace(GPU, rollout=0.5, update=0.15, log=0.34, gpu_percent=60.0, wandb=True, tensorboard=True),
     ],
     "checkpoint_bound": [replace(CPU, simulate=0.6, policy=0.07, update=0.17, log=0.15, log_peaks=0.14)],
+    "sums_bound": [
+        replace(SUMMED, simulate=0.2, policy=0.03, update=0.7, sums=0.45),
+        replace(SUMMED, num_envs=256, env_steps_per_s=5e4, minibatch_size=1024, simulate=0.3, sums=0.3, log=0.12),
+    ],
+    "small_batch_per_process": [replace(SHARED, num_envs=64, rollout=0.3, update=0.68, minibatch_size=1024)],
+    "learner_starved": [
+        replace(ACTORS, actors=0.6, update=0.38, actor_wait=0.02, cpu_percent=60.0),
+        replace(ACTORS, actors=0.6, update=0.38, actor_wait=0.02, cpu_percent=97.0),
+        replace(GPU_LEARNER, actors=0.7, update=0.2, actor_wait=None),
+    ],
+    "actors_starved": [
+        replace(ACTORS, actors=0.01, update=0.97, actor_wait=0.6),
+        replace(ACTORS, num_actors=1, actors_alive=1.0, actors_active=1.0, actors=0.01, update=0.97, actor_wait=0.6),
+        replace(RAY, actors=0.02, update=0.96, actor_wait=0.7, inference_batch=3.5, actor_inference="learner"),
+    ],
+    "lag_too_high": [
+        replace(ACTORS, lag_mean=4.5),
+        replace(RAY, lag_mean=3.0, dropped=0.08),
+        replace(CPU, algo="impala", epochs=None, minibatch_size=None, max_policy_lag=4, lag_mean=2.5),
+    ],
+    "object_store_full": [replace(RAY, object_store=0.93)],
+    "more_actors_than_useful": [
+        replace(ACTORS, num_actors=16, actors_alive=16.0, actors_active=16.0, cpu_percent=97.0, actors=0.4, update=0.6),
+        replace(ACTORS, actors_active=4.2),
+    ],
+    "lost_actors": [
+        replace(RAY, actor_restarts=9.0, lost_rollouts=11.0),
+        replace(RAY, actors_alive=40.0),
+    ],
     "checked_task": [replace(CPU, check_task=True), CHECKED, replace(CHECKED, gpu_percent=20.0)],
     "slowing_down": [replace(CPU, speed_trend=0.6)],
 }
@@ -156,7 +221,21 @@ def test_a_profile_has_every_phase():
     assert all(phase in RunStats.__dataclass_fields__ for phase in PHASES)
 
 
-@pytest.mark.parametrize("stats", [CPU, GPU, GPU_EAGER], ids=["cpu", "gpu", "gpu without graphs"])
+HEALTHY = {
+    "cpu": CPU,
+    "gpu": GPU,
+    "gpu without graphs": GPU_EAGER,
+    "processes": SUMMED,
+    "processes with GPUs": SHARED,
+    "actors": ACTORS,
+    "ray": RAY,
+    "gpu learner": GPU_LEARNER,
+    "simulation of actors on a gpu": replace(GPU_LEARNER, sim="mjwarp", sim_device="cuda:0", physics_threads=None),
+    "a few envs for each actor": replace(ACTORS, num_envs=1, env_steps_per_s=7e3),
+}
+
+
+@pytest.mark.parametrize("stats", HEALTHY.values(), ids=HEALTHY)
 def test_a_healthy_run_has_no_findings(stats):
     assert diagnose(stats) == []
 
@@ -183,7 +262,7 @@ def test_that_nothing_stands_out_is_also_an_answer():
 def test_what_is_not_known_limits_nothing():
     optional = [name for name, field in RunStats.__dataclass_fields__.items() if field.default is None]
     assert "load" in optional and "gpu_percent" in optional
-    for stats in (CPU, GPU):
+    for stats in (CPU, GPU, SUMMED, ACTORS, RAY):
         assert diagnose(replace(stats, **dict.fromkeys(optional))) == []
 
 
@@ -192,6 +271,8 @@ def test_settings_that_are_named_can_be_typed(rule, stats):
     finding = first(stats)
     for setting in finding.settings:
         parts = setting.split()
+        if parts[0].startswith("num_actors=") and "num_actors" not in compose([]):
+            continue  # without actors nobody is told
         assert all("=" in part for part in parts)
         check_settings(compose([f"task={stats.task}", *parts]))
     named = re.findall(r"\b((?:ppo|sim|log|debug)\.[a-z_.]*[a-z])\b", str(finding))
@@ -220,6 +301,34 @@ def test_the_most_costly_comes_first():
     findings = diagnose(replace(GPU_EAGER, num_envs=256, gpu_percent=12.0, log=0.1, overflow=5))
     assert [finding.rule for finding in findings] == ["contact_buffers", "idle_gpu", "logging_bound"]
     assert [finding.cost for finding in findings] == sorted((finding.cost for finding in findings), reverse=True)
+
+
+def test_words_of_several_processes_and_actors():
+    assert str(first(CASES["sums_bound"][1])) == (
+        "4 processes spend 30 % of the time in sums over all of them, which wait for the slowest one; try num_envs=512"
+        " or ppo.minibatch_size=2048 or log.interval=10; else fewer processes: tools/doctor.py scaling processes=1,2"
+        " measures them"
+    )
+    assert str(first(CASES["oversubscribed"][2])) == (
+        "16 processes of 1 threads on 8 CPUs; start fewer: torchrun --nproc-per-node=8, each with more envs"
+    )
+    assert first(CASES["learner_starved"][0]).settings == ("num_actors=14", "num_envs=128")
+    assert first(CASES["learner_starved"][1]).settings == ()  # where the CPUs are busy, more would share them
+    assert first(CASES["actors_starved"][1]).settings == ()  # one actor is the least
+    assert first(CASES["more_actors_than_useful"][0]).settings == ("num_actors=7",)  # and a CPU for the learner
+    assert first(CASES["more_actors_than_useful"][1]).settings == ("num_actors=4",)
+    assert "40.0 of 64 actors were at work" in first(CASES["lost_actors"][1]).what
+    few = replace(SUMMED, num_envs=16, env_steps_per_s=64_000)
+    assert first(few).what.startswith("a control step of all 16 envs of each of 4 processes takes 0.8 ms")
+    assert conclusion(replace(ACTORS, actors=0.6, update=0.3), []) == (
+        "nothing stands out: the wait for actors takes 60 % of the time"
+    )
+
+
+def test_the_wait_in_sums_is_neither_a_slow_update_nor_slow_logging():
+    waits = replace(SUMMED, simulate=0.16, policy=0.06, update=0.63, log=0.14, sums=0.53)
+    assert [finding.rule for finding in diagnose(waits)] == ["sums_bound"]
+    assert {finding.rule for finding in diagnose(replace(waits, sums=0.05))} == {"update_bound", "logging_bound"}
 
 
 def test_words():
@@ -258,6 +367,13 @@ def test_words():
         ("ram", replace(CPU, memory_gb=28.7), replace(CPU, memory_gb=28.9)),
         ("diverged_envs", replace(CPU, diverged=0.9e-3), replace(CPU, diverged=1.1e-3)),
         ("slowing_down", replace(CPU, speed_trend=0.76), replace(CPU, speed_trend=0.74)),
+        ("sums_bound", replace(SUMMED, sums=0.19), replace(SUMMED, sums=0.21)),
+        ("learner_starved", replace(ACTORS, actors=0.29), replace(ACTORS, actors=0.31)),
+        ("actors_starved", replace(ACTORS, actors=0.0, actor_wait=0.29), replace(ACTORS, actors=0.0, actor_wait=0.31)),
+        ("lag_too_high", replace(ACTORS, lag_mean=4.0), replace(ACTORS, lag_mean=4.1)),
+        ("lag_too_high", replace(ACTORS, dropped=0.04), replace(ACTORS, dropped=0.06)),
+        ("object_store_full", replace(RAY, object_store=0.79), replace(RAY, object_store=0.81)),
+        ("lost_actors", replace(RAY, actor_restarts=1.0), replace(RAY, actor_restarts=2.0)),
         ("few_envs", replace(CPU, env_steps_per_s=1.5e6), replace(CPU, env_steps_per_s=1.9e6)),
     ],
 )
