@@ -1,9 +1,11 @@
-"""Check the machine, say what limits a run, and measure how a task scales with the number of envs.
+"""Check the machine, say what limits a run, and measure how a task scales with envs, processes and actors.
 
 python tools/doctor.py                                    the machine: does everything work here?
 python tools/doctor.py Ant                                the latest Ant run, finished or not: what limits it?
 python tools/doctor.py scaling task=Ant                   numbers of envs and devices: which is the best?
 python tools/doctor.py scaling task=Ant --num-envs 256,1024,4096 --devices cpu,cuda --out scaling.json
+python tools/doctor.py scaling task=Ant processes=1,2                        processes that learn together
+python tools/doctor.py scaling task=Ant algo=impala actors=process num_actors=1,2,4
 """
 
 from __future__ import annotations
@@ -24,10 +26,12 @@ if TYPE_CHECKING:
     from gpusim_rl.diagnose.machine_check import Check
     from gpusim_rl.diagnose.rules import Finding
     from gpusim_rl.diagnose.run_stats import RunStats
+    from gpusim_rl.diagnose.parallel_scaling import ParallelPoint
     from gpusim_rl.diagnose.scaling import Point, Recommendation
 
 CPU_COUNTS = (64, 256, 1024, 4096)
 GPU_COUNTS = (256, 1024, 4096, 16384)
+COUNTED = {"processes": "processes", "num_actors": "actors"}  # settings of which `scaling` measures each number
 WARM_UP = 4  # on CUDA the third captures the graphs, and during the fourth the host gets ahead of the device
 POINT_TIMEOUT_S = 900.0  # the first one on a new machine compiles kernels
 FINISHED_OR_STOPPED_S = 60.0  # a run without a new row for so long, and for three iterations, has ended
@@ -50,7 +54,12 @@ def parse(argv: list[str]) -> argparse.Namespace:
         parser = argparse.ArgumentParser(
             prog="doctor scaling", description="Measure a task at several numbers of envs and on several devices."
         )
-        parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="as for train.py: task=Ant")
+        parser.add_argument(
+            "overrides",
+            nargs="*",
+            metavar="KEY=VALUE",
+            help="as for train.py: task=Ant; processes=1,2 and num_actors=1,2,4 are measured one by one",
+        )
         parser.add_argument("--num-envs", type=counts, help="numbers of envs, e.g. 64,256,1024")
         parser.add_argument("--devices", type=names, help="cpu, cuda or cpu,cuda (default: what there is)")
         parser.add_argument("--iterations", type=positive, default=5, help="measured, at least (default: 5)")
@@ -201,7 +210,7 @@ def summary(folder: Path, stats: RunStats) -> list[str]:
     from gpusim_rl.run.phases import PHASES
 
     age_s = time.time() - (folder / "metrics.csv").stat().st_mtime
-    quiet = age_s > FINISHED_OR_STOPPED_S and age_s > 3 * stats.num_envs * stats.horizon / stats.env_steps_per_s
+    quiet = age_s > FINISHED_OR_STOPPED_S and age_s > 3 * stats.all_envs * stats.horizon / stats.env_steps_per_s
     newest = f"iteration {stats.iteration}" + ("" if quiet else f", {age_s:.0f} s ago")
     shares = {phase: getattr(stats, phase) for phase in PHASES}
     use = [
@@ -210,16 +219,26 @@ def summary(folder: Path, stats: RunStats) -> list[str]:
         f"GPU {stats.gpu_percent:.0f} %" if stats.gpu_percent is not None else "",
         f"GPU memory {stats.gpu_memory_gb:.1f} GB" if stats.gpu_memory_gb is not None else "",
         f"load {stats.load:.1f}" if stats.load is not None else "",
+        f"sums {100 * stats.sums:.0f} %" if stats.sums is not None else "",
+        f"actors wait {100 * stats.actor_wait:.0f} %" if stats.actor_wait is not None else "",
+        f"samples {stats.lag_mean:.1f} updates old" if stats.num_actors and stats.lag_mean is not None else "",
     ]
     left_out = f"; {stats.warm_up_rows} of the warm-up left out" if stats.warm_up_rows else "; still warming up"
     graph = f", graph={stats.graph_mode}" if stats.on_gpu and stats.graph_mode else ""
     return [
         f"{folder}, {newest} ({stats.rows} row{'s' if stats.rows > 1 else ''} read{left_out})",
-        f"{stats.task}, {stats.num_envs} envs, {stats.sim} on {stats.sim_device}, learner on {stats.rl_device}{graph}:"
-        f" {stats.env_steps_per_s:,.0f} env steps/s",
+        f"{stats.task}, {several(stats)}{stats.num_envs} envs, {stats.sim} on {stats.sim_device}, learner on"
+        f" {stats.rl_device}{graph}: {stats.env_steps_per_s:,.0f} env steps/s",
         " · ".join(f"{name} {100 * share:.0f} %" for name, share in shares.items() if share),
         *filter(None, [" · ".join(filter(None, use))]),
     ]
+
+
+def several(stats: RunStats) -> str:
+    """How many processes or actors have the envs; nothing for one process."""
+    if stats.num_actors:
+        return f"{stats.num_actors} actors ({stats.actor_engine}) x "
+    return f"{stats.processes} processes x " if stats.processes > 1 else ""
 
 
 def finding_lines(stats: RunStats, findings: Sequence[Finding]) -> list[str]:
@@ -235,7 +254,10 @@ def finding_lines(stats: RunStats, findings: Sequence[Finding]) -> list[str]:
 
 
 def measure_scaling(args: argparse.Namespace) -> int:
-    """Measures every number of envs on every device, and recommends one."""
+    """Measures every number of envs on every device, and recommends one; or every number of processes or of actors."""
+    counted = [text for text in args.overrides if text.partition("=")[0] in COUNTED]
+    if counted:
+        return measure_parallel(args, counted)
     import dataclasses
 
     import psutil
@@ -244,8 +266,6 @@ def measure_scaling(args: argparse.Namespace) -> int:
     from gpusim_rl.config import check_settings
     from gpusim_rl.diagnose.scaling import recommend
     from gpusim_rl.errors import ConfigError
-    from gpusim_rl.hardware import available_cpus
-    from gpusim_rl.provenance import describe_environment
 
     fixed = [text for text in args.overrides if text.partition("=")[0] in ("num_envs", "device")]
     if fixed:
@@ -264,14 +284,30 @@ def measure_scaling(args: argparse.Namespace) -> int:
             points.append(point(device, num_envs, result))
             git = result["git"] if isinstance(result, dict) else git
     advice = recommend(points, task=task, tuned_envs=config["num_envs"])
+    rows = [{**dataclasses.asdict(one), "env_steps_per_s_and_env": one.per_env} for one in points]
+    keep_result(args, git, load, task, rows, advice.as_dict())
+    if not args.json:
+        print_table(points)
+        print_advice(advice)
+        print_load(load)
+    return 0 if advice.device else 1
+
+
+def keep_result(
+    args: argparse.Namespace, git: Any, load: float, task: str, points: list[Any], recommendation: dict[str, Any]
+) -> None:
+    """Writes the measurements to `--out`, and with `--json` prints them."""
+    from gpusim_rl.errors import ConfigError
+    from gpusim_rl.provenance import describe_environment
+
     result = {
         "command": shlex.join(["python", "tools/doctor.py", *args.argv]),
         "git": git,
         "environment": describe_environment(),
         "load_before": round(load, 2),
         "task": task,
-        "points": [{**dataclasses.asdict(one), "env_steps_per_s_and_env": one.per_env} for one in points],
-        "recommendation": advice.as_dict(),
+        "points": points,
+        "recommendation": recommendation,
     }
     if args.out:
         try:
@@ -281,12 +317,107 @@ def measure_scaling(args: argparse.Namespace) -> int:
             raise ConfigError(f"cannot write {args.out}: {error.strerror}") from None
     if args.json:
         print(json.dumps(result, indent=2))
-    else:
-        print_table(points)
-        print_advice(advice)
-        if load > 0.5 * available_cpus():
-            print(f"- the machine was not quiet (load {load:.1f} before the first measurement): the numbers may be low")
-    return 0 if advice.device else 1
+
+
+def print_load(load: float) -> None:
+    """A doubt, where other programs ran."""
+    from gpusim_rl.hardware import available_cpus
+
+    if load > 0.5 * available_cpus():
+        print(f"- the machine was not quiet (load {load:.1f} before the first measurement): the numbers may be low")
+
+
+def measure_parallel(args: argparse.Namespace, counted: list[str]) -> int:
+    """Measures every number of processes, or of actors, and says which is useful.
+
+    Args:
+        args: The command line.
+        counted: Of its overrides, those with the numbers.
+    """
+    import dataclasses
+
+    import psutil
+
+    from gpusim_rl.compose import compose
+    from gpusim_rl.config import check_settings
+    from gpusim_rl.diagnose.parallel_scaling import ParallelPoint, efficiency, reasons, useful
+    from gpusim_rl.diagnose.short_training import measure_training
+    from gpusim_rl.errors import ConfigError
+
+    if args.num_envs or args.devices:
+        raise ConfigError(f"scaling measures {counted[0]} with one number of envs: try num_envs=512 device=cpu")
+    if len(counted) > 1:
+        raise ConfigError(f"scaling measures one at a time, got {' '.join(counted)}")
+    key, _, text = counted[0].partition("=")
+    try:
+        numbers = counts(text)
+    except (ValueError, argparse.ArgumentTypeError):
+        raise ConfigError(f"{key} must be positive numbers, as in {key}=1,2,4; got {text!r}") from None
+    given = [text for text in args.overrides if text not in counted]
+    points, git, load, what = [], None, psutil.getloadavg()[0], COUNTED[key]
+    task = ""
+    for count in numbers:
+        overrides = [*given, "multi_gpu=true" if key == "processes" else f"num_actors={count}"]
+        if not task:
+            config = compose(overrides)
+            check_settings(config)
+            task = config["task"]["_target_"].rpartition(".")[2]
+        if not args.json:
+            print(f"measuring {task} with {key}={count} …", file=sys.stderr, flush=True)
+        result = measure_training(
+            overrides,
+            processes=count if key == "processes" else None,
+            warm_up=args.warm_up,
+            iterations=args.iterations,
+            seconds=args.seconds,
+            timeout_s=POINT_TIMEOUT_S,
+        )
+        if isinstance(result, str):
+            points.append(ParallelPoint(count=count, error=result))
+        else:
+            git = result.pop("git")
+            points.append(ParallelPoint(count=count, **result))
+    found, why, share = useful(points), reasons(points, what), efficiency(points)
+    advice = {key: found.count if found else None, "reasons": why}
+    rows = [{**dataclasses.asdict(one), "efficiency": share.get(one.count)} for one in points]
+    keep_result(args, git, load, task, rows, advice)
+    if not args.json:
+        print_parallel_table(points, what, share)
+        print()
+        if found:
+            print(f"useful: {key}={found.count}")
+        for reason in why:
+            print(f"- {reason}")
+        print_load(load)
+    return 0 if found else 1
+
+
+def print_parallel_table(points: Sequence[ParallelPoint], what: str, share: dict[int, float]) -> None:
+    """All measurements, with the efficiency of each; columns that no measurement fills are left out."""
+    from rich.console import Console
+    from rich.table import Table
+
+    def percent(part: float | None) -> str:
+        return "" if part is None else f"{100 * part:.0f} %"
+
+    columns = {
+        what: [str(one.count) for one in points],
+        "env steps/s": ["–" if one.error else f"{one.env_steps_per_s:,.0f}" for one in points],
+        "slowest": ["" if one.error else f"{one.slowest:,.0f}" for one in points],
+        "fastest": ["" if one.error else f"{one.fastest:,.0f}" for one in points],
+        "efficiency": [percent(share.get(one.count)) for one in points],
+        "in sums" if what == "processes" else "learner waits": [percent(one.learner_wait) for one in points],
+        "actors wait": [percent(one.actor_wait) for one in points],
+        "lag": ["" if one.lag is None else f"{one.lag:.1f}" for one in points],
+        "CPU": ["" if one.cpu_percent is None else f"{one.cpu_percent:.0f} %" for one in points],
+    }
+    columns = {name: cells for name, cells in columns.items() if any(cells)}
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in columns:
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in zip(*columns.values(), strict=True):
+        table.add_row(*row)
+    Console(width=None if sys.stdout.isatty() else 160).print(table)
 
 
 def available_devices() -> list[str]:

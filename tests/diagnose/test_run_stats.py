@@ -111,6 +111,56 @@ def test_a_control_step_is_that_of_all_processes(tmp_path):
     assert read_run_stats(tmp_path).horizon == 16, "the rows tell it"
 
 
+ACTOR_COLUMNS = (
+    "iteration,env_steps,time/iteration_s,speed/env_steps_per_s,time/actors,time/update,time/log,actors/alive,"
+    "actors/active,actors/restarts,actors/lost_rollouts,actors/wait,actors/object_store,actors/inference_batch,"
+    "policy/lag_min,policy/lag_mean,policy/lag_max,policy/dropped"
+)
+
+
+def make_actor_run(folder: Path, *tails: str) -> Path:
+    """A run folder of an actor run; of each row the columns from `actors/alive` on."""
+    make_run(folder, [])
+    config = yaml.safe_load((folder / "config.yaml").read_text())
+    config |= {"algo": {"name": "impala"}, "impala": {"horizon": 8, "max_policy_lag": 8}, "num_actors": 4}
+    config["actors"] = {"engine": "ray", "inference": "learner"}
+    (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    lines = [f"{i},{1600 * i},1.0,1600,0.3,0.6,0.05,{tail}" for i, tail in enumerate(tails, start=1)]
+    (folder / "metrics.csv").write_text("\n".join([ACTOR_COLUMNS, *lines]) + "\n")
+    return folder
+
+
+def test_an_actor_run_in_numbers(tmp_path):
+    tails = ["4,4,1,2,0.9,0.1,,0,0,0,0", "4,4,1,2,0.2,0.4,3.5,0,1.0,2,0", "3,4,3,6,0.4,0.6,4.5,1,2.0,5,0.1"]
+    stats = read_run_stats(make_actor_run(tmp_path, *tails))
+    assert (stats.num_actors, stats.actor_engine, stats.actor_inference) == (4, "ray", "learner")
+    assert (stats.max_policy_lag, stats.minibatches, stats.all_envs) == (8, None, 400)
+    assert stats.actors == pytest.approx(0.3) and stats.simulate == 0.0
+    assert (stats.actors_alive, stats.actors_active) == (3.5, 4.0)
+    assert (stats.actor_restarts, stats.lost_rollouts) == (2, 4), "not those of the warm-up"
+    assert stats.actor_wait == pytest.approx(0.3) and stats.simulating == pytest.approx(0.7)
+    assert (stats.object_store, stats.inference_batch) == (0.6, 4.0)
+    assert (stats.lag_mean, stats.lag_max, stats.dropped) == (1.5, 5.0, pytest.approx(0.05))
+
+
+def test_what_an_actor_run_does_not_tell_is_not_known(tmp_path):
+    stats = read_run_stats(make_actor_run(tmp_path, *[",,,,,,,,,,"] * 3))
+    assert stats.num_actors == 4 and stats.actor_wait is None and stats.actors_alive is None
+    assert stats.object_store is None and stats.lag_mean is None and stats.dropped == 0.0 == stats.actor_restarts
+
+
+def test_restarts_count_on_when_a_run_is_resumed(tmp_path):
+    stats = read_run_stats(make_actor_run(tmp_path, *[f",,{count},,,,,,,," for count in (5, 6, 0, 2)]))
+    assert stats.actor_restarts == 1 + 0 + 2
+
+
+def test_a_run_that_was_configured_without_actors_has_none(tmp_path):
+    folder = make_run(tmp_path, [row(1), row(2)])
+    config = yaml.safe_load((folder / "config.yaml").read_text())
+    (folder / "config.yaml").write_text(yaml.safe_dump(config | {"num_actors": 8, "actors": {"engine": None}}))
+    assert read_run_stats(folder).num_actors == 0
+
+
 def test_intervals_of_several_iterations_count_as_much_as_they_take(tmp_path):
     stats = read_run_stats(make_run(tmp_path, [row(10), row(20, simulate=0.8), row(21, simulate=0.2)]))
     assert stats.simulate == pytest.approx((10 * 0.8 + 0.2) / 11)

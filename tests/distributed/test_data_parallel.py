@@ -13,8 +13,11 @@ import pytest
 import torch
 
 from gpusim_rl.checkpoint_file import load
+from gpusim_rl.diagnose.rules import diagnose
+from gpusim_rl.diagnose.run_stats import read_run_stats
 from gpusim_rl.distributed import data_parallel
 from gpusim_rl.errors import ConfigError
+from gpusim_rl.hardware import available_cpus
 from helpers import data_parallel_process
 from helpers.commands import ROOT, Finished, run_command
 from helpers.training import differences, read_csv
@@ -57,6 +60,25 @@ def test_two_processes_learn_what_one_learns_from_the_envs_of_both(tmp_path, mon
     for key, value in alone.policy.state_dict().items():
         torch.testing.assert_close(first[key], value, rtol=1e-6, atol=1e-6)
     assert any(not torch.equal(before[key], value) for key, value in first.items())
+
+
+@pytest.mark.slow
+def test_the_doctor_judges_a_run_of_two_processes(tmp_path):
+    torchrun(tmp_path, *SMALL[:3], "num_envs=64", "max_iterations=12", "log.console=quiet")
+    [run] = (tmp_path / "runs" / "Cartpole").glob("2*")
+    stats = read_run_stats(run)
+    assert (stats.processes, stats.processes_here, stats.all_envs) == (2, 2, 128)
+    assert stats.cpus == max(1, available_cpus() // 2)
+    rows = read_csv(run)
+    shares = [float(row["time/sums"]) for row in rows]
+    assert stats.sums is not None and all(0.0 < share < 1.0 for share in shares)
+    assert stats.sums < stats.update + stats.log + 0.05  # nothing is added up elsewhere
+    step_s = (stats.simulate + stats.policy) * 2 * 64 / stats.env_steps_per_s
+    assert stats.step_s == pytest.approx(step_s)
+    found = {finding.rule for finding in diagnose(stats)}
+    machine = {"few_envs", "busy_machine", "oversubscribed"}  # depends on how fast it is
+    waits = {"sums_bound"} if stats.sums >= 0.2 else {"small_batch_per_process", "logging_bound", "update_bound"}
+    assert found <= machine | waits and (stats.sums < 0.2 or "sums_bound" in found)
 
 
 @pytest.mark.slow

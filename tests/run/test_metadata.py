@@ -8,6 +8,7 @@ import torch
 
 from gpusim_rl.hardware import available_cpus
 from gpusim_rl.run.cuda_graph import GraphChoice
+from gpusim_rl.run.metadata import describe_run
 from helpers.training import make_trainer
 
 
@@ -31,6 +32,16 @@ def test_a_run_tells_simulator_threads_precision_and_graphs(tmp_path, monkeypatc
     assert "OMP_WAIT_POLICY" not in noted["openmp"]
     assert 0.1 < noted["memory_limit_gb"] <= noted["memory_gb"] + 1
     assert noted["cpu"]["available"] == available_cpus()
+    assert noted["processes"] == noted["processes_here"] == 1
+
+
+def test_processes_of_one_machine_share_its_memory(tmp_path, monkeypatch):
+    trainer = make_trainer("Cartpole", tmp_path, device="cpu")
+    alone = describe_run(trainer)["memory_limit_gb"]
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    among_four = describe_run(trainer)
+    trainer.close()
+    assert among_four["processes_here"] == 4 and among_four["memory_limit_gb"] < 0.5 * alone
 
 
 def test_a_capture_that_fails_later_is_noted(tmp_path):
