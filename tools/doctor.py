@@ -24,9 +24,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from gpusim_rl.diagnose.machine_check import Check
+    from gpusim_rl.diagnose.parallel_scaling import ParallelPoint
     from gpusim_rl.diagnose.rules import Finding
     from gpusim_rl.diagnose.run_stats import RunStats
-    from gpusim_rl.diagnose.parallel_scaling import ParallelPoint
     from gpusim_rl.diagnose.scaling import Point, Recommendation
 
 CPU_COUNTS = (64, 256, 1024, 4096)

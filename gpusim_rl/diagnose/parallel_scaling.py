@@ -91,7 +91,8 @@ def _measured(points: Sequence[ParallelPoint]) -> list[ParallelPoint]:
 
 
 def _about(at: ParallelPoint, measured: Sequence[ParallelPoint], what: str) -> str:
-    speed = f"{at.count} {_named(at.count, what)} make {at.env_steps_per_s:,.0f} env steps/s"
+    make = f"{what} make" if at.count > 1 else {"processes": "process makes", "actors": "actor makes"}[what]
+    speed = f"{at.count} {make} {at.env_steps_per_s:,.0f} env steps/s"
     if at is not measured[0]:
         speed += f", {at.env_steps_per_s / measured[0].env_steps_per_s:.2f} times those of {measured[0].count}"
     more = [point for point in measured if point.count > at.count]
@@ -117,7 +118,3 @@ def _why_not(point: ParallelPoint, what: str) -> str:
     if point.lag is not None and point.lag_limit is not None and point.lag > 0.5 * point.lag_limit:
         causes.append(f"samples are {point.lag:.1f} updates old on average, of {point.lag_limit} at most")
     return "; ".join(causes)
-
-
-def _named(count: int, what: str) -> str:
-    return what if count != 1 else {"processes": "process", "actors": "actor"}[what]

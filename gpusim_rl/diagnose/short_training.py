@@ -49,7 +49,8 @@ def measure_training(
         command = [str(train_file()), *quiet, "compile=off", "max_iterations=1000000", *overrides]
         variables = dict(os.environ)
         if processes is not None:
-            command = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}", *command]
+            torchrun = ["--standalone", f"--nproc-per-node={processes}", f"--log-dir={folder}/torchrun"]
+            command = ["-m", "torch.distributed.run", *torchrun, *command]
             variables.setdefault("OMP_NUM_THREADS", "1")  # as torchrun sets it for two and more
         with (Path(folder) / "output").open("w+") as output:
             training = subprocess.Popen(
@@ -72,7 +73,9 @@ def _wait(
     deadline, warm_at = time.monotonic() + timeout_s, None
     while training.poll() is None and time.monotonic() < deadline:
         time.sleep(0.1)
-        lines = sum(file.read_bytes().count(b"\n") for file in folder.glob("*/2*/metrics.csv")) - 1
+        lines = (
+            sum(file.read_bytes().count(b"\n") for file in folder.glob("*/2*/metrics.csv")) - 1
+        )  # the first one names columns
         if warm_at is None and lines >= warm_up:
             warm_at = time.monotonic()
         if warm_at is not None and lines >= warm_up + iterations and time.monotonic() - warm_at >= seconds:
