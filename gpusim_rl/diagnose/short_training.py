@@ -58,11 +58,12 @@ def measure_training(
             )
             try:
                 done = _wait(training, Path(folder), warm_up, iterations, seconds, timeout_s)
+                code = training.poll()
             finally:
                 _stop(training)
             if not done:
                 output.seek(0)
-                return _what_went_wrong(training.returncode, output.read(), timeout_s)
+                return f"took longer than {timeout_s:.0f} s" if code is None else _what_went_wrong(code, output.read())
         return _numbers(next(Path(folder).glob("*/2*")), warm_up)
 
 
@@ -73,12 +74,10 @@ def _wait(
     deadline, warm_at = time.monotonic() + timeout_s, None
     while training.poll() is None and time.monotonic() < deadline:
         time.sleep(0.1)
-        lines = (
-            sum(file.read_bytes().count(b"\n") for file in folder.glob("*/2*/metrics.csv")) - 1
-        )  # the first one names columns
-        if warm_at is None and lines >= warm_up:
+        names_and_rows = sum(file.read_bytes().count(b"\n") for file in folder.glob("*/2*/metrics.csv"))
+        if warm_at is None and names_and_rows > warm_up:
             warm_at = time.monotonic()
-        if warm_at is not None and lines >= warm_up + iterations and time.monotonic() - warm_at >= seconds:
+        if warm_at is not None and names_and_rows > warm_up + iterations and time.monotonic() - warm_at >= seconds:
             return True
     return False
 
@@ -92,13 +91,11 @@ def _stop(training: subprocess.Popen[bytes]) -> None:
         training.wait()
 
 
-def _what_went_wrong(code: int, output: str, timeout_s: float) -> str:
+def _what_went_wrong(code: int, output: str) -> str:
     lines = [line for line in output.splitlines() if line.strip()]
     errors = [line for line in lines if line.startswith("error: ")]  # torchrun tells of its processes below it
     if errors:
         return errors[0].removeprefix("error: ")
-    if code in (-15, 143):
-        return f"took longer than {timeout_s:.0f} s"
     return lines[-1] if lines else f"ended with exit code {code}"
 
 

@@ -17,7 +17,8 @@ def an_empty_folder(tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", None)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     yield
-    assert list(tmp_path.iterdir()) == []
+    left = [path.name for path in tmp_path.iterdir() if not path.name.startswith("torchinductor_")]
+    assert left == []  # but for torch's cache
     assert not [child for child in psutil.Process().children() if "train.py" in " ".join(child.cmdline())]
 
 

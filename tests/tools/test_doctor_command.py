@@ -69,6 +69,14 @@ def test_one_row_is_still_warming_up(tool):
         (["Ant", "task=Ant"], "unknown command 'Ant'. Available: scaling"),
         (["scaling", "task=Antt"], "unknown task 'Antt'. Did you mean 'Ant'?"),
         (["scaling", "task=Ant", "num_env=3"], "unknown key 'num_env'. Did you mean 'num_envs'?"),
+        (
+            ["scaling", "task=Ant", "processes=0,2"],
+            "processes must be positive numbers, as in processes=1,2,4; got '0,2'",
+        ),
+        (["scaling", "task=Ant", "num_actors=1,x"], "num_actors must be positive numbers, as in num_actors=1,2,4"),
+        (["scaling", "task=Ant", "processes=1", "num_actors=2"], "one at a time, got processes=1 num_actors=2"),
+        (["scaling", "task=Ant", "processes=1,2", "--num-envs", "64"], "with one number of envs: try num_envs=512"),
+        (["scaling", "task=Ant", "processes=1,2", "num_env=3"], "unknown key 'num_env'"),
         (["scaling", "task=Ant", "num_envs=3"], "scaling sets num_envs itself: try --num-envs and --devices"),
     ],
 )
@@ -133,6 +141,54 @@ def test_what_cannot_be_measured_is_told(tool, tmp_path):
     assert "1000000000 envs on cpu: out of memory with num_envs=1000000000 (" in done.stdout
     assert "recommended: device=cpu num_envs=8" in done.stdout
     assert "more do not fit" in done.stdout
+
+
+@pytest.mark.slow
+def test_numbers_of_processes_are_measured_and_one_is_called_useful(tool, tmp_path):
+    out = tmp_path / "scaling.json"
+    small = ["task=Cartpole", "device=cpu", "num_envs=16", "ppo.horizon=8"]
+    how = ["processes=2,1", "--iterations", "3", "--seconds", "0", "--warm-up", "2", "--out", out]
+    done = tool("doctor", "scaling", *small, *how, cwd=tmp_path, env={"OMP_NUM_THREADS": "1"})
+    result = json.loads(out.read_text())
+    one, two = result["points"]
+    assert (one["count"], two["count"], one["efficiency"]) == (1, 2, 1.0) and one["error"] is None is two["error"]
+    assert two["efficiency"] == pytest.approx(two["env_steps_per_s"] / one["env_steps_per_s"] / 2)
+    assert 0 < two["learner_wait"] < 1 and two["iterations"] >= 3 and result["task"] == "Cartpole"
+    useful = result["recommendation"]["processes"]
+    lines = done.stdout.splitlines()
+    assert lines[0].split()[:3] == ["processes", "env", "steps/s"] and lines[2].split()[0] == "2"
+    assert "in sums" in lines[0] and "lag" not in lines[0]
+    assert useful in (1, 2) and f"useful: processes={useful}" in lines
+    assert [path.name for path in tmp_path.iterdir()] == ["scaling.json"]
+
+
+def test_numbers_of_actors_are_measured_one_by_one(load_tool, monkeypatch, capsys):
+    """With made-up numbers: each is a training of its own with the settings given."""
+    from gpusim_rl import compose, config
+    from gpusim_rl.diagnose import short_training
+
+    started = []
+
+    def measure(overrides, *, processes, **how):
+        started.append((overrides, processes))
+        count = int(overrides[-1].removeprefix("num_actors="))
+        wait = {"learner_wait": 0.5 / count, "actor_wait": 0.1 * count, "lag": 0.7 * count, "lag_limit": 8}
+        speed = {"env_steps_per_s": 1e4 * min(count, 4), "slowest": 9e3, "fastest": 5e4, "iterations": 5}
+        return "out of memory" if count == 16 else {**speed, **wait, "git": None}
+
+    task = {"task": {"_target_": "gpusim_rl.tasks.ant.Ant"}}
+    monkeypatch.setattr(compose, "compose", lambda overrides: task)
+    monkeypatch.setattr(config, "check_settings", lambda given: None)
+    monkeypatch.setattr(short_training, "measure_training", measure)
+    given = ["task=Ant", "actors=process", "algo=impala"]
+    assert load_tool("doctor").main(["scaling", *given, "num_actors=[1,4,8,16]"]) == 0
+    assert started == [([*given, f"num_actors={count}"], None) for count in (1, 4, 8, 16)]
+    lines = capsys.readouterr().out.splitlines()
+    assert re.split(r"\s\s+", lines[0].strip())[:5] == ["actors", "env steps/s", "slowest", "fastest", "efficiency"]
+    assert lines[0].split()[-5:] == ["learner", "waits", "actors", "wait", "lag"]
+    assert lines[3].split() == ["8", "40,000", "9,000", "50,000", "50", "%", "6", "%", "80", "%", "5.6"]
+    assert "useful: num_actors=4" in lines
+    assert "- 16 could not be measured: out of memory" in lines
 
 
 @pytest.mark.parametrize(
