@@ -237,7 +237,7 @@ def summary(folder: Path, stats: RunStats) -> list[str]:
 def several(stats: RunStats) -> str:
     """How many processes or actors have the envs; nothing for one process."""
     if stats.num_actors:
-        return f"{stats.num_actors} actors ({stats.actor_engine}) x "
+        return f"{stats.num_actors} actor{'s' * (stats.num_actors > 1)} ({stats.actor_engine}) x "
     return f"{stats.processes} processes x " if stats.processes > 1 else ""
 
 

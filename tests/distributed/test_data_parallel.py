@@ -69,7 +69,7 @@ def test_the_doctor_judges_a_run_of_two_processes(tmp_path):
     stats = read_run_stats(run)
     assert (stats.processes, stats.processes_here, stats.all_envs) == (2, 2, 128)
     assert stats.cpus == max(1, available_cpus() // 2)
-    rows = read_csv(run)
+    rows = read_csv(run, machine=True)
     shares = [float(row["time/sums"]) for row in rows]
     assert stats.sums is not None and all(0.0 < share < 1.0 for share in shares)
     assert stats.sums < stats.update + stats.log + 0.05  # nothing is added up elsewhere
