@@ -211,7 +211,7 @@ class Metrics:
                 self._latest[name] = value
 
     def take(self) -> Taken:
-        """The sums since the last call, as plain numbers, for `add` in another process. It reads them from the device."""
+        """The sums since the last call, as plain numbers, for `add` in another process. It reads the device."""
         ended = int(self._sums["episode/ended"])
         sums = {name: value.tolist() for name, value in self._sums.items()}
         assert self._terms is not None

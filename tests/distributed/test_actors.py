@@ -85,7 +85,7 @@ def training(tmp_path: Path):
         it.process.communicate()
 
 
-@pytest.mark.parametrize("inference", ["actor", "learner"])
+@pytest.mark.parametrize("inference", ["actor", pytest.param("learner", marks=pytest.mark.slow)])
 def test_it_learns_and_logs_what_actors_do(tmp_path: Path, inference: str) -> None:
     train(tmp_path, *SMALL, "actors=process", f"actors.inference={inference}", "max_iterations=30", "log.interval=10")
     run = the_run(tmp_path / "runs")
@@ -102,6 +102,7 @@ def test_it_learns_and_logs_what_actors_do(tmp_path: Path, inference: str) -> No
     assert "return_mean" in done.stdout
 
 
+@pytest.mark.slow
 def test_apex_fills_its_memory_from_actors(tmp_path: Path) -> None:
     small = ("algo=apex", "dqn.learning_starts=64", "dqn.batch_size=32", "dqn.replay.capacity=4000")
     base = [word for word in SMALL if "impala" not in word]
@@ -117,6 +118,7 @@ def test_apex_fills_its_memory_from_actors(tmp_path: Path) -> None:
     assert "the replay memory is filled again" in done.stderr
 
 
+@pytest.mark.slow
 def test_rollouts_are_the_same_wherever_the_policy_acts(tmp_path: Path) -> None:
     found = []
     for inference in ("actor", "learner"):
@@ -221,6 +223,7 @@ def test_lags_are_those_of_a_schedule_and_what_is_too_old_is_dropped(tmp_path: P
     assert int(second["env_steps"]) == 4 * 2 * 4 * 8
 
 
+@pytest.mark.slow
 def test_an_actor_that_dies_costs_its_rollouts_and_is_started_again(training) -> None:
     it = training("actors=process", LONG)
     it.wait_for(lambda: len(it.actors()) == 2 and bool(it.rows()) and float(it.rows()[-1]["actors/alive"]) == 2)
@@ -236,6 +239,7 @@ def test_an_actor_that_dies_costs_its_rollouts_and_is_started_again(training) ->
     assert load(the_run(it.folder / "runs") / "checkpoints" / "last.pt")["iteration"] == int(it.rows()[-1]["iteration"])
 
 
+@pytest.mark.slow
 def test_a_learner_that_dies_leaves_no_actors_and_its_run_goes_on(training, tmp_path: Path) -> None:
     it = training("actors=process", LONG, "log.checkpoint_interval=20")
     it.wait_for(lambda: len([*tmp_path.glob("runs/Cartpole/2*/checkpoints/last.pt")]) == 1 and len(it.actors()) == 2)
@@ -258,6 +262,7 @@ def test_an_actor_that_cannot_work_ends_the_run_with_one_line(tmp_path: Path) ->
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.slow
 def test_an_actor_that_always_dies_ends_the_run_with_one_line(tmp_path: Path) -> None:
     (tmp_path / "my_envs.py").write_text(
         "import os\ndef make(num_envs):\n    os.write(2, b'bad luck\\n'); os._exit(7)\n"
@@ -323,6 +328,35 @@ def test_ray_starts_an_actor_again(training, inference: str) -> None:
     row = it.rows()[-1]
     assert float(row["actors/lost_rollouts"]) <= 2 and 0.0 <= float(row["actors/object_store"]) < 0.5
     it.end()
+
+
+SLOW_ENVS = """
+import time
+import gymnasium
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+
+
+class Slow(gymnasium.Wrapper):
+    def step(self, action):
+        time.sleep(0.01)
+        return self.env.step(action)
+
+
+def make(num_envs):
+    one = lambda: Slow(gymnasium.make("CartPole-v1"))
+    return SyncVectorEnv([one] * num_envs, autoreset_mode=AutoresetMode.SAME_STEP)
+"""
+
+
+@pytest.mark.slow
+def test_the_doctor_sees_that_the_learner_starves(tmp_path: Path) -> None:
+    (tmp_path / "my_envs.py").write_text(SLOW_ENVS)
+    slow = ("task=Gymnasium", "env._target_=my_envs.make", "num_envs=1", "num_actors=2", "max_iterations=60")
+    train(tmp_path, *slow, "algo=impala", NETWORK, "actors=process")
+    run = the_run(tmp_path / "runs")
+    told = json.loads(run_command(sys.executable, ROOT / "tools" / "doctor.py", run, "--json", cwd=tmp_path).stdout)
+    [found] = [finding for finding in told["findings"] if finding["rule"] == "learner_starved"]
+    assert "num_actors=4" in str(found["settings"]), found
 
 
 @pytest.mark.slow
