@@ -1,0 +1,248 @@
+"""The manifests of deploy/ against schemas, and against what a cluster needs. None of it has run on a cluster."""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+import shlex
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import kubernetes_validate
+import pytest
+import yaml
+from kubeflow_trainer_api.models import TrainerV1alpha1TrainJob
+from yamllint import linter
+from yamllint.config import YamlLintConfig
+
+from gpusim_rl.compose import compose
+from gpusim_rl.config import check_settings
+from gpusim_rl.run.stop_signal import LONG_S
+from helpers.commands import ROOT
+from helpers.kustomize import render
+
+OVERLAYS = ("one-node", "several-nodes", "trainjob", "ray")
+JOBS = ("one-node", "several-nodes")
+KUBERNETES = "1.34"
+RAYJOB = json.loads(Path(__file__).with_name("rayjob.json").read_text())
+
+
+def workload(overlay: str) -> dict[str, Any]:
+    """The object of an overlay that trains."""
+    [found] = [one for one in render(ROOT / "deploy" / "overlays" / overlay) if one["kind"].endswith("Job")]
+    return found
+
+
+def pod_specs(job: dict[str, Any]) -> list[dict[str, Any]]:
+    """The pods of an object: for a TrainJob what it changes of the runtime's, with the resources of its trainer."""
+    spec = job["spec"]
+    if job["kind"] == "Job":
+        return [spec["template"]["spec"]]
+    if job["kind"] == "RayJob":
+        cluster = spec["rayClusterSpec"]
+        return [group["template"]["spec"] for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"])]
+    [patch] = spec["runtimePatches"]
+    [replicated] = patch["trainingRuntimeSpec"]["template"]["spec"]["replicatedJobs"]
+    pod = copy.deepcopy(replicated["template"]["spec"]["template"]["spec"])
+    pod["containers"][0]["resources"] = spec["trainer"]["resourcesPerNode"]
+    return [pod]
+
+
+def learner(overlay: str) -> dict[str, Any]:
+    return pod_specs(workload(overlay))[0]
+
+
+def command_line(overlay: str) -> list[str]:
+    spec = workload(overlay)["spec"]
+    if overlay == "ray":
+        return shlex.split(spec["entrypoint"])
+    container = spec["trainer"] if overlay == "trainjob" else spec["template"]["spec"]["containers"][0]
+    return [*container["command"], *container["args"]]
+
+
+def gib(quantity: str) -> int:
+    return int(quantity.removesuffix("Gi"))
+
+
+def check_schema(one: dict[str, Any]) -> None:
+    if one["kind"] == "TrainJob":
+        model = TrainerV1alpha1TrainJob.from_dict(one)
+        assert model is not None
+        assert model.to_dict() == one  # a field that the model does not know is gone
+    elif one["kind"] == "RayJob":
+        jsonschema.validate(one, RAYJOB)
+        for pod in pod_specs(one):
+            check_schema({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "pod"}, "spec": pod})
+    else:
+        kubernetes_validate.validate(one, KUBERNETES, strict=True)
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_objects_follow_their_schemas(overlay):
+    for one in render(ROOT / "deploy" / "overlays" / overlay):
+        check_schema(one)
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_a_misspelled_field_is_found(overlay):
+    job = workload(overlay)
+    job["spec"]["backofLimit"] = 3
+    with pytest.raises((AssertionError, jsonschema.ValidationError)):
+        check_schema(job)
+    if overlay != "trainjob":
+        job = workload(overlay)
+        pod_specs(job)[0]["toleration"] = []
+        with pytest.raises(jsonschema.ValidationError):
+            check_schema(job)
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+@pytest.mark.skipif(shutil.which("kubectl") is None, reason="needs kubectl")
+def test_kubectl_renders_the_same(overlay):
+    folder = ROOT / "deploy" / "overlays" / overlay
+    said = subprocess.run(["kubectl", "kustomize", folder], capture_output=True, text=True, check=True).stdout
+
+    def by_name(objects: Any) -> dict[Any, Any]:
+        return {(one["kind"], one["metadata"]["name"]): one for one in objects}
+
+    assert by_name(yaml.safe_load_all(said)) == by_name(render(folder))
+
+
+@pytest.mark.parametrize(
+    "file", sorted((ROOT / "deploy").rglob("*.yaml")), ids=lambda file: f"{file.parent.name}/{file.name}"
+)
+def test_yaml_is_clean(file):
+    rules = YamlLintConfig("{extends: default, rules: {line-length: {max: 120}, document-start: disable}}")
+    assert [str(problem) for problem in linter.run(file.read_text(), rules)] == []
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_the_command_line_is_ours(overlay):
+    program, *words = command_line(overlay)
+    assert program == "start-or-continue"
+    [script] = [number for number, word in enumerate(words) if word.endswith("train.py")]
+    check_settings(compose(words[script + 1 :]))
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_processes_are_as_many_as_gpus(overlay):
+    gpus = learner(overlay)["containers"][0]["resources"]["limits"]["nvidia.com/gpu"]
+    if overlay == "trainjob":
+        assert workload(overlay)["spec"]["trainer"]["numProcPerNode"] == gpus
+    elif overlay in JOBS:
+        assert f"--nproc-per-node={gpus}" in command_line(overlay)
+    else:
+        assert gpus == 1
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_shared_memory_is_large_and_within_the_memory_limit(overlay):
+    for pod in pod_specs(workload(overlay)):
+        [container] = pod["containers"]
+        [volume] = [one for one in pod["volumes"] if one["name"] == "shm"]
+        assert {"name": "shm", "mountPath": "/dev/shm"} in container["volumeMounts"]
+        assert volume["emptyDir"]["medium"] == "Memory"
+        assert 2 * gib(volume["emptyDir"]["sizeLimit"]) <= gib(container["resources"]["limits"]["memory"])
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_no_process_has_rights_that_it_does_not_need(overlay):
+    for pod in pod_specs(workload(overlay)):
+        assert pod["securityContext"]["runAsNonRoot"] is True and pod["securityContext"]["runAsUser"] > 0
+        assert pod["securityContext"]["seccompProfile"]["type"] == "RuntimeDefault"
+        for container in pod["containers"]:
+            assert container["securityContext"]["allowPrivilegeEscalation"] is False
+            assert container["securityContext"]["capabilities"]["drop"] == ["ALL"]
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_a_large_volume_does_not_delay_the_start(overlay):
+    assert learner(overlay)["securityContext"]["fsGroupChangePolicy"] == "OnRootMismatch"
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_there_is_time_for_a_checkpoint_after_sigterm(overlay):
+    assert learner(overlay)["terminationGracePeriodSeconds"] >= 2 * LONG_S
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_runs_and_kernels_outlive_the_pod(overlay):
+    claims = {
+        one["metadata"]["name"] for one in render(ROOT / "deploy" / "overlays" / overlay) if "Claim" in one["kind"]
+    }
+    pod = learner(overlay)
+    mounts = {mount["name"]: mount["mountPath"] for mount in pod["containers"][0]["volumeMounts"]}
+    volumes = {one["name"]: one["persistentVolumeClaim"]["claimName"] for one in pod["volumes"] if one["name"] != "shm"}
+    assert {*volumes.values()} == claims == {"runs", "cache"}
+    assert (mounts["runs"], mounts["cache"]) == ("/runs", "/cache")
+
+
+@pytest.mark.parametrize("overlay", JOBS)
+def test_a_preempted_pod_does_not_count_as_a_failure(overlay):
+    spec = workload(overlay)["spec"]
+    assert spec["template"]["spec"]["restartPolicy"] == "Never"  # podFailurePolicy needs it
+    assert spec["backoffLimit"] > 0
+    [rule] = spec["podFailurePolicy"]["rules"]
+    assert rule == {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
+
+
+def test_pods_of_several_nodes_find_each_other():
+    job, words = workload("several-nodes"), command_line("several-nodes")
+    [service] = [one for one in render(ROOT / "deploy/overlays/several-nodes") if one["kind"] == "Service"]
+    spec, name = job["spec"], job["metadata"]["name"]
+    assert spec["completionMode"] == "Indexed" and spec["completions"] == spec["parallelism"]
+    assert f"--nnodes={spec['completions']}" in words and "--rdzv-backend=c10d" in words
+    assert "--max-restarts=0" in words  # torchrun waits for ever for a node that was lost
+    assert service["spec"]["clusterIP"] == "None" and service["spec"]["publishNotReadyAddresses"] is True
+    assert spec["template"]["spec"]["subdomain"] == service["metadata"]["name"]
+    assert service["spec"]["selector"].items() <= spec["template"]["metadata"]["labels"].items()
+    [port] = service["spec"]["ports"]
+    endpoint = f"{name}-0.{service['metadata']['name']}.$(NAMESPACE).svc.cluster.local:{port['port']}"
+    assert f"--rdzv-endpoint={endpoint}" in words
+    assert "NAMESPACE" in [one["name"] for one in spec["template"]["spec"]["containers"][0]["env"]]
+
+
+def test_a_ray_cluster_ends_with_its_job():
+    spec = workload("ray")["spec"]
+    assert spec["shutdownAfterJobFinishes"] is True and spec["submissionMode"] == "K8sJobMode"
+    assert spec["ttlSecondsAfterFinished"] > 0 and spec["activeDeadlineSeconds"] > 0 and spec["backoffLimit"] > 0
+
+
+def test_a_ray_cluster_asks_for_a_token_and_scales():
+    cluster = workload("ray")["spec"]["rayClusterSpec"]
+    assert cluster["authOptions"]["mode"] == "token"
+    assert cluster["enableInTreeAutoscaling"] is True and cluster["autoscalerOptions"]["version"] == "v2"
+    assert all(pod["restartPolicy"] == "Never" for pod in pod_specs(workload("ray")))  # the autoscaler v2 needs it
+
+
+def test_actors_are_on_spot_nodes_and_the_learner_is_not():
+    cluster = workload("ray")["spec"]["rayClusterSpec"]
+    [group], head = cluster["workerGroupSpecs"], cluster["headGroupSpec"]
+    pod = group["template"]["spec"]
+    assert group["template"]["metadata"]["labels"]["ray.io/market-type"] == "spot"
+    [(label, value)] = pod["nodeSelector"].items()
+    assert {"key": label, "operator": "Equal", "value": value, "effect": "NoSchedule"} in pod["tolerations"]
+    assert head["rayStartParams"]["num-cpus"] == "0" and "tolerations" not in head["template"]["spec"]
+    affinity = head["template"]["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    assert affinity["nodeSelectorTerms"] == [{"matchExpressions": [{"key": label, "operator": "DoesNotExist"}]}]
+
+
+def test_there_is_a_cpu_for_each_actor():
+    [group] = workload("ray")["spec"]["rayClusterSpec"]["workerGroupSpecs"]
+    cpus = int(group["template"]["spec"]["containers"][0]["resources"]["limits"]["cpu"])
+    assert f"num_actors={group['maxReplicas'] * cpus}" in command_line("ray")
+
+
+def test_ray_and_the_image_have_one_version():
+    version = workload("ray")["spec"]["rayClusterSpec"]["rayVersion"]
+    [asked] = re.findall(r"^ARG RAY_VERSION=(.+)$", (ROOT / "deploy" / "Dockerfile").read_text(), re.MULTILINE)
+    [low, high] = re.findall(r'"ray\[tune\]>=([\d.]+),<([\d.]+)"', (ROOT / "pyproject.toml").read_text())[0]
+    numbers = [tuple(map(int, text.split("."))) for text in (low, version, high)]
+    assert version == asked and numbers[0] <= numbers[1] < numbers[2]
+    for overlay in OVERLAYS:
+        images = re.findall(r"'image': '([^']+)'", str(workload(overlay)))
+        assert images and all(image.endswith(f"-ray{version}") for image in images), images
