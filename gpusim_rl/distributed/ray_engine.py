@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -25,6 +26,8 @@ from gpusim_rl.distributed.engine import (
 from gpusim_rl.distributed.ray_cluster import ray_cluster
 
 STORE = "object_store_memory"
+ASK_AGAIN_S = 0.2
+"""Ray answers at once that an actor is being started again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +37,7 @@ class _Call:
     actor: int
     attempt: int
     """Of the actor, counted as `ActorJob.attempt`: answers of one that is dead count no more."""
+    kind: str
 
 
 class RemoteActor:
@@ -95,6 +99,8 @@ class RayEngine(Engine):
         self._actors: list[Any] = []
         self._attempts = [0] * len(jobs)
         self._calls: dict[Any, _Call] = {}
+        self._restarting: dict[int, float] = {}
+        """Actors that Ray starts again, and when they are asked next [s]."""
         self._weights: Any = None
 
     def start(self) -> None:
@@ -114,7 +120,7 @@ class RayEngine(Engine):
     def _call(self, actor: int, kind: str, argument: Any = None, weights: Any = None) -> None:
         attempt = self._attempts[actor]
         answer = self._actors[actor].call.remote(kind, attempt, argument, weights)
-        self._calls[answer] = _Call(actor, attempt)
+        self._calls[answer] = _Call(actor, attempt, kind)
 
     def publish(self, version: int, state: Mapping[str, Tensor]) -> None:
         """Puts them into the object store."""
@@ -134,7 +140,15 @@ class RayEngine(Engine):
 
     def get(self, timeout_s: float) -> list[Answer]:
         """What has come."""
+        for actor in [actor for actor, due in self._restarting.items() if due <= time.monotonic()]:
+            del self._restarting[actor]
+            self._call(actor, "describe")
+        if self._restarting:
+            timeout_s = min(timeout_s, ASK_AGAIN_S)
         calls = [*self._calls]
+        if not calls:
+            time.sleep(timeout_s)
+            return []
         ready, _ = self._ray.wait(calls, num_returns=1, timeout=timeout_s)
         if ready:
             ready, _ = self._ray.wait(calls, num_returns=len(calls), timeout=0)
@@ -144,6 +158,11 @@ class RayEngine(Engine):
         call = self._calls.pop(reference)
         try:
             kind, *message = self._ray.get(reference)
+        except self._ray.exceptions.ActorUnavailableError as error:
+            if call.kind == "describe":  # it is on its way
+                self._restarting[call.actor] = time.monotonic() + ASK_AGAIN_S
+                return None
+            return self._lost(call, str(error).strip().partition("\n")[0])
         except self._ray.exceptions.RayError as error:
             return self._lost(call, str(error).strip().partition("\n")[0])
         if call.attempt != self._attempts[call.actor]:
@@ -167,7 +186,7 @@ class RayEngine(Engine):
             return None
         lost = self._died(call.actor, last_words)
         self._attempts[call.actor] += 1
-        self._call(call.actor, "describe")  # is answered when Ray has started it again
+        self._restarting[call.actor] = time.monotonic() + ASK_AGAIN_S
         return lost
 
     def numbers(self) -> dict[str, float]:

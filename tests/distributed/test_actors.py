@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 import sys
@@ -60,7 +61,8 @@ class Training:
         """Until something holds."""
         end = time.monotonic() + timeout_s
         while not condition():
-            assert time.monotonic() < end and self.process.poll() is None, self.process.poll()
+            assert self.process.poll() is None, self.process.communicate()
+            assert time.monotonic() < end, self.rows()[-1:]
             time.sleep(0.05)
 
     def end(self) -> str:
@@ -351,7 +353,14 @@ def make(num_envs):
 @pytest.mark.slow
 def test_the_doctor_sees_that_the_learner_starves(tmp_path: Path) -> None:
     (tmp_path / "my_envs.py").write_text(SLOW_ENVS)
-    slow = ("task=Gymnasium", "env._target_=my_envs.make", "num_envs=1", "num_actors=2", "max_iterations=60")
+    slow = (
+        "task=Gymnasium",
+        "env._target_=my_envs.make",
+        "env.max_episode_steps=500",
+        "num_envs=1",
+        "num_actors=2",
+        "max_iterations=60",
+    )
     train(tmp_path, *slow, "algo=impala", NETWORK, "actors=process")
     run = the_run(tmp_path / "runs")
     told = json.loads(run_command(sys.executable, ROOT / "tools" / "doctor.py", run, "--json", cwd=tmp_path).stdout)
