@@ -7,6 +7,8 @@ python train.py task=Gymnasium env.id=CartPole-v1 algo=apex actors=ray num_actor
 from __future__ import annotations
 
 import dataclasses
+from collections import deque
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -29,6 +31,8 @@ from gpusim_rl.spaces import ActionSpace
 
 POLL_S = 0.1
 """A signal is noticed so soon while the learner waits [s]."""
+COPYING_S = 1e-3
+"""What was copied is noticed so soon [s]."""
 
 
 class RemoteEnvs(Environment):
@@ -105,6 +109,60 @@ class RemoteEnvs(Environment):
         self._rollouts.close()
 
 
+class Copies:
+    """What is on its way between a learner's device and the host. The learner never waits for it.
+
+    Args:
+        rollouts: Where weights go, and rollouts come from.
+        device: Of the learner.
+    """
+
+    def __init__(self, rollouts: Rollouts, device: torch.device) -> None:
+        self._rollouts, self._device, self._cuda = rollouts, device, device.type == "cuda"
+        self._pinned: dict[str, Tensor] = {}
+        self._leaving: tuple[torch.cuda.Event, int] | None = None  # weights, and their version
+        self._arriving: deque[tuple[torch.cuda.Event, Rollout]] = deque()
+
+    def publish(self, version: int, state: Mapping[str, Tensor]) -> None:
+        """Lets the actors know weights: on CUDA as soon as they are on the host, which `poll` finds out."""
+        if not self._cuda:
+            self._rollouts.publish(version, state)
+            return
+        first = not self._pinned
+        if first:
+            self._pinned = {name: torch.empty(x.shape, dtype=x.dtype, pin_memory=True) for name, x in state.items()}
+        if self._leaving is not None:  # the host is an update ahead: no further
+            self._leaving[0].synchronize()
+            self.poll()
+        for name, x in state.items():
+            self._pinned[name].copy_(x, non_blocking=True)
+        self._leaving = (self._event(), version)
+        if first:  # the actors wait for them
+            self._leaving[0].synchronize()
+        self.poll()
+
+    def release(self, rollout: Rollout) -> None:
+        """Lets an actor write the memory of a rollout again, when it is copied."""
+        if self._cuda:
+            self._arriving.append((self._event(), rollout))
+        else:
+            self._rollouts.release(rollout)
+
+    def poll(self) -> bool:
+        """Passes on what has arrived; returns whether there is more to come."""
+        if self._leaving is not None and self._leaving[0].query():
+            (_, version), self._leaving = self._leaving, None
+            self._rollouts.publish(version, self._pinned)
+        while self._arriving and self._arriving[0][0].query():
+            self._rollouts.release(self._arriving.popleft()[1])
+        return self._leaving is not None or bool(self._arriving)
+
+    def _event(self) -> torch.cuda.Event:
+        event = torch.cuda.Event()
+        event.record(torch.cuda.current_stream(self._device))
+        return event
+
+
 class ActorTrainer(Trainer):
     """The learner: takes rollouts from actors in place of stepping envs.
 
@@ -144,6 +202,7 @@ class ActorTrainer(Trainer):
         except BaseException:
             self._rollouts.close()
             raise
+        self._copies = Copies(self._rollouts, self.rl_device)
         columns = cfg.num_envs * self._num_rollouts
         return RemoteEnvs(self._rollouts, num_envs=columns, of_actor=cfg.num_envs, threads=cfg.actors.threads)
 
@@ -189,22 +248,16 @@ class ActorTrainer(Trainer):
         if self.iteration % self.cfg.log.interval == 0:
             self._lags, self._dropped = [], 0
         with self.timer("actors"):
-            self._publish()
+            self._copies.publish(self.iteration, self.algorithm.acting_state())
             for number in range(self._num_rollouts):
                 self._take(self._next(number), number * self.cfg.num_envs)
         self._tell()
 
-    def _publish(self) -> None:
-        """Lets the actors know the weights of the last update; their way to the host is the one wait for the device."""
-        state = {name: x.to("cpu", non_blocking=True) for name, x in self.algorithm.acting_state().items()}
-        if self.rl_device.type == "cuda":
-            torch.cuda.current_stream(self.rl_device).synchronize()
-        self._rollouts.publish(self.iteration, state)
-
     def _next(self, number: int) -> Rollout:
         """A rollout that is not too old."""
         while True:
-            found = self._rollouts.next(POLL_S)
+            under_way = self._copies.poll()
+            found = self._rollouts.next(COPYING_S if under_way else POLL_S)
             self._pause(f"rollout {number + 1}/{self._num_rollouts}")
             if found is None:
                 continue
@@ -218,9 +271,7 @@ class ActorTrainer(Trainer):
     def _take(self, rollout: Rollout, first: int) -> None:
         self.algorithm.receive(slice(first, first + self.cfg.num_envs), rollout.tensors)
         self.metrics.add(rollout.taken)
-        if self.rl_device.type == "cuda":  # the copies are under way from memory that the actor will write again
-            torch.cuda.current_stream(self.rl_device).synchronize()
-        self._rollouts.release(rollout)
+        self._copies.release(rollout)
 
     def _tell(self) -> None:
         """Adds to the row of this log interval."""

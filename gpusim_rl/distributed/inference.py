@@ -206,6 +206,8 @@ class InferenceRollouts(Rollouts):
             room = it.free.popleft()
             for own, (recorded, _) in zip(room, it.algorithm.recording(), strict=True):
                 own.copy_(recorded)
+            if self._device.type == "cuda":  # the learner reads it on another stream
+                torch.cuda.current_stream(self._device).synchronize()
             self._finished.put(Rollout(it.number, it.version, room, it.metrics.take(), room))
 
     def numbers(self) -> dict[str, float]:
