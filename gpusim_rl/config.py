@@ -421,6 +421,14 @@ class EvalConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PopulationConfig:
+    """The population that a run is a member of: `tools/tune.py method=pbt` sets it."""
+
+    folder: str | None  # of the population; None = the run is of none
+    member: Annotated[int, Rule("an int >= 0", lambda value: value >= 0)]  # its number
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DebugConfig:
     """Checks and measurements that cost speed."""
 
@@ -472,6 +480,7 @@ class RunConfig:
     sim: SimConfig
     actors: ActorsConfig  # that step envs for one learner
     eval: EvalConfig  # beside the training
+    pbt: PopulationConfig  # that the run is a member of
     log: LogConfig
     debug: DebugConfig
 
@@ -484,6 +493,8 @@ class RunConfig:
             )
         if self.actors.engine is None and self.num_actors is not None:
             raise ConfigError(f"num_actors={self.num_actors} has no effect without actors. Try actors=process, or =ray")
+        if self.pbt.folder is not None and (self.multi_gpu or self.actors.engine is not None):
+            raise ConfigError("pbt.folder: a member of a population is one process. Try multi_gpu=false actors=none")
         if self.actors.engine is not None and self.multi_gpu:
             raise ConfigError(
                 f"multi_gpu=true with actors={self.actors.engine}: actors send to one learner. Try multi_gpu=false"
@@ -687,7 +698,7 @@ ISAACGYMENVS = {
     "capture_video": "Try python tools/record.py <run folder>, during the training or after it; it needs no display",
     "capture_video_freq": "Try python tools/record.py <run folder>",
     "capture_video_len": "Try python tools/record.py <run folder> --steps <control steps>",
-    "pbt": "There is no population-based training; -m seed=1,2 makes several runs",
+    "pbt": "Try python tools/tune.py method=pbt population=8: docs/distributed.md",
     "num_threads": "Did you mean 'sim.num_threads'?",
     "physics_engine": f"Try one of sim={', '.join(SIMULATORS)}",
     "pipeline": f"Try one of sim={', '.join(SIMULATORS)}, and device=cpu or cuda",

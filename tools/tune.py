@@ -3,6 +3,7 @@
 python tools/tune.py task=Ant trials=20                                       PPO's settings, with Optuna
 python tools/tune.py task=Ant algo=sac num_envs=64 space=my_space.yaml        your own space of settings
 python tools/tune.py task=Ant trials=40 study=ants                            again: goes on, until there are 40
+python tools/tune.py task=Ant method=pbt population=8                         population-based training
 
 The same command in several terminals, or on several machines with one folder, searches together.
 """
@@ -21,9 +22,15 @@ def main(argv: list[str] | None = None) -> int:
     with friendly_errors():
         args = parse(argv)
 
-        from gpusim_rl.distributed.tuning import read_search, tune
+        if "method=pbt" in args.settings:
+            from gpusim_rl.distributed.population import breed, read_population
 
-        for line in tune(read_search(args.settings, args.config_dir)):
+            lines = breed(read_population(args.settings, args.config_dir))
+        else:
+            from gpusim_rl.distributed.tuning import read_search, tune
+
+            lines = tune(read_search(args.settings, args.config_dir))
+        for line in lines:
             print(printable(line))
     return 0
 
@@ -34,6 +41,8 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
         prog="tune",
         description=(__doc__ or "").partition("\n")[0],
         epilog="Of the search: trials=20, pruner=hyperband|median|none, study=<name>, space=<yaml>, stall_s=600."
+        " With method=pbt: population=8, interval=1e7, start_after=1e7, initial_delay=2e7, and more"
+        " (docs/distributed.md)."
         " All other settings are those of train.py.",
     )
     parser.add_argument("settings", nargs="+", metavar="key=value", help="of the search, and of the training")

@@ -74,18 +74,46 @@ def read_search(words: Sequence[str], config_dir: Path | None = None) -> Search:
     Raises:
         ConfigError: A setting is unknown, or a space cannot be searched.
     """
-    for word in words:
-        if "=" not in word:
-            raise ConfigError(f"cannot read {word!r}: expected key=value")
-    own = {key_of(word): value_of(word) for word in words if key_of(word) in OWN}
-    overrides = [word for word in words if key_of(word) not in OWN]
-    chosen = {**OWN, **own}
+    chosen, overrides = split_words(words, OWN)
     if chosen["method"] != "optuna":
-        raise ConfigError(f"unknown method {chosen['method']!r}. Available: optuna")
+        raise ConfigError(f"unknown method {chosen['method']!r}. Available: optuna, pbt")
     if chosen["pruner"] not in PRUNERS:
         near = did_you_mean(chosen["pruner"], PRUNERS)
         raise ConfigError(f"unknown pruner {chosen['pruner']!r}.{near} Available: {', '.join(PRUNERS)}")
     numbers = {key: _positive(key, chosen[key]) for key in ("trials", "stall_s")}
+    study, space, config = find_space(chosen, overrides, config_dir)
+    folder = Path(config["log"]["dir"]) / study
+    return Search(
+        study, space, overrides, config_dir, int(numbers["trials"]), chosen["pruner"], numbers["stall_s"], folder
+    )
+
+
+def split_words(words: Sequence[str], own: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
+    """The settings of a search, with their defaults `own`; and the words that are for the training.
+
+    Raises:
+        ConfigError: A word is not `key=value`.
+    """
+    for word in words:
+        if "=" not in word:
+            raise ConfigError(f"cannot read {word!r}: expected key=value")
+    chosen = {key_of(word): value_of(word) for word in words if key_of(word) in own}
+    return {**own, **chosen}, [word for word in words if key_of(word) not in own]
+
+
+def find_space(
+    chosen: Mapping[str, str], overrides: Sequence[str], config_dir: Path | None
+) -> tuple[str, dict[str, dict[str, Any]], dict[str, Any]]:
+    """The name of a study, its space, and the composed configuration of the training.
+
+    Args:
+        chosen: `space` and `study`; where they are empty, those of the algorithm and the task.
+        overrides: Of the training.
+        config_dir: The user's folder (`-cd`).
+
+    Raises:
+        ConfigError: There is no such space, or it cannot be searched.
+    """
     config = compose(overrides, config_dir)
     settings = check_settings(config)
     file = Path(chosen["space"]) if chosen["space"] else SPACES / f"{settings['algo']}.yaml"
@@ -96,11 +124,7 @@ def read_search(words: Sequence[str], config_dir: Path | None = None) -> Search:
     study = chosen["study"] or f"{task}-{settings['algo']}"
     if not re.fullmatch(r"[\w-][\w.-]*", study):
         raise ConfigError(f"study must be a folder name of A-Z a-z 0-9 . _ -, got {study!r}")
-    space = _check_space(load_yaml(file), file, overrides, config_dir)
-    folder = Path(config["log"]["dir"]) / study
-    return Search(
-        study, space, overrides, config_dir, int(numbers["trials"]), chosen["pruner"], numbers["stall_s"], folder
-    )
+    return study, _check_space(load_yaml(file), file, overrides, config_dir), config
 
 
 def _positive(key: str, text: str) -> float:
@@ -199,7 +223,7 @@ def _run(optuna: Any, search: Search, trial: Any) -> float:
         try:
             value = _watch(optuna, search, trial, process, run)
         finally:
-            _end(process)
+            end(process)
             trial.set_user_attr("run", str(run.resolve()) if run.exists() else "")
     if value is None:
         said = (search.folder / f"{trial.number:04d}.log").read_text(errors="replace").strip().splitlines()
@@ -239,7 +263,7 @@ def _rows(file: Path) -> list[dict[str, str]]:
     return list(csv.DictReader(text[: text.rfind("\n") + 1].splitlines()))
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def end(process: subprocess.Popen[bytes]) -> None:
     """Ends a run as Ctrl-C would, with a checkpoint."""
     if process.poll() is not None:
         return

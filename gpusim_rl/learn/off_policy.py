@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 import math
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -89,6 +89,7 @@ class OffPolicy(Algorithm):
 
     structure = ("network", "normalize_obs", "replay.capacity", "replay.storage", "replay.alpha")
     policy_structure = ("network", "normalize_obs")
+    tunable = ("learning_rate", "gamma")
     data_parallel = True
     learns_from_actors = True
     discrete: ClassVar[bool] = False
@@ -153,6 +154,14 @@ class OffPolicy(Algorithm):
         self.actor_optimizer = None if actor is None else MaskedAdamW([*actor.parameters()], *adam)
         self._targets, self._online = self.policy.target_pairs()
         self.skipped = torch.zeros((), dtype=torch.float32, device=device)  # updates, since the training began
+
+    def _write_settings(self, changed: Collection[str]) -> None:
+        for optimizer in (self.critic_optimizer, self.actor_optimizer):
+            if optimizer is not None:
+                optimizer.rate.fill_(self.cfg.learning_rate)
+        for memory in (self.replay, self.demonstrations):
+            if memory is not None:
+                memory.discount_by(self.cfg.gamma)
 
     def _make_replay(self, env: EnvSpec, seed: int) -> Replay | HostReplay:
         cfg, device = self.cfg, self.device
@@ -586,9 +595,9 @@ class OffPolicy(Algorithm):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores `state_dict`. Without a replay memory in it, the memory is empty then.
+        """Restores `state_dict`. Where its replay memory is None, the memory is empty then; without the key it stays.
 
-        So it is where the time limit has changed: last observations of episodes have their places by it.
+        Empty it is also where the time limit has changed: last observations of episodes have their places by it.
         """
         self.critic_optimizer.load_moments(state["critic_optimizer"])
         if self.actor_optimizer is not None:
@@ -598,6 +607,8 @@ class OffPolicy(Algorithm):
         self.noise.load_state_dict(state.get("noise", {}))
         restore_generator(self._act_generator, state["act_generator"])
         restore_generator(self._sample_generator, state["sample_generator"])
+        if "replay" not in state:  # the learner of another run, which learns from what is here
+            return
         self.replay.clear()
         if self.priorities is not None:
             self.priorities.clear()

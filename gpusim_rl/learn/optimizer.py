@@ -19,6 +19,9 @@ class MaskedAdamW(torch.optim.AdamW):
         learning_rate: Of Adam.
         weight_decay: Decoupled; part of a weight that is taken away by a step, per learning rate.
         max_norm: Of the gradient; None for no limit.
+
+    Attributes:
+        rate: The learning rate, []; a graph reads it again in every step.
     """
 
     def __init__(
@@ -35,6 +38,10 @@ class MaskedAdamW(torch.optim.AdamW):
             fused=kind in ("cpu", "cuda"),
             capturable=kind == "cuda",
         )
+        # The fused step reads it as a double on the CPU, and as a float on CUDA.
+        dtype = torch.float32 if kind == "cuda" else torch.float64
+        self.rate = torch.tensor(learning_rate, dtype=dtype, device=self.parameters[0].device)
+        self.param_groups[0]["lr"] = self.rate
 
     def masked_step(self, gradients: Sequence[Tensor], hold: Tensor) -> tuple[Tensor, Tensor]:
         """One step, unless it is held or a gradient is not finite.

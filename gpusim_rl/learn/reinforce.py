@@ -16,4 +16,5 @@ class Reinforce(OnPolicy):
     """
 
     Config = ReinforceConfig
+    tunable = tuple(name for name in OnPolicy.tunable if name != "gae_lambda")
     name = "reinforce"

@@ -7,10 +7,10 @@ import os
 import secrets
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -34,7 +34,7 @@ from gpusim_rl.run.device_check import check_devices, devices_checked
 from gpusim_rl.run.devices import choose_devices, choose_eval_devices
 from gpusim_rl.run.eval_schedule import EvalSchedule
 from gpusim_rl.run.evaluation import evaluate, report
-from gpusim_rl.run.log_interval import LogIntervals
+from gpusim_rl.run.log_interval import LogIntervals, LogRow
 from gpusim_rl.run.logger import Logger, SilentLogger
 from gpusim_rl.run.memory_estimate import warn_of_learner_memory, warn_of_memory
 from gpusim_rl.run.metadata import describe_run
@@ -56,6 +56,20 @@ OWN = ("algorithm", "env", "torch_rng", "metrics")
 """What of the state each of several processes has for itself."""
 
 
+class Member(Protocol):
+    """What makes a training one of a population; `gpusim_rl.distributed.population` has it."""
+
+    def begin(self, trainer: Trainer, state: Mapping[str, Any] | None) -> None:
+        """Joins a training, before the algorithm is restored; `state` is of an earlier start."""
+
+    def after_iteration(self, trainer: Trainer, rows: Sequence[LogRow], log: Logger) -> None:
+        """Looks at the rows of metrics that have arrived; may change weights and settings, in place."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a restart must know."""
+        ...
+
+
 class Trainer:
     """Trains or evaluates one task with one algorithm.
 
@@ -65,6 +79,7 @@ class Trainer:
     Args:
         spec: The run.
         collective: The processes that learn together; `num_envs` is of each.
+        member: Of a population; None where the run is of none.
 
     Raises:
         ConfigError: Something in the configuration or the checkpoint does not fit.
@@ -78,7 +93,7 @@ class Trainer:
         obs: Observations to act on next. The tensors are never replaced, because a CUDA graph uses their addresses.
     """
 
-    def __init__(self, spec: RunSpec, collective: Collective = ALONE) -> None:
+    def __init__(self, spec: RunSpec, collective: Collective = ALONE, member: Member | None = None) -> None:
         cfg = spec.cfg
         self.spec, self.cfg, self.collective = spec, cfg, collective
         self.task_name = spec.task_class.__name__
@@ -141,6 +156,9 @@ class Trainer:
         self._others_stop = False  # another process has got a signal
         self._show_progress: Callable[[str], None] = lambda text: None
         self._reporter = Reporter(self)
+        self._member = member
+        if member is not None:
+            member.begin(self, None if state is None else state.get("population"))
         if state is not None:
             assert spec.checkpoint is not None
             with checkpoint.must_fit(spec.checkpoint.file, f"task {self.task_name} with algo={cfg.algo}"):
@@ -201,6 +219,8 @@ class Trainer:
                     self.iteration, self.state_dict, learning=self._reporter.learning, last=self.complete
                 )
             status = self._reporter.publish(log)
+            if self._member is not None:
+                self._member.after_iteration(self, status.rows, log)
             # a long iteration: what a signal in the next one would fall back to
             due = log.checkpoint_due(status) or self.stop_signal.long
             self._others_stop, due = self.collective.any(status.stopping, due)
@@ -438,7 +458,8 @@ class Trainer:
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that the rest of the run depends on."""
-        return {
+        population = {} if self._member is None else {"population": self._member.state_dict()}
+        return population | {
             "task": self.task_name,
             "config": self.spec.config,
             "overrides": self.spec.overrides,
