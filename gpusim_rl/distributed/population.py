@@ -1,9 +1,9 @@
-"""Population-based training (Jaderberg et al. 2017, arXiv 1711.09846): members learn side by side, the worst copy the best.
+"""Population-based training (Jaderberg et al. 2017, arXiv 1711.09846): the worst copy the best, and change settings.
 
-A member is a usual run. After every `interval` control steps it writes a record (a small json) and a checkpoint into the
-folder of the population, and reads those of the others. There is no server and no lock: a record names the digest of its
-checkpoint, which is written before it, and what is torn is left out. Copying happens inside the process of the member:
-weights are loaded and settings written in place, so that CUDA graphs stay valid and nothing starts again.
+A member is a usual run. After every `interval` control steps it writes a record, a small json, and a checkpoint into
+the folder of the population, and reads those of the others. There is no server and no lock: a record names the digest
+of its checkpoint, which is written first, and what is torn is left out. Copying happens inside the process of the
+member: weights are loaded and settings written in place. So CUDA graphs stay valid, and nothing starts again.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ def decide(own: Record, others: Sequence[Record], rules: Rules, chance: random.R
     Returns:
         Whose weights (`own` for its own), and the settings.
     """
-    ranked = sorted([own, *others], key=lambda record: record.score, reverse=True)
+    ranked = sorted([own, *others], key=lambda record: (-record.score, record.member))
     scores = [record.score for record in ranked if record.objective is not None]
     if len(scores) < max(2.0, 0.5 * rules.population) or own not in ranked[-_part(rules.worst, ranked) :]:
         return own, own.settings
@@ -155,8 +155,9 @@ def mutated(
             continue
         up = chance.random() < 0.5
         if "choices" in what:
-            place = what["choices"].index(result[key]) + (1 if up else -1)
-            result[key] = what["choices"][min(max(place, 0), len(what["choices"]) - 1)]
+            choices = what["choices"]
+            place = choices.index(result[key]) + (1 if up else -1) if result[key] in choices else 0
+            result[key] = choices[min(max(place, 0), len(choices) - 1)]
             continue
         is_gamma = key.rpartition(".")[2] == "gamma"
         factor = chance.uniform(*(FACTOR_OF_GAMMA if is_gamma else FACTOR)) ** (1 if up else -1)
@@ -183,20 +184,35 @@ def drawn(space: Mapping[str, Any], chance: random.Random) -> dict[str, Any]:
 
 def records(folder: Path) -> list[Record]:
     """All records of a population by generation and member; one that is torn is left out, with a notice."""
-    found = []
-    for file in sorted(folder.glob("m*-*.json")):
-        if not RECORD.fullmatch(file.name):
-            continue
-        try:
-            values = load_json(file)
-            record = Record(**{**values, "parent": tuple(values["parent"])})
-            if record.name != file.name or not isinstance(record.score, int | float):
-                raise ValueError("it is of another member")
-        except (OSError, ValueError, TypeError, KeyError) as error:
-            warn(f"{file} is left out: {str(error).partition(chr(10))[0]}")
-            continue
-        found.append(record)
+    found = [record for file in folder.glob("m*-*.json") if (record := _read(file)) is not None]
     return sorted(found, key=lambda record: (record.generation, record.member))
+
+
+def newest_records(folder: Path, generation: int) -> dict[int, Record]:
+    """The newest record of each member that is whole, and not of a later generation."""
+    found: dict[int, Record] = {}
+    for file in sorted(folder.glob("m*-*.json"), key=lambda file: file.name, reverse=True):
+        name = RECORD.fullmatch(file.name)
+        if name and int(name[1]) not in found and int(name[2]) <= generation and (record := _read(file)) is not None:
+            found[record.member] = record
+    return found
+
+
+def _read(file: Path) -> Record | None:
+    """A record, which another process may have written; None where it is torn, with a notice."""
+    try:
+        values = load_json(file)
+        record = Record(**{**values, "parent": tuple(values["parent"])})
+        numbers = [record.iteration, record.env_steps, record.score, *record.parent]
+        numbers += [value for value in record.settings.values() if not isinstance(value, str)]
+        if record.name != file.name or not all(isinstance(number, int | float) for number in numbers):
+            raise ValueError("it is no record of this member")
+        if record.checkpoint != file.with_suffix(".pt").name:
+            raise ValueError("its checkpoint is another file")
+    except (AttributeError, KeyError, OSError, TypeError, ValueError) as error:
+        warn(f"{file} is left out: {str(error).partition(chr(10))[0]}")
+        return None
+    return record
 
 
 class Member:
@@ -306,7 +322,7 @@ class Member:
     def _go_on_from(self, own: Record, trainer: Trainer, log: Logger) -> None:
         from gpusim_rl.checkpoint_file import digest_of, load
 
-        newest = {r.member: r for r in records(self.folder) if r.generation <= own.generation}
+        newest = newest_records(self.folder, own.generation)
         newest.pop(self.number, None)
         while True:
             # The same draws after a restart: a member that is set back decides as before.
@@ -438,10 +454,7 @@ def read_population(words: Sequence[str], config_dir: Path | None = None) -> Pop
     if number["population"] < 2:
         raise ConfigError(f"population must be at least 2, got {number['population']}")
     study, space, config = find_space(chosen, overrides, config_dir)
-    from gpusim_rl.api import load_spec
-
-    spec = load_spec(config, overrides)
-    space = _tunable(spec, space, given=bool(chosen["space"]))
+    space = _tunable(config, space, given=bool(chosen["space"]))
     rules = build(
         Rules,
         {
@@ -453,7 +466,7 @@ def read_population(words: Sequence[str], config_dir: Path | None = None) -> Pop
     )
     import torch
 
-    seed = random.SystemRandom().randrange(2**30) if spec.cfg.seed == -1 else spec.cfg.seed
+    seed = random.SystemRandom().randrange(2**30) if config["seed"] == -1 else config["seed"]
     members = _members(chosen["members"], rules.population)
     folder = Path(config["log"]["dir"]) / study
     return Population(
@@ -487,18 +500,23 @@ def _members(text: str, population: int) -> list[int]:
     return list(range(first, last + 1))
 
 
-def _tunable(spec: RunSpec, space: Mapping[str, Any], *, given: bool) -> dict[str, Any]:
+def _tunable(config: Mapping[str, Any], space: Mapping[str, Any], *, given: bool) -> dict[str, Any]:
     """Of a space what can change during a training; of a space of the user's everything must."""
-    can = [f"{spec.cfg.algo}.{name}" for name in spec.algorithm_class.tunable]
+    from gpusim_rl.learn.algorithm import load_algorithm_class
+
+    algo = config["algo"]["name"]
+    can = [f"{algo}.{name}" for name in load_algorithm_class(config["algo"]["_target_"]).tunable]
     cannot = [key for key in space if key not in can]
     if not can or (given and cannot) or len(cannot) == len(space):
         what = f"{cannot[0]} cannot change" if cannot else "nothing can change"
         raise ConfigError(
-            f"{what} during a training of algo={spec.cfg.algo}. What can: {', '.join(can) or 'nothing'}. Try"
+            f"{what} during a training of algo={algo}. What can: {', '.join(can) or 'nothing'}. Try"
             " method=optuna for the rest"
         )
     if cannot:
         warn(f"method=pbt leaves {', '.join(cannot)} as they are: they cannot change during a training")
+    if unset := [key for key in space if key in can and config[algo][_name(key)] is None]:
+        raise ConfigError(f"{unset[0]} is null: the first member begins with it. Try {unset[0]}=<number>")
     return {key: dict(what) for key, what in space.items() if key in can}
 
 

@@ -120,7 +120,7 @@ class SAC(OffPolicy):
 
     def _write_settings(self, changed: Collection[str]) -> None:
         super()._write_settings(changed)
-        if "target_entropy" in changed:
+        if self.cfg.target_entropy is not None:
             self._target_entropy.fill_(self.cfg.target_entropy)
 
     @classmethod
