@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import re
+import secrets
+import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -49,8 +51,12 @@ def ray_cluster(needed_by: str, *, address: str | None = None, num_cpus: int = 1
     Raises:
         ConfigError: There is no Ray, or no cluster at the address.
     """
-    ray = require_ray(needed_by)
     address = address or os.environ.get("RAY_ADDRESS")
+    if address is None and "ray" not in sys.modules:
+        # Ray listens on all addresses of the machine. Who has no token can start nothing in it. Read at import.
+        os.environ.setdefault("RAY_AUTH_MODE", "token")
+        os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
+    ray = require_ray(needed_by)
     if ray.is_initialized():  # by the user's script
         yield ray
         return
@@ -58,12 +64,7 @@ def ray_cluster(needed_by: str, *, address: str | None = None, num_cpus: int = 1
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of versions to come
         if address is None:
-            os.environ.setdefault("RAY_AUTH_MODE", "disabled")  # nobody else reaches the loopback addresses
-            own = {
-                "num_cpus": max(num_cpus, available_cpus()),
-                "include_dashboard": False,
-                "_node_ip_address": "127.0.0.1",
-            }
+            own: dict[str, Any] = {"num_cpus": max(num_cpus, available_cpus()), "include_dashboard": False}
             ray.init("local", **own, **quiet)
         else:
             try:
