@@ -3,6 +3,7 @@
 python tools/tune.py task=Ant trials=20                                       PPO's settings, with Optuna
 python tools/tune.py task=Ant algo=sac num_envs=64 space=my_space.yaml        your own space of settings
 python tools/tune.py task=Ant trials=40 study=ants                            again: goes on, until there are 40
+python tools/tune.py task=Ant trials=40 method=asha                           the trials on Ray
 python tools/tune.py task=Ant method=pbt population=8                         population-based training
 
 The same command in several terminals, or on several machines with one folder, searches together.
@@ -29,7 +30,10 @@ def main(argv: list[str] | None = None) -> int:
         else:
             from gpusim_rl.distributed.tuning import read_search, tune
 
-            lines = tune(read_search(args.settings, args.config_dir))
+            search = read_search(args.settings, args.config_dir)
+            if search.method != "optuna":
+                from gpusim_rl.distributed.ray_search import tune
+            lines = tune(search)
         for line in lines:
             print(printable(line))
     return 0

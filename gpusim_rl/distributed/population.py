@@ -27,7 +27,8 @@ from typing import TYPE_CHECKING, Any
 
 from gpusim_rl import paths
 from gpusim_rl.config import RunSpec, build
-from gpusim_rl.distributed.tuning import POLL_S, end, find_space, split_words
+from gpusim_rl.distributed.trial_run import POLL_S, end
+from gpusim_rl.distributed.tuning import find_space, split_words
 from gpusim_rl.errors import ConfigError, warn
 from gpusim_rl.overrides import key_of, quote
 from gpusim_rl.saved_files import dump_yaml, load_json, load_yaml, replacing

@@ -19,15 +19,20 @@ OLDEST, BELOW = (2, 50), (3, 0)
 """Versions of Ray that this package works with; pyproject.toml has the same."""
 
 
-def require_ray(needed_by: str) -> Any:
+def require_ray(needed_by: str, address: str | None = None) -> Any:
     """The module `ray`.
 
     Args:
         needed_by: Command or setting that needs it.
+        address: Of a cluster; None is that of RAY_ADDRESS, else this machine.
 
     Raises:
         ConfigError: It is not installed, or of a version that does not work.
     """
+    if (address or os.environ.get("RAY_ADDRESS")) is None and "ray" not in sys.modules:
+        # Ray listens on all addresses of the machine. Who has no token can start nothing in it. Read at import.
+        os.environ.setdefault("RAY_AUTH_MODE", "token")
+        os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
     ray = import_extra("ray", "ray", needed_by)
     version = tuple(int(number) for number in re.findall(r"\d+", ray.__version__)[:2])
     if not OLDEST <= version < BELOW:
@@ -52,15 +57,14 @@ def ray_cluster(needed_by: str, *, address: str | None = None, num_cpus: int = 1
         ConfigError: There is no Ray, or no cluster at the address.
     """
     address = address or os.environ.get("RAY_ADDRESS")
-    if address is None and "ray" not in sys.modules:
-        # Ray listens on all addresses of the machine. Who has no token can start nothing in it. Read at import.
-        os.environ.setdefault("RAY_AUTH_MODE", "token")
-        os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
-    ray = require_ray(needed_by)
+    ray = require_ray(needed_by, address)
     if ray.is_initialized():  # by the user's script
         yield ray
         return
+    # What this process can import, those of this machine can. On others the package must be installed.
+    path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
+    quiet["runtime_env"] = {"env_vars": {"PYTHONPATH": path}}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of versions to come
         if address is None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import sys
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -105,13 +103,11 @@ class RayEngine(Engine):
 
     def start(self) -> None:
         """Starts all actors, as the cluster has room for them."""
-        # What the learner can import, an actor on this machine can. On others the package must be installed.
-        path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
         remote = self._ray.remote(RemoteActor).options(
             num_cpus=self._threads,
             max_restarts=-1,
             max_task_retries=0,
-            runtime_env={"env_vars": {"PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": ""}},
+            runtime_env={"env_vars": {"CUDA_VISIBLE_DEVICES": ""}},
         )
         self._actors = [remote.remote(job) for job in self._jobs]
         for actor in range(self.num_actors):

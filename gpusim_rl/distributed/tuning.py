@@ -1,4 +1,4 @@
-"""Searches settings with Optuna: each trial is a usual run, in a process and a run folder of its own.
+"""Searches settings: each trial is a usual run, in a process and a run folder of its own. `tune` searches with Optuna.
 
 Several processes, also on several machines with one folder, may search together: they share a journal, a file.
 """
@@ -6,12 +6,9 @@ Several processes, also on several machines with one folder, may search together
 from __future__ import annotations
 
 import csv
+import io
 import math
 import re
-import signal
-import subprocess
-import sys
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -21,16 +18,26 @@ from typing import Any
 from gpusim_rl import paths
 from gpusim_rl.compose import compose
 from gpusim_rl.config import check_settings
+from gpusim_rl.distributed.trial_run import OBJECTIVE, TrialFailedError, TrialRun
 from gpusim_rl.errors import ConfigError, did_you_mean, import_extra
 from gpusim_rl.overrides import key_of, value_of
 from gpusim_rl.saved_files import load_yaml, replacing
 
 SPACES = Path(__file__).parent / "spaces"
-OBJECTIVE = "episode/return"
-"""What is searched for: the mean of the last 100 training episodes, at the end of a run."""
-POLL_S = 0.2
+METHODS = ("optuna", "asha", "ray_pbt", "pbt")
+"""`optuna` is here, `asha` and `ray_pbt` are in ray_search.py, `pbt` is in population.py."""
+COUNTS = ("trials", "grace")
 PRUNERS = ("hyperband", "median", "none")
-OWN = {"method": "optuna", "trials": "20", "pruner": "hyperband", "study": "", "space": "", "stall_s": "600"}
+OWN = {
+    "method": "optuna",
+    "trials": "20",
+    "pruner": "hyperband",
+    "grace": "0",
+    "reduction": "3",
+    "study": "",
+    "space": "",
+    "stall_s": "600",
+}
 """Settings of a search and their defaults; all others are those of a training."""
 
 
@@ -44,8 +51,12 @@ class Search:
         overrides: What all trials share, as typed behind `train.py`.
         config_dir: The user's folder (`-cd`).
         trials: Of the whole study.
-        pruner: What stops hopeless trials: one of `PRUNERS`.
+        method: Of `METHODS`.
+        pruner: What stops hopeless trials with `method=optuna`: one of `PRUNERS`.
+        grace: With `asha`, iterations before a trial may be stopped; with `ray_pbt`, between two changes of a member.
+        reduction: With `asha`, one of so many trials goes on.
         stall_s: A trial without a new row of metrics for so long is stopped [s].
+        iterations: Of a trial that is not stopped.
         folder: Of the journal, the table and the pictures; run folders are beside it.
     """
 
@@ -54,14 +65,13 @@ class Search:
     overrides: Sequence[str]
     config_dir: Path | None
     trials: int
+    method: str
     pruner: str
+    grace: int
+    reduction: float
     stall_s: float
+    iterations: int
     folder: Path
-
-    @property
-    def iterations(self) -> int:
-        """Iterations of a trial that is not stopped."""
-        return int(compose(self.overrides, self.config_dir)["max_iterations"])
 
 
 def read_search(words: Sequence[str], config_dir: Path | None = None) -> Search:
@@ -75,16 +85,29 @@ def read_search(words: Sequence[str], config_dir: Path | None = None) -> Search:
         ConfigError: A setting is unknown, or a space cannot be searched.
     """
     chosen, overrides = split_words(words, OWN)
-    if chosen["method"] != "optuna":
-        raise ConfigError(f"unknown method {chosen['method']!r}. Available: optuna, pbt")
+    if chosen["method"] not in METHODS:
+        near = did_you_mean(chosen["method"], METHODS)
+        raise ConfigError(f"unknown method {chosen['method']!r}.{near} Available: {', '.join(METHODS)}")
     if chosen["pruner"] not in PRUNERS:
         near = did_you_mean(chosen["pruner"], PRUNERS)
         raise ConfigError(f"unknown pruner {chosen['pruner']!r}.{near} Available: {', '.join(PRUNERS)}")
-    numbers = {key: _positive(key, chosen[key]) for key in ("trials", "stall_s")}
+    numbers = {key: _positive(key, chosen[key]) for key in ("trials", "stall_s", "reduction")}
+    grace = int(_positive("grace", chosen["grace"])) if chosen["grace"] != "0" else 0
     study, space, config = find_space(chosen, overrides, config_dir)
     folder = Path(config["log"]["dir"]) / study
     return Search(
-        study, space, overrides, config_dir, int(numbers["trials"]), chosen["pruner"], numbers["stall_s"], folder
+        study=study,
+        space=space,
+        overrides=overrides,
+        config_dir=config_dir,
+        trials=int(numbers["trials"]),
+        method=chosen["method"],
+        pruner=chosen["pruner"],
+        grace=grace or max(1, int(config["max_iterations"]) // 9),
+        reduction=numbers["reduction"],
+        stall_s=numbers["stall_s"],
+        iterations=int(config["max_iterations"]),
+        folder=folder,
     )
 
 
@@ -132,8 +155,8 @@ def _positive(key: str, text: str) -> float:
         number = float(text)
     except ValueError:
         number = 0.0
-    if not 0.0 < number < math.inf or (key == "trials" and number != int(number)):
-        raise ConfigError(f"{key} must be a positive {'int' if key == 'trials' else 'number'}, got {text!r}")
+    if not 0.0 < number < math.inf or (key in COUNTS and number != int(number)):
+        raise ConfigError(f"{key} must be a positive {'int' if key in COUNTS else 'number'}, got {text!r}")
     return number
 
 
@@ -165,6 +188,22 @@ def tune(search: Search) -> list[str]:
     Returns:
         Lines for the user: the best trials, and the command that repeats the best one.
     """
+    optuna, study = open_study(search)
+    enough = optuna.study.MaxTrialsCallback(search.trials, states=_ended(optuna))
+    if num_ended(optuna, study) < search.trials:
+        try:
+            study.optimize(lambda trial: _run(optuna, search, trial), callbacks=[enough], catch=(TrialFailedError,))
+        except ValueError as error:
+            raise ConfigError(f"{search.folder}: {error}. Try another study=<name>") from None
+    return report(optuna, search, study)
+
+
+def open_study(search: Search) -> tuple[Any, Any]:
+    """Optuna, and the study in its journal: a new one, or as it was left.
+
+    Raises:
+        ConfigError: There is no Optuna.
+    """
     optuna = import_extra("optuna", "tune", "tools/tune.py")
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     search.folder.mkdir(parents=True, exist_ok=True)
@@ -177,18 +216,17 @@ def tune(search: Search) -> list[str]:
         sampler=optuna.samplers.TPESampler(),  # another seed in each process: they must not try the same
         pruner=_pruner(optuna, search),
     )
-    ended = (optuna.trial.TrialState.COMPLETE, optuna.trial.TrialState.PRUNED, optuna.trial.TrialState.FAIL)
-    enough = optuna.study.MaxTrialsCallback(search.trials, states=ended)
-    if len(study.get_trials(deepcopy=False, states=ended)) < search.trials:
-        try:
-            study.optimize(lambda trial: _run(optuna, search, trial), callbacks=[enough], catch=(TrialFailedError,))
-        except ValueError as error:
-            raise ConfigError(f"{search.folder}: {error}. Try another study=<name>") from None
-    return _report(optuna, search, study)
+    return optuna, study
 
 
-class TrialFailedError(Exception):
-    """A run ended with an error, stalled, or told no return."""
+def _ended(optuna: Any) -> tuple[Any, ...]:
+    states = optuna.trial.TrialState
+    return states.COMPLETE, states.PRUNED, states.FAIL
+
+
+def num_ended(optuna: Any, study: Any) -> int:
+    """Trials of a study that have ended, in whatever way."""
+    return len(study.get_trials(deepcopy=False, states=_ended(optuna)))
 
 
 def _pruner(optuna: Any, search: Search) -> Any:
@@ -211,71 +249,26 @@ def _suggest(trial: Any, key: str, what: Mapping[str, Any]) -> Any:
 
 def _run(optuna: Any, search: Search, trial: Any) -> float:
     """One trial: trains, tells the pruner how it goes, and stops it where it is hopeless."""
-    chosen = [f"{key}={_suggest(trial, key, what)}" for key, what in search.space.items()]
-    name = f"{search.study}.{trial.number:04d}"
-    trial.set_user_attr("command", " ".join(["python train.py", *search.overrides, *chosen]))
-    group = [] if any(key_of(word) == "wandb_group" for word in search.overrides) else [f"wandb_group={search.study}"]
-    folder = ["-cd", str(search.config_dir)] if search.config_dir is not None else []
-    words = [*folder, *search.overrides, *chosen, *group, f"experiment={name}", "log.console=quiet"]
-    run = search.folder.parent / name / "latest"
-    with (search.folder / f"{trial.number:04d}.log").open("wb") as log:
-        process = subprocess.Popen([sys.executable, str(paths.train_file()), *words], stdout=log, stderr=log)
-        try:
-            value = _watch(optuna, search, trial, process, run)
-        finally:
-            end(process)
-            trial.set_user_attr("run", str(run.resolve()) if run.exists() else "")
-    if value is None:
-        said = (search.folder / f"{trial.number:04d}.log").read_text(errors="replace").strip().splitlines()
-        reason = said[-1] if process.returncode and said else f"no {OBJECTIVE} was told"
-        trial.set_user_attr("failed", reason)
-        raise TrialFailedError(f"trial {trial.number}: {reason}")
-    return value
-
-
-def _watch(optuna: Any, search: Search, trial: Any, process: subprocess.Popen[bytes], run: Path) -> float | None:
-    """Follow a run to its end; returns what it reached, None where it failed."""
-    seen, newest, heard = 0, None, time.monotonic()
-    while True:
-        running = process.poll() is None
-        rows = _rows(run / "metrics.csv")
-        for row in rows[seen:]:
-            heard = time.monotonic()
-            with suppress(ValueError, KeyError):
-                newest = float(row[OBJECTIVE])
-                trial.report(newest, int(float(row["iteration"])))
-        seen = len(rows)
-        if not running:
-            return newest if process.returncode == 0 else None
-        if newest is not None and trial.should_prune():
-            raise optuna.TrialPruned
-        if time.monotonic() - heard > search.stall_s:
-            raise TrialFailedError(f"trial {trial.number}: no row of metrics for {search.stall_s:g} s")
-        time.sleep(POLL_S)
-
-
-def _rows(file: Path) -> list[dict[str, str]]:
-    """Whole rows of metrics so far."""
+    run = TrialRun(search, trial.number, {key: _suggest(trial, key, what) for key, what in search.space.items()})
+    trial.set_user_attr("command", run.command)
+    newest = None
     try:
-        text = file.read_text()
-    except OSError:
-        return []
-    return list(csv.DictReader(text[: text.rfind("\n") + 1].splitlines()))
+        for iteration, newest in run.rows():
+            trial.report(newest, iteration)
+            if trial.should_prune():
+                raise optuna.TrialPruned
+        if newest is None:
+            raise TrialFailedError(f"no {OBJECTIVE} was told")
+    except TrialFailedError as error:
+        trial.set_user_attr("failed", str(error))
+        raise
+    finally:
+        run.end()
+        trial.set_user_attr("run", run.folder)
+    return newest
 
 
-def end(process: subprocess.Popen[bytes]) -> None:
-    """Ends a run as Ctrl-C would, with a checkpoint."""
-    if process.poll() is not None:
-        return
-    process.send_signal(signal.SIGTERM)
-    try:
-        process.wait(timeout=60)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
-
-
-def _report(optuna: Any, search: Search, study: Any) -> list[str]:
+def report(optuna: Any, search: Search, study: Any) -> list[str]:
     """Table, pictures and lines of what was found."""
     trials = study.get_trials(deepcopy=False)
     states = optuna.trial.TrialState
@@ -284,9 +277,10 @@ def _report(optuna: Any, search: Search, study: Any) -> list[str]:
     for trial in trials:
         values = (trial.params.get(key) for key in search.space)
         table.append([trial.number, trial.state.name.lower(), trial.value, *values, trial.user_attrs.get("run", "")])
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows([header, *table])
     with replacing(search.folder / "trials.csv") as file:
-        lines = [",".join("" if cell is None else str(cell) for cell in row) for row in [header, *table]]
-        file.write(("\n".join(lines) + "\n").encode())
+        file.write(text.getvalue().encode())
     counts = {state.name.lower(): sum(trial.state == state for trial in trials) for state in states}
     told = [f"{search.study}: " + ", ".join(f"{count} {name}" for name, count in counts.items() if count)]
     best = sorted(

@@ -1,0 +1,125 @@
+"""A trial of a search: a usual run, in a process and a run folder of its own, which is followed and stopped."""
+
+from __future__ import annotations
+
+import csv
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gpusim_rl import paths
+from gpusim_rl.overrides import key_of, quote
+
+if TYPE_CHECKING:
+    from gpusim_rl.distributed.tuning import Search
+
+OBJECTIVE = "episode/return"
+"""What is searched for: the mean of the last 100 training episodes, at the end of a run."""
+POLL_S = 0.2
+
+
+class TrialFailedError(Exception):
+    """A run ended with an error, stalled, or told no return."""
+
+
+class TrialRun:
+    """A training with chosen settings, which begins at once.
+
+    Args:
+        search: What it is a part of.
+        number: Of the trial.
+        chosen: Settings by key.
+        more: Overrides for this run alone.
+        cwd: Folder that it begins in; None is that of this process.
+
+    Attributes:
+        command: What repeats it.
+    """
+
+    def __init__(
+        self,
+        search: Search,
+        number: int,
+        chosen: Mapping[str, Any],
+        *more: str,
+        cwd: str | None = None,
+    ) -> None:
+        words = [f"{key}={value}" for key, value in chosen.items()]
+        self.command = " ".join(["python train.py", *search.overrides, *words])
+        grouped = any(key_of(word) == "wandb_group" for word in search.overrides)
+        group = [] if grouped else [f"wandb_group={search.study}"]
+        user = ["-cd", str(search.config_dir)] if search.config_dir is not None else []
+        name = f"{search.study}.{number:04d}"
+        folder = f"log.dir={quote(str(search.folder.parent))}"
+        words = [*user, *search.overrides, *words, *group, *more, f"experiment={name}", folder, "log.console=quiet"]
+        self._search, self._number = search, number
+        self._latest = search.folder.parent / name / "latest"
+        self._before = self._latest.resolve()  # of an earlier start of this trial
+        self._printed = search.folder / f"{number:04d}.log"
+        with self._printed.open("ab") as log:
+            command = [sys.executable, str(paths.train_file()), *words]
+            self.process = subprocess.Popen(command, stdout=log, stderr=log, cwd=cwd)
+
+    @property
+    def folder(self) -> str:
+        """The run folder; empty while there is none."""
+        found = self._latest.resolve()
+        return str(found) if self._latest.exists() and found != self._before else ""
+
+    def rows(self) -> Iterator[tuple[int, float]]:
+        """Iteration and objective of each row of metrics that has one, as it comes; the last one when the run ended.
+
+        Raises:
+            TrialFailedError: The run ended with an error, or there was no new row for `stall_s`.
+        """
+        seen, heard = 0, time.monotonic()
+        while True:
+            running = self.process.poll() is None
+            rows = _rows(Path(self.folder) / "metrics.csv") if self.folder else []
+            for row in rows[seen:]:
+                if running and int(float(row["iteration"])) >= self._search.iterations:
+                    break  # it writes its checkpoint
+                seen, heard = seen + 1, time.monotonic()
+                with suppress(ValueError, KeyError):
+                    yield int(float(row["iteration"])), float(row[OBJECTIVE])
+            if not running:
+                self._check_end()
+                return
+            if time.monotonic() - heard > self._search.stall_s:
+                raise TrialFailedError(f"no row of metrics for {self._search.stall_s:g} s")
+            time.sleep(POLL_S)
+
+    def _check_end(self) -> None:
+        if self.process.returncode:
+            said = self._printed.read_text(errors="replace").strip().splitlines()
+            raise TrialFailedError(said[-1] if said else f"exit status {self.process.returncode}")
+
+    def end(self) -> None:
+        """Ends the run as Ctrl-C would, with a checkpoint."""
+        end(self.process)
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """Ends a run as Ctrl-C would, with a checkpoint."""
+    if process.poll() is not None:
+        return
+    process.send_signal(signal.SIGTERM)
+    try:
+        process.wait(timeout=60)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def _rows(file: Path) -> list[dict[str, str]]:
+    """Whole rows of metrics so far."""
+    try:
+        text = file.read_text()
+    except OSError:
+        return []
+    return list(csv.DictReader(text[: text.rfind("\n") + 1].splitlines()))
