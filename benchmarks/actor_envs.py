@@ -27,7 +27,9 @@ class TimedEnv(gymnasium.Env[np.ndarray, np.ndarray]):
         self._wait_s, self._spin_s = wait_ms / 1e3, spin_ms / 1e3
         self._obs = np.zeros(obs, np.float32)
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict[str, Any]]:
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.ndarray, dict[str, Any]]:
         """The same observation always."""
         return self._obs, {}
 

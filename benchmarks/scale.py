@@ -41,7 +41,8 @@ def main() -> None:
 
         about: dict[str, Any] = describe_environment()
         about = {name: about[name] for name in ("versions", "cpu", "gpu")} | {"git": git_state(ROOT)[0]}
-        args.out.write_text(json.dumps({**about, "rows": rows}, indent=1) + "\n")
+        others = json.loads(args.out.read_text()) if args.out.exists() else {}  # of benchmarks/actors.py
+        args.out.write_text(json.dumps({**others, **about, "rows": rows}, indent=1) + "\n")
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
