@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -24,8 +23,6 @@ from gpusim_rl.distributed.engine import (
 from gpusim_rl.distributed.ray_cluster import ray_cluster
 
 STORE = "object_store_memory"
-ASK_AGAIN_S = 0.2
-"""Ray answers at once that an actor is being started again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +32,6 @@ class _Call:
     actor: int
     attempt: int
     """Of the actor, counted as `ActorJob.attempt`: answers of one that is dead count no more."""
-    kind: str
 
 
 class RemoteActor:
@@ -44,6 +40,10 @@ class RemoteActor:
     def __init__(self, job: ActorJob) -> None:
         self._job = job
         self._actor: Actor | None = None
+
+    def is_up(self) -> tuple[str]:
+        """Answers as soon as the process is there."""
+        return ("up",)
 
     def call(self, kind: str, attempt: int, argument: Any = None, weights: Any = None) -> tuple[Any, ...]:
         """Does what the learner asks for; an error is an answer too, because it is no reason for a restart."""
@@ -97,8 +97,6 @@ class RayEngine(Engine):
         self._actors: list[Any] = []
         self._attempts = [0] * len(jobs)
         self._calls: dict[Any, _Call] = {}
-        self._restarting: dict[int, float] = {}
-        """Actors that Ray starts again, and when they are asked next [s]."""
         self._weights: Any = None
 
     def start(self) -> None:
@@ -116,7 +114,7 @@ class RayEngine(Engine):
     def _call(self, actor: int, kind: str, argument: Any = None, weights: Any = None) -> None:
         attempt = self._attempts[actor]
         answer = self._actors[actor].call.remote(kind, attempt, argument, weights)
-        self._calls[answer] = _Call(actor, attempt, kind)
+        self._calls[answer] = _Call(actor, attempt)
 
     def publish(self, version: int, state: Mapping[str, Tensor]) -> None:
         """Puts them into the object store."""
@@ -136,15 +134,7 @@ class RayEngine(Engine):
 
     def get(self, timeout_s: float) -> list[Answer]:
         """What has come."""
-        for actor in [actor for actor, due in self._restarting.items() if due <= time.monotonic()]:
-            del self._restarting[actor]
-            self._call(actor, "describe")
-        if self._restarting:
-            timeout_s = min(timeout_s, ASK_AGAIN_S)
         calls = [*self._calls]
-        if not calls:
-            time.sleep(timeout_s)
-            return []
         ready, _ = self._ray.wait(calls, num_returns=1, timeout=timeout_s)
         if ready:
             ready, _ = self._ray.wait(calls, num_returns=len(calls), timeout=0)
@@ -154,11 +144,6 @@ class RayEngine(Engine):
         call = self._calls.pop(reference)
         try:
             kind, *message = self._ray.get(reference)
-        except self._ray.exceptions.ActorUnavailableError as error:
-            if call.kind == "describe":  # it is on its way
-                self._restarting[call.actor] = time.monotonic() + ASK_AGAIN_S
-                return None
-            return self._lost(call, str(error).strip().partition("\n")[0])
         except self._ray.exceptions.RayError as error:
             return self._lost(call, str(error).strip().partition("\n")[0])
         if call.attempt != self._attempts[call.actor]:
@@ -167,6 +152,9 @@ class RayEngine(Engine):
             raise_error(call.actor, *message)
         if kind == "restarted":
             return self._lost(call, "")
+        if kind == "up":
+            self._call(call.actor, "describe")
+            return None
         if kind == "described":
             return Described(call.actor, *message)
         if kind == "begun":
@@ -182,7 +170,9 @@ class RayEngine(Engine):
             return None
         lost = self._died(call.actor, last_words)
         self._attempts[call.actor] += 1
-        self._restarting[call.actor] = time.monotonic() + ASK_AGAIN_S
+        # Until Ray has started it again, a call that may be made only once fails at once. It is no death.
+        up = self._actors[call.actor].is_up.options(max_task_retries=-1).remote()
+        self._calls[up] = _Call(call.actor, self._attempts[call.actor])
         return lost
 
     def numbers(self) -> dict[str, float]:
