@@ -43,7 +43,7 @@ class TimedEnv(gymnasium.Env[np.ndarray, np.ndarray]):
         return self._obs, 1.0, False, False, {}
 
 
-def make(num_envs: int, **kwargs: float) -> gymnasium.vector.VectorEnv:
+def make(num_envs: int, **kwargs: Any) -> gymnasium.vector.VectorEnv:
     """`num_envs` of them, one after the other: `env._target_=actor_envs.make`."""
     one = lambda: gymnasium.wrappers.TimeLimit(TimedEnv(**kwargs), EPISODE)  # noqa: E731
     return gymnasium.vector.SyncVectorEnv([one] * num_envs)

@@ -67,19 +67,16 @@ def main() -> None:
         total_frames=-1,
         device="cpu",
     )
-    began, since, frames = None, None, 0
-    for batch in collector:
+    batches = iter(collector)
+    next(batches)
+    since = began = time.monotonic()
+    while since - began < args.warm_up:
+        next(batches)
+        since = time.monotonic()
+    frames, now = 0, since
+    while now - since < args.seconds:
+        frames += next(batches).numel()
         now = time.monotonic()
-        began = began or now
-        if now - began < args.warm_up:
-            continue
-        if since is None:  # the frames of this batch are of the time before
-            since = now
-            continue
-        frames += batch.numel()
-        if now - since >= args.seconds:
-            break
-    assert since is not None
     print(json.dumps({"steps_per_s": frames / (now - since)}))
     collector.shutdown()
 
