@@ -243,10 +243,12 @@ def _check_run(folder: Path) -> Row:
 
 
 def _gone(processes: Sequence[Any]) -> int:
-    """How many are still there after a while."""
+    """How many are still there after a while; they are ended then."""
     import psutil
 
     _, alive = psutil.wait_procs(processes, timeout=GONE_S)
+    for process in alive:
+        process.kill()
     return len(alive)
 
 
