@@ -7,9 +7,10 @@ import os
 import re
 import secrets
 import sys
+import tempfile
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from gpusim_rl.errors import ConfigError, import_extra
@@ -65,18 +66,18 @@ def ray_cluster(needed_by: str, *, address: str | None = None, num_cpus: int = 1
     path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     quiet["runtime_env"] = {"env_vars": {"PYTHONPATH": path}}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of versions to come
-        if address is None:
-            own: dict[str, Any] = {"num_cpus": max(num_cpus, available_cpus()), "include_dashboard": False}
-            ray.init("local", **own, **quiet)
-        else:
-            try:
-                ray.init(address, **quiet)
-            except (ConnectionError, RuntimeError, ValueError) as error:
-                what = str(error).strip().partition("\n")[0]
-                raise ConfigError(f"{needed_by}: no Ray cluster at {address}: {what}") from None
-    try:
+    with ExitStack() as stack:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of versions to come
+            if address is None:
+                own: dict[str, Any] = {"num_cpus": max(num_cpus, available_cpus()), "include_dashboard": False}
+                folder = tempfile.TemporaryDirectory(prefix="gpusim-rl-ray-", ignore_cleanup_errors=True)
+                ray.init("local", **own, _temp_dir=stack.enter_context(folder), **quiet)
+            else:
+                try:
+                    ray.init(address, **quiet)
+                except (ConnectionError, RuntimeError, ValueError) as error:
+                    what = str(error).strip().partition("\n")[0]
+                    raise ConfigError(f"{needed_by}: no Ray cluster at {address}: {what}") from None
+        stack.callback(ray.shutdown)
         yield ray
-    finally:
-        ray.shutdown()

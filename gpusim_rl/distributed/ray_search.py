@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import time
+import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -85,7 +86,9 @@ def _fit(search: Search, optuna: Any, study: Any, left: int) -> None:
             name=f"{first:04d}", storage_path=str(search.folder / "ray"), callbacks=[Record()], verbose=0
         ),
     )
-    tuner.fit()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that a trial could take over the process of another one
+        tuner.fit()
     if num_ended(optuna, study) < search.trials:
         raise KeyboardInterrupt  # Ray Tune returns as if it were done
 

@@ -116,7 +116,7 @@ class Rollouts(ABC):
 
 
 class ActorsRollouts(Rollouts):
-    """Rollouts that actors record, each with the newest policy at its begin.
+    """Rollouts that actors record, each with the newest policy: at its begin, with Ray when it is asked for.
 
     Args:
         engine: What has the actors.
@@ -162,7 +162,7 @@ class ActorsRollouts(Rollouts):
             self._begin(answer.actor)
             self._ask(answer.actor)
         elif isinstance(answer, Lost):
-            self._lose(answer.actor, self._asked[answer.actor])
+            self._lose(answer.actor, min(1, self._asked[answer.actor]))  # the other one has not begun
             self._asked[answer.actor], self._alive[answer.actor] = 0, False
         elif isinstance(answer, Recorded):
             self._asked[answer.actor] -= 1
