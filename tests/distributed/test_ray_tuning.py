@@ -1,0 +1,93 @@
+"""Searches on Ray Tune: what is stopped, what is lost, and what users are told."""
+
+from __future__ import annotations
+
+import csv
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from gpusim_rl.checkpoint_file import load
+from helpers.commands import ROOT, Finished, run_command
+from helpers.training import read_csv
+
+SPACE = "ppo.learning_rate: {low: 1.0e-6, high: 1.0e-2, log: true}\nppo.epochs: {choices: [1, 4]}\n"
+SMALL = ("task=Cartpole", "device=cpu", "num_envs=32", "space=space.yaml", "study=poles")
+
+
+def tune(folder: Path, *words: str, env: dict[str, str] | None = None, check: bool = True) -> Finished:
+    (folder / "space.yaml").write_text(SPACE)
+    tool = ROOT / "tools" / "tune.py"
+    return run_command(sys.executable, tool, *SMALL, *words, cwd=folder, env=env, check=check, timeout_s=280)
+
+
+def trials(folder: Path) -> list[dict[str, str]]:
+    with (folder / "runs" / "poles" / "trials.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.mark.parametrize("method", ["asha", "ray_pbt"])
+def test_without_ray_one_line_has_the_command(tmp_path: Path, method: str) -> None:
+    (tmp_path / "ray.py").write_text("raise ModuleNotFoundError(\"No module named 'ray'\", name='ray')\n")
+    done = tune(tmp_path, f"method={method}", env={"PYTHONPATH": str(tmp_path)}, check=False)
+    assert done.returncode == 2 and f"method={method} needs ray: pip install 'gpusim-rl[ray]'" in done.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_population_of_ray_changes_no_sizes(tmp_path: Path) -> None:
+    (tmp_path / "space.yaml").write_text("ppo.horizon: {choices: [8, 16]}\n")
+    words = (*SMALL, "method=ray_pbt")
+    done = run_command(sys.executable, ROOT / "tools" / "tune.py", *words, cwd=tmp_path, check=False)
+    assert done.returncode == 2 and "ppo.horizon cannot change from one checkpoint to the next" in done.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.slow
+def test_asha_stops_hopeless_trials_and_goes_on_where_it_was(tmp_path: Path) -> None:
+    done = tune(tmp_path, "method=asha", "trials=6", "max_iterations=18", "grace=2")
+    assert "complete" in done.stdout and "pruned" in done.stdout, done.stdout
+    found = trials(tmp_path)
+    assert len(found) == 6 and len({row["run"] for row in found}) == 6
+    for row in found:
+        iterations = int(read_csv(Path(row["run"]))[-1]["iteration"])
+        assert (iterations == 18) == (row["state"] == "complete")
+        assert load(Path(row["run"]) / "checkpoints" / "last.pt")["iteration"] == iterations
+    again = tune(tmp_path, "method=asha", "trials=7", "max_iterations=18", "grace=2")
+    assert again.returncode == 0 and len(trials(tmp_path)) == 7
+
+
+@pytest.mark.slow
+def test_a_trial_that_is_killed_does_not_end_the_search(tmp_path: Path) -> None:
+    (tmp_path / "space.yaml").write_text(SPACE)
+    words = (*SMALL, "method=asha", "trials=3", "max_iterations=60", "grace=50")
+    command = [sys.executable, str(ROOT / "tools" / "tune.py"), *words]
+    search = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True)
+    end, found = time.monotonic() + 100, None
+    while found is None or not [*tmp_path.glob("runs/poles.*/2*/metrics.csv")]:
+        assert time.monotonic() < end and search.poll() is None
+        lines = {process.pid: process.info["cmdline"] or [] for process in psutil.process_iter(["cmdline"])}
+        runs = [pid for pid, words in lines.items() if any(word.startswith(f"log.dir={tmp_path}") for word in words)]
+        found = runs[0] if runs else None
+        time.sleep(0.1)
+    os.kill(found, signal.SIGKILL)
+    said, _ = search.communicate(timeout=250)
+    assert search.returncode == 0 and "1 fail" in said, said
+    assert sorted(row["state"] for row in trials(tmp_path)) in (["complete", "complete", "fail"],), trials(tmp_path)
+
+
+@pytest.mark.slow
+def test_a_population_of_ray_copies_checkpoints(tmp_path: Path) -> None:
+    done = tune(tmp_path, "method=ray_pbt", "trials=3", "max_iterations=24", "grace=4")
+    assert "3 complete" in done.stdout, done.stdout
+    assert [row["state"] for row in trials(tmp_path)] == ["complete"] * 3
+    # A member that copied has more than one run folder, and the later one goes on from the donor's iteration.
+    branches = [run for run in tmp_path.glob("runs/poles.*/2*") if not run.is_symlink()]
+    assert len(branches) > 3
+    first = [int(read_csv(run)[0]["iteration"]) for run in branches]
+    assert {iteration % 4 for iteration in first} == {1} and max(first) > 1
