@@ -84,7 +84,7 @@ def iterations(runs: Path) -> list[int]:
     return [int(row[head.index("iteration")]) for row in rows]
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.slow
 def test_a_pod_that_takes_the_place_of_another_continues_its_run(tmp_path):
     first = start(tmp_path, "max_iterations=100000", "log.interval=1", "log.checkpoint_interval=5")
     wait_for("ours/2*/checkpoints/last.pt", tmp_path, first)
