@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections import deque
 from collections.abc import Mapping
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -191,18 +192,20 @@ class ActorTrainer(Trainer):
         self._num_rollouts = cfg.actors.rollouts or max(1, self.num_actors // 2)
         self._lags: list[int] = []  # of this log interval
         self._dropped = 0
-        super().__init__(dataclasses.replace(spec, cfg=dataclasses.replace(cfg, sim_device="cpu")))
+        self._started = ExitStack()
+        try:
+            super().__init__(dataclasses.replace(spec, cfg=dataclasses.replace(cfg, sim_device="cpu")))
+        except BaseException:  # a checkpoint that does not fit, Ctrl-C: no actors stay behind
+            self._started.close()
+            raise
 
     def _make_env(self) -> Environment:
         cfg = self.cfg
         config = self.spec.config
         jobs = [ActorJob(config, number, self.num_actors, self.seed) for number in range(self.num_actors)]
         self._rollouts = self._make_rollouts(self._make_engine(jobs))
-        try:
-            self._rollouts.start()
-        except BaseException:
-            self._rollouts.close()
-            raise
+        self._started.callback(self._rollouts.close)
+        self._rollouts.start()
         self._copies = Copies(self._rollouts, self.rl_device)
         columns = cfg.num_envs * self._num_rollouts
         return RemoteEnvs(self._rollouts, num_envs=columns, of_actor=cfg.num_envs, threads=cfg.actors.threads)

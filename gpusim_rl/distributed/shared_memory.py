@@ -60,6 +60,7 @@ class SharedMemory:
     def close(self) -> None:
         """Gives the file back. Tensors in it stay as long as they are in use."""
         for whole in self._pinned:
+            torch.cuda.synchronize()  # a copy from it may be under way
             cuda: Any = torch.cuda.cudart()
             torch.cuda.check_error(cuda.cudaHostUnregister(whole.data_ptr()))
         self._pinned.clear()

@@ -259,6 +259,18 @@ def test_a_learner_that_dies_leaves_no_actors_and_its_run_goes_on(training, tmp_
     assert iterations == [*range(1, saved + 6)]
 
 
+def test_a_learner_that_cannot_be_built_leaves_no_actors(tmp_path: Path, monkeypatch) -> None:
+    def fail(self: ActorTrainer) -> None:
+        raise ConfigError("does not fit")
+
+    monkeypatch.setattr(ActorTrainer, "_env_spec", fail)
+    spec = prepare("Cartpole", algo="impala", num_envs=4, num_actors=1, actors="process", log={"dir": str(tmp_path)})
+    before = {child.pid for child in psutil.Process().children()}
+    with pytest.raises(ConfigError, match="does not fit"):
+        make_trainer(spec, ALONE)
+    assert {child.pid for child in psutil.Process().children()} <= before
+
+
 def test_an_actor_that_cannot_work_ends_the_run_with_one_line(tmp_path: Path) -> None:
     (tmp_path / "my_envs.py").write_text("def make(num_envs):\n    raise RuntimeError('no license')\n")
     broken = ("task=Gymnasium", "env._target_=my_envs.make", "algo=impala", "actors=process", "num_actors=2")
