@@ -122,7 +122,7 @@ def _scheduler(ray_tune: Any, search: Search, space: Mapping[str, Any]) -> Any:
     return ray_tune.schedulers.PopulationBasedTraining(
         time_attr="iteration",
         perturbation_interval=search.grace,
-        hyperparam_mutations=dict(space),
+        hyperparam_mutations={key: what.get("choices", space[key]) for key, what in search.space.items()},
         custom_explore_fn=within,
     )
 

@@ -433,7 +433,7 @@ def test_a_killed_member_and_torn_files_do_not_stop_a_population(tmp_path: Path)
 def test_ctrl_c_ends_all_members_with_checkpoints_and_the_same_command_goes_on(tmp_path: Path) -> None:
     folder = tmp_path / "runs" / "poles"
     process = start(tmp_path, "max_iterations=120")
-    wait_for(process, lambda: list(folder.glob("m*-000002.json")))
+    wait_for(process, lambda: len(list(folder.glob("m*-000001.json"))) == 4)  # all have begun
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130 and "interrupted" in err
