@@ -7,6 +7,8 @@ python train.py task=Gymnasium env.id=CartPole-v1 algo=apex actors=ray num_actor
 from __future__ import annotations
 
 import dataclasses
+import logging
+import time
 from collections import deque
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -20,19 +22,23 @@ from gpusim_rl.distributed.actor import ActorJob, EnvDescription
 from gpusim_rl.distributed.engine import Engine
 from gpusim_rl.distributed.inference import InferenceRollouts
 from gpusim_rl.distributed.population import member_of
-from gpusim_rl.distributed.rollouts import ActorsRollouts, Rollout, Rollouts
+from gpusim_rl.distributed.rollouts import PATIENCE_S, ActorsRollouts, Rollout, Rollouts
 from gpusim_rl.distributed.tuner import Limits
 from gpusim_rl.env import Environment, Step
 from gpusim_rl.env.environment import Observation
-from gpusim_rl.errors import ConfigError, warn
+from gpusim_rl.errors import ConfigError
 from gpusim_rl.hardware import available_cpus
 from gpusim_rl.learn.algorithm import Algorithm, EnvSpec
 from gpusim_rl.learn.collective import Collective
 from gpusim_rl.run.trainer import SEEDS_APART, Trainer
 from gpusim_rl.spaces import ActionSpace
 
+logger = logging.getLogger("gpusim_rl")
+
 POLL_S = 0.1
 """A signal is noticed so soon while the learner waits [s]."""
+RESUMES_APART = 7_919
+"""Between the seeds of actors, for each iteration that was done before."""
 COPYING_S = 1e-3
 """What was copied is noticed so soon [s]."""
 
@@ -199,10 +205,16 @@ class ActorTrainer(Trainer):
             self._started.close()
             raise
 
+    def _choose_seed(self, state: dict[str, Any] | None) -> int:
+        seed = super()._choose_seed(state)
+        begun_at = 0 if state is None else int(state["iteration"])
+        self._seed_of_actors = (seed + begun_at * RESUMES_APART) % 2**31  # a resumed run must not draw the same again
+        return seed
+
     def _make_env(self) -> Environment:
         cfg = self.cfg
         config = self.spec.config
-        jobs = [ActorJob(config, number, self.num_actors, self.seed) for number in range(self.num_actors)]
+        jobs = [ActorJob(config, number, self.num_actors, self._seed_of_actors) for number in range(self.num_actors)]
         self._rollouts = self._make_rollouts(self._make_engine(jobs))
         self._started.callback(self._rollouts.close)
         self._rollouts.start()
@@ -238,7 +250,7 @@ class ActorTrainer(Trainer):
             cfg.algorithm,
             spec,
             device=self.rl_device,
-            seed=self.seed + (1 + number) * SEEDS_APART,
+            seed=self._seed_of_actors + (1 + number) * SEEDS_APART,
             max_iterations=cfg.max_iterations,
         )
 
@@ -259,17 +271,22 @@ class ActorTrainer(Trainer):
 
     def _next(self, number: int) -> Rollout:
         """A rollout that is not too old."""
+        heard = time.monotonic()
         while True:
             under_way = self._copies.poll()
             found = self._rollouts.next(COPYING_S if under_way else POLL_S)
             self._pause(f"rollout {number + 1}/{self._num_rollouts}")
             if found is None:
+                if time.monotonic() - heard > PATIENCE_S:
+                    heard = time.monotonic()
+                    logger.warning("no actor has sent a rollout for %.0f s", PATIENCE_S)
                 continue
             lag = self.iteration - found.version
             if lag <= self.algorithm.max_policy_lag:
                 self._lags.append(lag)
                 return found
             self._dropped += 1
+            self.metrics.add(found.taken)
             self._rollouts.release(found)
 
     def _take(self, rollout: Rollout, first: int) -> None:
@@ -297,13 +314,12 @@ class ActorTrainer(Trainer):
 
     def state_dict(self) -> dict[str, Any]:
         """That of every training, and how many columns a batch has."""
-        return super().state_dict() | {"actor_columns": self.env.num_envs}
+        return super().state_dict() | {"actor_columns": self.actor_columns}
 
-    def _load(self, state: dict[str, Any]) -> None:
-        if state.get("actor_columns") != self.env.num_envs and state["algorithm"].get("replay") is not None:
-            warn("the number of envs that send together has changed: the replay memory is filled again")
-            state = state | {"algorithm": {**state["algorithm"], "replay": None, "priorities": None}}
-        super()._load(state)
+    @property
+    def actor_columns(self) -> int:
+        """Envs that send together."""
+        return self.env.num_envs
 
 
 def make_trainer(spec: RunSpec, collective: Collective) -> Trainer:

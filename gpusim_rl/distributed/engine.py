@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,6 +14,8 @@ from torch import Tensor
 
 from gpusim_rl.distributed.actor import EnvDescription, RolloutInfo
 from gpusim_rl.errors import ConfigError, TaskError
+
+logger = logging.getLogger("gpusim_rl")
 
 MOST_DEATHS = 3
 """In a row, before an actor has answered anything."""
@@ -121,15 +125,17 @@ class Engine(ABC):
         return Lost(actor)
 
 
-def describe_error(error: BaseException) -> tuple[str, str]:
-    """Kind and text of an error in an actor, for the learner."""
+def describe_error(error: BaseException) -> tuple[str, str, str]:
+    """Kind, text and traceback of an error in an actor, for the learner."""
     if isinstance(error, (ConfigError, TaskError)):
-        return type(error).__name__, str(error)
-    return "", f"{type(error).__name__}: {error}".strip().partition("\n")[0]
+        return type(error).__name__, str(error), ""
+    text = f"{type(error).__name__}: {error}".strip().partition("\n")[0]
+    return "", text, "".join(traceback.format_exception(error))
 
 
-def raise_error(actor: int, kind: str, text: str) -> None:
-    """Raises what `describe_error` has told."""
+def raise_error(actor: int, kind: str, text: str, trace: str) -> None:
+    """Raises what `describe_error` has told; shows the traceback first."""
     if kind:
         raise {"ConfigError": ConfigError, "TaskError": TaskError}[kind](text)
+    logger.error("%s", trace.rstrip())
     raise ConfigError(f"actor {actor}: {text}")

@@ -92,6 +92,8 @@ class InferenceRollouts(Rollouts):
         self._newest = (version, {name: x.clone() for name, x in state.items()})
         if not self._actors:
             self._actors = [self._actor(number) for number in range(self.engine.num_actors)]
+            for it in self._actors:
+                it.algorithm.policy = self._actors[0].algorithm.policy
             self._thread.start()
 
     def _actor(self, number: int) -> _Actor:
@@ -151,9 +153,13 @@ class InferenceRollouts(Rollouts):
         newest = self._newest
         assert newest is not None
         if newest[0] != self._version:
-            self._version = newest[0]
-            for it in self._actors:
-                it.algorithm.load_acting_state(newest[1])
+            self._version, state = newest
+            first, *others = (it.algorithm for it in self._actors)
+            first.load_acting_state(state)
+            of_policy = first.policy.state_dict().keys()  # which they share
+            if rest := {name: x for name, x in state.items() if name not in of_policy}:
+                for algorithm in others:
+                    algorithm.load_acting_state(rest)
         for it in actors:
             if it.t == 0:
                 it.version = self._version
@@ -179,6 +185,7 @@ class InferenceRollouts(Rollouts):
             self._lose(answer.actor, int(it.t > 0))
             it.alive, it.ready_since, it.t = False, None, 0
             it.algorithm.begin_episodes()
+            it.metrics = Metrics(self._num_envs, CPU)
         elif isinstance(answer, Stepped):
             self._record(it, answer)
 

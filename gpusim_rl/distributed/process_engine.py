@@ -13,12 +13,11 @@ import socket
 import subprocess
 import sys
 import tempfile
-import traceback
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
-from typing import Any, NoReturn
+from typing import IO, Any, NoReturn
 
 import numpy as np
 from torch import Tensor
@@ -37,7 +36,7 @@ from gpusim_rl.distributed.shared_memory import SharedMemory, SharedWeights
 
 SLOTS = 2
 """Rollouts of an actor that the learner has not copied yet, at most."""
-LAST_WORDS = 4096  # bytes of what actors have printed
+LAST_WORDS, MOST_PRINTED = 4096, 1_000_000  # bytes of what an actor has printed
 # As for the process of evaluations: this module imports torch, which the libraries of some simulators must precede.
 _START = (
     "import sys; from gpusim_rl.sim.before_torch import import_before_torch; import_before_torch(sys.argv[1]);"
@@ -53,6 +52,8 @@ class _Process:
     process: subprocess.Popen[bytes]
     connection: Connection
     memory: SharedMemory
+    printed: IO[bytes]
+    """What it has printed, in a file without a name."""
     slots: list[list[Tensor]]
     free: list[int]
     """Slots that a rollout may go to."""
@@ -76,16 +77,17 @@ class ProcessEngine(Engine):
         self._jobs, self._pin = jobs, pin
         self._weights_memory = SharedMemory()
         self._weights: SharedWeights | None = None
-        self._printed = tempfile.TemporaryFile()  # noqa: SIM115 (closed by `close`)
         self._actors: list[_Process] = []
 
     def start(self) -> None:
         """Starts all processes."""
-        self._actors = [self._start(job) for job in self._jobs]
+        for job in self._jobs:
+            self._actors.append(self._start(job))
 
     def _start(self, job: ActorJob) -> _Process:
         ours, theirs = _pipe()
         memory = SharedMemory()
+        printed = tempfile.TemporaryFile("a+b")  # noqa: SIM115 (closed by `_end`)
         fds = theirs.fileno(), self._weights_memory.fd, memory.fd
         threads = str(job.config["actors"]["threads"])
         # What the learner can import, an actor can: from a checkout, an editable install, the user's folder.
@@ -93,15 +95,15 @@ class ProcessEngine(Engine):
         process = subprocess.Popen(
             [sys.executable, "-c", _START, job.config["sim"]["name"], *map(str, fds)],
             stdin=subprocess.DEVNULL,
-            stdout=self._printed,
-            stderr=self._printed,
+            stdout=printed,
+            stderr=printed,
             pass_fds=fds,
             env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": threads, "CUDA_VISIBLE_DEVICES": ""},
             start_new_session=True,  # a Ctrl-C is for the learner, which ends them
         )
         theirs.close()
         _send(ours, job)
-        return _Process(job, process, ours, memory, [], [])
+        return _Process(job, process, ours, memory, printed, [], [])
 
     def publish(self, version: int, state: Mapping[str, Tensor]) -> None:
         """Writes them to where all processes read."""
@@ -149,7 +151,8 @@ class ProcessEngine(Engine):
             [envs] = message
             self._lay_out(it, envs)
             return Described(actor, envs)
-        self._answered(actor)
+        if kind == "recorded" or len(message) > 1:  # not by a first observation alone
+            self._answered(actor)
         if kind == "recorded":
             slot, info = message
             return Recorded(actor, it.slots[slot], info, (it, slot))
@@ -170,22 +173,24 @@ class ProcessEngine(Engine):
 
     def _start_again(self, actor: int) -> Answer:
         it = self._actors[actor]
-        lost = self._died(actor, self._last_words())
+        lost = self._died(actor, _last_words(it.printed))
         self._end(it)
         self._actors[actor] = self._start(replace(it.job, attempt=it.job.attempt + 1))
         return lost
 
-    def _last_words(self) -> str:
-        size = self._printed.seek(0, os.SEEK_END)
-        self._printed.seek(max(0, size - LAST_WORDS))
-        lines = self._printed.read().decode(errors="replace").strip().splitlines()
-        return lines[-1] if lines else ""
+    def numbers(self) -> dict[str, float]:
+        """None; forgets what was printed long ago."""
+        for it in self._actors:
+            if os.fstat(it.printed.fileno()).st_size > MOST_PRINTED:
+                os.ftruncate(it.printed.fileno(), 0)
+        return {}
 
     def _end(self, it: _Process) -> None:
         it.connection.close()
         it.process.kill()
         it.process.wait()
         it.memory.close()
+        it.printed.close()
 
     def close(self) -> None:
         """Ends all processes."""
@@ -193,7 +198,13 @@ class ProcessEngine(Engine):
             self._end(it)
         self._actors.clear()
         self._weights_memory.close()
-        self._printed.close()
+
+
+def _last_words(printed: IO[bytes]) -> str:
+    size = printed.seek(0, os.SEEK_END)
+    printed.seek(max(0, size - LAST_WORDS))
+    lines = printed.read().decode(errors="replace").strip().splitlines()
+    return lines[-1] if lines else ""
 
 
 def _pipe() -> tuple[Connection, Connection]:
@@ -220,12 +231,11 @@ def main(connection_fd: int, weights_fd: int, memory_fd: int) -> None:
     connection = Connection(connection_fd)
     try:
         _work(connection, SharedMemory(weights_fd), SharedMemory(memory_fd))
-    except (EOFError, ConnectionError):  # the learner has ended
+    except _LearnerGoneError:
         _exit(0)
     except BaseException as error:
-        traceback.print_exc()
-        with suppress(OSError):
-            _send(connection, ("error", *describe_error(error)))
+        with suppress(_LearnerGoneError):
+            _tell_learner(connection, ("error", *describe_error(error)))
         _exit(1)
 
 
@@ -236,23 +246,41 @@ def _exit(code: int) -> NoReturn:
     os._exit(code)
 
 
+class _LearnerGoneError(Exception):
+    """The learner has ended. Envs may raise the errors of a connection themselves, for reasons of their own."""
+
+
+def _hear_learner(connection: Connection) -> Any:
+    try:
+        return _receive(connection)
+    except (EOFError, OSError):
+        raise _LearnerGoneError from None
+
+
+def _tell_learner(connection: Connection, message: Any) -> None:
+    try:
+        _send(connection, message)
+    except OSError:
+        raise _LearnerGoneError from None
+
+
 def _work(connection: Connection, weights_memory: SharedMemory, memory: SharedMemory) -> None:
-    actor = Actor(_receive(connection))
+    actor = Actor(_hear_learner(connection))
     weights = SharedWeights(weights_memory, actor.acting_state())
     envs = actor.describe()
     size = len(envs.recording)
     tensors = memory.lay_out(envs.recording * SLOTS)
-    _send(connection, ("described", envs))
+    _tell_learner(connection, ("described", envs))
     while True:
-        kind, argument = _receive(connection)
+        kind, argument = _hear_learner(connection)
         if kind == "rollout":
             recording, info = actor.rollout(*weights.read())
             for own, recorded in zip(tensors[argument * size : (argument + 1) * size], recording, strict=True):
                 own.copy_(recorded)
-            _send(connection, ("recorded", argument, info))
+            _tell_learner(connection, ("recorded", argument, info))
         elif kind == "begin":
             actor.begin_from(argument)
         elif argument is None:
-            _send(connection, ("stepped", actor.first_obs()))
+            _tell_learner(connection, ("stepped", actor.first_obs()))
         else:
-            _send(connection, ("stepped", None, *actor.step(argument)))
+            _tell_learner(connection, ("stepped", None, *actor.step(argument)))

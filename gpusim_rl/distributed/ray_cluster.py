@@ -6,6 +6,7 @@ import logging
 import os
 import re
 import secrets
+import socket
 import sys
 import tempfile
 import warnings
@@ -19,6 +20,9 @@ from gpusim_rl.hardware import available_cpus
 OLDEST, BELOW = (2, 50), (3, 0)
 """Versions of Ray that this package works with; pyproject.toml has the same."""
 
+PATIENCE_S = 5.0
+"""For a cluster to answer at its address [s]."""
+
 
 def require_ray(needed_by: str, address: str | None = None) -> Any:
     """The module `ray`.
@@ -30,7 +34,7 @@ def require_ray(needed_by: str, address: str | None = None) -> Any:
     Raises:
         ConfigError: It is not installed, or of a version that does not work.
     """
-    if (address or os.environ.get("RAY_ADDRESS")) is None and "ray" not in sys.modules:
+    if not (address or os.environ.get("RAY_ADDRESS")) and "ray" not in sys.modules:
         # Ray listens on all addresses of the machine. Who has no token can start nothing in it. Read at import.
         os.environ.setdefault("RAY_AUTH_MODE", "token")
         os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
@@ -57,7 +61,7 @@ def ray_cluster(needed_by: str, *, address: str | None = None, num_cpus: int = 1
     Raises:
         ConfigError: There is no Ray, or no cluster at the address.
     """
-    address = address or os.environ.get("RAY_ADDRESS")
+    address = address or os.environ.get("RAY_ADDRESS") or None
     ray = require_ray(needed_by, address)
     if ray.is_initialized():  # by the user's script
         yield ray
@@ -75,9 +79,21 @@ def ray_cluster(needed_by: str, *, address: str | None = None, num_cpus: int = 1
                 ray.init("local", **own, _temp_dir=stack.enter_context(folder), **quiet)
             else:
                 try:
+                    _look_for(address)
                     ray.init(address, **quiet)
-                except (ConnectionError, RuntimeError, ValueError) as error:
+                except (OSError, RuntimeError, ValueError) as error:
                     what = str(error).strip().partition("\n")[0]
                     raise ConfigError(f"{needed_by}: no Ray cluster at {address}: {what}") from None
         stack.callback(ray.shutdown)
         yield ray
+
+
+def _look_for(address: str) -> None:
+    """Ray itself tries for minutes.
+
+    Raises:
+        OSError: Nobody is there.
+    """
+    found = re.fullmatch(r"(?:ray://)?([^/]+):(\d+)", address)
+    if found is not None:
+        socket.create_connection((found[1], int(found[2])), timeout=PATIENCE_S).close()

@@ -159,7 +159,8 @@ class RayEngine(Engine):
             return Described(call.actor, *message)
         if kind == "begun":
             return None
-        self._answered(call.actor)
+        if kind == "recorded" or len(message) > 1:  # not by a first observation alone
+            self._answered(call.actor)
         if kind == "recorded":
             arrays, info = message
             return Recorded(call.actor, [tensor_of(x) for x in arrays], info, None)

@@ -19,7 +19,7 @@ from gpusim_rl.run.metrics import Taken
 logger = logging.getLogger("gpusim_rl")
 
 PATIENCE_S = 30.0
-"""For the first actor, before a message tells what is waited for [s]."""
+"""For the first actor, or for a rollout, before a message tells that it is waited for [s]."""
 IN_FLIGHT = 2
 """Rollouts that an actor is asked for at a time: while the learner takes one over, it records the next one."""
 

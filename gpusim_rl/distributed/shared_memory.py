@@ -78,7 +78,8 @@ class SharedWeights:
     """Weights that one process writes and others read whenever they want, without waiting for each other for long.
 
     A sequence lock: the writer counts before and after it writes. Who reads an odd count, or another one afterwards,
-    reads again. So a process that is killed while it reads blocks nobody.
+    reads again. So a process that is killed while it reads blocks nobody. Others must see stores
+    in their order, as on x86.
 
     Args:
         memory: Where they are.

@@ -145,6 +145,7 @@ class OffPolicy(Algorithm):
             return
         if env.role == "learns":  # each rollout ends as by a time limit: the next one in its place is of another actor
             env = dataclasses.replace(env, max_episode_length=min(cfg.horizon, env.max_episode_length))
+            self._time_limit = env.max_episode_length
         self._check_replay(env)
         self.demonstrations = self._load_demonstrations(env)
         self.replay = self._make_replay(env, seed)
@@ -246,6 +247,7 @@ class OffPolicy(Algorithm):
 
     def begin_rollout(self) -> None:
         """Draws the noise of all steps: one operation, and none that follows physics in a graph."""
+        self._t = 0  # also after a rollout that was broken off
         if self._role == "both" and isinstance(self.replay, HostReplay):
             self.replay.begin_rollout()
         self.noise.begin_rollout(lambda numbers: numbers.normal_(generator=self._act_generator))
@@ -604,7 +606,8 @@ class OffPolicy(Algorithm):
             self.actor_optimizer.load_moments(state["actor_optimizer"])
         self.steps.copy_(state["steps"])
         self.skipped.copy_(state["skipped"])
-        self.noise.load_state_dict(state.get("noise", {}))
+        if self._role == "both":
+            self.noise.load_state_dict(state.get("noise", {}))
         restore_generator(self._act_generator, state["act_generator"])
         restore_generator(self._sample_generator, state["sample_generator"])
         if "replay" not in state:  # the learner of another run, which learns from what is here

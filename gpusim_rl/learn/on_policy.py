@@ -275,6 +275,7 @@ class OnPolicy(Algorithm):
 
     def begin_rollout(self) -> None:
         """Draws the noise of all steps: one operation, and none that follows physics in a graph."""
+        self._t = 0  # also after a rollout that was broken off
         self.noise.begin_rollout(lambda numbers: self.policy.head.draw_(numbers, self._noise_generator))
 
     def act(self, obs: Observation) -> Tensor:
@@ -622,7 +623,8 @@ class OnPolicy(Algorithm):
             self.learning_rate.fill_(self.cfg.learning_rate)
         self.iteration.copy_(state["iteration"])
         self.skipped.copy_(state.get("skipped", torch.zeros_like(self.skipped)))
-        if self._role == "both":  # else it does not act here
+        # A learner of actors does not act, and its checkpoint knows nothing of envs.
+        if self._role == "both" and state["is_first"].shape == self.is_first.shape:
             for own, saved in zip(self.hidden, state["hidden"], strict=True):
                 own.copy_(saved)
             self.is_first.copy_(state["is_first"])

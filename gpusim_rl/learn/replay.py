@@ -227,7 +227,7 @@ class Replay:
         last = time[0] + steps - 1
         row = last.div(self._episode, rounding_mode="floor").remainder_(self._rows)
         cut = end == TRUNCATED
-        # Only an environment that keeps no time limit can lose one.
+        # Lost are those of an environment that keeps no time limit, and those within a rollout of an actor.
         lost = cut & (self._final_step.take(row * envs + env) != last)
         weight = ((end & DIVERGED) == 0) & ~lost & whole
 

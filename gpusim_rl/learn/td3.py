@@ -118,4 +118,5 @@ class TD3(OffPolicy):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restores `state_dict`."""
         super().load_state_dict(state)
-        self.noise_scale.copy_(state["noise_scale"])
+        if self._role == "both" and state["noise_scale"].shape == self.noise_scale.shape:  # else it does not act
+            self.noise_scale.copy_(state["noise_scale"])

@@ -149,6 +149,7 @@ class Metrics:
         self._latest: dict[str, Tensor] = {}
         self._checked: set[str] = set()  # names of an update whose kind is known
         self._steps = torch.zeros((), device=device)  # a graph counts on the device
+        self._taken = 0  # episodes that `take` has given away
         self._in_flight: tuple[Any, list[str], Tensor] | None = None
         self._arrival: torch.cuda.Event | None = None
 
@@ -212,7 +213,8 @@ class Metrics:
 
     def take(self) -> Taken:
         """The sums since the last call, as plain numbers, for `add` in another process. It reads the device."""
-        ended = int(self._sums["episode/ended"])
+        total = int(self.episodes.total)  # of whole episodes; `episode/ended` counts others too
+        ended, self._taken = total - self._taken, total
         sums = {name: value.tolist() for name, value in self._sums.items()}
         assert self._terms is not None
         terms = dict(zip(self._term_names, self._terms.tolist(), strict=True))
@@ -222,12 +224,21 @@ class Metrics:
         return taken
 
     def add(self, taken: Taken) -> None:
-        """Adds what another process has taken from its metrics: that of a rollout of as many envs."""
-        self.episodes.add(torch.tensor(taken.episodes, device=self.device))
-        for name, value in taken.sums.items():
-            self._add(name, torch.tensor(value, device=self.device))
-        self._term_names, terms = list(taken.terms), torch.tensor([*taken.terms.values()], device=self.device)
-        self._terms = terms if self._terms is None else self._terms.add_(terms)
+        """Adds what another process has taken from its metrics: that of a rollout of as many envs.
+
+        All of it goes to the device in one copy, for which the host does not wait.
+        """
+        sums = {name: value if isinstance(value, list) else [value] for name, value in taken.sums.items()}
+        returns, lengths = taken.episodes
+        lists = [[*returns, *lengths], *sums.values(), [*taken.terms.values()]]
+        cuda = self.device.type == "cuda"
+        packed = torch.tensor([number for numbers in lists for number in numbers], dtype=torch.float32, pin_memory=cuda)
+        episodes, *values, terms = packed.to(self.device, non_blocking=cuda).split([len(numbers) for numbers in lists])
+        self.episodes.add(episodes.view(2, -1))
+        for (name, numbers), value in zip(taken.sums.items(), values, strict=True):
+            self._add(name, value if isinstance(numbers, list) else value[0])
+        self._term_names = [*taken.terms]
+        self._terms = terms.clone() if self._terms is None else self._terms.add_(terms)
         self._steps += taken.steps
 
     def _check(self, name: Any, value: Any, algorithm: str) -> None:

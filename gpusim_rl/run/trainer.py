@@ -54,6 +54,8 @@ SEEDS_APART = 1_000_003
 """Between the seeds of two processes that learn together: their envs and their noise differ."""
 OWN = ("algorithm", "env", "torch_rng", "metrics")
 """What of the state each of several processes has for itself."""
+ANEW = ("replay", "priorities")
+"""What of an algorithm's state belongs to the envs that it was recorded in."""
 
 
 class Member(Protocol):
@@ -502,12 +504,21 @@ class Trainer:
                 f"the run had {before} process{'es' if before > 1 else ''} before, and has {size} now: new episodes"
                 " begin, and a replay memory is filled again"
             )
-        anew = {"replay": None, "priorities": None}
-        algorithm = {name: anew.get(name, value) for name, value in state["algorithm"].items()}
+        algorithm = {name: None if name in ANEW else value for name, value in state["algorithm"].items()}
         return state | {"sim": "", "algorithm": algorithm}
+
+    @property
+    def actor_columns(self) -> int | None:
+        """Envs that send their rollouts to this learner together; None where it steps its own."""
+        return None
 
     def _load(self, state: dict[str, Any]) -> None:
         state = self._state_of_rank(state)
+        if state.get("actor_columns") != self.actor_columns and not self.cfg.test:
+            if state["algorithm"].get("replay") is not None:
+                warn("the envs that send together are others now: the replay memory is filled again")
+            algorithm = {name: None if name in ANEW else value for name, value in state["algorithm"].items()}
+            state = state | {"algorithm": algorithm}
         for key, now in (("obs_sizes", dict(self.env.obs_sizes)), ("num_actions", self.env.num_actions)):
             if state[key] != now:
                 raise ValueError(f"{key} saved {state[key]}, now {now}")

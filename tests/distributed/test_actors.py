@@ -148,6 +148,43 @@ def test_rollouts_are_the_same_wherever_the_policy_acts(tmp_path: Path) -> None:
         torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-6)
 
 
+def test_a_resumed_run_does_not_explore_as_at_its_start(tmp_path: Path) -> None:
+    def jobs(**more: Any) -> list[int]:
+        seeds = []
+
+        class Seen(ActorTrainer):
+            def _make_engine(self, jobs: list[ActorJob]) -> Engine:
+                seeds.extend(job.seed for job in jobs)
+                raise ConfigError("seen")
+
+        spec = prepare("Cartpole", **{**settings, **more})
+        with pytest.raises(ConfigError, match="seen"):
+            Seen(spec)
+        return seeds
+
+    small = {"network": {"hidden": [8]}}
+    log = {"dir": str(tmp_path), "console": "quiet"}
+    settings: dict[str, Any] = {"algo": "impala", "num_envs": 4, "num_actors": 2, "actors": "process", "impala": small}
+    settings |= {"log": log, "max_iterations": 3}
+    make_trainer(prepare("Cartpole", **settings), ALONE).train()
+    assert jobs() == jobs() != jobs(checkpoint=str(the_run(tmp_path)), max_iterations=4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("algo", ["impala", "sac", "td3"])
+def test_a_run_goes_on_with_actors_or_without(tmp_path: Path, algo: str) -> None:
+    small = [f"{algo}.network.hidden=[16]"]
+    if algo != "impala":
+        small += [f"{algo}.learning_starts=64", f"{algo}.batch_size=32", f"{algo}.replay.capacity=4000"]
+    base = ("task=Cartpole", f"algo={algo}", "num_envs=4", *small)
+    train(tmp_path, *base, "actors=process", "num_actors=2", "max_iterations=4")
+    train(tmp_path, "checkpoint=Cartpole", "max_iterations=6", "num_actors=4")
+    train(tmp_path, "checkpoint=Cartpole", "max_iterations=8", "actors=none", "num_actors=null")
+    train(tmp_path, "checkpoint=Cartpole", "max_iterations=10", "actors=process", "num_actors=2")
+    iterations = [int(row["iteration"]) for row in read_csv(the_run(tmp_path / "runs"))]
+    assert iterations == [*range(1, 11)]
+
+
 class _Local(Engine):
     """No processes: for rollouts that a test makes."""
 
@@ -271,11 +308,12 @@ def test_a_learner_that_cannot_be_built_leaves_no_actors(tmp_path: Path, monkeyp
     assert {child.pid for child in psutil.Process().children()} <= before
 
 
-def test_an_actor_that_cannot_work_ends_the_run_with_one_line(tmp_path: Path) -> None:
+def test_an_actor_that_cannot_work_ends_the_run_and_tells_where(tmp_path: Path) -> None:
     (tmp_path / "my_envs.py").write_text("def make(num_envs):\n    raise RuntimeError('no license')\n")
     broken = ("task=Gymnasium", "env._target_=my_envs.make", "algo=impala", "actors=process", "num_actors=2")
     done = train(tmp_path, *broken, check=False)
-    assert done.returncode == 2 and "no license" in done.stderr and done.stderr.count("\n") == 1, done.stderr
+    assert done.returncode == 2 and "my_envs.py" in done.stderr, "where it failed: " + done.stderr
+    assert re.fullmatch(r"error: actor [01]: RuntimeError: no license", done.stderr.splitlines()[-1]), done.stderr
     assert not (tmp_path / "runs").exists()
 
 

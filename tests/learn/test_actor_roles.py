@@ -173,3 +173,20 @@ def test_acting_together_is_acting_one_by_one(name: str, changes: dict[str, Any]
     alone[0].record(together[0], step)
     for (one, _), (two, _) in zip(parts[0].recording(), alone[0].recording(), strict=True):
         torch.testing.assert_close(one, two, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["impala", "sac"])
+def test_a_rollout_that_was_broken_off_does_not_shift_the_next_one(name: str) -> None:
+    env, actor = RandomEnv(ENVS, seed=1), make(name, RandomEnv(ENVS), "acts")
+    obs = env.reset()
+    with torch.no_grad():
+        actor.begin_rollout()
+        for _ in range(2):
+            action = actor.act(obs)
+            step = env.step(action)
+            actor.record(action, step)
+            obs = step.obs
+        actor.begin_rollout()
+        action = actor.act(obs)
+        actor.record(action, env.step(action))
+    assert torch.equal(actor.recording()[0][0][0], obs["policy"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -267,3 +268,34 @@ def test_the_state_is_a_snapshot():
     fresh.load_state_dict(state)
     assert fresh.episodes.episode_length.tolist() == [1.0] * 4
     assert fresh.episodes.total == 0
+
+
+def test_what_is_taken_and_added_elsewhere_is_what_one_would_have_counted() -> None:
+    envs, steps = 3, 5
+    here, actor, learner = (Metrics(envs, torch.device("cpu")) for _ in range(3))
+    generator = torch.Generator().manual_seed(1)
+    for _ in range(4):
+        for metrics in (here, actor):
+            metrics.begin_rollout()
+        for _ in range(steps):
+            reward, kind = (torch.rand(envs, generator=generator) for _ in range(2))
+            done = kind < 0.4
+            nothing = torch.zeros(envs, dtype=torch.bool)
+            step: Any = SimpleNamespace(
+                reward=reward,
+                terms={"all": reward},
+                stats={"number": torch.where(done, reward, torch.nan)},
+                done=done,
+                incomplete=done & (kind < 0.2),  # of a staggered start
+                diverged=nothing,
+                bad_action=nothing,
+                skipped=None,
+            )
+            for metrics in (here, actor):
+                metrics.record_step(step)
+        for metrics in (here, actor):
+            metrics.end_rollout()
+        learner.add(actor.take())
+    [(_, expected)], [(_, found)] = here.flush(None, {}), learner.flush(None, {})
+    assert found == pytest.approx(expected)
+    assert expected["episode/count"] and expected["episode/count"] < expected["episode/ended"]
