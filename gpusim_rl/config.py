@@ -492,7 +492,9 @@ class RunConfig:
                 " the run as it learns"
             )
         if self.actors.engine is None and self.num_actors is not None:
-            raise ConfigError(f"num_actors={self.num_actors} has no effect without actors. Try actors=process, or =ray")
+            raise ConfigError(
+                f"num_actors={self.num_actors} has no effect without actors. Try num_actors=null, or actors=process"
+            )
         if self.pbt.folder is not None and (self.multi_gpu or self.actors.engine is not None):
             raise ConfigError("pbt.folder: a member of a population is one process. Try multi_gpu=false actors=none")
         if self.actors.engine is not None and self.multi_gpu:

@@ -107,7 +107,7 @@ class RunStats:
     diverged: float = 0.0  # share of all control steps
     overflow: float = 0.0  # envs, at most
     actors_alive: float | None = None  # actors, on average
-    actors_active: float | None = None  # that are asked for rollouts, on average
+    actors_active: float | None = None  # that are asked for rollouts, in the newest row
     actor_restarts: float = 0.0  # during the rows that are read
     lost_rollouts: float = 0.0  # during the rows that are read
     actor_wait: float | None = None  # share of their time in which actors wait for the learner
@@ -366,7 +366,7 @@ def make_run_stats(config: dict[str, Any], environment: dict[str, Any], rows: Se
         diverged=sum(row.get("sim/diverged") or 0.0 for row in kept) / steps if steps else 0.0,
         overflow=max(row.get("sim/overflow") or 0.0 for row in kept),
         actors_alive=_mean(kept, "actors/alive"),
-        actors_active=_mean(kept, "actors/active"),
+        actors_active=_mean(kept[-1:], "actors/active"),
         actor_restarts=_increase(kept, before, "actors/restarts"),
         lost_rollouts=_increase(kept, before, "actors/lost_rollouts"),
         actor_wait=_mean(kept, "actors/wait"),

@@ -124,9 +124,10 @@ def joined(spec: RunSpec) -> Iterator[Collective]:
         yield ALONE
         return
     if not started:
+        of_run = f"checkpoint={cfg.checkpoint}" if cfg.checkpoint else f"task={spec.task_class.__name__} multi_gpu=true"
         raise ConfigError(
             "multi_gpu=true: torchrun must start the processes. Try torchrun --nproc-per-node=2 train.py"
-            f" task={spec.task_class.__name__} multi_gpu=true, or multi_gpu=false"
+            f" {of_run}, or multi_gpu=false"
         )
     if not spec.algorithm_class.data_parallel:
         raise ConfigError(f"multi_gpu=true: algo={cfg.algo} learns in one process only. Try multi_gpu=false")

@@ -83,7 +83,9 @@ def ray_cluster(needed_by: str, *, address: str | None = None, num_cpus: int = 1
                     ray.init(address, **quiet)
                 except (OSError, RuntimeError, ValueError) as error:
                     what = str(error).strip().partition("\n")[0]
-                    raise ConfigError(f"{needed_by}: no Ray cluster at {address}: {what}") from None
+                    raise ConfigError(
+                        f"{needed_by}: no Ray cluster at {address}: {what}. Try ray status there"
+                    ) from None
         stack.callback(ray.shutdown)
         yield ray
 

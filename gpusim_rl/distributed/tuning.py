@@ -18,6 +18,7 @@ from typing import Any
 from gpusim_rl import paths
 from gpusim_rl.compose import compose
 from gpusim_rl.config import check_settings
+from gpusim_rl.discover import tasks
 from gpusim_rl.distributed.trial_run import OBJECTIVE, TrialFailedError, TrialRun
 from gpusim_rl.errors import ConfigError, did_you_mean, import_extra
 from gpusim_rl.overrides import key_of, value_of
@@ -145,6 +146,8 @@ def find_space(
         raise ConfigError(f"{what}. Try space=<yaml>, such as {paths.from_here(SPACES / 'ppo.yaml')}")
     task = next((value_of(word) for word in overrides if key_of(word) == "task"), "Cartpole")
     study = chosen["study"] or f"{task}-{settings['algo']}"
+    if study in tasks(config_dir, outside=True):
+        raise ConfigError(f"study={study} is the name of a task, whose runs are in that folder. Try study={study}-1")
     if not re.fullmatch(r"[\w-][\w.-]*", study):
         raise ConfigError(f"study must be a folder name of A-Z a-z 0-9 . _ -, got {study!r}")
     return study, _check_space(load_yaml(file), file, overrides, config_dir), config
@@ -167,6 +170,10 @@ def _check_space(
     if not isinstance(space, dict) or not space:
         raise ConfigError(f"{file}: expected settings with low and high, or choices")
     for key, what in space.items():
+        for name in ("low", "high"):
+            if isinstance(what, dict) and isinstance(what.get(name), str):  # yaml takes 1e-3 for a word
+                with suppress(ValueError):
+                    what[name] = float(what[name])
         choices = what.get("choices") if isinstance(what, dict) else None
         ends: Any = choices or ([what.get("low"), what.get("high")] if isinstance(what, dict) else [])
         known = isinstance(what, dict) and what.keys() <= ({"choices"} if choices else {"low", "high", "log"})
@@ -205,7 +212,7 @@ def open_study(search: Search) -> tuple[Any, Any]:
         ConfigError: There is no Optuna.
     """
     optuna = import_extra("optuna", "tune", "tools/tune.py")
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    optuna.logging.set_verbosity(optuna.logging.ERROR)  # its warnings have tracebacks of what Ctrl-C has ended
     search.folder.mkdir(parents=True, exist_ok=True)
     backend = optuna.storages.journal.JournalFileBackend(str(search.folder / "journal.log"))
     study = optuna.create_study(

@@ -150,7 +150,8 @@ class Impala(OnPolicy):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restores `state_dict`."""
         super().load_state_dict(state)
-        if len(state["versions"]) != len(self._versions):  # with actors there is no ring, and then it is empty
+        ages = len(self._versions)
+        if ages == 0 or len(state["versions"]) != ages:  # with actors there is no ring; without, it is empty then
             return
         for own, saved in zip([*self._ring, self._versions], [*state["ring"], state["versions"]], strict=True):
             own.copy_(saved)

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -40,6 +41,15 @@ def train(folder: Path, *arguments: str, check: bool = True, env: dict[str, str]
     return run_command(sys.executable, ROOT / "train.py", *arguments, cwd=folder, check=check, env=env)
 
 
+def children_with(process: subprocess.Popen[str], word: str) -> list[psutil.Process]:
+    """The processes below one whose command line has a word."""
+    found = []
+    for child in psutil.Process(process.pid).children(recursive=True):
+        with suppress(psutil.Error):  # it has just ended
+            found += [child] if word in " ".join(child.cmdline()) else []
+    return found
+
+
 class Training:
     """A training in the background, and its actors."""
 
@@ -57,8 +67,7 @@ class Training:
 
     def actors(self) -> list[psutil.Process]:
         """The processes of its actors."""
-        children = psutil.Process(self.process.pid).children(recursive=True)
-        return [child for child in children if any("process_engine" in word for word in child.cmdline())]
+        return children_with(self.process, "process_engine")
 
     def wait_for(self, condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
         """Until something holds."""
@@ -331,7 +340,7 @@ def test_an_actor_that_always_dies_ends_the_run_with_one_line(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("typed", "told"),
     [
-        (["num_actors=2"], "num_actors=2 has no effect without actors. Try actors=process, or =ray"),
+        (["num_actors=2"], "num_actors=2 has no effect without actors. Try num_actors=null, or actors=process"),
         (["actors=process", "num_actors=0", "algo=impala"], "num_actors must be a positive int or null, got 0"),
         (["actors=proces", "algo=impala"], "unknown actors 'proces'. Did you mean 'process'?"),
         (["actors=process"], "algo=ppo learns only from what its newest policy has done. Try algo=impala"),
@@ -370,12 +379,8 @@ def test_ray_starts_an_actor_again(training, inference: str) -> None:
     pytest.importorskip("ray")
     it = training("actors=ray", f"actors.inference={inference}", LONG)
 
-    def actors() -> list[psutil.Process]:
-        children = psutil.Process(it.process.pid).children(recursive=True)
-        return [child for child in children if "RemoteActor" in " ".join(child.cmdline())]
-
     it.wait_for(lambda: bool(it.rows()) and float(it.rows()[-1]["actors/alive"]) == 2, 90)
-    actors()[0].kill()
+    children_with(it.process, "RemoteActor")[0].kill()
     it.wait_for(lambda: float(it.rows()[-1]["actors/restarts"]) == 1)
     it.wait_for(lambda: float(it.rows()[-1]["actors/alive"]) == 2)
     before = int(it.rows()[-1]["iteration"])

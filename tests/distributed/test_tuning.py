@@ -44,6 +44,7 @@ def test_our_own_spaces_can_be_searched(file):
         (["method=grid"], SPACE, "unknown method 'grid'"),
         (["pruner=hyperbnd"], SPACE, "Did you mean 'hyperband'"),
         (["study=a/b"], SPACE, "study must be a folder name"),
+        (["study=Ant"], SPACE, "study=Ant is the name of a task, whose runs are in that folder"),
         (["trails=3"], SPACE, "unknown key 'trails'"),
         (["space=no.yaml"], SPACE, "space=no.yaml: there is no such file"),
         ([], "ppo.learning_rat: {low: 1.0, high: 2.0}", "Did you mean 'ppo.learning_rate'"),
@@ -62,6 +63,12 @@ def test_bad_input_is_one_line(tmp_path, monkeypatch, words, space, said):
         read_search(["task=Cartpole", "space=my.yaml", *words])
     assert said in str(error.value)
     assert [path.name for path in tmp_path.iterdir()] == ["my.yaml"]
+
+
+def test_numbers_may_be_written_as_yaml_does_not_read_them(tmp_path):
+    (tmp_path / "space.yaml").write_text("ppo.learning_rate: {low: 1e-4, high: 1e-2, log: true}\n")
+    search = read_search(["task=Cartpole", f"space={tmp_path / 'space.yaml'}"])
+    assert search.space["ppo.learning_rate"] == {"low": 1e-4, "high": 1e-2, "log": True}
 
 
 @pytest.mark.slow
