@@ -506,6 +506,7 @@ FOREIGN_FLAGS = {
     "--nproc-per-node",
     "--rdzv-backend",
     "--rdzv-endpoint",
+    "--rdzv-conf",
     "--cfg",
     "--help",
     "--trace",
