@@ -83,7 +83,12 @@ def _fit(search: Search, optuna: Any, study: Any, left: int) -> None:
             metric=OBJECTIVE, mode="max", num_samples=left, scheduler=_scheduler(ray_tune, search, space)
         ),
         run_config=ray_tune.RunConfig(
-            name=f"{first:04d}", storage_path=str(search.folder / "ray"), callbacks=[Record()], verbose=0
+            name=f"{first:04d}",
+            storage_path=str(search.folder / "ray"),
+            callbacks=[Record()],
+            # A run writes one itself. Ray Tune would ask for another one at the end, and wait for it.
+            checkpoint_config=ray_tune.CheckpointConfig(checkpoint_at_end=False),
+            verbose=0,
         ),
     )
     with warnings.catch_warnings():

@@ -94,7 +94,11 @@ def read_search(words: Sequence[str], config_dir: Path | None = None) -> Search:
         raise ConfigError(f"unknown pruner {chosen['pruner']!r}.{near} Available: {', '.join(PRUNERS)}")
     numbers = {key: _positive(key, chosen[key]) for key in ("trials", "stall_s", "reduction")}
     grace = int(_positive("grace", chosen["grace"])) if chosen["grace"] != "0" else 0
+    if numbers["reduction"] <= 1.0:
+        raise ConfigError(f"reduction must be above 1: one of so many trials goes on, got {chosen['reduction']}")
     study, space, config = find_space(chosen, overrides, config_dir)
+    if grace > int(config["max_iterations"]):
+        raise ConfigError(f"grace must not be above max_iterations={config['max_iterations']}, got {grace}")
     folder = Path(config["log"]["dir"]) / study
     return Search(
         study=study,

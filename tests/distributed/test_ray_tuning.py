@@ -64,7 +64,7 @@ def test_asha_stops_hopeless_trials_and_goes_on_where_it_was(tmp_path: Path) -> 
 @pytest.mark.slow
 def test_a_trial_that_is_killed_does_not_end_the_search(tmp_path: Path) -> None:
     (tmp_path / "space.yaml").write_text(SPACE)
-    words = (*SMALL, "method=asha", "trials=3", "max_iterations=60", "grace=50")
+    words = (*SMALL, "method=asha", "trials=3", "max_iterations=60", "grace=60")
     command = [sys.executable, str(ROOT / "tools" / "tune.py"), *words]
     search = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True)
     end, found = time.monotonic() + 100, None

@@ -42,6 +42,8 @@ def test_our_own_spaces_can_be_searched(file):
         (["trials=1.5"], SPACE, "trials must be a positive int, got '1.5'"),
         (["stall_s=x"], SPACE, "stall_s must be a positive number, got 'x'"),
         (["method=grid"], SPACE, "unknown method 'grid'"),
+        (["reduction=1"], SPACE, "reduction must be above 1"),
+        (["grace=50", "max_iterations=6"], SPACE, "grace must not be above max_iterations=6, got 50"),
         (["pruner=hyperbnd"], SPACE, "Did you mean 'hyperband'"),
         (["study=a/b"], SPACE, "study must be a folder name"),
         (["study=Ant"], SPACE, "study=Ant is the name of a task, whose runs are in that folder"),
