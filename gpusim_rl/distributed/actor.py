@@ -65,7 +65,6 @@ class EnvDescription:
     action_space: ActionSpace
     max_episode_length: int
     steps_between_truncations: int
-    physics_evaluations: int
     summary: str
     recording: list[tuple[tuple[int, ...], torch.dtype]]
     """Shape and type of each tensor of a rollout."""
@@ -125,7 +124,6 @@ class Actor(Trainer):
             env.action_space,
             env.max_episode_length,
             env.steps_between_truncations,
-            env.physics_evaluations,
             env.summary,
             [(tuple(x.shape), x.dtype) for x, _ in self.algorithm.recording()],
             env.state_dict(),
