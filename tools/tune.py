@@ -6,14 +6,19 @@ python tools/tune.py task=Ant trials=40 study=ants                            ag
 python tools/tune.py task=Ant trials=40 method=asha                           the trials on Ray
 python tools/tune.py task=Ant method=pbt population=8                         population-based training
 
-The same command in several terminals, or on several machines with one folder, searches together.
+The same command in several terminals, or on several machines with one folder, searches together; with method=pbt each
+starts other members: members=0-3, members=4-7.
 """
 
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -22,21 +27,40 @@ def main(argv: list[str] | None = None) -> int:
 
     with friendly_errors():
         args = parse(argv)
+        from gpusim_rl.distributed.tuning import method_of, read_search, tune
 
-        if "method=pbt" in args.settings:
+        if method_of(args.settings) == "pbt":
             from gpusim_rl.distributed.population import breed, read_population
 
-            lines = breed(read_population(args.settings, args.config_dir))
+            population = read_population(args.settings, args.config_dir)
+            with stoppable(population.folder):
+                lines = breed(population)
         else:
-            from gpusim_rl.distributed.tuning import read_search, tune
-
             search = read_search(args.settings, args.config_dir)
             if search.method != "optuna":
                 from gpusim_rl.distributed.ray_search import tune
-            lines = tune(search)
+            with stoppable(search.folder):
+                lines = tune(search)
         for line in lines:
             print(printable(line))
     return 0
+
+
+@contextmanager
+def stoppable(folder: Path) -> Iterator[None]:
+    """Lets SIGTERM end what runs in the block as Ctrl-C does, and says what is left."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit):
+        print(f"stopped: {folder} has what there is, and the same command goes on", file=sys.stderr)
+        raise
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:

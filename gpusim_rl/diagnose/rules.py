@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from gpusim_rl.diagnose.run_stats import RunStats
-from gpusim_rl.simulators import SIMULATORS, default_simulator
+from gpusim_rl.simulators import default_simulator
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,8 @@ def diverged_envs(run: RunStats) -> Finding | None:
     if run.diverged < 1e-3:
         return None
     what = f"{100 * run.diverged:.2g} % of the control steps ended in an env that diverged; their samples are lost"
-    return Finding("diverged_envs", min(1.0, 100 * run.diverged), what, (f"task.physics_hz={2 * run.physics_hz:g}",))
+    settings = (f"task.physics_hz={2 * run.physics_hz:g}",) if run.physics_hz else ()
+    return Finding("diverged_envs", min(1.0, 100 * run.diverged), what, settings)
 
 
 def gpu_memory(run: RunStats) -> Finding | None:
@@ -221,7 +222,7 @@ def unused_cpus(run: RunStats) -> Finding | None:
 
 def warp_on_cpu(run: RunStats) -> Finding | None:
     """Warp's CPU device runs kernels on one thread; it is there for tests."""
-    if not SIMULATORS[run.sim].uses_warp or run.sim_device != "cpu":
+    if not run.warp_on_cpu:
         return None
     what = f"sim={run.sim} on the CPU runs on one thread, {_percent(run.simulating)} of the time"
     return Finding("warp_on_cpu", run.simulating / 2, what, (f"sim={default_simulator('cpu').name}",))
@@ -238,8 +239,10 @@ def simulation_bound(run: RunStats) -> Finding | None:
     if run.cpu_physics and run.cpu_idle is not None and run.cpu_idle > 0.4 and not run.crowded:
         what = f"{takes}, with the CPUs busy {run.cpu_percent:.0f} %: a hook of the task waits, or runs on one thread"
         return Finding("simulation_bound", run.simulate * run.cpu_idle, what, hint="debug=profile shows where")
-    slower = run.physics_hz / 2
-    settings = (f"task.physics_hz={slower:g}",) if slower >= run.control_hz and slower % run.control_hz == 0 else ()
+    slower, control_hz = (run.physics_hz or 0.0) / 2, run.control_hz
+    settings = (
+        (f"task.physics_hz={slower:g}",) if control_hz and slower >= control_hz and slower % control_hz == 0 else ()
+    )
     hint = f"{'or ' if settings else ''}fewer contacts, simpler geoms in the task's scene"
     return Finding("simulation_bound", run.simulate / 2, takes, settings, hint)
 
@@ -395,10 +398,14 @@ def lost_actors(run: RunStats) -> Finding | None:
     missing = 0.0 if alive is None or not run.num_actors else max(0.0, 1.0 - alive / wanted)
     if not run.num_actors or (run.actor_restarts < 2 and missing <= 0.1):
         return None
-    what = f"actors were started again {run.actor_restarts:.0f} times, and {run.lost_rollouts:.0f} rollouts were lost"
+    what = []
+    if run.actor_restarts:
+        times = f"{run.actor_restarts:.0f} time{'' if run.actor_restarts == 1 else 's'}"
+        what.append(f"actors were started again {times}, and {run.lost_rollouts:.0f} rollouts were lost")
     if missing > 0.1:
-        what = f"{what}; {alive:.1f} of {wanted:.0f} actors were at work on average"
-    return Finding("lost_actors", max(0.1, missing), what, hint="train.log may tell why; often memory is short")
+        what.append(f"{alive:.1f} of {_actors(round(wanted))} were at work on average")
+    short = "memory is short" if run.actor_restarts else "the cluster has no room"
+    return Finding("lost_actors", max(0.1, missing), "; ".join(what), hint=f"train.log may tell why; often {short}")
 
 
 # Settings

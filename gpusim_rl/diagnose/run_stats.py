@@ -54,8 +54,8 @@ class RunStats:
     horizon: int  # control steps
     epochs: int | None = None  # None: the algorithm has no such setting
     minibatch_size: int | None = None  # samples
-    physics_hz: float
-    control_hz: float
+    physics_hz: float | None = None  # None: envs of another library
+    control_hz: float | None = None
     log_interval: int  # iterations
     checkpoint_interval: int  # iterations
     wandb: bool = False
@@ -106,7 +106,7 @@ class RunStats:
     memory_growth_gb: float | None = None  # from the first quarter of the rows to the last
     diverged: float = 0.0  # share of all control steps
     overflow: float = 0.0  # envs, at most
-    actors_alive: float | None = None  # actors, on average
+    actors_alive: float | None = None  # actors, on average of the newer half of the rows
     actors_active: float | None = None  # that are asked for rollouts, in the newest row
     actor_restarts: float = 0.0  # during the rows that are read
     lost_rollouts: float = 0.0  # during the rows that are read
@@ -125,7 +125,12 @@ class RunStats:
     @property
     def cpu_physics(self) -> bool:
         """Physics runs on the threads of C MuJoCo."""
-        return SIMULATORS[self.sim].cpu_threads
+        return self.sim in SIMULATORS and SIMULATORS[self.sim].cpu_threads
+
+    @property
+    def warp_on_cpu(self) -> bool:
+        """Physics is Warp kernels, on one thread of the CPU."""
+        return self.sim in SIMULATORS and SIMULATORS[self.sim].uses_warp and self.sim_device == "cpu"
 
     @property
     def all_envs(self) -> int:
@@ -199,7 +204,8 @@ def read_run_stats(folder: Path, warm_up: int | None = None) -> RunStats:
     config, environment = _read_config(folder / "config.yaml"), _read_environment(folder / "env.json")
     rows = read_rows(folder / "metrics.csv")
     try:
-        if (environment.get("sim") or {}).get("name") == NO_SIMULATOR:
+        without_sim = (environment.get("sim") or {}).get("name") == NO_SIMULATOR
+        if without_sim and not (config.get("actors") or {}).get("engine"):
             raise ConfigError(
                 f"{folder} is on envs of another library, and the rules are for runs on our simulators. The columns"
                 " time/simulate, time/policy and time/update of metrics.csv tell where its time goes"
@@ -227,7 +233,7 @@ def _check(stats: RunStats, folder: Path) -> None:
             fits = value is None or value > 0
         if not fits:
             raise ConfigError(f"{folder}: config.yaml or env.json is not that of a run: {name} is {value!r}")
-    if stats.sim not in SIMULATORS:
+    if stats.sim not in (*SIMULATORS, NO_SIMULATOR):
         raise ConfigError(f"{folder}: env.json is not that of a run: there is no simulator {stats.sim!r}")
 
 
@@ -322,8 +328,8 @@ def make_run_stats(config: dict[str, Any], environment: dict[str, Any], rows: Se
         horizon=learning.get("horizon") or max(1, round(steps / max(1.0, iterations * config["num_envs"] * processes))),
         epochs=learning.get("epochs"),
         minibatch_size=learning.get("minibatch_size"),
-        physics_hz=task["physics_hz"],
-        control_hz=task["control_hz"],
+        physics_hz=task.get("physics_hz"),
+        control_hz=task.get("control_hz"),
         log_interval=log_cfg["interval"],
         checkpoint_interval=log_cfg["checkpoint_interval"],
         wandb=config["wandb_activate"],
@@ -365,7 +371,7 @@ def make_run_stats(config: dict[str, Any], environment: dict[str, Any], rows: Se
         memory_growth_gb=_growth(kept, "system/memory_gb"),
         diverged=sum(row.get("sim/diverged") or 0.0 for row in kept) / steps if steps else 0.0,
         overflow=max(row.get("sim/overflow") or 0.0 for row in kept),
-        actors_alive=_mean(kept, "actors/alive"),
+        actors_alive=_mean(kept[len(kept) // 2 :], "actors/alive"),  # they start one after the other
         actors_active=_mean(kept[-1:], "actors/active"),
         actor_restarts=_increase(kept, before, "actors/restarts"),
         lost_rollouts=_increase(kept, before, "actors/lost_rollouts"),

@@ -87,9 +87,8 @@ class RemoteEnvs(Environment):
 
     @property
     def summary(self) -> str:
-        """How many actors there are, and what their envs are."""
-        engine = self._rollouts.engine
-        return f"in each of {engine.num_actors} actors ({engine.name}), {self._envs.summary}"
+        """Of the envs of an actor."""
+        return self._envs.summary
 
     def reset(self) -> Observation:
         """Zeros: the learner acts on none of them."""
@@ -320,6 +319,11 @@ class ActorTrainer(Trainer):
     def actor_columns(self) -> int:
         """Envs that send together."""
         return self.env.num_envs
+
+    @property
+    def several(self) -> str:
+        """How many actors have the envs, for the banner."""
+        return f"{self.num_actors} actor{'s' * (self.num_actors > 1)} ({self.cfg.actors.engine}) x "
 
 
 def make_trainer(spec: RunSpec, collective: Collective) -> Trainer:

@@ -50,8 +50,9 @@ class InferenceRollouts(Rollouts):
     """Rollouts of actors that are told every action, as in GA3C (Babaeizadeh et al. 2017, arXiv 1611.06256).
 
     A thread answers actors in batches: as soon as `max_batch` of them wait, or the first one has waited for
-    `max_wait_ms`. An actor whose rollouts the learner has not copied yet gets no answer, so nothing piles up. The
-    thread acts with copies of the weights of a version, so never with weights that are half updated.
+    `max_wait_ms`. With 0 it answers all that wait by now, and batches grow by themselves where it is busy. An actor
+    whose rollouts the learner has not copied yet gets no answer, so nothing piles up. The thread acts with copies of
+    the weights of a version, so never with weights that are half updated.
 
     Args:
         engine: What has the actors.

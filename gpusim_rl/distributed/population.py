@@ -20,7 +20,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,6 +32,11 @@ from gpusim_rl.distributed.tuning import find_space, split_words
 from gpusim_rl.errors import ConfigError, warn
 from gpusim_rl.overrides import key_of, quote
 from gpusim_rl.saved_files import dump_yaml, load_json, load_yaml, replacing
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None
 
 if TYPE_CHECKING:
     from gpusim_rl.run.log_interval import LogRow
@@ -454,7 +459,7 @@ def read_population(words: Sequence[str], config_dir: Path | None = None) -> Pop
     number = {key: _number(key, chosen[key]) for key in OWN if OWN[key][:1].isdigit()}
     if number["population"] < 2:
         raise ConfigError(f"population must be at least 2, got {number['population']}")
-    study, space, config = find_space(chosen, overrides, config_dir)
+    study, space, config = find_space(chosen, overrides, config_dir, OWN)
     space = _tunable(config, space, given=bool(chosen["space"]))
     rules = build(
         Rules,
@@ -528,13 +533,15 @@ def breed(population: Population) -> list[str]:
         Lines for the user: the members by their score, and where the best one is.
 
     Raises:
-        ConfigError: The folder is of a population with other rules, or cannot be written, or a member was given up.
+        ConfigError: The folder is of a population with other rules, or cannot be written; or another command trains a
+            member; or a member was given up.
     """
     folder = population.folder
     with _one_line_if_unwritable(folder):
         folder.mkdir(parents=True, exist_ok=True)
         _share_rules(folder / "population.yaml", population.rules)
-        lost = _watch(population)
+        with _reserved(population):
+            lost = _watch(population)
         told = _report(population)
     if lost:
         raise ConfigError(f"{'; '.join(lost)}. All others are done: the same command tries again")
@@ -549,6 +556,25 @@ def _one_line_if_unwritable(folder: Path) -> Iterator[None]:
         raise ConfigError(
             f"cannot write to {folder}: {error.strerror}. What is there stays: the same command goes on"
         ) from None
+
+
+@contextmanager
+def _reserved(population: Population) -> Iterator[None]:
+    """Keeps other commands from starting the same members. The locks are those of this process, and end with it."""
+    with ExitStack() as stack:
+        for member in population.members:
+            log = stack.enter_context((population.folder / f"{member:02d}.log").open("ab"))
+            try:
+                if fcntl is not None:
+                    fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise ConfigError(
+                    f"{population.folder}: another command trains member {member}. Try members=<others>, of 0 to"
+                    f" {population.rules.population - 1}"
+                ) from None
+            except OSError:  # a file system without locks
+                break
+        yield
 
 
 def _share_rules(file: Path, rules: Rules) -> None:
@@ -568,17 +594,14 @@ def _watch(population: Population) -> list[str]:
     """Runs the members to their ends; returns a reason for each that was given up."""
     processes, tries, lost = {}, dict.fromkeys(population.members, 0), []
     progress: dict[int, Path | None] = {}
-
-    def stop(number: int, _: Any) -> None:
-        raise SystemExit(128 + number)
-
-    before = signal.signal(signal.SIGTERM, stop)
+    told = set(population.folder.glob("m*-*.json"))
     try:
         for member in population.members:
             progress[member] = None
             processes[member] = _start(population, member)
         while processes:
             time.sleep(POLL_S)
+            told |= _tell(population.folder, told)
             for member, process in list(processes.items()):
                 if process.poll() is None:
                     continue
@@ -595,13 +618,23 @@ def _watch(population: Population) -> list[str]:
                 warn(f"member {member} ended ({why}): it is started again")
                 processes[member] = _start(population, member)
     finally:
-        signal.signal(signal.SIGTERM, before)
         for process in processes.values():
             if process.poll() is None:
                 process.send_signal(signal.SIGTERM)
         for process in processes.values():
             end(process)
     return lost
+
+
+def _tell(folder: Path, told: set[Path]) -> set[Path]:
+    """Prints a line for each record that is new, and returns these."""
+    new = set(folder.glob("m*-*.json")) - told
+    for record in sorted(filter(None, map(_read, new)), key=lambda record: (record.generation, record.member)):
+        parent = "" if record.parent[0] == record.member else f", after a copy of member {record.parent[0]}"
+        score = "no score" if record.objective is None else f"{record.objective:.5g}"
+        sys.stderr.write(f"generation {record.generation}  member {record.member}  {score}{parent}\n")
+    sys.stderr.flush()
+    return new
 
 
 def _last_line(log: Path, status: int) -> str:
@@ -656,6 +689,8 @@ def _report(population: Population) -> list[str]:
     newest = sorted({r.member: r for r in found}.values(), key=lambda record: -record.score)
     copies = sum(r.parent[0] != r.member for r in found)
     told = [f"{population.study}: {len(newest)} members, {len(found)} records, {copies} copies"]
+    if not newest:
+        told.append(f"no member wrote a record: was max_iterations reached before? {population.folder} has their logs")
     for r in newest[:5]:
         settings = "  ".join(f"{key}={value:.4g}" for key, value in r.settings.items())
         told.append(f"  {r.score:10.5g}  member {r.member}  {settings}")

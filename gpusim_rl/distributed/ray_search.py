@@ -16,7 +16,7 @@ from typing import Any
 
 from gpusim_rl.distributed.ray_cluster import ray_cluster
 from gpusim_rl.distributed.trial_run import OBJECTIVE, TrialFailedError, TrialRun
-from gpusim_rl.distributed.tuning import Search, num_ended, open_study, report
+from gpusim_rl.distributed.tuning import Search, num_ended, open_study, report, tell
 from gpusim_rl.errors import ConfigError
 
 POINTER = "checkpoint.txt"
@@ -158,7 +158,8 @@ def _trainable(ray_tune: Any, search: Search, first: int) -> Any:
             if found is None:
                 raise TrialFailedError(f"no {OBJECTIVE} was told")
             self._reached, value = found
-            told = {"run": self._trial_run.folder, "command": self._trial_run.command}
+            run = self._trial_run
+            told = {"run": run.folder, "command": run.command, "log": run.printed.name}
             return {
                 **told,
                 "iteration": self._reached,
@@ -185,7 +186,7 @@ def _trainable(ray_tune: Any, search: Search, first: int) -> Any:
 
 
 def _add(search: Search, optuna: Any, study: Any, settings: Mapping[str, Any], result: Mapping[str, Any]) -> None:
-    """Adds a trial that has ended to the study."""
+    """Adds a trial that has ended to the study, and tells so."""
     states, distributions = optuna.trial.TrialState, optuna.distributions
     value, failed = result.get(OBJECTIVE), result.get("failed")
     whole = result.get("iteration", 0) >= search.iterations
@@ -199,17 +200,18 @@ def _add(search: Search, optuna: Any, study: Any, settings: Mapping[str, Any], r
         kind = distributions.IntDistribution if whole_numbers else distributions.FloatDistribution
         return kind(low, high, log=log)
 
-    attributes = {"run": result.get("run", ""), "command": result.get("command", "")}
+    attributes = {name: result.get(name, "") for name in ("run", "command", "log")}
     if failed:
         attributes["failed"] = failed
     steps = {int(result["iteration"]): value} if value is not None else {}
     study.add_trial(
         optuna.trial.create_trial(
             state=state,
-            value=value if state == states.COMPLETE else None,
+            value=None if state == states.FAIL else value,
             params=dict(settings),
             distributions={key: distribution(what) for key, what in search.space.items()},
             user_attrs=attributes,
             intermediate_values=steps,
         )
     )
+    tell(search, study.get_trials(deepcopy=False)[-1], num_ended(optuna, study))

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import csv
+import math
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +24,7 @@ POLL_S = 0.2
 
 
 class TrialFailedError(Exception):
-    """A run ended with an error, stalled, or told no return."""
+    """A run ended with an error, stalled, or told no finite return."""
 
 
 class TrialRun:
@@ -39,6 +39,7 @@ class TrialRun:
 
     Attributes:
         command: What repeats it.
+        printed: File with what it prints.
     """
 
     def __init__(
@@ -60,8 +61,8 @@ class TrialRun:
         self._search, self._number = search, number
         self._latest = search.folder.parent / name / "latest"
         self._before = self._latest.resolve()  # of an earlier start of this trial
-        self._printed = search.folder / f"{number:04d}.log"
-        with self._printed.open("ab") as log:
+        self.printed = search.folder / f"{number:04d}.log"
+        with self.printed.open("ab") as log:
             command = [sys.executable, str(paths.train_file()), *words]
             self.process = subprocess.Popen(command, stdout=log, stderr=log, cwd=cwd)
 
@@ -75,7 +76,8 @@ class TrialRun:
         """Iteration and objective of each row of metrics that has one, as it comes; the last one when the run ended.
 
         Raises:
-            TrialFailedError: The run ended with an error, or there was no new row for `stall_s`.
+            TrialFailedError: The run ended with an error, its objective is NaN or infinite, or there was no new row for
+                `stall_s`.
         """
         seen, heard = 0, time.monotonic()
         while True:
@@ -85,8 +87,11 @@ class TrialRun:
                 if running and int(float(row["iteration"])) >= self._search.iterations:
                     break  # it writes its checkpoint
                 seen, heard = seen + 1, time.monotonic()
-                with suppress(ValueError, KeyError):
-                    yield int(float(row["iteration"])), float(row[OBJECTIVE])
+                if row.get(OBJECTIVE):  # an episode has ended
+                    value = float(row[OBJECTIVE])
+                    if not math.isfinite(value):
+                        raise TrialFailedError(f"{OBJECTIVE} is {value}")
+                    yield int(float(row["iteration"])), value
             if not running:
                 self._check_end()
                 return
@@ -96,7 +101,7 @@ class TrialRun:
 
     def _check_end(self) -> None:
         if self.process.returncode:
-            said = self._printed.read_text(errors="replace").strip().splitlines()
+            said = self.printed.read_text(errors="replace").strip().splitlines()
             raise TrialFailedError(said[-1] if said else f"exit status {self.process.returncode}")
 
     def end(self) -> None:

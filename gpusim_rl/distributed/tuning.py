@@ -6,9 +6,12 @@ Several processes, also on several machines with one folder, may search together
 from __future__ import annotations
 
 import csv
+import dataclasses
 import io
 import math
 import re
+import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -17,10 +20,10 @@ from typing import Any
 
 from gpusim_rl import paths
 from gpusim_rl.compose import compose
-from gpusim_rl.config import check_settings
+from gpusim_rl.config import RunConfig, check_settings
 from gpusim_rl.discover import tasks
 from gpusim_rl.distributed.trial_run import OBJECTIVE, TrialFailedError, TrialRun
-from gpusim_rl.errors import ConfigError, did_you_mean, import_extra
+from gpusim_rl.errors import ConfigError, closest, did_you_mean, import_extra, on_one_line
 from gpusim_rl.overrides import key_of, value_of
 from gpusim_rl.saved_files import load_yaml, replacing
 
@@ -29,6 +32,8 @@ METHODS = ("optuna", "asha", "ray_pbt", "pbt")
 """`optuna` is here, `asha` and `ray_pbt` are in ray_search.py, `pbt` is in population.py."""
 COUNTS = ("trials", "grace")
 PRUNERS = ("hyperband", "median", "none")
+INTERRUPTED = "interrupted"
+"""Of a trial that the user has stopped: it does not count."""
 OWN = {
     "method": "optuna",
     "trials": "20",
@@ -85,10 +90,8 @@ def read_search(words: Sequence[str], config_dir: Path | None = None) -> Search:
     Raises:
         ConfigError: A setting is unknown, or a space cannot be searched.
     """
+    method_of(words)
     chosen, overrides = split_words(words, OWN)
-    if chosen["method"] not in METHODS:
-        near = did_you_mean(chosen["method"], METHODS)
-        raise ConfigError(f"unknown method {chosen['method']!r}.{near} Available: {', '.join(METHODS)}")
     if chosen["pruner"] not in PRUNERS:
         near = did_you_mean(chosen["pruner"], PRUNERS)
         raise ConfigError(f"unknown pruner {chosen['pruner']!r}.{near} Available: {', '.join(PRUNERS)}")
@@ -96,7 +99,7 @@ def read_search(words: Sequence[str], config_dir: Path | None = None) -> Search:
     grace = int(_positive("grace", chosen["grace"])) if chosen["grace"] != "0" else 0
     if numbers["reduction"] <= 1.0:
         raise ConfigError(f"reduction must be above 1: one of so many trials goes on, got {chosen['reduction']}")
-    study, space, config = find_space(chosen, overrides, config_dir)
+    study, space, config = find_space(chosen, overrides, config_dir, OWN)
     if grace > int(config["max_iterations"]):
         raise ConfigError(f"grace must not be above max_iterations={config['max_iterations']}, got {grace}")
     folder = Path(config["log"]["dir"]) / study
@@ -129,8 +132,21 @@ def split_words(words: Sequence[str], own: Mapping[str, str]) -> tuple[dict[str,
     return {**own, **chosen}, [word for word in words if key_of(word) not in own]
 
 
+def method_of(words: Sequence[str]) -> str:
+    """The method of a command line, `optuna` by default.
+
+    Raises:
+        ConfigError: A word is not `key=value`, or there is no such method.
+    """
+    method = split_words(words, {"method": OWN["method"]})[0]["method"]
+    if method not in METHODS:
+        near = did_you_mean(method, METHODS)
+        raise ConfigError(f"unknown method {method!r}.{near} Available: {', '.join(METHODS)}")
+    return method
+
+
 def find_space(
-    chosen: Mapping[str, str], overrides: Sequence[str], config_dir: Path | None
+    chosen: Mapping[str, str], overrides: Sequence[str], config_dir: Path | None, own: Mapping[str, str]
 ) -> tuple[str, dict[str, dict[str, Any]], dict[str, Any]]:
     """The name of a study, its space, and the composed configuration of the training.
 
@@ -138,10 +154,13 @@ def find_space(
         chosen: `space` and `study`; where they are empty, those of the algorithm and the task.
         overrides: Of the training.
         config_dir: The user's folder (`-cd`).
+        own: Settings of the search.
 
     Raises:
-        ConfigError: There is no such space, or it cannot be searched.
+        ConfigError: There is no such setting, neither of the search nor of the training; or no such space, or it cannot
+            be searched.
     """
+    _refuse_unknown(overrides, own)
     config = compose(overrides, config_dir)
     settings = check_settings(config)
     file = Path(chosen["space"]) if chosen["space"] else SPACES / f"{settings['algo']}.yaml"
@@ -155,6 +174,21 @@ def find_space(
     if not re.fullmatch(r"[\w-][\w.-]*", study):
         raise ConfigError(f"study must be a folder name of A-Z a-z 0-9 . _ -, got {study!r}")
     return study, _check_space(load_yaml(file), file, overrides, config_dir), config
+
+
+def _refuse_unknown(overrides: Sequence[str], own: Mapping[str, str]) -> None:
+    """Settings that are those of another method, or misspelt: as settings of a training they would get no good hint."""
+    of_training = {field.name for field in dataclasses.fields(RunConfig)}
+    for word in overrides:
+        key = key_of(word)
+        if "." in key or key in of_training:
+            continue
+        if key == "population":
+            raise ConfigError(f"population is for method=pbt. Try method=pbt population={value_of(word)}")
+        if key in OWN:
+            raise ConfigError(f"method={own['method']} has no {key}. It has: {', '.join(own)}")
+        if near := closest(key, own, 0.75):
+            raise ConfigError(f"unknown key {key!r}. Did you mean {near!r}?")
 
 
 def _positive(key: str, text: str) -> float:
@@ -200,13 +234,47 @@ def tune(search: Search) -> list[str]:
         Lines for the user: the best trials, and the command that repeats the best one.
     """
     optuna, study = open_study(search)
-    enough = optuna.study.MaxTrialsCallback(search.trials, states=_ended(optuna))
+
+    def ended(study: Any, trial: Any) -> None:
+        ahead = num_ended(optuna, study)
+        tell(search, trial, ahead)
+        if ahead >= search.trials:
+            study.stop()
+
     if num_ended(optuna, study) < search.trials:
         try:
-            study.optimize(lambda trial: _run(optuna, search, trial), callbacks=[enough], catch=(TrialFailedError,))
+            study.optimize(lambda trial: _run(optuna, search, trial), callbacks=[ended], catch=(TrialFailedError,))
         except ValueError as error:
             raise ConfigError(f"{search.folder}: {error}. Try another study=<name>") from None
     return report(optuna, search, study)
+
+
+def tell(search: Search, trial: Any, ended: int) -> None:
+    """A line about a trial that has ended, one of so many.
+
+    Args:
+        search: What it is a part of.
+        trial: Of Optuna.
+        ended: Trials of the study that have ended.
+    """
+    value = "" if trial.value is None else f", return {trial.value:.5g}"
+    reason = trial.user_attrs.get("failed")
+    _say(f"{ended}/{search.trials}  trial {trial.number} {_state(trial)}{value}{f': {reason}' if reason else ''}")
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"{on_one_line(text)}\n")
+    sys.stderr.flush()
+
+
+def _state(trial: Any) -> str:
+    return INTERRUPTED if INTERRUPTED in trial.user_attrs else trial.state.name.lower()
+
+
+def _settings(trial: Any) -> str:
+    return "  ".join(
+        f"{key}={value:.4g}" if isinstance(value, float) else f"{key}={value}" for key, value in trial.params.items()
+    )
 
 
 def open_study(search: Search) -> tuple[Any, Any]:
@@ -227,17 +295,16 @@ def open_study(search: Search) -> tuple[Any, Any]:
         sampler=optuna.samplers.TPESampler(),  # another seed in each process: they must not try the same
         pruner=_pruner(optuna, search),
     )
+    folder, ended = paths.from_here(search.folder), num_ended(optuna, study)
+    _say(f"{search.study}: {ended} of {search.trials} trials have ended; {folder} has their logs")
     return optuna, study
 
 
-def _ended(optuna: Any) -> tuple[Any, ...]:
-    states = optuna.trial.TrialState
-    return states.COMPLETE, states.PRUNED, states.FAIL
-
-
 def num_ended(optuna: Any, study: Any) -> int:
-    """Trials of a study that have ended, in whatever way."""
-    return len(study.get_trials(deepcopy=False, states=_ended(optuna)))
+    """Trials of a study that have ended, in whatever way but that the user has stopped them."""
+    states = optuna.trial.TrialState
+    ended = study.get_trials(deepcopy=False, states=(states.COMPLETE, states.PRUNED, states.FAIL))
+    return sum(INTERRUPTED not in trial.user_attrs for trial in ended)
 
 
 def _pruner(optuna: Any, search: Search) -> Any:
@@ -262,6 +329,7 @@ def _run(optuna: Any, search: Search, trial: Any) -> float:
     """One trial: trains, tells the pruner how it goes, and stops it where it is hopeless."""
     run = TrialRun(search, trial.number, {key: _suggest(trial, key, what) for key, what in search.space.items()})
     trial.set_user_attr("command", run.command)
+    trial.set_user_attr("log", run.printed.name)
     newest = None
     try:
         for iteration, newest in run.rows():
@@ -273,6 +341,9 @@ def _run(optuna: Any, search: Search, trial: Any) -> float:
     except TrialFailedError as error:
         trial.set_user_attr("failed", str(error))
         raise
+    except (KeyboardInterrupt, SystemExit):
+        trial.set_user_attr(INTERRUPTED, True)
+        raise
     finally:
         run.end()
         trial.set_user_attr("run", run.folder)
@@ -283,31 +354,27 @@ def report(optuna: Any, search: Search, study: Any) -> list[str]:
     """Table, pictures and lines of what was found."""
     trials = study.get_trials(deepcopy=False)
     states = optuna.trial.TrialState
-    header = ["trial", "state", OBJECTIVE, *search.space, "run"]
+    header = ["trial", "state", OBJECTIVE, *search.space, "run", "log"]
     table = []
     for trial in trials:
         values = (trial.params.get(key) for key in search.space)
-        table.append([trial.number, trial.state.name.lower(), trial.value, *values, trial.user_attrs.get("run", "")])
+        where = (trial.user_attrs.get(name, "") for name in ("run", "log"))
+        table.append([trial.number, _state(trial), trial.value, *values, *where])
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows([header, *table])
     with replacing(search.folder / "trials.csv") as file:
         file.write(text.getvalue().encode())
-    counts = {state.name.lower(): sum(trial.state == state for trial in trials) for state in states}
-    told = [f"{search.study}: " + ", ".join(f"{count} {name}" for name, count in counts.items() if count)]
+    counts = Counter(map(_state, trials))
+    told = [f"{search.study}: " + ", ".join(f"{count} {name}" for name, count in counts.items())]
     best = sorted(
         (trial for trial in trials if trial.state == states.COMPLETE), key=lambda trial: -(trial.value or -math.inf)
     )
     if not best:
-        return [*told, f"no trial was completed; {search.folder} has what each printed"]
-    for trial in best[:5]:
-        values = "  ".join(
-            f"{key}={value:.4g}" if isinstance(value, float) else f"{key}={value}"
-            for key, value in trial.params.items()
-        )
-        told.append(f"  {trial.value:10.5g}  trial {trial.number}  {values}")
-    told += ["best:", f"  {best[0].user_attrs['command']}", f"table: {search.folder / 'trials.csv'}"]
+        return [*told, f"no trial was completed; {paths.from_here(search.folder)} has what each printed"]
+    told += [f"  {trial.value:10.5g}  trial {trial.number}  {_settings(trial)}" for trial in best[:5]]
+    told += ["best:", f"  {best[0].user_attrs['command']}", f"table: {paths.from_here(search.folder / 'trials.csv')}"]
     if len(best) > 1:
-        told += [f"picture: {picture}" for picture in _draw(optuna, search, study)]
+        told += [f"picture: {paths.from_here(picture)}" for picture in _draw(optuna, search, study)]
     return told
 
 

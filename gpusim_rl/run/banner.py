@@ -21,8 +21,6 @@ def banner(trainer: Trainer, run_dir: RunDir, *, continues: bool) -> list[tuple[
         continues: An earlier start of the run has made the folder.
     """
     spec, cfg, env = trainer.spec, trainer.cfg, trainer.env
-    count = trainer.collective.size
-    processes = f"{count} processes x " if count > 1 else ""
     sizes = ", ".join(f"{name} {size}" for name, size in env.obs_sizes.items())
     ignored = "" if cfg.seed in (-1, trainer.seed) else f" (the checkpoint's; seed={cfg.seed} is ignored)"
     chosen = trainer.algorithm.metadata()
@@ -30,10 +28,7 @@ def banner(trainer: Trainer, run_dir: RunDir, *, continues: bool) -> list[tuple[
     precision, reason = chosen.get("precision"), chosen.get("precision_reason")
     git = run_dir.environment.get("git")
     lines = [
-        (
-            "task",
-            f"{trainer.task_name}, {processes}{cfg.num_envs} envs, {env.summary}",
-        ),
+        ("task", f"{trainer.task_name}, {trainer.several}{cfg.num_envs} envs, {env.summary}"),
         ("spaces", f"observations {sizes}; actions {env.num_actions}"),
         ("sim", str(trainer.choice)),
         (

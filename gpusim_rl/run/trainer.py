@@ -512,6 +512,12 @@ class Trainer:
         """Envs that send their rollouts to this learner together; None where it steps its own."""
         return None
 
+    @property
+    def several(self) -> str:
+        """What has `num_envs` each, for the banner; empty where this process has all envs."""
+        count = self.collective.size
+        return f"{count} processes x " if count > 1 else ""
+
     def _load(self, state: dict[str, Any]) -> None:
         state = self._state_of_rank(state)
         if state.get("actor_columns") != self.actor_columns and not self.cfg.test:

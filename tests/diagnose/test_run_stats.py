@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import yaml
 
 from gpusim_rl.compose import compose
+from gpusim_rl.diagnose.rules import diagnose
 from gpusim_rl.diagnose.run_stats import NEWEST, read_rows, read_run_stats, warm_up_rows
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.run.writers import Row
@@ -136,11 +138,23 @@ def test_an_actor_run_in_numbers(tmp_path):
     assert (stats.num_actors, stats.actor_engine, stats.actor_inference) == (4, "ray", "learner")
     assert (stats.max_policy_lag, stats.minibatches, stats.all_envs) == (8, None, 400)
     assert stats.actors == pytest.approx(0.3) and stats.simulate == 0.0
-    assert (stats.actors_alive, stats.actors_active) == (3.5, 4.0)
+    assert (stats.actors_alive, stats.actors_active) == (3.0, 4.0), "of the newer half of the rows"
     assert (stats.actor_restarts, stats.lost_rollouts) == (2, 4), "not those of the warm-up"
     assert stats.actor_wait == pytest.approx(0.3) and stats.simulating == pytest.approx(0.7)
     assert (stats.object_store, stats.inference_batch) == (0.6, 4.0)
     assert (stats.lag_mean, stats.lag_max, stats.dropped) == (1.5, 5.0, pytest.approx(0.05))
+
+
+def test_envs_of_another_library_can_be_judged_where_actors_step_them(tmp_path):
+    folder = make_actor_run(tmp_path, *["4,4,0,0,0.1,0.1,,0,0,0,0"] * 3)
+    config = yaml.safe_load((folder / "config.yaml").read_text())
+    task = {"_target_": "gpusim_rl.connect.gymnasium.GymnasiumEnv"}
+    (folder / "config.yaml").write_text(yaml.safe_dump(config | {"task": task}))
+    environment = json.loads((folder / "env.json").read_text()) | {"sim": {"name": "none", "device": "cpu"}}
+    (folder / "env.json").write_text(json.dumps(environment))
+    stats = read_run_stats(folder)
+    assert stats.physics_hz is None and not stats.cpu_physics and not stats.warp_on_cpu
+    assert {finding.rule for finding in diagnose(replace(stats, diverged=0.1, lag_mean=7.0))} >= {"diverged_envs"}
 
 
 def test_what_an_actor_run_does_not_tell_is_not_known(tmp_path):

@@ -362,7 +362,8 @@ SMALL = (
         ),
         (["space=my.yaml", "algo=sac"], "sac.tau: {low: 0.01, high: 0.1}", "sac.learning_rate, sac.gamma"),
         (["space=my.yaml", "algo=sac"], "sac.target_entropy: {low: -9.0, high: -1.0}", "sac.target_entropy is null"),
-        (["populatoin=4"], "", "unknown key 'populatoin'"),
+        (["populatoin=4"], "", "unknown key 'populatoin'. Did you mean 'population'?"),
+        (["trials=4"], "", "method=pbt has no trials. It has: method, population"),
         (["population=1"], "", "population must be at least 2"),
         (["interval=0"], "", "interval must be a positive int, got '0'"),
         (["worst=1.5"], "", "worst must be a number in [0, 1], got '1.5'"),
@@ -433,10 +434,16 @@ def test_a_killed_member_and_torn_files_do_not_stop_a_population(tmp_path: Path)
 def test_ctrl_c_ends_all_members_with_checkpoints_and_the_same_command_goes_on(tmp_path: Path) -> None:
     folder = tmp_path / "runs" / "poles"
     process = start(tmp_path, "max_iterations=120")
+    wait_for(process, (folder / "03.log").exists)
+    twice = start(tmp_path, "max_iterations=120", "members=3")
+    _, err = twice.communicate(timeout=60)
+    assert twice.returncode == 2 and "another command trains member 3. Try members=<others>, of 0 to 3" in err
     wait_for(process, lambda: len(list(folder.glob("m*-000001.json"))) == 4)  # all have begun
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130 and "interrupted" in err
+    assert "stopped: runs/poles has what there is, and the same command goes on" in err
+    assert re.search(r"^generation \d+  member \d  [\d.]+$", err, re.MULTILINE), err
     saved = {f: load(f)["iteration"] for f in tmp_path.glob("runs/poles.0*/2*/checkpoints/last.pt")}
     assert len(saved) == 4 and 0 < max(saved.values()) < 120
     other = start(tmp_path, "max_iterations=120", "best=0.4")

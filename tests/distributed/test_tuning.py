@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import csv
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
-from gpusim_rl.distributed.tuning import SPACES, read_search
+from gpusim_rl.distributed.tuning import SPACES, method_of, read_search
 from gpusim_rl.errors import ConfigError
 from helpers.commands import ROOT, Finished, run_command
 
@@ -47,7 +49,9 @@ def test_our_own_spaces_can_be_searched(file):
         (["pruner=hyperbnd"], SPACE, "Did you mean 'hyperband'"),
         (["study=a/b"], SPACE, "study must be a folder name"),
         (["study=Ant"], SPACE, "study=Ant is the name of a task, whose runs are in that folder"),
-        (["trails=3"], SPACE, "unknown key 'trails'"),
+        (["trails=3"], SPACE, "unknown key 'trails'. Did you mean 'trials'?"),
+        (["num_env=3"], SPACE, "unknown key 'num_env'. Did you mean 'num_envs'?"),
+        (["population=4"], SPACE, "population is for method=pbt. Try method=pbt population=4"),
         (["space=no.yaml"], SPACE, "space=no.yaml: there is no such file"),
         ([], "ppo.learning_rat: {low: 1.0, high: 2.0}", "Did you mean 'ppo.learning_rate'"),
         ([], "ppo.epochs: {low: 0, high: 2}", "ppo.epochs must be a positive int, got 0"),
@@ -71,6 +75,35 @@ def test_numbers_may_be_written_as_yaml_does_not_read_them(tmp_path):
     (tmp_path / "space.yaml").write_text("ppo.learning_rate: {low: 1e-4, high: 1e-2, log: true}\n")
     search = read_search(["task=Cartpole", f"space={tmp_path / 'space.yaml'}"])
     assert search.space["ppo.learning_rate"] == {"low": 1e-4, "high": 1e-2, "log": True}
+
+
+@pytest.mark.parametrize("word", ["method=pbt", "+method=pbt", "method='pbt'"])
+def test_the_method_is_read_as_all_settings_are(word):
+    assert method_of(["task=Cartpole", word]) == "pbt"
+    assert method_of(["task=Cartpole"]) == "optuna"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_search_that_is_stopped_loses_no_trial(tmp_path, number):
+    (tmp_path / "space.yaml").write_text(SPACE)
+    words = (*SMALL[:3], *SMALL[4:], "trials=2", "max_iterations=2000")
+    command = [sys.executable, str(ROOT / "tools" / "tune.py"), *words]
+    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as search:
+        end = time.monotonic() + 60
+        while not [*tmp_path.glob("runs/poles.0000/2*/metrics.csv")]:
+            assert time.monotonic() < end and search.poll() is None
+            time.sleep(0.1)
+        search.send_signal(number)
+        _, said = search.communicate(timeout=90)
+    assert search.returncode == 128 + number
+    assert "stopped: runs/poles has what there is, and the same command goes on" in said
+    [checkpoint] = tmp_path.glob("runs/poles.0000/2*/checkpoints/last.pt")
+    assert "Traceback" not in said and not (checkpoint.parents[1] / "lock").exists()
+    done = tune(tmp_path, "trials=2")
+    assert "2/2  trial 2 complete, return" in done.stderr, done.stderr
+    assert [row["state"] for row in trials(tmp_path)] == ["interrupted", "complete", "complete"]
+    assert [row["log"] for row in trials(tmp_path)] == ["0000.log", "0001.log", "0002.log"]
 
 
 @pytest.mark.slow

@@ -7,9 +7,10 @@ from typing import Any
 
 import torch
 import yaml
+from torch import Tensor
 
 from gpusim_rl.config import ALGORITHMS, OnPolicyConfig, build
-from gpusim_rl.learn.algorithm import EnvSpec, load_algorithm_class
+from gpusim_rl.learn.algorithm import Algorithm, EnvSpec, load_algorithm_class
 from gpusim_rl.learn.on_policy import OnPolicy
 from gpusim_rl.spaces import Box
 from gpusim_rl.testing.conformance import merged
@@ -39,12 +40,13 @@ def make_on_policy(name: str, env: Env, *, device: str = "cpu", **changes: Any) 
     return cls(on_policy_config(name, **changes), spec, device=torch.device(device), seed=0, max_iterations=100)
 
 
-def collect(algorithm: OnPolicy, env: Env) -> None:
-    """Fills the rollout, from a new observation."""
-    obs = env.reset()
+def collect(algorithm: Algorithm, env: Env, obs: dict[str, Tensor] | None = None) -> dict[str, Tensor]:
+    """Fills the rollout, by default from a new observation; returns the observation to act on next."""
+    obs = env.reset() if obs is None else obs
     algorithm.begin_rollout()
     for _ in range(algorithm.horizon):
         action = algorithm.act(obs)
         step = env.step(action)
         algorithm.record(action, step)
         obs = step.obs
+    return obs

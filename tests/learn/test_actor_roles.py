@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from torch import Tensor
 
 from gpusim_rl.config import ALGORITHMS, build
 from gpusim_rl.learn.algorithm import Algorithm, EnvSpec, load_algorithm_class
@@ -15,7 +14,7 @@ from gpusim_rl.spaces import Box
 from gpusim_rl.testing.conformance import merged
 from helpers.commands import ROOT
 from helpers.fakes import RandomEnv
-from helpers.on_policy import on_policy_config
+from helpers.on_policy import collect, on_policy_config
 
 ENVS, ACTORS = 3, 2
 SMALL_OFF_POLICY: dict[str, Any] = {
@@ -42,18 +41,6 @@ def make(name: str, env: RandomEnv, role: Any, *, first_env: int = 0, seed: int 
     return cls(settings(name, **changes), spec, device=torch.device("cpu"), seed=seed, max_iterations=100)
 
 
-@torch.no_grad()
-def record(algorithm: Algorithm, env: RandomEnv, obs: dict[str, Tensor]) -> dict[str, Tensor]:
-    """A rollout; returns the observation to act on next."""
-    algorithm.begin_rollout()
-    for _ in range(algorithm.horizon):
-        action = algorithm.act(obs)
-        step = env.step(action)
-        algorithm.record(action, step)
-        obs = step.obs
-    return obs
-
-
 @pytest.mark.parametrize("name", ["impala", "sac", "td3", "dqn"])
 def test_a_learner_receives_what_actors_have_recorded(name: str) -> None:
     learner = make(name, RandomEnv(ENVS * ACTORS), "learns")
@@ -62,7 +49,7 @@ def test_a_learner_receives_what_actors_have_recorded(name: str) -> None:
         env = RandomEnv(ENVS, seed=number)
         actor = make(name, env, "acts", first_env=number * ENVS, seed=number)
         actor.load_acting_state(learner.acting_state())
-        record(actor, env, env.reset())
+        collect(actor, env, env.reset())
         sent = [tensor for tensor, _ in actor.recording()]
         learner.receive(slice(number * ENVS, (number + 1) * ENVS), sent)
         actors.append(actor)
@@ -85,10 +72,10 @@ def test_impala_learns_from_actors_what_it_learns_from_envs_of_its_own(rnn: str 
     env, other = RandomEnv(ENVS, seed=3), RandomEnv(ENVS, seed=3)
     obs, other_obs = env.reset(), other.reset()
     for _ in range(3):
-        obs = record(alone, env, obs)
+        obs = collect(alone, env, obs)
         alone.update()
         actor.load_acting_state(learner.acting_state())
-        other_obs = record(actor, other, other_obs)
+        other_obs = collect(actor, other, other_obs)
         learner.receive(slice(0, ENVS), [tensor for tensor, _ in actor.recording()])
         learner.update()
         for one, two in zip(alone.policy.parameters(), learner.policy.parameters(), strict=True):
@@ -101,7 +88,7 @@ def test_windows_end_with_a_rollout_in_what_follows_it() -> None:
     actor: Any = make("sac", env, "acts")
     obs, sent = env.reset(), []
     for _ in range(4):
-        obs = record(actor, env, obs)
+        obs = collect(actor, env, obs)
         rollout = [tensor.clone() for tensor, _ in actor.recording()]
         learner.receive(slice(0, ENVS), rollout)
         learner.before_update()
