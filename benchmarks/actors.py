@@ -101,7 +101,9 @@ def take(rows: Iterator[Row], seconds: float, alive: int | None = None) -> list[
     while time.monotonic() < until:
         taken.append(next(rows))
         if taken[-1]["actors/alive"] == alive:
-            break
+            return taken
+    if alive is not None:
+        sys.exit(f"{taken[-1]['actors/alive']:.0f} actors are at work after {PATIENCE_S:.0f} s, not {alive}")
     return taken
 
 

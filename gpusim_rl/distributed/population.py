@@ -61,6 +61,7 @@ OWN = {
     "space": "",
     "members": "",
     "restarts": "3",
+    "stall_s": "600",
 }
 """Settings of a population and their defaults, as in DexPBT (Petrenko et al. 2023, arXiv 2305.12127)."""
 OUTLIERS = 0.2
@@ -408,6 +409,7 @@ class Population:
         config_dir: The user's folder (`-cd`).
         members: Numbers of those that this command starts.
         restarts: Times that a member is started again without a generation in between.
+        stall_s: A member without a new row of metrics for so long is started again [s].
         folder: Of records, checkpoints, the table and the picture; run folders are beside it.
         seed: Of the first member.
         gpus: Of this machine.
@@ -419,6 +421,7 @@ class Population:
     config_dir: Path | None
     members: Sequence[int]
     restarts: int
+    stall_s: int
     folder: Path
     seed: int
     gpus: int = 0
@@ -464,7 +467,7 @@ def read_population(words: Sequence[str], config_dir: Path | None = None) -> Pop
     rules = build(
         Rules,
         {
-            **{key: value for key, value in number.items() if key != "restarts"},
+            **{key: value for key, value in number.items() if key not in ("restarts", "stall_s")},
             "objective": chosen["objective"],
             "space": space,
         },
@@ -476,7 +479,16 @@ def read_population(words: Sequence[str], config_dir: Path | None = None) -> Pop
     members = _members(chosen["members"], rules.population)
     folder = Path(config["log"]["dir"]) / study
     return Population(
-        study, rules, overrides, config_dir, members, number["restarts"], folder, seed, torch.cuda.device_count()
+        study=study,
+        rules=rules,
+        overrides=overrides,
+        config_dir=config_dir,
+        members=members,
+        restarts=number["restarts"],
+        stall_s=number["stall_s"],
+        folder=folder,
+        seed=seed,
+        gpus=torch.cuda.device_count(),
     )
 
 
@@ -490,7 +502,7 @@ def _number(key: str, text: str) -> Any:
             not is_share
             and 0.0 <= number < 2**62
             and number == int(number)
-            and (number or key not in ("interval", "keep"))
+            and (number or key not in ("interval", "keep", "stall_s"))
         ):
             return int(number)
     raise ConfigError(f"{key} must be {'a number in [0, 1]' if is_share else 'a positive int'}, got {text!r}")
@@ -590,40 +602,76 @@ def _share_rules(file: Path, rules: Rules) -> None:
         raise ConfigError(f"{file}: the population has {key}={was}, got {values[key]}. Try another study=<name>")
 
 
+@dataclass(slots=True)
+class _Started:
+    """A member that this command has started."""
+
+    process: subprocess.Popen[bytes]
+    restarts: int = 0
+    """Times that it was started again without a record in between."""
+    newest: Path | None = None
+    """Its newest record when it was started again."""
+    row_ns: int = 0
+    """When its newest row of metrics was written [ns]."""
+    heard_s: float = 0.0
+    """When that was seen [s]."""
+    stalled: bool = False
+
+
 def _watch(population: Population) -> list[str]:
     """Runs the members to their ends; returns a reason for each that was given up."""
-    processes, tries, lost = {}, dict.fromkeys(population.members, 0), []
-    progress: dict[int, Path | None] = {}
-    told = set(population.folder.glob("m*-*.json"))
+    members: dict[int, _Started] = {}
+    lost, told = [], set(population.folder.glob("m*-*.json"))
     try:
         for member in population.members:
-            progress[member] = None
-            processes[member] = _start(population, member)
-        while processes:
+            members[member] = _Started(_start(population, member), heard_s=time.monotonic())
+        while members:
             time.sleep(POLL_S)
             told |= _tell(population.folder, told)
-            for member, process in list(processes.items()):
-                if process.poll() is None:
+            for member, it in list(members.items()):
+                if it.process.poll() is None:
+                    _end_if_stalled(population, member, it)
                     continue
-                del processes[member]
-                if process.returncode == 0:
+                del members[member]
+                if it.process.returncode == 0:
                     continue
                 newest = max(population.folder.glob(f"m{member:02d}-*.json"), default=None)
-                tries[member] = 1 if newest != progress[member] else tries[member] + 1
-                progress[member] = newest
-                why = _last_line(population.folder / f"{member:02d}.log", process.returncode)
-                if tries[member] > population.restarts:
+                restarts = 1 if newest != it.newest else it.restarts + 1
+                why = _why(population, member, it)
+                if restarts > population.restarts:
                     lost.append(f"member {member} is given up: {why}")
                     continue
                 warn(f"member {member} ended ({why}): it is started again")
-                processes[member] = _start(population, member)
+                members[member] = _Started(_start(population, member), restarts, newest, heard_s=time.monotonic())
     finally:
-        for process in processes.values():
-            if process.poll() is None:
-                process.send_signal(signal.SIGTERM)
-        for process in processes.values():
-            end(process)
+        for it in members.values():
+            if it.process.poll() is None:
+                it.process.send_signal(signal.SIGTERM)
+        for it in members.values():
+            end(it.process)
     return lost
+
+
+def _end_if_stalled(population: Population, member: int, it: _Started) -> None:
+    run = population.folder.parent / f"{population.study}.{member:02d}" / "latest"
+    with suppress(OSError):
+        row_ns = (run / "metrics.csv").stat().st_mtime_ns
+        if row_ns != it.row_ns:
+            it.row_ns, it.heard_s = row_ns, time.monotonic()
+    if time.monotonic() - it.heard_s > population.stall_s:
+        it.stalled = True
+        it.process.kill()  # it may not be able to end by itself
+
+
+def _why(population: Population, member: int, it: _Started) -> str:
+    """Why a member has ended, in words."""
+    status = it.process.returncode
+    if it.stalled:
+        return f"no row of metrics for {population.stall_s} s"
+    if status < 0:
+        return signal.Signals(-status).name
+    said = (population.folder / f"{member:02d}.log").read_text(errors="replace").strip().splitlines()
+    return said[-1].removeprefix("error: ") if said else f"exit status {status}"
 
 
 def _tell(folder: Path, told: set[Path]) -> set[Path]:
@@ -635,13 +683,6 @@ def _tell(folder: Path, told: set[Path]) -> set[Path]:
         sys.stderr.write(f"generation {record.generation}  member {record.member}  {score}{parent}\n")
     sys.stderr.flush()
     return new
-
-
-def _last_line(log: Path, status: int) -> str:
-    if status < 0:
-        return signal.Signals(-status).name
-    said = log.read_text(errors="replace").strip().splitlines()
-    return said[-1].removeprefix("error: ") if said else f"exit status {status}"
 
 
 def _start(population: Population, member: int) -> subprocess.Popen[bytes]:

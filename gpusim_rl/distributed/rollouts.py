@@ -67,11 +67,11 @@ class Rollouts(ABC):
         self.engine.start()
         began = patience = time.monotonic()
         while True:
-            for answer in self.engine.get(timeout_s=1.0):
-                self._early.append(answer)
-                if isinstance(answer, Described):
-                    self.envs, self.progress = answer.envs, answer.envs.progress
-                    return
+            answers = self.engine.get(timeout_s=1.0)
+            self._early += answers  # all of them: several actors may be ready at the same moment
+            if described := [answer for answer in answers if isinstance(answer, Described)]:
+                self.envs, self.progress = described[0].envs, described[0].envs.progress
+                return
             if (now := time.monotonic()) - patience > PATIENCE_S:
                 patience = now
                 logger.warning("no actor is ready after %.0f s. %s", now - began, self.engine.waits_for)

@@ -22,12 +22,13 @@ from torch import Tensor
 from gpusim_rl.api import prepare
 from gpusim_rl.checkpoint_file import load
 from gpusim_rl.distributed import ray_cluster
-from gpusim_rl.distributed.actor import Actor, ActorJob
+from gpusim_rl.distributed.actor import Actor, ActorJob, EnvDescription
 from gpusim_rl.distributed.actors import ActorTrainer, make_trainer
-from gpusim_rl.distributed.engine import Engine
-from gpusim_rl.distributed.rollouts import Rollout, Rollouts
+from gpusim_rl.distributed.engine import Described, Engine
+from gpusim_rl.distributed.rollouts import ActorsRollouts, Rollout, Rollouts
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.learn.collective import ALONE
+from gpusim_rl.spaces import Box
 from helpers.commands import ROOT, Finished, run_command
 from helpers.training import read_csv, the_run
 
@@ -237,6 +238,25 @@ class _Scheduled(Rollouts):
 
     def close(self) -> None:
         self.actor.close()
+
+
+@pytest.mark.parametrize("others", [1, 3])
+def test_actors_that_are_ready_at_the_same_moment_are_all_asked(others: int) -> None:
+    envs = EnvDescription({"policy": 3}, Box(1), 100, 100, "", [], {})
+    ready: list[list[Any]] = [[Described(actor, envs) for actor in range(1 + others)]]
+    asked = list[int]()
+
+    class Ready(_Local):
+        def get(self, timeout_s: float) -> list[Any]:
+            return ready.pop()
+
+        def ask_for_rollout(self, actor: int) -> None:
+            asked.append(actor)
+
+    rollouts = ActorsRollouts(Ready(1 + others))
+    rollouts.start()
+    rollouts.publish(0, {})
+    assert sorted(set(asked)) == [*range(1 + others)] and rollouts.numbers()["actors/alive"] == 1 + others
 
 
 def test_lags_are_those_of_a_schedule_and_what_is_too_old_is_dropped(tmp_path: Path, monkeypatch) -> None:
