@@ -439,6 +439,7 @@ def draw(data: Mapping[str, Any], figures: Any) -> Any:
         )
         panel.set_xscale("log", base=2)
         panel.set_yscale("log", base=2)
+        panel.yaxis.set_major_formatter(lambda speed, _: f"{speed:,.0f}")
         panel.set_xticks(counts, [str(count) for count in counts])
         panel.set_title({"scaling": "env sleeps", "spin": "env computes"}[name], fontsize=9)
         panel.set_xlabel("actors")

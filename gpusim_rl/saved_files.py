@@ -20,6 +20,11 @@ from typing import IO, Any, Literal
 
 import yaml
 
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None
+
 from gpusim_rl.errors import ConfigError
 
 MAX_BYTES = 1 << 20
@@ -59,6 +64,23 @@ def open_file(path: Path, mode: Literal["rb", "ab", "ab+"] = "rb", buffering: in
         os.close(number)
         raise ConfigError(f"{path} is a second name of another file (a hard link). Try a copy of it in its place")
     return os.fdopen(number, mode, buffering)
+
+
+def lock(file: IO[bytes]) -> bool:
+    """Locks an open file for this process and those that inherit it, until the last of them has closed it or ended.
+
+    Returns:
+        False where another process has locked it.
+
+    Raises:
+        OSError: The file system has no locks.
+    """
+    try:
+        if fcntl is not None:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def read_bytes(path: Path, limit: int = MAX_BYTES) -> bytes:

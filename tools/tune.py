@@ -6,8 +6,8 @@ python tools/tune.py task=Ant trials=40 study=ants                            ag
 python tools/tune.py task=Ant trials=40 method=asha                           the trials on Ray
 python tools/tune.py task=Ant method=pbt population=8                         population-based training
 
-The same command in several terminals, or on several machines with one folder, searches together; with method=pbt each
-starts other members: members=0-3, members=4-7.
+With Optuna the same command in several terminals, or on several machines with one folder, searches together. With
+method=pbt each starts other members: members=0-3, members=4-7.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import argparse
 import signal
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 
@@ -48,19 +48,22 @@ def main(argv: list[str] | None = None) -> int:
 
 @contextmanager
 def stoppable(folder: Path) -> Iterator[None]:
-    """Lets SIGTERM end what runs in the block as Ctrl-C does, and says what is left."""
+    """Lets SIGTERM, and a terminal that goes away, end what runs in the block as Ctrl-C does; says what is left."""
 
     def stop(number: int, frame: FrameType | None) -> None:
         raise SystemExit(128 + number)
 
-    before = signal.signal(signal.SIGTERM, stop)
+    numbers = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) != signal.SIG_IGN]
+    before = {number: signal.signal(number, stop) for number in numbers}  # nohup ignores SIGHUP
     try:
         yield
     except (KeyboardInterrupt, SystemExit):
-        print(f"stopped: {folder} has what there is, and the same command goes on", file=sys.stderr)
+        with suppress(OSError):  # the terminal is gone
+            print(f"stopped: {folder} has what there is, and the same command goes on", file=sys.stderr)
         raise
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:

@@ -323,7 +323,7 @@ def make_run_stats(config: dict[str, Any], environment: dict[str, Any], rows: Se
     return RunStats(
         task=str(task["_target_"]).rpartition(".")[2],
         num_envs=config["num_envs"],
-        num_actors=config["num_actors"] if engine else 0,
+        num_actors=environment.get("actors") or config["num_actors"] if engine else 0,
         algo=algo,
         horizon=learning.get("horizon") or max(1, round(steps / max(1.0, iterations * config["num_envs"] * processes))),
         epochs=learning.get("epochs"),

@@ -320,11 +320,6 @@ class ActorTrainer(Trainer):
         """Envs that send together."""
         return self.env.num_envs
 
-    @property
-    def several(self) -> str:
-        """How many actors have the envs, for the banner."""
-        return f"{self.num_actors} actor{'s' * (self.num_actors > 1)} ({self.cfg.actors.engine}) x "
-
 
 def make_trainer(spec: RunSpec, collective: Collective) -> Trainer:
     """The trainer of a run: a learner with actors, if it has any."""

@@ -23,7 +23,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from gpusim_rl import paths
 from gpusim_rl.config import RunSpec, build
@@ -31,12 +31,7 @@ from gpusim_rl.distributed.trial_run import POLL_S, end
 from gpusim_rl.distributed.tuning import find_space, split_words
 from gpusim_rl.errors import ConfigError, warn
 from gpusim_rl.overrides import key_of, quote
-from gpusim_rl.saved_files import dump_yaml, load_json, load_yaml, replacing
-
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None
+from gpusim_rl.saved_files import dump_yaml, load_json, load_yaml, lock, replacing
 
 if TYPE_CHECKING:
     from gpusim_rl.run.log_interval import LogRow
@@ -549,11 +544,13 @@ def breed(population: Population) -> list[str]:
             member; or a member was given up.
     """
     folder = population.folder
+    with ExitStack() as logs:
+        with _one_line_if_unwritable(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            _share_rules(folder / "population.yaml", population.rules)
+            log_of = {member: logs.enter_context(_log(population, member)) for member in population.members}
+        lost = _watch(population, log_of)
     with _one_line_if_unwritable(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        _share_rules(folder / "population.yaml", population.rules)
-        with _reserved(population):
-            lost = _watch(population)
         told = _report(population)
     if lost:
         raise ConfigError(f"{'; '.join(lost)}. All others are done: the same command tries again")
@@ -570,23 +567,21 @@ def _one_line_if_unwritable(folder: Path) -> Iterator[None]:
         ) from None
 
 
-@contextmanager
-def _reserved(population: Population) -> Iterator[None]:
-    """Keeps other commands from starting the same members. The locks are those of this process, and end with it."""
-    with ExitStack() as stack:
-        for member in population.members:
-            log = stack.enter_context((population.folder / f"{member:02d}.log").open("ab"))
-            try:
-                if fcntl is not None:
-                    fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise ConfigError(
-                    f"{population.folder}: another command trains member {member}. Try members=<others>, of 0 to"
-                    f" {population.rules.population - 1}"
-                ) from None
-            except OSError:  # a file system without locks
-                break
-        yield
+def _log(population: Population, member: int) -> IO[bytes]:
+    """The file that a member prints to. It is locked as long as this command or the member has it open.
+
+    Raises:
+        ConfigError: Another command has started the member.
+    """
+    file = (population.folder / f"{member:02d}.log").open("ab")
+    with suppress(OSError):  # a file system without locks
+        if not lock(file):
+            file.close()
+            raise ConfigError(
+                f"{population.folder}: another command trains member {member}. Try members=<others>, of 0 to"
+                f" {population.rules.population - 1}, or wait for its end"
+            )
+    return file
 
 
 def _share_rules(file: Path, rules: Rules) -> None:
@@ -618,13 +613,13 @@ class _Started:
     stalled: bool = False
 
 
-def _watch(population: Population) -> list[str]:
+def _watch(population: Population, logs: Mapping[int, IO[bytes]]) -> list[str]:
     """Runs the members to their ends; returns a reason for each that was given up."""
     members: dict[int, _Started] = {}
     lost, told = [], set(population.folder.glob("m*-*.json"))
     try:
         for member in population.members:
-            members[member] = _Started(_start(population, member), heard_s=time.monotonic())
+            members[member] = _Started(_start(population, member, logs[member]), heard_s=time.monotonic())
         while members:
             time.sleep(POLL_S)
             told |= _tell(population.folder, told)
@@ -642,13 +637,10 @@ def _watch(population: Population) -> list[str]:
                     lost.append(f"member {member} is given up: {why}")
                     continue
                 warn(f"member {member} ended ({why}): it is started again")
-                members[member] = _Started(_start(population, member), restarts, newest, heard_s=time.monotonic())
+                process = _start(population, member, logs[member])
+                members[member] = _Started(process, restarts, newest, heard_s=time.monotonic())
     finally:
-        for it in members.values():
-            if it.process.poll() is None:
-                it.process.send_signal(signal.SIGTERM)
-        for it in members.values():
-            end(it.process)
+        end(*(it.process for it in members.values()))
     return lost
 
 
@@ -685,15 +677,13 @@ def _tell(folder: Path, told: set[Path]) -> set[Path]:
     return new
 
 
-def _start(population: Population, member: int) -> subprocess.Popen[bytes]:
+def _start(population: Population, member: int, log: IO[bytes]) -> subprocess.Popen[bytes]:
     words = population.words(member, _newest_checkpoint(population, member))
     # The members share the CPUs as processes of torchrun do.
     env = {**os.environ, "LOCAL_WORLD_SIZE": str(len(population.members))}
-    with (population.folder / f"{member:02d}.log").open("ab") as log:
-        # A session of its own: Ctrl-C reaches it once, from here, and it ends with a checkpoint.
-        return subprocess.Popen(
-            [sys.executable, str(paths.train_file()), *words], stdout=log, stderr=log, env=env, start_new_session=True
-        )
+    command = [sys.executable, str(paths.train_file()), *words]
+    # A session of its own: Ctrl-C reaches it once, from here, and it ends with a checkpoint.
+    return subprocess.Popen(command, stdout=log, stderr=log, env=env, start_new_session=True)
 
 
 def _newest_checkpoint(population: Population, member: int) -> Path | None:

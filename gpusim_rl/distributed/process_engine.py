@@ -181,8 +181,9 @@ class ProcessEngine(Engine):
     def numbers(self) -> dict[str, float]:
         """None; forgets what was printed long ago."""
         for it in self._actors:
-            if os.fstat(it.printed.fileno()).st_size > MOST_PRINTED:
-                os.ftruncate(it.printed.fileno(), 0)
+            with suppress(ValueError):  # closed: the thread of `inference=learner` is starting the actor again
+                if os.fstat(it.printed.fileno()).st_size > MOST_PRINTED:
+                    os.ftruncate(it.printed.fileno(), 0)
         return {}
 
     def _end(self, it: _Process) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -135,6 +136,8 @@ class RayEngine(Engine):
     def get(self, timeout_s: float) -> list[Answer]:
         """What has come."""
         calls = [*self._calls]
+        if not calls:  # all wait for the learner; Ray would return at once
+            time.sleep(timeout_s)
         ready, _ = self._ray.wait(calls, num_returns=1, timeout=timeout_s)
         if ready:
             ready, _ = self._ray.wait(calls, num_returns=len(calls), timeout=0)

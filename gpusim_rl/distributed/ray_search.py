@@ -10,6 +10,7 @@ import os
 import time
 import warnings
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from gpusim_rl.distributed.ray_cluster import ray_cluster
 from gpusim_rl.distributed.trial_run import OBJECTIVE, TrialFailedError, TrialRun
 from gpusim_rl.distributed.tuning import Search, num_ended, open_study, report, tell
 from gpusim_rl.errors import ConfigError
+from gpusim_rl.saved_files import lock
 
 POINTER = "checkpoint.txt"
 """File in a checkpoint of Ray Tune's: the path of ours."""
@@ -32,17 +34,29 @@ def tune(search: Search) -> list[str]:
         Lines for the user: the best trials, and the command that repeats the best one.
 
     Raises:
-        ConfigError: There is no Ray, or no Optuna; or a population cannot change what the space has.
+        ConfigError: There is no Ray, or no Optuna; or a population cannot change what the space has; or another command
+            searches in the study.
     """
     if search.method == "ray_pbt":
         _refuse_structure(search)
     with ray_cluster(f"method={search.method}"):
         search = replace(search, folder=search.folder.absolute())
         optuna, study = open_study(search)
-        left = search.trials - num_ended(optuna, study)
-        if left > 0:
-            _fit(search, optuna, study, left)
+        with _alone(search.folder):
+            left = search.trials - num_ended(optuna, study)
+            if left > 0:
+                _fit(search, optuna, study, left)
         return report(optuna, search, study)
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Keeps other commands out of the study: Ray Tune numbers its trials by itself."""
+    with (folder / "ray.lock").open("ab") as file:
+        with suppress(OSError):  # a file system without locks
+            if not lock(file):
+                raise ConfigError(f"{folder}: another command searches there. Try study=<another>, or wait for its end")
+        yield
 
 
 def _refuse_structure(search: Search) -> None:
@@ -74,7 +88,8 @@ def _fit(search: Search, optuna: Any, study: Any, left: int) -> None:
 
         def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
             reason = str(trial.get_error() or "it was lost").strip().splitlines()[-1]
-            _add(search, optuna, study, trial.config, {**(trial.last_result or {}), "failed": reason})
+            told = {"log": f"{_number(first, trial.trial_id):04d}.log", **(trial.last_result or {})}
+            _add(search, optuna, study, trial.config, {**told, "failed": reason})
 
     tuner = ray_tune.Tuner(
         ray_tune.with_resources(_trainable(ray_tune, search, first), {"cpu": 1}),
@@ -96,6 +111,11 @@ def _fit(search: Search, optuna: Any, study: Any, left: int) -> None:
         tuner.fit()
     if num_ended(optuna, study) < search.trials:
         raise KeyboardInterrupt  # Ray Tune returns as if it were done
+
+
+def _number(first: int, trial_id: str) -> int:
+    """Of a trial, for its run folder and its log."""
+    return first + int(trial_id.rpartition("_")[2])
 
 
 def _domain(ray_tune: Any, what: Mapping[str, Any]) -> Any:
@@ -148,7 +168,7 @@ def _trainable(ray_tune: Any, search: Search, first: int) -> Any:
 
         def step(self) -> dict[str, Any]:
             if self._trial_run is None:
-                number = first + int(self.trial_id.rpartition("_")[2])
+                number = _number(first, self.trial_id)
                 more = [interval, "log.keep=0"] if breeds else []
                 self._trial_run = TrialRun(search, number, self.config, *self._from, *more, cwd=cwd)
                 self._rows = self._trial_run.rows()

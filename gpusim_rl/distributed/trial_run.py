@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 OBJECTIVE = "episode/return"
 """What is searched for: the mean of the last 100 training episodes, at the end of a run."""
 POLL_S = 0.2
+ENDS_WITHIN_S = 60.0
+"""A run that was told to stop ends after its iteration, with a checkpoint [s]."""
 
 
 class TrialFailedError(Exception):
@@ -64,7 +66,8 @@ class TrialRun:
         self.printed = search.folder / f"{number:04d}.log"
         with self.printed.open("ab") as log:
             command = [sys.executable, str(paths.train_file()), *words]
-            self.process = subprocess.Popen(command, stdout=log, stderr=log, cwd=cwd)
+            # A session of its own: Ctrl-C reaches it once, from here, and it ends with a checkpoint.
+            self.process = subprocess.Popen(command, stdout=log, stderr=log, cwd=cwd, start_new_session=True)
 
     @property
     def folder(self) -> str:
@@ -109,16 +112,18 @@ class TrialRun:
         end(self.process)
 
 
-def end(process: subprocess.Popen[bytes]) -> None:
-    """Ends a run as Ctrl-C would, with a checkpoint."""
-    if process.poll() is not None:
-        return
-    process.send_signal(signal.SIGTERM)
-    try:
-        process.wait(timeout=60)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
+def end(*processes: subprocess.Popen[bytes]) -> None:
+    """Ends runs as Ctrl-C would, with checkpoints. A second signal would end them at once: each gets one."""
+    for process in processes:
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+    give_up = time.monotonic() + ENDS_WITHIN_S
+    for process in processes:
+        try:
+            process.wait(timeout=max(0.0, give_up - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
 
 
 def _rows(file: Path) -> list[dict[str, str]]:

@@ -102,7 +102,9 @@ def read_search(words: Sequence[str], config_dir: Path | None = None) -> Search:
     study, space, config = find_space(chosen, overrides, config_dir, OWN)
     if grace > int(config["max_iterations"]):
         raise ConfigError(f"grace must not be above max_iterations={config['max_iterations']}, got {grace}")
-    folder = Path(config["log"]["dir"]) / study
+    folder, iterations, interval = Path(config["log"]["dir"]) / study, int(config["max_iterations"]), 1
+    if chosen["method"] == "ray_pbt":
+        interval = int(config["log"]["interval"])  # a change needs a row of metrics and a checkpoint
     return Search(
         study=study,
         space=space,
@@ -111,10 +113,10 @@ def read_search(words: Sequence[str], config_dir: Path | None = None) -> Search:
         trials=int(numbers["trials"]),
         method=chosen["method"],
         pruner=chosen["pruner"],
-        grace=grace or max(1, int(config["max_iterations"]) // 9),
+        grace=-(-(grace or max(1, iterations // 9)) // interval) * interval,
         reduction=numbers["reduction"],
         stall_s=numbers["stall_s"],
-        iterations=int(config["max_iterations"]),
+        iterations=iterations,
         folder=folder,
     )
 
@@ -201,6 +203,12 @@ def _positive(key: str, text: str) -> float:
     return number
 
 
+def _number(value: Any) -> Any:
+    """The number that a word of a yaml means: it takes 1e-3 for text."""
+    is_number = isinstance(value, str) and re.fullmatch(r"[-+]?\d+\.?\d*[eE][-+]?\d+", value)
+    return float(value) if is_number else value
+
+
 def _check_space(
     space: Any, file: Path, overrides: Sequence[str], config_dir: Path | None
 ) -> dict[str, dict[str, Any]]:
@@ -208,10 +216,11 @@ def _check_space(
     if not isinstance(space, dict) or not space:
         raise ConfigError(f"{file}: expected settings with low and high, or choices")
     for key, what in space.items():
-        for name in ("low", "high"):
-            if isinstance(what, dict) and isinstance(what.get(name), str):  # yaml takes 1e-3 for a word
-                with suppress(ValueError):
-                    what[name] = float(what[name])
+        if isinstance(what, dict):
+            for name in ("low", "high"):
+                what |= {name: _number(what[name])} if name in what else {}
+            if isinstance(what.get("choices"), list):
+                what["choices"] = [_number(choice) for choice in what["choices"]]
         choices = what.get("choices") if isinstance(what, dict) else None
         ends: Any = choices or ([what.get("low"), what.get("high")] if isinstance(what, dict) else [])
         known = isinstance(what, dict) and what.keys() <= ({"choices"} if choices else {"low", "high", "log"})
@@ -328,10 +337,10 @@ def _suggest(trial: Any, key: str, what: Mapping[str, Any]) -> Any:
 def _run(optuna: Any, search: Search, trial: Any) -> float:
     """One trial: trains, tells the pruner how it goes, and stops it where it is hopeless."""
     run = TrialRun(search, trial.number, {key: _suggest(trial, key, what) for key, what in search.space.items()})
-    trial.set_user_attr("command", run.command)
-    trial.set_user_attr("log", run.printed.name)
     newest = None
     try:
+        trial.set_user_attr("command", run.command)
+        trial.set_user_attr("log", run.printed.name)
         for iteration, newest in run.rows():
             trial.report(newest, iteration)
             if trial.should_prune():

@@ -22,8 +22,9 @@ def describe_run(trainer: Trainer) -> dict[str, Any]:
     Returns:
         `sim` (name, device, reason; CPU threads of the physics, None where it has none of its own), `learner` (device,
         its memory in GB on CUDA, CPU threads, precision, whether bf16 is fast here), `graph` (what is replayed, and
-        why), `compile` (what is compiled, and why), `processes` (that learn together), `processes_here` (of them, on
-        this machine), `openmp` (variables that are set) and `memory_limit_gb` (RAM that this process may come to hold).
+        why), `compile` (what is compiled, and why), `actors` (that step envs for this learner), `processes` (that learn
+        together), `processes_here` (of them, on this machine), `openmp` (variables that are set) and `memory_limit_gb`
+        (RAM that this process may come to hold).
     """
     device, choice, graph = trainer.rl_device, trainer.choice, trainer.graphs.choice
     on_cuda = device.type == "cuda"
@@ -44,6 +45,7 @@ def describe_run(trainer: Trainer) -> dict[str, Any]:
         },
         "graph": {"mode": graph.mode, "reason": graph.reason},
         "compile": {"mode": trainer.compile.mode, "reason": trainer.compile.reason},
+        "actors": trainer.num_actors,
         "processes": trainer.collective.size,
         "processes_here": here,
         "openmp": {name: os.environ[name] for name in OPENMP if name in os.environ},

@@ -19,11 +19,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None
-
 from gpusim_rl import paths
 from gpusim_rl.config import RunSpec
 from gpusim_rl.errors import ConfigError, warn
@@ -34,6 +29,7 @@ from gpusim_rl.saved_files import (
     keep_damaged,
     load_json,
     load_yaml,
+    lock,
     open_file,
     read_bytes,
     remove_temporary,
@@ -161,18 +157,18 @@ class RunDir:
         while True:
             file = open_file(path, "ab+", buffering=0)
             try:
-                if fcntl is not None:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
+                free = lock(file)
+            except OSError as error:
+                free = True
+                warn(f"{self} cannot be locked ({error.strerror}): nothing keeps a second training out of it")
+            if not free:
                 file.seek(0)
                 holder = file.read(200).decode(errors="replace").strip()
                 file.close()
                 raise ConfigError(
                     f"{self} is being trained by {holder or 'another process'}: one process at a time trains in a run"
                     f" folder.{self._branch()}"
-                ) from None
-            except OSError as error:
-                warn(f"{self} cannot be locked ({error.strerror}): nothing keeps a second training out of it")
+                )
             with suppress(FileNotFoundError):
                 if path.stat().st_ino == os.fstat(file.fileno()).st_ino:
                     break

@@ -93,7 +93,10 @@ class Trainer:
         run_dir: Folder of the run; None before `logging` opens it.
         stop_signal: Ends the training early.
         obs: Observations to act on next. The tensors are never replaced, because a CUDA graph uses their addresses.
+        num_actors: Processes that step envs for this learner; 0 where it steps its own.
     """
+
+    num_actors = 0
 
     def __init__(self, spec: RunSpec, collective: Collective = ALONE, member: Member | None = None) -> None:
         cfg = spec.cfg
@@ -515,8 +518,9 @@ class Trainer:
     @property
     def several(self) -> str:
         """What has `num_envs` each, for the banner; empty where this process has all envs."""
-        count = self.collective.size
-        return f"{count} processes x " if count > 1 else ""
+        if self.num_actors:
+            return f"{self.num_actors} actor{'s' * (self.num_actors > 1)} ({self.cfg.actors.engine}) x "
+        return f"{self.collective.size} processes x " if self.collective.size > 1 else ""
 
     def _load(self, state: dict[str, Any]) -> None:
         state = self._state_of_rank(state)

@@ -157,6 +157,15 @@ def test_envs_of_another_library_can_be_judged_where_actors_step_them(tmp_path):
     assert {finding.rule for finding in diagnose(replace(stats, diverged=0.1, lag_mean=7.0))} >= {"diverged_envs"}
 
 
+def test_without_a_setting_there_is_an_actor_for_each_cpu_and_the_run_tells_how_many(tmp_path):
+    folder = make_actor_run(tmp_path, *["6,6,0,0,0.1,0.1,,0,0,0,0"] * 3)
+    config = yaml.safe_load((folder / "config.yaml").read_text())
+    (folder / "config.yaml").write_text(yaml.safe_dump(config | {"num_actors": None}))
+    environment = json.loads((folder / "env.json").read_text())
+    (folder / "env.json").write_text(json.dumps(environment | {"actors": 6}))
+    assert read_run_stats(folder).num_actors == 6
+
+
 def test_what_an_actor_run_does_not_tell_is_not_known(tmp_path):
     stats = read_run_stats(make_actor_run(tmp_path, *[",,,,,,,,,,"] * 3))
     assert stats.num_actors == 4 and stats.actor_wait is None and stats.actors_alive is None

@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -14,6 +16,7 @@ import pytest
 from gpusim_rl.compose import compose
 from gpusim_rl.distributed.actor import Actor, ActorJob
 from gpusim_rl.distributed.engine import Answer, Described, Lost, Recorded
+from gpusim_rl.distributed.process_engine import ProcessEngine
 from gpusim_rl.distributed.ray_engine import RayEngine
 
 PATIENCE_S = 120.0
@@ -29,6 +32,14 @@ def answers(engine: RayEngine) -> Iterator[Answer]:
 def ray_actors() -> set[int]:
     below = psutil.Process().children(recursive=True)
     return {it.pid for it in below if it.status() != "zombie" and "ray::RemoteActor" in " ".join(it.cmdline())}
+
+
+def test_what_an_actor_printed_may_be_closed_by_the_thread_that_starts_it_again():
+    engine = ProcessEngine([], pin=False)
+    with tempfile.TemporaryFile() as printed:
+        pass
+    engine._actors = [SimpleNamespace(printed=printed)]  # type: ignore[reportAttributeAccessIssue]
+    assert engine.numbers() == {}
 
 
 @pytest.mark.slow
@@ -48,6 +59,8 @@ def test_an_actor_of_ray_that_is_killed_again_and_again_comes_back():
             engine.ask_for_rollout(0)
             recorded = next(answers(engine))
             assert isinstance(recorded, Recorded) and recorded.info.version == 7
+            began = time.monotonic()
+            assert engine.get(0.2) == [] and time.monotonic() - began > 0.15, "nothing is under way: it waits"
             if kill < 3:
                 [pid] = ray_actors()
                 engine.ask_for_rollout(0)

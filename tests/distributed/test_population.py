@@ -460,7 +460,7 @@ def test_ctrl_c_ends_all_members_with_checkpoints_and_the_same_command_goes_on(t
     assert "stopped: runs/poles has what there is, and the same command goes on" in err
     assert re.search(r"^generation \d+  member \d  [\d.]+$", err, re.MULTILINE), err
     saved = {f: load(f)["iteration"] for f in tmp_path.glob("runs/poles.0*/2*/checkpoints/last.pt")}
-    assert len(saved) == 4 and 0 < min(saved.values())
+    assert len(saved) == 4 and min(saved.values()) > 0
     other = start(tmp_path, "best=0.4")
     assert "the population has best=0.3, got 0.4" in other.communicate(timeout=60)[1] and other.returncode == 2
     iterations = max(saved.values()) + 20

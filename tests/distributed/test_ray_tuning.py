@@ -14,6 +14,8 @@ import psutil
 import pytest
 
 from gpusim_rl.checkpoint_file import load
+from gpusim_rl.distributed.ray_search import _alone
+from gpusim_rl.errors import ConfigError
 from helpers.commands import ROOT, Finished, run_command
 from helpers.training import read_csv
 
@@ -47,6 +49,13 @@ def test_a_population_of_ray_changes_no_sizes(tmp_path: Path) -> None:
     assert not (tmp_path / "runs").exists()
 
 
+def test_one_command_at_a_time_searches_on_ray(tmp_path: Path) -> None:
+    with _alone(tmp_path), pytest.raises(ConfigError, match="another command searches there"), _alone(tmp_path):
+        pass
+    with _alone(tmp_path):  # the first one has ended
+        pass
+
+
 @pytest.mark.slow
 def test_asha_stops_hopeless_trials_and_goes_on_where_it_was(tmp_path: Path) -> None:
     done = tune(tmp_path, "method=asha", "trials=4", "max_iterations=18", "grace=2")
@@ -77,7 +86,8 @@ def test_a_trial_that_is_killed_does_not_end_the_search(tmp_path: Path) -> None:
     os.kill(found, signal.SIGKILL)
     said, _ = search.communicate(timeout=250)
     assert search.returncode == 0 and "1 fail" in said, said
-    assert sorted(row["state"] for row in trials(tmp_path)) in (["complete", "complete", "fail"],), trials(tmp_path)
+    assert sorted(row["state"] for row in trials(tmp_path)) == ["complete", "complete", "fail"], trials(tmp_path)
+    assert sorted(row["log"] for row in trials(tmp_path)) == ["0000.log", "0001.log", "0002.log"]
 
 
 @pytest.mark.slow

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from gpusim_rl.distributed.trial_run import end
 from gpusim_rl.distributed.tuning import SPACES, method_of, read_search
 from gpusim_rl.errors import ConfigError
 from helpers.commands import ROOT, Finished, run_command
@@ -72,9 +73,21 @@ def test_bad_input_is_one_line(tmp_path, monkeypatch, words, space, said):
 
 
 def test_numbers_may_be_written_as_yaml_does_not_read_them(tmp_path):
-    (tmp_path / "space.yaml").write_text("ppo.learning_rate: {low: 1e-4, high: 1e-2, log: true}\n")
+    learning_rate = "ppo.learning_rate: {low: 1e-4, high: 1e-2, log: true}"
+    others = "ppo.clip: {choices: [1e-1, 0.2]}\nppo.network.activation: {choices: [elu, tanh]}"
+    (tmp_path / "space.yaml").write_text(f"{learning_rate}\n{others}\n")
     search = read_search(["task=Cartpole", f"space={tmp_path / 'space.yaml'}"])
     assert search.space["ppo.learning_rate"] == {"low": 1e-4, "high": 1e-2, "log": True}
+    assert search.space["ppo.clip"]["choices"] == [0.1, 0.2]
+    assert search.space["ppo.network.activation"]["choices"] == ["elu", "tanh"]
+
+
+def test_a_population_of_ray_changes_where_there_is_a_row_of_metrics(tmp_path):
+    (tmp_path / "space.yaml").write_text("ppo.clip: {low: 0.1, high: 0.2}\n")
+    words = ["task=Cartpole", f"space={tmp_path / 'space.yaml'}", "max_iterations=100", "log.interval=10"]
+    assert read_search([*words, "method=ray_pbt"]).grace == 20
+    assert read_search([*words, "method=ray_pbt", "grace=33"]).grace == 40
+    assert read_search([*words, "method=asha", "grace=33"]).grace == 33
 
 
 @pytest.mark.parametrize("word", ["method=pbt", "+method=pbt", "method='pbt'"])
@@ -83,18 +96,33 @@ def test_the_method_is_read_as_all_settings_are(word):
     assert method_of(["task=Cartpole"]) == "optuna"
 
 
+def test_each_run_gets_one_signal_however_long_others_take():
+    """A second one would end a run without a checkpoint."""
+    script = (
+        "import signal, sys, time\ncount = 0\ndef stop(*_):\n    global count\n    count += 1\n"
+        "signal.signal(signal.SIGTERM, stop)\nprint('ready', flush=True)\nwhile not count:\n    time.sleep(0.01)\n"
+        "time.sleep(float(sys.argv[1]))\nsys.exit(10 + count)"
+    )
+    commands = [[sys.executable, "-c", script, seconds] for seconds in ("0.2", "0.6")]
+    processes = [subprocess.Popen(command, stdout=subprocess.PIPE) for command in commands]
+    for process in processes:
+        assert process.stdout is not None and process.stdout.readline() == b"ready\n"
+    end(*processes)
+    assert [process.returncode for process in processes] == [11, 11]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_search_that_is_stopped_loses_no_trial(tmp_path, number):
     (tmp_path / "space.yaml").write_text(SPACE)
     words = (*SMALL[:3], *SMALL[4:], "trials=2", "max_iterations=2000")
     command = [sys.executable, str(ROOT / "tools" / "tune.py"), *words]
-    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as search:
-        end = time.monotonic() + 60
+    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True, start_new_session=True) as search:
+        give_up = time.monotonic() + 60
         while not [*tmp_path.glob("runs/poles.0000/2*/metrics.csv")]:
-            assert time.monotonic() < end and search.poll() is None
+            assert time.monotonic() < give_up and search.poll() is None
             time.sleep(0.1)
-        search.send_signal(number)
+        os.killpg(search.pid, number)  # a terminal sends it to all processes
         _, said = search.communicate(timeout=90)
     assert search.returncode == 128 + number
     assert "stopped: runs/poles has what there is, and the same command goes on" in said

@@ -32,7 +32,7 @@ def test_a_run_tells_simulator_threads_precision_and_graphs(tmp_path, monkeypatc
     assert "OMP_WAIT_POLICY" not in noted["openmp"]
     assert 0.1 < noted["memory_limit_gb"] <= noted["memory_gb"] + 1
     assert noted["cpu"]["available"] == available_cpus()
-    assert noted["processes"] == noted["processes_here"] == 1
+    assert noted["processes"] == noted["processes_here"] == 1 and noted["actors"] == 0
 
 
 def test_processes_of_one_machine_share_its_memory(tmp_path, monkeypatch):
