@@ -117,7 +117,10 @@ def test_a_search_that_is_stopped_loses_no_trial(tmp_path, number):
     (tmp_path / "space.yaml").write_text(SPACE)
     words = (*SMALL[:3], *SMALL[4:], "trials=2", "max_iterations=2000")
     command = [sys.executable, str(ROOT / "tools" / "tune.py"), *words]
-    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True, start_new_session=True) as search:
+    ours = signal.signal(number, signal.SIG_DFL)  # a child inherits what is ignored, such as SIGHUP under nohup
+    search = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    signal.signal(number, ours)
+    with search:
         give_up = time.monotonic() + 60
         while not [*tmp_path.glob("runs/poles.0000/2*/metrics.csv")]:
             assert time.monotonic() < give_up and search.poll() is None

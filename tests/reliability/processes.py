@@ -154,12 +154,12 @@ def second_slot() -> Iterator[Slot]:
     one.close()
 
 
-def the_error(done: Finished) -> str:
-    """The one line with which a command has refused; notices may be before it."""
+def the_error(done: Finished, *, progress: str = "warning: ") -> str:
+    """The one line with which a command has refused; notices may be before it, and lines that begin with `progress`."""
     assert done.returncode == 2, f"exit {done.returncode}\n{done.stdout[-2000:]}\n{done.stderr[-3000:]}"
     *before, last = done.stderr.splitlines()
     assert last.startswith("error: "), done.stderr
-    assert all(line.startswith("warning: ") for line in before), done.stderr
+    assert all(line.startswith(("warning: ", progress)) for line in before), done.stderr
     return last
 
 

@@ -260,7 +260,7 @@ def test_a_disk_that_fills_under_a_population_costs_one_line_and_no_record(disk:
     population = disk.slot.start(*words, cwd=disk.inside)
     population.wait_for(lambda: all(list(folder.glob(f"m{member:02d}-000002.json")) for member in range(2)))
     disk.fill()
-    line = the_error(population.ended())
+    line = the_error(population.ended(), progress="generation ")
     assert "could not be written" in line or "cannot write to" in line
     told = {file.name: file.read_bytes() for file in folder.glob("m*.json")}
     assert len(told) >= 4 and temporary_files(disk.seen / "runs") == []
