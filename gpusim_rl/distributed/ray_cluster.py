@@ -6,9 +6,11 @@ import logging
 import os
 import re
 import secrets
+import signal
 import socket
 import sys
 import tempfile
+import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -71,7 +73,7 @@ def ray_cluster(needed_by: str, *, address: str | None = None, num_cpus: int = 1
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     quiet["runtime_env"] = {"env_vars": {"PYTHONPATH": path}}
     with ExitStack() as stack:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), _same_sigterm():
             warnings.simplefilter("ignore")  # of versions to come
             if address is None:
                 own: dict[str, Any] = {"num_cpus": max(num_cpus, available_cpus()), "include_dashboard": False}
@@ -88,6 +90,17 @@ def ray_cluster(needed_by: str, *, address: str | None = None, num_cpus: int = 1
                     ) from None
         stack.callback(ray.shutdown)
         yield ray
+
+
+@contextmanager
+def _same_sigterm() -> Iterator[None]:
+    """Keeps what SIGTERM does: Ray would print a stack trace, and end the process with another code."""
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        if before is not None and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, before)
 
 
 def _look_for(address: str) -> None:

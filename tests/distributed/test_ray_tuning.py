@@ -91,6 +91,25 @@ def test_a_trial_that_is_killed_does_not_end_the_search(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_sigterm_ends_a_search_on_ray_and_leaves_no_process(tmp_path: Path) -> None:
+    (tmp_path / "space.yaml").write_text(SPACE)
+    words = (*SMALL, "method=asha", "trials=2", "max_iterations=5000")
+    command = [sys.executable, str(ROOT / "tools" / "tune.py"), *words]
+    search = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    end = time.monotonic() + 100
+    while len([*tmp_path.glob("runs/poles.*/2*/metrics.csv")]) < 2:
+        assert time.monotonic() < end and search.poll() is None
+        time.sleep(0.1)
+    below = psutil.Process(search.pid).children(recursive=True)
+    search.terminate()
+    _, said = search.communicate(timeout=100)
+    assert search.returncode == 128 + signal.SIGTERM, said
+    first, last = said.splitlines()  # and no stack trace of Ray's
+    assert first.startswith("poles: 0 of 2 trials have ended") and last.startswith("stopped: ")
+    assert psutil.wait_procs(below, timeout=10)[1] == []
+
+
+@pytest.mark.slow
 def test_a_population_of_ray_copies_checkpoints(tmp_path: Path) -> None:
     done = tune(tmp_path, "method=ray_pbt", "trials=3", "max_iterations=24", "grace=4")
     assert "3 complete" in done.stdout, done.stdout
