@@ -49,9 +49,12 @@ def main(argv: list[str] | None = None) -> int:
 @contextmanager
 def stoppable(folder: Path) -> Iterator[None]:
     """Lets SIGTERM, and a terminal that goes away, end what runs in the block as Ctrl-C does; says what is left."""
+    code: int | None = None
 
     def stop(number: int, frame: FrameType | None) -> None:
-        raise SystemExit(128 + number)
+        nonlocal code
+        code = 128 + number
+        raise SystemExit(code)
 
     numbers = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) != signal.SIG_IGN]
     before = {number: signal.signal(number, stop) for number in numbers}  # nohup ignores SIGHUP
@@ -60,6 +63,8 @@ def stoppable(folder: Path) -> Iterator[None]:
     except (KeyboardInterrupt, SystemExit):
         with suppress(OSError):  # the terminal is gone
             print(f"stopped: {folder} has what there is, and the same command goes on", file=sys.stderr)
+        if code is not None:  # Ray may have put its own in place of it
+            raise SystemExit(code) from None
         raise
     finally:
         for number, handler in before.items():

@@ -527,7 +527,7 @@ def _tunable(config: Mapping[str, Any], space: Mapping[str, Any], *, given: bool
             " method=optuna for the rest"
         )
     if cannot:
-        warn(f"method=pbt leaves {', '.join(cannot)} as they are: they cannot change during a training")
+        warn(f"method=pbt does not change {', '.join(cannot)}: that is fixed during a training")
     if unset := [key for key in space if key in can and config[algo][_name(key)] is None]:
         raise ConfigError(f"{unset[0]} is null: the first member begins with it. Try {unset[0]}=<number>")
     return {key: dict(what) for key, what in space.items() if key in can}

@@ -20,7 +20,7 @@ from typing import Any
 
 from gpusim_rl import paths
 from gpusim_rl.compose import compose
-from gpusim_rl.config import RunConfig, check_settings
+from gpusim_rl.config import ALGORITHMS, RunConfig, check_settings
 from gpusim_rl.discover import tasks
 from gpusim_rl.distributed.trial_run import OBJECTIVE, TrialFailedError, TrialRun
 from gpusim_rl.errors import ConfigError, closest, did_you_mean, import_extra, on_one_line
@@ -32,6 +32,8 @@ METHODS = ("optuna", "asha", "ray_pbt", "pbt")
 """`optuna` is here, `asha` and `ray_pbt` are in ray_search.py, `pbt` is in population.py."""
 COUNTS = ("trials", "grace")
 PRUNERS = ("hyperband", "median", "none")
+MAY_DIFFER = ("device", "sim_device", "rl_device", "log.", "wandb_")
+"""Beginnings of settings that trials of one study need not share."""
 INTERRUPTED = "interrupted"
 """Of a trial that the user has stopped: it does not count."""
 OWN = {
@@ -170,12 +172,13 @@ def find_space(
         what = f"space={file}: there is no such file" if chosen["space"] else f"there is no space for {file.stem}"
         raise ConfigError(f"{what}. Try space=<yaml>, such as {paths.from_here(SPACES / 'ppo.yaml')}")
     task = next((value_of(word) for word in overrides if key_of(word) == "task"), "Cartpole")
-    study = chosen["study"] or f"{task}-{settings['algo']}"
+    method = chosen["method"]
+    study = chosen["study"] or f"{task}-{settings['algo']}{'' if method == 'optuna' else f'-{method}'}"
     if study in tasks(config_dir, outside=True):
         raise ConfigError(f"study={study} is the name of a task, whose runs are in that folder. Try study={study}-1")
     if not re.fullmatch(r"[\w-][\w.-]*", study):
         raise ConfigError(f"study must be a folder name of A-Z a-z 0-9 . _ -, got {study!r}")
-    return study, _check_space(load_yaml(file), file, overrides, config_dir), config
+    return study, _check_space(load_yaml(file), file, settings["algo"], overrides, config_dir), config
 
 
 def _refuse_unknown(overrides: Sequence[str], own: Mapping[str, str]) -> None:
@@ -210,12 +213,17 @@ def _number(value: Any) -> Any:
 
 
 def _check_space(
-    space: Any, file: Path, overrides: Sequence[str], config_dir: Path | None
+    space: Any, file: Path, algo: str, overrides: Sequence[str], config_dir: Path | None
 ) -> dict[str, dict[str, Any]]:
     """A space whose every end is a setting that a training takes."""
     if not isinstance(space, dict) or not space:
         raise ConfigError(f"{file}: expected settings with low and high, or choices")
     for key, what in space.items():
+        section = str(key).partition(".")[0]
+        if section in ALGORITHMS and section != algo:
+            raise ConfigError(
+                f"{file}: {key} is a setting of algo={section}, and algo={algo} is trained. Try algo={section}"
+            )
         if isinstance(what, dict):
             for name in ("low", "high"):
                 what |= {name: _number(what[name])} if name in what else {}
@@ -290,7 +298,7 @@ def open_study(search: Search) -> tuple[Any, Any]:
     """Optuna, and the study in its journal: a new one, or as it was left.
 
     Raises:
-        ConfigError: There is no Optuna.
+        ConfigError: There is no Optuna, or the study is of another search.
     """
     optuna = import_extra("optuna", "tune", "tools/tune.py")
     optuna.logging.set_verbosity(optuna.logging.ERROR)  # its warnings have tracebacks of what Ctrl-C has ended
@@ -304,9 +312,24 @@ def open_study(search: Search) -> tuple[Any, Any]:
         sampler=optuna.samplers.TPESampler(),  # another seed in each process: they must not try the same
         pruner=_pruner(optuna, search),
     )
+    _refuse_other_search(search, study)
     folder, ended = paths.from_here(search.folder), num_ended(optuna, study)
     _say(f"{search.study}: {ended} of {search.trials} trials have ended; {folder} has their logs")
     return optuna, study
+
+
+def _refuse_other_search(search: Search, study: Any) -> None:
+    """Trials of one study can be compared: all are of one method, one space, and one training."""
+    training = {key_of(word): value_of(word) for word in search.overrides if not key_of(word).startswith(MAY_DIFFER)}
+    now = {"method": search.method, **training, **{f"space of {key}": what for key, what in search.space.items()}}
+    before = study.user_attrs.get("search")
+    if before is None:
+        study.set_user_attr("search", now)
+        return
+    for key in {**before, **now}:
+        if before.get(key) != now.get(key):
+            was, got = (f"{key}={about[key]}" if key in about else f"no {key}" for about in (before, now))
+            raise ConfigError(f"study={search.study} has {was}, got {got}. Try study={search.study}-1")
 
 
 def num_ended(optuna: Any, study: Any) -> int:
@@ -381,7 +404,10 @@ def report(optuna: Any, search: Search, study: Any) -> list[str]:
     if not best:
         return [*told, f"no trial was completed; {paths.from_here(search.folder)} has what each printed"]
     told += [f"  {trial.value:10.5g}  trial {trial.number}  {_settings(trial)}" for trial in best[:5]]
-    told += ["best:", f"  {best[0].user_attrs['command']}", f"table: {paths.from_here(search.folder / 'trials.csv')}"]
+    told += ["best:", f"  {best[0].user_attrs['command']}"]
+    if run := best[0].user_attrs.get("run"):
+        told.append(f"  python tools/play.py {paths.from_here(Path(run))}")
+    told.append(f"table: {paths.from_here(search.folder / 'trials.csv')}")
     if len(best) > 1:
         told += [f"picture: {paths.from_here(picture)}" for picture in _draw(optuna, search, study)]
     return told

@@ -526,7 +526,7 @@ class Trainer:
         state = self._state_of_rank(state)
         if state.get("actor_columns") != self.actor_columns and not self.cfg.test:
             if state["algorithm"].get("replay") is not None:
-                warn("the envs that send together are others now: the replay memory is filled again")
+                warn("transitions come from other envs now: the replay memory is filled again")
             algorithm = {name: None if name in ANEW else value for name, value in state["algorithm"].items()}
             state = state | {"algorithm": algorithm}
         for key, now in (("obs_sizes", dict(self.env.obs_sizes)), ("num_actions", self.env.num_actions)):

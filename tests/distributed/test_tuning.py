@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from gpusim_rl.distributed.trial_run import end
-from gpusim_rl.distributed.tuning import SPACES, method_of, read_search
+from gpusim_rl.distributed.tuning import SPACES, method_of, open_study, read_search
 from gpusim_rl.errors import ConfigError
 from helpers.commands import ROOT, Finished, run_command
 
@@ -55,6 +55,7 @@ def test_our_own_spaces_can_be_searched(file):
         (["population=4"], SPACE, "population is for method=pbt. Try method=pbt population=4"),
         (["space=no.yaml"], SPACE, "space=no.yaml: there is no such file"),
         ([], "ppo.learning_rat: {low: 1.0, high: 2.0}", "Did you mean 'ppo.learning_rate'"),
+        ([], "sac.gamma: {low: 0.9, high: 0.99}", "sac.gamma is a setting of algo=sac, and algo=ppo is trained"),
         ([], "ppo.epochs: {low: 0, high: 2}", "ppo.epochs must be a positive int, got 0"),
         ([], "ppo.gamma: {low: 0.9, high: 0.8}", "ppo.gamma: low must be below high"),
         ([], "ppo.gamma: {low: 0.0, high: 0.8, log: true}", "above 0 with log: true"),
@@ -96,6 +97,26 @@ def test_the_method_is_read_as_all_settings_are(word):
     assert method_of(["task=Cartpole"]) == "optuna"
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["max_iterations=7"], "study=poles has max_iterations=6, got max_iterations=7. Try study=poles-1"),
+        (["method=asha"], "study=poles has method=optuna, got method=asha"),
+        (["seed=3"], "study=poles has no seed, got seed=3"),
+        (["space=other.yaml"], "study=poles has space of ppo.learning_rate={'low': "),
+    ],
+)
+def test_a_study_is_of_one_search(tmp_path, monkeypatch, words, said):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "space.yaml").write_text(SPACE)
+    (tmp_path / "other.yaml").write_text("ppo.clip: {low: 0.1, high: 0.2}\n")
+    open_study(read_search(SMALL))
+    open_study(read_search([*SMALL, "trials=7", "pruner=none", "log.interval=2"]))
+    with pytest.raises(ConfigError) as error:
+        open_study(read_search([*SMALL, *words]))
+    assert said in str(error.value)
+
+
 def test_each_run_gets_one_signal_however_long_others_take():
     """A second one would end a run without a checkpoint."""
     script = (
@@ -115,7 +136,7 @@ def test_each_run_gets_one_signal_however_long_others_take():
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_search_that_is_stopped_loses_no_trial(tmp_path, number):
     (tmp_path / "space.yaml").write_text(SPACE)
-    words = (*SMALL[:3], *SMALL[4:], "trials=2", "max_iterations=2000")
+    words = (*SMALL, "trials=2", "max_iterations=300")
     command = [sys.executable, str(ROOT / "tools" / "tune.py"), *words]
     ours = signal.signal(number, signal.SIG_DFL)  # a child inherits what is ignored, such as SIGHUP under nohup
     search = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True, start_new_session=True)
@@ -131,7 +152,7 @@ def test_a_search_that_is_stopped_loses_no_trial(tmp_path, number):
     assert "stopped: runs/poles has what there is, and the same command goes on" in said
     [checkpoint] = tmp_path.glob("runs/poles.0000/2*/checkpoints/last.pt")
     assert "Traceback" not in said and not (checkpoint.parents[1] / "lock").exists()
-    done = tune(tmp_path, "trials=2")
+    done = tune(tmp_path, "trials=2", "max_iterations=300", "pruner=none")
     assert "2/2  trial 2 complete, return" in done.stderr, done.stderr
     assert [row["state"] for row in trials(tmp_path)] == ["interrupted", "complete", "complete"]
     assert [row["log"] for row in trials(tmp_path)] == ["0000.log", "0001.log", "0002.log"]
@@ -169,6 +190,6 @@ def test_trials_that_fail_or_stall_do_not_end_the_search(tmp_path):
     stalled = tune(tmp_path, "trials=2", "stall_s=0.3")
     assert stalled.returncode == 0 and "2 fail" in stalled.stdout and "no trial was completed" in stalled.stdout
     overflows = ("ppo.value_coef=1e18", "ppo.reward_scale=1e12", "ppo.normalize_value=false")
-    failed = tune(tmp_path, "trials=4", "max_iterations=12", *overflows)
-    assert failed.returncode == 0 and "4 fail" in failed.stdout
-    assert "no gradient was finite" in (tmp_path / "runs" / "poles" / "0003.log").read_text()
+    failed = tune(tmp_path, "trials=2", "max_iterations=12", "study=overflows", *overflows)
+    assert failed.returncode == 0 and "2 fail" in failed.stdout
+    assert "no gradient was finite" in (tmp_path / "runs" / "overflows" / "0001.log").read_text()
