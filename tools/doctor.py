@@ -208,7 +208,9 @@ def report_run(args: argparse.Namespace) -> int:
 def summary(folder: Path, stats: RunStats) -> list[str]:
     """What was looked at."""
     from gpusim_rl.run.phases import PHASES
+    from gpusim_rl.simulators import SIMULATORS
 
+    sim = f", {stats.sim} on {stats.sim_device}" if stats.sim in SIMULATORS else " of another library"
     age_s = time.time() - (folder / "metrics.csv").stat().st_mtime
     quiet = age_s > FINISHED_OR_STOPPED_S and age_s > 3 * stats.all_envs * stats.horizon / stats.env_steps_per_s
     newest = f"iteration {stats.iteration}" + ("" if quiet else f", {age_s:.0f} s ago")
@@ -227,7 +229,7 @@ def summary(folder: Path, stats: RunStats) -> list[str]:
     graph = f", graph={stats.graph_mode}" if stats.on_gpu and stats.graph_mode else ""
     return [
         f"{folder}, {newest} ({stats.rows} row{'s' if stats.rows > 1 else ''} read{left_out})",
-        f"{stats.task}, {several(stats)}{stats.num_envs} envs, {stats.sim} on {stats.sim_device}, learner on"
+        f"{stats.task}, {several(stats)}{stats.num_envs} envs{sim}, learner on"
         f" {stats.rl_device}{graph}: {stats.env_steps_per_s:,.0f} env steps/s",
         " · ".join(f"{name} {100 * share:.0f} %" for name, share in shares.items() if share),
         *filter(None, [" · ".join(filter(None, use))]),

@@ -22,6 +22,7 @@ def speed(kind, count, steps_per_s, efficiency):
     return {"kind": kind, "actors": count, "steps_per_s": steps_per_s, "efficiency": efficiency, **about}
 
 
+@pytest.mark.slow
 def test_a_training_cannot_be_faster_than_its_envs():
     [[row]] = actors.scaling(["process"], [1], {"wait_ms": 20.0}, rounds=1, seconds=2.0)
     assert row["kind"] == "process" and row["actors"] == 1 and row["efficiency"] == 1.0

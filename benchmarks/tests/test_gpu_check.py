@@ -466,7 +466,7 @@ def test_nothing_of_a_process_stays(tmp_path):
 
 
 @pytest.mark.skipif(os.name != "posix", reason="signals")
-@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("sent", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_an_interrupt_keeps_what_is_known(tmp_path, sent):
     """Ctrl-C or the end of a batch job in the second part: the first one's results are on disk, nothing runs on."""
     out = tmp_path / "gpu.json"

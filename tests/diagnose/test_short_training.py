@@ -22,6 +22,7 @@ def an_empty_folder(tmp_path, monkeypatch):
     assert not [child for child in psutil.Process().children() if "train.py" in " ".join(child.cmdline())]
 
 
+@pytest.mark.slow
 def test_a_training_is_stopped_when_it_has_rows_enough():
     result = measure_training(SMALL, warm_up=2, iterations=3)
     assert isinstance(result, dict), result

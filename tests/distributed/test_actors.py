@@ -158,6 +158,7 @@ def test_rollouts_are_the_same_wherever_the_policy_acts(tmp_path: Path) -> None:
         torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_resumed_run_does_not_explore_as_at_its_start(tmp_path: Path) -> None:
     def jobs(**more: Any) -> list[int]:
         seeds = []
