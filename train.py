@@ -15,15 +15,15 @@ import os
 import sys
 from typing import Any
 
-from gpusim_rl.compose import Outcome, hydra_main
-from gpusim_rl.paths import Checkpoint
+from gpusim_rl.files.paths import Checkpoint
+from gpusim_rl.settings.compose import Outcome, hydra_main
 
 
 @hydra_main
 def main(config: dict[str, Any], overrides: list[str], checkpoint: Checkpoint | None) -> Outcome:
     """Check the config against the task and the algorithm, then train or evaluate."""
     # Heavy imports start here: --help, TAB and a typo are answered without torch.
-    from gpusim_rl.hardware import check_address_space, limit_openmp_spin
+    from gpusim_rl.machine.hardware import check_address_space, limit_openmp_spin
 
     check_address_space()
     limit_openmp_spin()

@@ -300,9 +300,9 @@ def copies(kind: str, rollouts: int) -> list[float]:
     """
     import torch
 
-    from gpusim_rl.compose import compose
     from gpusim_rl.distributed.actor import Actor, ActorJob
     from gpusim_rl.distributed.engine import Described, Engine, Recorded
+    from gpusim_rl.settings.compose import compose
 
     words = training(kind, 1, {"obs": COPIED["obs"]}, Path("runs"), num_envs=COPIED["num_envs"])
     job = ActorJob(compose(words[1:]), 0, 1, 0)
@@ -501,7 +501,7 @@ def measure(name: str, args: argparse.Namespace) -> Iterator[list[Row]]:
 
 def note(name: str, args: argparse.Namespace, rows: list[Row]) -> None:
     """Puts a section into the file, and keeps the others."""
-    from gpusim_rl.provenance import describe_environment, git_state
+    from gpusim_rl.files.provenance import describe_environment, git_state
 
     environment = describe_environment()
     for package in ("ray", "gymnasium", "torchrl", "tensordict"):

@@ -31,7 +31,7 @@ SHOWN_LOCATIONS = 5
 def main(argv: list[str] | None = None) -> int:
     """Audits, prints and writes."""
     from gpusim_rl.errors import friendly_errors
-    from gpusim_rl.hardware import limit_openmp_spin
+    from gpusim_rl.machine.hardware import limit_openmp_spin
 
     arguments = sys.argv[1:] if argv is None else argv
     args = parse(arguments)

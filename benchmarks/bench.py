@@ -295,7 +295,7 @@ COMPOSING = threading.Lock()
 
 def settings_hash(goal: Goal) -> str:
     """Of all settings that learning depends on: a training begins again when one of them has changed."""
-    from gpusim_rl.compose import compose
+    from gpusim_rl.settings.compose import compose
 
     with COMPOSING:
         config = compose([f"task={goal.task}", *goal.overrides])
@@ -352,11 +352,11 @@ def env_counts(overrides: Sequence[str]) -> tuple[list[int], list[str]]:
 def of_task(args: argparse.Namespace, overrides: Sequence[str], counts: Sequence[int]) -> dict[str, Any]:
     """What is measured for a task; checks the configuration before anything is started."""
     from gpusim_rl.api import load_spec
-    from gpusim_rl.compose import compose
-    from gpusim_rl.config import PPOConfig
     from gpusim_rl.errors import ConfigError
     from gpusim_rl.learn.precision import choose_precision
     from gpusim_rl.run.devices import choose_devices
+    from gpusim_rl.settings.compose import compose
+    from gpusim_rl.settings.schema import PPOConfig
     from throughput.baselines import MODES, choose_baselines, install_command
     from throughput.harness import training_cases
 

@@ -19,7 +19,7 @@ def process_environment(**more: str) -> dict[str, str]:
 
 def provenance(*exclude: Path) -> dict[str, Any]:
     """Commit, machine and versions; what a program writes itself, `exclude`, does not make the checkout dirty."""
-    from gpusim_rl.provenance import describe_environment, git_state
+    from gpusim_rl.files.provenance import describe_environment, git_state
     from throughput.baselines import BASELINES, ENVIRONMENTS
 
     environment = describe_environment()
@@ -57,7 +57,7 @@ def write(path: Path, text: str) -> None:
         ConfigError: It cannot be written there.
     """
     from gpusim_rl.errors import ConfigError
-    from gpusim_rl.saved_files import replacing
+    from gpusim_rl.files.safe_open import replacing
 
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

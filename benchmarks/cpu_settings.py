@@ -30,8 +30,8 @@ def persistent() -> list[dict[str, Any]]:
     import numpy as np
     from mujoco.batch import Batch
 
-    from gpusim_rl.hardware import available_cpus
-    from gpusim_rl.paths import assets_dir
+    from gpusim_rl.files.paths import assets_dir
+    from gpusim_rl.machine.hardware import available_cpus
     from gpusim_rl.sim.scene import Scene
 
     scene = Scene(120)
@@ -82,7 +82,7 @@ def update(keep: bool) -> dict[str, float]:
 def sharing(spin: str | None) -> dict[str, float]:
     """Env steps per second of two trainings at once."""
     environment = {**os.environ, "GOMP_SPINCOUNT": spin} if spin else dict(os.environ)
-    code = "import gpusim_rl.hardware as m; m.limit_openmp_spin = lambda: None; import train; train.main()"
+    code = "import gpusim_rl.machine.hardware as m; m.limit_openmp_spin = lambda: None; import train; train.main()"
     common = ["task=Ant", "num_envs=1024", "max_iterations=40", "log.console=quiet"]
     with tempfile.TemporaryDirectory() as folder:
         runs = [
@@ -107,7 +107,7 @@ def main() -> None:
     if sys.argv[1:2] == ["update"]:
         sys.stdout.write(json.dumps(update(sys.argv[2] == "keep")))
         return
-    from gpusim_rl.provenance import describe_environment
+    from gpusim_rl.files.provenance import describe_environment
 
     def apart(keep: str) -> Any:
         command = [sys.executable, __file__, "update", keep]

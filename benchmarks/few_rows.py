@@ -29,7 +29,7 @@ def measure(settings: list[str], rounds: int) -> dict[int, dict[str, float]]:
     import torch
 
     from gpusim_rl.api import scratch_training
-    from gpusim_rl.hardware import available_cpus
+    from gpusim_rl.machine.hardware import available_cpus
 
     seconds: dict[int, list[tuple[float, float]]] = {1: [], available_cpus(): []}
     with scratch_training(settings) as (trainer, _):
@@ -51,10 +51,10 @@ def measure(settings: list[str], rounds: int) -> dict[int, dict[str, float]]:
 
 def main() -> None:
     """Measures and writes."""
-    from gpusim_rl.hardware import limit_openmp_spin
+    from gpusim_rl.machine.hardware import limit_openmp_spin
 
     limit_openmp_spin()
-    from gpusim_rl.provenance import describe_environment, git_state
+    from gpusim_rl.files.provenance import describe_environment, git_state
 
     rows = {rows: measure(settings, ROUNDS) for rows, settings in SETTINGS.items()}
     result = {

@@ -94,7 +94,7 @@ def count_loss(algorithm: Any) -> tuple[int, int]:
 
 def main() -> None:
     """Measures all tasks."""
-    from gpusim_rl.provenance import describe_environment
+    from gpusim_rl.files.provenance import describe_environment
 
     eager = json.loads((ROOT / "tests" / "kernels.json").read_text())["kernels"]["ppo"]
     tasks = {task: measure(task, eager[task]) for task in TASKS}

@@ -115,7 +115,7 @@ def versions() -> Fact:
     """Of Python and packages; what is outside the range that was tested is wrong."""
     from packaging.requirements import Requirement
 
-    from gpusim_rl.provenance import describe_environment
+    from gpusim_rl.files.provenance import describe_environment
 
     environment, wrong = describe_environment(), []
     # Not from metadata: the checkout need not be installed.
@@ -137,7 +137,7 @@ def describe_device(name: str) -> Fact:
     import warp as wp
 
     from gpusim_rl.diagnose.machine_check import has_kernels
-    from gpusim_rl.hardware import describe_gpus
+    from gpusim_rl.machine.hardware import describe_gpus
     from gpusim_rl.sim.warp import start_warp
 
     device = wp.get_device(start_warp(torch.device(name)))
@@ -252,8 +252,8 @@ def bare_physics(
     import warp as wp
 
     from gpusim_rl.api import load_spec
-    from gpusim_rl.compose import compose
     from gpusim_rl.run.devices import choose_devices
+    from gpusim_rl.settings.compose import compose
     from gpusim_rl.sim.mjwarp import MjwarpSim, estimate_buffers
 
     began = time.monotonic()

@@ -58,7 +58,7 @@ def main() -> None:
     """Measures all tasks."""
     import torch
 
-    from gpusim_rl.provenance import describe_environment
+    from gpusim_rl.files.provenance import describe_environment
 
     torch.set_num_threads(1)
     result = {

@@ -38,12 +38,12 @@ def timed(owner: Any, name: str, spent: dict[str, list[float]]) -> None:
 
 def main() -> None:
     """Measures and writes."""
-    from gpusim_rl.hardware import limit_openmp_spin
+    from gpusim_rl.machine.hardware import limit_openmp_spin
 
     limit_openmp_spin()
-    from gpusim_rl import checkpoint_file
     from gpusim_rl.api import scratch_training
-    from gpusim_rl.provenance import describe_environment, git_state
+    from gpusim_rl.files import checkpoint_file
+    from gpusim_rl.files.provenance import describe_environment, git_state
     from gpusim_rl.run.run_dir import RunDir
     from gpusim_rl.run.writers import CsvWriter
 

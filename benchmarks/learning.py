@@ -19,11 +19,11 @@ from typing import Any
 import torch
 import yaml
 
-from gpusim_rl.config import build
 from gpusim_rl.env import VecEnv
 from gpusim_rl.errors import ConfigError
+from gpusim_rl.files.safe_open import replacing
 from gpusim_rl.run.metrics import WINDOW
-from gpusim_rl.saved_files import replacing
+from gpusim_rl.settings.checks import build
 
 SCHEMA = 3  # 2 has no `stat`; 1 has no `settings` and `episodes`, and counted means of fewer than 100 episodes too
 POINTS = 60

@@ -32,9 +32,9 @@ def ours(algo: str, precision: str) -> Update:
     """`UPDATES` updates of this package."""
     import torch
 
-    from gpusim_rl.compose import compose
-    from gpusim_rl.config import build
     from gpusim_rl.learn.algorithm import EnvSpec, load_algorithm_class
+    from gpusim_rl.settings.checks import build
+    from gpusim_rl.settings.compose import compose
     from gpusim_rl.spaces import Box
 
     cls: Any = load_algorithm_class(f"gpusim_rl.learn.{algo}.{algo.upper()}")
@@ -181,7 +181,7 @@ def measure(algo: str) -> dict[str, Any]:
     """Milliseconds of an update by number of threads, of each implementation."""
     import torch
 
-    from gpusim_rl.hardware import available_cpus
+    from gpusim_rl.machine.hardware import available_cpus
 
     made = {
         "gpusim_rl, fp32": ours(algo, "fp32"),
@@ -206,11 +206,11 @@ def measure(algo: str) -> dict[str, Any]:
 
 def main() -> None:
     """Measures and writes."""
-    from gpusim_rl.hardware import limit_openmp_spin, tune_malloc
+    from gpusim_rl.machine.hardware import limit_openmp_spin, tune_malloc
 
     limit_openmp_spin()
     tune_malloc()
-    from gpusim_rl.provenance import describe_environment, git_state
+    from gpusim_rl.files.provenance import describe_environment, git_state
 
     found = {algo: measure(algo) for algo in DELAY}
     result = {

@@ -26,7 +26,7 @@ def rendered(task: str) -> tuple[Any, Any, str]:
     import numpy as np
     import torch
 
-    from gpusim_rl.compose import compose
+    from gpusim_rl.settings.compose import compose
     from gpusim_rl.view.player import Player
     from gpusim_rl.view.renderer import GAP, Grid, make_renderer
 
@@ -109,14 +109,14 @@ def measure(task: str) -> dict[str, Any]:
 
 def main() -> None:
     """Measures and writes."""
-    from gpusim_rl.hardware import limit_openmp_spin
+    from gpusim_rl.machine.hardware import limit_openmp_spin
 
     limit_openmp_spin()
     from importlib.metadata import version
 
     import torch
 
-    from gpusim_rl.provenance import describe_environment, git_state
+    from gpusim_rl.files.provenance import describe_environment, git_state
 
     torch.set_num_threads(1)
     by_task = {}

@@ -146,12 +146,12 @@ def measure(slots: int) -> dict[str, dict[str, dict[str, float]]]:
 
 def main() -> None:
     """Measures and writes."""
-    from gpusim_rl.hardware import available_cpus, limit_openmp_spin
+    from gpusim_rl.machine.hardware import available_cpus, limit_openmp_spin
 
     limit_openmp_spin()
     import torch
 
-    from gpusim_rl.provenance import describe_environment, git_state
+    from gpusim_rl.files.provenance import describe_environment, git_state
 
     by_threads: dict[str, Any] = {}
     for threads in sorted({1, available_cpus()}):

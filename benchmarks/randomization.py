@@ -141,12 +141,12 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=FILE)
     arguments = parser.parse_args()
 
-    from gpusim_rl.hardware import limit_openmp_spin
+    from gpusim_rl.machine.hardware import limit_openmp_spin
 
     limit_openmp_spin()
     import torch
 
-    from gpusim_rl.provenance import describe_environment, git_state
+    from gpusim_rl.files.provenance import describe_environment, git_state
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     rows = []

@@ -101,7 +101,7 @@ def measure(n_step: int) -> dict[str, Any]:
     """Milliseconds by number of threads, and bytes of a transition, of each."""
     import torch
 
-    from gpusim_rl.hardware import available_cpus
+    from gpusim_rl.machine.hardware import available_cpus
 
     found: dict[str, Any] = {}
     made = {"gpusim_rl": ours(n_step), "stable_baselines3": sb3(n_step), "torchrl": torchrl(n_step)}
@@ -123,10 +123,10 @@ def measure(n_step: int) -> dict[str, Any]:
 
 def main() -> None:
     """Measures and writes."""
-    from gpusim_rl.hardware import limit_openmp_spin
+    from gpusim_rl.machine.hardware import limit_openmp_spin
 
     limit_openmp_spin()
-    from gpusim_rl.provenance import describe_environment, git_state
+    from gpusim_rl.files.provenance import describe_environment, git_state
 
     found = {str(n_step): measure(n_step) for n_step in N_STEPS}
     result = {

@@ -4,7 +4,8 @@
 
 writes rollout_threads.json: milliseconds of a control step (policy, environment, storage; the physics has all threads
 always) by number of envs, medians of interleaved rounds. In a process of `train.py`, whose idle threads sleep soon, and
-in one that had imported torch before us, as notebooks do, whose idle threads spin. See gpusim_rl/torch_threads.py.
+in one that had imported torch before us, as notebooks do, whose idle threads spin. gpusim_rl/machine/torch_threads.py
+says why.
 """
 
 from __future__ import annotations
@@ -51,7 +52,11 @@ def measure(num_envs: int) -> dict[str, Any]:
 
 def in_process(*, torch_first: bool) -> list[dict[str, Any]]:
     """The measurements of a process of its own."""
-    first = "import torch" if torch_first else "from gpusim_rl.hardware import limit_openmp_spin; limit_openmp_spin()"
+    first = (
+        "import torch"
+        if torch_first
+        else "from gpusim_rl.machine.hardware import limit_openmp_spin; limit_openmp_spin()"
+    )
     code = f"{first}\nimport json, rollout_threads\nfor n in {NUM_ENVS}: print(json.dumps(rollout_threads.measure(n)))"
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("GOMP_", "OMP_"))}
     environment["PYTHONPATH"] = os.pathsep.join(map(str, Path(__file__).resolve().parents[:2]))
@@ -61,7 +66,7 @@ def in_process(*, torch_first: bool) -> list[dict[str, Any]]:
 
 def main() -> None:
     """Measures and writes."""
-    from gpusim_rl.provenance import describe_environment, git_state
+    from gpusim_rl.files.provenance import describe_environment, git_state
 
     rollouts = {"train.py": in_process(torch_first=False), "torch first": in_process(torch_first=True)}
     result = {

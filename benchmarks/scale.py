@@ -37,7 +37,7 @@ def main() -> None:
         rows.append({**row, "command": shlex.join(command), "runs": [round(x) for x in found]})
         print(row)
     if args.out is not None:
-        from gpusim_rl.provenance import describe_environment, git_state
+        from gpusim_rl.files.provenance import describe_environment, git_state
 
         about: dict[str, Any] = describe_environment()
         about = {name: about[name] for name in ("versions", "cpu", "gpu")} | {"git": git_state(ROOT)[0]}

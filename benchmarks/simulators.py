@@ -74,7 +74,7 @@ def table(results: dict[str, Any]) -> str:
 def main(names: list[str]) -> None:
     """Measures the tasks."""
     from checkout import provenance
-    from gpusim_rl.discover import tasks
+    from gpusim_rl.settings.discover import tasks
 
     file = Path(__file__).with_suffix(".json")
     results: dict[str, Any] = {}

@@ -71,7 +71,7 @@ def measure(task: str) -> dict[str, Any]:
 
 def main() -> None:
     """Measures and writes."""
-    from gpusim_rl.provenance import describe_environment, git_state
+    from gpusim_rl.files.provenance import describe_environment, git_state
 
     result = {
         "command": "python benchmarks/solver.py",

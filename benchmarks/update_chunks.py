@@ -22,11 +22,11 @@ SIZES = (1024, 2048, 4096, 8192, 32768)
 
 def main() -> None:
     """Measures and writes."""
-    from gpusim_rl.hardware import limit_openmp_spin
+    from gpusim_rl.machine.hardware import limit_openmp_spin
 
     limit_openmp_spin()
     from gpusim_rl.api import scratch_training
-    from gpusim_rl.provenance import describe_environment, git_state
+    from gpusim_rl.files.provenance import describe_environment, git_state
 
     seconds: dict[tuple[int, bool], list[float]] = {(size, threads): [] for threads in (True, False) for size in SIZES}
     with scratch_training(["task=Ant", "num_envs=4096", "ppo.epochs=2"]) as (trainer, _):

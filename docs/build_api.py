@@ -57,7 +57,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 def modules() -> list[str]:
     """All public modules that can be imported here. The tasks have a page of their own, docs/tasks.md."""
     import gpusim_rl
-    from gpusim_rl.simulators import SIMULATORS
+    from gpusim_rl.settings.simulators import SIMULATORS
 
     found = [module.name for module in pkgutil.walk_packages(gpusim_rl.__path__, "gpusim_rl.")]
     public = [name for name in found if not any(part.startswith("_") for part in name.split("."))]

@@ -52,7 +52,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 
 def picture(args: argparse.Namespace) -> np.ndarray:
     """All frames, uint8, shape [frames, height, width, 3]."""
-    from gpusim_rl.hardware import limit_openmp_spin
+    from gpusim_rl.machine.hardware import limit_openmp_spin
 
     limit_openmp_spin()  # before torch is imported
     tiles = [tile(run, args) for run in args.runs]

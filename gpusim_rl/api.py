@@ -12,7 +12,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpusim_rl.compose import (
+from gpusim_rl.errors import ConfigError
+from gpusim_rl.machine.hardware import limit_openmp_spin
+from gpusim_rl.settings.checks import apply_overrides, build_run, check_settings, settings_class
+from gpusim_rl.settings.compose import (
     GROUPS,
     TaskFolders,
     compose,
@@ -21,19 +24,17 @@ from gpusim_rl.compose import (
     resolve_checkpoint,
     unknown_choice,
 )
-from gpusim_rl.config import OPEN_SECTIONS, RunSpec, apply_overrides, build_run, check_settings, settings_class
-from gpusim_rl.discover import tasks
-from gpusim_rl.errors import ConfigError
-from gpusim_rl.hardware import limit_openmp_spin
-from gpusim_rl.overrides import quote
-from gpusim_rl.saved_run import NO_YAML, continue_run
+from gpusim_rl.settings.discover import tasks
+from gpusim_rl.settings.overrides import quote
+from gpusim_rl.settings.saved_run import NO_YAML, continue_run
+from gpusim_rl.settings.schema import OPEN_SECTIONS, RunSpec
 from gpusim_rl.sim.before_torch import import_before_torch
 
 if TYPE_CHECKING:
     from gpusim_rl.env.task import Task, TaskConfig
     from gpusim_rl.env.vec_env import VecEnv
+    from gpusim_rl.files.paths import Checkpoint
     from gpusim_rl.learn.algorithm import Algorithm
-    from gpusim_rl.paths import Checkpoint
     from gpusim_rl.run.logger import Logger
     from gpusim_rl.run.trainer import Trainer
 
@@ -103,9 +104,9 @@ def make_env(
     cfg = spec.cfg
 
     from gpusim_rl.env import Task, VecEnv
-    from gpusim_rl.hardware import tune_malloc
+    from gpusim_rl.machine.hardware import tune_malloc
+    from gpusim_rl.machine.torch_threads import use_available_cpus
     from gpusim_rl.run.devices import choose_devices
-    from gpusim_rl.torch_threads import use_available_cpus
 
     if not issubclass(spec.task_class, Task):
         raise ConfigError(f"make_env({task!r}): these are envs of another library already, hand them on as they are")

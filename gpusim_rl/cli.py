@@ -17,8 +17,9 @@ from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
-from gpusim_rl import __version__, paths
+from gpusim_rl import __version__
 from gpusim_rl.errors import ConfigError, did_you_mean, friendly_errors
+from gpusim_rl.files import paths
 
 LEAST = 20  # characters of the last column, below which it is left out
 COLUMNS = """\
@@ -125,7 +126,7 @@ def _complete(line: str) -> list[str]:
 
 def list_tasks(argv: list[str]) -> None:
     """Print every task with its one-line description, sizes, origin, and how long it takes to learn."""
-    from gpusim_rl.discover import learned, tasks
+    from gpusim_rl.settings.discover import learned, tasks
 
     parser = argparse.ArgumentParser(
         prog="gpusim-rl list",
@@ -220,10 +221,10 @@ def _sizes(name: str, config_dir: str | None) -> dict[str, Any]:
     """
     import torch
 
-    from gpusim_rl.compose import compose
-    from gpusim_rl.config import build_run
     from gpusim_rl.env.task import load_task_class
     from gpusim_rl.env.vec_env import VecEnv
+    from gpusim_rl.settings.checks import build_run
+    from gpusim_rl.settings.compose import compose
     from gpusim_rl.sim import choose_sim
 
     unknown: dict[str, Any] = {"obs": None, "act": None, "envs": None, "sim": None}

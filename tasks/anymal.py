@@ -11,7 +11,7 @@ from torch import Tensor
 
 from gpusim_rl.env import Commands, Parts, Task, TaskConfig
 from gpusim_rl.env.math import quat_rotate_inverse
-from gpusim_rl.paths import robot_file
+from gpusim_rl.files.paths import robot_file
 from gpusim_rl.sim import Scene, Sim
 
 

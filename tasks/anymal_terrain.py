@@ -12,7 +12,7 @@ from torch import Tensor
 from gpusim_rl.env import Commands, Levels, Parts, Task, TaskConfig, control_steps
 from gpusim_rl.env.math import quat_rotate_inverse, quat_yaw, wrap_angle
 from gpusim_rl.errors import ConfigError
-from gpusim_rl.paths import assets_dir
+from gpusim_rl.files.paths import assets_dir
 from gpusim_rl.sim import Scene, Sim
 from gpusim_rl.sim.terrain import Terrain, TerrainConfig
 

@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from gpusim_rl.env import Parts, Task, TaskConfig
-from gpusim_rl.paths import assets_dir
+from gpusim_rl.files.paths import assets_dir
 from gpusim_rl.sim import Scene, Sim
 
 HIP_RADIUS, HIP_HEIGHT = 0.4, -0.03  # m; radius and height of the circle of the hips, tray frame

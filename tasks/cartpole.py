@@ -11,7 +11,7 @@ from torch import Tensor
 
 from gpusim_rl.env import Parts, Task, TaskConfig
 from gpusim_rl.env.math import masked_terms
-from gpusim_rl.paths import assets_dir
+from gpusim_rl.files.paths import assets_dir
 from gpusim_rl.sim import Scene, Sim
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from gpusim_rl.env import Parts, Task, TaskConfig
 from gpusim_rl.env.math import masked_terms, unscale
-from gpusim_rl.paths import assets_dir
+from gpusim_rl.files.paths import assets_dir
 from gpusim_rl.sim import Scene, Sim
 
 START = [1.157, -1.066, -0.155, -2.239, -1.841, 1.003, 0.469, 0.035, 0.035]  # joint positions [rad, m]

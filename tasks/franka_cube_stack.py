@@ -18,7 +18,7 @@ from gpusim_rl.env.math import (
     solve_positive_definite,
 )
 from gpusim_rl.errors import ConfigError
-from gpusim_rl.paths import assets_dir
+from gpusim_rl.files.paths import assets_dir
 from gpusim_rl.sim import Articulation, Scene, Sim
 
 START = [0.0, 0.1963, 0.0, -2.6180, 0.0, 2.9416, 0.7854, 0.035, 0.035]  # joint positions [rad, m]

@@ -13,7 +13,7 @@ from torch import Tensor
 from gpusim_rl.env import Parts, Task, TaskConfig
 from gpusim_rl.env.math import quat_rotate
 from gpusim_rl.errors import ConfigError
-from gpusim_rl.paths import assets_dir
+from gpusim_rl.files.paths import assets_dir
 from gpusim_rl.sim import Scene, Sim
 
 ROTORS = ["lower_rotor", "upper_rotor"]

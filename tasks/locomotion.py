@@ -13,7 +13,7 @@ from torch import Tensor
 
 from gpusim_rl.env import Parts, Task, TaskConfig
 from gpusim_rl.env.math import masked_terms, quat_rotate, quat_rotate_inverse
-from gpusim_rl.paths import assets_dir
+from gpusim_rl.files.paths import assets_dir
 from gpusim_rl.sim import Scene, Sim
 
 TARGET_DISTANCE = 1000.0  # m; far enough that the direction to it stays +x over an episode

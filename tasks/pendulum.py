@@ -12,7 +12,7 @@ from torch import Tensor
 
 from gpusim_rl.env import Parts, Task, TaskConfig
 from gpusim_rl.env.math import wrap_angle
-from gpusim_rl.paths import assets_dir
+from gpusim_rl.files.paths import assets_dir
 from gpusim_rl.sim import Scene, Sim
 
 

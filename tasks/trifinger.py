@@ -14,7 +14,7 @@ from torch import Tensor
 from gpusim_rl.env import Curriculum, CurriculumConfig, Parts, Task, TaskConfig
 from gpusim_rl.env.math import quat_angle, quat_from_axis_angle, quat_from_uniform, quat_rotate
 from gpusim_rl.errors import ConfigError
-from gpusim_rl.paths import assets_dir
+from gpusim_rl.files.paths import assets_dir
 from gpusim_rl.sim import Scene, Sim
 
 TIPS = ["tip_0", "tip_1", "tip_2"]

@@ -8,7 +8,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from gpusim_rl.env import Parts
-from gpusim_rl.paths import assets_dir
+from gpusim_rl.files.paths import assets_dir
 from gpusim_rl.sim import Scene
 
 from .planar import Planar, PlanarConfig

@@ -29,7 +29,7 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 
     None where there is one CPU, and for tests that a test starts.
     """
-    from gpusim_rl.hardware import available_cpus
+    from gpusim_rl.machine.hardware import available_cpus
 
     cpus = available_cpus()
     return 0 if cpus == 1 or IN_A_WORKER else min(cpus + 1, MAX_WORKERS)

@@ -11,11 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from gpusim_rl import cli, paths
-from gpusim_rl.compose import compose
-from gpusim_rl.config import known_keys
-from gpusim_rl.discover import read_yaml, task_section, tasks
+from gpusim_rl import cli
 from gpusim_rl.errors import ConfigError
+from gpusim_rl.files import paths
+from gpusim_rl.settings.checks import known_keys
+from gpusim_rl.settings.compose import compose
+from gpusim_rl.settings.discover import read_yaml, task_section, tasks
 
 HEAVY = re.compile(r"\| +(torch|warp|mujoco|mujoco_warp|newton|wandb)\b")
 
@@ -234,7 +235,7 @@ def test_help_is_short_and_names_real_settings(train_cli, tmp_path):
 )
 def test_the_light_half_imports_nothing_heavy(command, checkout, arguments):
     done = command(sys.executable, "-X", "importtime", checkout / "train.py", *arguments.split(), check=False)
-    assert "gpusim_rl.config" in done.stderr
+    assert "gpusim_rl.settings.schema" in done.stderr
     assert not HEAVY.search(done.stderr)
 
 

@@ -15,16 +15,17 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpusim_rl import compose as composing
-from gpusim_rl import config, paths
 from gpusim_rl.api import load_spec, prepare
-from gpusim_rl.discover import read_yaml, tasks
 from gpusim_rl.env import TaskConfig
 from gpusim_rl.env.task import load_task_class
 from gpusim_rl.errors import ConfigError, TaskError, friendly_errors, import_extra
+from gpusim_rl.files import paths
+from gpusim_rl.files.safe_open import dump_yaml
 from gpusim_rl.run.devices import choose_devices
-from gpusim_rl.saved_files import dump_yaml
-from gpusim_rl.saved_run import ADDED, continue_run, of_this_version, read_overrides
+from gpusim_rl.settings import compose as composing
+from gpusim_rl.settings import schema as config
+from gpusim_rl.settings.discover import read_yaml, tasks
+from gpusim_rl.settings.saved_run import ADDED, continue_run, of_this_version, read_overrides
 
 TASKS = sorted(tasks())
 

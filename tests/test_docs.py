@@ -26,12 +26,13 @@ import yaml
 
 import gpusim_rl
 import learning
-from gpusim_rl.compose import compose
-from gpusim_rl.config import ALGORITHMS, RunConfig, check_settings
-from gpusim_rl.discover import read_yaml, tasks
 from gpusim_rl.env import TaskConfig
 from gpusim_rl.errors import ConfigError, TaskError
 from gpusim_rl.run import checkpoint
+from gpusim_rl.settings.checks import check_settings
+from gpusim_rl.settings.compose import compose
+from gpusim_rl.settings.discover import read_yaml, tasks
+from gpusim_rl.settings.schema import ALGORITHMS, RunConfig
 from gpusim_rl.sim import Scene
 from helpers.commands import ROOT, Finished, run_command
 from reliability import record

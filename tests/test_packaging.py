@@ -145,7 +145,7 @@ def test_the_wheel_holds_one_package_with_all_files(wheel, checkout):
 
 def test_the_wheel_uses_its_own_files(wheel, command):
     python, _ = wheel
-    code = "import gpusim_rl.tasks.ant as a, gpusim_rl.paths as p; print(a.__file__, p.checkout())"
+    code = "import gpusim_rl.tasks.ant as a, gpusim_rl.files.paths as p; print(a.__file__, p.checkout())"
     file, checkout = command(python, "-c", code).stdout.split()
     assert Path(file).is_relative_to(python.parent.parent)
     assert checkout == "None"

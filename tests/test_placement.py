@@ -18,11 +18,11 @@ from gpusim_rl.tasks.cartpole import Cartpole
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 
-from gpusim_rl.config import ALGORITHMS
-from gpusim_rl.discover import tasks
 from gpusim_rl.env import vec_env
 from gpusim_rl.env.properties import SECTIONS
 from gpusim_rl.run.device_check import check_devices
+from gpusim_rl.settings.discover import tasks
+from gpusim_rl.settings.schema import ALGORITHMS
 from helpers import fake_cuda as fake
 from helpers.count_kernels import TABLE, torch_version
 from helpers.fake_cuda import CUDA, PARTS, Placement, backward, fake_cuda, iterate

@@ -26,18 +26,18 @@ import torch
 import yaml
 
 import gpusim_rl
-from gpusim_rl import checkpoint_file
 from gpusim_rl.diagnose.rules import diagnose
 from gpusim_rl.diagnose.run_stats import read_rows, read_run_stats
 from gpusim_rl.errors import ConfigError, friendly_errors, printable, warn
 from gpusim_rl.export import files
 from gpusim_rl.export.card import describe
 from gpusim_rl.export.model import ExportedPolicy
-from gpusim_rl.paths import find_checkpoint
+from gpusim_rl.files import checkpoint_file
+from gpusim_rl.files.paths import find_checkpoint
+from gpusim_rl.files.safe_open import check_plain, dump_yaml, load_yaml, open_file, read_bytes, replacing
 from gpusim_rl.run import writers
-from gpusim_rl.saved_files import check_plain, dump_yaml, load_yaml, open_file, read_bytes, replacing
 from gpusim_rl.view.player import Player
-from gpusim_rl.view.replay import Replay
+from gpusim_rl.view.replay_dump import Replay
 
 pytest_plugins = ["helpers.tool_runs"]
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from gpusim_rl.source_location import describe, short
+from gpusim_rl.machine.source_location import describe, short
 
 
 def test_paths_are_short():

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import gpusim_rl
-from gpusim_rl.torch_threads import SMALL_ROWS, limit_torch_threads
+from gpusim_rl.machine.torch_threads import SMALL_ROWS, limit_torch_threads
 
 CPU = torch.device("cpu")
 

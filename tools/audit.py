@@ -21,7 +21,7 @@ WARM_UP = 4  # iterations: until then kernels compile, graphs are captured, memo
 def main(argv: list[str] | None = None) -> int:
     """Audit, print, and return the exit code."""
     from gpusim_rl.errors import friendly_errors
-    from gpusim_rl.hardware import limit_openmp_spin
+    from gpusim_rl.machine.hardware import limit_openmp_spin
 
     args = parse(argv)
     limit_openmp_spin()  # before torch is imported
@@ -54,7 +54,7 @@ def audit_training(args: argparse.Namespace) -> dict[str, Any]:
     from gpusim_rl.api import scratch_training
     from gpusim_rl.diagnose.transfers import audit, our_loop, update_without_data, violations
     from gpusim_rl.errors import ConfigError
-    from gpusim_rl.provenance import describe_environment
+    from gpusim_rl.files.provenance import describe_environment
 
     if args.iterations < 1:
         raise ConfigError(f"--iterations must be a positive int, got {args.iterations}")

@@ -77,7 +77,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
     """The command line."""
-    from gpusim_rl.simulators import SIMULATORS
+    from gpusim_rl.settings.simulators import SIMULATORS
 
     ours = ",".join(s.name for s in SIMULATORS.values() if not s.optional)
     parser = argparse.ArgumentParser(prog="check-task", description=(__doc__ or "").partition("\n")[0])
@@ -89,10 +89,10 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 
 def check(args: argparse.Namespace) -> int:
     """Run the suite on one task, as pytest does."""
-    from gpusim_rl.compose import unknown_choice
-    from gpusim_rl.discover import tasks
     from gpusim_rl.errors import ConfigError, import_extra
-    from gpusim_rl.simulators import SIMULATORS
+    from gpusim_rl.settings.compose import unknown_choice
+    from gpusim_rl.settings.discover import tasks
+    from gpusim_rl.settings.simulators import SIMULATORS
 
     pytest = import_extra("pytest", "test", "check-task")
     folder = None if args.config_dir is None else Path(args.config_dir).resolve()

@@ -40,7 +40,7 @@ FINISHED_OR_STOPPED_S = 60.0  # a run without a new row for so long, and for thr
 def main(argv: list[str] | None = None) -> int:
     """Look, measure, and say it in words; 1 when something is broken that training needs."""
     from gpusim_rl.errors import friendly_errors
-    from gpusim_rl.hardware import limit_openmp_spin
+    from gpusim_rl.machine.hardware import limit_openmp_spin
 
     with friendly_errors():
         args = parse(sys.argv[1:] if argv is None else argv)
@@ -152,7 +152,7 @@ def self_tests() -> Iterator[Check]:
     import torch
 
     from gpusim_rl.diagnose.machine_check import Check
-    from gpusim_rl.simulators import SIMULATORS
+    from gpusim_rl.settings.simulators import SIMULATORS
 
     cuda_or_cpu = "cuda" if torch.cuda.is_available() else "cpu"
     for sim, simulator in SIMULATORS.items():
@@ -184,7 +184,7 @@ def report_run(args: argparse.Namespace) -> int:
     from gpusim_rl.diagnose.rules import conclusion, diagnose
     from gpusim_rl.diagnose.run_stats import read_run_stats
     from gpusim_rl.errors import ConfigError, printable
-    from gpusim_rl.paths import find_run
+    from gpusim_rl.files.paths import find_run
 
     try:
         folder = find_run(args.run)
@@ -208,7 +208,7 @@ def report_run(args: argparse.Namespace) -> int:
 def summary(folder: Path, stats: RunStats) -> list[str]:
     """What was looked at."""
     from gpusim_rl.run.phases import PHASES
-    from gpusim_rl.simulators import SIMULATORS
+    from gpusim_rl.settings.simulators import SIMULATORS
 
     sim = f", {stats.sim} on {stats.sim_device}" if stats.sim in SIMULATORS else " of another library"
     age_s = time.time() - (folder / "metrics.csv").stat().st_mtime
@@ -264,10 +264,10 @@ def measure_scaling(args: argparse.Namespace) -> int:
 
     import psutil
 
-    from gpusim_rl.compose import compose
-    from gpusim_rl.config import check_settings
     from gpusim_rl.diagnose.scaling import recommend
     from gpusim_rl.errors import ConfigError
+    from gpusim_rl.settings.checks import check_settings
+    from gpusim_rl.settings.compose import compose
 
     fixed = [text for text in args.overrides if text.partition("=")[0] in ("num_envs", "device")]
     if fixed:
@@ -300,7 +300,7 @@ def keep_result(
 ) -> None:
     """Writes the measurements to `--out`, and with `--json` prints them."""
     from gpusim_rl.errors import ConfigError
-    from gpusim_rl.provenance import describe_environment
+    from gpusim_rl.files.provenance import describe_environment
 
     result = {
         "command": shlex.join(["python", "tools/doctor.py", *args.argv]),
@@ -323,7 +323,7 @@ def keep_result(
 
 def print_load(load: float) -> None:
     """A doubt, where other programs ran."""
-    from gpusim_rl.hardware import available_cpus
+    from gpusim_rl.machine.hardware import available_cpus
 
     if load > 0.5 * available_cpus():
         print(f"- the machine was not quiet (load {load:.1f} before the first measurement): the numbers may be low")
@@ -340,11 +340,11 @@ def measure_parallel(args: argparse.Namespace, counted: list[str]) -> int:
 
     import psutil
 
-    from gpusim_rl.compose import compose
-    from gpusim_rl.config import check_settings
     from gpusim_rl.diagnose.parallel_scaling import ParallelPoint, efficiency, reasons, useful
     from gpusim_rl.diagnose.short_training import measure_training
     from gpusim_rl.errors import ConfigError
+    from gpusim_rl.settings.checks import check_settings
+    from gpusim_rl.settings.compose import compose
 
     if args.num_envs or args.devices:
         raise ConfigError(f"scaling measures {counted[0]} with one number of envs: try num_envs=512 device=cpu")

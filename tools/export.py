@@ -23,7 +23,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
     """The command line."""
-    from gpusim_rl.trust import add_trust_arguments
+    from gpusim_rl.settings.trust import add_trust_arguments
 
     parser = argparse.ArgumentParser(prog="export", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("run", help="run folder, checkpoint, or a task (its latest run)")
@@ -36,11 +36,11 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 
 def export(args: argparse.Namespace) -> Path:
     """Write the folder."""
-    from gpusim_rl.hardware import limit_openmp_spin
+    from gpusim_rl.machine.hardware import limit_openmp_spin
 
     limit_openmp_spin()  # before torch is imported
     from gpusim_rl.errors import import_extra, printable
-    from gpusim_rl.paths import check_out
+    from gpusim_rl.files.paths import check_out
 
     # said before the work, not after it
     for package in ("onnx", "onnxscript", "onnxruntime"):

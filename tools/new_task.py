@@ -264,9 +264,9 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 
 def new_task(args: argparse.Namespace) -> list[str]:
     """Write all files or none; return what to tell."""
-    from gpusim_rl.discover import tasks
     from gpusim_rl.errors import ConfigError
-    from gpusim_rl.saved_files import replacing
+    from gpusim_rl.files.safe_open import replacing
+    from gpusim_rl.settings.discover import tasks
 
     if not re.fullmatch(r"[A-Z][A-Za-z0-9]*", args.name):
         raise ConfigError(f"a task is named like a class, of letters and digits, got {args.name!r}; try Reach")
@@ -314,7 +314,7 @@ def snake_case(name: str) -> str:
 
 def tool(name: str, folder: Path) -> str:
     """A script of ours, as the user types it in a folder."""
-    from gpusim_rl import paths
+    from gpusim_rl.files import paths
 
     file = paths.train_file() if name == "train" else paths.tools_dir() / f"{name}.py"
     near = file.is_relative_to(folder.resolve())

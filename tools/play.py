@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import mujoco
 
     from gpusim_rl.view.player import Player
-    from gpusim_rl.view.replay import Replay
+    from gpusim_rl.view.replay_dump import Replay
 
 FOLLOW_INTERVAL_S = 1.0
 CLOSE_TIMEOUT_S = 10.0
@@ -43,8 +43,8 @@ def main(argv: list[str] | None = None) -> int:
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
     """The command line."""
-    from gpusim_rl.simulators import SIMULATORS
-    from gpusim_rl.trust import add_trust_arguments
+    from gpusim_rl.settings.simulators import SIMULATORS
+    from gpusim_rl.settings.trust import add_trust_arguments
 
     parser = argparse.ArgumentParser(prog="play", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("run", nargs="?", help="run folder, checkpoint, or a task (its latest run)")
@@ -82,8 +82,8 @@ def positive(text: str) -> int:
 def play(args: argparse.Namespace) -> None:
     """Step the run in a window, or without one."""
     from gpusim_rl.errors import ConfigError, printable
-    from gpusim_rl.hardware import limit_openmp_spin
-    from gpusim_rl.paths import find_checkpoint
+    from gpusim_rl.files.paths import find_checkpoint
+    from gpusim_rl.machine.hardware import limit_openmp_spin
 
     if args.viewer != "none" and not has_display():
         if args.run is not None and args.policy == "trained":
@@ -96,7 +96,7 @@ def play(args: argparse.Namespace) -> None:
     if args.replay is not None:
         replay(args)
         return
-    from gpusim_rl.compose import compose
+    from gpusim_rl.settings.compose import compose
     from gpusim_rl.view.player import Player
 
     num_envs = args.num_envs or (HEADLESS_ENVS if args.viewer == "none" else 1)
@@ -123,7 +123,7 @@ def play(args: argparse.Namespace) -> None:
 def replay(args: argparse.Namespace) -> None:
     """Show what a dump was written for, in a window, or in words alone."""
     from gpusim_rl.errors import printable
-    from gpusim_rl.view.replay import Replay
+    from gpusim_rl.view.replay_dump import Replay
 
     with closing(Replay.open(args.replay, args.sim, trust=args.trust, config_dir=args.config_dir)) as shown:
         print(printable(shown.title))

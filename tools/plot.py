@@ -61,8 +61,8 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 def plot(args: argparse.Namespace) -> Path:
     """Draw the picture."""
     from gpusim_rl.errors import ConfigError, import_extra
-    from gpusim_rl.paths import check_out
-    from gpusim_rl.saved_files import replacing
+    from gpusim_rl.files.paths import check_out
+    from gpusim_rl.files.safe_open import replacing
 
     import_extra("matplotlib.figure", "plot", "plot")
     folders = run_folders(args.runs)
@@ -114,8 +114,8 @@ def draw(groups: Sequence[Sequence[Curve]], x_label: str, y_label: str) -> Figur
 def run_folders(names: Sequence[str]) -> list[Path]:
     """Folders that the user means, each once; what a shell's `runs/Ant/*` also catches is left out."""
     from gpusim_rl.errors import ConfigError, printable
+    from gpusim_rl.files.safe_open import refuse_links
     from gpusim_rl.run.run_dir import resolve_run
-    from gpusim_rl.saved_files import refuse_links
 
     found: dict[Path, Path] = {}
     for name in names:
@@ -155,10 +155,10 @@ def read_curve(folder: Path, key: str, x_column: str) -> Curve:
     """
     import numpy as np
 
-    from gpusim_rl.config import ALGORITHMS
     from gpusim_rl.errors import ConfigError, did_you_mean, warn
     from gpusim_rl.run.run_dir import RunDir
     from gpusim_rl.run.writers import parse_csv, read_csv
+    from gpusim_rl.settings.schema import ALGORITHMS
 
     run = RunDir.open(folder)
     if not run.metrics_csv.is_file():

@@ -26,8 +26,8 @@ def main(argv: list[str] | None = None) -> int:
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
     """The command line."""
-    from gpusim_rl.simulators import SIMULATORS
-    from gpusim_rl.trust import add_trust_arguments
+    from gpusim_rl.settings.simulators import SIMULATORS
+    from gpusim_rl.settings.trust import add_trust_arguments
 
     parser = argparse.ArgumentParser(prog="record", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("run", help="run folder, checkpoint, or a task (its latest run)")
@@ -61,17 +61,17 @@ def positive(text: str) -> int:
 
 def record(args: argparse.Namespace) -> Path:
     """Play the run and draw every frame."""
-    from gpusim_rl.hardware import limit_openmp_spin
+    from gpusim_rl.machine.hardware import limit_openmp_spin
 
     limit_openmp_spin()  # before torch is imported
     from gpusim_rl.errors import import_extra, printable
-    from gpusim_rl.paths import check_out, free_name
+    from gpusim_rl.files.paths import check_out, free_name
 
     # said before the work, not after it
     import_extra("imageio_ffmpeg", "video", "record")
     check_out(args.out, overwrite=args.overwrite)
-    from gpusim_rl.compose import compose
     from gpusim_rl.env import VecEnv
+    from gpusim_rl.settings.compose import compose
     from gpusim_rl.view.player import Player
     from gpusim_rl.view.renderer import make_renderer, tiled
     from gpusim_rl.view.video import VideoWriter

@@ -24,8 +24,8 @@ def main(argv: list[str] | None = None) -> int:
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
     """The command line."""
-    from gpusim_rl.simulators import SIMULATORS
-    from gpusim_rl.trust import add_trust_arguments
+    from gpusim_rl.settings.simulators import SIMULATORS
+    from gpusim_rl.settings.trust import add_trust_arguments
 
     parser = argparse.ArgumentParser(prog="snapshot", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("run", help="task, run folder or checkpoint")
@@ -77,16 +77,16 @@ def share(text: str) -> float:
 def snapshot(args: argparse.Namespace) -> Path:
     """Play the run up to the picture, and draw it."""
     from gpusim_rl.errors import ConfigError, import_extra
-    from gpusim_rl.hardware import limit_openmp_spin
-    from gpusim_rl.paths import check_out, free_name
+    from gpusim_rl.files.paths import check_out, free_name
+    from gpusim_rl.machine.hardware import limit_openmp_spin
 
     if args.out is not None and args.out.suffix != ".png":
         raise ConfigError(f"a picture's name must end in .png, got {args.out.name!r}")
     check_out(args.out, overwrite=args.overwrite)
     limit_openmp_spin()  # before torch is imported
     import_extra("PIL.Image", "video", "snapshot")  # said before the work, not after it
-    from gpusim_rl.compose import compose
     from gpusim_rl.env import VecEnv
+    from gpusim_rl.settings.compose import compose
     from gpusim_rl.view.player import Player
     from gpusim_rl.view.snapshot import draw, write_png
 

@@ -24,7 +24,7 @@ import warp as wp
 import gpu_check
 import gpu_probe
 from gpu_targets import Part
-from gpusim_rl.compose import compose
+from gpusim_rl.settings.compose import compose
 from helpers.commands import ROOT, Finished, run_command
 
 GPU_CHECK = ROOT / "benchmarks" / "gpu_check.py"

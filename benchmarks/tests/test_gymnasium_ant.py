@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from gpusim_rl.config import SimConfig
 from gpusim_rl.env import VecEnv
+from gpusim_rl.settings.schema import SimConfig
 from gpusim_rl.sim import choose_sim
 from throughput.gymnasium_ant import ANT_V5, GymnasiumAnt
 

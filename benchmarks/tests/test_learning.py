@@ -15,9 +15,9 @@ import matplotlib.figure
 import pytest
 
 import learning
-from gpusim_rl import paths
 from gpusim_rl.api import make_env
 from gpusim_rl.errors import ConfigError
+from gpusim_rl.files import paths
 from learning import (
     POINTS,
     Goal,

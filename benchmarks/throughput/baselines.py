@@ -26,12 +26,12 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Distribution
 
-from gpusim_rl.config import PPOConfig, RunConfig
 from gpusim_rl.env import VecEnv
 from gpusim_rl.errors import ConfigError, did_you_mean, import_extra
-from gpusim_rl.hardware import has_compiler
 from gpusim_rl.learn.ppo import fit_minibatches
 from gpusim_rl.learn.precision import choose_precision
+from gpusim_rl.machine.hardware import has_compiler
+from gpusim_rl.settings.schema import PPOConfig, RunConfig
 
 MODES: tuple[str, ...] = ("same", "fastest")
 

@@ -17,7 +17,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import Any
 
-from gpusim_rl.hardware import has_compiler
+from gpusim_rl.machine.hardware import has_compiler
 from throughput.baselines import BASELINES, ENVIRONMENTS
 
 SCHEMA = 3

@@ -20,18 +20,18 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpusim_rl.hardware import available_cpus, limit_openmp_spin, tune_malloc
+from gpusim_rl.machine.hardware import available_cpus, limit_openmp_spin, tune_malloc
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from gpusim_rl.config import PPOConfig, RunConfig, SimConfig
     from gpusim_rl.env import Step, Task, TaskConfig, VecEnv
     from gpusim_rl.run.cuda_graph import Graphs
     from gpusim_rl.run.logger import Logger
     from gpusim_rl.run.timing import PhaseTimer
     from gpusim_rl.run.trainer import Trainer
+    from gpusim_rl.settings.schema import PPOConfig, RunConfig, SimConfig
     from gpusim_rl.sim import Sim, SimChoice
 
 ACTION_SETS = 16
@@ -208,7 +208,7 @@ def _build(spec: dict[str, Any]) -> AbstractContextManager[Workload]:
 
     if kind in ("policy", "training"):
         return _trainer(scratch_training(spec["overrides"]), learns=kind == "training")
-    from gpusim_rl.torch_threads import use_available_cpus
+    from gpusim_rl.machine.torch_threads import use_available_cpus
 
     scenario = _ant_v5(num_envs) if spec.get("gymnasium") else _scenario(spec["overrides"])
     use_available_cpus(scenario.batch_rows)  # as our trainer does, whoever uses them
@@ -256,8 +256,8 @@ class _Scenario:
 
 def _scenario(overrides: list[str]) -> _Scenario:
     from gpusim_rl.api import load_spec
-    from gpusim_rl.compose import compose
     from gpusim_rl.run.devices import choose_devices
+    from gpusim_rl.settings.compose import compose
 
     spec = load_spec(compose(overrides), overrides)
     cfg = spec.cfg
@@ -268,7 +268,7 @@ def _scenario(overrides: list[str]) -> _Scenario:
 def _ant_v5(num_envs: int) -> _Scenario:
     import torch
 
-    from gpusim_rl.config import SimConfig
+    from gpusim_rl.settings.schema import SimConfig
     from gpusim_rl.sim import choose_sim
     from throughput.gymnasium_ant import ANT_V5, GymnasiumAnt
 

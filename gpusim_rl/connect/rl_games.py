@@ -24,7 +24,7 @@ from rl_games.common import env_configurations, vecenv
 from rl_games.common.ivecenv import IVecEnv
 from torch import Tensor
 
-from gpusim_rl.connect.spaces import action_space, observation_space
+from gpusim_rl.connect.gymnasium_spaces import action_space, observation_space
 from gpusim_rl.env import VecEnv
 
 

@@ -29,7 +29,7 @@ from rsl_rl.env import VecEnv as RslRlVecEnv
 from tensordict import TensorDict
 from torch import Tensor
 
-from gpusim_rl.connect.spaces import action_space
+from gpusim_rl.connect.gymnasium_spaces import action_space
 from gpusim_rl.env import VecEnv
 
 

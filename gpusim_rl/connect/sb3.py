@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from stable_baselines3.common.vec_env import VecEnv as Sb3VecEnv
 
-from gpusim_rl.connect.spaces import action_space, observation_space
+from gpusim_rl.connect.gymnasium_spaces import action_space, observation_space
 from gpusim_rl.env import VecEnv
 
 Indices = int | Iterable[int] | None

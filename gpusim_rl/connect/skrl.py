@@ -42,7 +42,7 @@ from skrl.agents.torch.ppo import PPO
 from skrl.envs.wrappers.torch import Wrapper
 from torch import Tensor
 
-from gpusim_rl.connect.spaces import action_space, observation_space
+from gpusim_rl.connect.gymnasium_spaces import action_space, observation_space
 from gpusim_rl.env import VecEnv
 
 

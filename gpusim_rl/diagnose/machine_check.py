@@ -18,8 +18,8 @@ import psutil
 
 import gpusim_rl
 from gpusim_rl.errors import ConfigError
-from gpusim_rl.hardware import available_cpus, describe_gpus, memory_available_bytes
-from gpusim_rl.provenance import describe_environment
+from gpusim_rl.files.provenance import describe_environment
+from gpusim_rl.machine.hardware import available_cpus, describe_gpus, memory_available_bytes
 
 LITTLE_MEMORY_GB = 2.0  # Cartpole and the libraries fit, Ant at 4096 envs hardly
 LITTLE_DISK_GB = 1.0  # some checkpoints and videos

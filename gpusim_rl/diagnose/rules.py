@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from gpusim_rl.diagnose.run_stats import RunStats
-from gpusim_rl.simulators import default_simulator
+from gpusim_rl.settings.simulators import default_simulator
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +194,8 @@ def spinning(run: RunStats) -> Finding | None:
     spin = f"GOMP_SPINCOUNT is {count or 'not set'}"
     setting = "OMP_WAIT_POLICY is active" if active else spin
     what = f"torch's idle threads spin for milliseconds on the CPUs that physics needs ({setting})"
-    hint = "set GOMP_SPINCOUNT to 10000, as train.py does; a script calls gpusim_rl.hardware.limit_openmp_spin() first"
+    first = "gpusim_rl.machine.hardware.limit_openmp_spin()"
+    hint = f"set GOMP_SPINCOUNT to 10000, as train.py does; a script calls {first} first"
     return Finding("spinning", 0.2 * run.simulating, what, hint=hint)
 
 

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
 from gpusim_rl.errors import ConfigError
+from gpusim_rl.files.safe_open import load_json, load_yaml
 from gpusim_rl.run.phases import PHASES
 from gpusim_rl.run.writers import Row, parse_csv, read_csv
-from gpusim_rl.saved_files import load_json, load_yaml
-from gpusim_rl.simulators import NO_SIMULATOR, SIMULATORS, default_simulator
+from gpusim_rl.settings.simulators import NO_SIMULATOR, SIMULATORS, default_simulator
 
 NEWEST = 500
 """Rows that are read: a run that was resumed elsewhere, or has changed, is judged by what it does now."""

@@ -14,9 +14,9 @@ from typing import Any
 
 from gpusim_rl.diagnose.run_stats import read_rows, read_run_stats
 from gpusim_rl.errors import ConfigError
-from gpusim_rl.overrides import quote
-from gpusim_rl.paths import train_file
-from gpusim_rl.saved_files import load_json
+from gpusim_rl.files.paths import train_file
+from gpusim_rl.files.safe_open import load_json
+from gpusim_rl.settings.overrides import quote
 
 ENDS_WITHIN_S = 60.0
 """A training that was told to stop ends after its iteration, with a checkpoint."""

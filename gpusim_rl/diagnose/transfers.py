@@ -23,12 +23,12 @@ from gpusim_rl.diagnose.trace import load_trace, name_function, read_events
 from gpusim_rl.env import Step, VecEnv
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.learn.algorithm import EnvSpec
+from gpusim_rl.machine.source_location import LIBRARY, describe, locate
 from gpusim_rl.run.logger import Logger
 from gpusim_rl.run.phases import ITERATION, OUTSIDE, reported_phase
 from gpusim_rl.run.profiler import make_profiler, phase_range
 from gpusim_rl.run.trainer import Trainer
-from gpusim_rl.simulators import SIMULATORS
-from gpusim_rl.source_location import LIBRARY, describe, locate
+from gpusim_rl.settings.simulators import SIMULATORS
 from gpusim_rl.testing.sync_counter import SourceLocation, SyncCounter, Work
 
 PHYSICS = "physics (host)"

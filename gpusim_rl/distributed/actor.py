@@ -14,15 +14,16 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
-from gpusim_rl.config import RunSpec, build_run
 from gpusim_rl.env import Step
 from gpusim_rl.env.task import load_task_or_environment
 from gpusim_rl.learn.algorithm import EnvSpec, load_algorithm_class
 from gpusim_rl.learn.collective import Collective
 from gpusim_rl.run.metrics import Taken
 from gpusim_rl.run.trainer import Trainer
+from gpusim_rl.settings.checks import build_run
+from gpusim_rl.settings.schema import RunSpec
+from gpusim_rl.settings.trust import refuse_classes_of_script
 from gpusim_rl.spaces import ActionSpace
-from gpusim_rl.trust import refuse_classes_of_script
 
 PROGRESS_S = 10.0
 """The first actor tells so often how far its envs are (levels of a curriculum, say), for checkpoints [s]."""

@@ -17,7 +17,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gpusim_rl.config import RunSpec
 from gpusim_rl.distributed.actor import ActorJob, EnvDescription
 from gpusim_rl.distributed.engine import Engine
 from gpusim_rl.distributed.inference import InferenceRollouts
@@ -27,10 +26,11 @@ from gpusim_rl.distributed.tuner import Limits
 from gpusim_rl.env import Environment, Step
 from gpusim_rl.env.environment import Observation
 from gpusim_rl.errors import ConfigError
-from gpusim_rl.hardware import available_cpus
 from gpusim_rl.learn.algorithm import Algorithm, EnvSpec
 from gpusim_rl.learn.collective import Collective
+from gpusim_rl.machine.hardware import available_cpus
 from gpusim_rl.run.trainer import SEEDS_APART, Trainer
+from gpusim_rl.settings.schema import RunSpec
 from gpusim_rl.spaces import ActionSpace
 
 logger = logging.getLogger("gpusim_rl")

@@ -18,10 +18,10 @@ import torch
 from torch import Tensor, distributed
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[reportPrivateImportUsage]
 
-from gpusim_rl.config import RunConfig, RunSpec
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.learn.collective import ALONE, Collective
 from gpusim_rl.run.checkpoint import structural_difference
+from gpusim_rl.settings.schema import RunConfig, RunSpec
 
 PATIENCE = timedelta(minutes=10)
 """How long a process waits for the others: one of them may compile, or write a large checkpoint."""

@@ -25,13 +25,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from gpusim_rl import paths
-from gpusim_rl.config import RunSpec, build
 from gpusim_rl.distributed.trial_run import POLL_S, end
 from gpusim_rl.distributed.tuning import find_space, split_words
 from gpusim_rl.errors import ConfigError, warn
-from gpusim_rl.overrides import key_of, quote
-from gpusim_rl.saved_files import dump_yaml, load_json, load_yaml, lock, replacing
+from gpusim_rl.files import paths
+from gpusim_rl.files.safe_open import dump_yaml, load_json, load_yaml, lock, replacing
+from gpusim_rl.settings.checks import build
+from gpusim_rl.settings.overrides import key_of, quote
+from gpusim_rl.settings.schema import RunSpec
 
 if TYPE_CHECKING:
     from gpusim_rl.run.log_interval import LogRow
@@ -292,7 +293,7 @@ class Member:
 
     def _write(self, trainer: Trainer, log: Logger) -> Record | None:
         """The checkpoint, then the record that names it; None where the disk is full."""
-        from gpusim_rl.checkpoint_file import digest_of, save
+        from gpusim_rl.files.checkpoint_file import digest_of, save
 
         generation = max(self._generation + 1, trainer.env_steps // self.rules.interval)
         file = self.folder / f"m{self.number:02d}-{generation:06d}.pt"
@@ -322,7 +323,7 @@ class Member:
         return record
 
     def _go_on_from(self, own: Record, trainer: Trainer, log: Logger) -> None:
-        from gpusim_rl.checkpoint_file import digest_of, load
+        from gpusim_rl.files.checkpoint_file import digest_of, load
 
         newest = newest_records(self.folder, own.generation)
         newest.pop(self.number, None)
@@ -688,7 +689,7 @@ def _start(population: Population, member: int, log: IO[bytes]) -> subprocess.Po
 
 def _newest_checkpoint(population: Population, member: int) -> Path | None:
     """What a member continues from: its run, else its newest checkpoint in the population; None begins a run."""
-    from gpusim_rl.checkpoint_file import load
+    from gpusim_rl.files.checkpoint_file import load
 
     group = population.folder.parent / f"{population.study}.{member:02d}"
     runs = [file for file in group.glob("*/checkpoints/last.pt") if not file.parents[1].is_symlink()]

@@ -17,7 +17,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from gpusim_rl.errors import ConfigError, import_extra
-from gpusim_rl.hardware import available_cpus
+from gpusim_rl.machine.hardware import available_cpus
 
 OLDEST, BELOW = (2, 50), (3, 0)
 """Versions of Ray that this package works with; pyproject.toml has the same."""

@@ -19,7 +19,7 @@ from gpusim_rl.distributed.ray_cluster import ray_cluster
 from gpusim_rl.distributed.trial_run import OBJECTIVE, TrialFailedError, TrialRun
 from gpusim_rl.distributed.tuning import Search, num_ended, open_study, report, tell
 from gpusim_rl.errors import ConfigError
-from gpusim_rl.saved_files import lock
+from gpusim_rl.files.safe_open import lock
 
 POINTER = "checkpoint.txt"
 """File in a checkpoint of Ray Tune's: the path of ours."""
@@ -61,8 +61,8 @@ def _alone(folder: Path) -> Iterator[None]:
 
 def _refuse_structure(search: Search) -> None:
     """A member goes on from the checkpoint of another one, whose tensors must have the same shapes."""
-    from gpusim_rl.compose import compose
     from gpusim_rl.learn.algorithm import load_algorithm_class
+    from gpusim_rl.settings.compose import compose
 
     algo = compose(search.overrides, search.config_dir)["algo"]
     fixed = [f"{algo['name']}.{name}" for name in load_algorithm_class(algo["_target_"]).structure]

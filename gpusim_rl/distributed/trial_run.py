@@ -12,8 +12,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpusim_rl import paths
-from gpusim_rl.overrides import key_of, quote
+from gpusim_rl.files import paths
+from gpusim_rl.settings.overrides import key_of, quote
 
 if TYPE_CHECKING:
     from gpusim_rl.distributed.tuning import Search

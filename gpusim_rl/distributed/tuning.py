@@ -18,14 +18,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gpusim_rl import paths
-from gpusim_rl.compose import compose
-from gpusim_rl.config import ALGORITHMS, RunConfig, check_settings
-from gpusim_rl.discover import tasks
 from gpusim_rl.distributed.trial_run import OBJECTIVE, TrialFailedError, TrialRun
 from gpusim_rl.errors import ConfigError, closest, did_you_mean, import_extra, on_one_line
-from gpusim_rl.overrides import key_of, value_of
-from gpusim_rl.saved_files import load_yaml, replacing
+from gpusim_rl.files import paths
+from gpusim_rl.files.safe_open import load_yaml, replacing
+from gpusim_rl.settings.checks import check_settings
+from gpusim_rl.settings.compose import compose
+from gpusim_rl.settings.discover import tasks
+from gpusim_rl.settings.overrides import key_of, value_of
+from gpusim_rl.settings.schema import ALGORITHMS, RunConfig
 
 SPACES = Path(__file__).parent / "spaces"
 METHODS = ("optuna", "asha", "ray_pbt", "pbt")

@@ -2,7 +2,7 @@
 
 from gpusim_rl.env.command import Commands, Curriculum, CurriculumConfig, Levels
 from gpusim_rl.env.environment import Environment, Parts, Step
-from gpusim_rl.env.sensors import RayCaster
+from gpusim_rl.env.ray_sensors import RayCaster
 from gpusim_rl.env.task import Task, TaskConfig, TaskPart, control_steps
 from gpusim_rl.env.vec_env import VecEnv
 

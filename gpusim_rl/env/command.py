@@ -10,9 +10,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from gpusim_rl.config import Count, Positive, Rule
 from gpusim_rl.env.task import Task, TaskPart, control_steps
 from gpusim_rl.errors import ConfigError
+from gpusim_rl.settings.schema import Count, Positive, Rule
 
 
 class Commands(TaskPart):

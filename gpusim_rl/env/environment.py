@@ -12,8 +12,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from gpusim_rl.config import EnvConfig
 from gpusim_rl.errors import ConfigError
+from gpusim_rl.settings.schema import EnvConfig
 from gpusim_rl.spaces import ActionSpace
 
 Observation = dict[str, Tensor]

@@ -18,11 +18,12 @@ import torch
 from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 
-from gpusim_rl.config import Count, NotNegative, Positive, build, plain
 from gpusim_rl.env.properties import NOT_HERE, SECTIONS, Actor, Quantity
 from gpusim_rl.env.random import EnvRandom
 from gpusim_rl.env.task import TaskPart, kept_tensors
 from gpusim_rl.errors import ConfigError, TaskError, did_you_mean
+from gpusim_rl.settings.checks import build, plain
+from gpusim_rl.settings.schema import Count, NotNegative, Positive
 from gpusim_rl.sim import Articulation, Sim
 from gpusim_rl.sim.params import GROUND
 

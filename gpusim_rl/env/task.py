@@ -15,7 +15,7 @@ from torch import Tensor
 from gpusim_rl.env.environment import Environment, Parts
 from gpusim_rl.env.random import EnvRandom
 from gpusim_rl.errors import ConfigError
-from gpusim_rl.load_class import load_class
+from gpusim_rl.settings.load_class import load_class
 from gpusim_rl.sim import Scene, Sim
 
 MOST_SUBSTEPS = 10_000

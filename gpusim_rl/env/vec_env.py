@@ -9,8 +9,6 @@ import torch
 from jaxtyping import Bool, Shaped
 from torch import Tensor
 
-from gpusim_rl.compiled import Compiled
-from gpusim_rl.config import SimConfig
 from gpusim_rl.env.environment import Environment, Observation, Parts, Step
 from gpusim_rl.env.nan_guard import NanGuard
 from gpusim_rl.env.observations import ObservationPart, SensorModel, check_names, describe
@@ -18,10 +16,12 @@ from gpusim_rl.env.randomize import Randomizer
 from gpusim_rl.env.reached_states import ReachedStates
 from gpusim_rl.env.task import Task, TaskConfig
 from gpusim_rl.errors import ConfigError, TaskError, did_you_mean
+from gpusim_rl.machine.compiled import Compiled
+from gpusim_rl.machine.torch_threads import limit_torch_threads
+from gpusim_rl.settings.schema import SimConfig
 from gpusim_rl.sim import Sim, SimChoice, make_sim
 from gpusim_rl.sim.interface import not_finite
 from gpusim_rl.spaces import ActionSpace, Box, MultiDiscrete
-from gpusim_rl.torch_threads import limit_torch_threads
 
 PARTS = {
     "_act": "what is before the physics",

@@ -13,8 +13,8 @@ import numpy as np
 from gpusim_rl.env import VecEnv
 from gpusim_rl.export.controls import ControlMap
 from gpusim_rl.export.model import ExportedPolicy
-from gpusim_rl.provenance import describe_environment
-from gpusim_rl.saved_files import load_json
+from gpusim_rl.files.provenance import describe_environment
+from gpusim_rl.files.safe_open import load_json
 from gpusim_rl.sim.actuators import DAMPING, STIFFNESS, is_dc_motor
 from gpusim_rl.spaces import MultiDiscrete
 from gpusim_rl.view.player import Player

@@ -11,16 +11,17 @@ from typing import Any
 
 import torch
 
-from gpusim_rl.config import SimConfig, build
 from gpusim_rl.env import VecEnv
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.export import parity
 from gpusim_rl.export.card import describe
 from gpusim_rl.export.controls import measure
 from gpusim_rl.export.model import ExportedPolicy, write_int8, write_onnx, write_torchscript
-from gpusim_rl.export.scene import write_scene
-from gpusim_rl.paths import free_name
-from gpusim_rl.saved_files import temporary_name
+from gpusim_rl.export.scene_file import write_scene
+from gpusim_rl.files.paths import free_name
+from gpusim_rl.files.safe_open import temporary_name
+from gpusim_rl.settings.checks import build
+from gpusim_rl.settings.schema import SimConfig
 from gpusim_rl.sim.option import limit_solver
 from gpusim_rl.spaces import MultiDiscrete
 from gpusim_rl.view.player import Player

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.export.controls import ControlMap
 from gpusim_rl.learn.algorithm import Hidden, Policy
-from gpusim_rl.source_location import describe
+from gpusim_rl.machine.source_location import describe
 
 
 class ExportedPolicy(nn.Module):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from gpusim_rl.config import A2CConfig
 from gpusim_rl.learn.on_policy import OnPolicy
+from gpusim_rl.settings.schema import A2CConfig
 
 
 class A2C(OnPolicy):

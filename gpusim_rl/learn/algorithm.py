@@ -17,7 +17,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from gpusim_rl.learn.collective import ALONE, Collective
-from gpusim_rl.load_class import load_class
+from gpusim_rl.settings.load_class import load_class
 from gpusim_rl.spaces import ActionSpace
 
 Observation = Mapping[str, Tensor]

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from gpusim_rl import checkpoint_file
 from gpusim_rl.errors import ConfigError
+from gpusim_rl.files import checkpoint_file
 from gpusim_rl.learn.algorithm import EnvSpec, Observation
 from gpusim_rl.learn.replay import Replay
 from gpusim_rl.spaces import Box

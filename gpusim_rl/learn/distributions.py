@@ -12,7 +12,7 @@ from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 from torch.nn import functional
 
-from gpusim_rl.config import NetworkConfig
+from gpusim_rl.settings.schema import NetworkConfig
 from gpusim_rl.spaces import ActionSpace, Box, MultiDiscrete
 
 _LOG_2PI = math.log(2.0 * math.pi)

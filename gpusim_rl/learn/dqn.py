@@ -9,10 +9,10 @@ import torch
 from jaxtyping import Int, Shaped
 from torch import Tensor
 
-from gpusim_rl.config import DQNConfig
 from gpusim_rl.learn.algorithm import EnvSpec, Hidden, Observation, Transition
 from gpusim_rl.learn.off_policy import Batch, OffPolicy
 from gpusim_rl.learn.q_networks import DiscreteCritic, QPolicy
+from gpusim_rl.settings.schema import DQNConfig
 from gpusim_rl.spaces import ActionSpace, Box
 
 

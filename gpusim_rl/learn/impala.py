@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gpusim_rl.config import ImpalaConfig
 from gpusim_rl.learn.algorithm import EnvSpec, Hidden
 from gpusim_rl.learn.networks import Evaluation
 from gpusim_rl.learn.on_policy import Batch, OnPolicy, Samples
 from gpusim_rl.learn.ppo import clipped_loss
 from gpusim_rl.learn.vtrace import vtrace
+from gpusim_rl.settings.schema import ImpalaConfig
 
 
 class Impala(OnPolicy):

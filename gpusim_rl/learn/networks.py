@@ -13,14 +13,14 @@ from jaxtyping import Bool, Float, Shaped
 from torch import Tensor, nn
 from torch.nn import functional
 
-from gpusim_rl.config import CriticConfig, NetworkConfig
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.learn.algorithm import Hidden, Observation, Policy
 from gpusim_rl.learn.collective import ALONE, Collective
 from gpusim_rl.learn.distributions import Distribution, make_head
 from gpusim_rl.learn.normalize import RunningNormalizer
-from gpusim_rl.load_class import load_class
-from gpusim_rl.source_location import describe
+from gpusim_rl.machine.source_location import describe
+from gpusim_rl.settings.load_class import load_class
+from gpusim_rl.settings.schema import CriticConfig, NetworkConfig
 from gpusim_rl.spaces import ActionSpace
 
 # In place where the gradient can be had from the output alone: less memory traffic.

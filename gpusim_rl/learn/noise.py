@@ -10,8 +10,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from gpusim_rl.config import NoiseConfig
 from gpusim_rl.errors import ConfigError
+from gpusim_rl.settings.schema import NoiseConfig
 from gpusim_rl.spaces import ActionSpace, Box
 
 WHITE = NoiseConfig(kind="held", steps=[1.0])

@@ -15,10 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from gpusim_rl.checkpoint_file import digest_of
-from gpusim_rl.config import ActorCriticConfig, OffPolicyConfig
 from gpusim_rl.errors import ConfigError, warn
-from gpusim_rl.hardware import memory_available_bytes
+from gpusim_rl.files.checkpoint_file import digest_of
 from gpusim_rl.learn import demonstrations
 from gpusim_rl.learn.algorithm import (
     Algorithm,
@@ -37,6 +35,8 @@ from gpusim_rl.learn.prioritized import BLOCK, Priorities
 from gpusim_rl.learn.q_networks import QPolicy, project
 from gpusim_rl.learn.replay import STORAGE, Replay
 from gpusim_rl.learn.trajectory import Trajectory
+from gpusim_rl.machine.hardware import memory_available_bytes
+from gpusim_rl.settings.schema import ActorCriticConfig, OffPolicyConfig
 from gpusim_rl.spaces import Box
 
 TRANSITIONS = "transitions"

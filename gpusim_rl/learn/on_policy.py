@@ -12,8 +12,6 @@ import torch
 from jaxtyping import Shaped
 from torch import Tensor
 
-from gpusim_rl.compiled import reason_of
-from gpusim_rl.config import OnPolicyConfig
 from gpusim_rl.learn.algorithm import (
     Algorithm,
     EnvSpec,
@@ -30,6 +28,8 @@ from gpusim_rl.learn.networks import ActorCritic, Evaluation, Sample
 from gpusim_rl.learn.noise import ActionNoise
 from gpusim_rl.learn.precision import choose_precision
 from gpusim_rl.learn.rollout import Rollout, gae
+from gpusim_rl.machine.compiled import reason_of
+from gpusim_rl.settings.schema import OnPolicyConfig
 from gpusim_rl.spaces import ActionSpace
 
 logger = logging.getLogger("gpusim_rl")

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gpusim_rl.config import PPOConfig
 from gpusim_rl.learn.algorithm import EnvSpec
 from gpusim_rl.learn.distributions import squared_distance
 from gpusim_rl.learn.networks import Evaluation
 from gpusim_rl.learn.on_policy import SOFT_BOUND, Batch, OnPolicy, Samples
+from gpusim_rl.settings.schema import PPOConfig
 
 
 def fit_minibatches(units: int, wanted: float) -> int:

@@ -12,10 +12,10 @@ from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 from torch.nn import functional
 
-from gpusim_rl.config import DQNNetworkConfig, QNetworkConfig
 from gpusim_rl.learn.algorithm import Observation, Policy
 from gpusim_rl.learn.networks import ACTIVATIONS, make_features
 from gpusim_rl.learn.normalize import RunningNormalizer
+from gpusim_rl.settings.schema import DQNNetworkConfig, QNetworkConfig
 
 
 class EnsembleLinear(nn.Module):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from gpusim_rl.config import ReinforceConfig
 from gpusim_rl.learn.on_policy import OnPolicy
+from gpusim_rl.settings.schema import ReinforceConfig
 
 
 class Reinforce(OnPolicy):

@@ -12,11 +12,11 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional
 
-from gpusim_rl.config import SACConfig
 from gpusim_rl.learn.algorithm import EnvSpec, Hidden, Observation
 from gpusim_rl.learn.off_policy import Batch, OffPolicy
 from gpusim_rl.learn.optimizer import MaskedAdamW
 from gpusim_rl.learn.q_networks import Actor, Critic, QPolicy
+from gpusim_rl.settings.schema import SACConfig
 from gpusim_rl.spaces import ActionSpace
 
 _LOG_2PI = math.log(2.0 * math.pi)

@@ -10,10 +10,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from gpusim_rl.config import TD3Config
 from gpusim_rl.learn.algorithm import EnvSpec, Hidden, Observation, Transition
 from gpusim_rl.learn.off_policy import Batch, OffPolicy
 from gpusim_rl.learn.q_networks import Actor, Critic, QPolicy
+from gpusim_rl.settings.schema import TD3Config
 from gpusim_rl.spaces import ActionSpace
 
 

@@ -12,11 +12,11 @@ from typing import Any
 
 from torch import Tensor
 
-from gpusim_rl.checkpoint_file import load, save
-from gpusim_rl.config import RunSpec
 from gpusim_rl.errors import ConfigError
-from gpusim_rl.saved_files import open_file, replacing
-from gpusim_rl.simulators import NO_SIMULATOR, SIMULATORS
+from gpusim_rl.files.checkpoint_file import load, save
+from gpusim_rl.files.safe_open import open_file, replacing
+from gpusim_rl.settings.schema import RunSpec
+from gpusim_rl.settings.simulators import NO_SIMULATOR, SIMULATORS
 
 Types = Mapping[str, tuple[type, ...]]
 """Of values by key: an int is none below 0, a float is finite, a list holds text."""

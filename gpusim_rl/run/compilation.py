@@ -11,11 +11,11 @@ from typing import Protocol
 
 import torch
 
-from gpusim_rl.config import RunConfig
 from gpusim_rl.env import Environment
-from gpusim_rl.hardware import has_compiler
 from gpusim_rl.learn.algorithm import Algorithm
+from gpusim_rl.machine.hardware import has_compiler
 from gpusim_rl.run.cuda_graph import Graphs
+from gpusim_rl.settings.schema import RunConfig
 
 logger = logging.getLogger("gpusim_rl.run")
 

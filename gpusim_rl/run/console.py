@@ -27,9 +27,9 @@ from rich.table import Table
 from rich.text import Text
 
 from gpusim_rl.errors import printable
+from gpusim_rl.files.safe_open import open_file
 from gpusim_rl.run.phases import PHASES
 from gpusim_rl.run.writers import Row
-from gpusim_rl.saved_files import open_file
 
 PANEL_INTERVAL_S = 0.25
 PANEL_WIDTH = 100  # columns at most

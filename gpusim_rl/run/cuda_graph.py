@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from gpusim_rl.learn.collective import ALONE, Collective
+from gpusim_rl.machine.source_location import describe
 from gpusim_rl.run.stop_signal import IterationLeftError
-from gpusim_rl.source_location import describe
 
 T = TypeVar("T")
 

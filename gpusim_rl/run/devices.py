@@ -6,10 +6,10 @@ import dataclasses
 
 import torch
 
-from gpusim_rl.config import RunConfig
 from gpusim_rl.errors import ConfigError
+from gpusim_rl.settings.schema import RunConfig
+from gpusim_rl.settings.simulators import NO_SIMULATOR, SIMULATORS
 from gpusim_rl.sim import SimChoice, choose_sim
-from gpusim_rl.simulators import NO_SIMULATOR, SIMULATORS
 
 
 def choose_devices(cfg: RunConfig, *, outside: bool = False) -> tuple[torch.device, SimChoice]:

@@ -24,17 +24,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gpusim_rl.checkpoint_file import load
-from gpusim_rl.config import RunSpec, build_run
 from gpusim_rl.env import Environment, VecEnv
 from gpusim_rl.env.task import load_task_or_environment
 from gpusim_rl.errors import ConfigError, TaskError
+from gpusim_rl.files.checkpoint_file import load
+from gpusim_rl.files.safe_open import open_file
 from gpusim_rl.learn.algorithm import Algorithm, load_algorithm_class
 from gpusim_rl.run.devices import choose_eval_devices
 from gpusim_rl.run.evaluation import evaluate
 from gpusim_rl.run.writers import Row
-from gpusim_rl.saved_files import open_file
-from gpusim_rl.trust import refuse_classes_of_script
+from gpusim_rl.settings.checks import build_run
+from gpusim_rl.settings.schema import RunSpec
+from gpusim_rl.settings.trust import refuse_classes_of_script
 
 LONGEST_S = 600.0
 """An evaluation that takes longer hangs: the end of a training must not wait for it."""

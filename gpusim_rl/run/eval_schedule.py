@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from gpusim_rl.config import RunSpec
 from gpusim_rl.run.eval_process import EvalProcess
 from gpusim_rl.run.log_interval import LogIntervals
 from gpusim_rl.run.logger import EVAL_LOG, Logger
 from gpusim_rl.run.stop_signal import StopSignal
 from gpusim_rl.run.timing import PhaseTimer
+from gpusim_rl.settings.schema import RunSpec
 
 
 class EvalSchedule:

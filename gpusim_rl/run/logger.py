@@ -16,17 +16,17 @@ from typing import Any
 
 import yaml
 
-from gpusim_rl import paths
-from gpusim_rl.checkpoint_file import save
-from gpusim_rl.config import RunConfig
 from gpusim_rl.errors import ConfigError
+from gpusim_rl.files import paths
+from gpusim_rl.files.checkpoint_file import save
 from gpusim_rl.run.checkpoint import Checkpoints
 from gpusim_rl.run.console import Console
 from gpusim_rl.run.log_interval import LogRow
 from gpusim_rl.run.metrics import Row
 from gpusim_rl.run.run_dir import RunDir
 from gpusim_rl.run.writers import CsvWriter, TensorboardWriter, WandbWriter, Writer, Writers
-from gpusim_rl.trust import strange_classes
+from gpusim_rl.settings.schema import RunConfig
+from gpusim_rl.settings.trust import strange_classes
 
 SAVE_INTERVAL_S = 60.0
 """last.pt is at most this old, however long an iteration takes; a kill costs no more than that."""

@@ -8,9 +8,9 @@ from collections.abc import Callable
 
 import torch
 
-from gpusim_rl.config import RunSpec
-from gpusim_rl.hardware import memory_available_bytes
 from gpusim_rl.learn.algorithm import EnvSpec
+from gpusim_rl.machine.hardware import memory_available_bytes
+from gpusim_rl.settings.schema import RunSpec
 from gpusim_rl.sim import Scene, SimChoice
 from gpusim_rl.sim.memory import simulator_bytes
 from gpusim_rl.spaces import Box

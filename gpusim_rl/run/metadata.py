@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import torch
 
-from gpusim_rl.hardware import memory_available_bytes
+from gpusim_rl.machine.hardware import memory_available_bytes
 
 if TYPE_CHECKING:
     from gpusim_rl.run.trainer import Trainer

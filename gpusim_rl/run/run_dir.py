@@ -19,11 +19,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from gpusim_rl import paths
-from gpusim_rl.config import RunSpec
 from gpusim_rl.errors import ConfigError, warn
-from gpusim_rl.provenance import describe_environment, git_state
-from gpusim_rl.saved_files import (
+from gpusim_rl.files import paths
+from gpusim_rl.files.provenance import describe_environment, git_state
+from gpusim_rl.files.safe_open import (
     dump_yaml,
     is_intact,
     keep_damaged,
@@ -35,6 +34,7 @@ from gpusim_rl.saved_files import (
     remove_temporary,
     replacing,
 )
+from gpusim_rl.settings.schema import RunSpec
 
 MAX_DIFF_BYTES = 1 << 30
 LOCK = "lock"  # file in a run folder while a process trains there
@@ -109,7 +109,7 @@ class RunDir:
             ConfigError: Another process trains in the folder, or has done so since the checkpoint was read. Or the
                 folder cannot be written.
         """
-        from gpusim_rl.checkpoint_file import digest_of  # torch
+        from gpusim_rl.files.checkpoint_file import digest_of  # torch
 
         found = spec.checkpoint
         if found is None or found.run_dir is None or not found.continues:

@@ -8,7 +8,7 @@ from contextlib import suppress
 import psutil
 import pynvml
 
-from gpusim_rl.hardware import available_cpus
+from gpusim_rl.machine.hardware import available_cpus
 
 CHILDREN_EVERY = 10  # samples; to find the children, psutil reads about every process of the machine
 

@@ -17,15 +17,15 @@ from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils._pytree import tree_map_only
 
-from gpusim_rl.checkpoint_file import check_is_data, digest_of
-from gpusim_rl.config import RunSpec
 from gpusim_rl.env import Environment, Step, VecEnv
 from gpusim_rl.env.device_env import moved
 from gpusim_rl.env.half_batches import HalfBatches
 from gpusim_rl.errors import ConfigError, one_line_if_out_of_memory, warn
-from gpusim_rl.hardware import tune_malloc
+from gpusim_rl.files.checkpoint_file import check_is_data, digest_of
 from gpusim_rl.learn.algorithm import Algorithm, EnvSpec
 from gpusim_rl.learn.collective import ALONE, Collective
+from gpusim_rl.machine.hardware import tune_malloc
+from gpusim_rl.machine.torch_threads import ROWS_PER_THREAD, limit_torch_threads, use_available_cpus
 from gpusim_rl.run import checkpoint
 from gpusim_rl.run.banner import banner
 from gpusim_rl.run.compilation import Compilation, CompileChoice
@@ -46,9 +46,9 @@ from gpusim_rl.run.run_dir import RunDir
 from gpusim_rl.run.stop_signal import IterationLeftError, StopSignal
 from gpusim_rl.run.timing import PhaseTimer
 from gpusim_rl.run.writers import require_tensorboard
+from gpusim_rl.settings.schema import RunSpec
+from gpusim_rl.settings.simulators import SIMULATORS
 from gpusim_rl.sim import make_sim
-from gpusim_rl.simulators import SIMULATORS
-from gpusim_rl.torch_threads import ROWS_PER_THREAD, limit_torch_threads, use_available_cpus
 
 SEEDS_APART = 1_000_003
 """Between the seeds of two processes that learn together: their envs and their noise differ."""

@@ -18,8 +18,8 @@ from typing import Any, Protocol
 import yaml
 
 from gpusim_rl.errors import import_extra
+from gpusim_rl.files.safe_open import keep_damaged, open_file, read_bytes, replacing
 from gpusim_rl.run.run_dir import RunDir
-from gpusim_rl.saved_files import keep_damaged, open_file, read_bytes, replacing
 
 Row = dict[str, int | float | None]
 """Metrics of one log interval by name; None is not known yet."""

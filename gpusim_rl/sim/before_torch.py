@@ -6,7 +6,7 @@ import importlib
 import sys
 
 from gpusim_rl.errors import ConfigError
-from gpusim_rl.simulators import SIMULATORS
+from gpusim_rl.settings.simulators import SIMULATORS
 
 _reasons: dict[str, str] = {}  # by simulator: why its library does not load; a second import would tell another one
 

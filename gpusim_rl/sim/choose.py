@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 import torch
 
-from gpusim_rl.config import SimConfig
 from gpusim_rl.errors import ConfigError, TaskError
+from gpusim_rl.settings.schema import SimConfig
+from gpusim_rl.settings.simulators import SIMULATORS, default_simulator
 from gpusim_rl.sim.interface import Sim
 from gpusim_rl.sim.scene import Scene
-from gpusim_rl.simulators import SIMULATORS, default_simulator
 
 logger = logging.getLogger("gpusim_rl")
 

@@ -21,8 +21,9 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from gpusim_rl.config import SimConfig
 from gpusim_rl.errors import ConfigError, TaskError
+from gpusim_rl.settings.schema import SimConfig
+from gpusim_rl.settings.simulators import default_simulator, lacking
 from gpusim_rl.sim import isaacgym_model
 from gpusim_rl.sim.articulation import MujocoArticulation, check_contact_sensors, reference_pose
 from gpusim_rl.sim.before_torch import require_library
@@ -34,7 +35,6 @@ from gpusim_rl.sim.params import Param
 from gpusim_rl.sim.quaternion import quat_rotate, quat_rotate_inverse
 from gpusim_rl.sim.rays import MujocoRays
 from gpusim_rl.sim.scene import Scene
-from gpusim_rl.simulators import default_simulator, lacking
 
 require_library("isaacgym")
 gymapi: Any = importlib.import_module("isaacgym.gymapi")

@@ -9,11 +9,11 @@ from collections.abc import Callable
 
 import mujoco
 
-from gpusim_rl.config import SimConfig
+from gpusim_rl.settings.schema import SimConfig
+from gpusim_rl.settings.simulators import SIMULATORS
 from gpusim_rl.sim.choose import SimChoice, make_sim
 from gpusim_rl.sim.mujoco import is_persistent
 from gpusim_rl.sim.scene import Scene
-from gpusim_rl.simulators import SIMULATORS
 
 # What a process needs anyway [B]: torch and MuJoCo; besides Warp and its kernels. On CUDA: kernels and workspaces. The
 # context is not counted: it stands when free memory is asked for.

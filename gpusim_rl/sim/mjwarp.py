@@ -16,8 +16,8 @@ import warp as wp
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from gpusim_rl.config import SimConfig
 from gpusim_rl.errors import ConfigError
+from gpusim_rl.settings.schema import SimConfig
 from gpusim_rl.sim.actuators import delayed_controls
 from gpusim_rl.sim.articulation import MujocoArticulation
 from gpusim_rl.sim.interface import not_finite

@@ -13,8 +13,8 @@ from jaxtyping import Bool, Float
 from mujoco.batch import Batch
 from torch import Tensor
 
-from gpusim_rl.config import SimConfig
-from gpusim_rl.hardware import available_cpus
+from gpusim_rl.machine.hardware import available_cpus
+from gpusim_rl.settings.schema import SimConfig
 from gpusim_rl.sim.actuators import delayed_controls
 from gpusim_rl.sim.articulation import MujocoArticulation, reference_pose
 from gpusim_rl.sim.interface import not_finite

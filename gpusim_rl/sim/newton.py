@@ -18,8 +18,8 @@ import warp as wp
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from gpusim_rl.config import SimConfig
 from gpusim_rl.errors import ConfigError, TaskError, import_extra
+from gpusim_rl.settings.schema import SimConfig
 from gpusim_rl.sim.articulation import ArticulationLayout, check_contact_sensors, check_wrench
 from gpusim_rl.sim.dynamics import MujocoDynamics
 from gpusim_rl.sim.interface import not_finite

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 import warp as wp
 
-from gpusim_rl.config import SimConfig
 from gpusim_rl.errors import ConfigError, import_extra
+from gpusim_rl.settings.schema import SimConfig
 from gpusim_rl.sim.actuators import delayed_controls, is_dc_motor
 from gpusim_rl.sim.option import ON_WARP, limit_solver
 from gpusim_rl.sim.scene import Scene

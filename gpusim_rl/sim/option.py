@@ -8,8 +8,8 @@ from typing import Any
 import mujoco
 import numpy as np
 
-from gpusim_rl.config import SimConfig
 from gpusim_rl.errors import TaskError, did_you_mean
+from gpusim_rl.settings.schema import SimConfig
 
 # In the order of MuJoCo's MJOPTION_FIELDS: `MjSpec.authored.option` has a bit for each. None: not one setting, see
 # `_FLAGS`, and the time step, which is the task's (`physics_hz`).

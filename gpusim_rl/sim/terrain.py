@@ -11,8 +11,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from gpusim_rl.config import Count, NotNegative, Positive, Rule
 from gpusim_rl.errors import ConfigError
+from gpusim_rl.settings.schema import Count, NotNegative, Positive, Rule
 
 Heights = Float[np.ndarray, "levels columns x y"]
 

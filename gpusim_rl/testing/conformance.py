@@ -25,17 +25,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from gpusim_rl import discover
 from gpusim_rl.api import prepare
-from gpusim_rl.compose import compose
-from gpusim_rl.config import ALGORITHMS, TASK_DEFAULTS, SimConfig, build, settings_class
 from gpusim_rl.env.random import EnvRandom
 from gpusim_rl.env.task import Task, TaskPart, load_task_class
 from gpusim_rl.env.vec_env import VecEnv
 from gpusim_rl.run.trainer import Trainer
+from gpusim_rl.settings import discover
+from gpusim_rl.settings.checks import build, settings_class
+from gpusim_rl.settings.compose import compose
+from gpusim_rl.settings.schema import ALGORITHMS, TASK_DEFAULTS, SimConfig
+from gpusim_rl.settings.simulators import SIMULATORS, default_simulator
 from gpusim_rl.sim.choose import choose_sim, make_sim
 from gpusim_rl.sim.scene import Scene
-from gpusim_rl.simulators import SIMULATORS, default_simulator
 from gpusim_rl.testing.sync_counter import SyncCounter
 
 NUM = 4  # envs, where a check needs no other number

@@ -18,8 +18,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from gpusim_rl.machine.source_location import locate
 from gpusim_rl.run.phases import OUTSIDE, reported_phase
-from gpusim_rl.source_location import locate
 
 # Operators whose result, or whose result's shape, must be known on the host.
 _OPERATORS = frozenset(

@@ -11,19 +11,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gpusim_rl import discover
-from gpusim_rl.config import RunConfig, build_run
 from gpusim_rl.env import Environment, Step, Task, VecEnv
 from gpusim_rl.env.task import load_task_class, load_task_or_environment
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.learn.algorithm import Algorithm, Hidden, Policy, load_algorithm_class
 from gpusim_rl.run.checkpoint import load_training, must_fit
 from gpusim_rl.run.run_dir import resolve_run
-from gpusim_rl.saved_run import of_this_version
+from gpusim_rl.settings import discover
+from gpusim_rl.settings.checks import build_run
+from gpusim_rl.settings.saved_run import of_this_version
+from gpusim_rl.settings.schema import RunConfig
+from gpusim_rl.settings.simulators import SIMULATORS, default_simulator
+from gpusim_rl.settings.trust import check_saved_settings
 from gpusim_rl.sim import SimChoice, choose_sim
-from gpusim_rl.simulators import SIMULATORS, default_simulator
 from gpusim_rl.spaces import MultiDiscrete
-from gpusim_rl.trust import check_saved_settings
 
 POLICIES = ("trained", "zero", "random")
 NEEDED = ("config", "sim", "seed", "env", "obs_sizes", "num_actions", "policy", "iteration")
@@ -87,7 +88,7 @@ class Player:
             sim: Simulator; None takes the one that the registry names for what trained the run (`plays_on`).
             plays_on: Takes its place there, for tasks on our simulators; envs of another library have none.
             from_yaml: Where no policy is needed, a task is as its yaml has it, whatever its runs were.
-            compose: `gpusim_rl.compose.compose`; None where only runs can be meant.
+            compose: `gpusim_rl.settings.compose.compose`; None where only runs can be meant.
             trust: Import the classes that the run names, whatever they are.
             config_dir: A folder of the user's with more tasks (`-cd`), whose code is trusted.
             render_mode: Of envs of another library, which draw themselves: `rgb_array` for pictures, `human` for a

@@ -15,7 +15,7 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, Vecto
 from stable_baselines3.common.vec_env import DummyVecEnv
 
 from gpusim_rl.api import make_env, prepare
-from gpusim_rl.connect.gymnasium import GymnasiumEnv
+from gpusim_rl.connect.gymnasium_in import GymnasiumEnv
 from gpusim_rl.errors import ConfigError, TaskError
 from gpusim_rl.run.trainer import Trainer
 from gpusim_rl.spaces import MultiDiscrete

@@ -11,7 +11,7 @@ from gymnasium.error import ResetNeeded
 from gymnasium.utils.env_checker import check_env
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
-import gpusim_rl.gymnasium as ours
+import gpusim_rl.connect.gymnasium_out as ours
 from gpusim_rl.errors import ConfigError
 from helpers.commands import ROOT, run_command
 
@@ -31,7 +31,7 @@ def test_gymnasiums_checker_is_content(settings):
 
 
 def test_a_name_with_its_module_needs_no_import():
-    name = "gpusim_rl.gymnasium:gpusim_rl/Pendulum-v0"
+    name = "gpusim_rl.connect.gymnasium_out:gpusim_rl/Pendulum-v0"
     code = f"import gymnasium; print(gymnasium.make({name!r}, device='cpu').reset()[0].shape)"
     assert run_command(sys.executable, "-c", code, cwd=ROOT).stdout.split() == ["(3,)"]
 

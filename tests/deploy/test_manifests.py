@@ -19,9 +19,9 @@ from kubeflow_trainer_api.models import TrainerV1alpha1TrainJob
 from yamllint import linter
 from yamllint.config import YamlLintConfig
 
-from gpusim_rl.compose import compose
-from gpusim_rl.config import check_settings
 from gpusim_rl.run.stop_signal import LONG_S
+from gpusim_rl.settings.checks import check_settings
+from gpusim_rl.settings.compose import compose
 from helpers.commands import ROOT
 from helpers.kustomize import render
 

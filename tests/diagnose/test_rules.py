@@ -10,13 +10,13 @@ from typing import ClassVar
 import pytest
 import torch
 
-from gpusim_rl.compose import compose
-from gpusim_rl.config import check_settings
 from gpusim_rl.diagnose.rules import RULES, Finding, conclusion, diagnose
 from gpusim_rl.diagnose.run_stats import RunStats, read_run_stats
-from gpusim_rl.hardware import available_cpus
+from gpusim_rl.machine.hardware import available_cpus
 from gpusim_rl.run import logger, writers
 from gpusim_rl.run.phases import PHASES
+from gpusim_rl.settings.checks import check_settings
+from gpusim_rl.settings.compose import compose
 from helpers.commands import ROOT
 from helpers.training import Faulty, FaultyConfig, make_trainer
 

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 import yaml
 
-from gpusim_rl.compose import compose
 from gpusim_rl.diagnose.rules import diagnose
 from gpusim_rl.diagnose.run_stats import NEWEST, read_rows, read_run_stats, warm_up_rows
 from gpusim_rl.errors import ConfigError
+from gpusim_rl.files.safe_open import dump_yaml
 from gpusim_rl.run.writers import Row
-from gpusim_rl.saved_files import dump_yaml
+from gpusim_rl.settings.compose import compose
 
 COLUMNS = (
     "iteration,env_steps,time/iteration_s,speed/env_steps_per_s,time/simulate,time/policy,time/update,time/log,"
@@ -148,7 +148,7 @@ def test_an_actor_run_in_numbers(tmp_path):
 def test_envs_of_another_library_can_be_judged_where_actors_step_them(tmp_path):
     folder = make_actor_run(tmp_path, *["4,4,0,0,0.1,0.1,,0,0,0,0"] * 3)
     config = yaml.safe_load((folder / "config.yaml").read_text())
-    task = {"_target_": "gpusim_rl.connect.gymnasium.GymnasiumEnv"}
+    task = {"_target_": "gpusim_rl.connect.gymnasium_in.GymnasiumEnv"}
     (folder / "config.yaml").write_text(yaml.safe_dump(config | {"task": task}))
     environment = json.loads((folder / "env.json").read_text()) | {"sim": {"name": "none", "device": "cpu"}}
     (folder / "env.json").write_text(json.dumps(environment))

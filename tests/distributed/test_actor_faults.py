@@ -13,11 +13,11 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from gpusim_rl.compose import compose
 from gpusim_rl.distributed.actor import Actor, ActorJob
 from gpusim_rl.distributed.engine import Answer, Described, Lost, Recorded
 from gpusim_rl.distributed.process_engine import ProcessEngine
 from gpusim_rl.distributed.ray_engine import RayEngine
+from gpusim_rl.settings.compose import compose
 
 PATIENCE_S = 120.0
 

@@ -20,13 +20,13 @@ import torch
 from torch import Tensor
 
 from gpusim_rl.api import prepare
-from gpusim_rl.checkpoint_file import load
 from gpusim_rl.distributed import ray_cluster
 from gpusim_rl.distributed.actor import Actor, ActorJob, EnvDescription
 from gpusim_rl.distributed.actors import ActorTrainer, make_trainer
 from gpusim_rl.distributed.engine import Described, Engine
 from gpusim_rl.distributed.rollouts import ActorsRollouts, Rollout, Rollouts
 from gpusim_rl.errors import ConfigError
+from gpusim_rl.files.checkpoint_file import load
 from gpusim_rl.learn.collective import ALONE
 from gpusim_rl.spaces import Box
 from helpers.commands import ROOT, Finished, run_command

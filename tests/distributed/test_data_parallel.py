@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from gpusim_rl.checkpoint_file import load
 from gpusim_rl.diagnose.rules import diagnose
 from gpusim_rl.diagnose.run_stats import read_run_stats
 from gpusim_rl.distributed import data_parallel
 from gpusim_rl.errors import ConfigError
-from gpusim_rl.hardware import available_cpus
+from gpusim_rl.files.checkpoint_file import load
+from gpusim_rl.machine.hardware import available_cpus
 from helpers import data_parallel_process
 from helpers.commands import ROOT, Finished, run_command
 from helpers.training import differences, read_csv

@@ -20,7 +20,6 @@ import pytest
 import torch
 from torch import nn
 
-from gpusim_rl.checkpoint_file import load
 from gpusim_rl.distributed.population import (
     OWN,
     Member,
@@ -34,6 +33,7 @@ from gpusim_rl.distributed.population import (
     records,
 )
 from gpusim_rl.errors import ConfigError
+from gpusim_rl.files.checkpoint_file import load
 from gpusim_rl.learn.algorithm import Algorithm
 from helpers.commands import ROOT
 from helpers.fakes import Learner, RandomEnv, ppo_config
@@ -220,8 +220,8 @@ def test_the_linear_schedule_follows_a_change() -> None:
 
 
 def test_what_can_change_is_a_setting() -> None:
-    from gpusim_rl.config import ALGORITHMS
     from gpusim_rl.learn.algorithm import load_algorithm_class
+    from gpusim_rl.settings.schema import ALGORITHMS
 
     for target, settings in ALGORITHMS.values():
         names = {field.name for field in dataclasses.fields(settings) if field.init}

@@ -13,9 +13,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from gpusim_rl.checkpoint_file import load
 from gpusim_rl.distributed.ray_search import _alone
 from gpusim_rl.errors import ConfigError
+from gpusim_rl.files.checkpoint_file import load
 from helpers.commands import ROOT, Finished, run_command
 from helpers.training import read_csv
 

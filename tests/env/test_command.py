@@ -10,9 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from gpusim_rl.config import SimConfig, build
 from gpusim_rl.env import Commands, Curriculum, CurriculumConfig, Levels, Task, TaskConfig, VecEnv, control_steps
 from gpusim_rl.errors import ConfigError
+from gpusim_rl.settings.checks import build
+from gpusim_rl.settings.schema import SimConfig
 from gpusim_rl.sim import Scene, Sim, SimChoice
 
 WHEEL = """

@@ -17,10 +17,10 @@ from gpusim_rl.tasks.cartpole import Cartpole
 from torch import Tensor
 
 from gpusim_rl.api import prepare
-from gpusim_rl.discover import tasks
 from gpusim_rl.env import Parts, Step, VecEnv
 from gpusim_rl.env.vec_env import PARTS
-from gpusim_rl.hardware import has_compiler
+from gpusim_rl.machine.hardware import has_compiler
+from gpusim_rl.settings.discover import tasks
 from gpusim_rl.sim import SimChoice
 
 EVERY_DAY = ("Cartpole",)

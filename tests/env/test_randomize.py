@@ -17,11 +17,11 @@ import yaml
 from torch import Tensor
 
 from gpusim_rl.api import load_spec, make_env, prepare
-from gpusim_rl.compose import compose
-from gpusim_rl.config import SimConfig
 from gpusim_rl.env import Step, Task, TaskConfig, VecEnv
 from gpusim_rl.env.properties import LEAST_MASS, NOT_HERE, SECTIONS
 from gpusim_rl.errors import ConfigError
+from gpusim_rl.settings.compose import compose
+from gpusim_rl.settings.schema import SimConfig
 from gpusim_rl.sim import Scene, Sim, SimChoice, make_sim
 from gpusim_rl.testing.sync_counter import SyncCounter
 from helpers.training import differences

@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from gpusim_rl import checkpoint_file
 from gpusim_rl.api import make_env, prepare
 from gpusim_rl.env.task import TaskConfig
 from gpusim_rl.errors import ConfigError
+from gpusim_rl.files import checkpoint_file
 from gpusim_rl.run.trainer import Trainer
 from gpusim_rl.testing.conformance import differences
 from gpusim_rl.testing.sync_counter import SyncCounter

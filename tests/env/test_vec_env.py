@@ -15,12 +15,13 @@ import yaml
 from torch import Tensor
 
 from gpusim_rl import spaces
-from gpusim_rl.config import SimConfig, build
 from gpusim_rl.env import Step, Task, TaskConfig, VecEnv
 from gpusim_rl.env.task import load_task_class
 from gpusim_rl.errors import ConfigError, TaskError
+from gpusim_rl.settings.checks import build
+from gpusim_rl.settings.schema import SimConfig
+from gpusim_rl.settings.simulators import SIMULATORS
 from gpusim_rl.sim import Scene, Sim, SimChoice, make_sim
-from gpusim_rl.simulators import SIMULATORS
 from gpusim_rl.testing.sync_counter import SyncCounter
 
 # A cart on a rail with a pole; the pole is 0.6 m long and hangs or stands, nothing touches.

@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from gpusim_rl import compose as composing
-from gpusim_rl import discover, paths
+from gpusim_rl.files import paths
+from gpusim_rl.settings import compose as composing
+from gpusim_rl.settings import discover
 
 FOLDER = "log.dir="  # differs from test to test, and goes through as it is
 

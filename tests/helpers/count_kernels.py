@@ -18,9 +18,9 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import torch
 
-from gpusim_rl.compose import unknown_choice
-from gpusim_rl.config import ALGORITHMS
-from gpusim_rl.discover import tasks
+from gpusim_rl.settings.compose import unknown_choice
+from gpusim_rl.settings.discover import tasks
+from gpusim_rl.settings.schema import ALGORITHMS
 from helpers.fake_cuda import CONTROL_STEP, PARTS, count, load_guard, why_not
 
 TABLE = Path(__file__).parents[1] / "kernels.json"

@@ -30,15 +30,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from gpusim_rl.api import prepare
-from gpusim_rl.config import RunSpec
 from gpusim_rl.env import VecEnv
 from gpusim_rl.learn.algorithm import Algorithm
+from gpusim_rl.machine.source_location import LIBRARY, short
 from gpusim_rl.run import trainer as trainer_module
 from gpusim_rl.run.trainer import Trainer
+from gpusim_rl.settings.schema import RunSpec
 from gpusim_rl.sim import SimChoice, mjwarp
 from gpusim_rl.sim.mjwarp import MjwarpSim
 from gpusim_rl.sim.warp import WarpGraphs
-from gpusim_rl.source_location import LIBRARY, short
 from gpusim_rl.testing import sync_counter
 from gpusim_rl.testing.sync_counter import SourceLocation, SyncCounter
 

@@ -11,11 +11,12 @@ import torch
 import yaml
 from torch import Tensor
 
-from gpusim_rl.config import PPOConfig, build
 from gpusim_rl.learn.algorithm import EnvSpec
 from gpusim_rl.learn.networks import ActorCritic
 from gpusim_rl.learn.ppo import PPO
 from gpusim_rl.learn.rollout import Rollout
+from gpusim_rl.settings.checks import build
+from gpusim_rl.settings.schema import PPOConfig
 from gpusim_rl.spaces import Box
 
 _DEFAULTS = yaml.safe_load((Path(__file__).parents[2] / "cfg" / "algo" / "ppo.yaml").read_text())["ppo"]

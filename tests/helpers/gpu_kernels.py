@@ -23,9 +23,9 @@ import warp as wp
 from warp._src import context
 
 from gpusim_rl.api import prepare
-from gpusim_rl.compose import unknown_choice
-from gpusim_rl.discover import tasks
 from gpusim_rl.env import VecEnv
+from gpusim_rl.settings.compose import unknown_choice
+from gpusim_rl.settings.discover import tasks
 from gpusim_rl.sim import choose_sim
 from gpusim_rl.sim.constants import Constants
 from gpusim_rl.sim.mjwarp import MjwarpSim

@@ -10,9 +10,10 @@ import torch
 import yaml
 from torch import Tensor
 
-from gpusim_rl.config import ALGORITHMS, OffPolicyConfig, build
 from gpusim_rl.learn.algorithm import EnvSpec, load_algorithm_class
 from gpusim_rl.learn.off_policy import OffPolicy
+from gpusim_rl.settings.checks import build
+from gpusim_rl.settings.schema import ALGORITHMS, OffPolicyConfig
 from gpusim_rl.spaces import ActionSpace, Box
 from gpusim_rl.testing.conformance import merged
 from helpers.fakes import Env

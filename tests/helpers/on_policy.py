@@ -9,9 +9,10 @@ import torch
 import yaml
 from torch import Tensor
 
-from gpusim_rl.config import ALGORITHMS, OnPolicyConfig, build
 from gpusim_rl.learn.algorithm import Algorithm, EnvSpec, load_algorithm_class
 from gpusim_rl.learn.on_policy import OnPolicy
+from gpusim_rl.settings.checks import build
+from gpusim_rl.settings.schema import ALGORITHMS, OnPolicyConfig
 from gpusim_rl.spaces import Box
 from gpusim_rl.testing.conformance import merged
 from helpers.fakes import Env

@@ -9,7 +9,7 @@ import mujoco
 import torch
 from torch import Tensor
 
-from gpusim_rl.config import SimConfig
+from gpusim_rl.settings.schema import SimConfig
 from gpusim_rl.sim import Articulation, Scene, Sim, SimChoice, make_sim
 
 ANT = Path(__file__).parents[2] / "tasks" / "assets" / "ant.xml"

@@ -8,8 +8,9 @@ import pytest
 import torch
 import yaml
 
-from gpusim_rl.config import ALGORITHMS, build
 from gpusim_rl.learn.algorithm import Algorithm, EnvSpec, load_algorithm_class
+from gpusim_rl.settings.checks import build
+from gpusim_rl.settings.schema import ALGORITHMS
 from gpusim_rl.spaces import Box
 from gpusim_rl.testing.conformance import merged
 from helpers.commands import ROOT

@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from gpusim_rl import checkpoint_file
 from gpusim_rl.api import make_env, prepare
 from gpusim_rl.errors import ConfigError
+from gpusim_rl.files import checkpoint_file
 from gpusim_rl.learn.algorithm import EnvSpec
 from gpusim_rl.learn.demonstrations import load, record
 from gpusim_rl.run.trainer import Trainer

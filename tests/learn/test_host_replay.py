@@ -15,7 +15,7 @@ from gpusim_rl.errors import ConfigError
 from gpusim_rl.learn.algorithm import EnvSpec
 from gpusim_rl.learn.host_replay import HostReplay
 from gpusim_rl.learn.replay import Replay, Transitions
-from gpusim_rl.saved_run import of_this_version
+from gpusim_rl.settings.saved_run import of_this_version
 from gpusim_rl.spaces import Box
 from gpusim_rl.testing.conformance import differences
 from helpers.fakes import RandomEnv

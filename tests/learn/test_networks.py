@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Independent, Normal, kl_divergence
 
-from gpusim_rl.config import PPOConfig
 from gpusim_rl.learn.distributions import DiagonalGaussian
 from gpusim_rl.learn.networks import ACTIVATIONS, MLP, ActorCritic
 from gpusim_rl.learn.ppo import PPO
+from gpusim_rl.settings.schema import PPOConfig
 from gpusim_rl.spaces import Box
 from helpers.fakes import ppo_config
 

@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from gpusim_rl import checkpoint_file
 from gpusim_rl.api import prepare
-from gpusim_rl.config import NoiseConfig
 from gpusim_rl.errors import ConfigError
+from gpusim_rl.files import checkpoint_file
 from gpusim_rl.learn.noise import WHITE, ActionNoise
 from gpusim_rl.run.trainer import Trainer
+from gpusim_rl.settings.schema import NoiseConfig
 from gpusim_rl.spaces import Box, MultiDiscrete
 from gpusim_rl.testing.conformance import differences
 from gpusim_rl.testing.sync_counter import SyncCounter

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.distributions import Normal
 
-from gpusim_rl.config import A2CConfig, PPOConfig, ReinforceConfig
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.learn.on_policy import OnPolicy, Samples
+from gpusim_rl.settings.schema import A2CConfig, PPOConfig, ReinforceConfig
 from gpusim_rl.testing.sync_counter import SyncCounter
 from helpers.fakes import RandomEnv
 from helpers.on_policy import NAMES, collect, make_on_policy, on_policy_config

@@ -99,7 +99,7 @@ if __name__ == "__main__":
     sys.path.insert(0, str(ROOT))
     for module in ("api", "compose", "learn.ppo", "run.trainer", "sim.mujoco", "tasks.ant", "tasks.cartpole"):
         importlib.import_module(f"gpusim_rl.{module}")
-    sys.modules["gpusim_rl.compose"].compose()  # Hydra builds its grammar once
+    sys.modules["gpusim_rl.settings.compose"].compose()  # Hydra builds its grammar once
     gc.freeze()
     quick = sys.argv[2:] == ["quick"]
     for number, arguments in enumerate(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))):

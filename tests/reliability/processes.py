@@ -37,7 +37,7 @@ SMALL = (
     "log.keep=3",
 )
 """A training of 20 ms an iteration."""
-MODULES = ("mujoco", "gpusim_rl.api", "gpusim_rl.compose", "gpusim_rl.run.trainer", "gpusim_rl.tasks.cartpole")
+MODULES = ("mujoco", "gpusim_rl.api", "gpusim_rl.settings.compose", "gpusim_rl.run.trainer", "gpusim_rl.tasks.cartpole")
 TIMEOUT_S = 60
 HANGS = -signal.SIGALRM
 """Exit status of a command that took longer."""
@@ -165,7 +165,7 @@ def the_error(done: Finished, *, progress: str = "warning: ") -> str:
 
 def saved_iteration(run: Path) -> int:
     """Iteration of last.pt."""
-    from gpusim_rl.checkpoint_file import load
+    from gpusim_rl.files.checkpoint_file import load
 
     return int(load(run / "checkpoints" / "last.pt")["iteration"])
 

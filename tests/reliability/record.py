@@ -37,7 +37,7 @@ def record(fault: str, how: str, n: int, outcome: str, lost: str) -> None:
     name = os.environ.get(VARIABLE)
     if not name:
         return
-    from gpusim_rl.provenance import describe_environment, git_state
+    from gpusim_rl.files.provenance import describe_environment, git_state
 
     file = HERE / name
     git, _ = git_state(DATA, DOCUMENT)

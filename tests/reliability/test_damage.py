@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from gpusim_rl.checkpoint_file import load
+from gpusim_rl.files.checkpoint_file import load
 from helpers.commands import Finished
 from helpers.training import differences, read_csv, the_run
 from reliability.processes import SMALL, TRAIN, Slot, the_error

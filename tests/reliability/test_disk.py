@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from gpusim_rl.checkpoint_file import load
+from gpusim_rl.files.checkpoint_file import load
 from helpers.commands import ROOT
 from helpers.training import the_run
 from reliability.processes import SMALL, TRAIN, Running, Slot, rows, temporary_files, the_error

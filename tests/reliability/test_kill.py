@@ -75,7 +75,7 @@ def test_a_run_that_is_killed_a_hundred_times_is_the_run_that_was_not(tmp_path: 
 
 def state(run: Path) -> dict[str, object]:
     """What the rest of a run depends on; without what tells of the folder and the clock."""
-    from gpusim_rl.checkpoint_file import load
+    from gpusim_rl.files.checkpoint_file import load
 
     saved = load(run / "checkpoints" / "last.pt")
     kept = ("policy", "algorithm", "env", "torch_rng", "iteration", "env_steps", "best_return")

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from gpusim_rl.compose import compose
+from gpusim_rl.settings.compose import compose
 from helpers.commands import run_command
 from reliability.record import record
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gpusim_rl.checkpoint_file import load
+from gpusim_rl.files.checkpoint_file import load
 from helpers.training import the_run
 from reliability.processes import SMALL, TRAIN, Running, Slot, rows, saved_iteration, temporary_files, the_error
 from reliability.record import record

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from gpusim_rl.checkpoint_file import FORMAT, load, save
 from gpusim_rl.errors import ConfigError
+from gpusim_rl.files.checkpoint_file import FORMAT, load, save
 from gpusim_rl.run.checkpoint import Checkpoints, structural_difference
 
 PAYLOAD = {
@@ -75,7 +75,7 @@ KILL_LOOP = """
 import os, random, signal, sys, time
 from pathlib import Path
 import torch
-from gpusim_rl.checkpoint_file import load
+from gpusim_rl.files.checkpoint_file import load
 from gpusim_rl.run.checkpoint import Checkpoints
 folder = Path(sys.argv[1])
 checkpoints, random = Checkpoints(folder, 3), random.Random(0)

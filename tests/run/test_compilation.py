@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from gpusim_rl import compiled
 from gpusim_rl.env import vec_env
+from gpusim_rl.machine import compiled
 from gpusim_rl.run import compilation
 from gpusim_rl.run.compilation import SKIPPED, TIMED, CompileChoice, Trial, choose_compile
 from gpusim_rl.run.trainer import Trainer

@@ -17,8 +17,7 @@ import torch
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from gpusim_rl.api import prepare
-from gpusim_rl.config import RunSpec
-from gpusim_rl.connect.gymnasium import GymnasiumEnv
+from gpusim_rl.connect.gymnasium_in import GymnasiumEnv
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.learn.algorithm import Policy
 from gpusim_rl.run import checkpoint, eval_process, eval_schedule
@@ -26,6 +25,7 @@ from gpusim_rl.run.eval_process import EvalProcess, Evaluation, answers
 from gpusim_rl.run.evaluation import evaluate
 from gpusim_rl.run.trainer import Trainer
 from gpusim_rl.run.writers import Row
+from gpusim_rl.settings.schema import RunSpec
 from helpers.training import Faulty, differences, make_trainer, read_csv, the_run
 
 EVAL = {"interval": 2, "num_envs": 3}

@@ -13,12 +13,12 @@ import torch
 from gpusim_rl.tasks.ant import Ant
 
 from gpusim_rl.api import prepare
-from gpusim_rl.config import RunSpec
 from gpusim_rl.errors import ConfigError, one_line_if_out_of_memory
 from gpusim_rl.learn.algorithm import EnvSpec
 from gpusim_rl.learn.ppo import PPO
 from gpusim_rl.run import memory_estimate
 from gpusim_rl.run.memory_estimate import warn_of_learner_memory, warn_of_memory
+from gpusim_rl.settings.schema import RunSpec
 from gpusim_rl.sim import SimChoice, make_sim
 from gpusim_rl.sim.memory import simulator_bytes
 from gpusim_rl.sim.warp import peak_bytes

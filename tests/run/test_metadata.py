@@ -6,7 +6,7 @@ import os
 
 import torch
 
-from gpusim_rl.hardware import available_cpus
+from gpusim_rl.machine.hardware import available_cpus
 from gpusim_rl.run.cuda_graph import GraphChoice
 from gpusim_rl.run.metadata import describe_run
 from helpers.training import make_trainer

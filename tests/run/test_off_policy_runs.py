@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from gpusim_rl.api import prepare
-from gpusim_rl.connect.gymnasium import GymnasiumEnv
+from gpusim_rl.connect.gymnasium_in import GymnasiumEnv
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.run import checkpoint
 from gpusim_rl.run.cuda_graph import GraphChoice, Graphs

@@ -14,12 +14,12 @@ import pytest
 import torch
 
 from gpusim_rl.api import prepare
-from gpusim_rl.connect.gymnasium import GymnasiumEnv
+from gpusim_rl.connect.gymnasium_in import GymnasiumEnv
 from gpusim_rl.env import Step, half_batches
 from gpusim_rl.env.half_batches import HalfBatches
 from gpusim_rl.errors import ConfigError, TaskError
 from gpusim_rl.run.trainer import Trainer
-from gpusim_rl.saved_run import of_this_version
+from gpusim_rl.settings.saved_run import of_this_version
 from helpers.training import SMALL_PPO, differences
 
 KINDS: dict[str, dict[str, Any]] = {

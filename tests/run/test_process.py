@@ -16,8 +16,8 @@ from typing import IO
 
 import pytest
 
-from gpusim_rl.checkpoint_file import load
 from gpusim_rl.errors import friendly_errors
+from gpusim_rl.files.checkpoint_file import load
 from helpers.commands import ROOT, run_command
 from helpers.training import make_trainer, read_csv, the_run
 from test_writers import values, wandb_records

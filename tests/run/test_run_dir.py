@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from gpusim_rl import paths
 from gpusim_rl.errors import ConfigError
-from gpusim_rl.provenance import git_state
+from gpusim_rl.files import paths
+from gpusim_rl.files.provenance import git_state
+from gpusim_rl.files.safe_open import replacing
 from gpusim_rl.run.run_dir import RunDir, resolve_run
-from gpusim_rl.saved_files import replacing
 from helpers.training import make_trainer, the_run
 
 CONFIG = {"num_envs": 16, "task": {"_target_": "gpusim_rl.tasks.ant.Ant"}, "ppo": {"lr": 1e-05}}
@@ -140,7 +140,7 @@ def test_a_clean_repository_is_not_dirty(repository):
 
 
 def test_a_huge_diff_is_cut(repository, monkeypatch):
-    monkeypatch.setattr("gpusim_rl.provenance.GIT_OUTPUT_LIMIT", 2000)
+    monkeypatch.setattr("gpusim_rl.files.provenance.GIT_OUTPUT_LIMIT", 2000)
     (repository / "tracked.py").write_text("a = 2\n" * 10_000)
     diff = (make_run(Path("runs")).path / "git.diff").read_bytes()
     assert len(diff) < 2100 and diff.endswith(b"[cut here]\n")
@@ -282,7 +282,7 @@ def test_a_resumed_run_tells_where_each_start_ran_and_loses_no_diff(repository, 
     run.resume(config=CONFIG, overrides=[])
     assert run.environment["git"] == first["git"] and not (run.path / "git-1.diff").exists(), "the same code"
     subprocess.run(["git", "stash", "-q"], check=True)
-    monkeypatch.setattr("gpusim_rl.provenance.available_cpus", lambda: 77)
+    monkeypatch.setattr("gpusim_rl.files.provenance.available_cpus", lambda: 77)
     run.resume(config=CONFIG, overrides=[])
     now = run.environment
     assert now["cpu"]["available"] == 77 and now["git"]["dirty"] is False and now["sim"] == {"name": "mujoco"}

@@ -15,8 +15,8 @@ import pynvml
 import pytest
 import torch
 
-from gpusim_rl import hardware
-from gpusim_rl.hardware import available_cpus, describe_gpus, memory_available_bytes
+from gpusim_rl.machine import hardware
+from gpusim_rl.machine.hardware import available_cpus, describe_gpus, memory_available_bytes
 from gpusim_rl.run import system
 from gpusim_rl.run.system import SystemMonitor
 

@@ -20,12 +20,12 @@ from typing import Any
 import pytest
 import torch
 
-from gpusim_rl import torch_threads
 from gpusim_rl.api import prepare
 from gpusim_rl.env import Step, device_env
 from gpusim_rl.errors import ConfigError, TaskError
 from gpusim_rl.learn.algorithm import EnvSpec
 from gpusim_rl.learn.ppo import PPO
+from gpusim_rl.machine import torch_threads
 from gpusim_rl.run import checkpoint, devices, stop_signal
 from gpusim_rl.run import logger as logger_module
 from gpusim_rl.run import trainer as trainer_module

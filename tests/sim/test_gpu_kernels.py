@@ -8,7 +8,7 @@ import pytest
 import torch
 from warp._src import context
 
-from gpusim_rl.discover import tasks
+from gpusim_rl.settings.discover import tasks
 from gpusim_rl.sim.warp import start_warp
 from helpers.gpu_kernels import HOPPER, compile_task
 

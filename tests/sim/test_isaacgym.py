@@ -13,10 +13,10 @@ import pytest
 import torch
 
 from gpusim_rl.api import prepare
-from gpusim_rl.discover import tasks
 from gpusim_rl.env import VecEnv
 from gpusim_rl.errors import ConfigError, TaskError
 from gpusim_rl.run.cuda_graph import choose_graph
+from gpusim_rl.settings.discover import tasks
 from gpusim_rl.sim import Scene, Sim, SimChoice, before_torch
 from gpusim_rl.sim.memory import simulator_bytes
 from gpusim_rl.testing.sync_counter import SyncCounter

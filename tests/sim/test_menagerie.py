@@ -12,7 +12,7 @@ import torch
 
 from gpusim_rl.api import make_env
 from gpusim_rl.errors import ConfigError, TaskError
-from gpusim_rl.paths import assets_dir, robot_file
+from gpusim_rl.files.paths import assets_dir, robot_file
 from gpusim_rl.sim import Scene, SimChoice, make_sim
 from helpers.scenes import sim_config
 

@@ -333,7 +333,7 @@ def test_slow_compilation_is_announced_and_fast_is_not(monkeypatch, caplog):
 def test_nothing_is_printed_at_the_start(command, checkout: Path):
     code = f"""
 import torch
-from gpusim_rl.config import SimConfig
+from gpusim_rl.settings.schema import SimConfig
 from gpusim_rl.sim import Scene, SimChoice, make_sim
 scene = Scene(physics_hz=120)
 scene.add_ground()

@@ -10,11 +10,12 @@ import sys
 import pytest
 import torch
 
-from gpusim_rl import simulators
-from gpusim_rl.config import SimConfig, build
 from gpusim_rl.errors import ConfigError
+from gpusim_rl.settings import simulators
+from gpusim_rl.settings.checks import build
+from gpusim_rl.settings.schema import SimConfig
+from gpusim_rl.settings.simulators import FEATURES, SIMULATORS, default_simulator, lacking
 from gpusim_rl.sim import SimChoice, choose_sim, make_sim
-from gpusim_rl.simulators import FEATURES, SIMULATORS, default_simulator, lacking
 from helpers.commands import ROOT
 from helpers.scenes import ball_scene, sim_config
 
@@ -83,6 +84,6 @@ def test_every_kind_of_device_has_a_default():
 
 
 def test_the_registry_is_read_without_torch_and_without_a_simulator(command):
-    code = "import sys, gpusim_rl.simulators, gpusim_rl.config; print(*sys.modules)"
+    code = "import sys, gpusim_rl.settings.simulators, gpusim_rl.settings.schema; print(*sys.modules)"
     loaded = set(command(sys.executable, "-c", code, env={"PYTHONPATH": str(ROOT)}).stdout.split())
     assert not loaded & {"torch", "numpy", "mujoco", "warp", "newton"}

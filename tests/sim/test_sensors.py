@@ -10,7 +10,7 @@ import torch
 
 from gpusim_rl.env import RayCaster
 from gpusim_rl.env.math import quat_from_axis_angle
-from gpusim_rl.env.sensors import grid, lidar
+from gpusim_rl.env.ray_sensors import grid, lidar
 from gpusim_rl.errors import TaskError
 from gpusim_rl.sim import Scene, Sim
 from helpers.scenes import FEET, advance, ant_scene, everywhere, make, only, randomize_ants

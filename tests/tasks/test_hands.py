@@ -16,7 +16,7 @@ from gpusim_rl.api import prepare
 from gpusim_rl.env import VecEnv
 from gpusim_rl.env.math import quat_from_axis_angle, quat_multiply
 from gpusim_rl.errors import ConfigError
-from gpusim_rl.saved_run import of_this_version
+from gpusim_rl.settings.saved_run import of_this_version
 
 HANDS = ["ShadowHand", "AllegroHand"]
 EVERYWHERE = torch.ones(4, dtype=torch.bool)

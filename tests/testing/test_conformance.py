@@ -10,8 +10,9 @@ import pytest
 import torch
 from gpusim_rl.tasks.cartpole import Cartpole
 
-from gpusim_rl.config import SimConfig, build
 from gpusim_rl.env import TaskPart, VecEnv
+from gpusim_rl.settings.checks import build
+from gpusim_rl.settings.schema import SimConfig
 from gpusim_rl.sim import choose_sim
 from gpusim_rl.testing import conformance
 from gpusim_rl.testing.conformance import CPU, NUM, TaskConformance

@@ -164,8 +164,9 @@ def test_numbers_of_processes_are_measured_and_one_is_called_useful(tool, tmp_pa
 
 def test_numbers_of_actors_are_measured_one_by_one(load_tool, monkeypatch, capsys):
     """With made-up numbers: each is a training of its own with the settings given."""
-    from gpusim_rl import compose, config
     from gpusim_rl.diagnose import short_training
+    from gpusim_rl.settings import compose
+    from gpusim_rl.settings import schema as config
 
     started = []
 

@@ -20,11 +20,11 @@ import onnxruntime
 import pytest
 import torch
 
-from gpusim_rl import checkpoint_file
 from gpusim_rl.api import prepare
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.export import files, parity
 from gpusim_rl.export.controls import fit, measure
+from gpusim_rl.files import checkpoint_file
 from gpusim_rl.run.trainer import Trainer
 from gpusim_rl.view.player import Player
 from helpers.commands import ROOT, run_command

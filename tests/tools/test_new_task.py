@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from gpusim_rl import make_env
-from gpusim_rl.compose import compose
+from gpusim_rl.settings.compose import compose
 from helpers.commands import ROOT, Finished, run_command
 
 LEGS = (("FL", 0.18, 0.13), ("FR", 0.18, -0.13), ("RL", -0.18, 0.13), ("RR", -0.18, -0.13))

@@ -16,11 +16,11 @@ import pytest
 import torch
 
 import gpusim_rl
-from gpusim_rl import checkpoint_file
 from gpusim_rl.errors import ConfigError, TaskError
+from gpusim_rl.files import checkpoint_file
 from gpusim_rl.run import checkpoint
 from gpusim_rl.view.player import Player
-from gpusim_rl.view.replay import Replay
+from gpusim_rl.view.replay_dump import Replay
 from helpers.training import OVERFLOWS, Faulty, make_trainer, the_run
 
 pytest_plugins = ["helpers.tool_runs"]

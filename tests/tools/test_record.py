@@ -9,10 +9,10 @@ import imageio_ffmpeg
 import numpy as np
 import pytest
 
-from gpusim_rl.compose import compose
-from gpusim_rl.config import build, settings_class
 from gpusim_rl.env.task import load_task_class
 from gpusim_rl.errors import ConfigError
+from gpusim_rl.settings.checks import build, settings_class
+from gpusim_rl.settings.compose import compose
 from gpusim_rl.sim import Scene
 from gpusim_rl.view import renderer as rendering
 from gpusim_rl.view.video import VideoWriter

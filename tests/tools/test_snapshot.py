@@ -11,13 +11,13 @@ import mujoco
 import numpy as np
 import pytest
 
-from gpusim_rl import compose as composing
-from gpusim_rl import discover
-from gpusim_rl.compose import compose
-from gpusim_rl.config import build, settings_class
-from gpusim_rl.discover import read_yaml, tasks
 from gpusim_rl.env.task import load_task_class
 from gpusim_rl.errors import ConfigError
+from gpusim_rl.settings import compose as composing
+from gpusim_rl.settings import discover
+from gpusim_rl.settings.checks import build, settings_class
+from gpusim_rl.settings.compose import compose
+from gpusim_rl.settings.discover import read_yaml, tasks
 from gpusim_rl.sim import Scene
 from gpusim_rl.view import snapshot
 from gpusim_rl.view.player import Player

@@ -20,8 +20,8 @@ from typing import Any
 import psutil
 
 import gpusim_rl
-from gpusim_rl import paths
-from gpusim_rl.hardware import available_cpus, describe_gpus
+from gpusim_rl.files import paths
+from gpusim_rl.machine.hardware import available_cpus, describe_gpus
 
 PACKAGES = (  # whose versions env.json tells
     "torch",

@@ -18,12 +18,12 @@ import torch
 from torch import Tensor
 
 from gpusim_rl import spaces
-from gpusim_rl.config import EnvConfig
 from gpusim_rl.env.environment import Environment, Observation, Step
 from gpusim_rl.env.half_batches import HalfBatches
 from gpusim_rl.env.task import ResetFromConfig
 from gpusim_rl.errors import ConfigError, TaskError, did_you_mean, import_extra
-from gpusim_rl.load_class import load_function
+from gpusim_rl.settings.load_class import load_function
+from gpusim_rl.settings.schema import EnvConfig
 
 logger = logging.getLogger(__name__)
 

@@ -1,13 +1,13 @@
 """Our tasks as Gymnasium environments: numpy in and out, for libraries that know nothing else.
 
     import gymnasium as gym
-    import gpusim_rl.gymnasium  # registers gpusim_rl/<task>-v0
+    import gpusim_rl.connect.gymnasium_out  # registers gpusim_rl/<task>-v0
 
     env = gym.make("gpusim_rl/Cartpole-v0")
     envs = gym.make_vec("gpusim_rl/Ant-v0", num_envs=64)
 
-Without the second import, `gym.make("gpusim_rl.gymnasium:gpusim_rl/Cartpole-v0")` does the same. Observations are those
-of the policy; what a task's critic sees beside them is not here. docs/connect.md tells more.
+Without the second import, `gym.make("gpusim_rl.connect.gymnasium_out:gpusim_rl/Cartpole-v0")` does the same.
+Observations are those of the policy; what a task's critic sees beside them is not here. docs/connect.md tells more.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
 from gpusim_rl import api, spaces
-from gpusim_rl.connect.spaces import action_space, observation_space
-from gpusim_rl.discover import tasks
+from gpusim_rl.connect.gymnasium_spaces import action_space, observation_space
 from gpusim_rl.env import Task, VecEnv
+from gpusim_rl.settings.discover import tasks
 from gpusim_rl.view.renderer import Renderer, make_renderer
 
 NAMESPACE = "gpusim_rl"

@@ -11,9 +11,9 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
-from gpusim_rl.discover import announced_packages, check_config_dir, read_yaml
 from gpusim_rl.errors import ConfigError
-from gpusim_rl.saved_files import check_plain
+from gpusim_rl.files.safe_open import check_plain
+from gpusim_rl.settings.discover import announced_packages, check_config_dir, read_yaml
 
 FORBIDDEN = ("hydra", "defaults")
 """Keys that choose or configure Hydra's own parts: with them, settings would name code to run."""

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gpusim_rl import paths
-from gpusim_rl.discover import default_choice, read_yaml, tasks
 from gpusim_rl.errors import ConfigError, warn
-from gpusim_rl.overrides import is_override, key_of, quote, value_of
-from gpusim_rl.paths import Checkpoint
-from gpusim_rl.saved_files import check_plain, is_intact, load_yaml
-from gpusim_rl.trust import check_saved_settings
+from gpusim_rl.files import paths
+from gpusim_rl.files.paths import Checkpoint
+from gpusim_rl.files.safe_open import check_plain, is_intact, load_yaml
+from gpusim_rl.settings.discover import default_choice, read_yaml, tasks
+from gpusim_rl.settings.overrides import is_override, key_of, quote, value_of
+from gpusim_rl.settings.trust import check_saved_settings
 
 ONE_CALL_ONLY = ("checkpoint", "test", "trust", "log.dir", "log.console")
 """A resumed run does not take these over from its folder: they belong to one call, to its terminal, or
@@ -185,7 +185,7 @@ def _filled(settings: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[st
 
 
 def _in_checkpoint(found: Checkpoint, key: str) -> Any:
-    from gpusim_rl.checkpoint_file import load  # torch
+    from gpusim_rl.files.checkpoint_file import load  # torch
 
     state = load(found.file)
     if key not in state:

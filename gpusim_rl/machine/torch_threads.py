@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import torch
 
-from gpusim_rl.hardware import available_cpus
+from gpusim_rl.machine.hardware import available_cpus
 
 SMALL_ROWS = 8192
 """Rows per thread in `VecEnv.step`. The trainer's rollout around it uses `ROWS_PER_THREAD`.

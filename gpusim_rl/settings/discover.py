@@ -16,8 +16,8 @@ from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any
 
-from gpusim_rl import paths
 from gpusim_rl.errors import ConfigError, did_you_mean
+from gpusim_rl.files import paths
 
 ENTRY_POINT_GROUP = "gpusim_rl.cfg"
 OUTSIDE = "gpusim_rl.connect."

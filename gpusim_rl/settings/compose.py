@@ -37,17 +37,11 @@ from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from gpusim_rl import paths
-from gpusim_rl.config import (
-    ALGORITHMS,
-    TASK_DEFAULTS,
-    check_settings,
-    in_open_section,
-    known_keys,
-    plain,
-    unknown_key,
-)
-from gpusim_rl.discover import (
+from gpusim_rl.errors import ConfigError, did_you_mean, friendly_errors, printable
+from gpusim_rl.files import paths
+from gpusim_rl.files.paths import Checkpoint
+from gpusim_rl.settings.checks import check_settings, in_open_section, known_keys, plain, unknown_key
+from gpusim_rl.settings.discover import (
     check_config_dir,
     default_choice,
     plugin_cfg_dirs,
@@ -56,10 +50,9 @@ from gpusim_rl.discover import (
     tasks,
     yaml_error,
 )
-from gpusim_rl.errors import ConfigError, did_you_mean, friendly_errors, printable
-from gpusim_rl.overrides import is_override, key_of, quote, value_of
-from gpusim_rl.paths import Checkpoint
-from gpusim_rl.saved_run import ONE_CALL_ONLY, SavedRun, continue_run
+from gpusim_rl.settings.overrides import is_override, key_of, quote, value_of
+from gpusim_rl.settings.saved_run import ONE_CALL_ONLY, SavedRun, continue_run
+from gpusim_rl.settings.schema import ALGORITHMS, TASK_DEFAULTS
 
 VERSION_BASE = "1.3"
 HYDRA_ERRORS = (HydraException, OmegaConfBaseException, YAMLError, ValueError, RecursionError, OSError)

@@ -12,20 +12,20 @@ import torch
 from torch import Tensor
 
 from gpusim_rl.api import load_spec
-from gpusim_rl.checkpoint_file import load
-from gpusim_rl.config import build_run, check_settings
 from gpusim_rl.env import Environment, VecEnv
 from gpusim_rl.env.nan_guard import put_state
 from gpusim_rl.env.task import load_task_class
 from gpusim_rl.errors import ConfigError
+from gpusim_rl.files.checkpoint_file import load
+from gpusim_rl.files.paths import Checkpoint
 from gpusim_rl.learn.algorithm import load_algorithm_class
-from gpusim_rl.paths import Checkpoint
 from gpusim_rl.run.checkpoint import DIVERGENCE, check_training, check_types, must_fit
 from gpusim_rl.run.trainer import Trainer
-from gpusim_rl.saved_run import of_this_version
+from gpusim_rl.settings.checks import build_run, check_settings
+from gpusim_rl.settings.saved_run import of_this_version
+from gpusim_rl.settings.simulators import SIMULATORS
+from gpusim_rl.settings.trust import check_saved_settings
 from gpusim_rl.sim import choose_sim
-from gpusim_rl.simulators import SIMULATORS
-from gpusim_rl.trust import check_saved_settings
 
 
 class Replay:

@@ -21,7 +21,7 @@ import torch
 
 import gpusim_rl
 from gpusim_rl.errors import ConfigError
-from gpusim_rl.saved_files import open_file, replacing
+from gpusim_rl.files.safe_open import open_file, replacing
 
 FORMAT = 4
 SCALARS = (int, float, complex, bool, str, bytes, type(None), torch.dtype, torch.device, torch.Size)

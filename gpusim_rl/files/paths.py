@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpusim_rl.errors import ConfigError, did_you_mean, printable
-from gpusim_rl.saved_files import read_bytes, refuse_link, refuse_links
+from gpusim_rl.files.safe_open import read_bytes, refuse_link, refuse_links
 
 SAFE = re.compile(r"[A-Za-z0-9._/=+~,@:%-]+")
 """Words that TAB offers. Bash puts a word on the command line as it is, and a folder may be named `$(command)`."""
-PACKAGE = Path(__file__).resolve().parent
+PACKAGE = Path(__file__).resolve().parents[1]
 
 
 def checkout() -> Path | None:

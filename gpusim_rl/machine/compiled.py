@@ -9,7 +9,7 @@ from typing import Generic, ParamSpec, TypeVar
 
 import torch
 
-from gpusim_rl.source_location import LIBRARY, short
+from gpusim_rl.machine.source_location import LIBRARY, short
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -1,0 +1,386 @@
+"""The check at the door: composed yaml becomes frozen dataclasses, strictly.
+
+An unknown key, a missing key, a wrong type or a value out of range is one line. Free of torch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+
+from gpusim_rl.errors import ConfigError, closest, did_you_mean
+from gpusim_rl.settings.schema import (
+    ALGORITHMS,
+    LARGEST_COUNT,
+    LARGEST_FLOAT,
+    LARGEST_INT,
+    OPEN_SECTIONS,
+    TASK_DEFAULTS,
+    Rule,
+    RunConfig,
+)
+from gpusim_rl.settings.simulators import SIMULATORS
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+T = TypeVar("T")
+
+
+def plain(cfg: DictConfig | Mapping[str, Any]) -> dict[str, Any]:
+    """Resolve a composed config into nested plain dicts and lists."""
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    try:
+        node = OmegaConf.create(dict(cfg)) if isinstance(cfg, dict) else cfg
+        container = OmegaConf.to_container(node, resolve=True, throw_on_missing=True)  # type: ignore[arg-type]
+    except OmegaConfBaseException as error:
+        key = f"{error.full_key}: " if getattr(error, "full_key", None) else ""
+        raise ConfigError(f"{key}{str(error).splitlines()[0]}") from None
+    return typing.cast("dict[str, Any]", container)
+
+
+def build_run(
+    config: Mapping[str, Any],
+    *,
+    task_class: type,
+    algorithm_class: type | None = None,
+) -> RunConfig:
+    """Turn a composed config into a RunConfig, strictly.
+
+    Args:
+        config: Plain values: a composed config, or the parsed config.yaml of a run folder.
+        task_class: Task to take `Config` from.
+        algorithm_class: Algorithm to take `Config` from; None where it is one of ours.
+
+    Raises:
+        ConfigError: A key is unknown or missing, or a value is not what it must be.
+    """
+    checked = check_settings(config)
+    task = {key: value for key, value in _section(config.get("task"), "task").items() if key != "_target_"}
+    check_hooks(task_class, "task")
+    if algorithm_class is not None:
+        check_hooks(algorithm_class, "algorithm")
+    checked["task"] = build(settings_class(task_class), task, path="task")
+    if "algorithm" not in checked:
+        if algorithm_class is None:
+            raise ConfigError(f"algo={checked['algo']}: its class is needed to check its settings")
+        section = _section(config.get(checked["algo"]), checked["algo"])
+        checked["algorithm"] = build(settings_class(algorithm_class), section, path=checked["algo"])
+    return RunConfig(**checked)
+
+
+def check_settings(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Check all that can be checked without importing the task, or an algorithm of the user's.
+
+    Returns:
+        The fields of RunConfig, except `task`; and except `algorithm`, if it is not one of ours.
+    """
+    algo = _section(config.get("algo"), "algo")
+    for key in algo.keys() - {"name", "_target_"}:
+        raise unknown_key(f"algo.{key}", ["algo.name", "algo._target_"])
+    name = algo.get("name")
+    if not isinstance(name, str) or not name.isidentifier() or name in _hints(RunConfig):
+        raise ConfigError(f"algo.name must be the name of a section of its own, such as 'ppo', got {name!r}")
+    sections = {"task", "algo", name, *ALGORITHMS}  # a task may hold tuned values for several algorithms
+    settings = {key: node for key, node in config.items() if key not in sections}
+    checked = _fields(RunConfig, settings, path="", skip=("task", "algo", "algorithm"))
+    checked["algo"] = name
+    target, ours = ALGORITHMS.get(name, (None, None))
+    if ours is not None and algo.get("_target_") == target:
+        checked["algorithm"] = build(ours, config.get(name), path=name)
+    if not _section(config.get("task"), "task").keys() - set(TASK_DEFAULTS):
+        raise ConfigError(_NO_TASK)
+    return checked
+
+
+def build(cls: type[T], node: Any, path: str = "") -> T:
+    """Build a dataclass from nested plain values, strictly; `path` is where `node` stands."""
+    values = _fields(cls, _section(node, path), path)
+    try:
+        return cls(**values)
+    except (ConfigError, ValueError) as error:  # __post_init__: relations between fields
+        if isinstance(error, ConfigError):
+            raise
+        raise ConfigError(f"{path}: {error}" if path else str(error)) from None
+
+
+def settings_class(owner: type) -> type:
+    """Return the settings dataclass of a task or an algorithm."""
+    cls = getattr(owner, "Config", None)
+    if not (inspect.isclass(cls) and dataclasses.is_dataclass(cls)):
+        raise ConfigError(f"{owner.__module__}.{owner.__qualname__}.Config must be a dataclass, got {cls!r}")
+    return cls
+
+
+def check_hooks(cls: type, kind: str) -> None:
+    """Stop when a task or an algorithm does not define a method that every one has; `kind` says which of the two."""
+    missing = sorted(getattr(cls, "__abstractmethods__", ()))
+    if missing:
+        own = [name for name in vars(cls) if not name.startswith("__")]
+        hints = {name: close for name in missing if (close := closest(name, own))}
+        hint = "".join(f" It has {close!r}: did you mean {name!r}?" for name, close in hints.items())
+        raise ConfigError(f"{kind} {cls.__name__} does not define {', '.join(missing)}.{hint}".removesuffix("."))
+
+
+def known_keys() -> list[str]:
+    """All keys a command line may set but those of the task, e.g. `ppo.network.hidden`."""
+
+    def keys(cls: type, prefix: str) -> list[str]:
+        found = []
+        fixed = {field.name for field in dataclasses.fields(cls) if not field.init}
+        for name, hint in _hints(cls).items():
+            if name in fixed:
+                continue
+            found.append(prefix + name)
+            if dataclasses.is_dataclass(hint):
+                found += keys(typing.cast(type, hint), f"{prefix}{name}.")
+        return found
+
+    ours = [key for name, (_, settings) in ALGORITHMS.items() for key in [name, *keys(settings, f"{name}.")]]
+    return [key for key in keys(RunConfig, "") if key != "algorithm"] + ours
+
+
+def apply_overrides(config: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
+    """Return a copy of `config` with `key=value` strings applied to keys that exist."""
+    if not overrides:
+        return config
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import OverrideParseException
+
+    config = plain(config)
+    for text in overrides:
+        try:
+            [override] = OverridesParser.create().parse_overrides([text])
+            value = override.value()
+        except OverrideParseException:
+            raise ConfigError(f"cannot read {text!r}: expected key=value, e.g. num_envs=64") from None
+        node, (*parents, name) = config, override.key_or_group.split(".")
+        is_open = in_open_section(override.key_or_group)
+        for parent in parents:
+            if is_open and isinstance(node, dict) and node.get(parent) is None:
+                node[parent] = {}
+            node = node.get(parent, {}) if isinstance(node, dict) else {}
+        if is_open and isinstance(node, dict):
+            node[name] = _merged(node.get(name), value)  # as Hydra does it
+            continue
+        if not isinstance(node, dict) or name not in node:
+            raise unknown_key(
+                override.key_or_group,
+                known_keys() + [f"task.{key}" for key in config.get("task", {})],
+            )
+        node[name] = value
+    return config
+
+
+def in_open_section(key: str) -> bool:
+    """Whether a key is one of `OPEN_SECTIONS`, or below one."""
+    return any(f"{key}.".startswith(f"{section}.") for section in OPEN_SECTIONS)
+
+
+def _merged(old: Any, new: Any) -> Any:
+    if not (isinstance(old, dict) and isinstance(new, dict)):
+        return new
+    return {**old, **{key: _merged(old.get(key), value) for key, value in new.items()}}
+
+
+ISAACGYMENVS = {
+    "capture_video": "Try python tools/record.py <run folder>, during the training or after it; it needs no display",
+    "capture_video_freq": "Try python tools/record.py <run folder>",
+    "capture_video_len": "Try python tools/record.py <run folder> --steps <control steps>",
+    "pbt": "Try python tools/tune.py method=pbt population=8: docs/distributed.md",
+    "num_threads": "Did you mean 'sim.num_threads'?",
+    "physics_engine": f"Try one of sim={', '.join(SIMULATORS)}",
+    "pipeline": f"Try one of sim={', '.join(SIMULATORS)}, and device=cpu or cuda",
+    "graphics_device_id": "Training draws nothing. Try python tools/record.py <run folder>",
+    "task.sim": "Try task.physics_hz (substeps / dt) and task.control_hz; solver settings are in the MJCF",
+    "task.env": "A task's settings are right below task, e.g. task.episode_length; docs/migrating_from_isaacgymenvs.md",
+    "train": "Learning is below ppo, e.g. ppo.learning_rate; docs/migrating_from_isaacgymenvs.md has all names",
+}
+"""What to say to those who type its keys, and what is below them."""
+
+RENAMED = {"ppo.compile": "It is compile=learner now, or compile=off"}
+"""What to say to those who type a key of an older version."""
+
+
+def unknown_key(key: str, known: Sequence[str]) -> ConfigError:
+    """The error for a key that does not exist, with the closest key that does."""
+    if key in known:
+        return ConfigError(f"{key!r} cannot be changed like this: expected key=value, e.g. num_envs=64")
+    for name, answer in {**ISAACGYMENVS, **RENAMED}.items():
+        if f"{key}.".startswith(f"{name}."):
+            return ConfigError(f"unknown key {key!r}. {answer}")
+    section, _, leaf = key.rpartition(".")
+    siblings = [name.rpartition(".")[2] for name in known if name.rpartition(".")[0] == section]
+    elsewhere = {name.rpartition(".")[2]: name for name in reversed(known)}  # of equals the first
+    if close := closest(leaf, siblings):
+        name = f"{section}.{close}" if section else close
+        hint = f"Did you mean {name!r}?"
+    elif close := closest(leaf, elsewhere, 0.75 if section and siblings else 0.6):  # the section is well known
+        hint = f"Did you mean {elsewhere[close]!r}?"
+    elif close := closest(key, known) if not (section and siblings) else None:
+        hint = f"Did you mean {close!r}?"
+    elif section and siblings:
+        hint = f"{section} has: {', '.join(siblings)}"
+    else:
+        hint = "Try python train.py --help, or --cfg job for all keys"
+    return ConfigError(f"unknown key {key!r}. {hint}")
+
+
+def _fields(cls: type, node: Mapping[str, Any], path: str, skip: Sequence[str] = ()) -> dict[str, Any]:
+    """Check `node` against the fields of a dataclass and return the converted values."""
+    prefix = f"{path}." if path else ""
+    fields = {field.name: field for field in dataclasses.fields(cls) if field.init and field.name not in skip}
+    known = [f"{prefix}{name}" for name in fields] if path else known_keys()
+    for key in node:
+        if key not in fields:
+            raise unknown_key(f"{prefix}{key}", known)
+    values = {}
+    for name, hint in _hints(cls).items():
+        if name not in fields:
+            continue
+        field = fields[name]
+        if name in node:
+            values[name] = _convert(node[name], hint, f"{prefix}{name}")
+        elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
+            raise ConfigError(f"missing key {prefix + name!r}: it has no default, give it a value in the yaml")
+    return values
+
+
+_NO_TASK = "no task: try task=Cartpole, or `gpusim-rl list` for all tasks"
+
+
+def _section(node: Any, path: str) -> Mapping[str, Any]:
+    if node is None and path == "task":
+        raise ConfigError(_NO_TASK)
+    if not isinstance(node, Mapping):
+        choose = f", or algo={path} to choose the algorithm" if path in ALGORITHMS else ""
+        raise ConfigError(
+            f"{path} must be a section with keys of its own, got {node!r}. Try {path}.<key>=<value>{choose}"
+        )
+    return node
+
+
+def _hints(cls: type) -> dict[str, Any]:
+    # With locals given, names are looked up in the modules of the class and of its bases.
+    return typing.get_type_hints(cls, localns={}, include_extras=True)
+
+
+def _convert(value: Any, hint: Any, key: str) -> Any:
+    """Return `value` as the type `hint`, or raise the one line that says what it must be."""
+    if dataclasses.is_dataclass(hint):
+        return build(typing.cast(type, hint), value, key)
+    try:
+        return _match(value, hint)
+    except _Mismatch:
+        words = _describe(hint)
+        message = f"{key} must be {words}, got {value!r}."
+        if isinstance(value, str):
+            message += did_you_mean(value, _literals(hint))
+        elif isinstance(value, float) and value.is_integer() and _accepts(int(value), hint):
+            message += f" Try {key}={int(value)}"
+        elif limit := _exceeded(value, hint):
+            message += f" Try at {'most' if limit > 0 else 'least'} {limit:.15g}"
+        raise ConfigError(message.removesuffix(".")) from None
+
+
+class _Mismatch(Exception):  # noqa: N818 (never leaves this file)
+    """The value does not have the type."""
+
+
+def _exceeded(value: Any, hint: Any) -> float | None:
+    """The limit of a type, if a number is beyond it and else of the type."""
+    if not isinstance(value, (int, float)):
+        return None
+    limits = [limit if value > 0 else -limit for limit in (LARGEST_FLOAT, LARGEST_INT, LARGEST_COUNT)]
+    return next((limit for limit in limits if abs(value) > abs(limit) and _accepts(limit, hint)), None)
+
+
+def _accepts(value: Any, hint: Any) -> bool:
+    try:
+        _match(value, hint)
+    except _Mismatch:
+        return False
+    return True
+
+
+def _match(value: Any, hint: Any) -> Any:
+    """Convert without loss: an int is a float, a list is a tuple, a bool is never a number; numbers fit a tensor."""
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if hint is Any:
+        return value
+    if origin is Annotated:
+        value = _match(value, args[0])
+        if all(rule.test(value) for rule in args[1:] if isinstance(rule, Rule)):
+            return value
+    elif origin in (typing.Union, types.UnionType):
+        for option in args:
+            if _accepts(value, option):
+                return _match(value, option)
+    elif origin is Literal:
+        if any(value == option and type(value) is type(option) for option in args):
+            return value
+    elif origin in (list, tuple) and isinstance(value, (list, tuple)):
+        if origin is list:
+            return [_match(item, args[0]) for item in value]
+        if len(args) == 2 and args[1] is Ellipsis:
+            return tuple(_match(item, args[0]) for item in value)
+        if len(args) == len(value):
+            return tuple(_match(item, arg) for item, arg in zip(value, args, strict=True))
+    elif origin is dict and isinstance(value, Mapping):
+        return {_match(name, args[0]): _match(item, args[1]) for name, item in value.items()}
+    elif dataclasses.is_dataclass(hint):
+        return build(typing.cast(type, hint), value)
+    elif hint in (None, type(None)):
+        if value is None:
+            return None
+    elif hint is float:
+        if isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= LARGEST_FLOAT:
+            return float(value)
+    elif hint is int:
+        if isinstance(value, int) and not isinstance(value, bool) and abs(value) <= LARGEST_INT:
+            return value
+    elif inspect.isclass(hint) and isinstance(value, hint):
+        return value
+    raise _Mismatch
+
+
+def _literals(hint: Any) -> list[str]:
+    """All strings that a type with Literals names."""
+    if typing.get_origin(hint) is Literal:
+        return [value for value in typing.get_args(hint) if isinstance(value, str)]
+    return [name for arg in typing.get_args(hint) for name in _literals(arg)]
+
+
+def _describe(hint: Any) -> str:
+    """A type in the user's words."""
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin is Annotated:
+        rules = [rule.words for rule in args[1:] if isinstance(rule, Rule)]
+        return " and ".join(rules) or _describe(args[0])
+    if origin in (typing.Union, types.UnionType):
+        words = [_describe(arg) for arg in args if arg is not type(None)]
+        return " or ".join([*words, "null"] if type(None) in args else words)
+    if origin is Literal:
+        names = [str(value) for value in args]
+        return names[0] if len(names) == 1 else f"one of {', '.join(names)}"
+    if origin in (list, tuple):
+        items = [arg for arg in args if arg is not Ellipsis]
+        if origin is list or len(items) < len(args):
+            return f"a list of ({_describe(items[0])})"
+        return f"a list of {len(items)} ({', '.join(_describe(item) for item in items)})"
+    if origin is dict:
+        return f"a section of ({_describe(args[1])})"
+    names = {
+        int: "an int",
+        float: "a number",
+        bool: "true or false",
+        str: "a string",
+        type(None): "null",
+    }
+    return names.get(hint, getattr(hint, "__name__", str(hint)))
