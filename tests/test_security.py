@@ -23,31 +23,25 @@ from typing import Any
 
 import pytest
 import torch
-import yaml
 
 import gpusim_rl
 from gpusim_rl.diagnose.rules import diagnose
 from gpusim_rl.diagnose.run_stats import read_rows, read_run_stats
-from gpusim_rl.errors import ConfigError, friendly_errors, printable, warn
+from gpusim_rl.errors import ConfigError
 from gpusim_rl.export import files
 from gpusim_rl.export.card import describe
 from gpusim_rl.export.model import ExportedPolicy
 from gpusim_rl.files import checkpoint_file
 from gpusim_rl.files.paths import find_checkpoint
-from gpusim_rl.files.safe_open import check_plain, dump_yaml, load_yaml, open_file, read_bytes, replacing
+from gpusim_rl.files.safe_open import dump_yaml, load_yaml
 from gpusim_rl.run import writers
 from gpusim_rl.view.player import Player
 from gpusim_rl.view.replay_dump import Replay
+from helpers.checkpoints import sealed
 
 pytest_plugins = ["helpers.tool_runs"]
 
 EVIL = "import os\nopen(os.environ['EXECUTED'], 'w').write('yes')\nclass Evil:\n    def __init__(self, **_): pass\n"
-
-
-def sealed(path: Path, archive: bytes) -> None:
-    """Write an archive as a checkpoint, with the right digest."""
-    signed = archive[:-2] + struct.pack("<H", 64)
-    path.write_bytes(signed + hashlib.sha256(signed).hexdigest().encode())
 
 
 class Stranger:
@@ -571,50 +565,6 @@ def stranger_at(stranger: Stranger, run: Path) -> Stranger:
     return stranger
 
 
-# -- the parts --------------------------------------------------------------------------------
-
-
-def test_printable_keeps_text_and_escapes_the_rest() -> None:
-    assert printable("Größe 3 \N{EM DASH} fine\n\tnext") == "Größe 3 \N{EM DASH} fine\n\tnext"
-    assert printable("a\x1b[31m\r\x9b\u202eb") == "a\\x1b[31m\\r\\x9b\\u202eb"
-
-
-def test_a_message_is_one_line_whatever_is_in_it(capsys) -> None:
-    with pytest.raises(SystemExit), friendly_errors():
-        raise ConfigError("no run 'x\nerror: try this'")
-    warn("y\nz")
-    assert capsys.readouterr().err == "error: no run 'x\\nerror: try this'\nwarning: y\\nz\n"
-
-
-def test_a_file_is_opened_without_following_links(tmp_path: Path) -> None:
-    (tmp_path / "real").write_text("x")
-    (tmp_path / "link").symlink_to(tmp_path / "real")
-    os.mkfifo(tmp_path / "pipe")
-    for mode in ("rb", "ab", "ab+"):
-        for name, words in (("link", "is a link to"), ("pipe", "is a named pipe"), ("", "is a folder")):
-            with pytest.raises((ConfigError, IsADirectoryError), match=words if name else None):
-                open_file(tmp_path / name, mode)
-    with pytest.raises(ConfigError, match="more than 0 bytes"):
-        read_bytes(tmp_path / "real", 0)
-
-
-def test_replacing_a_link_leaves_what_it_leads_to(tmp_path: Path) -> None:
-    (tmp_path / "real").write_text("x")
-    (tmp_path / "link").symlink_to(tmp_path / "real")
-    with replacing(tmp_path / "link") as file:
-        file.write(b"new")
-    assert (tmp_path / "real").read_text() == "x" and (tmp_path / "link").read_bytes() == b"new"
-    assert not (tmp_path / "link").is_symlink()
-
-
-def test_a_file_with_a_second_name_is_not_written(tmp_path: Path) -> None:
-    (tmp_path / "mine").write_text("all I have\n")
-    (tmp_path / "train.log").hardlink_to(tmp_path / "mine")
-    assert open_file(tmp_path / "train.log").read() == b"all I have\n"
-    with pytest.raises(ConfigError, match="is a second name of another file"):
-        open_file(tmp_path / "train.log", "ab")
-
-
 def test_links_that_lead_to_another_run_are_refused(stranger: Stranger, monkeypatch) -> None:
     monkeypatch.chdir(stranger.here)
     victim = Path(shutil.copytree(stranger.run, stranger.here / "victim"))
@@ -640,41 +590,3 @@ def test_folders_without_end_are_one_line(stranger: Stranger) -> None:
     deep.mkdir(parents=True)
     with pytest.raises(ConfigError, match="are not what a run makes"):
         find_checkpoint(str(stranger.run))
-
-
-def test_an_archive_behind_another_format_is_no_checkpoint(tmp_path: Path) -> None:
-    """torch reads the front of such a file, zipfile its end."""
-    archive = io.BytesIO()
-    torch.save({"format": checkpoint_file.FORMAT}, archive)
-    sealed(tmp_path / "x.pt", b"\x80\x02cbuiltins\nbytearray\n" + archive.getvalue())
-    with pytest.raises(ConfigError, match="is no archive of torch"):
-        checkpoint_file.load(tmp_path / "x.pt")
-
-
-def test_a_key_whose_hash_takes_for_ever_is_found_before_it_is_made(tmp_path: Path) -> None:
-    doubled = b"".join(b"q%ch%c\x86" % (count, count) for count in range(60))  # x = (x, x)
-    content = io.BytesIO()
-    with zipfile.ZipFile(content, "w") as archive:
-        archive.writestr("x/data.pkl", b"\x80\x02}K\x01\x85" + doubled + b"K\x01s.")
-    sealed(tmp_path / "x.pt", content.getvalue())
-    with pytest.raises(ConfigError, match="has values without end"):
-        checkpoint_file.load(tmp_path / "x.pt")
-
-
-def test_a_number_without_end_is_one_line(tmp_path: Path) -> None:
-    (tmp_path / "config.yaml").write_text(f"seed: 1{':59' * 1000}\n")
-    with pytest.raises(ConfigError, match="line 1: a number of 3001 characters"):
-        load_yaml(tmp_path / "config.yaml")
-
-
-@pytest.mark.parametrize("value", [{"a": {1, 2}}, {"a": yaml.safe_load("2020-01-01")}, [b"x"], {("a",): 1}])
-def test_saved_settings_are_numbers_and_text(value: Any) -> None:
-    with pytest.raises(ConfigError, match="saved settings are numbers and text"):
-        check_plain(value, "config.yaml")
-
-
-def test_settings_come_back_as_they_were(tmp_path: Path) -> None:
-    twice = [0.5, {"x": 1}]  # a caller from Python may pass one list for two settings
-    value = {"a": [1, 2.5, None, True, "x: y", "\x1b", "Größe"], "b": {"c": {}}, "1": "2020-01-01", "d": [twice, twice]}
-    (tmp_path / "config.yaml").write_bytes(dump_yaml(value))
-    assert load_yaml(tmp_path / "config.yaml") == value

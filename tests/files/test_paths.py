@@ -1,0 +1,129 @@
+"""Where a run is: the names that a user gives it, and what is said where it is not there."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from gpusim_rl.errors import ConfigError
+from gpusim_rl.files import paths
+
+pytest_plugins = ["helpers.cartpole_run"]
+
+
+def message(info: pytest.ExceptionInfo[BaseException]) -> str:
+    text = str(info.value)
+    assert "\n" not in text
+    return text
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "Cartpole",
+        "runs/Cartpole",
+        "runs/Cartpole/latest",
+        "runs/Cartpole/2026-01-31_12-00-00",
+        "runs/Cartpole/latest/checkpoints",
+        "runs/Cartpole/latest/checkpoints/last.pt",
+    ],
+)
+def test_a_run_has_many_names(run_dir, name):
+    found = paths.find_checkpoint(name)
+    assert found.file.resolve() == run_dir / "checkpoints" / "last.pt"
+    assert found.run_dir is not None and found.run_dir.resolve() == run_dir
+
+
+def test_a_copied_checkpoint_has_no_run_folder(run_dir, tmp_path):
+    copy = tmp_path / "mine.pt"
+    copy.write_bytes(b"x")
+    assert paths.find_checkpoint("mine.pt").run_dir is None
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("Antt", "there is Cartpole. Did you mean 'Ant'?"),
+        ("cartpol", "there is Cartpole. Did you mean 'Cartpole'?"),
+        ("runs/Cartpole/2025", "there is latest, 2026-01-31_12-00-00"),
+        ("nowhere/last.pt", "expected a run folder, a .pt file or a trained task"),
+        ("a" * 1000, "aaa': File name too long; expected a run folder, a .pt file or a trained task"),
+        ("~no-such-user/last.pt", "; expected a run folder, a .pt file or a trained task"),
+    ],
+)
+def test_a_checkpoint_that_is_not_there_says_what_is(run_dir, name, words):
+    with pytest.raises(ConfigError) as info:
+        paths.find_checkpoint(name)
+    assert words in message(info)
+
+
+def without_checkpoints(run_dir: Path) -> Path:
+    for file in (run_dir / "checkpoints").iterdir():
+        file.unlink()
+    return run_dir
+
+
+def test_a_run_without_checkpoint_says_what_is_there(run_dir):
+    without_checkpoints(run_dir)
+    with pytest.raises(ConfigError, match=r"expected checkpoints/last\.pt, there is"):
+        paths.find_checkpoint("Cartpole")
+
+
+def crashed(folder: Path, task: str = "cartpole.Cartpole") -> Path:
+    """A run folder that a start has left without a checkpoint and without rows."""
+    (folder / "checkpoints").mkdir(parents=True)
+    (folder / "config.yaml").write_text(f"task: {{_target_: gpusim_rl.tasks.{task}}}\n")
+    return folder
+
+
+@pytest.mark.parametrize("folder", ["Cartpole", "fast"])
+def test_a_run_that_crashed_at_its_start_does_not_hide_those_that_trained(run_dir, folder, capsys):
+    runs = run_dir.parents[1]
+    last = crashed(runs / folder / "2026-02-01_12-00-00")
+    (runs / "Cartpole" / "latest").unlink()
+    (runs / "Cartpole" / "latest").symlink_to(f"../{folder}/{last.name}")
+    shutil.copytree(run_dir, runs / folder / "2026-01-30_12-00-00")  # an older one
+    other = crashed(runs / folder / "2026-01-31_13-00-00", task="ant.Ant")
+    (other / "checkpoints" / "last.pt").write_bytes(b"x")  # a newer one, of another task of the same experiment
+    assert paths.find_checkpoint("Cartpole").run_dir == run_dir.relative_to(Path.cwd())
+    told = f"runs/{folder}/{last.name} has no checkpoints/*.pt: using runs/Cartpole/{run_dir.name}\n"
+    assert capsys.readouterr().err == told
+    assert paths.find_run("Cartpole") == run_dir.relative_to(Path.cwd())
+    assert "has no metrics.csv or checkpoints/*.pt: using" in capsys.readouterr().err
+    (last / "metrics.csv").write_text("")  # it trains, and has not saved yet
+    assert paths.find_run("Cartpole") == last.relative_to(Path.cwd())
+    (last / "checkpoints" / "last.pt").write_bytes(b"x")
+    assert paths.find_checkpoint("Cartpole").run_dir == last.relative_to(Path.cwd())
+    assert capsys.readouterr().err == ""
+
+
+def test_where_no_run_has_a_checkpoint_the_newest_is_named(run_dir):
+    without_checkpoints(run_dir)
+    crashed(run_dir.parent / "2026-01-30_12-00-00")
+    with pytest.raises(ConfigError, match=rf"{run_dir.name} \(it ended before its first one, or has"):
+        paths.find_checkpoint("Cartpole")
+    assert paths.find_run("Cartpole") == run_dir.relative_to(Path.cwd())
+
+
+def test_where_only_last_pt_is_gone_the_newest_other_checkpoint_is_named(run_dir):
+    folder = without_checkpoints(run_dir) / "checkpoints"
+    shutil.copytree(run_dir, run_dir.parent / "2026-01-30_12-00-00")  # an older run, which is not taken in its place
+    (run_dir.parent / "2026-01-30_12-00-00" / "checkpoints" / "last.pt").write_bytes(b"x")
+    for name in ("000050.pt", "best.pt"):
+        (folder / name).write_bytes(b"x")
+    os.utime(folder / "000050.pt", (0, 0))
+    for name in (str(run_dir), "Cartpole"):
+        with pytest.raises(ConfigError, match=r"last.pt in \S+: it is gone.* try checkpoint=\S+/best.pt \(tools"):
+            paths.find_checkpoint(name)
+
+
+def test_what_is_called_latest_by_the_user_is_the_latest(run_dir):
+    without_checkpoints(run_dir)
+    shutil.copytree(run_dir, run_dir.parent / "2026-01-30_12-00-00")
+    (run_dir.parent / "2026-01-30_12-00-00" / "checkpoints" / "last.pt").write_bytes(b"x")
+    with pytest.raises(ConfigError, match="no checkpoint in"):
+        paths.find_checkpoint("runs/Cartpole/latest")
+    assert paths.find_checkpoint("runs/Cartpole").file.is_file()

@@ -1,0 +1,78 @@
+"""From a command line to one plain dict."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpusim_rl.api import prepare
+from gpusim_rl.errors import ConfigError
+from gpusim_rl.settings import checks
+from gpusim_rl.settings import compose as composing
+
+
+def message(info: pytest.ExceptionInfo[BaseException]) -> str:
+    text = str(info.value)
+    assert "\n" not in text
+    return text
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ["task.randomization_params={frequency: 3, latency: {range: [0, 1]}}"],
+        ["task.randomization_params.frequency=3", "task.randomization_params.latency.range=[0,1]"],
+        ["+task.randomization_params.frequency=3", "task.randomization_params.latency={range: [0,1]}"],
+        [
+            "task.randomization_params={frequency: 9}",
+            "task.randomization_params={frequency: 3, latency: {range: [0,1]}}",
+        ],
+    ],
+)
+def test_a_command_line_adds_to_what_is_randomised(lines):
+    expected = {"frequency": 3, "latency": {"range": [0, 1]}}
+    assert composing.compose(["task=Ant", *lines])["task"]["randomization_params"] == expected
+    typed = [line.removeprefix("+") for line in lines]
+    changed = checks.apply_overrides(composing.compose(["task=Ant"]), typed)
+    assert changed["task"]["randomization_params"] == expected, "and so does a call from Python"
+
+
+def test_randomisation_from_python_and_back_from_a_run_folder():
+    params = {"sim_params": {"gravity": {"range": [0, 0.4], "operation": "additive", "distribution": "gaussian"}}}
+    spec = prepare("Ant", task={"randomize": True, "randomization_params": params})
+    run, lines = spec.cfg, spec.overrides
+    assert run.task.randomize and run.task.randomization_params == params
+    assert composing.compose(lines)["task"]["randomization_params"] == params
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["+=${seed}", "=1", "~", "sim=[-1]", "+algo=[[]]", f"log={'a' * 1000}", f"seed={'1' * 5000}", "seed=" + "[" * 500],
+)
+def test_an_override_that_cannot_be_read_is_named(text):
+    with pytest.raises(ConfigError) as info:
+        composing.compose([text])
+    assert message(info).startswith((f"cannot read {text!r}", f"{text}: expected a name"))
+
+
+def test_a_key_that_exists_is_not_compared_with_itself():
+    with pytest.raises(ConfigError, match="'ppo' cannot be changed like this: expected key=value"):
+        composing.compose(["ppo={a:1}"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "iterations"),
+    [
+        (["task=Hopper"], 245),
+        (["task=Hopper", "algo=sac"], 4000),
+        (["task=Hopper", "algo=sac", "sac.max_iterations=70"], 70),
+        (["task=Hopper", "algo=sac", "sac.max_iterations=null"], 245),
+        (["task=Hopper", "algo=sac", "max_iterations=9"], 9),
+        (["task=Hopper", "algo=sac", "sac.max_iterations=70", "max_iterations=9"], 9),
+        (["task=Hopper", "algo=fast_sac"], 30000),
+        (["task=Gymnasium", "env.id=CartPole-v1", "algo=dqn"], 400),
+        (["task=Hopper", "algo=td3", "debug=smoke"], 2),
+        (["task=Hopper", "algo=a2c"], 245),
+    ],
+)
+def test_the_length_of_a_training_is_that_of_the_algorithm_where_it_has_one(arguments, iterations):
+    assert composing.compose(arguments)["max_iterations"] == iterations

@@ -1,0 +1,39 @@
+"""The class that a setting names."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpusim_rl.env.task import load_task_class
+from gpusim_rl.errors import ConfigError
+
+
+def message(info: pytest.ExceptionInfo[BaseException]) -> str:
+    text = str(info.value)
+    assert "\n" not in text
+    return text
+
+
+@pytest.mark.parametrize(
+    ("target", "words"),
+    [
+        (None, "must be a class path"),
+        ("os.system; rm", "must be a class path"),
+        ("os.getcwd", "must name a subclass of gpusim_rl.Task"),
+        ("pathlib.Path", "must name a subclass of gpusim_rl.Task"),
+        ("no_such_module.Hopper", "no module named 'no_such_module'"),
+        ("gpusim_rl.tasks.antt.Ant", "no module named 'gpusim_rl.tasks.antt'"),
+        ("gpusim_rl.tasks.cartpole.Cartpol", "Did you mean 'Cartpole'?"),
+    ],
+)
+def test_target_must_name_a_task(target, words):
+    with pytest.raises(ConfigError) as info:
+        load_task_class(target)
+    assert words in message(info)
+
+
+def test_a_task_file_that_fails_to_import_shows_its_own_error(tmp_path, monkeypatch):
+    (tmp_path / "broken_task_file.py").write_text("import no_such_library\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(ModuleNotFoundError, match="no_such_library"):
+        load_task_class("broken_task_file.Hopper")

@@ -1,0 +1,145 @@
+"""yaml holds values, dataclasses names, types and rules."""
+
+from __future__ import annotations
+
+import dataclasses
+import typing
+
+import pytest
+
+from gpusim_rl.api import load_spec
+from gpusim_rl.env import TaskConfig
+from gpusim_rl.env.task import load_task_class
+from gpusim_rl.errors import ConfigError
+from gpusim_rl.files import paths
+from gpusim_rl.settings import checks, schema
+from gpusim_rl.settings import compose as composing
+from gpusim_rl.settings.discover import read_yaml, tasks
+
+TASKS = sorted(tasks())
+
+
+@pytest.fixture(scope="module")
+def composed() -> dict:
+    return composing.compose()
+
+
+def run_of(*overrides: str) -> schema.RunConfig:
+    """The settings of a run that `train.py` was asked for."""
+    return load_spec(composing.compose(overrides), overrides).cfg
+
+
+def keys_of(cls: type) -> dict:
+    hints = typing.get_type_hints(cls)
+    return {
+        field.name: keys_of(hints[field.name]) if dataclasses.is_dataclass(hints[field.name]) else None
+        for field in dataclasses.fields(cls)
+    }
+
+
+def keys_in(node: dict) -> dict:
+    return {key: keys_in(value) if isinstance(value, dict) else None for key, value in node.items()}
+
+
+def test_yaml_keys_are_the_dataclass_fields(composed):
+    expected = keys_of(schema.RunConfig) | {"task": None, "algo": {"name": None, "_target_": None}}
+    expected["env"]["kwargs"] = {}  # a dict of the user's keys
+    del expected["algorithm"]  # stands in the section that algo.name says
+    assert composed["algo"]["name"] == "ppo"
+    assert keys_in(composed) | {"task": None} == expected | {"ppo": keys_of(schema.PPOConfig)}
+
+
+@pytest.mark.parametrize(
+    "choice",
+    [
+        f"{group}={file.stem}"
+        for group in ("algo", "sim", "log", "debug")
+        for file in sorted((paths.cfg_dir() / group).glob("*.yaml"))
+    ],
+)
+def test_every_choice_of_every_group_is_valid(choice):
+    run = run_of(choice)
+    group, _, name = choice.partition("=")
+    if group == "sim":
+        assert run.sim.name == name
+    if group == "algo":
+        assert run.algo == {"fast_sac": "sac", "apex": "dqn"}.get(name, name)
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_every_task_builds_and_its_yaml_keys_are_its_config_fields(name):
+    plain = composing.compose([f"task={name}"])
+    run = checks.build_run(plain, task_class=load_task_class(plain["task"]["_target_"]))
+    fields = {field.name for field in dataclasses.fields(run.task)}
+    assert set(plain["task"]) == fields | {"_target_"}
+
+
+def test_dataclasses_hold_no_values_and_cannot_change():
+    for cls in (
+        schema.RunConfig,
+        schema.PPOConfig,
+        schema.NetworkConfig,
+        schema.SACConfig,
+        schema.TD3Config,
+        schema.ReplayConfig,
+        schema.QNetworkConfig,
+        schema.SimConfig,
+        schema.LogConfig,
+    ):
+        assert all(field.default is dataclasses.MISSING for field in dataclasses.fields(cls))
+    run = run_of()
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        run.num_envs = 3  # type: ignore[misc]
+
+
+def test_what_every_task_may_leave_out_has_one_default():
+    shared = {field.name: field for field in dataclasses.fields(TaskConfig) if field.name in schema.TASK_DEFAULTS}
+    reset_from = {"share": 0.0, "capacity": 4096, "chance": 0.05}
+    without_yaml = {
+        "randomize": shared["randomize"].default,
+        "randomization_params": {},
+        "reset_from": reset_from,
+        "observations": {},
+    }
+    assert dataclasses.asdict(shared["reset_from"].default_factory()) == reset_from  # type: ignore[misc]
+    assert shared["randomization_params"].default_factory is shared["observations"].default_factory is dict
+    assert composing.compose(["~task"])["task"] == without_yaml
+    for name in TASKS:  # a task's own yaml may have other values
+        chosen = read_yaml(tasks()[name].file)["task"]
+        composed = composing.compose([f"task={name}"])["task"]
+        for key, default in without_yaml.items():
+            assert composed[key] == chosen.get(key, default)
+
+
+def test_smoke_makes_any_task_small():
+    for name in TASKS:
+        run = run_of(f"task={name}", "debug=smoke")
+        assert run.num_envs * run.algorithm.horizon * run.max_iterations <= 1000
+        assert run.debug.check_task
+
+
+def test_known_keys_are_the_composed_keys(composed):
+    def flat(node: dict, prefix: str = "") -> set[str]:
+        found = set()
+        for key, value in node.items():
+            found |= {prefix + key} | (flat(value, f"{prefix}{key}.") if isinstance(value, dict) else set())
+        return found
+
+    settings = {key: value for key, value in composed.items() if key not in ("task", "algo")}  # both are names here
+    settings |= {name: composing.compose([f"algo={name}"])[name] for name in schema.ALGORITHMS}
+    assert set(checks.known_keys()) - {"task", "algo"} == flat(settings)
+
+
+def test_relations_between_fields_are_checked():
+    for override, words in [
+        ("ppo.learning_rate_min=0.1", "ppo.learning_rate_min"),
+        ("ppo.network.log_std_init=9", "ppo.network: log_std_init"),
+        ("task.physics_hz=100", "task.physics_hz"),
+    ]:
+        with pytest.raises(ConfigError, match=words):
+            run_of(override)
+
+
+def test_a_batch_that_does_not_divide_is_not_an_error():
+    run = run_of("num_envs=7", "ppo.horizon=5", "ppo.minibatch_size=1000")
+    assert (run.num_envs, run.algorithm.horizon) == (7, 5)
