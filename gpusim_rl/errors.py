@@ -9,7 +9,7 @@ import difflib
 import importlib
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from types import ModuleType, TracebackType
 
@@ -127,15 +127,14 @@ def friendly_errors() -> Iterator[None]:
 
 
 @contextmanager
-def one_line_if_out_of_memory(num_envs: int, fitting: Callable[[], int] | None = None) -> Iterator[None]:
+def one_line_if_out_of_memory(num_envs: int) -> Iterator[None]:
     """Turns an allocation that fails in the block into one line.
 
     Args:
-        num_envs: Of the run.
-        fitting: Gives a number of envs that should fit; asked then. Half of them, if it is more or not given.
+        num_envs: Number of envs of the run; the error says to try half of it.
 
     Raises:
-        ConfigError: With a smaller number of envs to try.
+        ConfigError: An allocation has failed.
     """
     try:
         yield
@@ -143,8 +142,8 @@ def one_line_if_out_of_memory(num_envs: int, fitting: Callable[[], int] | None =
         if not is_out_of_memory(error):
             raise
         reason = str(error).partition("\n")[0] or type(error).__name__
-        fits = max(1, num_envs // 2) if fitting is None else min(max(1, num_envs // 2), fitting())
-        raise ConfigError(f"out of memory with num_envs={num_envs} ({reason}); try num_envs={fits}") from None
+        half = max(1, num_envs // 2)
+        raise ConfigError(f"out of memory with num_envs={num_envs} ({reason}); try num_envs={half}") from None
 
 
 def is_out_of_memory(error: BaseException) -> bool:

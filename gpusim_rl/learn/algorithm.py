@@ -303,11 +303,6 @@ class Algorithm(ABC):
         """Rows of the largest matrices: how many threads of torch they keep busy."""
         return 1
 
-    @classmethod
-    def memory_bytes(cls, cfg: Any, env: EnvSpec, device: torch.device) -> float:
-        """Estimate of the memory that learning takes, on top of the process and the simulator."""
-        return 0.0
-
 
 def make_generator(device: torch.device, seed: int) -> torch.Generator:
     """A seeded random generator; on "meta", where nothing is drawn, one of the CPU."""

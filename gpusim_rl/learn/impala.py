@@ -135,13 +135,6 @@ class Impala(OnPolicy):
             parts["loss/policy"] = clipped_loss(old.advantage, torch.exp(now.log_prob - old.log_prob), self._ratio_clip)
         return parts
 
-    @classmethod
-    def memory_bytes(cls, cfg: Any, env: EnvSpec, device: torch.device) -> float:
-        """That of every rollout, and the ring."""
-        sample = 4 * sum(env.obs_sizes.values()) + 4 * Samples.width(env.action_space.size, 2 * env.action_space.size)
-        ages = cfg.delay + 1 if env.role == "both" else 0
-        return super().memory_bytes(cfg, env, device) + ages * cfg.horizon * env.num_envs * sample
-
     def state_dict(self) -> dict[str, Any]:
         """That of every algorithm of a rollout, and the ring."""
         ring = [part.clone() for part in self._ring]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import math
 from abc import abstractmethod
 from collections.abc import Collection, Mapping, Sequence
@@ -31,7 +30,7 @@ from gpusim_rl.learn.host_replay import CPU, HostReplay
 from gpusim_rl.learn.noise import WHITE, ActionNoise
 from gpusim_rl.learn.optimizer import MaskedAdamW
 from gpusim_rl.learn.precision import choose_precision
-from gpusim_rl.learn.prioritized import BLOCK, Priorities
+from gpusim_rl.learn.prioritized import Priorities
 from gpusim_rl.learn.q_networks import QPolicy, project
 from gpusim_rl.learn.replay import STORAGE, Replay
 from gpusim_rl.learn.trajectory import Trajectory
@@ -545,30 +544,6 @@ class OffPolicy(Algorithm):
     def batch_rows(self) -> int:
         """Rows of the largest matrices: a batch, or all environments."""
         return max(self.num_envs, self.cfg.batch_size)
-
-    @classmethod
-    def memory_bytes(cls, cfg: OffPolicyConfig, env: EnvSpec, device: torch.device) -> float:
-        """The replay memory, the batches of an iteration, activations of an update, and the networks."""
-        groups = env.obs_sizes.keys() & {"policy", "critic"}
-        steps = max(2, cfg.replay.capacity // env.num_envs)  # fewer are refused, in one line, a little later
-        replay = Replay.bytes_of(steps, env, groups, STORAGE[cfg.replay.storage])
-        replay += Priorities.bytes_of(steps * env.num_envs, cfg.replay.alpha)
-        on_host = cfg.replay.device is not None or device.type == "cpu"
-        if on_host and device.type != "cpu":
-            replay = 0
-        elif on_host and cfg.replay.save:
-            replay *= 2  # a checkpoint copies it
-        obs_size, num_actions, net = sum(env.obs_sizes[g] for g in groups), env.action_space.size, cfg.network
-        each = 6 * obs_size + 4 * num_actions + 8 * cfg.n_step + 16 + (2 * BLOCK if cfg.replay.alpha > 0.0 else 0)
-        drawn = cfg.horizon * cfg.updates * cfg.batch_size * 4 * each
-        if cfg.replay.device is not None:  # drawn for this update and for the next one, and the rollout
-            drawn += 2 * drawn + cfg.horizon * env.num_envs * 4 * (2 * obs_size + num_actions + 2)
-        widths = [obs_size + num_actions, *net.critic_hidden, net.atoms or 1]
-        critics = net.critics * sum(a * b for a, b in itertools.pairwise(widths))
-        actor = sum(a * b for a, b in zip([obs_size, *net.hidden], net.hidden, strict=False))
-        activations = cfg.batch_size * 4 * (4 * net.critics * sum(widths[1:]) + 3 * sum(net.hidden))
-        frames = cfg.horizon * env.num_envs * obs_size * 16  # float64 for their statistics
-        return replay + drawn + activations + frames + 24 * (critics + actor)
 
     @classmethod
     def settings_to_evaluate(cls, cfg: OffPolicyConfig, num_envs: int) -> OffPolicyConfig:

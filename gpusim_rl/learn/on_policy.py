@@ -22,7 +22,7 @@ from gpusim_rl.learn.algorithm import (
     make_generator,
     restore_generator,
 )
-from gpusim_rl.learn.chunks import Chunks, chunk_samples, most_workers
+from gpusim_rl.learn.chunks import Chunks, chunk_samples
 from gpusim_rl.learn.distributions import squared_distance
 from gpusim_rl.learn.networks import ActorCritic, Evaluation, Sample
 from gpusim_rl.learn.noise import ActionNoise
@@ -70,11 +70,6 @@ class Samples:
         """Undoes `pack`."""
         action, distribution, scalars = packed.split([num_actions, num_parameters, 5], dim=-1)
         return cls(action, distribution, *scalars.unbind(-1))
-
-    @staticmethod
-    def width(num_actions: int, num_parameters: int) -> int:
-        """Columns of a packed batch."""
-        return num_actions + num_parameters + 5
 
     @staticmethod
     def valid_of(packed: Tensor) -> Tensor:
@@ -565,34 +560,6 @@ class OnPolicy(Algorithm):
         """Rows of the largest matrices: those of a step of the optimiser, or all environments."""
         num_envs = len(self.is_first)
         return max(num_envs, self.step_samples(self.cfg, num_envs))
-
-    @classmethod
-    def memory_bytes(cls, cfg: OnPolicyConfig, env: EnvSpec, device: torch.device) -> float:
-        """Estimate for rollout and training; its factors are fits to the resident memory of real runs."""
-        obs_size, num_actions, net = sum(env.obs_sizes.values()), env.action_space.size, cfg.network
-        packed = 4 * Samples.width(num_actions, 2 * num_actions)
-        # Rollout and its noise, its copy arranged for training, advantages and returns; observations in float64 for
-        # their statistics.
-        sample = (4 * obs_size + packed + 4 * num_actions) + (4 * obs_size + packed) + 48 + 12 * obs_size
-        per_env = cfg.horizon * sample + 40 * obs_size
-        # Activations of a minibatch and their gradients.
-        trunks = 2 if net.separate else 1
-        units = 6.5 * trunks * sum(net.hidden) + obs_size
-        parameters = trunks * sum(a * b for a, b in zip([obs_size, *net.hidden], net.hidden, strict=False))
-        if net.rnn is not None:
-            cells = trunks * net.rnn_layers * net.rnn_size
-            units += (36 if net.rnn == "lstm" else 20) * cells
-            parameters += 4 * cells * (net.rnn_size + obs_size)
-            per_env += 8 * cells * (2 + cfg.horizon / min(cfg.sequence_length, cfg.horizon))
-        samples = cls.step_samples(cfg, env.num_envs)
-        gradients = 0
-        if device.type == "cpu":
-            chunk = chunk_samples(samples)
-            gradients = -(-samples // chunk)  # of every chunk, until they are added up
-            samples = min(samples, chunk * most_workers())  # the activations of so many samples exist at a time
-        bf16 = choose_precision(cfg.precision, device)[0]
-        activations = samples * ((2 if bf16 else 4) * units + 2 * packed)
-        return per_env * env.num_envs + activations + (20 + 4 * gradients) * parameters
 
     def state_dict(self) -> dict[str, Any]:
         """Optimiser, learning rate, counters, recurrent state and random generators."""

@@ -8,7 +8,7 @@ import secrets
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -36,7 +36,6 @@ from gpusim_rl.run.eval_schedule import EvalSchedule
 from gpusim_rl.run.evaluation import evaluate, report
 from gpusim_rl.run.log_interval import LogIntervals, LogRow
 from gpusim_rl.run.logger import Logger, SilentLogger
-from gpusim_rl.run.memory_estimate import warn_of_learner_memory, warn_of_memory
 from gpusim_rl.run.metadata import describe_run
 from gpusim_rl.run.metrics import Metrics, Row
 from gpusim_rl.run.overlap import overlapped_steps
@@ -120,8 +119,7 @@ class Trainer:
         use_available_cpus()
         tune_malloc()
 
-        self._fitting_envs = cfg.num_envs
-        with self._one_line_if_out_of_memory():
+        with one_line_if_out_of_memory(cfg.num_envs):
             self.env = self._make_env()
             with devices_checked(("the environment", self.env, self.env.device), enabled=cfg.debug.check_device):
                 self.obs = {group: value.to(self.rl_device, copy=True) for group, value in self.env.reset().items()}
@@ -184,7 +182,7 @@ class Trainer:
         checkpoint before it stays. A second signal ends the training at once.
         """
         cfg = self.cfg
-        with self._one_line_if_out_of_memory():  # before the run folder is made, not at the first checkpoint
+        with one_line_if_out_of_memory(cfg.num_envs):  # before the run folder is made, not at the first checkpoint
             check_is_data(self.state_dict())
         nothing = (
             f"nothing to do: {self.iteration} iterations are done, and max_iterations={cfg.max_iterations}; try"
@@ -193,7 +191,7 @@ class Trainer:
         found = self.spec.checkpoint
         if self.complete and found is not None and not found.continues:  # a new folder would stay empty
             raise ConfigError(f"{found.file}: {nothing}")
-        with self.logging() as log, self.stop_signal, profiling(self, log), self._one_line_if_out_of_memory():
+        with self.logging() as log, self.stop_signal, profiling(self, log), one_line_if_out_of_memory(cfg.num_envs):
             if self.complete:
                 log.console.info(nothing)
             left = False
@@ -335,9 +333,7 @@ class Trainer:
             return task_class.from_settings(env_cfg, num_envs=cfg.num_envs, seed=self._own_seed)
         if cfg.test:  # whole episodes only
             task_cfg = task_cfg.whole_episodes()
-        scene = task_class.scene(task_cfg)
-        self._fitting_envs = warn_of_memory(self.spec, scene, self.choice, self.rl_device)
-        sim = make_sim(scene, self.choice, cfg.num_envs, cfg.sim)
+        sim = make_sim(task_class.scene(task_cfg), self.choice, cfg.num_envs, cfg.sim)
         return VecEnv(task_class, task_cfg, sim, self._own_seed, check=cfg.debug.check_task)
 
     def _make_parts(self) -> list[Algorithm]:
@@ -350,9 +346,6 @@ class Trainer:
             )
         return parts
 
-    def _one_line_if_out_of_memory(self) -> AbstractContextManager[None]:
-        return one_line_if_out_of_memory(self.cfg.num_envs, lambda: self._fitting_envs)
-
     def _env_spec(self) -> EnvSpec:
         env = self.env
         return EnvSpec(env.num_envs, dict(env.obs_sizes), env.action_space, env.steps_between_truncations)
@@ -362,7 +355,6 @@ class Trainer:
         settings, iterations = self.cfg.algorithm, self.cfg.max_iterations
         if self.cfg.test:
             settings = self.spec.algorithm_class.settings_to_evaluate(settings, self.cfg.num_envs)
-        self._fitting_envs = min(self._fitting_envs, warn_of_learner_memory(self.spec, spec, self.rl_device))
         return self.spec.algorithm_class(
             settings, spec, device=self.rl_device, seed=self._own_seed, max_iterations=iterations
         )

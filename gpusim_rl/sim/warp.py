@@ -74,15 +74,6 @@ def _silent_stderr() -> Iterator[None]:
         os.close(saved)
 
 
-def peak_bytes(device: torch.device, body: Callable[[], None]) -> int:
-    """Runs `body`, and returns the most memory that its arrays took at one time [B]."""
-    start_warp(device)
-    with wp.ScopedMemoryTracker(print=False) as tracker:
-        tracker.clear()
-        body()
-        return int(_runtime().wp_alloc_tracker_get_peak_bytes())
-
-
 @contextmanager
 def announce_compilation() -> Iterator[None]:
     """Logs that kernels are being compiled if the block takes long, and how long it took."""

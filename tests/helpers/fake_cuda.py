@@ -247,7 +247,6 @@ def make_trainer(task: str, /, **settings: Any) -> Trainer:
         patch.setattr(MjwarpSim, "_check_friction_rows", lambda *_: None)
         patch.setattr(Tensor, "count_nonzero", lambda *_: 1)
         patch.setattr(nn.Module, "to", _stay)
-        patch.setattr(trainer_module, "warn_of_memory", lambda spec, *_: spec.cfg.num_envs)  # it steps a simulator
         patch.setattr(trainer_module, "choose_devices", lambda *_, **__: (CUDA, SimChoice("mjwarp", CUDA, "fake")))
         _make_for_real(patch, spec)
         return Trainer(spec)

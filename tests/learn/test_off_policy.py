@@ -11,11 +11,9 @@ import torch
 from torch import Tensor
 
 from gpusim_rl.errors import ConfigError
-from gpusim_rl.learn.algorithm import EnvSpec
 from gpusim_rl.learn.off_policy import Batch, OffPolicy
 from gpusim_rl.learn.q_networks import Critic, EnsembleLinear
 from gpusim_rl.learn.sac import SACPolicy
-from gpusim_rl.spaces import Box
 from gpusim_rl.testing.conformance import differences
 from gpusim_rl.testing.sync_counter import SyncCounter
 from helpers.fakes import RandomEnv
@@ -396,12 +394,3 @@ def test_the_start_of_a_run_tells_when_it_begins_to_learn() -> None:
     assert learner("sac", learning_starts=100).algorithm.describe()["batch"].endswith("transitions, in iteration 4")
     never = learner("sac", learning_starts=3240, replay={"capacity": 4000}).algorithm.describe()["batch"]
     assert never.endswith("in iteration 102 of 100: nothing is learned. Try sac.learning_starts=320")
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_the_estimate_of_memory_holds_the_replay(name: str) -> None:
-    algorithm = learner(name).algorithm
-    env = EnvSpec(8, {"policy": 5}, Box(3), 1)
-    estimate = algorithm.memory_bytes(algorithm.cfg, env, torch.device("cpu"))
-    copies = 2  # the other one is in a checkpoint
-    assert copies * algorithm.replay.num_bytes < estimate < copies * algorithm.replay.num_bytes + 1e6

@@ -14,7 +14,6 @@ from gpusim_rl.api import prepare
 from gpusim_rl.distributed import data_parallel
 from gpusim_rl.distributed.data_parallel import Processes
 from gpusim_rl.learn.distributions import DiagonalGaussian
-from gpusim_rl.run import trainer as trainer_module
 from gpusim_rl.run.cuda_graph import PARTS, WARM_UP, Graphs, Launch, NotCapturableError, Pieces, choose_graph, in_place
 from gpusim_rl.run.cuda_graph import GraphChoice as Choice
 from gpusim_rl.run.stop_signal import IterationLeftError
@@ -473,7 +472,6 @@ def test_warps_graphs_change_no_number_and_are_captured_once(tmp_path, monkeypat
     monkeypatch.setattr(
         WarpGraphs, "_capture", lambda self, key, body: (captures.append(key), capture(self, key, body))
     )
-    monkeypatch.setattr(trainer_module, "warn_of_memory", lambda spec, *_: spec.cfg.num_envs)  # it steps simulators
     settings: dict[str, Any] = {"sim": "mjwarp", "device": "cpu", "task": {"episode_length": 20}}
     states = []
     for graph in (True, False):

@@ -1,0 +1,87 @@
+"""Memory: that of a run over time and by the number of envs, and an allocation that fails."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import mujoco_warp
+import pytest
+import torch
+
+from gpusim_rl.errors import ConfigError, one_line_if_out_of_memory
+from helpers.training import make_trainer
+
+LONG_RUN = """
+import sys
+from gpusim_rl.api import scratch_training
+
+def used(key):
+    (kilobytes,) = [int(line.split()[1]) for line in open("/proc/self/status") if line.startswith(key)]
+    return kilobytes * 1024
+
+envs, warm_up, iterations = map(int, sys.argv[1:])
+small = ["ppo.minibatch_size=4096", "ppo.epochs=1"]
+with scratch_training(["task=Cartpole", f"num_envs={envs}", *small]) as (trainer, log):
+    for _ in range(warm_up):
+        trainer.iterate(log)
+    before = used("VmRSS")
+    for _ in range(iterations):
+        trainer.iterate(log)
+    print(before, used("VmRSS"), used("VmHWM"))
+"""
+
+
+def memory_of(command, num_envs: int, warm_up: int, iterations: int) -> list[int]:
+    """Resident memory after the warm-up, at the end, and its peak [B]."""
+    done = command(sys.executable, "-c", LONG_RUN, str(num_envs), str(warm_up), str(iterations))
+    return [int(number) for number in done.stdout.split()[-3:]]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+def test_memory_does_not_grow_with_iterations(command):
+    before, after, _ = memory_of(command, 64, 20, 300)
+    assert after - before < 8e6, f"{(after - before) / 300:.0f} B an iteration"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+def test_memory_grows_linearly_with_envs(command):
+    sizes = (16384, 65536, 131072)  # far apart: what the allocator keeps differs by 20 MB from run to run
+    first, second, third = (memory_of(command, num_envs, 2, 0)[2] for num_envs in sizes)
+    few, many = (second - first) / (sizes[1] - sizes[0]), (third - second) / (sizes[2] - sizes[1])
+    assert 0.6 < many / few < 1.7, f"{few:.0f} B an env, then {many:.0f} B"  # quadratic growth would make it 2.4
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.\nMore"),
+        RuntimeError("Failed to allocate 17179869184 bytes on device 'cuda:0'"),
+        RuntimeError("CUDA error: out of memory"),
+        RuntimeError("[enforce fail at alloc_cpu.cpp:124] . DefaultCPUAllocator: can't allocate memory: you tried"),
+    ],
+)
+def test_an_allocation_that_fails_is_one_line(error):
+    message = r"^out of memory with num_envs=4096 .*; try num_envs=2048$"
+    with pytest.raises(ConfigError, match=message) as found, one_line_if_out_of_memory(4096):
+        raise error
+    assert "\n" not in str(found.value)
+    with pytest.raises(RuntimeError, match="a bug"), one_line_if_out_of_memory(4096):
+        raise RuntimeError("a bug")
+
+
+@pytest.mark.parametrize("fails", ["make_data", "step"])
+def test_physics_that_finds_no_memory_suggests_half_of_the_envs(tmp_path, monkeypatch, fails):
+    def few_envs_only(*args: Any, **kwargs: Any) -> Any:
+        if kwargs.get("nworld", getattr(args[-1], "nworld", None)) == 512:
+            raise RuntimeError("Failed to allocate 17179869184 bytes on device 'cuda:0'")
+        return original(*args, **kwargs)
+
+    original = getattr(mujoco_warp, fails)
+    monkeypatch.setattr(mujoco_warp, fails, few_envs_only)
+    message = r"^out of memory with num_envs=512 \(Failed to allocate \d+ bytes on device 'cuda:0'\); try num_envs=256$"
+    with pytest.raises(ConfigError, match=message):
+        make_trainer("Ant", tmp_path, num_envs=512, sim="mjwarp").train()
