@@ -97,7 +97,7 @@ if __name__ == "__main__":
     import torch._dynamo  # noqa: F401  # every optimiser imports it
 
     sys.path.insert(0, str(ROOT))
-    for module in ("api", "compose", "learn.ppo", "run.trainer", "sim.mujoco", "tasks.ant", "tasks.cartpole"):
+    for module in ("api", "settings.compose", "learn.ppo", "run.trainer", "sim.mujoco", "tasks.ant", "tasks.cartpole"):
         importlib.import_module(f"gpusim_rl.{module}")
     sys.modules["gpusim_rl.settings.compose"].compose()  # Hydra builds its grammar once
     gc.freeze()

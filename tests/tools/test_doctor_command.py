@@ -165,8 +165,7 @@ def test_numbers_of_processes_are_measured_and_one_is_called_useful(tool, tmp_pa
 def test_numbers_of_actors_are_measured_one_by_one(load_tool, monkeypatch, capsys):
     """With made-up numbers: each is a training of its own with the settings given."""
     from gpusim_rl.diagnose import short_training
-    from gpusim_rl.settings import compose
-    from gpusim_rl.settings import schema as config
+    from gpusim_rl.settings import checks, compose
 
     started = []
 
@@ -179,7 +178,7 @@ def test_numbers_of_actors_are_measured_one_by_one(load_tool, monkeypatch, capsy
 
     task = {"task": {"_target_": "gpusim_rl.tasks.ant.Ant"}}
     monkeypatch.setattr(compose, "compose", lambda overrides: task)
-    monkeypatch.setattr(config, "check_settings", lambda given: None)
+    monkeypatch.setattr(checks, "check_settings", lambda given: None)
     monkeypatch.setattr(short_training, "measure_training", measure)
     given = ["task=Ant", "actors=process", "algo=impala"]
     assert load_tool("doctor").main(["scaling", *given, "num_actors=[1,4,8,16]"]) == 0
