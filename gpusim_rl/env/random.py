@@ -113,5 +113,4 @@ class EnvRandom:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continues the streams where `state_dict` was called."""
-        # older checkpoints count the numbers apart
-        self._state.copy_(state["key"] + state.get("counter", 0) * _GOLDEN)
+        self._state.copy_(state["key"])

@@ -538,7 +538,7 @@ class Randomizer(TaskPart):
         If it was saved with other `randomization_params`, properties are drawn again and schedules continue.
         """
         self._random.load_state_dict(state["random"])
-        if state.get("params", self._params) != self._params:
+        if state["params"] != self._params:
             self.begin_from(state)
             self.reset(torch.ones_like(self.age, dtype=torch.bool))
             return

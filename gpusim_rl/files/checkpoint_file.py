@@ -138,7 +138,11 @@ def load(path: Path, map_location: str | torch.device = "cpu") -> dict[str, Any]
     if not isinstance(version, int) or version < 1:
         raise _foreign(path)
     if version != FORMAT:
-        raise _other_format(path, payload)
+        raise ConfigError(
+            f"checkpoint {path} has format {version} of gpusim_rl {payload['gpusim_rl']}; this is gpusim_rl"
+            f" {gpusim_rl.__version__}, which reads format {FORMAT}. Try the version that wrote it (env.json of the run"
+            " names its commit)"
+        )
     if not _is_small(payload):
         raise ConfigError(f"checkpoint {path} has values without end: gpusim_rl did not write it")
     return payload
@@ -189,7 +193,7 @@ def _is_intact(file: IO[bytes]) -> bool:
 
 def _damaged(path: Path, file: IO[bytes]) -> ConfigError:
     """The error for a file without the digest of its content."""
-    with warnings.catch_warnings(), suppress(Exception):  # an older one of ours, or another program's?
+    with warnings.catch_warnings(), suppress(Exception):  # another program's?
         warnings.simplefilter("ignore")
         file.seek(0)
         if not _strange(file):
@@ -197,8 +201,6 @@ def _damaged(path: Path, file: IO[bytes]) -> ConfigError:
             payload = torch.load(file, map_location="cpu", weights_only=True)
             if not (isinstance(payload, dict) and "gpusim_rl" in payload):
                 return _foreign(path)
-            if payload.get("format") != FORMAT:
-                return _other_format(path, payload)
     good = newest_intact(path.parent)
     if good is not None:
         new = "" if good.name == "last.pt" else "; a training from it begins a new run folder"
@@ -213,14 +215,6 @@ def _damaged(path: Path, file: IO[bytes]) -> ConfigError:
 
 def _foreign(path: Path) -> ConfigError:
     return ConfigError(f"{path} is not a checkpoint of gpusim_rl: another program wrote it")
-
-
-def _other_format(path: Path, payload: Mapping[str, Any]) -> ConfigError:
-    return ConfigError(
-        f"checkpoint {path} has format {payload.get('format')} of gpusim_rl {payload['gpusim_rl']}; this is gpusim_rl"
-        f" {gpusim_rl.__version__}, which reads format {FORMAT}. Try the version that wrote it (env.json of the run"
-        " names its commit)"
-    )
 
 
 def _strange(file: IO[bytes]) -> str:

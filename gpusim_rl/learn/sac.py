@@ -167,6 +167,6 @@ class SAC(OffPolicy):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restores `state_dict`. Another `alpha` in the settings is a new start of it."""
         super().load_state_dict(state)
-        if state.get("configured_alpha", self.cfg.alpha) == self.cfg.alpha:
+        if state["configured_alpha"] == self.cfg.alpha:
             self.log_alpha.copy_(state["log_alpha"])
         self.alpha_optimizer.load_moments(state["alpha_optimizer"])

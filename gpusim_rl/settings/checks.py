@@ -204,15 +204,12 @@ ISAACGYMENVS = {
 }
 """What to say to those who type its keys, and what is below them."""
 
-RENAMED = {"ppo.compile": "It is compile=learner now, or compile=off"}
-"""What to say to those who type a key of an older version."""
-
 
 def unknown_key(key: str, known: Sequence[str]) -> ConfigError:
     """The error for a key that does not exist, with the closest key that does."""
     if key in known:
         return ConfigError(f"{key!r} cannot be changed like this: expected key=value, e.g. num_envs=64")
-    for name, answer in {**ISAACGYMENVS, **RENAMED}.items():
+    for name, answer in ISAACGYMENVS.items():
         if f"{key}.".startswith(f"{name}."):
             return ConfigError(f"unknown key {key!r}. {answer}")
     section, _, leaf = key.rpartition(".")

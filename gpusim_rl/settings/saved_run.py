@@ -5,7 +5,7 @@ Free of Hydra.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from gpusim_rl.errors import ConfigError, warn
 from gpusim_rl.files import paths
 from gpusim_rl.files.paths import Checkpoint
 from gpusim_rl.files.safe_open import check_plain, is_intact, load_yaml
-from gpusim_rl.settings.discover import default_choice, read_yaml, tasks
+from gpusim_rl.settings.discover import default_choice, tasks
 from gpusim_rl.settings.overrides import is_override, key_of, quote, value_of
 from gpusim_rl.settings.trust import check_saved_settings
 
@@ -118,70 +118,13 @@ def read_settings(
             what = "was changed or damaged" if file.exists() else "is gone"
             warn(f"{file} {what}: the settings are those in {found.file}. To change one, type <key>=<value>")
         file = found.file
-    settings = of_this_version(check_saved_settings(settings, file, trust=trust, config_dir=config_dir, named=named))
+    settings = check_saved_settings(settings, file, trust=trust, config_dir=config_dir, named=named)
     for key in ONE_CALL_ONLY:
         section, _, leaf = key.rpartition(".")
         owner = settings.get(section) if section else settings
         if isinstance(owner, dict):
             owner.pop(leaf, None)
     return settings
-
-
-_WHITE = {"noise": {"kind": "held", "steps": [1.0]}}
-_OFF_POLICY = {"max_iterations": None, "replay": {"device": None}}
-_ACTOR_CRITIC = {**_WHITE, **_OFF_POLICY, "demonstrations": {"file": None, "share": 0.5, "imitation": 0.0}}
-_NO_CURRICULUM = {"curriculum": {"start": None, "factor": 0.9, "threshold": 1.0, "window": 100}}
-ADDED: Mapping[str, Mapping[str, Any]] = {
-    "gpusim_rl.tasks.cartpole.Cartpole": {"discrete": False},
-    "gpusim_rl.tasks.anymal_terrain.AnymalTerrain": {"fixed_level": None},
-    "gpusim_rl.tasks.allegro_hand.AllegroHand": _NO_CURRICULUM,
-    "gpusim_rl.tasks.shadow_hand.ShadowHand": _NO_CURRICULUM,
-    "gpusim_rl.tasks.trifinger.Trifinger": _NO_CURRICULUM,
-    "gpusim_rl.learn.ppo.PPO": _WHITE,
-    "gpusim_rl.learn.a2c.A2C": _WHITE,
-    "gpusim_rl.learn.reinforce.Reinforce": _WHITE,
-    "gpusim_rl.learn.impala.Impala": {**_WHITE, "loss": "gradient", "ratio_clip": 0.2},
-    "gpusim_rl.learn.sac.SAC": _ACTOR_CRITIC,
-    "gpusim_rl.learn.td3.TD3": _ACTOR_CRITIC,
-    "gpusim_rl.learn.dqn.DQN": _OFF_POLICY,
-}
-"""Settings that older versions did not have, as everything was then, by the class of the task or the algorithm."""
-
-
-def of_this_version(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings of a run, which an older version may have written, as this version names them.
-
-    Args:
-        settings: Of the run. What they lack is as in a new run, but for `compile`: the run was not compiled.
-    """
-    ours = read_yaml(paths.cfg_dir() / "config.yaml")
-    common = {key: value for key, value in ours.items() if key not in ("defaults", "hydra", "task")}
-    settings = {**common, "compile": "off", **settings}
-    for section, file in (("sim", "sim/auto.yaml"), ("actors", "actors/none.yaml"), ("debug", "debug/none.yaml")):
-        settings[section] = {**read_yaml(paths.cfg_dir() / file), **(settings.get(section) or {})}
-    settings["env"] = _filled(settings.get("env") or {}, ours["env"])
-    task = settings.get("task")
-    if isinstance(task, dict) and isinstance(task.get("_target_"), str):
-        settings["task"] = _filled(task, ADDED.get(task["_target_"], {}))
-    algo = settings.get("algo")
-    if isinstance(algo, dict) and isinstance(algo.get("_target_"), str) and isinstance(name := algo.get("name"), str):
-        section = settings.get(name)
-        if isinstance(section, dict):
-            settings[name] = _filled(section, ADDED.get(algo["_target_"], {}))
-    ppo = settings.get("ppo")
-    if isinstance(ppo, dict) and "compile" in ppo:  # its name in older versions
-        settings["compile"] = "learner" if ppo["compile"] else "off"
-        settings["ppo"] = {key: value for key, value in ppo.items() if key != "compile"}
-    return settings
-
-
-def _filled(settings: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings, and what they lack of others, in their sections too."""
-    sections = {key: value for key, value in defaults.items() if isinstance(value, Mapping)}
-    inner = {
-        key: _filled(settings[key], value) for key, value in sections.items() if isinstance(settings.get(key), Mapping)
-    }
-    return {**defaults, **settings, **inner}
 
 
 def _in_checkpoint(found: Checkpoint, key: str) -> Any:

@@ -19,7 +19,6 @@ from gpusim_rl.run.checkpoint import load_training, must_fit
 from gpusim_rl.run.run_dir import resolve_run
 from gpusim_rl.settings import discover
 from gpusim_rl.settings.checks import build_run
-from gpusim_rl.settings.saved_run import of_this_version
 from gpusim_rl.settings.schema import RunConfig
 from gpusim_rl.settings.simulators import SIMULATORS, default_simulator
 from gpusim_rl.settings.trust import check_saved_settings
@@ -105,7 +104,7 @@ class Player:
         run, file = resolve_run(name)
         written_ns = file.stat().st_mtime_ns  # before it is read: a newer one is not missed
         state = load_training(file, NEEDED)
-        config = of_this_version(check_saved_settings(state["config"], file, trust=trust, config_dir=config_dir))
+        config = check_saved_settings(state["config"], file, trust=trust, config_dir=config_dir)
         task_class = load_task_or_environment(config["task"].get("_target_"))
         algorithm_class = load_algorithm_class(config["algo"].get("_target_"))
         cfg = build_run(config, task_class=task_class, algorithm_class=algorithm_class)

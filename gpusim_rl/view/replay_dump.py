@@ -22,7 +22,6 @@ from gpusim_rl.learn.algorithm import load_algorithm_class
 from gpusim_rl.run.checkpoint import DIVERGENCE, check_training, check_types, must_fit
 from gpusim_rl.run.trainer import Trainer
 from gpusim_rl.settings.checks import build_run, check_settings
-from gpusim_rl.settings.saved_run import of_this_version
 from gpusim_rl.settings.simulators import SIMULATORS
 from gpusim_rl.settings.trust import check_saved_settings
 from gpusim_rl.sim import choose_sim
@@ -75,7 +74,6 @@ class Replay:
         else:
             raise ConfigError(f"{file} is neither a dump nor a checkpoint of a training; try diverged.pt of a run")
         check_saved_settings(state["config"], file, trust=trust, config_dir=config_dir)
-        state = {**state, "config": of_this_version(state["config"])}
         check_settings(state["config"])
         return make(file, state, sim)
 

@@ -216,14 +216,6 @@ def test_state_dict_continues_the_streams() -> None:
     assert torch.equal(again.normal(0.0, 1.0, 3), expected[0])
 
 
-def test_a_state_of_an_older_version_continues_the_streams() -> None:
-    one, other = make(seed=5), make(seed=6)
-    older = {"key": one.state_dict()["key"], "counter": torch.tensor(11)}  # which counted the numbers apart
-    one.uniform(0.0, 1.0, 11)
-    other.load_state_dict(older)
-    assert torch.equal(other.uniform(0.0, 1.0, 3), one.uniform(0.0, 1.0, 3))
-
-
 def test_no_hidden_state_and_fixed_memory() -> None:
     torch.manual_seed(0)
     a = make().uniform(0.0, 1.0, 3)

@@ -87,7 +87,9 @@ def test_foreign_damaged_and_missing_files_are_refused_in_one_line(tmp_path, mon
 
 @pytest.mark.parametrize("version", [1, 99])
 def test_another_format_names_the_version_that_wrote_it(tmp_path, version):
-    torch.save({"gpusim_rl": "9.8.7", "format": version}, tmp_path / "other.pt")
+    archive = io.BytesIO()
+    torch.save({"gpusim_rl": "9.8.7", "format": version}, archive)
+    sealed(tmp_path / "other.pt", archive.getvalue())
     with pytest.raises(ConfigError, match=rf"format {version} of gpusim_rl 9\.8\.7; .* reads format {FORMAT}"):
         load(tmp_path / "other.pt")
 

@@ -15,7 +15,6 @@ from gpusim_rl.errors import ConfigError
 from gpusim_rl.learn.algorithm import EnvSpec
 from gpusim_rl.learn.host_replay import HostReplay
 from gpusim_rl.learn.replay import Replay, Transitions
-from gpusim_rl.settings.saved_run import of_this_version
 from gpusim_rl.spaces import Box
 from gpusim_rl.testing.conformance import differences
 from helpers.fakes import RandomEnv
@@ -161,9 +160,3 @@ def test_a_learner_resumes_to_the_bit(name: str) -> None:
 def test_priorities_with_a_memory_on_the_host_are_one_line() -> None:
     with pytest.raises(ConfigError, match=r"sac\.replay\.device=cpu with sac\.replay\.alpha=0\.6: .* Try sac\.replay"):
         OffPolicyLearner("sac", RandomEnv(8), {"replay": {"device": "cpu", "alpha": 0.6}})
-
-
-def test_an_older_run_has_its_memory_beside_the_learner() -> None:
-    algo = {"name": "sac", "_target_": "gpusim_rl.learn.sac.SAC"}
-    found = of_this_version({"algo": algo, "sac": {"replay": {"capacity": 5}}})["sac"]
-    assert found["replay"] == {"capacity": 5, "device": None} and found["max_iterations"] is None

@@ -19,7 +19,6 @@ from gpusim_rl.env import Step, half_batches
 from gpusim_rl.env.half_batches import HalfBatches
 from gpusim_rl.errors import ConfigError, TaskError
 from gpusim_rl.run.trainer import Trainer
-from gpusim_rl.settings.saved_run import of_this_version
 from helpers.training import SMALL_PPO, differences
 
 KINDS: dict[str, dict[str, Any]] = {
@@ -131,7 +130,3 @@ def make_three(num_envs: int) -> gym.vector.VectorEnv:
 def test_a_function_that_makes_another_number_than_half_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"^env\.overlap=true makes two halves, of 4 envs each: .* made 3 envs"):
         make(tmp_path, num_envs=8, env={"_target_": f"{__name__}.make_three", "overlap": True})
-
-
-def test_an_older_run_steps_all_envs_together() -> None:
-    assert of_this_version({"env": {"id": "CartPole-v1"}})["env"]["overlap"] is False

@@ -6,15 +6,12 @@ import shutil
 from pathlib import Path
 
 import pytest
-import yaml
 
-from gpusim_rl.env.task import load_task_class
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.files import paths
 from gpusim_rl.files.safe_open import dump_yaml
-from gpusim_rl.settings import checks
 from gpusim_rl.settings import compose as composing
-from gpusim_rl.settings.saved_run import ADDED, continue_run, of_this_version, read_overrides
+from gpusim_rl.settings.saved_run import continue_run, read_overrides
 
 pytest_plugins = ["helpers.cartpole_run"]
 
@@ -30,51 +27,6 @@ def test_a_command_line_that_is_gone_is_told_of(run_dir, capsys):
     assert read_overrides(paths.Checkpoint(run_dir / "checkpoints" / "last.pt", run_dir)) == []
     (line,) = capsys.readouterr().err.splitlines()
     assert line == f"warning: {run_dir}/overrides.yaml is gone: the run's command line is not on record any more"
-
-
-def test_a_run_of_an_older_version_gets_the_settings_that_it_lacks(run_dir):
-    settings = (run_dir / "config.yaml").read_text().partition("\n")[2]
-    lines = [line for line in settings.splitlines() if not line.startswith("  iterations:")]
-    assert len(lines) == len(settings.splitlines()) - 1
-    (run_dir / "config.yaml").write_bytes(dump_yaml(yaml.safe_load("\n".join(lines))))
-    assert resumed("checkpoint=Cartpole")[0]["sim"]["iterations"] is None
-
-
-def test_compile_of_an_older_version_is_a_setting_of_the_run(run_dir):
-    with pytest.raises(ConfigError, match=r"unknown key 'ppo\.compile'\. It is compile=learner now, or compile=off"):
-        resumed("checkpoint=Cartpole", "ppo.compile=true")
-    settings = yaml.safe_load((run_dir / "config.yaml").read_text().partition("\n")[2])
-    settings.pop("compile")
-    for old, now in ((None, "off"), (False, "off"), (True, "learner")):
-        settings["ppo"].pop("compile", None)
-        if old is not None:
-            settings["ppo"]["compile"] = old
-        (run_dir / "config.yaml").write_bytes(dump_yaml(settings))
-        assert resumed("checkpoint=Cartpole")[0]["compile"] == now
-        assert "compile" not in resumed("checkpoint=Cartpole")[0]["ppo"]
-
-
-def test_a_setting_of_a_task_that_an_older_version_lacks_is_as_it_was(run_dir):
-    settings = yaml.safe_load((run_dir / "config.yaml").read_text().partition("\n")[2])
-    del settings["task"]["discrete"]
-    (run_dir / "config.yaml").write_bytes(dump_yaml(settings))
-    assert resumed("checkpoint=Cartpole")[0]["task"]["discrete"] is False
-
-
-@pytest.mark.parametrize("target", [target for target in ADDED if target.startswith("gpusim_rl.tasks.")])
-def test_a_run_of_an_older_version_gets_what_its_task_did_not_have(target):
-    settings = composing.compose([f"task={target.rpartition('.')[2]}"])
-    task = {key: value for key, value in settings["task"].items() if key not in ADDED[target]}
-    assert ADDED[target] and len(task) == len(settings["task"]) - len(ADDED[target]), "a key that the task has no more"
-    filled = of_this_version({**settings, "task": task})
-    assert filled["task"] == {**task, **ADDED[target]}
-    values = {key: value for key, value in filled["task"].items() if key != "_target_"}
-    checks.build(checks.settings_class(load_task_class(target)), values, "task")
-
-
-def test_what_a_run_says_of_a_newer_setting_stays():
-    settings = composing.compose(["task=AnymalTerrain", "task.fixed_level=3"])
-    assert of_this_version(settings)["task"]["fixed_level"] == 3
 
 
 def resumed(*typed: str) -> tuple[dict, list[str]]:

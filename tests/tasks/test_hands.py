@@ -16,7 +16,6 @@ from gpusim_rl.api import prepare
 from gpusim_rl.env import VecEnv
 from gpusim_rl.env.math import quat_from_axis_angle, quat_multiply
 from gpusim_rl.errors import ConfigError
-from gpusim_rl.settings.saved_run import of_this_version
 
 HANDS = ["ShadowHand", "AllegroHand"]
 EVERYWHERE = torch.ones(4, dtype=torch.bool)
@@ -204,12 +203,6 @@ def test_an_evaluation_has_the_final_tolerance_whatever_a_training_has_reached()
 def test_a_tolerance_that_would_widen_is_one_line():
     with pytest.raises(ConfigError, match=r"task\.curriculum\.start must be null or at least .*=0\.1, got 0\.05"):
         make_env("AllegroHand", **curriculum(0.05))
-
-
-@pytest.mark.parametrize("target", ["allegro_hand.AllegroHand", "shadow_hand.ShadowHand", "trifinger.Trifinger"])
-def test_an_older_run_has_no_curriculum(target):
-    task = of_this_version({"task": {"_target_": f"gpusim_rl.tasks.{target}"}})["task"]
-    assert task["curriculum"]["start"] is None
 
 
 @every_hand
