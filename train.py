@@ -1,6 +1,6 @@
 """Train or evaluate a task.
 
-python train.py                                        Cartpole, solved in less than two minutes
+python train.py                                        Cartpole, on what this machine has
 python train.py task=Ant num_envs=4096                 4096 ants at once
 python train.py checkpoint=Ant                         continue the latest Ant run
 python train.py test=true checkpoint=Ant               evaluate it

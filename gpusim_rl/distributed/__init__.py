@@ -1,1 +1,1 @@
-"""Training on more than one device: several processes that learn together."""
+"""Training in several processes: data parallel under torchrun, actors for one learner, search of settings."""

@@ -25,7 +25,7 @@ def checkout() -> Path | None:
 
 
 def cfg_dir() -> Path:
-    """Folder with config.yaml and the groups task, ppo, sim, log, debug."""
+    """Folder with config.yaml and the groups of settings: task, algo, sim, actors, log, debug."""
     return _shipped("cfg")
 
 

@@ -1,1 +1,1 @@
-"""Learning: policies, normalisers, rollouts and PPO; tensors only, no simulator."""
+"""Learning: algorithms, policies, normalisers, rollouts and replay memories; tensors only, no simulator."""
