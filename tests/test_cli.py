@@ -40,7 +40,7 @@ BAD_OVERRIDES = [
     ("xyzzy=1", "unknown key 'xyzzy'. Try python train.py --help"),
     ("capture_video=True", "unknown key 'capture_video'. Try python tools/record.py"),
     ("capture_video_len=100", "unknown key 'capture_video_len'. Try python tools/record.py <run folder> --steps"),
-    ("pbt.enabled=True", "unknown key 'pbt.enabled'. Try python tools/tune.py method=pbt population=8"),
+    ("pbt.enabled=True", "unknown key 'pbt.enabled'. Try python tools/tune.py method=pbt"),
     ("task.sim.dt=0.01", "unknown key 'task.sim.dt'. Try task.physics_hz"),
     ("sim.solver=1", "unknown key 'sim.solver'. sim has: name, num_threads, "),
     ("ppo.xyzzy=1", "unknown key 'ppo.xyzzy'. ppo has: horizon, learning_rate, "),

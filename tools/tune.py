@@ -4,10 +4,9 @@ python tools/tune.py task=Ant trials=20                                       PP
 python tools/tune.py task=Ant algo=sac num_envs=64 space=my_space.yaml        your own space of settings
 python tools/tune.py task=Ant trials=40 study=ants                            again: goes on, until there are 40
 python tools/tune.py task=Ant trials=40 method=asha                           the trials on Ray
-python tools/tune.py task=Ant method=pbt population=8                         population-based training
+python tools/tune.py task=Ant trials=8 method=pbt                             population-based training, on Ray
 
-With Optuna the same command in several terminals, or on several machines with one folder, searches together. With
-method=pbt each starts other members: members=0-3, members=4-7.
+With Optuna the same command in several terminals, or on several machines with one folder, searches together.
 """
 
 from __future__ import annotations
@@ -27,20 +26,13 @@ def main(argv: list[str] | None = None) -> int:
 
     with friendly_errors():
         args = parse(argv)
-        from gpusim_rl.distributed.tuning import method_of, read_search, tune
+        from gpusim_rl.distributed.tuning import read_search, tune
 
-        if method_of(args.settings) == "pbt":
-            from gpusim_rl.distributed.population import breed, read_population
-
-            population = read_population(args.settings, args.config_dir)
-            with stoppable(population.folder):
-                lines = breed(population)
-        else:
-            search = read_search(args.settings, args.config_dir)
-            if search.method != "optuna":
-                from gpusim_rl.distributed.ray_search import tune
-            with stoppable(search.folder):
-                lines = tune(search)
+        search = read_search(args.settings, args.config_dir)
+        if search.method != "optuna":
+            from gpusim_rl.distributed.ray_search import tune
+        with stoppable(search.folder):
+            lines = tune(search)
         for line in lines:
             print(printable(line))
     return 0
@@ -77,8 +69,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
         prog="tune",
         description=(__doc__ or "").partition("\n")[0],
         epilog="Of the search: trials=20, pruner=hyperband|median|none, study=<name>, space=<yaml>, stall_s=600."
-        " With method=pbt: population=8, interval=1e7, start_after=1e7, initial_delay=2e7, and more"
-        " (docs/distributed.md)."
+        " With method=asha and pbt: grace=<iterations>."
         " All other settings are those of train.py.",
     )
     parser.add_argument("settings", nargs="+", metavar="key=value", help="of the search, and of the training")

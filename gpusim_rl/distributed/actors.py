@@ -20,7 +20,6 @@ from torch import Tensor
 from gpusim_rl.distributed.actor import ActorJob, EnvDescription
 from gpusim_rl.distributed.engine import Engine
 from gpusim_rl.distributed.inference import InferenceRollouts
-from gpusim_rl.distributed.population import member_of
 from gpusim_rl.distributed.rollouts import PATIENCE_S, ActorsRollouts, Rollout, Rollouts
 from gpusim_rl.distributed.tuner import Limits
 from gpusim_rl.env import Environment, Step
@@ -324,4 +323,4 @@ class ActorTrainer(Trainer):
 def make_trainer(spec: RunSpec, collective: Collective) -> Trainer:
     """The trainer of a run: a learner with actors, if it has any."""
     alone = spec.cfg.actors.engine is None or spec.cfg.test
-    return Trainer(spec, collective, member_of(spec)) if alone else ActorTrainer(spec)
+    return Trainer(spec, collective) if alone else ActorTrainer(spec)

@@ -1,4 +1,4 @@
-"""Searches settings with Ray Tune: `method=asha` stops hopeless trials early, `method=ray_pbt` breeds a population.
+"""Searches settings with Ray Tune: `method=asha` stops hopeless trials early, `method=pbt` breeds a population.
 
 Ray starts the trials, on this machine or on a cluster whose nodes see the folder. Each is a usual run all the same. The
 study is in Optuna's journal, as with `method=optuna`: table, pictures and resume are the same.
@@ -37,7 +37,7 @@ def tune(search: Search) -> list[str]:
         ConfigError: There is no Ray, or no Optuna; or a population cannot change what the space has; or another command
             searches in the study.
     """
-    if search.method == "ray_pbt":
+    if search.method == "pbt":
         _refuse_structure(search)
     with ray_cluster(f"method={search.method}"):
         search = replace(search, folder=search.folder.absolute())
@@ -68,7 +68,7 @@ def _refuse_structure(search: Search) -> None:
     fixed = [f"{algo['name']}.{name}" for name in load_algorithm_class(algo["_target_"]).structure]
     for key in search.space:
         if key == "num_envs" or any(f"{key}.".startswith(f"{name}.") for name in fixed):
-            raise ConfigError(f"method=ray_pbt: {key} cannot change from one checkpoint to the next. Try method=asha")
+            raise ConfigError(f"method=pbt: {key} cannot change from one checkpoint to the next. Try method=asha")
 
 
 def _fit(search: Search, optuna: Any, study: Any, left: int) -> None:
@@ -155,7 +155,7 @@ def _scheduler(ray_tune: Any, search: Search, space: Mapping[str, Any]) -> Any:
 def _trainable(ray_tune: Any, search: Search, first: int) -> Any:
     """What Ray Tune calls a trainable: follows a run of ours, row by row."""
     cwd = os.getcwd()  # Ray's processes are elsewhere
-    interval, breeds = f"log.checkpoint_interval={search.grace}", search.method == "ray_pbt"
+    interval, breeds = f"log.checkpoint_interval={search.grace}", search.method == "pbt"
 
     class Trial(ray_tune.Trainable):  # type: ignore[reportUntypedBaseClass]
         """A trial; its run begins with the first step, when it is known from where."""

@@ -29,8 +29,8 @@ from gpusim_rl.settings.overrides import key_of, value_of
 from gpusim_rl.settings.schema import ALGORITHMS, RunConfig
 
 SPACES = Path(__file__).parent / "spaces"
-METHODS = ("optuna", "asha", "ray_pbt", "pbt")
-"""`optuna` is here, `asha` and `ray_pbt` are in ray_search.py, `pbt` is in population.py."""
+METHODS = ("optuna", "asha", "pbt")
+"""`optuna` is here, `asha` and `pbt` are in ray_search.py."""
 COUNTS = ("trials", "grace")
 PRUNERS = ("hyperband", "median", "none")
 MAY_DIFFER = ("device", "sim_device", "rl_device", "log.", "wandb_")
@@ -62,7 +62,7 @@ class Search:
         trials: Of the whole study.
         method: Of `METHODS`.
         pruner: What stops hopeless trials with `method=optuna`: one of `PRUNERS`.
-        grace: With `asha`, iterations before a trial may be stopped; with `ray_pbt`, between two changes of a member.
+        grace: With `asha`, iterations before a trial may be stopped; with `pbt`, between two changes of a member.
         reduction: With `asha`, one of so many trials goes on.
         stall_s: A trial without a new row of metrics for so long is stopped [s].
         iterations: Of a trial that is not stopped.
@@ -106,7 +106,7 @@ def read_search(words: Sequence[str], config_dir: Path | None = None) -> Search:
     if grace > int(config["max_iterations"]):
         raise ConfigError(f"grace must not be above max_iterations={config['max_iterations']}, got {grace}")
     folder, iterations, interval = Path(config["log"]["dir"]) / study, int(config["max_iterations"]), 1
-    if chosen["method"] == "ray_pbt":
+    if chosen["method"] == "pbt":
         interval = int(config["log"]["interval"])  # a change needs a row of metrics and a checkpoint
     return Search(
         study=study,
@@ -189,10 +189,6 @@ def _refuse_unknown(overrides: Sequence[str], own: Mapping[str, str]) -> None:
         key = key_of(word)
         if "." in key or key in of_training:
             continue
-        if key == "population":
-            raise ConfigError(f"population is for method=pbt. Try method=pbt population={value_of(word)}")
-        if key in OWN:
-            raise ConfigError(f"method={own['method']} has no {key}. It has: {', '.join(own)}")
         if near := closest(key, own, 0.75):
             raise ConfigError(f"unknown key {key!r}. Did you mean {near!r}?")
 

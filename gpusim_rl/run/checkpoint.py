@@ -43,7 +43,6 @@ TRAINING: Types = {
     "metrics": (dict,),
     "metrics_csv": (dict, type(None)),
     "processes": (dict,),
-    "population": (dict,),
 }
 """What `Trainer.state_dict` and `Logger.save` put into a checkpoint."""
 DIVERGENCE: Types = {

@@ -7,10 +7,10 @@ import os
 import secrets
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -34,7 +34,7 @@ from gpusim_rl.run.device_check import check_devices, devices_checked
 from gpusim_rl.run.devices import choose_devices, choose_eval_devices
 from gpusim_rl.run.eval_schedule import EvalSchedule
 from gpusim_rl.run.evaluation import evaluate, report
-from gpusim_rl.run.log_interval import LogIntervals, LogRow
+from gpusim_rl.run.log_interval import LogIntervals
 from gpusim_rl.run.logger import Logger, SilentLogger
 from gpusim_rl.run.metadata import describe_run
 from gpusim_rl.run.metrics import Metrics, Row
@@ -57,20 +57,6 @@ ANEW = ("replay", "priorities")
 """What of an algorithm's state belongs to the envs that it was recorded in."""
 
 
-class Member(Protocol):
-    """What makes a training one of a population; `gpusim_rl.distributed.population` has it."""
-
-    def begin(self, trainer: Trainer, state: Mapping[str, Any] | None) -> None:
-        """Joins a training, before the algorithm is restored; `state` is of an earlier start."""
-
-    def after_iteration(self, trainer: Trainer, rows: Sequence[LogRow], log: Logger) -> None:
-        """Looks at the rows of metrics that have arrived; may change weights and settings, in place."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """What a restart must know."""
-        ...
-
-
 class Trainer:
     """Trains or evaluates one task with one algorithm.
 
@@ -80,7 +66,6 @@ class Trainer:
     Args:
         spec: The run.
         collective: The processes that learn together; `num_envs` is of each.
-        member: Of a population; None where the run is of none.
 
     Raises:
         ConfigError: Something in the configuration or the checkpoint does not fit.
@@ -97,7 +82,7 @@ class Trainer:
 
     num_actors = 0
 
-    def __init__(self, spec: RunSpec, collective: Collective = ALONE, member: Member | None = None) -> None:
+    def __init__(self, spec: RunSpec, collective: Collective = ALONE) -> None:
         cfg = spec.cfg
         self.spec, self.cfg, self.collective = spec, cfg, collective
         self.task_name = spec.task_class.__name__
@@ -159,9 +144,6 @@ class Trainer:
         self._others_stop = False  # another process has got a signal
         self._show_progress: Callable[[str], None] = lambda text: None
         self._reporter = Reporter(self)
-        self._member = member
-        if member is not None:
-            member.begin(self, None if state is None else state.get("population"))
         if state is not None:
             assert spec.checkpoint is not None
             with checkpoint.must_fit(spec.checkpoint.file, f"task {self.task_name} with algo={cfg.algo}"):
@@ -222,8 +204,6 @@ class Trainer:
                     self.iteration, self.state_dict, learning=self._reporter.learning, last=self.complete
                 )
             status = self._reporter.publish(log)
-            if self._member is not None:
-                self._member.after_iteration(self, status.rows, log)
             # a long iteration: what a signal in the next one would fall back to
             due = log.checkpoint_due(status) or self.stop_signal.long
             self._others_stop, due = self.collective.any(status.stopping, due)
@@ -455,8 +435,7 @@ class Trainer:
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that the rest of the run depends on."""
-        population = {} if self._member is None else {"population": self._member.state_dict()}
-        return population | {
+        return {
             "task": self.task_name,
             "config": self.spec.config,
             "overrides": self.spec.overrides,

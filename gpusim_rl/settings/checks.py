@@ -193,7 +193,7 @@ ISAACGYMENVS = {
     "capture_video": "Try python tools/record.py <run folder>, during the training or after it; it needs no display",
     "capture_video_freq": "Try python tools/record.py <run folder>",
     "capture_video_len": "Try python tools/record.py <run folder> --steps <control steps>",
-    "pbt": "Try python tools/tune.py method=pbt population=8: docs/distributed.md",
+    "pbt": "Try python tools/tune.py method=pbt: docs/distributed.md",
     "num_threads": "Did you mean 'sim.num_threads'?",
     "physics_engine": f"Try one of sim={', '.join(SIMULATORS)}",
     "pipeline": f"Try one of sim={', '.join(SIMULATORS)}, and device=cpu or cuda",

@@ -412,14 +412,6 @@ class EvalConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PopulationConfig:
-    """The population that a run is a member of: `tools/tune.py method=pbt` sets it."""
-
-    folder: str | None  # of the population; None = the run is of none
-    member: Annotated[int, Rule("an int >= 0", lambda value: value >= 0)]  # its number
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class DebugConfig:
     """Checks and measurements that cost speed."""
 
@@ -471,7 +463,6 @@ class RunConfig:
     sim: SimConfig
     actors: ActorsConfig  # that step envs for one learner
     eval: EvalConfig  # beside the training
-    pbt: PopulationConfig  # that the run is a member of
     log: LogConfig
     debug: DebugConfig
 
@@ -486,8 +477,6 @@ class RunConfig:
             raise ConfigError(
                 f"num_actors={self.num_actors} has no effect without actors. Try num_actors=null, or actors=process"
             )
-        if self.pbt.folder is not None and (self.multi_gpu or self.actors.engine is not None):
-            raise ConfigError("pbt.folder: a member of a population is one process. Try multi_gpu=false actors=none")
         if self.actors.engine is not None and self.multi_gpu:
             raise ConfigError(
                 f"multi_gpu=true with actors={self.actors.engine}: actors send to one learner. Try multi_gpu=false"

@@ -43,7 +43,7 @@ def test_without_ray_one_line_has_the_command(tmp_path: Path) -> None:
 
 def test_a_population_of_ray_changes_no_sizes(tmp_path: Path) -> None:
     (tmp_path / "space.yaml").write_text("ppo.horizon: {choices: [8, 16]}\n")
-    words = (*SMALL, "method=ray_pbt")
+    words = (*SMALL, "method=pbt")
     done = run_command(sys.executable, ROOT / "tools" / "tune.py", *words, cwd=tmp_path, check=False)
     assert done.returncode == 2 and "ppo.horizon cannot change from one checkpoint to the next" in done.stderr
     assert not (tmp_path / "runs").exists()
@@ -111,7 +111,7 @@ def test_sigterm_ends_a_search_on_ray_and_leaves_no_process(tmp_path: Path) -> N
 
 @pytest.mark.slow
 def test_a_population_of_ray_copies_checkpoints(tmp_path: Path) -> None:
-    done = tune(tmp_path, "method=ray_pbt", "trials=3", "max_iterations=24", "grace=4")
+    done = tune(tmp_path, "method=pbt", "trials=3", "max_iterations=24", "grace=4")
     assert "3 complete" in done.stdout, done.stdout
     assert [row["state"] for row in trials(tmp_path)] == ["complete"] * 3
     # A member that copied has more than one run folder, and the later one goes on from the donor's iteration.

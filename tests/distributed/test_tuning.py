@@ -52,7 +52,6 @@ def test_our_own_spaces_can_be_searched(file):
         (["study=Ant"], SPACE, "study=Ant is the name of a task, whose runs are in that folder"),
         (["trails=3"], SPACE, "unknown key 'trails'. Did you mean 'trials'?"),
         (["num_env=3"], SPACE, "unknown key 'num_env'. Did you mean 'num_envs'?"),
-        (["population=4"], SPACE, "population is for method=pbt. Try method=pbt population=4"),
         (["space=no.yaml"], SPACE, "space=no.yaml: there is no such file"),
         ([], "ppo.learning_rat: {low: 1.0, high: 2.0}", "Did you mean 'ppo.learning_rate'"),
         ([], "sac.gamma: {low: 0.9, high: 0.99}", "sac.gamma is a setting of algo=sac, and algo=ppo is trained"),
@@ -86,8 +85,8 @@ def test_numbers_may_be_written_as_yaml_does_not_read_them(tmp_path):
 def test_a_population_of_ray_changes_where_there_is_a_row_of_metrics(tmp_path):
     (tmp_path / "space.yaml").write_text("ppo.clip: {low: 0.1, high: 0.2}\n")
     words = ["task=Cartpole", f"space={tmp_path / 'space.yaml'}", "max_iterations=100", "log.interval=10"]
-    assert read_search([*words, "method=ray_pbt"]).grace == 20
-    assert read_search([*words, "method=ray_pbt", "grace=33"]).grace == 40
+    assert read_search([*words, "method=pbt"]).grace == 20
+    assert read_search([*words, "method=pbt", "grace=33"]).grace == 40
     assert read_search([*words, "method=asha", "grace=33"]).grace == 33
 
 

@@ -15,7 +15,6 @@ from pathlib import Path
 import pytest
 
 from gpusim_rl.files.checkpoint_file import load
-from helpers.commands import ROOT
 from helpers.training import the_run
 from reliability.processes import SMALL, TRAIN, Running, Slot, rows, temporary_files, the_error
 from reliability.record import record
@@ -240,34 +239,3 @@ def test_a_checkpoint_folder_that_turns_read_only_stops_no_training(disk: Disk) 
         "a warning for each checkpoint that is not written, the training goes on, the next checkpoint is tried",
         "nothing",
     )
-
-
-@pytest.mark.slow
-def test_a_disk_that_fills_under_a_population_costs_one_line_and_no_record(disk: Disk) -> None:
-    tune = ROOT / "tools" / "tune.py"
-    own = (
-        "method=pbt",
-        "population=2",
-        "study=poles",
-        "interval=640",
-        "start_after=0",
-        "initial_delay=0",
-        "restarts=0",
-    )
-    words = ("task=Cartpole", *(word for word in SMALL if not word.startswith("log.console")), *own, "keep=2")
-    words = (tune, *words, "max_iterations=80")
-    folder = disk.seen / "runs" / "poles"
-    population = disk.slot.start(*words, cwd=disk.inside)
-    population.wait_for(lambda: all(list(folder.glob(f"m{member:02d}-000002.json")) for member in range(2)))
-    disk.fill()
-    line = the_error(population.ended(), progress="generation ")
-    assert "could not be written" in line or "cannot write to" in line
-    told = {file.name: file.read_bytes() for file in folder.glob("m*.json")}
-    assert len(told) >= 4 and temporary_files(disk.seen / "runs") == []
-    for file in folder.glob("m*.pt"):
-        load(file)
-    disk.make_room()
-    done = disk.slot.run(*words, cwd=disk.inside)
-    assert done.returncode == 0, done.stderr
-    assert told.keys() <= {file.name for file in folder.glob("m*.json")}
-    assert "2 members" in done.stdout
