@@ -6,9 +6,8 @@ every task, CUDA graphs, exact resume, logging, playing and recording.
 
 from __future__ import annotations
 
-import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
@@ -136,8 +135,6 @@ class Algorithm(ABC):
     """Settings that the tensors of `state_dict` depend on: a checkpoint cannot continue with others."""
     policy_structure: ClassVar[tuple[str, ...]] = ("network",)
     """Those of them that the policy's tensors depend on."""
-    tunable: ClassVar[tuple[str, ...]] = ()
-    """Settings that `change` can give other values during a training: tensors on the device hold them."""
     data_parallel: ClassVar[bool] = False
     """Whether `update` adds up, by `collective`, what the processes of a data-parallel run learn."""
     learns_from_actors: ClassVar[bool] = False
@@ -197,22 +194,6 @@ class Algorithm(ABC):
             update had to leave the policy as it was, because no gradient was finite, else 1: an algorithm that
             tells so, and does not learn for some iterations, is put back to the last checkpoint, then stopped.
         """
-
-    def change(self, settings: Mapping[str, float]) -> None:
-        """Gives settings other values, in place: the next update is that of an algorithm which was built with them.
-
-        What follows from another value begins anew, such as a learning rate that a schedule has moved. A value that is
-        the same changes nothing.
-
-        Args:
-            settings: Values by name, of `tunable`.
-        """
-        changed = {name: value for name, value in settings.items() if value != getattr(self.cfg, name)}
-        self.cfg = dataclasses.replace(self.cfg, **changed)
-        self._write_settings(changed.keys())
-
-    def _write_settings(self, changed: Collection[str]) -> None:  # noqa: B027 (optional)
-        """Writes what follows from the settings that have changed into the tensors that hold it."""
 
     def part(self, envs: slice) -> Algorithm | None:
         """The same algorithm for some of the envs: its `act` and `record` use the memory of this one.

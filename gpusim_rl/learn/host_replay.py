@@ -125,11 +125,6 @@ class HostReplay:
         assert steps == self._horizon
         return self._steps.latest()
 
-    def discount_by(self, gamma: float) -> None:
-        """Takes another discount per step; what is drawn already has the old one."""
-        self._wait()
-        self.memory.discount_by(gamma)
-
     # Between device and host
 
     @torch.no_grad()

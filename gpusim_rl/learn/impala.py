@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -41,7 +40,6 @@ class Impala(OnPolicy):
     Config = ImpalaConfig
     structure = (*OnPolicy.structure, "delay")
     name = "impala"
-    tunable = (*OnPolicy.tunable, "ratio_clip")
     learns_from_actors = True
 
     cfg: ImpalaConfig
@@ -58,11 +56,6 @@ class Impala(OnPolicy):
         self._envs = torch.arange(env.num_envs, device=device)
         self._delay = self._envs * ages // env.num_envs
         self._log_ratio = torch.zeros_like(self.rollout.reward)
-        self._ratio_clip = torch.tensor(cfg.ratio_clip, device=device)
-
-    def _write_settings(self, changed: Collection[str]) -> None:
-        super()._write_settings(changed)
-        self._ratio_clip.fill_(self.cfg.ratio_clip)
 
     def update(self) -> dict[str, Tensor]:
         """Keeps the rollout, and learns from those that are due; with actors, learns from what they have sent."""
@@ -127,12 +120,13 @@ class Impala(OnPolicy):
         cfg = self.cfg
         # The ratio is in the clipped loss itself.
         clips = {"clip": cfg.clip, "advantage_clip": None if cfg.loss == "clipped" else cfg.advantage_clip}
-        return vtrace(self._log_ratio, *rollout, gamma=self._gamma, lam=self._gae_lambda, **clips)
+        return vtrace(self._log_ratio, *rollout, gamma=cfg.gamma, lam=cfg.gae_lambda, **clips)
 
     def _parts(self, old: Samples, now: Evaluation) -> dict[str, Tensor]:
         parts = super()._parts(old, now)
         if self.cfg.loss == "clipped":
-            parts["loss/policy"] = clipped_loss(old.advantage, torch.exp(now.log_prob - old.log_prob), self._ratio_clip)
+            ratio = torch.exp(now.log_prob - old.log_prob)
+            parts["loss/policy"] = clipped_loss(old.advantage, ratio, self.cfg.ratio_clip)
         return parts
 
     def state_dict(self) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from abc import abstractmethod
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -88,7 +88,6 @@ class OffPolicy(Algorithm):
 
     structure = ("network", "normalize_obs", "replay.capacity", "replay.storage", "replay.alpha")
     policy_structure = ("network", "normalize_obs")
-    tunable = ("learning_rate", "gamma")
     data_parallel = True
     learns_from_actors = True
     discrete: ClassVar[bool] = False
@@ -154,14 +153,6 @@ class OffPolicy(Algorithm):
         self.actor_optimizer = None if actor is None else MaskedAdamW([*actor.parameters()], *adam)
         self._targets, self._online = self.policy.target_pairs()
         self.skipped = torch.zeros((), dtype=torch.float32, device=device)  # updates, since the training began
-
-    def _write_settings(self, changed: Collection[str]) -> None:
-        for optimizer in (self.critic_optimizer, self.actor_optimizer):
-            if optimizer is not None:
-                optimizer.rate.fill_(self.cfg.learning_rate)
-        for memory in (self.replay, self.demonstrations):
-            if memory is not None:
-                memory.discount_by(self.cfg.gamma)
 
     def _make_replay(self, env: EnvSpec, seed: int) -> Replay | HostReplay:
         cfg, device = self.cfg, self.device

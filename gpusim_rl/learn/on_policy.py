@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -140,7 +140,6 @@ class OnPolicy(Algorithm):
 
     structure = ("horizon", "network", "normalize_obs", "normalize_value")
     policy_structure = ("network", "normalize_obs", "normalize_value")
-    tunable = ("learning_rate", "gamma", "gae_lambda", "value_coef", "entropy_coef", "bounds_coef")
     data_parallel = True
     name: ClassVar[str]
     """Of the section that holds the settings."""
@@ -203,10 +202,6 @@ class OnPolicy(Algorithm):
         self.max_iterations = max_iterations
         self.iteration = torch.zeros((), dtype=torch.float32, device=device)
         self.learning_rate = torch.tensor(cfg.learning_rate, dtype=torch.float32, device=device)
-        self._first_rate = self.learning_rate.clone()  # of the linear schedule
-        # float64: their product is rounded once, as that of Python's numbers
-        self._gamma = torch.tensor(cfg.gamma, dtype=torch.float64, device=device)
-        self._gae_lambda = torch.tensor(cfg.gae_lambda, dtype=torch.float64, device=device)
         # fused: one kernel per step; its count and rate are device tensors, which a CUDA graph needs (capturable)
         self.optimizer = torch.optim.Adam(
             self._parameters,
@@ -217,29 +212,15 @@ class OnPolicy(Algorithm):
         )
         self.optimizer.param_groups[0]["lr"] = self.learning_rate
         self.skipped = torch.zeros((), dtype=torch.float32, device=device)  # minibatches, since the training began
-        self._coefficients = torch.tensor(self._weights_of_losses(), device=device)
-        self._loss = self._eager_loss
-        self._compile_errors: tuple[type[Exception], ...] = ()
-
-    def _weights_of_losses(self) -> list[float]:
-        """In the order of `losses`."""
-        cfg = self.cfg
         weights = {
             "loss/policy": 1.0,
             "loss/value": 0.5 * cfg.value_coef,
             "loss/bounds": cfg.bounds_coef,
             "policy/entropy": -cfg.entropy_coef,
         }
-        return [weights.get(name, 0.0) for name in self.losses]
-
-    def _write_settings(self, changed: Collection[str]) -> None:
-        cfg = self.cfg
-        if "learning_rate" in changed:
-            for rate in (self.learning_rate, self._first_rate):
-                rate.fill_(cfg.learning_rate)
-        self._gamma.fill_(cfg.gamma)
-        self._gae_lambda.fill_(cfg.gae_lambda)
-        self._coefficients.copy_(torch.tensor(self._weights_of_losses()))
+        self._coefficients = torch.tensor([weights.get(name, 0.0) for name in self.losses], device=device)
+        self._loss = self._eager_loss
+        self._compile_errors: tuple[type[Exception], ...] = ()
 
     def compile(self, enabled: bool = True) -> None:
         """Compiles the loss: faster updates, for some 20 s at the first start and 5 s at later ones.
@@ -337,7 +318,7 @@ class OnPolicy(Algorithm):
         """
         cfg, rollout = self.cfg, self.rollout
         if cfg.schedule == "linear":
-            self.learning_rate.copy_(self._first_rate * (1.0 - self.iteration / self.max_iterations).clamp(min=0.0))
+            self.learning_rate.copy_(cfg.learning_rate * (1.0 - self.iteration / self.max_iterations).clamp(min=0.0))
         batch, stats = self._prepare()
         totals, skipped, steps = self._learn(batch)
         self.iteration += 1
@@ -503,7 +484,7 @@ class OnPolicy(Algorithm):
 
     def _advantages(self, *rollout: Tensor) -> tuple[Tensor, Tensor]:
         """Advantages and targets of the critic, [T, N]; takes the tensors that `gae` takes."""
-        return gae(*rollout, gamma=self._gamma, gae_lambda=self._gae_lambda)
+        return gae(*rollout, gamma=self.cfg.gamma, gae_lambda=self.cfg.gae_lambda)
 
     def _by_sequence(self, x: Shaped[Tensor, "time envs ..."]) -> Tensor:
         """[T, N, ...] -> [L, T / L * N, ...]: consecutive steps of one env stay together."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -21,17 +20,17 @@ def fit_minibatches(units: int, wanted: float) -> int:
     return min(divisors, key=lambda d: (abs(d - wanted), d))
 
 
-def clipped_loss(advantage: Tensor, ratio: Tensor, clip: Tensor) -> Tensor:
+def clipped_loss(advantage: Tensor, ratio: Tensor, clip: float) -> Tensor:
     """The loss of the policy, max(-A r, -A clipped r), of each sample.
 
     Args:
         advantage: A.
         ratio: r, of the probabilities of the action now and when it was chosen.
-        clip: The ratio is kept within 1 +- this, [].
+        clip: The ratio is kept within 1 +- this.
     """
     cost = -advantage
     # the second is never below this bound, which does not depend on r
-    return (cost * ratio).clamp(min=torch.addcmul(cost, cost.abs(), clip, value=-1.0))
+    return (cost * ratio).clamp(min=torch.add(cost, cost.abs(), alpha=-clip))
 
 
 class AdaptiveRate:
@@ -50,14 +49,9 @@ class AdaptiveRate:
     def __init__(self, threshold: float, low: float, high: float, device: torch.device) -> None:
         self._limits = low, high
         # A table takes fewer operations than comparisons. Each interval includes its upper end; NaN is behind the last.
-        self._ends = torch.empty(4, device=device)
-        self.follow(threshold)
-        self._factors = torch.tensor([1.0, 1.5, 1.0, 1.0 / 1.5, 1.0], device=device)
-
-    def follow(self, threshold: float) -> None:
-        """Takes another threshold [nat], in place."""
         half = torch.nextafter(torch.tensor(0.5 * threshold), torch.tensor(0.0)).item()
-        self._ends.copy_(torch.tensor([0.0, half, 2.0 * threshold, torch.inf]))
+        self._ends = torch.tensor([0.0, half, 2.0 * threshold, torch.inf], device=device)
+        self._factors = torch.tensor([1.0, 1.5, 1.0, 1.0 / 1.5, 1.0], device=device)
 
     def adapt(self, rate: Tensor, kl: Tensor) -> None:
         """Changes the rate in place."""
@@ -79,7 +73,6 @@ class PPO(OnPolicy):
 
     Config = PPOConfig
     name = "ppo"
-    tunable = (*OnPolicy.tunable, "clip", "kl_threshold")
     losses = (*OnPolicy.losses, "policy/kl", "policy/clip_fraction")
 
     cfg: PPOConfig
@@ -88,12 +81,6 @@ class PPO(OnPolicy):
         super().__init__(cfg, env, device=device, seed=seed, max_iterations=max_iterations)
         rates = cfg.learning_rate_min, cfg.learning_rate_max
         self._adaptive_rate = AdaptiveRate(cfg.kl_threshold, *rates, device)
-        self._clip = torch.tensor(cfg.clip, device=device)
-
-    def _write_settings(self, changed: Collection[str]) -> None:
-        super()._write_settings(changed)
-        self._clip.fill_(self.cfg.clip)
-        self._adaptive_rate.follow(self.cfg.kl_threshold)
 
     def _learn(self, batch: Batch) -> tuple[Tensor, Tensor, int]:
         cfg = self.cfg
@@ -125,7 +112,7 @@ class PPO(OnPolicy):
             self._adaptive_rate.adapt(self.learning_rate, kl)
 
     def _parts(self, old: Samples, now: Evaluation) -> dict[str, Tensor]:
-        clip = self._clip
+        clip = self.cfg.clip
         ratio = torch.exp(now.log_prob - old.log_prob)
         policy_loss = clipped_loss(old.advantage, ratio, clip)
         value_loss = squared_distance(now.value, old.target)

@@ -16,5 +16,4 @@ class Reinforce(OnPolicy):
     """
 
     Config = ReinforceConfig
-    tunable = tuple(name for name in OnPolicy.tunable if name != "gae_lambda")
     name = "reinforce"

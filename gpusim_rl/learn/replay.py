@@ -110,14 +110,9 @@ class Replay:
         self.ends = zeros(steps, envs, dtype=torch.uint8)
         self._final_step = torch.full((self._rows, envs), -1, dtype=torch.int64, device=device)
         self.total = zeros(dtype=torch.int64)
-        self._powers = torch.empty(n_step + 1, device=device)
-        self.discount_by(gamma)
+        self._powers = gamma ** torch.arange(n_step + 1, device=device)
         self._window = torch.arange(n_step, device=device)[:, None]
         self._largest = torch.finfo(storage).max
-
-    def discount_by(self, gamma: float) -> None:
-        """Takes another discount per step, in place."""
-        self._powers.copy_(gamma ** torch.arange(self.n_step + 1, device=self.device))
 
     @property
     def fill(self) -> Tensor:

@@ -19,8 +19,8 @@ def gae(
     terminated: Bool[Tensor, "time envs"],
     done: Bool[Tensor, "time envs"],
     valid: Bool[Tensor, "time envs"],
-    gamma: float | Tensor,
-    gae_lambda: float | Tensor,
+    gamma: float,
+    gae_lambda: float,
 ) -> tuple[Float[Tensor, "time envs"], Float[Tensor, "time envs"]]:
     """Generalised advantage estimation (Schulman et al. 2016, arXiv 1506.02438, equation 16).
 
@@ -31,15 +31,15 @@ def gae(
         terminated: The episode ended by the task's rules in step t: what follows is worth 0.
         done: The episode ended in step t for any reason: nothing of the next episode leaks into it.
         valid: The sample counts; where it does not, its advantage is 0 and the trajectory before it ends there.
-        gamma: Discount per step; a float64 tensor [] where it may change.
-        gae_lambda: Weight of longer returns; likewise.
+        gamma: Discount per step.
+        gae_lambda: Weight of longer returns.
 
     Returns:
         Advantages, and returns (advantage + value).
     """
     ignored = ~valid
     carry_on = torch.ones_like(reward).masked_fill_(done | ignored, 0.0).mul_(gamma * gae_lambda)
-    discount = torch.as_tensor(gamma, dtype=reward.dtype, device=reward.device)
+    discount = reward.new_full((), gamma)
     advantage = torch.addcmul(reward, next_value.masked_fill(terminated, 0.0), discount).sub_(value)
     advantage.masked_fill_(ignored, 0.0)
     for t in reversed(range(len(advantage) - 1)):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -103,7 +103,6 @@ class SAC(OffPolicy):
     """
 
     Config = SACConfig
-    tunable = (*OffPolicy.tunable, "target_entropy")
     actor_losses = ("loss/actor", "policy/entropy")
 
     cfg: SACConfig
@@ -115,13 +114,7 @@ class SAC(OffPolicy):
         self.alpha_optimizer = MaskedAdamW([self.log_alpha], cfg.alpha_learning_rate, 0.0, None)
         # -1 for each number of actions within +-1, and the same relative to the most that another scale allows
         default = self.num_actions * (math.log(cfg.action_scale) - 1.0)
-        entropy = default if cfg.target_entropy is None else cfg.target_entropy
-        self._target_entropy = torch.tensor(entropy, device=device)
-
-    def _write_settings(self, changed: Collection[str]) -> None:
-        super()._write_settings(changed)
-        if self.cfg.target_entropy is not None:
-            self._target_entropy.fill_(self.cfg.target_entropy)
+        self._target_entropy = default if cfg.target_entropy is None else cfg.target_entropy
 
     @classmethod
     def make_policy(cls, cfg: SACConfig, obs_sizes: Mapping[str, int], action_space: ActionSpace) -> SACPolicy:
