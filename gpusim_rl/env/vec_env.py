@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -10,26 +10,27 @@ from jaxtyping import Bool, Shaped
 from torch import Tensor
 
 from gpusim_rl.env.environment import Environment, Observation, Parts, Step
+from gpusim_rl.env.hook_checks import HookChecks, action_space
 from gpusim_rl.env.nan_guard import NanGuard
 from gpusim_rl.env.observations import ObservationPart, SensorModel, check_names, describe
 from gpusim_rl.env.randomize import Randomizer
 from gpusim_rl.env.reached_states import ReachedStates
 from gpusim_rl.env.task import Task, TaskConfig
-from gpusim_rl.errors import ConfigError, TaskError, did_you_mean
+from gpusim_rl.errors import TaskError, did_you_mean
 from gpusim_rl.machine.compiled import Compiled
 from gpusim_rl.machine.torch_threads import limit_torch_threads
 from gpusim_rl.settings.schema import SimConfig
 from gpusim_rl.sim import Sim, SimChoice, make_sim
 from gpusim_rl.sim.interface import not_finite
-from gpusim_rl.spaces import ActionSpace, Box, MultiDiscrete
+from gpusim_rl.spaces import ActionSpace, MultiDiscrete
 
-PARTS = {
-    "_act": "what is before the physics",
-    "_judge": "what is after the physics",
-    "_begin_episodes": "the reset",
+COMPILED = {
+    "_before_physics": "what is before the physics",
+    "_after_physics": "what is after the physics",
+    "_write_starts": "the reset",
     "_look": "the observation",
 }
-"""Parts of a step that can be compiled: methods of `VecEnv`, and what they are."""
+"""Methods of `VecEnv` that can be compiled, and what warnings call them. None calls another."""
 
 
 TaskObservation = Mapping[str, Tensor | Parts]
@@ -70,12 +71,10 @@ class VecEnv(Environment):
         self.name = task_class.__name__
         self.stateful = [self.task]
         self.num_threads = getattr(sim, "num_threads", None)
-        self._check = check
-        num_actions = getattr(self.task, "num_actions", None)
-        if not isinstance(num_actions, int) or num_actions < 1:
-            raise TaskError(f"{self.name}.__init__ must set self.num_actions to a positive int, got {num_actions!r}")
-        self.num_actions = num_actions
-        self._space = _action_space(self.task, cfg, self.name)
+        self._check_values = check
+        self._checks = HookChecks(self.name, self.num_envs, self.device)
+        self._space = action_space(self.task, cfg)
+        self.num_actions = self._space.size
         counts = self._space.counts if isinstance(self._space, MultiDiscrete) else None
         dtype = torch.float32 if counts is None else torch.int64
         self.task.actions = torch.zeros(self.num_envs, self.num_actions, dtype=dtype, device=self.device)
@@ -161,7 +160,7 @@ class VecEnv(Environment):
         return self.nan_guard.read()
 
     def reset(self) -> Observation:
-        """Resets all envs, staggers the starts of episodes if configured, and checks the task's hooks once.
+        """Begins an episode in every env, and checks the task's hooks once. A run calls it at its start.
 
         Returns:
             The observation to act on.
@@ -170,29 +169,33 @@ class VecEnv(Environment):
             TaskError: A hook is wrong; the message names it.
         """
         everywhere = torch.ones(self.num_envs, dtype=torch.bool, device=self.device)
-        self._reset(everywhere)
+        self.begin_episodes(everywhere)
         self._check_hooks()
         if self.randomizer is not None:
             self.randomizer.start(self.obs_sizes["policy"])
-        # rewards() may keep state, for example a potential. The check was not a step of an episode: reset again.
-        return self._begin()
+        # rewards() may keep state, for example a potential. The check was not a step of an episode: begin again.
+        return self.begin_episodes(everywhere, staggered=self.cfg.randomize_episode_start)
 
-    def _begin(self) -> Observation:
-        self._reset(torch.ones(self.num_envs, dtype=torch.bool, device=self.device))
-        if self.cfg.randomize_episode_start:
-            self.progress.copy_(self.task.random.integers(0, self.max_episode_length))
-        self.staggered.fill_(self.cfg.randomize_episode_start)
-        self._obs = self._observe()
-        return self._obs
+    def begin_episodes(self, where: Bool[Tensor, " envs"], *, staggered: bool = False) -> Observation:
+        """Begins new episodes in the envs of a mask; those under way there are forgotten.
 
-    def begin_episodes(self, where: Bool[Tensor, " envs"]) -> Observation:
-        """Begins new episodes in the envs of a mask; those under way are forgotten. Call it after `reset`.
+        `step` calls it where episodes ended. A caller that resets envs by itself calls it after `reset`.
+
+        Args:
+            where: Envs in which an episode begins, bool [num_envs].
+            staggered: Whether the episodes begin at random points of their time limit.
 
         Returns:
             The observation to act on, of all envs.
         """
-        self._reset(where)
-        self.staggered.masked_fill_(where, False)
+        # In this order: the scene's default state, the task's random initial state, the body poses that follow from it.
+        self.sim.reset(where)
+        self._write_starts(where)
+        self.sim.refresh()
+        if staggered:
+            start = self.task.random.integers(0, self.max_episode_length)
+            torch.where(where, start, self.progress, out=self.progress)
+            self.staggered |= where
         self._obs = self._look()
         return self._obs
 
@@ -204,17 +207,14 @@ class VecEnv(Environment):
                 part.seed(seed)
 
     def _check_hooks(self) -> None:
-        obs = self._task_obs()
-        if not self.obs_sizes:
-            self._describe(obs)
-        self._check_finite("observe", self._joined(obs))
-        terms = self.task.rewards()
-        self._check_terms(terms)
-        self._check_finite("rewards", terms)
-        self._check_mask("terminated", self.task.terminated())
-        self.task.advance(torch.zeros(self.num_envs, dtype=torch.bool, device=self.device))
-        for name, value in self.task.stats().items():
-            self._check_tensor(f"{self.name}.stats()[{name!r}]", value, (self.num_envs,), torch.float32)
+        task, checks = self.task, self._checks
+        checks.finite("observe", self._joined(self._task_obs()), self.obs_parts)
+        terms = task.rewards()
+        checks.reward_terms(terms)
+        checks.finite("rewards", terms)
+        checks.mask("terminated", task.terminated())
+        task.advance(torch.zeros(self.num_envs, dtype=torch.bool, device=self.device))
+        checks.stats(task.stats())
 
     def _describe(self, obs: TaskObservation) -> None:
         """Finds out what the task's observation consists of."""
@@ -270,25 +270,23 @@ class VecEnv(Environment):
             return self._step(action)
 
     def _step(self, action: Shaped[Tensor, "envs actions"]) -> Step:
-        if self._check:
-            self._check_values(f"{self.name}: the action given to step()", action)
-        bad_action, bad_input = self._act(action)
-        if self._check and bool(bad_input.any()):
+        checks = self._checks
+        if self._check_values:
+            checks.finite_value(f"{self.name}: the action given to step()", action)
+        bad_action, bad_input = self._before_physics(action)
+        if self._check_values and bool(bad_input.any()):
             where = f"env {int(bad_input.int().argmax())}"
             raise TaskError(f"{self.name}.apply_action(): a control or a force is not finite ({where})")
         self.sim.step(self.cfg.decimation)
         self._stepped = True
-        step = self._judge(bad_action, bad_input)
-        if self._check:
-            self._check_finite("rewards", step.terms)
-            self._check_finite("observe", step.final_obs)
-        self._reset(step.done)
-        step.obs = self._obs = self._look()
-        if self._check:
-            self._check_finite("observe", self._obs)
+        step = self._after_physics(bad_action, bad_input)
+        if self._check_values:
+            checks.finite("rewards", step.terms)
+            checks.finite("observe", step.final_obs, self.obs_parts)
+        step.obs = self.begin_episodes(step.done)
+        if self._check_values:
+            checks.finite("observe", step.obs, self.obs_parts)
         return step
-
-    # The parts of a step between which the simulator works; none calls another, so that each can be compiled.
 
     def put_action(self, action: Shaped[Tensor, "envs actions"]) -> None:
         """Writes actions that the task may get into `task.actions`: a NaN becomes 0, the rest is clamped."""
@@ -299,8 +297,10 @@ class VecEnv(Environment):
         else:
             torch.minimum(action.clamp(min=0), self._last_option, out=self.task.actions)
 
-    def _act(self, action: Shaped[Tensor, "envs actions"]) -> tuple[Bool[Tensor, " envs"], Bool[Tensor, " envs"]]:
-        """Before the physics; returns the envs with a bad action, and those with a bad control or force."""
+    def _before_physics(
+        self, action: Shaped[Tensor, "envs actions"]
+    ) -> tuple[Bool[Tensor, " envs"], Bool[Tensor, " envs"]]:
+        """Applies the actions; returns the envs with a bad action, and those with a bad control or force."""
         task, randomizer = self.task, self.randomizer
         bad_action = not_finite([action]) if self._last_option is None else action.isnan().any(dim=1)  # no index is
         self.put_action(action)
@@ -312,17 +312,17 @@ class VecEnv(Environment):
         self.nan_guard.before_step(torch.where(bad_action[:, None], action, applied))
         return bad_action, bad_input
 
-    def _judge(self, bad_action: Bool[Tensor, " envs"], bad_input: Bool[Tensor, " envs"]) -> Step:
-        """After the physics; returns the step, `final_obs` in place of `obs`."""
+    def _after_physics(self, bad_action: Bool[Tensor, " envs"], bad_input: Bool[Tensor, " envs"]) -> Step:
+        """Rewards, ends and last observations; returns the step, `final_obs` in place of `obs`."""
         task = self.task
         if self.randomizer is not None:
             self.randomizer.after_physics()
         self.progress += 1
 
         terms = task.rewards()
-        self._check_terms(terms)
+        self._checks.reward_terms(terms)
         terminated = task.terminated()
-        self._check_mask("terminated", terminated)
+        self._checks.mask("terminated", terminated)
         # A diverged env is masked out: all that the task computed from its state is replaced, and the env is reset.
         # A bad action counts as a divergence: what simulators make of it differs.
         bad_action = bad_action | bad_input
@@ -342,22 +342,17 @@ class VecEnv(Environment):
         final_obs = {g: value.masked_fill_(diverged[:, None], 0.0) for g, value in self._observe().items()}
         if self.reached is not None:
             worth = task.worth_keeping()
-            self._check_mask("worth_keeping", worth)
+            self._checks.mask("worth_keeping", worth)
             self.reached.keep(worth & ~done)
-        self.staggered.masked_fill_(done, False)
         reward = values.sum(dim=0)
         ends = terminated, truncated, diverged, bad_action, done, incomplete
         return Step(final_obs, final_obs, reward, terms, stats, *ends)
 
-    def _reset(self, where: Bool[Tensor, " envs"]) -> None:
-        # In this order: the scene's default state, the task's random initial state, the body poses that follow from it.
-        self.sim.reset(where)
-        self._begin_episodes(where)
-        self.sim.refresh()
-
-    def _begin_episodes(self, where: Bool[Tensor, " envs"]) -> None:
+    def _write_starts(self, where: Bool[Tensor, " envs"]) -> None:
+        """Writes the first state of episodes, over the scene's default state."""
         self.task.actions.masked_fill_(where[:, None], 0)
         self.progress.masked_fill_(where, 0)
+        self.staggered.masked_fill_(where, False)
         if self.randomizer is not None:
             self.randomizer.reset(where)
         if self._sensors is not None:
@@ -372,13 +367,13 @@ class VecEnv(Environment):
     def compile(self, enabled: bool = True, *, backend: str = "inductor") -> None:
         """Compiles what a step does besides the physics, by torch.compile, or goes back to eager code.
 
-        Call it after `reset`. A part that cannot be compiled runs as it is; a warning names the task's method and line.
+        Call it after `reset`. What cannot be compiled runs as it is; a warning names the task's method and line.
 
         Args:
             enabled: Compile.
             backend: Of torch.compile.
         """
-        for name in PARTS:
+        for name in COMPILED:
             vars(self).pop(name, None)
         if not enabled:
             return
@@ -389,14 +384,16 @@ class VecEnv(Environment):
             self.load_state_dict(state)
             task.update(plain)
             self.nan_guard.forget()
-        for name, what in PARTS.items():
-            setattr(self, name, Compiled(getattr(self, name), f"{self.name}: {what}", backend))
+        for name, meaning in COMPILED.items():
+            setattr(self, name, Compiled(getattr(self, name), f"{self.name}: {meaning}", backend))
 
     def _task_obs(self) -> TaskObservation:
         obs: Any = self.task.observe()
         if isinstance(obs, Tensor):
             obs = {"policy": obs}
-        self._check_observation(obs)
+        self._checks.observation(obs, self.obs_sizes, self.obs_parts)
+        if not self.obs_sizes:
+            self._describe(obs)
         return obs
 
     def _observe(self) -> Observation:
@@ -409,64 +406,6 @@ class VecEnv(Environment):
             return {group: value.clone() if value is of_task[group] else value for group, value in obs.items()}
         # 0 * inf is NaN: what is infinite must not look like the limit. What is finite keeps its bits.
         return {group: value.clamp(-limit, limit).add_(value, alpha=0) for group, value in obs.items()}
-
-    # Checks of types and shapes cost nothing and run always. Checks of values wait for the device: `reset` runs
-    # them once, `step` only with `check`. What hooks return is `Any` here: its type has not been checked yet.
-    def _check_observation(self, obs: Any) -> None:
-        hook = f"{self.name}.observe()"
-        if not isinstance(obs, dict):
-            kind = type(obs).__name__
-            raise TaskError(f"{hook} returned {kind}, expected a tensor of shape [{self.num_envs}, size] or a dict")
-        if "policy" not in obs:
-            raise TaskError(f"{hook} returned the groups {list(obs)}, expected a group 'policy' among them")
-        for group, value in obs.items():
-            label = hook if list(obs) == ["policy"] else f"{hook}[{group!r}]"
-            if not isinstance(value, dict):
-                self._check_tensor(label, value, (self.num_envs, self.obs_sizes.get(group)), torch.float32)
-                continue
-            sizes = {part.name: part.size for part in self.obs_parts.get(group, ())}
-            if not value or (sizes and list(value) != list(sizes)):
-                raise TaskError(f"{label} returned the parts {list(value)}, expected {list(sizes) or 'at least one'}")
-            for name, part in value.items():
-                self._check_tensor(f"{label}[{name!r}]", part, (self.num_envs, sizes.get(name)), torch.float32)
-
-    def _check_terms(self, terms: Any) -> None:
-        hook = f"{self.name}.rewards()"
-        if not isinstance(terms, dict):
-            raise TaskError(f"{hook} returned {type(terms).__name__}, expected a dict of named terms")
-        if not terms:
-            raise TaskError(f"{hook} returned no terms, expected a dict with at least one")
-        for name, term in terms.items():
-            self._check_tensor(f"{hook}[{name!r}]", term, (self.num_envs,), torch.float32)
-
-    def _check_mask(self, hook: str, mask: Any) -> None:
-        self._check_tensor(f"{self.name}.{hook}()", mask, (self.num_envs,), torch.bool)
-
-    def _check_tensor(self, label: str, value: Any, shape: tuple[int | None, ...], dtype: torch.dtype) -> None:
-        expected = "[" + ", ".join("size" if size is None else str(size) for size in shape) + "]"
-        if not isinstance(value, Tensor):
-            raise TaskError(f"{label} returned {type(value).__name__}, expected a tensor of shape {expected}")
-        if value.ndim != len(shape) or any(n not in (None, m) for n, m in zip(shape, value.shape, strict=True)):
-            raise TaskError(f"{label} returned shape {list(value.shape)}, expected {expected}")
-        if value.dtype != dtype:
-            raise TaskError(f"{label} returned {value.dtype}, expected {dtype}")
-        if value.device.type != self.device.type:
-            raise TaskError(f"{label} returned a tensor on {value.device}, expected {self.device}")
-
-    def _check_finite(self, hook: str, values: dict[str, Tensor]) -> None:
-        for name, value in values.items():
-            parts = self.obs_parts.get(name, ()) if hook == "observe" else ()
-            of_columns = [part.name for part in parts for _ in range(part.size * part.history)]
-            self._check_values(f"{self.name}.{hook}(): {name!r}", value, of_columns)
-
-    def _check_values(self, what: str, value: Tensor, of_columns: Sequence[str] = ()) -> None:
-        bad = ~torch.isfinite(value)
-        if bool(bad.any()):
-            env_id = int(bad.reshape(self.num_envs, -1).any(dim=1).int().argmax())
-            number = int(bad[env_id].int().argmax()) if value.ndim > 1 else 0
-            column = "" if value.ndim == 1 else f", column {number}"
-            column += f" of {of_columns[number]!r}" if of_columns else ""
-            raise TaskError(f"{what} is not finite (env {env_id}{column})")
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that the next step depends on, except what follows from the configuration alone."""
@@ -534,22 +473,9 @@ class VecEnv(Environment):
         self.task.load_state_dict({**own, "tensors": tensors})
         if self.randomizer is not None and "randomizer" in state:
             self.randomizer.begin_from(state["randomizer"])
-        return self._begin()
+        everywhere = torch.ones(self.num_envs, dtype=torch.bool, device=self.device)
+        return self.begin_episodes(everywhere, staggered=self.cfg.randomize_episode_start)
 
     def close(self) -> None:
         """Frees the simulator."""
         self.sim.close()
-
-
-def _action_space(task: Task, cfg: TaskConfig, name: str) -> ActionSpace:
-    if task.choices is None:
-        return Box(task.num_actions)
-    counts = tuple(task.choices)
-    if len(counts) != task.num_actions or not all(isinstance(count, int) and count > 1 for count in counts):
-        raise TaskError(f"{name}.choices must be {task.num_actions} ints above 1, got {task.choices!r}")
-    if cfg.randomize and not cfg.randomization_params.keys().isdisjoint(("actions", "latency")):
-        raise ConfigError(
-            f"task.randomization_params: {name} has discrete actions, which cannot be noisy or late here; try without"
-            " actions and latency"
-        )
-    return MultiDiscrete(counts)

@@ -239,8 +239,8 @@ class TaskConformance:
         env, endless = (self.make_env(name, episode_length=SHORT) for _ in range(2))
         env.reset()
         endless.reset()
-        reset, nowhere = endless._reset, torch.zeros(NUM, dtype=torch.bool)
-        endless._reset = lambda where: reset(nowhere)  # type: ignore[method-assign] # draws the same random numbers
+        begin, nowhere = endless.begin_episodes, torch.zeros(NUM, dtype=torch.bool)
+        endless.begin_episodes = lambda where: begin(nowhere)  # type: ignore[assignment] # draws the same random numbers
         alive = torch.ones(NUM, dtype=torch.bool)
         ended = 0
         for action in random_actions(env, SHORT + 1):

@@ -1,4 +1,4 @@
-"""VecEnv.compile: compiled steps are the eager ones, each part is one graph, and what cannot be compiled runs eagerly.
+"""VecEnv.compile: compiled steps are the eager ones, each piece is one graph, and what cannot be compiled runs eagerly.
 
 In processes of their own: the shape checks of the test run are no code for the compiler.
 """
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from gpusim_rl.api import prepare
 from gpusim_rl.env import Parts, Step, VecEnv
-from gpusim_rl.env.vec_env import PARTS
+from gpusim_rl.env.vec_env import COMPILED
 from gpusim_rl.machine.hardware import has_compiler
 from gpusim_rl.settings.discover import tasks
 from gpusim_rl.sim import SimChoice
@@ -46,7 +46,7 @@ def numbers(step: Step) -> dict[str, Tensor]:
 
 
 def compare(task: str, backend: str, steps: int, sim: str = "mujoco") -> None:
-    """Fails unless compiled steps are the eager ones, each part is compiled once, and no part runs eagerly."""
+    """Fails unless compiled steps are the eager ones, each piece is compiled once, and none runs eagerly."""
     from torch._dynamo.utils import counters
 
     eager, compiled = make(task, sim=sim), make(task, sim=sim)
@@ -65,7 +65,7 @@ def compare(task: str, backend: str, steps: int, sim: str = "mujoco") -> None:
                 )
             if tolerance:  # contacts make much of little
                 compiled.load_state_dict(eager.state_dict())
-    assert counters["stats"]["unique_graphs"] == len(PARTS), counters["stats"]
+    assert counters["stats"]["unique_graphs"] == len(COMPILED), counters["stats"]
 
 
 def run(call: str) -> str:

@@ -45,15 +45,15 @@ def test_the_newest_states_that_are_worth_it_are_kept_and_episodes_begin_there(s
     env.task.worth_keeping = lambda: worth
     kept: list[Tensor] = []
     for number in range(1, 13):
-        reset, seen = env._reset, {}
+        begin, seen = env.begin_episodes, {}
 
-        def note(where: Tensor, reset: Any = reset, seen: dict[str, Tensor] = seen) -> None:
+        def note(where: Tensor, begin: Any = begin, seen: dict[str, Tensor] = seen) -> Any:
             seen["state"] = state(env).clone()
-            reset(where)
+            return begin(where)
 
-        env._reset = note
+        env.begin_episodes = note
         step = env.step(act(env, generator))
-        env._reset = reset
+        env.begin_episodes = begin
         kept += [seen["state"][i] for i in range(ENVS) if worth[i] and not step.done[i]]
         if number % 5 == 0:
             assert step.done.all()

@@ -266,7 +266,7 @@ def test_the_curriculum_goes_up_for_distance_and_down_for_failing_the_command():
     assert stats["success"].isnan().tolist() == (~done).tolist()
     assert stats["success"][done].tolist() == [1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 1.0]
     before = task.origin.clone()
-    env._reset(done)
+    env.begin_episodes(done)
     patches = torch.stack([task.terrain.origins[level, w] for w, level in enumerate(task.levels.value.tolist())])
     assert torch.equal(task.origin, torch.where(done[:, None], patches, before))
 
