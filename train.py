@@ -31,7 +31,7 @@ def main(config: dict[str, Any], overrides: list[str], checkpoint: Checkpoint | 
     logging.getLogger("gpusim_rl").setLevel(logging.INFO)  # kernels being compiled, say
     from gpusim_rl.api import load_spec
 
-    spec = load_spec(config, overrides, checkpoint)  # before torch, which the libraries of some simulators must precede
+    spec = load_spec(config, overrides, checkpoint)
 
     from gpusim_rl.distributed.actors import make_trainer
     from gpusim_rl.distributed.data_parallel import joined

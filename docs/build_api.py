@@ -3,8 +3,7 @@
 python docs/build_api.py                    docs/api/index.html (not committed)
 python docs/build_api.py --out /tmp/api     another folder
 
-It needs `pip install -e ".[test]"`: the adapters in gpusim_rl.connect import the libraries that they adapt to. A
-simulator whose library pip cannot install (Isaac Gym) has no page.
+It needs `pip install -e ".[test]"`: the adapters in gpusim_rl.connect import the libraries that they adapt to.
 """
 
 from __future__ import annotations
@@ -57,12 +56,10 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 def modules() -> list[str]:
     """All public modules that can be imported here. The tasks have a page of their own, docs/tasks.md."""
     import gpusim_rl
-    from gpusim_rl.settings.simulators import SIMULATORS
 
     found = [module.name for module in pkgutil.walk_packages(gpusim_rl.__path__, "gpusim_rl.")]
     public = [name for name in found if not any(part.startswith("_") for part in name.split("."))]
-    by_hand = {f"gpusim_rl.sim.{name}" for name, simulator in SIMULATORS.items() if simulator.by_hand}
-    return ["gpusim_rl", *(name for name in public if not name.startswith("gpusim_rl.tasks") and name not in by_hand)]
+    return ["gpusim_rl", *(name for name in public if not name.startswith("gpusim_rl.tasks"))]
 
 
 def help_pdoc(module: ModuleType) -> None:

@@ -28,7 +28,6 @@ from gpusim_rl.settings.discover import tasks
 from gpusim_rl.settings.overrides import quote
 from gpusim_rl.settings.saved_run import NO_YAML, continue_run
 from gpusim_rl.settings.schema import OPEN_SECTIONS, RunSpec
-from gpusim_rl.sim.before_torch import import_before_torch
 
 if TYPE_CHECKING:
     from gpusim_rl.env.task import Task, TaskConfig
@@ -128,8 +127,6 @@ def load_spec(config: dict[str, Any], overrides: Sequence[str], checkpoint: Chec
     Raises:
         ConfigError: A class is not there, or a setting does not fit.
     """
-    import_before_torch(config["sim"]["name"])
-
     from gpusim_rl.env.task import load_task_or_environment
     from gpusim_rl.learn.algorithm import load_algorithm_class
 
@@ -182,7 +179,6 @@ def prepare(
     of_task = [line for line in lines if line.startswith("task.")]  # of a task that may have no yaml to compose
     lines = [line for line in lines if line not in of_task]
     composed = compose(lines, config_dir, saved)
-    import_before_torch(composed["sim"]["name"])
     if saved is not None and isinstance(task, type) and "_target_" in composed["task"]:
         composed["task"]["_target_"] = _class_path(task)
     if network is not None:

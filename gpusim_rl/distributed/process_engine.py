@@ -37,11 +37,7 @@ from gpusim_rl.distributed.shared_memory import SharedMemory, SharedWeights
 SLOTS = 2
 """Rollouts of an actor that the learner has not copied yet, at most."""
 LAST_WORDS, MOST_PRINTED = 4096, 1_000_000  # bytes of what an actor has printed
-# As for the process of evaluations: this module imports torch, which the libraries of some simulators must precede.
-_START = (
-    "import sys; from gpusim_rl.sim.before_torch import import_before_torch; import_before_torch(sys.argv[1]);"
-    " from gpusim_rl.distributed.process_engine import main; main(*map(int, sys.argv[2:]))"
-)
+_START = "import sys; from gpusim_rl.distributed.process_engine import main; main(*map(int, sys.argv[1:]))"
 
 
 @dataclass(slots=True)
@@ -93,7 +89,7 @@ class ProcessEngine(Engine):
         # What the learner can import, an actor can: from a checkout, an editable install, the user's folder.
         path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
         process = subprocess.Popen(
-            [sys.executable, "-c", _START, job.config["sim"]["name"], *map(str, fds)],
+            [sys.executable, "-c", _START, *map(str, fds)],
             stdin=subprocess.DEVNULL,
             stdout=printed,
             stderr=printed,

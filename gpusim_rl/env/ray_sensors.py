@@ -74,8 +74,7 @@ class RayCaster:
         max_distance: What is further away than this is not seen [m].
 
     Raises:
-        TaskError: The pattern is not two tensors of the same shape [rays, 3], the frame is not one body or site, or the
-            simulator lacks rays.
+        TaskError: The pattern is not two tensors of the same shape [rays, 3], or the frame is not one body or site.
     """
 
     def __init__(

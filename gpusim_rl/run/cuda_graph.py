@@ -106,7 +106,6 @@ def choose_graph(
     *,
     physics_steps: int,
     check_task: bool,
-    capturable: bool = True,
 ) -> GraphChoice:
     """Decides for `graph=auto|off|split|step|rollout`.
 
@@ -116,7 +115,6 @@ def choose_graph(
         sim_device: Where the physics runs.
         physics_steps: Evaluations of the physics in a rollout.
         check_task: Every hook's values are read at every step.
-        capturable: A graph can hold the simulator's steps.
     """
     if wanted == "off":
         return GraphChoice("off", "as configured")
@@ -124,8 +122,6 @@ def choose_graph(
         return GraphChoice("off", "CUDA graphs need a GPU")
     if sim_device != device:
         return GraphChoice("update", f"physics on {sim_device}")
-    if not capturable:
-        return GraphChoice("update", "a graph cannot hold this simulator's steps")
     if check_task:
         return GraphChoice("update", "debug.check_task reads every step")
     if wanted != "auto":

@@ -41,11 +41,7 @@ LONGEST_S = 600.0
 """An evaluation that takes longer hangs: the end of a training must not wait for it."""
 NICENESS = 10
 """The training has the CPU first."""
-# This module imports torch, which the libraries of some simulators must precede.
-_START = (
-    "import sys; from gpusim_rl.sim.before_torch import import_before_torch; import_before_torch(sys.argv[1]);"
-    " from gpusim_rl.run.eval_process import main; main()"
-)
+_START = "from gpusim_rl.run.eval_process import main; main()"
 
 
 class EvalProcess:
@@ -75,7 +71,7 @@ class EvalProcess:
         path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
         with open_file(printed, "ab") as file:
             self._process = subprocess.Popen(
-                [sys.executable, "-c", _START, spec.cfg.sim.name],
+                [sys.executable, "-c", _START],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=file,

@@ -46,7 +46,6 @@ from gpusim_rl.run.stop_signal import IterationLeftError, StopSignal
 from gpusim_rl.run.timing import PhaseTimer
 from gpusim_rl.run.writers import require_tensorboard
 from gpusim_rl.settings.schema import RunSpec
-from gpusim_rl.settings.simulators import SIMULATORS
 from gpusim_rl.sim import make_sim
 
 SEEDS_APART = 1_000_003
@@ -115,14 +114,12 @@ class Trainer:
         self.metrics = Metrics(cfg.num_envs, self.rl_device, collective=collective)
         self.timer = PhaseTimer(self.rl_device)
         steps = self.algorithm.horizon * self.env.physics_evaluations
-        simulator = SIMULATORS.get(self.choice.name)  # None: envs of another library
         choice = choose_graph(
             cfg.graph,
             self.rl_device,
             self.env.device,
             physics_steps=steps,
             check_task=cfg.debug.check_task,
-            capturable=simulator is None or simulator.capturable,
         )
         self.graphs = Graphs(
             choice,

@@ -246,7 +246,7 @@ class Articulation(Protocol):
         the forward dynamics, about one physics step for each control step.
 
         Raises:
-            TaskError: There is no such sensor, or the simulator lacks `sensors`.
+            TaskError: There is no such sensor.
         """
         ...
 
@@ -256,7 +256,7 @@ class Articulation(Protocol):
         They are of the scene's masses, not of masses that were changed in some worlds.
 
         Raises:
-            TaskError: There is no such body, the articulation has no joints, or the simulator lacks `dynamics`.
+            TaskError: There is no such body, or the articulation has no joints.
         """
         ...
 
@@ -348,7 +348,6 @@ class Sim(Protocol):
 
         Raises:
             TaskError: There is no such parameter or element.
-            ConfigError: The simulator lacks `params` (see `simulators.Simulator.lacks`).
         """
         ...
 
@@ -360,7 +359,7 @@ class Sim(Protocol):
             ignore: Articulations that the rays pass through; the robot's own, mostly.
 
         Raises:
-            TaskError: There is no such articulation, or the simulator lacks `rays`.
+            TaskError: There is no such articulation.
         """
         ...
 

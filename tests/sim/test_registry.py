@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import importlib
 import logging
 import sys
@@ -11,10 +10,9 @@ import pytest
 import torch
 
 from gpusim_rl.errors import ConfigError
-from gpusim_rl.settings import simulators
 from gpusim_rl.settings.checks import build
 from gpusim_rl.settings.schema import SimConfig
-from gpusim_rl.settings.simulators import FEATURES, SIMULATORS, default_simulator, lacking
+from gpusim_rl.settings.simulators import SIMULATORS, default_simulator
 from gpusim_rl.sim import SimChoice, choose_sim, make_sim
 from helpers.commands import ROOT
 from helpers.scenes import ball_scene, sim_config
@@ -26,16 +24,6 @@ def test_an_entry_describes_its_class(simulator):
     assert getattr(importlib.import_module(simulator.module), simulator.cls).name == simulator.name
     assert simulator.plays_on in SIMULATORS
     assert (ROOT / "cfg" / "sim" / f"{simulator.name}.yaml").is_file()
-
-
-def test_the_table_of_features_is_that_of_the_registry():
-    lines = (ROOT / "docs" / "config.md").read_text().splitlines()
-    first = lines.index(f"| feature | {' | '.join(f'`{name}`' for name in SIMULATORS)} |") + 2
-    for line, (feature, words) in zip(lines[first:], FEATURES.items(), strict=False):
-        has = ["no" if feature in simulator.lacks else "yes" for simulator in SIMULATORS.values()]
-        assert line == f"| {words} | {' | '.join(has)} |"
-    assert not lines[first + len(FEATURES)]
-    assert all(simulator.lacks.keys() <= FEATURES.keys() for simulator in SIMULATORS.values())
 
 
 @pytest.mark.parametrize(
@@ -71,12 +59,6 @@ def test_the_setting_takes_the_names_of_the_registry():
         assert build(SimConfig, {**values, "name": name}, "sim").name == name
     with pytest.raises(ConfigError, match=r"sim.name must be one of auto, mujoco, .* Did you mean 'mujoco'\?"):
         build(SimConfig, {**values, "name": "mujocco"}, "sim")
-
-
-def test_what_a_simulator_lacks_names_those_that_have_it(monkeypatch):
-    without = dataclasses.replace(SIMULATORS["newton"], lacks={"effort": "has no effort sensors"})
-    monkeypatch.setattr(simulators, "SIMULATORS", {**SIMULATORS, "newton": without})
-    assert lacking("newton", "effort") == "sim=newton has no effort sensors; try sim=mujoco or sim=mjwarp"
 
 
 def test_every_kind_of_device_has_a_default():
