@@ -491,8 +491,6 @@ def test_settings_are_drawn_as_text(stranger: Stranger, load_tool) -> None:
         ({"sim": 5}, "env.json is not that of a run"),
         ({"cpu": {"available": "x"}}, "env.json is not that of a run"),
         ({"cpu": {"available": -1}}, "env.json is not that of a run"),
-        ({"openmp": [1]}, "env.json is not that of a run"),
-        ({"openmp": {"OMP_WAIT_POLICY": 5}}, "env.json is not that of a run"),
     ],
     ids=str,
 )

@@ -195,7 +195,7 @@ def report_run(args: argparse.Namespace) -> int:
     if args.json:
         result = {
             "run": str(folder),
-            "conclusion": conclusion(stats, findings),
+            "conclusion": "" if findings else conclusion(stats),
             "findings": [{**dataclasses.asdict(finding), "text": str(finding)} for finding in findings],
             "stats": dataclasses.asdict(stats),
         }
@@ -248,7 +248,7 @@ def finding_lines(stats: RunStats, findings: Sequence[Finding]) -> list[str]:
     from gpusim_rl.diagnose.rules import conclusion
 
     if not findings:
-        return [conclusion(stats, [])]
+        return [conclusion(stats)]
     return [f"{number}. {finding}" for number, finding in enumerate(findings, start=1)]
 
 

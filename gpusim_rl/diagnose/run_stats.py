@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
@@ -75,12 +74,10 @@ class RunStats:
     processes: int = 1  # that learn together
     processes_here: int = 1  # of them, on the machine of the first one
     actor_engine: str | None = None  # ray or process
-    actor_inference: str | None = None  # where the policy acts: actor or learner
     cpus: int  # that the process may use
     machine_cpus: int | None = None
     physics_threads: int | None = None
     torch_threads: int | None = None
-    openmp: Mapping[str, str] | None = None  # variables that are set
     memory_limit_gb: float | None = None
     gpu_memory_limit_gb: float | None = None
 
@@ -106,16 +103,8 @@ class RunStats:
     memory_growth_gb: float | None = None  # from the first quarter of the rows to the last
     diverged: float = 0.0  # share of all control steps
     overflow: float = 0.0  # envs, at most
-    actors_alive: float | None = None  # actors, on average of the newer half of the rows
-    actors_active: float | None = None  # that are asked for rollouts, in the newest row
-    actor_restarts: float = 0.0  # during the rows that are read
-    lost_rollouts: float = 0.0  # during the rows that are read
     actor_wait: float | None = None  # share of their time in which actors wait for the learner
-    object_store: float | None = None  # share of it in use, at most
-    inference_batch: float | None = None  # requests that are answered together
     lag_mean: float | None = None  # updates
-    lag_max: float | None = None  # updates
-    dropped: float = 0.0  # share of the samples, too old to learn from
 
     @property
     def on_gpu(self) -> bool:
@@ -227,9 +216,7 @@ def _check(stats: RunStats, folder: Path) -> None:
     for name, hint in get_type_hints(RunStats).items():
         value, kinds = getattr(stats, name), tuple(get_origin(kind) or kind for kind in get_args(hint) or (hint,))
         fits = isinstance(value, (*kinds, int) if float in kinds else kinds)
-        if isinstance(value, Mapping):
-            fits = fits and all(isinstance(text, str) for text in value.values())
-        elif name in POSITIVE and fits:
+        if name in POSITIVE and fits:
             fits = value is None or value > 0
         if not fits:
             raise ConfigError(f"{folder}: config.yaml or env.json is not that of a run: {name} is {value!r}")
@@ -347,12 +334,10 @@ def make_run_stats(config: dict[str, Any], environment: dict[str, Any], rows: Se
         processes=processes,
         processes_here=environment.get("processes_here") or 1,
         actor_engine=engine,
-        actor_inference=actors.get("inference"),
         cpus=cpu.get("available") or 1,
         machine_cpus=cpu.get("threads"),
         physics_threads=sim.get("threads"),
         torch_threads=learner.get("threads"),
-        openmp=environment.get("openmp"),
         memory_limit_gb=environment.get("memory_limit_gb") or environment.get("memory_gb"),
         gpu_memory_limit_gb=learner.get("memory_gb"),
         rows=len(kept),
@@ -371,16 +356,8 @@ def make_run_stats(config: dict[str, Any], environment: dict[str, Any], rows: Se
         memory_growth_gb=_growth(kept, "system/memory_gb"),
         diverged=sum(row.get("sim/diverged") or 0.0 for row in kept) / steps if steps else 0.0,
         overflow=max(row.get("sim/overflow") or 0.0 for row in kept),
-        actors_alive=_mean(kept[len(kept) // 2 :], "actors/alive"),  # they start one after the other
-        actors_active=_mean(kept[-1:], "actors/active"),
-        actor_restarts=_increase(kept, before, "actors/restarts"),
-        lost_rollouts=_increase(kept, before, "actors/lost_rollouts"),
         actor_wait=_mean(kept, "actors/wait"),
-        object_store=max(_values(kept, "actors/object_store"), default=None),
-        inference_batch=_mean(kept, "actors/inference_batch"),
         lag_mean=_mean(kept, "policy/lag_mean"),
-        lag_max=max(_values(kept, "policy/lag_max"), default=None),
-        dropped=_mean(kept, "policy/dropped") or 0.0,
     )
 
 
@@ -435,12 +412,6 @@ def _mean(rows: Sequence[Row], name: str) -> float | None:
 def _last(rows: Sequence[Row], name: str) -> float | None:
     values = _values(rows, name)
     return values[-1] if values else None
-
-
-def _increase(rows: Sequence[Row], before: Row | None, name: str) -> float:
-    """By how much a count has grown; where a run is resumed, it begins at 0 again."""
-    counts = [(before or {}).get(name) or 0.0, *_values(rows, name)]
-    return sum(now - was if now >= was else now for was, now in itertools.pairwise(counts))
 
 
 def _quarters(rows: Sequence[Row], name: str) -> tuple[float, float] | None:

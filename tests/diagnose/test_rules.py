@@ -40,7 +40,6 @@ CPU = RunStats(
     machine_cpus=8,
     physics_threads=8,
     torch_threads=8,
-    openmp={"GOMP_SPINCOUNT": "1000"},
     memory_limit_gb=32.0,
     rows=99,
     warm_up_rows=1,
@@ -88,7 +87,6 @@ ACTORS = replace(
     num_envs=64,
     num_actors=7,
     actor_engine="process",
-    actor_inference="actor",
     epochs=None,
     minibatch_size=None,
     max_policy_lag=8,
@@ -98,15 +96,10 @@ ACTORS = replace(
     policy=0.0,
     actors=0.15,
     update=0.8,
-    actors_alive=7.0,
-    actors_active=7.0,
     actor_wait=0.15,
     lag_mean=1.6,
-    lag_max=3.0,
 )
-RAY = replace(
-    ACTORS, actor_engine="ray", num_actors=64, actors_alive=64.0, actors_active=64.0, object_store=0.3, load=60.0
-)
+RAY = replace(ACTORS, actor_engine="ray", num_actors=64, load=60.0)
 GPU_LEARNER = replace(RAY, rl_device="cuda:0", gpu_percent=20.0, gpu_memory_gb=9.0, gpu_memory_limit_gb=80.0)
 FAILED = "the rollout cannot be captured: Ant.count is a Python number that changes; try a tensor"
 
@@ -116,11 +109,6 @@ CASES: dict[str, list[RunStats]] = {
     "gpu_memory": [replace(GPU, gpu_memory_gb=75.0), replace(GPU, num_envs=1, env_steps_per_s=1e5, gpu_memory_gb=75.0)],
     "ram": [replace(CPU, memory_gb=30.0)],
     "memory_leak": [replace(CPU, memory_growth_gb=0.6, memory_gb=1.9)],
-    "idle_gpu": [
-        replace(GPU_EAGER, num_envs=256, gpu_percent=12.0),
-        replace(GPU, num_envs=256, gpu_percent=15.0),
-        replace(GPU, graph_mode="step", gpu_percent=40.0),
-    ],
     "graph_fallback": [
         replace(GPU_EAGER, graph_reason=FAILED, gpu_percent=20.0),
         replace(GPU, graph_mode="step", graph_reason=FAILED),
@@ -133,11 +121,6 @@ CASES: dict[str, list[RunStats]] = {
         replace(CPU, physics_threads=32),
         replace(CPU, torch_threads=16, load=15.0, cpu_percent=60.0),
         replace(SUMMED, processes_here=16, cpus=1, machine_cpus=8, physics_threads=1, torch_threads=1, load=16.0),
-    ],
-    "spinning": [
-        replace(CPU, openmp={}),
-        replace(CPU, openmp={"GOMP_SPINCOUNT": "30000000000"}),
-        replace(CPU, openmp={"GOMP_SPINCOUNT": "1000", "OMP_WAIT_POLICY": "ACTIVE"}),
     ],
     "busy_machine": [replace(CPU, load=17.0, cpu_percent=45.0)],
     "unused_cpus": [
@@ -168,31 +151,6 @@ CASES: dict[str, list[RunStats]] = {
     "sums_bound": [
         replace(SUMMED, simulate=0.2, policy=0.03, update=0.7, sums=0.45),
         replace(SUMMED, num_envs=256, env_steps_per_s=5e4, minibatch_size=1024, simulate=0.3, sums=0.3, log=0.12),
-    ],
-    "small_batch_per_process": [replace(SHARED, num_envs=64, rollout=0.3, update=0.68, minibatch_size=1024)],
-    "learner_starved": [
-        replace(ACTORS, actors=0.6, update=0.38, actor_wait=0.02, cpu_percent=60.0),
-        replace(ACTORS, actors=0.6, update=0.38, actor_wait=0.02, cpu_percent=97.0),
-        replace(GPU_LEARNER, actors=0.7, update=0.2, actor_wait=None),
-    ],
-    "actors_starved": [
-        replace(ACTORS, actors=0.01, update=0.97, actor_wait=0.6),
-        replace(ACTORS, num_actors=1, actors_alive=1.0, actors_active=1.0, actors=0.01, update=0.97, actor_wait=0.6),
-        replace(RAY, actors=0.02, update=0.96, actor_wait=0.7, inference_batch=3.5, actor_inference="learner"),
-    ],
-    "lag_too_high": [
-        replace(ACTORS, lag_mean=4.5),
-        replace(RAY, lag_mean=3.0, dropped=0.08),
-        replace(CPU, algo="impala", epochs=None, minibatch_size=None, max_policy_lag=4, lag_mean=2.5),
-    ],
-    "object_store_full": [replace(RAY, object_store=0.93)],
-    "more_actors_than_useful": [
-        replace(ACTORS, num_actors=16, actors_alive=16.0, actors_active=16.0, cpu_percent=97.0, actors=0.4, update=0.6),
-        replace(ACTORS, actors_active=4.2),
-    ],
-    "lost_actors": [
-        replace(RAY, actor_restarts=9.0, lost_rollouts=11.0),
-        replace(RAY, actors_alive=40.0),
     ],
     "checked_task": [replace(CPU, check_task=True), CHECKED, replace(CHECKED, gpu_percent=20.0)],
     "slowing_down": [replace(CPU, speed_trend=0.6)],
@@ -242,7 +200,7 @@ def test_a_healthy_run_has_no_findings(stats):
 
 def test_what_the_host_does_beside_a_busy_gpu_costs_nothing():
     assert diagnose(replace(GPU, log=0.6)) == []
-    assert conclusion(replace(GPU, log=0.8), []) == "nothing stands out: the rollout takes 75 % of the time"
+    assert conclusion(replace(GPU, log=0.8)) == "nothing stands out: the rollout takes 75 % of the time"
     assert diagnose(replace(GPU, log=0.6, log_peaks=0.5)) == []
     [finding] = diagnose(replace(GPU, log=0.6, gpu_percent=80.0))
     assert finding.rule == "logging_bound" and finding.cost == pytest.approx(0.2)
@@ -251,9 +209,9 @@ def test_what_the_host_does_beside_a_busy_gpu_costs_nothing():
 
 
 def test_that_nothing_stands_out_is_also_an_answer():
-    assert conclusion(CPU, []) == "nothing stands out: physics takes 71 % of the time"
-    assert conclusion(GPU, []) == "nothing stands out: the rollout takes 75 % of the time"
-    assert conclusion(replace(GPU, gpu_percent=None), []) == (
+    assert conclusion(CPU) == "nothing stands out: physics takes 71 % of the time"
+    assert conclusion(GPU) == "nothing stands out: the rollout takes 75 % of the time"
+    assert conclusion(replace(GPU, gpu_percent=None)) == (
         "nothing stands out: the rollout takes 75 % of the time; how busy the GPU is, its driver does not tell:"
         " tools/audit.py does"
     )
@@ -271,8 +229,6 @@ def test_settings_that_are_named_can_be_typed(rule, stats):
     finding = first(stats)
     for setting in finding.settings:
         parts = setting.split()
-        if parts[0].startswith("num_actors=") and "num_actors" not in compose([]):
-            continue  # without actors nobody is told
         assert all("=" in part for part in parts)
         check_settings(compose([f"task={stats.task}", *parts]))
     named = re.findall(r"\b((?:ppo|sim|log|debug)\.[a-z_.]*[a-z])\b", str(finding))
@@ -290,20 +246,16 @@ def test_a_finding_is_one_line_with_something_to_do_and_a_cost(rule, stats):
     assert 0 < finding.cost <= 1
     assert finding.settings or finding.hint
     assert "\n" not in str(finding) and "None" not in str(finding) and "nan" not in str(finding)
-    assert re.search(r"\d", finding.what) or rule in (
-        "checked_task",
-        "spinning",
-        "graph_fallback",
-    )
+    assert re.search(r"\d", finding.problem) or rule in ("checked_task", "graph_fallback")
 
 
 def test_the_most_costly_comes_first():
-    findings = diagnose(replace(GPU_EAGER, num_envs=256, gpu_percent=12.0, log=0.1, overflow=5))
-    assert [finding.rule for finding in findings] == ["contact_buffers", "idle_gpu", "logging_bound"]
+    findings = diagnose(replace(CPU, update=0.6, simulate=0.2, log=0.1, overflow=5))
+    assert [finding.rule for finding in findings] == ["contact_buffers", "update_bound", "logging_bound"]
     assert [finding.cost for finding in findings] == sorted((finding.cost for finding in findings), reverse=True)
 
 
-def test_words_of_several_processes_and_actors():
+def test_words_of_several_processes():
     assert str(first(CASES["sums_bound"][1])) == (
         "4 processes spend 30 % of the time in sums over all of them, which wait for the slowest one; try num_envs=512"
         " or ppo.minibatch_size=2048 or log.interval=10; else fewer processes: tools/doctor.py scaling processes=1,2"
@@ -312,15 +264,9 @@ def test_words_of_several_processes_and_actors():
     assert str(first(CASES["oversubscribed"][2])) == (
         "16 processes of 1 threads on 8 CPUs; start fewer: torchrun --nproc-per-node=8, each with more envs"
     )
-    assert first(CASES["learner_starved"][0]).settings == ("num_actors=14", "num_envs=128")
-    assert first(CASES["learner_starved"][1]).settings == ()  # where the CPUs are busy, more would share them
-    assert first(CASES["actors_starved"][1]).settings == ()  # one actor is the least
-    assert first(CASES["more_actors_than_useful"][0]).settings == ("num_actors=7",)  # and a CPU for the learner
-    assert first(CASES["more_actors_than_useful"][1]).settings == ("num_actors=4",)
-    assert first(CASES["lost_actors"][1]).what == "40.0 of 64 actors were at work on average", "none was started again"
     few = replace(SUMMED, num_envs=16, env_steps_per_s=64_000)
-    assert first(few).what.startswith("a control step of all 16 envs of each of 4 processes takes 0.8 ms")
-    assert conclusion(replace(ACTORS, actors=0.6, update=0.3), []) == (
+    assert first(few).problem.startswith("a control step of all 16 envs of each of 4 processes takes 0.8 ms")
+    assert conclusion(replace(ACTORS, actors=0.6, update=0.3)) == (
         "nothing stands out: the wait for actors takes 60 % of the time"
     )
 
@@ -332,11 +278,6 @@ def test_the_wait_in_sums_is_neither_a_slow_update_nor_slow_logging():
 
 
 def test_words():
-    assert str(first(CASES["idle_gpu"][0])) == (
-        "GPU busy 12 % at 256 envs with graph=off; try num_envs=1024 or graph=auto;"
-        " tools/audit.py and debug=profile show what it waits for"
-    )
-    assert first(CASES["idle_gpu"][1]).settings == ("num_envs=1024",)  # there is a graph already
     assert first(CASES["gpu_memory"][0]).settings == ("num_envs=2048",)
     assert first(CASES["gpu_memory"][1]).settings == ()  # one env is the least
     assert first(replace(CPU, num_envs=5000, memory_gb=60.0)).settings == ("num_envs=2048",)  # 60 of 32 GB: swapping
@@ -346,7 +287,7 @@ def test_words():
         "wandb_activate=false",
         "log.tensorboard=false",
     )
-    assert "a hook of the task waits" in first(CASES["simulation_bound"][1]).what
+    assert "a hook of the task waits" in first(CASES["simulation_bound"][1]).problem
     assert first(CASES["simulation_bound"][0]).settings == ("task.physics_hz=60",)
     assert first(CASES["simulation_bound"][2]).settings == ()  # it cannot be below control_hz
     assert first(CASES["unused_cpus"][1]).settings == ("num_envs=128",)
@@ -362,18 +303,11 @@ def test_words():
         ("simulation_bound", replace(CPU, simulate=0.84, policy=0.02), replace(CPU, simulate=0.86, policy=0.02)),
         ("update_bound", replace(CPU, update=0.49, simulate=0.4), replace(CPU, update=0.51, simulate=0.4)),
         ("logging_bound", replace(CPU, log=0.049), replace(CPU, log=0.051)),
-        ("idle_gpu", replace(GPU, gpu_percent=71.0, log=0.0), replace(GPU, gpu_percent=69.0, log=0.0)),
         ("busy_machine", replace(CPU, load=9.9, cpu_percent=50.0), replace(CPU, load=10.1, cpu_percent=50.0)),
         ("ram", replace(CPU, memory_gb=28.7), replace(CPU, memory_gb=28.9)),
         ("diverged_envs", replace(CPU, diverged=0.9e-3), replace(CPU, diverged=1.1e-3)),
         ("slowing_down", replace(CPU, speed_trend=0.76), replace(CPU, speed_trend=0.74)),
         ("sums_bound", replace(SUMMED, sums=0.19), replace(SUMMED, sums=0.21)),
-        ("learner_starved", replace(ACTORS, actors=0.29), replace(ACTORS, actors=0.31)),
-        ("actors_starved", replace(ACTORS, actors=0.0, actor_wait=0.29), replace(ACTORS, actors=0.0, actor_wait=0.31)),
-        ("lag_too_high", replace(ACTORS, lag_mean=4.0), replace(ACTORS, lag_mean=4.1)),
-        ("lag_too_high", replace(ACTORS, dropped=0.04), replace(ACTORS, dropped=0.06)),
-        ("object_store_full", replace(RAY, object_store=0.79), replace(RAY, object_store=0.81)),
-        ("lost_actors", replace(RAY, actor_restarts=1.0), replace(RAY, actor_restarts=2.0)),
         ("few_envs", replace(CPU, env_steps_per_s=1.5e6), replace(CPU, env_steps_per_s=1.9e6)),
     ],
 )
@@ -403,15 +337,14 @@ def one_thread(monkeypatch):
     torch.set_num_threads(before)
 
 
-def train(folder, task: type = Faulty, iterations: int = 12, **overrides):
+def train(folder, task: type = Faulty, config: FaultyConfig | None = None, iterations: int = 12, **overrides):
     """A real training of some iterations; what the doctor says to it, but for the machine that it had to share."""
     little = {"epochs": 1, "minibatch_size": 64, "network": {"hidden": [4]}}  # the delay is most of an iteration
     settings = {"device": "cpu", "max_iterations": iterations, "ppo": little, **overrides}
-    trainer = make_trainer(task, folder, FaultyConfig(), **settings)
-    trainer.train()
+    make_trainer(task, folder, config or FaultyConfig(), **settings).train()
     [run] = [path for path in folder.glob(f"{task.__name__}/2*")]
     stats = read_run_stats(run)
-    return stats, [finding for finding in diagnose(stats) if finding.rule not in ("busy_machine", "spinning")]
+    return stats, [finding for finding in diagnose(stats) if finding.rule != "busy_machine"]
 
 
 @pytest.mark.slow
@@ -466,7 +399,13 @@ def test_a_task_that_keeps_memory_and_becomes_slower_is_found(tmp_path, one_thre
 @pytest.mark.parametrize(
     ("rule", "overrides"),
     [
+        pytest.param("few_envs", {"num_envs": 2}, marks=[pytest.mark.slow, pytest.mark.serial]),
         ("oversubscribed", {"sim": {"num_threads": 4 * available_cpus()}}),
+        pytest.param(
+            "unused_cpus",
+            {"num_envs": 64, "sim": {"num_threads": 1}},
+            marks=pytest.mark.skipif(available_cpus() == 1, reason="has one CPU"),
+        ),
         pytest.param("warp_on_cpu", {"sim": {"name": "mjwarp"}}, marks=pytest.mark.slow),
         ("small_minibatches", {"ppo": {"epochs": 8, "minibatch_size": 8, "network": {"hidden": [64]}}}),
         pytest.param(
@@ -477,8 +416,13 @@ def test_a_task_that_keeps_memory_and_becomes_slower_is_found(tmp_path, one_thre
     ],
 )
 def test_a_setting_that_costs_time_is_found(tmp_path, one_thread, rule, overrides):
-    _, findings = train(tmp_path, iterations=4, **overrides)
+    _, findings = train(tmp_path, iterations=6, **overrides)
     assert rule in [finding.rule for finding in findings]
+
+
+def test_a_task_that_makes_an_env_diverge_is_found(tmp_path, one_thread):
+    _, findings = train(tmp_path, config=FaultyConfig(speed_at=20), iterations=4)
+    assert "diverged_envs" in [finding.rule for finding in findings]
 
 
 def test_a_run_can_be_judged_while_it_trains(tmp_path):
@@ -503,7 +447,7 @@ def test_an_algorithm_without_epochs_and_minibatches_hears_nothing_of_them(rule)
     for case in CASES[rule]:
         other = replace(case, algo="search", epochs=None, minibatch_size=None)
         assert other.minibatches is None and diagnose(other) == []
-        assert "nothing stands out: the update takes" in conclusion(other, [])
+        assert "nothing stands out: the update takes" in conclusion(other)
 
 
 def test_minibatches_are_not_told_to_become_smaller():

@@ -36,7 +36,7 @@ def test_a_run_as_json(tool, runs_folder):
     assert result["stats"]["rows"] + result["stats"]["warm_up_rows"] == 6
     assert bool(result["conclusion"]) != bool(result["findings"])
     for finding in result["findings"]:
-        assert set(finding) == {"rule", "cost", "what", "settings", "hint", "text"}
+        assert set(finding) == {"rule", "cost", "problem", "settings", "hint", "text"}
 
 
 def test_a_run_is_named_as_for_other_tools(tool, runs_folder):
