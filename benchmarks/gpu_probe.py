@@ -107,7 +107,7 @@ def facts(device: str, num_envs: int, overrides: Sequence[str]) -> dict[str, Cal
         "bare physics, half of the constraint rows": physics(rows=0.5),
         "bare physics, 100 iterations": physics("sim.iterations=100", "sim.ls_iterations=50"),
         "bare physics, the other cone": physics(other_cone=True),
-        "training, compile=all": trained("rollout", "compile=all"),
+        **{f"training, compile={mode}": trained("rollout", f"compile={mode}") for mode in ("learner", "all")},
     }
 
 

@@ -221,7 +221,6 @@ def scratch_training(overrides: Sequence[str]) -> Iterator[tuple[Trainer, Logger
     """
     with tempfile.TemporaryDirectory() as folder:
         quiet = [f"log.dir={quote(folder)}", "log.console=quiet", "log.checkpoint_interval=1000000"]
-        quiet += ["compile=off"]  # `auto` would try compiled code in the iterations that are measured
         spec = load_spec(compose([*quiet, "max_iterations=1000000", *overrides]), overrides)
 
         from gpusim_rl.distributed.actors import make_trainer

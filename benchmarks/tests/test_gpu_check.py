@@ -97,7 +97,7 @@ def test_every_fact_of_a_gpu_has_settings_that_there_are(monkeypatch):
     for name in facts.keys() - {"versions", "device", "loop of Warp in a graph of torch"}:
         facts[name]()
     assert len(composed) == len(facts) - 3
-    assert {config["compile"] for config in composed} == {"off", "all"}
+    assert {config["compile"] for config in composed} == {"off", "learner", "all"}
 
 
 @pytest.mark.slow

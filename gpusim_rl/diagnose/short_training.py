@@ -46,7 +46,7 @@ def measure_training(
     """
     with tempfile.TemporaryDirectory() as folder:
         quiet = [f"log.dir={quote(folder)}", "log.console=quiet", "log.interval=1", "log.checkpoint_interval=1000000"]
-        command = [str(train_file()), *quiet, "compile=off", "max_iterations=1000000", *overrides]
+        command = [str(train_file()), *quiet, "max_iterations=1000000", *overrides]
         variables = dict(os.environ)
         if processes is not None:
             torchrun = ["--standalone", f"--nproc-per-node={processes}", f"--log-dir={folder}/torchrun"]

@@ -154,8 +154,8 @@ class Environment(ABC):
         """
         raise ConfigError(f"{type(self).__name__} draws no pictures of its envs")
 
-    def compile(self, enabled: bool = True) -> None:  # noqa: B027 (optional)
-        """Compiles what a step does besides the physics, by torch.compile, or goes back to eager code."""
+    def compile(self) -> None:  # noqa: B027 (optional)
+        """Compiles what a step does besides the physics, by torch.compile."""
 
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:

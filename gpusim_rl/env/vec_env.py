@@ -364,19 +364,14 @@ class VecEnv(Environment):
     def _look(self) -> Observation:
         return self._observe()
 
-    def compile(self, enabled: bool = True, *, backend: str = "inductor") -> None:
-        """Compiles what a step does besides the physics, by torch.compile, or goes back to eager code.
+    def compile(self, backend: str = "inductor") -> None:
+        """Compiles what a step does besides the physics, by torch.compile.
 
         Call it after `reset`. What cannot be compiled runs as it is; a warning names the task's method and line.
 
         Args:
-            enabled: Compile.
             backend: Of torch.compile.
         """
-        for name in COMPILED:
-            vars(self).pop(name, None)
-        if not enabled:
-            return
         if not self._stepped:  # what a first step sets up is no code for the compiler; the step itself is undone
             state, task = self.state_dict(), vars(self.task)
             plain = {name: value for name, value in task.items() if isinstance(value, bool | int | float | str)}

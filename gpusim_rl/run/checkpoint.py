@@ -28,7 +28,6 @@ TRAINING: Types = {
     "obs_sizes": (dict,),
     "num_actions": (int,),
     "sim": (str,),
-    "compile": (str,),
     "seed": (int,),
     "iteration": (int,),
     "env_steps": (int,),

@@ -195,18 +195,6 @@ class Graphs:
         finally:
             outside.wait_stream(self._stream)
 
-    def restart(self, choice: GraphChoice) -> None:
-        """Captures anew, after a warm-up, because the code of the parts has changed. The device must be idle.
-
-        Args:
-            choice: What to capture.
-        """
-        self.choice = choice
-        self._parts = PARTS[choice.mode]
-        self._captured.clear()
-        self._calls.clear()
-        self._memory.clear()
-
     def run(self, part: str, body: Callable[[], T]) -> T:
         """Runs `body`, or replays it.
 

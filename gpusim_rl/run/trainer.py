@@ -28,7 +28,7 @@ from gpusim_rl.machine.hardware import tune_malloc
 from gpusim_rl.machine.torch_threads import ROWS_PER_THREAD, limit_torch_threads, use_available_cpus
 from gpusim_rl.run import checkpoint
 from gpusim_rl.run.banner import banner
-from gpusim_rl.run.compilation import Compilation, CompileChoice
+from gpusim_rl.run.compilation import compile_training
 from gpusim_rl.run.cuda_graph import Graphs, choose_graph
 from gpusim_rl.run.device_check import check_devices, devices_checked
 from gpusim_rl.run.devices import choose_devices, choose_eval_devices
@@ -148,8 +148,7 @@ class Trainer:
         elif collective.size > 1:
             weights = self.algorithm.policy.state_dict()
             self.algorithm.policy.load_state_dict(collective.share({name: x.cpu() for name, x in weights.items()}))
-        before = None if state is None else state.get("compile")
-        self._compilation = Compilation(cfg, self.rl_device, self.env, self.algorithm, self.graphs, before)
+        self.compile = compile_training(cfg, self.rl_device, self.env, self.algorithm)
 
     # The loop
 
@@ -188,13 +187,11 @@ class Trainer:
     def iterate(self, log: Logger) -> None:
         """One iteration: collect, update, log."""
         self.stop_signal.begin_iteration()
-        chosen = self._compilation.run(self._collect_and_update)
-        if chosen is not None:
-            log.console.info(f"compile: {chosen}")
+        self._collect_and_update()
         self.iteration += 1
         self.env_steps += self.collective.size * self.env.num_envs * self.algorithm.horizon
         with self.timer("log"):
-            if self._noted != (self.graphs.choice, self.compile):  # a capture failed, or compiled code was measured
+            if self._noted != self.graphs.choice:  # a capture failed
                 self._note_metadata(log)
             if self._evaluations is not None:
                 self._evaluations.after_iteration(
@@ -400,17 +397,12 @@ class Trainer:
         self.env.close()
 
     def _note_metadata(self, log: Logger) -> None:
-        self._noted = self.graphs.choice, self.compile
+        self._noted = self.graphs.choice
         log.note(describe_run(self))
 
     def save(self, log: Logger) -> None:
         """Writes a checkpoint, and before it the rows that are pending."""
         self._reporter.save(log)
-
-    @property
-    def compile(self) -> CompileChoice:
-        """What torch.compile makes faster, and why."""
-        return self._compilation.choice
 
     @property
     def stopping(self) -> bool:
@@ -439,7 +431,6 @@ class Trainer:
             "obs_sizes": dict(self.env.obs_sizes),
             "num_actions": self.env.num_actions,
             "sim": self.choice.name,
-            "compile": self.compile.mode if self.compile.measured else "auto",
             "seed": self.seed,
             "iteration": self.iteration,
             "env_steps": self.env_steps,

@@ -432,7 +432,7 @@ class RunConfig:
     rl_device: Device | None  # null = device
     eval_device: Device | None  # null = as in the training
     graph: Literal["auto", "off", "split", "step", "rollout"]  # what CUDA graphs hold
-    compile: Literal["off", "learner", "all", "auto"]  # what torch.compile makes faster
+    compile: Literal["off", "learner", "all"]  # what torch.compile makes faster
     checkpoint: str | None  # run folder, .pt file, or task name (its latest run)
     trust: bool  # import the classes that the checkpoint's run names, whatever they are
     test: bool  # evaluate the checkpoint instead of training

@@ -49,7 +49,6 @@ READS_AT = next(n for n, line in enumerate(Path(__file__).read_text().splitlines
 def make(task: Any, folder: Path, config: Any = None, /, **overrides: Any) -> Any:
     """A trainer of 64 envs on CUDA, with MuJoCo Warp."""
     settings: dict[str, Any] = {"sim": "mjwarp", "device": DEVICE, "num_envs": 64, "max_iterations": 1000}
-    settings["compile"] = "off"  # nothing is measured and captured anew
     return make_trainer(task, folder, config, **{**settings, **overrides})
 
 
