@@ -48,3 +48,8 @@ def compose_once() -> None:
         return dict(entries[folders])
 
     composing.compose, discover.tasks = kept_compose, kept_tasks
+
+
+def algorithm_defaults(name: str) -> dict[str, Any]:
+    """The settings of `algo=<name>` where nobody has changed them."""
+    return composing.compose(["~task", f"algo={name}"])[name]

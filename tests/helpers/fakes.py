@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-import yaml
 from torch import Tensor
 
 from gpusim_rl.learn.algorithm import EnvSpec
@@ -18,15 +16,15 @@ from gpusim_rl.learn.rollout import Rollout
 from gpusim_rl.settings.checks import build
 from gpusim_rl.settings.schema import PPOConfig
 from gpusim_rl.spaces import Box
-
-_DEFAULTS = yaml.safe_load((Path(__file__).parents[2] / "cfg" / "algo" / "ppo.yaml").read_text())["ppo"]
+from helpers.composed import algorithm_defaults
 
 
 def ppo_config(network: Mapping[str, Any] | None = None, **changes: Any) -> PPOConfig:
-    """The defaults of cfg/algo/ppo.yaml with a small network, and changes."""
+    """The defaults of `algo=ppo` with a small network, and changes."""
+    defaults = algorithm_defaults("ppo")
     small = {"hidden": [32, 16], "rnn_size": 8}
-    net = {**_DEFAULTS["network"], **small, **(network or {})}
-    values = {**_DEFAULTS, "horizon": 8, "precision": "fp32", **changes, "network": net}
+    net = {**defaults["network"], **small, **(network or {})}
+    values = {**defaults, "horizon": 8, "precision": "fp32", **changes, "network": net}
     return build(PPOConfig, values, "ppo")
 
 

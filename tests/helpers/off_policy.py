@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 from torch import Tensor
 
 from gpusim_rl.learn.algorithm import EnvSpec, load_algorithm_class
@@ -16,6 +14,7 @@ from gpusim_rl.settings.checks import build
 from gpusim_rl.settings.schema import ALGORITHMS, OffPolicyConfig
 from gpusim_rl.spaces import ActionSpace, Box
 from gpusim_rl.testing.conformance import merged
+from helpers.composed import algorithm_defaults
 from helpers.fakes import Env
 
 ACTOR_CRITICS = ("sac", "td3")
@@ -42,8 +41,8 @@ def settings_of(name: str, changes: Mapping[str, Any] | None = None) -> dict[str
 
 
 def off_policy_config(name: str, changes: Mapping[str, Any] | None = None) -> OffPolicyConfig:
-    """The defaults of cfg/algo/<name>.yaml with small sizes, and changes."""
-    defaults = yaml.safe_load((Path(__file__).parents[2] / "cfg" / "algo" / f"{name}.yaml").read_text())[name]
+    """The defaults of `algo=<name>` with small sizes, and changes."""
+    defaults = algorithm_defaults(name)
     return build(ALGORITHMS[name][1], merged(defaults, settings_of(name, changes)), name)
 
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 from torch import Tensor
 
 from gpusim_rl.learn.algorithm import Algorithm, EnvSpec, load_algorithm_class
@@ -15,6 +13,7 @@ from gpusim_rl.settings.checks import build
 from gpusim_rl.settings.schema import ALGORITHMS, OnPolicyConfig
 from gpusim_rl.spaces import Box
 from gpusim_rl.testing.conformance import merged
+from helpers.composed import algorithm_defaults
 from helpers.fakes import Env
 
 NAMES = ("a2c", "reinforce", "impala")
@@ -28,8 +27,8 @@ SMALL: dict[str, Any] = {
 
 
 def on_policy_config(name: str, **changes: Any) -> OnPolicyConfig:
-    """The defaults of cfg/algo/<name>.yaml with small sizes, and changes."""
-    defaults = yaml.safe_load((Path(__file__).parents[2] / "cfg" / "algo" / f"{name}.yaml").read_text())[name]
+    """The defaults of `algo=<name>` with small sizes, and changes."""
+    defaults = algorithm_defaults(name)
     return build(ALGORITHMS[name][1], merged(defaults, SMALL, changes), name)
 
 

@@ -6,14 +6,13 @@ from typing import Any
 
 import pytest
 import torch
-import yaml
 
 from gpusim_rl.learn.algorithm import Algorithm, EnvSpec, load_algorithm_class
 from gpusim_rl.settings.checks import build
 from gpusim_rl.settings.schema import ALGORITHMS
 from gpusim_rl.spaces import Box
 from gpusim_rl.testing.conformance import merged
-from helpers.commands import ROOT
+from helpers.composed import algorithm_defaults
 from helpers.fakes import RandomEnv
 from helpers.on_policy import collect, on_policy_config
 
@@ -31,7 +30,7 @@ SMALL_OFF_POLICY: dict[str, Any] = {
 def settings(name: str, **changes: Any) -> Any:
     if name in ("impala", "a2c"):
         return on_policy_config(name, **changes)
-    defaults = yaml.safe_load((ROOT / "cfg" / "algo" / f"{name}.yaml").read_text())[name]
+    defaults = algorithm_defaults(name)
     return build(ALGORITHMS[name][1], merged(defaults, SMALL_OFF_POLICY, changes), name)
 
 
