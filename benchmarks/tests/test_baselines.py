@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from gpusim_rl.api import make_env, prepare
 from gpusim_rl.errors import ConfigError
+from gpusim_rl.learn.algorithm import make_policy
 from gpusim_rl.learn.ppo import PPO
 from gpusim_rl.sim.warp import start_warp
 from gpusim_rl.testing.sync_counter import SyncCounter
@@ -104,7 +105,7 @@ def test_the_networks_are_ours(name, separate):
     assert trunk == ("separate" if separate or name == "rsl_rl" else "shared")
     if trunk == "separate" and not separate:
         return  # rsl_rl cannot share
-    ours = PPO.make_policy(run.algorithm, env.obs_sizes, env.action_space)
+    ours = make_policy(PPO, run, env.obs_sizes, env.action_space, torch.device("cpu"))
     count = sum(parameter.numel() for parameter in ours.parameters())
     assert sum(parameter.numel() for parameter in parameters(baseline)) == count
 

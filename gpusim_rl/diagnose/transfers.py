@@ -271,7 +271,8 @@ def update_without_data(trainer: Trainer) -> str | None:
     names = {field.name for field in dataclasses.fields(spec.cfg.algorithm)}
     settings = dataclasses.replace(spec.cfg.algorithm, **{key: off[key] for key in off.keys() & names})
     num_envs = spec.cfg.num_envs
-    env_spec = EnvSpec(num_envs, dict(env.obs_sizes), env.action_space, env.steps_between_truncations)
+    sizes, longest = dict(env.obs_sizes), env.steps_between_truncations
+    env_spec = EnvSpec(num_envs, sizes, env.action_space, longest, section=spec.cfg.algo)
     try:
         algorithm = spec.algorithm_class(
             settings, env_spec, device=meta, seed=0, max_iterations=spec.cfg.max_iterations

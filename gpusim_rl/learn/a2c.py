@@ -14,4 +14,3 @@ class A2C(OnPolicy):
     """
 
     Config = A2CConfig
-    name = "a2c"

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from gpusim_rl.learn.collective import ALONE, Collective
 from gpusim_rl.settings.load_class import load_class
+from gpusim_rl.settings.schema import RunConfig
 from gpusim_rl.spaces import ActionSpace
 
 Observation = Mapping[str, Tensor]
@@ -37,11 +38,14 @@ class EnvSpec:
     max_episode_length: int
     """An env is truncated at most once in so many control steps: the time limit."""
     role: Literal["both", "acts", "learns"] = "both"
-    """`acts`: an actor, which records rollouts for a learner. `learns`: that learner, which has no envs of its own."""
+    """`acts`: an actor, which records rollouts for a learner; so is a policy that is evaluated or played. It needs no
+    memory to learn from. `learns`: the learner of actors, which has no envs of its own."""
     first_env: int = 0
     """Number of the first env among those of all actors."""
     all_envs: int | None = None
     """Envs of all actors; None where these are all."""
+    section: str = "algorithm"
+    """Name of the section that holds the algorithm's settings, for messages: `algo.name` of the run."""
 
 
 class Transition(Protocol):
@@ -64,6 +68,9 @@ class Transition(Protocol):
 
 class Policy(nn.Module):
     """The part of an algorithm that acts. Evaluation, playing and export need nothing else of it."""
+
+    bf16: bool = False
+    """Whether the networks run in bfloat16, where their class has that choice."""
 
     @abstractmethod
     def act(self, obs: Observation, hidden: Hidden, deterministic: bool = True) -> tuple[Tensor, Hidden]:
@@ -149,11 +156,6 @@ class Algorithm(ABC):
 
     @abstractmethod
     def __init__(self, cfg: Any, env: EnvSpec, *, device: torch.device, seed: int, max_iterations: int) -> None: ...
-
-    @classmethod
-    @abstractmethod
-    def make_policy(cls, cfg: Any, obs_sizes: Mapping[str, int], action_space: ActionSpace) -> Policy:
-        """A new policy, as `__init__` makes it; a player loads the weights of a checkpoint into it."""
 
     def begin_rollout(self) -> None:  # noqa: B027 (optional)
         """Does once what the next `horizon` steps share, such as drawing their noise."""
@@ -248,11 +250,6 @@ class Algorithm(ABC):
         """
         return [part.act(seen) for part, seen in zip(parts, obs, strict=True)]
 
-    @classmethod
-    def settings_to_evaluate(cls, cfg: Any, num_envs: int) -> Any:
-        """Settings with which a saved policy is evaluated: without files and memory that only a training needs."""
-        return cfg
-
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:
         """All that the next iteration depends on, except the policy: optimiser, recurrent state, random generators.
@@ -283,6 +280,30 @@ class Algorithm(ABC):
     def batch_rows(self) -> int:
         """Rows of the largest matrices: how many threads of torch they keep busy."""
         return 1
+
+
+def make_policy(
+    algorithm_class: type[Algorithm],
+    cfg: RunConfig,
+    obs_sizes: Mapping[str, int],
+    action_space: ActionSpace,
+    device: torch.device,
+) -> Policy:
+    """A new policy for the weights of a checkpoint: that of an algorithm which only acts, in one env.
+
+    It is float32, whatever it is trained in: what it does depends on no machine.
+
+    Args:
+        algorithm_class: Class of the algorithm.
+        cfg: Settings of the run.
+        obs_sizes: Size of each observation group.
+        action_space: Action space of the environments.
+        device: Device of the policy.
+    """
+    env = EnvSpec(1, obs_sizes, action_space, max_episode_length=1, role="acts", section=cfg.algo)
+    policy = algorithm_class(cfg.algorithm, env, device=device, seed=0, max_iterations=1).policy
+    policy.bf16 = False
+    return policy
 
 
 def make_generator(device: torch.device, seed: int) -> torch.Generator:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 
 import torch
 from jaxtyping import Int, Shaped
@@ -13,7 +12,7 @@ from gpusim_rl.learn.algorithm import EnvSpec, Hidden, Observation, Transition
 from gpusim_rl.learn.off_policy import Batch, OffPolicy
 from gpusim_rl.learn.q_networks import DiscreteCritic, QPolicy
 from gpusim_rl.settings.schema import DQNConfig
-from gpusim_rl.spaces import ActionSpace, Box
+from gpusim_rl.spaces import Box
 
 
 class DQNPolicy(QPolicy):
@@ -21,20 +20,20 @@ class DQNPolicy(QPolicy):
 
     Args:
         cfg: Settings.
-        obs_sizes: Size of each observation group. Only `policy` is used.
-        action_space: What actions there are.
+        env: The environments. Of the observation groups only `policy` is used.
     """
 
     critic: DiscreteCritic  # type: ignore[reportIncompatibleVariableOverride]
     target_critic: DiscreteCritic  # type: ignore[reportIncompatibleVariableOverride]
 
-    def __init__(self, cfg: DQNConfig, obs_sizes: Mapping[str, int], action_space: ActionSpace) -> None:
-        continuous = isinstance(action_space, Box)
-        counts = (cfg.bins,) * action_space.size if continuous else action_space.counts
+    def __init__(self, cfg: DQNConfig, env: EnvSpec) -> None:
+        space, size = env.action_space, env.obs_sizes["policy"]
+        continuous = isinstance(space, Box)
+        counts = (cfg.bins,) * space.size if continuous else space.counts
         super().__init__(
-            {"policy": obs_sizes["policy"]},
+            {"policy": size},
             None,
-            DiscreteCritic(obs_sizes["policy"], counts, cfg.network, "dqn.network"),
+            DiscreteCritic(size, counts, cfg.network, f"{env.section}.network"),
             normalize_obs=cfg.normalize_obs,
             clip_obs=cfg.clip_obs,
         )
@@ -91,10 +90,8 @@ class DQN(OffPolicy):
         rungs = (env.first_env + torch.arange(env.num_envs, device=device))[:, None] / max(last, 1)
         self._ladder = 1.0 + cfg.epsilon_ladder * rungs
 
-    @classmethod
-    def make_policy(cls, cfg: DQNConfig, obs_sizes: Mapping[str, int], action_space: ActionSpace) -> DQNPolicy:
-        """Critics, float32, on the CPU."""
-        return DQNPolicy(cfg, obs_sizes, action_space)
+    def _make_policy(self, env: EnvSpec) -> DQNPolicy:
+        return DQNPolicy(self.cfg, env)
 
     def epsilon(self) -> Tensor:
         """Probability of a random action in each env now, [num_envs, 1]."""

@@ -39,7 +39,6 @@ class Impala(OnPolicy):
 
     Config = ImpalaConfig
     structure = (*OnPolicy.structure, "delay")
-    name = "impala"
     learns_from_actors = True
 
     cfg: ImpalaConfig

@@ -105,13 +105,15 @@ class OffPolicy(Algorithm):
         self, cfg: OffPolicyConfig, env: EnvSpec, *, device: torch.device, seed: int, max_iterations: int
     ) -> None:
         if not (self.discrete or isinstance(env.action_space, Box)):
-            name = type(self).__name__.lower()
-            raise ConfigError(f"algo={name} chooses continuous actions, and here they are discrete; try algo=dqn")
+            raise ConfigError(
+                f"algo={env.section} chooses continuous actions, and here they are discrete; try algo=dqn"
+            )
         self.cfg, self.device, self.horizon, self._role = cfg, device, cfg.horizon, env.role
+        self._section = env.section
         self.num_envs, self.num_actions = env.num_envs, env.action_space.size
         self._max_steps, self._time_limit = max_iterations * cfg.horizon, env.max_episode_length
         bf16, self._precision_reason = choose_precision(cfg.precision, device)
-        policy = self.make_policy(cfg, env.obs_sizes, env.action_space).to(device)
+        policy = self._make_policy(env).to(device)
         self.policy = policy  # type: ignore[reportIncompatibleVariableOverride]
         self.policy.bf16 = bf16
         self._act_generator, self._sample_generator = (make_generator(device, seed + i) for i in (1, 2))
@@ -120,7 +122,7 @@ class OffPolicy(Algorithm):
         # Acting
         self.noise = ActionNoise(
             cfg.noise if isinstance(cfg, ActorCriticConfig) else WHITE,
-            f"{type(self).__name__.lower()}.noise",
+            f"{env.section}.noise",
             horizon=cfg.horizon,
             num_envs=env.num_envs,
             columns=self.num_actions + self.num_noise,
@@ -154,6 +156,10 @@ class OffPolicy(Algorithm):
         self._targets, self._online = self.policy.target_pairs()
         self.skipped = torch.zeros((), dtype=torch.float32, device=device)  # updates, since the training began
 
+    @abstractmethod
+    def _make_policy(self, env: EnvSpec) -> QPolicy:
+        """The networks, float32, on the CPU."""
+
     def _make_replay(self, env: EnvSpec, seed: int) -> Replay | HostReplay:
         cfg, device = self.cfg, self.device
         steps, groups, storage = cfg.replay.capacity // env.num_envs, self.policy.groups, STORAGE[cfg.replay.storage]
@@ -170,16 +176,15 @@ class OffPolicy(Algorithm):
         replay = Replay(steps, env, groups, n_step=cfg.n_step, gamma=cfg.gamma, storage=storage, device=device)
         if cfg.replay.alpha > 0.0:
             if device.type == "cuda" and torch.are_deterministic_algorithms_enabled():
-                name = type(self).__name__.lower()
                 raise ConfigError(
-                    f"torch_deterministic=true with {name}.replay.alpha={cfg.replay.alpha:g}: CUDA has no deterministic"
-                    f" cumulative sum. Try {name}.replay.alpha=0"
+                    f"torch_deterministic=true with {env.section}.replay.alpha={cfg.replay.alpha:g}: CUDA has no"
+                    f" deterministic cumulative sum. Try {env.section}.replay.alpha=0"
                 )
             self.priorities = Priorities(replay, cfg.replay.alpha)
         return replay
 
     def _check_replay(self, env: EnvSpec) -> None:
-        cfg, name, envs = self.cfg, type(self).__name__.lower(), env.num_envs
+        cfg, name, envs = self.cfg, env.section, env.num_envs
         steps, needed = cfg.replay.capacity // envs, _least_steps(cfg)
         if steps < needed:
             raise ConfigError(
@@ -227,7 +232,7 @@ class OffPolicy(Algorithm):
         try:
             found = demonstrations.load(file, env, self.policy.groups, **memory)
         except ConfigError as error:
-            raise ConfigError(f"{type(self).__name__.lower()}.demonstrations.file: {error}") from None
+            raise ConfigError(f"{env.section}.demonstrations.file: {error}") from None
         self._digest = digest_of(Path(file))
         self._num_shown = min(max(1, round(cfg.demonstrations.share * cfg.batch_size)), cfg.batch_size - 1)
         self._imitates = cfg.demonstrations.imitation > 0.0
@@ -498,7 +503,7 @@ class OffPolicy(Algorithm):
 
     def describe(self) -> dict[str, str]:
         """Networks, updates and memory."""
-        cfg, net, name = self.cfg, self.cfg.network, type(self).__name__.lower()
+        cfg, net, name = self.cfg, self.cfg.network, self._section
 
         def layers(sizes: list[int]) -> str:
             return net._target_ or f"{'x'.join(map(str, sizes))} {net.activation}"
@@ -535,15 +540,6 @@ class OffPolicy(Algorithm):
     def batch_rows(self) -> int:
         """Rows of the largest matrices: a batch, or all environments."""
         return max(self.num_envs, self.cfg.batch_size)
-
-    @classmethod
-    def settings_to_evaluate(cls, cfg: OffPolicyConfig, num_envs: int) -> OffPolicyConfig:
-        """Without demonstrations, and with the smallest memory that there can be."""
-        if isinstance(cfg, ActorCriticConfig):
-            cfg = dataclasses.replace(cfg, demonstrations=dataclasses.replace(cfg.demonstrations, file=None))
-        capacity = _least_steps(cfg) * num_envs
-        replay = dataclasses.replace(cfg.replay, capacity=capacity, alpha=0.0, device=None, save=False)
-        return dataclasses.replace(cfg, replay=replay, batch_size=1, learning_starts=1)
 
     def state_dict(self) -> dict[str, Any]:
         """Optimisers, counters, random generators, and the replay memory if it is to be saved."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -30,7 +30,6 @@ from gpusim_rl.learn.precision import choose_precision
 from gpusim_rl.learn.rollout import Rollout, gae
 from gpusim_rl.machine.compiled import reason_of
 from gpusim_rl.settings.schema import OnPolicyConfig
-from gpusim_rl.spaces import ActionSpace
 
 logger = logging.getLogger("gpusim_rl")
 
@@ -141,8 +140,6 @@ class OnPolicy(Algorithm):
     structure = ("horizon", "network", "normalize_obs", "normalize_value")
     policy_structure = ("network", "normalize_obs", "normalize_value")
     data_parallel = True
-    name: ClassVar[str]
-    """Of the section that holds the settings."""
     losses: ClassVar[tuple[str, ...]] = ("loss/policy", "loss/value", "loss/bounds", "policy/entropy")
     """Names of the statistics of a step, in the order in which its chunks are added up."""
 
@@ -154,8 +151,9 @@ class OnPolicy(Algorithm):
         self, cfg: OnPolicyConfig, env: EnvSpec, *, device: torch.device, seed: int, max_iterations: int
     ) -> None:
         self.cfg, self.device, self.horizon, self._role = cfg, device, cfg.horizon, env.role
+        self._section = env.section
         bf16, self._precision_reason = choose_precision(cfg.precision, device)
-        policy = self.make_policy(cfg, env.obs_sizes, env.action_space).to(device)
+        policy = self._make_policy(env).to(device)
         self.policy = policy  # type: ignore[reportIncompatibleVariableOverride]
         self.policy.bf16 = bf16
         self._noise_generator, self._shuffle_generator = (make_generator(device, seed + i) for i in (1, 2))
@@ -167,7 +165,7 @@ class OnPolicy(Algorithm):
         self.is_first = torch.ones(num_envs, dtype=torch.bool, device=device)
         self.noise = ActionNoise(
             cfg.noise,
-            f"{self.name}.noise",
+            f"{env.section}.noise",
             horizon=cfg.horizon,
             num_envs=num_envs,
             columns=head.num_noise,
@@ -234,17 +232,17 @@ class OnPolicy(Algorithm):
         self._loss = torch.compile(self._eager_loss) if enabled else self._eager_loss
         self._chunks.threads = not enabled
 
-    @classmethod
-    def make_policy(cls, cfg: OnPolicyConfig, obs_sizes: Mapping[str, int], action_space: ActionSpace) -> ActorCritic:
+    def _make_policy(self, env: EnvSpec) -> ActorCritic:
         """Actor and critic, float32, on the CPU."""
+        cfg = self.cfg
         return ActorCritic(
-            obs_sizes,
-            action_space,
+            env.obs_sizes,
+            env.action_space,
             cfg.network,
             normalize_obs=cfg.normalize_obs,
             normalize_value=cfg.normalize_value,
             clip_obs=cfg.clip_obs,
-            key=f"{cls.name}.network",
+            key=f"{env.section}.network",
         )
 
     # Acting
@@ -516,7 +514,7 @@ class OnPolicy(Algorithm):
         if self.policy.recurrent:
             sequence = f", sequences of {self.sequence_length}"
             if self.sequence_length != cfg.sequence_length:
-                sequence += f" (fitted: {self.name}.sequence_length={cfg.sequence_length})"
+                sequence += f" (fitted: {self._section}.sequence_length={cfg.sequence_length})"
         samples = f"{num_envs} x {self.horizon} = {num_envs * self.horizon} samples"
         return {
             "network": f"{layers}, {sum(p.numel() for p in self._parameters):,} parameters",

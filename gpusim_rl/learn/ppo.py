@@ -72,7 +72,6 @@ class PPO(OnPolicy):
     """
 
     Config = PPOConfig
-    name = "ppo"
     losses = (*OnPolicy.losses, "policy/kl", "policy/clip_fraction")
 
     cfg: PPOConfig
@@ -139,7 +138,7 @@ class PPO(OnPolicy):
 
     def _describe_steps(self) -> str:
         minibatch, wanted = len(self.is_first) * self.horizon // self.num_minibatches, self.cfg.minibatch_size
-        fitted = "" if minibatch == wanted else f" (fitted: ppo.minibatch_size={wanted})"
+        fitted = "" if minibatch == wanted else f" (fitted: {self._section}.minibatch_size={wanted})"
         cut = f"{self.num_minibatches} minibatch{'es' if self.num_minibatches > 1 else ''}"
         return f", {cut} of {minibatch}{fitted}, {self.cfg.epochs} epochs"
 

@@ -16,4 +16,3 @@ class Reinforce(OnPolicy):
     """
 
     Config = ReinforceConfig
-    name = "reinforce"

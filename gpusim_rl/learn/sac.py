@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +16,6 @@ from gpusim_rl.learn.off_policy import Batch, OffPolicy
 from gpusim_rl.learn.optimizer import MaskedAdamW
 from gpusim_rl.learn.q_networks import Actor, Critic, QPolicy
 from gpusim_rl.settings.schema import SACConfig
-from gpusim_rl.spaces import ActionSpace
 
 _LOG_2PI = math.log(2.0 * math.pi)
 
@@ -58,14 +56,13 @@ class SACPolicy(QPolicy):
 
     Args:
         cfg: Settings.
-        obs_sizes: Size of each observation group.
-        action_space: What actions there are.
+        env: The environments.
     """
 
     actor: Actor  # type: ignore[reportIncompatibleVariableOverride]
 
-    def __init__(self, cfg: SACConfig, obs_sizes: Mapping[str, int], action_space: ActionSpace) -> None:
-        size, net, key = action_space.size, cfg.network, "sac.network"
+    def __init__(self, cfg: SACConfig, env: EnvSpec) -> None:
+        obs_sizes, size, net, key = env.obs_sizes, env.action_space.size, cfg.network, f"{env.section}.network"
         super().__init__(
             obs_sizes,
             Actor(obs_sizes["policy"], 2 * size, net, key),
@@ -116,10 +113,8 @@ class SAC(OffPolicy):
         default = self.num_actions * (math.log(cfg.action_scale) - 1.0)
         self._target_entropy = default if cfg.target_entropy is None else cfg.target_entropy
 
-    @classmethod
-    def make_policy(cls, cfg: SACConfig, obs_sizes: Mapping[str, int], action_space: ActionSpace) -> SACPolicy:
-        """Actor and critics, float32, on the CPU."""
-        return SACPolicy(cfg, obs_sizes, action_space)
+    def _make_policy(self, env: EnvSpec) -> SACPolicy:
+        return SACPolicy(self.cfg, env)
 
     def _explore(self, outputs: Tensor, noise: Tensor) -> Tensor:
         return self.policy.distribution(outputs).sample(noise)

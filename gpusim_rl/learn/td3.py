@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -14,7 +13,6 @@ from gpusim_rl.learn.algorithm import EnvSpec, Hidden, Observation, Transition
 from gpusim_rl.learn.off_policy import Batch, OffPolicy
 from gpusim_rl.learn.q_networks import Actor, Critic, QPolicy
 from gpusim_rl.settings.schema import TD3Config
-from gpusim_rl.spaces import ActionSpace
 
 
 class TD3Policy(QPolicy):
@@ -22,14 +20,13 @@ class TD3Policy(QPolicy):
 
     Args:
         cfg: Settings.
-        obs_sizes: Size of each observation group.
-        action_space: What actions there are.
+        env: The environments.
     """
 
     actor: Actor  # type: ignore[reportIncompatibleVariableOverride]
 
-    def __init__(self, cfg: TD3Config, obs_sizes: Mapping[str, int], action_space: ActionSpace) -> None:
-        size, net, key = action_space.size, cfg.network, "td3.network"
+    def __init__(self, cfg: TD3Config, env: EnvSpec) -> None:
+        obs_sizes, size, net, key = env.obs_sizes, env.action_space.size, cfg.network, f"{env.section}.network"
         super().__init__(
             obs_sizes,
             Actor(obs_sizes["policy"], size, net, key),
@@ -77,10 +74,8 @@ class TD3(OffPolicy):
         self.noise_scale = torch.empty(env.num_envs, 1, device=device)
         self.noise_scale.uniform_(cfg.noise_min, cfg.noise_max, generator=self._act_generator)
 
-    @classmethod
-    def make_policy(cls, cfg: TD3Config, obs_sizes: Mapping[str, int], action_space: ActionSpace) -> TD3Policy:
-        """Actor and critics, float32, on the CPU."""
-        return TD3Policy(cfg, obs_sizes, action_space)
+    def _make_policy(self, env: EnvSpec) -> TD3Policy:
+        return TD3Policy(self.cfg, env)
 
     def _noisy(self, action: Tensor, noise: Tensor) -> Tensor:
         limit = self.cfg.action_scale

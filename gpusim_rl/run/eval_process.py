@@ -29,7 +29,7 @@ from gpusim_rl.env.task import load_task_or_environment
 from gpusim_rl.errors import ConfigError, TaskError
 from gpusim_rl.files.checkpoint_file import load
 from gpusim_rl.files.safe_open import open_file
-from gpusim_rl.learn.algorithm import Algorithm, load_algorithm_class
+from gpusim_rl.learn.algorithm import Algorithm, load_algorithm_class, make_policy
 from gpusim_rl.run.devices import choose_eval_devices
 from gpusim_rl.run.evaluation import evaluate
 from gpusim_rl.run.writers import Row
@@ -184,7 +184,7 @@ class Evaluation:
     def __call__(self, state: Mapping[str, Any]) -> dict[str, float]:
         """Evaluates the policy of a checkpoint; returns a row of metrics."""
         env, cfg = self.env, self._cfg
-        policy = self._algorithm_class.make_policy(cfg.algorithm, env.obs_sizes, env.action_space).to(self._device)
+        policy = make_policy(self._algorithm_class, cfg, env.obs_sizes, env.action_space, self._device)
         policy.load_state_dict(state["policy"])
         torch.manual_seed(cfg.eval.seed)
         env.load_state_dict(self._start)

@@ -322,13 +322,18 @@ class Trainer:
 
     def _env_spec(self) -> EnvSpec:
         env = self.env
-        return EnvSpec(env.num_envs, dict(env.obs_sizes), env.action_space, env.steps_between_truncations)
+        return EnvSpec(
+            env.num_envs,
+            dict(env.obs_sizes),
+            env.action_space,
+            env.steps_between_truncations,
+            role="acts" if self.cfg.test else "both",
+            section=self.cfg.algo,
+        )
 
     def _make_algorithm(self) -> Algorithm:
         spec = self._env_spec()
         settings, iterations = self.cfg.algorithm, self.cfg.max_iterations
-        if self.cfg.test:
-            settings = self.spec.algorithm_class.settings_to_evaluate(settings, self.cfg.num_envs)
         return self.spec.algorithm_class(
             settings, spec, device=self.rl_device, seed=self._own_seed, max_iterations=iterations
         )

@@ -14,7 +14,7 @@ from torch import Tensor
 from gpusim_rl.env import Environment, Step, Task, VecEnv
 from gpusim_rl.env.task import load_task_class, load_task_or_environment
 from gpusim_rl.errors import ConfigError
-from gpusim_rl.learn.algorithm import Algorithm, Hidden, Policy, load_algorithm_class
+from gpusim_rl.learn.algorithm import Algorithm, Hidden, Policy, load_algorithm_class, make_policy
 from gpusim_rl.run.checkpoint import load_training, must_fit
 from gpusim_rl.run.run_dir import resolve_run
 from gpusim_rl.settings import discover
@@ -57,7 +57,7 @@ class Player:
         self._written_ns = 0  # when the checkpoint was written
         self._policy: Policy | None = None
         self._hidden: Hidden = ()
-        self._algorithm: tuple[type[Algorithm], Any]
+        self._algorithm: tuple[type[Algorithm], RunConfig]
         dtype = torch.int64 if isinstance(env.action_space, MultiDiscrete) else torch.float32
         self._zero = torch.zeros(env.num_envs, env.num_actions, dtype=dtype, device=env.device)
         self._generator = torch.Generator(env.device).manual_seed(seed)
@@ -120,7 +120,7 @@ class Player:
         player = cls(env, seed=state["seed"], act=act)
         player.run_dir, player.settings = run.path, config
         if act == "trained":
-            player._algorithm = algorithm_class, cfg.algorithm
+            player._algorithm = algorithm_class, cfg
             player._take(state, file, written_ns)
         with must_fit(file, f"task {player.name}"):
             player.obs = player.env.begin_from(state["env"])  # on the levels, say, that the training has reached
@@ -142,9 +142,9 @@ class Player:
                         f"{file} does not fit task {self.name} as it is now: {key} saved {state[key]}, now {now}."
                         " Try the version of the task that trained it (git.diff and env.json of the run tell which)"
                     )
-            algorithm_class, settings = self._algorithm
-            policy = algorithm_class.make_policy(settings, state["obs_sizes"], self.env.action_space)
-            policy.to(self.env.device).load_state_dict(state["policy"])
+            algorithm_class, cfg = self._algorithm
+            policy = make_policy(algorithm_class, cfg, state["obs_sizes"], self.env.action_space, self.env.device)
+            policy.load_state_dict(state["policy"])
             self._policy = policy.eval().requires_grad_(False)
             self._hidden = policy.initial_state(self.env.num_envs)
         self._written_ns = written_ns

@@ -260,7 +260,7 @@ def _stay(module: nn.Module, device: torch.device) -> nn.Module:
 def _make_for_real(patch: pytest.MonkeyPatch, spec: RunSpec) -> None:
     """Scenes have values. Policies begin on the CPU; torch cannot move all fake ones from there."""
     task, algorithm = spec.task_class, spec.algorithm_class
-    scene, make_policy = task.scene, algorithm.make_policy
+    scene, make_policy = task.scene, algorithm._make_policy
 
     def real_scene(cfg: Any) -> Any:
         with unset_fake_temporarily():
@@ -279,7 +279,7 @@ def _make_for_real(patch: pytest.MonkeyPatch, spec: RunSpec) -> None:
         return policy
 
     patch.setattr(task, "scene", staticmethod(real_scene))
-    patch.setattr(algorithm, "make_policy", staticmethod(policy_on_cuda))
+    patch.setattr(algorithm, "_make_policy", policy_on_cuda)
 
 
 def _on_cuda(real: Tensor) -> Tensor:

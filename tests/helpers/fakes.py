@@ -106,7 +106,7 @@ class Learner:
     def __post_init__(self) -> None:
         env = self.env
         torch.manual_seed(self.seed)
-        spec = EnvSpec(env.num_envs, env.obs_sizes, Box(env.num_actions), self.max_episode_length)
+        spec = EnvSpec(env.num_envs, env.obs_sizes, Box(env.num_actions), self.max_episode_length, section="ppo")
         device = torch.device(self.device)
         self.ppo = PPO(self.cfg, spec, device=device, seed=self.seed, max_iterations=self.max_iterations)
         self.policy.bf16 = self.bf16

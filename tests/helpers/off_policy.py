@@ -59,7 +59,7 @@ class OffPolicyLearner:
     ) -> None:
         torch.manual_seed(0)
         space = space or Box(env.num_actions)
-        spec = EnvSpec(env.num_envs, env.obs_sizes, space, 1)  # an episode may end in every step
+        spec = EnvSpec(env.num_envs, env.obs_sizes, space, 1, section=name)  # an episode may end in every step
         cls: Any = load_algorithm_class(ALGORITHMS[name][0])
         cfg = off_policy_config(name, changes)
         self.env = env

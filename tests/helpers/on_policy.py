@@ -35,7 +35,8 @@ def on_policy_config(name: str, **changes: Any) -> OnPolicyConfig:
 def make_on_policy(name: str, env: Env, *, device: str = "cpu", **changes: Any) -> OnPolicy:
     """An algorithm; the same weights and noise for every name."""
     torch.manual_seed(0)
-    spec = EnvSpec(env.num_envs, env.obs_sizes, Box(env.num_actions), 1)  # an episode may end in every step
+    space, longest = Box(env.num_actions), 1  # an episode may end in every step
+    spec = EnvSpec(env.num_envs, env.obs_sizes, space, longest, section=name)
     cls: Any = load_algorithm_class(ALGORITHMS[name][0])
     return cls(on_policy_config(name, **changes), spec, device=torch.device(device), seed=0, max_iterations=100)
 

@@ -109,10 +109,10 @@ def test_ppo_learns_which_option_pays() -> None:
     assert ppo.policy.act(env.obs, (), deterministic=False)[0].dtype == torch.int64
 
 
-@pytest.mark.parametrize("cls", [A2C, Reinforce])
-def test_so_do_the_other_policy_gradients(cls: type[OnPolicy]) -> None:
+@pytest.mark.parametrize(("name", "cls"), [("a2c", A2C), ("reinforce", Reinforce)])
+def test_so_do_the_other_policy_gradients(name: str, cls: type[OnPolicy]) -> None:
     torch.manual_seed(0)
-    cfg = on_policy_config(cls.name, learning_rate=0.02)
+    cfg = on_policy_config(name, learning_rate=0.02)
     it, env = cls(cfg, SPEC, device=torch.device("cpu"), seed=1, max_iterations=100), Bandit()
     returns = []
     for _ in range(60):
@@ -161,7 +161,7 @@ def test_an_iteration_runs_without_data() -> None:
 
 
 def test_an_algorithm_for_continuous_actions_says_so() -> None:
-    spec = EnvSpec(NUM_ENVS, {"policy": 4}, MultiDiscrete((3, 4)), 100)
+    spec = EnvSpec(NUM_ENVS, {"policy": 4}, MultiDiscrete((3, 4)), 100, section="sac")
     message = r"^algo=sac chooses continuous actions, and here they are discrete; try algo=dqn$"
     with pytest.raises(ConfigError, match=message):
         SAC(off_policy_config("sac"), spec, device=torch.device("cpu"), seed=1, max_iterations=1)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Independent, Normal, kl_divergence
 
+from gpusim_rl.learn.algorithm import EnvSpec
 from gpusim_rl.learn.distributions import DiagonalGaussian
 from gpusim_rl.learn.networks import ACTIVATIONS, MLP, ActorCritic
 from gpusim_rl.learn.ppo import PPO
@@ -29,7 +30,8 @@ def gaussian_kl(mean_p: Tensor, log_std_p: Tensor, mean_q: Tensor, log_std_q: Te
 
 
 def make_policy(sizes: dict[str, int], cfg: PPOConfig, *, bf16: bool = False) -> ActorCritic:
-    policy = PPO.make_policy(cfg, sizes, Box(ACTIONS))
+    env = EnvSpec(1, sizes, Box(ACTIONS), 1)
+    policy = PPO(cfg, env, device=torch.device("cpu"), seed=0, max_iterations=1).policy
     policy.bf16 = bf16
     return policy
 

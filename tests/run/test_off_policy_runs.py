@@ -19,6 +19,7 @@ from gpusim_rl.run.trainer import Trainer
 from gpusim_rl.testing.conformance import differences
 from gpusim_rl.testing.sync_counter import SyncCounter
 from gpusim_rl.view.player import Player
+from helpers.commands import ROOT
 from helpers.fake_cuda_graph import Recorder, without_shortcuts
 from helpers.off_policy import C51, NAMES, settings_of
 from helpers.training import merged, read_csv, the_run
@@ -60,8 +61,26 @@ def test_a_run_resumes_with_another_time_limit_and_fills_its_memory_again(tmp_pa
 def test_an_evaluation_takes_any_number_of_envs_and_no_memory(tmp_path: Path) -> None:
     trainer("sac", tmp_path).train()
     one = Trainer(prepare("Cartpole", checkpoint=str(the_run(tmp_path)), test=True, num_envs=300))
-    assert one.algorithm.replay.num_bytes < 300 * 1000  # type: ignore[attr-defined]
+    assert not hasattr(one.algorithm, "replay") and not hasattr(one.algorithm, "critic_optimizer")
     assert one.evaluate()["episodes"] == 300
+
+
+def test_errors_name_the_section_that_the_run_has(tmp_path: Path) -> None:
+    (tmp_path / "algo").mkdir()
+    yaml = (ROOT / "cfg" / "algo" / "sac.yaml").read_text()
+    yaml = yaml.replace("name: sac", "name: gentle_sac").replace("\nsac:", "\ngentle_sac:")
+    (tmp_path / "algo" / "gentle_sac.yaml").write_text(yaml)
+
+    def started(**settings: Any) -> Trainer:
+        quiet = {"num_envs": 64, "log": {"console": "quiet", "dir": str(tmp_path)}}
+        return Trainer(prepare("Cartpole", config_dir=tmp_path, algo="gentle_sac", **quiet, gentle_sac=settings))
+
+    with pytest.raises(ConfigError, match=r"^gentle_sac\.replay\.capacity=8 .* Try gentle_sac\.replay\.capacity=512$"):
+        started(replay={"capacity": 8}, learning_starts=8, batch_size=8)
+    with pytest.raises(ConfigError, match=r"^gentle_sac\.noise\.steps has 2 numbers"):
+        started(noise={"steps": [1.0, 1.0]})
+    with pytest.raises(ConfigError, match=r"^gentle_sac\.network\._target_"):
+        started(network={"_target_": "torch.nn.Linear"})
 
 
 def test_another_alpha_at_a_resume_is_a_new_start(tmp_path: Path) -> None:
