@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from gpusim_rl.files.checkpoint_file import load
 from helpers.training import differences, merged, read_csv, the_run
 from reliability.processes import SMALL, TRAIN, Slot, rows, saved_iteration, temporary_files
 from reliability.record import record
@@ -43,6 +44,8 @@ def test_a_run_that_is_killed_a_hundred_times_is_the_run_that_was_not(tmp_path: 
         if number and "resumed  at iteration" in done.stdout:
             assert f"resumed  at iteration {before}\n" in done.stdout
             resumed += 1
+        for file in (run / "checkpoints").glob("*.pt"):
+            load(file)  # half a file would be a ConfigError
         saved = saved_iteration(run)
         assert rows(run) == list(range(1, len(rows(run)) + 1)), f"kill {number}"
         lost.append(len(rows(run)) - saved)
@@ -75,8 +78,6 @@ def test_a_run_that_is_killed_a_hundred_times_is_the_run_that_was_not(tmp_path: 
 
 def state(run: Path) -> dict[str, object]:
     """What the rest of a run depends on; without what tells of the folder and the clock."""
-    from gpusim_rl.files.checkpoint_file import load
-
     saved = load(run / "checkpoints" / "last.pt")
     kept = ("policy", "algorithm", "env", "torch_rng", "iteration", "env_steps", "best_return")
     return merged({}, {key: saved[key] for key in kept})

@@ -110,12 +110,13 @@ def poisoned(tensor: torch.Tensor, row: int, value: float) -> torch.Tensor:
 
 
 COUNTED = {
-    "state (a joint's speed)": (into_state, "sim/diverged"),
-    "action of the policy": (into_action, "sim/bad_actions"),
-    "control that a task sets": (into_control, "sim/bad_actions"),
-    "loss": (into_loss, "policy/skipped_minibatches"),
-    "gradient": (into_gradient, "policy/skipped_minibatches"),
+    "state (a joint's speed)": (into_state, "sim/diverged", "its physics"),
+    "action of the policy": (into_action, "sim/bad_actions", "its action, which is NaN or infinite"),
+    "control that a task sets": (into_control, "sim/bad_actions", "Cartpole.apply_action(), which gave it"),
+    "loss": (into_loss, "policy/skipped_minibatches", "minibatches was NaN or infinite"),
+    "gradient": (into_gradient, "policy/skipped_minibatches", "minibatches was NaN or infinite"),
 }
+"""How a number goes bad, the column that counts it, and the cause that the warning names."""
 ENDING = {"observation": into_observation, "reward": into_reward}
 
 
@@ -140,7 +141,7 @@ def assert_finite(run: Path) -> dict[str, Any]:
 @pytest.mark.slow
 @pytest.mark.parametrize("where", COUNTED)
 def test_it_is_counted_and_left_out(tmp_path: Path, where: str) -> None:
-    inject, column = COUNTED[where]
+    inject, column, cause = COUNTED[where]
     chance = random.Random(where)
     learning = column == "policy/skipped_minibatches"
     calls = MINIBATCHES if learning else HORIZON
@@ -151,7 +152,7 @@ def test_it_is_counted_and_left_out(tmp_path: Path, where: str) -> None:
         trainer.train()
         run = the_run(tmp_path / str(number))
         assert_finite(run)
-        told = "minibatches was NaN or infinite" if learning else f"envs diverged, env {env} first"
+        told = cause if learning else f"envs diverged, env {env} first because of {cause}"
         assert (run / "train.log").read_text().count(told) == 1
         rows = read_csv(run)
         counts = [float(row[column]) for row in rows]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 import re
 import shlex
 import signal
@@ -19,7 +18,7 @@ import pytest
 from gpusim_rl.errors import friendly_errors
 from gpusim_rl.files.checkpoint_file import load
 from helpers.commands import ROOT, run_command
-from helpers.training import make_trainer, read_csv, the_run
+from helpers.training import read_csv, the_run
 from test_writers import values, wandb_records
 
 TRAIN = Path(__file__).parents[2] / "train.py"
@@ -135,46 +134,11 @@ def test_a_killed_run_leaves_nothing_in_the_temporary_folder(tmp_path, start):
     assert list(temporary.glob("gpusim-rl*")) == []  # torch has a cache there
 
 
-@pytest.mark.slow
-def test_killed_at_random_moments_and_resumed_is_the_uninterrupted_run(tmp_path, start):
-    chance = random.Random()
-    arguments = ["max_iterations=100000", "log.checkpoint_interval=2"]
-    moments: list[str] = []
-    for _ in range(3):
-        process = start(*arguments)
-        before = process.rows()
-        wait_s = chance.uniform(0.0, 0.3)
-        process.wait_for(lambda process=process, before=before: process.rows() > before + 5)
-        time.sleep(wait_s)
-        process.process.send_signal(signal.SIGKILL)
-        assert process.ended() == -signal.SIGKILL
-        run = the_run(tmp_path / "runs")
-        saved = load(run / "checkpoints" / "last.pt")["iteration"]
-        moments.append(f"{wait_s:.3f} s: checkpoint {saved}, rows {process.rows()}")
-        assert process.rows() - saved in (0, 1, 2), moments
-        arguments = [f"checkpoint={run}", "max_iterations=100000"]
-    last = saved + 4
-    process = start(f"checkpoint={run}", f"max_iterations={last}")
-    assert process.ended() == 0, process.err
-    assert f"resumed  at iteration {saved}\n" in process.out
-    assert iterations(run) == list(range(1, last + 1)), moments
-
-    settings = {"max_iterations": last, "log": {"checkpoint_interval": 2}}
-    make_trainer("Cartpole", tmp_path / "whole", **settings).train()
-    assert read_csv(run) == read_csv(the_run(tmp_path / "whole")), moments
-    leftovers = [path.name for path in run.rglob("*.tmp")]
-    assert leftovers == [], "a resumed run clears what a kill left half written"
-
-
-@pytest.mark.parametrize(
-    "number",
-    [signal.SIGTERM, *(pytest.param(number, marks=pytest.mark.slow) for number in (signal.SIGINT, signal.SIGHUP))],
-)
-def test_a_signal_saves_and_prints_a_command_that_goes_on(tmp_path, start, number):
+def test_a_signal_saves_and_prints_a_command_that_goes_on(tmp_path, start):
     process = start("max_iterations=100000", "log.console=plain")
     process.wait_for(lambda: process.rows() > 3)
-    process.process.send_signal(number)
-    assert process.ended() == 128 + number, process.err
+    process.process.send_signal(signal.SIGTERM)
+    assert process.ended() == 143, process.err
     assert process.err == "stopping after this iteration, with a checkpoint; once more stops at once\n"
     run = the_run(tmp_path / "runs")
     saved = load(run / "checkpoints" / "last.pt")["iteration"]
@@ -293,39 +257,6 @@ def test_a_run_of_a_script_is_offered_what_can_continue_it(tmp_path, start):
     again = start(command=shlex.join([sys.executable, str(script)]), PYTHONPATH=str(ROOT))
     assert again.ended() == 0, again.err
     assert iterations(tmp_path / run) == [1, 2, 3, 4]
-
-
-@pytest.mark.slow
-def test_two_runs_of_the_same_second_have_a_folder_each(tmp_path, start):
-    both = [start("max_iterations=2", f"seed={seed}") for seed in (1, 2)]
-    assert [process.ended() for process in both] == [0, 0]
-    runs = [path for path in (tmp_path / "runs" / "Cartpole").iterdir() if not path.is_symlink()]
-    assert len(runs) == 2
-    assert sorted(load(run / "checkpoints" / "last.pt")["seed"] for run in runs) == [1, 2]
-    assert [iterations(run) for run in runs] == [[1, 2], [1, 2]]
-    assert (tmp_path / "runs" / "Cartpole" / "latest").resolve() in runs
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="limits its address space")
-def test_one_process_at_a_time_trains_in_a_run_folder(tmp_path, start):
-    first = start("max_iterations=100000", "log.checkpoint_interval=1")
-    first.wait_for(lambda: first.rows() > 2)
-    run = the_run(tmp_path / "runs")
-    second = start(f"checkpoint={run}")
-    while second.process.poll() is None:
-        load(run / "checkpoints" / "last.pt")  # never half written
-        time.sleep(0.01)
-    assert second.ended() == 2
-    assert second.err.startswith(f"error: runs/Cartpole/{run.name} is being trained by process {first.process.pid} on")
-    assert second.err.count("\n") == 1
-    first.process.kill()
-    first.ended()
-    assert (run / "lock").exists()  # of a process that is dead: it keeps nobody out
-    third = start(f"checkpoint={run}", f"max_iterations={load(run / 'checkpoints' / 'last.pt')['iteration'] + 2}")
-    assert third.ended() == 0, third.err
-    assert not (run / "lock").exists() and list(run.glob(".*.tmp")) == []
-    assert iterations(run) == list(range(1, len(iterations(run)) + 1))
 
 
 @pytest.mark.slow
