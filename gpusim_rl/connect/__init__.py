@@ -5,15 +5,8 @@
     from gpusim_rl.connect import RlGamesEnv   # rl_games 1.6   pip install 'gpusim_rl[rl_games]'
     from gpusim_rl.connect import Sb3Env       # SB3 2.9        pip install 'gpusim_rl[sb3]'
 
-All of them keep the semantics of `VecEnv`:
-
-- An env whose episode ends is reset in the same step. The returned observation is the next episode's first.
-- The time limit truncates an episode: the next state has the value of the last observation. Each library is told which
-  envs were truncated, and gets the last observation if its interface has a place for it.
-- A diverged env gets reward 0 and is reported as truncated. Its last observation is the last one before the divergence,
-  whose value neither rewards nor punishes it. No library can leave a sample out, as our own trainer does.
-- The first episodes are staggered if the task says so (`randomize_episode_start`).
-- Adapters of tensor libraries never copy to the host.
+They change the interface and nothing else. docs/connect.md says how each library treats time limits, diverged envs and
+staggered starts. Adapters of libraries that learn from tensors never copy to the host.
 
 A module is imported when its name above is first used. A missing library is a ConfigError with the pip command.
 """
@@ -33,7 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["RlGamesEnv", "RslRlEnv", "Sb3Env", "SkrlEnv"]
 
-# By class: our module (also the name of our extra), and the library's module.
+# Our module, which is also the name of our extra, and the library's module, by class.
 _MODULES = {
     "RlGamesEnv": ("rl_games", "rl_games"),
     "RslRlEnv": ("rsl_rl", "rsl_rl"),
@@ -48,7 +41,3 @@ def __getattr__(name: str) -> Any:
     module, library = _MODULES[name]
     import_extra(library, module, f"gpusim_rl.connect.{name}")
     return getattr(importlib.import_module(f"{__name__}.{module}"), name)
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})

@@ -1,18 +1,4 @@
-"""Train with rl_games' own runner.
-
-    import gpusim_rl
-    import yaml
-    from gpusim_rl.connect.rl_games import register
-    from rl_games.torch_runner import Runner
-
-    register(gpusim_rl.make_env("Cartpole", num_envs=256, device="cpu"))
-    runner = Runner()
-    with open("rl_games_cartpole.yaml") as file:
-        runner.load(yaml.safe_load(file))
-    runner.run({"train": True})
-
-The yaml is rl_games' own format; docs/connect.md has one.
-"""
+"""Our environments for rl_games' runner; docs/connect.md has a script and a yaml that train."""
 
 from __future__ import annotations
 
@@ -38,8 +24,8 @@ class RlGamesEnv(IVecEnv):
     both cases.
 
     Args:
-        env: The environment; it is reset here.
-        device: Device on which rl_games learns (its `config.device`); None = the device of the physics.
+        env: Environment; it is reset here.
+        device: Device on which rl_games learns (its `config.device`); None takes that of the physics.
     """
 
     def __init__(self, env: VecEnv, *, device: torch.device | None = None) -> None:
@@ -58,11 +44,7 @@ class RlGamesEnv(IVecEnv):
         }
 
     def reset(self) -> Float[Tensor, "envs obs"] | dict[str, Tensor]:
-        """Resets all envs.
-
-        Returns:
-            The observation, shape [num_envs, size]; with a critic group a dict of `obs` and `states`.
-        """
+        """Resets all envs; returns observations [num_envs, size], with a critic group a dict of `obs` and `states`."""
         return self._observation(self.env.reset())
 
     def step(
@@ -73,7 +55,7 @@ class RlGamesEnv(IVecEnv):
         """Advances all envs by one control step.
 
         Returns:
-            Observation as from `reset`, rewards [num_envs], dones [num_envs], and a dict with `time_outs` [num_envs].
+            Observations as from `reset`, rewards [num_envs], dones [num_envs], and a dict with `time_outs` [num_envs].
         """
         step = self.env.step(actions.to(self.env.device))
         infos = {"time_outs": (step.truncated | step.diverged).to(self.device)}
@@ -88,12 +70,9 @@ def register(env: VecEnv, name: str = "gpusim_rl", *, device: torch.device | Non
     """Registers an environment in rl_games, as `config.env_name: <name>`.
 
     Args:
-        env: The environment; `config.num_actors` must be its number of envs.
-        name: Its name; an earlier environment of the same name is replaced.
-        device: As for `RlGamesEnv`.
-
-    Returns:
-        The adapter.
+        env: Environment; `config.num_actors` must be its number of envs.
+        name: Name of the environment in rl_games; an earlier one of the same name is replaced.
+        device: Device on which rl_games learns, as for `RlGamesEnv`.
     """
     adapter = RlGamesEnv(env, device=device)
     vecenv.register(name, lambda config_name, num_actors, **kwargs: adapter)

@@ -1,23 +1,4 @@
-"""Train with rsl_rl's own runner.
-
-    import gpusim_rl
-    from gpusim_rl.connect import RslRlEnv
-    from rsl_rl.runners import OnPolicyRunner
-
-    env = RslRlEnv(gpusim_rl.make_env("Cartpole", num_envs=256, device="cpu"), reward_scale=0.1)
-    model = {"class_name": "MLPModel", "hidden_dims": [32, 32], "obs_normalization": True}
-    settings = {
-        "num_steps_per_env": 16,
-        "save_interval": 50,
-        "obs_groups": {"actor": ["policy"], "critic": ["policy"]},
-        "actor": {**model, "distribution_cfg": {"class_name": "GaussianDistribution"}},
-        "critic": model,
-        "algorithm": {"class_name": "PPO"},
-    }
-    OnPolicyRunner(env, settings, log_dir="runs/rsl_rl", device=str(env.device)).learn(40)
-
-docs/connect.md says what to know about it.
-"""
+"""Our environments for rsl_rl's runner; docs/connect.md has a script that trains."""
 
 from __future__ import annotations
 
@@ -41,13 +22,13 @@ class RslRlEnv(RslRlVecEnv):
     interface has no place for the last one.
 
     Args:
-        env: The environment; it is reset here.
+        env: Environment; it is reset here.
         reward_scale: Factor on rewards, as `ppo.reward_scale`; rsl_rl has no such setting. Returns in its log are
             scaled too.
     """
 
     def __init__(self, env: VecEnv, *, reward_scale: float = 1.0) -> None:
-        action_space(env)  # says what is not supported
+        action_space(env)  # raises where the actions are discrete
         self.env = env
         self.reward_scale = reward_scale
         self.num_envs = env.num_envs
@@ -71,7 +52,7 @@ class RslRlEnv(RslRlVecEnv):
         self.env.staggered.fill_(True)  # these episodes are incomplete
 
     def get_observations(self) -> TensorDict:
-        """Returns the observation to act on, groups of shape [num_envs, size]."""
+        """Returns the observation groups to act on, [num_envs, size] each."""
         return TensorDict(dict(self._obs), batch_size=[self.num_envs])
 
     def step(

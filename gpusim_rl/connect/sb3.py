@@ -1,17 +1,4 @@
-"""Train with Stable-Baselines3.
-
-    import gpusim_rl
-    from gpusim_rl.connect import Sb3Env
-    from stable_baselines3 import PPO
-    from stable_baselines3.common.vec_env import VecNormalize
-
-    env = Sb3Env(gpusim_rl.make_env("Cartpole", num_envs=64, device="cpu"), reward_scale=0.1)
-    model = PPO("MlpPolicy", VecNormalize(env, norm_reward=False), n_steps=32, batch_size=512, device="cpu", verbose=1)
-    model.learn(150_000)
-    model.save("runs/sb3")
-
-docs/connect.md says what to know about it.
-"""
+"""Our environments for Stable-Baselines3; docs/connect.md has a script that trains."""
 
 from __future__ import annotations
 
@@ -32,8 +19,7 @@ Indices = int | Iterable[int] | None
 class Sb3Env(Sb3VecEnv):
     """One of our environments as Stable-Baselines3's `VecEnv`: numpy in and out.
 
-    SB3 takes one `info` dict per env. While an episode runs, its dict is empty and is reused at every step. At the end
-    of an episode it has
+    SB3 takes one `info` dict per env. While an episode runs it is empty; at the end of an episode it has
 
     - `terminal_observation`: the last observation, before the reset; if the env diverged, the last one before that;
     - `TimeLimit.truncated`: the next state has the value of that observation;
@@ -43,7 +29,7 @@ class Sb3Env(Sb3VecEnv):
     SB3's critic has no observations of its own: it sees the group `policy` only.
 
     Args:
-        env: The environment; it is reset here.
+        env: Environment; it is reset here.
         reward_scale: Factor on rewards, as `ppo.reward_scale`; SB3 has no such setting.
     """
 
@@ -52,8 +38,6 @@ class Sb3Env(Sb3VecEnv):
         self.reward_scale = reward_scale
         self._last = env.reset()["policy"]
         self._actions = torch.zeros(env.num_envs, env.num_actions, device=env.device)
-        self._infos: list[dict[str, Any]] = [{} for _ in range(env.num_envs)]
-        self._filled: list[int] = []  # rows of _infos that are not empty
         super().__init__(env.num_envs, observation_space(env), action_space(env))
         self._begin_episodes()
 
@@ -84,30 +68,24 @@ class Sb3Env(Sb3VecEnv):
         """
         before, step = self._last, self.env.step(self._actions)
         self._last = step.obs["policy"]
-        # a single copy to the host, for all that is one number per env
+        # One copy to the host for all that is one number per env.
         packed = torch.stack([step.reward, *(m.float() for m in (step.done, step.terminated, step.incomplete))])
         reward, *masks = packed.cpu().numpy()
         done, terminated, incomplete = (mask.astype(bool) for mask in masks)
         self._returns += reward
         self._lengths += 1
-
-        for row in self._filled:
-            self._infos[row] = {}  # a new dict: the caller may have kept the old one
-        self._filled = np.flatnonzero(done).tolist()
-        if self._filled:
+        infos: list[dict[str, Any]] = [{} for _ in range(self.num_envs)]
+        if done.any():
             final_obs = torch.where(step.diverged[:, None], before, step.final_obs["policy"]).cpu().numpy()
             elapsed_s = round(time.perf_counter() - self._began_s, 6)
-            for row in self._filled:
-                info: dict[str, Any] = {
-                    "terminal_observation": final_obs[row],
-                    "TimeLimit.truncated": not terminated[row],
-                }
-                if not incomplete[row]:
-                    info["episode"] = {"r": float(self._returns[row]), "l": int(self._lengths[row]), "t": elapsed_s}
-                self._infos[row] = info
+            for env in np.flatnonzero(done):
+                infos[env] = {"terminal_observation": final_obs[env], "TimeLimit.truncated": not terminated[env]}
+                if not incomplete[env]:
+                    episode = {"r": float(self._returns[env]), "l": int(self._lengths[env]), "t": elapsed_s}
+                    infos[env]["episode"] = episode
             self._returns[done] = 0.0
             self._lengths[done] = 0
-        return self._last.cpu().numpy(), reward * np.float32(self.reward_scale), done, self._infos.copy()
+        return self._last.cpu().numpy(), reward * np.float32(self.reward_scale), done, infos
 
     def close(self) -> None:
         """Frees the simulator."""

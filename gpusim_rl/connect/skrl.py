@@ -1,34 +1,4 @@
-"""Train with skrl's own agents and trainers.
-
-    import gpusim_rl
-    from gpusim_rl.connect import SkrlEnv
-    from gpusim_rl.connect.skrl import FinalObsPPO
-    from skrl.memories.torch import RandomMemory
-    from skrl.resources.preprocessors.torch import RunningStandardScaler
-    from skrl.trainers.torch import SequentialTrainer
-    from skrl.utils.model_instantiators.torch import shared_model
-
-    env = SkrlEnv(gpusim_rl.make_env("Cartpole", num_envs=256, device="cpu"))
-    spaces = {"observation_space": env.observation_space, "action_space": env.action_space, "device": env.device}
-    net = [{"name": "net", "input": "OBSERVATIONS", "layers": [32, 32], "activations": "elu"}]
-    heads = [{"network": net, "output": "ACTIONS"}, {"network": net, "output": "ONE"}]
-    model = shared_model(roles=["policy", "value"], parameters=heads, **spaces)
-    model.init_state_dict(role="policy")
-    model.init_state_dict(role="value")
-    settings = {
-        "rollouts": 16,
-        "time_limit_bootstrap": True,
-        "rewards_shaper": lambda rewards, timestep, timesteps: 0.1 * rewards,
-        "value_preprocessor": RunningStandardScaler,
-        "value_preprocessor_kwargs": {"size": 1, "device": env.device},
-        "experiment": {"directory": "runs", "experiment_name": "skrl"},
-    }
-    memory = RandomMemory(memory_size=16, num_envs=env.num_envs, device=env.device)
-    agent = FinalObsPPO(models={"policy": model, "value": model}, memory=memory, cfg=settings, **spaces)
-    SequentialTrainer(env=env, agents=agent, cfg={"timesteps": 640, "headless": True}).train()
-
-docs/connect.md says what to know about it.
-"""
+"""Our environments for skrl's agents and trainers; docs/connect.md has a script that trains."""
 
 from __future__ import annotations
 
@@ -57,8 +27,8 @@ class SkrlEnv(Wrapper):
     advantages leak from an episode into the one before it.
 
     Args:
-        env: The environment; it is reset here.
-        device: Device on which skrl learns; None = the device of the physics.
+        env: Environment; it is reset here.
+        device: Device on which skrl learns; None takes that of the physics.
     """
 
     def __init__(self, env: VecEnv, *, device: torch.device | None = None) -> None:

@@ -64,7 +64,6 @@ def test_infos_that_were_kept_stay_what_they_were():
     env = Sb3Env(make(episode_length=2))
     kept = [env.step(np.zeros((NUM_ENVS, 1)))[3] for _ in range(4)]
     assert [info[0] == {} for info in kept] == [True, False, True, False]
-    assert kept[0][0] is kept[0][5] is kept[2][0] or kept[0][0] == {}
 
 
 def test_a_diverged_env_is_reported_as_truncated():
