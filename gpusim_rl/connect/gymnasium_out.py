@@ -1,4 +1,4 @@
-"""Our tasks as Gymnasium environments: numpy in and out, for libraries that know nothing else.
+"""Our tasks as Gymnasium environments, numpy in and out.
 
     import gymnasium as gym
     import gpusim_rl.connect.gymnasium_out  # registers gpusim_rl/<task>-v0
@@ -7,7 +7,7 @@
     envs = gym.make_vec("gpusim_rl/Ant-v0", num_envs=64)
 
 Without the second import, `gym.make("gpusim_rl.connect.gymnasium_out:gpusim_rl/Cartpole-v0")` does the same.
-Observations are those of the policy; what a task's critic sees beside them is not here. docs/connect.md tells more.
+Observations are those of the policy. docs/connect.md says more.
 """
 
 from __future__ import annotations
@@ -28,21 +28,20 @@ from gpusim_rl.env import Task, VecEnv
 from gpusim_rl.settings.discover import tasks
 from gpusim_rl.view.renderer import Renderer, make_renderer
 
-NAMESPACE = "gpusim_rl"
 PICTURE = 480  # width and height of a picture [pixels]
 METADATA = {"render_modes": ["rgb_array"], "render_fps": 60}
 
 
 class TaskVectorEnv(VectorEnv):
-    """So many envs of one task, stepped together.
+    """Envs of one task, stepped together.
 
     Args:
-        task_name: A task's name or class, as for `gpusim_rl.make_env`.
+        task_name: Name or class of a task, as for `gpusim_rl.make_env`.
         num_envs: Number of envs.
-        autoreset_mode: What happens after the end of an episode, as in `gymnasium.vector.SyncVectorEnv`.
+        autoreset_mode: When an env is reset after its episode, as in `gymnasium.vector.SyncVectorEnv`.
         render_mode: None or `rgb_array`.
-        **settings: As for `gpusim_rl.make_env`: `config_dir`, `device`, `sim`, `seed`, `task={...}` and so on. Episodes
-            begin at their start, until `task` says otherwise.
+        **settings: Arguments of `gpusim_rl.make_env`: `config`, `config_dir`, `device`, `sim`, `seed`, `task={...}` and
+            so on. Episodes begin at their start, unless `config` or `task` says otherwise.
 
     Raises:
         ConfigError: There is no such task or setting.
@@ -55,23 +54,18 @@ class TaskVectorEnv(VectorEnv):
         *,
         autoreset_mode: AutoresetMode | str = AutoresetMode.NEXT_STEP,
         render_mode: str | None = None,
-        config: Any = None,
-        config_dir: str | None = None,
         **settings: Any,
     ) -> None:
         if render_mode not in (None, "rgb_array"):
             raise ValueError(f"render_mode must be None or 'rgb_array', got {render_mode!r}")
-        if config is None:
+        if settings.get("config") is None:
             settings["task"] = {"randomize_episode_start": False, **settings.get("task", {})}
-        self.env: VecEnv = api.make_env(task_name, config, config_dir=config_dir, num_envs=num_envs, **settings)
+        self.env: VecEnv = api.make_env(task_name, num_envs=num_envs, **settings)
         self.env.reset()
         self.num_envs, self.render_mode, self.spec = num_envs, render_mode, None
         self.autoreset_mode = AutoresetMode(autoreset_mode)
-        self.metadata = {
-            **METADATA,
-            "render_fps": round(self.env.cfg.control_hz),
-            "autoreset_mode": self.autoreset_mode,
-        }
+        frames_per_s = round(self.env.cfg.control_hz)
+        self.metadata = {**METADATA, "render_fps": frames_per_s, "autoreset_mode": self.autoreset_mode}
         self.single_observation_space = observation_space(self.env)
         self.single_action_space = _action_space(self.env)
         self.observation_space = batch_space(self.single_observation_space, num_envs)
@@ -86,8 +80,8 @@ class TaskVectorEnv(VectorEnv):
         """Begins an episode in every env, or in those of the mask `options["reset_mask"]`.
 
         Args:
-            seed: Of all random numbers from now on. Each env has a stream of its own; of a list the first seed counts.
-            options: `reset_mask`, bool [num_envs].
+            seed: Seed of all random numbers from now on; of a list the first one counts. Each env has its own stream.
+            options: `reset_mask` with the envs to reset, bool [num_envs].
 
         Returns:
             Observations [num_envs, size], and an empty dict.
@@ -113,7 +107,7 @@ class TaskVectorEnv(VectorEnv):
         An env that diverged is truncated, with reward 0 and its observation of before.
 
         Args:
-            actions: In `action_space`.
+            actions: Actions of all envs, in `action_space`.
 
         Returns:
             Observations [num_envs, size], rewards, terminated, truncated, [num_envs] each, and what the mode adds:
@@ -148,7 +142,7 @@ class TaskVectorEnv(VectorEnv):
         return self._last.copy(), reward, terminated, done & ~terminated, info
 
     def render(self) -> tuple[np.ndarray, ...] | None:
-        """A picture of each env, uint8 [480, 480, 3]; None without a `render_mode`."""
+        """Returns a picture of each env, uint8 [480, 480, 3]; None without a `render_mode`."""
         if self.render_mode is None:
             return None
         qpos = self.env.sim.scene_qpos().cpu().numpy()
@@ -169,9 +163,9 @@ class TaskEnv(gymnasium.Env):
     metadata = METADATA
 
     def __init__(self, task_name: type[Task[Any]] | str, *, render_mode: str | None = None, **settings: Any) -> None:
-        mode = AutoresetMode.DISABLED
-        self.envs = TaskVectorEnv(task_name, 1, autoreset_mode=mode, render_mode=render_mode, **settings)
-        self.metadata = {key: value for key, value in self.envs.metadata.items() if key in METADATA}
+        settings |= {"autoreset_mode": AutoresetMode.DISABLED, "render_mode": render_mode}
+        self.envs = TaskVectorEnv(task_name, 1, **settings)
+        self.metadata = {**METADATA, "render_fps": self.envs.metadata["render_fps"]}
         self.observation_space = self.envs.single_observation_space
         self.action_space = self.envs.single_action_space
         self.render_mode = render_mode
@@ -190,7 +184,7 @@ class TaskEnv(gymnasium.Env):
         return obs[0], float(reward[0]), bool(terminated[0]), bool(truncated[0]), info
 
     def render(self) -> np.ndarray | None:
-        """A picture, uint8 [480, 480, 3]; None without a `render_mode`."""
+        """Returns a picture, uint8 [480, 480, 3]; None without a `render_mode`."""
         pictures = self.envs.render()
         return None if pictures is None else pictures[0]
 
@@ -200,21 +194,20 @@ class TaskEnv(gymnasium.Env):
 
 
 def _action_space(env: VecEnv) -> gymnasium.Space:
-    found = env.action_space
-    if not isinstance(found, spaces.MultiDiscrete):
+    if not isinstance(env.action_space, spaces.MultiDiscrete):
         return action_space(env)
-    return Discrete(found.counts[0]) if len(found.counts) == 1 else MultiDiscrete([*found.counts])
+    counts = env.action_space.counts
+    return Discrete(counts[0]) if len(counts) == 1 else MultiDiscrete(list(counts))
 
 
 def register() -> None:
     """Registers `gpusim_rl/<task>-v0` for each of our tasks, and `gpusim_rl/Task-v0`, which takes any `task_name=`."""
-    here = f"{__name__}:"
     for name in [*tasks(), "Task"]:
-        known = f"{NAMESPACE}/{name}-v0"
-        if name != "Gymnasium" and known not in gymnasium.registry:
+        env_id = f"gpusim_rl/{name}-v0"
+        if env_id not in gymnasium.registry:
             kwargs = {} if name == "Task" else {"task_name": name}
             gymnasium.register(
-                known, f"{here}TaskEnv", vector_entry_point=f"{here}TaskVectorEnv", kwargs=kwargs, order_enforce=True
+                env_id, f"{__name__}:TaskEnv", vector_entry_point=f"{__name__}:TaskVectorEnv", kwargs=kwargs
             )
 
 
