@@ -1,13 +1,18 @@
-"""The observation and action spaces of an environment, as Gymnasium spaces."""
+"""Observation and action spaces, from Gymnasium's to ours and back."""
 
 from __future__ import annotations
 
-import numpy as np
-from gymnasium.spaces import Box
+from collections.abc import Callable
+from typing import Any
 
+import numpy as np
+from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Space, Tuple, flatdim
+
+from gpusim_rl import spaces
 from gpusim_rl.env import VecEnv
 from gpusim_rl.errors import ConfigError
-from gpusim_rl.spaces import MultiDiscrete
+
+# Ours as Gymnasium's
 
 
 def observation_space(env: VecEnv, group: str = "policy") -> Box:
@@ -22,9 +27,99 @@ def action_space(env: VecEnv) -> Box:
     Raises:
         ConfigError: The actions are discrete.
     """
-    if isinstance(env.action_space, MultiDiscrete):
+    if isinstance(env.action_space, spaces.MultiDiscrete):
         raise ConfigError(
             f"{env.name} has discrete actions, and this adapter knows continuous ones; try python train.py"
         )
     limit = env.cfg.clip_actions
     return Box(-limit, limit, (env.num_actions,), np.float32)
+
+
+# Gymnasium's as ours
+
+
+def flat_size(space: Space[Any], name: str) -> int:
+    """Returns the number of columns that `flatten` makes of a space.
+
+    Args:
+        space: Observation space of one env.
+        name: Name of the envs in messages.
+
+    Raises:
+        ConfigError: The space has no fixed size.
+    """
+    if isinstance(space, Dict):
+        return sum(flat_size(component, name) for component in space.spaces.values())
+    if isinstance(space, Tuple):
+        return sum(flat_size(component, name) for component in space.spaces)
+    if isinstance(space, (Box, Discrete, MultiBinary, MultiDiscrete)):
+        return flatdim(space)
+    raise ConfigError(
+        f"{name}: an observation of {space} has no fixed size as numbers. Try a wrapper of Gymnasium, in a function of"
+        " yours (env._target_=my_envs.make)"
+    )
+
+
+def flatten(space: Space[Any], obs: Any, num_envs: int) -> np.ndarray:
+    """Returns observations as numbers, float32 [num_envs, size], in new memory.
+
+    Components follow in the order of their space; discrete ones are one-hot. `gymnasium.spaces.flatten` does the same
+    for one env.
+
+    Args:
+        space: Observation space of one env.
+        obs: Observations of all envs, in the batched space.
+        num_envs: Number of envs.
+    """
+    if isinstance(space, Dict):
+        components = space.spaces.items()
+        return np.concatenate([flatten(component, obs[key], num_envs) for key, component in components], axis=1)
+    if isinstance(space, Tuple):
+        pairs = zip(space.spaces, obs, strict=True)
+        return np.concatenate([flatten(component, value, num_envs) for component, value in pairs], axis=1)
+    value, shape = np.asarray(obs), (num_envs, *(space.shape or ()))
+    if value.shape != shape:
+        raise ValueError(f"expected shape {list(shape)}, got {list(value.shape)}")
+    if isinstance(space, Discrete):
+        return np.eye(int(space.n), dtype=np.float32)[value - space.start]
+    if isinstance(space, MultiDiscrete):
+        counts, indices = space.nvec.flatten(), (value - space.start).reshape(num_envs, -1)
+        one_hot = [np.eye(int(count), dtype=np.float32)[indices[:, i]] for i, count in enumerate(counts)]
+        return np.concatenate(one_hot, axis=1)
+    return np.array(value, dtype=np.float32, order="C").reshape(num_envs, -1)
+
+
+def actions_of(space: Space[Any], name: str) -> tuple[spaces.ActionSpace, Callable[[np.ndarray], np.ndarray]]:
+    """Returns an action space as ours, and the function from our actions to those of the space.
+
+    Args:
+        space: Action space of one env.
+        name: Name of the envs in messages.
+
+    Raises:
+        ConfigError: There is no such action space here.
+    """
+    if isinstance(space, Box) and np.issubdtype(space.dtype, np.floating):
+        low, high = (bound.reshape(-1).astype(np.float64) for bound in (space.low, space.high))
+        bounded = np.isfinite(low) & np.isfinite(high)
+        middle, half = np.where(bounded, (low + high) / 2, 0.0), np.where(bounded, (high - low) / 2, 1.0)
+
+        def to_box(action: np.ndarray) -> np.ndarray:
+            limited = np.where(bounded, np.clip(action, -1.0, 1.0), action)
+            scaled = np.clip(middle + half * limited, low, high)
+            return scaled.astype(space.dtype).reshape(-1, *space.shape)
+
+        return spaces.Box(low.size), to_box
+    if isinstance(space, Discrete):
+        return spaces.MultiDiscrete((int(space.n),)), lambda action: action[:, 0].astype(np.int64) + space.start
+    if isinstance(space, MultiDiscrete):
+        counts = tuple(int(count) for count in space.nvec.flatten())
+
+        def to_indices(action: np.ndarray) -> np.ndarray:
+            return action.astype(np.int64).reshape(-1, *space.shape) + space.start
+
+        return spaces.MultiDiscrete(counts), to_indices
+    raise ConfigError(
+        f"{name}: actions of {space} cannot be represented: box (floats), discrete and multi-discrete can. Try a"
+        " wrapper of Gymnasium, in a function of yours (env._target_=my_envs.make)"
+    )

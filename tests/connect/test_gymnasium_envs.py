@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from contextlib import closing
 from typing import Any
@@ -313,6 +314,13 @@ def test_settings_of_envs_need_the_task_gymnasium() -> None:
         prepare("Gymnasium", env={"id": "CartPole-v1"}, task={"randomize": True})
     with pytest.raises(ConfigError, match=r"task\.reset_from\.share has no effect here"):
         prepare("Gymnasium", env={"id": "CartPole-v1"}, task={"reset_from": {"share": 0.5}})
+
+
+def test_a_missing_gymnasium_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "gpusim_rl.connect.gymnasium_in")
+    monkeypatch.setitem(sys.modules, "gymnasium", None)
+    with pytest.raises(ConfigError, match=r"task=Gymnasium needs gymnasium: pip install 'gpusim-rl\[gymnasium\]'"):
+        prepare("Gymnasium", env={"id": "CartPole-v1"})
 
 
 def test_it_trains_resumes_with_new_episodes_and_is_evaluated(tmp_path: Any, capsys: Any) -> None:

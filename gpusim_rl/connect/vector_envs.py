@@ -1,0 +1,186 @@
+"""Vector envs of Gymnasium, EnvPool and Stable-Baselines3, each in the interface of `gymnasium.vector.VectorEnv`."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium.envs.registration import EnvSpec
+from gymnasium.vector import AutoresetMode, VectorEnv
+
+from gpusim_rl.errors import ConfigError, did_you_mean, import_extra
+from gpusim_rl.settings.load_class import load_function
+from gpusim_rl.settings.schema import EnvConfig
+
+
+class _EnvPoolEnvs(VectorEnv):
+    """An EnvPool env in Gymnasium's interface, synchronous. It is told when to reset; `envpool.make` took its seed."""
+
+    def __init__(self, envs: Any) -> None:
+        self._envs = envs
+        self.num_envs = int(envs.config["num_envs"])
+        self.single_observation_space, self.single_action_space = envs.observation_space, envs.action_space
+        self.metadata = {"autoreset_mode": AutoresetMode.DISABLED}
+        self.spec = EnvSpec("EnvPool-v0", max_episode_steps=envs.config.get("max_episode_steps"))
+        self._obs: Any = None
+
+    def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        if options is None:
+            self._obs = self._envs.reset()[0]
+        else:
+            env_ids = np.flatnonzero(options["reset_mask"]).astype(np.int32)
+            self._obs = _with_rows(self._obs, env_ids, self._envs.reset(env_ids)[0])
+        return self._obs, {}
+
+    def step(self, actions: np.ndarray) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
+        self._obs, reward, terminated, truncated, _ = self._envs.step(actions)
+        return self._obs, reward, terminated, truncated, {}
+
+    def render(self) -> None:
+        return None
+
+    def close_extras(self, **kwargs: Any) -> None:
+        self._envs.close()
+
+
+class _Sb3Envs(VectorEnv):
+    """A vector env in the interface of Stable-Baselines3. It resets in the same step."""
+
+    def __init__(self, envs: Any) -> None:
+        self._envs = envs
+        self.num_envs = envs.num_envs
+        self.single_observation_space, self.single_action_space = envs.observation_space, envs.action_space
+        self.metadata = {**(getattr(envs, "metadata", None) or {}), "autoreset_mode": AutoresetMode.SAME_STEP}
+
+    def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        self._envs.seed(seed)
+        return self._envs.reset(), {}
+
+    def step(self, actions: np.ndarray) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
+        obs, reward, done, infos = self._envs.step(actions)
+        done = np.asarray(done, dtype=bool)
+        truncated = np.array([bool(info.get("TimeLimit.truncated", False)) for info in infos]) & done
+        final_obs = [info.get("terminal_observation") for info in infos]
+        return obs, reward, done & ~truncated, truncated, {"final_obs": final_obs}
+
+    def render(self) -> Any:
+        return self._envs.get_images()
+
+    def close_extras(self, **kwargs: Any) -> None:
+        self._envs.close()
+
+
+def adapt(envs: Any, name: str) -> VectorEnv:
+    """Returns a vector env of one of the three libraries as one of Gymnasium.
+
+    Args:
+        envs: Vector env of Gymnasium (>= 1.1), EnvPool (Gymnasium's interface) or Stable-Baselines3.
+        name: Name of the envs in messages.
+
+    Raises:
+        ConfigError: It is something else.
+    """
+    if _is_envpool(envs):  # a VectorEnv of Gymnasium too, but with the spaces of one env
+        return _EnvPoolEnvs(envs)
+    if isinstance(envs, VectorEnv):
+        return envs
+    if hasattr(envs, "step_wait") and hasattr(envs, "env_method"):
+        return _Sb3Envs(envs)
+    raise ConfigError(
+        f"{name} is a {type(envs).__name__}; expected a vector env of Gymnasium, EnvPool or Stable-Baselines3"
+    )
+
+
+def _is_envpool(envs: Any) -> bool:
+    return hasattr(envs, "async_reset")
+
+
+def make(cfg: EnvConfig, num_envs: int, seed: int) -> tuple[Any, str]:
+    """Makes the envs that the settings name.
+
+    Args:
+        cfg: Section `env` of the settings.
+        num_envs: Number of envs.
+        seed: Seed of EnvPool's envs; the others take theirs when they are reset.
+
+    Returns:
+        The vector env of a library, and its name in messages.
+
+    Raises:
+        ConfigError: There are no such envs, or their package is missing.
+    """
+    if (cfg.id is None) == (cfg._target_ is None):
+        raise ConfigError("task=Gymnasium needs env.id or env._target_: try env.id=CartPole-v1")
+    if cfg._target_ is not None:
+        return _make_by_function(cfg._target_, cfg, num_envs), cfg._target_
+    name = str(cfg.id)
+    if cfg.vectorization == "envpool":
+        return _make_envpool(name, cfg, num_envs, seed), name
+    return _make_registered(name, cfg, num_envs), name
+
+
+def _make_by_function(name: str, cfg: EnvConfig, num_envs: int) -> Any:
+    make_envs = load_function(name, "env._target_", "my_envs.make")
+    try:
+        inspect.signature(make_envs).bind(num_envs=num_envs, **cfg.kwargs)
+    except TypeError as error:
+        raise ConfigError(f"env._target_={name} with num_envs and env.kwargs: {error}") from None
+    envs = make_envs(num_envs=num_envs, **cfg.kwargs)
+    if cfg.overlap and _is_envpool(envs):  # the function set its seed, and is called for each half
+        envs.close()
+        raise ConfigError("both would begin with the same seed. Try env.id and env.vectorization=envpool")
+    return envs
+
+
+def _make_envpool(name: str, cfg: EnvConfig, num_envs: int, seed: int) -> Any:
+    envpool: Any = import_extra("envpool", "envpool", "env.vectorization=envpool")
+    known = sorted(envpool.list_all_envs())
+    if name not in known:
+        raise ConfigError(f"env.id={name}: EnvPool has no such env.{did_you_mean(name, known)}")
+    limit = {} if cfg.max_episode_steps is None else {"max_episode_steps": cfg.max_episode_steps}
+    return envpool.make(name, env_type="gymnasium", num_envs=num_envs, seed=seed, **limit, **cfg.kwargs)
+
+
+def _make_registered(name: str, cfg: EnvConfig, num_envs: int) -> VectorEnv:
+    """Makes envs by their id in Gymnasium's registry."""
+    if ":" in name:  # Gymnasium would import the module: a run folder of a stranger could name any
+        raise ConfigError(
+            f"env.id={name}: no module may be named here. Try env._target_=my_envs.make, your own function"
+        )
+    kwargs: dict[str, Any] = dict(cfg.kwargs)
+    if cfg.vectorization != "vector_entry_point":
+        # No autoreset: so the true last observation is always at hand, in one piece.
+        kwargs["vector_kwargs"] = {"autoreset_mode": AutoresetMode.DISABLED}
+        if cfg.max_episode_steps is not None:
+            kwargs["max_episode_steps"] = cfg.max_episode_steps
+    try:
+        spec = gymnasium.spec(name)
+        envs = gymnasium.make_vec(name, num_envs=num_envs, vectorization_mode=cfg.vectorization, **kwargs)
+    except (gymnasium.error.NameNotFound, gymnasium.error.NamespaceNotFound, gymnasium.error.VersionNotFound):
+        hint = did_you_mean(name, sorted(gymnasium.registry))
+        raise ConfigError(f"env.id={name}: Gymnasium has no such env.{hint}") from None
+    except (gymnasium.error.Error, ImportError, TypeError, ValueError, LookupError, OSError) as error:
+        given = f" env.kwargs={dict(cfg.kwargs)}" if cfg.kwargs else ""
+        raise ConfigError(f"env.id={name}{given}: {first_line(error)}") from None
+    if envs.spec is None:
+        envs.spec = spec
+    return envs
+
+
+def first_line(error: Exception) -> str:
+    """Returns the first line of an error's message, or the name of its class where it has none."""
+    return str(error).strip().partition("\n")[0] or type(error).__name__
+
+
+def _with_rows(obs: Any, env_ids: np.ndarray, rows: Any) -> Any:
+    """Returns a copy of the observations of all envs, with the rows of some replaced."""
+    if isinstance(obs, Mapping):
+        return {key: _with_rows(value, env_ids, rows[key]) for key, value in obs.items()}
+    if isinstance(obs, tuple):
+        return tuple(_with_rows(value, env_ids, item) for value, item in zip(obs, rows, strict=True))
+    copy = np.array(obs)
+    copy[env_ids] = rows
+    return copy
