@@ -15,19 +15,12 @@ from typing import TYPE_CHECKING, Any
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.machine.hardware import limit_openmp_spin
 from gpusim_rl.settings.checks import apply_overrides, build_run, check_settings, settings_class
-from gpusim_rl.settings.compose import (
-    GROUPS,
-    TaskFolders,
-    compose,
-    refuse_other_algorithm,
-    refuse_other_task,
-    resolve_checkpoint,
-    unknown_choice,
-)
+from gpusim_rl.settings.compose import TaskFolders, compose, resolve_checkpoint
 from gpusim_rl.settings.discover import tasks
-from gpusim_rl.settings.overrides import quote
+from gpusim_rl.settings.hydra_errors import GROUPS, refuse_other_algorithm, refuse_other_task, unknown_choice
+from gpusim_rl.settings.overrides import OPEN_SECTIONS, quote
 from gpusim_rl.settings.saved_run import NO_YAML, continue_run
-from gpusim_rl.settings.schema import OPEN_SECTIONS, RunSpec
+from gpusim_rl.settings.schema import RunSpec
 
 if TYPE_CHECKING:
     from gpusim_rl.env.task import Task, TaskConfig
@@ -241,8 +234,8 @@ def _yaml_name(task: type | str, config_dir: str | Path | None = None) -> str | 
             raise unknown_choice("task", task, list(entries), folder, otherwise)
         return task
     target = f"{task.__module__}.{task.__qualname__}"
-    found = [entry.name for entry in entries.values() if entry.target == target]
-    return task.__name__ if task.__name__ in found else next(iter(found), None)
+    names = [entry.name for entry in entries.values() if entry.target == target]
+    return task.__name__ if task.__name__ in names else next(iter(names), None)
 
 
 def _defaults(owner: type, asked: str) -> Any:

@@ -90,8 +90,8 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 def check(args: argparse.Namespace) -> int:
     """Run the suite on one task, as pytest does."""
     from gpusim_rl.errors import ConfigError, import_extra
-    from gpusim_rl.settings.compose import unknown_choice
     from gpusim_rl.settings.discover import tasks
+    from gpusim_rl.settings.hydra_errors import unknown_choice
     from gpusim_rl.settings.simulators import SIMULATORS
 
     pytest = import_extra("pytest", "test", "check-task")

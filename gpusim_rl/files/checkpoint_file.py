@@ -133,8 +133,8 @@ def load(path: Path, map_location: str | torch.device = "cpu") -> dict[str, Any]
             payload = torch.load(file, map_location=map_location, weights_only=True)
         except Exception:  # torch's reader fails on foreign bytes in a dozen ways, in words that help nobody
             raise ConfigError(f"cannot read checkpoint {path}: not a checkpoint") from None
-    ours = isinstance(payload, dict) and "gpusim_rl" in payload
-    version = payload.get("format") if ours else None
+    is_ours = isinstance(payload, dict) and "gpusim_rl" in payload
+    version = payload.get("format") if is_ours else None
     if not isinstance(version, int) or version < 1:
         raise _foreign(path)
     if version != FORMAT:
@@ -150,12 +150,12 @@ def load(path: Path, map_location: str | torch.device = "cpu") -> dict[str, Any]
 
 def newest_intact(folder: Path) -> Path | None:
     """The newest checkpoint in a folder whose digest is right; None without one."""
-    found = []
+    intact = []
     for path in folder.glob("*.pt"):
         with suppress(OSError, ConfigError), open_file(path) as file:
             if _is_intact(file):
-                found.append((path.stat().st_mtime_ns, path.name == "last.pt", path))
-    return max(found)[-1] if found else None
+                intact.append((path.stat().st_mtime_ns, path.name == "last.pt", path))
+    return max(intact)[-1] if intact else None
 
 
 def digest_of(path: Path) -> str | None:

@@ -184,8 +184,8 @@ def _latest(group: Path, base: Path, needed: Sequence[str]) -> Path:
             config = read_bytes(run / "config.yaml").decode(errors="replace")
         except (OSError, ConfigError):
             return ""
-        found = re.search(r"^task:.*?_target_: *([\w.]+)", config, re.DOTALL | re.MULTILINE)
-        return found.group(1) if found else ""
+        match = re.search(r"^task:.*?_target_: *([\w.]+)", config, re.DOTALL | re.MULTILINE)
+        return match.group(1) if match else ""
 
     if trained(latest):
         return latest

@@ -71,8 +71,8 @@ def _version(package: str) -> str | None:
 def _cpu_model() -> str:
     with suppress(OSError):
         text = Path("/proc/cpuinfo").read_text()
-        if found := re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE):
-            return found.group(1)
+        if match := re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE):
+            return match.group(1)
     return platform.processor() or platform.machine()
 
 

@@ -13,12 +13,12 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 from gpusim_rl.errors import ConfigError, closest, did_you_mean
+from gpusim_rl.settings.overrides import is_open
 from gpusim_rl.settings.schema import (
     ALGORITHMS,
     LARGEST_COUNT,
     LARGEST_FLOAT,
     LARGEST_INT,
-    OPEN_SECTIONS,
     TASK_DEFAULTS,
     Rule,
     RunConfig,
@@ -91,9 +91,9 @@ def check_settings(config: Mapping[str, Any]) -> dict[str, Any]:
     settings = {key: node for key, node in config.items() if key not in sections}
     checked = _fields(RunConfig, settings, path="", skip=("task", "algo", "algorithm"))
     checked["algo"] = name
-    target, ours = ALGORITHMS.get(name, (None, None))
-    if ours is not None and algo.get("_target_") == target:
-        checked["algorithm"] = build(ours, config.get(name), path=name)
+    target, settings_cls = ALGORITHMS.get(name, (None, None))
+    if settings_cls is not None and algo.get("_target_") == target:
+        checked["algorithm"] = build(settings_cls, config.get(name), path=name)
     if not _section(config.get("task"), "task").keys() - set(TASK_DEFAULTS):
         raise ConfigError(_NO_TASK)
     return checked
@@ -122,8 +122,8 @@ def check_hooks(cls: type, kind: str) -> None:
     """Stop when a task or an algorithm does not define a method that every one has; `kind` says which of the two."""
     missing = sorted(getattr(cls, "__abstractmethods__", ()))
     if missing:
-        own = [name for name in vars(cls) if not name.startswith("__")]
-        hints = {name: close for name in missing if (close := closest(name, own))}
+        members = [name for name in vars(cls) if not name.startswith("__")]
+        hints = {name: close for name in missing if (close := closest(name, members))}
         hint = "".join(f" It has {close!r}: did you mean {name!r}?" for name, close in hints.items())
         raise ConfigError(f"{kind} {cls.__name__} does not define {', '.join(missing)}.{hint}".removesuffix("."))
 
@@ -132,18 +132,18 @@ def known_keys() -> list[str]:
     """All keys a command line may set but those of the task, e.g. `ppo.network.hidden`."""
 
     def keys(cls: type, prefix: str) -> list[str]:
-        found = []
+        names = []
         fixed = {field.name for field in dataclasses.fields(cls) if not field.init}
         for name, hint in _hints(cls).items():
             if name in fixed:
                 continue
-            found.append(prefix + name)
+            names.append(prefix + name)
             if dataclasses.is_dataclass(hint):
-                found += keys(typing.cast(type, hint), f"{prefix}{name}.")
-        return found
+                names += keys(typing.cast(type, hint), f"{prefix}{name}.")
+        return names
 
-    ours = [key for name, (_, settings) in ALGORITHMS.items() for key in [name, *keys(settings, f"{name}.")]]
-    return [key for key in keys(RunConfig, "") if key != "algorithm"] + ours
+    algorithms = [key for name, (_, settings) in ALGORITHMS.items() for key in [name, *keys(settings, f"{name}.")]]
+    return [key for key in keys(RunConfig, "") if key != "algorithm"] + algorithms
 
 
 def apply_overrides(config: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
@@ -161,12 +161,12 @@ def apply_overrides(config: dict[str, Any], overrides: Sequence[str]) -> dict[st
         except OverrideParseException:
             raise ConfigError(f"cannot read {text!r}: expected key=value, e.g. num_envs=64") from None
         node, (*parents, name) = config, override.key_or_group.split(".")
-        is_open = in_open_section(override.key_or_group)
+        may_be_new = is_open(override.key_or_group)
         for parent in parents:
-            if is_open and isinstance(node, dict) and node.get(parent) is None:
+            if may_be_new and isinstance(node, dict) and node.get(parent) is None:
                 node[parent] = {}
             node = node.get(parent, {}) if isinstance(node, dict) else {}
-        if is_open and isinstance(node, dict):
+        if may_be_new and isinstance(node, dict):
             node[name] = _merged(node.get(name), value)  # as Hydra does it
             continue
         if not isinstance(node, dict) or name not in node:
@@ -176,11 +176,6 @@ def apply_overrides(config: dict[str, Any], overrides: Sequence[str]) -> dict[st
             )
         node[name] = value
     return config
-
-
-def in_open_section(key: str) -> bool:
-    """Whether a key is one of `OPEN_SECTIONS`, or below one."""
-    return any(f"{key}.".startswith(f"{section}.") for section in OPEN_SECTIONS)
 
 
 def _merged(old: Any, new: Any) -> Any:

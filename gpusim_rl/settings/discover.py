@@ -46,14 +46,14 @@ def plugin_cfg_dirs() -> list[tuple[str, Path]]:
 
     A package announces with `[project.entry-points."gpusim_rl.cfg"]` and `name = "my_package.cfg"`.
     """
-    found = []
+    folders = []
     for entry in _announcements():
         folder = package_path(entry.value)
         if folder is None or not folder.is_dir():
             sys.stderr.write(f"warning: skipped the tasks of {entry.name!r}: no folder for {entry.value!r}\n")
             continue
-        found.append((entry.dist.name if entry.dist else entry.name, folder))
-    return found
+        folders.append((entry.dist.name if entry.dist else entry.name, folder))
+    return folders
 
 
 def announced_packages() -> set[str]:

@@ -57,11 +57,11 @@ def load_function(target: Any, key: str, example: str) -> Callable[..., Any]:
     """
     module = _import_module(target, "function", key, example)
     name = target.rpartition(".")[2]
-    found = getattr(module, name, None)
-    if not callable(found):
+    function = getattr(module, name, None)
+    if not callable(function):
         names = [known for known, member in vars(module).items() if callable(member)]
         raise ConfigError(f"{key}={target}: {module.__name__} has no function {name!r}." + did_you_mean(name, names))
-    return found
+    return function
 
 
 def _import_module(target: Any, kind: str, key: str, example: str) -> ModuleType:

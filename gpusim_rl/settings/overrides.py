@@ -1,11 +1,11 @@
-"""The words of a command line: `key=value` in Hydra's grammar, as text.
-
-Free of Hydra.
-"""
+"""The words of a command line: `key=value` in Hydra's grammar, as text. Free of Hydra."""
 
 from __future__ import annotations
 
 import re
+
+OPEN_SECTIONS = ("task.randomization_params", "task.observations", "env.kwargs")
+"""Their keys are names of the task's own things: a command line may add some (see gpusim_rl/env/randomize.py)."""
 
 
 def is_override(text: str) -> bool:
@@ -22,6 +22,11 @@ def value_of(text: str) -> str:
     """Value of an override as text, without the quotes of Hydra's grammar."""
     value = text.partition("=")[2]
     return value[1:-1] if len(value) > 1 and value[0] == value[-1] and value[0] in "'\"" else value
+
+
+def is_open(key: str) -> bool:
+    """Whether a key is one of `OPEN_SECTIONS`, or below one."""
+    return any(f"{key}.".startswith(f"{section}.") for section in OPEN_SECTIONS)
 
 
 def quote(text: str) -> str:

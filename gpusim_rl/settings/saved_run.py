@@ -1,7 +1,4 @@
-"""The run that `checkpoint=` names: its settings and its command line, read as data.
-
-Free of Hydra.
-"""
+"""The run that `checkpoint=` names: its settings and its command line, read as data. Free of Hydra."""
 
 from __future__ import annotations
 
@@ -48,9 +45,7 @@ class SavedRun:
 def continue_run(
     arguments: Sequence[str], config_dir: str | Path | None, named: Sequence[str] = ()
 ) -> tuple[list[str], SavedRun | None]:
-    """Read the run that `checkpoint=` names.
-
-    So a run is resumed by its folder alone. What is typed wins over what was saved.
+    """Read the run that `checkpoint=` names, so that it is resumed by its folder alone. What is typed wins.
 
     Args:
         arguments: The command line.
@@ -67,26 +62,28 @@ def continue_run(
     name = typed.get("checkpoint", "null")
     if name in ("null", ""):
         return list(arguments), None
-    found = paths.find_checkpoint(name, typed.get("log.dir", "runs"))
-    # A folder continues in place, a file may start a new run: hand on which of the two was meant.
-    meant = found.file if name.endswith(".pt") or found.run_dir is None else found.run_dir
-    kept = [f"checkpoint={quote(str(meant))}" if key_of(text) == "checkpoint" else text for text in arguments]
-    overrides = read_overrides(found)
+    checkpoint = paths.find_checkpoint(name, typed.get("log.dir", "runs"))
     named = [*named, *(value for key, value in typed.items() if key.endswith("_target_"))]
     trust = typed.get("trust", "").lower() == "true"
-    settings = read_settings(found, trust=trust, config_dir=config_dir, named=named)
+    overrides = read_overrides(checkpoint)
+    settings = _read_settings(checkpoint, trust=trust, config_dir=config_dir, named=named)
     trained = settings["algo"].get("name")
-    again = {NO_YAML}
+    repeated = {NO_YAML, f"algo={_chosen(overrides, 'algo') or trained}"}
     task = _chosen(overrides, "task") or default_choice("task")
     entry = tasks(config_dir, outside=True).get(task)
     if entry is not None and entry.target == settings["task"].get("_target_"):  # the record may be another's
-        again.add(f"task={task}")
-    again.add(f"algo={_chosen(overrides, 'algo') or trained}")
-    kept = [text for text in kept if text not in again]
+        repeated.add(f"task={task}")
+    # A folder continues in place, a file may start a new run: hand on which of the two was named.
+    place = checkpoint.file if name.endswith(".pt") or checkpoint.run_dir is None else checkpoint.run_dir
+    kept = [
+        f"checkpoint={quote(str(place))}" if key_of(text) == "checkpoint" else text
+        for text in arguments
+        if text not in repeated
+    ]
     if {value_of(text) for text in kept if key_of(text) in ("algo", "algo.name")} - {trained}:
         # The run's settings of another algorithm are none of this one's.
         settings = {key: value for key, value in settings.items() if key not in ("algo", trained)}
-    return kept, SavedRun(found, settings, overrides)
+    return kept, SavedRun(checkpoint, settings, overrides)
 
 
 def _chosen(overrides: Sequence[str], group: str) -> str | None:
@@ -95,29 +92,19 @@ def _chosen(overrides: Sequence[str], group: str) -> str | None:
     return chosen[-1] if chosen else None
 
 
-def read_settings(
-    found: Checkpoint, *, trust: bool = False, config_dir: str | Path | None = None, named: Sequence[str] = ()
+def _read_settings(
+    checkpoint: Checkpoint, *, trust: bool, config_dir: str | Path | None, named: Sequence[str]
 ) -> dict[str, Any]:
-    """The settings of a run: those of its config.yaml, or of the checkpoint where that is not there or damaged.
-
-    Args:
-        found: A checkpoint.
-        trust: As for `check_saved_settings`; so are the others.
-        config_dir: As there.
-        named: As there.
-
-    Raises:
-        ConfigError: See `check_saved_settings`.
-    """
-    file = found.file if found.run_dir is None else found.run_dir / "config.yaml"
-    if found.run_dir is not None and is_intact(file):
+    """The settings of a run: those of its config.yaml, or of the checkpoint where that is not there or damaged."""
+    file = checkpoint.file if checkpoint.run_dir is None else checkpoint.run_dir / "config.yaml"
+    if checkpoint.run_dir is not None and is_intact(file):
         settings = load_yaml(file)
     else:
-        settings = _in_checkpoint(found, "config")
-        if found.run_dir is not None:
-            what = "was changed or damaged" if file.exists() else "is gone"
-            warn(f"{file} {what}: the settings are those in {found.file}. To change one, type <key>=<value>")
-        file = found.file
+        settings = _in_checkpoint(checkpoint, "config")
+        if checkpoint.run_dir is not None:
+            source = f"the settings are those in {checkpoint.file}"
+            warn(f"{file} {_damage(file)}: {source}. To change one, type <key>=<value>")
+        file = checkpoint.file
     settings = check_saved_settings(settings, file, trust=trust, config_dir=config_dir, named=named)
     for key in ONE_CALL_ONLY:
         section, _, leaf = key.rpartition(".")
@@ -127,29 +114,19 @@ def read_settings(
     return settings
 
 
-def _in_checkpoint(found: Checkpoint, key: str) -> Any:
-    from gpusim_rl.files.checkpoint_file import load  # torch
-
-    state = load(found.file)
-    if key not in state:
-        raise ConfigError(f"{found.file} is not a checkpoint of a training: it has no {key}")
-    return state[key]
-
-
-def read_overrides(found: Checkpoint) -> list[str]:
+def read_overrides(checkpoint: Checkpoint) -> list[str]:
     """The command line that a run keeps for the record; empty when it has none.
 
     Raises:
         ConfigError: It holds what no run writes: a flag, a setting of Hydra's, an interpolation.
     """
-    if found.run_dir is None:
-        file, overrides = found.file, _in_checkpoint(found, "overrides")
+    if checkpoint.run_dir is None:
+        file, overrides = checkpoint.file, _in_checkpoint(checkpoint, "overrides")
         check_plain(overrides, file)
     else:
-        file = found.run_dir / "overrides.yaml"
+        file = checkpoint.run_dir / "overrides.yaml"
         if not is_intact(file):
-            what = "was changed or damaged" if file.exists() else "is gone"
-            warn(f"{file} {what}: the run's command line is not on record any more")
+            warn(f"{file} {_damage(file)}: the run's command line is not on record any more")
             return []
         overrides = load_yaml(file)
     if not isinstance(overrides, list) or not all(isinstance(text, str) for text in overrides):
@@ -159,3 +136,16 @@ def read_overrides(found: Checkpoint) -> list[str]:
         if not (is_override(text) or text.startswith("~")) or key == "hydra":
             raise ConfigError(f"{file} has {text!r}: the settings of a run have no flags and none of Hydra's")
     return overrides
+
+
+def _damage(file: Path) -> str:
+    return "was changed or damaged" if file.exists() else "is gone"
+
+
+def _in_checkpoint(checkpoint: Checkpoint, key: str) -> Any:
+    from gpusim_rl.files.checkpoint_file import load  # torch
+
+    state = load(checkpoint.file)
+    if key not in state:
+        raise ConfigError(f"{checkpoint.file} is not a checkpoint of a training: it has no {key}")
+    return state[key]

@@ -18,8 +18,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import torch
 
-from gpusim_rl.settings.compose import unknown_choice
 from gpusim_rl.settings.discover import tasks
+from gpusim_rl.settings.hydra_errors import unknown_choice
 from gpusim_rl.settings.schema import ALGORITHMS
 from helpers.fake_cuda import CONTROL_STEP, PARTS, count, load_guard, why_not
 

@@ -24,8 +24,8 @@ from warp._src import context
 
 from gpusim_rl.api import prepare
 from gpusim_rl.env import VecEnv
-from gpusim_rl.settings.compose import unknown_choice
 from gpusim_rl.settings.discover import tasks
+from gpusim_rl.settings.hydra_errors import unknown_choice
 from gpusim_rl.sim import choose_sim
 from gpusim_rl.sim.constants import Constants
 from gpusim_rl.sim.mjwarp import MjwarpSim

@@ -11,6 +11,7 @@ from gpusim_rl.errors import ConfigError
 from gpusim_rl.files import paths
 from gpusim_rl.files.safe_open import dump_yaml
 from gpusim_rl.settings import compose as composing
+from gpusim_rl.settings.hydra_errors import refuse_other_task
 from gpusim_rl.settings.saved_run import continue_run, read_overrides
 
 pytest_plugins = ["helpers.cartpole_run"]
@@ -84,10 +85,10 @@ def test_a_folder_with_odd_characters_survives_the_command_line(run_dir, tmp_pat
 def test_checkpoint_of_another_task_is_refused(run_dir):
     arguments, saved = continue_run(["task=Ant", "checkpoint=Cartpole"], None)
     with pytest.raises(ConfigError) as info:
-        composing.refuse_other_task(composing.compose(arguments, saved=saved), saved)
+        refuse_other_task(composing.compose(arguments, saved=saved), saved)
     assert message(info).startswith("checkpoint of another task")
-    composing.refuse_other_task(composing.compose(["task=Cartpole"]), saved)
-    composing.refuse_other_task(composing.compose(["task=Ant"]), None)
+    refuse_other_task(composing.compose(["task=Cartpole"]), saved)
+    refuse_other_task(composing.compose(["task=Ant"]), None)
 
 
 def test_an_unknown_key_at_a_resume_is_compared_with_those_of_the_run(run_dir):

@@ -1,0 +1,213 @@
+"""What Hydra would misread or explain badly, in one line: what is wrong, and what was probably meant."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from hydra._internal.utils import get_args_parser
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException, MissingConfigException, OverrideParseException
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
+
+from gpusim_rl.errors import ConfigError, did_you_mean
+from gpusim_rl.files import paths
+from gpusim_rl.settings.checks import known_keys, unknown_key
+from gpusim_rl.settings.discover import default_choice, task_section, tasks, yaml_error
+from gpusim_rl.settings.overrides import is_open, is_override, key_of, value_of
+from gpusim_rl.settings.saved_run import SavedRun
+from gpusim_rl.settings.schema import ALGORITHMS, TASK_DEFAULTS
+
+HYDRA_ERRORS = (HydraException, OmegaConfBaseException, YAMLError, ValueError, RecursionError, OSError)
+GROUPS = ("task", "algo", "sim", "actors", "log", "debug")
+LONGEST_NAME = 200
+"""Bytes of the name of a yaml: files have names of at most 255."""
+
+
+def check_flags(arguments: Sequence[str]) -> argparse.Namespace:
+    """Parse the flags; an unknown one is one line that says how settings are written."""
+
+    def refuse(message: str) -> NoReturn:
+        bad = re.match(r"unrecognized arguments: (\S+)", message)
+        name = bad.group(1).lstrip("-").partition("=")[0].replace("-", "_") if bad else ""
+        hint = did_you_mean(name, known_keys())
+        key = re.findall(r"'(.*)'", hint)[0] if hint else "num_envs"
+        raise ConfigError(f"{message}. Settings are written without dashes: {key}=<value>; see --help")
+
+    parser: argparse.ArgumentParser = get_args_parser()
+    parser.error = refuse  # type: ignore[method-assign]
+    return parser.parse_args(list(arguments))
+
+
+def refuse_unreadable(overrides: Sequence[str]) -> None:
+    """Stop where Hydra would misread an override, or fail with an error of its own that does not name it."""
+    for text in overrides:
+        if is_override(text) and value_of(text).strip() == "???":  # taken for none: a folder `None` for hydra.run.dir
+            raise ConfigError(f"{key_of(text)}: expected a value, got ???")
+        try:
+            [override] = OverridesParser.create().parse_overrides([text])
+            value = override.value()
+        except (HydraException, AssertionError, RecursionError, ValueError):  # also lists too deep, numbers too long
+            raise _unreadable(text) from None
+        if not override.key_or_group:
+            raise _unreadable(text)
+        names = value if isinstance(value, list) else [value] if isinstance(value, str) else []
+        if override.key_or_group in GROUPS and not all(_may_be_file(name) for name in names):
+            raise ConfigError(f"{text}: expected a name, e.g. task=Cartpole; see --help")
+
+
+def _unreadable(text: str) -> ConfigError:
+    return ConfigError(f"cannot read {text!r}: expected key=value, e.g. num_envs=64")
+
+
+def _may_be_file(name: Any) -> bool:
+    return isinstance(name, str) and len(os.fsencode(name)) <= LONGEST_NAME
+
+
+def refuse_misplaced(config: Mapping[str, Any], arguments: Sequence[str], config_dir: Path | None) -> None:
+    """Stop when a yaml lacks its first line, so that Hydra put all it holds below the name of its group."""
+    for group, whose in (("algo", "the algorithm"), ("task", "the task")):
+        if isinstance(section_of(config, group).get(group), Mapping):
+            problem = _problem(arguments, config_dir) if group == "task" else ""
+            raise ConfigError(
+                problem
+                or f"{whose}'s yaml has a section {group!r} below {group!r}: is its first line not"
+                " '# @package _global_'?"
+            )
+
+
+def refuse_other_task(config: Mapping[str, Any], saved: SavedRun | None) -> None:
+    """Stop when the run of a checkpoint trained another task than the one asked for."""
+    if saved is None:
+        return
+    trained, asked = (section_of(settings, "task").get("_target_") for settings in (saved.settings, config))
+    if trained != asked:
+        raise ConfigError(
+            f"checkpoint of another task: {saved.checkpoint.run_dir or saved.checkpoint.file} trained {trained}, asked"
+            f" for {asked}. Try leaving task= away"
+        )
+
+
+def refuse_other_algorithm(config: Mapping[str, Any], overrides: Sequence[str]) -> None:
+    """Stop when a setting was typed for an algorithm that does not run."""
+    chosen = config["algo"]["name"]
+    for text in overrides:
+        section = key_of(text).partition(".")[0]
+        if section in ALGORITHMS and section != chosen:
+            raise _no_effect(key_of(text), chosen)
+
+
+def _no_effect(key: str, chosen: str) -> ConfigError:
+    section = key.partition(".")[0]
+    return ConfigError(f"{key} has no effect with algo={chosen}. Try algo={section}, or {chosen}.<key>=<value>")
+
+
+def explain(
+    error: Exception, arguments: Sequence[str], saved: SavedRun | None = None, config_dir: Path | None = None
+) -> ConfigError:
+    """Put an error of Hydra's into one line.
+
+    Args:
+        error: What Hydra raised.
+        arguments: The command line.
+        saved: The run that it continues.
+        config_dir: The user's folder (`-cd`).
+    """
+    if isinstance(error, ConfigError):
+        return error
+    if isinstance(error, YAMLError):
+        return yaml_error(error)
+    if isinstance(error, RecursionError):
+        return ConfigError(
+            _problem(arguments, config_dir)
+            or f"a yaml in {config_dir or paths.cfg_dir()} builds on itself: none may name itself in its defaults"
+        )
+    text = str(error).strip()
+    first = text.partition("\n")[0]
+    if isinstance(error, MissingConfigException) and error.missing_cfg_file and error.options is not None:
+        group, _, name = error.missing_cfg_file.rpartition("/")
+        return unknown_choice(group, name, list(error.options), config_dir)
+    if isinstance(error, OverrideParseException):
+        return _unreadable(error.override)
+    if match := re.search(r"Could not (?:override|delete) '([^'=]+)|config group '(.+)' does not", text):
+        key = match.group(1) or match.group(2)
+        section = key.partition(".")[0]
+        chosen = [value_of(text) for text in arguments if key_of(text) in ("algo", "algo.name")]
+        if chosen and chosen[-1] != section and section in ALGORITHMS:
+            return _no_effect(key, chosen[-1])
+        return unknown_key(key, _all_keys(arguments, saved))
+    if match := re.search(r"already at '(.+)'|Multiple values for ([\w/]+)", text):
+        key = match.group(1) or match.group(2)
+        value = next((value_of(argument) for argument in arguments if key_of(argument) == key), "<value>")
+        return ConfigError(f"{key!r} has a value already: write {key}={value} without +")
+    if text.startswith("Config group override must be"):
+        groups = [argument for argument in arguments if key_of(argument) in GROUPS]
+        return ConfigError(f"{' '.join(groups)}: expected a name, e.g. task=Cartpole; see --help")
+    if match := re.search(r"Ambiguous value for argument '(.+)'|Sweep parameters '(.+)' requires", first):
+        asked = match.group(1) or match.group(2)
+        return ConfigError(f"{asked}: several values need -m (one run for each); a list is written [a,b]")
+    cause = error.__cause__
+    reason = f": {str(cause).partition(chr(10))[0]}" if cause is not None else ""
+    return ConfigError(f"{first or type(error).__name__}{reason}")
+
+
+def unknown_choice(
+    group: str, name: str, options: Sequence[str], config_dir: Path | None, otherwise: str = ""
+) -> ConfigError:
+    """The error for a yaml that no config folder has.
+
+    Args:
+        group: Folder of the yaml: `task`, `algo`.
+        name: What was asked for.
+        options: What there is.
+        config_dir: The user's folder (`-cd`).
+        otherwise: What to try without one, where nothing is similar.
+    """
+    hint = did_you_mean(name, options)
+    if config_dir is not None:
+        folder = paths.from_here(config_dir.resolve())
+        misplaced = folder / f"{name}.yaml"
+        if misplaced.is_file():
+            hint = f" Move {misplaced} to {folder / group}/."
+        else:
+            hint += f" Looked in {folder / group}/ and ours."
+    elif not hint and group in ("task", "algo"):
+        hint = otherwise or f" Try -cd <folder that holds {group}/{name}.yaml>."
+    return ConfigError(f"unknown {group} {name!r}.{hint} Available: {', '.join(options)}")
+
+
+def section_of(settings: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """A section of composed settings; an empty one where there is none."""
+    section = settings.get(name)
+    return section if isinstance(section, Mapping) else {}
+
+
+def _all_keys(arguments: Sequence[str], saved: SavedRun | None) -> list[str]:
+    """Keys that a command line may set, with those of the task it names."""
+    if saved is not None:
+        sections = [section_of(saved.settings, "task")]
+    else:
+        entries = tasks(get_args_parser().parse_known_args(list(arguments))[0].config_dir, outside=True)
+        names = [name for name in _task_names(arguments) if name in entries and not entries[name].problem]
+        sections = [task_section(entries[name].file) for name in names]
+    keys = {f"task.{key}": None for section in [*sections, TASK_DEFAULTS] for key in section if key != "_target_"}
+    made = [key_of(text) for text in arguments if text.startswith("++") and not is_open(key_of(text))]
+    algo = next((f"{value_of(text)}." for text in reversed(arguments) if key_of(text) == "algo"), "")
+    known = sorted(known_keys(), key=lambda key: not (algo and key.startswith(algo)))  # what is chosen is meant
+    return [*known, *keys, *made]
+
+
+def _problem(arguments: Sequence[str], config_dir: Path | None) -> str:
+    """What is wrong with the yaml of the task that a command line names."""
+    entries = tasks(config_dir, outside=True)
+    return next((entries[name].problem for name in _task_names(arguments) if name in entries), "")
+
+
+def _task_names(arguments: Sequence[str]) -> list[str]:
+    """Tasks that a command line asks for."""
+    return [value_of(text) for text in arguments if key_of(text) == "task"] or [default_choice("task")]
