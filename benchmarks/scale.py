@@ -66,9 +66,9 @@ def speed(overrides: list[str], processes: int) -> float:
     from gpusim_rl.diagnose.short_training import measure_training
 
     result = measure_training(overrides, processes=processes, warm_up=WARM_UP, iterations=ITERATIONS)
-    if isinstance(result, str):
-        sys.exit(f"{processes} processes: {result}")
-    return result["env_steps_per_s"]
+    if result.error is not None:
+        sys.exit(f"{processes} processes: {result.error}")
+    return result.env_steps_per_s
 
 
 if __name__ == "__main__":

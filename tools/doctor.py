@@ -15,25 +15,21 @@ import importlib.util
 import itertools
 import json
 import shlex
-import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from gpusim_rl.diagnose.machine_check import Check
-    from gpusim_rl.diagnose.parallel_scaling import ParallelPoint
-    from gpusim_rl.diagnose.rules import Finding
     from gpusim_rl.diagnose.run_stats import RunStats
-    from gpusim_rl.diagnose.scaling import Point, Recommendation
+    from gpusim_rl.diagnose.short_training import Measurement
 
 CPU_COUNTS = (64, 256, 1024, 4096)
 GPU_COUNTS = (256, 1024, 4096, 16384)
 COUNTED = {"processes": "processes", "num_actors": "actors"}  # settings of which `scaling` measures each number
 WARM_UP = 4  # on CUDA the third captures the graphs, and during the fourth the host gets ahead of the device
-POINT_TIMEOUT_S = 900.0  # the first one on a new machine compiles kernels
 FINISHED_OR_STOPPED_S = 60.0  # a run without a new row for so long, and for three iterations, has ended
 
 
@@ -71,14 +67,6 @@ def parse(argv: list[str]) -> argparse.Namespace:
         args = parser.parse_intermixed_args(argv[1:])
         args.argv = argv
         return args
-    if argv[:1] == ["measure"]:  # started by `scaling` and by the self-test, in a process of its own
-        parser = argparse.ArgumentParser(prog="doctor measure")
-        parser.add_argument("overrides", nargs="*")
-        parser.add_argument("--warm-up", type=int, default=WARM_UP)
-        parser.add_argument("--iterations", type=int, default=5)
-        parser.add_argument("--seconds", type=float, default=0.0)
-        parser.set_defaults(command=print_measurement)
-        return parser.parse_intermixed_args(argv[1:])
     if argv and not argv[0].startswith("-") and any("=" in text for text in argv[1:]):  # what no run takes
         from gpusim_rl.errors import ConfigError
 
@@ -152,6 +140,7 @@ def self_tests() -> Iterator[Check]:
     import torch
 
     from gpusim_rl.diagnose.machine_check import Check
+    from gpusim_rl.diagnose.short_training import measure_training
     from gpusim_rl.settings.simulators import SIMULATORS
 
     cuda_or_cpu = "cuda" if torch.cuda.is_available() else "cpu"
@@ -162,16 +151,14 @@ def self_tests() -> Iterator[Check]:
         needed = device in simulator.default_on
         small = ["task=Ant", f"sim={sim}", f"device={device}", "num_envs=16", "ppo.horizon=8", "ppo.minibatch_size=64"]
         started = time.perf_counter()
-        result = measure_in_subprocess(
-            small, "--warm-up", "2", "--iterations", "1"
-        )  # the third is replayed from graphs
-        took = f"{time.perf_counter() - started:.0f} s"
-        if isinstance(result, dict):
-            text = f"{sim} on {device}: 3 iterations of 16 ants in {result['precision']} ({took} with start-up)"
+        point = measure_training(small, warm_up=2, iterations=1)  # the third is replayed from graphs
+        took_s = time.perf_counter() - started
+        if point.error is None:
+            text = f"{sim} on {device}: 3 iterations of 16 ants in {point.precision} ({took_s:.0f} s with start-up)"
             yield Check("self-test", "ok", text)
         else:
             fix = f"python train.py {' '.join(small)} max_iterations=1 shows more"
-            yield Check("self-test", "failed" if needed else "warning", f"{sim} on {device}: {result}", fix)
+            yield Check("self-test", "failed" if needed else "warning", f"{sim} on {device}: {point.error}", fix)
 
 
 # A run
@@ -201,7 +188,8 @@ def report_run(args: argparse.Namespace) -> int:
         }
         print(json.dumps(result, indent=2))
         return 0
-    print(printable("\n".join([*summary(folder, stats), "", *finding_lines(stats, findings)])))
+    lines = [f"{number}. {finding}" for number, finding in enumerate(findings, start=1)] or [conclusion(stats)]
+    print(printable("\n".join([*summary(folder, stats), "", *lines])))
     return 0
 
 
@@ -243,15 +231,6 @@ def several(stats: RunStats) -> str:
     return f"{stats.processes} processes x " if stats.processes > 1 else ""
 
 
-def finding_lines(stats: RunStats, findings: Sequence[Finding]) -> list[str]:
-    """The findings, the most important first."""
-    from gpusim_rl.diagnose.rules import conclusion
-
-    if not findings:
-        return [conclusion(stats)]
-    return [f"{number}. {finding}" for number, finding in enumerate(findings, start=1)]
-
-
 # Scaling
 
 
@@ -266,45 +245,121 @@ def measure_scaling(args: argparse.Namespace) -> int:
 
     from gpusim_rl.diagnose.scaling import recommend
     from gpusim_rl.errors import ConfigError
-    from gpusim_rl.settings.checks import check_settings
-    from gpusim_rl.settings.compose import compose
 
     fixed = [text for text in args.overrides if text.partition("=")[0] in ("num_envs", "device")]
     if fixed:
         raise ConfigError(f"scaling sets {fixed[0].partition('=')[0]} itself: try --num-envs and --devices")
-    config = compose(args.overrides)
-    check_settings(config)
-    task = config["task"]["_target_"].rpartition(".")[2]
-    devices = args.devices or available_devices()
-    how = ["--warm-up", str(args.warm_up), "--iterations", str(args.iterations), "--seconds", str(args.seconds)]
-    points, git, load = [], None, psutil.getloadavg()[0]
-    for device in devices:
+    task, tuned_envs = checked(args.overrides)
+    load = psutil.getloadavg()[0]
+    measured: dict[str, dict[int, Measurement]] = {}
+    for device in args.devices or available_devices():
+        measured[device] = {}
         for num_envs in args.num_envs or (GPU_COUNTS if device == "cuda" else CPU_COUNTS):
-            if not args.json:
-                print(f"measuring {task} with {num_envs} envs on {device} …", file=sys.stderr, flush=True)
-            result = measure_in_subprocess([*args.overrides, f"num_envs={num_envs}", f"device={device}"], *how)
-            points.append(point(device, num_envs, result))
-            git = result["git"] if isinstance(result, dict) else git
-    advice = recommend(points, task=task, tuned_envs=config["num_envs"])
-    rows = [{**dataclasses.asdict(one), "env_steps_per_s_and_env": one.per_env} for one in points]
-    keep_result(args, git, load, task, rows, advice.as_dict())
+            overrides = [*args.overrides, f"num_envs={num_envs}", f"device={device}"]
+            measured[device][num_envs] = measure(args, f"{task} with {num_envs} envs on {device}", overrides)
+    advice = recommend(measured, task=task, tuned_envs=tuned_envs)
+    points = [(device, num_envs, point) for device in measured for num_envs, point in measured[device].items()]
+    rows = [{"device": device, "num_envs": num_envs, **dataclasses.asdict(point)} for device, num_envs, point in points]
+    keep_result(args, load, task, rows, dataclasses.asdict(advice))
     if not args.json:
-        print_table(points)
-        print_advice(advice)
-        print_load(load)
+        print_table([envs_row(*point) for point in points])
+        for device, num_envs, point in points:
+            if point.error is not None:
+                print(f"{num_envs} envs on {device}: {point.error}")
+        best = f"recommended: device={advice.device} num_envs={advice.num_envs}" if advice.device else ""
+        print_reasons(best, advice.reasons, load)
     return 0 if advice.device else 1
 
 
+def measure_parallel(args: argparse.Namespace, counted: list[str]) -> int:
+    """Measures every number of processes, or of actors, and says which is useful.
+
+    Args:
+        args: Command line.
+        counted: Overrides with the numbers to measure.
+    """
+    import dataclasses
+
+    import psutil
+
+    from gpusim_rl.diagnose.parallel_scaling import efficiency, reasons, useful
+    from gpusim_rl.errors import ConfigError
+
+    if args.num_envs or args.devices:
+        raise ConfigError(f"scaling measures {counted[0]} with one number of envs: try num_envs=512 device=cpu")
+    if len(counted) > 1:
+        raise ConfigError(f"scaling measures one at a time, got {' '.join(counted)}")
+    key, _, text = counted[0].partition("=")
+    try:
+        numbers = counts(text)
+    except (ValueError, argparse.ArgumentTypeError):
+        raise ConfigError(f"{key} must be positive numbers, as in {key}=1,2,4; got {text!r}") from None
+    given, torchrun = [text for text in args.overrides if text not in counted], key == "processes"
+    lines = {count: [*given, "multi_gpu=true" if torchrun else f"num_actors={count}"] for count in numbers}
+    task, _ = checked(lines[numbers[0]])
+    load = psutil.getloadavg()[0]
+    points = {
+        count: measure(args, f"{task} with {key}={count}", line, processes=count if torchrun else None)
+        for count, line in lines.items()
+    }
+    best, sentences, shares = useful(points), reasons(points, COUNTED[key]), efficiency(points)
+    rows = [
+        {"count": count, "efficiency": shares.get(count), **dataclasses.asdict(point)}
+        for count, point in points.items()
+    ]
+    keep_result(args, load, task, rows, {key: best, "reasons": sentences})
+    if not args.json:
+        print_table([parallel_row(COUNTED[key], count, point, shares.get(count)) for count, point in points.items()])
+        print_reasons(f"useful: {key}={best}" if best else "", sentences, load)
+    return 0 if best else 1
+
+
+def checked(overrides: Sequence[str]) -> tuple[str, int]:
+    """Name of the task and number of envs of a command line whose settings are right."""
+    from gpusim_rl.settings.checks import check_settings
+    from gpusim_rl.settings.compose import compose
+
+    config = compose(overrides)
+    check_settings(config)
+    return config["task"]["_target_"].rpartition(".")[2], config["num_envs"]
+
+
+def available_devices() -> list[str]:
+    """Kinds of device of this machine."""
+    import torch
+
+    return ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
+
+
+def measure(
+    args: argparse.Namespace, title: str, overrides: Sequence[str], processes: int | None = None
+) -> Measurement:
+    """Measures one point.
+
+    Args:
+        args: Command line, with the length of a measurement.
+        title: Words for what is measured.
+        overrides: Command line of the training.
+        processes: Number of processes that torchrun starts; None trains without torchrun.
+    """
+    from gpusim_rl.diagnose.short_training import measure_training
+
+    if not args.json:
+        print(f"measuring {title} …", file=sys.stderr, flush=True)
+    length = {"warm_up": args.warm_up, "iterations": args.iterations, "seconds": args.seconds}
+    return measure_training(overrides, processes=processes, **length)
+
+
 def keep_result(
-    args: argparse.Namespace, git: Any, load: float, task: str, points: list[Any], recommendation: dict[str, Any]
+    args: argparse.Namespace, load: float, task: str, points: list[dict[str, Any]], recommendation: dict[str, Any]
 ) -> None:
     """Writes the measurements to `--out`, and with `--json` prints them."""
     from gpusim_rl.errors import ConfigError
-    from gpusim_rl.files.provenance import describe_environment
+    from gpusim_rl.files.provenance import describe_environment, git_state
 
     result = {
         "command": shlex.join(["python", "tools/doctor.py", *args.argv]),
-        "git": git,
+        "git": git_state(*filter(None, [args.out]))[0],
         "environment": describe_environment(),
         "load_before": round(load, 2),
         "task": task,
@@ -321,233 +376,80 @@ def keep_result(
         print(json.dumps(result, indent=2))
 
 
-def print_load(load: float) -> None:
-    """A doubt, where other programs ran."""
-    from gpusim_rl.machine.hardware import available_cpus
-
-    if load > 0.5 * available_cpus():
-        print(f"- the machine was not quiet (load {load:.1f} before the first measurement): the numbers may be low")
-
-
-def measure_parallel(args: argparse.Namespace, counted: list[str]) -> int:
-    """Measures every number of processes, or of actors, and says which is useful.
-
-    Args:
-        args: The command line.
-        counted: Of its overrides, those with the numbers.
-    """
-    import dataclasses
-
-    import psutil
-
-    from gpusim_rl.diagnose.parallel_scaling import ParallelPoint, efficiency, reasons, useful
-    from gpusim_rl.diagnose.short_training import measure_training
-    from gpusim_rl.errors import ConfigError
-    from gpusim_rl.settings.checks import check_settings
-    from gpusim_rl.settings.compose import compose
-
-    if args.num_envs or args.devices:
-        raise ConfigError(f"scaling measures {counted[0]} with one number of envs: try num_envs=512 device=cpu")
-    if len(counted) > 1:
-        raise ConfigError(f"scaling measures one at a time, got {' '.join(counted)}")
-    key, _, text = counted[0].partition("=")
-    try:
-        numbers = counts(text)
-    except (ValueError, argparse.ArgumentTypeError):
-        raise ConfigError(f"{key} must be positive numbers, as in {key}=1,2,4; got {text!r}") from None
-    given = [text for text in args.overrides if text not in counted]
-    points, git, load, what = [], None, psutil.getloadavg()[0], COUNTED[key]
-    task = ""
-    for count in numbers:
-        overrides = [*given, "multi_gpu=true" if key == "processes" else f"num_actors={count}"]
-        if not task:
-            config = compose(overrides)
-            check_settings(config)
-            task = config["task"]["_target_"].rpartition(".")[2]
-        if not args.json:
-            print(f"measuring {task} with {key}={count} …", file=sys.stderr, flush=True)
-        result = measure_training(
-            overrides,
-            processes=count if key == "processes" else None,
-            warm_up=args.warm_up,
-            iterations=args.iterations,
-            seconds=args.seconds,
-            timeout_s=POINT_TIMEOUT_S,
-        )
-        if isinstance(result, str):
-            points.append(ParallelPoint(count=count, error=result))
-        else:
-            git = result.pop("git")
-            points.append(ParallelPoint(count=count, **result))
-    found, why, share = useful(points), reasons(points, what), efficiency(points)
-    advice = {key: found.count if found else None, "reasons": why}
-    rows = [{**dataclasses.asdict(one), "efficiency": share.get(one.count)} for one in points]
-    keep_result(args, git, load, task, rows, advice)
-    if not args.json:
-        print_parallel_table(points, what, share)
-        print()
-        if found:
-            print(f"useful: {key}={found.count}")
-        for reason in why:
-            print(f"- {reason}")
-        print_load(load)
-    return 0 if found else 1
-
-
-def print_parallel_table(points: Sequence[ParallelPoint], what: str, share: dict[int, float]) -> None:
-    """All measurements, with the efficiency of each; columns that no measurement fills are left out."""
-    from rich.console import Console
-    from rich.table import Table
-
-    def percent(part: float | None) -> str:
-        return "" if part is None else f"{100 * part:.0f} %"
-
-    columns = {
-        what: [str(one.count) for one in points],
-        "env steps/s": ["–" if one.error else f"{one.env_steps_per_s:,.0f}" for one in points],
-        "slowest": ["" if one.error else f"{one.slowest:,.0f}" for one in points],
-        "fastest": ["" if one.error else f"{one.fastest:,.0f}" for one in points],
-        "efficiency": [percent(share.get(one.count)) for one in points],
-        "in sums" if what == "processes" else "learner waits": [percent(one.learner_wait) for one in points],
-        "actors wait": [percent(one.actor_wait) for one in points],
-        "lag": ["" if one.lag is None else f"{one.lag:.1f}" for one in points],
-        "CPU": ["" if one.cpu_percent is None else f"{one.cpu_percent:.0f} %" for one in points],
-    }
-    columns = {name: cells for name, cells in columns.items() if any(cells)}
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in columns:
-        table.add_column(name, justify="right", no_wrap=True)
-    for row in zip(*columns.values(), strict=True):
-        table.add_row(*row)
-    Console(width=None if sys.stdout.isatty() else 160).print(table)
-
-
-def available_devices() -> list[str]:
-    """Devices of this machine."""
-    import torch
-
-    return ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
-
-
-def point(device: str, num_envs: int, result: dict[str, Any] | str) -> Point:
-    """A measurement as the recommendation wants it."""
-    from gpusim_rl.diagnose.scaling import Point
-
-    if isinstance(result, str):
-        return Point(device=device, num_envs=num_envs, error=result)
-    return Point(device=device, num_envs=num_envs, **{name: value for name, value in result.items() if name != "git"})
-
-
-def print_table(points: Sequence[Point]) -> None:
-    """All measurements; shares of the time in percent."""
-    from rich.console import Console
-    from rich.table import Table
-
-    phases = list(dict.fromkeys(phase for one in points for phase in one.phases))
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    columns = ["device", "envs", "env steps/s", "slowest", "fastest", "per env", "ms/step", *phases, "memory", "sim"]
-    for column in columns:
-        table.add_column(column, justify="left" if column in ("device", "sim") else "right", no_wrap=True)
-    for one in points:
-        if one.error is not None:
-            table.add_row(one.device, str(one.num_envs), "–")
-            continue
-        speeds = [f"{speed:,.0f}" for speed in (one.env_steps_per_s, one.slowest, one.fastest)]
-        shares = [f"{100 * one.phases[phase]:.0f} %" if phase in one.phases else "–" for phase in phases]
-        memory = "–" if one.memory_gb is None else f"{one.memory_gb:.1f} GB"
-        row = [*speeds, f"{one.per_env:,.1f}", f"{one.step_ms:.1f}", *shares, memory, f"{one.sim}, {one.precision}"]
-        table.add_row(one.device, str(one.num_envs), *row)
-    Console(width=None if sys.stdout.isatty() else 160).print(table)
-    for one in points:
-        if one.error is not None:
-            print(f"{one.num_envs} envs on {one.device}: {one.error}")
-
-
-def print_advice(advice: Recommendation) -> None:
-    """The recommendation, and why."""
-    print()
-    if advice.device:
-        print(f"recommended: device={advice.device} num_envs={advice.num_envs}")
-    for reason in advice.reasons:
-        print(f"- {reason}")
-
-
-# Measuring
-
-
-def measure_in_subprocess(overrides: Sequence[str], *how: str) -> dict[str, Any] | str:
-    """Trains a little in a process of its own; its numbers, or one line that tells what went wrong."""
-    command = [sys.executable, __file__, "measure", *overrides, *how]
-    try:
-        done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=POINT_TIMEOUT_S, check=False
-        )
-    except subprocess.TimeoutExpired:
-        return f"took longer than {POINT_TIMEOUT_S:.0f} s"
-    lines = [line for line in done.stderr.splitlines() if line.strip()]
-    if done.returncode < 0:
-        return f"ended by signal {-done.returncode}{': out of memory?' if done.returncode == -9 else ''}"
-    if done.returncode != 0:
-        return lines[-1].removeprefix("error: ") if lines else f"ended with exit code {done.returncode}"
-    return json.loads(done.stdout.splitlines()[-1])
-
-
-def print_measurement(args: argparse.Namespace) -> int:
-    """What `measure_in_subprocess` reads."""
-    print(json.dumps(measure(args.overrides, args.warm_up, args.iterations, args.seconds)))
-    return 0
-
-
-def measure(overrides: Sequence[str], warm_up: int, iterations: int, seconds: float) -> dict[str, Any]:
-    """Trains in this process.
-
-    Args:
-        overrides: The command line.
-        warm_up: Iterations that do not count.
-        iterations: That count, at least.
-        seconds: That these take, at least.
-    """
-    import resource
-    import statistics
-
-    import torch
-
-    from gpusim_rl.api import scratch_training
-    from gpusim_rl.diagnose.run_stats import read_rows, read_run_stats
+def envs_row(device: str, num_envs: int, point: Measurement) -> dict[str, str]:
+    """A measurement of a number of envs as a row of the table."""
     from gpusim_rl.run.phases import PHASES
 
-    with scratch_training([*overrides, "log.interval=1"]) as (trainer, log):
-        for _ in range(warm_up):
-            trainer.iterate(log)
-        began, count = time.perf_counter(), 0
-        while count < iterations or time.perf_counter() - began < seconds:
-            trainer.iterate(log)
-            count += 1
-        for _ in range(trainer.rl_device.type == "cuda"):  # a row arrives with the iteration after its own
-            trainer.iterate(log)
-        stats = read_run_stats(log.run_dir.path, warm_up=warm_up)
-        rows = read_rows(log.run_dir.metrics_csv)[warm_up:]
-        git = log.run_dir.environment["git"]
-        precision = trainer.algorithm.metadata().get("precision", "fp32")
-        gpu = trainer.rl_device if trainer.rl_device.type == "cuda" else None
-        free, total = torch.cuda.mem_get_info(gpu) if gpu else (0, 0)
-    speeds = [row["speed/env_steps_per_s"] or 0.0 for row in rows]
-    rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-    phases = {phase: getattr(stats, phase) for phase in PHASES}
-    return {
-        "sim": stats.sim,
-        "precision": precision,
-        "env_steps_per_s": statistics.median(speeds),
-        "slowest": min(speeds),
-        "fastest": max(speeds),
-        "phases": {name: share for name, share in phases.items() if share},
-        "step_ms": 1000 * stats.step_s,
-        "memory_gb": (total - free) / 1e9 if gpu else rss / 1e9,
-        "memory_limit_gb": total / 1e9 if gpu else stats.memory_limit_gb,
-        "iterations": len(rows),
-        "crowded": stats.crowded,
-        "git": git,
+    row = {"device": device, "envs": str(num_envs), **speeds(point)}
+    if point.error is not None:
+        return row
+    return row | {
+        "per env": f"{point.env_steps_per_s / num_envs:,.1f}",
+        "ms/step": f"{point.step_ms:.1f}",
+        **{phase: percent(point.phases.get(phase)) for phase in PHASES},
+        "memory": "" if point.memory_gb is None else f"{point.memory_gb:.1f} GB",
+        "sim": f"{point.sim}, {point.precision}",
     }
+
+
+def parallel_row(unit: str, count: int, point: Measurement, efficiency: float | None) -> dict[str, str]:
+    """A measurement of a number of processes or actors as a row of the table."""
+    return {
+        unit: str(count),
+        **speeds(point),
+        "efficiency": percent(efficiency),
+        "in sums" if unit == "processes" else "learner waits": percent(point.learner_wait),
+        "actors wait": percent(point.actor_wait),
+        "lag": "" if point.lag is None else f"{point.lag:.1f}",
+        "CPU": "" if point.cpu_percent is None else f"{point.cpu_percent:.0f} %",
+    }
+
+
+def speeds(point: Measurement) -> dict[str, str]:
+    """Columns of the speed."""
+    if point.error is not None:
+        return {"env steps/s": "–"}
+    numbers = {"env steps/s": point.env_steps_per_s, "slowest": point.slowest, "fastest": point.fastest}
+    return {name: f"{number:,.0f}" for name, number in numbers.items()}
+
+
+def percent(share: float | None) -> str:
+    """A share in percent; nothing where it is not known."""
+    return "" if share is None else f"{100 * share:.0f} %"
+
+
+def print_table(rows: Sequence[Mapping[str, str]]) -> None:
+    """Rows below the names of their columns; columns that no row fills are left out."""
+    from rich.console import Console
+    from rich.table import Table
+
+    names = dict.fromkeys(name for row in rows for name in row)
+    columns = [name for name in names if any(row.get(name) for row in rows)]
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in columns:
+        table.add_column(name, justify="left" if name in ("device", "sim") else "right", no_wrap=True)
+    for row in rows:
+        table.add_row(*(row.get(name, "") for name in columns))
+    Console(width=None if sys.stdout.isatty() else 160).print(table)
+
+
+def print_reasons(best: str, reasons: Sequence[str], load: float) -> None:
+    """The recommendation, why, and a doubt where other programs ran.
+
+    Args:
+        best: Line with the setting; empty where nothing could be measured.
+        reasons: Sentences.
+        load: Load of the machine before the first measurement.
+    """
+    from gpusim_rl.machine.hardware import available_cpus
+
+    print()
+    if best:
+        print(best)
+    for reason in reasons:
+        print(f"- {reason}")
+    if load > 0.5 * available_cpus():
+        print(f"- the machine was not quiet (load {load:.1f} before the first measurement): the numbers may be low")
 
 
 if __name__ == "__main__":

@@ -1,12 +1,13 @@
-"""What to conclude from measurements at several numbers of envs and on several devices. Pure."""
+"""Which device and how many envs to train with, concluded from measurements. Pure."""
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from gpusim_rl.diagnose.short_training import Measurement
 
 GAIN = 0.10
 """A doubling of the envs that brings less speed than this is not worth its memory and its fewer updates."""
@@ -20,52 +21,8 @@ SLOWER = 0.25
 MEMORY = 0.85
 """Of the memory that there is, a recommended setting takes no more."""
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Point:
-    """One measurement, in a process of its own.
-
-    Attributes:
-        device: `cpu` or `cuda`.
-        num_envs: N.
-        error: Why there are no numbers; the rest is then empty.
-        sim: Simulator.
-        precision: Of the networks.
-        env_steps_per_s: Median over the measured iterations, all envs together.
-        slowest: Slowest iteration [env steps/s].
-        fastest: Fastest iteration [env steps/s].
-        phases: Share of the time.
-        step_ms: Duration of a control step of all envs, policy included, learning not [ms].
-        memory_gb: RAM of the process at most; on `cuda` memory in use on the GPU.
-        memory_limit_gb: What there is of it.
-        iterations: Measured ones.
-        crowded: Other programs took CPU time from it.
-    """
-
-    device: str
-    num_envs: int
-    error: str | None = None
-    sim: str = ""
-    precision: str = ""
-    env_steps_per_s: float = 0.0
-    slowest: float = 0.0
-    fastest: float = 0.0
-    phases: dict[str, float] = field(default_factory=dict)
-    step_ms: float = 0.0
-    memory_gb: float | None = None
-    memory_limit_gb: float | None = None
-    iterations: int = 0
-    crowded: bool = False
-
-    @property
-    def per_env(self) -> float:
-        """Control steps per second of each env."""
-        return self.env_steps_per_s / self.num_envs
-
-    @property
-    def fits(self) -> bool:
-        """It leaves some memory free."""
-        return self.memory_gb is None or self.memory_limit_gb is None or self.memory_gb < MEMORY * self.memory_limit_gb
+Points = Mapping[int, Measurement]
+"""Measurements on one device by number of envs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +30,8 @@ class Recommendation:
     """A setting, and why.
 
     Attributes:
-        device: None where nothing could be measured.
-        num_envs: None where nothing could be measured.
+        device: `cpu` or `cuda`; None where nothing could be measured.
+        num_envs: Number of envs; None where nothing could be measured.
         gpu_speedup: Speed on the GPU over that on the CPU, each at its own best setting; None without both.
         reasons: Sentences.
     """
@@ -84,147 +41,149 @@ class Recommendation:
     gpu_speedup: float | None
     reasons: list[str]
 
-    def as_dict(self) -> dict[str, Any]:
-        """For json."""
-        return {name: getattr(self, name) for name in ("device", "num_envs", "gpu_speedup", "reasons")}
+
+def fits(point: Measurement) -> bool:
+    """Whether a training leaves some memory free."""
+    return point.memory_gb is None or point.memory_limit_gb is None or point.memory_gb < MEMORY * point.memory_limit_gb
 
 
-def knee(points: Sequence[Point]) -> Point | None:
+def knee(points: Points) -> int | None:
     """The fewest envs beyond which no measured number brings GAIN per doubling.
 
-    Args:
-        points: Of one device. Those that failed or leave no memory free do not count.
+    What failed or leaves no memory free does not count.
     """
-    usable = sorted((point for point in points if point.error is None and point.fits), key=lambda p: p.num_envs)
-    for i, point in enumerate(usable):
-        if all(gain_per_doubling(point, more) < GAIN for more in usable[i + 1 :]):
-            return point
+    usable = [num_envs for num_envs, point in _measured(points).items() if fits(point)]
+    for i, few in enumerate(usable):
+        if all(gain_per_doubling(points, few, many) < GAIN for many in usable[i + 1 :]):
+            return few
     return None
 
 
-def gain_per_doubling(few: Point, many: Point) -> float:
-    """How much more speed each doubling of the envs has brought from one measurement to another."""
-    doublings = math.log2(many.num_envs / few.num_envs)
-    return (many.env_steps_per_s / few.env_steps_per_s) ** (1 / doublings) - 1
+def gain_per_doubling(points: Points, few: int, many: int) -> float:
+    """How much more speed each doubling of the envs has brought from one number to another."""
+    return (points[many].env_steps_per_s / points[few].env_steps_per_s) ** (1 / math.log2(many / few)) - 1
 
 
-def recommend(points: Sequence[Point], *, task: str, tuned_envs: int) -> Recommendation:
+def recommend(measured: Mapping[str, Points], *, task: str, tuned_envs: int) -> Recommendation:
     """Choose a device and a number of envs.
 
     Args:
-        points: All measurements.
+        measured: All measurements by device, `cpu` or `cuda`.
         task: Name of the task.
-        tuned_envs: Envs for which the task's yaml is tuned.
+        tuned_envs: Number of envs for which the task's yaml is tuned.
     """
-    devices = list(dict.fromkeys(point.device for point in points))
-    knees = {device: found for device in devices if (found := knee(_of(points, device))) is not None}
+    knees = {device: num_envs for device, points in measured.items() if (num_envs := knee(points)) is not None}
+    failed = {device: [p.error for p in points.values() if p.error] for device, points in measured.items()}
     if not knees:
-        first = next((f": {point.error}" for point in points if point.error), "")
+        first = next((f": {error}" for errors in failed.values() for error in errors), "")
         return Recommendation(None, None, None, [f"nothing could be measured{first}"])
-    reasons = [_about_knee(_of(points, device), at) for device, at in knees.items()]
-    reasons += [doubt for device in knees for doubt in _doubts(_of(points, device))]
-    cpu, gpu = knees.get("cpu"), knees.get("cuda")
-    speedup = gpu.env_steps_per_s / cpu.env_steps_per_s if cpu and gpu else None
-    if cpu and gpu and speedup is not None:
-        best = gpu if speedup > 1 and not _as_fast(cpu, gpu) else cpu
-        reasons.append(_about_both(_of(points, "cpu"), _of(points, "cuda"), cpu, gpu, speedup, task))
+    reasons = [_about_knee(device, measured[device], num_envs) for device, num_envs in knees.items()]
+    reasons += [doubt for device in knees for doubt in _doubts(device, measured[device])]
+    speedup = None
+    if len(knees) == 2:
+        cpu, gpu = measured["cpu"][knees["cpu"]], measured["cuda"][knees["cuda"]]
+        speedup = gpu.env_steps_per_s / cpu.env_steps_per_s
+        best = "cuda" if speedup > 1 and not _as_fast(cpu, gpu) else "cpu"
+        reasons.append(_about_both(cpu, gpu, task) + _where_cpu_is_faster(measured["cpu"], measured["cuda"]))
     else:
-        best = max(knees.values(), key=lambda point: point.env_steps_per_s)
-        failed = next((point.error for point in points if point.device not in knees), None)
-        if failed is not None:
-            reasons.append(f"the other device could not be measured: {failed}")
-        if cpu and not gpu:
-            reasons.append(_without_gpu(_of(points, "cpu"), cpu))
-    if best.num_envs != tuned_envs:
+        (best,) = knees
+        others = [errors[0] for device, errors in failed.items() if device != best and errors]
+        reasons += [f"the other device could not be measured: {error}" for error in others]
+        if best == "cpu":
+            reasons.append(_without_gpu(measured["cpu"], knees["cpu"]))
+    if knees[best] != tuned_envs:
         reasons.append(
-            f"{task}'s PPO settings are tuned for {tuned_envs} envs: with {best.num_envs} it learns differently from"
-            " the same number of samples"
+            f"{task}'s PPO settings are tuned for {tuned_envs} envs: with {knees[best]} it learns differently from the"
+            " same number of samples"
         )
-    return Recommendation(best.device, best.num_envs, speedup, reasons)
+    return Recommendation(best, knees[best], speedup, reasons)
 
 
-def _of(points: Sequence[Point], device: str) -> list[Point]:
-    return sorted((point for point in points if point.device == device), key=lambda point: point.num_envs)
+def _measured(points: Points) -> dict[int, Measurement]:
+    return {num_envs: points[num_envs] for num_envs in sorted(points) if points[num_envs].error is None}
 
 
-def _about_knee(points: Sequence[Point], at: Point) -> str:
+def _about_knee(device: str, points: Points, at: int) -> str:
     """Why to stop there."""
-    speed = f"{at.device}: {at.num_envs} envs make {at.env_steps_per_s:,.0f} env steps/s"
-    more = [point for point in points if point.num_envs > at.num_envs]
-    measured = [point for point in more if point.error is None and point.fits]
-    if measured:
-        best = max(gain_per_doubling(at, point) for point in measured)
+    speed = f"{device}: {at} envs make {points[at].env_steps_per_s:,.0f} env steps/s"
+    measured, more = _measured(points), sorted(num_envs for num_envs in points if num_envs > at)
+    usable = [num_envs for num_envs in more if num_envs in measured and fits(points[num_envs])]
+    if usable:
+        best = max(gain_per_doubling(points, at, num_envs) for num_envs in usable)
         gains = f"brings {100 * best:.0f} % per doubling at most" if best > 0 else "brings nothing"
-        return f"{speed}; more (up to {measured[-1].num_envs}) {gains}"
-    less = [point for point in points if point.num_envs < at.num_envs and point.error is None]
-    last = (
-        f", {100 * gain_per_doubling(less[-1], at):.0f} % more per doubling since {less[-1].num_envs}" if less else ""
-    )
+        return f"{speed}; more (up to {usable[-1]}) {gains}"
+    fewer = [num_envs for num_envs in measured if num_envs < at]
+    gain = ""
+    if fewer:
+        gain = f", {100 * gain_per_doubling(points, fewer[-1], at):.0f} % more per doubling since {fewer[-1]}"
     if not more:
-        return f"{speed}, the most that was measured{last}" + ("; measure more with --num-envs" if less else "")
-    reason = more[0].error or f"{more[0].num_envs} take {more[0].memory_gb:.1f} of {more[0].memory_limit_gb:.1f} GB"
-    return f"{speed}{last}; more do not fit: {reason}"
+        return f"{speed}, the most that was measured{gain}" + ("; measure more with --num-envs" if fewer else "")
+    point = points[more[0]]
+    reason = point.error or f"{more[0]} take {point.memory_gb:.1f} of {point.memory_limit_gb:.1f} GB"
+    return f"{speed}{gain}; more do not fit: {reason}"
 
 
-def _doubts(points: Sequence[Point]) -> list[str]:
-    """What of the measurements of one device may not be trusted."""
-    doubts, measured = [], [point for point in points if point.error is None]
+def _doubts(device: str, points: Points) -> list[str]:
+    """What of the measurements on one device may not be trusted."""
+    measured = _measured(points)
+    doubts = []
     for few, many in itertools.pairwise(measured):
-        less = 1.0 - many.env_steps_per_s / few.env_steps_per_s
-        if less > SLOWER:
+        slower = 1.0 - measured[many].env_steps_per_s / measured[few].env_steps_per_s
+        if slower > SLOWER:
             doubts.append(
-                f"{many.num_envs} envs on {many.device} were {_percent(less)} slower than {few.num_envs}, which more"
-                " envs do not explain: something else ran, or the machine was hot; measure again"
+                f"{many} envs on {device} were {_percent(slower)} slower than {few}, which more envs do not explain:"
+                " something else ran, or the machine was hot; measure again"
             )
-    crowded = [str(point.num_envs) for point in measured if point.crowded]
+    crowded = ", ".join(str(num_envs) for num_envs, point in measured.items() if point.crowded)
     if crowded:
         doubts.append(
-            f"other programs took CPU time from {', '.join(crowded)} envs on {measured[0].device}: these numbers are"
-            " too low; measure again when the machine is quiet"
+            f"other programs took CPU time from {crowded} envs on {device}: these numbers are too low; measure again"
+            " when the machine is quiet"
         )
     return doubts
 
 
-def _as_fast(one: Point, other: Point) -> bool:
+def _as_fast(one: Measurement, other: Measurement) -> bool:
     """Their iterations overlap in speed."""
     return one.slowest <= other.fastest and other.slowest <= one.fastest and min(one.slowest, other.slowest) > 0
 
 
-def _about_both(
-    on_cpu: Sequence[Point], on_gpu: Sequence[Point], cpu: Point, gpu: Point, speedup: float, task: str
-) -> str:
-    """Is a GPU worth it?"""
+def _about_both(cpu: Measurement, gpu: Measurement, task: str) -> str:
+    """Is a GPU worth it, each device at its best number of envs?"""
+    speedup = gpu.env_steps_per_s / cpu.env_steps_per_s
     numbers = f"{gpu.env_steps_per_s:,.0f} against {cpu.env_steps_per_s:,.0f} env steps/s"
     if _as_fast(cpu, gpu):
-        answer = f"a GPU is not worth it for {task}: as fast as the CPU within what single iterations differ, {numbers}"
-    elif speedup >= CLEARLY:
-        answer = f"a GPU is worth it for {task}: {speedup:.1f} times as fast, {numbers}"
-    elif speedup > 1 / CLEARLY:
-        answer = f"a GPU is hardly worth it for {task}: {speedup:.2f} times as fast, {numbers}"
-    else:
-        answer = f"a GPU is not worth it for {task}: the CPU is {1 / speedup:.1f} times as fast ({numbers} on the GPU)"
-    speeds = {point.num_envs: point.env_steps_per_s for point in on_cpu if point.error is None}
-    ahead = {p.num_envs: p.env_steps_per_s > speeds[p.num_envs] for p in on_gpu if p.num_envs in speeds and not p.error}
-    if len(set(ahead.values())) == 2:
-        behind = sorted(num_envs for num_envs, faster in ahead.items() if not faster)
-        answer += f"; at {', '.join(map(str, behind))} envs the CPU is faster"
-    return answer
+        return f"a GPU is not worth it for {task}: as fast as the CPU within what single iterations differ, {numbers}"
+    if speedup >= CLEARLY:
+        return f"a GPU is worth it for {task}: {speedup:.1f} times as fast, {numbers}"
+    if speedup > 1 / CLEARLY:
+        return f"a GPU is hardly worth it for {task}: {speedup:.2f} times as fast, {numbers}"
+    return f"a GPU is not worth it for {task}: the CPU is {1 / speedup:.1f} times as fast ({numbers} on the GPU)"
 
 
-def _without_gpu(points: Sequence[Point], at: Point) -> str:
+def _where_cpu_is_faster(on_cpu: Points, on_gpu: Points) -> str:
+    """Numbers of envs at which the CPU is ahead, where it is not so at all."""
+    cpu, gpu = _measured(on_cpu), _measured(on_gpu)
+    both = [num_envs for num_envs in gpu if num_envs in cpu]
+    ahead = [str(num_envs) for num_envs in both if cpu[num_envs].env_steps_per_s >= gpu[num_envs].env_steps_per_s]
+    return f"; at {', '.join(ahead)} envs the CPU is faster" if 0 < len(ahead) < len(both) else ""
+
+
+def _without_gpu(points: Points, at: int) -> str:
     """What can be said of a GPU where none was measured."""
-    host = at.phases.get("log", 0.0)
+    point = points[at]
     text = (
         "no GPU was measured, so whether one is worth it is not known. What these numbers say:"
-        f" {_percent(1 - host)} of the time at {at.num_envs} envs is physics, policy and learning, which a GPU would do"
+        f" {_percent(1 - point.phases.get('log', 0.0))} of the time at {at} envs is physics, policy and learning, which"
+        " a GPU would do"
     )
-    smallest = next(point for point in points if point.error is None)
-    if smallest.num_envs < at.num_envs and at.step_ms > 0:
+    fewest = next(iter(_measured(points)))
+    if fewest < at and point.step_ms > 0:
         # The part of a control step that does not depend on the number of envs is at most a whole step of the fewest.
-        fixed = smallest.step_ms / at.step_ms
+        fixed = points[fewest].step_ms / point.step_ms
         text += (
-            f"; a control step takes {smallest.step_ms:.1f} ms for {smallest.num_envs} envs and {at.step_ms:.1f} ms for"
-            f" {at.num_envs}, so at least {_percent(max(0.0, 1 - fixed))} of it is work that grows with the envs"
+            f"; a control step takes {points[fewest].step_ms:.1f} ms for {fewest} envs and {point.step_ms:.1f} ms for"
+            f" {at}, so at least {_percent(max(0.0, 1 - fixed))} of it is work that grows with the envs"
         )
     return text
 

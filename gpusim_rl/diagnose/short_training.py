@@ -8,18 +8,62 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from gpusim_rl.diagnose.run_stats import read_rows, read_run_stats
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.files.paths import train_file
 from gpusim_rl.files.safe_open import load_json
+from gpusim_rl.run.phases import PHASES
 from gpusim_rl.settings.overrides import quote
 
 ENDS_WITHIN_S = 60.0
 """A training that was told to stop ends after its iteration, with a checkpoint."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measurement:
+    """Numbers of a short training. Shares are of the wall-clock time.
+
+    Attributes:
+        error: One line that tells why there are no numbers; the rest is then empty.
+        env_steps_per_s: Median speed over the measured iterations, all envs together.
+        slowest: Slowest iteration [env steps/s].
+        fastest: Fastest iteration [env steps/s].
+        iterations: Number of measured iterations.
+        phases: Share of each phase that took time.
+        step_ms: Duration of a control step of all envs, policy included, learning not [ms].
+        memory_gb: RAM of the first process and its children; with a learner on `cuda` memory in use on the GPU [GB].
+        memory_limit_gb: What there is of it [GB].
+        sim: Name of the simulator.
+        precision: Precision of the networks.
+        learner_wait: Share in which the learner waits for rollouts of actors, or processes are in sums over all.
+        actor_wait: Share in which actors wait for the learner.
+        lag: Age of the samples of actors, on average [updates].
+        lag_limit: Age at which they are dropped [updates].
+        cpu_percent: Use of the CPUs that the first process and its children may use [%].
+        crowded: Whether other programs took CPU time from it.
+    """
+
+    error: str | None = None
+    env_steps_per_s: float = 0.0
+    slowest: float = 0.0
+    fastest: float = 0.0
+    iterations: int = 0
+    phases: Mapping[str, float] = field(default_factory=dict)
+    step_ms: float = 0.0
+    memory_gb: float | None = None
+    memory_limit_gb: float | None = None
+    sim: str = ""
+    precision: str = ""
+    learner_wait: float | None = None
+    actor_wait: float | None = None
+    lag: float | None = None
+    lag_limit: int | None = None
+    cpu_percent: float | None = None
+    crowded: bool = False
 
 
 def measure_training(
@@ -30,23 +74,20 @@ def measure_training(
     iterations: int,
     seconds: float = 0.0,
     timeout_s: float = 900.0,
-) -> dict[str, Any] | str:
+) -> Measurement:
     """Starts `train.py`, and stops it when it has trained for long enough.
 
     Args:
-        overrides: Its command line.
-        processes: Of torchrun, which learn together; None trains without torchrun.
-        warm_up: Iterations that do not count.
-        iterations: That count, at least.
-        seconds: That these take, at least [s].
-        timeout_s: For all of it [s].
-
-    Returns:
-        The numbers of a `ParallelPoint`, and `git` of the checkout; or one line that tells what went wrong.
+        overrides: Command line of the training.
+        processes: Number of processes that torchrun starts; None trains without torchrun.
+        warm_up: Number of iterations that do not count.
+        iterations: Least number of iterations that count.
+        seconds: Least time that these take [s].
+        timeout_s: Most time that all of it takes [s].
     """
     with tempfile.TemporaryDirectory() as folder:
         quiet = [f"log.dir={quote(folder)}", "log.console=quiet", "log.interval=1", "log.checkpoint_interval=1000000"]
-        command = [str(train_file()), *quiet, "max_iterations=1000000", *overrides]
+        command = [str(train_file()), *quiet, "compile=off", "max_iterations=1000000", *overrides]
         variables = dict(os.environ)
         if processes is not None:
             torchrun = ["--standalone", f"--nproc-per-node={processes}", f"--log-dir={folder}/torchrun"]
@@ -63,8 +104,9 @@ def measure_training(
                 _stop(training)
             if not done:
                 output.seek(0)
-                return f"took longer than {timeout_s:.0f} s" if code is None else _what_went_wrong(code, output.read())
-        return _numbers(next(Path(folder).glob("*/2*")), warm_up)
+                reason = f"took longer than {timeout_s:.0f} s" if code is None else _failure(code, output.read())
+                return Measurement(error=reason)
+        return _measurement(next(Path(folder).glob("*/2*")), warm_up)
 
 
 def _wait(
@@ -91,30 +133,39 @@ def _stop(training: subprocess.Popen[bytes]) -> None:
         training.wait()
 
 
-def _what_went_wrong(code: int, output: str) -> str:
+def _failure(code: int, output: str) -> str:
+    """One line that tells why a training has ended."""
     lines = [line for line in output.splitlines() if line.strip()]
     errors = [line for line in lines if line.startswith("error: ")]  # torchrun tells of its processes below it
     if errors:
         return errors[0].removeprefix("error: ")
+    if code < 0:
+        return f"ended by signal {-code}{': out of memory?' if code == -9 else ''}"
     return lines[-1] if lines else f"ended with exit code {code}"
 
 
-def _numbers(run: Path, warm_up: int) -> dict[str, Any] | str:
+def _measurement(run: Path, warm_up: int) -> Measurement:
     try:
         stats, rows = read_run_stats(run, warm_up=warm_up), read_rows(run / "metrics.csv")[warm_up:]
     except ConfigError as error:
-        return str(error)
+        return Measurement(error=str(error))
     speeds = [row["speed/env_steps_per_s"] or 0.0 for row in rows]
-    return {
-        "env_steps_per_s": statistics.median(speeds),
-        "slowest": min(speeds),
-        "fastest": max(speeds),
-        "iterations": len(rows),
-        "learner_wait": stats.actors if stats.num_actors else stats.sums,
-        "actor_wait": stats.actor_wait,
-        "lag": stats.lag_mean if stats.num_actors else None,
-        "lag_limit": stats.max_policy_lag if stats.num_actors else None,
-        "cpu_percent": stats.cpu_percent,
-        "crowded": stats.crowded,
-        "git": load_json(run / "env.json").get("git"),
-    }
+    on_cuda, has_actors = stats.rl_device.startswith("cuda"), bool(stats.num_actors)
+    return Measurement(
+        env_steps_per_s=statistics.median(speeds),
+        slowest=min(speeds),
+        fastest=max(speeds),
+        iterations=len(rows),
+        phases={phase: share for phase in PHASES if (share := getattr(stats, phase))},
+        step_ms=1000 * stats.step_s,
+        memory_gb=stats.gpu_memory_gb if on_cuda else stats.memory_gb,
+        memory_limit_gb=stats.gpu_memory_limit_gb if on_cuda else stats.memory_limit_gb,
+        sim=stats.sim,
+        precision=load_json(run / "env.json")["learner"].get("precision", "fp32"),
+        learner_wait=stats.actors if has_actors else stats.sums,
+        actor_wait=stats.actor_wait,
+        lag=stats.lag_mean if has_actors else None,
+        lag_limit=stats.max_policy_lag if has_actors else None,
+        cpu_percent=stats.cpu_percent,
+        crowded=stats.crowded,
+    )

@@ -2,37 +2,37 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from gpusim_rl.diagnose.scaling import Point, Recommendation, gain_per_doubling, knee, recommend
+from gpusim_rl.diagnose.scaling import Points, Recommendation, gain_per_doubling, knee, recommend
+from gpusim_rl.diagnose.short_training import Measurement
 
 
-def table(device: str, speeds: dict[int, float], **common) -> list[Point]:
-    """Measurements of one device."""
-    return [
-        Point(device=device, num_envs=num_envs, env_steps_per_s=speed, step_ms=1000 * num_envs / speed, **common)
+def table(speeds: dict[int, float], **common: Any) -> dict[int, Measurement]:
+    """Measurements on one device."""
+    return {
+        num_envs: Measurement(env_steps_per_s=speed, step_ms=1000 * num_envs / speed, **common)
         for num_envs, speed in speeds.items()
-    ]
+    }
 
 
-def too_much(device: str, num_envs: int) -> Point:
-    return Point(device=device, num_envs=num_envs, error=f"num_envs={num_envs} does not fit")
+def too_much(num_envs: int) -> dict[int, Measurement]:
+    return {num_envs: Measurement(error=f"num_envs={num_envs} does not fit")}
 
 
-def advise(*tables: list[Point], tuned_envs: int = 4096) -> Recommendation:
-    return recommend([point for points in tables for point in points], task="Ant", tuned_envs=tuned_envs)
+def advise(tuned_envs: int = 4096, **devices: Points) -> Recommendation:
+    return recommend(devices, task="Ant", tuned_envs=tuned_envs)
 
 
 PLATEAU = {64: 10e3, 256: 30e3, 1024: 46e3, 4096: 49e3, 16384: 50e3}
 
 
 def test_gain_per_doubling():
-    a, b = table("cpu", {64: 100.0, 256: 400.0})
-    assert gain_per_doubling(a, b) == pytest.approx(1.0)  # twice as fast with each of two doublings
-    a, b = table("cpu", {64: 100.0, 128: 110.0})
-    assert gain_per_doubling(a, b) == pytest.approx(0.1)
+    points = table({64: 100.0, 128: 110.0, 256: 400.0})
+    assert gain_per_doubling(points, 64, 256) == pytest.approx(1.0)  # twice as fast with each of two doublings
+    assert gain_per_doubling(points, 64, 128) == pytest.approx(0.1)
 
 
 @pytest.mark.parametrize(
@@ -47,23 +47,22 @@ def test_gain_per_doubling():
     ],
 )
 def test_the_knee(speeds, num_envs):
-    found = knee(table("cpu", speeds))
-    assert found is not None and found.num_envs == num_envs
-    assert knee(list(reversed(table("cpu", speeds)))) == found
+    points = table(speeds)
+    assert knee(points) == knee(dict(reversed(points.items()))) == num_envs
 
 
 def test_what_fills_the_memory_is_not_recommended():
-    fits = table("cuda", {1024: 100e3, 4096: 300e3}, memory_gb=10.0, memory_limit_gb=80.0)
-    full = table("cuda", {16384: 900e3}, memory_gb=75.0, memory_limit_gb=80.0)
-    advice = advise(fits, full)
+    fits = table({1024: 100e3, 4096: 300e3}, memory_gb=10.0, memory_limit_gb=80.0)
+    full = table({16384: 900e3}, memory_gb=75.0, memory_limit_gb=80.0)
+    advice = advise(cuda=fits | full)
     assert (advice.device, advice.num_envs) == ("cuda", 4096)
     assert "more do not fit: 16384 take 75.0 of 80.0 GB" in advice.reasons[0]
-    advice = advise(fits, [too_much("cuda", 16384)])
+    advice = advise(cuda=fits | too_much(16384))
     assert advice.num_envs == 4096 and "more do not fit: num_envs=16384 does not fit" in advice.reasons[0]
 
 
 def test_a_plateau_is_told_with_what_more_would_bring():
-    advice = advise(table("cpu", PLATEAU), tuned_envs=1024)
+    advice = advise(cpu=table(PLATEAU), tuned_envs=1024)
     assert advice.num_envs == 1024
     assert advice.reasons[0] == (
         "cpu: 1024 envs make 46,000 env steps/s; more (up to 16384) brings 3 % per doubling at most"
@@ -72,12 +71,12 @@ def test_a_plateau_is_told_with_what_more_would_bring():
 
 
 def test_a_table_that_ends_too_early_says_so():
-    [first, *_] = advise(table("cpu", {64: 100.0, 128: 190.0, 256: 360.0})).reasons
+    [first, *_] = advise(cpu=table({64: 100.0, 128: 190.0, 256: 360.0})).reasons
     assert first.endswith("the most that was measured, 89 % more per doubling since 128; measure more with --num-envs")
 
 
 def test_a_gpu_that_wins():
-    advice = advise(table("cpu", PLATEAU), table("cuda", {256: 20e3, 1024: 80e3, 4096: 300e3, 16384: 812e3}))
+    advice = advise(cpu=table(PLATEAU), cuda=table({256: 20e3, 1024: 80e3, 4096: 300e3, 16384: 812e3}))
     assert (advice.device, advice.num_envs) == ("cuda", 16384)
     assert advice.gpu_speedup == pytest.approx(812 / 46)
     worth = next(reason for reason in advice.reasons if "worth" in reason)
@@ -89,7 +88,7 @@ def test_a_gpu_that_wins():
 
 
 def test_a_cpu_that_wins():
-    advice = advise(table("cpu", {64: 60e3, 512: 200e3}), table("cuda", {64: 4e3, 512: 30e3}))
+    advice = advise(cpu=table({64: 60e3, 512: 200e3}), cuda=table({64: 4e3, 512: 30e3}))
     assert (advice.device, advice.num_envs) == ("cpu", 512)
     assert any(
         "a GPU is not worth it for Ant: the CPU is 6.7 times as fast (30,000 against 200,000" in reason
@@ -98,14 +97,14 @@ def test_a_cpu_that_wins():
 
 
 def test_a_gpu_that_hardly_helps():
-    advice = advise(table("cpu", {512: 100e3}), table("cuda", {512: 120e3}))
+    advice = advise(cpu=table({512: 100e3}), cuda=table({512: 120e3}))
     assert advice.device == "cuda"
     assert any("hardly worth it for Ant: 1.20 times as fast" in reason for reason in advice.reasons)
 
 
 def test_without_a_gpu_nothing_is_invented():
     phases = {"simulate": 0.7, "policy": 0.06, "update": 0.2, "log": 0.04}
-    advice = advise(table("cpu", PLATEAU, phases=phases), tuned_envs=1024)
+    advice = advise(cpu=table(PLATEAU, phases=phases), tuned_envs=1024)
     assert advice.gpu_speedup is None
     [about] = [reason for reason in advice.reasons if "GPU" in reason]
     assert about.startswith("no GPU was measured, so whether one is worth it is not known")
@@ -114,18 +113,17 @@ def test_without_a_gpu_nothing_is_invented():
 
 
 def test_a_device_that_could_not_be_measured_is_told():
-    advice = advise(table("cpu", {512: 100e3}), [too_much("cuda", 512)])
+    advice = advise(cpu=table({512: 100e3}), cuda=too_much(512))
     assert advice.device == "cpu" and advice.gpu_speedup is None
     assert "the other device could not be measured: num_envs=512 does not fit" in advice.reasons
-    advice = advise([too_much("cpu", 512)])
+    advice = advise(cpu=too_much(512))
     assert (advice.device, advice.num_envs) == (None, None)
     assert advice.reasons == ["nothing could be measured: num_envs=512 does not fit"]
 
 
 def test_a_gpu_that_is_as_fast_within_the_scatter_is_not_recommended():
-    cpu, gpu = table("cpu", {512: 100e3}, slowest=80e3, fastest=115e3), table("cuda", {512: 110e3}, slowest=105e3)
-    gpu = [replace(point, fastest=112e3) for point in gpu]
-    advice = advise(cpu, gpu)
+    cpu = table({512: 100e3}, slowest=80e3, fastest=115e3)
+    advice = advise(cpu=cpu, cuda=table({512: 110e3}, slowest=105e3, fastest=112e3))
     assert advice.device == "cpu" and advice.gpu_speedup == pytest.approx(1.1)
     assert any(
         "a GPU is not worth it for Ant: as fast as the CPU within what single iterations differ, 110,000 against"
@@ -136,7 +134,7 @@ def test_a_gpu_that_is_as_fast_within_the_scatter_is_not_recommended():
 
 def test_numbers_that_cannot_be_are_told():
     """More envs are not much slower: something else ran."""
-    advice = advise(table("cpu", {64: 50e3, 128: 90e3, 256: 80e3, 512: 95e3, 1024: 45e3}), tuned_envs=128)
+    advice = advise(cpu=table({64: 50e3, 128: 90e3, 256: 80e3, 512: 95e3, 1024: 45e3}), tuned_envs=128)
     assert advice.num_envs == 128
     assert advice.reasons[1] == (
         "1024 envs on cpu were 53 % slower than 512, which more envs do not explain: something else ran, or the"
@@ -146,9 +144,14 @@ def test_numbers_that_cannot_be_are_told():
 
 
 def test_measurements_that_shared_the_cpus_are_told():
-    quiet, shared = table("cpu", {64: 50e3}), table("cpu", {128: 60e3, 256: 55e3}, crowded=True)
-    advice = advise(quiet, shared, tuned_envs=64)
+    quiet, shared = table({64: 50e3}), table({128: 60e3, 256: 55e3}, crowded=True)
+    advice = advise(cpu=quiet | shared, tuned_envs=64)
     assert (
         "other programs took CPU time from 128, 256 envs on cpu: these numbers are too low; measure again when the"
         " machine is quiet"
     ) in advice.reasons
+
+
+def test_a_device_on_which_nothing_leaves_memory_free_is_not_recommended():
+    full = table({512: 900e3}, memory_gb=79.0, memory_limit_gb=80.0)
+    assert advise(cpu=table({512: 100e3}), cuda=full).device == "cpu"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import psutil
 import pytest
 
-from gpusim_rl.diagnose.short_training import measure_training
+from gpusim_rl.diagnose.short_training import _failure, measure_training
 
 SMALL = ("task=Cartpole", "device=cpu", "num_envs=16", "ppo.horizon=8")
 
@@ -25,24 +25,29 @@ def an_empty_folder(tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_a_training_is_stopped_when_it_has_rows_enough():
     result = measure_training(SMALL, warm_up=2, iterations=3)
-    assert isinstance(result, dict), result
-    assert result["iterations"] >= 3 and 0 < result["slowest"] <= result["env_steps_per_s"] <= result["fastest"]
-    assert result["lag"] is None and result["learner_wait"] is None
+    assert result.error is None
+    assert result.iterations >= 3 and 0 < result.slowest <= result.env_steps_per_s <= result.fastest
+    assert result.lag is None and result.learner_wait is None
 
 
 def test_what_train_says_is_why_nothing_was_measured():
-    text = measure_training([*SMALL, "num_envs=-1"], warm_up=1, iterations=1)
-    assert isinstance(text, str) and "num_envs" in text and "\n" not in text and not text.startswith("error")
+    error = measure_training([*SMALL, "num_envs=-1"], warm_up=1, iterations=1).error
+    assert error is not None and "num_envs" in error and "\n" not in error and not error.startswith("error")
 
 
 def test_a_training_that_takes_too_long_is_ended():
-    assert measure_training(SMALL, warm_up=1, iterations=10**9, timeout_s=1.0) == "took longer than 1 s"
+    assert measure_training(SMALL, warm_up=1, iterations=10**9, timeout_s=1.0).error == "took longer than 1 s"
 
 
 @pytest.mark.slow
 def test_processes_of_torchrun_are_measured_together():
     result = measure_training([*SMALL, "multi_gpu=true"], processes=2, warm_up=2, iterations=3)
-    assert isinstance(result, dict), result
-    assert 0 < result["learner_wait"] < 1
-    text = measure_training([*SMALL, "multi_gpu=true", "algo=dqn"], processes=2, warm_up=1, iterations=1)
-    assert isinstance(text, str) and "\n" not in text
+    assert result.error is None and result.learner_wait is not None and 0 < result.learner_wait < 1
+    error = measure_training([*SMALL, "multi_gpu=true", "algo=dqn"], processes=2, warm_up=1, iterations=1).error
+    assert error is not None and "\n" not in error
+
+
+def test_a_training_that_dies_is_one_line():
+    assert _failure(-9, "") == "ended by signal 9: out of memory?"
+    assert _failure(1, "Traceback\n\nOSError: gone\n") == "OSError: gone"
+    assert _failure(3, "") == "ended with exit code 3"

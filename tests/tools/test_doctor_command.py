@@ -113,16 +113,15 @@ def test_a_run_that_is_being_written_can_be_judged(tool, tmp_path):
 @pytest.mark.slow
 def test_scaling_is_measured_and_a_setting_recommended(tool, tmp_path):
     small = ["task=Cartpole", "ppo.horizon=4", "ppo.minibatch_size=32"]
-    how = ["--num-envs", "8,16", "--devices", "cpu", "--iterations", "2", "--seconds", "0", "--warm-up", "1"]
+    how = ["--num-envs", "8,16", "--devices", "cpu", "--iterations", "2", "--seconds", "2", "--warm-up", "1"]
     out = tmp_path / "new" / "scaling.json"
     done = tool("doctor", "scaling", *small[:1], *how, *small[1:], "--out", out, env={"OMP_NUM_THREADS": "1"})
     result = json.loads(out.read_text())
     assert [(point["device"], point["num_envs"]) for point in result["points"]] == [("cpu", 8), ("cpu", 16)]
     for point in result["points"]:
-        assert point["error"] is None and point["iterations"] == 2 and point["sim"] == "mujoco"
+        assert point["error"] is None and point["iterations"] >= 2 and point["sim"] == "mujoco"
         assert 0 < point["slowest"] <= point["env_steps_per_s"] <= point["fastest"]
         assert 0.8 < sum(point["phases"].values()) <= 1.01 and 0.1 < point["memory_gb"] < point["memory_limit_gb"]
-        assert point["env_steps_per_s_and_env"] == pytest.approx(point["env_steps_per_s"] / point["num_envs"])
     assert result["command"].startswith("python tools/doctor.py scaling task=Cartpole --num-envs 8,16")
     assert result["environment"]["versions"]["mujoco"] and "git" in result and result["load_before"] >= 0
     advice = result["recommendation"]
@@ -165,6 +164,7 @@ def test_numbers_of_processes_are_measured_and_one_is_called_useful(tool, tmp_pa
 def test_numbers_of_actors_are_measured_one_by_one(load_tool, monkeypatch, capsys):
     """With made-up numbers: each is a training of its own with the settings given."""
     from gpusim_rl.diagnose import short_training
+    from gpusim_rl.diagnose.short_training import Measurement
     from gpusim_rl.settings import checks, compose
 
     started = []
@@ -172,11 +172,12 @@ def test_numbers_of_actors_are_measured_one_by_one(load_tool, monkeypatch, capsy
     def measure(overrides, *, processes, **how):
         started.append((overrides, processes))
         count = int(overrides[-1].removeprefix("num_actors="))
+        if count == 16:
+            return Measurement(error="out of memory")
         wait = {"learner_wait": 0.5 / count, "actor_wait": 0.1 * count, "lag": 0.7 * count, "lag_limit": 8}
-        speed = {"env_steps_per_s": 1e4 * min(count, 4), "slowest": 9e3, "fastest": 5e4, "iterations": 5}
-        return "out of memory" if count == 16 else {**speed, **wait, "git": None}
+        return Measurement(env_steps_per_s=1e4 * min(count, 4), slowest=9e3, fastest=5e4, iterations=5, **wait)
 
-    task = {"task": {"_target_": "gpusim_rl.tasks.ant.Ant"}}
+    task = {"task": {"_target_": "gpusim_rl.tasks.ant.Ant"}, "num_envs": 4096}
     monkeypatch.setattr(compose, "compose", lambda overrides: task)
     monkeypatch.setattr(checks, "check_settings", lambda given: None)
     monkeypatch.setattr(short_training, "measure_training", measure)
@@ -223,22 +224,18 @@ def test_the_machine_is_checked(tool, tmp_path):
 
 
 def test_a_simulator_that_fails_is_broken_where_training_needs_it(doctor, monkeypatch, capsys):
-    from gpusim_rl.diagnose import machine_check
+    from gpusim_rl.diagnose import machine_check, short_training
+    from gpusim_rl.diagnose.short_training import Measurement
 
-    def fail(overrides, *how):
-        return "ended by signal 11" if "sim=mujoco" in overrides or "sim=newton" in overrides else {"precision": "fp32"}
+    def fail(overrides, **length):
+        broken = "sim=mujoco" in overrides or "sim=newton" in overrides
+        return Measurement(error="ended by signal 11") if broken else Measurement(precision="fp32")
 
     monkeypatch.setattr(machine_check, "check_machine", lambda runs: [])
-    monkeypatch.setattr(doctor, "measure_in_subprocess", fail)
+    monkeypatch.setattr(short_training, "measure_training", fail)
     assert doctor.main([]) == 1
     printed = capsys.readouterr().out
     assert "failed   self-test  mujoco on cpu: ended by signal 11" in printed
     assert "fix: python train.py task=Ant sim=mujoco device=cpu" in printed
     assert "warning  self-test  newton on " in printed and "ok       self-test  mjwarp on " in printed
     assert printed.endswith("1 broken: self-test\n")
-
-
-def test_a_measurement_that_dies_is_one_line(doctor, monkeypatch):
-    monkeypatch.setattr(doctor, "__file__", "nowhere.py")
-    assert "No such file" in doctor.measure_in_subprocess(["task=Ant"])
-    assert doctor.measure_in_subprocess([]).count("\n") == 0
