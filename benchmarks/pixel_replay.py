@@ -26,11 +26,10 @@ def rendered(task: str) -> tuple[Any, Any, str]:
     import numpy as np
     import torch
 
-    from gpusim_rl.settings.compose import compose
     from gpusim_rl.view.player import Player
     from gpusim_rl.view.renderer import GAP, Grid, make_renderer
 
-    player = Player.open(task, act="random", num_envs=ENVS, from_yaml=True, compose=compose)
+    player = Player.open(task, act="random", num_envs=ENVS, from_yaml=True)
     width = 2 * PIXELS + GAP
     env: Any = player.env
     sim, grid = env.sim, Grid.of(ENVS, width, width)

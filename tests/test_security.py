@@ -36,7 +36,7 @@ from gpusim_rl.files.paths import find_checkpoint
 from gpusim_rl.files.safe_open import dump_yaml, load_yaml
 from gpusim_rl.run import writers
 from gpusim_rl.view.player import Player
-from gpusim_rl.view.replay_dump import Replay
+from gpusim_rl.view.replay_dump import DumpReplay
 from helpers.checkpoints import sealed
 
 pytest_plugins = ["helpers.tool_runs"]
@@ -443,18 +443,18 @@ def dump(it: Stranger) -> dict[str, Any]:
 def test_a_dump_that_is_not_one_is_refused(stranger: Stranger, change: dict[str, Any], words: str) -> None:
     file = stranger.run / "diverged.pt"
     checkpoint_file.save(file, dump(stranger))
-    with closing(Replay.open(file)) as shown:
+    with closing(DumpReplay.open(file)) as shown:
         assert list(iter(shown.step, None))[-1] == "did not diverge on mujoco"
     changed = {key: value for key, value in {**dump(stranger), **change}.items() if value is not None}
     checkpoint_file.save(file, changed)
     with pytest.raises(ConfigError, match=words):
-        Replay.open(file)
+        DumpReplay.open(file)
 
 
 def test_a_replay_of_a_checkpoint_needs_its_command_line(stranger: Stranger) -> None:
     stranger.checkpoint(lambda state: state.pop("overrides"))
     with pytest.raises(ConfigError, match="it has no overrides"):
-        Replay.open(stranger.run / "checkpoints" / "last.pt")
+        DumpReplay.open(stranger.run / "checkpoints" / "last.pt")
 
 
 @pytest.mark.parametrize(

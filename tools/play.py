@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import mujoco
 
     from gpusim_rl.view.player import Player
-    from gpusim_rl.view.replay_dump import Replay
+    from gpusim_rl.view.replay_dump import DumpReplay
 
 FOLLOW_INTERVAL_S = 1.0
 CLOSE_TIMEOUT_S = 10.0
@@ -96,7 +96,6 @@ def play(args: argparse.Namespace) -> None:
     if args.replay is not None:
         replay(args)
         return
-    from gpusim_rl.settings.compose import compose
     from gpusim_rl.view.player import Player
 
     num_envs = args.num_envs or (HEADLESS_ENVS if args.viewer == "none" else 1)
@@ -106,7 +105,6 @@ def play(args: argparse.Namespace) -> None:
             act=args.policy,
             num_envs=num_envs,
             sim=args.sim,
-            compose=compose,
             trust=args.trust,
             config_dir=args.config_dir,
             render_mode=None if args.viewer == "none" else "human",
@@ -123,9 +121,9 @@ def play(args: argparse.Namespace) -> None:
 def replay(args: argparse.Namespace) -> None:
     """Show what a dump was written for, in a window, or in words alone."""
     from gpusim_rl.errors import printable
-    from gpusim_rl.view.replay_dump import Replay
+    from gpusim_rl.view.replay_dump import DumpReplay
 
-    with closing(Replay.open(args.replay, args.sim, trust=args.trust, config_dir=args.config_dir)) as shown:
+    with closing(DumpReplay.open(args.replay, args.sim, trust=args.trust, config_dir=args.config_dir)) as shown:
         print(printable(shown.title))
         if args.viewer == "none":
             for line in iter(shown.step, None):
@@ -150,7 +148,7 @@ def measure(player: Player, steps: int) -> None:
     print(f"{player.name}: mean reward {mean:.4g} per step ({steps} steps in {player.env.num_envs} envs)")
 
 
-def watch(player: Player | Replay, steps: int | None) -> None:
+def watch(player: Player | DumpReplay, steps: int | None) -> None:
     """Show the first env in real time; the space bar pauses."""
     import mujoco
 
@@ -201,7 +199,7 @@ def watch(player: Player | Replay, steps: int | None) -> None:
             time.sleep(due - now)
 
 
-def step_alone(player: Player | Replay, steps: int | None) -> None:
+def step_alone(player: Player | DumpReplay, steps: int | None) -> None:
     """Step envs of another library, which show themselves, as fast as they do it."""
     from gpusim_rl.errors import printable
 

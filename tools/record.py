@@ -71,7 +71,6 @@ def record(args: argparse.Namespace) -> Path:
     import_extra("imageio_ffmpeg", "video", "record")
     check_out(args.out, overwrite=args.overwrite)
     from gpusim_rl.env import VecEnv
-    from gpusim_rl.settings.compose import compose
     from gpusim_rl.view.player import Player
     from gpusim_rl.view.renderer import make_renderer, tiled
     from gpusim_rl.view.video import VideoWriter
@@ -81,7 +80,6 @@ def record(args: argparse.Namespace) -> Path:
         act=args.policy,
         num_envs=args.num_envs,
         sim=args.sim,
-        compose=compose,
         trust=args.trust,
         config_dir=args.config_dir,
         render_mode="rgb_array",

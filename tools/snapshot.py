@@ -86,7 +86,6 @@ def snapshot(args: argparse.Namespace) -> Path:
     limit_openmp_spin()  # before torch is imported
     import_extra("PIL.Image", "video", "snapshot")  # said before the work, not after it
     from gpusim_rl.env import VecEnv
-    from gpusim_rl.settings.compose import compose
     from gpusim_rl.view.player import Player
     from gpusim_rl.view.snapshot import draw, write_png
 
@@ -97,7 +96,6 @@ def snapshot(args: argparse.Namespace) -> Path:
             num_envs=args.num_envs,
             sim=args.sim,
             from_yaml=True,
-            compose=compose,
             trust=args.trust,
             config_dir=args.config_dir,
         )

@@ -4,28 +4,27 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from gpusim_rl.env import Environment, Step, Task, VecEnv
-from gpusim_rl.env.task import load_task_class, load_task_or_environment
+from gpusim_rl.api import load_spec
+from gpusim_rl.env import Environment, Step, VecEnv
 from gpusim_rl.errors import ConfigError
-from gpusim_rl.learn.algorithm import Algorithm, Hidden, Policy, load_algorithm_class, make_policy
+from gpusim_rl.files.paths import Checkpoint
+from gpusim_rl.learn.algorithm import Hidden, Policy, make_policy
 from gpusim_rl.run.checkpoint import load_training, must_fit
 from gpusim_rl.run.run_dir import resolve_run
 from gpusim_rl.settings import discover
-from gpusim_rl.settings.checks import build_run
-from gpusim_rl.settings.schema import RunConfig
+from gpusim_rl.settings.schema import RunSpec
 from gpusim_rl.settings.simulators import SIMULATORS, default_simulator
 from gpusim_rl.settings.trust import check_saved_settings
-from gpusim_rl.sim import SimChoice, choose_sim
+from gpusim_rl.sim import choose_sim
 from gpusim_rl.spaces import MultiDiscrete
 
-POLICIES = ("trained", "zero", "random")
 NEEDED = ("config", "sim", "seed", "env", "obs_sizes", "num_actions", "policy", "iteration")
 
 
@@ -33,33 +32,33 @@ class Player:
     """Steps a task with a policy: whole episodes, the mean action, no exploration noise.
 
     Args:
-        env: The envs; the policy acts on their device.
-        seed: Of random actions.
-        act: `trained`, `zero` or `random`.
+        env: Envs; the policy acts on their device.
+        seed: Seed of random actions.
+        act: Source of the actions: `trained`, `zero` or `random`.
 
     Attributes:
-        env: The envs.
+        env: Envs.
         obs: Observations to act on next.
-        checkpoint: File that the policy came from; None without one.
-        run_dir: Folder of the run; None without one.
+        policy: Networks of the checkpoint, on the device of the envs; None if none acts.
+        checkpoint: File of the policy; None without one.
         iteration: Iteration of the checkpoint; None without one.
-        settings: Those of the run, plain values as this version names them; empty without a run.
+        run_dir: Folder of the run; None without one.
+        settings: Settings of the run, plain values; empty without a run.
     """
 
     def __init__(self, env: Environment, *, seed: int, act: str = "zero") -> None:
         self.env = env
         self.obs = env.reset()
         self.act = act
+        self.policy: Policy | None = None
         self.checkpoint: Path | None = None
-        self.run_dir: Path | None = None
         self.iteration: int | None = None
+        self.run_dir: Path | None = None
         self.settings: dict[str, Any] = {}
-        self._written_ns = 0  # when the checkpoint was written
-        self._policy: Policy | None = None
+        self._written_ns = 0  # time at which the checkpoint was written
         self._hidden: Hidden = ()
-        self._algorithm: tuple[type[Algorithm], RunConfig]
-        dtype = torch.int64 if isinstance(env.action_space, MultiDiscrete) else torch.float32
-        self._zero = torch.zeros(env.num_envs, env.num_actions, dtype=dtype, device=env.device)
+        self._spec: RunSpec
+        self._zero = _zero_action(env)
         self._generator = torch.Generator(env.device).manual_seed(seed)
 
     @classmethod
@@ -72,7 +71,6 @@ class Player:
         sim: str | None = None,
         plays_on: str | None = None,
         from_yaml: bool = False,
-        compose: Callable[[list[str], str | None], dict[str, Any]] | None = None,
         trust: bool = False,
         config_dir: str | None = None,
         render_mode: str | None = None,
@@ -80,61 +78,51 @@ class Player:
         """Rebuilds the task of a run from what the run saved, and its policy.
 
         Args:
-            name: A run folder, a checkpoint, or a task (its latest run). Where no policy is needed and the task has no
-                run yet, the task is taken as its yaml has it.
-            act: `trained`, `zero` or `random`.
-            num_envs: Envs.
-            sim: Simulator; None takes the one that the registry names for what trained the run (`plays_on`).
-            plays_on: Takes its place there, for tasks on our simulators; envs of another library have none.
-            from_yaml: Where no policy is needed, a task is as its yaml has it, whatever its runs were.
-            compose: `gpusim_rl.settings.compose.compose`; None where only runs can be meant.
-            trust: Import the classes that the run names, whatever they are.
-            config_dir: A folder of the user's with more tasks (`-cd`), whose code is trusted.
-            render_mode: Of envs of another library, which draw themselves: `rgb_array` for pictures, `human` for a
-                window; None draws nothing.
+            name: Run folder, checkpoint, or task (its latest run). If no policy acts, a task needs no run: without one
+                it is as its yaml has it.
+            act: Source of the actions: `trained`, `zero` or `random`.
+            num_envs: Number of envs.
+            sim: Simulator; None takes the one that the registry names for the run's (`plays_on`).
+            plays_on: Simulator in place of the registry's choice; no effect on envs of another library.
+            from_yaml: Whether a task is as its yaml has it although it has runs; only if no policy acts.
+            trust: Whether to import the classes that the run names, whatever they are.
+            config_dir: Folder of the user's with more tasks (`-cd`), whose code is trusted.
+            render_mode: How envs of another library draw themselves: `rgb_array` for pictures, `human` for a window;
+                None for not at all.
 
         Raises:
             ConfigError: There is no such run, or it does not fit this version's task.
         """
-        if (here := str(Path.cwd())) not in sys.path:
-            sys.path.append(here)  # tasks in the user's folder, as for train.py
-        untrained = discover.tasks(config_dir) if compose is not None and act != "trained" else {}
-        if compose is not None and name in untrained and (from_yaml or not Path("runs", name).exists()):
-            return cls._untrained(compose([f"task={name}"], config_dir), act, num_envs, sim)
+        import_from_current_folder()
+        if act != "trained" and name in discover.tasks(config_dir) and (from_yaml or not Path("runs", name).exists()):
+            from gpusim_rl.settings.compose import compose
+
+            spec = load_spec(compose([f"task={name}"], config_dir), [])
+            return cls(_whole_episodes(spec, sim or default_simulator("cpu").name, num_envs, seed=0), seed=0, act=act)
         run, file = resolve_run(name)
         written_ns = file.stat().st_mtime_ns  # before it is read: a newer one is not missed
         state = load_training(file, NEEDED)
         config = check_saved_settings(state["config"], file, trust=trust, config_dir=config_dir)
-        task_class = load_task_or_environment(config["task"].get("_target_"))
-        algorithm_class = load_algorithm_class(config["algo"].get("_target_"))
-        cfg = build_run(config, task_class=task_class, algorithm_class=algorithm_class)
-        if issubclass(task_class, Environment):
+        spec = load_spec(config, [], Checkpoint(file, run.path))
+        if issubclass(spec.task_class, Environment):
             if sim is not None:
                 raise ConfigError(f"--sim={sim} has no effect on envs of another library")
             drawn = {} if render_mode is None else {"render_mode": render_mode}
-            env_cfg = dataclasses.replace(cfg.env, kwargs={**cfg.env.kwargs, **drawn}, overlap=False)
-            env: Environment = task_class.from_settings(env_cfg, num_envs=num_envs, seed=state["seed"])
+            env_cfg = dataclasses.replace(spec.cfg.env, kwargs={**spec.cfg.env.kwargs, **drawn}, overlap=False)
+            env: Environment = spec.task_class.from_settings(env_cfg, num_envs=num_envs, seed=state["seed"])
         else:
-            choice = _choose(sim or plays_on or SIMULATORS[state["sim"]].plays_on)
-            env = _whole_episodes(task_class, cfg, choice, num_envs, state["seed"])
+            env = _whole_episodes(spec, sim or plays_on or SIMULATORS[state["sim"]].plays_on, num_envs, state["seed"])
         player = cls(env, seed=state["seed"], act=act)
         player.run_dir, player.settings = run.path, config
         if act == "trained":
-            player._algorithm = algorithm_class, cfg
+            player._spec = spec
             player._take(state, file, written_ns)
         with must_fit(file, f"task {player.name}"):
             player.obs = player.env.begin_from(state["env"])  # on the levels, say, that the training has reached
         return player
 
-    @classmethod
-    def _untrained(cls, config: dict[str, Any], act: str, num_envs: int, sim: str | None) -> Player:
-        task_class = load_task_class(config["task"].get("_target_"))
-        algorithm_class = load_algorithm_class(config["algo"].get("_target_"))
-        cfg = build_run(config, task_class=task_class, algorithm_class=algorithm_class)
-        choice = _choose(sim or default_simulator("cpu").name)
-        return cls(_whole_episodes(task_class, cfg, choice, num_envs, seed=0), seed=0, act=act)
-
     def _take(self, state: Mapping[str, Any], file: Path, written_ns: int) -> None:
+        """Takes the policy of a checkpoint."""
         with must_fit(file, f"task {self.name}"):
             for key, now in (("obs_sizes", self.env.obs_sizes), ("num_actions", self.env.num_actions)):
                 if state[key] != now:
@@ -142,16 +130,16 @@ class Player:
                         f"{file} does not fit task {self.name} as it is now: {key} saved {state[key]}, now {now}."
                         " Try the version of the task that trained it (git.diff and env.json of the run tell which)"
                     )
-            algorithm_class, cfg = self._algorithm
-            policy = make_policy(algorithm_class, cfg, state["obs_sizes"], self.env.action_space, self.env.device)
+            spec, env = self._spec, self.env
+            policy = make_policy(spec.algorithm_class, spec.cfg, state["obs_sizes"], env.action_space, env.device)
             policy.load_state_dict(state["policy"])
-            self._policy = policy.eval().requires_grad_(False)
-            self._hidden = policy.initial_state(self.env.num_envs)
+            self.policy = policy.eval().requires_grad_(False)
+            self._hidden = policy.initial_state(env.num_envs)
         self._written_ns = written_ns
         self.checkpoint, self.iteration = file, state["iteration"]
 
     def follow(self) -> bool:
-        """Takes over the networks of a newer checkpoint in the same file; whether there was one."""
+        """Takes over the networks of a newer checkpoint in the same file; returns whether there was one."""
         if self.checkpoint is None:
             return False
         try:
@@ -172,27 +160,14 @@ class Player:
         return step
 
     def _action(self) -> Tensor:
-        if self._policy is not None:
-            action, self._hidden = self._policy.act(self.obs, self._hidden, deterministic=True)
+        if self.policy is not None:
+            action, self._hidden = self.policy.act(self.obs, self._hidden, deterministic=True)
             return action
-        if self.act == "zero":
-            return self._zero
-        space, action = self.env.action_space, torch.empty_like(self._zero)
-        if isinstance(space, MultiDiscrete):
-            for column, count in zip(action.unbind(dim=1), space.counts, strict=True):
-                column.random_(count, generator=self._generator)
-            return action
-        limit = self.env.cfg.clip_actions if isinstance(self.env, VecEnv) else 1.0
-        return action.uniform_(-limit, limit, generator=self._generator)
-
-    @property
-    def policy(self) -> Policy | None:
-        """Networks of the checkpoint, on the device of the envs; None where none acts."""
-        return self._policy
+        return self._zero if self.act == "zero" else random_action(self.env, self._generator)
 
     @property
     def name(self) -> str:
-        """What messages call the envs: the task."""
+        """Name of the envs in messages: the task's."""
         return getattr(self.env, "name", type(self.env).__name__)
 
     def close(self) -> None:
@@ -200,13 +175,36 @@ class Player:
         self.env.close()
 
 
-def _whole_episodes(task_class: type[Task[Any]], cfg: RunConfig, choice: SimChoice, num_envs: int, seed: int) -> VecEnv:
-    """The envs of a task, where all episodes begin at their start."""
-    task_cfg = cfg.task.whole_episodes()
-    return VecEnv.make(task_class, task_cfg, num_envs=num_envs, choice=choice, sim=cfg.sim, seed=seed)
+def import_from_current_folder() -> None:
+    """Lets tasks in the current folder be imported, as `train.py` does; Python's own modules come first."""
+    if (folder := str(Path.cwd())) not in sys.path:
+        sys.path.append(folder)
 
 
-def _choose(sim: str) -> SimChoice:
-    """The simulator that is to show a run, on the device that suits it here."""
+def random_action(env: Environment, generator: torch.Generator) -> Tensor:
+    """Returns random actions, shape [num_envs, num_actions]: uniform within the limits, or over all options.
+
+    Args:
+        env: Envs that the actions are for.
+        generator: Source of the random numbers, on the device of the envs.
+    """
+    action = _zero_action(env)
+    if isinstance(env.action_space, MultiDiscrete):
+        for column, count in zip(action.unbind(dim=1), env.action_space.counts, strict=True):
+            column.random_(count, generator=generator)
+        return action
+    limit = env.cfg.clip_actions if isinstance(env, VecEnv) else 1.0
+    return action.uniform_(-limit, limit, generator=generator)
+
+
+def _zero_action(env: Environment) -> Tensor:
+    dtype = torch.int64 if isinstance(env.action_space, MultiDiscrete) else torch.float32
+    return torch.zeros(env.num_envs, env.num_actions, dtype=dtype, device=env.device)
+
+
+def _whole_episodes(spec: RunSpec, sim: str, num_envs: int, seed: int) -> VecEnv:
+    """Makes the envs of a task where all episodes begin at their start, on the device that suits the simulator here."""
     on_cuda = "cuda" in SIMULATORS[sim].devices and torch.cuda.is_available()
-    return choose_sim(sim, torch.device("cuda", torch.cuda.current_device()) if on_cuda else torch.device("cpu"))
+    device = torch.device("cuda", torch.cuda.current_device()) if on_cuda else torch.device("cpu")
+    task_cfg, choice = spec.cfg.task.whole_episodes(), choose_sim(sim, device)
+    return VecEnv.make(spec.task_class, task_cfg, num_envs=num_envs, choice=choice, sim=spec.cfg.sim, seed=seed)

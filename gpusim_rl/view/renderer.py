@@ -1,4 +1,4 @@
-"""Pictures of envs without a display: a grid of tiles, in each a camera that goes with its robot."""
+"""Pictures of envs without a display: a grid of tiles, each with a camera that follows its robot."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import mujoco
 import numpy as np
@@ -20,7 +19,7 @@ from gpusim_rl.sim import Scene
 AZIMUTH_DEG, ELEVATION_DEG = 120.0, -18.0  # from the right, ahead of a robot that runs along +x
 FOVY_DEG = 45.0
 DISTANCE = 2.7  # of the camera, in radii of the robot
-LIGHT_SLOPE = 0.7  # horizontal over vertical part of the light's direction
+LIGHT_SLOPE = 0.7  # horizontal over vertical component of the light's direction
 SKY = ((0.62, 0.72, 0.85), (0.93, 0.95, 0.97))  # above and at the horizon
 HEIGHT_RATE = 0.1  # of the way to the robot's height, per picture
 GAP = 2  # pixels between tiles
@@ -52,7 +51,7 @@ class Grid:
 
     @classmethod
     def of(cls, tiles: int, width: int, height: int) -> Grid:
-        """As many columns as rows, or one more."""
+        """Returns a grid with as many columns as rows, or one more, for a picture of this size [pixels]."""
         columns = math.ceil(math.sqrt(tiles))
         grid = cls(width, height, columns, math.ceil(tiles / columns))
         if grid.tile_width < 16 or grid.tile_height < 16:
@@ -61,29 +60,29 @@ class Grid:
 
     @property
     def tile_width(self) -> int:
-        """Width of a tile."""
+        """Width of a tile [pixels]."""
         return (self.width - GAP * (self.columns - 1)) // self.columns
 
     @property
     def tile_height(self) -> int:
-        """Height of a tile."""
+        """Height of a tile [pixels]."""
         return (self.height - GAP * (self.rows - 1)) // self.rows
 
     def corner(self, tile: int) -> tuple[int, int]:
-        """Left and upper pixel of a tile."""
+        """Returns the left and the upper pixel of a tile."""
         row, column = divmod(tile, self.columns)
         return column * (self.tile_width + GAP), row * (self.tile_height + GAP)
 
 
 class Camera:
-    """Where to look from: it goes with the body that carries the robot, at a fixed angle.
+    """A camera that follows the body that carries the robot, at a fixed angle.
 
     That is the first body of the scene's first articulation that can move as a whole (a free joint, or a slide: a cart,
     a planar walker) and carries most of it, else its root: an arm's fingers slide, but are not followed. The distance
     fits all that this body carries, as far as it reaches at the start.
 
     Args:
-        scene: What the envs contain.
+        scene: Scene of the envs.
         qpos: Positions at the start, shape [tiles, nq].
     """
 
@@ -91,15 +90,14 @@ class Camera:
     elevation_deg = ELEVATION_DEG
 
     def __init__(self, scene: Scene, qpos: np.ndarray) -> None:
-        model, name = scene.model, scene.articulation_names[0]
-        own = scene.bodies_of(name)
-        root = own[0] if own else 0
+        model, bodies = scene.model, scene.bodies_of(scene.articulation_names[0])
+        root = bodies[0] if bodies else 0
         translating = (mujoco.mjtJoint.mjJNT_FREE.value, mujoco.mjtJoint.mjJNT_SLIDE.value)
         moving = [
-            i
-            for i in own
-            if model.body_subtreemass[i] > 0.5 * model.body_subtreemass[root]
-            and any(kind in translating for kind in model.jnt_type[model.body_jntadr[i] :][: model.body_jntnum[i]])
+            body
+            for body in bodies
+            if model.body_subtreemass[body] > 0.5 * model.body_subtreemass[root]
+            and any(kind in translating for kind in model.jnt_type[model.jnt_bodyid == body])
         ]
         self.body = moving[0] if moving else root
         self.radius = max(0.05, *(self._reach(model, positions) for positions in qpos))
@@ -107,20 +105,27 @@ class Camera:
         self._heights: dict[int, float] = {}
 
     def _reach(self, model: mujoco.MjModel, qpos: np.ndarray) -> float:
-        """Distance from the body's origin to the farthest point of what it carries [m]."""
-        data = mujoco.MjData(model)
-        data.qpos[:] = qpos
-        mujoco.mj_kinematics(model, data)
-        carried = {self.body}
-        for body in range(self.body + 1, model.nbody):  # parents come before children
-            if int(model.body_parentid[body]) in carried:
-                carried.add(body)
-        geoms = [g for g in range(model.ngeom) if int(model.geom_bodyid[g]) in carried]
+        """Returns the distance from the body's origin to the farthest point of what it carries [m]."""
+        data = posed(model, qpos)
+        geoms = np.isin(model.geom_bodyid, list(self.carried(model)))
         distance = np.linalg.norm(data.geom_xpos[geoms] - data.xpos[self.body], axis=1)
         return float((distance + model.geom_rbound[geoms]).max(initial=0.0))
 
+    def carried(self, model: mujoco.MjModel) -> set[int]:
+        """Returns the body that is followed and all bodies below it."""
+        bodies = {self.body}
+        for body in range(self.body + 1, model.nbody):  # parents come before children
+            if int(model.body_parentid[body]) in bodies:
+                bodies.add(body)
+        return bodies
+
     def follow(self, tile: int, position: np.ndarray) -> np.ndarray:
-        """Where to look when the body of a tile is at `position`: heights follow slowly, so that steps stay visible."""
+        """Returns the target of the view [m]; heights follow slowly, so that steps stay visible.
+
+        Args:
+            tile: Number of the tile.
+            position: Position of the body that is followed [m].
+        """
         before = self._heights.get(tile, float(position[2]))
         jumped = abs(position[2] - before) > self.radius  # a new episode
         height = position[2] if jumped else before + HEIGHT_RATE * (position[2] - before)
@@ -128,7 +133,7 @@ class Camera:
         return np.array([position[0], position[1], height])
 
     def pose(self, target: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Position [m] and rotation matrix (x right, y up, z backward) of a camera that looks at `target`."""
+        """Returns position [m] and rotation matrix (x right, y up, z backward) of a camera that looks at `target`."""
         azimuth, elevation = math.radians(self.azimuth_deg), math.radians(self.elevation_deg)
         flat = np.array([math.cos(azimuth), math.sin(azimuth), 0.0])
         forward = flat * math.cos(elevation) + np.array([0.0, 0.0, math.sin(elevation)])
@@ -136,8 +141,16 @@ class Camera:
         return target - self.distance * forward, np.stack([right, np.cross(right, forward), -forward], axis=1)
 
 
+def posed(model: mujoco.MjModel, qpos: np.ndarray) -> mujoco.MjData:
+    """Returns data of a model with bodies and geoms at these positions, shape [nq]."""
+    data = mujoco.MjData(model)
+    data.qpos[:] = qpos
+    mujoco.mj_kinematics(model, data)
+    return data
+
+
 def picture_model(scene: Scene, camera: Camera) -> mujoco.MjModel:
-    """The scene's model with a sky, a camera and softer light; bodies and positions (`qpos`) are those of the scene."""
+    """Returns the scene's model with a sky, a camera and softer light, and the scene's positions (`qpos`)."""
     spec = scene.spec.copy()
     if not any(texture.type == mujoco.mjtTexture.mjTEXTURE_SKYBOX for texture in spec.textures):
         spec.add_texture(
@@ -173,70 +186,42 @@ def picture_model(scene: Scene, camera: Camera) -> mujoco.MjModel:
 
 
 def tiled(pictures: Sequence[np.ndarray], width: int, height: int) -> np.ndarray:
-    """Pictures that envs have drawn of themselves, in a grid, each as large as its tile.
+    """Returns pictures that envs have drawn of themselves as one, uint8 [height, width, 3]: a grid of tiles.
 
     Args:
-        pictures: uint8 [h, w, 3] each.
-        width: Of the whole [pixels].
-        height: Of the whole [pixels].
-
-    Returns:
-        The whole, uint8 [height, width, 3].
+        pictures: Pictures, uint8 [h, w, 3] each.
+        width: Width of the grid [pixels].
+        height: Height of the grid [pixels].
     """
     from PIL import Image
 
     grid = Grid.of(len(pictures), width, height)
-    whole = Image.new("RGB", (width, height))
+    canvas = Image.new("RGB", (width, height))
     for tile, pixels in enumerate(pictures):
         picture = Image.fromarray(pixels)
         scale = min(grid.tile_width / picture.width, grid.tile_height / picture.height)
         size = max(1, int(scale * picture.width)), max(1, int(scale * picture.height))
         left, top = grid.corner(tile)
         corner = left + (grid.tile_width - size[0]) // 2, top + (grid.tile_height - size[1]) // 2
-        whole.paste(picture.resize(size), corner)
-    return np.asarray(whole)
-
-
-class Renderer(Protocol):
-    """Draws the envs of one scene.
-
-    Attributes:
-        name: How it draws.
-    """
-
-    name: str
-
-    def render(self, qpos: np.ndarray) -> np.ndarray:
-        """Draws all envs.
-
-        Args:
-            qpos: Positions in the layout of the scene's model, shape [tiles, nq].
-
-        Returns:
-            The picture, uint8, shape [height, width, 3]. It is overwritten by the next one.
-        """
-        ...
-
-    def close(self) -> None:
-        """Frees what it holds."""
-        ...
+        canvas.paste(picture.resize(size), corner)
+    return np.asarray(canvas)
 
 
 def make_renderer(
     scene: Scene, qpos: np.ndarray, width: int, height: int, name: str = "auto", camera: Camera | None = None
 ) -> tuple[Renderer, str | None]:
-    """The best renderer that works here.
+    """Makes the best renderer that works here.
 
     Args:
-        scene: What the envs contain.
+        scene: Scene of the envs.
         qpos: Positions of the envs at the start, shape [tiles, nq].
-        width: Of the picture [pixels].
-        height: Of the picture [pixels].
+        width: Width of the picture [pixels].
+        height: Height of the picture [pixels].
         name: `auto`, `gl` (OpenGL) or `ray` (MuJoCo Warp's ray caster, which needs no OpenGL).
-        camera: Where to look from; None for one that goes with the robot.
+        camera: Camera; None for one that follows the robot.
 
     Returns:
-        The renderer, and a line for the user where it is not the one that was hoped for.
+        The renderer, and a line for the user if OpenGL was wanted and the ray caster draws.
 
     Raises:
         ConfigError: None works; the line says what to install.
@@ -261,7 +246,7 @@ def make_renderer(
 
 
 def gl_platforms() -> list[str]:
-    """Ways to OpenGL that may work here, the best first. MUJOCO_GL names the only one, as for all of MuJoCo."""
+    """Returns the ways to OpenGL that may work here, the best first. MUJOCO_GL names the only one, as in MuJoCo."""
     asked = os.environ.get("MUJOCO_GL", "").lower()
     if asked in ("egl", "osmesa", "glfw", "cgl"):
         return [asked]
@@ -273,27 +258,26 @@ def gl_platforms() -> list[str]:
 
 
 def gl_works(platform: str) -> bool:
-    """Whether a picture can be drawn through `platform`, tried in a process of its own."""
+    """Returns whether a picture can be drawn through `platform`, tried in a process of its own."""
+    command = [sys.executable, "-c", _PROBE.format(name=platform)]
     try:
-        done = subprocess.run(
-            [sys.executable, "-c", _PROBE.format(name=platform)],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=PROBE_TIMEOUT_S,
-        )
+        probe = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=PROBE_TIMEOUT_S)
     except subprocess.TimeoutExpired:
         return False
-    return done.returncode == 0
+    return probe.returncode == 0
 
 
 class GlRenderer:
     """MuJoCo's OpenGL renderer; all tiles are drawn into one buffer and read in one piece.
 
     Args:
-        scene: What the envs contain.
-        camera: Where to look from.
-        grid: Where the tiles are.
+        scene: Scene of the envs.
+        camera: Camera of every tile.
+        grid: Grid of the tiles.
         platform: `egl`, `osmesa`, `glfw` or `cgl`.
+
+    Attributes:
+        name: Platform.
     """
 
     def __init__(self, scene: Scene, camera: Camera, grid: Grid, platform: str) -> None:
@@ -314,10 +298,17 @@ class GlRenderer:
         self._picture = np.zeros((grid.height, grid.width, 3), dtype=np.uint8)
 
     def render(self, qpos: np.ndarray) -> np.ndarray:
-        """See `Renderer`."""
+        """Draws all envs.
+
+        Args:
+            qpos: Positions in the layout of the scene's model, shape [tiles, nq].
+
+        Returns:
+            The picture, uint8, shape [height, width, 3]. It is overwritten by the next one.
+        """
         grid, model, data = self._grid, self._model, self._data
-        whole = mujoco.MjrRect(0, 0, grid.width, grid.height)
-        mujoco.mjr_rectangle(whole, 0.0, 0.0, 0.0, 1.0)
+        frame = mujoco.MjrRect(0, 0, grid.width, grid.height)
+        mujoco.mjr_rectangle(frame, 0.0, 0.0, 0.0, 1.0)
         view = mujoco.MjvCamera()
         view.azimuth, view.elevation = self._camera.azimuth_deg, self._camera.elevation_deg
         view.distance = self._camera.distance
@@ -334,7 +325,7 @@ class GlRenderer:
             bottom = grid.height - top - grid.tile_height  # OpenGL counts from below
             rectangle = mujoco.MjrRect(left, bottom, grid.tile_width, grid.tile_height)
             mujoco.mjr_render(rectangle, self._scene, self._context)
-        mujoco.mjr_readPixels(self._picture, None, whole, self._context)
+        mujoco.mjr_readPixels(self._picture, None, frame, self._context)
         return self._picture[::-1]
 
     def close(self) -> None:
@@ -346,10 +337,7 @@ class GlRenderer:
 class RayRenderer:
     """MuJoCo Warp's ray caster on the CPU: needs no OpenGL, no system library and no display.
 
-    Args:
-        scene: What the envs contain.
-        camera: Where to look from.
-        grid: Where the tiles are.
+    Arguments and methods are those of `GlRenderer`.
     """
 
     name = "ray"
@@ -384,7 +372,7 @@ class RayRenderer:
         self._picture = np.zeros((grid.height, grid.width, 3), dtype=np.uint8)
 
     def render(self, qpos: np.ndarray) -> np.ndarray:
-        """See `Renderer`."""
+        """Draws all envs."""
         mjw, model, data, grid = self._mjw, self._warp_model, self._warp_data, self._grid
         count = len(qpos)
         padded = np.empty((self._tiles, self._model.nq), dtype=np.float32)  # empty tiles repeat the last env
@@ -409,11 +397,14 @@ class RayRenderer:
         return self._picture
 
     def close(self) -> None:
-        """Nothing to free."""
+        """Frees nothing: there is no context."""
+
+
+Renderer = GlRenderer | RayRenderer
 
 
 def _is_software() -> bool:
-    """Whether the current OpenGL context draws on the CPU."""
+    """Returns whether the current OpenGL context draws on the CPU."""
     gl = importlib.import_module("OpenGL.GL")
     name = gl.glGetString(gl.GL_RENDERER)
     return name is None or any(word in name.decode(errors="replace").lower() for word in SOFTWARE)

@@ -1,9 +1,8 @@
-"""What went wrong in a run, once more and in words: replays `diverged.pt` and `skipped.pt`."""
+"""Replays of `diverged.pt` and `skipped.pt`: what went wrong in a run, once more and in words."""
 
 from __future__ import annotations
 
 import dataclasses
-import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,29 +17,25 @@ from gpusim_rl.env.task import load_task_class
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.files.checkpoint_file import load
 from gpusim_rl.files.paths import Checkpoint
-from gpusim_rl.learn.algorithm import load_algorithm_class
 from gpusim_rl.run.checkpoint import DIVERGENCE, check_training, check_types, must_fit
 from gpusim_rl.run.trainer import Trainer
-from gpusim_rl.settings.checks import build_run, check_settings
+from gpusim_rl.settings.checks import check_settings
 from gpusim_rl.settings.simulators import SIMULATORS
 from gpusim_rl.settings.trust import check_saved_settings
 from gpusim_rl.sim import choose_sim
+from gpusim_rl.view.player import import_from_current_folder
 
 
-class Replay:
-    """Repeats, step by step, what a dump was written for.
+class DumpReplay:
+    """Repeats, step by step, what a dump was written for. A viewer shows it as it shows a `Player`.
 
     Args:
-        env: The envs that it happens in.
-        title: What the dump is of.
-        lines: Does a step, and tells of it.
-
-    Attributes:
-        env: The envs; a viewer shows the first.
-        title: What the dump is of.
+        env: Envs in which it happens; a viewer shows the first.
+        title: Origin of the dump: file, env, iteration, task and simulator.
+        lines: Steps, each of which describes itself.
     """
 
-    checkpoint: Path | None = None  # for who shows a `Player` or a replay
+    checkpoint: Path | None = None
     iteration: int | None = None
 
     def __init__(self, env: Environment, title: str, lines: Iterator[str]) -> None:
@@ -49,21 +44,22 @@ class Replay:
         self._lines = lines
 
     @classmethod
-    def open(cls, file: Path, sim: str | None = None, *, trust: bool = False, config_dir: str | None = None) -> Replay:
+    def open(
+        cls, file: Path, sim: str | None = None, *, trust: bool = False, config_dir: str | None = None
+    ) -> DumpReplay:
         """Puts the envs into the state of a dump.
 
         Args:
             file: `diverged.pt`, `skipped.pt` or a checkpoint.
-            sim: Simulator. None takes the one that the registry names for what the run was on (`plays_on`); of a
-                checkpoint, the one of its configuration.
-            trust: Import the classes that the file names, whatever they are.
-            config_dir: A folder of the user's with more tasks (`-cd`), whose code is trusted.
+            sim: Simulator; None takes the one that the registry names for the run's (`plays_on`), or the run's own for
+                an update.
+            trust: Whether to import the classes that the file names, whatever they are.
+            config_dir: Folder of the user's with more tasks (`-cd`), whose code is trusted.
 
         Raises:
             ConfigError: The file is no dump, or does not fit this version's task.
         """
-        if (here := str(Path.cwd())) not in sys.path:
-            sys.path.append(here)  # tasks in the user's folder, as for train.py
+        import_from_current_folder()
         state = load(file)
         if {"config", "state", "action", "env"} <= state.keys():
             check_types(state, DIVERGENCE, DIVERGENCE, f"{file} is not the dump of a divergence")
@@ -78,10 +74,9 @@ class Replay:
         return make(file, state, sim)
 
     @classmethod
-    def _of_divergence(cls, file: Path, state: Mapping[str, Any], sim: str | None) -> Replay:
+    def _of_divergence(cls, file: Path, state: Mapping[str, Any], sim: str | None) -> DumpReplay:
         task_class = load_task_class(state["config"]["task"].get("_target_"))
-        algorithm_class = load_algorithm_class(state["config"]["algo"].get("_target_"))
-        cfg = build_run(state["config"], task_class=task_class, algorithm_class=algorithm_class)
+        cfg = load_spec(state["config"], [], Checkpoint(file, None)).cfg
         task_cfg = dataclasses.replace(cfg.task.whole_episodes(), randomize=False)
         choice = choose_sim(sim or SIMULATORS[state["sim"]].plays_on, torch.device("cpu"))
         env = VecEnv.make(task_class, task_cfg, num_envs=1, choice=choice, sim=cfg.sim, seed=0)
@@ -97,7 +92,7 @@ class Replay:
         return cls(env, title, _physics_steps(env, state))
 
     @classmethod
-    def _of_update(cls, file: Path, state: Mapping[str, Any], sim: str | None) -> Replay:
+    def _of_update(cls, file: Path, state: Mapping[str, Any], sim: str | None) -> DumpReplay:
         config = dict(state["config"])
         if not torch.cuda.is_available():
             config |= {"device": "cpu", "sim_device": None, "rl_device": None}
@@ -109,12 +104,12 @@ class Replay:
         return cls(trainer.env, title, _iteration(trainer))
 
     def step(self) -> str | None:
-        """Does the next step; returns what it shows, or None where all is shown."""
+        """Does the next step; returns its description, or None after the last one."""
         with torch.no_grad():
             return next(self._lines, None)
 
     def follow(self) -> bool:
-        """As `Player.follow`: there is nothing newer."""
+        """Returns that there is nothing newer, where a `Player` looks for a newer checkpoint."""
         return False
 
     def close(self) -> None:
@@ -123,7 +118,7 @@ class Replay:
 
 
 def _physics_steps(env: VecEnv, dump: Mapping[str, Any]) -> Iterator[str]:
-    """One control step, one physics step at a time."""
+    """Does one control step, one physics step at a time."""
     task, sim, action = env.task, env.sim, dump["action"].to(env.device)[None]
     yield f"action: {_describe('action', action, ('', 'column'))}"
     env.put_action(action.to(task.actions.dtype))
@@ -132,12 +127,12 @@ def _physics_steps(env: VecEnv, dump: Mapping[str, Any]) -> Iterator[str]:
         yield f"{env.name}.apply_action(): a control or a force is NaN or infinite"
     for number in range(1, env.cfg.decimation + 1):
         sim.step(1)
-        parts = [
+        states = [
             _describe(f"{name}.{key}", getattr(sim.articulation(name), key), ("", "column"))
             for name, values in dump["state"].items()
             for key in values
         ]
-        yield f"physics step {number} of {env.cfg.decimation}: {', '.join(parts)}"
+        yield f"physics step {number} of {env.cfg.decimation}: {', '.join(states)}"
         if sim.diverged.any():
             yield "diverged"
             return
@@ -150,14 +145,14 @@ def _physics_steps(env: VecEnv, dump: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _iteration(trainer: Trainer) -> Iterator[str]:
-    """An iteration of a training: its control steps, then the update."""
+    """Does an iteration of a training: its control steps, then the update."""
     algorithm, env = trainer.algorithm, trainer.env
     algorithm.begin_rollout()
     for number in range(1, algorithm.horizon + 1):
         action = algorithm.act(trainer.obs)
         step = env.step(action.to(env.device))
         algorithm.record(action, step)
-        parts = [
+        numbers = [
             *(_describe(f"observation {group}", value, ("env", "column")) for group, value in trainer.obs.items()),
             _describe("action", action, ("env", "column")),
             _describe("reward", step.reward, ("env",)),
@@ -165,7 +160,7 @@ def _iteration(trainer: Trainer) -> Iterator[str]:
         for group, value in step.obs.items():
             trainer.obs[group].copy_(value)
         count = int(step.diverged.sum())
-        yield f"step {number} of {algorithm.horizon}: {', '.join(parts)}{f', {count} envs diverged' if count else ''}"
+        yield f"step {number} of {algorithm.horizon}: {', '.join(numbers)}{f', {count} envs diverged' if count else ''}"
     with torch.enable_grad():
         algorithm.before_update()
         stats = algorithm.update()
@@ -179,7 +174,13 @@ def _iteration(trainer: Trainer) -> Iterator[str]:
 
 
 def _describe(name: str, value: Tensor, axes: tuple[str, ...]) -> str:
-    """The largest number of a tensor, NaN before all others, and where it is."""
+    """Returns the largest number of a tensor, NaN before all others, and its place, in words.
+
+    Args:
+        name: Name of the tensor.
+        value: Tensor.
+        axes: Names of the tensor's axes; an axis without a name is left out of the place.
+    """
     if not value.numel():
         return f"{name} is empty"
     flat = int(value.abs().flatten().argmax())

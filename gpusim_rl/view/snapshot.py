@@ -1,4 +1,4 @@
-"""One picture of an env: a camera that frames what there is, and the file."""
+"""One picture of an env, framed by its camera, and its file."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from gpusim_rl.errors import ConfigError, import_extra
 from gpusim_rl.sim import Scene
-from gpusim_rl.view.renderer import FOVY_DEG, Camera, make_renderer
+from gpusim_rl.view.renderer import FOVY_DEG, Camera, make_renderer, posed
 
 WIDE_AZIMUTH_DEG = 150.0  # for robots that are wider than long: more from ahead
 WIDE = 1.25  # width over length, above which a robot is looked at from there
@@ -24,15 +24,15 @@ HIDDEN_GROUP = 3  # geoms of this group and above are not drawn
 
 
 class FramingCamera(Camera):
-    """Frames the robot and the objects near it, as they are now.
+    """A camera that frames the robot and the objects near it, as they are now.
 
-    The robot is what `Camera` goes with: of a cart on a rail the cart and its pole.
+    The robot is what `Camera` follows: of a cart on a rail the cart and its pole.
 
     Args:
-        scene: What the envs contain.
+        scene: Scene of the envs.
         qpos: Positions now, shape [tiles, nq].
         aspect: Width over height of a tile.
-        fill: Of a tile's width or height, for what is framed.
+        fill: Share of a tile's width or height that the framed things take.
     """
 
     def __init__(self, scene: Scene, qpos: np.ndarray, aspect: float, fill: float = FILL) -> None:
@@ -50,11 +50,11 @@ class FramingCamera(Camera):
         self.distance = max(distance for _, distance in fits)
 
     def follow(self, tile: int, position: np.ndarray) -> np.ndarray:
-        """The middle of what is framed, wherever the body is."""
+        """Returns the middle of what is framed, wherever the body is."""
         return self._targets[tile]
 
     def _fit(self, points: np.ndarray, half_width: float, half_height: float) -> tuple[np.ndarray, float]:
-        """Where to look, and from how far, so that all points are within these slopes of the line of sight."""
+        """Returns a target [m] and a distance [m] so that all points are within these slopes of the line of sight."""
         target = 0.5 * (points.min(axis=0) + points.max(axis=0))
         _, axes = self.pose(target)
         distance, shift = 0.0, np.zeros(2)
@@ -67,33 +67,26 @@ class FramingCamera(Camera):
         return target, distance
 
     def _points(self, scene: Scene, qpos: np.ndarray) -> np.ndarray:
-        """Corners of the boxes around all that is framed, world frame [m]."""
-        model = scene.model
-        data = mujoco.MjData(model)
-        data.qpos[:] = qpos
-        mujoco.mj_kinematics(model, data)
-        carried = {self.body}
-        for body in range(self.body + 1, model.nbody):  # parents come before children
-            if int(model.body_parentid[body]) in carried:
-                carried.add(body)
-        robot = self._corners(model, data, carried)
+        """Returns the corners of the boxes around all that is framed, world frame [m]."""
+        model, data = scene.model, posed(scene.model, qpos)
+        robot = self._corners(model, data, self.carried(model))
         if not len(robot):
             return data.xpos[self.body] + self.radius * np.array([[-1.0, -1.0, -1.0], [1.0, 1.0, 1.0]])
         middle, radius = robot.mean(axis=0), 0.5 * np.linalg.norm(np.ptp(robot, axis=0))
         framed = [robot]
         for name in scene.articulation_names[1:]:
-            thing = self._corners(model, data, set(scene.bodies_of(name)))
-            if not len(thing) or 0.5 * np.linalg.norm(np.ptp(thing, axis=0)) > LARGE * radius:
+            corners = self._corners(model, data, set(scene.bodies_of(name)))
+            if not len(corners) or 0.5 * np.linalg.norm(np.ptp(corners, axis=0)) > LARGE * radius:
                 continue
-            if np.linalg.norm(thing.mean(axis=0) - middle) < NEAR * radius:
-                framed.append(thing)
+            if np.linalg.norm(corners.mean(axis=0) - middle) < NEAR * radius:
+                framed.append(corners)
         return np.concatenate(framed)
 
     @staticmethod
     def _corners(model: mujoco.MjModel, data: mujoco.MjData, bodies: set[int]) -> np.ndarray:
-        """Corners of the boxes around the visible geoms of some bodies, world frame [m]."""
+        """Returns the corners of the boxes around the visible geoms of some bodies, world frame [m]."""
         signs = np.array(np.meshgrid([-1, 1], [-1, 1], [-1, 1])).T.reshape(-1, 3)
-        found = [np.zeros((0, 3))]
+        corners = [np.zeros((0, 3))]
         for geom in range(model.ngeom):
             hidden = model.geom_group[geom] >= HIDDEN_GROUP or model.geom_rgba[geom, 3] == 0
             if hidden or int(model.geom_bodyid[geom]) not in bodies:
@@ -102,8 +95,8 @@ class FramingCamera(Camera):
             if model.geom_type[geom] == mujoco.mjtGeom.mjGEOM_PLANE.value:
                 middle, half = np.zeros(3), model.geom_size[geom] * [1, 1, 0]  # as large as it is drawn
             if half.max() > 0:
-                found.append(data.geom_xpos[geom] + (middle + signs * half) @ data.geom_xmat[geom].reshape(3, 3).T)
-        return np.concatenate(found)
+                corners.append(data.geom_xpos[geom] + (middle + signs * half) @ data.geom_xmat[geom].reshape(3, 3).T)
+        return np.concatenate(corners)
 
 
 def draw(
@@ -112,16 +105,15 @@ def draw(
     """Draws envs as they are, each framed.
 
     Args:
-        scene: What the envs contain.
+        scene: Scene of the envs.
         qpos: Positions, shape [envs, nq].
-        width: Of the picture [pixels].
-        height: Of the picture [pixels].
-        renderer: As for `make_renderer`.
-        fill: As for `FramingCamera`.
+        width: Width of the picture [pixels].
+        height: Height of the picture [pixels].
+        renderer: Name of the renderer, as for `make_renderer`.
+        fill: Share of a tile's width or height that the framed things take.
 
     Returns:
-        The picture, uint8, shape [height, width, 3], and a line for the user where the renderer is not the one that was
-        hoped for.
+        The picture, uint8, shape [height, width, 3], and the line for the user of `make_renderer`.
 
     Raises:
         ConfigError: Nothing can draw here, or the picture is too small for the envs or too large for OpenGL.

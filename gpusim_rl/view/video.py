@@ -18,8 +18,8 @@ class VideoWriter:
     Args:
         path: File to write; its folder is made.
         size: Width and height [pixels], even numbers.
-        fps: Frames per second.
-        needed_by: What the user asked for, to name it if the extra is missing.
+        fps: Frames per second [Hz].
+        needed_by: Command or setting of the user's, named if the extra is missing.
 
     Raises:
         ConfigError: The extra is missing, the name does not end in .mp4 or the size is odd.

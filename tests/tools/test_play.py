@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +17,9 @@ import torch
 
 import gpusim_rl
 from gpusim_rl.errors import ConfigError, TaskError
-from gpusim_rl.files import checkpoint_file
 from gpusim_rl.run import checkpoint
 from gpusim_rl.view.player import Player
-from gpusim_rl.view.replay_dump import Replay
+from gpusim_rl.view.replay_dump import DumpReplay
 from helpers.training import OVERFLOWS, Faulty, make_trainer, the_run
 
 pytest_plugins = ["helpers.tool_runs"]
@@ -126,21 +125,6 @@ def test_a_run_can_be_named_in_three_ways(run, meant):
     assert player.checkpoint.name == ("best.pt" if meant == "file" else "last.pt")
 
 
-def test_a_run_of_an_older_version_is_played_and_replayed(run):
-    file = run / "checkpoints" / "last.pt"
-    state = checkpoint.load(file)
-    for key in ("compile", "trust"):
-        del state["config"][key]
-    for key in ("integrator", "cone", "iterations", "ls_iterations"):
-        del state["config"]["sim"][key]
-    state["config"]["ppo"]["compile"] = False  # its name then
-    checkpoint_file.save(file, state)
-    with closing(Player.open(str(run))) as player:
-        assert torch.isfinite(player.step().reward).all()
-    with closing(Replay.open(file)) as replay:
-        assert replay.step()
-
-
 def test_a_run_that_still_trains_is_followed(run):
     player = Player.open(str(run))
     before = player.step().obs
@@ -235,7 +219,7 @@ def test_a_divergence_is_shown_step_by_step(tmp_path, load_tool, capsys, sim):
 
 
 def test_a_control_that_is_not_finite_is_named(tmp_path):
-    replay = Replay.open(diverged(tmp_path, Faulty, nan_control_at=11))
+    replay = DumpReplay.open(diverged(tmp_path, Faulty, nan_control_at=11))
     replay.env.task.steps.fill_(10)  # the fault of this task goes by the steps of a run
     replay.env.task.victim.fill_(True)
     lines = list(iter(replay.step, None))
@@ -250,7 +234,7 @@ def test_an_action_that_is_not_finite_is_named(tmp_path):
     dump["state"]["cartpole"]["joint_vel"].zero_()
     dump["action"].fill_(torch.nan)
     checkpoint.save(file, dump)
-    replay = Replay.open(file)
+    replay = DumpReplay.open(file)
     lines = list(iter(replay.step, None))
     replay.close()
     assert lines[0] == "action: action up to nan (column 0)"
@@ -271,7 +255,7 @@ def test_an_update_without_a_finite_gradient_is_shown(tool, tmp_path):
 
 
 def test_a_checkpoint_that_learns_says_so(run):
-    replay = Replay.open(run / "checkpoints" / "last.pt")
+    replay = DumpReplay.open(run / "checkpoints" / "last.pt")
     assert list(iter(replay.step, None))[-1] == "update: the policy learned"
     replay.close()
 

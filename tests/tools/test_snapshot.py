@@ -165,7 +165,7 @@ def test_a_task_that_builds_on_another_is_drawn(monkeypatch, tmp_path):
     (tmp_path / "task" / "Slow.yaml").write_text(yaml)
     monkeypatch.setattr(discover, "plugin_cfg_dirs", lambda: [("mine", tmp_path)])
     monkeypatch.setattr(composing, "plugin_cfg_dirs", lambda: [("mine", tmp_path)])
-    player = Player.open("Slow", act="zero", from_yaml=True, compose=compose)
+    player = Player.open("Slow", act="zero", from_yaml=True)
     assert (player.env.name, player.env.cfg.control_hz) == ("Pendulum", 20)
     assert tasks()["Slow"].target == tasks()["Pendulum"].target
     player.close()
