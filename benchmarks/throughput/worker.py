@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from gpusim_rl.run.logger import Logger
     from gpusim_rl.run.timing import PhaseTimer
     from gpusim_rl.run.trainer import Trainer
-    from gpusim_rl.settings.schema import PPOConfig, RunConfig, SimConfig
+    from gpusim_rl.settings.schema import RunConfig, SimConfig
     from gpusim_rl.sim import Sim, SimChoice
 
 ACTION_SETS = 16
@@ -239,11 +239,8 @@ class _Scenario:
 
     @property
     def batch_rows(self) -> int | None:
-        """`PPO.batch_rows`, where there is a learner."""
-        if self.cfg is None:
-            return None
-        ppo: PPOConfig = self.cfg.algorithm
-        return max(self.num_envs, min(ppo.minibatch_size, self.num_envs * ppo.horizon))
+        """`PPOConfig.batch_rows`, where there is a learner."""
+        return None if self.cfg is None else self.cfg.algorithm.batch_rows(self.num_envs)
 
     def make_env(self) -> VecEnv:
         from gpusim_rl.env import VecEnv

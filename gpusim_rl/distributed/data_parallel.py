@@ -21,7 +21,7 @@ from torch.distributed import PrefixStore, TCPStore  # type: ignore[reportPrivat
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.learn.collective import ALONE, Collective
 from gpusim_rl.run.checkpoint import structural_difference
-from gpusim_rl.settings.schema import RunConfig, RunSpec
+from gpusim_rl.settings.schema import RunConfig, RunSpec, declarations
 
 PATIENCE = timedelta(minutes=10)
 """How long a process waits for the others: one of them may compile, or write a large checkpoint."""
@@ -129,7 +129,7 @@ def joined(spec: RunSpec) -> Iterator[Collective]:
             "multi_gpu=true: torchrun must start the processes. Try torchrun --nproc-per-node=2 train.py"
             f" {of_run}, or multi_gpu=false"
         )
-    if not spec.algorithm_class.data_parallel:
+    if not declarations(spec.algorithm_class.Config).data_parallel:
         raise ConfigError(f"multi_gpu=true: algo={cfg.algo} learns in one process only. Try multi_gpu=false")
     on_cuda = _choose_gpu(cfg)
     _connect("nccl" if on_cuda else "gloo")

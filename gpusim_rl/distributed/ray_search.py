@@ -63,9 +63,10 @@ def _refuse_structure(search: Search) -> None:
     """A member goes on from the checkpoint of another one, whose tensors must have the same shapes."""
     from gpusim_rl.learn.algorithm import load_algorithm_class
     from gpusim_rl.settings.compose import compose
+    from gpusim_rl.settings.schema import declarations
 
     algo = compose(search.overrides, search.config_dir)["algo"]
-    fixed = [f"{algo['name']}.{name}" for name in load_algorithm_class(algo["_target_"]).structure]
+    fixed = [f"{algo['name']}.{name}" for name in declarations(load_algorithm_class(algo["_target_"]).Config).structure]
     for key in search.space:
         if key == "num_envs" or any(f"{key}.".startswith(f"{name}.") for name in fixed):
             raise ConfigError(f"method=pbt: {key} cannot change from one checkpoint to the next. Try method=asha")

@@ -137,13 +137,7 @@ class Algorithm(ABC):
     """
 
     Config: ClassVar[type]
-    """A frozen dataclass of settings. Their values are in the yaml, in a section of the algorithm's name."""
-    structure: ClassVar[tuple[str, ...]] = ("horizon", "network")
-    """Settings that the tensors of `state_dict` depend on: a checkpoint cannot continue with others."""
-    policy_structure: ClassVar[tuple[str, ...]] = ("network",)
-    """Those of them that the policy's tensors depend on."""
-    data_parallel: ClassVar[bool] = False
-    """Whether `update` adds up, by `collective`, what the processes of a data-parallel run learn."""
+    """A frozen dataclass of settings, whose values are in the yaml's section: an `AlgorithmConfig`, or a plain one."""
     learns_from_actors: ClassVar[bool] = False
     """Whether it can learn from rollouts that actors have recorded with an older policy: `EnvSpec.role`."""
 
@@ -275,11 +269,6 @@ class Algorithm(ABC):
     def metadata(self) -> dict[str, Any]:
         """What the algorithm has chosen by itself, for env.json: precision."""
         return {}
-
-    @property
-    def batch_rows(self) -> int:
-        """Rows of the largest matrices: how many threads of torch they keep busy."""
-        return 1
 
 
 def make_policy(

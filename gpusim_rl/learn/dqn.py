@@ -74,8 +74,6 @@ class DQN(OffPolicy):
     """
 
     Config = DQNConfig
-    structure = (*OffPolicy.structure, "bins")
-    policy_structure = (*OffPolicy.policy_structure, "bins")
     discrete = True
     num_noise = 1
 

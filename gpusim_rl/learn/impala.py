@@ -38,7 +38,6 @@ class Impala(OnPolicy):
     """
 
     Config = ImpalaConfig
-    structure = (*OnPolicy.structure, "delay")
     learns_from_actors = True
 
     cfg: ImpalaConfig

@@ -86,9 +86,6 @@ class OffPolicy(Algorithm):
         steps: Control steps since the training began, int64 [].
     """
 
-    structure = ("network", "normalize_obs", "replay.capacity", "replay.storage", "replay.alpha")
-    policy_structure = ("network", "normalize_obs")
-    data_parallel = True
     learns_from_actors = True
     discrete: ClassVar[bool] = False
     """Whether it can choose discrete actions."""
@@ -535,11 +532,6 @@ class OffPolicy(Algorithm):
             "precision_reason": self._precision_reason,
             "bf16_is_fast": choose_precision("auto", self.device)[0],
         }
-
-    @property
-    def batch_rows(self) -> int:
-        """Rows of the largest matrices: a batch, or all environments."""
-        return max(self.num_envs, self.cfg.batch_size)
 
     def state_dict(self) -> dict[str, Any]:
         """Optimisers, counters, random generators, and the replay memory if it is to be saved."""

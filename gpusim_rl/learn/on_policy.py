@@ -137,9 +137,6 @@ class OnPolicy(Algorithm):
         sequence_length: Steps per training sequence, fitted to divide the horizon; 1 for feed-forward policies.
     """
 
-    structure = ("horizon", "network", "normalize_obs", "normalize_value")
-    policy_structure = ("network", "normalize_obs", "normalize_value")
-    data_parallel = True
     losses: ClassVar[tuple[str, ...]] = ("loss/policy", "loss/value", "loss/bounds", "policy/entropy")
     """Names of the statistics of a step, in the order in which its chunks are added up."""
 
@@ -528,17 +525,6 @@ class OnPolicy(Algorithm):
             "precision_reason": self._precision_reason,
             "bf16_is_fast": choose_precision("auto", self.device)[0],
         }
-
-    @classmethod
-    def step_samples(cls, cfg: Any, num_envs: int) -> int:
-        """Samples of a step of the optimiser."""
-        return num_envs * cfg.horizon
-
-    @property
-    def batch_rows(self) -> int:
-        """Rows of the largest matrices: those of a step of the optimiser, or all environments."""
-        num_envs = len(self.is_first)
-        return max(num_envs, self.step_samples(self.cfg, num_envs))
 
     def state_dict(self) -> dict[str, Any]:
         """Optimiser, learning rate, counters, recurrent state and random generators."""

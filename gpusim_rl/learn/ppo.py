@@ -141,8 +141,3 @@ class PPO(OnPolicy):
         fitted = "" if minibatch == wanted else f" (fitted: {self._section}.minibatch_size={wanted})"
         cut = f"{self.num_minibatches} minibatch{'es' if self.num_minibatches > 1 else ''}"
         return f", {cut} of {minibatch}{fitted}, {self.cfg.epochs} epochs"
-
-    @classmethod
-    def step_samples(cls, cfg: PPOConfig, num_envs: int) -> int:
-        """Samples of a minibatch."""
-        return min(cfg.minibatch_size, num_envs * cfg.horizon)

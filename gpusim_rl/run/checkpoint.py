@@ -15,7 +15,7 @@ from torch import Tensor
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.files.checkpoint_file import load, save
 from gpusim_rl.files.safe_open import open_file, replacing
-from gpusim_rl.settings.schema import RunSpec
+from gpusim_rl.settings.schema import RunSpec, declarations
 from gpusim_rl.settings.simulators import NO_SIMULATOR, SIMULATORS
 
 Types = Mapping[str, tuple[type, ...]]
@@ -74,14 +74,14 @@ def load_for(spec: RunSpec) -> dict[str, Any] | None:
     state = load_training(file, ("task", "config", "seed", "policy"))
     if state["task"] != task_name:
         raise ConfigError(f"checkpoint {file} is of task {state['task']}, not {task_name}; try task={state['task']}")
-    algorithm = spec.algorithm_class
+    settings = declarations(spec.algorithm_class.Config)
     saved = state["config"].get("algo")
     name = saved.get("name") if isinstance(saved, dict) else None
     if isinstance(name, str) and name != spec.cfg.algo:
         raise ConfigError(
             f"checkpoint {file} is of algo={name}, not algo={spec.cfg.algo}; leave algo= away, or try algo={name}"
         )
-    keys = algorithm.policy_structure if spec.cfg.test else algorithm.structure
+    keys = settings.policy_structure if spec.cfg.test else settings.structure
     keys = ["algo", *([] if spec.cfg.test else ["num_envs"]), *(f"{spec.cfg.algo}.{key}" for key in keys)]
     different = structural_difference(state["config"], spec.config, keys)
     if different:

@@ -45,7 +45,7 @@ from gpusim_rl.run.run_dir import RunDir
 from gpusim_rl.run.stop_signal import IterationLeftError, StopSignal
 from gpusim_rl.run.timing import PhaseTimer
 from gpusim_rl.run.writers import require_tensorboard
-from gpusim_rl.settings.schema import RunSpec
+from gpusim_rl.settings.schema import RunSpec, declarations
 from gpusim_rl.sim import make_sim
 
 SEEDS_APART = 1_000_003
@@ -110,7 +110,8 @@ class Trainer:
             self.algorithm = self._make_algorithm()
             self.algorithm.collective = collective
             self._parts = self._make_parts()
-        use_available_cpus(self.algorithm.batch_rows)
+        settings = cfg.algorithm
+        use_available_cpus(declarations(type(settings)).batch_rows(settings, self.env.num_envs))
         self.metrics = Metrics(cfg.num_envs, self.rl_device, collective=collective)
         self.timer = PhaseTimer(self.rl_device)
         steps = self.algorithm.horizon * self.env.physics_evaluations

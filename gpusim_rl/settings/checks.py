@@ -132,11 +132,9 @@ def known_keys() -> list[str]:
     """All keys a command line may set but those of the task, e.g. `ppo.network.hidden`."""
 
     def keys(cls: type, prefix: str) -> list[str]:
-        names = []
-        fixed = {field.name for field in dataclasses.fields(cls) if not field.init}
-        for name, hint in _hints(cls).items():
-            if name in fixed:
-                continue
+        names, hints = [], _hints(cls)
+        for name in (field.name for field in dataclasses.fields(cls) if field.init):
+            hint = hints[name]
             names.append(prefix + name)
             if dataclasses.is_dataclass(hint):
                 names += keys(typing.cast(type, hint), f"{prefix}{name}.")

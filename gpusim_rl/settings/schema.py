@@ -6,7 +6,7 @@ import dataclasses
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar
 
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.files.paths import Checkpoint
@@ -102,8 +102,33 @@ class NoiseConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OnPolicyConfig:
+class AlgorithmConfig:
+    """Settings of an algorithm, and what must be known of it before it is built. A subclass declares what differs."""
+
+    structure: ClassVar[tuple[str, ...]] = ("horizon", "network")
+    """Settings that the tensors of `state_dict` depend on: a checkpoint cannot continue with others."""
+    policy_structure: ClassVar[tuple[str, ...]] = ("network",)
+    """Those of them that the policy's tensors depend on."""
+    data_parallel: ClassVar[bool] = False
+    """Whether `update` adds up, by `EnvSpec.collective`, what the processes of a data-parallel run learn."""
+
+    def batch_rows(self, num_envs: int) -> int:
+        """Rows of the largest matrices, by which torch takes threads: by default one for each env that acts."""
+        return num_envs
+
+
+def declarations(config: type) -> type[AlgorithmConfig]:
+    """The class that declares `structure` and the like: `config`, or the base where that is a plain dataclass."""
+    return config if issubclass(config, AlgorithmConfig) else AlgorithmConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OnPolicyConfig(AlgorithmConfig):
     """What the algorithms that learn from a rollout of their own policy have in common."""
+
+    structure = ("horizon", "network", "normalize_obs", "normalize_value")
+    policy_structure = ("network", "normalize_obs", "normalize_value")
+    data_parallel = True
 
     horizon: Count
     learning_rate: Positive
@@ -124,6 +149,10 @@ class OnPolicyConfig:
     noise: NoiseConfig
     network: NetworkConfig
 
+    def batch_rows(self, num_envs: int) -> int:
+        """Samples of a step of the optimiser: the whole rollout."""
+        return num_envs * self.horizon
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PPOConfig(OnPolicyConfig):
@@ -140,10 +169,14 @@ class PPOConfig(OnPolicyConfig):
 
     def __post_init__(self) -> None:
         if self.learning_rate_min > self.learning_rate_max:
-            raise ConfigError(
-                "ppo.learning_rate_min must not be above ppo.learning_rate_max, got "
+            raise ValueError(
+                "learning_rate_min must not be above learning_rate_max, got "
                 f"{self.learning_rate_min} > {self.learning_rate_max}"
             )
+
+    def batch_rows(self, num_envs: int) -> int:
+        """Samples of a minibatch, or all envs that act."""
+        return max(num_envs, min(self.minibatch_size, num_envs * self.horizon))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,6 +197,8 @@ class ReinforceConfig(OnPolicyConfig):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImpalaConfig(OnPolicyConfig):
     """Actor-critic that learns from rollouts of older policies."""
+
+    structure = (*OnPolicyConfig.structure, "delay")
 
     schedule: Literal["linear", "constant"]
     delay: Natural
@@ -224,8 +259,12 @@ class DQNNetworkConfig(CriticConfig):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OffPolicyConfig:
+class OffPolicyConfig(AlgorithmConfig):
     """What the algorithms that learn from a replay memory have in common."""
+
+    structure = ("network", "normalize_obs", "replay.capacity", "replay.storage", "replay.alpha")
+    policy_structure = ("network", "normalize_obs")
+    data_parallel = True
 
     max_iterations: Count | None
     horizon: Count
@@ -258,6 +297,10 @@ class OffPolicyConfig:
                 f"batch_size={self.batch_size} is more than what is stored when it begins to learn. Try"
                 f" learning_starts={self.batch_size}"
             )
+
+    def batch_rows(self, num_envs: int) -> int:
+        """Transitions of a batch, or all envs that act."""
+        return max(num_envs, self.batch_size)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -324,6 +367,9 @@ class TD3Config(ActorCriticConfig):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DQNConfig(OffPolicyConfig):
     """Deep Q-networks."""
+
+    structure = (*OffPolicyConfig.structure, "bins")
+    policy_structure = (*OffPolicyConfig.policy_structure, "bins")
 
     double: bool
     bins: Annotated[int, Rule("an int > 1", lambda value: 1 < value <= 1001)]

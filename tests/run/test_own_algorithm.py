@@ -14,6 +14,7 @@ import torch
 
 import gpusim_rl
 from gpusim_rl.api import prepare
+from gpusim_rl.distributed.data_parallel import joined
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.learn.networks import ActorCritic, make_features
 from gpusim_rl.run import checkpoint
@@ -131,6 +132,20 @@ def test_mistakes_are_one_line(folder: Path) -> None:
     run = str(the_run(folder / "runs"))
     with pytest.raises(ConfigError, match=r"is of algo=ppo, not algo=search"):
         trainer(checkpoint=run)
+
+
+def test_settings_that_are_a_plain_dataclass_have_the_defaults(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    changed(folder, "SearchConfig(AlgorithmConfig)", "SearchConfig")
+    changed(folder, "    structure = policy_structure = ()", "    ")
+    trainer(num_envs=8, max_iterations=1).train()
+    run = str(the_run(folder / "runs"))
+    resumed = Trainer(prepare("Cartpole", checkpoint=run, max_iterations=2))
+    assert resumed.train()["iteration"] == 2
+    with pytest.raises(ConfigError, match=r"does not fit this configuration: search\.horizon: saved 32, now 16"):
+        Trainer(prepare("Cartpole", checkpoint=run, max_iterations=3, search={"horizon": 16}))
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "x")
+    with pytest.raises(ConfigError, match=r"multi_gpu=true: algo=search learns in one process only"):
+        joined(prepare("Cartpole", config_dir="my_cfg", algo="search", multi_gpu=True)).__enter__()
 
 
 @pytest.mark.parametrize("by_class", [True, False])

@@ -20,8 +20,6 @@ import torch
 from gpusim_rl.api import prepare
 from gpusim_rl.env import Step, device_env
 from gpusim_rl.errors import ConfigError, TaskError
-from gpusim_rl.learn.algorithm import EnvSpec
-from gpusim_rl.learn.ppo import PPO
 from gpusim_rl.machine import torch_threads
 from gpusim_rl.run import checkpoint, devices, stop_signal
 from gpusim_rl.run import logger as logger_module
@@ -32,7 +30,6 @@ from gpusim_rl.run.metrics import Row
 from gpusim_rl.run.phases import PHASES
 from gpusim_rl.run.run_dir import RunDir
 from gpusim_rl.run.trainer import Trainer
-from gpusim_rl.spaces import Box
 from gpusim_rl.view.player import Player
 from helpers.training import (
     OVERFLOWS,
@@ -363,7 +360,7 @@ def test_the_number_of_torch_threads_follows_the_batch_rows(monkeypatch, num_env
     rows = None
     if num_envs is not None:
         cfg = prepare("Cartpole", ppo={"horizon": horizon, "minibatch_size": minibatch_size}).cfg.algorithm
-        rows = PPO(cfg, EnvSpec(num_envs, {"policy": 1}, Box(1), 500), device=META, seed=0, max_iterations=1).batch_rows
+        rows = cfg.batch_rows(num_envs)
     torch_threads.use_available_cpus(rows)
     assert calls == [threads]
 
