@@ -1,4 +1,4 @@
-"""What a reader of an exported policy must know, as plain values for json: order, units, gains, rates, limits."""
+"""The card of an exported policy, as plain values for json: order, units, gains, rates, limits."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import mujoco
 import numpy as np
 
-from gpusim_rl.env import VecEnv
+from gpusim_rl.env import Environment, VecEnv
 from gpusim_rl.export.controls import ControlMap
 from gpusim_rl.export.model import ExportedPolicy
 from gpusim_rl.files.provenance import describe_environment
@@ -20,20 +20,18 @@ from gpusim_rl.spaces import MultiDiscrete
 from gpusim_rl.view.player import Player
 
 FORMAT = 1
-"""Of the card."""
+"""Version of the card."""
 PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 _SCALAR = (mujoco.mjtJoint.mjJNT_HINGE.value, mujoco.mjtJoint.mjJNT_SLIDE.value)
 
 
 def describe(player: Player, model: ExportedPolicy, control: ControlMap | None) -> dict[str, Any]:
-    """The card, but for files, errors and latencies.
-
-    What a task does not say is not in it.
+    """Returns the card, without files, errors and latencies. What a task does not say is not in it.
 
     Args:
-        player: Of the run.
-        model: What is exported.
-        control: How its actions become controls; None where that is not known.
+        player: Player of the run.
+        model: Policy that is exported.
+        control: Map from its actions to controls; None if that is not known.
     """
     env = player.env
     card: dict[str, Any] = {
@@ -75,7 +73,7 @@ def describe(player: Player, model: ExportedPolicy, control: ControlMap | None) 
 
 
 def _finite(node: Any) -> Any:
-    """Plain values as json can hold them: null for what is not finite."""
+    """Returns plain values as json can hold them: null for what is not finite."""
     if isinstance(node, dict):
         return {key: _finite(value) for key, value in node.items()}
     if isinstance(node, list):
@@ -84,28 +82,28 @@ def _finite(node: Any) -> Any:
 
 
 def _provenance(player: Player) -> dict[str, Any]:
-    """Commit that trained, and versions that exported."""
-    found: dict[str, Any] = {}
+    """Returns the commit that trained, and the versions that exported."""
+    run: dict[str, Any] = {}
     if player.run_dir is not None:
-        found["run"] = player.run_dir.name
+        run["run"] = player.run_dir.name
         with suppress(OSError, ValueError, KeyError, TypeError):  # env.json is gone or damaged: the card does without
             git = load_json(player.run_dir / "env.json")["git"]
-            found["commit"] = {"sha": str(git["sha"]), "dirty": bool(git["dirty"])}
+            run["commit"] = {"sha": str(git["sha"]), "dirty": bool(git["dirty"])}
     environment = describe_environment()
     versions = {package: metadata.version(package) for package in PACKAGES}
-    return {**found, "versions": {**environment["versions"], **versions}, "cpu": environment["cpu"]["model"]}
+    return {**run, "versions": {**environment["versions"], **versions}, "cpu": environment["cpu"]["model"]}
 
 
-def _observation(env: Any, limit: float | None) -> dict[str, Any]:
-    described: dict[str, Any] = {"group": "policy", "size": env.obs_sizes["policy"], "clip": limit}
+def _observation(env: Environment, limit: float | None) -> dict[str, Any]:
+    card: dict[str, Any] = {"group": "policy", "size": env.obs_sizes["policy"], "clip": limit}
     parts = env.obs_parts.get("policy", ()) if isinstance(env, VecEnv) else ()
     if parts:  # in their order; a part has `history` frames of `size` numbers, the oldest first, all times `scale`
         keys = ("name", "size", "unit", "scale", "history")
-        described["parts"] = [{key: getattr(part, key) for key in keys} for part in parts]
-    return described
+        card["parts"] = [{key: getattr(part, key) for key in keys} for part in parts]
+    return card
 
 
-def _action(env: Any, limit: float | None) -> dict[str, Any]:
+def _action(env: Environment, limit: float | None) -> dict[str, Any]:
     if isinstance(env.action_space, MultiDiscrete):
         return {"size": env.num_actions, "dtype": "int64", "choices": list(env.action_space.counts)}
     return {"size": env.num_actions, "dtype": "float32", "clip": limit}
@@ -120,7 +118,7 @@ def _states(model: ExportedPolicy) -> list[dict[str, Any]]:
 
 
 def _joints(model: mujoco.MjModel) -> list[dict[str, Any]]:
-    """Hinges and slides in MuJoCo's order, with their places in qpos and qvel [rad, m]."""
+    """Returns hinges and slides in MuJoCo's order, with their places in qpos and qvel [rad, m]."""
     return [
         {
             "name": model.joint(j).name,
@@ -135,7 +133,7 @@ def _joints(model: mujoco.MjModel) -> list[dict[str, Any]]:
 
 
 def _actuators(model: mujoco.MjModel) -> list[dict[str, Any]]:
-    """Actuators in the order of the controls.
+    """Returns the actuators in the order of the controls.
 
     Without a torque-speed line the force is `gain * control - kp * position - kd * velocity`, then times `gear`: of a
     position servo gain is kp, of a motor kp and kd are 0. Actuators with other laws of MuJoCo's have no gains here.

@@ -1,4 +1,4 @@
-"""How actions become controls of the actuators: measured, so that no task has to say it twice."""
+"""The map from actions to controls of the actuators: measured, so that no task has to declare it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from gpusim_rl.env import VecEnv
-from gpusim_rl.spaces import MultiDiscrete
+from gpusim_rl.view.player import random_action
 
 STEPS = 64
 """Control steps in which controls are measured, in every env."""
@@ -21,28 +21,25 @@ TOLERANCE = 1e-5
 
 @dataclass(frozen=True)
 class ControlMap:
-    """control[i] = offset[i] + scale[i] * action[source[i]], for each actuator of the scene.
-
-    Attributes:
-        offset: Control where the action is zero, in the unit of each control.
-        scale: Control per action.
-        source: Which number of the action drives the actuator; 0 where `scale` is 0.
-        samples: Measured control steps.
-        deviation: Largest of them, relative where a control is above 1.
-    """
+    """control[i] = offset[i] + scale[i] * action[source[i]], for each actuator of the scene."""
 
     offset: tuple[float, ...]
+    """Control where the action is zero, in the unit of each control."""
     scale: tuple[float, ...]
+    """Control per action."""
     source: tuple[int, ...]
+    """Column of the action that drives the actuator; 0 where `scale` is 0."""
     samples: int
+    """Measured control steps."""
     deviation: float
+    """Largest deviation of a measured control, relative where it is above 1."""
 
     def names(self, actuators: Sequence[str], num_actions: int) -> list[str] | None:
-        """What each number of the action drives; None where one drives no actuator, or several."""
-        driven = [place for place, scale in zip(self.source, self.scale, strict=True) if scale != 0.0]
-        if sorted(driven) != list(range(num_actions)):
+        """Returns the actuator that each column of the action drives; None if one drives no actuator, or several."""
+        columns = [column for column, scale in zip(self.source, self.scale, strict=True) if scale != 0.0]
+        if sorted(columns) != list(range(num_actions)):
             return None
-        return [actuators[self.source.index(place)] for place in range(num_actions)]
+        return [actuators[self.source.index(column)] for column in range(num_actions)]
 
 
 def measure(env: VecEnv, seed: int) -> ControlMap | None:
@@ -50,23 +47,23 @@ def measure(env: VecEnv, seed: int) -> ControlMap | None:
 
     Args:
         env: Envs of the task, which are stepped.
-        seed: Of the actions.
+        seed: Seed of the random actions.
 
     Returns:
-        None where a control depends on more than one number of the action of this step, as that of an integrator or of
-        operational-space control does; where the task applies forces too; and on simulators that have no MuJoCo
+        The map. None where a control depends on more than one column of this step's action, as that of an integrator or
+        of operational-space control does; where the task applies forces too; and on simulators that have no MuJoCo
         controls.
     """
     sim, task = env.sim, env.task
-    found = [getattr(sim, name, None) for name in ("ctrl", "qfrc_applied", "xfrc_applied")]
-    inputs = [value for value in found if isinstance(value, Tensor)]
-    if len(inputs) < len(found) or not sim.scene.model.nu:
+    inputs = [getattr(sim, name, None) for name in ("ctrl", "qfrc_applied", "xfrc_applied")]
+    tensors = [value for value in inputs if isinstance(value, Tensor)]
+    if len(tensors) < len(inputs) or not sim.scene.model.nu:
         return None
-    control, *forces = inputs
+    control, *forces = tensors
     generator = torch.Generator(env.device).manual_seed(seed)
     actions, controls, forced = [], [], False
     for _ in range(STEPS):
-        action = _random_action(env, generator)
+        action = random_action(env, generator)
         task.actions.copy_(action)
         task.apply_action(task.actions)
         actions.append(task.actions.double().cpu().numpy())
@@ -77,7 +74,7 @@ def measure(env: VecEnv, seed: int) -> ControlMap | None:
 
 
 def fit(actions: np.ndarray, controls: np.ndarray) -> ControlMap | None:
-    """The map by least squares, from samples [n, actions] and [n, actuators]; None where it is not of this form."""
+    """Fits a map by least squares to samples [n, actions] and [n, actuators]; returns None if it is of no such form."""
     ones = np.ones((len(actions), 1))
     coefficients = np.linalg.lstsq(np.hstack([ones, actions]), controls, rcond=None)[0]
     offset, slopes = coefficients[0], coefficients[1:]
@@ -87,19 +84,10 @@ def fit(actions: np.ndarray, controls: np.ndarray) -> ControlMap | None:
     scale = np.where(np.abs(scale) < TOLERANCE * size, 0.0, scale)
     # To the digits that float32 has of the largest control: 0.5 is 0.5 again, and -0.0 is 0.0.
     decimals = [7 - math.floor(math.log10(largest)) for largest in size]
-    offset, scale = (np.array(list(map(round, part.tolist(), decimals))) + 0.0 for part in (offset, scale))
+    offset, scale = (np.array(list(map(round, values.tolist(), decimals))) + 0.0 for values in (offset, scale))
     deviation = np.abs(offset + scale * actions[:, source] - controls) / np.maximum(1.0, np.abs(controls))
     if not deviation.max() <= TOLERANCE:
         return None
     source = np.where(scale == 0.0, 0, source)
     values = tuple(offset.tolist()), tuple(scale.tolist()), tuple(source.tolist())
     return ControlMap(*values, samples=len(actions), deviation=float(deviation.max()))
-
-
-def _random_action(env: VecEnv, generator: torch.Generator) -> Tensor:
-    space, action = env.action_space, torch.empty_like(env.task.actions)
-    if isinstance(space, MultiDiscrete):
-        for column, count in zip(action.unbind(dim=1), space.counts, strict=True):
-            column.random_(count, generator=generator)
-        return action
-    return action.uniform_(-env.cfg.clip_actions, env.cfg.clip_actions, generator=generator)

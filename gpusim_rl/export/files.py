@@ -1,4 +1,4 @@
-"""All files of an exported policy: written to a folder of their own, compared with the policy, then put in place."""
+"""The files of an exported policy: written to a folder of their own, compared with the policy, then put in place."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import mujoco
 import torch
 
 from gpusim_rl.env import VecEnv
@@ -17,18 +18,19 @@ from gpusim_rl.export import parity
 from gpusim_rl.export.card import describe
 from gpusim_rl.export.controls import measure
 from gpusim_rl.export.model import ExportedPolicy, write_int8, write_onnx, write_torchscript
-from gpusim_rl.export.scene_file import write_scene
 from gpusim_rl.files.paths import free_name
 from gpusim_rl.files.safe_open import temporary_name
 from gpusim_rl.settings.checks import build
 from gpusim_rl.settings.schema import SimConfig
+from gpusim_rl.sim import Scene
 from gpusim_rl.sim.option import limit_solver
 from gpusim_rl.spaces import MultiDiscrete
 from gpusim_rl.view.player import Player
 
 CARD, ONNX, INT8, TORCHSCRIPT = "policy.json", "policy.onnx", "policy.int8.onnx", "policy.ts"
+SCENE, SCENE_XML = "scene.mjb", "scene.xml"
 NUM_ENVS = 16
-"""In which controls are measured."""
+"""Envs in which controls are measured."""
 SEED = 0
 
 
@@ -44,12 +46,12 @@ def write_all(
     """Exports the policy of a run.
 
     Args:
-        name: A run folder, a checkpoint, or a task (its latest run).
+        name: Run folder, checkpoint, or task (its latest run).
         out: Folder to write; None is `export` in the run's folder, or `export-2` where that exists.
-        overwrite: Replace the files of a folder that exists.
-        int8: Write a second ONNX file, with 8-bit weights.
-        trust: As for `Player.open`.
-        config_dir: As there.
+        overwrite: Whether to replace the files of a folder that exists.
+        int8: Whether to write a second ONNX file, with 8-bit weights.
+        trust: Whether to import the classes that the run names, as for `Player.open`.
+        config_dir: Folder of the user's with more tasks, as for `Player.open`.
 
     Returns:
         The folder, and the card.
@@ -74,7 +76,7 @@ def write_all(
 
 
 def _write(player: Player, folder: Path, *, int8: bool) -> dict[str, Any]:
-    """All files, into an empty folder; returns the card."""
+    """Writes all files into an empty folder; returns the card."""
     env, policy = player.env, player.policy
     assert policy is not None
     policy.to("cpu")
@@ -99,16 +101,33 @@ def _write(player: Player, folder: Path, *, int8: bool) -> dict[str, Any]:
         scene = ours.sim.scene
         compiled = copy.copy(scene.model)
         limit_solver(compiled.opt, compiled.opt, build(SimConfig, player.settings["sim"], "sim"))
-        card["files"] |= write_scene(scene, compiled, folder)
+        card["files"] |= _write_scene(scene, compiled, folder)
     (folder / CARD).write_text(json.dumps(card, indent=2, allow_nan=False) + "\n")
     return card
 
 
+def _write_scene(scene: Scene, model: mujoco.MjModel, folder: Path) -> dict[str, str]:
+    """Writes the compiled model, and its source where that needs no other file; returns the files by kind.
+
+    `scene.mjb` is the model itself, with meshes and all digits, but only the version of MuJoCo that wrote it loads it.
+    `scene.xml` can be read and is loaded by other versions, but it has six digits: 1/120 s is 0.00833333 s in it.
+    """
+    mujoco.mj_saveModel(model, str(folder / SCENE), None)
+    spec = scene.spec.copy()
+    spec.option.iterations, spec.option.ls_iterations = model.opt.iterations, model.opt.ls_iterations
+    spec.compile()
+    xml = spec.to_xml()
+    if 'file="' in xml:
+        return {"scene": SCENE}
+    (folder / SCENE_XML).write_text(xml)
+    return {"scene": SCENE, "scene_xml": SCENE_XML}
+
+
 def _compared(model: ExportedPolicy, player: Player, folder: Path, files: dict[str, str]) -> dict[str, Any]:
-    """Errors and latencies of the files."""
+    """Returns errors and latencies of the files."""
     policy, sizes = model.policy, player.env.obs_sizes
     exact = parity.torch_function(model, policy, sizes)
-    state = tuple(part.numpy() for part in model.initial_state(1))
+    state = tuple(layers.numpy() for layers in model.initial_state(1))
     obs = parity.random_observations(policy, sizes["policy"], SEED)
     errors, times = {}, {}
     threads = torch.get_num_threads()
@@ -117,10 +136,10 @@ def _compared(model: ExportedPolicy, player: Player, folder: Path, files: dict[s
         for kind, file in files.items():
             read = parity.torchscript_function if kind == "torchscript" else parity.onnx_function
             function = read(folder / file)
-            found = parity.compare(exact, function, obs, state, parity.units(model))
+            result = parity.compare(exact, function, obs, state, parity.error_units(model))
             if kind != "int8":
-                parity.require(found, file)
-            errors[kind] = {"max_error": found.max_error, "borders": found.borders}
+                parity.require(result, file)
+            errors[kind] = {"max_error": result.max_error, "borders": result.borders}
             times[kind] = parity.latency_us(function, (obs[:1], *state))
         times["torch"] = parity.latency_us(exact, (obs[:1], *state))
     finally:
@@ -132,7 +151,7 @@ def _compared(model: ExportedPolicy, player: Player, folder: Path, files: dict[s
 
 
 def _put(temporary: Path, folder: Path) -> None:
-    """The files in their place."""
+    """Puts the files in their place."""
     if not folder.exists():
         temporary.rename(folder)
         return

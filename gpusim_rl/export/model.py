@@ -1,4 +1,4 @@
-"""A policy as one function, observation to action, and the files that it is written to."""
+"""A policy as one function from observation to action, and the files that it is written to."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ class ExportedPolicy(nn.Module):
     """Clipping of the observation, normaliser, network, most likely action, its clipping, and the controls.
 
     Args:
-        policy: What acts.
+        policy: Policy that acts.
         clip_observations: Limit of raw observations, in their units; None for no limit.
         clip_actions: Limit of actions; None for no limit, and for indices.
-        control: How the task makes controls of actions; None where that is more than a scale and an offset.
+        control: Map from actions to the task's controls; None where that is more than a scale and an offset.
     """
 
     offset: Tensor
@@ -52,7 +52,7 @@ class ExportedPolicy(nn.Module):
             self.register_buffer("source", torch.tensor(control.source))
 
     def forward(self, obs: Float[Tensor, "batch size"], *state: Tensor) -> tuple[Tensor, ...]:
-        """Action, control if it is known, and the next recurrent state.
+        """Returns action, control if it is known, and the next recurrent state.
 
         Args:
             obs: Raw observations of the group `policy`.
@@ -68,7 +68,7 @@ class ExportedPolicy(nn.Module):
         return (action, self.offset + self.scale * action.index_select(1, self.source), *state)
 
     def initial_state(self, batch: int) -> Hidden:
-        """The recurrent state at the start of an episode: zeros; empty for feed-forward policies."""
+        """Returns the recurrent state at the start of an episode: zeros; empty for feed-forward policies."""
         return self.policy.actor_state(batch)
 
     @property
@@ -89,12 +89,12 @@ def write_onnx(model: ExportedPolicy, size: int, file: Path) -> None:
     torch's exporter is that of `torch.export`: the older one, through TorchScript, is deprecated since torch 2.9.
 
     Args:
-        model: The policy, on the CPU.
-        size: Of its observation.
-        file: To write.
+        model: Policy, on the CPU.
+        size: Size of its observation.
+        file: File to write.
 
     Raises:
-        ConfigError: ONNX has no operation for a part of it, such as a network of the user's own.
+        ConfigError: ONNX has no operation for something in it, such as a network of the user's own.
     """
     state = model.initial_state(2)
     batch = torch.export.Dim("batch")
@@ -132,7 +132,7 @@ def write_int8(file: Path, quantized: Path) -> None:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without what exporters say of other packages, of themselves and of their own deprecation."""
+    """Silences what exporters say of other packages, of themselves and of their own deprecation."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
@@ -145,6 +145,7 @@ def _quiet() -> Iterator[None]:
 
 @contextmanager
 def _one_line(form: str) -> Iterator[None]:
+    """Makes one line of an exporter's error."""
     try:
         yield
     except (OSError, MemoryError):

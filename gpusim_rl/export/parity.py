@@ -1,4 +1,4 @@
-"""How far exported files are from the policy that they were made of, and how long one action takes."""
+"""Errors of exported files against the policy that they were made of, and the time that one action takes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +21,7 @@ OBSERVATIONS = 10_000
 EXTREME = 0.2
 """Share of the observations that are extreme."""
 STEPS = 10
-"""Control steps of an episode, over which a recurrent state is carried."""
+"""Length of an episode, over which a recurrent state is carried [control steps]."""
 TOLERANCE = 1e-5
 """Largest error of ONNX and TorchScript, relative where a number is above 1, or where the scale of a control is."""
 JUMP = 1e-3
@@ -32,36 +31,32 @@ BORDER = 1e-3
 CALLS = 1000
 
 Function = Callable[..., tuple[np.ndarray, ...]]
-"""Observation and state to the outputs of `ExportedPolicy`."""
+"""From observation and state to the outputs of `ExportedPolicy`. A state, [layers, batch, units], has three axes."""
 
 
 @dataclass(frozen=True)
 class Parity:
-    """Errors of one file.
-
-    Attributes:
-        max_error: Largest one of all outputs, relative as `TOLERANCE` says.
-        borders: Observations that are left out of it: the policy changes its choice within their rounding.
-        observations: How many there were.
-    """
+    """Errors of one file."""
 
     max_error: float
+    """Largest error of all outputs, relative as `TOLERANCE` says."""
     borders: int
+    """Observations that are left out of it: the policy changes its choice within their rounding."""
     observations: int
 
 
 def onnx_function(file: Path) -> Function:
-    """An ONNX file, on one thread."""
+    """Returns the function of an ONNX file, on one thread."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     options.log_severity_level = 3
     session = onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
-    names = [part.name for part in session.get_inputs()]
+    names = [node.name for node in session.get_inputs()]
     return lambda *inputs: tuple(map(np.asarray, session.run(None, dict(zip(names, inputs, strict=True)))))
 
 
 def torchscript_function(file: Path) -> Function:
-    """A TorchScript file."""
+    """Returns the function of a TorchScript file."""
     module = torch.jit.load(file)
 
     @torch.no_grad()
@@ -72,37 +67,37 @@ def torchscript_function(file: Path) -> Function:
 
 
 def torch_function(model: ExportedPolicy, policy: Policy, obs_sizes: Mapping[str, int]) -> Function:
-    """What the files are compared with: `Policy.act` as it plays, with the task's clipping around it.
+    """Returns what the files are compared with: `Policy.act` as it plays, with the task's clipping around it.
 
-    A critic's observations are zeros here, and its state is carried along.
+    A critic's observations and its state are zeros here: they do not change an action.
 
     Args:
-        model: For its limits and controls.
-        policy: What acts, on the CPU.
-        obs_sizes: Of all observation groups.
+        model: Exported policy, for its limits and controls.
+        policy: Policy, on the CPU.
+        obs_sizes: Size of each observation group.
     """
-    critic = [policy.initial_state(1)[len(model.initial_state(1)) :]]
+    critic_state = policy.initial_state(1)[len(model.initial_state(1)) :]
 
     @torch.no_grad()
     def run(*inputs: np.ndarray) -> tuple[np.ndarray, ...]:
-        seen, *state = (torch.from_numpy(value) for value in inputs)
+        obs, *state = (torch.from_numpy(value) for value in inputs)
         if model.clip_observations is not None:
-            seen = torch.clip(seen, -model.clip_observations, model.clip_observations)
-        groups = {group: torch.zeros(len(seen), size) for group, size in obs_sizes.items()}
-        rest = tuple(part.expand(-1, len(seen), -1) for part in critic[0])
-        action, after = policy.act({**groups, "policy": seen}, (*state, *rest), deterministic=True)
+            obs = torch.clip(obs, -model.clip_observations, model.clip_observations)
+        groups = {group: torch.zeros(len(obs), size) for group, size in obs_sizes.items()}
+        rest = tuple(layers.expand(-1, len(obs), -1) for layers in critic_state)
+        action, after = policy.act({**groups, "policy": obs}, (*state, *rest), deterministic=True)
         if model.clip_actions is not None:
             action = torch.clip(action, -model.clip_actions, model.clip_actions)
         outputs: list[Tensor] = [action]
         if model.has_control:
             outputs.append(model.offset + model.scale * action[:, model.source])
-        return tuple(part.numpy() for part in (*outputs, *after[: len(state)]))
+        return tuple(output.numpy() for output in (*outputs, *after[: len(state)]))
 
     return run
 
 
 def random_observations(policy: Policy, size: int, seed: int) -> np.ndarray:
-    """Observations [`OBSERVATIONS`, size]: around what the normaliser has seen, and extreme ones.
+    """Returns observations [`OBSERVATIONS`, size]: around what the normaliser has seen, and extreme ones.
 
     Four fifths are normal with three standard deviations. The others are up to 100 away, or one number alone is, or all
     are as large as 1e6 times that, or zero.
@@ -124,8 +119,8 @@ def random_observations(policy: Policy, size: int, seed: int) -> np.ndarray:
     return random.permutation(obs).astype(np.float32)
 
 
-def units(model: ExportedPolicy) -> list[np.ndarray | float]:
-    """What an error of each output is relative to, where the output itself is smaller.
+def error_units(model: ExportedPolicy) -> list[np.ndarray | float]:
+    """Returns the unit of each output's error, where the output itself is smaller.
 
     A control is an action times a scale. It has the action's errors times that scale.
     """
@@ -138,30 +133,29 @@ def compare(
     other: Function,
     obs: np.ndarray,
     state: tuple[np.ndarray, ...],
-    relative_to: Sequence[np.ndarray | float] = (1.0,),
+    units: Sequence[np.ndarray | float] = (1.0,),
 ) -> Parity:
-    """Errors of a function on observations, in episodes of `STEPS` control steps; each carries its own state.
+    """Returns the errors of a function, in episodes of `STEPS` control steps; each function carries its own state.
 
     A choice (of discrete actions, or of bins) can change from one float32 to the next. An observation where the policy
     itself gives the other outputs, as soon as the observation is rounded otherwise, is at such a border.
 
     Args:
-        exact: The policy.
-        other: The file.
+        exact: Function of the policy.
+        other: Function of the file.
         obs: Observations [n, size]; n is a multiple of `STEPS`.
-        state: At the start, [layers, 1, units] each.
-        relative_to: See `units`.
+        state: State at the start, [layers, 1, units] each.
+        units: Unit of each output's error, see `error_units`.
     """
-    judge = partial(_errors, relative_to=relative_to, states=len(state))
     episodes = obs.reshape(STEPS, -1, obs.shape[1])
-    ours = theirs = tuple(np.repeat(part, episodes.shape[1], axis=1) for part in state)
+    ours = theirs = tuple(np.repeat(layers, episodes.shape[1], axis=1) for layers in state)
     worst, borders = 0.0, 0
-    for seen in episodes:
-        expected, got = exact(seen, *ours), other(seen, *theirs)
-        error = judge(expected, got)
+    for step_obs in episodes:
+        expected, got = exact(step_obs, *ours), other(step_obs, *theirs)
+        error = _errors(expected, got, units)
         rows = np.flatnonzero(error > JUMP)
         if 0 < len(rows) <= BORDER * len(obs):
-            at_border = _at_border(exact, judge, got, seen, ours, rows)
+            at_border = _at_border(exact, got, step_obs, ours, rows, units)
             borders += len(at_border)
             error[at_border] = 0.0
         worst = max(worst, float(np.nan_to_num(error, nan=np.inf).max()))
@@ -171,38 +165,33 @@ def compare(
 
 
 def _errors(
-    expected: tuple[np.ndarray, ...],
-    got: tuple[np.ndarray, ...],
-    *,
-    relative_to: Sequence[np.ndarray | float],
-    states: int,
+    expected: tuple[np.ndarray, ...], got: tuple[np.ndarray, ...], units: Sequence[np.ndarray | float]
 ) -> np.ndarray:
-    """The largest error of each row."""
+    """Returns the largest error of each row."""
     errors = []
-    for place, (a, b, unit) in enumerate(zip(expected, got, relative_to, strict=True)):
-        each = np.abs(a.astype(np.float64) - b) / np.maximum(unit, np.abs(a))
-        each = np.moveaxis(each, 1, 0) if place >= len(expected) - states else each  # a state is [layers, batch, units]
-        errors.append(each.reshape(len(each), -1).max(axis=1))
+    for a, b, unit in zip(expected, got, units, strict=True):
+        error = np.abs(a.astype(np.float64) - b) / np.maximum(unit, np.abs(a))
+        error = np.moveaxis(error, 1, 0) if error.ndim == 3 else error
+        errors.append(error.reshape(len(error), -1).max(axis=1))
     return np.max(errors, axis=0)
 
 
 def _at_border(
     exact: Function,
-    judge: Callable[..., np.ndarray],
     got: tuple[np.ndarray, ...],
     obs: np.ndarray,
     state: tuple[np.ndarray, ...],
     rows: np.ndarray,
+    units: Sequence[np.ndarray | float],
 ) -> np.ndarray:
-    """Those of some rows where the policy gives the other outputs for a neighbour of the observation."""
-    random, found = np.random.default_rng(0), np.zeros(len(rows), dtype=bool)
-    there = tuple(part[:, rows] for part in state)
-    count = len(got) - len(state)
-    wanted = (*(part[rows] for part in got[:count]), *(part[:, rows] for part in got[count:]))
+    """Returns those of some rows where the policy gives the other outputs for a neighbour of the observation."""
+    random, is_near = np.random.default_rng(0), np.zeros(len(rows), dtype=bool)
+    state = tuple(layers[:, rows] for layers in state)
+    got = tuple(output[:, rows] if output.ndim == 3 else output[rows] for output in got)
     for _ in range(64):
         factor = 1.0 + 2e-6 * random.uniform(-1.0, 1.0, obs[rows].shape)
-        found |= judge(exact((obs[rows] * factor).astype(np.float32), *there), wanted) <= TOLERANCE
-    return rows[found]
+        is_near |= _errors(exact((obs[rows] * factor).astype(np.float32), *state), got, units) <= TOLERANCE
+    return rows[is_near]
 
 
 def require(parity: Parity, name: str) -> None:
@@ -220,7 +209,7 @@ def require(parity: Parity, name: str) -> None:
 
 
 def latency_us(function: Function, inputs: tuple[np.ndarray, ...]) -> float:
-    """Median time of a call [us]."""
+    """Returns the median time of a call [us]."""
     times = []
     for _ in range(CALLS + CALLS // 10):
         begin = time.perf_counter_ns()
