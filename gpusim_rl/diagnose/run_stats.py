@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 from collections.abc import Sequence
@@ -259,12 +260,14 @@ def read_rows(file: Path) -> list[Row]:
 
 
 def warm_up_rows(rows: Sequence[Row], iterations: int = 1) -> int:
-    """How many rows at the start still warm up, at most all but one.
+    """Number of rows at the start that still warm up, at most all but one.
+
+    The first row does, and those after it that take far longer than is usual, or far shorter: when the host gets ahead
+    of the device, its row is over before the device has done the work.
 
     Args:
-        rows: Of metrics.csv.
-        iterations: That do in any case. The first row does, and those after it that take far longer than is usual, or
-            far shorter: when the host gets ahead of the device, its row is over before the device has done the work.
+        rows: All rows of metrics.csv.
+        iterations: Number of iterations that warm up in any case.
     """
     if len(rows) < 2:
         return 0
@@ -284,35 +287,31 @@ def make_run_stats(config: dict[str, Any], environment: dict[str, Any], rows: Se
     Args:
         config: Content of config.yaml.
         environment: Content of env.json; what it lacks is not known.
-        rows: Rows of metrics.csv.
-        warm_up: Of them, to leave out at the start.
+        rows: All rows of metrics.csv.
+        warm_up: Number of rows to leave out at the start.
     """
     task, sim_cfg, log_cfg, algo = config["task"], config["sim"], config["log"], config["algo"]["name"]
     learning = config.get(algo) or {}  # an algorithm of the user's may have other settings, or none
-    sim, learner, graph, compiled = (environment.get(name) or {} for name in ("sim", "learner", "graph", "compile"))
-    cpu = environment.get("cpu") or {}
-    processes, actors = environment.get("processes") or 1, config.get("actors") or {}
-    engine = actors.get("engine")
-    skipped = max(warm_up, len(rows) - NEWEST)  # the row before the first one that is read tells where it began
-    before = rows[skipped - 1] if skipped else None
-    kept = list(rows[skipped:])
+    sim, learner, graph, compiled, cpu = (
+        environment.get(name) or {} for name in ("sim", "learner", "graph", "compile", "cpu")
+    )
+    engine, processes = (config.get("actors") or {}).get("engine"), environment.get("processes") or 1
+    kept = _Rows(rows, max(warm_up, len(rows) - NEWEST))
 
-    rl_device = learner.get("device") or ("cuda" if _mean(kept, "system/gpu_percent") is not None else "cpu")
+    rl_device = learner.get("device") or ("cuda" if kept.mean("system/gpu_percent") is not None else "cpu")
     sim_device = sim.get("device") or config.get("sim_device") or rl_device
-    named = sim_cfg["name"]
-    if named == "auto":
-        named = default_simulator("cpu" if sim_device == "cpu" else "cuda").name
-    seconds = _seconds(kept, before)
-    total = max(sum(seconds), 1e-9)
-    steps = _number(kept[-1], "env_steps") - (_number(before, "env_steps") if before else 0.0)
-    iterations = _number(kept[-1], "iteration") - (_number(before, "iteration") if before else 0.0)
-    shares = {phase: _share(kept, seconds, f"time/{phase}") for phase in PHASES}
+    sim_name = sim.get("name") or sim_cfg["name"]
+    if sim_name == "auto":
+        sim_name = default_simulator("cpu" if sim_device == "cpu" else "cuda").name
+    steps = kept.increase("env_steps")
+    speed, memory = kept.quarters("speed/env_steps_per_s"), kept.quarters("system/memory_gb")
     return RunStats(
         task=str(task["_target_"]).rpartition(".")[2],
         num_envs=config["num_envs"],
         num_actors=environment.get("actors") or config["num_actors"] if engine else 0,
         algo=algo,
-        horizon=learning.get("horizon") or max(1, round(steps / max(1.0, iterations * config["num_envs"] * processes))),
+        horizon=learning.get("horizon")
+        or max(1, round(steps / max(1.0, kept.increase("iteration") * config["num_envs"] * processes))),
         epochs=learning.get("epochs"),
         minibatch_size=learning.get("minibatch_size"),
         physics_hz=task.get("physics_hz"),
@@ -326,7 +325,7 @@ def make_run_stats(config: dict[str, Any], environment: dict[str, Any], rows: Se
         njmax=sim_cfg["njmax"],
         nconmax=sim_cfg["nconmax"],
         max_policy_lag=learning.get("max_policy_lag"),
-        sim=sim.get("name") or named,
+        sim=sim_name,
         sim_device=sim_device,
         rl_device=rl_device,
         graph_mode=graph.get("mode"),
@@ -340,25 +339,87 @@ def make_run_stats(config: dict[str, Any], environment: dict[str, Any], rows: Se
         torch_threads=learner.get("threads"),
         memory_limit_gb=environment.get("memory_limit_gb") or environment.get("memory_gb"),
         gpu_memory_limit_gb=learner.get("memory_gb"),
-        rows=len(kept),
+        rows=len(kept.rows),
         warm_up_rows=warm_up,
-        iteration=int(_number(kept[-1], "iteration")),
-        env_steps_per_s=steps / total,
-        **shares,
-        sums=_share(kept, seconds, "time/sums") if _values(kept, "time/sums") else None,
-        log_peaks=_peaks(kept, seconds, "time/log"),
-        cpu_percent=_mean(kept, "system/cpu_percent"),
-        memory_gb=_last(kept, "system/memory_gb"),
-        load=_mean(kept, "system/load"),
-        gpu_percent=_mean(kept, "system/gpu_percent"),
-        gpu_memory_gb=_last(kept, "system/gpu_memory_gb"),
-        speed_trend=_speed_trend(kept),
-        memory_growth_gb=_growth(kept, "system/memory_gb"),
-        diverged=sum(row.get("sim/diverged") or 0.0 for row in kept) / steps if steps else 0.0,
-        overflow=max(row.get("sim/overflow") or 0.0 for row in kept),
-        actor_wait=_mean(kept, "actors/wait"),
-        lag_mean=_mean(kept, "policy/lag_mean"),
+        iteration=int(_number(kept.rows[-1], "iteration")),
+        env_steps_per_s=steps / max(kept.total_s, 1e-9),
+        **{phase: kept.share(f"time/{phase}") for phase in PHASES},
+        sums=kept.share("time/sums") if kept.values("time/sums") else None,
+        log_peaks=kept.peaks("time/log"),
+        cpu_percent=kept.mean("system/cpu_percent"),
+        memory_gb=kept.last("system/memory_gb"),
+        load=kept.mean("system/load"),
+        gpu_percent=kept.mean("system/gpu_percent"),
+        gpu_memory_gb=kept.last("system/gpu_memory_gb"),
+        speed_trend=speed[1] / speed[0] if speed and speed[0] > 0 else None,
+        memory_growth_gb=memory[1] - memory[0] if memory else None,
+        diverged=sum(kept.values("sim/diverged")) / steps if steps else 0.0,
+        overflow=max(kept.values("sim/overflow"), default=0.0),
+        actor_wait=kept.mean("actors/wait"),
+        lag_mean=kept.mean("policy/lag_mean"),
     )
+
+
+class _Rows:
+    """Rows of metrics.csv without those at the start.
+
+    Args:
+        rows: All rows of metrics.csv.
+        skipped: Number of rows to leave out at the start; the last of them tells where the first one kept began.
+    """
+
+    def __init__(self, rows: Sequence[Row], skipped: int) -> None:
+        self.rows = rows[skipped:]
+        self._before: Row = rows[skipped - 1] if skipped else {"iteration": 0, "env_steps": 0}
+        iterations = [_number(row, "iteration") for row in (self._before, *self.rows)]
+        self._seconds = [
+            _number(row, "time/iteration_s") * (now - before)
+            for row, (before, now) in zip(self.rows, itertools.pairwise(iterations), strict=True)
+        ]
+        self.total_s = sum(self._seconds)
+
+    def values(self, name: str) -> list[float]:
+        """What is known of a column."""
+        return [value for row in self.rows if (value := row.get(name)) is not None]
+
+    def mean(self, name: str) -> float | None:
+        """Mean of a column."""
+        values = self.values(name)
+        return statistics.fmean(values) if values else None
+
+    def last(self, name: str) -> float | None:
+        """Newest value of a column."""
+        return next(reversed(self.values(name)), None)
+
+    def increase(self, name: str) -> float:
+        """By how much a count has grown."""
+        return _number(self.rows[-1], name) - _number(self._before, name)
+
+    def quarters(self, name: str) -> tuple[float, float] | None:
+        """Medians of a column over the first quarter and over the last."""
+        values = self.values(name)
+        quarter = len(values) // 4
+        return (statistics.median(values[:quarter]), statistics.median(values[-quarter:])) if quarter else None
+
+    def share(self, name: str) -> float:
+        """Share of all time, from shares of each row."""
+        return sum(self._spent(name)) / self.total_s if self.total_s > 0 else 0.0
+
+    def peaks(self, name: str) -> float:
+        """Share of all time that a phase takes beyond what is usual in a row."""
+        spent = self._spent(name)
+        usual = statistics.median(spent)
+        return sum(max(0.0, seconds - usual) for seconds in spent) / self.total_s if self.total_s > 0 else 0.0
+
+    def _spent(self, name: str) -> list[float]:
+        """Time of a phase in each row [s]."""
+        return [(row.get(name) or 0.0) * wall for row, wall in zip(self.rows, self._seconds, strict=True)]
+
+
+def _number(row: Row, name: str) -> float:
+    value = row[name]
+    assert value is not None  # read_rows has looked
+    return value
 
 
 def _read_config(file: Path) -> dict[str, Any]:
@@ -373,61 +434,3 @@ def _read_environment(file: Path) -> dict[str, Any]:
         return load_json(file)
     except (OSError, ValueError) as error:
         raise ConfigError(f"{file} cannot be read: {error}") from None
-
-
-def _number(row: Row, name: str) -> float:
-    value = row[name]
-    assert value is not None  # read_rows has looked
-    return value
-
-
-def _seconds(rows: Sequence[Row], before: Row | None) -> list[float]:
-    """Wall-clock time of every row [s]."""
-    last = [_number(before, "iteration") if before else 0.0, *(_number(row, "iteration") for row in rows)]
-    return [_number(row, "time/iteration_s") * (now - was) for row, was, now in zip(rows, last, last[1:], strict=False)]
-
-
-def _share(rows: Sequence[Row], seconds: Sequence[float], name: str) -> float:
-    """Share of all time, from shares of each row."""
-    spent = sum((row.get(name) or 0.0) * wall for row, wall in zip(rows, seconds, strict=True))
-    return spent / sum(seconds) if sum(seconds) > 0 else 0.0
-
-
-def _peaks(rows: Sequence[Row], seconds: Sequence[float], name: str) -> float:
-    """Share of all time that a phase takes beyond what is usual in a row."""
-    spent = [(row.get(name) or 0.0) * wall for row, wall in zip(rows, seconds, strict=True)]
-    usual = statistics.median(spent)
-    return sum(max(0.0, time - usual) for time in spent) / sum(seconds) if sum(seconds) > 0 else 0.0
-
-
-def _values(rows: Sequence[Row], name: str) -> list[float]:
-    return [value for row in rows if (value := row.get(name)) is not None]
-
-
-def _mean(rows: Sequence[Row], name: str) -> float | None:
-    values = _values(rows, name)
-    return statistics.fmean(values) if values else None
-
-
-def _last(rows: Sequence[Row], name: str) -> float | None:
-    values = _values(rows, name)
-    return values[-1] if values else None
-
-
-def _quarters(rows: Sequence[Row], name: str) -> tuple[float, float] | None:
-    """Median over the first and over the last quarter."""
-    values = _values(rows, name)
-    quarter = len(values) // 4
-    if quarter == 0:
-        return None
-    return statistics.median(values[:quarter]), statistics.median(values[-quarter:])
-
-
-def _speed_trend(rows: Sequence[Row]) -> float | None:
-    quarters = _quarters(rows, "speed/env_steps_per_s")
-    return quarters[1] / quarters[0] if quarters and quarters[0] > 0 else None
-
-
-def _growth(rows: Sequence[Row], name: str) -> float | None:
-    quarters = _quarters(rows, name)
-    return quarters[1] - quarters[0] if quarters else None
