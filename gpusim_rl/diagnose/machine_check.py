@@ -18,23 +18,17 @@ import psutil
 
 import gpusim_rl
 from gpusim_rl.errors import ConfigError
-from gpusim_rl.files.provenance import describe_environment
+from gpusim_rl.files.provenance import describe_environment, installed_version
 from gpusim_rl.machine.hardware import available_cpus, describe_gpus, memory_available_bytes
 
 LITTLE_MEMORY_GB = 2.0  # Cartpole and the libraries fit, Ant at 4096 envs hardly
 LITTLE_DISK_GB = 1.0  # some checkpoints and videos
 
-MODULES = {  # by package; without the first four nothing trains
-    "torch": "torch",
-    "numpy": "numpy",
-    "mujoco": "mujoco",
-    "hydra-core": "hydra",
-    "mujoco-warp": "mujoco_warp",
-    "warp-lang": "warp",
-    "newton": "newton",
-}
-NEEDED = ("torch", "numpy", "mujoco", "hydra-core")
-EXTRAS = {"newton": "newton"}
+NEEDED = {"torch": "torch", "numpy": "numpy", "mujoco": "mujoco", "hydra-core": "hydra"}
+"""Modules by package; without one of them nothing trains."""
+
+OF_SIMULATORS = {"mujoco-warp": "mujoco_warp", "warp-lang": "warp", "newton": "newton"}
+"""Modules by package; without one of them simulators are missing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +62,9 @@ def check_machine(runs: Path) -> list[Check]:
     Args:
         runs: Folder in which runs will be written.
     """
-    checks = [_system(), _cpus(), memory_check(memory_available_bytes() / 1e9), *_packages()]
+    host = f"Python {platform.python_version()}, {platform.system()} {platform.machine()}"
+    system = Check("system", "ok", f"gpusim-rl {gpusim_rl.__version__}, {host}")
+    checks = [system, _cpus(), memory_check(memory_available_bytes() / 1e9), *_packages()]
     if any(check.state == "failed" for check in checks):
         return checks  # the others import what is broken
     return [*checks, *_gpus(), _kernel_cache(), _rendering(), _wandb(), disk_check(runs)]
@@ -89,13 +85,11 @@ def gpu_checks(
     """GPUs of the machine, and whether torch can use them.
 
     Args:
-        driver: What `describe_gpus` returns; None without a driver.
+        driver: Result of `describe_gpus`; None without a driver.
         built_for: CUDA version of torch's build; None for a CPU build.
-        gpus: What torch sees.
-        visible: CUDA_VISIBLE_DEVICES; None where it is not set.
+        gpus: GPUs that torch sees.
+        visible: Value of CUDA_VISIBLE_DEVICES; None where it is not set.
     """
-    if driver is None and not gpus:
-        return [Check("GPU", "ok", "none (no driver): physics and learning run on the CPU")]
     checks = []
     for index, gpu in enumerate(gpus):
         text = f"cuda:{index} {gpu.name}, capability {gpu.capability}, {gpu.memory_gb:.0f} GB"
@@ -104,10 +98,12 @@ def gpu_checks(
         else:
             fix = "install a newer (for an old GPU: an older) build of torch, or train with device=cpu"
             checks.append(Check("GPU", "failed", f"{text}: this build of torch has no kernels for it", fix))
-    if checks or driver is None:
+    if checks:
         return checks
-    there = ", ".join(device["name"] for device in driver["devices"]) or "none"
-    text = f"driver {driver['driver']}, GPUs: {there}; torch cannot use them"
+    if driver is None:
+        return [Check("GPU", "ok", "none (no driver): physics and learning run on the CPU")]
+    names = ", ".join(device["name"] for device in driver["devices"]) or "none"
+    text = f"driver {driver['driver']}, GPUs: {names}; torch cannot use them"
     if built_for is None:
         return [Check("GPU", "warning", f"{text}: it is a CPU build", "install a CUDA build of torch (pytorch.org)")]
     if visible is not None:
@@ -120,17 +116,16 @@ def has_kernels(major: int, minor: int, built: Sequence[str]) -> bool:
     """Whether a build of torch runs on a GPU.
 
     Args:
-        major: Compute capability of the GPU, as 9 in 9.0.
-        minor: As 0 in 9.0.
-        built: What torch was built for: `sm_90` runs on all later GPUs of the same major number, `compute_90` is
-            compiled for any later GPU when it is first used.
+        major: Major number of the GPU's compute capability, 9 of 9.0.
+        minor: Minor number of the GPU's compute capability, 0 of 9.0.
+        built: Architectures that torch was built for: `sm_90` runs on all later GPUs of the same major number,
+            `compute_90` is compiled for any later GPU when it is first used.
     """
-    for name in built:
-        number = int("".join(filter(str.isdigit, name)))
-        later = number <= 10 * major + minor
-        if later and (number // 10 == major or name.startswith("compute")):
-            return True
-    return False
+    numbers = {name: int("".join(filter(str.isdigit, name))) for name in built}
+    return any(
+        number <= 10 * major + minor and (number // 10 == major or name.startswith("compute"))
+        for name, number in numbers.items()
+    )
 
 
 def disk_check(runs: Path) -> Check:
@@ -150,15 +145,6 @@ def disk_check(runs: Path) -> Check:
     return Check("disk", "ok", text)
 
 
-def _system() -> Check:
-    return Check(
-        "system",
-        "ok",
-        f"gpusim-rl {gpusim_rl.__version__}, Python {platform.python_version()}, {platform.system()}"
-        f" {platform.machine()}",
-    )
-
-
 def _cpus() -> Check:
     cpu = describe_environment()["cpu"]
     load = psutil.getloadavg()[0]
@@ -171,11 +157,10 @@ def _cpus() -> Check:
 
 def _packages() -> list[Check]:
     checks, versions = [], []
-    for package, module in MODULES.items():
-        try:
-            version = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            if package not in EXTRAS:
+    for package, module in {**NEEDED, **OF_SIMULATORS}.items():
+        version = installed_version(package)
+        if version is None:
+            if package != "newton":  # an extra
                 checks.append(Check("packages", "failed", f"{package} is not installed", f"pip install {package}"))
             continue
         try:
@@ -185,8 +170,8 @@ def _packages() -> list[Check]:
             state = "failed" if package in NEEDED else "warning"
             fix = f"pip install --force-reinstall {package}"
             checks.append(Check("packages", state, f"{package} {version} cannot be imported: {reason}", fix))
-            continue
-        versions.append(f"{package} {version}")
+        else:
+            versions.append(f"{package} {version}")
     return [Check("packages", "ok", ", ".join(versions)), *checks, *_untested_versions()]
 
 
@@ -200,17 +185,11 @@ def _untested_versions() -> list[Check]:
         return []  # a checkout that is not installed
     checks = []
     for requirement in map(Requirement, requirements):
-        if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
-            continue
-        try:
-            version = importlib.metadata.version(requirement.name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-        if not requirement.specifier.contains(version, prereleases=True):
-            text = f"{requirement.name} {version} is outside the tested range {requirement.specifier}"
-            checks.append(
-                Check("packages", "warning", text, f"pip install '{requirement.name}{requirement.specifier}'")
-            )
+        of_extra = requirement.marker is not None and not requirement.marker.evaluate({"extra": ""})
+        version, tested = installed_version(requirement.name), requirement.specifier
+        if not of_extra and version is not None and not tested.contains(version, prereleases=True):
+            text = f"{requirement.name} {version} is outside the tested range {tested}"
+            checks.append(Check("packages", "warning", text, f"pip install '{requirement.name}{tested}'"))
     return checks
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
 import re
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
@@ -32,14 +33,14 @@ class Transfer:
     """A copy or a wait, and where the host asked for it.
 
     Attributes:
-        phase: In which phase.
-        what: Kind of copy or call.
-        ts: When the host called it [us].
-        tid: The thread that called it; None where the trace does not tell.
+        phase: Phase in which the host called it.
+        kind: Kind of copy, or name of the call that waits.
+        ts: Time of the call [us].
+        tid: Thread that called it; None where the trace does not tell.
     """
 
     phase: str
-    what: str
+    kind: str
     ts: float
     tid: Any
 
@@ -69,9 +70,9 @@ def read_events(events: Sequence[Mapping[str, Any]]) -> Trace:
     """Adds up what a trace of torch's profiler says about the iterations in it.
 
     Work on the device belongs to the phase in which the host launched it, whenever it ran: both records have the same
-    correlation id, all kernels of a graph that of its launch. A call that the profiler does not record (parts of the
-    driver's interface) leaves device work without a launch: while iterations run it is `OUTSIDE`. What happened outside
-    of all iterations, such as the profiler's own start and stop, does not count.
+    correlation id, all kernels of a graph that of its launch. A call that the profiler does not record (some calls of
+    the driver) leaves device work without a launch: while iterations run it is `OUTSIDE`. What happened outside of all
+    iterations, such as the profiler's own start and stop, does not count.
 
     The phases of the device follow each other as those of the host, but later: a phase lasts until its last work on
     the device is done and the host has left it, and begins where the one before it ended, or later when the host
@@ -80,42 +81,40 @@ def read_events(events: Sequence[Mapping[str, Any]]) -> Trace:
     complete = [event for event in events if event.get("ph") == "X"]
     segments = _segments(complete)
     begins = [segment.begin for segment in segments]
+    work = {segment.phase: Work() for segment in segments}
+    transfers: list[Transfer] = []
 
-    def at(ts: float) -> int | None:
+    def segment_at(ts: float) -> int | None:
         index = bisect_right(begins, ts) - 1
         return index if index >= 0 and ts < segments[index].end else None
 
-    work: dict[str, Work] = {}
-    for segment in segments:
-        work.setdefault(segment.phase, Work())
-    transfers: list[Transfer] = []
+    # The host: launches and waits.
     calls: dict[Any, Mapping[str, Any]] = {}
     waits: list[tuple[str, Mapping[str, Any]]] = []
-    waiting = set()
     for event in complete:
         if event.get("cat") not in _RUNTIME:
             continue
-        correlation = _argument(event, "correlation")
-        calls[correlation] = event
+        calls[_argument(event, "correlation")] = event
         if _WAITS.match(event["name"]):
             waits.append((event["name"], event))
-            waiting.add(correlation)
-        elif _LAUNCHES.match(event["name"]) and (index := at(event["ts"])) is not None:
+        elif _LAUNCHES.match(event["name"]) and (index := segment_at(event["ts"])) is not None:
             work[segments[index].phase].launches += 1
     # The device's own record of a wait also has those whose call is not recorded.
+    recorded = {_argument(event, "correlation") for _, event in waits}
     for event in complete:
         kind, correlation = _argument(event, "cuda_sync_kind"), _argument(event, "correlation")
-        if kind is not None and kind != "Stream Wait Event" and correlation not in waiting:
+        if kind is not None and kind != "Stream Wait Event" and correlation not in recorded:
             waits.append((kind, calls.get(correlation, event)))
     for name, event in waits:
-        if (index := at(event["ts"])) is not None:
+        if (index := segment_at(event["ts"])) is not None:
             phase = segments[index].phase
             work[phase].syncs[name] += 1
             transfers.append(Transfer(phase, name, event["ts"], event.get("tid")))
 
+    # The device: kernels and copies.
     ends = [segment.end for segment in segments]  # of the host, then of the device too
-    device: list[tuple[float, float]] = []
-    graphs: dict[Any, tuple[float, float]] = {}
+    busy_spans: list[tuple[float, float]] = []
+    graph_spans: dict[Any, tuple[float, float]] = {}
     unlaunched: list[Mapping[str, Any]] = []
 
     def count(event: Mapping[str, Any], phase: str, call: Mapping[str, Any]) -> None:
@@ -130,27 +129,26 @@ def read_events(events: Sequence[Mapping[str, Any]]) -> Trace:
         if event.get("cat") not in _DEVICE:
             continue
         begin, end = event["ts"], event["ts"] + event.get("dur", 0.0)
-        device.append((begin, end))
+        busy_spans.append((begin, end))
         correlation = _argument(event, "correlation")
         call = calls.get(correlation)
         if _argument(event, "graph id") or (call is not None and "GraphLaunch" in call["name"]):
-            first, final = graphs.get(correlation, (begin, end))
-            graphs[correlation] = min(first, begin), max(final, end)
+            first, final = graph_spans.get(correlation, (begin, end))
+            graph_spans[correlation] = min(first, begin), max(final, end)
         if call is None:
             unlaunched.append(event)
-        elif (index := at(call["ts"])) is not None:
+        elif (index := segment_at(call["ts"])) is not None:
             ends[index] = max(ends[index], end)
             count(event, segments[index].phase, call)
-    last = max(ends, default=0.0)
     for event in unlaunched:
-        if segments and segments[0].begin <= event["ts"] < last:
+        if segments and segments[0].begin <= event["ts"] < max(ends):
             count(event, OUTSIDE, event)
 
-    busy, occupied = _Union(device), _Union([*device, *graphs.values()])
-    boundary = -float("inf")
+    busy, occupied = _Union(busy_spans), _Union([*busy_spans, *graph_spans.values()])
+    boundary = -math.inf
     for segment, end in zip(segments, ends, strict=True):
         begin, boundary = max(boundary, segment.begin), max(boundary, end)
-        work[segment.phase].wall_s += (boundary - begin) * 1e-6 if boundary > begin else 0.0
+        work[segment.phase].wall_s += max(0.0, boundary - begin) * 1e-6
         work[segment.phase].busy_s += busy.within(begin, boundary) * 1e-6
         work[segment.phase].occupied_s += occupied.within(begin, boundary) * 1e-6
     return Trace(work, transfers)
@@ -161,16 +159,16 @@ def name_function(events: Iterable[Mapping[str, Any]], transfer: Transfer, libra
 
     A trace knows where a function begins, not the line in it.
     """
-    best: tuple[float, str] | None = None
+    innermost: tuple[float, str] | None = None
     for event in events:
-        found = _FUNCTION.fullmatch(event["name"]) if event.get("cat") == "python_function" else None
-        if found is None or library.search(found["file"]):
+        function = _FUNCTION.fullmatch(event["name"]) if event.get("cat") == "python_function" else None
+        if function is None or library.search(function["file"]):
             continue
         begin = event["ts"]
         inside = begin <= transfer.ts < begin + event.get("dur", 0.0) and event.get("tid") == transfer.tid
-        if inside and (best is None or begin >= best[0]):
-            best = begin, f"{found['file']}:{found['line']} (in {found['function']})"
-    return best and best[1]
+        if inside and (innermost is None or begin >= innermost[0]):
+            innermost = begin, f"{function['file']}:{function['line']} (in {function['function']})"
+    return innermost and innermost[1]
 
 
 def _argument(event: Mapping[str, Any], name: str) -> Any:
@@ -198,7 +196,7 @@ def _segments(events: Iterable[Mapping[str, Any]]) -> list[_Segment]:
             segments.append(_Segment(now, ts, stack[-1][1]))
         now = max(now, ts)
 
-    for begin, end, phase in sorted(ranges, key=lambda found: (found[0], -found[1])):
+    for begin, end, phase in sorted(ranges, key=lambda span: (span[0], -span[1])):
         while stack and stack[-1][0] <= begin:
             until(stack[-1][0])
             stack.pop()

@@ -186,7 +186,7 @@ def _stack_locations(loop: Loop) -> Counter[SourceLocation]:
     """The transfers of one more iteration, and the functions that asked for them."""
     events = _trace(loop, 1, stacks=True)
     found = read_events(events).transfers
-    return Counter(SourceLocation(each.phase, each.what, name_function(events, each, LIBRARY) or "") for each in found)
+    return Counter(SourceLocation(each.phase, each.kind, name_function(events, each, LIBRARY) or "") for each in found)
 
 
 class _CurrentPhase:

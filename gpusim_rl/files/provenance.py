@@ -48,7 +48,7 @@ def describe_environment() -> dict[str, Any]:
         "platform": f"{platform.system()} {platform.release()} {platform.machine()}",
         "versions": {
             "gpusim-rl": gpusim_rl.__version__,
-            **{package: version for package in PACKAGES if (version := _version(package))},
+            **{package: version for package in PACKAGES if (version := installed_version(package))},
         },
         "cpu": {
             "model": _cpu_model(),
@@ -61,7 +61,8 @@ def describe_environment() -> dict[str, Any]:
     }
 
 
-def _version(package: str) -> str | None:
+def installed_version(package: str) -> str | None:
+    """Version of an installed package; None where it is not installed."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:

@@ -96,7 +96,7 @@ def test_copies_and_waits_are_counted_by_phase():
     assert log.syncs == {"cudaEventSynchronize": 1}
     assert outside.to_device == Copies(1, 8) and not outside.syncs
     assert us(outside) == (10, 1)
-    assert sorted((each.phase, each.what, each.ts) for each in reading.transfers if "Sync" in each.what) == [
+    assert sorted((each.phase, each.kind, each.ts) for each in reading.transfers if "Sync" in each.kind) == [
         ("log", "cudaEventSynchronize", 63),
         ("rollout", "cudaStreamSynchronize", 10),
     ]
