@@ -43,18 +43,18 @@ CLASSES = {
     *(str(dtype).replace(".", " ") for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)),
     *(f"torch {storage}" for storage in torch.storage._dtype_to_storage_type_map().values()),
 }
-"""What the archive's pickle may name: none of these allocates more than the archive holds. `weights_only=True` alone
-would let a file name `bytearray` or `torch.Tensor`, and so take any amount of memory."""
+"""Names that the archive's pickle may hold: none of these allocates more than the archive has. `weights_only=True`
+alone would let a file name `bytearray` or `torch.Tensor`, and so take any amount of memory."""
 DTYPES = tuple(torch.storage._dtype_to_storage_type_map())
-"""Of the tensors: torch needs other classes than `CLASSES` for uint16 and the like."""
+"""Types of tensors: torch needs other classes than `CLASSES` for uint16 and the like."""
 
 
 def save(path: Path, payload: Mapping[str, Any]) -> None:
-    """Write a checkpoint in place of `path`, atomically.
+    """Writes a checkpoint in place of `path`, atomically.
 
     Args:
         path: File to write.
-        payload: Nested dicts and lists of tensors, numbers, strings and None.
+        payload: State, nested dicts and lists of tensors, numbers, strings and None.
 
     Raises:
         OSError: The disk is full or the folder is gone. The old file is as it was.
@@ -78,11 +78,14 @@ def save(path: Path, payload: Mapping[str, Any]) -> None:
 
 
 def check_is_data(node: Any, path: str = "") -> None:
-    """Stop where a state has something that `load` would refuse.
+    """Refuses a state with something that `load` would refuse.
 
     Args:
-        node: What is to be saved.
-        path: Where it stands in the state.
+        node: State, or a branch of it.
+        path: Keys that lead to the branch.
+
+    Raises:
+        ConfigError: There is something else than data; the message says where.
     """
     kind = type(node)
     if kind in (dict, OrderedDict):
@@ -109,11 +112,11 @@ def _not_data(value: Any, where: str) -> ConfigError:
 
 
 def load(path: Path, map_location: str | torch.device = "cpu") -> dict[str, Any]:
-    """Read a checkpoint of this format.
+    """Reads a checkpoint of this format.
 
     Args:
         path: File to read.
-        map_location: Device of the tensors. Random-generator states must stay on the CPU.
+        map_location: Device of the tensors; random-generator states must stay on the CPU.
 
     Raises:
         ConfigError: The file is damaged, not ours, of another format, or holds more than data.
@@ -149,7 +152,7 @@ def load(path: Path, map_location: str | torch.device = "cpu") -> dict[str, Any]
 
 
 def newest_intact(folder: Path) -> Path | None:
-    """The newest checkpoint in a folder whose digest is right; None without one."""
+    """Returns the newest checkpoint in a folder whose digest is right; None without one."""
     intact = []
     for path in folder.glob("*.pt"):
         with suppress(OSError, ConfigError), open_file(path) as file:
@@ -159,7 +162,7 @@ def newest_intact(folder: Path) -> Path | None:
 
 
 def digest_of(path: Path) -> str | None:
-    """The digest that a checkpoint carries, unchecked; None where the file cannot be read."""
+    """Returns the digest that a checkpoint carries, unchecked; None where the file cannot be read."""
     with suppress(OSError, ConfigError, UnicodeDecodeError), open_file(path) as file:
         file.seek(max(0, file.seek(0, 2) - DIGEST_SIZE))
         return file.read().decode("ascii")
@@ -167,7 +170,7 @@ def digest_of(path: Path) -> str | None:
 
 
 def _digest(file: IO[bytes], size: int) -> bytes:
-    """SHA-256 of the first `size` bytes, in hex."""
+    """Returns the SHA-256 of the first `size` bytes, in hex."""
     digest, block = hashlib.sha256(), memoryview(bytearray(1 << 20))
     file.seek(0)
     while size:
@@ -192,7 +195,7 @@ def _is_intact(file: IO[bytes]) -> bool:
 
 
 def _damaged(path: Path, file: IO[bytes]) -> ConfigError:
-    """The error for a file without the digest of its content."""
+    """Returns the error for a file without the digest of its content."""
     with warnings.catch_warnings(), suppress(Exception):  # another program's?
         warnings.simplefilter("ignore")
         file.seek(0)
@@ -218,7 +221,7 @@ def _foreign(path: Path) -> ConfigError:
 
 
 def _strange(file: IO[bytes]) -> str:
-    """What an archive has that `save` does not write, found without unpacking it; empty for nothing."""
+    """Returns what an archive has that `save` does not write, found without unpacking it; empty for nothing."""
     size = file.seek(0, 2)
     file.seek(0)
     if file.read(4) != b"PK\x03\x04":  # else torch reads an older format, and zipfile an archive that is further back
@@ -241,7 +244,7 @@ def _strange(file: IO[bytes]) -> str:
 
 
 def _strange_pickle(content: bytes) -> str:
-    """What a pickle has that `save` does not write; empty for nothing.
+    """Returns what a pickle has that `save` does not write; empty for nothing.
 
     Follows the pickle's stack with the number of values in each object alone. A tuple that holds a tuple twice, sixty
     times over, is 300 bytes, and its hash takes for ever where it is the key of a dict.
@@ -277,7 +280,7 @@ def _strange_pickle(content: bytes) -> str:
 
 
 def _is_small(payload: Any) -> bool:
-    """Whether walking through the state ends soon, and no tensor is larger than its memory.
+    """Returns whether walking through the state ends soon, and no tensor is larger than its memory.
 
     A pickle of 1 kB can hold lists that contain each other a billion times, and views that repeat one number as often.
     """

@@ -1,4 +1,4 @@
-"""Where things are, the same in a checkout, an editable install and a wheel; and where a run is."""
+"""Paths of what we ship, in a checkout, an editable install and a wheel; and of runs."""
 
 from __future__ import annotations
 
@@ -19,31 +19,31 @@ PACKAGE = Path(__file__).resolve().parents[1]
 
 
 def checkout() -> Path | None:
-    """Folder of the source checkout this package is imported from; None in an installed wheel."""
+    """Returns the folder of the source checkout this package is imported from; None in an installed wheel."""
     root = PACKAGE.parent
     return root if (root / "pyproject.toml").is_file() and (root / "tasks").is_dir() else None
 
 
 def cfg_dir() -> Path:
-    """Folder with config.yaml and the groups of settings: task, algo, sim, actors, log, debug."""
+    """Returns the folder with config.yaml and the groups of settings."""
     return _shipped("cfg")
 
 
 def tasks_dir() -> Path:
-    """Folder with one file per task; imported as `gpusim_rl.tasks.<file>`."""
+    """Returns the folder with one file per task; imported as `gpusim_rl.tasks.<file>`."""
     return _shipped("tasks")
 
 
 def assets_dir() -> Path:
-    """Folder with the MJCF files of our tasks."""
+    """Returns the folder with the MJCF files of our tasks."""
     return tasks_dir() / "assets"
 
 
 def robot_file(name: str) -> str | Path:
-    """What `Scene.add` takes for a task's setting `robot`.
+    """Returns the argument of `Scene.add` for a task's setting `robot`.
 
     Args:
-        name: A file of `assets_dir` without its ending, a path to an .xml or .urdf file, or `menagerie:<robot>`.
+        name: File of `assets_dir` without its ending, path to an .xml or .urdf file, or `menagerie:<robot>`.
 
     Raises:
         ConfigError: There is no such file in `assets_dir`.
@@ -60,17 +60,17 @@ def robot_file(name: str) -> str | Path:
 
 
 def tools_dir() -> Path:
-    """Folder with the tools: each runs as `python tools/x.py` and as `gpusim-rl x`."""
+    """Returns the folder with the tools: each runs as `python tools/x.py` and as `gpusim-rl x`."""
     return _shipped("tools")
 
 
 def learning_file() -> Path:
-    """Results of the learning benchmark on our tasks, written by `benchmarks/bench.py learn`."""
+    """Returns the file with the results of `benchmarks/bench.py learn` on our tasks."""
     return _shipped("benchmarks") / "tasks.json"
 
 
 def train_file() -> Path:
-    """The training script; a wheel keeps it with the tools (`gpusim_rl.train` is a function)."""
+    """Returns the training script; a wheel keeps it with the tools (`gpusim_rl.train` is a function)."""
     root = checkout()
     return (root or tools_dir()) / "train.py"
 
@@ -81,10 +81,11 @@ def _shipped(name: str) -> Path:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint file and its run folder (None for a file that was copied elsewhere)."""
+    """A checkpoint."""
 
     file: Path
     run_dir: Path | None
+    """Folder of its run; None for a file that was copied elsewhere."""
 
     @property
     def continues(self) -> bool:
@@ -93,11 +94,14 @@ class Checkpoint:
 
 
 def find_checkpoint(name: str, runs: str | Path = "runs") -> Checkpoint:
-    """Resolve what a user calls a run: a folder, a .pt file, or a task (meaning its latest run with a checkpoint).
+    """Finds what a user calls a run: a folder, a .pt file, or a task (meaning its latest run with a checkpoint).
 
     Args:
         name: `runs/Ant/2026-01-31_12-00-00`, `runs/Ant/latest`, `some/file.pt` or `Ant`.
         runs: Folder of all runs (`log.dir`).
+
+    Raises:
+        ConfigError: There is none, or the run folder holds links.
     """
     path = _resolve(name, runs, ("checkpoints/*.pt",))
     if path.is_dir():
@@ -117,7 +121,7 @@ def find_checkpoint(name: str, runs: str | Path = "runs") -> Checkpoint:
 
 
 def _no_last(run: Path) -> ConfigError:
-    """The error for a folder without checkpoints/last.pt."""
+    """Returns the error for a folder without checkpoints/last.pt."""
     others = [file for file in (run / "checkpoints").glob("*.pt") if file.is_file()]
     if others:
         newest = max(others, key=lambda file: file.stat().st_mtime_ns)
@@ -130,11 +134,14 @@ def _no_last(run: Path) -> ConfigError:
 
 
 def find_run(name: str, runs: str | Path = "runs") -> Path:
-    """Folder of a run, which may not have saved a checkpoint yet.
+    """Finds the folder of a run, which may not have saved a checkpoint yet.
 
     Args:
-        name: As for `find_checkpoint`; a task means its latest run with a row of metrics or a checkpoint.
+        name: Name of a run, as for `find_checkpoint`; a task means its latest run with metrics or a checkpoint.
         runs: Folder of all runs (`log.dir`).
+
+    Raises:
+        ConfigError: There is none, or it holds links.
     """
     path = _resolve(name, runs, ("metrics.csv", "checkpoints/*.pt"))
     folder = path.parent.parent if path.is_file() else path
@@ -147,7 +154,7 @@ def find_run(name: str, runs: str | Path = "runs") -> Path:
 
 
 def _resolve(name: str, runs: str | Path, needed: Sequence[str]) -> Path:
-    """The path that a user means; there may be nothing. A group means its latest run with one of the files `needed`."""
+    """Returns the path that a user means; there may be nothing. A group is its latest run with a file of `needed`."""
     try:
         path = Path(name).expanduser()
         if not path.exists() and (Path(runs) / name).is_dir():
@@ -166,7 +173,7 @@ def _resolve(name: str, runs: str | Path, needed: Sequence[str]) -> Path:
 
 
 def _latest(group: Path, base: Path, needed: Sequence[str]) -> Path:
-    """The latest run of a group, or the one before it where the latest has none of the files `needed`.
+    """Returns the latest run of a group, or the one before it where the latest has none of the files `needed`.
 
     A run that crashed at its start must not hide those that trained. `latest` may be in the folder of an experiment,
     where other tasks are too: only runs of its task count.
@@ -193,23 +200,19 @@ def _latest(group: Path, base: Path, needed: Sequence[str]) -> Path:
     runs = [run for run in runs if trained(run) and task(run) == task(latest)]
     if not runs:
         return latest
-    newest = max(runs, key=lambda run: [int(part) for part in re.findall(r"\d+", run.name)])  # named after the time
+    newest = max(runs, key=lambda run: [int(digits) for digits in re.findall(r"\d+", run.name)])  # named after the time
     text = f"{from_here(latest)} has no {' or '.join(needed)}: using {from_here(newest)}"
     sys.stderr.write(f"{printable(text)}\n")
     return newest
 
 
 def run_names(runs: str | Path = "runs") -> list[str]:
-    """Tasks and experiments that have a run.
-
-    Args:
-        runs: Folder of all runs (`log.dir`).
-    """
+    """Returns the tasks and experiments that have a run in the folder of all runs (`log.dir`)."""
     return sorted({path.parent.parent.name for path in Path(runs).glob("*/*/config.yaml")})
 
 
 def check_out(out: Path | None, *, overwrite: bool) -> None:
-    """Whether a tool may write to what `--out` names; asked before the work begins.
+    """Checks, before the work begins, that a tool may write to what `--out` names.
 
     Raises:
         ConfigError: It exists, or the folder around it does not.
@@ -222,16 +225,16 @@ def check_out(out: Path | None, *, overwrite: bool) -> None:
 
 
 def free_name(path: Path) -> Path:
-    """The path, or where there is such a file the first free one of `<name>-2`, `<name>-3` and so on."""
+    """Returns the path, or where there is such a file the first free one of `<name>-2`, `<name>-3` and so on."""
     names = itertools.chain([path], (path.with_stem(f"{path.stem}-{count}") for count in itertools.count(2)))
     return next(name for name in names if not name.exists())
 
 
 def complete_run(typed: str, runs: str | Path = "runs") -> list[str]:
-    """What TAB makes of the beginning of a run: names of tasks and experiments, else folders and .pt files.
+    """Returns the completions of a run's beginning: names of tasks and experiments, else folders and .pt files.
 
     Args:
-        typed: The beginning.
+        typed: Beginning of a run's name.
         runs: Folder of all runs (`log.dir`).
     """
     # A shell runs what stands in a name: those with other characters are not offered.
@@ -241,7 +244,7 @@ def complete_run(typed: str, runs: str | Path = "runs") -> list[str]:
 
 
 def _nearest(name: str, path: Path, runs: str | Path) -> str:
-    """What there is where a run was looked for, and what may have been meant."""
+    """Returns what there is where a run was looked for, and what may have been meant."""
     nearest = next(parent for parent in path.parents if parent.is_dir())
     if "/" not in name and Path(runs).is_dir():
         nearest = Path(runs)
@@ -251,13 +254,13 @@ def _nearest(name: str, path: Path, runs: str | Path) -> str:
 
 
 def from_here(path: Path) -> Path:
-    """The path relative to the current directory where it is below it, for short messages."""
-    here = Path.cwd()
-    return path.relative_to(here) if path != here and path.is_relative_to(here) else path
+    """Returns the path relative to the current directory where it is below it, for short messages."""
+    current = Path.cwd()
+    return path.relative_to(current) if current in path.parents else path
 
 
 def _contents(folder: Path, limit: int = 6) -> str:
-    """What is in a folder, newest first."""
+    """Returns the names in a folder, newest first."""
     entries = sorted(folder.iterdir(), key=lambda entry: entry.lstat().st_mtime, reverse=True)
     names = [entry.name for entry in entries if not entry.name.startswith(".")]
     return (", ".join(names[:limit]) + (", …" if len(names) > limit else "")) or "nothing"

@@ -1,4 +1,4 @@
-"""Which code, which versions and which machine: what a run or a measurement came from."""
+"""Provenance of a run or a measurement: code, versions and machine."""
 
 from __future__ import annotations
 
@@ -23,24 +23,15 @@ import gpusim_rl
 from gpusim_rl.files import paths
 from gpusim_rl.machine.hardware import available_cpus, describe_gpus
 
-PACKAGES = (  # whose versions env.json tells
-    "torch",
-    "numpy",
-    "mujoco",
-    "mujoco-warp",
-    "warp-lang",
-    "newton",
-    "hydra-core",
-    "omegaconf",
-    "wandb",
-)
+PACKAGES = ("torch", "numpy", "mujoco", "mujoco-warp", "warp-lang", "newton", "hydra-core", "omegaconf", "wandb")
+"""Packages whose versions are in env.json."""
 GIT_TIMEOUT_S = 10
 GIT_OUTPUT_LIMIT = 4 * 2**20  # bytes
 SOURCES = ("*.py", "*.yaml", "*.yml", "*.toml", "*.xml", "*.urdf")  # new files in git.diff
 
 
 def describe_environment() -> dict[str, Any]:
-    """What a run depends on besides its config. Without the host's name: run folders are shared."""
+    """Returns what a run depends on besides its config. Without the host's name: run folders are shared."""
     return {
         "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "command": shlex.join(["python", *sys.argv]),
@@ -78,14 +69,14 @@ def _cpu_model() -> str:
 
 
 def git_state(*exclude: Path) -> tuple[dict[str, Any] | None, bytes]:
-    """Commit of the project's checkout (else of the current folder) and what differs from it.
+    """Returns the commit of the project's checkout (else of the current folder), and what differs from it.
 
     Args:
-        exclude: What the caller writes itself, files or folders: that of all runs, results. May lie in the checkout.
+        exclude: Files or folders that the caller writes itself, such as that of all runs. May lie in the checkout.
 
     Returns:
-        `{"sha", "dirty"}` and a diff with new source files in it; None and no diff outside a
-        repository, before its first commit or without git.
+        `{"sha", "dirty"}` and a diff with new source files in it; None and no diff outside a repository, before its
+        first commit or without git.
     """
     folder = paths.checkout() or Path.cwd()
     try:
@@ -110,18 +101,10 @@ def git_state(*exclude: Path) -> tuple[dict[str, Any] | None, bytes]:
 
 
 def _git(folder: Path, *arguments: str, env: Mapping[str, str] | None = None) -> bytes:
-    """Run git and return what it prints, cut at GIT_OUTPUT_LIMIT."""
+    """Runs git and returns what it prints, cut at GIT_OUTPUT_LIMIT."""
     with tempfile.TemporaryFile() as output:
-        subprocess.run(
-            ["git", *arguments],
-            cwd=folder,
-            env=env,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.DEVNULL,
-            timeout=GIT_TIMEOUT_S,
-            check=True,
-        )
+        streams = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": subprocess.DEVNULL}
+        subprocess.run(["git", *arguments], cwd=folder, env=env, timeout=GIT_TIMEOUT_S, check=True, **streams)
         output.seek(0)
         text = output.read(GIT_OUTPUT_LIMIT)
         return text + b"\n[cut here]\n" if output.read(1) else text

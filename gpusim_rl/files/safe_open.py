@@ -1,6 +1,6 @@
-"""Files of a run folder. They may come from a stranger or from a failing disk: they are read as data, or refused.
+"""Safe reading and writing of a run folder's files: they may come from a stranger or from a failing disk.
 
-docs/security.md says what is promised. Free of torch.
+They are read as data, or refused: docs/security.md says what is promised. Free of torch.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ MAX_FOLDERS = 20
 MAX_DIGITS = 100
 """Characters of a number in a saved yaml: one of a million, `1:59:59:…` in base 60, takes minutes to read."""
 DIGEST = b"# sha256 "
-"""Begins the first line of a saved yaml; the hex digest of what follows the line is behind it."""
+"""Beginning of the first line of a saved yaml; the hex digest of what follows the line is behind it."""
 NUMBER = re.compile(r"[-+.]?[0-9][0-9a-fA-FxobE_:.+-]*")
 PLAIN = (str, int, float, bool, type(None))
 
@@ -44,11 +44,11 @@ _FLAGS = {"rb": os.O_RDONLY, "ab": os.O_WRONLY | os.O_APPEND | os.O_CREAT, "ab+"
 
 
 def open_file(path: Path, mode: Literal["rb", "ab", "ab+"] = "rb", buffering: int = -1) -> IO[bytes]:
-    """Open a regular file. A link is not followed, a named pipe does not block.
+    """Opens a regular file. A link is not followed, a named pipe does not block.
 
     Raises:
-        ConfigError: There is something else than a regular file; or one to write to, which has a second name.
-        OSError: As by `open`.
+        ConfigError: It is no regular file; or it is one to write to, and has a second name.
+        OSError: It cannot be opened.
     """
     try:
         number = os.open(path, _FLAGS[mode] | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
@@ -70,7 +70,7 @@ def lock(file: IO[bytes]) -> bool:
     """Locks an open file for this process and those that inherit it, until the last of them has closed it or ended.
 
     Returns:
-        False where another process has locked it.
+        Whether it is locked; False if another process has locked it.
 
     Raises:
         OSError: The file system has no locks.
@@ -84,11 +84,11 @@ def lock(file: IO[bytes]) -> bool:
 
 
 def read_bytes(path: Path, limit: int = MAX_BYTES) -> bytes:
-    """Content of a regular file of at most `limit` bytes.
+    """Returns the content of a regular file of at most `limit` bytes.
 
     Raises:
         ConfigError: It is larger, or no regular file.
-        OSError: As by `open`.
+        OSError: It cannot be read.
     """
     with open_file(path) as file:
         content = file.read(limit + 1)
@@ -99,7 +99,7 @@ def read_bytes(path: Path, limit: int = MAX_BYTES) -> bytes:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[IO[bytes]]:
-    """Write a file that takes the place of `path` only when it is complete and on disk.
+    """Writes a file that takes the place of `path` only when it is complete and on disk.
 
     Whatever happens before, a full disk or a kill, leaves the old file as it was. A link at `path` is replaced, not
     followed.
@@ -120,12 +120,12 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
 
 
 def temporary_name(path: Path) -> Path:
-    """A name beside `path` that no other process uses."""
+    """Returns a name beside `path` that no other process uses."""
     return path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
 
 
 def keep_damaged(path: Path) -> str:
-    """Copy a file that is about to be replaced; return the copy's name: `<name>-damaged`, `<name>-damaged-2` and so on.
+    """Copies a file that is about to be replaced; returns the copy's name, `<name>-damaged`, `<name>-damaged-2` ...
 
     Raises:
         OSError: The disk is full, or the file cannot be read.
@@ -144,7 +144,7 @@ def keep_damaged(path: Path) -> str:
 
 
 def remove_temporary(folder: Path) -> None:
-    """Delete what a killed process left of `replacing`. No other process may be writing there."""
+    """Deletes what a killed process left of `replacing`. No other process may be writing there."""
     for file in folder.glob(".*.tmp"):
         if re.fullmatch(r"\..+\.[0-9a-f]{8}\.tmp", file.name):
             with suppress(OSError):
@@ -152,19 +152,19 @@ def remove_temporary(folder: Path) -> None:
 
 
 def refuse_links(run_dir: Path) -> None:
-    """Stop where a run folder holds something else than files and folders: it could lead to other files of the user's.
+    """Refuses a run folder that holds more than files and folders: it could lead to other files of the user's.
 
     Links below `wandb` are W&B's own, which replaces them and does not follow them.
 
     Raises:
-        ConfigError: With the first such entry, or a folder that is nested too deeply.
+        ConfigError: There is such an entry, or a folder is nested too deeply.
     """
     for entry in _entries(run_dir):
         refuse_link(Path(entry.path))
 
 
 def refuse_link(path: Path) -> None:
-    """Stop where an entry of a run folder is no file and no folder."""
+    """Refuses an entry of a run folder that is no file and no folder."""
     mode = path.lstat().st_mode
     if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
         raise _not_a_file(path, mode)
@@ -204,13 +204,13 @@ class _Dumper(yaml.SafeDumper):
 
 
 def dump_yaml(value: Any) -> bytes:
-    """Plain values as yaml, with their digest in the first line."""
+    """Returns plain values as yaml, with their digest in the first line."""
     body = yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True).encode()
     return DIGEST + hashlib.sha256(body).hexdigest().encode() + b"\n" + body
 
 
 def is_intact(path: Path) -> bool:
-    """Whether a saved yaml is as `dump_yaml` wrote it; False where it cannot be read.
+    """Returns whether a saved yaml is as `dump_yaml` wrote it; False where it cannot be read.
 
     Raises:
         ConfigError: It is no file, or larger than any of ours.
@@ -223,7 +223,7 @@ def is_intact(path: Path) -> bool:
 
 
 def load_yaml(path: Path) -> Any:
-    """Read plain values, whoever wrote them.
+    """Reads plain values, whoever wrote them.
 
     Raises:
         ConfigError: The file cannot be read, is no yaml, or holds what is no data: see `check_plain`.
@@ -246,7 +246,7 @@ def load_yaml(path: Path) -> Any:
 
 
 def _check_events(text: bytes, path: Path) -> None:
-    """Stop at aliases (a few stand for millions of values), tags (they name classes), long numbers, masses of values.
+    """Refuses aliases (a few stand for millions of values), tags (they name classes), long numbers, masses of values.
 
     Parsing is lazy: a large text costs no more than `MAX_NODES` values.
     """
@@ -265,10 +265,10 @@ def _check_events(text: bytes, path: Path) -> None:
 
 
 def check_plain(value: Any, where: Path | str) -> None:
-    """Stop where saved settings hold something else than resolved data.
+    """Refuses saved settings that hold more than resolved data.
 
     Args:
-        value: Nested dicts and lists.
+        value: Settings, nested dicts and lists.
         where: File that they are from.
 
     Raises:
@@ -299,11 +299,11 @@ def check_plain(value: Any, where: Path | str) -> None:
 
 
 def load_json(path: Path) -> dict[str, Any]:
-    """Read a file such as env.json.
+    """Reads a file such as env.json.
 
     Raises:
         ValueError: It is damaged. ConfigError is one.
-        OSError: As by `open`.
+        OSError: It cannot be read.
     """
     try:
         value = json.loads(read_bytes(path))
