@@ -123,8 +123,8 @@ def parse_learn(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="bench learn",
         description="Train tasks to their thresholds, or for a stated time, and keep the curves: tasks.json, a plot,"
-        " the table in docs/benchmarks.md. A task that has reached its threshold is not trained again; another one"
-        " continues with more minutes.",
+        " the tables in docs/benchmarks.md and README.md. A task that has reached its threshold is not trained again;"
+        " another one continues with more minutes.",
     )
     add = parser.add_argument
     add("tasks", nargs="*", metavar="TASK", help="default: all in learn.yaml")
@@ -231,10 +231,13 @@ def learn(args: argparse.Namespace) -> int:
             stop.set()
             pool.shutdown(cancel_futures=True)
     outcomes = list(known.values())
-    lines = learning.table(outcomes, goals, learning.read_others(args.out / "off_policy.json"))
+    others = learning.read_others(args.out / "off_policy.json")
+    lines = learning.table(outcomes, goals, others)
     print("\n".join(lines))
     if args.page.is_file():
         write(args.page, learning.fill(args.page.read_text(), lines))
+    if (front := Path("README.md")).is_file():
+        write(front, learning.fill(front.read_text(), learning.front_page(others), "tasks"))
     draw(lambda figures: learning.draw(outcomes, figures), args.out / "tasks.png")
     return EXIT_INTERRUPTED if interrupted else int(failed)
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import csv
 import json
 import os
+import re
 import signal
+import statistics
 import subprocess
 import threading
 import time
@@ -22,8 +24,10 @@ import yaml
 from gpusim_rl.env import VecEnv
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.files.safe_open import replacing
+from gpusim_rl.learned import duration, learned, median_time
 from gpusim_rl.run.metrics import WINDOW
 from gpusim_rl.settings.checks import build
+from gpusim_rl.settings.discover import tasks
 
 SCHEMA = 3  # 2 has no `stat`; 1 has no `settings` and `episodes`, and counted means of fewer than 100 episodes too
 POINTS = 60
@@ -163,12 +167,14 @@ class Other:
 
     Attributes:
         algo: Name of the algorithm.
+        command: The command line that trained it.
         curve: Env steps [million], seconds and return.
         success: Share of evaluated episodes that succeed; None where none was measured.
     """
 
     algo: str
     curve: list[list[float]]
+    command: str = ""
     success: float | None = None
 
 
@@ -178,7 +184,7 @@ def read_others(file: Path) -> dict[str, list[Other]]:
         return {}
     found: dict[str, list[Other]] = {}
     for run in json.loads(file.read_text())["runs"]:
-        found.setdefault(run["task"], []).append(Other(run["algo"], run["curve"], run.get("success")))
+        found.setdefault(run["task"], []).append(Other(run["algo"], run["curve"], run["command"], run.get("success")))
     return found
 
 
@@ -482,9 +488,11 @@ def table(
     for task in sorted({outcome.task for outcome in outcomes}):
         seeds = [outcome for outcome in outcomes if outcome.task == task]
         reached = [outcome for outcome in seeds if outcome.reached]
-        all_reached = len(reached) == len(seeds)
-        steps = _median([(o.env_steps_to_threshold if all_reached else o.env_steps) or 0.0 for o in seeds])
-        seconds = _median([(o.seconds_to_threshold if all_reached else o.seconds) or 0.0 for o in seeds])
+        seconds, steps = (
+            median_time([getattr(o, f"{name}_to_threshold") for o in seeds])
+            or statistics.median(getattr(o, name) for o in seeds)
+            for name in ("seconds", "env_steps")
+        )
         final = _median([o.final_return for o in seeds if o.final_return is not None])
         fewest = min((o.episodes for o in seeds if o.episodes is not None), default=WINDOW)
         few = f" ({fewest:.0f} episodes)" if 0 < fewest < WINDOW else " (few episodes)" if fewest < WINDOW else ""
@@ -495,8 +503,8 @@ def table(
             _success(seeds, goal),
             amount(seeds[0].threshold, seeds[0].stat),
             f"{len(reached)} of {len(seeds)}" + ("" if _learned(seeds) else ", not above random"),
-            f"{steps / 1e6:.1f} M" if steps is not None else "",
-            _duration(seconds),
+            f"{steps / 1e6:.1f} M",
+            duration(seconds),
             hardware(seeds[0].environment),
             f"{final:,.0f}{few}" if final is not None else "–",
             f"{random:,.0f}" if random is not None else "–",
@@ -562,25 +570,45 @@ def _machine(environment: Mapping[str, Any]) -> str:
     return f"{count} CPU core{'' if count == 1 else 's'}"
 
 
-def _duration(seconds: float | None) -> str:
-    if seconds is None:
-        return "–"
-    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
-
-
 def _median(values: Sequence[float]) -> float | None:
-    ordered = sorted(values)
-    if not ordered:
+    return statistics.median(values) if values else None
+
+
+def front_page(others: Mapping[str, Sequence[Other]]) -> list[str]:
+    """Markdown: the tasks, what each learns, and the best result with the settings that make it."""
+    lines = ["|task|what it learns|best result, settings|", "|---|---|---|"]
+    results = learned()
+    for name, entry in tasks().items():
+        result, settings = results[name].result, results[name].overrides
+        if results[name].seconds is None and (other := _first_to_succeed(name, others.get(name, ()))) is not None:
+            result, settings = other
+        aim = re.split(r"[,;.]", entry.description)[0]
+        lines.append(f"|`{name}`|{aim}|{result}{f', `{chr(32).join(settings)}`' if settings else ''}|")
+    return lines
+
+
+def _first_to_succeed(task: str, others: Sequence[Other]) -> tuple[str, list[str]] | None:
+    """The result and settings of the training by another algorithm that reached a task's threshold first."""
+    threshold, stat = read_goals(Path(__file__).with_name("learn.yaml"))[task].judged
+    points = []
+    for other in others:
+        if not stat:
+            points += [(point[1], other) for point in other.curve if point[2] >= threshold][:1]
+        elif stat == "success" and (other.success or 0.0) >= threshold:
+            points.append((other.curve[-1][1], other))
+    if not points:
         return None
-    middle = len(ordered) // 2
-    return ordered[middle] if len(ordered) % 2 else 0.5 * (ordered[middle - 1] + ordered[middle])
+    seconds, other = min(points, key=lambda entry: entry[0])
+    value = f"success {other.success:.2g}" if stat else f"{threshold:,.0f}"
+    words = [word for word in other.command.split() if "=" in word and not word.startswith(("task=", "seed="))]
+    return f"{value} in {duration(seconds)}", words
 
 
-def fill(text: str, lines: Sequence[str]) -> str:
-    """Puts the table between the marks `<!-- learn -->` and `<!-- /learn -->` of a text; without marks it stays."""
-    head, mark, rest = text.partition("<!-- learn -->\n")
-    _, end, tail = rest.partition("<!-- /learn -->")
-    return text if not end else "".join([head, mark, *(f"{line}\n" for line in lines), end, tail])
+def fill(text: str, lines: Sequence[str], mark: str = "learn") -> str:
+    """Puts a table between the marks `<!-- learn -->` and `<!-- /learn -->` of a text; without marks it stays."""
+    head, begin, rest = text.partition(f"<!-- {mark} -->\n")
+    _, end, tail = rest.partition(f"<!-- /{mark} -->")
+    return text if not end else "".join([head, begin, *(f"{line}\n" for line in lines), end, tail])
 
 
 def draw(outcomes: Sequence[Outcome], figures: Any) -> Any:

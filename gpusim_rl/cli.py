@@ -20,6 +20,7 @@ from typing import Any
 from gpusim_rl import __version__
 from gpusim_rl.errors import ConfigError, did_you_mean, friendly_errors
 from gpusim_rl.files import paths
+from gpusim_rl.learned import Learned, learned
 
 LEAST = 20  # characters of the last column, below which it is left out
 COLUMNS = """\
@@ -126,7 +127,7 @@ def _complete(line: str) -> list[str]:
 
 def list_tasks(argv: list[str]) -> None:
     """Print every task with its one-line description, sizes, origin, and how long it takes to learn."""
-    from gpusim_rl.settings.discover import learned, tasks
+    from gpusim_rl.settings.discover import tasks
 
     parser = argparse.ArgumentParser(
         prog="gpusim-rl list",
@@ -191,27 +192,16 @@ def _lines(table: list[list[str]], right: Sequence[str], width: int | None) -> l
     return [line if width is None or len(line) <= width else f"{line[: width - 1]}…" for line in lines]
 
 
-def _learning(outcome: dict[str, Any] | None) -> dict[str, Any]:
+def _learning(known: Learned | None) -> dict[str, Any]:
     """Whether a task's own settings were seen to reach its threshold, when, on what, and else with which settings."""
-    if outcome is None:
+    if known is None:
         return {"tuned": False, "seconds_to_threshold": None, "learns": None, "overrides": []}
-    seconds, stat = outcome["seconds_to_threshold"], outcome.get("stat")
-    threshold = f"{outcome['threshold']:.2g}" if stat else f"{outcome['threshold']:,.0f}"
-    name = f"{stat} " if stat else ""
-    if seconds is None:
-        final = outcome["stats"].get(stat) if stat else outcome["final_return"]
-        ended = "?" if final is None else f"{final:.2g}" if stat else f"{final:,.0f}"
-        minutes = f"{outcome['seconds'] / 60:.0f} min"
-        words = None if final is None and not stat else f"{name}{ended} of {threshold} in {minutes}"
-    else:
-        time = f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
-        gpu = outcome["environment"].get("gpu")
-        cpus = outcome["environment"].get("cpu", {}).get("available")
-        where = "GPU" if gpu else f"{cpus} CPU core{'' if cpus == 1 else 's'}"
-        words = f"{name}{threshold} in {time}, {where}"
-    overrides = list(outcome.get("overrides") or [])
-    tuned = outcome["reached"] and not overrides
-    return {"tuned": tuned, "seconds_to_threshold": seconds, "learns": words, "overrides": overrides}
+    return {
+        "tuned": known.seconds is not None and not known.overrides,
+        "seconds_to_threshold": known.seconds,
+        "learns": f"{known.result}, {known.hardware}",
+        "overrides": known.overrides,
+    }
 
 
 def _sizes(name: str, config_dir: str | None) -> dict[str, Any]:

@@ -23,7 +23,7 @@ class AntConfig(LocomotionConfig):
 
 
 class Ant(Locomotion[AntConfig]):
-    """Ant: run along +x as fast as possible without falling.
+    """Ant: run along +x, as fast as possible without falling.
 
     Observations, actions and reward terms are those of IsaacGymEnvs' Ant.
 

@@ -36,7 +36,7 @@ class AnymalConfig(TaskConfig):
 
 
 class Anymal(Task[AnymalConfig]):
-    """Anymal: walk with the velocity and turn with the yaw rate that are commanded.
+    """Anymal: walk with the commanded velocity and yaw rate.
 
     Observations, actions, commands and rewards are those of IsaacGymEnvs' Anymal; physics runs at 200 Hz, not 100 Hz.
 

@@ -73,7 +73,7 @@ class AnymalTerrainConfig(TaskConfig):
 
 
 class AnymalTerrain(Task[AnymalTerrainConfig]):
-    """AnymalTerrain: walk over rough ground with the velocity, and towards the heading, that are commanded.
+    """AnymalTerrain: walk over rough ground, with the commanded velocity and heading.
 
     Observations, commands, rewards and curriculum are those of IsaacGymEnvs' AnymalTerrain. Differences: physics runs
     four steps per action (its settings say four, its code runs five); after the hardest level comes a random level, not

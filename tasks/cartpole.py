@@ -26,7 +26,7 @@ class CartpoleConfig(TaskConfig):
 
 
 class Cartpole(Task[CartpoleConfig]):
-    """Cartpole: keep the pole upright and the cart on its rail.
+    """Cartpole: keep the pole upright, with the cart on its rail.
 
     Observations, action, reward and start are those of IsaacGymEnvs' Cartpole.
 

@@ -14,7 +14,7 @@ from .planar import Planar, PlanarConfig
 
 
 class HalfCheetah(Planar[PlanarConfig]):
-    """HalfCheetah: run along +x as fast as possible.
+    """HalfCheetah: run along +x, as fast as possible.
 
     Physics, numbers and time limit are those of Gymnasium's HalfCheetah-v5, so returns compare with published ones.
 

@@ -27,7 +27,7 @@ class HopperConfig(PlanarConfig):
 
 
 class Hopper(Planar[HopperConfig]):
-    """Hopper: hop along +x as fast as possible without falling.
+    """Hopper: hop along +x, as fast as possible without falling.
 
     Physics, numbers and time limit are those of Gymnasium's Hopper-v5, so returns compare with published ones.
 

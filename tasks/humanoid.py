@@ -24,7 +24,7 @@ class HumanoidConfig(LocomotionConfig):
 
 
 class Humanoid(Locomotion[HumanoidConfig]):
-    """Humanoid: run along +x as fast as possible without falling.
+    """Humanoid: run along +x, as fast as possible without falling.
 
     Observations, actions and reward terms are those of IsaacGymEnvs' Humanoid. Self-collision is between the legs only.
 

@@ -26,7 +26,7 @@ class PendulumConfig(TaskConfig):
 
 
 class Pendulum(Task[PendulumConfig]):
-    """Pendulum: swing up from any angle and stay upright, with a motor too weak to lift the rod directly.
+    """Pendulum: swing up and stay upright, from any angle, with a motor too weak to lift the rod directly.
 
     Rod, reward, time step and torque limit are those of Gymnasium's Pendulum-v1, so returns can be compared: -150 per
     episode is good, -1200 is random. Differences: gravity is 9.81, not 10 m/s^2; the velocity has no limit.

@@ -26,7 +26,7 @@ class Walker2dConfig(PlanarConfig):
 
 
 class Walker2d(Planar[Walker2dConfig]):
-    """Walker2d: walk along +x as fast as possible without falling.
+    """Walker2d: walk along +x, as fast as possible without falling.
 
     Physics, numbers and time limit are those of Gymnasium's Walker2d-v5, so returns compare with published ones.
 

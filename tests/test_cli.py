@@ -411,10 +411,12 @@ def test_list_tells_how_long_a_task_takes_to_learn(capsys, monkeypatch, tmp_path
     rows = {row["name"]: (row["tuned"], row["learns"]) for row in json.loads(capsys.readouterr().out)}
     assert rows["Ant"] == (True, "3,000 in 7 min, 2 CPU cores")
     assert rows["Anymal"] == (False, "3,000 in 7 min, 2 CPU cores"), "not with the settings of its yaml"
-    assert rows["Cartpole"] == (False, "205 of 470 in 10 min"), "as it ended, not at its best"
+    assert rows["Cartpole"] == (False, "205 of 470 in 10 min, 2 CPU cores"), "as it ended, not at its best"
     assert rows["Pendulum"] == (False, None)
-    assert rows["Trifinger"] == (False, "success 0.064 of 0.5 in 10 min"), "the number of the task that is judged"
-    assert rows["FrankaCubeStack"] == (False, "success ? of 0.5 in 10 min")
+    assert rows["Trifinger"] == (False, "success 0.064 of 0.5 in 10 min, 2 CPU cores"), (
+        "the number of the task that is judged"
+    )
+    assert rows["FrankaCubeStack"] == (False, "success ? of 0.5 in 10 min, 2 CPU cores")
     assert rows["FrankaCabinet"] == (True, "success 0.5 in 7 min, 2 CPU cores")
 
     cli.main(["list", "--no-sizes"])

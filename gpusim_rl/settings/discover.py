@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ast
 import importlib.util
-import json
 import re
 import sys
 from collections.abc import Mapping
@@ -142,15 +141,6 @@ def _target(name: str, yamls: Mapping[str, Path], trail: tuple[str, ...] = ()) -
         inherited = _target(base, yamls, (*trail, name))
         target = target or inherited
     return target
-
-
-def learned() -> dict[str, dict[str, Any]]:
-    """Results of the learning benchmark (`benchmarks/bench.py learn`) by task, each with its first seed."""
-    file = paths.learning_file()
-    if not file.is_file():
-        return {}
-    outcomes = json.loads(file.read_text(encoding="utf-8"))["outcomes"]
-    return {outcome["task"]: outcome for outcome in sorted(outcomes, key=lambda o: o["seed"], reverse=True)}
 
 
 def task_section(file: Path) -> dict[str, Any]:

@@ -1,0 +1,45 @@
+"""What the learning benchmark says of a task, over its seeds."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from gpusim_rl.files import paths
+from gpusim_rl.learned import learned, median_time
+
+
+def write(folder: Path, monkeypatch: pytest.MonkeyPatch, *times: float | None) -> None:
+    """Data of one task with a seed for each time to the threshold."""
+    common = {"task": "Ant", "threshold": 3000.0, "seconds": 900.0, "final_return": 2000.0, "stats": {}}
+    machine = {"environment": {"cpu": {"available": 1}, "gpu": None}, "overrides": ["num_envs=64"]}
+    seeds = [{**common, **machine, "reached": time is not None, "seconds_to_threshold": time} for time in times]
+    (folder / "tasks.json").write_text(json.dumps({"outcomes": seeds}))
+    monkeypatch.setattr(paths, "learning_file", lambda: folder / "tasks.json")
+
+
+def test_a_seed_that_did_not_reach_the_threshold_counts_as_the_longest():
+    assert median_time([30.0, None, 10.0]) == 30.0
+    assert median_time([30.0, None, None]) is None
+    assert median_time([30.0]) == 30.0
+
+
+@pytest.mark.parametrize(
+    ("times", "result"),
+    [
+        ([90.0, 30.0, 60.0], "3,000 in 60 s"),
+        ([240.0, None, 180.0], "3,000 in 4 min (2 of 3 seeds)"),
+        ([240.0, None, None], "2,000 of 3,000 in 15 min"),
+    ],
+)
+def test_the_words_are_those_of_the_median_seed(tmp_path, monkeypatch, times, result):
+    write(tmp_path, monkeypatch, *times)
+    known = learned()["Ant"]
+    assert (known.result, known.hardware, known.overrides) == (result, "1 CPU core", ["num_envs=64"])
+
+
+def test_without_data_nothing_is_said(tmp_path, monkeypatch):
+    monkeypatch.setattr(paths, "learning_file", lambda: tmp_path / "tasks.json")
+    assert learned() == {}
