@@ -254,7 +254,8 @@ def bare_physics(
     from gpusim_rl.api import load_spec
     from gpusim_rl.run.devices import choose_devices
     from gpusim_rl.settings.compose import compose
-    from gpusim_rl.sim.mjwarp import MjwarpSim, estimate_buffers
+    from gpusim_rl.sim.buffers import estimate_buffers
+    from gpusim_rl.sim.mjwarp import MjwarpSim
 
     began = time.monotonic()
     lines = ["task=Ant", "sim=mjwarp", f"device={device}", f"num_envs={num_envs}", *overrides]

@@ -102,7 +102,7 @@ class ArticulationLayout:
             q, v = int(model.jnt_qposadr[joints[0]]), int(model.jnt_dofadr[joints[0]])
             self._root_q, self._root_v = slice(q, q + 7), slice(v, v + 6)
         joints = [j for j in joints if int(model.jnt_type[j]) in _SCALAR]  # a ball joint's position is not one number
-        self._joint_ids = joints
+        self.joint_ids = joints
         self.joint_names = [strip(model.joint(j).name) for j in joints]
         # The compiler numbers a tree's joints in one run. So all of them are one slice, views instead of gathers, where
         # no object and no ball joint is between them.
@@ -281,9 +281,9 @@ class MujocoArticulation(ArticulationLayout):
 
     def dynamics(self, body: str) -> MujocoDynamics:
         sim, (body_id,) = self._sim, self._find_bodies([body])
-        if not self._joint_ids:
+        if not self.joint_ids:
             raise TaskError(f"{self.name!r} has no joints, and so no dynamics of joints")
-        return MujocoDynamics(sim.scene.model, self._joint_ids, self._body_ids, body_id, sim.derived, sim.device)
+        return MujocoDynamics(sim.scene.model, self.joint_ids, self._body_ids, body_id, sim.derived, sim.device)
 
     # control
     def actuate(self, control: Float[Tensor, "envs actuators"]) -> None:

@@ -14,6 +14,7 @@ import warp as wp
 from gpusim_rl.errors import ConfigError, import_extra
 from gpusim_rl.settings.schema import SimConfig
 from gpusim_rl.sim.actuators import delayed_controls, is_dc_motor
+from gpusim_rl.sim.articulation import reference_pose
 from gpusim_rl.sim.option import ON_WARP, limit_solver
 from gpusim_rl.sim.scene import Scene
 
@@ -56,7 +57,7 @@ def import_scene(scene: Scene, num_envs: int) -> newton.Model:
     world.add_mjcf(_plain_xml(scene.spec.to_xml()), ctrl_direct=True)
     # XML has six digits. Robots often start exactly at a limit, and whether it acts there must not
     # depend on the seventh.
-    if world.joint_dof_count == model.nv:  # else `_check_layout` will refuse
+    if world.joint_dof_count >= model.nv:  # else `_check_layout` will refuse
         for joint in np.flatnonzero(model.jnt_limited & (model.jnt_type != _FREE)):
             dof = int(model.jnt_dofadr[joint])
             low, high = model.jnt_range[joint] - model.qpos0[model.jnt_qposadr[joint]]  # Newton counts from the pose
@@ -64,6 +65,10 @@ def import_scene(scene: Scene, num_envs: int) -> newton.Model:
     builder = newton.ModelBuilder()
     builder.replicate(world, num_envs)
     imported = builder.finalize()
+    if world.joint_dof_count >= model.nv:
+        scalar = model.jnt_type != _FREE
+        reference = wp.to_torch(imported.mujoco.dof_ref).view(num_envs, -1)  # type: ignore[attr-defined]
+        reference[:, model.jnt_dofadr[scalar]] = torch.as_tensor(reference_pose(model)[model.jnt_qposadr[scalar]])
     gravity = torch.tensor(model.opt.gravity, dtype=torch.float32)
     imported.set_gravity(tuple(gravity.tolist()))
     return imported
@@ -100,8 +105,6 @@ def make_solver(
         enable_multiccd=not option.disableflags & mujoco.mjtDisableBit.mjDSBL_MULTICCD,
         kinematic_switchable_roots=False,  # else every root has an inactive weld
     )
-    # A kernel that prints serialises the device; overflow is reported by mask instead.
-    solver.mjw_model.opt.warn_overflow = False
     # Newton sets margins to 0 for MuJoCo's CCD; MuJoCo Warp has taken them all along.
     margins = torch.as_tensor(scene.model.geom_margin[collided_geoms(scene.model)], dtype=torch.float32)
     found = wp.to_torch(solver.mjw_model.geom_margin)

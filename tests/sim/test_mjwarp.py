@@ -21,8 +21,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.sim import Scene, warp
-from gpusim_rl.sim.mjwarp import REQUIREMENT, MjwarpSim, estimate_buffers
+from gpusim_rl.sim.buffers import estimate_buffers
+from gpusim_rl.sim.mjwarp import MjwarpSim
 from gpusim_rl.sim.warp import WarpGraphs
+from gpusim_rl.sim.warp_sim import REQUIREMENT
 from helpers.scenes import (
     ANT,
     FEET,
@@ -390,7 +392,8 @@ def test_a_kernel_cache_that_is_lost_is_one_line(tmp_path: Path, monkeypatch, en
 
 def test_an_older_mujoco_warp_is_one_line(monkeypatch):
     monkeypatch.delattr(mujoco_warp, "SetConstGroup")  # new in 4.0
-    monkeypatch.delitem(sys.modules, "gpusim_rl.sim.mjwarp")
+    for module in ("mjwarp", "warp_sim"):
+        monkeypatch.delitem(sys.modules, f"gpusim_rl.sim.{module}")
     with pytest.raises(ConfigError) as error:
         importlib.import_module("gpusim_rl.sim.mjwarp")
     installed = version("mujoco-warp")

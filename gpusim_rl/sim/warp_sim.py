@@ -1,0 +1,242 @@
+"""What `sim=mjwarp` and `sim=newton` share: worlds over a model and data of MuJoCo Warp."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib.metadata import version
+from typing import Any
+
+import mujoco_warp as mjw
+import torch
+import warp as wp
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from gpusim_rl.errors import ConfigError
+from gpusim_rl.sim.articulation import MujocoArticulation
+from gpusim_rl.sim.buffers import estimate_buffers
+from gpusim_rl.sim.interface import not_finite
+from gpusim_rl.sim.mujoco import MAX_STATE
+from gpusim_rl.sim.params import Param, Params
+from gpusim_rl.sim.scene import Scene
+from gpusim_rl.sim.warp import WarpGraphs
+from gpusim_rl.sim.warp_params import WarpParams
+
+REQUIREMENT = "mujoco-warp>=4.0,<5"  # as in pyproject.toml
+if not hasattr(mjw, "SetConstGroup"):  # new in 4.0
+    raise ConfigError(f"mujoco-warp {version('mujoco-warp')} is too old; try: pip install '{REQUIREMENT}'")
+
+# What `step` depends on: continuing from these arrays is continuing the simulation.
+STATE = (
+    *("time", "qpos", "qvel", "act", "history", "plastic", "qacc_warmstart", "ctrl", "qfrc_applied", "xfrc_applied"),
+    *("eq_active", "mocap_pos", "mocap_quat", "userdata", "overflow"),
+)
+# Arrays that follow the state and that a task may read.
+DERIVED = ("xpos", "xquat", "xipos", "ximat", "xanchor", "xaxis", "cvel", "subtree_com")
+
+_Overflow = mjw.OverflowType
+# Contacts or constraint rows were dropped. The other bits tell of a solver that stopped early, or of sensors.
+DROPPED = int(
+    (_Overflow.NEFC | _Overflow.NJMAX_NNZ | _Overflow.NVMAX)
+    | (_Overflow.BROADPHASE | _Overflow.NARROWPHASE | _Overflow.CCD | _Overflow.HFIELD | _Overflow.EPA_HORIZON)
+)
+
+
+class WarpSim:
+    """`num_envs` worlds on one device; see `gpusim_rl.sim.Sim`.
+
+    State tensors are views of MuJoCo Warp's own arrays: nothing is copied. Step, reset and refresh are Warp graphs,
+    captured at their first use; no call synchronises with the device.
+
+    MuJoCo Warp has no masked forward pass: where a task reads body poses, `refresh` computes those of all worlds.
+
+    Args:
+        scene: Scene of every world.
+        num_envs: Number of worlds.
+        device: Device of all tensors.
+        graphs: Graphs of this simulation.
+        model: Compiled scene; its solver is the one that the settings ask for.
+        data: State of all worlds.
+    """
+
+    name: str
+
+    def __init__(
+        self, scene: Scene, num_envs: int, device: torch.device, graphs: WarpGraphs, model: mjw.Model, data: mjw.Data
+    ) -> None:
+        self.scene, self.num_envs, self.device = scene, num_envs, device
+        self.dt = float(scene.model.opt.timestep)
+        self._graphs, self._model, self._data = graphs, model, data
+        # A kernel that prints serialises the device; overflow is reported by mask instead.
+        model.opt.warn_overflow = False
+        with graphs.scope():
+            self._reset_where = wp.zeros(num_envs, dtype=wp.bool)
+        self._reset_mask = wp.to_torch(self._reset_where)
+
+        self.qpos, self.qvel = self._view(data.qpos), self._view(data.qvel)
+        self.ctrl, self.qfrc_applied = self._view(data.ctrl), self._view(data.qfrc_applied)
+        self.xfrc_applied = self._view(data.xfrc_applied)
+        self._used = {"ctrl"}
+        self._overflow = self._view(data.overflow)
+        self.sensordata = self._view(data.sensordata)
+        self._sensors_apart = False  # whether `sensordata` is no array of MuJoCo Warp's
+        self._derived = {field: self._view(getattr(data, field)) for field in DERIVED}
+        self._derives = False  # whether anything that follows the state is read
+
+        self._written = torch.ones(num_envs, dtype=torch.bool, device=device)
+        self._written_on_host = self._written.numpy() if device.type == "cpu" else None
+        self._diverged = torch.zeros(num_envs, dtype=torch.bool, device=device)
+        self._warp_params = WarpParams(scene, model, num_envs, graphs, device, self.wrote_state)
+        self._params = Params(scene, device, self._expand, self._wrote_param)
+        self._new_friction: set[int] = set()  # joints that may get dry friction, and have none in the model
+        graphs.synchronize()
+
+    def _view(self, array: wp.array) -> Tensor:
+        if array.size:
+            return wp.to_torch(array)
+        return torch.zeros(array.shape, device=self.device)  # Warp has no memory to show for it
+
+    def articulation(self, name: str) -> MujocoArticulation:
+        return MujocoArticulation(self, name)
+
+    def param(self, name: str, articulation: str | None = None, elements: Sequence[str] | None = None) -> Param:
+        found = self._params.find(name, articulation, elements)
+        if name == "dof_frictionloss":
+            self._check_friction_rows(found)
+        return found
+
+    def _expand(self, field: str) -> Tensor:
+        return self._warp_params.expand(field)
+
+    def _wrote_param(self, field: str, where: Bool[Tensor, " envs"]) -> None:
+        self._warp_params.wrote(field, where)
+
+    def _check_friction_rows(self, friction: Param) -> None:
+        # Each joint with dry friction takes a row of the constraints, whose number was fixed without it.
+        assert friction.rows is not None
+        without = (friction.default == 0.0).tolist()
+        self._new_friction.update(row for row, new in zip(friction.rows, without, strict=True) if new)
+        rows = estimate_buffers(self.scene.model, len(self._new_friction))[0]
+        if self._new_friction and rows > self._data.njmax:
+            raise ConfigError(
+                f"sim={self.name} has {self._data.njmax} constraint rows per world, too few for dry friction in"
+                f" {len(self._new_friction)} more joints; try sim.njmax={rows}"
+            )
+
+    def derived(self, field: str) -> Tensor:
+        if not self._derives:
+            self._follow_from_now_on()
+        return self._derived[field]
+
+    def current_sensors(self, stage: int) -> Float[Tensor, "envs nsensordata"]:
+        raise NotImplementedError
+
+    def _follow_from_now_on(self) -> None:
+        """Keeps fresh what follows the state, in every world."""
+        self._derives = True
+        self._written.fill_(True)
+        self.refresh()
+
+    def uses(self, field: str) -> None:
+        self._used.add(field)
+
+    def wrote_state(self, where: Bool[Tensor, " envs"]) -> None:
+        if self._written_on_host is not None:  # else `refresh` does not ask
+            self._written |= where
+
+    @property
+    def diverged(self) -> Bool[Tensor, " envs"]:
+        return self._diverged
+
+    @property
+    def bad_inputs(self) -> Bool[Tensor, " envs"]:
+        return not_finite(getattr(self, field) for field in self._used)
+
+    @property
+    def overflow(self) -> Bool[Tensor, " envs"]:
+        return (self._overflow & DROPPED) != 0
+
+    def step(self, substeps: int) -> None:
+        self._warp_params.derive()
+        self._advance(substeps)
+        if self._sensors_apart:
+            self._sense_step()
+        self.scene.limit_rotation(self.qvel)
+        if self._derives:
+            self._follow_state()
+        self._followed()
+        # amax hands NaN on, and a comparison with NaN is false
+        fastest = torch.cat([self.qpos, self.qvel], dim=1).abs_().amax(dim=1)
+        torch.logical_not(fastest < MAX_STATE, out=self._diverged)
+
+    def _advance(self, substeps: int) -> None:
+        """Runs the physics steps of a control step."""
+        raise NotImplementedError
+
+    def _sense_step(self) -> None:
+        """Writes into `sensordata` what its sensors have read in the last physics step."""
+        raise NotImplementedError
+
+    def _follow_state(self) -> None:
+        self._graphs.run("follow", self._follow)
+
+    def _follow(self) -> None:
+        # MuJoCo's step leaves derived quantities at the state before its integration.
+        mjw.kinematics(self._model, self._data)
+        mjw.com_pos(self._model, self._data)
+        mjw.com_vel(self._model, self._data)
+
+    def _followed(self) -> None:
+        if self._written_on_host is not None:
+            self._written.zero_()
+
+    def reset(self, where: Bool[Tensor, " envs"]) -> None:
+        self._reset_mask.copy_(where)
+        self._graphs.run("reset", lambda: mjw.reset_data(self._model, self._data, self._reset_where))
+        if self._sensors_apart:
+            self.sensordata.masked_fill_(where[:, None], 0.0)
+        self.wrote_state(where)
+
+    def refresh(self) -> None:
+        self._warp_params.derive()
+        if not self._derives:
+            return  # nothing follows the state, and this is known before any data
+        if self._written_on_host is not None and not self._written_on_host.any():
+            return  # a shortcut for the CPU only, where a mask is read at no cost
+        self._follow_state()
+        self._followed()
+
+    def scene_qpos(self) -> Float[Tensor, "envs nq"]:
+        return self.qpos
+
+    def _state(self) -> dict[str, Tensor]:
+        arrays = {name: getattr(self._data, name) for name in STATE}
+        return {name: wp.to_torch(array) for name, array in arrays.items() if array.size}
+
+    def _own_state(self) -> dict[str, Tensor]:
+        """State that MuJoCo Warp does not have."""
+        return {"sensordata": self.sensordata, "written": self._written, "diverged": self._diverged}
+
+    def state_dict(self) -> dict[str, Any]:
+        constants = self._warp_params.constants()
+        return {
+            "state": {name: value.clone() for name, value in self._state().items()},
+            "own": {name: value.clone() for name, value in self._own_state().items()},
+            "params": self._params.state_dict(),
+            "constants": constants,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        for name, value in self._state().items():
+            value.copy_(state["state"][name])
+        self._params.load_state_dict(state.get("params", {}))
+        self._warp_params.load_constants(state.get("constants", {}))
+        for name, value in self._own_state().items():
+            value.copy_(state["own"][name])
+        self._written.fill_(True)
+        self.refresh()  # body poses
+        self._written.copy_(state["own"]["written"])
+
+    def close(self) -> None:
+        """Frees the graphs; the simulation cannot be used afterwards."""
+        self._graphs.close()
