@@ -97,7 +97,7 @@ def measure(sim: str, device: str, num_envs: int) -> dict[str, Any]:
 
     def all_masses() -> None:
         masses.randomizer.age.fill_(1)
-        masses.randomizer.reset(everywhere)
+        masses.randomizer.begin_episodes(everywhere)
         masses.sim._derive_constants()
 
     work["all_masses"] = graphed(masses.task, all_masses)

@@ -16,6 +16,8 @@ from gpusim_rl.files.paths import assets_dir
 from gpusim_rl.sim import Scene, Sim
 from gpusim_rl.sim.terrain import Terrain, TerrainConfig
 
+from .anymal import Anymal
+
 LEGS = ["LF", "LH", "RF", "RH"]
 KNEES = [f"{leg}_THIGH" for leg in LEGS]  # the knees belong to the thighs,
 FEET = [f"{leg}_SHANK" for leg in LEGS]  # the feet to the shanks
@@ -56,12 +58,6 @@ class AnymalTerrainConfig(TaskConfig):
     ang_vel_scale: float
     joint_vel_scale: float
     height_scale: float
-    lin_vel_noise: float
-    ang_vel_noise: float
-    gravity_noise: float
-    joint_pos_noise: float
-    joint_vel_noise: float
-    height_noise: float
     fixed_level: int | None
 
     def __post_init__(self) -> None:
@@ -87,17 +83,17 @@ class AnymalTerrain(Task[AnymalTerrainConfig]):
 
     Observation space: (uniform noise is added to all but commands and last action)
 
-    | num     | name        | observation                                                    | unit     |
-    |---------|-------------|----------------------------------------------------------------|----------|
-    | 0-2     | lin_vel     | velocity of the base x 2, base frame                           | 0.5 m/s  |
-    | 3-5     | ang_vel     | angular velocity of the base x 0.25, base frame                | 4 rad/s  |
-    | 6-8     | gravity     | direction of gravity, base frame                               | -        |
-    | 9-10    | command     | commanded x, y velocity x 2                                    | 0.5 m/s  |
-    | 11      | command_yaw | commanded yaw rate x 0.25                                      | 4 rad/s  |
-    | 12-23   | joint_pos   | joint positions                                                | rad      |
-    | 24-35   | joint_vel   | joint velocities x 0.05                                        | 20 rad/s |
-    | 36-175  | heights     | base above 14 x 10 points of the ground - 0.5 m, in +-1 m, x 5 | 0.2 m    |
-    | 176-187 | actions     | last action                                                    | -        |
+    | num     | name        | observation                                                    | unit  |
+    |---------|-------------|----------------------------------------------------------------|-------|
+    | 0-2     | lin_vel     | velocity of the base x 2, base frame                           | m/s   |
+    | 3-5     | ang_vel     | angular velocity of the base x 0.25, base frame                | rad/s |
+    | 6-8     | gravity     | direction of gravity, base frame                               | -     |
+    | 9-10    | command     | commanded x, y velocity x 2                                    | m/s   |
+    | 11      | command_yaw | commanded yaw rate x 0.25                                      | rad/s |
+    | 12-23   | joint_pos   | joint positions                                                | rad   |
+    | 24-35   | joint_vel   | joint velocities x 0.05                                        | rad/s |
+    | 36-175  | heights     | base above 14 x 10 points of the ground - 0.5 m, in +-1 m, x 5 | m     |
+    | 176-187 | actions     | last action                                                    | -     |
 
     Reward terms, x the control step: exp(-squared error / 0.25) of the horizontal velocity, half as much for the yaw
     rate, and the time in the air beyond 0.5 s of feet that land, if a velocity is commanded; penalties for vertical
@@ -115,18 +111,7 @@ class AnymalTerrain(Task[AnymalTerrainConfig]):
     """
 
     Config = AnymalTerrainConfig
-    # Scaled already: noise has to be added to scaled numbers.
-    units: ClassVar = {
-        "lin_vel": "0.5 m/s",
-        "ang_vel": "4 rad/s",
-        "gravity": "-",
-        "command": "0.5 m/s",
-        "command_yaw": "4 rad/s",
-        "joint_pos": "rad",
-        "joint_vel": "20 rad/s",
-        "heights": "0.2 m",
-        "actions": "-",
-    }
+    units: ClassVar = {**Anymal.units, "heights": "m"}
 
     @classmethod
     def scene(cls, cfg: AnymalTerrainConfig) -> Scene:
@@ -167,21 +152,14 @@ class AnymalTerrain(Task[AnymalTerrainConfig]):
         self.last_joint_vel = torch.zeros_like(self.robot.joint_vel)
         self.last_actions = torch.zeros(num, self.num_actions, device=device)
         self.errors = torch.zeros(2, num, device=device)  # of the velocity [m/s] and the yaw rate [rad/s]
-        parts = [  # of the observation: size, scale, noise
-            (3, cfg.lin_vel_scale, cfg.lin_vel_noise),
-            (3, cfg.ang_vel_scale, cfg.ang_vel_noise),
-            (3, 1.0, cfg.gravity_noise),
-            (2, cfg.lin_vel_scale, 0.0),
-            (1, cfg.ang_vel_scale, 0.0),
-            (self.num_actions, 1.0, cfg.joint_pos_noise),
-            (self.num_actions, cfg.joint_vel_scale, cfg.joint_vel_noise),
-            (len(self.scan_points), cfg.height_scale, cfg.height_noise),
-            (self.num_actions, 1.0, 0.0),
-        ]
-        self.sizes = [size for size, _, _ in parts]
-        rows = [(scale, scale * noise) for size, scale, noise in parts for _ in range(size)]
-        self.obs_scale, self.noise_limit = torch.tensor(rows).T.contiguous().to(device)
-        self.noise = torch.zeros(num, len(self.noise_limit), device=device)
+        self.scales = {
+            "lin_vel": cfg.lin_vel_scale,
+            "ang_vel": cfg.ang_vel_scale,
+            "command": cfg.lin_vel_scale,
+            "command_yaw": cfg.ang_vel_scale,
+            "joint_vel": cfg.joint_vel_scale,
+            "heights": cfg.height_scale,
+        }
 
     def reset(self, where: Bool[Tensor, " envs"]) -> None:
         num_joints = len(self.robot.joint_names)
@@ -190,7 +168,8 @@ class AnymalTerrain(Task[AnymalTerrainConfig]):
             self.levels.value.fill_(self.cfg.fixed_level)
         level = self.levels.value.clamp(max=self.levels.count - 1)  # a resumed run may have had more levels
         torch.where(everyone, self.terrain.origins[level, self.column], self.origin, out=self.origin)
-        beside, stretch, joint_vel, noise = self._draw(2, num_joints, num_joints, len(self.noise_limit))
+        sizes = [2, num_joints, num_joints]
+        beside, stretch, joint_vel = self.random.uniform(-1.0, 1.0, sum(sizes)).split(sizes, dim=1)
         root_pos = self.origin + self.robot.default_root_pos
         root_pos[:, :2] += 0.5 * beside
         self.robot.set_state(
@@ -202,7 +181,6 @@ class AnymalTerrain(Task[AnymalTerrainConfig]):
         self.commands.resample(where)
         for memory in (self.air_time, self.last_joint_vel, self.last_actions):
             memory.masked_fill_(everyone, 0.0)
-        torch.where(everyone, self.noise_limit * noise, self.noise, out=self.noise)
 
     def apply_action(self, action: Float[Tensor, "envs actions"]) -> None:
         self.robot.actuate(torch.add(self.stance, action, alpha=self.cfg.action_scale))
@@ -212,18 +190,19 @@ class AnymalTerrain(Task[AnymalTerrainConfig]):
         yaw = quat_yaw(robot.root_quat)
         vectors = torch.stack([robot.root_lin_vel, self.down], dim=1)
         lin_vel, gravity = quat_rotate_inverse(robot.root_quat[:, None], vectors).unbind(dim=1)
-        parts = [
-            lin_vel,
-            robot.root_ang_vel_local,
-            gravity,
-            self._command(yaw),
-            robot.joint_pos,
-            robot.joint_vel,
-            self._heights(yaw),
-            self.actions,
-        ]
-        noisy = torch.addcmul(self.noise, torch.cat(parts, dim=1), self.obs_scale)
-        return {"policy": dict(zip(self.units, noisy.split(self.sizes, dim=1), strict=True))}
+        command = self._command(yaw)
+        parts = {
+            "lin_vel": lin_vel,
+            "ang_vel": robot.root_ang_vel_local,
+            "gravity": gravity,
+            "command": command[:, :2],
+            "command_yaw": command[:, 2:],
+            "joint_pos": robot.joint_pos,
+            "joint_vel": robot.joint_vel,
+            "heights": self._heights(yaw),
+            "actions": self.actions,
+        }
+        return {"policy": parts}
 
     def rewards(self) -> dict[str, Float[Tensor, " envs"]]:
         cfg, robot = self.cfg, self.robot
@@ -265,9 +244,8 @@ class AnymalTerrain(Task[AnymalTerrainConfig]):
         self.air_time.add_(self.dt).masked_fill_(self._on_ground(), 0.0)
         self.last_joint_vel.copy_(robot.joint_vel)
         self.last_actions.copy_(self.actions)
-        push, noise = self._draw(2, len(self.noise_limit))
-        torch.mul(self.noise_limit, noise, out=self.noise)
 
+        push = self.random.uniform(-1.0, 1.0, 2)
         velocity = torch.cat([cfg.push_speed * push, robot.root_lin_vel[:, 2:]], dim=1)
         self.steps += 1
         robot.set_state((self.steps % self.push_steps == 0).expand(self.num_envs), root_lin_vel=velocity)
@@ -299,10 +277,6 @@ class AnymalTerrain(Task[AnymalTerrainConfig]):
         """Height of the base above points of the ground, minus its standing height, clamped to [-1, 1] [m]."""
         ground = self.terrain.scan(self.robot.root_pos, yaw, self.scan_points)
         return (self.robot.root_pos[:, 2:] - BASE_HEIGHT - ground).clamp(-1.0, 1.0)
-
-    def _draw(self, *sizes: int) -> tuple[Float[Tensor, "envs _"], ...]:
-        """Random numbers from [-1, 1), in parts of these sizes."""
-        return self.random.uniform(-1.0, 1.0, sum(sizes)).split(sizes, dim=1)
 
 
 def _norm(vectors: Float[Tensor, "*batch n"]) -> Float[Tensor, "*batch"]:

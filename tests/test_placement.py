@@ -315,7 +315,7 @@ PLACES: dict[str, Callable[[Any], tuple[object, str]]] = {
     "rewards": lambda it: (it.env.task, "rewards"),
     "observe": lambda it: (it.env.task, "observe"),
     "reset": lambda it: (it.env.task, "reset"),
-    "randomize": lambda it: (it.env.randomizer, "reset"),
+    "randomize": lambda it: (it.env.randomizer, "begin_episodes"),
     "nan guard": lambda it: (it.env.nan_guard, "after_step"),
     "env": lambda it: (vec_env, "not_finite"),
     "record": lambda it: (it.algorithm.rollout, "write"),

@@ -1,8 +1,14 @@
-"""Observations of named parts: what each part is, and the noise, delay and history that its sensor has."""
+"""From what a task observes to what a policy gets: named parts, scales, and the noise, delay and history of sensors.
+
+This is the one place that adds noise to observations: of a part (`task.observations`), or of the policy's whole
+observation (IsaacGymEnvs' `task.randomization_params.observations`).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import dataclasses
+import itertools
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,10 +16,14 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from gpusim_rl.env.environment import Parts
+from gpusim_rl.env.draws import Noise, VectorNoise, parse
+from gpusim_rl.env.environment import Observation, Parts
 from gpusim_rl.env.random import EnvRandom
-from gpusim_rl.env.task import kept_tensors
-from gpusim_rl.errors import ConfigError, did_you_mean
+from gpusim_rl.env.task import Task, kept_tensors
+from gpusim_rl.errors import ConfigError, TaskError, did_you_mean
+
+TaskObservation = Mapping[str, Tensor | Parts]
+"""Observation groups of a task by name: a tensor [num_envs, size], or the named parts of one."""
 
 _SEED_OFFSET = 1 << 33  # another stream than the task's and the randomizer's
 
@@ -26,133 +36,239 @@ class ObservationPart:
     size: int
     """Numbers of one frame."""
     unit: str
-    """Of the part before its scale; `-` has none, and an empty one is not known."""
+    """Unit of the part before its scale; `-` has none, and an empty one is not known."""
     scale: float
-    """What the observation has is the part times this."""
-    noise: float = 0.0
-    """Standard deviation [unit]."""
+    """Factor from the part to the numbers in the observation."""
+    noise: Noise | None = None
+    """Noise of its sensor [unit]."""
     delay: tuple[int, int] = (0, 0)
     """Fewest and most control steps by which it is late."""
     history: int = 1
     """Frames of the control steps up to this one, the oldest first."""
 
 
-class SensorModel:
-    """Makes a policy's observation of named parts as real sensors give it: noisy, late, and of several steps.
-
-    Noise is normal, drawn anew for each number and control step. The delay is drawn for each env and part when an
-    episode begins. Before an episode's first frame, sensors show that frame. Frames are kept in a ring on the device.
+class ObservationGroups:
+    """Turns what a task observes into one tensor for each group.
 
     Args:
-        parts: Parts in their order.
-        num_envs: Number of envs.
-        device: Of the observation.
-        seed: Of noise and delays.
+        task: The task; its `units` and `scales` describe the named parts.
+        settings: Settings `task.observations`: noise, delay and history of parts of the policy's observation.
+        noise: Noise on the policy's whole observation; None = none.
+        seed: Seed of noise and delays.
+
+    Attributes:
+        sizes: Size of each group; empty until `describe`.
+        parts: Named parts of those groups that have some, in their order; empty until `describe`.
+        sensors: Noise, delay and history of the policy's observation; None where it has none, and until `describe`.
     """
 
-    def __init__(self, parts: tuple[ObservationPart, ...], num_envs: int, device: torch.device, seed: int) -> None:
-        self._parts = parts
+    def __init__(self, task: Task[Any], settings: Mapping[str, Any], noise: Noise | None, seed: int) -> None:
+        self._task, self._settings, self._noise, self._seed = task, settings, noise, seed
+        self._scales: dict[str, Tensor] = {}  # of the groups in which a part has one
+        self.sizes: dict[str, int] = {}
+        self.parts: dict[str, tuple[ObservationPart, ...]] = {}
+        self.sensors: SensorModel | None = None
+
+    def describe(self, obs: TaskObservation) -> None:
+        """Finds out what the groups consist of.
+
+        Args:
+            obs: A first observation.
+
+        Raises:
+            TaskError: The task scales a part that it does not observe.
+            ConfigError: The settings have a part or a key that there is not, or a value out of its range.
+        """
+        task, name = self._task, type(self._task).__name__
+        named = {group: value for group, value in obs.items() if not isinstance(value, Tensor)}
+        known = {part for parts in named.values() for part in parts} | task.units.keys()  # there may be other modes
+        for part in task.scales:
+            if part not in known:
+                raise TaskError(f"{name}.scales[{part!r}]: observe() has no such part.{did_you_mean(part, known)}")
+        _check_names(self._settings, named.get("policy", {}))
+        for group, parts in named.items():
+            settings = self._settings if group == "policy" else {}
+            self.parts[group] = tuple(
+                ObservationPart(
+                    name=part,
+                    size=value.shape[1],
+                    unit=task.units.get(part, ""),
+                    scale=float(task.scales.get(part, 1.0)),
+                    **_checked(part, settings.get(part, {})),
+                )
+                for part, value in parts.items()
+            )
+            scales = [part.scale for part in self.parts[group] for _ in range(part.size)]
+            if any(scale != 1.0 for scale in scales):
+                self._scales[group] = torch.tensor(scales, device=task.device)
+        if self._settings or self._noise is not None:
+            size = self.read({"policy": obs["policy"]})["policy"].shape[1]
+            parts = self.parts.get("policy", ())
+            self.sensors = SensorModel(parts, size, self._noise, task.num_envs, task.device, self._seed)
+        self.sizes.update({group: value.shape[1] for group, value in self.read(obs).items()})
+
+    def read(self, obs: TaskObservation, *, clean: bool = False) -> Observation:
+        """Joins the named parts of each group, times their scales. A tensor of named parts is new memory.
+
+        Args:
+            obs: The observation groups of the task.
+            clean: Whether to leave out noise, delay and history.
+
+        Returns:
+            One tensor [num_envs, size] for each group.
+        """
+        joined = {}
+        for group, value in obs.items():
+            frame = value if isinstance(value, Tensor) else torch.cat(list(value.values()), dim=1)
+            scales = self._scales.get(group)
+            if group == "policy" and self.sensors is not None and not clean:
+                frame = self.sensors.read(frame, scales)
+            elif scales is not None:
+                frame *= scales
+            joined[group] = frame
+        return joined
+
+
+class SensorModel:
+    """Makes a policy's observation as real sensors give it: noisy, late, and of several steps.
+
+    Noise is drawn anew in every control step, and for the first observation of an episode. The delay is drawn for each
+    env and part when an episode begins. Before an episode's first frame, sensors show that frame. Frames are kept in a
+    ring on the device.
+
+    Args:
+        parts: Named parts of the observation in their order; empty where the task names none.
+        size: Numbers of a frame.
+        whole: Noise on the whole observation, after scales, delay and history; None = none.
+        num_envs: Number of envs.
+        device: Device of the observation.
+        seed: Seed of noise and delays.
+
+    Attributes:
+        steps: Control steps of the run so far, int64, shape []; schedules of noise count them.
+        delays: Delay of each part [control steps], int64 [num_envs, parts].
+    """
+
+    def __init__(
+        self,
+        parts: Sequence[ObservationPart],
+        size: int,
+        whole: Noise | None,
+        num_envs: int,
+        device: torch.device,
+        seed: int,
+    ) -> None:
+        self._settings = [dataclasses.asdict(settings) for settings in (*parts, *([whole] if whole else []))]
         self._random = EnvRandom(num_envs, device, seed + _SEED_OFFSET)
-        std = torch.tensor([part.noise for part in parts for _ in range(part.size)], device=device)
-        self._std = std if bool(std.any()) else None
-        self.noise = torch.zeros(num_envs, len(std), device=device)
-        self.fresh = torch.ones(num_envs, dtype=torch.bool, device=device)  # envs whose episode has just begun
-        self.newest = torch.zeros(1, dtype=torch.int64, device=device)  # place of the newest frame in the rings
-        self.rings: dict[str, Tensor] = {}  # [frames, num_envs, size]
-        self.delays: dict[str, Tensor] = {}  # [num_envs]
-        self._ages: dict[str, Tensor] = {}  # [history, 1], of each frame beside the delay, the oldest first
-        self._frames = max(part.delay[1] + part.history for part in parts)
-        for part in parts:
-            if part.delay[1] or part.history > 1:
-                self.rings[part.name] = torch.zeros(self._frames, num_envs, part.size, device=device)
-                self.delays[part.name] = torch.zeros(num_envs, dtype=torch.int64, device=device)
-                self._ages[part.name] = torch.arange(part.history - 1, -1, -1, device=device)[:, None]
-        self.advance()
+        self.steps = torch.zeros((), dtype=torch.int64, device=device)
+        self._frames = max((part.delay[1] + part.history for part in parts), default=1)
+        self._least = torch.tensor([part.delay[0] for part in parts], device=device)
+        self._spread = torch.tensor([part.delay[1] - part.delay[0] + 1 for part in parts], device=device)
+        self.delays = torch.zeros(num_envs, len(parts), dtype=torch.int64, device=device)
+        self._ring = torch.zeros(self._frames, num_envs, size, device=device) if self._frames > 1 else None
+        self._newest = torch.zeros(1, dtype=torch.int64, device=device)  # place of the newest frame in the ring
+        self._fresh = torch.ones(num_envs, dtype=torch.bool, device=device)  # envs whose episode has just begun
+        # Of each number in the observation: its column in a frame, its part, and the age of its frame beside the delay.
+        ends = itertools.accumulate(part.size for part in parts)
+        numbers = [
+            (column, owner, age)
+            for owner, (part, end) in enumerate(zip(parts, ends, strict=True))
+            for age in reversed(range(part.history))
+            for column in range(end - part.size, end)
+        ]
+        self._columns, self._owners, self._ages = torch.tensor(numbers, device=device).view(-1, 3).unbind(dim=1)
+        self._envs = torch.arange(num_envs, device=device)[:, None]
+        of_parts = [part.noise for part in parts for _ in range(part.size)]
+        self._noise = VectorNoise(of_parts, num_envs, device) if any(of_parts) else None
+        of_whole = [whole] * (len(numbers) or size)
+        self._whole_noise = VectorNoise(of_whole, num_envs, device) if whole else None
+        self._draw_noise()
 
     def seed(self, seed: int) -> None:
-        """Begins all draws anew."""
+        """Begins all draws anew.
+
+        Args:
+            seed: Seed of noise and delays.
+        """
         self._random.seed(seed + _SEED_OFFSET)
+        self._draw_noise()
 
     def advance(self) -> None:
         """Begins a control step: new noise, and room for a new frame. Call it once per step, before `read`."""
-        if self._std is not None:
-            self.noise.copy_(self._random.normal(0.0, self._std, len(self._std)))
-        self.newest.add_(1).remainder_(self._frames)
-        self.fresh.zero_()
+        self.steps += 1
+        self._draw_noise()
+        if self._ring is not None:
+            self._newest.add_(1).remainder_(self._frames)
+            self._fresh.zero_()
 
-    def reset(self, where: Bool[Tensor, " envs"]) -> None:
-        """Begins episodes in the envs of a mask: draws their delays; the next `read` gives their first frame."""
-        self.fresh |= where
-        for part in self._parts:
-            low, high = part.delay
-            if high > low:
-                drawn = self._random.integers(low, high + 1)
-                torch.where(where, drawn, self.delays[part.name], out=self.delays[part.name])
-            elif high:
-                self.delays[part.name].fill_(high)
+    def begin_episodes(self, where: Bool[Tensor, " envs"]) -> None:
+        """Draws what is random per episode; the next `read` gives the first frame.
 
-    def read(self, parts: Parts) -> list[Float[Tensor, "envs _"]]:
-        """What the sensors give now, in the order of the parts. A second call in a step replaces the newest frame."""
-        read, column = [], 0
-        for part in self._parts:
-            frame = parts[part.name]
-            if part.noise:
-                frame = frame + self.noise[:, column : column + part.size]
-            column += part.size
-            read.append(frame if part.name not in self.rings else self._through_ring(part, frame))
-        return read
+        Args:
+            where: Envs where an episode begins, bool [num_envs].
+        """
+        for noise in (self._noise, self._whole_noise):
+            if noise is not None:
+                noise.begin_episodes(self.steps, where)
+        if self._ring is not None:
+            self._fresh |= where
+            drawn = self._random.uniform(0.0, 1.0, len(self._least)).mul_(self._spread).long().add_(self._least)
+            torch.where(where[:, None], drawn, self.delays, out=self.delays)
+
+    def read(
+        self, frame: Float[Tensor, "envs numbers"], scales: Float[Tensor, " numbers"] | None
+    ) -> Float[Tensor, "envs size"]:
+        """Returns what the sensors give now. A second call in a step replaces the newest frame.
+
+        Args:
+            frame: The true observation before scales, shape [num_envs, numbers].
+            scales: Factor of each number; None = 1.
+        """
+        if self._noise is not None:
+            frame = self._noise.apply(frame)
+        if scales is not None:
+            frame = frame * scales
+        if self._ring is not None:
+            frame = self._through_ring(self._ring, frame)
+        return frame if self._whole_noise is None else self._whole_noise.apply(frame)
+
+    def _draw_noise(self) -> None:
+        for noise in (self._noise, self._whole_noise):
+            if noise is not None:
+                noise.draw(self._random, self.steps)
+
+    def _through_ring(
+        self, ring: Float[Tensor, "frames envs numbers"], frame: Float[Tensor, "envs numbers"]
+    ) -> Float[Tensor, "envs size"]:
+        ring.index_copy_(0, self._newest, frame[None])
+        torch.where(self._fresh[None, :, None], frame[None], ring, out=ring)
+        place = (self._newest - self._ages - self.delays.index_select(1, self._owners)).remainder_(self._frames)
+        return ring[place, self._envs, self._columns]
 
     def state_dict(self) -> dict[str, Any]:
         """Returns everything that the next frames depend on."""
         tensors = {name: value.clone() for name, value in kept_tensors(vars(self))}
-        return {"tensors": tensors, "random": self._random.state_dict()}
+        return {"settings": self._settings, "tensors": tensors, "random": self._random.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores in place what `state_dict` returned. With other delays the rings begin with the next frame."""
+        """Restores in place what `state_dict` returned.
+
+        If it was saved with other settings, noise and delays are drawn anew, and schedules continue.
+        """
         self._random.load_state_dict(state["random"])
-        own, saved = dict(kept_tensors(vars(self))), state["tensors"]
-        if {name: value.shape for name, value in own.items()} != {name: value.shape for name, value in saved.items()}:
-            self.fresh.fill_(True)
+        if state["settings"] != self._settings:
+            self.begin_from(state)
+            self.begin_episodes(torch.ones_like(self._fresh))
             return
-        for name, value in own.items():
-            value.copy_(saved[name])
+        for name, value in kept_tensors(vars(self)):
+            value.copy_(state["tensors"][name])
 
-    def _through_ring(self, part: ObservationPart, frame: Float[Tensor, "envs size"]) -> Float[Tensor, "envs _"]:
-        ring = self.rings[part.name]
-        ring.index_copy_(0, self.newest, frame[None])
-        torch.where(self.fresh[None, :, None], frame[None], ring, out=ring)
-        place = (self.newest - self._ages[part.name] - self.delays[part.name]).remainder_(self._frames)
-        found = ring.gather(0, place[..., None].expand(-1, -1, part.size))
-        return found.transpose(0, 1).flatten(1)
+    def begin_from(self, state: dict[str, Any]) -> None:
+        """Continues the schedules of another run's `state_dict`."""
+        self.steps.copy_(state["tensors"]["steps"])
 
 
-def describe(
-    parts: Parts, units: Mapping[str, str], scales: Mapping[str, float], sensors: Mapping[str, Any]
-) -> tuple[ObservationPart, ...]:
-    """What the parts of a group are.
-
-    Args:
-        parts: As the task returns them.
-        units: Of the task, by part.
-        scales: Of the task, by part.
-        sensors: `task.observations`: noise, delay and history by part.
-
-    Raises:
-        ConfigError: `sensors` has a part or a key that there is not, or a value out of its range.
-    """
-    return tuple(
-        ObservationPart(
-            name=name,
-            size=value.shape[1],
-            unit=units.get(name, ""),
-            scale=float(scales.get(name, 1.0)),
-            **_checked(name, sensors.get(name, {})),
-        )
-        for name, value in parts.items()
-    )
-
-
-def check_names(sensors: Mapping[str, Any], parts: Mapping[str, object]) -> None:
+def _check_names(sensors: Mapping[str, Any], parts: Mapping[str, object]) -> None:
     """Raises ConfigError for a part of `task.observations` that the policy's observation does not have."""
     for name in sensors:
         if name not in parts:
@@ -169,22 +285,32 @@ def _checked(name: str, settings: Any) -> dict[str, Any]:
     for unknown in settings.keys() - {"noise", "delay", "history"}:
         hint = did_you_mean(str(unknown), ("noise", "delay", "history"))
         raise ConfigError(f"unknown key '{key}.{unknown}'.{hint} It has noise, delay and history")
-    found: dict[str, Any] = {}
+    checked: dict[str, Any] = {}
     if (noise := settings.get("noise")) is not None:
-        if isinstance(noise, bool) or not isinstance(noise, int | float) or not 0.0 <= noise < float("inf"):
-            raise ConfigError(f"{key}.noise must be a standard deviation of at least 0, got {noise!r}; try 0.1")
-        found["noise"] = float(noise)
+        checked["noise"] = _noise(noise, f"{key}.noise")
     if (delay := settings.get("delay")) is not None:
         both = [delay, delay] if isinstance(delay, int) else delay
         if not _is_range(both):
             expected = "control steps: one number, or [fewest, most]"
             raise ConfigError(f"{key}.delay must be {expected}, got {delay!r}; try [0, 2]")
-        found["delay"] = tuple(both)  # type: ignore[arg-type]
+        checked["delay"] = tuple(both)  # type: ignore[arg-type]
     if (history := settings.get("history")) is not None:
         if isinstance(history, bool) or not isinstance(history, int) or history < 1:
             raise ConfigError(f"{key}.history must be a positive number of frames, got {history!r}; try 5")
-        found["history"] = history
-    return found
+        checked["history"] = history
+    return checked
+
+
+def _noise(value: Any, key: str) -> Noise | None:
+    """Noise of a part: a standard deviation, the bounds of uniform noise, or settings as IsaacGymEnvs has them."""
+    if isinstance(value, Mapping):
+        return parse(Noise, value, key)
+    if isinstance(value, list | tuple):
+        return parse(Noise, {"range": list(value), "operation": "additive", "distribution": "uniform"}, key)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0.0 <= value < float("inf"):
+        expected = "a standard deviation of at least 0, uniform bounds [low, high], or settings with a range"
+        raise ConfigError(f"{key} must be {expected}, got {value!r}; try 0.1")
+    return Noise(range=(0.0, float(value)), operation="additive", distribution="gaussian") if value else None
 
 
 def _is_range(value: object) -> bool:

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
 from jaxtyping import Bool, Shaped
 from torch import Tensor
 
-from gpusim_rl.env.environment import Environment, Observation, Parts, Step
+from gpusim_rl.env.environment import Environment, Observation, Step
 from gpusim_rl.env.hook_checks import HookChecks, action_space
 from gpusim_rl.env.nan_guard import NanGuard
-from gpusim_rl.env.observations import ObservationPart, SensorModel, check_names, describe
+from gpusim_rl.env.observations import ObservationGroups, SensorModel, TaskObservation
 from gpusim_rl.env.randomize import Randomizer
 from gpusim_rl.env.reached_states import ReachedStates
 from gpusim_rl.env.task import Task, TaskConfig
-from gpusim_rl.errors import TaskError, did_you_mean
+from gpusim_rl.errors import TaskError
 from gpusim_rl.machine.compiled import Compiled
 from gpusim_rl.machine.torch_threads import limit_torch_threads
 from gpusim_rl.settings.schema import SimConfig
@@ -31,10 +30,6 @@ COMPILED = {
     "_look": "the observation",
 }
 """Methods of `VecEnv` that can be compiled, and what warnings call them. None calls another."""
-
-
-TaskObservation = Mapping[str, Tensor | Parts]
-"""Observation groups of a task by name: a tensor [num_envs, size], or the named parts of one."""
 
 
 class VecEnv(Environment):
@@ -100,11 +95,9 @@ class VecEnv(Environment):
         if cfg.reset_from.share > 0.0:
             self.reached = ReachedStates(cfg.reset_from, self.task, sim, seed)
             self.stateful = [self.task, self.reached]
-        self.obs_sizes: dict[str, int] = {}
-        self.obs_parts: dict[str, tuple[ObservationPart, ...]] = {}
-        self._scales: dict[str, Tensor] = {}  # of the groups in which a part has one
-        self._sensors: SensorModel | None = None
-        self._seed = seed
+        noise = None if self.randomizer is None else self.randomizer.observations
+        self._groups = ObservationGroups(self.task, cfg.observations, noise, seed)
+        self.obs_sizes, self.obs_parts = self._groups.sizes, self._groups.parts
         self._obs: Observation = {}
         self._stepped = False
 
@@ -171,8 +164,6 @@ class VecEnv(Environment):
         everywhere = torch.ones(self.num_envs, dtype=torch.bool, device=self.device)
         self.begin_episodes(everywhere)
         self._check_hooks()
-        if self.randomizer is not None:
-            self.randomizer.start(self.obs_sizes["policy"])
         # rewards() may keep state, for example a potential. The check was not a step of an episode: begin again.
         return self.begin_episodes(everywhere, staggered=self.cfg.randomize_episode_start)
 
@@ -202,53 +193,18 @@ class VecEnv(Environment):
     def seed(self, seed: int) -> None:
         """Begins all random numbers anew, from another seed."""
         self.task.random.seed(seed)
-        for part in (self.randomizer, self.reached, self._sensors):
-            if part is not None:
-                part.seed(seed)
+        for owner in self._optional().values():
+            owner.seed(seed)
 
     def _check_hooks(self) -> None:
         task, checks = self.task, self._checks
-        checks.finite("observe", self._joined(self._task_obs()), self.obs_parts)
+        checks.finite("observe", self._groups.read(self._task_obs()), self.obs_parts)
         terms = task.rewards()
         checks.reward_terms(terms)
         checks.finite("rewards", terms)
         checks.mask("terminated", task.terminated())
         task.advance(torch.zeros(self.num_envs, dtype=torch.bool, device=self.device))
         checks.stats(task.stats())
-
-    def _describe(self, obs: TaskObservation) -> None:
-        """Finds out what the task's observation consists of."""
-        task, sensors = self.task, self.cfg.observations
-        named = {group: value for group, value in obs.items() if not isinstance(value, Tensor)}
-        check_names(sensors, named.get("policy", {}))
-        known = {name for parts in named.values() for name in parts} | task.units.keys()  # there may be other modes
-        for name in task.scales:
-            if name not in known:
-                raise TaskError(f"{self.name}.scales[{name!r}]: observe() has no such part.{did_you_mean(name, known)}")
-        for group, parts in named.items():
-            self.obs_parts[group] = described = describe(
-                parts, task.units, task.scales, sensors if group == "policy" else {}
-            )
-            scale = [part.scale for part in described for _ in range(part.size * part.history)]
-            if any(factor != 1.0 for factor in scale):
-                self._scales[group] = torch.tensor(scale, device=self.device)
-        if sensors:
-            self._sensors = SensorModel(self.obs_parts["policy"], self.num_envs, self.device, self._seed)
-        self.obs_sizes = {group: value.shape[1] for group, value in self._joined(obs).items()}
-
-    def _joined(self, obs: TaskObservation) -> Observation:
-        """One tensor for each group. That of named parts is new memory."""
-        joined = {}
-        for group, value in obs.items():
-            if not isinstance(value, Tensor):
-                read = list(value.values())
-                if group == "policy" and self._sensors is not None:
-                    read = self._sensors.read(value)
-                value = torch.cat(read, dim=1)
-                if group in self._scales:
-                    value *= self._scales[group]
-            joined[group] = value
-        return joined
 
     def step(self, action: Shaped[Tensor, "envs actions"]) -> Step:
         """Advances all envs by one control step and resets those whose episode ended.
@@ -336,8 +292,8 @@ class VecEnv(Environment):
         done = ended | truncated
         incomplete = (self.staggered & truncated) | diverged
         task.advance(done)
-        if self._sensors is not None:
-            self._sensors.advance()
+        if self._groups.sensors is not None:
+            self._groups.sensors.advance()
         stats = {name: value.masked_fill(diverged, torch.nan) for name, value in task.stats().items()}
         final_obs = {g: value.masked_fill_(diverged[:, None], 0.0) for g, value in self._observe().items()}
         if self.reached is not None:
@@ -353,10 +309,9 @@ class VecEnv(Environment):
         self.task.actions.masked_fill_(where[:, None], 0)
         self.progress.masked_fill_(where, 0)
         self.staggered.masked_fill_(where, False)
-        if self.randomizer is not None:
-            self.randomizer.reset(where)
-        if self._sensors is not None:
-            self._sensors.reset(where)
+        for randomness in (self.randomizer, self._groups.sensors):
+            if randomness is not None:
+                randomness.begin_episodes(where)
         self.task.reset(where)
         if self.reached is not None:
             self.reached.begin(where)
@@ -382,37 +337,39 @@ class VecEnv(Environment):
         for name, meaning in COMPILED.items():
             setattr(self, name, Compiled(getattr(self, name), f"{self.name}: {meaning}", backend))
 
+    def clean_obs(self) -> Observation:
+        """Returns the observation without noise, delay, history and limits, [num_envs, size] for each group."""
+        return self._groups.read(self._task_obs(), clean=True)
+
     def _task_obs(self) -> TaskObservation:
         obs: Any = self.task.observe()
         if isinstance(obs, Tensor):
             obs = {"policy": obs}
         self._checks.observation(obs, self.obs_sizes, self.obs_parts)
         if not self.obs_sizes:
-            self._describe(obs)
+            self._groups.describe(obs)
         return obs
 
     def _observe(self) -> Observation:
         of_task = self._task_obs()
-        obs, limit = self._joined(of_task), self.cfg.clip_observations
-        if self.randomizer is not None:
-            obs = {**obs, "policy": self.randomizer.observe(obs["policy"])}
+        obs, limit = self._groups.read(of_task), self.cfg.clip_observations
         # Always new memory: a task may return a view of the simulator's memory, and an earlier Step must not change.
         if limit is None:
             return {group: value.clone() if value is of_task[group] else value for group, value in obs.items()}
         # 0 * inf is NaN: what is infinite must not look like the limit. What is finite keeps its bits.
         return {group: value.clamp(-limit, limit).add_(value, alpha=0) for group, value in obs.items()}
 
+    def _optional(self) -> dict[str, Randomizer | ReachedStates | SensorModel]:
+        """What only some configurations have, by its name in a checkpoint."""
+        owned = {"sensors": self._groups.sensors, "randomizer": self.randomizer, "reached": self.reached}
+        return {name: owner for name, owner in owned.items() if owner is not None}
+
     def state_dict(self) -> dict[str, Any]:
         """Everything that the next step depends on, except what follows from the configuration alone."""
         task = self.task.state_dict()
         task["tensors"] = {k: v for k, v in task["tensors"].items() if not torch.equal(v, self._initial[k])}
-        randomizer = {} if self.randomizer is None else {"randomizer": self.randomizer.state_dict()}
-        reached = {} if self.reached is None else {"reached": self.reached.state_dict()}
-        sensors = {} if self._sensors is None else {"sensors": self._sensors.state_dict()}
         return {
-            **sensors,
-            **randomizer,
-            **reached,
+            **{name: owner.state_dict() for name, owner in self._optional().items()},
             "sim": self.sim.state_dict(),
             "task": task,
             "progress": self.progress.clone(),
@@ -432,12 +389,9 @@ class VecEnv(Environment):
         self.sim.load_state_dict(state["sim"])
         # A tensor that had returned to its first value was not saved.
         self.task.load_state_dict({**state["task"], "tensors": self._initial | state["task"]["tensors"]})
-        if self.randomizer is not None and "randomizer" in state:
-            self.randomizer.load_state_dict(state["randomizer"])
-        if self.reached is not None and "reached" in state:
-            self.reached.load_state_dict(state["reached"])
-        if self._sensors is not None and "sensors" in state:
-            self._sensors.load_state_dict(state["sensors"])
+        for name, owner in self._optional().items():
+            if name in state:
+                owner.load_state_dict(state[name])
         self.progress.copy_(state["progress"])
         self.staggered.copy_(state["staggered"])
         self._obs = {group: value.to(self.device) for group, value in state["obs"].items()}
@@ -466,8 +420,9 @@ class VecEnv(Environment):
             if found is not None and found.shape == value.shape:
                 tensors[name] = found
         self.task.load_state_dict({**own, "tensors": tensors})
-        if self.randomizer is not None and "randomizer" in state:
-            self.randomizer.begin_from(state["randomizer"])
+        for name, owner in self._optional().items():
+            if name in state and not isinstance(owner, ReachedStates):
+                owner.begin_from(state[name])
         everywhere = torch.ones(self.num_envs, dtype=torch.bool, device=self.device)
         return self.begin_episodes(everywhere, staggered=self.cfg.randomize_episode_start)
 

@@ -347,9 +347,7 @@ class TaskConformance:
         params = {"observations": noise, "actions": noise, "latency": {"range": [0, 1]}, "actor_params": masses}
         env = self.make_env(name, episode_length=4, randomize=True, randomization_params=params)
         obs = env.reset()
-        assert torch.isfinite(joined(obs)).all() and not torch.equal(
-            obs["policy"], env._joined(env._task_obs())["policy"]
-        )
+        assert torch.isfinite(joined(obs)).all() and not torch.equal(obs["policy"], env.clean_obs()["policy"])
         for action in random_actions(env, 9):
             step = env.step(action)
             assert torch.isfinite(joined(step.obs)).all() and not step.diverged.any()

@@ -138,7 +138,7 @@ def _physics_steps(env: VecEnv, dump: Mapping[str, Any]) -> Iterator[str]:
             return
     for name, term in task.rewards().items():
         yield f"reward: {_describe(name, term, ('',))}"
-    for group, value in env._joined(env._task_obs()).items():
+    for group, value in env.clean_obs().items():
         yield f"observation: {_describe(group, value, ('', 'column'))}"
     bad = bool(sim.bad_inputs.any()) or not bool(action.isfinite().all())
     yield "counted as diverged, because of the action" if bad else f"did not diverge on {sim.name}"

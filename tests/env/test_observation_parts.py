@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 from typing import Any
 
@@ -89,10 +90,11 @@ def test_delay_and_history_over_resets(clip):
     settings = {"pole_angle": {"delay": [0, 3], "history": 4}, "cart_vel": {"history": 2}, "pole_vel": {"delay": 2}}
     env = make(settings, clip_observations=clip)
     oracles = {"pole_angle": Oracle(4), "cart_vel": Oracle(2), "pole_vel": Oracle(1)}
-    assert env._sensors is None
+    assert env.obs_sizes == {} and env.obs_parts == {}
     obs = env.reset()["policy"]
-    assert env.obs_sizes["policy"] == 1 + 2 + 4 + 1 and env._sensors is not None
-    delays, drawn = env._sensors.delays, []
+    assert env.obs_sizes["policy"] == 1 + 2 + 4 + 1 and env._groups.sensors is not None
+    names = [part.name for part in env.obs_parts["policy"]]
+    delays, drawn = {name: env._groups.sensors.delays[:, names.index(name)] for name in oracles}, []
     last: dict[str, torch.Tensor] = {}
 
     def check(obs: torch.Tensor, seen: dict[str, torch.Tensor]) -> None:
@@ -151,8 +153,102 @@ def test_noise_is_white_and_the_same_in_both_observations_of_a_step():
     assert abs(neighbours.item()) < 0.05
 
 
-def test_a_resumed_env_continues_to_the_bit():
-    settings = {"pole_angle": {"noise": 0.1, "delay": [0, 2], "history": 3}}
+UNIFORM = {"operation": "additive", "distribution": "uniform"}
+RAMP = {"schedule": "linear", "schedule_steps": 40}
+
+
+def test_the_kind_of_noise_is_chosen_for_each_part():
+    settings = {
+        "cart_pos": {"noise": [-0.2, 0.1]},  # uniform
+        "cart_vel": {"noise": {"range": [1.0, 0.1], "operation": "scaling", "distribution": "gaussian"}},
+        "pole_angle": {"noise": {"range": [0.5, 2.0], "operation": "scaling", "distribution": "loguniform"}},
+        "pole_vel": {"noise": 0.3},  # normal
+    }
+    env = make(settings, clip_observations=None)
+    env.reset()
+    noise, factor = [], []
+    for action in actions(300):
+        obs, clean = env.step(action).obs["policy"], env.clean_obs()["policy"]
+        noise.append(obs - clean)
+        factor.append(obs / clean)
+    noise, factor = torch.stack(noise), torch.stack(factor)
+    uniform, normal = noise[..., 0], noise[..., 3]
+    assert uniform.min() >= -0.2 - 1e-6 and uniform.max() <= 0.1 + 1e-6
+    assert uniform.mean().item() == pytest.approx(-0.05, abs=0.004)
+    assert uniform.std().item() == pytest.approx(0.3 / math.sqrt(12), rel=0.02)
+    assert normal.mean().abs() < 0.02 and normal.std().item() == pytest.approx(0.3, rel=0.03)
+    assert factor[..., 1].mean().item() == pytest.approx(1.0, abs=0.01)
+    assert factor[..., 1].std().item() == pytest.approx(0.1, rel=0.05)
+    logarithm = factor[..., 2].log2()
+    assert logarithm.abs().max() <= 1.0 + 1e-3 and logarithm.mean().abs() < 0.03
+    assert logarithm.std().item() == pytest.approx(1 / math.sqrt(3), rel=0.03)
+    columns = torch.corrcoef(torch.stack([uniform, factor[..., 1], logarithm, normal]).flatten(1)) - torch.eye(4)
+    assert columns.abs().max() < 0.05
+
+
+def test_noise_is_before_the_scale_the_delay_and_the_history():
+    class Scaled(Cartpole):
+        def __init__(self, cfg, sim):
+            super().__init__(cfg, sim)
+            self.scales = {"pole_vel": 10.0}
+
+    env = make({"pole_vel": {"noise": [1.0, 1.0], "delay": 1, "history": 2}}, Scaled, clip_observations=None)
+    obs = env.reset()
+    for action in actions(5):
+        before, clean = obs["policy"], env.clean_obs()["policy"]
+        obs = env.step(action).obs
+        torch.testing.assert_close(obs["policy"][:, 4], clean[:, 3] + 10.0, msg="of the step before")
+        assert torch.equal(obs["policy"][:, 3], before[:, 4])
+
+
+def test_lasting_noise_of_a_part_stays_for_an_episode_and_grows_with_the_schedule():
+    noise = {"range": [0.0, 0.0], "range_correlated": [-1.0, 1.0], **UNIFORM, **RAMP}
+    env = make({"pole_angle": {"noise": noise}}, episode_length=20, clip_observations=None)
+    env.task.terminated = lambda: torch.zeros(N, dtype=torch.bool)
+    obs, offsets = env.reset(), []
+    for number in range(60):
+        added = (obs["policy"] - env.clean_obs()["policy"])[:, 2]
+        offsets.append(added / min(number / 40, 1.0) if number else added)
+        obs = env.step(torch.zeros(N, 1)).obs
+    assert (offsets[0] == 0.0).all()
+    for first in (1, 20, 40):
+        of_episode = torch.stack(offsets[first : first - first % 20 + 20])
+        torch.testing.assert_close(of_episode, of_episode[:1].expand_as(of_episode), atol=1e-4, rtol=0.0)
+        assert of_episode.abs().max() <= 1.0 and of_episode[0].std() > 0.4
+    assert ((offsets[19] - offsets[20]).abs() > 1e-3).float().mean() > 0.9
+
+
+def test_the_first_observation_of_an_episode_has_noise_of_its_own():
+    env = make({"cart_pos": {"noise": 0.5}}, episode_length=3, clip_observations=None)
+    env.reset()
+    clean: list[torch.Tensor] = []
+    advance = env.task.advance
+    env.task.advance = lambda done: (clean.append(truth(env)["cart_pos"]), advance(done))[1]  # type: ignore[assignment]
+    for _ in range(3):
+        step = env.step(torch.zeros(N, 1))
+    assert step.truncated.all()
+    final, first = step.final_obs["policy"][:, :1] - clean[-1], step.obs["policy"][:, :1] - truth(env)["cart_pos"]
+    assert ((final - first).abs() > 1e-4).float().mean() > 0.9
+    assert abs(torch.corrcoef(torch.stack([final[:, 0], first[:, 0]]))[0, 1].item()) < 0.6
+
+
+def test_noise_of_parts_and_of_the_whole_observation_add_up():
+    whole = {"range": [2.0, 2.0], **UNIFORM}
+    params = {"randomize": True, "randomization_params": {"observations": whole}}
+    env = make({"pole_vel": {"noise": [1.0, 1.0], "history": 2}}, clip_observations=None, **params)
+    obs = env.reset()["policy"]
+    clean = env.clean_obs()["policy"][:, [0, 1, 2, 3, 3]]
+    torch.testing.assert_close(obs - clean, torch.tensor([2.0, 2.0, 2.0, 3.0, 3.0]).expand(N, 5))
+
+
+RESUMED = [
+    {"pole_angle": {"noise": 0.1, "delay": [0, 2], "history": 3}},
+    {"pole_angle": {"noise": {"range": [0.0, 0.1], "range_correlated": [-1.0, 1.0], **UNIFORM, **RAMP}}},
+]
+
+
+@pytest.mark.parametrize("settings", RESUMED)
+def test_a_resumed_env_continues_to_the_bit(settings):
     first, second = make(settings), make(settings)
     first.reset(), second.reset()
     for action in actions(10):
@@ -160,6 +256,21 @@ def test_a_resumed_env_continues_to_the_bit():
     assert torch.equal(second.load_state_dict(first.state_dict())["policy"], first._obs["policy"])
     for action in actions(10):
         assert torch.equal(first.step(action).obs["policy"], second.step(action).obs["policy"])
+
+
+def test_new_settings_are_drawn_at_a_resume_and_schedules_continue():
+    noise = {"range": [1.0, 1.0], **UNIFORM, **RAMP}
+    old, new = make({"cart_pos": {"noise": noise}}), make({"cart_pos": {"noise": {**noise, "range": [2.0, 2.0]}}})
+    old.reset(), new.reset()
+    for action in actions(20):
+        old.step(action)
+    new.load_state_dict(old.state_dict())
+    added = new._observe()["policy"] - new.clean_obs()["policy"]
+    torch.testing.assert_close(added[:, 0], torch.full((N,), 1.0), msg="half of 2")
+    shown = make({"cart_pos": {"noise": noise}})
+    shown.reset()
+    obs = shown.begin_from(old.state_dict())["policy"]
+    torch.testing.assert_close((obs - shown.clean_obs()["policy"])[:, 0], torch.full((N,), 0.5))
 
 
 @pytest.mark.parametrize(
@@ -172,6 +283,10 @@ def test_a_resumed_env_continues_to_the_bit():
         ({"pole_vel": {"nois": 1}}, "unknown key 'task.observations.pole_vel.nois'. Did you mean 'noise'?"),
         ({"pole_vel": {"noise": -1}}, "task.observations.pole_vel.noise must be a standard deviation of at least 0"),
         ({"pole_vel": {"noise": "much"}}, "got 'much'; try 0.1"),
+        ({"pole_vel": {"noise": [1, 0]}}, "task.observations.pole_vel.noise: range must be [low, high], got [1, 0]"),
+        ({"pole_vel": {"noise": [1]}}, "task.observations.pole_vel.noise.range"),
+        ({"pole_vel": {"noise": {"range": [0, 1]}}}, "missing key 'task.observations.pole_vel.noise.operation'"),
+        ({"pole_vel": {"noise": {"rnge": [0, 1]}}}, "Did you mean 'task.observations.pole_vel.noise.range'?"),
         ({"pole_vel": {"delay": [2, 1]}}, "task.observations.pole_vel.delay must be control steps"),
         ({"pole_vel": {"delay": 0.5}}, "got 0.5; try [0, 2]"),
         ({"pole_vel": {"history": 0}}, "task.observations.pole_vel.history must be a positive number of frames, got 0"),

@@ -19,6 +19,7 @@ from torch import Tensor
 from gpusim_rl.api import load_spec, make_env, prepare
 from gpusim_rl.env import Step, Task, TaskConfig, VecEnv
 from gpusim_rl.env.properties import LEAST_MASS, NOT_HERE, SECTIONS
+from gpusim_rl.env.task import kept_tensors
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.settings.compose import compose
 from gpusim_rl.settings.schema import SimConfig
@@ -699,15 +700,23 @@ def test_no_step_waits_for_the_device():
 def test_its_tensors_keep_their_memory():
     env = make(everything(), episode_length=6)
     env.reset()
-    assert env.randomizer is not None
-    from gpusim_rl.env.task import kept_tensors
+    owners = {"randomizer": env.randomizer, "sensors": env._groups.sensors}
 
-    addresses = {name: tensor.data_ptr() for name, tensor in kept_tensors(vars(env.randomizer))}
-    numbers = {name: item for name, item in vars(env.randomizer).items() if isinstance(item, (int, float))}
-    assert {"steps", "age", "latency.queue", "observation_noise.white", "pushes.0.wait"} <= set(addresses)
+    def kept(kind: Any) -> dict[str, Any]:
+        found = {}
+        for name, owner in owners.items():
+            tensors = {key: tensor.data_ptr() for key, tensor in kept_tensors(vars(owner))}
+            numbers = {key: item for key, item in vars(owner).items() if isinstance(item, (int, float))}
+            found |= {f"{name}.{key}": value for key, value in (tensors if kind is Tensor else numbers).items()}
+        return found
+
+    addresses, numbers = kept(Tensor), kept(float)
+    assert {"randomizer.steps", "randomizer.age", "randomizer.latency.queue", "randomizer.pushes.0.wait"} <= set(
+        addresses
+    )
+    assert {"sensors.steps", "sensors._whole_noise.noise", "sensors._whole_noise.offset"} <= set(addresses)
     steps(env, 15)
-    assert {name: tensor.data_ptr() for name, tensor in kept_tensors(vars(env.randomizer))} == addresses
-    assert {name: item for name, item in vars(env.randomizer).items() if isinstance(item, (int, float))} == numbers
+    assert kept(Tensor) == addresses and kept(float) == numbers
 
 
 THEIR_FORM = """

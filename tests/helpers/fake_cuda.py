@@ -299,7 +299,7 @@ PARTS: dict[str, Callable[[Trainer], Sequence[tuple[Any, str]]]] = {
     "reset": lambda it: [(it.env.task, "reset")],
     "randomize": lambda it: [
         (it.env.randomizer, name)
-        for name in ("act", "before_physics", "after_physics", "observe", "reset")
+        for name in ("act", "before_physics", "after_physics", "begin_episodes")
         if it.env.randomizer is not None
     ],
     "nan guard": lambda it: [(it.env.nan_guard, name) for name in ("before_step", "after_step")],

@@ -49,7 +49,7 @@ def test_the_height_scan_agrees_with_mujocos_rays():
     pos = task.origin + torch.stack([across, -across, torch.full((NUM,), 0.4)], dim=1)
     task.robot.set_state(everywhere(env), root_pos=pos, root_quat=turned(yaw))
     env.sim.refresh()
-    seen = (task.observe()["policy"]["heights"] - task.noise[:, HEIGHTS]).view(NUM, 14, 10)
+    seen = env.clean_obs()["policy"][:, HEIGHTS].view(NUM, 14, 10)
     data, geom = mujoco.MjData(model), np.zeros(1, dtype=np.int32)
     data.qpos[2] = 50.0  # the robot is out of the way
     mujoco.mj_forward(model, data)
@@ -63,37 +63,34 @@ def test_the_height_scan_agrees_with_mujocos_rays():
     assert seen.std() > 0.2
 
 
+def noise_of(env: VecEnv, obs: torch.Tensor) -> torch.Tensor:
+    """The noise in an observation to act on."""
+    return obs - env.clean_obs()["policy"]
+
+
 def test_noise_is_new_in_every_step_and_episode_and_as_strong_as_configured():
     env = make_env(64, episode_length=3)
-    task, limit = env.task, env.task.noise_limit
+    sections = [(3, 0.1 * 2.0), (3, 0.2 * 0.25), (3, 0.05), (3, 0.0), (12, 0.01), (12, 1.5 * 0.05), (140, 0.06 * 5.0)]
+    limit = torch.tensor([bound for size, bound in [*sections, (12, 0.0)] for _ in range(size)])
     assert (limit[COMMANDS] == 0.0).all() and (limit[ACTIONS] == 0.0).all()
-    scaled = [0.1 * 2.0, 0.2 * 0.25, 0.05, 0.0, 0.01, 1.5 * 0.05, 0.06 * 5.0, 0.0]
-    assert limit[[0, 3, 6, 9, 12, 24, 36, 176]].tolist() == pytest.approx(scaled)
-    noises = [task.noise.clone()]
-    for _ in range(6):
+    noises = [noise_of(env, env.reset()["policy"])]
+    for _ in range(12):
         step = env.step(torch.zeros(64, 12))
-        noises.append(task.noise.clone())
-        if step.done.any():
-            assert step.done.all()
-            torch.testing.assert_close(step.obs["policy"], torch.cat([*task.observe()["policy"].values()], dim=1))
-    noisy = torch.stack(noises)[..., limit > 0]
+        noises.append(noise_of(env, step.obs["policy"]))
+        assert torch.equal(step.obs["policy"][~step.done], step.final_obs["policy"][~step.done])
+    noise = torch.stack(noises)
+    assert (noise[..., limit == 0.0] == 0.0).all()
+    noisy = noise[..., limit > 0]
     assert (noisy.diff(dim=0).abs() > 0.0).float().mean() > 0.999
-    fraction = noisy / limit[limit > 0]
-    assert fraction.abs().max() <= 1.0 and fraction.std().item() == pytest.approx(1 / math.sqrt(3), rel=0.02)
-    assert fraction.mean().abs() < 0.01
-
-
-def test_the_first_observation_of_an_episode_has_noise_of_its_own():
-    env = make_env(64, episode_length=3)
-    task = env.task
-    before: list[torch.Tensor] = []
-    reset = task.reset
-    task.reset = lambda where: (before.append(task.noise.clone()), reset(where))[1]  # type: ignore[method-assign]
-    for _ in range(2):
-        env.step(torch.zeros(64, 12))
-        assert torch.equal(before[-1], task.noise)  # the noise of the final observation, if the episode continues
-    assert env.step(torch.zeros(64, 12)).done.all()
-    assert (before[-1] != task.noise).any(dim=1).all()
+    share = noisy / limit[limit > 0]
+    assert share.abs().max() <= 1.0 + 1e-4
+    # uniform over [-limit, limit] in every column: moments, and the same count in each tenth of the range
+    assert share.mean().abs() < 0.01 and share.std().item() == pytest.approx(1 / math.sqrt(3), rel=0.01)
+    torch.testing.assert_close(share.std(dim=(0, 1)), torch.full((173,), 1 / math.sqrt(3)), rtol=0.1, atol=0.0)
+    counts = torch.histc(share, bins=10, min=-1.0, max=1.0) / share.numel()
+    torch.testing.assert_close(counts, torch.full((10,), 0.1), rtol=0.03, atol=0.0)
+    neighbours = torch.corrcoef(torch.stack([share[1:].flatten(), share[:-1].flatten()]))[0, 1]
+    assert neighbours.abs() < 0.01
 
 
 # Commands
@@ -109,7 +106,7 @@ def test_the_yaw_rate_turns_it_to_the_heading_the_short_way():
     expected = (0.5 * angle).clamp(-1.0, 1.0)
     torch.testing.assert_close(task._command(yaw)[:, 2], expected, atol=1e-5, rtol=0.0)
     assert (expected.abs() == 1.0).any() and (expected.abs() < 0.9).any()
-    torch.testing.assert_close(task.observe()["policy"]["command_yaw"][:, 0], 0.25 * expected, atol=1e-5, rtol=0.0)
+    torch.testing.assert_close(task.observe()["policy"]["command_yaw"][:, 0], expected, atol=1e-5, rtol=0.0)
 
 
 def test_slow_commands_count_as_zero():

@@ -1,0 +1,271 @@
+"""Random draws as a yaml describes them, and the noise that is made of them.
+
+Keys and meanings are those of IsaacGymEnvs: `range`, `range_correlated`, `operation`, `distribution`, `schedule`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, Literal, TypeVar
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from gpusim_rl.env.random import EnvRandom
+from gpusim_rl.env.task import TaskPart
+from gpusim_rl.errors import ConfigError, TaskError
+from gpusim_rl.settings.checks import build
+from gpusim_rl.settings.schema import Count
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ramp:
+    """How the strength of a randomisation grows with the control steps of the run."""
+
+    schedule: Literal["linear", "constant"] | None = None
+    """`linear`: strength from 0 to 1 over `schedule_steps`. `constant`: 0 before them, then 1. null: always 1."""
+    schedule_steps: Count | None = None
+    """Length of the schedule [control steps]."""
+
+    def __post_init__(self) -> None:
+        """Checks that both keys are set, or none.
+
+        Raises:
+            ConfigError: Only one of them is set.
+        """
+        if (self.schedule is None) != (self.schedule_steps is None):
+            raise ConfigError("schedule and schedule_steps need each other: give both, or none")
+
+    def strength(self, steps: Int[Tensor, ""]) -> Float[Tensor, ""] | float:
+        """Returns the strength after this many control steps, from 0 (nothing is randomised) to 1."""
+        if self.schedule is None or self.schedule_steps is None:
+            return 1.0
+        if self.schedule == "linear":
+            return (steps / self.schedule_steps).clamp(max=1.0)
+        return (steps >= self.schedule_steps).float()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draw(Ramp):
+    """A distribution of draws, and how a draw changes a value."""
+
+    range: tuple[float, float]
+    """Lower and upper bound; of `gaussian` mean and standard deviation."""
+    operation: Literal["additive", "scaling"]
+    """A draw is added to the value, or multiplies it."""
+    distribution: Literal["uniform", "loguniform", "gaussian"]
+    """Distribution of the draws."""
+
+    def __post_init__(self) -> None:
+        """Checks the range.
+
+        Raises:
+            ConfigError: The distribution cannot have this range.
+        """
+        Ramp.__post_init__(self)
+        low, high = self.range
+        if self.distribution == "gaussian" and high < 0:
+            raise ConfigError(f"range of gaussian is [mean, standard deviation], got the standard deviation {high:g}")
+        if self.distribution != "gaussian" and low > high:
+            raise ConfigError(f"range must be [low, high], got [{low:g}, {high:g}]")
+        if self.distribution == "loguniform" and low <= 0:
+            raise ConfigError(f"range of loguniform must be positive, got [{low:g}, {high:g}]")
+
+    @property
+    def neutral(self) -> float:
+        """The draw that changes nothing: 0 is added, or 1 multiplies."""
+        return 0.0 if self.operation == "additive" else 1.0
+
+    @property
+    def affine(self) -> tuple[float, float]:
+        """Offset and factor that make a draw of a random number; of `loguniform` they make the draw's logarithm.
+
+        The number is standard normal for `gaussian`, else uniform from [0, 1).
+        """
+        low, high = self.range
+        if self.distribution == "loguniform":
+            return math.log(low), math.log(high / low)
+        return (low, high) if self.distribution == "gaussian" else (low, high - low)
+
+    def apply(self, value: Tensor, draw: Tensor, steps: Int[Tensor, ""]) -> Tensor:
+        """Returns the value with the draw added, or multiplied by it.
+
+        The strength after this many control steps scales the effect. At 0.5 half of the draw is added, or the factor is
+        halfway from 1 to the draw.
+        """
+        changed = value + draw if self.operation == "additive" else value * draw
+        return changed if self.schedule is None else torch.lerp(value, changed, self.strength(steps))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Noise(Draw):
+    """Noise on observations or actions: white noise in every control step, plus an offset for a whole episode."""
+
+    range_correlated: tuple[float, float] | None = None
+    """Range of the offset, as `range`; null = no offset."""
+
+    def __post_init__(self) -> None:
+        """Checks both ranges.
+
+        Raises:
+            ConfigError: The distribution cannot have one of the ranges.
+        """
+        Draw.__post_init__(self)
+        if self.range_correlated is not None:
+            replace(self, range=self.range_correlated, range_correlated=None)
+
+
+def check_different(key: str, names: Sequence[str] | None) -> None:
+    """Raises ConfigError for a list of names that is empty, or has a name twice; None is not given.
+
+    Args:
+        key: Key of the list, for messages.
+        names: The names.
+    """
+    if names is not None and not names:
+        raise ConfigError(f"{key} is empty; leave it out for the default")
+    for name in names or ():
+        if (names or ()).count(name) > 1:
+            raise ConfigError(f"{key} must be different, got {name!r} more than once")
+
+
+def parse(cls: type[T], node: Any, path: str) -> T:
+    """Builds settings of a yaml's section.
+
+    Args:
+        cls: Class of the settings, a dataclass.
+        node: Values of the section.
+        path: Path of the section's key in the yaml, for messages.
+
+    Raises:
+        ConfigError: A key or a value is wrong.
+    """
+    with named(path):
+        return build(cls, node, path)
+
+
+@contextmanager
+def named(path: str) -> Iterator[None]:
+    """Adds the path of a key in the yaml to the errors inside."""
+    try:
+        yield
+    except (ConfigError, TaskError) as error:
+        if path in str(error):
+            raise
+        raise ConfigError(f"{path}: {error}") from None
+
+
+class Draws:
+    """Draws a vector of numbers per env, each from a distribution of its own, by one call of the random numbers.
+
+    Args:
+        specs: Distribution of each number; None = always 0.
+        device: Device of the draws.
+    """
+
+    def __init__(self, specs: Sequence[Draw | None], device: torch.device) -> None:
+        gaussian = [i for i, spec in enumerate(specs) if spec is not None and spec.distribution == "gaussian"]
+        others = [i for i, spec in enumerate(specs) if spec is not None and spec.distribution != "gaussian"]
+        self._pairs, self._uniform = (len(gaussian) + 1) // 2, len(others)
+        # Gaussian numbers are made first, in pairs. The source of a number that is always 0 does not matter.
+        source = [0] * len(specs)
+        for place, i in (*enumerate(gaussian), *enumerate(others, start=2 * self._pairs)):
+            source[i] = place
+        in_order = source == list(range(len(specs)))
+        self._source = None if in_order else torch.tensor(source, device=device)
+        low_span = [(0.0, 0.0) if spec is None else spec.affine for spec in specs]
+        self._low, self._span = torch.tensor(low_span).view(-1, 2).T.contiguous().to(device)
+        logarithms = [spec is not None and spec.distribution == "loguniform" for spec in specs]
+        self._logarithms = torch.tensor(logarithms, device=device) if any(logarithms) else None
+
+    def draw(self, random: EnvRandom) -> Float[Tensor, "envs numbers"]:
+        """Returns new draws, shape [num_envs, numbers].
+
+        Args:
+            random: The random numbers.
+        """
+        numbers = random.uniform(0.0, 1.0, 2 * self._pairs + self._uniform)
+        if self._pairs:
+            # both numbers of each pair of Box and Muller's method: half the cost of `EnvRandom.normal`
+            u, v, uniform = numbers.split([self._pairs, self._pairs, self._uniform], dim=1)
+            radius, angle = torch.log1p(-u).mul_(-2.0).sqrt_(), 2.0 * math.pi * v
+            numbers = torch.cat([radius * angle.cos(), radius * angle.sin(), uniform], dim=1)
+        in_order = numbers[:, : len(self._low)] if self._source is None else numbers.index_select(1, self._source)
+        draws = torch.addcmul(self._low, in_order, self._span)
+        return draws if self._logarithms is None else torch.where(self._logarithms, draws.exp(), draws)
+
+
+class VectorNoise(TaskPart):
+    """Noise on a vector of numbers per env: new in every control step, and where an episode begins.
+
+    All that a step may need is drawn at once: many small kernels cost more than numbers that nobody uses.
+
+    Args:
+        specs: Noise of each number; None = none.
+        num_envs: Number of envs.
+        device: Device of the vector.
+
+    Attributes:
+        noise: The noise now, shape [num_envs, numbers]: added to a number, or multiplied with it.
+        offset: That share of it which stays for an episode, shape [num_envs, numbers].
+        next_noise: White noise for an episode that begins in this step, shape [num_envs, numbers].
+        next_offset: Offset of such an episode, shape [num_envs, numbers].
+    """
+
+    def __init__(self, specs: Sequence[Noise | None], num_envs: int, device: torch.device) -> None:
+        offsets = [
+            spec and spec.range_correlated and replace(spec, range=spec.range_correlated, range_correlated=None)
+            for spec in specs
+        ]
+        self._has_offset = any(offsets)
+        self._draws = Draws([*specs, *specs, *(offsets if self._has_offset else [])], device)
+        scaling = [spec is not None and spec.operation == "scaling" for spec in specs]
+        self._scaling = torch.tensor(scaling, device=device) if any(scaling) else None
+        scheduled = dict.fromkeys(spec for spec in specs if spec is not None and spec.schedule is not None)
+        self._scheduled = [(spec, torch.tensor([s == spec for s in specs], device=device)) for spec in scheduled]
+        self.noise, self.offset, self.next_noise, self.next_offset = (
+            torch.zeros(num_envs, len(specs), device=device) for _ in range(4)
+        )
+
+    def draw(self, random: EnvRandom, steps: Int[Tensor, ""]) -> None:
+        """Draws the noise of a control step.
+
+        Args:
+            random: The random numbers.
+            steps: Control steps of the run so far, for schedules.
+        """
+        noise, *following = self._draws.draw(random).split(self.noise.shape[1], dim=1)
+        self.noise.copy_(self._effective(noise, steps))
+        for kept, drawn in zip((self.next_noise, self.next_offset), following, strict=False):
+            kept.copy_(drawn)
+
+    def begin_episodes(self, steps: Int[Tensor, ""], where: Bool[Tensor, " envs"]) -> None:
+        """Gives the envs where an episode begins an offset and noise of their own. Call it after `draw`.
+
+        Args:
+            steps: Control steps of the run so far, for schedules.
+            where: Envs where an episode begins, bool [num_envs].
+        """
+        if self._has_offset:
+            torch.where(where[:, None], self.next_offset, self.offset, out=self.offset)
+        torch.where(where[:, None], self._effective(self.next_noise, steps), self.noise, out=self.noise)
+
+    def apply(self, values: Float[Tensor, "envs numbers"]) -> Float[Tensor, "envs numbers"]:
+        """Returns the numbers with the noise of now, shape [num_envs, numbers]."""
+        if self._scaling is None:
+            return values + self.noise
+        return torch.where(self._scaling, values * self.noise, values + self.noise)
+
+    def _effective(self, white: Float[Tensor, "envs numbers"], steps: Tensor) -> Float[Tensor, "envs numbers"]:
+        """White noise and offset, as strong as the schedules say."""
+        noise = white + self.offset if self._has_offset else white
+        for spec, columns in self._scheduled:
+            weaker = spec.neutral + (noise - spec.neutral) * spec.strength(steps)
+            noise = torch.where(columns, weaker, noise)
+        return noise

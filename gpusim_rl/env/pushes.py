@@ -1,0 +1,123 @@
+"""Pushes on robots and objects at random moments: an extension of IsaacGymEnvs' randomisation."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import mujoco
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+from gpusim_rl.env.draws import Ramp, check_different
+from gpusim_rl.env.random import EnvRandom
+from gpusim_rl.env.task import TaskPart
+from gpusim_rl.errors import ConfigError
+from gpusim_rl.settings.schema import NotNegative, Positive
+from gpusim_rl.sim import Articulation, Sim
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pushes(Ramp):
+    """Pushes on an articulation, at random moments that differ between envs."""
+
+    interval_s: tuple[Positive, Positive]
+    """Least and most time between two pushes [s]."""
+    velocity: tuple[NotNegative, NotNegative] | None = None
+    """Change of the root's horizontal velocity, in any direction [m/s]."""
+    force: tuple[NotNegative, NotNegative] | None = None
+    """Force on each of the bodies, in any direction [N]."""
+    duration_s: Positive | None = None
+    """Duration of a force [s]; null = one control step."""
+    bodies: list[str] | None = None
+    """Bodies that forces act on; null = the root."""
+
+    def __post_init__(self) -> None:
+        """Checks the values, and that either a velocity or a force is given.
+
+        Raises:
+            ConfigError: A value is wrong, or two values exclude each other.
+        """
+        check_different("bodies", self.bodies)
+        if (self.velocity is None) == (self.force is None):
+            raise ConfigError("pushes need either velocity: [least, most] or force: [least, most]")
+        if self.velocity is not None and (self.bodies is not None or self.duration_s is not None):
+            raise ConfigError("pushes by velocity act on the root at once; bodies and duration_s are for force")
+        for least, most in (self.interval_s, self.velocity or self.force or (0.0, 0.0)):
+            if least > most:
+                raise ConfigError(f"pushes: expected [least, most], got [{least:g}, {most:g}]")
+
+
+class Pusher(TaskPart):
+    """Pushes one articulation.
+
+    Args:
+        spec: Settings of the pushes.
+        sim: The simulator.
+        actor: Name of the articulation.
+        dt: Control step [s].
+
+    Raises:
+        ConfigError: The articulation, or a body of it, cannot be pushed in this way.
+    """
+
+    def __init__(self, spec: Pushes, sim: Sim, actor: str, dt: float) -> None:
+        self.spec = spec
+        self.robot: Articulation = sim.articulation(actor)
+        self.gap = [max(1, round(seconds / dt)) for seconds in spec.interval_s]  # control steps
+        self.duration = max(1, round((spec.duration_s or dt) / dt))  # control steps
+        self.wait = torch.zeros(sim.num_envs, dtype=torch.int64, device=sim.device)  # control steps until the next push
+        root = sim.scene.model.body(sim.scene.bodies_of(actor)[0])
+        if spec.velocity is not None:
+            free = int(root.jntnum[0]) and sim.scene.model.jnt_type[root.jntadr[0]] == mujoco.mjtJoint.mjJNT_FREE.value
+            if not free:
+                raise ConfigError(f"{actor!r} has a fixed base: a push cannot change its velocity; try force")
+            return
+        names = spec.bodies or self.robot.body_names[:1]
+        self.bodies = self.robot.bodies(names)
+        for name in names:
+            if sim.scene.model.body(f"{sim.scene.prefix(actor)}{name}").weldid[0] == 0:
+                raise ConfigError(f"{name!r} of {actor!r} is fixed to the world: no force moves it; try other bodies")
+        self.left = torch.zeros_like(self.wait)  # control steps that the force will still act
+        self.force = torch.zeros_like(self.bodies.pos)
+        self.held = torch.zeros_like(self.bodies.wrench)  # the wrench that the task has set
+
+    def begin_episodes(self, random: EnvRandom, where: Bool[Tensor, " envs"]) -> None:
+        """Draws the time of the first push in the envs where an episode begins, and ends a push there."""
+        new = random.integers(self.gap[0], self.gap[1] + 1)
+        torch.where(where, new, self.wait, out=self.wait)
+        if self.spec.force is not None:
+            self.left.masked_fill_(where, 0)
+
+    def before_physics(self, random: EnvRandom, steps: Int[Tensor, ""]) -> None:
+        """Pushes in the envs whose time has come.
+
+        Args:
+            random: The random numbers.
+            steps: Control steps of the run so far, for the schedule.
+        """
+        self.wait -= 1
+        due = self.wait <= 0
+        torch.where(due, random.integers(self.gap[0], self.gap[1] + 1), self.wait, out=self.wait)
+        strength = self.spec.strength(steps)
+        if self.spec.velocity is not None:
+            angle = random.uniform(-math.pi, math.pi)
+            speed = random.uniform(*self.spec.velocity) * strength
+            push = torch.stack([speed * angle.cos(), speed * angle.sin(), torch.zeros_like(speed)], dim=1)
+            self.robot.set_state(due, root_lin_vel=self.robot.root_lin_vel + push)
+        elif self.spec.force is not None:
+            count = self.force.shape[1]
+            direction = torch.nn.functional.normalize(random.normal(0.0, 1.0, count, 3), dim=-1)
+            new = direction * random.uniform(*self.spec.force, count, 1) * strength
+            torch.where(due[:, None, None], new, self.force, out=self.force)
+            self.left.masked_fill_(due, self.duration)
+            self.held.copy_(self.bodies.wrench)
+            force = torch.where((self.left > 0)[:, None, None], self.force, 0.0)
+            self.bodies.apply_wrench(self.held[..., :3] + force, self.held[..., 3:])
+
+    def after_physics(self) -> None:
+        """Removes the forces of this step; those of the task stay."""
+        if self.spec.force is not None:
+            self.bodies.apply_wrench(self.held[..., :3], self.held[..., 3:])
+            self.left -= 1
