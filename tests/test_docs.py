@@ -527,16 +527,12 @@ FOREIGN_FLAGS = {
 COMMANDS = ("tools", "benchmarks", "docs", "docs/examples")
 
 
-def of_today(document: str) -> str:
-    """A document without the names of the past, which are the first column of the changelog's tables."""
-    text = (ROOT / document).read_text()
-    return re.sub(r"^\| [^|]* \|", "|", text, flags=re.MULTILINE) if document == "CHANGELOG.md" else text
-
-
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_paths_that_are_named_exist(document):
     own = {block.file for block in blocks(document)}
-    named = re.findall(r"\w[\w./-]*\.(?:py|yaml|json)\b(?!\.\w)", re.sub(r"https?://\S+", "", of_today(document)))
+    named = re.findall(
+        r"\w[\w./-]*\.(?:py|yaml|json)\b(?!\.\w)", re.sub(r"https?://\S+", "", (ROOT / document).read_text())
+    )
     for name in {name for name in named if "/" in name} - own:
         places = (ROOT, ROOT / "gpusim_rl", ROOT / "docs", ROOT / "tasks", ROOT / "cfg")
         found = any((place / name).exists() for place in places)
@@ -551,7 +547,7 @@ def test_flags_that_are_named_exist(document):
     scripts = {f"{folder}/{file.name}": flags(file) for folder in COMMANDS for file in (ROOT / folder).glob("*.py")}
     shared = flags(ROOT / "gpusim_rl" / "settings" / "trust.py")  # options that several tools have
     anywhere = set.union(*scripts.values()) | shared | FOREIGN_FLAGS
-    text = of_today(document)
+    text = (ROOT / document).read_text()
     for flag in re.findall(r"(?<![\w-])(--[a-z][a-z0-9-]*)", text):
         assert flag in anywhere, flag
     for script, rest in re.findall(r"python3? ((?:tools|benchmarks|docs)/\w+\.py)([^`#\n]*)", text):
@@ -561,7 +557,7 @@ def test_flags_that_are_named_exist(document):
 
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_names_that_are_named_exist(document):
-    for name in re.findall(r"`(gpusim_rl(?:\.[A-Za-z_]\w*)+)", of_today(document)):
+    for name in re.findall(r"`(gpusim_rl(?:\.[A-Za-z_]\w*)+)", (ROOT / document).read_text()):
         if name.startswith(("gpusim_rl.tasks.", "gpusim_rl.cfg")):  # a file of the reader, an entry point
             continue
         found: object = gpusim_rl
