@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from gpusim_rl.errors import ConfigError, warn
@@ -146,12 +146,14 @@ class OffPolicy(Algorithm):
         self._check_replay(env)
         self.demonstrations = self._load_demonstrations(env)
         self.replay = self._make_replay(env, seed)
-        adam = cfg.learning_rate, cfg.weight_decay, cfg.max_grad_norm
-        self.critic_optimizer = MaskedAdamW([*self.policy.critic.parameters()], *adam)
-        actor = self.policy.actor
-        self.actor_optimizer = None if actor is None else MaskedAdamW([*actor.parameters()], *adam)
+        self.critic_optimizer = self._make_optimizer(self.policy.critic)
+        self.actor_optimizer = None if self.policy.actor is None else self._make_optimizer(self.policy.actor)
         self._targets, self._online = self.policy.target_pairs()
         self.skipped = torch.zeros((), dtype=torch.float32, device=device)  # updates, since the training began
+
+    def _make_optimizer(self, network: nn.Module) -> MaskedAdamW:
+        cfg, parameters = self.cfg, [*network.parameters()]
+        return MaskedAdamW(parameters, cfg.learning_rate, weight_decay=cfg.weight_decay, max_norm=cfg.max_grad_norm)
 
     @abstractmethod
     def _make_policy(self, env: EnvSpec) -> QPolicy:
@@ -409,7 +411,8 @@ class OffPolicy(Algorithm):
             q = (policy.critic.value(outputs) @ batch.weight).mean()
             numbers = loss.detach(), q, expected @ batch.weight
         numbers, gradients = self._summed(numbers, gradients)
-        norm, bad = optimizer.masked_step(gradients, waits)
+        norm, bad = optimizer.set_gradients(gradients)
+        optimizer.masked_step(norm, waits | bad)
         if self.priorities is not None:
             self.priorities.update(batch.index, self._error(each.detach(), target), batch.weight, waits | bad)
         return torch.stack([*numbers, norm]).masked_fill_(bad, 0.0), bad
@@ -478,7 +481,8 @@ class OffPolicy(Algorithm):
         assert optimizer is not None
         gradients = torch.autograd.grad(loss, optimizer.parameters)
         numbers, gradients = self._summed([loss.detach(), *others], gradients)
-        norm, bad = optimizer.masked_step(gradients, waits)
+        norm, bad = optimizer.set_gradients(gradients)
+        optimizer.masked_step(norm, waits | bad)
         return torch.stack([*numbers, norm]).masked_fill_(bad, 0.0), bad
 
     @torch.no_grad()

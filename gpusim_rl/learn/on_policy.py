@@ -26,6 +26,7 @@ from gpusim_rl.learn.chunks import Chunks, chunk_samples
 from gpusim_rl.learn.distributions import squared_distance
 from gpusim_rl.learn.networks import ActorCritic, Evaluation, Sample
 from gpusim_rl.learn.noise import ActionNoise
+from gpusim_rl.learn.optimizer import MaskedAdamW
 from gpusim_rl.learn.precision import choose_precision
 from gpusim_rl.learn.rollout import Rollout, gae
 from gpusim_rl.machine.compiled import reason_of
@@ -191,21 +192,13 @@ class OnPolicy(Algorithm):
         named = sorted(
             self.policy.named_parameters(), key=lambda pair: (pair[0] != "head.log_std", "log_std_of_state" in pair[0])
         )
-        self._parameters = [parameter for _, parameter in named]
+        parameters = [parameter for _, parameter in named]
         chunk = chunk_samples(samples // self.num_minibatches)
         self._chunks = Chunks(device, chunk // self.sequence_length)
         self.max_iterations = max_iterations
         self.iteration = torch.zeros((), dtype=torch.float32, device=device)
         self.learning_rate = torch.tensor(cfg.learning_rate, dtype=torch.float32, device=device)
-        # fused: one kernel per step; its count and rate are device tensors, which a CUDA graph needs (capturable)
-        self.optimizer = torch.optim.Adam(
-            self._parameters,
-            lr=cfg.learning_rate,
-            eps=1e-5,
-            fused=device.type in ("cpu", "cuda"),
-            capturable=device.type == "cuda",
-        )
-        self.optimizer.param_groups[0]["lr"] = self.learning_rate
+        self.optimizer = MaskedAdamW(parameters, self.learning_rate, max_norm=cfg.max_grad_norm, eps=1e-5)
         self.skipped = torch.zeros((), dtype=torch.float32, device=device)  # minibatches, since the training began
         weights = {
             "loss/policy": 1.0,
@@ -357,7 +350,7 @@ class OnPolicy(Algorithm):
         def gradient(part: Tensor) -> tuple[Tensor, ...]:
             chunk = batch.select(part)
             loss, losses = self._loss(chunk.inputs, chunk.packed, chunk.hidden, chunk.is_first, count)
-            return losses, *torch.autograd.grad(loss, self._parameters)
+            return losses, *torch.autograd.grad(loss, self.optimizer.parameters)
 
         try:
             losses, *gradients = self._chunks.sum(gradient, index)
@@ -366,25 +359,17 @@ class OnPolicy(Algorithm):
             self.compile(enabled=False)
             losses, *gradients = self._chunks.sum(gradient, index)
         losses, *gradients = self.collective.sum([losses, *gradients])
-        for parameter, grad in zip(self._parameters, gradients, strict=True):
-            parameter.grad = grad.contiguous()  # as the optimiser expects; it is, but for odd layers
-        norm = torch.nn.utils.get_total_norm(gradients)
-        skip = ~(norm < torch.inf)
+        norm, skip = self.optimizer.set_gradients(gradients)
         return torch.cat([losses, norm[None]]).masked_fill_(skip, 0.0), skip
 
     def _step(self, norm: Tensor, skip: Tensor) -> None:
         """A step of the optimiser.
 
         Args:
-            norm: Of the gradient.
-            skip: Change nothing.
+            norm: Norm of the gradient, [].
+            skip: Whether nothing may change, bool [].
         """
-        # The fused step reads both on the device: it divides the gradient by one (which clips its norm), and changes
-        # nothing where the other is 1. torch.amp does so too.
-        limit = self.cfg.max_grad_norm
-        self.optimizer.grad_scale = None if limit is None else (norm / limit).clamp_(min=1.0)  # type: ignore[attr-defined]
-        self.optimizer.found_inf = skip.float()  # type: ignore[attr-defined]
-        self.optimizer.step()
+        self.optimizer.masked_step(norm, skip)
         self.policy.head.clamp_()
 
     def _eager_loss(
@@ -514,7 +499,7 @@ class OnPolicy(Algorithm):
                 sequence += f" (fitted: {self._section}.sequence_length={cfg.sequence_length})"
         samples = f"{num_envs} x {self.horizon} = {num_envs * self.horizon} samples"
         return {
-            "network": f"{layers}, {sum(p.numel() for p in self._parameters):,} parameters",
+            "network": f"{layers}, {sum(p.numel() for p in self.policy.parameters()):,} parameters",
             "batch": f"{samples}{sequence}{self._describe_steps()}",
         }
 
@@ -529,7 +514,7 @@ class OnPolicy(Algorithm):
     def state_dict(self) -> dict[str, Any]:
         """Optimiser, learning rate, counters, recurrent state and random generators."""
         return {
-            "optimizer": copy.deepcopy(self.optimizer.state_dict()),  # a snapshot, as the rest
+            "optimizer": self.optimizer.moments(),
             "learning_rate": self.learning_rate.clone(),
             "configured_learning_rate": self.cfg.learning_rate,
             "iteration": self.iteration.clone(),
@@ -543,13 +528,7 @@ class OnPolicy(Algorithm):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restores `state_dict`. Another `learning_rate` in the settings is a new start of the schedule."""
-        before = dict(self.optimizer.state)
-        self.optimizer.load_state_dict(state["optimizer"])
-        for parameter, tensors in before.items():  # a graph knows where these are; what is not saved is at its start
-            loaded = self.optimizer.state[parameter]
-            for name, tensor in tensors.items():
-                tensor.copy_(loaded.get(name, torch.zeros_like(tensor)))
-                loaded[name] = tensor
+        self.optimizer.load_moments(state["optimizer"])
         self.learning_rate.copy_(state["learning_rate"])
         if state["configured_learning_rate"] != self.cfg.learning_rate:
             self.learning_rate.fill_(self.cfg.learning_rate)
@@ -563,6 +542,3 @@ class OnPolicy(Algorithm):
             self.noise.load_state_dict(state.get("noise", {}))
         restore_generator(self._noise_generator, state["noise_generator"])
         restore_generator(self._shuffle_generator, state["shuffle_generator"])
-        # Loading replaced the tensor that the schedule writes to, and took over what the device of then could do.
-        here = {"fused": self.device.type in ("cpu", "cuda"), "capturable": self.device.type == "cuda"}
-        self.optimizer.param_groups[0].update(here, lr=self.learning_rate)

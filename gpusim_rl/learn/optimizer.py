@@ -15,17 +15,21 @@ class MaskedAdamW(torch.optim.AdamW):
     Without weight decay it is Adam. Its state never moves: a CUDA graph knows where it is.
 
     Args:
-        parameters: What it changes.
-        learning_rate: Of Adam.
-        weight_decay: Decoupled; part of a weight that is taken away by a step, per learning rate.
-        max_norm: Of the gradient; None for no limit.
-
-    Attributes:
-        rate: The learning rate, []; a graph reads it again in every step.
+        parameters: Parameters that a step changes.
+        learning_rate: Learning rate; a tensor [] on the device where it changes during a training.
+        weight_decay: Decoupled weight decay: share of a weight that a step takes away, per learning rate.
+        max_norm: Largest norm of the gradient; None for no limit.
+        eps: Term added to the denominator.
     """
 
     def __init__(
-        self, parameters: Sequence[nn.Parameter], learning_rate: float, weight_decay: float, max_norm: float | None
+        self,
+        parameters: Sequence[nn.Parameter],
+        learning_rate: float | Tensor,
+        *,
+        weight_decay: float = 0.0,
+        max_norm: float | None = None,
+        eps: float = 1e-8,
     ) -> None:
         self.parameters = list(parameters)
         self._max_norm = max_norm
@@ -33,22 +37,18 @@ class MaskedAdamW(torch.optim.AdamW):
         # fused: one kernel per step; its count is a device tensor, which a CUDA graph needs (capturable)
         super().__init__(
             self.parameters,
-            lr=learning_rate,
             weight_decay=weight_decay,
+            eps=eps,
             fused=kind in ("cpu", "cuda"),
             capturable=kind == "cuda",
         )
-        # The fused step reads it as a double on the CPU, and as a float on CUDA.
-        dtype = torch.float32 if kind == "cuda" else torch.float64
-        self.rate = torch.tensor(learning_rate, dtype=dtype, device=self.parameters[0].device)
-        self.param_groups[0]["lr"] = self.rate
+        self.param_groups[0]["lr"] = learning_rate  # whose value the constructor would read
 
-    def masked_step(self, gradients: Sequence[Tensor], hold: Tensor) -> tuple[Tensor, Tensor]:
-        """One step, unless it is held or a gradient is not finite.
+    def set_gradients(self, gradients: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+        """Takes the gradients for the next step.
 
         Args:
-            gradients: Of the parameters, in their order.
-            hold: Change nothing, bool [].
+            gradients: Gradients of the parameters, in their order.
 
         Returns:
             Norm of the gradient before it is limited, and whether it is not finite, bool [].
@@ -56,13 +56,20 @@ class MaskedAdamW(torch.optim.AdamW):
         for parameter, gradient in zip(self.parameters, gradients, strict=True):
             parameter.grad = gradient.contiguous()  # as the fused step expects; it is, but for odd layers
         norm = nn.utils.get_total_norm(gradients)
-        bad = ~(norm < torch.inf)
+        return norm, ~(norm < torch.inf)
+
+    def masked_step(self, norm: Tensor, hold: Tensor) -> None:
+        """Makes a step by the gradients that were set.
+
+        Args:
+            norm: Norm of the gradient, [].
+            hold: Whether nothing may change, bool [].
+        """
         # The fused step reads both on the device: it divides the gradient by one (which clips its norm), and changes
         # nothing where the other is 1. torch.amp does so too.
         self.grad_scale = None if self._max_norm is None else (norm / self._max_norm).clamp_(min=1.0)
-        self.found_inf = (bad | hold).float()
+        self.found_inf = hold.float()
         self.step()
-        return norm, bad
 
     def moments(self) -> list[dict[str, Tensor]]:
         """The state of each parameter; empty before the first step."""

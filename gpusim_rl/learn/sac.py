@@ -108,7 +108,7 @@ class SAC(OffPolicy):
     def __init__(self, cfg: SACConfig, env: EnvSpec, *, device: torch.device, seed: int, max_iterations: int) -> None:
         super().__init__(cfg, env, device=device, seed=seed, max_iterations=max_iterations)
         self.log_alpha = nn.Parameter(torch.full((), math.log(cfg.alpha), device=device))
-        self.alpha_optimizer = MaskedAdamW([self.log_alpha], cfg.alpha_learning_rate, 0.0, None)
+        self.alpha_optimizer = MaskedAdamW([self.log_alpha], cfg.alpha_learning_rate)
         # -1 for each number of actions within +-1, and the same relative to the most that another scale allows
         default = self.num_actions * (math.log(cfg.action_scale) - 1.0)
         self._target_entropy = default if cfg.target_entropy is None else cfg.target_entropy
@@ -139,7 +139,8 @@ class SAC(OffPolicy):
         if self.cfg.learn_alpha:  # the gradient of alpha (entropy - target_entropy), by hand
             with torch.no_grad():
                 slope = self.log_alpha.exp() * (numbers[1] - self._target_entropy)
-                self.alpha_optimizer.masked_step([slope], waits | bad)
+                norm, not_finite = self.alpha_optimizer.set_gradients([slope])
+                self.alpha_optimizer.masked_step(norm, waits | bad | not_finite)
         return numbers, bad
 
     def update(self) -> dict[str, Tensor]:

@@ -114,7 +114,7 @@ def test_memory_stays_where_it_is(kind: str) -> None:
     for state in (trained, fresh):  # in the middle of a training too
         it.ppo.load_state_dict(state)
         assert places() == before
-        saved = [tensor for state in state["optimizer"]["state"].values() for tensor in state.values()]
+        saved = [tensor for moments in state["optimizer"] for tensor in moments.values()]
         loaded = [tensor for state in it.ppo.optimizer.state.values() for tensor in state.values()]
         assert all(
             torch.equal(a, b) for a, b in zip(saved or [torch.zeros_like(x) for x in loaded], loaded, strict=True)
