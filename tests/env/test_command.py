@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from typing import Any
 
 import mujoco
@@ -15,6 +14,7 @@ from gpusim_rl.errors import ConfigError
 from gpusim_rl.settings.checks import build
 from gpusim_rl.settings.schema import SimConfig
 from gpusim_rl.sim import Scene, Sim, SimChoice
+from helpers.states import saved
 
 WHEEL = """
 <mujoco>
@@ -279,10 +279,7 @@ def test_a_checkpoint_restores_commands_ages_and_levels() -> None:
         env.step(torch.ones(env.num_envs, 1))
     names = set(env.task.state_dict()["tensors"])
     assert {"commands.value", "commands._age", "levels.value"} <= names
-    buffer = io.BytesIO()
-    torch.save(env.state_dict(), buffer)
-    buffer.seek(0)
-    other.load_state_dict(torch.load(buffer, weights_only=True))
+    other.load_state_dict(saved(env.state_dict()))
     for _ in range(40):
         step, again = (e.step(torch.ones(e.num_envs, 1)) for e in (env, other))
         assert torch.equal(step.obs["policy"], again.obs["policy"])

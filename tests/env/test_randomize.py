@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import io
 import math
 import shlex
 from pathlib import Path
@@ -25,6 +24,7 @@ from gpusim_rl.settings.compose import compose
 from gpusim_rl.settings.schema import SimConfig
 from gpusim_rl.sim import Scene, Sim, SimChoice, make_sim
 from gpusim_rl.testing.sync_counter import SyncCounter
+from helpers.states import fields, saved
 from helpers.training import differences
 
 # A rover that floats (no ground contact), with every kind of joint and actuator that the schema distinguishes.
@@ -559,23 +559,12 @@ def everything() -> dict[str, Any]:
     }
 
 
-def saved(env: VecEnv) -> dict[str, Any]:
-    buffer = io.BytesIO()
-    torch.save(env.state_dict(), buffer)
-    buffer.seek(0)
-    return torch.load(buffer, weights_only=True)
-
-
-def fields(step: Step) -> dict[str, Any]:
-    return {name: getattr(step, name) for name in Step.__slots__}
-
-
 def test_without_randomize_there_is_no_randomizer():
     plain, off = make(None), make(None, randomization_params=everything())
     assert plain.randomizer is None and off.randomizer is None
     assert differences(plain.reset(), off.reset()) == []
-    assert differences(saved(plain), saved(off)) == []
-    assert "randomizer" not in saved(off)
+    assert differences(saved(plain.state_dict()), saved(off.state_dict())) == []
+    assert "randomizer" not in saved(off.state_dict())
 
 
 def test_it_does_not_use_the_tasks_random_numbers():
@@ -595,7 +584,7 @@ def test_a_seed_fixes_all_draws():
     for env in (same, again, other):
         env.reset()
         steps(env, 25)
-    assert differences(saved(same), saved(again)) == []
+    assert differences(saved(same.state_dict()), saved(again.state_dict())) == []
     assert not torch.equal(value(same, "body_mass"), value(other, "body_mass"))
 
 
@@ -613,13 +602,13 @@ def test_everything_is_saved_and_continues_bit_for_bit():
     other.reset()
     steps(env, 17, action=0.3)
     steps(other, 5)
-    state = saved(env)
+    state = saved(env.state_dict())
     later = [fields(step) for step in steps(env, 30, action=-0.4)]
     assert differences(other.load_state_dict(state), state["obs"]) == []
-    assert differences(saved(other), state) == []
+    assert differences(saved(other.state_dict()), state) == []
     for expected, step in zip(later, steps(other, 30, action=-0.4), strict=True):
         assert differences(expected, fields(step)) == []
-    assert differences(saved(env), saved(other)) == []
+    assert differences(saved(env.state_dict()), saved(other.state_dict())) == []
 
 
 def test_a_run_that_was_not_randomised_can_resume_randomised():
@@ -628,10 +617,10 @@ def test_a_run_that_was_not_randomised_can_resume_randomised():
     noisy.reset()
     steps(plain, 3)
     mass = value(noisy, "body_mass")
-    noisy.load_state_dict(saved(plain))
+    noisy.load_state_dict(saved(plain.state_dict()))
     assert torch.equal(value(noisy, "body_mass"), mass)
     steps(noisy, 12)
-    plain.load_state_dict(saved(noisy))
+    plain.load_state_dict(saved(noisy.state_dict()))
     steps(plain, 3)
 
 
@@ -653,7 +642,7 @@ def test_new_episodes_are_as_random_as_the_training_had_become():
     steps(old, 50)
     new.reset()
     assert value(new, "body_mass", ["hull"]).unique().tolist() == [2.0]
-    new.begin_from(saved(old))
+    new.begin_from(saved(old.state_dict()))
     randomizer: Any = new.randomizer
     assert randomizer.steps == 50
     assert value(new, "body_mass", ["hull"]).unique().tolist() == [3.0], "although resets draw every 600 steps only"
@@ -669,7 +658,7 @@ def test_new_settings_are_drawn_again_at_a_resume_and_schedules_continue():
     other["actor_params"]["rover"][BODY]["mass"]["range"] = [4.0, 4.0]
     new = make(other, seed=1)
     new.reset()
-    new.load_state_dict(saved(old))
+    new.load_state_dict(saved(old.state_dict()))
     randomizer: Any = new.randomizer
     assert randomizer.steps == 50
     assert value(new, "body_mass", ["hull"]).unique().tolist() == [2.0 * 2.5], "half of four times"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +22,8 @@ from gpusim_rl.settings.schema import SimConfig
 from gpusim_rl.settings.simulators import SIMULATORS
 from gpusim_rl.sim import Scene, Sim, SimChoice, make_sim
 from gpusim_rl.testing.sync_counter import SyncCounter
+from helpers.states import copied, fields, saved
+from helpers.training import leaves
 
 # A cart on a rail with a pole; the pole is 0.6 m long and hangs or stands, nothing touches.
 CART = """
@@ -191,24 +192,10 @@ def run(env: VecEnv, pushes: Tensor) -> list[Step]:
     return [copied(env.step(push)) for push in pushes]
 
 
-FIELDS = [name for name in Step.__slots__ if name != "skipped"]
-"""`skipped` is None here: all envs step."""
-
-
-def copied(step: Step) -> Step:
-    def copy(value: Any) -> Any:
-        return {k: v.clone() for k, v in value.items()} if isinstance(value, dict) else value.clone()
-
-    return Step(**{name: copy(getattr(step, name)) for name in FIELDS})
-
-
 def same(a: Step, b: Step, which: Tensor | slice = slice(None)) -> bool:
-    for name in FIELDS:
-        x, y = getattr(a, name), getattr(b, name)
-        pairs = zip(x.values(), y.values(), strict=True) if isinstance(x, dict) else [(x, y)]
-        if not all(torch.equal(u[which], v[which]) for u, v in pairs):
-            return False
-    return True
+    """Whether two steps are equal to the bit, in these envs. `skipped` is None here: all envs step."""
+    ours, theirs = ([tensor[which] for _, tensor in leaves(fields(step)) if tensor is not None] for step in (a, b))
+    return all(torch.equal(x, y) for x, y in zip(ours, theirs, strict=True))
 
 
 # Episodes
@@ -631,16 +618,14 @@ def test_state_continues_bit_for_bit(task: type[Task], new_process: bool) -> Non
     env = make(task, **settings)
     pushes = actions(70)
     run(env, pushes[:23])
-    file = io.BytesIO()
-    torch.save(env.state_dict(), file)
-    file.seek(0)
+    state = saved(env.state_dict())
     expected = [copied(env.step(push)) for push in pushes[23:]]
     assert any(s.done.any() for s in expected)
 
     other = make(task, seed=99, **settings) if new_process else env
     if new_process:
         run(other, pushes[40:50])
-    obs = other.load_state_dict(torch.load(file, weights_only=True))
+    obs = other.load_state_dict(state)
     first = {k: v.clone() for k, v in obs.items()}
     for i, (push, theirs) in enumerate(zip(pushes[23:], expected, strict=True)):
         assert same(other.step(push), theirs), f"step {i} after loading"
@@ -666,11 +651,8 @@ def test_state_of_a_task_holds_every_tensor() -> None:
         env.reset()
     for i, tensor in enumerate(kept(one)):
         tensor.fill_(1.0 + i)
-    file = io.BytesIO()
-    torch.save(one.state_dict(), file)
-    file.seek(0)
     addresses = [t.data_ptr() for t in kept(other)]
-    other.load_state_dict(torch.load(file, weights_only=True))
+    other.load_state_dict(saved(one.state_dict()))
     assert [t.data_ptr() for t in kept(other)] == addresses, "in place: a captured graph owns them"
     assert all(torch.equal(a, b) for a, b in zip(kept(one), kept(other), strict=True))
 

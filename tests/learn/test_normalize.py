@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import io
-
 import numpy as np
 import pytest
 import torch
@@ -11,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpusim_rl.learn.normalize import RunningNormalizer
+from helpers.states import saved
 
 
 def moments(x: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
@@ -108,11 +107,8 @@ def test_state_dict_keeps_count_and_continues_bit_for_bit() -> None:
     one = RunningNormalizer(3)
     for _ in range(5):
         one.update(torch.randn(11, 3, generator=generator))
-    file = io.BytesIO()
-    torch.save(one.state_dict(), file)
-    file.seek(0)
     other = RunningNormalizer(3)
-    other.load_state_dict(torch.load(file, weights_only=True))
+    other.load_state_dict(saved(one.state_dict()))
     x = torch.randn(11, 3, generator=generator)
     assert torch.equal(one(x), other(x)), "what is not saved follows from what is"
     assert other.count.item() == 55

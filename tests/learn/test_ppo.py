@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import io
 import math
 import os
 import subprocess
@@ -23,6 +22,7 @@ from gpusim_rl.learn.on_policy import SOFT_BOUND, Samples, fit_sequence_length
 from gpusim_rl.learn.ppo import AdaptiveRate, fit_minibatches
 from gpusim_rl.learn.precision import choose_precision
 from helpers.fakes import Learner, Outcome, RandomEnv, ppo_config
+from helpers.states import saved
 
 KINDS = ["feed-forward", "separate", "lstm", "gru"]
 
@@ -629,20 +629,13 @@ def test_constant_schedule() -> None:
 def test_a_saved_learner_continues_bit_for_bit(kind: str) -> None:
     it = learner(kind)
     it.train(2)
-    file = io.BytesIO()
-    states = {
-        "policy": it.policy.state_dict(),
-        "ppo": it.ppo.state_dict(),
-    }
-    torch.save(states, file)
-    file.seek(0)
+    state = saved({"policy": it.policy.state_dict(), "ppo": it.ppo.state_dict()})
     reference, obs = copy.deepcopy(it.env), it.obs
 
     other = learner(kind)
     other.train(1)  # anything but the saved state
-    saved = torch.load(file, weights_only=True)
-    other.policy.load_state_dict(saved["policy"])
-    other.ppo.load_state_dict(saved["ppo"])
+    other.policy.load_state_dict(state["policy"])
+    other.ppo.load_state_dict(state["ppo"])
     other.env, other.obs = reference, obs
 
     for _ in range(2):

@@ -19,6 +19,7 @@ from gpusim_rl.env import Step, half_batches
 from gpusim_rl.env.half_batches import HalfBatches
 from gpusim_rl.errors import ConfigError, TaskError
 from gpusim_rl.run.trainer import Trainer
+from helpers.states import fields
 from helpers.training import SMALL_PPO, differences
 
 KINDS: dict[str, dict[str, Any]] = {
@@ -89,10 +90,7 @@ def test_both_halves_step_as_one() -> None:
     for t in range(40):
         action = torch.tensor([[0], [t % 2], [1], [t // 2 % 2]])
         step, other = env.step(action), whole.step(action)
-        assert (
-            differences({n: getattr(step, n) for n in step.__slots__}, {n: getattr(other, n) for n in step.__slots__})
-            == []
-        )
+        assert differences(fields(step), fields(other)) == []
     env.close()
 
 

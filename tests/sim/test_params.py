@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from typing import Any
 
 import mujoco
@@ -16,6 +15,7 @@ from gpusim_rl.sim import Scene, Sim
 from gpusim_rl.sim.params import FIELDS, Param, model_values
 from gpusim_rl.testing.sync_counter import SyncCounter
 from helpers.scenes import ant_scene, ball_scene, everywhere, make, only
+from helpers.states import saved
 
 NUM = 4
 
@@ -300,11 +300,9 @@ def test_the_state_holds_the_parameters(backend):
         move(one)
         one.refresh()
         one.step(4)
-    buffer = io.BytesIO()
-    torch.save(sim.state_dict(), buffer)
-    buffer.seek(0)
+    state = saved(sim.state_dict())
     sim.step(4)
-    other.load_state_dict(torch.load(buffer, weights_only=True))
+    other.load_state_dict(state)
     for param, restored in zip(params, others, strict=True):
         assert torch.equal(param.value, restored.value), param.name
     for world in range(NUM):

@@ -1,0 +1,38 @@
+"""Copies of steps and states, for tests that compare them with later ones."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from gpusim_rl.env import Step
+
+State = TypeVar("State")
+
+
+def saved(state: State) -> State:
+    """A state as a checkpoint gives it back: through torch's file format, in memory of its own."""
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
+def fields(step: Step) -> dict[str, Any]:
+    """The results of a step by name."""
+    return {field.name: getattr(step, field.name) for field in dataclasses.fields(step)}
+
+
+def copied(step: Step) -> Step:
+    """A step in memory of its own."""
+
+    def copy(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {name: copy(item) for name, item in value.items()}
+        return value.clone() if isinstance(value, Tensor) else value
+
+    return Step(**{name: copy(value) for name, value in fields(step).items()})
