@@ -19,8 +19,9 @@ WARM_UP = 4  # iterations: until then kernels compile, graphs are captured, memo
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Audit, print, and return the exit code."""
+    """Audits a training and prints the result; returns the exit code."""
     from gpusim_rl.errors import friendly_errors
+    from gpusim_rl.files.paths import write_out
     from gpusim_rl.machine.hardware import limit_openmp_spin
 
     args = parse(argv)
@@ -33,12 +34,12 @@ def main(argv: list[str] | None = None) -> int:
         else:
             show(report)
             if args.json:
-                write(Path(args.json), text)
+                write_out(Path(args.json), text)
     return 0 if report["ok"] else 1
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
-    """The command line."""
+    """Reads the command line."""
     parser = argparse.ArgumentParser(prog="audit", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="as for train.py: task=Ant num_envs=64")
     parser.add_argument("--iterations", type=int, default=3, help="steady iterations to look at (default: 3)")
@@ -63,9 +64,9 @@ def audit_training(args: argparse.Namespace) -> dict[str, Any]:
         rows = (first + args.iterations) // interval - first // interval
         result = audit(our_loop(trainer, log), warm_up=WARM_UP, iterations=args.iterations)
         problem = update_without_data(trainer)
-        found = violations(result, rows)
+        faults = violations(result, rows)
         if problem is not None:
-            found.append(f"update reads data: {problem}")
+            faults.append(f"update reads data: {problem}")
         return {
             **describe_environment(),
             "git": log.run_dir.environment["git"],
@@ -78,24 +79,9 @@ def audit_training(args: argparse.Namespace) -> dict[str, Any]:
             "log_rows": rows,
             **result.as_dict(),
             "update_without_data": "yes" if problem is None else problem,
-            "violations": found,
-            "ok": not found,
+            "violations": faults,
+            "ok": not faults,
         }
-
-
-def write(path: Path, text: str) -> None:
-    """Writes the json.
-
-    Raises:
-        ConfigError: It cannot be written there.
-    """
-    from gpusim_rl.errors import ConfigError
-
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    except OSError as error:
-        raise ConfigError(f"cannot write {path}: {error.strerror}") from None
 
 
 def show(report: dict[str, Any]) -> None:
@@ -129,7 +115,7 @@ def show(report: dict[str, Any]) -> None:
 
 
 def cells(work: dict[str, Any], iterations: int, counted: bool) -> list[str]:
-    """Numbers of a phase, per iteration."""
+    """Returns the columns of a phase, per iteration."""
     row = [copies(work[direction], iterations) for direction in ("to_device", "to_host")]
     row.append(number(sum(work["syncs"].values()) / iterations))
     if counted:
@@ -141,7 +127,7 @@ def cells(work: dict[str, Any], iterations: int, counted: bool) -> list[str]:
 
 
 def copies(direction: dict[str, int], iterations: int) -> str:
-    """Copies of one direction, with their size."""
+    """Returns the copies of one direction, with their size."""
     if not direction["count"]:
         return "0"
     size, unit = direction["bytes"] / iterations, "B"
@@ -152,7 +138,7 @@ def copies(direction: dict[str, int], iterations: int) -> str:
 
 
 def number(value: float) -> str:
-    """Whole where it is whole."""
+    """Returns a number without decimals if it has none, else with one."""
     return f"{value:,.0f}" if value == int(value) else f"{value:,.1f}"
 
 

@@ -63,12 +63,12 @@ MEND = {
     ),
     "it_trains_on_every_simulator": "use the interface of gpusim_rl.sim only; --sim names the simulators to try",
 }
-"""What to do where a check fails, by the name of the check."""
-LINES, WIDTH = 6, 160  # of a failure's message; longer lines are tensors
+"""Advice for a check that fails, by its name."""
+LINES, WIDTH = 6, 160  # limits of a failure's message; longer lines are tensors
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run all checks; return 1 where one fails."""
+    """Runs all checks; returns 1 if one fails."""
     from gpusim_rl.errors import friendly_errors
 
     with friendly_errors():
@@ -76,7 +76,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
-    """The command line."""
+    """Reads the command line."""
     from gpusim_rl.settings.simulators import SIMULATORS
 
     ours = ",".join(s.name for s in SIMULATORS.values() if not s.optional)
@@ -88,7 +88,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 
 
 def check(args: argparse.Namespace) -> int:
-    """Run the suite on one task, as pytest does."""
+    """Runs the suite on one task, as pytest does; returns the exit status."""
     from gpusim_rl.errors import ConfigError, import_extra
     from gpusim_rl.settings.discover import tasks
     from gpusim_rl.settings.hydra_errors import unknown_choice
@@ -133,7 +133,7 @@ class Report:
         self._failed = self._passed = 0
 
     def pytest_runtest_logreport(self, report: Any) -> None:
-        """Called by pytest after the set-up, the run and the end of each check."""
+        """Prints a check; pytest calls it after the set-up, the run and the end of each."""
         if report.when != "call" and report.passed:
             return
         check, _, case = report.location[2].rpartition(".")[2].removeprefix("test_").partition("[")
@@ -155,13 +155,13 @@ class Report:
         sys.stdout.flush()
 
     def pytest_collectreport(self, report: Any) -> None:
-        """Called by pytest once the checks are collected."""
+        """Prints an error of the collection; pytest calls it once the checks are collected."""
         if report.failed:
             self._failed += 1
             print(f"FAILED   the checks could not begin\n         {_message(report)}")
 
     def summarise(self) -> int:
-        """Print the last line; return the exit status."""
+        """Prints the last line; returns the exit status."""
         print(f"{self._task}: {self._passed} of {self._passed + self._failed} checks passed")
         return 1 if self._failed or not self._passed else 0
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Write the files; print their errors, their latencies and the folder."""
+    """Writes the files; prints their errors, their latencies and the folder."""
     from gpusim_rl.errors import friendly_errors
 
     with friendly_errors():
@@ -22,7 +22,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
-    """The command line."""
+    """Reads the command line."""
     from gpusim_rl.settings.trust import add_trust_arguments
 
     parser = argparse.ArgumentParser(prog="export", description=(__doc__ or "").partition("\n")[0])
@@ -35,27 +35,21 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 
 
 def export(args: argparse.Namespace) -> Path:
-    """Write the folder."""
+    """Writes the folder and returns it."""
     from gpusim_rl.machine.hardware import limit_openmp_spin
 
     limit_openmp_spin()  # before torch is imported
     from gpusim_rl.errors import import_extra, printable
     from gpusim_rl.files.paths import check_out
 
-    # said before the work, not after it
+    # Said before the work, not after it.
     for package in ("onnx", "onnxscript", "onnxruntime"):
         import_extra(package, "export", "export")
     check_out(args.out, overwrite=args.overwrite)
     from gpusim_rl.export.files import write_all
 
-    folder, card = write_all(
-        args.run,
-        args.out,
-        overwrite=args.overwrite,
-        int8=not args.no_int8,
-        trust=args.trust,
-        config_dir=args.config_dir,
-    )
+    options = {"overwrite": args.overwrite, "trust": args.trust, "config_dir": args.config_dir}
+    folder, card = write_all(args.run, args.out, int8=not args.no_int8, **options)
     for line in summary(card):
         print(line)
     print(printable(str(folder)))
@@ -63,7 +57,7 @@ def export(args: argparse.Namespace) -> Path:
 
 
 def summary(card: dict) -> list[str]:
-    """Lines that tell what was measured."""
+    """Returns lines with what was measured."""
     parity, latency = card["parity"], card["latency_us"]
     errors = ", ".join(f"{name} {row['max_error']:.2g}" for name, row in parity["files"].items())
     times = ", ".join(f"{name} {value:.0f}" for name, value in latency["median"].items())

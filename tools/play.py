@@ -33,7 +33,7 @@ HEADLESS_ENVS = 16
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Play until the window is closed or the steps are over."""
+    """Plays until the window is closed or the steps are over."""
     from gpusim_rl.errors import friendly_errors
 
     with friendly_errors():
@@ -42,16 +42,14 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
-    """The command line."""
-    from gpusim_rl.settings.simulators import SIMULATORS
-    from gpusim_rl.settings.trust import add_trust_arguments
+    """Reads the command line."""
+    from gpusim_rl.view.arguments import add_player_arguments, positive
 
     parser = argparse.ArgumentParser(prog="play", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("run", nargs="?", help="run folder, checkpoint, or a task (its latest run)")
     parser.add_argument(
         "--replay", type=Path, metavar="FILE", help="in place of a run: its diverged.pt or skipped.pt, step by step"
     )
-    parser.add_argument("--policy", choices=["trained", "zero", "random"], default="trained", help="who acts")
     parser.add_argument(
         "--num-envs",
         type=positive,
@@ -61,29 +59,18 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--viewer", choices=["auto", "native", "none"], default="auto", help="none: no window, print the mean reward"
     )
-    parser.add_argument(
-        "--sim", choices=list(SIMULATORS), help="simulator (default: mujoco; newton for a run that was trained on it)"
-    )
-    add_trust_arguments(parser)
+    add_player_arguments(parser, policy="trained")
     args = parser.parse_args(argv)
     if (args.run is None) == (args.replay is None):
         parser.error("expected a run or --replay FILE")
     return args
 
 
-def positive(text: str) -> int:
-    """A count."""
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"must be positive, got {value}")
-    return value
-
-
 def play(args: argparse.Namespace) -> None:
-    """Step the run in a window, or without one."""
+    """Steps the run in a window, or without one."""
     from gpusim_rl.errors import ConfigError, printable
     from gpusim_rl.files.paths import find_checkpoint
-    from gpusim_rl.machine.hardware import limit_openmp_spin
+    from gpusim_rl.view.arguments import open_player
 
     if args.viewer != "none" and not has_display():
         if args.run is not None and args.policy == "trained":
@@ -92,24 +79,12 @@ def play(args: argparse.Namespace) -> None:
             "no display here (neither DISPLAY nor WAYLAND_DISPLAY is set) to open a window on."
             f" Try --viewer none{'' if args.run is None else ', or the tool record for a video'}"
         )
-    limit_openmp_spin()  # before torch is imported
     if args.replay is not None:
         replay(args)
         return
-    from gpusim_rl.view.player import Player
-
     num_envs = args.num_envs or (HEADLESS_ENVS if args.viewer == "none" else 1)
-    with closing(
-        Player.open(
-            args.run,
-            act=args.policy,
-            num_envs=num_envs,
-            sim=args.sim,
-            trust=args.trust,
-            config_dir=args.config_dir,
-            render_mode=None if args.viewer == "none" else "human",
-        )
-    ) as player:
+    render_mode = None if args.viewer == "none" else "human"
+    with closing(open_player(args, num_envs=num_envs, render_mode=render_mode)) as player:
         if player.checkpoint is not None:
             print(printable(f"{player.checkpoint}, iteration {player.iteration}"))
         if args.viewer == "none":
@@ -119,37 +94,37 @@ def play(args: argparse.Namespace) -> None:
 
 
 def replay(args: argparse.Namespace) -> None:
-    """Show what a dump was written for, in a window, or in words alone."""
+    """Shows what a dump was written for, in a window, or in words alone."""
     from gpusim_rl.errors import printable
+    from gpusim_rl.machine.hardware import limit_openmp_spin
+
+    limit_openmp_spin()  # before torch is imported
     from gpusim_rl.view.replay_dump import DumpReplay
 
-    with closing(DumpReplay.open(args.replay, args.sim, trust=args.trust, config_dir=args.config_dir)) as shown:
-        print(printable(shown.title))
+    with closing(DumpReplay.open(args.replay, args.sim, trust=args.trust, config_dir=args.config_dir)) as dump:
+        print(printable(dump.title))
         if args.viewer == "none":
-            for line in iter(shown.step, None):
+            for line in iter(dump.step, None):
                 print(printable(line))
         else:
-            watch(shown, args.steps)
+            watch(dump, args.steps)
 
 
 def has_display() -> bool:
-    """Whether a window can be opened."""
+    """Returns whether a window can be opened."""
     if not sys.platform.startswith("linux"):
         return True
     return bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
 
 
 def measure(player: Player, steps: int) -> None:
-    """Run without a window and print what came of it."""
-    reward = 0.0
-    for _ in range(steps):
-        reward += float(player.step().reward.mean())
-    mean = reward / max(1, steps)
+    """Steps without a window and prints the mean reward."""
+    mean = sum(float(player.step().reward.mean()) for _ in range(steps)) / max(1, steps)
     print(f"{player.name}: mean reward {mean:.4g} per step ({steps} steps in {player.env.num_envs} envs)")
 
 
 def watch(player: Player | DumpReplay, steps: int | None) -> None:
-    """Show the first env in real time; the space bar pauses."""
+    """Shows the first env in real time; the space bar pauses."""
     import mujoco
 
     from gpusim_rl.env import VecEnv
@@ -176,45 +151,53 @@ def watch(player: Player | DumpReplay, steps: int | None) -> None:
         viewer.cam.type = mujoco.mjtCamera.mjCAMERA_TRACKING.value
         viewer.cam.trackbodyid = camera.body
         viewer.cam.distance, viewer.cam.azimuth, viewer.cam.elevation = camera.distance, AZIMUTH_DEG, ELEVATION_DEG
-        done, due, looked = 0, time.perf_counter(), time.perf_counter()
+        done, due, follow = 0, time.perf_counter(), follower(player)
         while viewer.is_running() and (steps is None or done < steps):
             if not paused:
-                shown = player.step()
+                step = player.step()
                 done += 1
-                if isinstance(shown, str):  # of a replay
-                    print(printable(shown))
+                if isinstance(step, str):  # of a replay
+                    print(printable(step))
                 pose = sim.scene_qpos()[0]
                 if pose.isfinite().all():
                     with viewer.lock():
                         data.qpos[:] = pose.cpu().numpy()
                         mujoco.mj_forward(model, data)
             viewer.sync()
+            follow()
             now = time.perf_counter()
-            if now - looked > FOLLOW_INTERVAL_S:
-                looked = now
-                if player.follow():
-                    print(printable(f"{player.checkpoint}, iteration {player.iteration}"))
             # Real time; where the machine is too slow for it, slower, without a rush to catch up.
             due = max(due + dt, now)
             time.sleep(due - now)
 
 
 def step_alone(player: Player | DumpReplay, steps: int | None) -> None:
-    """Step envs of another library, which show themselves, as fast as they do it."""
+    """Steps envs of another library, which show themselves, as fast as they do it."""
+    follow = follower(player)
+    for _ in count() if steps is None else range(steps):
+        player.step()
+        follow()
+
+
+def follower(player: Player | DumpReplay) -> Callable[[], None]:
+    """Returns a function that looks for a newer checkpoint from time to time, and prints one."""
     from gpusim_rl.errors import printable
 
     looked = time.perf_counter()
-    for _ in count() if steps is None else range(steps):
-        player.step()
+
+    def follow() -> None:
+        nonlocal looked
         if time.perf_counter() - looked > FOLLOW_INTERVAL_S:
             looked = time.perf_counter()
             if player.follow():
                 print(printable(f"{player.checkpoint}, iteration {player.iteration}"))
 
+    return follow
+
 
 @contextmanager
 def window(model: mujoco.MjModel, data: mujoco.MjData, pressed: Callable[[int], None]) -> Iterator[Any]:
-    """MuJoCo's viewer, drawn by a thread of its own."""
+    """Opens MuJoCo's viewer, drawn by a thread of its own."""
     import glfw
     import mujoco.viewer
 

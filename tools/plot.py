@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 X_COLUMNS = {"env_steps": ("env_steps", "env steps"), "time": ("time/elapsed_s", "time [s]")}
-# What may differ between runs of one line: it does not change what is learned on average, or is a name.
+# Settings that may differ between runs of one line: they do not change what is learned on average, or are names.
 FREE = ("seed", "experiment", "checkpoint", "test", "headless", "log", "wandb_", "debug", "max_iterations")
 POINTS = 400  # on a line
 LABEL_WIDTH = 100  # characters of the legend on one row
@@ -37,7 +37,7 @@ class Curve:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Draw the picture and print its path."""
+    """Draws the picture and prints its path."""
     from gpusim_rl.errors import friendly_errors, printable
 
     with friendly_errors():
@@ -46,7 +46,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
-    """The command line."""
+    """Reads the command line."""
     parser = argparse.ArgumentParser(prog="plot", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("runs", nargs="+", metavar="run", help="run folder, or a task (its latest run)")
     parser.add_argument("--out", type=Path, help="png, svg or pdf to write (default: in the run's folder, or here)")
@@ -59,7 +59,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 
 
 def plot(args: argparse.Namespace) -> Path:
-    """Draw the picture."""
+    """Draws the picture; returns its file."""
     from gpusim_rl.errors import ConfigError, import_extra
     from gpusim_rl.files.paths import check_out
     from gpusim_rl.files.safe_open import replacing
@@ -86,7 +86,7 @@ def plot(args: argparse.Namespace) -> Path:
 
 
 def draw(groups: Sequence[Sequence[Curve]], x_label: str, y_label: str) -> Figure:
-    """The picture: a line for each group of runs, and below the axes what they are."""
+    """Returns the picture: a line for each group of runs, and below the axes their titles."""
     from matplotlib.figure import Figure
 
     figure = Figure(layout="constrained")
@@ -95,9 +95,8 @@ def draw(groups: Sequence[Sequence[Curve]], x_label: str, y_label: str) -> Figur
     for curves, title in zip(groups, titles([curves[0].settings for curves in groups]), strict=True):
         x, mean, std = mean_and_std(curves)
         seeds = len({curve.seed for curve in curves})
-        label = (
-            f"{title} ({seeds} seeds)" if seeds > 1 else f"{title} ({len(curves)} runs)" if len(curves) > 1 else title
-        )
+        count = f" ({seeds} seeds)" if seeds > 1 else f" ({len(curves)} runs)" if len(curves) > 1 else ""
+        label = f"{title}{count}"
         label = textwrap.fill(label, LABEL_WIDTH).replace("$", r"\$")  # a dollar would begin a formula
         rows += 1 + label.count("\n")
         [line] = axes.plot(x, mean, label=label)
@@ -112,12 +111,12 @@ def draw(groups: Sequence[Sequence[Curve]], x_label: str, y_label: str) -> Figur
 
 
 def run_folders(names: Sequence[str]) -> list[Path]:
-    """Folders that the user means, each once; what a shell's `runs/Ant/*` also catches is left out."""
+    """Returns the run folders that the user means, each once, without what a shell's `runs/Ant/*` also catches."""
     from gpusim_rl.errors import ConfigError, printable
     from gpusim_rl.files.safe_open import refuse_links
     from gpusim_rl.run.run_dir import resolve_run
 
-    found: dict[Path, Path] = {}
+    folders: dict[Path, Path] = {}
     for name in names:
         path = Path(name)
         if not (path / "metrics.csv").is_file():
@@ -126,29 +125,29 @@ def run_folders(names: Sequence[str]) -> list[Path]:
                 continue
             path = resolve_run(name)[0].path
         refuse_links(path.resolve())
-        found.setdefault(path.resolve(), path)
-    if not found:
+        folders.setdefault(path.resolve(), path)
+    if not folders:
         raise ConfigError(f"none of {', '.join(names)} is a run folder with metrics.csv")
-    return list(found.values())
+    return list(folders.values())
 
 
 def read_curves(folders: Sequence[Path], key: str, x_column: str) -> list[Curve]:
-    """The column of every run; among several, a run that has no value of it yet is left out."""
+    """Returns the column of every run; among several, a run that has no value of it yet is left out."""
     from gpusim_rl.errors import ConfigError, printable
 
     curves = []
     for folder in folders:
         try:
             curves.append(read_curve(folder, key, x_column))
-        except LookupError as nothing:
+        except LookupError as error:
             if folder == folders[-1] and not curves:
-                raise ConfigError(str(nothing)) from None
-            print(printable(f"skipped {nothing}"), file=sys.stderr)
+                raise ConfigError(str(error)) from None
+            print(printable(f"skipped {error}"), file=sys.stderr)
     return curves
 
 
 def read_curve(folder: Path, key: str, x_column: str) -> Curve:
-    """One column of a run's metrics.csv, without the rows where it is not known.
+    """Returns one column of a run's metrics.csv, without the rows where it is not known.
 
     Raises:
         LookupError: No row has a value.
@@ -169,8 +168,8 @@ def read_curve(folder: Path, key: str, x_column: str) -> Curve:
         warn(f"{run.metrics_csv} is damaged in line {content.damaged}: the curve ends before it")
     for name in (key, x_column):
         if name not in columns:
-            there = f" Available: {', '.join(columns)}" if columns else " It has none"
-            raise ConfigError(f"{run.metrics_csv} has no column {name!r}.{did_you_mean(name, columns)}{there}")
+            available = f" Available: {', '.join(columns)}" if columns else " It has none"
+            raise ConfigError(f"{run.metrics_csv} has no column {name!r}.{did_you_mean(name, columns)}{available}")
     rows = [dict(zip(columns, row, strict=True)) for row in content.rows]
     points = [(float(row[x_column]), float(row[key])) for row in rows if row[x_column] and row[key]]
     if not points:
@@ -188,17 +187,16 @@ def read_curve(folder: Path, key: str, x_column: str) -> Curve:
 
 
 def is_of_a_run(config: Any) -> bool:
-    """Whether settings, which may be a stranger's, have what names a line."""
-    sections = [config.get(name) for name in ("task", "algo")] if isinstance(config, dict) else [None]
-    if not all(isinstance(section, dict) for section in sections):
+    """Returns whether settings, which may be a stranger's, have what names a line."""
+    try:
+        target, name, seed = config["task"]["_target_"], config["algo"]["name"], config["seed"]
+    except (KeyError, TypeError):
         return False
-    return isinstance(config.get("seed"), int) and all(
-        isinstance(config[section].get(name), str) for section, name in (("task", "_target_"), ("algo", "name"))
-    )
+    return isinstance(target, str) and isinstance(name, str) and isinstance(seed, int)
 
 
 def flat(config: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    """Settings by full key."""
+    """Returns settings by full key."""
     pairs: list[tuple[str, Any]] = []
     for name, value in config.items():
         pairs += flat(value, f"{prefix}{name}.") if isinstance(value, dict) else [(f"{prefix}{name}", value)]
@@ -206,37 +204,39 @@ def flat(config: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
 
 
 def titles(settings: Sequence[dict[str, Any]]) -> list[str]:
-    """What to call each line: its task, its algorithm, and the settings in which it differs from others of that task.
+    """Returns the titles of lines: task, algorithm, and the settings that differ from other lines of that task.
 
     An algorithm is named where those of a task differ; a setting counts where both lines have it.
     """
-    names = [str(one["task._target_"]).rpartition(".")[2] for one in settings]
-    result = []
-    for one, name in zip(settings, names, strict=True):
-        same_task = [other for other, title in zip(settings, names, strict=True) if title == name]
-        algorithms = {other.get("algo.name") for other in same_task}
-        differing = [
-            key
-            for key in one
-            if not key.startswith("algo.") and any(key in other and other[key] != one[key] for other in same_task)
-        ]
-        words = [name, *([str(one.get("algo.name"))] if len(algorithms) > 1 else [])]
-        result.append(" ".join([*words, *(f"{key.removeprefix('task.')}={one[key]}" for key in differing)]))
-    return result
+
+    def task(line: dict[str, Any]) -> str:
+        return str(line["task._target_"]).rpartition(".")[2]
+
+    lines = []
+    for line in settings:
+        same_task = [other for other in settings if task(other) == task(line)]
+        words = [task(line)]
+        if len({other.get("algo.name") for other in same_task}) > 1:
+            words.append(str(line.get("algo.name")))
+        for key, value in line.items():
+            if not key.startswith("algo.") and any(key in other and other[key] != value for other in same_task):
+                words.append(f"{key.removeprefix('task.')}={value}")
+        lines.append(" ".join(words))
+    return lines
 
 
 def mean_and_std(curves: Sequence[Curve]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Mean and standard deviation over the runs that have got as far as x."""
+    """Returns x, and mean and standard deviation over the runs that have got as far as x."""
     import numpy as np
 
     if len(curves) == 1:
         return curves[0].x, curves[0].y, np.zeros_like(curves[0].y)
     x = np.linspace(min(curve.x[0] for curve in curves), max(curve.x[-1] for curve in curves), POINTS)
-    there = np.stack([(curve.x[0] <= x) & (x <= curve.x[-1]) for curve in curves])
-    x, there = x[there.any(axis=0)], there[:, there.any(axis=0)]
+    covered = np.stack([(curve.x[0] <= x) & (x <= curve.x[-1]) for curve in curves])
+    x, covered = x[covered.any(axis=0)], covered[:, covered.any(axis=0)]
     values = np.stack([np.interp(x, curve.x, curve.y) for curve in curves])
-    mean = np.average(values, axis=0, weights=there)
-    return x, mean, np.sqrt(np.average((values - mean) ** 2, axis=0, weights=there))
+    mean = np.average(values, axis=0, weights=covered)
+    return x, mean, np.sqrt(np.average((values - mean) ** 2, axis=0, weights=covered))
 
 
 if __name__ == "__main__":

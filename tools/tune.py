@@ -21,7 +21,7 @@ from types import FrameType
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Search, and print what was found."""
+    """Searches, and prints the best settings."""
     from gpusim_rl.errors import friendly_errors, printable
 
     with friendly_errors():
@@ -64,7 +64,7 @@ def stoppable(folder: Path) -> Iterator[None]:
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
-    """The command line."""
+    """Reads the command line."""
     parser = argparse.ArgumentParser(
         prog="tune",
         description=(__doc__ or "").partition("\n")[0],

@@ -224,6 +224,19 @@ def check_out(out: Path | None, *, overwrite: bool) -> None:
         raise ConfigError(f"--out {out}: the {kind} exists. Try another name, or --overwrite")
 
 
+def write_out(path: Path, text: str) -> None:
+    """Writes a file that the user named, and makes its folder.
+
+    Raises:
+        ConfigError: It cannot be written there.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    except OSError as error:
+        raise ConfigError(f"cannot write {path}: {error.strerror}") from None
+
+
 def free_name(path: Path) -> Path:
     """Returns the path, or where there is such a file the first free one of `<name>-2`, `<name>-3` and so on."""
     names = itertools.chain([path], (path.with_stem(f"{path.stem}-{count}") for count in itertools.count(2)))

@@ -1,0 +1,69 @@
+"""Arguments of the tools that show a run: play, record and snapshot. Free of torch until a player is opened."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING, Any
+
+from gpusim_rl.settings.simulators import SIMULATORS
+from gpusim_rl.settings.trust import add_trust_arguments
+
+if TYPE_CHECKING:
+    from gpusim_rl.view.player import Player
+
+
+def add_player_arguments(parser: argparse.ArgumentParser, *, policy: str) -> None:
+    """Adds what `open_player` reads, but for `run` and `--num-envs`.
+
+    Args:
+        parser: Parser of a tool.
+        policy: Default of `--policy`.
+    """
+    parser.add_argument("--policy", choices=["trained", "zero", "random"], default=policy, help="who acts")
+    parser.add_argument(
+        "--sim", choices=list(SIMULATORS), help="simulator (default: mujoco; newton for a run that was trained on it)"
+    )
+    add_trust_arguments(parser)
+
+
+def add_picture_arguments(parser: argparse.ArgumentParser, *, width: int, height: int) -> None:
+    """Adds the size of a picture and its renderer.
+
+    Args:
+        parser: Parser of a tool.
+        width: Default of `--width` [pixels].
+        height: Default of `--height` [pixels].
+    """
+    parser.add_argument("--overwrite", action="store_true", help="replace a file that exists")
+    parser.add_argument("--width", type=positive, default=width, help=f"pixels (default: {width})")
+    parser.add_argument("--height", type=positive, default=height, help=f"pixels (default: {height})")
+    parser.add_argument(
+        "--renderer",
+        choices=["auto", "gl", "ray"],
+        default="auto",
+        help="gl: OpenGL through EGL or OSMesa; ray: ray caster on the CPU; auto: the first that works here",
+    )
+
+
+def positive(text: str) -> int:
+    """Returns the value of an argument that must be a positive integer."""
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"must be positive, got {value}")
+    return value
+
+
+def open_player(args: argparse.Namespace, **options: Any) -> Player:
+    """Opens the player that a command line asks for.
+
+    Args:
+        args: Command line.
+        **options: Other arguments of `Player.open`.
+    """
+    from gpusim_rl.machine.hardware import limit_openmp_spin
+
+    limit_openmp_spin()  # before torch is imported
+    from gpusim_rl.view.player import Player
+
+    options = {"num_envs": args.num_envs, "act": args.policy, "sim": args.sim, **options}
+    return Player.open(args.run, trust=args.trust, config_dir=args.config_dir, **options)
