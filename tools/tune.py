@@ -26,10 +26,11 @@ def main(argv: list[str] | None = None) -> int:
 
     with friendly_errors():
         args = parse(argv)
-        from gpusim_rl.distributed.tuning import read_search, tune
+        from gpusim_rl.distributed.search import read_search
+        from gpusim_rl.distributed.tuning import tune
 
         search = read_search(args.settings, args.config_dir)
-        if search.method != "optuna":
+        if search.cfg.method != "optuna":
             from gpusim_rl.distributed.ray_search import tune
         with stoppable(search.folder):
             lines = tune(search)
@@ -41,22 +42,24 @@ def main(argv: list[str] | None = None) -> int:
 @contextmanager
 def stoppable(folder: Path) -> Iterator[None]:
     """Lets SIGTERM, and a terminal that goes away, end what runs in the block as Ctrl-C does; says what is left."""
-    code: int | None = None
+    received: list[int] = []
 
     def stop(number: int, frame: FrameType | None) -> None:
-        nonlocal code
-        code = 128 + number
-        raise SystemExit(code)
+        received.append(number)
+        ctrl_c = signal.getsignal(signal.SIGINT)  # Ray Tune's ends the trials with checkpoints
+        if not callable(ctrl_c):
+            raise KeyboardInterrupt
+        ctrl_c(signal.SIGINT, frame)
 
     numbers = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) != signal.SIG_IGN]
     before = {number: signal.signal(number, stop) for number in numbers}  # nohup ignores SIGHUP
     try:
         yield
-    except (KeyboardInterrupt, SystemExit):
+    except KeyboardInterrupt:
         with suppress(OSError):  # the terminal is gone
             print(f"stopped: {folder} has what there is, and the same command goes on", file=sys.stderr)
-        if code is not None:  # Ray may have put its own in place of it
-            raise SystemExit(code) from None
+        if received:
+            raise SystemExit(128 + received[0]) from None
         raise
     finally:
         for number, handler in before.items():

@@ -73,7 +73,7 @@ def ray_cluster(needed_by: str, *, address: str | None = None, num_cpus: int = 1
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     quiet["runtime_env"] = {"env_vars": {"PYTHONPATH": path}}
     with ExitStack() as stack:
-        with warnings.catch_warnings(), _same_sigterm():
+        with warnings.catch_warnings(), same_handler(signal.SIGTERM):
             warnings.simplefilter("ignore")  # of versions to come
             if address is None:
                 own: dict[str, Any] = {"num_cpus": max(num_cpus, available_cpus()), "include_dashboard": False}
@@ -93,14 +93,14 @@ def ray_cluster(needed_by: str, *, address: str | None = None, num_cpus: int = 1
 
 
 @contextmanager
-def _same_sigterm() -> Iterator[None]:
-    """Keeps what SIGTERM does: Ray would print a stack trace, and end the process with another code."""
-    before = signal.getsignal(signal.SIGTERM)
+def same_handler(number: signal.Signals) -> Iterator[None]:
+    """Has a signal do after the block what it did before: Ray puts handlers of its own in place and leaves them."""
+    before = signal.getsignal(number)
     try:
         yield
     finally:
         if before is not None and threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, before)
+            signal.signal(number, before)
 
 
 def _look_for(address: str) -> None:

@@ -1,4 +1,4 @@
-"""Searches settings with Ray Tune: `method=asha` stops hopeless trials early, `method=pbt` breeds a population.
+"""Searches settings on Ray Tune: `method=asha` stops hopeless trials early, `method=pbt` lets the worst copy the best.
 
 Ray starts the trials, on this machine or on a cluster whose nodes see the folder. Each is a usual run all the same. The
 study is in Optuna's journal, as with `method=optuna`: table, pictures and resume are the same.
@@ -6,25 +6,33 @@ study is in Optuna's journal, as with `method=optuna`: table, pictures and resum
 
 from __future__ import annotations
 
+import math
 import os
+import random
+import signal
 import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from gpusim_rl.distributed.ray_cluster import ray_cluster
+from gpusim_rl.distributed import pbt
+from gpusim_rl.distributed.ray_cluster import ray_cluster, same_handler
+from gpusim_rl.distributed.search import Search
 from gpusim_rl.distributed.trial_run import OBJECTIVE, TrialFailedError, TrialRun
-from gpusim_rl.distributed.tuning import Search, num_ended, open_study, report, tell
-from gpusim_rl.errors import ConfigError
+from gpusim_rl.distributed.tuning import distributions, num_ended, number_of, open_study, report, say, say_ended
+from gpusim_rl.errors import ConfigError, warn
 from gpusim_rl.files.safe_open import lock
+from gpusim_rl.machine.hardware import available_cpus
 
 POINTER = "checkpoint.txt"
 """File in a checkpoint of Ray Tune's: the path of ours."""
 CHECKPOINT_S = 60.0
-"""For which a member waits for a checkpoint that its run is writing [s]."""
+"""Time for which a trial waits for a checkpoint that its run is writing [s]."""
+RESTARTS = 5
+"""Times that a trial of a population that has failed goes on from its last checkpoint."""
 
 
 def tune(search: Search) -> list[str]:
@@ -37,16 +45,15 @@ def tune(search: Search) -> list[str]:
         ConfigError: There is no Ray, or no Optuna; or a population cannot change what the space has; or another command
             searches in the study.
     """
-    if search.method == "pbt":
+    if search.cfg.method == "pbt":
         _refuse_structure(search)
-    with ray_cluster(f"method={search.method}"):
+    with ray_cluster(f"method={search.cfg.method}") as ray:
         search = replace(search, folder=search.folder.absolute())
         optuna, study = open_study(search)
         with _alone(search.folder):
-            left = search.trials - num_ended(optuna, study)
-            if left > 0:
-                _fit(search, optuna, study, left)
-        return report(optuna, search, study)
+            if num_ended(optuna, study) < search.cfg.trials:
+                _fit(search, optuna, study, ray.cluster_resources())
+        return [*report(optuna, search, study), *pbt.report(search)]
 
 
 @contextmanager
@@ -60,7 +67,7 @@ def _alone(folder: Path) -> Iterator[None]:
 
 
 def _refuse_structure(search: Search) -> None:
-    """A member goes on from the checkpoint of another one, whose tensors must have the same shapes."""
+    """A trial goes on from the checkpoint of another one, whose tensors must have the same shapes."""
     from gpusim_rl.learn.algorithm import load_algorithm_class
     from gpusim_rl.settings.compose import compose
     from gpusim_rl.settings.schema import declarations
@@ -72,167 +79,239 @@ def _refuse_structure(search: Search) -> None:
             raise ConfigError(f"method=pbt: {key} cannot change from one checkpoint to the next. Try method=asha")
 
 
-def _fit(search: Search, optuna: Any, study: Any, left: int) -> None:
+# Ray Tune
+
+
+def _fit(search: Search, optuna: Any, study: Any, cluster: Mapping[str, float]) -> None:
     """Lets Ray Tune run the trials that are left; each is in the study as soon as it has ended."""
     os.environ.setdefault("TUNE_DISABLE_AUTO_CALLBACK_LOGGERS", "1")
+    os.environ.setdefault("TUNE_PRINT_ALL_TRIAL_ERRORS", "0")
     os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")
     from ray import tune as ray_tune
+    from ray.tune.search.basic_variant import BasicVariantGenerator
 
-    first = len(study.get_trials(deepcopy=False))
-    space = {key: _domain(ray_tune, what) for key, what in search.space.items()}
-
-    class Record(ray_tune.Callback):  # type: ignore[reportUntypedBaseClass]
-        """Adds what has ended to the study."""
-
-        def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-            _add(search, optuna, study, trial.config, trial.last_result)
-
-        def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-            reason = str(trial.get_error() or "it was lost").strip().splitlines()[-1]
-            told = {"log": f"{_number(first, trial.trial_id):04d}.log", **(trial.last_result or {})}
-            _add(search, optuna, study, trial.config, {**told, "failed": reason})
-
+    numbers, checkpoints = _trials_left(search, optuna, study)
+    known = [pbt.settings_of(file.parents[1], search.space) for file in checkpoints.values()]  # of the first ones
+    resources = trial_resources(search, cluster)
     tuner = ray_tune.Tuner(
-        ray_tune.with_resources(_trainable(ray_tune, search, first), {"cpu": 1}),
-        param_space=space,
+        ray_tune.with_resources(_trainable(ray_tune, search, numbers, checkpoints, resources["cpu"]), resources),
+        param_space={key: _domain(ray_tune, allowed) for key, allowed in search.space.items()},
         tune_config=ray_tune.TuneConfig(
-            metric=OBJECTIVE, mode="max", num_samples=left, scheduler=_scheduler(ray_tune, search, space)
+            metric=OBJECTIVE,
+            mode="max",
+            num_samples=len(numbers),
+            scheduler=make_scheduler(search),
+            search_alg=BasicVariantGenerator(points_to_evaluate=known),
         ),
         run_config=ray_tune.RunConfig(
-            name=f"{first:04d}",
+            name=time.strftime("%Y-%m-%d_%H-%M-%S"),
             storage_path=str(search.folder / "ray"),
-            callbacks=[Record()],
+            callbacks=[_listener(ray_tune, search, optuna, study, numbers)],
+            failure_config=ray_tune.FailureConfig(max_failures=RESTARTS if search.cfg.method == "pbt" else 0),
             # A run writes one itself. Ray Tune would ask for another one at the end, and wait for it.
             checkpoint_config=ray_tune.CheckpointConfig(checkpoint_at_end=False),
             verbose=0,
         ),
     )
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), same_handler(signal.SIGINT):
         warnings.simplefilter("ignore")  # that a trial could take over the process of another one
         tuner.fit()
-    if num_ended(optuna, study) < search.trials:
+    if num_ended(optuna, study) < search.cfg.trials:
         raise KeyboardInterrupt  # Ray Tune returns as if it were done
 
 
-def _number(first: int, trial_id: str) -> int:
-    """Of a trial, for its run folder and its log."""
-    return first + int(trial_id.rpartition("_")[2])
+def _trials_left(search: Search, optuna: Any, study: Any) -> tuple[list[int], dict[int, Path]]:
+    """Numbers of the trials that are left, and the checkpoints that those of an interrupted population go on from."""
+    ended = {number_of(trial) for trial in study.get_trials(deepcopy=False)}
+    left = search.cfg.trials - num_ended(optuna, study)
+    numbers = [number for number in range(len(ended) + left) if number not in ended][:left]
+    checkpoints = {}
+    if search.cfg.method == "pbt":
+        found = {number: pbt.newest_checkpoint(_runs_of(search, number), search.iterations) for number in numbers}
+        checkpoints = {number: file for number, file in found.items() if file is not None}
+    return sorted(numbers, key=lambda number: number not in checkpoints), checkpoints
 
 
-def _domain(ray_tune: Any, what: Mapping[str, Any]) -> Any:
-    """A part of a space in the words of Ray Tune."""
-    if "choices" in what:
-        return ray_tune.choice(what["choices"])
-    low, high, log = what["low"], what["high"], bool(what.get("log"))
+def _runs_of(search: Search, number: int) -> Path:
+    return search.folder.parent / f"{search.cfg.study}.{number:04d}"
+
+
+def trial_resources(search: Search, cluster: Mapping[str, float]) -> dict[str, float]:
+    """What a trial asks Ray for. Those of a population run at once: where there are fewer CPUs or GPUs, they share.
+
+    Args:
+        search: The search.
+        cluster: What there is of each resource of Ray.
+    """
+    together = search.cfg.trials if search.cfg.method == "pbt" else 1
+
+    def share(count: float) -> float:
+        return math.floor(1000 / math.ceil(together / count)) / 1000 if count < together else 1.0
+
+    resources = {"cpu": share(cluster.get("CPU", 1.0))}
+    if cluster.get("GPU") and search.device != "cpu":  # else Ray hides them
+        resources["gpu"] = share(cluster["GPU"])
+    return resources
+
+
+def _domain(ray_tune: Any, allowed: Mapping[str, Any]) -> Any:
+    """Values of a setting in Ray Tune's words."""
+    if "choices" in allowed:
+        return ray_tune.choice(allowed["choices"])
+    low, high, log = allowed["low"], allowed["high"], bool(allowed.get("log"))
     if isinstance(low, int) and isinstance(high, int):
         return (ray_tune.lograndint if log else ray_tune.randint)(low, high + 1)
     return (ray_tune.loguniform if log else ray_tune.uniform)(low, high)
 
 
-def _scheduler(ray_tune: Any, search: Search, space: Mapping[str, Any]) -> Any:
-    if search.method == "asha":
-        return ray_tune.schedulers.ASHAScheduler(
+def make_scheduler(search: Search) -> Any:
+    """What decides at each row of metrics how a trial goes on."""
+    from ray.tune import schedulers
+
+    if search.cfg.method == "asha":
+        return schedulers.ASHAScheduler(
             time_attr="iteration",
             max_t=search.iterations,
-            grace_period=search.grace,
-            reduction_factor=search.reduction,
+            grace_period=search.cfg.grace,
+            reduction_factor=search.cfg.reduction,
             stop_last_trials=False,  # they end by themselves, with a checkpoint
         )
+    space, chance = search.space, random.Random()
 
-    def within(settings: dict[str, Any]) -> dict[str, Any]:
-        for key, what in search.space.items():
-            if "low" in what:
-                settings[key] = min(max(settings[key], what["low"]), what["high"])
-        return settings
+    class Together(schedulers.PopulationBasedTraining):  # type: ignore[reportUntypedBaseClass]
+        """Lets no trial wait for another one: that one has a place of its own, and has just been started again."""
 
-    return ray_tune.schedulers.PopulationBasedTraining(
-        time_attr="iteration",
-        perturbation_interval=search.grace,
-        hyperparam_mutations={key: what.get("choices", space[key]) for key, what in search.space.items()},
-        custom_explore_fn=within,
+        def on_trial_result(self, tune_controller: Any, trial: Any, result: Any) -> str:
+            decision = super().on_trial_result(tune_controller, trial, result)
+            return self.CONTINUE if decision == self.PAUSE else decision
+
+    return Together(
+        time_attr="interval_end",
+        perturbation_interval=search.cfg.grace,
+        custom_explore_fn=lambda settings: pbt.explored(settings, space, chance),
+        log_config=False,
     )
 
 
-def _trainable(ray_tune: Any, search: Search, first: int) -> Any:
+def _trainable(
+    ray_tune: Any, search: Search, numbers: Sequence[int], checkpoints: Mapping[int, Path], cpus: float
+) -> Any:
     """What Ray Tune calls a trainable: follows a run of ours, row by row."""
     cwd = os.getcwd()  # Ray's processes are elsewhere
-    interval, breeds = f"log.checkpoint_interval={search.grace}", search.method == "pbt"
+    more, grace = [], search.iterations + 1
+    if search.cfg.method == "pbt":
+        grace = search.cfg.grace
+        more = [f"log.checkpoint_interval={grace}", "log.keep=0"]
 
-    class Trial(ray_tune.Trainable):  # type: ignore[reportUntypedBaseClass]
+    class RemoteTrial(ray_tune.Trainable):  # type: ignore[reportUntypedBaseClass]
         """A trial; its run begins with the first step, when it is known from where."""
 
         def setup(self, config: dict[str, Any]) -> None:
+            self._number = numbers[int(self.trial_id.rpartition("_")[2])]
             self._trial_run: TrialRun | None = None
             self._rows: Iterator[tuple[int, float]] = iter(())
-            self._from: list[str] = []
-            self._reached = 0
+            self._begin_from(self._number, checkpoints.get(self._number))
+
+        def _begin_from(self, parent: int, checkpoint: Path | None) -> None:
+            self._parent, self._checkpoint = parent, checkpoint
+            self._interval_end = 0 if checkpoint is None else int(checkpoint.stem)
 
         def step(self) -> dict[str, Any]:
             if self._trial_run is None:
-                number = _number(first, self.trial_id)
-                more = [interval, "log.keep=0"] if breeds else []
-                self._trial_run = TrialRun(search, number, self.config, *self._from, *more, cwd=cwd)
+                checkpoint = [] if self._checkpoint is None else [f"checkpoint={self._checkpoint}"]
+                # The trials of a machine share its CPUs as processes of torchrun do.
+                env = {"LOCAL_WORLD_SIZE": str(max(1, round(available_cpus() / cpus)))}
+                self._trial_run = TrialRun(search, self._number, self.config, *checkpoint, *more, cwd=cwd, env=env)
                 self._rows = self._trial_run.rows()
-            found = next(self._rows, None)
-            while found is not None and breeds and found[0] % search.grace and found[0] < search.iterations:
-                found = next(self._rows, None)  # between two changes
-            if found is None:
+            row = next(self._rows, None)
+            if row is None:
                 raise TrialFailedError(f"no {OBJECTIVE} was told")
-            self._reached, value = found
-            run = self._trial_run
-            told = {"run": run.folder, "command": run.command, "log": run.printed.name}
-            return {
-                **told,
-                "iteration": self._reached,
-                OBJECTIVE: value,
-                "done": self._reached >= search.iterations,
-            }
+            run, (iteration, value) = self._trial_run, row
+            result = {"number": self._number, "run": run.folder, "command": run.command, "log": run.printed.name}
+            done = iteration >= search.iterations
+            result |= {"iteration": iteration, OBJECTIVE: value, "done": done}
+            if iteration % grace == 0 or (done and grace <= search.iterations):
+                result |= {"since": self._interval_end, "parent": self._parent, "should_checkpoint": not done}
+                self._interval_end, self._parent = iteration, self._number
+            return {**result, "interval_end": self._interval_end}
 
         def save_checkpoint(self, checkpoint_dir: str) -> None:
             assert self._trial_run is not None
-            file = Path(self._trial_run.folder, "checkpoints", f"{self._reached:06d}.pt")
+            file = Path(self._trial_run.folder, "checkpoints", f"{self._interval_end:06d}.pt")
             end = time.monotonic() + CHECKPOINT_S
             while not file.exists() and time.monotonic() < end:
                 time.sleep(0.05)
             Path(checkpoint_dir, POINTER).write_text(str(file))
 
         def load_checkpoint(self, checkpoint_dir: str) -> None:
-            self._from = [f"checkpoint={Path(checkpoint_dir, POINTER).read_text()}"]
+            from gpusim_rl.files.checkpoint_file import is_whole
+
+            file = Path(checkpoint_dir, POINTER).read_text()
+            file, parent = Path(file), int(Path(file).parents[2].name.rpartition(".")[2])
+            if parent == self._number or not is_whole(file):  # it was lost, or nothing can be copied
+                file, parent = pbt.newest_checkpoint(_runs_of(search, self._number), search.iterations), self._number
+            self._begin_from(parent, file)
 
         def cleanup(self) -> None:
             if self._trial_run is not None:
                 self._trial_run.end()
 
-    return Trial
+    return RemoteTrial
+
+
+def _listener(ray_tune: Any, search: Search, optuna: Any, study: Any, numbers: Sequence[int]) -> Any:
+    """What Ray Tune tells of the trials."""
+
+    def number(trial: Any) -> int:
+        return numbers[int(trial.trial_id.rpartition("_")[2])]
+
+    def reason(trial: Any) -> str:
+        said = Path(trial.error_file).read_text().strip() if trial.error_file else "it was lost"
+        return said.splitlines()[-1].rpartition(f"{TrialFailedError.__name__}: ")[2]
+
+    class Listener(ray_tune.Callback):  # type: ignore[reportUntypedBaseClass]
+        """Adds intervals to the table of a population, and trials that have ended to the study."""
+
+        def on_trial_result(
+            self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any
+        ) -> None:
+            if "parent" not in result:
+                return
+            row = {"trial": result["number"], "iteration": result["iteration"], "score": result[OBJECTIVE]}
+            row |= {name: result[name] for name in ("since", "parent", "run")}
+            with suppress(OSError):  # a full disk: the trials go on
+                pbt.add_row(search.folder, row | {key: result["config"][key] for key in search.space})
+            copied = "" if row["parent"] == row["trial"] else f", after a copy of trial {row['parent']}"
+            say(f"iteration {row['iteration']}  trial {row['trial']}  {row['score']:.5g}{copied}")
+
+        def on_trial_recover(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+            warn(f"trial {number(trial)} ended ({reason(trial)}): it goes on from its last checkpoint")
+
+        def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+            _add(search, optuna, study, trial.config, trial.last_result)
+
+        def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+            first = {"number": number(trial), "log": f"{number(trial):04d}.log"}
+            _add(search, optuna, study, trial.config, {**first, **(trial.last_result or {}), "failed": reason(trial)})
+
+    return Listener()
 
 
 def _add(search: Search, optuna: Any, study: Any, settings: Mapping[str, Any], result: Mapping[str, Any]) -> None:
-    """Adds a trial that has ended to the study, and tells so."""
-    states, distributions = optuna.trial.TrialState, optuna.distributions
+    """Adds a trial that has ended to the study, and says so."""
+    states = optuna.trial.TrialState
     value, failed = result.get(OBJECTIVE), result.get("failed")
     whole = result.get("iteration", 0) >= search.iterations
     state = states.FAIL if failed or value is None else states.COMPLETE if whole else states.PRUNED
-
-    def distribution(what: Mapping[str, Any]) -> Any:
-        if "choices" in what:
-            return distributions.CategoricalDistribution(what["choices"])
-        low, high, log = what["low"], what["high"], bool(what.get("log"))
-        whole_numbers = isinstance(low, int) and isinstance(high, int)
-        kind = distributions.IntDistribution if whole_numbers else distributions.FloatDistribution
-        return kind(low, high, log=log)
-
-    attributes = {name: result.get(name, "") for name in ("run", "command", "log")}
-    if failed:
-        attributes["failed"] = failed
-    steps = {int(result["iteration"]): value} if value is not None else {}
+    attributes = {name: result.get(name, "") for name in ("number", "run", "command", "log")}
     study.add_trial(
         optuna.trial.create_trial(
             state=state,
             value=None if state == states.FAIL else value,
             params=dict(settings),
-            distributions={key: distribution(what) for key, what in search.space.items()},
-            user_attrs=attributes,
-            intermediate_values=steps,
+            distributions=distributions(optuna, search),
+            user_attrs=attributes | ({"failed": failed} if failed else {}),
+            intermediate_values={} if value is None else {int(result["iteration"]): value},
         )
     )
-    tell(search, study.get_trials(deepcopy=False)[-1], num_ended(optuna, study))
+    say_ended(search, study.get_trials(deepcopy=False)[-1], num_ended(optuna, study))

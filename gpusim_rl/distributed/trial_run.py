@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import math
+import os
 import signal
 import subprocess
 import sys
@@ -16,7 +17,7 @@ from gpusim_rl.files import paths
 from gpusim_rl.settings.overrides import key_of, quote
 
 if TYPE_CHECKING:
-    from gpusim_rl.distributed.tuning import Search
+    from gpusim_rl.distributed.search import Search
 
 OBJECTIVE = "episode/return"
 """What is searched for: the mean of the last 100 training episodes, at the end of a run."""
@@ -38,6 +39,7 @@ class TrialRun:
         chosen: Settings by key.
         more: Overrides for this run alone.
         cwd: Folder that it begins in; None is that of this process.
+        env: Variables of its environment beside those of this process.
 
     Attributes:
         command: What repeats it.
@@ -51,13 +53,14 @@ class TrialRun:
         chosen: Mapping[str, Any],
         *more: str,
         cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
     ) -> None:
         words = [f"{key}={value}" for key, value in chosen.items()]
         self.command = " ".join(["python train.py", *search.overrides, *words])
         grouped = any(key_of(word) == "wandb_group" for word in search.overrides)
-        group = [] if grouped else [f"wandb_group={search.study}"]
+        group = [] if grouped else [f"wandb_group={search.cfg.study}"]
         user = ["-cd", str(search.config_dir)] if search.config_dir is not None else []
-        name = f"{search.study}.{number:04d}"
+        name = f"{search.cfg.study}.{number:04d}"
         folder = f"log.dir={quote(str(search.folder.parent))}"
         words = [*user, *search.overrides, *words, *group, *more, f"experiment={name}", folder, "log.console=quiet"]
         self._search, self._number = search, number
@@ -67,7 +70,10 @@ class TrialRun:
         with self.printed.open("ab") as log:
             command = [sys.executable, str(paths.train_file()), *words]
             # A session of its own: Ctrl-C reaches it once, from here, and it ends with a checkpoint.
-            self.process = subprocess.Popen(command, stdout=log, stderr=log, cwd=cwd, start_new_session=True)
+            variables = {**os.environ, **(env or {})}
+            self.process = subprocess.Popen(
+                command, stdout=log, stderr=log, cwd=cwd, env=variables, start_new_session=True
+            )
 
     @property
     def folder(self) -> str:
@@ -98,8 +104,8 @@ class TrialRun:
             if not running:
                 self._check_end()
                 return
-            if time.monotonic() - heard > self._search.stall_s:
-                raise TrialFailedError(f"no row of metrics for {self._search.stall_s:g} s")
+            if time.monotonic() - heard > self._search.cfg.stall_s:
+                raise TrialFailedError(f"no row of metrics for {self._search.cfg.stall_s:g} s")
             time.sleep(POLL_S)
 
     def _check_end(self) -> None:

@@ -155,10 +155,17 @@ def newest_intact(folder: Path) -> Path | None:
     """Returns the newest checkpoint in a folder whose digest is right; None without one."""
     intact = []
     for path in folder.glob("*.pt"):
-        with suppress(OSError, ConfigError), open_file(path) as file:
-            if _is_intact(file):
+        with suppress(OSError):
+            if is_whole(path):
                 intact.append((path.stat().st_mtime_ns, path.name == "last.pt", path))
     return max(intact)[-1] if intact else None
+
+
+def is_whole(path: Path) -> bool:
+    """Whether the digest of a checkpoint is that of its content; False where it cannot be read."""
+    with suppress(OSError, ConfigError), open_file(path) as file:
+        return _is_intact(file)
+    return False
 
 
 def digest_of(path: Path) -> str | None:

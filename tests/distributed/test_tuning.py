@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from gpusim_rl.distributed.search import SPACES, read_search
 from gpusim_rl.distributed.trial_run import end
-from gpusim_rl.distributed.tuning import SPACES, method_of, open_study, read_search
+from gpusim_rl.distributed.tuning import open_study
 from gpusim_rl.errors import ConfigError
 from helpers.commands import ROOT, Finished, run_command
 
@@ -34,18 +35,18 @@ def trials(folder: Path) -> list[dict[str, str]]:
 @pytest.mark.parametrize("file", sorted(SPACES.glob("*.yaml")), ids=lambda file: file.stem)
 def test_our_own_spaces_can_be_searched(file):
     search = read_search([f"algo={file.stem}", "task=Ant", "trials=3"])
-    assert search.study == f"Ant-{file.stem}" and search.trials == 3 and len(search.space) > 3
+    assert search.cfg.study == f"Ant-{file.stem}" and search.cfg.trials == 3 and len(search.space) > 3
 
 
 @pytest.mark.parametrize(
     ("words", "space", "said"),
     [
         (["trials"], SPACE, "cannot read 'trials': expected key=value"),
-        (["trials=0"], SPACE, "trials must be a positive int, got '0'"),
-        (["trials=1.5"], SPACE, "trials must be a positive int, got '1.5'"),
+        (["trials=0"], SPACE, "trials must be a positive int, got 0"),
+        (["trials=1.5"], SPACE, "trials must be a positive int, got 1.5"),
         (["stall_s=x"], SPACE, "stall_s must be a positive number, got 'x'"),
-        (["method=grid"], SPACE, "unknown method 'grid'"),
-        (["reduction=1"], SPACE, "reduction must be above 1"),
+        (["method=grid"], SPACE, "method must be one of optuna, asha, pbt, got 'grid'"),
+        (["reduction=1"], SPACE, "reduction must be a number above 1, got 1"),
         (["grace=50", "max_iterations=6"], SPACE, "grace must not be above max_iterations=6, got 50"),
         (["pruner=hyperbnd"], SPACE, "Did you mean 'hyperband'"),
         (["study=a/b"], SPACE, "study must be a folder name"),
@@ -85,15 +86,15 @@ def test_numbers_may_be_written_as_yaml_does_not_read_them(tmp_path):
 def test_a_population_of_ray_changes_where_there_is_a_row_of_metrics(tmp_path):
     (tmp_path / "space.yaml").write_text("ppo.clip: {low: 0.1, high: 0.2}\n")
     words = ["task=Cartpole", f"space={tmp_path / 'space.yaml'}", "max_iterations=100", "log.interval=10"]
-    assert read_search([*words, "method=pbt"]).grace == 20
-    assert read_search([*words, "method=pbt", "grace=33"]).grace == 40
-    assert read_search([*words, "method=asha", "grace=33"]).grace == 33
+    assert read_search([*words, "method=pbt"]).cfg.grace == 20
+    assert read_search([*words, "method=pbt", "grace=33"]).cfg.grace == 40
+    assert read_search([*words, "method=asha", "grace=33"]).cfg.grace == 33
 
 
 @pytest.mark.parametrize("word", ["method=pbt", "+method=pbt", "method='pbt'"])
 def test_the_method_is_read_as_all_settings_are(word):
-    assert method_of(["task=Cartpole", word]) == "pbt"
-    assert method_of(["task=Cartpole"]) == "optuna"
+    assert read_search(["task=Cartpole", word]).cfg.method == "pbt"
+    assert read_search(["task=Cartpole"]).cfg.method == "optuna"
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,167 @@
+"""What a search of settings is asked for: the words of `tools/tune.py`, and the yaml with the space."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from gpusim_rl.errors import ConfigError, closest
+from gpusim_rl.files import paths
+from gpusim_rl.files.safe_open import load_yaml
+from gpusim_rl.settings.checks import build, check_settings
+from gpusim_rl.settings.compose import compose
+from gpusim_rl.settings.discover import tasks
+from gpusim_rl.settings.overrides import key_of, value_of
+from gpusim_rl.settings.schema import ALGORITHMS, Count, Positive, Rule, RunConfig
+
+SPACES = Path(__file__).parent / "spaces"
+
+Space = Mapping[str, Mapping[str, Any]]
+"""For each setting its `low` and `high`, with `log` where it is spread over orders of magnitude; or its `choices`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchConfig:
+    """Settings of a search and their defaults. All others on its command line are those of the trainings."""
+
+    method: Literal["optuna", "asha", "pbt"] = "optuna"
+    trials: Count = 20  # in the whole study; with pbt all of them learn side by side
+    pruner: Literal["hyperband", "median", "none"] = "hyperband"  # what stops hopeless trials with optuna
+    # Iterations before asha may stop a trial, and between two changes with pbt. 0 = a ninth of the training
+    grace: Annotated[int, Rule("an int >= 0", lambda value: value >= 0)] = 0
+    reduction: Annotated[float, Rule("a number above 1", lambda value: value > 1)] = 3.0  # one of so many goes on: asha
+    study: str = ""  # name; searches of one name in one folder are one
+    space: str = ""  # file; empty = that of the algorithm
+    stall_s: Positive = 600.0  # a trial without a new row of metrics for so long is stopped [s]
+
+
+@dataclass(frozen=True)
+class Search:
+    """What is searched, and how.
+
+    Attributes:
+        cfg: Settings of the search, with `study` and `grace` in place of their defaults.
+        space: Settings that are searched.
+        overrides: What all trials share, as typed behind `train.py`.
+        config_dir: The user's folder (`-cd`).
+        device: Setting `device` of the trainings.
+        iterations: Iterations of a trial that is not stopped.
+        folder: Folder of the journal, the tables and the pictures; run folders are beside it.
+    """
+
+    cfg: SearchConfig
+    space: Space
+    overrides: Sequence[str]
+    config_dir: Path | None
+    device: str
+    iterations: int
+    folder: Path
+
+
+def read_search(words: Sequence[str], config_dir: Path | None = None) -> Search:
+    """Read and check a command line of `tools/tune.py`.
+
+    Args:
+        words: `key=value`, of the search and of the training.
+        config_dir: The user's folder (`-cd`).
+
+    Raises:
+        ConfigError: A setting is unknown, or a space cannot be searched.
+    """
+    for word in words:
+        if "=" not in word:
+            raise ConfigError(f"cannot read {word!r}: expected key=value")
+    fields = {field.name: field.type for field in dataclasses.fields(SearchConfig)}
+    overrides = [word for word in words if key_of(word) not in fields]
+    _refuse_unknown(overrides, list(fields))
+    texts = {key_of(word): value_of(word) for word in words if key_of(word) in fields}
+    cfg = build(SearchConfig, {key: text if fields[key] == "str" else _number(text) for key, text in texts.items()})
+    config = compose(overrides, config_dir)
+    algo, iterations = check_settings(config)["algo"], int(config["max_iterations"])
+    if cfg.grace > iterations:
+        raise ConfigError(f"grace must not be above max_iterations={iterations}, got {cfg.grace}")
+    grace = cfg.grace or max(1, iterations // 9)
+    if cfg.method == "pbt":  # a change needs a row of metrics and a checkpoint
+        grace = -(-grace // config["log"]["interval"]) * config["log"]["interval"]
+    study = cfg.study or _default_study(overrides, algo, cfg.method)
+    if study in tasks(config_dir, outside=True):
+        raise ConfigError(f"study={study} is the name of a task, whose runs are in that folder. Try study={study}-1")
+    if not re.fullmatch(r"[\w-][\w.-]*", study):
+        raise ConfigError(f"study must be a folder name of A-Z a-z 0-9 . _ -, got {study!r}")
+    return Search(
+        cfg=dataclasses.replace(cfg, study=study, grace=grace),
+        space=_read_space(cfg.space, algo, overrides, config_dir),
+        overrides=overrides,
+        config_dir=config_dir,
+        device=config["device"],
+        iterations=iterations,
+        folder=Path(config["log"]["dir"]) / study,
+    )
+
+
+def _refuse_unknown(overrides: Sequence[str], of_search: Sequence[str]) -> None:
+    """Settings of the search that are misspelt: as settings of a training they would get no good hint."""
+    of_training = {field.name for field in dataclasses.fields(RunConfig)}
+    for key in map(key_of, overrides):
+        if "." not in key and key not in of_training and (near := closest(key, of_search, 0.75)):
+            raise ConfigError(f"unknown key {key!r}. Did you mean {near!r}?")
+
+
+def _default_study(overrides: Sequence[str], algo: str, method: str) -> str:
+    task = next((value_of(word) for word in overrides if key_of(word) == "task"), "Cartpole")
+    return f"{task}-{algo}{'' if method == 'optuna' else f'-{method}'}"
+
+
+def _number(value: Any) -> Any:
+    """The number that a text means, also 1e-3, which a yaml takes for text; anything else as it is."""
+    if isinstance(value, str):
+        for kind in (int, float):
+            with suppress(ValueError):
+                return kind(value)
+    return value
+
+
+def _read_space(name: str, algo: str, overrides: Sequence[str], config_dir: Path | None) -> Space:
+    """A space whose every end is a setting that a training takes."""
+    file = Path(name) if name else SPACES / f"{algo}.yaml"
+    if not file.is_file():
+        problem = f"space={file}: there is no such file" if name else f"there is no space for {algo}"
+        raise ConfigError(f"{problem}. Try space=<yaml>, such as {paths.from_here(SPACES / 'ppo.yaml')}")
+    space = load_yaml(file)
+    if not isinstance(space, dict) or not space:
+        raise ConfigError(f"{file}: expected settings with low and high, or choices")
+    for key, allowed in space.items():
+        section = str(key).partition(".")[0]
+        if section in ALGORITHMS and section != algo:
+            raise ConfigError(
+                f"{file}: {key} is a setting of algo={section}, and algo={algo} is trained. Try algo={section}"
+            )
+        for end in _ends(allowed, f"{file}: {key}"):
+            try:
+                check_settings(compose([*overrides, f"{key}={end}"], config_dir))
+            except ConfigError as error:
+                raise ConfigError(f"{file}: {error}") from None
+    return space
+
+
+def _ends(allowed: Any, where: str) -> list[Any]:
+    """Values of a setting that must be possible: its choices, or both ends of its range. Makes texts numbers."""
+    expected = ConfigError(f"{where}: expected {{low: a, high: b}}, or {{choices: [a, b]}}, got {allowed}")
+    if not isinstance(allowed, dict):
+        raise expected
+    for name in ("low", "high"):
+        allowed |= {name: _number(allowed[name])} if name in allowed else {}
+    if isinstance(choices := allowed.get("choices"), list):
+        allowed["choices"] = choices = [_number(choice) for choice in choices]
+    ends = choices or [allowed.get("low"), allowed.get("high")]
+    known = allowed.keys() <= ({"choices"} if choices else {"low", "high", "log"})
+    if not known or len(ends) < 2 or not all(isinstance(end, int | float | str) for end in ends):
+        raise expected
+    if not choices and not (ends[0] < ends[1] and (ends[0] > 0 or not allowed.get("log"))):
+        raise ConfigError(f"{where}: low must be below high, and above 0 with log: true, got {allowed}")
+    return ends
