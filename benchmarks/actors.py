@@ -338,7 +338,7 @@ def copies(kind: str, rollouts: int) -> list[float]:
             engine.release(found)
     finally:
         engine.close()
-        here.env.close()
+        here.collector.close()
     return taken[rollouts // 4 :]
 
 

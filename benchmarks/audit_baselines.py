@@ -71,15 +71,15 @@ def audit_all(overrides: Sequence[str], asked: str, iterations: int) -> dict[str
         report: dict[str, Any] = {
             "task": trainer.task_name,
             "num_envs": trainer.cfg.num_envs,
-            "sim": str(trainer.choice),
-            "device": str(trainer.rl_device),
+            "sim": str(trainer.start.sim),
+            "device": str(trainer.start.device),
             "ours": ours.as_dict(),
             "baselines": {},
         }
     for name in names:
         with scratch_training(overrides) as (trainer, log):
             env: Any = trainer.env
-            baseline = make_baseline(name, env, trainer.cfg, device=trainer.rl_device)
+            baseline = make_baseline(name, env, trainer.cfg, device=trainer.start.device)
             try:
                 loop = baseline_loop(baseline, our_loop(trainer, log), find_library(name).module)
                 found = audit(loop, warm_up=1, iterations=iterations).as_dict()

@@ -64,13 +64,13 @@ def persistent() -> list[dict[str, Any]]:
 def update(keep: bool) -> dict[str, float]:
     """Seconds and page faults of an update of Ant's size, in this process."""
     from gpusim_rl.api import scratch_training
-    from gpusim_rl.run import trainer as trainer_module
+    from gpusim_rl.run import start
 
     if not keep:
-        trainer_module.tune_malloc = lambda: None
+        start.tune_malloc = lambda: None
     seconds, faults = [], []
     with scratch_training(["task=Ant", "num_envs=4096", "device=cpu"]) as (trainer, _):
-        trainer.collect()
+        trainer.collector.collect()
         for _ in range(8):
             before, started = resource.getrusage(resource.RUSAGE_SELF).ru_minflt, time.perf_counter()
             trainer.algorithm.update()

@@ -38,7 +38,7 @@ def measure(settings: list[str], rounds: int) -> dict[int, dict[str, float]]:
             for threads, values in seconds.items():
                 torch.set_num_threads(threads)
                 ppo._chunks._pool = None  # its workers were chosen for another number
-                trainer.collect()
+                trainer.collector.collect()
                 started, worked = time.perf_counter(), time.process_time()
                 ppo.update()
                 if number > 0:

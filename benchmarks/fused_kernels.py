@@ -27,14 +27,14 @@ def measure(task: str, eager: dict[str, int]) -> dict[str, dict[str, int]]:
     from torch._inductor import config, metrics
 
     from gpusim_rl.api import prepare
-    from gpusim_rl.run.trainer import Trainer
+    from gpusim_rl.distributed.actors import make_trainer
 
     config.force_disable_caches = True  # what comes from a cache is not counted
     with tempfile.TemporaryDirectory() as folder:
         log = {"console": "quiet", "dir": folder}
-        trainer = Trainer(prepare(task, num_envs=32, device="cpu", compile="off", max_iterations=9, log=log))
+        trainer = make_trainer(prepare(task, num_envs=32, device="cpu", compile="off", max_iterations=9, log=log))
         env, algorithm = trainer.env, trainer.algorithm
-        trainer.collect()
+        trainer.collector.collect()
         loss, products = count_loss(algorithm)
         with torch.no_grad():
             metrics.reset()

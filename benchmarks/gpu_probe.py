@@ -308,12 +308,12 @@ def training(lines: Sequence[str], graph: str) -> Fact:
     with scratch_training([*lines, "task=Ant", "sim=mjwarp", f"graph={graph}"]) as (trainer, log):
         for _ in range(WARM_UP + 1):
             trainer.iterate(log)
-        device, cfg = trainer.rl_device, trainer.cfg
+        device, cfg = trainer.start.device, trainer.cfg
         synchronize(device)
         ready = time.monotonic() - began
-        rollout = milliseconds(trainer.collect, device)
-        update = milliseconds(lambda: trainer.graphs.run("update", trainer.algorithm.update), device)
-        choice, parameters = trainer.graphs.choice, list(trainer.algorithm.policy.parameters())
+        rollout = milliseconds(trainer.collector.collect, device)
+        update = milliseconds(lambda: trainer.collector.graphs.run("update", trainer.algorithm.update), device)
+        choice, parameters = trainer.collector.graphs.choice, list(trainer.algorithm.policy.parameters())
         checks = {f"graph={graph} became {choice}": choice.mode == graph}
         checks["a weight is not finite"] = all(bool(parameter.isfinite().all()) for parameter in parameters)
         return {

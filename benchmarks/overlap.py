@@ -35,7 +35,7 @@ def rollouts(width: int, *more: str) -> Iterator[Any]:
 
     with scratch_training([*TRAINING, f"ppo.network.hidden=[{width},{width}]", "seed=1", *more]) as (trainer, _):
         torch.set_num_threads(1)
-        trainer.collect()
+        trainer.collector.collect()
         yield trainer
 
 
@@ -51,17 +51,17 @@ def seconds(work: Callable[[], object], least: float = 1.0) -> float:
 def parts(width: int, *more: str) -> dict[str, float]:
     """Milliseconds of a control step of all envs, and of the policy before and after it."""
     with rollouts(width, *more) as trainer:
-        trainer.timer.start()
+        trainer.collector.timer.start()
         for _ in range(3):
-            trainer.collect()
-        times = trainer.timer.flush().phases()
+            trainer.collector.collect()
+        times = trainer.collector.timer.flush().phases()
         return {name: 1e3 * times[name] / (3 * trainer.algorithm.horizon) for name in ("simulate", "policy")}
 
 
 def speed(width: int, *more: str) -> float:
     """Control steps per second, of all envs together."""
     with rollouts(width, *more) as trainer:
-        return trainer.cfg.num_envs * trainer.algorithm.horizon / seconds(trainer.collect, SECONDS)
+        return trainer.cfg.num_envs * trainer.algorithm.horizon / seconds(trainer.collector.collect, SECONDS)
 
 
 def compare(threads: int) -> dict[str, Any]:

@@ -28,20 +28,20 @@ def measure(num_envs: int) -> dict[str, Any]:
     """Milliseconds of a control step, by who may use threads."""
     from gpusim_rl.api import scratch_training
     from gpusim_rl.env import vec_env
-    from gpusim_rl.run import trainer as trainer_module
+    from gpusim_rl.run import collector
 
-    kinds = {"all": lambda *_: nullcontext(), "few": trainer_module.limit_torch_threads}
+    kinds = {"all": lambda *_: nullcontext(), "few": collector.limit_torch_threads}
     times: dict[str, list[float]] = {kind: [] for kind in kinds}
     with scratch_training(["task=Ant", f"num_envs={num_envs}"]) as (trainer, _):
         for _ in range(2):
-            trainer.collect()
+            trainer.collector.collect()
         for _ in range(ROUNDS):
             for kind, context in kinds.items():
-                vec_env.limit_torch_threads = trainer_module.limit_torch_threads = context
+                vec_env.limit_torch_threads = collector.limit_torch_threads = context
                 started = time.perf_counter()
-                trainer.collect()
+                trainer.collector.collect()
                 times[kind].append(1e3 * (time.perf_counter() - started) / trainer.algorithm.horizon)
-        vec_env.limit_torch_threads = trainer_module.limit_torch_threads = kinds["few"]
+        vec_env.limit_torch_threads = collector.limit_torch_threads = kinds["few"]
     ratios = [few / every for few, every in zip(times["few"], times["all"], strict=True)]
     return {
         "num_envs": num_envs,

@@ -31,7 +31,7 @@ def main() -> None:
     seconds: dict[tuple[int, bool], list[float]] = {(size, threads): [] for threads in (True, False) for size in SIZES}
     with scratch_training(["task=Ant", "num_envs=4096", "ppo.epochs=2"]) as (trainer, _):
         ppo: Any = trainer.algorithm
-        trainer.collect()
+        trainer.collector.collect()
         ppo.update()
         chunks = ppo._chunks
         for _ in range(ROUNDS):

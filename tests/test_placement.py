@@ -319,8 +319,8 @@ PLACES: dict[str, Callable[[Any], tuple[object, str]]] = {
     "nan guard": lambda it: (it.env.nan_guard, "after_step"),
     "env": lambda it: (vec_env, "not_finite"),
     "record": lambda it: (it.algorithm.rollout, "write"),
-    "metrics": lambda it: (it.metrics, "record_step"),
-    "rollout": lambda it: (it.metrics.episodes, "record"),
+    "metrics": lambda it: (it.collector.metrics, "record_step"),
+    "rollout": lambda it: (it.collector.metrics.episodes, "record"),
     "update": lambda it: (it.algorithm.policy.head, "clamp_"),
 }
 

@@ -379,21 +379,21 @@ def _trainer(training: AbstractContextManager[tuple[Trainer, Logger]], *, learns
     from gpusim_rl.run.timing import PhaseTimer
 
     with training as (trainer, log):
-        phases = PhaseTimer(trainer.rl_device)
-        trainer.timer.observe(phases)
+        phases = PhaseTimer(trainer.start.device)
+        trainer.collector.timer.observe(phases)
         algorithm: Any = trainer.algorithm
         ppo, policy = trainer.cfg.algorithm, algorithm.policy
 
         def collect() -> None:
-            trainer.collect()
-            trainer.timer.start()  # the logger, which would do this, is not asked
+            trainer.collector.collect()
+            trainer.collector.timer.start()  # the logger, which would do this, is not asked
 
         env: Any = trainer.env
-        settings = _of_sim(env.sim, trainer.choice) | {
-            "device": str(trainer.rl_device),
+        settings = _of_sim(env.sim, trainer.start.sim) | {
+            "device": str(trainer.start.device),
             "precision": "bf16" if policy.bf16 else "fp32",
             "matmul_precision": torch.get_float32_matmul_precision(),
-            "graph": str(trainer.graphs.choice),
+            "graph": str(trainer.collector.graphs.choice),
             "compile": trainer.compile.mode,
             "trunk": "separate" if policy.separate else "shared",
             "hidden": list(ppo.network.hidden),
@@ -403,8 +403,8 @@ def _trainer(training: AbstractContextManager[tuple[Trainer, Logger]], *, learns
             settings |= {"epochs": ppo.epochs, "minibatches": algorithm.num_minibatches}
         iterate = (lambda: trainer.iterate(log)) if learns else collect
         env_steps = trainer.cfg.num_envs * ppo.horizon
-        in_env = None if trainer.graphs.whole_rollout else _time_steps(env)  # a replay calls no step
-        yield Workload(iterate, env_steps, settings, trainer.rl_device, phases, trainer.graphs, in_env)
+        in_env = None if trainer.collector.graphs.whole_rollout else _time_steps(env)  # a replay calls no step
+        yield Workload(iterate, env_steps, settings, trainer.start.device, phases, trainer.collector.graphs, in_env)
 
 
 @contextmanager

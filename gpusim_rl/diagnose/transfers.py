@@ -112,7 +112,9 @@ def audit(loop: Loop, *, warm_up: int, iterations: int) -> Audit:
 
 def our_loop(trainer: Trainer, log: Logger) -> Loop:
     """Our training, with what is not part of a steady iteration in phases of its own."""
-    return Loop(trainer.rl_device, lambda: trainer.iterate(log), _with_physics(trainer, trainer.timer.observe))
+    return Loop(
+        trainer.start.device, lambda: trainer.iterate(log), _with_physics(trainer, trainer.collector.timer.observe)
+    )
 
 
 def _with_physics(trainer: Trainer, observe: Callable[..., None]) -> Callable[..., None]:
@@ -121,7 +123,7 @@ def _with_physics(trainer: Trainer, observe: Callable[..., None]) -> Callable[..
     def observe_all(around: Callable[[str], AbstractContextManager[Any]]) -> None:
         observe(around)
         calls: list[tuple[Any, str, str]] = [(trainer, "save", CHECKPOINT)]
-        if isinstance(trainer.env, VecEnv) and SIMULATORS[trainer.choice.name].cpu_threads:
+        if isinstance(trainer.env, VecEnv) and SIMULATORS[trainer.start.sim.name].cpu_threads:
             calls += [(trainer.env.sim, name, PHYSICS) for name in ("step", "reset", "refresh")]
         for owner, name, phase in calls:
             setattr(owner, name, _inside(around, phase, getattr(owner, name)))

@@ -16,10 +16,10 @@ from torch.utils._pytree import tree_map_only
 
 from gpusim_rl.env import Step
 from gpusim_rl.env.task import load_task_or_environment
-from gpusim_rl.learn.algorithm import EnvSpec, load_algorithm_class
+from gpusim_rl.learn.algorithm import load_algorithm_class
 from gpusim_rl.learn.collective import Collective
 from gpusim_rl.run.metrics import Taken
-from gpusim_rl.run.trainer import Trainer
+from gpusim_rl.run.start import begin, make_collector
 from gpusim_rl.settings.checks import build_run
 from gpusim_rl.settings.schema import RunSpec
 from gpusim_rl.settings.trust import refuse_classes_of_script
@@ -96,7 +96,7 @@ class _OneOfActors(Collective):
         self.rank = 1 + job.number + job.attempt * job.num_actors
 
 
-class Actor(Trainer):
+class Actor:
     """Envs, and a policy that acts in them as a learner elsewhere says.
 
     Args:
@@ -104,40 +104,46 @@ class Actor(Trainer):
 
     Raises:
         ConfigError: The envs cannot be made here.
+
+    Attributes:
+        collector: Envs, and what acts in them.
     """
 
     def __init__(self, job: ActorJob) -> None:
-        self._job = job
-        super().__init__(_spec_of(job), _OneOfActors(job))
+        spec = _spec_of(job)
+        envs = spec.cfg.num_envs
+        start, _ = begin(spec, _OneOfActors(job))
+        self.collector = make_collector(
+            start,
+            role="acts",
+            first_env=job.number * envs,
+            all_envs=job.num_actors * envs,
+        )
+        self._algorithm = self.collector.algorithm
         self._idle_since = time.monotonic()
         self._progress_at = 0.0 if job.number == 0 else float("inf")
 
-    def _env_spec(self) -> EnvSpec:
-        envs = self.env.num_envs
-        of_all = {"first_env": self._job.number * envs, "all_envs": self._job.num_actors * envs}
-        return dataclasses.replace(super()._env_spec(), role="acts", **of_all)
-
     def describe(self) -> EnvDescription:
         """The envs, for the learner."""
-        env = self.env
+        env = self.collector.env
         return EnvDescription(
             dict(env.obs_sizes),
             env.action_space,
             env.max_episode_length,
             env.steps_between_truncations,
             env.summary,
-            [(tuple(x.shape), x.dtype) for x, _ in self.algorithm.recording()],
+            [(tuple(x.shape), x.dtype) for x, _ in self._algorithm.recording()],
             env.state_dict(),
         )
 
     def begin_from(self, progress: dict[str, Any]) -> None:
         """Begins new episodes where other envs had come: `RolloutInfo.progress`."""
-        self._copy_obs(self.env.begin_from(progress))
-        self.algorithm.begin_episodes()
+        self.collector.begin_from(progress)
+        self._algorithm.begin_episodes()
 
     def acting_state(self) -> dict[str, Tensor]:
         """What `rollout` acts by, to be written in place: its shapes and types are the learner's."""
-        return self.algorithm.acting_state()
+        return self._algorithm.acting_state()
 
     def rollout(self, version: int, state: Mapping[str, Tensor]) -> tuple[list[Tensor], RolloutInfo]:
         """Acts for a rollout in all envs.
@@ -151,26 +157,27 @@ class Actor(Trainer):
         """
         began = time.monotonic()
         waited_s = began - self._idle_since
-        self.algorithm.load_acting_state(state)
-        self.collect()
+        self._algorithm.load_acting_state(state)
+        self.collector.collect()
         self._idle_since = time.monotonic()
-        info = RolloutInfo(version, self.metrics.take(), self._idle_since - began, waited_s, self._due_progress())
-        return [tensor for tensor, _ in self.algorithm.recording()], info
+        taken, worked_s = self.collector.metrics.take(), self._idle_since - began
+        info = RolloutInfo(version, taken, worked_s, waited_s, self._due_progress())
+        return [tensor for tensor, _ in self._algorithm.recording()], info
 
     def _due_progress(self) -> dict[str, Any] | None:
         now = time.monotonic()
         if now - self._progress_at < PROGRESS_S:
             return None
         self._progress_at = now
-        return self.env.state_dict()
+        return self.collector.env.state_dict()
 
     def first_obs(self) -> dict[str, np.ndarray]:
         """The observation to act on first."""
-        return {group: value.numpy() for group, value in self.obs.items()}
+        return {group: value.numpy() for group, value in self.collector.obs.items()}
 
     def step(self, action: np.ndarray) -> tuple[dict[str, Any], dict[str, Any] | None]:
         """One control step, for a learner that acts: the fields of `Step` as arrays, and now and then the progress."""
-        return arrays_of(self.env.step(torch.from_numpy(action))), self._due_progress()
+        return arrays_of(self.collector.env.step(torch.from_numpy(action))), self._due_progress()
 
 
 def arrays_of(step: Step) -> dict[str, Any]:

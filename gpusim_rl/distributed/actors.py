@@ -11,7 +11,6 @@ import logging
 import time
 from collections import deque
 from collections.abc import Mapping
-from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -24,11 +23,14 @@ from gpusim_rl.distributed.rollouts import PATIENCE_S, ActorsRollouts, Rollout, 
 from gpusim_rl.distributed.tuner import Limits
 from gpusim_rl.env import Environment, Step
 from gpusim_rl.env.environment import Observation
-from gpusim_rl.errors import ConfigError
+from gpusim_rl.errors import ConfigError, one_line_if_out_of_memory
 from gpusim_rl.learn.algorithm import Algorithm, EnvSpec
-from gpusim_rl.learn.collective import Collective
+from gpusim_rl.learn.collective import ALONE, Collective
 from gpusim_rl.machine.hardware import available_cpus
-from gpusim_rl.run.trainer import SEEDS_APART, Trainer
+from gpusim_rl.run.collector import Collector, Pause, no_pause
+from gpusim_rl.run.metrics import Row
+from gpusim_rl.run.start import SEEDS_APART, RunStart, begin, env_spec, make_algorithm, make_collector, use_cpus
+from gpusim_rl.run.trainer import Trainer
 from gpusim_rl.settings.schema import RunSpec
 from gpusim_rl.spaces import ActionSpace
 
@@ -169,158 +171,183 @@ class Copies:
         return event
 
 
-class ActorTrainer(Trainer):
-    """The learner: takes rollouts from actors in place of stepping envs.
+class ActorsCollector(Collector):
+    """Takes rollouts from actors in place of stepping envs.
 
-    An iteration learns from `actors.rollouts` rollouts, of whichever actors have them first. So a slow actor delays
-    nobody, and neither does one that died. Each rollout has the version of the weights that acted. One that is too old
-    for the algorithm is dropped.
+    A rollout of the learner consists of `actors.rollouts` rollouts, of whichever actors have them first. So a slow
+    actor delays nobody, and neither does one that died. Each rollout has the version of the weights that acted. One
+    that is too old for the algorithm is dropped.
 
     Args:
-        spec: The run.
-
-    Raises:
-        ConfigError: The algorithm cannot learn in this way, or the actors cannot work.
+        start: Start of the run.
+        num_actors: Number of actors.
+        rollouts: What the actors record; it is started.
     """
 
-    def __init__(self, spec: RunSpec) -> None:
-        cfg = spec.cfg
-        if not spec.algorithm_class.learns_from_actors:
-            raise ConfigError(
-                f"actors={cfg.actors.engine}: algo={cfg.algo} learns only from what its newest policy has done. Try"
-                " algo=impala, or actors=none"
-            )
-        if (cfg.sim_device or "cpu") not in ("cpu", "auto"):
-            raise ConfigError(f"sim_device={cfg.sim_device} with actors={cfg.actors.engine}: they step on CPUs")
-        self.num_actors = cfg.num_actors or max(1, available_cpus() // cfg.actors.threads)
-        self._num_rollouts = cfg.actors.rollouts or max(1, self.num_actors // 2)
+    def __init__(self, start: RunStart, num_actors: int, rollouts: Rollouts) -> None:
+        cfg = start.cfg
+        self.num_actors, self._rollouts = num_actors, rollouts
+        self._num_rollouts = cfg.actors.rollouts or max(1, num_actors // 2)
+        self._copies = Copies(rollouts, start.device)
+        self._version = 0  # of the weights: updates since the run was started
         self._lags: list[int] = []  # of this log interval
         self._dropped = 0
-        self._started = ExitStack()
-        try:
-            super().__init__(dataclasses.replace(spec, cfg=dataclasses.replace(cfg, sim_device="cpu")))
-        except BaseException:  # a checkpoint that does not fit, Ctrl-C: no actors stay behind
-            self._started.close()
-            raise
-
-    def _choose_seed(self, state: dict[str, Any] | None) -> int:
-        seed = super()._choose_seed(state)
-        begun_at = 0 if state is None else int(state["iteration"])
-        self._seed_of_actors = (seed + begun_at * RESUMES_APART) % 2**31  # a resumed run must not draw the same again
-        return seed
-
-    def _make_env(self) -> Environment:
-        cfg = self.cfg
-        config = self.spec.config
-        jobs = [ActorJob(config, number, self.num_actors, self._seed_of_actors) for number in range(self.num_actors)]
-        self._rollouts = self._make_rollouts(self._make_engine(jobs))
-        self._started.callback(self._rollouts.close)
-        self._rollouts.start()
-        self._copies = Copies(self._rollouts, self.rl_device)
         columns = cfg.num_envs * self._num_rollouts
-        return RemoteEnvs(self._rollouts, num_envs=columns, of_actor=cfg.num_envs, threads=cfg.actors.threads)
+        env = RemoteEnvs(rollouts, num_envs=columns, of_actor=cfg.num_envs, threads=cfg.actors.threads)
+        obs = {group: value.to(start.device) for group, value in env.reset().items()}
+        algorithm = make_algorithm(start, dataclasses.replace(env_spec(start, env), role="learns"), start.process_seed)
+        use_cpus(start, columns)
+        super().__init__(cfg, env, algorithm, obs, start.device)
 
-    def _make_engine(self, jobs: list[ActorJob]) -> Engine:
-        if self.cfg.actors.engine == "ray":
-            from gpusim_rl.distributed.ray_engine import RayEngine
+    def collect(self, pause: Pause = no_pause) -> None:
+        """Takes over rollouts until there are enough for an update.
 
-            return RayEngine(jobs, address=self.cfg.actors.address)
-        from gpusim_rl.distributed.process_engine import ProcessEngine
-
-        return ProcessEngine(jobs, pin=self.rl_device.type == "cuda")
-
-    def _make_rollouts(self, engine: Engine) -> Rollouts:
-        cfg, actors = self.cfg, self.cfg.actors
-        if actors.inference == "actor":
-            return ActorsRollouts(engine)
-        limits = Limits(self.num_actors, min(actors.max_batch or self.num_actors, self.num_actors))
-        options = {"num_envs": cfg.num_envs, "device": self.rl_device, "max_wait_ms": actors.max_wait_ms}
-        return InferenceRollouts(engine, self._make_acting, limits=limits, tune=actors.tune, **options)
-
-    def _make_acting(self, number: int) -> Algorithm:
-        """The algorithm that acts for an actor, here."""
-        envs, cfg = self.cfg.num_envs, self.cfg
-        whole = super()._env_spec()
-        spec = dataclasses.replace(
-            whole, num_envs=envs, role="acts", first_env=number * envs, all_envs=self.num_actors * envs
-        )
-        return self.spec.algorithm_class(
-            cfg.algorithm,
-            spec,
-            device=self.rl_device,
-            seed=self._seed_of_actors + (1 + number) * SEEDS_APART,
-            max_iterations=cfg.max_iterations,
-        )
-
-    def _env_spec(self) -> EnvSpec:
-        return dataclasses.replace(super()._env_spec(), role="learns")
-
-    # The loop
-
-    def collect(self) -> None:
-        """Takes over rollouts until there are enough for an update."""
-        if self.iteration % self.cfg.log.interval == 0:
-            self._lags, self._dropped = [], 0
+        Args:
+            pause: Called while the learner waits for a rollout.
+        """
         with self.timer("actors"):
-            self._copies.publish(self.iteration, self.algorithm.acting_state())
+            self._copies.publish(self._version, self.algorithm.acting_state())
             for number in range(self._num_rollouts):
-                self._take(self._next(number), number * self.cfg.num_envs)
-        self._tell()
+                self._take(self._next(number, pause), number * self._cfg.num_envs)
 
-    def _next(self, number: int) -> Rollout:
+    def update(self) -> None:
+        """Lets the algorithm learn from the rollouts."""
+        super().update()
+        self._version += 1
+
+    def _next(self, number: int, pause: Pause) -> Rollout:
         """A rollout that is not too old."""
         heard = time.monotonic()
         while True:
             under_way = self._copies.poll()
-            found = self._rollouts.next(COPYING_S if under_way else POLL_S)
-            self._pause(f"rollout {number + 1}/{self._num_rollouts}")
-            if found is None:
+            rollout = self._rollouts.next(COPYING_S if under_way else POLL_S)
+            pause(f"rollout {number + 1}/{self._num_rollouts}")
+            if rollout is None:
                 if time.monotonic() - heard > PATIENCE_S:
                     heard = time.monotonic()
                     logger.warning("no actor has sent a rollout for %.0f s", PATIENCE_S)
                 continue
-            lag = self.iteration - found.version
+            lag = self._version - rollout.version
             if lag <= self.algorithm.max_policy_lag:
                 self._lags.append(lag)
-                return found
+                return rollout
             self._dropped += 1
-            self.metrics.add(found.taken)
-            self._rollouts.release(found)
+            self.metrics.add(rollout.taken)
+            self._rollouts.release(rollout)
 
     def _take(self, rollout: Rollout, first: int) -> None:
-        self.algorithm.receive(slice(first, first + self.cfg.num_envs), rollout.tensors)
+        self.algorithm.receive(slice(first, first + self._cfg.num_envs), rollout.tensors)
         self.metrics.add(rollout.taken)
         self._copies.release(rollout)
 
-    def _tell(self) -> None:
-        """Adds to the row of this log interval."""
-        faults, lags = self._rollouts.faults, self._lags
-        self.intervals.add(
-            {
-                "policy/lag_min": min(lags),
-                "policy/lag_mean": sum(lags) / len(lags),
-                "policy/lag_max": max(lags),
-                "policy/dropped": self._dropped / (self._dropped + len(lags)),
-                "actors/restarts": faults.restarts,
-                "actors/lost_rollouts": faults.lost_rollouts,
-            }
+    def numbers(self) -> Row:
+        """Ages of the rollouts since the last call, faults of the actors, and numbers of their engine."""
+        faults, lags, dropped = self._rollouts.faults, self._lags, self._dropped
+        self._lags, self._dropped = [], 0
+        return {
+            "policy/lag_min": min(lags),
+            "policy/lag_mean": sum(lags) / len(lags),
+            "policy/lag_max": max(lags),
+            "policy/dropped": dropped / (dropped + len(lags)),
+            "actors/restarts": faults.restarts,
+            "actors/lost_rollouts": faults.lost_rollouts,
+            **self._rollouts.numbers(),
+            **self._rollouts.engine.numbers(),
+        }
+
+
+def make_actors_collector(start: RunStart) -> ActorsCollector:
+    """Starts the actors of a run, and waits for the first one.
+
+    Args:
+        start: Start of the run.
+
+    Raises:
+        ConfigError: The actors cannot work.
+    """
+    cfg = start.cfg
+    num_actors = cfg.num_actors or max(1, available_cpus() // cfg.actors.threads)
+    seed = (start.seed + start.iteration * RESUMES_APART) % 2**31  # a resumed run must not draw the same again
+    jobs = [ActorJob(start.spec.config, number, num_actors, seed) for number in range(num_actors)]
+    rollouts = _make_rollouts(start, _make_engine(start, jobs), num_actors, seed)
+    try:
+        rollouts.start()
+        with one_line_if_out_of_memory(cfg.num_envs):
+            return ActorsCollector(start, num_actors, rollouts)
+    except BaseException:  # Ctrl-C: no actors stay behind
+        rollouts.close()
+        raise
+
+
+def _make_engine(start: RunStart, jobs: list[ActorJob]) -> Engine:
+    actors = start.cfg.actors
+    if actors.engine == "ray":
+        from gpusim_rl.distributed.ray_engine import RayEngine
+
+        return RayEngine(jobs, address=actors.address)
+    from gpusim_rl.distributed.process_engine import ProcessEngine
+
+    return ProcessEngine(jobs, pin=start.device.type == "cuda")
+
+
+def _make_rollouts(start: RunStart, engine: Engine, num_actors: int, seed: int) -> Rollouts:
+    cfg, actors = start.cfg, start.cfg.actors
+    if actors.inference == "actor":
+        return ActorsRollouts(engine)
+
+    def make_acting(number: int) -> Algorithm:
+        """The algorithm that acts for an actor, here."""
+        envs, num_envs = rollouts.envs, cfg.num_envs
+        env = EnvSpec(
+            num_envs,
+            envs.obs_sizes,
+            envs.action_space,
+            envs.steps_between_truncations,
+            role="acts",
+            section=cfg.algo,
+            first_env=number * num_envs,
+            all_envs=num_actors * num_envs,
         )
-        if (self.iteration + 1) % self.cfg.log.interval == 0:
-            self.intervals.add({**self._rollouts.numbers(), **self._rollouts.engine.numbers()})
+        return make_algorithm(start, env, seed + (1 + number) * SEEDS_APART)
 
-    # State
-
-    def state_dict(self) -> dict[str, Any]:
-        """That of every training, and how many columns a batch has."""
-        return super().state_dict() | {"actor_columns": self.actor_columns}
-
-    @property
-    def actor_columns(self) -> int:
-        """Envs that send together."""
-        return self.env.num_envs
+    limits = Limits(num_actors, min(actors.max_batch or num_actors, num_actors))
+    options = {"num_envs": cfg.num_envs, "device": start.device, "max_wait_ms": actors.max_wait_ms}
+    rollouts = InferenceRollouts(engine, make_acting, limits=limits, tune=actors.tune, **options)
+    return rollouts
 
 
-def make_trainer(spec: RunSpec, collective: Collective) -> Trainer:
-    """The trainer of a run: a learner with actors, if it has any."""
-    alone = spec.cfg.actors.engine is None or spec.cfg.test
-    return Trainer(spec, collective) if alone else ActorTrainer(spec)
+def make_trainer(spec: RunSpec, collective: Collective = ALONE) -> Trainer:
+    """The trainer of a run, with actors where it has any.
+
+    Args:
+        spec: Task, algorithm and settings.
+        collective: Processes that learn together.
+
+    Raises:
+        ConfigError: Something in the configuration or the checkpoint does not fit.
+        TaskError: A hook of the task is wrong.
+    """
+    if spec.cfg.actors.engine is None or spec.cfg.test:
+        start, state = begin(spec, collective)
+        collector: Collector = make_collector(start)
+    else:
+        start, state = begin(_for_actors(spec))
+        collector = make_actors_collector(start)
+    try:
+        return Trainer(start, collector, state)
+    except BaseException:  # a checkpoint that does not fit: no actors stay behind
+        collector.close()
+        raise
+
+
+def _for_actors(spec: RunSpec) -> RunSpec:
+    """The run as its learner sees it: all envs step on CPUs."""
+    cfg, engine = spec.cfg, spec.cfg.actors.engine
+    if not spec.algorithm_class.learns_from_actors:
+        raise ConfigError(
+            f"actors={engine}: algo={cfg.algo} learns only from what its newest policy has done. Try algo=impala, or"
+            " actors=none"
+        )
+    if (cfg.sim_device or "cpu") not in ("cpu", "auto"):
+        raise ConfigError(f"sim_device={cfg.sim_device} with actors={engine}: they step on CPUs")
+    return dataclasses.replace(spec, cfg=dataclasses.replace(cfg, sim_device="cpu"))

@@ -42,6 +42,7 @@ TRAINING: Types = {
     "metrics": (dict,),
     "metrics_csv": (dict, type(None)),
     "processes": (dict,),
+    "actor_columns": (int, type(None)),
 }
 """What `Trainer.state_dict` and `Logger.save` put into a checkpoint."""
 DIVERGENCE: Types = {
@@ -53,6 +54,8 @@ DIVERGENCE: Types = {
 }
 """What a replay reads of `diverged.pt`."""
 METRICS_CSV: Types = {"columns": (list,), "iteration": (int,), "sha256": (str,)}
+REPLAY = ("replay", "priorities")
+"""What of an algorithm's state belongs to the envs that it was recorded in."""
 LIMIT = {"seed": 1 << 31}
 """Above the ints of a key; those of others are below 2^63."""
 
@@ -137,6 +140,11 @@ def check_types(state: Mapping[str, Any], types: Types, needed: Collection[str],
             raise ConfigError(f"{problem}: {key} holds something else than text")
     if "sim" in types and "sim" in state and state["sim"] not in (*SIMULATORS, NO_SIMULATOR):
         raise ConfigError(f"{problem}: there is no simulator {state['sim']!r}")
+
+
+def without_replay(algorithm: Mapping[str, Any]) -> dict[str, Any]:
+    """State of an algorithm whose replay memory is filled again, because transitions come from other envs now."""
+    return {name: None if name in REPLAY else value for name, value in algorithm.items()}
 
 
 @contextmanager

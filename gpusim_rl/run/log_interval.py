@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from gpusim_rl.learn.collective import ALONE, Collective
-from gpusim_rl.run.metrics import Metrics, Row
+from gpusim_rl.run.collector import Collector
+from gpusim_rl.run.metrics import Row
 from gpusim_rl.run.system import SystemMonitor
-from gpusim_rl.run.timing import Durations, PhaseTimer
+from gpusim_rl.run.timing import Durations
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +38,7 @@ class LogIntervals:
     """Divides a training into log intervals.
 
     Args:
-        metrics: Numbers on the device.
-        timer: Durations of the phases.
-        device: Where the learner lives.
+        collector: Its metrics and its timer have the numbers.
         collective: The processes that learn together.
 
     Attributes:
@@ -47,12 +46,10 @@ class LogIntervals:
         mean_return: Trimmed mean return over a full window in the newest row; None where the window is not full.
     """
 
-    def __init__(
-        self, metrics: Metrics, timer: PhaseTimer, device: torch.device, collective: Collective = ALONE
-    ) -> None:
-        self._metrics, self._timer, self._collective = metrics, timer, collective
+    def __init__(self, collector: Collector, collective: Collective = ALONE) -> None:
+        self._collector, self._collective = collector, collective
+        self._metrics, self._timer = collector.metrics, collector.timer
         self._summed_s = 0.0  # time in sums over the processes before the interval
-        self._device = device
         self._monitor: SystemMonitor | None = None
         self._start = (0, 0)  # iterations and control steps done before the interval
         self._added: Row = {}  # to the row of this interval
@@ -61,7 +58,7 @@ class LogIntervals:
 
     def start(self) -> None:
         """Starts monitoring the machine."""
-        self._monitor = SystemMonitor(self._device)
+        self._monitor = SystemMonitor(self._collector.device)
 
     def resume(self, iteration: int, env_steps: int, best_return: float | None) -> None:
         """Begins where an earlier start of the run ended."""
@@ -85,6 +82,7 @@ class LogIntervals:
             The rows that have arrived: this one on the CPU, the one before on CUDA.
         """
         numbers: Row = {"iteration": iteration, "env_steps": env_steps, "time/elapsed_s": elapsed_s, **self._added}
+        numbers |= self._collector.numbers()
         self._added = {}
         iterations = range(self._start[0] + 1, iteration + 1)
         durations = self._timer.flush()

@@ -26,7 +26,8 @@ def describe_run(trainer: Trainer) -> dict[str, Any]:
         together), `processes_here` (of them, on this machine), `openmp` (variables that are set) and `memory_limit_gb`
         (RAM that this process may come to hold).
     """
-    device, choice, graph = trainer.rl_device, trainer.choice, trainer.graphs.choice
+    start, collector = trainer.start, trainer.collector
+    device, choice, graph = start.device, start.sim, collector.graphs.choice
     on_cuda = device.type == "cuda"
     own = psutil.Process().memory_info().rss
     here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # torchrun sets it
@@ -45,7 +46,7 @@ def describe_run(trainer: Trainer) -> dict[str, Any]:
         },
         "graph": {"mode": graph.mode, "reason": graph.reason},
         "compile": {"mode": trainer.compile.mode, "reason": trainer.compile.reason},
-        "actors": trainer.num_actors,
+        "actors": collector.num_actors,
         "processes": trainer.collective.size,
         "processes_here": here,
         "openmp": {name: os.environ[name] for name in OPENMP if name in os.environ},

@@ -57,7 +57,7 @@ def profiling(trainer: Trainer, log: Logger) -> Iterator[None]:
         yield
         return
     recorder = _Recorder(trainer, log, left)
-    trainer.timer.observe(recorder.around)
+    trainer.collector.timer.observe(recorder.around)
     with recorder.profiler:
         recorder.profiler.step()
         try:
@@ -76,14 +76,14 @@ class _Recorder:
         warm_up = min(WARM_UP, left - active)
         self._first = trainer.iteration + warm_up + 1
         self._last = trainer.iteration + warm_up + active
-        self._cuda = trainer.rl_device.type == "cuda"
+        self._cuda = trainer.start.device.type == "cuda"
         # The profiler's first step ends before the first iteration: thus it has its own warm-up in any case.
         schedule = torch.profiler.schedule(wait=warm_up, warmup=1, active=active, repeat=1)
         self.profiler: torch.profiler.profile | _Nsight
         if self._cuda and "NSYS_PROFILING_SESSION_ID" in os.environ:
             self.profiler = _Nsight(schedule, on_trace_ready=self._report)
         else:
-            self.profiler = make_profiler(trainer.rl_device, schedule=schedule, on_trace_ready=self._write)
+            self.profiler = make_profiler(trainer.start.device, schedule=schedule, on_trace_ready=self._write)
 
     @contextmanager
     def around(self, phase: str) -> Iterator[None]:
@@ -98,7 +98,7 @@ class _Recorder:
     def synchronize(self) -> None:
         """Waits for the device: what was launched belongs to the trace."""
         if self._cuda:
-            torch.cuda.synchronize(self._trainer.rl_device)
+            torch.cuda.synchronize(self._trainer.start.device)
 
     @property
     def incomplete(self) -> bool:

@@ -47,7 +47,7 @@ class Reporter:
         if drain:
             rows += intervals.drain()
         elif it.iteration % log_interval == 0 or it.iteration == it.cfg.max_iterations:
-            overflow = it.env.overflow.sum().float().to(it.rl_device)
+            overflow = it.env.overflow.sum().float().to(it.collector.device)
             rows += intervals.end(it.iteration, it.env_steps, it.elapsed_s, {"sim/overflow": overflow})
         diverged = None
         for row in rows:
@@ -138,5 +138,5 @@ class Reporter:
         first = it.env.first_diverged()
         if first is None:
             return None
-        about = {"task": it.task_name, "config": it.spec.config, "sim": it.choice.name}
+        about = {"task": it.task_name, "config": it.spec.config, "sim": it.start.sim.name}
         return {**about, "iteration": it.iteration, **first}

@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 
 from gpusim_rl.api import prepare
+from gpusim_rl.distributed.actors import make_trainer
 from gpusim_rl.env.random import EnvRandom
 from gpusim_rl.env.task import Task, TaskPart, load_task_class
 from gpusim_rl.env.vec_env import VecEnv
@@ -101,7 +102,7 @@ class TaskConformance:
         """A small training of a task on the CPU, whose run folder is in `folder`."""
         small = {"device": "cpu", "num_envs": NUM, "max_iterations": 2, "ppo": SMALL_PPO}
         settings = merged(small, {"log": {"dir": str(folder), "console": "quiet"}}, overrides)
-        return Trainer(prepare(name, config_dir=self.config_dir, **settings))
+        return make_trainer(prepare(name, config_dir=self.config_dir, **settings))
 
     # The configuration
 
@@ -376,7 +377,7 @@ class TaskConformance:
             pytest.importorskip(SIMULATORS[sim].library)
         trainer = self.make_trainer(name, tmp_path, sim=sim)
         row = trainer.train()
-        assert trainer.choice.name == sim and row["iteration"] == 2
+        assert trainer.start.sim.name == sim and row["iteration"] == 2
         assert all(value.isfinite().all() for value in trainer.algorithm.policy.state_dict().values())
         assert row["sim/diverged"] == 0 and row["sim/overflow"] == 0
 

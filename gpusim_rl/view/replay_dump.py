@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from gpusim_rl.api import load_spec
+from gpusim_rl.distributed.actors import make_trainer
 from gpusim_rl.env import Environment, VecEnv
 from gpusim_rl.env.nan_guard import put_state
 from gpusim_rl.env.task import load_task_class
@@ -98,8 +99,8 @@ class DumpReplay:
             config |= {"device": "cpu", "sim_device": None, "rl_device": None}
         config |= {"checkpoint": str(file), "test": False, "log": {**config["log"], "tensorboard": False}}
         config["sim"] = {**config["sim"], "name": sim or config["sim"]["name"]}
-        trainer = Trainer(load_spec(config, state["overrides"], Checkpoint(file, None)))
-        again = "" if trainer.choice.name == state["sim"] else f", in new episodes on {trainer.choice.name}"
+        trainer = make_trainer(load_spec(config, state["overrides"], Checkpoint(file, None)))
+        again = "" if trainer.start.sim.name == state["sim"] else f", in new episodes on {trainer.start.sim.name}"
         title = f"{file}: the iteration after iteration {state['iteration']}, {state['task']} on {state['sim']}{again}"
         return cls(trainer.env, title, _iteration(trainer))
 
@@ -146,19 +147,19 @@ def _physics_steps(env: VecEnv, dump: Mapping[str, Any]) -> Iterator[str]:
 
 def _iteration(trainer: Trainer) -> Iterator[str]:
     """Does an iteration of a training: its control steps, then the update."""
-    algorithm, env = trainer.algorithm, trainer.env
+    algorithm, env, obs = trainer.algorithm, trainer.env, trainer.collector.obs
     algorithm.begin_rollout()
     for number in range(1, algorithm.horizon + 1):
-        action = algorithm.act(trainer.obs)
+        action = algorithm.act(obs)
         step = env.step(action.to(env.device))
         algorithm.record(action, step)
         numbers = [
-            *(_describe(f"observation {group}", value, ("env", "column")) for group, value in trainer.obs.items()),
+            *(_describe(f"observation {group}", value, ("env", "column")) for group, value in obs.items()),
             _describe("action", action, ("env", "column")),
             _describe("reward", step.reward, ("env",)),
         ]
         for group, value in step.obs.items():
-            trainer.obs[group].copy_(value)
+            obs[group].copy_(value)
         count = int(step.diverged.sum())
         yield f"step {number} of {algorithm.horizon}: {', '.join(numbers)}{f', {count} envs diverged' if count else ''}"
     with torch.enable_grad():

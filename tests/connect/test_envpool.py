@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from gpusim_rl.api import prepare
+from gpusim_rl.distributed.actors import make_trainer
 from gpusim_rl.run.trainer import Trainer
 from helpers.training import SMALL_PPO, differences, read_csv, the_run
 
@@ -19,7 +20,7 @@ envpool = pytest.importorskip("envpool")
 def trainer(folder: Path, env_id: str, **env: Any) -> Trainer:
     env = {"id": env_id, "vectorization": "envpool", **env}
     log = {"console": "quiet", "dir": str(folder)}
-    return Trainer(prepare("Gymnasium", num_envs=8, max_iterations=4, seed=3, env=env, log=log, ppo=SMALL_PPO))
+    return make_trainer(prepare("Gymnasium", num_envs=8, max_iterations=4, seed=3, env=env, log=log, ppo=SMALL_PPO))
 
 
 def test_episodes_end_and_begin_as_those_of_envpool(tmp_path: Path) -> None:

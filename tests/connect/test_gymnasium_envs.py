@@ -17,6 +17,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv
 
 from gpusim_rl.api import make_env, prepare
 from gpusim_rl.connect.gymnasium_in import GymnasiumEnv
+from gpusim_rl.distributed.actors import make_trainer
 from gpusim_rl.errors import ConfigError, TaskError
 from gpusim_rl.run.trainer import Trainer
 from gpusim_rl.spaces import MultiDiscrete
@@ -277,7 +278,7 @@ def test_a_missing_time_limit_is_asked_for() -> None:
 def trainer_of(tmp_path: Any, **settings: Any) -> Trainer:
     env = {"id": "Pendulum-v1", **settings.pop("env", {})}
     small = {"device": "cpu", "num_envs": 4, "max_iterations": 2, "log": {"dir": str(tmp_path), "console": "quiet"}}
-    return Trainer(prepare("Gymnasium", env=env, **{**small, **settings}))
+    return make_trainer(prepare("Gymnasium", env=env, **{**small, **settings}))
 
 
 @pytest.mark.parametrize(
@@ -330,13 +331,13 @@ def test_it_trains_resumes_with_new_episodes_and_is_evaluated(tmp_path: Any, cap
     trainer.train()
     assert trainer.run_dir is not None
     run = str(trainer.run_dir.path)
-    again = Trainer(prepare("Gymnasium", checkpoint=run, max_iterations=3))
+    again = make_trainer(prepare("Gymnasium", checkpoint=run, max_iterations=3))
     assert again.cfg.env.kwargs == {"g": 9.0} and again.iteration == 2
     capsys.readouterr()
     with again.logging() as log:
         again.iterate(log)
     assert again.iteration == 3
-    result = Trainer(prepare("Gymnasium", checkpoint=run, test=True)).evaluate()
+    result = make_trainer(prepare("Gymnasium", checkpoint=run, test=True)).evaluate()
     assert result["episodes"] == 4 and result["length_mean"] == 200
 
 
@@ -473,11 +474,11 @@ def test_ppo_learns_cartpole(tmp_path: Any) -> None:
     quiet = {"console": "quiet", "dir": str(tmp_path)}
     ppo = {"horizon": 64, "minibatch_size": 256, "learning_rate": 1e-3, "network": {"hidden": [64, 64]}}
     settings = {"env": {"id": "CartPole-v1"}, "num_envs": 16, "seed": 1, "ppo": ppo, "log": quiet}
-    assert Trainer(prepare("Gymnasium", max_iterations=25, **settings)).train()["episode/return"] > 100.0
+    assert make_trainer(prepare("Gymnasium", max_iterations=25, **settings)).train()["episode/return"] > 100.0
 
 
 @pytest.mark.slow
 def test_dqn_learns_cartpole(tmp_path: Any) -> None:
     quiet = {"console": "quiet", "dir": str(tmp_path)}
     settings = {"env": {"id": "CartPole-v1"}, "algo": "dqn", "seed": 1, "log": quiet}
-    assert Trainer(prepare("Gymnasium", max_iterations=150, **settings)).train()["episode/return"] > 150.0
+    assert make_trainer(prepare("Gymnasium", max_iterations=150, **settings)).train()["episode/return"] > 150.0

@@ -20,14 +20,15 @@ import torch
 from torch import Tensor
 
 from gpusim_rl.api import prepare
-from gpusim_rl.distributed import ray_cluster
+from gpusim_rl.distributed import actors, ray_cluster
 from gpusim_rl.distributed.actor import Actor, ActorJob, EnvDescription
-from gpusim_rl.distributed.actors import ActorTrainer, make_trainer
+from gpusim_rl.distributed.actors import make_trainer
 from gpusim_rl.distributed.engine import Described, Engine
 from gpusim_rl.distributed.rollouts import ActorsRollouts, Rollout, Rollouts
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.files.checkpoint_file import load
 from gpusim_rl.learn.collective import ALONE
+from gpusim_rl.run.start import RunStart
 from gpusim_rl.spaces import Box
 from helpers.commands import ROOT, Finished, run_command
 from helpers.training import read_csv, the_run
@@ -150,7 +151,7 @@ def test_rollouts_are_the_same_wherever_the_policy_acts(tmp_path: Path) -> None:
         )
         trainer = make_trainer(spec, ALONE)
         try:
-            trainer.collect()  # the first rollout: of the weights that the learner began with
+            trainer.collector.collect()  # the first rollout: of the weights that the learner began with
             found.append([tensor.clone() for tensor, _ in trainer.algorithm.recording()])
         finally:
             trainer.close()
@@ -159,18 +160,18 @@ def test_rollouts_are_the_same_wherever_the_policy_acts(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_resumed_run_does_not_explore_as_at_its_start(tmp_path: Path) -> None:
+def test_a_resumed_run_does_not_explore_as_at_its_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def jobs(**more: Any) -> list[int]:
         seeds = []
 
-        class Seen(ActorTrainer):
-            def _make_engine(self, jobs: list[ActorJob]) -> Engine:
-                seeds.extend(job.seed for job in jobs)
-                raise ConfigError("seen")
+        def seen(start: RunStart, jobs: list[ActorJob]) -> Engine:
+            seeds.extend(job.seed for job in jobs)
+            raise ConfigError("seen")
 
         spec = prepare("Cartpole", **{**settings, **more})
-        with pytest.raises(ConfigError, match="seen"):
-            Seen(spec)
+        with monkeypatch.context() as patch, pytest.raises(ConfigError, match="seen"):
+            patch.setattr(actors, "_make_engine", seen)
+            make_trainer(spec)
         return seeds
 
     small = {"network": {"hidden": [8]}}
@@ -238,7 +239,7 @@ class _Scheduled(Rollouts):
         return {}
 
     def close(self) -> None:
-        self.actor.close()
+        self.actor.collector.close()
 
 
 @pytest.mark.parametrize("others", [1, 3])
@@ -265,12 +266,12 @@ def test_lags_are_those_of_a_schedule_and_what_is_too_old_is_dropped(tmp_path: P
     versions = [0, 0, 0, 1, 2, 0, 0, 3, 0, 1]
     scheduled: list[_Scheduled] = []
 
-    def make_rollouts(trainer: ActorTrainer, engine: Engine) -> Rollouts:
-        scheduled.append(_Scheduled(ActorJob(trainer.spec.config, 0, 1, 0), versions))
+    def make_rollouts(start: RunStart, *_: Any) -> Rollouts:
+        scheduled.append(_Scheduled(ActorJob(start.spec.config, 0, 1, 0), versions))
         return scheduled[0]
 
-    monkeypatch.setattr(ActorTrainer, "_make_rollouts", make_rollouts)
-    monkeypatch.setattr(ActorTrainer, "_make_engine", lambda *_: _Local(1))
+    monkeypatch.setattr(actors, "_make_rollouts", make_rollouts)
+    monkeypatch.setattr(actors, "_make_engine", lambda *_: _Local(1))
     trainer = make_trainer(
         prepare(
             "Cartpole",
@@ -327,10 +328,10 @@ def test_a_learner_that_dies_leaves_no_actors_and_its_run_goes_on(training, tmp_
 
 
 def test_a_learner_that_cannot_be_built_leaves_no_actors(tmp_path: Path, monkeypatch) -> None:
-    def fail(self: ActorTrainer) -> None:
+    def fail(*_: Any) -> None:
         raise ConfigError("does not fit")
 
-    monkeypatch.setattr(ActorTrainer, "_env_spec", fail)
+    monkeypatch.setattr(actors, "make_algorithm", fail)
     spec = prepare("Cartpole", algo="impala", num_envs=4, num_actors=1, actors="process", log={"dir": str(tmp_path)})
     before = {child.pid for child in psutil.Process().children()}
     with pytest.raises(ConfigError, match="does not fit"):

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from gpusim_rl.api import prepare
+from gpusim_rl.distributed.actors import make_trainer
 from gpusim_rl.env import VecEnv
 from gpusim_rl.errors import ConfigError, TaskError
-from gpusim_rl.run.trainer import Trainer
 from gpusim_rl.sim import SimChoice
 from gpusim_rl.spaces import Box, MultiDiscrete
 from helpers.training import merged
@@ -77,14 +77,14 @@ def test_it_trains_resumes_and_is_evaluated(algo: str, tmp_path: Path) -> None:
     off_policy = {"learning_starts": 16, "batch_size": 8, "replay": {"capacity": 64}} if algo == "dqn" else {}
     settings = {algo: merged(SMALL, off_policy), "log": {"console": "quiet", "dir": str(tmp_path)}}
     settings |= {"task": {"discrete": True, "episode_length": 20}, "num_envs": 4, "max_iterations": 6}
-    trainer = Trainer(prepare("Cartpole", algo=algo, **settings))
+    trainer = make_trainer(prepare("Cartpole", algo=algo, **settings))
     trainer.train()
     assert trainer.run_dir is not None
-    result = Trainer(prepare("Cartpole", checkpoint=str(trainer.run_dir), test=True)).evaluate()
+    result = make_trainer(prepare("Cartpole", checkpoint=str(trainer.run_dir), test=True)).evaluate()
     assert result["episodes"] == 4 and result["return_mean"] != 0.0
 
 
 @pytest.mark.parametrize("algo", ["sac", "td3"])
 def test_algorithms_of_continuous_actions_refuse_in_one_line(algo: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=rf"algo={algo}"):
-        Trainer(prepare("Cartpole", algo=algo, task={"discrete": True}, log={"dir": str(tmp_path)}))
+        make_trainer(prepare("Cartpole", algo=algo, task={"discrete": True}, log={"dir": str(tmp_path)}))

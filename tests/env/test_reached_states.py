@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from gpusim_rl.api import make_env, prepare
+from gpusim_rl.distributed.actors import make_trainer
 from gpusim_rl.env.task import TaskConfig
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.files import checkpoint_file
@@ -113,17 +114,19 @@ def test_a_run_resumes_bit_for_bit_and_evaluations_begin_as_the_task_says(tmp_pa
     def trainer(part: str, iterations: int) -> Trainer:
         log = {"console": "quiet", "dir": str(tmp_path / part)}
         task = {"episode_length": 9, "reset_from": {"share": 0.7, "capacity": 16, "chance": 0.5}}
-        return Trainer(prepare("Cartpole", num_envs=8, max_iterations=iterations, ppo=SMALL_PPO, task=task, log=log))
+        return make_trainer(
+            prepare("Cartpole", num_envs=8, max_iterations=iterations, ppo=SMALL_PPO, task=task, log=log)
+        )
 
     trainer("whole", 6).train()
     trainer("parts", 3).train()
     run = str(the_run(tmp_path / "parts"))
-    Trainer(prepare("Cartpole", checkpoint=run, max_iterations=6)).train()
+    make_trainer(prepare("Cartpole", checkpoint=run, max_iterations=6)).train()
     ends = [checkpoint_file.load(the_run(tmp_path / x) / "checkpoints" / "last.pt") for x in ("whole", "parts")]
     for part in ("policy", "algorithm", "env"):
         assert differences(ends[0][part], ends[1][part]) == []
     assert int(ends[0]["env"]["reached"]["total"]) > 0
-    evaluated = Trainer(prepare("Cartpole", checkpoint=run, test=True))
+    evaluated = make_trainer(prepare("Cartpole", checkpoint=run, test=True))
     assert evaluated.env.reached is None  # type: ignore[reportAttributeAccessIssue]
     evaluated.close()
 

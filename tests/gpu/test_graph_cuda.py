@@ -68,10 +68,10 @@ def running(trainer: Trainer) -> Iterator[Callable[[int], None]]:
 def trained(task: Any, folder: Path, config: Any = None, iterations: int = 5, /, **overrides: Any) -> dict[str, Any]:
     """State after some iterations; checks that what was to be captured is."""
     trainer = make(task, folder, config, **overrides)
-    mode = trainer.graphs.choice.mode
+    mode = trainer.collector.graphs.choice.mode
     with running(trainer) as iterate:
         iterate(iterations)
-        assert trainer.graphs._captured.keys() == set(PARTS[mode]), trainer.graphs.choice
+        assert trainer.collector.graphs._captured.keys() == set(PARTS[mode]), trainer.collector.graphs.choice
         return trainer.state_dict()
 
 
@@ -194,7 +194,7 @@ def test_every_replay_draws_new_numbers(mode, tmp_path):
         iterate(CAPTURED)
         noises, states = [], []
         for _ in range(3):
-            trainer.collect()
+            trainer.collector.collect()
             noises.append(noise_of(trainer.algorithm.rollout))
             states.append(trainer.algorithm._noise_generator.get_state())
         assert not same(states[0], states[1]) and not same(states[1], states[2])
@@ -223,8 +223,8 @@ def test_every_replay_draws_new_envs(mode, tmp_path):
         iterate(CAPTURED)
         seen, steps = [drawn()], int(randomizer.steps)
         for count in range(1, 4):
-            trainer.collect()
-            trainer.collect()  # each env is reset at least once in 16 control steps
+            trainer.collector.collect()
+            trainer.collector.collect()  # each env is reset at least once in 16 control steps
             seen.append(drawn())
             assert int(randomizer.steps) == steps + 2 * count * horizon
     for before, after in itertools.pairwise(seen):
@@ -257,8 +257,8 @@ def test_the_steady_state_allocates_nothing(task, mode, tmp_path):
             return  # storing a step in the rollout is eager there
         count = allocations()
         for _ in range(10):
-            trainer.collect()
-            trainer.metrics.record_update(trainer.graphs.run("update", trainer.algorithm.update))
+            trainer.collector.collect()
+            trainer.collector.metrics.record_update(trainer.collector.graphs.run("update", trainer.algorithm.update))
         assert allocations() == count
 
 
@@ -268,7 +268,7 @@ def test_the_steady_state_compiles_nothing(mode, tmp_path):
     trainer = make("Cartpole", tmp_path, graph=mode, compile="all")
     with running(trainer) as iterate:
         iterate(CAPTURED + 1)
-        assert trainer.graphs._captured.keys() == set(PARTS[mode]), trainer.graphs.choice
+        assert trainer.collector.graphs._captured.keys() == set(PARTS[mode]), trainer.collector.graphs.choice
         counts = torch._dynamo.utils.counters["stats"]
         graphs = counts["unique_graphs"]
         assert graphs > 0
@@ -310,8 +310,8 @@ def test_a_task_that_reads_a_value_trains_eagerly_and_says_why(tmp_path, caplog)
         "CUDA graph of the step in pieces failed, stepping eagerly (slow)",
     ]
     assert all(f"test_graph_cuda.py:{READS_AT}" in line for line in said), "the line that reads"
-    assert trainer.graphs.choice.mode == "update"
-    assert set(trainer.graphs._captured) == {"update"}
+    assert trainer.collector.graphs.choice.mode == "update"
+    assert set(trainer.collector.graphs._captured) == {"update"}
 
 
 def test_a_task_that_reads_a_value_learns_what_it_learns_without_graphs(tmp_path):
@@ -339,7 +339,9 @@ def test_an_update_that_cannot_be_captured_breaks_nothing_else(tmp_path, monkeyp
     monkeypatch.setattr(trainer.algorithm, "update", reads)
     with running(trainer) as iterate:
         iterate(CAPTURED)
-        assert set(trainer.graphs._captured) == {"rollout"} and "CUDA graph of the update failed" in caplog.text
+        assert (
+            set(trainer.collector.graphs._captured) == {"rollout"} and "CUDA graph of the update failed" in caplog.text
+        )
         torch.cuda.empty_cache()
         torch.rand(3, device=DEVICE)
         states = []
@@ -366,8 +368,8 @@ def test_a_replay_writes_no_memory_of_others(mode, tmp_path):
                 others.append(torch.full((size,), 7, dtype=torch.uint8, device=DEVICE))
             reserved = torch.cuda.memory_reserved(DEVICE)
         for _ in range(3):
-            trainer.collect()
-            trainer.graphs.run("update", trainer.algorithm.update)
+            trainer.collector.collect()
+            trainer.collector.graphs.run("update", trainer.algorithm.update)
         assert all(bool((other == 7).all()) for other in others)
 
 
@@ -392,18 +394,18 @@ def test_a_checkpoint_moves_between_cpu_and_cuda(first, then, tmp_path):
     resumed = make("Cartpole", tmp_path, device=then, checkpoint=str(the_run(tmp_path)))
     assert resumed.iteration == 2
     torch.testing.assert_close(parameters(resumed).cpu(), parameters(began).cpu(), rtol=0.0, atol=0.0)
-    for group, value in began.obs.items():
-        torch.testing.assert_close(resumed.obs[group].cpu(), value.cpu(), rtol=0.0, atol=0.0)
-    on_cuda = resumed.rl_device.type == "cuda"
+    for group, value in began.collector.obs.items():
+        torch.testing.assert_close(resumed.collector.obs[group].cpu(), value.cpu(), rtol=0.0, atol=0.0)
+    on_cuda = resumed.start.device.type == "cuda"
     [settings] = resumed.algorithm.optimizer.param_groups
     assert settings["capturable"] == on_cuda and settings["lr"] is resumed.algorithm.learning_rate
     steps = [state["step"] for state in resumed.algorithm.optimizer.state.values()]
-    assert {step.device.type for step in steps} == {resumed.rl_device.type} if on_cuda else True
+    assert {step.device.type for step in steps} == {resumed.start.device.type} if on_cuda else True
     before = parameters(resumed)
     with running(resumed) as iterate:
         iterate(CAPTURED)
-        assert resumed.graphs._captured.keys() == set(PARTS[resumed.graphs.choice.mode])
-        assert resumed.graphs.choice.mode == ("rollout" if on_cuda else "off")
+        assert resumed.collector.graphs._captured.keys() == set(PARTS[resumed.collector.graphs.choice.mode])
+        assert resumed.collector.graphs.choice.mode == ("rollout" if on_cuda else "off")
         iterate(2)
     after = parameters(resumed)
     assert torch.isfinite(after).all() and not torch.equal(after, before)
@@ -417,7 +419,7 @@ def test_a_run_that_was_interrupted_equals_one_that_was_not(tmp_path):
     resumed = make("Cartpole", folder, graph="rollout", checkpoint=str(the_run(folder)), max_iterations=1000)
     with running(resumed) as iterate:
         iterate(4)  # eagerly at first, then captured again
-        assert resumed.graphs._captured.keys() == set(PARTS["rollout"])
+        assert resumed.collector.graphs._captured.keys() == set(PARTS["rollout"])
         state = resumed.state_dict()
     assert state["iteration"] == whole["iteration"] == 6
     assert same(*(each["algorithm"]["noise_generator"].cpu() for each in (state, whole)))
@@ -427,13 +429,13 @@ def test_a_run_that_was_interrupted_equals_one_that_was_not(tmp_path):
 
 def test_physics_on_the_cpu_leaves_the_update_to_capture(tmp_path):
     trainer = make("Cartpole", tmp_path, device="auto", sim_device="cpu", rl_device=DEVICE)
-    assert trainer.graphs.choice.mode == "update" and "cpu" in str(trainer.graphs.choice)
-    assert trainer.env.device.type == "cpu" and trainer.rl_device.type == DEVICE
+    assert trainer.collector.graphs.choice.mode == "update" and "cpu" in str(trainer.collector.graphs.choice)
+    assert trainer.env.device.type == "cpu" and trainer.start.device.type == DEVICE
     with running(trainer) as iterate:
         iterate(CAPTURED)
         before = parameters(trainer)
         iterate(2)
-        assert set(trainer.graphs._captured) == {"update"}
+        assert set(trainer.collector.graphs._captured) == {"update"}
     assert torch.isfinite(parameters(trainer)).all() and not torch.equal(parameters(trainer), before)
 
 
@@ -448,10 +450,12 @@ def test_bf16_in_a_graph_computes_with_the_weights_of_now(network, tmp_path):
             before = parameters(trainer)
             iterate(1)
             assert not torch.equal(parameters(trainer), before)
-            losses = {name: value for name, value in trainer.metrics._latest.items() if name.startswith("loss/")}
+            losses = {
+                name: value for name, value in trainer.collector.metrics._latest.items() if name.startswith("loss/")
+            }
             assert len(losses) >= 3 and all(torch.isfinite(value) for value in losses.values())
         # The same weights without a graph give the same actions; those of the capture would not.
-        trainer.collect()
+        trainer.collector.collect()
         last = trainer.algorithm.horizon - 1
         obs = {group: value[last] for group, value in trainer.algorithm.rollout.obs.items()}
         if not trainer.algorithm.policy.recurrent:

@@ -54,7 +54,7 @@ def test_a_captured_training_learns_from_the_host(tmp_path: Path) -> None:
     trainer = make_trainer("Cartpole", tmp_path, algo="sac", sac=sac, **settings)
     before = {name: p.detach().clone() for name, p in trainer.algorithm.policy.named_parameters()}
     row = trainer.train()
-    assert trainer.graphs.choice.mode == "rollout" and torch.tensor(row["loss/critic"]).isfinite()
+    assert trainer.collector.graphs.choice.mode == "rollout" and torch.tensor(row["loss/critic"]).isfinite()
     assert row["replay/transitions"] == 7 * 4 * 64  # what was stored before the last rollout
     after = dict(trainer.algorithm.policy.named_parameters())
     assert all(not torch.equal(before[name], after[name]) for name in before if "critic" in name and "weight" in name)

@@ -30,10 +30,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from gpusim_rl.api import prepare
+from gpusim_rl.distributed import actors
 from gpusim_rl.env.hook_checks import HookChecks
 from gpusim_rl.learn.algorithm import Algorithm
 from gpusim_rl.machine.source_location import LIBRARY, short
-from gpusim_rl.run import trainer as trainer_module
+from gpusim_rl.run import start
 from gpusim_rl.run.trainer import Trainer
 from gpusim_rl.settings.schema import RunSpec
 from gpusim_rl.sim import SimChoice, mjwarp
@@ -247,9 +248,9 @@ def make_trainer(task: str, /, **settings: Any) -> Trainer:
         patch.setattr(WarpSim, "_check_friction_rows", lambda *_: None)
         patch.setattr(Tensor, "count_nonzero", lambda *_: 1)
         patch.setattr(nn.Module, "to", _stay)
-        patch.setattr(trainer_module, "choose_devices", lambda *_, **__: (CUDA, SimChoice("mjwarp", CUDA, "fake")))
+        patch.setattr(start, "choose_devices", lambda *_, **__: (CUDA, SimChoice("mjwarp", CUDA, "fake")))
         _make_for_real(patch, spec)
-        return Trainer(spec)
+        return actors.make_trainer(spec)
 
 
 def _stay(module: nn.Module, device: torch.device) -> nn.Module:
@@ -304,9 +305,9 @@ PARTS: dict[str, Callable[[Trainer], Sequence[tuple[Any, str]]]] = {
     ],
     "nan guard": lambda it: [(it.env.nan_guard, name) for name in ("before_step", "after_step")],
     "env": lambda it: [(it.env, "step")],
-    "record": lambda it: [(it.algorithm, "record"), (it, "_copy_obs")],
-    "metrics": lambda it: [(it.metrics, "record_step")],
-    "rollout": lambda it: [(it.algorithm, "begin_rollout"), (it.metrics, "end_rollout")],
+    "record": lambda it: [(it.algorithm, "record"), (it.collector, "_copy_obs")],
+    "metrics": lambda it: [(it.collector.metrics, "record_step")],
+    "rollout": lambda it: [(it.algorithm, "begin_rollout"), (it.collector.metrics, "end_rollout")],
     "update": lambda it: [(it.algorithm, "update")],
 }
 """Parts of an iteration and their calls. Of calls inside each other the inner one counts; physics is torch's share."""
@@ -350,7 +351,7 @@ class Iteration:
 
 def iterate(trainer: Trainer, steps: int = 2) -> Iteration:
     """Runs control steps and an update. Kernels are those of the last step and of `ONCE`, faults those of all."""
-    algorithm, pause, done = trainer.algorithm, trainer._pause, 0
+    collector, algorithm, done = trainer.collector, trainer.algorithm, 0
     _make_optimizer_state(algorithm)
     counter = Placement()
     watch(trainer, counter)
@@ -360,15 +361,12 @@ def iterate(trainer: Trainer, steps: int = 2) -> Iteration:
         done += 1
         if done == steps - 1:
             counter.work.clear()
-        pause(text)
 
     horizon, algorithm.horizon = algorithm.horizon, steps
-    trainer._pause = forget_steps_before_the_last  # type: ignore[method-assign]
     with _say_where(), counter:
-        trainer.collect()
-        algorithm.horizon, trainer._pause = horizon, pause  # type: ignore[method-assign]
-        algorithm.before_update()
-        trainer.metrics.record_update(trainer.graphs.run("update", algorithm.update))
+        collector.collect(forget_steps_before_the_last)
+        algorithm.horizon = horizon
+        collector.update()
     kernels = {part: counter.work[part].kernels for part in PARTS if part in counter.work}
     whole = sum(number for part, number in kernels.items() if part not in ONCE)
     return Iteration(counter.found, {CONTROL_STEP: whole, **kernels})

@@ -13,6 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from gpusim_rl.api import prepare
+from gpusim_rl.distributed import actors
 from gpusim_rl.run.trainer import Trainer
 from gpusim_rl.testing.conformance import differences, leaves, merged, same
 
@@ -44,7 +45,7 @@ def make_trainer(task: type | str, folder: Path, /, config: Any = None, **overri
     """A trainer of 8 envs with a small network, whose run folders are in `folder`."""
     settings: dict[str, Any] = {"num_envs": 8, "max_iterations": 3, "log": {"console": "quiet"}, "ppo": SMALL_PPO}
     settings = merged(settings, {"log": {"dir": str(folder)}}, overrides)
-    return Trainer(prepare(task, config, **settings))
+    return actors.make_trainer(prepare(task, config, **settings))
 
 
 def the_run(folder: Path) -> Path:

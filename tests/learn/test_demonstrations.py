@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from gpusim_rl.api import make_env, prepare
+from gpusim_rl.distributed.actors import make_trainer
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.files import checkpoint_file
 from gpusim_rl.learn.algorithm import EnvSpec
@@ -171,7 +172,7 @@ def test_no_host_sync(name: str, tmp_path: Path) -> None:
 def trainer(name: str, folder: Path, file: Path, **more: Any) -> Trainer:
     settings = {name: settings_of(name, {"demonstrations": {"file": str(file), "imitation": 1.0}})}
     quiet = {"num_envs": 8, "max_iterations": 4, "log": {"console": "quiet", "dir": str(folder)}}
-    return Trainer(prepare("Cartpole", algo=name, **merged(quiet, merged(settings, more))))
+    return make_trainer(prepare("Cartpole", algo=name, **merged(quiet, merged(settings, more))))
 
 
 def test_a_run_resumes_bit_for_bit_and_is_evaluated_without_the_file(
@@ -182,17 +183,17 @@ def test_a_run_resumes_bit_for_bit_and_is_evaluated_without_the_file(
     trainer("sac", tmp_path / "whole", copy, max_iterations=8).train()
     trainer("sac", tmp_path / "parts", copy).train()
     run = str(the_run(tmp_path / "parts"))
-    Trainer(prepare("Cartpole", checkpoint=run, max_iterations=8)).train()
+    make_trainer(prepare("Cartpole", checkpoint=run, max_iterations=8)).train()
     ends = [checkpoint_file.load(the_run(tmp_path / x) / "checkpoints" / "last.pt") for x in ("whole", "parts")]
     for part in ("policy", "algorithm"):
         assert differences(ends[0][part], ends[1][part]) == []
     record(cartpole(), push, copy, steps=STEPS + 1)
-    Trainer(prepare("Cartpole", checkpoint=run, max_iterations=9)).train()
+    make_trainer(prepare("Cartpole", checkpoint=run, max_iterations=9)).train()
     assert "the demonstrations are not those that the training had before" in capsys.readouterr().err
     copy.unlink()
-    assert Trainer(prepare("Cartpole", checkpoint=run, test=True)).evaluate()["episodes"] == 8
+    assert make_trainer(prepare("Cartpole", checkpoint=run, test=True)).evaluate()["episodes"] == 8
     with pytest.raises(ConfigError, match=r"sac\.demonstrations\.file: cannot read checkpoint .*copy\.pt"):
-        Trainer(prepare("Cartpole", checkpoint=run, max_iterations=10))
+        make_trainer(prepare("Cartpole", checkpoint=run, max_iterations=10))
 
 
 def changed(file: Path, path: Path, **parts: Any) -> Path:

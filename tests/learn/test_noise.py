@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from gpusim_rl.api import prepare
+from gpusim_rl.distributed.actors import make_trainer
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.files import checkpoint_file
 from gpusim_rl.learn.noise import WHITE, ActionNoise
@@ -138,11 +139,11 @@ def test_a_run_resumes_bit_for_bit(name: str, kind: str, tmp_path: Path) -> None
     def trainer(part: str, iterations: int) -> Trainer:
         log = {"console": "quiet", "dir": str(tmp_path / part)}
         more: dict[str, Any] = {name: section, "task": {"episode_length": 9}, "log": log}
-        return Trainer(prepare("Cartpole", algo=name, num_envs=8, max_iterations=iterations, **more))
+        return make_trainer(prepare("Cartpole", algo=name, num_envs=8, max_iterations=iterations, **more))
 
     trainer("whole", 6).train()
     trainer("parts", 3).train()
-    Trainer(prepare("Cartpole", checkpoint=str(the_run(tmp_path / "parts")), max_iterations=6)).train()
+    make_trainer(prepare("Cartpole", checkpoint=str(the_run(tmp_path / "parts")), max_iterations=6)).train()
     ends = [checkpoint_file.load(the_run(tmp_path / x) / "checkpoints" / "last.pt") for x in ("whole", "parts")]
     for part in ("policy", "algorithm"):
         assert differences(ends[0][part], ends[1][part]) == []

@@ -33,6 +33,7 @@ def main() -> None:
     import torch
 
     from gpusim_rl.env import VecEnv
+    from gpusim_rl.run import start
     from gpusim_rl.run.logger import Logger
     from gpusim_rl.run.trainer import Trainer
     from gpusim_rl.run.writers import CsvWriter
@@ -67,7 +68,7 @@ def main() -> None:
 
     Trainer.__init__ = building  # type: ignore[method-assign]
     if phase == "before the run folder":
-        before(Trainer, "_make_env")
+        before(start, "_make_env")
     elif phase == "before the first iteration":
         before(Logger, "start")
     elif phase == "rollout":

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from gpusim_rl.api import prepare
-from gpusim_rl.distributed import data_parallel
+from gpusim_rl.distributed import actors, data_parallel
 from gpusim_rl.distributed.data_parallel import Processes
 from gpusim_rl.learn.distributions import DiagonalGaussian
 from gpusim_rl.run.cuda_graph import PARTS, WARM_UP, Graphs, Launch, NotCapturableError, Pieces, choose_graph, in_place
@@ -81,11 +81,11 @@ def trained(
     """A trainer and its state after some iterations; its parts run through `graphs`."""
     trainer = make_trainer(task, folder, config, sim="mjwarp", device="cpu", max_iterations=iterations, **changes)
     without_shortcuts(trainer.env.sim)
-    trainer.graphs = graphs(
+    trainer.collector.graphs = graphs(
         Choice(mode, "test"),
         CPU,
         generators=[trainer.algorithm._noise_generator, trainer.algorithm._shuffle_generator],
-        stateful=trainer.graphs._stateful,
+        stateful=trainer.collector.graphs._stateful,
     )
     with trainer.logging() as log:
         for _ in range(iterations):
@@ -154,12 +154,12 @@ def test_replaying_equals_running(mode, task, overrides, tmp_path):
     config = None if isinstance(task, str) else FaultyConfig(episode_length=11, critic=True, speed_at=29)
     eager = trained(Graphs, "off", task, tmp_path / "eager", config, **overrides)[1]
     trainer, state = trained(Recorder, mode, task, tmp_path / "graph", config, **overrides)
-    captured = trainer.graphs._captured
+    captured = trainer.collector.graphs._captured
     assert set(captured) == set(PARTS[mode])
     assert all(recording.replays >= 4 for graph, _ in captured.values() for recording in recordings(graph))
     if mode == "split":
         assert len(recordings(captured["split"][0])) >= 3, "physics and a reset are between them"
-    assert trainer.graphs.choice == Choice(mode, "test"), "it did not fall back"
+    assert trainer.collector.graphs.choice == Choice(mode, "test"), "it did not fall back"
     assert unequal(eager, state) == []
 
 
@@ -192,13 +192,13 @@ def test_sums_over_processes_are_taken_between_the_pieces_of_an_update(algorithm
         collective = Twin()
         changes: dict[str, Any] = {"log": {"console": "quiet", "dir": str(tmp_path / mode)}, algorithm: small}
         changes |= {"sim": "mjwarp", "device": "cpu", "num_envs": 8, "max_iterations": 6}
-        trainer = Trainer(prepare("Cartpole", algo=algorithm, **changes), collective)
+        trainer = actors.make_trainer(prepare("Cartpole", algo=algorithm, **changes), collective)
         without_shortcuts(trainer.env.sim)  # type: ignore[attr-defined]
-        trainer.graphs = graphs(
+        trainer.collector.graphs = graphs(
             Choice(mode, "test"),
             CPU,
             generators=trainer.algorithm.generators,
-            stateful=trainer.graphs._stateful,
+            stateful=trainer.collector.graphs._stateful,
             collective=collective,
         )
         with trainer.logging() as log:
@@ -208,7 +208,7 @@ def test_sums_over_processes_are_taken_between_the_pieces_of_an_update(algorithm
 
     eager = state_after(Graphs, "off")[1]
     trainer, state = state_after(Recorder, "update")
-    pieces = trainer.graphs._captured["update"][0]
+    pieces = trainer.collector.graphs._captured["update"][0]
     assert isinstance(pieces, Pieces) and len(recordings(pieces)) == len(pieces.pieces) // 2 + 1 > 4
     assert unequal(eager, state) == []
 
@@ -219,7 +219,7 @@ def test_a_replayed_update_skips_what_an_eager_one_skips(tmp_path):
     raw = {"ppo": {"normalize_value": False, "schedule_per": "minibatch", "value_coef": 1e10}}
     eager = trained(Graphs, "off", Faulty, tmp_path / "eager", config, **raw)[1]
     trainer, state = trained(Recorder, "rollout", Faulty, tmp_path / "graph", config, **raw)
-    assert set(trainer.graphs._captured) == {"rollout", "update"}
+    assert set(trainer.collector.graphs._captured) == {"rollout", "update"}
     assert state["algorithm"]["skipped"] > 0
     assert unequal(eager, state) == []
     assert all(value.isfinite().all() for value in state["policy"].values())
@@ -228,7 +228,7 @@ def test_a_replayed_update_skips_what_an_eager_one_skips(tmp_path):
 def test_every_replay_draws_new_numbers(tmp_path):
     trainer, _ = trained(Recorder, "rollout", "Cartpole", tmp_path, None, 3)
     before = trainer.algorithm.rollout.action.clone()
-    trainer.collect()
+    trainer.collector.collect()
     rollout = trainer.algorithm.rollout
     policy = DiagonalGaussian.stored(rollout.distribution)
     noise = (rollout.action - policy.mean) / policy.log_std.exp()
@@ -241,9 +241,9 @@ def test_a_python_number_that_changes_is_not_frozen(tmp_path, caplog):
     eager = trained(Graphs, "off", Counting, tmp_path / "eager", config)[1]
     trainer, state = trained(Recorder, "rollout", Counting, tmp_path / "graph", config)
     assert "Counting.count changes from call to call" in caplog.text
-    assert trainer.graphs.choice.mode == "update"
-    assert "Counting.count" in str(trainer.graphs.choice)
-    assert set(trainer.graphs._captured) == {"update"}
+    assert trainer.collector.graphs.choice.mode == "update"
+    assert "Counting.count" in str(trainer.collector.graphs.choice)
+    assert set(trainer.collector.graphs._captured) == {"update"}
     assert unequal(eager, state) == []
 
 
@@ -256,7 +256,7 @@ def test_an_update_that_fails_alone_is_not_called_captured():
 def test_state_that_changes_its_shape_is_not_captured(tmp_path, caplog):
     trainer, _ = trained(Recorder, "rollout", Growing, tmp_path, FaultyConfig())
     assert "Growing.history changes its shape or type" in caplog.text
-    assert trainer.graphs.choice.mode == "update"
+    assert trainer.collector.graphs.choice.mode == "update"
 
 
 class Broken(Graphs):
@@ -293,7 +293,7 @@ def test_a_capture_that_fails_falls_back_and_loses_nothing(tmp_path, caplog):
         *(f"CUDA graph of the {LADDER[part]}" for part in ("rollout", "step", "split")),
         "CUDA graph of the update failed, updating eagerly (slow)",
     ]
-    assert trainer.graphs.choice.mode == "off"
+    assert trainer.collector.graphs.choice.mode == "off"
     assert unequal(eager, state) == []
 
 
@@ -341,8 +341,8 @@ def test_training_goes_on_from_every_rung_of_the_ladder(failing, mode, tmp_path,
         f"CUDA graph of the {LADDER[p]}" for p in failing
     )
     assert all(line.partition(": ")[2].startswith(reason) for line in lines)
-    assert trainer.graphs.choice.mode == mode and reason in trainer.graphs.choice.reason
-    assert set(trainer.graphs._captured) == set(PARTS[mode])
+    assert trainer.collector.graphs.choice.mode == mode and reason in trainer.collector.graphs.choice.reason
+    assert set(trainer.collector.graphs._captured) == set(PARTS[mode])
     assert unequal(eager, state) == []
 
 
@@ -364,9 +364,9 @@ def test_a_capture_whose_id_a_loop_of_warp_changes_is_made_in_pieces(tmp_path, c
     assert [line.partition(":")[0] for line in said(caplog)] == [
         f"CUDA graph of the {LADDER[part]}" for part in ("rollout", "step")
     ]
-    assert trainer.graphs.choice.mode == "split"
-    assert "a loop of Warp has changed the id of torch's capture" in str(trainer.graphs.choice)
-    assert set(trainer.graphs._captured) == {"split", "update"}
+    assert trainer.collector.graphs.choice.mode == "split"
+    assert "a loop of Warp has changed the id of torch's capture" in str(trainer.collector.graphs.choice)
+    assert set(trainer.collector.graphs._captured) == {"split", "update"}
     assert state["iteration"] == 6
 
 

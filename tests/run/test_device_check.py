@@ -76,12 +76,12 @@ def test_tensors_of_the_policy_and_of_the_algorithm_are_named(tmp_path):
     policy: Any = trainer.algorithm.policy
     policy.table = LOST  # a plain attribute: nn.Module.to() leaves it behind
     with pytest.raises(ConfigError, match=r"the policy: ActorCritic\.table is on meta, expected cpu"):
-        trainer._collect_and_update()
+        trainer.collector.update()
     del policy.table
     algorithm: Any = trainer.algorithm
     algorithm.rollout.extra = (LOST,)
     with pytest.raises(ConfigError, match=r"the algorithm: Rollout\.extra\[0\] is on meta, expected cpu"):
-        trainer._collect_and_update()
+        trainer.collector.update()
 
 
 def test_what_goes_between_them_is_named(tmp_path, monkeypatch):
@@ -95,11 +95,11 @@ def test_what_goes_between_them_is_named(tmp_path, monkeypatch):
 
     monkeypatch.setattr(trainer.env, "step", lost_length)
     with pytest.raises(ConfigError, match=r"the environment: Step\.stats\['length'\] is on meta, expected cpu"):
-        trainer.collect()
+        trainer.collector.collect()
     monkeypatch.undo()
     monkeypatch.setattr(PPO, "act", lambda self, obs: torch.zeros(8, 1, device=META))
     with pytest.raises(ConfigError, match=r"the algorithm: \['act\(\)'\] is on meta, expected cpu"):
-        trainer.collect()
+        trainer.collector.collect()
 
 
 class OnTheHost:

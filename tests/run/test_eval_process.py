@@ -18,6 +18,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from gpusim_rl.api import prepare
 from gpusim_rl.connect.gymnasium_in import GymnasiumEnv
+from gpusim_rl.distributed import actors
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.learn.algorithm import Policy
 from gpusim_rl.run import checkpoint, eval_process, eval_schedule
@@ -281,7 +282,7 @@ def test_every_env_plays_as_many_whole_episodes(mode):
 
 
 def gymnasium_trainer(folder: Path, vectorization: str) -> Trainer:
-    return Trainer(
+    return actors.make_trainer(
         prepare(
             "Gymnasium",
             env={"id": "CartPole-v1", "vectorization": vectorization},

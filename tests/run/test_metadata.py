@@ -48,6 +48,6 @@ def test_a_capture_that_fails_later_is_noted(tmp_path):
     trainer = make_trainer("Cartpole", tmp_path, device="cpu")
     with trainer.logging() as log:
         trainer.iterate(log)
-        trainer.graphs.choice = GraphChoice("step", "the rollout cannot be captured: x")
+        trainer.collector.graphs.choice = GraphChoice("step", "the rollout cannot be captured: x")
         trainer.iterate(log)
     assert log.run_dir.environment["graph"] == {"mode": "step", "reason": "the rollout cannot be captured: x"}

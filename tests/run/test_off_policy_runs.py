@@ -11,6 +11,7 @@ import torch
 
 from gpusim_rl.api import prepare
 from gpusim_rl.connect.gymnasium_in import GymnasiumEnv
+from gpusim_rl.distributed.actors import make_trainer
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.run import checkpoint
 from gpusim_rl.run.cuda_graph import GraphChoice, Graphs
@@ -31,7 +32,7 @@ RAINBOW = {"network": C51, "n_step": 3, "replay": {"alpha": 0.5}}
 def trainer(name: str, folder: Path, /, changes: dict[str, Any] | None = None, **more: Any) -> Trainer:
     quiet = {"num_envs": 8, "max_iterations": 4, "log": {"console": "quiet", "dir": str(folder)}}
     settings = {name: settings_of(name, changes), "task": {"episode_length": 9}}
-    return Trainer(prepare("Cartpole", algo=name, **merged(quiet, merged(settings, more))))
+    return make_trainer(prepare("Cartpole", algo=name, **merged(quiet, merged(settings, more))))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -39,7 +40,7 @@ def test_a_run_resumes_bit_for_bit(name: str, tmp_path: Path) -> None:
     trainer(name, tmp_path / "whole", max_iterations=8).train()
     trainer(name, tmp_path / "parts").train()
     run = the_run(tmp_path / "parts")
-    Trainer(prepare("Cartpole", checkpoint=str(run), max_iterations=8)).train()
+    make_trainer(prepare("Cartpole", checkpoint=str(run), max_iterations=8)).train()
     ends = [checkpoint.load(the_run(tmp_path / part) / "checkpoints" / "last.pt") for part in ("whole", "parts")]
     for part in ("policy", "algorithm", "env", "metrics"):
         assert differences(ends[0][part], ends[1][part]) == []
@@ -49,7 +50,7 @@ def test_a_run_resumes_bit_for_bit(name: str, tmp_path: Path) -> None:
 def test_a_run_resumes_with_another_time_limit_and_fills_its_memory_again(tmp_path: Path, capsys) -> None:
     trainer("sac", tmp_path).train()
     again = {"max_iterations": 6, "task": {"episode_length": 100}}
-    resumed = Trainer(prepare("Cartpole", checkpoint=str(the_run(tmp_path)), **again))
+    resumed = make_trainer(prepare("Cartpole", checkpoint=str(the_run(tmp_path)), **again))
     assert (
         "the time limit was 9 control steps, and is 100 now: the replay memory is filled again"
         in capsys.readouterr().err
@@ -60,7 +61,7 @@ def test_a_run_resumes_with_another_time_limit_and_fills_its_memory_again(tmp_pa
 
 def test_an_evaluation_takes_any_number_of_envs_and_no_memory(tmp_path: Path) -> None:
     trainer("sac", tmp_path).train()
-    one = Trainer(prepare("Cartpole", checkpoint=str(the_run(tmp_path)), test=True, num_envs=300))
+    one = make_trainer(prepare("Cartpole", checkpoint=str(the_run(tmp_path)), test=True, num_envs=300))
     assert not hasattr(one.algorithm, "replay") and not hasattr(one.algorithm, "critic_optimizer")
     assert one.evaluate()["episodes"] == 300
 
@@ -73,7 +74,7 @@ def test_errors_name_the_section_that_the_run_has(tmp_path: Path) -> None:
 
     def started(**settings: Any) -> Trainer:
         quiet = {"num_envs": 64, "log": {"console": "quiet", "dir": str(tmp_path)}}
-        return Trainer(prepare("Cartpole", config_dir=tmp_path, algo="gentle_sac", **quiet, gentle_sac=settings))
+        return make_trainer(prepare("Cartpole", config_dir=tmp_path, algo="gentle_sac", **quiet, gentle_sac=settings))
 
     with pytest.raises(ConfigError, match=r"^gentle_sac\.replay\.capacity=8 .* Try gentle_sac\.replay\.capacity=512$"):
         started(replay={"capacity": 8}, learning_starts=8, batch_size=8)
@@ -88,7 +89,7 @@ def test_another_alpha_at_a_resume_is_a_new_start(tmp_path: Path) -> None:
     run = str(the_run(tmp_path))
     alphas = []
     for changes in ({}, {"alpha": 0.7, "learn_alpha": False}):
-        found = Trainer(prepare("Cartpole", checkpoint=run, max_iterations=8, sac=changes))
+        found = make_trainer(prepare("Cartpole", checkpoint=run, max_iterations=8, sac=changes))
         alphas.append(float(found.algorithm.log_alpha.detach().exp()))  # type: ignore[attr-defined]
         found.close()
     assert alphas[0] != pytest.approx(alphas[1]) and alphas[1] == pytest.approx(0.7)
@@ -99,7 +100,7 @@ def test_it_is_evaluated_and_played(name: str, tmp_path: Path) -> None:
     trained = trainer(name, tmp_path)
     trained.train()
     run = str(the_run(tmp_path))
-    result = Trainer(prepare("Cartpole", checkpoint=run, test=True)).evaluate()
+    result = make_trainer(prepare("Cartpole", checkpoint=run, test=True)).evaluate()
     assert result["episodes"] == 8
     player = Player.open(run, num_envs=3)
     expected, _ = trained.algorithm.policy.act(player.obs, ())
@@ -126,12 +127,12 @@ def test_replaying_equals_running(name: str, mode: str, changes: dict[str, Any],
     def trained(graphs: type[Graphs], folder: Path) -> dict[str, Any]:
         it = trainer(name, folder, changes, sim="mjwarp", device="cpu", max_iterations=8)
         without_shortcuts(it.env.sim)  # type: ignore[attr-defined]
-        generators, stateful = it.algorithm.generators, it.graphs._stateful
-        it.graphs = graphs(GraphChoice(mode, "test"), it.rl_device, generators=generators, stateful=stateful)
+        options = {"generators": it.algorithm.generators, "stateful": it.collector.graphs._stateful}
+        it.collector.graphs = graphs(GraphChoice(mode, "test"), it.start.device, **options)
         with it.logging() as log:
             for _ in range(8):
                 it.iterate(log)
-            assert graphs is Graphs or it.graphs._captured.keys() == {mode, "update"}
+            assert graphs is Graphs or it.collector.graphs._captured.keys() == {mode, "update"}
             return it.state_dict()
 
     eager, replayed = trained(Graphs, tmp_path / "eager"), trained(Recorder, tmp_path / "replayed")
@@ -146,7 +147,7 @@ def test_no_host_sync_in_an_iteration(name: str, tmp_path: Path) -> None:
     with it.logging() as log:
         it.iterate(log)
         with SyncCounter() as syncs:
-            it.collect()
+            it.collector.collect()
             it.algorithm.update()
     assert syncs.total == 0, syncs.locations
 
@@ -158,7 +159,7 @@ def test_it_learns_pendulum_within_20_000_steps(name: str, tmp_path: Path) -> No
     iterations = 78 if name == "dqn" else 156  # its horizon is twice as long
     settings: dict[str, Any] = {"max_iterations": iterations, "seed": 1}
     settings["log"] = {"console": "quiet", "dir": str(tmp_path)}
-    it = Trainer(prepare("Gymnasium", algo=name, env={"id": "Pendulum-v1"}, **settings))
+    it = make_trainer(prepare("Gymnasium", algo=name, env={"id": "Pendulum-v1"}, **settings))
     it.train()
     assert it.env_steps == 19_968
     envs = GymnasiumEnv(gymnasium.make_vec("Pendulum-v1", num_envs=64), seed=2)
@@ -172,9 +173,9 @@ def test_another_capacity_does_not_fit_a_checkpoint(tmp_path: Path) -> None:
     with pytest.raises(
         ConfigError, match=r"does not fit this configuration: sac\.replay\.capacity: saved 400, now 800"
     ):
-        Trainer(prepare("Cartpole", checkpoint=run, max_iterations=8, sac={"replay": {"capacity": 800}}))
+        make_trainer(prepare("Cartpole", checkpoint=run, max_iterations=8, sac={"replay": {"capacity": 800}}))
     with pytest.raises(ConfigError, match=r"is of algo=sac, not algo=td3"):
-        Trainer(prepare("Cartpole", checkpoint=run, algo="td3"))
+        make_trainer(prepare("Cartpole", checkpoint=run, algo="td3"))
 
 
 def test_fast_sac_is_a_variant_of_sac() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from gpusim_rl.api import prepare
+from gpusim_rl.distributed.actors import make_trainer
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.run import checkpoint
 from gpusim_rl.run.cuda_graph import GraphChoice, Graphs
@@ -23,7 +24,7 @@ from helpers.training import merged, read_csv, the_run
 def trainer(name: str, folder: Path, /, **more: Any) -> Trainer:
     settings = {"num_envs": 8, "max_iterations": 4, "log": {"console": "quiet", "dir": str(folder)}}
     settings |= {name: SMALL, "task": {"episode_length": 9}}
-    return Trainer(prepare("Cartpole", algo=name, **merged(settings, more)))
+    return make_trainer(prepare("Cartpole", algo=name, **merged(settings, more)))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -33,7 +34,7 @@ def test_a_run_resumes_bit_for_bit(name: str, rnn: str | None, tmp_path: Path) -
     trainer(name, tmp_path / "whole", max_iterations=8, **network).train()
     trainer(name, tmp_path / "parts", **network).train()
     run = the_run(tmp_path / "parts")
-    Trainer(prepare("Cartpole", checkpoint=str(run), max_iterations=8)).train()
+    make_trainer(prepare("Cartpole", checkpoint=str(run), max_iterations=8)).train()
     ends = [checkpoint.load(the_run(tmp_path / part) / "checkpoints" / "last.pt") for part in ("whole", "parts")]
     for part in ("policy", "algorithm", "env", "metrics"):
         assert differences(ends[0][part], ends[1][part]) == []
@@ -45,14 +46,14 @@ def test_it_is_evaluated_and_played(name: str, tmp_path: Path) -> None:
     trained = trainer(name, tmp_path)
     trained.train()
     run = str(the_run(tmp_path))
-    assert Trainer(prepare("Cartpole", checkpoint=run, test=True)).evaluate()["episodes"] == 8
+    assert make_trainer(prepare("Cartpole", checkpoint=run, test=True)).evaluate()["episodes"] == 8
     player = Player.open(run, num_envs=3)
     expected, _ = trained.algorithm.policy.act(player.obs, ())
     assert (player._action() - expected).abs().max() < 1e-5
     player.step()
     player.close()
     with pytest.raises(ConfigError, match=rf"is of algo={name}, not algo=ppo"):
-        Trainer(prepare("Cartpole", checkpoint=run, algo="ppo"))
+        make_trainer(prepare("Cartpole", checkpoint=run, algo="ppo"))
 
 
 @pytest.mark.parametrize(
@@ -68,12 +69,12 @@ def test_replaying_equals_running(name: str, mode: str, tmp_path: Path) -> None:
     def trained(graphs: type[Graphs], folder: Path) -> dict[str, Any]:
         it = trainer(name, folder, sim="mjwarp", device="cpu", max_iterations=8)
         without_shortcuts(it.env.sim)  # type: ignore[attr-defined]
-        generators, stateful = it.algorithm.generators, it.graphs._stateful
-        it.graphs = graphs(GraphChoice(mode, "test"), it.rl_device, generators=generators, stateful=stateful)
+        options = {"generators": it.algorithm.generators, "stateful": it.collector.graphs._stateful}
+        it.collector.graphs = graphs(GraphChoice(mode, "test"), it.start.device, **options)
         with it.logging() as log:
             for _ in range(8):
                 it.iterate(log)
-            assert graphs is Graphs or it.graphs._captured.keys() == {mode, "update"}
+            assert graphs is Graphs or it.collector.graphs._captured.keys() == {mode, "update"}
             return it.state_dict()
 
     eager, replayed = trained(Graphs, tmp_path / "eager"), trained(Recorder, tmp_path / "replayed")
@@ -87,6 +88,6 @@ def test_no_host_sync_in_an_iteration(name: str, tmp_path: Path) -> None:
     with it.logging() as log:
         it.iterate(log)
         with SyncCounter() as syncs:
-            it.collect()
+            it.collector.collect()
             it.algorithm.update()
     assert syncs.total == 0, syncs.locations

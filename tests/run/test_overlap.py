@@ -15,6 +15,7 @@ import torch
 
 from gpusim_rl.api import prepare
 from gpusim_rl.connect.gymnasium_in import GymnasiumEnv
+from gpusim_rl.distributed.actors import make_trainer
 from gpusim_rl.env import Step, half_batches
 from gpusim_rl.env.half_batches import HalfBatches
 from gpusim_rl.errors import ConfigError, TaskError
@@ -31,7 +32,7 @@ KINDS: dict[str, dict[str, Any]] = {
 
 
 def make(folder: Path, **settings: Any) -> Trainer:
-    return Trainer(prepare("Gymnasium", log={"console": "quiet", "dir": str(folder)}, **settings))
+    return make_trainer(prepare("Gymnasium", log={"console": "quiet", "dir": str(folder)}, **settings))
 
 
 def trained(folder: Path, overlap: bool, kind: dict[str, Any]) -> dict[str, Any]:

@@ -14,6 +14,7 @@ import torch
 
 import gpusim_rl
 from gpusim_rl.api import prepare
+from gpusim_rl.distributed.actors import make_trainer
 from gpusim_rl.distributed.data_parallel import joined
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.learn.networks import ActorCritic, make_features
@@ -49,7 +50,7 @@ def module(name: str) -> ModuleType:
 
 def trainer(**settings: Any) -> Trainer:
     quiet = {"num_envs": 64, "log": {"console": "quiet"}, "config_dir": "my_cfg", "algo": "search"}
-    return Trainer(prepare("Cartpole", **{**quiet, **settings}))
+    return make_trainer(prepare("Cartpole", **{**quiet, **settings}))
 
 
 @pytest.mark.slow
@@ -69,7 +70,7 @@ def test_it_resumes_bit_for_bit(folder: Path) -> None:
     trainer(max_iterations=3).train()
     run = the_run(folder / "runs")
     # The folder of the run is enough: which algorithm it was stands in it.
-    resumed = Trainer(prepare("Cartpole", checkpoint=str(run), max_iterations=6))
+    resumed = make_trainer(prepare("Cartpole", checkpoint=str(run), max_iterations=6))
     assert type(resumed.algorithm).__name__ == "RandomSearch" and resumed.iteration == 3
     resumed.train()
     ends = [checkpoint.load(the_run(folder / name) / "checkpoints" / "last.pt") for name in ("whole", "runs")]
@@ -81,7 +82,7 @@ def test_it_resumes_bit_for_bit(folder: Path) -> None:
 def test_it_is_evaluated_and_played(folder: Path) -> None:
     trainer(max_iterations=2).train()
     run = str(the_run(folder / "runs"))
-    result = Trainer(prepare("Cartpole", checkpoint=run, test=True)).evaluate()
+    result = make_trainer(prepare("Cartpole", checkpoint=run, test=True)).evaluate()
     assert result["episodes"] == 64 and result["length_mean"] >= 1
     player = Player.open(run, num_envs=3)
     state = torch.load(f"{run}/checkpoints/last.pt", weights_only=True)
@@ -96,7 +97,7 @@ def test_it_keeps_the_laws_of_the_hot_path(folder: Path) -> None:
     with own.logging() as log:
         own.iterate(log)
         with SyncCounter() as syncs:
-            own.collect()
+            own.collector.collect()
             own.algorithm.update()
     assert syncs.total == 0, syncs.locations
 
@@ -106,7 +107,7 @@ def test_a_class_is_enough_from_python(folder: Path) -> None:
     quiet = {"num_envs": 8, "max_iterations": 2, "log": {"console": "quiet"}}
     gpusim_rl.train("Cartpole", algo=algorithm, random_search={"noise": 0.1}, **quiet)
     run = the_run(folder / "runs")
-    resumed = Trainer(prepare("Cartpole", checkpoint=str(run), max_iterations=3))
+    resumed = make_trainer(prepare("Cartpole", checkpoint=str(run), max_iterations=3))
     assert isinstance(resumed.algorithm, algorithm) and resumed.cfg.algorithm.noise == 0.1
     assert resumed.train()["iteration"] == 3
     with pytest.raises(ConfigError, match=r"unknown key 'random_search.nois'. Did you mean 'random_search.noise'\?"):
@@ -126,7 +127,7 @@ def test_mistakes_are_one_line(folder: Path) -> None:
         ConfigError, match=r"algo\._target_=my_search.LinearPolicy must name a subclass of gpusim_rl.Algo"
     ):
         trainer()
-    trained = Trainer(prepare("Cartpole", num_envs=8, max_iterations=1, log={"console": "quiet"}, ppo=SMALL_PPO))
+    trained = make_trainer(prepare("Cartpole", num_envs=8, max_iterations=1, log={"console": "quiet"}, ppo=SMALL_PPO))
     trained.train()
     yaml.write_text(yaml.read_text().replace("my_search.LinearPolicy", "my_search.RandomSearch"))
     run = str(the_run(folder / "runs"))
@@ -139,10 +140,10 @@ def test_settings_that_are_a_plain_dataclass_have_the_defaults(folder: Path, mon
     changed(folder, "    structure = policy_structure = ()", "    ")
     trainer(num_envs=8, max_iterations=1).train()
     run = str(the_run(folder / "runs"))
-    resumed = Trainer(prepare("Cartpole", checkpoint=run, max_iterations=2))
+    resumed = make_trainer(prepare("Cartpole", checkpoint=run, max_iterations=2))
     assert resumed.train()["iteration"] == 2
     with pytest.raises(ConfigError, match=r"does not fit this configuration: search\.horizon: saved 32, now 16"):
-        Trainer(prepare("Cartpole", checkpoint=run, max_iterations=3, search={"horizon": 16}))
+        make_trainer(prepare("Cartpole", checkpoint=run, max_iterations=3, search={"horizon": 16}))
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "x")
     with pytest.raises(ConfigError, match=r"multi_gpu=true: algo=search learns in one process only"):
         joined(prepare("Cartpole", config_dir="my_cfg", algo="search", multi_gpu=True)).__enter__()
@@ -158,7 +159,7 @@ def test_a_run_does_not_continue_with_another_algorithm(folder: Path, by_class: 
     run = str(the_run(folder / "runs"))
     saved = "random_search" if by_class else "search"
     with pytest.raises(ConfigError, match=rf"is of algo={saved}, not algo=ppo"):
-        Trainer(prepare("Cartpole", checkpoint=run, algo="ppo"))
+        make_trainer(prepare("Cartpole", checkpoint=run, algo="ppo"))
 
 
 def test_a_variant_of_an_algorithm_keeps_its_section(folder: Path) -> None:
@@ -244,14 +245,14 @@ PPO = {"num_envs": 8, "max_iterations": 2, "log": {"console": "quiet"}, "ppo": S
 
 def test_a_network_by_its_name_trains_resumes_and_plays(folder: Path) -> None:
     settings = {**PPO, "ppo": {**SMALL_PPO, "network": {"hidden": [24], "_target_": "my_network.Residual"}}}
-    own = Trainer(prepare("Cartpole", **settings))
+    own = make_trainer(prepare("Cartpole", **settings))
     policy = own.algorithm.policy
     assert isinstance(policy, ActorCritic) and isinstance(policy.actor.layers, module("my_network").Residual)
     before = policy.actor.layers.second.weight.clone()
     own.train()
     assert not torch.equal(before, policy.actor.layers.second.weight), "it is trained"
     run = str(the_run(folder / "runs"))
-    resumed = Trainer(prepare("Cartpole", checkpoint=run, max_iterations=3))
+    resumed = make_trainer(prepare("Cartpole", checkpoint=run, max_iterations=3))
     assert differences(resumed.algorithm.policy.state_dict(), policy.state_dict()) == []
     resumed.train()
     player = Player.open(run)
@@ -261,7 +262,9 @@ def test_a_network_by_its_name_trains_resumes_and_plays(folder: Path) -> None:
 
 def test_a_network_as_an_argument(folder: Path) -> None:
     residual = module("my_network").Residual
-    own = Trainer(prepare("Cartpole", network=residual, **{**PPO, "ppo": {**SMALL_PPO, "network": {"rnn": "gru"}}}))
+    own = make_trainer(
+        prepare("Cartpole", network=residual, **{**PPO, "ppo": {**SMALL_PPO, "network": {"rnn": "gru"}}})
+    )
     actor: Any = own.algorithm.policy.actor
     assert isinstance(actor.layers, residual) and actor.layers.first.in_features == 256, "behind the recurrent layer"
     assert own.spec.config["ppo"]["network"]["_target_"] == "my_network.Residual"
@@ -315,7 +318,7 @@ def test_a_network_that_does_not_fit_is_one_line(folder: Path, old: str, new: st
     assert old in NET
     (folder / "my_net.py").write_text(NET.replace(old, new))
     with pytest.raises(ConfigError, match=rf"^ppo\.network\._target_=my_net\.Net: {line}"):
-        Trainer(prepare("Cartpole", **{**PPO, "ppo": {"network": {"_target_": "my_net.Net"}}}))
+        make_trainer(prepare("Cartpole", **{**PPO, "ppo": {"network": {"_target_": "my_net.Net"}}}))
 
 
 def test_what_is_no_network_is_one_line(folder: Path) -> None:
@@ -324,7 +327,7 @@ def test_what_is_no_network_is_one_line(folder: Path) -> None:
         r" my_networks\.Residual; it is a function"
     )
     with pytest.raises(ConfigError, match=line):
-        Trainer(prepare("Cartpole", **{**PPO, "ppo": {"network": {"_target_": "os.path.join"}}}))
+        make_trainer(prepare("Cartpole", **{**PPO, "ppo": {"network": {"_target_": "os.path.join"}}}))
 
 
 def test_the_look_at_a_network_changes_nothing(folder: Path) -> None:

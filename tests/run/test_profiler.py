@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -61,7 +62,7 @@ def test_the_profiler_adds_no_sync_to_the_phases(tmp_path):
     syncs = SyncCounter()
     trainer = make_trainer("Cartpole", tmp_path, max_iterations=3, debug={"profile": 1}, log={"interval": 1000})
     with syncs:
-        trainer.timer.observe(syncs.around)
+        trainer.collector.timer.observe(syncs.around)
         trainer.train()
     assert not syncs.work["rollout"].syncs and not syncs.work["update"].syncs, syncs.locations
 
@@ -121,9 +122,9 @@ def test_under_nsight_the_iterations_are_marked_and_the_other_profiler_stays_awa
 
     class OnCuda(profiler._Recorder):
         def __init__(self, trainer: Any, *others: Any) -> None:
-            cpu, trainer.rl_device = trainer.rl_device, torch.device("cuda")
+            cpu, trainer.start = trainer.start, replace(trainer.start, device=torch.device("cuda"))
             super().__init__(trainer, *others)
-            trainer.rl_device = cpu
+            trainer.start = cpu
 
     monkeypatch.setattr(profiler, "_Recorder", OnCuda)
     trainer.train()

@@ -91,7 +91,7 @@ def test_waiting_for_the_device_is_not_logging():
 def test_a_row_that_the_device_still_works_on_makes_no_logging(tmp_path):
     """On CUDA the host is ahead, and waits in every iteration for the row of the one before."""
     trainer = make_trainer("Cartpole", tmp_path, max_iterations=4)
-    trainer.metrics.wait = lambda: time.sleep(0.3)  # type: ignore[method-assign]
+    trainer.collector.metrics.wait = lambda: time.sleep(0.3)  # type: ignore[method-assign]
     trainer.train()
     [folder] = tmp_path.glob("Cartpole/2*")
     rows = read_rows(folder / "metrics.csv")

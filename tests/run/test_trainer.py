@@ -21,9 +21,8 @@ from gpusim_rl.api import prepare
 from gpusim_rl.env import Step, device_env
 from gpusim_rl.errors import ConfigError, TaskError
 from gpusim_rl.machine import torch_threads
-from gpusim_rl.run import checkpoint, devices, stop_signal
+from gpusim_rl.run import checkpoint, collector, devices, start, stop_signal
 from gpusim_rl.run import logger as logger_module
-from gpusim_rl.run import trainer as trainer_module
 from gpusim_rl.run.checkpoint import Checkpoints
 from gpusim_rl.run.logger import Logger, RunStatus
 from gpusim_rl.run.metrics import Row
@@ -240,9 +239,9 @@ def test_a_run_of_another_kind_of_device_can_be_continued(tmp_path):
 def test_best_is_saved_although_a_better_one_passed_too_soon_after_the_last_save(tmp_path, monkeypatch):
     trainer = make_trainer("Cartpole", tmp_path, max_iterations=100, log={"checkpoint_interval": 100})
     returns = {1: 5.0, 2: 9.0, 3: 7.0, 4: 6.0, 5: 8.0}
-    flush = trainer.metrics.flush
+    flush = trainer.collector.metrics.flush
     monkeypatch.setattr(
-        trainer.metrics,
+        trainer.collector.metrics,
         "flush",
         lambda *args: [
             (host, row | {"episode/trimmed_return": returns[trainer.iteration]}) for host, row in flush(*args)
@@ -267,14 +266,14 @@ def test_best_is_saved_although_a_better_one_passed_too_soon_after_the_last_save
 def test_a_mean_of_few_episodes_is_no_record(tmp_path, monkeypatch, full_from, best, best_returns):
     trainer = make_trainer("Cartpole", tmp_path, max_iterations=100, log={"checkpoint_interval": 1})
     returns = {1: 1.0, 2: 9.0, 3: 3.0, 4: 5.0, 5: 4.0}
-    flush = trainer.metrics.flush
+    flush = trainer.collector.metrics.flush
 
     def flush_with(*args: Any) -> list[tuple[Any, Row]]:
         now = returns[trainer.iteration]
         mocked = {"episode/return": now, "episode/trimmed_return": now if trainer.iteration >= full_from else None}
         return [(host, row | mocked) for host, row in flush(*args)]
 
-    monkeypatch.setattr(trainer.metrics, "flush", flush_with)
+    monkeypatch.setattr(trainer.collector.metrics, "flush", flush_with)
     saved, told = [], []
     with trainer.logging() as log:
         for _ in returns:
@@ -372,12 +371,12 @@ def test_another_simulator_continues_with_new_episodes_where_the_training_was(tm
     run = the_run(tmp_path)
     settings = {"checkpoint": str(run), "num_envs": 4, "task": task}
     resumed: Any = make_trainer(Schooled, tmp_path, **settings, max_iterations=3, sim="mjwarp", device="cpu")
-    assert resumed.choice.name == "mjwarp" and resumed.iteration == 2
+    assert resumed.start.sim.name == "mjwarp" and resumed.iteration == 2
     assert not differences(resumed.algorithm.policy.state_dict(), began.algorithm.policy.state_dict())
     assert resumed.env.task.steps == 17  # 2 x 8, and the check of the hooks
     assert resumed.env.task.level.tolist() == [0, 17, 34, 51]
     assert resumed.env.randomizer.steps == 16
-    assert torch.equal(resumed.obs["policy"], resumed.env._obs["policy"])
+    assert torch.equal(resumed.collector.obs["policy"], resumed.env._obs["policy"])
     resumed.train()
     assert resumed.iteration == 3 and resumed.env.task.steps == 25
 
@@ -802,7 +801,7 @@ def test_an_allocation_that_fails_is_one_line_and_leaves_nothing(tmp_path, monke
     def full(*args: Any, **kwargs: Any) -> Any:
         raise MemoryError("Unable to allocate 3.00 TiB for an array")
 
-    monkeypatch.setattr(trainer_module, "make_sim", full)
+    monkeypatch.setattr(start, "make_sim", full)
     refused(tmp_path, "out of memory with num_envs=8 (Unable to allocate 3.00 TiB for an array); try num_envs=4")
 
 
@@ -865,7 +864,7 @@ def test_an_evaluation_equals_a_loop_by_hand(trained):
     by_hand = make_trainer("Cartpole", trained, **settings)
     returns = [0.0] * 4
     ended = [False] * 4
-    obs = by_hand.obs
+    obs = by_hand.collector.obs
     for _ in range(30):
         step = by_hand.env.step(by_hand.algorithm.policy.act(obs, ())[0])
         obs = step.obs
@@ -886,7 +885,7 @@ def test_an_evaluation_and_a_player_are_where_the_training_was(tmp_path):
         assert school.task.steps == 17 and school.task.level.tolist() == [0, 17, 34, 51, 0, 17]
         assert school.randomizer.steps == 16
         assert not school.progress.any() and not school.staggered.any()
-    assert torch.equal(tested.obs["policy"], tested.env._obs["policy"])
+    assert torch.equal(tested.collector.obs["policy"], tested.env._obs["policy"])
     assert tested.evaluate()["episodes"] == 6
 
 
@@ -927,14 +926,14 @@ def test_physics_and_learner_on_two_devices_are_the_same_training(tmp_path, monk
     placed = {"sim_device": torch.device("cpu"), "rl_device": torch.device("cpu:0")}
     monkeypatch.setattr(devices, "_device", lambda text, key: placed[key])
     two = make_trainer("Cartpole", tmp_path / "two", sim_device="cpu", rl_device="cpu")
-    assert two.env.device != two.rl_device
+    assert two.env.device != two.start.device
     moved = []
 
     def watched(step: Step, device: torch.device) -> Step:
         moved.append((step.reward.device, device))
         return device_env.moved(step, device)
 
-    monkeypatch.setattr(trainer_module, "moved", watched)
+    monkeypatch.setattr(collector, "moved", watched)
     two.train()
     assert set(moved) == {(placed["sim_device"], placed["rl_device"])}
     assert read_csv(the_run(tmp_path / "one")) == read_csv(the_run(tmp_path / "two"))
@@ -959,7 +958,7 @@ def test_rows_tell_of_the_training_alone_and_its_times_add_up(tmp_path):
 
 def rows_an_interval_late(trainer: Trainer) -> None:
     """As on CUDA, where a row is read when the next one is on its way."""
-    flush, waiting = trainer.metrics.flush, []
+    flush, waiting = trainer.collector.metrics.flush, []
 
     def late(*args: Any) -> Any:
         waiting.extend(flush(*args))
@@ -970,8 +969,8 @@ def rows_an_interval_late(trainer: Trainer) -> None:
         waiting.clear()
         return rest
 
-    trainer.metrics.flush = late  # type: ignore[method-assign]
-    trainer.metrics.drain = drain  # type: ignore[method-assign]
+    trainer.collector.metrics.flush = late  # type: ignore[method-assign]
+    trainer.collector.metrics.drain = drain  # type: ignore[method-assign]
 
 
 def test_rows_that_arrive_late_are_complete_and_in_the_file_before_the_checkpoint(tmp_path, monkeypatch):

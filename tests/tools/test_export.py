@@ -21,11 +21,11 @@ import pytest
 import torch
 
 from gpusim_rl.api import prepare
+from gpusim_rl.distributed import actors
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.export import files, parity
 from gpusim_rl.export.controls import fit, measure
 from gpusim_rl.files import checkpoint_file
-from gpusim_rl.run.trainer import Trainer
 from gpusim_rl.view.player import Player
 from helpers.commands import ROOT, run_command
 from helpers.training import make_trainer, the_run
@@ -302,7 +302,7 @@ def test_every_kind_of_policy_is_exported(tmp_path, monkeypatch, kind):
         ppo = {"horizon": 8, "minibatch_size": 32, "precision": "fp32", **overrides.pop("ppo", {})}
         overrides["ppo"] = {**ppo, "network": {"hidden": [16, 16], **ppo.get("network", {})}}
     log = {"console": "quiet", "dir": "runs"}
-    trainer = Trainer(prepare(task, algo=algo, **common, log=log, **overrides))
+    trainer = actors.make_trainer(prepare(task, algo=algo, **common, log=log, **overrides))
     trainer.train()
     run = the_run(tmp_path / "runs")
     shake(run / "checkpoints" / "last.pt")

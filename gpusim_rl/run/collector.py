@@ -1,0 +1,226 @@
+"""The two pieces of an iteration, the rollout and the update; on CUDA each is captured into a graph and replayed."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gpusim_rl.env import Environment, Step
+from gpusim_rl.env.device_env import moved
+from gpusim_rl.env.half_batches import HalfBatches
+from gpusim_rl.errors import ConfigError, warn
+from gpusim_rl.learn.algorithm import Algorithm
+from gpusim_rl.learn.collective import ALONE, Collective
+from gpusim_rl.machine.torch_threads import ROWS_PER_THREAD, limit_torch_threads
+from gpusim_rl.run.checkpoint import without_replay
+from gpusim_rl.run.cuda_graph import Graphs, choose_graph
+from gpusim_rl.run.device_check import check_devices, devices_checked
+from gpusim_rl.run.metrics import Metrics, Row
+from gpusim_rl.run.overlap import overlapped_steps
+from gpusim_rl.run.timing import PhaseTimer
+from gpusim_rl.settings.schema import RunConfig
+
+Pause = Callable[[str], None]
+"""Called between two steps of an iteration with words for what is done. It may raise: the iteration is left."""
+
+
+def no_pause(done: str) -> None:
+    """Goes on at once."""
+
+
+class Collector(ABC):
+    """Fills an algorithm's memory with a rollout, and lets the algorithm learn from it.
+
+    Args:
+        cfg: Settings of the run.
+        env: Environments, or what stands for those of actors.
+        algorithm: Learner.
+        obs: First observations to act on, on the learner's device, shape [num_envs, size] each.
+        device: Device of the learner.
+        collective: Processes that learn together.
+
+    Attributes:
+        obs: Observations to act on next. The tensors are never replaced, because a CUDA graph uses their addresses.
+        metrics: Sums of the log interval, on the device.
+        timer: Durations of the phases.
+        graphs: What replays the pieces on CUDA.
+        num_actors: Processes that step envs for this learner; 0 where it steps its own.
+    """
+
+    num_actors = 0
+
+    def __init__(
+        self,
+        cfg: RunConfig,
+        env: Environment,
+        algorithm: Algorithm,
+        obs: dict[str, Tensor],
+        device: torch.device,
+        collective: Collective = ALONE,
+    ) -> None:
+        self._cfg, self.env, self.algorithm, self.obs, self.device = cfg, env, algorithm, obs, device
+        self.metrics = Metrics(cfg.num_envs, device, collective=collective)
+        self.timer = PhaseTimer(device)
+        choice = choose_graph(
+            cfg.graph,
+            device,
+            env.device,
+            physics_steps=algorithm.horizon * env.physics_evaluations,
+            check_task=cfg.debug.check_task,
+        )
+        self.graphs = Graphs(
+            choice,
+            device,
+            generators=algorithm.generators,
+            stateful=[*env.stateful, algorithm],
+            collective=collective,
+        )
+
+    @abstractmethod
+    def collect(self, pause: Pause = no_pause) -> None:
+        """Fills the algorithm's memory with a rollout of `horizon` control steps.
+
+        Args:
+            pause: Called after each control step that no graph replays.
+        """
+
+    def update(self) -> None:
+        """Lets the algorithm learn from the rollout."""
+        with self._devices_checked(), self.timer("update"):
+            self.algorithm.before_update()
+            stats = self.graphs.run("update", self.algorithm.update)
+            self.metrics.record_update(stats, type(self.algorithm).__name__)
+
+    def numbers(self) -> Row:
+        """What the host knows of the rollouts since the last call, for the row of a log interval."""
+        return {}
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that the next rollout and update depend on, but for torch's own random stream."""
+        return {
+            "actor_columns": self._actor_columns,
+            "policy": self.algorithm.policy.state_dict(),
+            "algorithm": self.algorithm.state_dict(),
+            "env": self.env.state_dict(),
+            "metrics": self.metrics.state_dict(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any], *, same_envs: bool) -> None:
+        """Restores `state_dict`, in place.
+
+        Args:
+            state: State of this collector, or of one with other envs.
+            same_envs: Whether it is of these envs. Else new episodes begin, at the training progress of the others.
+        """
+        of_algorithm = state["algorithm"]
+        if state.get("actor_columns") != self._actor_columns:
+            if of_algorithm.get("replay") is not None:
+                warn("transitions come from other envs now: the replay memory is filled again")
+            of_algorithm = without_replay(of_algorithm)
+        self.algorithm.policy.load_state_dict(state["policy"])
+        self.algorithm.load_state_dict(of_algorithm)
+        if same_envs and self.env.resumable:
+            self._copy_obs(self.env.load_state_dict(state["env"]))
+            self.metrics.load_state_dict(state["metrics"])
+        else:
+            self.begin_from(state["env"])
+            self.algorithm.begin_episodes()
+
+    def begin_from(self, state: dict[str, Any]) -> None:
+        """Begins new episodes in all envs, at the training progress of others.
+
+        Args:
+            state: State of the other envs.
+        """
+        self._copy_obs(self.env.begin_from(state))
+
+    def close(self) -> None:
+        """Frees the simulator."""
+        self.env.close()
+
+    @property
+    def _actor_columns(self) -> int | None:
+        """Envs that send their rollouts to this learner together; None where it steps its own."""
+        return self.env.num_envs if self.num_actors else None
+
+    def _copy_obs(self, obs: Mapping[str, Tensor]) -> None:
+        for group, value in obs.items():
+            self.obs[group].copy_(value)
+
+    def _devices_checked(self) -> AbstractContextManager[None]:
+        env, algorithm = self.env, self.algorithm
+        owners = [("the environment", env, env.device), ("the policy", algorithm.policy, self.device)]
+        owners.append(("the algorithm", algorithm, self.device))
+        return devices_checked(*owners, enabled=self._cfg.debug.check_device)
+
+
+class EnvCollector(Collector):
+    """Acts in environments of this process; it is made as every `Collector`.
+
+    Raises:
+        ConfigError: The envs step in halves, and the algorithm cannot act for half of them.
+    """
+
+    def __init__(
+        self,
+        cfg: RunConfig,
+        env: Environment,
+        algorithm: Algorithm,
+        obs: dict[str, Tensor],
+        device: torch.device,
+        collective: Collective = ALONE,
+    ) -> None:
+        super().__init__(cfg, env, algorithm, obs, device, collective)
+        halves = env.rows if isinstance(env, HalfBatches) else ()
+        self._halves = [half for rows in halves if (half := algorithm.part(rows)) is not None]
+        if len(self._halves) < len(halves):
+            raise ConfigError(
+                f"env.overlap=true: algo={cfg.algo} cannot act for half of the envs. Try env.overlap=false"
+            )
+
+    def collect(self, pause: Pause = no_pause) -> None:
+        """Acts for `horizon` control steps in all envs; the algorithm records them."""
+        timed = self.timer("rollout") if self.graphs.whole_rollout else nullcontext()
+        limited = limit_torch_threads(self._cfg.num_envs, self.device, ROWS_PER_THREAD)
+        with self._devices_checked(), timed, limited:
+            self.graphs.run("rollout", lambda: self._rollout(pause))
+
+    @torch.no_grad()
+    def _rollout(self, pause: Pause) -> None:
+        with self.timer("policy"):
+            self.algorithm.begin_rollout()
+            self.metrics.begin_rollout()
+        for number, step in enumerate(self._control_steps(), start=1):
+            with self.timer("policy"):
+                self.metrics.record_step(step)
+            pause(f"control step {number}/{self.algorithm.horizon}")
+        with self.timer("policy"):
+            self.metrics.end_rollout()
+
+    def _control_steps(self) -> Iterator[Step]:
+        """Those of a rollout; the algorithm has recorded each, and `obs` is what it acts on next."""
+        if isinstance(self.env, HalfBatches):
+            yield from overlapped_steps(self.env, self._halves, self.obs, self.device, self.timer)
+            return
+        for _ in range(self.algorithm.horizon):
+            action, step = self.graphs.run("step", self._control_step)
+            with self.timer("policy"):
+                self.algorithm.record(action, step)
+                self._copy_obs(step.obs)
+            yield step
+
+    def _control_step(self) -> tuple[Tensor, Step]:
+        with self.timer("policy"):
+            action = self.algorithm.act(self.obs)
+            if self._cfg.debug.check_device:
+                check_devices("the algorithm", {"act()": action}, self.device)
+        with self.timer("simulate"):
+            step = self.env.step(action.to(self.env.device))
+            if self._cfg.debug.check_device:
+                check_devices("the environment", step, self.env.device)
+            return action, moved(step, self.device)

@@ -1,0 +1,193 @@
+"""What a run begins with: checkpoint, seed and devices, and the environments and the algorithm that they make."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from gpusim_rl.env import Environment, VecEnv
+from gpusim_rl.errors import one_line_if_out_of_memory, warn
+from gpusim_rl.files.checkpoint_file import digest_of
+from gpusim_rl.learn.algorithm import Algorithm, EnvSpec
+from gpusim_rl.learn.collective import ALONE, Collective
+from gpusim_rl.machine.hardware import tune_malloc
+from gpusim_rl.machine.torch_threads import use_available_cpus
+from gpusim_rl.run import checkpoint
+from gpusim_rl.run.collector import EnvCollector
+from gpusim_rl.run.device_check import devices_checked
+from gpusim_rl.run.devices import choose_devices, choose_eval_devices
+from gpusim_rl.run.writers import require_tensorboard
+from gpusim_rl.settings.schema import RunConfig, RunSpec, declarations
+from gpusim_rl.sim import SimChoice, make_sim
+
+SEEDS_APART = 1_000_003
+"""Distance of the seeds of two processes that learn together: their envs and their noise differ."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunStart:
+    """What is decided before anything is built.
+
+    Attributes:
+        spec: Task, algorithm and settings.
+        collective: Processes that learn together; each has `num_envs` envs.
+        seed: Seed of the run.
+        device: Device of the learner.
+        sim: Simulator and its device.
+        resumed: Whether the run continues from a checkpoint.
+        iteration: Iterations done before this start of the run.
+        regrouped: Whether another number of processes learned together before: new episodes begin, with other noise.
+        digest: Digest of the checkpoint's file.
+    """
+
+    spec: RunSpec
+    collective: Collective
+    seed: int
+    device: torch.device
+    sim: SimChoice
+    resumed: bool = False
+    iteration: int = 0
+    regrouped: bool = False
+    digest: str | None = None
+
+    @property
+    def cfg(self) -> RunConfig:
+        """Settings of the run."""
+        return self.spec.cfg
+
+    @property
+    def process_seed(self) -> int:
+        """Seed of this process among those that learn together."""
+        return self.seed + SEEDS_APART * self.collective.rank
+
+
+def begin(spec: RunSpec, collective: Collective = ALONE) -> tuple[RunStart, dict[str, Any] | None]:
+    """Reads the checkpoint, chooses seed and devices, and prepares torch for them.
+
+    Args:
+        spec: Task, algorithm and settings.
+        collective: Processes that learn together.
+
+    Returns:
+        Start of the run, and what this process continues from in the checkpoint; None for a new run.
+
+    Raises:
+        ConfigError: Something in the configuration or the checkpoint does not fit.
+    """
+    cfg, outside = spec.cfg, issubclass(spec.task_class, Environment)
+    if cfg.log.tensorboard:
+        require_tensorboard()
+    digest = digest_of(spec.checkpoint.file) if spec.checkpoint is not None else None
+    state = checkpoint.load_for(spec)
+    regrouped = False
+    if state is not None and not cfg.test:
+        state, regrouped = _state_of_process(state, collective)
+    seed = collective.share(_choose_seed(cfg, state))
+    device, sim = choose_devices(cfg, outside=outside)
+    if cfg.eval.interval and not cfg.test:
+        choose_eval_devices(cfg, outside=outside)  # what is wrong is said now
+    torch.manual_seed(seed)
+    if cfg.torch_deterministic:  # without it cuBLAS refuses; read when CUDA starts
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(cfg.torch_deterministic)
+    use_available_cpus()
+    tune_malloc()
+    if state is None:
+        return RunStart(spec, collective, seed, device, sim), None
+    iteration = int(state["iteration"])
+    return RunStart(spec, collective, seed, device, sim, True, iteration, regrouped, digest), state
+
+
+def _choose_seed(cfg: RunConfig, state: Mapping[str, Any] | None) -> int:
+    if state is not None and not cfg.test:
+        return int(state["seed"])
+    return secrets.randbelow(2**31) if cfg.seed == -1 else cfg.seed
+
+
+def _state_of_process(state: dict[str, Any], collective: Collective) -> tuple[dict[str, Any], bool]:
+    """What of a checkpoint this process continues from, and whether there was another number of processes.
+
+    With as many processes as before it continues as it was. Else learning continues, and episodes begin anew.
+    """
+    processes = state.get("processes", {})
+    before, now = max(1, len(processes)), collective.size
+    if now == before:
+        return state | processes.get(collective.rank, {}), False
+    if collective.rank == 0:
+        warn(
+            f"the run had {before} process{'es' if before > 1 else ''} before, and has {now} now: new episodes"
+            " begin, and a replay memory is filled again"
+        )
+    return state | {"algorithm": checkpoint.without_replay(state["algorithm"])}, True
+
+
+def make_collector(start: RunStart, **role: Any) -> EnvCollector:
+    """Makes the environments of a run and its algorithm.
+
+    Args:
+        start: Start of the run.
+        role: Fields of `EnvSpec` that tell which of several processes this is.
+
+    Raises:
+        ConfigError: Something in the configuration does not fit.
+        TaskError: A hook of the task is wrong.
+    """
+    cfg = start.cfg
+    with one_line_if_out_of_memory(cfg.num_envs):
+        env = _make_env(start)
+        with devices_checked(("the environment", env, env.device), enabled=cfg.debug.check_device):
+            obs = {group: value.to(start.device, copy=True) for group, value in env.reset().items()}
+        algorithm = make_algorithm(start, dataclasses.replace(env_spec(start, env), **role), start.process_seed)
+        use_cpus(start, env.num_envs)
+        return EnvCollector(cfg, env, algorithm, obs, start.device, start.collective)
+
+
+def _make_env(start: RunStart) -> Environment:
+    cfg, task_class, task_cfg = start.cfg, start.spec.task_class, start.cfg.task
+    if issubclass(task_class, Environment):
+        env_cfg = dataclasses.replace(cfg.env, overlap=False) if cfg.test else cfg.env
+        return task_class.from_settings(env_cfg, num_envs=cfg.num_envs, seed=start.process_seed)
+    if cfg.test:  # whole episodes only
+        task_cfg = task_cfg.whole_episodes()
+    sim = make_sim(task_class.scene(task_cfg), start.sim, cfg.num_envs, cfg.sim)
+    return VecEnv(task_class, task_cfg, sim, start.process_seed, check=cfg.debug.check_task)
+
+
+def env_spec(start: RunStart, env: Environment) -> EnvSpec:
+    """What an algorithm must know of the environments."""
+    return EnvSpec(
+        env.num_envs,
+        dict(env.obs_sizes),
+        env.action_space,
+        env.steps_between_truncations,
+        role="acts" if start.cfg.test else "both",
+        section=start.cfg.algo,
+    )
+
+
+def use_cpus(start: RunStart, num_envs: int) -> None:
+    """Gives torch as many threads as the matrices of an update keep busy, for a learner of so many envs."""
+    settings = start.cfg.algorithm
+    use_available_cpus(declarations(type(settings)).batch_rows(settings, num_envs))
+
+
+def make_algorithm(start: RunStart, env: EnvSpec, seed: int) -> Algorithm:
+    """Makes the algorithm of a run.
+
+    Args:
+        start: Start of the run.
+        env: The environments that it acts in or learns from.
+        seed: Seed of all its random numbers.
+    """
+    cfg = start.cfg
+    algorithm = start.spec.algorithm_class(
+        cfg.algorithm, env, device=start.device, seed=seed, max_iterations=cfg.max_iterations
+    )
+    algorithm.collective = start.collective
+    return algorithm
