@@ -10,11 +10,13 @@ python tools/new_task.py MyAnt --from-isaacgymenvs isaacgymenvs/cfg/task/Ant.yam
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import os
 import re
 import shlex
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from string import Template
@@ -45,7 +47,7 @@ ARM = """\
 </mujoco>
 """
 HEAD = '''\
-"""$doing"""
+"""$name: $doing"""
 
 from __future__ import annotations
 
@@ -72,7 +74,7 @@ $fields
 
 
 class $name(Task[${name}Config]):
-    """$doing
+    """$name: $doing
 
     Action space: $actions number$actions_s in [-1, 1]: $action_words.
 
@@ -172,7 +174,7 @@ $controls        self.down = torch.tensor([0.0, 0.0, -1.0], device=self.device).
 '''
 YAML = """\
 # @package _global_
-# $doing
+# $name: $doing
 task:
   _target_: my_tasks.$module.$name
   physics_hz: $physics_hz  # Hz, physics steps per second
@@ -194,6 +196,18 @@ CONTROLS = """\
         self.middle = torch.where(limited, (low + high) / 2, 0.0)  # of what the actuators take
         self.half = torch.where(limited, (high - low) / 2, 1.0)
 """
+WALKING = {
+    "doing": "walk forward, and stay upright.",
+    "import_math": "from gpusim_rl.env.math import quat_rotate_inverse\n",
+    "reward_words": "velocity along x up to `speed` + `alive_reward` - `action_cost` x mean squared action.",
+    "start_words": "joints +-`start_noise` around the robot's pose. Termination: it lies or falls over.",
+}
+REACHING = {
+    "doing": "bring the joints to random targets.",
+    "import_math": "",
+    "reward_words": "1 - mean distance to the targets / `reach` - `action_cost` x mean squared action.",
+    "start_words": "joints +-`start_noise` around the robot's pose, targets anywhere in reach. No termination.",
+}
 NOISE = 0.1  # rad or m, of joints at the start
 
 # Settings of IsaacGymEnvs by what they are called here: those of env and sim are read one by one below.
@@ -218,24 +232,24 @@ NOT_NEEDED = {"env_spacing", "num_observations", "num_actions", "enable_debug_vi
 class Draft:
     """What the files are made of."""
 
-    name: str
-    folder: Path
-    robot: str = ""
-    """Its file, or a robot of MuJoCo Menagerie."""
-    free_base: bool = False
-    """Whether the first body gets a free joint."""
-    common: dict[str, Any] = field(default_factory=dict)
-    """Settings that every task has, where they are given."""
-    values: dict[str, tuple[Any, str]] = field(default_factory=dict)
-    """The task's own settings: value and comment."""
+    name: str  # of the task and its class
+    folder: Path  # of my_tasks and my_cfg
+    robot: str = ""  # its file, or a robot of MuJoCo Menagerie
+    free_base: bool = False  # whether the first body gets a free joint
+    common: dict[str, Any] = field(default_factory=dict)  # given settings that every task has
+    values: dict[str, tuple[Any, str]] = field(default_factory=dict)  # the task's own, each with a comment
     ppo: dict[str, Any] = field(default_factory=dict)
-    told: list[str] = field(default_factory=list)
-    """Lines for the user."""
+    notes: list[str] = field(default_factory=list)  # lines for the user
 
     @property
     def module(self) -> str:
         """Name of the py file: that of `BallOnPlate` is ball_on_plate."""
         return snake_case(self.name)
+
+    @property
+    def of_menagerie(self) -> bool:
+        """Whether the robot is a name instead of a file."""
+        return self.robot.startswith("menagerie:")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -263,7 +277,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 
 
 def new_task(args: argparse.Namespace) -> list[str]:
-    """Write all files or none; return what to tell."""
+    """Write all files or none; return the lines for the user."""
     from gpusim_rl.errors import ConfigError
     from gpusim_rl.files.safe_open import replacing
     from gpusim_rl.settings.discover import tasks
@@ -283,12 +297,14 @@ def new_task(args: argparse.Namespace) -> list[str]:
     if not draft.robot:
         draft.robot = str(draft.folder / "my_tasks" / "assets" / f"{draft.module}.xml")
         files[Path(draft.robot)] = ARM
-    elif not is_menagerie(draft.robot) and not Path(draft.robot).is_file():
+    elif not draft.of_menagerie and not Path(draft.robot).is_file():
         raise ConfigError(f"there is no robot file {draft.robot}")
     for file in (source, yaml, *files):
         if file.exists() and not args.overwrite:
             raise ConfigError(f"the file {file} exists already; try another name, or --overwrite")
-    files[source], files[yaml] = write(draft, own=ARM if files else None)
+    robot = load_robot(draft, ARM if files else None)
+    values = own_settings(draft, robot)
+    files[source], files[yaml] = class_text(draft, robot, values), yaml_text(draft, robot, values)
     for file, text in files.items():
         file.parent.mkdir(parents=True, exist_ok=True)
         with replacing(file) as temporary:
@@ -299,12 +315,7 @@ def new_task(args: argparse.Namespace) -> list[str]:
         f"{here}python {tool('train', args.out)} -cd my_cfg task={draft.name}",
         f"{here}python {tool('export', args.out)} {draft.name} -cd my_cfg",
     ]
-    return [*(f"wrote {file}" for file in files), *draft.told, "next:", *(f"  {step}" for step in next_steps)]
-
-
-def is_menagerie(robot: str) -> bool:
-    """Whether it is a name instead of a file."""
-    return robot.startswith("menagerie:")
+    return [*(f"wrote {file}" for file in files), *draft.notes, "next:", *(f"  {step}" for step in next_steps)]
 
 
 def snake_case(name: str) -> str:
@@ -321,11 +332,14 @@ def tool(name: str, folder: Path) -> str:
     return shlex.quote(str(file.relative_to(folder.resolve()) if near else file))
 
 
+# IsaacGymEnvs
+
+
 def take_settings(draft: Draft, file: Path) -> None:
     """Read the yaml of a task of IsaacGymEnvs, its PPO settings beside it, and where its robot is.
 
     Raises:
-        ConfigError: It is no such file.
+        ConfigError: The file is no such yaml, or does not tell the robot.
     """
     from gpusim_rl.errors import ConfigError
 
@@ -335,17 +349,15 @@ def take_settings(draft: Draft, file: Path) -> None:
     env = {snake_case(key): value for key, value in theirs["env"].items()}
     physics = theirs.get("sim") or {}
     rate = max(1, round(1 / physics.get("dt", 1 / 60)))  # they write 1/60 s as 0.0166
-    draft.common = {
-        "physics_hz": rate * physics.get("substeps", 1),
-        "control_hz": number(rate / env.get("control_frequency_inv", 1)),
-    }
-    draft.common |= {key: env[key] for key in READ & env.keys() if key != "control_frequency_inv"}
-    own = {key: value for key, value in env.items() if key not in READ | NOT_NEEDED}
-    draft.values = {key: (value, "") for key, value in own.items() if isinstance(value, int | float)}
+    draft.common = {key: env[key] for key in READ & env.keys() if key != "control_frequency_inv"}
+    draft.common["physics_hz"] = rate * physics.get("substeps", 1)
+    draft.common["control_hz"] = number(rate / env.get("control_frequency_inv", 1))
+    of_task = {key: value for key, value in env.items() if key not in READ | NOT_NEEDED}
+    draft.values = {key: (value, "") for key, value in of_task.items() if isinstance(value, int | float)}
     if draft.values:
-        draft.told.append(f"from {file.name}, in the yaml, not used by the class yet: {', '.join(draft.values)}")
-    if left := [key for key in own if key not in draft.values and key != "asset"]:
-        draft.told.append(f"not taken from {file.name}: {', '.join(left)}")
+        draft.notes.append(f"from {file.name}, in the yaml, not used by the class yet: {', '.join(draft.values)}")
+    if left := [key for key in of_task if key not in draft.values and key != "asset"]:
+        draft.notes.append(f"not taken from {file.name}: {', '.join(left)}")
     asset = (env.get("asset") or {}).get("assetFileName")
     if not draft.robot and asset:
         draft.robot = str(file.resolve().parents[3] / "assets" / asset)
@@ -353,22 +365,22 @@ def take_settings(draft: Draft, file: Path) -> None:
         raise ConfigError(f"{file} does not tell the robot's file; try --urdf or --mjcf")
     algorithm = file.parent.parent / "train" / f"{file.stem}PPO.yaml"
     if not algorithm.is_file():
-        draft.told.append(f"no PPO settings of theirs: there is no {algorithm}")
+        draft.notes.append(f"no PPO settings of theirs: there is no {algorithm}")
         return
     params = read_yaml(algorithm).get("params") or {}
-    found = {key: look_up(params, path) for key, path in PPO.items()}
-    draft.ppo = {key: value for key, value in found.items() if isinstance(value, int | float)}
+    values = {key: look_up(params, path) for key, path in PPO.items()}
+    draft.ppo = {key: value for key, value in values.items() if isinstance(value, int | float)}
     if isinstance(units := look_up(params, "network.mlp.units"), list):
         draft.ppo["network"] = {"hidden": units}
-    if isinstance(most := look_up(params, "config.max_epochs"), int):
-        draft.common["max_iterations"] = most
+    if isinstance(epochs := look_up(params, "config.max_epochs"), int):
+        draft.common["max_iterations"] = epochs
 
 
 def read_yaml(file: Path) -> dict[str, Any]:
     """A yaml of theirs; `${resolve_default:4096,...}` is 4096.
 
     Raises:
-        ConfigError: It cannot be read.
+        ConfigError: The file cannot be read.
     """
     import yaml
     from omegaconf import OmegaConf
@@ -377,19 +389,17 @@ def read_yaml(file: Path) -> dict[str, Any]:
     from gpusim_rl.errors import ConfigError
     from gpusim_rl.sim.robot_file import one_line
 
-    try:
-        content = OmegaConf.to_container(OmegaConf.load(file))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError, OmegaConfBaseException) as error:
-        raise ConfigError(f"cannot read {file}: {one_line(error)}") from None
-
     def resolved(value: Any) -> Any:
         if isinstance(value, dict):
             return {str(key): resolved(item) for key, item in value.items()}
         default = re.match(r"\$\{resolve_default:\s*([^,}]+)", value) if isinstance(value, str) else None
         return yaml.safe_load(default[1]) if default else value
 
-    found = resolved(content)
-    return found if isinstance(found, dict) else {}
+    try:
+        content = resolved(OmegaConf.to_container(OmegaConf.load(file)))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError, OmegaConfBaseException) as error:
+        raise ConfigError(f"cannot read {file}: {one_line(error)}") from None
+    return content if isinstance(content, dict) else {}
 
 
 def look_up(values: Any, path: str) -> Any:
@@ -405,50 +415,51 @@ def number(value: float) -> float | int:
     return int(near) if near == int(near) else near
 
 
-@dataclass
-class Robot:
+# The robot
+
+
+@dataclass(kw_only=True)
+class RobotFacts:
     """What the class must know of the robot."""
 
-    free: bool
+    free: bool  # whether its base is free
     joints: list[str]
-    slides: list[bool]
-    """Of each joint, whether it is a slide."""
-    driven: list[str]
-    """The joint of each actuator, or all joints where an actuator is not of a joint."""
-    servos: bool
-    """Whether every control is a position of its joint."""
+    unit: str  # of their positions
+    driven: list[str]  # the joint of each actuator, or all joints where an actuator is not of a joint
+    servos: bool  # whether every control is a position of its joint
     actuators: int
-    gains: dict[str, tuple[float, float]] | None
-    """Stiffness and damping of each joint of `driven`, if the file has no actuators."""
+    gains: dict[str, tuple[float, float]] | None  # stiffness and damping of `driven`, if the file has no actuators
     has_ground: bool
-    keyframe: bool
-    height: float
-    """Of the first body in the world [m]."""
-    lift: float
-    """How much higher the robot must be so that it is above the ground [m]."""
+    keyframe: bool  # whether the file has one called `home`
+    height: float  # of the first body in the world [m]
+    lift: float  # how much higher the robot must be so that it is above the ground [m]
     physics_hz: float | int
 
 
-def look_at(draft: Draft, own: str | None) -> Robot:
+def load_robot(draft: Draft, arm: str | None) -> RobotFacts:
     """Load the robot's file.
+
+    Args:
+        draft: Draft that names the robot.
+        arm: MJCF of the arm that is written too; None reads the robot's file.
 
     Raises:
         TaskError: The scene cannot take it, or nothing can drive it.
     """
     import mujoco
-    import numpy as np
 
     from gpusim_rl.errors import TaskError
     from gpusim_rl.sim import Scene
 
-    robot: Any = draft.robot
     spec = None
-    if own is not None:
-        robot = mujoco.MjSpec.from_string(own)
-    elif not is_menagerie(draft.robot) and draft.robot.endswith(".xml"):
+    if arm is not None:
+        spec = mujoco.MjSpec.from_string(arm)
+    elif not draft.of_menagerie and draft.robot.endswith(".xml"):
         spec = mujoco.MjSpec.from_file(draft.robot)
+    physics_hz = 200 if spec is None else number(1 / spec.option.timestep)
     keyframe = spec is not None and any(key.name == "home" for key in spec.keys)
     scene = Scene(500)
+    robot: Any = draft.robot if arm is None or spec is None else spec
     scene.add("robot", robot, keyframe="home" if keyframe else None, fixed_base=False if draft.free_base else None)
     model = scene.model
     data = mujoco.MjData(model)
@@ -456,65 +467,69 @@ def look_at(draft: Draft, own: str | None) -> Robot:
     bodies = scene.bodies_of("robot")
     if not bodies:
         raise TaskError(f"{draft.robot} has no body")
-    of_robot = [i for i in range(model.njnt) if model.jnt_bodyid[i] in bodies]
-    joint_type = mujoco.mjtJoint
-    moving = [i for i in of_robot if model.jnt_type[i] in (joint_type.mjJNT_HINGE.value, joint_type.mjJNT_SLIDE.value)]
-    free = any(model.jnt_type[i] == joint_type.mjJNT_FREE.value for i in of_robot)
+    kinds = {i: mujoco.mjtJoint(model.jnt_type[i]) for i in range(model.njnt) if model.jnt_bodyid[i] in bodies}
+    free = mujoco.mjtJoint.mjJNT_FREE in kinds.values()
+    hinge, slide = mujoco.mjtJoint.mjJNT_HINGE, mujoco.mjtJoint.mjJNT_SLIDE
+    moving = [i for i, kind in kinds.items() if kind in (hinge, slide)]
+    names = {i: model.joint(i).name.removeprefix("robot/") for i in moving}
+    lift = math.ceil(100 * max(0.0, -lowest_point(model, data, bodies, moving))) / 100
+    height = float(data.xpos[bodies[0], 2]) + lift
 
-    def named(i: int) -> str:
-        return model.joint(i).name.removeprefix("robot/")
-
-    ground = (mujoco.mjtGeom.mjGEOM_PLANE.value, mujoco.mjtGeom.mjGEOM_HFIELD.value)
-    robot_geoms = [i for i in range(model.ngeom) if model.geom_bodyid[i] in bodies]
-    addresses = [model.jnt_qposadr[i] for i in moving]
-    random, pose, lowest = np.random.default_rng(0), data.qpos.copy(), math.inf
-    for _ in range(64):  # poses that a start may have
-        data.qpos[addresses] = pose[addresses] + NOISE * random.uniform(-1, 1, len(addresses))
-        mujoco.mj_kinematics(model, data)
-        for i in robot_geoms:
-            middle, half = model.geom_aabb[i, :3], model.geom_aabb[i, 3:]
-            turned = data.geom_xmat[i].reshape(3, 3)
-            lowest = min(lowest, float((data.geom_xpos[i] + turned @ middle)[2] - (np.abs(turned) @ half)[2]))
-    data.qpos[:] = pose
-    mujoco.mj_forward(model, data)
-    lift = max(0.0, -lowest) if math.isfinite(lowest) else 0.0
-    lift = math.ceil(100 * lift) / 100
-
-    transmissions = [(model.actuator_trntype[a], model.actuator_trnid[a, 0]) for a in range(model.nu)]
-    by_joint = [i for kind, i in transmissions if kind == mujoco.mjtTrn.mjTRN_JOINT.value and i in moving]
+    of_joint = [
+        model.actuator_trnid[a, 0]
+        for a in range(model.nu)
+        if model.actuator_trntype[a] == mujoco.mjtTrn.mjTRN_JOINT.value
+    ]
+    driven = [i for i in of_joint if i in moving]
     gains = None
     if model.nu == 0:
         followers = {model.eq_obj1id[e] for e in range(model.neq) if model.eq_type[e] == mujoco.mjtEq.mjEQ_JOINT.value}
-        by_joint = [i for i in moving if i not in followers]
-        height = float(data.xpos[bodies[0], 2]) + lift
-        gains = {named(i): usual_gains(model, data, i, height if free else None) for i in by_joint}
-    if not by_joint and not moving:
+        driven = [i for i in moving if i not in followers]
+        gains = {names[i]: usual_gains(model, data, i, height if free else None) for i in driven}
+    if not driven and not moving:
         raise TaskError(f"{draft.robot}: the robot has no joint that a drive could move; try --free-base?")
-    whole = len(by_joint) == max(model.nu, len(by_joint))
-    servo = mujoco.mjtBias.mjBIAS_AFFINE.value
-    servos = whole and all(
-        model.actuator_biastype[a] == servo and model.actuator_biasprm[a, 1] == -model.actuator_gainprm[a, 0] != 0
+    one_each = len(driven) >= model.nu  # every actuator is of a joint
+    servos = one_each and all(
+        model.actuator_biastype[a] == mujoco.mjtBias.mjBIAS_AFFINE.value
+        and model.actuator_biasprm[a, 1] == -model.actuator_gainprm[a, 0] != 0
         for a in range(model.nu)
     )
-    if spec is not None or own is not None:
-        step = mujoco.MjSpec.from_string(own).option.timestep if spec is None else spec.option.timestep
-        physics_hz = number(1 / step)
-    else:
-        physics_hz = 200
-    return Robot(
+    slides = [kinds[i] == slide for i in moving]
+    ground = (mujoco.mjtGeom.mjGEOM_PLANE.value, mujoco.mjtGeom.mjGEOM_HFIELD.value)
+    return RobotFacts(
         free=free,
-        joints=[named(i) for i in moving],
-        slides=[bool(model.jnt_type[i] == joint_type.mjJNT_SLIDE.value) for i in moving],
-        driven=[named(i) for i in (by_joint if whole else moving)],
+        joints=[names[i] for i in moving],
+        unit="m" if slides and all(slides) else "rad or m" if any(slides) else "rad",
+        driven=[names[i] for i in (driven if one_each else moving)],
         servos=servos,
-        actuators=model.nu or len(by_joint),
+        actuators=model.nu or len(driven),
         gains=gains,
         has_ground=any(model.geom_bodyid[i] == 0 and model.geom_type[i] in ground for i in range(model.ngeom)),
         keyframe=keyframe,
-        height=float(data.xpos[bodies[0], 2]) + lift,
+        height=height,
         lift=lift,
         physics_hz=physics_hz,
     )
+
+
+def lowest_point(model: Any, data: Any, bodies: list[int], joints: list[int]) -> float:
+    """Height of the robot's lowest point over poses that a start may have; 0 for a robot without geoms [m]."""
+    import mujoco
+    import numpy as np
+
+    addresses = [model.jnt_qposadr[i] for i in joints]
+    random, pose, lowest = np.random.default_rng(0), data.qpos.copy(), math.inf
+    for _ in range(64):
+        data.qpos[addresses] = pose[addresses] + NOISE * random.uniform(-1, 1, len(addresses))
+        mujoco.mj_kinematics(model, data)
+        for i in range(model.ngeom):
+            if model.geom_bodyid[i] in bodies:
+                middle, half = model.geom_aabb[i, :3], model.geom_aabb[i, 3:]
+                turned = data.geom_xmat[i].reshape(3, 3)
+                lowest = min(lowest, float((data.geom_xpos[i] + turned @ middle)[2] - (np.abs(turned) @ half)[2]))
+    data.qpos[:] = pose
+    mujoco.mj_forward(model, data)
+    return lowest if math.isfinite(lowest) else 0.0
 
 
 def usual_gains(model: Any, data: Any, joint: int, height: float | None) -> tuple[float, float]:
@@ -546,48 +561,50 @@ def rounded(value: float) -> float:
     return float(f"{value:.2g}")
 
 
-def write(draft: Draft, own: str | None) -> tuple[str, str]:
-    """The py and the yaml."""
-    robot = look_at(draft, own)
-    walks = robot.free
-    joints, driven = len(robot.joints), len(robot.driven)
-    unit = "m" if robot.slides and all(robot.slides) else "rad or m" if any(robot.slides) else "rad"
-    values: dict[str, tuple[Any, str]] = {"start_noise": (NOISE, "rad or m, of the joints at the start")}
-    if walks:
-        doing = f"{draft.name}: walk forward, and stay upright."
+# The task
+
+
+def observations(robot: RobotFacts) -> list[tuple[str, int, str, str]]:
+    """Name, size, meaning and unit of what the policy sees."""
+    joints, unit = len(robot.joints), robot.unit
+    velocities = ("joint_vel", joints, "joint velocities", " or ".join(f"{each}/s" for each in unit.split(" or ")))
+    if robot.free:
         rows = [
             ("height", 1, "height of the robot's first body", "m"),
             ("gravity", 3, "direction of gravity in its frame", "-"),
             ("lin_vel", 3, "its velocity, in its frame", "m/s"),
             ("ang_vel", 3, "its angular velocity, in its frame", "rad/s"),
             ("joint_pos", joints, "joint positions - those of the start", unit),
-            ("joint_vel", joints, "joint velocities", per_second(unit)),
+            velocities,
             ("actions", robot.actuators, "last actions", "-"),
         ]
-        values |= {
-            "speed": (1.0, "m/s, of which the reward sees no more"),
-            "alive_reward": (0.5, "per step"),
-            "least_height": (rounded(0.5 * robot.height), "m, of the first body; lower ends the episode"),
-            "least_upright": (0.5, "cosine of its tilt; less ends the episode"),
-        }
+    else:
+        target = ("target", len(robot.driven), "targets of the joints in DRIVEN", unit)
+        rows = [("joint_pos", joints, "joint positions", unit), velocities, target]
+    return [row for row in rows if row[1]]
+
+
+def own_settings(draft: Draft, robot: RobotFacts) -> dict[str, tuple[Any, str]]:
+    """The settings of the task itself, each with a comment."""
+    values: dict[str, tuple[Any, str]] = {"start_noise": (NOISE, "rad or m, of the joints at the start")}
+    if robot.free:
+        values["speed"] = (1.0, "m/s, of which the reward sees no more")
+        values["alive_reward"] = (0.5, "per step")
+        values["least_height"] = (rounded(0.5 * robot.height), "m, of the first body; lower ends the episode")
+        values["least_upright"] = (0.5, "cosine of its tilt; less ends the episode")
         if robot.servos:
             values["reach"] = (0.5, "rad or m, between the joints' start and their targets at action 1")
     else:
-        doing = f"{draft.name}: bring the joints to random targets."
-        rows = [
-            ("joint_pos", joints, "joint positions", unit),
-            ("joint_vel", joints, "joint velocities", per_second(unit)),
-            ("target", driven, "targets of the joints in DRIVEN", unit),
-        ]
         values["reach"] = (1.0, "rad or m, between the joints' start and their targets; at most half their range")
-    rows = [row for row in rows if row[1]]
     values["action_cost"] = (0.01, "x mean squared action")
     if robot.gains:
         values["stiffness"] = ({joint: gains[0] for joint, gains in robot.gains.items()}, "N m/rad or N/m")
         values["damping"] = ({joint: gains[1] for joint, gains in robot.gains.items()}, "N m s/rad or N s/m")
-        draft.told.append("the robot has no actuators: the yaml gives its joints position drives; tune their gains")
-    values |= {key: value for key, value in draft.values.items() if key not in values}
+    return values | {key: value for key, value in draft.values.items() if key not in values}
 
+
+def class_text(draft: Draft, robot: RobotFacts, values: Mapping[str, tuple[Any, str]]) -> str:
+    """Content of the py file."""
     arguments = ['"robot"', "ROBOT"]
     if robot.lift:
         arguments.append(f"pos=(0.0, 0.0, {robot.lift:g})")
@@ -595,86 +612,76 @@ def write(draft: Draft, own: str | None) -> tuple[str, str]:
         arguments.append('keyframe="home"')
     if draft.free_base:
         arguments.append("fixed_base=False")
-    drives = 'scene.add_actuators("robot", DRIVEN, kind="position", stiffness=cfg.stiffness, damping=cfg.damping)'
-    if is_menagerie(draft.robot):
-        place, import_path = repr(draft.robot).replace("'", '"'), ""
+    drives = ""
+    if robot.gains:
+        kind = 'kind="position", stiffness=cfg.stiffness, damping=cfg.damping'
+        drives = f'        scene.add_actuators("robot", DRIVEN, {kind})\n'
+        draft.notes.append("the robot has no actuators: the yaml gives its joints position drives; tune their gains")
+    if draft.of_menagerie:
+        place, import_path = f'"{draft.robot}"', ""
     else:
         relative = os.path.relpath(Path(draft.robot).resolve(), (draft.folder / "my_tasks").resolve())
         place, import_path = f'Path(__file__).parent / "{Path(relative).as_posix()}"', "from pathlib import Path\n"
     if robot.servos:
-        reach = "self.cfg.reach" if walks else "self.reach"
-        control, controls = f"self.pose + {reach} * action", ""
+        control, controls = f"self.pose + {'self.cfg.reach' if robot.free else 'self.reach'} * action", ""
         action_words = "targets of the joints in DRIVEN, `reach` around their start"
     else:
         control, controls = "self.middle + self.half * action", CONTROLS
         action_words = "controls of the actuators, over their range"
-    text = Template(WALK if walks else REACH).substitute(
+    rows = observations(robot)
+    return Template(WALK if robot.free else REACH).substitute(
+        WALKING if robot.free else REACHING,
         name=draft.name,
-        doing=doing,
         yaml=f"my_cfg/task/{draft.name}.yaml",
         import_path=import_path,
-        import_math="from gpusim_rl.env.math import quat_rotate_inverse\n" if walks else "",
         robot=place,
         driven=wrapped("DRIVEN = ", "()", [f'"{joint}"' for joint in robot.driven]),
-        in_order=" of the actuators, in their order" if driven == robot.actuators else "",
+        in_order=" of the actuators, in their order" if len(robot.driven) == robot.actuators else "",
         fields="\n".join(f"    {key}: {type_of(value)}" for key, (value, _) in values.items()),
         actions=robot.actuators,
         actions_s="s" if robot.actuators > 1 else "",
         action_words=action_words,
         table=table(rows),
-        reward_words=(
-            "velocity along x up to `speed` + `alive_reward` - `action_cost` x mean squared action."
-            if walks
-            else "1 - mean distance to the targets / `reach` - `action_cost` x mean squared action."
-        ),
-        start_words=(
-            "joints +-`start_noise` around the robot's pose. Termination: it lies or falls over."
-            if walks
-            else "joints +-`start_noise` around the robot's pose, targets anywhere in reach. No termination."
-        ),
-        units=wrapped("    units: ClassVar = ", "{}", [f'"{name}": "{of}"' for name, _, _, of in rows]),
+        units=wrapped("    units: ClassVar = ", "{}", [f'"{name}": "{unit}"' for name, _, _, unit in rows]),
         integrator=', integrator="implicitfast"' if robot.gains else "",
         ground="" if robot.has_ground else "        scene.add_ground()\n",
         add=f"        scene.add({', '.join(arguments)})\n",
-        drives=f"        {drives}\n" if robot.gains else "",
+        drives=drives,
         controls=controls,
         control=control,
     )
-    physics = draft.common.get("physics_hz", robot.physics_hz)
-    wanted = draft.common.get("control_hz", 50)
-    control_hz = number(physics / max(1, round(physics / wanted)))
+
+
+def yaml_text(draft: Draft, robot: RobotFacts, values: Mapping[str, tuple[Any, str]]) -> str:
+    """Content of the yaml."""
+    common = draft.common
+    physics_hz = common.get("physics_hz", robot.physics_hz)
+    control_hz = number(physics_hz / max(1, round(physics_hz / common.get("control_hz", 50))))
     ppo = draft.ppo or {"horizon": 24, "epochs": 5, "minibatch_size": 6144, "network": {"hidden": [128, 64]}}
-    yaml = Template(YAML).substitute(
-        doing=doing,
+    return Template(YAML).substitute(
+        doing=(WALKING if robot.free else REACHING)["doing"],
         module=draft.module,
         name=draft.name,
-        physics_hz=physics,
+        physics_hz=physics_hz,
         control_hz=control_hz,
-        episode_length=draft.common.get("episode_length", round((10 if walks else 3) * control_hz)),
-        clip_actions=draft.common.get("clip_actions", 1.0),
-        clip_observations=text_of(draft.common.get("clip_observations")),
+        episode_length=common.get("episode_length", round((10 if robot.free else 3) * control_hz)),
+        clip_actions=common.get("clip_actions", 1.0),
+        clip_observations=text_of(common.get("clip_observations")),
         values="\n".join(yaml_lines(values)),
-        num_envs=draft.common.get("num_envs", 1024),
-        max_iterations=draft.common.get("max_iterations", 300 if walks else 100),
+        num_envs=common.get("num_envs", 1024),
+        max_iterations=common.get("max_iterations", 300 if robot.free else 100),
         ppo="\n".join(f"  {key}: {text_of(value)}" for key, value in ppo.items()),
     )
-    return text, yaml
 
 
 def wrapped(head: str, brackets: str, items: list[str]) -> str:
     """A tuple or a dict, on one line where it fits."""
-    line = f"{head}{brackets[0]}{', '.join(items)}{',' if brackets == '()' and len(items) == 1 else ''}{brackets[1]}"
+    comma = "," if brackets == "()" and len(items) == 1 else ""
+    line = f"{head}{brackets[0]}{', '.join(items)}{comma}{brackets[1]}"
+    if len(line) <= 88:
+        return line
     indent = " " * (len(head) - len(head.lstrip()))
-    return (
-        line
-        if len(line) <= 88
-        else "\n".join([head + brackets[0], *(f"{indent}    {item}," for item in items), indent + brackets[1]])
-    )
-
-
-def per_second(unit: str) -> str:
-    """The unit of a velocity."""
-    return " or ".join(f"{part}/s" for part in unit.split(" or "))
+    return "\n".join([head + brackets[0], *(f"{indent}    {item}," for item in items), indent + brackets[1]])
 
 
 def table(rows: list[tuple[str, int, str, str]]) -> str:
@@ -692,21 +699,19 @@ def table(rows: list[tuple[str, int, str, str]]) -> str:
 
 
 def type_of(value: Any) -> str:
-    """Of a field of the class."""
+    """Type of a field of the class."""
     return "dict[str, float]" if isinstance(value, dict) else type(value).__name__
 
 
 def text_of(value: Any) -> str:
     """A value in a yaml, on one line."""
-    import json
-
     if isinstance(value, dict):
         return "{" + ", ".join(f"{key}: {text_of(item)}" for key, item in value.items()) + "}"
     return json.dumps(value)
 
 
-def yaml_lines(values: dict[str, tuple[Any, str]]) -> list[str]:
-    """The task's own settings."""
+def yaml_lines(values: Mapping[str, tuple[Any, str]]) -> list[str]:
+    """Settings in a yaml, with their comments."""
     lines = []
     for key, (value, comment) in values.items():
         after = f"  # {comment}" if comment else ""
