@@ -47,6 +47,8 @@ def main(argv: list[str] | None = None) -> int:
 def parse(argv: list[str]) -> argparse.Namespace:
     """The command line."""
     if argv[:1] == ["scaling"]:
+        from gpusim_rl.view.arguments import positive
+
         parser = argparse.ArgumentParser(
             prog="doctor scaling", description="Measure a task at several numbers of envs and on several devices."
         )
@@ -90,17 +92,10 @@ def meant(name: str) -> str:
 
 def counts(text: str) -> list[int]:
     """Numbers of envs, also in brackets as on train.py's command line."""
-    numbers = sorted({int(part) for part in text.strip("[]").split(",")})
+    numbers = sorted({int(number) for number in text.strip("[]").split(",")})
     if numbers[0] < 1:
         raise argparse.ArgumentTypeError(f"must be positive, got {numbers[0]}")
     return numbers
-
-
-def positive(text: str) -> int:
-    """A number of iterations."""
-    if int(text) < 1:
-        raise argparse.ArgumentTypeError(f"must be positive, got {text}")
-    return int(text)
 
 
 def names(text: str) -> list[str]:
