@@ -426,12 +426,20 @@ DOCUMENTS = [
 ]
 
 
+def anchors(file: Path) -> set[str]:
+    """Anchors of the headings of a document, as the code host makes them."""
+    headings = re.findall(r"^#+ (.*)", BLOCK.sub("", file.read_text()), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_links_lead_somewhere(document):
     file = ROOT / document
-    for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", file.read_text()):
+    for target, anchor in re.findall(r"\]\(([^)#]*)(?:#([^)]*))?\)", file.read_text()):
         if not target.startswith("http"):
-            assert (file.parent / target).exists(), target
+            path = file.parent / target if target else file
+            assert path.exists(), target
+            assert not anchor or anchor in anchors(path), f"{target}#{anchor}"
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)
@@ -537,6 +545,13 @@ def test_paths_that_are_named_exist(document):
         places = (ROOT, ROOT / "gpusim_rl", ROOT / "docs", ROOT / "tasks", ROOT / "cfg")
         found = any((place / name).exists() for place in places)
         assert found or name.startswith(FOREIGN_PATHS), name
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_tests_that_are_named_exist(document):
+    sources = "".join(file.read_text() for file in (ROOT / "tests").rglob("test_*.py"))
+    for name in re.findall(r"`(test_\w+)`", (ROOT / document).read_text()):
+        assert f"def {name}(" in sources, name
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)
