@@ -560,7 +560,7 @@ def test_flags_that_are_named_exist(document):
         return set(re.findall(r"\"(--[a-z][a-z0-9-]*)\"", file.read_text()))
 
     scripts = {f"{folder}/{file.name}": flags(file) for folder in COMMANDS for file in (ROOT / folder).glob("*.py")}
-    shared = flags(ROOT / "gpusim_rl" / "settings" / "trust.py")  # options that several tools have
+    shared = flags(ROOT / "gpusim_rl" / "settings" / "trust.py") | flags(ROOT / "gpusim_rl" / "view" / "arguments.py")
     anywhere = set.union(*scripts.values()) | shared | FOREIGN_FLAGS
     text = (ROOT / document).read_text()
     for flag in re.findall(r"(?<![\w-])(--[a-z][a-z0-9-]*)", text):
