@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from gpusim_rl.learn.algorithm import EnvSpec, Observation, Transition, make_generator, restore_generator
 from gpusim_rl.learn.replay import Replay, Transitions
@@ -76,7 +77,7 @@ class HostReplay:
     ) -> None:
         self.memory = Replay(num_steps, env, groups, n_step=n_step, gamma=gamma, storage=storage, device=CPU)
         self.num_steps, self.num_envs = num_steps, env.num_envs
-        self._device, self._horizon, self._size, self._t = device, horizon, size, 0
+        self._device, self._horizon, self._size = device, horizon, size
         self._generator = make_generator(CPU, seed)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="replay")
         self._pending: Future[None] | None = None
@@ -102,13 +103,11 @@ class HostReplay:
 
     def begin_rollout(self) -> None:
         """The next step is the first one of a rollout, also where the last one was left in the middle."""
-        self._t = 0
+        self._steps.begin_rollout()
 
-    @torch.no_grad()
     def write(self, obs: Observation, action: Tensor, step: Transition) -> None:
         """Keeps a control step of this rollout; takes what `Replay.write` takes."""
-        self._steps.write(self._t, obs, action, step)
-        self._t = (self._t + 1) % self._horizon
+        self._steps.write(obs, action, step)
 
     def sample(self, size: int, generator: torch.Generator) -> Transitions:
         """The transitions that were drawn for this update.
@@ -202,19 +201,19 @@ class HostReplay:
         self._draw()
 
 
-def _each(part: Any, do: Callable[[Tensor], Tensor]) -> Any:
+def _each(source: Any, do: Callable[[Tensor], Tensor]) -> Any:
     """The same dataclass, of other tensors."""
-    values = (getattr(part, field.name) for field in dataclasses.fields(part))
-    return type(part)(*(do(x) if isinstance(x, Tensor) else {key: do(y) for key, y in x.items()} for x in values))
+    values = (getattr(source, field.name) for field in dataclasses.fields(source))
+    return type(source)(*(tree_map_only(Tensor, do, value) for value in values))
 
 
 def _copy(source: Any, target: Any) -> None:
     """Copies the tensors of a dataclass to those of another one; with CUDA the host does not wait."""
     for field in dataclasses.fields(source):
-        here, there = getattr(source, field.name), getattr(target, field.name)
-        for key in here if isinstance(here, dict) else (None,):
-            x, y = (here, there) if key is None else (here[key], there[key])
-            y.copy_(x, non_blocking=True)
+        values = tree_leaves(getattr(source, field.name)), tree_leaves(getattr(target, field.name))
+        for x, y in zip(*values, strict=True):
+            if isinstance(x, Tensor):
+                y.copy_(x, non_blocking=True)
 
 
 def _on_host(pinned: bool) -> Callable[[Tensor], Tensor]:

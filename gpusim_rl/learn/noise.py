@@ -14,9 +14,6 @@ from gpusim_rl.errors import ConfigError
 from gpusim_rl.settings.schema import NoiseConfig
 from gpusim_rl.spaces import ActionSpace, Box
 
-WHITE = NoiseConfig(kind="held", steps=[1.0])
-"""New numbers in every step."""
-
 
 class ActionNoise:
     """Standard normal numbers for the actions of all envs, which may last for several control steps.

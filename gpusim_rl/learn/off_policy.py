@@ -26,16 +26,16 @@ from gpusim_rl.learn.algorithm import (
     make_generator,
     restore_generator,
 )
-from gpusim_rl.learn.host_replay import CPU, HostReplay
-from gpusim_rl.learn.noise import WHITE, ActionNoise
+from gpusim_rl.learn.choose_replay import make_replay
+from gpusim_rl.learn.host_replay import HostReplay
+from gpusim_rl.learn.noise import ActionNoise
 from gpusim_rl.learn.optimizer import MaskedAdamW
 from gpusim_rl.learn.precision import choose_precision
 from gpusim_rl.learn.prioritized import Priorities
 from gpusim_rl.learn.q_networks import QPolicy, project
-from gpusim_rl.learn.replay import STORAGE, Replay
+from gpusim_rl.learn.replay import Replay
 from gpusim_rl.learn.trajectory import Trajectory
-from gpusim_rl.machine.hardware import memory_available_bytes
-from gpusim_rl.settings.schema import ActorCriticConfig, OffPolicyConfig
+from gpusim_rl.settings.schema import OffPolicyConfig
 from gpusim_rl.spaces import Box
 
 TRANSITIONS = "transitions"
@@ -80,7 +80,8 @@ class OffPolicy(Algorithm):
         max_iterations: Updates in a whole training.
 
     Attributes:
-        replay: What was recorded.
+        memory: What `record` writes to: the replay memory, or that of a rollout in an actor.
+        replay: The replay memory; not in an actor.
         priorities: What draws from it, if not all transitions are equally likely.
         demonstrations: Transitions that are a part of every batch, last in it; None without.
         steps: Control steps since the training began, int64 [].
@@ -118,7 +119,7 @@ class OffPolicy(Algorithm):
 
         # Acting
         self.noise = ActionNoise(
-            cfg.noise if isinstance(cfg, ActorCriticConfig) else WHITE,
+            cfg.noise,
             f"{env.section}.noise",
             horizon=cfg.horizon,
             num_envs=env.num_envs,
@@ -135,17 +136,21 @@ class OffPolicy(Algorithm):
         self._num_shown, self._imitates = 0, False  # transitions of a batch that are demonstrations
         self.demonstrations: Replay | None = None
         self.priorities: Priorities | None = None
-        self._rollout: Trajectory | None = None  # of actors
-        if env.role != "both":
-            self._rollout = Trajectory.empty(cfg.horizon, env, self.policy.groups, device)
+        self._rollout: Trajectory | None = None  # what actors have sent
+        self.memory: Replay | HostReplay | Trajectory
         if env.role == "acts":
+            self.memory = Trajectory.empty(cfg.horizon, env, self.policy.groups, device)
             return
         if env.role == "learns":  # each rollout ends as by a time limit: the next one in its place is of another actor
             env = dataclasses.replace(env, max_episode_length=min(cfg.horizon, env.max_episode_length))
             self._time_limit = env.max_episode_length
-        self._check_replay(env)
+            self._rollout = Trajectory.empty(cfg.horizon, env, self.policy.groups, device)
         self.demonstrations = self._load_demonstrations(env)
-        self.replay = self._make_replay(env, seed)
+        drawn = cfg.horizon * cfg.updates * (cfg.batch_size - self._num_shown)
+        self.memory = self.replay = make_replay(cfg, env, self.policy.groups, device=device, seed=seed + 3, drawn=drawn)
+        if cfg.replay.alpha > 0.0:
+            assert isinstance(self.replay, Replay)
+            self.priorities = Priorities(self.replay, cfg.replay.alpha)
         self.critic_optimizer = self._make_optimizer(self.policy.critic)
         self.actor_optimizer = None if self.policy.actor is None else self._make_optimizer(self.policy.actor)
         self._targets, self._online = self.policy.target_pairs()
@@ -159,72 +164,8 @@ class OffPolicy(Algorithm):
     def _make_policy(self, env: EnvSpec) -> QPolicy:
         """The networks, float32, on the CPU."""
 
-    def _make_replay(self, env: EnvSpec, seed: int) -> Replay | HostReplay:
-        cfg, device = self.cfg, self.device
-        steps, groups, storage = cfg.replay.capacity // env.num_envs, self.policy.groups, STORAGE[cfg.replay.storage]
-        if cfg.replay.device is not None and device.type != "meta":
-            size = cfg.horizon * cfg.updates * (cfg.batch_size - self._num_shown)
-            more = {
-                "n_step": cfg.n_step,
-                "gamma": cfg.gamma,
-                "storage": storage,
-                "horizon": cfg.horizon,
-                "seed": seed + 3,
-            }
-            return HostReplay(steps, env, groups, device=device, size=size, **more)
-        replay = Replay(steps, env, groups, n_step=cfg.n_step, gamma=cfg.gamma, storage=storage, device=device)
-        if cfg.replay.alpha > 0.0:
-            if device.type == "cuda" and torch.are_deterministic_algorithms_enabled():
-                raise ConfigError(
-                    f"torch_deterministic=true with {env.section}.replay.alpha={cfg.replay.alpha:g}: CUDA has no"
-                    f" deterministic cumulative sum. Try {env.section}.replay.alpha=0"
-                )
-            self.priorities = Priorities(replay, cfg.replay.alpha)
-        return replay
-
-    def _check_replay(self, env: EnvSpec) -> None:
-        cfg, name, envs = self.cfg, env.section, env.num_envs
-        steps, needed = cfg.replay.capacity // envs, _least_steps(cfg)
-        if steps < needed:
-            raise ConfigError(
-                f"{name}.replay.capacity={cfg.replay.capacity} holds {steps} control steps of num_envs={envs}, and"
-                f" {needed} are needed. Try {name}.replay.capacity={needed * envs}"
-            )
-        if cfg.learning_starts > steps * envs:
-            raise ConfigError(
-                f"{name}.learning_starts={cfg.learning_starts} is beyond the {steps * envs} transitions that the replay"
-                f" holds of num_envs={envs}: it would never learn. Try {name}.learning_starts={steps * envs // 10}"
-            )
-        if cfg.replay.device is not None and cfg.replay.alpha > 0.0:
-            raise ConfigError(
-                f"{name}.replay.device={cfg.replay.device} with {name}.replay.alpha={cfg.replay.alpha:g}: priorities"
-                f" change in every update, and the host draws ahead of it. Try {name}.replay.alpha=0"
-            )
-        if self.device.type == "meta":
-            return
-        size = Replay.bytes_of(steps, env, self.policy.groups, STORAGE[cfg.replay.storage])
-        size += Priorities.bytes_of(steps * envs, cfg.replay.alpha)
-        where = torch.device(cfg.replay.device or self.device)
-        takes = {where: size}
-        if cfg.replay.save:  # a checkpoint has a copy, on the host
-            takes[CPU] = takes.get(CPU, 0) + size
-        for where, size in takes.items():
-            free = torch.cuda.mem_get_info(where)[0] if where.type == "cuda" else memory_available_bytes()
-            if size <= free:
-                continue
-            fits = int(0.5 * cfg.replay.capacity * free / size)
-            other = ""
-            if where.type == "cuda" and cfg.replay.alpha == 0.0:
-                other = f" or {name}.replay.device=cpu"
-            elif where.type == "cpu" and cfg.replay.save:
-                other = f" or {name}.replay.save=false"
-            raise ConfigError(
-                f"{name}.replay.capacity={cfg.replay.capacity} takes {size / 1e9:.3g} GB on {where},"
-                f" {free / 1e9:.3g} GB are free. Try {name}.replay.capacity={fits}{other}"
-            )
-
     def _load_demonstrations(self, env: EnvSpec) -> Replay | None:
-        file = self.cfg.demonstrations.file if isinstance(self.cfg, ActorCriticConfig) else None
+        file = self.cfg.demonstrations.file
         if file is None:
             return None
         cfg, memory = self.cfg, {"n_step": self.cfg.n_step, "gamma": self.cfg.gamma, "device": self.device}
@@ -242,8 +183,7 @@ class OffPolicy(Algorithm):
     def begin_rollout(self) -> None:
         """Draws the noise of all steps: one operation, and none that follows physics in a graph."""
         self._t = 0  # also after a rollout that was broken off
-        if self._role == "both" and isinstance(self.replay, HostReplay):
-            self.replay.begin_rollout()
+        self.memory.begin_rollout()
         self.noise.begin_rollout(lambda numbers: numbers.normal_(generator=self._act_generator))
 
     @torch.no_grad()
@@ -280,24 +220,21 @@ class OffPolicy(Algorithm):
 
     def record(self, action: Tensor, step: Transition) -> None:
         """Writes the step into the replay memory."""
-        if self._rollout is not None:
-            self._rollout.write(self._t, self._obs, action, step)
-            self.steps += 1
-        else:
-            self._store(self._obs, action, step)
+        self._store(self._obs, action, step)
         self._t = (self._t + 1) % self.horizon
         self.noise.advance(self._t, step.done)
 
     def _store(self, obs: Observation, action: Tensor, step: Transition) -> None:
-        self.replay.write(obs, action, step)
+        self.memory.write(obs, action, step)
         if self.priorities is not None:
             self.priorities.after_write()
         self.steps += 1
 
     def recording(self) -> list[tuple[Tensor, int]]:
         """The rollout."""
-        assert self._rollout is not None
-        return [(tensor, 1) for tensor in self._rollout.tensors()]
+        rollout = self.memory if self._rollout is None else self._rollout
+        assert isinstance(rollout, Trajectory)
+        return [(tensor, 1) for tensor in rollout.tensors()]
 
     def acting_state(self) -> dict[str, Tensor]:
         """The networks that act, and how many transitions the learner has."""
@@ -313,8 +250,7 @@ class OffPolicy(Algorithm):
 
     def begin_episodes(self) -> None:
         """What comes next does not follow from the last step in the memory."""
-        if self._role == "both":
-            self.replay.cut()
+        self.memory.cut()
         self.noise.begin_episodes()
 
     # Learning
@@ -328,8 +264,7 @@ class OffPolicy(Algorithm):
             for t in range(self.horizon):
                 step = rollout.at(t)
                 self._store(step.acted_on, step.action, step)  # type: ignore[reportArgumentType]
-        if isinstance(self.replay, HostReplay):
-            self.replay.exchange()
+        self.replay.exchange()
 
     def update(self) -> dict[str, Tensor]:
         """Learns from the replay memory: `horizon` x `updates` batches.
@@ -582,11 +517,6 @@ class OffPolicy(Algorithm):
                 self.priorities.load_state_dict(state["priorities"])
         if state.get("demonstrations", self._digest) != self._digest:
             warn("the demonstrations are not those that the training had before")
-
-
-def _least_steps(cfg: OffPolicyConfig) -> int:
-    """Control steps that a replay memory must hold."""
-    return max(cfg.n_step + 1, cfg.horizon)
 
 
 def _means(names: tuple[str, ...], numbers: list[Tensor]) -> Mapping[str, Tensor]:

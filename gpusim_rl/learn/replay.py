@@ -130,6 +130,12 @@ class Replay:
         meta = torch.device("meta")
         return Replay(num_steps, env, groups, n_step=1, gamma=1.0, storage=storage, device=meta).num_bytes
 
+    def begin_rollout(self) -> None:
+        """Nothing: a step follows the last one that was stored."""
+
+    def exchange(self) -> None:
+        """Nothing: what is stored is where the learner is."""
+
     def next_place(self) -> tuple[Int[Tensor, "1"], Int[Tensor, "1"]]:
         """The slot of the next step, and the row behind the slots for final observations of that step."""
         return (self.total % self.num_steps)[None], (self.total // self._episode % self._rows)[None]

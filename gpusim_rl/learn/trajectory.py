@@ -1,4 +1,4 @@
-"""The control steps of a rollout, as a replay memory takes them."""
+"""The control steps of a rollout, before a replay memory stores them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ from gpusim_rl.learn.algorithm import EnvSpec, Observation, Transition
 
 @dataclass(slots=True)
 class Trajectory:
-    """Control steps, [T, N, ...] each, or one of them: what a `Replay` stores, and no more."""
+    """Control steps, [T, N, ...] each, or one of them: what a `Replay` stores, and no more.
+
+    It is written as a `Replay` is, for one that is elsewhere: on the host, or with the learner of an actor.
+    """
 
     acted_on: dict[str, Tensor]
     action: Tensor
@@ -23,6 +26,8 @@ class Trajectory:
     terminated: Tensor
     truncated: Tensor
     diverged: Tensor
+    t: int = 0
+    """Control step that is written next."""
 
     @classmethod
     def empty(cls, horizon: int, env: EnvSpec, groups: Iterable[str], device: torch.device) -> Trajectory:
@@ -40,8 +45,8 @@ class Trajectory:
 
         groups = sorted(groups)
         obs, final_obs = ({group: zeros(env.obs_sizes[group]) for group in groups} for _ in range(2))
-        flags = (zeros(dtype=torch.bool) for _ in range(3))
-        return cls(obs, zeros(env.action_space.size), final_obs, zeros(), *flags)
+        terminated, truncated, diverged = (zeros(dtype=torch.bool) for _ in range(3))
+        return cls(obs, zeros(env.action_space.size), final_obs, zeros(), terminated, truncated, diverged)
 
     @property
     def obs(self) -> dict[str, Tensor]:
@@ -71,16 +76,17 @@ class Trajectory:
         flags = self.terminated[t], self.truncated[t], self.diverged[t]
         return Trajectory(of["acted_on"], self.action[t], of["final_obs"], self.reward[t], *flags)
 
-    @torch.no_grad()
-    def write(self, t: int, obs: Observation, action: Tensor, step: Transition) -> None:
-        """Keeps step t.
+    def cut(self) -> None:
+        """Nothing: each rollout is for itself."""
 
-        Args:
-            t: In [0, T).
-            obs: What was seen before it.
-            action: What was done.
-            step: What came of it.
-        """
+    def begin_rollout(self) -> None:
+        """The next step is the first one of a rollout, also where the last one was left in the middle."""
+        self.t = 0
+
+    @torch.no_grad()
+    def write(self, obs: Observation, action: Tensor, step: Transition) -> None:
+        """Keeps a control step; takes what `Replay.write` takes."""
+        t, self.t = self.t, (self.t + 1) % len(self.reward)
         for group, memory in self.acted_on.items():
             memory[t].copy_(obs[group])
             self.final_obs[group][t].copy_(step.final_obs[group])

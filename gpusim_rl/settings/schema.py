@@ -101,6 +101,10 @@ class NoiseConfig:
     ]
 
 
+WHITE = NoiseConfig(kind="held", steps=[1.0])
+"""New numbers in every control step."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AlgorithmConfig:
     """Settings of an algorithm, and what must be known of it before it is built. A subclass declares what differs."""
@@ -259,6 +263,18 @@ class DQNNetworkConfig(CriticConfig):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DemonstrationsConfig:
+    """Transitions that something else has made, beside those of the replay memory."""
+
+    file: str | None
+    share: Annotated[float, Rule("a number above 0 and below 1", lambda value: 0.0 < value < 1.0)]
+    imitation: NotNegative
+
+
+NO_DEMONSTRATIONS = DemonstrationsConfig(file=None, share=0.5, imitation=0.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OffPolicyConfig(AlgorithmConfig):
     """What the algorithms that learn from a replay memory have in common."""
 
@@ -285,6 +301,9 @@ class OffPolicyConfig(AlgorithmConfig):
     precision: Precision
     replay: ReplayConfig
     network: QNetworkConfig | DQNNetworkConfig
+    # Settings of those that have an actor
+    noise: NoiseConfig = dataclasses.field(default=WHITE, init=False)
+    demonstrations: DemonstrationsConfig = dataclasses.field(default=NO_DEMONSTRATIONS, init=False)
 
     def __post_init__(self) -> None:
         if self.learning_starts > self.replay.capacity:
@@ -301,15 +320,6 @@ class OffPolicyConfig(AlgorithmConfig):
     def batch_rows(self, num_envs: int) -> int:
         """Transitions of a batch, or all envs that act."""
         return max(num_envs, self.batch_size)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DemonstrationsConfig:
-    """Transitions that something else has made, beside those of the replay memory."""
-
-    file: str | None
-    share: Annotated[float, Rule("a number above 0 and below 1", lambda value: 0.0 < value < 1.0)]
-    imitation: NotNegative
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,9 +14,9 @@ from gpusim_rl.api import prepare
 from gpusim_rl.distributed.actors import make_trainer
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.files import checkpoint_file
-from gpusim_rl.learn.noise import WHITE, ActionNoise
+from gpusim_rl.learn.noise import ActionNoise
 from gpusim_rl.run.trainer import Trainer
-from gpusim_rl.settings.schema import NoiseConfig
+from gpusim_rl.settings.schema import WHITE, NoiseConfig
 from gpusim_rl.spaces import Box, MultiDiscrete
 from gpusim_rl.testing.conformance import differences
 from gpusim_rl.testing.sync_counter import SyncCounter

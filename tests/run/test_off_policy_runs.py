@@ -69,7 +69,8 @@ def test_an_evaluation_takes_any_number_of_envs_and_no_memory(tmp_path: Path) ->
 def test_errors_name_the_section_that_the_run_has(tmp_path: Path) -> None:
     (tmp_path / "algo").mkdir()
     yaml = (ROOT / "cfg" / "algo" / "sac.yaml").read_text()
-    yaml = yaml.replace("name: sac", "name: gentle_sac").replace("\nsac:", "\ngentle_sac:")
+    for old in ("name: sac", "@sac,", "\nsac:"):
+        yaml = yaml.replace(old, old.replace("sac", "gentle_sac"))
     (tmp_path / "algo" / "gentle_sac.yaml").write_text(yaml)
 
     def started(**settings: Any) -> Trainer:
