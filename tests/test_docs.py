@@ -27,6 +27,7 @@ import gpusim_rl
 import learning
 from gpusim_rl.env import TaskConfig
 from gpusim_rl.errors import ConfigError, TaskError
+from gpusim_rl.learn.algorithm import Algorithm
 from gpusim_rl.learned import learned
 from gpusim_rl.run import checkpoint
 from gpusim_rl.settings.checks import check_settings
@@ -609,6 +610,15 @@ def test_the_tasks_of_the_readme_are_the_data():
     times = [entry.seconds for entry in known.values() if entry.seconds is not None]
     minutes = max(times) / 60
     assert f"{len(times)} of {len(known)} tasks reach their threshold in {minutes:.0f} minutes or less" in text
+
+
+def test_the_seam_of_the_architecture_is_the_code():
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    assert len(text.split()) <= 2000
+    table = text.partition("## The seam between training and algorithm")[2].partition("There are no more")[0]
+    members = [name for row in re.findall(r"^\| (`.*?) \|", table, re.MULTILINE) for name in re.findall(r"`(\w+)", row)]
+    assert len(members) == 10
+    assert [name for name in members if name not in {*dir(Algorithm), *Algorithm.__annotations__}] == []
 
 
 def test_the_table_of_faults_is_the_data():

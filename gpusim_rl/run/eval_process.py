@@ -3,6 +3,9 @@
 The process is started once. The training writes lines of JSON to it: first the settings, then the name of a checkpoint
 for each evaluation. It answers each checkpoint with a line: numbers by name, or an error. It ends when its input does,
 so it never outlives the training.
+
+It shares no memory with the training, and can neither disturb nor stop it. It reads whole checkpoints, because the
+best of them becomes best.pt.
 """
 
 from __future__ import annotations

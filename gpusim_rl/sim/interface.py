@@ -126,7 +126,10 @@ class Rays(Protocol):
 
 
 class Contacts(Protocol):
-    """Net contact wrench on some bodies: what acted in the last physics step; zero after a reset."""
+    """Net contact wrench on some bodies: what acted in the last physics step.
+
+    It is zero after a reset: forces at a newly written state would cost another forward pass of all envs.
+    """
 
     @property
     def force(self) -> Float[Tensor, "envs bodies 3"]:

@@ -1,4 +1,7 @@
-"""A policy back in its task: what the tools step to show a run."""
+"""A policy back in its task: what the tools step to show a run.
+
+Task and policy are built from the settings inside of the checkpoint, so an old run plays with its own.
+"""
 
 from __future__ import annotations
 
