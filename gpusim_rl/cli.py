@@ -48,7 +48,7 @@ complete -o nospace -F _gpusim_rl gpusim-rl
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run the command named by the first argument."""
+    """Runs the command named by the first argument."""
     with friendly_errors():
         arguments = list(sys.argv[1:] if argv is None else argv)
         name, rest = (arguments[0], arguments[1:]) if arguments else ("", [])
@@ -65,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def commands() -> dict[str, Path]:
-    """Commands that are scripts, by name: `train` and the tools."""
+    """Returns the commands that are scripts, by name: `train` and the tools."""
     files = {"train": paths.train_file()}
     for file in sorted(paths.tools_dir().glob("*.py")):
         if not file.stem.startswith("_"):
@@ -74,7 +74,7 @@ def commands() -> dict[str, Path]:
 
 
 def usage() -> str:
-    """What `gpusim-rl --help` prints."""
+    """Returns the text of `gpusim-rl --help`."""
     lines = ["usage: gpusim-rl COMMAND ...", "", *(f"  {name:<12} {summary}" for name, summary in BUILT_IN.items())]
     for name, file in commands().items():
         summary = _summary(file)
@@ -83,7 +83,7 @@ def usage() -> str:
 
 
 def load_command(name: str) -> Callable[[list[str]], Any]:
-    """The `main(argv)` of a script."""
+    """Returns the `main(argv)` of a script."""
     files = commands()
     file = files.get(name.replace("_", "-"))
     if file is None or not file.is_file():
@@ -100,7 +100,7 @@ def load_command(name: str) -> Callable[[list[str]], Any]:
 
 
 def completion(argv: list[str]) -> None:
-    """Print the completion of bash; or what that asks for, the words that may stand at the end of `COMP_LINE`."""
+    """Prints the completion of bash; or what that asks for, the words that may stand at the end of `COMP_LINE`."""
     if argv == ["bash"]:
         sys.stdout.write(BASH)
     elif argv == ["query"]:
@@ -110,23 +110,23 @@ def completion(argv: list[str]) -> None:
 
 
 def _complete(line: str) -> list[str]:
-    """Words that may stand at the end of a command line; one that is complete ends with a blank."""
+    """Returns words that may stand at the end of a command line; one that is complete ends with a blank."""
     program, *words, last = line.split(" ")
     if not words:
-        found = [*BUILT_IN, *commands()]
+        options = [*BUILT_IN, *commands()]
     elif words[0] == "train":
         os.environ["COMP_LINE"] = line.removeprefix(program).lstrip()  # Hydra takes the first word for the program
         with redirect_stdout(io.StringIO()) as printed:
             load_command("train")(["-sc", "query=bash"])
-        found = printed.getvalue().split()
+        options = printed.getvalue().split()
     else:
-        found = [] if words[0] in BUILT_IN else paths.complete_run(last)
-    offered = [word for word in found if word.startswith(last) and paths.SAFE.fullmatch(word)]
+        options = [] if words[0] in BUILT_IN else paths.complete_run(last)
+    offered = [word for word in options if word.startswith(last) and paths.SAFE.fullmatch(word)]
     return [word if word.endswith(("=", ".", "/")) else f"{word} " for word in offered]
 
 
 def list_tasks(argv: list[str]) -> None:
-    """Print every task with its one-line description, sizes, origin, and how long it takes to learn."""
+    """Prints every task with its one-line description, sizes, origin, and how long it takes to learn."""
     from gpusim_rl.settings.discover import tasks
 
     parser = argparse.ArgumentParser(
@@ -136,11 +136,7 @@ def list_tasks(argv: list[str]) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--json", action="store_true", help="print one JSON list, for programs")
-    parser.add_argument(
-        "--no-sizes",
-        action="store_true",
-        help="skip sizes, which need each task to be built (seconds)",
-    )
+    parser.add_argument("--no-sizes", action="store_true", help="skip sizes, for which each task is built (seconds)")
     parser.add_argument("-cd", "--config-dir", help="a folder with more tasks, as for train.py")
     args = parser.parse_args(argv)
     rows = []
@@ -172,12 +168,12 @@ def list_tasks(argv: list[str]) -> None:
 
 
 def _lines(table: list[list[str]], right: Sequence[str], width: int | None) -> list[str]:
-    """Rows of a table as lines, one each. Where they do not fit, the last columns are cut or left out, never the first.
+    """Returns a table as lines. Where a row does not fit, its last columns are cut or left out, never the first.
 
     Args:
         table: Cells; the first row names the columns.
         right: Columns of numbers, flush right.
-        width: Of the terminal [characters]; None prints everything.
+        width: Width of the terminal [characters]; None prints everything.
     """
     columns = list(zip(*table, strict=True))
     if width is not None:
@@ -193,7 +189,7 @@ def _lines(table: list[list[str]], right: Sequence[str], width: int | None) -> l
 
 
 def _learning(known: Learned | None) -> dict[str, Any]:
-    """Whether a task's own settings were seen to reach its threshold, when, on what, and else with which settings."""
+    """Returns whether a task was seen to reach its threshold, when, on what, and with which settings."""
     if known is None:
         return {"tuned": False, "seconds_to_threshold": None, "learns": None, "overrides": []}
     return {
@@ -205,10 +201,7 @@ def _learning(known: Learned | None) -> dict[str, Any]:
 
 
 def _sizes(name: str, config_dir: str | None) -> dict[str, Any]:
-    """Sizes of a task, from one env of it, and what its yaml is tuned for.
-
-    All None when the task cannot be built.
-    """
+    """Returns the sizes of a task, from one env of it, and what its yaml asks for; all None if it cannot be built."""
     import torch
 
     from gpusim_rl.env.task import load_task_class
@@ -217,7 +210,6 @@ def _sizes(name: str, config_dir: str | None) -> dict[str, Any]:
     from gpusim_rl.settings.compose import compose
     from gpusim_rl.sim import choose_sim
 
-    unknown: dict[str, Any] = {"obs": None, "act": None, "envs": None, "sim": None}
     try:
         config = compose([f"task={name}"], config_dir)
         task_class = load_task_class(config["task"]["_target_"])
@@ -227,17 +219,12 @@ def _sizes(name: str, config_dir: str | None) -> dict[str, Any]:
         env.reset()
     except Exception as error:  # one broken task must not hide the others
         sys.stderr.write(f"warning: {name} cannot be built: {error}\n")
-        return unknown
-    return {
-        "obs": env.obs_sizes["policy"],
-        "act": env.num_actions,
-        "envs": run.num_envs,
-        "sim": run.sim.name,
-    }
+        return dict.fromkeys(("obs", "act", "envs", "sim"))
+    return {"obs": env.obs_sizes["policy"], "act": env.num_actions, "envs": run.num_envs, "sim": run.sim.name}
 
 
 def _summary(file: Path) -> str:
-    """First line of a script's docstring."""
+    """Returns the first line of a script's docstring."""
     import ast
 
     try:

@@ -17,7 +17,7 @@ R = TypeVar("R")
 logger = logging.getLogger("gpusim_rl")
 
 _CHANGED = re.compile(r"^ *- \d+/\d+: (.*?) *(#.*)?$", re.MULTILINE)
-"""In torch's words, what was true when a function was compiled, and is not any more."""
+"""A condition that held when a function was compiled and holds no more, in torch's words."""
 
 
 class Compiled(Generic[P, R]):
@@ -27,12 +27,12 @@ class Compiled(Generic[P, R]):
     then on, and one warning says why. The compiler runs no line before it has all, so nothing is done twice.
 
     Args:
-        function: What to compile.
-        what: What it is, for the warning.
-        backend: Of torch.compile.
+        function: Function to compile.
+        name: Name of the function in the warning.
+        backend: Backend of torch.compile.
     """
 
-    def __init__(self, function: Callable[P, R], what: str, backend: str = "inductor") -> None:
+    def __init__(self, function: Callable[P, R], name: str, backend: str = "inductor") -> None:
         from torch._dynamo import config  # takes a second
         from torch._dynamo.exc import TorchDynamoException
 
@@ -42,7 +42,7 @@ class Compiled(Generic[P, R]):
         # Torch keeps what it has compiled by code objects: the same function of another object is no recompilation.
         region.__code__ = region.__code__.replace()
         self._function = function
-        self._what = what
+        self._name = name
         self._error = TorchDynamoException
         self._once = config.patch(error_on_recompile=True)
         self._compiled: Callable[P, R] | None = torch.compile(region, fullgraph=True, dynamic=False, backend=backend)
@@ -54,13 +54,13 @@ class Compiled(Generic[P, R]):
                 with self._once:
                     return self._compiled(*args, **kwargs)
             except self._error as error:
-                logger.warning("%s runs uncompiled: %s", self._what, reason_of(error))
+                logger.warning("%s runs uncompiled: %s", self._name, reason_of(error))
                 self._compiled = None
         return self._function(*args, **kwargs)
 
 
 def reason_of(error: Exception) -> str:
-    """What could not be compiled, and the line that asked for it, with the method that the region has called."""
+    """Returns why a function was not compiled, and the line that asked for it, with the method in the region."""
     message = str(error).strip()
     changed = _CHANGED.search(message)
     if changed is not None:

@@ -82,7 +82,7 @@ def tune_malloc() -> None:
     """Tells glibc to keep freed memory instead of returning it to the kernel. Without glibc it does nothing.
 
     Every update frees and allocates the same activations. By default glibc asks the kernel for blocks of that size each
-    time. The page faults cost a large part of an update on the CPU (benchmarks/cpu_settings.py measures it).
+    time. The page faults cost a large share of an update on the CPU (benchmarks/cpu_settings.py measures it).
     """
     if not sys.platform.startswith("linux"):
         return
@@ -94,24 +94,20 @@ def tune_malloc() -> None:
 
 
 def describe_gpus() -> dict[str, Any] | None:
-    """Driver version, and name and memory of every GPU of the machine; None without a driver."""
+    """Returns the driver version, and name and memory of every GPU of the machine; None without a driver."""
     try:
         pynvml.nvmlInit()
         handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
-        devices = [
-            {
-                "name": pynvml.nvmlDeviceGetName(handle),
-                "memory_gb": round(int(pynvml.nvmlDeviceGetMemoryInfo(handle).total) / 1e9, 1),
-            }
-            for handle in handles
-        ]
+        memory_gb = [round(int(pynvml.nvmlDeviceGetMemoryInfo(handle).total) / 1e9, 1) for handle in handles]
+        names = [pynvml.nvmlDeviceGetName(handle) for handle in handles]
+        devices = [{"name": name, "memory_gb": size} for name, size in zip(names, memory_gb, strict=True)]
         return {"driver": pynvml.nvmlSystemGetDriverVersion(), "devices": devices}
     except pynvml.NVMLError:
         return None
 
 
 def memory_available_bytes() -> int:
-    """Memory that this process can still take: free on the machine and within its cgroup's limit.
+    """Returns the memory that this process can still take: free on the machine and within its cgroup's limit.
 
     The limit may sit on any ancestor of the process's own cgroup (containers, Slurm, systemd).
     """
@@ -127,19 +123,17 @@ def memory_available_bytes() -> int:
 
 
 def _memory_cgroups() -> Iterator[tuple[Path, str, str, str]]:
-    """The cgroups of this process, its own to the root, with the file names of version 2 or 1."""
+    """Yields the cgroups of this process up to the root: folder, files of limit and usage, and key of the cache."""
     with suppress(OSError):
         for line in CGROUP_MEMBERSHIP.read_text().splitlines():
             _, controllers, path = line.split(":", 2)
-            own = Path(path.lstrip("/"))
-            for below in (own, *own.parents):
-                if controllers == "":
-                    yield CGROUP_MOUNT / below, "memory.max", "memory.current", "inactive_file"
-                elif "memory" in controllers.split(","):
-                    folder = CGROUP_MOUNT / "memory" / below
-                    yield (
-                        folder,
-                        "memory.limit_in_bytes",
-                        "memory.usage_in_bytes",
-                        "total_inactive_file",
-                    )
+            if controllers == "":
+                root, limit, used, cache = CGROUP_MOUNT, "memory.max", "memory.current", "inactive_file"
+            elif "memory" in controllers.split(","):
+                root = CGROUP_MOUNT / "memory"
+                limit, used, cache = "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"
+            else:
+                continue
+            group = Path(path.lstrip("/"))
+            for folder in (group, *group.parents):
+                yield root / folder, limit, used, cache

@@ -12,7 +12,7 @@ LIBRARY = re.compile(r"(^|(site|dist)-packages[/\\])(torch|warp|mujoco_warp|newt
 
 
 def short(file: str) -> str:
-    """A path as one would type it here; of installed packages, from the package on."""
+    """Returns a path as one would type it here; of an installed package, from the package on."""
     _, installed, rest = file.rpartition("site-packages/")
     if installed:
         return rest
@@ -21,18 +21,18 @@ def short(file: str) -> str:
 
 
 def describe(error: BaseException) -> str:
-    """The first line of an error, and the innermost line that is no library's."""
+    """Returns the first line of an error, and the innermost line of code that is no library's."""
     message = str(error).strip().partition("\n")[0] or type(error).__name__
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not LIBRARY.search(frame.filename)]
     return f"{message} at {short(frames[-1].filename)}:{frames[-1].lineno}" if frames else message
 
 
 def locate(frame: FrameType | None, library: str | None = None) -> str:
-    """`file:line` of the innermost frame that is the library's own; without one, of the innermost that is no library's.
+    """Returns `file:line` of the innermost frame of a package; without one, of the innermost that is no library's.
 
     Args:
-        frame: Where the search begins, outwards. Frames of its file are skipped.
-        library: Name of a package.
+        frame: Frame where the search begins, outwards. Frames of its file are skipped.
+        library: Name of the package; None for no package.
     """
     location = ""
     skipped = frame and frame.f_code.co_filename

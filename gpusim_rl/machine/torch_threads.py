@@ -11,7 +11,7 @@ import torch
 from gpusim_rl.machine.hardware import available_cpus
 
 SMALL_ROWS = 8192
-"""Rows per thread in `VecEnv.step`. The trainer's rollout around it uses `ROWS_PER_THREAD`.
+"""Rows per thread in `VecEnv.step`.
 
 With fewer rows, another thread saves no time. It can even cost time: where idle OpenMP threads spin (torch was imported
 before `limit_openmp_spin`), they take CPU time from the physics. For 256 ants that is a sixth of a control step
@@ -21,8 +21,6 @@ before `limit_openmp_spin`), they take CPU time from the physics. For 256 ants t
 ROWS_PER_THREAD = 1024
 """Rows of a matrix that keep a thread of torch busy, in an update and in the trainer's rollout
 (benchmarks/few_rows.json).
-
-`VecEnv.step` inside it has smaller work: `SMALL_ROWS`.
 """
 
 
