@@ -34,7 +34,7 @@ FINISHED_OR_STOPPED_S = 60.0  # a run without a new row for so long, and for thr
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Look, measure, and say it in words; 1 when something is broken that training needs."""
+    """Looks, measures, and says it in words; returns 1 if something is broken that training needs."""
     from gpusim_rl.errors import friendly_errors
     from gpusim_rl.machine.hardware import limit_openmp_spin
 
@@ -45,7 +45,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
-    """The command line."""
+    """Reads the command line."""
     if argv[:1] == ["scaling"]:
         from gpusim_rl.view.arguments import positive
 
@@ -84,14 +84,14 @@ def parse(argv: list[str]) -> argparse.Namespace:
 
 
 def meant(name: str) -> str:
-    """The command that a user probably meant, as a hint."""
+    """Returns the command that a user probably meant, as a hint."""
     from gpusim_rl.errors import closest
 
     return " Did you mean 'scaling'?" if closest(name, ["scaling", "scale", "sweep"]) else ""
 
 
 def counts(text: str) -> list[int]:
-    """Numbers of envs, also in brackets as on train.py's command line."""
+    """Returns the numbers of an argument, also in brackets as on train.py's command line."""
     numbers = sorted({int(number) for number in text.strip("[]").split(",")})
     if numbers[0] < 1:
         raise argparse.ArgumentTypeError(f"must be positive, got {numbers[0]}")
@@ -131,7 +131,7 @@ def report_machine(args: argparse.Namespace) -> int:
 
 
 def self_tests() -> Iterator[Check]:
-    """Really trains Ant, for three iterations and very small, with every simulator that can run here."""
+    """Trains Ant, for three iterations and very small, with every simulator that can run here."""
     import torch
 
     from gpusim_rl.diagnose.machine_check import Check
@@ -189,7 +189,7 @@ def report_run(args: argparse.Namespace) -> int:
 
 
 def summary(folder: Path, stats: RunStats) -> list[str]:
-    """What was looked at."""
+    """Returns lines with what was looked at."""
     from gpusim_rl.run.phases import PHASES
     from gpusim_rl.settings.simulators import SIMULATORS
 
@@ -220,7 +220,7 @@ def summary(folder: Path, stats: RunStats) -> list[str]:
 
 
 def several(stats: RunStats) -> str:
-    """How many processes or actors have the envs; nothing for one process."""
+    """Returns how many processes or actors have the envs; nothing for one process."""
     if stats.num_actors:
         return f"{stats.num_actors} actor{'s' * (stats.num_actors > 1)} ({stats.actor_engine}) x "
     return f"{stats.processes} processes x " if stats.processes > 1 else ""
@@ -310,7 +310,7 @@ def measure_parallel(args: argparse.Namespace, counted: list[str]) -> int:
 
 
 def checked(overrides: Sequence[str]) -> tuple[str, int]:
-    """Name of the task and number of envs of a command line whose settings are right."""
+    """Checks the settings of a command line; returns the name of its task and its number of envs."""
     from gpusim_rl.settings.checks import check_settings
     from gpusim_rl.settings.compose import compose
 
@@ -372,7 +372,7 @@ def keep_result(
 
 
 def envs_row(device: str, num_envs: int, point: Measurement) -> dict[str, str]:
-    """A measurement of a number of envs as a row of the table."""
+    """Returns the measurement of a number of envs as a row of the table."""
     from gpusim_rl.run.phases import PHASES
 
     row = {"device": device, "envs": str(num_envs), **speeds(point)}
@@ -388,7 +388,7 @@ def envs_row(device: str, num_envs: int, point: Measurement) -> dict[str, str]:
 
 
 def parallel_row(unit: str, count: int, point: Measurement, efficiency: float | None) -> dict[str, str]:
-    """A measurement of a number of processes or actors as a row of the table."""
+    """Returns the measurement of a number of processes or actors as a row of the table."""
     return {
         unit: str(count),
         **speeds(point),
@@ -409,7 +409,7 @@ def speeds(point: Measurement) -> dict[str, str]:
 
 
 def percent(share: float | None) -> str:
-    """A share in percent; nothing where it is not known."""
+    """Returns a share in percent; nothing where it is not known."""
     return "" if share is None else f"{100 * share:.0f} %"
 
 
@@ -429,7 +429,7 @@ def print_table(rows: Sequence[Mapping[str, str]]) -> None:
 
 
 def print_reasons(best: str, reasons: Sequence[str], load: float) -> None:
-    """The recommendation, why, and a doubt where other programs ran.
+    """Prints the recommendation, its reasons, and a doubt where other programs ran.
 
     Args:
         best: Line with the setting; empty where nothing could be measured.

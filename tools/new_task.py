@@ -253,7 +253,7 @@ class Draft:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Write the files; print their paths and the next commands."""
+    """Writes the files; prints their paths and the next commands."""
     from gpusim_rl.errors import friendly_errors
 
     with friendly_errors():
@@ -263,7 +263,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
-    """The command line."""
+    """Reads the command line."""
     parser = argparse.ArgumentParser(prog="new-task", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("name", help="of the task and its class: Reach, BallOnPlate")
     robot = parser.add_mutually_exclusive_group()
@@ -277,7 +277,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 
 
 def new_task(args: argparse.Namespace) -> list[str]:
-    """Write all files or none; return the lines for the user."""
+    """Writes all files or none; returns the lines for the user."""
     from gpusim_rl.errors import ConfigError
     from gpusim_rl.files.safe_open import replacing
     from gpusim_rl.settings.discover import tasks
@@ -319,12 +319,12 @@ def new_task(args: argparse.Namespace) -> list[str]:
 
 
 def snake_case(name: str) -> str:
-    """`jointVelScale` as joint_vel_scale."""
+    """Returns `jointVelScale` as joint_vel_scale."""
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower()
 
 
 def tool(name: str, folder: Path) -> str:
-    """A script of ours, as the user types it in a folder."""
+    """Returns a script of ours, as the user types it in a folder."""
     from gpusim_rl.files import paths
 
     file = paths.train_file() if name == "train" else paths.tools_dir() / f"{name}.py"
@@ -336,7 +336,7 @@ def tool(name: str, folder: Path) -> str:
 
 
 def take_settings(draft: Draft, file: Path) -> None:
-    """Read the yaml of a task of IsaacGymEnvs, its PPO settings beside it, and where its robot is.
+    """Reads the yaml of a task of IsaacGymEnvs, its PPO settings beside it, and the path of its robot.
 
     Raises:
         ConfigError: The file is no such yaml, or does not tell the robot.
@@ -377,7 +377,7 @@ def take_settings(draft: Draft, file: Path) -> None:
 
 
 def read_yaml(file: Path) -> dict[str, Any]:
-    """A yaml of theirs; `${resolve_default:4096,...}` is 4096.
+    """Reads a yaml of theirs; `${resolve_default:4096,...}` is 4096.
 
     Raises:
         ConfigError: The file cannot be read.
@@ -403,14 +403,14 @@ def read_yaml(file: Path) -> dict[str, Any]:
 
 
 def look_up(values: Any, path: str) -> Any:
-    """The value at a path like config.gamma, or None."""
+    """Returns the value at a path like config.gamma, or None."""
     for key in path.split("."):
         values = values.get(key) if isinstance(values, dict) else None
     return values
 
 
 def number(value: float) -> float | int:
-    """60 for 59.99999: a rate is written as a period."""
+    """Returns 60 for 59.99999: a rate is written as a period."""
     near = round(value, 3)
     return int(near) if near == int(near) else near
 
@@ -437,7 +437,7 @@ class RobotFacts:
 
 
 def load_robot(draft: Draft, arm: str | None) -> RobotFacts:
-    """Load the robot's file.
+    """Loads the robot's file.
 
     Args:
         draft: Draft that names the robot.
@@ -513,7 +513,7 @@ def load_robot(draft: Draft, arm: str | None) -> RobotFacts:
 
 
 def lowest_point(model: Any, data: Any, bodies: list[int], joints: list[int]) -> float:
-    """Height of the robot's lowest point over poses that a start may have; 0 for a robot without geoms [m]."""
+    """Returns the height of the robot's lowest point over poses that a start may have [m]; 0 without geoms."""
     import mujoco
     import numpy as np
 
@@ -557,7 +557,7 @@ def usual_gains(model: Any, data: Any, joint: int, height: float | None) -> tupl
 
 
 def rounded(value: float) -> float:
-    """Two digits."""
+    """Returns a value of two digits."""
     return float(f"{value:.2g}")
 
 
@@ -565,7 +565,7 @@ def rounded(value: float) -> float:
 
 
 def observations(robot: RobotFacts) -> list[tuple[str, int, str, str]]:
-    """Name, size, meaning and unit of what the policy sees."""
+    """Returns name, size, meaning and unit of what the policy sees."""
     joints, unit = len(robot.joints), robot.unit
     velocities = ("joint_vel", joints, "joint velocities", " or ".join(f"{each}/s" for each in unit.split(" or ")))
     if robot.free:
@@ -585,7 +585,7 @@ def observations(robot: RobotFacts) -> list[tuple[str, int, str, str]]:
 
 
 def own_settings(draft: Draft, robot: RobotFacts) -> dict[str, tuple[Any, str]]:
-    """The settings of the task itself, each with a comment."""
+    """Returns the settings of the task itself, each with a comment."""
     values: dict[str, tuple[Any, str]] = {"start_noise": (NOISE, "rad or m, of the joints at the start")}
     if robot.free:
         values["speed"] = (1.0, "m/s, of which the reward sees no more")
@@ -604,7 +604,7 @@ def own_settings(draft: Draft, robot: RobotFacts) -> dict[str, tuple[Any, str]]:
 
 
 def class_text(draft: Draft, robot: RobotFacts, values: Mapping[str, tuple[Any, str]]) -> str:
-    """Content of the py file."""
+    """Returns the content of the py file."""
     arguments = ['"robot"', "ROBOT"]
     if robot.lift:
         arguments.append(f"pos=(0.0, 0.0, {robot.lift:g})")
@@ -653,7 +653,7 @@ def class_text(draft: Draft, robot: RobotFacts, values: Mapping[str, tuple[Any, 
 
 
 def yaml_text(draft: Draft, robot: RobotFacts, values: Mapping[str, tuple[Any, str]]) -> str:
-    """Content of the yaml."""
+    """Returns the content of the yaml."""
     common = draft.common
     physics_hz = common.get("physics_hz", robot.physics_hz)
     control_hz = number(physics_hz / max(1, round(physics_hz / common.get("control_hz", 50))))
@@ -675,7 +675,7 @@ def yaml_text(draft: Draft, robot: RobotFacts, values: Mapping[str, tuple[Any, s
 
 
 def wrapped(head: str, brackets: str, items: list[str]) -> str:
-    """A tuple or a dict, on one line where it fits."""
+    """Returns a tuple or a dict, on one line where it fits."""
     comma = "," if brackets == "()" and len(items) == 1 else ""
     line = f"{head}{brackets[0]}{', '.join(items)}{comma}{brackets[1]}"
     if len(line) <= 88:
@@ -685,7 +685,7 @@ def wrapped(head: str, brackets: str, items: list[str]) -> str:
 
 
 def table(rows: list[tuple[str, int, str, str]]) -> str:
-    """The parts of the observation, as the docstring has them."""
+    """Returns the table of the observation's parts, as the docstring has it."""
     cells, first = [("num", "name", "observation", "unit")], 0
     for name, size, words, unit in rows:
         cells.append((str(first) if size == 1 else f"{first}-{first + size - 1}", name, words, unit))
@@ -699,12 +699,12 @@ def table(rows: list[tuple[str, int, str, str]]) -> str:
 
 
 def type_of(value: Any) -> str:
-    """Type of a field of the class."""
+    """Returns the type of a field of the class."""
     return "dict[str, float]" if isinstance(value, dict) else type(value).__name__
 
 
 def text_of(value: Any) -> str:
-    """A value in a yaml, on one line."""
+    """Returns a value in a yaml, on one line."""
     if isinstance(value, dict):
         return "{" + ", ".join(f"{key}: {text_of(item)}" for key, item in value.items()) + "}"
     return json.dumps(value)

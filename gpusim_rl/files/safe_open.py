@@ -272,8 +272,8 @@ def check_plain(value: Any, where: Path | str) -> None:
         where: File that they are from.
 
     Raises:
-        ConfigError: For an interpolation, which could read the environment; for an object that is neither number nor
-            text; for masses of values.
+        ConfigError: There is an interpolation, which could read the environment; an object that is neither number nor
+            text; or masses of values.
     """
     count = 0
 
