@@ -12,7 +12,10 @@ import os
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pytest import CollectReport, TestReport
 
 MEND = {
     "the_yaml_gives_a_value_to_every_field_and_to_nothing_else": (
@@ -79,11 +82,11 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     """Reads the command line."""
     from gpusim_rl.settings.simulators import SIMULATORS
 
-    ours = ",".join(s.name for s in SIMULATORS.values() if not s.optional)
+    default = ",".join(s.name for s in SIMULATORS.values() if not s.optional)
     parser = argparse.ArgumentParser(prog="check-task", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("task", help="name of the task")
     parser.add_argument("-cd", "--config-dir", help="a folder with more tasks, as for train.py")
-    parser.add_argument("--sim", default=ours, help=f"simulators on which it must train (default: {ours})")
+    parser.add_argument("--sim", default=default, help=f"simulators on which it must train (default: {default})")
     return parser.parse_args(argv)
 
 
@@ -132,7 +135,7 @@ class Report:
         self._task = task
         self._failed = self._passed = 0
 
-    def pytest_runtest_logreport(self, report: Any) -> None:
+    def pytest_runtest_logreport(self, report: TestReport) -> None:
         """Prints a check; pytest calls it after the set-up, the run and the end of each."""
         if report.when != "call" and report.passed:
             return
@@ -154,7 +157,7 @@ class Report:
                 print(f"         try: {MEND[check]}")
         sys.stdout.flush()
 
-    def pytest_collectreport(self, report: Any) -> None:
+    def pytest_collectreport(self, report: CollectReport) -> None:
         """Prints an error of the collection; pytest calls it once the checks are collected."""
         if report.failed:
             self._failed += 1
@@ -166,7 +169,7 @@ class Report:
         return 1 if self._failed or not self._passed else 0
 
 
-def _message(report: Any) -> str:
+def _message(report: TestReport | CollectReport) -> str:
     crash = getattr(report.longrepr, "reprcrash", None)
     return str(report.longrepr) if crash is None else crash.message
 

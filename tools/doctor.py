@@ -143,7 +143,7 @@ def self_tests() -> Iterator[Check]:
         if importlib.util.find_spec(simulator.library) is None:
             continue
         device = cuda_or_cpu if cuda_or_cpu in simulator.devices else "cpu"
-        needed = device in simulator.default_on
+        is_required = device in simulator.default_on
         small = ["task=Ant", f"sim={sim}", f"device={device}", "num_envs=16", "ppo.horizon=8", "ppo.minibatch_size=64"]
         started = time.perf_counter()
         point = measure_training(small, warm_up=2, iterations=1)  # the third is replayed from graphs
@@ -153,7 +153,7 @@ def self_tests() -> Iterator[Check]:
             yield Check("self-test", "ok", text)
         else:
             fix = f"python train.py {' '.join(small)} max_iterations=1 shows more"
-            yield Check("self-test", "failed" if needed else "warning", f"{sim} on {device}: {point.error}", fix)
+            yield Check("self-test", "failed" if is_required else "warning", f"{sim} on {device}: {point.error}", fix)
 
 
 # A run
@@ -289,8 +289,8 @@ def measure_parallel(args: argparse.Namespace, counted: list[str]) -> int:
         numbers = counts(text)
     except (ValueError, argparse.ArgumentTypeError):
         raise ConfigError(f"{key} must be positive numbers, as in {key}=1,2,4; got {text!r}") from None
-    given, torchrun = [text for text in args.overrides if text not in counted], key == "processes"
-    lines = {count: [*given, "multi_gpu=true" if torchrun else f"num_actors={count}"] for count in numbers}
+    fixed, torchrun = [text for text in args.overrides if text not in counted], key == "processes"
+    lines = {count: [*fixed, "multi_gpu=true" if torchrun else f"num_actors={count}"] for count in numbers}
     task, _ = checked(lines[numbers[0]])
     load = psutil.getloadavg()[0]
     points = {

@@ -20,7 +20,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from string import Template
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import mujoco
 
 # fmt: off
 ARM = """\
@@ -309,11 +312,11 @@ def new_task(args: argparse.Namespace) -> list[str]:
         file.parent.mkdir(parents=True, exist_ok=True)
         with replacing(file) as temporary:
             temporary.write(text.encode())
-    here = "" if args.out == Path() else f"cd {shlex.quote(str(args.out))} && "
+    go_there = "" if args.out == Path() else f"cd {shlex.quote(str(args.out))} && "
     next_steps = [
-        f"{here}python {tool('check_task', args.out)} {draft.name} -cd my_cfg",
-        f"{here}python {tool('train', args.out)} -cd my_cfg task={draft.name}",
-        f"{here}python {tool('export', args.out)} {draft.name} -cd my_cfg",
+        f"{go_there}python {tool('check_task', args.out)} {draft.name} -cd my_cfg",
+        f"{go_there}python {tool('train', args.out)} -cd my_cfg task={draft.name}",
+        f"{go_there}python {tool('export', args.out)} {draft.name} -cd my_cfg",
     ]
     return [*(f"wrote {file}" for file in files), *draft.notes, "next:", *(f"  {step}" for step in next_steps)]
 
@@ -356,8 +359,8 @@ def take_settings(draft: Draft, file: Path) -> None:
     draft.values = {key: (value, "") for key, value in of_task.items() if isinstance(value, int | float)}
     if draft.values:
         draft.notes.append(f"from {file.name}, in the yaml, not used by the class yet: {', '.join(draft.values)}")
-    if left := [key for key in of_task if key not in draft.values and key != "asset"]:
-        draft.notes.append(f"not taken from {file.name}: {', '.join(left)}")
+    if ignored := [key for key in of_task if key not in draft.values and key != "asset"]:
+        draft.notes.append(f"not taken from {file.name}: {', '.join(ignored)}")
     asset = (env.get("asset") or {}).get("assetFileName")
     if not draft.robot and asset:
         draft.robot = str(file.resolve().parents[3] / "assets" / asset)
@@ -512,7 +515,7 @@ def load_robot(draft: Draft, arm: str | None) -> RobotFacts:
     )
 
 
-def lowest_point(model: Any, data: Any, bodies: list[int], joints: list[int]) -> float:
+def lowest_point(model: mujoco.MjModel, data: mujoco.MjData, bodies: list[int], joints: list[int]) -> float:
     """Returns the height of the robot's lowest point over poses that a start may have [m]; 0 without geoms."""
     import mujoco
     import numpy as np
@@ -532,7 +535,7 @@ def lowest_point(model: Any, data: Any, bodies: list[int], joints: list[int]) ->
     return lowest if math.isfinite(lowest) else 0.0
 
 
-def usual_gains(model: Any, data: Any, joint: int, height: float | None) -> tuple[float, float]:
+def usual_gains(model: mujoco.MjModel, data: mujoco.MjData, joint: int, height: float | None) -> tuple[float, float]:
     """Stiffness and damping that hold the robot up: a first guess, to be tuned.
 
     On a fixed base a joint answers at 3 Hz, critically damped, and sinks by at most 0.1 rad (1 cm of a slide) under the

@@ -183,12 +183,12 @@ def follower(player: Player | DumpReplay) -> Callable[[], None]:
     """Returns a function that looks for a newer checkpoint from time to time, and prints one."""
     from gpusim_rl.errors import printable
 
-    looked = time.perf_counter()
+    checked_s = time.perf_counter()
 
     def follow() -> None:
-        nonlocal looked
-        if time.perf_counter() - looked > FOLLOW_INTERVAL_S:
-            looked = time.perf_counter()
+        nonlocal checked_s
+        if time.perf_counter() - checked_s > FOLLOW_INTERVAL_S:
+            checked_s = time.perf_counter()
             if player.follow():
                 print(printable(f"{player.checkpoint}, iteration {player.iteration}"))
 

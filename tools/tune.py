@@ -52,7 +52,7 @@ def stoppable(folder: Path) -> Iterator[None]:
         ctrl_c(signal.SIGINT, frame)
 
     numbers = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) != signal.SIG_IGN]
-    before = {number: signal.signal(number, stop) for number in numbers}  # nohup ignores SIGHUP
+    handlers = {number: signal.signal(number, stop) for number in numbers}  # nohup ignores SIGHUP
     try:
         yield
     except KeyboardInterrupt:
@@ -62,7 +62,7 @@ def stoppable(folder: Path) -> Iterator[None]:
             raise SystemExit(128 + received[0]) from None
         raise
     finally:
-        for number, handler in before.items():
+        for number, handler in handlers.items():
             signal.signal(number, handler)
 
 

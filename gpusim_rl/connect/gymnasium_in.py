@@ -109,8 +109,8 @@ class GymnasiumEnv(Environment):
         mode = self._envs.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP)  # what 1.0 did, without that entry
         self._same_step = mode == AutoresetMode.SAME_STEP
         # Gymnasium's own classes reset by mask in every mode; of others, only the mode that needs it promises that.
-        known = isinstance(self._envs.unwrapped, (SyncVectorEnv, AsyncVectorEnv))
-        self._by_mask = known or mode == AutoresetMode.DISABLED
+        is_gymnasiums = isinstance(self._envs.unwrapped, (SyncVectorEnv, AsyncVectorEnv))
+        self._by_mask = is_gymnasiums or mode == AutoresetMode.DISABLED
         self._resetting = np.zeros(self.num_envs, dtype=bool)  # envs whose next step is a reset
         self._warned = False
 
@@ -272,7 +272,7 @@ class GymnasiumEnv(Environment):
                 f"{self.name}: {call} returned observations that are not of their space: {reason}"
             ) from None
 
-    def _column(self, values: Any, kind: str) -> Array:
+    def _column(self, values: Array, kind: str) -> Array:
         """Returns one number for each env, as a step gave them."""
         column = np.asarray(values)
         if column.shape != (self.num_envs,):

@@ -66,7 +66,7 @@ class Sb3Env(Sb3VecEnv):
         Returns:
             Observation [num_envs, size], rewards [num_envs], dones [num_envs], and one info dict for each env.
         """
-        before, step = self._last, self.env.step(self._actions)
+        previous, step = self._last, self.env.step(self._actions)
         self._last = step.obs["policy"]
         # One copy to the host for all that is one number per env.
         packed = torch.stack([step.reward, *(m.float() for m in (step.done, step.terminated, step.incomplete))])
@@ -76,7 +76,7 @@ class Sb3Env(Sb3VecEnv):
         self._lengths += 1
         infos: list[dict[str, Any]] = [{} for _ in range(self.num_envs)]
         if done.any():
-            final_obs = torch.where(step.diverged[:, None], before, step.final_obs["policy"]).cpu().numpy()
+            final_obs = torch.where(step.diverged[:, None], previous, step.final_obs["policy"]).cpu().numpy()
             elapsed_s = round(time.perf_counter() - self._began_s, 6)
             for env in np.flatnonzero(done):
                 infos[env] = {"terminal_observation": final_obs[env], "TimeLimit.truncated": not terminated[env]}

@@ -76,11 +76,11 @@ class SkrlEnv(Wrapper):
             Observation [num_envs, size], rewards, terminated and truncated [num_envs, 1], and a dict with `final_obs`:
             the observation groups before any reset.
         """
-        before, step = self._obs, self._env.step(actions.to(self._env.device))
+        previous, step = self._obs, self._env.step(actions.to(self._env.device))
         self._obs = self._moved(step.obs)
         diverged = step.diverged.to(self._device)[:, None]
         final_obs = self._moved(step.final_obs)
-        final_obs = {group: torch.where(diverged, before[group], value) for group, value in final_obs.items()}
+        final_obs = {group: torch.where(diverged, previous[group], value) for group, value in final_obs.items()}
         truncated = (step.truncated | step.diverged).to(self._device)[:, None]
         reward, terminated = step.reward.to(self._device)[:, None], step.terminated.to(self._device)[:, None]
         return self._obs["policy"], reward, terminated, truncated, {"final_obs": final_obs}
@@ -104,9 +104,9 @@ class FinalObsPPO(PPO):
 
     def record_transition(self, **transition: Any) -> None:  # type: ignore[override]
         """Records a transition of all envs; its `infos` must have `final_obs`."""
-        cut, final_obs = transition["truncated"], transition["infos"]["final_obs"]
+        truncated, final_obs = transition["truncated"], transition["infos"]["final_obs"]
         pairs = {"next_observations": "policy", "next_states": "critic"}
         for name, group in pairs.items():
             if transition[name] is not None:
-                transition[name] = torch.where(cut, final_obs[group], transition[name])
+                transition[name] = torch.where(truncated, final_obs[group], transition[name])
         super().record_transition(**transition)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import gymnasium
 import numpy as np
@@ -14,6 +14,9 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gpusim_rl.errors import ConfigError, did_you_mean, import_extra
 from gpusim_rl.settings.load_class import load_function
 from gpusim_rl.settings.schema import EnvConfig
+
+if TYPE_CHECKING:
+    from stable_baselines3.common.vec_env import VecEnv as Sb3VecEnv
 
 
 class _EnvPoolEnvs(VectorEnv):
@@ -49,7 +52,7 @@ class _EnvPoolEnvs(VectorEnv):
 class _Sb3Envs(VectorEnv):
     """A vector env in the interface of Stable-Baselines3. It resets in the same step."""
 
-    def __init__(self, envs: Any) -> None:
+    def __init__(self, envs: Sb3VecEnv) -> None:
         self._envs = envs
         self.num_envs = envs.num_envs
         self.single_observation_space, self.single_action_space = envs.observation_space, envs.action_space
@@ -137,9 +140,9 @@ def _make_by_function(name: str, cfg: EnvConfig, num_envs: int) -> Any:
 
 def _make_envpool(name: str, cfg: EnvConfig, num_envs: int, seed: int) -> Any:
     envpool: Any = import_extra("envpool", "envpool", "env.vectorization=envpool")
-    known = sorted(envpool.list_all_envs())
-    if name not in known:
-        raise ConfigError(f"env.id={name}: EnvPool has no such env.{did_you_mean(name, known)}")
+    env_ids = sorted(envpool.list_all_envs())
+    if name not in env_ids:
+        raise ConfigError(f"env.id={name}: EnvPool has no such env.{did_you_mean(name, env_ids)}")
     limit = {} if cfg.max_episode_steps is None else {"max_episode_steps": cfg.max_episode_steps}
     return envpool.make(name, env_type="gymnasium", num_envs=num_envs, seed=seed, **limit, **cfg.kwargs)
 
@@ -163,8 +166,8 @@ def _make_registered(name: str, cfg: EnvConfig, num_envs: int) -> VectorEnv:
         hint = did_you_mean(name, sorted(gymnasium.registry))
         raise ConfigError(f"env.id={name}: Gymnasium has no such env.{hint}") from None
     except (gymnasium.error.Error, ImportError, TypeError, ValueError, LookupError, OSError) as error:
-        given = f" env.kwargs={dict(cfg.kwargs)}" if cfg.kwargs else ""
-        raise ConfigError(f"env.id={name}{given}: {first_line(error)}") from None
+        kwargs_text = f" env.kwargs={dict(cfg.kwargs)}" if cfg.kwargs else ""
+        raise ConfigError(f"env.id={name}{kwargs_text}: {first_line(error)}") from None
     if envs.spec is None:
         envs.spec = spec
     return envs

@@ -80,13 +80,13 @@ def _write(player: Player, folder: Path, *, int8: bool) -> dict[str, Any]:
     env, policy = player.env, player.policy
     assert policy is not None
     policy.to("cpu")
-    ours = env if isinstance(env, VecEnv) else None
-    control = None if ours is None else measure(ours, SEED)
+    task_env = env if isinstance(env, VecEnv) else None
+    control = None if task_env is None else measure(task_env, SEED)
     discrete = isinstance(env.action_space, MultiDiscrete)
     model = ExportedPolicy(
         policy,
-        clip_observations=None if ours is None else ours.cfg.clip_observations,
-        clip_actions=None if ours is None or discrete else ours.cfg.clip_actions,
+        clip_observations=None if task_env is None else task_env.cfg.clip_observations,
+        clip_actions=None if task_env is None or discrete else task_env.cfg.clip_actions,
         control=control,
     ).eval()
     size = env.obs_sizes["policy"]
@@ -97,8 +97,8 @@ def _write(player: Player, folder: Path, *, int8: bool) -> dict[str, Any]:
         write_int8(folder / ONNX, folder / INT8)
         files["int8"] = INT8
     card = {**describe(player, model, control), "files": dict(files), **_compared(model, player, folder, files)}
-    if ours is not None:
-        scene = ours.sim.scene
+    if task_env is not None:
+        scene = task_env.sim.scene
         compiled = copy.copy(scene.model)
         limit_solver(compiled.opt, compiled.opt, build(SimConfig, player.settings["sim"], "sim"))
         card["files"] |= _write_scene(scene, compiled, folder)

@@ -133,14 +133,14 @@ def write_int8(file: Path, quantized: Path) -> None:
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Silences what exporters say of other packages, of themselves and of their own deprecation."""
-    before = logging.root.manager.disable
+    level = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
         with warnings.catch_warnings(), torch.no_grad():
             warnings.simplefilter("ignore")
             yield
     finally:
-        logging.disable(before)
+        logging.disable(level)
 
 
 @contextmanager

@@ -84,14 +84,14 @@ def torch_function(model: ExportedPolicy, policy: Policy, obs_sizes: Mapping[str
         if model.clip_observations is not None:
             obs = torch.clip(obs, -model.clip_observations, model.clip_observations)
         groups = {group: torch.zeros(len(obs), size) for group, size in obs_sizes.items()}
-        rest = tuple(layers.expand(-1, len(obs), -1) for layers in critic_state)
-        action, after = policy.act({**groups, "policy": obs}, (*state, *rest), deterministic=True)
+        critic = tuple(layers.expand(-1, len(obs), -1) for layers in critic_state)
+        action, next_state = policy.act({**groups, "policy": obs}, (*state, *critic), deterministic=True)
         if model.clip_actions is not None:
             action = torch.clip(action, -model.clip_actions, model.clip_actions)
         outputs: list[Tensor] = [action]
         if model.has_control:
             outputs.append(model.offset + model.scale * action[:, model.source])
-        return tuple(output.numpy() for output in (*outputs, *after[: len(state)]))
+        return tuple(output.numpy() for output in (*outputs, *next_state[: len(state)]))
 
     return run
 
@@ -148,19 +148,19 @@ def compare(
         units: Unit of each output's error, see `error_units`.
     """
     episodes = obs.reshape(STEPS, -1, obs.shape[1])
-    ours = theirs = tuple(np.repeat(layers, episodes.shape[1], axis=1) for layers in state)
+    exact_state = other_state = tuple(np.repeat(layers, episodes.shape[1], axis=1) for layers in state)
     worst, borders = 0.0, 0
     for step_obs in episodes:
-        expected, got = exact(step_obs, *ours), other(step_obs, *theirs)
+        expected, got = exact(step_obs, *exact_state), other(step_obs, *other_state)
         error = _errors(expected, got, units)
         rows = np.flatnonzero(error > JUMP)
         if 0 < len(rows) <= BORDER * len(obs):
-            at_border = _at_border(exact, got, step_obs, ours, rows, units)
+            at_border = _at_border(exact, got, step_obs, exact_state, rows, units)
             borders += len(at_border)
             error[at_border] = 0.0
         worst = max(worst, float(np.nan_to_num(error, nan=np.inf).max()))
         count = len(expected) - len(state)
-        ours, theirs = expected[count:], got[count:]
+        exact_state, other_state = expected[count:], got[count:]
     return Parity(worst, borders, len(obs))
 
 

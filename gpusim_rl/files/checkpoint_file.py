@@ -197,8 +197,8 @@ def _is_intact(file: IO[bytes]) -> bool:
     if size <= 0:
         return False
     file.seek(size)
-    written = file.read(DIGEST_SIZE)
-    return _digest(file, size) == written
+    stored = file.read(DIGEST_SIZE)
+    return _digest(file, size) == stored
 
 
 def _damaged(path: Path, file: IO[bytes]) -> ConfigError:
@@ -272,17 +272,17 @@ def _strange_pickle(content: bytes) -> str:
         elif code.name == "MARK":
             sizes.append(None)
         else:
-            taken = 0
-            before = list(code.stack_before)
-            if pickletools.markobject in before:
+            size = 0
+            operands = list(code.stack_before)
+            if pickletools.markobject in operands:
                 while (top := sizes.pop()) is not None:
-                    taken += top
-                before = before[: before.index(pickletools.markobject)]
-            for _ in before:
-                taken += sizes.pop() or 0
-            if taken > MAX_VALUES:
+                    size += top
+                operands = operands[: operands.index(pickletools.markobject)]
+            for _ in operands:
+                size += sizes.pop() or 0
+            if size > MAX_VALUES:
                 return "has values without end"
-            sizes.extend(taken + 1 for _ in code.stack_after)
+            sizes.extend(size + 1 for _ in code.stack_after)
     return ""
 
 
@@ -291,10 +291,10 @@ def _is_small(payload: Any) -> bool:
 
     A pickle of 1 kB can hold lists that contain each other a billion times, and views that repeat one number as often.
     """
-    left = MAX_VALUES
+    budget = MAX_VALUES
     stack = [payload]
-    while stack and left:
-        left -= 1
+    while stack and budget:
+        budget -= 1
         node = stack.pop()
         if isinstance(node, dict):
             stack += [*node.keys(), *node.values()]
@@ -302,4 +302,4 @@ def _is_small(payload: Any) -> bool:
             stack += node
         elif isinstance(node, torch.Tensor) and node.numel() * node.element_size() > node.untyped_storage().nbytes():
             return False
-    return left > 0
+    return budget > 0

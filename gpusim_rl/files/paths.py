@@ -122,9 +122,9 @@ def find_checkpoint(name: str, runs: str | Path = "runs") -> Checkpoint:
 
 def _no_last(run: Path) -> ConfigError:
     """Returns the error for a folder without checkpoints/last.pt."""
-    others = [file for file in (run / "checkpoints").glob("*.pt") if file.is_file()]
-    if others:
-        newest = max(others, key=lambda file: file.stat().st_mtime_ns)
+    checkpoints = [file for file in (run / "checkpoints").glob("*.pt") if file.is_file()]
+    if checkpoints:
+        newest = max(checkpoints, key=lambda file: file.stat().st_mtime_ns)
         return ConfigError(
             f"no checkpoints/last.pt in {run}: it is gone. The newest checkpoint there is {newest.name}: try"
             f" checkpoint={newest} (tools: only the path; a training from it begins a new run folder)"
@@ -153,8 +153,8 @@ def find_run(name: str, runs: str | Path = "runs") -> Path:
     raise ConfigError(f"{folder} is not a run folder: it has no config.yaml, there is {_contents(folder)}")
 
 
-def _resolve(name: str, runs: str | Path, needed: Sequence[str]) -> Path:
-    """Returns the path that a user means; there may be nothing. A group is its latest run with a file of `needed`."""
+def _resolve(name: str, runs: str | Path, patterns: Sequence[str]) -> Path:
+    """Returns the path that a user means; there may be nothing. A group is its latest run with a file of `patterns`."""
     try:
         path = Path(name).expanduser()
         if not path.exists() and (Path(runs) / name).is_dir():
@@ -163,7 +163,7 @@ def _resolve(name: str, runs: str | Path, needed: Sequence[str]) -> Path:
         reason = error.strerror if isinstance(error, OSError) else error
         raise ConfigError(f"no run {name!r}: {reason}; expected a run folder, a .pt file or a trained task") from None
     if (path / "latest").is_dir() and not (path / "config.yaml").exists():  # a run has no `latest` of its own
-        path = _latest(path, Path(runs), needed)
+        path = _latest(path, Path(runs), patterns)
     if path.parent.name == "checkpoints" and path.exists():  # asked of the path as it is named: `resolve` follows links
         refuse_link(path.parent)
         refuse_link(path)
@@ -172,8 +172,8 @@ def _resolve(name: str, runs: str | Path, needed: Sequence[str]) -> Path:
     return from_here(path.resolve())  # a run stays the same run when `latest` moves on
 
 
-def _latest(group: Path, base: Path, needed: Sequence[str]) -> Path:
-    """Returns the latest run of a group, or the one before it where the latest has none of the files `needed`.
+def _latest(group: Path, base: Path, patterns: Sequence[str]) -> Path:
+    """Returns the latest run of a group, or the one before it where the latest has none of the files `patterns`.
 
     A run that crashed at its start must not hide those that trained. `latest` may be in the folder of an experiment,
     where other tasks are too: only runs of its task count.
@@ -184,7 +184,7 @@ def _latest(group: Path, base: Path, needed: Sequence[str]) -> Path:
         raise ConfigError(f"{group}/latest leads to {latest}, out of the folder. Try the run folder that you mean")
 
     def trained(run: Path) -> bool:
-        return any(file.is_file() for pattern in needed for file in run.glob(pattern))
+        return any(file.is_file() for pattern in patterns for file in run.glob(pattern))
 
     def task(run: Path) -> str:
         try:
@@ -201,7 +201,7 @@ def _latest(group: Path, base: Path, needed: Sequence[str]) -> Path:
     if not runs:
         return latest
     newest = max(runs, key=lambda run: [int(digits) for digits in re.findall(r"\d+", run.name)])  # named after the time
-    text = f"{from_here(latest)} has no {' or '.join(needed)}: using {from_here(newest)}"
+    text = f"{from_here(latest)} has no {' or '.join(patterns)}: using {from_here(newest)}"
     sys.stderr.write(f"{printable(text)}\n")
     return newest
 

@@ -82,8 +82,8 @@ def git_state(*exclude: Path) -> tuple[dict[str, Any] | None, bytes]:
     try:
         root = Path(_git(folder, "rev-parse", "--show-toplevel").decode().rstrip("\n"))
         sha = _git(root, "rev-parse", "HEAD").decode().strip()
-        written = [path.absolute() for path in exclude]
-        skip = [f":(exclude,top){p.relative_to(root)}" for p in written if p.is_relative_to(root) and p != root]
+        excluded = [path.absolute() for path in exclude]
+        skip = [f":(exclude,top){p.relative_to(root)}" for p in excluded if p.is_relative_to(root) and p != root]
         listing = ("ls-files", "--others", "--exclude-standard", "-z", "--", *SOURCES, *skip)
         new = _git(root, *listing)
         index = root / _git(root, "rev-parse", "--git-path", "index").decode().rstrip("\n")

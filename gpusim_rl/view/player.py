@@ -127,10 +127,10 @@ class Player:
     def _take(self, state: Mapping[str, Any], file: Path, written_ns: int) -> None:
         """Takes the policy of a checkpoint."""
         with must_fit(file, f"task {self.name}"):
-            for key, now in (("obs_sizes", self.env.obs_sizes), ("num_actions", self.env.num_actions)):
-                if state[key] != now:
+            for key, current in (("obs_sizes", self.env.obs_sizes), ("num_actions", self.env.num_actions)):
+                if state[key] != current:
                     raise ConfigError(
-                        f"{file} does not fit task {self.name} as it is now: {key} saved {state[key]}, now {now}."
+                        f"{file} does not fit task {self.name} as it is now: {key} saved {state[key]}, now {current}."
                         " Try the version of the task that trained it (git.diff and env.json of the run tell which)"
                     )
             spec, env = self._spec, self.env

@@ -126,9 +126,9 @@ class Camera:
             tile: Number of the tile.
             position: Position of the body that is followed [m].
         """
-        before = self._heights.get(tile, float(position[2]))
-        jumped = abs(position[2] - before) > self.radius  # a new episode
-        height = position[2] if jumped else before + HEIGHT_RATE * (position[2] - before)
+        previous = self._heights.get(tile, float(position[2]))
+        jumped = abs(position[2] - previous) > self.radius  # a new episode
+        height = position[2] if jumped else previous + HEIGHT_RATE * (position[2] - previous)
         self._heights[tile] = float(height)
         return np.array([position[0], position[1], height])
 

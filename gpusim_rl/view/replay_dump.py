@@ -100,8 +100,8 @@ class DumpReplay:
         config |= {"checkpoint": str(file), "test": False, "log": {**config["log"], "tensorboard": False}}
         config["sim"] = {**config["sim"], "name": sim or config["sim"]["name"]}
         trainer = make_trainer(load_spec(config, state["overrides"], Checkpoint(file, None)))
-        again = "" if trainer.start.sim.name == state["sim"] else f", in new episodes on {trainer.start.sim.name}"
-        title = f"{file}: the iteration after iteration {state['iteration']}, {state['task']} on {state['sim']}{again}"
+        note = "" if trainer.start.sim.name == state["sim"] else f", in new episodes on {trainer.start.sim.name}"
+        title = f"{file}: the iteration after iteration {state['iteration']}, {state['task']} on {state['sim']}{note}"
         return cls(trainer.env, title, _iteration(trainer))
 
     def step(self) -> str | None:
