@@ -240,7 +240,7 @@ def test_a_missing_extra_is_one_line(load_tool, monkeypatch, capsys, package):
 
 def test_the_recipe_in_plain_torch_is_the_policy(ant, tmp_path):
     folder, _ = ant
-    page = (ROOT / "docs" / "outputs.md").read_text()
+    page = (ROOT / "docs" / "export.md").read_text()
     [recipe] = re.findall(r"<!-- file: my_policy.py -->\n```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
     assert "gpusim_rl" not in recipe
     names: dict = {}
