@@ -45,9 +45,9 @@ class Loop:
     """A training whose iterations can be run one by one.
 
     Attributes:
-        device: Where it learns.
-        iterate: One iteration: rollout, update, and whatever it writes down.
-        observe: As `PhaseTimer.observe`.
+        device: Device of the learner.
+        iterate: Function that runs one iteration: rollout, update, and whatever it writes down.
+        observe: `PhaseTimer.observe`, or a function like it.
         library: Package to name source locations in; None names the first line that is not torch's.
     """
 
@@ -62,10 +62,10 @@ class Audit:
     """What steady iterations of a loop did.
 
     Attributes:
-        method: How it was found out.
-        iterations: How many were looked at.
-        work: By phase, summed over the iterations.
-        locations: How often each source location copied or waited; all iterations together.
+        method: Method of the audit, `COUNTED` or `TRACED`.
+        iterations: Number of audited iterations.
+        work: Work by phase, summed over the iterations.
+        locations: Number of copies and waits at each source location, summed over the iterations.
     """
 
     method: str
@@ -74,21 +74,17 @@ class Audit:
     locations: Counter[SourceLocation]
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values, for json."""
-        phases: dict[str, dict[str, Any]] = {}
+        """Returns plain values, for json."""
+        counted, phases = ("to_device", "to_host", "syncs", "operators"), {}
         for phase, work in self.work.items():
-            phases[phase] = {
-                "to_device": dataclasses.asdict(work.to_device),
-                "to_host": dataclasses.asdict(work.to_host),
-                "syncs": dict(work.syncs),
-            }
+            numbers = dataclasses.asdict(work) | {"syncs": dict(work.syncs)}
             if self.method == COUNTED:
-                phases[phase]["operators"] = work.operators
-            else:
-                names = ("launches", "kernels", "wall_s", "busy_s", "occupied_s")
-                phases[phase] |= {name: getattr(work, name) for name in names}
-                for name, seconds in (("busy", work.busy_s), ("occupied", work.occupied_s)):
-                    phases[phase][name] = seconds / work.wall_s if work.wall_s else None
+                phases[phase] = {name: numbers[name] for name in counted}
+                continue
+            del numbers["operators"]
+            for share, seconds in (("busy", work.busy_s), ("occupied", work.occupied_s)):
+                numbers[share] = seconds / work.wall_s if work.wall_s else None
+            phases[phase] = numbers
         locations = [
             dataclasses.asdict(location) | {"count": count} for location, count in self.locations.most_common()
         ]
@@ -102,6 +98,11 @@ TRACED = "profiler trace and sync warnings on CUDA"
 def audit(loop: Loop, *, warm_up: int, iterations: int) -> Audit:
     """Runs a loop and looks at its steady iterations.
 
+    Args:
+        loop: Loop to run.
+        warm_up: Number of iterations before those that count.
+        iterations: Number of iterations that count.
+
     Raises:
         ConfigError: The profiler cannot see the device.
     """
@@ -111,24 +112,17 @@ def audit(loop: Loop, *, warm_up: int, iterations: int) -> Audit:
 
 
 def our_loop(trainer: Trainer, log: Logger) -> Loop:
-    """Our training, with what is not part of a steady iteration in phases of its own."""
-    return Loop(
-        trainer.start.device, lambda: trainer.iterate(log), _with_physics(trainer, trainer.collector.timer.observe)
-    )
+    """Returns the loop of a training of ours; physics on the host, and saving, are phases of their own."""
 
-
-def _with_physics(trainer: Trainer, observe: Callable[..., None]) -> Callable[..., None]:
-    """Observes calls of physics on the host, and of saving, as phases too."""
-
-    def observe_all(around: Callable[[str], AbstractContextManager[Any]]) -> None:
-        observe(around)
+    def observe(around: Callable[[str], AbstractContextManager[Any]]) -> None:
+        trainer.collector.timer.observe(around)
         calls: list[tuple[Any, str, str]] = [(trainer, "save", CHECKPOINT)]
         if isinstance(trainer.env, VecEnv) and SIMULATORS[trainer.start.sim.name].cpu_threads:
             calls += [(trainer.env.sim, name, PHYSICS) for name in ("step", "reset", "refresh")]
         for owner, name, phase in calls:
             setattr(owner, name, _inside(around, phase, getattr(owner, name)))
 
-    return observe_all
+    return Loop(trainer.start.device, lambda: trainer.iterate(log), observe)
 
 
 def _inside(around: Callable[[str], AbstractContextManager[Any]], phase: str, call: Any) -> Callable[..., Any]:
@@ -185,10 +179,12 @@ def _trace(loop: Loop, iterations: int, *, stacks: bool = False) -> list[dict[st
 
 
 def _stack_locations(loop: Loop) -> Counter[SourceLocation]:
-    """The transfers of one more iteration, and the functions that asked for them."""
+    """Returns the transfers of one more iteration, and the functions that asked for them."""
     events = _trace(loop, 1, stacks=True)
-    found = read_events(events).transfers
-    return Counter(SourceLocation(each.phase, each.kind, name_function(events, each, LIBRARY) or "") for each in found)
+    return Counter(
+        SourceLocation(transfer.phase, transfer.kind, name_function(events, transfer, LIBRARY) or "")
+        for transfer in read_events(events).transfers
+    )
 
 
 class _CurrentPhase:
@@ -231,31 +227,29 @@ def _sync_warnings(loop: Loop, iterations: int, phases: _CurrentPhase) -> Counte
 
 
 def violations(result: Audit, rows: int) -> list[str]:
-    """What the steady loop must not do, one line each; `log` may copy one row of metrics per log interval.
+    """Returns what the steady loop must not do, one line each; `log` may copy one row of metrics per log interval.
 
     Args:
-        result: Audit of our training.
-        rows: Log intervals that ended in it.
+        result: Audit of a training of ours.
+        rows: Number of log intervals that ended in it.
     """
     lines = []
     for phase, work in result.work.items():
         if phase in (PHYSICS, CHECKPOINT):
             continue
         allowed = rows if phase == "log" else 0
-        syncs = sum(work.syncs.values())
-        for count, limit, what in (
-            (work.to_device.count, 0, f"copies to the device ({work.to_device.bytes} bytes)"),
-            (work.to_host.count, allowed, f"copies to the host ({work.to_host.bytes} bytes)"),
-            (syncs, allowed, "waits of the host"),
-        ):
-            if count > limit:
-                beyond = f", {limit} allowed" if limit else ""
-                lines.append(f"{phase}: {count} {what} in {result.iterations} iterations{beyond}")
-        if lines and lines[-1].startswith(f"{phase}: "):
-            named = {str(location): count for location, count in result.locations.items() if location.phase == phase}
-            lines += [
-                f"{phase}: {count} x {location}" for location, count in sorted(named.items(), key=lambda n: -n[1])
-            ]
+        too_many = [
+            f"{phase}: {count} {kind} in {result.iterations} iterations{f', {limit} allowed' if limit else ''}"
+            for count, limit, kind in (
+                (work.to_device.count, 0, f"copies to the device ({work.to_device.bytes} bytes)"),
+                (work.to_host.count, allowed, f"copies to the host ({work.to_host.bytes} bytes)"),
+                (sum(work.syncs.values()), allowed, "waits of the host"),
+            )
+            if count > limit
+        ]
+        if too_many:
+            named = [f"{phase}: {n} x {at}" for at, n in result.locations.most_common() if at.phase == phase]
+            lines += too_many + named
     return lines
 
 
@@ -269,16 +263,15 @@ def update_without_data(trainer: Trainer) -> str | None:
         None if it ran, else what failed and where.
     """
     spec, env, meta = trainer.spec, trainer.env, torch.device("meta")
-    off = {"precision": "fp32"}
-    names = {field.name for field in dataclasses.fields(spec.cfg.algorithm)}
-    settings = dataclasses.replace(spec.cfg.algorithm, **{key: off[key] for key in off.keys() & names})
+    settings = spec.cfg.algorithm
+    if hasattr(settings, "precision"):
+        settings = dataclasses.replace(settings, precision="fp32")
     num_envs = spec.cfg.num_envs
     sizes, longest = dict(env.obs_sizes), env.steps_between_truncations
     env_spec = EnvSpec(num_envs, sizes, env.action_space, longest, section=spec.cfg.algo)
     try:
-        algorithm = spec.algorithm_class(
-            settings, env_spec, device=meta, seed=0, max_iterations=spec.cfg.max_iterations
-        )
+        iterations = spec.cfg.max_iterations
+        algorithm = spec.algorithm_class(settings, env_spec, device=meta, seed=0, max_iterations=iterations)
         for optimizer in vars(algorithm).values():
             if isinstance(optimizer, torch.optim.Optimizer):
                 optimizer.step = lambda: None  # type: ignore[method-assign,assignment]
