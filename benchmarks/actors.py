@@ -35,6 +35,7 @@ from pathlib import Path
 from typing import Any
 
 from checkout import ROOT, process_environment, write
+from gpusim_rl.machine.child import Child
 
 HORIZON, WARM_UP_S = 32, 2.0
 SECTIONS = ("scaling", "spin", "faults", "copies")
@@ -69,29 +70,23 @@ def training(kind: str, actors: int, env: Mapping[str, Any], folder: Path, *more
 
 
 @contextlib.contextmanager
-def running(words: Sequence[str]) -> Iterator[subprocess.Popen[str]]:
+def running(words: Sequence[str]) -> Iterator[Child]:
     """A training; its output are events, one json object per line."""
     command = [sys.executable, *[str(ROOT / word) if word == "train.py" else word for word in words]]
     environment = process_environment(OMP_NUM_THREADS="1", WANDB_MODE="offline")
     environment["PYTHONPATH"] += f":{ROOT / 'benchmarks'}"
-    with tempfile.TemporaryFile("w+") as errors:
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment)
+    with Child(command, talks=True, env=environment) as child:
         try:
-            yield process
+            yield child
         except StopIteration:  # no more rows
-            errors.seek(0)
-            sys.exit(f"{shlex.join(words)} ended with {process.wait()}:\n{errors.read()}")
-        finally:
-            if process.poll() is None:
-                process.kill()
-            process.wait()
+            sys.exit(f"{shlex.join(words)} ended with {child.process.wait()}:\n{child.output()}")
 
 
-def rows_of(process: subprocess.Popen[str]) -> Iterator[Row]:
+def rows_of(child: Child) -> Iterator[Row]:
     """Rows as they come, with the time of their coming."""
-    assert process.stdout is not None
-    for line in process.stdout:
-        if line.startswith("{") and (event := json.loads(line))["event"] == "row":
+    assert child.process.stdout is not None
+    for line in child.process.stdout:
+        if line.startswith(b"{") and (event := json.loads(line))["event"] == "row":
             yield event | {"at": time.monotonic()}
 
 
@@ -107,22 +102,22 @@ def take(rows: Iterator[Row], seconds: float, alive: int | None = None) -> list[
     return taken
 
 
-def end(process: subprocess.Popen[str], rows: Iterator[Row]) -> None:
+def end(child: Child, rows: Iterator[Row]) -> None:
     """Ends a training after the iteration under way."""
-    process.terminate()
+    child.process.terminate()
     for _ in rows:
         pass
-    process.wait()
+    child.process.wait()
 
 
 def train(kind: str, actors: int, env: Mapping[str, Any], seconds: float) -> Row:
     """Speed and lag of a training, for some seconds in which all actors work."""
-    with tempfile.TemporaryDirectory() as folder, running(training(kind, actors, env, Path(folder))) as process:
-        rows = rows_of(process)
+    with tempfile.TemporaryDirectory() as folder, running(training(kind, actors, env, Path(folder))) as child:
+        rows = rows_of(child)
         take(rows, 0.0, alive=actors)
         first = take(rows, WARM_UP_S)[-1]
         taken = take(rows, seconds)
-        end(process, rows)
+        end(child, rows)
     passed = taken[-1]["time/elapsed_s"] - first["time/elapsed_s"]
     mean = {name: statistics.fmean(row[name] for row in taken) for name in ("policy/lag_mean", "actors/wait")}
     update = sum(row["time/update"] * row["time/iteration_s"] for row in taken) / passed
@@ -187,18 +182,18 @@ def actors_of(pid: int) -> list[Any]:
 
 def kill_actor(kind: str, actors: int, env: Mapping[str, Any], seconds: float) -> Row:
     """SIGKILL of an actor: the learner goes on."""
-    with tempfile.TemporaryDirectory() as folder, running(training(kind, actors, env, Path(folder))) as process:
-        rows = rows_of(process)
+    with tempfile.TemporaryDirectory() as folder, running(training(kind, actors, env, Path(folder))) as child:
+        rows = rows_of(child)
         take(rows, 0.0, alive=actors)
         take(rows, WARM_UP_S)
         before = take(rows, seconds)
         killed = time.monotonic()
-        actors_of(process.pid)[0].kill()
+        actors_of(child.process.pid)[0].kill()
         lost = take(rows, 0.0, alive=actors - 1)
         during = take(rows, 0.0, alive=actors)
         after = take(rows, seconds)
-        below = descendants(process.pid)
-        end(process, rows)
+        below = descendants(child.process.pid)
+        end(child, rows)
         numbers = _check_run(Path(folder))
         gone = _gone(below)
     iterations = [row["iteration"] for row in [*before, *lost, *during, *after]]
@@ -213,7 +208,7 @@ def kill_actor(kind: str, actors: int, env: Mapping[str, Any], seconds: float) -
         "gap_s": round(_gap([before[-1], *lost, *during, *after]), 3),
         "restarts": after[-1]["actors/restarts"],
         "lost_rollouts": after[-1]["actors/lost_rollouts"],
-        "exit": process.returncode,
+        "exit": child.process.returncode,
         "left_processes": gone,
         **numbers,
     }
@@ -258,23 +253,23 @@ def kill_learner(kind: str, actors: int, env: Mapping[str, Any], seconds: float)
     """SIGKILL of the learner: the same command with checkpoint= goes on."""
     with tempfile.TemporaryDirectory() as folder:
         words = training(kind, actors, env, Path(folder))
-        with running(words) as process:
-            rows = rows_of(process)
+        with running(words) as child:
+            rows = rows_of(child)
             take(rows, 0.0, alive=actors)
             while not (run_of(Path(folder)) / LAST).exists():
                 take(rows, 0.5)
             last = take(rows, seconds)[-1]
-            below = descendants(process.pid)
-            process.kill()
+            below = descendants(child.process.pid)
+            child.process.kill()
             last = [last, *rows][-1]  # also those that it had printed
             left = _gone(below)
         began = time.monotonic()
-        with running([*words, f"checkpoint={run_of(Path(folder))}", "trust=true"]) as process:
-            rows = rows_of(process)
+        with running([*words, f"checkpoint={run_of(Path(folder))}", "trust=true"]) as child:
+            rows = rows_of(child)
             first = next(rows)
             all_back = take(rows, 0.0, alive=actors)[-1]
             take(rows, 1.0)
-            end(process, rows)
+            end(child, rows)
         numbers = _check_run(Path(folder))
     return {
         "killed": "learner",

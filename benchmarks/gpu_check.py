@@ -27,7 +27,6 @@ import os
 import re
 import shlex
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -39,6 +38,7 @@ from typing import Any
 
 from checkout import ROOT, process_environment, provenance, require_device, write
 from gpu_targets import PARTS, RETURN, Part, check_targets, describe, read_audit
+from gpusim_rl.machine.child import Child
 
 SCHEMA = 4
 MODULES = ["torch", "numpy", "mujoco", "mujoco_warp", "warp", "hydra", "yaml", "rich", "psutil", "pynvml", "jaxtyping"]
@@ -337,39 +337,19 @@ def run_process(
         enough: Asked every `poll_s`; when true, the process is ended, which counts as success.
         poll_s: [s].
     """
-    began = time.monotonic()
-    with tempfile.TemporaryFile() as output:
-        process = subprocess.Popen(
-            [str(part) for part in command],
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            env=process_environment(PYTHONUNBUFFERED="1", NO_COLOR="1", COLUMNS="200"),
-            start_new_session=True,
-        )
+    environment = process_environment(PYTHONUNBUFFERED="1", NO_COLOR="1", COLUMNS="200")
+    with Child([str(part) for part in command], env=environment) as child:
         timed_out = done = False
         try:
-            while process.poll() is None and not timed_out and not done:
+            while child.running and not timed_out and not done:
                 done = enough()
-                timed_out = not done and time.monotonic() - began > limit_s
+                timed_out = not done and child.silent_s > limit_s
                 time.sleep(poll_s)
         finally:
-            end(process)
-        output.seek(0)
-        text = output.read().decode(errors="replace")
-    return Ended(0 if done else process.returncode, time.monotonic() - began, timed_out, text)
-
-
-def end(process: subprocess.Popen[bytes]) -> None:
-    """Ends a process and its group, first by an interrupt, so that it can end its own ones."""
-    if process.poll() is None:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGINT)
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(ENDING_S)
-    with suppress(ProcessLookupError):  # also what a process that crashed has left
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+            child.stop(ENDING_S, signal.SIGINT)  # an interrupt, so that it can end its own ones
+            with suppress(ProcessLookupError):  # what it has left
+                os.killpg(child.process.pid, signal.SIGKILL)
+        return Ended(0 if done else child.process.returncode, child.silent_s, timed_out, child.output())
 
 
 def tool(name: str) -> list[str | Path]:

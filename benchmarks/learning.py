@@ -8,7 +8,6 @@ import os
 import re
 import signal
 import statistics
-import subprocess
 import threading
 import time
 from collections import Counter, deque
@@ -25,6 +24,7 @@ from gpusim_rl.env import VecEnv
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.files.safe_open import replacing
 from gpusim_rl.learned import duration, learned, median_time
+from gpusim_rl.machine.child import Child
 from gpusim_rl.run.metrics import WINDOW
 from gpusim_rl.settings.checks import build
 from gpusim_rl.settings.discover import tasks
@@ -359,16 +359,12 @@ def train_to(
     arguments = [*command, *settings, f"log.dir={runs}", "log.console=quiet"]
     log = runs / f"learn-{goal.task}-{outcome.seed}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("w") as output:
-        # In a session of its own: Ctrl-C is for us, who ask it to stop once. A second signal would cut it off.
-        process = subprocess.Popen(
-            arguments, stdout=output, stderr=output, env=dict(environment), start_new_session=True
-        )
     started = time.time()
+    child = Child(arguments, printed=log.open("wb+"), env=environment)
     try:
         if cpus is not None and hasattr(os, "sched_setaffinity"):
-            os.sched_setaffinity(process.pid, cpus)
-        while process.poll() is None and not stop.wait(POLL_S):
+            os.sched_setaffinity(child.process.pid, cpus)
+        while child.running and not stop.wait(POLL_S):
             done = done or _new_run(runs / f"learn-{goal.task}", outcome.seed, started)
             if done is None:
                 continue
@@ -377,7 +373,9 @@ def train_to(
             if outcome.reached or outcome.seconds >= goal.minutes * 60.0:
                 break
     finally:
-        killed = not _stopped(process)
+        killed = not child.stop(STOP_S)
+        status, last = child.process.returncode, child.last_line()
+        child.close()
     done = done or _new_run(runs / f"learn-{goal.task}", outcome.seed, started)
     if done is not None:  # what was trained counts, however it ended
         outcome.run = str(done)
@@ -388,24 +386,10 @@ def train_to(
             f"training {goal.task} did not stop within {STOP_S:.0f} s and was killed; it continues from its last"
             f" checkpoint, see {log}"
         )
-    if process.returncode not in (0, 128 + signal.SIGTERM, -signal.SIGTERM) or (done is None and not stop.is_set()):
-        last = log.read_text().strip().splitlines()
-        raise ConfigError(f"training {goal.task} failed: {last[-1] if last else process.returncode}; see {log}")
+    if status not in (0, 128 + signal.SIGTERM, -signal.SIGTERM) or (done is None and not stop.is_set()):
+        raise ConfigError(f"training {goal.task} failed: {last or status}; see {log}")
     say(describe(outcome))
     return outcome
-
-
-def _stopped(process: subprocess.Popen[bytes]) -> bool:
-    """Ends a process, if it still runs, so that it can write a checkpoint; False if it had to be killed."""
-    if process.poll() is None:
-        process.send_signal(signal.SIGTERM)
-        try:
-            process.wait(STOP_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-            return False
-    return True
 
 
 def _environment(run: Path) -> dict[str, Any]:

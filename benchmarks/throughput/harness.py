@@ -11,12 +11,12 @@ import json
 import select
 import statistics
 import subprocess
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import Any
 
+from gpusim_rl.machine.child import Child
 from gpusim_rl.machine.hardware import has_compiler
 from throughput.baselines import BASELINES, ENVIRONMENTS
 
@@ -146,15 +146,7 @@ class Worker:
         self.memory: dict[str, int] | None = None
         self.seconds = 0.0
         self.error: str | None = None
-        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - until `close`
-        self._process = subprocess.Popen(
-            list(command),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._errors,
-            env=dict(environment),
-            start_new_session=True,  # Ctrl-C is the parent's to handle
-        )
+        self._child = Child(command, talks=True, env=environment)
         self._say(case.spec)
 
     @property
@@ -229,35 +221,30 @@ class Worker:
 
     def close(self) -> None:
         """Ends the process."""
-        process = self._process
         with suppress(OSError):
-            process.stdin.close()  # type: ignore[union-attr]
-        try:
-            process.wait(CLOSING_LIMIT_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-        process.stdout.close()  # type: ignore[union-attr]
-        self._errors.close()
+            self._child.process.stdin.close()  # type: ignore[union-attr]
+        with suppress(subprocess.TimeoutExpired):
+            self._child.process.wait(CLOSING_LIMIT_S)
+        self._child.close()
 
     def _ask(self, request: Mapping[str, Any]) -> dict[str, Any] | None:
         self._say(request)
         return self._answer()
 
     def _say(self, request: Mapping[str, Any]) -> None:
-        assert self._process.stdin is not None
+        assert self._child.process.stdin is not None
         with suppress(OSError):  # it has died, which `_answer` finds out
-            self._process.stdin.write(json.dumps(request).encode() + b"\n")
-            self._process.stdin.flush()
+            self._child.process.stdin.write(json.dumps(request).encode() + b"\n")
+            self._child.process.stdin.flush()
 
     def _answer(self) -> dict[str, Any] | None:
         if self.error is not None:
             return None
-        answers = self._process.stdout
+        answers = self._child.process.stdout
         assert answers is not None
         there, _, _ = select.select([answers], [], [], ANSWER_LIMIT_S)
         if not there:
-            self._process.kill()
+            self._child.kill()
             self.error = f"no answer for {ANSWER_LIMIT_S:.0f} s"
             return None
         line = answers.readline()
@@ -269,11 +256,9 @@ class Worker:
         return None if self.error else answer
 
     def _last_words(self) -> str:
-        code = self._process.wait()
-        self._errors.seek(0)
-        lines = [line.strip() for line in self._errors.read().decode(errors="replace").splitlines() if line.strip()]
+        code, line = self._child.process.wait(), self._child.last_line().strip()
         how = f"signal {-code}" if code < 0 else f"exit code {code}"
-        return f"{lines[-1]} ({how})" if lines else f"died with {how}"
+        return f"{line} ({how})" if line else f"died with {how}"
 
 
 def measure(

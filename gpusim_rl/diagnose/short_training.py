@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -16,11 +15,9 @@ from gpusim_rl.diagnose.run_stats import read_rows, read_run_stats
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.files.paths import train_file
 from gpusim_rl.files.safe_open import load_json
+from gpusim_rl.machine.child import Child
 from gpusim_rl.run.phases import PHASES
 from gpusim_rl.settings.overrides import quote
-
-ENDS_WITHIN_S = 60.0
-"""A training that was told to stop ends after its iteration, with a checkpoint."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,33 +85,26 @@ def measure_training(
     with tempfile.TemporaryDirectory() as folder:
         quiet = [f"log.dir={quote(folder)}", "log.console=quiet", "log.interval=1", "log.checkpoint_interval=1000000"]
         command = [str(train_file()), *quiet, "compile=off", "max_iterations=1000000", *overrides]
-        variables = dict(os.environ)
+        env = dict(os.environ)
         if processes is not None:
             torchrun = ["--standalone", f"--nproc-per-node={processes}", f"--log-dir={folder}/torchrun"]
             command = ["-m", "torch.distributed.run", *torchrun, *command]
-            variables.setdefault("OMP_NUM_THREADS", "1")  # as torchrun sets it for two and more
-        with (Path(folder) / "output").open("w+") as output:
-            training = subprocess.Popen(
-                [sys.executable, *command], stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=variables
-            )
+            env.setdefault("OMP_NUM_THREADS", "1")  # as torchrun sets it for two and more
+        with Child([sys.executable, *command], env=env) as training:
             try:
                 done = _wait(training, Path(folder), warm_up, iterations, seconds, timeout_s)
-                code = training.poll()
+                late = training.running
             finally:
-                _stop(training)
+                training.stop()
             if not done:
-                output.seek(0)
-                reason = f"took longer than {timeout_s:.0f} s" if code is None else _failure(code, output.read())
-                return Measurement(error=reason)
+                return Measurement(error=f"took longer than {timeout_s:.0f} s" if late else _failure(training))
         return _measurement(next(Path(folder).glob("*/2*")), warm_up)
 
 
-def _wait(
-    training: subprocess.Popen[bytes], folder: Path, warm_up: int, iterations: int, seconds: float, timeout_s: float
-) -> bool:
+def _wait(training: Child, folder: Path, warm_up: int, iterations: int, seconds: float, timeout_s: float) -> bool:
     """Waits until there are rows enough; False where the training has ended before, or takes too long."""
-    deadline, warm_at = time.monotonic() + timeout_s, None
-    while training.poll() is None and time.monotonic() < deadline:
+    warm_at = None
+    while training.running and training.silent_s < timeout_s:
         time.sleep(0.1)
         names_and_rows = sum(file.read_bytes().count(b"\n") for file in folder.glob("*/2*/metrics.csv"))
         if warm_at is None and names_and_rows > warm_up:
@@ -124,24 +114,13 @@ def _wait(
     return False
 
 
-def _stop(training: subprocess.Popen[bytes]) -> None:
-    training.terminate()
-    try:
-        training.wait(timeout=ENDS_WITHIN_S)
-    except subprocess.TimeoutExpired:
-        training.kill()
-        training.wait()
-
-
-def _failure(code: int, output: str) -> str:
+def _failure(training: Child) -> str:
     """One line that tells why a training has ended."""
-    lines = [line for line in output.splitlines() if line.strip()]
-    errors = [line for line in lines if line.startswith("error: ")]  # torchrun tells of its processes below it
-    if errors:
+    errors = [line for line in training.output().splitlines() if line.startswith("error: ")]
+    if errors:  # torchrun tells of its processes below it
         return errors[0].removeprefix("error: ")
-    if code < 0:
-        return f"ended by signal {-code}{': out of memory?' if code == -9 else ''}"
-    return lines[-1] if lines else f"ended with exit code {code}"
+    reason = training.how_it_ended()
+    return f"{reason}: out of memory?" if reason == "SIGKILL" else reason
 
 
 def _measurement(run: Path, warm_up: int) -> Measurement:

@@ -10,14 +10,12 @@ import os
 import pickle
 import signal
 import socket
-import subprocess
 import sys
-import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
-from typing import IO, Any, NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 from torch import Tensor
@@ -33,10 +31,11 @@ from gpusim_rl.distributed.engine import (
     raise_error,
 )
 from gpusim_rl.distributed.shared_memory import SharedMemory, SharedWeights
+from gpusim_rl.machine.child import Child, importing_the_same
 
 SLOTS = 2
 """Rollouts of an actor that the learner has not copied yet, at most."""
-LAST_WORDS, MOST_PRINTED = 4096, 1_000_000  # bytes of what an actor has printed
+MOST_PRINTED = 1_000_000  # bytes of what an actor has printed
 _START = "import sys; from gpusim_rl.distributed.process_engine import main; main(*map(int, sys.argv[1:]))"
 
 
@@ -45,11 +44,9 @@ class _Process:
     """An actor that was started."""
 
     job: ActorJob
-    process: subprocess.Popen[bytes]
+    child: Child
     connection: Connection
     memory: SharedMemory
-    printed: IO[bytes]
-    """What it has printed, in a file without a name."""
     slots: list[list[Tensor]]
     free: list[int]
     """Slots that a rollout may go to."""
@@ -83,23 +80,13 @@ class ProcessEngine(Engine):
     def _start(self, job: ActorJob) -> _Process:
         ours, theirs = _pipe()
         memory = SharedMemory()
-        printed = tempfile.TemporaryFile("a+b")  # noqa: SIM115 (closed by `_end`)
         fds = theirs.fileno(), self._weights_memory.fd, memory.fd
         threads = str(job.config["actors"]["threads"])
-        # What the learner can import, an actor can: from a checkout, an editable install, the user's folder.
-        path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
-        process = subprocess.Popen(
-            [sys.executable, "-c", _START, *map(str, fds)],
-            stdin=subprocess.DEVNULL,
-            stdout=printed,
-            stderr=printed,
-            pass_fds=fds,
-            env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": threads, "CUDA_VISIBLE_DEVICES": ""},
-            start_new_session=True,  # a Ctrl-C is for the learner, which ends them
-        )
+        env = importing_the_same(OMP_NUM_THREADS=threads, CUDA_VISIBLE_DEVICES="")
+        child = Child([sys.executable, "-c", _START, *map(str, fds)], env=env, pass_fds=fds)
         theirs.close()
         _send(ours, job)
-        return _Process(job, process, ours, memory, printed, [], [])
+        return _Process(job, child, ours, memory, [], [])
 
     def publish(self, version: int, state: Mapping[str, Tensor]) -> None:
         """Writes them to where all processes read."""
@@ -169,7 +156,7 @@ class ProcessEngine(Engine):
 
     def _start_again(self, actor: int) -> Answer:
         it = self._actors[actor]
-        lost = self._died(actor, _last_words(it.printed))
+        lost = self._died(actor, it.child.last_line())
         self._end(it)
         self._actors[actor] = self._start(replace(it.job, attempt=it.job.attempt + 1))
         return lost
@@ -178,16 +165,14 @@ class ProcessEngine(Engine):
         """None; forgets what was printed long ago."""
         for it in self._actors:
             with suppress(ValueError):  # closed: the thread of `inference=learner` is starting the actor again
-                if os.fstat(it.printed.fileno()).st_size > MOST_PRINTED:
-                    os.ftruncate(it.printed.fileno(), 0)
+                if os.fstat(it.child.printed.fileno()).st_size > MOST_PRINTED:
+                    os.ftruncate(it.child.printed.fileno(), 0)
         return {}
 
     def _end(self, it: _Process) -> None:
         it.connection.close()
-        it.process.kill()
-        it.process.wait()
+        it.child.close()
         it.memory.close()
-        it.printed.close()
 
     def close(self) -> None:
         """Ends all processes."""
@@ -195,13 +180,6 @@ class ProcessEngine(Engine):
             self._end(it)
         self._actors.clear()
         self._weights_memory.close()
-
-
-def _last_words(printed: IO[bytes]) -> str:
-    size = printed.seek(0, os.SEEK_END)
-    printed.seek(max(0, size - LAST_WORDS))
-    lines = printed.read().decode(errors="replace").strip().splitlines()
-    return lines[-1] if lines else ""
 
 
 def _pipe() -> tuple[Connection, Connection]:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import csv
 import math
 import os
-import signal
-import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -14,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpusim_rl.files import paths
+from gpusim_rl.machine.child import Child
 from gpusim_rl.settings.overrides import key_of, quote
 
 if TYPE_CHECKING:
@@ -22,8 +21,6 @@ if TYPE_CHECKING:
 OBJECTIVE = "episode/return"
 """What is searched for: the mean of the last 100 training episodes, at the end of a run."""
 POLL_S = 0.2
-ENDS_WITHIN_S = 60.0
-"""A run that was told to stop ends after its iteration, with a checkpoint [s]."""
 
 
 class TrialFailedError(Exception):
@@ -67,13 +64,9 @@ class TrialRun:
         self._latest = search.folder.parent / name / "latest"
         self._before = self._latest.resolve()  # of an earlier start of this trial
         self.printed = search.folder / f"{number:04d}.log"
-        with self.printed.open("ab") as log:
-            command = [sys.executable, str(paths.train_file()), *words]
-            # A session of its own: Ctrl-C reaches it once, from here, and it ends with a checkpoint.
-            variables = {**os.environ, **(env or {})}
-            self.process = subprocess.Popen(
-                command, stdout=log, stderr=log, cwd=cwd, env=variables, start_new_session=True
-            )
+        command = [sys.executable, str(paths.train_file()), *words]
+        variables = None if env is None else {**os.environ, **env}
+        self._child = Child(command, printed=self.printed.open("ab+"), cwd=cwd, env=variables)
 
     @property
     def folder(self) -> str:
@@ -88,48 +81,32 @@ class TrialRun:
             TrialFailedError: The run ended with an error, its objective is NaN or infinite, or there was no new row for
                 `stall_s`.
         """
-        seen, heard = 0, time.monotonic()
+        seen = 0
         while True:
-            running = self.process.poll() is None
+            running = self._child.running
             rows = _rows(Path(self.folder) / "metrics.csv") if self.folder else []
             for row in rows[seen:]:
                 if running and int(float(row["iteration"])) >= self._search.iterations:
                     break  # it writes its checkpoint
-                seen, heard = seen + 1, time.monotonic()
+                seen += 1
+                self._child.heard()
                 if row.get(OBJECTIVE):  # an episode has ended
                     value = float(row[OBJECTIVE])
                     if not math.isfinite(value):
                         raise TrialFailedError(f"{OBJECTIVE} is {value}")
                     yield int(float(row["iteration"])), value
             if not running:
-                self._check_end()
+                if self._child.process.returncode:
+                    raise TrialFailedError(self._child.how_it_ended())
                 return
-            if time.monotonic() - heard > self._search.cfg.stall_s:
+            if self._child.silent_s > self._search.cfg.stall_s:
                 raise TrialFailedError(f"no row of metrics for {self._search.cfg.stall_s:g} s")
             time.sleep(POLL_S)
 
-    def _check_end(self) -> None:
-        if self.process.returncode:
-            said = self.printed.read_text(errors="replace").strip().splitlines()
-            raise TrialFailedError(said[-1] if said else f"exit status {self.process.returncode}")
-
     def end(self) -> None:
         """Ends the run as Ctrl-C would, with a checkpoint."""
-        end(self.process)
-
-
-def end(*processes: subprocess.Popen[bytes]) -> None:
-    """Ends runs as Ctrl-C would, with checkpoints. A second signal would end them at once: each gets one."""
-    for process in processes:
-        if process.poll() is None:
-            process.send_signal(signal.SIGTERM)
-    give_up = time.monotonic() + ENDS_WITHIN_S
-    for process in processes:
-        try:
-            process.wait(timeout=max(0.0, give_up - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        self._child.stop()
+        self._child.close()
 
 
 def _rows(file: Path) -> list[dict[str, str]]:

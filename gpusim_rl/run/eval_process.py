@@ -14,10 +14,8 @@ import dataclasses
 import json
 import os
 import queue
-import subprocess
 import sys
 import threading
-import time
 import traceback
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -33,6 +31,7 @@ from gpusim_rl.errors import ConfigError, TaskError
 from gpusim_rl.files.checkpoint_file import load
 from gpusim_rl.files.safe_open import open_file
 from gpusim_rl.learn.algorithm import Algorithm, load_algorithm_class, make_policy
+from gpusim_rl.machine.child import Child, importing_the_same
 from gpusim_rl.run.devices import choose_eval_devices
 from gpusim_rl.run.evaluation import evaluate
 from gpusim_rl.run.writers import Row
@@ -68,34 +67,24 @@ class EvalProcess:
         self.failure: str | None = None
         self._interval = spec.cfg.eval.interval
         self._last = iteration  # of the newest evaluation that was begun
-        self._began = 0.0
-        self._answers: queue.SimpleQueue[str] = queue.SimpleQueue()
-        # What the training can import, the process can: from a checkout, an editable install, the user's folder.
-        path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
-        with open_file(printed, "ab") as file:
-            self._process = subprocess.Popen(
-                [sys.executable, "-c", _START],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=file,
-                env={**os.environ, "PYTHONPATH": path},
-                text=True,
-                start_new_session=True,  # a Ctrl-C is for the training, which ends it
-            )
+        self._answers: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+        self._child = Child(
+            [sys.executable, "-c", _START], printed=open_file(printed, "ab+"), talks=True, env=importing_the_same()
+        )
         threading.Thread(target=self._listen, name="evaluation", daemon=True).start()
         self._tell({"config": spec.config})
 
     def _listen(self) -> None:
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
+        assert self._child.process.stdout is not None
+        for line in self._child.process.stdout:
             self._answers.put(line)
-        self._answers.put("")
+        self._answers.put(b"")
 
     def _tell(self, message: Mapping[str, Any]) -> None:
-        assert self._process.stdin is not None
+        assert self._child.process.stdin is not None
         with suppress(OSError):  # it has ended: `poll` tells why
-            self._process.stdin.write(json.dumps(message) + "\n")
-            self._process.stdin.flush()
+            self._child.process.stdin.write(json.dumps(message).encode() + b"\n")
+            self._child.process.stdin.flush()
 
     def due(self, iteration: int, *, last: bool = False) -> bool:
         """Whether a multiple of the interval has passed since the newest evaluation, and none is under way.
@@ -111,7 +100,7 @@ class EvalProcess:
     def begin(self, file: Path, iteration: int) -> None:
         """Evaluates the policy of a checkpoint, of this iteration."""
         self._last = self.evaluating = iteration
-        self._began = time.monotonic()
+        self._child.heard()
         self._tell({"checkpoint": str(file)})
 
     def poll(self, timeout_s: float = 0.0) -> Row | None:
@@ -123,17 +112,17 @@ class EvalProcess:
         try:
             line = self._answers.get(timeout=timeout_s) if timeout_s else self._answers.get_nowait()
         except queue.Empty:
-            if timeout_s and self.evaluating is not None and time.monotonic() - self._began > LONGEST_S:
+            if timeout_s and self.evaluating is not None and self._child.silent_s > LONGEST_S:
                 self.evaluating, self.failure = None, f"one has not ended in {LONGEST_S:.0f} s"
             return None
         iteration, self.evaluating = self.evaluating, None
-        if not line.endswith("\n"):  # the end, maybe in the middle of a line
-            self.failure = f"their process ended with exit code {self._process.wait()}"
+        if not line.endswith(b"\n"):  # the end, maybe in the middle of a line
+            self.failure = f"their process ended with exit code {self._child.process.wait()}"
             return None
         try:
             answer: dict[str, Any] = json.loads(line)
         except ValueError:  # a library that prints while it is imported
-            answer = {"error": f"their process printed {line.strip()!r}"}
+            answer = {"error": f"their process printed {line.decode(errors='replace').strip()!r}"}
         if "error" in answer:
             self.failure = answer["error"]
             return None
@@ -141,11 +130,7 @@ class EvalProcess:
 
     def close(self) -> None:
         """Ends the process."""
-        self._process.kill()
-        self._process.wait()
-        assert self._process.stdin is not None
-        with suppress(OSError):  # what was not read any more
-            self._process.stdin.close()
+        self._child.close()
 
 
 # The process

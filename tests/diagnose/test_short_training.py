@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import sys
+
 import psutil
 import pytest
 
 from gpusim_rl.diagnose.short_training import _failure, measure_training
+from gpusim_rl.machine.child import Child
 
 SMALL = ("task=Cartpole", "device=cpu", "num_envs=16", "ppo.horizon=8")
 
@@ -48,6 +51,12 @@ def test_processes_of_torchrun_are_measured_together():
 
 
 def test_a_training_that_dies_is_one_line():
-    assert _failure(-9, "") == "ended by signal 9: out of memory?"
-    assert _failure(1, "Traceback\n\nOSError: gone\n") == "OSError: gone"
-    assert _failure(3, "") == "ended with exit code 3"
+    def failure(code: str) -> str:
+        with Child([sys.executable, "-c", code]) as training:
+            training.process.wait()
+            return _failure(training)
+
+    assert failure("import os; os.kill(os.getpid(), 9)") == "SIGKILL: out of memory?"
+    assert failure("import sys; sys.exit('Traceback\\n\\nOSError: gone')") == "OSError: gone"
+    assert failure("print('error: first'); print('torchrun: failed'); 1 / 0") == "first"
+    assert failure("import sys; sys.exit(3)") == "exit status 3"

@@ -38,7 +38,7 @@ def test_what_an_actor_printed_may_be_closed_by_the_thread_that_starts_it_again(
     engine = ProcessEngine([], pin=False)
     with tempfile.TemporaryFile() as printed:
         pass
-    engine._actors = [SimpleNamespace(printed=printed)]  # type: ignore[reportAttributeAccessIssue]
+    engine._actors = [SimpleNamespace(child=SimpleNamespace(printed=printed))]  # type: ignore[reportAttributeAccessIssue]
     assert engine.numbers() == {}
 
 

@@ -234,7 +234,7 @@ def test_a_killed_trial_and_a_torn_checkpoint_cost_an_interval_at_most(tmp_path:
     torn.write_bytes(torn.read_bytes()[:1000])  # also others may be copying it
     out, err = process.communicate(timeout=400)
     assert process.returncode == 0 and "Traceback" not in err, err
-    assert "trial 2 ended (exit status -9): it goes on from its last checkpoint" in err
+    assert "trial 2 ended (SIGKILL): it goes on from its last checkpoint" in err
     assert [row["state"] for row in trials(tmp_path)] == ["complete"] * 4, err
     for row in trials(tmp_path):
         assert load(Path(row["run"]) / "checkpoints" / "last.pt")["iteration"] == 60

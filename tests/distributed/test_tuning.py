@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from gpusim_rl.distributed.search import SPACES, read_search
-from gpusim_rl.distributed.trial_run import end
 from gpusim_rl.distributed.tuning import open_study
 from gpusim_rl.errors import ConfigError
 from helpers.commands import ROOT, Finished, run_command
@@ -115,21 +114,6 @@ def test_a_study_is_of_one_search(tmp_path, monkeypatch, words, said):
     with pytest.raises(ConfigError) as error:
         open_study(read_search([*SMALL, *words]))
     assert said in str(error.value)
-
-
-def test_each_run_gets_one_signal_however_long_others_take():
-    """A second one would end a run without a checkpoint."""
-    script = (
-        "import signal, sys, time\ncount = 0\ndef stop(*_):\n    global count\n    count += 1\n"
-        "signal.signal(signal.SIGTERM, stop)\nprint('ready', flush=True)\nwhile not count:\n    time.sleep(0.01)\n"
-        "time.sleep(float(sys.argv[1]))\nsys.exit(10 + count)"
-    )
-    commands = [[sys.executable, "-c", script, seconds] for seconds in ("0.2", "0.6")]
-    processes = [subprocess.Popen(command, stdout=subprocess.PIPE) for command in commands]
-    for process in processes:
-        assert process.stdout is not None and process.stdout.readline() == b"ready\n"
-    end(*processes)
-    assert [process.returncode for process in processes] == [11, 11]
 
 
 @pytest.mark.slow

@@ -119,8 +119,8 @@ def test_a_training_goes_on_where_the_process_is_killed(tmp_path):
     def killing(log: Any) -> None:
         if trainer.iteration == 1:
             found: Any = trainer._evaluations._process
-            os.kill(found._process.pid, signal.SIGKILL)
-            found._process.wait()
+            os.kill(found._child.process.pid, signal.SIGKILL)
+            found._child.process.wait()
             while found._answers.empty():
                 time.sleep(0.01)
         iterate(log)
@@ -143,11 +143,11 @@ def test_it_ends_with_the_training_however_that_ends_and_so_do_processes_of_its_
     process.begin(trainer.run_dir.path / "checkpoints" / "last.pt", 1)
     row = process.poll(60.0)
     assert row is not None and row["eval/return"] == row["eval/length"], (tmp_path / "eval.log").read_text()
-    everything = [psutil.Process(process._process.pid), *psutil.Process(process._process.pid).children()]
+    everything = [psutil.Process(process._child.process.pid), *psutil.Process(process._child.process.pid).children()]
     assert len(everything) == 3
-    assert process._process.stdin is not None
-    process._process.stdin.close()  # what the kernel does for a training that is killed
-    assert process._process.wait(60) == 0 and psutil.wait_procs(everything, timeout=60)[1] == []
+    assert process._child.process.stdin is not None
+    process._child.process.stdin.close()  # what the kernel does for a training that is killed
+    assert process._child.process.wait(60) == 0 and psutil.wait_procs(everything, timeout=60)[1] == []
     assert process.poll(5.0) is None and process.failure == "their process ended with exit code 0"
     process.close()
 
@@ -198,10 +198,10 @@ def test_failed_evaluations_leave_the_returns_of_the_training_to_decide(tmp_path
     assert "no more evaluations (no process" in warnings(the_run(tmp_path))[0]
 
 
-@pytest.mark.parametrize(("line", "words"), [("hello\n", "printed 'hello'"), ('{"eval/ret', "ended with exit code -9")])
+@pytest.mark.parametrize(("line", "words"), [(b"hello\n", "printed 'hello'"), (b'{"eval/ret', "with exit code -9")])
 def test_an_answer_that_is_none_ends_the_evaluations(tmp_path, line, words):
     process = EvalProcess(prepare("Cartpole", eval=EVAL), tmp_path / "eval.log", 0)
-    process._process.kill()
+    process._child.process.kill()
     process._answers.put(line)
     while process.failure is None:
         assert process.poll() is None

@@ -1,0 +1,196 @@
+"""Processes that work for this one: evaluations, actors, trials of a search, short trainings, measured cases.
+
+They are here, below all that starts one: a training (`run`) starts an evaluation, and must not know `distributed`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from types import TracebackType
+from typing import IO
+
+ENDS_WITHIN_S = 60.0
+"""A training that was told to stop ends after its iteration, with a checkpoint [s]."""
+MOST_READ = 4096  # bytes of what a child has printed, for its last words
+PR_SET_PDEATHSIG = 1  # of prctl(2)
+
+_libc = ctypes.CDLL(None) if sys.platform == "linux" else None
+
+
+class Child:
+    """A process that works for this one; as a context manager it ends with the block.
+
+    It has a session of its own: Ctrl-C in a terminal reaches this process alone, which ends the child as it sees fit.
+    Where this process is killed, Linux sends the child SIGHUP, which ends a training with a checkpoint.
+
+    Args:
+        command: Program and its words.
+        printed: File for what it prints, opened for appending and reading; the child closes it. None makes one that
+            has no name.
+        talks: Its standard input and output are pipes. Else it has no input, and its output is printed.
+        env: Variables of its environment; None are those of this process.
+        cwd: Folder that it begins in; None is that of this process.
+        pass_fds: Descriptors of files that it inherits.
+
+    Raises:
+        OSError: It cannot be started.
+
+    Attributes:
+        process: The process.
+        printed: File with what it has printed.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        *,
+        printed: IO[bytes] | None = None,
+        talks: bool = False,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        pass_fds: Sequence[int] = (),
+    ) -> None:
+        self.printed = tempfile.TemporaryFile("a+b") if printed is None else printed  # noqa: SIM115 (until `close`)
+        self._before = self.printed.seek(0, os.SEEK_END)  # what earlier processes have printed
+        try:
+            self.process = subprocess.Popen(
+                list(command),
+                stdin=subprocess.PIPE if talks else subprocess.DEVNULL,
+                stdout=subprocess.PIPE if talks else self.printed,
+                stderr=self.printed,
+                env=None if env is None else dict(env),
+                cwd=cwd,
+                pass_fds=pass_fds,
+                start_new_session=True,
+                preexec_fn=_end_with_parent,
+            )
+        except OSError:
+            self.printed.close()
+            raise
+        self._heard_s = time.monotonic()
+
+    def __enter__(self) -> Child:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def running(self) -> bool:
+        """It has not ended yet."""
+        return self.process.poll() is None
+
+    # Stall
+
+    def heard(self) -> None:
+        """Notes that it has shown a sign of life."""
+        self._heard_s = time.monotonic()
+
+    @property
+    def silent_s(self) -> float:
+        """Time since its start, or its last sign of life [s]."""
+        return time.monotonic() - self._heard_s
+
+    # Last words
+
+    def output(self, most: int | None = None) -> str:
+        """What it has printed.
+
+        Args:
+            most: Bytes that are read, the last ones; None reads all.
+        """
+        size = self.printed.seek(0, os.SEEK_END)
+        begin = self._before if self._before <= size else 0  # it was shortened
+        self.printed.seek(begin if most is None else max(begin, size - most))
+        return self.printed.read().decode(errors="replace")
+
+    def last_line(self) -> str:
+        """The last line that it has printed and that is not empty."""
+        lines = self.output(MOST_READ).strip().splitlines()
+        return lines[-1] if lines else ""
+
+    def how_it_ended(self) -> str:
+        """Why it has ended, in words: its last line, or the signal that ended it."""
+        status = self.process.wait()
+        if status < 0:
+            return signal.Signals(-status).name
+        return self.last_line().removeprefix("error: ") or f"exit status {status}"
+
+    # End
+
+    def stop(self, within_s: float = ENDS_WITHIN_S, number: int = signal.SIGTERM) -> bool:
+        """Ends it by one signal: a training ends with a checkpoint.
+
+        Args:
+            within_s: Time that it has; then it is killed [s].
+            number: The signal.
+
+        Returns:
+            Whether it has ended by itself.
+        """
+        return stop_all([self], within_s, number)
+
+    def kill(self) -> None:
+        """Ends it at once, and all processes that it has started in its session."""
+        if self.running:  # else its number may be of another process by now
+            with suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+
+    def close(self) -> None:
+        """Kills it, if it has not ended, and closes its files."""
+        self.kill()
+        for file in (self.process.stdin, self.process.stdout, self.printed):
+            if file is not None:
+                with suppress(OSError):  # what it did not read any more
+                    file.close()
+
+
+def stop_all(children: Sequence[Child], within_s: float = ENDS_WITHIN_S, number: int = signal.SIGTERM) -> bool:
+    """Ends several processes, which get one signal each: a second one would end a training without a checkpoint.
+
+    Args:
+        children: The processes.
+        within_s: Time that they have; then they are killed [s].
+        number: The signal.
+
+    Returns:
+        Whether all have ended by themselves.
+    """
+    for child in children:
+        if child.running:
+            child.process.send_signal(number)
+    give_up = time.monotonic() + within_s
+    for child in children:
+        with suppress(subprocess.TimeoutExpired):
+            child.process.wait(timeout=max(0.0, give_up - time.monotonic()))
+    late = [child for child in children if child.running]
+    for child in late:
+        child.kill()
+    return not late
+
+
+def importing_the_same(**more: str) -> dict[str, str]:
+    """Variables with which a child imports what this process can: a checkout, an editable install, a user's folder.
+
+    Args:
+        more: Other variables that differ from those of this process.
+    """
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(entry or os.getcwd() for entry in sys.path), **more}
+
+
+def _end_with_parent() -> None:
+    """Runs in the child before its program."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup lets it be ignored; a terminal does not reach this session
+    if _libc is not None:
+        _libc.prctl(PR_SET_PDEATHSIG, signal.SIGHUP)

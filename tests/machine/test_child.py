@@ -1,0 +1,148 @@
+"""Processes that work for this one: what they said last, how they stop, and what they do without their parent."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from gpusim_rl.machine.child import Child, importing_the_same, stop_all
+
+COUNTS_SIGNALS = """
+    import signal, sys, time
+    count = 0
+    def stop(*_):
+        global count
+        count += 1
+    signal.signal(signal.SIGTERM, stop)
+    print('ready', flush=True)
+    while not count:
+        time.sleep(0.01)
+    time.sleep(float(sys.argv[1]))
+    sys.exit(10 + count)
+"""
+
+
+def python(code: str, *words: str) -> list[str]:
+    return [sys.executable, "-c", textwrap.dedent(code), *words]
+
+
+def wait_for(condition: Callable[[], object]) -> None:
+    end = time.monotonic() + 30.0
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def test_its_last_line_tells_how_it_ended(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text("of an earlier start\n")
+    with Child(python("import sys; print('one'); sys.exit('error: two')"), printed=log.open("ab+")) as child:
+        assert child.how_it_ended() == "two" and not child.running
+        assert child.output() == "one\nerror: two\n"
+    with Child(python("import sys; sys.exit(3)"), printed=log.open("ab+")) as child:
+        assert child.how_it_ended() == "exit status 3"
+    with Child(python("import os; print('one', flush=True); os.kill(os.getpid(), 9)")) as child:
+        assert child.how_it_ended() == "SIGKILL" and child.output() == "one\n"
+    assert log.read_text() == "of an earlier start\none\nerror: two\n"
+
+
+def test_its_words_are_found_in_a_long_output_that_was_shortened() -> None:
+    with Child(python("for i in range(5000): print(i)")) as child:
+        child.process.wait()
+        assert child.last_line() == "4999" and child.output(7) == "8\n4999\n" and len(child.output()) > 20000
+        os.ftruncate(child.printed.fileno(), 0)
+        assert child.last_line() == ""
+
+
+def test_each_child_gets_one_signal_however_long_others_take() -> None:
+    children = [Child(python(COUNTS_SIGNALS, seconds)) for seconds in ("0.2", "0.6")]
+    wait_for(lambda: all(child.last_line() == "ready" for child in children))
+    assert stop_all(children)
+    assert [child.process.returncode for child in children] == [11, 11]
+    assert stop_all(children)  # again: nothing is left to do
+
+
+def test_a_child_that_does_not_stop_is_killed_with_what_it_has_started() -> None:
+    code = """
+        import signal, subprocess, sys, time
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        below = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])
+        print(below.pid, flush=True)
+        time.sleep(600)
+    """
+    child = Child(python(code))
+    wait_for(child.output)
+    assert not child.stop(within_s=0.2)
+    assert child.how_it_ended() == "SIGKILL"
+    wait_for(lambda: not psutil.pid_exists(int(child.output())))
+    child.close()
+
+
+def test_silence_counts_from_the_last_sign_of_life() -> None:
+    with Child(python("import time; time.sleep(600)")) as child:
+        time.sleep(0.1)
+        assert child.silent_s >= 0.1
+        child.heard()
+        assert child.silent_s < 0.1
+    assert child.process.returncode == -signal.SIGKILL  # at the end of the block
+
+
+def test_it_talks_by_pipes_and_imports_what_its_parent_can(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mine.py").write_text("ANSWER = b'42'")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    code = "import mine, sys; sys.stdout.buffer.write(sys.stdin.buffer.readline() + mine.ANSWER)"
+    with Child(python(code), talks=True, env=importing_the_same()) as child:
+        assert child.process.communicate(b"what\n")[0] == b"what\n42"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux tells a child")
+@pytest.mark.parametrize("from_thread", [False, True])
+def test_it_is_told_when_its_parent_is_killed(tmp_path: Path, from_thread: bool) -> None:
+    told = tmp_path / "told"
+    code = f"""
+        import pathlib, signal, sys, time
+        signal.signal(signal.SIGHUP, lambda *_: (pathlib.Path({str(told)!r}).touch(), sys.exit()))
+        print('ready', flush=True)
+        time.sleep(600)
+    """
+    parent = f"""
+        import threading, time
+        from gpusim_rl.machine.child import Child
+        def start():
+            child = Child({python(code)!r})
+            while not child.output():
+                time.sleep(0.01)
+            print(child.process.pid, flush=True)
+            time.sleep(600)
+        threading.Thread(target=start).start() if {from_thread} else start()
+    """
+    # As nohup starts it: a child that a hangup does not reach would outlive its parent.
+    nohup = "trap '' HUP; exec \"$@\""
+    command = ["sh", "-c", nohup, "sh", *python(parent)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=importing_the_same()) as process:
+        assert process.stdout is not None
+        child = int(process.stdout.readline())
+        process.kill()
+    wait_for(told.exists)
+    wait_for(lambda: not psutil.pid_exists(child))
+
+
+def test_a_ctrl_c_in_the_terminal_does_not_reach_it() -> None:
+    with Child(python("import time; time.sleep(600)")) as child:
+        assert os.getsid(child.process.pid) == child.process.pid != os.getsid(0)
+
+
+def test_what_cannot_be_started_is_an_error_and_leaves_no_open_file(tmp_path: Path) -> None:
+    file = (tmp_path / "log").open("ab+")
+    with pytest.raises(OSError):
+        Child(python("pass"), printed=file, cwd="/nowhere")
+    assert file.closed
