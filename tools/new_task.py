@@ -233,10 +233,10 @@ NOT_NEEDED = {"env_spacing", "num_observations", "num_actions", "enable_debug_vi
 
 @dataclass
 class Draft:
-    """What the files are made of."""
+    """The data that the files are made of."""
 
-    name: str  # of the task and its class
-    folder: Path  # of my_tasks and my_cfg
+    name: str  # name of the task and its class
+    folder: Path  # parent of my_tasks and my_cfg
     robot: str = ""  # its file, or a robot of MuJoCo Menagerie
     free_base: bool = False  # whether the first body gets a free joint
     common: dict[str, Any] = field(default_factory=dict)  # given settings that every task has
@@ -427,14 +427,14 @@ class RobotFacts:
 
     free: bool  # whether its base is free
     joints: list[str]
-    unit: str  # of their positions
+    unit: str  # unit of their positions
     driven: list[str]  # the joint of each actuator, or all joints where an actuator is not of a joint
     servos: bool  # whether every control is a position of its joint
     actuators: int
     gains: dict[str, tuple[float, float]] | None  # stiffness and damping of `driven`, if the file has no actuators
     has_ground: bool
     keyframe: bool  # whether the file has one called `home`
-    height: float  # of the first body in the world [m]
+    height: float  # height of the first body in the world [m]
     lift: float  # how much higher the robot must be so that it is above the ground [m]
     physics_hz: float | int
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 X_COLUMNS = {"env_steps": ("env_steps", "env steps"), "time": ("time/elapsed_s", "time [s]")}
 # Settings that may differ between runs of one line: they do not change what is learned on average, or are names.
 FREE = ("seed", "experiment", "checkpoint", "test", "headless", "log", "wandb_", "debug", "max_iterations")
-POINTS = 400  # on a line
+POINTS = 400  # points of a line
 LABEL_WIDTH = 100  # characters of the legend on one row
 
 
@@ -30,7 +30,7 @@ LABEL_WIDTH = 100  # characters of the legend on one row
 class Curve:
     """One run's column over x."""
 
-    settings: dict[str, Any]  # by full key, without those in FREE
+    settings: dict[str, Any]  # values by full key, without those in FREE
     seed: int
     x: np.ndarray
     y: np.ndarray
@@ -91,7 +91,7 @@ def draw(groups: Sequence[Sequence[Curve]], x_label: str, y_label: str) -> Figur
 
     figure = Figure(layout="constrained")
     axes = figure.subplots()
-    rows = 0  # of the legend
+    rows = 0  # rows of the legend
     for curves, title in zip(groups, titles([curves[0].settings for curves in groups]), strict=True):
         x, mean, std = mean_and_std(curves)
         seeds = len({curve.seed for curve in curves})

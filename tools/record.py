@@ -51,7 +51,7 @@ def record(args: argparse.Namespace) -> Path:
         player = stack.enter_context(closing(open_player(args, render_mode="rgb_array")))
         from gpusim_rl.env import VecEnv
         from gpusim_rl.view.renderer import make_renderer, tiled
-        from gpusim_rl.view.video import VideoWriter
+        from gpusim_rl.view.video import video_writer
 
         env, size = player.env, (args.width, args.height)
         if isinstance(env, VecEnv):
@@ -67,10 +67,10 @@ def record(args: argparse.Namespace) -> Path:
         every, fps = frame_rate(control_hz)
         default = default_path(player.run_dir, player.iteration, args)
         path = args.out or (default if args.overwrite else free_name(default))
-        with VideoWriter(path, size, fps, "record") as video:
+        with video_writer(path, size, fps, "record") as write:
             for step in progress(args.steps):
                 if step % every == 0:
-                    video.write(draw())
+                    write(draw())
                 player.step()
     print(printable(str(path)))
     return path

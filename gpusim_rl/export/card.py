@@ -151,7 +151,7 @@ def _actuators(model: mujoco.MjModel) -> list[dict[str, Any]]:
             if model.actuator_biastype[i] != mujoco.mjtBias.mjBIAS_MUSCLE and bias[0] == 0.0:
                 row["gain"] = float(model.actuator_gainprm[i, 0])
                 row |= {"kp": 0.0 - float(bias[1]), "kd": 0.0 - float(bias[2])}
-        if is_dc_motor(model, i):  # of `Scene.add_actuators`: a servo whose effort follows a torque-speed line
+        if is_dc_motor(model, i):  # a servo of `Scene.add_actuators` whose effort follows a torque-speed line
             gain = model.actuator_gainprm[i]
             row |= {"kp": float(gain[STIFFNESS]), "kd": float(gain[DAMPING]), "velocity_limit": 1.0 / float(gain[1])}
         if model.actuator_delay[i] > 0.0:

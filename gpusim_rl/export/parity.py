@@ -31,7 +31,7 @@ BORDER = 1e-3
 CALLS = 1000
 
 Function = Callable[..., tuple[np.ndarray, ...]]
-"""From observation and state to the outputs of `ExportedPolicy`. A state, [layers, batch, units], has three axes."""
+"""Map from observation and states, [layers, batch, units], to the outputs of `ExportedPolicy`."""
 
 
 @dataclass(frozen=True)
@@ -171,7 +171,7 @@ def _errors(
     errors = []
     for a, b, unit in zip(expected, got, units, strict=True):
         error = np.abs(a.astype(np.float64) - b) / np.maximum(unit, np.abs(a))
-        error = np.moveaxis(error, 1, 0) if error.ndim == 3 else error
+        error = np.moveaxis(error, 1, 0) if error.ndim == 3 else error  # a state's batch is its second axis
         errors.append(error.reshape(len(error), -1).max(axis=1))
     return np.max(errors, axis=0)
 

@@ -151,7 +151,7 @@ def remove_temporary(folder: Path) -> None:
                 file.unlink()
 
 
-def refuse_links(run_dir: Path) -> None:
+def refuse_links(folder: Path, depth: int = 0) -> None:
     """Refuses a run folder that holds more than files and folders: it could lead to other files of the user's.
 
     Links below `wandb` are W&B's own, which replaces them and does not follow them.
@@ -159,8 +159,13 @@ def refuse_links(run_dir: Path) -> None:
     Raises:
         ConfigError: There is such an entry, or a folder is nested too deeply.
     """
-    for entry in _entries(run_dir):
-        refuse_link(Path(entry.path))
+    if depth > MAX_FOLDERS:
+        raise ConfigError(f"{folder}: folders nested {depth} deep are not what a run makes")
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            refuse_link(Path(entry.path))
+            if entry.is_dir(follow_symlinks=False) and entry.name != "wandb":
+                refuse_links(Path(entry.path), depth + 1)
 
 
 def refuse_link(path: Path) -> None:
@@ -170,27 +175,12 @@ def refuse_link(path: Path) -> None:
         raise _not_a_file(path, mode)
 
 
-def _entries(folder: Path, depth: int = 0) -> Iterator[os.DirEntry[str]]:
-    if depth > MAX_FOLDERS:
-        raise ConfigError(f"{folder}: folders nested {depth} deep are not what a run makes")
-    with os.scandir(folder) as entries:
-        for entry in entries:
-            yield entry
-            if entry.is_dir(follow_symlinks=False) and entry.name != "wandb":
-                yield from _entries(Path(entry.path), depth + 1)
-
-
 def _not_a_file(path: Path, mode: int) -> ConfigError:
-    kinds = {stat.S_IFLNK: f"a link to {_target(path)}", stat.S_IFIFO: "a named pipe", stat.S_IFDIR: "a folder"}
+    kinds = {stat.S_IFLNK: "a link to another file", stat.S_IFIFO: "a named pipe", stat.S_IFDIR: "a folder"}
     kind = kinds.get(stat.S_IFMT(mode), "no regular file")
+    with suppress(OSError):  # it is no link, or no longer one
+        kind = f"a link to {os.readlink(path)}"
     return ConfigError(f"{path} is {kind}: a run folder holds only files and folders of its own. Try removing it")
-
-
-def _target(path: Path) -> str:
-    try:
-        return os.readlink(path)
-    except OSError:
-        return "another file"
 
 
 # Settings

@@ -18,10 +18,10 @@ from gpusim_rl.sim import Scene
 
 AZIMUTH_DEG, ELEVATION_DEG = 120.0, -18.0  # from the right, ahead of a robot that runs along +x
 FOVY_DEG = 45.0
-DISTANCE = 2.7  # of the camera, in radii of the robot
+DISTANCE = 2.7  # distance of the camera [radii of the robot]
 LIGHT_SLOPE = 0.7  # horizontal over vertical component of the light's direction
 SKY = ((0.62, 0.72, 0.85), (0.93, 0.95, 0.97))  # above and at the horizon
-HEIGHT_RATE = 0.1  # of the way to the robot's height, per picture
+HEIGHT_RATE = 0.1  # share of the way to the robot's height that the camera goes per picture
 GAP = 2  # pixels between tiles
 CAMERA = "gpusim_rl/camera"
 SOFTWARE = ("llvmpipe", "softpipe", "swrast", "software")  # OpenGL that runs on the CPU

@@ -12,13 +12,13 @@ from gpusim_rl.errors import ConfigError, import_extra
 from gpusim_rl.sim import Scene
 from gpusim_rl.view.renderer import FOVY_DEG, Camera, make_renderer, posed
 
-WIDE_AZIMUTH_DEG = 150.0  # for robots that are wider than long: more from ahead
+WIDE_AZIMUTH_DEG = 150.0  # angle for robots that are wider than long: more from ahead
 WIDE = 1.25  # width over length, above which a robot is looked at from there
 FLAT_ELEVATION_DEG = -30.0
 FLAT = 0.6  # height over width, below which things are looked at from higher up
 NEAR = 2.0  # radii of the robot, within which an object belongs to the picture
 LARGE = 1.5  # radii of the robot; what is larger is what it stands on, and need not be in the picture
-FILL = 0.86  # of the picture's width or height, for what is framed
+FILL = 0.86  # share of the picture's width or height that the framed things take
 SMOOTH = 2  # pixels drawn for one of the picture, each way: smooth edges where OpenGL has none
 HIDDEN_GROUP = 3  # geoms of this group and above are not drawn
 

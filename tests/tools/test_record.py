@@ -15,7 +15,7 @@ from gpusim_rl.settings.checks import build, settings_class
 from gpusim_rl.settings.compose import compose
 from gpusim_rl.sim import Scene
 from gpusim_rl.view import renderer as rendering
-from gpusim_rl.view.video import VideoWriter
+from gpusim_rl.view.video import video_writer
 from helpers.commands import run_command
 
 pytest_plugins = ["helpers.tool_runs"]
@@ -219,16 +219,19 @@ def test_both_renderers_draw_the_same_picture(task):
 
 def test_an_interrupted_recording_leaves_nothing(tmp_path):
     picture = np.zeros((32, 32, 3), dtype=np.uint8)
-    with pytest.raises(KeyboardInterrupt), VideoWriter(tmp_path / "v" / "x.mp4", (32, 32), 30.0, "record") as video:
-        video.write(picture)
+    with pytest.raises(KeyboardInterrupt), video_writer(tmp_path / "v" / "x.mp4", (32, 32), 30.0, "record") as write:
+        write(picture)
         raise KeyboardInterrupt
     assert list((tmp_path / "v").iterdir()) == []
 
 
 def test_a_folder_that_cannot_be_written_is_one_line(tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(ConfigError, match="cannot write"):
-        VideoWriter(tmp_path / "file" / "x.mp4", (32, 32), 30.0, "record")
+    with (
+        pytest.raises(ConfigError, match="cannot write"),
+        video_writer(tmp_path / "file" / "x.mp4", (32, 32), 30.0, ""),
+    ):
+        pass
 
 
 def test_the_model_for_pictures_has_the_positions_of_the_scene():
