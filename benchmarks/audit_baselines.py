@@ -69,7 +69,7 @@ def audit_all(overrides: Sequence[str], asked: str, iterations: int) -> dict[str
     with scratch_training(overrides) as (trainer, log):
         ours: Audit = audit(our_loop(trainer, log), warm_up=WARM_UP, iterations=iterations)
         report: dict[str, Any] = {
-            "task": trainer.task_name,
+            "task": trainer.start.task_name,
             "num_envs": trainer.cfg.num_envs,
             "sim": str(trainer.start.sim),
             "device": str(trainer.start.device),

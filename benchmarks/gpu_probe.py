@@ -252,6 +252,7 @@ def bare_physics(
     import warp as wp
 
     from gpusim_rl.api import load_spec
+    from gpusim_rl.env import Task
     from gpusim_rl.run.devices import choose_devices
     from gpusim_rl.settings.compose import compose
     from gpusim_rl.sim.buffers import estimate_buffers
@@ -260,6 +261,7 @@ def bare_physics(
     began = time.monotonic()
     lines = ["task=Ant", "sim=mjwarp", f"device={device}", f"num_envs={num_envs}", *overrides]
     spec = load_spec(compose(lines), lines)
+    assert issubclass(spec.task_class, Task)
     scene, cfg = spec.task_class.scene(spec.cfg.task), spec.cfg.sim
     if other_cone:
         scene.option.cone = type(scene.option.cone)(1 - int(scene.model.opt.cone))

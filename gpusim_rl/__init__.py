@@ -8,29 +8,21 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from gpusim_rl.public import HOME, __version__
+
 if TYPE_CHECKING:
     from gpusim_rl.api import make_env, train
     from gpusim_rl.env.task import Task, TaskConfig
     from gpusim_rl.learn.algorithm import Algorithm
     from gpusim_rl.sim.scene import Scene
 
-__version__ = "0.1.0"
 __all__ = ["Algorithm", "Scene", "Task", "TaskConfig", "__version__", "make_env", "train"]
-
-_HOME = {
-    "Algorithm": "gpusim_rl.learn.algorithm",
-    "Scene": "gpusim_rl.sim.scene",
-    "Task": "gpusim_rl.env.task",
-    "TaskConfig": "gpusim_rl.env.task",
-    "make_env": "gpusim_rl.api",
-    "train": "gpusim_rl.api",
-}
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOME:
+    if name not in HOME:
         raise AttributeError(f"module 'gpusim_rl' has no attribute {name!r}")
-    value = getattr(importlib.import_module(_HOME[name]), name)
+    value = getattr(importlib.import_module(HOME[name]), name)
     globals()[name] = value
     return value
 

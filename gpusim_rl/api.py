@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.machine.hardware import limit_openmp_spin
+from gpusim_rl.run.run_spec import RunSpec
 from gpusim_rl.settings.checks import apply_overrides, build_run, check_settings, settings_class
 from gpusim_rl.settings.compose import TaskFolders, compose, resolve_checkpoint
 from gpusim_rl.settings.discover import tasks
 from gpusim_rl.settings.hydra_errors import GROUPS, refuse_other_algorithm, refuse_other_task, unknown_choice
 from gpusim_rl.settings.overrides import OPEN_SECTIONS, quote
 from gpusim_rl.settings.saved_run import NO_YAML, continue_run
-from gpusim_rl.settings.schema import RunSpec
 
 if TYPE_CHECKING:
     from gpusim_rl.env.task import Task, TaskConfig

@@ -153,7 +153,7 @@ def test_the_row_of_the_log_is_the_only_copy(cuda: None) -> None:
     iterate(trainer)
     trainer.iteration = trainer.cfg.log.interval
     with Placement() as placement:
-        trainer._reporter.status()
+        trainer._reporter._rows_of_interval(trainer.view())
     assert [location.what for location in placement.found] == ["host tensor: empty", "copy_"], placement.locations
     assert all(location.where.startswith("gpusim_rl/run/metrics.py:") for location in placement.found)
 

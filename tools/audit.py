@@ -70,7 +70,7 @@ def audit_training(args: argparse.Namespace) -> dict[str, Any]:
         return {
             **describe_environment(),
             "git": log.run_dir.environment["git"],
-            "task": trainer.task_name,
+            "task": trainer.start.task_name,
             "num_envs": trainer.cfg.num_envs,
             "sim": str(trainer.start.sim),
             "device": str(trainer.start.device),

@@ -253,11 +253,13 @@ class _Scenario:
 
 def _scenario(overrides: list[str]) -> _Scenario:
     from gpusim_rl.api import load_spec
+    from gpusim_rl.env import Task
     from gpusim_rl.run.devices import choose_devices
     from gpusim_rl.settings.compose import compose
 
     spec = load_spec(compose(overrides), overrides)
     cfg = spec.cfg
+    assert issubclass(spec.task_class, Task)
     rl_device, choice = choose_devices(cfg)
     return _Scenario(spec.task_class, cfg.task, cfg.num_envs, cfg.sim, choice, cfg.algorithm.horizon, cfg, rl_device)
 

@@ -16,10 +16,10 @@ from typing import Any, Literal
 
 import psutil
 
-import gpusim_rl
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.files.provenance import describe_environment, installed_version
 from gpusim_rl.machine.hardware import available_cpus, describe_gpus, memory_available_bytes
+from gpusim_rl.public import __version__
 
 LITTLE_MEMORY_GB = 2.0  # Cartpole and the libraries fit, Ant at 4096 envs hardly
 LITTLE_DISK_GB = 1.0  # some checkpoints and videos
@@ -63,7 +63,7 @@ def check_machine(runs: Path) -> list[Check]:
         runs: Folder in which runs will be written.
     """
     host = f"Python {platform.python_version()}, {platform.system()} {platform.machine()}"
-    system = Check("system", "ok", f"gpusim-rl {gpusim_rl.__version__}, {host}")
+    system = Check("system", "ok", f"gpusim-rl {__version__}, {host}")
     checks = [system, _cpus(), memory_check(memory_available_bytes() / 1e9), *_packages()]
     if any(check.state == "failed" for check in checks):
         return checks  # the others import what is broken

@@ -262,7 +262,7 @@ def update_without_data(trainer: Trainer) -> str | None:
     Returns:
         None if it ran, else what failed and where.
     """
-    spec, env, meta = trainer.spec, trainer.env, torch.device("meta")
+    spec, env, meta = trainer.start.spec, trainer.env, torch.device("meta")
     settings = spec.cfg.algorithm
     if hasattr(settings, "precision"):
         settings = dataclasses.replace(settings, precision="fp32")

@@ -19,9 +19,9 @@ from gpusim_rl.env.task import load_task_or_environment
 from gpusim_rl.learn.algorithm import load_algorithm_class
 from gpusim_rl.learn.collective import Collective
 from gpusim_rl.run.metrics import Taken
+from gpusim_rl.run.run_spec import RunSpec
 from gpusim_rl.run.start import begin, make_collector
 from gpusim_rl.settings.checks import build_run
-from gpusim_rl.settings.schema import RunSpec
 from gpusim_rl.settings.trust import refuse_classes_of_script
 from gpusim_rl.spaces import ActionSpace
 

@@ -29,9 +29,9 @@ from gpusim_rl.learn.collective import ALONE, Collective
 from gpusim_rl.machine.hardware import available_cpus
 from gpusim_rl.run.collector import Collector, Pause, no_pause
 from gpusim_rl.run.metrics import Row
+from gpusim_rl.run.run_spec import RunSpec
 from gpusim_rl.run.start import SEEDS_APART, RunStart, begin, env_spec, make_algorithm, make_collector, use_cpus
 from gpusim_rl.run.trainer import Trainer
-from gpusim_rl.settings.schema import RunSpec
 from gpusim_rl.spaces import ActionSpace
 
 logger = logging.getLogger("gpusim_rl")

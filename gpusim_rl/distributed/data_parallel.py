@@ -21,7 +21,8 @@ from torch.distributed import PrefixStore, TCPStore  # type: ignore[reportPrivat
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.learn.collective import ALONE, Collective
 from gpusim_rl.run.checkpoint import structural_difference
-from gpusim_rl.settings.schema import RunConfig, RunSpec, declarations
+from gpusim_rl.run.run_spec import RunSpec
+from gpusim_rl.settings.schema import RunConfig, declarations
 
 PATIENCE = timedelta(minutes=10)
 """How long a process waits for the others: one of them may compile, or write a large checkpoint."""

@@ -19,9 +19,9 @@ from typing import IO, Any
 
 import torch
 
-import gpusim_rl
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.files.safe_open import open_file, replacing
+from gpusim_rl.public import __version__
 
 FORMAT = 4
 SCALARS = (int, float, complex, bool, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
@@ -61,7 +61,7 @@ def save(path: Path, payload: Mapping[str, Any]) -> None:
         ConfigError: `load` could not read it again.
     """
     check_is_data(payload)
-    versioned = {"format": FORMAT, "gpusim_rl": gpusim_rl.__version__, **payload}
+    versioned = {"format": FORMAT, "gpusim_rl": __version__, **payload}
     with replacing(path) as file:
         try:
             torch.save(versioned, file)
@@ -143,7 +143,7 @@ def load(path: Path, map_location: str | torch.device = "cpu") -> dict[str, Any]
     if version != FORMAT:
         raise ConfigError(
             f"checkpoint {path} has format {version} of gpusim_rl {payload['gpusim_rl']}; this is gpusim_rl"
-            f" {gpusim_rl.__version__}, which reads format {FORMAT}. Try the version that wrote it (env.json of the run"
+            f" {__version__}, which reads format {FORMAT}. Try the version that wrote it (env.json of the run"
             " names its commit)"
         )
     if not _is_small(payload):

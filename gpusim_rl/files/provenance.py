@@ -19,9 +19,9 @@ from typing import Any
 
 import psutil
 
-import gpusim_rl
 from gpusim_rl.files import paths
 from gpusim_rl.machine.hardware import available_cpus, describe_gpus
+from gpusim_rl.public import __version__
 
 PACKAGES = ("torch", "numpy", "mujoco", "mujoco-warp", "warp-lang", "newton", "hydra-core", "omegaconf", "wandb")
 """Packages whose versions are in env.json."""
@@ -38,7 +38,7 @@ def describe_environment() -> dict[str, Any]:
         "python": platform.python_version(),
         "platform": f"{platform.system()} {platform.release()} {platform.machine()}",
         "versions": {
-            "gpusim-rl": gpusim_rl.__version__,
+            "gpusim-rl": __version__,
             **{package: version for package in PACKAGES if (version := installed_version(package))},
         },
         "cpu": {

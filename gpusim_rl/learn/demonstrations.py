@@ -4,23 +4,60 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.files import checkpoint_file
-from gpusim_rl.learn.algorithm import EnvSpec, Observation
+from gpusim_rl.learn.algorithm import EnvSpec, Observation, Transition
 from gpusim_rl.learn.replay import Replay
-from gpusim_rl.spaces import Box
+from gpusim_rl.spaces import ActionSpace, Box
 
-if TYPE_CHECKING:
-    from gpusim_rl.env import VecEnv
+
+class ActionLimits(Protocol):
+    """Settings of a task, as far as they limit actions: `gpusim_rl.env.TaskConfig`."""
+
+    @property
+    def clip_actions(self) -> float:
+        """Largest absolute value of an action."""
+        ...
+
+
+class Environments(Protocol):
+    """Environments that can be recorded: `gpusim_rl.env.VecEnv`."""
+
+    num_envs: int
+    device: torch.device
+    obs_sizes: dict[str, int]
+
+    @property
+    def cfg(self) -> ActionLimits:
+        """Settings of the task."""
+        ...
+
+    @property
+    def action_space(self) -> ActionSpace:
+        """Actions that `step` takes."""
+        ...
+
+    @property
+    def steps_between_truncations(self) -> int:
+        """Control steps in which an env is truncated once at most."""
+        ...
+
+    def reset(self) -> dict[str, Tensor]:
+        """Begins an episode in every env; returns the observation to act on."""
+        ...
+
+    def step(self, action: Tensor) -> Transition:
+        """Advances all envs by one control step."""
+        ...
 
 
 @torch.no_grad()
-def record(env: VecEnv, policy: Callable[[Observation], Tensor], file: str | Path, *, steps: int) -> None:
+def record(env: Environments, policy: Callable[[Observation], Tensor], file: str | Path, *, steps: int) -> None:
     """Writes what a policy does into a file of demonstrations.
 
         record(gpusim_rl.make_env("Cartpole", num_envs=16), push, "demonstrations.pt", steps=500)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 import re
 import shutil
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,14 @@ from torch import Tensor
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.files.checkpoint_file import load, save
 from gpusim_rl.files.safe_open import open_file, replacing
-from gpusim_rl.settings.schema import RunSpec, declarations
+from gpusim_rl.run.run_spec import RunSpec
+from gpusim_rl.settings.schema import RunConfig, declarations
 from gpusim_rl.settings.simulators import NO_SIMULATOR, SIMULATORS
+
+SAVE_INTERVAL_S = 60.0
+"""last.pt is at most this old, however long an iteration takes; a kill costs no more than that."""
+BEST_INTERVAL_S = 10.0
+"""best.pt is written when the mean return has improved, but not more often: early on it improves all the time."""
 
 Types = Mapping[str, tuple[type, ...]]
 """Of values by key: an int is none below 0, a float is finite, a list holds text."""
@@ -44,7 +51,7 @@ TRAINING: Types = {
     "processes": (dict,),
     "actor_columns": (int, type(None)),
 }
-"""What `Trainer.state_dict` and `Logger.save` put into a checkpoint."""
+"""What `Trainer.state_dict` and `Logger.state_dict` put into a checkpoint."""
 DIVERGENCE: Types = {
     **{key: TRAINING[key] for key in ("task", "config", "sim", "iteration")},
     "env": (int,),
@@ -227,6 +234,125 @@ class Checkpoints:
         with open_file(self.last) as last, replacing(path) as file:
             shutil.copyfileobj(last, file)
         return path
+
+
+class CheckpointSchedule:
+    """Decides when the checkpoints of a training are written, and which one is the best.
+
+    Args:
+        cfg: Settings of the run.
+        folder: `<run>/checkpoints`.
+        saved: Iteration of the checkpoint that the run continues from; None for a new run.
+        best: Best return of the run so far: of evaluations where they decide, else the trimmed mean return.
+        warn: Shows one line to the user.
+        writes: Whether this process writes them; of several that learn together only the first one does.
+
+    Attributes:
+        saved: Iteration of the newest checkpoint; None before the first one in this folder.
+    """
+
+    def __init__(
+        self,
+        cfg: RunConfig,
+        folder: Path,
+        saved: int | None,
+        best: float | None,
+        warn: Callable[[str], None],
+        *,
+        writes: bool = True,
+    ) -> None:
+        self._cfg, self._warn, self._writes = cfg, warn, writes
+        self._files = Checkpoints(folder, cfg.log.keep)
+        self._saved_at = time.perf_counter()
+        self.saved = saved if self._files.last.exists() else None
+        # Return of best.pt; None before there is one. Until then the newest policy is the best: its mean is over the
+        # most episodes, and one lucky episode must not stand for the whole run.
+        self._best = best if self._files.best.exists() else None
+        self._evaluations_decide = cfg.eval.interval > 0
+
+    @property
+    def newest(self) -> Path | None:
+        """File of the newest checkpoint; None before the first one."""
+        return None if self.saved is None else self._files.last
+
+    @property
+    def best_evaluation(self) -> float | None:
+        """Mean return of the best evaluation; None where there is none, or where evaluations do not decide."""
+        return self._best if self._evaluations_decide else None
+
+    def due(self, iteration: int, mean_return: float | None) -> bool:
+        """Whether the state after an iteration is to be saved.
+
+        Args:
+            iteration: Iterations done.
+            mean_return: Trimmed mean return over a full window; None where the window is not full.
+        """
+        if not self._writes:
+            return False
+        age_s = time.perf_counter() - self._saved_at
+        better = self._is_better(mean_return) and age_s > BEST_INTERVAL_S
+        last = iteration == self._cfg.max_iterations
+        return self._numbered(iteration) or last or better or age_s > SAVE_INTERVAL_S
+
+    def save(self, state: Mapping[str, Any], mean_return: float | None) -> None:
+        """Writes last.pt, and best.pt if the mean return is above that of the old one, or that is not known.
+
+        Args:
+            state: What a run that continues from here needs.
+            mean_return: Trimmed mean return over a full window; None where the window is not full.
+        """
+        if not self._writes:
+            self.saved = state["iteration"]
+            return
+        self._saved_at = time.perf_counter()
+        try:
+            self._files.save_last(state)
+            self.saved = state["iteration"]
+            if self._is_better(mean_return) or self._best is None:
+                self._files.save_best()
+                self._best = None if self._evaluations_decide else mean_return
+            if self._numbered(state["iteration"]):
+                self._files.save_numbered(state["iteration"])
+        except OSError as error:
+            self._warn(f"checkpoint NOT saved ({error}); training continues, and the next one is tried")
+
+    def save_evaluated(self, state: Mapping[str, Any]) -> Path | None:
+        """Writes the checkpoint of a policy that is to be evaluated; None where it cannot be written."""
+        try:
+            return self._files.save_evaluated(state)
+        except OSError as error:
+            self._warn(f"iteration {state['iteration']} is not evaluated: its checkpoint cannot be written ({error})")
+            return None
+
+    def end_evaluation(self, mean_return: float | None) -> None:
+        """Makes the checkpoint that was evaluated best.pt, if none before had a higher mean return."""
+        best = -math.inf if self._best is None else self._best
+        better = mean_return is not None and best < mean_return < math.inf
+        try:
+            self._files.end_evaluation(best=better)
+        except OSError as error:
+            self._warn(f"best.pt cannot be written ({error})")
+        if better:
+            self._best = mean_return
+
+    def stop_evaluations(self) -> bool:
+        """Lets returns of the training decide again, if no evaluation has ended; returns whether best.pt stays."""
+        self._evaluations_decide = self._best is not None
+        return self._evaluations_decide
+
+    def close(self) -> None:
+        """Deletes the checkpoint of an evaluation that did not end."""
+        if self._cfg.eval.interval:
+            with suppress(OSError):
+                self._files.end_evaluation(best=False)
+
+    def _numbered(self, iteration: int) -> bool:
+        return iteration % self._cfg.log.checkpoint_interval == 0
+
+    def _is_better(self, mean_return: float | None) -> bool:
+        """The policy is better than that of best.pt: a record may have passed before it was due to be saved."""
+        now = None if self._evaluations_decide else mean_return
+        return now is not None and (self._best is None or now > self._best)
 
 
 def structural_difference(saved: Mapping[str, Any], now: Mapping[str, Any], keys: Sequence[str]) -> list[str]:

@@ -7,10 +7,13 @@ from typing import Any
 
 from gpusim_rl.run.eval_process import EvalProcess
 from gpusim_rl.run.log_interval import LogIntervals
-from gpusim_rl.run.logger import EVAL_LOG, Logger
+from gpusim_rl.run.logger import Logger
+from gpusim_rl.run.run_spec import RunSpec
 from gpusim_rl.run.stop_signal import StopSignal
 from gpusim_rl.run.timing import PhaseTimer
-from gpusim_rl.settings.schema import RunSpec
+
+EVAL_LOG = "eval.log"
+"""What the process of evaluations prints, in the run folder."""
 
 
 class EvalSchedule:
@@ -42,7 +45,7 @@ class EvalSchedule:
         try:
             self._process = EvalProcess(spec, log.run_dir.path / EVAL_LOG, iteration)
         except OSError as error:  # no memory for another process, a full disk
-            log.evaluations_failed(str(error))
+            self._fail(str(error))
 
     def after_iteration(
         self, iteration: int, state: Callable[[], Mapping[str, Any]], *, learning: bool, last: bool
@@ -61,7 +64,7 @@ class EvalSchedule:
         checkpoint = state()
         if not all(bool(value.isfinite().all()) for value in checkpoint["policy"].values()):
             return  # the next checkpoint, or the row before it, ends the run with the reason
-        file = self._log.save_evaluated(checkpoint)
+        file = self._log.checkpoints.save_evaluated(checkpoint)
         if file is not None:
             self._process.begin(file, iteration)
             self._take_result(wait=last)
@@ -78,10 +81,18 @@ class EvalSchedule:
                     row = process.poll(0.1)
         if row is not None:
             self._intervals.add(row)
-            self._log.end_evaluation(row)
+            shown = [f"{name.removeprefix('eval/')} {value:.5g}" for name, value in row.items() if value is not None]
+            self._log.console.info(f"evaluation: {', '.join(shown)}")
+            self._log.checkpoints.end_evaluation(row["eval/return"])
         if process.failure is not None:
-            self._log.evaluations_failed(process.failure)
+            self._fail(process.failure)
             self.close()
+
+    def _fail(self, reason: str) -> None:
+        """Says that there will be no more evaluations; without any, the returns of the training decide again."""
+        why = f"{reason.removesuffix('.')}; {self._log.run_dir}/{EVAL_LOG} has the rest"
+        stays = ", and best.pt stays" if self._log.checkpoints.stop_evaluations() else ""
+        self._log.console.warn(f"no more evaluations ({why}); training continues without them{stays}")
 
     def close(self) -> None:
         """Ends the process."""

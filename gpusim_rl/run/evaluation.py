@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from gpusim_rl.env import Environment
 from gpusim_rl.env.device_env import moved
+from gpusim_rl.files.safe_open import replacing
 from gpusim_rl.learn.algorithm import Policy
 from gpusim_rl.run.console import Console, finite
-from gpusim_rl.run.run_dir import replacing
+from gpusim_rl.run.run_view import RunView
 
 
 @torch.no_grad()
@@ -70,21 +70,29 @@ def evaluate(env: Environment, policy: Policy, obs: dict[str, Tensor], episodes:
     }
 
 
-def report(console_mode: str, evaluation: Mapping[str, float | str], run_dir: Path | None) -> None:
+def report(run: RunView, result: Mapping[str, float]) -> None:
     """Prints an evaluation, and writes it to evaluation.json in the folder of the run, in place of an earlier one.
 
     Args:
-        console_mode: As for `Console`; `json` prints one object.
-        evaluation: What was evaluated, and the result.
-        run_dir: Folder of the run; None for a checkpoint that was copied elsewhere: nothing is written.
+        run: Run that was evaluated. Of a checkpoint that was copied elsewhere nothing is written.
+        result: What `evaluate` returned.
     """
-    console = Console(console_mode, 0, None)
-    shown = dict(evaluation)
-    if run_dir is not None:
-        file = run_dir / "evaluation.json"
+    checkpoint = run.start.spec.checkpoint
+    shown: dict[str, float | str] = {
+        "checkpoint": str(checkpoint.file if checkpoint else run.cfg.checkpoint),
+        "iteration": run.iteration,
+        "task": run.task_name,
+        "sim": run.start.sim.name,
+        "seed": run.start.seed,
+        "num_envs": run.cfg.num_envs,
+        **result,
+    }
+    console = Console(run.cfg.log.console, 0, None)
+    if checkpoint is not None and checkpoint.run_dir is not None:
+        file = checkpoint.run_dir / "evaluation.json"
         try:
             with replacing(file) as written:
-                written.write((json.dumps(finite(evaluation), indent=2) + "\n").encode())
+                written.write((json.dumps(finite(shown), indent=2) + "\n").encode())
             shown["file"] = str(file)
         except OSError as error:
             console.warn(f"{file} cannot be written ({error.strerror})")

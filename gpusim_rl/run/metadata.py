@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psutil
 import torch
 
 from gpusim_rl.machine.hardware import memory_available_bytes
-
-if TYPE_CHECKING:
-    from gpusim_rl.run.trainer import Trainer
+from gpusim_rl.run.run_view import RunView
 
 OPENMP = ("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "OMP_PROC_BIND", "GOMP_SPINCOUNT", "GOMP_CPU_AFFINITY", "KMP_BLOCKTIME")
 
 
-def describe_run(trainer: Trainer) -> dict[str, Any]:
+def describe_run(run: RunView) -> dict[str, Any]:
     """Run metadata for env.json, which tools/doctor.py reads.
 
     Returns:
@@ -26,28 +24,27 @@ def describe_run(trainer: Trainer) -> dict[str, Any]:
         together), `processes_here` (of them, on this machine), `openmp` (variables that are set) and `memory_limit_gb`
         (RAM that this process may come to hold).
     """
-    start, collector = trainer.start, trainer.collector
-    device, choice, graph = start.device, start.sim, collector.graphs.choice
+    device, sim, graph = run.start.device, run.start.sim, run.graph
     on_cuda = device.type == "cuda"
     own = psutil.Process().memory_info().rss
     here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # torchrun sets it
     return {
         "sim": {
-            "name": choice.name,
-            "device": str(choice.device),
-            "reason": choice.reason,
-            "threads": trainer.env.num_threads,
+            "name": sim.name,
+            "device": str(sim.device),
+            "reason": sim.reason,
+            "threads": run.env.num_threads,
         },
         "learner": {
             "device": str(device),
             "memory_gb": torch.cuda.get_device_properties(device).total_memory / 1e9 if on_cuda else None,
             "threads": torch.get_num_threads(),
-            **trainer.algorithm.metadata(),
+            **run.algorithm.metadata(),
         },
         "graph": {"mode": graph.mode, "reason": graph.reason},
-        "compile": {"mode": trainer.compile.mode, "reason": trainer.compile.reason},
-        "actors": collector.num_actors,
-        "processes": trainer.collective.size,
+        "compile": {"mode": run.compile.mode, "reason": run.compile.reason},
+        "actors": run.num_actors,
+        "processes": run.start.collective.size,
         "processes_here": here,
         "openmp": {name: os.environ[name] for name in OPENMP if name in os.environ},
         "memory_limit_gb": round((memory_available_bytes() / here + own) / 1e9, 2),

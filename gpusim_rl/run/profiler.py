@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.profiler import ProfilerAction
 
-if TYPE_CHECKING:
-    from gpusim_rl.run.logger import Logger
-    from gpusim_rl.run.trainer import Trainer
+from gpusim_rl.run.logger import Logger
+from gpusim_rl.run.run_view import RunView
+from gpusim_rl.run.timing import PhaseTimer
 
 PREFIX = "phase/"
 """Our ranges in a trace are `phase/<name>`."""
@@ -46,18 +46,22 @@ def make_profiler(device: torch.device, **settings: Any) -> torch.profiler.profi
 
 
 @contextmanager
-def profiling(trainer: Trainer, log: Logger) -> Iterator[None]:
+def profiling(run: RunView, timer: PhaseTimer, log: Logger) -> Iterator[None]:
     """`debug=profile`: traces a few steady iterations of the training in the block into `<run>/profile/trace.json.gz`.
 
     On CUDA the phases are NVTX ranges too. Under Nsight Systems there are only these, since only one of the two
     profilers can listen to the device; the traced iterations are marked for its `--capture-range=cudaProfilerApi`.
+
+    Args:
+        run: Run at its start.
+        timer: Timer of the phases.
+        log: Logger of the run.
     """
-    left = trainer.cfg.max_iterations - trainer.iteration
-    if not trainer.cfg.debug.profile or left <= 0:
+    if not run.cfg.debug.profile or run.complete:
         yield
         return
-    recorder = _Recorder(trainer, log, left)
-    trainer.collector.timer.observe(recorder.around)
+    recorder = _Recorder(run, log)
+    timer.observe(recorder.around)
     with recorder.profiler:
         recorder.profiler.step()
         try:
@@ -70,20 +74,21 @@ def profiling(trainer: Trainer, log: Logger) -> Iterator[None]:
 class _Recorder:
     """Steps a profiler from iteration to iteration; each ends with the phase `log`."""
 
-    def __init__(self, trainer: Trainer, log: Logger, left: int) -> None:
-        self._trainer, self._log = trainer, log
-        active = min(trainer.cfg.debug.profile, left)
+    def __init__(self, run: RunView, log: Logger) -> None:
+        self._log, self._device, self._iteration = log, run.start.device, run.iteration
+        left = run.cfg.max_iterations - run.iteration
+        active = min(run.cfg.debug.profile, left)
         warm_up = min(WARM_UP, left - active)
-        self._first = trainer.iteration + warm_up + 1
-        self._last = trainer.iteration + warm_up + active
-        self._cuda = trainer.start.device.type == "cuda"
+        self._first = run.iteration + warm_up + 1
+        self._last = run.iteration + warm_up + active
+        self._cuda = self._device.type == "cuda"
         # The profiler's first step ends before the first iteration: thus it has its own warm-up in any case.
         schedule = torch.profiler.schedule(wait=warm_up, warmup=1, active=active, repeat=1)
         self.profiler: torch.profiler.profile | _Nsight
         if self._cuda and "NSYS_PROFILING_SESSION_ID" in os.environ:
             self.profiler = _Nsight(schedule, on_trace_ready=self._report)
         else:
-            self.profiler = make_profiler(trainer.start.device, schedule=schedule, on_trace_ready=self._write)
+            self.profiler = make_profiler(self._device, schedule=schedule, on_trace_ready=self._write)
 
     @contextmanager
     def around(self, phase: str) -> Iterator[None]:
@@ -91,19 +96,20 @@ class _Recorder:
         with torch.cuda.nvtx.range(phase) if self._cuda else nullcontext(), phase_range(phase):
             yield
         if phase == "log":
-            if self._trainer.iteration == self._last:
+            self._iteration += 1
+            if self._iteration == self._last:
                 self.synchronize()
             self.profiler.step()
 
     def synchronize(self) -> None:
         """Waits for the device: what was launched belongs to the trace."""
         if self._cuda:
-            torch.cuda.synchronize(self._trainer.start.device)
+            torch.cuda.synchronize(self._device)
 
     @property
     def incomplete(self) -> bool:
         """The training ends in the middle of the trace."""
-        return self._first <= self._trainer.iteration + 1 <= self._last
+        return self._first <= self._iteration + 1 <= self._last
 
     def _write(self, profiler: torch.profiler.profile) -> None:
         folder = self._log.run_dir.path / "profile"
@@ -123,7 +129,7 @@ class _Recorder:
 
     @property
     def _iterations(self) -> str:
-        last = self._trainer.iteration
+        last = self._iteration
         return f"iteration {self._first}" if last <= self._first else f"iterations {self._first} to {last}"
 
 

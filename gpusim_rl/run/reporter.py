@@ -1,142 +1,68 @@
-"""What a training tells after each iteration: rows that were checked, and checkpoints."""
+"""Rows of a training: the reporter ends log intervals, checks the rows that arrive, and publishes them."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from gpusim_rl.run import checkpoint
 from gpusim_rl.run.finite_check import FiniteCheck
-from gpusim_rl.run.log_interval import LogRow
-from gpusim_rl.run.logger import DIVERGED, SKIPPED, Logger, RunStatus
-from gpusim_rl.run.metrics import Row
-
-if TYPE_CHECKING:
-    from gpusim_rl.run.trainer import Trainer
+from gpusim_rl.run.log_interval import LogIntervals, LogRow
+from gpusim_rl.run.logger import DIVERGED, Logger
+from gpusim_rl.run.run_view import RunView
 
 
 class Reporter:
-    """Tells a logger how far a training is. The logger itself knows no trainer.
+    """Publishes the rows of a training, and stops one that has nothing left to learn from.
 
     Args:
-        trainer: Of the run.
+        intervals: Log intervals of the training.
+        task_name: Name of the task, for errors.
+
+    Attributes:
+        finite_check: What looks for numbers that are not finite.
     """
 
-    def __init__(self, trainer: Trainer) -> None:
-        self._trainer = trainer
-        self._finite_check = FiniteCheck(trainer.task_name)
+    def __init__(self, intervals: LogIntervals, task_name: str) -> None:
+        self.finite_check = FiniteCheck(task_name)
+        self._intervals = intervals
         self._divergence_reported = False
-        self._put_back = False  # to the last checkpoint, because no gradient was finite
 
-    @property
-    def learning(self) -> bool:
-        """Whether the newest row tells of an update that changed the policy."""
-        return self._finite_check.learning
-
-    def status(self, *, drain: bool = False) -> RunStatus:
-        """How far the training is; ends a log interval where one is due, and checks the rows that have arrived.
+    def publish(self, run: RunView, log: Logger, *, drain: bool = False) -> LogRow | None:
+        """Publishes the rows that have arrived; ends a log interval before, where one is due.
 
         Args:
-            drain: Wait for rows that are still on their way.
+            run: Run as it is now.
+            log: Logger that gets the rows.
+            drain: Wait for rows that are still on their way, and end no interval.
+
+        Returns:
+            A row that tells that the policy has not changed for some iterations; None without one.
 
         Raises:
-            TaskError: A number is not finite.
+            TaskError: A number is not finite, or nothing is left to learn from.
         """
-        it = self._trainer
-        intervals, log_interval = it.intervals, it.cfg.log.interval
-        rows: list[LogRow] = []
-        if drain:
-            rows += intervals.drain()
-        elif it.iteration % log_interval == 0 or it.iteration == it.cfg.max_iterations:
-            overflow = it.env.overflow.sum().float().to(it.collector.device)
-            rows += intervals.end(it.iteration, it.env_steps, it.elapsed_s, {"sim/overflow": overflow})
-        diverged = None
+        rows = self._intervals.drain() if drain else self._rows_of_interval(run)
         for row in rows:
-            self._finite_check.check_row(row, it.iteration, it.algorithm)
-            if row.numbers.get("sim/diverged") and not self._divergence_reported:
-                self._divergence_reported = True
-                diverged = self._first_diverged()
-        return RunStatus(
-            it.iteration,
-            tuple(rows),
-            intervals.mean_return,
-            intervals.best_return,
-            it.stop_signal.number is not None,
-            diverged,
-        )
+            self.finite_check.check_row(row, run.iteration, run.algorithm)
+        log.record(rows)
+        if not self._divergence_reported and any(row.numbers.get("sim/diverged") for row in rows):
+            self._divergence_reported = True
+            self._report_divergence(run, log)
+        idle = None
+        for row in rows:
+            self.finite_check.check_samples(row, run.cfg.num_envs, log.replay(DIVERGED))
+            if not self.finite_check.learns(row):
+                idle = row
+        return idle
 
-    def publish(self, log: Logger, *, drain: bool = False) -> RunStatus:
-        """Publishes the rows that have arrived.
+    def _rows_of_interval(self, run: RunView) -> list[LogRow]:
+        if run.iteration % run.cfg.log.interval and not run.complete:
+            return []
+        overflow = run.env.overflow.sum().float().to(run.start.device)
+        return self._intervals.end(run.iteration, run.env_steps, run.elapsed_s, {"sim/overflow": overflow})
 
-        Args:
-            log: Where.
-            drain: Wait for rows that are still on their way.
-
-        Raises:
-            TaskError: A number is not finite, or nothing can be learned any more.
-        """
-        status = self.status(drain=drain)
-        log.record(status)
-        for row in status.rows:
-            self._finite_check.check_samples(row, self._trainer.cfg.num_envs, log.replay(DIVERGED))
-            if not self._finite_check.learns(row):
-                self._put_learner_back(log, row)
-        return status
-
-    def save(self, log: Logger, *, final: bool = False) -> None:
-        """Writes a checkpoint.
-
-        First writes the pending rows, because a resumed run does not produce them again.
-
-        Args:
-            log: Where.
-            final: The training ends here. Else the state of a learner that has stopped learning is not saved: the
-                last checkpoint is what it can be put back to.
-        """
-        status = self.publish(log, drain=True)
-        if not (final or self.learning):
-            return
-        it = self._trainer
-        self._finite_check.check_policy(it.algorithm.policy.state_dict(), it.iteration)
-        log.save(status, it.state_of_all())
-
-    def finish(self, log: Logger, *, left: bool) -> Row:
-        """Publishes and saves what is left; returns the last row of metrics.
-
-        Args:
-            log: Where.
-            left: The iteration after it was left before its end.
-        """
-        status = self.publish(log, drain=True)
-        # A signal after the last look, or a disk that is full: of all processes, or of none.
-        [unsaved] = self._trainer.collective.any(not left and not log.is_saved(status))
-        if unsaved:
-            self.save(log, final=True)
-        return log.finish(status, left=left)
-
-    def _put_learner_back(self, log: Logger, row: LogRow) -> None:
-        """The learner is as in the last checkpoint, for once; the envs and the count of iterations go on.
-
-        Weights are as they were, for what is not finite is skipped. Statistics of normalisers may be beyond repair.
-        """
-        it, last = self._trainer, log.last_checkpoint
-        if self._put_back or last is None or it.complete:
-            replay = log.dump(SKIPPED, it.state_dict())
-            raise self._finite_check.no_gradient(row, it.algorithm, replay)
-        self._put_back = True
-        state = checkpoint.load(last)
-        it.algorithm.policy.load_state_dict(state["policy"])
-        it.algorithm.load_state_dict(state["algorithm"])
-        it.algorithm.begin_episodes()
-        log.console.warn(
-            f"no gradient was finite any more in iteration {row.iterations[-1]}: the learner is put back to"
-            f" iteration {state['iteration']}. If this happens again, the run ends"
-        )
-
-    def _first_diverged(self) -> dict[str, Any] | None:
-        """From where the first env diverged, to be replayed."""
-        it = self._trainer
-        first = it.env.first_diverged()
-        if first is None:
-            return None
-        about = {"task": it.task_name, "config": it.spec.config, "sim": it.start.sim.name}
-        return {**about, "iteration": it.iteration, **first}
+    def _report_divergence(self, run: RunView, log: Logger) -> None:
+        """Writes from where the first env diverged, to be replayed."""
+        first = run.env.first_diverged()
+        if first is not None:
+            about: dict[str, Any] = {"task": run.task_name, "config": run.start.spec.config, "sim": run.start.sim.name}
+            log.write_diverged({**about, "iteration": run.iteration, **first})

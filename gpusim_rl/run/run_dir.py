@@ -34,7 +34,7 @@ from gpusim_rl.files.safe_open import (
     remove_temporary,
     replacing,
 )
-from gpusim_rl.settings.schema import RunSpec
+from gpusim_rl.run.run_spec import RunSpec
 
 MAX_DIFF_BYTES = 1 << 30
 LOCK = "lock"  # file in a run folder while a process trains there

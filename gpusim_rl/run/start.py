@@ -22,8 +22,9 @@ from gpusim_rl.run import checkpoint
 from gpusim_rl.run.collector import EnvCollector
 from gpusim_rl.run.device_check import devices_checked
 from gpusim_rl.run.devices import choose_devices, choose_eval_devices
+from gpusim_rl.run.run_spec import RunSpec
 from gpusim_rl.run.writers import require_tensorboard
-from gpusim_rl.settings.schema import RunConfig, RunSpec, declarations
+from gpusim_rl.settings.schema import RunConfig, declarations
 from gpusim_rl.sim import SimChoice, make_sim
 
 SEEDS_APART = 1_000_003
@@ -60,6 +61,11 @@ class RunStart:
     def cfg(self) -> RunConfig:
         """Settings of the run."""
         return self.spec.cfg
+
+    @property
+    def task_name(self) -> str:
+        """Name of the task's class."""
+        return self.spec.task_name
 
     @property
     def process_seed(self) -> int:

@@ -1,13 +1,11 @@
-"""A training run. Builds everything once; `train()` is the loop."""
+"""A training: the loop, and the state that a run continues from."""
 
 from __future__ import annotations
 
-import secrets
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,22 +16,21 @@ from torch.utils._pytree import tree_map_only
 from gpusim_rl.errors import ConfigError, one_line_if_out_of_memory
 from gpusim_rl.files.checkpoint_file import check_is_data
 from gpusim_rl.run import checkpoint
-from gpusim_rl.run.banner import banner
 from gpusim_rl.run.collector import Collector
 from gpusim_rl.run.compilation import compile_training
 from gpusim_rl.run.eval_schedule import EvalSchedule
 from gpusim_rl.run.evaluation import evaluate, report
-from gpusim_rl.run.log_interval import LogIntervals
-from gpusim_rl.run.logger import Logger, SilentLogger
-from gpusim_rl.run.metadata import describe_run
+from gpusim_rl.run.log_interval import LogIntervals, LogRow
+from gpusim_rl.run.logger import OF_LOGGER, SKIPPED, Logger, open_log
 from gpusim_rl.run.metrics import Row
 from gpusim_rl.run.profiler import profiling
 from gpusim_rl.run.reporter import Reporter
 from gpusim_rl.run.run_dir import RunDir
+from gpusim_rl.run.run_view import RunView
 from gpusim_rl.run.start import RunStart
 from gpusim_rl.run.stop_signal import IterationLeftError, StopSignal
 
-OWN = ("algorithm", "env", "torch_rng", "metrics")
+OF_PROCESS = ("algorithm", "env", "torch_rng", "metrics")
 """What of the state each of several processes has for itself."""
 
 
@@ -45,12 +42,13 @@ class Trainer:
     Args:
         start: Start of the run.
         collector: Environments and algorithm of the run.
-        state: What the run continues from: `state_dict` of an earlier start; None for a new run.
+        state: State that the run continues from: `state_dict` of an earlier start; None for a new run.
 
     Raises:
         ConfigError: The checkpoint does not fit.
 
     Attributes:
+        compile: What torch.compile makes faster, and why.
         iteration: Iterations done.
         env_steps: Control steps done, summed over envs and processes.
         run_dir: Folder of the run; None before `logging` opens it.
@@ -58,32 +56,30 @@ class Trainer:
     """
 
     def __init__(self, start: RunStart, collector: Collector, state: Mapping[str, Any] | None = None) -> None:
-        spec, collective = start.spec, start.collective
-        self.start, self.collector = start, collector
-        self.spec, self.cfg, self.collective = spec, spec.cfg, collective
+        self.start, self.collector, self.cfg = start, collector, start.cfg
         self.env, self.algorithm = collector.env, collector.algorithm
-        self.task_name = spec.task_class.__name__
         self.iteration = 0
         self.env_steps = 0
-        self.wandb_id = ""
-        self._metrics_csv: dict[str, Any] | None = None  # what the checkpoint tells of the file
-        self._best_evaluation: float | None = None  # so far, in earlier starts of the run
-        self._evaluations: EvalSchedule | None = None
         self.run_dir: RunDir | None = None
-        self._elapsed_s, self._started_at = 0.0, time.perf_counter()
-        self.intervals = LogIntervals(collector, collective)
         self.stop_signal = StopSignal()
+        self.intervals = LogIntervals(collector, start.collective)
+        self._reporter = Reporter(self.intervals, start.task_name)
+        self._evaluations: EvalSchedule | None = None
+        self._elapsed_s, self._started_at = 0.0, time.perf_counter()
         self._others_stop = False  # another process has got a signal
+        self._put_back = False  # to the last checkpoint, because no gradient was finite
         self._show_progress: Callable[[str], None] = lambda text: None
-        self._reporter = Reporter(self)
+        self._earlier_log: Mapping[str, Any] = {}  # what an earlier start's logger has left
         if state is not None:
-            assert spec.checkpoint is not None
-            with checkpoint.must_fit(spec.checkpoint.file, f"task {self.task_name} with algo={spec.cfg.algo}"):
+            assert start.spec.checkpoint is not None
+            what = f"task {start.task_name} with algo={self.cfg.algo}"
+            with checkpoint.must_fit(start.spec.checkpoint.file, what):
                 self._load(state)
-        elif collective.size > 1:
-            weights = self.algorithm.policy.state_dict()
-            self.algorithm.policy.load_state_dict(collective.share({name: x.cpu() for name, x in weights.items()}))
-        self.compile = compile_training(spec.cfg, collector.device, self.env, self.algorithm)
+        elif start.collective.size > 1:
+            policy = self.algorithm.policy
+            weights = {name: value.cpu() for name, value in policy.state_dict().items()}
+            policy.load_state_dict(start.collective.share(weights))
+        self.compile = compile_training(self.cfg, start.device, self.env, self.algorithm)
 
     # The loop
 
@@ -94,17 +90,21 @@ class Trainer:
         shell's code for the signal. An iteration that takes longer than 10 s is left before its end instead, and the
         checkpoint before it stays. A second signal ends the training at once.
         """
-        cfg = self.cfg
+        cfg, found = self.cfg, self.start.spec.checkpoint
         with one_line_if_out_of_memory(cfg.num_envs):  # before the run folder is made, not at the first checkpoint
             check_is_data(self.state_dict())
         nothing = (
             f"nothing to do: {self.iteration} iterations are done, and max_iterations={cfg.max_iterations}; try"
             f" max_iterations={2 * self.iteration}"
         )
-        found = self.spec.checkpoint
         if self.complete and found is not None and not found.continues:  # a new folder would stay empty
             raise ConfigError(f"{found.file}: {nothing}")
-        with self.logging() as log, self.stop_signal, profiling(self, log), one_line_if_out_of_memory(cfg.num_envs):
+        with (
+            self.logging() as log,
+            self.stop_signal,
+            profiling(self.view(), self.collector.timer, log),
+            one_line_if_out_of_memory(cfg.num_envs),
+        ):
             if self.complete:
                 log.console.info(nothing)
             left = False
@@ -114,7 +114,7 @@ class Trainer:
                         self.iterate(log)
             except IterationLeftError:
                 left = True
-            row = self._reporter.finish(log, left=left)
+            row = self._finish(log, left=left)
         if self.stopping:
             raise SystemExit(128 + (self.stop_signal.number or signal.SIGTERM))
         return row
@@ -125,18 +125,21 @@ class Trainer:
         self.collector.collect(self._pause)
         self.collector.update()
         self.iteration += 1
-        self.env_steps += self.collective.size * self.env.num_envs * self.algorithm.horizon
+        self.env_steps += self.start.collective.size * self.env.num_envs * self.algorithm.horizon
         with self.collector.timer("log"):
-            if self._noted != self.collector.graphs.choice:  # a capture failed
-                self._note_metadata(log)
+            log.note(self.view())  # a capture may have failed
             if self._evaluations is not None:
                 self._evaluations.after_iteration(
-                    self.iteration, self.state_dict, learning=self._reporter.learning, last=self.complete
+                    self.iteration,
+                    lambda: self.state_dict() | log.state_dict(),
+                    learning=self._learning,
+                    last=self.complete,
                 )
-            status = self._reporter.publish(log)
+            self._publish(log)
+            stopping = self.stop_signal.number is not None
             # a long iteration: what a signal in the next one would fall back to
-            due = log.checkpoint_due(status) or self.stop_signal.long
-            self._others_stop, due = self.collective.any(status.stopping, due)
+            due = log.checkpoints.due(self.iteration, self.intervals.mean_return) or self.stop_signal.long or stopping
+            self._others_stop, due = self.start.collective.any(stopping, due)
             if due:
                 self.save(log)
 
@@ -160,69 +163,22 @@ class Trainer:
             result = evaluate(self.env, self.algorithm.policy, self.collector.obs)
         finally:
             self.close()
-        found = self.spec.checkpoint
-        about = {
-            "checkpoint": str(found.file if found else self.cfg.checkpoint),
-            "iteration": self.iteration,
-            "task": self.task_name,
-            "sim": self.start.sim.name,
-            "seed": self.start.seed,
-            "num_envs": self.cfg.num_envs,
-        }
-        report(self.cfg.log.console, {**about, **result}, found.run_dir if found else None)
+        report(self.view(), result)
         return result
 
-    # Logging
+    # Reporting
 
     @contextmanager
     def logging(self) -> Iterator[Logger]:
-        """Opens the run folder and its logger; the block may `iterate`. At its end the environments are closed.
-
-        Of several processes the first one does so.
-        """
-        if self.collective.rank:
-            with self._logging_of_others() as log:
-                yield log
-            return
+        """Opens the run folder and its logger; the block may `iterate`. At its end the environments are closed."""
         try:
-            with RunDir.of(self.spec, self.start.digest, trains=not self.complete) as (run_dir, continues):
-                self.run_dir = run_dir
-                self.collective.run_dir(str(run_dir.path.absolute()))
-                if not continues:  # a branch of another run is a run of its own
-                    self.wandb_id = secrets.token_hex(4)
-                log = Logger(
-                    self.cfg,
-                    run_dir,
-                    wandb_id=self.wandb_id,
-                    resumed_at=self.iteration if self.start.resumed else None,
-                    best_return=self._best_evaluation if self.cfg.eval.interval else self.intervals.best_return,
-                    metrics_csv=self._metrics_csv if continues else None,
-                    config_dir=self.spec.config_dir,
-                )
-                with log, self.collector.graphs.stream():
-                    self.intervals.start()
-                    log.start(banner(self, log.run_dir, continues=continues), self.spec.config)
-                    if not self.complete:
-                        self._note_metadata(log)
-                    if self.cfg.eval.interval and not self.complete:
-                        beside = self.intervals, self.collector.timer, self.stop_signal
-                        self._evaluations = EvalSchedule(self.spec, log, self.iteration, *beside)
-                    self.stop_signal.tell, self._show_progress = log.console.notice, log.console.progress
-                    self._started_at = time.perf_counter()
-                    self.collector.timer.start()
-                    yield log
-        finally:
-            self.close()
-
-    @contextmanager
-    def _logging_of_others(self) -> Iterator[Logger]:
-        try:
-            self.run_dir = RunDir(Path(self.collective.run_dir(None)))
-            resumed_at = self.iteration if self.start.resumed else None
-            log = SilentLogger(self.cfg, self.run_dir, resumed_at=resumed_at)
-            with log, self.collector.graphs.stream():
+            with open_log(self.view(), self._earlier_log) as log, self.collector.graphs.stream():
+                self.run_dir = log.run_dir
+                self.stop_signal.tell, self._show_progress = log.console.notice, log.console.progress
+                if self.cfg.eval.interval and not self.complete and self.start.collective.rank == 0:
+                    beside = self.intervals, self.collector.timer, self.stop_signal
+                    self._evaluations = EvalSchedule(self.start.spec, log, self.iteration, *beside)
                 self.intervals.start()
-                self._note_metadata(log)
                 self._started_at = time.perf_counter()
                 self.collector.timer.start()
                 yield log
@@ -236,58 +192,114 @@ class Trainer:
         self.intervals.close()
         self.collector.close()
 
-    def _note_metadata(self, log: Logger) -> None:
-        self._noted = self.collector.graphs.choice
-        log.note(describe_run(self))
+    def view(self) -> RunView:
+        """The run as it is now."""
+        return RunView(
+            start=self.start,
+            env=self.env,
+            algorithm=self.algorithm,
+            num_actors=self.collector.num_actors,
+            graph=self.collector.graphs.choice,
+            compile=self.compile,
+            iteration=self.iteration,
+            env_steps=self.env_steps,
+            elapsed_s=self._elapsed_s + time.perf_counter() - self._started_at,
+            best_return=self.intervals.best_return,
+        )
 
-    def save(self, log: Logger) -> None:
-        """Writes a checkpoint, and before it the rows that are pending."""
-        self._reporter.save(log)
+    def _publish(self, log: Logger, *, drain: bool = False) -> None:
+        idle = self._reporter.publish(self.view(), log, drain=drain)
+        if idle is not None:
+            self._put_learner_back(log, idle)
+
+    def _put_learner_back(self, log: Logger, row: LogRow) -> None:
+        """The learner is as in the last checkpoint, for once; the envs and the count of iterations go on.
+
+        Weights are as they were, for what is not finite is skipped. Statistics of normalisers may be beyond repair.
+        """
+        newest = log.checkpoints.newest
+        if self._put_back or newest is None or self.complete:
+            replay = log.dump(SKIPPED, self.state_dict())
+            raise self._reporter.finite_check.no_gradient(row, self.algorithm, replay)
+        self._put_back = True
+        state = checkpoint.load(newest)
+        self.algorithm.policy.load_state_dict(state["policy"])
+        self.algorithm.load_state_dict(state["algorithm"])
+        self.algorithm.begin_episodes()
+        log.console.warn(
+            f"no gradient was finite any more in iteration {row.iterations[-1]}: the learner is put back to"
+            f" iteration {state['iteration']}. If this happens again, the run ends"
+        )
+
+    def save(self, log: Logger, *, final: bool = False) -> None:
+        """Writes a checkpoint; before it the pending rows, because a resumed run does not produce them again.
+
+        Args:
+            log: Logger of the run.
+            final: The training ends here. Else the state of a learner that has stopped learning is not saved: the
+                last checkpoint is what it can be put back to.
+        """
+        self._publish(log, drain=True)
+        if final or self._learning:
+            self._reporter.finite_check.check_policy(self.algorithm.policy.state_dict(), self.iteration)
+            log.checkpoints.save(self._state_to_save(log), self.intervals.mean_return)
+
+    def _finish(self, log: Logger, *, left: bool) -> Row:
+        """Publishes and saves what is left; returns the last row of metrics."""
+        self._publish(log, drain=True)
+        # A signal after the last look, or a disk that is full: of all processes, or of none.
+        [unsaved] = self.start.collective.any(not left and log.checkpoints.saved != self.iteration)
+        if unsaved:
+            self.save(log, final=True)
+        return log.finish(self.view(), left=left)
+
+    @property
+    def _learning(self) -> bool:
+        """The newest row tells of an update that changed the policy."""
+        return self._reporter.finite_check.learning
 
     @property
     def stopping(self) -> bool:
         """A signal has asked for the end, in this process or, at the last look, in another one."""
         # One of several must not end earlier than the others, which would wait for it.
-        return self._others_stop if self.collective.size > 1 else self.stop_signal.number is not None
+        return self._others_stop if self.start.collective.size > 1 else self.stop_signal.number is not None
 
     @property
     def complete(self) -> bool:
         """All iterations are done."""
         return self.iteration >= self.cfg.max_iterations
 
-    @property
-    def elapsed_s(self) -> float:
-        """Time of training, that of earlier starts of the run included [s]."""
-        return self._elapsed_s + time.perf_counter() - self._started_at
-
     # State
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that the rest of the run depends on."""
+        """Everything that the rest of the training depends on."""
+        run = self.view()
         return {
-            "task": self.task_name,
-            "config": self.spec.config,
-            "overrides": self.spec.overrides,
+            "task": run.task_name,
+            "config": self.start.spec.config,
+            "overrides": self.start.spec.overrides,
             "obs_sizes": dict(self.env.obs_sizes),
             "num_actions": self.env.num_actions,
             "sim": self.start.sim.name,
             "seed": self.start.seed,
             "iteration": self.iteration,
             "env_steps": self.env_steps,
-            "elapsed_s": self.elapsed_s,
-            "best_return": self.intervals.best_return,
-            "wandb_id": self.wandb_id,
+            "elapsed_s": run.elapsed_s,
+            "best_return": run.best_return,
             "torch_rng": torch.get_rng_state(),
             **self.collector.state_dict(),
         }
 
-    def state_of_all(self) -> dict[str, Any]:
-        """`state_dict`, with what the other processes have for themselves. All of them must call it at once."""
-        state = self.state_dict()
-        if self.collective.size == 1:
+    def _state_to_save(self, log: Logger) -> dict[str, Any]:
+        """State of this process, of its logger, and what the other processes have for themselves.
+
+        All processes that learn together must call it at once.
+        """
+        state, collective = self.state_dict() | log.state_dict(), self.start.collective
+        if collective.size == 1:
             return state
-        own = tree_map_only(Tensor, Tensor.cpu, {name: state[name] for name in OWN})
-        return state | {"processes": dict(enumerate(self.collective.gather(own)))}
+        of_process = tree_map_only(Tensor, Tensor.cpu, {name: state[name] for name in OF_PROCESS})
+        return state | {"processes": dict(enumerate(collective.gather(of_process)))}
 
     def _load(self, state: Mapping[str, Any]) -> None:
         for key, now in (("obs_sizes", dict(self.env.obs_sizes)), ("num_actions", self.env.num_actions)):
@@ -305,5 +317,5 @@ class Trainer:
             for number, generator in enumerate(self.algorithm.generators):
                 generator.manual_seed(self.start.process_seed + self.iteration + number)
         self.intervals.resume(self.iteration, self.env_steps, state["best_return"])
-        self._elapsed_s, self.wandb_id = float(state["elapsed_s"]), state["wandb_id"]
-        self._metrics_csv, self._best_evaluation = state.get("metrics_csv"), state.get("best_evaluation")
+        self._elapsed_s = float(state["elapsed_s"])
+        self._earlier_log = {name: state.get(name) for name in OF_LOGGER}

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar, cast
 
-import gpusim_rl
+from gpusim_rl import public
 from gpusim_rl.errors import ConfigError, did_you_mean
 
 T = TypeVar("T")
@@ -84,7 +84,7 @@ def _import_module(target: Any, kind: str, key: str, example: str) -> ModuleType
 
 def public_name(cls: type) -> str:
     """A class as its users import it: from the outermost package where it can be had."""
-    if cls.__module__.split(".")[0] == "gpusim_rl" and cls.__name__ in gpusim_rl.__all__:  # loaded only when asked for
+    if cls.__module__.split(".")[0] == "gpusim_rl" and cls.__name__ in public.HOME:  # loaded only when asked for
         return f"gpusim_rl.{cls.__qualname__}"
     parts = cls.__module__.split(".")
     names = [".".join(parts[: i + 1]) for i in range(len(parts))]

@@ -9,14 +9,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar
 
 from gpusim_rl.errors import ConfigError
-from gpusim_rl.files.paths import Checkpoint
 from gpusim_rl.settings.simulators import SIMULATORS
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
-    from gpusim_rl.learn.algorithm import Algorithm
-
     SimName = str  # a type checker does not see the registry
 else:
     SimName = Literal[("auto", *SIMULATORS)]
@@ -527,26 +522,3 @@ ALGORITHMS: dict[str, tuple[str, type]] = {
     "dqn": ("gpusim_rl.learn.dqn.DQN", DQNConfig),
 }
 """Class and settings of our algorithms by name: they are checked before torch is imported."""
-
-
-@dataclass(frozen=True, slots=True)
-class RunSpec:
-    """A run, composed, checked, and with its classes loaded: what a trainer is made from.
-
-    Attributes:
-        cfg: All settings.
-        task_class: The task; `cfg.task` is its configuration. Or an environment of another library, with `cfg.env`.
-        algorithm_class: What learns; `cfg.algorithm` is its configuration.
-        config: The composed configuration as plain values, for the run folder and the checkpoints.
-        overrides: The command line, from which `train.py` composes the same configuration.
-        checkpoint: What `cfg.checkpoint` names; None for a new run.
-        config_dir: The user's folder (`-cd`); None without one.
-    """
-
-    cfg: RunConfig
-    task_class: type[Any]  # of Task, or of Environment
-    algorithm_class: type[Algorithm]
-    config: dict[str, Any]
-    overrides: list[str]
-    checkpoint: Checkpoint | None = None
-    config_dir: Path | None = None

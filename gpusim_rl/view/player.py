@@ -15,14 +15,14 @@ import torch
 from torch import Tensor
 
 from gpusim_rl.api import load_spec
-from gpusim_rl.env import Environment, Step, VecEnv
+from gpusim_rl.env import Environment, Step, Task, VecEnv
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.files.paths import Checkpoint
 from gpusim_rl.learn.algorithm import Hidden, Policy, make_policy
 from gpusim_rl.run.checkpoint import load_training, must_fit
 from gpusim_rl.run.run_dir import resolve_run
+from gpusim_rl.run.run_spec import RunSpec
 from gpusim_rl.settings import discover
-from gpusim_rl.settings.schema import RunSpec
 from gpusim_rl.settings.simulators import SIMULATORS, default_simulator
 from gpusim_rl.settings.trust import check_saved_settings
 from gpusim_rl.sim import choose_sim
@@ -210,4 +210,5 @@ def _whole_episodes(spec: RunSpec, sim: str, num_envs: int, seed: int) -> VecEnv
     on_cuda = "cuda" in SIMULATORS[sim].devices and torch.cuda.is_available()
     device = torch.device("cuda", torch.cuda.current_device()) if on_cuda else torch.device("cpu")
     task_cfg, choice = spec.cfg.task.whole_episodes(), choose_sim(sim, device)
+    assert issubclass(spec.task_class, Task)
     return VecEnv.make(spec.task_class, task_cfg, num_envs=num_envs, choice=choice, sim=spec.cfg.sim, seed=seed)

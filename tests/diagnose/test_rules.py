@@ -13,7 +13,7 @@ import torch
 from gpusim_rl.diagnose.rules import RULES, Finding, conclusion, diagnose
 from gpusim_rl.diagnose.run_stats import RunStats, read_run_stats
 from gpusim_rl.machine.hardware import available_cpus
-from gpusim_rl.run import logger, writers
+from gpusim_rl.run import checkpoint, writers
 from gpusim_rl.run.phases import PHASES
 from gpusim_rl.settings.checks import check_settings
 from gpusim_rl.settings.compose import compose
@@ -368,8 +368,8 @@ def test_logging_that_waits_is_found(tmp_path, one_thread, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.serial
 def test_checkpoints_that_wait_are_found(tmp_path, one_thread, monkeypatch):
-    save = logger.Checkpoints.save_last
-    monkeypatch.setattr(logger.Checkpoints, "save_last", lambda *a: (time.sleep(1.0), save(*a)))
+    save = checkpoint.Checkpoints.save_last
+    monkeypatch.setattr(checkpoint.Checkpoints, "save_last", lambda *a: (time.sleep(1.0), save(*a)))
     stats, findings = train(tmp_path, iterations=14, log={"checkpoint_interval": 6})
     assert findings[0].rule == "checkpoint_bound" and findings[0].settings == ("log.checkpoint_interval=24",)
     assert stats.log_peaks > 0.5 * stats.log

@@ -35,8 +35,8 @@ from gpusim_rl.env.hook_checks import HookChecks
 from gpusim_rl.learn.algorithm import Algorithm
 from gpusim_rl.machine.source_location import LIBRARY, short
 from gpusim_rl.run import start
+from gpusim_rl.run.run_spec import RunSpec
 from gpusim_rl.run.trainer import Trainer
-from gpusim_rl.settings.schema import RunSpec
 from gpusim_rl.sim import SimChoice, mjwarp
 from gpusim_rl.sim.warp import WarpGraphs
 from gpusim_rl.sim.warp_sim import WarpSim

@@ -24,9 +24,9 @@ from gpusim_rl.learn.algorithm import Policy
 from gpusim_rl.run import checkpoint, eval_process, eval_schedule
 from gpusim_rl.run.eval_process import EvalProcess, Evaluation, answers
 from gpusim_rl.run.evaluation import evaluate
+from gpusim_rl.run.run_spec import RunSpec
 from gpusim_rl.run.trainer import Trainer
 from gpusim_rl.run.writers import Row
-from gpusim_rl.settings.schema import RunSpec
 from helpers.training import Faulty, differences, make_trainer, read_csv, the_run
 
 EVAL = {"interval": 2, "num_envs": 3}
@@ -139,7 +139,7 @@ def test_it_ends_with_the_training_however_that_ends_and_so_do_processes_of_its_
     trainer = gymnasium_trainer(tmp_path, "async")
     trainer.train()
     assert trainer.run_dir is not None
-    process = EvalProcess(trainer.spec, tmp_path / "eval.log", 0)
+    process = EvalProcess(trainer.start.spec, tmp_path / "eval.log", 0)
     process.begin(trainer.run_dir.path / "checkpoints" / "last.pt", 1)
     row = process.poll(60.0)
     assert row is not None and row["eval/return"] == row["eval/length"], (tmp_path / "eval.log").read_text()
@@ -194,7 +194,7 @@ def test_failed_evaluations_leave_the_returns_of_the_training_to_decide(tmp_path
     trainer = make_trainer("Cartpole", tmp_path, max_iterations=2, eval=EVAL, **SHORT)
     with trainer.logging() as log:
         trainer.iterate(log)
-        assert not log._evaluations_decide
+        assert not log.checkpoints._evaluations_decide
     assert "no more evaluations (no process" in warnings(the_run(tmp_path))[0]
 
 
@@ -223,17 +223,17 @@ def test_an_evaluation_that_hangs_does_not_keep_the_training_from_ending(tmp_pat
 
 def test_the_starts_of_all_evaluations_are_the_same(tmp_path):
     trainer = make_trainer("Cartpole", tmp_path, max_iterations=1, eval=EVAL, **SHORT)
-    evaluation = Evaluation(trainer.spec.config)
+    evaluation = Evaluation(trainer.start.spec.config)
     state = trainer.state_dict()
     assert evaluation(state) == evaluation(state)
 
 
 def test_what_is_wrong_is_answered_in_one_line(tmp_path, capsys):
     trainer = make_trainer(Faulty, tmp_path, max_iterations=1, **SHORT)
-    config = json.dumps({"config": trainer.spec.config})
+    config = json.dumps({"config": trainer.start.spec.config})
     [answer] = answers([config, json.dumps({"checkpoint": str(tmp_path / "none.pt")}), config])
     assert json.loads(answer)["error"].startswith("cannot read checkpoint")
-    wrong = {**trainer.spec.config, "task": {**trainer.spec.config["task"], "_target_": "__main__.Nothing"}}
+    wrong = {**trainer.start.spec.config, "task": {**trainer.start.spec.config["task"], "_target_": "__main__.Nothing"}}
     [answer] = answers([json.dumps({"config": wrong}), config])
     assert json.loads(answer)["error"] == (
         "task._target_=__main__.Nothing is of the script itself: try a module of its own"
@@ -297,9 +297,9 @@ def gymnasium_trainer(folder: Path, vectorization: str) -> Trainer:
 
 def test_envs_of_another_library_are_evaluated(tmp_path):
     trainer = gymnasium_trainer(tmp_path, "sync")
-    first = Evaluation(trainer.spec.config)(trainer.state_dict())
+    first = Evaluation(trainer.start.spec.config)(trainer.state_dict())
     assert first["eval/return"] == first["eval/length"] > 0
-    assert Evaluation(trainer.spec.config)(trainer.state_dict()) == first
+    assert Evaluation(trainer.start.spec.config)(trainer.state_dict()) == first
     trainer.close()
 
 

@@ -37,9 +37,9 @@ def test_a_run_tells_simulator_threads_precision_and_graphs(tmp_path, monkeypatc
 
 def test_processes_of_one_machine_share_its_memory(tmp_path, monkeypatch):
     trainer = make_trainer("Cartpole", tmp_path, device="cpu")
-    alone = describe_run(trainer)["memory_limit_gb"]
+    alone = describe_run(trainer.view())["memory_limit_gb"]
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
-    among_four = describe_run(trainer)
+    among_four = describe_run(trainer.view())
     trainer.close()
     assert among_four["processes_here"] == 4 and among_four["memory_limit_gb"] < 0.5 * alone
 

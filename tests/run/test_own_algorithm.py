@@ -267,7 +267,7 @@ def test_a_network_as_an_argument(folder: Path) -> None:
     )
     actor: Any = own.algorithm.policy.actor
     assert isinstance(actor.layers, residual) and actor.layers.first.in_features == 256, "behind the recurrent layer"
-    assert own.spec.config["ppo"]["network"]["_target_"] == "my_network.Residual"
+    assert own.start.spec.config["ppo"]["network"]["_target_"] == "my_network.Residual"
 
     class Local(residual):
         pass

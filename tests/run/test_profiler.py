@@ -86,7 +86,7 @@ def test_an_interrupted_run_keeps_the_part_of_its_trace(tmp_path):
 
 def test_a_trace_that_cannot_be_written_ends_nothing(tmp_path, capsys, monkeypatch):
     trainer = make_trainer("Cartpole", tmp_path, max_iterations=3, debug={"profile": 1})
-    with RunDir.of(trainer.spec) as (run_dir, continues):
+    with RunDir.of(trainer.start.spec) as (run_dir, continues):
         pass
     (run_dir.path / "profile").write_text("in the way")
     monkeypatch.setattr(RunDir, "of", lambda spec, digest, trains: nullcontext((run_dir, continues)))
@@ -121,10 +121,8 @@ def test_under_nsight_the_iterations_are_marked_and_the_other_profiler_stays_awa
     monkeypatch.setattr(torch.cuda.nvtx, "range_pop", device.note("pop"))
 
     class OnCuda(profiler._Recorder):
-        def __init__(self, trainer: Any, *others: Any) -> None:
-            cpu, trainer.start = trainer.start, replace(trainer.start, device=torch.device("cuda"))
-            super().__init__(trainer, *others)
-            trainer.start = cpu
+        def __init__(self, run: Any, *others: Any) -> None:
+            super().__init__(replace(run, start=replace(run.start, device=torch.device("cuda"))), *others)
 
     monkeypatch.setattr(profiler, "_Recorder", OnCuda)
     trainer.train()

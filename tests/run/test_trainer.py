@@ -22,9 +22,8 @@ from gpusim_rl.env import Step, device_env
 from gpusim_rl.errors import ConfigError, TaskError
 from gpusim_rl.machine import torch_threads
 from gpusim_rl.run import checkpoint, collector, devices, start, stop_signal
-from gpusim_rl.run import logger as logger_module
-from gpusim_rl.run.checkpoint import Checkpoints
-from gpusim_rl.run.logger import Logger, RunStatus
+from gpusim_rl.run.checkpoint import Checkpoints, CheckpointSchedule
+from gpusim_rl.run.logger import Logger
 from gpusim_rl.run.metrics import Row
 from gpusim_rl.run.phases import PHASES
 from gpusim_rl.run.run_dir import RunDir
@@ -250,7 +249,7 @@ def test_best_is_saved_although_a_better_one_passed_too_soon_after_the_last_save
     best = []
     with trainer.logging() as log:
         for iteration in returns:
-            monkeypatch.setattr(logger_module, "BEST_INTERVAL_S", 1e9 if iteration == 2 else -1.0)
+            monkeypatch.setattr(checkpoint, "BEST_INTERVAL_S", 1e9 if iteration == 2 else -1.0)
             trainer.iterate(log)
             best.append(checkpoint.load(log.run_dir.checkpoints / "best.pt")["iteration"])
     assert best == [1, 1, 3, 3, 5] and trainer.intervals.best_return == 9.0
@@ -387,16 +386,16 @@ def test_another_simulator_continues_with_new_episodes_where_the_training_was(tm
 @pytest.mark.parametrize("moment", ["while a row is written", "after the checkpoint's turn"])
 def test_a_signal_at_any_moment_saves_the_iteration_it_came_in(tmp_path, monkeypatch, moment):
     trainer = make_trainer("Cartpole", tmp_path, max_iterations=9)
-    record, due = Logger.record, Logger.checkpoint_due
+    record, due = Logger.record, CheckpointSchedule.due
     before = signal.getsignal(signal.SIGINT)
 
-    def early(log: Logger, status: RunStatus) -> None:
-        record(log, status)
+    def early(log: Logger, rows: Any) -> None:
+        record(log, rows)
         if trainer.iteration == 4 and trainer.stop_signal.number is None:
             signal.raise_signal(signal.SIGINT)
 
-    def late(log: Logger, status: RunStatus) -> bool:
-        is_due = due(log, status)
+    def late(*args: Any) -> bool:
+        is_due = due(*args)
         if trainer.iteration == 4:
             signal.raise_signal(signal.SIGINT)
         return is_due
@@ -404,7 +403,7 @@ def test_a_signal_at_any_moment_saves_the_iteration_it_came_in(tmp_path, monkeyp
     if moment == "while a row is written":
         monkeypatch.setattr(Logger, "record", early)
     else:
-        monkeypatch.setattr(Logger, "checkpoint_due", late)
+        monkeypatch.setattr(CheckpointSchedule, "due", late)
     with pytest.raises(SystemExit) as end:
         trainer.train()
     assert end.value.code == 130
