@@ -3,7 +3,8 @@
 from gpusim_rl.env.command import Commands, Curriculum, CurriculumConfig, Levels
 from gpusim_rl.env.environment import Environment, Parts, Step
 from gpusim_rl.env.ray_sensors import RayCaster
-from gpusim_rl.env.task import Task, TaskConfig, TaskPart, control_steps
+from gpusim_rl.env.stateful import Stateful
+from gpusim_rl.env.task import Task, TaskConfig, control_steps
 from gpusim_rl.env.vec_env import VecEnv
 
 __all__ = [
@@ -14,10 +15,10 @@ __all__ = [
     "Levels",
     "Parts",
     "RayCaster",
+    "Stateful",
     "Step",
     "Task",
     "TaskConfig",
-    "TaskPart",
     "VecEnv",
     "control_steps",
 ]

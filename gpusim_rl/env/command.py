@@ -10,12 +10,13 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from gpusim_rl.env.task import Task, TaskPart, control_steps
+from gpusim_rl.env.stateful import Stateful
+from gpusim_rl.env.task import Task, control_steps
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.settings.schema import Count, Positive, Rule
 
 
-class Commands(TaskPart):
+class Commands(Stateful):
     """Commands that the policy has to follow: named numbers, drawn uniformly for each env.
 
     Args:
@@ -72,7 +73,7 @@ class Commands(TaskPart):
             self.resample(self._age >= self._steps)
 
 
-class Levels(TaskPart):
+class Levels(Stateful):
     """Level of difficulty of each env: a curriculum that goes up after success and down after failure.
 
     An env that succeeds at the highest level continues at a random level, so that the policy forgets no level (Rudin
@@ -118,7 +119,7 @@ class CurriculumConfig:
     window: Count  # control steps that the mean is over
 
 
-class Curriculum(TaskPart):
+class Curriculum(Stateful):
     """One number of the task, the same in all envs, that gets harder as the policy succeeds.
 
     Each `window` control steps end with a decision: the value moves by `factor` towards its final value where the mean

@@ -13,10 +13,14 @@ MASKS = ("terminated", "truncated", "diverged", "bad_action", "done", "incomplet
 
 
 def moved(step: Step, device: torch.device) -> Step:
-    """A step of the environments on the learner's device.
+    """Returns a step of the environments on the learner's device.
 
     Envs on the CPU under a policy on the GPU are the one configuration that copies, as its user asked. All of a step
     goes in one copy. To CUDA it goes from pinned memory, and the host does not wait for it.
+
+    Args:
+        step: The step.
+        device: Device of the learner.
     """
     if step.reward.device == device:
         return step
@@ -29,13 +33,13 @@ def moved(step: Step, device: torch.device) -> Step:
     pinned = source.type == "cpu" and device.type == "cuda"
     packed = torch.empty(sum(sizes), device=source, pin_memory=pinned)
     torch.cat([value.reshape(-1).float() for value in sources], out=packed)
-    parts = packed.to(device, non_blocking=pinned).split([sum(sizes[: len(numbers)]), sum(sizes[len(numbers) :])])
+    count = len(numbers)
+    values, flags = packed.to(device, non_blocking=pinned).split([sum(sizes[:count]), sum(sizes[count:])])
 
     fields: dict[str, dict[str, Tensor] | Tensor] = {name: {} for name in GROUPS}
-    for (name, key, value), part in zip(numbers, parts[0].split(sizes[: len(numbers)]), strict=True):
+    for (name, key, value), copy in zip(numbers, values.split(sizes[:count]), strict=True):
         owner = fields[name] if key else fields
         assert isinstance(owner, dict)
-        owner[key or name] = part.view(value.shape)
-    flags = (parts[1] != 0.0).split(sizes[len(numbers) :])
-    fields |= {name: flag for (name, _), flag in zip(masks, flags, strict=True)}
+        owner[key or name] = copy.view(value.shape)
+    fields |= {name: flag for (name, _), flag in zip(masks, (flags != 0.0).split(sizes[count:]), strict=True)}
     return Step(**fields)  # type: ignore[arg-type]

@@ -16,7 +16,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from gpusim_rl.env.random import EnvRandom
-from gpusim_rl.env.task import TaskPart
+from gpusim_rl.env.stateful import Stateful
 from gpusim_rl.errors import ConfigError, TaskError
 from gpusim_rl.settings.checks import build
 from gpusim_rl.settings.schema import Count
@@ -34,11 +34,6 @@ class Ramp:
     """Length of the schedule [control steps]."""
 
     def __post_init__(self) -> None:
-        """Checks that both keys are set, or none.
-
-        Raises:
-            ConfigError: Only one of them is set.
-        """
         if (self.schedule is None) != (self.schedule_steps is None):
             raise ConfigError("schedule and schedule_steps need each other: give both, or none")
 
@@ -63,11 +58,6 @@ class Draw(Ramp):
     """Distribution of the draws."""
 
     def __post_init__(self) -> None:
-        """Checks the range.
-
-        Raises:
-            ConfigError: The distribution cannot have this range.
-        """
         Ramp.__post_init__(self)
         low, high = self.range
         if self.distribution == "gaussian" and high < 0:
@@ -111,11 +101,6 @@ class Noise(Draw):
     """Range of the offset, as `range`; null = no offset."""
 
     def __post_init__(self) -> None:
-        """Checks both ranges.
-
-        Raises:
-            ConfigError: The distribution cannot have one of the ranges.
-        """
         Draw.__post_init__(self)
         if self.range_correlated is not None:
             replace(self, range=self.range_correlated, range_correlated=None)
@@ -201,7 +186,7 @@ class Draws:
         return draws if self._logarithms is None else torch.where(self._logarithms, draws.exp(), draws)
 
 
-class VectorNoise(TaskPart):
+class VectorNoise(Stateful):
     """Noise on a vector of numbers per env: new in every control step, and where an episode begins.
 
     All that a step may need is drawn at once: many small kernels cost more than numbers that nobody uses.

@@ -64,10 +64,10 @@ class Environment(ABC):
 
     Attributes:
         num_envs: Number of envs, N.
-        device: Where `step` takes actions and returns its results.
+        device: Device of the actions and results of `step`.
         obs_sizes: Size of each observation group; known after `reset`.
         num_actions: Numbers in an action.
-        resumable: `state_dict` holds all that the next step depends on. Else a resumed run begins new episodes.
+        resumable: Whether `state_dict` holds all that the next step depends on; else a resumed run begins new episodes.
         stateful: Objects whose tensors a CUDA graph must keep in their places.
         num_threads: CPU threads of the physics; None where it has none of its own.
     """
@@ -88,7 +88,7 @@ class Environment(ABC):
         Args:
             cfg: The section `env` of the settings.
             num_envs: Number of envs.
-            seed: Of the envs.
+            seed: Seed of the envs.
 
         Raises:
             ConfigError: There are no such envs, or they do not fit.
@@ -118,7 +118,7 @@ class Environment(ABC):
     @property
     @abstractmethod
     def summary(self) -> str:
-        """What the start of a run tells of it, e.g. `control 60 Hz, episode 500 steps`."""
+        """Words for the start of a run, e.g. `control 60 Hz, episode 500 steps`."""
 
     @abstractmethod
     def reset(self) -> Observation:
@@ -129,7 +129,8 @@ class Environment(ABC):
         """Advances all envs by one control step and resets those whose episode ended.
 
         Args:
-            action: Actions, [num_envs, num_actions]: numbers of a Box, float32, or indices of a MultiDiscrete, int64.
+            action: Actions, shape [num_envs, num_actions]: numbers of a Box, float32, or indices of a MultiDiscrete,
+                int64.
         """
 
     @property
@@ -170,7 +171,7 @@ class Environment(ABC):
         """Begins new episodes in all envs, at the training progress of another run; returns the observation to act on.
 
         Args:
-            state: What `state_dict` of the other run returned.
+            state: State of the other run, from `state_dict`.
         """
 
     @abstractmethod

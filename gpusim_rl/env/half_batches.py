@@ -58,14 +58,14 @@ class HalfBatches(Environment):
     A thread waits for processes, or for code that needs no Python, and meanwhile Python computes the actions of the
     other half. So this pays where the library has processes or threads: Gymnasium's `AsyncVectorEnv`, EnvPool.
 
-    `step` works as that of every environment. `begin` and `end` are its two parts, for one half.
+    `step` works as that of every environment. `begin` and `end` do it for one half.
 
     Args:
-        first: Of envs 0 to N/2 - 1.
-        second: Of the others.
+        first: Envs 0 to N/2 - 1.
+        second: Envs N/2 to N - 1.
 
     Attributes:
-        rows: Which envs are in each half.
+        rows: Numbers of the envs in each half.
     """
 
     resumable = False
@@ -82,13 +82,17 @@ class HalfBatches(Environment):
         """Begins a control step.
 
         Args:
-            half: Of which half, 0 or 1.
-            action: Its actions, [N/2, num_actions].
+            half: Number of the half, 0 or 1.
+            action: Actions of the half, shape [N/2, num_actions].
         """
         self._steppers[half].begin(action)
 
     def end(self, half: int) -> Step:
-        """Waits for the end of the step that began; raises what `step` of the half raises."""
+        """Waits for the end of the step that began; raises what `step` of the half raises.
+
+        Args:
+            half: Number of the half, 0 or 1.
+        """
         return self._steppers[half].end()
 
     def step(self, action: Tensor) -> Step:
@@ -99,8 +103,8 @@ class HalfBatches(Environment):
 
     def reset(self) -> Observation:
         """Begins an episode in every env."""
-        parts = [env.reset() for env in self._halves]
-        return {group: torch.cat([part[group] for part in parts]) for group in parts[0]}
+        first, second = (env.reset() for env in self._halves)
+        return {group: torch.cat([value, second[group]]) for group, value in first.items()}
 
     @property
     def action_space(self) -> ActionSpace:
@@ -119,7 +123,7 @@ class HalfBatches(Environment):
 
     @property
     def summary(self) -> str:
-        """What the start of a run tells of it."""
+        """Words for the start of a run."""
         return f"{self._halves[0].summary}, two halves in turn"
 
     @property
@@ -150,7 +154,7 @@ class HalfBatches(Environment):
 
 
 def joined(steps: Sequence[Step]) -> Step:
-    """Steps of some envs each, as one of all of them."""
+    """Returns steps of some envs each as one step of all of them."""
 
     def together(values: Sequence[Any]) -> Any:
         if isinstance(values[0], dict):

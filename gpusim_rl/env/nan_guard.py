@@ -39,10 +39,8 @@ class NanGuard:
 
     def __init__(self, sim: Sim, num_actions: int) -> None:
         self._articulations = {name: sim.articulation(name) for name in sim.scene.articulation_names}
-        self._fields = [
-            (name, key) for name, found in self._articulations.items() for key in state_keys(sim.scene, found)
-        ]
-        width = sum(part.shape[1] for part in self._parts())
+        self._fields = [(name, key) for name, a in self._articulations.items() for key in state_keys(sim.scene, a)]
+        width = sum(value.shape[1] for value in self._state())
         # Of all envs, from the newest step until one diverges: that step's from then on. State and action lie together.
         self._before = torch.zeros(sim.num_envs, width + num_actions, device=sim.device)
         self._progress = torch.zeros(sim.num_envs, dtype=torch.int64, device=sim.device)
@@ -57,7 +55,7 @@ class NanGuard:
         Args:
             action: Actions of this step, shape [num_envs, num_actions].
         """
-        self._keep(torch.cat([*self._parts(), action], dim=1), self._before)
+        self._keep(torch.cat([*self._state(), action], dim=1), self._before)
 
     def after_step(
         self,
@@ -97,7 +95,7 @@ class NanGuard:
         if not self._found:
             return None
         env_id = int(self._diverged.int().argmax())
-        widths = [part.shape[1] for part in self._parts()]
+        widths = [value.shape[1] for value in self._state()]
         *values, action = self._before[env_id].cpu().split([*widths, self._before.shape[1] - sum(widths)])
         state: EnvState = {name: {} for name in self._articulations}
         for (name, key), value in zip(self._fields, values, strict=True):
@@ -116,7 +114,7 @@ class NanGuard:
             "action": action.clone(),
         }
 
-    def _parts(self) -> list[Tensor]:
+    def _state(self) -> list[Tensor]:
         return [getattr(self._articulations[name], key) for name, key in self._fields]
 
 
@@ -124,8 +122,8 @@ def put_state(sim: Sim, state: Mapping[str, Mapping[str, Tensor]]) -> None:
     """Writes the state of one env into all envs of a simulator.
 
     Args:
-        sim: A simulator of the same scene.
-        state: The `state` that `NanGuard.read` returned.
+        sim: Simulator of the same scene.
+        state: State of one env, from `NanGuard.read`.
     """
     everywhere = torch.ones(sim.num_envs, dtype=torch.bool, device=sim.device)
     sim.reset(everywhere)

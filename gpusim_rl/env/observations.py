@@ -19,7 +19,8 @@ from torch import Tensor
 from gpusim_rl.env.draws import Noise, VectorNoise, parse
 from gpusim_rl.env.environment import Observation, Parts
 from gpusim_rl.env.random import EnvRandom
-from gpusim_rl.env.task import Task, kept_tensors
+from gpusim_rl.env.stateful import restore_state, saved_state
+from gpusim_rl.env.task import Task
 from gpusim_rl.errors import ConfigError, TaskError, did_you_mean
 
 TaskObservation = Mapping[str, Tensor | Parts]
@@ -247,21 +248,19 @@ class SensorModel:
 
     def state_dict(self) -> dict[str, Any]:
         """Returns everything that the next frames depend on."""
-        tensors = {name: value.clone() for name, value in kept_tensors(vars(self))}
-        return {"settings": self._settings, "tensors": tensors, "random": self._random.state_dict()}
+        return {"settings": self._settings, **saved_state(self, self._random)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restores in place what `state_dict` returned.
 
         If it was saved with other settings, noise and delays are drawn anew, and schedules continue.
         """
-        self._random.load_state_dict(state["random"])
-        if state["settings"] != self._settings:
-            self.begin_from(state)
-            self.begin_episodes(torch.ones_like(self._fresh))
+        if state["settings"] == self._settings:
+            restore_state(self, self._random, state)
             return
-        for name, value in kept_tensors(vars(self)):
-            value.copy_(state["tensors"][name])
+        self._random.load_state_dict(state["random"])
+        self.begin_from(state)
+        self.begin_episodes(torch.ones_like(self._fresh))
 
     def begin_from(self, state: dict[str, Any]) -> None:
         """Continues the schedules of another run's `state_dict`."""

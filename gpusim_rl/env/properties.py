@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import mujoco
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from gpusim_rl.env.task import TaskPart
+from gpusim_rl.env.stateful import Stateful
 from gpusim_rl.errors import TaskError, did_you_mean
 from gpusim_rl.sim import Param, Sim
 from gpusim_rl.sim.actuators import DAMPING, RESISTANCE, STIFFNESS, is_dc_motor, is_dc_servo
@@ -20,6 +19,10 @@ LEAST_MASS = 0.01
 """Lower limit of drawn mass and inertia, as a share of the model's."""
 LEAST_FRICTION = 1e-5
 """Lower limit of drawn sliding, torsional and rolling friction: MuJoCo's `mjMINMU`."""
+
+_ON_JOINTS = (mujoco.mjtTrn.mjTRN_JOINT.value, mujoco.mjtTrn.mjTRN_JOINTINPARENT.value)
+_FIXED_GAIN = mujoco.mjtGain.mjGAIN_FIXED.value
+_AFFINE_BIAS, _NO_BIAS = mujoco.mjtBias.mjBIAS_AFFINE.value, mujoco.mjtBias.mjBIAS_NONE.value
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +39,18 @@ class Quantity:
     """Upper limit of drawn values; None = no limit."""
 
 
-class Actor(TaskPart):
-    """An articulation (or the ground), whose properties can be randomised.
+@dataclass(frozen=True, slots=True)
+class Drive:
+    """An actuator on a joint."""
+
+    name: str
+    joint: str
+    index: int
+    """Number of the actuator in the model."""
+
+
+class ActorProperties(Stateful):
+    """Properties of an articulation, or of the ground, that can be randomised.
 
     Args:
         sim: The simulator.
@@ -46,8 +59,16 @@ class Actor(TaskPart):
 
     def __init__(self, sim: Sim, name: str) -> None:
         self.sim = sim
+        self.model = sim.scene.model
         self.name = name
-        self.inertia: Inertia | None = None  # made at first use; mass and inertia share it
+        self._inertia: Inertia | None = None
+
+    @property
+    def inertia(self) -> Inertia:
+        """Mass and inertia of the bodies, which belong together. Made at first use."""
+        if self._inertia is None:
+            self._inertia = Inertia(self)
+        return self._inertia
 
     def quantities(self, section: str, name: str, elements: Sequence[str] | None) -> list[Quantity]:
         """Returns MuJoCo's quantities for a property of the schema.
@@ -80,21 +101,19 @@ class Actor(TaskPart):
             raise TaskError(f"{self.name!r} has no joints")
         return list(known if elements is None else elements)
 
-    def actuators(self, elements: Sequence[str] | None) -> dict[str, tuple[int, str]]:
-        """Returns index in the model and joint of each actuator on these joints, by the actuator's name."""
-        model, joints = self.sim.scene.model, self.joints(elements)
-        prefix = self.sim.scene.prefix(self.name)
-        kinds = (mujoco.mjtTrn.mjTRN_JOINT.value, mujoco.mjtTrn.mjTRN_JOINTINPARENT.value)
-        found = {}
+    def drives(self, elements: Sequence[str] | None) -> list[Drive]:
+        """Returns the actuators on some joints; None = on all."""
+        model, joints, prefix = self.model, self.joints(elements), self.sim.scene.prefix(self.name)
+        drives = []
         for i in range(model.nactuator):
-            joint = model.joint(model.actuator_trnid[i, 0]).name if model.actuator_trntype[i] in kinds else ""
+            joint = model.joint(model.actuator_trnid[i, 0]).name if model.actuator_trntype[i] in _ON_JOINTS else ""
             if joint.startswith(prefix) and joint.removeprefix(prefix) in joints:
-                found[model.actuator(i).name.removeprefix(prefix)] = (i, joint.removeprefix(prefix))
-        return found
+                drives.append(Drive(model.actuator(i).name.removeprefix(prefix), joint.removeprefix(prefix), i))
+        return drives
 
-    def tensor(self, values: Any) -> Tensor:
-        """Returns values as a float32 tensor on the simulator's device."""
-        return torch.as_tensor(values, dtype=torch.float32).to(self.sim.device)
+
+GetQuantities = Callable[[ActorProperties, Sequence[str] | None], list[Quantity]]
+"""Finds the quantities of a property for some elements; None = all."""
 
 
 def _column(
@@ -116,8 +135,84 @@ def _column(
     )
 
 
-def _in_proportion(param: Param, default: Float[Tensor, " elements"]) -> Quantity:
-    """Returns a quantity of one number per element that scales all columns of a parameter."""
+def _field(field: str, column: int | None = None, *, low: float | None = 0.0) -> GetQuantities:
+    """Returns a property that is a field of the model, or a column of one."""
+    return lambda actor, elements: [_column(actor.param(field, elements), column, low=low)]
+
+
+# Joints
+
+
+def _servo_column(model: mujoco.MjModel, i: int) -> int | None:
+    """Column of the biases that has a servo's gain, negative: 1 for position, 2 for velocity; None = no servo."""
+    gain, bias = model.actuator_gainprm[i, 0], model.actuator_biasprm[i]
+    if gain == 0.0 or model.actuator_gaintype[i] != _FIXED_GAIN or model.actuator_biastype[i] != _AFFINE_BIAS:
+        return None
+    if bias[1] == -gain:
+        return 1
+    return 2 if bias[1] == 0.0 and bias[2] == -gain else None
+
+
+def _of_drives(
+    actor: ActorProperties, drives: Sequence[Drive], field: str, column: int, *, sign: float = 1.0
+) -> list[Quantity]:
+    """A column of the drives' parameters; nothing where there are no drives."""
+    names = [drive.name for drive in drives]
+    return [_column(actor.param(field, names), column, sign=sign, low=0.0)] if drives else []
+
+
+def _gains(actor: ActorProperties, servos: Sequence[Drive], column: int) -> list[Quantity]:
+    """Gain of servos: it stands in the first column of the gains, and negative in a column of the biases."""
+    gains = _of_drives(actor, servos, "actuator_gainprm", 0)
+    biases = _of_drives(actor, servos, "actuator_biasprm", column, sign=-1.0)
+
+    def write(value: Tensor, where: Bool[Tensor, " envs"]) -> None:
+        for quantity in (*gains, *biases):
+            quantity.write(value, where)
+
+    return [Quantity(gain.default, write, low=0.0) for gain in gains]
+
+
+def _undriven(
+    actor: ActorProperties, elements: Sequence[str] | None, drives: Sequence[Drive], field: str
+) -> list[Quantity]:
+    """A field of those joints that none of these drives is on."""
+    driven = {drive.joint for drive in drives}
+    joints = [joint for joint in actor.joints(elements) if joint not in driven]
+    return _field(field)(actor, joints) if joints else []
+
+
+def _stiffness(actor: ActorProperties, elements: Sequence[str] | None) -> list[Quantity]:
+    """Stiffness [N m/rad or N/m]: kp of position servos; of joints without a servo, their spring."""
+    model, drives = actor.model, actor.drives(elements)
+    servos = [drive for drive in drives if _servo_column(model, drive.index) == 1]
+    motors = [drive for drive in drives if is_dc_servo(model, drive.index, STIFFNESS)]
+    return [
+        *_gains(actor, servos, 1),
+        *_of_drives(actor, motors, "actuator_gainprm", STIFFNESS),
+        *_undriven(actor, elements, [*servos, *motors], "jnt_stiffness"),
+    ]
+
+
+def _damping(actor: ActorProperties, elements: Sequence[str] | None) -> list[Quantity]:
+    """Damping [N m s/rad or N s/m]: kv of servos that have it; of other joints, their own damping."""
+    model, drives = actor.model, actor.drives(elements)
+    positions = [drive for drive in drives if _servo_column(model, drive.index) == 1]
+    damped = [drive for drive in positions if model.actuator_biasprm[drive.index, 2] != 0.0]
+    servos = [drive for drive in drives if _servo_column(model, drive.index) == 2]
+    motors = [drive for drive in drives if is_dc_servo(model, drive.index, DAMPING)]
+    return [
+        *_of_drives(actor, damped, "actuator_biasprm", 2, sign=-1.0),
+        *_gains(actor, servos, 2),
+        *_of_drives(actor, motors, "actuator_gainprm", DAMPING),
+        *_undriven(actor, elements, [*damped, *servos, *motors], "dof_damping"),
+    ]
+
+
+def _in_proportion(actor: ActorProperties, field: str, drives: list[Drive], effort: Sequence[float]) -> Quantity:
+    """Efforts of actuators [N m or N], which scale all columns of a parameter."""
+    param = actor.param(field, [drive.name for drive in drives])
+    default = torch.as_tensor(effort, dtype=torch.float32).to(actor.sim.device)
 
     def write(value: Tensor, where: Bool[Tensor, " envs"]) -> None:
         ratio = torch.where(default > 0.0, value / default, 1.0)
@@ -126,117 +221,39 @@ def _in_proportion(param: Param, default: Float[Tensor, " elements"]) -> Quantit
     return Quantity(default, write, low=0.0)
 
 
-# Joints
-
-
-def _is_position_servo(model: mujoco.MjModel, i: int) -> bool:
-    return bool(
-        model.actuator_gaintype[i] == mujoco.mjtGain.mjGAIN_FIXED.value
-        and model.actuator_biastype[i] == mujoco.mjtBias.mjBIAS_AFFINE.value
-        and model.actuator_biasprm[i, 1] == -model.actuator_gainprm[i, 0] != 0.0
-    )
-
-
-def _is_velocity_servo(model: mujoco.MjModel, i: int) -> bool:
-    return bool(
-        model.actuator_gaintype[i] == mujoco.mjtGain.mjGAIN_FIXED.value
-        and model.actuator_biastype[i] == mujoco.mjtBias.mjBIAS_AFFINE.value
-        and model.actuator_biasprm[i, 1] == 0.0
-        and model.actuator_biasprm[i, 2] == -model.actuator_gainprm[i, 0] != 0.0
-    )
-
-
-def _is_motor(model: mujoco.MjModel, i: int) -> bool:
-    return bool(
-        model.actuator_gaintype[i] == mujoco.mjtGain.mjGAIN_FIXED.value
-        and model.actuator_biastype[i] == mujoco.mjtBias.mjBIAS_NONE.value
-    )
-
-
-def _stiffness(actor: Actor, elements: Sequence[str] | None) -> list[Quantity]:
-    """Stiffness [N m/rad or N/m]: kp of position servos; of joints without a servo, their spring."""
-    model = actor.sim.scene.model
-    drives = actor.actuators(elements)
-    servos = {name: joint for name, (i, joint) in drives.items() if _is_position_servo(model, i)}
-    motors = {name: joint for name, (i, joint) in drives.items() if is_dc_servo(model, i, STIFFNESS)}
-    found = [_gain_and_bias(actor, list(servos), 1)] if servos else []
-    found += [_column(actor.param("actuator_gainprm", list(motors)), STIFFNESS, low=0.0)] if motors else []
-    driven = {*servos.values(), *motors.values()}
-    springs = [joint for joint in actor.joints(elements) if joint not in driven]
-    return [*found, *([_column(actor.param("jnt_stiffness", springs), low=0.0)] if springs else [])]
-
-
-def _damping(actor: Actor, elements: Sequence[str] | None) -> list[Quantity]:
-    """Damping [N m s/rad or N s/m]: kv of servos that have it; of other joints, their own damping."""
-    model = actor.sim.scene.model
-    drives = actor.actuators(elements)
-    servos = {
-        name: joint
-        for name, (i, joint) in drives.items()
-        if _is_position_servo(model, i) and model.actuator_biasprm[i, 2] != 0.0
-    }
-    speeds = {name: joint for name, (i, joint) in drives.items() if _is_velocity_servo(model, i)}
-    motors = {name: joint for name, (i, joint) in drives.items() if is_dc_servo(model, i, DAMPING)}
-    found = []
-    if servos:
-        found.append(_column(actor.param("actuator_biasprm", list(servos)), 2, sign=-1.0, low=0.0))
-    if speeds:
-        found.append(_gain_and_bias(actor, list(speeds), 2))
-    if motors:
-        found.append(_column(actor.param("actuator_gainprm", list(motors)), DAMPING, low=0.0))
-    driven = {*servos.values(), *speeds.values(), *motors.values()}
-    damped = [joint for joint in actor.joints(elements) if joint not in driven]
-    return [*found, *([_column(actor.param("dof_damping", damped), low=0.0)] if damped else [])]
-
-
-def _gain_and_bias(actor: Actor, servos: list[str], column: int) -> Quantity:
-    """Gain of servos: it stands in the first column of the gains, and negative in a column of the biases."""
-    gain = _column(actor.param("actuator_gainprm", servos), 0)
-    bias = _column(actor.param("actuator_biasprm", servos), column, sign=-1.0)
-
-    def write(value: Tensor, where: Bool[Tensor, " envs"]) -> None:
-        gain.write(value, where)
-        bias.write(value, where)
-
-    return Quantity(gain.default, write, low=0.0)
-
-
-def _effort(actor: Actor, elements: Sequence[str] | None) -> list[Quantity]:
+def _effort(actor: ActorProperties, elements: Sequence[str] | None) -> list[Quantity]:
     """Largest force on the joint [N m or N]: the force range of actuators that have one; of motors, their gear."""
-    model = actor.sim.scene.model
-    limited: dict[str, int] = {}
-    motors: dict[str, int] = {}
-    for name, (i, _) in actor.actuators(elements).items():
-        if model.actuator_forcelimited[i]:
-            limited[name] = i
-        elif _is_motor(model, i):
-            motors[name] = i
-        else:
-            raise TaskError(f"actuator {name!r} has no forcerange and is no motor; give it a forcerange in the MJCF")
-    found = []
+    model, drives = actor.model, actor.drives(elements)
+    limited = [drive for drive in drives if model.actuator_forcelimited[drive.index]]
+    motors = [drive for drive in drives if not model.actuator_forcelimited[drive.index]]
+    for drive in motors:
+        if (model.actuator_gaintype[drive.index], model.actuator_biastype[drive.index]) != (_FIXED_GAIN, _NO_BIAS):
+            raise TaskError(
+                f"actuator {drive.name!r} has no forcerange and is no motor; give it a forcerange in the MJCF"
+            )
+    quantities = []
     if limited:
-        ids = list(limited.values())
+        ids = [drive.index for drive in limited]
         effort = abs(model.actuator_forcerange[ids]).max(axis=1) * abs(model.actuator_gear[ids, 0])
-        found.append(_in_proportion(actor.param("actuator_forcerange", list(limited)), actor.tensor(effort)))
-        if any(is_dc_motor(model, i) for i in ids):
-            found[-1] = _with_stall(actor, limited, found[-1])
+        quantity = _in_proportion(actor, "actuator_forcerange", limited, effort)
+        quantities.append(_with_stall(actor, limited, quantity))
     if motors:
-        ids = list(motors.values())
+        ids = [drive.index for drive in motors]
         control = abs(model.actuator_ctrlrange[ids]).max(axis=1)
         control[model.actuator_ctrllimited[ids] == 0] = 1.0
         effort = control * abs(model.actuator_gainprm[ids, 0]) * abs(model.actuator_gear[ids, 0])
-        found.append(_in_proportion(actor.param("actuator_gear", list(motors)), actor.tensor(effort)))
-    if not found:
+        quantities.append(_in_proportion(actor, "actuator_gear", motors, effort))
+    if not quantities:
         raise TaskError(f"{actor.name!r} has no actuators there")
-    return found
+    return quantities
 
 
-def _with_stall(actor: Actor, limited: dict[str, int], effort: Quantity) -> Quantity:
+def _with_stall(actor: ActorProperties, limited: list[Drive], effort: Quantity) -> Quantity:
     """Effort limits with which the effort of DC motors at standstill goes in proportion."""
-    model = actor.sim.scene.model
-    motors = [name for name, i in limited.items() if is_dc_motor(model, i)]
-    columns = [list(limited).index(name) for name in motors]
-    resistance = _column(actor.param("actuator_gainprm", motors), RESISTANCE)
+    columns = [column for column, drive in enumerate(limited) if is_dc_motor(actor.model, drive.index)]
+    if not columns:
+        return effort
+    resistance = _column(actor.param("actuator_gainprm", [limited[column].name for column in columns]), RESISTANCE)
 
     def write(value: Tensor, where: Bool[Tensor, " envs"]) -> None:
         effort.write(value, where)
@@ -246,34 +263,28 @@ def _with_stall(actor: Actor, limited: dict[str, int], effort: Quantity) -> Quan
     return Quantity(effort.default, write, low=0.0)
 
 
-def _delay(actor: Actor, elements: Sequence[str] | None) -> list[Quantity]:
+def _delay(actor: ActorProperties, elements: Sequence[str] | None) -> list[Quantity]:
     """Delay of actuators [s], from 0 to their `max_delay`."""
-    model, drives = actor.sim.scene.model, actor.actuators(elements)
-    late = [name for name, (i, _) in drives.items() if model.actuator_history[i, 0]]
+    late = [drive.name for drive in actor.drives(elements) if actor.model.actuator_history[drive.index, 0]]
     if not late:
         raise TaskError(f"{actor.name!r} has no delays there; give its actuators some: scene.add_actuators(max_delay=)")
     return [_column(actor.param("actuator_delay", late), low=0.0)]
 
 
-def _lower(actor: Actor, elements: Sequence[str] | None) -> list[Quantity]:
+def _lower(actor: ActorProperties, elements: Sequence[str] | None) -> list[Quantity]:
     param = actor.param("jnt_range", elements)
     return [_column(param, 0, high=param.default.mean(dim=1))]  # limits never cross
 
 
-def _upper(actor: Actor, elements: Sequence[str] | None) -> list[Quantity]:
+def _upper(actor: ActorProperties, elements: Sequence[str] | None) -> list[Quantity]:
     param = actor.param("jnt_range", elements)
     return [_column(param, 1, low=param.default.mean(dim=1))]
-
-
-def _plain(field: str) -> Callable[[Actor, Sequence[str] | None], list[Quantity]]:
-    """Returns a property that is a field of the model with one number >= 0 per element."""
-    return lambda actor, elements: [_column(actor.param(field, elements), low=0.0)]
 
 
 # Bodies and shapes
 
 
-class Inertia(TaskPart):
+class Inertia(Stateful):
     """Mass and inertia of an actor's bodies. The inertia follows the mass; a second factor scales it alone.
 
     Args:
@@ -285,10 +296,9 @@ class Inertia(TaskPart):
         spread: Factor on the inertia alone, shape [num_envs, bodies].
     """
 
-    def __init__(self, actor: Actor) -> None:
-        model = actor.sim.scene.model
+    def __init__(self, actor: ActorProperties) -> None:
         names, prefix = actor.sim.articulation(actor.name).body_names, actor.sim.scene.prefix(actor.name)
-        self.names = [name for name in names if model.body(f"{prefix}{name}").mass[0] > 0.0]
+        self.names = [name for name in names if actor.model.body(f"{prefix}{name}").mass[0] > 0.0]
         self._owner = actor.name
         self._param = actor.param
         self._inertia = actor.param("body_inertia", self.names)
@@ -301,8 +311,8 @@ class Inertia(TaskPart):
         Raises:
             TaskError: A body does not exist, or has no mass.
         """
-        param = self._param("body_mass", self._find(elements))
-        columns = self._columns(elements)
+        names, columns = self._find(elements)
+        param = self._param("body_mass", names)
 
         def write(value: Tensor, where: Bool[Tensor, " envs"]) -> None:
             param.set(value, where)
@@ -310,13 +320,13 @@ class Inertia(TaskPart):
 
         return Quantity(param.default, write, low=LEAST_MASS * param.default)
 
-    def inertia(self, elements: Sequence[str] | None) -> Quantity:
+    def factor(self, elements: Sequence[str] | None) -> Quantity:
         """Returns factors on the inertia of bodies, beside that of their mass; None = all.
 
         Raises:
             TaskError: A body does not exist, or has no mass.
         """
-        columns = self._columns(elements)
+        _, columns = self._find(elements)
         default = torch.ones(len(columns), device=columns.device)
         return Quantity(default, lambda value, where: self._scale(self.spread, columns, value, where), low=LEAST_MASS)
 
@@ -325,56 +335,41 @@ class Inertia(TaskPart):
         factor.index_copy_(1, columns, torch.where(where[:, None], value, old))
         self._inertia.set((self.density * self.spread)[..., None] * self._inertia.default, where)
 
-    def _find(self, elements: Sequence[str] | None) -> list[str]:
+    def _find(self, elements: Sequence[str] | None) -> tuple[list[str], Tensor]:
+        """Names of bodies, and their columns."""
         for name in elements or []:
             if name not in self.names:
                 hint = did_you_mean(name, self.names)
                 raise TaskError(f"{self._owner!r} has no body with mass {name!r}.{hint} There are {self.names}")
-        return list(self.names if elements is None else elements)
-
-    def _columns(self, elements: Sequence[str] | None) -> Tensor:
-        columns = [self.names.index(name) for name in self._find(elements)]
-        return torch.tensor(columns, dtype=torch.int64, device=self.density.device)
+        names = list(self.names if elements is None else elements)
+        columns = [self.names.index(name) for name in names]
+        return names, torch.tensor(columns, dtype=torch.int64, device=self.density.device)
 
 
-def _inertia(actor: Actor) -> Inertia:
-    if actor.inertia is None:
-        actor.inertia = Inertia(actor)
-    return actor.inertia
-
-
-def _centre(actor: Actor, elements: Sequence[str] | None) -> list[Quantity]:
-    return [_column(actor.param("body_ipos", elements))]
-
-
-def _friction(column: int) -> Callable[[Actor, Sequence[str] | None], list[Quantity]]:
-    return lambda actor, elements: [_column(actor.param("geom_friction", elements), column, low=LEAST_FRICTION)]
-
-
-SECTIONS: dict[str, dict[str, Callable[[Actor, Sequence[str] | None], list[Quantity]]]] = {
+SECTIONS: dict[str, dict[str, GetQuantities]] = {
     "dof_properties": {
         "stiffness": _stiffness,
         "damping": _damping,
         "effort": _effort,
-        "friction": _plain("dof_frictionloss"),
-        "armature": _plain("dof_armature"),
+        "friction": _field("dof_frictionloss"),
+        "armature": _field("dof_armature"),
         "delay": _delay,
         "lower": _lower,
         "upper": _upper,
     },
     "rigid_body_properties": {
-        "mass": lambda actor, elements: [_inertia(actor).mass(elements)],
-        "inertia": lambda actor, elements: [_inertia(actor).inertia(elements)],
-        "com": _centre,
+        "mass": lambda actor, elements: [actor.inertia.mass(elements)],
+        "inertia": lambda actor, elements: [actor.inertia.factor(elements)],
+        "com": _field("body_ipos", low=None),
     },
     "rigid_shape_properties": {
-        "friction": _friction(0),
-        "torsion_friction": _friction(1),
-        "rolling_friction": _friction(2),
+        "friction": _field("geom_friction", 0, low=LEAST_FRICTION),
+        "torsion_friction": _field("geom_friction", 1, low=LEAST_FRICTION),
+        "rolling_friction": _field("geom_friction", 2, low=LEAST_FRICTION),
     },
     "tendon_properties": {
-        "stiffness": _plain("tendon_stiffness"),
-        "damping": _plain("tendon_damping"),
+        "stiffness": _field("tendon_stiffness"),
+        "damping": _field("tendon_damping"),
     },
 }
 """Properties of an actor in the schema, by section and name."""

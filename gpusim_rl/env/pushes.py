@@ -12,7 +12,7 @@ from torch import Tensor
 
 from gpusim_rl.env.draws import Ramp, check_different
 from gpusim_rl.env.random import EnvRandom
-from gpusim_rl.env.task import TaskPart
+from gpusim_rl.env.stateful import Stateful
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.settings.schema import NotNegative, Positive
 from gpusim_rl.sim import Articulation, Sim
@@ -34,11 +34,6 @@ class Pushes(Ramp):
     """Bodies that forces act on; null = the root."""
 
     def __post_init__(self) -> None:
-        """Checks the values, and that either a velocity or a force is given.
-
-        Raises:
-            ConfigError: A value is wrong, or two values exclude each other.
-        """
         check_different("bodies", self.bodies)
         if (self.velocity is None) == (self.force is None):
             raise ConfigError("pushes need either velocity: [least, most] or force: [least, most]")
@@ -49,7 +44,7 @@ class Pushes(Ramp):
                 raise ConfigError(f"pushes: expected [least, most], got [{least:g}, {most:g}]")
 
 
-class Pusher(TaskPart):
+class Pusher(Stateful):
     """Pushes one articulation.
 
     Args:

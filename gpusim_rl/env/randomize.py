@@ -16,10 +16,11 @@ from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 
 from gpusim_rl.env.draws import Draw, Draws, Noise, VectorNoise, check_different, named, parse
-from gpusim_rl.env.properties import NOT_HERE, SECTIONS, Actor, Quantity
+from gpusim_rl.env.properties import NOT_HERE, SECTIONS, ActorProperties, Quantity
 from gpusim_rl.env.pushes import Pusher, Pushes
 from gpusim_rl.env.random import EnvRandom
-from gpusim_rl.env.task import TaskPart, control_steps, kept_tensors
+from gpusim_rl.env.stateful import Stateful, restore_state, saved_state
+from gpusim_rl.env.task import control_steps
 from gpusim_rl.errors import ConfigError, did_you_mean
 from gpusim_rl.settings.checks import plain
 from gpusim_rl.settings.schema import Count, Positive
@@ -52,11 +53,6 @@ class Property(Draw):
     """Accepted and ignored: PhysX has a limited number of materials, MuJoCo has not."""
 
     def __post_init__(self) -> None:
-        """Checks the range, the names and the moments of the draws.
-
-        Raises:
-            ConfigError: A value is wrong, or two values exclude each other.
-        """
         Draw.__post_init__(self)
         check_different("names", self.names)
         if self.setup_only and self.interval_s is not None:
@@ -71,16 +67,11 @@ class Latency:
     """Least and most delay [control steps]."""
 
     def __post_init__(self) -> None:
-        """Checks the range.
-
-        Raises:
-            ConfigError: The range is wrong.
-        """
         if not 0 <= self.range[0] <= self.range[1]:
             raise ConfigError(f"range must be [least, most] control steps, got {list(self.range)}")
 
 
-class _ActionQueue(TaskPart):
+class _ActionQueue(Stateful):
     """Actions under way."""
 
     def __init__(self, spec: Latency, num_envs: int, num_actions: int, device: torch.device) -> None:
@@ -120,7 +111,7 @@ class _Group:
             quantity.write(value, where)
 
 
-class Randomizer(TaskPart):
+class Randomizer(Stateful):
     """Randomises physics and actions as `task.randomization_params` says. `VecEnv` owns and calls it.
 
     Physical properties are drawn when it is made. Later each env draws them again at its resets, at intervals, or
@@ -160,7 +151,7 @@ class Randomizer(TaskPart):
         self.action_noise = None if noise is None else VectorNoise([noise] * num_actions, num_envs, device)
         self.latency = None if latency is None else _ActionQueue(latency, num_envs, num_actions, device)
         self.pushes: list[Pusher] = []
-        self.actors: dict[str, Actor] = {}
+        self.actors: dict[str, ActorProperties] = {}
         at_setup: list[tuple[Property, Quantity]] = []
         at_reset: list[tuple[Property, Quantity]] = []
         at_interval: dict[int, list[tuple[Property, Quantity]]] = {}  # by control steps
@@ -239,21 +230,19 @@ class Randomizer(TaskPart):
 
     def state_dict(self) -> dict[str, Any]:
         """Returns everything that the next draws depend on. The simulator saves the parameters that were drawn."""
-        tensors = {name: value.clone() for name, value in kept_tensors(vars(self))}
-        return {"params": self._params, "tensors": tensors, "random": self._random.state_dict()}
+        return {"params": self._params, **saved_state(self, self._random)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restores in place what `state_dict` returned.
 
         If it was saved with other `randomization_params`, properties are drawn again and schedules continue.
         """
-        self._random.load_state_dict(state["random"])
-        if state["params"] != self._params:
-            self.begin_from(state)
-            self.begin_episodes(torch.ones_like(self.age, dtype=torch.bool))
+        if state["params"] == self._params:
+            restore_state(self, self._random, state)
             return
-        for name, value in kept_tensors(vars(self)):
-            value.copy_(state["tensors"][name])
+        self._random.load_state_dict(state["random"])
+        self.begin_from(state)
+        self.begin_episodes(torch.ones_like(self.age, dtype=torch.bool))
 
     def begin_from(self, state: dict[str, Any]) -> None:
         """Continues the schedules of another run's `state_dict`, and draws properties at their present strength."""
@@ -290,12 +279,12 @@ class Randomizer(TaskPart):
             if (pushes := _parse(Pushes, node, "pushes", path)) is not None:
                 with named(f"{path}.pushes"):
                     self.pushes.append(Pusher(pushes, self._sim, name, self._dt))
-            self.actors[name] = Actor(self._sim, name)
+            self.actors[name] = ActorProperties(self._sim, name)
             for section in SECTIONS:
                 yield from self._of_section(self.actors[name], section, _section(node, section, path), path)
 
     def _of_section(
-        self, actor: Actor, section: str, node: Mapping[str, Any], path: str
+        self, actor: ActorProperties, section: str, node: Mapping[str, Any], path: str
     ) -> Iterator[tuple[Property, list[Quantity], str]]:
         path = f"{path}.{section}"
         _check_keys(node, path, SECTIONS[section])

@@ -22,10 +22,10 @@ def grid(length: float, width: float, spacing: float, *, above: float = 10.0) ->
     """Rays straight down, over a rectangle around the frame: a height scan.
 
     Args:
-        length: Of the rectangle, along x [m].
-        width: Along y [m].
-        spacing: Of the rays [m].
-        above: Where the rays begin, over the frame [m]. A roof that is lower than this hides the ground.
+        length: Side of the rectangle along x [m].
+        width: Side of the rectangle along y [m].
+        spacing: Distance between rays [m].
+        above: Height of the rays' origins over the frame [m]. A roof that is lower than this hides the ground.
     """
     if not min(length, width) >= 0.0 < spacing:
         raise TaskError(f"grid() needs a size of at least 0 and a spacing above 0, got {length}, {width}, {spacing}")
@@ -40,8 +40,8 @@ def lidar(rays: int, *, elevations: Sequence[float] = (0.0,), fov: float = 2.0 *
     """Rays to all sides, in one ring or in several.
 
     Args:
-        rays: In a ring. The first one of a full ring looks along x.
-        elevations: Of the rings above the frame's x-y plane [rad].
+        rays: Rays in a ring. The first one of a full ring looks along x.
+        elevations: Angle of each ring above the frame's x-y plane [rad].
         fov: Angle that a ring covers, with its middle at x [rad].
     """
     if rays < 1 or not 0.0 < fov <= 2.0 * math.pi:
@@ -67,11 +67,11 @@ class RayCaster:
 
     Args:
         sim: The simulator.
-        frame: One body or site.
-        pattern: Rays in its frame: of `grid`, `lidar`, or your own.
-        turn: With what the pattern turns: the whole orientation of the frame, or its yaw only, as height scans do.
+        frame: Body or site that carries the rays, one per env.
+        pattern: Rays in the frame, from `grid`, `lidar`, or your own code.
+        turn: Rotation that the pattern follows: that of the frame, or its yaw only, as height scans do.
         ignore: Articulations that the rays pass through.
-        max_distance: What is further away than this is not seen [m].
+        max_distance: Range of the sensor [m].
 
     Raises:
         TaskError: The pattern is not two tensors of the same shape [rays, 3], or the frame is not one body or site.

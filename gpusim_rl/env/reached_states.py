@@ -10,7 +10,8 @@ from torch import Tensor
 
 from gpusim_rl.env.nan_guard import state_keys
 from gpusim_rl.env.random import EnvRandom
-from gpusim_rl.env.task import ResetFromConfig, Task, kept_tensors
+from gpusim_rl.env.stateful import kept_tensors, restore_state, saved_state
+from gpusim_rl.env.task import ResetFromConfig, Task
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.sim import Sim
 
@@ -29,7 +30,7 @@ class ReachedStates:
         cfg: Settings.
         task: The task. Its tensors are read and written in place.
         sim: Its simulator.
-        seed: Of the choices.
+        seed: Seed of the choices.
 
     Raises:
         ConfigError: The ring holds fewer states than there are envs.
@@ -68,14 +69,14 @@ class ReachedStates:
         """The task's own tensors that have a row for each env."""
         task = self._task
         shared = {id(task.actions), id(task.progress)}  # VecEnv's
-        found = kept_tensors(vars(task))
-        return {name: x for name, x in found if x.ndim and x.shape[0] == task.num_envs and id(x) not in shared}
+        kept = kept_tensors(vars(task))
+        return {name: x for name, x in kept if x.ndim and x.shape[0] == task.num_envs and id(x) not in shared}
 
     def keep(self, where: Bool[Tensor, " envs"]) -> None:
         """Keeps the states of some envs, by chance.
 
         Args:
-            where: Envs whose state is worth it, bool [num_envs].
+            where: Envs whose state is worth keeping, bool [num_envs].
         """
         capacity = self._cfg.capacity
         chosen = where & (self._random.uniform() < self._cfg.chance)
@@ -107,22 +108,11 @@ class ReachedStates:
             own[name].copy_(torch.where(mask, ring.index_select(0, place), own[name]))
 
     def state_dict(self) -> dict[str, Any]:
-        """The kept states and the random streams."""
-        return {
-            "total": self.total.clone(),
-            "states": [ring.clone() for ring in self._states],
-            "tensors": {name: ring.clone() for name, ring in self._tensors.items()},
-            "random": self._random.state_dict(),
-        }
+        """Returns the kept states and the random streams."""
+        return saved_state(self, self._random)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restores `state_dict`; states of another capacity are forgotten."""
-        saved = [*state["states"], *state["tensors"].values()]
-        if [x.shape for x in saved] != [x.shape for x in (*self._states, *self._tensors.values())]:
-            return
-        self.total.copy_(state["total"])
-        for ring, rows in zip(self._states, state["states"], strict=True):
-            ring.copy_(rows)
-        for name, rows in state["tensors"].items():
-            self._tensors[name].copy_(rows)
-        self._random.load_state_dict(state["random"])
+        shapes = {name: value.shape for name, value in kept_tensors(vars(self))}
+        if shapes == {name: value.shape for name, value in state["tensors"].items()}:
+            restore_state(self, self._random, state)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from gpusim_rl.env.environment import Environment, Parts
 from gpusim_rl.env.random import EnvRandom
+from gpusim_rl.env.stateful import restore_state, saved_state
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.settings.load_class import load_class
 from gpusim_rl.sim import Scene, Sim
@@ -34,11 +35,6 @@ class ResetFromConfig:
     """That a state which is worth keeping is kept, per env and control step."""
 
     def __post_init__(self) -> None:
-        """Checks the ranges.
-
-        Raises:
-            ConfigError: A value is out of its range.
-        """
         for key, low in (("share", 0.0), ("chance", 1e-6)):
             if not low <= getattr(self, key) <= 1.0:
                 raise ConfigError(f"task.reset_from.{key} must be in [{low:g}, 1], got {getattr(self, key)}; try 0.1")
@@ -73,11 +69,6 @@ class TaskConfig:
     """Noise, delay and history of named parts of the policy's observation: docs/add_a_task.md."""
 
     def __post_init__(self) -> None:
-        """Checks the relations between the values.
-
-        Raises:
-            ConfigError: A value is out of its range.
-        """
         for key, usual in (("physics_hz", 120), ("control_hz", 60), ("episode_length", 500), ("clip_actions", 1)):
             if not getattr(self, key) > 0:
                 raise ConfigError(f"task.{key} must be positive, got {getattr(self, key)}; try {usual}")
@@ -117,10 +108,6 @@ def control_steps(seconds: float, dt: float) -> int:
 Cfg = TypeVar("Cfg", bound=TaskConfig)
 
 
-class TaskPart:
-    """A part of a task with its own tensors (commands, a curriculum). Its tensors are saved with the task."""
-
-
 class Task(ABC, Generic[Cfg]):
     """An MDP over `num_envs` envs.
 
@@ -130,8 +117,8 @@ class Task(ABC, Generic[Cfg]):
         apply_action -> physics -> rewards -> terminated -> advance -> observe -> reset(where it ended) -> observe
 
     Hooks work on whole tensors with masks: no Python loop over envs, no `.item()`, no `if` on tensor data. A tensor
-    that lives longer than one step is an attribute of the task or of a `TaskPart`. It is made once in `__init__` and
-    written in place (`copy_`): a CUDA graph then uses the same memory, and a checkpoint saves it.
+    that lives longer than one step is an attribute of the task or of a `Stateful` object. It is made once in `__init__`
+    and written in place (`copy_`): a CUDA graph then uses the same memory, and a checkpoint saves it.
 
     Attributes:
         cfg: The task's configuration.
@@ -247,33 +234,12 @@ class Task(ABC, Generic[Cfg]):
         return {}
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns copies of all tensors of the task (also in dicts, lists, tuples and parts) and the random streams."""
-        return {"tensors": {k: v.clone() for k, v in self._own_tensors().items()}, "random": self.random.state_dict()}
+        """Returns copies of all tensors of the task (see `kept_tensors`), and the state of its random streams."""
+        return saved_state(self, self.random)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restores in place what `state_dict` returned."""
-        own = self._own_tensors()
-        for name, value in state["tensors"].items():
-            own[name].copy_(value)
-        self.random.load_state_dict(state["random"])
-
-    def _own_tensors(self) -> dict[str, Tensor]:
-        return dict(kept_tensors(vars(self)))
-
-
-def kept_tensors(node: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
-    """Yields path and tensor, for all tensors in nested dicts, lists, tuples and parts.
-
-    Expanded views are left out: nothing can be written into them.
-    """
-    if isinstance(node, Tensor):
-        if all(stride > 0 or size <= 1 for stride, size in zip(node.stride(), node.shape, strict=True)):
-            yield path, node
-    elif isinstance(node, TaskPart):
-        yield from kept_tensors(vars(node), path)
-    elif isinstance(node, (dict, list, tuple)):
-        for key, item in node.items() if isinstance(node, dict) else enumerate(node):
-            yield from kept_tensors(item, f"{path}.{key}" if path else str(key))
+        restore_state(self, self.random, state)
 
 
 def load_task_class(target: Any) -> type[Task[Any]]:

@@ -38,7 +38,7 @@ class VecEnv(Environment):
     Args:
         task_class: Class of the task.
         cfg: Configuration of the task.
-        sim: Simulator of `task_class.scene(cfg)`.
+        sim: Simulator with the scene `task_class.scene(cfg)`.
         seed: Seed of all random numbers of the task.
         check: Whether every step checks that all values are finite. It waits for the device: use it to debug a task.
 
@@ -66,8 +66,6 @@ class VecEnv(Environment):
         self.name = task_class.__name__
         self.stateful = [self.task]
         self.num_threads = getattr(sim, "num_threads", None)
-        self._check_values = check
-        self._checks = HookChecks(self.name, self.num_envs, self.device)
         self._space = action_space(self.task, cfg)
         self.num_actions = self._space.size
         counts = self._space.counts if isinstance(self._space, MultiDiscrete) else None
@@ -98,6 +96,8 @@ class VecEnv(Environment):
         noise = None if self.randomizer is None else self.randomizer.observations
         self._groups = ObservationGroups(self.task, cfg.observations, noise, seed)
         self.obs_sizes, self.obs_parts = self._groups.sizes, self._groups.parts
+        self._checks = HookChecks(self.task, self._groups)
+        self._check_values = check
         self._obs: Observation = {}
         self._stepped = False
 
@@ -138,7 +138,7 @@ class VecEnv(Environment):
 
     @property
     def summary(self) -> str:
-        """What the start of a run tells of it."""
+        """Words for the start of a run."""
         cfg = self.cfg
         text = f"control {cfg.control_hz:g} Hz, physics {cfg.physics_hz:g} Hz, episode {cfg.episode_length} steps"
         return f"{text}, {self.sim.buffers}" if self.sim.buffers else text
@@ -198,10 +198,10 @@ class VecEnv(Environment):
 
     def _check_hooks(self) -> None:
         task, checks = self.task, self._checks
-        checks.finite("observe", self._groups.read(self._task_obs()), self.obs_parts)
+        checks.finite_observation(self._groups.read(self._task_obs()))
         terms = task.rewards()
         checks.reward_terms(terms)
-        checks.finite("rewards", terms)
+        checks.finite_terms(terms)
         checks.mask("terminated", task.terminated())
         task.advance(torch.zeros(self.num_envs, dtype=torch.bool, device=self.device))
         checks.stats(task.stats())
@@ -210,8 +210,8 @@ class VecEnv(Environment):
         """Advances all envs by one control step and resets those whose episode ended.
 
         Args:
-            action: Actions, shape [num_envs, num_actions]; clamped here to [-clip_actions, clip_actions]. Of a discrete
-                space indices, int64; clamped here to those that there are.
+            action: Actions, shape [num_envs, num_actions], clamped here to [-clip_actions, clip_actions]. In a discrete
+                space indices, int64, clamped here to those that exist.
 
         Raises:
             ValueError: The actions have another shape, or those of a discrete space another type.
@@ -228,7 +228,7 @@ class VecEnv(Environment):
     def _step(self, action: Shaped[Tensor, "envs actions"]) -> Step:
         checks = self._checks
         if self._check_values:
-            checks.finite_value(f"{self.name}: the action given to step()", action)
+            checks.finite(f"{self.name}: the action given to step()", action)
         bad_action, bad_input = self._before_physics(action)
         if self._check_values and bool(bad_input.any()):
             where = f"env {int(bad_input.int().argmax())}"
@@ -237,11 +237,11 @@ class VecEnv(Environment):
         self._stepped = True
         step = self._after_physics(bad_action, bad_input)
         if self._check_values:
-            checks.finite("rewards", step.terms)
-            checks.finite("observe", step.final_obs, self.obs_parts)
+            checks.finite_terms(step.terms)
+            checks.finite_observation(step.final_obs)
         step.obs = self.begin_episodes(step.done)
         if self._check_values:
-            checks.finite("observe", step.obs, self.obs_parts)
+            checks.finite_observation(step.obs)
         return step
 
     def put_action(self, action: Shaped[Tensor, "envs actions"]) -> None:
@@ -325,7 +325,7 @@ class VecEnv(Environment):
         Call it after `reset`. What cannot be compiled runs as it is; a warning names the task's method and line.
 
         Args:
-            backend: Of torch.compile.
+            backend: Backend of torch.compile.
         """
         if not self._stepped:  # what a first step sets up is no code for the compiler; the step itself is undone
             state, task = self.state_dict(), vars(self.task)
@@ -345,7 +345,7 @@ class VecEnv(Environment):
         obs: Any = self.task.observe()
         if isinstance(obs, Tensor):
             obs = {"policy": obs}
-        self._checks.observation(obs, self.obs_sizes, self.obs_parts)
+        self._checks.observation(obs)
         if not self.obs_sizes:
             self._groups.describe(obs)
         return obs
@@ -381,7 +381,7 @@ class VecEnv(Environment):
         """Restores the state of a run with the same number of envs on the same simulator.
 
         Args:
-            state: What `state_dict` returned.
+            state: State of the run, from `state_dict`.
 
         Returns:
             The observation to act on.
@@ -405,7 +405,7 @@ class VecEnv(Environment):
         of env i modulo M.
 
         Args:
-            state: What `state_dict` of the other run returned.
+            state: State of the other run, from `state_dict`.
 
         Returns:
             The observation to act on.
@@ -414,11 +414,11 @@ class VecEnv(Environment):
         sources = torch.arange(self.num_envs) % len(state["progress"])
         tensors = dict(self._initial)
         for name, value in tensors.items():
-            found = saved.get(name)
-            if found is not None and found.shape != value.shape and found.shape[:1] == state["progress"].shape:
-                found = found[sources.to(found.device)]
-            if found is not None and found.shape == value.shape:
-                tensors[name] = found
+            theirs = saved.get(name, value)
+            if theirs.shape != value.shape and theirs.shape[:1] == state["progress"].shape:
+                theirs = theirs[sources.to(theirs.device)]
+            if theirs.shape == value.shape:
+                tensors[name] = theirs
         self.task.load_state_dict({**own, "tensors": tensors})
         for name, owner in self._optional().items():
             if name in state and not isinstance(owner, ReachedStates):

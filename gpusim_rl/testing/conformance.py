@@ -28,7 +28,8 @@ from torch import Tensor
 from gpusim_rl.api import prepare
 from gpusim_rl.distributed.actors import make_trainer
 from gpusim_rl.env.random import EnvRandom
-from gpusim_rl.env.task import Task, TaskPart, load_task_class
+from gpusim_rl.env.stateful import Stateful, kept_tensors
+from gpusim_rl.env.task import Task, load_task_class
 from gpusim_rl.env.vec_env import VecEnv
 from gpusim_rl.run.trainer import Trainer
 from gpusim_rl.settings import discover
@@ -282,11 +283,11 @@ class TaskConformance:
     def test_what_a_task_keeps_is_tensors_written_in_place(self, name: str) -> None:
         env = self.make_env(name, episode_length=SHORT)
         env.reset()
-        tensors = {path: value.data_ptr() for path, value in env.task._own_tensors().items()}
+        tensors = {path: value.data_ptr() for path, value in kept_tensors(vars(env.task))}
         others = _other_values(env.task)
         for action in random_actions(env, 14):
             env.step(action)
-        moved = {path: value.data_ptr() for path, value in env.task._own_tensors().items()}
+        moved = {path: value.data_ptr() for path, value in kept_tensors(vars(env.task))}
         assert moved == tensors, "replaced instead of written in place"
         # A CUDA graph would freeze it, and a checkpoint forget it.
         assert _other_values(env.task) == others, "changes from step to step, but is no tensor of the task"
@@ -495,7 +496,7 @@ def _value(value: Any, random: EnvRandom) -> Any:
         return {key: _value(item, random) for key, item in value.items()}
     if value is random:
         return None  # a checkpoint has it
-    if isinstance(value, TaskPart):
+    if isinstance(value, Stateful):
         return {key: _value(item, random) for key, item in vars(value).items()}
     if hasattr(value, "__dict__") and not type(value).__module__.startswith(("gpusim_rl.sim", "torch")):
         inside = vars(value).items()

@@ -18,7 +18,7 @@ from torch import Tensor
 from gpusim_rl.api import load_spec, make_env, prepare
 from gpusim_rl.env import Step, Task, TaskConfig, VecEnv
 from gpusim_rl.env.properties import LEAST_MASS, NOT_HERE, SECTIONS
-from gpusim_rl.env.task import kept_tensors
+from gpusim_rl.env.stateful import kept_tensors
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.settings.compose import compose
 from gpusim_rl.settings.schema import SimConfig

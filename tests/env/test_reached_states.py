@@ -125,7 +125,7 @@ def test_a_run_resumes_bit_for_bit_and_evaluations_begin_as_the_task_says(tmp_pa
     ends = [checkpoint_file.load(the_run(tmp_path / x) / "checkpoints" / "last.pt") for x in ("whole", "parts")]
     for part in ("policy", "algorithm", "env"):
         assert differences(ends[0][part], ends[1][part]) == []
-    assert int(ends[0]["env"]["reached"]["total"]) > 0
+    assert int(ends[0]["env"]["reached"]["tensors"]["total"]) > 0
     evaluated = make_trainer(prepare("Cartpole", checkpoint=run, test=True))
     assert evaluated.env.reached is None  # type: ignore[reportAttributeAccessIssue]
     evaluated.close()

@@ -244,7 +244,7 @@ def make_trainer(task: str, /, **settings: Any) -> Trainer:
     with unset_fake_temporarily():
         spec = prepare(task, **settings)
     with _say_where(), pytest.MonkeyPatch.context() as patch:  # what is read while a training is built, and never again
-        patch.setattr(HookChecks, "finite_value", lambda *_: None)
+        patch.setattr(HookChecks, "finite", lambda *_: None)
         patch.setattr(WarpSim, "_check_friction_rows", lambda *_: None)
         patch.setattr(Tensor, "count_nonzero", lambda *_: 1)
         patch.setattr(nn.Module, "to", _stay)

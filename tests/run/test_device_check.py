@@ -9,7 +9,7 @@ import torch
 from gpusim_rl.tasks.cartpole import Cartpole
 from torch import Tensor, nn
 
-from gpusim_rl.env import TaskPart
+from gpusim_rl.env import Stateful
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.learn.ppo import PPO
 from gpusim_rl.run.device_check import check_devices
@@ -20,7 +20,7 @@ LOST = torch.zeros(2, device=META)
 CHECK = {"debug": {"check_device": True}}
 
 
-class Goal(TaskPart):
+class Goal(Stateful):
     def __init__(self, lost: bool) -> None:
         self.value = {"position": [torch.zeros(2), LOST if lost else torch.zeros(2)]}
 

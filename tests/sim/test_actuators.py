@@ -10,7 +10,7 @@ import mujoco
 import pytest
 import torch
 
-from gpusim_rl.env.properties import Actor
+from gpusim_rl.env.properties import ActorProperties
 from gpusim_rl.errors import TaskError
 from gpusim_rl.sim import Articulation, Scene, Sim
 from gpusim_rl.sim.actuators import delayed_controls
@@ -175,7 +175,7 @@ def test_what_is_under_way_is_part_of_the_state(backend, disc):
 
 
 def write(sim: Sim, name: str, *values: float) -> None:
-    [quantity] = Actor(sim, "disc").quantities("dof_properties", name, None)
+    [quantity] = ActorProperties(sim, "disc").quantities("dof_properties", name, None)
     quantity.write(column(*values), everywhere(sim))
 
 

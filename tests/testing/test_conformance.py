@@ -10,7 +10,7 @@ import pytest
 import torch
 from gpusim_rl.tasks.cartpole import Cartpole
 
-from gpusim_rl.env import TaskPart, VecEnv
+from gpusim_rl.env import Stateful, VecEnv
 from gpusim_rl.settings.checks import build
 from gpusim_rl.settings.schema import SimConfig
 from gpusim_rl.sim import choose_sim
@@ -58,16 +58,16 @@ class CountsInPython(Cartpole):
         super().apply_action(action)
 
 
-class CountsInAPart(Cartpole):
-    class Part(TaskPart):
+class CountsInStateful(Cartpole):
+    class Counter(Stateful):
         steps = 0
 
     def __init__(self, cfg, sim):
         super().__init__(cfg, sim)
-        self.part = self.Part()
+        self.counter = self.Counter()
 
     def advance(self, done):
-        self.part.steps = self.part.steps + 1
+        self.counter.steps = self.counter.steps + 1
 
 
 class MixesEnvs(Cartpole):
@@ -112,7 +112,7 @@ class PeeksAfterReset(Cartpole):
         (Replaces, "what_a_task_keeps_is_tensors_written_in_place"),
         (HiddenState, "what_a_task_keeps_is_tensors_written_in_place"),
         (CountsInPython, "what_a_task_keeps_is_tensors_written_in_place"),
-        (CountsInAPart, "what_a_task_keeps_is_tensors_written_in_place"),
+        (CountsInStateful, "what_a_task_keeps_is_tensors_written_in_place"),
         (OwnTimeLimit, "a_state_continues_bit_for_bit_in_another_environment"),
         (MixesEnvs, "an_env_that_diverges_is_reset_and_no_other_env_notices"),
         (PeeksAfterReset, "final_obs_is_what_a_run_without_resets_sees"),

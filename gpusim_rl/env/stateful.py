@@ -1,0 +1,46 @@
+"""What a checkpoint holds of tasks and of what belongs to them: their tensors and random streams."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from torch import Tensor
+
+from gpusim_rl.env.random import EnvRandom
+
+
+class Stateful:
+    """An object with tensors of its own: commands, a curriculum. They are saved with those of the object's owner."""
+
+
+def kept_tensors(node: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
+    """Yields path and tensor, for all tensors in nested dicts, lists, tuples and `Stateful` objects.
+
+    Expanded views are left out: nothing can be written into them.
+
+    Args:
+        node: A tensor, or what contains tensors: `vars(task)`, for example.
+        path: Path of the node, with dots.
+    """
+    if isinstance(node, Tensor):
+        if all(stride > 0 or size <= 1 for stride, size in zip(node.stride(), node.shape, strict=True)):
+            yield path, node
+    elif isinstance(node, Stateful):
+        yield from kept_tensors(vars(node), path)
+    elif isinstance(node, (dict, list, tuple)):
+        for key, item in node.items() if isinstance(node, dict) else enumerate(node):
+            yield from kept_tensors(item, f"{path}.{key}" if path else str(key))
+
+
+def saved_state(owner: object, random: EnvRandom) -> dict[str, Any]:
+    """Returns copies of all tensors that an object keeps in its attributes, and the state of its random streams."""
+    tensors = {name: value.clone() for name, value in kept_tensors(vars(owner))}
+    return {"tensors": tensors, "random": random.state_dict()}
+
+
+def restore_state(owner: object, random: EnvRandom, state: dict[str, Any]) -> None:
+    """Restores in place what `saved_state` returned."""
+    for name, value in kept_tensors(vars(owner)):
+        value.copy_(state["tensors"][name])
+    random.load_state_dict(state["random"])
