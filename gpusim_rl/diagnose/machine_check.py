@@ -57,7 +57,7 @@ class Gpu:
 
 
 def check_machine(runs: Path) -> list[Check]:
-    """All checks except those that train.
+    """Runs all checks except those that train.
 
     Args:
         runs: Folder in which runs will be written.
@@ -71,7 +71,11 @@ def check_machine(runs: Path) -> list[Check]:
 
 
 def memory_check(free_gb: float) -> Check:
-    """RAM that a run can take."""
+    """Checks the RAM that a run can take.
+
+    Args:
+        free_gb: RAM that this process can still take [GB].
+    """
     total = psutil.virtual_memory().total / 1e9
     text = f"{free_gb:.1f} GB can be taken, of {total:.1f} GB"
     if free_gb < LITTLE_MEMORY_GB:
@@ -82,7 +86,7 @@ def memory_check(free_gb: float) -> Check:
 def gpu_checks(
     driver: dict[str, Any] | None, built_for: str | None, gpus: Sequence[Gpu], visible: str | None
 ) -> list[Check]:
-    """GPUs of the machine, and whether torch can use them.
+    """Checks the GPUs of the machine, and whether torch can use them.
 
     Args:
         driver: Result of `describe_gpus`; None without a driver.
@@ -113,7 +117,7 @@ def gpu_checks(
 
 
 def has_kernels(major: int, minor: int, built: Sequence[str]) -> bool:
-    """Whether a build of torch runs on a GPU.
+    """Returns whether a build of torch runs on a GPU.
 
     Args:
         major: Major number of the GPU's compute capability, 9 of 9.0.
@@ -129,7 +133,7 @@ def has_kernels(major: int, minor: int, built: Sequence[str]) -> bool:
 
 
 def disk_check(runs: Path) -> Check:
-    """Whether run folders can be written, and how many."""
+    """Checks whether run folders can be written, and how much room there is."""
     folder = runs.absolute()
     while not folder.is_dir():
         folder = folder.parent
@@ -176,7 +180,7 @@ def _packages() -> list[Check]:
 
 
 def _untested_versions() -> list[Check]:
-    """Installed packages that are outside the range that our own package asks for."""
+    """Checks for installed packages outside the range that our own package asks for."""
     from packaging.requirements import Requirement
 
     try:

@@ -17,23 +17,23 @@ Points = Mapping[int, Measurement]
 
 
 def efficiency(points: Points) -> dict[int, float]:
-    """Speed for each process or actor, over that of the fewest; by number, of those that were measured."""
+    """Returns the speed for each process or actor, over that of the fewest; by number, of those that were measured."""
     each = {count: point.env_steps_per_s / count for count, point in _measured(points).items()}
     return {count: speed / next(iter(each.values())) for count, speed in each.items()}
 
 
 def useful(points: Points) -> int | None:
-    """The fewest that are as fast as the fastest, but for 5 %; None where nothing could be measured."""
+    """Returns the fewest that are as fast as the fastest, but for 5 %; None where nothing could be measured."""
     speeds = {count: point.env_steps_per_s for count, point in _measured(points).items()}
     return next((count for count, speed in speeds.items() if speed >= ENOUGH * max(speeds.values())), None)
 
 
 def reasons(points: Points, unit: str) -> list[str]:
-    """Why that number is useful, and why not more: sentences.
+    """Tells in sentences why that number is useful, and why not more.
 
     Args:
         points: All measurements.
-        unit: What is counted, `processes` or `actors`.
+        unit: Name of what is counted, `processes` or `actors`.
     """
     at, measured = useful(points), _measured(points)
     failed = {count: point.error for count, point in sorted(points.items()) if point.error}
@@ -71,7 +71,7 @@ def _about(at: int, measured: Points, unit: str) -> str:
 
 
 def _why_not(point: Measurement, unit: str) -> str:
-    """What limits a larger number, where its numbers tell."""
+    """Tells what limits a larger number, where its measurement shows it."""
     wait, causes = point.learner_wait, []
     if unit == "processes" and wait is not None and wait >= 0.2:
         causes.append(f"{100 * wait:.0f} % of the time is in sums over the processes, and in waiting for the slowest")
@@ -85,7 +85,7 @@ def _why_not(point: Measurement, unit: str) -> str:
 
 
 def _age(point: Measurement) -> str:
-    """How old samples are, where they are older than half of what is allowed."""
+    """Tells how old samples are, where they are older than half of what is allowed."""
     if point.lag is None or point.lag_limit is None or point.lag <= 0.5 * point.lag_limit:
         return ""
     return f"samples are {point.lag:.1f} updates old on average, of {point.lag_limit} at most"

@@ -19,7 +19,7 @@ class Finding:
         cost: Share of the run that is at stake: of its time, at most; 1 where results are wrong or the run may die.
         problem: One clause with numbers.
         settings: Settings to try, each as on the command line; several in one belong together.
-        hint: What else to do.
+        hint: Clause with another remedy.
         rule: Name of the rule.
     """
 
@@ -35,7 +35,7 @@ class Finding:
 
 
 def diagnose(stats: RunStats) -> list[Finding]:
-    """All findings, the most costly first."""
+    """Returns all findings, the most costly first."""
     findings = [
         dataclasses.replace(finding, rule=rule.__name__) for rule in RULES if (finding := rule(stats)) is not None
     ]
@@ -43,7 +43,7 @@ def diagnose(stats: RunStats) -> list[Finding]:
 
 
 def conclusion(stats: RunStats) -> str:
-    """The answer where no rule has found anything."""
+    """Returns the answer where no rule has found anything."""
     shares = {
         "physics": stats.simulate,
         "the rollout": stats.rollout,
@@ -330,5 +330,5 @@ def _cpus(count: int) -> str:
 
 
 def _power_of_two(at_most: float) -> int:
-    """The largest power of two up to a number; 0 below 1."""
+    """Returns the largest power of two up to a number; 0 below 1."""
     return 1 << int(math.log2(at_most)) if at_most >= 1 else 0

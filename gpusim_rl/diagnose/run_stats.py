@@ -17,13 +17,13 @@ from gpusim_rl.run.writers import Row, parse_csv, read_csv
 from gpusim_rl.settings.simulators import NO_SIMULATOR, SIMULATORS, default_simulator
 
 NEWEST = 500
-"""Rows that are read: a run that was resumed elsewhere, or has changed, is judged by what it does now."""
+"""Number of rows that are read: a run that has changed is judged by what it does now."""
 
 WARM_UP_ROWS = 10
-"""At most so many first rows are left out, one always: kernels are compiled, graphs captured, memory is taken."""
+"""Most rows that are left out at the start, one always: kernels are compiled, graphs captured, memory is taken."""
 
 CAPTURED = 4
-"""With CUDA graphs so many iterations: the third captures them, in the fourth the host gets ahead of the device."""
+"""Iterations that warm up with CUDA graphs: the third captures, in the fourth the host gets ahead of the device."""
 
 POSITIVE = (
     "num_envs",
@@ -182,11 +182,11 @@ class RunStats:
 
 
 def read_run_stats(folder: Path, warm_up: int | None = None) -> RunStats:
-    """Read a run, live or finished.
+    """Reads a run, live or finished.
 
     Args:
         folder: Folder of the run.
-        warm_up: Rows to leave out at the start; None finds out.
+        warm_up: Number of rows to leave out at the start; None judges it by their times.
 
     Raises:
         ConfigError: A file is missing or broken, or has no row yet.
@@ -213,7 +213,7 @@ def read_run_stats(folder: Path, warm_up: int | None = None) -> RunStats:
 
 
 def _check(stats: RunStats, folder: Path) -> None:
-    """Stop where the files, which may be a stranger's, have given a value that no rule can calculate with."""
+    """Stops where the files, which may be a stranger's, have given a value that no rule can calculate with."""
     for name, hint in get_type_hints(RunStats).items():
         value, kinds = getattr(stats, name), tuple(get_origin(kind) or kind for kind in get_args(hint) or (hint,))
         fits = isinstance(value, (*kinds, int) if float in kinds else kinds)
@@ -226,7 +226,7 @@ def _check(stats: RunStats, folder: Path) -> None:
 
 
 def read_rows(file: Path) -> list[Row]:
-    """Rows of metrics.csv; a last line that is still being written is left out.
+    """Reads metrics.csv; a last line that is still being written is left out.
 
     Raises:
         ConfigError: There is no such file, it is no metrics.csv, it is damaged, or it has no row yet.
@@ -260,7 +260,7 @@ def read_rows(file: Path) -> list[Row]:
 
 
 def warm_up_rows(rows: Sequence[Row], iterations: int = 1) -> int:
-    """Number of rows at the start that still warm up, at most all but one.
+    """Returns the number of rows at the start that still warm up, at most all but one.
 
     The first row does, and those after it that take far longer than is usual, or far shorter: when the host gets ahead
     of the device, its row is over before the device has done the work.
@@ -282,7 +282,7 @@ def warm_up_rows(rows: Sequence[Row], iterations: int = 1) -> int:
 
 
 def make_run_stats(config: dict[str, Any], environment: dict[str, Any], rows: Sequence[Row], warm_up: int) -> RunStats:
-    """Put together what is known.
+    """Computes the numbers of a run from the content of its files.
 
     Args:
         config: Content of config.yaml.
@@ -379,40 +379,40 @@ class _Rows:
         self.total_s = sum(self._seconds)
 
     def values(self, name: str) -> list[float]:
-        """What is known of a column."""
+        """Returns the known values of a column."""
         return [value for row in self.rows if (value := row.get(name)) is not None]
 
     def mean(self, name: str) -> float | None:
-        """Mean of a column."""
+        """Returns the mean of a column."""
         values = self.values(name)
         return statistics.fmean(values) if values else None
 
     def last(self, name: str) -> float | None:
-        """Newest value of a column."""
+        """Returns the newest value of a column."""
         return next(reversed(self.values(name)), None)
 
     def increase(self, name: str) -> float:
-        """By how much a count has grown."""
+        """Returns by how much a count has grown."""
         return _number(self.rows[-1], name) - _number(self._before, name)
 
     def quarters(self, name: str) -> tuple[float, float] | None:
-        """Medians of a column over the first quarter and over the last."""
+        """Returns the medians of a column over the first quarter and over the last."""
         values = self.values(name)
         quarter = len(values) // 4
         return (statistics.median(values[:quarter]), statistics.median(values[-quarter:])) if quarter else None
 
     def share(self, name: str) -> float:
-        """Share of all time, from shares of each row."""
+        """Returns the share of all time, from the shares of each row."""
         return sum(self._spent(name)) / self.total_s if self.total_s > 0 else 0.0
 
     def peaks(self, name: str) -> float:
-        """Share of all time that a phase takes beyond what is usual in a row."""
+        """Returns the share of all time that a phase takes beyond what is usual in a row."""
         spent = self._spent(name)
         usual = statistics.median(spent)
         return sum(max(0.0, seconds - usual) for seconds in spent) / self.total_s if self.total_s > 0 else 0.0
 
     def _spent(self, name: str) -> list[float]:
-        """Time of a phase in each row [s]."""
+        """Returns the time of a phase in each row [s]."""
         return [(row.get(name) or 0.0) * wall for row, wall in zip(self.rows, self._seconds, strict=True)]
 
 

@@ -43,12 +43,12 @@ class Recommendation:
 
 
 def fits(point: Measurement) -> bool:
-    """Whether a training leaves some memory free."""
+    """Returns whether a training leaves some memory free."""
     return point.memory_gb is None or point.memory_limit_gb is None or point.memory_gb < MEMORY * point.memory_limit_gb
 
 
 def knee(points: Points) -> int | None:
-    """The fewest envs beyond which no measured number brings GAIN per doubling.
+    """Returns the fewest envs beyond which no measured number brings GAIN per doubling.
 
     What failed or leaves no memory free does not count.
     """
@@ -60,12 +60,12 @@ def knee(points: Points) -> int | None:
 
 
 def gain_per_doubling(points: Points, few: int, many: int) -> float:
-    """How much more speed each doubling of the envs has brought from one number to another."""
+    """Returns the gain in speed of each doubling of the envs from one number to another."""
     return (points[many].env_steps_per_s / points[few].env_steps_per_s) ** (1 / math.log2(many / few)) - 1
 
 
 def recommend(measured: Mapping[str, Points], *, task: str, tuned_envs: int) -> Recommendation:
-    """Choose a device and a number of envs.
+    """Chooses a device and a number of envs.
 
     Args:
         measured: All measurements by device, `cpu` or `cuda`.
@@ -104,7 +104,7 @@ def _measured(points: Points) -> dict[int, Measurement]:
 
 
 def _about_knee(device: str, points: Points, at: int) -> str:
-    """Why to stop there."""
+    """Tells why to stop at a number of envs."""
     speed = f"{device}: {at} envs make {points[at].env_steps_per_s:,.0f} env steps/s"
     measured, more = _measured(points), sorted(num_envs for num_envs in points if num_envs > at)
     usable = [num_envs for num_envs in more if num_envs in measured and fits(points[num_envs])]
@@ -124,7 +124,7 @@ def _about_knee(device: str, points: Points, at: int) -> str:
 
 
 def _doubts(device: str, points: Points) -> list[str]:
-    """What of the measurements on one device may not be trusted."""
+    """Tells which measurements on one device may not be trusted."""
     measured = _measured(points)
     doubts = []
     for few, many in itertools.pairwise(measured):
@@ -144,12 +144,12 @@ def _doubts(device: str, points: Points) -> list[str]:
 
 
 def _as_fast(one: Measurement, other: Measurement) -> bool:
-    """Their iterations overlap in speed."""
+    """Returns whether the iterations of two trainings overlap in speed."""
     return one.slowest <= other.fastest and other.slowest <= one.fastest and min(one.slowest, other.slowest) > 0
 
 
 def _about_both(cpu: Measurement, gpu: Measurement, task: str) -> str:
-    """Is a GPU worth it, each device at its best number of envs?"""
+    """Tells whether a GPU is worth it, each device at its best number of envs."""
     speedup = gpu.env_steps_per_s / cpu.env_steps_per_s
     numbers = f"{gpu.env_steps_per_s:,.0f} against {cpu.env_steps_per_s:,.0f} env steps/s"
     if _as_fast(cpu, gpu):
@@ -162,7 +162,7 @@ def _about_both(cpu: Measurement, gpu: Measurement, task: str) -> str:
 
 
 def _where_cpu_is_faster(on_cpu: Points, on_gpu: Points) -> str:
-    """Numbers of envs at which the CPU is ahead, where it is not so at all."""
+    """Names the numbers of envs at which the CPU is ahead, where it is not so at all."""
     cpu, gpu = _measured(on_cpu), _measured(on_gpu)
     both = [num_envs for num_envs in gpu if num_envs in cpu]
     ahead = [str(num_envs) for num_envs in both if cpu[num_envs].env_steps_per_s >= gpu[num_envs].env_steps_per_s]
@@ -170,7 +170,7 @@ def _where_cpu_is_faster(on_cpu: Points, on_gpu: Points) -> str:
 
 
 def _without_gpu(points: Points, at: int) -> str:
-    """What can be said of a GPU where none was measured."""
+    """Tells what the CPU's numbers say of a GPU where none was measured."""
     point = points[at]
     text = (
         "no GPU was measured, so whether one is worth it is not known. What these numbers say:"

@@ -115,7 +115,7 @@ def _wait(training: Child, folder: Path, warm_up: int, iterations: int, seconds:
 
 
 def _failure(training: Child) -> str:
-    """One line that tells why a training has ended."""
+    """Tells in one line why a training has ended."""
     errors = [line for line in training.output().splitlines() if line.startswith("error: ")]
     if errors:  # torchrun tells of its processes below it
         return errors[0].removeprefix("error: ")

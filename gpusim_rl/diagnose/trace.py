@@ -61,7 +61,7 @@ class _Segment:
 
 
 def load_trace(path: Path) -> list[dict[str, Any]]:
-    """The events of a Chrome trace, `.json` or `.json.gz`."""
+    """Reads the events of a Chrome trace, `.json` or `.json.gz`."""
     with gzip.open(path, "rt") if path.suffix == ".gz" else path.open() as file:
         return json.load(file)["traceEvents"]
 
@@ -155,9 +155,9 @@ def read_events(events: Sequence[Mapping[str, Any]]) -> Trace:
 
 
 def name_function(events: Iterable[Mapping[str, Any]], transfer: Transfer, library: re.Pattern[str]) -> str | None:
-    """The innermost Python function of a trace with stacks in which a transfer happened, without those of a library.
+    """Returns the innermost Python function in which a transfer happened, without those of a library.
 
-    A trace knows where a function begins, not the line in it.
+    The trace has stacks. It knows where a function begins, not the line in it.
     """
     innermost: tuple[float, str] | None = None
     for event in events:
@@ -180,7 +180,7 @@ def _phase(name: str) -> str:
 
 
 def _segments(events: Iterable[Mapping[str, Any]]) -> list[_Segment]:
-    """Our nested ranges as disjoint ones in order: each moment belongs to the innermost."""
+    """Returns our nested ranges as disjoint ones in order: each moment belongs to the innermost."""
     ranges = [
         (event["ts"], event["ts"] + event["dur"], _phase(event["name"]))
         for event in events
@@ -222,7 +222,7 @@ class _Union:
                 self._ends.append(end)
 
     def within(self, low: float, high: float) -> float:
-        """How much of [low, high] is covered."""
+        """Returns how much of [low, high] is covered."""
         covered = 0.0
         for index in range(bisect_right(self._ends, low), len(self._begins)):
             if self._begins[index] >= high:
