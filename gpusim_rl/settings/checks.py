@@ -150,36 +150,21 @@ def apply_overrides(config: dict[str, Any], overrides: Sequence[str]) -> dict[st
         return config
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import OverrideParseException
+    from omegaconf import DictConfig, OmegaConf
 
-    config = plain(config)
+    tree = OmegaConf.create(plain(config))
     for text in overrides:
         try:
             [override] = OverridesParser.create().parse_overrides([text])
-            value = override.value()
         except OverrideParseException:
             raise ConfigError(f"cannot read {text!r}: expected key=value, e.g. num_envs=64") from None
-        node, (*parents, name) = config, override.key_or_group.split(".")
-        may_be_new = is_open(override.key_or_group)
-        for parent in parents:
-            if may_be_new and isinstance(node, dict) and node.get(parent) is None:
-                node[parent] = {}
-            node = node.get(parent, {}) if isinstance(node, dict) else {}
-        if may_be_new and isinstance(node, dict):
-            node[name] = _merged(node.get(name), value)  # as Hydra does it
-            continue
-        if not isinstance(node, dict) or name not in node:
-            raise unknown_key(
-                override.key_or_group,
-                known_keys() + [f"task.{key}" for key in config.get("task", {})],
-            )
-        node[name] = value
-    return config
-
-
-def _merged(old: Any, new: Any) -> Any:
-    if not (isinstance(old, dict) and isinstance(new, dict)):
-        return new
-    return {**old, **{key: _merged(old.get(key), value) for key, value in new.items()}}
+        key = override.key_or_group
+        section, _, name = key.rpartition(".")
+        node = OmegaConf.select(tree, section) if section else tree
+        if not is_open(key) and not (isinstance(node, DictConfig) and name in node):
+            raise unknown_key(key, known_keys() + [f"task.{key}" for key in config.get("task", {})])
+        OmegaConf.update(tree, key, override.value(), merge=is_open(key), force_add=True)
+    return plain(tree)
 
 
 ISAACGYMENVS = {
