@@ -296,7 +296,7 @@ def copies(kind: str, rollouts: int) -> list[float]:
     import torch
 
     from gpusim_rl.distributed.actor import Actor, ActorJob
-    from gpusim_rl.distributed.engine import Described, Engine, Recorded
+    from gpusim_rl.distributed.engine import Described, Engine, SentRollout
     from gpusim_rl.settings.compose import compose
 
     words = training(kind, 1, {"obs": COPIED["obs"]}, Path("runs"), num_envs=COPIED["num_envs"])
@@ -326,7 +326,7 @@ def copies(kind: str, rollouts: int) -> list[float]:
         for _ in range(rollouts):
             asked = time.perf_counter()
             engine.ask_for_rollout(0)
-            found = answer(Recorded)
+            found = answer(SentRollout)
             for own, sent in zip(room, found.tensors, strict=True):
                 own.copy_(sent)
             taken.append(1e3 * (time.perf_counter() - asked - found.info.worked_s))

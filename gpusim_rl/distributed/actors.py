@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from gpusim_rl.distributed.actor import ActorJob, EnvDescription
-from gpusim_rl.distributed.engine import Engine
+from gpusim_rl.distributed.engine import Engine, SentRollout
 from gpusim_rl.distributed.inference import InferenceRollouts
-from gpusim_rl.distributed.rollouts import PATIENCE_S, ActorsRollouts, Rollout, Rollouts
+from gpusim_rl.distributed.rollouts import PATIENCE_S, ActorsRollouts, Rollouts
 from gpusim_rl.distributed.tuner import Limits
 from gpusim_rl.env import Environment, Step
 from gpusim_rl.env.environment import Observation
@@ -117,7 +117,7 @@ class RemoteEnvs(Environment):
         self._rollouts.close()
 
 
-class Copies:
+class InFlight:
     """What is on its way between a learner's device and the host. The learner never waits for it.
 
     Args:
@@ -129,7 +129,7 @@ class Copies:
         self._rollouts, self._device, self._cuda = rollouts, device, device.type == "cuda"
         self._pinned: dict[str, Tensor] = {}
         self._leaving: tuple[torch.cuda.Event, int] | None = None  # weights, and their version
-        self._arriving: deque[tuple[torch.cuda.Event, Rollout]] = deque()
+        self._arriving: deque[tuple[torch.cuda.Event, SentRollout]] = deque()
 
     def publish(self, version: int, state: Mapping[str, Tensor]) -> None:
         """Lets the actors know weights: on CUDA as soon as they are on the host, which `poll` finds out."""
@@ -149,7 +149,7 @@ class Copies:
             self._leaving[0].synchronize()
         self.poll()
 
-    def release(self, rollout: Rollout) -> None:
+    def release(self, rollout: SentRollout) -> None:
         """Lets an actor write the memory of a rollout again, when it is copied."""
         if self._cuda:
             self._arriving.append((self._event(), rollout))
@@ -188,7 +188,7 @@ class ActorsCollector(Collector):
         cfg = start.cfg
         self.num_actors, self._rollouts = num_actors, rollouts
         self._num_rollouts = cfg.actors.rollouts or max(1, num_actors // 2)
-        self._copies = Copies(rollouts, start.device)
+        self._in_flight = InFlight(rollouts, start.device)
         self._version = 0  # of the weights: updates since the run was started
         self._lags: list[int] = []  # of this log interval
         self._dropped = 0
@@ -206,7 +206,7 @@ class ActorsCollector(Collector):
             pause: Called while the learner waits for a rollout.
         """
         with self.timer("actors"):
-            self._copies.publish(self._version, self.algorithm.acting_state())
+            self._in_flight.publish(self._version, self.algorithm.acting_state())
             for number in range(self._num_rollouts):
                 self._take(self._next(number, pause), number * self._cfg.num_envs)
 
@@ -215,11 +215,11 @@ class ActorsCollector(Collector):
         super().update()
         self._version += 1
 
-    def _next(self, number: int, pause: Pause) -> Rollout:
+    def _next(self, number: int, pause: Pause) -> SentRollout:
         """A rollout that is not too old."""
         heard = time.monotonic()
         while True:
-            under_way = self._copies.poll()
+            under_way = self._in_flight.poll()
             rollout = self._rollouts.next(COPYING_S if under_way else POLL_S)
             pause(f"rollout {number + 1}/{self._num_rollouts}")
             if rollout is None:
@@ -227,18 +227,18 @@ class ActorsCollector(Collector):
                     heard = time.monotonic()
                     logger.warning("no actor has sent a rollout for %.0f s", PATIENCE_S)
                 continue
-            lag = self._version - rollout.version
+            lag = self._version - rollout.info.version
             if lag <= self.algorithm.max_policy_lag:
                 self._lags.append(lag)
                 return rollout
             self._dropped += 1
-            self.metrics.add(rollout.taken)
+            self.metrics.add(rollout.info.taken)
             self._rollouts.release(rollout)
 
-    def _take(self, rollout: Rollout, first: int) -> None:
+    def _take(self, rollout: SentRollout, first: int) -> None:
         self.algorithm.receive(slice(first, first + self._cfg.num_envs), rollout.tensors)
-        self.metrics.add(rollout.taken)
-        self._copies.release(rollout)
+        self.metrics.add(rollout.info.taken)
+        self._in_flight.release(rollout)
 
     def numbers(self) -> Row:
         """Ages of the rollouts since the last call, faults of the actors, and numbers of their engine."""

@@ -30,14 +30,14 @@ class Described:
 
 
 @dataclass(frozen=True, slots=True)
-class Recorded:
-    """A rollout. Its tensors are good until `Engine.release`."""
+class SentRollout:
+    """A rollout for the learner. Its tensors are good until it is released."""
 
     actor: int
     tensors: Sequence[Tensor]
     info: RolloutInfo
     place: Any
-    """What the engine must know to release them."""
+    """What is needed to release them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class Lost:
     actor: int
 
 
-Answer = Described | Recorded | Stepped | Lost
+Answer = Described | SentRollout | Stepped | Lost
 
 
 class Engine(ABC):
@@ -85,7 +85,7 @@ class Engine(ABC):
 
     @abstractmethod
     def ask_for_rollout(self, actor: int) -> None:
-        """Asks for a `Recorded`."""
+        """Asks for a `SentRollout`."""
 
     @abstractmethod
     def ask_for_step(self, actor: int, action: np.ndarray | None) -> None:
@@ -103,7 +103,7 @@ class Engine(ABC):
             ConfigError: An actor cannot work: an error in its task, say, which would come again.
         """
 
-    def release(self, rollout: Recorded) -> None:  # noqa: B027 (optional)
+    def release(self, rollout: SentRollout) -> None:  # noqa: B027 (optional)
         """The tensors of a rollout have been copied."""
 
     def numbers(self) -> dict[str, float]:

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from gpusim_rl.distributed.actor import step_of, tensor_of
-from gpusim_rl.distributed.engine import Answer, Described, Engine, Lost, Stepped
-from gpusim_rl.distributed.rollouts import Rollout, Rollouts
+from gpusim_rl.distributed.actor import RolloutInfo, step_of, tensor_of
+from gpusim_rl.distributed.engine import Answer, Described, Engine, Lost, SentRollout, Stepped
+from gpusim_rl.distributed.rollouts import Rollouts
 from gpusim_rl.distributed.tuner import Limits, Tuner
 from gpusim_rl.env.device_env import moved
 from gpusim_rl.learn.algorithm import Algorithm
@@ -28,7 +28,7 @@ CPU = torch.device("cpu")
 
 
 @dataclass(slots=True)
-class _Actor:
+class _ServedActor:
     """What the learner's side keeps of an actor."""
 
     number: int
@@ -79,8 +79,8 @@ class InferenceRollouts(Rollouts):
         self._make, self._num_envs, self._device = make, num_envs, device
         self._max_wait_s, self._first_limits = max_wait_ms / 1000.0, limits
         self._tuner = Tuner(limits, engine.num_actors) if tune else None
-        self._actors: list[_Actor] = []
-        self._finished: queue.SimpleQueue[Rollout | BaseException] = queue.SimpleQueue()
+        self._actors: list[_ServedActor] = []
+        self._finished: queue.SimpleQueue[SentRollout | BaseException] = queue.SimpleQueue()
         self._newest: tuple[int, Mapping[str, Tensor]] | None = None
         self._version = -1
         self._ended = threading.Event()
@@ -97,12 +97,12 @@ class InferenceRollouts(Rollouts):
                 it.algorithm.policy = self._actors[0].algorithm.policy
             self._thread.start()
 
-    def _actor(self, number: int) -> _Actor:
+    def _actor(self, number: int) -> _ServedActor:
         algorithm = self._make(number)
         room = [[torch.empty_like(x) for x, _ in algorithm.recording()] for _ in range(BACKLOG)]
-        return _Actor(number, algorithm, Metrics(self._num_envs, CPU), deque(room))
+        return _ServedActor(number, algorithm, Metrics(self._num_envs, CPU), deque(room))
 
-    def next(self, timeout_s: float) -> Rollout | None:
+    def next(self, timeout_s: float) -> SentRollout | None:
         """A rollout, the oldest one first."""
         try:
             found = self._finished.get(timeout=timeout_s)
@@ -112,7 +112,7 @@ class InferenceRollouts(Rollouts):
             raise found
         return found
 
-    def release(self, rollout: Rollout) -> None:
+    def release(self, rollout: SentRollout) -> None:
         """There is room for another one."""
         self._actors[rollout.actor].free.append(rollout.place)
 
@@ -149,7 +149,7 @@ class InferenceRollouts(Rollouts):
         return POLL_S
 
     @torch.no_grad()
-    def _answer(self, actors: Sequence[_Actor]) -> None:
+    def _answer(self, actors: Sequence[_ServedActor]) -> None:
         """Chooses actions for some actors, in one batch."""
         newest = self._newest
         assert newest is not None
@@ -191,7 +191,7 @@ class InferenceRollouts(Rollouts):
             self._record(it, answer)
 
     @torch.no_grad()
-    def _record(self, it: _Actor, answer: Stepped) -> None:
+    def _record(self, it: _ServedActor, answer: Stepped) -> None:
         """Records a control step; at the end of a rollout it is handed over to the learner."""
         it.ready_since = time.monotonic()
         self.progress = answer.progress or self.progress
@@ -216,7 +216,9 @@ class InferenceRollouts(Rollouts):
                 own.copy_(recorded)
             if self._device.type == "cuda":  # the learner reads it on another stream
                 torch.cuda.current_stream(self._device).synchronize()
-            self._finished.put(Rollout(it.number, it.version, room, it.metrics.take(), room))
+            self._finished.put(
+                SentRollout(it.number, room, RolloutInfo(it.version, it.metrics.take(), 0.0, 0.0, None), room)
+            )
 
     def numbers(self) -> dict[str, float]:
         """How many actors work, for which part of the time they waited, and how large batches were."""

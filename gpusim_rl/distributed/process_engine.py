@@ -25,7 +25,7 @@ from gpusim_rl.distributed.engine import (
     Answer,
     Described,
     Engine,
-    Recorded,
+    SentRollout,
     Stepped,
     describe_error,
     raise_error,
@@ -138,7 +138,7 @@ class ProcessEngine(Engine):
             self._answered(actor)
         if kind == "recorded":
             slot, info = message
-            return Recorded(actor, it.slots[slot], info, (it, slot))
+            return SentRollout(actor, it.slots[slot], info, (it, slot))
         return Stepped(actor, *message)
 
     def _lay_out(self, it: _Process, envs: EnvDescription) -> None:
@@ -148,7 +148,7 @@ class ProcessEngine(Engine):
         it.free = list(range(SLOTS))
         self._hand_out(it)
 
-    def release(self, rollout: Recorded) -> None:
+    def release(self, rollout: SentRollout) -> None:
         """The slot may be written again."""
         it, slot = rollout.place
         it.free.append(slot)

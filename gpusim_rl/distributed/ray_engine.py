@@ -16,7 +16,7 @@ from gpusim_rl.distributed.engine import (
     Answer,
     Described,
     Engine,
-    Recorded,
+    SentRollout,
     Stepped,
     describe_error,
     raise_error,
@@ -166,7 +166,7 @@ class RayEngine(Engine):
             self._answered(call.actor)
         if kind == "recorded":
             arrays, info = message
-            return Recorded(call.actor, [tensor_of(x) for x in arrays], info, None)
+            return SentRollout(call.actor, [tensor_of(x) for x in arrays], info, None)
         return Stepped(call.actor, *message)
 
     def _lost(self, call: _Call, last_words: str) -> Answer | None:

@@ -6,15 +6,14 @@ import logging
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 
 from gpusim_rl.distributed.actor import EnvDescription
-from gpusim_rl.distributed.engine import Answer, Described, Engine, Lost, Recorded
-from gpusim_rl.run.metrics import Taken
+from gpusim_rl.distributed.engine import Answer, Described, Engine, Lost, SentRollout
 
 logger = logging.getLogger("gpusim_rl")
 
@@ -30,18 +29,6 @@ class Faults:
 
     restarts: int = 0
     lost_rollouts: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Rollout:
-    """A rollout for the learner. Its tensors are good until `Rollouts.release`."""
-
-    actor: int
-    version: int
-    """Of the policy that acted; the oldest one where it changed within the rollout."""
-    tensors: Sequence[Tensor]
-    taken: Taken
-    place: Any
 
 
 class Rollouts(ABC):
@@ -99,11 +86,11 @@ class Rollouts(ABC):
         """Lets actors act with other weights from their next rollout on; they must be on the host."""
 
     @abstractmethod
-    def next(self, timeout_s: float) -> Rollout | None:
+    def next(self, timeout_s: float) -> SentRollout | None:
         """A rollout that has come; waits for it at most so long."""
 
     @abstractmethod
-    def release(self, rollout: Rollout) -> None:
+    def release(self, rollout: SentRollout) -> None:
         """The tensors of a rollout have been copied."""
 
     @abstractmethod
@@ -126,7 +113,7 @@ class ActorsRollouts(Rollouts):
         super().__init__(engine)
         self._asked = [0] * engine.num_actors  # rollouts that are not here yet
         self._alive = [False] * engine.num_actors
-        self._arrived: deque[Recorded] = deque()
+        self._arrived: deque[SentRollout] = deque()
         self._waited_s = self._worked_s = 0.0
 
     def publish(self, version: int, state: Mapping[str, Tensor]) -> None:
@@ -136,19 +123,16 @@ class ActorsRollouts(Rollouts):
         for answer in early:
             self._take(answer)
 
-    def next(self, timeout_s: float) -> Rollout | None:
+    def next(self, timeout_s: float) -> SentRollout | None:
         """A rollout, the oldest one first."""
         if not self._arrived:
             for answer in self.engine.get(timeout_s):
                 self._take(answer)
-        if not self._arrived:
-            return None
-        it = self._arrived.popleft()
-        return Rollout(it.actor, it.info.version, it.tensors, it.info.taken, it)
+        return self._arrived.popleft() if self._arrived else None
 
-    def release(self, rollout: Rollout) -> None:
+    def release(self, rollout: SentRollout) -> None:
         """Asks the actor for another one."""
-        self.engine.release(rollout.place)
+        self.engine.release(rollout)
         self._ask(rollout.actor)
 
     def _ask(self, actor: int) -> None:
@@ -164,7 +148,7 @@ class ActorsRollouts(Rollouts):
         elif isinstance(answer, Lost):
             self._lose(answer.actor, min(1, self._asked[answer.actor]))  # the other one has not begun
             self._asked[answer.actor], self._alive[answer.actor] = 0, False
-        elif isinstance(answer, Recorded):
+        elif isinstance(answer, SentRollout):
             self._asked[answer.actor] -= 1
             self._arrived.append(answer)
             info = answer.info

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from gpusim_rl.distributed.actor import Actor, ActorJob
-from gpusim_rl.distributed.engine import Answer, Described, Lost, Recorded
+from gpusim_rl.distributed.engine import Answer, Described, Lost, SentRollout
 from gpusim_rl.distributed.process_engine import ProcessEngine
 from gpusim_rl.distributed.ray_engine import RayEngine
 from gpusim_rl.settings.compose import compose
@@ -58,14 +58,14 @@ def test_an_actor_of_ray_that_is_killed_again_and_again_comes_back():
             assert isinstance(next(answers(engine)), Described)
             engine.ask_for_rollout(0)
             recorded = next(answers(engine))
-            assert isinstance(recorded, Recorded) and recorded.info.version == 7
+            assert isinstance(recorded, SentRollout) and recorded.info.version == 7
             began = time.monotonic()
             assert engine.get(0.2) == [] and time.monotonic() - began > 0.15, "nothing is under way: it waits"
             if kill < 3:
                 [pid] = ray_actors()
                 engine.ask_for_rollout(0)
                 os.kill(pid, signal.SIGKILL)
-                while isinstance(found := next(answers(engine)), Recorded):  # it was faster
+                while isinstance(found := next(answers(engine)), SentRollout):  # it was faster
                     engine.ask_for_rollout(0)
                 assert isinstance(found, Lost)  # once, however many calls were under way
     finally:

@@ -23,8 +23,8 @@ from gpusim_rl.api import prepare
 from gpusim_rl.distributed import actors, ray_cluster
 from gpusim_rl.distributed.actor import Actor, ActorJob, EnvDescription
 from gpusim_rl.distributed.actors import make_trainer
-from gpusim_rl.distributed.engine import Described, Engine
-from gpusim_rl.distributed.rollouts import ActorsRollouts, Rollout, Rollouts
+from gpusim_rl.distributed.engine import Described, Engine, SentRollout
+from gpusim_rl.distributed.rollouts import ActorsRollouts, Rollouts
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.files.checkpoint_file import load
 from gpusim_rl.learn.collective import ALONE
@@ -228,11 +228,11 @@ class _Scheduled(Rollouts):
     def publish(self, version: int, state: Mapping[str, Tensor]) -> None:
         self.state = {name: x.clone() for name, x in state.items()}
 
-    def next(self, timeout_s: float) -> Rollout:
+    def next(self, timeout_s: float) -> SentRollout:
         tensors, info = self.actor.rollout(self.versions.pop(0), self.state)
-        return Rollout(0, info.version, tensors, info.taken, None)
+        return SentRollout(0, tensors, info, None)
 
-    def release(self, rollout: Rollout) -> None:
+    def release(self, rollout: SentRollout) -> None:
         self.released += 1
 
     def numbers(self) -> dict[str, float]:
