@@ -58,6 +58,8 @@ CAUSES = {
 class Logger:
     """Opens with the run, records every row, and closes with what the user needs next.
 
+    Of several processes that learn together the first one writes; the loggers of the others are silent.
+
     Args:
         run: Run at its start.
         run_dir: Folder of the run.
@@ -71,31 +73,24 @@ class Logger:
 
     def __init__(self, run: RunView, run_dir: RunDir, earlier: Mapping[str, Any]) -> None:
         self._cfg = cfg = run.cfg
+        self._silent = silent = run.start.collective.rank > 0
         self.run_dir = run_dir
-        self.console = Console(cfg.log.console, cfg.max_iterations, run_dir.train_log)
+        mode, train_log = ("quiet", None) if silent else (cfg.log.console, run_dir.train_log)
+        self.console = Console(mode, cfg.max_iterations, train_log)
         resumed_at = run.iteration if run.start.resumed else None
         best = earlier.get("best_evaluation") if cfg.eval.interval else run.best_return
-        self.checkpoints = CheckpointSchedule(cfg, run_dir.checkpoints, resumed_at, best, self.console.warn)
+        self.checkpoints = CheckpointSchedule(
+            cfg, run_dir.checkpoints, resumed_at, best, self.console.warn, writes=not silent
+        )
         self._wandb_id = earlier.get("wandb_id") or secrets.token_hex(4)
         self._csv = CsvWriter(
             run_dir.metrics_csv, resumed_at, digest=earlier.get("metrics_csv"), warn=self.console.warn
         )
-        writers: list[Writer] = [self._csv]
-        if cfg.log.tensorboard:
+        writers: list[Writer] = [] if silent else [self._csv]
+        if cfg.log.tensorboard and not silent:
             writers.append(TensorboardWriter(run_dir.path / "tensorboard", resumed_at))
-        if cfg.wandb_activate:
-            writers.append(
-                WandbWriter(
-                    run_dir,
-                    project=cfg.wandb_project,
-                    entity=cfg.wandb_entity,
-                    group=cfg.wandb_group,
-                    name=cfg.wandb_name,
-                    tags=cfg.wandb_tags,
-                    run_id=self._wandb_id,
-                    info=self.console.info,
-                )
-            )
+        if cfg.wandb_activate and not silent:
+            writers.append(WandbWriter(cfg, run_dir, self._wandb_id, self.console.info))
         self._writers = Writers(writers, self.console.warn)
         self._row: Row = {}
         self._reported: set[str] = set()  # of ONCE
@@ -127,7 +122,8 @@ class Logger:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.checkpoints.close()
+        if not self._silent:
+            self.checkpoints.close()
         if kind is not None:
             self.console.note(f"ended by {kind.__name__}: {error}")
         self._writers.close(0 if kind is None else 1)
@@ -135,7 +131,7 @@ class Logger:
 
     def note(self, run: RunView) -> None:
         """Writes to env.json what the run has chosen by itself, if that is not there already."""
-        if self._noted == run.graph:
+        if self._silent or self._noted == run.graph:
             return
         self._noted = run.graph
         try:
@@ -150,13 +146,13 @@ class Logger:
             self._writers.write(row.iterations[-1], numbers)
             self.console.update(numbers)
             for name, text in ONCE.items():
-                if numbers.get(name) and name not in self._reported:
+                if numbers.get(name) and name not in self._reported and not self._silent:
                     self._reported.add(name)
                     self.console.warn(text.format(number=numbers[name]))
 
     def write_diverged(self, state: Mapping[str, Any]) -> None:
         """Writes the state before the first divergence, if no earlier start did, so that a user can replay it."""
-        if (self.run_dir.path / DIVERGED).exists():
+        if self._silent or (self.run_dir.path / DIVERGED).exists():
             return
         how = self.dump(DIVERGED, state)
         cause = CAUSES[state["cause"]].format(task=state["task"])
@@ -168,7 +164,8 @@ class Logger:
     def dump(self, name: str, state: Mapping[str, Any]) -> str:
         """Writes a file that shows what went wrong; returns the command that replays it."""
         try:
-            save(self.run_dir.path / name, state)
+            if not self._silent:
+                save(self.run_dir.path / name, state)
         except OSError as error:
             self.console.warn(f"{name} cannot be written ({error})")
         return self.replay(name)
@@ -232,48 +229,6 @@ class Logger:
         return [*(" ".join([command(tool), folder, *config_dir, *trust]) for tool in ("play", "record")), train, plot]
 
 
-class SilentLogger(Logger):
-    """Logger of a process that learns together with others, and is not the first: it shows and writes nothing.
-
-    Args:
-        run: Run at its start.
-        run_dir: Folder that the first process writes to.
-    """
-
-    def __init__(self, run: RunView, run_dir: RunDir) -> None:
-        self._cfg, self.run_dir, self._row = run.cfg, run_dir, {}
-        self.console = Console("quiet", run.cfg.max_iterations, None)
-        saved = run.iteration if run.start.resumed else None
-        self.checkpoints = CheckpointSchedule(
-            run.cfg, run_dir.checkpoints, saved, None, self.console.warn, writes=False
-        )
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.console.close()
-
-    def note(self, run: RunView) -> None:
-        """The first process does it."""
-
-    def record(self, rows: Sequence[LogRow]) -> None:
-        """Keeps the newest row."""
-        for row in rows:
-            self._row = row.numbers
-
-    def dump(self, name: str, state: Mapping[str, Any]) -> str:
-        """The command that replays what the first process writes."""
-        return self.replay(name)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Nothing: the first process saves."""
-        return {}
-
-    def finish(self, run: RunView, *, left: bool = False) -> Row:
-        """The last row of metrics."""
-        return self._row
-
-
 @contextmanager
 def open_log(run: RunView, earlier: Mapping[str, Any]) -> Iterator[Logger]:
     """Opens the run folder and its logger; of several processes that learn together the first one does so.
@@ -287,7 +242,7 @@ def open_log(run: RunView, earlier: Mapping[str, Any]) -> Iterator[Logger]:
     """
     start = run.start
     if start.collective.rank:
-        with SilentLogger(run, RunDir(Path(start.collective.run_dir(None)))) as log:
+        with Logger(run, RunDir(Path(start.collective.run_dir(None))), {}) as log:
             yield log
         return
     with RunDir.of(start.spec, start.digest, trains=not run.complete) as (run_dir, continues):

@@ -20,6 +20,7 @@ import yaml
 from gpusim_rl.errors import import_extra
 from gpusim_rl.files.safe_open import keep_damaged, open_file, read_bytes, replacing
 from gpusim_rl.run.run_dir import RunDir
+from gpusim_rl.settings.schema import RunConfig
 
 Row = dict[str, int | float | None]
 """Metrics of one log interval by name; None is not known yet."""
@@ -374,27 +375,12 @@ class WandbWriter:
     failures: tuple[type[Exception], ...] = (Exception,)  # its client raises exceptions of many private types
     retries = False
 
-    def __init__(
-        self,
-        run_dir: RunDir,
-        *,
-        project: str,
-        entity: str | None,
-        group: str | None,
-        name: str | None,
-        tags: Sequence[str],
-        run_id: str,
-        info: Callable[[str], None],
-    ) -> None:
+    def __init__(self, cfg: RunConfig, run_dir: RunDir, run_id: str, info: Callable[[str], None]) -> None:
         """Prepare; nothing is sent or written before `start`.
 
         Args:
-            run_dir: Where the data go.
-            project: As in `wandb.init`; so are entity, group and tags.
-            entity: None: the account's default.
-            group: Runs to compare together.
-            name: None: that of the run folder.
-            tags: Labels.
+            cfg: Settings of the run; those that begin with `wandb_` are arguments of `wandb.init`.
+            run_dir: Folder where the data go.
             run_id: Identity on the server: a resumed run keeps that of its checkpoint.
             info: Shows one line to the user.
         """
@@ -402,11 +388,11 @@ class WandbWriter:
         self._run: Any = None  # wandb.Run: the library is imported by `start`
         self._info = info
         self._arguments = {
-            "project": project,
-            "entity": entity,
-            "group": group,
-            "name": name or run_dir.path.name,
-            "tags": list(tags),
+            "project": cfg.wandb_project,
+            "entity": cfg.wandb_entity,
+            "group": cfg.wandb_group,
+            "name": cfg.wandb_name or run_dir.path.name,
+            "tags": list(cfg.wandb_tags),
             "id": run_id,
             "resume": "allow",
             "dir": str(run_dir.path),

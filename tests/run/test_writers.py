@@ -404,6 +404,7 @@ def test_missing_tensorboard_is_one_line_with_the_command_and_leaves_nothing(tmp
 WANDB_RUN = """
 import os, sys, time
 from pathlib import Path
+from types import SimpleNamespace
 from gpusim_rl.run import writers
 from gpusim_rl.run.run_dir import RunDir
 from gpusim_rl.run.writers import CsvWriter, WandbWriter, Writers
@@ -411,10 +412,9 @@ from gpusim_rl.run.writers import CsvWriter, WandbWriter, Writers
 writers.INIT_TIMEOUT_S = 1.0
 run = RunDir(Path(sys.argv[1]))
 lines = lambda kind: lambda text: print(kind, text, flush=True)
-wandb_writer = WandbWriter(
-    run, project="ants", entity=None, group="g", name=None, tags=["a", "b"],
-    run_id="abcd1234", info=lines("info"),
-)
+settings = {"project": "ants", "entity": None, "group": "g", "name": None, "tags": ["a", "b"]}
+cfg = SimpleNamespace(**{f"wandb_{name}": value for name, value in settings.items()})
+wandb_writer = WandbWriter(cfg, run, "abcd1234", lines("info"))
 everything = Writers([wandb_writer, CsvWriter(run.metrics_csv)], lines("warn"))
 everything.start({"num_envs": 16, "ppo": {"horizon": 8, "network": {"hidden": [32, 32]}}})
 for iteration in map(int, sys.argv[2].split(",")):
