@@ -104,7 +104,7 @@ class Anymal(Task[AnymalConfig]):
 
     def reset(self, where: Bool[Tensor, " envs"]) -> None:
         stretch, joint_vel = self.random.uniform(-1.0, 1.0, 2, len(self.robot.joint_names)).unbind(dim=1)
-        joint_pos = torch.addcmul(self.stance, self.stance, stretch, value=0.5)
+        joint_pos = torch.addcmul(self.stance, self.stance, stretch, value=0.5)  # stance x (1 + stretch / 2)
         self.robot.set_state(where, joint_pos=joint_pos, joint_vel=0.1 * joint_vel)
         self.commands.resample(where)
 

@@ -175,7 +175,7 @@ class AnymalTerrain(Task[AnymalTerrainConfig]):
         self.robot.set_state(
             where,
             root_pos=root_pos,
-            joint_pos=torch.addcmul(self.stance, self.stance, stretch, value=0.5),
+            joint_pos=torch.addcmul(self.stance, self.stance, stretch, value=0.5),  # stance x (1 + stretch / 2)
             joint_vel=0.1 * joint_vel,
         )
         self.commands.resample(where)

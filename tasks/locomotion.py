@@ -168,10 +168,12 @@ class Locomotion(Task[Cfg]):
 
 
 def _dot(a: Float[Tensor, "envs _"], b: Float[Tensor, "envs _"]) -> Float[Tensor, " envs"]:
-    """Dot product of the horizontal parts."""
+    """Dot product of the horizontal components."""
+    # a_x b_x + a_y b_y
     return torch.addcmul(a[:, 0] * b[:, 0], a[:, 1], b[:, 1])
 
 
 def _cross(a: Float[Tensor, "envs _"], b: Float[Tensor, "envs _"]) -> Float[Tensor, " envs"]:
-    """Cross product of the horizontal parts: |a| |b| sin(angle from a to b)."""
+    """Cross product of the horizontal components: |a| |b| sin(angle from a to b)."""
+    # a_x b_y - a_y b_x
     return torch.addcmul(a[:, 0] * b[:, 1], a[:, 1], b[:, 0], value=-1.0)

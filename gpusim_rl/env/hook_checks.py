@@ -22,7 +22,7 @@ class HookChecks:
 
     Args:
         task: The task.
-        groups: What is known of its observation groups; empty before the first observation.
+        groups: Observation groups of the task; empty before the first observation.
     """
 
     def __init__(self, task: Task[Any], groups: ObservationGroups) -> None:

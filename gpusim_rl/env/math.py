@@ -64,6 +64,7 @@ def unscale(
     value: Float[Tensor, "*batch"], low: Float[Tensor, "..."], high: Float[Tensor, "..."]
 ) -> Float[Tensor, "*batch"]:
     """Maps [low, high] to [-1, 1], for example joint positions by their limits."""
+    # (2 value - low - high) / (high - low)
     return torch.sub(high + low, value, alpha=2.0) / (low - high)
 
 
@@ -71,6 +72,7 @@ def scale(
     value: Float[Tensor, "*batch"], low: Float[Tensor, "..."], high: Float[Tensor, "..."]
 ) -> Float[Tensor, "*batch"]:
     """Maps [-1, 1] to [low, high], for example actions to position targets; the inverse of `unscale`."""
+    # low + (high - low) (value + 1) / 2
     return torch.lerp(low, high, 0.5 * value + 0.5)
 
 

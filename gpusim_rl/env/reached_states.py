@@ -29,7 +29,7 @@ class ReachedStates:
     Args:
         cfg: Settings.
         task: The task. Its tensors are read and written in place.
-        sim: Its simulator.
+        sim: Simulator of the task.
         seed: Seed of the choices.
 
     Raises:

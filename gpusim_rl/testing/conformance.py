@@ -442,8 +442,8 @@ def joined(obs: dict[str, Tensor]) -> Tensor:
 def merged(*settings: Mapping[str, Any]) -> dict[str, Any]:
     """Nested settings, later ones over earlier ones."""
     result: dict[str, Any] = {}
-    for part in settings:
-        for key, value in part.items():
+    for section in settings:
+        for key, value in section.items():
             both = isinstance(value, Mapping) and isinstance(result.get(key), Mapping)
             result[key] = merged(result[key], value) if both else value
     return result

@@ -56,8 +56,8 @@ _CALLS: tuple[tuple[Any, str], ...] = (
 
 
 @dataclass(slots=True)
-class Copies:
-    """Copies in one direction."""
+class CopyTotals:
+    """Count and size of the copies in one direction."""
 
     count: int = 0
     bytes: int = 0
@@ -80,13 +80,13 @@ class Work:
         launches: Calls that gave work to the device: a graph of a thousand kernels is one; on CUDA, as the rest.
         kernels: Kernels that ran.
         wall_s: Time of the phase on the device's clock [s].
-        busy_s: Of it, how long the device is known to have been at work [s].
+        busy_s: Share of it in which the device is known to have been at work [s].
         occupied_s: The same, with all of the time between the first and the last record of a graph's launch [s]: what
             a graph repeats (a loop in it, as of Warp's solvers) is recorded once only, so the truth is between the two.
     """
 
-    to_device: Copies = field(default_factory=Copies)
-    to_host: Copies = field(default_factory=Copies)
+    to_device: CopyTotals = field(default_factory=CopyTotals)
+    to_host: CopyTotals = field(default_factory=CopyTotals)
     syncs: Counter[str] = field(default_factory=Counter)
     operators: int = 0
     launches: int = 0
@@ -101,8 +101,8 @@ class SourceLocation:
     """A line of code that waits or copies.
 
     Attributes:
-        phase: In which phase.
-        what: What it was: an operator, a call, a kind of copy.
+        phase: Phase of the iteration.
+        what: Operator, call or kind of copy.
         where: `file:line` of who asked for it; empty where that is not known.
     """
 
@@ -126,7 +126,7 @@ class SyncCounter(TorchDispatchMode):
 
     Attributes:
         found: Each sync, in order.
-        work: What was done in each phase.
+        work: Work of host and device in each phase.
 
     Example:
         with SyncCounter() as syncs:

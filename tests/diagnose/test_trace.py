@@ -6,7 +6,7 @@ import re
 
 from gpusim_rl.diagnose.trace import name_function, read_events
 from gpusim_rl.run.phases import OUTSIDE
-from gpusim_rl.testing.sync_counter import Copies, Work
+from gpusim_rl.testing.sync_counter import CopyTotals, Work
 from helpers.trace_events import BACKWARD, DTOD, DTOH, HTOD, call, copy, event, kernel, phase
 
 
@@ -40,7 +40,7 @@ def test_eager_work_belongs_to_the_phase_that_launched_it():
     assert all(work.occupied_s == work.busy_s for work in read.values())
     assert (read["rollout"].launches, read["rollout"].kernels) == (3, 3)
     assert (read["update"].launches, read["update"].kernels) == (1, 1)
-    assert all(not work.syncs and work.to_device == work.to_host == Copies() for work in read.values())
+    assert all(not work.syncs and work.to_device == work.to_host == CopyTotals() for work in read.values())
 
 
 def test_a_graph_is_one_launch_of_many_kernels_and_keeps_the_device_busy_after_the_host_has_left():
@@ -64,7 +64,7 @@ def test_a_graph_is_one_launch_of_many_kernels_and_keeps_the_device_busy_after_t
     # Whatever the graphs repeat without a record: all of 100 to 155, and of 160 to 195.
     assert [round(work[name].occupied_s * 1e6, 6) for name in ("rollout", "update", "log")] == [55, 35, 0]
     assert us(work["log"]) == (0, 0)  # the host was through before the device had begun
-    assert work["rollout"].to_host == work["rollout"].to_device == Copies()
+    assert work["rollout"].to_host == work["rollout"].to_device == CopyTotals()
 
 
 def test_copies_and_waits_are_counted_by_phase():
@@ -90,11 +90,11 @@ def test_copies_and_waits_are_counted_by_phase():
         ]
     )
     rollout, log, outside = (reading.work[name] for name in ("rollout", "log", OUTSIDE))
-    assert rollout.to_device == Copies(2, 1256) and rollout.to_host == Copies(1, 4)
+    assert rollout.to_device == CopyTotals(2, 1256) and rollout.to_host == CopyTotals(1, 4)
     assert rollout.syncs == {"cudaStreamSynchronize": 1, "cudaMemcpy": 1}
-    assert log.to_host == Copies(1, 104) and log.to_device == Copies()
+    assert log.to_host == CopyTotals(1, 104) and log.to_device == CopyTotals()
     assert log.syncs == {"cudaEventSynchronize": 1}
-    assert outside.to_device == Copies(1, 8) and not outside.syncs
+    assert outside.to_device == CopyTotals(1, 8) and not outside.syncs
     assert us(outside) == (10, 1)
     assert sorted((each.phase, each.kind, each.ts) for each in reading.transfers if "Sync" in each.kind) == [
         ("log", "cudaEventSynchronize", 63),
@@ -121,7 +121,7 @@ def test_what_is_outside_of_the_iterations_does_not_count():
     ).work
     assert work["update"].kernels == work["update"].launches == 1 and not work["update"].syncs
     assert us(work["update"]) == (80, 20 + 1)  # what ran in this time kept the device busy, whoever launched it
-    assert work[OUTSIDE].kernels == 0 and work[OUTSIDE].to_host == Copies() and not work[OUTSIDE].syncs
+    assert work[OUTSIDE].kernels == 0 and work[OUTSIDE].to_host == CopyTotals() and not work[OUTSIDE].syncs
     assert us(work[OUTSIDE]) == (20, 0)
 
 
@@ -143,7 +143,7 @@ def test_the_devices_own_records_complete_those_of_the_calls():
     ).work
     assert work["rollout"].syncs == {"cudaStreamSynchronize": 1}
     assert work["update"].syncs == {"Context Sync": 1}
-    assert work[OUTSIDE].kernels == 1 and work[OUTSIDE].to_device == Copies(1, 12)
+    assert work[OUTSIDE].kernels == 1 and work[OUTSIDE].to_device == CopyTotals(1, 12)
     assert us(work["rollout"]) == (50, 11)
 
 

@@ -17,7 +17,7 @@ from gpusim_rl.diagnose.transfers import CHECKPOINT, COUNTED, PHYSICS, TRACED, A
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.learn.ppo import PPO
 from gpusim_rl.run.phases import OUTSIDE
-from gpusim_rl.testing.sync_counter import Copies, SourceLocation, Work
+from gpusim_rl.testing.sync_counter import CopyTotals, SourceLocation, Work
 from helpers.trace_events import DTOH, HTOD, call, copy, event, kernel, phase
 from helpers.training import Faulty, make_trainer
 
@@ -56,7 +56,7 @@ def test_our_training_waits_for_nothing(audited, sim):
     work = result.work
     assert set(work) == {"rollout", "update", "log", OUTSIDE} | ({PHYSICS} if sim == "mujoco" else set())
     for name in work.keys() - {"log"}:
-        assert not work[name].syncs and work[name].to_device == work[name].to_host == Copies()
+        assert not work[name].syncs and work[name].to_device == work[name].to_host == CopyTotals()
     assert work["log"].syncs == {"tolist": 2} and work["log"].to_host.count == 2
     assert work["rollout"].operators > 100 and work["update"].operators > 100
     assert transfers.violations(result, rows=2) == []
@@ -194,7 +194,7 @@ def test_a_real_trace_goes_the_same_way(tmp_path):
 
 
 def test_json_has_plain_values_only():
-    work = {"rollout": Work(Copies(1, 4), Copies(), Counter({"item": 2}), operators=5)}
+    work = {"rollout": Work(CopyTotals(1, 4), CopyTotals(), Counter({"item": 2}), operators=5)}
     result = Audit(COUNTED, 3, work, Counter({SourceLocation("rollout", "item", "a.py:1"): 2}))
     assert result.as_dict() == {
         "method": COUNTED,

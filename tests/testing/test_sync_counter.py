@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from gpusim_rl.run.phases import OUTSIDE
-from gpusim_rl.testing.sync_counter import Copies, SyncCounter, Work
+from gpusim_rl.testing.sync_counter import CopyTotals, SyncCounter, Work
 
 
 def mask_write(x: Tensor, mask: Tensor) -> None:
@@ -161,7 +161,7 @@ def test_copies_have_a_direction_and_a_size(name):
         except NotImplementedError:  # the device "meta" has nothing to copy
             assert name == "from another device"
     [work] = syncs.work.values() if syncs.work else [Work()]
-    assert (work.to_device, work.to_host) == (Copies(*to_device), Copies(*to_host))
+    assert (work.to_device, work.to_host) == (CopyTotals(*to_device), CopyTotals(*to_host))
     assert syncs.total == to_device[0] + to_host[0]
 
 
