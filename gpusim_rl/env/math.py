@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from gpusim_rl.sim.dynamics import operational_space_torque, solve_positive_definite
+from gpusim_rl.env.operational_space import operational_space_torque, solve_positive_definite
 from gpusim_rl.sim.quaternion import (
     euler_xyz,
     quat_conjugate,

@@ -23,7 +23,7 @@ from gpusim_rl.files.safe_open import temporary_name
 from gpusim_rl.settings.checks import build
 from gpusim_rl.settings.schema import SimConfig
 from gpusim_rl.sim import Scene
-from gpusim_rl.sim.option import limit_solver
+from gpusim_rl.sim.option import solver_limits
 from gpusim_rl.spaces import MultiDiscrete
 from gpusim_rl.view.player import Player
 
@@ -100,7 +100,8 @@ def _write(player: Player, folder: Path, *, int8: bool) -> dict[str, Any]:
     if task_env is not None:
         scene = task_env.sim.scene
         compiled = copy.copy(scene.model)
-        limit_solver(compiled.opt, compiled.opt, build(SimConfig, player.settings["sim"], "sim"))
+        cfg = build(SimConfig, player.settings["sim"], "sim")
+        compiled.opt.iterations, compiled.opt.ls_iterations = solver_limits(compiled.opt, cfg)
         card["files"] |= _write_scene(scene, compiled, folder)
     (folder / CARD).write_text(json.dumps(card, indent=2, allow_nan=False) + "\n")
     return card

@@ -1,4 +1,4 @@
-"""Articulations: their names for every simulator, their state over tensors in MuJoCo's layout."""
+"""Articulations, and what can be read of them, over tensors in MuJoCo's layout."""
 
 from __future__ import annotations
 
@@ -11,16 +11,14 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from gpusim_rl.errors import TaskError
+from gpusim_rl.errors import TaskError, did_you_mean
 from gpusim_rl.sim.dynamics import MujocoDynamics
-from gpusim_rl.sim.interface import Contacts
+from gpusim_rl.sim.interface import Bodies
 from gpusim_rl.sim.masks import columns, write_columns, write_where
-from gpusim_rl.sim.quaternion import quat_rotate, quat_rotate_inverse
+from gpusim_rl.sim.quaternion import quat_multiply, quat_rotate, quat_rotate_inverse
 from gpusim_rl.sim.scene import Scene
-from gpusim_rl.sim.sensors import MujocoSensor, SitesOfBodies, find_elements
 
 _SCALAR = (mujoco.mjtJoint.mjJNT_HINGE.value, mujoco.mjtJoint.mjJNT_SLIDE.value)
-_ON_JOINTS = (mujoco.mjtTrn.mjTRN_JOINT.value, mujoco.mjtTrn.mjTRN_JOINTINPARENT.value)
 _ROOT_WIDTHS = {"root_pos": 3, "root_quat": 4, "root_lin_vel": 3, "root_ang_vel": 3}
 
 
@@ -77,114 +75,6 @@ def reference_pose(model: mujoco.MjModel) -> np.ndarray:
     return pose
 
 
-class ArticulationLayout:
-    """Names, limits, reference pose and places in MuJoCo's arrays of one articulation of a scene."""
-
-    def __init__(self, scene: Scene, name: str, device: torch.device) -> None:
-        self.name, self._model = name, scene.model
-        model = scene.model
-        self._prefix = prefix = scene.prefix(name)
-
-        def strip(full: str) -> str:
-            return full.removeprefix(prefix)
-
-        bodies = scene.bodies_of(name)
-        if not bodies:
-            known = scene.articulation_names
-            raise TaskError(f"the scene has no articulation {name!r}; it has {known}")
-        self._body_ids = bodies
-        self.body_names = [strip(model.body(i).name) for i in bodies]
-        root = bodies[0]
-        joints = [j for j in range(model.njnt) if model.jnt_bodyid[j] in set(bodies)]
-        free = mujoco.mjtJoint.mjJNT_FREE.value
-        self._free = bool(joints) and int(model.jnt_type[joints[0]]) == free
-        if self._free:
-            q, v = int(model.jnt_qposadr[joints[0]]), int(model.jnt_dofadr[joints[0]])
-            self._root_q, self._root_v = slice(q, q + 7), slice(v, v + 6)
-        joints = [j for j in joints if int(model.jnt_type[j]) in _SCALAR]  # a ball joint's position is not one number
-        self.joint_ids = joints
-        self.joint_names = [strip(model.joint(j).name) for j in joints]
-        # The compiler numbers a tree's joints in one run. So all of them are one slice, views instead of gathers, where
-        # no object and no ball joint is between them.
-        in_qpos, in_qvel = model.jnt_qposadr[joints].tolist(), model.jnt_dofadr[joints].tolist()
-        self._joint_q, self._joint_v = columns(in_qpos, device), columns(in_qvel, device)
-
-        def tensor(values: object) -> Tensor:
-            return torch.as_tensor(values, dtype=torch.float32).to(device)
-
-        def limits(ranges: np.ndarray, limited: np.ndarray) -> Tensor:
-            return tensor(np.where(limited[:, None], ranges, [-np.inf, np.inf]))
-
-        self.joint_limits = limits(round_inwards(model.jnt_range[joints]), model.jnt_limited[joints])
-        pose = reference_pose(model)
-        self.default_joint_pos = tensor(pose[in_qpos])
-        pos, quat = model.body_pos[root], model.body_quat[root]
-        if self._free:
-            pos, quat = pose[self._root_q][:3], pose[self._root_q][3:]
-        self.default_root_pos, self.default_root_quat = tensor(pos), tensor(quat)
-
-        # Most actuators have one control. What has several (a servo with two targets) is there as `name/0`, `name/1`.
-        controls, self.actuator_names = [], []
-        for i in (i for i in range(model.nactuator) if self._drives(scene, i)):
-            first, number = int(model.actuator_ctrladr[i]), int(model.actuator_ctrlnum[i])
-            controls += range(first, first + number)
-            label = strip(model.actuator(i).name)
-            self.actuator_names += [label] if number == 1 else [f"{label}/{k}" for k in range(number)]
-        self.control_limits = limits(model.actuator_ctrlrange[controls], model.actuator_ctrllimited[controls])
-        # The sensors of an articulation's joints were added in one run, so they too are one slice.
-        self._efforts: slice | None = None
-        if name in scene.effort_sensors:
-            first = int(model.sensor(f"{prefix}{self.joint_names[0]}/effort").adr[0])
-            self._efforts = slice(first, first + len(self.joint_names))
-        self._controls = columns(controls, device)
-
-    def _drives(self, scene: Scene, actuator: int) -> bool:
-        """Whether an actuator of the scene is this articulation's: of its file, and on no joint of another."""
-        model = scene.model
-        if not model.actuator(actuator).name.startswith(self._prefix):
-            return False
-        if int(model.actuator_trntype[actuator]) in _ON_JOINTS:
-            return int(model.jnt_bodyid[model.actuator_trnid[actuator, 0]]) in self._body_ids
-        return f"{self.name}/" == self._prefix
-
-    def _find_bodies(self, names: Sequence[str]) -> list[int]:
-        """Ids in the scene's model; raises TaskError for a name that does not exist."""
-        for name in names:
-            if name not in self.body_names:
-                raise TaskError(f"{self.name!r} has no body {name!r}; it has {self.body_names}")
-        return [self._body_ids[self.body_names.index(name)] for name in names]
-
-    def _find_sites(self, names: Sequence[str]) -> tuple[list[int], Tensor, Tensor]:
-        """Of sites the ids of their bodies in the scene's model, their places [m] and orientations in those."""
-        model, ids = self._model, find_elements("site", names, self.name, self._prefix, self._model)
-        pos, quat = (torch.as_tensor(values[ids], dtype=torch.float32) for values in (model.site_pos, model.site_quat))
-        device = self.default_root_pos.device
-        return [int(body) for body in model.site_bodyid[ids]], pos.to(device), quat.to(device)
-
-    def _check_control(self, control: Any, num_envs: int) -> None:
-        names = self.actuator_names
-        hint = f"a task that passes its action on has num_actions = {len(names)}"
-        check_shape(f"{self.name!r}.actuate(): control", control, (num_envs, len(names)), names, hint)
-
-    def _check_effort(self, effort: Any, num_envs: int) -> None:
-        names = self.joint_names
-        check_shape(f"{self.name!r}.set_joint_effort(): effort", effort, (num_envs, len(names)), names)
-
-    def _check_state(self, where: Any, state: Mapping[str, Any], num_envs: int) -> None:
-        """Raises TaskError for what `set_state` cannot write; a value that is None stays as it is."""
-        call, joints = f"{self.name!r}.set_state():", self.joint_names
-        if not self._free and any(state[key] is not None for key in _ROOT_WIDTHS):
-            raise TaskError(f"{self.name!r} has a fixed base: its root state cannot be set")
-        check_shape(f"{call} where", where, (num_envs,))
-        if where.dtype != torch.bool:
-            raise TaskError(f"{call} where is {where.dtype}, expected torch.bool")
-        for key, value in state.items():
-            if value is not None and key in _ROOT_WIDTHS:
-                check_shape(f"{call} {key}", value, (num_envs, _ROOT_WIDTHS[key]))
-            elif value is not None:
-                check_shape(f"{call} {key}", value, (num_envs, len(joints)), joints)
-
-
 def check_shape(what: str, value: Any, shape: tuple[int, ...], names: Sequence[str] = (), hint: str = "") -> None:
     """Raises TaskError unless a task hands over a tensor of this shape.
 
@@ -199,27 +89,68 @@ def check_shape(what: str, value: Any, shape: tuple[int, ...], names: Sequence[s
     raise TaskError(f"{what} {got}, expected {list(shape)}{of}" + (f"; {hint}" if hint else ""))
 
 
-def check_wrench(bodies: Sequence[str], num_envs: int, force: Any, torque: Any) -> None:
-    """Raises TaskError unless force and torque have shape [num_envs, bodies, 3]; a torque may be None."""
-    shape = (num_envs, len(bodies), 3)
-    check_shape("apply_wrench(): force", force, shape, bodies)
-    if torque is not None:
-        check_shape("apply_wrench(): torque", torque, shape, bodies)
-
-
-def check_contact_sensors(scene: Scene, bodies: Sequence[str]) -> None:
-    """Raises TaskError for a body (`<articulation>/<body>`) without a contact sensor."""
-    for body in bodies:
-        if body not in scene.contact_sensors:
-            raise TaskError(f"body {body!r} has no contact sensor; call scene.add_contact_sensor in the task's scene()")
-
-
-class MujocoArticulation(ArticulationLayout):
+class MujocoArticulation:
     """See `gpusim_rl.sim.Articulation`."""
 
     def __init__(self, sim: MujocoTensors, name: str) -> None:
-        super().__init__(sim.scene, name, sim.device)
-        self._sim = sim
+        scene, model = sim.scene, sim.scene.model
+        self._sim, self._scene, self._model, self.name = sim, scene, model, name
+        bodies = scene.elements_of(name, "body")
+        if not bodies:
+            raise TaskError(f"the scene has no articulation {name!r}; it has {scene.articulation_names}")
+        joints = scene.elements_of(name, "joint")
+        self._body_ids, self.body_names = list(bodies.values()), list(bodies)
+        self._joint_ids, self.joint_names = list(joints.values()), list(joints)
+        root = self._body_ids[0]
+        joint = int(model.body_jntadr[root])
+        self._free = joint >= 0 and int(model.jnt_type[joint]) == mujoco.mjtJoint.mjJNT_FREE.value
+        if self._free:
+            q, v = int(model.jnt_qposadr[joint]), int(model.jnt_dofadr[joint])
+            self._root_q, self._root_v = slice(q, q + 7), slice(v, v + 6)
+        # The compiler numbers a tree's joints in one run. So all of them are one slice, views instead of gathers, where
+        # no object and no ball joint is between them.
+        in_qpos, in_qvel = (adr[self._joint_ids].tolist() for adr in (model.jnt_qposadr, model.jnt_dofadr))
+        self._joint_q, self._joint_v = columns(in_qpos, sim.device), columns(in_qvel, sim.device)
+
+        self.joint_limits = self._limits(
+            round_inwards(model.jnt_range[self._joint_ids]), model.jnt_limited[self._joint_ids]
+        )
+        pose = reference_pose(model)
+        self.default_joint_pos = self._tensor(pose[in_qpos])
+        pos, quat = model.body_pos[root], model.body_quat[root]
+        if self._free:
+            pos, quat = pose[self._root_q][:3], pose[self._root_q][3:]
+        self.default_root_pos, self.default_root_quat = self._tensor(pos), self._tensor(quat)
+
+        # Most actuators have one control. What has several (a servo with two targets) is there as `name/0`, `name/1`.
+        controls, self.actuator_names = [], []
+        for label, i in scene.elements_of(name, "actuator").items():
+            first, number = int(model.actuator_ctrladr[i]), int(model.actuator_ctrlnum[i])
+            controls += range(first, first + number)
+            self.actuator_names += [label] if number == 1 else [f"{label}/{k}" for k in range(number)]
+        self._controls = columns(controls, sim.device)
+        self.control_limits = self._limits(model.actuator_ctrlrange[controls], model.actuator_ctrllimited[controls])
+        # The sensors of an articulation's joints were added in one run, so they too are one slice.
+        self._efforts: slice | None = None
+        if name in scene.effort_sensors:
+            first = scene.sensor_columns(f"{model.joint(self._joint_ids[0]).name}/effort")[0]
+            self._efforts = slice(first, first + len(self._joint_ids))
+
+    def _tensor(self, values: np.ndarray) -> Tensor:
+        return torch.as_tensor(values, dtype=torch.float32).to(self._sim.device)
+
+    def _limits(self, ranges: np.ndarray, limited: np.ndarray) -> Tensor:
+        return self._tensor(np.where(limited[:, None], ranges, [-np.inf, np.inf]))
+
+    def _find(self, kind: str, names: Sequence[str]) -> list[int]:
+        """Ids in the scene's model; raises TaskError for a name that does not exist."""
+        ids = self._scene.elements_of(self.name, kind)
+        for name in names:
+            if name not in ids:
+                hint = did_you_mean(name, ids)
+                there = f"{hint} It has" if hint else "; it has"
+                raise TaskError(f"{self.name!r} has no {kind} {name!r}{there} {list(ids) or 'none'}")
+        return [ids[name] for name in names]
 
     # state
     @property
@@ -265,33 +196,35 @@ class MujocoArticulation(ArticulationLayout):
         return self._sim.sensordata[:, self._efforts]
 
     def bodies(self, names: Sequence[str]) -> MujocoBodies:
-        return MujocoBodies(self._sim, self._find_bodies(names))
+        return MujocoBodies(self._sim, self._find("body", names))
 
-    def contacts(self, names: Sequence[str]) -> Contacts:
-        self._find_bodies(names)
-        return MujocoContacts(self._sim, [f"{self._prefix}{body}" for body in names])
+    def contacts(self, names: Sequence[str]) -> MujocoContacts:
+        return MujocoContacts(self._sim, self._find("body", names))
 
     def sites(self, names: Sequence[str]) -> SitesOfBodies:
-        ids, pos, quat = self._find_sites(names)
-        return SitesOfBodies(MujocoBodies(self._sim, ids), pos, quat)
+        ids, model = self._find("site", names), self._model
+        bodies = MujocoBodies(self._sim, model.site_bodyid[ids].tolist())
+        return SitesOfBodies(bodies, self._tensor(model.site_pos[ids]), self._tensor(model.site_quat[ids]))
 
     def sensor(self, name: str) -> MujocoSensor:
-        (sensor,) = find_elements("sensor", [name], self.name, self._prefix, self._model)
-        return MujocoSensor(self._sim, self._model, sensor)
+        return MujocoSensor(self._sim, self._find("sensor", [name])[0])
 
     def dynamics(self, body: str) -> MujocoDynamics:
-        sim, (body_id,) = self._sim, self._find_bodies([body])
-        if not self.joint_ids:
+        sim, (body_id,) = self._sim, self._find("body", [body])
+        if not self._joint_ids:
             raise TaskError(f"{self.name!r} has no joints, and so no dynamics of joints")
-        return MujocoDynamics(sim.scene.model, self.joint_ids, self._body_ids, body_id, sim.derived, sim.device)
+        return MujocoDynamics(self._model, self._joint_ids, self._body_ids, body_id, sim.derived, sim.device)
 
     # control
     def actuate(self, control: Float[Tensor, "envs actuators"]) -> None:
-        self._check_control(control, self._sim.num_envs)
+        names = self.actuator_names
+        hint = f"a task that passes its action on has num_actions = {len(names)}"
+        check_shape(f"{self.name!r}.actuate(): control", control, (self._sim.num_envs, len(names)), names, hint)
         write_columns(self._sim.ctrl, self._controls, control)
 
     def set_joint_effort(self, effort: Float[Tensor, "envs joints"]) -> None:
-        self._check_effort(effort, self._sim.num_envs)
+        names = self.joint_names
+        check_shape(f"{self.name!r}.set_joint_effort(): effort", effort, (self._sim.num_envs, len(names)), names)
         self._sim.uses("qfrc_applied")
         write_columns(self._sim.qfrc_applied, self._joint_v, effort)
 
@@ -314,7 +247,7 @@ class MujocoArticulation(ArticulationLayout):
             "joint_pos": joint_pos,
             "joint_vel": joint_vel,
         }
-        self._check_state(where, state, self._sim.num_envs)
+        self._check_state(where, state)
         if root_quat is not None and root_ang_vel is None:
             root_ang_vel = self.root_ang_vel  # it stays in the world frame, MuJoCo's is local
         if root_ang_vel is not None:
@@ -329,6 +262,20 @@ class MujocoArticulation(ArticulationLayout):
                 if name in places and not isinstance(places[name][1], slice):  # what was written is a copy
                     write_columns(*places[name], target)
         self._sim.wrote_state(where)
+
+    def _check_state(self, where: Bool[Tensor, " envs"], state: Mapping[str, Tensor | None]) -> None:
+        """Raises TaskError for what `set_state` cannot write; a value that is None stays as it is."""
+        call, num_envs, joints = f"{self.name!r}.set_state():", self._sim.num_envs, self.joint_names
+        if not self._free and any(state[key] is not None for key in _ROOT_WIDTHS):
+            raise TaskError(f"{self.name!r} has a fixed base: its root state cannot be set")
+        check_shape(f"{call} where", where, (num_envs,))
+        if where.dtype != torch.bool:
+            raise TaskError(f"{call} where is {where.dtype}, expected torch.bool")
+        for key, value in state.items():
+            if value is not None and key in _ROOT_WIDTHS:
+                check_shape(f"{call} {key}", value, (num_envs, _ROOT_WIDTHS[key]))
+            elif value is not None:
+                check_shape(f"{call} {key}", value, (num_envs, len(joints)), joints)
 
 
 class MujocoBodies:
@@ -372,7 +319,10 @@ class MujocoBodies:
     def apply_wrench(
         self, force: Float[Tensor, "envs bodies 3"], torque: Float[Tensor, "envs bodies 3"] | None = None
     ) -> None:
-        check_wrench(self._names, self._sim.num_envs, force, torque)
+        shape = (self._sim.num_envs, len(self._names), 3)
+        check_shape("apply_wrench(): force", force, shape, self._names)
+        if torque is not None:
+            check_shape("apply_wrench(): torque", torque, shape, self._names)
         self._sim.uses("xfrc_applied")
         torque = torch.zeros_like(force) if torque is None else torque
         self._sim.xfrc_applied.index_copy_(1, self._ids, torch.cat([force, torque], dim=-1))
@@ -381,17 +331,18 @@ class MujocoBodies:
 class MujocoContacts:
     """See `gpusim_rl.sim.Contacts`; reads the sensors of `Scene.add_contact_sensor`."""
 
-    def __init__(self, sim: MujocoTensors, bodies: list[str]) -> None:
-        self._sim = sim
-        model, sensors = sim.scene.model, sim.scene.contact_sensors
-        check_contact_sensors(sim.scene, bodies)
-        columns = []
-        for body in bodies:
-            for name in (sensors[body].wrench, sensors[body].body_pos, sensors[body].body_quat):
-                sensor = model.sensor(name).id
-                first = model.sensor_adr[sensor]
-                columns += range(first, first + model.sensor_dim[sensor])
-        self._columns = torch.tensor(columns, device=sim.device).view(len(bodies), -1)
+    def __init__(self, sim: MujocoTensors, ids: list[int]) -> None:
+        self._sim, scene = sim, sim.scene
+        columns: list[int] = []
+        for body in (scene.model.body(i).name for i in ids):
+            if body not in scene.contact_sensors:
+                raise TaskError(
+                    f"body {body!r} has no contact sensor; call scene.add_contact_sensor in the task's scene()"
+                )
+            sensor = scene.contact_sensors[body]
+            for name in (sensor.wrench, sensor.body_pos, sensor.body_quat):
+                columns += scene.sensor_columns(name)
+        self._columns = torch.tensor(columns, device=sim.device).view(len(ids), -1)
         self._force_columns = self._columns[:, :3].flatten()
 
     def _read(self) -> tuple[Tensor, Tensor]:
@@ -416,3 +367,52 @@ class MujocoContacts:
     def in_body_frame(self) -> Float[Tensor, "envs bodies 6"]:
         wrench, quat = self._read()
         return quat_rotate_inverse(quat[..., None, :], wrench).flatten(-2)
+
+
+class SitesOfBodies:
+    """See `gpusim_rl.sim.Sites`: points that are fixed to bodies, on any simulator that has `bodies`.
+
+    Args:
+        bodies: Body of each site.
+        pos: Positions of the sites in the frames of their bodies [m].
+        quat: Orientations of the sites in these frames, wxyz.
+    """
+
+    def __init__(self, bodies: Bodies, pos: Float[Tensor, "sites 3"], quat: Float[Tensor, "sites 4"]) -> None:
+        self._bodies, self._pos, self._quat = bodies, pos, quat
+
+    def _lever(self) -> Float[Tensor, "envs sites 3"]:
+        quat = self._bodies.quat
+        return quat_rotate(quat, self._pos.expand(*quat.shape[:-1], 3))
+
+    @property
+    def pos(self) -> Float[Tensor, "envs sites 3"]:
+        return self._bodies.pos + self._lever()
+
+    @property
+    def quat(self) -> Float[Tensor, "envs sites 4"]:
+        quat = self._bodies.quat
+        return quat_multiply(quat, self._quat.expand_as(quat))
+
+    @property
+    def lin_vel(self) -> Float[Tensor, "envs sites 3"]:
+        return self._bodies.lin_vel + torch.linalg.cross(self._bodies.ang_vel, self._lever())
+
+    @property
+    def ang_vel(self) -> Float[Tensor, "envs sites 3"]:
+        return self._bodies.ang_vel
+
+
+class MujocoSensor:
+    """See `gpusim_rl.sim.Sensor`."""
+
+    def __init__(self, sim: MujocoTensors, sensor: int) -> None:
+        model = sim.scene.model
+        self._sim, self._stage = sim, int(model.sensor_needstage[sensor])
+        columns = sim.scene.sensor_columns(model.sensor(sensor).name)
+        self.size, self._columns = len(columns), slice(columns.start, columns.stop)
+        sim.current_sensors(self._stage)
+
+    @property
+    def data(self) -> Float[Tensor, "envs size"]:
+        return self._sim.current_sensors(self._stage)[:, self._columns]

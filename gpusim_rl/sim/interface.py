@@ -23,28 +23,36 @@ def not_finite(tensors: Iterable[Tensor]) -> Bool[Tensor, " envs"]:
     return functools.reduce(torch.add, ((0.0 * x).flatten(1).sum(dim=1) for x in tensors)) != 0.0
 
 
-class Bodies(Protocol):
-    """Some bodies of one articulation in every world; up to date whenever it is read."""
+class Frames(Protocol):
+    """Some frames on bodies of one articulation in every world; up to date whenever they are read."""
 
     @property
-    def pos(self) -> Float[Tensor, "envs bodies 3"]:
-        """Origin of the body frames [m], world frame."""
+    def pos(self) -> Float[Tensor, "envs frames 3"]:
+        """Positions of the origins [m], world frame."""
         ...
 
     @property
-    def quat(self) -> Float[Tensor, "envs bodies 4"]:
-        """Orientation of the body frames, wxyz."""
+    def quat(self) -> Float[Tensor, "envs frames 4"]:
+        """Orientations, wxyz."""
         ...
 
     @property
-    def lin_vel(self) -> Float[Tensor, "envs bodies 3"]:
-        """Velocity of the body frames' origins [m/s], world frame."""
+    def lin_vel(self) -> Float[Tensor, "envs frames 3"]:
+        """Velocities of the origins [m/s], world frame."""
         ...
 
     @property
-    def ang_vel(self) -> Float[Tensor, "envs bodies 3"]:
-        """Angular velocity [rad/s], world frame."""
+    def ang_vel(self) -> Float[Tensor, "envs frames 3"]:
+        """Angular velocities [rad/s], world frame."""
         ...
+
+
+class Sites(Frames, Protocol):
+    """Some sites of one articulation: points with axes on its bodies."""
+
+
+class Bodies(Frames, Protocol):
+    """Some bodies of one articulation; their frames are those of the file."""
 
     @property
     def wrench(self) -> Float[Tensor, "envs bodies 6"]:
@@ -61,30 +69,6 @@ class Bodies(Protocol):
         Raises:
             TaskError: One of them has another shape.
         """
-        ...
-
-
-class Sites(Protocol):
-    """Some sites of one articulation in every world: points with axes on its bodies; up to date whenever it is read."""
-
-    @property
-    def pos(self) -> Float[Tensor, "envs sites 3"]:
-        """Positions [m], world frame."""
-        ...
-
-    @property
-    def quat(self) -> Float[Tensor, "envs sites 4"]:
-        """Orientations, wxyz."""
-        ...
-
-    @property
-    def lin_vel(self) -> Float[Tensor, "envs sites 3"]:
-        """Velocity of the points [m/s], world frame."""
-        ...
-
-    @property
-    def ang_vel(self) -> Float[Tensor, "envs sites 3"]:
-        """Angular velocity [rad/s], world frame."""
         ...
 
 

@@ -24,8 +24,13 @@ def columns(numbers: Sequence[int], device: torch.device) -> slice | Tensor:
     return torch.tensor(numbers, dtype=torch.int64, device=device)
 
 
+def read_columns(source: Shaped[Tensor, "envs all *rest"], found: slice | Tensor) -> Shaped[Tensor, "envs some *rest"]:
+    """What is in `columns` of an array: a view of a slice, else a copy."""
+    return source[:, found] if isinstance(found, slice) else source.index_select(1, found)
+
+
 def write_columns(
-    target: Shaped[Tensor, "envs all"], found: slice | Tensor, value: Shaped[Tensor, "envs some"]
+    target: Shaped[Tensor, "envs all *rest"], found: slice | Tensor, value: Shaped[Tensor, "envs some *rest"]
 ) -> None:
     """Writes values into `columns` of an array."""
     if isinstance(found, slice):

@@ -18,7 +18,7 @@ from gpusim_rl.errors import ConfigError
 from gpusim_rl.settings.schema import SimConfig
 from gpusim_rl.sim.actuators import delayed_controls
 from gpusim_rl.sim.buffers import buffer_sizes
-from gpusim_rl.sim.option import ON_WARP, limit_solver
+from gpusim_rl.sim.option import ON_WARP, solver_limits
 from gpusim_rl.sim.rays import NUM_GROUPS, MujocoRays, RayGroups
 from gpusim_rl.sim.scene import Scene
 from gpusim_rl.sim.warp import WarpGraphs
@@ -46,7 +46,7 @@ class MjwarpSim(WarpSim):
                 raise ConfigError(
                     f"sim=mjwarp cannot simulate this scene: {str(error).splitlines()[0]}; try sim=mujoco"
                 ) from None
-            limit_solver(model.opt, scene.model.opt, cfg, ON_WARP)
+            model.opt.iterations, model.opt.ls_iterations = solver_limits(scene.model.opt, cfg, ON_WARP)
             data = mjw.make_data(scene.model, nworld=num_envs, njmax=rows, nconmax=contacts)
         super().__init__(scene, num_envs, device, graphs, model, data)
 

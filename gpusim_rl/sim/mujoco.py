@@ -18,7 +18,7 @@ from gpusim_rl.settings.schema import SimConfig
 from gpusim_rl.sim.actuators import delayed_controls
 from gpusim_rl.sim.articulation import MujocoArticulation, reference_pose
 from gpusim_rl.sim.interface import not_finite
-from gpusim_rl.sim.option import limit_solver
+from gpusim_rl.sim.option import solver_limits
 from gpusim_rl.sim.params import FIELDS, Param, Params
 from gpusim_rl.sim.rays import MujocoRays, RayGroups
 from gpusim_rl.sim.scene import Scene
@@ -63,7 +63,7 @@ class MujocoSim:
         self.num_envs = num_envs
         self.device = device
         model = copy.copy(scene.model)
-        limit_solver(model.opt, model.opt, cfg)
+        model.opt.iterations, model.opt.ls_iterations = solver_limits(model.opt, cfg)
         self.dt = float(model.opt.timestep)
         # C MuJoCo silently resets a world that goes bad; we must see it. (Only on this copy: MuJoCo
         # Warp refuses the flag.)

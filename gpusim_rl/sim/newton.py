@@ -31,7 +31,6 @@ from gpusim_rl.sim.newton_model import (
     lacks_option,
     make_solver,
 )
-from gpusim_rl.sim.option import USUAL
 from gpusim_rl.sim.params import FIELDS, LIMITED, model_values
 from gpusim_rl.sim.quaternion import quat_rotate
 from gpusim_rl.sim.rays import MujocoRays
@@ -115,10 +114,6 @@ class NewtonSim(WarpSim):
         # Newton imports no sensors. Contacts come from the solver's external forces on bodies.
         scene, model = self.scene, self.scene.model
 
-        def columns(name: str) -> list[int]:
-            sensor = model.sensor(name)
-            return list(range(int(sensor.adr[0]), int(sensor.adr[0] + sensor.dim[0])))
-
         def tensor(numbers: Sequence[int]) -> Tensor:
             return torch.tensor(numbers, dtype=torch.int64, device=self.device)
 
@@ -129,11 +124,13 @@ class NewtonSim(WarpSim):
         self._contact_bodies, self._contact_roots = tensor(bodies), tensor(model.body_rootid[bodies].tolist())
         # Force, torque and the body's orientation. The position of the contacts, about which MuJoCo gives the torque,
         # and that of the body stay zero: the torque here is about the body's origin.
-        sensors = [(columns(each.wrench)[:6], columns(each.body_quat)) for each in scene.contact_sensors.values()]
-        self._contact_columns = tensor([column for wrench, quat in sensors for column in (*wrench, *quat)])
-        joints = [joint for name in scene.effort_sensors for joint in self.articulation(name).joint_ids]
+        contact_columns: list[int] = []
+        for sensor in scene.contact_sensors.values():
+            contact_columns += (*scene.sensor_columns(sensor.wrench)[:6], *scene.sensor_columns(sensor.body_quat))
+        self._contact_columns = tensor(contact_columns)
+        joints = [joint for name in scene.effort_sensors for joint in scene.elements_of(name, "joint").values()]
         self._effort_dofs = tensor(model.jnt_dofadr[joints].tolist())
-        self._effort_columns = tensor([columns(f"{model.joint(joint).name}/effort")[0] for joint in joints])
+        self._effort_columns = tensor([scene.sensor_columns(f"{model.joint(i).name}/effort")[0] for i in joints])
 
     def _check_layout(self) -> None:
         # Everything here reads the solver's arrays by MuJoCo's numbers: bodies, coordinates, actuators.
@@ -146,7 +143,7 @@ class NewtonSim(WarpSim):
         same = same and np.array_equal(solved.jnt_qposadr, model.jnt_qposadr)
         if not same:
             raise ConfigError("sim=newton imports this scene with other bodies or joints than MuJoCo; try sim=mjwarp")
-        of_settings = {"timestep", *USUAL}
+        of_settings = ("timestep", "iterations", "ls_iterations")
         for name in (name for name in dir(model.opt) if not name.startswith("_") and name not in of_settings):
             if not np.allclose(getattr(solved.opt, name), getattr(model.opt, name), rtol=1e-5):
                 raise lacks_option(name, getattr(model.opt, name))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import xml.etree.ElementTree as ET
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import mujoco
@@ -15,7 +14,7 @@ from gpusim_rl.errors import ConfigError, import_extra
 from gpusim_rl.settings.schema import SimConfig
 from gpusim_rl.sim.actuators import delayed_controls, is_dc_motor
 from gpusim_rl.sim.articulation import reference_pose
-from gpusim_rl.sim.option import ON_WARP, limit_solver
+from gpusim_rl.sim.option import ON_WARP, solver_limits
 from gpusim_rl.sim.scene import Scene
 
 if TYPE_CHECKING:
@@ -78,8 +77,8 @@ def make_solver(
     model: newton.Model, scene: Scene, cfg: SimConfig, rows: int, contacts: int
 ) -> newton.solvers.SolverMuJoCo:
     """Newton's MuJoCo solver, with the options of the scene and room for so many constraint rows and contacts."""
-    option, limits = scene.model.opt, SimpleNamespace()
-    limit_solver(limits, option, cfg, ON_WARP)
+    option = scene.model.opt
+    iterations, ls_iterations = solver_limits(option, cfg, ON_WARP)
     # All of it by hand: an option that has MuJoCo's default value is not written into the XML, and
     # Newton has defaults of its own.
     solver = newton.solvers.SolverMuJoCo(
@@ -87,8 +86,8 @@ def make_solver(
         separate_worlds=True,
         njmax=rows,
         nconmax=contacts,
-        iterations=limits.iterations,
-        ls_iterations=limits.ls_iterations,
+        iterations=iterations,
+        ls_iterations=ls_iterations,
         ccd_iterations=option.ccd_iterations,
         solver=int(option.solver),
         integrator=int(option.integrator),

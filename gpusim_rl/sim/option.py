@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import mujoco
@@ -37,25 +37,27 @@ _FLAGS = {
 }
 
 
-USUAL = {"iterations": 100, "ls_iterations": 50}
-"""MuJoCo's limits. They guard against endless loops; its CPU version stops each world where that has converged."""
-ON_WARP = {"iterations": 12, "ls_iterations": 20}
-"""Those of Warp's solver, where a scene has the usual ones: all worlds wait for the slowest one.
-docs/gpu.md tells what these limits change."""
+USUAL = (100, 50)
+"""MuJoCo's limits of iterations, and of those of a line search. They guard against endless loops; its CPU version
+stops each world where that has converged."""
+ON_WARP = (12, 20)
+"""Limits of Warp's solver, where a scene has the usual ones: all worlds wait for the slowest one. docs/gpu.md tells
+what they change."""
 
 
-def limit_solver(option: Any, scene: mujoco.MjOption, cfg: SimConfig, usual: Mapping[str, int] = USUAL) -> None:
-    """Sets how many iterations the constraint solver may take.
+def solver_limits(scene: mujoco.MjOption, cfg: SimConfig, usual: tuple[int, int] = USUAL) -> tuple[int, int]:
+    """Returns how many iterations the constraint solver may take, and each of its line searches.
 
     Args:
-        option: The simulator's, where `iterations` and `ls_iterations` are written.
-        scene: That of the scene.
+        scene: Options of the scene.
         cfg: Settings of the simulator, which win.
-        usual: The limits where the scene has MuJoCo's.
+        usual: Limits that take the place of MuJoCo's, where the scene has those.
     """
-    for name in USUAL:
-        of_scene = getattr(scene, name)
-        setattr(option, name, getattr(cfg, name) or (usual[name] if of_scene == USUAL[name] else of_scene))
+    iterations, ls_iterations = (
+        other if own == of_mujoco else own
+        for own, of_mujoco, other in zip((scene.iterations, scene.ls_iterations), USUAL, usual, strict=True)
+    )
+    return cfg.iterations or iterations, cfg.ls_iterations or ls_iterations
 
 
 class SceneOption:

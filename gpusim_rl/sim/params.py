@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from gpusim_rl.errors import TaskError, did_you_mean
-from gpusim_rl.sim.masks import write_where
+from gpusim_rl.sim.masks import columns, read_columns, write_columns, write_where
 from gpusim_rl.sim.scene import Scene
 
 
@@ -81,16 +81,14 @@ class Param:
         self.elements = elements
         self.default = default
         self.rows = rows
-        self._index, self._slice = _index(rows, default.device)
+        self._columns = columns(rows, default.device) if rows else slice(None)
         self._values = values
         self._changed = changed
 
     @property
     def value(self) -> Float[Tensor, "envs ..."]:
         """What each world has now, shape [num_envs, elements, ...], as a copy."""
-        mine = self._values[:, self._slice]
-        mine = mine if self._index is None else mine.index_select(1, self._index)
-        return mine.to(torch.float32, copy=True)
+        return read_columns(self._values, self._columns).to(torch.float32, copy=True)
 
     def set(self, value: Float[Tensor, "envs ..."], where: Bool[Tensor, " envs"], column: int | None = None) -> None:
         """Gives the worlds of the mask new values; what MuJoCo derives from them follows at the next refresh or step.
@@ -100,23 +98,12 @@ class Param:
             where: Worlds that get their row of it.
             column: Sets only this one of an element's numbers.
         """
-        mine = self._values[:, self._slice]
-        mine = mine if column is None else mine[..., column]
-        mask, value = where.view(-1, *[1] * (value.ndim - 1)), value.to(mine.dtype)
-        if self._index is None:
-            write_where(mask, value, mine)
-        else:
-            mine.index_copy_(1, self._index, torch.where(mask, value, mine.index_select(1, self._index)))
+        values = self._values if column is None else self._values[..., column]
+        mine = read_columns(values, self._columns)
+        write_where(where.view(-1, *[1] * (value.ndim - 1)), value.to(mine.dtype), mine)
+        if not isinstance(self._columns, slice):  # what was written is a copy
+            write_columns(values, self._columns, mine)
         self._changed(where)
-
-
-def _index(rows: list[int] | None, device: torch.device) -> tuple[Tensor | None, slice]:
-    """How to find these rows: as a slice, which is fast, or else by an index in all."""
-    if rows is None or not rows:
-        return None, slice(None)
-    if rows == list(range(rows[0], rows[0] + len(rows))):
-        return None, slice(rows[0], rows[-1] + 1)
-    return torch.tensor(rows, dtype=torch.int64, device=device), slice(None)
 
 
 class Params:
@@ -223,24 +210,8 @@ def find_elements(
 
 def _rows(scene: Scene, kind: str, articulation: str) -> dict[str, list[int]]:
     """Rows by the name that an element has in its own file; of joints only those that an articulation shows."""
-    model, prefix, bodies = scene.model, scene.prefix(articulation), set(scene.bodies_of(articulation))
-    scalar = (mujoco.mjtJoint.mjJNT_HINGE.value, mujoco.mjtJoint.mjJNT_SLIDE.value)
-    found: dict[str, list[int]] = {}
-    if kind in ("joint", "dof"):
-        for i in range(model.njnt):
-            if int(model.jnt_bodyid[i]) in bodies and model.jnt_type[i] in scalar:
-                row = int(model.jnt_dofadr[i]) if kind == "dof" else i
-                found[model.joint(i).name.removeprefix(prefix)] = [row]
-        return found
-    count, get = {
-        "body": (model.nbody, model.body),
-        "actuator": (model.nactuator, model.actuator),
-        "tendon": (model.ntendon, model.tendon),
-    }[kind]
-    for i in sorted(bodies) if kind == "body" else range(count):
-        if get(i).name.startswith(prefix):
-            found[get(i).name.removeprefix(prefix)] = [i]
-    return found
+    elements = scene.elements_of(articulation, "joint" if kind == "dof" else kind)
+    return {name: [int(scene.model.jnt_dofadr[i]) if kind == "dof" else i] for name, i in elements.items()}
 
 
 def _geoms(scene: Scene, articulation: str) -> dict[str, list[int]]:

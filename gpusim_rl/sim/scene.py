@@ -36,6 +36,7 @@ _INTEGRATORS = {
 _CONES = {"pyramidal": mujoco.mjtCone.mjCONE_PYRAMIDAL, "elliptic": mujoco.mjtCone.mjCONE_ELLIPTIC}
 _FREE = mujoco.mjtJoint.mjJNT_FREE
 _SCALAR = (mujoco.mjtJoint.mjJNT_HINGE, mujoco.mjtJoint.mjJNT_SLIDE)
+_ON_JOINTS = (mujoco.mjtTrn.mjTRN_JOINT, mujoco.mjtTrn.mjTRN_JOINTINPARENT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,6 +284,33 @@ class Scene:
         if articulation in self._objects:
             return [i for i in own if roots[i] == articulation]
         return [i for i in own if roots[i] not in self._objects]
+
+    def elements_of(self, articulation: str, kind: str) -> dict[str, int]:
+        """Numbers in the scene's model of an articulation's elements, by their names in its own file.
+
+        Args:
+            articulation: Name of the articulation; one that does not exist has no elements.
+            kind: `body`, `joint` (hinges and slides only), `actuator`, `tendon`, `site` or `sensor`.
+        """
+        model, prefix, bodies = self.model, self.prefix(articulation), self.bodies_of(articulation)
+        if kind == "body":
+            ids = bodies
+        elif kind == "joint":
+            scalar = np.isin(model.jnt_type, [joint.value for joint in _SCALAR])
+            ids = np.flatnonzero(np.isin(model.jnt_bodyid, bodies) & scalar).tolist()
+        else:
+            element = getattr(model, kind)
+            ids = [i for i in range(getattr(model, f"n{kind}")) if element(i).name.startswith(prefix)]
+        if kind == "actuator":  # of a file's actuators those on joints are of the articulation that has the joint
+            on_joint = np.isin(model.actuator_trntype, [transmission.value for transmission in _ON_JOINTS])
+            joint_of, rest = model.actuator_trnid[:, 0], articulation not in self._objects
+            ids = [i for i in ids if (model.jnt_bodyid[joint_of[i]] in bodies if on_joint[i] else rest)]
+        return {getattr(model, kind)(i).name.removeprefix(prefix): i for i in ids}
+
+    def sensor_columns(self, name: str) -> range:
+        """Columns of the simulators' sensor data that a sensor of the scene's model writes."""
+        sensor = self.model.sensor(name)
+        return range(int(sensor.adr[0]), int(sensor.adr[0] + sensor.dim[0]))
 
     def _joints_of(self, articulation: str) -> list[mujoco.MjsJoint]:
         """Its hinges and slides in the spec."""

@@ -8,7 +8,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Hashable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -31,16 +31,11 @@ def start_warp(device: torch.device) -> str:
     """
     if wp.config.log_level == wp.LOG_INFO:  # the default; anything else was chosen by the user
         wp.config.log_level = wp.LOG_WARNING
-    with _one_line_if_cache_fails(), _silent_stderr() if device.type == "cpu" else _nothing():
+    with _one_line_if_cache_fails(), _silent_stderr() if device.type == "cpu" else nullcontext():
         wp.init()
     if device.type == "cuda" and device.index is None:
         device = torch.device("cuda", torch.cuda.current_device())
     return str(wp.device_from_torch(device))
-
-
-@contextmanager
-def _nothing() -> Iterator[None]:
-    yield
 
 
 @contextmanager
@@ -62,8 +57,7 @@ def _one_line_if_cache_fails() -> Iterator[None]:
 
 @contextmanager
 def _silent_stderr() -> Iterator[None]:
-    # Warp's native code writes to file descriptor 2 that there is no CUDA driver. Who chose the
-    # CPU knows.
+    # Warp's native code writes to file descriptor 2 that there is no CUDA driver. Who chose the CPU knows.
     saved = os.dup(2)
     try:
         with open(os.devnull, "w") as devnull:
@@ -121,17 +115,15 @@ def launches_apart(take: Callable[[Callable[[], None]], None]) -> Iterator[None]
 class WarpGraphs:
     """Runs fixed sequences of Warp launches; each is captured at its first use, then replayed.
 
-    The same on both kinds of device: Warp's CPU device records launches and replays them without
-    Python.
+    The same on both kinds of device: Warp's CPU device records launches and replays them without Python.
 
-    On CUDA everything runs on torch's current stream, so that torch and Warp are ordered without
-    synchronisation. While torch captures that stream into a graph of its own (`torch.cuda.graph`),
-    the launches go into torch's graph directly; the capture is registered with Warp, which
-    `wp.capture_while` needs to become a conditional node.
+    On CUDA everything runs on torch's current stream, so that torch and Warp are ordered without synchronisation. While
+    torch captures that stream into a graph of its own (`torch.cuda.graph`), the launches go into torch's graph
+    directly; the capture is registered with Warp, which `wp.capture_while` needs to become a conditional node.
 
     Args:
-        device: Where to run.
-        enabled: Capture at all; otherwise every run is eager.
+        device: Device of the launches.
+        enabled: Whether anything is captured; otherwise every run is eager.
     """
 
     def __init__(self, device: torch.device, enabled: bool) -> None:
@@ -219,7 +211,7 @@ class WarpGraphs:
                 gc.enable()
 
     def _run_eagerly(self, key: Hashable, stream: wp.Stream | None, body: Callable[[], None]) -> None:
-        scope = _nothing() if key in self._seen else announce_compilation()
+        scope = nullcontext() if key in self._seen else announce_compilation()
         self._seen.add(key)
         with scope, self._after_and_before(stream) as own, self.scope(), wp.ScopedStream(own, sync_enter=False):
             body()

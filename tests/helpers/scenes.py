@@ -86,6 +86,12 @@ def ball_scene() -> Scene:
     return scene
 
 
+def franka_scene(physics_hz: float = 240) -> Scene:
+    scene = Scene(physics_hz, integrator="implicit")
+    scene.add("franka", ANT.with_name("franka_torque.xml"), pos=(0.4, 0.0, 0.2), quat=(0.8, 0.0, 0.0, 0.6))
+    return scene
+
+
 def arm_scene() -> Scene:
     scene = Scene(physics_hz=200)
     scene.add("arm", mujoco.MjSpec.from_string(ARM))

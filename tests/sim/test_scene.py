@@ -13,8 +13,7 @@ import torch
 
 from gpusim_rl.errors import TaskError
 from gpusim_rl.sim import Scene
-from gpusim_rl.sim.articulation import ArticulationLayout
-from helpers.scenes import ANT, ARM, BALL, FEET, ant_scene
+from helpers.scenes import ANT, ARM, BALL, FEET, ant_scene, make
 
 
 def test_names_are_prefixed_and_masses_are_those_of_isaacgymenvs():
@@ -172,7 +171,7 @@ def test_elements_without_a_name_get_one_and_belong_to_the_articulation():
     xml = ARM.replace(named[0], "").replace(named[1], "").replace(named[2], "joint")
     scene = Scene(physics_hz=100)
     scene.add("arm", mujoco.MjSpec.from_string(xml))
-    arm = ArticulationLayout(scene, "arm", torch.device("cpu"))
+    arm = make("mujoco", scene, 1).articulation("arm")
     assert arm.body_names == ["base", "upper", "body3"]
     assert arm.joint_names == ["shoulder", "joint1"]
     assert arm.actuator_names == ["actuator0"]
@@ -182,7 +181,7 @@ def test_limits_are_infinite_where_the_file_has_none():
     for xml, controls in ((ARM, [-1.0, 1.0]), (ARM.replace('ctrlrange="-1 1"', ""), [-math.inf, math.inf])):
         scene = Scene(physics_hz=100)
         scene.add("arm", mujoco.MjSpec.from_string(xml))
-        arm = ArticulationLayout(scene, "arm", torch.device("cpu"))
+        arm = make("mujoco", scene, 1).articulation("arm")
         assert arm.control_limits.tolist() == [controls]
         assert arm.joint_limits.tolist() == [pytest.approx([-math.pi / 3, math.pi / 2]), [-math.inf, math.inf]]
 
