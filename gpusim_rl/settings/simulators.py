@@ -82,5 +82,5 @@ NO_SIMULATOR = "none"
 
 
 def default_simulator(device: str) -> Simulator:
-    """What `sim=auto` takes on this kind of device."""
+    """Returns what `sim=auto` takes on a kind of device, as `torch.device.type`."""
     return next(simulator for simulator in SIMULATORS.values() if device in simulator.default_on)

@@ -60,11 +60,11 @@ def add_actuators(
     """Adds an actuator to each of the joints; see `Scene.add_actuators`.
 
     Args:
-        spec: The scene's.
-        drivable: The robot's hinges and slides, by their names in its own file.
-        joints: Names or patterns.
-        kind: What the control is.
-        values: The other arguments, by name.
+        spec: Spec of the scene.
+        drivable: Hinges and slides of the robot, by their names in its own file.
+        joints: Names or patterns of joints.
+        kind: Meaning of the control.
+        values: The other arguments of `Scene.add_actuators`, by name.
 
     Raises:
         TaskError: A pattern matches nothing, a joint has an actuator, or a value is missing, superfluous or wrong.
@@ -92,7 +92,7 @@ def add_actuators(
 
 
 def _matches(pattern: str, known: Mapping[str, Any]) -> dict[str, bool]:
-    """Which of the names a pattern matches; at least one."""
+    """Returns for each name whether a pattern matches it; at least one does."""
     found = {name: fnmatch.fnmatchcase(name, pattern) for name in known}
     if not any(found.values()):
         raise TaskError(f"{pattern!r} matches no joint.{did_you_mean(pattern, known)} There are {list(known)}")
@@ -161,7 +161,7 @@ def _add(spec: mujoco.MjSpec, name: str, joint: mujoco.MjsJoint, kind: str, driv
     _delay(actuator, name, drive, spec.option.timestep)
 
 
-def _set_dc_motor(actuator: Any, kind: str, drive: _Drive, stall: float) -> None:
+def _set_dc_motor(actuator: mujoco.MjsActuator, kind: str, drive: _Drive, stall: float) -> None:
     """Makes it MuJoCo's DC motor, with its servo: https://mujoco.readthedocs.io/en/latest/_static/dcmotor.pdf.
 
     Its supply is 1 V, so a control of `dc_motor` is the share of it. The torque K (V - K w) / R is then `stall` at
@@ -177,7 +177,7 @@ def _set_dc_motor(actuator: Any, kind: str, drive: _Drive, stall: float) -> None
     )
 
 
-def _delay(actuator: Any, name: str, drive: _Drive, dt: float) -> None:
+def _delay(actuator: mujoco.MjsActuator, name: str, drive: _Drive, dt: float) -> None:
     delay, most = drive.delay or 0.0, drive.max_delay or 0.0
     if drive.max_delay is not None and most < delay:
         raise TaskError(f"joint {name!r}: max_delay {most} s is less than delay {delay} s")
@@ -189,7 +189,7 @@ def _delay(actuator: Any, name: str, drive: _Drive, dt: float) -> None:
 
 
 def delayed_controls(model: mujoco.MjModel) -> tuple[list[int], list[int]]:
-    """Where `MjData.history` keeps controls that have not acted yet, and which control each of them is."""
+    """Returns columns of `MjData.history` with controls that have not acted yet, and the number of each control."""
     columns, controls = [], []
     for i in range(model.nactuator):
         samples, number = int(model.actuator_history[i, 0]), int(model.actuator_ctrlnum[i])
@@ -201,10 +201,10 @@ def delayed_controls(model: mujoco.MjModel) -> tuple[list[int], list[int]]:
 
 
 def is_dc_motor(model: mujoco.MjModel, actuator: int) -> bool:
-    """Whether an actuator follows a torque-speed line."""
+    """Returns whether an actuator follows a torque-speed line."""
     return int(model.actuator_gaintype[actuator]) == mujoco.mjtGain.mjGAIN_DCMOTOR.value
 
 
 def is_dc_servo(model: mujoco.MjModel, actuator: int, column: int) -> bool:
-    """Whether an actuator is a DC motor with a servo that has a gain in this column."""
+    """Returns whether an actuator is a DC motor with a servo that has a gain in this column."""
     return is_dc_motor(model, actuator) and bool(model.actuator_gainprm[actuator, column] > 0.0)

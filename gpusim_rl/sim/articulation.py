@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import mujoco
 import numpy as np
@@ -37,11 +37,11 @@ class MujocoTensors(Protocol):
     """What the sensors read in the last physics step, if the scene has contact or effort sensors."""
 
     def derived(self, field: str) -> Tensor:
-        """An array that MuJoCo computes from the state, [envs, nbody or njnt, ...]; kept fresh from now on."""
+        """Returns an array that MuJoCo computes from the state, [envs, nbody or njnt, ...]; kept fresh from now on."""
         ...
 
     def current_sensors(self, stage: int) -> Float[Tensor, "envs nsensordata"]:
-        """What the sensors up to a stage (`mujoco.mjtStage`) read in the current state; kept fresh from now on."""
+        """Returns what sensors up to a stage (`mujoco.mjtStage`) read in the current state; kept fresh from now on."""
         ...
 
     def wrote_state(self, where: Bool[Tensor, " envs"]) -> None:
@@ -66,7 +66,7 @@ def round_inwards(ranges: np.ndarray) -> np.ndarray:
 
 
 def reference_pose(model: mujoco.MjModel) -> np.ndarray:
-    """The model's `qpos0` in float32; what is within its joint's limits stays within them."""
+    """Returns the model's `qpos0` in float32; what is within its joint's limits stays within them."""
     pose, scalar = model.qpos0.astype(np.float32), np.isin(model.jnt_type, _SCALAR) & (model.jnt_limited != 0)
     columns, ranges = model.jnt_qposadr[scalar], model.jnt_range[scalar]
     exact, (low, high) = model.qpos0[columns], round_inwards(ranges).T
@@ -75,7 +75,7 @@ def reference_pose(model: mujoco.MjModel) -> np.ndarray:
     return pose
 
 
-def check_shape(what: str, value: Any, shape: tuple[int, ...], names: Sequence[str] = (), hint: str = "") -> None:
+def check_shape(what: str, value: object, shape: tuple[int, ...], names: Sequence[str] = (), hint: str = "") -> None:
     """Raises TaskError unless a task hands over a tensor of this shape.
 
     Torch stretches a smaller tensor without a word: one number to all joints, one env to all envs.
@@ -143,12 +143,12 @@ class MujocoArticulation:
         return self._tensor(np.where(limited[:, None], ranges, [-np.inf, np.inf]))
 
     def _find(self, kind: str, names: Sequence[str]) -> list[int]:
-        """Ids in the scene's model; raises TaskError for a name that does not exist."""
+        """Returns ids in the scene's model; raises TaskError for a name that does not exist."""
         ids = self._scene.elements_of(self.name, kind)
         for name in names:
             if name not in ids:
                 hint = did_you_mean(name, ids)
-                there = f"{hint} It has" if hint else "; it has"
+                there = f".{hint} It has" if hint else "; it has"
                 raise TaskError(f"{self.name!r} has no {kind} {name!r}{there} {list(ids) or 'none'}")
         return [ids[name] for name in names]
 
@@ -333,20 +333,12 @@ class MujocoContacts:
 
     def __init__(self, sim: MujocoTensors, ids: list[int]) -> None:
         self._sim, scene = sim, sim.scene
-        columns: list[int] = []
-        for body in (scene.model.body(i).name for i in ids):
-            if body not in scene.contact_sensors:
-                raise TaskError(
-                    f"body {body!r} has no contact sensor; call scene.add_contact_sensor in the task's scene()"
-                )
-            sensor = scene.contact_sensors[body]
-            for name in (sensor.wrench, sensor.body_pos, sensor.body_quat):
-                columns += scene.sensor_columns(name)
-        self._columns = torch.tensor(columns, device=sim.device).view(len(ids), -1)
+        columns = [scene.contact_columns(scene.model.body(i).name) for i in ids]
+        self._columns = torch.tensor(columns, device=sim.device)
         self._force_columns = self._columns[:, :3].flatten()
 
     def _read(self) -> tuple[Tensor, Tensor]:
-        """Contact wrench about the body's origin, shape [envs, bodies, 2, 3], and orientation, of one physics step."""
+        """Returns contact wrenches about the bodies' origins, [envs, bodies, 2, 3], and orientations of the bodies."""
         data = self._sim.sensordata.index_select(1, self._columns.view(-1)).unflatten(1, self._columns.shape)
         wrench, contact_pos, body_pos, quat = data.split([6, 3, 3, 4], dim=-1)
         wrench = wrench.unflatten(-1, (2, 3))

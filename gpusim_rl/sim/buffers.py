@@ -17,13 +17,13 @@ _PLANE_CONTACTS = {
 
 
 def buffer_sizes(scene: Scene, cfg: SimConfig) -> tuple[int, int]:
-    """Constraint rows and contacts per world: of the settings, else of the scene, else estimated."""
+    """Returns constraint rows and contacts per world: of the settings, else of the scene, else estimated."""
     rows, contacts = estimate_buffers(scene.model)
     return cfg.njmax or scene.njmax or rows, cfg.nconmax or contacts
 
 
 def estimate_buffers(model: mujoco.MjModel, more_rows: int = 0) -> tuple[int, int]:
-    """Constraint rows and contacts to allocate per world, for a scene that nobody has measured.
+    """Returns constraint rows and contacts to allocate per world, for a scene that nobody has measured.
 
     A few geoms may touch the ground with all the contacts that they can have, many geoms only with half of them; of the
     geoms that can touch each other only some do at a time. This is more than twice what Ant needs when it is thrown

@@ -33,8 +33,8 @@ def choose_sim(name: str, device: torch.device) -> SimChoice:
     """Chooses the simulator for `sim=auto`, and checks that a named one can run on the device.
 
     Args:
-        name: `auto`, or a key of `SIMULATORS`.
-        device: Where the physics shall run.
+        name: Name `auto`, or a key of `SIMULATORS`.
+        device: Device of the physics.
 
     Raises:
         ConfigError: The simulator cannot run on this device.

@@ -6,9 +6,10 @@ pose, which all worlds share. So the Jacobians are known before, and a few kerne
 
 from __future__ import annotations
 
-from typing import Any, no_type_check
+from typing import no_type_check
 
 import mujoco
+import mujoco_warp as mjw
 import numpy as np
 import warp as wp
 
@@ -17,17 +18,17 @@ _MIN = mujoco.mjMINVAL
 
 
 def has_muscles(model: mujoco.MjModel) -> bool:
-    """Whether the model has muscles; only they use the acceleration that an actuator could give."""
+    """Returns whether the model has muscles; only they use the acceleration that an actuator could give."""
     return bool((model.actuator_gaintype == _MUSCLE).any())
 
 
 def uses_gear(model: mujoco.MjModel) -> bool:
-    """Whether a constant follows from the gear of an actuator: it has an armature, or is a muscle."""
+    """Returns whether a constant follows from the gear of an actuator: it has an armature, or is a muscle."""
     return has_muscles(model) or bool(model.actuator_armature.any())
 
 
 def constants_of(model: mujoco.MjModel) -> list[str]:
-    """What is derived, by the names of MuJoCo's model."""
+    """Returns the names of the derived constants in MuJoCo's model."""
     names = ["body_subtreemass", "body_invweight0"]
     names += ["dof_invweight0"] if model.nv else []
     names += ["tendon_invweight0"] if model.ntendon else []
@@ -43,12 +44,12 @@ class Constants:
     An actuator adds its armature times the square of its gear to its joint or tendon.
 
     Args:
-        source: The model that all worlds began with.
-        model: MuJoCo Warp's. The constants have a row for every world.
-        where: Worlds to derive them for, shape [num_envs].
+        source: Model that all worlds began with.
+        model: Model of MuJoCo Warp, in which the constants have a row for every world.
+        where: Worlds to derive them for, bool [num_envs].
     """
 
-    def __init__(self, source: mujoco.MjModel, model: Any, where: wp.array) -> None:
+    def __init__(self, source: mujoco.MjModel, model: mjw.Model, where: wp.array) -> None:
         self._model = model
         self._where = where
         self._num_envs, nv = where.shape[0], source.nv
@@ -100,7 +101,7 @@ class Constants:
         matrix, inverse, parent = self._matrix, self._inverse, model.dof_parentid
         num, nv = self._num_envs, matrix.shape[1]
         jacobian = [self._lin, self._ang, self._frames, model.body_ipos]
-        tree = [model.dof_bodyid, parent, model.body_subtreenum]
+        subtree, tree = model.body_subtreenum, [model.dof_bodyid, parent, model.body_subtreenum]
         masses = [model.body_mass, model.body_inertia, model.dof_armature]
         actuators = [self._armed, self._moments, model.actuator_armature, model.actuator_gear]
         wp.launch(
@@ -114,16 +115,7 @@ class Constants:
         wp.launch(
             _body_constants,
             dim=(num, model.nbody),
-            inputs=[
-                where,
-                self._last,
-                parent,
-                model.body_subtreenum,
-                model.body_weldid,
-                *jacobian,
-                model.body_mass,
-                inverse,
-            ],
+            inputs=[where, self._last, parent, subtree, model.body_weldid, *jacobian, model.body_mass, inverse],
             outputs=[model.body_subtreemass, model.body_invweight0],
         )
         wp.launch(
@@ -149,7 +141,7 @@ class Constants:
 
 
 def _unit_moments(source: mujoco.MjModel, data: mujoco.MjData) -> np.ndarray:
-    """Moments of actuators with a gear of 1, shape [outputs of actuators, nv]."""
+    """Returns moments of actuators with a gear of 1, shape [outputs of actuators, nv]."""
     moments = np.zeros((len(source.actuator_gear), source.nv))
     if len(moments):
         mujoco.mju_sparse2dense(
@@ -160,7 +152,7 @@ def _unit_moments(source: mujoco.MjModel, data: mujoco.MjData) -> np.ndarray:
 
 
 def _beside_links(source: mujoco.MjModel, data: mujoco.MjData, lin: np.ndarray, ang: np.ndarray) -> np.ndarray:
-    """What is in the mass matrix beside masses, inertias and the joints' armature, shape [nv, nv]."""
+    """Returns the mass matrix without masses, inertias and the joints' armature, shape [nv, nv]."""
     full = np.zeros((source.nv, source.nv))
     mujoco.mj_fullM(source, data, full)
     lever = data.xipos - data.xpos

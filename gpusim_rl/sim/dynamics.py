@@ -20,12 +20,12 @@ class MujocoDynamics:
     of a squared norm, and the mass matrix a product of two thin matrices.
 
     Args:
-        model: The scene's model; its masses, inertias and armatures count, whatever a world changed of them.
-        joints: The articulation's hinges and slides.
-        bodies: Its bodies.
-        body: The body whose Jacobian it gives.
-        derived: Gives arrays of MuJoCo by name, which follow the state from the first call on.
-        device: Where these arrays are.
+        model: Model of the scene; its masses, inertias and armatures count, whatever a world changed of them.
+        joints: Hinges and slides of the articulation.
+        bodies: Bodies of the articulation.
+        body: Body of the Jacobian.
+        derived: Function from a name of MuJoCo's to the array, which follows the state from the first call on.
+        device: Device of these arrays.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class MujocoDynamics:
     def _velocities(
         self, points: Float[Tensor, "envs bodies 3"], carried: Float[Tensor, "bodies joints"]
     ) -> tuple[Float[Tensor, "envs bodies joints 3"], Float[Tensor, "envs bodies joints 3"]]:
-        """Linear and angular velocity that the unit velocity of each joint gives to each body at its point."""
+        """Returns linear and angular velocity that the unit velocity of each joint gives to each body at its point."""
         anchor, axis = (self._derived(field)[:, None, self._joints] for field in ("xanchor", "xaxis"))
         hinge, slide = carried * self._is_hinge, carried * (1.0 - self._is_hinge)
         angular = hinge[..., None] * axis
@@ -82,7 +82,7 @@ class MujocoDynamics:
 
 
 def _carried_by(model: mujoco.MjModel, joints: Sequence[int], body: int) -> list[float]:
-    """1 for each joint that moves the body: it belongs to the body or to one above it."""
+    """Returns 1 for each joint that moves the body, which belongs to it or to one above it, else 0."""
     chain = set()
     while body:
         chain.add(body)

@@ -18,7 +18,7 @@ TERRAIN_DEPTH = 1.0  # of the ground below its lowest point [m]; what sinks deep
 
 
 def add_plane(spec: mujoco.MjSpec, friction: Sequence[float], solimp: Sequence[float], margin: float) -> None:
-    """See `Scene.add_ground`."""
+    """Adds a plane; see `Scene.add_ground`."""
     _add_material(spec)
     spec.worldbody.add_geom(
         name=NAME,
@@ -32,7 +32,7 @@ def add_plane(spec: mujoco.MjSpec, friction: Sequence[float], solimp: Sequence[f
 
 
 def add_terrain(spec: mujoco.MjSpec, terrain: Terrain, friction: Sequence[float]) -> None:
-    """See `Scene.add_terrain`."""
+    """Adds a height field and its border; see `Scene.add_terrain`."""
     half_x, half_y = terrain.half_size
     surface = add_heights(spec, NAME, terrain.heights.cpu().numpy(), terrain.half_size, (0.0, 0.0, 0.0), friction)
     if border := 0.5 * terrain.cfg.border:
@@ -58,7 +58,7 @@ def add_heights(
     pos: Sequence[float],
     friction: Sequence[float],
 ) -> dict[str, Any]:
-    """Adds a height field and its geom; returns what its surface is like."""
+    """Adds a height field and its geom; returns the properties of its surface."""
     low, relief = heights.min(), max(heights.max() - heights.min(), 1e-3)
     if spec.material(NAME) is None:
         _add_material(spec)
@@ -88,7 +88,7 @@ def add_heights(
 def read_heights(
     heights: np.ndarray | str | Path, size: Sequence[float], height: float | None
 ) -> Float[np.ndarray, "x y"]:
-    """Heights [m] of an array or a picture; see `Scene.add_heightfield`.
+    """Returns heights [m] of an array or a picture; see `Scene.add_heightfield`.
 
     Raises:
         TaskError: They cannot be read, or are no ground.
@@ -112,7 +112,7 @@ def read_heights(
 
 
 def _read_picture(file: Path) -> Float[np.ndarray, "x y"]:
-    """Brightness of a PNG picture, from 0 (its darkest point) to 1 (its brightest): +x is right, +y is up."""
+    """Returns brightness of a PNG picture, from 0 (its darkest point) to 1 (its brightest): +x is right, +y is up."""
     spec = mujoco.MjSpec()
     spec.add_hfield(name="picture", file=str(file.resolve()), size=[1.0, 1.0, 1.0, 1.0])
     spec.worldbody.add_geom(type=mujoco.mjtGeom.mjGEOM_HFIELD, hfieldname="picture")

@@ -18,7 +18,7 @@ from gpusim_rl.sim.scene import Scene
 
 
 def not_finite(tensors: Iterable[Tensor]) -> Bool[Tensor, " envs"]:
-    """Rows in which a number of any of the tensors, [envs, ...] each, is NaN or infinite."""
+    """Returns the rows in which a number of any of the tensors, [envs, ...] each, is NaN or infinite."""
     # 0 * x is NaN there, a sum hands NaN on, and NaN is not 0
     return functools.reduce(torch.add, ((0.0 * x).flatten(1).sum(dim=1) for x in tensors)) != 0.0
 
@@ -94,11 +94,11 @@ class Rays(Protocol):
     def cast(
         self, origin: Float[Tensor, "envs rays 3"], direction: Float[Tensor, "envs rays 3"]
     ) -> Float[Tensor, "envs rays"]:
-        """How far it is to what each ray meets first, in the state that `Sim.step` or `Sim.refresh` has left.
+        """Returns the distance to what each ray meets first, in the state that `Sim.step` or `Sim.refresh` has left.
 
         Args:
-            origin: Where the rays begin [m], world frame.
-            direction: World frame, of any length.
+            origin: Origins of the rays [m], world frame.
+            direction: Directions of the rays, world frame, of any length.
 
         Returns:
             Distances in lengths of `direction`; -1 where a ray meets nothing. A plane has no end.
@@ -126,7 +126,7 @@ class Contacts(Protocol):
         ...
 
     def in_body_frame(self) -> Float[Tensor, "envs bodies 6"]:
-        """Force [N] and torque [N m] expressed in the body's own frame, as a force sensor there would report them."""
+        """Returns force [N] and torque [N m] in the body's own frame, as a force sensor there would report them."""
         ...
 
 
@@ -225,7 +225,7 @@ class Articulation(Protocol):
         ...
 
     def sensor(self, name: str) -> Sensor:
-        """A sensor of the articulation's file, or of `Scene.add_sensor`, by its name.
+        """Returns a sensor of the articulation's file, or of `Scene.add_sensor`, by its name.
 
         Call it once, in the task's `__init__`: a simulator computes no sensor of a file that no task has asked for. The
         sensors of positions and velocities (gyro, frame position, rangefinder, ...) then cost about as much as the
@@ -238,7 +238,7 @@ class Articulation(Protocol):
         ...
 
     def dynamics(self, body: str) -> Dynamics:
-        """The mass matrix, and the Jacobian of one body; call it once, in the task's `__init__`, as `bodies`.
+        """Returns mass matrix, and Jacobian of one body; call it once, in the task's `__init__`, as `bodies`.
 
         They are of the scene's masses, not of masses that were changed in some worlds.
 
@@ -317,11 +317,11 @@ class Sim(Protocol):
         ...
 
     def articulation(self, name: str) -> Articulation:
-        """The articulation that the scene knows under this name."""
+        """Returns the articulation that the scene knows under this name."""
         ...
 
     def param(self, name: str, articulation: str | None = None, elements: Sequence[str] | None = None) -> Param:
-        """A physical parameter of which every world has its own values from now on.
+        """Returns a physical parameter of which every world has its own values from now on.
 
             self.mass = sim.param("body_mass", "ant", ["torso"])
             self.mass.set(self.mass.default * self.random.uniform(0.8, 1.2, 1), where)
@@ -329,9 +329,10 @@ class Sim(Protocol):
         Call it in the task's `__init__`: a CUDA graph that was captured before would continue to use the shared values.
 
         Args:
-            name: As in MuJoCo's model: `body_mass`, `geom_friction`, ..., or `gravity`; see `params.FIELDS`.
-            articulation: Whose; None for gravity. `ground` has the geoms that are fixed to the world.
-            elements: Its bodies (also of geoms), joints, actuators or tendons; None for all of them.
+            name: Name in MuJoCo's model: `body_mass`, `geom_friction`, ..., or `gravity`; see `params.FIELDS`.
+            articulation: Articulation that has it; None for gravity. `ground` has the geoms that are fixed to the
+                world.
+            elements: Bodies (also of geoms), joints, actuators or tendons; None for all of them.
 
         Raises:
             TaskError: There is no such parameter or element.
@@ -342,7 +343,7 @@ class Sim(Protocol):
         """Makes rays, such as those of a lidar; call it once, in the task's `__init__`.
 
         Args:
-            num_rays: In each world.
+            num_rays: Rays in each world.
             ignore: Articulations that the rays pass through; the robot's own, mostly.
 
         Raises:
@@ -363,11 +364,11 @@ class Sim(Protocol):
         ...
 
     def scene_qpos(self) -> Float[Tensor, "envs nq"]:
-        """Positions in the layout of the scene's MuJoCo model (`MjData.qpos`), for rendering."""
+        """Returns positions in the layout of the scene's MuJoCo model (`MjData.qpos`), for rendering."""
         ...
 
     def state_dict(self) -> dict[str, Any]:
-        """The full state, so that a simulation loaded with it continues bit for bit where the backend can."""
+        """Returns the full state, so that a simulation loaded with it continues bit for bit where the backend can."""
         ...
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

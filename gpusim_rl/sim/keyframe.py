@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import mujoco
 import numpy as np
@@ -17,7 +16,7 @@ _TIE_TOLERANCE = 1e-3  # m or rad; keyframes are written with few digits
 
 
 def ties_bodies(spec: mujoco.MjSpec) -> bool:
-    """Whether bodies are tied to each other by more than joints: such a robot is drawn again only where it fits."""
+    """Returns whether more than joints ties bodies: such a robot is drawn again only where it fits."""
     return any(tie.type not in _JOINT_TIES for tie in spec.equalities)
 
 
@@ -31,7 +30,7 @@ def stand(spec: mujoco.MjSpec, keyframe: str) -> None:
     A ball joint has no `ref`: its rotation counts from the keyframe, and one with limits or a spring stays as it is.
 
     Args:
-        spec: The robot; it must compile.
+        spec: Spec of the robot; it must compile.
         keyframe: Name of one of its keyframes.
 
     Raises:
@@ -63,7 +62,7 @@ def stand(spec: mujoco.MjSpec, keyframe: str) -> None:
 
 
 def _draw_again(
-    spec: mujoco.MjSpec, model: mujoco.MjModel, body: Any, pose: np.ndarray, shifts: dict[str, float]
+    spec: mujoco.MjSpec, model: mujoco.MjModel, body: mujoco.MjsBody, pose: np.ndarray, shifts: dict[str, float]
 ) -> None:
     """Draws a body as its joints have moved it, and its joints as the later ones of them have moved them.
 
@@ -72,7 +71,7 @@ def _draw_again(
     and S1' is S1 as seen behind E2 ... En.
     """
     pos, quat = np.array(body.pos), _quat(spec, body)
-    joints: list[Any] = []
+    joints: list[mujoco.MjsJoint] = []
     for joint in body.joints:
         first = model.jnt_qposadr[joint.id]
         if joint.type == mujoco.mjtJoint.mjJNT_FREE:
@@ -100,8 +99,8 @@ def _draw_again(
     body.alt.type = mujoco.mjtOrientation.mjORIENTATION_QUAT
 
 
-def _motion(model: mujoco.MjModel, joint: Any, position: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Translation and rotation, in the body's frame, from the drawn pose to a position of a joint."""
+def _motion(model: mujoco.MjModel, joint: mujoco.MjsJoint, position: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Returns translation and rotation, in the body's frame, from the drawn pose to a position of a joint."""
     moved = position[0] - model.qpos0[model.jnt_qposadr[joint.id]]
     turn = np.array([1.0, 0.0, 0.0, 0.0])
     if joint.type == mujoco.mjtJoint.mjJNT_SLIDE:
@@ -114,7 +113,7 @@ def _motion(model: mujoco.MjModel, joint: Any, position: np.ndarray) -> tuple[np
     return anchor - _rotate(turn, anchor), turn
 
 
-def _count_anew(tie: Any, shifts: dict[str, float]) -> None:
+def _count_anew(tie: mujoco.MjsEquality, shifts: dict[str, float]) -> None:
     """Writes y - y0 = P(x - x0) for a reference pose in which x0 and y0 have moved."""
     polynomial = np.polynomial.Polynomial(tie.data[:5])
     if tie.name2:
@@ -125,8 +124,8 @@ def _count_anew(tie: Any, shifts: dict[str, float]) -> None:
     tie.data[:5] = coefficients
 
 
-def _quat(spec: mujoco.MjSpec, body: Any) -> np.ndarray:
-    """How a body is turned in its parent, wxyz, however the file says it."""
+def _quat(spec: mujoco.MjSpec, body: mujoco.MjsBody) -> np.ndarray:
+    """Returns the orientation of a body in its parent, wxyz, however the file says it."""
     if body.alt.type == mujoco.mjtOrientation.mjORIENTATION_QUAT:
         return np.array(body.quat) / np.linalg.norm(body.quat)
     degree, sequence = bool(spec.compiler.degree), spec.compiler.eulerseq

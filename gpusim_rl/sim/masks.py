@@ -18,14 +18,14 @@ def write_where(mask: Bool[Tensor, "..."], value: Shaped[Tensor, "..."], target:
 
 
 def columns(numbers: Sequence[int], device: torch.device) -> slice | Tensor:
-    """The columns of these numbers: a slice, which gives views, if they are one run; else an index."""
+    """Returns the columns of these numbers: a slice, which gives views, if they are one run; else an index."""
     if not numbers or list(numbers) == list(range(numbers[0], numbers[0] + len(numbers))):
         return slice(numbers[0], numbers[0] + len(numbers)) if numbers else slice(0, 0)
     return torch.tensor(numbers, dtype=torch.int64, device=device)
 
 
 def read_columns(source: Shaped[Tensor, "envs all *rest"], found: slice | Tensor) -> Shaped[Tensor, "envs some *rest"]:
-    """What is in `columns` of an array: a view of a slice, else a copy."""
+    """Returns `columns` of an array: a view of a slice, else a copy."""
     return source[:, found] if isinstance(found, slice) else source.index_select(1, found)
 
 

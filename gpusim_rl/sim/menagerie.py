@@ -18,17 +18,17 @@ HOME = "home"  # the keyframe in which Menagerie's robots stand
 
 
 def load(source: str, keyframe: str | None = None) -> mujoco.MjSpec:
-    """The robot alone, ready for `Scene.add`: its reference pose is the one in which it stands.
+    """Returns the robot alone, ready for `Scene.add`: its reference pose is the one in which it stands.
 
     Floor, lights, cameras and keyframes of its file are left out, and so are its solver settings: those are the
     scene's. The robot's `home` keyframe becomes the reference pose: joints keep their zeros and limits, and
     `default_joint_pos` is the stance.
 
     Args:
-        source: `menagerie:<robot>`, or `menagerie:<robot>/<model>` for one of its other files
+        source: Name `menagerie:<robot>`, or `menagerie:<robot>/<model>` for one of its other files
             (`menagerie:unitree_g1/g1_with_hands`).
-        keyframe: Another keyframe in place of `home`. A robot without `home`, or whose bodies are tied to each other,
-            stays as its file draws it unless this is given.
+        keyframe: Name of another keyframe in place of `home`. A robot without `home`, or whose bodies are tied to each
+            other, stays as its file draws it unless this is given.
 
     Raises:
         TaskError: The package is not installed, has no such robot, model or keyframe, or cannot get it.

@@ -94,18 +94,18 @@ class MjwarpSim(WarpSim):
         self._derives = True
         self._graphs.clear()
         self._graphs.synchronize()
-        return MujocoRays(self, num_rays, groups)
+        return MujocoRays(self._cast_rays, self.num_envs, num_rays, groups)
 
-    def cast_rays(
+    def _cast_rays(
         self, origin: Float[Tensor, "envs rays 3"], direction: Float[Tensor, "envs rays 3"], groups: Sequence[int]
     ) -> Float[Tensor, "envs rays"]:
         arrays = self._ray_arrays[tuple(origin.shape[:2])]
         wp.to_torch(arrays[0]).copy_(origin)
         wp.to_torch(arrays[1]).copy_(direction)
-        self._graphs.run(("rays", origin.shape[1], *groups), lambda: self._cast_rays(arrays, groups))
+        self._graphs.run(("rays", origin.shape[1], *groups), lambda: self._launch_rays(arrays, groups))
         return wp.to_torch(arrays[3]).clone()
 
-    def _cast_rays(self, arrays: list[Any], groups: Sequence[int]) -> None:
+    def _launch_rays(self, arrays: list[Any], groups: Sequence[int]) -> None:
         meets: Any = wp.types.vector(6, int)(*groups)
         origin, direction, normal, distance, geom, no_body = arrays
         mjw.refit_bvh(self._model, self._data, self._boxes)
@@ -148,7 +148,7 @@ class MjwarpSim(WarpSim):
 
 
 def _solvable(model: mujoco.MjModel) -> mujoco.MjModel:
-    """The model with a solver that MuJoCo Warp has."""
+    """Returns the model with a solver that MuJoCo Warp has."""
     if model.opt.solver != mujoco.mjtSolver.mjSOL_PGS:
         return model
     logger.warning("sim=mjwarp has no PGS solver, which the scene asks for: the Newton solver takes its place")

@@ -36,11 +36,6 @@ _CONTACT_FULL = mujoco.mjtWarning.mjWARN_CONTACTFULL.value
 _CONSTRAINT_FULL = mujoco.mjtWarning.mjWARN_CNSTRFULL.value
 
 
-def is_persistent(cfg: SimConfig, num_envs: int) -> bool:
-    """Whether every world keeps an MjData of its own."""
-    return num_envs < PERSISTENT_BELOW if cfg.persistent == "auto" else bool(cfg.persistent)
-
-
 # What overflows float32 has run away: it becomes infinite, and the world is reported as diverged.
 _float32_may_overflow = np.errstate(over="ignore", invalid="ignore")
 
@@ -71,7 +66,7 @@ class MujocoSim:
         if not scene.senses_steps:
             model.opt.disableflags |= _NO_SENSORS
         self.num_threads = min(cfg.num_threads or available_cpus(), num_envs)
-        persistent = is_persistent(cfg, num_envs)
+        persistent = num_envs < PERSISTENT_BELOW if cfg.persistent == "auto" else bool(cfg.persistent)
         self._batch = Batch(model, num_envs, nthread=self.num_threads, persistent=persistent)
 
         # One float32 mirror of [time, qpos, qvel], which lead the state row. numpy does the copies:
@@ -192,9 +187,9 @@ class MujocoSim:
         of_geom, groups = self._ray_groups.leave_out(ignore)
         if of_geom.any():
             self._batch.expand("geom_group")[:] = of_geom
-        return MujocoRays(self, num_rays, groups)
+        return MujocoRays(self._cast_rays, self.num_envs, num_rays, groups)
 
-    def cast_rays(
+    def _cast_rays(
         self, origin: Float[Tensor, "envs rays 3"], direction: Float[Tensor, "envs rays 3"], groups: Sequence[int]
     ) -> Float[Tensor, "envs rays"]:
         self._write_states(np.flatnonzero(self._written))

@@ -122,12 +122,10 @@ class NewtonSim(WarpSim):
         self.sensordata = torch.zeros(self.num_envs, model.nsensordata, device=self.device)
         bodies = [model.body(body).id for body in scene.contact_sensors]
         self._contact_bodies, self._contact_roots = tensor(bodies), tensor(model.body_rootid[bodies].tolist())
-        # Force, torque and the body's orientation. The position of the contacts, about which MuJoCo gives the torque,
-        # and that of the body stay zero: the torque here is about the body's origin.
-        contact_columns: list[int] = []
-        for sensor in scene.contact_sensors.values():
-            contact_columns += (*scene.sensor_columns(sensor.wrench)[:6], *scene.sensor_columns(sensor.body_quat))
-        self._contact_columns = tensor(contact_columns)
+        # Of a body's contacts: force, torque and orientation. The point that MuJoCo gives the torque about, and the
+        # body's position, stay zero: the torque here is about the body's origin.
+        columns = [scene.contact_columns(body) for body in scene.contact_sensors]
+        self._contact_columns = tensor([column for each in columns for column in (*each[:6], *each[12:])])
         joints = [joint for name in scene.effort_sensors for joint in scene.elements_of(name, "joint").values()]
         self._effort_dofs = tensor(model.jnt_dofadr[joints].tolist())
         self._effort_columns = tensor([scene.sensor_columns(f"{model.joint(i).name}/effort")[0] for i in joints])
@@ -190,7 +188,7 @@ class NewtonSim(WarpSim):
             self._body_com.copy_(values[:, 1:])
 
     def mirror(self) -> MjwarpSim:
-        """The same worlds in MuJoCo Warp, from which it can be read what Newton does not compute.
+        """Returns the same worlds in MuJoCo Warp, which computes what Newton does not: sensors and rays.
 
         It is never stepped: it follows the state. It has the scene's parameters, not those that were changed in some
         worlds.

@@ -42,12 +42,12 @@ def check_scene(model: mujoco.MjModel) -> None:
 
 
 def lacks_option(name: str, value: Any) -> ConfigError:
-    """The error for an option of MuJoCo that Newton does not take over."""
+    """Returns the error for an option of MuJoCo that Newton does not take over."""
     return ConfigError(f"sim=newton lacks the option {name} = {value}; try another scene.option.{name}, or sim=mujoco")
 
 
 def import_scene(scene: Scene, num_envs: int) -> newton.Model:
-    """Newton's model of so many worlds of a scene."""
+    """Returns Newton's model of so many worlds of a scene."""
     world = newton.ModelBuilder()
     # Newton's default gap would let contacts begin before geoms touch.
     world.default_shape_cfg.gap = 0.0
@@ -76,7 +76,7 @@ def import_scene(scene: Scene, num_envs: int) -> newton.Model:
 def make_solver(
     model: newton.Model, scene: Scene, cfg: SimConfig, rows: int, contacts: int
 ) -> newton.solvers.SolverMuJoCo:
-    """Newton's MuJoCo solver, with the options of the scene and room for so many constraint rows and contacts."""
+    """Returns Newton's MuJoCo solver with the scene's options and room for so many constraint rows and contacts."""
     option = scene.model.opt
     iterations, ls_iterations = solver_limits(option, cfg, ON_WARP)
     # All of it by hand: an option that has MuJoCo's default value is not written into the XML, and
@@ -113,12 +113,12 @@ def make_solver(
 
 
 def collided_geoms(model: mujoco.MjModel) -> np.ndarray:
-    """Numbers of the geoms that can touch something; Newton's solver has no others."""
+    """Returns the numbers of the geoms that can touch something; Newton's solver has no others."""
     return np.flatnonzero((model.geom_contype != 0) | (model.geom_conaffinity != 0))
 
 
 def inertia_tensors(model: mujoco.MjModel) -> np.ndarray:
-    """Of all bodies in their own frames [kg m^2], shape [nbody, 3, 3]; the principal axes alone are not unique."""
+    """Returns inertia tensors of all bodies in their own frames [kg m^2], shape [nbody, 3, 3]."""
     tensors = np.zeros((model.nbody, 3, 3))
     for body in range(model.nbody):
         axes = np.zeros(9)
@@ -129,7 +129,7 @@ def inertia_tensors(model: mujoco.MjModel) -> np.ndarray:
 
 
 def _plain_xml(xml: str) -> str:
-    """A scene's XML as Newton's importer takes it: without frames, planes in the world itself, and all numbers.
+    """Returns XML as Newton's importer takes it: without frames, with planes in the world itself, and all numbers.
 
     Newton reads the bodies of frames after the others, and those of later frames first: bodies would have other
     numbers. Of planes it knows only those of the world; a body that is fixed to the world may have some in MuJoCo.
@@ -151,7 +151,7 @@ _Pose = tuple[np.ndarray, np.ndarray]
 
 
 def _pose(element: ET.Element) -> _Pose:
-    """Position [m] and orientation wxyz; MuJoCo writes no other form of an orientation."""
+    """Returns position [m] and orientation wxyz; MuJoCo writes no other form of an orientation."""
     pos, quat = element.get("pos", "0 0 0"), element.get("quat", "1 0 0 0")
     turn = np.array(quat.split(), dtype=float)
     mujoco.mju_normalize4(turn)

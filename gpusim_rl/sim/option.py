@@ -66,8 +66,8 @@ class SceneOption:
     What is written here is the task's: no file changes it.
 
     Args:
-        spec: Of the scene.
-        changed: Called when an option was written.
+        spec: Spec of the scene.
+        changed: Function that is called when an option was written.
     """
 
     _spec: mujoco.MjSpec
@@ -98,9 +98,9 @@ class SceneOption:
         """Takes over what a file says and the task does not, and removes it from the file's spec.
 
         Args:
-            part: The file's spec.
-            label: The call that adds it, for messages.
-            source: The file, for messages.
+            part: Spec of the file.
+            label: Call that adds it, for messages.
+            source: Name of the file, for messages.
 
         Raises:
             TaskError: Another file says something else.
@@ -132,7 +132,7 @@ def clear_option(spec: mujoco.MjSpec) -> None:
 
 
 def _said(spec: mujoco.MjSpec) -> dict[str, Any]:
-    """What a file says; of a spec that was made in Python, what differs from MuJoCo's default."""
+    """Returns what a file says; of a spec that was made in Python, what differs from MuJoCo's default."""
     default, said = mujoco.MjSpec().option, {}
     for bit, name in enumerate(_FIELDS):
         if name is not None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import mujoco
+import numpy as np
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
@@ -63,7 +64,7 @@ class Param:
 
     Attributes:
         name: Name of the field, one of `FIELDS`.
-        elements: What the second dimension stands for, by name; empty for gravity.
+        elements: Names of the second dimension's elements; empty for gravity.
         default: The model's own values, shape [elements, ...]; [3] for gravity.
         rows: Their rows in MuJoCo's array; None for gravity.
     """
@@ -94,9 +95,9 @@ class Param:
         """Gives the worlds of the mask new values; what MuJoCo derives from them follows at the next refresh or step.
 
         Args:
-            value: Shape of `value`, in the field's units; with `column` without its last dimension.
+            value: Values in the field's units, in the shape of `value`; with `column` without its last dimension.
             where: Worlds that get their row of it.
-            column: Sets only this one of an element's numbers.
+            column: Number of the one column of an element that is set; None sets all.
         """
         values = self._values if column is None else self._values[..., column]
         mine = read_columns(values, self._columns)
@@ -110,11 +111,11 @@ class Params:
     """The fields of one simulator that its worlds have for themselves.
 
     Args:
-        scene: What is simulated.
-        device: Where the values live.
-        expand: Makes a field each world's own, filled with the model's values; returns a view of the simulator's
-            memory, shape [num_envs, rows, ...] ([num_envs, 3] for gravity).
-        changed: Called with a field and the worlds of which it was written.
+        scene: Scene of the worlds.
+        device: Device of the values.
+        expand: Function that makes a field each world's own, filled with the model's values, and returns a view of the
+            simulator's memory, shape [num_envs, rows, ...] ([num_envs, 3] for gravity).
+        changed: Function that is called with a field and the worlds of which it was written.
     """
 
     def __init__(
@@ -132,7 +133,7 @@ class Params:
         """By field, the view that `expand` returned."""
 
     def find(self, name: str, articulation: str | None, elements: Sequence[str] | None) -> Param:
-        """See `Sim.param`."""
+        """Returns a parameter; see `Sim.param`."""
         if name not in FIELDS:
             raise TaskError(f"sim.param: no parameter {name!r}.{did_you_mean(name, FIELDS)} There are {list(FIELDS)}")
         ids, names = find_elements(self._scene, name, articulation, elements)
@@ -151,7 +152,7 @@ class Params:
         )
 
     def state_dict(self) -> dict[str, Tensor]:
-        """The values of all declared fields."""
+        """Returns the values of all declared fields."""
         return {name: value.clone() for name, value in self.values.items()}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
@@ -161,15 +162,15 @@ class Params:
                 value.copy_(state[name])
 
 
-def model_values(model: mujoco.MjModel, name: str) -> Any:
-    """The compiled model's array of a field."""
+def model_values(model: mujoco.MjModel, name: str) -> np.ndarray:
+    """Returns the compiled model's array of a field."""
     return model.opt.gravity if name == "gravity" else getattr(model, name)
 
 
 def find_elements(
     scene: Scene, name: str, articulation: str | None, elements: Sequence[str] | None
 ) -> tuple[list[int], list[str]]:
-    """Rows of a field in MuJoCo's model, and what they belong to.
+    """Returns the rows of a field in MuJoCo's model, and the names of what they belong to.
 
     Raises:
         TaskError: A name does not exist, or what it names has no such parameter.
@@ -209,13 +210,13 @@ def find_elements(
 
 
 def _rows(scene: Scene, kind: str, articulation: str) -> dict[str, list[int]]:
-    """Rows by the name that an element has in its own file; of joints only those that an articulation shows."""
+    """Returns rows by the name that an element has in its own file; of joints only those that an articulation shows."""
     elements = scene.elements_of(articulation, "joint" if kind == "dof" else kind)
     return {name: [int(scene.model.jnt_dofadr[i]) if kind == "dof" else i] for name, i in elements.items()}
 
 
 def _geoms(scene: Scene, articulation: str) -> dict[str, list[int]]:
-    """Geoms that can touch anything, by their body's name; those of the ground under its name."""
+    """Returns geoms that can touch anything, by their body's name; those of the ground under its name."""
     model, prefix, bodies = scene.model, scene.prefix(articulation), set(scene.bodies_of(articulation))
     ground = articulation == GROUND and GROUND not in scene.articulation_names
     found: dict[str, list[int]] = {}

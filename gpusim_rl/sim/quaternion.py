@@ -27,7 +27,7 @@ def quat_rotate_inverse(
 
 
 def quat_multiply(a: Float[Tensor, "*batch 4"], b: Float[Tensor, "*batch 4"]) -> Float[Tensor, "*batch 4"]:
-    """Hamilton product a b: the rotation b, then a."""
+    """Returns the Hamilton product a b: the rotation b, then a."""
     aw, au = a[..., :1], a[..., 1:]
     bw, bu = b[..., :1], b[..., 1:]
     product = a * b
@@ -37,7 +37,7 @@ def quat_multiply(a: Float[Tensor, "*batch 4"], b: Float[Tensor, "*batch 4"]) ->
 
 
 def quat_difference(a: Float[Tensor, "*batch 4"], b: Float[Tensor, "*batch 4"]) -> Float[Tensor, "*batch 4"]:
-    """The rotation from b to a, in the world frame: a times the inverse of b, for unit quaternions."""
+    """Returns the rotation from b to a, in the world frame: a times the inverse of b, for unit quaternions."""
     aw, au = a[..., :1], a[..., 1:]
     bw, bu = b[..., :1], b[..., 1:]
     u = torch.linalg.cross(bu, au).addcmul_(bw, au).addcmul(aw, bu, value=-1.0)
@@ -45,18 +45,18 @@ def quat_difference(a: Float[Tensor, "*batch 4"], b: Float[Tensor, "*batch 4"]) 
 
 
 def quat_conjugate(quat: Float[Tensor, "*batch 4"]) -> Float[Tensor, "*batch 4"]:
-    """The inverse rotation of unit quaternions."""
+    """Returns the inverse rotation of unit quaternions."""
     return torch.cat([quat[..., :1], -quat[..., 1:]], dim=-1)
 
 
 def quat_from_axis_angle(axis: Float[Tensor, "*batch 3"], angle: Float[Tensor, "*batch"]) -> Float[Tensor, "*batch 4"]:
-    """Rotation by `angle` [rad] about unit axes."""
+    """Returns the rotation by `angle` [rad] about unit axes."""
     half = 0.5 * angle[..., None]
     return torch.cat([half.cos(), half.sin() * axis], dim=-1)
 
 
 def euler_xyz(quat: Float[Tensor, "*batch 4"]) -> tuple[Tensor, Tensor, Tensor]:
-    """Roll, pitch, yaw [rad] in (-pi, pi]: extrinsic rotations about the fixed axes x, y, z.
+    """Returns roll, pitch and yaw [rad] in (-pi, pi]: extrinsic rotations about the fixed axes x, y, z.
 
     Pitch saturates at +-pi/2, where roll and yaw are not unique (gimbal lock).
     """
@@ -67,6 +67,6 @@ def euler_xyz(quat: Float[Tensor, "*batch 4"]) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def quat_yaw(quat: Float[Tensor, "*batch 4"]) -> Float[Tensor, "*batch"]:
-    """Yaw of `euler_xyz` [rad]: the angle between the world's x axis and the rotated one, seen from above."""
+    """Returns the yaw of `euler_xyz` [rad]: the angle from the world's x axis to the rotated one, seen from above."""
     w, x, y, z = quat.unbind(-1)
     return torch.atan2(torch.addcmul(w * z, x, y), 0.5 - torch.addcmul(y * y, z, z))

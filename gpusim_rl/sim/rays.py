@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from jaxtyping import Float
@@ -23,7 +22,7 @@ class RayGroups:
     scene's model, and these are the simulator's.
 
     Args:
-        scene: The scene.
+        scene: Scene of every world.
     """
 
     def __init__(self, scene: Scene) -> None:
@@ -34,7 +33,7 @@ class RayGroups:
         """Makes rays possible that pass through some articulations.
 
         Args:
-            names: The articulations.
+            names: Names of the articulations.
 
         Returns:
             The group of every geom, and for each group whether these rays meet it, 1 or 0.
@@ -57,27 +56,24 @@ class RayGroups:
         return group, [int(number not in left_out) for number in range(NUM_GROUPS)]
 
 
-class CastsRays(Protocol):
-    """A simulation that casts rays."""
-
-    num_envs: int
-
-    def cast_rays(
-        self, origin: Float[Tensor, "envs rays 3"], direction: Float[Tensor, "envs rays 3"], groups: Sequence[int]
-    ) -> Float[Tensor, "envs rays"]:
-        """See `gpusim_rl.sim.Rays.cast`."""
-        ...
-
-
 class MujocoRays:
-    """See `gpusim_rl.sim.Rays`."""
+    """See `gpusim_rl.sim.Rays`.
 
-    def __init__(self, sim: CastsRays, num_rays: int, groups: Sequence[int]) -> None:
-        self._sim, self._shape, self._groups = sim, (sim.num_envs, num_rays, 3), groups
+    Args:
+        cast: Function of origins, directions and `groups` that returns the distances.
+        num_envs: Number of worlds.
+        num_rays: Rays in each world.
+        groups: For each group of geoms whether the rays meet it, 1 or 0.
+    """
+
+    def __init__(
+        self, cast: Callable[[Tensor, Tensor, Sequence[int]], Tensor], num_envs: int, num_rays: int, groups: list[int]
+    ) -> None:
+        self._cast, self._shape, self._groups = cast, (num_envs, num_rays, 3), groups
 
     def cast(
         self, origin: Float[Tensor, "envs rays 3"], direction: Float[Tensor, "envs rays 3"]
     ) -> Float[Tensor, "envs rays"]:
         check_shape("rays: origin", origin, self._shape)
         check_shape("rays: direction", direction, self._shape)
-        return self._sim.cast_rays(origin, direction, self._groups)
+        return self._cast(origin, direction, self._groups)

@@ -33,7 +33,7 @@ class Robot:
 
 
 def one_line(error: Exception) -> str:
-    """The message of an error without its line breaks."""
+    """Returns the message of an error without its line breaks."""
     return " ".join(str(error).split())
 
 
@@ -116,6 +116,6 @@ def _fix_masses(spec: mujoco.MjSpec) -> None:
 
 
 def references(spec: mujoco.MjSpec) -> dict[str, int]:
-    """How many elements name others, by kind: `MjSpec.attach` silently drops those whose others are not there."""
+    """Returns how many elements name others, by kind: `MjSpec.attach` drops those that name what is missing."""
     kinds = ("actuators", "sensors", "tendons", "equalities", "pairs", "excludes", "tuples")
     return {kind: len(getattr(spec, kind)) for kind in kinds}

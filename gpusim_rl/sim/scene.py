@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -39,16 +38,6 @@ _SCALAR = (mujoco.mjtJoint.mjJNT_HINGE, mujoco.mjtJoint.mjJNT_SLIDE)
 _ON_JOINTS = (mujoco.mjtTrn.mjTRN_JOINT, mujoco.mjtTrn.mjTRN_JOINTINPARENT)
 
 
-@dataclass(frozen=True, slots=True)
-class ContactSensor:
-    """The sensors that give one body's net contact wrench; all are read at the same physics step."""
-
-    body: str
-    wrench: str  # contact sensor: force [N], torque [N m] about `pos`, pos [m]; world frame, 9 numbers
-    body_pos: str  # frame position of the body [m]
-    body_quat: str  # frame orientation of the body, wxyz
-
-
 class Scene:
     """One world, simulator-neutral; the canonical form is a `mujoco.MjSpec`.
 
@@ -60,7 +49,7 @@ class Scene:
 
     Args:
         physics_hz: Physics steps per simulated second [Hz]; the time step of a file has no effect.
-        integrator: How MuJoCo integrates. `euler`, the default, is the fastest. It gains energy from fast rotation: a
+        integrator: Integrator of MuJoCo. `euler`, the default, is the fastest. It gains energy from fast rotation: a
             floating robot that turns by more than about a sixth of a radian per step speeds up until it diverges. A
             policy may find that this pays: see `max_angular_velocity`. `implicit` takes the gyroscopic forces at the
             end of the step and stays stable; a step of Ant costs a third more. `implicitfast` takes only the drives'
@@ -70,11 +59,11 @@ class Scene:
             tangent directions of a contact, which MuJoCo and MuJoCo Warp choose differently for steep capsules on
             planes: there one step of Ant differs by up to 0.46 rad/s. With `elliptic` cones it is 4e-5, feet on the
             ground creep half as fast, and a step of Humanoid costs a third more.
-        impratio: How much stiffer friction is than the contact's normal, for elliptic cones. At 1, the default, what
-            is grasped creeps out of the hand; 10 holds it.
-        gravity: Downwards [m/s^2], or a vector in the world frame; the default is 9.81.
-        max_angular_velocity: Of bodies with a free joint [rad/s]: after each control step what turns faster is slowed
-            down to it. PhysX has such a limit too, of 64 rad/s. None is no limit.
+        impratio: Ratio of the stiffness of friction to that of the contact's normal, for elliptic cones. At 1, the
+            default, what is grasped creeps out of the hand; 10 holds it.
+        gravity: Acceleration downwards [m/s^2], or a vector in the world frame; the default is 9.81.
+        max_angular_velocity: Limit for bodies with a free joint [rad/s]: after each control step what turns faster is
+            slowed down to it. PhysX has such a limit too, of 64 rad/s. None is no limit.
 
     Attributes:
         option: MuJoCo's options by their names in `mujoco.MjOption`. What the task writes here holds against all files,
@@ -118,7 +107,7 @@ class Scene:
             if len(vector) != 3:
                 raise TaskError(f"Scene: gravity must be a number or three numbers [m/s^2], got {gravity}")
             self.option.gravity = vector
-        self.contact_sensors: dict[str, ContactSensor] = {}
+        self.contact_sensors: list[str] = []  # bodies, by their names in the model
         self.effort_sensors: set[str] = set()
         self.articulation_names: list[str] = []
         self._parts: dict[str, dict[str, float]] = {}  # by the name that was added: its joints' velocity limits
@@ -158,7 +147,7 @@ class Scene:
         field into the next. So contacts are as stiff as the time step allows: feet should be balls of 4 cm or more.
 
         Args:
-            terrain: What it looks like.
+            terrain: Heights and patches.
             friction: Sliding [-], torsional [m] and rolling [m] friction; contacts use the larger of the two geoms'.
         """
         ground.add_terrain(self.spec, terrain, friction)
@@ -181,11 +170,11 @@ class Scene:
         Args:
             heights: Heights [m] at the points of a grid, shape [x, y], or a PNG picture, whose right is +x and whose
                 top is +y.
-            size: Its lengths along x and y [m].
-            height: Of a picture: from its darkest to its brightest point [m].
-            pos: Where its middle is, at height 0 [m]; the darkest point of a picture is at height 0.
+            size: Lengths along x and y [m].
+            height: Height of a picture's brightest point above its darkest [m].
+            pos: Position of the middle, at height 0 [m]; the darkest point of a picture is at height 0.
             friction: Sliding [-], torsional [m] and rolling [m] friction; contacts use the larger of the two geoms'.
-            name: Of the geom and the height field.
+            name: Name of the geom and the height field.
 
         Raises:
             TaskError: The heights are not a grid of finite numbers, the picture cannot be read, or a size is not
@@ -229,16 +218,16 @@ class Scene:
         its own elements. Of these, `fusestatic`, `discardvisual`, `fitaabb` and `lengthrange` have no effect.
 
         Args:
-            name: Its name in the scene; elements become `<name>/<element>`.
+            name: Name in the scene; elements become `<name>/<element>`.
             robot: A file, a spec (which is consumed), or a robot of MuJoCo Menagerie: `menagerie:unitree_go1`.
-            pos: Where its frame stands in the world [m].
-            quat: How its frame is turned, wxyz.
-            keyframe: The file's keyframe that becomes the reference pose, in which worlds begin. Joints keep their
-                zeros and limits. None is the pose that the file draws; of Menagerie's robots it is `home`.
-            fixed_base: False gives the first body a free joint, True removes it. None is as the file has it: in URDF
-                files the base is fixed.
-            packages: Of a URDF file: folder of each ROS package, for `package://<package>/meshes/x.stl`. A package that
-                is missing here is looked for by its name, in the file's folder and those above it.
+            pos: Position of its frame in the world [m].
+            quat: Orientation of its frame, wxyz.
+            keyframe: Name of the file's keyframe that becomes the reference pose, in which worlds begin. Joints keep
+                their zeros and limits. None is the pose that the file draws; of Menagerie's robots it is `home`.
+            fixed_base: Whether the base is fixed: False gives the first body a free joint, True removes it. None is as
+                the file has it: in URDF files the base is fixed.
+            packages: Folder of each ROS package that a URDF file names, for `package://<package>/meshes/x.stl`. A
+                package that is missing here is looked for by its name, in the file's folder and those above it.
 
         Raises:
             TaskError: The name is taken. Or the file is missing or not valid, or refers to what it does not have. Or
@@ -273,11 +262,11 @@ class Scene:
         self._model = None
 
     def prefix(self, articulation: str) -> str:
-        """What the names of an articulation's elements begin with in the scene's model."""
+        """Returns what the names of an articulation's elements begin with in the scene's model."""
         return f"{self._objects.get(articulation, articulation)}/"
 
     def bodies_of(self, articulation: str) -> list[int]:
-        """An articulation's bodies in the scene's model, in their order; none if it does not exist."""
+        """Returns an articulation's bodies in the scene's model, in their order; none if it does not exist."""
         model, prefix = self.model, self.prefix(articulation)
         own = [i for i in range(model.nbody) if model.body(i).name.startswith(prefix)]
         roots = {i: model.body(model.body_rootid[i]).name for i in own}
@@ -286,7 +275,7 @@ class Scene:
         return [i for i in own if roots[i] not in self._objects]
 
     def elements_of(self, articulation: str, kind: str) -> dict[str, int]:
-        """Numbers in the scene's model of an articulation's elements, by their names in its own file.
+        """Returns numbers in the scene's model of an articulation's elements, by their names in its own file.
 
         Args:
             articulation: Name of the articulation; one that does not exist has no elements.
@@ -308,12 +297,29 @@ class Scene:
         return {getattr(model, kind)(i).name.removeprefix(prefix): i for i in ids}
 
     def sensor_columns(self, name: str) -> range:
-        """Columns of the simulators' sensor data that a sensor of the scene's model writes."""
+        """Returns the columns of the simulators' sensor data that a sensor of the scene's model writes."""
         sensor = self.model.sensor(name)
         return range(int(sensor.adr[0]), int(sensor.adr[0] + sensor.dim[0]))
 
+    def contact_columns(self, body: str) -> list[int]:
+        """Returns columns of the sensor data that tell of a body's contacts, read at the same physics step.
+
+        Force [N], torque [N m] about a point, and that point [m]; position of the body [m] and its orientation wxyz.
+        All are in the world frame.
+
+        Args:
+            body: Name in the scene's model.
+
+        Raises:
+            TaskError: It has no contact sensor.
+        """
+        if body not in self.contact_sensors:
+            raise TaskError(f"body {body!r} has no contact sensor; call scene.add_contact_sensor in the task's scene()")
+        names = (f"{body}/contact", f"{body}/contact_pos", f"{body}/contact_quat")
+        return [column for name in names for column in self.sensor_columns(name)]
+
     def _joints_of(self, articulation: str) -> list[mujoco.MjsJoint]:
-        """Its hinges and slides in the spec."""
+        """Returns its hinges and slides in the spec."""
         prefix, found = self.prefix(articulation), []
         for joint in self.spec.joints:
             if joint.name.startswith(prefix) and joint.type in _SCALAR:
@@ -325,7 +331,7 @@ class Scene:
         return found
 
     def velocity_limits(self, name: str) -> dict[str, float]:
-        """Largest speeds of joints [rad/s or m/s] that a URDF file states, by joint.
+        """Returns the largest speeds of joints [rad/s or m/s] that a URDF file states, by joint.
 
         MuJoCo does not limit the speed of joints; a drive does: `add_actuators(velocity_limit=...)`.
 
@@ -362,21 +368,21 @@ class Scene:
         (https://mujoco.readthedocs.io/en/latest/_static/dcmotor.pdf), and the same line as Isaac Lab's `DCMotor`.
 
         Args:
-            name: The robot.
+            name: Name of the robot.
             joints: Names or patterns (`*_hip`, `[fr]*_knee`) of its hinges and slides.
-            kind: What the control is. `position`: target position [rad or m]; the effort is
+            kind: Meaning of the control. `position`: target position [rad or m]; the effort is
                 stiffness (target - position) - damping velocity. `velocity`: target velocity [rad/s or m/s]; the effort
                 is damping (target - velocity). `torque`: the effort [N m or N]. `dc_motor`: voltage, from -1 to 1 of
                 the supply; the effort is stall_effort (control - velocity / velocity_limit).
-            stiffness: [N m/rad or N/m].
-            damping: [N m s/rad or N s/m].
+            stiffness: Stiffness of a servo [N m/rad or N/m].
+            damping: Damping of a servo [N m s/rad or N s/m].
             effort_limit: Largest effort [N m or N]; None is the limit that the file has for the joint, or none.
             velocity_limit: Speed at which the drive has no effort left [rad/s or m/s]; None is no such line. A URDF
                 file's are `scene.velocity_limits(name)`.
             stall_effort: Effort of the line at standstill [N m or N]; None is `effort_limit`.
             armature: Inertia of the rotor behind the gear [kg m^2 or kg]; None leaves the file's.
             friction: Dry friction of the joint [N m or N]; None leaves the file's.
-            delay: How much later a control acts [s], rounded up to physics steps. Until the first control of an
+            delay: Time until a control acts [s], rounded up to physics steps. Until the first control of an
                 episode arrives, that one acts.
             max_delay: Largest delay that a world can get through `sim.param("actuator_delay", ...)` [s]; None is
                 `delay`.
@@ -413,13 +419,13 @@ class Scene:
             scene.add_sensor("go1", "foot_force", "touch", site="foot")
 
         Args:
-            name: The articulation.
+            name: Name of the articulation.
             sensor: Name of the new sensor.
-            kind: As MuJoCo's XML calls it: `gyro`, `accelerometer`, `force`, `touch`, `framelinacc`, `rangefinder`, ...
-                See https://mujoco.readthedocs.io/en/stable/XMLreference.html#sensor.
+            kind: Kind as MuJoCo's XML calls it: `gyro`, `accelerometer`, `force`, `touch`, `framelinacc`,
+                `rangefinder`, ... See https://mujoco.readthedocs.io/en/stable/XMLreference.html#sensor.
             cutoff: Largest absolute value that it reads, in its unit; 0 = no limit.
-            **of: What it is on: one of `site`, `body`, `joint`, `actuator`, `tendon` and `geom`, by its name in the
-                articulation's file. A body stands for its frame: a gyro of a body has the body's axes.
+            **of: Element that it is on: one of `site`, `body`, `joint`, `actuator`, `tendon` and `geom`, by its name in
+                the articulation's file. A body stands for its frame: a gyro of a body has the body's axes.
 
         Raises:
             TaskError: There is no such kind or element, or the name is taken.
@@ -433,8 +439,8 @@ class Scene:
         """Makes `articulation.contacts(bodies)` available: the net contact wrench on each body.
 
         Args:
-            name: The articulation.
-            bodies: Its bodies, by their names in its own file.
+            name: Name of the articulation.
+            bodies: Names of its bodies in its own file.
 
         Raises:
             TaskError: A body does not exist.
@@ -446,27 +452,26 @@ class Scene:
                 raise TaskError(f"Scene.add_contact_sensor: no body {body!r}; the scene has {there}")
             if body in self.contact_sensors:
                 continue
-            sensor = ContactSensor(body, f"{body}/contact", f"{body}/contact_pos", f"{body}/contact_quat")
             self.spec.add_sensor(
-                name=sensor.wrench,
+                name=f"{body}/contact",
                 type=mujoco.mjtSensor.mjSENS_CONTACT,
                 reftype=mujoco.mjtObj.mjOBJ_BODY,  # as the second body: the sensor reports what acts on it
                 refname=body,
                 intprm=[_CONTACT_FORCE | _CONTACT_TORQUE | _CONTACT_POS, _REDUCE_NETFORCE, 1],
             )
-            for kind, sensor_name in (
-                (mujoco.mjtSensor.mjSENS_FRAMEPOS, sensor.body_pos),
-                (mujoco.mjtSensor.mjSENS_FRAMEQUAT, sensor.body_quat),
+            for name, kind in (
+                (f"{body}/contact_pos", mujoco.mjtSensor.mjSENS_FRAMEPOS),
+                (f"{body}/contact_quat", mujoco.mjtSensor.mjSENS_FRAMEQUAT),
             ):
-                self.spec.add_sensor(name=sensor_name, type=kind, objtype=mujoco.mjtObj.mjOBJ_XBODY, objname=body)
-            self.contact_sensors[body] = sensor
+                self.spec.add_sensor(name=name, type=kind, objtype=mujoco.mjtObj.mjOBJ_XBODY, objname=body)
+            self.contact_sensors.append(body)
         self._model = None
 
     def add_effort_sensors(self, name: str) -> None:
         """Makes `articulation.joint_effort` available: the force of the actuators on each joint.
 
         Args:
-            name: The articulation.
+            name: Name of the articulation.
 
         Raises:
             TaskError: It does not exist.

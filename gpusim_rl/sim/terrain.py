@@ -76,11 +76,11 @@ class Terrain:
     0. `Scene.add_terrain` puts it into the physics. The same configuration always gives the same terrain.
 
     Args:
-        cfg: What it looks like.
-        device: Where `height` and `scan` compute.
+        cfg: Kinds and sizes of the patches.
+        device: Device on which `height` and `scan` compute.
 
     Attributes:
-        cfg: Its configuration.
+        cfg: Configuration of the terrain.
         heights: Height of the ground at the points of a square grid [m], shape [x, y].
         origins: Middle of the platform of every patch [m], shape [levels, columns, 3].
         half_size: Distance of the patches' outer edges from the world's origin along x and y [m].
@@ -106,7 +106,7 @@ class Terrain:
         self._corners = (table, table[1:], table[row:], table[row + 1 :])
 
     def height(self, x: Float[Tensor, "*batch"], y: Float[Tensor, "*batch"]) -> Float[Tensor, "*batch"]:
-        """Height of the ground [m] at points of the world [m]: exactly that of MuJoCo's height field.
+        """Returns the height of the ground [m] at points of the world [m]: exactly that of MuJoCo's height field.
 
         MuJoCo cuts each cell into two triangles along the diagonal from its lowest to its highest x and y. Beyond all
         patches it is 0.
@@ -132,12 +132,12 @@ class Terrain:
     def scan(
         self, pos: Float[Tensor, "envs 3"], yaw: Float[Tensor, " envs"], points: Float[Tensor, "points 2"]
     ) -> Float[Tensor, "envs points"]:
-        """Height of the ground [m] at points of a level frame that stands at `pos` and is turned by `yaw`.
+        """Returns the ground's height [m] at points of a level frame that stands at `pos` and is turned by `yaw`.
 
         Args:
             pos: Origin of the frame [m], world frame; its height does not matter.
             yaw: Angle of the frame's x axis from the world's [rad].
-            points: Where to look [m], in the frame.
+            points: Points [m] in the frame.
         """
         x, y = points.unbind(dim=1)
         origin, turned = pos[:, :2].T[..., None], torch.stack([-y, x])[:, None]
@@ -176,11 +176,11 @@ class _Canvas:
         return np.minimum(self.edge, self.foot)
 
     def cells_of(self, length: float) -> int:
-        """A length [m] in whole cells, at least one."""
+        """Returns a length [m] in whole cells, at least one."""
         return max(1, round(length / self.cfg.resolution))
 
     def uniform(self, low: float, high: float, *shape: int) -> np.ndarray:
-        """Random numbers for every patch, shape [levels, columns, *shape]."""
+        """Returns random numbers for every patch, shape [levels, columns, *shape]."""
         return self.random.uniform(low, high, (len(self.difficulty), self.columns, *shape))
 
 
@@ -193,7 +193,7 @@ def _stairs(canvas: _Canvas) -> Heights:
 
 
 def _rough(canvas: _Canvas) -> Heights:
-    """Random heights at the points of a coarse grid, with bilinear interpolation."""
+    """Returns random heights at the points of a coarse grid, with bilinear interpolation."""
     spacing = canvas.cells_of(NOISE_SPACING)
     size = canvas.cells // spacing + 2
     coarse = canvas.uniform(-1.0, 1.0, size, size)
@@ -205,7 +205,7 @@ def _rough(canvas: _Canvas) -> Heights:
 
 
 def _obstacles(canvas: _Canvas) -> Heights:
-    """Low boxes and holes with sides of 1 to 2 m; where they overlap the last one counts."""
+    """Returns low boxes and holes with sides of 1 to 2 m; where they overlap the last one counts."""
     place = np.arange(canvas.cells) * canvas.cfg.resolution
     middle = canvas.uniform(0.0, canvas.cfg.patch_size, 2, NUM_OBSTACLES, 1)
     half_side = 0.5 * canvas.uniform(1.0, 2.0, 2, NUM_OBSTACLES, 1)
@@ -218,7 +218,7 @@ def _obstacles(canvas: _Canvas) -> Heights:
 
 
 def _stepping_stones(canvas: _Canvas) -> Heights:
-    """Square stones with sides from 1.5 to 0.4 m, from 0.2 to 0.4 m apart."""
+    """Returns square stones with sides from 1.5 to 0.4 m, from 0.2 to 0.4 m apart."""
     side = np.rint((1.5 - 1.1 * canvas.difficulty) / canvas.cfg.resolution)
     pitch = side + np.rint((0.2 + 0.2 * canvas.difficulty) / canvas.cfg.resolution)
     place = np.arange(canvas.cells) + np.floor(pitch * canvas.uniform(0.0, 1.0, 2, 1))
@@ -228,7 +228,7 @@ def _stepping_stones(canvas: _Canvas) -> Heights:
 
 
 def _gap(canvas: _Canvas) -> Heights:
-    """A trench around the platform, from 0.2 to 1 m wide."""
+    """Returns a trench around the platform, from 0.2 to 1 m wide."""
     width = np.rint((0.2 + 0.8 * canvas.difficulty) / canvas.cfg.resolution)
     return -GAP_DEPTH * (canvas.between & (canvas.edge > canvas.foot - width))
 
@@ -257,7 +257,7 @@ KINDS: dict[str, Callable[[_Canvas], Heights]] = {
 
 
 def _patches(cfg: TerrainConfig) -> Heights:
-    """Heights of all patches; their points begin at the patch's lowest x and y and end one before its highest."""
+    """Returns heights of all patches, whose points begin at the lowest x and y and end one before the highest."""
     cells = round(cfg.patch_size / cfg.resolution)
     place = np.arange(cells)
     to_edge = np.minimum(place, cells - place)

@@ -28,7 +28,7 @@ class Urdf:
 
 
 def is_urdf(file: Path) -> bool:
-    """Whether a file is URDF, whatever its name ends with."""
+    """Returns whether a file is URDF, whatever its name ends with."""
     try:
         with file.open("rb") as source:
             _, root = next(ElementTree.iterparse(source, events=["start"]))
@@ -45,7 +45,7 @@ def read_urdf(file: Path, packages: Mapping[str, str | Path]) -> Urdf:
     say where meshes are, and those that remove links and shapes.
 
     Args:
-        file: The file.
+        file: Path of the file.
         packages: Folder of each ROS package that the file names: `package://<name>/...`. One that is missing here is
             looked for in the file's own folder and those above it, by its name.
 
@@ -84,7 +84,7 @@ def read_urdf(file: Path, packages: Mapping[str, str | Path]) -> Urdf:
 
 
 def _find(name: str, file: Path, folder: Path, packages: Mapping[str, str | Path]) -> Path:
-    """Path of a mesh.
+    """Returns the path of a mesh.
 
     Raises:
         TaskError: It is not there.
@@ -114,7 +114,7 @@ def _find(name: str, file: Path, folder: Path, packages: Mapping[str, str | Path
 
 
 def _read_collada(file: Path) -> tuple[Float[np.ndarray, "vertices 3"], Int[np.ndarray, "faces 3"]]:
-    """The shapes of a Collada file as one mesh [m]. Its `<unit>` counts. Its `<up_axis>` does not, as in ROS."""
+    """Returns shapes of a Collada file as one mesh [m]. Its `<unit>` counts. Its `<up_axis>` does not, as in ROS."""
     try:
         import_extra("collada", "urdf", file.name)
         trimesh = import_extra("trimesh", "urdf", file.name)

@@ -218,7 +218,7 @@ class WarpGraphs:
 
     @contextmanager
     def _after_and_before(self, stream: wp.Stream | None) -> Iterator[wp.Stream | None]:
-        """A stream of Warp's own, whose work is done after that of torch's before the block, and before that after it.
+        """Gives a stream of Warp's own, whose work comes after torch's before the block and before torch's after it.
 
         Warp frees temporary memory on the legacy default stream. Streams of Warp's own are ordered with that one,
         torch's are not: what is freed there might still be in use.

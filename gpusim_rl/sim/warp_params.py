@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
+import mujoco_warp as mjw
 import torch
 import warp as wp
 from jaxtyping import Bool
@@ -20,18 +20,18 @@ class WarpParams:
     """Gives worlds their own values of fields, and derives from them what MuJoCo derives when it compiles.
 
     Args:
-        scene: What is simulated.
-        model: MuJoCo Warp's, with the scene's bodies, joints, actuators and tendons.
+        scene: Scene of the worlds.
+        model: Model of MuJoCo Warp, with the scene's bodies, joints, actuators and tendons.
         num_envs: Number of worlds.
-        graphs: Of the simulation. They are forgotten when a field is expanded: they hold the shared values.
-        device: Where the values live.
-        moved: Called with worlds in which bodies' centres of mass may have moved.
+        graphs: Graphs of the simulation; forgotten when a field is expanded, for they hold the shared values.
+        device: Device of the values.
+        moved: Function that is called with the worlds in which bodies' centres of mass may have moved.
     """
 
     def __init__(
         self,
         scene: Scene,
-        model: Any,
+        model: mjw.Model,
         num_envs: int,
         graphs: WarpGraphs,
         device: torch.device,
@@ -60,7 +60,7 @@ class WarpParams:
         self._graphs.synchronize()
         return values
 
-    def _expand_array(self, owner: Any, name: str) -> Tensor:
+    def _expand_array(self, owner: mjw.Model | mjw.Option, name: str) -> Tensor:
         shared = getattr(owner, name)
         with self._graphs.scope():
             own = wp.empty((self._num_envs, *shared.shape[1:]), dtype=shared.dtype)
@@ -92,7 +92,7 @@ class WarpParams:
             self._graphs.run("constants", self._derivation.derive)
 
     def constants(self) -> dict[str, Tensor]:
-        """Copies of what was derived."""
+        """Returns copies of what was derived."""
         self.derive()
         return {name: value.clone() for name, value in self._constants.items()}
 

@@ -214,7 +214,7 @@ class WarpSim:
         return {name: wp.to_torch(array) for name, array in arrays.items() if array.size}
 
     def _own_state(self) -> dict[str, Tensor]:
-        """State that MuJoCo Warp does not have."""
+        """Returns state that MuJoCo Warp does not have."""
         return {"sensordata": self.sensordata, "written": self._written, "diverged": self._diverged}
 
     def state_dict(self) -> dict[str, Any]:
