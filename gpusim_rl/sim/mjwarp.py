@@ -38,7 +38,6 @@ class MjwarpSim(WarpSim):
     def __init__(self, scene: Scene, num_envs: int, cfg: SimConfig, device: torch.device) -> None:
         graphs = WarpGraphs(device, cfg.graph)
         rows, contacts = buffer_sizes(scene, cfg)
-        self.buffers = f"sim.njmax={rows} sim.nconmax={contacts}"
         with graphs.scope():
             try:
                 model = mjw.put_model(_solvable(scene.model))

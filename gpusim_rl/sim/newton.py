@@ -7,9 +7,8 @@ that of the centre of mass, and its joints count from the pose that the file dra
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import mujoco
 import numpy as np
@@ -18,30 +17,17 @@ import warp as wp
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from gpusim_rl.errors import ConfigError, import_extra
+from gpusim_rl.errors import ConfigError
 from gpusim_rl.settings.schema import SimConfig
 from gpusim_rl.sim.articulation import reference_pose
-from gpusim_rl.sim.buffers import buffer_sizes
 from gpusim_rl.sim.mjwarp import MjwarpSim
-from gpusim_rl.sim.newton_model import (
-    check_scene,
-    collided_geoms,
-    import_scene,
-    inertia_tensors,
-    lacks_option,
-    make_solver,
-)
+from gpusim_rl.sim.newton_model import collided_geoms, inertia_tensors, lacks_option, make_solver
 from gpusim_rl.sim.params import FIELDS, LIMITED, model_values
 from gpusim_rl.sim.quaternion import quat_rotate
 from gpusim_rl.sim.rays import MujocoRays
 from gpusim_rl.sim.scene import Scene
 from gpusim_rl.sim.warp import WarpGraphs
 from gpusim_rl.sim.warp_sim import WarpSim
-
-if TYPE_CHECKING:
-    import newton
-else:
-    newton = import_extra("newton", "newton", "sim=newton")
 
 _FREE = mujoco.mjtJoint.mjJNT_FREE.value
 
@@ -52,25 +38,12 @@ class NewtonSim(WarpSim):
     name = "newton"
 
     def __init__(self, scene: Scene, num_envs: int, cfg: SimConfig, device: torch.device) -> None:
-        check_scene(scene.model)
-        graphs = WarpGraphs(device, cfg.graph)
-        rows, contacts = buffer_sizes(scene, cfg)
-        self.buffers = f"sim.njmax={rows} sim.nconmax={contacts}"
-        with graphs.scope(), warnings.catch_warnings():
-            # Newton pins exact versions of MuJoCo; our tests compare the physics instead.
-            warnings.simplefilter("ignore", newton.NewtonWarning)
-            warnings.simplefilter("ignore", DeprecationWarning)
-            try:
-                self._newton = import_scene(scene, num_envs)
-                self._solver = make_solver(self._newton, scene, cfg, rows, contacts)
-            except (NotImplementedError, ValueError) as error:
-                reason = str(error).strip().splitlines()[0]
-                raise ConfigError(f"sim=newton cannot simulate this scene: {reason}; try sim=mjwarp") from None
-            self._newton_state: Any = self._newton.state()
-            self._control: Any = self._newton.control()
-        solver = self._solver
+        self._cfg, graphs = cfg, WarpGraphs(device, cfg.graph)
+        with graphs.scope():
+            self._solver = solver = make_solver(scene, num_envs, cfg)
+            self._newton_state: Any = solver.model.state()
+            self._control: Any = solver.model.control()
         super().__init__(scene, num_envs, device, graphs, solver.mjw_model, solver.mjw_data)
-        self._cfg = cfg
         self._check_layout()
         self._take_axes()
 
@@ -100,7 +73,7 @@ class NewtonSim(WarpSim):
         self._joint_q = self._per_world(state.joint_q)[:, : model.nq]
         self._joint_qd = self._per_world(state.joint_qd)[:, : model.nv]
         self._body_f = self._per_world(state.body_f)  # force, torque at the centre of mass; world frame
-        self._body_com = self._per_world(self._newton.body_com)
+        self._body_com = self._per_world(self._solver.model.body_com)
         self._free_joints = [
             (int(model.jnt_qposadr[j]), int(model.jnt_dofadr[j]), int(model.jnt_bodyid[j]) - 1)
             for j in np.flatnonzero(model.jnt_type == _FREE)
@@ -135,8 +108,8 @@ class NewtonSim(WarpSim):
         solved, model = self._solver.mj_model, self.scene.model
         sizes = ("nbody", "njnt", "nq", "nv", "nu")
         same = all(getattr(solved, size) == getattr(model, size) for size in sizes)
-        labels = self._newton.body_label[: model.nbody - 1]
-        same = same and len(self._newton.body_label) == self.num_envs * (model.nbody - 1)
+        labels = self._solver.model.body_label[: model.nbody - 1]
+        same = same and len(self._solver.model.body_label) == self.num_envs * (model.nbody - 1)
         same = same and all(label.endswith(f"/{model.body(i + 1).name}") for i, label in enumerate(labels))
         same = same and np.array_equal(solved.jnt_qposadr, model.jnt_qposadr)
         if not same:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 import xml.etree.ElementTree as ET
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ from gpusim_rl.errors import ConfigError, import_extra
 from gpusim_rl.settings.schema import SimConfig
 from gpusim_rl.sim.actuators import delayed_controls, is_dc_motor
 from gpusim_rl.sim.articulation import reference_pose
+from gpusim_rl.sim.buffers import buffer_sizes
 from gpusim_rl.sim.option import ON_WARP, solver_limits
 from gpusim_rl.sim.scene import Scene
 
@@ -27,60 +29,79 @@ _DEFAULTS = {
     **dict.fromkeys(("solref", "solreflimit", "solreffriction"), _SOLREF),
     **dict.fromkeys(("solimp", "solimplimit", "solimpfriction"), _SOLIMP),
 }
-"""MuJoCo's, of the constraints' parameters."""
+"""MuJoCo's defaults of the constraints' parameters."""
 _FREE = mujoco.mjtJoint.mjJNT_FREE.value
 
 
-def check_scene(model: mujoco.MjModel) -> None:
-    """Raises ConfigError for what Newton's importer refuses."""
+def make_solver(scene: Scene, num_envs: int, cfg: SimConfig) -> newton.solvers.SolverMuJoCo:
+    """Returns Newton's MuJoCo solver of so many worlds of a scene; its `model` is Newton's model of them.
+
+    Raises:
+        ConfigError: Newton cannot simulate the scene.
+    """
+    model = scene.model
     if model.opt.solver == mujoco.mjtSolver.mjSOL_PGS:
         raise lacks_option("solver", "mjSOL_PGS")
     if np.any(model.jnt_type == mujoco.mjtJoint.mjJNT_BALL):
         raise ConfigError("sim=newton is not told of ball joints; try sim=mjwarp")
     if any(is_dc_motor(model, i) for i in range(model.nactuator)) or delayed_controls(model)[0]:
         raise ConfigError("sim=newton has neither DC motors nor delays of actuators; try sim=mjwarp")
+    with warnings.catch_warnings():
+        # Newton pins exact versions of MuJoCo; our tests compare the physics instead.
+        warnings.simplefilter("ignore", newton.NewtonWarning)
+        warnings.simplefilter("ignore", DeprecationWarning)
+        try:
+            return _solver(_import(scene, num_envs), scene, cfg)
+        except (NotImplementedError, ValueError) as error:
+            reason = str(error).strip().splitlines()[0]
+            raise ConfigError(f"sim=newton cannot simulate this scene: {reason}; try sim=mjwarp") from None
 
 
-def lacks_option(name: str, value: Any) -> ConfigError:
+def lacks_option(name: str, value: object) -> ConfigError:
     """Returns the error for an option of MuJoCo that Newton does not take over."""
     return ConfigError(f"sim=newton lacks the option {name} = {value}; try another scene.option.{name}, or sim=mujoco")
 
 
-def import_scene(scene: Scene, num_envs: int) -> newton.Model:
-    """Returns Newton's model of so many worlds of a scene."""
+def _import(scene: Scene, num_envs: int) -> newton.Model:
     world = newton.ModelBuilder()
     # Newton's default gap would let contacts begin before geoms touch.
     world.default_shape_cfg.gap = 0.0
     model = scene.model  # compiles; only then can the spec be written as XML
     newton.solvers.SolverMuJoCo.register_custom_attributes(world)
     world.add_mjcf(_plain_xml(scene.spec.to_xml()), ctrl_direct=True)
-    # XML has six digits. Robots often start exactly at a limit, and whether it acts there must not
-    # depend on the seventh.
-    if world.joint_dof_count >= model.nv:  # else `_check_layout` will refuse
-        for joint in np.flatnonzero(model.jnt_limited & (model.jnt_type != _FREE)):
-            dof = int(model.jnt_dofadr[joint])
-            low, high = model.jnt_range[joint] - model.qpos0[model.jnt_qposadr[joint]]  # Newton counts from the pose
-            world.joint_limit_lower[dof], world.joint_limit_upper[dof] = float(low), float(high)
     builder = newton.ModelBuilder()
     builder.replicate(world, num_envs)
-    imported = builder.finalize()
-    if world.joint_dof_count >= model.nv:
-        scalar = model.jnt_type != _FREE
-        reference = wp.to_torch(imported.mujoco.dof_ref).view(num_envs, -1)  # type: ignore[attr-defined]
-        reference[:, model.jnt_dofadr[scalar]] = torch.as_tensor(reference_pose(model)[model.jnt_qposadr[scalar]])
+    imported: Any = builder.finalize()  # its arrays may be None, and its attributes of MuJoCo are dynamic
+    # XML has six digits. Robots often start exactly at a limit, and whether it acts there must not depend on the
+    # seventh. Newton counts from the pose that the file draws.
+    scalar = model.jnt_type != _FREE
+    if world.joint_dof_count >= model.nv:  # else `NewtonSim._check_layout` will refuse
+        limited = scalar & (model.jnt_limited != 0)
+        limits = model.jnt_range[limited] - model.qpos0[model.jnt_qposadr[limited], None]
+        reference = reference_pose(model)[model.jnt_qposadr[scalar]]
+        for array, joints, values in (
+            (imported.joint_limit_lower, limited, limits[:, 0]),
+            (imported.joint_limit_upper, limited, limits[:, 1]),
+            (imported.mujoco.dof_ref, scalar, reference),
+        ):
+            of_worlds = wp.to_torch(array).view(num_envs, -1)
+            of_worlds[:, model.jnt_dofadr[joints]] = torch.as_tensor(values, dtype=torch.float32).to(of_worlds.device)
     gravity = torch.tensor(model.opt.gravity, dtype=torch.float32)
     imported.set_gravity(tuple(gravity.tolist()))
     return imported
 
 
-def make_solver(
-    model: newton.Model, scene: Scene, cfg: SimConfig, rows: int, contacts: int
-) -> newton.solvers.SolverMuJoCo:
-    """Returns Newton's MuJoCo solver with the scene's options and room for so many constraint rows and contacts."""
+def _solver(model: newton.Model, scene: Scene, cfg: SimConfig) -> newton.solvers.SolverMuJoCo:
     option = scene.model.opt
+    rows, contacts = buffer_sizes(scene, cfg)
     iterations, ls_iterations = solver_limits(option, cfg, ON_WARP)
-    # All of it by hand: an option that has MuJoCo's default value is not written into the XML, and
-    # Newton has defaults of its own.
+    # All of it by hand: an option that has MuJoCo's default value is not written into the XML, and Newton has defaults
+    # of its own.
+    numbers = ("impratio", "tolerance", "ls_tolerance", "ccd_tolerance", "density", "viscosity")
+    choices = ("solver", "integrator", "cone", "jacobian", "ccd_iterations")
+    options: dict[str, Any] = {name: float(getattr(option, name)) for name in numbers}
+    options |= {name: int(getattr(option, name)) for name in choices}
+    options |= {name: tuple(getattr(option, name).tolist()) for name in ("wind", "magnetic")}
     solver = newton.solvers.SolverMuJoCo(
         model,
         separate_worlds=True,
@@ -88,21 +109,9 @@ def make_solver(
         nconmax=contacts,
         iterations=iterations,
         ls_iterations=ls_iterations,
-        ccd_iterations=option.ccd_iterations,
-        solver=int(option.solver),
-        integrator=int(option.integrator),
-        cone=int(option.cone),
-        jacobian=int(option.jacobian),
-        impratio=float(option.impratio),
-        tolerance=float(option.tolerance),
-        ls_tolerance=float(option.ls_tolerance),
-        ccd_tolerance=float(option.ccd_tolerance),
-        density=float(option.density),
-        viscosity=float(option.viscosity),
-        wind=tuple(option.wind.tolist()),
-        magnetic=tuple(option.magnetic.tolist()),
         enable_multiccd=not option.disableflags & mujoco.mjtDisableBit.mjDSBL_MULTICCD,
         kinematic_switchable_roots=False,  # else every root has an inactive weld
+        **options,
     )
     # Newton sets margins to 0 for MuJoCo's CCD; MuJoCo Warp has taken them all along.
     margins = torch.as_tensor(scene.model.geom_margin[collided_geoms(scene.model)], dtype=torch.float32)
@@ -119,13 +128,11 @@ def collided_geoms(model: mujoco.MjModel) -> np.ndarray:
 
 def inertia_tensors(model: mujoco.MjModel) -> np.ndarray:
     """Returns inertia tensors of all bodies in their own frames [kg m^2], shape [nbody, 3, 3]."""
-    tensors = np.zeros((model.nbody, 3, 3))
-    for body in range(model.nbody):
-        axes = np.zeros(9)
-        mujoco.mju_quat2Mat(axes, model.body_iquat[body])
-        axes = axes.reshape(3, 3)
-        tensors[body] = axes @ np.diag(model.body_inertia[body]) @ axes.T
-    return tensors
+    axes = np.zeros((model.nbody, 9))
+    for matrix, quat in zip(axes, model.body_iquat, strict=True):
+        mujoco.mju_quat2Mat(matrix, quat)
+    axes = axes.reshape(-1, 3, 3)
+    return axes * model.body_inertia[:, None] @ axes.swapaxes(1, 2)
 
 
 def _plain_xml(xml: str) -> str:

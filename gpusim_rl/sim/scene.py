@@ -459,11 +459,11 @@ class Scene:
                 refname=body,
                 intprm=[_CONTACT_FORCE | _CONTACT_TORQUE | _CONTACT_POS, _REDUCE_NETFORCE, 1],
             )
-            for name, kind in (
+            for sensor, kind in (
                 (f"{body}/contact_pos", mujoco.mjtSensor.mjSENS_FRAMEPOS),
                 (f"{body}/contact_quat", mujoco.mjtSensor.mjSENS_FRAMEQUAT),
             ):
-                self.spec.add_sensor(name=name, type=kind, objtype=mujoco.mjtObj.mjOBJ_XBODY, objname=body)
+                self.spec.add_sensor(name=sensor, type=kind, objtype=mujoco.mjtObj.mjOBJ_XBODY, objname=body)
             self.contact_sensors.append(body)
         self._model = None
 

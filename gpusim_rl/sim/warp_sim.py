@@ -67,6 +67,7 @@ class WarpSim:
         self.scene, self.num_envs, self.device = scene, num_envs, device
         self.dt = float(scene.model.opt.timestep)
         self._graphs, self._model, self._data = graphs, model, data
+        self.buffers = f"sim.njmax={data.njmax} sim.nconmax={data.naconmax // num_envs}"
         # A kernel that prints serialises the device; overflow is reported by mask instead.
         model.opt.warn_overflow = False
         with graphs.scope():

@@ -241,7 +241,8 @@ def test_frames_and_reference_angles():
 
 def test_without_newton_one_line_says_how_to_install_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "newton", None)
-    monkeypatch.delitem(sys.modules, "gpusim_rl.sim.newton", raising=False)
+    for module in ("newton", "newton_model"):
+        monkeypatch.delitem(sys.modules, f"gpusim_rl.sim.{module}", raising=False)
     with pytest.raises(ConfigError) as error:
         importlib.import_module("gpusim_rl.sim.newton")
     assert str(error.value) == "sim=newton needs newton: pip install 'gpusim-rl[newton]'"
