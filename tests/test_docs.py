@@ -273,7 +273,9 @@ def test_every_choice_is_in_the_meaning_of_its_setting(config_page):
 def choices(cls: type, prefix: str = "") -> list[tuple[str, list[str]]]:
     """Keys with a fixed set of strings, and those."""
     found: list[tuple[str, list[str]]] = []
-    for name, hint in typing.get_type_hints(cls).items():
+    hints = typing.get_type_hints(cls)
+    for name in [field.name for field in dataclasses.fields(cls) if field.init]:
+        hint = hints[name]
         if dataclasses.is_dataclass(hint):
             found += choices(hint, f"{prefix}{name}.")  # type: ignore[arg-type]
         else:
@@ -615,10 +617,16 @@ def test_the_tasks_of_the_readme_are_the_data():
 def test_the_seam_of_the_architecture_is_the_code():
     text = (ROOT / "docs" / "architecture.md").read_text()
     assert len(text.split()) <= 2000
-    table = text.partition("## The seam between training and algorithm")[2].partition("There are no more")[0]
-    members = [name for row in re.findall(r"^\| (`.*?) \|", table, re.MULTILINE) for name in re.findall(r"`(\w+)", row)]
+    section = text.partition("## The seam between training and algorithm")[2].partition("\n## ")[0]
+    rows_of_members = re.findall(r"^\| (`.*?) \|", section, re.MULTILINE)
+    members = [name for row in rows_of_members for name in re.findall(r"`(\w+)", row)]
     assert len(members) == 10
     assert [name for name in members if name not in {*dir(Algorithm), *Algorithm.__annotations__}] == []
+    hooks = {name for name, value in vars(Algorithm).items() if name[0] != "_" and (callable(value) or name in members)}
+    hooks |= {name for name, value in vars(Algorithm).items() if isinstance(value, (property, staticmethod))}
+    assert [name for name in hooks if f"`{name}" not in section] == [], "the page leaves out a hook"
+    others = re.findall(r"`(\w+)`", section.partition("The class also declares")[2].partition("Nothing is added")[0])
+    assert [name for name in others if not hasattr(Algorithm, name)] == [], "the page has a hook that is gone"
 
 
 def test_the_table_of_faults_is_the_data():
