@@ -32,7 +32,7 @@ def measure(task: str, eager: dict[str, int]) -> dict[str, dict[str, int]]:
     config.force_disable_caches = True  # what comes from a cache is not counted
     with tempfile.TemporaryDirectory() as folder:
         log = {"console": "quiet", "dir": folder}
-        trainer = make_trainer(prepare(task, num_envs=32, device="cpu", compile="off", max_iterations=9, log=log))
+        trainer = make_trainer(prepare(task, num_envs=32, device="cpu", compile="learner", max_iterations=9, log=log))
         env, algorithm = trainer.env, trainer.algorithm
         trainer.collector.collect()
         loss, products = count_loss(algorithm)
@@ -42,7 +42,6 @@ def measure(task: str, eager: dict[str, int]) -> dict[str, dict[str, int]]:
             env.step(torch.zeros(env.num_envs, env.num_actions))
         step = sum(eager[part] for part in NOT_COMPILED) + metrics.generated_kernel_count
         metrics.reset()
-        algorithm.compile()
         algorithm.update()
         saved = loss - products - metrics.generated_kernel_count
         trainer.close()
@@ -77,18 +76,18 @@ def count_loss(algorithm: Any) -> tuple[int, int]:
             return func(*args, **(kwargs or {}))
 
     counts: list[tuple[int, int]] = []
-    loss = algorithm._loss
+    compiled = algorithm._loss
 
     def counted(*arguments: Any) -> Any:
         with Operators() as operators:
-            result = loss(*arguments)
-            torch.autograd.grad(result[0], algorithm._parameters, retain_graph=True)
+            result = algorithm._chunk_loss(*arguments)
+            torch.autograd.grad(result[0], algorithm.optimizer.parameters, retain_graph=True)
         counts.append((operators.kernels, operators.products))
         return result
 
-    algorithm._loss, algorithm._chunks.threads = counted, False
+    algorithm._loss = counted
     algorithm.update()
-    algorithm._loss = loss
+    algorithm._loss = compiled
     return counts[0]
 
 

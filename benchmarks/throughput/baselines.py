@@ -28,7 +28,7 @@ from torch.distributions import Distribution
 
 from gpusim_rl.env import VecEnv
 from gpusim_rl.errors import ConfigError, did_you_mean, import_extra
-from gpusim_rl.learn.ppo import fit_minibatches
+from gpusim_rl.learn.minibatch import fit_minibatches
 from gpusim_rl.learn.precision import choose_precision
 from gpusim_rl.machine.hardware import has_compiler
 from gpusim_rl.settings.schema import PPOConfig, RunConfig

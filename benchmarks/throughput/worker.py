@@ -396,7 +396,7 @@ def _trainer(training: AbstractContextManager[tuple[Trainer, Logger]], *, learns
             "precision": "bf16" if policy.bf16 else "fp32",
             "matmul_precision": torch.get_float32_matmul_precision(),
             "graph": str(trainer.collector.graphs.choice),
-            "compile": trainer.compile.mode,
+            "compile": trainer.start.compile.mode,
             "trunk": "separate" if policy.separate else "shared",
             "hidden": list(ppo.network.hidden),
             "horizon": ppo.horizon,

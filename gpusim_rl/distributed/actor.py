@@ -18,9 +18,10 @@ from gpusim_rl.env import Step
 from gpusim_rl.env.task import load_task_or_environment
 from gpusim_rl.learn.algorithm import load_algorithm_class
 from gpusim_rl.learn.collective import Collective
+from gpusim_rl.learn.remote import remote_of
 from gpusim_rl.run.metrics import Taken
 from gpusim_rl.run.run_spec import RunSpec
-from gpusim_rl.run.start import begin, make_collector
+from gpusim_rl.run.start import begin, env_spec, make_collector
 from gpusim_rl.settings.checks import build_run
 from gpusim_rl.settings.trust import refuse_classes_of_script
 from gpusim_rl.spaces import ActionSpace
@@ -119,7 +120,7 @@ class Actor:
             first_env=job.number * envs,
             all_envs=job.num_actors * envs,
         )
-        self._algorithm = self.collector.algorithm
+        self._remote = remote_of(self.collector.algorithm, env_spec(start, self.collector.env))
         self._idle_since = time.monotonic()
         self._progress_at = 0.0 if job.number == 0 else float("inf")
 
@@ -132,37 +133,37 @@ class Actor:
             env.max_episode_length,
             env.steps_between_truncations,
             env.summary,
-            [(tuple(x.shape), x.dtype) for x, _ in self._algorithm.recording()],
+            [(tuple(x.shape), x.dtype) for x, _ in self._remote.recording()],
             env.state_dict(),
         )
 
     def begin_from(self, progress: dict[str, Any]) -> None:
         """Begins new episodes where other envs had come: `RolloutInfo.progress`."""
         self.collector.begin_from(progress)
-        self._algorithm.begin_episodes()
+        self._remote.begin_episodes()
 
     def acting_state(self) -> dict[str, Tensor]:
         """What `rollout` acts by, to be written in place: its shapes and types are the learner's."""
-        return self._algorithm.acting_state()
+        return self._remote.acting_state()
 
     def rollout(self, version: int, state: Mapping[str, Tensor]) -> tuple[list[Tensor], RolloutInfo]:
         """Acts for a rollout in all envs.
 
         Args:
             version: Of the weights.
-            state: The learner's `Algorithm.acting_state`.
+            state: The learner's `Remote.acting_state`.
 
         Returns:
             Its tensors, which the next rollout overwrites, and what belongs to it.
         """
         began = time.monotonic()
         waited_s = began - self._idle_since
-        self._algorithm.load_acting_state(state)
+        self._remote.load_acting_state(state)
         self.collector.collect()
         self._idle_since = time.monotonic()
         taken, worked_s = self.collector.metrics.take(), self._idle_since - began
         info = RolloutInfo(version, taken, worked_s, waited_s, self._due_progress())
-        return [tensor for tensor, _ in self._algorithm.recording()], info
+        return [tensor for tensor, _ in self._remote.recording()], info
 
     def _due_progress(self) -> dict[str, Any] | None:
         now = time.monotonic()

@@ -24,8 +24,9 @@ from gpusim_rl.distributed.tuner import Limits
 from gpusim_rl.env import Environment, Step
 from gpusim_rl.env.environment import Observation
 from gpusim_rl.errors import ConfigError, one_line_if_out_of_memory
-from gpusim_rl.learn.algorithm import Algorithm, EnvSpec
+from gpusim_rl.learn.algorithm import EnvSpec
 from gpusim_rl.learn.collective import ALONE, Collective
+from gpusim_rl.learn.remote import Remote, remote_class, remote_of
 from gpusim_rl.machine.hardware import available_cpus
 from gpusim_rl.run.collector import Collector, Pause, no_pause
 from gpusim_rl.run.metrics import Row
@@ -195,7 +196,11 @@ class ActorsCollector(Collector):
         columns = cfg.num_envs * self._num_rollouts
         env = RemoteEnvs(rollouts, num_envs=columns, of_actor=cfg.num_envs, threads=cfg.actors.threads)
         obs = {group: value.to(start.device) for group, value in env.reset().items()}
-        algorithm = make_algorithm(start, dataclasses.replace(env_spec(start, env), role="learns"), start.process_seed)
+        spec = env_spec(start, env)
+        longest = min(spec.max_episode_length, cfg.algorithm.horizon)  # the next rollout is of another actor
+        spec = dataclasses.replace(spec, role="learns", max_episode_length=longest)
+        algorithm = make_algorithm(start, spec, start.process_seed)
+        self._remote = remote_of(algorithm, spec)
         use_cpus(start, columns)
         super().__init__(cfg, env, algorithm, obs, start.device)
 
@@ -206,9 +211,10 @@ class ActorsCollector(Collector):
             pause: Called while the learner waits for a rollout.
         """
         with self.timer("actors"):
-            self._in_flight.publish(self._version, self.algorithm.acting_state())
+            self._in_flight.publish(self._version, self._remote.acting_state())
             for number in range(self._num_rollouts):
                 self._take(self._next(number, pause), number * self._cfg.num_envs)
+            self._remote.end_receiving()
 
     def update(self) -> None:
         """Lets the algorithm learn from the rollouts."""
@@ -228,7 +234,7 @@ class ActorsCollector(Collector):
                     logger.warning("no actor has sent a rollout for %.0f s", PATIENCE_S)
                 continue
             lag = self._version - rollout.info.version
-            if lag <= self.algorithm.max_policy_lag:
+            if lag <= self._remote.max_policy_lag:
                 self._lags.append(lag)
                 return rollout
             self._dropped += 1
@@ -236,7 +242,7 @@ class ActorsCollector(Collector):
             self._rollouts.release(rollout)
 
     def _take(self, rollout: SentRollout, first: int) -> None:
-        self.algorithm.receive(slice(first, first + self._cfg.num_envs), rollout.tensors)
+        self._remote.receive(slice(first, first + self._cfg.num_envs), rollout.tensors)
         self.metrics.add(rollout.info.taken)
         self._in_flight.release(rollout)
 
@@ -295,7 +301,7 @@ def _make_rollouts(start: RunStart, engine: Engine, num_actors: int, seed: int) 
     if actors.inference == "actor":
         return ActorsRollouts(engine)
 
-    def make_acting(number: int) -> Algorithm:
+    def make_acting(number: int) -> Remote:
         """The algorithm that acts for an actor, here."""
         envs, num_envs = rollouts.envs, cfg.num_envs
         env = EnvSpec(
@@ -308,7 +314,7 @@ def _make_rollouts(start: RunStart, engine: Engine, num_actors: int, seed: int) 
             first_env=number * num_envs,
             all_envs=num_actors * num_envs,
         )
-        return make_algorithm(start, env, seed + (1 + number) * SEEDS_APART)
+        return remote_of(make_algorithm(start, env, seed + (1 + number) * SEEDS_APART), env)
 
     limits = Limits(num_actors, min(actors.max_batch or num_actors, num_actors))
     options = {"num_envs": cfg.num_envs, "device": start.device, "max_wait_ms": actors.max_wait_ms}
@@ -343,7 +349,7 @@ def make_trainer(spec: RunSpec, collective: Collective = ALONE) -> Trainer:
 def _for_actors(spec: RunSpec) -> RunSpec:
     """The run as its learner sees it: all envs step on CPUs."""
     cfg, engine = spec.cfg, spec.cfg.actors.engine
-    if not spec.algorithm_class.learns_from_actors:
+    if remote_class(spec.algorithm_class) is None:
         raise ConfigError(
             f"actors={engine}: algo={cfg.algo} learns only from what its newest policy has done. Try algo=impala, or"
             " actors=none"

@@ -18,6 +18,7 @@ from gpusim_rl.distributed.rollouts import Rollouts
 from gpusim_rl.distributed.tuner import Limits, Tuner
 from gpusim_rl.env.device_env import moved
 from gpusim_rl.learn.algorithm import Algorithm
+from gpusim_rl.learn.remote import Remote
 from gpusim_rl.run.metrics import Metrics
 
 BACKLOG = 2
@@ -32,7 +33,7 @@ class _ServedActor:
     """What the learner's side keeps of an actor."""
 
     number: int
-    algorithm: Algorithm
+    remote: Remote
     """Acts and records: its noise, recurrent state and rollout are of this actor."""
     metrics: Metrics
     free: deque[list[Tensor]]
@@ -45,6 +46,11 @@ class _ServedActor:
     t: int = 0
     version: int = 0
 
+    @property
+    def algorithm(self) -> Algorithm:
+        """What acts and records."""
+        return self.remote.algorithm
+
 
 class InferenceRollouts(Rollouts):
     """Rollouts of actors that are told every action, as in GA3C (Babaeizadeh et al. 2017, arXiv 1611.06256).
@@ -56,7 +62,7 @@ class InferenceRollouts(Rollouts):
 
     Args:
         engine: What has the actors.
-        make: Makes the algorithm that acts for an actor, by its number.
+        make: Makes what acts for an actor, by its number.
         num_envs: Of an actor.
         device: Where the policy acts.
         limits: How many actors work, and how many are answered together.
@@ -67,7 +73,7 @@ class InferenceRollouts(Rollouts):
     def __init__(
         self,
         engine: Engine,
-        make: Callable[[int], Algorithm],
+        make: Callable[[int], Remote],
         *,
         num_envs: int,
         device: torch.device,
@@ -98,9 +104,9 @@ class InferenceRollouts(Rollouts):
             self._thread.start()
 
     def _actor(self, number: int) -> _ServedActor:
-        algorithm = self._make(number)
-        room = [[torch.empty_like(x) for x, _ in algorithm.recording()] for _ in range(BACKLOG)]
-        return _ServedActor(number, algorithm, Metrics(self._num_envs, CPU), deque(room))
+        remote = self._make(number)
+        room = [[torch.empty_like(x) for x, _ in remote.recording()] for _ in range(BACKLOG)]
+        return _ServedActor(number, remote, Metrics(self._num_envs, CPU), deque(room))
 
     def next(self, timeout_s: float) -> SentRollout | None:
         """A rollout, the oldest one first."""
@@ -155,19 +161,18 @@ class InferenceRollouts(Rollouts):
         assert newest is not None
         if newest[0] != self._version:
             self._version, state = newest
-            first, *others = (it.algorithm for it in self._actors)
+            first, *others = (it.remote for it in self._actors)
             first.load_acting_state(state)
-            of_policy = first.policy.state_dict().keys()  # which they share
+            of_policy = first.algorithm.policy.state_dict().keys()  # which they share
             if rest := {name: x for name, x in state.items() if name not in of_policy}:
-                for algorithm in others:
-                    algorithm.load_acting_state(rest)
+                for remote in others:
+                    remote.load_acting_state(rest)
         for it in actors:
             if it.t == 0:
                 it.version = self._version
                 it.algorithm.begin_rollout()
                 it.metrics.begin_rollout()
-        first = actors[0].algorithm
-        actions = first.act_together([it.algorithm for it in actors], [it.obs for it in actors])
+        actions = actors[0].remote.act_together([it.remote for it in actors], [it.obs for it in actors])
         host = torch.cat(actions).cpu()  # the envs are elsewhere: the one copy that this form of acting is made of
         now = time.monotonic()
         for it, action, sent in zip(actors, actions, host.split(self._num_envs), strict=True):
@@ -185,7 +190,7 @@ class InferenceRollouts(Rollouts):
         elif isinstance(answer, Lost):
             self._lose(answer.actor, int(it.t > 0))
             it.alive, it.ready_since, it.t = False, None, 0
-            it.algorithm.begin_episodes()
+            it.remote.begin_episodes()
             it.metrics = Metrics(self._num_envs, CPU)
         elif isinstance(answer, Stepped):
             self._record(it, answer)
@@ -212,7 +217,7 @@ class InferenceRollouts(Rollouts):
             it.t = 0
             it.metrics.end_rollout()
             room = it.free.popleft()
-            for own, (recorded, _) in zip(room, it.algorithm.recording(), strict=True):
+            for own, (recorded, _) in zip(room, it.remote.recording(), strict=True):
                 own.copy_(recorded)
             if self._device.type == "cuda":  # the learner reads it on another stream
                 torch.cuda.current_stream(self._device).synchronize()

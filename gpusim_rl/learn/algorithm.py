@@ -7,9 +7,9 @@ every task, CUDA graphs, exact resume, logging, playing and recording.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 import torch
 from jaxtyping import Bool, Float
@@ -46,6 +46,10 @@ class EnvSpec:
     """Envs of all actors; None where these are all."""
     section: str = "algorithm"
     """Name of the section that holds the algorithm's settings, for messages: `algo.name` of the run."""
+    collective: Collective = ALONE
+    """The processes that learn together."""
+    compile: bool = False
+    """Whether torch.compile is to make the update faster, where the algorithm can use it."""
 
 
 class Transition(Protocol):
@@ -99,18 +103,6 @@ class Policy(nn.Module):
         return self.act({"policy": obs}, hidden)
 
 
-class Recorded(NamedTuple):
-    """A tensor from the task that an algorithm has recorded."""
-
-    what: str
-    """In words: `an observation`."""
-    value: Tensor
-    axes: tuple[str, ...]
-    """What each dimension counts: step, env, column; empty for what a user cannot name."""
-    group: str = ""
-    """Of observations."""
-
-
 class Algorithm(ABC):
     """Chooses actions and learns from the results; owns its memory (a rollout, a replay buffer).
 
@@ -123,30 +115,20 @@ class Algorithm(ABC):
     Args:
         cfg: Settings: an instance of `Config`.
         env: The environments.
-        device: Where everything lives.
-        seed: Of all random numbers of the algorithm.
+        device: Device of networks and memory.
+        seed: Seed of all random numbers of the algorithm.
         max_iterations: Updates in a whole training, for schedules.
 
     Attributes:
-        cfg: Settings.
         horizon: Control steps per iteration.
         policy: What is trained.
-        device: Where everything lives.
-        generators: Random generators that `begin_rollout`, `act` and `update` draw from. A graph must know them.
-        collective: The processes that learn together; the trainer sets it before the first update.
     """
 
     Config: ClassVar[type]
     """A frozen dataclass of settings, whose values are in the yaml's section: an `AlgorithmConfig`, or a plain one."""
-    learns_from_actors: ClassVar[bool] = False
-    """Whether it can learn from rollouts that actors have recorded with an older policy: `EnvSpec.role`."""
 
-    cfg: Any
     horizon: int
     policy: Policy
-    device: torch.device
-    generators: Sequence[torch.Generator] = ()
-    collective: Collective = ALONE
 
     @abstractmethod
     def __init__(self, cfg: Any, env: EnvSpec, *, device: torch.device, seed: int, max_iterations: int) -> None: ...
@@ -171,12 +153,6 @@ class Algorithm(ABC):
             step: The control step. Its tensors are overwritten by the next one.
         """
 
-    def compile(self, enabled: bool = True) -> None:  # noqa: B027 (optional)
-        """Lets torch.compile make the update faster from the next one on, or takes that back.
-
-        The trainer calls it where the setting `compile` says so.
-        """
-
     def before_update(self) -> None:  # noqa: B027 (optional)
         """Does between rollout and update what no CUDA graph can hold, such as waiting for a thread."""
 
@@ -191,84 +167,21 @@ class Algorithm(ABC):
             tells so, and does not learn for some iterations, is put back to the last checkpoint, then stopped.
         """
 
-    def part(self, envs: slice) -> Algorithm | None:
-        """The same algorithm for some of the envs: its `act` and `record` use the memory of this one.
-
-        With it half of the envs can step while the other half acts (`env.overlap`). `begin_rollout` and `update` stay
-        with this one.
-
-        Args:
-            envs: Which.
-
-        Returns:
-            None where the algorithm cannot do that.
-        """
-        return None
-
-    # With actors: one algorithm acts in each of them, another one learns
-
-    @property
-    def max_policy_lag(self) -> float:
-        """Updates between acting and learning, at most: older rollouts are dropped."""
-        return float("inf")
-
-    def recording(self) -> list[tuple[Tensor, int]]:
-        """The rollout as it is recorded, and the dimension of the envs in each tensor: what an actor sends."""
-        raise NotImplementedError
-
-    def receive(self, envs: slice, recording: Sequence[Tensor]) -> None:
-        """Takes over a rollout that an actor has recorded.
-
-        Args:
-            envs: Where it goes among the envs of this algorithm.
-            recording: The tensors of the actor's `recording`.
-        """
-        for (own, dim), sent in zip(self.recording(), recording, strict=True):
-            own.narrow(dim, envs.start, envs.stop - envs.start).copy_(sent, non_blocking=True)
-
-    def acting_state(self) -> dict[str, Tensor]:
-        """What `act` depends on in all actors, by name: the weights that act, and how far exploration is."""
-        return self.policy.state_dict()
-
-    def load_acting_state(self, state: Mapping[str, Tensor]) -> None:
-        """Takes over the `acting_state` of the learner, in place."""
-        self.policy.load_state_dict(state)
-
-    @staticmethod
-    def act_together(parts: Sequence[Any], obs: Sequence[Observation]) -> list[Tensor]:
-        """What `act` of each of several algorithms with one policy returns, by one call of the policy where it can.
-
-        Args:
-            parts: The algorithms.
-            obs: Raw observations of each.
-        """
-        return [part.act(seen) for part, seen in zip(parts, obs, strict=True)]
+    def describe(self) -> dict[str, str]:
+        """Lines for the start of a run, by label: network, batch."""
+        return {}
 
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:
         """All that the next iteration depends on, except the policy: optimiser, recurrent state, random generators.
 
-        Tensors, numbers, strings, lists and dicts only: a checkpoint holds data, not objects.
+        Tensors, numbers, strings, lists and dicts only: a checkpoint holds data, not objects. What belongs to the
+        episodes that the envs are in, such as recurrent state, is the entry `episodes`.
         """
 
     @abstractmethod
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores `state_dict`, in place."""
-
-    def begin_episodes(self) -> None:  # noqa: B027 (optional)
-        """All environments begin new episodes: resets recurrent state."""
-
-    def recorded(self) -> list[Recorded]:
-        """Observations and rewards of this iteration, to name what is not finite."""
-        return []
-
-    def describe(self) -> dict[str, str]:
-        """Lines for the start of a run, by label: network, batch."""
-        return {}
-
-    def metadata(self) -> dict[str, Any]:
-        """What the algorithm has chosen by itself, for env.json: precision."""
-        return {}
+        """Restores `state_dict`, in place. Where the entry `episodes` is None, all envs begin new episodes."""
 
 
 def make_policy(

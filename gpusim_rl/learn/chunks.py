@@ -44,21 +44,19 @@ class Chunks:
     Args:
         device: Where the tensors are.
         size: Indices per chunk on the CPU.
-
-    Attributes:
-        threads: Use several; what is compiled must stay in one.
+        threads: Whether to use several; what is compiled must stay in one.
     """
 
-    def __init__(self, device: torch.device, size: int) -> None:
+    def __init__(self, device: torch.device, size: int, *, threads: bool = True) -> None:
         self._size = max(1, size) if device.type == "cpu" else None
-        self.threads = True
+        self._threads = threads
         self._pool: ThreadPoolExecutor | None = None
 
     def sum(self, function: Callable[[Tensor], Sequence[Tensor]], index: Tensor) -> list[Tensor]:
         """Calls `function` with each chunk of `index` and adds up what it returns, tensor by tensor."""
         parts = index.split(self._size) if self._size is not None else (index,)
         # A dispatch mode, such as one that counts operations, sees its own thread only.
-        alone = len(parts) == 1 or not self.threads or _get_current_dispatch_mode() is not None
+        alone = len(parts) == 1 or not self._threads or _get_current_dispatch_mode() is not None
         results = map(function, parts) if alone else self._workers().map(function, parts)
         total, *others = results
         for result in others:

@@ -97,10 +97,11 @@ class DQN(OffPolicy):
         done = (self.steps * (self.num_envs / self.cfg.epsilon_decay)).clamp_(max=1.0)
         return (start + (end - start) * done) ** self._ladder
 
-    def _outputs(self, obs: Observation) -> Tensor:
+    def outputs(self, obs: Observation) -> Tensor:
+        """Options with the largest Q value."""
         return self.policy.best(obs)
 
-    def _act(self, outputs: Tensor) -> Tensor:
+    def choose(self, outputs: Tensor) -> Tensor:
         """Random actions at first, and in `epsilon` of all cases."""
         uniform = torch.erf(self.noise.now * math.sqrt(0.5)).mul_(0.5).add_(0.5)  # in [0, 1], of normal numbers
         random = torch.minimum((uniform[:, : self.num_actions] * self._counts).long(), self._last)

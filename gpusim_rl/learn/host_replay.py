@@ -14,7 +14,8 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from gpusim_rl.learn.algorithm import EnvSpec, Observation, Transition, make_generator, restore_generator
-from gpusim_rl.learn.replay import Replay, Transitions
+from gpusim_rl.learn.recorded import RecordedTensor
+from gpusim_rl.learn.replay import Replay, Transitions, named
 from gpusim_rl.learn.trajectory import Trajectory
 
 CPU = torch.device("cpu")
@@ -123,6 +124,10 @@ class HostReplay:
         """This rollout: observations [steps, N, size], which of them did not diverge, and rewards."""
         assert steps == self._horizon
         return self._steps.latest()
+
+    def recorded(self, steps: int) -> list[RecordedTensor]:
+        """Observations and rewards of this rollout."""
+        return named(*self.latest(steps))
 
     # Between device and host
 

@@ -35,7 +35,7 @@ ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
 
 
 @dataclass(slots=True)
-class Sample:
+class SampledActions:
     """Sampled actions and what belongs to them, for a batch of environments."""
 
     action: Shaped[Tensor, "batch actions"]
@@ -47,7 +47,7 @@ class Sample:
 
 
 @dataclass(slots=True)
-class Evaluation:
+class EvaluatedActions:
     """What the current policy says of stored actions; the leading dimensions are those of the observations."""
 
     log_prob: Float[Tensor, "*batch"]
@@ -301,7 +301,7 @@ class ActorCritic(Policy):
         return distribution, self.value_head(critic_features).squeeze(-1), actor_state + critic_state
 
     @torch.no_grad()
-    def sample(self, obs: Observation, hidden: Hidden, noise: Float[Tensor, "batch noise"]) -> Sample:
+    def sample(self, obs: Observation, hidden: Hidden, noise: Float[Tensor, "batch noise"]) -> SampledActions:
         """Samples actions for raw observations [batch, size].
 
         Args:
@@ -312,7 +312,7 @@ class ActorCritic(Policy):
         inputs = {group: value[None] for group, value in self.normalize(obs).items()}
         distribution, value, hidden = self(inputs, hidden)
         distribution = distribution[0]
-        return Sample(distribution.sample(noise), distribution, value[0], hidden)
+        return SampledActions(distribution.sample(noise), distribution, value[0], hidden)
 
     @torch.no_grad()
     def act(self, obs: Observation, hidden: Hidden, deterministic: bool = True) -> tuple[Tensor, Hidden]:
@@ -337,11 +337,11 @@ class ActorCritic(Policy):
         action: Float[Tensor, "time batch actions"],
         hidden: Hidden = (),
         is_first: Bool[Tensor, "time batch"] | None = None,
-    ) -> Evaluation:
+    ) -> EvaluatedActions:
         """What the current policy says of stored actions, for normalised inputs [time, batch, size]."""
         distribution, value, _ = self(inputs, hidden, is_first)
         log_prob = distribution.log_prob(action)
-        return Evaluation(log_prob, distribution.entropy().expand_as(log_prob), distribution.per_sample(), value)
+        return EvaluatedActions(log_prob, distribution.entropy().expand_as(log_prob), distribution.per_sample(), value)
 
     def denormalize_value(self, value: Tensor) -> Tensor:
         """Network value to the scale of returns."""

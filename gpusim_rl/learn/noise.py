@@ -71,11 +71,11 @@ class ActionNoise:
         self._keep, self._mix = 1.0 - anew, (1.0 - (1.0 - anew).square()).sqrt()
         self._below = torch.special.ndtri(anew)  # a standard normal number is, with probability 1 / steps
 
-    def part(self, envs: slice) -> ActionNoise:
-        """That of some envs, in the memory of this one."""
-        part = copy.copy(self)
-        part._of_rollout, part.now, part._ended = self._of_rollout[:, envs], self.now[envs], self._ended[envs]
-        return part
+    def view(self, envs: slice) -> ActionNoise:
+        """The noise of some envs, in the memory of this one."""
+        half = copy.copy(self)
+        half._of_rollout, half.now, half._ended = self._of_rollout[:, envs], self.now[envs], self._ended[envs]
+        return half
 
     def begin_rollout(self, draw: Callable[[Tensor], object]) -> None:
         """Draws the numbers of all steps at once.

@@ -11,6 +11,23 @@ from torch import Tensor, nn
 from gpusim_rl.learn.collective import ALONE, Collective
 
 
+def moments(
+    x: Float[Tensor, "rows time envs"], valid: Float[Tensor, "time envs"], collective: Collective = ALONE
+) -> tuple[Float[Tensor, " rows"], Float[Tensor, " rows"]]:
+    """Mean and variance of each row over the samples that count, of all processes.
+
+    Args:
+        x: The rows.
+        valid: 1.0 where a sample counts, else 0.0.
+        collective: Processes whose samples are taken together.
+    """
+    [number] = collective.sum([valid.sum()])
+    weight = valid / number.clamp(min=1.0)
+    [mean] = collective.sum([(x * weight).sum(dim=(1, 2))])
+    [variance] = collective.sum([((x - mean[:, None, None]).square() * weight).sum(dim=(1, 2))])
+    return mean, variance
+
+
 class RunningNormalizer(nn.Module):
     """Normalises features by the mean and variance of everything seen, merged batch by batch.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
@@ -21,40 +20,28 @@ from gpusim_rl.learn.algorithm import (
     Algorithm,
     EnvSpec,
     Observation,
-    Recorded,
     Transition,
     make_generator,
     restore_generator,
 )
 from gpusim_rl.learn.choose_replay import make_replay
+from gpusim_rl.learn.describe_off_policy import describe_off_policy
 from gpusim_rl.learn.host_replay import HostReplay
 from gpusim_rl.learn.noise import ActionNoise
 from gpusim_rl.learn.optimizer import MaskedAdamW
 from gpusim_rl.learn.precision import choose_precision
 from gpusim_rl.learn.prioritized import Priorities
 from gpusim_rl.learn.q_networks import QPolicy, project
-from gpusim_rl.learn.replay import Replay
+from gpusim_rl.learn.replay import Replay, Transitions
 from gpusim_rl.learn.trajectory import Trajectory
 from gpusim_rl.settings.schema import OffPolicyConfig
 from gpusim_rl.spaces import Box
 
-TRANSITIONS = "transitions"
-"""Beside the weights that an actor takes over: how many transitions the learner has."""
-
 
 @dataclass(slots=True)
-class Batch:
-    """Transitions of one update; observations are normalised."""
+class Batch(Transitions):
+    """Transitions of one update. Observations are normalised, and weights sum to 1 over all processes, or to 0."""
 
-    obs: dict[str, Tensor]
-    action: Tensor
-    reward: Tensor
-    next_obs: dict[str, Tensor]
-    discount: Tensor
-    weight: Tensor
-    """Sums to 1 over all processes, or to 0 where nothing counts."""
-    index: Tensor
-    """Places in the replay memory."""
     noise: Tensor
     """Standard normal numbers, [2, batch, actions]: for the target, and for the loss of the actor."""
 
@@ -75,19 +62,20 @@ class OffPolicy(Algorithm):
     Args:
         cfg: Settings.
         env: The environments.
-        device: Where everything lives.
-        seed: Of exploration and of the samples.
+        device: Device of networks and memory.
+        seed: Seed of exploration and of the samples.
         max_iterations: Updates in a whole training.
 
     Attributes:
         memory: What `record` writes to: the replay memory, or that of a rollout in an actor.
-        replay: The replay memory; not in an actor.
+        replay: The replay memory; an actor has none, and nothing else that only learning needs.
         priorities: What draws from it, if not all transitions are equally likely.
         demonstrations: Transitions that are a part of every batch, last in it; None without.
+        noise: Random numbers of the actions.
+        acted_on: Observations that the last actions were chosen for.
         steps: Control steps since the training began, int64 [].
     """
 
-    learns_from_actors = True
     discrete: ClassVar[bool] = False
     """Whether it can choose discrete actions."""
     num_noise: ClassVar[int] = 0
@@ -106,16 +94,12 @@ class OffPolicy(Algorithm):
             raise ConfigError(
                 f"algo={env.section} chooses continuous actions, and here they are discrete; try algo=dqn"
             )
-        self.cfg, self.device, self.horizon, self._role = cfg, device, cfg.horizon, env.role
-        self._section = env.section
+        self.cfg, self.device, self.horizon, self._section = cfg, device, cfg.horizon, env.section
         self.num_envs, self.num_actions = env.num_envs, env.action_space.size
-        self._max_steps, self._time_limit = max_iterations * cfg.horizon, env.max_episode_length
-        bf16, self._precision_reason = choose_precision(cfg.precision, device)
-        policy = self._make_policy(env).to(device)
-        self.policy = policy  # type: ignore[reportIncompatibleVariableOverride]
-        self.policy.bf16 = bf16
+        self.collective, self._max_steps = env.collective, max_iterations * cfg.horizon
+        self.policy = self._make_policy(env).to(device)  # type: ignore[reportIncompatibleVariableOverride]
+        self.policy.bf16, _ = choose_precision(cfg.precision, device)
         self._act_generator, self._sample_generator = (make_generator(device, seed + i) for i in (1, 2))
-        self.generators = (self._act_generator, self._sample_generator)
 
         # Acting
         self.noise = ActionNoise(
@@ -128,23 +112,20 @@ class OffPolicy(Algorithm):
             device=device,
         )
         self._t = 0
-        self._obs: Observation = {}
+        self.acted_on: Observation = {}
         self.steps = torch.zeros((), dtype=torch.int64, device=device)
 
+        self.priorities: Priorities | None = None
+        if env.role == "acts":
+            self.memory: Replay | HostReplay | Trajectory = Trajectory.empty(
+                cfg.horizon, env, self.policy.groups, device
+            )
+            return
+
         # Learning
+        self._time_limit = env.max_episode_length
         self._digest: str | None = None  # of the file of demonstrations
         self._num_shown, self._imitates = 0, False  # transitions of a batch that are demonstrations
-        self.demonstrations: Replay | None = None
-        self.priorities: Priorities | None = None
-        self._rollout: Trajectory | None = None  # what actors have sent
-        self.memory: Replay | HostReplay | Trajectory
-        if env.role == "acts":
-            self.memory = Trajectory.empty(cfg.horizon, env, self.policy.groups, device)
-            return
-        if env.role == "learns":  # each rollout ends as by a time limit: the next one in its place is of another actor
-            env = dataclasses.replace(env, max_episode_length=min(cfg.horizon, env.max_episode_length))
-            self._time_limit = env.max_episode_length
-            self._rollout = Trajectory.empty(cfg.horizon, env, self.policy.groups, device)
         self.demonstrations = self._load_demonstrations(env)
         drawn = cfg.horizon * cfg.updates * (cfg.batch_size - self._num_shown)
         self.memory = self.replay = make_replay(cfg, env, self.policy.groups, device=device, seed=seed + 3, drawn=drawn)
@@ -189,24 +170,14 @@ class OffPolicy(Algorithm):
     @torch.no_grad()
     def act(self, obs: Observation) -> Tensor:
         """Actions [num_envs, actions]: random ones at first."""
-        self._obs = obs
-        return self._act(self._outputs(obs))
+        self.acted_on = obs
+        return self.choose(self.outputs(obs))
 
-    @staticmethod
-    @torch.no_grad()
-    def act_together(parts: Sequence[OffPolicy], obs: Sequence[Observation]) -> list[Tensor]:
-        """One batch of all."""
-        outputs = parts[0]._outputs({group: torch.cat([seen[group] for seen in obs]) for group in obs[0]})
-        for part, seen in zip(parts, obs, strict=True):
-            part._obs = seen
-        split = outputs.split([part.num_envs for part in parts])
-        return [part._act(own) for part, own in zip(parts, split, strict=True)]
-
-    def _outputs(self, obs: Observation) -> Tensor:
+    def outputs(self, obs: Observation) -> Tensor:
         """What the networks that act say of raw observations."""
         return self.policy.actor_outputs(obs)
 
-    def _act(self, outputs: Tensor) -> Tensor:
+    def choose(self, outputs: Tensor) -> Tensor:
         """Actions that explore, for these outputs."""
         noise = self.noise.now[:, : self.num_actions]
         # The error function makes a uniform number of a normal one.
@@ -219,51 +190,33 @@ class OffPolicy(Algorithm):
         raise NotImplementedError
 
     def record(self, action: Tensor, step: Transition) -> None:
-        """Writes the step into the replay memory."""
-        self._store(self._obs, action, step)
+        """Writes the step into the memory."""
+        self.store(self.acted_on, action, step)
         self._t = (self._t + 1) % self.horizon
         self.noise.advance(self._t, step.done)
 
-    def _store(self, obs: Observation, action: Tensor, step: Transition) -> None:
+    def store(self, obs: Observation, action: Tensor, step: Transition) -> None:
+        """Writes a control step into the memory, whoever made it.
+
+        Args:
+            obs: Observations before it.
+            action: Actions as the memory keeps them.
+            step: The control step.
+        """
         self.memory.write(obs, action, step)
         if self.priorities is not None:
             self.priorities.after_write()
         self.steps += 1
 
-    def recording(self) -> list[tuple[Tensor, int]]:
-        """The rollout."""
-        rollout = self.memory if self._rollout is None else self._rollout
-        assert isinstance(rollout, Trajectory)
-        return [(tensor, 1) for tensor in rollout.tensors()]
-
-    def acting_state(self) -> dict[str, Tensor]:
-        """The networks that act, and how many transitions the learner has."""
-        unused = ("target_", "critic.") if self.policy.actor is not None else ("target_",)
-        acting = {name: x for name, x in self.policy.state_dict().items() if not name.startswith(unused)}
-        return {**acting, TRANSITIONS: self.steps * self.num_envs}
-
-    def load_acting_state(self, state: Mapping[str, Tensor]) -> None:
-        """Takes them over."""
-        weights = {name: x for name, x in state.items() if name != TRANSITIONS}
-        self.policy.load_state_dict(weights, strict=False)
-        torch.div(state[TRANSITIONS], self.num_envs, rounding_mode="floor", out=self.steps)
-
     def begin_episodes(self) -> None:
-        """What comes next does not follow from the last step in the memory."""
+        """Begins new episodes in all envs: what comes next does not follow from the last step in the memory."""
         self.memory.cut()
         self.noise.begin_episodes()
 
     # Learning
 
     def before_update(self) -> None:
-        """Stores what actors have sent, and exchanges transitions with a memory on the host."""
-        if self._rollout is not None:
-            rollout, last = self._rollout, self.horizon - 1
-            # The next step in the place of an env is of another episode. What follows the last one is its `final_obs`.
-            rollout.truncated[last].logical_or_(~rollout.done[last])
-            for t in range(self.horizon):
-                step = rollout.at(t)
-                self._store(step.acted_on, step.action, step)  # type: ignore[reportArgumentType]
+        """Exchanges transitions with a memory on the host."""
         self.replay.exchange()
 
     def update(self) -> dict[str, Tensor]:
@@ -316,20 +269,12 @@ class OffPolicy(Algorithm):
         [total] = self.collective.sum([weight.sum(dim=1, keepdim=True)])
         weight = weight / total.clamp_(min=torch.finfo(torch.float32).tiny)
         reward = drawn.reward if cfg.reward_scale == 1.0 else drawn.reward * cfg.reward_scale
-        shape = number, 2, cfg.batch_size, self.num_actions
-        noise = torch.randn(shape, device=self.device, generator=self._sample_generator)
-        cut = cfg.batch_size
-        parts = (x.split(cut) for x in (drawn.action, reward, drawn.discount, drawn.index))
-        obs_parts, next_parts = (
-            [dict(zip(group, xs, strict=True)) for xs in zip(*(x.split(cut) for x in group.values()), strict=True)]
-            for group in (obs, next_obs)
+        noise = torch.randn(
+            number, 2, cfg.batch_size, self.num_actions, device=self.device, generator=self._sample_generator
         )
-        return [
-            Batch(o, action, r, following, discount, w, i, z)
-            for o, following, action, r, discount, i, w, z in zip(
-                obs_parts, next_parts, *parts, weight.unbind(), noise.unbind(), strict=True
-            )
-        ]
+        every = Transitions(obs, drawn.action, reward, next_obs, drawn.discount, weight.flatten(), drawn.index)
+        batches = every.split(cfg.batch_size)
+        return [Batch(*batch.fields(), noise=z) for batch, z in zip(batches, noise.unbind(), strict=True)]
 
     def _critic_step(self, batch: Batch, waits: Tensor) -> tuple[Tensor, Tensor]:
         with torch.no_grad():
@@ -429,48 +374,12 @@ class OffPolicy(Algorithm):
         # finite sums of finite numbers: a flag that costs one reduction and no read
         return {"check/obs": torch.stack([x.sum() for x in obs.values()]).sum(), "check/reward": reward.sum()}
 
-    # What others ask for
-
-    def recorded(self) -> list[Recorded]:
-        """Observations and rewards of the iteration."""
-        obs, _, reward = self.replay.latest(self.horizon)
-        seen = [Recorded("an observation", x, ("step", "env", "column"), group) for group, x in obs.items()]
-        return [*seen, Recorded("a reward", reward, ("step", "env"))]
+    # For the start of a run, and for a resume
 
     def describe(self) -> dict[str, str]:
         """Networks, updates and memory."""
-        cfg, net, name = self.cfg, self.cfg.network, self._section
-
-        def layers(sizes: list[int]) -> str:
-            return net._target_ or f"{'x'.join(map(str, sizes))} {net.activation}"
-
-        atoms = "" if net.atoms is None else f" of {net.atoms} atoms"
-        kept = f"saved in checkpoints ({name}.replay.save=false: smaller ones, a resumed run fills it again)"
-        if not cfg.replay.save:
-            kept = "not in checkpoints: a resumed run fills it again before it learns"
-        where = " of the host" if isinstance(self.replay, HostReplay) else ""
-        memory = f"{self.replay.num_steps} x {self.num_envs}, {self.replay.num_bytes / 1e9:.3g} GB{where}, {kept}"
-        actor = "" if self.policy.actor is None else f"actor {layers(net.hidden)}, "
-        critics = f"{net.critics} critic{'s' if net.critics > 1 else ''}{atoms} {layers(net.critic_hidden)}"
-        each = self.num_envs * self.horizon
-        first, last = -(-cfg.learning_starts // each), self._max_steps // self.horizon
-        start = f"random actions until {cfg.learning_starts:,} transitions, in iteration {first}"
-        if first + isinstance(self.replay, HostReplay) > last:  # which an update reads before it has the newest
-            advice = max(cfg.batch_size, each * last // 10)
-            start += f" of {last}: nothing is learned. Try {name}.learning_starts={advice}"
-        return {
-            "network": f"{actor}{critics}, {sum(p.numel() for p in self._online):,} parameters",
-            "batch": f"{self.horizon * cfg.updates} updates of {cfg.batch_size} for"
-            f" {self.num_envs} x {self.horizon} = {self.num_envs * self.horizon} samples; replay of {memory}; {start}",
-        }
-
-    def metadata(self) -> dict[str, Any]:
-        """Precision, and whether bf16 is fast here."""
-        return {
-            "precision": "bf16" if self.policy.bf16 else "fp32",
-            "precision_reason": self._precision_reason,
-            "bf16_is_fast": choose_precision("auto", self.device)[0],
-        }
+        parameters = sum(p.numel() for p in self._online)
+        return describe_off_policy(self.cfg, self.replay, self._section, parameters, self._max_steps)
 
     def state_dict(self) -> dict[str, Any]:
         """Optimisers, counters, random generators, and the replay memory if it is to be saved."""
@@ -480,17 +389,17 @@ class OffPolicy(Algorithm):
             "actor_optimizer": None if self.actor_optimizer is None else self.actor_optimizer.moments(),
             "steps": self.steps.clone(),
             "skipped": self.skipped.clone(),
-            "noise": self.noise.state_dict(),
             "act_generator": self._act_generator.get_state(),
             "sample_generator": self._sample_generator.get_state(),
             "time_limit": self._time_limit,
             "replay": self.replay.state_dict() if save else None,
             "priorities": self.priorities.state_dict() if save and self.priorities is not None else None,
             "demonstrations": self._digest,
+            "episodes": {"noise": self.noise.state_dict()},
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores `state_dict`. Where its replay memory is None, the memory is empty then; without the key it stays.
+        """Restores `state_dict`. Where its replay memory is None, the memory is empty then.
 
         Empty it is also where the time limit has changed: last observations of episodes have their places by it.
         """
@@ -499,24 +408,29 @@ class OffPolicy(Algorithm):
             self.actor_optimizer.load_moments(state["actor_optimizer"])
         self.steps.copy_(state["steps"])
         self.skipped.copy_(state["skipped"])
-        if self._role == "both":
-            self.noise.load_state_dict(state.get("noise", {}))
         restore_generator(self._act_generator, state["act_generator"])
         restore_generator(self._sample_generator, state["sample_generator"])
-        if "replay" not in state:  # the learner of another run, which learns from what is here
-            return
+        self._load_memory(state)
+        if state["demonstrations"] != self._digest:
+            warn("the demonstrations are not those that the training had before")
+        if state["episodes"] is None:
+            self.begin_episodes()
+        else:
+            self.noise.load_state_dict(state["episodes"]["noise"])
+
+    def _load_memory(self, state: dict[str, Any]) -> None:
         self.replay.clear()
         if self.priorities is not None:
             self.priorities.clear()
-        before, now = state.get("time_limit", self._time_limit), self._time_limit
-        if state["replay"] is not None and before != now:
+        before, now = state["time_limit"], self._time_limit
+        if state["replay"] is None:
+            return
+        if before != now:
             warn(f"the time limit was {before} control steps, and is {now} now: the replay memory is filled again")
-        elif state["replay"] is not None:
-            self.replay.load_state_dict(state["replay"])
-            if self.priorities is not None:
-                self.priorities.load_state_dict(state["priorities"])
-        if state.get("demonstrations", self._digest) != self._digest:
-            warn("the demonstrations are not those that the training had before")
+            return
+        self.replay.load_state_dict(state["replay"])
+        if self.priorities is not None:
+            self.priorities.load_state_dict(state["priorities"])
 
 
 def _means(names: tuple[str, ...], numbers: list[Tensor]) -> Mapping[str, Tensor]:

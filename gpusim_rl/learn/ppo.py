@@ -9,27 +9,26 @@ from torch import Tensor
 
 from gpusim_rl.learn.algorithm import EnvSpec
 from gpusim_rl.learn.distributions import squared_distance
-from gpusim_rl.learn.networks import Evaluation
-from gpusim_rl.learn.on_policy import SOFT_BOUND, Batch, OnPolicy, Samples
+from gpusim_rl.learn.minibatch import Samples, Sequences, fit_minibatches
+from gpusim_rl.learn.networks import EvaluatedActions
+from gpusim_rl.learn.on_policy import SOFT_BOUND, OnPolicy
 from gpusim_rl.settings.schema import PPOConfig
 
 
-def fit_minibatches(units: int, wanted: float) -> int:
-    """The divisor of `units` nearest to `wanted`: how many equal minibatches a batch is cut into."""
-    divisors = [d for low in range(1, int(units**0.5) + 1) if units % low == 0 for d in (low, units // low)]
-    return min(divisors, key=lambda d: (abs(d - wanted), d))
-
-
 def clipped_loss(advantage: Tensor, ratio: Tensor, clip: float) -> Tensor:
-    """The loss of the policy, max(-A r, -A clipped r), of each sample.
+    """The loss of the policy, max(-A r, -A clip(r, 1 - c, 1 + c)), of each sample.
 
     Args:
-        advantage: A.
-        ratio: r, of the probabilities of the action now and when it was chosen.
-        clip: The ratio is kept within 1 +- this.
+        advantage: Advantage A of the action.
+        ratio: Ratio r of the probabilities of the action now and when it was chosen.
+        clip: Largest distance c of the clipped ratio from 1.
     """
+    # surrogate = -A r
+    # clipped   = -A clip(r, 1 - c, 1 + c)
+    # loss      = max(surrogate, clipped)
+    # The same with fewer kernels backward: max(-A r, -A - |A| c). The second term is -A (1 + c) for A > 0 and
+    # -A (1 - c) for A < 0: the clipped term where that is the larger one, and below -A r everywhere else.
     cost = -advantage
-    # the second is never below this bound, which does not depend on r
     return (cost * ratio).clamp(min=torch.add(cost, cost.abs(), alpha=-clip))
 
 
@@ -40,10 +39,10 @@ class AdaptiveRate:
     of exactly 0 (no sample of the minibatch was valid), or one that is NaN, says nothing and changes nothing.
 
     Args:
-        threshold: Of the KL [nat].
+        threshold: KL of the policy's change that is aimed at [nat].
         low: Lowest rate.
         high: Highest rate.
-        device: Where the rate lives.
+        device: Device of the rate.
     """
 
     def __init__(self, threshold: float, low: float, high: float, device: torch.device) -> None:
@@ -62,13 +61,6 @@ class PPO(OnPolicy):
     """Proximal policy optimisation: `epochs` passes over a rollout in minibatches, the policy kept near the old one.
 
     In the first minibatch the ratio is 1 and the KL 0.
-
-    Args:
-        cfg: Settings.
-        env: The environments.
-        device: Where everything lives.
-        seed: Of the exploration noise and of the order of minibatches.
-        max_iterations: Updates in a whole training, for the linear schedule.
     """
 
     Config = PPOConfig
@@ -81,13 +73,13 @@ class PPO(OnPolicy):
         rates = cfg.learning_rate_min, cfg.learning_rate_max
         self._adaptive_rate = AdaptiveRate(cfg.kl_threshold, *rates, device)
 
-    def _learn(self, batch: Batch) -> tuple[Tensor, Tensor, int]:
+    def _learn(self, batch: Sequences) -> tuple[Tensor, Tensor, int]:
         cfg = self.cfg
         totals: Tensor | None = None
         skipped = torch.zeros_like(self.skipped)
-        size = self.num_units // self.num_minibatches
+        size = self.num_sequences // self.num_minibatches
         for epoch in range(cfg.epochs):
-            order = torch.randperm(self.num_units, generator=self._shuffle_generator, device=self.device)
+            order = torch.randperm(self.num_sequences, generator=self._shuffle_generator, device=self.device)
             counts = Samples.valid_of(batch.packed).index_select(1, order).unflatten(1, (-1, size)).sum(dim=(0, 2))
             [counts] = self.collective.sum([counts])
             kls = []
@@ -110,10 +102,9 @@ class PPO(OnPolicy):
         if self.cfg.schedule == "adaptive":
             self._adaptive_rate.adapt(self.learning_rate, kl)
 
-    def _parts(self, old: Samples, now: Evaluation) -> dict[str, Tensor]:
+    def _sample_losses(self, old: Samples, now: EvaluatedActions) -> dict[str, Tensor]:
         clip = self.cfg.clip
         ratio = torch.exp(now.log_prob - old.log_prob)
-        policy_loss = clipped_loss(old.advantage, ratio, clip)
         value_loss = squared_distance(now.value, old.target)
         if self.cfg.value_clip:
             # Where the clipped value is the worse one, it is constant: it bounds the error, and has no gradient.
@@ -125,7 +116,7 @@ class PPO(OnPolicy):
             kl = now.distribution.kl_from(before)
             clip_fraction = ((ratio - 1.0).abs() > clip).float()
         return {
-            "loss/policy": policy_loss,
+            "loss/policy": clipped_loss(old.advantage, ratio, clip),
             "loss/value": value_loss,
             "loss/bounds": now.distribution.excess(SOFT_BOUND),
             "policy/entropy": now.entropy,
@@ -134,10 +125,9 @@ class PPO(OnPolicy):
         }
 
     def _fit_minibatches(self, samples: int) -> int:
-        return fit_minibatches(self.num_units, samples / self.cfg.minibatch_size)
+        return fit_minibatches(self.num_sequences, samples / self.cfg.minibatch_size)
 
     def _describe_steps(self) -> str:
-        minibatch, wanted = len(self.is_first) * self.horizon // self.num_minibatches, self.cfg.minibatch_size
-        fitted = "" if minibatch == wanted else f" (fitted: {self._section}.minibatch_size={wanted})"
-        cut = f"{self.num_minibatches} minibatch{'es' if self.num_minibatches > 1 else ''}"
-        return f", {cut} of {minibatch}{fitted}, {self.cfg.epochs} epochs"
+        number = self.num_minibatches
+        size = self._fitted("minibatch_size", self.rollout.num_envs * self.horizon // number)
+        return f"{number} minibatch{'es' if number > 1 else ''} of {size}, {self.cfg.epochs} epochs"

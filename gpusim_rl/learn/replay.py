@@ -9,8 +9,10 @@ from typing import Any
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from torch.utils._pytree import tree_map
 
 from gpusim_rl.learn.algorithm import EnvSpec, Observation, Transition
+from gpusim_rl.learn.recorded import RecordedTensor
 
 STORAGE = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 """Types that observations may be kept in, by their names in the settings."""
@@ -36,26 +38,33 @@ class Transitions:
     index: Int[Tensor, " batch"]
     """Where it is stored: slot * N + env."""
 
+    def fields(self) -> tuple[Any, ...]:
+        """All of it, in the order of the constructor."""
+        return self.obs, self.action, self.reward, self.next_obs, self.discount, self.weight, self.index
+
     def beside(self, other: Transitions, number: int) -> Transitions:
         """Those of another memory too: of each of `number` equal batches these come first, then the others."""
 
         def joined(ours: Tensor, theirs: Tensor) -> Tensor:
             return torch.cat([x.unflatten(0, (number, -1)) for x in (ours, theirs)], dim=1).flatten(0, 1)
 
-        return Transitions(
-            {group: joined(x, other.obs[group]) for group, x in self.obs.items()},
-            joined(self.action, other.action),
-            joined(self.reward, other.reward),
-            {group: joined(x, other.next_obs[group]) for group, x in self.next_obs.items()},
-            joined(self.discount, other.discount),
-            joined(self.weight, other.weight),
-            joined(self.index, other.index),
-        )
+        return Transitions(*tree_map(joined, self.fields(), other.fields()))
+
+    def split(self, size: int) -> list[Transitions]:
+        """Batches of so many of them."""
+        starts = range(0, len(self.index), size)
+        return [Transitions(*tree_map(lambda x, i=i: x.narrow(0, i, size), self.fields())) for i in starts]
 
 
 def ends_by_time(step: Transition) -> Bool[Tensor, " envs"]:
     """Where the time limit, and nothing else, ended an episode: what follows is `final_obs`."""
     return step.truncated & ~(step.terminated | step.diverged)
+
+
+def named(obs: dict[str, Tensor], valid: Tensor, reward: Tensor) -> list[RecordedTensor]:
+    """The newest control steps, as `Replay.latest` has them, by the names that errors have for them."""
+    observations = [RecordedTensor("an observation", x, ("step", "env", "column"), g) for g, x in obs.items()]
+    return [*observations, RecordedTensor("a reward", reward, ("step", "env"))]
 
 
 class Replay:
@@ -122,7 +131,9 @@ class Replay:
     @property
     def num_bytes(self) -> int:
         """Memory that it takes."""
-        return sum(x.numel() * x.element_size() for x in (*self.obs.values(), *self._parts.values(), self._final_step))
+        return sum(
+            x.numel() * x.element_size() for x in (*self.obs.values(), *self._columns.values(), self._final_step)
+        )
 
     @staticmethod
     def bytes_of(num_steps: int, env: EnvSpec, groups: Iterable[str], storage: torch.dtype) -> int:
@@ -251,23 +262,27 @@ class Replay:
         obs = {group: memory.index_select(0, slots).float() for group, memory in self.obs.items()}
         return obs, (self.ends.index_select(0, slots) & DIVERGED) == 0, self.reward.index_select(0, slots)
 
+    def recorded(self, steps: int) -> list[RecordedTensor]:
+        """Observations and rewards of the last control steps."""
+        return named(*self.latest(steps))
+
     @property
-    def _parts(self) -> dict[str, Tensor]:
+    def _columns(self) -> dict[str, Tensor]:
         return {"action": self.action, "reward": self.reward, "ends": self.ends}
 
     def state_dict(self) -> dict[str, Any]:
         """All that is stored, on the host: a GPU may have no room for it twice. Reads the number of steps."""
         fill, rows = int(self.fill), self.num_steps
 
-        def copy(part: Tensor) -> Tensor:
-            return part.to("cpu", copy=True)
+        def copy(x: Tensor) -> Tensor:
+            return x.to("cpu", copy=True)
 
         return {
             "total": copy(self.total),
             "final_step": copy(self._final_step),
             "obs": {group: copy(memory[:fill]) for group, memory in self.obs.items()},
             "final_obs": {group: copy(memory[rows:]) for group, memory in self.obs.items()},
-            **{name: copy(part[:fill]) for name, part in self._parts.items()},
+            **{name: copy(column[:fill]) for name, column in self._columns.items()},
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -277,5 +292,5 @@ class Replay:
         for group, memory in self.obs.items():
             memory[: len(state["obs"][group])].copy_(state["obs"][group])
             memory[self.num_steps :].copy_(state["final_obs"][group])
-        for name, part in self._parts.items():
-            part[: len(state[name])].copy_(state[name])
+        for name, column in self._columns.items():
+            column[: len(state[name])].copy_(state[name])

@@ -9,7 +9,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from gpusim_rl.learn.algorithm import EnvSpec, Hidden, Observation, Transition
-from gpusim_rl.learn.networks import Sample
+from gpusim_rl.learn.networks import SampledActions
+from gpusim_rl.learn.recorded import RecordedTensor
 
 
 def gae(
@@ -58,18 +59,16 @@ class Rollout:
     Args:
         horizon: T.
         env: The environments.
-        num_actions: Numbers in an action.
         num_parameters: Numbers that describe one action distribution.
         initial_hidden: A zero recurrent state for N environments; empty for feed-forward policies.
         sequence_length: Steps per training sequence of a recurrent policy; divides T.
-        device: Where everything lives.
+        device: Device of the memory.
     """
 
     def __init__(
         self,
         horizon: int,
         env: EnvSpec,
-        num_actions: int,
         num_parameters: int,
         *,
         initial_hidden: Hidden,
@@ -84,8 +83,8 @@ class Rollout:
         self.horizon, self.num_envs, self.sequence_length = horizon, envs, sequence_length
         self.obs = {group: empty(time, envs, size) for group, size in env.obs_sizes.items()}
         # What one operation writes lies together; the rest are views of it.
-        self._drawn = empty(time, envs, num_actions + num_parameters)
-        self._num_actions = num_actions
+        self._num_actions = env.action_space.size
+        self._drawn = empty(time, envs, self._num_actions + num_parameters)
         self._numbers = empty(time, 2, envs)
         self._masks = empty(time, 4, envs, dtype=torch.bool)
         self._begins = empty(envs, dtype=torch.bool)  # an episode, with the first step
@@ -94,7 +93,8 @@ class Rollout:
 
         self.later_obs = {group: empty(1 + self.slots, envs, size) for group, size in env.obs_sizes.items()}
         """Observations that are valued, but not acted on: `last_obs` and `final_obs`."""
-        self.final_hidden = tuple(empty(self.slots, *h.shape) for h in initial_hidden)
+        self.later_hidden = tuple(empty(1 + self.slots, *h.shape) for h in initial_hidden)
+        """Recurrent state before each of them, [1 + slots, layers, N, size]."""
         self._name_views()
 
     def _name_views(self) -> None:
@@ -104,22 +104,24 @@ class Rollout:
         self.last_obs = {group: later[0] for group, later in self.later_obs.items()}
         """The observation after the last step."""
         self.final_obs = {group: later[1:] for group, later in self.later_obs.items()}
+        self.last_hidden = tuple(later[0] for later in self.later_hidden)
+        self.final_hidden = tuple(later[1:] for later in self.later_hidden)
 
-    def part(self, envs: slice) -> Rollout:
-        """That of some envs, in the memory of this one."""
-        part = copy.copy(self)
-        part.obs, part.later_obs = ({g: x[:, envs] for g, x in y.items()} for y in (self.obs, self.later_obs))
-        part.hidden, part.final_hidden = (tuple(x[:, :, envs] for x in y) for y in (self.hidden, self.final_hidden))
-        part._drawn, part._begins = self._drawn[:, envs], self._begins[envs]
-        part._numbers, part._masks = self._numbers[:, :, envs], self._masks[:, :, envs]
-        part.num_envs = len(part._begins)
-        part._name_views()
-        return part
+    def view(self, envs: slice) -> Rollout:
+        """The rollout of some envs, in the memory of this one."""
+        half = copy.copy(self)
+        half.obs, half.later_obs = ({g: x[:, envs] for g, x in y.items()} for y in (self.obs, self.later_obs))
+        half.hidden, half.later_hidden = (tuple(x[:, :, envs] for x in y) for y in (self.hidden, self.later_hidden))
+        half._drawn, half._begins = self._drawn[:, envs], self._begins[envs]
+        half._numbers, half._masks = self._numbers[:, :, envs], self._masks[:, :, envs]
+        half.num_envs = len(half._begins)
+        half._name_views()
+        return half
 
     def memory(self) -> list[tuple[Tensor, int]]:
         """All that it holds, and the dimension of the environments in each tensor."""
         stored = [(x, 1) for x in (*self.obs.values(), self._drawn, *self.later_obs.values())]
-        hidden = [(x, 2) for x in (*self.hidden, *self.final_hidden)]
+        hidden = [(x, 2) for x in (*self.hidden, *self.later_hidden)]
         return [*stored, *hidden, (self._numbers, 2), (self._masks, 2), (self._begins, 0)]
 
     @property
@@ -134,7 +136,7 @@ class Rollout:
 
     @torch.no_grad()
     def write(
-        self, t: int, obs: Observation, hidden: Hidden, is_first: Tensor, sample: Sample, step: Transition
+        self, t: int, obs: Observation, hidden: Hidden, is_first: Tensor, sample: SampledActions, step: Transition
     ) -> None:
         """Stores step t; step 0 begins a new rollout.
 
@@ -165,6 +167,24 @@ class Rollout:
         if t == self.horizon - 1:
             for group, buffer in self.last_obs.items():
                 buffer.copy_(step.obs[group])
+            for buffer, state in zip(self.last_hidden, sample.hidden, strict=True):
+                buffer.copy_(state.masked_fill(step.done[None, :, None], 0.0))
+
+    def recorded(self, steps: int) -> list[RecordedTensor]:
+        """Observations and rewards of the last control steps."""
+        seen = ("step", "env", "column")
+        return [
+            *(RecordedTensor("an observation", x[-steps:], seen, g) for g, x in self.obs.items()),
+            *(
+                RecordedTensor("the last observation of an episode", x, ("", "env", "column"), g)
+                for g, x in self.final_obs.items()
+            ),
+            *(
+                RecordedTensor("an observation after the last step", x, ("env", "column"), g)
+                for g, x in self.last_obs.items()
+            ),
+            RecordedTensor("a reward", self.reward[-steps:], ("step", "env")),
+        ]
 
     def next_values(self, last_value: Tensor, final_values: Float[Tensor, "slots envs"]) -> Float[Tensor, "time envs"]:
         """V of the observation after each step, before any reset, [T, N].

@@ -108,10 +108,12 @@ class TD3(OffPolicy):
 
     def state_dict(self) -> dict[str, Any]:
         """What all off-policy algorithms have, and the scales of noise."""
-        return super().state_dict() | {"noise_scale": self.noise_scale.clone()}
+        state = super().state_dict()
+        state["episodes"]["noise_scale"] = self.noise_scale.clone()
+        return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restores `state_dict`."""
         super().load_state_dict(state)
-        if self._role == "both" and state["noise_scale"].shape == self.noise_scale.shape:  # else it does not act
-            self.noise_scale.copy_(state["noise_scale"])
+        if state["episodes"] is not None:
+            self.noise_scale.copy_(state["episodes"]["noise_scale"])

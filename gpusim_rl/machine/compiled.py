@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable
-from typing import Generic, ParamSpec, TypeVar
+from typing import Any, Generic, ParamSpec, TypeVar
 
 import torch
 
@@ -23,16 +23,20 @@ _CHANGED = re.compile(r"^ *- \d+/\d+: (.*?) *(#.*)?$", re.MULTILINE)
 class Compiled(Generic[P, R]):
     """A function as one compiled region: call it in the function's place.
 
-    Where it cannot be traced as a whole, cannot be compiled, or would have to be compiled again, it runs as it is from
-    then on, and one warning says why. The compiler runs no line before it has all, so nothing is done twice.
+    Where it cannot be compiled, it runs as it is from then on, and one warning says why. With `one_shape` this is so
+    too where it cannot be traced as a whole, or would have to be compiled again. The compiler runs no line before it
+    has all, so nothing is done twice.
 
     Args:
         function: Function to compile.
         name: Name of the function in the warning.
         backend: Backend of torch.compile.
+        one_shape: Whether its arguments always have the same shapes.
     """
 
-    def __init__(self, function: Callable[P, R], name: str, backend: str = "inductor") -> None:
+    def __init__(
+        self, function: Callable[P, R], name: str, backend: str = "inductor", *, one_shape: bool = True
+    ) -> None:
         from torch._dynamo import config  # takes a second
         from torch._dynamo.exc import TorchDynamoException
 
@@ -44,8 +48,9 @@ class Compiled(Generic[P, R]):
         self._function = function
         self._name = name
         self._error = TorchDynamoException
-        self._once = config.patch(error_on_recompile=True)
-        self._compiled: Callable[P, R] | None = torch.compile(region, fullgraph=True, dynamic=False, backend=backend)
+        self._once = config.patch(error_on_recompile=one_shape)
+        shapes: dict[str, Any] = {"fullgraph": True, "dynamic": False} if one_shape else {}
+        self._compiled: Callable[P, R] | None = torch.compile(region, **shapes, backend=backend)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Calls the function."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from gpusim_rl.run.metadata import precision
 from gpusim_rl.run.run_dir import RunDir
 from gpusim_rl.run.run_view import RunView
 
@@ -19,9 +20,9 @@ def banner(run: RunView, run_dir: RunDir, *, continues: bool) -> list[tuple[str,
     start, cfg, env = run.start, run.cfg, run.env
     sizes = ", ".join(f"{name} {size}" for name, size in env.obs_sizes.items())
     ignored = "" if cfg.seed in (-1, start.seed) else f" (the checkpoint's; seed={cfg.seed} is ignored)"
-    chosen = run.algorithm.metadata()
     threads = torch.get_num_threads()
-    precision, reason = chosen.get("precision"), chosen.get("precision_reason")
+    chosen = precision(cfg.algorithm, run.algorithm.policy, start.device)
+    bits = f", {chosen['precision']} ({chosen['precision_reason']})" if chosen else ""
     git = run_dir.environment.get("git")
     lines = [
         ("task", f"{run.task_name}, {_several(run)}{cfg.num_envs} envs, {env.summary}"),
@@ -29,10 +30,9 @@ def banner(run: RunView, run_dir: RunDir, *, continues: bool) -> list[tuple[str,
         ("sim", str(start.sim)),
         (
             "learner",
-            f"{cfg.algo} on {start.device}, {threads} CPU thread{'' if threads == 1 else 's'}"
-            + (f", {precision} ({reason})" if precision else ""),
+            f"{cfg.algo} on {start.device}, {threads} CPU thread{'' if threads == 1 else 's'}{bits}",
         ),
-        ("graph", f"{run.graph}; compiled: {run.compile}"),
+        ("graph", f"{run.graph}; compiled: {start.compile}"),
         *run.algorithm.describe().items(),
         ("seed", f"{start.seed}{ignored}"),
     ]

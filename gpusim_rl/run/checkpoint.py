@@ -63,6 +63,8 @@ DIVERGENCE: Types = {
 METRICS_CSV: Types = {"columns": (list,), "iteration": (int,), "sha256": (str,)}
 REPLAY = ("replay", "priorities")
 """What of an algorithm's state belongs to the envs that it was recorded in."""
+EPISODES = "episodes"
+"""What of it belongs to the episodes that the envs are in."""
 LIMIT = {"seed": 1 << 31}
 """Above the ints of a key; those of others are below 2^63."""
 
@@ -149,9 +151,9 @@ def check_types(state: Mapping[str, Any], types: Types, needed: Collection[str],
         raise ConfigError(f"{problem}: there is no simulator {state['sim']!r}")
 
 
-def without_replay(algorithm: Mapping[str, Any]) -> dict[str, Any]:
-    """State of an algorithm whose replay memory is filled again, because transitions come from other envs now."""
-    return {name: None if name in REPLAY else value for name, value in algorithm.items()}
+def anew(algorithm: Mapping[str, Any], *entries: str) -> dict[str, Any]:
+    """State of an algorithm in which some entries, where there are such, begin anew: they are None."""
+    return {name: None if name in entries else value for name, value in algorithm.items()}
 
 
 @contextmanager

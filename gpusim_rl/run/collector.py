@@ -17,11 +17,12 @@ from gpusim_rl.errors import ConfigError, warn
 from gpusim_rl.learn.algorithm import Algorithm
 from gpusim_rl.learn.collective import ALONE, Collective
 from gpusim_rl.machine.torch_threads import ROWS_PER_THREAD, limit_torch_threads
-from gpusim_rl.run.checkpoint import without_replay
+from gpusim_rl.run.checkpoint import EPISODES, REPLAY, anew
 from gpusim_rl.run.cuda_graph import Graphs, choose_graph
 from gpusim_rl.run.device_check import check_devices, devices_checked
+from gpusim_rl.run.held_objects import generators_of
 from gpusim_rl.run.metrics import Metrics, Row
-from gpusim_rl.run.overlap import overlapped_steps
+from gpusim_rl.run.overlap import Divisible, overlapped_steps
 from gpusim_rl.run.timing import PhaseTimer
 from gpusim_rl.settings.schema import RunConfig
 
@@ -76,7 +77,7 @@ class Collector(ABC):
         self.graphs = Graphs(
             choice,
             device,
-            generators=algorithm.generators,
+            generators=generators_of(algorithm, device),
             stateful=[*env.stateful, algorithm],
             collective=collective,
         )
@@ -117,19 +118,20 @@ class Collector(ABC):
             state: State of this collector, or of one with other envs.
             same_envs: Whether it is of these envs. Else new episodes begin, at the training progress of the others.
         """
-        of_algorithm = state["algorithm"]
+        of_algorithm, same_envs = state["algorithm"], same_envs and self.env.resumable
         if state.get("actor_columns") != self._actor_columns:
             if of_algorithm.get("replay") is not None:
                 warn("transitions come from other envs now: the replay memory is filled again")
-            of_algorithm = without_replay(of_algorithm)
+            of_algorithm = anew(of_algorithm, *REPLAY, EPISODES)
+        if not same_envs:
+            of_algorithm = anew(of_algorithm, EPISODES)
         self.algorithm.policy.load_state_dict(state["policy"])
         self.algorithm.load_state_dict(of_algorithm)
-        if same_envs and self.env.resumable:
+        if same_envs:
             self._copy_obs(self.env.load_state_dict(state["env"]))
             self.metrics.load_state_dict(state["metrics"])
         else:
             self.begin_from(state["env"])
-            self.algorithm.begin_episodes()
 
     def begin_from(self, state: dict[str, Any]) -> None:
         """Begins new episodes in all envs, at the training progress of others.
@@ -176,9 +178,10 @@ class EnvCollector(Collector):
         collective: Collective = ALONE,
     ) -> None:
         super().__init__(cfg, env, algorithm, obs, device, collective)
-        halves = env.rows if isinstance(env, HalfBatches) else ()
-        self._halves = [half for rows in halves if (half := algorithm.part(rows)) is not None]
-        if len(self._halves) < len(halves):
+        self._halves: list[Algorithm] = []
+        if isinstance(env, HalfBatches) and isinstance(algorithm, Divisible):
+            self._halves = [algorithm.view(rows) for rows in env.rows]
+        elif isinstance(env, HalfBatches):
             raise ConfigError(
                 f"env.overlap=true: algo={cfg.algo} cannot act for half of the envs. Try env.overlap=false"
             )

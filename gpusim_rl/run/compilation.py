@@ -8,8 +8,6 @@ from importlib.util import find_spec
 
 import torch
 
-from gpusim_rl.env import Environment
-from gpusim_rl.learn.algorithm import Algorithm
 from gpusim_rl.machine.hardware import has_compiler
 from gpusim_rl.settings.schema import RunConfig
 
@@ -29,14 +27,24 @@ class CompileChoice:
         return f"{what[self.mode]} ({self.reason})"
 
 
-def choose_compile(wanted: str, device: torch.device, *, check_task: bool) -> CompileChoice:
-    """Decides for `compile=off|learner|all`.
+def choose_compile(cfg: RunConfig, device: torch.device) -> CompileChoice:
+    """Decides what of `cfg.compile` can be compiled here; an evaluation compiles nothing.
 
     Args:
-        wanted: Value of the setting.
+        cfg: Settings of the run.
         device: Device of the learner.
-        check_task: Whether every hook's values are read at every step.
     """
+    if cfg.test:
+        return CompileChoice("off", "an evaluation")
+    choice = _possible(cfg.compile, device, check_task=cfg.debug.check_task)
+    if cfg.compile != choice.mode:
+        logger.warning("compile=%s has no full effect: %s", cfg.compile, choice)
+    if choice.mode != "off":
+        logger.info("torch.compile works in the first iterations, for a minute or more at the first start")
+    return choice
+
+
+def _possible(wanted: str, device: torch.device, *, check_task: bool) -> CompileChoice:
     if wanted == "off":
         return CompileChoice("off", "as configured")
     if device.type == "cuda" and find_spec("triton") is None:
@@ -46,28 +54,3 @@ def choose_compile(wanted: str, device: torch.device, *, check_task: bool) -> Co
     if check_task and wanted == "all":
         return CompileChoice("learner", "debug.check_task reads every step")
     return CompileChoice(wanted, "as configured")
-
-
-def compile_training(cfg: RunConfig, device: torch.device, env: Environment, algorithm: Algorithm) -> CompileChoice:
-    """Compiles what `cfg.compile` asks for, as far as it can be compiled here; an evaluation compiles nothing.
-
-    Args:
-        cfg: Settings of the run.
-        device: Device of the learner.
-        env: Environments, whose control steps `compile=all` compiles.
-        algorithm: Learner, whose update `compile=learner` and `compile=all` compile.
-
-    Returns:
-        What is compiled, and why.
-    """
-    if cfg.test:
-        return CompileChoice("off", "an evaluation")
-    choice = choose_compile(cfg.compile, device, check_task=cfg.debug.check_task)
-    if cfg.compile != choice.mode:
-        logger.warning("compile=%s has no full effect: %s", cfg.compile, choice)
-    if choice.mode != "off":
-        logger.info("torch.compile works in the first iterations, for a minute or more at the first start")
-        algorithm.compile()
-    if choice.mode == "all":
-        env.compile()
-    return choice

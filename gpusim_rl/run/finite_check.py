@@ -13,7 +13,9 @@ import torch
 from torch import Tensor
 
 from gpusim_rl.errors import TaskError
-from gpusim_rl.learn.algorithm import Algorithm, Recorded
+from gpusim_rl.learn.algorithm import Algorithm
+from gpusim_rl.learn.recorded import RecordedTensor, Recorder
+from gpusim_rl.run.held_objects import attributes
 from gpusim_rl.run.log_interval import LogRow
 
 FLAGS = {"check/obs": "an observation", "check/reward": "a reward", "loss/value": "the loss"}
@@ -53,7 +55,7 @@ class FiniteCheck:
         )
         if bad:
             exact = len(row.iterations) == 1 and row.iterations[-1] == iteration
-            found = _first_not_finite(algorithm.recorded()) if exact else None
+            found = _first_not_finite(_recorded(algorithm)) if exact else None
             raise self._error(found or FLAGS.get(bad[0], bad[0]), row.iterations)
 
     def check_samples(self, row: LogRow, num_envs: int, replay: str) -> None:
@@ -99,8 +101,8 @@ class FiniteCheck:
             algorithm: What it has recorded tells how large the task's numbers are.
             replay: The command that shows what happens.
         """
-        recorded = [item for item in algorithm.recorded() if item.what in FLAGS.values()]
-        largest = [f"{item.what} is up to {item.value.abs().max():.3g}" for item in recorded]
+        recorded = [item for item in _recorded(algorithm) if item.name in FLAGS.values()]
+        largest = [f"{item.name} is up to {item.value.abs().max():.3g}" for item in recorded]
         sizes = f" ({', '.join(largest)})" if largest else ""
         return TaskError(
             f"{self._task_name}: no gradient was finite for {PATIENCE} iterations or more, up to"
@@ -130,7 +132,13 @@ def _when(iterations: range) -> str:
     return f"iteration {last}" if first == last else f"iterations {first} to {last}"
 
 
-def _first_not_finite(recorded: Sequence[Recorded]) -> str | None:
+def _recorded(algorithm: Algorithm) -> list[RecordedTensor]:
+    """What the memories of an algorithm have recorded in this iteration."""
+    memories = {id(x): x for x in attributes(algorithm).values() if isinstance(x, Recorder)}
+    return [item for memory in memories.values() for item in memory.recorded(algorithm.horizon)]
+
+
+def _first_not_finite(recorded: Sequence[RecordedTensor]) -> str | None:
     """The first tensor with a value that is not finite, and where in it."""
     for item in recorded:
         bad = ~torch.isfinite(item.value)
@@ -138,7 +146,7 @@ def _first_not_finite(recorded: Sequence[Recorded]) -> str | None:
             index = bad.nonzero()[0].tolist()
             where = [f"group {item.group!r}"] * bool(item.group)
             where += [f"{axis} {number}" for axis, number in zip(item.axes, index, strict=True) if axis]
-            return f"{item.what} ({', '.join(where)})"
+            return f"{item.name} ({', '.join(where)})"
     return None
 
 

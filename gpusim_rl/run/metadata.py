@@ -8,10 +8,34 @@ from typing import Any
 import psutil
 import torch
 
+from gpusim_rl.learn.algorithm import Policy
+from gpusim_rl.learn.precision import choose_precision
 from gpusim_rl.machine.hardware import memory_available_bytes
 from gpusim_rl.run.run_view import RunView
 
 OPENMP = ("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "OMP_PROC_BIND", "GOMP_SPINCOUNT", "GOMP_CPU_AFFINITY", "KMP_BLOCKTIME")
+
+
+def precision(settings: Any, policy: Policy, device: torch.device) -> dict[str, Any]:
+    """Precision of the networks.
+
+    Args:
+        settings: Settings of the algorithm.
+        policy: Networks of the algorithm.
+        device: Device of the learner.
+
+    Returns:
+        `precision` (fp32 or bf16), `precision_reason`, and `bf16_is_fast` (whether bf16 is fast here); empty where the
+        algorithm has no setting `precision`.
+    """
+    wanted = getattr(settings, "precision", None)
+    if wanted is None:
+        return {}
+    return {
+        "precision": "bf16" if policy.bf16 else "fp32",
+        "precision_reason": choose_precision(wanted, device)[1],
+        "bf16_is_fast": choose_precision("auto", device)[0],
+    }
 
 
 def describe_run(run: RunView) -> dict[str, Any]:
@@ -39,10 +63,10 @@ def describe_run(run: RunView) -> dict[str, Any]:
             "device": str(device),
             "memory_gb": torch.cuda.get_device_properties(device).total_memory / 1e9 if on_cuda else None,
             "threads": torch.get_num_threads(),
-            **run.algorithm.metadata(),
+            **precision(run.cfg.algorithm, run.algorithm.policy, device),
         },
         "graph": {"mode": graph.mode, "reason": graph.reason},
-        "compile": {"mode": run.compile.mode, "reason": run.compile.reason},
+        "compile": {"mode": run.start.compile.mode, "reason": run.start.compile.reason},
         "actors": run.num_actors,
         "processes": run.start.collective.size,
         "processes_here": here,

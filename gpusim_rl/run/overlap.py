@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -14,14 +15,27 @@ from gpusim_rl.learn.algorithm import Algorithm
 from gpusim_rl.run.timing import PhaseTimer
 
 
+@runtime_checkable
+class Divisible(Protocol):
+    """An algorithm that can act for half of the envs while the other half steps."""
+
+    def view(self, envs: slice) -> Algorithm:
+        """The same algorithm for some of the envs: its `act` and `record` use the memory of this one.
+
+        Args:
+            envs: Rows of these envs.
+        """
+        ...
+
+
 def overlapped_steps(
-    env: HalfBatches, parts: Sequence[Algorithm], obs: dict[str, Tensor], device: torch.device, timer: PhaseTimer
+    env: HalfBatches, halves: Sequence[Algorithm], obs: dict[str, Tensor], device: torch.device, timer: PhaseTimer
 ) -> Iterator[Step]:
     """The control steps of a rollout. Each half is recorded as soon as it has stepped, and then acts at once.
 
     Args:
         env: The envs.
-        parts: `Algorithm.part` of each half.
+        halves: `Divisible.view` of each half.
         obs: Observations to act on, of all envs; at the end those to act on next. They are overwritten.
         device: Where the learner is.
         timer: `simulate` is the time in which the policy waits.
@@ -29,21 +43,21 @@ def overlapped_steps(
     Yields:
         Each control step, of all envs.
     """
-    horizon, actions = parts[0].horizon, [torch.empty(0)] * len(parts)
+    horizon, actions = halves[0].horizon, [torch.empty(0)] * len(halves)
     views = [{group: value[rows] for group, value in obs.items()} for rows in env.rows]
     for number in range(horizon + 1):
         steps = []
-        for half, (part, view) in enumerate(zip(parts, views, strict=True)):
+        for half, (algorithm, view) in enumerate(zip(halves, views, strict=True)):
             if number > 0:
                 with timer("simulate"):
                     steps.append(moved(env.end(half), device))
                 with timer("policy"):
-                    part.record(actions[half], steps[half])
+                    algorithm.record(actions[half], steps[half])
                     for group, value in view.items():
                         value.copy_(steps[half].obs[group])
             if number < horizon:
                 with timer("policy"):
-                    actions[half] = part.act(view)
+                    actions[half] = algorithm.act(view)
                 env.begin(half, actions[half].to(env.device))
         if number > 0:
             yield joined(steps)

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from gpusim_rl.env import Environment
 from gpusim_rl.learn.algorithm import Algorithm
-from gpusim_rl.run.compilation import CompileChoice
 from gpusim_rl.run.cuda_graph import GraphChoice
 from gpusim_rl.run.start import RunStart
 from gpusim_rl.settings.schema import RunConfig
@@ -22,7 +21,6 @@ class RunView:
         algorithm: Algorithm; to be read only.
         num_actors: Processes that step envs for this learner; 0 where it steps its own.
         graph: What is captured into CUDA graphs, and why.
-        compile: What torch.compile makes faster, and why.
         iteration: Iterations done.
         env_steps: Control steps done, summed over envs and processes.
         elapsed_s: Time of training, that of earlier starts of the run included [s].
@@ -34,7 +32,6 @@ class RunView:
     algorithm: Algorithm
     num_actors: int
     graph: GraphChoice
-    compile: CompileChoice
     iteration: int
     env_steps: int
     elapsed_s: float

@@ -20,6 +20,7 @@ from gpusim_rl.machine.hardware import tune_malloc
 from gpusim_rl.machine.torch_threads import use_available_cpus
 from gpusim_rl.run import checkpoint
 from gpusim_rl.run.collector import EnvCollector
+from gpusim_rl.run.compilation import CompileChoice, choose_compile
 from gpusim_rl.run.device_check import devices_checked
 from gpusim_rl.run.devices import choose_devices, choose_eval_devices
 from gpusim_rl.run.run_spec import RunSpec
@@ -41,6 +42,7 @@ class RunStart:
         seed: Seed of the run.
         device: Device of the learner.
         sim: Simulator and its device.
+        compile: What torch.compile makes faster, and why.
         resumed: Whether the run continues from a checkpoint.
         iteration: Iterations done before this start of the run.
         regrouped: Whether another number of processes learned together before: new episodes begin, with other noise.
@@ -52,6 +54,7 @@ class RunStart:
     seed: int
     device: torch.device
     sim: SimChoice
+    compile: CompileChoice
     resumed: bool = False
     iteration: int = 0
     regrouped: bool = False
@@ -98,6 +101,7 @@ def begin(spec: RunSpec, collective: Collective = ALONE) -> tuple[RunStart, dict
     device, sim = choose_devices(cfg, outside=outside)
     if cfg.eval.interval and not cfg.test:
         choose_eval_devices(cfg, outside=outside)  # what is wrong is said now
+    compiled = choose_compile(cfg, device)
     torch.manual_seed(seed)
     if cfg.torch_deterministic:  # without it cuBLAS refuses; read when CUDA starts
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
@@ -105,9 +109,9 @@ def begin(spec: RunSpec, collective: Collective = ALONE) -> tuple[RunStart, dict
     use_available_cpus()
     tune_malloc()
     if state is None:
-        return RunStart(spec, collective, seed, device, sim), None
+        return RunStart(spec, collective, seed, device, sim, compiled), None
     iteration = int(state["iteration"])
-    return RunStart(spec, collective, seed, device, sim, True, iteration, regrouped, digest), state
+    return RunStart(spec, collective, seed, device, sim, compiled, True, iteration, regrouped, digest), state
 
 
 def _choose_seed(cfg: RunConfig, state: Mapping[str, Any] | None) -> int:
@@ -130,7 +134,7 @@ def _state_of_process(state: dict[str, Any], collective: Collective) -> tuple[di
             f"the run had {before} process{'es' if before > 1 else ''} before, and has {now} now: new episodes"
             " begin, and a replay memory is filled again"
         )
-    return state | {"algorithm": checkpoint.without_replay(state["algorithm"])}, True
+    return state | {"algorithm": checkpoint.anew(state["algorithm"], *checkpoint.REPLAY)}, True
 
 
 def make_collector(start: RunStart, **role: Any) -> EnvCollector:
@@ -151,6 +155,8 @@ def make_collector(start: RunStart, **role: Any) -> EnvCollector:
             obs = {group: value.to(start.device, copy=True) for group, value in env.reset().items()}
         algorithm = make_algorithm(start, dataclasses.replace(env_spec(start, env), **role), start.process_seed)
         use_cpus(start, env.num_envs)
+        if start.compile.mode == "all":
+            env.compile()
         return EnvCollector(cfg, env, algorithm, obs, start.device, start.collective)
 
 
@@ -174,6 +180,8 @@ def env_spec(start: RunStart, env: Environment) -> EnvSpec:
         env.steps_between_truncations,
         role="acts" if start.cfg.test else "both",
         section=start.cfg.algo,
+        collective=start.collective,
+        compile=start.compile.mode != "off",
     )
 
 
@@ -192,8 +200,6 @@ def make_algorithm(start: RunStart, env: EnvSpec, seed: int) -> Algorithm:
         seed: Seed of all its random numbers.
     """
     cfg = start.cfg
-    algorithm = start.spec.algorithm_class(
+    return start.spec.algorithm_class(
         cfg.algorithm, env, device=start.device, seed=seed, max_iterations=cfg.max_iterations
     )
-    algorithm.collective = start.collective
-    return algorithm

@@ -17,9 +17,9 @@ from gpusim_rl.errors import ConfigError, one_line_if_out_of_memory
 from gpusim_rl.files.checkpoint_file import check_is_data
 from gpusim_rl.run import checkpoint
 from gpusim_rl.run.collector import Collector
-from gpusim_rl.run.compilation import compile_training
 from gpusim_rl.run.eval_schedule import EvalSchedule
 from gpusim_rl.run.evaluation import evaluate, report
+from gpusim_rl.run.held_objects import generators_of
 from gpusim_rl.run.log_interval import LogIntervals, LogRow
 from gpusim_rl.run.logger import OF_LOGGER, SKIPPED, Logger, open_log
 from gpusim_rl.run.metrics import Row
@@ -48,7 +48,6 @@ class Trainer:
         ConfigError: The checkpoint does not fit.
 
     Attributes:
-        compile: What torch.compile makes faster, and why.
         iteration: Iterations done.
         env_steps: Control steps done, summed over envs and processes.
         run_dir: Folder of the run; None before `logging` opens it.
@@ -79,7 +78,6 @@ class Trainer:
             policy = self.algorithm.policy
             weights = {name: value.cpu() for name, value in policy.state_dict().items()}
             policy.load_state_dict(start.collective.share(weights))
-        self.compile = compile_training(self.cfg, start.device, self.env, self.algorithm)
 
     # The loop
 
@@ -200,7 +198,6 @@ class Trainer:
             algorithm=self.algorithm,
             num_actors=self.collector.num_actors,
             graph=self.collector.graphs.choice,
-            compile=self.compile,
             iteration=self.iteration,
             env_steps=self.env_steps,
             elapsed_s=self._elapsed_s + time.perf_counter() - self._started_at,
@@ -224,8 +221,7 @@ class Trainer:
         self._put_back = True
         state = checkpoint.load(newest)
         self.algorithm.policy.load_state_dict(state["policy"])
-        self.algorithm.load_state_dict(state["algorithm"])
-        self.algorithm.begin_episodes()
+        self.algorithm.load_state_dict(checkpoint.anew(state["algorithm"], checkpoint.EPISODES))
         log.console.warn(
             f"no gradient was finite any more in iteration {row.iterations[-1]}: the learner is put back to"
             f" iteration {state['iteration']}. If this happens again, the run ends"
@@ -314,7 +310,7 @@ class Trainer:
         regrouped = self.start.regrouped
         self.collector.load_state_dict(state, same_envs=state["sim"] == self.start.sim.name and not regrouped)
         if regrouped:
-            for number, generator in enumerate(self.algorithm.generators):
+            for number, generator in enumerate(generators_of(self.algorithm, self.start.device)):
                 generator.manual_seed(self.start.process_seed + self.iteration + number)
         self.intervals.resume(self.iteration, self.env_steps, state["best_return"])
         self._elapsed_s = float(state["elapsed_s"])

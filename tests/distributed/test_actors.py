@@ -152,7 +152,7 @@ def test_rollouts_are_the_same_wherever_the_policy_acts(tmp_path: Path) -> None:
         trainer = make_trainer(spec, ALONE)
         try:
             trainer.collector.collect()  # the first rollout: of the weights that the learner began with
-            found.append([tensor.clone() for tensor, _ in trainer.algorithm.recording()])
+            found.append([tensor.clone() for tensor, _ in trainer.collector._remote.recording()])
         finally:
             trainer.close()
     for one, other in zip(*found, strict=True):

@@ -33,7 +33,7 @@ def test_a_learner_on_the_gpu_takes_rollouts_of_actors(tmp_path: Path, algo: str
         log={"dir": str(tmp_path), "console": "quiet", "interval": 10},
     )
     trainer = make_trainer(spec, ALONE)
-    assert all(tensor.is_cuda for tensor, _ in trainer.algorithm.recording())
+    assert all(tensor.is_cuda for tensor, _ in trainer.collector._remote.recording())
     trainer.train()
     last = read_csv(the_run(tmp_path))[-1]
     assert float(last["actors/alive"]) == 2 and float(last["policy/lag_max"]) < 100

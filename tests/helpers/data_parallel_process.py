@@ -35,7 +35,7 @@ def identity(count: int, **_: Any) -> Tensor:
     return torch.arange(count)
 
 
-def make_learner(name: str, num_envs: int, minibatches: int = 1) -> Any:
+def make_learner(name: str, num_envs: int, minibatches: int = 1, **together: Any) -> Any:
     """The same weights in every process."""
     from gpusim_rl.api import prepare
     from gpusim_rl.learn.algorithm import EnvSpec
@@ -46,7 +46,7 @@ def make_learner(name: str, num_envs: int, minibatches: int = 1) -> Any:
     if name == "ppo":
         settings["minibatch_size"] = num_envs * settings["horizon"] // minibatches
     spec = prepare("Cartpole", algo=name, num_envs=num_envs, **{name: settings})
-    env = EnvSpec(num_envs, {"policy": 4}, Box(1), 500)
+    env = EnvSpec(num_envs, {"policy": 4}, Box(1), 500, **together)
     cpu = torch.device("cpu")
     return spec.algorithm_class(spec.cfg.algorithm, env, device=cpu, seed=0, max_iterations=100)
 
@@ -108,8 +108,7 @@ def main() -> None:
 
     distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=size)
     torch.randperm = identity  # type: ignore[assignment]
-    learner = make_learner(str(name), ENVS // size, int(minibatches))
-    learner.collective = Processes()
+    learner = make_learner(str(name), ENVS // size, int(minibatches), collective=Processes())
     for number in range(UPDATES):
         own = torch.load(folder / f"{number}-{rank}.pt", weights_only=False)
         if name == "ppo":
@@ -117,7 +116,7 @@ def main() -> None:
                 tensor.copy_(saved)
         else:
             for k in range(0, len(own["steps"]), 3):
-                learner._obs, action, step = own["steps"][k : k + 3]
+                learner.acted_on, action, step = own["steps"][k : k + 3]
                 learner.record(action, step)
             learner._draw = lambda _, batches=own["batches"]: batches
         learner.update()

@@ -101,12 +101,14 @@ class Learner:
     max_episode_length: int = 1  # an episode may end in every step
     bf16: bool = False
     device: str = "cpu"
+    compile: bool = False
     ppo: PPO = field(init=False)
 
     def __post_init__(self) -> None:
         env = self.env
         torch.manual_seed(self.seed)
-        spec = EnvSpec(env.num_envs, env.obs_sizes, Box(env.num_actions), self.max_episode_length, section="ppo")
+        space, longest = Box(env.num_actions), self.max_episode_length
+        spec = EnvSpec(env.num_envs, env.obs_sizes, space, longest, section="ppo", compile=self.compile)
         device = torch.device(self.device)
         self.ppo = PPO(self.cfg, spec, device=device, seed=self.seed, max_iterations=self.max_iterations)
         self.policy.bf16 = self.bf16

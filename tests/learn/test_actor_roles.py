@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from gpusim_rl.learn.algorithm import Algorithm, EnvSpec, load_algorithm_class
+from gpusim_rl.learn.algorithm import EnvSpec, load_algorithm_class
+from gpusim_rl.learn.remote import remote_class, remote_of
 from gpusim_rl.settings.checks import build
 from gpusim_rl.settings.schema import ALGORITHMS
 from gpusim_rl.spaces import Box
@@ -34,11 +35,13 @@ def settings(name: str, **changes: Any) -> Any:
     return build(ALGORITHMS[name][1], merged(defaults, SMALL_OFF_POLICY, changes), name)
 
 
-def make(name: str, env: RandomEnv, role: Any, *, first_env: int = 0, seed: int = 0, **changes: Any) -> Algorithm:
+def make(name: str, env: RandomEnv, role: Any, *, first_env: int = 0, seed: int = 0, **changes: Any) -> Any:
+    """An algorithm that acts and learns, or what actors and their learner need of one."""
     torch.manual_seed(0)
     spec = EnvSpec(env.num_envs, env.obs_sizes, Box(env.num_actions), 5, role, first_env, ENVS * ACTORS)
     cls: Any = load_algorithm_class(ALGORITHMS[name][0])
-    return cls(settings(name, **changes), spec, device=torch.device("cpu"), seed=seed, max_iterations=100)
+    algorithm = cls(settings(name, **changes), spec, device=torch.device("cpu"), seed=seed, max_iterations=100)
+    return algorithm if role == "both" else remote_of(algorithm, spec)
 
 
 @pytest.mark.parametrize("name", ["impala", "sac", "td3", "dqn"])
@@ -49,19 +52,21 @@ def test_a_learner_receives_what_actors_have_recorded(name: str) -> None:
         env = RandomEnv(ENVS, seed=number)
         actor = make(name, env, "acts", first_env=number * ENVS, seed=number)
         actor.load_acting_state(learner.acting_state())
-        collect(actor, env, env.reset())
+        collect(actor.algorithm, env, env.reset())
         sent = [tensor for tensor, _ in actor.recording()]
         learner.receive(slice(number * ENVS, (number + 1) * ENVS), sent)
         actors.append(actor)
         recordings.append(sent)
     for (own, dim), *sent in zip(learner.recording(), *recordings, strict=True):
         assert torch.equal(own, torch.cat(sent, dim=dim))
-    before = [parameter.clone() for parameter in learner.policy.parameters()]
+    algorithm = learner.algorithm
+    before = [parameter.clone() for parameter in algorithm.policy.parameters()]
     for _ in range(2):
-        learner.before_update()
-        stats = learner.update()
+        learner.end_receiving()
+        algorithm.before_update()
+        stats = algorithm.update()
     assert all(torch.isfinite(value) for value in stats.values())
-    assert any(not torch.equal(x, y) for x, y in zip(before, learner.policy.parameters(), strict=True))
+    assert any(not torch.equal(x, y) for x, y in zip(before, algorithm.policy.parameters(), strict=True))
 
 
 @pytest.mark.parametrize("rnn", [None, "lstm"])
@@ -75,23 +80,25 @@ def test_impala_learns_from_actors_what_it_learns_from_envs_of_its_own(rnn: str 
         obs = collect(alone, env, obs)
         alone.update()
         actor.load_acting_state(learner.acting_state())
-        other_obs = collect(actor, other, other_obs)
+        other_obs = collect(actor.algorithm, other, other_obs)
         learner.receive(slice(0, ENVS), [tensor for tensor, _ in actor.recording()])
-        learner.update()
-        for one, two in zip(alone.policy.parameters(), learner.policy.parameters(), strict=True):
+        learner.end_receiving()
+        learner.algorithm.update()
+        for one, two in zip(alone.policy.parameters(), learner.algorithm.policy.parameters(), strict=True):
             assert torch.equal(one, two)
 
 
 def test_windows_end_with_a_rollout_in_what_follows_it() -> None:
-    learner: Any = make("sac", RandomEnv(ENVS), "learns")
+    remote = make("sac", RandomEnv(ENVS), "learns")
+    learner = remote.algorithm
     env = RandomEnv(ENVS, seed=1, ends=(0.0, 0.0, 0.0))
-    actor: Any = make("sac", env, "acts")
+    actor = make("sac", env, "acts")
     obs, sent = env.reset(), []
     for _ in range(4):
-        obs = collect(actor, env, obs)
+        obs = collect(actor.algorithm, env, obs)
         rollout = [tensor.clone() for tensor, _ in actor.recording()]
-        learner.receive(slice(0, ENVS), rollout)
-        learner.before_update()
+        remote.receive(slice(0, ENVS), rollout)
+        remote.end_receiving()
         sent.append(rollout)
     horizon, gamma = learner.horizon, learner.cfg.gamma
     slots = torch.arange(4 * horizon).repeat_interleave(ENVS)  # of each place
@@ -116,19 +123,37 @@ def test_windows_end_with_a_rollout_in_what_follows_it() -> None:
 
 
 def test_each_actor_explores_by_its_own_rungs_of_the_ladder() -> None:
-    whole: Any = make("dqn", RandomEnv(ENVS * ACTORS), "both", epsilon_ladder=7.0)
-    parts: list[Any] = [
+    whole = make("dqn", RandomEnv(ENVS * ACTORS), "both", epsilon_ladder=7.0)
+    actors = [
         make("dqn", RandomEnv(ENVS), "acts", first_env=number * ENVS, epsilon_ladder=7.0) for number in range(ACTORS)
     ]
-    assert torch.equal(whole.epsilon(), torch.cat([part.epsilon() for part in parts]))
+    assert torch.equal(whole.epsilon(), torch.cat([actor.algorithm.epsilon() for actor in actors]))
 
 
 def test_actors_count_the_transitions_of_the_learner() -> None:
-    learner: Any = make("dqn", RandomEnv(ENVS * ACTORS), "learns")
-    actor: Any = make("dqn", RandomEnv(ENVS), "acts")
-    learner.steps.fill_(50)
+    learner, actor = make("dqn", RandomEnv(ENVS * ACTORS), "learns"), make("dqn", RandomEnv(ENVS), "acts")
+    learner.algorithm.steps.fill_(50)
     actor.load_acting_state(learner.acting_state())
-    assert actor.steps * actor.num_envs == 50 * ENVS * ACTORS
+    assert actor.algorithm.steps * ENVS == 50 * ENVS * ACTORS
+
+
+def test_only_what_corrects_for_older_policies_learns_from_actors() -> None:
+    able = {name for name, (target, _) in ALGORITHMS.items() if remote_class(load_algorithm_class(target))}
+    assert able == {"impala", "sac", "td3", "dqn"}
+
+
+@pytest.mark.parametrize("name", ["impala", "sac"])
+def test_an_actor_begins_new_episodes(name: str) -> None:
+    network = {"network": {"rnn": "lstm"}} if name == "impala" else {}
+    env = RandomEnv(ENVS, ends=(0.0, 0.0, 0.0))
+    actor = make(name, env, "acts", noise={"kind": "held", "steps": [5.0]}, **network)
+    collect(actor.algorithm, env, env.reset())
+    held = actor.algorithm.noise.now.clone()
+    actor.begin_episodes()
+    if name == "impala":
+        assert actor.algorithm.is_first.all() and not any(state.any() for state in actor.algorithm.hidden)
+    actor.algorithm.begin_rollout()
+    assert (actor.algorithm.noise.now[:, :3] != held[:, :3]).all(), "new numbers, where one in five would be new"
 
 
 @pytest.mark.parametrize(
@@ -142,30 +167,31 @@ def test_actors_count_the_transitions_of_the_learner() -> None:
     ],
 )
 def test_acting_together_is_acting_one_by_one(name: str, changes: dict[str, Any]) -> None:
-    parts, alone = (
+    actors, alone = (
         [make(name, RandomEnv(ENVS), "acts", first_env=n * ENVS, seed=n, **changes) for n in range(ACTORS)]
         for _ in range(2)
     )
-    for part in [*parts, *alone]:
+    for actor in [*actors, *alone]:
         if name != "impala":
-            part.steps.fill_(1000)  # type: ignore[attr-defined]
-        part.begin_rollout()
+            actor.algorithm.steps.fill_(1000)
+        actor.algorithm.begin_rollout()
     obs = [RandomEnv(ENVS, seed=n).reset() for n in range(ACTORS)]
     with torch.no_grad():
-        together = type(parts[0]).act_together(parts, obs)
+        together = actors[0].act_together(actors, obs)
         for number in range(ACTORS):
-            torch.testing.assert_close(together[number], alone[number].act(obs[number]), rtol=1e-5, atol=1e-6)
+            one_by_one = alone[number].algorithm.act(obs[number])
+            torch.testing.assert_close(together[number], one_by_one, rtol=1e-5, atol=1e-6)
     step = RandomEnv(ENVS).step(together[0])
-    parts[0].record(together[0], step)  # it has kept what that needs
-    alone[0].record(together[0], step)
-    for (one, _), (two, _) in zip(parts[0].recording(), alone[0].recording(), strict=True):
+    actors[0].algorithm.record(together[0], step)  # it has kept what that needs
+    alone[0].algorithm.record(together[0], step)
+    for (one, _), (two, _) in zip(actors[0].recording(), alone[0].recording(), strict=True):
         torch.testing.assert_close(one, two, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", ["impala", "sac"])
 def test_a_rollout_that_was_broken_off_does_not_shift_the_next_one(name: str) -> None:
-    env, actor = RandomEnv(ENVS, seed=1), make(name, RandomEnv(ENVS), "acts")
-    obs = env.reset()
+    env, remote = RandomEnv(ENVS, seed=1), make(name, RandomEnv(ENVS), "acts")
+    obs, actor = env.reset(), remote.algorithm
     with torch.no_grad():
         actor.begin_rollout()
         for _ in range(2):
@@ -176,4 +202,4 @@ def test_a_rollout_that_was_broken_off_does_not_shift_the_next_one(name: str) ->
         actor.begin_rollout()
         action = actor.act(obs)
         actor.record(action, env.step(action))
-    assert torch.equal(actor.recording()[0][0][0], obs["policy"])
+    assert torch.equal(remote.recording()[0][0][0], obs["policy"])

@@ -45,7 +45,7 @@ def test_envs_are_behind_by_a_schedule(max_policy_lag: int, dropped: int) -> Non
         assert stats["policy/dropped"].item() == pytest.approx(1.0 - known.float().mean().item())
         for env_index in torch.nonzero(known).flatten().tolist():
             then = hidden[number - int(behind[env_index])]
-            for own, expected in zip(it._last_hidden, then, strict=True):
+            for own, expected in zip(it.rollout.last_hidden, then, strict=True):
                 assert torch.equal(own[:, env_index], expected[:, env_index])
     assert round(6 * stats["policy/dropped"].item()) == dropped
 

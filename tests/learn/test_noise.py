@@ -147,4 +147,4 @@ def test_a_run_resumes_bit_for_bit(name: str, kind: str, tmp_path: Path) -> None
     ends = [checkpoint_file.load(the_run(tmp_path / x) / "checkpoints" / "last.pt") for x in ("whole", "parts")]
     for part in ("policy", "algorithm"):
         assert differences(ends[0][part], ends[1][part]) == []
-    assert ends[0]["algorithm"]["noise"].keys() == {"now", "ended"}
+    assert ends[0]["algorithm"]["episodes"]["noise"].keys() == {"now", "ended"}

@@ -17,9 +17,10 @@ from torch import Tensor
 from torch._dynamo.exc import BackendCompilerFailed
 
 from gpusim_rl.learn.distributions import DiagonalGaussian
-from gpusim_rl.learn.networks import Evaluation
-from gpusim_rl.learn.on_policy import SOFT_BOUND, Samples, fit_sequence_length
-from gpusim_rl.learn.ppo import AdaptiveRate, fit_minibatches
+from gpusim_rl.learn.minibatch import Samples, fit_minibatches, fit_sequence_length
+from gpusim_rl.learn.networks import EvaluatedActions
+from gpusim_rl.learn.on_policy import SOFT_BOUND
+from gpusim_rl.learn.ppo import AdaptiveRate
 from gpusim_rl.learn.precision import choose_precision
 from helpers.fakes import Learner, Outcome, RandomEnv, ppo_config
 from helpers.states import saved
@@ -31,10 +32,10 @@ def network(kind: str) -> dict[str, Any]:
     return {"rnn": kind if kind in ("lstm", "gru") else None, "separate": kind == "separate"}
 
 
-def learner(kind: str = "feed-forward", *, num_envs: int = 12, **changes: Any) -> Learner:
+def learner(kind: str = "feed-forward", *, num_envs: int = 12, compile: bool = False, **changes: Any) -> Learner:
     settings = {"horizon": 8, "minibatch_size": 24, "epochs": 3, "sequence_length": 4, **changes}
     net = {**network(kind), **settings.pop("network", {})}
-    return Learner(RandomEnv(num_envs), ppo_config(net, **settings))
+    return Learner(RandomEnv(num_envs), ppo_config(net, **settings), compile=compile)
 
 
 class Spy:
@@ -161,7 +162,7 @@ def crafted(
         "mean": column(mean)[..., None].requires_grad_(),
         "entropy": torch.full((1, count), 0.5).requires_grad_(),
     }
-    now = Evaluation(
+    now = EvaluatedActions(
         leaves["log_prob"],
         leaves["entropy"],
         DiagonalGaussian(leaves["mean"], torch.zeros(1, count, 1)),
@@ -177,7 +178,7 @@ def crafted(
         target=column(target),
         valid=column(valid, [1.0] * count),
     ).pack()
-    loss, losses = it.ppo._eager_loss({}, packed, (), None, Samples.valid_of(packed).sum().clamp(min=1.0))
+    loss, losses = it.ppo._chunk_loss({}, packed, (), None, Samples.valid_of(packed).sum().clamp(min=1.0))
     loss.backward()
     return {name: leaf.grad.flatten() for name, leaf in leaves.items()}, loss.detach(), losses
 
@@ -446,9 +447,9 @@ def test_minibatches_are_a_partition(kind: str, minibatch_size: int) -> None:
             assert torch.equal(flat.sort().values, torch.arange(T * N).float())
             orders.append(flat.tolist())
             for i in ids:  # a sequence is consecutive steps of one env, from a multiple of L
-                assert i.shape[0] == it.ppo.sequence_length
+                assert i.shape[0] == it.rollout.sequence_length
                 assert (i[1:] - i[:-1] == N).all()
-                assert ((i[0] // N) % it.ppo.sequence_length == 0).all()
+                assert ((i[0] // N) % it.rollout.sequence_length == 0).all()
     assert len({tuple(order) for order in orders}) == len(orders), "every epoch has its own order"
 
 
@@ -459,7 +460,7 @@ def test_recurrent_sequences_start_from_the_state_of_acting() -> None:
         it.collect()
         spy = Spy(it)
         it.update()
-    assert it.ppo.sequence_length == 2
+    assert it.rollout.sequence_length == 2
     assert (spy.minibatches[0]["ratio"] - 1).abs().max() < 1e-6
     it.collect()
     for buffer in it.rollout.hidden:
@@ -494,8 +495,8 @@ def test_fit_sequence_length() -> None:
 
 
 def test_feed_forward_policies_have_no_sequences() -> None:
-    assert learner("feed-forward").ppo.sequence_length == 1
-    assert learner("lstm").ppo.sequence_length == 4
+    assert learner("feed-forward").rollout.sequence_length == 1
+    assert learner("lstm").rollout.sequence_length == 4
 
 
 # Learning rate
@@ -731,15 +732,14 @@ def test_choose_precision() -> None:
 
 
 def test_what_cannot_be_compiled_is_learned_from_uncompiled(monkeypatch, caplog) -> None:
-    def broken(function: Any) -> Any:
+    def broken(function: Any, **settings: Any) -> Any:
         def compiled(*args: Any) -> Any:
             raise BackendCompilerFailed(broken, RuntimeError("no compiler"), None)
 
         return compiled
 
     monkeypatch.setattr(torch, "compile", broken)
-    eager, compiled = learner("feed-forward"), learner("feed-forward")
-    compiled.ppo.compile()
+    eager, compiled = learner("feed-forward"), learner("feed-forward", compile=True)
     for it in (eager, compiled):
         it.train(2)
     assert all(map(torch.equal, eager.policy.parameters(), compiled.policy.parameters()))
@@ -753,8 +753,7 @@ def test_compiled_updates_equal_eager_ones(kind: str) -> None:
     script = f"""
 import torch
 from test_ppo import learner
-eager, compiled = learner({kind!r}), learner({kind!r})
-compiled.ppo.compile()
+eager, compiled = learner({kind!r}), learner({kind!r}, compile=True)
 for it in (eager, compiled):
     it.train(2)
 for a, b in zip(eager.policy.parameters(), compiled.policy.parameters(), strict=True):

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from gpusim_rl.learn.algorithm import EnvSpec
 from gpusim_rl.learn.distributions import DiagonalGaussian
-from gpusim_rl.learn.networks import Sample
+from gpusim_rl.learn.networks import SampledActions
 from gpusim_rl.learn.rollout import Rollout
 from gpusim_rl.spaces import Box
 from helpers.fakes import Outcome
@@ -23,7 +23,6 @@ def make(T: int = 8, *, sequence_length: int = 1, max_truncations: int = 3, stat
     return Rollout(
         T,
         env,
-        A,
         2 * A,
         initial_hidden=tuple(torch.zeros(2, N, 5) for _ in range(states)),
         sequence_length=sequence_length,
@@ -31,8 +30,8 @@ def make(T: int = 8, *, sequence_length: int = 1, max_truncations: int = 3, stat
     )
 
 
-def sample(value: float, hidden: tuple[Tensor, ...] = ()) -> Sample:
-    return Sample(
+def sample(value: float, hidden: tuple[Tensor, ...] = ()) -> SampledActions:
+    return SampledActions(
         action=torch.full((N, A), value),
         distribution=DiagonalGaussian(torch.full((N, A), value + 0.2), torch.full((N, A), value + 0.3)),
         value=torch.full((N,), value + 0.4),

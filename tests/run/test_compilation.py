@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -17,7 +19,8 @@ CPU, CUDA = torch.device("cpu"), torch.device("cuda:0")
 
 
 def choose(wanted: str, device: torch.device = CUDA, *, check_task: bool = False) -> str:
-    return str(choose_compile(wanted, device, check_task=check_task))
+    cfg: Any = SimpleNamespace(test=False, compile=wanted, debug=SimpleNamespace(check_task=check_task))
+    return str(choose_compile(cfg, device))
 
 
 @pytest.fixture
@@ -68,7 +71,7 @@ def test_compiled_code_is_in_use_and_is_no_part_of_a_checkpoint(
             for _ in range(3):
                 trainer.iterate(log)
             states[wanted] = trainer.state_dict()
-        assert trainer.compile.mode == wanted
+        assert trainer.start.compile.mode == wanted
         assert isinstance(vars(trainer.env).get("_act"), Traced) == (wanted == "all")
         assert trainer.run_dir is not None
         assert trainer.run_dir.environment["compile"] == {"mode": wanted, "reason": "as configured"}

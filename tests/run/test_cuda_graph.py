@@ -16,6 +16,7 @@ from gpusim_rl.distributed.data_parallel import Processes
 from gpusim_rl.learn.distributions import DiagonalGaussian
 from gpusim_rl.run.cuda_graph import PARTS, WARM_UP, Graphs, Launch, NotCapturableError, Pieces, choose_graph, in_place
 from gpusim_rl.run.cuda_graph import GraphChoice as Choice
+from gpusim_rl.run.held_objects import generators_of
 from gpusim_rl.run.stop_signal import IterationLeftError
 from gpusim_rl.run.trainer import Trainer
 from gpusim_rl.sim.warp import WarpGraphs
@@ -197,7 +198,7 @@ def test_sums_over_processes_are_taken_between_the_pieces_of_an_update(algorithm
         trainer.collector.graphs = graphs(
             Choice(mode, "test"),
             CPU,
-            generators=trainer.algorithm.generators,
+            generators=generators_of(trainer.algorithm, torch.device("cpu")),
             stateful=trainer.collector.graphs._stateful,
             collective=collective,
         )

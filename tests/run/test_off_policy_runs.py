@@ -16,6 +16,7 @@ from gpusim_rl.errors import ConfigError
 from gpusim_rl.run import checkpoint
 from gpusim_rl.run.cuda_graph import GraphChoice, Graphs
 from gpusim_rl.run.evaluation import evaluate
+from gpusim_rl.run.held_objects import generators_of
 from gpusim_rl.run.trainer import Trainer
 from gpusim_rl.testing.conformance import differences
 from gpusim_rl.testing.sync_counter import SyncCounter
@@ -128,7 +129,8 @@ def test_replaying_equals_running(name: str, mode: str, changes: dict[str, Any],
     def trained(graphs: type[Graphs], folder: Path) -> dict[str, Any]:
         it = trainer(name, folder, changes, sim="mjwarp", device="cpu", max_iterations=8)
         without_shortcuts(it.env.sim)  # type: ignore[attr-defined]
-        options = {"generators": it.algorithm.generators, "stateful": it.collector.graphs._stateful}
+        options: dict[str, Any] = {"generators": generators_of(it.algorithm, it.start.device)}
+        options |= {"stateful": it.collector.graphs._stateful}
         it.collector.graphs = graphs(GraphChoice(mode, "test"), it.start.device, **options)
         with it.logging() as log:
             for _ in range(8):

@@ -19,6 +19,7 @@ from gpusim_rl.distributed.data_parallel import joined
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.learn.networks import ActorCritic, make_features
 from gpusim_rl.run import checkpoint
+from gpusim_rl.run.held_objects import generators_of
 from gpusim_rl.run.trainer import Trainer
 from gpusim_rl.testing.sync_counter import SyncCounter
 from gpusim_rl.view.player import Player
@@ -77,6 +78,12 @@ def test_it_resumes_bit_for_bit(folder: Path) -> None:
     for part in ("policy", "algorithm", "env", "metrics"):
         assert differences(ends[0][part], ends[1][part]) == []
     assert read_csv(the_run(folder / "whole")) == read_csv(run)
+
+
+def test_its_random_generator_is_found(folder: Path) -> None:
+    algorithm: Any = trainer().algorithm
+    assert generators_of(algorithm, torch.device("cpu")) == [algorithm.generator]
+    assert generators_of(algorithm, torch.device("cuda")) == []
 
 
 def test_it_is_evaluated_and_played(folder: Path) -> None:

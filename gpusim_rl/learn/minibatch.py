@@ -1,0 +1,110 @@
+"""A rollout arranged for training: its samples packed side by side, in sequences that minibatches are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Shaped
+from torch import Tensor
+
+from gpusim_rl.learn.algorithm import Hidden
+from gpusim_rl.learn.rollout import Rollout
+
+
+def fit_sequence_length(horizon: int, wanted: int) -> int:
+    """The largest divisor of the horizon that is not longer than wanted."""
+    return max(d for d in range(1, min(horizon, wanted) + 1) if horizon % d == 0)
+
+
+def fit_minibatches(sequences: int, wanted: float) -> int:
+    """The divisor of the number of sequences nearest to `wanted`: how many equal minibatches they are cut into."""
+    divisors = [d for low in range(1, int(sequences**0.5) + 1) if sequences % low == 0 for d in (low, sequences // low)]
+    return min(divisors, key=lambda d: (abs(d - wanted), d))
+
+
+def by_sequence(x: Shaped[Tensor, "time envs ..."], length: int) -> Shaped[Tensor, "length sequences ..."]:
+    """[T, N, ...] -> [L, T / L * N, ...]: `length` = L consecutive steps of one env stay together."""
+    return x.unflatten(0, (-1, length)).transpose(0, 1).flatten(1, 2)
+
+
+def by_step(x: Shaped[Tensor, "length sequences ..."], num_envs: int) -> Shaped[Tensor, "time envs ..."]:
+    """Undoes `by_sequence`."""
+    return x.unflatten(1, (-1, num_envs)).transpose(0, 1).flatten(0, 1)
+
+
+@dataclass(slots=True)
+class Samples:
+    """What the loss needs of each sample, beside the inputs of the networks; the leading dimensions are the batch."""
+
+    action: Tensor
+    """[*batch, actions]"""
+    distribution: Tensor
+    """Parameters of the distribution that the action was drawn from, [*batch, parameters]."""
+    log_prob: Tensor
+    value: Tensor
+    """Old prediction, at the scale of the network."""
+    advantage: Tensor
+    target: Tensor
+    """Return, at the scale of the network."""
+    valid: Tensor
+    """1.0 where the sample counts, else 0.0."""
+
+    def pack(self) -> Tensor:
+        """All of it side by side, [*batch, columns], so that a minibatch is one gather."""
+        scalars = torch.stack([self.log_prob, self.value, self.advantage, self.target, self.valid], dim=-1)
+        return torch.cat([self.action, self.distribution, scalars], dim=-1)
+
+    @classmethod
+    def unpack(cls, packed: Tensor, num_actions: int, num_parameters: int) -> Samples:
+        """Undoes `pack`."""
+        action, distribution, scalars = packed.split([num_actions, num_parameters, 5], dim=-1)
+        return cls(action, distribution, *scalars.unbind(-1))
+
+    @staticmethod
+    def valid_of(packed: Tensor) -> Tensor:
+        """`valid` of packed samples, without unpacking the rest."""
+        return packed[..., -1]
+
+
+@dataclass(slots=True)
+class Sequences:
+    """A rollout arranged for training: [steps per sequence, sequences, ...]; feed-forward policies have one step."""
+
+    inputs: dict[str, Tensor]
+    """Normalised observations."""
+    packed: Tensor
+    """`Samples.pack`."""
+    hidden: Hidden
+    """Recurrent state before each sequence, [layers, sequences, size]."""
+    is_first: Tensor | None
+    """An episode begins at this step; None for feed-forward policies."""
+
+    @classmethod
+    def of(
+        cls, rollout: Rollout, inputs: Mapping[str, Tensor], packed: Shaped[Tensor, "time envs columns"]
+    ) -> Sequences:
+        """Arranges a rollout.
+
+        Args:
+            rollout: The rollout.
+            inputs: Its normalised observations, [T, N, size] each.
+            packed: What else is needed of its samples.
+        """
+        length = rollout.sequence_length
+        return cls(
+            {group: by_sequence(value, length) for group, value in inputs.items()},
+            by_sequence(packed, length),
+            tuple(h.transpose(0, 1).flatten(1, 2) for h in rollout.hidden),
+            by_sequence(rollout.is_first, length) if rollout.hidden else None,
+        )
+
+    def select(self, index: Tensor) -> Sequences:
+        """The sequences of a minibatch."""
+        return Sequences(
+            {group: value.index_select(1, index) for group, value in self.inputs.items()},
+            self.packed.index_select(1, index),
+            tuple(h.index_select(1, index) for h in self.hidden),
+            None if self.is_first is None else self.is_first.index_select(1, index),
+        )

@@ -1,0 +1,186 @@
+"""Algorithms that learn from actors: one acts in each actor, and another one learns from what they have recorded."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gpusim_rl.learn.algorithm import Algorithm, EnvSpec, Observation
+from gpusim_rl.learn.impala import Impala
+from gpusim_rl.learn.networks import SampledActions
+from gpusim_rl.learn.off_policy import OffPolicy
+from gpusim_rl.learn.trajectory import Trajectory
+
+TRANSITIONS = "transitions"
+"""Beside the weights that an actor takes over: how many transitions the learner has."""
+
+
+class Remote(ABC):
+    """What actors and their learner need of an algorithm, beside what every training needs.
+
+    Args:
+        algorithm: Algorithm that acts in an actor, or that learns: `EnvSpec.role`.
+        env: The environments that it was made for.
+
+    Attributes:
+        algorithm: The algorithm.
+        max_policy_lag: Updates between acting and learning, at most: older rollouts are dropped.
+    """
+
+    max_policy_lag: float = float("inf")
+
+    def __init__(self, algorithm: Any, env: EnvSpec) -> None:
+        self.algorithm = algorithm
+
+    # In an actor
+
+    def load_acting_state(self, state: Mapping[str, Tensor]) -> None:
+        """Takes over the `acting_state` of the learner, in place."""
+        self.algorithm.policy.load_state_dict(state)
+
+    @staticmethod
+    @abstractmethod
+    def act_together(remotes: Sequence[Any], obs: Sequence[Observation]) -> list[Tensor]:
+        """What `act` of each of several algorithms with one policy returns, by one call of the policy.
+
+        Args:
+            remotes: Each of them.
+            obs: Raw observations of each.
+        """
+
+    @abstractmethod
+    def recording(self) -> list[tuple[Tensor, int]]:
+        """The rollout as it is recorded, and the dimension of the envs in each tensor: what an actor sends."""
+
+    def begin_episodes(self) -> None:
+        """Begins new episodes in all envs of the actor."""
+        self.algorithm.begin_episodes()
+
+    # In the learner
+
+    def acting_state(self) -> dict[str, Tensor]:
+        """What `act` depends on in all actors, by name: the weights that act, and how far exploration is."""
+        return self.algorithm.policy.state_dict()
+
+    def receive(self, envs: slice, recording: Sequence[Tensor]) -> None:
+        """Takes over a rollout that an actor has recorded.
+
+        Args:
+            envs: Where it goes among the envs of the learner.
+            recording: The tensors of the actor's `recording`.
+        """
+        for (memory, dim), sent in zip(self.recording(), recording, strict=True):
+            memory.narrow(dim, envs.start, envs.stop - envs.start).copy_(sent, non_blocking=True)
+
+    def end_receiving(self) -> None:  # noqa: B027 (optional)
+        """Does what is left to do when there is a rollout for each env."""
+
+
+class RemoteImpala(Remote):
+    """Impala: the memory of its rollout is what actors send."""
+
+    algorithm: Impala
+
+    def __init__(self, algorithm: Impala, env: EnvSpec) -> None:
+        super().__init__(algorithm, env)
+        self.max_policy_lag = algorithm.cfg.max_policy_lag
+
+    @staticmethod
+    def act_together(remotes: Sequence[RemoteImpala], obs: Sequence[Observation]) -> list[Tensor]:
+        """One batch of all."""
+        algorithms = [remote.algorithm for remote in remotes]
+        sizes = [len(algorithm.is_first) for algorithm in algorithms]
+        together = {group: torch.cat([seen[group] for seen in obs]) for group in obs[0]}
+        hidden = tuple(torch.cat(states, dim=1) for states in zip(*(one.hidden for one in algorithms), strict=True))
+        policy = algorithms[0].policy
+        sampled = policy.sample(together, hidden, torch.cat([one.noise.now for one in algorithms]))
+        parameters = torch.cat(sampled.distribution.per_sample().parameters, dim=-1)
+        actions, values = sampled.action.split(sizes), sampled.value.split(sizes)
+        states = zip(*(x.split(sizes, dim=1) for x in sampled.hidden), strict=True) if hidden else [()] * len(sizes)
+        rows = zip(algorithms, obs, actions, parameters.split(sizes), values, states, strict=True)
+        for algorithm, seen, action, drawn_from, value, state in rows:
+            algorithm.acted_on = seen
+            algorithm.sampled = SampledActions(action, policy.head.stored(drawn_from), value, state)
+        return list(actions)
+
+    def recording(self) -> list[tuple[Tensor, int]]:
+        """The rollout."""
+        return self.algorithm.rollout.memory()
+
+
+class RemoteOffPolicy(Remote):
+    """Off-policy algorithms: actors send the steps of a rollout, and the learner stores them as if it had made them.
+
+    The learner's `EnvSpec.max_episode_length` is at most the horizon: each rollout ends as by a time limit, because the
+    next one in its place is of another actor.
+    """
+
+    algorithm: OffPolicy
+
+    def __init__(self, algorithm: OffPolicy, env: EnvSpec) -> None:
+        super().__init__(algorithm, env)
+        own, groups = algorithm.memory, algorithm.policy.groups
+        in_actor = isinstance(own, Trajectory)
+        self._rollout = own if in_actor else Trajectory.empty(algorithm.horizon, env, groups, algorithm.device)
+
+    def load_acting_state(self, state: Mapping[str, Tensor]) -> None:
+        """Takes over weights, and how many transitions there are."""
+        algorithm = self.algorithm
+        algorithm.policy.load_state_dict({k: x for k, x in state.items() if k != TRANSITIONS}, strict=False)
+        torch.div(state[TRANSITIONS], algorithm.num_envs, rounding_mode="floor", out=algorithm.steps)
+
+    @staticmethod
+    @torch.no_grad()
+    def act_together(remotes: Sequence[RemoteOffPolicy], obs: Sequence[Observation]) -> list[Tensor]:
+        """One batch of all."""
+        algorithms = [remote.algorithm for remote in remotes]
+        outputs = algorithms[0].outputs({group: torch.cat([seen[group] for seen in obs]) for group in obs[0]})
+        for algorithm, seen in zip(algorithms, obs, strict=True):
+            algorithm.acted_on = seen
+        split = outputs.split([algorithm.num_envs for algorithm in algorithms])
+        return [algorithm.choose(rows) for algorithm, rows in zip(algorithms, split, strict=True)]
+
+    def recording(self) -> list[tuple[Tensor, int]]:
+        """The steps of the rollout."""
+        return [(tensor, 1) for tensor in self._rollout.tensors()]
+
+    def acting_state(self) -> dict[str, Tensor]:
+        """The networks that act, and how many transitions there are."""
+        algorithm = self.algorithm
+        unused = ("target_", "critic.") if algorithm.policy.actor is not None else ("target_",)
+        acting = {name: x for name, x in algorithm.policy.state_dict().items() if not name.startswith(unused)}
+        return {**acting, TRANSITIONS: algorithm.steps * algorithm.num_envs}
+
+    def end_receiving(self) -> None:
+        """Stores the rollouts, step by step."""
+        rollout, last = self._rollout, self.algorithm.horizon - 1
+        # What follows the last step is its `final_obs`: the next one in the place of an env is of another episode.
+        rollout.truncated[last].logical_or_(~rollout.done[last])
+        for t in range(self.algorithm.horizon):
+            step = rollout.at(t)
+            self.algorithm.store(step.acted_on, step.action, step)  # type: ignore[reportArgumentType]
+
+
+REMOTES: dict[type[Algorithm], type[Remote]] = {Impala: RemoteImpala, OffPolicy: RemoteOffPolicy}
+"""Algorithms that can learn from rollouts of an older policy, and what their actors need."""
+
+
+def remote_class(algorithm_class: type[Algorithm]) -> type[Remote] | None:
+    """What actors need of an algorithm; None where it learns only from what its newest policy has done."""
+    return next((remote for cls, remote in REMOTES.items() if issubclass(algorithm_class, cls)), None)
+
+
+def remote_of(algorithm: Algorithm, env: EnvSpec) -> Remote:
+    """What actors need of an algorithm that can learn from them.
+
+    Args:
+        algorithm: The algorithm.
+        env: The environments that it was made for.
+    """
+    cls = remote_class(type(algorithm))
+    assert cls is not None
+    return cls(algorithm, env)
