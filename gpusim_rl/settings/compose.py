@@ -74,8 +74,9 @@ def hydra_main(run: Callable[[dict[str, Any], list[str], Checkpoint | None], Out
     def job(cfg: Any) -> None:
         nonlocal console
         with friendly_errors():  # inside the job: else Hydra announces a failed job before our line
+            settings = plain(cfg)  # a value that cannot be resolved is named here; the list below would resolve it too
             typed = list(HydraConfig.get().overrides.task)
-            config = _finished(plain(cfg), typed, saved)
+            config = _finished(settings, typed, saved)
             overrides = [text.removeprefix("++") if is_open(key_of(text)) else text for text in typed]
             check_settings(config)
             refuse_other_algorithm(config, overrides)
