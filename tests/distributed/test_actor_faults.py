@@ -53,7 +53,7 @@ def test_an_actor_of_ray_that_is_killed_again_and_again_comes_back():
         engine.start()
         here = Actor(job)
         engine.publish(7, here.acting_state())
-        here.env.close()
+        here.collector.close()
         for kill in range(4):  # more often than an actor may die before it has done anything
             assert isinstance(next(answers(engine)), Described)
             engine.ask_for_rollout(0)
