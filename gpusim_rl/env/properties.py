@@ -6,8 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import mujoco
+import numpy as np
 import torch
 from jaxtyping import Bool, Float
+from numpy.typing import NDArray
 from torch import Tensor
 
 from gpusim_rl.env.stateful import Stateful
@@ -209,7 +211,7 @@ def _damping(actor: ActorProperties, elements: Sequence[str] | None) -> list[Qua
     ]
 
 
-def _in_proportion(actor: ActorProperties, field: str, drives: list[Drive], effort: Sequence[float]) -> Quantity:
+def _in_proportion(actor: ActorProperties, field: str, drives: list[Drive], effort: NDArray[np.float64]) -> Quantity:
     """Efforts of actuators [N m or N], which scale all columns of a parameter."""
     param = actor.param(field, [drive.name for drive in drives])
     default = torch.as_tensor(effort, dtype=torch.float32).to(actor.sim.device)
