@@ -15,7 +15,7 @@ def vtrace(
     terminated: Bool[Tensor, "time envs"],
     done: Bool[Tensor, "time envs"],
     valid: Bool[Tensor, "time envs"],
-    gamma: float,
+    gamma: float | Float[Tensor, "time envs"],
     *,
     lam: float = 1.0,
     clip: float = 1.0,
@@ -33,7 +33,7 @@ def vtrace(
         terminated: The episode ended by the task's rules in step t: what follows is worth 0.
         done: The episode ended in step t for any reason: nothing of the next episode leaks into it.
         valid: The sample counts; where it does not, its advantage is 0 and the trajectory before it ends there.
-        gamma: Discount per step.
+        gamma: Discount per step, one for all or one for each sample.
         lam: Weight of longer returns; the paper has 1.
         clip: Largest weight of a sample in the target, rho-bar of the paper. Its c-bar is 1.
         advantage_clip: Largest weight of a sample in the advantage; None where it has none, because the loss has it.
