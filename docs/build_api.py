@@ -9,6 +9,8 @@ It needs `pip install -e ".[test]"`: the adapters in gpusim_rl.connect import th
 from __future__ import annotations
 
 import argparse
+import contextlib
+import dataclasses
 import importlib
 import pkgutil
 import sys
@@ -68,6 +70,17 @@ def help_pdoc(module: ModuleType) -> None:
     for value in vars(module).values():
         if isinstance(value, type) and hasattr(value, "_fields") and value.__module__ == module.__name__:
             value.__new__.__annotations__ = typing.get_type_hints(value)
+        if isinstance(value, type) and dataclasses.is_dataclass(value) and value.__module__ == module.__name__:
+            resolve_inherited(value)
+
+
+def resolve_inherited(cls: type) -> None:
+    """Resolves annotations of a dataclass's `__init__`: fields of its bases name what their own modules import."""
+    hints = cls.__init__.__annotations__
+    for base in cls.__mro__[1:]:
+        for name, text in vars(base).get("__annotations__", {}).items():
+            with contextlib.suppress(NameError):  # of an import for type checkers only
+                hints[name] = eval(text, vars(sys.modules[base.__module__]))
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, TypeVar  # noqa: F401 (Literal: in the inherited __init__ of Property)
+from typing import Any, TypeVar
 
 import torch
 from jaxtyping import Bool, Float, Shaped
