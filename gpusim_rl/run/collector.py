@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -34,16 +33,19 @@ def no_pause(done: str) -> None:
     """Goes on at once."""
 
 
-class Collector(ABC):
-    """Fills an algorithm's memory with a rollout, and lets the algorithm learn from it.
+class Collector:
+    """Acts in environments for a rollout, and lets the algorithm learn from it.
 
     Args:
         cfg: Settings of the run.
-        env: Environments, or what stands for those of actors.
+        env: Environments of this process, or what stands for those of actors.
         algorithm: Learner.
         obs: First observations to act on, on the learner's device, shape [num_envs, size] each.
         device: Device of the learner.
         collective: Processes that learn together.
+
+    Raises:
+        ConfigError: The envs step in halves, and the algorithm cannot act for half of them.
 
     Attributes:
         obs: Observations to act on next. The tensors are never replaced, because a CUDA graph uses their addresses.
@@ -81,14 +83,23 @@ class Collector(ABC):
             stateful=[*env.stateful, algorithm],
             collective=collective,
         )
+        self._halves: list[Algorithm] = []
+        if isinstance(env, HalfBatches):
+            if not isinstance(algorithm, Divisible):
+                problem = f"algo={cfg.algo} cannot act for half of the envs"
+                raise ConfigError(f"env.overlap=true: {problem}. Try env.overlap=false")
+            self._halves = [algorithm.view(rows) for rows in env.rows]
 
-    @abstractmethod
     def collect(self, pause: Pause = no_pause) -> None:
-        """Fills the algorithm's memory with a rollout of `horizon` control steps.
+        """Acts for `horizon` control steps in all envs; the algorithm records them.
 
         Args:
             pause: Called after each control step that no graph replays.
         """
+        timed = self.timer("rollout") if self.graphs.whole_rollout else nullcontext()
+        limited = limit_torch_threads(self._cfg.num_envs, self.device, ROWS_PER_THREAD)
+        with self._devices_checked(), timed, limited:
+            self.graphs.run("rollout", lambda: self._rollout(pause))
 
     def update(self) -> None:
         """Lets the algorithm learn from the rollout."""
@@ -159,39 +170,6 @@ class Collector(ABC):
         owners = [("the environment", env, env.device), ("the policy", algorithm.policy, self.device)]
         owners.append(("the algorithm", algorithm, self.device))
         return devices_checked(*owners, enabled=self._cfg.debug.check_device)
-
-
-class EnvCollector(Collector):
-    """Acts in environments of this process; it is made as every `Collector`.
-
-    Raises:
-        ConfigError: The envs step in halves, and the algorithm cannot act for half of them.
-    """
-
-    def __init__(
-        self,
-        cfg: RunConfig,
-        env: Environment,
-        algorithm: Algorithm,
-        obs: dict[str, Tensor],
-        device: torch.device,
-        collective: Collective = ALONE,
-    ) -> None:
-        super().__init__(cfg, env, algorithm, obs, device, collective)
-        self._halves: list[Algorithm] = []
-        if isinstance(env, HalfBatches) and isinstance(algorithm, Divisible):
-            self._halves = [algorithm.view(rows) for rows in env.rows]
-        elif isinstance(env, HalfBatches):
-            raise ConfigError(
-                f"env.overlap=true: algo={cfg.algo} cannot act for half of the envs. Try env.overlap=false"
-            )
-
-    def collect(self, pause: Pause = no_pause) -> None:
-        """Acts for `horizon` control steps in all envs; the algorithm records them."""
-        timed = self.timer("rollout") if self.graphs.whole_rollout else nullcontext()
-        limited = limit_torch_threads(self._cfg.num_envs, self.device, ROWS_PER_THREAD)
-        with self._devices_checked(), timed, limited:
-            self.graphs.run("rollout", lambda: self._rollout(pause))
 
     @torch.no_grad()
     def _rollout(self, pause: Pause) -> None:

@@ -19,7 +19,7 @@ from gpusim_rl.learn.collective import ALONE, Collective
 from gpusim_rl.machine.hardware import tune_malloc
 from gpusim_rl.machine.torch_threads import use_available_cpus
 from gpusim_rl.run import checkpoint
-from gpusim_rl.run.collector import EnvCollector
+from gpusim_rl.run.collector import Collector
 from gpusim_rl.run.compilation import CompileChoice, choose_compile
 from gpusim_rl.run.device_check import devices_checked
 from gpusim_rl.run.devices import choose_devices, choose_eval_devices
@@ -137,7 +137,7 @@ def _state_of_process(state: dict[str, Any], collective: Collective) -> tuple[di
     return state | {"algorithm": checkpoint.anew(state["algorithm"], *checkpoint.REPLAY)}, True
 
 
-def make_collector(start: RunStart, **role: Any) -> EnvCollector:
+def make_collector(start: RunStart, **role: Any) -> Collector:
     """Makes the environments of a run and its algorithm.
 
     Args:
@@ -157,7 +157,7 @@ def make_collector(start: RunStart, **role: Any) -> EnvCollector:
         use_cpus(start, env.num_envs)
         if start.compile.mode == "all":
             env.compile()
-        return EnvCollector(cfg, env, algorithm, obs, start.device, start.collective)
+        return Collector(cfg, env, algorithm, obs, start.device, start.collective)
 
 
 def _make_env(start: RunStart) -> Environment:
