@@ -183,7 +183,7 @@ class Logger:
         }
 
     def finish(self, run: RunView, *, left: bool = False) -> Row:
-        """Writes the summary, and prints the commands that continue from here.
+        """Checks that the end is saved, and prints the commands that continue from here.
 
         Args:
             run: Run at its end.
@@ -195,7 +195,6 @@ class Logger:
         Raises:
             ConfigError: The end of the training could not be saved.
         """
-        self._writers.summary({"best_return": run.best_return, **self._row})
         last = self.checkpoints.saved
         newest = "there is no checkpoint" if last is None else f"the newest checkpoint is of iteration {last}"
         if left:

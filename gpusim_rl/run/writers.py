@@ -33,59 +33,51 @@ OFFLINE_MODES = ("offline", "dryrun", "disabled")  # modes of W&B that send noth
 
 
 class Writer(Protocol):
-    """One place that rows go to.
+    """A destination of rows.
 
     Attributes:
-        name: What messages call it.
-        failures: What it raises when the trouble lies outside (disk, network), not in our code.
-        retries: After a failure it keeps its rows and writes them with the next one. Else it is
-            given up.
+        name: Name in messages.
+        failures: Exceptions whose cause lies outside (disk, network), not in our code.
+        retries: Whether it keeps the rows of a failure and writes them with the next one; else it is given up.
     """
 
     name: str
-    failures: tuple[type[Exception], ...]
-    retries: bool
+    failures: tuple[type[Exception], ...] = (OSError,)
+    retries: bool = False
 
     def start(self, config: Mapping[str, Any]) -> None:
-        """Get ready; `config` is the whole config, plain values."""
-        ...
+        """Prepares for a run with this composed config, plain values."""
 
     def write(self, iteration: int, row: Row) -> None:
-        """Take the row of an iteration; iterations only grow."""
-        ...
-
-    def summary(self, values: Row) -> None:
-        """Take results of the run as a whole."""
-        ...
+        """Takes the row of an iteration; iterations only grow."""
 
     def close(self, exit_code: int) -> None:
-        """Finish; `exit_code` is that of the process."""
-        ...
+        """Finishes; the code is that of the process."""
 
 
 class Writers:
-    """All writers of a run as one: what fails in one neither reaches others nor ends the run."""
+    """All writers of a run as one: what fails in one neither reaches others nor ends the run.
+
+    Args:
+        writers: Writers of the run.
+        warn: Function that shows one line to the user.
+    """
 
     def __init__(self, writers: Iterable[Writer], warn: Callable[[str], None]) -> None:
-        """Combine writers; `warn` shows one line to the user."""
         self._writers = list(writers)
         self._failing: set[str] = set()
         self._warn = warn
 
     def start(self, config: Mapping[str, Any]) -> None:
-        """Get all writers ready."""
+        """Prepares all writers."""
         self._each(lambda writer: writer.start(config))
 
     def write(self, iteration: int, row: Row) -> None:
-        """Write the row of an iteration."""
+        """Writes the row of an iteration."""
         self._each(lambda writer: writer.write(iteration, row))
 
-    def summary(self, values: Row) -> None:
-        """Note results of the run as a whole."""
-        self._each(lambda writer: writer.summary(values))
-
     def close(self, exit_code: int) -> None:
-        """Finish all writers."""
+        """Finishes all writers."""
         self._each(lambda writer: writer.close(exit_code))
         for name in self._failing:
             self._warn(f"{name} is INCOMPLETE: its last rows could not be written")
@@ -111,10 +103,8 @@ class Writers:
                 writer.close(1)
         elif writer.name not in self._failing:
             self._failing.add(writer.name)
-            self._warn(
-                f"{writer.name} cannot be written ({reason}); training continues, "
-                "its rows are kept in memory and tried again"
-            )
+            kept = "its rows are kept in memory and tried again"
+            self._warn(f"{writer.name} cannot be written ({reason}); training continues, {kept}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,9 +112,9 @@ class CsvContent:
     """What can be read of a metrics.csv.
 
     Attributes:
-        columns: Their names, `iteration` first; empty where there are none.
-        rows: Cells as text, before the first line that is damaged; each has as many as there are columns.
-        damaged: Number of that line, the header is 1; None where no line is damaged.
+        columns: Names of the columns, `iteration` first; empty where there are none.
+        rows: Cells as text of the rows before the first damaged line; each has as many as there are columns.
+        damaged: Number of that line, 1 for the header; None where no line is damaged.
     """
 
     columns: list[str]
@@ -136,9 +126,9 @@ class CsvContent:
         """Iteration of the last row; 0 without rows."""
         return int(self.rows[-1][0]) if self.rows else 0
 
-    def digest(self, of: Mapping[str, Any]) -> str:
-        """SHA-256 of the columns and rows that a digest (`CsvWriter.digest`) is about; later ones do not matter."""
-        width, last = len(of["columns"]), of["iteration"]
+    def sha256(self, expected: Mapping[str, Any]) -> str:
+        """SHA-256 of the columns and rows that `CsvWriter.digest` knew, which returned `expected`."""
+        width, last = len(expected["columns"]), expected["iteration"]
         rows = [row for row in self.rows if int(row[0]) <= last]
         lines = [self.columns[:width], *(row[:width] for row in rows)] if width else []
         late = any(cell for row in rows for cell in row[width:])  # a late column is empty in earlier rows
@@ -156,13 +146,11 @@ def read_csv(path: Path) -> bytes:
 
 
 def parse_csv(data: bytes, columns: Sequence[str] = ()) -> CsvContent:
-    """Reads a metrics.csv that may be damaged.
-
-    What follows the last newline is a row that is being written, or is incomplete after a kill: it is left out.
+    """Reads a metrics.csv that may be damaged. What follows the last newline is an incomplete row, and left out.
 
     Args:
         data: Content of the file.
-        columns: Names of the first columns, as far as they are known; the header may be damaged.
+        columns: Known names of the first columns, for a damaged header.
     """
     first, *lines = [line.removesuffix("\r") for line in data.decode(errors="replace").split("\n")[:-1]] or [""]
     try:
@@ -176,9 +164,8 @@ def parse_csv(data: bytes, columns: Sequence[str] = ()) -> CsvContent:
     iteration = 0
     for number, line in enumerate(lines, start=2):
         row = line.split(",")
-        if len(row) != len(names) or not all(_is_number(cell) for cell in row):
-            return CsvContent(names, rows, number)
-        if not (row[0].isdecimal() and int(row[0]) > iteration):
+        whole = len(row) == len(names) and all(_is_number(cell) for cell in row)
+        if not (whole and row[0].isdecimal() and int(row[0]) > iteration):
             return CsvContent(names, rows, number)
         iteration = int(row[0])
         rows.append(row)
@@ -194,14 +181,20 @@ def _is_number(cell: str) -> bool:
     return len(cell) < 100 and cell.isprintable()
 
 
-class CsvWriter:
+class CsvWriter(Writer):
     """metrics.csv: one line per row, on disk when `write` returns; two equal runs give equal bytes.
 
     Columns keep the order in which they first appear; a late one is empty in earlier rows.
+
+    Args:
+        path: File to write.
+        resumed_at: Iteration of the checkpoint that the run continues from. Later rows are dropped, because the run
+            makes them again. None for a new file.
+        digest: Return value of `digest` when the checkpoint was saved; None where it is not known.
+        warn: Function that shows one line to the user, where the file was damaged, changed or deleted.
     """
 
     name = "metrics.csv"
-    failures: tuple[type[Exception], ...] = (OSError,)
     retries = True
 
     def __init__(
@@ -212,46 +205,31 @@ class CsvWriter:
         digest: Mapping[str, Any] | None = None,
         warn: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """Write to `path`.
-
-        Args:
-            path: File to write.
-            resumed_at: Iteration of the checkpoint that this run continues from. Later rows are
-                dropped: the run makes them again. None: the file is new.
-            digest: What `digest` returned when the checkpoint was saved; None is not known.
-            warn: Shows one line to the user, where the file was damaged, changed or deleted.
-        """
         self._path = path
-        self._cut_at = resumed_at  # None as soon as it is done
-        self._expected = digest  # until then
+        self._cut_at, self._expected = resumed_at, digest  # None, and unused, once the file is cut back
         self._warn = warn
         self._columns: list[str] = []  # as in the file
         self._iteration = 0  # of the last row in the file
-        self._size = 0  # of the file [bytes]
-        self._sha256 = hashlib.sha256()  # of the file
-        self._waiting: list[dict[str, int | float | None]] = []  # not yet in the file
+        self._size, self._sha256 = 0, hashlib.sha256()  # of the file
+        self._waiting: list[Row] = []  # not yet in the file
 
     def start(self, config: Mapping[str, Any]) -> None:
-        """Cut the file of a resumed run back to its checkpoint."""
+        """Cuts the file of a resumed run back to its checkpoint."""
         if self._cut_at is not None:
             self._flush()
 
     def write(self, iteration: int, row: Row) -> None:
-        """Append a row, with those that could not be written before."""
-        first: dict[str, int | float | None] = {"iteration": iteration}
-        self._waiting.append(first | {**row, "iteration": iteration})
+        """Appends a row, with those that could not be written before."""
+        self._waiting.append({"iteration": iteration, **row})
         self._flush()
 
-    def summary(self, values: Row) -> None:
-        """Rows only: there is no place for a summary."""
-
     def close(self, exit_code: int) -> None:
-        """Write what is still waiting."""
+        """Writes what is still waiting."""
         if self._waiting:
             self._flush()
 
     def digest(self) -> dict[str, Any]:
-        """What this writer has put into the file: its columns, the iteration of its last row, and its SHA-256."""
+        """Columns, iteration of the last row and SHA-256 of what this writer has put into the file."""
         return {"columns": self._columns, "iteration": self._iteration, "sha256": self._sha256.hexdigest()}
 
     def _flush(self) -> None:
@@ -261,7 +239,7 @@ class CsvWriter:
         self._waiting.clear()
 
     def _append(self, lines: bytes) -> bool:
-        """Whether the lines could be appended: the file is as long as this writer has left it."""
+        """Appends lines; returns False, and does not, where the file is not as long as this writer has left it."""
         with open_file(self._path, "ab", buffering=0) as file:
             size = file.tell()
             if size != self._size:
@@ -298,10 +276,7 @@ class CsvWriter:
             self._iteration = int(self._waiting[-1]["iteration"] or 0)
 
     def _read(self, expected: Mapping[str, Any] | None) -> tuple[CsvContent, str]:
-        """What the file holds up to the checkpoint, and what to tell the user if that is not what was written.
-
-        A file of which rows are dropped is kept under another name.
-        """
+        """Content up to the checkpoint, and a warning where rows are lost or changed; a damaged file is kept."""
         data = read_csv(self._path) if self._path.exists() else b""
         content = parse_csv(data, expected["columns"] if expected else ())
         if self._cut_at is not None:
@@ -309,7 +284,7 @@ class CsvWriter:
             content = replace(content, rows=[row for row in content.rows if int(row[0]) <= until])
         if expected is None:
             lost = self._cut_at is not None and content.damaged is not None and content.iteration < self._cut_at
-        elif content.digest(expected) == expected["sha256"]:
+        elif content.sha256(expected) == expected["sha256"]:
             return content, ""
         elif not data and expected["iteration"]:
             return content, f"metrics.csv is gone or empty: its rows up to iteration {expected['iteration']} are lost"
@@ -319,29 +294,31 @@ class CsvWriter:
                 return content, "metrics.csv was changed after it was written; the rows that can be read are kept"
         if not lost:
             return content, ""
-        kept = f"its rows after iteration {content.iteration} are lost"
-        return content, f"metrics.csv is damaged: {kept}. The file as it was is {keep_damaged(self._path)}"
+        dropped = f"its rows after iteration {content.iteration} are lost"
+        return content, f"metrics.csv is damaged: {dropped}. The file as it was is {keep_damaged(self._path)}"
 
     def _lines(self, columns: Sequence[str]) -> bytes:
         """The waiting rows as text."""
         return _csv_lines([_csv_text(row.get(name)) for name in columns] for row in self._waiting)
 
 
-class TensorboardWriter:
-    """TensorBoard event files."""
+class TensorboardWriter(Writer):
+    """TensorBoard event files.
+
+    Args:
+        folder: Folder of the files, which `start` makes.
+        resumed_at: Iteration of the checkpoint that the run continues from; None for a new run.
+    """
 
     name = "TensorBoard"
-    failures: tuple[type[Exception], ...] = (OSError,)
-    retries = False
 
     def __init__(self, folder: Path, resumed_at: int | None = None) -> None:
-        """Write to `folder`, made by `start`; `resumed_at` as in CsvWriter."""
         require_tensorboard()
         self._folder = folder
         self._resumed_at = resumed_at
 
     def start(self, config: Mapping[str, Any]) -> None:
-        """Open the event file, and note the config in it."""
+        """Opens the event file, and notes the config in it."""
         from torch.utils.tensorboard import SummaryWriter
 
         purge_step = None if self._resumed_at is None else self._resumed_at + 1
@@ -350,40 +327,34 @@ class TensorboardWriter:
         self._events.add_text("config", f"```yaml\n{text}```")
 
     def write(self, iteration: int, row: Row) -> None:
-        """Add a point to every curve."""
+        """Adds a point to every curve."""
         for name, value in row.items():
             if value is not None:
                 self._events.add_scalar(name, value, iteration)
         self._events.flush()
 
-    def summary(self, values: Row) -> None:
-        """Curves only: the last point of each is its summary."""
-
     def close(self, exit_code: int) -> None:
-        """Close the event file."""
+        """Closes the event file."""
         self._events.close()
 
 
-class WandbWriter:
-    """A run on Weights & Biases.
+class WandbWriter(Writer):
+    """A run on Weights & Biases, which is sent and written from `start` on. It never prompts.
 
-    Online when there is an API key and the server answers within INIT_TIMEOUT_S; else, or with
-    WANDB_MODE=offline, the data go to `<run>/wandb` for a later `wandb sync`. It never prompts.
+    It is online when there is an API key and the server answers within INIT_TIMEOUT_S. Else, or with
+    WANDB_MODE=offline, the data go to `<run>/wandb` for a later `wandb sync`.
+
+    Args:
+        cfg: Settings of the run; those that begin with `wandb_` are arguments of `wandb.init`.
+        run_dir: Folder of the run.
+        run_id: Identity on the server: a resumed run keeps that of its checkpoint.
+        info: Function that shows one line to the user.
     """
 
     name = "Weights & Biases"
-    failures: tuple[type[Exception], ...] = (Exception,)  # its client raises exceptions of many private types
-    retries = False
+    failures = (Exception,)  # its client raises exceptions of many private types
 
     def __init__(self, cfg: RunConfig, run_dir: RunDir, run_id: str, info: Callable[[str], None]) -> None:
-        """Prepare; nothing is sent or written before `start`.
-
-        Args:
-            cfg: Settings of the run; those that begin with `wandb_` are arguments of `wandb.init`.
-            run_dir: Folder where the data go.
-            run_id: Identity on the server: a resumed run keeps that of its checkpoint.
-            info: Shows one line to the user.
-        """
         self._run_dir = run_dir
         self._run: Any = None  # wandb.Run: the library is imported by `start`
         self._info = info
@@ -399,7 +370,7 @@ class WandbWriter:
         }
 
     def start(self, config: Mapping[str, Any]) -> None:
-        """Open the run, and say where its data are."""
+        """Opens the run, and says where its data are."""
         mode, reason = wandb_mode()
         try:
             self._run = self._open(mode, config)
@@ -424,16 +395,11 @@ class WandbWriter:
             self._info(f"W&B: {self._run.url}")
 
     def write(self, iteration: int, row: Row) -> None:
-        """Log a row."""
-        known = {name: value for name, value in row.items() if value is not None}
-        self._run.log(known, step=iteration)
-
-    def summary(self, values: Row) -> None:
-        """Set values in the run's overview."""
-        self._run.summary.update(dict(values))
+        """Logs a row."""
+        self._run.log({name: value for name, value in row.items() if value is not None}, step=iteration)
 
     def close(self, exit_code: int) -> None:
-        """Wait for the last data to be sent, for at most FINISH_TIMEOUT_S."""
+        """Waits for the last data to be sent, for at most FINISH_TIMEOUT_S."""
         if self._run is not None:
             try:
                 self._run.finish(exit_code=exit_code)
@@ -454,7 +420,7 @@ class WandbWriter:
 
 
 def require_tensorboard() -> None:
-    """Raise the one line that says how to install TensorBoard, where it is missing."""
+    """Raises the one line that says how to install TensorBoard, where it is missing."""
     import_extra("tensorboard", "tensorboard", "log.tensorboard=true")
 
 
@@ -474,7 +440,7 @@ def wandb_mode() -> tuple[str, str]:
 
 
 def _reset_wandb() -> None:
-    """Shut the client down after a failure: what it still tries to do only fails again."""
+    """Shuts the client down after a failure: what it still tries to do only fails again."""
     import wandb
 
     with suppress(Exception, SystemExit):  # it exits where its service does not end well
