@@ -1,4 +1,4 @@
-"""The checkpoints of a run: which there are, what one holds, and whether it fits a configuration."""
+"""The checkpoints of a run: when they are written, what one holds, and whether it fits a configuration."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ BEST_INTERVAL_S = 10.0
 """best.pt is written when the mean return has improved, but not more often: early on it improves all the time."""
 
 Types = Mapping[str, tuple[type, ...]]
-"""Of values by key: an int is none below 0, a float is finite, a list holds text."""
+"""Types of values by key. Integers are not negative, floats are finite, lists hold text."""
 
 TRAINING: Types = {
     "task": (str,),
@@ -51,7 +51,7 @@ TRAINING: Types = {
     "processes": (dict,),
     "actor_columns": (int, type(None)),
 }
-"""What `Trainer.state_dict` and `Logger.state_dict` put into a checkpoint."""
+"""Content of a checkpoint: `Trainer.state_dict` and `Logger.state_dict`."""
 DIVERGENCE: Types = {
     **{key: TRAINING[key] for key in ("task", "config", "sim", "iteration")},
     "env": (int,),
@@ -59,21 +59,19 @@ DIVERGENCE: Types = {
     "state": (dict,),
     "action": (Tensor,),
 }
-"""What a replay reads of `diverged.pt`."""
+"""Content of `diverged.pt` that a replay reads."""
 METRICS_CSV: Types = {"columns": (list,), "iteration": (int,), "sha256": (str,)}
 REPLAY = ("replay", "priorities")
-"""What of an algorithm's state belongs to the envs that it was recorded in."""
+"""Entries of an algorithm's state that belong to the envs in which they were recorded."""
 EPISODES = "episodes"
-"""What of it belongs to the episodes that the envs are in."""
-LIMIT = {"seed": 1 << 31}
-"""Above the ints of a key; those of others are below 2^63."""
+"""Entry of an algorithm's state that belongs to the episodes under way."""
 
 
 def load_for(spec: RunSpec) -> dict[str, Any] | None:
-    """Read the checkpoint that a run continues from, and check that it fits the run's configuration.
+    """Reads the checkpoint that a run continues from, and checks that it fits the run's configuration.
 
     Returns:
-        What `save` wrote; None for a run that begins from nothing.
+        Content of the checkpoint; None for a new run.
 
     Raises:
         ConfigError: There is none to evaluate, or it is of another task or other networks.
@@ -102,10 +100,10 @@ def load_for(spec: RunSpec) -> dict[str, Any] | None:
 
 
 def load_training(file: Path, needed: Collection[str]) -> dict[str, Any]:
-    """Read a checkpoint of a training, whoever wrote it.
+    """Reads a checkpoint of a training, whoever wrote it.
 
     Args:
-        file: The checkpoint.
+        file: File of the checkpoint.
         needed: Keys that it must have.
 
     Raises:
@@ -115,7 +113,7 @@ def load_training(file: Path, needed: Collection[str]) -> dict[str, Any]:
 
 
 def check_training(state: dict[str, Any], file: Path, needed: Collection[str]) -> dict[str, Any]:
-    """As `load_training`, of what was loaded already; returns it."""
+    """Checks and returns the content of a checkpoint, as `load_training` does."""
     check_types(state, TRAINING, needed, f"{file} is not a checkpoint of a training")
     if state.get("metrics_csv") is not None:
         check_types(state["metrics_csv"], METRICS_CSV, METRICS_CSV, f"{file}: metrics_csv is not what a training saves")
@@ -123,16 +121,16 @@ def check_training(state: dict[str, Any], file: Path, needed: Collection[str]) -
 
 
 def check_types(state: Mapping[str, Any], types: Types, needed: Collection[str], problem: str) -> None:
-    """Stop where a state does not hold what a training saves.
+    """Stops where a state does not hold what a training saves.
 
     Args:
-        state: What was loaded. It may be a stranger's.
-        types: Of the values that are there; keys without a type may hold anything.
+        state: Content of a file, which may be a stranger's.
+        types: Types of its values; keys without a type may hold anything.
         needed: Keys that must be there.
         problem: First words of the message.
 
     Raises:
-        ConfigError: With the first key that is missing or wrong.
+        ConfigError: A key is missing or its value is wrong.
     """
     missing = set(needed) - state.keys()
     if missing:
@@ -141,7 +139,7 @@ def check_types(state: Mapping[str, Any], types: Types, needed: Collection[str],
         value, names = state[key], " or ".join(kind.__name__ for kind in types[key])
         if not isinstance(value, types[key]) or isinstance(value, bool):
             raise ConfigError(f"{problem}: {key} is a {type(value).__name__}, expected {names}")
-        if isinstance(value, int) and value not in range(LIMIT.get(key, 1 << 63)):
+        if isinstance(value, int) and value not in range(1 << (31 if key == "seed" else 63)):
             raise ConfigError(f"{problem}: {key} is {value}, out of range")
         if isinstance(value, float) and not math.isfinite(value):
             raise ConfigError(f"{problem}: {key} is {value}")
@@ -152,17 +150,17 @@ def check_types(state: Mapping[str, Any], types: Types, needed: Collection[str],
 
 
 def anew(algorithm: Mapping[str, Any], *entries: str) -> dict[str, Any]:
-    """State of an algorithm in which some entries, where there are such, begin anew: they are None."""
+    """Returns the state of an algorithm in which these entries, where it has them, are None and begin anew."""
     return {name: None if name in entries else value for name, value in algorithm.items()}
 
 
 @contextmanager
-def must_fit(file: Path, what: str) -> Iterator[None]:
-    """Turn what a part raises in the block, when it is given the state of another one, into one line.
+def must_fit(file: Path, target: str) -> Iterator[None]:
+    """Turns into one line what an object raises when it is given the state of another one.
 
     Args:
-        file: The checkpoint.
-        what: The task, and so on.
+        file: File of the checkpoint.
+        target: Task and algorithm that get the state, in words.
 
     Raises:
         ConfigError: It does not fit.
@@ -173,80 +171,21 @@ def must_fit(file: Path, what: str) -> Iterator[None]:
         raise
     except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
         reason = f"no {error}" if isinstance(error, KeyError) else str(error).partition("\n")[0]
-        raise ConfigError(f"checkpoint {file} does not fit {what}: {reason}") from error
+        raise ConfigError(f"checkpoint {file} does not fit {target}: {reason}") from error
 
 
 class Checkpoints:
-    """The checkpoints folder of a run: last.pt, best.pt and every so often a numbered one; one that is being evaluated.
+    """The checkpoints of a training: last.pt, best.pt, every so often a numbered one, and one that is being evaluated.
 
-    An iteration is serialised once: `save_last` writes, `save_best` and `save_numbered` copy the file that it wrote.
-    They are copies because a disk damages files, not names: one that is damaged must not take the others with it.
-    All raise OSError when the disk is full, and damage no file.
-    """
-
-    def __init__(self, folder: Path, keep: int) -> None:
-        """Use an existing folder.
-
-        Args:
-            folder: `<run>/checkpoints`.
-            keep: Numbered checkpoints to keep, the newest; 0 keeps all.
-        """
-        self.last = folder / "last.pt"
-        self.best = folder / "best.pt"
-        self.evaluated = folder / "evaluated.pt"
-        self._folder = folder
-        self._keep = keep
-
-    def save_last(self, payload: Mapping[str, Any]) -> Path:
-        """Write last.pt."""
-        save(self.last, payload)
-        return self.last
-
-    def save_best(self) -> Path:
-        """Make what `save_last` wrote the best one so far."""
-        return self._copy_last(self.best)
-
-    def save_evaluated(self, payload: Mapping[str, Any]) -> Path:
-        """Write evaluated.pt, the checkpoint that an evaluation reads."""
-        save(self.evaluated, payload)
-        return self.evaluated
-
-    def end_evaluation(self, *, best: bool) -> None:
-        """Make what was evaluated the best one so far, or delete it."""
-        if best:
-            self.evaluated.replace(self.best)
-        else:
-            self.evaluated.unlink(missing_ok=True)
-
-    def save_numbered(self, iteration: int) -> Path:
-        """Keep what `save_last` wrote under its number; delete the oldest numbers beyond `keep`."""
-        path = self._copy_last(self._folder / f"{iteration:06d}.pt")
-        numbered = {
-            int(file.stem): file
-            for file in self._folder.glob("*.pt")
-            if re.fullmatch(r"\d{6,}", file.stem)  # only names that we give
-        }
-        # Numbers above this one are of a run that was set back: not older, so not deleted.
-        oldest_first = sorted(number for number in numbered if number <= iteration)
-        for number in oldest_first[: -self._keep] if self._keep else []:
-            numbered[number].unlink(missing_ok=True)
-        return path
-
-    def _copy_last(self, path: Path) -> Path:
-        with open_file(self.last) as last, replacing(path) as file:
-            shutil.copyfileobj(last, file)
-        return path
-
-
-class CheckpointSchedule:
-    """Decides when the checkpoints of a training are written, and which one is the best.
+    An iteration is serialised once: best.pt and the numbered files are copies of last.pt. They are copies because a
+    disk damages files, not names: one that is damaged must not take the others with it. A full disk damages none.
 
     Args:
         cfg: Settings of the run.
         folder: `<run>/checkpoints`.
         saved: Iteration of the checkpoint that the run continues from; None for a new run.
         best: Best return of the run so far: of evaluations where they decide, else the trimmed mean return.
-        warn: Shows one line to the user.
+        warn: Function that shows one line to the user.
         writes: Whether this process writes them; of several that learn together only the first one does.
 
     Attributes:
@@ -263,27 +202,27 @@ class CheckpointSchedule:
         *,
         writes: bool = True,
     ) -> None:
-        self._cfg, self._warn, self._writes = cfg, warn, writes
-        self._files = Checkpoints(folder, cfg.log.keep)
+        self._cfg, self._folder, self._warn, self._writes = cfg, folder, warn, writes
+        self._last, self._best, self._evaluated = (folder / f"{name}.pt" for name in ("last", "best", "evaluated"))
         self._saved_at = time.perf_counter()
-        self.saved = saved if self._files.last.exists() else None
-        # Return of best.pt; None before there is one. Until then the newest policy is the best: its mean is over the
-        # most episodes, and one lucky episode must not stand for the whole run.
-        self._best = best if self._files.best.exists() else None
+        self.saved = saved if self._last.exists() else None
+        # None before there is a best.pt. Until then the newest policy is the best: its mean is over the most episodes,
+        # and one lucky episode must not stand for the whole run.
+        self._best_return = best if self._best.exists() else None
         self._evaluations_decide = cfg.eval.interval > 0
 
     @property
     def newest(self) -> Path | None:
         """File of the newest checkpoint; None before the first one."""
-        return None if self.saved is None else self._files.last
+        return None if self.saved is None else self._last
 
     @property
     def best_evaluation(self) -> float | None:
         """Mean return of the best evaluation; None where there is none, or where evaluations do not decide."""
-        return self._best if self._evaluations_decide else None
+        return self._best_return if self._evaluations_decide else None
 
     def due(self, iteration: int, mean_return: float | None) -> bool:
-        """Whether the state after an iteration is to be saved.
+        """Returns whether the state after an iteration is to be saved.
 
         Args:
             iteration: Iterations done.
@@ -300,7 +239,7 @@ class CheckpointSchedule:
         """Writes last.pt, and best.pt if the mean return is above that of the old one, or that is not known.
 
         Args:
-            state: What a run that continues from here needs.
+            state: State that a run needs to continue from here.
             mean_return: Trimmed mean return over a full window; None where the window is not full.
         """
         if not self._writes:
@@ -308,45 +247,60 @@ class CheckpointSchedule:
             return
         self._saved_at = time.perf_counter()
         try:
-            self._files.save_last(state)
+            save(self._last, state)
             self.saved = state["iteration"]
-            if self._is_better(mean_return) or self._best is None:
-                self._files.save_best()
-                self._best = None if self._evaluations_decide else mean_return
+            if self._is_better(mean_return) or self._best_return is None:
+                self._copy_last(self._best)
+                self._best_return = None if self._evaluations_decide else mean_return
             if self._numbered(state["iteration"]):
-                self._files.save_numbered(state["iteration"])
+                self._save_numbered(state["iteration"])
         except OSError as error:
             self._warn(f"checkpoint NOT saved ({error}); training continues, and the next one is tried")
 
     def save_evaluated(self, state: Mapping[str, Any]) -> Path | None:
-        """Writes the checkpoint of a policy that is to be evaluated; None where it cannot be written."""
+        """Writes the checkpoint of a policy that is to be evaluated; returns None where it cannot be written."""
         try:
-            return self._files.save_evaluated(state)
+            save(self._evaluated, state)
         except OSError as error:
             self._warn(f"iteration {state['iteration']} is not evaluated: its checkpoint cannot be written ({error})")
             return None
+        return self._evaluated
 
     def end_evaluation(self, mean_return: float | None) -> None:
-        """Makes the checkpoint that was evaluated best.pt, if none before had a higher mean return."""
-        best = -math.inf if self._best is None else self._best
-        better = mean_return is not None and best < mean_return < math.inf
+        """Makes the checkpoint that was evaluated best.pt, if none before had a higher mean return; else deletes it."""
+        best = -math.inf if self._best_return is None else self._best_return
         try:
-            self._files.end_evaluation(best=better)
+            if mean_return is not None and best < mean_return < math.inf:
+                self._best_return = mean_return
+                self._evaluated.replace(self._best)
+            else:
+                self._evaluated.unlink(missing_ok=True)
         except OSError as error:
             self._warn(f"best.pt cannot be written ({error})")
-        if better:
-            self._best = mean_return
 
     def stop_evaluations(self) -> bool:
         """Lets returns of the training decide again, if no evaluation has ended; returns whether best.pt stays."""
-        self._evaluations_decide = self._best is not None
+        self._evaluations_decide = self._best_return is not None
         return self._evaluations_decide
 
     def close(self) -> None:
         """Deletes the checkpoint of an evaluation that did not end."""
-        if self._cfg.eval.interval:
+        if self._cfg.eval.interval and self._writes:
             with suppress(OSError):
-                self._files.end_evaluation(best=False)
+                self._evaluated.unlink(missing_ok=True)
+
+    def _save_numbered(self, iteration: int) -> None:
+        """Keeps last.pt under its number; deletes the oldest numbers beyond `log.keep`."""
+        self._copy_last(self._folder / f"{iteration:06d}.pt")
+        files = (file for file in self._folder.glob("*.pt") if re.fullmatch(r"\d{6,}", file.stem))  # only our names
+        # Numbers above this one are of a run that was set back: not older, so not deleted.
+        older = sorted((file for file in files if int(file.stem) <= iteration), key=lambda file: int(file.stem))
+        for file in older[: -self._cfg.log.keep] if self._cfg.log.keep else []:
+            file.unlink(missing_ok=True)
+
+    def _copy_last(self, path: Path) -> None:
+        with open_file(self._last) as last, replacing(path) as file:
+            shutil.copyfileobj(last, file)
 
     def _numbered(self, iteration: int) -> bool:
         return iteration % self._cfg.log.checkpoint_interval == 0
@@ -354,17 +308,16 @@ class CheckpointSchedule:
     def _is_better(self, mean_return: float | None) -> bool:
         """The policy is better than that of best.pt: a record may have passed before it was due to be saved."""
         now = None if self._evaluations_decide else mean_return
-        return now is not None and (self._best is None or now > self._best)
+        return now is not None and (self._best_return is None or now > self._best_return)
 
 
 def structural_difference(saved: Mapping[str, Any], now: Mapping[str, Any], keys: Sequence[str]) -> list[str]:
-    """Compare two configs where they must agree; return one line for each value that differs.
+    """Compares two configs where they must agree; returns one line for each value that differs.
 
     Args:
         saved: Config of the checkpoint.
         now: Config of this run.
-        keys: Keys that must agree, dotted: `num_envs`, `ppo.horizon`. A section (`ppo.network`)
-            means all keys in it.
+        keys: Dotted keys that must agree (`num_envs`, `ppo.horizon`); a section (`ppo.network`) means all its keys.
     """
     lines = []
     for key in keys:

@@ -18,7 +18,7 @@ from gpusim_rl.errors import ConfigError
 from gpusim_rl.files import paths
 from gpusim_rl.files.checkpoint_file import save
 from gpusim_rl.run.banner import banner
-from gpusim_rl.run.checkpoint import CheckpointSchedule
+from gpusim_rl.run.checkpoint import Checkpoints
 from gpusim_rl.run.console import Console
 from gpusim_rl.run.cuda_graph import GraphChoice
 from gpusim_rl.run.log_interval import LogRow
@@ -79,9 +79,7 @@ class Logger:
         self.console = Console(mode, cfg.max_iterations, train_log)
         resumed_at = run.iteration if run.start.resumed else None
         best = earlier.get("best_evaluation") if cfg.eval.interval else run.best_return
-        self.checkpoints = CheckpointSchedule(
-            cfg, run_dir.checkpoints, resumed_at, best, self.console.warn, writes=not silent
-        )
+        self.checkpoints = Checkpoints(cfg, run_dir.checkpoints, resumed_at, best, self.console.warn, writes=not silent)
         self._wandb_id = earlier.get("wandb_id") or secrets.token_hex(4)
         self._csv = CsvWriter(
             run_dir.metrics_csv, resumed_at, digest=earlier.get("metrics_csv"), warn=self.console.warn
@@ -122,8 +120,7 @@ class Logger:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if not self._silent:
-            self.checkpoints.close()
+        self.checkpoints.close()
         if kind is not None:
             self.console.note(f"ended by {kind.__name__}: {error}")
         self._writers.close(0 if kind is None else 1)

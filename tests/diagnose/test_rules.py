@@ -368,8 +368,8 @@ def test_logging_that_waits_is_found(tmp_path, one_thread, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.serial
 def test_checkpoints_that_wait_are_found(tmp_path, one_thread, monkeypatch):
-    save = checkpoint.Checkpoints.save_last
-    monkeypatch.setattr(checkpoint.Checkpoints, "save_last", lambda *a: (time.sleep(1.0), save(*a)))
+    save = checkpoint.Checkpoints.save
+    monkeypatch.setattr(checkpoint.Checkpoints, "save", lambda *a: (time.sleep(1.0), save(*a)))
     stats, findings = train(tmp_path, iterations=14, log={"checkpoint_interval": 6})
     assert findings[0].rule == "checkpoint_bound" and findings[0].settings == ("log.checkpoint_interval=24",)
     assert stats.log_peaks > 0.5 * stats.log

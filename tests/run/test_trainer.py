@@ -22,7 +22,7 @@ from gpusim_rl.env import Step, device_env
 from gpusim_rl.errors import ConfigError, TaskError
 from gpusim_rl.machine import torch_threads
 from gpusim_rl.run import checkpoint, collector, devices, start, stop_signal
-from gpusim_rl.run.checkpoint import Checkpoints, CheckpointSchedule
+from gpusim_rl.run.checkpoint import Checkpoints
 from gpusim_rl.run.logger import Logger
 from gpusim_rl.run.metrics import Row
 from gpusim_rl.run.phases import PHASES
@@ -386,7 +386,7 @@ def test_another_simulator_continues_with_new_episodes_where_the_training_was(tm
 @pytest.mark.parametrize("moment", ["while a row is written", "after the checkpoint's turn"])
 def test_a_signal_at_any_moment_saves_the_iteration_it_came_in(tmp_path, monkeypatch, moment):
     trainer = make_trainer("Cartpole", tmp_path, max_iterations=9)
-    record, due = Logger.record, CheckpointSchedule.due
+    record, due = Logger.record, Checkpoints.due
     before = signal.getsignal(signal.SIGINT)
 
     def early(log: Logger, rows: Any) -> None:
@@ -403,7 +403,7 @@ def test_a_signal_at_any_moment_saves_the_iteration_it_came_in(tmp_path, monkeyp
     if moment == "while a row is written":
         monkeypatch.setattr(Logger, "record", early)
     else:
-        monkeypatch.setattr(CheckpointSchedule, "due", late)
+        monkeypatch.setattr(Checkpoints, "due", late)
     with pytest.raises(SystemExit) as end:
         trainer.train()
     assert end.value.code == 130
@@ -978,13 +978,13 @@ def test_rows_that_arrive_late_are_complete_and_in_the_file_before_the_checkpoin
     trainer = make_trainer("Cartpole", tmp_path / "late", max_iterations=7, log={"checkpoint_interval": 3})
     rows_an_interval_late(trainer)
     saved = []
-    save = Checkpoints.save_last
+    save = Checkpoints.save
 
-    def watched(checkpoints: Checkpoints, payload: Any) -> Path:
-        saved.append((payload["iteration"], [row["iteration"] for row in read_csv(the_run(tmp_path / "late"))][-1]))
-        return save(checkpoints, payload)
+    def watched(checkpoints: Checkpoints, state: Any, mean_return: float | None) -> None:
+        saved.append((state["iteration"], [row["iteration"] for row in read_csv(the_run(tmp_path / "late"))][-1]))
+        save(checkpoints, state, mean_return)
 
-    monkeypatch.setattr(Checkpoints, "save_last", watched)
+    monkeypatch.setattr(Checkpoints, "save", watched)
     row = trainer.train()
     assert saved == [(3, "3"), (6, "6"), (7, "7")]
     assert row["iteration"] == 7
