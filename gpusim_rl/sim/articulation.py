@@ -1,9 +1,8 @@
-"""Articulations, and what can be read of them, over tensors in MuJoCo's layout."""
+"""Articulations, over tensors in MuJoCo's layout."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
 
 import mujoco
 import numpy as np
@@ -12,45 +11,13 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from gpusim_rl.errors import TaskError, did_you_mean
-from gpusim_rl.sim.dynamics import MujocoDynamics
-from gpusim_rl.sim.interface import Bodies
-from gpusim_rl.sim.masks import columns, write_columns, write_where
-from gpusim_rl.sim.quaternion import quat_multiply, quat_rotate, quat_rotate_inverse
-from gpusim_rl.sim.scene import Scene
+from gpusim_rl.sim.bodies import Bodies, Contacts, MujocoTensors, Sensor, Sites
+from gpusim_rl.sim.dynamics import Dynamics
+from gpusim_rl.sim.masks import check_shape, columns, write_columns, write_where
+from gpusim_rl.sim.quaternion import quat_rotate, quat_rotate_inverse
 
 _SCALAR = (mujoco.mjtJoint.mjJNT_HINGE.value, mujoco.mjtJoint.mjJNT_SLIDE.value)
 _ROOT_WIDTHS = {"root_pos": 3, "root_quat": 4, "root_lin_vel": 3, "root_ang_vel": 3}
-
-
-class MujocoTensors(Protocol):
-    """What a backend offers to `MujocoArticulation`: float32 tensors of MuJoCo's arrays."""
-
-    num_envs: int
-    device: torch.device
-    scene: Scene
-    qpos: Float[Tensor, "envs nq"]
-    qvel: Float[Tensor, "envs nv"]
-    ctrl: Float[Tensor, "envs nu"]
-    qfrc_applied: Float[Tensor, "envs nv"]
-    xfrc_applied: Float[Tensor, "envs nbody 6"]
-    sensordata: Float[Tensor, "envs nsensordata"]
-    """What the sensors read in the last physics step, if the scene has contact or effort sensors."""
-
-    def derived(self, field: str) -> Tensor:
-        """Returns an array that MuJoCo computes from the state, [envs, nbody or njnt, ...]; kept fresh from now on."""
-        ...
-
-    def current_sensors(self, stage: int) -> Float[Tensor, "envs nsensordata"]:
-        """Returns what sensors up to a stage (`mujoco.mjtStage`) read in the current state; kept fresh from now on."""
-        ...
-
-    def wrote_state(self, where: Bool[Tensor, " envs"]) -> None:
-        """Says that qpos or qvel of these worlds were written."""
-        ...
-
-    def uses(self, field: str) -> None:
-        """Says that an input (qfrc_applied, xfrc_applied) is written from now on."""
-        ...
 
 
 def round_inwards(ranges: np.ndarray) -> np.ndarray:
@@ -75,22 +42,23 @@ def reference_pose(model: mujoco.MjModel) -> np.ndarray:
     return pose
 
 
-def check_shape(what: str, value: object, shape: tuple[int, ...], names: Sequence[str] = (), hint: str = "") -> None:
-    """Raises TaskError unless a task hands over a tensor of this shape.
+class Articulation:
+    """What `Scene.add` made of one file, in every world. State tensors may be views: read, never write.
 
-    Torch stretches a smaller tensor without a word: one number to all joints, one env to all envs.
+    Attributes:
+        name: Name in the scene.
+        joint_names: Names of its hinges and slides, in the file's order.
+        body_names: Names of its bodies, in the file's order.
+        actuator_names: Names of its actuators, in the order of `actuate`: those of the file, then those of
+            `Scene.add_actuators`.
+        joint_limits: Lower and upper limit of each joint [rad or m], shape [joints, 2]; infinite where it has none.
+            Rounded inwards: a joint that is set to it is not beyond the limit of the model, which is float64.
+        control_limits: Lower and upper limit of each control, in its actuator's units, shape [actuators, 2]; infinite
+            where it has none.
+        default_joint_pos: Joint positions of the file's reference pose [rad or m], shape [joints].
+        default_root_pos: Root position of the reference pose [m], shape [3].
+        default_root_quat: Root orientation of the reference pose, wxyz, shape [4].
     """
-    if isinstance(value, Tensor) and value.shape == shape:
-        return
-    got = f"has shape {list(value.shape)}" if isinstance(value, Tensor) else f"is a {type(value).__name__}"
-    if isinstance(value, Tensor) and value.shape in (shape[1:], (1, *shape[1:])):
-        hint = f"for the same in all envs, .expand({', '.join(map(str, shape))})"
-    of = f" for {list(names)}" if names else ""
-    raise TaskError(f"{what} {got}, expected {list(shape)}{of}" + (f"; {hint}" if hint else ""))
-
-
-class MujocoArticulation:
-    """See `gpusim_rl.sim.Articulation`."""
 
     def __init__(self, sim: MujocoTensors, name: str) -> None:
         scene, model = sim.scene, sim.scene.model
@@ -152,77 +120,120 @@ class MujocoArticulation:
                 raise TaskError(f"{self.name!r} has no {kind} {name!r}{there} {list(ids) or 'none'}")
         return [ids[name] for name in names]
 
-    # state
     @property
     def root_pos(self) -> Float[Tensor, "envs 3"]:
+        """Position of the root body [m], world frame."""
         if self._free:
             return self._sim.qpos[:, self._root_q][:, :3]
         return self.default_root_pos.expand(self._sim.num_envs, 3)
 
     @property
     def root_quat(self) -> Float[Tensor, "envs 4"]:
+        """Orientation of the root body, wxyz."""
         if self._free:
             return self._sim.qpos[:, self._root_q][:, 3:]
         return self.default_root_quat.expand(self._sim.num_envs, 4)
 
     @property
     def root_lin_vel(self) -> Float[Tensor, "envs 3"]:
+        """Velocity of the root body's origin [m/s], world frame."""
         if self._free:
             return self._sim.qvel[:, self._root_v][:, :3]
         return torch.zeros_like(self.root_pos)
 
     @property
     def root_ang_vel_local(self) -> Float[Tensor, "envs 3"]:
+        """Angular velocity of the root body [rad/s], in its own frame."""
         if self._free:  # MuJoCo keeps a free joint's angular velocity in the body's frame
             return self._sim.qvel[:, self._root_v][:, 3:]
         return torch.zeros_like(self.root_pos)
 
     @property
     def root_ang_vel(self) -> Float[Tensor, "envs 3"]:
+        """Angular velocity of the root body [rad/s], world frame."""
         return quat_rotate(self.root_quat, self.root_ang_vel_local)
 
     @property
     def joint_pos(self) -> Float[Tensor, "envs joints"]:
+        """Joint positions [rad or m]."""
         return self._sim.qpos[:, self._joint_q]
 
     @property
     def joint_vel(self) -> Float[Tensor, "envs joints"]:
+        """Joint velocities [rad/s or m/s]."""
         return self._sim.qvel[:, self._joint_v]
 
     @property
     def joint_effort(self) -> Float[Tensor, "envs joints"]:
+        """Force of the actuators on each joint in the last physics step [N m or N]; zero after a reset.
+
+        See `Scene.add_effort_sensors`.
+        """
         if self._efforts is None:
             raise TaskError(f"{self.name!r} has no effort sensors; call scene.add_effort_sensors in the task's scene()")
         return self._sim.sensordata[:, self._efforts]
 
-    def bodies(self, names: Sequence[str]) -> MujocoBodies:
-        return MujocoBodies(self._sim, self._find("body", names))
+    def bodies(self, names: Sequence[str]) -> Bodies:
+        """Selects bodies; call it once, in the task's `__init__`, so that the simulator computes them."""
+        return Bodies(self._sim, self._find("body", names))
 
-    def contacts(self, names: Sequence[str]) -> MujocoContacts:
-        return MujocoContacts(self._sim, self._find("body", names))
+    def contacts(self, names: Sequence[str]) -> Contacts:
+        """Selects bodies that have a contact sensor (`Scene.add_contact_sensor`)."""
+        return Contacts(self._sim, self._find("body", names))
 
-    def sites(self, names: Sequence[str]) -> SitesOfBodies:
+    def sites(self, names: Sequence[str]) -> Sites:
+        """Selects sites; call it once, in the task's `__init__`, as `bodies`.
+
+        Raises:
+            TaskError: There is no such site.
+        """
         ids, model = self._find("site", names), self._model
-        bodies = MujocoBodies(self._sim, model.site_bodyid[ids].tolist())
-        return SitesOfBodies(bodies, self._tensor(model.site_pos[ids]), self._tensor(model.site_quat[ids]))
+        bodies = Bodies(self._sim, model.site_bodyid[ids].tolist())
+        return Sites(bodies, self._tensor(model.site_pos[ids]), self._tensor(model.site_quat[ids]))
 
-    def sensor(self, name: str) -> MujocoSensor:
-        return MujocoSensor(self._sim, self._find("sensor", [name])[0])
+    def sensor(self, name: str) -> Sensor:
+        """Returns a sensor of the articulation's file, or of `Scene.add_sensor`, by its name.
 
-    def dynamics(self, body: str) -> MujocoDynamics:
-        sim, (body_id,) = self._sim, self._find("body", [body])
+        Call it once, in the task's `__init__`: a simulator computes no sensor of a file that no task has asked for. The
+        sensors of positions and velocities (gyro, frame position, rangefinder, ...) then cost about as much as the
+        poses of bodies. Those of forces and accelerations (accelerometer, force, torque, touch, actuator force) cost
+        the forward dynamics, about one physics step for each control step.
+
+        Raises:
+            TaskError: There is no such sensor.
+        """
+        return Sensor(self._sim, self._find("sensor", [name])[0])
+
+    def dynamics(self, body: str) -> Dynamics:
+        """Returns mass matrix, and Jacobian of one body; call it once, in the task's `__init__`, as `bodies`.
+
+        They are of the scene's masses, not of masses that were changed in some worlds.
+
+        Raises:
+            TaskError: There is no such body, or the articulation has no joints.
+        """
+        (body_id,) = self._find("body", [body])
         if not self._joint_ids:
             raise TaskError(f"{self.name!r} has no joints, and so no dynamics of joints")
-        return MujocoDynamics(self._model, self._joint_ids, self._body_ids, body_id, sim.derived, sim.device)
+        return Dynamics(self._sim, self._joint_ids, self._body_ids, body_id)
 
-    # control
     def actuate(self, control: Float[Tensor, "envs actuators"]) -> None:
+        """Sets the controls of the actuators, in the order of `actuator_names`; they hold until set again.
+
+        Raises:
+            TaskError: They have another shape. One row for all envs, or one number for all actuators, is not stretched.
+        """
         names = self.actuator_names
         hint = f"a task that passes its action on has num_actions = {len(names)}"
         check_shape(f"{self.name!r}.actuate(): control", control, (self._sim.num_envs, len(names)), names, hint)
         write_columns(self._sim.ctrl, self._controls, control)
 
     def set_joint_effort(self, effort: Float[Tensor, "envs joints"]) -> None:
+        """Sets an additional force on each joint [N m or N]; it holds until set again.
+
+        Raises:
+            TaskError: It has another shape.
+        """
         names = self.joint_names
         check_shape(f"{self.name!r}.set_joint_effort(): effort", effort, (self._sim.num_envs, len(names)), names)
         self._sim.uses("qfrc_applied")
@@ -239,6 +250,11 @@ class MujocoArticulation:
         joint_pos: Float[Tensor, "envs joints"] | None = None,
         joint_vel: Float[Tensor, "envs joints"] | None = None,
     ) -> None:
+        """Writes state in the worlds of the mask; what is not given stays. Velocities in the world frame.
+
+        Raises:
+            TaskError: The mask or a value has another shape, or the root of a fixed base is given.
+        """
         state = {
             "root_pos": root_pos,
             "root_quat": root_quat,
@@ -276,135 +292,3 @@ class MujocoArticulation:
                 check_shape(f"{call} {key}", value, (num_envs, _ROOT_WIDTHS[key]))
             elif value is not None:
                 check_shape(f"{call} {key}", value, (num_envs, len(joints)), joints)
-
-
-class MujocoBodies:
-    """See `gpusim_rl.sim.Bodies`."""
-
-    def __init__(self, sim: MujocoTensors, ids: list[int]) -> None:
-        self._sim = sim
-        self._names = [sim.scene.model.body(i).name for i in ids]
-        self._ids = torch.tensor(ids, device=sim.device)
-        roots = sim.scene.model.body_rootid[ids].tolist()
-        self._roots = columns(roots[:1] if len(set(roots)) == 1 else roots, sim.device)
-        for field in ("xpos", "xquat", "cvel", "subtree_com"):
-            sim.derived(field)
-
-    def _select(self, field: str) -> Tensor:
-        return self._sim.derived(field).index_select(1, self._ids)
-
-    @property
-    def pos(self) -> Float[Tensor, "envs bodies 3"]:
-        return self._select("xpos")
-
-    @property
-    def quat(self) -> Float[Tensor, "envs bodies 4"]:
-        return self._select("xquat")
-
-    @property
-    def lin_vel(self) -> Float[Tensor, "envs bodies 3"]:
-        # cvel is the spatial velocity (angular first) at the tree's centre of mass, world axes
-        velocity = self._select("cvel")
-        lever = self.pos - self._sim.derived("subtree_com")[:, self._roots]
-        return velocity[..., 3:] + torch.linalg.cross(velocity[..., :3], lever)
-
-    @property
-    def ang_vel(self) -> Float[Tensor, "envs bodies 3"]:
-        return self._select("cvel")[..., :3]
-
-    @property
-    def wrench(self) -> Float[Tensor, "envs bodies 6"]:
-        return self._sim.xfrc_applied.index_select(1, self._ids)
-
-    def apply_wrench(
-        self, force: Float[Tensor, "envs bodies 3"], torque: Float[Tensor, "envs bodies 3"] | None = None
-    ) -> None:
-        shape = (self._sim.num_envs, len(self._names), 3)
-        check_shape("apply_wrench(): force", force, shape, self._names)
-        if torque is not None:
-            check_shape("apply_wrench(): torque", torque, shape, self._names)
-        self._sim.uses("xfrc_applied")
-        torque = torch.zeros_like(force) if torque is None else torque
-        self._sim.xfrc_applied.index_copy_(1, self._ids, torch.cat([force, torque], dim=-1))
-
-
-class MujocoContacts:
-    """See `gpusim_rl.sim.Contacts`; reads the sensors of `Scene.add_contact_sensor`."""
-
-    def __init__(self, sim: MujocoTensors, ids: list[int]) -> None:
-        self._sim, scene = sim, sim.scene
-        columns = [scene.contact_columns(scene.model.body(i).name) for i in ids]
-        self._columns = torch.tensor(columns, device=sim.device)
-        self._force_columns = self._columns[:, :3].flatten()
-
-    def _read(self) -> tuple[Tensor, Tensor]:
-        """Returns contact wrenches about the bodies' origins, [envs, bodies, 2, 3], and orientations of the bodies."""
-        data = self._sim.sensordata.index_select(1, self._columns.view(-1)).unflatten(1, self._columns.shape)
-        wrench, contact_pos, body_pos, quat = data.split([6, 3, 3, 4], dim=-1)
-        wrench = wrench.unflatten(-1, (2, 3))
-        force, torque = wrench.unbind(dim=-2)
-        # The sensor reports the torque about the force-weighted mean of the contact points; without contact force
-        # and torque are zero.
-        torque += torch.linalg.cross(contact_pos - body_pos, force)
-        return wrench, quat
-
-    @property
-    def force(self) -> Float[Tensor, "envs bodies 3"]:
-        return self._sim.sensordata.index_select(1, self._force_columns).unflatten(1, (-1, 3))
-
-    @property
-    def torque(self) -> Float[Tensor, "envs bodies 3"]:
-        return self._read()[0][..., 1, :]
-
-    def in_body_frame(self) -> Float[Tensor, "envs bodies 6"]:
-        wrench, quat = self._read()
-        return quat_rotate_inverse(quat[..., None, :], wrench).flatten(-2)
-
-
-class SitesOfBodies:
-    """See `gpusim_rl.sim.Sites`: points that are fixed to bodies, on any simulator that has `bodies`.
-
-    Args:
-        bodies: Body of each site.
-        pos: Positions of the sites in the frames of their bodies [m].
-        quat: Orientations of the sites in these frames, wxyz.
-    """
-
-    def __init__(self, bodies: Bodies, pos: Float[Tensor, "sites 3"], quat: Float[Tensor, "sites 4"]) -> None:
-        self._bodies, self._pos, self._quat = bodies, pos, quat
-
-    def _lever(self) -> Float[Tensor, "envs sites 3"]:
-        quat = self._bodies.quat
-        return quat_rotate(quat, self._pos.expand(*quat.shape[:-1], 3))
-
-    @property
-    def pos(self) -> Float[Tensor, "envs sites 3"]:
-        return self._bodies.pos + self._lever()
-
-    @property
-    def quat(self) -> Float[Tensor, "envs sites 4"]:
-        quat = self._bodies.quat
-        return quat_multiply(quat, self._quat.expand_as(quat))
-
-    @property
-    def lin_vel(self) -> Float[Tensor, "envs sites 3"]:
-        return self._bodies.lin_vel + torch.linalg.cross(self._bodies.ang_vel, self._lever())
-
-    @property
-    def ang_vel(self) -> Float[Tensor, "envs sites 3"]:
-        return self._bodies.ang_vel
-
-
-class MujocoSensor:
-    """See `gpusim_rl.sim.Sensor`."""
-
-    def __init__(self, sim: MujocoTensors, sensor: int) -> None:
-        model = sim.scene.model
-        self._sim, self._stage = sim, int(model.sensor_needstage[sensor])
-        columns = sim.scene.sensor_columns(model.sensor(sensor).name)
-        self.size, self._columns = len(columns), slice(columns.start, columns.stop)
-        sim.current_sensors(self._stage)
-
-    @property
-    def data(self) -> Float[Tensor, "envs size"]:
-        return self._sim.current_sensors(self._stage)[:, self._columns]

@@ -2,47 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import mujoco
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from gpusim_rl.sim.bodies import MujocoTensors
 from gpusim_rl.sim.masks import columns
 
 
-class MujocoDynamics:
-    """See `gpusim_rl.sim.Dynamics`; from the poses that MuJoCo and MuJoCo Warp both keep.
+class Dynamics:
+    """How an articulation moves by its joints, a free root held still; up to date whenever it is read.
 
     A body's velocity is a sum over the joints that carry it: a hinge turns it about its axis, a slide shifts it. With
     the velocities of all bodies, scaled by the roots of their masses and principal inertias, the kinetic energy is half
     of a squared norm, and the mass matrix a product of two thin matrices.
 
     Args:
-        model: Model of the scene; its masses, inertias and armatures count, whatever a world changed of them.
+        sim: Tensors of the simulator. Masses, inertias and armatures of its scene count, whatever a world changed.
         joints: Hinges and slides of the articulation.
         bodies: Bodies of the articulation.
         body: Body of the Jacobian.
-        derived: Function from a name of MuJoCo's to the array, which follows the state from the first call on.
-        device: Device of these arrays.
     """
 
-    def __init__(
-        self,
-        model: mujoco.MjModel,
-        joints: Sequence[int],
-        bodies: Sequence[int],
-        body: int,
-        derived: Callable[[str], Tensor],
-        device: torch.device,
-    ) -> None:
+    def __init__(self, sim: MujocoTensors, joints: Sequence[int], bodies: Sequence[int], body: int) -> None:
+        model, device = sim.scene.model, sim.device
+
         def tensor(values: object) -> Tensor:
             return torch.as_tensor(values, dtype=torch.float32).to(device)
 
         carried = {i: _carried_by(model, joints, i) for i in (body, *bodies)}
         massive = [i for i in bodies if any(carried[i]) and model.body_mass[i] > 0]
-        self._derived = derived
+        self._derived = sim.derived
         self._joints, self._body = columns(joints, device), slice(body, body + 1)
         self._massive = torch.tensor(massive, device=device)
         self._carried = tensor([carried[body]])
@@ -52,17 +45,17 @@ class MujocoDynamics:
         self._root_inertia = tensor(model.body_inertia[massive, None, :]).sqrt()
         self._armature = tensor(model.dof_armature[model.jnt_dofadr[list(joints)]]).diag()
         for field in ("xpos", "xipos", "ximat", "xanchor", "xaxis"):
-            derived(field)
+            sim.derived(field)
 
     @property
     def jacobian(self) -> Float[Tensor, "envs 6 joints"]:
-        """See `gpusim_rl.sim.Dynamics`."""
+        """Velocity [m/s] and angular velocity [rad/s] of a body's origin, world frame, by unit velocities of joints."""
         linear, angular = self._velocities(self._derived("xpos")[:, self._body], self._carried)
         return torch.cat([linear, angular], dim=-1)[:, 0].transpose(1, 2)
 
     @property
     def mass_matrix(self) -> Float[Tensor, "envs joints joints"]:
-        """See `gpusim_rl.sim.Dynamics`."""
+        """Inertia that accelerating joints feel, their armature included [kg m^2; kg for slides]."""
         centres = self._derived("xipos").index_select(1, self._massive)
         to_world = self._derived("ximat").index_select(1, self._massive).reshape(*centres.shape, 3)
         linear, angular = self._velocities(centres, self._all_carried)

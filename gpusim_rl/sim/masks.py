@@ -1,4 +1,4 @@
-"""Writing by masks, and to some columns of an array."""
+"""Writing what a task hands over: checks of its shape, masks, and columns of an array."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import torch
 from jaxtyping import Bool, Shaped
 from torch import Tensor
+
+from gpusim_rl.errors import TaskError
 
 
 def write_where(mask: Bool[Tensor, "..."], value: Shaped[Tensor, "..."], target: Shaped[Tensor, "..."]) -> None:
@@ -37,3 +39,17 @@ def write_columns(
         target[:, found].copy_(value)
     else:
         target.index_copy_(1, found, value.to(target.dtype))
+
+
+def check_shape(what: str, value: object, shape: tuple[int, ...], names: Sequence[str] = (), hint: str = "") -> None:
+    """Raises TaskError unless a task hands over a tensor of this shape.
+
+    Torch stretches a smaller tensor without a word: one number to all joints, one env to all envs.
+    """
+    if isinstance(value, Tensor) and value.shape == shape:
+        return
+    got = f"has shape {list(value.shape)}" if isinstance(value, Tensor) else f"is a {type(value).__name__}"
+    if isinstance(value, Tensor) and value.shape in (shape[1:], (1, *shape[1:])):
+        hint = f"for the same in all envs, .expand({', '.join(map(str, shape))})"
+    of = f" for {list(names)}" if names else ""
+    raise TaskError(f"{what} {got}, expected {list(shape)}{of}" + (f"; {hint}" if hint else ""))

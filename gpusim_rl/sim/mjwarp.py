@@ -19,7 +19,7 @@ from gpusim_rl.settings.schema import SimConfig
 from gpusim_rl.sim.actuators import delayed_controls
 from gpusim_rl.sim.buffers import buffer_sizes
 from gpusim_rl.sim.option import ON_WARP, solver_limits
-from gpusim_rl.sim.rays import NUM_GROUPS, MujocoRays, RayGroups
+from gpusim_rl.sim.rays import NUM_GROUPS, RayGroups, Rays
 from gpusim_rl.sim.scene import Scene
 from gpusim_rl.sim.warp import WarpGraphs
 from gpusim_rl.sim.warp_sim import WarpSim
@@ -73,7 +73,7 @@ class MjwarpSim(WarpSim):
             self._follow_from_now_on()
         return self._current
 
-    def rays(self, num_rays: int, ignore: Sequence[str] = ()) -> MujocoRays:
+    def rays(self, num_rays: int, ignore: Sequence[str] = ()) -> Rays:
         of_geom, groups = self._ray_groups.leave_out(ignore)
         wp.to_torch(self._model.geom_group).copy_(torch.from_numpy(of_geom))
         if self._boxes is None:  # bounding volumes, which Warp's rays go through
@@ -93,7 +93,7 @@ class MjwarpSim(WarpSim):
         self._derives = True
         self._graphs.clear()
         self._graphs.synchronize()
-        return MujocoRays(self._cast_rays, self.num_envs, num_rays, groups)
+        return Rays(self._cast_rays, self.num_envs, num_rays, groups)
 
     def _cast_rays(
         self, origin: Float[Tensor, "envs rays 3"], direction: Float[Tensor, "envs rays 3"], groups: Sequence[int]

@@ -16,11 +16,11 @@ from torch import Tensor
 from gpusim_rl.machine.hardware import available_cpus
 from gpusim_rl.settings.schema import SimConfig
 from gpusim_rl.sim.actuators import delayed_controls
-from gpusim_rl.sim.articulation import MujocoArticulation, reference_pose
+from gpusim_rl.sim.articulation import Articulation, reference_pose
 from gpusim_rl.sim.interface import not_finite
 from gpusim_rl.sim.option import solver_limits
 from gpusim_rl.sim.params import FIELDS, Param, Params
-from gpusim_rl.sim.rays import MujocoRays, RayGroups
+from gpusim_rl.sim.rays import RayGroups, Rays
 from gpusim_rl.sim.scene import Scene
 
 # A state beyond this [m, rad, m/s, rad/s] has run away: no machine that we simulate comes near.
@@ -119,8 +119,8 @@ class MujocoSim:
         self._mirror[:] = self._start
         self.refresh()
 
-    def articulation(self, name: str) -> MujocoArticulation:
-        return MujocoArticulation(self, name)
+    def articulation(self, name: str) -> Articulation:
+        return Articulation(self, name)
 
     def param(self, name: str, articulation: str | None = None, elements: Sequence[str] | None = None) -> Param:
         return self._params.find(name, articulation, elements)
@@ -183,11 +183,11 @@ class MujocoSim:
         if self._flags is not None:
             self._flags |= _NO_SENSORS
 
-    def rays(self, num_rays: int, ignore: Sequence[str] = ()) -> MujocoRays:
+    def rays(self, num_rays: int, ignore: Sequence[str] = ()) -> Rays:
         of_geom, groups = self._ray_groups.leave_out(ignore)
         if of_geom.any():
             self._batch.expand("geom_group")[:] = of_geom
-        return MujocoRays(self._cast_rays, self.num_envs, num_rays, groups)
+        return Rays(self._cast_rays, self.num_envs, num_rays, groups)
 
     def _cast_rays(
         self, origin: Float[Tensor, "envs rays 3"], direction: Float[Tensor, "envs rays 3"], groups: Sequence[int]

@@ -24,7 +24,7 @@ from gpusim_rl.sim.mjwarp import MjwarpSim
 from gpusim_rl.sim.newton_model import collided_geoms, inertia_tensors, lacks_option, make_solver
 from gpusim_rl.sim.params import FIELDS, LIMITED, model_values
 from gpusim_rl.sim.quaternion import quat_rotate
-from gpusim_rl.sim.rays import MujocoRays
+from gpusim_rl.sim.rays import Rays
 from gpusim_rl.sim.scene import Scene
 from gpusim_rl.sim.warp import WarpGraphs
 from gpusim_rl.sim.warp_sim import WarpSim
@@ -174,7 +174,7 @@ class NewtonSim(WarpSim):
     def current_sensors(self, stage: int) -> Float[Tensor, "envs nsensordata"]:
         return self.mirror().current_sensors(stage)
 
-    def rays(self, num_rays: int, ignore: Sequence[str] = ()) -> MujocoRays:
+    def rays(self, num_rays: int, ignore: Sequence[str] = ()) -> Rays:
         return self.mirror().rays(num_rays, ignore)
 
     def _follow_state(self) -> None:

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from gpusim_rl.errors import TaskError, did_you_mean
-from gpusim_rl.sim.articulation import check_shape
+from gpusim_rl.sim.masks import check_shape
 from gpusim_rl.sim.scene import Scene
 
 NUM_GROUPS = 6  # of geoms, in MuJoCo
@@ -56,8 +56,8 @@ class RayGroups:
         return group, [int(number not in left_out) for number in range(NUM_GROUPS)]
 
 
-class MujocoRays:
-    """See `gpusim_rl.sim.Rays`.
+class Rays:
+    """Rays in every world, as many in each.
 
     Args:
         cast: Function of origins, directions and `groups` that returns the distances.
@@ -74,6 +74,18 @@ class MujocoRays:
     def cast(
         self, origin: Float[Tensor, "envs rays 3"], direction: Float[Tensor, "envs rays 3"]
     ) -> Float[Tensor, "envs rays"]:
+        """Returns the distance to what each ray meets first, in the state that `Sim.step` or `Sim.refresh` has left.
+
+        Args:
+            origin: Origins of the rays [m], world frame.
+            direction: Directions of the rays, world frame, of any length.
+
+        Returns:
+            Distances in lengths of `direction`; -1 where a ray meets nothing. A plane has no end.
+
+        Raises:
+            TaskError: One of them has another shape.
+        """
         check_shape("rays: origin", origin, self._shape)
         check_shape("rays: direction", direction, self._shape)
         return self._cast(origin, direction, self._groups)

@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from gpusim_rl.errors import ConfigError
-from gpusim_rl.sim.articulation import MujocoArticulation
+from gpusim_rl.sim.articulation import Articulation
 from gpusim_rl.sim.buffers import estimate_buffers
 from gpusim_rl.sim.interface import not_finite
 from gpusim_rl.sim.mujoco import MAX_STATE
@@ -97,8 +97,8 @@ class WarpSim:
             return wp.to_torch(array)
         return torch.zeros(array.shape, device=self.device)  # Warp has no memory to show for it
 
-    def articulation(self, name: str) -> MujocoArticulation:
-        return MujocoArticulation(self, name)
+    def articulation(self, name: str) -> Articulation:
+        return Articulation(self, name)
 
     def param(self, name: str, articulation: str | None = None, elements: Sequence[str] | None = None) -> Param:
         found = self._params.find(name, articulation, elements)

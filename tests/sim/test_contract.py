@@ -11,7 +11,7 @@ import torch
 
 from gpusim_rl.errors import TaskError
 from gpusim_rl.sim import Scene, Sim
-from gpusim_rl.sim.articulation import check_shape
+from gpusim_rl.sim.masks import check_shape
 from helpers.scenes import (
     BALL,
     FEET,

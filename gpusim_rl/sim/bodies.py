@@ -1,0 +1,207 @@
+"""Bodies, sites, contacts and sensors of an articulation, over tensors in MuJoCo's layout."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from gpusim_rl.sim.masks import check_shape, columns
+from gpusim_rl.sim.quaternion import quat_multiply, quat_rotate, quat_rotate_inverse
+from gpusim_rl.sim.scene import Scene
+
+
+class MujocoTensors(Protocol):
+    """What a backend offers to an articulation: float32 tensors of MuJoCo's arrays."""
+
+    num_envs: int
+    device: torch.device
+    scene: Scene
+    qpos: Float[Tensor, "envs nq"]
+    qvel: Float[Tensor, "envs nv"]
+    ctrl: Float[Tensor, "envs nu"]
+    qfrc_applied: Float[Tensor, "envs nv"]
+    xfrc_applied: Float[Tensor, "envs nbody 6"]
+    sensordata: Float[Tensor, "envs nsensordata"]
+    """What the sensors read in the last physics step, if the scene has contact or effort sensors."""
+
+    def derived(self, field: str) -> Tensor:
+        """Returns an array that MuJoCo computes from the state, [envs, nbody or njnt, ...]; kept fresh from now on."""
+        ...
+
+    def current_sensors(self, stage: int) -> Float[Tensor, "envs nsensordata"]:
+        """Returns what sensors up to a stage (`mujoco.mjtStage`) read in the current state; kept fresh from now on."""
+        ...
+
+    def wrote_state(self, where: Bool[Tensor, " envs"]) -> None:
+        """Says that qpos or qvel of these worlds were written."""
+        ...
+
+    def uses(self, field: str) -> None:
+        """Says that an input (qfrc_applied, xfrc_applied) is written from now on."""
+        ...
+
+
+class Bodies:
+    """Some bodies of one articulation in every world; their frames are those of the file. Up to date whenever read."""
+
+    def __init__(self, sim: MujocoTensors, ids: list[int]) -> None:
+        self._sim = sim
+        self._names = [sim.scene.model.body(i).name for i in ids]
+        self._ids = torch.tensor(ids, device=sim.device)
+        roots = sim.scene.model.body_rootid[ids].tolist()
+        self._roots = columns(roots[:1] if len(set(roots)) == 1 else roots, sim.device)
+        for field in ("xpos", "xquat", "cvel", "subtree_com"):
+            sim.derived(field)
+
+    def _select(self, field: str) -> Tensor:
+        return self._sim.derived(field).index_select(1, self._ids)
+
+    @property
+    def pos(self) -> Float[Tensor, "envs bodies 3"]:
+        """Positions of the origins [m], world frame."""
+        return self._select("xpos")
+
+    @property
+    def quat(self) -> Float[Tensor, "envs bodies 4"]:
+        """Orientations, wxyz."""
+        return self._select("xquat")
+
+    @property
+    def lin_vel(self) -> Float[Tensor, "envs bodies 3"]:
+        """Velocities of the origins [m/s], world frame."""
+        # cvel is the spatial velocity (angular first) at the tree's centre of mass, world axes
+        velocity = self._select("cvel")
+        lever = self.pos - self._sim.derived("subtree_com")[:, self._roots]
+        return velocity[..., 3:] + torch.linalg.cross(velocity[..., :3], lever)
+
+    @property
+    def ang_vel(self) -> Float[Tensor, "envs bodies 3"]:
+        """Angular velocities [rad/s], world frame."""
+        return self._select("cvel")[..., :3]
+
+    @property
+    def wrench(self) -> Float[Tensor, "envs bodies 6"]:
+        """Force [N] and torque [N m] that `apply_wrench` has set, as a copy."""
+        return self._sim.xfrc_applied.index_select(1, self._ids)
+
+    def apply_wrench(
+        self, force: Float[Tensor, "envs bodies 3"], torque: Float[Tensor, "envs bodies 3"] | None = None
+    ) -> None:
+        """Lets a force [N] and a torque [N m], world frame, act at the bodies' centres of mass until set again.
+
+        A reset sets both to zero. For thrust, wind and pushes.
+
+        Raises:
+            TaskError: One of them has another shape.
+        """
+        shape = (self._sim.num_envs, len(self._names), 3)
+        check_shape("apply_wrench(): force", force, shape, self._names)
+        if torque is not None:
+            check_shape("apply_wrench(): torque", torque, shape, self._names)
+        self._sim.uses("xfrc_applied")
+        torque = torch.zeros_like(force) if torque is None else torque
+        self._sim.xfrc_applied.index_copy_(1, self._ids, torch.cat([force, torque], dim=-1))
+
+
+class Contacts:
+    """Net contact wrench on some bodies that have a contact sensor: what acted in the last physics step.
+
+    It is zero after a reset: forces at a newly written state would cost another forward pass of all envs.
+    """
+
+    def __init__(self, sim: MujocoTensors, ids: list[int]) -> None:
+        self._sim, scene = sim, sim.scene
+        columns = [scene.contact_columns(scene.model.body(i).name) for i in ids]
+        self._columns = torch.tensor(columns, device=sim.device)
+        self._force_columns = self._columns[:, :3].flatten()
+
+    def _read(self) -> tuple[Tensor, Tensor]:
+        """Returns contact wrenches about the bodies' origins, [envs, bodies, 2, 3], and orientations of the bodies."""
+        data = self._sim.sensordata.index_select(1, self._columns.view(-1)).unflatten(1, self._columns.shape)
+        wrench, contact_pos, body_pos, quat = data.split([6, 3, 3, 4], dim=-1)
+        wrench = wrench.unflatten(-1, (2, 3))
+        force, torque = wrench.unbind(dim=-2)
+        # The sensor reports the torque about the force-weighted mean of the contact points; without contact force
+        # and torque are zero.
+        torque += torch.linalg.cross(contact_pos - body_pos, force)
+        return wrench, quat
+
+    @property
+    def force(self) -> Float[Tensor, "envs bodies 3"]:
+        """Net contact force on the body [N], world frame."""
+        return self._sim.sensordata.index_select(1, self._force_columns).unflatten(1, (-1, 3))
+
+    @property
+    def torque(self) -> Float[Tensor, "envs bodies 3"]:
+        """Net contact torque about the body's origin [N m], world frame."""
+        return self._read()[0][..., 1, :]
+
+    def in_body_frame(self) -> Float[Tensor, "envs bodies 6"]:
+        """Returns force [N] and torque [N m] in the body's own frame, as a force sensor there would report them."""
+        wrench, quat = self._read()
+        return quat_rotate_inverse(quat[..., None, :], wrench).flatten(-2)
+
+
+class Sites:
+    """Some sites of one articulation: points with axes on its bodies. Up to date whenever read.
+
+    Args:
+        bodies: Body of each site.
+        pos: Positions of the sites in the frames of their bodies [m].
+        quat: Orientations of the sites in these frames, wxyz.
+    """
+
+    def __init__(self, bodies: Bodies, pos: Float[Tensor, "sites 3"], quat: Float[Tensor, "sites 4"]) -> None:
+        self._bodies, self._pos, self._quat = bodies, pos, quat
+
+    def _lever(self) -> Float[Tensor, "envs sites 3"]:
+        quat = self._bodies.quat
+        return quat_rotate(quat, self._pos.expand(*quat.shape[:-1], 3))
+
+    @property
+    def pos(self) -> Float[Tensor, "envs sites 3"]:
+        """Positions of the origins [m], world frame."""
+        return self._bodies.pos + self._lever()
+
+    @property
+    def quat(self) -> Float[Tensor, "envs sites 4"]:
+        """Orientations, wxyz."""
+        quat = self._bodies.quat
+        return quat_multiply(quat, self._quat.expand_as(quat))
+
+    @property
+    def lin_vel(self) -> Float[Tensor, "envs sites 3"]:
+        """Velocities of the origins [m/s], world frame."""
+        return self._bodies.lin_vel + torch.linalg.cross(self._bodies.ang_vel, self._lever())
+
+    @property
+    def ang_vel(self) -> Float[Tensor, "envs sites 3"]:
+        """Angular velocities [rad/s], world frame."""
+        return self._bodies.ang_vel
+
+
+class Sensor:
+    """One sensor in every world.
+
+    Attributes:
+        size: Numbers that it gives: 3 of a gyro, 4 of an orientation, 1 of a touch sensor or a rangefinder.
+    """
+
+    def __init__(self, sim: MujocoTensors, sensor: int) -> None:
+        model = sim.scene.model
+        self._sim, self._stage = sim, int(model.sensor_needstage[sensor])
+        columns = sim.scene.sensor_columns(model.sensor(sensor).name)
+        self.size, self._columns = len(columns), slice(columns.start, columns.stop)
+        sim.current_sensors(self._stage)
+
+    @property
+    def data(self) -> Float[Tensor, "envs size"]:
+        """What it reads in the current state, under the controls and forces of the last step.
+
+        In MuJoCo's units: m, m/s, m/s^2, rad/s, N, N m; orientations wxyz. An accelerometer at rest reads 9.81 m/s^2
+        upwards, and in free fall 0. A rangefinder that meets nothing reads -1.
+        """
+        return self._sim.current_sensors(self._stage)[:, self._columns]
