@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float
@@ -52,11 +52,9 @@ class EnvSpec:
     """Whether torch.compile is to make the update faster, where the algorithm can use it."""
 
 
-class Transition(Protocol):
-    """The result of a control step in all environments: `gpusim_rl.env.Step`."""
+class Outcome(Protocol):
+    """The part of a `Transition` that a replay memory stores."""
 
-    obs: dict[str, Tensor]
-    """Observations to act on next: where an episode ended, of the next one."""
     final_obs: dict[str, Tensor]
     """Observations after the step, before any reset."""
     reward: Float[Tensor, " envs"]
@@ -66,8 +64,42 @@ class Transition(Protocol):
     """The time limit ended the episode: bootstrap with V(final_obs)."""
     diverged: Bool[Tensor, " envs"]
     """The simulation failed: the sample must not be learned from."""
+
+
+class Transition(Outcome, Protocol):
+    """The result of a control step in all environments: `gpusim_rl.env.Step`."""
+
+    obs: dict[str, Tensor]
+    """Observations to act on next: where an episode ended, of the next one."""
     done: Bool[Tensor, " envs"]
     """Any of the three: a new episode begins with `obs`."""
+
+
+class RecordedTensor(NamedTuple):
+    """A tensor from the task that a memory holds, as errors name it."""
+
+    name: str
+    """Name in words: `an observation`."""
+    value: Tensor
+    axes: tuple[str, ...]
+    """What each dimension counts: step, env, column; empty for what a user cannot name."""
+    group: str = ""
+    """Observation group."""
+
+
+@runtime_checkable
+class Recorder(Protocol):
+    """A memory, an attribute of an algorithm, that can be searched for what is not finite."""
+
+    def recorded(self, steps: int) -> list[RecordedTensor]:
+        """Returns observations and rewards of the newest control steps."""
+        ...
+
+
+def recorded_steps(obs: Mapping[str, Tensor], reward: Tensor) -> list[RecordedTensor]:
+    """Names observations [steps, envs, size] by group, and rewards [steps, envs]."""
+    observations = [RecordedTensor("an observation", x, ("step", "env", "column"), g) for g, x in obs.items()]
+    return [*observations, RecordedTensor("a reward", reward, ("step", "env"))]
 
 
 class Policy(nn.Module):

@@ -37,20 +37,10 @@ def make_replay(
         size = Replay.bytes_of(steps, env, groups, storage)
         size += Priorities.bytes_of(steps * env.num_envs, cfg.replay.alpha)
         _check_room(cfg.replay, f"{env.section}.replay", size, torch.device(cfg.replay.device or device))
-    if cfg.replay.device is None or device.type == "meta":
-        return Replay(steps, env, groups, n_step=cfg.n_step, gamma=cfg.gamma, storage=storage, device=device)
-    return HostReplay(
-        steps,
-        env,
-        groups,
-        n_step=cfg.n_step,
-        gamma=cfg.gamma,
-        storage=storage,
-        device=device,
-        horizon=cfg.horizon,
-        size=drawn,
-        seed=seed,
-    )
+    on_host = cfg.replay.device is not None and device.type != "meta"
+    place = CPU if on_host else device
+    memory = Replay(steps, env, groups, n_step=cfg.n_step, gamma=cfg.gamma, storage=storage, device=place)
+    return HostReplay(memory, env, device=device, horizon=cfg.horizon, size=drawn, seed=seed) if on_host else memory
 
 
 def _check_settings(cfg: OffPolicyConfig, env: EnvSpec, steps: int, device: torch.device) -> None:

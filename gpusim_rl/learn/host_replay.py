@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -11,11 +9,18 @@ from typing import Any
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map
 
-from gpusim_rl.learn.algorithm import EnvSpec, Observation, Transition, make_generator, restore_generator
-from gpusim_rl.learn.recorded import RecordedTensor
-from gpusim_rl.learn.replay import Replay, Transitions, named
+from gpusim_rl.learn.algorithm import (
+    EnvSpec,
+    Observation,
+    Outcome,
+    RecordedTensor,
+    make_generator,
+    recorded_steps,
+    restore_generator,
+)
+from gpusim_rl.learn.replay import Replay, Transitions
 from gpusim_rl.learn.trajectory import Trajectory
 
 CPU = torch.device("cpu")
@@ -44,96 +49,71 @@ class HostReplay:
     `sample` and `latest`; `exchange` is called between graphs.
 
     Args:
-        num_steps: T; more than `n_step`.
-        env: The environments.
-        groups: Names of the observation groups to keep.
-        n_step: Steps in a window, at most.
-        gamma: Discount per step.
-        storage: Type of observations in memory.
-        device: Where the learner is.
+        memory: Replay memory, on the CPU.
+        env: Environments that it is for.
+        device: Device of the learner.
         horizon: Control steps of a rollout.
         size: Transitions of an update.
-        seed: Of what draws them.
+        seed: Seed of the draws.
 
     Attributes:
-        memory: What is stored.
-        num_steps: T.
-        num_envs: N.
         fill: Steps that were stored when the transitions of this update were drawn, int64 [], on the device.
     """
 
     def __init__(
-        self,
-        num_steps: int,
-        env: EnvSpec,
-        groups: Iterable[str],
-        *,
-        n_step: int,
-        gamma: float,
-        storage: torch.dtype,
-        device: torch.device,
-        horizon: int,
-        size: int,
-        seed: int,
+        self, memory: Replay, env: EnvSpec, *, device: torch.device, horizon: int, size: int, seed: int
     ) -> None:
-        self.memory = Replay(num_steps, env, groups, n_step=n_step, gamma=gamma, storage=storage, device=CPU)
-        self.num_steps, self.num_envs = num_steps, env.num_envs
+        self.memory, self.num_steps, self.num_envs = memory, memory.num_steps, memory.num_envs
+        self.num_bytes = memory.num_bytes
         self._device, self._horizon, self._size = device, horizon, size
         self._generator = make_generator(CPU, seed)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="replay")
         self._pending: Future[None] | None = None
 
-        self._steps = Trajectory.empty(horizon, env, self.memory.obs, device)
-        drawn, fill = self.memory.sample(size, self._generator), torch.zeros((), dtype=torch.int64)
-        self._drawn, self._arriving = (_each(drawn, lambda x: x.to(device, copy=True)) for _ in range(2))
+        self._steps = Trajectory.empty(horizon, env, memory.obs, device)
+        drawn, fill = memory.sample(size, self._generator), torch.zeros((), dtype=torch.int64)
+        self._drawn, self._arriving = (tree_map(lambda x: x.to(device, copy=True), drawn) for _ in range(2))
         self.fill, self._arriving_fill = (fill.to(device, copy=True) for _ in range(2))
         self._cuda = device.type == "cuda"
-        host = _on_host(self._cuda)
+
+        def host(x: Tensor) -> Tensor:
+            return torch.empty(x.shape, dtype=x.dtype, device=CPU, pin_memory=self._cuda)
+
         state = make_generator(CPU, seed).get_state()
-        self._pinned = _Pinned(_each(self._steps, host), _each(drawn, host), host(fill), state)
+        self._pinned = _Pinned(tree_map(host, self._steps), tree_map(host, drawn), host(fill), state)
         if self._cuda:
             self._stream = torch.cuda.Stream(device)
             self._recorded, self._arrived, self._taken = (torch.cuda.Event() for _ in range(3))
 
-    @property
-    def num_bytes(self) -> int:
-        """Memory of the host that it takes."""
-        return self.memory.num_bytes
-
     # On the device
 
     def begin_rollout(self) -> None:
-        """The next step is the first one of a rollout, also where the last one was left in the middle."""
+        """Makes the next step the first one of a rollout, also where the last one was left in the middle."""
         self._steps.begin_rollout()
 
-    def write(self, obs: Observation, action: Tensor, step: Transition) -> None:
+    def write(self, obs: Observation, action: Tensor, step: Outcome) -> None:
         """Keeps a control step of this rollout; takes what `Replay.write` takes."""
         self._steps.write(obs, action, step)
 
     def sample(self, size: int, generator: torch.Generator) -> Transitions:
-        """The transitions that were drawn for this update.
-
-        Args:
-            size: How many: what `__init__` was told.
-            generator: Not used: the host has one of its own.
-        """
+        """Returns the transitions that were drawn for this update; the host has a generator of its own."""
         assert size == self._size
         return self._drawn
 
     def latest(self, steps: int) -> tuple[dict[str, Tensor], Bool[Tensor, "steps envs"], Float[Tensor, "steps envs"]]:
-        """This rollout: observations [steps, N, size], which of them did not diverge, and rewards."""
+        """Returns this rollout: observations [steps, N, size], which of them did not diverge, and rewards."""
         assert steps == self._horizon
         return self._steps.latest()
 
     def recorded(self, steps: int) -> list[RecordedTensor]:
-        """Observations and rewards of this rollout."""
-        return named(*self.latest(steps))
+        """Returns observations and rewards of this rollout."""
+        return recorded_steps(self._steps.acted_on, self._steps.reward)
 
     # Between device and host
 
     @torch.no_grad()
     def exchange(self) -> None:
-        """After a rollout: takes the transitions for the next update, and hands the rollout over to the thread."""
+        """Takes the transitions for the next update, and hands the rollout over to the thread."""
         self._wait()
         stream = torch.cuda.current_stream(self._device) if self._cuda else None
         if stream is not None:
@@ -147,7 +127,7 @@ class HostReplay:
         self._pending = self._thread.submit(self._store_and_draw)
 
     def _wait(self) -> None:
-        """Until the thread has done its work; raises what it raised."""
+        """Waits until the thread has done its work; raises what it raised."""
         pending, self._pending = self._pending, None
         if pending is not None:
             pending.result()
@@ -155,10 +135,9 @@ class HostReplay:
     def _store_and_draw(self) -> None:
         if self._cuda:
             self._recorded.synchronize()
-        steps = self._pinned.steps
         for t in range(self._horizon):
-            step = steps.at(t)
-            self.memory.write(step.acted_on, step.action, step)  # type: ignore[reportArgumentType]
+            step = self._pinned.steps.at(t)
+            self.memory.write(step.acted_on, step.action, step)
         self._draw()
 
     @torch.no_grad()
@@ -182,7 +161,7 @@ class HostReplay:
     # Changes and resume
 
     def cut(self) -> None:
-        """The next step does not follow from the last one: no window reaches across."""
+        """Ends all windows with the last step, as `Replay.cut`."""
         self._wait()
         self.memory.cut()
 
@@ -193,7 +172,7 @@ class HostReplay:
         self._draw()
 
     def state_dict(self) -> dict[str, Any]:
-        """All that is stored, and what draws. Waits for the thread."""
+        """Returns all that is stored, and the state of the generator. Waits for the thread."""
         self._wait()
         return {**self.memory.state_dict(), "generator": self._pinned.generator.clone()}
 
@@ -206,21 +185,7 @@ class HostReplay:
         self._draw()
 
 
-def _each(source: Any, do: Callable[[Tensor], Tensor]) -> Any:
-    """The same dataclass, of other tensors."""
-    values = (getattr(source, field.name) for field in dataclasses.fields(source))
-    return type(source)(*(tree_map_only(Tensor, do, value) for value in values))
-
-
-def _copy(source: Any, target: Any) -> None:
-    """Copies the tensors of a dataclass to those of another one; with CUDA the host does not wait."""
-    for field in dataclasses.fields(source):
-        values = tree_leaves(getattr(source, field.name)), tree_leaves(getattr(target, field.name))
-        for x, y in zip(*values, strict=True):
-            if isinstance(x, Tensor):
-                y.copy_(x, non_blocking=True)
-
-
-def _on_host(pinned: bool) -> Callable[[Tensor], Tensor]:
-    """Makes room on the host for a tensor."""
-    return lambda x: torch.empty(x.shape, dtype=x.dtype, device=CPU, pin_memory=pinned)
+def _copy(source: Trajectory | Transitions, target: Trajectory | Transitions) -> None:
+    """Copies tensor by tensor; with CUDA the host does not wait."""
+    for x, y in zip(tree_leaves(source), tree_leaves(target), strict=True):
+        y.copy_(x, non_blocking=True)

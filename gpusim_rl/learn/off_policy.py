@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils._pytree import tree_map
 
 from gpusim_rl.errors import ConfigError, warn
 from gpusim_rl.files.checkpoint_file import digest_of
@@ -20,6 +21,7 @@ from gpusim_rl.learn.algorithm import (
     Algorithm,
     EnvSpec,
     Observation,
+    Outcome,
     Transition,
     make_generator,
     restore_generator,
@@ -195,7 +197,7 @@ class OffPolicy(Algorithm):
         self._t = (self._t + 1) % self.horizon
         self.noise.advance(self._t, step.done)
 
-    def store(self, obs: Observation, action: Tensor, step: Transition) -> None:
+    def store(self, obs: Observation, action: Tensor, step: Outcome) -> None:
         """Writes a control step into the memory, whoever made it.
 
         Args:
@@ -272,9 +274,10 @@ class OffPolicy(Algorithm):
         noise = torch.randn(
             number, 2, cfg.batch_size, self.num_actions, device=self.device, generator=self._sample_generator
         )
-        every = Transitions(obs, drawn.action, reward, next_obs, drawn.discount, weight.flatten(), drawn.index)
-        batches = every.split(cfg.batch_size)
-        return [Batch(*batch.fields(), noise=z) for batch, z in zip(batches, noise.unbind(), strict=True)]
+        fields = obs, drawn.action, reward, next_obs, drawn.discount, weight.flatten(), drawn.index
+        starts = range(0, size, cfg.batch_size)
+        batches = [tree_map(lambda x, i=i: x.narrow(0, i, cfg.batch_size), fields) for i in starts]
+        return [Batch(*batch, noise=z) for batch, z in zip(batches, noise.unbind(), strict=True)]
 
     def _critic_step(self, batch: Batch, waits: Tensor) -> tuple[Tensor, Tensor]:
         with torch.no_grad():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,8 +12,9 @@ from jaxtyping import Bool, Int, UInt8
 from torch import Tensor
 
 from gpusim_rl.errors import import_extra
-from gpusim_rl.learn.algorithm import EnvSpec, Observation, Transition
+from gpusim_rl.learn.algorithm import EnvSpec, Observation, Outcome
 from gpusim_rl.learn.replay import Replay, Transitions, ends_by_time
+from gpusim_rl.learn.trajectory import Trajectory
 
 BLOCK = 8
 """Successive frames that are compressed together. More make it smaller, and slower to sample."""
@@ -164,19 +164,6 @@ class CompressedFrames:
         self._final.load_state_dict({"frames": state["final"][:0], "final": state["final"]})
 
 
-@dataclass(slots=True)
-class _Step:
-    """A transition whose observations are places of frames."""
-
-    obs: dict[str, Tensor]
-    final_obs: dict[str, Tensor]
-    reward: Tensor
-    terminated: Tensor
-    truncated: Tensor
-    diverged: Tensor
-    done: Tensor
-
-
 class PixelReplay:
     """The last T control steps of N environments that observe images. Samples are stacks of frames.
 
@@ -244,7 +231,7 @@ class PixelReplay:
         return self.replay.num_bytes + self.frames.num_bytes
 
     @torch.no_grad()
-    def write(self, obs: Observation, action: Tensor, step: Transition) -> None:
+    def write(self, obs: Observation, action: Tensor, step: Outcome) -> None:
         """Stores a control step, in place of the oldest one where the ring is full.
 
         Args:
@@ -257,16 +244,9 @@ class PixelReplay:
         self.frames.write_final(row, step.final_obs[self.group], ends_by_time(step))
         place = torch.cat([slot, slot]).float().expand(self.num_envs, -1)
         final = torch.cat([row + self.num_steps, slot]).float().expand(self.num_envs, -1)
-        places = _Step(
-            {},
-            {**step.final_obs, self.group: final},
-            step.reward,
-            step.terminated,
-            step.truncated,
-            step.diverged,
-            step.done,
-        )
-        self.replay.write({**obs, self.group: place}, action, places)
+        seen, left = {**obs, self.group: place}, {**step.final_obs, self.group: final}
+        flags = step.terminated, step.truncated, step.diverged
+        self.replay.write(seen, action, Trajectory(seen, action, left, step.reward, *flags))
 
     def sample(self, size: int, generator: torch.Generator) -> Transitions:
         """Draws transitions uniformly, with replacement, as `Replay.sample`.

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from gpusim_rl.learn.algorithm import Algorithm, EnvSpec, Observation
 from gpusim_rl.learn.impala import Impala
@@ -146,7 +147,7 @@ class RemoteOffPolicy(Remote):
 
     def recording(self) -> list[tuple[Tensor, int]]:
         """The steps of the rollout."""
-        return [(tensor, 1) for tensor in self._rollout.tensors()]
+        return [(tensor, 1) for tensor in tree_leaves(self._rollout)]
 
     def acting_state(self) -> dict[str, Tensor]:
         """The networks that act, and how many transitions there are."""
@@ -159,10 +160,10 @@ class RemoteOffPolicy(Remote):
         """Stores the rollouts, step by step."""
         rollout, last = self._rollout, self.algorithm.horizon - 1
         # What follows the last step is its `final_obs`: the next one in the place of an env is of another episode.
-        rollout.truncated[last].logical_or_(~rollout.done[last])
+        rollout.truncated[last].logical_or_(~(rollout.terminated[last] | rollout.diverged[last]))
         for t in range(self.algorithm.horizon):
             step = rollout.at(t)
-            self.algorithm.store(step.acted_on, step.action, step)  # type: ignore[reportArgumentType]
+            self.algorithm.store(step.acted_on, step.action, step)
 
 
 REMOTES: dict[type[Algorithm], type[Remote]] = {Impala: RemoteImpala, OffPolicy: RemoteOffPolicy}

@@ -9,10 +9,9 @@ from typing import Any
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import register_dataclass, tree_map
 
-from gpusim_rl.learn.algorithm import EnvSpec, Observation, Transition
-from gpusim_rl.learn.recorded import RecordedTensor
+from gpusim_rl.learn.algorithm import EnvSpec, Observation, Outcome, RecordedTensor, recorded_steps
 
 STORAGE = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 """Types that observations may be kept in, by their names in the settings."""
@@ -38,33 +37,21 @@ class Transitions:
     index: Int[Tensor, " batch"]
     """Where it is stored: slot * N + env."""
 
-    def fields(self) -> tuple[Any, ...]:
-        """All of it, in the order of the constructor."""
-        return self.obs, self.action, self.reward, self.next_obs, self.discount, self.weight, self.index
-
     def beside(self, other: Transitions, number: int) -> Transitions:
-        """Those of another memory too: of each of `number` equal batches these come first, then the others."""
+        """Adds those of another memory: of each of `number` equal batches these come first, then the others."""
 
         def joined(ours: Tensor, theirs: Tensor) -> Tensor:
             return torch.cat([x.unflatten(0, (number, -1)) for x in (ours, theirs)], dim=1).flatten(0, 1)
 
-        return Transitions(*tree_map(joined, self.fields(), other.fields()))
-
-    def split(self, size: int) -> list[Transitions]:
-        """Batches of so many of them."""
-        starts = range(0, len(self.index), size)
-        return [Transitions(*tree_map(lambda x, i=i: x.narrow(0, i, size), self.fields())) for i in starts]
+        return tree_map(joined, self, other)
 
 
-def ends_by_time(step: Transition) -> Bool[Tensor, " envs"]:
-    """Where the time limit, and nothing else, ended an episode: what follows is `final_obs`."""
+register_dataclass(Transitions)
+
+
+def ends_by_time(step: Outcome) -> Bool[Tensor, " envs"]:
+    """Returns where the time limit, and nothing else, ended an episode: what follows is `final_obs`."""
     return step.truncated & ~(step.terminated | step.diverged)
-
-
-def named(obs: dict[str, Tensor], valid: Tensor, reward: Tensor) -> list[RecordedTensor]:
-    """The newest control steps, as `Replay.latest` has them, by the names that errors have for them."""
-    observations = [RecordedTensor("an observation", x, ("step", "env", "column"), g) for g, x in obs.items()]
-    return [*observations, RecordedTensor("a reward", reward, ("step", "env"))]
 
 
 class Replay:
@@ -152,7 +139,7 @@ class Replay:
         return (self.total % self.num_steps)[None], (self.total // self._episode % self._rows)[None]
 
     @torch.no_grad()
-    def write(self, obs: Observation, action: Tensor, step: Transition) -> None:
+    def write(self, obs: Observation, action: Tensor, step: Outcome) -> None:
         """Stores a control step, in place of the oldest one where the ring is full.
 
         Args:
@@ -263,8 +250,9 @@ class Replay:
         return obs, (self.ends.index_select(0, slots) & DIVERGED) == 0, self.reward.index_select(0, slots)
 
     def recorded(self, steps: int) -> list[RecordedTensor]:
-        """Observations and rewards of the last control steps."""
-        return named(*self.latest(steps))
+        """Returns observations and rewards of the last control steps."""
+        obs, _, reward = self.latest(steps)
+        return recorded_steps(obs, reward)
 
     @property
     def _columns(self) -> dict[str, Tensor]:

@@ -8,9 +8,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from gpusim_rl.learn.algorithm import EnvSpec, Hidden, Observation, Transition
+from gpusim_rl.learn.algorithm import EnvSpec, Hidden, Observation, RecordedTensor, Transition, recorded_steps
 from gpusim_rl.learn.networks import SampledActions
-from gpusim_rl.learn.recorded import RecordedTensor
 
 
 def gae(
@@ -171,20 +170,10 @@ class Rollout:
                 buffer.copy_(state.masked_fill(step.done[None, :, None], 0.0))
 
     def recorded(self, steps: int) -> list[RecordedTensor]:
-        """Observations and rewards of the last control steps."""
-        seen = ("step", "env", "column")
-        return [
-            *(RecordedTensor("an observation", x[-steps:], seen, g) for g, x in self.obs.items()),
-            *(
-                RecordedTensor("the last observation of an episode", x, ("", "env", "column"), g)
-                for g, x in self.final_obs.items()
-            ),
-            *(
-                RecordedTensor("an observation after the last step", x, ("env", "column"), g)
-                for g, x in self.last_obs.items()
-            ),
-            RecordedTensor("a reward", self.reward[-steps:], ("step", "env")),
-        ]
+        """Returns observations and rewards of the last control steps, and observations after them."""
+        obs, axes = {group: x[-steps:] for group, x in self.obs.items()}, ("", "env", "column")
+        later = [RecordedTensor("an observation after the last step", x, axes, g) for g, x in self.later_obs.items()]
+        return [*recorded_steps(obs, self.reward[-steps:]), *later]
 
     def next_values(self, last_value: Tensor, final_values: Float[Tensor, "slots envs"]) -> Float[Tensor, "time envs"]:
         """V of the observation after each step, before any reset, [T, N].

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
+from torch.utils._pytree import register_dataclass, tree_map
 
-from gpusim_rl.learn.algorithm import EnvSpec, Observation, Transition
+from gpusim_rl.learn.algorithm import EnvSpec, Observation, Outcome
 
 
 @dataclass(slots=True)
@@ -26,19 +27,12 @@ class Trajectory:
     terminated: Tensor
     truncated: Tensor
     diverged: Tensor
-    t: int = 0
+    t: int = field(default=0, init=False)
     """Control step that is written next."""
 
     @classmethod
     def empty(cls, horizon: int, env: EnvSpec, groups: Iterable[str], device: torch.device) -> Trajectory:
-        """Room for a rollout.
-
-        Args:
-            horizon: T.
-            env: The environments.
-            groups: Names of the observation groups to keep.
-            device: Where it lives.
-        """
+        """Makes room for a rollout of `horizon` steps, with these observation groups."""
 
         def zeros(*size: int, dtype: torch.dtype = torch.float32) -> Tensor:
             return torch.zeros(horizon, env.num_envs, *size, dtype=dtype, device=device)
@@ -48,43 +42,19 @@ class Trajectory:
         terminated, truncated, diverged = (zeros(dtype=torch.bool) for _ in range(3))
         return cls(obs, zeros(env.action_space.size), final_obs, zeros(), terminated, truncated, diverged)
 
-    @property
-    def obs(self) -> dict[str, Tensor]:
-        """Not used by a memory: the step after it is stored with what it acted on."""
-        return self.final_obs
-
-    @property
-    def done(self) -> Tensor:
-        """A new episode begins after the step."""
-        return self.terminated | self.truncated | self.diverged
-
-    def tensors(self) -> list[Tensor]:
-        """All of it."""
-        return [
-            *self.acted_on.values(),
-            self.action,
-            *self.final_obs.values(),
-            self.reward,
-            self.terminated,
-            self.truncated,
-            self.diverged,
-        ]
-
     def at(self, t: int) -> Trajectory:
-        """Step t."""
-        of = {name: {g: x[t] for g, x in getattr(self, name).items()} for name in ("acted_on", "final_obs")}
-        flags = self.terminated[t], self.truncated[t], self.diverged[t]
-        return Trajectory(of["acted_on"], self.action[t], of["final_obs"], self.reward[t], *flags)
+        """Returns step t."""
+        return tree_map(lambda x: x[t], self)
 
     def cut(self) -> None:
-        """Nothing: each rollout is for itself."""
+        """Does nothing: no rollout follows from another one."""
 
     def begin_rollout(self) -> None:
-        """The next step is the first one of a rollout, also where the last one was left in the middle."""
+        """Makes the next step the first one of a rollout, also where the last one was left in the middle."""
         self.t = 0
 
     @torch.no_grad()
-    def write(self, obs: Observation, action: Tensor, step: Transition) -> None:
+    def write(self, obs: Observation, action: Tensor, step: Outcome) -> None:
         """Keeps a control step; takes what `Replay.write` takes."""
         t, self.t = self.t, (self.t + 1) % len(self.reward)
         for group, memory in self.acted_on.items():
@@ -95,5 +65,8 @@ class Trajectory:
             getattr(self, name)[t].copy_(getattr(step, name))
 
     def latest(self) -> tuple[dict[str, Tensor], Bool[Tensor, "steps envs"], Float[Tensor, "steps envs"]]:
-        """Observations [T, N, size], which of them did not diverge, and rewards."""
+        """Returns observations [T, N, size], which of them did not diverge, and rewards."""
         return self.acted_on, ~self.diverged, self.reward
+
+
+register_dataclass(Trajectory)

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from gpusim_rl.errors import TaskError
-from gpusim_rl.learn.algorithm import Algorithm
-from gpusim_rl.learn.recorded import RecordedTensor, Recorder
+from gpusim_rl.learn.algorithm import Algorithm, RecordedTensor, Recorder
 from gpusim_rl.run.held_objects import attributes
 from gpusim_rl.run.log_interval import LogRow
 

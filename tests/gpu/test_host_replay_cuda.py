@@ -10,6 +10,7 @@ import torch
 
 from gpusim_rl.learn.algorithm import EnvSpec
 from gpusim_rl.learn.host_replay import HostReplay
+from gpusim_rl.learn.replay import Replay
 from gpusim_rl.spaces import Box
 from gpusim_rl.testing.conformance import differences
 from helpers.fakes import RandomEnv
@@ -25,8 +26,13 @@ ENVS, HORIZON, SIZE = 64, 4, 4096
 
 def test_what_arrives_on_the_device_is_what_the_host_would_draw_for_itself() -> None:
     spec = EnvSpec(ENVS, {"policy": 300}, Box(8), 1)
-    memory: dict[str, Any] = {"n_step": 2, "gamma": 0.9, "storage": torch.float32, "horizon": HORIZON, "size": SIZE}
-    cpu, cuda = (HostReplay(50, spec, ["policy"], **memory, device=torch.device(d), seed=3) for d in ("cpu", "cuda"))
+    settings: dict[str, Any] = {"n_step": 2, "gamma": 0.9, "storage": torch.float32, "device": torch.device("cpu")}
+    cpu, cuda = (
+        HostReplay(
+            Replay(50, spec, ["policy"], **settings), spec, device=torch.device(d), horizon=HORIZON, size=SIZE, seed=3
+        )
+        for d in ("cpu", "cuda")
+    )
     env, busy = RandomEnv(ENVS, {"policy": 300}), torch.randn(4096, 4096, device="cuda")
     obs = env.reset()
     for _ in range(20):

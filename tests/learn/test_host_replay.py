@@ -38,7 +38,8 @@ def random_step(t: int) -> tuple[dict[str, Tensor], Tensor, Step]:
 
 
 def memory() -> HostReplay:
-    return HostReplay(STEPS, SPEC, ["policy", "critic"], **MEMORY, horizon=HORIZON, size=SIZE, seed=SEED)
+    inner = Replay(STEPS, SPEC, ["policy", "critic"], **MEMORY)
+    return HostReplay(inner, SPEC, device=CPU, horizon=HORIZON, size=SIZE, seed=SEED)
 
 
 def roll(replay: HostReplay | Replay, iteration: int) -> None:
@@ -47,12 +48,7 @@ def roll(replay: HostReplay | Replay, iteration: int) -> None:
 
 
 def sampled(replay: HostReplay) -> Transitions:
-    found = replay.sample(SIZE, torch.Generator())
-    return Transitions(**{f.name: _copy(getattr(found, f.name)) for f in dataclasses.fields(found)})
-
-
-def _copy(value: Any) -> Any:
-    return value.clone() if isinstance(value, Tensor) else {key: x.clone() for key, x in value.items()}
+    return copy.deepcopy(replay.sample(SIZE, torch.Generator()))
 
 
 def state(drawn: Transitions) -> dict[str, Any]:
