@@ -19,6 +19,8 @@ from pathlib import Path
 
 import yaml
 
+from gpusim_rl.settings import schema
+
 ROOT = Path(__file__).resolve().parent.parent
 CFG, PAGE = ROOT / "cfg", ROOT / "docs" / "config.md"
 HEAD = """# Settings
@@ -40,13 +42,7 @@ run.
 The names of yaml files are chosen without a dot: `task=Ant`, `algo=ppo`, `sim=mjwarp`, `debug=smoke`. There is no
 `+key=value`: an unknown key is an error, however it is written.
 """
-SHARED = {
-    "on_policy": ("ppo", "a2c", "reinforce", "impala"),
-    "off_policy": ("sac", "td3", "dqn"),
-    "actor_critic": ("sac", "td3"),
-}
-"""Files of cfg/learn, and the sections that take them in."""
-ALGORITHMS = ("ppo", "a2c", "reinforce", "impala", "sac", "td3", "dqn")
+ALGORITHMS = tuple(schema.ALGORITHMS)
 """Algorithms with a section of their own; the other yamls of cfg/algo are other values for one of these."""
 GROUPS = {"sim": "auto", "actors": "none", "log": "default", "debug": "none"}
 """Groups of yamls, and the one of each that has all keys."""
@@ -95,9 +91,10 @@ def build() -> str:
         "## Algorithms\n\n`algo=<name>` chooses a yaml of cfg/algo; [algorithms.md](algorithms.md) describes them.\n"
     )
     parts.append(table([s for s in settings(CFG / "algo" / "ppo.yaml") if s.key.startswith("algo.")]))
-    for name, owners in SHARED.items():
-        parts.append(f"### In the sections {', '.join(f'`{owner}`' for owner in owners)}\n")
-        parts.append(table(settings(CFG / "learn" / f"{name}.yaml")))
+    taken = {name: shared(CFG / "algo" / f"{name}.yaml") for name in ALGORITHMS}
+    for file in sorted({file for files in taken.values() for file in files}, reverse=True):
+        owners = [f"`{name}`" for name, files in taken.items() if file in files]
+        parts += [f"### In the sections {', '.join(owners)}\n", table(settings(file))]
     for name in ALGORITHMS:
         parts += [f"### `algo={name}`\n", head(CFG / "algo" / f"{name}.yaml"), table(algorithm(name))]
     for file in sorted(set((CFG / "algo").glob("*.yaml")) - {CFG / "algo" / f"{name}.yaml" for name in ALGORITHMS}):
@@ -119,10 +116,17 @@ def build() -> str:
 
 def algorithm(name: str) -> list[Setting]:
     """The settings in an algorithm's own yaml; for a value that differs from the shared one, with its meaning."""
-    files = [CFG / "learn" / f"{shared}.yaml" for shared, owners in SHARED.items() if name in owners]
-    meanings = {s.key: s.comment for file in files for s in settings(file, f"{name}.")}
-    own = [s for s in settings(CFG / "algo" / f"{name}.yaml") if s.key.startswith(f"{name}.")]
+    file = CFG / "algo" / f"{name}.yaml"
+    meanings = {s.key: s.comment for other in shared(file) for s in settings(other, f"{name}.")}
+    own = [s for s in settings(file) if s.key.startswith(f"{name}.")]
     return [replace(s, comment=s.comment or meanings[s.key]) for s in own]
+
+
+def shared(file: Path) -> list[Path]:
+    """The files of cfg/learn whose values a yaml file takes in by its `defaults`, and those that they take in."""
+    defaults = yaml.safe_load(file.read_text(encoding="utf-8")).get("defaults", [])
+    files = [CFG / "learn" / f"{re.sub('^/learn/|@.*', '', name)}.yaml" for name in defaults if name != "_self_"]
+    return [*files, *(other for found in files for other in shared(found))]
 
 
 def head(file: Path) -> str:
