@@ -27,7 +27,7 @@ from gpusim_rl.learned import duration, learned, median_time
 from gpusim_rl.machine.child import Child
 from gpusim_rl.run.metrics import WINDOW
 from gpusim_rl.settings.checks import build
-from gpusim_rl.settings.discover import tasks
+from gpusim_rl.settings.discover import read_yaml, tasks
 
 SCHEMA = 3  # 2 has no `stat`; 1 has no `settings` and `episodes`, and counted means of fewer than 100 episodes too
 POINTS = 60
@@ -567,7 +567,10 @@ def front_page(others: Mapping[str, Sequence[Other]]) -> list[str]:
         if results[name].seconds is None and (other := _first_to_succeed(name, others.get(name, ()))) is not None:
             result, settings = other
         aim = re.split(r"[,;.]", entry.description)[0]
-        lines.append(f"|`{name}`|{aim}|{result}{f', `{chr(32).join(settings)}`' if settings else ''}|")
+        words = f", `{' '.join(settings)}`" if settings else ""
+        if "demonstrations" in words:
+            words += " ([demonstrations](docs/benchmarks.md#tasks-that-ppo-does-not-solve))"
+        lines.append(f"|`{name}`|{aim}|{result}{words}|")
     return lines
 
 
@@ -585,7 +588,16 @@ def _first_to_succeed(task: str, others: Sequence[Other]) -> tuple[str, list[str
     seconds, other = min(points, key=lambda entry: entry[0])
     value = f"success {other.success:.2g}" if stat else f"{threshold:,.0f}"
     words = [word for word in other.command.split() if "=" in word and not word.startswith(("task=", "seed="))]
-    return f"{value} in {duration(seconds)}", words
+    return f"{value} in {duration(seconds)}", [word for word in words if not _is_default(task, word)]
+
+
+def _is_default(task: str, override: str) -> bool:
+    """Whether the task's yaml has the value already."""
+    key, _, text = override.partition("=")
+    node: Any = read_yaml(tasks()[task].file)
+    for name in key.split("."):
+        node = node.get(name) if isinstance(node, dict) else None
+    return node is not None and node == yaml.safe_load(text)
 
 
 def fill(text: str, lines: Sequence[str], mark: str = "learn") -> str:
