@@ -396,32 +396,37 @@ def test_a_task_that_keeps_memory_and_becomes_slower_is_found(tmp_path, one_thre
     assert {"memory_leak", "slowing_down"} <= {finding.rule for finding in findings}
 
 
+@pytest.mark.slow
+@pytest.mark.serial
 @pytest.mark.parametrize(
-    ("rule", "overrides"),
+    ("rule", "physics_hz", "overrides"),
     [
-        pytest.param("few_envs", {"num_envs": 2}, marks=[pytest.mark.slow, pytest.mark.serial]),
-        ("oversubscribed", {"sim": {"num_threads": 4 * available_cpus()}}),
+        ("few_envs", 120, {"num_envs": 2}),
         pytest.param(
             "unused_cpus",
-            {"num_envs": 64, "sim": {"num_threads": 1}},
+            1920,  # 32 physics steps in a control step: physics takes most of the time on any machine
+            {"num_envs": 256, "sim": {"num_threads": 1}, "ppo": {"minibatch_size": 2048}},
             marks=pytest.mark.skipif(available_cpus() == 1, reason="has one CPU"),
         ),
-        pytest.param("warp_on_cpu", {"sim": {"name": "mjwarp"}}, marks=pytest.mark.slow),
-        ("small_minibatches", {"ppo": {"epochs": 8, "minibatch_size": 8, "network": {"hidden": [64]}}}),
-        pytest.param(
-            "update_bound",
-            {"ppo": {"epochs": 200, "minibatch_size": 64, "network": {"hidden": [64]}}},
-            marks=pytest.mark.slow,
-        ),
+        ("warp_on_cpu", 120, {"sim": {"name": "mjwarp"}}),
+        ("small_minibatches", 120, {"ppo": {"epochs": 8, "minibatch_size": 8, "network": {"hidden": [64]}}}),
+        ("update_bound", 120, {"ppo": {"epochs": 200, "minibatch_size": 64, "network": {"hidden": [64]}}}),
     ],
 )
-def test_a_setting_that_costs_time_is_found(tmp_path, one_thread, rule, overrides):
-    _, findings = train(tmp_path, iterations=6, **overrides)
+def test_a_setting_that_costs_time_is_found(tmp_path, one_thread, rule, physics_hz, overrides):
+    _, findings = train(tmp_path, config=FaultyConfig(physics_hz=physics_hz), iterations=6, **overrides)
     assert rule in [finding.rule for finding in findings]
 
 
+def test_more_physics_threads_than_cpus_are_found(tmp_path, one_thread):
+    threads = 2 * available_cpus()
+    _, findings = train(tmp_path, iterations=2, num_envs=threads, sim={"num_threads": threads})
+    assert "oversubscribed" in [finding.rule for finding in findings]
+
+
 def test_a_task_that_makes_an_env_diverge_is_found(tmp_path, one_thread):
-    _, findings = train(tmp_path, config=FaultyConfig(speed_at=20), iterations=4)
+    last = FaultyConfig(speed_at=28)  # of 4 times 8 control steps: no row but the last is always beyond the warm-up
+    _, findings = train(tmp_path, config=last, iterations=4)
     assert "diverged_envs" in [finding.rule for finding in findings]
 
 

@@ -49,6 +49,7 @@ def test_a_phase_inside_another_is_part_of_it():
 
 
 def test_a_pause_is_of_no_phase_and_no_interval():
+    began = time.perf_counter()
     timer = PhaseTimer(torch.device("cpu"))
     with timer("log"):
         time.sleep(0.01)
@@ -56,7 +57,7 @@ def test_a_pause_is_of_no_phase_and_no_interval():
             time.sleep(0.2)
         time.sleep(0.01)
         durations = timer.flush()
-    assert 0.02 <= durations.phases()["log"] <= durations.wall_s < 0.2
+    assert 0.02 <= durations.phases()["log"] <= durations.wall_s <= time.perf_counter() - began - 0.2
 
 
 def test_a_phase_that_is_under_way_is_split_between_the_intervals():
@@ -98,14 +99,14 @@ def test_a_row_that_the_device_still_works_on_makes_no_logging(tmp_path):
     assert all(row["time/iteration_s"] > 0.3 and row["time/log"] < 0.5 for row in rows[1:])
 
 
-@pytest.mark.serial
 def test_what_comes_before_the_start_does_not_count():
     timer = PhaseTimer(torch.device("cpu"))
     with timer("simulate"):
         time.sleep(0.05)
+    began = time.perf_counter()
     timer.start()
     durations = timer.flush()
-    assert durations.wall_s < 0.05 and durations.phases() == {}
+    assert durations.wall_s <= time.perf_counter() - began and durations.phases() == {}
 
 
 class Stream:

@@ -941,17 +941,18 @@ def test_physics_and_learner_on_two_devices_are_the_same_training(tmp_path, monk
 # Rows
 
 
-@pytest.mark.serial
 def test_rows_tell_of_the_training_alone_and_its_times_add_up(tmp_path):
     trainer = make_trainer("Cartpole", tmp_path, max_iterations=6)
     time.sleep(1.0)  # whatever comes before the first iteration
+    began = time.perf_counter()
     trainer.train()
+    duration_s = time.perf_counter() - began
     rows = read_csv(the_run(tmp_path), machine=True)
     for row in rows:
         shares = {phase: float(row[f"time/{phase}"]) for phase in PHASES if f"time/{phase}" in row}
         assert sum(shares.values()) <= 1.0 + 1e-9 and shares["simulate"] > 0 and shares["update"] > 0
         assert float(row["speed/sim_steps_per_s"]) > float(row["speed/env_steps_per_s"]) > 0
-    assert float(rows[0]["time/iteration_s"]) < 1.0
+    assert sum(float(row["time/iteration_s"]) for row in rows) <= duration_s
     assert [int(row["env_steps"]) for row in rows] == [64 * iteration for iteration in range(1, 7)]
 
 

@@ -10,7 +10,6 @@ import socket
 import struct
 import subprocess
 import sys
-import time
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -474,10 +473,8 @@ def values(items) -> dict:
 
 
 def test_wandb_without_key_and_network_keeps_config_metrics_and_system_metrics(run_dir):
-    began = time.monotonic()
     done = run_wandb(run_dir)
     assert done.returncode == 0, done.stderr
-    assert time.monotonic() - began < 30
     assert done.stderr == "", "only our line speaks"
     line, end = done.stdout.splitlines()
     assert end == "done"
