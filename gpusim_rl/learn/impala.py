@@ -103,7 +103,7 @@ class Impala(OnPolicy):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restores `state_dict`."""
         super().load_state_dict(state)
-        if len(state["versions"]) != self._ages:  # with actors there is no ring; after them it is empty
+        if not self._ages or len(state["versions"]) != self._ages:  # actors need no ring; after them it is empty
             return
         for ring, saved in zip([*self._ring, self._versions], [*state["ring"], state["versions"]], strict=True):
             ring.copy_(saved)
