@@ -295,8 +295,8 @@ def copies(kind: str, rollouts: int) -> list[float]:
     """
     import torch
 
-    from gpusim_rl.distributed.actor import Actor, ActorJob
-    from gpusim_rl.distributed.engine import Described, Engine, SentRollout
+    from gpusim_rl.distributed.actor import Actor, ActorJob, EnvDescription, SentRollout
+    from gpusim_rl.distributed.engine import Engine
     from gpusim_rl.settings.compose import compose
 
     words = training(kind, 1, {"obs": COPIED["obs"]}, Path("runs"), num_envs=COPIED["num_envs"])
@@ -321,7 +321,7 @@ def copies(kind: str, rollouts: int) -> list[float]:
     taken, room = list[float](), [torch.empty(shape, dtype=dtype) for shape, dtype in here.describe().recording]
     try:
         engine.start()
-        answer(Described)
+        answer(EnvDescription)
         engine.publish(0, here.acting_state())
         for _ in range(rollouts):
             asked = time.perf_counter()
@@ -329,7 +329,7 @@ def copies(kind: str, rollouts: int) -> list[float]:
             found = answer(SentRollout)
             for own, sent in zip(room, found.tensors, strict=True):
                 own.copy_(sent)
-            taken.append(1e3 * (time.perf_counter() - asked - found.info.worked_s))
+            taken.append(1e3 * (time.perf_counter() - asked - found.worked_s))
             engine.release(found)
     finally:
         engine.close()

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import time
+import traceback
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch.utils._pytree import tree_map_only
 
 from gpusim_rl.env import Step
 from gpusim_rl.env.task import load_task_or_environment
+from gpusim_rl.errors import ConfigError, TaskError
 from gpusim_rl.learn.algorithm import load_algorithm_class
 from gpusim_rl.learn.collective import Collective
 from gpusim_rl.learn.remote import remote_of
@@ -27,7 +29,7 @@ from gpusim_rl.settings.trust import refuse_classes_of_script
 from gpusim_rl.spaces import ActionSpace
 
 PROGRESS_S = 10.0
-"""The first actor tells so often how far its envs are (levels of a curriculum, say), for checkpoints [s]."""
+"""Time between two reports of the first actor on how far its envs are (levels of a curriculum, say) [s]."""
 ALONE: Mapping[str, Any] = {
     "device": "cpu",
     "sim_device": None,
@@ -46,10 +48,10 @@ class ActorJob:
 
     Attributes:
         config: Composed settings of the run.
-        number: Of the actor, from 0.
-        num_actors: Of the run.
-        seed: Of the run.
-        attempt: How often the actor has been started before.
+        number: Number of the actor, from 0.
+        num_actors: Number of actors of the run.
+        seed: Seed of the run.
+        attempt: Number of earlier starts of the actor.
     """
 
     config: dict[str, Any]
@@ -59,10 +61,14 @@ class ActorJob:
     attempt: int = 0
 
 
+# What an actor answers
+
+
 @dataclass(frozen=True, slots=True)
 class EnvDescription:
-    """The envs of an actor."""
+    """The envs of an actor that is ready, also after it was started again."""
 
+    actor: int
     obs_sizes: dict[str, int]
     action_space: ActionSpace
     max_episode_length: int
@@ -75,19 +81,54 @@ class EnvDescription:
 
 
 @dataclass(frozen=True, slots=True)
-class RolloutInfo:
-    """What belongs to a rollout beside its tensors."""
+class SentRollout:
+    """A rollout for the learner. Its tensors are good until it is released."""
 
+    actor: int
+    tensors: Sequence[Any]
+    """Tensors, or arrays while they are sent by Ray."""
     version: int
-    """Of the weights that acted: updates of the learner."""
+    """Version of the weights that acted: updates of the learner."""
     taken: Taken
-    """Its metrics."""
-    worked_s: float
-    """How long it took [s]."""
-    waited_s: float
-    """How long the actor had waited before [s]."""
-    progress: dict[str, Any] | None
+    """Metrics of the rollout."""
+    worked_s: float = 0.0
+    """Duration of the rollout [s]."""
+    waited_s: float = 0.0
+    """Time that the actor had waited before it [s]."""
+    progress: dict[str, Any] | None = None
     """State of the envs, from the first actor, now and then."""
+    place: Any = None
+    """What an engine needs to release the tensors."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stepped:
+    """Envs for which the learner acts: their first observation, or a control step, in arrays."""
+
+    actor: int
+    obs: dict[str, np.ndarray] | None = None
+    step: dict[str, Any] | None = None
+    progress: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """An error in an actor, which would come again."""
+
+    error: ConfigError | TaskError
+    trace: str
+    """Traceback for the user; empty where the error says enough."""
+
+    @classmethod
+    def of(cls, actor: int, error: BaseException) -> Failed:
+        """Makes the answer from what was raised."""
+        if isinstance(error, (ConfigError, TaskError)):
+            return cls(error, "")
+        text = f"{type(error).__name__}: {error}".strip().partition("\n")[0]
+        return cls(ConfigError(f"actor {actor}: {text}"), "".join(traceback.format_exception(error)))
+
+
+# The actor
 
 
 class _OneOfActors(Collective):
@@ -101,7 +142,7 @@ class Actor:
     """Envs, and a policy that acts in them as a learner elsewhere says.
 
     Args:
-        job: What to do.
+        job: What the actor is made from.
 
     Raises:
         ConfigError: The envs cannot be made here.
@@ -120,14 +161,18 @@ class Actor:
             first_env=job.number * envs,
             all_envs=job.num_actors * envs,
         )
-        self._remote = remote_of(self.collector.algorithm, env_spec(start, self.collector.env))
+        self._number, self._remote = (
+            job.number,
+            remote_of(self.collector.algorithm, env_spec(start, self.collector.env)),
+        )
         self._idle_since = time.monotonic()
         self._progress_at = 0.0 if job.number == 0 else float("inf")
 
     def describe(self) -> EnvDescription:
-        """The envs, for the learner."""
+        """Describes the envs to the learner."""
         env = self.collector.env
         return EnvDescription(
+            self._number,
             dict(env.obs_sizes),
             env.action_space,
             env.max_episode_length,
@@ -138,32 +183,42 @@ class Actor:
         )
 
     def begin_from(self, progress: dict[str, Any]) -> None:
-        """Begins new episodes where other envs had come: `RolloutInfo.progress`."""
+        """Begins new episodes at the progress of other envs, as a `SentRollout` has it."""
         self.collector.begin_from(progress)
         self._remote.begin_episodes()
 
     def acting_state(self) -> dict[str, Tensor]:
-        """What `rollout` acts by, to be written in place: its shapes and types are the learner's."""
+        """Returns what `rollout` acts by: its shapes and types are those of the learner's."""
         return self._remote.acting_state()
 
-    def rollout(self, version: int, state: Mapping[str, Tensor]) -> tuple[list[Tensor], RolloutInfo]:
-        """Acts for a rollout in all envs.
+    def rollout(self, version: int, state: Mapping[str, Tensor]) -> SentRollout:
+        """Acts for a rollout in all envs; the next rollout overwrites its tensors.
 
         Args:
-            version: Of the weights.
-            state: The learner's `Remote.acting_state`.
-
-        Returns:
-            Its tensors, which the next rollout overwrites, and what belongs to it.
+            version: Version of the weights.
+            state: `Remote.acting_state` of the learner.
         """
         began = time.monotonic()
         waited_s = began - self._idle_since
         self._remote.load_acting_state(state)
         self.collector.collect()
         self._idle_since = time.monotonic()
-        taken, worked_s = self.collector.metrics.take(), self._idle_since - began
-        info = RolloutInfo(version, taken, worked_s, waited_s, self._due_progress())
-        return [tensor for tensor, _ in self._remote.recording()], info
+        tensors, taken = [tensor for tensor, _ in self._remote.recording()], self.collector.metrics.take()
+        worked_s = self._idle_since - began
+        return SentRollout(self._number, tensors, version, taken, worked_s, waited_s, self._due_progress())
+
+    def step(self, action: np.ndarray | None) -> Stepped:
+        """Advances the envs by one control step, for a learner that acts.
+
+        Args:
+            action: Actions of the envs; None asks for the first observation.
+        """
+        if action is None:
+            return Stepped(self._number, {group: value.numpy() for group, value in self.collector.obs.items()})
+        step = self.collector.env.step(torch.from_numpy(action))
+        fields = {field.name: getattr(step, field.name) for field in dataclasses.fields(step)}
+        arrays = tree_map_only(Tensor, lambda x: x.numpy(), fields)
+        return Stepped(self._number, None, arrays, self._due_progress())
 
     def _due_progress(self) -> dict[str, Any] | None:
         now = time.monotonic()
@@ -172,28 +227,14 @@ class Actor:
         self._progress_at = now
         return self.collector.env.state_dict()
 
-    def first_obs(self) -> dict[str, np.ndarray]:
-        """The observation to act on first."""
-        return {group: value.numpy() for group, value in self.collector.obs.items()}
-
-    def step(self, action: np.ndarray) -> tuple[dict[str, Any], dict[str, Any] | None]:
-        """One control step, for a learner that acts: the fields of `Step` as arrays, and now and then the progress."""
-        return arrays_of(self.collector.env.step(torch.from_numpy(action))), self._due_progress()
-
-
-def arrays_of(step: Step) -> dict[str, Any]:
-    """The fields of a control step, as arrays."""
-    fields = {field.name: getattr(step, field.name) for field in dataclasses.fields(step)}
-    return tree_map_only(Tensor, lambda x: x.numpy(), fields)
-
 
 def step_of(arrays: Mapping[str, Any]) -> Step:
-    """Undoes `arrays_of`."""
+    """Makes the control step of the arrays of a `Stepped`."""
     return Step(**tree_map_only(np.ndarray, tensor_of, dict(arrays)))
 
 
 def tensor_of(array: np.ndarray) -> Tensor:
-    """A tensor in the memory of an array. That may be of Ray's object store, which nobody may write."""
+    """Makes a tensor in the memory of an array. That may be of Ray's object store, which nobody may write."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that it is not writable
         return torch.from_numpy(array)

@@ -11,47 +11,119 @@ import pickle
 import signal
 import socket
 import sys
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from multiprocessing.connection import Connection, wait
 from typing import Any, NoReturn
 
 import numpy as np
+import torch
 from torch import Tensor
 
-from gpusim_rl.distributed.actor import Actor, ActorJob, EnvDescription
-from gpusim_rl.distributed.engine import (
-    Answer,
-    Described,
-    Engine,
-    SentRollout,
-    Stepped,
-    describe_error,
-    raise_error,
-)
-from gpusim_rl.distributed.shared_memory import SharedMemory, SharedWeights
+from gpusim_rl.distributed.actor import Actor, ActorJob, EnvDescription, Failed, SentRollout
+from gpusim_rl.distributed.engine import Answer, Engine
+from gpusim_rl.distributed.shared_memory import SharedMemory
 from gpusim_rl.machine.child import Child, importing_the_same
 
 SLOTS = 2
 """Rollouts of an actor that the learner has not copied yet, at most."""
-MOST_PRINTED = 1_000_000  # bytes of what an actor has printed
+RETRY_S = 1e-4
+"""Time until weights that are being written are read again [s]."""
+MOST_PRINTED = 1_000_000
+"""Bytes that an actor has printed and that are kept, at most."""
+STDERR = 2
 _START = "import sys; from gpusim_rl.distributed.process_engine import main; main(*map(int, sys.argv[1:]))"
 
 
-@dataclass(slots=True)
-class _Process:
-    """An actor that was started."""
+class SharedWeights:
+    """Weights that one process writes and others read whenever they want, without waiting for each other for long.
 
-    job: ActorJob
-    child: Child
-    connection: Connection
-    memory: SharedMemory
-    slots: list[list[Tensor]]
-    free: list[int]
-    """Slots that a rollout may go to."""
-    waiting: int = 0
-    """Rollouts that were asked for, and have no slot yet."""
+    A sequence lock: the writer counts before and after it writes. Who reads an odd count, or another one afterwards,
+    reads again. So a process that is killed while it reads blocks nobody. Other processes must see stores in their
+    order, as on x86.
+
+    Args:
+        memory: Memory of the weights.
+        state: Tensors by name, of the shapes and types of the weights. Their values are not used.
+    """
+
+    def __init__(self, memory: SharedMemory, state: Mapping[str, Tensor]) -> None:
+        shapes = [((2,), torch.int64), *((tuple(x.shape), x.dtype) for x in state.values())]
+        numbers, *tensors = memory.lay_out(shapes)
+        self._numbers, self._tensors = numbers.numpy(), dict(zip(state, tensors, strict=True))
+        self._copy = {name: torch.empty_like(x) for name, x in self._tensors.items()}
+
+    def write(self, version: int, state: Mapping[str, Tensor]) -> None:
+        """Publishes weights; they must be on the host."""
+        self._numbers[1] += 1
+        for name, shared in self._tensors.items():
+            shared.copy_(state[name])
+        self._numbers[0] = version
+        self._numbers[1] += 1
+
+    def read(self) -> tuple[int, dict[str, Tensor]]:
+        """Returns the newest version, and its weights; the next call overwrites them."""
+        while True:
+            count = int(self._numbers[1])
+            if count % 2 == 0:
+                for name, copy in self._copy.items():
+                    copy.copy_(self._tensors[name])
+                version = int(self._numbers[0])
+                if int(self._numbers[1]) == count:
+                    return version, self._copy
+            time.sleep(RETRY_S)
+
+
+# The learner
+
+
+class _Process:
+    """An actor that was started: the learner's end of its pipe, and the rollouts in its memory."""
+
+    def __init__(self, job: ActorJob, weights: SharedMemory) -> None:
+        # A pair of sockets: both ends see when the other one is gone.
+        ours, theirs = socket.socketpair()
+        self.job, self.memory = job, SharedMemory()
+        fds = theirs.fileno(), weights.fd, self.memory.fd
+        threads = str(job.config["actors"]["threads"])
+        env = importing_the_same(OMP_NUM_THREADS=threads, CUDA_VISIBLE_DEVICES="")
+        self.child = Child([sys.executable, "-c", _START, *map(str, fds)], env=env, pass_fds=fds)
+        theirs.close()
+        self.connection = Connection(ours.detach())
+        self.slots: list[list[Tensor]] = []
+        self._free: list[int] = []  # slots that a rollout may go to
+        self._waiting = 0  # rollouts that were asked for, and have no slot yet
+        _send(self.connection, job)
+
+    def ask(self, request: str, argument: Any) -> None:
+        with suppress(OSError):  # it has died: `get` will notice
+            _send(self.connection, (request, argument))
+
+    def ask_for_rollout(self) -> None:
+        """Asks now, or when a slot is free."""
+        self._waiting += 1
+        self._hand_out()
+
+    def lay_out(self, envs: EnvDescription, *, pin: bool) -> None:
+        self.slots = _lay_out_slots(self.memory, envs, pin=pin)
+        self._free = list(range(SLOTS))
+        self._hand_out()
+
+    def release(self, slot: int) -> None:
+        self._free.append(slot)
+        self._hand_out()
+
+    def _hand_out(self) -> None:
+        while self._waiting and self._free:
+            self._waiting -= 1
+            self.ask("rollout", self._free.pop())
+
+    def close(self) -> None:
+        self.connection.close()
+        self.child.close()
+        self.memory.close()
 
 
 class ProcessEngine(Engine):
@@ -59,13 +131,12 @@ class ProcessEngine(Engine):
 
     Args:
         jobs: What each actor is made from.
-        pin: The learner is on CUDA, which copies rollouts from pinned memory.
+        pin: Whether the learner is on CUDA, which copies rollouts from pinned memory.
     """
 
-    name = "process"
     waits_for = "It makes its envs"
 
-    def __init__(self, jobs: list[ActorJob], *, pin: bool) -> None:
+    def __init__(self, jobs: Sequence[ActorJob], *, pin: bool) -> None:
         super().__init__(len(jobs))
         self._jobs, self._pin = jobs, pin
         self._weights_memory = SharedMemory()
@@ -75,18 +146,7 @@ class ProcessEngine(Engine):
     def start(self) -> None:
         """Starts all processes."""
         for job in self._jobs:
-            self._actors.append(self._start(job))
-
-    def _start(self, job: ActorJob) -> _Process:
-        ours, theirs = _pipe()
-        memory = SharedMemory()
-        fds = theirs.fileno(), self._weights_memory.fd, memory.fd
-        threads = str(job.config["actors"]["threads"])
-        env = importing_the_same(OMP_NUM_THREADS=threads, CUDA_VISIBLE_DEVICES="")
-        child = Child([sys.executable, "-c", _START, *map(str, fds)], env=env, pass_fds=fds)
-        theirs.close()
-        _send(ours, job)
-        return _Process(job, child, ours, memory, [], [])
+            self._actors.append(_Process(job, self._weights_memory))
 
     def publish(self, version: int, state: Mapping[str, Tensor]) -> None:
         """Writes them to where all processes read."""
@@ -95,97 +155,59 @@ class ProcessEngine(Engine):
         self._weights.write(version, state)
 
     def ask_for_rollout(self, actor: int) -> None:
-        """Asks now, or when a slot is free."""
-        self._actors[actor].waiting += 1
-        self._hand_out(self._actors[actor])
-
-    def _hand_out(self, it: _Process) -> None:
-        while it.waiting and it.free:
-            it.waiting -= 1
-            self._tell(it, ("rollout", it.free.pop()))
+        """Asks for a rollout, which a slot of the memory is free for at once or later."""
+        self._actors[actor].ask_for_rollout()
 
     def ask_for_step(self, actor: int, action: np.ndarray | None) -> None:
         """Asks through the pipe: a control step is small."""
-        self._tell(self._actors[actor], ("step", action))
+        self._actors[actor].ask("step", action)
 
     def begin_from(self, actor: int, progress: dict[str, Any]) -> None:
-        """Tells it."""
-        self._tell(self._actors[actor], ("begin", progress))
-
-    def _tell(self, it: _Process, message: Any) -> None:
-        with suppress(OSError):  # it has died: `get` will notice
-            _send(it.connection, message)
+        """Sends the progress through the pipe."""
+        self._actors[actor].ask("begin", progress)
 
     def get(self, timeout_s: float) -> list[Answer]:
-        """What has come."""
-        by_connection = {it.connection: actor for actor, it in enumerate(self._actors)}
+        """Reads the pipes in which there is an answer."""
+        by_connection = {process.connection: actor for actor, process in enumerate(self._actors)}
         ready: list[Any] = wait([*by_connection], timeout_s)
-        return [answer for connection in ready if (answer := self._read(by_connection[connection])) is not None]
+        return [self._read(by_connection[connection]) for connection in ready]
 
-    def _read(self, actor: int) -> Answer | None:
-        it = self._actors[actor]
+    def _read(self, actor: int) -> Answer:
+        process = self._actors[actor]
         try:
-            kind, *message = _receive(it.connection)
+            answer = self._received(_receive(process.connection))
         except (EOFError, OSError, pickle.UnpicklingError):
             return self._start_again(actor)
-        if kind == "error":
-            raise_error(actor, *message)
-        if kind == "described":
-            [envs] = message
-            self._lay_out(it, envs)
-            return Described(actor, envs)
-        if kind == "recorded" or len(message) > 1:  # not by a first observation alone
-            self._answered(actor)
-        if kind == "recorded":
-            slot, info = message
-            return SentRollout(actor, it.slots[slot], info, (it, slot))
-        return Stepped(actor, *message)
-
-    def _lay_out(self, it: _Process, envs: EnvDescription) -> None:
-        tensors = it.memory.lay_out(envs.recording * SLOTS, pin=self._pin)
-        size = len(envs.recording)
-        it.slots = [tensors[slot * size : (slot + 1) * size] for slot in range(SLOTS)]
-        it.free = list(range(SLOTS))
-        self._hand_out(it)
+        if isinstance(answer, EnvDescription):
+            process.lay_out(answer, pin=self._pin)
+        elif isinstance(answer, SentRollout):
+            return replace(answer, tensors=process.slots[answer.place], place=(process, answer.place))
+        return answer
 
     def release(self, rollout: SentRollout) -> None:
-        """The slot may be written again."""
-        it, slot = rollout.place
-        it.free.append(slot)
-        self._hand_out(it)
+        """Lets the slot be written again."""
+        process, slot = rollout.place
+        process.release(slot)
 
     def _start_again(self, actor: int) -> Answer:
-        it = self._actors[actor]
-        lost = self._died(actor, it.child.last_line())
-        self._end(it)
-        self._actors[actor] = self._start(replace(it.job, attempt=it.job.attempt + 1))
+        process = self._actors[actor]
+        lost = self._died(actor, process.child.last_line())
+        process.close()
+        self._actors[actor] = _Process(replace(process.job, attempt=process.job.attempt + 1), self._weights_memory)
         return lost
-
-    def numbers(self) -> dict[str, float]:
-        """None; forgets what was printed long ago."""
-        for it in self._actors:
-            with suppress(ValueError):  # closed: the thread of `inference=learner` is starting the actor again
-                if os.fstat(it.child.printed.fileno()).st_size > MOST_PRINTED:
-                    os.ftruncate(it.child.printed.fileno(), 0)
-        return {}
-
-    def _end(self, it: _Process) -> None:
-        it.connection.close()
-        it.child.close()
-        it.memory.close()
 
     def close(self) -> None:
         """Ends all processes."""
-        for it in self._actors:
-            self._end(it)
+        for process in self._actors:
+            process.close()
         self._actors.clear()
         self._weights_memory.close()
 
 
-def _pipe() -> tuple[Connection, Connection]:
-    # A pair of sockets: both ends see when the other one is gone.
-    ours, theirs = socket.socketpair()
-    return Connection(ours.detach()), Connection(theirs.detach())
+def _lay_out_slots(memory: SharedMemory, envs: EnvDescription, *, pin: bool = False) -> list[list[Tensor]]:
+    """Makes the tensors of a rollout in each slot of the memory that an actor and the learner share."""
+    tensors, size = memory.lay_out(envs.recording * SLOTS, pin=pin), len(envs.recording)
+    return [tensors[slot * size : (slot + 1) * size] for slot in range(SLOTS)]
 
 
 def _send(connection: Connection, message: Any) -> None:
@@ -204,13 +226,11 @@ def main(connection_fd: int, weights_fd: int, memory_fd: int) -> None:
     """Works for the learner at the other end of a connection, as long as it is there."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     connection = Connection(connection_fd)
+    job = _hear_learner(connection)
     try:
-        _work(connection, SharedMemory(weights_fd), SharedMemory(memory_fd))
-    except _LearnerGoneError:
-        _exit(0)
+        _work(connection, job, SharedMemory(weights_fd), SharedMemory(memory_fd))
     except BaseException as error:
-        with suppress(_LearnerGoneError):
-            _tell_learner(connection, ("error", *describe_error(error)))
+        _tell_learner(connection, Failed.of(job.number, error))
         _exit(1)
 
 
@@ -221,41 +241,36 @@ def _exit(code: int) -> NoReturn:
     os._exit(code)
 
 
-class _LearnerGoneError(Exception):
-    """The learner has ended. Envs may raise the errors of a connection themselves, for reasons of their own."""
-
-
 def _hear_learner(connection: Connection) -> Any:
     try:
         return _receive(connection)
-    except (EOFError, OSError):
-        raise _LearnerGoneError from None
+    except (EOFError, OSError):  # the learner has ended
+        _exit(0)
 
 
-def _tell_learner(connection: Connection, message: Any) -> None:
+def _tell_learner(connection: Connection, answer: Answer | Failed) -> None:
     try:
-        _send(connection, message)
-    except OSError:
-        raise _LearnerGoneError from None
+        _send(connection, answer)
+    except OSError:  # the learner has ended
+        _exit(0)
 
 
-def _work(connection: Connection, weights_memory: SharedMemory, memory: SharedMemory) -> None:
-    actor = Actor(_hear_learner(connection))
+def _work(connection: Connection, job: ActorJob, weights_memory: SharedMemory, memory: SharedMemory) -> None:
+    actor = Actor(job)
     weights = SharedWeights(weights_memory, actor.acting_state())
     envs = actor.describe()
-    size = len(envs.recording)
-    tensors = memory.lay_out(envs.recording * SLOTS)
-    _tell_learner(connection, ("described", envs))
+    slots = _lay_out_slots(memory, envs)
+    _tell_learner(connection, envs)
     while True:
-        kind, argument = _hear_learner(connection)
-        if kind == "rollout":
-            recording, info = actor.rollout(*weights.read())
-            for own, recorded in zip(tensors[argument * size : (argument + 1) * size], recording, strict=True):
-                own.copy_(recorded)
-            _tell_learner(connection, ("recorded", argument, info))
-        elif kind == "begin":
+        request, argument = _hear_learner(connection)
+        if request == "rollout":
+            rollout = actor.rollout(*weights.read())
+            for shared, recorded in zip(slots[argument], rollout.tensors, strict=True):
+                shared.copy_(recorded)
+            _tell_learner(connection, replace(rollout, tensors=(), place=argument))
+        elif request == "begin":
             actor.begin_from(argument)
-        elif argument is None:
-            _tell_learner(connection, ("stepped", actor.first_obs()))
         else:
-            _tell_learner(connection, ("stepped", None, *actor.step(argument)))
+            _tell_learner(connection, actor.step(argument))
+        if os.fstat(STDERR).st_size > MOST_PRINTED:
+            os.ftruncate(STDERR, 0)

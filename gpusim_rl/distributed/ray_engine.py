@@ -3,36 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from torch import Tensor
 
-from gpusim_rl.distributed.actor import Actor, ActorJob, tensor_of
-from gpusim_rl.distributed.engine import (
-    Answer,
-    Described,
-    Engine,
-    SentRollout,
-    Stepped,
-    describe_error,
-    raise_error,
-)
+from gpusim_rl.distributed.actor import Actor, ActorJob, Failed, SentRollout, tensor_of
+from gpusim_rl.distributed.engine import Answer, Engine, Lost
 from gpusim_rl.distributed.ray_cluster import ray_cluster
 
 STORE = "object_store_memory"
-
-
-@dataclass(frozen=True, slots=True)
-class _Call:
-    """What an actor was asked for."""
-
-    actor: int
-    attempt: int
-    """Of the actor, counted as `ActorJob.attempt`: answers of one that is dead count no more."""
+UP = "up"
 
 
 class RemoteActor:
@@ -42,34 +26,31 @@ class RemoteActor:
         self._job = job
         self._actor: Actor | None = None
 
-    def is_up(self) -> tuple[str]:
+    def is_up(self) -> str:
         """Answers as soon as the process is there."""
-        return ("up",)
+        return UP
 
-    def call(self, kind: str, attempt: int, argument: Any = None, weights: Any = None) -> tuple[Any, ...]:
+    def call(self, request: str, attempt: int, argument: Any) -> Answer | Failed | None:
         """Does what the learner asks for; an error is an answer too, because it is no reason for a restart."""
         try:
-            return self._call(kind, attempt, argument, weights)
+            return self._call(request, attempt, argument)
         except Exception as error:
-            return "error", *describe_error(error)
+            return Failed.of(self._job.number, error)
 
-    def _call(self, kind: str, attempt: int, argument: Any, weights: Any) -> tuple[Any, ...]:
-        if kind == "describe":
+    def _call(self, request: str, attempt: int, argument: Any) -> Answer | None:
+        if request == "describe":
             self._actor = Actor(replace(self._job, attempt=attempt))
-            return "described", self._actor.describe()
-        actor = self._actor
-        if actor is None:
-            return ("restarted",)
-        if kind == "rollout":
-            version, arrays = weights
-            tensors, info = actor.rollout(version, {name: tensor_of(x) for name, x in arrays.items()})
-            return "recorded", [x.numpy() for x in tensors], info
-        if kind == "begin":
-            actor.begin_from(argument)
-            return ("begun",)
-        if argument is None:
-            return "stepped", actor.first_obs()
-        return "stepped", None, *actor.step(np.array(argument))
+            return self._actor.describe()
+        if self._actor is None:  # Ray has started the process again
+            return Lost(self._job.number)
+        if request == "rollout":
+            version, weights = argument
+            rollout = self._actor.rollout(version, {name: tensor_of(x) for name, x in weights.items()})
+            return replace(rollout, tensors=[x.numpy() for x in rollout.tensors])
+        if request == "begin":
+            self._actor.begin_from(argument)
+            return None
+        return self._actor.step(None if argument is None else np.array(argument))
 
 
 class RayEngine(Engine):
@@ -80,24 +61,23 @@ class RayEngine(Engine):
 
     Args:
         jobs: What each actor is made from.
-        address: Of a cluster; None is that of RAY_ADDRESS, else this machine.
+        address: Address of a cluster; None is that of RAY_ADDRESS, else this machine.
 
     Raises:
         ConfigError: There is no Ray, or no cluster at the address.
     """
 
-    name = "ray"
     waits_for = "It makes its envs, or the cluster has no room: see ray status"
 
-    def __init__(self, jobs: list[ActorJob], *, address: str | None) -> None:
+    def __init__(self, jobs: Sequence[ActorJob], *, address: str | None) -> None:
         super().__init__(len(jobs))
         self._jobs, self._threads = jobs, jobs[0].config["actors"]["threads"]
         self._stack = ExitStack()
         cpus = self._threads * len(jobs)
         self._ray = self._stack.enter_context(ray_cluster("actors=ray", address=address, num_cpus=cpus))
         self._actors: list[Any] = []
-        self._attempts = [0] * len(jobs)
-        self._calls: dict[Any, _Call] = {}
+        self._attempts = [0] * len(jobs)  # as `ActorJob.attempt`: answers of an actor that is dead count no more
+        self._calls: dict[Any, tuple[int, int]] = {}  # actor and attempt of each call under way
         self._weights: Any = None
 
     def start(self) -> None:
@@ -112,81 +92,71 @@ class RayEngine(Engine):
         for actor in range(self.num_actors):
             self._call(actor, "describe")
 
-    def _call(self, actor: int, kind: str, argument: Any = None, weights: Any = None) -> None:
+    def _call(self, actor: int, request: str, argument: Any = None) -> None:
         attempt = self._attempts[actor]
-        answer = self._actors[actor].call.remote(kind, attempt, argument, weights)
-        self._calls[answer] = _Call(actor, attempt)
+        self._calls[self._actors[actor].call.remote(request, attempt, argument)] = actor, attempt
 
     def publish(self, version: int, state: Mapping[str, Tensor]) -> None:
         """Puts them into the object store."""
         self._weights = self._ray.put((version, {name: x.numpy() for name, x in state.items()}))
 
     def ask_for_rollout(self, actor: int) -> None:
-        """With the newest weights."""
-        self._call(actor, "rollout", None, self._weights)
+        """Asks for a rollout by the newest weights."""
+        self._call(actor, "rollout", self._weights)
 
     def ask_for_step(self, actor: int, action: np.ndarray | None) -> None:
-        """Asks for it."""
+        """Sends the action."""
         self._call(actor, "step", action)
 
     def begin_from(self, actor: int, progress: dict[str, Any]) -> None:
-        """Tells it."""
+        """Sends the progress."""
         self._call(actor, "begin", progress)
 
     def get(self, timeout_s: float) -> list[Answer]:
-        """What has come."""
+        """Returns the answers that have come."""
         calls = [*self._calls]
         if not calls:  # all wait for the learner; Ray would return at once
             time.sleep(timeout_s)
         ready, _ = self._ray.wait(calls, num_returns=1, timeout=timeout_s)
         if ready:
             ready, _ = self._ray.wait(calls, num_returns=len(calls), timeout=0)
-        return [answer for reference in ready if (answer := self._read(reference)) is not None]
+        return [answer for call in ready if (answer := self._read(call)) is not None]
 
-    def _read(self, reference: Any) -> Answer | None:
-        call = self._calls.pop(reference)
+    def _read(self, call: Any) -> Answer | None:
+        actor, attempt = self._calls.pop(call)
         try:
-            kind, *message = self._ray.get(reference)
+            answer = self._ray.get(call)
         except self._ray.exceptions.RayError as error:
-            return self._lost(call, str(error).strip().partition("\n")[0])
-        if call.attempt != self._attempts[call.actor]:
+            return self._lost(actor, attempt, str(error).strip().partition("\n")[0])
+        if isinstance(answer, Lost):
+            return self._lost(actor, attempt, "")
+        if answer is None or attempt != self._attempts[actor]:
             return None
-        if kind == "error":
-            raise_error(call.actor, *message)
-        if kind == "restarted":
-            return self._lost(call, "")
-        if kind == "up":
-            self._call(call.actor, "describe")
+        if answer == UP:
+            self._call(actor, "describe")
             return None
-        if kind == "described":
-            return Described(call.actor, *message)
-        if kind == "begun":
-            return None
-        if kind == "recorded" or len(message) > 1:  # not by a first observation alone
-            self._answered(call.actor)
-        if kind == "recorded":
-            arrays, info = message
-            return SentRollout(call.actor, [tensor_of(x) for x in arrays], info, None)
-        return Stepped(call.actor, *message)
+        if isinstance(answer, SentRollout):
+            answer = replace(answer, tensors=[tensor_of(x) for x in answer.tensors])
+        return self._received(answer)
 
-    def _lost(self, call: _Call, last_words: str) -> Answer | None:
-        if call.attempt != self._attempts[call.actor]:  # the other calls of an actor that died
+    def _lost(self, actor: int, attempt: int, last_words: str) -> Answer | None:
+        if attempt != self._attempts[actor]:  # the other calls of an actor that died
             return None
-        lost = self._died(call.actor, last_words)
-        self._attempts[call.actor] += 1
+        lost = self._died(actor, last_words)
+        self._attempts[actor] += 1
         # Until Ray has started it again, a call that may be made only once fails at once. It is no death.
-        up = self._actors[call.actor].is_up.options(max_task_retries=-1).remote()
-        self._calls[up] = _Call(call.actor, self._attempts[call.actor])
+        up = self._actors[actor].is_up.options(max_task_retries=-1).remote()
+        self._calls[up] = actor, self._attempts[actor]
         return lost
 
     def numbers(self) -> dict[str, float]:
-        """How full the object store is."""
+        """Returns how full the object store is."""
         whole = self._ray.cluster_resources().get(STORE, 0.0)
         free = self._ray.available_resources().get(STORE, 0.0)
         return {"actors/object_store": 1.0 - free / whole} if whole else {}
 
     def close(self) -> None:
-        """Ends all actors, and a cluster of its own."""
+        """Ends all actors, and a cluster that runs for them alone."""
         for actor in self._actors:
             self._ray.kill(actor)
         self._actors.clear()

@@ -1,51 +1,57 @@
-"""Rollouts that actors record by themselves: the policy is in each of them."""
+"""Where a learner gets the rollouts of its actors from, and how it takes them over in place of stepping envs."""
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from gpusim_rl.distributed.actor import EnvDescription
-from gpusim_rl.distributed.engine import Answer, Described, Engine, Lost, SentRollout
+from gpusim_rl.distributed.actor import EnvDescription, SentRollout
+from gpusim_rl.distributed.engine import Answer, Engine, Lost
+from gpusim_rl.env import Environment, Step
+from gpusim_rl.env.environment import Observation
+from gpusim_rl.learn.remote import remote_of
+from gpusim_rl.run.collector import Collector, Pause, no_pause
+from gpusim_rl.run.metrics import Row
+from gpusim_rl.run.start import RunStart, env_spec, make_algorithm, use_cpus
+from gpusim_rl.spaces import ActionSpace
 
 logger = logging.getLogger("gpusim_rl")
 
 PATIENCE_S = 30.0
-"""For the first actor, or for a rollout, before a message tells that it is waited for [s]."""
+"""Time until a message tells that the first actor, or a rollout, is waited for [s]."""
 IN_FLIGHT = 2
 """Rollouts that an actor is asked for at a time: while the learner takes one over, it records the next one."""
-
-
-@dataclass(slots=True)
-class Faults:
-    """What was lost since the run began."""
-
-    restarts: int = 0
-    lost_rollouts: int = 0
+POLL_S = 0.1
+"""Time until a signal is noticed while the learner waits [s]."""
+COPYING_S = 1e-3
+"""Time until it is noticed that something was copied [s]."""
 
 
 class Rollouts(ABC):
     """Where the learner gets rollouts from.
 
+    Args:
+        engine: Engine that has the actors.
+
     Attributes:
-        engine: What has the actors.
-        envs: What they step; known after `start`.
-        faults: What was lost.
-        progress: Newest state of envs that an actor has told (levels of a curriculum, say); known after `start`.
+        engine: The engine.
+        envs: Description of their envs; known after `start`.
+        progress: Newest state of envs that an actor has sent (levels of a curriculum, say); known after `start`.
     """
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self.envs: EnvDescription
-        self.faults = Faults()
         self.progress: dict[str, Any] = {}
+        self._restarts = self._lost_rollouts = 0  # since the run began
         self._continues = [False] * engine.num_actors  # the actor begins from `progress`
         self._early: list[Answer] = []  # before the learner asked for rollouts
 
@@ -56,30 +62,29 @@ class Rollouts(ABC):
         while True:
             answers = self.engine.get(timeout_s=1.0)
             self._early += answers  # all of them: several actors may be ready at the same moment
-            if described := [answer for answer in answers if isinstance(answer, Described)]:
-                self.envs, self.progress = described[0].envs, described[0].envs.progress
-                return
+            for answer in answers:
+                if isinstance(answer, EnvDescription):
+                    self.envs, self.progress = answer, answer.progress
+                    return
             if (now := time.monotonic()) - patience > PATIENCE_S:
                 patience = now
                 logger.warning("no actor is ready after %.0f s. %s", now - began, self.engine.waits_for)
 
     def begin_from(self, progress: dict[str, Any]) -> None:
-        """Lets all actors begin where other envs had come; to be called before the first `publish`."""
+        """Lets all actors begin at the progress of other envs; to be called before the first `publish`."""
         self.progress, self._continues = progress, [True] * self.engine.num_actors
 
     def _begin(self, actor: int) -> None:
-        """An actor is ready."""
+        """Lets an actor that is ready begin where others have come."""
         if self._continues[actor]:
             self.engine.begin_from(actor, self.progress)
 
     def _lose(self, actor: int, rollouts: int) -> None:
-        """An actor died, and with it so many rollouts."""
+        """Counts an actor that died, and the rollouts that were lost with it."""
         self._continues[actor] = True  # when it is started again
-        self.faults.restarts += 1
-        self.faults.lost_rollouts += rollouts
-        logger.warning(
-            "actor %d died, and is started again; rollouts lost so far: %d", actor, self.faults.lost_rollouts
-        )
+        self._restarts += 1
+        self._lost_rollouts += rollouts
+        logger.warning("actor %d died, and is started again; rollouts lost so far: %d", actor, self._lost_rollouts)
 
     @abstractmethod
     def publish(self, version: int, state: Mapping[str, Tensor]) -> None:
@@ -87,15 +92,16 @@ class Rollouts(ABC):
 
     @abstractmethod
     def next(self, timeout_s: float) -> SentRollout | None:
-        """A rollout that has come; waits for it at most so long."""
+        """Returns a rollout that has come, the oldest one first; waits for it at most so long."""
 
     @abstractmethod
     def release(self, rollout: SentRollout) -> None:
-        """The tensors of a rollout have been copied."""
+        """Lets the tensors of a rollout be written again: they have been copied."""
 
-    @abstractmethod
     def numbers(self) -> dict[str, float]:
-        """For the log, since the last call."""
+        """Returns numbers for the log, since the last call."""
+        faults = {"actors/restarts": float(self._restarts), "actors/lost_rollouts": float(self._lost_rollouts)}
+        return faults | self.engine.numbers()
 
     def close(self) -> None:
         """Ends the actors."""
@@ -103,11 +109,7 @@ class Rollouts(ABC):
 
 
 class ActorsRollouts(Rollouts):
-    """Rollouts that actors record, each with the newest policy: at its begin, with Ray when it is asked for.
-
-    Args:
-        engine: What has the actors.
-    """
+    """Rollouts that actors record by themselves, each with the newest policy: at its begin, with Ray when asked for."""
 
     def __init__(self, engine: Engine) -> None:
         super().__init__(engine)
@@ -117,14 +119,14 @@ class ActorsRollouts(Rollouts):
         self._waited_s = self._worked_s = 0.0
 
     def publish(self, version: int, state: Mapping[str, Tensor]) -> None:
-        """Tells the actors; the first time lets them begin."""
+        """Hands the weights to the engine; the first time lets the actors begin."""
         self.engine.publish(version, state)
         early, self._early = self._early, []
         for answer in early:
             self._take(answer)
 
     def next(self, timeout_s: float) -> SentRollout | None:
-        """A rollout, the oldest one first."""
+        """Returns a rollout that has come."""
         if not self._arrived:
             for answer in self.engine.get(timeout_s):
                 self._take(answer)
@@ -141,24 +143,231 @@ class ActorsRollouts(Rollouts):
             self.engine.ask_for_rollout(actor)
 
     def _take(self, answer: Answer) -> None:
-        if isinstance(answer, Described):
-            self._alive[answer.actor] = True
-            self._begin(answer.actor)
-            self._ask(answer.actor)
+        actor = answer.actor
+        if isinstance(answer, EnvDescription):
+            self._alive[actor] = True
+            self._begin(actor)
+            self._ask(actor)
         elif isinstance(answer, Lost):
-            self._lose(answer.actor, min(1, self._asked[answer.actor]))  # the other one has not begun
-            self._asked[answer.actor], self._alive[answer.actor] = 0, False
+            self._lose(actor, min(1, self._asked[actor]))  # the other one has not begun
+            self._asked[actor], self._alive[actor] = 0, False
         elif isinstance(answer, SentRollout):
-            self._asked[answer.actor] -= 1
+            self._asked[actor] -= 1
             self._arrived.append(answer)
-            info = answer.info
-            self._waited_s, self._worked_s = self._waited_s + info.waited_s, self._worked_s + info.worked_s
-            self.progress = info.progress or self.progress
+            self._waited_s, self._worked_s = self._waited_s + answer.waited_s, self._worked_s + answer.worked_s
+            self.progress = answer.progress or self.progress
 
     def numbers(self) -> dict[str, float]:
-        """How many actors work, and for which part of the time they waited."""
+        """Returns how many actors work, and for which part of the time they waited."""
         total = self._waited_s + self._worked_s
         wait = self._waited_s / total if total else 0.0
         self._waited_s = self._worked_s = 0.0
-        alive = float(sum(self._alive))
-        return {"actors/alive": alive, "actors/active": float(self.engine.num_actors), "actors/wait": wait}
+        alive, active = float(sum(self._alive)), float(self.engine.num_actors)
+        return super().numbers() | {"actors/alive": alive, "actors/active": active, "actors/wait": wait}
+
+
+class RemoteEnvs(Environment):
+    """The envs of all actors, as the learner sees them: it knows what they are, and steps none of them.
+
+    Args:
+        rollouts: Rollouts of the actors.
+        num_envs: Columns of a batch: envs of an actor x rollouts of a batch.
+        of_actor: Envs of an actor.
+        threads: CPU threads of an actor.
+    """
+
+    resumable = False
+
+    def __init__(self, rollouts: Rollouts, *, num_envs: int, of_actor: int, threads: int) -> None:
+        self.num_envs, self.num_threads, self.device = num_envs, threads, torch.device("cpu")
+        self._rollouts, self._of_actor, self._envs = rollouts, of_actor, rollouts.envs
+        self.obs_sizes, self.num_actions = dict(self._envs.obs_sizes), self._envs.action_space.size
+
+    @property
+    def action_space(self) -> ActionSpace:
+        """The actions of the actors."""
+        return self._envs.action_space
+
+    @property
+    def max_episode_length(self) -> int:
+        """Time limit of an episode [control steps]."""
+        return self._envs.max_episode_length
+
+    @property
+    def steps_between_truncations(self) -> int:
+        """An env is truncated at most once in so many control steps."""
+        return self._envs.steps_between_truncations
+
+    @property
+    def physics_evaluations(self) -> int:
+        """None on the learner's device."""
+        return 0
+
+    @property
+    def summary(self) -> str:
+        """Words for the envs of an actor."""
+        return self._envs.summary
+
+    def reset(self) -> Observation:
+        """Returns zeros: the learner acts on none of them."""
+        return {group: torch.zeros(self._of_actor, size) for group, size in self.obs_sizes.items()}
+
+    def step(self, action: Tensor) -> Step:
+        """Raises an error: actors step their envs."""
+        raise NotImplementedError
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the newest state that an actor has sent."""
+        return self._rollouts.progress
+
+    def load_state_dict(self, state: dict[str, Any]) -> Observation:
+        """Raises an error: `resumable` is false."""
+        raise NotImplementedError
+
+    def begin_from(self, state: dict[str, Any]) -> Observation:
+        """Lets the actors begin new episodes there."""
+        self._rollouts.begin_from(state)
+        return self.reset()
+
+    def close(self) -> None:
+        """Ends the actors."""
+        self._rollouts.close()
+
+
+class InFlight:
+    """What is on its way between a learner's device and the host. The learner never waits for it.
+
+    Args:
+        rollouts: Rollouts of the actors, which get the weights.
+        device: Device of the learner.
+    """
+
+    def __init__(self, rollouts: Rollouts, device: torch.device) -> None:
+        self._rollouts, self._device, self._cuda = rollouts, device, device.type == "cuda"
+        self._pinned: dict[str, Tensor] = {}
+        self._leaving: tuple[torch.cuda.Event, int] | None = None  # weights, and their version
+        self._arriving: deque[tuple[torch.cuda.Event, SentRollout]] = deque()
+
+    def publish(self, version: int, state: Mapping[str, Tensor]) -> None:
+        """Lets the actors know weights: on CUDA as soon as they are on the host, which `poll` finds out."""
+        if not self._cuda:
+            self._rollouts.publish(version, state)
+            return
+        first = not self._pinned
+        if first:
+            self._pinned = {name: torch.empty(x.shape, dtype=x.dtype, pin_memory=True) for name, x in state.items()}
+        if self._leaving is not None:  # the host is an update ahead: no further
+            self._leaving[0].synchronize()
+            self.poll()
+        for name, x in state.items():
+            self._pinned[name].copy_(x, non_blocking=True)
+        self._leaving = (self._event(), version)
+        if first:  # the actors wait for them
+            self._leaving[0].synchronize()
+        self.poll()
+
+    def release(self, rollout: SentRollout) -> None:
+        """Lets an actor write the memory of a rollout again, when it is copied."""
+        if self._cuda:
+            self._arriving.append((self._event(), rollout))
+        else:
+            self._rollouts.release(rollout)
+
+    def poll(self) -> bool:
+        """Passes on what has arrived; returns whether more is under way."""
+        if self._leaving is not None and self._leaving[0].query():
+            (_, version), self._leaving = self._leaving, None
+            self._rollouts.publish(version, self._pinned)
+        while self._arriving and self._arriving[0][0].query():
+            self._rollouts.release(self._arriving.popleft()[1])
+        return self._leaving is not None or bool(self._arriving)
+
+    def _event(self) -> torch.cuda.Event:
+        event = torch.cuda.Event()
+        event.record(torch.cuda.current_stream(self._device))
+        return event
+
+
+class ActorsCollector(Collector):
+    """Takes rollouts from actors in place of stepping envs.
+
+    A rollout of the learner consists of `actors.rollouts` rollouts, of whichever actors have them first. So a slow
+    actor delays nobody, and neither does one that died. Each rollout has the version of the weights that acted. One
+    that is too old for the algorithm is dropped.
+
+    Args:
+        start: Start of the run.
+        rollouts: Rollouts of the actors, which have been started.
+    """
+
+    def __init__(self, start: RunStart, rollouts: Rollouts) -> None:
+        cfg = start.cfg
+        self.num_actors, self._rollouts = rollouts.engine.num_actors, rollouts
+        self._num_rollouts = cfg.actors.rollouts or max(1, self.num_actors // 2)
+        self._in_flight = InFlight(rollouts, start.device)
+        self._version = 0  # updates since the run was started
+        self._lags: list[int] = []  # of this log interval
+        self._dropped = 0
+        columns = cfg.num_envs * self._num_rollouts
+        env = RemoteEnvs(rollouts, num_envs=columns, of_actor=cfg.num_envs, threads=cfg.actors.threads)
+        obs = {group: value.to(start.device) for group, value in env.reset().items()}
+        spec = env_spec(start, env)
+        longest = min(spec.max_episode_length, cfg.algorithm.horizon)  # the next rollout is of another actor
+        spec = dataclasses.replace(spec, role="learns", max_episode_length=longest)
+        algorithm = make_algorithm(start, spec, start.process_seed)
+        self._remote = remote_of(algorithm, spec)
+        use_cpus(start, columns)
+        super().__init__(cfg, env, algorithm, obs, start.device)
+
+    def collect(self, pause: Pause = no_pause) -> None:
+        """Takes over rollouts until there are enough for an update.
+
+        Args:
+            pause: Called while the learner waits for a rollout.
+        """
+        with self.timer("actors"):
+            self._in_flight.publish(self._version, self._remote.acting_state())
+            for number in range(self._num_rollouts):
+                self._take(self._next(number, pause), number * self._cfg.num_envs)
+            self._remote.end_receiving()
+
+    def update(self) -> None:
+        """Lets the algorithm learn from the rollouts."""
+        super().update()
+        self._version += 1
+
+    def _next(self, number: int, pause: Pause) -> SentRollout:
+        """Waits for a rollout that is not too old."""
+        heard = time.monotonic()
+        while True:
+            rollout = self._rollouts.next(COPYING_S if self._in_flight.poll() else POLL_S)
+            pause(f"rollout {number + 1}/{self._num_rollouts}")
+            if rollout is None:
+                if time.monotonic() - heard > PATIENCE_S:
+                    heard = time.monotonic()
+                    logger.warning("no actor has sent a rollout for %.0f s", PATIENCE_S)
+                continue
+            lag = self._version - rollout.version
+            if lag <= self._remote.max_policy_lag:
+                self._lags.append(lag)
+                return rollout
+            self._dropped += 1
+            self.metrics.add(rollout.taken)
+            self._rollouts.release(rollout)
+
+    def _take(self, rollout: SentRollout, first: int) -> None:
+        self._remote.receive(slice(first, first + self._cfg.num_envs), rollout.tensors)
+        self.metrics.add(rollout.taken)
+        self._in_flight.release(rollout)
+
+    def numbers(self) -> Row:
+        """Returns ages of the rollouts since the last call, and numbers of the actors."""
+        lags, dropped = self._lags, self._dropped
+        self._lags, self._dropped = [], 0
+        return {
+            "policy/lag_min": min(lags),
+            "policy/lag_mean": sum(lags) / len(lags),
+            "policy/lag_max": max(lags),
+            "policy/dropped": dropped / (dropped + len(lags)),
+            **self._rollouts.numbers(),
+        }

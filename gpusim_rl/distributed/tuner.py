@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 BETTER = 1.03
-"""A change that makes less than this times as many steps per second is taken back."""
+"""Least gain in speed, as a factor, for which a change is kept."""
 INTERVAL_S = 5.0
-"""For which a setting is measured [s]."""
+"""Time for which limits are measured [s]."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What the speed depends on."""
+    """What the speed of a run with `actors.inference=learner` depends on."""
 
     actors: int
     """Actors that work; the others wait."""
@@ -28,11 +28,11 @@ class Tuner:
     fast.
 
     Args:
-        limits: To begin with.
-        most_actors: That there are.
+        limits: Limits at the start.
+        most_actors: Number of actors that there are.
 
     Attributes:
-        limits: That hold now.
+        limits: Limits that hold now.
     """
 
     def __init__(self, limits: Limits, most_actors: int) -> None:
@@ -48,8 +48,8 @@ class Tuner:
         """Counts control steps, and changes `limits` at the end of an interval.
 
         Args:
-            steps: Since the last call.
-            now_s: Of a clock [s].
+            steps: Control steps since the last call.
+            now_s: Time of a clock [s].
         """
         if self._since is None:  # what came so far may be of other limits
             self._since = now_s
@@ -69,7 +69,7 @@ class Tuner:
             self.limits, self._tries, self._change = self._kept, False, self._change + 1
 
     def _changed(self) -> Limits:
-        """The kept limits with the change that is next in turn, of those that change anything."""
+        """Returns the kept limits with the change that is next in turn, of those that change anything."""
         kept, part = self._kept, max(1, self._kept.actors // 4)
         changes = [
             replace(kept, actors=min(self._most, kept.actors + part)),

@@ -5,17 +5,14 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
-from types import SimpleNamespace
 
 import psutil
 import pytest
 
-from gpusim_rl.distributed.actor import Actor, ActorJob
-from gpusim_rl.distributed.engine import Answer, Described, Lost, SentRollout
-from gpusim_rl.distributed.process_engine import ProcessEngine
+from gpusim_rl.distributed.actor import Actor, ActorJob, EnvDescription, SentRollout
+from gpusim_rl.distributed.engine import Answer, Lost
 from gpusim_rl.distributed.ray_engine import RayEngine
 from gpusim_rl.settings.compose import compose
 
@@ -34,14 +31,6 @@ def ray_actors() -> set[int]:
     return {it.pid for it in below if it.status() != "zombie" and "ray::RemoteActor" in " ".join(it.cmdline())}
 
 
-def test_what_an_actor_printed_may_be_closed_by_the_thread_that_starts_it_again():
-    engine = ProcessEngine([], pin=False)
-    with tempfile.TemporaryFile() as printed:
-        pass
-    engine._actors = [SimpleNamespace(child=SimpleNamespace(printed=printed))]  # type: ignore[reportAttributeAccessIssue]
-    assert engine.numbers() == {}
-
-
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="names of Ray's processes")
 def test_an_actor_of_ray_that_is_killed_again_and_again_comes_back():
@@ -55,10 +44,10 @@ def test_an_actor_of_ray_that_is_killed_again_and_again_comes_back():
         engine.publish(7, here.acting_state())
         here.collector.close()
         for kill in range(4):  # more often than an actor may die before it has done anything
-            assert isinstance(next(answers(engine)), Described)
+            assert isinstance(next(answers(engine)), EnvDescription)
             engine.ask_for_rollout(0)
             recorded = next(answers(engine))
-            assert isinstance(recorded, SentRollout) and recorded.info.version == 7
+            assert isinstance(recorded, SentRollout) and recorded.version == 7
             began = time.monotonic()
             assert engine.get(0.2) == [] and time.monotonic() - began > 0.15, "nothing is under way: it waits"
             if kill < 3:

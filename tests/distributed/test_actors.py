@@ -19,10 +19,10 @@ import torch
 from torch import Tensor
 
 from gpusim_rl.api import prepare
-from gpusim_rl.distributed import actors, ray_cluster
-from gpusim_rl.distributed.actor import Actor, ActorJob, EnvDescription
+from gpusim_rl.distributed import actors, ray_cluster, rollouts
+from gpusim_rl.distributed.actor import Actor, ActorJob, EnvDescription, SentRollout
 from gpusim_rl.distributed.actors import make_trainer
-from gpusim_rl.distributed.engine import Described, Engine, SentRollout
+from gpusim_rl.distributed.engine import Engine
 from gpusim_rl.distributed.rollouts import ActorsRollouts, Rollouts
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.files.checkpoint_file import load
@@ -199,7 +199,7 @@ def test_a_run_goes_on_with_actors_or_without(tmp_path: Path, algo: str) -> None
 class _Local(Engine):
     """No processes: for rollouts that a test makes."""
 
-    name, waits_for = "process", ""
+    waits_for = ""
 
     def start(self) -> None: ...
     def publish(self, version: int, state: Mapping[str, Tensor]) -> None: ...
@@ -228,8 +228,7 @@ class _Scheduled(Rollouts):
         self.state = {name: x.clone() for name, x in state.items()}
 
     def next(self, timeout_s: float) -> SentRollout:
-        tensors, info = self.actor.rollout(self.versions.pop(0), self.state)
-        return SentRollout(0, tensors, info, None)
+        return self.actor.rollout(self.versions.pop(0), self.state)
 
     def release(self, rollout: SentRollout) -> None:
         self.released += 1
@@ -243,8 +242,9 @@ class _Scheduled(Rollouts):
 
 @pytest.mark.parametrize("others", [1, 3])
 def test_actors_that_are_ready_at_the_same_moment_are_all_asked(others: int) -> None:
-    envs = EnvDescription({"policy": 3}, Box(1), 100, 100, "", [], {})
-    ready: list[list[Any]] = [[Described(actor, envs) for actor in range(1 + others)]]
+    ready: list[list[Any]] = [
+        [EnvDescription(actor, {"policy": 3}, Box(1), 100, 100, "", [], {}) for actor in range(1 + others)]
+    ]
     asked = list[int]()
 
     class Ready(_Local):
@@ -254,10 +254,10 @@ def test_actors_that_are_ready_at_the_same_moment_are_all_asked(others: int) -> 
         def ask_for_rollout(self, actor: int) -> None:
             asked.append(actor)
 
-    rollouts = ActorsRollouts(Ready(1 + others))
-    rollouts.start()
-    rollouts.publish(0, {})
-    assert sorted(set(asked)) == [*range(1 + others)] and rollouts.numbers()["actors/alive"] == 1 + others
+    recorded = ActorsRollouts(Ready(1 + others))
+    recorded.start()
+    recorded.publish(0, {})
+    assert sorted(set(asked)) == [*range(1 + others)] and recorded.numbers()["actors/alive"] == 1 + others
 
 
 def test_lags_are_those_of_a_schedule_and_what_is_too_old_is_dropped(tmp_path: Path, monkeypatch) -> None:
@@ -330,7 +330,7 @@ def test_a_learner_that_cannot_be_built_leaves_no_actors(tmp_path: Path, monkeyp
     def fail(*_: Any) -> None:
         raise ConfigError("does not fit")
 
-    monkeypatch.setattr(actors, "make_algorithm", fail)
+    monkeypatch.setattr(rollouts, "make_algorithm", fail)
     spec = prepare("Cartpole", algo="impala", num_envs=4, num_actors=1, actors="process", log={"dir": str(tmp_path)})
     before = {child.pid for child in psutil.Process().children()}
     with pytest.raises(ConfigError, match="does not fit"):

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import torch
 
-from gpusim_rl.distributed.shared_memory import SharedMemory, SharedWeights
+from gpusim_rl.distributed.process_engine import SharedWeights
+from gpusim_rl.distributed.shared_memory import SharedMemory
 from helpers.commands import ROOT
 
 SHAPES = [((3, 2), torch.float32), ((5,), torch.bool), ((), torch.int64)]
@@ -61,7 +62,8 @@ def test_weights_are_never_torn() -> None:
     weights.write(0, STATE)
     code = """
         import sys, torch
-        from gpusim_rl.distributed.shared_memory import SharedMemory, SharedWeights
+        from gpusim_rl.distributed.process_engine import SharedWeights
+        from gpusim_rl.distributed.shared_memory import SharedMemory
         weights = SharedWeights(SharedMemory(int(sys.argv[1])),
                                 {"weight": torch.zeros(300_000), "count": torch.zeros((), dtype=torch.int64)})
         print("reads", flush=True)
