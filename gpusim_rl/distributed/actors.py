@@ -11,8 +11,8 @@ import dataclasses
 from gpusim_rl.distributed.actor import ActorJob
 from gpusim_rl.distributed.engine import Engine
 from gpusim_rl.distributed.inference import InferenceRollouts
+from gpusim_rl.distributed.limits import Limits
 from gpusim_rl.distributed.rollouts import ActorsCollector, ActorsRollouts, Rollouts
-from gpusim_rl.distributed.tuner import Limits
 from gpusim_rl.errors import ConfigError, one_line_if_out_of_memory
 from gpusim_rl.learn.algorithm import EnvSpec
 from gpusim_rl.learn.collective import ALONE, Collective

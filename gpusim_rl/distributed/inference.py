@@ -14,8 +14,8 @@ from torch import Tensor
 
 from gpusim_rl.distributed.actor import EnvDescription, SentRollout, Stepped, step_of, tensor_of
 from gpusim_rl.distributed.engine import Answer, Engine, Lost
+from gpusim_rl.distributed.limits import Limits, Tuner
 from gpusim_rl.distributed.rollouts import Rollouts
-from gpusim_rl.distributed.tuner import Limits, Tuner
 from gpusim_rl.env.device_env import moved
 from gpusim_rl.learn.remote import Remote
 from gpusim_rl.run.metrics import Metrics

@@ -26,7 +26,7 @@ TABLE, PICTURE = "population.csv", "lineage.png"
 
 
 def explored(settings: Mapping[str, Any], space: Space, chance: random.Random) -> dict[str, Any]:
-    """Other settings near those of a trial that is copied, within the space.
+    """Returns other settings near those of a trial that is copied, within the space.
 
     Args:
         settings: Values by key.
@@ -52,7 +52,7 @@ def explored(settings: Mapping[str, Any], space: Space, chance: random.Random) -
 
 
 def newest_checkpoint(trial: Path, iterations: int) -> Path | None:
-    """The newest numbered checkpoint of a trial from which something is left to train; None without one.
+    """Finds the newest numbered checkpoint of a trial from which something is left to train; None without one.
 
     Args:
         trial: Folder of the trial's run folders.
@@ -70,7 +70,7 @@ def newest_checkpoint(trial: Path, iterations: int) -> Path | None:
 
 
 def settings_of(run: Path, keys: Iterable[str]) -> dict[str, Any]:
-    """Values of settings in a run folder, by key."""
+    """Reads settings of a run folder, by key."""
     config = load_yaml(run / "config.yaml")
     return {key: functools.reduce(lambda node, name: node[name], key.split("."), config) for key in keys}
 
@@ -88,7 +88,7 @@ def add_row(folder: Path, row: Mapping[str, Any]) -> None:
 
 
 def read_rows(folder: Path) -> list[dict[str, str]]:
-    """The newest row of each interval of each trial of a study, in the order of the iterations."""
+    """Reads the newest row of each interval of each trial of a study, in the order of the iterations."""
     if not (folder / TABLE).is_file():
         return []
     with (folder / TABLE).open(newline="") as file:
@@ -98,7 +98,7 @@ def read_rows(folder: Path) -> list[dict[str, str]]:
 
 
 def report(search: Search) -> list[str]:
-    """Lines of who copied whom, and a picture; none for other methods."""
+    """Draws who copied whom, and returns lines for the user; none for other methods."""
     rows = read_rows(search.folder)
     if not rows:
         return []
@@ -126,11 +126,11 @@ def _draw(search: Search, rows: Sequence[Mapping[str, str]]) -> bool:
         style = {"color": f"C{parent % 10}", "linewidth": 1.2 if parent == trial else 2.0}
         tree.plot([int(row["since"]), int(row["iteration"])], [parent, trial], marker="o", markersize=3, **style)
     for trial in trials:
-        own = [row for row in rows if int(row["trial"]) == trial]
-        iterations = [int(row["iteration"]) for row in own]
-        score.plot(iterations, [float(row["score"]) for row in own], color=f"C{trial % 10}")
+        intervals = [row for row in rows if int(row["trial"]) == trial]
+        iterations = [int(row["iteration"]) for row in intervals]
+        score.plot(iterations, [float(row["score"]) for row in intervals], color=f"C{trial % 10}")
         for axis, (key, allowed) in zip(of_settings, space.items(), strict=True):
-            values = [float(row[key]) if "low" in allowed else row[key] for row in own]
+            values = [float(row[key]) if "low" in allowed else row[key] for row in intervals]
             axis.plot(iterations, values, color=f"C{trial % 10}", drawstyle="steps-pre")
     tree.set(ylabel="trial", yticks=trials, title=f"{search.cfg.study}: a line that changes its row is a copy")
     score.set_ylabel("score")

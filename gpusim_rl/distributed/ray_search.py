@@ -22,7 +22,7 @@ from gpusim_rl.distributed import pbt
 from gpusim_rl.distributed.ray_cluster import ray_cluster, same_handler
 from gpusim_rl.distributed.search import Search
 from gpusim_rl.distributed.trial_run import OBJECTIVE, TrialFailedError, TrialRun
-from gpusim_rl.distributed.tuning import distributions, num_ended, number_of, open_study, report, say, say_ended
+from gpusim_rl.distributed.tuning import Study, number_of, say
 from gpusim_rl.errors import ConfigError, warn
 from gpusim_rl.files.safe_open import lock
 from gpusim_rl.machine.hardware import available_cpus
@@ -36,7 +36,7 @@ RESTARTS = 5
 
 
 def tune(search: Search) -> list[str]:
-    """Search until the study has its trials; writes `trials.csv` and pictures.
+    """Searches on Ray Tune until the study has its trials; writes `trials.csv` and pictures.
 
     Returns:
         Lines for the user: the best trials, and the command that repeats the best one.
@@ -48,12 +48,11 @@ def tune(search: Search) -> list[str]:
     if search.cfg.method == "pbt":
         _refuse_structure(search)
     with ray_cluster(f"method={search.cfg.method}") as ray:
-        search = replace(search, folder=search.folder.absolute())
-        optuna, study = open_study(search)
-        with _alone(search.folder):
-            if num_ended(optuna, study) < search.cfg.trials:
-                _fit(search, optuna, study, ray.cluster_resources())
-        return [*report(optuna, search, study), *pbt.report(search)]
+        study = Study(replace(search, folder=search.folder.absolute()))
+        with _alone(study.search.folder):
+            if study.num_ended < search.cfg.trials:
+                _fit(study, ray.cluster_resources())
+        return [*study.report(), *pbt.report(study.search)]
 
 
 @contextmanager
@@ -82,7 +81,7 @@ def _refuse_structure(search: Search) -> None:
 # Ray Tune
 
 
-def _fit(search: Search, optuna: Any, study: Any, cluster: Mapping[str, float]) -> None:
+def _fit(study: Study, cluster: Mapping[str, float]) -> None:
     """Lets Ray Tune run the trials that are left; each is in the study as soon as it has ended."""
     os.environ.setdefault("TUNE_DISABLE_AUTO_CALLBACK_LOGGERS", "1")
     os.environ.setdefault("TUNE_PRINT_ALL_TRIAL_ERRORS", "0")
@@ -90,7 +89,8 @@ def _fit(search: Search, optuna: Any, study: Any, cluster: Mapping[str, float]) 
     from ray import tune as ray_tune
     from ray.tune.search.basic_variant import BasicVariantGenerator
 
-    numbers, checkpoints = _trials_left(search, optuna, study)
+    search = study.search
+    numbers, checkpoints = _trials_left(study)
     known = [pbt.settings_of(file.parents[1], search.space) for file in checkpoints.values()]  # of the first ones
     resources = trial_resources(search, cluster)
     tuner = ray_tune.Tuner(
@@ -106,7 +106,7 @@ def _fit(search: Search, optuna: Any, study: Any, cluster: Mapping[str, float]) 
         run_config=ray_tune.RunConfig(
             name=time.strftime("%Y-%m-%d_%H-%M-%S"),
             storage_path=str(search.folder / "ray"),
-            callbacks=[_listener(ray_tune, search, optuna, study, numbers)],
+            callbacks=[_listener(ray_tune, study, numbers)],
             failure_config=ray_tune.FailureConfig(max_failures=RESTARTS if search.cfg.method == "pbt" else 0),
             # A run writes one itself. Ray Tune would ask for another one at the end, and wait for it.
             checkpoint_config=ray_tune.CheckpointConfig(checkpoint_at_end=False),
@@ -116,32 +116,28 @@ def _fit(search: Search, optuna: Any, study: Any, cluster: Mapping[str, float]) 
     with warnings.catch_warnings(), same_handler(signal.SIGINT):
         warnings.simplefilter("ignore")  # that a trial could take over the process of another one
         tuner.fit()
-    if num_ended(optuna, study) < search.cfg.trials:
+    if study.num_ended < search.cfg.trials:
         raise KeyboardInterrupt  # Ray Tune returns as if it were done
 
 
-def _trials_left(search: Search, optuna: Any, study: Any) -> tuple[list[int], dict[int, Path]]:
-    """Numbers of the trials that are left, and the checkpoints that those of an interrupted population go on from."""
-    ended = {number_of(trial) for trial in study.get_trials(deepcopy=False)}
-    left = search.cfg.trials - num_ended(optuna, study)
+def _trials_left(study: Study) -> tuple[list[int], dict[int, Path]]:
+    """Returns numbers of the trials that are left, and checkpoints that those of a stopped population go on from."""
+    search, ended = study.search, {number_of(trial) for trial in study.trials.get_trials(deepcopy=False)}
+    left = search.cfg.trials - study.num_ended
     numbers = [number for number in range(len(ended) + left) if number not in ended][:left]
     checkpoints = {}
     if search.cfg.method == "pbt":
-        found = {number: pbt.newest_checkpoint(_runs_of(search, number), search.iterations) for number in numbers}
-        checkpoints = {number: file for number, file in found.items() if file is not None}
+        newest = {number: pbt.newest_checkpoint(search.runs_of(number), search.iterations) for number in numbers}
+        checkpoints = {number: file for number, file in newest.items() if file is not None}
     return sorted(numbers, key=lambda number: number not in checkpoints), checkpoints
 
 
-def _runs_of(search: Search, number: int) -> Path:
-    return search.folder.parent / f"{search.cfg.study}.{number:04d}"
-
-
 def trial_resources(search: Search, cluster: Mapping[str, float]) -> dict[str, float]:
-    """What a trial asks Ray for. Those of a population run at once: where there are fewer CPUs or GPUs, they share.
+    """Returns what a trial asks Ray for. A population runs at once: where there are fewer CPUs or GPUs, trials share.
 
     Args:
         search: The search.
-        cluster: What there is of each resource of Ray.
+        cluster: Amount of each resource of Ray.
     """
     together = search.cfg.trials if search.cfg.method == "pbt" else 1
 
@@ -155,7 +151,7 @@ def trial_resources(search: Search, cluster: Mapping[str, float]) -> dict[str, f
 
 
 def _domain(ray_tune: Any, allowed: Mapping[str, Any]) -> Any:
-    """Values of a setting in Ray Tune's words."""
+    """Returns the values of a setting in Ray Tune's words."""
     if "choices" in allowed:
         return ray_tune.choice(allowed["choices"])
     low, high, log = allowed["low"], allowed["high"], bool(allowed.get("log"))
@@ -165,7 +161,7 @@ def _domain(ray_tune: Any, allowed: Mapping[str, Any]) -> Any:
 
 
 def make_scheduler(search: Search) -> Any:
-    """What decides at each row of metrics how a trial goes on."""
+    """Makes what decides at each row of metrics how a trial goes on."""
     from ray.tune import schedulers
 
     if search.cfg.method == "asha":
@@ -196,7 +192,7 @@ def make_scheduler(search: Search) -> Any:
 def _trainable(
     ray_tune: Any, search: Search, numbers: Sequence[int], checkpoints: Mapping[int, Path], cpus: float
 ) -> Any:
-    """What Ray Tune calls a trainable: follows a run of ours, row by row."""
+    """Makes what Ray Tune calls a trainable: it follows a run of ours, row by row."""
     cwd = os.getcwd()  # Ray's processes are elsewhere
     more, grace = [], search.iterations + 1
     if search.cfg.method == "pbt":
@@ -246,10 +242,10 @@ def _trainable(
         def load_checkpoint(self, checkpoint_dir: str) -> None:
             from gpusim_rl.files.checkpoint_file import is_whole
 
-            file = Path(checkpoint_dir, POINTER).read_text()
-            file, parent = Path(file), int(Path(file).parents[2].name.rpartition(".")[2])
+            file = Path(Path(checkpoint_dir, POINTER).read_text())
+            parent = int(file.parents[2].name.rpartition(".")[2])
             if parent == self._number or not is_whole(file):  # it was lost, or nothing can be copied
-                file, parent = pbt.newest_checkpoint(_runs_of(search, self._number), search.iterations), self._number
+                file, parent = pbt.newest_checkpoint(search.runs_of(self._number), search.iterations), self._number
             self._begin_from(parent, file)
 
         def cleanup(self) -> None:
@@ -259,15 +255,16 @@ def _trainable(
     return RemoteTrial
 
 
-def _listener(ray_tune: Any, search: Search, optuna: Any, study: Any, numbers: Sequence[int]) -> Any:
-    """What Ray Tune tells of the trials."""
+def _listener(ray_tune: Any, study: Study, numbers: Sequence[int]) -> Any:
+    """Makes what Ray Tune tells of the trials."""
+    search = study.search
 
     def number(trial: Any) -> int:
         return numbers[int(trial.trial_id.rpartition("_")[2])]
 
     def reason(trial: Any) -> str:
-        said = Path(trial.error_file).read_text().strip() if trial.error_file else "it was lost"
-        return said.splitlines()[-1].rpartition(f"{TrialFailedError.__name__}: ")[2]
+        text = Path(trial.error_file).read_text().strip() if trial.error_file else "it was lost"
+        return text.splitlines()[-1].rpartition(f"{TrialFailedError.__name__}: ")[2]
 
     class Listener(ray_tune.Callback):  # type: ignore[reportUntypedBaseClass]
         """Adds intervals to the table of a population, and trials that have ended to the study."""
@@ -288,30 +285,33 @@ def _listener(ray_tune: Any, search: Search, optuna: Any, study: Any, numbers: S
             warn(f"trial {number(trial)} ended ({reason(trial)}): it goes on from its last checkpoint")
 
         def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-            _add(search, optuna, study, trial.config, trial.last_result)
+            _add(study, trial.config, trial.last_result)
 
         def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
             first = {"number": number(trial), "log": f"{number(trial):04d}.log"}
-            _add(search, optuna, study, trial.config, {**first, **(trial.last_result or {}), "failed": reason(trial)})
+            _add(study, trial.config, {**first, **(trial.last_result or {}), "failed": reason(trial)})
 
     return Listener()
 
 
-def _add(search: Search, optuna: Any, study: Any, settings: Mapping[str, Any], result: Mapping[str, Any]) -> None:
+def _add(study: Study, settings: Mapping[str, Any], result: Mapping[str, Any]) -> None:
     """Adds a trial that has ended to the study, and says so."""
-    states = optuna.trial.TrialState
+    trials: Any = study.optuna.trial
     value, failed = result.get(OBJECTIVE), result.get("failed")
-    whole = result.get("iteration", 0) >= search.iterations
-    state = states.FAIL if failed or value is None else states.COMPLETE if whole else states.PRUNED
     attributes = {name: result.get(name, "") for name in ("number", "run", "command", "log")}
-    study.add_trial(
-        optuna.trial.create_trial(
+    if failed or value is None:
+        state = trials.TrialState.FAIL
+    else:
+        whole = result.get("iteration", 0) >= study.search.iterations
+        state = trials.TrialState.COMPLETE if whole else trials.TrialState.PRUNED
+    study.trials.add_trial(
+        trials.create_trial(
             state=state,
-            value=None if state == states.FAIL else value,
+            value=None if state == trials.TrialState.FAIL else value,
             params=dict(settings),
-            distributions=distributions(optuna, search),
+            distributions=study.distributions(),
             user_attrs=attributes | ({"failed": failed} if failed else {}),
             intermediate_values={} if value is None else {int(result["iteration"]): value},
         )
     )
-    say_ended(search, study.get_trials(deepcopy=False)[-1], num_ended(optuna, study))
+    study.say_ended(-1)

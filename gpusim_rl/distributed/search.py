@@ -47,8 +47,8 @@ class Search:
     Attributes:
         cfg: Settings of the search, with `study` and `grace` in place of their defaults.
         space: Settings that are searched.
-        overrides: What all trials share, as typed behind `train.py`.
-        config_dir: The user's folder (`-cd`).
+        overrides: Command line that all trials share, as typed behind `train.py`.
+        config_dir: Folder of the user (`-cd`).
         device: Setting `device` of the trainings.
         iterations: Iterations of a trial that is not stopped.
         folder: Folder of the journal, the tables and the pictures; run folders are beside it.
@@ -62,13 +62,17 @@ class Search:
     iterations: int
     folder: Path
 
+    def runs_of(self, number: int) -> Path:
+        """Returns the folder of the run folders of a trial."""
+        return self.folder.parent / f"{self.cfg.study}.{number:04d}"
+
 
 def read_search(words: Sequence[str], config_dir: Path | None = None) -> Search:
-    """Read and check a command line of `tools/tune.py`.
+    """Reads and checks a command line of `tools/tune.py`.
 
     Args:
-        words: `key=value`, of the search and of the training.
-        config_dir: The user's folder (`-cd`).
+        words: Settings `key=value`, of the search and of the training.
+        config_dir: Folder of the user (`-cd`).
 
     Raises:
         ConfigError: A setting is unknown, or a space cannot be searched.
@@ -105,7 +109,7 @@ def read_search(words: Sequence[str], config_dir: Path | None = None) -> Search:
 
 
 def _refuse_unknown(overrides: Sequence[str], of_search: Sequence[str]) -> None:
-    """Settings of the search that are misspelt: as settings of a training they would get no good hint."""
+    """Refuses settings of the search that are misspelt: as settings of a training they would get no good hint."""
     of_training = {field.name for field in dataclasses.fields(RunConfig)}
     for key in map(key_of, overrides):
         if "." not in key and key not in of_training and (near := closest(key, of_search, 0.75)):
@@ -118,7 +122,7 @@ def _default_study(overrides: Sequence[str], algo: str, method: str) -> str:
 
 
 def _number(value: Any) -> Any:
-    """The number that a text means, also 1e-3, which a yaml takes for text; anything else as it is."""
+    """Returns the number that a text means, also 1e-3, which a yaml takes for text; anything else as it is."""
     if isinstance(value, str):
         for kind in (int, float):
             with suppress(ValueError):
@@ -127,7 +131,7 @@ def _number(value: Any) -> Any:
 
 
 def _read_space(name: str, algo: str, overrides: Sequence[str], config_dir: Path | None) -> Space:
-    """A space whose every end is a setting that a training takes."""
+    """Reads a space, and checks that a training takes every end of it."""
     file = Path(name) if name else SPACES / f"{algo}.yaml"
     if not file.is_file():
         problem = f"space={file}: there is no such file" if name else f"there is no space for {algo}"
@@ -150,7 +154,7 @@ def _read_space(name: str, algo: str, overrides: Sequence[str], config_dir: Path
 
 
 def _ends(allowed: Any, where: str) -> list[Any]:
-    """Values of a setting that must be possible: its choices, or both ends of its range. Makes texts numbers."""
+    """Returns the values of a setting that must be possible: choices, or ends of a range. Makes texts numbers."""
     expected = ConfigError(f"{where}: expected {{low: a, high: b}}, or {{choices: [a, b]}}, got {allowed}")
     if not isinstance(allowed, dict):
         raise expected

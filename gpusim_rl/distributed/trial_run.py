@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from gpusim_rl.distributed.search import Search
 
 OBJECTIVE = "episode/return"
-"""What is searched for: the mean of the last 100 training episodes, at the end of a run."""
+"""Objective of a search: the mean return of the last 100 training episodes, at the end of a run."""
 POLL_S = 0.2
 
 
@@ -31,16 +31,16 @@ class TrialRun:
     """A training with chosen settings, which begins at once.
 
     Args:
-        search: What it is a part of.
-        number: Of the trial.
-        chosen: Settings by key.
+        search: Search of the trial.
+        number: Number of the trial.
+        chosen: Settings of the trial, by key.
         more: Overrides for this run alone.
-        cwd: Folder that it begins in; None is that of this process.
-        env: Variables of its environment beside those of this process.
+        cwd: Folder that the run begins in; None is that of this process.
+        env: Variables that its environment has beside those of this process.
 
     Attributes:
-        command: What repeats it.
-        printed: File with what it prints.
+        command: Command that repeats the run.
+        printed: File with what the run prints.
     """
 
     def __init__(
@@ -57,11 +57,10 @@ class TrialRun:
         grouped = any(key_of(word) == "wandb_group" for word in search.overrides)
         group = [] if grouped else [f"wandb_group={search.cfg.study}"]
         user = ["-cd", str(search.config_dir)] if search.config_dir is not None else []
-        name = f"{search.cfg.study}.{number:04d}"
-        folder = f"log.dir={quote(str(search.folder.parent))}"
-        words = [*user, *search.overrides, *words, *group, *more, f"experiment={name}", folder, "log.console=quiet"]
-        self._search, self._number = search, number
-        self._latest = search.folder.parent / name / "latest"
+        runs = search.runs_of(number)
+        place = [f"experiment={runs.name}", f"log.dir={quote(str(runs.parent))}", "log.console=quiet"]
+        words = [*user, *search.overrides, *words, *group, *more, *place]
+        self._search, self._latest = search, runs / "latest"
         self._before = self._latest.resolve()  # of an earlier start of this trial
         self.printed = search.folder / f"{number:04d}.log"
         command = [sys.executable, str(paths.train_file()), *words]
@@ -71,11 +70,11 @@ class TrialRun:
     @property
     def folder(self) -> str:
         """The run folder; empty while there is none."""
-        found = self._latest.resolve()
-        return str(found) if self._latest.exists() and found != self._before else ""
+        latest = self._latest.resolve()
+        return str(latest) if self._latest.exists() and latest != self._before else ""
 
     def rows(self) -> Iterator[tuple[int, float]]:
-        """Iteration and objective of each row of metrics that has one, as it comes; the last one when the run ended.
+        """Yields iteration and objective of each row of metrics that has one; the last one when the run has ended.
 
         Raises:
             TrialFailedError: The run ended with an error, its objective is NaN or infinite, or there was no new row for
@@ -110,7 +109,7 @@ class TrialRun:
 
 
 def _rows(file: Path) -> list[dict[str, str]]:
-    """Whole rows of metrics so far."""
+    """Reads the whole rows of metrics so far."""
     try:
         text = file.read_text()
     except OSError:

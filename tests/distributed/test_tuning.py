@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from gpusim_rl.distributed.search import SPACES, read_search
-from gpusim_rl.distributed.tuning import open_study
+from gpusim_rl.distributed.tuning import Study
 from gpusim_rl.errors import ConfigError
 from helpers.commands import ROOT, Finished, run_command
 
@@ -109,10 +109,10 @@ def test_a_study_is_of_one_search(tmp_path, monkeypatch, words, said):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "space.yaml").write_text(SPACE)
     (tmp_path / "other.yaml").write_text("ppo.clip: {low: 0.1, high: 0.2}\n")
-    open_study(read_search(SMALL))
-    open_study(read_search([*SMALL, "trials=7", "pruner=none", "log.interval=2"]))
+    Study(read_search(SMALL))
+    Study(read_search([*SMALL, "trials=7", "pruner=none", "log.interval=2"]))
     with pytest.raises(ConfigError) as error:
-        open_study(read_search([*SMALL, *words]))
+        Study(read_search([*SMALL, *words]))
     assert said in str(error.value)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from gpusim_rl.distributed.tuner import INTERVAL_S, Limits, Tuner
+from gpusim_rl.distributed.limits import INTERVAL_S, Limits, Tuner
 
 
 def run(tuner: Tuner, speed: Callable[[Limits], float], intervals: int) -> list[Limits]:
