@@ -96,7 +96,7 @@ def begin(spec: RunSpec, collective: Collective = ALONE) -> tuple[RunStart, dict
     state = checkpoint.load_for(spec)
     regrouped = False
     if state is not None and not cfg.test:
-        state, regrouped = _state_of_process(state, collective)
+        state, regrouped = state_of_process(state, collective)
     seed = collective.share(_choose_seed(cfg, state))
     device, sim = choose_devices(cfg, outside=outside)
     if cfg.eval.interval and not cfg.test:
@@ -120,7 +120,7 @@ def _choose_seed(cfg: RunConfig, state: Mapping[str, Any] | None) -> int:
     return secrets.randbelow(2**31) if cfg.seed == -1 else cfg.seed
 
 
-def _state_of_process(state: dict[str, Any], collective: Collective) -> tuple[dict[str, Any], bool]:
+def state_of_process(state: dict[str, Any], collective: Collective) -> tuple[dict[str, Any], bool]:
     """What of a checkpoint this process continues from, and whether there was another number of processes.
 
     With as many processes as before it continues as it was. Else learning continues, and episodes begin anew.

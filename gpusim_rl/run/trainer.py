@@ -27,7 +27,7 @@ from gpusim_rl.run.profiler import profiling
 from gpusim_rl.run.reporter import Reporter
 from gpusim_rl.run.run_dir import RunDir
 from gpusim_rl.run.run_view import RunView
-from gpusim_rl.run.start import RunStart
+from gpusim_rl.run.start import RunStart, state_of_process
 from gpusim_rl.run.stop_signal import IterationLeftError, StopSignal
 
 OF_PROCESS = ("algorithm", "env", "torch_rng", "metrics")
@@ -219,9 +219,11 @@ class Trainer:
             replay = log.dump(SKIPPED, self.state_dict())
             raise self._reporter.finite_check.no_gradient(row, self.algorithm, replay)
         self._put_back = True
-        state = checkpoint.load(newest)
+        state, regrouped = state_of_process(checkpoint.load(newest), self.start.collective)
         self.algorithm.policy.load_state_dict(state["policy"])
         self.algorithm.load_state_dict(checkpoint.anew(state["algorithm"], checkpoint.EPISODES))
+        if regrouped:
+            self._seed_noise()
         log.console.warn(
             f"no gradient was finite any more in iteration {row.iterations[-1]}: the learner is put back to"
             f" iteration {state['iteration']}. If this happens again, the run ends"
@@ -310,8 +312,12 @@ class Trainer:
         regrouped = self.start.regrouped
         self.collector.load_state_dict(state, same_envs=state["sim"] == self.start.sim.name and not regrouped)
         if regrouped:
-            for number, generator in enumerate(generators_of(self.algorithm, self.start.device)):
-                generator.manual_seed(self.start.process_seed + self.iteration + number)
+            self._seed_noise()
         self.intervals.resume(self.iteration, self.env_steps, state["best_return"])
         self._elapsed_s = float(state["elapsed_s"])
         self._earlier_log = {name: state.get(name) for name in OF_LOGGER}
+
+    def _seed_noise(self) -> None:
+        """Gives the algorithm other noise than in the processes that have the same state."""
+        for number, generator in enumerate(generators_of(self.algorithm, self.start.device)):
+            generator.manual_seed(self.start.process_seed + self.iteration + number)

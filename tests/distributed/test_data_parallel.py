@@ -8,15 +8,19 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
+from gpusim_rl.api import prepare
 from gpusim_rl.diagnose.rules import diagnose
 from gpusim_rl.diagnose.run_stats import read_run_stats
-from gpusim_rl.distributed import data_parallel
+from gpusim_rl.distributed import actors, data_parallel
 from gpusim_rl.errors import ConfigError
-from gpusim_rl.files.checkpoint_file import load
+from gpusim_rl.files.checkpoint_file import load, save
+from gpusim_rl.learn.collective import Collective
 from gpusim_rl.machine.hardware import available_cpus
 from helpers import data_parallel_process
 from helpers.commands import ROOT, Finished, run_command
@@ -110,6 +114,32 @@ def test_a_resumed_run_of_two_processes_ends_as_one_that_was_not_interrupted(tmp
         assert differences(whole[key], resumed[key]) == [], key
 
 
+class SecondOfTwo(Collective):
+    rank, size = 1, 2
+
+
+@pytest.mark.parametrize("processes", [2, 3])
+def test_a_process_is_put_back_to_its_own_noise_and_replay_memory(tmp_path, processes):
+    settings = {"learning_starts": 64, "batch_size": 32, "replay": {"capacity": 2000}}
+    cfg: dict[str, Any] = {"num_envs": 16, "device": "cpu", "multi_gpu": True, "sac": settings}
+    trainer = actors.make_trainer(prepare("Cartpole", algo="sac", **cfg), SecondOfTwo())
+    own = trainer.algorithm.state_dict()
+    trainer.collector.collect()
+    first = trainer.algorithm.state_dict()
+    others = {rank: {"algorithm": first} for rank in range(processes)}
+    save(tmp_path / "last.pt", {**trainer.state_dict(), "processes": others | {1: {"algorithm": own}}})
+    log: Any = SimpleNamespace(
+        checkpoints=SimpleNamespace(newest=tmp_path / "last.pt"), console=SimpleNamespace(warn=str)
+    )
+    row: Any = SimpleNamespace(iterations=[1])
+    trainer._put_learner_back(log, row)
+    now = trainer.algorithm.state_dict()
+    trainer.close()
+    assert not torch.equal(now["act_generator"], first["act_generator"])
+    assert torch.equal(now["act_generator"], own["act_generator"]) == (processes == 2)
+    assert differences(now["replay"], own["replay"]) == [] != differences(now["replay"], first["replay"])
+
+
 @pytest.mark.slow
 def test_one_process_of_torchrun_learns_what_one_without_it_does(tmp_path):
     for name, processes in (("torchrun", 1), ("alone", 0)):
@@ -175,8 +205,6 @@ def process_of_rank(parent: int, rank: int) -> int:
 
 
 def spec_of(*, test: bool = False, multi_gpu: bool = True, algo: str = "ppo", **settings):
-    from gpusim_rl.api import prepare
-
     return prepare("Cartpole", algo=algo, multi_gpu=multi_gpu, num_envs=4, **settings)
 
 
