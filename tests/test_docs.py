@@ -246,8 +246,8 @@ def meanings(page: ModuleType) -> dict[str, str]:
     for group, complete in page.GROUPS.items():
         rows += page.settings(ROOT / "cfg" / group / f"{complete}.yaml", f"{group}.")
     for name in page.ALGORITHMS:
-        for shared in [shared for shared, owners in page.SHARED.items() if name in owners]:
-            rows += page.settings(ROOT / "cfg" / "learn" / f"{shared}.yaml", f"{name}.")
+        for shared in page.shared(page.CFG / "algo" / f"{name}.yaml"):
+            rows += page.settings(shared, f"{name}.")
         rows += page.algorithm(name)
     return {row.key: row.comment for row in rows if row.value is not None}
 
