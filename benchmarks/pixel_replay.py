@@ -35,10 +35,10 @@ def rendered(task: str) -> tuple[Any, Any, str]:
     sim, grid = env.sim, Grid.of(ENVS, width, width)
     frames = np.zeros((STEPS, ENVS, 3, PIXELS, PIXELS), np.uint8)
     done = torch.zeros(STEPS, ENVS, dtype=torch.bool)
-    renderer, _ = make_renderer(sim.scene, sim.scene_qpos().cpu().numpy(), width, width)
+    renderer, _ = make_renderer(sim.scene, sim.qpos.cpu().numpy(), width, width)
     with closing(player), closing(renderer):
         for t in range(STEPS):
-            picture = renderer.render(sim.scene_qpos().cpu().numpy())
+            picture = renderer.render(sim.qpos.cpu().numpy())
             for env in range(ENVS):
                 x, y = grid.corner(env)
                 frames[t, env] = picture[y : y + PIXELS, x : x + PIXELS].transpose(2, 0, 1)

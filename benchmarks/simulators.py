@@ -37,7 +37,7 @@ def measure(task: str, name: str) -> dict[str, Any]:
         action = 2.0 * torch.rand(NUM_ENVS, reference.num_actions, generator=random) - 1.0
         steps = [env.step(action) for env in (reference, other)]
         continues = ~(steps[0].done | steps[1].done)
-        apart = (reference.sim.scene_qpos() - other.sim.scene_qpos()).abs().amax(dim=1)
+        apart = (reference.sim.qpos - other.sim.qpos).abs().amax(dim=1)
         differences.append(apart[continues])
         if steps[0].diverged.any() or steps[1].diverged.any():
             raise RuntimeError(f"{task} diverged")

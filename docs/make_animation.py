@@ -89,7 +89,7 @@ def tile(run: str, args: argparse.Namespace) -> np.ndarray:
         hz, sim = player.env.cfg.control_hz, player.env.sim
         for _ in range(round(args.skip * hz)):
             player.step()
-        qpos = sim.scene_qpos().cpu().numpy()
+        qpos = sim.qpos.cpu().numpy()
         camera = Framed(sim.scene, qpos, args.width / args.height, float(fill or args.fill))
         renderer, note = make_renderer(sim.scene, qpos, SMOOTH * args.width, SMOOTH * args.height, camera=camera)
         if note:
@@ -100,7 +100,7 @@ def tile(run: str, args: argparse.Namespace) -> np.ndarray:
                 while steps < frame * hz / args.fps:
                     player.step()
                     steps += 1
-                large = renderer.render(sim.scene_qpos().cpu().numpy())
+                large = renderer.render(sim.qpos.cpu().numpy())
                 smooth = large.reshape(args.height, SMOOTH, args.width, SMOOTH, 3).mean(axis=(1, 3))
                 image = Image.fromarray(np.rint(smooth).astype(np.uint8))
                 ImageDraw.Draw(image).text(

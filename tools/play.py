@@ -136,7 +136,7 @@ def watch(player: Player | DumpReplay, steps: int | None) -> None:
         step_alone(player, steps)
         return
     sim = env.sim
-    camera = Camera(sim.scene, sim.scene_qpos().cpu().numpy())
+    camera = Camera(sim.scene, sim.qpos.cpu().numpy())
     model = picture_model(sim.scene, camera)
     data = mujoco.MjData(model)
     dt = 1.0 / env.cfg.control_hz
@@ -158,7 +158,7 @@ def watch(player: Player | DumpReplay, steps: int | None) -> None:
                 done += 1
                 if isinstance(step, str):  # of a replay
                     print(printable(step))
-                pose = sim.scene_qpos()[0]
+                pose = sim.qpos[0]
                 if pose.isfinite().all():
                     with viewer.lock():
                         data.qpos[:] = pose.cpu().numpy()

@@ -56,11 +56,11 @@ def record(args: argparse.Namespace) -> Path:
         env, size = player.env, (args.width, args.height)
         if isinstance(env, VecEnv):
             sim = env.sim
-            renderer, note = make_renderer(sim.scene, sim.scene_qpos().cpu().numpy(), *size, args.renderer)
+            renderer, note = make_renderer(sim.scene, sim.qpos.cpu().numpy(), *size, args.renderer)
             stack.enter_context(closing(renderer))
             if note:
                 print(note, file=sys.stderr)
-            control_hz, draw = env.cfg.control_hz, lambda: renderer.render(sim.scene_qpos().cpu().numpy())
+            control_hz, draw = env.cfg.control_hz, lambda: renderer.render(sim.qpos.cpu().numpy())
         else:
             control_hz, draw = env.frames_per_s, lambda: tiled(env.render(), *size)
             draw()  # no file is begun if they cannot

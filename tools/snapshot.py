@@ -75,7 +75,7 @@ def snapshot(args: argparse.Namespace) -> Path:
         for _ in range(args.steps):
             player.step()
         sim = env.sim
-        qpos = sim.scene_qpos().cpu().numpy()
+        qpos = sim.qpos.cpu().numpy()
         pixels, note = draw(sim.scene, qpos, args.width, args.height, args.renderer, args.fill)
         default = Path(f"{env.name}.png")
         path = args.out or (default if args.overwrite else free_name(default))

@@ -35,6 +35,8 @@ class Sim(Protocol):
     dt: float
     """Physics step [s]."""
     scene: Scene
+    qpos: Float[Tensor, "envs nq"]
+    """Positions in the layout of the scene's MuJoCo model (`MjData.qpos`), for pictures: read, never write."""
     buffers: str
     """Sizes of buffers that can overflow, as settings: `sim.njmax=128 sim.nconmax=32`; empty where there are none."""
 
@@ -104,10 +106,6 @@ class Sim(Protocol):
 
     def refresh(self) -> None:
         """Lets body poses and velocities follow the states written since the last call or step."""
-        ...
-
-    def scene_qpos(self) -> Float[Tensor, "envs nq"]:
-        """Returns positions in the layout of the scene's MuJoCo model (`MjData.qpos`), for rendering."""
         ...
 
     def state_dict(self) -> dict[str, Any]:

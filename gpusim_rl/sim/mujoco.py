@@ -274,37 +274,29 @@ class MujocoSim:
         if ids.size:
             self._leading[ids] = self._mirror[ids]
 
-    def scene_qpos(self) -> Float[Tensor, "envs nq"]:
-        return self.qpos
-
-    def state_dict(self) -> dict[str, Any]:
+    def _saved(self) -> dict[str, Tensor]:
+        """Returns all that a checkpoint has beside the parameters, as views."""
         return {
-            "state": torch.from_numpy(self._state.copy()),
-            "mirror": torch.from_numpy(self._mirror.copy()),
-            "written": self._written_mask.clone(),
-            "diverged": self._diverged.clone(),
-            "warning": torch.from_numpy(self._batch.warning.copy()),
-            "ctrl": self.ctrl.clone(),
-            "qfrc_applied": self.qfrc_applied.clone(),
-            "xfrc_applied": self.xfrc_applied.clone(),
-            "tensors": {field: value.clone() for field, value in self._tensors.items()},
-            "params": self._params.state_dict(),
+            "state": torch.from_numpy(self._state),
+            "mirror": torch.from_numpy(self._mirror),
+            "written": self._written_mask,
+            "diverged": self._diverged,
+            "warning": torch.from_numpy(self._batch.warning),
+            "ctrl": self.ctrl,
+            "qfrc_applied": self.qfrc_applied,
+            "xfrc_applied": self.xfrc_applied,
+            **{f"tensors.{field}": value for field, value in self._tensors.items()},
         }
 
+    def state_dict(self) -> dict[str, Any]:
+        return {"params": self._params.state_dict(), **{name: value.clone() for name, value in self._saved().items()}}
+
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._params.load_state_dict(state.get("params", {}))
+        self._params.load_state_dict(state["params"])
         self._stale[:] = any(FIELDS[field].constants for field in self._params.values)
         self._derive_constants()
-        self._state[:] = state["state"].numpy()
-        self._mirror[:] = state["mirror"].numpy()
-        self._written_mask.copy_(state["written"])
-        self._diverged.copy_(state["diverged"])
-        self._batch.warning[:] = state["warning"].numpy()
-        self.ctrl.copy_(state["ctrl"])
-        self.qfrc_applied.copy_(state["qfrc_applied"])
-        self.xfrc_applied.copy_(state["xfrc_applied"])
-        for field, value in self._tensors.items():
-            value.copy_(state["tensors"][field])
+        for name, value in self._saved().items():
+            value.copy_(state[name])
 
     def close(self) -> None:
         """Stops the threads; the simulation cannot be used afterwards."""

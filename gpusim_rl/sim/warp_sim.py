@@ -15,12 +15,12 @@ from torch import Tensor
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.sim.articulation import Articulation
 from gpusim_rl.sim.buffers import estimate_buffers
+from gpusim_rl.sim.constants import Constants, constants_of, uses_gear
 from gpusim_rl.sim.interface import not_finite
 from gpusim_rl.sim.mujoco import MAX_STATE
-from gpusim_rl.sim.params import Param, Params
+from gpusim_rl.sim.params import FIELDS, Param, Params
 from gpusim_rl.sim.scene import Scene
 from gpusim_rl.sim.warp import WarpGraphs
-from gpusim_rl.sim.warp_params import WarpParams
 
 REQUIREMENT = "mujoco-warp>=4.0,<5"  # as in pyproject.toml
 if not hasattr(mjw, "SetConstGroup"):  # new in 4.0
@@ -71,7 +71,7 @@ class WarpSim:
         # A kernel that prints serialises the device; overflow is reported by mask instead.
         model.opt.warn_overflow = False
         with graphs.scope():
-            self._reset_where = wp.zeros(num_envs, dtype=wp.bool)
+            self._reset_where, self._stale_where = (wp.zeros(num_envs, dtype=wp.bool) for _ in range(2))
         self._reset_mask = wp.to_torch(self._reset_where)
 
         self.qpos, self.qvel = self._view(data.qpos), self._view(data.qvel)
@@ -87,8 +87,13 @@ class WarpSim:
         self._written = torch.ones(num_envs, dtype=torch.bool, device=device)
         self._written_on_host = self._written.numpy() if device.type == "cpu" else None
         self._diverged = torch.zeros(num_envs, dtype=torch.bool, device=device)
-        self._warp_params = WarpParams(scene, model, num_envs, graphs, device, self.wrote_state)
         self._params = Params(scene, device, self._expand, self._wrote_param)
+        # What MuJoCo derives from parameters. Each world has its own when the first such parameter is its own.
+        self._constants: dict[str, Tensor] = {}
+        self._derivation: Constants | None = None
+        self._stale = wp.to_torch(self._stale_where)  # worlds whose parameters were written since
+        self._stale_on_host = self._stale.numpy() if device.type == "cpu" else None
+        self._wrote_constants = False  # whether any were, as far as it is known before any data
         self._new_friction: set[int] = set()  # joints that may get dry friction, and have none in the model
         graphs.synchronize()
 
@@ -107,10 +112,43 @@ class WarpSim:
         return found
 
     def _expand(self, field: str) -> Tensor:
-        return self._warp_params.expand(field)
+        """Makes a field each world's own; returns a view of the model's memory, [num_envs, rows, ...]."""
+        values = self._expand_array(self._model.opt if field == "gravity" else self._model, field)
+        if self._derivation is None and self._has_constants(field):
+            for name in constants_of(self.scene.model):
+                self._constants[name] = self._expand_array(self._model, name)
+            with self._graphs.scope():
+                self._derivation = Constants(self.scene.model, self._model, self._stale_where)
+        self._graphs.clear()  # they have captured the shared arrays
+        self._graphs.synchronize()
+        return values
+
+    def _expand_array(self, owner: mjw.Model | mjw.Option, name: str) -> Tensor:
+        shared = getattr(owner, name)
+        with self._graphs.scope():
+            own = wp.empty((self.num_envs, *shared.shape[1:]), dtype=shared.dtype)
+        self._graphs.synchronize()
+        values = wp.to_torch(own)
+        values.copy_(wp.to_torch(shared).expand_as(values))
+        setattr(owner, name, own)
+        return values
+
+    def _has_constants(self, field: str) -> bool:
+        return FIELDS[field].constants and (field != "actuator_gear" or uses_gear(self.scene.model))
 
     def _wrote_param(self, field: str, where: Bool[Tensor, " envs"]) -> None:
-        self._warp_params.wrote(field, where)
+        if self._has_constants(field):
+            self._stale |= where
+            self._wrote_constants = True
+            self.wrote_state(where)  # centres of mass may have moved
+
+    def _derive_constants(self) -> None:
+        if not self._wrote_constants:
+            return
+        assert self._derivation is not None
+        self._wrote_constants = False
+        if self._stale_on_host is None or self._stale_on_host.any():  # a shortcut for the CPU only
+            self._graphs.run("constants", self._derivation.derive)
 
     def _check_friction_rows(self, friction: Param) -> None:
         # Each joint with dry friction takes a row of the constraints, whose number was fixed without it.
@@ -158,7 +196,7 @@ class WarpSim:
         return (self._overflow & DROPPED) != 0
 
     def step(self, substeps: int) -> None:
-        self._warp_params.derive()
+        self._derive_constants()
         self._advance(substeps)
         if self._sensors_apart:
             self._sense_step()
@@ -199,16 +237,13 @@ class WarpSim:
         self.wrote_state(where)
 
     def refresh(self) -> None:
-        self._warp_params.derive()
+        self._derive_constants()
         if not self._derives:
             return  # nothing follows the state, and this is known before any data
         if self._written_on_host is not None and not self._written_on_host.any():
             return  # a shortcut for the CPU only, where a mask is read at no cost
         self._follow_state()
         self._followed()
-
-    def scene_qpos(self) -> Float[Tensor, "envs nq"]:
-        return self.qpos
 
     def _state(self) -> dict[str, Tensor]:
         arrays = {name: getattr(self._data, name) for name in STATE}
@@ -219,19 +254,21 @@ class WarpSim:
         return {"sensordata": self.sensordata, "written": self._written, "diverged": self._diverged}
 
     def state_dict(self) -> dict[str, Any]:
-        constants = self._warp_params.constants()
+        self._derive_constants()
         return {
             "state": {name: value.clone() for name, value in self._state().items()},
             "own": {name: value.clone() for name, value in self._own_state().items()},
             "params": self._params.state_dict(),
-            "constants": constants,
+            "constants": {name: value.clone() for name, value in self._constants.items()},
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         for name, value in self._state().items():
             value.copy_(state["state"][name])
-        self._params.load_state_dict(state.get("params", {}))
-        self._warp_params.load_constants(state.get("constants", {}))
+        self._params.load_state_dict(state["params"])
+        for name, value in self._constants.items():
+            if name in state["constants"]:
+                value.copy_(state["constants"][name])
         for name, value in self._own_state().items():
             value.copy_(state["own"][name])
         self._written.fill_(True)

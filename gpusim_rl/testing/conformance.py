@@ -205,7 +205,7 @@ class TaskConformance:
         data = mujoco.MjData(model)
         limited = model.jnt_limited.astype(bool)
         address, (low, high) = model.jnt_qposadr[limited], model.jnt_range[limited].T
-        for qpos in env.sim.scene_qpos().double().numpy():
+        for qpos in env.sim.qpos.double().numpy():
             assert (qpos[address] >= low - 1e-6).all() and (qpos[address] <= high + 1e-6).all()
             data.qpos[:] = qpos
             mujoco.mj_fwdPosition(model, data)

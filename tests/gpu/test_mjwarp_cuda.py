@@ -123,14 +123,14 @@ def test_a_diverged_world_heals_without_the_host(started):
         started.refresh()
         started.step(2)
     assert not started.diverged.any()
-    assert torch.isfinite(started.scene_qpos()).all()
+    assert torch.isfinite(started.qpos).all()
 
 
 def test_masked_reset_leaves_other_worlds_alone(started):
-    before = started.scene_qpos().clone()
+    before = started.qpos.clone()
     started.reset(only(started, 0, 100))
     started.refresh()
     others = torch.ones(NUM, dtype=torch.bool, device="cuda")
     others[[0, 100]] = False
-    assert torch.equal(started.scene_qpos()[others], before[others])
-    assert (started.scene_qpos()[[0, 100], 2] == 0.75).all()
+    assert torch.equal(started.qpos[others], before[others])
+    assert (started.qpos[[0, 100], 2] == 0.75).all()

@@ -98,9 +98,9 @@ class Recorder(Graphs):
 
 def without_shortcuts(sim: Any) -> None:
     """Takes from a Warp simulator on the CPU what CUDA has not: it reads masks, which no graph would do."""
-    for owner, name in ((sim, "_written_on_host"), (sim._warp_params, "_stale_on_host")):
-        assert getattr(owner, name) is not None
-        setattr(owner, name, None)
+    for name in ("_written_on_host", "_stale_on_host"):
+        assert getattr(sim, name) is not None
+        setattr(sim, name, None)
 
 
 RUN = WarpGraphs.run

@@ -95,7 +95,7 @@ def expected(sim: MjwarpSim, world: int) -> mujoco.MjModel:
 def check(sim: MjwarpSim, worlds: range) -> None:
     for world in worlds:
         model = expected(sim, world)
-        for name, values in sim._warp_params._constants.items():
+        for name, values in sim._constants.items():
             wanted = getattr(model, name)
             found = values[world].numpy().reshape(wanted.shape)
             np.testing.assert_allclose(found, wanted, rtol=2e-5, atol=1e-7, err_msg=f"{name} of world {world}")
@@ -107,7 +107,7 @@ def test_constants_are_those_of_mujoco(field):
     assert isinstance(sim, MjwarpSim)
     draw(sim, "creature", (field,), only(sim, *range(NUM)))
     sim.refresh()
-    assert list(sim._warp_params._constants) == constants_of(sim.scene.model) and len(sim._warp_params._constants) == 5
+    assert list(sim._constants) == constants_of(sim.scene.model) and len(sim._constants) == 5
     check(sim, range(NUM))
 
 
@@ -131,7 +131,7 @@ def test_a_gear_counts_where_an_actuator_without_muscles_has_an_armature():
     assert isinstance(sim, MjwarpSim)
     draw(sim, "creature", ("actuator_gear",), only(sim, *range(NUM)))
     sim.refresh()
-    assert "actuator_acc0" not in sim._warp_params._constants
+    assert "actuator_acc0" not in sim._constants
     check(sim, range(NUM))
 
 
@@ -139,18 +139,18 @@ def test_only_worlds_that_were_written_are_derived():
     sim = make("mjwarp", creature_scene(), NUM)
     assert isinstance(sim, MjwarpSim)
     draw(sim, "creature", FIELDS, only(sim))
-    for values in sim._warp_params._constants.values():
+    for values in sim._constants.values():
         values.fill_(-1.0)
     draw(sim, "creature", FIELDS, only(sim, 1, 3))
     sim.refresh()
-    for name, values in sim._warp_params._constants.items():
+    for name, values in sim._constants.items():
         changed = (values != -1.0).flatten(1).any(dim=1)
         assert changed.tolist() == [False, True, False, True, False], name
-    for values in sim._warp_params._constants.values():
+    for values in sim._constants.values():
         values.fill_(-1.0)
     draw(sim, "creature", FIELDS, only(sim, 4))
     sim.refresh()
-    assert (sim._warp_params._constants["dof_invweight0"] != -1.0).any(dim=1).tolist() == [False] * 4 + [True]
+    assert (sim._constants["dof_invweight0"] != -1.0).any(dim=1).tolist() == [False] * 4 + [True]
 
 
 def test_nothing_is_launched_where_nothing_was_written(monkeypatch):
@@ -179,5 +179,5 @@ def test_a_world_that_nobody_wrote_moves_as_one_without_parameters():
         one.articulation("ant").actuate(torch.full((2, 8), 0.5))
         for _ in range(40):
             one.step(1)
-    assert torch.equal(sim.scene_qpos()[0], plain.scene_qpos()[0])
-    assert not torch.equal(sim.scene_qpos()[1], plain.scene_qpos()[1])
+    assert torch.equal(sim.qpos[0], plain.qpos[0])
+    assert not torch.equal(sim.qpos[1], plain.qpos[1])

@@ -39,7 +39,7 @@ def snapshot(sim: Sim) -> dict[str, torch.Tensor]:
     ant = sim.articulation("ant")
     feet, bodies = ant.contacts(FEET), ant.bodies(["torso", *FEET])
     values = {
-        "qpos": sim.scene_qpos(),
+        "qpos": sim.qpos,
         "joint_vel": ant.joint_vel,
         "root_lin_vel": ant.root_lin_vel,
         "root_ang_vel": ant.root_ang_vel,
@@ -81,7 +81,7 @@ def test_state_that_is_written_is_the_state(backend):
     torch.testing.assert_close(ant.root_quat[1], quat[1])
     torch.testing.assert_close(ant.root_ang_vel[1], spin[1])
     assert (ant.root_ang_vel[[0, 2]] == 0).all()
-    assert sim.scene_qpos().shape == (3, 15)
+    assert sim.qpos.shape == (3, 15)
     torch.testing.assert_close(ant.bodies(["torso"]).pos[1, 0], torch.full((3,), 2.0))
 
 
@@ -308,9 +308,9 @@ def test_masked_reset_leaves_other_worlds_alone(backend):
     touched.refresh()
     others = [0, 2, 3, 5]
     assert_equal(snapshot(touched), snapshot(untouched), others)
-    torch.testing.assert_close(touched.scene_qpos()[1], touched.scene_qpos()[4])
+    torch.testing.assert_close(touched.qpos[1], touched.qpos[4])
     default = torch.tensor([0.0, 0.0, 0.75, 1.0, 0.0, 0.0, 0.0])
-    torch.testing.assert_close(touched.scene_qpos()[1, :7], default)
+    torch.testing.assert_close(touched.qpos[1, :7], default)
     for sim in (touched, untouched):
         sim.step(2)
     assert_equal(snapshot(touched), snapshot(untouched), others)

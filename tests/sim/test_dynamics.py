@@ -72,7 +72,7 @@ def in_mujoco(sim: Sim, name: str, body: str) -> tuple[np.ndarray, np.ndarray]:
     joints = [j for j in range(model.njnt) if model.joint(j).name.startswith(f"{name}/")]
     dofs = [model.jnt_dofadr[j] for j in joints if model.jnt_type[j] != mujoco.mjtJoint.mjJNT_FREE]
     jacobians, masses = [], []
-    for qpos in sim.scene_qpos().double().numpy():
+    for qpos in sim.qpos.double().numpy():
         data.qpos[:] = qpos
         mujoco.mj_forward(model, data)
         jacobian, mass = np.zeros((6, model.nv)), np.zeros((model.nv, model.nv))

@@ -249,7 +249,7 @@ def test_capture_that_fails_falls_back_to_eager(kind, monkeypatch, caplog):
     with caplog.at_level(logging.WARNING, "gpusim_rl.sim"):
         sim = make("mjwarp", ball_scene(), 2)
         sim.step(5)
-    assert torch.equal(sim.scene_qpos(), reference.scene_qpos())
+    assert torch.equal(sim.qpos, reference.qpos)
     assert [record.getMessage() for record in caplog.records] == [
         "Warp graph capture failed, stepping eagerly (slow): no capture today"
     ]

@@ -147,7 +147,7 @@ def test_velocities_are_those_of_origins_not_of_centres_of_mass():
         for name in ("pos", "quat", "lin_vel", "ang_vel"):
             left, right = (getattr(body, name) for body in bodies)
             torch.testing.assert_close(right, left, atol=2e-4, rtol=2e-4, msg=name)
-        torch.testing.assert_close(sim.scene_qpos(), reference.scene_qpos(), atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(sim.qpos, reference.qpos, atol=1e-5, rtol=1e-5)
         for one in (reference, sim):
             one.step(5)
 
@@ -162,7 +162,7 @@ def test_captured_and_eager_agree_bit_for_bit():
         sim.reset(only(sim, 1))
         sim.refresh()
         sim.step(2)
-        results.append([sim.scene_qpos(), ball.root_lin_vel, contact.force.clone()])
+        results.append([sim.qpos, ball.root_lin_vel, contact.force.clone()])
     for captured, eager in zip(*results, strict=True):
         assert torch.equal(captured, eager)
 
@@ -233,7 +233,7 @@ def test_frames_and_reference_angles():
         ours, theirs = (sim.articulation("arm") for sim in sims)
         torch.testing.assert_close(theirs.joint_pos, ours.joint_pos, atol=2e-4, rtol=0)
         torch.testing.assert_close(theirs.joint_effort, ours.joint_effort, atol=5e-3, rtol=1e-3)
-        torch.testing.assert_close(sims[1].scene_qpos(), sims[0].scene_qpos(), atol=5e-4, rtol=0)
+        torch.testing.assert_close(sims[1].qpos, sims[0].qpos, atol=5e-4, rtol=0)
     assert (sims[0].articulation("arm").joint_effort[:, 0].abs() > 0.1).all()
     sims[1].reset(only(sims[1], 0))
     assert torch.equal(theirs.joint_pos[0], torch.tensor([0.5, -0.3, 0.1])) and (theirs.joint_effort[0] == 0).all()

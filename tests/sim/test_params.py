@@ -156,7 +156,7 @@ def stepped(model: mujoco.MjModel, sim: Sim, substeps: int) -> np.ndarray:
     """Velocities after steps of plain MuJoCo from the state that `move` writes."""
     model.opt.disableflags |= mujoco.mjtDisableBit.mjDSBL_AUTORESET.value
     data = mujoco.MjData(model)
-    data.qpos[:] = sim.scene_qpos()[0].numpy()
+    data.qpos[:] = sim.qpos[0].numpy()
     data.qvel[:] = velocity(sim)[0].numpy()
     data.ctrl[:] = CONTROL.numpy()
     for _ in range(substeps):

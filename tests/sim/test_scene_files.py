@@ -89,7 +89,7 @@ def test_files_of_gymnasium_move_as_mujoco_alone_moves_them(name):
     sim, data = make("mujoco", scene, 1), mujoco.MjData(alone)
     robot = sim.articulation("robot")
     assert scene.articulation_names == ["robot"] and robot.actuator_names
-    data.qpos[:] = sim.scene_qpos()[0]  # float32
+    data.qpos[:] = sim.qpos[0]  # float32
     random = torch.Generator().manual_seed(0)
     for _ in range(200):
         control = 0.6 * torch.rand(1, alone.nu, generator=random) - 0.3
@@ -136,7 +136,7 @@ def test_files_of_gymnasium_move_alike_on_mjwarp(name):
         robot.actuate(torch.full((2, len(robot.actuator_names)), 0.1))
         advance(sim, 40)
         assert not sim.overflow.any()
-    one, two = (sim.scene_qpos() for sim in sims)
+    one, two = (sim.qpos for sim in sims)
     torch.testing.assert_close(one, two, rtol=1e-3, atol=1e-3)
 
 
@@ -163,7 +163,7 @@ def test_the_state_of_joints_that_are_not_one_run_is_written_and_read(backend):
     room, cup = sim.articulation("kitchen"), sim.articulation("kitchen/cup")
     ends, poses = room.bodies(["end", "hand"]), cup.bodies(["lid"])
     sim.reset(everywhere(sim))
-    before, place = sim.scene_qpos().clone(), torch.tensor([[2.0, 1.0, 0.8]]).expand(3, 3)
+    before, place = sim.qpos.clone(), torch.tensor([[2.0, 1.0, 0.8]]).expand(3, 3)
     pos = torch.tensor([[0.3, 0.25, 0.1, 0.4]]).expand(3, 4)
     room.set_state(only(sim, 1), joint_pos=pos, joint_vel=2.0 * pos)
     cup.set_state(only(sim, 1), root_pos=place, joint_pos=torch.full((3, 1), 0.2))
@@ -171,7 +171,7 @@ def test_the_state_of_joints_that_are_not_one_run_is_written_and_read(backend):
     torch.testing.assert_close(room.joint_pos[1], pos[1])
     torch.testing.assert_close(room.joint_vel[1], 2.0 * pos[1])
     data, model = mujoco.MjData(sim.scene.model), sim.scene.model
-    data.qpos[:] = sim.scene_qpos()[1]
+    data.qpos[:] = sim.qpos[1]
     data.qvel[model.joint("kitchen/end").dofadr] = 0.8
     for name, value in zip(room.joint_names, pos[1], strict=True):
         assert data.joint(f"kitchen/{name}").qpos[0] == pytest.approx(float(value))
@@ -184,7 +184,7 @@ def test_the_state_of_joints_that_are_not_one_run_is_written_and_read(backend):
             velocity = np.zeros(6)
             mujoco.mj_objectVelocity(model, data, mujoco.mjtObj.mjOBJ_XBODY, body.id, velocity, 0)
             np.testing.assert_allclose(view.lin_vel[1, column], velocity[3:], atol=1e-5)
-    assert torch.equal(sim.scene_qpos()[[0, 2]], before[[0, 2]])
+    assert torch.equal(sim.qpos[[0, 2]], before[[0, 2]])
     room.actuate(torch.tensor([[0.0, 0.7]]).expand(3, 2))
     room.set_joint_effort(torch.tensor([[0.0, 0.0, 2.0, 0.0]]).expand(3, 4))
     assert sim.ctrl[0].tolist() == pytest.approx([0.0, 0.0, 0.7])  # type: ignore[attr-defined]

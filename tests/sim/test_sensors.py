@@ -113,7 +113,7 @@ def trajectory(backend: str, read: list[str]) -> torch.Tensor:
     values = []
     for i in range(30):
         advance(sim, 1)
-        values += [sim.scene_qpos().clone(), feet.torque.flatten(1).clone()]
+        values += [sim.qpos.clone(), feet.torque.flatten(1).clone()]
         sim.reset(only(sim, i % 4))
         sim.refresh()
         values += [feet.force.flatten(1).clone()]

@@ -38,7 +38,7 @@ def state(env: VecEnv, env_id: int) -> tuple[np.ndarray, np.ndarray]:
     free = env.sim.scene.model.nq > env.sim.scene.model.nv
     root = [robot.root_lin_vel, robot.root_ang_vel_local] if free else []
     qvel = torch.cat([*root, robot.joint_vel], dim=1)[env_id]
-    return env.sim.scene_qpos()[env_id].double().numpy(), qvel.double().numpy()
+    return env.sim.qpos[env_id].double().numpy(), qvel.double().numpy()
 
 
 class Counterpart(Protocol):
