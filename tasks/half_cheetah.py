@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 
-from gpusim_rl.env import Parts
 from gpusim_rl.files.paths import assets_dir
 from gpusim_rl.sim import Scene
 
@@ -46,15 +44,6 @@ class HalfCheetah(Planar[PlanarConfig]):
         scene.add_ground(friction=(0.4, 0.1, 0.1), solimp=(0.0, 0.8, 0.01))
         scene.add(cls.ROBOT, assets_dir() / "half_cheetah.xml")
         return scene
-
-    def observe(self) -> dict[str, Parts]:
-        return self._parts(self.robot.joint_vel)
-
-    def rewards(self) -> dict[str, Float[Tensor, " envs"]]:
-        return {"forward": self._forward(), "control_cost": self._control_cost()}
-
-    def terminated(self) -> Bool[Tensor, " envs"]:
-        return torch.zeros(self.num_envs, dtype=torch.bool, device=self.device)
 
     def _start_vel(self) -> Float[Tensor, "envs joints"]:
         return self.random.normal(0.0, self.cfg.reset_noise, len(self.robot.joint_names))

@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool
 from torch import Tensor
 
-from gpusim_rl.env import Parts
 from gpusim_rl.files.paths import assets_dir
 from gpusim_rl.sim import Scene
 
@@ -19,11 +18,9 @@ from .planar import Planar, PlanarConfig
 class HopperConfig(PlanarConfig):
     """Values in cfg/task/Hopper.yaml."""
 
-    alive_reward: float
     min_height: float
     max_angle: float
     max_state: float
-    max_observed_vel: float
 
 
 class Hopper(Planar[HopperConfig]):
@@ -58,21 +55,6 @@ class Hopper(Planar[HopperConfig]):
         scene.add_ground(solimp=(0.8, 0.8, 0.01), margin=0.001)
         scene.add(cls.ROBOT, assets_dir() / "hopper.xml")
         return scene
-
-    def observe(self) -> dict[str, Parts]:
-        limit = self.cfg.max_observed_vel
-        return self._parts(self.robot.joint_vel.clamp(-limit, limit))
-
-    def rewards(self) -> dict[str, Float[Tensor, " envs"]]:
-        cfg = self.cfg
-        return {
-            "forward": self._forward(),
-            "alive": cfg.alive_reward * self._healthy().float(),
-            "control_cost": self._control_cost(),
-        }
-
-    def terminated(self) -> Bool[Tensor, " envs"]:
-        return ~self._healthy()
 
     def _healthy(self) -> Bool[Tensor, " envs"]:
         cfg, pos = self.cfg, self.robot.joint_pos

@@ -20,6 +20,8 @@ class PlanarConfig(TaskConfig):
     forward_weight: float
     control_cost: float
     reset_noise: float
+    alive_reward: float | None = None
+    max_observed_vel: float | None = None
 
 
 Cfg = TypeVar("Cfg", bound=PlanarConfig)
@@ -28,7 +30,7 @@ Cfg = TypeVar("Cfg", bound=PlanarConfig)
 class Planar(Task[Cfg]):
     """A robot in the x-z plane with a motor at each joint starts near its reference pose and runs along +x.
 
-    Its joints are x, z and angle of the torso, then the joints with a motor.
+    Its joints are x, z and angle of the torso, then the joints with a motor. An episode lasts while it is healthy.
     """
 
     ROBOT: ClassVar[str]
@@ -50,12 +52,10 @@ class Planar(Task[Cfg]):
         self.x_before.copy_(self.robot.joint_pos[:, 0])
         self.robot.actuate(action)
 
-    def _start_vel(self) -> Float[Tensor, "envs joints"]:
-        return self.random.uniform(-self.cfg.reset_noise, self.cfg.reset_noise, len(self.robot.joint_names))
-
-    def _parts(self, joint_vel: Float[Tensor, "envs joints"]) -> dict[str, Parts]:
-        """The observation: all joint positions but x, and the given velocities."""
-        joint_pos = self.robot.joint_pos
+    def observe(self) -> dict[str, Parts]:
+        joint_pos, joint_vel, limit = self.robot.joint_pos, self.robot.joint_vel, self.cfg.max_observed_vel
+        if limit is not None:
+            joint_vel = joint_vel.clamp(-limit, limit)
         parts = {
             "height": joint_pos[:, 1:2],
             "angle": joint_pos[:, 2:3],
@@ -65,9 +65,18 @@ class Planar(Task[Cfg]):
         }
         return {"policy": parts}
 
-    def _forward(self) -> Float[Tensor, " envs"]:
-        """Reward for the mean speed along x over the step."""
-        return self.cfg.forward_weight * ((self.robot.joint_pos[:, 0] - self.x_before) / self.dt)
+    def rewards(self) -> dict[str, Float[Tensor, " envs"]]:
+        cfg = self.cfg
+        terms = {"forward": cfg.forward_weight * ((self.robot.joint_pos[:, 0] - self.x_before) / self.dt)}
+        if cfg.alive_reward is not None:
+            terms["alive"] = cfg.alive_reward * self._healthy().float()
+        return {**terms, "control_cost": -cfg.control_cost * self.actions.square().sum(dim=1)}
 
-    def _control_cost(self) -> Float[Tensor, " envs"]:
-        return -self.cfg.control_cost * self.actions.square().sum(dim=1)
+    def terminated(self) -> Bool[Tensor, " envs"]:
+        return ~self._healthy()
+
+    def _start_vel(self) -> Float[Tensor, "envs joints"]:
+        return self.random.uniform(-self.cfg.reset_noise, self.cfg.reset_noise, len(self.robot.joint_names))
+
+    def _healthy(self) -> Bool[Tensor, " envs"]:
+        return torch.ones(self.num_envs, dtype=torch.bool, device=self.device)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from jaxtyping import Bool, Float
+from jaxtyping import Bool
 from torch import Tensor
 
-from gpusim_rl.env import Parts
 from gpusim_rl.files.paths import assets_dir
 from gpusim_rl.sim import Scene
 
@@ -18,11 +17,9 @@ from .planar import Planar, PlanarConfig
 class Walker2dConfig(PlanarConfig):
     """Values in cfg/task/Walker2d.yaml."""
 
-    alive_reward: float
     min_height: float
     max_height: float
     max_angle: float
-    max_observed_vel: float
 
 
 class Walker2d(Planar[Walker2dConfig]):
@@ -57,21 +54,6 @@ class Walker2d(Planar[Walker2dConfig]):
         scene.add_ground(friction=(0.7, 0.1, 0.1))
         scene.add(cls.ROBOT, assets_dir() / "walker2d.xml")
         return scene
-
-    def observe(self) -> dict[str, Parts]:
-        limit = self.cfg.max_observed_vel
-        return self._parts(self.robot.joint_vel.clamp(-limit, limit))
-
-    def rewards(self) -> dict[str, Float[Tensor, " envs"]]:
-        cfg = self.cfg
-        return {
-            "forward": self._forward(),
-            "alive": cfg.alive_reward * self._healthy().float(),
-            "control_cost": self._control_cost(),
-        }
-
-    def terminated(self) -> Bool[Tensor, " envs"]:
-        return ~self._healthy()
 
     def _healthy(self) -> Bool[Tensor, " envs"]:
         cfg = self.cfg
