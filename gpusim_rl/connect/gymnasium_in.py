@@ -325,18 +325,6 @@ class GymnasiumEnv(Environment):
         """Control steps in a second of what `render` shows [Hz]."""
         return float(self._envs.metadata.get("render_fps") or super().frames_per_s)
 
-    def state_dict(self) -> dict[str, Any]:
-        """Returns nothing: no library lets envs be saved."""
-        return {}
-
-    def load_state_dict(self, state: dict[str, Any]) -> Observation:
-        """Begins new episodes."""
-        return self.reset()
-
-    def begin_from(self, state: dict[str, Any]) -> Observation:
-        """Begins new episodes; nothing of another run is of use."""
-        return self.reset()
-
     def close(self) -> None:
         """Ends the envs."""
         self._envs.close()

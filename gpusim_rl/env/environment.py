@@ -139,7 +139,10 @@ class Environment(ABC):
         return torch.zeros(self.num_envs, dtype=torch.bool, device=self.device)
 
     def first_diverged(self) -> dict[str, Any] | None:
-        """From where the first env diverged, to be replayed; None where that is not known. It waits for the device."""
+        """Returns the state from which the first env diverged, to be replayed; None where that is not known.
+
+        It waits for the device.
+        """
         return None
 
     @property
@@ -148,31 +151,26 @@ class Environment(ABC):
         return 30.0
 
     def render(self) -> list[np.ndarray]:
-        """Pictures of the envs as they are, uint8 [height, width, 3] each, if they draw themselves.
-
-        Raises:
-            ConfigError: They do not.
-        """
+        """Returns pictures of the envs, uint8 [height, width, 3] each; raises ConfigError if they draw none."""
         raise ConfigError(f"{type(self).__name__} draws no pictures of its envs")
 
     def compile(self) -> None:  # noqa: B027 (optional)
         """Compiles what a step does besides the physics, by torch.compile."""
 
-    @abstractmethod
     def state_dict(self) -> dict[str, Any]:
-        """Everything that the next step depends on, as far as it can be saved."""
+        """Returns everything that the next step depends on; nothing where envs cannot be saved."""
+        return {}
 
-    @abstractmethod
     def load_state_dict(self, state: dict[str, Any]) -> Observation:
         """Restores `state_dict`; returns the observation to act on. Called only where `resumable`."""
+        return self.reset()
 
-    @abstractmethod
     def begin_from(self, state: dict[str, Any]) -> Observation:
         """Begins new episodes in all envs, at the training progress of another run; returns the observation to act on.
 
-        Args:
-            state: State of the other run, from `state_dict`.
+        `state` is that of the other run, from `state_dict`. Without progress of its own an env begins as in `reset`.
         """
+        return self.reset()
 
     @abstractmethod
     def close(self) -> None:

@@ -79,20 +79,11 @@ class HalfBatches(Environment):
         self._steppers = [_Stepper(env, f"half {number}") for number, env in enumerate(self._halves)]
 
     def begin(self, half: int, action: Tensor) -> None:
-        """Begins a control step.
-
-        Args:
-            half: Number of the half, 0 or 1.
-            action: Actions of the half, shape [N/2, num_actions].
-        """
+        """Begins a control step of half 0 or 1, with its actions, shape [N/2, num_actions]."""
         self._steppers[half].begin(action)
 
     def end(self, half: int) -> Step:
-        """Waits for the end of the step that began; raises what `step` of the half raises.
-
-        Args:
-            half: Number of the half, 0 or 1.
-        """
+        """Waits for the end of the step that began; raises what `step` of the half raises."""
         return self._steppers[half].end()
 
     def step(self, action: Tensor) -> Step:
@@ -134,18 +125,6 @@ class HalfBatches(Environment):
     def render(self) -> list[np.ndarray]:
         """Pictures of the envs."""
         return [picture for env in self._halves for picture in env.render()]
-
-    def state_dict(self) -> dict[str, Any]:
-        """Nothing: no library lets envs be saved."""
-        return {}
-
-    def load_state_dict(self, state: dict[str, Any]) -> Observation:
-        """Begins new episodes."""
-        return self.reset()
-
-    def begin_from(self, state: dict[str, Any]) -> Observation:
-        """Begins new episodes; nothing of another run is of use."""
-        return self.reset()
 
     def close(self) -> None:
         """Ends the envs."""
