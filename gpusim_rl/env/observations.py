@@ -10,7 +10,7 @@ import dataclasses
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from jaxtyping import Bool, Float
@@ -22,11 +22,25 @@ from gpusim_rl.env.random import EnvRandom
 from gpusim_rl.env.stateful import restore_state, saved_state
 from gpusim_rl.env.task import Task
 from gpusim_rl.errors import ConfigError, TaskError, did_you_mean
+from gpusim_rl.settings.checks import build
+from gpusim_rl.settings.schema import Count, Natural, Rule
 
 TaskObservation = Mapping[str, Tensor | Parts]
 """Observation groups of a task by name: a tensor [num_envs, size], or the named parts of one."""
 
 _SEED_OFFSET = 1 << 33  # another stream than the task's and the randomizer's
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartSettings:
+    """Settings of a part in `task.observations`."""
+
+    noise: Any = None
+    """Standard deviation, bounds [low, high] of uniform noise, or settings as IsaacGymEnvs has them [unit]."""
+    delay: Natural | Annotated[tuple[int, int], Rule("[fewest, most]", lambda steps: 0 <= steps[0] <= steps[1])] = 0
+    """Control steps by which the part is late: one number, or the range of draws."""
+    history: Count = 1
+    """Frames of the control steps up to this one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,10 +85,7 @@ class ObservationGroups:
         self.sensors: SensorModel | None = None
 
     def describe(self, obs: TaskObservation) -> None:
-        """Finds out what the groups consist of.
-
-        Args:
-            obs: A first observation.
+        """Finds out from a first observation what the groups consist of.
 
         Raises:
             TaskError: The task scales a part that it does not observe.
@@ -90,14 +101,7 @@ class ObservationGroups:
         for group, parts in named.items():
             settings = self._settings if group == "policy" else {}
             self.parts[group] = tuple(
-                ObservationPart(
-                    name=part,
-                    size=value.shape[1],
-                    unit=task.units.get(part, ""),
-                    scale=float(task.scales.get(part, 1.0)),
-                    **_checked(part, settings.get(part, {})),
-                )
-                for part, value in parts.items()
+                _described(task, part, value.shape[1], settings.get(part, {})) for part, value in parts.items()
             )
             scales = [part.scale for part in self.parts[group] for _ in range(part.size)]
             if any(scale != 1.0 for scale in scales):
@@ -109,14 +113,9 @@ class ObservationGroups:
         self.sizes.update({group: value.shape[1] for group, value in self.read(obs).items()})
 
     def read(self, obs: TaskObservation, *, clean: bool = False) -> Observation:
-        """Joins the named parts of each group, times their scales. A tensor of named parts is new memory.
+        """Returns one tensor [num_envs, size] for each group: its named parts joined, times their scales.
 
-        Args:
-            obs: The observation groups of the task.
-            clean: Whether to leave out noise, delay and history.
-
-        Returns:
-            One tensor [num_envs, size] for each group.
+        A tensor of named parts is new memory. `clean` leaves out noise, delay and history.
         """
         joined = {}
         for group, value in obs.items():
@@ -186,11 +185,7 @@ class SensorModel:
         self._draw_noise()
 
     def seed(self, seed: int) -> None:
-        """Begins all draws anew.
-
-        Args:
-            seed: Seed of noise and delays.
-        """
+        """Begins all draws anew, from this seed."""
         self._random.seed(seed + _SEED_OFFSET)
         self._draw_noise()
 
@@ -203,11 +198,7 @@ class SensorModel:
             self._fresh.zero_()
 
     def begin_episodes(self, where: Bool[Tensor, " envs"]) -> None:
-        """Draws what is random per episode; the next `read` gives the first frame.
-
-        Args:
-            where: Envs where an episode begins, bool [num_envs].
-        """
+        """Draws what is random per episode, where one begins; the next `read` gives the first frame."""
         for noise in (self._noise, self._whole_noise):
             if noise is not None:
                 noise.begin_episodes(self.steps, where)
@@ -219,11 +210,9 @@ class SensorModel:
     def read(
         self, frame: Float[Tensor, "envs numbers"], scales: Float[Tensor, " numbers"] | None
     ) -> Float[Tensor, "envs size"]:
-        """Returns what the sensors give now. A second call in a step replaces the newest frame.
+        """Returns what the sensors give now, of the true observation before scales.
 
-        Args:
-            frame: The true observation before scales, shape [num_envs, numbers].
-            scales: Factor of each number; None = 1.
+        A second call in a step replaces the newest frame.
         """
         if self._noise is not None:
             frame = self._noise.apply(frame)
@@ -271,33 +260,23 @@ def _check_names(sensors: Mapping[str, Any], parts: Mapping[str, object]) -> Non
     """Raises ConfigError for a part of `task.observations` that the policy's observation does not have."""
     for name in sensors:
         if name not in parts:
-            there = f"It has {', '.join(parts)}" if parts else "The task does not name its parts"
+            known = f"It has {', '.join(parts)}" if parts else "The task does not name its parts"
             hint = did_you_mean(name, parts)
-            raise ConfigError(f"task.observations.{name}: the policy's observation has no such part.{hint} {there}")
+            raise ConfigError(f"task.observations.{name}: the policy's observation has no such part.{hint} {known}")
 
 
-def _checked(name: str, settings: Any) -> dict[str, Any]:
-    """The settings of a part, each with the type that `ObservationPart` has."""
+def _described(task: Task[Any], name: str, size: int, settings: Any) -> ObservationPart:
     key = f"task.observations.{name}"
-    if not isinstance(settings, Mapping):
-        raise ConfigError(f"{key} must be settings such as {{noise: 0.1}}, got {settings!r}")
-    for unknown in settings.keys() - {"noise", "delay", "history"}:
-        hint = did_you_mean(str(unknown), ("noise", "delay", "history"))
-        raise ConfigError(f"unknown key '{key}.{unknown}'.{hint} It has noise, delay and history")
-    checked: dict[str, Any] = {}
-    if (noise := settings.get("noise")) is not None:
-        checked["noise"] = _noise(noise, f"{key}.noise")
-    if (delay := settings.get("delay")) is not None:
-        both = [delay, delay] if isinstance(delay, int) else delay
-        if not _is_range(both):
-            expected = "control steps: one number, or [fewest, most]"
-            raise ConfigError(f"{key}.delay must be {expected}, got {delay!r}; try [0, 2]")
-        checked["delay"] = tuple(both)  # type: ignore[arg-type]
-    if (history := settings.get("history")) is not None:
-        if isinstance(history, bool) or not isinstance(history, int) or history < 1:
-            raise ConfigError(f"{key}.history must be a positive number of frames, got {history!r}; try 5")
-        checked["history"] = history
-    return checked
+    checked = build(PartSettings, settings, key)
+    return ObservationPart(
+        name=name,
+        size=size,
+        unit=task.units.get(name, ""),
+        scale=float(task.scales.get(name, 1.0)),
+        noise=None if checked.noise is None else _noise(checked.noise, f"{key}.noise"),
+        delay=(checked.delay, checked.delay) if isinstance(checked.delay, int) else checked.delay,
+        history=checked.history,
+    )
 
 
 def _noise(value: Any, key: str) -> Noise | None:
@@ -310,10 +289,3 @@ def _noise(value: Any, key: str) -> Noise | None:
         expected = "a standard deviation of at least 0, uniform bounds [low, high], or settings with a range"
         raise ConfigError(f"{key} must be {expected}, got {value!r}; try 0.1")
     return Noise(range=(0.0, float(value)), operation="additive", distribution="gaussian") if value else None
-
-
-def _is_range(value: object) -> bool:
-    if not isinstance(value, list | tuple) or len(value) != 2:
-        return False
-    whole = all(isinstance(step, int) and not isinstance(step, bool) for step in value)
-    return whole and 0 <= value[0] <= value[1]

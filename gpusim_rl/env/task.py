@@ -6,7 +6,7 @@ import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Annotated, Any, ClassVar, Generic, TypeVar
 
 import torch
 from jaxtyping import Bool, Float, Int, Shaped
@@ -17,6 +17,7 @@ from gpusim_rl.env.random import EnvRandom
 from gpusim_rl.env.stateful import restore_state, saved_state
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.settings.load_class import load_class
+from gpusim_rl.settings.schema import Count, Fraction, Positive, Rule
 from gpusim_rl.sim import Scene, Sim
 
 MOST_SUBSTEPS = 10_000
@@ -27,34 +28,27 @@ MOST_SUBSTEPS = 10_000
 class ResetFromConfig:
     """Settings of resets from states that episodes have reached (`gpusim_rl.env.reached_states`)."""
 
-    share: float = 0.0
+    share: Fraction = 0.0
     """Part of the resets that begin from a state which an episode has reached; 0 = none."""
-    capacity: int = 4096
+    capacity: Count = 4096
     """States that are kept; the newest replace the oldest."""
-    chance: float = 0.05
-    """That a state which is worth keeping is kept, per env and control step."""
-
-    def __post_init__(self) -> None:
-        for key, low in (("share", 0.0), ("chance", 1e-6)):
-            if not low <= getattr(self, key) <= 1.0:
-                raise ConfigError(f"task.reset_from.{key} must be in [{low:g}, 1], got {getattr(self, key)}; try 0.1")
-        if self.capacity < 1:
-            raise ConfigError(f"task.reset_from.capacity must be positive, got {self.capacity}; try 4096")
+    chance: Annotated[float, Rule("a number in (0, 1]", lambda value: 0.0 < value <= 1.0)] = 0.05
+    """Probability that a state which is worth keeping is kept, per env and control step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskConfig:
     """Settings that every task has; their values are in the task's yaml."""
 
-    physics_hz: float
+    physics_hz: Positive
     """Physics steps per simulated second [Hz]."""
-    control_hz: float
+    control_hz: Positive
     """Actions per simulated second [Hz]; must divide physics_hz."""
-    episode_length: int
+    episode_length: Count
     """Time limit [control steps]."""
-    clip_actions: float
+    clip_actions: Positive
     """Actions are clamped to [-clip_actions, clip_actions] before the task sees them."""
-    clip_observations: float | None
+    clip_observations: Positive | None
     """Observations are clamped to [-clip_observations, clip_observations]; null = not clamped. What is infinite becomes
     NaN, so that it is noticed."""
     randomize_episode_start: bool
@@ -69,9 +63,6 @@ class TaskConfig:
     """Noise, delay and history of named parts of the policy's observation: docs/add_a_task.md."""
 
     def __post_init__(self) -> None:
-        for key, usual in (("physics_hz", 120), ("control_hz", 60), ("episode_length", 500), ("clip_actions", 1)):
-            if not getattr(self, key) > 0:
-                raise ConfigError(f"task.{key} must be positive, got {getattr(self, key)}; try {usual}")
         if self.physics_hz / self.control_hz > MOST_SUBSTEPS:
             raise ConfigError(
                 f"task.physics_hz must be at most {MOST_SUBSTEPS} times task.control_hz, got {self.physics_hz} and"
@@ -82,11 +73,9 @@ class TaskConfig:
                 f"task.physics_hz must be a whole multiple of task.control_hz, got {self.physics_hz} and"
                 f" {self.control_hz}; try physics_hz={max(1, self.decimation) * self.control_hz:g}"
             )
-        if self.clip_observations is not None and not self.clip_observations > 0:
-            raise ConfigError(f"task.clip_observations must be positive or null, got {self.clip_observations}; try 5")
 
     def whole_episodes(self: Cfg) -> Cfg:
-        """These settings for an evaluation: all episodes are whole, and begin as the task says."""
+        """Returns these settings for an evaluation: all episodes are whole, and begin as the task says."""
         return dataclasses.replace(self, randomize_episode_start=False, reset_from=ResetFromConfig())
 
     @property
@@ -96,12 +85,7 @@ class TaskConfig:
 
 
 def control_steps(seconds: float, dt: float) -> int:
-    """Control steps in a time: at least one, and no more than a tensor can count.
-
-    Args:
-        seconds: The time [s].
-        dt: Control step [s].
-    """
+    """Returns the control steps of `dt` [s] in a time [s]: at least one, and no more than a tensor can count."""
     return max(1, round(min(seconds / dt, 2.0**62)))
 
 
@@ -146,12 +130,7 @@ class Task(ABC, Generic[Cfg]):
     """Factors by which named parts of the observation are multiplied; 1 for the others. Set in `__init__`."""
 
     def __init__(self, cfg: Cfg, sim: Sim) -> None:
-        """Makes what every task has. Subclasses call it first, then look up bodies and joints by name.
-
-        Args:
-            cfg: The task's configuration.
-            sim: Simulator of `scene(cfg)`.
-        """
+        """Makes what every task has. Subclasses call it first, then look up bodies and joints by name."""
         self.cfg = cfg
         self.sim = sim
         self.num_envs = sim.num_envs
@@ -248,15 +227,15 @@ def load_task_class(target: Any) -> type[Task[Any]]:
     Raises:
         ConfigError: There is no such class, or it is not a subclass of `Task`.
     """
-    found = load_task_or_environment(target)
-    if issubclass(found, Environment):
+    cls = load_task_or_environment(target)
+    if issubclass(cls, Environment):
         raise ConfigError(
             f"{target}: envs of another library are trained, evaluated (test=true), played and recorded. They cannot be"
             " replayed or handed on from here"
         )
-    return found
+    return cls
 
 
 def load_task_or_environment(target: Any) -> type[Any]:
-    """As `load_task_class`; or imports the class of environments of another library, a subclass of `Environment`."""
+    """Does as `load_task_class`; or imports a subclass of `Environment`, the envs of another library."""
     return load_class(target, (Task, Environment), "task._target_", "gpusim_rl.tasks.ant.Ant")

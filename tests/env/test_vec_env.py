@@ -1002,7 +1002,7 @@ def test_actions_of_the_wrong_shape_are_refused(shape: tuple[int, ...]) -> None:
 )
 def test_task_settings_that_do_not_fit(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        Cart.Config(**{**SETTINGS, "limit": 1.0, **changes})
+        build(Cart.Config, {**SETTINGS, "limit": 1.0, **changes}, "task")
 
 
 # The hot path of the tasks that come with the project
