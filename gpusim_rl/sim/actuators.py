@@ -57,17 +57,9 @@ def add_actuators(
     kind: str,
     values: Mapping[str, Value | None],
 ) -> None:
-    """Adds an actuator to each of the joints; see `Scene.add_actuators`.
+    """Adds an actuator to each of the joints; see `Scene.add_actuators` for arguments and errors.
 
-    Args:
-        spec: Spec of the scene.
-        drivable: Hinges and slides of the robot, by their names in its own file.
-        joints: Names or patterns of joints.
-        kind: Meaning of the control.
-        values: The other arguments of `Scene.add_actuators`, by name.
-
-    Raises:
-        TaskError: A pattern matches nothing, a joint has an actuator, or a value is missing, superfluous or wrong.
+    `drivable` has the hinges and slides of the robot, by their names in its own file.
     """
     if kind not in _INPUT:
         raise TaskError(f"kind must be one of {list(_INPUT)}, got {kind!r}.{did_you_mean(str(kind), _INPUT)}")
@@ -87,16 +79,16 @@ def add_actuators(
             hint = "; kind='position' with a velocity_limit is a servo with such a motor" if kind == "dc_motor" else ""
             raise TaskError(f"kind={kind!r} has no {argument}{hint}")
     for name in chosen:
-        numbers = {argument: None if found is None else found[name] for argument, found in by_joint.items()}
+        numbers = {argument: None if column is None else column[name] for argument, column in by_joint.items()}
         _add(spec, name, drivable[name], kind, _Drive(**numbers))
 
 
 def _matches(pattern: str, known: Mapping[str, Any]) -> dict[str, bool]:
     """Returns for each name whether a pattern matches it; at least one does."""
-    found = {name: fnmatch.fnmatchcase(name, pattern) for name in known}
-    if not any(found.values()):
+    matches = {name: fnmatch.fnmatchcase(name, pattern) for name in known}
+    if not any(matches.values()):
         raise TaskError(f"{pattern!r} matches no joint.{did_you_mean(pattern, known)} There are {list(known)}")
-    return found
+    return matches
 
 
 def _by_joint(argument: str, value: Value | None, joints: Sequence[str]) -> dict[str, float] | None:

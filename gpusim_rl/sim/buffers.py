@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import mujoco
 import numpy as np
 
@@ -28,11 +30,7 @@ def estimate_buffers(model: mujoco.MjModel, more_rows: int = 0) -> tuple[int, in
     A few geoms may touch the ground with all the contacts that they can have, many geoms only with half of them; of the
     geoms that can touch each other only some do at a time. This is more than twice what Ant needs when it is thrown
     around. Rows are a limit for each world; contacts, and the candidate pairs that share their buffer, are pooled over
-    all worlds.
-
-    Args:
-        model: Compiled model of the scene.
-        more_rows: Rows for constraints that the model does not have.
+    all worlds. `more_rows` are for constraints that the model does not have.
     """
     plane, hfield = mujoco.mjtGeom.mjGEOM_PLANE.value, mujoco.mjtGeom.mjGEOM_HFIELD.value
     wants, accepts = model.geom_contype, model.geom_conaffinity
@@ -55,5 +53,5 @@ def estimate_buffers(model: mujoco.MjModel, more_rows: int = 0) -> tuple[int, in
     return _round_up(rows), _round_up(contacts)
 
 
-def _round_up(number: int, multiple: int = 16) -> int:
-    return max(multiple, -(-number // multiple) * multiple)
+def _round_up(number: int) -> int:
+    return max(16, 16 * math.ceil(number / 16))

@@ -37,16 +37,13 @@ class Sim(Protocol):
     scene: Scene
     qpos: Float[Tensor, "envs nq"]
     """Positions in the layout of the scene's MuJoCo model (`MjData.qpos`), for pictures: read, never write."""
+    diverged: Bool[Tensor, " envs"]
+    """Worlds whose state became NaN, infinite or too large in the last `step`.
+
+    `env/nan_guard.py` keeps the state before it; `run/finite_check.py` checks what the physics does not.
+    """
     buffers: str
     """Sizes of buffers that can overflow, as settings: `sim.njmax=128 sim.nconmax=32`; empty where there are none."""
-
-    @property
-    def diverged(self) -> Bool[Tensor, " envs"]:
-        """Worlds whose state became NaN, infinite or too large in the last `step`.
-
-        `env/nan_guard.py` keeps the state before it; `run/finite_check.py` checks what the physics does not.
-        """
-        ...
 
     @property
     def bad_inputs(self) -> Bool[Tensor, " envs"]:

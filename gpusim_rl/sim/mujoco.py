@@ -110,7 +110,7 @@ class MujocoSim:
         self._written_mask = torch.from_numpy(self._written)
         self._reset = np.zeros(num_envs, dtype=bool)  # the mask of the last reset, where numpy can read it
         self._reset_mask = torch.from_numpy(self._reset)
-        self._diverged = torch.zeros(num_envs, dtype=torch.bool)
+        self.diverged = torch.zeros(num_envs, dtype=torch.bool)
         self._ray_groups = RayGroups(scene)
         self._params = Params(scene, self.device, self._expand, self._wrote_param)
         # worlds with parameters that were written since MuJoCo's constants were last derived from them
@@ -205,10 +205,6 @@ class MujocoSim:
         self._written_mask |= where
 
     @property
-    def diverged(self) -> Bool[Tensor, " envs"]:
-        return self._diverged
-
-    @property
     def bad_inputs(self) -> Bool[Tensor, " envs"]:
         return not_finite(getattr(self, field) for field in self._used)
 
@@ -241,7 +237,7 @@ class MujocoSim:
                 np.copyto(target, source, casting="same_kind")
         # amax hands NaN on, and a comparison with NaN is false
         fastest = self._qpos_qvel.abs().amax(dim=1)
-        torch.logical_not(fastest < MAX_STATE, out=self._diverged)
+        torch.logical_not(fastest < MAX_STATE, out=self.diverged)
 
     def reset(self, where: Bool[Tensor, " envs"]) -> None:
         self._written_mask |= where
@@ -280,7 +276,7 @@ class MujocoSim:
             "state": torch.from_numpy(self._state),
             "mirror": torch.from_numpy(self._mirror),
             "written": self._written_mask,
-            "diverged": self._diverged,
+            "diverged": self.diverged,
             "warning": torch.from_numpy(self._batch.warning),
             "ctrl": self.ctrl,
             "qfrc_applied": self.qfrc_applied,

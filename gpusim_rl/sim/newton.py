@@ -120,8 +120,8 @@ class NewtonSim(WarpSim):
                 raise lacks_option(name, getattr(model.opt, name))
 
     def _expand(self, field: str) -> Tensor:
-        values, of_scene = super()._expand(field), model_values(self.scene.model, field)
-        expected = torch.as_tensor(of_scene, dtype=torch.float32).to(self.device)
+        values, default = super()._expand(field), model_values(self.scene.model, field)
+        expected = torch.as_tensor(default, dtype=torch.float32).to(self.device)
         if FIELDS[field].of == "geom":
             # The solver has only the geoms that can touch something: these values are copied to it.
             self._solver_values[field] = values
@@ -183,7 +183,7 @@ class NewtonSim(WarpSim):
         if mirror is not None:
             for name in ("qpos", "qvel", "ctrl", "qfrc_applied", "xfrc_applied"):
                 getattr(mirror, name).copy_(getattr(self, name))
-            mirror.wrote_state(torch.ones_like(self._diverged))
+            mirror.wrote_state(torch.ones_like(self.diverged))
             mirror.refresh()
 
     def _advance(self, substeps: int) -> None:

@@ -115,8 +115,8 @@ def _solver(model: newton.Model, scene: Scene, cfg: SimConfig) -> newton.solvers
     )
     # Newton sets margins to 0 for MuJoCo's CCD; MuJoCo Warp has taken them all along.
     margins = torch.as_tensor(scene.model.geom_margin[collided_geoms(scene.model)], dtype=torch.float32)
-    found = wp.to_torch(solver.mjw_model.geom_margin)
-    found.copy_(margins.expand_as(found))
+    solver_margins = wp.to_torch(solver.mjw_model.geom_margin)
+    solver_margins.copy_(margins.expand_as(solver_margins))
     solver.mjw_model.opt.run_rne_postconstraint = bool(scene.contact_sensors)  # makes cfrc_ext
     return solver
 

@@ -48,14 +48,11 @@ what they change."""
 def solver_limits(scene: mujoco.MjOption, cfg: SimConfig, usual: tuple[int, int] = USUAL) -> tuple[int, int]:
     """Returns how many iterations the constraint solver may take, and each of its line searches.
 
-    Args:
-        scene: Options of the scene.
-        cfg: Settings of the simulator, which win.
-        usual: Limits that take the place of MuJoCo's, where the scene has those.
+    The settings win over the options of the scene. Where the scene has MuJoCo's limits, `usual` takes their place.
     """
     iterations, ls_iterations = (
-        other if own == of_mujoco else own
-        for own, of_mujoco, other in zip((scene.iterations, scene.ls_iterations), USUAL, usual, strict=True)
+        replacement if limit == default else limit
+        for limit, default, replacement in zip((scene.iterations, scene.ls_iterations), USUAL, usual, strict=True)
     )
     return cfg.iterations or iterations, cfg.ls_iterations or ls_iterations
 
@@ -63,11 +60,7 @@ def solver_limits(scene: mujoco.MjOption, cfg: SimConfig, usual: tuple[int, int]
 class SceneOption:
     """The options of a scene, by the names of `mujoco.MjOption`.
 
-    What is written here is the task's: no file changes it.
-
-    Args:
-        spec: Spec of the scene.
-        changed: Function that is called when an option was written.
+    What is written here is the task's: no file changes it. `changed` is called when an option was written.
     """
 
     _spec: mujoco.MjSpec
@@ -95,12 +88,7 @@ class SceneOption:
         self._changed()
 
     def take_over(self, part: mujoco.MjSpec, label: str, source: str) -> None:
-        """Takes over what a file says and the task does not, and removes it from the file's spec.
-
-        Args:
-            part: Spec of the file.
-            label: Call that adds it, for messages.
-            source: Name of the file, for messages.
+        """Takes over what the spec of a file says and the task does not, and removes it there.
 
         Raises:
             TaskError: Another file says something else.

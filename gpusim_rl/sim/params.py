@@ -100,10 +100,10 @@ class Param:
             column: Number of the one column of an element that is set; None sets all.
         """
         values = self._values if column is None else self._values[..., column]
-        mine = read_columns(values, self._columns)
-        write_where(where.view(-1, *[1] * (value.ndim - 1)), value.to(mine.dtype), mine)
+        target = read_columns(values, self._columns)
+        write_where(where.view(-1, *[1] * (value.ndim - 1)), value.to(target.dtype), target)
         if not isinstance(self._columns, slice):  # what was written is a copy
-            write_columns(values, self._columns, mine)
+            write_columns(values, self._columns, target)
         self._changed(where)
 
 
@@ -184,29 +184,29 @@ def find_elements(
     if articulation not in known:
         hint = did_you_mean(articulation or "", known)
         raise TaskError(f"sim.param({name!r}): no articulation {articulation!r}.{hint} The scene has {known}")
-    found = _geoms(scene, articulation) if kind == "geom" else _rows(scene, kind, articulation)
+    rows = _geoms(scene, articulation) if kind == "geom" else _rows(scene, kind, articulation)
     label = f"sim.param({name!r}, {articulation!r})"
     if elements is not None:
         for element in elements:
-            if element not in found:
-                hint = did_you_mean(element, found)
+            if element not in rows:
+                hint = did_you_mean(element, rows)
                 of = {"geom": "body with geoms", "dof": "joint"}.get(kind, kind)
-                raise TaskError(f"{label}: no {of} {element!r}.{hint} There are {list(found)}")
-        found = {element: found[element] for element in elements}
+                raise TaskError(f"{label}: no {of} {element!r}.{hint} There are {list(rows)}")
+        rows = {element: rows[element] for element in elements}
     if name in LIMITED:
         has = getattr(scene.model, LIMITED[name]).reshape(len(model_values(scene.model, name)), -1)[:, 0]
-        free = [key for key, ids in found.items() if not has[ids].all()]
+        free = [key for key, ids in rows.items() if not has[ids].all()]
         if elements is not None and free:
             lacks = "limits in the MJCF; give it some there"
             if name == "actuator_delay":
                 lacks = "delay; try scene.add_actuators(..., max_delay=...)"
             raise TaskError(f"{label}: {free[0]!r} has no {lacks}")
-        found = {key: ids for key, ids in found.items() if key not in free}
-    if not found:
-        what = "geoms that can touch anything" if kind == "geom" else f"{_PLURAL[kind]} with a {name}"
-        raise TaskError(f"{label}: {articulation!r} has no {what}")
-    names = [key for key, ids in found.items() for _ in ids]
-    return [row for ids in found.values() for row in ids], names
+        rows = {key: ids for key, ids in rows.items() if key not in free}
+    if not rows:
+        lacking = "geoms that can touch anything" if kind == "geom" else f"{_PLURAL[kind]} with a {name}"
+        raise TaskError(f"{label}: {articulation!r} has no {lacking}")
+    names = [key for key, ids in rows.items() for _ in ids]
+    return [row for ids in rows.values() for row in ids], names
 
 
 def _rows(scene: Scene, kind: str, articulation: str) -> dict[str, list[int]]:
@@ -219,11 +219,10 @@ def _geoms(scene: Scene, articulation: str) -> dict[str, list[int]]:
     """Returns geoms that can touch anything, by their body's name; those of the ground under its name."""
     model, prefix, bodies = scene.model, scene.prefix(articulation), set(scene.bodies_of(articulation))
     ground = articulation == GROUND and GROUND not in scene.articulation_names
-    found: dict[str, list[int]] = {}
+    rows: dict[str, list[int]] = {}
     for i in range(model.ngeom):
         body = int(model.geom_bodyid[i])
-        name = model.body(body).name
-        mine = body == 0 if ground else body in bodies
-        if mine and (model.geom_contype[i] or model.geom_conaffinity[i]):
-            found.setdefault(GROUND if ground else name.removeprefix(prefix), []).append(i)
-    return found
+        selected = body == 0 if ground else body in bodies
+        if selected and (model.geom_contype[i] or model.geom_conaffinity[i]):
+            rows.setdefault(GROUND if ground else model.body(body).name.removeprefix(prefix), []).append(i)
+    return rows

@@ -30,13 +30,7 @@ class RayGroups:
         self._ignored: list[str] = []
 
     def leave_out(self, names: Sequence[str]) -> tuple[np.ndarray, list[int]]:
-        """Makes rays possible that pass through some articulations.
-
-        Args:
-            names: Names of the articulations.
-
-        Returns:
-            The group of every geom, and for each group whether these rays meet it, 1 or 0.
+        """Returns the group of every geom, and for each group whether rays that pass these articulations meet it.
 
         Raises:
             TaskError: There is no such articulation, or there are more of them than groups.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import mujoco
@@ -17,21 +16,6 @@ from gpusim_rl.sim.urdf import is_urdf, read_urdf
 _FREE = mujoco.mjtJoint.mjJNT_FREE
 
 
-@dataclass(frozen=True, slots=True)
-class Robot:
-    """A robot or object, ready to join a scene."""
-
-    spec: mujoco.MjSpec
-    """Every body, joint and actuator has a name."""
-    velocity_limits: dict[str, float] = field(default_factory=dict)
-    """Of joints [rad/s or m/s], where the file has them."""
-
-    @property
-    def objects(self) -> list[str]:
-        """Bodies under the worldbody, behind the first one, that move freely."""
-        return [body.name for body in self.spec.worldbody.bodies[1:] if _free_joint(body)]
-
-
 def one_line(error: Exception) -> str:
     """Returns the message of an error without its line breaks."""
     return " ".join(str(error).split())
@@ -42,8 +26,12 @@ def read_robot(
     packages: Mapping[str, str | Path] | None,
     keyframe: str | None,
     fixed_base: bool | None,
-) -> Robot:
+) -> tuple[mujoco.MjSpec, dict[str, float]]:
     """Reads a file; see `Scene.add` for the arguments.
+
+    Returns:
+        A spec whose bodies, joints and actuators all have names, and the velocity limits of joints [rad/s or m/s] that
+        the file has.
 
     Raises:
         TaskError: An argument does not fit the file.
@@ -57,8 +45,8 @@ def read_robot(
     elif not isinstance(source, str | Path):
         spec = source
     elif is_urdf(Path(source)):
-        urdf = read_urdf(Path(source), packages or {})
-        spec, limits, packages = urdf.spec, urdf.velocity_limits, None
+        spec, limits = read_urdf(Path(source), packages or {})
+        packages = None
     else:
         spec = mujoco.MjSpec.from_file(str(source))
     if packages is not None:
@@ -74,7 +62,12 @@ def read_robot(
         _fix_base(spec, fixed_base)
     if spec.compiler.settotalmass > 0:
         _fix_masses(spec)
-    return Robot(spec, limits)
+    return spec, limits
+
+
+def free_objects(spec: mujoco.MjSpec) -> list[str]:
+    """Returns the bodies under the worldbody, behind the first one, that move freely."""
+    return [body.name for body in spec.worldbody.bodies[1:] if _free_joint(body)]
 
 
 def _free_joint(body: mujoco.MjsBody) -> mujoco.MjsJoint | None:

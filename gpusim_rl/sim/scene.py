@@ -16,7 +16,7 @@ from torch import Tensor
 from gpusim_rl.errors import TaskError
 from gpusim_rl.sim import actuators, ground, menagerie
 from gpusim_rl.sim.option import SceneOption
-from gpusim_rl.sim.robot_file import one_line, read_robot, references
+from gpusim_rl.sim.robot_file import free_objects, one_line, read_robot, references
 from gpusim_rl.sim.scene_sensors import add_sensor
 from gpusim_rl.sim.terrain import Terrain
 
@@ -145,10 +145,7 @@ class Scene:
 
         What sinks in so far that its middle is below ground stays there, for MuJoCo pushes it out of each cell of the
         field into the next. So contacts are as stiff as the time step allows: feet should be balls of 4 cm or more.
-
-        Args:
-            terrain: Heights and patches.
-            friction: Sliding [-], torsional [m] and rolling [m] friction; contacts use the larger of the two geoms'.
+        The friction is as in `add_ground`.
         """
         ground.add_terrain(self.spec, terrain, friction)
         self.add_light()
@@ -173,12 +170,11 @@ class Scene:
             size: Lengths along x and y [m].
             height: Height of a picture's brightest point above its darkest [m].
             pos: Position of the middle, at height 0 [m]; the darkest point of a picture is at height 0.
-            friction: Sliding [-], torsional [m] and rolling [m] friction; contacts use the larger of the two geoms'.
+            friction: Friction as in `add_ground`.
             name: Name of the geom and the height field.
 
         Raises:
-            TaskError: The heights are not a grid of finite numbers, the picture cannot be read, or a size is not
-                positive.
+            TaskError: The heights are not a grid of finite numbers, or cannot be read, or a size is not positive.
         """
         try:
             field = ground.read_heights(heights, size, height)
@@ -238,25 +234,25 @@ class Scene:
             raise TaskError(f"{label}: the scene already has a {name!r}; names must be unique")
         from_menagerie = isinstance(robot, str) and robot.startswith(menagerie.PREFIX)
         try:
-            part = read_robot(robot, packages, keyframe, fixed_base)
+            spec, velocity_limits = read_robot(robot, packages, keyframe, fixed_base)
         except TaskError as error:
             raise error if from_menagerie else TaskError(f"{label}: {error}") from None
         except (ValueError, FileNotFoundError) as error:
             raise TaskError(f"{label}: cannot load {robot}: {one_line(error)}") from None
-        spec, objects, has_bodies = part.spec, part.objects, bool(part.spec.worldbody.bodies)
-        before, own = references(self.spec), references(spec)
+        objects, has_bodies = free_objects(spec), bool(spec.worldbody.bodies)
+        before, added = references(self.spec), references(spec)
         source = f"the spec of {name!r}" if isinstance(robot, mujoco.MjSpec) else str(robot)
         self.option.take_over(spec, label, source)
         self.spec.attach(spec, prefix=f"{name}/", frame=self.spec.worldbody.add_frame(pos=list(pos), quat=list(quat)))
         after = references(self.spec)
-        if lost := [kind for kind in own if before[kind] + own[kind] > after[kind]]:
+        if lost := [kind for kind in added if before[kind] + added[kind] > after[kind]]:
             try:
                 if not isinstance(robot, mujoco.MjSpec) and not from_menagerie:
                     mujoco.MjSpec.from_file(str(robot)).compile()  # says which name it is, and on which line
             except ValueError as error:
                 raise TaskError(f"{label}: cannot load {robot}: {one_line(error)}") from None
             raise TaskError(f"{label}: among its {' and '.join(lost)} some name what it does not have")
-        self._parts[name] = part.velocity_limits
+        self._parts[name] = velocity_limits
         self._objects |= {f"{name}/{body}": name for body in objects}
         self.articulation_names += [name] * has_bodies + [f"{name}/{body}" for body in objects]
         self._model = None
@@ -268,11 +264,11 @@ class Scene:
     def bodies_of(self, articulation: str) -> list[int]:
         """Returns an articulation's bodies in the scene's model, in their order; none if it does not exist."""
         model, prefix = self.model, self.prefix(articulation)
-        own = [i for i in range(model.nbody) if model.body(i).name.startswith(prefix)]
-        roots = {i: model.body(model.body_rootid[i]).name for i in own}
+        bodies = [i for i in range(model.nbody) if model.body(i).name.startswith(prefix)]
+        roots = {i: model.body(model.body_rootid[i]).name for i in bodies}
         if articulation in self._objects:
-            return [i for i in own if roots[i] == articulation]
-        return [i for i in own if roots[i] not in self._objects]
+            return [i for i in bodies if roots[i] == articulation]
+        return [i for i in bodies if roots[i] not in self._objects]
 
     def elements_of(self, articulation: str, kind: str) -> dict[str, int]:
         """Returns numbers in the scene's model of an articulation's elements, by their names in its own file.
@@ -302,13 +298,10 @@ class Scene:
         return range(int(sensor.adr[0]), int(sensor.adr[0] + sensor.dim[0]))
 
     def contact_columns(self, body: str) -> list[int]:
-        """Returns columns of the sensor data that tell of a body's contacts, read at the same physics step.
+        """Returns columns of the sensor data that tell of a body's contacts, by its name in the scene's model.
 
         Force [N], torque [N m] about a point, and that point [m]; position of the body [m] and its orientation wxyz.
-        All are in the world frame.
-
-        Args:
-            body: Name in the scene's model.
+        All are of the same physics step, in the world frame.
 
         Raises:
             TaskError: It has no contact sensor.
@@ -318,17 +311,21 @@ class Scene:
         names = (f"{body}/contact", f"{body}/contact_pos", f"{body}/contact_quat")
         return [column for name in names for column in self.sensor_columns(name)]
 
+    def _check_name(self, call: str, articulation: str) -> None:
+        if articulation not in self.articulation_names:
+            raise TaskError(f"Scene.{call}: no {articulation!r}; the scene has {self.articulation_names}")
+
     def _joints_of(self, articulation: str) -> list[mujoco.MjsJoint]:
         """Returns its hinges and slides in the spec."""
-        prefix, found = self.prefix(articulation), []
+        prefix, joints = self.prefix(articulation), []
         for joint in self.spec.joints:
             if joint.name.startswith(prefix) and joint.type in _SCALAR:
                 body = joint.parent
                 while body.parent.name != "world":
                     body = body.parent
                 if (body.name if body.name in self._objects else prefix[:-1]) == articulation:
-                    found.append(joint)
-        return found
+                    joints.append(joint)
+        return joints
 
     def velocity_limits(self, name: str) -> dict[str, float]:
         """Returns the largest speeds of joints [rad/s or m/s] that a URDF file states, by joint.
@@ -336,11 +333,10 @@ class Scene:
         MuJoCo does not limit the speed of joints; a drive does: `add_actuators(velocity_limit=...)`.
 
         Raises:
-            TaskError: Nothing was added under this name.
+            TaskError: There is no such articulation.
         """
-        if name not in self._parts:
-            raise TaskError(f"Scene.velocity_limits: no {name!r}; the scene has {list(self._parts)}")
-        return dict(self._parts[name])
+        self._check_name("velocity_limits", name)
+        return dict(self._parts.get(name, {}))
 
     def add_actuators(
         self,
@@ -391,9 +387,7 @@ class Scene:
             TaskError: A pattern matches no joint, a joint has an actuator already, or a value is missing, superfluous
                 or negative.
         """
-        label = f"Scene.add_actuators({name!r})"
-        if name not in self.articulation_names:
-            raise TaskError(f"{label}: the scene has no {name!r}; it has {self.articulation_names}")
+        self._check_name(f"add_actuators({name!r})", name)
         values = {
             "stiffness": stiffness,
             "damping": damping,
@@ -409,7 +403,7 @@ class Scene:
             drivable = {joint.name.removeprefix(self.prefix(name)): joint for joint in self._joints_of(name)}
             actuators.add_actuators(self.spec, drivable, joints, kind, values)
         except TaskError as error:
-            raise TaskError(f"{label}: {error}") from None
+            raise TaskError(f"Scene.add_actuators({name!r}): {error}") from None
         self._model = None
 
     def add_sensor(self, name: str, sensor: str, kind: str, *, cutoff: float = 0.0, **of: str) -> None:
@@ -430,26 +424,20 @@ class Scene:
         Raises:
             TaskError: There is no such kind or element, or the name is taken.
         """
-        if name not in self.articulation_names:
-            raise TaskError(f"Scene.add_sensor: no {name!r}; the scene has {self.articulation_names}")
+        self._check_name("add_sensor", name)
         add_sensor(self.spec, name, self.prefix(name), sensor, kind, of, cutoff)
         self._model = None
 
     def add_contact_sensor(self, name: str, bodies: Sequence[str]) -> None:
-        """Makes `articulation.contacts(bodies)` available: the net contact wrench on each body.
-
-        Args:
-            name: Name of the articulation.
-            bodies: Names of its bodies in its own file.
+        """Makes `articulation.contacts(bodies)` available: the net contact wrench on each of its bodies.
 
         Raises:
             TaskError: A body does not exist.
         """
-        known = {body.name for body in self.spec.bodies}
+        known = {body.name for body in self.spec.bodies[1:]}  # without the world
         for body in (f"{self.prefix(name)}{body}" for body in bodies):
             if body not in known:
-                there = sorted(known - {"world"})
-                raise TaskError(f"Scene.add_contact_sensor: no body {body!r}; the scene has {there}")
+                raise TaskError(f"Scene.add_contact_sensor: no body {body!r}; the scene has {sorted(known)}")
             if body in self.contact_sensors:
                 continue
             self.spec.add_sensor(
@@ -470,14 +458,10 @@ class Scene:
     def add_effort_sensors(self, name: str) -> None:
         """Makes `articulation.joint_effort` available: the force of the actuators on each joint.
 
-        Args:
-            name: Name of the articulation.
-
         Raises:
-            TaskError: It does not exist.
+            TaskError: There is no such articulation.
         """
-        if name not in self.articulation_names:
-            raise TaskError(f"Scene.add_effort_sensors: no {name!r}; the scene has {self.articulation_names}")
+        self._check_name("add_effort_sensors", name)
         if name in self.effort_sensors:
             return
         for joint in self._joints_of(name):

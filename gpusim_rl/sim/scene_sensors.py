@@ -40,8 +40,8 @@ def add_sensor(
         raise TaskError(f"{call}: expected one of {', '.join(_OF)}, got {' and '.join(of)}")
     arguments: dict[str, Any] = {}
     for element, its_name in of.items():
-        there = [each.name for each in (spec.bodies if element == "body" else getattr(spec, f"{element}s"))]
-        known = [full.removeprefix(prefix) for full in there if full.startswith(prefix)]
+        names = [each.name for each in (spec.bodies if element == "body" else getattr(spec, f"{element}s"))]
+        known = [full.removeprefix(prefix) for full in names if full.startswith(prefix)]
         if its_name not in known:
             raise TaskError(
                 f"{call}: no {element} {its_name!r}.{did_you_mean(its_name, known)} It has {known or 'none'}"

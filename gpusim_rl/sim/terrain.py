@@ -233,20 +233,12 @@ def _gap(canvas: _Canvas) -> Heights:
     return -GAP_DEPTH * (canvas.between & (canvas.edge > canvas.foot - width))
 
 
-def _both(first: Callable[[_Canvas], Heights], second: Callable[[_Canvas], Heights]) -> Callable[[_Canvas], Heights]:
-    return lambda canvas: first(canvas) + second(canvas)
-
-
-def _sunk(kind: Callable[[_Canvas], Heights]) -> Callable[[_Canvas], Heights]:
-    return lambda canvas: -kind(canvas)
-
-
 KINDS: dict[str, Callable[[_Canvas], Heights]] = {
-    "slope_up": _sunk(_slope),
+    "slope_up": lambda canvas: -_slope(canvas),
     "slope_down": _slope,
-    "rough_slope_up": _both(_sunk(_slope), _rough),
-    "rough_slope_down": _both(_slope, _rough),
-    "stairs_up": _sunk(_stairs),
+    "rough_slope_up": lambda canvas: _rough(canvas) - _slope(canvas),
+    "rough_slope_down": lambda canvas: _rough(canvas) + _slope(canvas),
+    "stairs_up": lambda canvas: -_stairs(canvas),
     "stairs_down": _stairs,
     "rough": _rough,
     "obstacles": _obstacles,

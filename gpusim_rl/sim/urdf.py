@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -18,15 +17,6 @@ _SHOWN = 3  # paths in a message
 PACKAGE_SCHEMES = ("package://", "model://")
 
 
-@dataclass(frozen=True, slots=True)
-class Urdf:
-    """A robot that was read from a URDF file."""
-
-    spec: mujoco.MjSpec
-    velocity_limits: dict[str, float]
-    """By joint [rad/s or m/s], where the file has them: MuJoCo does not know them."""
-
-
 def is_urdf(file: Path) -> bool:
     """Returns whether a file is URDF, whatever its name ends with."""
     try:
@@ -37,17 +27,13 @@ def is_urdf(file: Path) -> bool:
     return root.tag == "robot"
 
 
-def read_urdf(file: Path, packages: Mapping[str, str | Path]) -> Urdf:
+def read_urdf(file: Path, packages: Mapping[str, str | Path]) -> tuple[mujoco.MjSpec, dict[str, float]]:
     """Reads a robot with MuJoCo's reader: every link becomes a body, with its visual and its collision shapes.
 
     MuJoCo reads limits of position and effort, damping, friction, inertias, and `<mimic>`, which becomes a constraint.
     Links on fixed joints stay bodies. A `<mujoco><compiler .../></mujoco>` of the file holds, but for the settings that
-    say where meshes are, and those that remove links and shapes.
-
-    Args:
-        file: Path of the file.
-        packages: Folder of each ROS package that the file names: `package://<name>/...`. One that is missing here is
-            looked for in the file's own folder and those above it, by its name.
+    say where meshes are, and those that remove links and shapes. Beside the spec come the velocity limits of joints
+    [rad/s or m/s], which MuJoCo does not know.
 
     Raises:
         TaskError: A mesh or its package is not there, or a Collada mesh needs what is not installed.
@@ -60,10 +46,10 @@ def read_urdf(file: Path, packages: Mapping[str, str | Path]) -> Urdf:
         robot = ElementTree.fromstring(text)
     except ElementTree.ParseError as error:
         raise ValueError(f"XML: {error}") from None
-    own = robot.find("mujoco")
-    own = ElementTree.SubElement(robot, "mujoco") if own is None else own
-    compiler = own.find("compiler")
-    compiler = ElementTree.SubElement(own, "compiler") if compiler is None else compiler
+    settings = robot.find("mujoco")
+    settings = ElementTree.SubElement(robot, "mujoco") if settings is None else settings
+    compiler = settings.find("compiler")
+    compiler = ElementTree.SubElement(settings, "compiler") if compiler is None else compiler
     folder = file.parent / compiler.attrib.pop("meshdir", ".")
     compiler.attrib |= {"strippath": "false", "fusestatic": "false", "discardvisual": "false"}
 
@@ -80,15 +66,11 @@ def read_urdf(file: Path, packages: Mapping[str, str | Path]) -> Urdf:
         velocity = math.nan if limit is None else float(limit.get("velocity", "nan"))
         if velocity > 0.0:  # some exporters write 0 for none
             limits[joint.get("name", "")] = velocity
-    return Urdf(spec, limits)
+    return spec, limits
 
 
 def _find(name: str, file: Path, folder: Path, packages: Mapping[str, str | Path]) -> Path:
-    """Returns the path of a mesh.
-
-    Raises:
-        TaskError: It is not there.
-    """
+    """Returns the path of a mesh; raises TaskError where it is not there."""
     file, above = file.resolve(), [file.resolve().parent, *file.resolve().parents[1:]]
     scheme = next((scheme for scheme in PACKAGE_SCHEMES if name.startswith(scheme)), None)
     hint = ""

@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
 
 import torch
 import warp as wp
@@ -213,7 +212,7 @@ class WarpGraphs:
     def _run_eagerly(self, key: Hashable, stream: wp.Stream | None, body: Callable[[], None]) -> None:
         scope = nullcontext() if key in self._seen else announce_compilation()
         self._seen.add(key)
-        with scope, self._after_and_before(stream) as own, self.scope(), wp.ScopedStream(own, sync_enter=False):
+        with scope, self._after_and_before(stream) as inner, self.scope(), wp.ScopedStream(inner, sync_enter=False):
             body()
 
     @contextmanager
@@ -249,8 +248,4 @@ class WarpGraphs:
 
 
 def _capture_id(stream: wp.Stream) -> int:
-    return _runtime().wp_cuda_stream_get_capture_id(stream.cuda_stream)
-
-
-def _runtime() -> Any:
-    return wp._src.context.runtime.core  # type: ignore[attr-defined]
+    return wp._src.context.runtime.core.wp_cuda_stream_get_capture_id(stream.cuda_stream)  # type: ignore[attr-defined]

@@ -86,7 +86,7 @@ class WarpSim:
 
         self._written = torch.ones(num_envs, dtype=torch.bool, device=device)
         self._written_on_host = self._written.numpy() if device.type == "cpu" else None
-        self._diverged = torch.zeros(num_envs, dtype=torch.bool, device=device)
+        self.diverged = torch.zeros(num_envs, dtype=torch.bool, device=device)
         self._params = Params(scene, device, self._expand, self._wrote_param)
         # What MuJoCo derives from parameters. Each world has its own when the first such parameter is its own.
         self._constants: dict[str, Tensor] = {}
@@ -106,10 +106,10 @@ class WarpSim:
         return Articulation(self, name)
 
     def param(self, name: str, articulation: str | None = None, elements: Sequence[str] | None = None) -> Param:
-        found = self._params.find(name, articulation, elements)
+        param = self._params.find(name, articulation, elements)
         if name == "dof_frictionloss":
-            self._check_friction_rows(found)
-        return found
+            self._check_friction_rows(param)
+        return param
 
     def _expand(self, field: str) -> Tensor:
         """Makes a field each world's own; returns a view of the model's memory, [num_envs, rows, ...]."""
@@ -126,11 +126,11 @@ class WarpSim:
     def _expand_array(self, owner: mjw.Model | mjw.Option, name: str) -> Tensor:
         shared = getattr(owner, name)
         with self._graphs.scope():
-            own = wp.empty((self.num_envs, *shared.shape[1:]), dtype=shared.dtype)
+            array = wp.empty((self.num_envs, *shared.shape[1:]), dtype=shared.dtype)
         self._graphs.synchronize()
-        values = wp.to_torch(own)
+        values = wp.to_torch(array)
         values.copy_(wp.to_torch(shared).expand_as(values))
-        setattr(owner, name, own)
+        setattr(owner, name, array)
         return values
 
     def _has_constants(self, field: str) -> bool:
@@ -184,10 +184,6 @@ class WarpSim:
             self._written |= where
 
     @property
-    def diverged(self) -> Bool[Tensor, " envs"]:
-        return self._diverged
-
-    @property
     def bad_inputs(self) -> Bool[Tensor, " envs"]:
         return not_finite(getattr(self, field) for field in self._used)
 
@@ -206,7 +202,7 @@ class WarpSim:
         self._followed()
         # amax hands NaN on, and a comparison with NaN is false
         fastest = torch.cat([self.qpos, self.qvel], dim=1).abs_().amax(dim=1)
-        torch.logical_not(fastest < MAX_STATE, out=self._diverged)
+        torch.logical_not(fastest < MAX_STATE, out=self.diverged)
 
     def _advance(self, substeps: int) -> None:
         """Runs the physics steps of a control step."""
@@ -251,7 +247,7 @@ class WarpSim:
 
     def _own_state(self) -> dict[str, Tensor]:
         """Returns state that MuJoCo Warp does not have."""
-        return {"sensordata": self.sensordata, "written": self._written, "diverged": self._diverged}
+        return {"sensordata": self.sensordata, "written": self._written, "diverged": self.diverged}
 
     def state_dict(self) -> dict[str, Any]:
         self._derive_constants()

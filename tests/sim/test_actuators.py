@@ -319,7 +319,7 @@ def test_a_scene_without_delays_has_nothing_under_way():
         ({"joints": ["elbow", "shoulder"], "stiffness": {"elbow": 3.0}},
          r"stiffness: no number for \['shoulder'\]; it has \['elbow'\]"),
         ({"stall_effort": 3.0}, "stall_effort needs a velocity_limit"),
-        ({"name": "leg"}, r"the scene has no 'leg'; it has \['arm'\]"),
+        ({"name": "leg"}, r"no 'leg'; the scene has \['arm'\]"),
     ],
 )  # fmt: skip
 def test_a_wrong_drive_is_one_line(arguments, line):
