@@ -57,11 +57,7 @@ class Commands(Stateful):
         return self.value[:, self.names.index(name)]
 
     def resample(self, where: Bool[Tensor, " envs"]) -> None:
-        """Draws new commands in some envs.
-
-        Args:
-            where: Envs that get new commands, bool [num_envs].
-        """
+        """Draws new commands in the envs of a mask, bool [num_envs]."""
         new = self._random.uniform(self._low, self._high, len(self.names))
         torch.where(where[:, None], new, self.value, out=self.value)
         self._age.masked_fill_(where, 0)
@@ -152,11 +148,7 @@ class Curriculum(Stateful):
         return self._value if self.on else self._final
 
     def advance(self, score: Float[Tensor, ""]) -> None:
-        """Counts one control step, and moves the value at the end of a window. Nothing moves without a curriculum.
-
-        Args:
-            score: How well the envs do in this step, a mean over them.
-        """
+        """Counts one control step with the mean score of the envs in it, and moves the value at the end of a window."""
         if not self.on:
             return
         self._total += score

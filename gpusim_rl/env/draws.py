@@ -107,30 +107,18 @@ class Noise(Draw):
 
 
 def check_different(key: str, names: Sequence[str] | None) -> None:
-    """Raises ConfigError for a list of names that is empty, or has a name twice; None is not given.
-
-    Args:
-        key: Key of the list, for messages.
-        names: The names.
-    """
-    if names is not None and not names:
+    """Raises ConfigError for a list of names that is empty, or has a name twice; None is not given."""
+    if names is None:
+        return
+    if not names:
         raise ConfigError(f"{key} is empty; leave it out for the default")
-    for name in names or ():
-        if (names or ()).count(name) > 1:
+    for name in names:
+        if names.count(name) > 1:
             raise ConfigError(f"{key} must be different, got {name!r} more than once")
 
 
 def parse(cls: type[T], node: Any, path: str) -> T:
-    """Builds settings of a yaml's section.
-
-    Args:
-        cls: Class of the settings, a dataclass.
-        node: Values of the section.
-        path: Path of the section's key in the yaml, for messages.
-
-    Raises:
-        ConfigError: A key or a value is wrong.
-    """
+    """Builds settings of a yaml's section; raises ConfigError with the path of its key."""
     with named(path):
         return build(cls, node, path)
 
@@ -170,11 +158,7 @@ class Draws:
         self._logarithms = torch.tensor(logarithms, device=device) if any(logarithms) else None
 
     def draw(self, random: EnvRandom) -> Float[Tensor, "envs numbers"]:
-        """Returns new draws, shape [num_envs, numbers].
-
-        Args:
-            random: The random numbers.
-        """
+        """Returns new draws, shape [num_envs, numbers]."""
         numbers = random.uniform(0.0, 1.0, 2 * self._pairs + self._uniform)
         if self._pairs:
             # both numbers of each pair of Box and Muller's method: half the cost of `EnvRandom.normal`
@@ -219,24 +203,14 @@ class VectorNoise(Stateful):
         )
 
     def draw(self, random: EnvRandom, steps: Int[Tensor, ""]) -> None:
-        """Draws the noise of a control step.
-
-        Args:
-            random: The random numbers.
-            steps: Control steps of the run so far, for schedules.
-        """
+        """Draws the noise of a control step; schedules count the control steps of the run so far."""
         noise, *following = self._draws.draw(random).split(self.noise.shape[1], dim=1)
         self.noise.copy_(self._effective(noise, steps))
         for kept, drawn in zip((self.next_noise, self.next_offset), following, strict=False):
             kept.copy_(drawn)
 
     def begin_episodes(self, steps: Int[Tensor, ""], where: Bool[Tensor, " envs"]) -> None:
-        """Gives the envs where an episode begins an offset and noise of their own. Call it after `draw`.
-
-        Args:
-            steps: Control steps of the run so far, for schedules.
-            where: Envs where an episode begins, bool [num_envs].
-        """
+        """Gives the envs where an episode begins an offset and noise of their own. Call it after `draw`."""
         if self._has_offset:
             torch.where(where[:, None], self.next_offset, self.offset, out=self.offset)
         torch.where(where[:, None], self._effective(self.next_noise, steps), self.noise, out=self.noise)

@@ -82,13 +82,7 @@ class HookChecks:
             self.finite(f"{self._name}.rewards(): {name!r}", term)
 
     def finite(self, label: str, value: Tensor, columns: Sequence[str] = ()) -> None:
-        """Checks that all numbers of a tensor are finite.
-
-        Args:
-            label: Name of the tensor, for the message.
-            value: The tensor, shape [num_envs] or [num_envs, size].
-            columns: Name of the part that each column belongs to.
-        """
+        """Checks that all numbers of a tensor are finite; `columns` names the part that each column belongs to."""
         bad = ~torch.isfinite(value)
         if bool(bad.any()):
             env_id = int(bad.reshape(self._num_envs, -1).any(dim=1).int().argmax())
@@ -111,7 +105,7 @@ class HookChecks:
 
 
 def action_space(task: Task[Any], cfg: TaskConfig) -> ActionSpace:
-    """The actions of a task, from its `num_actions` and `choices`.
+    """Returns the action space of a task, from its `num_actions` and `choices`.
 
     Raises:
         TaskError: The task did not set them, or to something else than positive ints.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Literal
 
 import torch
@@ -46,12 +46,7 @@ Sigmoid = Literal["gaussian", "linear", "quadratic", "cosine", "hyperbolic", "lo
 
 
 def masked_terms(terms: Mapping[str, Float[Tensor, " envs"]], where: Bool[Tensor, " envs"]) -> dict[str, Tensor]:
-    """Returns reward terms that are 0 in some envs, shape [num_envs] each.
-
-    Args:
-        terms: Terms by name, shape [num_envs] each.
-        where: Envs in which all of them are 0, bool [num_envs].
-    """
+    """Returns reward terms, shape [num_envs] each, that are 0 in the envs of a mask, bool [num_envs]."""
     return dict(zip(terms, torch.stack(list(terms.values())).masked_fill(where, 0.0), strict=True))
 
 
@@ -103,8 +98,7 @@ def tolerance(
 ) -> Float[Tensor, "*batch"]:
     """Returns a soft indicator in [0, 1]: 1 inside the bounds, `value_at_margin` at the distance `margin` outside them.
 
-    Products and sums of such terms make readable rewards (Tassa et al. 2018, DeepMind Control Suite, arXiv 1801.00690,
-    section 2).
+    Products and sums of such terms make readable rewards (Tassa et al. 2018, arXiv 1801.00690, section 2).
 
     Args:
         x: Any quantity.
@@ -113,9 +107,6 @@ def tolerance(
             indicator.
         sigmoid: Shape of the fall. `linear`, `quadratic` and `cosine` reach exactly 0; the others only approach it.
         value_at_margin: Indicator at the margin, in (0, 1); `linear`, `quadratic` and `cosine` allow 0.
-
-    Returns:
-        Values in [0, 1], the shape of `x`.
 
     Raises:
         ValueError: The bounds are in the wrong order, the margin is negative, `value_at_margin` is out of range, or
@@ -126,27 +117,24 @@ def tolerance(
         raise ValueError(f"tolerance: expected bounds (low, high), got {bounds}")
     if margin < 0:
         raise ValueError(f"tolerance: expected margin >= 0, got {margin}")
+    if sigmoid not in _SIGMOIDS:
+        raise ValueError(f"tolerance: unknown sigmoid {sigmoid!r}")
     zero_allowed = sigmoid in ("linear", "quadratic", "cosine")
     if not (0 <= value_at_margin < 1 if zero_allowed else 0 < value_at_margin < 1):
         raise ValueError(f"tolerance: value_at_margin={value_at_margin} is out of range for sigmoid={sigmoid!r}")
     distance = torch.clamp_min(torch.maximum(low - x, x - high), 0.0)
     if margin == 0:
         return (distance <= 0).to(x.dtype)
-    d = distance / margin
-    v = value_at_margin
-    if sigmoid == "gaussian":
-        return torch.exp(math.log(v) * d * d)
-    if sigmoid == "linear":
-        return torch.clamp_min(1.0 - d * (1.0 - v), 0.0)
-    if sigmoid == "quadratic":
-        return torch.clamp_min(1.0 - d * d * (1.0 - v), 0.0)
-    if sigmoid == "cosine":
-        scaled = d * (math.acos(2.0 * v - 1.0) / math.pi)
-        return torch.where(scaled < 1.0, 0.5 * (1.0 + torch.cos(math.pi * scaled)), 0.0)
-    if sigmoid == "hyperbolic":
-        return 1.0 / torch.cosh(d * math.acosh(1.0 / v))
-    if sigmoid == "long_tail":
-        return 1.0 / (1.0 + d * d * (1.0 / v - 1.0))
-    if sigmoid == "tanh_squared":
-        return 1.0 - torch.tanh(d * math.atanh(math.sqrt(1.0 - v))) ** 2
-    raise ValueError(f"tolerance: unknown sigmoid {sigmoid!r}")
+    return _SIGMOIDS[sigmoid](distance / margin, value_at_margin)
+
+
+_SIGMOIDS: dict[str, Callable[[Tensor, float], Tensor]] = {
+    "gaussian": lambda d, v: torch.exp(math.log(v) * d * d),
+    "linear": lambda d, v: torch.clamp_min(1.0 - d * (1.0 - v), 0.0),
+    "quadratic": lambda d, v: torch.clamp_min(1.0 - d * d * (1.0 - v), 0.0),
+    "cosine": lambda d, v: 0.5 * (1.0 + torch.cos((d * math.acos(2.0 * v - 1.0)).clamp(max=math.pi))),
+    "hyperbolic": lambda d, v: 1.0 / torch.cosh(d * math.acosh(1.0 / v)),
+    "long_tail": lambda d, v: 1.0 / (1.0 + d * d * (1.0 / v - 1.0)),
+    "tanh_squared": lambda d, v: 1.0 - torch.tanh(d * math.atanh(math.sqrt(1.0 - v))) ** 2,
+}
+"""Indicators at a distance d, in units of the margin, where that at the margin is v."""

@@ -50,18 +50,11 @@ class NanGuard:
         self._found = torch.zeros((), dtype=torch.bool, device=sim.device)
 
     def before_step(self, action: Shaped[Tensor, "envs actions"]) -> None:
-        """Keeps the states and actions of all envs, before the physics changes them, unless an env diverged before.
-
-        Args:
-            action: Actions of this step, shape [num_envs, num_actions].
-        """
+        """Keeps the states and actions of all envs, before the physics changes them, unless an env diverged before."""
         self._keep(torch.cat([*self._state(), action], dim=1), self._before)
 
     def after_step(
-        self,
-        diverged: Bool[Tensor, " envs"],
-        progress: Int[Tensor, " envs"],
-        bad_input: Bool[Tensor, " envs"],
+        self, diverged: Bool[Tensor, " envs"], progress: Int[Tensor, " envs"], bad_input: Bool[Tensor, " envs"]
     ) -> None:
         """Keeps what belongs to the states of `before_step`.
 
@@ -77,7 +70,7 @@ class NanGuard:
         torch.any(self._diverged_ever, dim=0, out=self._found)
 
     def forget(self) -> None:
-        """No env has diverged: as at the start of a run."""
+        """Forgets all divergences, as at the start of a run."""
         self._diverged_ever.zero_()
         self._found.zero_()
 
@@ -119,12 +112,7 @@ class NanGuard:
 
 
 def put_state(sim: Sim, state: Mapping[str, Mapping[str, Tensor]]) -> None:
-    """Writes the state of one env into all envs of a simulator.
-
-    Args:
-        sim: Simulator of the same scene.
-        state: State of one env, from `NanGuard.read`.
-    """
+    """Writes the state of one env, from `NanGuard.read`, into all envs of a simulator of the same scene."""
     everywhere = torch.ones(sim.num_envs, dtype=torch.bool, device=sim.device)
     sim.reset(everywhere)
     for name, values in state.items():
@@ -134,7 +122,7 @@ def put_state(sim: Sim, state: Mapping[str, Mapping[str, Tensor]]) -> None:
 
 
 def state_keys(scene: Scene, articulation: Articulation) -> tuple[str, ...]:
-    """Names of the properties that are the state of an articulation."""
+    """Returns the names of the properties that are the state of an articulation."""
     root = scene.model.body(scene.bodies_of(articulation.name)[0])
     joint = int(root.jntadr[0])
     free = joint >= 0 and scene.model.jnt_type[joint] == mujoco.mjtJoint.mjJNT_FREE.value

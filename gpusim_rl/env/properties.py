@@ -73,12 +73,7 @@ class ActorProperties(Stateful):
         return self._inertia
 
     def quantities(self, section: str, name: str, elements: Sequence[str] | None) -> list[Quantity]:
-        """Returns MuJoCo's quantities for a property of the schema.
-
-        Args:
-            section: One of `SECTIONS`.
-            name: One of the section's properties.
-            elements: Names of bodies, joints or tendons; None = all.
+        """Returns MuJoCo's quantities for a property of `SECTIONS`, of some bodies, joints or tendons; None = all.
 
         Raises:
             TaskError: An element does not exist, or has no such property.

@@ -86,12 +86,7 @@ class Pusher(Stateful):
             self.left.masked_fill_(where, 0)
 
     def before_physics(self, random: EnvRandom, steps: Int[Tensor, ""]) -> None:
-        """Pushes in the envs whose time has come.
-
-        Args:
-            random: The random numbers.
-            steps: Control steps of the run so far, for the schedule.
-        """
+        """Pushes in the envs whose time has come; the schedule counts the control steps of the run so far."""
         self.wait -= 1
         due = self.wait <= 0
         torch.where(due, random.integers(self.gap[0], self.gap[1] + 1), self.wait, out=self.wait)

@@ -178,20 +178,12 @@ class Randomizer(Stateful):
     # What VecEnv calls
 
     def seed(self, seed: int) -> None:
-        """Begins all draws anew.
-
-        Args:
-            seed: Seed of the draws.
-        """
+        """Begins all draws anew, from this seed."""
         self._random.seed(seed + _SEED_OFFSET)
         self._draw_action_noise()
 
     def begin_episodes(self, where: Bool[Tensor, " envs"]) -> None:
-        """Draws what is random per episode.
-
-        Args:
-            where: Envs where an episode begins, bool [num_envs].
-        """
+        """Draws what is random per episode, in the envs of a mask, bool [num_envs]."""
         due = where & (self.age >= self._frequency)
         self._at_reset.draw(self._random, self.steps, due)
         self.age.masked_fill_(due, 0)
@@ -202,11 +194,7 @@ class Randomizer(Stateful):
                 term.begin_episodes(self._random, where)
 
     def act(self, action: Shaped[Tensor, "envs actions"]) -> Shaped[Tensor, "envs actions"]:
-        """Returns the actions that the task gets, shape [num_envs, num_actions]: late, noisy, within the limits.
-
-        Args:
-            action: Actions of the policy, shape [num_envs, num_actions].
-        """
+        """Returns the actions that the task gets of the policy's: late, noisy, within the limits."""
         if self.latency is not None:
             action = self.latency.apply(action)
         if self.action_noise is not None:

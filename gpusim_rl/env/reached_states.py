@@ -73,11 +73,7 @@ class ReachedStates:
         return {name: x for name, x in kept if x.ndim and x.shape[0] == task.num_envs and id(x) not in shared}
 
     def keep(self, where: Bool[Tensor, " envs"]) -> None:
-        """Keeps the states of some envs, by chance.
-
-        Args:
-            where: Envs whose state is worth keeping, bool [num_envs].
-        """
+        """Keeps states by chance, of the envs whose state is worth it, bool [num_envs]."""
         capacity = self._cfg.capacity
         chosen = where & (self._random.uniform() < self._cfg.chance)
         place = (self.total + chosen.cumsum(0) - 1).remainder_(capacity).masked_fill_(~chosen, capacity)
@@ -88,11 +84,7 @@ class ReachedStates:
         self.total += chosen.sum()
 
     def begin(self, where: Bool[Tensor, " envs"]) -> None:
-        """Writes kept states into a share of the envs that the task has just reset.
-
-        Args:
-            where: Envs that were reset, bool [num_envs].
-        """
+        """Writes kept states into a share of the envs that the task has just reset, bool [num_envs]."""
         filled = self.total.clamp(max=self._cfg.capacity)
         chance, which = self._random.uniform(0.0, 1.0, 2).unbind(dim=1)
         chosen = where & (chance < self._cfg.share) & (filled > 0)
@@ -102,10 +94,10 @@ class ReachedStates:
             rows[name][key] = ring.index_select(0, place)
         for name, state in rows.items():
             self._articulations[name].set_state(chosen, **state)
-        own = self._of_task()
+        tensors = self._of_task()
         for name, ring in self._tensors.items():
             mask = chosen.view(-1, *[1] * (ring.ndim - 1))
-            own[name].copy_(torch.where(mask, ring.index_select(0, place), own[name]))
+            tensors[name].copy_(torch.where(mask, ring.index_select(0, place), tensors[name]))
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the kept states and the random streams."""

@@ -149,14 +149,11 @@ class VecEnv(Environment):
         return self.sim.overflow
 
     def first_diverged(self) -> dict[str, Any] | None:
-        """The state and action before the first divergence, see `NanGuard.read`."""
+        """Returns the state and action before the first divergence, see `NanGuard.read`."""
         return self.nan_guard.read()
 
     def reset(self) -> Observation:
-        """Begins an episode in every env, and checks the task's hooks once. A run calls it at its start.
-
-        Returns:
-            The observation to act on.
+        """Begins an episode in every env, and checks the task's hooks once; returns the observation to act on.
 
         Raises:
             TaskError: A hook is wrong; the message names it.
@@ -269,7 +266,7 @@ class VecEnv(Environment):
         return bad_action, bad_input
 
     def _after_physics(self, bad_action: Bool[Tensor, " envs"], bad_input: Bool[Tensor, " envs"]) -> Step:
-        """Rewards, ends and last observations; returns the step, `final_obs` in place of `obs`."""
+        """Returns the step, with `final_obs` in place of `obs`."""
         task = self.task
         if self.randomizer is not None:
             self.randomizer.after_physics()
@@ -323,9 +320,6 @@ class VecEnv(Environment):
         """Compiles what a step does besides the physics, by torch.compile.
 
         Call it after `reset`. What cannot be compiled runs as it is; a warning names the task's method and line.
-
-        Args:
-            backend: Backend of torch.compile.
         """
         if not self._stepped:  # what a first step sets up is no code for the compiler; the step itself is undone
             state, task = self.state_dict(), vars(self.task)
@@ -351,11 +345,11 @@ class VecEnv(Environment):
         return obs
 
     def _observe(self) -> Observation:
-        of_task = self._task_obs()
-        obs, limit = self._groups.read(of_task), self.cfg.clip_observations
+        raw = self._task_obs()
+        obs, limit = self._groups.read(raw), self.cfg.clip_observations
         # Always new memory: a task may return a view of the simulator's memory, and an earlier Step must not change.
         if limit is None:
-            return {group: value.clone() if value is of_task[group] else value for group, value in obs.items()}
+            return {group: value.clone() if value is raw[group] else value for group, value in obs.items()}
         # 0 * inf is NaN: what is infinite must not look like the limit. What is finite keeps its bits.
         return {group: value.clamp(-limit, limit).add_(value, alpha=0) for group, value in obs.items()}
 
@@ -365,7 +359,7 @@ class VecEnv(Environment):
         return {name: owner for name, owner in owned.items() if owner is not None}
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that the next step depends on, except what follows from the configuration alone."""
+        """Returns everything that the next step depends on, except what follows from the configuration alone."""
         task = self.task.state_dict()
         task["tensors"] = {k: v for k, v in task["tensors"].items() if not torch.equal(v, self._initial[k])}
         return {
@@ -378,14 +372,7 @@ class VecEnv(Environment):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> Observation:
-        """Restores the state of a run with the same number of envs on the same simulator.
-
-        Args:
-            state: State of the run, from `state_dict`.
-
-        Returns:
-            The observation to act on.
-        """
+        """Restores `state_dict` of a run with as many envs on the same simulator; returns the observation to act on."""
         self.sim.load_state_dict(state["sim"])
         # A tensor that had returned to its first value was not saved.
         self.task.load_state_dict({**state["task"], "tensors": self._initial | state["task"]["tensors"]})
@@ -403,23 +390,17 @@ class VecEnv(Environment):
         The task's tensors (levels, counters) and the schedules of randomisation are taken from the state. Random
         numbers are not. The other run may have another simulator and another number of envs M: env i takes the values
         of env i modulo M.
-
-        Args:
-            state: State of the other run, from `state_dict`.
-
-        Returns:
-            The observation to act on.
         """
-        own, saved = self.task.state_dict(), state["task"]["tensors"]
+        current, saved = self.task.state_dict(), state["task"]["tensors"]
         sources = torch.arange(self.num_envs) % len(state["progress"])
         tensors = dict(self._initial)
         for name, value in tensors.items():
-            theirs = saved.get(name, value)
-            if theirs.shape != value.shape and theirs.shape[:1] == state["progress"].shape:
-                theirs = theirs[sources.to(theirs.device)]
-            if theirs.shape == value.shape:
-                tensors[name] = theirs
-        self.task.load_state_dict({**own, "tensors": tensors})
+            other = saved.get(name, value)
+            if other.shape != value.shape and other.shape[:1] == state["progress"].shape:
+                other = other[sources.to(other.device)]
+            if other.shape == value.shape:
+                tensors[name] = other
+        self.task.load_state_dict({**current, "tensors": tensors})
         for name, owner in self._optional().items():
             if name in state and not isinstance(owner, ReachedStates):
                 owner.begin_from(state[name])
