@@ -159,7 +159,7 @@ def read_curve(folder: Path, key: str, x_column: str) -> Curve:
     from gpusim_rl.run.writers import parse_csv, read_csv
     from gpusim_rl.settings.schema import ALGORITHMS
 
-    run = RunDir.open(folder)
+    run = RunDir(folder)
     if not run.metrics_csv.is_file():
         raise ConfigError(f"{folder} has no metrics.csv: either it was deleted, or the first iteration is not over yet")
     content = parse_csv(read_csv(run.metrics_csv))

@@ -6,7 +6,6 @@ and checkpoints/; `runs/<name>/latest` is a link to the newest of them.
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import re
@@ -15,7 +14,6 @@ import socket
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
@@ -39,33 +37,43 @@ from gpusim_rl.run.run_spec import RunSpec
 MAX_DIFF_BYTES = 1 << 30
 LOCK = "lock"  # file in a run folder while a process trains there
 MAX_EARLIER = 100  # starts that env.json tells of
-OF_A_START = ("time", "command", "versions", "cpu", "gpu", "git")  # what env.json keeps of earlier starts
+OF_A_START = ("time", "command", "versions", "cpu", "gpu", "git")  # entries that env.json keeps of earlier starts
 
 
-@dataclass(frozen=True)
 class RunDir:
-    """Folder of one run and the names in it."""
+    """Folder of one run and the files in it.
 
-    path: Path
+    Args:
+        path: The folder.
+
+    Attributes:
+        config_yaml: Composed config.
+        overrides_yaml: Command line.
+        env_json: Command, versions, machine and commit.
+        metrics_csv: One row per log interval.
+        train_log: Text that the terminal showed.
+        checkpoints: Folder of last.pt, best.pt and numbered checkpoints.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.config_yaml, self.overrides_yaml = path / "config.yaml", path / "overrides.yaml"
+        self.env_json, self.train_log = path / "env.json", path / "train.log"
+        self.metrics_csv, self.checkpoints = path / "metrics.csv", path / "checkpoints"
 
     @classmethod
-    def create(
-        cls,
-        base: Path,
-        name: str,
-        task: str,
-        *,
-        config: Mapping[str, Any],
-        overrides: Sequence[str],
-    ) -> RunDir:
-        """Make `<base>/<name>/<time>/` and write down what the run is made of.
+    def create(cls, base: Path, name: str, task: str, *, config: Mapping[str, Any], overrides: Sequence[str]) -> RunDir:
+        """Makes `<base>/<name>/<time>/` and writes down of what the run is made.
 
         Args:
             base: Folder of all runs (`log.dir`).
             name: Folder of this run's group: `experiment`, by default the name of the task.
             task: Name of the task's yaml, else of its class. `<base>/<task>/latest` is this run, whatever `name` is.
             config: Composed config, plain values.
-            overrides: The command line, as `train.py` reads it back for `checkpoint=<run>`.
+            overrides: Command line, as `train.py` reads it back for `checkpoint=<run>`.
+
+        Raises:
+            ConfigError: A name does not suit a folder, or the folder cannot be written.
         """
         for part in (name, task):
             if not re.fullmatch(r"[A-Za-z0-9._-]+", part) or part in (".", ".."):
@@ -81,8 +89,7 @@ class RunDir:
             run.config_yaml.write_bytes(dump_yaml(dict(config)))
             run.overrides_yaml.write_bytes(dump_yaml(list(overrides)))
             git, diff = git_state(base)
-            environment = {**describe_environment(), "git": git}
-            run.env_json.write_text(json.dumps(environment, indent=2) + "\n")
+            run._write_environment({**describe_environment(), "git": git})
             (run.path / "git.diff").write_bytes(diff)
         except OSError as error:
             shutil.rmtree(run.path, ignore_errors=True)  # ours, and a moment old
@@ -94,13 +101,13 @@ class RunDir:
     @classmethod
     @contextmanager
     def of(cls, spec: RunSpec, digest: str | None = None, *, trains: bool = True) -> Iterator[tuple[RunDir, bool]]:
-        """The folder of a run, locked: its own, if it continues from its last checkpoint, else a new one.
+        """Locks the folder of a run: its own, if it continues from its last checkpoint, else a new one.
 
         Args:
-            spec: The run.
-            digest: Of the checkpoint that was read.
-            trains: Something is left to train. Else the folder keeps the settings it has: those of the call, such as a
-                smaller `max_iterations`, would end the next one at once.
+            spec: Settings and checkpoint of the run.
+            digest: Digest of the checkpoint that was read.
+            trains: Whether something is left to train. Else the folder keeps the settings it has: those of the call,
+                such as a smaller `max_iterations`, would end the next one at once.
 
         Yields:
             The folder, and whether an earlier start of the run has made it.
@@ -111,17 +118,17 @@ class RunDir:
         """
         from gpusim_rl.files.checkpoint_file import digest_of  # torch
 
-        found = spec.checkpoint
-        if found is None or found.run_dir is None or not found.continues:
+        start = spec.checkpoint
+        if start is None or start.run_dir is None or not start.continues:
             task = chosen_task(spec.overrides) or spec.task_class.__name__
             name, base = spec.cfg.experiment or task, Path(spec.cfg.log.dir)
             run_dir = cls.create(base, name, task, config=spec.config, overrides=spec.overrides)
             with run_dir.locked():
                 yield run_dir, False
             return
-        run_dir = cls(found.run_dir)
+        run_dir = cls(start.run_dir)
         with run_dir.locked():
-            if digest_of(found.file) != digest:
+            if digest_of(start.file) != digest:
                 raise ConfigError(f"{run_dir} was trained further by another process just now. Try the command again")
             try:
                 for folder in (run_dir.path, run_dir.checkpoints):
@@ -178,28 +185,18 @@ class RunDir:
         return file
 
     def unwritable(self, error: OSError) -> ConfigError:
-        """The error for a folder that cannot be written."""
+        """Returns the error for a folder that cannot be written."""
         return ConfigError(
             f"cannot write to {self}: {error.strerror}. Try a copy of the folder.{self._branch(' log.dir=<folder>')}"
         )
 
     def _branch(self, more: str = "") -> str:
-        """What to try where this folder is not to be had; empty where there is no other checkpoint than last.pt."""
+        """Advice where this folder is not to be had; empty where there is no other checkpoint than last.pt."""
         others = sorted(path.name for path in self.checkpoints.glob("*.pt") if path.name != "last.pt")
         return f" Try checkpoint={self}/checkpoints/{others[-1]}{more}, which begins a new one" if others else ""
 
-    @classmethod
-    def open(cls, path: Path) -> RunDir:
-        """Open an existing run folder, to continue in it or to read it."""
-        if not (path / "config.yaml").is_file():
-            raise ConfigError(f"{path} is not a run folder: it has no config.yaml")
-        return cls(path)
-
     def resume(self, *, config: Mapping[str, Any], overrides: Sequence[str]) -> None:
-        """Note with what, on what and from which code a resumed run continues; earlier starts stay on record.
-
-        The folder alone is then enough the next time too. In env.json, `earlier` lists the starts before this one.
-        """
+        """Notes settings, machine and code of a resumed run; `earlier` in env.json lists the starts before this one."""
         for path, value in ((self.config_yaml, dict(config)), (self.overrides_yaml, list(overrides))):
             if path.exists() and not is_intact(path):
                 warn(f"{path} is written anew; as it was, it is {keep_damaged(path)}")
@@ -208,7 +205,8 @@ class RunDir:
         try:
             before = self.environment
         except (OSError, ValueError) as error:  # a file that somebody edited, or that a disk has lost
-            warn(f"{self.env_json} cannot be read ({_reason(error)}): what it told of earlier starts is lost")
+            reason = error.strerror if isinstance(error, OSError) else str(error).partition("\n")[0]
+            warn(f"{self.env_json} cannot be read ({reason}): what it told of earlier starts is lost")
             before = {}
         earlier = before.get("earlier")
         earlier = earlier[-MAX_EARLIER:] if isinstance(earlier, list) else []
@@ -221,49 +219,20 @@ class RunDir:
             current.replace(self.path / f"git-{len(earlier)}.diff")
         with replacing(current) as file:
             file.write(diff)
-        with replacing(self.env_json) as file:
-            metadata = {**before, **describe_environment(), "git": git, "earlier": earlier}
-            file.write((json.dumps(metadata, indent=2) + "\n").encode())
+        self._write_environment({**before, **describe_environment(), "git": git, "earlier": earlier})
 
     def note(self, metadata: Mapping[str, Any]) -> None:
         """Adds run metadata to env.json; values of the same name, from an earlier start of the run, are replaced."""
+        self._write_environment({**self.environment, **metadata})
+
+    def _write_environment(self, environment: Mapping[str, Any]) -> None:
         with replacing(self.env_json) as file:
-            file.write((json.dumps({**self.environment, **metadata}, indent=2) + "\n").encode())
+            file.write((json.dumps(environment, indent=2) + "\n").encode())
 
     def __str__(self) -> str:
-        """The path as one would type it here."""
+        """Returns the path as one would type it here."""
         here, path = Path.cwd(), self.path.absolute()
         return str(path.relative_to(here) if path.is_relative_to(here) else path)
-
-    @property
-    def config_yaml(self) -> Path:
-        """Composed config."""
-        return self.path / "config.yaml"
-
-    @property
-    def overrides_yaml(self) -> Path:
-        """The command line."""
-        return self.path / "overrides.yaml"
-
-    @property
-    def env_json(self) -> Path:
-        """Command, versions, machine and commit."""
-        return self.path / "env.json"
-
-    @property
-    def metrics_csv(self) -> Path:
-        """One row per log interval."""
-        return self.path / "metrics.csv"
-
-    @property
-    def train_log(self) -> Path:
-        """What the terminal showed, as plain text."""
-        return self.path / "train.log"
-
-    @property
-    def checkpoints(self) -> Path:
-        """Folder of last.pt, best.pt and numbered checkpoints."""
-        return self.path / "checkpoints"
 
     @property
     def config(self) -> dict[str, Any]:
@@ -283,42 +252,36 @@ def chosen_task(overrides: Sequence[str]) -> str | None:
 
 
 def resolve_run(name: str, base: Path = Path("runs")) -> tuple[RunDir, Path]:
-    """Return the run folder and the checkpoint that a user means by `name`.
+    """Returns the run folder and the checkpoint that a user means by `name`.
 
     Args:
-        name: A run folder, a checkpoint in one, or a task's name (its latest run).
+        name: Path of a run folder or of a checkpoint in one, or name of a task (its latest run).
         base: Folder of all runs (`log.dir`).
+
+    Raises:
+        ConfigError: There is no such checkpoint, or it is not in a run folder.
     """
-    found = paths.find_checkpoint(name, base)
-    if found.run_dir is None:
+    checkpoint = paths.find_checkpoint(name, base)
+    if checkpoint.run_dir is None or not (checkpoint.run_dir / "config.yaml").is_file():
         raise ConfigError(
-            f"{found.file} is not in a run folder: expected <run>/checkpoints/<name>.pt "
+            f"{checkpoint.file} is not in a run folder: expected <run>/checkpoints/<name>.pt "
             "and <run>/config.yaml. Try the file in the folder of the run that made it"
         )
-    return RunDir.open(found.run_dir), found.file
-
-
-def _reason(error: OSError | ValueError) -> str:
-    """Why a file cannot be read, without its name."""
-    return error.strerror or "" if isinstance(error, OSError) else str(error).partition("\n")[0]
+    return RunDir(checkpoint.run_dir), checkpoint.file
 
 
 def _new_folder(parent: Path) -> Path:
-    """Make a folder named after the time; further runs of the same second get -2, -3 and so on."""
+    """Makes a folder named after the time; further runs of the same second get -2, -3 and so on."""
     parent.mkdir(parents=True, exist_ok=True)
-    stamp = time.strftime("%Y-%m-%d_%H-%M-%S")
-    for count in itertools.count(1):
-        path = parent / (stamp if count == 1 else f"{stamp}-{count}")
-        try:
-            path.mkdir()  # fails where it exists: two processes never share a folder
-        except FileExistsError:
-            continue
-        return path
-    raise AssertionError("unreachable")
+    while True:
+        path = paths.free_name(parent / time.strftime("%Y-%m-%d_%H-%M-%S"))
+        with suppress(FileExistsError):  # two processes never share a folder
+            path.mkdir()
+            return path
 
 
 def _link_latest(folder: Path, run: Path) -> None:
-    """Point `<folder>/latest` at the run. A convenience: where links do not work, there is none."""
+    """Points `<folder>/latest` at the run. A convenience: where links do not work, there is none."""
     temporary = folder / f".latest-{run.name}-{os.getpid()}"
     with suppress(OSError):
         folder.mkdir(parents=True, exist_ok=True)

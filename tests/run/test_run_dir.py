@@ -178,9 +178,11 @@ def test_a_file_outside_a_run_folder_is_refused_where_the_folder_is_needed(tmp_p
         resolve_run(str(tmp_path / "copied.pt"))
 
 
-def test_opening_something_else_is_one_line(tmp_path):
-    with pytest.raises(ConfigError, match=r"no config\.yaml"):
-        RunDir.open(tmp_path)
+def test_a_folder_with_checkpoints_and_no_settings_is_no_run_folder(tmp_path):
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints" / "last.pt").write_bytes(b"")
+    with pytest.raises(ConfigError, match=r"not in a run folder: expected .* <run>/config\.yaml"):
+        resolve_run(str(tmp_path))
 
 
 def test_name_of_a_run_is_relative_to_here(tmp_path, monkeypatch):
