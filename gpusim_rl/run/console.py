@@ -1,7 +1,6 @@
-"""What a run shows while it trains: a live panel on a terminal, plain lines elsewhere.
+"""Display of a run: a live panel on a terminal, plain lines elsewhere.
 
-Everything but the panel is also written to train.log. A terminal or pipe that goes away ends the
-display, not the run.
+Everything but the panel is also written to train.log. A terminal or pipe that goes away ends the display, not the run.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ NUMBERS = {  # label: name in the row
     "entropy": "policy/entropy",
     "elapsed": "time/elapsed_s",
 }
-OF_THE_TASK = ("reward/", "task/")  # what the panel shows of every task
+OF_THE_TASK = ("reward/", "task/")  # numbers of a task that the panel shows
 MACHINE = (("CPU", "cpu_percent", "memory_gb"), ("GPU", "gpu_percent", "gpu_memory_gb"))
 LINE_NUMBERS = {  # the same for plain lines
     "return": "episode/return",
@@ -65,57 +64,34 @@ LINE_NUMBERS = {  # the same for plain lines
     "value loss": "loss/value",
     "lr": "policy/learning_rate",
 }
-OF_EVERY_RUN = (
-    "episode",
-    "eval",
-    "speed",
-    "time",
-    "system",
-    "task",
-    "sim",
-    "reward",
-    "actors",
-    "iteration",
-    "env_steps",
-)
+GENERAL = ("episode", "eval", "speed", "time", "system", "task", "sim", "reward", "actors", "iteration", "env_steps")
 """Groups of numbers that are not the algorithm's."""
 
 
 class Console:
-    """The screen of a run.
+    """The screen of a run: stdout, and stderr for warnings of `plain` and `quiet`.
+
+    Args:
+        mode: `rich` (live panel), `plain` (lines), `json` (an object per line) or `quiet` (warnings only); `auto` is
+            `rich` on a terminal and `plain` elsewhere.
+        total_iterations: Iteration at which the run will be complete.
+        log: File to which the text is appended too; None for none.
+        min_interval_s: Distance of plain lines of rows, but for first and last [s].
 
     Attributes:
-        mode: `rich` (live panel), `plain` (lines), `json` (an object per line) or `quiet`
-            (warnings only).
+        mode: The mode; never `auto`.
     """
 
-    def __init__(
-        self,
-        mode: str,
-        total_iterations: int,
-        log: Path | None,
-        *,
-        min_interval_s: float = 2.0,
-    ) -> None:
-        """Write to stdout, and warnings of `plain` and `quiet` to stderr.
-
-        Args:
-            mode: One of the modes; `auto` is `rich` on a terminal and `plain` elsewhere.
-            total_iterations: Iteration at which the run will be complete.
-            log: File that gets the text too, appended; None for none.
-            min_interval_s: Plain lines of rows are at least this far apart, but for first and last.
-        """
+    def __init__(self, mode: str, total_iterations: int, log: Path | None, *, min_interval_s: float = 2.0) -> None:
         self._out, self._err = _Stream(sys.stdout), _Stream(sys.stderr)
         if mode == "auto":
-            able = self._out.isatty() and os.environ.get("TERM") != "dumb"
-            mode = "rich" if able else "plain"
+            mode = "rich" if self._out.isatty() and os.environ.get("TERM") != "dumb" else "plain"
         self.mode = mode
         self._total = total_iterations
         self._log = log
         self._log_failed = False
         self._min_interval_s = min_interval_s
-        file = cast(TextIO, self._out)
-        self._rich = rich.console.Console(file=file, markup=False, highlight=False)
+        self._rich = rich.console.Console(file=cast(TextIO, self._out), markup=False, highlight=False)
         self._live: Live | None = None
         self._row: Row = {}
         self._line_due = self._panel_due = -math.inf  # times on the monotonic clock
@@ -127,8 +103,7 @@ class Console:
         self._notices: list[str] = []  # that came meanwhile
 
     def start(self, banner: Sequence[tuple[str, str]]) -> None:
-        """Show what the run is, as label and text, at most 12 lines; then the panel."""
-        assert len(banner) <= 12, "a banner is read only while it is short"
+        """Shows labels and texts that describe the run, at most 12 lines; then the panel."""
         width = max((len(label) for label, _ in banner), default=0)
         lines = [f"{label:<{width}}  {text}" for label, text in banner]
         self._say("banner", "\n".join(lines), dict(banner))
@@ -140,7 +115,7 @@ class Console:
         self._alive_at = time.monotonic()
 
     def update(self, row: Row) -> None:
-        """Show a row of metrics; `iteration` is in it."""
+        """Shows a row of metrics; `iteration` is in it."""
         now, last = time.monotonic(), (row["iteration"] or 0) >= self._total
         self._row, self._line_shown = row, False
         self._eta.update(row)
@@ -155,7 +130,7 @@ class Console:
             self._show_line()
 
     def progress(self, text: str) -> None:
-        """Show where an iteration is that takes long; to be called often, it mostly does nothing."""
+        """Shows where an iteration is that takes long; called often, it mostly does nothing."""
         now = time.monotonic()
         if now - self._alive_at < PROGRESS_INTERVAL_S.get(self.mode, math.inf):
             return
@@ -167,24 +142,24 @@ class Console:
             self._say("info", text, {"text": text})
 
     def info(self, text: str) -> None:
-        """Show a line."""
+        """Shows a line."""
         self._say("info", text, {"text": text})
 
     def warn(self, text: str) -> None:
-        """Show a line that must not be missed, in every mode."""
+        """Shows a line that must not be missed, in every mode."""
         self._say("warning", f"warning: {text}", {"text": text})
 
     def notice(self, text: str) -> None:
-        """Show a line from a signal handler: where the signal came in the middle of showing something, right after it.
+        """Shows a line from a signal handler, in every mode; in the middle of showing something, right after it.
 
-        Every mode shows it. Nothing else may be written by a handler: the panel would be torn.
+        Nothing else may be written by a handler: the panel would be torn.
         """
         self._notices.append(text)
         if not self._busy:
             self._show_notices()
 
     def result(self, result: Mapping[str, float | str]) -> None:
-        """Show the result of an evaluation: in `json` as one object, else a line for each."""
+        """Shows the result of an evaluation: in `json` as one object, else a line for each number."""
         if self.mode == "json":
             self._write_json({"event": "evaluation", **finite(result)})
             return
@@ -193,21 +168,14 @@ class Console:
             shown = UNKNOWN if value is None else f"{value:.6g}" if isinstance(value, float) else value
             self.info(f"{name:<{width}}  {shown}")
 
-    def note(self, text: str) -> None:
-        """Write a line to train.log only."""
-        self._record(text)
-
     def footer(self, commands: Sequence[str]) -> None:
-        """End the display of rows and show what can be done with the run now."""
-        self._stop_rows()
+        """Ends the display of rows and shows commands for the run."""
+        self.close()
         text = "\n".join(["next:", *(f"  {command}" for command in commands)])
         self._say("footer", text, {"commands": list(commands)})
 
     def close(self) -> None:
-        """End the display; a second call does nothing."""
-        self._stop_rows()
-
-    def _stop_rows(self) -> None:
+        """Ends the display; a second call does nothing."""
         if not self._line_shown:
             self._show_line()
         if self._live is not None:
@@ -222,13 +190,13 @@ class Console:
     def _show_line(self) -> None:
         self._line_shown = True
         line = self._line()
-        self._record(line)
+        self.note(line)
         if self.mode == "plain":
             self._write(self._out, line)
 
     def _say(self, event: str, text: str, data: Mapping[str, object]) -> None:
         text = printable(text)  # it may hold names and settings of a folder from a stranger
-        self._record(text)
+        self.note(text)
         if self.mode == "json":
             self._write_json({"event": event, **data})
         elif self.mode == "rich":
@@ -273,8 +241,8 @@ class Console:
                 self._err.write("\n")  # the line has a ^C already
             self._say("notice", text, {"text": text})
 
-    def _record(self, text: str) -> None:
-        """Append to train.log; a full disk is reported once and the next text tried again."""
+    def note(self, text: str) -> None:
+        """Appends to train.log only; a full disk is reported once and the next text tried again."""
         if self._log is None:
             return
         stamp = time.strftime("%Y-%m-%d %H:%M:%S")
@@ -295,10 +263,8 @@ class Console:
         row = self._row
         width = max(1, min(PANEL_WIDTH, self._rich.width - ECHO_WIDTH))
         inner = max(1, width - 4)  # border and padding
-        usual = [
-            (label, (_duration if label == "elapsed" else _number)(row.get(name)))
-            for label, name in _labels(row, NUMBERS)
-        ]
+        formats = {"elapsed": _duration}
+        usual = [(label, formats.get(label, _number)(row.get(name))) for label, name in _labels(row, NUMBERS)]
         phases = [f"{phase} {_percent(row.get(f'time/{phase}'), 100)}" for phase in PHASES if f"time/{phase}" in row]
         machine = [
             f"{label} {_percent(row.get(f'system/{load}'))}, memory {_gigabytes(row.get(f'system/{memory}'))}"
@@ -353,28 +319,25 @@ class _Stream:
     """A terminal or pipe that may go away: what it can no longer show is dropped, without error."""
 
     def __init__(self, stream: Any) -> None:
-        self._stream = stream  # what sys.stdout is: a file, its stand-in, None in a daemon
+        self._stream = stream  # a file, its stand-in, or None in a daemon
         self.encoding = getattr(stream, "encoding", None) or "utf-8"
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal that cannot show every sign
 
     def write(self, text: str) -> int:
-        if self._stream is not None:
-            try:
-                self._stream.write(text)
-            except (OSError, ValueError):
-                self._drop()
-            except RuntimeError:  # a signal came while another library was writing; train.log has the text
-                pass
+        self._try("write", text)
         return len(text)
 
     def flush(self) -> None:
+        self._try("flush")
+
+    def _try(self, method: str, *arguments: str) -> None:
         if self._stream is not None:
             try:
-                self._stream.flush()
+                getattr(self._stream, method)(*arguments)
             except (OSError, ValueError):
                 self._drop()
-            except RuntimeError:
+            except RuntimeError:  # a signal came while another library was writing; train.log has the text
                 pass
 
     def isatty(self) -> bool:
@@ -388,7 +351,7 @@ class _Stream:
         return self._stream.fileno()
 
     def _drop(self) -> None:
-        """Forget the stream, and let Python's own flush at exit go nowhere."""
+        """Forgets the stream, and lets Python's own flush at exit go nowhere."""
         with suppress(OSError, ValueError):
             nowhere = os.open(os.devnull, os.O_WRONLY)
             os.dup2(nowhere, self.fileno())
@@ -398,21 +361,19 @@ class _Stream:
 
 def _labels(row: Row, usual: Mapping[str, str]) -> list[tuple[str, str]]:
     """Labels and names to show: in place of the usual numbers that an algorithm does not have, some of its own."""
-    there = [(label, name) for label, name in usual.items() if name in row or not row]
-    own = [name for name in row if name.partition("/")[0] not in OF_EVERY_RUN and name not in usual.values()]
-    own.sort(key=lambda name: name.startswith(("loss/", "policy/")))  # what only this algorithm has comes first
-    return there + [(name, name) for name in own[: len(usual) - len(there)]]
+    known = [(label, name) for label, name in usual.items() if name in row or not row]
+    others = [name for name in row if name.partition("/")[0] not in GENERAL and name not in usual.values()]
+    others.sort(key=lambda name: name.startswith(("loss/", "policy/")))  # numbers of this algorithm alone come first
+    return known + [(name, name) for name in others[: len(usual) - len(known)]]
 
 
 def _pairs(pairs: Sequence[tuple[str, str]], width: int, lines: int | None = None) -> list[Text]:
-    """Labels and values, in two columns where the width holds both, else in one.
-
-    Nothing is cut: what is too long for a column of its own is wrapped.
+    """Labels and values, in two columns where the width holds both, else in one. A long one is wrapped, never cut.
 
     Args:
         pairs: Label and value.
-        width: Of a line [characters].
-        lines: At most so many; the last one then tells how many pairs are left out. None is no limit.
+        width: Width of a line [characters].
+        lines: Number of lines at most, the last of which then tells how many pairs are left out; None for no limit.
     """
 
     def sizes(columns: int) -> list[tuple[int, int]]:
@@ -424,17 +385,15 @@ def _pairs(pairs: Sequence[tuple[str, str]], width: int, lines: int | None = Non
 
     if not pairs or (lines is not None and lines < 2):
         return []
-    columns = 2
-    if len(pairs) == 1 or sum(label + value + 2 * GAP for label, value in sizes(2)) - GAP > width:
-        columns = 1
+    two = len(pairs) > 1 and sum(label + value + 2 * GAP for label, value in sizes(2)) - GAP <= width
+    columns = 2 if two else 1
     spare = max(0, width // columns - max(label + value + 2 * GAP for label, value in sizes(columns)))
     shown = pairs if lines is None or len(pairs) <= lines * columns else pairs[: (lines - 1) * columns]
     rows = []
     for start in range(0, len(shown), columns):
         row = Text()
-        for (label, value), (label_size, value_size) in zip(
-            shown[start : start + columns], sizes(columns), strict=False
-        ):
+        cells = zip(shown[start : start + columns], sizes(columns), strict=False)
+        for (label, value), (label_size, value_size) in cells:
             # In a narrow column a long value begins further left.
             begin = min(label_size, max(len(label), width - len(value) - GAP)) + GAP
             row.append(f"{label:<{begin}}", "dim")
