@@ -20,7 +20,7 @@ from gpusim_rl.run.stop_signal import IterationLeftError
 T = TypeVar("T")
 
 LaunchesApart = Callable[[Callable[[Callable[[], None]], None]], AbstractContextManager[None]]
-"""In its block, launches are handed to a function instead."""
+"""Context manager in whose block launches are handed to a function."""
 
 logger = logging.getLogger("gpusim_rl.run")
 
@@ -41,9 +41,17 @@ PARTS = {
     "update": ("update",),
     "off": (),
 }
-"""What each mode captures. The setting `graph` accepts `rollout`, `step`, `split` and `off` (and `auto`). The others
+"""Parts that each mode captures. The setting `graph` accepts `rollout`, `step`, `split`, `off` and `auto`. The others
 result from it: `update` where physics runs on another device, and all of them where a capture failed. `split` is a
-control step too: in pieces, between which the simulator launches graphs of its own."""
+control step in pieces, between which the simulator launches graphs of its own."""
+
+WORDS = {
+    "rollout": "whole rollout",
+    "step": "control step",
+    "split": "control step in pieces",
+    "update": "whole update",
+}
+"""Each part in words."""
 
 
 @runtime_checkable
@@ -61,7 +69,7 @@ class NotCapturableError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """What the simulator, or a sum over processes, launches between two recordings."""
+    """Work of the simulator, or a sum over processes, between two recordings."""
 
     replay: Callable[[], None]
 
@@ -86,35 +94,20 @@ class GraphChoice:
     reason: str
 
     def __str__(self) -> str:
-        what = {
-            "rollout": "whole rollout and whole update",
-            "step": "control step and whole update",
-            "split": "control step in pieces and whole update",
-            "rollout only": "whole rollout",
-            "step only": "control step",
-            "split only": "control step in pieces",
-            "update": "whole update",
-            "off": "off",
-        }
-        return f"{what[self.mode]} ({self.reason})"
+        return f"{' and '.join(WORDS[part] for part in PARTS[self.mode]) or 'off'} ({self.reason})"
 
 
 def choose_graph(
-    wanted: str,
-    device: torch.device,
-    sim_device: torch.device,
-    *,
-    physics_steps: int,
-    check_task: bool,
+    wanted: str, device: torch.device, sim_device: torch.device, *, physics_steps: int, check_task: bool
 ) -> GraphChoice:
     """Decides for `graph=auto|off|split|step|rollout`.
 
     Args:
-        wanted: The setting.
-        device: Where the learner lives.
-        sim_device: Where the physics runs.
+        wanted: Setting `graph`.
+        device: Device of the learner.
+        sim_device: Device of the physics.
         physics_steps: Evaluations of the physics in a rollout.
-        check_task: Every hook's values are read at every step.
+        check_task: Whether the values of every hook are read at every step.
     """
     if wanted == "off":
         return GraphChoice("off", "as configured")
@@ -134,24 +127,25 @@ def choose_graph(
 class Graphs:
     """Runs the parts of an iteration; on CUDA each is captured into a torch graph of its own, then replayed.
 
-    A part must do the same work on the same memory every time. Its results must stay at the same addresses: the next
-    replay reads where the capture has read. Attributes of `stateful` objects are exempt: a tensor, or a tuple of
-    tensors, that is reassigned under an old name is copied to where the old one was. A Python number that changes from
-    call to call would be frozen in a graph: where an attribute of theirs does so, the part is not captured. Numbers and
-    tensors that lie deeper, in lists or in helper objects, are not seen.
+    A part must do the same work on the same memory every time, and leave its results at the same addresses. Attributes
+    of `stateful` objects are exempt: a tensor, or a tuple of tensors, that is reassigned under an old name is copied to
+    where the old one was. A graph would freeze a Python number that changes from call to call: where an attribute does
+    so, the part is not captured. What lies deeper, in lists or in helper objects, is not seen.
 
-    A capture that fails falls back: from the whole rollout to one control step, to that in pieces, then to eager, with
-    a warning that says why. The device has done nothing by then. Stateful objects and generators are put back to what
-    they were. In pieces means: torch's work and the simulator's are in graphs of their own, launched in turn. That
-    needs nothing of what is special about the others, a graph of torch that holds loops of Warp.
+    A capture that fails falls back, with a warning that says why: from the whole rollout to one control step, to that
+    in pieces (graphs of torch and of the simulator in turn, so that none of torch holds loops of Warp), then to eager.
+    The device has done nothing by then, and stateful objects and generators are put back to what they were.
 
     Args:
-        choice: What to capture.
-        device: Where the learner lives.
+        choice: Mode, which names the parts to capture.
+        device: Device of the learner.
         generators: Random generators that the parts draw from; replays advance them as eager calls do.
         stateful: Objects of the user whose attributes are part of the state: the task, the algorithm.
         collective: Processes that learn together. Their sums are taken between the pieces of the update, not in a
             graph: what NCCL does in one depends on its version, and hangs where it goes wrong.
+
+    Attributes:
+        choice: Present mode; a failed capture changes it.
     """
 
     def __init__(
@@ -163,11 +157,8 @@ class Graphs:
         stateful: Sequence[object] = (),
         collective: Collective = ALONE,
     ) -> None:
-        self.choice = choice
-        self._collective = collective
-        self._device = device
-        self._generators = list(generators)
-        self._stateful = list(stateful)
+        self.choice, self._device, self._collective = choice, device, collective
+        self._generators, self._stateful = list(generators), list(stateful)
         self._parts = PARTS[choice.mode]
         self._calls: dict[str, int] = {}
         self._captured: dict[str, tuple[Replayable, Any]] = {}
@@ -183,7 +174,7 @@ class Graphs:
 
     @contextmanager
     def stream(self) -> Iterator[None]:
-        """Everything that surrounds the parts must run in here, so that the device does it in order."""
+        """Orders the work of the device; everything that surrounds the parts must run in the block."""
         if self._stream is None:
             yield
             return
@@ -200,10 +191,10 @@ class Graphs:
 
         Args:
             part: `rollout`, `step` or `update`.
-            body: What to run.
+            body: Work of the part.
 
         Returns:
-            What the body returned; from a graph, tensors that its next replay overwrites.
+            Result of the body; from a graph, tensors that its next replay overwrites.
         """
         if part == "step" and "split" in self._parts:
             part = "split"
@@ -242,9 +233,8 @@ class Graphs:
             with in_place(self._stateful):
                 return body()
 
-        # A Warp graph that Python's collector destroys in the middle of a capture breaks it.
         collecting = gc.isenabled()
-        gc.disable()
+        gc.disable()  # a Warp graph that Python's collector destroys in the middle of a capture breaks it
         self._capturing = True
         try:
             if part == "split":
@@ -278,11 +268,7 @@ class Graphs:
 
     @contextmanager
     def _recording(self, before: Any = None) -> Iterator[Replayable]:
-        """The work of the block becomes a graph.
-
-        Args:
-            before: The graph that always runs before this one, whose memory they share; None where there is none.
-        """
+        """Makes a graph of the work of the block; it shares the memory of the graph that always runs before, if any."""
         graph, strays = torch.cuda.CUDAGraph(), torch.cuda.MemPool()
         pool = before.pool() if before is not None else torch.cuda.graph_pool_handle()
         for generator in self._generators:
@@ -322,9 +308,9 @@ class Graphs:
         else:
             self._parts, then = tuple(other for other in self._parts if other == "update"), "stepping eagerly (slow)"
         mode = next(mode for mode, parts in PARTS.items() if parts == self._parts)
-        what = "step in pieces" if part == "split" else part
-        self.choice = GraphChoice(mode, f"the {what} cannot be captured: {reason}")
-        logger.warning("CUDA graph of the %s failed, %s: %s", what, then, reason)
+        name = "step in pieces" if part == "split" else part
+        self.choice = GraphChoice(mode, f"the {name} cannot be captured: {reason}")
+        logger.warning("CUDA graph of the %s failed, %s: %s", name, then, reason)
 
     @contextmanager
     def _same_numbers(self, part: str) -> Iterator[None]:
@@ -349,7 +335,7 @@ def _reason(error: BaseException) -> str:
 
 
 def _numbers(stateful: object) -> dict[str, Any]:
-    """Python numbers among an object's attributes: a graph would repeat the values of its capture."""
+    """Python numbers among an object's attributes, which a graph would freeze."""
     return {name: value for name, value in _attributes(stateful).items() if isinstance(value, (bool, int, float))}
 
 
@@ -359,7 +345,7 @@ def _attributes(stateful: object) -> dict[str, Any]:
 
 @contextmanager
 def in_place(objects: Sequence[object]) -> Iterator[None]:
-    """Tensors that the block reassigns under an old name of an object are copied to where the old ones are.
+    """Copies tensors that the block reassigns under an old name of an object to where the old ones are.
 
     If the block fails, the objects' attributes are what they were before it.
 
