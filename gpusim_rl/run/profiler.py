@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
-from torch.profiler import ProfilerAction
 
 from gpusim_rl.run.logger import Logger
 from gpusim_rl.run.run_view import RunView
@@ -27,11 +26,11 @@ def phase_range(phase: str) -> AbstractContextManager[Any]:
 
 
 def make_profiler(device: torch.device, **settings: Any) -> torch.profiler.profile:
-    """A profiler of the host and, on CUDA, of everything on the device, whichever library launched it.
+    """Makes a profiler of the host and, on CUDA, of everything on the device, whichever library launched it.
 
     Args:
-        device: Where the training runs.
-        settings: Of `torch.profiler.profile`.
+        device: Device of the training.
+        settings: Arguments of `torch.profiler.profile`.
     """
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # it writes its stages to stderr
     activities = [torch.profiler.ProfilerActivity.CPU]
@@ -47,7 +46,7 @@ def make_profiler(device: torch.device, **settings: Any) -> torch.profiler.profi
 
 @contextmanager
 def profiling(run: RunView, timer: PhaseTimer, log: Logger) -> Iterator[None]:
-    """`debug=profile`: traces a few steady iterations of the training in the block into `<run>/profile/trace.json.gz`.
+    """Traces a few steady iterations of the training in the block into `<run>/profile/trace.json.gz` (`debug=profile`).
 
     On CUDA the phases are NVTX ranges too. Under Nsight Systems there are only these, since only one of the two
     profilers can listen to the device; the traced iterations are marked for its `--capture-range=cudaProfilerApi`.
@@ -62,13 +61,12 @@ def profiling(run: RunView, timer: PhaseTimer, log: Logger) -> Iterator[None]:
         return
     recorder = _Recorder(run, log)
     timer.observe(recorder.around)
-    with recorder.profiler:
-        recorder.profiler.step()
+    with recorder.profiler or nullcontext():
+        recorder.step()
         try:
             yield
         finally:
-            if recorder.incomplete:
-                recorder.synchronize()
+            recorder.end()
 
 
 class _Recorder:
@@ -84,32 +82,45 @@ class _Recorder:
         self._cuda = self._device.type == "cuda"
         # The profiler's first step ends before the first iteration: thus it has its own warm-up in any case.
         schedule = torch.profiler.schedule(wait=warm_up, warmup=1, active=active, repeat=1)
-        self.profiler: torch.profiler.profile | _Nsight
-        if self._cuda and "NSYS_PROFILING_SESSION_ID" in os.environ:
-            self.profiler = _Nsight(schedule, on_trace_ready=self._report)
-        else:
+        self.profiler: torch.profiler.profile | None = None  # Nsight Systems
+        if not (self._cuda and "NSYS_PROFILING_SESSION_ID" in os.environ):
             self.profiler = make_profiler(self._device, schedule=schedule, on_trace_ready=self._write)
 
     @contextmanager
     def around(self, phase: str) -> Iterator[None]:
-        """For `PhaseTimer.observe`."""
+        """Marks a phase, and counts iterations; for `PhaseTimer.observe`."""
         with torch.cuda.nvtx.range(phase) if self._cuda else nullcontext(), phase_range(phase):
             yield
         if phase == "log":
             self._iteration += 1
             if self._iteration == self._last:
-                self.synchronize()
-            self.profiler.step()
+                self._synchronize()
+            self.step()
 
-    def synchronize(self) -> None:
+    def step(self) -> None:
+        """Ends one step of the profiler and begins the next; Nsight Systems gets marks of first and last."""
+        if self.profiler is not None:
+            self.profiler.step()
+        elif self._iteration + 1 == self._first:
+            torch.cuda.profiler.start()
+        elif self._iteration == self._last:
+            self._stop_nsight()
+
+    def end(self) -> None:
+        """Completes a trace in whose middle the training ends."""
+        if self._first <= self._iteration + 1 <= self._last:
+            self._synchronize()
+            if self.profiler is None:
+                self._stop_nsight()
+
+    def _synchronize(self) -> None:
         """Waits for the device: what was launched belongs to the trace."""
         if self._cuda:
             torch.cuda.synchronize(self._device)
 
-    @property
-    def incomplete(self) -> bool:
-        """The training ends in the middle of the trace."""
-        return self._first <= self._iteration + 1 <= self._last
+    def _stop_nsight(self) -> None:
+        torch.cuda.profiler.stop()
+        self._log.console.info(f"Nsight Systems has recorded {self._iterations}")
 
     def _write(self, profiler: torch.profiler.profile) -> None:
         folder = self._log.run_dir.path / "profile"
@@ -124,38 +135,7 @@ class _Recorder:
             " open it with https://ui.perfetto.dev or chrome://tracing"
         )
 
-    def _report(self) -> None:
-        self._log.console.info(f"Nsight Systems has recorded {self._iterations}")
-
     @property
     def _iterations(self) -> str:
         last = self._iteration
         return f"iteration {self._first}" if last <= self._first else f"iterations {self._first} to {last}"
-
-
-class _Nsight:
-    """Marks for Nsight Systems the iterations that torch's profiler would trace."""
-
-    def __init__(self, schedule: Callable[[int], ProfilerAction], *, on_trace_ready: Callable[[], None]) -> None:
-        self._schedule, self._on_trace_ready = schedule, on_trace_ready
-        self._number = 0
-        self._recording = False
-
-    def __enter__(self) -> _Nsight:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._record(False)
-
-    def step(self) -> None:
-        """Ends one step and begins the next."""
-        self._number += 1
-        self._record(self._schedule(self._number) in (ProfilerAction.RECORD, ProfilerAction.RECORD_AND_SAVE))
-
-    def _record(self, recording: bool) -> None:
-        if recording and not self._recording:
-            torch.cuda.profiler.start()
-        elif self._recording and not recording:
-            torch.cuda.profiler.stop()
-            self._on_trace_ready()
-        self._recording = recording
