@@ -19,7 +19,6 @@ from gpusim_rl.run.log_interval import LogRow
 
 FLAGS = {"check/obs": "an observation", "check/reward": "a reward", "loss/value": "the loss"}
 
-
 PATIENCE = 3
 """Iterations in a row whose update may leave the policy as it was. One rollout with an absurd number costs one."""
 
@@ -28,7 +27,7 @@ class FiniteCheck:
     """Looks at rows of metrics, and at the policy before it is saved.
 
     Args:
-        task_name: For the message.
+        task_name: Name of the task, for errors.
     """
 
     def __init__(self, task_name: str) -> None:
@@ -39,31 +38,29 @@ class FiniteCheck:
         """Stops the run if a row says that something was not finite.
 
         Args:
-            row: Of a log interval.
+            row: Row of a log interval.
             iteration: Iterations done.
-            algorithm: What it has recorded tells where, if it is still of that interval.
+            algorithm: Algorithm, whose records tell where, if they are still of that interval.
 
         Raises:
-            TaskError: With what it was, where (if this is still known) and when.
+            TaskError: A number is not finite. The message has what, where (if this is still known) and when.
         """
         numbers = {**row.flags, **row.numbers}
-        checked = [name for name in numbers if name.startswith(("check/", "loss/"))]
-        bad = sorted(
-            (n for n in checked if not _is_finite(numbers[n])),
-            key=lambda n: (n.startswith("loss/"), n != "loss/value", n),
-        )
+        checked = {name: value for name, value in numbers.items() if name.startswith(("check/", "loss/"))}
+        bad = [name for name, value in checked.items() if value is not None and not math.isfinite(value)]
         if bad:
+            first = min(bad, key=lambda name: (name.startswith("loss/"), name != "loss/value", name))
             exact = len(row.iterations) == 1 and row.iterations[-1] == iteration
-            found = _first_not_finite(_recorded(algorithm)) if exact else None
-            raise self._error(found or FLAGS.get(bad[0], bad[0]), row.iterations)
+            place = _first_not_finite(_recorded(algorithm)) if exact else None
+            raise self._error(place or FLAGS.get(first, first), row.iterations)
 
     def check_samples(self, row: LogRow, num_envs: int, replay: str) -> None:
         """Stops the run where every env diverged in every step of a log interval.
 
         Args:
-            row: Of the interval.
-            num_envs: Of the run.
-            replay: The command that shows the first divergence.
+            row: Row of the interval.
+            num_envs: Number of envs.
+            replay: Command that shows the first divergence.
 
         Raises:
             TaskError: Nothing is left to learn from.
@@ -80,11 +77,11 @@ class FiniteCheck:
 
     @property
     def learning(self) -> bool:
-        """Whether the newest row tells of an update that changed the policy."""
+        """The newest row tells of an update that changed the policy."""
         return self._without_learning == 0
 
     def learns(self, row: LogRow) -> bool:
-        """Whether some update of the last iterations changed the policy; False once every `PATIENCE` iterations."""
+        """Returns whether an update of the last iterations changed the policy; False once every `PATIENCE` of them."""
         idle = row.flags.get("check/learned") == 0.0
         self._without_learning = self._without_learning + len(row.iterations) if idle else 0
         if self._without_learning < PATIENCE:
@@ -93,12 +90,12 @@ class FiniteCheck:
         return False
 
     def no_gradient(self, row: LogRow, algorithm: Algorithm, replay: str) -> TaskError:
-        """The error that ends a run whose gradients are not finite.
+        """Returns the error that ends a run whose gradients are not finite.
 
         Args:
-            row: Of the last interval.
-            algorithm: What it has recorded tells how large the task's numbers are.
-            replay: The command that shows what happens.
+            row: Row of the last interval.
+            algorithm: Algorithm, whose records tell how large the task's numbers are.
+            replay: Command that shows what happens.
         """
         recorded = [item for item in _recorded(algorithm) if item.name in FLAGS.values()]
         largest = [f"{item.name} is up to {item.value.abs().max():.3g}" for item in recorded]
@@ -113,15 +110,15 @@ class FiniteCheck:
         """Stops the run before a checkpoint of a policy that is not finite: rows may be late or rare.
 
         Raises:
-            TaskError: With the first bad tensor.
+            TaskError: A tensor of the policy is not finite.
         """
         for name, value in weights.items():
             if not torch.isfinite(value).all():
                 raise self._error(f"the policy ({name})", range(iteration, iteration + 1))
 
-    def _error(self, what: str, iterations: range) -> TaskError:
+    def _error(self, subject: str, iterations: range) -> TaskError:
         return TaskError(
-            f"{self._task_name}: {what} is not finite in {_when(iterations)}; all checkpoints are from before it."
+            f"{self._task_name}: {subject} is not finite in {_when(iterations)}; all checkpoints are from before it."
             " Try debug.check_task=true to name the hook and the step"
         )
 
@@ -132,7 +129,7 @@ def _when(iterations: range) -> str:
 
 
 def _recorded(algorithm: Algorithm) -> list[RecordedTensor]:
-    """What the memories of an algorithm have recorded in this iteration."""
+    """Records of this iteration in the memories of an algorithm."""
     memories = {id(x): x for x in attributes(algorithm).values() if isinstance(x, Recorder)}
     return [item for memory in memories.values() for item in memory.recorded(algorithm.horizon)]
 
@@ -147,7 +144,3 @@ def _first_not_finite(recorded: Sequence[RecordedTensor]) -> str | None:
             where += [f"{axis} {number}" for axis, number in zip(item.axes, index, strict=True) if axis]
             return f"{item.name} ({', '.join(where)})"
     return None
-
-
-def _is_finite(value: float | None) -> bool:
-    return value is None or math.isfinite(value)

@@ -25,17 +25,22 @@ absurd reward make no record, which no policy would ever beat."""
 
 
 class EpisodeWindow:
-    """Return and length of the last `size` finished episodes, kept on the device.
+    """Return and length of the last finished episodes, kept on the device.
 
-    Finished episodes are written into a ring by a prefix sum over the mask, so nothing is read back. Where more than
-    `size` end in one rollout, the last ones stay.
+    Finished episodes are written into a ring by a prefix sum over the mask, so nothing is read back. Where more end in
+    one rollout than the ring holds, the last ones stay.
+
+    Args:
+        num_envs: Number of envs.
+        size: Episodes in the ring.
+        device: Device of the learner.
     """
 
     def __init__(self, num_envs: int, size: int, device: torch.device) -> None:
         self.size = size
         self._running = torch.zeros(2, num_envs, device=device)
         self.episode_return, self.episode_length = self._running  # of the episodes under way
-        # one slot more, where everything goes that is not an end of an episode
+        # one slot more, for everything that is not an end of an episode
         self.ring = torch.zeros(2, size + 1, device=device)
         self.total = torch.zeros((), dtype=torch.int64, device=device)
 
@@ -49,8 +54,8 @@ class EpisodeWindow:
 
         Args:
             reward: Reward of each step.
-            done: The episode ended.
-            counts: It is a whole episode: not one that a staggered start or a diverged simulation cut short.
+            done: Mask of the ends of episodes.
+            counts: Mask of whole episodes: neither a staggered start nor a diverged simulation cut them short.
         """
         # Return and length of the episode up to each step, [time, 2, envs]. A product forgets in one operation; an
         # infinite reward stays in the rollout.
@@ -70,18 +75,18 @@ class EpisodeWindow:
         self.total += number
 
     def newest(self, number: int) -> Float[Tensor, "2 episodes"]:
-        """Return and length of the last episodes that ended: so many, but no more than are kept."""
+        """Returns return and length of the last episodes that ended, of no more than are kept."""
         slots = torch.arange(-min(number, self.size), 0, device=self.ring.device) + self.total
         return self.ring.index_select(1, slots % self.size)
 
     def add(self, episodes: Float[Tensor, "2 episodes"]) -> None:
-        """Adds episodes that another window has seen: what its `newest` returned."""
+        """Adds the `newest` episodes of another window."""
         slots = torch.arange(episodes.shape[1], device=self.ring.device) + self.total
         self.ring.index_copy_(1, slots % self.size, episodes.to(self.ring.device))
         self.total += episodes.shape[1]
 
     def means(self, collective: Collective = ALONE) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Mean return, mean length, number of the episodes in the window, and trimmed mean return.
+        """Returns mean return, mean length, number of the episodes in the window, and trimmed mean return.
 
         The means are NaN when the window is empty, the trimmed one when it is not full.
 
@@ -99,7 +104,7 @@ class EpisodeWindow:
         return mean_return, mean_length, number, trimmed
 
     def state_dict(self) -> dict[str, Any]:
-        """Ring and running episodes."""
+        """Returns ring and running episodes."""
         names = ("episode_return", "episode_length", "ring", "total")
         return {name: getattr(self, name).clone() for name in names}
 
@@ -111,14 +116,18 @@ class EpisodeWindow:
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """Sums of an actor's rollout."""
+    """Sums of an actor's rollout.
+
+    Attributes:
+        episodes: Returns, and lengths, of the episodes that ended; the last ones of very many.
+        sums: Numbers by name, or lists of them.
+        terms: Terms of the reward by name, summed over steps and envs.
+        steps: Control steps.
+    """
 
     episodes: list[list[float]]
-    """Returns, and lengths, of the episodes that ended; the last ones of very many."""
     sums: dict[str, Any]
-    """Numbers by name, or lists of them."""
     terms: dict[str, float]
-    """Terms of the reward by name, summed over steps and envs."""
     steps: int
 
 
@@ -129,8 +138,8 @@ class Metrics:
     number. On the CPU there is nothing to wait for, and a row is read at once.
 
     Args:
-        num_envs: N.
-        device: Where the learner lives.
+        num_envs: Number of envs.
+        device: Device of the learner.
         window: Episodes in the mean return.
         collective: Processes whose numbers become one row. Each has a window of its own.
     """
@@ -138,8 +147,7 @@ class Metrics:
     def __init__(
         self, num_envs: int, device: torch.device, window: int = WINDOW, collective: Collective = ALONE
     ) -> None:
-        self.device, self._collective = device, collective
-        self.num_envs = num_envs
+        self.num_envs, self.device, self._collective = num_envs, device, collective
         self.episodes = EpisodeWindow(num_envs, window, device)
         self._rollout: list[tuple[Tensor, Tensor]] = []  # of each step: numbers and masks, [count, envs]
         self._sums: dict[str, Tensor] = {}
@@ -193,8 +201,8 @@ class Metrics:
         """Keeps the statistics of the latest update; flags (`check/...`) are added up, so that none is lost.
 
         Args:
-            stats: 0-dim device tensors by name.
-            algorithm: Class that returned them, for errors.
+            stats: Device tensors of shape [] by name.
+            algorithm: Name of the class that returned them, for errors.
 
         Raises:
             ConfigError: They are something else.
@@ -212,7 +220,7 @@ class Metrics:
                 self._latest[name] = value
 
     def take(self) -> Taken:
-        """The sums since the last call, as plain numbers, for `add` in another process. It reads the device."""
+        """Returns the sums since the last call as plain numbers, for `add` in another process. It reads the device."""
         total = int(self.episodes.total)  # of whole episodes; `episode/ended` counts others too
         ended, self._taken = total - self._taken, total
         sums = {name: value.tolist() for name, value in self._sums.items()}
@@ -224,10 +232,7 @@ class Metrics:
         return taken
 
     def add(self, taken: Taken) -> None:
-        """Adds what another process has taken from its metrics: that of a rollout of as many envs.
-
-        All of it goes to the device in one copy, for which the host does not wait.
-        """
+        """Adds a rollout of as many envs in another process, in one copy to the device that the host does not await."""
         sums = {name: value if isinstance(value, list) else [value] for name, value in taken.sums.items()}
         returns, lengths = taken.episodes
         lists = [[*returns, *lengths], *sums.values(), [*taken.terms.values()]]
@@ -242,7 +247,7 @@ class Metrics:
         self._steps += taken.steps
 
     def _check(self, name: Any, value: Any, algorithm: str) -> None:
-        """Stops at what cannot be logged; reads no value, so it never waits for the device."""
+        """Refuses what cannot be logged; reads no value, so it never waits for the device."""
         if not isinstance(name, str) or not all(name.partition("/")):
             raise ConfigError(
                 f"{algorithm}.update() returned the name {name!r}; a name is <group>/<name>, e.g. 'search/{name}'"
@@ -264,8 +269,8 @@ class Metrics:
         """Ends an interval.
 
         Args:
-            host: What belongs to this interval and is known on the host; returned with its row.
-            extra: More 0-dim device tensors for this row.
+            host: Object that is returned with the row of this interval.
+            extra: More device tensors of shape [] for this row.
 
         Returns:
             The rows that have arrived, with their `host`: this one on the CPU, the one before on CUDA.
@@ -297,13 +302,13 @@ class Metrics:
         return arrived
 
     def wait(self) -> None:
-        """Returns when the row that is still on its way, if any, has arrived: the device is done with its interval."""
+        """Waits until the row that is still on its way, if any, has arrived: the device is done with its interval."""
         if self._arrival is not None:
             self._arrival.synchronize()
             self._arrival = None
 
     def drain(self) -> list[tuple[Any, Row]]:
-        """Waits for the row that is still on its way, if any."""
+        """Waits for and returns the row that is still on its way, if any."""
         self.wait()
         if self._in_flight is None:
             return []
@@ -313,15 +318,14 @@ class Metrics:
 
     @staticmethod
     def _row(names: list[str], values: Tensor) -> Row:
-        row: Row = dict(zip(names, values.tolist(), strict=True))
-        for name, value in row.items():
-            # No episode has ended yet, or no env had a number.
-            if name.startswith(("episode/", "task/")) and math.isnan(value or 0.0):
-                row[name] = None
+        row: Row = {}
+        for name, value in zip(names, values.tolist(), strict=True):
+            # NaN: no episode has ended yet, or no env had a number.
+            row[name] = None if name.startswith(("episode/", "task/")) and math.isnan(value) else value
         return row
 
     def state_dict(self) -> dict[str, Any]:
-        """Episodes in the window and under way, and the sums of an unfinished interval."""
+        """Returns episodes in the window and under way, and the sums of an unfinished interval."""
         return {
             "episodes": self.episodes.state_dict(),
             "sums": {name: value.clone() for name, value in self._sums.items()},
