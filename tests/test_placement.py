@@ -20,7 +20,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 
 from gpusim_rl.env import vec_env
 from gpusim_rl.env.properties import SECTIONS
-from gpusim_rl.run.device_check import check_devices
+from gpusim_rl.run.held_objects import check_devices
 from gpusim_rl.settings.discover import tasks
 from gpusim_rl.settings.schema import ALGORITHMS
 from helpers import fake_cuda as fake

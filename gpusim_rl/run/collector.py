@@ -18,8 +18,7 @@ from gpusim_rl.learn.collective import ALONE, Collective
 from gpusim_rl.machine.torch_threads import ROWS_PER_THREAD, limit_torch_threads
 from gpusim_rl.run.checkpoint import EPISODES, REPLAY, anew
 from gpusim_rl.run.cuda_graph import Graphs, choose_graph
-from gpusim_rl.run.device_check import check_devices, devices_checked
-from gpusim_rl.run.held_objects import generators_of
+from gpusim_rl.run.held_objects import check_devices, devices_checked, generators_of
 from gpusim_rl.run.metrics import Metrics, Row
 from gpusim_rl.run.overlap import Divisible, overlapped_steps
 from gpusim_rl.run.timing import PhaseTimer

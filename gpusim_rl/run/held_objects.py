@@ -1,49 +1,95 @@
-"""What an object holds, in its attributes and containers and in the objects in them: tensors, random generators."""
+"""Tensors and random generators that an object holds, in its attributes and containers and in the objects in them.
+
+`debug.check_device=true` names the first tensor that is on another device than it should be. Torch computes with a
+number of the host and tensors of a GPU, and copies the number every time. With larger tensors it raises an error that
+names neither of the two. The check looks at where tensors are, and reads no value.
+"""
 
 from __future__ import annotations
 
 import sys
 from collections import deque
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any, TypeVar
 
 import torch
-from torch import Generator, nn
+from torch import Generator, Tensor, nn
+
+from gpusim_rl.errors import ConfigError
 
 T = TypeVar("T")
 
 LIBRARIES = ("torch", "numpy", "mujoco", "mujoco_warp", "warp", "newton", "gymnasium", "envpool")
 ELSEWHERE = tuple(f"{name}." for name in (*sys.stdlib_module_names, *LIBRARIES, "gpusim_rl.sim", "gpusim_rl.run"))
-"""Objects of these packages may hold tensors of the host. Simulators hand out tensors of their device only."""
+"""Packages whose objects may hold tensors of the host. Simulators hand out tensors of their device only."""
 OF_MODULES = ("_parameters", "_buffers", "_modules")
 PLAIN = (type, ModuleType, FunctionType, BuiltinFunctionType, MethodType, str, bytes, int, float, type(None))
 
 
 def held(owner: object, kind: type[T], device: torch.device) -> Iterator[tuple[str, T, torch.device]]:
-    """Objects of a kind that an object holds, each once.
+    """Yields the objects of a kind that an object holds, each once.
 
     Args:
-        owner: An object, or a nested container.
-        kind: Class of what is looked for.
+        owner: Object or nested container.
+        kind: Class of the objects.
         device: Device that the owner's tensors should be on.
 
     Yields:
-        Where it is held, the object, and the device that it should be on: that of the innermost object around it which
-        has an attribute `device`, a memory on the host, say.
+        Path to the object, the object, and the device that it should be on: that of the innermost object around it
+        which has an attribute `device`, a memory on the host, say.
     """
     yield from _held(owner, kind, "", device, {})
 
 
 def generators_of(owner: object, device: torch.device) -> list[Generator]:
-    """Random generators of a device that an object holds. A CUDA graph must know those that its kernels draw from."""
+    """Returns the random generators of a device that an object holds. A CUDA graph must know those of its kernels."""
     return [generator for _, generator, _ in held(owner, Generator, device) if generator.device.type == device.type]
 
 
 def attributes(node: object) -> dict[str, Any]:
-    """Attributes of an object, in its `__dict__` and in slots."""
+    """Returns the attributes of an object, in its `__dict__` and in slots."""
     slots = [name for cls in type(node).__mro__ for name in getattr(cls, "__slots__", ())]
     return {**{name: getattr(node, name) for name in slots if hasattr(node, name)}, **getattr(node, "__dict__", {})}
+
+
+def check_devices(name: str, owner: object, device: torch.device) -> None:
+    """Stops at the first tensor of an object, or of the objects in it, that is on another device.
+
+    Args:
+        name: Name of the owner in the message: `the policy`.
+        owner: Object or nested container of tensors, as for `held`.
+        device: Device that its tensors should be on.
+
+    Raises:
+        ConfigError: A tensor is elsewhere. The message has the class and attribute that hold it, and both devices.
+    """
+    for path, tensor, expected in held(owner, Tensor, device):
+        place = tensor.device
+        if place.type != expected.type or (expected.index is not None and place.index not in (None, expected.index)):
+            raise ConfigError(f"debug.check_device: {name}: {path} is on {place}, expected {expected}")
+
+
+@contextmanager
+def devices_checked(*owners: tuple[str, object, torch.device], enabled: bool) -> Iterator[None]:
+    """Checks tensors before and after the block; also where torch raises its own error in it.
+
+    Args:
+        owners: Arguments of `check_devices`.
+        enabled: Whether anything is checked.
+
+    Raises:
+        ConfigError: A tensor is on another device than it should be.
+    """
+    checked = owners if enabled else ()
+    for owner in checked:
+        check_devices(*owner)
+    try:
+        yield
+    finally:
+        for owner in checked:
+            check_devices(*owner)
 
 
 def _held(
@@ -64,14 +110,14 @@ def _held(
         states = [(name, item) for state in node.state.values() for name, item in state.items() if name != "step"]
         inner = [(f"{type(node).__name__}.state[{name!r}]", item) for name, item in states]
     elif isinstance(node, nn.Module):
-        own = vars(node)
-        items = [item for group in OF_MODULES for item in own[group].items()]
-        items += [item for item in own.items() if item[0] not in OF_MODULES]
+        values = vars(node)
+        items = [item for group in OF_MODULES for item in values[group].items()]
+        items += [item for item in values.items() if item[0] not in OF_MODULES]
         inner = [(f"{path or type(node).__name__}.{name}", item) for name, item in items]
     elif not f"{type(node).__module__}.".startswith(ELSEWHERE):
-        own = attributes(node)
-        if path and isinstance(own.get("device"), torch.device):
-            device = own["device"]
-        inner = [(f"{type(node).__name__}.{name}", item) for name, item in own.items()]
+        values = attributes(node)
+        if path and isinstance(values.get("device"), torch.device):
+            device = values["device"]
+        inner = [(f"{type(node).__name__}.{name}", item) for name, item in values.items()]
     for deeper, item in inner:
         yield from _held(item, kind, deeper, device, seen)

@@ -21,8 +21,8 @@ from gpusim_rl.machine.torch_threads import use_available_cpus
 from gpusim_rl.run import checkpoint
 from gpusim_rl.run.collector import Collector
 from gpusim_rl.run.compilation import CompileChoice, choose_compile
-from gpusim_rl.run.device_check import devices_checked
 from gpusim_rl.run.devices import choose_devices, choose_eval_devices
+from gpusim_rl.run.held_objects import devices_checked
 from gpusim_rl.run.run_spec import RunSpec
 from gpusim_rl.run.writers import require_tensorboard
 from gpusim_rl.settings.schema import RunConfig, declarations

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from gpusim_rl.env import Stateful
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.learn.ppo import PPO
-from gpusim_rl.run.device_check import check_devices
+from gpusim_rl.run.held_objects import check_devices
 from helpers.training import FaultyConfig, make_trainer
 
 META, CPU = torch.device("meta"), torch.device("cpu")
