@@ -1,8 +1,8 @@
 """Evaluations beside a training, in a process of its own: `eval.interval`.
 
-The process is started once. The training writes lines of JSON to it: first the settings, then the name of a checkpoint
-for each evaluation. It answers each checkpoint with a line: numbers by name, or an error. It ends when its input does,
-so it never outlives the training.
+The process is started once, and evaluates on envs that are made once. The training writes lines of JSON to it: first
+the settings, then the name of a checkpoint for each evaluation. It answers each checkpoint with a line: numbers by
+name, or an error. It ends when its input does, so it never outlives the training.
 
 It shares no memory with the training, and can neither disturb nor stop it. It reads whole checkpoints, because the
 best of them becomes best.pt.
@@ -50,16 +50,16 @@ class EvalProcess:
     """The training's side.
 
     Args:
-        spec: The run.
-        printed: File for what the process prints: warnings, and where it failed.
-        iteration: Iterations done: evaluations go on as if the training had not been interrupted.
+        spec: Settings of the run.
+        printed: File for the output of the process: warnings, and where it failed.
+        iteration: Iterations done; evaluations go on as if the training had not been interrupted.
 
     Raises:
         OSError: The process cannot be started.
 
     Attributes:
         evaluating: Iteration of the policy that is being evaluated; None while there is none.
-        failure: Why there will be no more evaluations; None while it works.
+        failure: Reason why there will be no more evaluations; None while it works.
     """
 
     def __init__(self, spec: RunSpec, printed: Path, iteration: int) -> None:
@@ -72,7 +72,7 @@ class EvalProcess:
             [sys.executable, "-c", _START], printed=open_file(printed, "ab+"), talks=True, env=importing_the_same()
         )
         threading.Thread(target=self._listen, name="evaluation", daemon=True).start()
-        self._tell({"config": spec.config})
+        self._send({"config": spec.config})
 
     def _listen(self) -> None:
         assert self._child.process.stdout is not None
@@ -80,18 +80,18 @@ class EvalProcess:
             self._answers.put(line)
         self._answers.put(b"")
 
-    def _tell(self, message: Mapping[str, Any]) -> None:
+    def _send(self, message: Mapping[str, Any]) -> None:
         assert self._child.process.stdin is not None
         with suppress(OSError):  # it has ended: `poll` tells why
             self._child.process.stdin.write(json.dumps(message).encode() + b"\n")
             self._child.process.stdin.flush()
 
     def due(self, iteration: int, *, last: bool = False) -> bool:
-        """Whether a multiple of the interval has passed since the newest evaluation, and none is under way.
+        """Returns whether a multiple of the interval has passed since the newest evaluation, and none is under way.
 
         Args:
             iteration: Iterations done.
-            last: There will be no more of them: due, if it has not been evaluated.
+            last: Whether they are the last; then an evaluation is due, if there was none of them.
         """
         idle = self.evaluating is None and self.failure is None
         passed = iteration // self._interval > self._last // self._interval
@@ -101,13 +101,13 @@ class EvalProcess:
         """Evaluates the policy of a checkpoint, of this iteration."""
         self._last = self.evaluating = iteration
         self._child.heard()
-        self._tell({"checkpoint": str(file)})
+        self._send({"checkpoint": str(file)})
 
     def poll(self, timeout_s: float = 0.0) -> Row | None:
-        """The result of the evaluation under way, if it is there.
+        """Returns the result of the evaluation under way, if it is there.
 
         Args:
-            timeout_s: Wait for it, so long [s].
+            timeout_s: Time to wait for it [s].
         """
         try:
             line = self._answers.get(timeout=timeout_s) if timeout_s else self._answers.get_nowait()
@@ -137,7 +137,7 @@ class EvalProcess:
 
 
 class Evaluation:
-    """Evaluates policies on envs that are made once: the starts are the same every time.
+    """Evaluates policies from the same starts every time.
 
     Args:
         config: Composed settings of the run, plain values.
@@ -179,13 +179,13 @@ class Evaluation:
         obs = env.begin_from(state["env"])  # on the levels, say, that the training has reached
         moved: dict[str, Tensor] = {group: value.to(self._device) for group, value in obs.items()}
         result = evaluate(env, policy.eval(), moved, cfg.eval.episodes)
-        of_task = {name.replace("task/", "eval/", 1): x for name, x in result.items() if name.startswith("task/")}
         names = {"return_mean": "return", "return_std": "return_std", "length_mean": "length", "diverged": "diverged"}
-        return {**{f"eval/{new}": result[name] for name, new in names.items()}, **of_task}
+        names |= {name: name.removeprefix("task/") for name in result if name.startswith("task/")}
+        return {f"eval/{new}": result[name] for name, new in names.items()}
 
 
 def answers(lines: Iterable[str]) -> Iterator[str]:
-    """Answers to the lines of a training."""
+    """Yields the answers to the lines of a training."""
     evaluation: Evaluation | None = None
     for line in lines:
         request = json.loads(line)
@@ -196,13 +196,13 @@ def answers(lines: Iterable[str]) -> Iterator[str]:
                 yield json.dumps(evaluation(load(Path(request["checkpoint"]))))
         except Exception as error:
             traceback.print_exc()
-            told = isinstance(error, (ConfigError, TaskError))
-            yield json.dumps({"error": str(error) if told else f"{type(error).__name__}: {error}".partition("\n")[0]})
+            plain = isinstance(error, (ConfigError, TaskError))
+            yield json.dumps({"error": str(error) if plain else f"{type(error).__name__}: {error}".partition("\n")[0]})
             return
 
 
 def _read(source: int) -> Iterator[str]:
-    """Lines of a file, read beside the work: at its end, that of the training, the process ends at once."""
+    """Yields lines of a file, read beside the work: at its end, that of the training, the process ends at once."""
     lines: queue.SimpleQueue[str] = queue.SimpleQueue()
 
     def read() -> None:

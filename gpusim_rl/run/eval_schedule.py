@@ -1,4 +1,4 @@
-"""When a training has its policies evaluated, and what becomes of the results."""
+"""Evaluations of a training: when they are due, and what becomes of the results."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gpusim_rl.run.stop_signal import StopSignal
 from gpusim_rl.run.timing import PhaseTimer
 
 EVAL_LOG = "eval.log"
-"""What the process of evaluations prints, in the run folder."""
+"""File in the run folder with the output of the process of evaluations."""
 
 
 class EvalSchedule:
@@ -22,12 +22,12 @@ class EvalSchedule:
     Without a process, because it cannot be started or has failed, the training goes on and nothing is evaluated.
 
     Args:
-        spec: The run.
-        log: Writes the checkpoints that are evaluated, and the results.
+        spec: Settings of the run.
+        log: Logger, which writes the checkpoints that are evaluated, and the results.
         iteration: Iterations done.
-        intervals: Their rows get the results.
-        timer: Stands still while the end of the training waits for a result.
-        stop_signal: Ends that wait.
+        intervals: Log intervals, whose rows get the results.
+        timer: Timer that stands still while the end of the training waits for a result.
+        stop_signal: Signal that ends that wait.
     """
 
     def __init__(
@@ -54,9 +54,9 @@ class EvalSchedule:
 
         Args:
             iteration: Iterations done.
-            state: Makes the checkpoint of the training now.
-            learning: The newest update changed the policy; else no evaluation begins.
-            last: There is no further iteration. The policy is evaluated in any case, and this waits for the result.
+            state: Function that makes the checkpoint of the training now.
+            learning: Whether the newest update changed the policy; else no evaluation begins.
+            last: Whether there is no further iteration. Then the policy is evaluated in any case, and awaited.
         """
         self._take_result(wait=last)
         if self._process is None or not (learning and self._process.due(iteration, last=last)):
@@ -89,7 +89,7 @@ class EvalSchedule:
             self.close()
 
     def _fail(self, reason: str) -> None:
-        """Says that there will be no more evaluations; without any, the returns of the training decide again."""
+        """Says that there will be no more evaluations. If none has ended, returns of the training decide again."""
         why = f"{reason.removesuffix('.')}; {self._log.run_dir}/{EVAL_LOG} has the rest"
         stays = ", and best.pt stays" if self._log.checkpoints.stop_evaluations() else ""
         self._log.console.warn(f"no more evaluations ({why}); training continues without them{stays}")

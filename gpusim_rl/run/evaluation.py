@@ -1,4 +1,4 @@
-"""How good a policy is: whole episodes without exploration."""
+"""Evaluation of a policy: whole episodes without exploration."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ def evaluate(env: Environment, policy: Policy, obs: dict[str, Tensor], episodes:
     It reads from the device at every step whether episodes are left.
 
     Args:
-        env: At the start of an episode everywhere.
-        policy: Acts with the most likely action.
-        obs: What the policy sees first, on its device.
-        episodes: Of each env.
+        env: Environments, at the start of an episode everywhere.
+        policy: Policy, which takes the most likely action.
+        obs: First observations, on the policy's device.
+        episodes: Episodes of each env.
 
     Returns:
         Number of episodes; mean, deviation and extremes of their returns; mean length [control steps]; steps in which
-        an env diverged; `task/<name>`: means over these steps and envs of what the task tells in `stats()`.
+        an env diverged; `task/<name>`: means over these steps and envs of the task's `stats()`.
     """
     num_envs, device = env.num_envs, next(iter(obs.values())).device
     hidden = policy.initial_state(num_envs)
@@ -38,7 +38,7 @@ def evaluate(env: Environment, policy: Policy, obs: dict[str, Tensor], episodes:
     lengths = torch.zeros_like(returns)
     episode = torch.zeros(1, num_envs, dtype=torch.int64, device=device)  # the number of the one under way
     diverged = torch.zeros((), device=device)
-    sums: dict[str, Tensor] = {}  # of a number of the task: sum and count
+    sums: dict[str, Tensor] = {}  # sum and count of a number of the task
     for _ in range(episodes * (env.max_episode_length + 1)):  # some libraries spend a step on a reset
         action, hidden = policy.act(obs, hidden, deterministic=True)
         step = moved(env.step(action.to(env.device)), device)
@@ -75,7 +75,7 @@ def report(run: RunView, result: Mapping[str, float]) -> None:
 
     Args:
         run: Run that was evaluated. Of a checkpoint that was copied elsewhere nothing is written.
-        result: What `evaluate` returned.
+        result: Numbers by name, from `evaluate`.
     """
     checkpoint = run.start.spec.checkpoint
     shown: dict[str, float | str] = {
