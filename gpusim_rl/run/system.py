@@ -1,4 +1,4 @@
-"""Load of the machine during a run, and how much memory the run may take."""
+"""Load of the machine during a run."""
 
 from __future__ import annotations
 
@@ -10,61 +10,45 @@ import pynvml
 
 from gpusim_rl.machine.hardware import available_cpus
 
+NAMES = tuple(f"system/{name}" for name in ("cpu_percent", "memory_gb", "gpu_percent", "gpu_memory_gb", "load"))
 CHILDREN_EVERY = 10  # samples; to find the children, psutil reads about every process of the machine
 
 
 class SystemMonitor:
-    """Reads the load of CPU and GPU once a second, in a thread of its own.
+    """Reads the load of CPU and GPU once a second, in a thread of its own, which starts at once.
 
-    CPU and memory are of this process and its children, 100 % being all CPUs that it may use. GPU
-    numbers are of the whole GPU, other processes included; the load is the machine's, over the last minute.
+    CPU and memory are of this process and its children, 100 % being all CPUs that it may use. GPU numbers are of the
+    whole GPU, other processes included; the load is the machine's, over the last minute.
+
+    Args:
+        device: Device of the run, a torch.device or its name. There are no GPU numbers on `cpu`.
+        interval_s: Time between two samples [s].
     """
 
     def __init__(self, device: object, interval_s: float = 1.0) -> None:
-        """Start the thread.
-
-        Args:
-            device: Device of the run, a torch.device or its name. On `cpu` no GPU numbers.
-            interval_s: Time between two samples.
-        """
         self._cpu = _Cpu()
         self._gpu = _Gpu(str(device)) if str(device).startswith("cuda") else None
-        self._latest: dict[str, float | None] = self._named(None, None, None, None, None)
+        self._latest: dict[str, float | None] = dict.fromkeys(NAMES)
         self._interval_s = interval_s
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="system-monitor", daemon=True)
         self._thread.start()
 
     def latest(self) -> dict[str, float | None]:
-        """The last sample; None where nothing is known (yet). Returns at once."""
+        """Returns the last sample at once; its numbers are None where nothing is known (yet)."""
         return dict(self._latest)
 
     def close(self) -> None:
-        """Stop the thread; a second call does nothing."""
+        """Stops the thread; a second call does nothing."""
         self._stopping.set()
         self._thread.join(timeout=5)
 
     def _run(self) -> None:
         while not self._stopping.wait(self._interval_s):
-            # One assignment: a reader sees the old sample or the new one, never half of each.
             gpu = self._gpu.read() if self._gpu else (None, None)
-            self._latest = self._named(*self._cpu.read(), *gpu, psutil.getloadavg()[0])
-
-    @staticmethod
-    def _named(
-        cpu_percent: float | None,
-        memory_gb: float | None,
-        gpu_percent: float | None,
-        gpu_memory_gb: float | None,
-        load: float | None,
-    ) -> dict[str, float | None]:
-        return {
-            "system/cpu_percent": cpu_percent,
-            "system/memory_gb": memory_gb,
-            "system/gpu_percent": gpu_percent,
-            "system/gpu_memory_gb": gpu_memory_gb,
-            "system/load": load,
-        }
+            numbers = (*self._cpu.read(), *gpu, psutil.getloadavg()[0])
+            # One assignment: a reader sees the old sample or the new one, never half of each.
+            self._latest = dict(zip(NAMES, numbers, strict=True))
 
 
 class _Cpu:
@@ -78,7 +62,7 @@ class _Cpu:
         self._samples = 0
 
     def read(self) -> tuple[float, float]:
-        """Share of the available CPUs since the last call [%], resident memory now [GB]."""
+        """Returns the share of the available CPUs since the last call [%], and resident memory now [GB]."""
         if self._samples % CHILDREN_EVERY == 0:
             # psutil counts from the last call on the same object: keep the object of every child.
             alive = self._self.children(recursive=True)
@@ -109,7 +93,7 @@ class _Gpu:
                 break
 
     def read(self) -> tuple[float | None, float | None]:
-        """Busy time [%] and memory in use [GB]; None for what the driver does not tell."""
+        """Returns busy time [%] and memory in use [GB]; None for what the driver does not tell."""
         percent = memory = None
         if self._handle is not None:
             with suppress(pynvml.NVMLError):
