@@ -1,4 +1,4 @@
-"""What the user should know before the first number of a run."""
+"""Description of a run before its first number."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from gpusim_rl.run.run_view import RunView
 
 
 def banner(run: RunView, run_dir: RunDir, *, continues: bool) -> list[tuple[str, str]]:
-    """Label and text, at most 12 lines.
+    """Returns labels and texts, at most 12.
 
     Args:
         run: Run at its start.
         run_dir: Folder of the run.
-        continues: An earlier start of the run has made the folder.
+        continues: Whether an earlier start of the run has made the folder.
     """
     start, cfg, env = run.start, run.cfg, run.env
     sizes = ", ".join(f"{name} {size}" for name, size in env.obs_sizes.items())
@@ -28,10 +28,7 @@ def banner(run: RunView, run_dir: RunDir, *, continues: bool) -> list[tuple[str,
         ("task", f"{run.task_name}, {_several(run)}{cfg.num_envs} envs, {env.summary}"),
         ("spaces", f"observations {sizes}; actions {env.num_actions}"),
         ("sim", str(start.sim)),
-        (
-            "learner",
-            f"{cfg.algo} on {start.device}, {threads} CPU thread{'' if threads == 1 else 's'}{bits}",
-        ),
+        ("learner", f"{cfg.algo} on {start.device}, {threads} CPU thread{'' if threads == 1 else 's'}{bits}"),
         ("graph", f"{run.graph}; compiled: {start.compile}"),
         *run.algorithm.describe().items(),
         ("seed", f"{start.seed}{ignored}"),
@@ -41,8 +38,8 @@ def banner(run: RunView, run_dir: RunDir, *, continues: bool) -> list[tuple[str,
     if git:
         lines.append(("commit", git["sha"][:10] + (" + local changes" if git["dirty"] else "")))
     if start.resumed:
-        found = start.spec.checkpoint
-        branch = "" if continues or found is None else f" of {found.file}, in a new run folder"
+        checkpoint = start.spec.checkpoint
+        branch = "" if continues or checkpoint is None else f" of {checkpoint.file}, in a new run folder"
         episodes = "" if env.resumable else "; its envs cannot be saved, so new episodes begin"
         lines.append(("resumed", f"at iteration {run.iteration}{branch}{episodes}"))
     lines.append(("run", str(run_dir)))
@@ -50,7 +47,7 @@ def banner(run: RunView, run_dir: RunDir, *, continues: bool) -> list[tuple[str,
 
 
 def _several(run: RunView) -> str:
-    """What has `num_envs` each; empty where this process has all envs."""
+    """Owners of `num_envs` each; empty where this process has all envs."""
     actors, processes = run.num_actors, run.start.collective.size
     if actors:
         return f"{actors} actor{'s' * (actors > 1)} ({run.cfg.actors.engine}) x "

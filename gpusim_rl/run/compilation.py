@@ -1,4 +1,4 @@
-"""What torch.compile makes faster in a training: nothing, the learner, or the control steps too."""
+"""Use of torch.compile in a training: for nothing, the learner, or the control steps too."""
 
 from __future__ import annotations
 
@@ -16,15 +16,13 @@ logger = logging.getLogger("gpusim_rl.run")
 
 @dataclass(frozen=True, slots=True)
 class CompileChoice:
-    """What is compiled, and why."""
+    """Mode of torch.compile (`off`, `learner` or `all`), and its reason."""
 
     mode: str
-    """`off`, `learner` or `all`."""
     reason: str
 
     def __str__(self) -> str:
-        what = {"off": "off", "learner": "learner", "all": "learner and control steps"}
-        return f"{what[self.mode]} ({self.reason})"
+        return f"{'learner and control steps' if self.mode == 'all' else self.mode} ({self.reason})"
 
 
 def choose_compile(cfg: RunConfig, device: torch.device) -> CompileChoice:

@@ -13,11 +13,11 @@ from gpusim_rl.sim import SimChoice, choose_sim
 
 
 def choose_devices(cfg: RunConfig, *, outside: bool = False) -> tuple[torch.device, SimChoice]:
-    """Where the learner lives, and the simulator with its device.
+    """Returns the device of the learner, and the simulator with its device.
 
     Args:
-        cfg: The run's settings.
-        outside: The envs are of another library: they have no simulator of ours.
+        cfg: Settings of the run.
+        outside: Whether the envs are of another library, and have no simulator of ours.
 
     Raises:
         ConfigError: There is no such device, or the simulator cannot run on it.
@@ -34,15 +34,7 @@ def choose_devices(cfg: RunConfig, *, outside: bool = False) -> tuple[torch.devi
 
 
 def choose_eval_devices(cfg: RunConfig, *, outside: bool = False) -> tuple[torch.device, SimChoice]:
-    """The same for evaluations beside the training: as in the training, or all on `eval_device`.
-
-    Args:
-        cfg: The run's settings.
-        outside: As for `choose_devices`.
-
-    Raises:
-        ConfigError: There is no such device, or the simulator cannot run on it.
-    """
+    """Chooses as `choose_devices` for evaluations beside the training: as in the training, or all on `eval_device`."""
     if cfg.eval_device is not None:
         device = str(_device(cfg.eval_device, "eval_device"))
         cfg = dataclasses.replace(cfg, device=device, sim_device=None, rl_device=None)
@@ -50,11 +42,7 @@ def choose_eval_devices(cfg: RunConfig, *, outside: bool = False) -> tuple[torch
 
 
 def _device(name: str, key: str) -> torch.device:
-    """The device that a user means.
-
-    Raises:
-        ConfigError: There is no such device.
-    """
+    """Returns the device that a user means, if it is there."""
     if name == "auto":
         return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
     kind, _, number = name.partition(":")

@@ -17,7 +17,7 @@ from gpusim_rl.run.timing import Durations
 
 @dataclass(frozen=True, slots=True)
 class EndedInterval:
-    """What of a log interval is known on the host when it ends; its row may arrive an interval later."""
+    """Facts of a log interval on the host when it ends; its row may arrive an interval later."""
 
     numbers: Row
     iterations: range
@@ -38,8 +38,8 @@ class LogIntervals:
     """Divides a training into log intervals.
 
     Args:
-        collector: Its metrics and its timer have the numbers.
-        collective: The processes that learn together.
+        collector: Collector, whose metrics and timer have the numbers.
+        collective: Processes that learn together.
 
     Attributes:
         best_return: Best trimmed mean return over a full window so far; None before there was one.
@@ -76,7 +76,7 @@ class LogIntervals:
             iteration: Iterations done.
             env_steps: Control steps done, summed over envs.
             elapsed_s: Time of training [s].
-            extra: More 0-dim device tensors for the row.
+            extra: More device tensors of shape [] for the row.
 
         Returns:
             The rows that have arrived: this one on the CPU, the one before on CUDA.
@@ -89,14 +89,13 @@ class LogIntervals:
         ended = EndedInterval(numbers, iterations, env_steps - self._start[1], durations)
         self._start = (iteration, env_steps)
         self._wait()
-        return [
-            self._row(*arrived) for arrived in self._metrics.flush(ended, {**extra, **self._in_sums(durations.wall_s)})
-        ]
+        rows = self._metrics.flush(ended, {**extra, **self._in_sums(durations.wall_s)})
+        return [self._row(*row) for row in rows]
 
     def drain(self) -> list[LogRow]:
-        """The row that is still on its way, if any."""
+        """Waits for and returns the row that is still on its way, if any."""
         self._wait()
-        return [self._row(*arrived) for arrived in self._metrics.drain()]
+        return [self._row(*row) for row in self._metrics.drain()]
 
     def close(self) -> None:
         """Stops monitoring the machine."""

@@ -1,4 +1,4 @@
-"""What a run writes: console, metrics files, checkpoints. `Logger` gets every row."""
+"""Outputs of a run: console, metrics files, checkpoints. `Logger` gets every row."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from gpusim_rl.run.writers import CsvWriter, TensorboardWriter, WandbWriter, Wri
 from gpusim_rl.settings.trust import strange_classes
 
 OF_LOGGER = ("wandb_id", "metrics_csv", "best_evaluation")
-"""What of a checkpoint is the logger's: `Logger.state_dict`."""
+"""Entries of a checkpoint that are the logger's: `Logger.state_dict`."""
 
 DIVERGED, SKIPPED = "diverged.pt", "skipped.pt"
 """Dumps in the run folder: before the first divergence; where no gradient was finite any more."""
@@ -45,14 +45,14 @@ ONCE = {
         " in policy/skipped_minibatches"
     ),
 }
-"""What is said the first time that a number is not 0."""
+"""Warning at the first time that a number is not 0."""
 
 CAUSES = {
     "physics": "its physics",
     "action": "its action, which is NaN or infinite",
     "apply_action": "{task}.apply_action(), which gave it a control or a force that is NaN or infinite",
 }
-"""Why the first env diverged, by `cause` of the NaN guard."""
+"""Reason why the first env diverged, by `cause` of the NaN guard."""
 
 
 class Logger:
@@ -79,35 +79,31 @@ class Logger:
         self.console = Console(mode, cfg.max_iterations, train_log)
         resumed_at = run.iteration if run.start.resumed else None
         best = earlier.get("best_evaluation") if cfg.eval.interval else run.best_return
-        self.checkpoints = Checkpoints(cfg, run_dir.checkpoints, resumed_at, best, self.console.warn, writes=not silent)
+        warn = self.console.warn
+        self.checkpoints = Checkpoints(cfg, run_dir.checkpoints, resumed_at, best, warn, writes=not silent)
         self._wandb_id = earlier.get("wandb_id") or secrets.token_hex(4)
-        self._csv = CsvWriter(
-            run_dir.metrics_csv, resumed_at, digest=earlier.get("metrics_csv"), warn=self.console.warn
-        )
+        self._csv = CsvWriter(run_dir.metrics_csv, resumed_at, digest=earlier.get("metrics_csv"), warn=warn)
         writers: list[Writer] = [] if silent else [self._csv]
         if cfg.log.tensorboard and not silent:
             writers.append(TensorboardWriter(run_dir.path / "tensorboard", resumed_at))
         if cfg.wandb_activate and not silent:
             writers.append(WandbWriter(cfg, run_dir, self._wandb_id, self.console.info))
-        self._writers = Writers(writers, self.console.warn)
+        self._writers = Writers(writers, warn)
         self._row: Row = {}
         self._reported: set[str] = set()  # of ONCE
         self._noted: GraphChoice | None = None  # in env.json
-        strange = strange_classes(run.start.spec.config)
-        # Its classes are of the script that was started, or of a module that a command imports only where told to.
-        self._of_script = any(target.startswith("__main__.") for _, target in strange)
-        self._of_user = bool(strange)
+        self._strange = [target for _, target in strange_classes(run.start.spec.config)]
         self._config_dir = run.start.spec.config_dir
 
     def __enter__(self) -> Logger:
         return self
 
     def start(self, run: RunView, *, continues: bool) -> None:
-        """Shows what the run is.
+        """Describes the run.
 
         Args:
             run: Run at its start.
-            continues: An earlier start of the run has made the folder.
+            continues: Whether an earlier start of the run has made the folder.
         """
         config = run.start.spec.config
         self.console.start(banner(run, self.run_dir, continues=continues))
@@ -127,7 +123,7 @@ class Logger:
         self.console.close()
 
     def note(self, run: RunView) -> None:
-        """Writes to env.json what the run has chosen by itself, if that is not there already."""
+        """Writes to env.json the choices of the run, if they are not there already."""
         if self._silent or self._noted == run.graph:
             return
         self._noted = run.graph
@@ -148,7 +144,7 @@ class Logger:
                     self.console.warn(text.format(number=numbers[name]))
 
     def write_diverged(self, state: Mapping[str, Any]) -> None:
-        """Writes the state before the first divergence, if no earlier start did, so that a user can replay it."""
+        """Writes the state before the first divergence for a replay, if no earlier start did."""
         if self._silent or (self.run_dir.path / DIVERGED).exists():
             return
         how = self.dump(DIVERGED, state)
@@ -159,7 +155,7 @@ class Logger:
         )
 
     def dump(self, name: str, state: Mapping[str, Any]) -> str:
-        """Writes a file that shows what went wrong; returns the command that replays it."""
+        """Writes a file that shows a failure; returns the command that replays it."""
         try:
             if not self._silent:
                 save(self.run_dir.path / name, state)
@@ -168,11 +164,11 @@ class Logger:
         return self.replay(name)
 
     def replay(self, name: str) -> str:
-        """The command that replays a dump."""
+        """Returns the command that replays a dump."""
         return f"{command('play')} --replay {shlex.quote(f'{self.run_dir}/{name}')}"
 
     def state_dict(self) -> dict[str, Any]:
-        """What the logger of the run's next start must know."""
+        """Returns the state for the logger of the run's next start."""
         return {
             "wandb_id": self._wandb_id,
             "metrics_csv": self._csv.digest(),
@@ -184,7 +180,7 @@ class Logger:
 
         Args:
             run: Run at its end.
-            left: The iteration after it was left before its end; the newest checkpoint stays, whichever it is.
+            left: Whether the next iteration was left before its end; then the newest checkpoint stays, whichever it is.
 
         Returns:
             The last row of metrics.
@@ -209,13 +205,14 @@ class Logger:
         folder = shlex.quote(str(self.run_dir))
         further = [f"max_iterations={2 * run.iteration}"] if run.complete else []  # it would end at once
         plot = f"{command('plot')} {folder}"
-        if self._of_script:
+        # Classes of the script that was started, or of a module that a command imports only where told to.
+        if any(target.startswith("__main__.") for target in self._strange):
             arguments = ", ".join(["...", f"checkpoint={str(self.run_dir)!r}", *further])
             return [f"gpusim_rl.train({arguments})  in the script with its classes: no command can import them", plot]
         config_dir, trusts, trust = [], [], []
-        if self._of_user and self._config_dir is not None:
+        if self._strange and self._config_dir is not None:
             config_dir = ["-cd", shlex.quote(str(paths.from_here(self._config_dir)))]
-        elif self._of_user:
+        elif self._strange:
             trusts, trust = ["trust=true"], ["--trust"]
         program = command("train")
         if self._cfg.multi_gpu:
@@ -250,9 +247,8 @@ def open_log(run: RunView, earlier: Mapping[str, Any]) -> Iterator[Logger]:
 
 
 def command(tool: str) -> str:
-    """How a user starts a tool or the training from the current folder."""
-    checkout = paths.checkout()
-    if checkout is None or Path(sys.argv[0]).stem == "gpusim-rl":
+    """Returns the command with which a user starts a tool or the training from the current folder."""
+    if paths.checkout() is None or Path(sys.argv[0]).stem == "gpusim-rl":
         return f"gpusim-rl {tool}"
     file = paths.train_file() if tool == "train" else paths.tools_dir() / f"{tool}.py"
     return f"python {shlex.quote(str(paths.from_here(file)))}"

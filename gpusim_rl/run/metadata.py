@@ -1,4 +1,4 @@
-"""What a run has chosen by itself: neither its configuration nor the description of the machine tells it."""
+"""Choices of a run, which neither its configuration nor the description of the machine tells."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ OPENMP = ("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "OMP_PROC_BIND", "GOMP_SPINCOUNT
 
 
 def precision(settings: Any, policy: Policy, device: torch.device) -> dict[str, Any]:
-    """Precision of the networks.
+    """Describes the precision of the networks.
 
     Args:
         settings: Settings of the algorithm.
@@ -39,7 +39,7 @@ def precision(settings: Any, policy: Policy, device: torch.device) -> dict[str, 
 
 
 def describe_run(run: RunView) -> dict[str, Any]:
-    """Run metadata for env.json, which tools/doctor.py reads.
+    """Describes a run for env.json, which tools/doctor.py reads.
 
     Returns:
         `sim` (name, device, reason; CPU threads of the physics, None where it has none of its own), `learner` (device,
@@ -50,15 +50,10 @@ def describe_run(run: RunView) -> dict[str, Any]:
     """
     device, sim, graph = run.start.device, run.start.sim, run.graph
     on_cuda = device.type == "cuda"
-    own = psutil.Process().memory_info().rss
+    used = psutil.Process().memory_info().rss
     here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # torchrun sets it
     return {
-        "sim": {
-            "name": sim.name,
-            "device": str(sim.device),
-            "reason": sim.reason,
-            "threads": run.env.num_threads,
-        },
+        "sim": {"name": sim.name, "device": str(sim.device), "reason": sim.reason, "threads": run.env.num_threads},
         "learner": {
             "device": str(device),
             "memory_gb": torch.cuda.get_device_properties(device).total_memory / 1e9 if on_cuda else None,
@@ -71,5 +66,5 @@ def describe_run(run: RunView) -> dict[str, Any]:
         "processes": run.start.collective.size,
         "processes_here": here,
         "openmp": {name: os.environ[name] for name in OPENMP if name in os.environ},
-        "memory_limit_gb": round((memory_available_bytes() / here + own) / 1e9, 2),
+        "memory_limit_gb": round((memory_available_bytes() / here + used) / 1e9, 2),
     }

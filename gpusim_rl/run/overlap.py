@@ -20,28 +20,21 @@ class Divisible(Protocol):
     """An algorithm that can act for half of the envs while the other half steps."""
 
     def view(self, envs: slice) -> Algorithm:
-        """The same algorithm for some of the envs: its `act` and `record` use the memory of this one.
-
-        Args:
-            envs: Rows of these envs.
-        """
+        """Returns the same algorithm for some rows of envs: its `act` and `record` use the memory of this one."""
         ...
 
 
 def overlapped_steps(
     env: HalfBatches, halves: Sequence[Algorithm], obs: dict[str, Tensor], device: torch.device, timer: PhaseTimer
 ) -> Iterator[Step]:
-    """The control steps of a rollout. Each half is recorded as soon as it has stepped, and then acts at once.
+    """Yields the control steps of a rollout. Each half is recorded as soon as it has stepped, and then acts at once.
 
     Args:
-        env: The envs.
+        env: Environments that step in halves.
         halves: `Divisible.view` of each half.
-        obs: Observations to act on, of all envs; at the end those to act on next. They are overwritten.
-        device: Where the learner is.
-        timer: `simulate` is the time in which the policy waits.
-
-    Yields:
-        Each control step, of all envs.
+        obs: Observations of all envs to act on; overwritten, at the end by those to act on next.
+        device: Device of the learner.
+        timer: Timer, whose `simulate` is the time in which the policy waits.
     """
     horizon, actions = halves[0].horizon, [torch.empty(0)] * len(halves)
     views = [{group: value[rows] for group, value in obs.items()} for rows in env.rows]

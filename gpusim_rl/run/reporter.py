@@ -18,7 +18,7 @@ class Reporter:
         task_name: Name of the task, for errors.
 
     Attributes:
-        finite_check: What looks for numbers that are not finite.
+        finite_check: Check for numbers that are not finite.
     """
 
     def __init__(self, intervals: LogIntervals, task_name: str) -> None:
@@ -32,10 +32,10 @@ class Reporter:
         Args:
             run: Run as it is now.
             log: Logger that gets the rows.
-            drain: Wait for rows that are still on their way, and end no interval.
+            drain: Whether to wait for rows that are still on their way, and to end no interval.
 
         Returns:
-            A row that tells that the policy has not changed for some iterations; None without one.
+            Row that tells that the policy has not changed for some iterations; None without one.
 
         Raises:
             TaskError: A number is not finite, or nothing is left to learn from.
@@ -61,7 +61,7 @@ class Reporter:
         return self._intervals.end(run.iteration, run.env_steps, run.elapsed_s, {"sim/overflow": overflow})
 
     def _report_divergence(self, run: RunView, log: Logger) -> None:
-        """Writes from where the first env diverged, to be replayed."""
+        """Writes the state from which the first env diverged, for a replay."""
         first = run.env.first_diverged()
         if first is not None:
             about: dict[str, Any] = {"task": run.task_name, "config": run.start.spec.config, "sim": run.start.sim.name}

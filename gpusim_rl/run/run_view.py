@@ -20,7 +20,7 @@ class RunView:
         env: Environments; to be read only.
         algorithm: Algorithm; to be read only.
         num_actors: Processes that step envs for this learner; 0 where it steps its own.
-        graph: What is captured into CUDA graphs, and why.
+        graph: Mode of the CUDA graphs, and its reason.
         iteration: Iterations done.
         env_steps: Control steps done, summed over envs and processes.
         elapsed_s: Time of training, that of earlier starts of the run included [s].

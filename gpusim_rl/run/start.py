@@ -34,7 +34,7 @@ SEEDS_APART = 1_000_003
 
 @dataclass(frozen=True, slots=True)
 class RunStart:
-    """What is decided before anything is built.
+    """Decisions before anything is built.
 
     Attributes:
         spec: Task, algorithm and settings.
@@ -42,7 +42,7 @@ class RunStart:
         seed: Seed of the run.
         device: Device of the learner.
         sim: Simulator and its device.
-        compile: What torch.compile makes faster, and why.
+        compile: Mode of torch.compile, and its reason.
         resumed: Whether the run continues from a checkpoint.
         iteration: Iterations done before this start of the run.
         regrouped: Whether another number of processes learned together before: new episodes begin, with other noise.
@@ -84,7 +84,7 @@ def begin(spec: RunSpec, collective: Collective = ALONE) -> tuple[RunStart, dict
         collective: Processes that learn together.
 
     Returns:
-        Start of the run, and what this process continues from in the checkpoint; None for a new run.
+        Start of the run, and the state of the checkpoint from which this process continues; None for a new run.
 
     Raises:
         ConfigError: Something in the configuration or the checkpoint does not fit.
@@ -108,10 +108,11 @@ def begin(spec: RunSpec, collective: Collective = ALONE) -> tuple[RunStart, dict
     torch.use_deterministic_algorithms(cfg.torch_deterministic)
     use_available_cpus()
     tune_malloc()
-    if state is None:
-        return RunStart(spec, collective, seed, device, sim, compiled), None
-    iteration = int(state["iteration"])
-    return RunStart(spec, collective, seed, device, sim, compiled, True, iteration, regrouped, digest), state
+    start = RunStart(spec, collective, seed, device, sim, compiled)
+    if state is not None:
+        iteration = int(state["iteration"])
+        start = dataclasses.replace(start, resumed=True, iteration=iteration, regrouped=regrouped, digest=digest)
+    return start, state
 
 
 def _choose_seed(cfg: RunConfig, state: Mapping[str, Any] | None) -> int:
@@ -121,7 +122,7 @@ def _choose_seed(cfg: RunConfig, state: Mapping[str, Any] | None) -> int:
 
 
 def state_of_process(state: dict[str, Any], collective: Collective) -> tuple[dict[str, Any], bool]:
-    """What of a checkpoint this process continues from, and whether there was another number of processes.
+    """Returns this process's state in a checkpoint, and whether it was of another number of processes.
 
     With as many processes as before it continues as it was. Else learning continues, and episodes begin anew.
     """
@@ -142,7 +143,7 @@ def make_collector(start: RunStart, **role: Any) -> Collector:
 
     Args:
         start: Start of the run.
-        role: Fields of `EnvSpec` that tell which of several processes this is.
+        role: Fields of `EnvSpec` for one of several processes.
 
     Raises:
         ConfigError: Something in the configuration does not fit.
@@ -172,7 +173,7 @@ def _make_env(start: RunStart) -> Environment:
 
 
 def env_spec(start: RunStart, env: Environment) -> EnvSpec:
-    """What an algorithm must know of the environments."""
+    """Returns the properties of environments for an algorithm."""
     return EnvSpec(
         env.num_envs,
         dict(env.obs_sizes),
@@ -186,7 +187,7 @@ def env_spec(start: RunStart, env: Environment) -> EnvSpec:
 
 
 def use_cpus(start: RunStart, num_envs: int) -> None:
-    """Gives torch as many threads as the matrices of an update keep busy, for a learner of so many envs."""
+    """Gives torch as many threads as an update of a learner of these envs keeps busy."""
     settings = start.cfg.algorithm
     use_available_cpus(declarations(type(settings)).batch_rows(settings, num_envs))
 
@@ -196,10 +197,8 @@ def make_algorithm(start: RunStart, env: EnvSpec, seed: int) -> Algorithm:
 
     Args:
         start: Start of the run.
-        env: The environments that it acts in or learns from.
+        env: Properties of the environments in which it acts or from which it learns.
         seed: Seed of all its random numbers.
     """
-    cfg = start.cfg
-    return start.spec.algorithm_class(
-        cfg.algorithm, env, device=start.device, seed=seed, max_iterations=cfg.max_iterations
-    )
+    cfg, make = start.cfg, start.spec.algorithm_class
+    return make(cfg.algorithm, env, device=start.device, seed=seed, max_iterations=cfg.max_iterations)

@@ -25,8 +25,8 @@ class StopSignal:
     """Catches the first signal in its block and remembers it; a second one ends the process at once.
 
     Attributes:
-        number: The signal; None while there was none.
-        tell: Shows the user a line; called by a signal handler.
+        number: Number of the signal; None while there was none.
+        tell: Function that shows the user a line; called by a signal handler.
     """
 
     def __init__(self) -> None:
@@ -67,11 +67,7 @@ class StopSignal:
         return max(self._last_s, self._elapsed_s) > LONG_S
 
     def check(self) -> None:
-        """Leaves a long iteration if there was a signal; called between control steps and minibatches.
-
-        Raises:
-            IterationLeftError: As it says.
-        """
+        """Raises IterationLeftError in a long iteration if there was a signal; between steps and minibatches."""
         if self.number is not None and self.long:
             raise IterationLeftError
 
@@ -81,9 +77,6 @@ class StopSignal:
                 return
             raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
         self.number = number
-        how = (
-            "within this iteration, which takes long; the checkpoint before it stays"
-            if self.long
-            else "after this iteration, with a checkpoint"
-        )
-        self.tell(f"stopping {how}; once more stops at once")
+        within = "within this iteration, which takes long; the checkpoint before it stays"
+        moment = within if self.long else "after this iteration, with a checkpoint"
+        self.tell(f"stopping {moment}; once more stops at once")

@@ -1,4 +1,4 @@
-"""Where the time goes: durations of the phases of an iteration, without waiting for the device."""
+"""Durations of the phases of an iteration, without waiting for the device."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Durations:
     _events: list[tuple[str, Any, Any]]  # phase, begin, end
 
     def phases(self) -> dict[str, float]:
-        """Seconds of each phase that there was; on CUDA to be asked when the device has done the interval's work."""
+        """Returns the seconds of each phase that there was; on CUDA the device must have done the interval's work."""
         seconds = dict(self._host_s)
         for phase, begin, end in self._events:
             seconds[phase] = seconds.get(phase, 0.0) + begin.elapsed_time(end) / 1000.0
@@ -49,7 +49,7 @@ class PhaseTimer:
         self.start()
 
     def observe(self, around: Callable[[str], AbstractContextManager[Any]]) -> None:
-        """Enters `around(phase)` around every phase from now on: a counter, a range of a profiler."""
+        """Enters `around(phase)`, a counter or a range of a profiler, around every phase from now on."""
         self._around.append(around)
 
     def start(self) -> None:
@@ -95,7 +95,7 @@ class PhaseTimer:
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """The block waits for what the device still has to do: its time, and none of the host's."""
+        """Leaves out the block, which waits for the device, of the host's time."""
         if self._inside is not None:
             self._add_host_time()
         yield
@@ -103,7 +103,7 @@ class PhaseTimer:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """The block belongs to no phase, and to no interval."""
+        """Leaves out the block of the phase and of the interval."""
         if self._inside is not None:
             self._add_host_time()
         left = time.perf_counter()
