@@ -20,8 +20,7 @@ WARM_UP = 4  # iterations: until then kernels compile, graphs are captured, memo
 
 def main(argv: list[str] | None = None) -> int:
     """Audits a training and prints the result; returns the exit code."""
-    from gpusim_rl.errors import friendly_errors
-    from gpusim_rl.files.paths import write_out
+    from gpusim_rl.errors import ConfigError, friendly_errors
     from gpusim_rl.machine.hardware import limit_openmp_spin
 
     args = parse(argv)
@@ -34,7 +33,11 @@ def main(argv: list[str] | None = None) -> int:
         else:
             show(report)
             if args.json:
-                write_out(Path(args.json), text)
+                try:
+                    Path(args.json).parent.mkdir(parents=True, exist_ok=True)
+                    Path(args.json).write_text(text)
+                except OSError as error:
+                    raise ConfigError(f"cannot write {args.json}: {error.strerror}") from None
     return 0 if report["ok"] else 1
 
 

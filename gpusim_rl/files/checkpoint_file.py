@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import pickletools
 import struct
-import warnings
 import zipfile
 from collections import OrderedDict
 from collections.abc import Mapping
@@ -82,10 +81,10 @@ def check_is_data(node: Any, path: str = "") -> None:
 
     Args:
         node: State, or a branch of it.
-        path: Keys that lead to the branch.
+        path: Keys that lead to the branch, for the message.
 
     Raises:
-        ConfigError: There is something else than data; the message says where.
+        ConfigError: There is something else than data.
     """
     kind = type(node)
     if kind in (dict, OrderedDict):
@@ -111,12 +110,8 @@ def _not_data(value: Any, where: str) -> ConfigError:
     )
 
 
-def load(path: Path, map_location: str | torch.device = "cpu") -> dict[str, Any]:
-    """Reads a checkpoint of this format.
-
-    Args:
-        path: File to read.
-        map_location: Device of the tensors; random-generator states must stay on the CPU.
+def load(path: Path) -> dict[str, Any]:
+    """Reads a checkpoint of this format, its tensors on the CPU.
 
     Raises:
         ConfigError: The file is damaged, not ours, of another format, or holds more than data.
@@ -127,19 +122,18 @@ def load(path: Path, map_location: str | torch.device = "cpu") -> dict[str, Any]
         raise ConfigError(f"cannot read checkpoint {path}: {error.strerror}") from None
     with file:
         if not _is_intact(file):
-            raise _damaged(path, file)
+            raise _damaged(path)
         problem = _strange(file)
         if problem:
             raise ConfigError(f"checkpoint {path} {problem}: gpusim_rl did not write it")
         file.seek(0)
         try:
-            payload = torch.load(file, map_location=map_location, weights_only=True)
+            payload = torch.load(file, map_location="cpu", weights_only=True)
         except Exception:  # torch's reader fails on foreign bytes in a dozen ways, in words that help nobody
             raise ConfigError(f"cannot read checkpoint {path}: not a checkpoint") from None
-    is_ours = isinstance(payload, dict) and "gpusim_rl" in payload
-    version = payload.get("format") if is_ours else None
+    version = payload.get("format") if isinstance(payload, dict) and "gpusim_rl" in payload else None
     if not isinstance(version, int) or version < 1:
-        raise _foreign(path)
+        raise ConfigError(f"{path} is not a checkpoint of gpusim_rl: another program wrote it")
     if version != FORMAT:
         raise ConfigError(
             f"checkpoint {path} has format {version} of gpusim_rl {payload['gpusim_rl']}; this is gpusim_rl"
@@ -201,16 +195,8 @@ def _is_intact(file: IO[bytes]) -> bool:
     return _digest(file, size) == stored
 
 
-def _damaged(path: Path, file: IO[bytes]) -> ConfigError:
+def _damaged(path: Path) -> ConfigError:
     """Returns the error for a file without the digest of its content."""
-    with warnings.catch_warnings(), suppress(Exception):  # another program's?
-        warnings.simplefilter("ignore")
-        file.seek(0)
-        if not _strange(file):
-            file.seek(0)
-            payload = torch.load(file, map_location="cpu", weights_only=True)
-            if not (isinstance(payload, dict) and "gpusim_rl" in payload):
-                return _foreign(path)
     good = newest_intact(path.parent)
     if good is not None:
         new = "" if good.name == "last.pt" else "; a training from it begins a new run folder"
@@ -218,13 +204,9 @@ def _damaged(path: Path, file: IO[bytes]) -> ConfigError:
     else:
         hint = ". No other checkpoint there is good" if path.parent.name == "checkpoints" else ""
     return ConfigError(
-        f"cannot read checkpoint {path}: damaged, or not a checkpoint (the SHA-256 of its content is not the one in"
-        f" it){hint}"
+        f"cannot read checkpoint {path}: damaged, or not a checkpoint of gpusim_rl (the SHA-256 of its content is not"
+        f" the one in it){hint}"
     )
-
-
-def _foreign(path: Path) -> ConfigError:
-    return ConfigError(f"{path} is not a checkpoint of gpusim_rl: another program wrote it")
 
 
 def _strange(file: IO[bytes]) -> str:

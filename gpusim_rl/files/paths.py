@@ -81,11 +81,10 @@ def _shipped(name: str) -> Path:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint."""
+    """A checkpoint, and the folder of its run; None for a file that was copied elsewhere."""
 
     file: Path
     run_dir: Path | None
-    """Folder of its run; None for a file that was copied elsewhere."""
 
     @property
     def continues(self) -> bool:
@@ -106,7 +105,7 @@ def find_checkpoint(name: str, runs: str | Path = "runs") -> Checkpoint:
     path = _resolve(name, runs, ("checkpoints/*.pt",))
     if path.is_dir():
         if not (path / "checkpoints" / "last.pt").is_file():
-            raise _no_last(path)
+            raise _without_last(path)
         refuse_links(path)
         return Checkpoint(path / "checkpoints" / "last.pt", path)
     if not path.is_file():
@@ -118,19 +117,6 @@ def find_checkpoint(name: str, runs: str | Path = "runs") -> Checkpoint:
         return Checkpoint(path, None)
     refuse_links(run_dir)
     return Checkpoint(path, run_dir)
-
-
-def _no_last(run: Path) -> ConfigError:
-    """Returns the error for a folder without checkpoints/last.pt."""
-    checkpoints = [file for file in (run / "checkpoints").glob("*.pt") if file.is_file()]
-    if checkpoints:
-        newest = max(checkpoints, key=lambda file: file.stat().st_mtime_ns)
-        return ConfigError(
-            f"no checkpoints/last.pt in {run}: it is gone. The newest checkpoint there is {newest.name}: try"
-            f" checkpoint={newest} (tools: only the path; a training from it begins a new run folder)"
-        )
-    ended = " (it ended before its first one, or has just begun)" if (run / "config.yaml").is_file() else ""
-    return ConfigError(f"no checkpoint in {run}{ended}: expected checkpoints/last.pt, there is {_contents(run)}")
 
 
 def find_run(name: str, runs: str | Path = "runs") -> Path:
@@ -153,8 +139,21 @@ def find_run(name: str, runs: str | Path = "runs") -> Path:
     raise ConfigError(f"{folder} is not a run folder: it has no config.yaml, there is {_contents(folder)}")
 
 
+def _without_last(run: Path) -> ConfigError:
+    """Returns the error for a folder without checkpoints/last.pt."""
+    checkpoints = [file for file in (run / "checkpoints").glob("*.pt") if file.is_file()]
+    if checkpoints:
+        newest = max(checkpoints, key=lambda file: file.stat().st_mtime_ns)
+        return ConfigError(
+            f"no checkpoints/last.pt in {run}: it is gone. The newest checkpoint there is {newest.name}: try"
+            f" checkpoint={newest} (tools: only the path; a training from it begins a new run folder)"
+        )
+    ended = " (it ended before its first one, or has just begun)" if (run / "config.yaml").is_file() else ""
+    return ConfigError(f"no checkpoint in {run}{ended}: expected checkpoints/last.pt, there is {_contents(run)}")
+
+
 def _resolve(name: str, runs: str | Path, patterns: Sequence[str]) -> Path:
-    """Returns the path that a user means; there may be nothing. A group is its latest run with a file of `patterns`."""
+    """Returns the path that a user means, existing or not; a group means its latest run with a file of `patterns`."""
     try:
         path = Path(name).expanduser()
         if not path.exists() and (Path(runs) / name).is_dir():
@@ -212,7 +211,11 @@ def run_names(runs: str | Path = "runs") -> list[str]:
 
 
 def check_out(out: Path | None, *, overwrite: bool) -> None:
-    """Checks, before the work begins, that a tool may write to what `--out` names.
+    """Checks, before the work begins, that a tool may write to the path `--out`.
+
+    Args:
+        out: Path of the user; None without one.
+        overwrite: Whether it may exist.
 
     Raises:
         ConfigError: It exists, or the folder around it does not.
@@ -222,19 +225,6 @@ def check_out(out: Path | None, *, overwrite: bool) -> None:
     if out is not None and out.exists() and not overwrite:
         kind = "folder" if out.is_dir() else "file"
         raise ConfigError(f"--out {out}: the {kind} exists. Try another name, or --overwrite")
-
-
-def write_out(path: Path, text: str) -> None:
-    """Writes a file that the user named, and makes its folder.
-
-    Raises:
-        ConfigError: It cannot be written there.
-    """
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    except OSError as error:
-        raise ConfigError(f"cannot write {path}: {error.strerror}") from None
 
 
 def free_name(path: Path) -> Path:

@@ -6,6 +6,7 @@ They are read as data, or refused: docs/security.md says what is promised. Free 
 from __future__ import annotations
 
 import errno
+import fcntl
 import hashlib
 import itertools
 import json
@@ -19,11 +20,6 @@ from pathlib import Path
 from typing import IO, Any, Literal
 
 import yaml
-
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None
 
 from gpusim_rl.errors import ConfigError
 
@@ -69,15 +65,10 @@ def open_file(path: Path, mode: Literal["rb", "ab", "ab+"] = "rb", buffering: in
 def lock(file: IO[bytes]) -> bool:
     """Locks an open file for this process and those that inherit it, until the last of them has closed it or ended.
 
-    Returns:
-        Whether it is locked; False if another process has locked it.
-
-    Raises:
-        OSError: The file system has no locks.
+    Returns False if another process has locked it. Raises OSError where the file system has no locks.
     """
     try:
-        if fcntl is not None:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     return True
@@ -125,11 +116,7 @@ def temporary_name(path: Path) -> Path:
 
 
 def keep_damaged(path: Path) -> str:
-    """Copies a file that is about to be replaced; returns the copy's name, `<name>-damaged`, `<name>-damaged-2` ...
-
-    Raises:
-        OSError: The disk is full, or the file cannot be read.
-    """
+    """Copies a file that is about to be replaced; returns the copy's name, `<name>-damaged`, `<name>-damaged-2` ..."""
     with open_file(path) as file:
         data = file.read()
     for count in itertools.count(1):
@@ -156,8 +143,12 @@ def refuse_links(folder: Path, depth: int = 0) -> None:
 
     Links below `wandb` are W&B's own, which replaces them and does not follow them.
 
+    Args:
+        folder: Run folder, or a folder in it.
+        depth: Number of folders around it.
+
     Raises:
-        ConfigError: There is such an entry, or a folder is nested too deeply.
+        ConfigError: An entry is neither file nor folder, or a folder is nested too deeply.
     """
     if depth > MAX_FOLDERS:
         raise ConfigError(f"{folder}: folders nested {depth} deep are not what a run makes")
@@ -200,11 +191,7 @@ def dump_yaml(value: Any) -> bytes:
 
 
 def is_intact(path: Path) -> bool:
-    """Returns whether a saved yaml is as `dump_yaml` wrote it; False where it cannot be read.
-
-    Raises:
-        ConfigError: It is no file, or larger than any of ours.
-    """
+    """Returns whether a saved yaml is as `dump_yaml` wrote it; False where it cannot be read."""
     try:
         first, _, body = read_bytes(path).partition(b"\n")
     except OSError:
@@ -216,7 +203,7 @@ def load_yaml(path: Path) -> Any:
     """Reads plain values, whoever wrote them.
 
     Raises:
-        ConfigError: The file cannot be read, is no yaml, or holds what is no data: see `check_plain`.
+        ConfigError: The file cannot be read, is no yaml, or holds more than data: see `check_plain`.
     """
     try:
         content = read_bytes(path)

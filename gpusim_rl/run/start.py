@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from gpusim_rl.env import Environment, VecEnv
-from gpusim_rl.errors import one_line_if_out_of_memory, warn
+from gpusim_rl.errors import import_extra, one_line_if_out_of_memory, warn
 from gpusim_rl.files.checkpoint_file import digest_of
 from gpusim_rl.learn.algorithm import Algorithm, EnvSpec
 from gpusim_rl.learn.collective import ALONE, Collective
@@ -24,7 +24,6 @@ from gpusim_rl.run.compilation import CompileChoice, choose_compile
 from gpusim_rl.run.devices import choose_devices, choose_eval_devices
 from gpusim_rl.run.held_objects import devices_checked
 from gpusim_rl.run.run_spec import RunSpec
-from gpusim_rl.run.writers import require_tensorboard
 from gpusim_rl.settings.schema import RunConfig, declarations
 from gpusim_rl.sim import SimChoice, make_sim
 
@@ -91,7 +90,7 @@ def begin(spec: RunSpec, collective: Collective = ALONE) -> tuple[RunStart, dict
     """
     cfg, outside = spec.cfg, issubclass(spec.task_class, Environment)
     if cfg.log.tensorboard:
-        require_tensorboard()
+        import_extra("tensorboard", "tensorboard", "log.tensorboard=true")
     digest = digest_of(spec.checkpoint.file) if spec.checkpoint is not None else None
     state = checkpoint.load_for(spec)
     regrouped = False

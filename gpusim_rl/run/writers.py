@@ -17,7 +17,6 @@ from typing import Any, Protocol
 
 import yaml
 
-from gpusim_rl.errors import import_extra
 from gpusim_rl.files.safe_open import keep_damaged, open_file, read_bytes, replacing
 from gpusim_rl.run.run_dir import RunDir
 from gpusim_rl.settings.schema import RunConfig
@@ -313,7 +312,6 @@ class TensorboardWriter(Writer):
     name = "TensorBoard"
 
     def __init__(self, folder: Path, resumed_at: int | None = None) -> None:
-        require_tensorboard()
         self._folder = folder
         self._resumed_at = resumed_at
 
@@ -417,11 +415,6 @@ class WandbWriter(Writer):
             finish_timeout=FINISH_TIMEOUT_S,
         )
         return wandb.init(**self._arguments, config=dict(config), mode=mode, settings=settings)
-
-
-def require_tensorboard() -> None:
-    """Raises the one line that says how to install TensorBoard, where it is missing."""
-    import_extra("tensorboard", "tensorboard", "log.tensorboard=true")
 
 
 def wandb_mode() -> tuple[str, str]:
