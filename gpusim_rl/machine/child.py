@@ -33,19 +33,19 @@ class Child:
 
     Args:
         command: Program and its words.
-        printed: File for what it prints, opened for appending and reading; the child closes it. None makes one that
-            has no name.
-        talks: Its standard input and output are pipes. Else it has no input, and its output is printed.
-        env: Variables of its environment; None are those of this process.
-        cwd: Folder that it begins in; None is that of this process.
+        printed: File for its output, opened for appending and reading; the child closes it. None makes one without a
+            name.
+        talks: Whether its standard input and output are pipes. Else it has no input, and its output is printed.
+        env: Variables of its environment; None for those of this process.
+        cwd: Folder in which it begins; None for that of this process.
         pass_fds: Descriptors of files that it inherits.
 
     Raises:
         OSError: It cannot be started.
 
     Attributes:
-        process: The process.
-        printed: File with what it has printed.
+        process: Handle of the process.
+        printed: File with its output.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class Child:
         pass_fds: Sequence[int] = (),
     ) -> None:
         self.printed = tempfile.TemporaryFile("a+b") if printed is None else printed  # noqa: SIM115 (until `close`)
-        self._before = self.printed.seek(0, os.SEEK_END)  # what earlier processes have printed
+        self._before = self.printed.seek(0, os.SEEK_END)  # bytes that earlier processes have printed
         try:
             self.process = subprocess.Popen(
                 list(command),
@@ -90,8 +90,6 @@ class Child:
         """It has not ended yet."""
         return self.process.poll() is None
 
-    # Stall
-
     def heard(self) -> None:
         """Notes that it has shown a sign of life."""
         self._heard_s = time.monotonic()
@@ -101,44 +99,42 @@ class Child:
         """Time since its start, or its last sign of life [s]."""
         return time.monotonic() - self._heard_s
 
-    # Last words
-
     def output(self, most: int | None = None) -> str:
-        """What it has printed.
-
-        Args:
-            most: Bytes that are read, the last ones; None reads all.
-        """
+        """Returns the last `most` bytes of what it has printed, or all."""
         size = self.printed.seek(0, os.SEEK_END)
         begin = self._before if self._before <= size else 0  # it was shortened
         self.printed.seek(begin if most is None else max(begin, size - most))
         return self.printed.read().decode(errors="replace")
 
     def last_line(self) -> str:
-        """The last line that it has printed and that is not empty."""
+        """Returns the last line that it has printed and that is not empty."""
         lines = self.output(MOST_READ).strip().splitlines()
         return lines[-1] if lines else ""
 
     def how_it_ended(self) -> str:
-        """Why it has ended, in words: its last line, or the signal that ended it."""
+        """Returns why it has ended, in words: its last line, or the signal that ended it."""
         status = self.process.wait()
         if status < 0:
             return signal.Signals(-status).name
         return self.last_line().removeprefix("error: ") or f"exit status {status}"
-
-    # End
 
     def stop(self, within_s: float = ENDS_WITHIN_S, number: int = signal.SIGTERM) -> bool:
         """Ends it by one signal: a training ends with a checkpoint.
 
         Args:
             within_s: Time that it has; then it is killed [s].
-            number: The signal.
+            number: Number of the signal. A second one would end a training without a checkpoint.
 
         Returns:
             Whether it has ended by itself.
         """
-        return stop_all([self], within_s, number)
+        if self.running:
+            self.process.send_signal(number)
+            with suppress(subprocess.TimeoutExpired):
+                self.process.wait(timeout=within_s)
+        late = self.running
+        self.kill()
+        return not late
 
     def kill(self) -> None:
         """Ends it at once, and all processes that it has started in its session."""
@@ -156,36 +152,8 @@ class Child:
                     file.close()
 
 
-def stop_all(children: Sequence[Child], within_s: float = ENDS_WITHIN_S, number: int = signal.SIGTERM) -> bool:
-    """Ends several processes, which get one signal each: a second one would end a training without a checkpoint.
-
-    Args:
-        children: The processes.
-        within_s: Time that they have; then they are killed [s].
-        number: The signal.
-
-    Returns:
-        Whether all have ended by themselves.
-    """
-    for child in children:
-        if child.running:
-            child.process.send_signal(number)
-    give_up = time.monotonic() + within_s
-    for child in children:
-        with suppress(subprocess.TimeoutExpired):
-            child.process.wait(timeout=max(0.0, give_up - time.monotonic()))
-    late = [child for child in children if child.running]
-    for child in late:
-        child.kill()
-    return not late
-
-
 def importing_the_same(**more: str) -> dict[str, str]:
-    """Variables with which a child imports what this process can: a checkout, an editable install, a user's folder.
-
-    Args:
-        more: Other variables that differ from those of this process.
-    """
+    """Returns variables with which a child imports what this process can, and those that differ (`more`)."""
     return {**os.environ, "PYTHONPATH": os.pathsep.join(entry or os.getcwd() for entry in sys.path), **more}
 
 

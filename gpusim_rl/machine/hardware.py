@@ -41,24 +41,20 @@ def has_compiler() -> bool:
 
 def _cgroup_quota() -> float | None:
     """Returns the CPU quota of this process's cgroup (v2, then v1) [CPUs], or None without a limit."""
-    try:
+    with suppress(OSError, ValueError):
         limit, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
         return None if limit == "max" else int(limit) / int(period)
-    except (OSError, ValueError):
-        pass
-    try:
+    with suppress(OSError, ValueError):
         limit = int(Path("/sys/fs/cgroup/cpu/cpu.cfs_quota_us").read_text())
         period = int(Path("/sys/fs/cgroup/cpu/cpu.cfs_period_us").read_text())
         return None if limit <= 0 else limit / period
-    except (OSError, ValueError):
-        return None
+    return None
 
 
 def check_address_space() -> None:
-    """Stops where torch and MuJoCo cannot be loaded: with so little their libraries end the process, or misreport it.
+    """Stops with a ConfigError where the address space (`ulimit -v`) is too small to load torch and MuJoCo.
 
-    Raises:
-        ConfigError: The address space is limited (`ulimit -v`) to less than LEAST_ADDRESS_SPACE.
+    Their libraries would end the process, or misreport it.
     """
     limit = address_space_limit_bytes()
     if limit is not None and limit < LEAST_ADDRESS_SPACE:

@@ -1,4 +1,4 @@
-"""Where in the code something happened, as `file:line`."""
+"""Places in the code, as `file:line`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many threads torch takes on the CPU: in the whole process, and in a block of small work."""
+"""Number of torch's threads on the CPU: in the whole process, and in a block of small work."""
 
 from __future__ import annotations
 
@@ -19,9 +19,7 @@ before `limit_openmp_spin`), they take CPU time from the physics. For 256 ants t
 """
 
 ROWS_PER_THREAD = 1024
-"""Rows of a matrix that keep a thread of torch busy, in an update and in the trainer's rollout
-(benchmarks/few_rows.json).
-"""
+"""Rows of a matrix that keep a thread busy in an update and in the trainer's rollout (benchmarks/few_rows.json)."""
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from gpusim_rl.machine.child import Child, importing_the_same, stop_all
+from gpusim_rl.machine.child import Child, importing_the_same
 
 COUNTS_SIGNALS = """
     import signal, sys, time
@@ -63,12 +63,12 @@ def test_its_words_are_found_in_a_long_output_that_was_shortened() -> None:
         assert child.last_line() == ""
 
 
-def test_each_child_gets_one_signal_however_long_others_take() -> None:
-    children = [Child(python(COUNTS_SIGNALS, seconds)) for seconds in ("0.2", "0.6")]
-    wait_for(lambda: all(child.last_line() == "ready" for child in children))
-    assert stop_all(children)
-    assert [child.process.returncode for child in children] == [11, 11]
-    assert stop_all(children)  # again: nothing is left to do
+def test_a_child_gets_one_signal_and_the_time_to_end() -> None:
+    with Child(python(COUNTS_SIGNALS, "0.4")) as child:
+        wait_for(lambda: child.last_line() == "ready")
+        assert child.stop()
+        assert child.process.returncode == 11
+        assert child.stop()  # again: nothing is left to do
 
 
 def test_a_child_that_does_not_stop_is_killed_with_what_it_has_started() -> None:
