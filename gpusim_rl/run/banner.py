@@ -25,7 +25,7 @@ def banner(run: RunView, run_dir: RunDir, *, continues: bool) -> list[tuple[str,
     bits = f", {chosen['precision']} ({chosen['precision_reason']})" if chosen else ""
     git = run_dir.environment.get("git")
     lines = [
-        ("task", f"{run.task_name}, {_several(run)}{cfg.num_envs} envs, {env.summary}"),
+        ("task", f"{run.start.task_name}, {_several(run)}{cfg.num_envs} envs, {env.summary}"),
         ("spaces", f"observations {sizes}; actions {env.num_actions}"),
         ("sim", str(start.sim)),
         ("learner", f"{cfg.algo} on {start.device}, {threads} CPU thread{'' if threads == 1 else 's'}{bits}"),

@@ -2,7 +2,7 @@
 
 The process is started once, and evaluates on envs that are made once. The training writes lines of JSON to it: first
 the settings, then the name of a checkpoint for each evaluation. It answers each checkpoint with a line: numbers by
-name, or an error. It ends when its input does, so it never outlives the training.
+name, or an error. It ends when its input does, and at once where the training is killed (`Child`).
 
 It shares no memory with the training, and can neither disturb nor stop it. It reads whole checkpoints, because the
 best of them becomes best.pt.
@@ -201,30 +201,15 @@ def answers(lines: Iterable[str]) -> Iterator[str]:
             return
 
 
-def _read(source: int) -> Iterator[str]:
-    """Yields lines of a file, read beside the work: at its end, that of the training, the process ends at once."""
-    lines: queue.SimpleQueue[str] = queue.SimpleQueue()
-
-    def read() -> None:
-        with os.fdopen(source) as file:
-            for line in file:
-                lines.put(line)
-        os._exit(0)
-
-    threading.Thread(target=read, daemon=True).start()
-    while True:
-        yield lines.get()
-
-
 def main() -> None:
     """Evaluates what the standard input names."""
-    if hasattr(os, "nice"):
-        os.nice(NICENESS)
+    os.nice(NICENESS)
     torch.set_num_threads(1)
-    source, output = os.dup(0), os.fdopen(os.dup(1), "w", buffering=1)
+    source, output = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w", buffering=1)
     # What envs print is no answer. And a process that they fork closes its standard input, which must not be in use.
     with open(os.devnull) as nothing:
         os.dup2(nothing.fileno(), 0)
     os.dup2(2, 1)
-    for answer in answers(_read(source)):
-        output.write(f"{answer}\n")
+    with source:
+        for answer in answers(source):
+            output.write(f"{answer}\n")

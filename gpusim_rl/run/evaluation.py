@@ -81,7 +81,7 @@ def report(run: RunView, result: Mapping[str, float]) -> None:
     shown: dict[str, float | str] = {
         "checkpoint": str(checkpoint.file if checkpoint else run.cfg.checkpoint),
         "iteration": run.iteration,
-        "task": run.task_name,
+        "task": run.start.task_name,
         "sim": run.start.sim.name,
         "seed": run.start.seed,
         "num_envs": run.cfg.num_envs,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from gpusim_rl.run.finite_check import FiniteCheck
 from gpusim_rl.run.log_interval import LogIntervals, LogRow
 from gpusim_rl.run.logger import DIVERGED, Logger
@@ -62,7 +60,7 @@ class Reporter:
 
     def _report_divergence(self, run: RunView, log: Logger) -> None:
         """Writes the state from which the first env diverged, for a replay."""
-        first = run.env.first_diverged()
+        first, start = run.env.first_diverged(), run.start
         if first is not None:
-            about: dict[str, Any] = {"task": run.task_name, "config": run.start.spec.config, "sim": run.start.sim.name}
+            about = {"task": start.task_name, "config": start.spec.config, "sim": start.sim.name}
             log.write_diverged({**about, "iteration": run.iteration, **first})

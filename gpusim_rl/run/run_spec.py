@@ -1,4 +1,4 @@
-"""What a training is made from: settings, and the classes that they name. Free of torch."""
+"""Specification of a training: settings, and the classes that they name. Free of torch."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class RunSpec:
         algorithm_class: Algorithm, whose configuration is `cfg.algorithm`.
         config: Composed configuration as plain values, for the run folder and the checkpoints.
         overrides: Command line from which `train.py` composes the same configuration.
-        checkpoint: What `cfg.checkpoint` names; None for a new run.
+        checkpoint: Checkpoint that `cfg.checkpoint` names; None for a new run.
         config_dir: Folder of the user (`-cd`); None without one.
     """
 
@@ -35,8 +35,3 @@ class RunSpec:
     overrides: list[str]
     checkpoint: Checkpoint | None = None
     config_dir: Path | None = None
-
-    @property
-    def task_name(self) -> str:
-        """Name of the task's class."""
-        return self.task_class.__name__

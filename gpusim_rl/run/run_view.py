@@ -43,11 +43,6 @@ class RunView:
         return self.start.cfg
 
     @property
-    def task_name(self) -> str:
-        """Name of the task's class."""
-        return self.start.task_name
-
-    @property
     def complete(self) -> bool:
         """All iterations are done."""
         return self.iteration >= self.cfg.max_iterations

@@ -67,7 +67,7 @@ class RunStart:
     @property
     def task_name(self) -> str:
         """Name of the task's class."""
-        return self.spec.task_name
+        return self.spec.task_class.__name__
 
     @property
     def process_seed(self) -> int:

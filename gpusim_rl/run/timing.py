@@ -104,12 +104,10 @@ class PhaseTimer:
     @contextmanager
     def paused(self) -> Iterator[None]:
         """Leaves out the block of the phase and of the interval."""
-        if self._inside is not None:
-            self._add_host_time()
         left = time.perf_counter()
-        yield
-        self._entered = time.perf_counter()
-        self._began += self._entered - left
+        with self.waiting():
+            yield
+        self._began += time.perf_counter() - left
 
     def flush(self) -> Durations:
         """Ends an interval and begins the next one, usually in the middle of `log`: each gets its part."""

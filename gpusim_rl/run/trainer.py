@@ -273,7 +273,7 @@ class Trainer:
         """Everything that the rest of the training depends on."""
         run = self.view()
         return {
-            "task": run.task_name,
+            "task": self.start.task_name,
             "config": self.start.spec.config,
             "overrides": self.start.spec.overrides,
             "obs_sizes": dict(self.env.obs_sizes),
