@@ -104,10 +104,10 @@ class PhaseTimer:
     @contextmanager
     def paused(self) -> Iterator[None]:
         """Leaves out the block of the phase and of the interval."""
-        left = time.perf_counter()
         with self.waiting():
+            left = time.perf_counter()
             yield
-        self._began += time.perf_counter() - left
+        self._began += self._entered - left
 
     def flush(self) -> Durations:
         """Ends an interval and begins the next one, usually in the middle of `log`: each gets its part."""
