@@ -12,8 +12,8 @@ from torch import Tensor
 
 from gpusim_rl.env import Parts, Task, TaskConfig
 from gpusim_rl.env.math import quat_rotate
-from gpusim_rl.errors import ConfigError
 from gpusim_rl.files.paths import assets_dir
+from gpusim_rl.settings.schema import Count
 from gpusim_rl.sim import Scene, Sim
 
 ROTORS = ["lower_rotor", "upper_rotor"]
@@ -28,15 +28,10 @@ class IngenuityConfig(TaskConfig):
 
     max_thrust: float
     max_lateral: float
-    target_steps: int
+    target_steps: Count
     target_range: float
     lost_distance: float
     lost_height: float
-
-    def __post_init__(self) -> None:
-        TaskConfig.__post_init__(self)
-        if self.target_steps < 1:
-            raise ConfigError(f"task.target_steps must be at least 1, got {self.target_steps}")
 
 
 class Ingenuity(Task[IngenuityConfig]):

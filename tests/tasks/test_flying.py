@@ -201,5 +201,5 @@ def test_the_distance_from_the_target_is_logged(name):
 
 
 def test_a_target_that_moves_in_no_time_is_refused():
-    with pytest.raises(ConfigError, match="target_steps must be at least 1, got 0"):
+    with pytest.raises(ConfigError, match="target_steps must be a positive int, got 0"):
         gpusim_rl.make_env("Ingenuity", num_envs=1, device="cpu", task={"target_steps": 0})
