@@ -25,7 +25,6 @@ try:
 except ModuleNotFoundError:
     raise ConfigError("task=Gymnasium needs gymnasium: pip install 'gpusim-rl[gymnasium]'") from None
 
-from gpusim_rl import spaces
 from gpusim_rl.connect.gymnasium_spaces import actions_of, flat_size, flatten
 from gpusim_rl.connect.vector_envs import adapt, first_line, make
 from gpusim_rl.env.environment import Environment, Observation, Step
@@ -96,7 +95,10 @@ class GymnasiumEnv(Environment):
             raise ConfigError(
                 f"{self.name} does not tell its time limit. Try env.max_episode_steps=<steps>: an evaluation ends there"
             )
-        self._limit = int(limit)
+        self.max_episode_length = int(limit)
+        self.steps_between_truncations = 1  # an env may truncate its episode whenever it wants
+        self.summary = f"{self.name}, episode {self.max_episode_length} steps at most"
+        self.frames_per_s = float(self._envs.metadata.get("render_fps") or self.frames_per_s)
         space: Any = self._envs.single_observation_space
         self._grouped = isinstance(space, Dict) and "policy" in space.spaces and set(space) <= {"policy", "critic"}
         groups = space if self._grouped else {"policy": space}
@@ -104,8 +106,8 @@ class GymnasiumEnv(Environment):
             group: groups[group] for group in ("policy", "critic") if group in set(groups)
         }
         self.obs_sizes = {group: flat_size(space, self.name) for group, space in self._groups.items()}
-        self._space, self._to_library = actions_of(self._envs.single_action_space, self.name)
-        self.num_actions = self._space.size
+        self.action_space, self._to_library = actions_of(self._envs.single_action_space, self.name)
+        self.num_actions = self.action_space.size
         mode = self._envs.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP)  # what 1.0 did, without that entry
         self._same_step = mode == AutoresetMode.SAME_STEP
         # Gymnasium's own classes reset by mask in every mode; of others, only the mode that needs it promises that.
@@ -145,26 +147,6 @@ class GymnasiumEnv(Environment):
             env.close()
             raise ConfigError(f"{name} made {env.num_envs} envs, but num_envs={num_envs}; try num_envs={env.num_envs}")
         return env
-
-    @property
-    def action_space(self) -> spaces.ActionSpace:
-        """The actions that `step` takes."""
-        return self._space
-
-    @property
-    def max_episode_length(self) -> int:
-        """Time limit of an episode [control steps]."""
-        return self._limit
-
-    @property
-    def steps_between_truncations(self) -> int:
-        """One: an env may truncate its episode whenever it wants, not only at the time limit."""
-        return 1
-
-    @property
-    def summary(self) -> str:
-        """Name and time limit, for the start of a run."""
-        return f"{self.name}, episode {self._limit} steps at most"
 
     def reset(self) -> Observation:
         """Begins an episode in every env.
@@ -319,11 +301,6 @@ class GymnasiumEnv(Environment):
         if len(pictures) != self.num_envs or any(picture.ndim != 3 for picture in pictures):
             raise ConfigError(f"{self.name} draws no pictures of its envs (render_mode rgb_array)")
         return pictures
-
-    @property
-    def frames_per_s(self) -> float:
-        """Control steps in a second of what `render` shows [Hz]."""
-        return float(self._envs.metadata.get("render_fps") or super().frames_per_s)
 
     def close(self) -> None:
         """Ends the envs."""

@@ -21,7 +21,6 @@ from gpusim_rl.learn.remote import remote_of
 from gpusim_rl.run.collector import Collector, Pause, no_pause
 from gpusim_rl.run.metrics import Row
 from gpusim_rl.run.start import RunStart, env_spec, make_algorithm, use_cpus
-from gpusim_rl.spaces import ActionSpace
 
 logger = logging.getLogger("gpusim_rl")
 
@@ -177,36 +176,15 @@ class RemoteEnvs(Environment):
     """
 
     resumable = False
+    physics_evaluations = 0  # on the learner's device
 
     def __init__(self, rollouts: Rollouts, *, num_envs: int, of_actor: int, threads: int) -> None:
         self.num_envs, self.num_threads, self.device = num_envs, threads, torch.device("cpu")
-        self._rollouts, self._of_actor, self._envs = rollouts, of_actor, rollouts.envs
-        self.obs_sizes, self.num_actions = dict(self._envs.obs_sizes), self._envs.action_space.size
-
-    @property
-    def action_space(self) -> ActionSpace:
-        """The actions of the actors."""
-        return self._envs.action_space
-
-    @property
-    def max_episode_length(self) -> int:
-        """Time limit of an episode [control steps]."""
-        return self._envs.max_episode_length
-
-    @property
-    def steps_between_truncations(self) -> int:
-        """An env is truncated at most once in so many control steps."""
-        return self._envs.steps_between_truncations
-
-    @property
-    def physics_evaluations(self) -> int:
-        """None on the learner's device."""
-        return 0
-
-    @property
-    def summary(self) -> str:
-        """Words for the envs of an actor."""
-        return self._envs.summary
+        self._rollouts, self._of_actor, envs = rollouts, of_actor, rollouts.envs
+        self.obs_sizes, self.action_space = dict(envs.obs_sizes), envs.action_space
+        self.num_actions, self.summary = envs.action_space.size, envs.summary
+        self.max_episode_length = envs.max_episode_length
+        self.steps_between_truncations = envs.steps_between_truncations
 
     def reset(self) -> Observation:
         """Returns zeros: the learner acts on none of them."""
@@ -219,10 +197,6 @@ class RemoteEnvs(Environment):
     def state_dict(self) -> dict[str, Any]:
         """Returns the newest state that an actor has sent."""
         return self._rollouts.progress
-
-    def load_state_dict(self, state: dict[str, Any]) -> Observation:
-        """Raises an error: `resumable` is false."""
-        raise NotImplementedError
 
     def begin_from(self, state: dict[str, Any]) -> Observation:
         """Lets the actors begin new episodes there."""

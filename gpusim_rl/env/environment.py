@@ -66,7 +66,13 @@ class Environment(ABC):
         num_envs: Number of envs, N.
         device: Device of the actions and results of `step`.
         obs_sizes: Size of each observation group; known after `reset`.
+        action_space: Actions that `step` takes.
         num_actions: Numbers in an action.
+        max_episode_length: Time limit of an episode [control steps].
+        steps_between_truncations: Control steps within which an env is truncated at most once.
+        physics_evaluations: Evaluations of the dynamics in a control step, on the device.
+        frames_per_s: Control steps in a second of what `render` shows [Hz].
+        summary: Words for the start of a run, e.g. `control 60 Hz, episode 500 steps`.
         resumable: Whether `state_dict` holds all that the next step depends on; else a resumed run begins new episodes.
         stateful: Objects whose tensors a CUDA graph must keep in their places.
         num_threads: CPU threads of the physics; None where it has none of its own.
@@ -77,7 +83,13 @@ class Environment(ABC):
     num_envs: int
     device: torch.device
     obs_sizes: dict[str, int]
+    action_space: ActionSpace
     num_actions: int
+    max_episode_length: int
+    steps_between_truncations: int
+    physics_evaluations: int = 1
+    frames_per_s: float = 30.0
+    summary: str
     stateful: Sequence[object] = ()
     num_threads: int | None = None
 
@@ -94,31 +106,6 @@ class Environment(ABC):
             ConfigError: There are no such envs, or they do not fit.
         """
         raise ConfigError(f"{cls.__name__} cannot be made from the section env")
-
-    @property
-    @abstractmethod
-    def action_space(self) -> ActionSpace:
-        """The actions that `step` takes."""
-
-    @property
-    @abstractmethod
-    def max_episode_length(self) -> int:
-        """Time limit of an episode [control steps]."""
-
-    @property
-    def steps_between_truncations(self) -> int:
-        """An env is truncated at most once in so many control steps."""
-        return self.max_episode_length
-
-    @property
-    def physics_evaluations(self) -> int:
-        """How often a control step evaluates the dynamics on the device."""
-        return 1
-
-    @property
-    @abstractmethod
-    def summary(self) -> str:
-        """Words for the start of a run, e.g. `control 60 Hz, episode 500 steps`."""
 
     @abstractmethod
     def reset(self) -> Observation:
@@ -144,11 +131,6 @@ class Environment(ABC):
         It waits for the device.
         """
         return None
-
-    @property
-    def frames_per_s(self) -> float:
-        """Control steps in a second of what `render` shows [Hz]."""
-        return 30.0
 
     def render(self) -> list[np.ndarray]:
         """Returns pictures of the envs, uint8 [height, width, 3] each; raises ConfigError if they draw none."""

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from gpusim_rl.env.environment import Environment, Observation, Step
-from gpusim_rl.spaces import ActionSpace
 
 CLOSE_S = 2.0
 """How long the end of a training waits for a control step that is under way [s]."""
@@ -74,8 +73,11 @@ class HalfBatches(Environment):
         self._halves = first, second
         half = first.num_envs
         self.rows = slice(0, half), slice(half, half + second.num_envs)
-        self.num_envs, self.num_actions = half + second.num_envs, first.num_actions
-        self.device, self.obs_sizes = first.device, first.obs_sizes
+        self.num_envs, self.device, self.obs_sizes = half + second.num_envs, first.device, first.obs_sizes
+        self.action_space, self.num_actions = first.action_space, first.num_actions
+        self.max_episode_length = first.max_episode_length
+        self.steps_between_truncations = first.steps_between_truncations
+        self.frames_per_s, self.summary = first.frames_per_s, f"{first.summary}, two halves in turn"
         self._steppers = [_Stepper(env, f"half {number}") for number, env in enumerate(self._halves)]
 
     def begin(self, half: int, action: Tensor) -> None:
@@ -96,31 +98,6 @@ class HalfBatches(Environment):
         """Begins an episode in every env."""
         first, second = (env.reset() for env in self._halves)
         return {group: torch.cat([value, second[group]]) for group, value in first.items()}
-
-    @property
-    def action_space(self) -> ActionSpace:
-        """The actions that `step` takes."""
-        return self._halves[0].action_space
-
-    @property
-    def max_episode_length(self) -> int:
-        """Time limit of an episode [control steps]."""
-        return self._halves[0].max_episode_length
-
-    @property
-    def steps_between_truncations(self) -> int:
-        """An env is truncated at most once in so many control steps."""
-        return self._halves[0].steps_between_truncations
-
-    @property
-    def summary(self) -> str:
-        """Words for the start of a run."""
-        return f"{self._halves[0].summary}, two halves in turn"
-
-    @property
-    def frames_per_s(self) -> float:
-        """Control steps in a second of what `render` shows [Hz]."""
-        return self._halves[0].frames_per_s
 
     def render(self) -> list[np.ndarray]:
         """Pictures of the envs."""

@@ -21,7 +21,7 @@ from gpusim_rl.machine.torch_threads import limit_torch_threads
 from gpusim_rl.settings.schema import SimConfig
 from gpusim_rl.sim import Sim, SimChoice, make_sim
 from gpusim_rl.sim.interface import not_finite
-from gpusim_rl.spaces import ActionSpace, MultiDiscrete
+from gpusim_rl.spaces import MultiDiscrete
 
 COMPILED = {
     "_before_physics": "what is before the physics",
@@ -66,9 +66,13 @@ class VecEnv(Environment):
         self.name = task_class.__name__
         self.stateful = [self.task]
         self.num_threads = getattr(sim, "num_threads", None)
-        self._space = action_space(self.task, cfg)
-        self.num_actions = self._space.size
-        counts = self._space.counts if isinstance(self._space, MultiDiscrete) else None
+        self.action_space = action_space(self.task, cfg)
+        self.num_actions = self.action_space.size
+        self.max_episode_length = self.steps_between_truncations = cfg.episode_length
+        self.physics_evaluations = cfg.decimation * sim.scene.evaluations
+        text = f"control {cfg.control_hz:g} Hz, physics {cfg.physics_hz:g} Hz, episode {cfg.episode_length} steps"
+        self.summary = f"{text}, {sim.buffers}" if sim.buffers else text
+        counts = self.action_space.counts if isinstance(self.action_space, MultiDiscrete) else None
         dtype = torch.float32 if counts is None else torch.int64
         self.task.actions = torch.zeros(self.num_envs, self.num_actions, dtype=dtype, device=self.device)
         # Options of a choice are counted from 0: the last of each.
@@ -120,28 +124,6 @@ class VecEnv(Environment):
             TaskError: The scene or the task is wrong.
         """
         return cls(task_class, cfg, make_sim(task_class.scene(cfg), choice, num_envs, sim), seed)
-
-    @property
-    def max_episode_length(self) -> int:
-        """Time limit of an episode [control steps]."""
-        return self.cfg.episode_length
-
-    @property
-    def action_space(self) -> ActionSpace:
-        """The actions that `step` takes."""
-        return self._space
-
-    @property
-    def physics_evaluations(self) -> int:
-        """How often a control step evaluates the dynamics."""
-        return self.cfg.decimation * self.sim.scene.evaluations
-
-    @property
-    def summary(self) -> str:
-        """Words for the start of a run."""
-        cfg = self.cfg
-        text = f"control {cfg.control_hz:g} Hz, physics {cfg.physics_hz:g} Hz, episode {cfg.episode_length} steps"
-        return f"{text}, {self.sim.buffers}" if self.sim.buffers else text
 
     @property
     def overflow(self) -> Bool[Tensor, " envs"]:
