@@ -135,11 +135,9 @@ def named(path: str) -> Iterator[None]:
 
 
 class Draws:
-    """Draws a vector of numbers per env, each from a distribution of its own, by one call of the random numbers.
+    """Draws a vector of numbers per env by one call of the random numbers.
 
-    Args:
-        specs: Distribution of each number; None = always 0.
-        device: Device of the draws.
+    Each number has a distribution of its own, or None: it is always 0.
     """
 
     def __init__(self, specs: Sequence[Draw | None], device: torch.device) -> None:
@@ -171,14 +169,9 @@ class Draws:
 
 
 class VectorNoise(Stateful):
-    """Noise on a vector of numbers per env: new in every control step, and where an episode begins.
+    """Noise on each number of a vector per env, or None: new in every control step, and where an episode begins.
 
     All that a step may need is drawn at once: many small kernels cost more than numbers that nobody uses.
-
-    Args:
-        specs: Noise of each number; None = none.
-        num_envs: Number of envs.
-        device: Device of the vector.
 
     Attributes:
         noise: The noise now, shape [num_envs, numbers]: added to a number, or multiplied with it.

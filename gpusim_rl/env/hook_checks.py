@@ -19,10 +19,6 @@ class HookChecks:
 
     Checks of types and shapes cost nothing and run in every step. Those of values, `finite...`, wait for the device.
     What hooks return is `Any` here: its type has not been checked yet.
-
-    Args:
-        task: The task.
-        groups: Observation groups of the task; empty before the first observation.
     """
 
     def __init__(self, task: Task[Any], groups: ObservationGroups) -> None:

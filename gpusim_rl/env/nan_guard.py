@@ -31,10 +31,6 @@ class NanGuard:
     """Keeps one env's state and action: those from which the first env of a run diverged.
 
     They stay on the device in fixed memory. `before_step` and `after_step` never wait for the device; `read` does.
-
-    Args:
-        sim: The simulator.
-        num_actions: Size of the action vector.
     """
 
     def __init__(self, sim: Sim, num_actions: int) -> None:

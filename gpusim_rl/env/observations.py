@@ -65,11 +65,8 @@ class ObservationPart:
 class ObservationGroups:
     """Turns what a task observes into one tensor for each group.
 
-    Args:
-        task: The task; its `units` and `scales` describe the named parts.
-        settings: Settings `task.observations`: noise, delay and history of parts of the policy's observation.
-        noise: Noise on the policy's whole observation; None = none.
-        seed: Seed of noise and delays.
+    The task's `units` and `scales` describe the named parts, `settings` (`task.observations`) the policy's sensors, and
+    `noise` is on the policy's whole observation.
 
     Attributes:
         sizes: Size of each group; empty until `describe`.
@@ -130,19 +127,11 @@ class ObservationGroups:
 
 
 class SensorModel:
-    """Makes a policy's observation as real sensors give it: noisy, late, and of several steps.
+    """Makes a policy's observation of named parts, or of none, as real sensors give it: noisy, late, of several steps.
 
     Noise is drawn anew in every control step, and for the first observation of an episode. The delay is drawn for each
     env and part when an episode begins. Before an episode's first frame, sensors show that frame. Frames are kept in a
-    ring on the device.
-
-    Args:
-        parts: Named parts of the observation in their order; empty where the task names none.
-        size: Numbers of a frame.
-        whole: Noise on the whole observation, after scales, delay and history; None = none.
-        num_envs: Number of envs.
-        device: Device of the observation.
-        seed: Seed of noise and delays.
+    ring on the device. Noise on the `whole` observation comes after scales, delay and history.
 
     Attributes:
         steps: Control steps of the run so far, int64, shape []; schedules of noise count them.

@@ -52,12 +52,7 @@ class Drive:
 
 
 class ActorProperties(Stateful):
-    """Properties of an articulation, or of the ground, that can be randomised.
-
-    Args:
-        sim: The simulator.
-        name: Name of the articulation, or `GROUND`.
-    """
+    """Properties of an articulation, or of the ground (`GROUND`), that can be randomised."""
 
     def __init__(self, sim: Sim, name: str) -> None:
         self.sim = sim
@@ -85,11 +80,7 @@ class ActorProperties(Stateful):
         return self.sim.param(field, self.name, elements)
 
     def joints(self, elements: Sequence[str] | None) -> list[str]:
-        """Returns names of joints; None = all.
-
-        Raises:
-            TaskError: A joint does not exist, or the articulation has no joints.
-        """
+        """Returns names of joints; None = all. Raises TaskError for a joint that does not exist, or where none does."""
         known = self.sim.articulation(self.name).joint_names
         for name in elements or []:
             if name not in known:
@@ -141,7 +132,7 @@ def _field(field: str, column: int | None = None, *, low: float | None = 0.0) ->
 
 
 def _servo_column(model: mujoco.MjModel, i: int) -> int | None:
-    """Column of the biases that has a servo's gain, negative: 1 for position, 2 for velocity; None = no servo."""
+    """Returns the column of the biases with a servo's gain, negated: 1 = position, 2 = velocity; None = no servo."""
     gain, bias = model.actuator_gainprm[i, 0], model.actuator_biasprm[i]
     if gain == 0.0 or model.actuator_gaintype[i] != _FIXED_GAIN or model.actuator_biastype[i] != _AFFINE_BIAS:
         return None
@@ -153,13 +144,13 @@ def _servo_column(model: mujoco.MjModel, i: int) -> int | None:
 def _of_drives(
     actor: ActorProperties, drives: Sequence[Drive], field: str, column: int, *, sign: float = 1.0
 ) -> list[Quantity]:
-    """A column of the drives' parameters; nothing where there are no drives."""
+    """Returns a column of the drives' parameters; nothing where there are no drives."""
     names = [drive.name for drive in drives]
     return [_column(actor.param(field, names), column, sign=sign, low=0.0)] if drives else []
 
 
 def _gains(actor: ActorProperties, servos: Sequence[Drive], column: int) -> list[Quantity]:
-    """Gain of servos: it stands in the first column of the gains, and negative in a column of the biases."""
+    """Returns the gain of servos, which stands in the first column of the gains, and negative in one of the biases."""
     gains = _of_drives(actor, servos, "actuator_gainprm", 0)
     biases = _of_drives(actor, servos, "actuator_biasprm", column, sign=-1.0)
 
@@ -173,14 +164,14 @@ def _gains(actor: ActorProperties, servos: Sequence[Drive], column: int) -> list
 def _undriven(
     actor: ActorProperties, elements: Sequence[str] | None, drives: Sequence[Drive], field: str
 ) -> list[Quantity]:
-    """A field of those joints that none of these drives is on."""
+    """Returns a field of those joints that none of these drives is on."""
     driven = {drive.joint for drive in drives}
     joints = [joint for joint in actor.joints(elements) if joint not in driven]
     return _field(field)(actor, joints) if joints else []
 
 
 def _stiffness(actor: ActorProperties, elements: Sequence[str] | None) -> list[Quantity]:
-    """Stiffness [N m/rad or N/m]: kp of position servos; of joints without a servo, their spring."""
+    """Returns the stiffness [N m/rad or N/m]: kp of position servos; of joints without a servo, their spring."""
     model, drives = actor.model, actor.drives(elements)
     servos = [drive for drive in drives if _servo_column(model, drive.index) == 1]
     motors = [drive for drive in drives if is_dc_servo(model, drive.index, STIFFNESS)]
@@ -192,7 +183,7 @@ def _stiffness(actor: ActorProperties, elements: Sequence[str] | None) -> list[Q
 
 
 def _damping(actor: ActorProperties, elements: Sequence[str] | None) -> list[Quantity]:
-    """Damping [N m s/rad or N s/m]: kv of servos that have it; of other joints, their own damping."""
+    """Returns the damping [N m s/rad or N s/m]: kv of servos that have it; of other joints, their own damping."""
     model, drives = actor.model, actor.drives(elements)
     positions = [drive for drive in drives if _servo_column(model, drive.index) == 1]
     damped = [drive for drive in positions if model.actuator_biasprm[drive.index, 2] != 0.0]
@@ -207,7 +198,7 @@ def _damping(actor: ActorProperties, elements: Sequence[str] | None) -> list[Qua
 
 
 def _in_proportion(actor: ActorProperties, field: str, drives: list[Drive], effort: NDArray[np.float64]) -> Quantity:
-    """Efforts of actuators [N m or N], which scale all columns of a parameter."""
+    """Returns efforts of actuators [N m or N], which scale all columns of a parameter."""
     param = actor.param(field, [drive.name for drive in drives])
     default = torch.as_tensor(effort, dtype=torch.float32).to(actor.sim.device)
 
@@ -219,7 +210,7 @@ def _in_proportion(actor: ActorProperties, field: str, drives: list[Drive], effo
 
 
 def _effort(actor: ActorProperties, elements: Sequence[str] | None) -> list[Quantity]:
-    """Largest force on the joint [N m or N]: the force range of actuators that have one; of motors, their gear."""
+    """Returns the largest force on joints [N m or N]: the force range of actuators that have one, or a motor's gear."""
     model, drives = actor.model, actor.drives(elements)
     limited = [drive for drive in drives if model.actuator_forcelimited[drive.index]]
     motors = [drive for drive in drives if not model.actuator_forcelimited[drive.index]]
@@ -246,7 +237,7 @@ def _effort(actor: ActorProperties, elements: Sequence[str] | None) -> list[Quan
 
 
 def _with_stall(actor: ActorProperties, limited: list[Drive], effort: Quantity) -> Quantity:
-    """Effort limits with which the effort of DC motors at standstill goes in proportion."""
+    """Returns effort limits with which the effort of DC motors at standstill goes in proportion."""
     columns = [column for column, drive in enumerate(limited) if is_dc_motor(actor.model, drive.index)]
     if not columns:
         return effort
@@ -261,7 +252,7 @@ def _with_stall(actor: ActorProperties, limited: list[Drive], effort: Quantity) 
 
 
 def _delay(actor: ActorProperties, elements: Sequence[str] | None) -> list[Quantity]:
-    """Delay of actuators [s], from 0 to their `max_delay`."""
+    """Returns the delay of actuators [s], from 0 to their `max_delay`."""
     late = [drive.name for drive in actor.drives(elements) if actor.model.actuator_history[drive.index, 0]]
     if not late:
         raise TaskError(f"{actor.name!r} has no delays there; give its actuators some: scene.add_actuators(max_delay=)")
@@ -284,9 +275,6 @@ def _upper(actor: ActorProperties, elements: Sequence[str] | None) -> list[Quant
 class Inertia(Stateful):
     """Mass and inertia of an actor's bodies. The inertia follows the mass; a second factor scales it alone.
 
-    Args:
-        actor: The actor.
-
     Attributes:
         names: Bodies that have a mass.
         density: Mass divided by the model's, shape [num_envs, bodies].
@@ -303,11 +291,7 @@ class Inertia(Stateful):
         self.spread = torch.ones_like(self.density)
 
     def mass(self, elements: Sequence[str] | None) -> Quantity:
-        """Returns the masses of bodies [kg]; None = all.
-
-        Raises:
-            TaskError: A body does not exist, or has no mass.
-        """
+        """Returns the masses of bodies [kg]; None = all. Raises TaskError for a body without mass."""
         names, columns = self._find(elements)
         param = self._param("body_mass", names)
 
@@ -318,11 +302,7 @@ class Inertia(Stateful):
         return Quantity(param.default, write, low=LEAST_MASS * param.default)
 
     def factor(self, elements: Sequence[str] | None) -> Quantity:
-        """Returns factors on the inertia of bodies, beside that of their mass; None = all.
-
-        Raises:
-            TaskError: A body does not exist, or has no mass.
-        """
+        """Returns factors on the inertia of bodies, beside that of their mass; None = all. Raises as `mass`."""
         _, columns = self._find(elements)
         default = torch.ones(len(columns), device=columns.device)
         return Quantity(default, lambda value, where: self._scale(self.spread, columns, value, where), low=LEAST_MASS)
@@ -333,7 +313,7 @@ class Inertia(Stateful):
         self._inertia.set((self.density * self.spread)[..., None] * self._inertia.default, where)
 
     def _find(self, elements: Sequence[str] | None) -> tuple[list[str], Tensor]:
-        """Names of bodies, and their columns."""
+        """Returns names of bodies, and their columns."""
         for name in elements or []:
             if name not in self.names:
                 hint = did_you_mean(name, self.names)

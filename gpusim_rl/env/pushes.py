@@ -45,17 +45,7 @@ class Pushes(Ramp):
 
 
 class Pusher(Stateful):
-    """Pushes one articulation.
-
-    Args:
-        spec: Settings of the pushes.
-        sim: The simulator.
-        actor: Name of the articulation.
-        dt: Control step [s].
-
-    Raises:
-        ConfigError: The articulation, or a body of it, cannot be pushed in this way.
-    """
+    """Pushes one articulation; raises ConfigError where it, or a body of it, cannot be pushed in this way."""
 
     def __init__(self, spec: Pushes, sim: Sim, actor: str, dt: float) -> None:
         self.spec = spec

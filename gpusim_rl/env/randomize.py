@@ -118,8 +118,8 @@ class Randomizer(Stateful):
     never. A draw is always relative to the model's values.
 
     Args:
-        params: The section of the task's yaml.
-        sim: The simulator. Each env gets its own copy of every parameter that is randomised.
+        params: Section of the task's yaml.
+        sim: Simulator, in which each env gets its own copy of every parameter that is randomised.
         num_actions: Size of the action vector.
         dt: Control step [s].
         clip_actions: Limit of actions with noise.
@@ -284,7 +284,7 @@ class Randomizer(Stateful):
 
 
 def _effective(spec: Property, quantities: list[Quantity], path: str) -> list[Quantity]:
-    """The quantities that draws change: scaling does nothing where the model's values are 0."""
+    """Returns the quantities that draws change: scaling does nothing where the model's values are 0."""
     if spec.operation == "additive":
         return quantities
     effective = [quantity for quantity in quantities if quantity.default.count_nonzero()]

@@ -26,12 +26,6 @@ class ReachedStates:
 
     The states are in a ring of fixed memory. Everything is decided by masks on the device.
 
-    Args:
-        cfg: Settings.
-        task: The task. Its tensors are read and written in place.
-        sim: Simulator of the task.
-        seed: Seed of the choices.
-
     Raises:
         ConfigError: The ring holds fewer states than there are envs.
     """
@@ -66,7 +60,7 @@ class ReachedStates:
         return [getattr(self._articulations[name], key) for name, key in self._fields]
 
     def _of_task(self) -> dict[str, Tensor]:
-        """The task's own tensors that have a row for each env."""
+        """Returns the task's own tensors that have a row for each env."""
         task = self._task
         shared = {id(task.actions), id(task.progress)}  # VecEnv's
         kept = kept_tensors(vars(task))

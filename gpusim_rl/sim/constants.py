@@ -39,14 +39,10 @@ class Constants:
     """Derives the `constants_of` MuJoCo Warp's model, in the worlds of a mask.
 
     They follow from `body_mass`, `body_inertia`, `body_ipos`, `dof_armature` and `actuator_gear`. Of these each array
-    has a row for every world, or one row for all. Call it within `WarpGraphs.scope`.
+    has a row for every world, or one row for all; the constants have a row for every world. `source` is the model that
+    all worlds began with. Call it within `WarpGraphs.scope`.
 
     An actuator adds its armature times the square of its gear to its joint or tendon.
-
-    Args:
-        source: Model that all worlds began with.
-        model: Model of MuJoCo Warp, in which the constants have a row for every world.
-        where: Worlds to derive them for, bool [num_envs].
     """
 
     def __init__(self, source: mujoco.MjModel, model: mjw.Model, where: wp.array) -> None:

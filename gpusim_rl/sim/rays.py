@@ -20,9 +20,6 @@ class RayGroups:
 
     MuJoCo's rays can leave out one body or whole groups. Groups matter for pictures too; but those are drawn from the
     scene's model, and these are the simulator's.
-
-    Args:
-        scene: Scene of every world.
     """
 
     def __init__(self, scene: Scene) -> None:
@@ -51,14 +48,7 @@ class RayGroups:
 
 
 class Rays:
-    """Rays in every world, as many in each.
-
-    Args:
-        cast: Function of origins, directions and `groups` that returns the distances.
-        num_envs: Number of worlds.
-        num_rays: Rays in each world.
-        groups: For each group of geoms whether the rays meet it, 1 or 0.
-    """
+    """Rays in every world, as many in each; `groups` says for each group of geoms whether they meet it, 1 or 0."""
 
     def __init__(
         self, cast: Callable[[Tensor, Tensor, Sequence[int]], Tensor], num_envs: int, num_rays: int, groups: list[int]

@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from gpusim_rl.errors import ConfigError
-from gpusim_rl.settings.schema import Count, NotNegative, Positive, Rule
+from gpusim_rl.settings.schema import Count, Natural, NotNegative, Positive, Rule
 
 Heights = Float[np.ndarray, "levels columns x y"]
 
@@ -20,8 +20,6 @@ TREAD = 0.3  # depth of a stair [m]
 NOISE_SPACING = 0.2  # between the points of rough ground [m]
 NUM_OBSTACLES = 40  # on a patch
 GAP_DEPTH = 1.0  # of what a robot shall not step into [m]
-
-
 MOST_POINTS = 50_000_000
 """Heights of a terrain: making as many takes some GB."""
 
@@ -30,7 +28,7 @@ MOST_POINTS = 50_000_000
 class TerrainConfig:
     """A grid of square patches: a row along y for each level, a column along x for each variation of a kind."""
 
-    seed: Annotated[int, Rule("an int >= 0", lambda value: value >= 0)]  # of what is random in the patches
+    seed: Natural  # of what is random in the patches
     levels: Count  # from easy to hard
     columns: Annotated[dict[str, Count], Rule("a section <kind>: <number of columns>", lambda kinds: len(kinds) > 0)]
     """Number of columns of each kind, in their order; the kinds are those of `KINDS`."""
@@ -41,11 +39,6 @@ class TerrainConfig:
     border: NotNegative  # m of flat ground around all patches; nothing is beyond it
 
     def __post_init__(self) -> None:
-        """Checks the relations between the values.
-
-        Raises:
-            ConfigError: A kind is unknown, or the sizes do not fit each other.
-        """
         unknown = [kind for kind in self.columns if kind not in KINDS]
         if unknown:
             raise ConfigError(f"terrain.columns: unknown kinds {unknown}; there are {list(KINDS)}")

@@ -49,14 +49,6 @@ class WarpSim:
     captured at their first use; no call synchronises with the device.
 
     MuJoCo Warp has no masked forward pass: where a task reads body poses, `refresh` computes those of all worlds.
-
-    Args:
-        scene: Scene of every world.
-        num_envs: Number of worlds.
-        device: Device of all tensors.
-        graphs: Graphs of this simulation.
-        model: Compiled scene; its solver is the one that the settings ask for.
-        data: State of all worlds.
     """
 
     name: str
