@@ -260,12 +260,12 @@ class AnymalTerrain(Task[AnymalTerrainConfig]):
         }
 
     def _velocity(self) -> Float[Tensor, "envs 2"]:
-        """Commanded x and y velocity [m/s]."""
+        """Returns the commanded x and y velocity [m/s]."""
         velocity = self.commands.value[:, :2]
         return velocity * (_norm(velocity) > LEAST_SPEED)[:, None]
 
     def _command(self, yaw: Float[Tensor, " envs"]) -> Float[Tensor, "envs 3"]:
-        """Commanded x and y velocity [m/s] and yaw rate [rad/s], which turns the robot to the commanded heading."""
+        """Returns the commanded velocity [m/s] and the yaw rate [rad/s] that turns to the commanded heading."""
         limit = self.cfg.command_yaw_limit
         turn = (TURN_RATE * wrap_angle(self.commands["heading"] - yaw)).clamp(-limit, limit)
         return torch.cat([self._velocity(), turn[:, None]], dim=1)
@@ -274,7 +274,7 @@ class AnymalTerrain(Task[AnymalTerrainConfig]):
         return self.feet.force[..., 2] > self.cfg.contact_limit
 
     def _heights(self, yaw: Float[Tensor, " envs"]) -> Float[Tensor, "envs points"]:
-        """Height of the base above points of the ground, minus its standing height, clamped to [-1, 1] [m]."""
+        """Returns the base's height above points of the ground, minus its standing height, clamped to [-1, 1] [m]."""
         ground = self.terrain.scan(self.robot.root_pos, yaw, self.scan_points)
         return (self.robot.root_pos[:, 2:] - BASE_HEIGHT - ground).clamp(-1.0, 1.0)
 

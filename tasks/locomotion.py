@@ -128,15 +128,15 @@ class Locomotion(Task[Cfg]):
         return self.robot.root_pos[:, 2] < self.cfg.termination_height
 
     def _energy(self) -> Float[Tensor, " envs"]:
-        """|action x joint velocity|, summed over the joints."""
+        """Returns |action x joint velocity|, summed over the joints."""
         return (self.actions * self.robot.joint_vel).abs().sum(dim=1)
 
     @abstractmethod
     def _at_limit(self) -> Float[Tensor, " envs"]:
-        """Number of joints at their limits; a subclass may weight them."""
+        """Returns the number of joints at their limits; a subclass may weight them."""
 
     def _torso(self) -> Parts:
-        """The first 12 numbers of the observation: height, velocities, angles, directions."""
+        """Returns the first 12 numbers of the observation: height, velocities, angles, directions."""
         robot = self.robot
         to_target, distance = self._to_target()
         forward, left, up = self._axes()
@@ -154,26 +154,26 @@ class Locomotion(Task[Cfg]):
         }
 
     def _axes(self) -> tuple[Float[Tensor, "envs 3"], ...]:
-        """The torso's axes, world frame: forward, left, up."""
+        """Returns the torso's axes, world frame: forward, left, up."""
         return quat_rotate(self.robot.root_quat[:, None], self.axes).unbind(dim=1)
 
     def _to_target(self) -> tuple[Float[Tensor, "envs 2"], Float[Tensor, " envs"]]:
-        """The horizontal way to the target and its length [m]."""
+        """Returns the horizontal way to the target and its length [m]."""
         way = self.target - self.robot.root_pos[:, :2]
         return way, torch.linalg.vector_norm(way, dim=1)
 
     def _scaled_joint_pos(self) -> Float[Tensor, "envs joints"]:
-        """Joint positions, limits mapped to [-1, 1]."""
+        """Returns joint positions, limits mapped to [-1, 1]."""
         return (self.robot.joint_pos - self.joint_middle) / self.joint_range
 
 
 def _dot(a: Float[Tensor, "envs _"], b: Float[Tensor, "envs _"]) -> Float[Tensor, " envs"]:
-    """Dot product of the horizontal components."""
+    """Returns the dot product of the horizontal components."""
     # a_x b_x + a_y b_y
     return torch.addcmul(a[:, 0] * b[:, 0], a[:, 1], b[:, 1])
 
 
 def _cross(a: Float[Tensor, "envs _"], b: Float[Tensor, "envs _"]) -> Float[Tensor, " envs"]:
-    """Cross product of the horizontal components: |a| |b| sin(angle from a to b)."""
+    """Returns the cross product of the horizontal components: |a| |b| sin(angle from a to b)."""
     # a_x b_y - a_y b_x
     return torch.addcmul(a[:, 0] * b[:, 1], a[:, 1], b[:, 0], value=-1.0)
