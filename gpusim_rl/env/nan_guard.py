@@ -10,13 +10,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import mujoco
 import torch
 from jaxtyping import Bool, Int, Shaped
 from torch import Tensor
 
 from gpusim_rl.env.math import quat_rotate
-from gpusim_rl.sim import Articulation, Scene, Sim
+from gpusim_rl.sim import Articulation, Sim
 
 EnvState = dict[str, dict[str, Tensor]]
 """State of one env: by articulation, the arguments of `Articulation.set_state`, without the leading dimension."""
@@ -35,7 +34,7 @@ class NanGuard:
 
     def __init__(self, sim: Sim, num_actions: int) -> None:
         self._articulations = {name: sim.articulation(name) for name in sim.scene.articulation_names}
-        self._fields = [(name, key) for name, a in self._articulations.items() for key in state_keys(sim.scene, a)]
+        self._fields = [(name, key) for name, a in self._articulations.items() for key in state_keys(a)]
         width = sum(value.shape[1] for value in self._state())
         # Of all envs, from the newest step until one diverges: that step's from then on. State and action lie together.
         self._before = torch.zeros(sim.num_envs, width + num_actions, device=sim.device)
@@ -117,9 +116,6 @@ def put_state(sim: Sim, state: Mapping[str, Mapping[str, Tensor]]) -> None:
     sim.refresh()
 
 
-def state_keys(scene: Scene, articulation: Articulation) -> tuple[str, ...]:
+def state_keys(articulation: Articulation) -> tuple[str, ...]:
     """Returns the names of the properties that are the state of an articulation."""
-    root = scene.model.body(scene.bodies_of(articulation.name)[0])
-    joint = int(root.jntadr[0])
-    free = joint >= 0 and scene.model.jnt_type[joint] == mujoco.mjtJoint.mjJNT_FREE.value
-    return (*(_ROOT if free else ()), "joint_pos", "joint_vel")
+    return (*(_ROOT if articulation.free_root else ()), "joint_pos", "joint_vel")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-import mujoco
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
@@ -53,10 +52,8 @@ class Pusher(Stateful):
         self.gap = [max(1, round(seconds / dt)) for seconds in spec.interval_s]  # control steps
         self.duration = max(1, round((spec.duration_s or dt) / dt))  # control steps
         self.wait = torch.zeros(sim.num_envs, dtype=torch.int64, device=sim.device)  # control steps until the next push
-        root = sim.scene.model.body(sim.scene.bodies_of(actor)[0])
         if spec.velocity is not None:
-            free = int(root.jntnum[0]) and sim.scene.model.jnt_type[root.jntadr[0]] == mujoco.mjtJoint.mjJNT_FREE.value
-            if not free:
+            if not self.robot.free_root:
                 raise ConfigError(f"{actor!r} has a fixed base: a push cannot change its velocity; try force")
             return
         names = spec.bodies or self.robot.body_names[:1]

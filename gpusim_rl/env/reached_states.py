@@ -41,9 +41,7 @@ class ReachedStates:
         self._random = EnvRandom(envs, sim.device, seed + 1)
         self._articulations = {name: sim.articulation(name) for name in sim.scene.articulation_names}
         world = {"root_ang_vel_local": "root_ang_vel"}  # what `set_state` takes
-        self._fields = [
-            (name, world.get(key, key)) for name, a in self._articulations.items() for key in state_keys(sim.scene, a)
-        ]
+        self._fields = [(name, world.get(key, key)) for name, a in self._articulations.items() for key in state_keys(a)]
         # One row more than states: what is not kept is written there.
         self._states = [self._ring(value) for value in self._of_simulator()]
         self._tensors = {name: self._ring(value) for name, value in self._of_task().items()}

@@ -21,7 +21,7 @@ _ROOT_WIDTHS = {"root_pos": 3, "root_quat": 4, "root_lin_vel": 3, "root_ang_vel"
 
 
 def round_inwards(ranges: np.ndarray) -> np.ndarray:
-    """Ranges in float32, [..., 2], that are within those in float64: a joint that is set to its limit is not beyond it.
+    """Returns ranges in float32, [..., 2], within those in float64: a joint that is set to its limit is not beyond it.
 
     A limit that acts one digit too early stops the joint, and robots often start at their limits.
     """
@@ -47,6 +47,7 @@ class Articulation:
 
     Attributes:
         name: Name in the scene.
+        free_root: Whether its root moves freely; else the base is fixed.
         joint_names: Names of its hinges and slides, in the file's order.
         body_names: Names of its bodies, in the file's order.
         actuator_names: Names of its actuators, in the order of `actuate`: those of the file, then those of
@@ -71,8 +72,8 @@ class Articulation:
         self._joint_ids, self.joint_names = list(joints.values()), list(joints)
         root = self._body_ids[0]
         joint = int(model.body_jntadr[root])
-        self._free = joint >= 0 and int(model.jnt_type[joint]) == mujoco.mjtJoint.mjJNT_FREE.value
-        if self._free:
+        self.free_root = joint >= 0 and int(model.jnt_type[joint]) == mujoco.mjtJoint.mjJNT_FREE.value
+        if self.free_root:
             q, v = int(model.jnt_qposadr[joint]), int(model.jnt_dofadr[joint])
             self._root_q, self._root_v = slice(q, q + 7), slice(v, v + 6)
         # The compiler numbers a tree's joints in one run. So all of them are one slice, views instead of gathers, where
@@ -86,7 +87,7 @@ class Articulation:
         pose = reference_pose(model)
         self.default_joint_pos = self._tensor(pose[in_qpos])
         pos, quat = model.body_pos[root], model.body_quat[root]
-        if self._free:
+        if self.free_root:
             pos, quat = pose[self._root_q][:3], pose[self._root_q][3:]
         self.default_root_pos, self.default_root_quat = self._tensor(pos), self._tensor(quat)
 
@@ -123,28 +124,28 @@ class Articulation:
     @property
     def root_pos(self) -> Float[Tensor, "envs 3"]:
         """Position of the root body [m], world frame."""
-        if self._free:
+        if self.free_root:
             return self._sim.qpos[:, self._root_q][:, :3]
         return self.default_root_pos.expand(self._sim.num_envs, 3)
 
     @property
     def root_quat(self) -> Float[Tensor, "envs 4"]:
         """Orientation of the root body, wxyz."""
-        if self._free:
+        if self.free_root:
             return self._sim.qpos[:, self._root_q][:, 3:]
         return self.default_root_quat.expand(self._sim.num_envs, 4)
 
     @property
     def root_lin_vel(self) -> Float[Tensor, "envs 3"]:
         """Velocity of the root body's origin [m/s], world frame."""
-        if self._free:
+        if self.free_root:
             return self._sim.qvel[:, self._root_v][:, :3]
         return torch.zeros_like(self.root_pos)
 
     @property
     def root_ang_vel_local(self) -> Float[Tensor, "envs 3"]:
         """Angular velocity of the root body [rad/s], in its own frame."""
-        if self._free:  # MuJoCo keeps a free joint's angular velocity in the body's frame
+        if self.free_root:  # MuJoCo keeps a free joint's angular velocity in the body's frame
             return self._sim.qvel[:, self._root_v][:, 3:]
         return torch.zeros_like(self.root_pos)
 
@@ -282,7 +283,7 @@ class Articulation:
     def _check_state(self, where: Bool[Tensor, " envs"], state: Mapping[str, Tensor | None]) -> None:
         """Raises TaskError for what `set_state` cannot write; a value that is None stays as it is."""
         call, num_envs, joints = f"{self.name!r}.set_state():", self._sim.num_envs, self.joint_names
-        if not self._free and any(state[key] is not None for key in _ROOT_WIDTHS):
+        if not self.free_root and any(state[key] is not None for key in _ROOT_WIDTHS):
             raise TaskError(f"{self.name!r} has a fixed base: its root state cannot be set")
         check_shape(f"{call} where", where, (num_envs,))
         if where.dtype != torch.bool:
