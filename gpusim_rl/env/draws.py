@@ -215,7 +215,7 @@ class VectorNoise(Stateful):
         return torch.where(self._scaling, values * self.noise, values + self.noise)
 
     def _effective(self, white: Float[Tensor, "envs numbers"], steps: Tensor) -> Float[Tensor, "envs numbers"]:
-        """White noise and offset, as strong as the schedules say."""
+        """Returns white noise and offset, as strong as the schedules say."""
         noise = white + self.offset if self._has_offset else white
         for spec, columns in self._scheduled:
             weaker = spec.neutral + (noise - spec.neutral) * spec.strength(steps)

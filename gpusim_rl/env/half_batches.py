@@ -100,7 +100,7 @@ class HalfBatches(Environment):
         return {group: torch.cat([value, second[group]]) for group, value in first.items()}
 
     def render(self) -> list[np.ndarray]:
-        """Pictures of the envs."""
+        """Returns pictures of the envs."""
         return [picture for env in self._halves for picture in env.render()]
 
     def close(self) -> None:

@@ -269,7 +269,7 @@ def _described(task: Task[Any], name: str, size: int, settings: Any) -> Observat
 
 
 def _noise(value: Any, key: str) -> Noise | None:
-    """Noise of a part: a standard deviation, the bounds of uniform noise, or settings as IsaacGymEnvs has them."""
+    """Returns the noise of a part, from a standard deviation, bounds of uniform noise, or IsaacGymEnvs' settings."""
     if isinstance(value, Mapping):
         return parse(Noise, value, key)
     if isinstance(value, list | tuple):

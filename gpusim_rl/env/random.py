@@ -38,7 +38,7 @@ def _mix(x: Tensor) -> Tensor:
 
 
 def _mix_all(x: Tensor) -> Tensor:
-    """The whole finaliser."""
+    """Hashes int64 by the whole finaliser."""
     x = _mix(x)
     x ^= _shift_right(x, 31)
     return x
@@ -74,7 +74,7 @@ class EnvRandom:
         self._state.copy_(_mix_all(env_ids.add_(stream)))
 
     def _bits(self, count: int) -> Int[Tensor, "envs count"]:
-        """The 31 highest bits are random."""
+        """Returns int64 whose 31 highest bits are random."""
         if count > len(self._steps):
             self._steps = self._multiples(count)
         bits = _mix(self._state[:, None] + self._steps[:count])

@@ -19,7 +19,7 @@ Pattern = tuple[Float[Tensor, "rays 3"], Float[Tensor, "rays 3"]]
 
 
 def grid(length: float, width: float, spacing: float, *, above: float = 10.0) -> Pattern:
-    """Rays straight down, over a rectangle around the frame: a height scan.
+    """Returns rays straight down, over a rectangle around the frame: a height scan.
 
     Args:
         length: Side of the rectangle along x [m].
@@ -37,7 +37,7 @@ def grid(length: float, width: float, spacing: float, *, above: float = 10.0) ->
 
 
 def lidar(rays: int, *, elevations: Sequence[float] = (0.0,), fov: float = 2.0 * math.pi) -> Pattern:
-    """Rays to all sides, in one ring or in several.
+    """Returns rays to all sides, in one ring or in several.
 
     Args:
         rays: Rays in a ring. The first one of a full ring looks along x.

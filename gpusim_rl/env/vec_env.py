@@ -336,7 +336,7 @@ class VecEnv(Environment):
         return {group: value.clamp(-limit, limit).add_(value, alpha=0) for group, value in obs.items()}
 
     def _optional(self) -> dict[str, Randomizer | ReachedStates | SensorModel]:
-        """What only some configurations have, by its name in a checkpoint."""
+        """Returns what only some configurations have, by its name in a checkpoint."""
         owned = {"sensors": self._groups.sensors, "randomizer": self.randomizer, "reached": self.reached}
         return {name: owner for name, owner in owned.items() if owner is not None}
 

@@ -100,7 +100,7 @@ _apart: list[Callable[[Callable[[], None]], None]] = []
 
 @contextmanager
 def launches_apart(take: Callable[[Callable[[], None]], None]) -> Iterator[None]:
-    """In the block `WarpGraphs` launch nothing. What they would have launched goes to `take`, to be called later.
+    """Lets `WarpGraphs` launch nothing in the block: `take` gets what they would have launched, to be called later.
 
     For captures of torch's work alone, which must not contain Warp's.
     """
