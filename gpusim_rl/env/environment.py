@@ -95,12 +95,7 @@ class Environment(ABC):
 
     @classmethod
     def from_settings(cls, cfg: EnvConfig, *, num_envs: int, seed: int) -> Environment:
-        """Makes envs of another library, for a class that `task._target_` names.
-
-        Args:
-            cfg: The section `env` of the settings.
-            num_envs: Number of envs.
-            seed: Seed of the envs.
+        """Makes envs of another library from the section `env`, for a class that `task._target_` names.
 
         Raises:
             ConfigError: There are no such envs, or they do not fit.

@@ -57,11 +57,8 @@ class HalfBatches(Environment):
     A thread waits for processes, or for code that needs no Python, and meanwhile Python computes the actions of the
     other half. So this pays where the library has processes or threads: Gymnasium's `AsyncVectorEnv`, EnvPool.
 
-    `step` works as that of every environment. `begin` and `end` do it for one half.
-
-    Args:
-        first: Envs 0 to N/2 - 1.
-        second: Envs N/2 to N - 1.
+    `step` works as that of every environment. `begin` and `end` do it for one half. The first half has the envs 0 to
+    N/2 - 1.
 
     Attributes:
         rows: Numbers of the envs in each half.

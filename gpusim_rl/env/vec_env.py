@@ -111,14 +111,6 @@ class VecEnv(Environment):
     ) -> VecEnv:
         """Builds scene, simulator and environment.
 
-        Args:
-            task_class: Class of the task.
-            cfg: Configuration of the task.
-            num_envs: Number of envs.
-            choice: Simulator and device.
-            sim: Settings of the simulator.
-            seed: Seed of all random numbers of the task.
-
         Raises:
             ConfigError: A setting is wrong.
             TaskError: The scene or the task is wrong.

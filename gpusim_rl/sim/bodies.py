@@ -146,13 +146,7 @@ class Contacts:
 
 
 class Sites:
-    """Some sites of one articulation: points with axes on its bodies. Up to date whenever read.
-
-    Args:
-        bodies: Body of each site.
-        pos: Positions of the sites in the frames of their bodies [m].
-        quat: Orientations of the sites in these frames, wxyz.
-    """
+    """Some sites of one articulation: points [m] with axes (wxyz) in the frames of its bodies."""
 
     def __init__(self, bodies: Bodies, pos: Float[Tensor, "sites 3"], quat: Float[Tensor, "sites 4"]) -> None:
         self._bodies, self._pos, self._quat = bodies, pos, quat

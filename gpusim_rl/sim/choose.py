@@ -30,11 +30,7 @@ class SimChoice:
 
 
 def choose_sim(name: str, device: torch.device) -> SimChoice:
-    """Chooses the simulator for `sim=auto`, and checks that a named one can run on the device.
-
-    Args:
-        name: Name `auto`, or a key of `SIMULATORS`.
-        device: Device of the physics.
+    """Chooses the simulator for `sim=auto`, and checks that a named one can run on the device of the physics.
 
     Raises:
         ConfigError: The simulator cannot run on this device.

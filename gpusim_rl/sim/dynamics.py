@@ -20,11 +20,8 @@ class Dynamics:
     the velocities of all bodies, scaled by the roots of their masses and principal inertias, the kinetic energy is half
     of a squared norm, and the mass matrix a product of two thin matrices.
 
-    Args:
-        sim: Tensors of the simulator. Masses, inertias and armatures of its scene count, whatever a world changed.
-        joints: Hinges and slides of the articulation.
-        bodies: Bodies of the articulation.
-        body: Body of the Jacobian.
+    Masses, inertias and armatures are those of the scene, whatever a world changed of them. `joints` are hinges and
+    slides, and `body` is that of the Jacobian.
     """
 
     def __init__(self, sim: MujocoTensors, joints: Sequence[int], bodies: Sequence[int], body: int) -> None:

@@ -29,10 +29,6 @@ def stand(spec: mujoco.MjSpec, keyframe: str) -> None:
 
     A ball joint has no `ref`: its rotation counts from the keyframe, and one with limits or a spring stays as it is.
 
-    Args:
-        spec: Spec of the robot; it must compile.
-        keyframe: Name of one of its keyframes.
-
     Raises:
         TaskError: There is no such keyframe, or it has other numbers than the robot. Or it breaks a tie of two bodies.
         ValueError: The robot does not compile.

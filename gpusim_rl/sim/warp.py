@@ -120,9 +120,7 @@ class WarpGraphs:
     torch captures that stream into a graph of its own (`torch.cuda.graph`), the launches go into torch's graph
     directly; the capture is registered with Warp, which `wp.capture_while` needs to become a conditional node.
 
-    Args:
-        device: Device of the launches.
-        enabled: Whether anything is captured; otherwise every run is eager.
+    Unless they are enabled nothing is captured, and every run is eager.
     """
 
     def __init__(self, device: torch.device, enabled: bool) -> None:
