@@ -56,7 +56,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 def audit_training(args: argparse.Namespace) -> dict[str, Any]:
     """Audits a training; returns the content of the json."""
     from gpusim_rl.api import scratch_training
-    from gpusim_rl.diagnose.transfers import audit, our_loop, update_without_data, violations
+    from gpusim_rl.diagnose.transfers import audit, our_loop, violations
     from gpusim_rl.errors import ConfigError
     from gpusim_rl.files.provenance import describe_environment
 
@@ -66,10 +66,7 @@ def audit_training(args: argparse.Namespace) -> dict[str, Any]:
         interval, first = trainer.cfg.log.interval, trainer.iteration + WARM_UP
         rows = (first + args.iterations) // interval - first // interval
         result = audit(our_loop(trainer, log), warm_up=WARM_UP, iterations=args.iterations)
-        problem = update_without_data(trainer)
         faults = violations(result, rows)
-        if problem is not None:
-            faults.append(f"update reads data: {problem}")
         return {
             **describe_environment(),
             "git": log.run_dir.environment["git"],
@@ -81,7 +78,6 @@ def audit_training(args: argparse.Namespace) -> dict[str, Any]:
             "graph": str(trainer.collector.graphs.choice),
             "log_rows": rows,
             **result.as_dict(),
-            "update_without_data": "yes" if problem is None else problem,
             "violations": faults,
             "ok": not faults,
         }
@@ -107,7 +103,6 @@ def show(report: dict[str, Any]) -> None:
     for phase, work in report["phases"].items():
         table.add_row(phase, *cells(work, report["iterations"], counted))
     console.print(table)
-    console.print(f'update without data (device "meta"): {report["update_without_data"]}', soft_wrap=True)
     for line in report["violations"]:
         console.print(line, soft_wrap=True)
     console.print(

@@ -20,10 +20,9 @@ from typing import Any
 import torch
 
 from gpusim_rl.diagnose.trace import load_trace, name_function, read_events
-from gpusim_rl.env import Step, VecEnv
+from gpusim_rl.env import VecEnv
 from gpusim_rl.errors import ConfigError
-from gpusim_rl.learn.algorithm import EnvSpec
-from gpusim_rl.machine.source_location import LIBRARY, describe, locate
+from gpusim_rl.machine.source_location import LIBRARY, locate
 from gpusim_rl.run.logger import Logger
 from gpusim_rl.run.phases import ITERATION, OUTSIDE, reported_phase
 from gpusim_rl.run.profiler import make_profiler, phase_range
@@ -251,39 +250,3 @@ def violations(result: Audit, rows: int) -> list[str]:
             named = [f"{phase}: {n} x {at}" for at, n in result.locations.most_common() if at.phase == phase]
             lines += too_many + named
     return lines
-
-
-def update_without_data(trainer: Trainer) -> str | None:
-    """Runs one iteration of the algorithm on the device "meta", where reading a number is impossible.
-
-    Two things are left out: Adam's own step, which there is not fused, and the library's unfused one reads its step
-    counter; and bf16, since "meta" has no autocast.
-
-    Returns:
-        None if it ran, else what failed and where.
-    """
-    spec, env, meta = trainer.start.spec, trainer.env, torch.device("meta")
-    settings = spec.cfg.algorithm
-    if hasattr(settings, "precision"):
-        settings = dataclasses.replace(settings, precision="fp32")
-    num_envs = spec.cfg.num_envs
-    sizes, longest = dict(env.obs_sizes), env.steps_between_truncations
-    env_spec = EnvSpec(num_envs, sizes, env.action_space, longest, section=spec.cfg.algo)
-    try:
-        iterations = spec.cfg.max_iterations
-        algorithm = spec.algorithm_class(settings, env_spec, device=meta, seed=0, max_iterations=iterations)
-        for optimizer in vars(algorithm).values():
-            if isinstance(optimizer, torch.optim.Optimizer):
-                optimizer.step = lambda: None  # type: ignore[method-assign,assignment]
-        obs = {group: torch.zeros(num_envs, size, device=meta) for group, size in env.obs_sizes.items()}
-        flag = torch.zeros(num_envs, dtype=torch.bool, device=meta)
-        step = Step(obs, obs, torch.zeros(num_envs, device=meta), {}, {}, *6 * [flag])
-        with torch.no_grad():
-            algorithm.begin_rollout()
-            for _ in range(algorithm.horizon):
-                algorithm.record(algorithm.act(obs), step)
-        algorithm.before_update()
-        algorithm.update()
-    except (RuntimeError, NotImplementedError) as error:
-        return describe(error)
-    return None

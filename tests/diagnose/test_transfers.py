@@ -15,7 +15,6 @@ import torch
 from gpusim_rl.diagnose import transfers
 from gpusim_rl.diagnose.transfers import CHECKPOINT, COUNTED, PHYSICS, TRACED, Audit, Loop
 from gpusim_rl.errors import ConfigError
-from gpusim_rl.learn.ppo import PPO
 from gpusim_rl.run.phases import OUTSIDE
 from gpusim_rl.testing.sync_counter import CopyTotals, SourceLocation, Work
 from helpers.trace_events import DTOH, HTOD, call, copy, event, kernel, phase
@@ -80,25 +79,6 @@ def test_saving_is_a_phase_of_its_own(tmp_path):
     with trainer.logging() as log:
         result = transfers.audit(transfers.our_loop(trainer, log), warm_up=1, iterations=1)
     assert result.work[CHECKPOINT].syncs and transfers.violations(result, rows=1) == []
-
-
-def test_the_update_runs_without_data(tmp_path):
-    assert transfers.update_without_data(make_trainer("Cartpole", tmp_path)) is None
-    assert transfers.update_without_data(make_trainer("Cartpole", tmp_path, ppo={"network": {"rnn": "gru"}})) is None
-
-
-def test_an_update_that_reads_data_says_where(tmp_path, monkeypatch):
-    trainer = make_trainer("Cartpole", tmp_path)
-    update = PPO.update
-
-    def reads(self: Any, *args: Any) -> Any:
-        stats = update(self, *args)
-        float(stats["loss/value"])
-        return stats
-
-    monkeypatch.setattr(PPO, "update", reads)
-    problem = transfers.update_without_data(trainer)
-    assert problem is not None and "test_transfers.py:" in problem and "\n" not in problem
 
 
 # CUDA: everything but the device
