@@ -99,7 +99,7 @@ def counts(text: str) -> list[int]:
 
 
 def names(text: str) -> list[str]:
-    """Devices."""
+    """Returns the devices of an argument."""
     devices = text.strip("[]").split(",")
     for device in devices:
         if device not in ("cpu", "cuda"):
@@ -277,7 +277,7 @@ def measure_parallel(args: argparse.Namespace, counted: list[str]) -> int:
 
     import psutil
 
-    from gpusim_rl.diagnose.parallel_scaling import efficiency, reasons, useful
+    from gpusim_rl.diagnose.scaling import efficiency, reasons, useful
     from gpusim_rl.errors import ConfigError
 
     if args.num_envs or args.devices:
@@ -320,7 +320,7 @@ def checked(overrides: Sequence[str]) -> tuple[str, int]:
 
 
 def available_devices() -> list[str]:
-    """Kinds of device of this machine."""
+    """Returns the kinds of device of this machine."""
     import torch
 
     return ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
@@ -401,7 +401,7 @@ def parallel_row(unit: str, count: int, point: Measurement, efficiency: float | 
 
 
 def speeds(point: Measurement) -> dict[str, str]:
-    """Columns of the speed."""
+    """Returns the columns of the speed."""
     if point.error is not None:
         return {"env steps/s": "–"}
     numbers = {"env steps/s": point.env_steps_per_s, "slowest": point.slowest, "fastest": point.fastest}
@@ -414,7 +414,7 @@ def percent(share: float | None) -> str:
 
 
 def print_table(rows: Sequence[Mapping[str, str]]) -> None:
-    """Rows below the names of their columns; columns that no row fills are left out."""
+    """Prints rows below the names of their columns; columns that no row fills are left out."""
     from rich.console import Console
     from rich.table import Table
 

@@ -1,4 +1,4 @@
-"""Which device and how many envs to train with, concluded from measurements. Pure."""
+"""Which device, and how many envs, processes or actors, to train with: concluded from measurements. Pure."""
 
 from __future__ import annotations
 
@@ -21,25 +21,27 @@ SLOWER = 0.25
 MEMORY = 0.85
 """Of the memory that there is, a recommended setting takes no more."""
 
+ENOUGH = 0.95
+"""A number of processes or actors with this share of the best speed is as good as the best one."""
+
+BUSY = 90.0
+"""CPUs that are busier than this have no time for more [%]."""
+
 Points = Mapping[int, Measurement]
-"""Measurements on one device by number of envs."""
+"""Measurements by number: of envs on one device, of processes or of actors."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recommendation:
-    """A setting, and why.
-
-    Attributes:
-        device: `cpu` or `cuda`; None where nothing could be measured.
-        num_envs: Number of envs; None where nothing could be measured.
-        gpu_speedup: Speed on the GPU over that on the CPU, each at its own best setting; None without both.
-        reasons: Sentences.
-    """
+    """A setting, and why; None where nothing could be measured."""
 
     device: str | None
     num_envs: int | None
-    gpu_speedup: float | None
-    reasons: list[str]
+    gpu_speedup: float | None  # speed on the GPU over that on the CPU, each at its own best setting; None without both
+    reasons: list[str]  # sentences
+
+
+# Envs
 
 
 def fits(point: Measurement) -> bool:
@@ -110,12 +112,12 @@ def _about_knee(device: str, points: Points, at: int) -> str:
     usable = [num_envs for num_envs in more if num_envs in measured and fits(points[num_envs])]
     if usable:
         best = max(gain_per_doubling(points, at, num_envs) for num_envs in usable)
-        gains = f"brings {100 * best:.0f} % per doubling at most" if best > 0 else "brings nothing"
+        gains = f"brings {_percent(best)} per doubling at most" if best > 0 else "brings nothing"
         return f"{speed}; more (up to {usable[-1]}) {gains}"
     fewer = [num_envs for num_envs in measured if num_envs < at]
     gain = ""
     if fewer:
-        gain = f", {100 * gain_per_doubling(points, fewer[-1], at):.0f} % more per doubling since {fewer[-1]}"
+        gain = f", {_percent(gain_per_doubling(points, fewer[-1], at))} more per doubling since {fewer[-1]}"
     if not more:
         return f"{speed}, the most that was measured{gain}" + ("; measure more with --num-envs" if fewer else "")
     point = points[more[0]]
@@ -134,13 +136,14 @@ def _doubts(device: str, points: Points) -> list[str]:
                 f"{many} envs on {device} were {_percent(slower)} slower than {few}, which more envs do not explain:"
                 " something else ran, or the machine was hot; measure again"
             )
-    crowded = ", ".join(str(num_envs) for num_envs, point in measured.items() if point.crowded)
-    if crowded:
-        doubts.append(
-            f"other programs took CPU time from {crowded} envs on {device}: these numbers are too low; measure again"
-            " when the machine is quiet"
-        )
-    return doubts
+    return doubts + _crowded(measured, f" envs on {device}")
+
+
+def _crowded(measured: Points, unit: str) -> list[str]:
+    """Tells which measurements shared the CPUs with other programs."""
+    crowded = ", ".join(str(number) for number, point in measured.items() if point.crowded)
+    words = "these numbers are too low; measure again when the machine is quiet"
+    return [f"other programs took CPU time from {crowded}{unit}: {words}"] if crowded else []
 
 
 def _as_fast(one: Measurement, other: Measurement) -> bool:
@@ -186,6 +189,77 @@ def _without_gpu(points: Points, at: int) -> str:
             f" {at}, so at least {_percent(max(0.0, 1 - fixed))} of it is work that grows with the envs"
         )
     return text
+
+
+# Processes and actors
+
+
+def efficiency(points: Points) -> dict[int, float]:
+    """Returns the speed for each process or actor, over that of the fewest; by number, of those that were measured."""
+    each = {count: point.env_steps_per_s / count for count, point in _measured(points).items()}
+    return {count: speed / next(iter(each.values())) for count, speed in each.items()}
+
+
+def useful(points: Points) -> int | None:
+    """Returns the fewest that are as fast as the fastest, but for 5 %; None where nothing could be measured."""
+    speeds = {count: point.env_steps_per_s for count, point in _measured(points).items()}
+    return next((count for count, speed in speeds.items() if speed >= ENOUGH * max(speeds.values())), None)
+
+
+def reasons(points: Points, unit: str) -> list[str]:
+    """Tells in sentences why that number is useful, and why not more.
+
+    Args:
+        points: All measurements.
+        unit: Name of what is counted, `processes` or `actors`.
+    """
+    at, measured = useful(points), _measured(points)
+    failed = {count: point.error for count, point in sorted(points.items()) if point.error}
+    if at is None:
+        return ["nothing could be measured" + "".join(f": {error}" for error in [*failed.values()][:1])]
+    sentences = [_about_number(at, measured, unit)]
+    more = next((count for count in measured if count > at), None)
+    if more is not None and (why := _why_not(measured[more], unit)):
+        sentences.append(f"why not {more}: {why}")
+    sentences += [f"{count} could not be measured: {error}" for count, error in failed.items()]
+    if age := _age(measured[at]):
+        sentences.append(f"with {at} {age}: fewer may learn better, though they make fewer samples")
+    return sentences + _crowded(measured, "")
+
+
+def _about_number(at: int, measured: Points, unit: str) -> str:
+    make = f"{unit} make" if at > 1 else {"processes": "process makes", "actors": "actor makes"}[unit]
+    speeds = {count: point.env_steps_per_s for count, point in measured.items()}
+    fewest = min(speeds)
+    sentence = f"{at} {make} {speeds[at]:,.0f} env steps/s"
+    if at > fewest:
+        sentence += f", {speeds[at] / speeds[fewest]:.2f} times those of {fewest}"
+    if at == max(speeds):
+        return f"{sentence}; it is the most that was measured" + ("" if len(speeds) == 1 else ", more may be faster")
+    change = max(speed for count, speed in speeds.items() if count > at) / speeds[at] - 1
+    gains = f"are {_percent(change)} faster at best" if change > 0 else "are not faster"
+    return f"{sentence}; more (up to {max(speeds)}) {gains}"
+
+
+def _why_not(point: Measurement, unit: str) -> str:
+    """Tells what limits a larger number, where its measurement shows it."""
+    wait, causes = point.learner_wait, []
+    if unit == "processes" and wait is not None and wait >= 0.2:
+        causes.append(f"{_percent(wait)} of the time is in sums over the processes, and in waiting for the slowest")
+    if unit == "actors" and wait is not None and wait < 0.1:
+        causes.append(f"the learner is at work all the time, it waits {_percent(wait)} for rollouts")
+    if point.actor_wait is not None and point.actor_wait >= 0.3:
+        causes.append(f"actors wait {_percent(point.actor_wait)} of the time for the learner")
+    if point.cpu_percent is not None and point.cpu_percent > BUSY:
+        causes.append(f"the CPUs are busy {point.cpu_percent:.0f} %")
+    return "; ".join(filter(None, (*causes, _age(point))))
+
+
+def _age(point: Measurement) -> str:
+    """Tells how old samples are, where they are older than half of what is allowed."""
+    if point.lag is None or point.lag_limit is None or point.lag <= 0.5 * point.lag_limit:
+        return ""
+    return f"samples are {point.lag:.1f} updates old on average, of {point.lag_limit} at most"
 
 
 def _percent(share: float) -> str:
