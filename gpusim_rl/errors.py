@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import os
 import sys
 import traceback
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from types import ModuleType, TracebackType
+from types import ModuleType
 
 try:
     import resource
@@ -79,15 +80,20 @@ def import_extra(module: str, extra: str, needed_by: str) -> ModuleType:
         raise ConfigError(f"{needed_by} needs {module}: pip install 'gpusim-rl[{extra}]'") from None
 
 
+def first_line(error: BaseException) -> str:
+    """Returns the first line of an error's message, or the name of its class where it has none."""
+    return str(error).strip().partition("\n")[0] or type(error).__name__
+
+
 def on_one_line(text: str) -> str:
-    """`printable` text of one line: a line end in a name would make a second message of what follows."""
+    """Returns `printable` text of one line: a line end in a name would make a second message of what follows."""
     return printable(text).replace("\n", "\\n")
 
 
 def printable(text: str) -> str:
-    """Text from a file, escaped: control characters and the like would move a terminal's cursor or hide what follows.
+    """Returns text from a file, escaped but for line ends and tabs.
 
-    Line ends and tabs stay.
+    Control characters and the like would move a terminal's cursor, or hide what follows.
     """
     return "".join(c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text)
 
@@ -118,11 +124,11 @@ def friendly_errors() -> Iterator[None]:
         raise SystemExit(EXIT_INTERRUPTED) from None
     except Exception as error:
         if is_out_of_memory(error):
-            reason = str(error).partition("\n")[0] or type(error).__name__
-            sys.stderr.write(f"error: out of memory ({reason}); {_memory_advice()}\n")
+            sys.stderr.write(f"error: out of memory ({first_line(error)}); {_memory_advice()}\n")
             raise SystemExit(EXIT_USER_ERROR) from None
-        trace = _without_hydra(error.__traceback__)
-        sys.stderr.write(printable("".join(traceback.format_exception(type(error), error, trace))))
+        trace = traceback.TracebackException.from_exception(error)
+        trace.stack[:] = [frame for frame in trace.stack if f"-packages{os.sep}hydra{os.sep}" not in frame.filename]
+        sys.stderr.write(printable("".join(trace.format())))
         raise SystemExit(1) from None
 
 
@@ -141,8 +147,7 @@ def one_line_if_out_of_memory(num_envs: int) -> Iterator[None]:
     except (MemoryError, RuntimeError, ValueError) as error:  # torch.OutOfMemoryError is a RuntimeError
         if not is_out_of_memory(error):
             raise
-        reason = str(error).partition("\n")[0] or type(error).__name__
-        half = max(1, num_envs // 2)
+        reason, half = first_line(error), max(1, num_envs // 2)
         raise ConfigError(f"out of memory with num_envs={num_envs} ({reason}); try num_envs={half}") from None
 
 
@@ -164,16 +169,3 @@ def _memory_advice() -> str:
     if limit is None:
         return "try to free some memory, or a smaller num_envs"
     return f"the address space is limited to {limit / 1e9:.3g} GB, try ulimit -v unlimited"
-
-
-def _without_hydra(trace: TracebackType | None) -> TracebackType | None:
-    """Returns a copy of a traceback without the frames of Hydra's own files."""
-    frames = []
-    while trace is not None:
-        if trace.tb_frame.f_globals.get("__name__", "").split(".")[0] != "hydra":
-            frames.append(trace)
-        trace = trace.tb_next
-    kept = None
-    for frame in reversed(frames):
-        kept = TracebackType(kept, frame.tb_frame, frame.tb_lasti, frame.tb_lineno)
-    return kept

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gpusim_rl.errors import ConfigError, TaskError
+from gpusim_rl.errors import ConfigError, TaskError, first_line
 
 try:
     import gymnasium
@@ -26,7 +26,7 @@ except ModuleNotFoundError:
     raise ConfigError("task=Gymnasium needs gymnasium: pip install 'gpusim-rl[gymnasium]'") from None
 
 from gpusim_rl.connect.gymnasium_spaces import actions_of, flat_size, flatten
-from gpusim_rl.connect.vector_envs import adapt, first_line, make
+from gpusim_rl.connect.vector_envs import adapt, make
 from gpusim_rl.env.environment import Environment, Observation, Step
 from gpusim_rl.env.half_batches import HalfBatches
 from gpusim_rl.env.task import ResetFromConfig
@@ -249,7 +249,7 @@ class GymnasiumEnv(Environment):
         try:
             yield
         except (IndexError, KeyError, TypeError, ValueError) as error:
-            reason = f"no {error}" if isinstance(error, KeyError) else str(error).partition("\n")[0]
+            reason = f"no {error}" if isinstance(error, KeyError) else first_line(error)
             raise TaskError(
                 f"{self.name}: {call} returned observations that are not of their space: {reason}"
             ) from None

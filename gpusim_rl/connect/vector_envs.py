@@ -11,7 +11,7 @@ import numpy as np
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AutoresetMode, VectorEnv
 
-from gpusim_rl.errors import ConfigError, did_you_mean, import_extra
+from gpusim_rl.errors import ConfigError, did_you_mean, first_line, import_extra
 from gpusim_rl.settings.load_class import load_function
 from gpusim_rl.settings.schema import EnvConfig
 
@@ -171,11 +171,6 @@ def _make_registered(name: str, cfg: EnvConfig, num_envs: int) -> VectorEnv:
     if envs.spec is None:
         envs.spec = spec
     return envs
-
-
-def first_line(error: Exception) -> str:
-    """Returns the first line of an error's message, or the name of its class where it has none."""
-    return str(error).strip().partition("\n")[0] or type(error).__name__
 
 
 def _with_rows(obs: Any, env_ids: np.ndarray, rows: Any) -> Any:

@@ -7,6 +7,8 @@ import traceback
 from pathlib import Path
 from types import FrameType
 
+from gpusim_rl.errors import first_line
+
 LIBRARY = re.compile(r"(^|(site|dist)-packages[/\\])(torch|warp|mujoco_warp|newton|jaxtyping|beartype)[/\\]|^<")
 """Files of libraries that stand between what happened and the line that asked for it."""
 
@@ -22,9 +24,8 @@ def short(file: str) -> str:
 
 def describe(error: BaseException) -> str:
     """Returns the first line of an error, and the innermost line of code that is no library's."""
-    message = str(error).strip().partition("\n")[0] or type(error).__name__
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not LIBRARY.search(frame.filename)]
-    return f"{message} at {short(frames[-1].filename)}:{frames[-1].lineno}" if frames else message
+    return f"{first_line(error)} at {short(frames[-1].filename)}:{frames[-1].lineno}" if frames else first_line(error)
 
 
 def locate(frame: FrameType | None, library: str | None = None) -> str:
