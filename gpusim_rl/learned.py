@@ -14,24 +14,18 @@ from gpusim_rl.files import paths
 
 @dataclass(frozen=True)
 class Learned:
-    """What the learning benchmark (`benchmarks/bench.py learn`) says of a task.
+    """What the learning benchmark (`benchmarks/bench.py learn`) says of a task."""
 
-    Attributes:
-        result: The threshold and the median time to it, `3,000 in 4 min`, with the number of seeds that reached it
-            where some did not; the end of the training where half of them or more did not, `4,158 of 5,000 in 15 min`.
-        seconds: Median time to the threshold [s]; None where half of the seeds or more did not reach it.
-        hardware: What it ran on, `1 CPU core`.
-        overrides: Settings other than those in the task's yaml.
-    """
-
+    # The threshold and the median time to it, `3,000 in 4 min`, with the number of seeds that reached it where some did
+    # not; the end of the training where half of them or more did not, `4,158 of 5,000 in 15 min`.
     result: str
-    seconds: float | None
-    hardware: str
-    overrides: list[str]
+    seconds: float | None  # median time to the threshold; None where half of the seeds or more did not reach it
+    hardware: str  # `1 CPU core`
+    overrides: list[str]  # settings other than those in the task's yaml
 
 
 def learned() -> dict[str, Learned]:
-    """The results by task; none where the benchmark's data is not there."""
+    """Returns the results by task; none where the benchmark's data is not there."""
     file = paths.learning_file()
     if not file.is_file():
         return {}
@@ -42,18 +36,18 @@ def learned() -> dict[str, Learned]:
 
 
 def median_time(seconds: Sequence[float | None]) -> float | None:
-    """Median time to a threshold [s], where None is a seed that did not reach it; None where half or more did not."""
+    """Returns the median time to a threshold [s]; None for a seed that did not reach it, or if half or more did not."""
     median = statistics.median([math.inf if time is None else time for time in seconds])
     return None if math.isinf(median) else median
 
 
 def duration(seconds: float) -> str:
-    """A time [s] in few words."""
+    """Returns a time [s] in few words."""
     return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
 
 
 def _of_task(seeds: Sequence[dict[str, Any]]) -> Learned:
-    """The words for all seeds of a task."""
+    """Returns the words for all seeds of a task."""
     first, stat = seeds[0], seeds[0].get("stat") or ""
     form = ".2g" if stat else ",.0f"
     threshold, name = f"{first['threshold']:{form}}", f"{stat} " if stat else ""

@@ -57,11 +57,7 @@ class Gpu:
 
 
 def check_machine(runs: Path) -> list[Check]:
-    """Runs all checks except those that train.
-
-    Args:
-        runs: Folder in which runs will be written.
-    """
+    """Runs all checks except those that train; `runs` is the folder in which runs will be written."""
     host = f"Python {platform.python_version()}, {platform.system()} {platform.machine()}"
     system = Check("system", "ok", f"gpusim-rl {__version__}, {host}")
     checks = [system, _cpus(), memory_check(memory_available_bytes() / 1e9), *_packages()]
@@ -71,11 +67,7 @@ def check_machine(runs: Path) -> list[Check]:
 
 
 def memory_check(free_gb: float) -> Check:
-    """Checks the RAM that a run can take.
-
-    Args:
-        free_gb: RAM that this process can still take [GB].
-    """
+    """Checks the RAM that this process can still take [GB]."""
     total = psutil.virtual_memory().total / 1e9
     text = f"{free_gb:.1f} GB can be taken, of {total:.1f} GB"
     if free_gb < LITTLE_MEMORY_GB:
@@ -117,13 +109,10 @@ def gpu_checks(
 
 
 def has_kernels(major: int, minor: int, built: Sequence[str]) -> bool:
-    """Returns whether a build of torch runs on a GPU.
+    """Returns whether a build of torch for some architectures runs on a GPU of this compute capability.
 
-    Args:
-        major: Major number of the GPU's compute capability, 9 of 9.0.
-        minor: Minor number of the GPU's compute capability, 0 of 9.0.
-        built: Architectures that torch was built for: `sm_90` runs on all later GPUs of the same major number,
-            `compute_90` is compiled for any later GPU when it is first used.
+    `sm_90` runs on all later GPUs of the same major number, `compute_90` is compiled for any later GPU when it is first
+    used.
     """
     numbers = {name: int("".join(filter(str.isdigit, name))) for name in built}
     return any(

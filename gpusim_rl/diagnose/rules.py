@@ -13,20 +13,12 @@ from gpusim_rl.settings.simulators import default_simulator
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Something that limits a run.
+    """Something that limits a run."""
 
-    Attributes:
-        cost: Share of the run that is at stake: of its time, at most; 1 where results are wrong or the run may die.
-        problem: One clause with numbers.
-        settings: Settings to try, each as on the command line; several in one belong together.
-        hint: Clause with another remedy.
-        rule: Name of the rule.
-    """
-
-    cost: float
-    problem: str
-    settings: tuple[str, ...] = ()
-    hint: str = ""
+    cost: float  # share of the run's time that is at stake, at most; 1 where results are wrong or the run may die
+    problem: str  # one clause with numbers
+    settings: tuple[str, ...] = ()  # to try, each as on the command line; several in one belong together
+    hint: str = ""  # clause with another remedy
     rule: str = ""
 
     def __str__(self) -> str:

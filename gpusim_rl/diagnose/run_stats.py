@@ -191,7 +191,11 @@ def read_run_stats(folder: Path, warm_up: int | None = None) -> RunStats:
     Raises:
         ConfigError: A file is missing or broken, or has no row yet.
     """
-    config, environment = _read_config(folder / "config.yaml"), _read_environment(folder / "env.json")
+    config, file = load_yaml(folder / "config.yaml"), folder / "env.json"
+    try:
+        environment = load_json(file)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{file} cannot be read: {error}") from None
     rows = read_rows(folder / "metrics.csv")
     try:
         without_sim = (environment.get("sim") or {}).get("name") == NO_SIMULATOR
@@ -282,13 +286,9 @@ def warm_up_rows(rows: Sequence[Row], iterations: int = 1) -> int:
 
 
 def make_run_stats(config: dict[str, Any], environment: dict[str, Any], rows: Sequence[Row], warm_up: int) -> RunStats:
-    """Computes the numbers of a run from the content of its files.
+    """Computes the numbers of a run from config.yaml, env.json and metrics.csv, without the rows of its warm-up.
 
-    Args:
-        config: Content of config.yaml.
-        environment: Content of env.json; what it lacks is not known.
-        rows: All rows of metrics.csv.
-        warm_up: Number of rows to leave out at the start.
+    What env.json lacks is not known.
     """
     task, sim_cfg, log_cfg, algo = config["task"], config["sim"], config["log"], config["algo"]["name"]
     learning = config.get(algo) or {}  # an algorithm of the user's may have other settings, or none
@@ -361,12 +361,7 @@ def make_run_stats(config: dict[str, Any], environment: dict[str, Any], rows: Se
 
 
 class _Rows:
-    """Rows of metrics.csv without those at the start.
-
-    Args:
-        rows: All rows of metrics.csv.
-        skipped: Number of rows to leave out at the start; the last of them tells where the first one kept began.
-    """
+    """Rows of metrics.csv without some at the start, the last of which tells where the first one kept began."""
 
     def __init__(self, rows: Sequence[Row], skipped: int) -> None:
         self.rows = rows[skipped:]
@@ -420,17 +415,3 @@ def _number(row: Row, name: str) -> float:
     value = row[name]
     assert value is not None  # read_rows has looked
     return value
-
-
-def _read_config(file: Path) -> dict[str, Any]:
-    config = load_yaml(file)
-    if not isinstance(config, dict):
-        raise ConfigError(f"{file} is not the configuration of a run")
-    return config
-
-
-def _read_environment(file: Path) -> dict[str, Any]:
-    try:
-        return load_json(file)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{file} cannot be read: {error}") from None

@@ -22,45 +22,25 @@ from gpusim_rl.settings.overrides import quote
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measurement:
-    """Numbers of a short training. Shares are of the wall-clock time.
+    """Numbers of a short training. Shares are of the wall-clock time."""
 
-    Attributes:
-        error: One line that tells why there are no numbers; the rest is then empty.
-        env_steps_per_s: Median speed over the measured iterations, all envs together.
-        slowest: Slowest iteration [env steps/s].
-        fastest: Fastest iteration [env steps/s].
-        iterations: Number of measured iterations.
-        phases: Share of each phase that took time.
-        step_ms: Duration of a control step of all envs, policy included, learning not [ms].
-        memory_gb: RAM of the first process and its children; with a learner on `cuda` memory in use on the GPU [GB].
-        memory_limit_gb: What there is of it [GB].
-        sim: Name of the simulator.
-        precision: Precision of the networks.
-        learner_wait: Share in which the learner waits for rollouts of actors, or processes are in sums over all.
-        actor_wait: Share in which actors wait for the learner.
-        lag: Age of the samples of actors, on average [updates].
-        lag_limit: Age at which they are dropped [updates].
-        cpu_percent: Use of the CPUs that the first process and its children may use [%].
-        crowded: Whether other programs took CPU time from it.
-    """
-
-    error: str | None = None
-    env_steps_per_s: float = 0.0
-    slowest: float = 0.0
-    fastest: float = 0.0
-    iterations: int = 0
-    phases: Mapping[str, float] = field(default_factory=dict)
-    step_ms: float = 0.0
-    memory_gb: float | None = None
-    memory_limit_gb: float | None = None
+    error: str | None = None  # one line that tells why there are no numbers; the rest is then empty
+    env_steps_per_s: float = 0.0  # median over the measured iterations, all envs together
+    slowest: float = 0.0  # iteration [env steps/s]
+    fastest: float = 0.0  # iteration [env steps/s]
+    iterations: int = 0  # that were measured
+    phases: Mapping[str, float] = field(default_factory=dict)  # shares of the phases that took time
+    step_ms: float = 0.0  # duration of a control step of all envs, policy included, learning not [ms]
+    memory_gb: float | None = None  # RAM of the first process and its children; on `cuda` memory in use on the GPU
+    memory_limit_gb: float | None = None  # what there is of it
     sim: str = ""
-    precision: str = ""
-    learner_wait: float | None = None
-    actor_wait: float | None = None
-    lag: float | None = None
-    lag_limit: int | None = None
-    cpu_percent: float | None = None
-    crowded: bool = False
+    precision: str = ""  # of the networks
+    learner_wait: float | None = None  # share in which the learner waits for actors, or processes are in sums over all
+    actor_wait: float | None = None  # share in which actors wait for the learner
+    lag: float | None = None  # mean age of the samples of actors [updates]
+    lag_limit: int | None = None  # age at which they are dropped [updates]
+    cpu_percent: float | None = None  # of the CPUs that the first process and its children may use
+    crowded: bool = False  # other programs took CPU time from it
 
 
 def measure_training(

@@ -30,19 +30,12 @@ _FUNCTION = re.compile(r"(?P<file>.+)\((?P<line>\d+)\): (?P<function>.+)")
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """A copy or a wait, and where the host asked for it.
+    """A copy or a wait, and where the host asked for it."""
 
-    Attributes:
-        phase: Phase in which the host called it.
-        kind: Kind of copy, or name of the call that waits.
-        ts: Time of the call [us].
-        tid: Thread that called it; None where the trace does not tell.
-    """
-
-    phase: str
-    kind: str
-    ts: float
-    tid: Any
+    phase: str  # in which the host called it
+    kind: str  # of copy, or name of the call that waits
+    ts: float  # time of the call [us]
+    tid: Any  # thread that called it; None where the trace does not tell
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,36 +41,22 @@ CHECKPOINT = "checkpoint"
 
 @dataclass(frozen=True, slots=True)
 class Loop:
-    """A training whose iterations can be run one by one.
+    """A training whose iterations can be run one by one."""
 
-    Attributes:
-        device: Device of the learner.
-        iterate: Function that runs one iteration: rollout, update, and whatever it writes down.
-        observe: `PhaseTimer.observe`, or a function like it.
-        library: Package to name source locations in; None names the first line that is not torch's.
-    """
-
-    device: torch.device
-    iterate: Callable[[], None]
-    observe: Callable[[Callable[[str], AbstractContextManager[Any]]], None]
-    library: str | None = None
+    device: torch.device  # of the learner
+    iterate: Callable[[], None]  # runs one iteration: rollout, update, and whatever it writes down
+    observe: Callable[[Callable[[str], AbstractContextManager[Any]]], None]  # `PhaseTimer.observe`, or one like it
+    library: str | None = None  # package to name source locations in; None names the first line that is not torch's
 
 
 @dataclass(frozen=True, slots=True)
 class Audit:
-    """What steady iterations of a loop did.
+    """What steady iterations of a loop did."""
 
-    Attributes:
-        method: Method of the audit, `COUNTED` or `TRACED`.
-        iterations: Number of audited iterations.
-        work: Work by phase, summed over the iterations.
-        locations: Number of copies and waits at each source location, summed over the iterations.
-    """
-
-    method: str
-    iterations: int
-    work: dict[str, Work]
-    locations: Counter[SourceLocation]
+    method: str  # `COUNTED` or `TRACED`
+    iterations: int  # that were audited
+    work: dict[str, Work]  # by phase, summed over the iterations
+    locations: Counter[SourceLocation]  # copies and waits at each of them
 
     def as_dict(self) -> dict[str, Any]:
         """Returns plain values, for json."""
@@ -143,9 +129,18 @@ def _audit_cpu(loop: Loop, iterations: int) -> Audit:
 
 
 def _audit_cuda(loop: Loop, iterations: int) -> Audit:
-    phases = _CurrentPhase()
+    phases = [OUTSIDE]  # of the host, the innermost last
+
+    @contextmanager
+    def around(phase: str) -> Iterator[None]:
+        phases.append(reported_phase(phase))
+        try:
+            yield
+        finally:
+            phases.pop()
+
     loop.observe(phase_range)
-    loop.observe(phases.around)
+    loop.observe(around)
     events = _trace(loop, iterations)
     if not any(event.get("cat") == "kernel" for event in events):
         raise ConfigError(
@@ -186,29 +181,14 @@ def _stack_locations(loop: Loop) -> Counter[SourceLocation]:
     )
 
 
-class _CurrentPhase:
-    """Knows in which phase the host is."""
-
-    def __init__(self) -> None:
-        self.name = OUTSIDE
-
-    @contextmanager
-    def around(self, phase: str) -> Iterator[None]:
-        outer, self.name = self.name, reported_phase(phase)
-        try:
-            yield
-        finally:
-            self.name = outer
-
-
-def _sync_warnings(loop: Loop, iterations: int, phases: _CurrentPhase) -> Counter[SourceLocation]:
+def _sync_warnings(loop: Loop, iterations: int, phases: list[str]) -> Counter[SourceLocation]:
     """Runs iterations in which torch warns of each of its own syncs, and says where they were."""
     locations: Counter[SourceLocation] = Counter()
 
     def warned(message: Warning | str, *args: Any, **kwargs: Any) -> None:
         if "synchronizing CUDA operation" in str(message):
             where = locate(sys._getframe(1), loop.library)
-            locations[SourceLocation(phases.name, "sync", where)] += 1
+            locations[SourceLocation(phases[-1], "sync", where)] += 1
 
     with warnings.catch_warnings():
         warnings.simplefilter("always")

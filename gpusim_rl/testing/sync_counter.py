@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -44,15 +43,10 @@ _ALLOCATIONS = frozenset({"empty", "empty_like", "empty_strided", "new_empty", "
 _COUNT_BYTES = 8  # what comes to the host where the shape of a result depends on data
 # On the CPU these move memory without an operator of their own, so they are caught where Python
 # calls them. tensor() and as_tensor() copy from pageable host memory.
-_CALLS: tuple[tuple[Any, str], ...] = (
-    (Tensor, "item"),
-    (Tensor, "cpu"),
-    (Tensor, "numpy"),
-    (Tensor, "tolist"),
-    (Tensor, "__array__"),
-    (torch, "tensor"),
-    (torch, "as_tensor"),
-)
+_CALLS: list[tuple[Any, str]] = [
+    *((Tensor, name) for name in ("item", "cpu", "numpy", "tolist", "__array__")),
+    *((torch, name) for name in ("tensor", "as_tensor")),
+]
 
 
 @dataclass(slots=True)
@@ -70,45 +64,28 @@ class CopyTotals:
 
 @dataclass(slots=True)
 class Work:
-    """What host and device did in one phase.
-
-    Attributes:
-        to_device: Copies from host to device.
-        to_host: Copies from device to host.
-        syncs: Calls that made the host wait, by kind.
-        operators: Operators of torch that compute something; counted on the CPU.
-        launches: Calls that gave work to the device: a graph of a thousand kernels is one; on CUDA, as the rest.
-        kernels: Kernels that ran.
-        wall_s: Time of the phase on the device's clock [s].
-        busy_s: Share of it in which the device is known to have been at work [s].
-        occupied_s: The same, with all of the time between the first and the last record of a graph's launch [s]: what
-            a graph repeats (a loop in it, as of Warp's solvers) is recorded once only, so the truth is between the two.
-    """
+    """What host and device did in one phase; the operators are counted on the CPU, what follows them on CUDA."""
 
     to_device: CopyTotals = field(default_factory=CopyTotals)
     to_host: CopyTotals = field(default_factory=CopyTotals)
-    syncs: Counter[str] = field(default_factory=Counter)
-    operators: int = 0
-    launches: int = 0
+    syncs: Counter[str] = field(default_factory=Counter)  # calls that made the host wait, by kind
+    operators: int = 0  # of torch, that compute something
+    launches: int = 0  # calls that gave work to the device: a graph of a thousand kernels is one
     kernels: int = 0
-    wall_s: float = 0.0
-    busy_s: float = 0.0
+    wall_s: float = 0.0  # time of the phase on the device's clock
+    busy_s: float = 0.0  # part of it in which the device is known to have been at work
+    # The same, with all time between the first and the last record of a graph's launch: of a loop in a graph (as of
+    # Warp's solvers) only the first round is recorded, so the truth is between the two.
     occupied_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class SourceLocation:
-    """A line of code that waits or copies.
-
-    Attributes:
-        phase: Phase of the iteration.
-        what: Operator, call or kind of copy.
-        where: `file:line` of who asked for it; empty where that is not known.
-    """
+    """A line of code that waits or copies."""
 
     phase: str
-    what: str
-    where: str
+    what: str  # operator, call or kind of copy
+    where: str  # `file:line` of who asked for it; empty where that is not known
 
     def __str__(self) -> str:
         return f"{self.what} at {self.where}" if self.where else self.what
@@ -187,23 +164,12 @@ class SyncCounter(TorchDispatchMode):
         super().__enter__()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        super().__exit__(kind, error, trace)
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
         while self._originals:
             setattr(*self._originals.pop())
 
-    def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None) -> Any:
         """Looks at one operator, then runs it."""
         kwargs = dict(kwargs or {})
         if self._paused:
@@ -213,7 +179,7 @@ class SyncCounter(TorchDispatchMode):
             self._of_phase().operators += 1
         if _syncs(name, args, kwargs):
             self._record(name)
-            self._count_copy(name, args, kwargs)
+            self._count_copy(name, args)
         result = func(*args, **kwargs)
         if self._on_host:
             of_host = any(args[0] is tensor for tensor in self._on_host) if args else False
@@ -246,14 +212,13 @@ class SyncCounter(TorchDispatchMode):
         self._of_phase().syncs[name] += 1
         self.found.append(SourceLocation(self._phase, name, locate(sys._getframe(), self._library)))
 
-    def _count_copy(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    def _count_copy(self, name: str, args: tuple[Any, ...]) -> None:
         work = self._of_phase()
         if name in ("_local_scalar_dense", "is_nonzero"):
             work.to_host.add(args[0].element_size())
-        elif name == "copy_":
-            (work.to_device if args[1].device.type == "cpu" else work.to_host).add(args[1].nbytes)
-        elif name == "_to_copy":
-            (work.to_device if args[0].device.type == "cpu" else work.to_host).add(args[0].nbytes)
+        elif name in _COPIES:
+            source = args[1 if name == "copy_" else 0]
+            (work.to_device if source.device.type == "cpu" else work.to_host).add(source.nbytes)
         else:
             work.to_host.add(_COUNT_BYTES)
 

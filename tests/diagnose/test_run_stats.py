@@ -244,7 +244,7 @@ def test_a_line_that_is_still_being_written_is_left_out(tmp_path):
         ("metrics.csv", COLUMNS + "\n" + row(1) + "\0\n", "is damaged in line 2"),
         ("config.yaml", None, "config.yaml: No such file or directory"),
         ("config.yaml", "a: [", "config.yaml line 1: not valid yaml"),
-        ("config.yaml", "- 1", "is not the configuration of a run"),
+        ("config.yaml", "- 1", "is not that of a run, TypeError"),
         ("config.yaml", "num_envs: 3", "is not that of a run, KeyError 'task'"),
         ("env.json", "{", "env.json cannot be read"),
         ("env.json", '{"sim": 3}', "is not that of a run, AttributeError"),
