@@ -16,7 +16,7 @@ import functools
 import inspect
 import io
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -69,13 +69,13 @@ class TaskConformance:
     @classmethod
     def entries(cls) -> dict[str, discover.TaskEntry]:
         """The tasks to check, by name."""
-        found = _entries(cls.config_dir)
+        entries = _entries(cls.config_dir)
         if cls.tasks is not None:
-            return {name: found[name] for name in cls.tasks}
+            return {name: entries[name] for name in cls.tasks}
         if cls.config_dir is None:
-            return found
+            return entries
         folder = Path(cls.config_dir, "task")
-        return {name: entry for name, entry in found.items() if entry.file.parent == folder}
+        return {name: entry for name, entry in entries.items() if entry.file.parent == folder}
 
     @classmethod
     def trainings(cls) -> Iterable[Any]:
@@ -98,6 +98,12 @@ class TaskConformance:
         sim_cfg = build(SimConfig, composed["sim"], "sim")
         choice = choose_sim(default_simulator("cpu").name, CPU)
         return VecEnv(task_class, cfg, make_sim(_scene(task_class, cfg), choice, num_envs, sim_cfg), seed)
+
+    def started_env(self, name: str, **settings: Any) -> VecEnv:
+        """The envs of a task as `make_env` makes them, at the start of their first episodes."""
+        env = self.make_env(name, **settings)
+        env.reset()
+        return env
 
     def make_trainer(self, name: str, folder: Path, **overrides: Any) -> Trainer:
         """A small training of a task on the CPU, whose run folder is in `folder`."""
@@ -128,8 +134,7 @@ class TaskConformance:
         assert expected["ppo"].keys() == plain["ppo"].keys()
 
     def test_the_class_docstring_is_the_specification(self, name: str) -> None:
-        env = self.make_env(name, num_envs=1)
-        env.reset()
+        env = self.started_env(name, num_envs=1)
         docstring = inspect.getdoc(type(env.task)) or ""
         assert docstring.splitlines()[0].startswith(f"{name}: ")
         for word in ("Action space:", "Observation space:", "Reward", "Start:", "ermination"):
@@ -149,8 +154,8 @@ class TaskConformance:
         assert covered == [list(range(size)) for size in env.obs_sizes.values()]
         for table, group in zip(tables, env.obs_sizes, strict=True):
             if parts := env.obs_parts.get(group):
-                told = [(part, len(numbers), unit) for numbers, part, unit in table]
-                assert told == [(part.name, part.size * part.history, part.unit) for part in parts]
+                documented = [(part, len(numbers), unit) for numbers, part, unit in table]
+                assert documented == [(part.name, part.size * part.history, part.unit) for part in parts]
 
     # The MDP
 
@@ -199,8 +204,7 @@ class TaskConformance:
     def test_at_the_start_nothing_is_inside_anything_else_and_no_joint_beyond_its_limits(self, name: str) -> None:
         if name in self.touching:
             pytest.skip("its starts may touch")
-        env = self.make_env(name, num_envs=128)
-        env.reset()
+        env = self.started_env(name, num_envs=128)
         model = env.sim.scene.model
         data = mujoco.MjData(model)
         limited = model.jnt_limited.astype(bool)
@@ -226,8 +230,7 @@ class TaskConformance:
         pytest.fail(f"constant over {self.max_steps} steps of {env.num_envs} envs: {constant}")
 
     def test_the_reward_is_the_sum_of_its_named_terms(self, name: str) -> None:
-        env = self.make_env(name, episode_length=SHORT)
-        env.reset()
+        env = self.started_env(name, episode_length=SHORT)
         names: set[tuple[str, ...]] = set()
         for action in random_actions(env, 10):
             step = env.step(action)
@@ -238,9 +241,7 @@ class TaskConformance:
         assert all(re.fullmatch(r"[a-z][a-z0-9_]*", term) for term in terms), terms
 
     def test_final_obs_is_what_a_run_without_resets_sees(self, name: str) -> None:
-        env, endless = (self.make_env(name, episode_length=SHORT) for _ in range(2))
-        env.reset()
-        endless.reset()
+        env, endless = (self.started_env(name, episode_length=SHORT) for _ in range(2))
         begin, nowhere = endless.begin_episodes, torch.zeros(NUM, dtype=torch.bool)
         endless.begin_episodes = lambda where: begin(nowhere)  # type: ignore[assignment] # draws the same random numbers
         alive = torch.ones(NUM, dtype=torch.bool)
@@ -257,8 +258,7 @@ class TaskConformance:
         assert ended == NUM
 
     def test_observing_and_asking_for_the_end_change_nothing(self, name: str) -> None:
-        env = self.make_env(name, episode_length=SHORT)
-        env.reset()
+        env = self.started_env(name, episode_length=SHORT)
         for action in random_actions(env, SHORT + 1):
             env.step(action)
             before = copied(env)
@@ -268,8 +268,7 @@ class TaskConformance:
             assert differences(before, copied(env)) == []
 
     def test_what_a_step_returned_stays_what_it_was(self, name: str) -> None:
-        env = self.make_env(name, episode_length=SHORT)
-        env.reset()
+        env = self.started_env(name, episode_length=SHORT)
         returned = []
         for action in random_actions(env, 8):
             step = env.step(action)
@@ -281,8 +280,7 @@ class TaskConformance:
         assert [path for (path, value), copy in zip(returned, copies, strict=True) if not same(value, copy)] == []
 
     def test_what_a_task_keeps_is_tensors_written_in_place(self, name: str) -> None:
-        env = self.make_env(name, episode_length=SHORT)
-        env.reset()
+        env = self.started_env(name, episode_length=SHORT)
         tensors = {path: value.data_ptr() for path, value in kept_tensors(vars(env.task))}
         others = _other_values(env.task)
         for action in random_actions(env, 14):
@@ -293,9 +291,7 @@ class TaskConformance:
         assert _other_values(env.task) == others, "changes from step to step, but is no tensor of the task"
 
     def test_a_state_continues_bit_for_bit_in_another_environment(self, name: str) -> None:
-        env, other = (self.make_env(name, episode_length=SHORT, seed=seed) for seed in (0, 9))
-        env.reset()
-        other.reset()
+        env, other = (self.started_env(name, episode_length=SHORT, seed=seed) for seed in (0, 9))
         actions = list(random_actions(env, 14))
         for action in actions[:4]:
             env.step(action)
@@ -309,9 +305,7 @@ class TaskConformance:
         assert differences(copied(env), copied(other)) == []
 
     def test_actions_beyond_the_limit_are_the_limit(self, name: str) -> None:
-        one, two = self.make_env(name), self.make_env(name)
-        one.reset()
-        two.reset()
+        one, two = self.started_env(name), self.started_env(name)
         limit = one.cfg.clip_actions
         for action in random_actions(one, 5):
             far = one.step(10.0 * limit * action)
@@ -319,9 +313,7 @@ class TaskConformance:
             assert differences(far.obs, near.obs) == []
 
     def test_an_env_that_diverges_is_reset_and_no_other_env_notices(self, name: str) -> None:
-        env, calm = self.make_env(name), self.make_env(name)
-        env.reset()
-        calm.reset()
+        env, calm = self.started_env(name), self.started_env(name)
         robot = env.sim.articulation(env.sim.scene.articulation_names[0])
         victim = torch.arange(NUM) == 2
         broken = 0
@@ -368,7 +360,7 @@ class TaskConformance:
             assert isinstance(trainer.env, VecEnv)
             sim = trainer.env.sim
             for method in ("step", "reset", "refresh"):
-                setattr(sim, method, _uncounted(syncs, getattr(sim, method)))
+                setattr(sim, method, syncs.pause()(getattr(sim, method)))
             with syncs:
                 trainer.iterate(log)
         assert syncs.total == 0, syncs.counts
@@ -474,14 +466,6 @@ def same(a: Any, b: Any) -> bool:
         return a == b
     equal = a.shape == b.shape and a.dtype == b.dtype
     return equal and bool(((a == b) | ((a != a) & (b != b))).all())
-
-
-def _uncounted(syncs: SyncCounter, call: Callable[..., Any]) -> Callable[..., Any]:
-    def paused(*args: Any, **kwargs: Any) -> Any:
-        with syncs.pause():
-            return call(*args, **kwargs)
-
-    return paused
 
 
 def _other_values(task: Task[Any]) -> dict[str, Any]:
