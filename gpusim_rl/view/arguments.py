@@ -13,12 +13,7 @@ if TYPE_CHECKING:
 
 
 def add_player_arguments(parser: argparse.ArgumentParser, *, policy: str) -> None:
-    """Adds what `open_player` reads, but for `run` and `--num-envs`.
-
-    Args:
-        parser: Parser of a tool.
-        policy: Default of `--policy`.
-    """
+    """Adds what `open_player` reads, but for `run` and `--num-envs`; `policy` is the default of `--policy`."""
     parser.add_argument("--policy", choices=["trained", "zero", "random"], default=policy, help="who acts")
     parser.add_argument(
         "--sim", choices=list(SIMULATORS), help="simulator (default: mujoco; newton for a run that was trained on it)"
@@ -27,13 +22,7 @@ def add_player_arguments(parser: argparse.ArgumentParser, *, policy: str) -> Non
 
 
 def add_picture_arguments(parser: argparse.ArgumentParser, *, width: int, height: int) -> None:
-    """Adds the size of a picture and its renderer.
-
-    Args:
-        parser: Parser of a tool.
-        width: Default of `--width` [pixels].
-        height: Default of `--height` [pixels].
-    """
+    """Adds the size of a picture, with its defaults [pixels], and its renderer."""
     parser.add_argument("--overwrite", action="store_true", help="replace a file that exists")
     parser.add_argument("--width", type=positive, default=width, help=f"pixels (default: {width})")
     parser.add_argument("--height", type=positive, default=height, help=f"pixels (default: {height})")
@@ -54,12 +43,7 @@ def positive(text: str) -> int:
 
 
 def open_player(args: argparse.Namespace, **options: Any) -> Player:
-    """Opens the player that a command line asks for.
-
-    Args:
-        args: Command line.
-        **options: Other arguments of `Player.open`.
-    """
+    """Opens the player that a command line asks for; `options` are other arguments of `Player.open`."""
     from gpusim_rl.machine.hardware import limit_openmp_spin
 
     limit_openmp_spin()  # before torch is imported

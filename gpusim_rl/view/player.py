@@ -185,12 +185,7 @@ def import_from_current_folder() -> None:
 
 
 def random_action(env: Environment, generator: torch.Generator) -> Tensor:
-    """Returns random actions, shape [num_envs, num_actions]: uniform within the limits, or over all options.
-
-    Args:
-        env: Envs that the actions are for.
-        generator: Source of the random numbers, on the device of the envs.
-    """
+    """Returns random actions, shape [num_envs, num_actions]: uniform within the limits, or over all options."""
     action = _zero_action(env)
     if isinstance(env.action_space, MultiDiscrete):
         for column, count in zip(action.unbind(dim=1), env.action_space.counts, strict=True):

@@ -48,25 +48,18 @@ class Grid:
     height: int
     columns: int
     rows: int
+    tile_width: int
+    tile_height: int
 
     @classmethod
     def of(cls, tiles: int, width: int, height: int) -> Grid:
         """Returns a grid with as many columns as rows, or one more, for a picture of this size [pixels]."""
         columns = math.ceil(math.sqrt(tiles))
-        grid = cls(width, height, columns, math.ceil(tiles / columns))
-        if grid.tile_width < 16 or grid.tile_height < 16:
+        rows = math.ceil(tiles / columns)
+        tile_width, tile_height = (width - GAP * (columns - 1)) // columns, (height - GAP * (rows - 1)) // rows
+        if min(tile_width, tile_height) < 16:
             raise ConfigError(f"{width}x{height} pixels are too few for {tiles} envs; try --num-envs 4 or --width 1920")
-        return grid
-
-    @property
-    def tile_width(self) -> int:
-        """Width of a tile [pixels]."""
-        return (self.width - GAP * (self.columns - 1)) // self.columns
-
-    @property
-    def tile_height(self) -> int:
-        """Height of a tile [pixels]."""
-        return (self.height - GAP * (self.rows - 1)) // self.rows
+        return cls(width, height, columns, rows, tile_width, tile_height)
 
     def corner(self, tile: int) -> tuple[int, int]:
         """Returns the left and the upper pixel of a tile."""
@@ -120,11 +113,9 @@ class Camera:
         return bodies
 
     def follow(self, tile: int, position: np.ndarray) -> np.ndarray:
-        """Returns the target of the view [m]; heights follow slowly, so that steps stay visible.
+        """Returns the target of a tile's view [m], from the position of the body that is followed [m].
 
-        Args:
-            tile: Number of the tile.
-            position: Position of the body that is followed [m].
+        Heights follow slowly, so that steps stay visible.
         """
         previous = self._heights.get(tile, float(position[2]))
         jumped = abs(position[2] - previous) > self.radius  # a new episode
@@ -186,13 +177,7 @@ def picture_model(scene: Scene, camera: Camera) -> mujoco.MjModel:
 
 
 def tiled(pictures: Sequence[np.ndarray], width: int, height: int) -> np.ndarray:
-    """Returns pictures that envs have drawn of themselves as one, uint8 [height, width, 3]: a grid of tiles.
-
-    Args:
-        pictures: Pictures, uint8 [h, w, 3] each.
-        width: Width of the grid [pixels].
-        height: Height of the grid [pixels].
-    """
+    """Returns pictures that envs have drawn of themselves, uint8 [h, w, 3] each, as one, uint8 [height, width, 3]."""
     from PIL import Image
 
     grid = Grid.of(len(pictures), width, height)
@@ -298,10 +283,7 @@ class GlRenderer:
         self._picture = np.zeros((grid.height, grid.width, 3), dtype=np.uint8)
 
     def render(self, qpos: np.ndarray) -> np.ndarray:
-        """Draws all envs.
-
-        Args:
-            qpos: Positions in the layout of the scene's model, shape [tiles, nq].
+        """Draws all envs at these positions of the scene's model, shape [tiles, nq].
 
         Returns:
             The picture, uint8, shape [height, width, 3]. It is overwritten by the next one.

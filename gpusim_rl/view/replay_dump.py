@@ -175,13 +175,7 @@ def _iteration(trainer: Trainer) -> Iterator[str]:
 
 
 def _describe(name: str, value: Tensor, axes: tuple[str, ...]) -> str:
-    """Returns the largest number of a tensor, NaN before all others, and its place, in words.
-
-    Args:
-        name: Name of the tensor.
-        value: Tensor.
-        axes: Names of the tensor's axes; an axis without a name is left out of the place.
-    """
+    """Tells the largest number of a tensor, NaN before all others, and its place along the axes that have a name."""
     if not value.numel():
         return f"{name} is empty"
     flat = int(value.abs().flatten().argmax())

@@ -10,7 +10,7 @@ import numpy as np
 
 from gpusim_rl.errors import ConfigError, import_extra
 from gpusim_rl.sim import Scene
-from gpusim_rl.view.renderer import FOVY_DEG, Camera, make_renderer, posed
+from gpusim_rl.view.renderer import FOVY_DEG, Camera, Grid, make_renderer, posed
 
 WIDE_AZIMUTH_DEG = 150.0  # angle for robots that are wider than long: more from ahead
 WIDE = 1.25  # width over length, above which a robot is looked at from there
@@ -118,9 +118,8 @@ def draw(
     Raises:
         ConfigError: Nothing can draw here, or the picture is too small for the envs or too large for OpenGL.
     """
-    columns = math.ceil(math.sqrt(len(qpos)))
-    aspect = (width / columns) / (height / math.ceil(len(qpos) / columns))
-    camera = FramingCamera(scene, qpos, aspect, fill)
+    grid = Grid.of(len(qpos), width, height)
+    camera = FramingCamera(scene, qpos, grid.tile_width / grid.tile_height, fill)
     try:
         drawn, note = make_renderer(scene, qpos, SMOOTH * width, SMOOTH * height, renderer, camera)
     except mujoco.FatalError as error:  # what OpenGL can draw at once depends on the driver
