@@ -48,10 +48,9 @@ def flat_size(space: Space[Any], name: str) -> int:
     Raises:
         ConfigError: The space has no fixed size.
     """
-    if isinstance(space, Dict):
-        return sum(flat_size(component, name) for component in space.spaces.values())
-    if isinstance(space, Tuple):
-        return sum(flat_size(component, name) for component in space.spaces)
+    if isinstance(space, (Dict, Tuple)):
+        components = space.spaces.values() if isinstance(space, Dict) else space.spaces
+        return sum(flat_size(component, name) for component in components)
     if isinstance(space, (Box, Discrete, MultiBinary, MultiDiscrete)):
         return flatdim(space)
     raise ConfigError(
@@ -110,13 +109,11 @@ def actions_of(space: Space[Any], name: str) -> tuple[spaces.ActionSpace, Callab
             return scaled.astype(space.dtype).reshape(-1, *space.shape)
 
         return spaces.Box(low.size), to_box
-    if isinstance(space, Discrete):
-        return spaces.MultiDiscrete((int(space.n),)), lambda action: action[:, 0].astype(np.int64) + space.start
-    if isinstance(space, MultiDiscrete):
-        counts = tuple(int(count) for count in space.nvec.flatten())
+    if isinstance(space, (Discrete, MultiDiscrete)):
+        counts = (int(space.n),) if isinstance(space, Discrete) else tuple(map(int, space.nvec.flatten()))
 
         def to_indices(action: np.ndarray) -> np.ndarray:
-            return action.astype(np.int64).reshape(-1, *space.shape) + space.start
+            return action.astype(np.int64).reshape(-1, *(space.shape or ())) + space.start
 
         return spaces.MultiDiscrete(counts), to_indices
     raise ConfigError(
