@@ -68,7 +68,7 @@ class TaskConformance:
 
     @classmethod
     def entries(cls) -> dict[str, discover.TaskEntry]:
-        """The tasks to check, by name."""
+        """Returns the tasks to check, by name."""
         entries = _entries(cls.config_dir)
         if cls.tasks is not None:
             return {name: entries[name] for name in cls.tasks}
@@ -79,7 +79,7 @@ class TaskConformance:
 
     @classmethod
     def trainings(cls) -> Iterable[Any]:
-        """Name and simulator of each training, as arguments of `pytest.mark.parametrize`."""
+        """Returns name and simulator of each training, as arguments of `pytest.mark.parametrize`."""
         return [(name, sim) for name in cls.entries() for sim in cls.simulators]
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
@@ -90,7 +90,7 @@ class TaskConformance:
             metafunc.parametrize("name", list(self.entries()))
 
     def make_env(self, name: str, *, num_envs: int = NUM, seed: int = 0, **settings: Any) -> VecEnv:
-        """The envs of a task on the CPU, some settings of its `task` section changed."""
+        """Returns the envs of a task on the CPU, with some settings of its section `task` changed."""
         composed = _composed(name, self.config_dir)
         task_class = load_task_class(composed["task"]["_target_"])
         section = {key: value for key, value in composed["task"].items() if key != "_target_"}
@@ -100,13 +100,13 @@ class TaskConformance:
         return VecEnv(task_class, cfg, make_sim(_scene(task_class, cfg), choice, num_envs, sim_cfg), seed)
 
     def started_env(self, name: str, **settings: Any) -> VecEnv:
-        """The envs of a task as `make_env` makes them, at the start of their first episodes."""
+        """Returns what `make_env` makes, at the start of its first episodes."""
         env = self.make_env(name, **settings)
         env.reset()
         return env
 
     def make_trainer(self, name: str, folder: Path, **overrides: Any) -> Trainer:
-        """A small training of a task on the CPU, whose run folder is in `folder`."""
+        """Returns a small training of a task on the CPU, whose run folder is in `folder`."""
         small = {"device": "cpu", "num_envs": NUM, "max_iterations": 2, "ppo": SMALL_PPO}
         settings = merged(small, {"log": {"dir": str(folder), "console": "quiet"}}, overrides)
         return make_trainer(prepare(name, config_dir=self.config_dir, **settings))
@@ -378,7 +378,7 @@ class TaskConformance:
         return load_task_class(self.entries()[name].target)
 
     def _yaml(self, name: str) -> dict[str, Any]:
-        """A task's yaml, over those that it builds on (`defaults: [Ant]`)."""
+        """Returns a task's yaml, over those that it builds on (`defaults: [Ant]`)."""
         content = discover.read_yaml(_entries(self.config_dir)[name].file)
         bases = [base for base in content.pop("defaults", []) if isinstance(base, str) and base != "_self_"]
         return merged(*map(self._yaml, bases), content)
@@ -391,7 +391,7 @@ def _entries(config_dir: str | Path | None) -> dict[str, discover.TaskEntry]:
 
 @functools.cache
 def _composed(name: str | None, config_dir: str | Path | None) -> dict[str, Any]:
-    """What Hydra composes, which takes most of the time of a short check; callers only read it."""
+    """Returns what Hydra composes, which takes most of the time of a short check; callers only read it."""
     return compose(["~task" if name is None else f"task={name}"], config_dir)
 
 
@@ -399,7 +399,7 @@ _scenes: dict[tuple[type, str], Scene] = {}
 
 
 def _scene(task_class: type[Task[Any]], cfg: Any) -> Scene:
-    """The scene of a task, built and compiled once for each configuration; simulators only read it."""
+    """Returns the scene of a task, compiled once for each configuration; simulators only read it."""
     key = (task_class, repr(cfg))
     if key not in _scenes:
         _scenes[key] = task_class.scene(cfg)
@@ -407,7 +407,7 @@ def _scene(task_class: type[Task[Any]], cfg: Any) -> Scene:
 
 
 def random_actions(env: VecEnv, steps: int, seed: int = 0) -> Iterator[Tensor]:
-    """Half of the envs jitter, the others push on for a while; now and then beyond the limits."""
+    """Yields actions: half of the envs jitter, the others push on for a while; now and then beyond the limits."""
     random = torch.Generator().manual_seed(seed)
     held = torch.zeros(env.num_envs, env.num_actions)
     for step in range(steps):
@@ -419,7 +419,7 @@ def random_actions(env: VecEnv, steps: int, seed: int = 0) -> Iterator[Tensor]:
 
 
 def copied(env: VecEnv) -> dict[str, Any]:
-    """Everything that the next step depends on, in memory of its own."""
+    """Returns everything that the next step depends on, in memory of its own."""
     buffer = io.BytesIO()
     torch.save(env.state_dict(), buffer)
     buffer.seek(0)
@@ -427,12 +427,12 @@ def copied(env: VecEnv) -> dict[str, Any]:
 
 
 def joined(obs: dict[str, Tensor]) -> Tensor:
-    """All observation groups side by side."""
+    """Returns all observation groups side by side."""
     return torch.cat(list(obs.values()), dim=1)
 
 
 def merged(*settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Nested settings, later ones over earlier ones."""
+    """Returns nested settings, later ones over earlier ones."""
     result: dict[str, Any] = {}
     for section in settings:
         for key, value in section.items():
@@ -442,7 +442,7 @@ def merged(*settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def leaves(node: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Everything in nested dicts and lists, by its path."""
+    """Yields everything in nested dicts and lists, by its path."""
     if isinstance(node, Mapping):
         for key, value in node.items():
             yield from leaves(value, f"{path}/{key}")
@@ -454,14 +454,14 @@ def leaves(node: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def differences(a: Any, b: Any) -> list[str]:
-    """Paths where two nested states are not the same, bit for bit."""
+    """Returns the paths where two nested states are not the same, bit for bit."""
     first, second = dict(leaves(a)), dict(leaves(b))
     unequal = [path for path in first if path in second and not same(first[path], second[path])]
     return unequal + sorted(first.keys() ^ second.keys())
 
 
 def same(a: Any, b: Any) -> bool:
-    """Equal bits; NaN equals NaN."""
+    """Returns whether two values have equal bits; NaN equals NaN."""
     if not isinstance(a, Tensor):
         return a == b
     equal = a.shape == b.shape and a.dtype == b.dtype
@@ -469,7 +469,7 @@ def same(a: Any, b: Any) -> bool:
 
 
 def _other_values(task: Task[Any]) -> dict[str, Any]:
-    """Numbers and strings among what a task keeps, and tensors where a checkpoint does not look for them."""
+    """Returns what a task keeps of numbers and strings, and of tensors where no checkpoint looks for them."""
     return {key: _value(value, task.random) for key, value in vars(task).items() if key not in ("cfg", "sim")}
 
 
