@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from gpusim_rl.diagnose.run_stats import RunStats
-from gpusim_rl.settings.simulators import default_simulator
+from gpusim_rl.settings.simulators import SIMULATORS, default_simulator
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,10 +186,11 @@ def unused_cpus(run: RunStats) -> Finding | None:
 
 def warp_on_cpu(run: RunStats) -> Finding | None:
     """Warp's CPU device runs kernels on one thread; it is there for tests."""
-    if not run.warp_on_cpu:
+    if run.sim_device != "cpu" or run.sim not in SIMULATORS or not SIMULATORS[run.sim].uses_warp:
         return None
-    problem = f"sim={run.sim} on the CPU runs on one thread, {_percent(run.simulating)} of the time"
-    return Finding(run.simulating / 2, problem, (f"sim={default_simulator('cpu').name}",))
+    share = 1.0 - (run.actor_wait or 0.0) if run.num_actors else run.simulate
+    problem = f"sim={run.sim} on the CPU runs on one thread, {_percent(share)} of the time"
+    return Finding(share / 2, problem, (f"sim={default_simulator('cpu').name}",))
 
 
 # Phases

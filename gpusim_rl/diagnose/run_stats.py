@@ -118,11 +118,6 @@ class RunStats:
         return self.sim in SIMULATORS and SIMULATORS[self.sim].cpu_threads
 
     @property
-    def warp_on_cpu(self) -> bool:
-        """Physics is Warp kernels, on one thread of the CPU."""
-        return self.sim in SIMULATORS and SIMULATORS[self.sim].uses_warp and self.sim_device == "cpu"
-
-    @property
     def all_envs(self) -> int:
         """Envs of all processes or actors."""
         return self.num_envs * self.processes * max(1, self.num_actors)
@@ -131,11 +126,6 @@ class RunStats:
     def step_s(self) -> float:
         """Duration of one control step of all envs, policy included [s]; 0 where actors simulate beside the learner."""
         return (self.simulate + self.policy + self.rollout) * self.all_envs / self.env_steps_per_s
-
-    @property
-    def simulating(self) -> float:
-        """Share of the time in which envs are simulated; with actors that in which these do not wait."""
-        return 1.0 - (self.actor_wait or 0.0) if self.num_actors else self.simulate
 
     @property
     def minibatches(self) -> int | None:
@@ -266,12 +256,8 @@ def read_rows(file: Path) -> list[Row]:
 def warm_up_rows(rows: Sequence[Row], iterations: int = 1) -> int:
     """Returns the number of rows at the start that still warm up, at most all but one.
 
-    The first row does, and those after it that take far longer than is usual, or far shorter: when the host gets ahead
-    of the device, its row is over before the device has done the work.
-
-    Args:
-        rows: All rows of metrics.csv.
-        iterations: Number of iterations that warm up in any case.
+    Those of the first `iterations` do, and those after them that take far longer than is usual, or far shorter: when
+    the host gets ahead of the device, its row is over before the device has done the work.
     """
     if len(rows) < 2:
         return 0

@@ -67,13 +67,7 @@ def gain_per_doubling(points: Points, few: int, many: int) -> float:
 
 
 def recommend(measured: Mapping[str, Points], *, task: str, tuned_envs: int) -> Recommendation:
-    """Chooses a device and a number of envs.
-
-    Args:
-        measured: All measurements by device, `cpu` or `cuda`.
-        task: Name of the task.
-        tuned_envs: Number of envs for which the task's yaml is tuned.
-    """
+    """Chooses a device, `cpu` or `cuda`, and a number of envs; the task's yaml is tuned for `tuned_envs`."""
     knees = {device: num_envs for device, points in measured.items() if (num_envs := knee(points)) is not None}
     failed = {device: [p.error for p in points.values() if p.error] for device, points in measured.items()}
     if not knees:
@@ -207,12 +201,7 @@ def useful(points: Points) -> int | None:
 
 
 def reasons(points: Points, unit: str) -> list[str]:
-    """Tells in sentences why that number is useful, and why not more.
-
-    Args:
-        points: All measurements.
-        unit: Name of what is counted, `processes` or `actors`.
-    """
+    """Tells in sentences why that number of `processes` or `actors` is useful, and why not more."""
     at, measured = useful(points), _measured(points)
     failed = {count: point.error for count, point in sorted(points.items()) if point.error}
     if at is None:

@@ -81,12 +81,7 @@ TRACED = "profiler trace and sync warnings on CUDA"
 
 
 def audit(loop: Loop, *, warm_up: int, iterations: int) -> Audit:
-    """Runs a loop and looks at its steady iterations.
-
-    Args:
-        loop: Loop to run.
-        warm_up: Number of iterations before those that count.
-        iterations: Number of iterations that count.
+    """Runs a loop and looks at its steady iterations, those after the warm-up.
 
     Raises:
         ConfigError: The profiler cannot see the device.
@@ -206,11 +201,9 @@ def _sync_warnings(loop: Loop, iterations: int, phases: list[str]) -> Counter[So
 
 
 def violations(result: Audit, rows: int) -> list[str]:
-    """Returns what the steady loop must not do, one line each; `log` may copy one row of metrics per log interval.
+    """Returns what a steady training of ours must not do, one line each.
 
-    Args:
-        result: Audit of a training of ours.
-        rows: Number of log intervals that ended in it.
+    `log` may copy one row of metrics for each log interval that ended meanwhile, `rows` in all.
     """
     lines = []
     for phase, work in result.work.items():
