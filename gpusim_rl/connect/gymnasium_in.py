@@ -49,11 +49,7 @@ class GymnasiumConfig:
     observations: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Checks the values.
-
-        Raises:
-            ConfigError: These envs are asked for what they cannot do.
-        """
+        """Checks the values; raises ConfigError where these envs are asked for what they cannot do."""
         if self.reset_from.share > 0.0:
             raise ConfigError("task.reset_from.share has no effect here: the state of these envs is not known. Try 0")
         if self.observations:

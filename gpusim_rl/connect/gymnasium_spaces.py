@@ -39,11 +39,7 @@ def action_space(env: VecEnv) -> Box:
 
 
 def flat_size(space: Space[Any], name: str) -> int:
-    """Returns the number of columns that `flatten` makes of a space.
-
-    Args:
-        space: Observation space of one env.
-        name: Name of the envs in messages.
+    """Returns the number of columns that `flatten` makes of the space of one env; `name` is for messages.
 
     Raises:
         ConfigError: The space has no fixed size.
@@ -62,13 +58,8 @@ def flat_size(space: Space[Any], name: str) -> int:
 def flatten(space: Space[Any], obs: Any, num_envs: int) -> np.ndarray:
     """Returns observations as numbers, float32 [num_envs, size], in new memory.
 
-    Components follow in the order of their space; discrete ones are one-hot. `gymnasium.spaces.flatten` does the same
-    for one env.
-
-    Args:
-        space: Observation space of one env.
-        obs: Observations of all envs, in the batched space.
-        num_envs: Number of envs.
+    Components follow in the order of the space, which is that of one env; discrete ones are one-hot.
+    `gymnasium.spaces.flatten` does the same for one env.
     """
     if isinstance(space, Dict):
         components = space.spaces.items()
@@ -89,11 +80,7 @@ def flatten(space: Space[Any], obs: Any, num_envs: int) -> np.ndarray:
 
 
 def actions_of(space: Space[Any], name: str) -> tuple[spaces.ActionSpace, Callable[[np.ndarray], np.ndarray]]:
-    """Returns an action space as ours, and the function from our actions to those of the space.
-
-    Args:
-        space: Action space of one env.
-        name: Name of the envs in messages.
+    """Returns the action space of one env as ours, and the function from our actions to its; `name` is for messages.
 
     Raises:
         ConfigError: There is no such action space here.

@@ -77,11 +77,7 @@ class _Sb3Envs(VectorEnv):
 
 
 def adapt(envs: Any, name: str) -> VectorEnv:
-    """Returns a vector env of one of the three libraries as one of Gymnasium.
-
-    Args:
-        envs: Vector env of Gymnasium (>= 1.1), EnvPool (Gymnasium's interface) or Stable-Baselines3.
-        name: Name of the envs in messages.
+    """Returns a vector env of Gymnasium (>= 1.1), EnvPool (Gymnasium's interface) or Stable-Baselines3 as Gymnasium's.
 
     Raises:
         ConfigError: It is something else.
@@ -102,15 +98,9 @@ def _is_envpool(envs: Any) -> bool:
 
 
 def make(cfg: EnvConfig, num_envs: int, seed: int) -> tuple[Any, str]:
-    """Makes the envs that the settings name.
+    """Makes the envs that the settings name; returns the vector env of a library, and its name in messages.
 
-    Args:
-        cfg: Section `env` of the settings.
-        num_envs: Number of envs.
-        seed: Seed of EnvPool's envs; the others take theirs when they are reset.
-
-    Returns:
-        The vector env of a library, and its name in messages.
+    The seed is that of EnvPool's envs; the others take theirs when they are reset.
 
     Raises:
         ConfigError: There are no such envs, or their package is missing.

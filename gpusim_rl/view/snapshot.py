@@ -102,15 +102,9 @@ class FramingCamera(Camera):
 def draw(
     scene: Scene, qpos: np.ndarray, width: int, height: int, renderer: str = "auto", fill: float = FILL
 ) -> tuple[np.ndarray, str | None]:
-    """Draws envs as they are, each framed.
+    """Draws envs at these positions, shape [envs, nq], each framed: with other arguments as `make_renderer` does.
 
-    Args:
-        scene: Scene of the envs.
-        qpos: Positions, shape [envs, nq].
-        width: Width of the picture [pixels].
-        height: Height of the picture [pixels].
-        renderer: Name of the renderer, as for `make_renderer`.
-        fill: Share of a tile's width or height that the framed things take.
+    `fill` is the share of a tile's width or height that the framed things take.
 
     Returns:
         The picture, uint8, shape [height, width, 3], and the line for the user of `make_renderer`.
