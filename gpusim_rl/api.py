@@ -41,24 +41,24 @@ def train(
     config_dir: str | Path | None = None,
     **overrides: Any,
 ) -> Any:
-    """Train a task; the same as `python train.py`, with the same defaults.
+    """Trains a task; the same as `python train.py`, with the same defaults.
 
         gpusim_rl.train("Ant", num_envs=64)
         gpusim_rl.train(Hopper, Hopper.Config(...), num_envs=4096, ppo={"horizon": 8}, sim="mujoco")
 
     Args:
-        task: A task class, or the name of a task that has a yaml.
-        config: Its settings; None takes them from the task's yaml.
+        task: Task class, or the name of a task that has a yaml.
+        config: Settings of the task; None takes them from its yaml.
         algo: Name of an algorithm that has a yaml, or a class of your own (`gpusim_rl.Algorithm`), whose settings are
             the defaults of its `Config`; None is PPO.
-        network: A class of your own in place of the perceptron (`gpusim_rl.learn.networks.Features`). It must be
+        network: Class of your own in place of the perceptron (`gpusim_rl.learn.networks.Features`). It must be
             importable, so that the run can be resumed and played.
-        config_dir: A folder of yours with more tasks and algorithms, as `-cd` for `train.py`.
+        config_dir: Folder of yours with more tasks and algorithms, as `-cd` for `train.py`.
         **overrides: Settings by name, sections as dicts; a section's name with a string chooses
             its yaml (`debug="smoke"`). `test=True` evaluates instead.
 
     Returns:
-        What `Trainer.train()` (or `Trainer.evaluate()`) returns.
+        Result of `Trainer.train()` (or `Trainer.evaluate()`).
     """
     limit_openmp_spin()
     spec = prepare(task, config, algo=algo, network=network, config_dir=config_dir, **overrides)
@@ -79,17 +79,17 @@ def make_env(
     config_dir: str | Path | None = None,
     **overrides: Any,
 ) -> VecEnv:
-    """The environment that `train` would train on, for a learner of another library (`gpusim_rl.connect`) or your own.
+    """Makes the environment of `train`, for a learner of another library (`gpusim_rl.connect`) or your own.
 
         env = gpusim_rl.make_env("Ant", num_envs=64)
         obs = env.reset()
         step = env.step(actions)
 
     Args:
-        task: As for `train`.
-        config: As for `train`.
-        config_dir: As for `train`.
-        **overrides: As for `train`; those of learning and logging have no effect.
+        task: Task class or name, as for `train`.
+        config: Settings of the task, as for `train`.
+        config_dir: Folder of yours, as for `train`.
+        **overrides: Settings by name, as for `train`; those of learning and logging have no effect.
     """
     limit_openmp_spin()
     spec = prepare(task, config, config_dir=config_dir, **overrides)
@@ -110,12 +110,12 @@ def make_env(
 
 
 def load_spec(config: dict[str, Any], overrides: Sequence[str], checkpoint: Checkpoint | None = None) -> RunSpec:
-    """Load the classes of a composed config and check the rest of it.
+    """Loads the classes of a composed config, and checks the rest of it.
 
     Args:
-        config: Composed, plain values.
-        overrides: The command line that it was composed from.
-        checkpoint: What `checkpoint=` names; None looks it up.
+        config: Composed config, plain values.
+        overrides: Command line that it was composed from.
+        checkpoint: Checkpoint that `checkpoint=` names; None looks it up.
 
     Raises:
         ConfigError: A class is not there, or a setting does not fit.
@@ -157,7 +157,7 @@ def prepare(
     config_dir: str | Path | None = None,
     **overrides: Any,
 ) -> RunSpec:
-    """Compose and check what `train` was asked for."""
+    """Composes and checks what `train` was asked for."""
     name = _yaml_name(task, config_dir)
     typed = [f"task={name}" if name else NO_YAML]
     if isinstance(algo, str):
@@ -204,13 +204,13 @@ def prepare(
 
 @contextmanager
 def scratch_training(overrides: Sequence[str]) -> Iterator[tuple[Trainer, Logger]]:
-    """A training to measure: prints nothing, and its run folder is gone when the block ends.
+    """Makes a training to measure: it prints nothing, and its run folder is gone when the block ends.
 
         with scratch_training(["task=Ant", "num_envs=64"]) as (trainer, log):
             trainer.iterate(log)
 
     Args:
-        overrides: The command line, as for `train.py`; they win over what makes the run quiet.
+        overrides: Command line, as for `train.py`; it wins over what makes the run quiet.
     """
     with tempfile.TemporaryDirectory() as folder:
         quiet = [f"log.dir={quote(folder)}", "log.console=quiet", "log.checkpoint_interval=1000000"]
@@ -225,7 +225,7 @@ def scratch_training(overrides: Sequence[str]) -> Iterator[tuple[Trainer, Logger
 
 
 def _yaml_name(task: type | str, config_dir: str | Path | None = None) -> str | None:
-    """Name of the yaml of a task, None when it has none."""
+    """Returns the name of the yaml of a task, None when it has none."""
     entries = tasks(config_dir, outside=True)
     if isinstance(task, str):
         if task not in entries:
@@ -239,7 +239,7 @@ def _yaml_name(task: type | str, config_dir: str | Path | None = None) -> str | 
 
 
 def _defaults(owner: type, asked: str) -> Any:
-    """The settings of a class that has no yaml, if all of them have defaults in the dataclass."""
+    """Makes the settings of a class that has no yaml, if all of them have defaults in the dataclass."""
     try:
         return settings_class(owner)()
     except TypeError:
@@ -251,7 +251,7 @@ def _defaults(owner: type, asked: str) -> Any:
 
 
 def _class_path(cls: type, argument: str = "") -> str:
-    """Where a class can be imported from again."""
+    """Returns where a class can be imported from again."""
     if cls.__module__ == "__main__" and argument:
         sys.stderr.write(
             f"warning: {argument}={cls.__name__} is a class of this script: only the script can resume or play the run."
@@ -266,7 +266,7 @@ def _class_path(cls: type, argument: str = "") -> str:
 
 
 def _section_lines(composed: Mapping[str, Any], section: Mapping[str, Any]) -> Iterator[str]:
-    """Overrides that make the composed section of a task the one that was passed."""
+    """Yields overrides that make the composed section of a task the one that was passed."""
     for key, value in section.items():
         old = composed.get(key)
         if old != value or key not in composed:
@@ -276,7 +276,7 @@ def _section_lines(composed: Mapping[str, Any], section: Mapping[str, Any]) -> I
 
 
 def _lines(overrides: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    """Keyword arguments as lines of a command line."""
+    """Yields keyword arguments as lines of a command line."""
     for name, value in overrides.items():
         key = prefix + name
         if isinstance(value, Mapping) and key not in OPEN_SECTIONS:
@@ -288,7 +288,7 @@ def _lines(overrides: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
 
 
 def _text(value: Any) -> str:
-    """A value in the grammar of the command line."""
+    """Writes a value in the grammar of the command line."""
     if value is None:
         return "null"
     if isinstance(value, bool):

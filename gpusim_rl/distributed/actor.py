@@ -30,14 +30,11 @@ from gpusim_rl.spaces import ActionSpace
 
 PROGRESS_S = 10.0
 """Time between two reports of the first actor on how far its envs are (levels of a curriculum, say) [s]."""
-ALONE: Mapping[str, Any] = {
+REPLACED: Mapping[str, Any] = {
+    **dict.fromkeys(("sim_device", "rl_device", "checkpoint", "num_actors")),
     "device": "cpu",
-    "sim_device": None,
-    "rl_device": None,
     "graph": "off",
     "compile": "off",
-    "checkpoint": None,
-    "num_actors": None,
 }
 """Settings of an actor in place of the run's."""
 
@@ -155,12 +152,8 @@ class Actor:
         spec = _spec_of(job)
         envs = spec.cfg.num_envs
         start, _ = begin(spec, _OneOfActors(job))
-        self.collector = make_collector(
-            start,
-            role="acts",
-            first_env=job.number * envs,
-            all_envs=job.num_actors * envs,
-        )
+        place = {"first_env": job.number * envs, "all_envs": job.num_actors * envs}
+        self.collector = make_collector(start, role="acts", **place)
         self._number, self._remote = (
             job.number,
             remote_of(self.collector.algorithm, env_spec(start, self.collector.env)),
@@ -241,7 +234,7 @@ def tensor_of(array: np.ndarray) -> Tensor:
 
 
 def _spec_of(job: ActorJob) -> RunSpec:
-    config = {**job.config, **ALONE, "seed": job.seed}
+    config = {**job.config, **REPLACED, "seed": job.seed}
     refuse_classes_of_script(config)
     actors = config["actors"]
     config["actors"] = {**actors, "engine": None}

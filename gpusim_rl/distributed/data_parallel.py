@@ -25,7 +25,7 @@ from gpusim_rl.run.run_spec import RunSpec
 from gpusim_rl.settings.schema import RunConfig, declarations
 
 PATIENCE = timedelta(minutes=10)
-"""How long a process waits for the others: one of them may compile, or write a large checkpoint."""
+"""Time that a process waits for the others: one of them may compile, or write a large checkpoint."""
 
 _CONNECTIONS = itertools.count()
 
@@ -48,7 +48,7 @@ class Processes(Collective):
         self._launch: Callable[[Callable[[], None]], None] = _now
 
     def sum(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """The sums over all processes, tensor by tensor."""
+        """Returns the sums over all processes, tensor by tensor."""
         if not tensors:
             return []
         flat = torch.cat([tensor.detach().flatten() for tensor in tensors])
@@ -69,25 +69,25 @@ class Processes(Collective):
             self._launch = _now
 
     def share(self, value: Any) -> Any:
-        """The value that the first process has."""
+        """Returns the value that the first process has."""
         box = [value]
         distributed.broadcast_object_list(box, src=0, group=self._host)
         return box[0]
 
     def gather(self, value: Any) -> list[Any]:
-        """The values of all processes, in the first one."""
-        found: list[Any] | None = [None] * self.size if self.rank == 0 else None
-        distributed.gather_object(value, found, dst=0, group=self._host)
-        return found or []
+        """Returns the values of all processes, in the first one."""
+        values: list[Any] | None = [None] * self.size if self.rank == 0 else None
+        distributed.gather_object(value, values, dst=0, group=self._host)
+        return values or []
 
     def run_dir(self, path: str | None) -> str:
-        """The run folder; the store of torchrun keeps it for processes that are restarted."""
+        """Returns the run folder; the store of torchrun keeps it for processes that are restarted."""
         if path is not None and (store := _agent_store()) is not None:
             store.set(RUN_DIR, path)
         return self.share(path)
 
     def any(self, *flags: bool) -> tuple[bool, ...]:
-        """Of each flag, whether a process has it set."""
+        """Returns for each flag whether a process has it set."""
         numbers = torch.tensor(flags, dtype=torch.int32)
         distributed.all_reduce(numbers, op=distributed.ReduceOp.MAX, group=self._host)
         return tuple(bool(number) for number in numbers.tolist())
@@ -103,7 +103,7 @@ def _add_up(flat: Tensor) -> None:
 
 @contextmanager
 def joined(spec: RunSpec) -> Iterator[Collective]:
-    """The processes of a run, connected: alone without `multi_gpu`.
+    """Connects the processes of a run: alone without `multi_gpu`.
 
     Args:
         spec: The run.
@@ -188,8 +188,8 @@ def _check_equal(processes: Processes, spec: RunSpec) -> None:
     for rank, config in enumerate(configs):
         keys = [key for key in {**configs[0], **config} if config.get(key) != configs[0].get(key)]
         if keys:
-            found = "; ".join(structural_difference(configs[0], config, keys)) or ", ".join(keys)
-            problem = found.replace("saved", "process 0 has").replace("now", f"process {rank} has")
+            problem = "; ".join(structural_difference(configs[0], config, keys)) or ", ".join(keys)
+            problem = problem.replace("saved", "process 0 has").replace("now", f"process {rank} has")
             break
     problem = processes.share(problem)
     if problem is not None:
@@ -197,10 +197,10 @@ def _check_equal(processes: Processes, spec: RunSpec) -> None:
 
 
 def continued(arguments: list[str]) -> list[str]:
-    """The command line of a process of torchrun: where it was restarted, it continues the run that was begun before.
+    """Returns the command line of a process of torchrun: one that was restarted continues the run that it began.
 
     Args:
-        arguments: What the user typed behind `train.py`.
+        arguments: Words that the user typed behind `train.py`.
     """
     store = _agent_store()
     sweep = {"-m", "--multirun"} & {*arguments}  # which run of it was lost is not known
@@ -211,7 +211,7 @@ def continued(arguments: list[str]) -> list[str]:
 
 
 def _agent_store() -> TCPStore | None:
-    """The store that torchrun itself keeps."""
+    """Returns the store that torchrun itself keeps."""
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         return None
     address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])

@@ -103,7 +103,6 @@ class InferenceRollouts(Rollouts):
         return _ServedActor(number, remote, Metrics(self._num_envs, CPU), deque(room))
 
     def next(self, timeout_s: float) -> SentRollout | None:
-        """Returns a rollout that has come, or raises the error of the thread."""
         try:
             rollout = self._finished.get(timeout=timeout_s)
         except queue.Empty:
@@ -113,7 +112,6 @@ class InferenceRollouts(Rollouts):
         return rollout
 
     def release(self, rollout: SentRollout) -> None:
-        """Makes room for another one."""
         self._actors[rollout.actor].free.append(rollout.place)
 
     # The thread
@@ -233,7 +231,6 @@ class InferenceRollouts(Rollouts):
         return super().numbers() | numbers
 
     def close(self) -> None:
-        """Ends the thread, then the actors."""
         self._ended.set()
         if self._thread.is_alive():
             self._thread.join()

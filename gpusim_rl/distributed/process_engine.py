@@ -144,30 +144,24 @@ class ProcessEngine(Engine):
         self._actors: list[_Process] = []
 
     def start(self) -> None:
-        """Starts all processes."""
         for job in self._jobs:
             self._actors.append(_Process(job, self._weights_memory))
 
     def publish(self, version: int, state: Mapping[str, Tensor]) -> None:
-        """Writes them to where all processes read."""
         if self._weights is None:
             self._weights = SharedWeights(self._weights_memory, state)
         self._weights.write(version, state)
 
     def ask_for_rollout(self, actor: int) -> None:
-        """Asks for a rollout, which a slot of the memory is free for at once or later."""
         self._actors[actor].ask_for_rollout()
 
     def ask_for_step(self, actor: int, action: np.ndarray | None) -> None:
-        """Asks through the pipe: a control step is small."""
         self._actors[actor].ask("step", action)
 
     def begin_from(self, actor: int, progress: dict[str, Any]) -> None:
-        """Sends the progress through the pipe."""
         self._actors[actor].ask("begin", progress)
 
     def get(self, timeout_s: float) -> list[Answer]:
-        """Reads the pipes in which there is an answer."""
         by_connection = {process.connection: actor for actor, process in enumerate(self._actors)}
         ready: list[Any] = wait([*by_connection], timeout_s)
         return [self._read(by_connection[connection]) for connection in ready]
@@ -185,7 +179,6 @@ class ProcessEngine(Engine):
         return answer
 
     def release(self, rollout: SentRollout) -> None:
-        """Lets the slot be written again."""
         process, slot = rollout.place
         process.release(slot)
 
@@ -197,7 +190,6 @@ class ProcessEngine(Engine):
         return lost
 
     def close(self) -> None:
-        """Ends all processes."""
         for process in self._actors:
             process.close()
         self._actors.clear()

@@ -23,15 +23,15 @@ OLDEST, BELOW = (2, 50), (3, 0)
 """Versions of Ray that this package works with; pyproject.toml has the same."""
 
 PATIENCE_S = 5.0
-"""For a cluster to answer at its address [s]."""
+"""Time that a cluster has to answer at its address [s]."""
 
 
 def require_ray(needed_by: str, address: str | None = None) -> Any:
-    """The module `ray`.
+    """Imports Ray.
 
     Args:
         needed_by: Command or setting that needs it.
-        address: Of a cluster; None is that of RAY_ADDRESS, else this machine.
+        address: Address of a cluster; None is that of RAY_ADDRESS, else this machine.
 
     Raises:
         ConfigError: It is not installed, or of a version that does not work.
@@ -52,13 +52,12 @@ def require_ray(needed_by: str, address: str | None = None) -> Any:
 
 @contextmanager
 def ray_cluster(needed_by: str, *, address: str | None = None, num_cpus: int = 1) -> Iterator[Any]:
-    """Ray, connected: to a cluster, or to one of its own on this machine, which ends with the block.
+    """Connects Ray: to a cluster, or to one on this machine that ends with the block.
 
     Args:
         needed_by: Command or setting that needs it.
-        address: Of a cluster; None is that of RAY_ADDRESS, else this machine.
-        num_cpus: That are wanted on this machine. Ray counts them and gives out no more; it does not look how many
-            there are.
+        address: Address of a cluster; None is that of RAY_ADDRESS, else this machine.
+        num_cpus: CPUs that are wanted on this machine. Ray gives out no more of them, however many there are.
 
     Raises:
         ConfigError: There is no Ray, or no cluster at the address.
@@ -76,18 +75,17 @@ def ray_cluster(needed_by: str, *, address: str | None = None, num_cpus: int = 1
         with warnings.catch_warnings(), same_handler(signal.SIGTERM):
             warnings.simplefilter("ignore")  # of versions to come
             if address is None:
-                own: dict[str, Any] = {"num_cpus": max(num_cpus, available_cpus()), "include_dashboard": False}
                 folder = tempfile.TemporaryDirectory(prefix="gpusim-rl-ray-", ignore_cleanup_errors=True)
-                ray.init("local", **own, _temp_dir=stack.enter_context(folder), **quiet)
+                quiet |= {"_temp_dir": stack.enter_context(folder), "include_dashboard": False}
+                ray.init("local", num_cpus=max(num_cpus, available_cpus()), **quiet)
             else:
                 try:
                     _look_for(address)
                     ray.init(address, **quiet)
                 except (OSError, RuntimeError, ValueError) as error:
-                    what = str(error).strip().partition("\n")[0]
-                    raise ConfigError(
-                        f"{needed_by}: no Ray cluster at {address}: {what}. Try ray status there"
-                    ) from None
+                    reason = str(error).strip().partition("\n")[0]
+                    problem = f"no Ray cluster at {address}: {reason}"
+                    raise ConfigError(f"{needed_by}: {problem}. Try ray status there") from None
         stack.callback(ray.shutdown)
         yield ray
 
@@ -104,11 +102,7 @@ def same_handler(number: signal.Signals) -> Iterator[None]:
 
 
 def _look_for(address: str) -> None:
-    """Ray itself tries for minutes.
-
-    Raises:
-        OSError: Nobody is there.
-    """
-    found = re.fullmatch(r"(?:ray://)?([^/]+):(\d+)", address)
-    if found is not None:
-        socket.create_connection((found[1], int(found[2])), timeout=PATIENCE_S).close()
+    """Raises OSError where nobody is at an address: Ray itself tries for minutes."""
+    place = re.fullmatch(r"(?:ray://)?([^/]+):(\d+)", address)
+    if place is not None:
+        socket.create_connection((place[1], int(place[2])), timeout=PATIENCE_S).close()

@@ -81,14 +81,13 @@ class RayEngine(Engine):
         self._weights: Any = None
 
     def start(self) -> None:
-        """Starts all actors, as the cluster has room for them."""
         remote = self._ray.remote(RemoteActor).options(
             num_cpus=self._threads,
             max_restarts=-1,
             max_task_retries=0,
             runtime_env={"env_vars": {"CUDA_VISIBLE_DEVICES": ""}},
         )
-        self._actors = [remote.remote(job) for job in self._jobs]
+        self._actors = [remote.remote(job) for job in self._jobs]  # each as soon as the cluster has room for it
         for actor in range(self.num_actors):
             self._call(actor, "describe")
 
@@ -97,23 +96,18 @@ class RayEngine(Engine):
         self._calls[self._actors[actor].call.remote(request, attempt, argument)] = actor, attempt
 
     def publish(self, version: int, state: Mapping[str, Tensor]) -> None:
-        """Puts them into the object store."""
         self._weights = self._ray.put((version, {name: x.numpy() for name, x in state.items()}))
 
     def ask_for_rollout(self, actor: int) -> None:
-        """Asks for a rollout by the newest weights."""
         self._call(actor, "rollout", self._weights)
 
     def ask_for_step(self, actor: int, action: np.ndarray | None) -> None:
-        """Sends the action."""
         self._call(actor, "step", action)
 
     def begin_from(self, actor: int, progress: dict[str, Any]) -> None:
-        """Sends the progress."""
         self._call(actor, "begin", progress)
 
     def get(self, timeout_s: float) -> list[Answer]:
-        """Returns the answers that have come."""
         calls = [*self._calls]
         if not calls:  # all wait for the learner; Ray would return at once
             time.sleep(timeout_s)
@@ -156,7 +150,6 @@ class RayEngine(Engine):
         return {"actors/object_store": 1.0 - free / whole} if whole else {}
 
     def close(self) -> None:
-        """Ends all actors, and a cluster that runs for them alone."""
         for actor in self._actors:
             self._ray.kill(actor)
         self._actors.clear()

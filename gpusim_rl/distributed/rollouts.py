@@ -118,21 +118,18 @@ class ActorsRollouts(Rollouts):
         self._waited_s = self._worked_s = 0.0
 
     def publish(self, version: int, state: Mapping[str, Tensor]) -> None:
-        """Hands the weights to the engine; the first time lets the actors begin."""
         self.engine.publish(version, state)
-        early, self._early = self._early, []
+        early, self._early = self._early, []  # the first time: now the actors may begin
         for answer in early:
             self._take(answer)
 
     def next(self, timeout_s: float) -> SentRollout | None:
-        """Returns a rollout that has come."""
         if not self._arrived:
             for answer in self.engine.get(timeout_s):
                 self._take(answer)
         return self._arrived.popleft() if self._arrived else None
 
     def release(self, rollout: SentRollout) -> None:
-        """Asks the actor for another one."""
         self.engine.release(rollout)
         self._ask(rollout.actor)
 
@@ -157,7 +154,6 @@ class ActorsRollouts(Rollouts):
             self.progress = answer.progress or self.progress
 
     def numbers(self) -> dict[str, float]:
-        """Returns how many actors work, and for which part of the time they waited."""
         total = self._waited_s + self._worked_s
         wait = self._waited_s / total if total else 0.0
         self._waited_s = self._worked_s = 0.0
@@ -187,24 +183,19 @@ class RemoteEnvs(Environment):
         self.steps_between_truncations = envs.steps_between_truncations
 
     def reset(self) -> Observation:
-        """Returns zeros: the learner acts on none of them."""
-        return {group: torch.zeros(self._of_actor, size) for group, size in self.obs_sizes.items()}
+        return {group: torch.zeros(self._of_actor, size) for group, size in self.obs_sizes.items()}  # nobody acts on it
 
     def step(self, action: Tensor) -> Step:
-        """Raises an error: actors step their envs."""
-        raise NotImplementedError
+        raise NotImplementedError  # actors step their envs
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the newest state that an actor has sent."""
         return self._rollouts.progress
 
     def begin_from(self, state: dict[str, Any]) -> Observation:
-        """Lets the actors begin new episodes there."""
         self._rollouts.begin_from(state)
         return self.reset()
 
     def close(self) -> None:
-        """Ends the actors."""
         self._rollouts.close()
 
 
@@ -306,7 +297,6 @@ class ActorsCollector(Collector):
             self._remote.end_receiving()
 
     def update(self) -> None:
-        """Lets the algorithm learn from the rollouts."""
         super().update()
         self._version += 1
 

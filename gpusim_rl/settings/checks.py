@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 
 def plain(cfg: DictConfig | Mapping[str, Any]) -> dict[str, Any]:
-    """Resolve a composed config into nested plain dicts and lists."""
+    """Resolves a composed config into nested plain dicts and lists."""
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
@@ -45,18 +45,13 @@ def plain(cfg: DictConfig | Mapping[str, Any]) -> dict[str, Any]:
     return typing.cast("dict[str, Any]", container)
 
 
-def build_run(
-    config: Mapping[str, Any],
-    *,
-    task_class: type,
-    algorithm_class: type | None = None,
-) -> RunConfig:
-    """Turn a composed config into a RunConfig, strictly.
+def build_run(config: Mapping[str, Any], *, task_class: type, algorithm_class: type | None = None) -> RunConfig:
+    """Turns a composed config into a RunConfig, strictly.
 
     Args:
         config: Plain values: a composed config, or the parsed config.yaml of a run folder.
-        task_class: Task to take `Config` from.
-        algorithm_class: Algorithm to take `Config` from; None where it is one of ours.
+        task_class: Task whose `Config` is built.
+        algorithm_class: Algorithm whose `Config` is built; None where it is one of ours.
 
     Raises:
         ConfigError: A key is unknown or missing, or a value is not what it must be.
@@ -76,7 +71,7 @@ def build_run(
 
 
 def check_settings(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Check all that can be checked without importing the task, or an algorithm of the user's.
+    """Checks all that can be checked without importing the task, or an algorithm of the user's.
 
     Returns:
         The fields of RunConfig, except `task`; and except `algorithm`, if it is not one of ours.
@@ -100,18 +95,18 @@ def check_settings(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def build(cls: type[T], node: Any, path: str = "") -> T:
-    """Build a dataclass from nested plain values, strictly; `path` is where `node` stands."""
+    """Builds a dataclass from nested plain values, strictly; `path` is where `node` stands."""
     values = _fields(cls, _section(node, path), path)
     try:
         return cls(**values)
-    except (ConfigError, ValueError) as error:  # __post_init__: relations between fields
-        if isinstance(error, ConfigError):
-            raise
+    except ConfigError:
+        raise
+    except ValueError as error:  # __post_init__: relations between fields
         raise ConfigError(f"{path}: {error}" if path else str(error)) from None
 
 
 def settings_class(owner: type) -> type:
-    """Return the settings dataclass of a task or an algorithm."""
+    """Returns the settings dataclass of a task or an algorithm."""
     cls = getattr(owner, "Config", None)
     if not (inspect.isclass(cls) and dataclasses.is_dataclass(cls)):
         raise ConfigError(f"{owner.__module__}.{owner.__qualname__}.Config must be a dataclass, got {cls!r}")
@@ -119,7 +114,7 @@ def settings_class(owner: type) -> type:
 
 
 def check_hooks(cls: type, kind: str) -> None:
-    """Stop when a task or an algorithm does not define a method that every one has; `kind` says which of the two."""
+    """Raises ConfigError where a task or an algorithm (`kind`) does not define a method that every one has."""
     missing = sorted(getattr(cls, "__abstractmethods__", ()))
     if missing:
         members = [name for name in vars(cls) if not name.startswith("__")]
@@ -129,15 +124,14 @@ def check_hooks(cls: type, kind: str) -> None:
 
 
 def known_keys() -> list[str]:
-    """All keys a command line may set but those of the task, e.g. `ppo.network.hidden`."""
+    """Returns all keys that a command line may set but those of the task, e.g. `ppo.network.hidden`."""
 
     def keys(cls: type, prefix: str) -> list[str]:
         names, hints = [], _hints(cls)
         for name in (field.name for field in dataclasses.fields(cls) if field.init):
-            hint = hints[name]
             names.append(prefix + name)
-            if dataclasses.is_dataclass(hint):
-                names += keys(typing.cast(type, hint), f"{prefix}{name}.")
+            if dataclasses.is_dataclass(hints[name]):
+                names += keys(hints[name], f"{prefix}{name}.")
         return names
 
     algorithms = [key for name, (_, settings) in ALGORITHMS.items() for key in [name, *keys(settings, f"{name}.")]]
@@ -145,7 +139,7 @@ def known_keys() -> list[str]:
 
 
 def apply_overrides(config: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
-    """Return a copy of `config` with `key=value` strings applied to keys that exist."""
+    """Returns a copy of `config` with `key=value` strings applied to keys that exist."""
     if not overrides:
         return config
     from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -180,11 +174,11 @@ ISAACGYMENVS = {
     "task.env": "A task's settings are right below task, e.g. task.episode_length; docs/migrating_from_isaacgymenvs.md",
     "train": "Learning is below ppo, e.g. ppo.learning_rate; docs/migrating_from_isaacgymenvs.md has all names",
 }
-"""What to say to those who type its keys, and what is below them."""
+"""Advice for those who type its keys, and keys below them."""
 
 
 def unknown_key(key: str, known: Sequence[str]) -> ConfigError:
-    """The error for a key that does not exist, with the closest key that does."""
+    """Makes the error for a key that does not exist, with the closest key that does."""
     if key in known:
         return ConfigError(f"{key!r} cannot be changed like this: expected key=value, e.g. num_envs=64")
     for name, answer in ISAACGYMENVS.items():
@@ -208,20 +202,17 @@ def unknown_key(key: str, known: Sequence[str]) -> ConfigError:
 
 
 def _fields(cls: type, node: Mapping[str, Any], path: str, skip: Sequence[str] = ()) -> dict[str, Any]:
-    """Check `node` against the fields of a dataclass and return the converted values."""
+    """Checks `node` against the fields of a dataclass; returns the converted values."""
     prefix = f"{path}." if path else ""
     fields = {field.name: field for field in dataclasses.fields(cls) if field.init and field.name not in skip}
     known = [f"{prefix}{name}" for name in fields] if path else known_keys()
     for key in node:
         if key not in fields:
             raise unknown_key(f"{prefix}{key}", known)
-    values = {}
-    for name, hint in _hints(cls).items():
-        if name not in fields:
-            continue
-        field = fields[name]
+    values, hints = {}, _hints(cls)
+    for name, field in fields.items():
         if name in node:
-            values[name] = _convert(node[name], hint, f"{prefix}{name}")
+            values[name] = _convert(node[name], hints[name], f"{prefix}{name}")
         elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
             raise ConfigError(f"missing key {prefix + name!r}: it has no default, give it a value in the yaml")
     return values
@@ -247,7 +238,7 @@ def _hints(cls: type) -> dict[str, Any]:
 
 
 def _convert(value: Any, hint: Any, key: str) -> Any:
-    """Return `value` as the type `hint`, or raise the one line that says what it must be."""
+    """Returns `value` as the type `hint`, or raises the one line that says what it must be."""
     if dataclasses.is_dataclass(hint):
         return build(typing.cast(type, hint), value, key)
     try:
@@ -269,7 +260,7 @@ class _Mismatch(Exception):  # noqa: N818 (never leaves this file)
 
 
 def _exceeded(value: Any, hint: Any) -> float | None:
-    """The limit of a type, if a number is beyond it and else of the type."""
+    """Returns the limit of a type, if a number is beyond it and else of the type."""
     if not isinstance(value, (int, float)):
         return None
     limits = [limit if value > 0 else -limit for limit in (LARGEST_FLOAT, LARGEST_INT, LARGEST_COUNT)]
@@ -285,7 +276,7 @@ def _accepts(value: Any, hint: Any) -> bool:
 
 
 def _match(value: Any, hint: Any) -> Any:
-    """Convert without loss: an int is a float, a list is a tuple, a bool is never a number; numbers fit a tensor."""
+    """Converts without loss: an int is a float, a list is a tuple, a bool is never a number; numbers fit a tensor."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if hint is Any:
         return value
@@ -326,14 +317,14 @@ def _match(value: Any, hint: Any) -> Any:
 
 
 def _literals(hint: Any) -> list[str]:
-    """All strings that a type with Literals names."""
+    """Returns all strings that a type with Literals names."""
     if typing.get_origin(hint) is Literal:
         return [value for value in typing.get_args(hint) if isinstance(value, str)]
     return [name for arg in typing.get_args(hint) for name in _literals(arg)]
 
 
 def _describe(hint: Any) -> str:
-    """A type in the user's words."""
+    """Describes a type in the user's words."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin is Annotated:
         rules = [rule.words for rule in args[1:] if isinstance(rule, Rule)]
@@ -351,11 +342,5 @@ def _describe(hint: Any) -> str:
         return f"a list of {len(items)} ({', '.join(_describe(item) for item in items)})"
     if origin is dict:
         return f"a section of ({_describe(args[1])})"
-    names = {
-        int: "an int",
-        float: "a number",
-        bool: "true or false",
-        str: "a string",
-        type(None): "null",
-    }
+    names = {int: "an int", float: "a number", bool: "true or false", str: "a string", type(None): "null"}
     return names.get(hint, getattr(hint, "__name__", str(hint)))

@@ -52,20 +52,18 @@ SAVED = "the settings of a saved run"
 
 
 class Outcome(NamedTuple):
-    """What the summary of a sweep (`-m`) tells of a run."""
+    """Run folder and returns of a run, for the summary of a sweep (`-m`)."""
 
     run: str
-    """Its folder."""
     last_return: float | None
     best_return: float | None
 
 
 def hydra_main(run: Callable[[dict[str, Any], list[str], Checkpoint | None], Outcome]) -> Callable[..., None]:
-    """Make `run(config, overrides, checkpoint)` a command with Hydra's flags, sweeps, and errors on one line.
+    """Makes `run(config, overrides, checkpoint)` a command with Hydra's flags, sweeps, and errors on one line.
 
-    `config` is the composed config as plain values, checked but for the task's section;
-    `overrides` is the command line, with that of a resumed run in front;
-    `checkpoint` is what `checkpoint=` names.
+    `config` is the composed config as plain values, checked but for the task's section; `overrides` is the command
+    line, with that of a resumed run in front; `checkpoint` is what `checkpoint=` names.
     """
     saved: SavedRun | None = None
     outcomes: list[tuple[list[str], Outcome]] = []  # by overrides
@@ -120,11 +118,11 @@ def hydra_main(run: Callable[[dict[str, Any], list[str], Checkpoint | None], Out
 
 
 def sweep_summary(outcomes: Sequence[tuple[Sequence[str], Outcome]], console: str) -> str:
-    """What is printed at the end of a sweep: a line for each run, with the overrides in which the runs differ.
+    """Returns what is printed at the end of a sweep: a line for each run, with the overrides in which the runs differ.
 
     Args:
         outcomes: Overrides and outcome of each run.
-        console: The setting `log.console`: `json` makes one object of it, `quiet` nothing.
+        console: Setting `log.console`: `json` makes one object of it, `quiet` nothing.
     """
     if console == "quiet":
         return ""
@@ -144,12 +142,12 @@ def sweep_summary(outcomes: Sequence[tuple[Sequence[str], Outcome]], console: st
 def compose(
     overrides: Sequence[str] = (), config_dir: str | Path | None = None, saved: SavedRun | None = None
 ) -> dict[str, Any]:
-    """Compose a config as the command line does; return plain values.
+    """Composes a config as the command line does; returns plain values.
 
     Args:
-        overrides: As typed after `python train.py`: `["task=Ant", "num_envs=64"]`.
-        config_dir: A folder of the user's with more configs (`-cd`), which win over ours.
-        saved: A run whose settings stand in place of the defaults.
+        overrides: Words behind `python train.py`: `["task=Ant", "num_envs=64"]`.
+        config_dir: Folder of the user with more configs (`-cd`), which win over ours.
+        saved: Run whose settings stand in place of the defaults.
     """
     _prepare_hydra(config_dir)
     GlobalHydra.instance().clear()
@@ -164,7 +162,7 @@ def compose(
 
 
 def _finished(config: dict[str, Any], arguments: Sequence[str], saved: SavedRun | None) -> dict[str, Any]:
-    """Check that all of a composed config is in its place, and choose the length of the training.
+    """Checks that all of a composed config is in its place, and chooses the length of the training.
 
     `max_iterations` of the algorithm's own section counts in place of the task's, which suits PPO's horizon. What is
     typed wins, and so does the length of a saved run.
@@ -179,7 +177,7 @@ def _finished(config: dict[str, Any], arguments: Sequence[str], saved: SavedRun 
 
 
 def _primary(saved: SavedRun | None, arguments: Sequence[str]) -> str:
-    """Name of the config that Hydra starts from: ours, or the settings of a run in their place.
+    """Returns the name of the config that Hydra starts from: ours, or the settings of a run in their place.
 
     A group that is typed (`sim=mjwarp`) wins over the saved settings, as everything that is typed.
     """
@@ -200,7 +198,7 @@ def _primary(saved: SavedRun | None, arguments: Sequence[str]) -> str:
 
 
 def check_sweep(overrides: Sequence[str], config_dir: str | None = None, saved: SavedRun | None = None) -> None:
-    """Check every run of `-m` before the first one starts."""
+    """Checks every run of `-m` before the first one starts."""
     try:
         parsed = OverridesParser.create().parse_overrides(list(overrides))
         [jobs] = BasicSweeper.split_arguments(parsed, max_batch_size=None)
@@ -219,7 +217,7 @@ def check_sweep(overrides: Sequence[str], config_dir: str | None = None, saved: 
 
 
 def resolve_checkpoint(config: Mapping[str, Any]) -> Checkpoint | None:
-    """What the setting `checkpoint` names."""
+    """Finds what the setting `checkpoint` names."""
     if config.get("checkpoint") is None:
         return None
     return paths.find_checkpoint(config["checkpoint"], config["log"]["dir"])
@@ -229,13 +227,13 @@ class TaskFolders(SearchPathPlugin):
     """Where Hydra looks: the user's folder, ours, those of installed packages.
 
     Attributes:
-        user: What `-cd` names. Hydra itself would put it behind ours, where it could not win.
+        user: Folder that `-cd` names. Hydra itself would put it behind ours, where it could not win.
     """
 
     user: Path | None = None
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
-        """Put the user's folder in front, and every announced one behind."""
+        """Puts the user's folder in front, and every announced one behind."""
         if self.user is not None:
             search_path.prepend(provider="user", path=f"file://{self.user}")
         for source, folder in plugin_cfg_dirs():
@@ -256,17 +254,17 @@ def _prepare_hydra(config_dir: str | Path | None = None) -> None:
 
 
 def _flags_first(arguments: Sequence[str]) -> list[str]:
-    """Sort flags before overrides: argparse does not understand `task=Ant -m seed=1,2`."""
+    """Sorts flags before overrides: argparse does not understand `task=Ant -m seed=1,2`."""
     return sorted(arguments, key=is_override)
 
 
 def _may_add(arguments: Sequence[str]) -> list[str]:
-    """Let what is below `OPEN_SECTIONS` be new: Hydra takes a new key only with + in front."""
+    """Lets what is below `OPEN_SECTIONS` be new: Hydra takes a new key only with + in front."""
     return [f"++{text.lstrip('+')}" if is_open(key_of(text)) and text[0] != "~" else text for text in arguments]
 
 
 def _complete_checkpoint(line: str) -> list[str] | None:
-    """What TAB makes of a command line that ends with `checkpoint=<run>`, of which Hydra knows nothing; else None."""
+    """Completes a command line that ends with `checkpoint=<run>`, of which Hydra knows nothing; None for others."""
     *words, last = line.split(" ")
     if key_of(last) != "checkpoint" or "=" not in last:
         return None

@@ -36,12 +36,12 @@ class TaskEntry:
 
 
 def cfg_dirs() -> list[tuple[str, Path]]:
-    """Config folders by source: ours, then those of installed packages."""
+    """Returns config folders by source: ours, then those of installed packages."""
     return [("gpusim_rl", paths.cfg_dir()), *plugin_cfg_dirs()]
 
 
 def plugin_cfg_dirs() -> list[tuple[str, Path]]:
-    """Config folders that installed packages announce; a broken announcement warns and is skipped.
+    """Returns config folders that installed packages announce; a broken announcement warns and is skipped.
 
     A package announces with `[project.entry-points."gpusim_rl.cfg"]` and `name = "my_package.cfg"`.
     """
@@ -56,26 +56,22 @@ def plugin_cfg_dirs() -> list[tuple[str, Path]]:
 
 
 def announced_packages() -> set[str]:
-    """Packages that announce tasks; nothing is imported."""
+    """Returns the packages that announce tasks; nothing is imported."""
     return {entry.value.partition(".")[0] for entry in _announcements()}
 
 
 def _announcements() -> list[EntryPoint]:
-    """Entry points of installed packages.
-
-    What lies in the current directory is not installed: it may be a folder from a stranger.
-    """
-    here = Path.cwd()
-    entries = entry_points(group=ENTRY_POINT_GROUP)
+    """Returns entry points of installed packages; what is in the current directory may be from a stranger."""
+    here, entries = Path.cwd(), entry_points(group=ENTRY_POINT_GROUP)
     return [entry for entry in entries if not (entry.dist and Path(str(entry.dist.locate_file(""))).resolve() == here)]
 
 
 def tasks(config_dir: str | Path | None = None, *, outside: bool = False) -> dict[str, TaskEntry]:
-    """All tasks on our simulators, by name.
+    """Returns all tasks on our simulators, by name.
 
     Args:
-        config_dir: The user's folder (`-cd`), which wins over the others.
-        outside: With the yamls of environments of other libraries (`task=Gymnasium`).
+        config_dir: Folder of the user (`-cd`), which wins over the others.
+        outside: Whether yamls of environments of other libraries are among them (`task=Gymnasium`).
     """
     folders = cfg_dirs()
     if config_dir is not None:
@@ -91,11 +87,7 @@ def tasks(config_dir: str | Path | None = None, *, outside: bool = False) -> dic
 
 
 def check_config_dir(config_dir: str | Path) -> None:
-    """Stop where the user's folder is not there, or would replace what is not a choice.
-
-    Raises:
-        ConfigError: As it says.
-    """
+    """Raises ConfigError where the user's folder is not there, or would replace what is not a choice."""
     folder = Path(config_dir)
     if not folder.is_dir():
         near = folder.parent if folder.parent.is_dir() else Path()
@@ -110,7 +102,7 @@ def check_config_dir(config_dir: str | Path) -> None:
 
 
 def _entry(name: str, source: str, yamls: Mapping[str, Path]) -> TaskEntry:
-    """What there is to know of a task without composing it."""
+    """Describes a task without composing it."""
     file = yamls[name]
     try:
         target = str(_target(name, yamls) or "")
@@ -121,7 +113,7 @@ def _entry(name: str, source: str, yamls: Mapping[str, Path]) -> TaskEntry:
 
 
 def _target(name: str, yamls: Mapping[str, Path], trail: tuple[str, ...] = ()) -> Any:
-    """`_target_` of a task, from its yaml or from one that it builds on (`defaults: [Ant]`)."""
+    """Returns `_target_` of a task, from its yaml or from one that it builds on (`defaults: [Ant]`)."""
     file = yamls[name]
     content = read_yaml(file)
     section = content.get("task") or {}
@@ -144,18 +136,18 @@ def _target(name: str, yamls: Mapping[str, Path], trail: tuple[str, ...] = ()) -
 
 
 def task_section(file: Path) -> dict[str, Any]:
-    """The `task:` section of a task's yaml, unresolved."""
+    """Returns the `task:` section of a task's yaml, unresolved."""
     return dict(read_yaml(file).get("task") or {})
 
 
 def default_choice(group: str) -> str:
-    """The yaml of a group that is taken where none is named."""
+    """Returns the yaml of a group that is taken where none is named."""
     defaults = read_yaml(paths.cfg_dir() / "config.yaml")["defaults"]
     return next(entry[group] for entry in defaults if group in entry)
 
 
 def read_yaml(file: Path) -> dict[str, Any]:
-    """Read a yaml file with a mapping at the top; an error names file and line."""
+    """Reads a yaml file with a mapping at the top; an error names file and line."""
     import yaml
     from omegaconf import OmegaConf
 
@@ -171,7 +163,7 @@ def read_yaml(file: Path) -> dict[str, Any]:
 
 
 def yaml_error(error: Exception) -> ConfigError:
-    """Put an error of the yaml parser's into one line, with file and line."""
+    """Puts an error of the yaml parser's into one line, with file and line."""
     mark = getattr(error, "problem_mark", None)
     where = f"{mark.name} line {mark.line + 1}: " if mark else ""
     problem = getattr(error, "problem", None) or str(error).partition("\n")[0]
@@ -179,7 +171,7 @@ def yaml_error(error: Exception) -> ConfigError:
 
 
 def package_path(dotted: str) -> Path | None:
-    """Folder or .py file of a dotted name, without importing it or its parents' code."""
+    """Finds folder or .py file of a dotted name, without importing it or its parents' code."""
     top, *rest = dotted.split(".")
     try:
         spec = importlib.util.find_spec(top)
@@ -199,19 +191,15 @@ def package_path(dotted: str) -> Path | None:
 
 
 def _description(target: str) -> str:
-    """First line of the docstring of a class, read from the source."""
+    """Returns the first line of the docstring of a class, read from the source."""
     module, _, class_name = target.rpartition(".")
-    prefix = "gpusim_rl.tasks."
-    file = (
-        paths.tasks_dir() / f"{module.removeprefix(prefix)}.py" if module.startswith(prefix) else package_path(module)
-    )
+    package, _, name = module.rpartition(".")
+    file = paths.tasks_dir() / f"{name}.py" if package == "gpusim_rl.tasks" else package_path(module)
     if file is None or not file.is_file():
         return ""
     try:
         tree = ast.parse(file.read_text(encoding="utf-8"))
     except SyntaxError:
         return ""
-    for node in tree.body:
-        if isinstance(node, ast.ClassDef) and node.name == class_name:
-            return (ast.get_docstring(node) or "").partition("\n")[0]
-    return ""
+    classes = (node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == class_name)
+    return next((ast.get_docstring(node) or "" for node in classes), "").partition("\n")[0]

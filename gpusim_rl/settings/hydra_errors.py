@@ -26,11 +26,11 @@ from gpusim_rl.settings.schema import ALGORITHMS, TASK_DEFAULTS
 HYDRA_ERRORS = (HydraException, OmegaConfBaseException, YAMLError, ValueError, RecursionError, OSError)
 GROUPS = ("task", "algo", "sim", "actors", "log", "debug")
 LONGEST_NAME = 200
-"""Bytes of the name of a yaml: files have names of at most 255."""
+"""Length of the name of a yaml at most [bytes]: files have names of at most 255."""
 
 
 def check_flags(arguments: Sequence[str]) -> argparse.Namespace:
-    """Parse the flags; an unknown one is one line that says how settings are written."""
+    """Parses the flags; an unknown one is one line that says how settings are written."""
 
     def refuse(message: str) -> NoReturn:
         bad = re.match(r"unrecognized arguments: (\S+)", message)
@@ -45,7 +45,7 @@ def check_flags(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def refuse_unreadable(overrides: Sequence[str]) -> None:
-    """Stop where Hydra would misread an override, or fail with an error of its own that does not name it."""
+    """Raises ConfigError where Hydra would misread an override, or fail with an error that does not name it."""
     for text in overrides:
         if is_override(text) and value_of(text).strip() == "???":  # taken for none: a folder `None` for hydra.run.dir
             raise ConfigError(f"{key_of(text)}: expected a value, got ???")
@@ -70,19 +70,16 @@ def _may_be_file(name: Any) -> bool:
 
 
 def refuse_misplaced(config: Mapping[str, Any], arguments: Sequence[str], config_dir: Path | None) -> None:
-    """Stop when a yaml lacks its first line, so that Hydra put all it holds below the name of its group."""
-    for group, whose in (("algo", "the algorithm"), ("task", "the task")):
+    """Raises ConfigError where a yaml lacks its first line: Hydra put all it holds below the name of its group."""
+    for group in ("algo", "task"):
         if isinstance(section_of(config, group).get(group), Mapping):
             problem = _problem(arguments, config_dir) if group == "task" else ""
-            raise ConfigError(
-                problem
-                or f"{whose}'s yaml has a section {group!r} below {group!r}: is its first line not"
-                " '# @package _global_'?"
-            )
+            nested = f"the yaml of {group} has a section {group!r} below {group!r}"
+            raise ConfigError(problem or f"{nested}: is its first line not '# @package _global_'?")
 
 
 def refuse_other_task(config: Mapping[str, Any], saved: SavedRun | None) -> None:
-    """Stop when the run of a checkpoint trained another task than the one asked for."""
+    """Raises ConfigError where the run of a checkpoint trained another task than the one asked for."""
     if saved is None:
         return
     trained, asked = (section_of(settings, "task").get("_target_") for settings in (saved.settings, config))
@@ -94,7 +91,7 @@ def refuse_other_task(config: Mapping[str, Any], saved: SavedRun | None) -> None
 
 
 def refuse_other_algorithm(config: Mapping[str, Any], overrides: Sequence[str]) -> None:
-    """Stop when a setting was typed for an algorithm that does not run."""
+    """Raises ConfigError where a setting was typed for an algorithm that does not run."""
     chosen = config["algo"]["name"]
     for text in overrides:
         section = key_of(text).partition(".")[0]
@@ -110,13 +107,13 @@ def _no_effect(key: str, chosen: str) -> ConfigError:
 def explain(
     error: Exception, arguments: Sequence[str], saved: SavedRun | None = None, config_dir: Path | None = None
 ) -> ConfigError:
-    """Put an error of Hydra's into one line.
+    """Puts an error of Hydra's into one line.
 
     Args:
-        error: What Hydra raised.
-        arguments: The command line.
-        saved: The run that it continues.
-        config_dir: The user's folder (`-cd`).
+        error: Error that Hydra raised.
+        arguments: Command line.
+        saved: Run that it continues.
+        config_dir: Folder of the user (`-cd`).
     """
     if isinstance(error, ConfigError):
         return error
@@ -151,22 +148,21 @@ def explain(
     if match := re.search(r"Ambiguous value for argument '(.+)'|Sweep parameters '(.+)' requires", first):
         asked = match.group(1) or match.group(2)
         return ConfigError(f"{asked}: several values need -m (one run for each); a list is written [a,b]")
-    cause = error.__cause__
-    reason = f": {str(cause).partition(chr(10))[0]}" if cause is not None else ""
-    return ConfigError(f"{first or type(error).__name__}{reason}")
+    reasons = [first or type(error).__name__, *([str(error.__cause__).partition("\n")[0]] if error.__cause__ else [])]
+    return ConfigError(": ".join(reasons))
 
 
 def unknown_choice(
     group: str, name: str, options: Sequence[str], config_dir: Path | None, otherwise: str = ""
 ) -> ConfigError:
-    """The error for a yaml that no config folder has.
+    """Makes the error for a yaml that no config folder has.
 
     Args:
         group: Folder of the yaml: `task`, `algo`.
-        name: What was asked for.
-        options: What there is.
-        config_dir: The user's folder (`-cd`).
-        otherwise: What to try without one, where nothing is similar.
+        name: Name that was asked for.
+        options: Names that there are.
+        config_dir: Folder of the user (`-cd`).
+        otherwise: Advice where there is no such folder and nothing is similar.
     """
     hint = did_you_mean(name, options)
     if config_dir is not None:
@@ -182,13 +178,13 @@ def unknown_choice(
 
 
 def section_of(settings: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """A section of composed settings; an empty one where there is none."""
+    """Returns a section of composed settings; an empty one where there is none."""
     section = settings.get(name)
     return section if isinstance(section, Mapping) else {}
 
 
 def _all_keys(arguments: Sequence[str], saved: SavedRun | None) -> list[str]:
-    """Keys that a command line may set, with those of the task it names."""
+    """Returns the keys that a command line may set, with those of the task it names."""
     if saved is not None:
         sections = [section_of(saved.settings, "task")]
     else:
@@ -203,11 +199,11 @@ def _all_keys(arguments: Sequence[str], saved: SavedRun | None) -> list[str]:
 
 
 def _problem(arguments: Sequence[str], config_dir: Path | None) -> str:
-    """What is wrong with the yaml of the task that a command line names."""
+    """Returns what is wrong with the yaml of the task that a command line names."""
     entries = tasks(config_dir, outside=True)
     return next((entries[name].problem for name in _task_names(arguments) if name in entries), "")
 
 
 def _task_names(arguments: Sequence[str]) -> list[str]:
-    """Tasks that a command line asks for."""
+    """Returns the tasks that a command line asks for."""
     return [value_of(text) for text in arguments if key_of(text) == "task"] or [default_choice("task")]

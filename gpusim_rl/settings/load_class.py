@@ -1,4 +1,4 @@
-"""The class that a setting names: a task, an algorithm, a network; or the function."""
+"""Imports the class that a setting names, a task, an algorithm or a network; or the function."""
 
 from __future__ import annotations
 
@@ -18,19 +18,18 @@ T = TypeVar("T")
 
 
 def load_class(target: Any, base: type[T] | tuple[type, ...], key: str, example: str) -> type[T]:
-    """Import the class that a setting names.
+    """Imports the class that a setting names.
 
     Args:
         target: Value of the setting.
-        base: What the class must be a subclass of; of several, the first is named.
-        key: The setting, e.g. `task._target_`.
-        example: A value that would do.
+        base: Class of which it must be a subclass; the error names the first of several.
+        key: Name of the setting, e.g. `task._target_`.
+        example: Value that would do.
 
     Raises:
         ConfigError: There is no such class, or it is no subclass of `base`.
     """
     module = _import_module(target, "class", key, example)
-    first = base[0] if isinstance(base, tuple) else base
     module_name, _, class_name = target.rpartition(".")
     cls: Any = getattr(module, class_name, None)
     if cls is None:
@@ -39,18 +38,19 @@ def load_class(target: Any, base: type[T] | tuple[type, ...], key: str, example:
         ]
         raise ConfigError(f"{key}={target}: {module_name} has no {class_name!r}." + did_you_mean(class_name, classes))
     if not (inspect.isclass(cls) and issubclass(cls, base)):
+        expected = f"a subclass of {public_name(base[0] if isinstance(base, tuple) else base)}, e.g. {example}"
         got = f"got {cls!r}" if inspect.isclass(cls) else f"it is a {type(cls).__name__}"
-        raise ConfigError(f"{key}={target} must name a subclass of {public_name(first)}, e.g. {example}; {got}")
+        raise ConfigError(f"{key}={target} must name {expected}; {got}")
     return cast("type[T]", cls)
 
 
 def load_function(target: Any, key: str, example: str) -> Callable[..., Any]:
-    """Import the function (or class) that a setting names.
+    """Imports the function (or class) that a setting names.
 
     Args:
         target: Value of the setting.
-        key: The setting.
-        example: A value that would do.
+        key: Name of the setting.
+        example: Value that would do.
 
     Raises:
         ConfigError: There is none.
@@ -65,7 +65,7 @@ def load_function(target: Any, key: str, example: str) -> Callable[..., Any]:
 
 
 def _import_module(target: Any, kind: str, key: str, example: str) -> ModuleType:
-    """The module of what a setting names."""
+    """Imports the module of a setting's value."""
     if not isinstance(target, str) or not re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+", target):
         raise ConfigError(f"{key} must be a {kind} path such as {example!r}, got {target!r}")
     module_name = target.rpartition(".")[0]
@@ -83,7 +83,7 @@ def _import_module(target: Any, kind: str, key: str, example: str) -> ModuleType
 
 
 def public_name(cls: type) -> str:
-    """A class as its users import it: from the outermost package where it can be had."""
+    """Returns a class as its users import it: from the outermost package where it can be had."""
     if cls.__module__.split(".")[0] == "gpusim_rl" and cls.__name__ in public.HOME:  # loaded only when asked for
         return f"gpusim_rl.{cls.__qualname__}"
     parts = cls.__module__.split(".")

@@ -9,28 +9,28 @@ OPEN_SECTIONS = ("task.randomization_params", "task.observations", "env.kwargs")
 
 
 def is_override(text: str) -> bool:
-    """Whether a word of a command line sets a value: `key=value`, also with + or ~ in front."""
+    """Returns whether a word of a command line sets a value: `key=value`, also with + or ~ in front."""
     return "=" in text and not text.startswith("-")
 
 
 def key_of(text: str) -> str:
-    """Key of an override: `task` of `+task@package=Ant`."""
+    """Returns the key of an override: `task` of `+task@package=Ant`."""
     return text.lstrip("+~").partition("=")[0].partition("@")[0]
 
 
 def value_of(text: str) -> str:
-    """Value of an override as text, without the quotes of Hydra's grammar."""
+    """Returns the value of an override as text, without the quotes of Hydra's grammar."""
     value = text.partition("=")[2]
     return value[1:-1] if len(value) > 1 and value[0] == value[-1] and value[0] in "'\"" else value
 
 
 def is_open(key: str) -> bool:
-    """Whether a key is one of `OPEN_SECTIONS`, or below one."""
+    """Returns whether a key is one of `OPEN_SECTIONS`, or below one."""
     return any(f"{key}.".startswith(f"{section}.") for section in OPEN_SECTIONS)
 
 
 def quote(text: str) -> str:
-    """A value that Hydra reads back as this very string."""
+    """Returns a value that Hydra reads back as this very string."""
     word = re.fullmatch(r"[A-Za-z_./][\w./-]*", text) and text.strip("./-") != ""
     if word and text.lower() not in ("null", "true", "false", "nan", "inf"):
         return text

@@ -16,20 +16,19 @@ from gpusim_rl.settings.overrides import is_override, key_of, quote, value_of
 from gpusim_rl.settings.trust import check_saved_settings
 
 ONE_CALL_ONLY = ("checkpoint", "test", "trust", "log.dir", "log.console")
-"""A resumed run does not take these over from its folder: they belong to one call, to its terminal, or
-lead out of the folder."""
+"""Settings of one call, of its terminal, or that lead out of the folder: a resumed run does not take them over."""
 NO_YAML = "~task"
-"""Stands in front of the overrides of a run whose task has no yaml: `++task.<key>=<value>` behind it are all it has."""
+"""First override of a run whose task has no yaml: `++task.<key>=<value>` behind it are all that it has."""
 
 
 @dataclass(frozen=True)
 class SavedRun:
-    """What `checkpoint=` names. Its settings are data: none of it is read as a command line.
+    """The run that `checkpoint=` names. Its settings are data: none of it is read as a command line.
 
     Attributes:
-        checkpoint: The file, and its run folder.
-        settings: Those of the run. A file without a run folder has them too.
-        overrides: The command line that the run was started with, for the record.
+        checkpoint: File, and its run folder.
+        settings: Settings of the run. A file without a run folder has them too.
+        overrides: Command line that the run was started with, for the record.
     """
 
     checkpoint: Checkpoint
@@ -37,7 +36,7 @@ class SavedRun:
     overrides: list[str]
 
     def with_overrides(self, typed: Sequence[str]) -> list[str]:
-        """The record of a command line that continues this run: what is typed takes the place of what was."""
+        """Returns the record of a command line that continues this run: what is typed wins."""
         keys = {key_of(text) for text in typed}
         return [*(text for text in self.overrides if key_of(text) not in keys), *typed]
 
@@ -45,11 +44,11 @@ class SavedRun:
 def continue_run(
     arguments: Sequence[str], config_dir: str | Path | None, named: Sequence[str] = ()
 ) -> tuple[list[str], SavedRun | None]:
-    """Read the run that `checkpoint=` names, so that it is resumed by its folder alone. What is typed wins.
+    """Reads the run that `checkpoint=` names, so that it is resumed by its folder alone. What is typed wins.
 
     Args:
-        arguments: The command line.
-        config_dir: The user's folder (`-cd`).
+        arguments: Command line.
+        config_dir: Folder of the user (`-cd`).
         named: Class paths that were passed from Python.
 
     Returns:
@@ -87,7 +86,7 @@ def continue_run(
 
 
 def _chosen(overrides: Sequence[str], group: str) -> str | None:
-    """Name of the yaml of a group that a run was started with; None for that which is taken without one."""
+    """Returns the name of the yaml of a group that a run was started with; None where none was named."""
     chosen = [value_of(text) for text in overrides if key_of(text) == group and not text.startswith("~")]
     return chosen[-1] if chosen else None
 
@@ -95,7 +94,7 @@ def _chosen(overrides: Sequence[str], group: str) -> str | None:
 def _read_settings(
     checkpoint: Checkpoint, *, trust: bool, config_dir: str | Path | None, named: Sequence[str]
 ) -> dict[str, Any]:
-    """The settings of a run: those of its config.yaml, or of the checkpoint where that is not there or damaged."""
+    """Reads the settings of a run: its config.yaml, or the checkpoint where that is not there or damaged."""
     file = checkpoint.file if checkpoint.run_dir is None else checkpoint.run_dir / "config.yaml"
     if checkpoint.run_dir is not None and is_intact(file):
         settings = load_yaml(file)
@@ -115,7 +114,7 @@ def _read_settings(
 
 
 def read_overrides(checkpoint: Checkpoint) -> list[str]:
-    """The command line that a run keeps for the record; empty when it has none.
+    """Reads the command line that a run keeps for the record; empty when it has none.
 
     Raises:
         ConfigError: It holds what no run writes: a flag, a setting of Hydra's, an interpolation.

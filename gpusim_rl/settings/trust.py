@@ -16,7 +16,7 @@ from gpusim_rl.files.safe_open import check_plain
 from gpusim_rl.settings.discover import announced_packages, check_config_dir, read_yaml
 
 FORBIDDEN = ("hydra", "defaults")
-"""Keys that choose or configure Hydra's own parts: with them, settings would name code to run."""
+"""Keys of Hydra's own parts: with them, settings would name code to run."""
 
 
 def check_saved_settings(
@@ -27,22 +27,19 @@ def check_saved_settings(
     config_dir: str | Path | None = None,
     named: Collection[str] = (),
 ) -> dict[str, Any]:
-    """Stop where saved settings would have code imported that the user has not asked for.
+    """Returns saved settings; stops where they would have code imported that the user has not asked for.
 
     Trusted are gpusim_rl itself, packages that announce tasks with an entry point, and what this command names.
 
     Args:
         settings: Saved settings, plain values.
-        where: File that they are from.
-        trust: The user said `trust=true`.
-        config_dir: The user's folder (`-cd`): the modules that its files name are trusted.
+        where: File of the settings.
+        trust: Whether the user said `trust=true`.
+        config_dir: Folder of the user (`-cd`): the modules that its files name are trusted.
         named: Class paths that this command names.
 
-    Returns:
-        The settings.
-
     Raises:
-        ConfigError: With the module that would be imported.
+        ConfigError: They are none of a run, or a module would be imported, which the error names.
     """
     check_plain(settings, where)
     if not isinstance(settings, dict) or not all(isinstance(settings.get(key), dict) for key in ("task", "algo")):
@@ -63,24 +60,20 @@ def check_saved_settings(
 
 
 def strange_classes(settings: Any) -> list[tuple[str, str]]:
-    """Keys and values of the `_target_` that are neither of gpusim_rl nor of a package that announces tasks."""
+    """Returns keys and values of each `_target_` neither of gpusim_rl nor of a package that announces tasks."""
     packages = {"gpusim_rl", *announced_packages()}
     return [(key, target) for key, target in class_paths(settings) if target.partition(".")[0] not in packages]
 
 
 def refuse_classes_of_script(settings: Any) -> None:
-    """Stops where a class is of the script that runs: another process cannot import it.
-
-    Raises:
-        ConfigError: There is one.
-    """
+    """Raises ConfigError where a class is of the script that runs: another process cannot import it."""
     for key, target in strange_classes(settings):
         if target.startswith("__main__."):
             raise ConfigError(f"{key}={target} is of the script itself: try a module of its own")
 
 
 def class_paths(node: Any, key: str = "") -> Iterator[tuple[str, str]]:
-    """Keys and values of all `_target_` in nested settings."""
+    """Yields keys and values of all `_target_` in nested settings."""
     if isinstance(node, dict):
         for name, value in node.items():
             path = f"{key}.{name}" if key else str(name)
@@ -94,7 +87,7 @@ def class_paths(node: Any, key: str = "") -> Iterator[tuple[str, str]]:
 
 
 def _modules(config_dir: str | Path | None) -> set[str]:
-    """Modules that the files in a user's folder name."""
+    """Returns the modules that the files in a user's folder name."""
     if config_dir is None:
         return set()
     check_config_dir(config_dir)
@@ -103,6 +96,6 @@ def _modules(config_dir: str | Path | None) -> set[str]:
 
 
 def add_trust_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of a tool that says which code a run may name."""
+    """Adds the options of a tool that say which code a run may name."""
     parser.add_argument("--trust", action="store_true", help="import the classes that the run names, whatever they are")
     parser.add_argument("-cd", "--config-dir", help="a folder with more tasks, as for train.py: their code is trusted")
