@@ -175,11 +175,6 @@ class Actor:
             env.state_dict(),
         )
 
-    def begin_from(self, progress: dict[str, Any]) -> None:
-        """Begins new episodes at the progress of other envs, as a `SentRollout` has it."""
-        self.collector.begin_from(progress)
-        self._remote.begin_episodes()
-
     def acting_state(self) -> dict[str, Tensor]:
         """Returns what `rollout` acts by: its shapes and types are those of the learner's."""
         return self._remote.acting_state()
@@ -200,15 +195,24 @@ class Actor:
         worked_s = self._idle_since - began
         return SentRollout(self._number, tensors, version, taken, worked_s, waited_s, self._due_progress())
 
-    def step(self, action: np.ndarray | None) -> Stepped:
-        """Advances the envs by one control step, for a learner that acts.
+    def do(self, request: str, argument: Any) -> Stepped | None:
+        """Does what the learner asks for, but for rollouts, whose tensors each engine sends in a way of its own.
 
         Args:
-            action: Actions of the envs; None asks for the first observation.
+            request: `begin` or `step`.
+            argument: Progress of other envs, or actions.
         """
+        if request == "step":
+            return self._step(argument)
+        self.collector.begin_from(argument)
+        self._remote.begin_episodes()
+        return None
+
+    def _step(self, action: np.ndarray | None) -> Stepped:
+        """Advances the envs by one control step; None asks for the first observation."""
         if action is None:
             return Stepped(self._number, {group: value.numpy() for group, value in self.collector.obs.items()})
-        step = self.collector.env.step(torch.from_numpy(action))
+        step = self.collector.env.step(torch.tensor(action))  # a copy: Ray's memory cannot be written
         fields = {field.name: getattr(step, field.name) for field in dataclasses.fields(step)}
         arrays = tree_map_only(Tensor, lambda x: x.numpy(), fields)
         return Stepped(self._number, None, arrays, self._due_progress())

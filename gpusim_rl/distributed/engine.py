@@ -58,13 +58,17 @@ class Engine(ABC):
     def ask_for_rollout(self, actor: int) -> None:
         """Asks an actor for a `SentRollout`."""
 
-    @abstractmethod
     def ask_for_step(self, actor: int, action: np.ndarray | None) -> None:
         """Asks an actor for a `Stepped`; None asks for the first observation."""
+        self._ask(actor, "step", action)
 
-    @abstractmethod
     def begin_from(self, actor: int, progress: dict[str, Any]) -> None:
         """Lets an actor begin new episodes at the progress of other envs."""
+        self._ask(actor, "begin", progress)
+
+    @abstractmethod
+    def _ask(self, actor: int, request: str, argument: Any) -> None:
+        """Sends a request to an actor."""
 
     @abstractmethod
     def get(self, timeout_s: float) -> list[Answer]:

@@ -18,7 +18,6 @@ from dataclasses import replace
 from multiprocessing.connection import Connection, wait
 from typing import Any, NoReturn
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -155,11 +154,8 @@ class ProcessEngine(Engine):
     def ask_for_rollout(self, actor: int) -> None:
         self._actors[actor].ask_for_rollout()
 
-    def ask_for_step(self, actor: int, action: np.ndarray | None) -> None:
-        self._actors[actor].ask("step", action)
-
-    def begin_from(self, actor: int, progress: dict[str, Any]) -> None:
-        self._actors[actor].ask("begin", progress)
+    def _ask(self, actor: int, request: str, argument: Any) -> None:
+        self._actors[actor].ask(request, argument)
 
     def get(self, timeout_s: float) -> list[Answer]:
         by_connection = {process.connection: actor for actor, process in enumerate(self._actors)}
@@ -260,9 +256,7 @@ def _work(connection: Connection, job: ActorJob, weights_memory: SharedMemory, m
             for shared, recorded in zip(slots[argument], rollout.tensors, strict=True):
                 shared.copy_(recorded)
             _tell_learner(connection, replace(rollout, tensors=(), place=argument))
-        elif request == "begin":
-            actor.begin_from(argument)
-        else:
-            _tell_learner(connection, actor.step(argument))
+        elif (answer := actor.do(request, argument)) is not None:
+            _tell_learner(connection, answer)
         if os.fstat(STDERR).st_size > MOST_PRINTED:
             os.ftruncate(STDERR, 0)

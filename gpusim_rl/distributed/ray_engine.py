@@ -8,7 +8,6 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 from torch import Tensor
 
 from gpusim_rl.distributed.actor import Actor, ActorJob, Failed, SentRollout, tensor_of
@@ -47,10 +46,7 @@ class RemoteActor:
             version, weights = argument
             rollout = self._actor.rollout(version, {name: tensor_of(x) for name, x in weights.items()})
             return replace(rollout, tensors=[x.numpy() for x in rollout.tensors])
-        if request == "begin":
-            self._actor.begin_from(argument)
-            return None
-        return self._actor.step(None if argument is None else np.array(argument))
+        return self._actor.do(request, argument)
 
 
 class RayEngine(Engine):
@@ -89,9 +85,9 @@ class RayEngine(Engine):
         )
         self._actors = [remote.remote(job) for job in self._jobs]  # each as soon as the cluster has room for it
         for actor in range(self.num_actors):
-            self._call(actor, "describe")
+            self._ask(actor, "describe", None)
 
-    def _call(self, actor: int, request: str, argument: Any = None) -> None:
+    def _ask(self, actor: int, request: str, argument: Any) -> None:
         attempt = self._attempts[actor]
         self._calls[self._actors[actor].call.remote(request, attempt, argument)] = actor, attempt
 
@@ -99,13 +95,7 @@ class RayEngine(Engine):
         self._weights = self._ray.put((version, {name: x.numpy() for name, x in state.items()}))
 
     def ask_for_rollout(self, actor: int) -> None:
-        self._call(actor, "rollout", self._weights)
-
-    def ask_for_step(self, actor: int, action: np.ndarray | None) -> None:
-        self._call(actor, "step", action)
-
-    def begin_from(self, actor: int, progress: dict[str, Any]) -> None:
-        self._call(actor, "begin", progress)
+        self._ask(actor, "rollout", self._weights)
 
     def get(self, timeout_s: float) -> list[Answer]:
         calls = [*self._calls]
@@ -127,7 +117,7 @@ class RayEngine(Engine):
         if answer is None or attempt != self._attempts[actor]:
             return None
         if answer == UP:
-            self._call(actor, "describe")
+            self._ask(actor, "describe", None)
             return None
         if isinstance(answer, SentRollout):
             answer = replace(answer, tensors=[tensor_of(x) for x in answer.tensors])

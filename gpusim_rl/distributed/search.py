@@ -12,10 +12,9 @@ from typing import Annotated, Any, Literal
 
 from gpusim_rl.errors import ConfigError, closest
 from gpusim_rl.files import paths
-from gpusim_rl.files.safe_open import load_yaml
 from gpusim_rl.settings.checks import build, check_settings
 from gpusim_rl.settings.compose import compose
-from gpusim_rl.settings.discover import tasks
+from gpusim_rl.settings.discover import read_yaml, tasks
 from gpusim_rl.settings.overrides import key_of, value_of
 from gpusim_rl.settings.schema import ALGORITHMS, Count, Positive, Rule, RunConfig
 
@@ -77,6 +76,13 @@ def read_search(words: Sequence[str], config_dir: Path | None = None) -> Search:
     Raises:
         ConfigError: A setting is unknown, or a space cannot be searched.
     """
+
+    def number(text: str) -> int | float | str:
+        for kind in (int, float):
+            with suppress(ValueError):
+                return kind(text)
+        return text
+
     for word in words:
         if "=" not in word:
             raise ConfigError(f"cannot read {word!r}: expected key=value")
@@ -84,7 +90,7 @@ def read_search(words: Sequence[str], config_dir: Path | None = None) -> Search:
     overrides = [word for word in words if key_of(word) not in fields]
     _refuse_unknown(overrides, list(fields))
     texts = {key_of(word): value_of(word) for word in words if key_of(word) in fields}
-    cfg = build(SearchConfig, {key: text if fields[key] == "str" else _number(text) for key, text in texts.items()})
+    cfg = build(SearchConfig, {key: text if fields[key] == "str" else number(text) for key, text in texts.items()})
     config = compose(overrides, config_dir)
     algo, iterations = check_settings(config)["algo"], int(config["max_iterations"])
     if cfg.grace > iterations:
@@ -121,26 +127,17 @@ def _default_study(overrides: Sequence[str], algo: str, method: str) -> str:
     return f"{task}-{algo}{'' if method == 'optuna' else f'-{method}'}"
 
 
-def _number(value: Any) -> Any:
-    """Returns the number that a text means, also 1e-3, which a yaml takes for text; anything else as it is."""
-    if isinstance(value, str):
-        for kind in (int, float):
-            with suppress(ValueError):
-                return kind(value)
-    return value
-
-
 def _read_space(name: str, algo: str, overrides: Sequence[str], config_dir: Path | None) -> Space:
     """Reads a space, and checks that a training takes every end of it."""
     file = Path(name) if name else SPACES / f"{algo}.yaml"
     if not file.is_file():
         problem = f"space={file}: there is no such file" if name else f"there is no space for {algo}"
         raise ConfigError(f"{problem}. Try space=<yaml>, such as {paths.from_here(SPACES / 'ppo.yaml')}")
-    space = load_yaml(file)
-    if not isinstance(space, dict) or not space:
+    space = read_yaml(file)
+    if not space:
         raise ConfigError(f"{file}: expected settings with low and high, or choices")
     for key, allowed in space.items():
-        section = str(key).partition(".")[0]
+        section = key.partition(".")[0]
         if section in ALGORITHMS and section != algo:
             raise ConfigError(
                 f"{file}: {key} is a setting of algo={section}, and algo={algo} is trained. Try algo={section}"
@@ -154,15 +151,12 @@ def _read_space(name: str, algo: str, overrides: Sequence[str], config_dir: Path
 
 
 def _ends(allowed: Any, where: str) -> list[Any]:
-    """Returns the values of a setting that must be possible: choices, or ends of a range. Makes texts numbers."""
+    """Returns the values of a setting that must be possible: its choices, or both ends of its range."""
     expected = ConfigError(f"{where}: expected {{low: a, high: b}}, or {{choices: [a, b]}}, got {allowed}")
     if not isinstance(allowed, dict):
         raise expected
-    for name in ("low", "high"):
-        allowed |= {name: _number(allowed[name])} if name in allowed else {}
-    if isinstance(choices := allowed.get("choices"), list):
-        allowed["choices"] = choices = [_number(choice) for choice in choices]
-    ends = choices or [allowed.get("low"), allowed.get("high")]
+    choices = allowed["choices"] if isinstance(allowed.get("choices"), list) else None
+    ends: list[Any] = choices or [allowed.get("low"), allowed.get("high")]
     known = allowed.keys() <= ({"choices"} if choices else {"low", "high", "log"})
     if not known or len(ends) < 2 or not all(isinstance(end, int | float | str) for end in ends):
         raise expected
