@@ -1,4 +1,4 @@
-"""Every setting has its name, type and rule here; its value, meaning and unit are in cfg/. Free of torch."""
+"""Name, type and rule of every setting; its value, meaning and unit are in cfg/. Free of torch."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ class Rule:
 
 
 LARGEST_COUNT = 2**31 - 1
-"""Simulators count in 32 bits."""
+"""Largest number that simulators count to, in 32 bits."""
 LARGEST_INT = 2**63 - 1
-"""Of a tensor."""
+"""Largest integer of a tensor."""
 LARGEST_FLOAT = 1e18
-"""The product of two fits a float32: torch refuses a number that does not."""
+"""Largest number: the product of two fits a float32, and torch refuses a number that does not."""
 
 Count = Annotated[int, Rule("a positive int", lambda value: 0 < value <= LARGEST_COUNT)]
 Natural = Annotated[int, Rule("an int >= 0", lambda value: value >= 0)]
@@ -61,6 +61,14 @@ FolderName = Annotated[
 ]
 
 
+def _check_order(settings: Any, low: str, high: str, *, strict: bool = False) -> None:
+    """Raises ValueError where one setting is above another, or with `strict` where it is not below."""
+    a, b = getattr(settings, low), getattr(settings, high)
+    if a > b or (strict and a == b):
+        problem, sign = ("be below", ">=") if strict else ("not be above", ">")
+        raise ValueError(f"{low} must {problem} {high}, got {a} {sign} {b}")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkConfig:
     """Policy and value network: a multi-layer perceptron, optionally after a recurrent layer."""
@@ -79,9 +87,9 @@ class NetworkConfig:
 
     def __post_init__(self) -> None:
         if not self.log_std_min <= self.log_std_init <= self.log_std_max:
-            raise ValueError(  # `build` puts the section in front: networks of several algorithms have these settings
-                "log_std_init must be between log_std_min and log_std_max, got "
-                f"{self.log_std_init} outside [{self.log_std_min}, {self.log_std_max}]"
+            limits = f"[{self.log_std_min}, {self.log_std_max}]"
+            raise ValueError(
+                f"log_std_init must be between log_std_min and log_std_max, {limits}, got {self.log_std_init}"
             )
 
 
@@ -102,7 +110,7 @@ WHITE = NoiseConfig(kind="held", steps=[1.0])
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AlgorithmConfig:
-    """Settings of an algorithm, and what must be known of it before it is built. A subclass declares what differs."""
+    """Settings of an algorithm, and what must be known before it is built. A subclass declares what differs."""
 
     structure: ClassVar[tuple[str, ...]] = ("horizon", "network")
     """Settings that the tensors of `state_dict` depend on: a checkpoint cannot continue with others."""
@@ -112,12 +120,12 @@ class AlgorithmConfig:
     """Whether `update` adds up, by `EnvSpec.collective`, what the processes of a data-parallel run learn."""
 
     def batch_rows(self, num_envs: int) -> int:
-        """Rows of the largest matrices, by which torch takes threads: by default one for each env that acts."""
+        """Returns rows of the largest matrices, by which torch takes threads: by default one for each env."""
         return num_envs
 
 
 def declarations(config: type) -> type[AlgorithmConfig]:
-    """The class that declares `structure` and the like: `config`, or the base where that is a plain dataclass."""
+    """Returns what declares `structure` and the like: `config`, or the base where that is a plain dataclass."""
     return config if issubclass(config, AlgorithmConfig) else AlgorithmConfig
 
 
@@ -149,7 +157,7 @@ class OnPolicyConfig(AlgorithmConfig):
     network: NetworkConfig
 
     def batch_rows(self, num_envs: int) -> int:
-        """Samples of a step of the optimiser: the whole rollout."""
+        """Returns samples of a step of the optimiser: the whole rollout."""
         return num_envs * self.horizon
 
 
@@ -167,14 +175,10 @@ class PPOConfig(OnPolicyConfig):
     value_clip: bool
 
     def __post_init__(self) -> None:
-        if self.learning_rate_min > self.learning_rate_max:
-            raise ValueError(
-                "learning_rate_min must not be above learning_rate_max, got "
-                f"{self.learning_rate_min} > {self.learning_rate_max}"
-            )
+        _check_order(self, "learning_rate_min", "learning_rate_max")
 
     def batch_rows(self, num_envs: int) -> int:
-        """Samples of a minibatch, or all envs that act."""
+        """Returns samples of a minibatch, or all envs that act."""
         return max(num_envs, min(self.minibatch_size, num_envs * self.horizon))
 
 
@@ -234,8 +238,7 @@ class CriticConfig:
     value_max: float
 
     def __post_init__(self) -> None:
-        if self.value_min >= self.value_max:
-            raise ValueError(f"value_min must be below value_max, got {self.value_min} >= {self.value_max}")
+        _check_order(self, "value_min", "value_max", strict=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -313,7 +316,7 @@ class OffPolicyConfig(AlgorithmConfig):
             )
 
     def batch_rows(self, num_envs: int) -> int:
-        """Transitions of a batch, or all envs that act."""
+        """Returns transitions of a batch, or all envs that act."""
         return max(num_envs, self.batch_size)
 
 
@@ -350,8 +353,7 @@ class SACConfig(ActorCriticConfig):
 
     def __post_init__(self) -> None:
         ActorCriticConfig.__post_init__(self)
-        if self.log_std_min >= self.log_std_max:
-            raise ValueError(f"log_std_min must be below log_std_max, got {self.log_std_min} >= {self.log_std_max}")
+        _check_order(self, "log_std_min", "log_std_max", strict=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -365,8 +367,7 @@ class TD3Config(ActorCriticConfig):
 
     def __post_init__(self) -> None:
         ActorCriticConfig.__post_init__(self)
-        if self.noise_min > self.noise_max:
-            raise ValueError(f"noise_min must not be above noise_max, got {self.noise_min} > {self.noise_max}")
+        _check_order(self, "noise_min", "noise_max")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -497,19 +498,16 @@ class RunConfig:
     debug: DebugConfig
 
     def __post_init__(self) -> None:
+        actors, number = self.actors.engine, self.num_actors
         if not self.headless:
+            advice = "python tools/play.py <run folder> beside it: it follows the run as it learns"
+            raise ConfigError(f"headless=false: training opens no window. Try {advice}")
+        if actors is None and number is not None:
             raise ConfigError(
-                "headless=false: training opens no window. Try python tools/play.py <run folder> beside it: it follows"
-                " the run as it learns"
+                f"num_actors={number} has no effect without actors. Try num_actors=null, or actors=process"
             )
-        if self.actors.engine is None and self.num_actors is not None:
-            raise ConfigError(
-                f"num_actors={self.num_actors} has no effect without actors. Try num_actors=null, or actors=process"
-            )
-        if self.actors.engine is not None and self.multi_gpu:
-            raise ConfigError(
-                f"multi_gpu=true with actors={self.actors.engine}: actors send to one learner. Try multi_gpu=false"
-            )
+        if actors is not None and self.multi_gpu:
+            raise ConfigError(f"multi_gpu=true with actors={actors}: actors send to one learner. Try multi_gpu=false")
 
 
 ALGORITHMS: dict[str, tuple[str, type]] = {
