@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.machine.hardware import limit_openmp_spin
 from gpusim_rl.run.run_spec import RunSpec
-from gpusim_rl.settings.checks import apply_overrides, build_run, check_settings, settings_class
+from gpusim_rl.settings.checks import build_run, check_settings, settings_class
 from gpusim_rl.settings.compose import TaskFolders, compose, resolve_checkpoint
 from gpusim_rl.settings.discover import tasks
 from gpusim_rl.settings.hydra_errors import GROUPS, refuse_other_algorithm, refuse_other_task, unknown_choice
@@ -169,24 +169,25 @@ def prepare(
     typed += _lines(overrides)
     classes = [cls for cls in (task, algo, network) if isinstance(cls, type)]
     lines, saved = continue_run(typed, config_dir, [_class_path(cls) for cls in classes])
-    of_task = [line for line in lines if line.startswith("task.")]  # of a task that may have no yaml to compose
-    lines = [line for line in lines if line not in of_task]
+    more = [line for line in lines if line.startswith("task.")] if config is not None or name is None else []
+    lines = [line for line in lines if line not in more]  # the others are composed on top of the task's own settings
     composed = compose(lines, config_dir, saved)
-    if saved is not None and isinstance(task, type) and "_target_" in composed["task"]:
-        composed["task"]["_target_"] = _class_path(task)
+    target = _class_path(task) if isinstance(task, type) else composed["task"].get("_target_")
+    if saved is not None:
+        composed["task"]["_target_"] = target
     if network is not None:
-        line = f"{composed['algo']['name']}.network._target_={_class_path(network, 'network')}"
-        composed, lines = apply_overrides(composed, [line]), [*lines, line]
+        more.append(f"{composed['algo']['name']}.network._target_={_class_path(network, 'network')}")
     if isinstance(task, str):
         from gpusim_rl.env.task import load_task_or_environment
 
-        task = load_task_or_environment(composed["task"]["_target_"])
+        task = load_task_or_environment(target)
     if config is not None or "_target_" not in composed["task"]:
         settings = dataclasses.asdict(_defaults(task, f"train({task.__name__})") if config is None else config)
-        of_class = {"_target_": _class_path(task), **settings}
-        lines += _section_lines(composed["task"], of_class)
-        composed["task"] = of_class
-    composed = apply_overrides(composed, of_task)
+        more = [*_section_lines(composed["task"], {"_target_": _class_path(task), **settings}), *more]
+    if more:
+        composed = compose([*lines, *more], config_dir, saved)
+        if saved is not None:
+            composed["task"]["_target_"] = target
     check_settings(composed)
     refuse_other_algorithm(composed, lines)
     refuse_other_task(composed, saved)
@@ -196,7 +197,7 @@ def prepare(
     algorithm = (
         load_algorithm_class(composed["algo"].get("_target_")) if algo is None or isinstance(algo, str) else algo
     )
-    record = [*lines, *of_task]
+    record = [*lines, *more]
     if saved is None:
         return _spec(composed, record, None, task, algorithm)
     return _spec(composed, saved.with_overrides(record), saved.checkpoint, task, algorithm)

@@ -13,7 +13,6 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 from gpusim_rl.errors import ConfigError, closest, did_you_mean
-from gpusim_rl.settings.overrides import is_open
 from gpusim_rl.settings.schema import (
     ALGORITHMS,
     LARGEST_COUNT,
@@ -136,29 +135,6 @@ def known_keys() -> list[str]:
 
     algorithms = [key for name, (_, settings) in ALGORITHMS.items() for key in [name, *keys(settings, f"{name}.")]]
     return [key for key in keys(RunConfig, "") if key != "algorithm"] + algorithms
-
-
-def apply_overrides(config: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
-    """Returns a copy of `config` with `key=value` strings applied to keys that exist."""
-    if not overrides:
-        return config
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-    from hydra.errors import OverrideParseException
-    from omegaconf import DictConfig, OmegaConf
-
-    tree = OmegaConf.create(plain(config))
-    for text in overrides:
-        try:
-            [override] = OverridesParser.create().parse_overrides([text])
-        except OverrideParseException:
-            raise ConfigError(f"cannot read {text!r}: expected key=value, e.g. num_envs=64") from None
-        key = override.key_or_group
-        section, _, name = key.rpartition(".")
-        node = OmegaConf.select(tree, section) if section else tree
-        if not is_open(key) and not (isinstance(node, DictConfig) and name in node):
-            raise unknown_key(key, known_keys() + [f"task.{key}" for key in config.get("task", {})])
-        OmegaConf.update(tree, key, override.value(), merge=is_open(key), force_add=True)
-    return plain(tree)
 
 
 ISAACGYMENVS = {

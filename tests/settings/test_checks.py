@@ -144,10 +144,9 @@ def test_builder_accepts_a_value_exactly_when_it_has_the_type(value):
         ("ppo.network.log_std_min=-1e308", "ppo.network.log_std_min must be a number, got -1e+308"),
     ],
 )
-def test_an_extreme_value_is_refused(composed, override, words):
-    changed = checks.apply_overrides(composed, [override])
+def test_an_extreme_value_is_refused(override, words):
     with pytest.raises(ConfigError) as info:
-        load_spec(changed, [override])
+        run_of(override)
     assert words in message(info)
 
 
@@ -155,29 +154,6 @@ def test_a_device_whose_number_is_huge_is_refused():
     run = dataclasses.replace(run_of(), device=f"cuda:{10**8}")
     with pytest.raises(ConfigError, match=r"this machine has .*; try device="):
         choose_devices(run)
-
-
-@pytest.mark.parametrize(
-    ("override", "words"),
-    [
-        ("num_env=3", "Did you mean 'num_envs'?"),
-        ("ppo.horizn=3", "Did you mean 'ppo.horizon'?"),
-        ("task.physic_hz=3", "Did you mean 'task.physics_hz'?"),
-        ("num_envs", "expected key=value"),
-        ("num_envs.deep=3", "unknown key 'num_envs.deep'"),
-    ],
-)
-def test_apply_overrides_changes_known_keys_only(composed, override, words):
-    with pytest.raises(ConfigError) as info:
-        checks.apply_overrides(composed, [override])
-    assert words in message(info)
-
-
-def test_apply_overrides_leaves_the_original_alone(composed):
-    before = composed["num_envs"]
-    changed = checks.apply_overrides(composed, ["num_envs=7", "ppo.network.hidden=[8,8]"])
-    assert (changed["num_envs"], changed["ppo"]["network"]["hidden"]) == (7, [8, 8])
-    assert composed["num_envs"] == before
 
 
 @pytest.mark.parametrize(
