@@ -235,7 +235,7 @@ def _trainable(
             assert self._trial_run is not None
             file = Path(self._trial_run.folder, "checkpoints", f"{self._interval_end:06d}.pt")
             end = time.monotonic() + CHECKPOINT_S
-            while not file.exists() and time.monotonic() < end:
+            while self._trial_run.running and not file.exists() and time.monotonic() < end:
                 time.sleep(0.05)
             Path(checkpoint_dir, POINTER).write_text(str(file))
 

@@ -68,6 +68,11 @@ class TrialRun:
         self._child = Child(command, printed=self.printed.open("ab+"), cwd=cwd, env=variables)
 
     @property
+    def running(self) -> bool:
+        """Whether the run has not ended yet."""
+        return self._child.running
+
+    @property
     def folder(self) -> str:
         """The run folder; empty while there is none."""
         latest = self._latest.resolve()
@@ -82,7 +87,7 @@ class TrialRun:
         """
         seen = 0
         while True:
-            running = self._child.running
+            running = self.running
             rows = _rows(Path(self.folder) / "metrics.csv") if self.folder else []
             for row in rows[seen:]:
                 if running and int(float(row["iteration"])) >= self._search.iterations:

@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ import pytest
 
 from gpusim_rl.distributed.pbt import add_row, explored, newest_checkpoint, read_rows, settings_of
 from gpusim_rl.distributed.ray_cluster import ray_cluster
-from gpusim_rl.distributed.ray_search import make_scheduler, trial_resources
+from gpusim_rl.distributed.ray_search import _trainable, make_scheduler, trial_resources
 from gpusim_rl.distributed.search import Search, SearchConfig
 from gpusim_rl.files.checkpoint_file import load, save
 from helpers.commands import ROOT
@@ -115,6 +116,14 @@ def test_a_trial_goes_on_from_its_newest_checkpoint_that_is_whole(tmp_path: Path
     assert newest_checkpoint(tmp_path, 24) == files[0]
     files[0].unlink()
     assert newest_checkpoint(tmp_path, 24) is None
+
+
+def test_a_trial_whose_run_was_killed_waits_for_no_checkpoint(tmp_path: Path) -> None:
+    trial = _trainable(SimpleNamespace(Trainable=object), search_of({}), [0], {}, 1.0)()
+    trial._interval_end, trial._trial_run = 4, SimpleNamespace(folder=str(tmp_path), running=False)
+    began = time.monotonic()
+    trial.save_checkpoint(str(tmp_path))
+    assert time.monotonic() - began < 10.0
 
 
 # An optimum that moves
@@ -225,12 +234,12 @@ def trials(folder: Path) -> list[dict[str, str]]:
 
 @pytest.mark.slow
 def test_a_killed_trial_and_a_torn_checkpoint_cost_an_interval_at_most(tmp_path: Path) -> None:
-    process = start(tmp_path, "max_iterations=60")
+    process = start(tmp_path, "max_iterations=200")  # so many that the others go on when it has come back
     wait_for(process, lambda: any(iteration >= 8 for _, iteration in intervals(tmp_path)))
     table = read_rows(tmp_path / "runs" / "poles")
     best = max((row for row in table if int(row["iteration"]) >= 8), key=lambda row: float(row["score"]))
     trial, run = int(best["trial"]), Path(best["run"])  # which is copied, and copies no other one
-    torn = newest_checkpoint(run.parent, 60)
+    torn = newest_checkpoint(run.parent, 200)
     os.kill(process_of(run), signal.SIGKILL)
     assert torn is not None
     torn.write_bytes(torn.read_bytes()[:1000])  # also others may be copying it
@@ -239,7 +248,7 @@ def test_a_killed_trial_and_a_torn_checkpoint_cost_an_interval_at_most(tmp_path:
     assert f"trial {trial} ended (SIGKILL): it goes on from its last checkpoint" in err
     assert [row["state"] for row in trials(tmp_path)] == ["complete"] * 4, err
     for row in trials(tmp_path):
-        assert load(Path(row["run"]) / "checkpoints" / "last.pt")["iteration"] == 60
+        assert load(Path(row["run"]) / "checkpoints" / "last.pt")["iteration"] == 200
     table = read_rows(tmp_path / "runs" / "poles")
     assert all(0 < int(row["iteration"]) - int(row["since"]) <= 4 for row in table)
     copies = [row for row in table if row["parent"] != row["trial"]]
