@@ -1,4 +1,4 @@
-"""Which replay memory an off-policy algorithm has, and whether it is large enough and there is room for it."""
+"""The choice of a replay memory by the settings, with checks of its size, and its description."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def make_replay(
 
     Args:
         cfg: Settings of the algorithm.
-        env: The environments.
-        groups: Names of the observation groups to keep.
+        env: Environments.
+        groups: Observation groups to keep.
         device: Device of the learner.
         seed: Seed of a memory on the host, which draws by itself.
         drawn: Transitions of an iteration.
@@ -69,27 +69,43 @@ def _check_settings(cfg: OffPolicyConfig, env: EnvSpec, steps: int, device: torc
 
 
 def _check_room(cfg: ReplayConfig, section: str, size: int, device: torch.device) -> None:
-    """Stops where the memory does not fit its device, or its copy in a checkpoint the host.
+    """Stops where a memory of `size` bytes does not fit its device, or its copy in a checkpoint the host."""
+    needs = {device: size}
+    if cfg.save:
+        needs[CPU] = needs.get(CPU, 0) + size
+    for place, needed in needs.items():
+        free = torch.cuda.mem_get_info(place)[0] if place.type == "cuda" else memory_available_bytes()
+        if needed <= free:
+            continue
+        advice = f"{section}.capacity={int(0.5 * cfg.capacity * free / needed)}"
+        if place.type == "cuda" and cfg.alpha == 0.0:
+            advice += f" or {section}.device=cpu"
+        elif place.type == "cpu" and cfg.save:
+            advice += f" or {section}.save=false"
+        raise ConfigError(
+            f"{section}.capacity={cfg.capacity} takes {needed / 1e9:.3g} GB on {place}, {free / 1e9:.3g} GB are free."
+            f" Try {advice}"
+        )
+
+
+def describe_replay(cfg: OffPolicyConfig, replay: Replay | HostReplay, section: str, max_steps: int) -> str:
+    """Returns what the start of a run tells of a replay memory.
 
     Args:
-        cfg: Settings of the memory.
-        section: Section of these settings, for the message.
-        size: Size of the memory [bytes].
-        device: Device of the memory.
+        cfg: Settings of the algorithm.
+        replay: Replay memory.
+        section: Section of the settings.
+        max_steps: Control steps of a whole training.
     """
-    takes = {device: size}
-    if cfg.save:
-        takes[CPU] = takes.get(CPU, 0) + size
-    for where, taken in takes.items():
-        free = torch.cuda.mem_get_info(where)[0] if where.type == "cuda" else memory_available_bytes()
-        if taken <= free:
-            continue
-        other = ""
-        if where.type == "cuda" and cfg.alpha == 0.0:
-            other = f" or {section}.device=cpu"
-        elif where.type == "cpu" and cfg.save:
-            other = f" or {section}.save=false"
-        raise ConfigError(
-            f"{section}.capacity={cfg.capacity} takes {taken / 1e9:.3g} GB on {where}, {free / 1e9:.3g} GB are free."
-            f" Try {section}.capacity={int(0.5 * cfg.capacity * free / taken)}{other}"
-        )
+    on_host = isinstance(replay, HostReplay)
+    size = f"{replay.num_steps} x {replay.num_envs}, {replay.num_bytes / 1e9:.3g} GB{' of the host' if on_host else ''}"
+    kept = f"saved in checkpoints ({section}.replay.save=false: smaller ones, a resumed run fills it again)"
+    if not cfg.replay.save:
+        kept = "not in checkpoints: a resumed run fills it again before it learns"
+    samples = replay.num_envs * cfg.horizon
+    first, last = -(-cfg.learning_starts // samples), max_steps // cfg.horizon
+    start = f"random actions until {cfg.learning_starts:,} transitions, in iteration {first}"
+    if first + on_host > last:  # an update draws from the host before the newest rollout is there
+        advice = max(cfg.batch_size, samples * last // 10)
+        start += f" of {last}: nothing is learned. Try {section}.learning_starts={advice}"
+    return f"replay of {size}, {kept}; {start}"

@@ -18,9 +18,7 @@ from gpusim_rl.spaces import Box
 class DQNPolicy(QPolicy):
     """Takes the option with the largest Q value. Continuous actions have `bins` equally spaced options each.
 
-    Args:
-        cfg: Settings.
-        env: The environments. Of the observation groups only `policy` is used.
+    Of the observation groups only `policy` is used.
     """
 
     critic: DiscreteCritic  # type: ignore[reportIncompatibleVariableOverride]
@@ -30,38 +28,33 @@ class DQNPolicy(QPolicy):
         space, size = env.action_space, env.obs_sizes["policy"]
         continuous = isinstance(space, Box)
         counts = (cfg.bins,) * space.size if continuous else space.counts
-        super().__init__(
-            {"policy": size},
-            None,
-            DiscreteCritic(size, counts, cfg.network, f"{env.section}.network"),
-            normalize_obs=cfg.normalize_obs,
-            clip_obs=cfg.clip_obs,
-        )
+        critic = DiscreteCritic(size, counts, cfg.network, f"{env.section}.network")
+        super().__init__(cfg, {"policy": size}, None, critic)
         self._scale = cfg.action_scale
         self._spacing = 2.0 * cfg.action_scale / (cfg.bins - 1) if continuous else None
 
     def action(self, index: Int[Tensor, "*batch choices"]) -> Shaped[Tensor, "*batch choices"]:
-        """What the env takes for the options that are chosen: their indices, or continuous actions."""
+        """Returns what the env takes for the chosen options: their indices, or continuous actions."""
         return index if self._spacing is None else index * self._spacing - self._scale
 
     def index(self, action: Shaped[Tensor, "*batch choices"]) -> Shaped[Tensor, "*batch choices"]:
-        """The options whose `action` this is."""
+        """Returns the options whose `action` this is."""
         return action if self._spacing is None else ((action + self._scale) / self._spacing).round_()
 
     def best(self, obs: Observation) -> Int[Tensor, "batch choices"]:
-        """Options with the largest Q value, for raw observations."""
+        """Returns the options with the largest Q value, for raw observations."""
         return self.critic.best(self.normalize(obs)["policy"], bf16=self.bf16)
 
     @torch.no_grad()
     def act(self, obs: Observation, hidden: Hidden, deterministic: bool = True) -> tuple[Tensor, Hidden]:
-        """Actions for raw observations [batch, size]; the policy itself has no noise."""
+        """Returns actions for raw observations [batch, size]; the policy itself has no noise."""
         return self.action(self.best(obs)), hidden
 
 
 class DQN(OffPolicy):
     """Deep Q-learning of discrete actions, epsilon-greedy.
 
-        target  y = r + discount Q'(s', argmax_a Q(s', a))      (double; else the a that Q' says)
+        target  y = r + discount Q'(s', argmax_a Q(s', a))      (double; else argmax_a Q'(s', a))
         critic  (Q(s, a) - y)^2
 
     Double: van Hasselt et al. 2016, arXiv 1509.06461. Dueling: `network.dueling`. Distributions of returns:
@@ -92,17 +85,17 @@ class DQN(OffPolicy):
         return DQNPolicy(self.cfg, env)
 
     def epsilon(self) -> Tensor:
-        """Probability of a random action in each env now, [num_envs, 1]."""
+        """Returns the probability of a random action in each env now, [num_envs, 1]."""
         start, end = self.cfg.epsilon_start, self.cfg.epsilon_end
-        done = (self.steps * (self.num_envs / self.cfg.epsilon_decay)).clamp_(max=1.0)
-        return (start + (end - start) * done) ** self._ladder
+        progress = (self.steps * (self.num_envs / self.cfg.epsilon_decay)).clamp_(max=1.0)
+        return (start + (end - start) * progress) ** self._ladder
 
     def outputs(self, obs: Observation) -> Tensor:
-        """Options with the largest Q value."""
+        """Returns the options with the largest Q value."""
         return self.policy.best(obs)
 
     def choose(self, outputs: Tensor) -> Tensor:
-        """Random actions at first, and in `epsilon` of all cases."""
+        """Returns actions: random ones at first, and with probability `epsilon`."""
         uniform = torch.erf(self.noise.now * math.sqrt(0.5)).mul_(0.5).add_(0.5)  # in [0, 1], of normal numbers
         random = torch.minimum((uniform[:, : self.num_actions] * self._counts).long(), self._last)
         starts = self.steps * self.num_envs < self.cfg.learning_starts

@@ -11,8 +11,9 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from gpusim_rl.errors import ConfigError
+from gpusim_rl.learn.algorithm import EnvSpec
 from gpusim_rl.settings.schema import NoiseConfig
-from gpusim_rl.spaces import ActionSpace, Box
+from gpusim_rl.spaces import Box
 
 
 class ActionNoise:
@@ -29,31 +30,20 @@ class ActionNoise:
 
     Args:
         cfg: Settings.
-        key: Where they stand, for errors.
+        env: Environments.
         horizon: Control steps of a rollout.
-        num_envs: Environments.
         columns: Numbers of an env and step: those of the action, then others, which are always new.
-        space: What actions there are.
-        device: Where everything lives.
+        device: Device of all memory.
 
     Attributes:
-        now: For the next control step, [num_envs, columns]. The tensor is never replaced.
+        now: Numbers for the next control step, [num_envs, columns]. The tensor is never replaced.
 
     Raises:
         ConfigError: The settings do not fit the actions.
     """
 
-    def __init__(
-        self,
-        cfg: NoiseConfig,
-        key: str,
-        *,
-        horizon: int,
-        num_envs: int,
-        columns: int,
-        space: ActionSpace,
-        device: torch.device,
-    ) -> None:
+    def __init__(self, cfg: NoiseConfig, env: EnvSpec, *, horizon: int, columns: int, device: torch.device) -> None:
+        space, num_envs, key = env.action_space, env.num_envs, f"{env.section}.noise"
         self._lasts, self._held = any(steps > 1.0 for steps in cfg.steps), cfg.kind == "held"
         if self._lasts and not isinstance(space, Box):
             raise ConfigError(f"{key}.steps={cfg.steps}: discrete actions have no such noise. Try {key}.steps=[1]")
@@ -72,26 +62,22 @@ class ActionNoise:
         self._below = torch.special.ndtri(anew)  # a standard normal number is, with probability 1 / steps
 
     def view(self, envs: slice) -> ActionNoise:
-        """The noise of some envs, in the memory of this one."""
+        """Returns the noise of some envs, in the memory of this one."""
         half = copy.copy(self)
         half._of_rollout, half.now, half._ended = self._of_rollout[:, envs], self.now[envs], self._ended[envs]
         return half
 
     def begin_rollout(self, draw: Callable[[Tensor], object]) -> None:
-        """Draws the numbers of all steps at once.
-
-        Args:
-            draw: Fills a tensor.
-        """
+        """Draws the numbers of all steps at once, by a function that fills a tensor."""
         draw(self._of_rollout)
         self._next(0)
 
     def advance(self, t: int, done: Bool[Tensor, " envs"]) -> None:
-        """After a control step.
+        """Goes on to the next control step.
 
         Args:
-            t: The next step of the rollout; 0 at its end.
-            done: Where an episode ended.
+            t: Next step of the rollout; 0 at its end.
+            done: Ends of episodes in the last step.
         """
         if self._lasts:
             self._ended.copy_(done)
@@ -99,7 +85,7 @@ class ActionNoise:
             self._next(t)
 
     def begin_episodes(self) -> None:
-        """All environments begin new episodes."""
+        """Begins new episodes in all environments."""
         self._ended.fill_(True)
 
     def _next(self, t: int) -> None:
@@ -119,7 +105,7 @@ class ActionNoise:
         return self._keep * old + self._mix * new
 
     def state_dict(self) -> dict[str, Any]:
-        """What the next rollout depends on; empty for white noise."""
+        """Returns what the next rollout depends on; nothing for white noise."""
         return {"now": self.now.clone(), "ended": self._ended.clone()} if self._lasts else {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

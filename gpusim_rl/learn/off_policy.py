@@ -1,4 +1,4 @@
-"""What algorithms that learn from a replay memory have in common: acting, recording, updates, resume."""
+"""Acting, recording, updates and resume of algorithms that learn from a replay memory."""
 
 from __future__ import annotations
 
@@ -26,8 +26,7 @@ from gpusim_rl.learn.algorithm import (
     make_generator,
     restore_generator,
 )
-from gpusim_rl.learn.choose_replay import make_replay
-from gpusim_rl.learn.describe_off_policy import describe_off_policy
+from gpusim_rl.learn.choose_replay import describe_replay, make_replay
 from gpusim_rl.learn.host_replay import HostReplay
 from gpusim_rl.learn.noise import ActionNoise
 from gpusim_rl.learn.optimizer import MaskedAdamW
@@ -49,7 +48,7 @@ class Batch(Transitions):
 
 
 class OffPolicy(Algorithm):
-    """Acts, keeps what came of it in a replay memory, and learns from samples of that.
+    """Acts, keeps the outcomes in a replay memory, and learns from samples of it.
 
     An iteration draws the transitions of all its updates at once, and normalises them once. Observations are stored
     raw. Their statistics are updated after the updates, from the new frames, each of which counts once.
@@ -63,15 +62,15 @@ class OffPolicy(Algorithm):
 
     Args:
         cfg: Settings.
-        env: The environments.
+        env: Environments.
         device: Device of networks and memory.
         seed: Seed of exploration and of the samples.
         max_iterations: Updates in a whole training.
 
     Attributes:
-        memory: What `record` writes to: the replay memory, or that of a rollout in an actor.
-        replay: The replay memory; an actor has none, and nothing else that only learning needs.
-        priorities: What draws from it, if not all transitions are equally likely.
+        memory: Memory that `record` writes to: the replay memory, or that of a rollout in an actor.
+        replay: Replay memory; an actor has none, and nothing else that only learning needs.
+        priorities: Priorities of the transitions; None where all are equally likely.
         demonstrations: Transitions that are a part of every batch, last in it; None without.
         noise: Random numbers of the actions.
         acted_on: Observations that the last actions were chosen for.
@@ -104,24 +103,16 @@ class OffPolicy(Algorithm):
         self._act_generator, self._sample_generator = (make_generator(device, seed + i) for i in (1, 2))
 
         # Acting
-        self.noise = ActionNoise(
-            cfg.noise,
-            f"{env.section}.noise",
-            horizon=cfg.horizon,
-            num_envs=env.num_envs,
-            columns=self.num_actions + self.num_noise,
-            space=env.action_space,
-            device=device,
-        )
+        columns = self.num_actions + self.num_noise
+        self.noise = ActionNoise(cfg.noise, env, horizon=cfg.horizon, columns=columns, device=device)
         self._t = 0
         self.acted_on: Observation = {}
         self.steps = torch.zeros((), dtype=torch.int64, device=device)
 
         self.priorities: Priorities | None = None
         if env.role == "acts":
-            self.memory: Replay | HostReplay | Trajectory = Trajectory.empty(
-                cfg.horizon, env, self.policy.groups, device
-            )
+            rollout = Trajectory.empty(cfg.horizon, env, self.policy.groups, device)
+            self.memory: Replay | HostReplay | Trajectory = rollout
             return
 
         # Learning
@@ -145,7 +136,7 @@ class OffPolicy(Algorithm):
 
     @abstractmethod
     def _make_policy(self, env: EnvSpec) -> QPolicy:
-        """The networks, float32, on the CPU."""
+        """Makes the networks, float32, on the CPU."""
 
     def _load_demonstrations(self, env: EnvSpec) -> Replay | None:
         file = self.cfg.demonstrations.file
@@ -153,13 +144,13 @@ class OffPolicy(Algorithm):
             return None
         cfg, memory = self.cfg, {"n_step": self.cfg.n_step, "gamma": self.cfg.gamma, "device": self.device}
         try:
-            found = demonstrations.load(file, env, self.policy.groups, **memory)
+            replay = demonstrations.load(file, env, self.policy.groups, **memory)
         except ConfigError as error:
             raise ConfigError(f"{env.section}.demonstrations.file: {error}") from None
         self._digest = digest_of(Path(file))
         self._num_shown = min(max(1, round(cfg.demonstrations.share * cfg.batch_size)), cfg.batch_size - 1)
         self._imitates = cfg.demonstrations.imitation > 0.0
-        return found
+        return replay
 
     # Acting
 
@@ -171,24 +162,24 @@ class OffPolicy(Algorithm):
 
     @torch.no_grad()
     def act(self, obs: Observation) -> Tensor:
-        """Actions [num_envs, actions]: random ones at first."""
+        """Returns actions [num_envs, actions]: random ones at first."""
         self.acted_on = obs
         return self.choose(self.outputs(obs))
 
     def outputs(self, obs: Observation) -> Tensor:
-        """What the networks that act say of raw observations."""
+        """Returns the outputs of the networks that act, for raw observations."""
         return self.policy.actor_outputs(obs)
 
     def choose(self, outputs: Tensor) -> Tensor:
-        """Actions that explore, for these outputs."""
+        """Returns actions that explore, for these outputs."""
         noise = self.noise.now[:, : self.num_actions]
         # The error function makes a uniform number of a normal one.
-        anything = torch.erf(noise * math.sqrt(0.5)) * self.cfg.action_scale
+        uniform = torch.erf(noise * math.sqrt(0.5)) * self.cfg.action_scale
         starts = self.steps * self.num_envs < self.cfg.learning_starts
-        return torch.where(starts, anything, self._explore(outputs, noise))
+        return torch.where(starts, uniform, self._explore(outputs, noise))
 
     def _explore(self, outputs: Tensor, noise: Tensor) -> Tensor:
-        """Actions of the actor, where there is one, with noise."""
+        """Returns actions of the actor, where there is one, with noise."""
         raise NotImplementedError
 
     def record(self, action: Tensor, step: Transition) -> None:
@@ -198,20 +189,14 @@ class OffPolicy(Algorithm):
         self.noise.advance(self._t, step.done)
 
     def store(self, obs: Observation, action: Tensor, step: Outcome) -> None:
-        """Writes a control step into the memory, whoever made it.
-
-        Args:
-            obs: Observations before it.
-            action: Actions as the memory keeps them.
-            step: The control step.
-        """
+        """Writes a control step into the memory: observations before it, actions as the memory keeps them, outcome."""
         self.memory.write(obs, action, step)
         if self.priorities is not None:
             self.priorities.after_write()
         self.steps += 1
 
     def begin_episodes(self) -> None:
-        """Begins new episodes in all envs: what comes next does not follow from the last step in the memory."""
+        """Begins new episodes in all envs: no window goes on beyond the last step in the memory."""
         self.memory.cut()
         self.noise.begin_episodes()
 
@@ -253,13 +238,13 @@ class OffPolicy(Algorithm):
 
     @torch.no_grad()
     def _draw(self, number: int) -> list[Batch]:
-        """The batches of an iteration."""
+        """Draws the batches of an iteration."""
         cfg, policy = self.cfg, self.policy
         size = number * cfg.batch_size
         if self.demonstrations is not None:
             shown = number * self._num_shown
-            own = self.replay.sample(size - shown, self._sample_generator)
-            drawn = own.beside(self.demonstrations.sample(shown, self._sample_generator), number)
+            recorded = self.replay.sample(size - shown, self._sample_generator)
+            drawn = recorded.beside(self.demonstrations.sample(shown, self._sample_generator), number)
         elif self.priorities is None:
             drawn = self.replay.sample(size, self._sample_generator)
         else:
@@ -301,22 +286,22 @@ class OffPolicy(Algorithm):
         return torch.stack([*numbers, norm]).masked_fill_(bad, 0.0), bad
 
     def _summed(self, numbers: Sequence[Tensor], gradients: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-        """Numbers and gradients, added up over the processes."""
+        """Adds up numbers and gradients over the processes."""
         both = self.collective.sum([*numbers, *gradients])
         return both[: len(numbers)], both[len(numbers) :]
 
     def _error(self, each: Tensor, target: Tensor) -> Tensor:
-        """|y - Q|, or KL(y || Q), in the mean of the critics, from their losses and targets, [batch]."""
+        """Returns |y - Q|, or KL(y || Q), in the mean of the critics, from their losses and targets, [batch]."""
         if self.policy.critic.support is None:
             return each.sqrt().mean(dim=0)
         return (each.mean(dim=0) + torch.special.xlogy(target, target).sum(dim=-1)).clamp_(min=0.0)
 
     @abstractmethod
     def _next_action(self, batch: Batch) -> tuple[Tensor, Tensor | None]:
-        """Actions for `next_obs`, and what is added to their value (of entropy), [batch]."""
+        """Returns actions for `next_obs`, and what is added to their value (of entropy), [batch]."""
 
     def _target(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """What the critics should say: Q values [batch] or probabilities [batch, atoms]; and the expected return."""
+        """Returns targets of the critics, Q values [batch] or probabilities [batch, atoms], and expected returns."""
         policy = self.policy
         action, bonus = self._next_action(batch)
         critic = policy.target_critic
@@ -339,23 +324,23 @@ class OffPolicy(Algorithm):
         return target, target @ critic.support
 
     def _q(self, batch: Batch, action: Tensor) -> Tensor:
-        """What the critics say of actions, for the actor, [batch]."""
+        """Returns the Q values of actions that the actor is to raise, [batch]."""
         critic, policy = self.policy.critic, self.policy
         value = critic.value(critic(batch.obs[policy.critic_group], action, bf16=policy.bf16))
         return value.amin(dim=0) if self.cfg.clipped else value.mean(dim=0)
 
     def _actor_loss(self, batch: Batch) -> list[Tensor]:
-        """The loss of the actor, where there is one, and numbers for the log: `actor_losses`."""
+        """Returns the loss of the actor, where there is one, and numbers for the log: `actor_losses`."""
         raise NotImplementedError
 
     def _imitation(self, batch: Batch, action: Tensor, q: Tensor) -> Tensor:
-        """Distance of the actor's actions from those of the demonstrations, x the mean |Q|.
+        """Returns the squared distance of the actor's actions from those of the demonstrations, x the mean |Q|.
 
         So the weight of the two stays the same while returns grow: Fujimoto and Gu 2021, arXiv 2106.06860.
         """
-        off = (action - batch.action)[-self._num_shown :].square().sum(dim=-1)
+        distance = (action - batch.action)[-self._num_shown :].square().sum(dim=-1)
         counts = batch.weight[-self._num_shown :]
-        mean = off @ (counts / counts.sum().clamp(min=torch.finfo(torch.float32).tiny))
+        mean = distance @ (counts / counts.sum().clamp(min=torch.finfo(torch.float32).tiny))
         return self.cfg.demonstrations.imitation / self.collective.size * q.detach().abs().mean() * mean
 
     def _actor_step(self, batch: Batch, waits: Tensor) -> tuple[Tensor, Tensor]:
@@ -380,12 +365,24 @@ class OffPolicy(Algorithm):
     # For the start of a run, and for a resume
 
     def describe(self) -> dict[str, str]:
-        """Networks, updates and memory."""
-        parameters = sum(p.numel() for p in self._online)
-        return describe_off_policy(self.cfg, self.replay, self._section, parameters, self._max_steps)
+        """Returns networks, updates and memory."""
+        cfg, net, envs = self.cfg, self.cfg.network, self.num_envs
+
+        def layers(sizes: list[int]) -> str:
+            return net._target_ or f"{'x'.join(map(str, sizes))} {net.activation}"
+
+        actor = "" if self.policy.actor is None else f"actor {layers(net.hidden)}, "
+        atoms = "" if net.atoms is None else f" of {net.atoms} atoms"
+        critics = f"{net.critics} critic{'s' if net.critics > 1 else ''}{atoms} {layers(net.critic_hidden)}"
+        samples = f"{cfg.horizon * cfg.updates} updates of {cfg.batch_size} for {envs} x {cfg.horizon}"
+        return {
+            "network": f"{actor}{critics}, {sum(p.numel() for p in self._online):,} parameters",
+            "batch": f"{samples} = {envs * cfg.horizon} samples;"
+            f" {describe_replay(cfg, self.replay, self._section, self._max_steps)}",
+        }
 
     def state_dict(self) -> dict[str, Any]:
-        """Optimisers, counters, random generators, and the replay memory if it is to be saved."""
+        """Returns optimisers, counters, random generators, and the replay memory if it is to be saved."""
         save = self.cfg.replay.save
         return {
             "critic_optimizer": self.critic_optimizer.moments(),
@@ -402,10 +399,7 @@ class OffPolicy(Algorithm):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores `state_dict`. Where its replay memory is None, the memory is empty then.
-
-        Empty it is also where the time limit has changed: last observations of episodes have their places by it.
-        """
+        """Restores `state_dict`. The memory is empty where none was saved, or where the time limit has changed."""
         self.critic_optimizer.load_moments(state["critic_optimizer"])
         if self.actor_optimizer is not None:
             self.actor_optimizer.load_moments(state["actor_optimizer"])
@@ -413,7 +407,16 @@ class OffPolicy(Algorithm):
         self.skipped.copy_(state["skipped"])
         restore_generator(self._act_generator, state["act_generator"])
         restore_generator(self._sample_generator, state["sample_generator"])
-        self._load_memory(state)
+        self.replay.clear()
+        if self.priorities is not None:
+            self.priorities.clear()
+        before, now = state["time_limit"], self._time_limit
+        if state["replay"] is not None and before == now:
+            self.replay.load_state_dict(state["replay"])
+            if self.priorities is not None:
+                self.priorities.load_state_dict(state["priorities"])
+        elif state["replay"] is not None:  # last observations of episodes have their places by the time limit
+            warn(f"the time limit was {before} control steps, and is {now} now: the replay memory is filled again")
         if state["demonstrations"] != self._digest:
             warn("the demonstrations are not those that the training had before")
         if state["episodes"] is None:
@@ -421,21 +424,7 @@ class OffPolicy(Algorithm):
         else:
             self.noise.load_state_dict(state["episodes"]["noise"])
 
-    def _load_memory(self, state: dict[str, Any]) -> None:
-        self.replay.clear()
-        if self.priorities is not None:
-            self.priorities.clear()
-        before, now = state["time_limit"], self._time_limit
-        if state["replay"] is None:
-            return
-        if before != now:
-            warn(f"the time limit was {before} control steps, and is {now} now: the replay memory is filled again")
-            return
-        self.replay.load_state_dict(state["replay"])
-        if self.priorities is not None:
-            self.priorities.load_state_dict(state["priorities"])
-
 
 def _means(names: tuple[str, ...], numbers: list[Tensor]) -> Mapping[str, Tensor]:
-    """Means of numbers that several updates returned."""
+    """Returns means of numbers that several updates returned, by name."""
     return dict(zip(names, torch.stack(numbers).mean(dim=0).unbind(), strict=True))

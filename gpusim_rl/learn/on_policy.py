@@ -94,15 +94,7 @@ class OnPolicy(Algorithm):
         num_envs, head = env.num_envs, self.policy.head
         self.hidden: Hidden = self.policy.initial_state(num_envs)
         self.is_first = torch.ones(num_envs, dtype=torch.bool, device=device)
-        self.noise = ActionNoise(
-            cfg.noise,
-            f"{env.section}.noise",
-            horizon=cfg.horizon,
-            num_envs=num_envs,
-            columns=head.num_noise,
-            space=env.action_space,
-            device=device,
-        )
+        self.noise = ActionNoise(cfg.noise, env, horizon=cfg.horizon, columns=head.num_noise, device=device)
         self.acted_on: Observation = {}
         self.sampled: SampledActions | None = None
         self._t = 0

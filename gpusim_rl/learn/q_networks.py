@@ -1,4 +1,4 @@
-"""Actors, ensembles of critics, and the target networks of off-policy algorithms."""
+"""Actor, ensemble of critics, and target networks of off-policy algorithms."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 from torch.nn import functional
 
-from gpusim_rl.learn.algorithm import Observation, Policy
+from gpusim_rl.learn.algorithm import EnvSpec, Observation, Policy
 from gpusim_rl.learn.networks import ACTIVATIONS, make_features
 from gpusim_rl.learn.normalize import RunningNormalizer
-from gpusim_rl.settings.schema import DQNNetworkConfig, QNetworkConfig
+from gpusim_rl.settings.schema import ActorCriticConfig, DQNNetworkConfig, OffPolicyConfig, QNetworkConfig
 
 
 class EnsembleLinear(nn.Module):
     """Linear layers of equal size side by side, as one product of matrices; each begins as `nn.Linear` does.
 
     Args:
-        members: How many.
+        members: Number of layers.
         size: Inputs of each.
         out_size: Outputs of each.
     """
@@ -34,7 +34,7 @@ class EnsembleLinear(nn.Module):
         self.bias = nn.Parameter(torch.empty(members, 1, out_size).uniform_(-bound, bound))
 
     def forward(self, x: Float[Tensor, "members batch size"]) -> Float[Tensor, "members batch out"]:
-        """A layer of each member."""
+        """Applies the layer of each member."""
         if self.weight.shape[2] == 1 and x.device.type == "cpu":  # there a product with one column is 3 times as slow
             return torch.add((x * self.weight.mT).sum(dim=2, keepdim=True), self.bias)
         return torch.baddbmm(self.bias, x, self.weight)
@@ -67,11 +67,11 @@ class Critic(nn.Module):
     1707.06887).
 
     Args:
-        size: Of the observation.
+        size: Size of the observation.
         num_actions: Numbers in an action that the networks see.
-        net: The networks.
-        key: Where their settings stand, for errors.
-        options: Q functions that each of them returns.
+        net: Settings of the networks.
+        key: Section of these settings, for errors.
+        options: Number of Q functions that each critic returns.
     """
 
     support: Tensor | None
@@ -102,7 +102,7 @@ class Critic(nn.Module):
     def forward(
         self, obs: Float[Tensor, "batch size"], action: Float[Tensor, "batch actions"], *, bf16: bool
     ) -> Float[Tensor, "members batch outputs"]:
-        """Q values, one output; or logits of the atoms."""
+        """Returns Q values, one output; or logits of the atoms."""
         return self.head(self._features(torch.cat([obs, action], dim=-1), bf16=bf16))
 
     def _features(self, x: Float[Tensor, "batch size"], *, bf16: bool) -> Float[Tensor, "members batch out"]:
@@ -111,7 +111,7 @@ class Critic(nn.Module):
         return features.float()
 
     def value(self, outputs: Float[Tensor, "*batch outputs"]) -> Float[Tensor, "*batch"]:
-        """Expected return."""
+        """Returns the expected return that outputs stand for."""
         if self.support is None:
             return outputs.squeeze(-1)
         return outputs.softmax(dim=-1) @ self.support
@@ -124,10 +124,10 @@ class DiscreteCritic(Critic):
     the best option of each choice is the best action. With `atoms` it is the mean of their logits.
 
     Args:
-        size: Of the observation.
+        size: Size of the observation.
         counts: Options of each choice.
-        net: The networks.
-        key: Where their settings stand, for errors.
+        net: Settings of the networks.
+        key: Section of these settings, for errors.
     """
 
     offsets: Tensor
@@ -135,7 +135,7 @@ class DiscreteCritic(Critic):
     places: Tensor
     """Places of the options of each choice, [choices * most options]; what is beyond its last one repeats that."""
     centre: Tensor
-    """Takes the mean over the options of its choice from each option, [options, options]."""
+    """Matrix that subtracts from each option the mean over the options of its choice, [options, options]."""
 
     def __init__(self, size: int, counts: Sequence[int], net: DQNNetworkConfig, key: str) -> None:
         super().__init__(size, 0, net, key, options=sum(counts))
@@ -153,7 +153,7 @@ class DiscreteCritic(Critic):
     def options(
         self, obs: Float[Tensor, "batch size"], *, bf16: bool
     ) -> Float[Tensor, "members batch outputs options"]:
-        """Q values of all options of all choices, side by side, one output; or logits of the atoms."""
+        """Returns Q values of all options of all choices, side by side, one output; or logits of the atoms."""
         features = self._features(obs, bf16=bf16)
         outputs = self.head(features).unflatten(-1, (self.num_outputs, -1))
         if self.state_head is None:
@@ -164,13 +164,13 @@ class DiscreteCritic(Critic):
     def forward(
         self, obs: Float[Tensor, "batch size"], action: Shaped[Tensor, "batch choices"], *, bf16: bool
     ) -> Float[Tensor, "members batch outputs"]:
-        """Q values of chosen options, one output; or logits of the atoms."""
+        """Returns Q values of chosen options, one output; or logits of the atoms."""
         outputs = self.options(obs, bf16=bf16)
         index = (action.long() + self.offsets)[None, :, None]
         return outputs.gather(3, index.expand(*outputs.shape[:3], -1)).mean(dim=3)
 
     def best(self, obs: Float[Tensor, "batch size"], *, bf16: bool) -> Int[Tensor, "batch choices"]:
-        """The option of each choice with the largest Q value, in the mean of the critics."""
+        """Returns the option of each choice with the largest Q value, in the mean of the critics."""
         value = self.value(self.options(obs, bf16=bf16).mT).mean(dim=0)
         # Of equal ones the first is taken, so no option beyond the last.
         return value.index_select(1, self.places).unflatten(1, (len(self.counts), -1)).argmax(dim=2)
@@ -184,9 +184,9 @@ def project(
     Bellemare et al. 2017 (arXiv 1707.06887), algorithm 1. A return between two atoms is shared by both.
 
     Args:
-        probabilities: Of the returns.
-        returns: Where they are; clamped to the support.
-        support: The atoms, equally spaced.
+        probabilities: Probabilities of the returns.
+        returns: Returns; they are clamped to the support.
+        support: Atoms, equally spaced.
     """
     atoms = len(support)
     low, high = support[0], support[-1]
@@ -198,14 +198,14 @@ def project(
     return moved.scatter_add_(1, index + 1, upper_share)
 
 
-class Actor(nn.Module):
-    """Numbers that describe actions, from a normalised observation.
+class ActorNetwork(nn.Module):
+    """A network that returns numbers which describe actions, for a normalised observation.
 
     Args:
-        size: Of the observation.
-        outputs: Numbers.
-        net: The network.
-        key: Where its settings stand, for errors.
+        size: Size of the observation.
+        outputs: Number of outputs.
+        net: Settings of the network.
+        key: Section of these settings, for errors.
     """
 
     def __init__(self, size: int, outputs: int, net: QNetworkConfig, key: str) -> None:
@@ -217,10 +217,17 @@ class Actor(nn.Module):
             self.head.bias.zero_()
 
     def forward(self, obs: Float[Tensor, "batch size"], *, bf16: bool) -> Float[Tensor, "batch outputs"]:
-        """Float32."""
+        """Returns float32."""
         with torch.autocast(obs.device.type, dtype=torch.bfloat16) if bf16 else nullcontext():
             features = self.features(obs)
         return self.head(features.float())
+
+
+def actor_and_critic(cfg: ActorCriticConfig, env: EnvSpec, outputs: int) -> tuple[ActorNetwork, Critic]:
+    """Makes the networks of a policy over continuous actions, whose actor has so many outputs."""
+    size, key = env.obs_sizes["policy"], f"{env.section}.network"
+    actor = ActorNetwork(size, outputs, cfg.network, key)
+    return actor, Critic(env.obs_sizes.get("critic", size), env.action_space.size, cfg.network, key)
 
 
 class QPolicy(Policy):
@@ -230,52 +237,49 @@ class QPolicy(Policy):
     actor-critic, Pinto et al. 2017, arXiv 1710.06542).
 
     Args:
+        cfg: Settings of the algorithm.
         obs_sizes: Size of each observation group.
-        actor: The actor; None where the critics choose the actions.
-        critic: The critics.
-        normalize_obs: Normalise observations by their running mean and variance.
-        clip_obs: Limit of normalised observations [standard deviations].
-        target_actor: Keep a target network of the actor too.
+        actor: Actor; None where the critics choose the actions.
+        critic: Critics.
+        target_actor: Whether the actor has a target network too.
     """
 
-    actor: Actor | None
+    actor: ActorNetwork | None
     critic: Critic
     target_critic: Critic
-    target_actor: Actor | None
+    target_actor: ActorNetwork | None
 
     def __init__(
         self,
+        cfg: OffPolicyConfig,
         obs_sizes: Mapping[str, int],
-        actor: Actor | None,
+        actor: ActorNetwork | None,
         critic: Critic,
         *,
-        normalize_obs: bool,
-        clip_obs: float,
         target_actor: bool = False,
     ) -> None:
         super().__init__()
-        self.bf16 = False
         self.critic_group = "critic" if "critic" in obs_sizes else "policy"
         self.groups = sorted({"policy", self.critic_group})
-        normalized = self.groups if normalize_obs else []
-        self.obs_norm = nn.ModuleDict({g: RunningNormalizer(obs_sizes[g], clip=clip_obs) for g in normalized})
+        normalized = self.groups if cfg.normalize_obs else []
+        self.obs_norm = nn.ModuleDict({g: RunningNormalizer(obs_sizes[g], clip=cfg.clip_obs) for g in normalized})
         self.actor = actor
         self.critic = critic
         self.target_critic = copy.deepcopy(self.critic).requires_grad_(False)
         self.target_actor = copy.deepcopy(actor).requires_grad_(False) if actor is not None and target_actor else None
 
     def normalize(self, obs: Observation) -> dict[str, Tensor]:
-        """Network inputs of the groups in use, normalised if configured."""
+        """Returns the inputs of the networks by group, normalised if configured."""
         return {g: self.obs_norm[g](obs[g]) if g in self.obs_norm else obs[g] for g in self.groups}
 
     def actor_outputs(self, obs: Observation) -> Float[Tensor, "batch outputs"]:
-        """What the actor says of raw observations."""
+        """Returns the outputs of the actor for raw observations."""
         assert self.actor is not None
-        seen = obs["policy"]
-        return self.actor(self.obs_norm["policy"](seen) if self.obs_norm else seen, bf16=self.bf16)
+        policy_obs = obs["policy"]
+        return self.actor(self.obs_norm["policy"](policy_obs) if self.obs_norm else policy_obs, bf16=self.bf16)
 
     def target_pairs(self) -> tuple[list[Tensor], list[Tensor]]:
-        """Parameters of the target networks, and those that they follow."""
+        """Returns parameters of the target networks, and those that they follow."""
         targets: list[Tensor] = [*self.target_critic.parameters()]
         online: list[Tensor] = [*self.critic.parameters()]
         if self.target_actor is not None and self.actor is not None:

@@ -14,7 +14,7 @@ from torch.nn import functional
 from gpusim_rl.learn.algorithm import EnvSpec, Hidden, Observation
 from gpusim_rl.learn.off_policy import Batch, OffPolicy
 from gpusim_rl.learn.optimizer import MaskedAdamW
-from gpusim_rl.learn.q_networks import Actor, Critic, QPolicy
+from gpusim_rl.learn.q_networks import ActorNetwork, QPolicy, actor_and_critic
 from gpusim_rl.settings.schema import SACConfig
 
 _LOG_2PI = math.log(2.0 * math.pi)
@@ -25,24 +25,24 @@ class SquashedGaussian:
     """scale * tanh(u), where u is a diagonal Gaussian: continuous actions within +-scale."""
 
     mean: Float[Tensor, "*batch actions"]
-    """Of u."""
+    """Mean of u."""
     log_std: Float[Tensor, "*batch actions"]
-    """Of u."""
+    """Log of the standard deviation of u."""
     scale: float
 
     @property
     def mode(self) -> Float[Tensor, "*batch actions"]:
-        """The action of the mean of u."""
+        """Action of the mean of u."""
         return torch.tanh(self.mean) * self.scale
 
     def sample(self, noise: Float[Tensor, "*batch actions"]) -> Float[Tensor, "*batch actions"]:
-        """An action for standard normal noise."""
+        """Returns an action for standard normal noise."""
         return torch.tanh(torch.addcmul(self.mean, self.log_std.exp(), noise)) * self.scale
 
     def sample_with_log_prob(
         self, noise: Float[Tensor, "*batch actions"]
     ) -> tuple[Float[Tensor, "*batch actions"], Float[Tensor, "*batch"]]:
-        """An action for standard normal noise, and its log-density, summed over its components."""
+        """Returns an action for standard normal noise, and its log-density, summed over its components."""
         u = torch.addcmul(self.mean, self.log_std.exp(), noise)
         # log(1 - tanh(u)^2), which loses no digits where tanh(u) is near 1
         log_slope = 2.0 * (math.log(2.0) - u - functional.softplus(-2.0 * u))
@@ -52,35 +52,23 @@ class SquashedGaussian:
 
 
 class SACPolicy(QPolicy):
-    """An actor whose outputs are the mean and the log-std of a `SquashedGaussian`, and its critics.
+    """An actor whose outputs are the mean and the log-std of a `SquashedGaussian`, and its critics."""
 
-    Args:
-        cfg: Settings.
-        env: The environments.
-    """
-
-    actor: Actor  # type: ignore[reportIncompatibleVariableOverride]
+    actor: ActorNetwork  # type: ignore[reportIncompatibleVariableOverride]
 
     def __init__(self, cfg: SACConfig, env: EnvSpec) -> None:
-        obs_sizes, size, net, key = env.obs_sizes, env.action_space.size, cfg.network, f"{env.section}.network"
-        super().__init__(
-            obs_sizes,
-            Actor(obs_sizes["policy"], 2 * size, net, key),
-            Critic(obs_sizes.get("critic", obs_sizes["policy"]), size, net, key),
-            normalize_obs=cfg.normalize_obs,
-            clip_obs=cfg.clip_obs,
-        )
+        super().__init__(cfg, env.obs_sizes, *actor_and_critic(cfg, env, 2 * env.action_space.size))
         self._scale, self._range = cfg.action_scale, (cfg.log_std_min, cfg.log_std_max)
 
     def distribution(self, outputs: Float[Tensor, "*batch outputs"]) -> SquashedGaussian:
-        """What the outputs of the actor say. A tanh, which has a slope everywhere, keeps the log-std in its range."""
+        """Returns the distribution for outputs of the actor; tanh, with a slope everywhere, limits the log-std."""
         mean, spread = outputs.chunk(2, dim=-1)
         low, high = self._range
         return SquashedGaussian(mean, 0.5 * (low + high + (high - low) * torch.tanh(spread)), self._scale)
 
     @torch.no_grad()
     def act(self, obs: Observation, hidden: Hidden, deterministic: bool = True) -> tuple[Tensor, Hidden]:
-        """Actions for raw observations [batch, size]: that of the mean, or samples."""
+        """Returns actions for raw observations [batch, size]: that of the mean, or samples."""
         distribution = self.distribution(self.actor_outputs(obs))
         if deterministic:
             return distribution.mode, hidden
@@ -96,7 +84,7 @@ class SAC(OffPolicy):
         alpha   moves so that the entropy becomes `target_entropy`
 
     Attributes:
-        log_alpha: Of the weight of the entropy, a parameter [].
+        log_alpha: Logarithm of the weight of the entropy, a parameter [].
     """
 
     Config = SACConfig
@@ -148,9 +136,9 @@ class SAC(OffPolicy):
         return super().update() | {"policy/alpha": self.log_alpha.detach().exp()}
 
     def state_dict(self) -> dict[str, Any]:
-        """What all off-policy algorithms have, and alpha."""
-        own = {"log_alpha": self.log_alpha.detach().clone(), "alpha_optimizer": self.alpha_optimizer.moments()}
-        return super().state_dict() | own | {"configured_alpha": self.cfg.alpha}
+        """Returns what all off-policy algorithms have, and alpha."""
+        entropy = {"log_alpha": self.log_alpha.detach().clone(), "alpha_optimizer": self.alpha_optimizer.moments()}
+        return super().state_dict() | entropy | {"configured_alpha": self.cfg.alpha}
 
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -11,39 +11,27 @@ from torch import Tensor
 
 from gpusim_rl.learn.algorithm import EnvSpec, Hidden, Observation, Transition
 from gpusim_rl.learn.off_policy import Batch, OffPolicy
-from gpusim_rl.learn.q_networks import Actor, Critic, QPolicy
+from gpusim_rl.learn.q_networks import ActorNetwork, QPolicy, actor_and_critic
 from gpusim_rl.settings.schema import TD3Config
 
 
 class TD3Policy(QPolicy):
-    """An actor that says one action for an observation, and its critics.
+    """An actor that returns one action for an observation, and its critics."""
 
-    Args:
-        cfg: Settings.
-        env: The environments.
-    """
-
-    actor: Actor  # type: ignore[reportIncompatibleVariableOverride]
+    actor: ActorNetwork  # type: ignore[reportIncompatibleVariableOverride]
 
     def __init__(self, cfg: TD3Config, env: EnvSpec) -> None:
-        obs_sizes, size, net, key = env.obs_sizes, env.action_space.size, cfg.network, f"{env.section}.network"
-        super().__init__(
-            obs_sizes,
-            Actor(obs_sizes["policy"], size, net, key),
-            Critic(obs_sizes.get("critic", obs_sizes["policy"]), size, net, key),
-            normalize_obs=cfg.normalize_obs,
-            clip_obs=cfg.clip_obs,
-            target_actor=True,
-        )
+        networks = actor_and_critic(cfg, env, env.action_space.size)
+        super().__init__(cfg, env.obs_sizes, *networks, target_actor=True)
         self._scale = cfg.action_scale
 
     def action(self, outputs: Float[Tensor, "*batch outputs"]) -> Float[Tensor, "*batch actions"]:
-        """What the outputs of the actor say."""
+        """Returns the actions for outputs of the actor."""
         return torch.tanh(outputs) * self._scale
 
     @torch.no_grad()
     def act(self, obs: Observation, hidden: Hidden, deterministic: bool = True) -> tuple[Tensor, Hidden]:
-        """Actions for raw observations [batch, size]; the policy itself has no noise."""
+        """Returns actions for raw observations [batch, size]; the policy itself has no noise."""
         return self.action(self.actor_outputs(obs)), hidden
 
 
@@ -56,7 +44,7 @@ class TD3(OffPolicy):
 
     FastTD3 (Seo et al. 2025, arXiv 2505.22642) is this on many envs with large batches, `network.atoms`, and a scale of
     noise for each env, redrawn in every episode. DDPG (Lillicrap et al. 2016, arXiv 1509.02971) is `network.critics=1
-    policy_delay=1 smoothing=0`. Fujimoto's actor follows the first critic alone; here it follows what `clipped` says.
+    policy_delay=1 smoothing=0`. Fujimoto's actor follows the first critic alone, this one what `clipped` says.
 
     Attributes:
         noise_scale: Standard deviation of exploration in each env, [num_envs, 1].
@@ -107,7 +95,7 @@ class TD3(OffPolicy):
         return [loss + self._imitation(batch, action, q) if self._imitates else loss]
 
     def state_dict(self) -> dict[str, Any]:
-        """What all off-policy algorithms have, and the scales of noise."""
+        """Returns what all off-policy algorithms have, and the scales of noise."""
         state = super().state_dict()
         state["episodes"]["noise_scale"] = self.noise_scale.clone()
         return state

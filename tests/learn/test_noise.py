@@ -14,10 +14,11 @@ from gpusim_rl.api import prepare
 from gpusim_rl.distributed.actors import make_trainer
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.files import checkpoint_file
+from gpusim_rl.learn.algorithm import EnvSpec
 from gpusim_rl.learn.noise import ActionNoise
 from gpusim_rl.run.trainer import Trainer
 from gpusim_rl.settings.schema import WHITE, NoiseConfig
-from gpusim_rl.spaces import Box, MultiDiscrete
+from gpusim_rl.spaces import ActionSpace, Box, MultiDiscrete
 from gpusim_rl.testing.conformance import differences
 from gpusim_rl.testing.sync_counter import SyncCounter
 from helpers.off_policy import settings_of
@@ -27,9 +28,9 @@ ENVS, ACTIONS, HORIZON = 4000, 3, 8
 KINDS = ("held", "coloured")
 
 
-def make(cfg: NoiseConfig, **more: Any) -> ActionNoise:
-    sizes = {"horizon": HORIZON, "num_envs": ENVS, "columns": ACTIONS, "space": Box(ACTIONS)}
-    return ActionNoise(cfg, "ppo.noise", **{**sizes, "device": torch.device("cpu"), **more})
+def make(cfg: NoiseConfig, columns: int = ACTIONS, space: ActionSpace | None = None) -> ActionNoise:
+    env = EnvSpec(ENVS, {}, space or Box(ACTIONS), 1, section="ppo")
+    return ActionNoise(cfg, env, horizon=HORIZON, columns=columns, device=torch.device("cpu"))
 
 
 def run(noise: ActionNoise, steps: int, done: Any = None, seed: int = 0) -> Tensor:
