@@ -1,9 +1,10 @@
-"""Actor and critic: networks, and the normalisers that belong to them."""
+"""Networks of actor and critic, and the normalisers that belong to them."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
@@ -14,14 +15,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from gpusim_rl.errors import ConfigError
-from gpusim_rl.learn.algorithm import Hidden, Observation, Policy
+from gpusim_rl.learn.algorithm import EnvSpec, Hidden, Observation, Policy
 from gpusim_rl.learn.collective import ALONE, Collective
 from gpusim_rl.learn.distributions import Distribution, make_head
 from gpusim_rl.learn.normalize import RunningNormalizer
 from gpusim_rl.machine.source_location import describe
 from gpusim_rl.settings.load_class import load_class
-from gpusim_rl.settings.schema import CriticConfig, NetworkConfig
-from gpusim_rl.spaces import ActionSpace
+from gpusim_rl.settings.schema import CriticConfig, NetworkConfig, OnPolicyConfig
 
 # In place where the gradient can be had from the output alone: less memory traffic.
 ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
@@ -39,16 +39,16 @@ class SampledActions:
     """Sampled actions and what belongs to them, for a batch of environments."""
 
     action: Shaped[Tensor, "batch actions"]
-    """Not clipped: log-probabilities are of this number. Indices where actions are discrete."""
+    """Actions, not clipped, as log-probabilities are of them; indices where actions are discrete."""
     distribution: Distribution
     value: Float[Tensor, " batch"]
-    """As the network gives it: normalised, if values are normalised."""
+    """Value at the scale of the network: normalised, if values are normalised."""
     hidden: Hidden
 
 
 @dataclass(slots=True)
 class EvaluatedActions:
-    """What the current policy says of stored actions; the leading dimensions are those of the observations."""
+    """Stored actions under the current policy; the leading dimensions are those of the observations."""
 
     log_prob: Float[Tensor, "*batch"]
     entropy: Float[Tensor, "*batch"]
@@ -83,13 +83,13 @@ class MLP(nn.Sequential):
         self.out_size = size
 
     def forward(self, input: Float[Tensor, "batch size"]) -> Float[Tensor, "batch out"]:
-        """Features."""
+        """Returns features."""
         if input.device.type == "cuda" and torch.is_autocast_enabled("cuda"):
             return self.cast_together(input, torch.get_autocast_dtype("cuda"))
         return super().forward(input)
 
     def cast_together(self, x: Float[Tensor, "batch size"], dtype: torch.dtype) -> Float[Tensor, "batch out"]:
-        """What autocast does, to the bit, with one cast of all weights and one of all their gradients.
+        """Does what autocast does, to the bit, with one cast of all weights and one of all their gradients.
 
         Autocast casts each of them: on CUDA a launch costs more than copying the weights. On the CPU it is dearer.
         """
@@ -105,12 +105,12 @@ class MLP(nn.Sequential):
 
 
 def make_features(size: int, cfg: NetworkConfig | CriticConfig, key: str = "network") -> nn.Module:
-    """An MLP, or the network of the user's own.
+    """Makes an MLP, or the network of the user's own.
 
     Args:
-        size: Inputs.
+        size: Number of inputs.
         cfg: Settings.
-        key: Where they stand, for errors.
+        key: Section of these settings, for errors.
 
     Raises:
         ConfigError: The class of `network._target_` is no such network.
@@ -131,32 +131,14 @@ def make_features(size: int, cfg: NetworkConfig | CriticConfig, key: str = "netw
     out_size = getattr(module, "out_size", None)
     if not isinstance(out_size, int):
         raise ConfigError(f"{where}: it has no out_size, the number of features that it returns, as an int")
-    inputs = torch.zeros(2, size)
-    got, expected = _look(module, inputs), str([2, out_size])
-    if got not in ("", expected):
-        raise ConfigError(f"{where}: it returns {got} for {list(inputs.shape)}, expected {expected}: [batch, out_size]")
+    got = None
+    # A network that cannot be called here may need a GPU. If it is wrong, its first step shows where.
+    with suppress(Exception), torch.no_grad(), torch.random.fork_rng(devices=[]):
+        features = copy.deepcopy(module).eval()(torch.zeros(2, size))
+        got = list(features.shape) if isinstance(features, Tensor) else f"a {type(features).__name__}"
+    if got not in ([2, out_size], None):
+        raise ConfigError(f"{where}: it returns {got} for {[2, size]}, expected {[2, out_size]}: [batch, out_size]")
     return module
-
-
-@torch.no_grad()
-def _look(module: nn.Module, inputs: Tensor) -> str:
-    """The shape that a network returns, found without a change of the network or of the global random stream.
-
-    Empty where it cannot be called here: it may need a GPU. If it is wrong, its first step shows where.
-    """
-    training = {part: part.training for part in module.modules()}
-    try:
-        state = {name: value.clone() for name, value in [*module.named_parameters(), *module.named_buffers()]}
-        module.eval()
-        with torch.random.fork_rng(devices=[]):
-            features = torch.func.functional_call(module, state, (inputs,))
-    except Exception:
-        return ""
-    else:
-        return str(list(features.shape)) if isinstance(features, Tensor) else f"a {type(features).__name__}"
-    finally:
-        for part, mode in training.items():
-            part.training = mode
 
 
 class Trunk(nn.Module):
@@ -178,7 +160,7 @@ class Trunk(nn.Module):
         return 0 if self.rnn is None else 2 if isinstance(self.rnn, nn.LSTM) else 1
 
     def initial_state(self, batch: int) -> Hidden:
-        """Zero state."""
+        """Returns a zero state."""
         if self.rnn is None:
             return ()
         device = next(self.rnn.parameters()).device
@@ -193,7 +175,7 @@ class Trunk(nn.Module):
         *,
         bf16: bool,
     ) -> tuple[Float[Tensor, "time batch out"], Hidden]:
-        """Runs a sequence; where `is_first`, an episode begins at that step and the state is zero before it.
+        """Runs a sequence; the state is zero before a step where an episode begins, `is_first`.
 
         The recurrent layer is float32 always: its state carries rounding on, and many CPUs have no such layer in bf16.
         """
@@ -226,40 +208,23 @@ class ActorCritic(Policy):
     float32; only the trunks' MLPs run under autocast.
 
     Args:
-        obs_sizes: Size of each observation group.
-        action_space: What actions there are.
-        net: The networks.
-        normalize_obs: Normalise observations by their running mean and variance.
-        normalize_value: The same for values.
-        clip_obs: Limit of normalised observations [standard deviations].
-        bf16: Run the trunks in bfloat16.
-        key: Where the settings of the networks stand, for errors.
+        cfg: Settings of the algorithm.
+        env: Environments.
     """
 
-    def __init__(
-        self,
-        obs_sizes: Mapping[str, int],
-        action_space: ActionSpace,
-        net: NetworkConfig,
-        *,
-        normalize_obs: bool,
-        normalize_value: bool,
-        clip_obs: float,
-        bf16: bool = False,
-        key: str = "network",
-    ) -> None:
+    def __init__(self, cfg: OnPolicyConfig, env: EnvSpec) -> None:
         super().__init__()
-        self.bf16 = bf16
+        obs_sizes, net, key = env.obs_sizes, cfg.network, f"{env.section}.network"
         self.critic_group = "critic" if "critic" in obs_sizes else "policy"
-        self.separate = net.separate or self.critic_group == "critic"
-        groups = {"policy", self.critic_group}
-        normalized = sorted(groups) if normalize_obs else []
-        self.obs_norm = nn.ModuleDict({g: RunningNormalizer(obs_sizes[g], clip=clip_obs) for g in normalized})
-        self.value_norm = RunningNormalizer(1) if normalize_value else None
+        self.groups = sorted({"policy", self.critic_group}, reverse=True)
+        normalized = sorted(self.groups) if cfg.normalize_obs else []
+        self.obs_norm = nn.ModuleDict({g: RunningNormalizer(obs_sizes[g], clip=cfg.clip_obs) for g in normalized})
+        self.value_norm = RunningNormalizer(1) if cfg.normalize_value else None
 
+        separate = net.separate or self.critic_group == "critic"
         self.actor = Trunk(obs_sizes["policy"], net, key)
-        self.critic = Trunk(obs_sizes[self.critic_group], net, key) if self.separate else None
-        self.head = make_head(self.actor.out_size, action_space, net)
+        self.critic = Trunk(obs_sizes[self.critic_group], net, key) if separate else None
+        self.head = make_head(self.actor.out_size, env.action_space, net)
         self.value_head = nn.Linear((self.critic or self.actor).out_size, 1)
 
     @property
@@ -268,68 +233,62 @@ class ActorCritic(Policy):
         return self.actor.rnn is not None
 
     def initial_state(self, batch: int) -> Hidden:
-        """Zero recurrent state: the actor's tensors, then those of a separate critic."""
+        """Returns a zero recurrent state: the actor's tensors, then those of a separate critic."""
         return self.actor.initial_state(batch) + (self.critic.initial_state(batch) if self.critic else ())
 
     def actor_state(self, batch: int) -> Hidden:
-        """Zero recurrent state of the actor."""
+        """Returns a zero recurrent state of the actor."""
         return self.actor.initial_state(batch)
 
     def act_without_critic(self, obs: Float[Tensor, "batch size"], hidden: Hidden) -> tuple[Tensor, Hidden]:
-        """The most likely actions, from the actor alone."""
-        seen = self.obs_norm["policy"](obs) if "policy" in self.obs_norm else obs
-        features, hidden = self.actor(seen[None], hidden, None, bf16=self.bf16)
+        """Returns the most likely actions, from the actor alone."""
+        inputs = self.obs_norm["policy"](obs) if "policy" in self.obs_norm else obs
+        features, hidden = self.actor(inputs[None], hidden, None, bf16=self.bf16)
         return self.head(features[0]).mode, hidden
 
     def normalize(self, obs: Observation) -> dict[str, Tensor]:
-        """Network inputs of the groups in use, normalised if configured."""
-        groups = ("policy",) if self.critic_group == "policy" else ("policy", "critic")
-        return {g: self.obs_norm[g](obs[g]) if g in self.obs_norm else obs[g] for g in groups}
+        """Returns the inputs of the networks by group, normalised if configured."""
+        return {g: self.obs_norm[g](obs[g]) if g in self.obs_norm else obs[g] for g in self.groups}
 
     def forward(
         self, inputs: Mapping[str, Tensor], hidden: Hidden = (), is_first: Tensor | None = None
     ) -> tuple[Distribution, Tensor, Hidden]:
-        """Action distribution and value of normalised inputs [time, batch, size]; value has no trailing dimension."""
+        """Returns action distribution, value [time, batch] and state for normalised inputs [time, batch, size]."""
         split = self.actor.num_states
         features, actor_state = self.actor(inputs["policy"], hidden[:split], is_first, bf16=self.bf16)
         critic_state: Hidden = ()
         critic_features = features
         if self.critic is not None:
-            inputs_of_critic = inputs[self.critic_group]
-            critic_features, critic_state = self.critic(inputs_of_critic, hidden[split:], is_first, bf16=self.bf16)
+            critic_inputs = inputs[self.critic_group]
+            critic_features, critic_state = self.critic(critic_inputs, hidden[split:], is_first, bf16=self.bf16)
         distribution = self.head(features)
         return distribution, self.value_head(critic_features).squeeze(-1), actor_state + critic_state
 
-    @torch.no_grad()
-    def sample(self, obs: Observation, hidden: Hidden, noise: Float[Tensor, "batch noise"]) -> SampledActions:
-        """Samples actions for raw observations [batch, size].
-
-        Args:
-            obs: Observation groups.
-            hidden: Recurrent state; zero where an episode begins.
-            noise: What the head draws.
-        """
+    def _one_step(self, obs: Observation, hidden: Hidden) -> tuple[Distribution, Tensor, Hidden]:
+        """Returns action distribution, value and next state for raw observations [batch, size]."""
         inputs = {group: value[None] for group, value in self.normalize(obs).items()}
         distribution, value, hidden = self(inputs, hidden)
-        distribution = distribution[0]
-        return SampledActions(distribution.sample(noise), distribution, value[0], hidden)
+        return distribution[0], value[0], hidden
+
+    @torch.no_grad()
+    def sample(self, obs: Observation, hidden: Hidden, noise: Float[Tensor, "batch noise"]) -> SampledActions:
+        """Samples actions for raw observations [batch, size], with noise that the head has drawn."""
+        distribution, value, hidden = self._one_step(obs, hidden)
+        return SampledActions(distribution.sample(noise), distribution, value, hidden)
 
     @torch.no_grad()
     def act(self, obs: Observation, hidden: Hidden, deterministic: bool = True) -> tuple[Tensor, Hidden]:
-        """Actions for raw observations [batch, size]: the most likely ones, or samples."""
-        inputs = {group: value[None] for group, value in self.normalize(obs).items()}
-        distribution, _, hidden = self(inputs, hidden)
-        distribution = distribution[0]
+        """Returns actions for raw observations [batch, size]: the most likely ones, or samples."""
+        distribution, value, hidden = self._one_step(obs, hidden)
         if deterministic:
             return distribution.mode, hidden
-        noise = torch.empty(len(distribution.mode), self.head.num_noise, device=inputs["policy"].device)
+        noise = value.new_empty(len(value), self.head.num_noise)
         return distribution.sample(self.head.draw_(noise)), hidden
 
     @torch.no_grad()
     def value(self, obs: Observation, hidden: Hidden) -> Float[Tensor, " batch"]:
-        """Value of raw observations, as the network gives it."""
-        inputs = {group: value[None] for group, value in self.normalize(obs).items()}
-        return self(inputs, hidden)[1][0]
+        """Returns the value of raw observations, at the scale of the network."""
+        return self._one_step(obs, hidden)[1]
 
     def evaluate(
         self,
@@ -338,17 +297,17 @@ class ActorCritic(Policy):
         hidden: Hidden = (),
         is_first: Bool[Tensor, "time batch"] | None = None,
     ) -> EvaluatedActions:
-        """What the current policy says of stored actions, for normalised inputs [time, batch, size]."""
+        """Evaluates stored actions under the current policy, for normalised inputs [time, batch, size]."""
         distribution, value, _ = self(inputs, hidden, is_first)
         log_prob = distribution.log_prob(action)
         return EvaluatedActions(log_prob, distribution.entropy().expand_as(log_prob), distribution.per_sample(), value)
 
     def denormalize_value(self, value: Tensor) -> Tensor:
-        """Network value to the scale of returns."""
+        """Brings a value of the network to the scale of returns."""
         return value if self.value_norm is None else self.value_norm.inverse(value[..., None])[..., 0]
 
     def normalize_value(self, value: Tensor) -> Tensor:
-        """Return to the scale of network values."""
+        """Brings a return to the scale of the network's values."""
         return value if self.value_norm is None else self.value_norm(value[..., None])[..., 0]
 
     @torch.no_grad()

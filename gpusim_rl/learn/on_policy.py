@@ -1,4 +1,4 @@
-"""What algorithms that learn from a rollout of their own policy have in common: acting, recording, updates, resume."""
+"""Acting, recording, updates and resume of algorithms that learn from a rollout of their own policy."""
 
 from __future__ import annotations
 
@@ -34,39 +34,35 @@ SOFT_BOUND = 1.1
 
 
 class OnPolicy(Algorithm):
-    """Collects a rollout with the policy as it is, learns from it, and forgets it.
+    """Collects a rollout with the current policy, learns from it, and forgets it.
 
-    Losses are means over the valid samples of a batch:
+    The loss is a mean over the valid samples of a batch:
 
         policy + 0.5 value_coef * value + bounds_coef * bounds - entropy_coef * entropy
 
-    As it stands here the loss of the policy is -log pi(a|s) A, and an iteration is one step of the optimiser on the
-    whole rollout. The samples are then from the policy itself, so no ratio of probabilities is needed. A subclass says
-    what A is, or how to learn more from a rollout.
+    Here the loss of the policy is -log pi(a|s) A, and an iteration is one step of the optimiser on the whole rollout. A
+    subclass defines A, or learns more from a rollout.
 
     The learning rate is a device tensor that the schedule changes in place. Observation statistics are updated after
     the optimisation, so that the policy that learns is the one that acted. Return statistics are updated before it
     (they do not touch the policy), so that the critic's targets have unit scale from the first iteration on.
 
-    In a data-parallel run each process has a rollout of its own envs, and minibatches of it. Sums over samples are
-    taken over all processes: advantages are normalised by the mean and deviation of all, a gradient is that of the
-    samples of all, and so are the KL and the statistics. So all processes keep the same weights, without exchanging
-    them.
+    In a data-parallel run each process has envs, a rollout and minibatches of its own. Sums over samples (gradients,
+    statistics, the moments of advantages) are taken over all processes. So all keep the same weights.
 
-    A step whose gradient is not finite is skipped: weights, optimiser, learning rate and the statistics of the update
-    are as if it had not been there. It is counted on the device.
+    A step whose gradient is not finite changes nothing, and is counted on the device.
 
     Args:
         cfg: Settings.
-        env: The environments.
+        env: Environments.
         device: Device of networks and memory.
         seed: Seed of the exploration noise and of the order of minibatches.
         max_iterations: Updates in a whole training, for the linear schedule.
 
     Attributes:
-        rollout: What the current iteration recorded.
+        rollout: Record of the current iteration.
         hidden: Recurrent state to act on next.
-        is_first: An episode begins at the first step of the next rollout, bool [num_envs].
+        is_first: Whether an episode begins at the first step of the next rollout, bool [num_envs].
         noise: Random numbers of the actions.
         acted_on: Observations that the last action was sampled for.
         sampled: Actions that were sampled last, and what belongs to them.
@@ -100,12 +96,7 @@ class OnPolicy(Algorithm):
         self._t = 0
         length = fit_sequence_length(cfg.horizon, cfg.sequence_length) if self.policy.recurrent else 1
         self.rollout = Rollout(
-            cfg.horizon,
-            env,
-            head.num_parameters,
-            initial_hidden=self.hidden,
-            sequence_length=length,
-            device=device,
+            cfg.horizon, env, head.num_parameters, initial_hidden=self.hidden, sequence_length=length, device=device
         )
 
         # Learning
@@ -134,17 +125,8 @@ class OnPolicy(Algorithm):
             self._loss = Compiled(self._chunk_loss, f"the loss of {type(self).__name__}", one_shape=False)
 
     def _make_policy(self, env: EnvSpec) -> ActorCritic:
-        """Actor and critic, float32, on the CPU."""
-        cfg = self.cfg
-        return ActorCritic(
-            env.obs_sizes,
-            env.action_space,
-            cfg.network,
-            normalize_obs=cfg.normalize_obs,
-            normalize_value=cfg.normalize_value,
-            clip_obs=cfg.clip_obs,
-            key=f"{env.section}.network",
-        )
+        """Makes actor and critic, float32, on the CPU."""
+        return ActorCritic(self.cfg, env)
 
     # Acting
 
@@ -177,7 +159,7 @@ class OnPolicy(Algorithm):
         self.noise.begin_episodes()
 
     def view(self, envs: slice) -> OnPolicy:
-        """The same algorithm for some of the envs, in the memory of this one: `gpusim_rl.run.overlap.Divisible`."""
+        """Returns the algorithm for some of the envs, in the memory of this one: `gpusim_rl.run.overlap.Divisible`."""
         half = copy.copy(self)
         half.rollout, half.noise = self.rollout.view(envs), self.noise.view(envs)
         half.hidden, half.is_first = tuple(state[:, envs] for state in self.hidden), self.is_first[envs]
@@ -211,7 +193,7 @@ class OnPolicy(Algorithm):
 
     @torch.no_grad()
     def _prepare(self) -> tuple[Sequences, dict[str, Tensor]]:
-        """Advantages and targets of the rollout, arranged for training; and numbers for the log."""
+        """Arranges the rollout for training, with advantages and targets; returns it, and numbers for the log."""
         policy, cfg, rollout = self.policy, self.cfg, self.rollout
         counts, valid = rollout.valid, rollout.valid.float()
         value, next_value = (policy.denormalize_value(x) for x in (rollout.value, self._next_value()))
@@ -248,7 +230,7 @@ class OnPolicy(Algorithm):
         return Sequences.of(rollout, inputs, samples.pack()), stats
 
     def _next_value(self) -> Tensor:
-        """V of the observation after each step, as the network gives it, [T, N]."""
+        """Returns V of the observation after each step, as the network gives it, [T, N]."""
         rollout = self.rollout
         later_obs = {group: x.flatten(0, 1) for group, x in rollout.later_obs.items()}  # one batch
         hidden = tuple(state.transpose(0, 1).flatten(1, 2) for state in rollout.later_hidden)
@@ -256,19 +238,18 @@ class OnPolicy(Algorithm):
         return rollout.next_values(last_value, torch.stack(final_values))
 
     def _advantages(self, *rollout: Tensor) -> tuple[Tensor, Tensor]:
-        """Advantages and targets of the critic, [T, N]; takes the tensors that `gae` takes."""
+        """Returns advantages and targets of the critic, [T, N]; takes the tensors that `gae` takes."""
         return gae(*rollout, gamma=self.cfg.gamma, gae_lambda=self.cfg.gae_lambda)
 
     def _learn(self, batch: Sequences) -> tuple[Tensor, Tensor, int]:
         """Makes all steps of the optimiser.
 
         Returns:
-            Sums over the steps of their statistics (`losses`, and the norm of the gradient); how many steps were
-            skipped; how many there were.
+            Sums over the steps of `losses` and the norm of the gradient; number of skipped steps; number of steps.
         """
-        everything = torch.arange(self.num_sequences, device=self.device)
+        index = torch.arange(self.num_sequences, device=self.device)
         [count] = self.collective.sum([Samples.valid_of(batch.packed).sum()])
-        numbers, skip = self._gradient(batch, everything, count.clamp_(min=1.0))
+        numbers, skip = self._gradient(batch, index, count.clamp_(min=1.0))
         self._step(numbers[-1], skip)
         return numbers, skip.float(), 1
 
@@ -278,7 +259,7 @@ class OnPolicy(Algorithm):
         Args:
             batch: All samples.
             index: Sequences of the minibatch.
-            count: Its valid samples, of all processes.
+            count: Number of its valid samples, of all processes.
 
         Returns:
             Its statistics: `losses` and the norm of the gradient, 0 where that is not finite; whether it is not.
@@ -294,19 +275,14 @@ class OnPolicy(Algorithm):
         return torch.cat([losses, norm[None]]).masked_fill_(skip, 0.0), skip
 
     def _step(self, norm: Tensor, skip: Tensor) -> None:
-        """Makes a step of the optimiser by the gradient that it has.
-
-        Args:
-            norm: Norm of the gradient, [].
-            skip: Whether nothing may change, bool [].
-        """
+        """Makes a step of the optimiser by its gradient of this norm; none where it is to `skip`, bool []."""
         self.optimizer.masked_step(norm, skip)
         self.policy.head.clamp_()
 
     def _chunk_loss(
         self, inputs: dict[str, Tensor], packed: Tensor, hidden: Hidden, is_first: Tensor | None, count: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Loss of a chunk, and its terms in the order of `losses`; each a sum / `count`."""
+        """Returns the loss of a chunk, and its terms in the order of `losses`; each a sum / `count`."""
         old = Samples.unpack(packed, self.rollout.action.shape[-1], self.policy.head.num_parameters)
         terms = self._sample_losses(old, self.policy.evaluate(inputs, old.action, hidden, is_first))
         weighted = torch.stack([terms[name] for name in self.losses]) * (old.valid / count)
@@ -314,12 +290,7 @@ class OnPolicy(Algorithm):
         return means.dot(self._coefficients), means.detach()
 
     def _sample_losses(self, old: Samples, now: EvaluatedActions) -> dict[str, Tensor]:
-        """The `losses` of each sample by name, the shape of `now.log_prob`.
-
-        Args:
-            old: What the rollout knows of the samples.
-            now: What the policy says of them.
-        """
+        """Returns the `losses` of each sample by name, from the rollout and from the policy of now."""
         return {
             "loss/policy": -old.advantage * now.log_prob,
             "loss/value": squared_distance(now.value, old.target),
@@ -328,13 +299,13 @@ class OnPolicy(Algorithm):
         }
 
     def _fit_minibatches(self, samples: int) -> int:
-        """How many minibatches a rollout of so many samples is cut into."""
+        """Returns the number of minibatches of a rollout of so many samples."""
         return 1
 
     # For the start of a run, and for a resume
 
     def describe(self) -> dict[str, str]:
-        """Network and batch."""
+        """Returns network and batch."""
         net, rollout = self.cfg.network, self.rollout
         layers = net._target_ or f"{'x'.join(map(str, net.hidden))} {net.activation}"
         samples = f"{rollout.num_envs} x {self.horizon} = {rollout.num_envs * self.horizon} samples"
@@ -345,16 +316,16 @@ class OnPolicy(Algorithm):
         }
 
     def _describe_steps(self) -> str:
-        """The steps of the optimiser."""
+        """Returns the steps of the optimiser in words."""
         return "one step"
 
     def _fitted(self, name: str, value: int) -> str:
-        """A number, and the setting that it was fitted to where that is another one."""
+        """Returns a number, and the setting that it was fitted to where that is another one."""
         wanted = getattr(self.cfg, name)
         return f"{value}" if value == wanted else f"{value} (fitted: {self._section}.{name}={wanted})"
 
     def state_dict(self) -> dict[str, Any]:
-        """Optimiser, learning rate, counters, random generators, and the recurrent state and noise of the episodes."""
+        """Returns optimiser, learning rate, counters, random generators, recurrent state and noise of the episodes."""
         return {
             "optimizer": self.optimizer.moments(),
             "learning_rate": self.learning_rate.clone(),

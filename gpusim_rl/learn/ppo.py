@@ -16,16 +16,14 @@ from gpusim_rl.settings.schema import PPOConfig
 
 
 def clipped_loss(advantage: Tensor, ratio: Tensor, clip: float) -> Tensor:
-    """The loss of the policy, max(-A r, -A clip(r, 1 - c, 1 + c)), of each sample.
+    """Returns the loss of the policy, max(-A r, -A clip(r, 1 - c, 1 + c)), of each sample.
 
     Args:
         advantage: Advantage A of the action.
         ratio: Ratio r of the probabilities of the action now and when it was chosen.
         clip: Largest distance c of the clipped ratio from 1.
     """
-    # surrogate = -A r
-    # clipped   = -A clip(r, 1 - c, 1 + c)
-    # loss      = max(surrogate, clipped)
+    # loss = max(-advantage * ratio, -advantage * ratio.clamp(1 - clip, 1 + clip))
     # The same with fewer kernels backward: max(-A r, -A - |A| c). The second term is -A (1 + c) for A > 0 and
     # -A (1 - c) for A < 0: the clipped term where that is the larger one, and below -A r everywhere else.
     cost = -advantage
@@ -107,6 +105,7 @@ class PPO(OnPolicy):
         ratio = torch.exp(now.log_prob - old.log_prob)
         value_loss = squared_distance(now.value, old.target)
         if self.cfg.value_clip:
+            # value_loss = max((V - G)^2, (clip(V, V_old - c, V_old + c) - G)^2)
             # Where the clipped value is the worse one, it is constant: it bounds the error, and has no gradient.
             near = now.value.detach().clamp(old.value - clip, old.value + clip)
             value_loss = value_loss.clamp(min=squared_distance(near, old.target))

@@ -1,4 +1,4 @@
-"""What one iteration collected, in preallocated memory, and generalised advantage estimation."""
+"""The rollout of an iteration, in preallocated memory, and generalised advantage estimation."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ def gae(
         reward: Reward of step t.
         value: V(s_t).
         next_value: V of the observation after step t, before any reset: V(final_obs) where an episode was truncated.
-        terminated: The episode ended by the task's rules in step t: what follows is worth 0.
-        done: The episode ended in step t for any reason: nothing of the next episode leaks into it.
-        valid: The sample counts; where it does not, its advantage is 0 and the trajectory before it ends there.
+        terminated: Whether the episode ended by the task's rules in step t: what follows is worth 0.
+        done: Whether the episode ended in step t for any reason: nothing of the next episode leaks into it.
+        valid: Whether the sample counts; else its advantage is 0, and the trajectory before it ends there.
         gamma: Discount per step.
         gae_lambda: Weight of longer returns.
 
@@ -57,9 +57,9 @@ class Rollout:
 
     Args:
         horizon: T.
-        env: The environments.
+        env: Environments.
         num_parameters: Numbers that describe one action distribution.
-        initial_hidden: A zero recurrent state for N environments; empty for feed-forward policies.
+        initial_hidden: Zero recurrent state for N environments; empty for feed-forward policies.
         sequence_length: Steps per training sequence of a recurrent policy; divides T.
         device: Device of the memory.
     """
@@ -101,13 +101,13 @@ class Rollout:
         self.value, self.reward = self._numbers.unbind(1)
         self.terminated, self.truncated, self.diverged, self.done = self._masks.unbind(1)
         self.last_obs = {group: later[0] for group, later in self.later_obs.items()}
-        """The observation after the last step."""
+        """Observation after the last step."""
         self.final_obs = {group: later[1:] for group, later in self.later_obs.items()}
         self.last_hidden = tuple(later[0] for later in self.later_hidden)
         self.final_hidden = tuple(later[1:] for later in self.later_hidden)
 
     def view(self, envs: slice) -> Rollout:
-        """The rollout of some envs, in the memory of this one."""
+        """Returns the rollout of some envs, in the memory of this one."""
         half = copy.copy(self)
         half.obs, half.later_obs = ({g: x[:, envs] for g, x in y.items()} for y in (self.obs, self.later_obs))
         half.hidden, half.later_hidden = (tuple(x[:, :, envs] for x in y) for y in (self.hidden, self.later_hidden))
@@ -118,19 +118,19 @@ class Rollout:
         return half
 
     def memory(self) -> list[tuple[Tensor, int]]:
-        """All that it holds, and the dimension of the environments in each tensor."""
+        """Returns all tensors, and the dimension of the environments in each."""
         stored = [(x, 1) for x in (*self.obs.values(), self._drawn, *self.later_obs.values())]
         hidden = [(x, 2) for x in (*self.hidden, *self.later_hidden)]
         return [*stored, *hidden, (self._numbers, 2), (self._masks, 2), (self._begins, 0)]
 
     @property
     def valid(self) -> Bool[Tensor, "time envs"]:
-        """The sample counts: the environment did not diverge."""
+        """Whether the sample counts: the environment did not diverge."""
         return ~self.diverged
 
     @property
     def is_first(self) -> Bool[Tensor, "time envs"]:
-        """An episode begins at the step."""
+        """Whether an episode begins at the step."""
         return torch.cat([self._begins[None], self.done[:-1]])
 
     @torch.no_grad()
@@ -140,12 +140,12 @@ class Rollout:
         """Stores step t; step 0 begins a new rollout.
 
         Args:
-            t: In [0, T).
-            obs: What was seen.
+            t: Number of the step, in [0, T).
+            obs: Observations that were acted on.
             hidden: Recurrent state before the step.
-            is_first: An episode begins at this step. Only step 0 reads it: `step.done` tells it of the next ones.
-            sample: What was done; `sample.hidden` is the recurrent state after the step.
-            step: The result of the action.
+            is_first: Whether an episode begins at step 0; `step.done` tells it of the next ones.
+            sample: Actions; `sample.hidden` is the recurrent state after the step.
+            step: Result of the actions.
         """
         if t == 0:
             self._begins.copy_(is_first)
@@ -176,12 +176,7 @@ class Rollout:
         return [*recorded_steps(obs, self.reward[-steps:]), *later]
 
     def next_values(self, last_value: Tensor, final_values: Float[Tensor, "slots envs"]) -> Float[Tensor, "time envs"]:
-        """V of the observation after each step, before any reset, [T, N].
-
-        Args:
-            last_value: V of the observation after the last step, [N].
-            final_values: V of `final_obs`; slots that are not in use may hold anything.
-        """
+        """Returns V of the observation after each step, before any reset, from V of `last_obs` and `final_obs`."""
         next_value = torch.cat([self.value[1:], last_value[None]])
         slot = self.truncated.flip(0).cumsum(dim=0).flip(0) - 1  # the latest truncation has slot 0
         for number, values in enumerate(final_values):
@@ -190,7 +185,7 @@ class Rollout:
 
 
 def _push(new: Tensor, slots: Tensor, where: Tensor) -> None:
-    """Where the mask holds, writes into slot 0, after what is in the slots has moved on by one."""
+    """Moves what is in the slots on by one and writes into slot 0, where the mask holds."""
     for slot in range(len(slots) - 1, 0, -1):
         torch.where(where, slots[slot - 1], slots[slot], out=slots[slot])
     torch.where(where, new, slots[0], out=slots[0])
