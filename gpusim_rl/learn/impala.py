@@ -39,12 +39,16 @@ class Impala(OnPolicy):
         self, cfg: ImpalaConfig, env: EnvSpec, *, device: torch.device, seed: int, max_iterations: int
     ) -> None:
         super().__init__(cfg, env, device=device, seed=seed, max_iterations=max_iterations)
-        self._ages = cfg.delay + 1 if env.role == "both" else 0  # with actors the age is real
+        self._ages = cfg.delay + 1
         self._ring = [memory.new_zeros(self._ages, *memory.shape) for memory, _ in self.rollout.memory()]
         self._versions = torch.full((self._ages,), -torch.inf, device=device)  # nothing there yet
         self._envs = torch.arange(env.num_envs, device=device)
         self._delay = self._envs * self._ages // env.num_envs
         self._log_ratio = torch.zeros_like(self.rollout.reward)
+
+    def drop_ring(self) -> None:
+        """Makes the algorithm learn from each rollout at once."""
+        self._ages, self._ring, self._versions = 0, [], self._versions[:0].clone()
 
     def update(self) -> dict[str, Tensor]:
         """Keeps the rollout, and learns from those that are due; with actors, learns from what they have sent."""
@@ -73,10 +77,10 @@ class Impala(OnPolicy):
 
     @torch.no_grad()
     def _prepare(self) -> tuple[Sequences, dict[str, Tensor]]:
-        """What the networks of now say of the samples, then as for every rollout."""
+        """Evaluates the samples by the networks of now, then goes on as for every rollout."""
         rollout, policy = self.rollout, self.policy
-        taken = Sequences.of(rollout, policy.normalize(rollout.obs), rollout.action)
-        now = policy.evaluate(taken.inputs, taken.packed, taken.hidden, taken.is_first)
+        batch = Sequences.of(rollout, policy.normalize(rollout.obs), rollout.action)
+        now = policy.evaluate(batch.inputs, batch.packed, batch.hidden, batch.is_first)
         rollout.value.copy_(by_step(now.value, rollout.num_envs))
         acted = policy.head.stored(rollout.distribution).log_prob(rollout.action)
         torch.sub(by_step(now.log_prob, rollout.num_envs), acted, out=self._log_ratio)
@@ -96,7 +100,7 @@ class Impala(OnPolicy):
         return losses
 
     def state_dict(self) -> dict[str, Any]:
-        """That of every algorithm of a rollout, and the ring."""
+        """Returns what all on-policy algorithms have, and the ring."""
         ring = [memory.clone() for memory in self._ring]
         return {**super().state_dict(), "ring": ring, "versions": self._versions.clone()}
 

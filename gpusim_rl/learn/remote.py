@@ -1,4 +1,4 @@
-"""Algorithms that learn from actors: one acts in each actor, and another one learns from what they have recorded."""
+"""Algorithms that learn from actors: one acts in each actor, and another one learns from their rollouts."""
 
 from __future__ import annotations
 
@@ -25,11 +25,10 @@ class Remote(ABC):
 
     Args:
         algorithm: Algorithm that acts in an actor, or that learns: `EnvSpec.role`.
-        env: The environments that it was made for.
+        env: Environments that it was made for.
 
     Attributes:
-        algorithm: The algorithm.
-        max_policy_lag: Updates between acting and learning, at most: older rollouts are dropped.
+        max_policy_lag: Largest number of updates between acting and learning: older rollouts are dropped.
     """
 
     max_policy_lag: float = float("inf")
@@ -46,16 +45,11 @@ class Remote(ABC):
     @staticmethod
     @abstractmethod
     def act_together(remotes: Sequence[Any], obs: Sequence[Observation]) -> list[Tensor]:
-        """What `act` of each of several algorithms with one policy returns, by one call of the policy.
-
-        Args:
-            remotes: Each of them.
-            obs: Raw observations of each.
-        """
+        """Returns actions of each of several algorithms with one policy, by one call of it, for their observations."""
 
     @abstractmethod
     def recording(self) -> list[tuple[Tensor, int]]:
-        """The rollout as it is recorded, and the dimension of the envs in each tensor: what an actor sends."""
+        """Returns the tensors of the rollout, which an actor sends, and the dimension of the envs in each."""
 
     def begin_episodes(self) -> None:
         """Begins new episodes in all envs of the actor."""
@@ -64,52 +58,48 @@ class Remote(ABC):
     # In the learner
 
     def acting_state(self) -> dict[str, Tensor]:
-        """What `act` depends on in all actors, by name: the weights that act, and how far exploration is."""
+        """Returns what `act` depends on in all actors, by name: weights, and the progress of exploration."""
         return self.algorithm.policy.state_dict()
 
     def receive(self, envs: slice, recording: Sequence[Tensor]) -> None:
-        """Takes over a rollout that an actor has recorded.
-
-        Args:
-            envs: Where it goes among the envs of the learner.
-            recording: The tensors of the actor's `recording`.
-        """
+        """Takes over the tensors of an actor's `recording`, for these envs of the learner."""
         for (memory, dim), sent in zip(self.recording(), recording, strict=True):
             memory.narrow(dim, envs.start, envs.stop - envs.start).copy_(sent, non_blocking=True)
 
     def end_receiving(self) -> None:  # noqa: B027 (optional)
-        """Does what is left to do when there is a rollout for each env."""
+        """Ends the reception, when there is a rollout for each env."""
 
 
 class RemoteImpala(Remote):
-    """Impala: the memory of its rollout is what actors send."""
+    """IMPALA: actors send the memory of its rollout."""
 
     algorithm: Impala
 
     def __init__(self, algorithm: Impala, env: EnvSpec) -> None:
         super().__init__(algorithm, env)
         self.max_policy_lag = algorithm.cfg.max_policy_lag
+        algorithm.drop_ring()  # with actors the age of a rollout is real
 
     @staticmethod
     def act_together(remotes: Sequence[RemoteImpala], obs: Sequence[Observation]) -> list[Tensor]:
-        """One batch of all."""
+        """Samples the actions of one batch of all."""
         algorithms = [remote.algorithm for remote in remotes]
         sizes = [len(algorithm.is_first) for algorithm in algorithms]
-        together = {group: torch.cat([seen[group] for seen in obs]) for group in obs[0]}
-        hidden = tuple(torch.cat(states, dim=1) for states in zip(*(one.hidden for one in algorithms), strict=True))
+        batch = {group: torch.cat([groups[group] for groups in obs]) for group in obs[0]}
+        hidden = tuple(torch.cat(states, dim=1) for states in zip(*(x.hidden for x in algorithms), strict=True))
         policy = algorithms[0].policy
-        sampled = policy.sample(together, hidden, torch.cat([one.noise.now for one in algorithms]))
+        sampled = policy.sample(batch, hidden, torch.cat([algorithm.noise.now for algorithm in algorithms]))
         parameters = torch.cat(sampled.distribution.per_sample().parameters, dim=-1)
         actions, values = sampled.action.split(sizes), sampled.value.split(sizes)
         states = zip(*(x.split(sizes, dim=1) for x in sampled.hidden), strict=True) if hidden else [()] * len(sizes)
         rows = zip(algorithms, obs, actions, parameters.split(sizes), values, states, strict=True)
-        for algorithm, seen, action, drawn_from, value, state in rows:
-            algorithm.acted_on = seen
-            algorithm.sampled = SampledActions(action, policy.head.stored(drawn_from), value, state)
+        for algorithm, groups, action, distribution, value, state in rows:
+            algorithm.acted_on = groups
+            algorithm.sampled = SampledActions(action, policy.head.stored(distribution), value, state)
         return list(actions)
 
     def recording(self) -> list[tuple[Tensor, int]]:
-        """The rollout."""
+        """Returns the memory of the rollout."""
         return self.algorithm.rollout.memory()
 
 
@@ -124,12 +114,11 @@ class RemoteOffPolicy(Remote):
 
     def __init__(self, algorithm: OffPolicy, env: EnvSpec) -> None:
         super().__init__(algorithm, env)
-        own, groups = algorithm.memory, algorithm.policy.groups
-        in_actor = isinstance(own, Trajectory)
-        self._rollout = own if in_actor else Trajectory.empty(algorithm.horizon, env, groups, algorithm.device)
+        memory, sizes = algorithm.memory, (algorithm.horizon, env, algorithm.policy.groups, algorithm.device)
+        self._rollout = memory if isinstance(memory, Trajectory) else Trajectory.empty(*sizes)
 
     def load_acting_state(self, state: Mapping[str, Tensor]) -> None:
-        """Takes over weights, and how many transitions there are."""
+        """Takes over weights, and the number of transitions."""
         algorithm = self.algorithm
         algorithm.policy.load_state_dict({k: x for k, x in state.items() if k != TRANSITIONS}, strict=False)
         torch.div(state[TRANSITIONS], algorithm.num_envs, rounding_mode="floor", out=algorithm.steps)
@@ -137,20 +126,20 @@ class RemoteOffPolicy(Remote):
     @staticmethod
     @torch.no_grad()
     def act_together(remotes: Sequence[RemoteOffPolicy], obs: Sequence[Observation]) -> list[Tensor]:
-        """One batch of all."""
+        """Chooses the actions of each by the outputs for one batch of all."""
         algorithms = [remote.algorithm for remote in remotes]
-        outputs = algorithms[0].outputs({group: torch.cat([seen[group] for seen in obs]) for group in obs[0]})
-        for algorithm, seen in zip(algorithms, obs, strict=True):
-            algorithm.acted_on = seen
+        outputs = algorithms[0].outputs({group: torch.cat([groups[group] for groups in obs]) for group in obs[0]})
+        for algorithm, groups in zip(algorithms, obs, strict=True):
+            algorithm.acted_on = groups
         split = outputs.split([algorithm.num_envs for algorithm in algorithms])
         return [algorithm.choose(rows) for algorithm, rows in zip(algorithms, split, strict=True)]
 
     def recording(self) -> list[tuple[Tensor, int]]:
-        """The steps of the rollout."""
+        """Returns the steps of the rollout."""
         return [(tensor, 1) for tensor in tree_leaves(self._rollout)]
 
     def acting_state(self) -> dict[str, Tensor]:
-        """The networks that act, and how many transitions there are."""
+        """Returns the networks that act, and the number of transitions."""
         algorithm = self.algorithm
         unused = ("target_", "critic.") if algorithm.policy.actor is not None else ("target_",)
         acting = {name: x for name, x in algorithm.policy.state_dict().items() if not name.startswith(unused)}
@@ -171,17 +160,12 @@ REMOTES: dict[type[Algorithm], type[Remote]] = {Impala: RemoteImpala, OffPolicy:
 
 
 def remote_class(algorithm_class: type[Algorithm]) -> type[Remote] | None:
-    """What actors need of an algorithm; None where it learns only from what its newest policy has done."""
+    """Returns the class for an algorithm; None where it learns only from rollouts of its newest policy."""
     return next((remote for cls, remote in REMOTES.items() if issubclass(algorithm_class, cls)), None)
 
 
 def remote_of(algorithm: Algorithm, env: EnvSpec) -> Remote:
-    """What actors need of an algorithm that can learn from them.
-
-    Args:
-        algorithm: The algorithm.
-        env: The environments that it was made for.
-    """
+    """Makes what actors need of an algorithm that can learn from them, made for these environments."""
     cls = remote_class(type(algorithm))
     assert cls is not None
     return cls(algorithm, env)
