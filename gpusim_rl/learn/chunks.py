@@ -17,17 +17,16 @@ CPU_CHUNK = 4096
 
 
 def chunk_samples(minibatch: int) -> int:
-    """Samples that a minibatch on the CPU is cut into: for four threads or more, if that leaves enough of them to each.
+    """Returns the samples of a chunk of a minibatch on the CPU: a quarter, or a half or all where that would be small.
 
-    Where chunks would be so small that the overhead of operations counts, there are two, or one. The settings alone
-    decide, not the machine, so that equal runs have equal bits.
+    The settings alone decide, not the machine, so that equal runs have equal bits.
     """
     half, quarter = -(-minibatch // 2), -(-minibatch // 4)
     return max(CPU_CHUNK // 4, min(CPU_CHUNK // 2, half), min(CPU_CHUNK, quarter))
 
 
 def most_workers() -> int:
-    """How many chunks can be under way at a time on the CPU."""
+    """Returns the number of chunks that can be under way at a time on the CPU."""
     return min(torch.get_num_threads(), MOST_WORKERS)
 
 
@@ -42,9 +41,9 @@ class Chunks:
     On other devices there is one chunk.
 
     Args:
-        device: Where the tensors are.
+        device: Device of the tensors.
         size: Indices per chunk on the CPU.
-        threads: Whether to use several; what is compiled must stay in one.
+        threads: Whether to use several threads; compiled functions must stay in one.
     """
 
     def __init__(self, device: torch.device, size: int, *, threads: bool = True) -> None:
@@ -53,7 +52,7 @@ class Chunks:
         self._pool: ThreadPoolExecutor | None = None
 
     def sum(self, function: Callable[[Tensor], Sequence[Tensor]], index: Tensor) -> list[Tensor]:
-        """Calls `function` with each chunk of `index` and adds up what it returns, tensor by tensor."""
+        """Calls `function` with each chunk of `index` and adds up the results, tensor by tensor."""
         parts = index.split(self._size) if self._size is not None else (index,)
         # A dispatch mode, such as one that counts operations, sees its own thread only.
         alone = len(parts) == 1 or not self._threads or _get_current_dispatch_mode() is not None

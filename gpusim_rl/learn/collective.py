@@ -1,4 +1,4 @@
-"""Sums over the processes that learn together. A process that learns alone has nothing to add."""
+"""Sums over the processes that learn together; a process that learns alone has nothing to add."""
 
 from __future__ import annotations
 
@@ -26,34 +26,31 @@ class Collective:
     summing_s: float | None = None
 
     def sum(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """The sums over all processes, tensor by tensor, of floating-point tensors of one type.
-
-        The result may share memory with the tensors.
-        """
+        """Returns the sums over all processes of floating-point tensors of one type; they may share their memory."""
         return list(tensors)
 
     def mean(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """The means over all processes."""
+        """Returns the means over all processes."""
         return self.sum(tensors) if self.size == 1 else [total / self.size for total in self.sum(tensors)]
 
     def launches_apart(self, launch_between: Callable[[Callable[[], None]], None]) -> AbstractContextManager[None]:
-        """In the block a sum is not taken: what takes it is handed over, for between two recordings of a CUDA graph."""
+        """Takes no sum in the block: hands over a function that takes it, between two recordings of a CUDA graph."""
         return nullcontext()
 
     def share(self, value: Any) -> Any:
-        """The value that the first process has, of plain data; waits for it on the host."""
+        """Returns the value of the first process, plain data; waits for it on the host."""
         return value
 
     def gather(self, value: Any) -> list[Any]:
-        """The values of all processes in the first one, in order; an empty list in the others."""
+        """Returns the values of all processes in the first one, in order; an empty list in the others."""
         return [value]
 
     def run_dir(self, path: str | None) -> str:
-        """The run folder, which the first process has opened; where processes are restarted, they continue it."""
+        """Returns the run folder, which the first process has opened; processes that are restarted continue it."""
         return self.share(path)
 
     def any(self, *flags: bool) -> tuple[bool, ...]:
-        """Of each flag, whether a process has it set; waits for all of them on the host."""
+        """Returns of each flag whether a process has it set; waits for all of them on the host."""
         return flags
 
 

@@ -16,48 +16,30 @@ from gpusim_rl.learn.replay import Replay
 from gpusim_rl.spaces import ActionSpace, Box
 
 
-class ActionLimits(Protocol):
-    """Settings of a task, as far as they limit actions: `gpusim_rl.env.TaskConfig`."""
-
+class _ActionLimits(Protocol):
     @property
-    def clip_actions(self) -> float:
-        """Largest absolute value of an action."""
-        ...
+    def clip_actions(self) -> float: ...
 
 
-class Environments(Protocol):
-    """Environments that can be recorded: `gpusim_rl.env.VecEnv`."""
+class _Environments(Protocol):
+    """The part of `gpusim_rl.env.VecEnv` that is needed here: `learn` does not import `env`."""
 
     num_envs: int
     device: torch.device
     obs_sizes: dict[str, int]
 
     @property
-    def cfg(self) -> ActionLimits:
-        """Settings of the task."""
-        ...
-
+    def cfg(self) -> _ActionLimits: ...
     @property
-    def action_space(self) -> ActionSpace:
-        """Actions that `step` takes."""
-        ...
-
+    def action_space(self) -> ActionSpace: ...
     @property
-    def steps_between_truncations(self) -> int:
-        """Control steps in which an env is truncated once at most."""
-        ...
-
-    def reset(self) -> dict[str, Tensor]:
-        """Begins an episode in every env; returns the observation to act on."""
-        ...
-
-    def step(self, action: Tensor) -> Transition:
-        """Advances all envs by one control step."""
-        ...
+    def steps_between_truncations(self) -> int: ...
+    def reset(self) -> dict[str, Tensor]: ...
+    def step(self, action: Tensor) -> Transition: ...
 
 
 @torch.no_grad()
-def record(env: Environments, policy: Callable[[Observation], Tensor], file: str | Path, *, steps: int) -> None:
+def record(env: _Environments, policy: Callable[[Observation], Tensor], file: str | Path, *, steps: int) -> None:
     """Writes what a policy does into a file of demonstrations.
 
         record(gpusim_rl.make_env("Cartpole", num_envs=16), push, "demonstrations.pt", steps=500)
@@ -65,10 +47,10 @@ def record(env: Environments, policy: Callable[[Observation], Tensor], file: str
     The file is data, as a checkpoint is (docs/security.md). It does not depend on the number of envs of a training.
 
     Args:
-        env: The environments. New episodes begin in all of them.
-        policy: Gives actions [num_envs, actions], within what the envs take, for raw observations by group,
-            [num_envs, size] each.
-        file: Where to write.
+        env: A `VecEnv`. New episodes begin in all of them.
+        policy: Function that returns actions [num_envs, actions], within what the envs take, for raw observations by
+            group, [num_envs, size] each.
+        file: File to write.
         steps: Control steps in each env.
 
     Raises:
@@ -95,33 +77,27 @@ def record(env: Environments, policy: Callable[[Observation], Tensor], file: str
 
 
 def load(file: str, env: EnvSpec, groups: Sequence[str], *, n_step: int, gamma: float, device: torch.device) -> Replay:
-    """The replay memory that a file of demonstrations holds.
+    """Makes a replay memory of a file of demonstrations.
 
     Args:
-        file: What `record` wrote.
-        env: The environments of the training.
+        file: File that `record` wrote.
+        env: Environments of the training.
         groups: Observation groups to keep.
-        n_step: Steps in a window, at most.
+        n_step: Largest number of steps in a window.
         gamma: Discount per step.
-        device: Where it lives.
+        device: Device of the memory.
 
     Raises:
         ConfigError: The file is not there, damaged, or not of demonstrations, or they do not fit the environments.
     """
-    found = checkpoint_file.load(Path(file)).get("demonstrations")
-    state = found.get("memory") if isinstance(found, Mapping) else None
-    episode = found.get("episode") if isinstance(found, Mapping) else None
-    reward = state.get("reward") if isinstance(state, Mapping) else None
-    if (
-        not isinstance(reward, Tensor)
-        or reward.ndim != 2
-        or not reward.numel()
-        or type(episode) is not int
-        or episode < 1
-    ):
-        raise ConfigError(f"{file} holds no demonstrations. Try one that gpusim_rl.learn.demonstrations.record wrote")
-    assert isinstance(state, Mapping)
-    steps, envs = reward.shape
+    match checkpoint_file.load(Path(file)).get("demonstrations"):
+        case {"episode": int(episode), "memory": {"reward": Tensor(shape=(steps, envs))} as state} if (
+            min(episode, steps, envs) > 0
+        ):
+            pass
+        case _:
+            advice = "Try one that gpusim_rl.learn.demonstrations.record wrote"
+            raise ConfigError(f"{file} holds no demonstrations. {advice}")
     if steps <= n_step:
         raise ConfigError(f"{file} has {steps} control steps of each env, and n_step={n_step} needs more")
     spec = EnvSpec(envs, env.obs_sizes, env.action_space, episode)
@@ -129,14 +105,14 @@ def load(file: str, env: EnvSpec, groups: Sequence[str], *, n_step: int, gamma: 
     replay.total.fill_(steps)
     _check_fits(file, state, replay.state_dict() if device.type != "meta" else {})
     _check_finite(state, f"{file} has")
-    replay.load_state_dict(dict(state))
+    replay.load_state_dict(state)
     return replay
 
 
-def _check_fits(file: str, found: Mapping[str, Any], wanted: Mapping[str, Any], path: str = "") -> None:
-    """A file from elsewhere may hold tensors of any shape, or something else."""
-    for name, ours in wanted.items():
-        theirs = found.get(name)
+def _check_fits(file: str, state: Mapping[str, Any], expected: Mapping[str, Any], path: str = "") -> None:
+    """Stops where a file, which may be from elsewhere, holds tensors of other shapes, or something else."""
+    for name, ours in expected.items():
+        theirs = state.get(name)
         if isinstance(ours, Mapping):
             _check_fits(file, theirs if isinstance(theirs, Mapping) else {}, ours, f"{path}{name} ")
         elif not isinstance(theirs, Tensor) or (theirs.shape, theirs.dtype) != (ours.shape, ours.dtype):

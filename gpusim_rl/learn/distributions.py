@@ -1,4 +1,4 @@
-"""What a policy says about actions: a distribution, which follows from the action space."""
+"""Distributions of actions, and the last layers of a policy that return them, by the action space."""
 
 from __future__ import annotations
 
@@ -30,46 +30,47 @@ class DiagonalGaussian:
     """One row [actions] where it does not depend on the state."""
 
     def __getitem__(self, index: int) -> DiagonalGaussian:
-        """One row of the first dimension; a log-std that does not depend on the state stays what it is."""
+        """Returns a row of the first dimension; a log-std that does not depend on the state has none."""
         return DiagonalGaussian(self.mean[index], self.log_std if self.log_std.ndim == 1 else self.log_std[index])
 
     def per_sample(self) -> DiagonalGaussian:
-        """The same with a log-std for each sample."""
+        """Returns the same distribution with a log-std for each sample."""
         return DiagonalGaussian(self.mean, self.log_std.expand_as(self.mean))
 
     @property
     def mode(self) -> Float[Tensor, "*batch actions"]:
-        """The most likely action."""
+        """Most likely action."""
         return self.mean
 
     def sample(self, noise: Float[Tensor, "*batch actions"]) -> Float[Tensor, "*batch actions"]:
-        """An action for standard normal noise."""
+        """Returns an action for standard normal noise."""
         return torch.addcmul(self.mean, torch.exp(self.log_std), noise)
 
     def log_prob(self, action: Float[Tensor, "*batch actions"]) -> Float[Tensor, "*batch"]:
-        """Log-density of an action, summed over its components."""
+        """Returns the log-density of an action, summed over its components."""
         squares = squared_distance(self.mean.expand_as(action), action) * torch.exp(-2.0 * self.log_std)
         at_mean = -0.5 * _LOG_2PI * self.mean.shape[-1] - self.log_std.sum(dim=-1)
         return torch.add(at_mean, squares.sum(dim=-1), alpha=-0.5)
 
     def entropy(self) -> Float[Tensor, "*batch"]:
-        """Entropy [nat]; no batch where the log-std does not depend on the state."""
+        """Returns the entropy [nat]; without batch where the log-std does not depend on the state."""
         return self.log_std.sum(dim=-1) + 0.5 * (1.0 + _LOG_2PI) * self.mean.shape[-1]
 
     def kl_from(self, old: DiagonalGaussian) -> Float[Tensor, "*batch"]:
-        """KL(old || self) [nat]."""
+        """Returns KL(old || self) [nat]."""
+        # log(std / std_old) + (std_old^2 + (mean_old - mean)^2) / (2 std^2) - 1 / 2, summed over the actions
         # exp(2 dlog) - 1 - 2 dlog by expm1: exactly 0 where the two are equal
         log_ratio = 2.0 * (old.log_std - self.log_std)
         distance = (old.mean - self.mean) / torch.exp(self.log_std)
         return 0.5 * (torch.expm1(log_ratio) - log_ratio).addcmul(distance, distance).sum(dim=-1)
 
     def excess(self, bound: float) -> Float[Tensor, "*batch"]:
-        """Squared distance of the mean from [-bound, bound], summed over the components."""
+        """Returns the squared distance of the mean from [-bound, bound], summed over the components."""
         inside = self.mean.detach().clamp(-bound, bound)  # which moves with the mean only where the distance is 0
         return squared_distance(self.mean, inside).sum(dim=-1)
 
     def stats(self) -> dict[str, Tensor]:
-        """Numbers for the log: the mean standard deviation."""
+        """Returns numbers for the log: the mean standard deviation."""
         return {"policy/std": self.log_std.exp().mean()}
 
     @property
@@ -79,7 +80,7 @@ class DiagonalGaussian:
 
     @classmethod
     def stored(cls, parameters: Float[Tensor, "*batch parameters"]) -> DiagonalGaussian:
-        """The distribution whose `parameters` these are, side by side."""
+        """Returns the distribution whose `parameters` these are, side by side."""
         return cls(*parameters.chunk(2, dim=-1))
 
 
@@ -88,16 +89,16 @@ class Categorical:
     """One choice or several, independent of each other."""
 
     logits: Float[Tensor, "*batch parameters"]
-    """Of the options of all choices, side by side; not normalised."""
+    """Logits of the options of all choices, side by side; not normalised."""
     counts: tuple[int, ...]
     """Options of each choice."""
 
     def __getitem__(self, index: int) -> Categorical:
-        """One row of the first dimension."""
+        """Returns a row of the first dimension."""
         return Categorical(self.logits[index], self.counts)
 
     def per_sample(self) -> Categorical:
-        """The same: it depends on the state always."""
+        """Returns itself: logits depend on the state always."""
         return self
 
     def _log_probs(self) -> list[Tensor]:
@@ -108,39 +109,39 @@ class Categorical:
 
     @property
     def mode(self) -> Int[Tensor, "*batch actions"]:
-        """The most likely option of each choice."""
+        """Most likely option of each choice."""
         return self._largest(self.logits)
 
     def sample(self, noise: Float[Tensor, "*batch parameters"]) -> Int[Tensor, "*batch actions"]:
-        """An action for standard Gumbel noise (the Gumbel-max trick, Maddison et al. 2014, arXiv 1411.0030)."""
+        """Returns an action for standard Gumbel noise (the Gumbel-max trick, Maddison et al. 2014, arXiv 1411.0030)."""
         return self._largest(self.logits + noise)
 
     def log_prob(self, action: Shaped[Tensor, "*batch actions"]) -> Float[Tensor, "*batch"]:
-        """Log-probability of indices, which may be of any type, summed over the choices."""
+        """Returns the log-probability of indices of any type, summed over the choices."""
         index = action.long()
         parts = [part.gather(-1, index[..., k, None]) for k, part in enumerate(self._log_probs())]
         return torch.cat(parts, dim=-1).sum(dim=-1)
 
     def entropy(self) -> Float[Tensor, "*batch"]:
-        """Entropy [nat]."""
+        """Returns the entropy [nat]."""
         return -torch.cat([part.exp() * part for part in self._log_probs()], dim=-1).sum(dim=-1)
 
     def kl_from(self, old: Categorical) -> Float[Tensor, "*batch"]:
-        """KL(old || self) [nat]."""
+        """Returns KL(old || self) [nat]."""
         pairs = zip(old._log_probs(), self._log_probs(), strict=True)
         return torch.cat([before.exp() * (before - now) for before, now in pairs], dim=-1).sum(dim=-1)
 
     def excess(self, bound: float) -> Float[Tensor, "*batch"]:
-        """Zero: indices have no bounds to leave."""
+        """Returns zero: indices have no bounds."""
         return torch.zeros_like(self.logits[..., 0])
 
     def stats(self) -> dict[str, Tensor]:
-        """Nothing: PPO logs the entropy."""
+        """Returns no numbers: the entropy is logged anyway."""
         return {}
 
     @property
     def parameters(self) -> tuple[Float[Tensor, "*batch parameters"]]:
-        """What `CategoricalHead.stored` takes."""
+        """Logits, as `CategoricalHead.stored` takes them."""
         return (self.logits,)
 
 
@@ -149,11 +150,6 @@ Distribution = DiagonalGaussian | Categorical
 
 class GaussianHead(nn.Module):
     """The last layer of a policy over continuous actions.
-
-    Args:
-        size: Features.
-        space: The action space.
-        cfg: Start and limits of the log-std, and whether it depends on the state.
 
     Attributes:
         num_parameters: Numbers that describe one distribution (see `DiagonalGaussian.parameters`).
@@ -172,7 +168,7 @@ class GaussianHead(nn.Module):
         self.log_std: nn.Parameter | None = None
         self.log_std_of_state: nn.Linear | None = None
         if cfg.state_dependent_std:
-            layer: Any = nn.utils.skip_init(nn.Linear, size, space.size)  # draws no random number
+            layer: Any = nn.utils.skip_init(nn.Linear, size, space.size)  # which draws no random number
             nn.init.zeros_(layer.weight)
             nn.init.constant_(layer.bias, cfg.log_std_init)
             self.log_std_of_state = layer
@@ -180,14 +176,14 @@ class GaussianHead(nn.Module):
             self.log_std = nn.Parameter(torch.full((space.size,), float(cfg.log_std_init)))
 
     def forward(self, features: Float[Tensor, "*batch size"]) -> DiagonalGaussian:
-        """The distribution for each row of features."""
+        """Returns the distribution for each row of features."""
         if self.log_std_of_state is not None:
             return DiagonalGaussian(self.mean(features), self.log_std_of_state(features).clamp(*self.range))
         assert self.log_std is not None
         return DiagonalGaussian(self.mean(features), self.log_std)
 
     def stored(self, parameters: Float[Tensor, "*batch parameters"]) -> DiagonalGaussian:
-        """The distribution whose `parameters` these are, side by side."""
+        """Returns the distribution whose `parameters` these are, side by side."""
         return DiagonalGaussian.stored(parameters)
 
     def draw_(self, noise: Tensor, generator: torch.Generator | None = None) -> Tensor:
@@ -196,17 +192,13 @@ class GaussianHead(nn.Module):
 
     @torch.no_grad()
     def clamp_(self) -> None:
-        """Puts the log-std parameter back into its range, after an optimiser's step."""
+        """Puts the log-std parameter back into its range, after a step of the optimiser."""
         if self.log_std is not None:
             self.log_std.clamp_(*self.range)
 
 
 class CategoricalHead(nn.Module):
     """The last layer of a policy over discrete actions.
-
-    Args:
-        size: Features.
-        space: The action space.
 
     Attributes:
         num_parameters: Numbers that describe one distribution: a logit for each option.
@@ -223,11 +215,11 @@ class CategoricalHead(nn.Module):
             self.logits.bias.zero_()
 
     def forward(self, features: Float[Tensor, "*batch size"]) -> Categorical:
-        """The distribution for each row of features."""
+        """Returns the distribution for each row of features."""
         return Categorical(self.logits(features), self.counts)
 
     def stored(self, parameters: Float[Tensor, "*batch parameters"]) -> Categorical:
-        """The distribution whose `parameters` these are."""
+        """Returns the distribution whose `parameters` these are."""
         return Categorical(parameters, self.counts)
 
     def draw_(self, noise: Tensor, generator: torch.Generator | None = None) -> Tensor:
@@ -235,17 +227,11 @@ class CategoricalHead(nn.Module):
         return noise.uniform_(generator=generator).log_().neg_().log_().neg_()
 
     def clamp_(self) -> None:
-        """Nothing: logits have no range."""
+        """Does nothing: logits have no range."""
 
 
 def make_head(size: int, space: ActionSpace, cfg: NetworkConfig) -> GaussianHead | CategoricalHead:
-    """The last layer of a policy for an action space.
-
-    Args:
-        size: Features.
-        space: The action space.
-        cfg: Network settings.
-    """
+    """Makes the last layer of a policy for an action space, behind so many features."""
     if isinstance(space, MultiDiscrete):
         return CategoricalHead(size, space)
     return GaussianHead(size, space, cfg)

@@ -14,18 +14,18 @@ from gpusim_rl.learn.rollout import Rollout
 
 
 def fit_sequence_length(horizon: int, wanted: int) -> int:
-    """The largest divisor of the horizon that is not longer than wanted."""
+    """Returns the largest divisor of the horizon that is not longer than wanted."""
     return max(d for d in range(1, min(horizon, wanted) + 1) if horizon % d == 0)
 
 
 def fit_minibatches(sequences: int, wanted: float) -> int:
-    """The divisor of the number of sequences nearest to `wanted`: how many equal minibatches they are cut into."""
+    """Returns the number of equal minibatches: the divisor of the number of sequences nearest to `wanted`."""
     divisors = [d for low in range(1, int(sequences**0.5) + 1) if sequences % low == 0 for d in (low, sequences // low)]
     return min(divisors, key=lambda d: (abs(d - wanted), d))
 
 
 def by_sequence(x: Shaped[Tensor, "time envs ..."], length: int) -> Shaped[Tensor, "length sequences ..."]:
-    """[T, N, ...] -> [L, T / L * N, ...]: `length` = L consecutive steps of one env stay together."""
+    """Reshapes [T, N, ...] to [L, T / L * N, ...]: `length` = L consecutive steps of one env stay together."""
     return x.unflatten(0, (-1, length)).transpose(0, 1).flatten(1, 2)
 
 
@@ -36,10 +36,10 @@ def by_step(x: Shaped[Tensor, "length sequences ..."], num_envs: int) -> Shaped[
 
 @dataclass(slots=True)
 class Samples:
-    """What the loss needs of each sample, beside the inputs of the networks; the leading dimensions are the batch."""
+    """The record of samples that the loss needs, beside the inputs of the networks."""
 
     action: Tensor
-    """[*batch, actions]"""
+    """Actions, [*batch, actions]."""
     distribution: Tensor
     """Parameters of the distribution that the action was drawn from, [*batch, parameters]."""
     log_prob: Tensor
@@ -52,7 +52,7 @@ class Samples:
     """1.0 where the sample counts, else 0.0."""
 
     def pack(self) -> Tensor:
-        """All of it side by side, [*batch, columns], so that a minibatch is one gather."""
+        """Returns all of it side by side, [*batch, columns], so that a minibatch is one gather."""
         scalars = torch.stack([self.log_prob, self.value, self.advantage, self.target, self.valid], dim=-1)
         return torch.cat([self.action, self.distribution, scalars], dim=-1)
 
@@ -64,7 +64,7 @@ class Samples:
 
     @staticmethod
     def valid_of(packed: Tensor) -> Tensor:
-        """`valid` of packed samples, without unpacking the rest."""
+        """Returns `valid` of packed samples, without unpacking the rest."""
         return packed[..., -1]
 
 
@@ -75,23 +75,17 @@ class Sequences:
     inputs: dict[str, Tensor]
     """Normalised observations."""
     packed: Tensor
-    """`Samples.pack`."""
+    """Result of `Samples.pack`."""
     hidden: Hidden
     """Recurrent state before each sequence, [layers, sequences, size]."""
     is_first: Tensor | None
-    """An episode begins at this step; None for feed-forward policies."""
+    """Whether an episode begins at the step; None for feed-forward policies."""
 
     @classmethod
     def of(
         cls, rollout: Rollout, inputs: Mapping[str, Tensor], packed: Shaped[Tensor, "time envs columns"]
     ) -> Sequences:
-        """Arranges a rollout.
-
-        Args:
-            rollout: The rollout.
-            inputs: Its normalised observations, [T, N, size] each.
-            packed: What else is needed of its samples.
-        """
+        """Arranges a rollout: its normalised observations, [T, N, size] each, and its packed samples."""
         length = rollout.sequence_length
         return cls(
             {group: by_sequence(value, length) for group, value in inputs.items()},
@@ -101,7 +95,7 @@ class Sequences:
         )
 
     def select(self, index: Tensor) -> Sequences:
-        """The sequences of a minibatch."""
+        """Returns the sequences of a minibatch."""
         return Sequences(
             {group: value.index_select(1, index) for group, value in self.inputs.items()},
             self.packed.index_select(1, index),

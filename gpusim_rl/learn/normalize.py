@@ -14,13 +14,7 @@ from gpusim_rl.learn.collective import ALONE, Collective
 def moments(
     x: Float[Tensor, "rows time envs"], valid: Float[Tensor, "time envs"], collective: Collective = ALONE
 ) -> tuple[Float[Tensor, " rows"], Float[Tensor, " rows"]]:
-    """Mean and variance of each row over the samples that count, of all processes.
-
-    Args:
-        x: The rows.
-        valid: 1.0 where a sample counts, else 0.0.
-        collective: Processes whose samples are taken together.
-    """
+    """Returns mean and variance of each row over the samples of all processes where `valid` is 1.0, else 0.0."""
     [number] = collective.sum([valid.sum()])
     weight = valid / number.clamp(min=1.0)
     [mean] = collective.sum([(x * weight).sum(dim=(1, 2))])
@@ -37,8 +31,8 @@ class RunningNormalizer(nn.Module):
 
     Args:
         size: Number of features.
-        clip: Normalised values are clamped to [-clip, clip]; None for no limit.
-        eps: Added to the variance.
+        clip: Limit of normalised values; None for no limit.
+        eps: Term added to the variance.
     """
 
     mean: Tensor
@@ -60,7 +54,7 @@ class RunningNormalizer(nn.Module):
         for name in ("_mean", "scale", "_inverse_scale"):
             self.register_buffer(name, torch.zeros(size), persistent=False)
         self._note_change()
-        self.register_load_state_dict_post_hook(_after_loading)
+        self.register_load_state_dict_post_hook(RunningNormalizer._note_change)
 
     def forward(self, x: Float[Tensor, "*batch size"]) -> Float[Tensor, "*batch size"]:
         """Normalises; float32 in, float32 out."""
@@ -81,8 +75,8 @@ class RunningNormalizer(nn.Module):
         """Merges a batch.
 
         Args:
-            x: The batch.
-            where: Rows that count; all by default. Rows that do not count may hold anything.
+            x: Batch.
+            where: Mask of the rows that count; all by default. Rows that do not count may hold anything.
             collective: Processes whose batches are merged as one.
         """
         if where is None:
@@ -92,16 +86,14 @@ class RunningNormalizer(nn.Module):
             count = where.sum(dtype=torch.float64)
             data = torch.where(where[:, None], x, 0.0).double()
         count, total = collective.sum([count, data.sum(dim=0)])
-        some = count.clamp(min=1.0)
-        mean = total / some
+        number = count.clamp(min=1.0)
+        mean = total / number
         # Two passes: neither an offset nor an outlier costs digits. In place: one copy of the batch is enough.
         data.sub_(mean)
         if where is not None:
             data.mul_(where[:, None])
         [squares] = collective.sum([data.square_().sum(dim=0)])
-        self._merge(mean, squares / some, count)
-
-    def _merge(self, mean: Tensor, var: Tensor, count: Tensor) -> None:
+        var = squares / number
         self.count.add_(count)
         # Before the first batch `count` is 0, so the initial variance of 1 weighs nothing.
         weight = count / self.count.clamp(min=1.0)
@@ -111,11 +103,7 @@ class RunningNormalizer(nn.Module):
         self._note_change()
 
     @torch.no_grad()
-    def _note_change(self) -> None:
+    def _note_change(self, _: Any = None) -> None:
         self._mean.copy_(self.mean)
         self.scale.copy_(torch.sqrt(self.var + self.eps))
         torch.reciprocal(self.scale, out=self._inverse_scale)
-
-
-def _after_loading(norm: RunningNormalizer, _: Any) -> None:
-    norm._note_change()

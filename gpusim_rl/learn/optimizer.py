@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 
 class MaskedAdamW(torch.optim.AdamW):
-    """AdamW (Loshchilov and Hutter 2019, arXiv 1711.05101) that leaves out steps, as a tensor on the device says.
+    """AdamW (Loshchilov and Hutter 2019, arXiv 1711.05101) that leaves out steps by a tensor on the device.
 
     Without weight decay it is Adam. Its state never moves: a CUDA graph knows where it is.
 
@@ -45,10 +45,7 @@ class MaskedAdamW(torch.optim.AdamW):
         self.param_groups[0]["lr"] = learning_rate  # whose value the constructor would read
 
     def set_gradients(self, gradients: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-        """Takes the gradients for the next step.
-
-        Args:
-            gradients: Gradients of the parameters, in their order.
+        """Takes the gradients for the next step, in the order of the parameters.
 
         Returns:
             Norm of the gradient before it is limited, and whether it is not finite, bool [].
@@ -59,12 +56,7 @@ class MaskedAdamW(torch.optim.AdamW):
         return norm, ~(norm < torch.inf)
 
     def masked_step(self, norm: Tensor, hold: Tensor) -> None:
-        """Makes a step by the gradients that were set.
-
-        Args:
-            norm: Norm of the gradient, [].
-            hold: Whether nothing may change, bool [].
-        """
+        """Makes a step by the gradients that were set, of this norm; changes nothing where `hold`, bool []."""
         # The fused step reads both on the device: it divides the gradient by one (which clips its norm), and changes
         # nothing where the other is 1. torch.amp does so too.
         self.grad_scale = None if self._max_norm is None else (norm / self._max_norm).clamp_(min=1.0)
@@ -72,7 +64,7 @@ class MaskedAdamW(torch.optim.AdamW):
         self.step()
 
     def moments(self) -> list[dict[str, Tensor]]:
-        """The state of each parameter; empty before the first step."""
+        """Returns the state of each parameter; empty before the first step."""
         return [
             {name: value.clone() for name, value in self.state[p].items()} if p in self.state else {}
             for p in self.parameters

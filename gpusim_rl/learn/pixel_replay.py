@@ -23,15 +23,7 @@ _OBJECT_BYTES = 41  # of an object in a list, beside its content
 
 
 class PlainFrames:
-    """Frames as they are, in one tensor on any device.
-
-    Args:
-        num_steps: T.
-        rows: For final observations, behind the T slots.
-        num_envs: N.
-        shape: Of a frame.
-        device: Where they are.
-    """
+    """Frames as they are, in one tensor on any device: T slots, and behind them rows for final observations."""
 
     def __init__(self, num_steps: int, rows: int, num_envs: int, shape: Sequence[int], device: torch.device) -> None:
         self._num_steps = num_steps
@@ -39,7 +31,7 @@ class PlainFrames:
 
     @property
     def num_bytes(self) -> int:
-        """Memory that they take."""
+        """Memory that they take [bytes]."""
         return self._memory.numel()
 
     def write(self, slot: Int[Tensor, "1"], frame: UInt8[Tensor, "envs *shape"]) -> None:
@@ -55,11 +47,11 @@ class PlainFrames:
         self._memory.index_copy_(0, behind, torch.where(where, frame, self._memory[behind]))
 
     def read(self, index: Int[Tensor, " n"]) -> UInt8[Tensor, "n *shape"]:
-        """Frames at slot * N + env, final ones at (T + row) * N + env."""
+        """Returns frames at slot * N + env, final ones at (T + row) * N + env."""
         return self._memory.flatten(0, 1).index_select(0, index)
 
     def state_dict(self, fill: int) -> dict[str, Tensor]:
-        """All that is stored, in so many slots."""
+        """Returns all that is stored, in so many slots."""
         return {"frames": self._memory[:fill].clone(), "final": self._memory[self._num_steps :].clone()}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
@@ -73,12 +65,7 @@ class CompressedFrames:
 
     Of `BLOCK` successive frames of an environment the first is kept, and of the others the difference to the one
     before. LZ4 compresses the block when its last frame is written. Final observations are few, and stay as they are.
-
-    Args:
-        num_steps: T, a multiple of `BLOCK`.
-        rows: For final observations.
-        num_envs: N.
-        shape: Of a frame.
+    The number of slots is a multiple of `BLOCK`.
 
     Raises:
         ConfigError: The package lz4 is not installed.
@@ -95,12 +82,12 @@ class CompressedFrames:
 
     @property
     def num_bytes(self) -> int:
-        """Memory that they take."""
+        """Memory that they take [bytes]."""
         blocks = sum(map(len, self._blocks)) + _OBJECT_BYTES * len(self._blocks)
         return blocks + self._open.nbytes + self._final.num_bytes
 
     def write(self, slot: Int[Tensor, "1"], frame: UInt8[Tensor, "envs *shape"]) -> None:
-        """Stores the frames of a control step; in every `BLOCK`-th step, compresses those of a block."""
+        """Stores the frames of a control step; in every `BLOCK`-th step, compresses a block of each env."""
         self._newest = int(slot)
         block, position = divmod(self._newest, BLOCK)
         self._open[:, position] = frame.flatten(1).numpy()
@@ -118,17 +105,17 @@ class CompressedFrames:
         self._final.write_final(row, frame, where)
 
     def read(self, index: Int[Tensor, " n"]) -> UInt8[Tensor, "n *shape"]:
-        """Frames at slot * N + env, final ones at (T + row) * N + env. A block is unpacked once for all its frames."""
-        at = index.numpy()
-        found = np.zeros((len(at), self._open.shape[2]), np.uint8)
-        place, env = np.divmod(at, self._num_envs)
-        block, position = np.divmod(place, BLOCK)
-        final = at >= self._first_row
+        """Returns frames as `PlainFrames.read`; unpacks a block once for all its frames."""
+        places = index.numpy()
+        frames = np.zeros((len(places), self._open.shape[2]), np.uint8)
+        slot, env = np.divmod(places, self._num_envs)
+        block, position = np.divmod(slot, BLOCK)
+        final = places >= self._first_row
         newest_block, newest = divmod(self._newest, BLOCK)
         # The older frames of the block that is being written over are in its compressed form still.
         is_open = (block == newest_block) & (position <= newest)
-        found[final] = self._final.read(torch.from_numpy(at[final] - self._first_row)).flatten(1).numpy()
-        found[is_open] = self._open[env[is_open], position[is_open]]
+        frames[final] = self._final.read(torch.from_numpy(places[final] - self._first_row)).flatten(1).numpy()
+        frames[is_open] = self._open[env[is_open], position[is_open]]
         closed = np.flatnonzero(~final & ~is_open)
         owner = block[closed] * self._num_envs + env[closed]
         order = np.argsort(owner, kind="stable")
@@ -138,15 +125,15 @@ class CompressedFrames:
             data = self._blocks[block[rows[0]] * self._num_envs + env[rows[0]]]
             if data:  # else nothing has been written there
                 differences = self._unpack(data)[: wanted.max() + 1]
-                found[rows] = np.add.accumulate(differences, axis=0, dtype=np.uint8)[wanted]
-        return torch.from_numpy(found.reshape(-1, *self._shape))
+                frames[rows] = np.add.accumulate(differences, axis=0, dtype=np.uint8)[wanted]
+        return torch.from_numpy(frames.reshape(-1, *self._shape))
 
     def _unpack(self, data: bytes) -> np.ndarray:
         size = self._open[0].size
         return np.frombuffer(self._lz4.decompress(data, uncompressed_size=size), np.uint8).reshape(BLOCK, -1)
 
     def state_dict(self, fill: int) -> dict[str, Tensor]:
-        """All that is stored."""
+        """Returns all that is stored."""
         return {
             "blocks": torch.from_numpy(np.frombuffer(b"".join(self._blocks), np.uint8).copy()),
             "sizes": torch.tensor([len(data) for data in self._blocks]),
@@ -167,26 +154,26 @@ class CompressedFrames:
 class PixelReplay:
     """The last T control steps of N environments that observe images. Samples are stacks of frames.
 
-    Frames, windows of n steps, ends of episodes and final observations are those of `Replay`, which keeps the places of
-    frames in their stead. A frame is stored once. A stack does not reach back across the end of an episode: there the
-    first frame of the episode is repeated, as Gymnasium's `FrameStackObservation` does it (`padding_type="reset"`). The
-    first step that is written counts as the first of its episode. Where a frame of a stack is older than T steps, the
-    transition has weight 0.
+    Windows of n steps, ends of episodes and final observations are those of `Replay`, which keeps the places of frames
+    in their stead. A frame is stored once. A stack does not reach back across the end of an episode: there the first
+    frame of the episode is repeated, as by Gymnasium's `FrameStackObservation` (`padding_type="reset"`). The first step
+    that is written counts as the first of its episode. Where a frame of a stack is older than T steps, the transition
+    has weight 0.
 
     With `compress` the frames are in the memory of the host, as differences under LZ4: smaller by far where little
     moves, and slower to sample (benchmarks/pixel_replay.json). Without, nothing is read on the host.
 
     Args:
         num_steps: T; more than `n_step`, and with `compress` a multiple of `BLOCK`.
-        env: The environments.
-        group: Name of the observation group of frames.
-        shape: Of a frame, e.g. (channels, height, width).
-        groups: Names of other observation groups to keep.
+        env: Environments.
+        group: Observation group of the frames.
+        shape: Shape of a frame, e.g. (channels, height, width).
+        groups: Other observation groups to keep.
         stack: Frames in an observation.
-        n_step: Steps in a window, at most.
+        n_step: Largest number of steps in a window.
         gamma: Discount per step.
-        device: Where everything lives.
-        compress: Compress the frames; on the CPU only.
+        device: Device of the memory.
+        compress: Whether to compress the frames; on the CPU only.
 
     Attributes:
         replay: Everything but the frames. `Priorities` may draw from it, and `with_frames` completes what they draw.
@@ -227,7 +214,7 @@ class PixelReplay:
 
     @property
     def num_bytes(self) -> int:
-        """Memory that it takes."""
+        """Memory that it takes [bytes]."""
         return self.replay.num_bytes + self.frames.num_bytes
 
     @torch.no_grad()
@@ -235,9 +222,9 @@ class PixelReplay:
         """Stores a control step, in place of the oldest one where the ring is full.
 
         Args:
-            obs: What was seen before it; of frames the newest one only, uint8 [N, *shape].
-            action: What was done.
-            step: What came of it; `final_obs` like `obs`.
+            obs: Observations before it; of frames the newest one only, uint8 [N, *shape].
+            action: Actions.
+            step: Outcome; `final_obs` like `obs`.
         """
         slot, row = self.replay.next_place()
         self.frames.write(slot, obs[self.group])
@@ -249,24 +236,12 @@ class PixelReplay:
         self.replay.write(seen, action, Trajectory(seen, action, left, step.reward, *flags))
 
     def sample(self, size: int, generator: torch.Generator) -> Transitions:
-        """Draws transitions uniformly, with replacement, as `Replay.sample`.
-
-        Args:
-            size: How many.
-            generator: What draws them.
-
-        Returns:
-            Transitions; `obs` and `next_obs` of the frames are stacks, uint8 [batch, stack, *shape], oldest first.
-        """
+        """Draws as `Replay.sample`; frames of `obs` and `next_obs` are stacks, uint8 [batch, stack, *shape]."""
         return self.with_frames(self.replay.sample(size, generator))
 
     @torch.no_grad()
     def with_frames(self, drawn: Transitions) -> Transitions:
-        """Puts stacks of frames in the place of places.
-
-        Args:
-            drawn: What was drawn from `replay`; it is changed.
-        """
+        """Puts stacks of frames in the place of their places, in transitions that were drawn from `replay`."""
         size, env = len(drawn.index), drawn.index % self.num_envs
         both = torch.cat([drawn.obs[self.group], drawn.next_obs[self.group]]).long()
         index, lost = self._stacks(both[:, 0], both[:, 1], env.repeat(2))
@@ -277,22 +252,22 @@ class PixelReplay:
         return drawn
 
     def _stacks(self, place: Tensor, slot: Tensor, env: Tensor) -> tuple[Tensor, Tensor]:
-        """Where the frames of stacks are, [stack, batch], oldest first, and which stacks miss a frame."""
+        """Returns the places of the frames of stacks, [stack, batch], oldest first, and which stacks miss a frame."""
         replay, steps = self.replay, self.num_steps
         newest, oldest = replay.total - 1, replay.total - replay.fill
         final = place >= steps
         time = newest - (newest - slot).remainder(steps) + final  # of the observation
         before = time - self._back
         # A step back is one within the episode. From a final observation the first one always is.
-        going = replay.ends.take(before.remainder(steps) * self.num_envs + env) == 0
-        going = (going | (final & (self._back == 1))) & (before >= oldest)
-        length = going.cumprod(dim=0).sum(dim=0)
+        inside = replay.ends.take(before.remainder(steps) * self.num_envs + env) == 0
+        inside = (inside | (final & (self._back == 1))) & (before >= oldest)
+        length = inside.cumprod(dim=0).sum(dim=0)
         lost = (length < self.stack - 1) & (time - length <= oldest) & (oldest > 0)
         older = (time - self._back.flip(0).minimum(length)).remainder(steps)
         return torch.cat([older, place[None]]).mul_(self.num_envs).add_(env), lost
 
     def state_dict(self) -> dict[str, Any]:
-        """All that is stored. Reads the number of steps on the host."""
+        """Returns all that is stored. Reads the number of steps on the host."""
         return {"replay": self.replay.state_dict(), "frames": self.frames.state_dict(int(self.replay.fill))}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""In which precision networks run."""
+"""The choice of the precision in which networks run."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import torch
 
 
 def choose_precision(precision: str, device: torch.device) -> tuple[bool, str]:
-    """Whether to run networks in bfloat16, and why."""
+    """Returns whether to run networks in bfloat16, and why."""
     if precision != "auto":
         return precision == "bf16", "as configured"
     if device.type == "cuda":

@@ -14,24 +14,24 @@ _SMALLEST = 1e-6  # of an error: nothing is left out for ever
 
 
 class Priorities:
-    """Draws transitions in proportion to what was surprising about them (Schaul et al. 2016, arXiv 1511.05952).
+    """Draws transitions by the size of their errors (Schaul et al. 2016, arXiv 1511.05952).
 
         P(i) = p_i / sum_k p_k,   p_i = (error_i + 1e-6)^alpha
 
-    What has not been drawn yet has the largest priority so far. A step has none until the whole window that begins
-    with it is stored, and none after its slot is overwritten. What turned out not to count has none either.
+    A new transition has the largest priority so far. A step has none until the whole window that begins with it is
+    stored, and none after its slot is overwritten. A transition that turned out not to count has none either.
 
     A draw is two: of a block of slots by its sum, and of a slot in the block. The sums are formed anew for every draw.
     So they never drift, and changes of priorities cost little (benchmarks/prioritized.json has a sum tree, and the
     cumulative sum of all slots, for comparison). Blocks are drawn in float64: float32 has 2^24 values only.
 
     Args:
-        replay: The memory.
+        replay: Replay memory.
         alpha: Exponent of the errors: 0 draws uniformly, 1 in proportion.
 
     Attributes:
         values: p_i of all slots, slot * N + env, float32; padded with zeros to whole blocks.
-        largest: The largest p_i that any transition has had, [].
+        largest: Largest p_i that any transition has had, [].
     """
 
     def __init__(self, replay: Replay, alpha: float) -> None:
@@ -44,14 +44,14 @@ class Priorities:
         self._back = torch.arange(2, device=device) * replay.n_step
 
     def after_write(self) -> None:
-        """Follows a write to the memory."""
+        """Sets the priorities that a write to the memory changes."""
         step = self.replay.total - 1 - self._back
         fresh = self.largest * ((self._back > 0) & (step >= 0))
         self._steps.index_copy_(0, step % self.replay.num_steps, fresh[:, None].expand(-1, self.replay.num_envs))
 
     @staticmethod
     def bytes_of(slots: int, alpha: float) -> int:
-        """Memory that priorities of so many transitions take: none where all are equally likely."""
+        """Returns the memory of the priorities of so many transitions [bytes]: none where all are equally likely."""
         return 4 * slots if alpha > 0.0 else 0
 
     def clear(self) -> None:
@@ -62,13 +62,8 @@ class Priorities:
     def sample(self, size: int, generator: torch.Generator, beta: Tensor) -> Transitions:
         """Draws transitions with replacement. Their weights make up for the unequal probabilities.
 
-        Args:
-            size: How many.
-            generator: What draws them.
-            beta: How far they do: 1 makes a weighted mean that of all transitions, 0 changes nothing; [].
-
-        Returns:
-            Transitions with weight p_i^-beta, or 0 where one does not count.
+        The weight is p_i^-beta, or 0 where a transition does not count. With `beta` = 1 [] a weighted mean is that of
+        all transitions.
         """
         index = self._draw(size, generator)
         drawn, priority = self.replay.at(index), self.values.take(index)
@@ -95,13 +90,13 @@ class Priorities:
         weight: Float[Tensor, " batch"],
         hold: Bool[Tensor, ""],
     ) -> None:
-        """Changes the priorities of what was drawn.
+        """Changes the priorities of transitions that were drawn.
 
         Args:
-            index: slot * N + env. Of transitions that are there twice the larger error counts.
-            error: Not negative. One that is not finite changes nothing.
-            weight: What has none is not drawn again.
-            hold: Change nothing at all.
+            index: Places, slot * N + env. Of transitions that are there twice the larger error counts.
+            error: Errors >= 0. One that is not finite changes nothing.
+            weight: Weights; a transition of weight 0 is not drawn again.
+            hold: Whether nothing may change.
         """
         new = ((error + _SMALLEST) ** self.alpha).masked_fill_(weight == 0.0, 0.0)
         new = torch.where(new.isfinite() & ~hold, new, self.values.take(index))
@@ -110,7 +105,7 @@ class Priorities:
         torch.maximum(self.largest, new.amax(), out=self.largest)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """All that it knows."""
+        """Returns all priorities."""
         return {"values": self.values.clone(), "largest": self.largest.clone()}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:

@@ -21,7 +21,7 @@ TERMINATED, TRUNCATED, DIVERGED = 1, 2, 4  # bits of `Replay.ends`
 
 @dataclass(slots=True)
 class Transitions:
-    """Transitions over n steps, in random order. Flags are worked into the numbers: a loss needs none."""
+    """Transitions over n steps, in random order. Discount and weight stand for all flags."""
 
     obs: dict[str, Tensor]
     """Raw observations, float32 [batch, size] each."""
@@ -31,11 +31,11 @@ class Transitions:
     next_obs: dict[str, Tensor]
     """Raw observations after the window: where the time limit ended the episode, the last ones of that episode."""
     discount: Float[Tensor, " batch"]
-    """Of the value of `next_obs`: gamma to the power of the steps in the window; 0 where the episode terminated."""
+    """Discount of the value of `next_obs`: gamma^(steps in the window); 0 where the episode terminated."""
     weight: Float[Tensor, " batch"]
     """1 where the transition counts, else 0."""
     index: Int[Tensor, " batch"]
-    """Where it is stored: slot * N + env."""
+    """Place in the memory: slot * N + env."""
 
     def beside(self, other: Transitions, number: int) -> Transitions:
         """Adds those of another memory: of each of `number` equal batches these come first, then the others."""
@@ -57,7 +57,7 @@ def ends_by_time(step: Outcome) -> Bool[Tensor, " envs"]:
 class Replay:
     """The last T control steps of N environments, in a ring [T, N, ...].
 
-    An observation is stored once. What follows a step is the observation of the next slot, except where the time limit
+    An observation is stored once. The next slot has the observation that follows a step, except where the time limit
     ended an episode. Such `final_obs` are at least `max_episode_length` steps apart. So the step number divided by that
     length tells them apart, and a ring of T / length + 2 rows holds all that can be asked for. The rows lie behind the
     T slots, in the same tensor, so that one gather reads both kinds.
@@ -67,17 +67,16 @@ class Replay:
 
     Args:
         num_steps: T; more than `n_step`.
-        env: The environments.
-        groups: Names of the observation groups to keep.
-        n_step: Steps in a window, at most.
+        env: Environments.
+        groups: Observation groups to keep.
+        n_step: Largest number of steps in a window.
         gamma: Discount per step.
         storage: Type of observations in memory. In fp16 they are clamped to its range, +-65504.
-        device: Where everything lives.
+        device: Device of the memory.
 
     Attributes:
         obs: Observation groups, [T + rows for final observations, N, size] each.
         total: Steps written since the beginning, int64 []; step t is in slot t modulo T.
-        device: Where everything lives.
     """
 
     def __init__(
@@ -112,41 +111,33 @@ class Replay:
 
     @property
     def fill(self) -> Tensor:
-        """Steps that are stored, int64 []."""
+        """Number of stored steps, int64 []."""
         return self.total.clamp(max=self.num_steps)
 
     @property
     def num_bytes(self) -> int:
-        """Memory that it takes."""
-        return sum(
-            x.numel() * x.element_size() for x in (*self.obs.values(), *self._columns.values(), self._final_step)
-        )
+        """Memory that it takes [bytes]."""
+        return sum(x.nbytes for x in (*self.obs.values(), *self._columns.values(), self._final_step))
 
     @staticmethod
     def bytes_of(num_steps: int, env: EnvSpec, groups: Iterable[str], storage: torch.dtype) -> int:
-        """Memory that one of this size would take."""
+        """Returns the memory that a replay of this size would take [bytes]."""
         meta = torch.device("meta")
         return Replay(num_steps, env, groups, n_step=1, gamma=1.0, storage=storage, device=meta).num_bytes
 
     def begin_rollout(self) -> None:
-        """Nothing: a step follows the last one that was stored."""
+        """Does nothing: a step follows the last one that was stored."""
 
     def exchange(self) -> None:
-        """Nothing: what is stored is where the learner is."""
+        """Does nothing: the memory is where the learner is."""
 
     def next_place(self) -> tuple[Int[Tensor, "1"], Int[Tensor, "1"]]:
-        """The slot of the next step, and the row behind the slots for final observations of that step."""
+        """Returns the slot of the next step, and the row behind the slots for final observations of that step."""
         return (self.total % self.num_steps)[None], (self.total // self._episode % self._rows)[None]
 
     @torch.no_grad()
     def write(self, obs: Observation, action: Tensor, step: Outcome) -> None:
-        """Stores a control step, in place of the oldest one where the ring is full.
-
-        Args:
-            obs: What was seen before it.
-            action: What was done.
-            step: What came of it.
-        """
+        """Stores a control step (observations before it, actions, outcome), in place of the oldest one if full."""
         slot, row = self.next_place()
         cut = ends_by_time(step)
         for group, memory in self.obs.items():
@@ -170,7 +161,7 @@ class Replay:
         return value.clamp(-self._largest, self._largest).add_(value, alpha=0).to(memory.dtype)
 
     def cut(self) -> None:
-        """The next step does not follow from the last one: no window reaches across."""
+        """Ends all windows with the last step: the next one does not follow from it."""
         slot = ((self.total - 1) % self.num_steps)[None]
         last = self.ends[slot]
         self.ends.index_copy_(0, slot, last.masked_fill(last == 0, DIVERGED))
@@ -182,12 +173,7 @@ class Replay:
 
     @torch.no_grad()
     def sample(self, size: int, generator: torch.Generator) -> Transitions:
-        """Draws transitions uniformly, with replacement. Until `n_step` + 1 steps are stored, all have weight 0.
-
-        Args:
-            size: How many.
-            generator: What draws them.
-        """
+        """Draws transitions uniformly, with replacement. Until `n_step` + 1 steps are stored, all have weight 0."""
         envs, fill = self.num_envs, self.fill
         starts = fill - self.n_step  # the observation after the longest window must be stored too
         # float64: float32 has 2^24 values only, and would never draw some of the transitions.
@@ -199,18 +185,14 @@ class Replay:
 
     @torch.no_grad()
     def at(self, index: Int[Tensor, " batch"]) -> Transitions:
-        """The transitions that begin in given places. Weight 0 where a window is not stored whole.
-
-        Args:
-            index: slot * N + env, of steps that are stored.
-        """
+        """Returns the transitions that begin at slot * N + env. Weight 0 where a window is not stored whole."""
         slot = index.div(self.num_envs, rounding_mode="floor")
         last = self.total - 1
         first = last - (last - slot).remainder_(self.num_steps)
         return self._windows(first, index - slot * self.num_envs, first + self.n_step <= last)
 
     def _windows(self, first: Tensor, env: Tensor, whole: Tensor) -> Transitions:
-        """Transitions that begin with the steps `first`, counted since the beginning; `whole` where they are stored."""
+        """Returns transitions that begin with the steps `first`, counted since the beginning; `whole` if stored."""
         size, envs = len(first), self.num_envs
         time = first + self._window
         index = time.remainder(self.num_steps).mul_(envs).add_(env)
@@ -244,7 +226,7 @@ class Replay:
         )
 
     def latest(self, steps: int) -> tuple[dict[str, Tensor], Bool[Tensor, "steps envs"], Float[Tensor, "steps envs"]]:
-        """The last steps, in order: observations [steps, N, size], which of them did not diverge, and rewards."""
+        """Returns the last steps: observations [steps, N, size], which of them did not diverge, and rewards."""
         slots = (torch.arange(steps, device=self.total.device) + (self.total - steps)) % self.num_steps
         obs = {group: memory.index_select(0, slots).float() for group, memory in self.obs.items()}
         return obs, (self.ends.index_select(0, slots) & DIVERGED) == 0, self.reward.index_select(0, slots)
@@ -259,7 +241,7 @@ class Replay:
         return {"action": self.action, "reward": self.reward, "ends": self.ends}
 
     def state_dict(self) -> dict[str, Any]:
-        """All that is stored, on the host: a GPU may have no room for it twice. Reads the number of steps."""
+        """Returns all that is stored, on the host: a GPU may have no room for it twice. Reads the number of steps."""
         fill, rows = int(self.fill), self.num_steps
 
         def copy(x: Tensor) -> Tensor:

@@ -26,13 +26,13 @@ def vtrace(
     A truncated episode goes on in V(final_obs), in the advantage too: the next target is of another episode there.
 
     Args:
-        log_ratio: log pi(a_t|s_t) - log mu(a_t|s_t): of the policy that learns, and of the one that acted.
-        reward: Reward of step t.
+        log_ratio: Logarithm of pi(a_t|s_t) / mu(a_t|s_t), of the policy that learns and the one that acted.
+        reward: Reward of step t; this and the next five are as for `gae`.
         value: V(s_t), of the critic that learns.
-        next_value: V of the observation after step t, before any reset: V(final_obs) where an episode was truncated.
-        terminated: The episode ended by the task's rules in step t: what follows is worth 0.
-        done: The episode ended in step t for any reason: nothing of the next episode leaks into it.
-        valid: The sample counts; where it does not, its advantage is 0 and the trajectory before it ends there.
+        next_value: V of the observation after step t, before any reset.
+        terminated: Whether the episode ended by the task's rules in step t.
+        done: Whether the episode ended in step t for any reason.
+        valid: Whether the sample counts.
         gamma: Discount per step, one for all or one for each sample.
         lam: Weight of longer returns; the paper has 1.
         clip: Largest weight of a sample in the target, rho-bar of the paper. Its c-bar is 1.
