@@ -24,13 +24,13 @@ def buffer_sizes(scene: Scene, cfg: SimConfig) -> tuple[int, int]:
     return cfg.njmax or scene.njmax or rows, cfg.nconmax or contacts
 
 
-def estimate_buffers(model: mujoco.MjModel, more_rows: int = 0) -> tuple[int, int]:
+def estimate_buffers(model: mujoco.MjModel) -> tuple[int, int]:
     """Returns constraint rows and contacts to allocate per world, for a scene that nobody has measured.
 
     A few geoms may touch the ground with all the contacts that they can have, many geoms only with half of them; of the
     geoms that can touch each other only some do at a time. This is more than twice what Ant needs when it is thrown
     around. Rows are a limit for each world; contacts, and the candidate pairs that share their buffer, are pooled over
-    all worlds. `more_rows` are for constraints that the model does not have.
+    all worlds.
     """
     plane, hfield = mujoco.mjtGeom.mjGEOM_PLANE.value, mujoco.mjtGeom.mjGEOM_HFIELD.value
     wants, accepts = model.geom_contype, model.geom_conaffinity
@@ -49,7 +49,7 @@ def estimate_buffers(model: mujoco.MjModel, more_rows: int = 0) -> tuple[int, in
     rows = contacts * (2 * (dim - 1) if pyramidal and dim > 1 else dim)
     for flags in (model.jnt_limited, model.tendon_limited, model.dof_frictionloss, model.tendon_frictionloss):
         rows += int(np.count_nonzero(flags))
-    rows += 6 * model.neq + more_rows  # a weld has the most
+    rows += 6 * model.neq  # a weld has the most
     return _round_up(rows), _round_up(contacts)
 
 

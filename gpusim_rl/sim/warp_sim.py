@@ -14,7 +14,6 @@ from torch import Tensor
 
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.sim.articulation import Articulation
-from gpusim_rl.sim.buffers import estimate_buffers
 from gpusim_rl.sim.constants import Constants, constants_of, uses_gear
 from gpusim_rl.sim.interface import not_finite
 from gpusim_rl.sim.mujoco import MAX_STATE
@@ -86,7 +85,6 @@ class WarpSim:
         self._stale = wp.to_torch(self._stale_where)  # worlds whose parameters were written since
         self._stale_on_host = self._stale.numpy() if device.type == "cpu" else None
         self._wrote_constants = False  # whether any were, as far as it is known before any data
-        self._new_friction: set[int] = set()  # joints that may get dry friction, and have none in the model
         graphs.synchronize()
 
     def _view(self, array: wp.array) -> Tensor:
@@ -98,10 +96,7 @@ class WarpSim:
         return Articulation(self, name)
 
     def param(self, name: str, articulation: str | None = None, elements: Sequence[str] | None = None) -> Param:
-        param = self._params.find(name, articulation, elements)
-        if name == "dof_frictionloss":
-            self._check_friction_rows(param)
-        return param
+        return self._params.find(name, articulation, elements)
 
     def _expand(self, field: str) -> Tensor:
         """Makes a field each world's own; returns a view of the model's memory, [num_envs, rows, ...]."""
@@ -141,18 +136,6 @@ class WarpSim:
         self._wrote_constants = False
         if self._stale_on_host is None or self._stale_on_host.any():  # a shortcut for the CPU only
             self._graphs.run("constants", self._derivation.derive)
-
-    def _check_friction_rows(self, friction: Param) -> None:
-        # Each joint with dry friction takes a row of the constraints, whose number was fixed without it.
-        assert friction.rows is not None
-        without = (friction.default == 0.0).tolist()
-        self._new_friction.update(row for row, new in zip(friction.rows, without, strict=True) if new)
-        rows = estimate_buffers(self.scene.model, len(self._new_friction))[0]
-        if self._new_friction and rows > self._data.njmax:
-            raise ConfigError(
-                f"sim={self.name} has {self._data.njmax} constraint rows per world, too few for dry friction in"
-                f" {len(self._new_friction)} more joints; try sim.njmax={rows}"
-            )
 
     def derived(self, field: str) -> Tensor:
         if not self._derives:

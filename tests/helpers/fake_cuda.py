@@ -39,7 +39,6 @@ from gpusim_rl.run.run_spec import RunSpec
 from gpusim_rl.run.trainer import Trainer
 from gpusim_rl.sim import SimChoice, mjwarp
 from gpusim_rl.sim.warp import WarpGraphs
-from gpusim_rl.sim.warp_sim import WarpSim
 from gpusim_rl.testing import sync_counter
 from gpusim_rl.testing.sync_counter import SourceLocation, SyncCounter
 
@@ -245,7 +244,6 @@ def make_trainer(task: str, /, **settings: Any) -> Trainer:
         spec = prepare(task, **settings)
     with _say_where(), pytest.MonkeyPatch.context() as patch:  # what is read while a training is built, and never again
         patch.setattr(HookChecks, "finite", lambda *_: None)
-        patch.setattr(WarpSim, "_check_friction_rows", lambda *_: None)
         patch.setattr(Tensor, "count_nonzero", lambda *_: 1)
         patch.setattr(nn.Module, "to", _stay)
         patch.setattr(start, "choose_devices", lambda *_, **__: (CUDA, SimChoice("mjwarp", CUDA, "fake")))

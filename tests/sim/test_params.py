@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gpusim_rl.errors import ConfigError, TaskError
+from gpusim_rl.errors import TaskError
 from gpusim_rl.sim import Scene, Sim
 from gpusim_rl.sim.params import FIELDS, Param, model_values
 from gpusim_rl.testing.sync_counter import SyncCounter
@@ -418,15 +418,6 @@ def test_what_does_not_exist_is_one_line(arguments, words):
     with pytest.raises(TaskError) as info:
         sim.param(*arguments)
     assert words in str(info.value) and "\n" not in str(info.value)
-
-
-def test_mjwarp_says_when_rows_for_dry_friction_are_missing():
-    scene = machine_scene()
-    tight = make("mjwarp", scene, 2, njmax=8)
-    tight.param("dof_frictionloss", "machine", ["elbow"])  # it has some: its row is counted
-    with pytest.raises(ConfigError, match=r"too few for dry friction in 2 more joints; try sim\.njmax=16"):
-        tight.param("dof_frictionloss", "machine")
-    make("mjwarp", scene, 2, njmax=16).param("dof_frictionloss", "machine")
 
 
 def test_nothing_waits_for_the_device():
