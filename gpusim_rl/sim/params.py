@@ -66,7 +66,6 @@ class Param:
         name: Name of the field, one of `FIELDS`.
         elements: Names of the second dimension's elements; empty for gravity.
         default: The model's own values, shape [elements, ...]; [3] for gravity.
-        rows: Their rows in MuJoCo's array; None for gravity.
     """
 
     def __init__(
@@ -74,17 +73,12 @@ class Param:
         name: str,
         elements: list[str],
         default: Tensor,
-        rows: list[int] | None,
+        selected: slice | Tensor,
         values: Tensor,
         changed: Callable[[Bool[Tensor, " envs"]], None],
     ) -> None:
-        self.name = name
-        self.elements = elements
-        self.default = default
-        self.rows = rows
-        self._columns = columns(rows, default.device) if rows else slice(None)
-        self._values = values
-        self._changed = changed
+        self.name, self.elements, self.default = name, elements, default
+        self._columns, self._values, self._changed = selected, values, changed
 
     @property
     def value(self) -> Float[Tensor, "envs ..."]:
@@ -125,10 +119,7 @@ class Params:
         expand: Callable[[str], Tensor],
         changed: Callable[[str, Bool[Tensor, " envs"]], None],
     ) -> None:
-        self._scene = scene
-        self._device = device
-        self._expand = expand
-        self._changed = changed
+        self._scene, self._device, self._expand, self._changed = scene, device, expand, changed
         self.values: dict[str, Tensor] = {}
         """By field, the view that `expand` returned."""
 
@@ -139,16 +130,10 @@ class Params:
         ids, names = find_elements(self._scene, name, articulation, elements)
         if name not in self.values:
             self.values[name] = self._expand(name)
-        rows = None if FIELDS[name].of == "world" else ids
-        default = model_values(self._scene.model, name)
-        default = default if rows is None else default[ids]
+        selected = slice(None) if FIELDS[name].of == "world" else columns(ids, self._device)
+        default = torch.as_tensor(model_values(self._scene.model, name), dtype=torch.float32).to(self._device)
         return Param(
-            name,
-            names,
-            torch.as_tensor(default, dtype=torch.float32).to(self._device),
-            rows,
-            self.values[name],
-            lambda where: self._changed(name, where),
+            name, names, default[selected], selected, self.values[name], lambda where: self._changed(name, where)
         )
 
     def state_dict(self) -> dict[str, Tensor]:
