@@ -82,7 +82,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     """Reads the command line."""
     from gpusim_rl.settings.simulators import SIMULATORS
 
-    default = ",".join(s.name for s in SIMULATORS.values() if not s.optional)
+    default = ",".join(s.name for s in SIMULATORS.values() if s.extra is None)
     parser = argparse.ArgumentParser(prog="check-task", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("task", help="name of the task")
     parser.add_argument("-cd", "--config-dir", help="a folder with more tasks, as for train.py")

@@ -15,11 +15,9 @@ class Simulator:
     """What the rest of the package knows of a simulator without importing it."""
 
     name: str
-    """As in `sim=<name>`."""
-    module: str
-    """Our file that adapts it."""
+    """As in `sim=<name>`; its file is `gpusim_rl/sim/<name>.py`."""
     cls: str
-    """The class in it: made with (scene, num_envs, cfg, device), it follows `interface.Sim`."""
+    """The class in that file: made with (scene, num_envs, cfg, device), it follows `interface.Sim`."""
     library: str
     """Module that this file imports."""
     extra: str | None = None
@@ -28,17 +26,12 @@ class Simulator:
     """Kinds of device it runs on, as `torch.device.type`."""
     default_on: tuple[str, ...] = ()
     """Kinds of device on which `sim=auto` takes it."""
-    plays_on: str
+    plays_on: str = "mujoco"
     """Simulator that shows its runs: it runs on every machine where this one does, and has the same physics."""
     cpu_threads: bool = False
     """Physics runs on CPU threads, in host memory: `sim.num_threads` and `sim.persistent` act on it."""
     uses_warp: bool = False
     """Physics is Warp kernels: `sim.graph` acts on it, and on the CPU it runs on one thread."""
-
-    @property
-    def optional(self) -> bool:
-        """Whether its library may be missing."""
-        return self.extra is not None
 
 
 SIMULATORS: Mapping[str, Simulator] = {
@@ -46,27 +39,22 @@ SIMULATORS: Mapping[str, Simulator] = {
     for simulator in (
         Simulator(
             name="mujoco",
-            module="gpusim_rl.sim.mujoco",
             cls="MujocoSim",
             library="mujoco",
             devices=("cpu",),
             default_on=("cpu",),
-            plays_on="mujoco",
             cpu_threads=True,
         ),
         Simulator(
             name="mjwarp",
-            module="gpusim_rl.sim.mjwarp",
             cls="MjwarpSim",
             library="mujoco_warp",
             devices=("cuda", "cpu"),
             default_on=("cuda",),
-            plays_on="mujoco",
             uses_warp=True,
         ),
         Simulator(
             name="newton",
-            module="gpusim_rl.sim.newton",
             cls="NewtonSim",
             library="newton",
             extra="newton",

@@ -62,4 +62,5 @@ def make_sim(scene: Scene, choice: SimChoice, num_envs: int, cfg: SimConfig) -> 
     scene.choose(cfg.integrator, cfg.cone)
     if scene.model.nv == 0:
         raise TaskError("the scene has no joints: nothing in it can move")
-    return getattr(importlib.import_module(simulator.module), simulator.cls)(scene, num_envs, cfg, choice.device)
+    module = importlib.import_module(f"gpusim_rl.sim.{simulator.name}")
+    return getattr(module, simulator.cls)(scene, num_envs, cfg, choice.device)

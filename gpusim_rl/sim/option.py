@@ -93,7 +93,7 @@ class SceneOption:
         Raises:
             TaskError: Another file says something else.
         """
-        for name, value in _said(part).items():
+        for name, value in _authored(part).items():
             field = _FLAGS[name][0] if name in _FLAGS else name
             before, other = self._decided.get(field) or self._decided.get(name) or (value, source)
             if other is None:
@@ -119,19 +119,19 @@ def clear_option(spec: mujoco.MjSpec) -> None:
     authored.option = authored.disableflags = authored.enableflags = authored.disableactuator = 0
 
 
-def _said(spec: mujoco.MjSpec) -> dict[str, Any]:
+def _authored(spec: mujoco.MjSpec) -> dict[str, Any]:
     """Returns what a file says; of a spec that was made in Python, what differs from MuJoCo's default."""
-    default, said = mujoco.MjSpec().option, {}
+    default, options = mujoco.MjSpec().option, {}
     for bit, name in enumerate(_FIELDS):
         if name is not None:
             value, usual = (np.asarray(getattr(option, name)).tolist() for option in (spec.option, default))
             if spec.authored.option >> bit & 1 or value != usual:
-                said[name] = value
+                options[name] = value
     for name, (field, bit, word) in _FLAGS.items():
         value, usual = (getattr(option, field) & bit for option in (spec.option, default))
         if getattr(spec.authored, field) & bit or value != usual:
-            said[name] = word if value else {"disable": "enable", "enable": "disable"}[word]
-    return said
+            options[name] = word if value else {"disable": "enable", "enable": "disable"}[word]
+    return options
 
 
 def _shown(name: str, value: Any) -> Any:

@@ -62,7 +62,7 @@ class TaskConformance:
 
     config_dir: ClassVar[str | Path | None] = None
     tasks: ClassVar[Sequence[str] | None] = None
-    simulators: ClassVar[Sequence[str]] = tuple(s.name for s in SIMULATORS.values() if not s.optional)
+    simulators: ClassVar[Sequence[str]] = tuple(s.name for s in SIMULATORS.values() if s.extra is None)
     touching: ClassVar[Sequence[str]] = ()
     max_steps: ClassVar[int] = 1500
 
@@ -366,7 +366,7 @@ class TaskConformance:
         assert syncs.total == 0, syncs.counts
 
     def test_it_trains_on_every_simulator(self, name: str, sim: str, tmp_path: Path) -> None:
-        if SIMULATORS[sim].optional:
+        if SIMULATORS[sim].extra is not None:
             pytest.importorskip(SIMULATORS[sim].library)
         trainer = self.make_trainer(name, tmp_path, sim=sim)
         row = trainer.train()
