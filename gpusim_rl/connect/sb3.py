@@ -49,7 +49,7 @@ class Sb3Env(Sb3VecEnv):
     def reset(self) -> np.ndarray:
         """Resets all envs; returns the observation, shape [num_envs, size]."""
         if self._seeds[0] is not None:
-            self.env.task.random.seed(self._seeds[0])
+            self.env.seed(self._seeds[0])
             self._reset_seeds()
         self._last = self.env.reset()["policy"]
         self._begin_episodes()

@@ -10,6 +10,7 @@ from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.vec_env import VecCheckNan, VecMonitor, VecNormalize
 from stable_baselines3.common.vec_env import VecEnv as Sb3VecEnv
 
+import gpusim_rl
 from gpusim_rl.connect import Sb3Env
 from helpers.reference_env import NUM_ENVS, ReferenceEnv, make
 
@@ -87,11 +88,13 @@ def test_a_return_is_of_a_whole_episode():
     assert later == [12] * NUM_ENVS
 
 
-def test_a_seed_is_the_environments():
-    env = Sb3Env(make())
+def test_a_seed_is_that_of_all_random_numbers_of_the_environment():
+    noise = {"observations": {"pole_vel": {"noise": 0.5}}}
+    env = Sb3Env(gpusim_rl.make_env("Cartpole", num_envs=NUM_ENVS, device="cpu", seed=3, task=noise))
     env.seed(7)
     first = env.reset()
     assert not np.array_equal(env.reset(), first)
+    env.step(np.zeros((NUM_ENVS, 1)))  # new noise
     env.seed(7)
     assert np.array_equal(env.reset(), first)
 
