@@ -40,7 +40,7 @@ from gpusim_rl.settings.checks import build_run
 from gpusim_rl.settings.trust import refuse_classes_of_script
 
 LONGEST_S = 600.0
-"""An evaluation that takes longer hangs: the end of a training must not wait for it."""
+"""An evaluation that takes longer hangs: neither further ones nor the end of a training must wait for it [s]."""
 NICENESS = 10
 """The training has the CPU first."""
 _START = "from gpusim_rl.run.eval_process import main; main()"
@@ -112,7 +112,7 @@ class EvalProcess:
         try:
             line = self._answers.get(timeout=timeout_s) if timeout_s else self._answers.get_nowait()
         except queue.Empty:
-            if timeout_s and self.evaluating is not None and self._child.silent_s > LONGEST_S:
+            if self.evaluating is not None and self._child.silent_s > LONGEST_S:
                 self.evaluating, self.failure = None, f"one has not ended in {LONGEST_S:.0f} s"
             return None
         iteration, self.evaluating = self.evaluating, None

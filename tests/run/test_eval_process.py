@@ -209,11 +209,14 @@ def test_an_answer_that_is_none_ends_the_evaluations(tmp_path, line, words):
     process.close()
 
 
-def test_an_evaluation_that_hangs_does_not_keep_the_training_from_ending(tmp_path, monkeypatch):
+@pytest.mark.parametrize("timeout_s", [0.0, 0.001])
+def test_an_evaluation_that_hangs_keeps_the_training_neither_from_going_on_nor_from_ending(
+    tmp_path, monkeypatch, timeout_s
+):
     monkeypatch.setattr(eval_process, "LONGEST_S", 0.0)
     process = EvalProcess(prepare("Cartpole", eval=EVAL), tmp_path / "eval.log", 0)
     process.begin(tmp_path / "none.pt", 2)
-    assert process.poll(0.001) is None
+    assert process.poll(timeout_s) is None
     assert process.failure == "one has not ended in 0 s" and not process.due(4)
     process.close()
 
