@@ -20,8 +20,8 @@ class PlanarConfig(TaskConfig):
     forward_weight: float
     control_cost: float
     reset_noise: float
-    alive_reward: float | None = None
-    max_observed_vel: float | None = None
+    alive_reward: float | None
+    max_observed_vel: float | None
 
 
 Cfg = TypeVar("Cfg", bound=PlanarConfig)
