@@ -56,7 +56,6 @@ MEND = {
     "a_state_continues_bit_for_bit_in_another_environment": (
         "keep all that the next step depends on in tensors of the task, so that checkpoints hold it"
     ),
-    "actions_beyond_the_limit_are_the_limit": "use the action that apply_action was given, which is clamped",
     "an_env_that_diverges_is_reset_and_no_other_env_notices": (
         "compute each env from its own row: no mean, sum or max over the first dimension"
     ),

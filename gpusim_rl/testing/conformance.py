@@ -160,23 +160,11 @@ class TaskConformance:
     # The MDP
 
     def test_shapes_types_and_devices(self, name: str) -> None:
-        env = self.make_env(name)
-        obs = env.reset()
-        assert env.num_actions >= 1 and "policy" in env.obs_sizes
+        env = self.started_env(name)  # which checks them in every step
         for action in random_actions(env, 3):
             step = env.step(action)
-            for group in (obs, step.obs, step.final_obs):
-                assert {key: value.shape for key, value in group.items()} == {
-                    key: (NUM, size) for key, size in env.obs_sizes.items()
-                }
-            floats = [*step.obs.values(), *step.final_obs.values(), *step.terms.values(), step.reward]
-            masks = [step.terminated, step.truncated, step.diverged, step.done, step.incomplete]
-            assert all(value.dtype == torch.float32 for value in floats)
-            assert all(value.dtype == torch.bool for value in masks)
-            assert all(value.device == env.device for value in floats + masks)
-            assert all(value.shape == (NUM,) for value in [*step.terms.values(), step.reward, *masks])
-            assert all(value.isfinite().all() for value in floats)
-            assert env.task.terminated().dtype == torch.bool
+            values = [*step.obs.values(), *step.final_obs.values(), *step.terms.values()]
+            assert all(value.isfinite().all() for value in values)
 
     def test_a_seed_fixes_everything_and_another_seed_does_not(self, name: str) -> None:
         one, two, other = (self.make_env(name, seed=seed, episode_length=SHORT) for seed in (1, 1, 2))
@@ -303,14 +291,6 @@ class TaskConformance:
             for field in step.__slots__:
                 assert differences(getattr(expected, field), getattr(step, field)) == [], field
         assert differences(copied(env), copied(other)) == []
-
-    def test_actions_beyond_the_limit_are_the_limit(self, name: str) -> None:
-        one, two = self.started_env(name), self.started_env(name)
-        limit = one.cfg.clip_actions
-        for action in random_actions(one, 5):
-            far = one.step(10.0 * limit * action)
-            near = two.step((10.0 * limit * action).clamp(-limit, limit))
-            assert differences(far.obs, near.obs) == []
 
     def test_an_env_that_diverges_is_reset_and_no_other_env_notices(self, name: str) -> None:
         env, calm = self.started_env(name), self.started_env(name)
