@@ -168,21 +168,11 @@ def _where_cpu_is_faster(on_cpu: Points, on_gpu: Points) -> str:
 
 def _without_gpu(points: Points, at: int) -> str:
     """Tells what the CPU's numbers say of a GPU where none was measured."""
-    point = points[at]
-    text = (
+    share = _percent(1 - points[at].phases.get("log", 0.0))
+    return (
         "no GPU was measured, so whether one is worth it is not known. What these numbers say:"
-        f" {_percent(1 - point.phases.get('log', 0.0))} of the time at {at} envs is physics, policy and learning, which"
-        " a GPU would do"
+        f" {share} of the time at {at} envs is physics, policy and learning, which a GPU would do"
     )
-    fewest = next(iter(_measured(points)))
-    if fewest < at and point.step_ms > 0:
-        # The part of a control step that does not depend on the number of envs is at most a whole step of the fewest.
-        fixed = points[fewest].step_ms / point.step_ms
-        text += (
-            f"; a control step takes {points[fewest].step_ms:.1f} ms for {fewest} envs and {point.step_ms:.1f} ms for"
-            f" {at}, so at least {_percent(max(0.0, 1 - fixed))} of it is work that grows with the envs"
-        )
-    return text
 
 
 # Processes and actors
