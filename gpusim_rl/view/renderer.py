@@ -72,11 +72,7 @@ class Camera:
 
     That is the first body of the scene's first articulation that can move as a whole (a free joint, or a slide: a cart,
     a planar walker) and carries most of it, else its root: an arm's fingers slide, but are not followed. The distance
-    fits all that this body carries, as far as it reaches at the start.
-
-    Args:
-        scene: Scene of the envs.
-        qpos: Positions at the start, shape [tiles, nq].
+    fits all that this body carries, as far as it reaches at the start: with the positions `qpos`, shape [tiles, nq].
     """
 
     azimuth_deg = AZIMUTH_DEG
@@ -253,16 +249,9 @@ def gl_works(platform: str) -> bool:
 
 
 class GlRenderer:
-    """MuJoCo's OpenGL renderer; all tiles are drawn into one buffer and read in one piece.
+    """MuJoCo's OpenGL renderer on a platform, `egl`, `osmesa`, `glfw` or `cgl`.
 
-    Args:
-        scene: Scene of the envs.
-        camera: Camera of every tile.
-        grid: Grid of the tiles.
-        platform: `egl`, `osmesa`, `glfw` or `cgl`.
-
-    Attributes:
-        name: Platform.
+    All tiles are drawn into one buffer and read in one piece.
     """
 
     def __init__(self, scene: Scene, camera: Camera, grid: Grid, platform: str) -> None:
@@ -317,10 +306,7 @@ class GlRenderer:
 
 
 class RayRenderer:
-    """MuJoCo Warp's ray caster on the CPU: needs no OpenGL, no system library and no display.
-
-    Arguments and methods are those of `GlRenderer`.
-    """
+    """MuJoCo Warp's ray caster on the CPU, in place of `GlRenderer`: needs no OpenGL, system library or display."""
 
     name = "ray"
 

@@ -26,13 +26,8 @@ HIDDEN_GROUP = 3  # geoms of this group and above are not drawn
 class FramingCamera(Camera):
     """A camera that frames the robot and the objects near it, as they are now.
 
-    The robot is what `Camera` follows: of a cart on a rail the cart and its pole.
-
-    Args:
-        scene: Scene of the envs.
-        qpos: Positions now, shape [tiles, nq].
-        aspect: Width over height of a tile.
-        fill: Share of a tile's width or height that the framed things take.
+    The robot is what `Camera` follows: of a cart on a rail the cart and its pole. `aspect` is the width over height of
+    a tile, `fill` the share of its width or height that the framed things take.
     """
 
     def __init__(self, scene: Scene, qpos: np.ndarray, aspect: float, fill: float = FILL) -> None:
