@@ -77,11 +77,7 @@ def save(path: Path, payload: Mapping[str, Any]) -> None:
 
 
 def check_is_data(node: Any, path: str = "") -> None:
-    """Refuses a state with something that `load` would refuse.
-
-    Args:
-        node: State, or a branch of it.
-        path: Keys that lead to the branch, for the message.
+    """Refuses a state with something that `load` would refuse; `path` has the keys that lead to this branch of it.
 
     Raises:
         ConfigError: There is something else than data.

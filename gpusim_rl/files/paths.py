@@ -213,12 +213,8 @@ def run_names(runs: str | Path = "runs") -> list[str]:
 def check_out(out: Path | None, *, overwrite: bool) -> None:
     """Checks, before the work begins, that a tool may write to the path `--out`.
 
-    Args:
-        out: Path of the user; None without one.
-        overwrite: Whether it may exist.
-
     Raises:
-        ConfigError: It exists, or the folder around it does not.
+        ConfigError: It exists, and is not to be overwritten, or the folder around it does not.
     """
     if out is not None and not out.parent.is_dir():
         raise ConfigError(f"--out {out}: there is no folder {out.parent}. Try one that is there, or make it first")
@@ -234,12 +230,7 @@ def free_name(path: Path) -> Path:
 
 
 def complete_run(typed: str, runs: str | Path = "runs") -> list[str]:
-    """Returns the completions of a run's beginning: names of tasks and experiments, else folders and .pt files.
-
-    Args:
-        typed: Beginning of a run's name.
-        runs: Folder of all runs (`log.dir`).
-    """
+    """Returns the completions of a run's beginning: names of tasks and experiments, else folders and .pt files."""
     # A shell runs what stands in a name: those with other characters are not offered.
     names = [name for name in run_names(runs) if name.startswith(typed) and SAFE.fullmatch(name)]
     files = [f"{path}/" if Path(path).is_dir() else path for path in sorted(glob.glob(f"{glob.escape(typed)}*"))]

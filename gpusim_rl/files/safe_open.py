@@ -143,10 +143,6 @@ def refuse_links(folder: Path, depth: int = 0) -> None:
 
     Links below `wandb` are W&B's own, which replaces them and does not follow them.
 
-    Args:
-        folder: Run folder, or a folder in it.
-        depth: Number of folders around it.
-
     Raises:
         ConfigError: An entry is neither file nor folder, or a folder is nested too deeply.
     """

@@ -10,13 +10,7 @@ from gpusim_rl.run.run_view import RunView
 
 
 def banner(run: RunView, run_dir: RunDir, *, continues: bool) -> list[tuple[str, str]]:
-    """Returns labels and texts, at most 12.
-
-    Args:
-        run: Run at its start.
-        run_dir: Folder of the run.
-        continues: Whether an earlier start of the run has made the folder.
-    """
+    """Returns labels and texts, at most 12; `continues` tells that an earlier start of the run has made the folder."""
     start, cfg, env = run.start, run.cfg, run.env
     sizes = ", ".join(f"{name} {size}" for name, size in env.obs_sizes.items())
     ignored = "" if cfg.seed in (-1, start.seed) else f" (the checkpoint's; seed={cfg.seed} is ignored)"

@@ -29,26 +29,14 @@ Types = Mapping[str, tuple[type, ...]]
 """Types of values by key. Integers are not negative, floats are finite, lists hold text."""
 
 TRAINING: Types = {
-    "task": (str,),
-    "config": (dict,),
-    "overrides": (list,),
-    "obs_sizes": (dict,),
-    "num_actions": (int,),
-    "sim": (str,),
-    "seed": (int,),
-    "iteration": (int,),
-    "env_steps": (int,),
+    **dict.fromkeys(("task", "sim", "wandb_id"), (str,)),
+    **dict.fromkeys(("config", "obs_sizes", "policy", "algorithm", "env", "metrics", "processes"), (dict,)),
+    **dict.fromkeys(("num_actions", "seed", "iteration", "env_steps"), (int,)),
+    **dict.fromkeys(("best_return", "best_evaluation"), (float, int, type(None))),
     "elapsed_s": (float, int),
-    "best_return": (float, int, type(None)),
-    "best_evaluation": (float, int, type(None)),
-    "wandb_id": (str,),
-    "policy": (dict,),
-    "algorithm": (dict,),
-    "env": (dict,),
+    "overrides": (list,),
     "torch_rng": (Tensor,),
-    "metrics": (dict,),
     "metrics_csv": (dict, type(None)),
-    "processes": (dict,),
     "actor_columns": (int, type(None)),
 }
 """Content of a checkpoint: `Trainer.state_dict` and `Logger.state_dict`."""
@@ -81,7 +69,7 @@ def load_for(spec: RunSpec) -> dict[str, Any] | None:
             raise ConfigError("test=true needs checkpoint=<run folder or .pt file>")
         return None
     file, task_name = spec.checkpoint.file, spec.task_class.__name__
-    state = load_training(file, ("task", "config", "seed", "policy"))
+    state = check_training(load(file), file, ("task", "config", "seed", "policy"))
     if state["task"] != task_name:
         raise ConfigError(f"checkpoint {file} is of task {state['task']}, not {task_name}; try task={state['task']}")
     settings = declarations(spec.algorithm_class.Config)
@@ -99,21 +87,12 @@ def load_for(spec: RunSpec) -> dict[str, Any] | None:
     return state
 
 
-def load_training(file: Path, needed: Collection[str]) -> dict[str, Any]:
-    """Reads a checkpoint of a training, whoever wrote it.
-
-    Args:
-        file: File of the checkpoint.
-        needed: Keys that it must have.
+def check_training(state: dict[str, Any], file: Path, needed: Collection[str]) -> dict[str, Any]:
+    """Checks and returns the content of a checkpoint of a training, whoever wrote it.
 
     Raises:
-        ConfigError: A key is missing, or a value is of another type.
+        ConfigError: A needed key is missing, or a value is of another type.
     """
-    return check_training(load(file), file, needed)
-
-
-def check_training(state: dict[str, Any], file: Path, needed: Collection[str]) -> dict[str, Any]:
-    """Checks and returns the content of a checkpoint, as `load_training` does."""
     check_types(state, TRAINING, needed, f"{file} is not a checkpoint of a training")
     if state.get("metrics_csv") is not None:
         check_types(state["metrics_csv"], METRICS_CSV, METRICS_CSV, f"{file}: metrics_csv is not what a training saves")
@@ -156,15 +135,7 @@ def anew(algorithm: Mapping[str, Any], *entries: str) -> dict[str, Any]:
 
 @contextmanager
 def must_fit(file: Path, target: str) -> Iterator[None]:
-    """Turns into one line what an object raises when it is given the state of another one.
-
-    Args:
-        file: File of the checkpoint.
-        target: Task and algorithm that get the state, in words.
-
-    Raises:
-        ConfigError: It does not fit.
-    """
+    """Turns into a ConfigError what `target`, in words, raises when it is given the state of another one."""
     try:
         yield
     except ConfigError:
@@ -236,12 +207,7 @@ class Checkpoints:
         return self._numbered(iteration) or last or better or age_s > SAVE_INTERVAL_S
 
     def save(self, state: Mapping[str, Any], mean_return: float | None) -> None:
-        """Writes last.pt, and best.pt if the mean return is above that of the old one, or that is not known.
-
-        Args:
-            state: State that a run needs to continue from here.
-            mean_return: Trimmed mean return over a full window; None where the window is not full.
-        """
+        """Writes last.pt, and best.pt if the mean return (see `due`) is above that of the old one or that is unknown."""
         if not self._writes:
             self.saved = state["iteration"]
             return
@@ -314,10 +280,7 @@ class Checkpoints:
 def structural_difference(saved: Mapping[str, Any], now: Mapping[str, Any], keys: Sequence[str]) -> list[str]:
     """Compares two configs where they must agree; returns one line for each value that differs.
 
-    Args:
-        saved: Config of the checkpoint.
-        now: Config of this run.
-        keys: Dotted keys that must agree (`num_envs`, `ppo.horizon`); a section (`ppo.network`) means all its keys.
+    Keys are dotted: `num_envs`, `ppo.horizon`; a section (`ppo.network`) means all keys in it.
     """
     lines = []
     for key in keys:

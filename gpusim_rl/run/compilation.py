@@ -26,12 +26,7 @@ class CompileChoice:
 
 
 def choose_compile(cfg: RunConfig, device: torch.device) -> CompileChoice:
-    """Decides what of `cfg.compile` can be compiled here; an evaluation compiles nothing.
-
-    Args:
-        cfg: Settings of the run.
-        device: Device of the learner.
-    """
+    """Decides what of `cfg.compile` can be compiled on the learner's device; an evaluation compiles nothing."""
     if cfg.test:
         return CompileChoice("off", "an evaluation")
     choice = _possible(cfg.compile, device, check_task=cfg.debug.check_task)

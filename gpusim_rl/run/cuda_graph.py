@@ -100,15 +100,7 @@ class GraphChoice:
 def choose_graph(
     wanted: str, device: torch.device, sim_device: torch.device, *, physics_steps: int, check_task: bool
 ) -> GraphChoice:
-    """Decides for `graph=auto|off|split|step|rollout`.
-
-    Args:
-        wanted: Setting `graph`.
-        device: Device of the learner.
-        sim_device: Device of the physics.
-        physics_steps: Evaluations of the physics in a rollout.
-        check_task: Whether the values of every hook are read at every step.
-    """
+    """Decides for the setting `graph`; `physics_steps` are the evaluations of the physics in a rollout."""
     if wanted == "off":
         return GraphChoice("off", "as configured")
     if device.type != "cuda":

@@ -87,12 +87,7 @@ class EvalProcess:
             self._child.process.stdin.flush()
 
     def due(self, iteration: int, *, last: bool = False) -> bool:
-        """Returns whether a multiple of the interval has passed since the newest evaluation, and none is under way.
-
-        Args:
-            iteration: Iterations done.
-            last: Whether they are the last; then an evaluation is due, if there was none of them.
-        """
+        """Returns whether an evaluation is due: by the interval, or of the `last` iteration, and none is under way."""
         idle = self.evaluating is None and self.failure is None
         passed = iteration // self._interval > self._last // self._interval
         return idle and (passed or (last and iteration > self._last))
@@ -104,11 +99,7 @@ class EvalProcess:
         self._send({"checkpoint": str(file)})
 
     def poll(self, timeout_s: float = 0.0) -> Row | None:
-        """Returns the result of the evaluation under way, if it is there.
-
-        Args:
-            timeout_s: Time to wait for it [s].
-        """
+        """Returns the result of the evaluation under way, if it is there within `timeout_s`."""
         try:
             line = self._answers.get(timeout=timeout_s) if timeout_s else self._answers.get_nowait()
         except queue.Empty:
@@ -137,10 +128,7 @@ class EvalProcess:
 
 
 class Evaluation:
-    """Evaluates policies from the same starts every time.
-
-    Args:
-        config: Composed settings of the run, plain values.
+    """Evaluates policies of a run with this config, plain values, from the same starts every time.
 
     Raises:
         ConfigError: Its classes cannot be imported here.

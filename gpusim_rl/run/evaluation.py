@@ -71,11 +71,9 @@ def evaluate(env: Environment, policy: Policy, obs: dict[str, Tensor], episodes:
 
 
 def report(run: RunView, result: Mapping[str, float]) -> None:
-    """Prints an evaluation, and writes it to evaluation.json in the folder of the run, in place of an earlier one.
+    """Prints what `evaluate` returned, and writes it to evaluation.json in the folder of the run, over an earlier one.
 
-    Args:
-        run: Run that was evaluated. Of a checkpoint that was copied elsewhere nothing is written.
-        result: Numbers by name, from `evaluate`.
+    Of a checkpoint that was copied elsewhere nothing is written.
     """
     checkpoint = run.start.spec.checkpoint
     shown: dict[str, float | str] = {

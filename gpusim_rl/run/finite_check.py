@@ -24,11 +24,7 @@ PATIENCE = 3
 
 
 class FiniteCheck:
-    """Looks at rows of metrics, and at the policy before it is saved.
-
-    Args:
-        task_name: Name of the task, for errors.
-    """
+    """Looks at rows of metrics, and at the policy before it is saved."""
 
     def __init__(self, task_name: str) -> None:
         self._task_name = task_name
@@ -57,13 +53,8 @@ class FiniteCheck:
     def check_samples(self, row: LogRow, num_envs: int, replay: str) -> None:
         """Stops the run where every env diverged in every step of a log interval.
 
-        Args:
-            row: Row of the interval.
-            num_envs: Number of envs.
-            replay: Command that shows the first divergence.
-
         Raises:
-            TaskError: Nothing is left to learn from.
+            TaskError: Nothing is left to learn from. The message has `replay`, the command that shows the first one.
         """
         if row.flags.get("check/valid", 1.0):
             return
@@ -90,13 +81,7 @@ class FiniteCheck:
         return False
 
     def no_gradient(self, row: LogRow, algorithm: Algorithm, replay: str) -> TaskError:
-        """Returns the error that ends a run whose gradients are not finite.
-
-        Args:
-            row: Row of the last interval.
-            algorithm: Algorithm, whose records tell how large the task's numbers are.
-            replay: Command that shows what happens.
-        """
+        """Returns the error that ends a run whose gradients are not finite; `replay` is the command that shows it."""
         recorded = [item for item in _recorded(algorithm) if item.name in FLAGS.values()]
         largest = [f"{item.name} is up to {item.value.abs().max():.3g}" for item in recorded]
         sizes = f" ({', '.join(largest)})" if largest else ""

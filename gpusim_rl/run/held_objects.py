@@ -57,13 +57,8 @@ def attributes(node: object) -> dict[str, Any]:
 def check_devices(name: str, owner: object, device: torch.device) -> None:
     """Stops at the first tensor of an object, or of the objects in it, that is on another device.
 
-    Args:
-        name: Name of the owner in the message: `the policy`.
-        owner: Object or nested container of tensors, as for `held`.
-        device: Device that its tensors should be on.
-
     Raises:
-        ConfigError: A tensor is elsewhere. The message has the class and attribute that hold it, and both devices.
+        ConfigError: The message has `name`, the class and attribute that hold the tensor, and both devices.
     """
     for path, tensor, expected in held(owner, Tensor, device):
         place = tensor.device
@@ -73,15 +68,7 @@ def check_devices(name: str, owner: object, device: torch.device) -> None:
 
 @contextmanager
 def devices_checked(*owners: tuple[str, object, torch.device], enabled: bool) -> Iterator[None]:
-    """Checks tensors before and after the block; also where torch raises its own error in it.
-
-    Args:
-        owners: Arguments of `check_devices`.
-        enabled: Whether anything is checked.
-
-    Raises:
-        ConfigError: A tensor is on another device than it should be.
-    """
+    """Calls `check_devices` for owners before and after the block; also where torch raises its own error in it."""
     checked = owners if enabled else ()
     for owner in checked:
         check_devices(*owner)

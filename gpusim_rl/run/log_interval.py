@@ -70,13 +70,7 @@ class LogIntervals:
         self._added |= numbers
 
     def end(self, iteration: int, env_steps: int, elapsed_s: float, extra: Mapping[str, Tensor]) -> list[LogRow]:
-        """Ends an interval.
-
-        Args:
-            iteration: Iterations done.
-            env_steps: Control steps done, summed over envs.
-            elapsed_s: Time of training [s].
-            extra: More device tensors of shape [] for the row.
+        """Ends an interval; `extra` has more device tensors of shape [] for its row.
 
         Returns:
             The rows that have arrived: this one on the CPU, the one before on CUDA.

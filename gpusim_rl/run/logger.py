@@ -64,11 +64,6 @@ class Logger:
         run: Run at its start.
         run_dir: Folder of the run.
         earlier: `state_dict` in the checkpoint that the run continues from in its folder; empty for another folder.
-
-    Attributes:
-        run_dir: Folder of the run.
-        console: Screen of the run.
-        checkpoints: Checkpoints of the run.
     """
 
     def __init__(self, run: RunView, run_dir: RunDir, earlier: Mapping[str, Any]) -> None:
@@ -99,12 +94,7 @@ class Logger:
         return self
 
     def start(self, run: RunView, *, continues: bool) -> None:
-        """Describes the run.
-
-        Args:
-            run: Run at its start.
-            continues: Whether an earlier start of the run has made the folder.
-        """
+        """Describes the run; `continues` tells that an earlier start of it has made the folder."""
         config = run.start.spec.config
         self.console.start(banner(run, self.run_dir, continues=continues))
         if self._cfg.log.print_config:
@@ -176,14 +166,11 @@ class Logger:
         }
 
     def finish(self, run: RunView, *, left: bool = False) -> Row:
-        """Checks that the end is saved, and prints the commands that continue from here.
+        """Checks that the end is saved, prints the commands that go on from here, and returns the last row of metrics.
 
         Args:
             run: Run at its end.
             left: Whether the next iteration was left before its end; then the newest checkpoint stays, whichever it is.
-
-        Returns:
-            The last row of metrics.
 
         Raises:
             ConfigError: The end of the training could not be saved.

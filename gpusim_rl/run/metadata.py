@@ -17,16 +17,10 @@ OPENMP = ("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "OMP_PROC_BIND", "GOMP_SPINCOUNT
 
 
 def precision(settings: Any, policy: Policy, device: torch.device) -> dict[str, Any]:
-    """Describes the precision of the networks.
-
-    Args:
-        settings: Settings of the algorithm.
-        policy: Networks of the algorithm.
-        device: Device of the learner.
+    """Describes the precision of the networks; empty where the algorithm has no setting `precision`.
 
     Returns:
-        `precision` (fp32 or bf16), `precision_reason`, and `bf16_is_fast` (whether bf16 is fast here); empty where the
-        algorithm has no setting `precision`.
+        `precision` (fp32 or bf16), `precision_reason`, and `bf16_is_fast` (whether bf16 is fast here).
     """
     wanted = getattr(settings, "precision", None)
     if wanted is None:

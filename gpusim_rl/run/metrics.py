@@ -88,10 +88,8 @@ class EpisodeWindow:
     def means(self, collective: Collective = ALONE) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Returns mean return, mean length, number of the episodes in the window, and trimmed mean return.
 
-        The means are NaN when the window is empty, the trimmed one when it is not full.
-
-        Args:
-            collective: Processes whose windows count together; the trimmed mean is the mean of theirs.
+        The means are NaN when the window is empty, the trimmed one when it is not full. Windows of processes that learn
+        together count together; the trimmed mean is the mean of theirs.
         """
         count = self.total.clamp(max=self.size)
         known = torch.arange(self.size, device=self.ring.device) < count
@@ -200,12 +198,8 @@ class Metrics:
     def record_update(self, stats: Mapping[str, Tensor], algorithm: str = "Algorithm") -> None:
         """Keeps the statistics of the latest update; flags (`check/...`) are added up, so that none is lost.
 
-        Args:
-            stats: Device tensors of shape [] by name.
-            algorithm: Name of the class that returned them, for errors.
-
         Raises:
-            ConfigError: They are something else.
+            ConfigError: They are no device tensors of shape [] by name; the message has the class of the algorithm.
         """
         if not isinstance(stats, Mapping):
             got = type(stats).__name__

@@ -26,12 +26,7 @@ def phase_range(phase: str) -> AbstractContextManager[Any]:
 
 
 def make_profiler(device: torch.device, **settings: Any) -> torch.profiler.profile:
-    """Makes a profiler of the host and, on CUDA, of everything on the device, whichever library launched it.
-
-    Args:
-        device: Device of the training.
-        settings: Arguments of `torch.profiler.profile`.
-    """
+    """Makes a profiler of the host and, on CUDA, of everything on the device, whichever library launched it."""
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # it writes its stages to stderr
     activities = [torch.profiler.ProfilerActivity.CPU]
     cuda = device.type == "cuda"
@@ -50,11 +45,6 @@ def profiling(run: RunView, timer: PhaseTimer, log: Logger) -> Iterator[None]:
 
     On CUDA the phases are NVTX ranges too. Under Nsight Systems there are only these, since only one of the two
     profilers can listen to the device; the traced iterations are marked for its `--capture-range=cudaProfilerApi`.
-
-    Args:
-        run: Run at its start.
-        timer: Timer of the phases.
-        log: Logger of the run.
     """
     if not run.cfg.debug.profile or run.complete:
         yield

@@ -9,15 +9,7 @@ from gpusim_rl.run.run_view import RunView
 
 
 class Reporter:
-    """Publishes the rows of a training, and stops one that has nothing left to learn from.
-
-    Args:
-        intervals: Log intervals of the training.
-        task_name: Name of the task, for errors.
-
-    Attributes:
-        finite_check: Check for numbers that are not finite.
-    """
+    """Publishes the rows of a training, and stops one that has nothing left to learn from."""
 
     def __init__(self, intervals: LogIntervals, task_name: str) -> None:
         self.finite_check = FiniteCheck(task_name)

@@ -78,10 +78,6 @@ class RunStart:
 def begin(spec: RunSpec, collective: Collective = ALONE) -> tuple[RunStart, dict[str, Any] | None]:
     """Reads the checkpoint, chooses seed and devices, and prepares torch for them.
 
-    Args:
-        spec: Task, algorithm and settings.
-        collective: Processes that learn together.
-
     Returns:
         Start of the run, and the state of the checkpoint from which this process continues; None for a new run.
 
@@ -138,11 +134,7 @@ def state_of_process(state: dict[str, Any], collective: Collective) -> tuple[dic
 
 
 def make_collector(start: RunStart, **role: Any) -> Collector:
-    """Makes the environments of a run and its algorithm.
-
-    Args:
-        start: Start of the run.
-        role: Fields of `EnvSpec` for one of several processes.
+    """Makes the environments of a run and its algorithm; `role` has fields of `EnvSpec` for one of several processes.
 
     Raises:
         ConfigError: Something in the configuration does not fit.
@@ -192,12 +184,6 @@ def use_cpus(start: RunStart, num_envs: int) -> None:
 
 
 def make_algorithm(start: RunStart, env: EnvSpec, seed: int) -> Algorithm:
-    """Makes the algorithm of a run.
-
-    Args:
-        start: Start of the run.
-        env: Properties of the environments in which it acts or from which it learns.
-        seed: Seed of all its random numbers.
-    """
+    """Makes the algorithm of a run for environments with these properties; the seed is that of all its noise."""
     cfg, make = start.cfg, start.spec.algorithm_class
     return make(cfg.algorithm, env, device=start.device, seed=seed, max_iterations=cfg.max_iterations)

@@ -55,12 +55,7 @@ class Writer(Protocol):
 
 
 class Writers:
-    """All writers of a run as one: what fails in one neither reaches others nor ends the run.
-
-    Args:
-        writers: Writers of the run.
-        warn: Function that shows one line to the user.
-    """
+    """All writers of a run as one: the failure of one is told the user, reaches no other and does not end the run."""
 
     def __init__(self, writers: Iterable[Writer], warn: Callable[[str], None]) -> None:
         self._writers = list(writers)
@@ -135,21 +130,14 @@ class CsvContent:
 
 
 def read_csv(path: Path) -> bytes:
-    """Content of a metrics.csv, for `parse_csv`.
-
-    Raises:
-        ConfigError: It is no regular file, or larger than any of ours.
-        OSError: As by `open`.
-    """
+    """Returns the content of a metrics.csv, for `parse_csv`, as `read_bytes` does."""
     return read_bytes(path, MAX_CSV_BYTES)
 
 
 def parse_csv(data: bytes, columns: Sequence[str] = ()) -> CsvContent:
-    """Reads a metrics.csv that may be damaged. What follows the last newline is an incomplete row, and left out.
+    """Reads a metrics.csv that may be damaged, the header too: `columns` are the known names of the first ones.
 
-    Args:
-        data: Content of the file.
-        columns: Known names of the first columns, for a damaged header.
+    What follows the last newline is an incomplete row, and left out.
     """
     first, *lines = [line.removesuffix("\r") for line in data.decode(errors="replace").split("\n")[:-1]] or [""]
     try:

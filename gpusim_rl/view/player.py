@@ -17,9 +17,10 @@ from torch import Tensor
 from gpusim_rl.api import load_spec
 from gpusim_rl.env import Environment, Step, Task, VecEnv
 from gpusim_rl.errors import ConfigError
+from gpusim_rl.files.checkpoint_file import load
 from gpusim_rl.files.paths import Checkpoint
 from gpusim_rl.learn.algorithm import Hidden, Policy, make_policy
-from gpusim_rl.run.checkpoint import load_training, must_fit
+from gpusim_rl.run.checkpoint import check_training, must_fit
 from gpusim_rl.run.run_dir import resolve_run
 from gpusim_rl.run.run_spec import RunSpec
 from gpusim_rl.settings import discover
@@ -104,7 +105,7 @@ class Player:
             return cls(_whole_episodes(spec, sim or default_simulator("cpu").name, num_envs, seed=0), seed=0, act=act)
         run, file = resolve_run(name)
         written_ns = file.stat().st_mtime_ns  # before it is read: a newer one is not missed
-        state = load_training(file, NEEDED)
+        state = check_training(load(file), file, NEEDED)
         config = check_saved_settings(state["config"], file, trust=trust, config_dir=config_dir)
         spec = load_spec(config, [], Checkpoint(file, run.path))
         if issubclass(spec.task_class, Environment):
@@ -151,7 +152,7 @@ class Player:
             return False
         if written_ns == self._written_ns:
             return False
-        self._take(load_training(self.checkpoint, NEEDED), self.checkpoint, written_ns)
+        self._take(check_training(load(self.checkpoint), self.checkpoint, NEEDED), self.checkpoint, written_ns)
         return True
 
     @torch.no_grad()
