@@ -207,7 +207,7 @@ class Checkpoints:
         return self._numbered(iteration) or last or better or age_s > SAVE_INTERVAL_S
 
     def save(self, state: Mapping[str, Any], mean_return: float | None) -> None:
-        """Writes last.pt, and best.pt if the mean return (see `due`) is above that of the old one or that is unknown."""
+        """Writes last.pt, and best.pt where the mean return (see `due`) is higher than that of the old one, if any."""
         if not self._writes:
             self.saved = state["iteration"]
             return

@@ -18,20 +18,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from gpusim_rl.errors import ConfigError, warn
-from gpusim_rl.files import paths
+from gpusim_rl.files import paths, safe_open
 from gpusim_rl.files.provenance import describe_environment, git_state
-from gpusim_rl.files.safe_open import (
-    dump_yaml,
-    is_intact,
-    keep_damaged,
-    load_json,
-    load_yaml,
-    lock,
-    open_file,
-    read_bytes,
-    remove_temporary,
-    replacing,
-)
 from gpusim_rl.run.run_spec import RunSpec
 
 MAX_DIFF_BYTES = 1 << 30
@@ -86,11 +74,7 @@ class RunDir:
             ) from None
         try:
             run.checkpoints.mkdir()
-            run.config_yaml.write_bytes(dump_yaml(dict(config)))
-            run.overrides_yaml.write_bytes(dump_yaml(list(overrides)))
-            git, diff = git_state(base)
-            run._write_environment({**describe_environment(), "git": git})
-            (run.path / "git.diff").write_bytes(diff)
+            run._describe(config, overrides, {})
         except OSError as error:
             shutil.rmtree(run.path, ignore_errors=True)  # ours, and a moment old
             raise ConfigError(f"cannot write to {run.path}: {error.strerror}") from None
@@ -132,7 +116,7 @@ class RunDir:
                 raise ConfigError(f"{run_dir} was trained further by another process just now. Try the command again")
             try:
                 for folder in (run_dir.path, run_dir.checkpoints):
-                    remove_temporary(folder)
+                    safe_open.remove_temporary(folder)
                 if trains:
                     run_dir.resume(config=spec.config, overrides=spec.overrides)
             except OSError as error:
@@ -162,9 +146,9 @@ class RunDir:
     def _lock(self) -> IO[bytes]:
         path = self.path / LOCK
         while True:
-            file = open_file(path, "ab+", buffering=0)
+            file = safe_open.open_file(path, "ab+", buffering=0)
             try:
-                free = lock(file)
+                free = safe_open.lock(file)
             except OSError as error:
                 free = True
                 warn(f"{self} cannot be locked ({error.strerror}): nothing keeps a second training out of it")
@@ -197,11 +181,9 @@ class RunDir:
 
     def resume(self, *, config: Mapping[str, Any], overrides: Sequence[str]) -> None:
         """Notes settings, machine and code of a resumed run; `earlier` in env.json lists the starts before this one."""
-        for path, value in ((self.config_yaml, dict(config)), (self.overrides_yaml, list(overrides))):
-            if path.exists() and not is_intact(path):
-                warn(f"{path} is written anew; as it was, it is {keep_damaged(path)}")
-            with replacing(path) as file:
-                file.write(dump_yaml(value))
+        for path in (self.config_yaml, self.overrides_yaml):
+            if path.exists() and not safe_open.is_intact(path):
+                warn(f"{path} is written anew; as it was, it is {safe_open.keep_damaged(path)}")
         try:
             before = self.environment
         except (OSError, ValueError) as error:  # a file that somebody edited, or that a disk has lost
@@ -212,21 +194,28 @@ class RunDir:
         earlier = earlier[-MAX_EARLIER:] if isinstance(earlier, list) else []
         if before:
             earlier = [*earlier, {name: before[name] for name in OF_A_START if name in before}]
+        self._describe(config, overrides, {**before, "earlier": earlier})
+
+    def _describe(self, config: Mapping[str, Any], overrides: Sequence[str], before: Mapping[str, Any]) -> None:
+        """Writes settings, code and machine of a start; `before` is what env.json keeps of the start before it."""
+        for path, value in ((self.config_yaml, dict(config)), (self.overrides_yaml, list(overrides))):
+            with safe_open.replacing(path) as file:
+                file.write(safe_open.dump_yaml(value))
         git, diff = git_state(self.path.parent.parent)
         current = self.path / "git.diff"
-        old = read_bytes(current, MAX_DIFF_BYTES) if current.is_file() else b""
+        old = safe_open.read_bytes(current, MAX_DIFF_BYTES) if current.is_file() else b""
         if old not in (b"", diff):
-            current.replace(self.path / f"git-{len(earlier)}.diff")
-        with replacing(current) as file:
+            current.replace(self.path / f"git-{len(before['earlier'])}.diff")
+        with safe_open.replacing(current) as file:
             file.write(diff)
-        self._write_environment({**before, **describe_environment(), "git": git, "earlier": earlier})
+        self._write_environment({**before, **describe_environment(), "git": git})
 
     def note(self, metadata: Mapping[str, Any]) -> None:
         """Adds run metadata to env.json; values of the same name, from an earlier start of the run, are replaced."""
         self._write_environment({**self.environment, **metadata})
 
     def _write_environment(self, environment: Mapping[str, Any]) -> None:
-        with replacing(self.env_json) as file:
+        with safe_open.replacing(self.env_json) as file:
             file.write((json.dumps(environment, indent=2) + "\n").encode())
 
     def __str__(self) -> str:
@@ -237,12 +226,12 @@ class RunDir:
     @property
     def config(self) -> dict[str, Any]:
         """Composed config, plain values."""
-        return load_yaml(self.config_yaml)
+        return safe_open.load_yaml(self.config_yaml)
 
     @property
     def environment(self) -> dict[str, Any]:
         """Content of env.json."""
-        return load_json(self.env_json)
+        return safe_open.load_json(self.env_json)
 
 
 def chosen_task(overrides: Sequence[str]) -> str | None:
