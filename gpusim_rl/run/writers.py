@@ -266,23 +266,21 @@ class CsvWriter(Writer):
         """Content up to the checkpoint, and a warning where rows are lost or changed; a damaged file is kept."""
         data = read_csv(self._path) if self._path.exists() else b""
         content = parse_csv(data, expected["columns"] if expected else ())
-        if self._cut_at is not None:
-            until = self._cut_at
+        if (until := self._cut_at) is not None:
             content = replace(content, rows=[row for row in content.rows if int(row[0]) <= until])
         if expected is None:
-            lost = self._cut_at is not None and content.damaged is not None and content.iteration < self._cut_at
+            last = self._cut_at if content.damaged is not None else None
         elif content.sha256(expected) == expected["sha256"]:
             return content, ""
-        elif not data and expected["iteration"]:
-            return content, f"metrics.csv is gone or empty: its rows up to iteration {expected['iteration']} are lost"
         else:
-            lost = content.iteration < expected["iteration"]
-            if not lost:
-                return content, "metrics.csv was changed after it was written; the rows that can be read are kept"
-        if not lost:
-            return content, ""
-        dropped = f"its rows after iteration {content.iteration} are lost"
-        return content, f"metrics.csv is damaged: {dropped}. The file as it was is {keep_damaged(self._path)}"
+            last = expected["iteration"]
+            if last and not data:
+                return content, f"metrics.csv is gone or empty: its rows up to iteration {last} are lost"
+        if last is not None and content.iteration < last:
+            lost = f"its rows after iteration {content.iteration} are lost"
+            return content, f"metrics.csv is damaged: {lost}. The file as it was is {keep_damaged(self._path)}"
+        changed = "metrics.csv was changed after it was written; the rows that can be read are kept"
+        return content, "" if expected is None else changed
 
     def _lines(self, columns: Sequence[str]) -> bytes:
         """The waiting rows as text."""
