@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -18,6 +18,9 @@ from gpusim_rl.machine.source_location import describe
 from gpusim_rl.run.stop_signal import IterationLeftError
 
 T = TypeVar("T")
+
+Pieces = list[Callable[[], None]]
+"""Replays of recordings, and between them what the simulator or a sum over processes launches, in their order."""
 
 LaunchesApart = Callable[[Callable[[Callable[[], None]], None]], AbstractContextManager[None]]
 """Context manager in whose block launches are handed to a function."""
@@ -54,36 +57,8 @@ WORDS = {
 """Each part in words."""
 
 
-@runtime_checkable
-class Replayable(Protocol):
-    """A recording: `torch.cuda.CUDAGraph`."""
-
-    def replay(self) -> None:
-        """Runs the recorded kernels again."""
-        ...
-
-
 class NotCapturableError(RuntimeError):
     """A graph would not do what the eager code does."""
-
-
-@dataclass(frozen=True, slots=True)
-class Launch:
-    """Work of the simulator, or a sum over processes, between two recordings."""
-
-    replay: Callable[[], None]
-
-
-@dataclass(frozen=True, slots=True)
-class Pieces:
-    """Recordings and launches, in the order in which they run."""
-
-    pieces: Sequence[Replayable]
-
-    def replay(self) -> None:
-        """Runs all of them."""
-        for piece in self.pieces:
-            piece.replay()
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +128,7 @@ class Graphs:
         self._generators, self._stateful = list(generators), list(stateful)
         self._parts = PARTS[choice.mode]
         self._calls: dict[str, int] = {}
-        self._captured: dict[str, tuple[Replayable, Any]] = {}
+        self._captured: dict[str, tuple[Pieces, Any]] = {}
         self._capturing = False
         self._memory: list[Any] = []  # pools of the graphs
         # The legacy default stream cannot be captured, and what is captured must be ordered after what ran before.
@@ -201,8 +176,9 @@ class Graphs:
                     return body()
             if not self._try_to_capture(part, body):
                 return self.run(part, body)  # the fallback
-        graph, output = self._captured[part]
-        graph.replay()
+        pieces, output = self._captured[part]
+        for replay in pieces:
+            replay()
         return output
 
     def _try_to_capture(self, part: str, body: Callable[[], Any]) -> bool:
@@ -220,7 +196,7 @@ class Graphs:
             self._fall_back(part, _reason(error))
             return False
 
-    def _capture(self, part: str, body: Callable[[], T]) -> tuple[Replayable, T]:
+    def _capture(self, part: str, body: Callable[[], T]) -> tuple[Pieces, T]:
         def body_in_place() -> T:
             with in_place(self._stateful):
                 return body()
@@ -241,25 +217,26 @@ class Graphs:
             if collecting:
                 gc.enable()
 
-    def _record(self, body: Callable[[], T]) -> tuple[Replayable, T]:
+    def _record(self, body: Callable[[], T]) -> tuple[Pieces, T]:
         with self._recording() as graph:
-            return graph, body()
+            return [graph.replay], body()
 
-    def _record_pieces(self, body: Callable[[], T], launches_apart: LaunchesApart) -> tuple[Replayable, T]:
-        pieces: list[Replayable] = []
+    def _record_pieces(self, body: Callable[[], T], launches_apart: LaunchesApart) -> tuple[Pieces, T]:
         with ExitStack() as recording:
+            graph = recording.enter_context(self._recording())
+            pieces: Pieces = [graph.replay]
 
             def launch_between(launch: Callable[[], None]) -> None:
-                before = pieces[-1]
+                nonlocal graph
                 recording.close()
-                pieces.extend([Launch(launch), recording.enter_context(self._recording(before))])
+                graph = recording.enter_context(self._recording(graph))
+                pieces.extend([launch, graph.replay])
 
-            pieces.append(recording.enter_context(self._recording()))
             with launches_apart(launch_between):
-                return Pieces(pieces), body()
+                return pieces, body()
 
     @contextmanager
-    def _recording(self, before: Any = None) -> Iterator[Replayable]:
+    def _recording(self, before: torch.cuda.CUDAGraph | None = None) -> Iterator[torch.cuda.CUDAGraph]:
         """Makes a graph of the work of the block; it shares the memory of the graph that always runs before, if any."""
         graph, strays = torch.cuda.CUDAGraph(), torch.cuda.MemPool()
         pool = before.pool() if before is not None else torch.cuda.graph_pool_handle()
