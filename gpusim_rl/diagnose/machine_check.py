@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import importlib.metadata
 import os
 import platform
 import shutil
@@ -78,13 +77,9 @@ def memory_check(free_gb: float) -> Check:
 def gpu_checks(
     driver: dict[str, Any] | None, built_for: str | None, gpus: Sequence[Gpu], visible: str | None
 ) -> list[Check]:
-    """Checks the GPUs of the machine, and whether torch can use them.
+    """Checks the GPUs that the driver knows (`describe_gpus`), and whether torch can use them.
 
-    Args:
-        driver: Result of `describe_gpus`; None without a driver.
-        built_for: CUDA version of torch's build; None for a CPU build.
-        gpus: GPUs that torch sees.
-        visible: Value of CUDA_VISIBLE_DEVICES; None where it is not set.
+    `built_for` is the CUDA version of torch's build, None for a CPU build; `visible` is CUDA_VISIBLE_DEVICES.
     """
     checks = []
     for index, gpu in enumerate(gpus):
@@ -165,25 +160,7 @@ def _packages() -> list[Check]:
             checks.append(Check("packages", state, f"{package} {version} cannot be imported: {reason}", fix))
         else:
             versions.append(f"{package} {version}")
-    return [Check("packages", "ok", ", ".join(versions)), *checks, *_untested_versions()]
-
-
-def _untested_versions() -> list[Check]:
-    """Checks for installed packages outside the range that our own package asks for."""
-    from packaging.requirements import Requirement
-
-    try:
-        requirements = importlib.metadata.requires("gpusim-rl") or []
-    except importlib.metadata.PackageNotFoundError:
-        return []  # a checkout that is not installed
-    checks = []
-    for requirement in map(Requirement, requirements):
-        of_extra = requirement.marker is not None and not requirement.marker.evaluate({"extra": ""})
-        version, tested = installed_version(requirement.name), requirement.specifier
-        if not of_extra and version is not None and not tested.contains(version, prereleases=True):
-            text = f"{requirement.name} {version} is outside the tested range {tested}"
-            checks.append(Check("packages", "warning", text, f"pip install '{requirement.name}{tested}'"))
-    return checks
+    return [Check("packages", "ok", ", ".join(versions)), *checks]
 
 
 def _gpus() -> list[Check]:

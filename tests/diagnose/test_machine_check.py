@@ -107,20 +107,11 @@ def test_a_package_that_cannot_be_imported_is_broken_and_ends_the_checks(tmp_pat
     assert not any(check.name == "rendering" for check in checks)
 
 
-def test_packages_that_are_missing_or_outside_the_tested_range_are_told(monkeypatch):
-    real = importlib.metadata.version
-
-    def versions(name):
-        if name == "mujoco-warp":
-            raise importlib.metadata.PackageNotFoundError(name)
-        return "1.0" if name == "torch" else real(name)
-
-    monkeypatch.setattr(importlib.metadata, "version", versions)
-    monkeypatch.setattr(importlib.metadata, "requires", lambda name: ["torch<3,>=2.11", "newton; extra == 'newton'"])
-    texts = {check.text: check for check in machine_check._packages()}
-    assert texts["mujoco-warp is not installed"].fix == "pip install mujoco-warp"
-    torch = texts["torch 1.0 is outside the tested range <3,>=2.11"]
-    assert torch.state == "warning" and torch.fix == "pip install 'torch<3,>=2.11'"
+def test_a_package_that_is_missing_is_told(monkeypatch):
+    version = machine_check.installed_version
+    monkeypatch.setattr(machine_check, "installed_version", lambda name: None if "warp" in name else version(name))
+    fixes = {check.text: check.fix for check in machine_check._packages()}
+    assert fixes["mujoco-warp is not installed"] == "pip install mujoco-warp"
 
 
 def test_a_fix_stands_below_its_line():
