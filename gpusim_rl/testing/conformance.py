@@ -343,7 +343,7 @@ class TaskConformance:
                 setattr(sim, method, syncs.pause()(getattr(sim, method)))
             with syncs:
                 trainer.iterate(log)
-        assert syncs.total == 0, syncs.counts
+        assert syncs.total == 0, syncs.locations
 
     def test_it_trains_on_every_simulator(self, name: str, sim: str, tmp_path: Path) -> None:
         if SIMULATORS[sim].extra is not None:

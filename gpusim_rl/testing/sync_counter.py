@@ -94,16 +94,12 @@ class SourceLocation:
 class SyncCounter(TorchDispatchMode):
     """Counts host syncs while it is entered; on a CPU it tests code that is meant for CUDA.
 
-    What happens inside one operator of the library is not seen, and need not be: the fused Adam
-    step, for example, is one operator, whose CPU kernel reads step counter and learning rate from
-    memory as the CUDA kernel reads them on the device. Adam's unfused step is counted.
+    What happens inside one operator of torch is not seen, and need not be: the fused Adam step, for example, is one
+    operator, whose CPU kernel reads step counter and learning rate from memory as the CUDA kernel reads them on the
+    device. Adam's unfused step is counted.
 
     Args:
         library: Package whose own lines are named rather than those of its callers and of what it calls.
-
-    Attributes:
-        found: Each sync, in order.
-        work: Work of host and device in each phase.
 
     Example:
         with SyncCounter() as syncs:
@@ -113,8 +109,8 @@ class SyncCounter(TorchDispatchMode):
 
     def __init__(self, library: str | None = None) -> None:
         super().__init__()
-        self.found: list[SourceLocation] = []
-        self.work: dict[str, Work] = {}
+        self.found: list[SourceLocation] = []  # each sync, in order
+        self.work: dict[str, Work] = {}  # by phase
         self._library = library
         self._phase = OUTSIDE
         self._paused = 0
@@ -126,11 +122,6 @@ class SyncCounter(TorchDispatchMode):
     def total(self) -> int:
         """Syncs so far."""
         return len(self.found)
-
-    @property
-    def counts(self) -> Counter[str]:
-        """How often each kind of sync happened."""
-        return Counter(location.what for location in self.found)
 
     @property
     def locations(self) -> list[str]:
