@@ -68,9 +68,6 @@ class GymnasiumEnv(Environment):
 
     Raises:
         ConfigError: Something in them cannot be represented; the message says what.
-
-    Attributes:
-        name: Name of the envs in messages.
     """
 
     Config: ClassVar[type] = GymnasiumConfig
