@@ -52,11 +52,7 @@ class RlGamesEnv(IVecEnv):
     ) -> tuple[
         Float[Tensor, "envs obs"] | dict[str, Tensor], Float[Tensor, " envs"], Bool[Tensor, " envs"], dict[str, Tensor]
     ]:
-        """Advances all envs by one control step.
-
-        Returns:
-            Observations as from `reset`, rewards [num_envs], dones [num_envs], and a dict with `time_outs` [num_envs].
-        """
+        """Advances all envs by one control step; returns observations as `reset` does, and a dict with `time_outs`."""
         step = self.env.step(actions.to(self.env.device))
         infos = {"time_outs": (step.truncated | step.diverged).to(self.device)}
         return self._observation(step.obs), step.reward.to(self.device), step.done.to(self.device), infos

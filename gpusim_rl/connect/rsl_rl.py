@@ -58,12 +58,7 @@ class RslRlEnv(RslRlVecEnv):
     def step(
         self, actions: Float[Tensor, "envs actions"]
     ) -> tuple[TensorDict, Float[Tensor, " envs"], Bool[Tensor, " envs"], dict[str, Any]]:
-        """Advances all envs by one control step.
-
-        Returns:
-            Observation groups [num_envs, size], rewards [num_envs], dones [num_envs], and a dict with `time_outs`
-            [num_envs].
-        """
+        """Advances all envs by one control step; returns observation groups, and a dict with `time_outs`."""
         with torch.no_grad():
             step = self.env.step(actions)
         self._obs = step.obs

@@ -70,12 +70,7 @@ class SkrlEnv(Wrapper):
         Bool[Tensor, "envs 1"],
         dict[str, Any],
     ]:
-        """Advances all envs by one control step.
-
-        Returns:
-            Observation [num_envs, size], rewards, terminated and truncated [num_envs, 1], and a dict with `final_obs`:
-            the observation groups before any reset.
-        """
+        """Advances all envs by one control step; the dict has `final_obs`, the observation groups before any reset."""
         previous, step = self._obs, self._env.step(actions.to(self._env.device))
         self._obs = self._moved(step.obs)
         diverged = step.diverged.to(self._device)[:, None]

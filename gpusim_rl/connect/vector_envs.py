@@ -42,9 +42,6 @@ class _EnvPoolEnvs(VectorEnv):
         self._obs, reward, terminated, truncated, _ = self._envs.step(actions)
         return self._obs, reward, terminated, truncated, {}
 
-    def render(self) -> None:
-        return None
-
     def close_extras(self, **kwargs: Any) -> None:
         self._envs.close()
 
