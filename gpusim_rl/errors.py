@@ -32,10 +32,7 @@ OUT_OF_MEMORY = (
     "failed to map segment",
     "can't start new thread",
 )
-
-
-LONGEST = 1000
-"""Characters of a message; a longer one, such as that of a value of many thousand, loses its middle."""
+LONGEST = 1000  # characters of a message; a longer one, such as that of a value of many thousand, loses its middle
 
 
 class ConfigError(ValueError):

@@ -23,11 +23,9 @@ from gpusim_rl.public import __version__
 LITTLE_MEMORY_GB = 2.0  # Cartpole and the libraries fit, Ant at 4096 envs hardly
 LITTLE_DISK_GB = 1.0  # some checkpoints and videos
 
+# Modules by package: without one of the first nothing trains, without one of the others simulators are missing.
 NEEDED = {"torch": "torch", "numpy": "numpy", "mujoco": "mujoco", "hydra-core": "hydra"}
-"""Modules by package; without one of them nothing trains."""
-
 OF_SIMULATORS = {"mujoco-warp": "mujoco_warp", "warp-lang": "warp", "newton": "newton"}
-"""Modules by package; without one of them simulators are missing."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,15 +16,10 @@ from gpusim_rl.run.phases import PHASES
 from gpusim_rl.run.writers import Row, parse_csv, read_csv
 from gpusim_rl.settings.simulators import NO_SIMULATOR, SIMULATORS, default_simulator
 
-NEWEST = 500
-"""Number of rows that are read: a run that has changed is judged by what it does now."""
-
-WARM_UP_ROWS = 10
-"""Most rows that are left out at the start, one always: kernels are compiled, graphs captured, memory is taken."""
-
-CAPTURED = 4
-"""Iterations that warm up with CUDA graphs: the third captures, in the fourth the host gets ahead of the device."""
-
+NEWEST = 500  # rows that are read: a run that has changed is judged by what it does now
+WARM_UP_ROWS = 10  # that are left out at the start, at most: kernels are compiled, graphs captured, memory is taken
+CAPTURED = 4  # iterations that warm up CUDA graphs: the third captures, in the fourth the host gets ahead of the device
+# Numbers of `RunStats` that rules divide by.
 POSITIVE = (
     "num_envs",
     "processes",
@@ -37,8 +32,6 @@ POSITIVE = (
     "log_interval",
     "cpus",
 )
-"""Numbers of `RunStats` that rules divide by."""
-
 NEEDED = ("iteration", "env_steps", "time/iteration_s")
 
 
@@ -142,9 +135,8 @@ class RunStats:
     @property
     def log_cost(self) -> float:
         """Share of the time that logging takes from the rest: beside a GPU that works, the host's time is free."""
-        return (
-            self.log if not self.on_gpu or self.gpu_percent is None else min(self.log, 1.0 - self.gpu_percent / 100.0)
-        )
+        gpu_percent = self.gpu_percent if self.on_gpu else None
+        return self.log if gpu_percent is None else min(self.log, 1.0 - gpu_percent / 100.0)
 
     @property
     def cpu_idle(self) -> float | None:
@@ -161,9 +153,8 @@ class RunStats:
     @property
     def too_many_threads(self) -> bool:
         """The processes themselves have more threads at work than CPUs."""
-        return self.most_threads > self.cpus or self.processes_here * self.most_threads > (
-            self.machine_cpus or self.processes_here * self.cpus
-        )
+        machine_cpus = self.machine_cpus or self.processes_here * self.cpus
+        return self.most_threads > self.cpus or self.processes_here * self.most_threads > machine_cpus
 
     @property
     def most_threads(self) -> int:

@@ -9,23 +9,12 @@ from dataclasses import dataclass
 
 from gpusim_rl.diagnose.short_training import Measurement
 
-GAIN = 0.10
-"""A doubling of the envs that brings less speed than this is not worth its memory and its fewer updates."""
-
-CLEARLY = 1.5
-"""A device that is faster by this factor is worth a change."""
-
-SLOWER = 0.25
-"""Of two numbers of envs the larger one is not slower by more than this, unless something else runs meanwhile."""
-
-MEMORY = 0.85
-"""Of the memory that there is, a recommended setting takes no more."""
-
-ENOUGH = 0.95
-"""A number of processes or actors with this share of the best speed is as good as the best one."""
-
-BUSY = 90.0
-"""CPUs that are busier than this have no time for more [%]."""
+GAIN = 0.10  # a doubling of the envs that brings less speed is not worth its memory and its fewer updates
+CLEARLY = 1.5  # a device that is faster by this factor is worth a change
+SLOWER = 0.25  # more envs are not slower by more than this share, unless something else runs meanwhile
+MEMORY = 0.85  # share of the memory that a recommended setting takes at most
+ENOUGH = 0.95  # processes or actors with this share of the best speed are as good as the best number
+BUSY = 90.0  # CPUs that are busier have no time for more [%]
 
 Points = Mapping[int, Measurement]
 """Measurements by number: of envs on one device, of processes or of actors."""

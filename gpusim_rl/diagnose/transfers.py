@@ -30,11 +30,8 @@ from gpusim_rl.run.trainer import Trainer
 from gpusim_rl.settings.simulators import SIMULATORS
 from gpusim_rl.testing.sync_counter import SourceLocation, SyncCounter, Work
 
-PHYSICS = "physics (host)"
-"""`sim=mujoco`: its memory is the host's by definition, so what it does there is no transfer."""
-
-CHECKPOINT = "checkpoint"
-"""Saving reads the policy, once a minute and not in every iteration."""
+PHYSICS = "physics (host)"  # sim=mujoco: its memory is the host's by definition, so what it does there is no transfer
+CHECKPOINT = "checkpoint"  # saving reads the policy, once a minute and not in every iteration
 
 # Auditing a loop
 

@@ -39,26 +39,17 @@ class Player:
         env: Envs; the policy acts on their device.
         seed: Seed of random actions.
         act: Source of the actions: `trained`, `zero` or `random`.
-
-    Attributes:
-        env: Envs.
-        obs: Observations to act on next.
-        policy: Networks of the checkpoint, on the device of the envs; None if none acts.
-        checkpoint: File of the policy; None without one.
-        iteration: Iteration of the checkpoint; None without one.
-        run_dir: Folder of the run; None without one.
-        settings: Settings of the run, plain values; empty without a run.
     """
 
     def __init__(self, env: Environment, *, seed: int, act: str = "zero") -> None:
         self.env = env
-        self.obs = env.reset()
+        self.obs = env.reset()  # to act on next
         self.act = act
-        self.policy: Policy | None = None
-        self.checkpoint: Path | None = None
-        self.iteration: int | None = None
-        self.run_dir: Path | None = None
-        self.settings: dict[str, Any] = {}
+        self.policy: Policy | None = None  # networks of the checkpoint, on the device of the envs
+        self.checkpoint: Path | None = None  # file of the policy
+        self.iteration: int | None = None  # of the checkpoint
+        self.run_dir: Path | None = None  # None without a run
+        self.settings: dict[str, Any] = {}  # of the run, plain values; empty without a run
         self._written_ns = 0  # time at which the checkpoint was written
         self._hidden: Hidden = ()
         self._spec: RunSpec
