@@ -234,12 +234,12 @@ class AnymalTerrain(Task[AnymalTerrainConfig]):
 
     def advance(self, done: Bool[Tensor, " envs"]) -> None:
         cfg, robot = self.cfg, self.robot
-        came = _norm(robot.root_pos[:, :2] - self.origin[:, :2])
-        asked = _norm(self._velocity()) * (cfg.episode_length * self.dt)
-        torch.gt(came, 0.5 * cfg.terrain.patch_size, out=self.passed)
+        walked = _norm(robot.root_pos[:, :2] - self.origin[:, :2])
+        commanded = _norm(self._velocity()) * (cfg.episode_length * self.dt)
+        torch.gt(walked, 0.5 * cfg.terrain.patch_size, out=self.passed)
         self.ended.copy_(done)
         if cfg.fixed_level is None:
-            self.levels.move(up=done & self.passed, down=done & (came < 0.25 * asked))
+            self.levels.move(up=done & self.passed, down=done & (walked < 0.25 * commanded))
 
         self.air_time.add_(self.dt).masked_fill_(self._on_ground(), 0.0)
         self.last_joint_vel.copy_(robot.joint_vel)

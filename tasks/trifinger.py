@@ -233,12 +233,12 @@ class Trifinger(Task[TrifingerConfig]):
 
     def stats(self) -> dict[str, Float[Tensor, " envs"]]:
         position, rotation = self._errors()
-        there = self._at_goal(position, rotation).float()
-        stats = {"position_error": position, "rotation_error": rotation, "success": there}
+        at_goal = self._at_goal(position, rotation).float()
+        stats = {"position_error": position, "rotation_error": rotation, "success": at_goal}
         if isinstance(spread := self.spread.value, Tensor):
             near = self._near()
-            stats["success"] = there.masked_fill(near, torch.nan)
-            stats["near_success"] = there.masked_fill(~near, torch.nan)
+            stats["success"] = at_goal.masked_fill(near, torch.nan)
+            stats["near_success"] = at_goal.masked_fill(~near, torch.nan)
             stats["spread"] = spread.expand(self.num_envs)
         return stats
 
@@ -252,8 +252,8 @@ class Trifinger(Task[TrifingerConfig]):
         return position, quat_angle(self.cube.root_quat, self.goal.root_quat)
 
     def _at_goal(self, position: Float[Tensor, " envs"], rotation: Float[Tensor, " envs"]) -> Bool[Tensor, " envs"]:
-        there = position <= self.cfg.position_tolerance
-        return there & (rotation <= self.cfg.rotation_tolerance) if self.cfg.difficulty == TURNED else there
+        placed = position <= self.cfg.position_tolerance
+        return placed & (rotation <= self.cfg.rotation_tolerance) if self.cfg.difficulty == TURNED else placed
 
     def _reach(self, tips: Float[Tensor, "envs 3 3"]) -> Float[Tensor, " envs"]:
         """Returns the sum of the fingertips' distances from the cube's centre [m]."""

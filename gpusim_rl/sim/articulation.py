@@ -117,8 +117,8 @@ class Articulation:
         for name in names:
             if name not in ids:
                 hint = did_you_mean(name, ids)
-                there = f".{hint} It has" if hint else "; it has"
-                raise TaskError(f"{self.name!r} has no {kind} {name!r}{there} {list(ids) or 'none'}")
+                link = f".{hint} It has" if hint else "; it has"
+                raise TaskError(f"{self.name!r} has no {kind} {name!r}{link} {list(ids) or 'none'}")
         return [ids[name] for name in names]
 
     @property

@@ -43,10 +43,9 @@ _float32_may_overflow = np.errstate(over="ignore", invalid="ignore")
 class MujocoSim:
     """`num_envs` worlds on a pool of CPU threads; see `gpusim_rl.sim.Sim`.
 
-    MuJoCo's state is float64, one row per world. Positions and velocities are converted to float32
-    once per `step`, in one copy; every tensor that a task reads is a slice of that mirror. Derived
-    quantities are computed and copied only when a task has asked for them. Bit-identical at any
-    thread count.
+    MuJoCo's state is float64, one row per world. Positions and velocities are converted to float32 once per `step`, in
+    one copy; every tensor that a task reads is a slice of that mirror. Derived quantities are computed and copied only
+    when a task has asked for them. Bit-identical at any thread count.
     """
 
     name = "mujoco"
@@ -229,9 +228,8 @@ class MujocoSim:
         for source, target in self._sensors:
             np.copyto(target, source, casting="same_kind")
         if self._derived:
-            # A call of its own: after `step(stage=_VEL)` the position sensors would be of the new
-            # state and the contact sensors of the old one. It costs no more, and a persistent batch
-            # continues from it all the same.
+            # A call of its own: after `step(stage=_VEL)` the position sensors would be of the new state and the contact
+            # sensors of the old one. It costs no more, and a persistent batch continues from it all the same.
             self._forward()
             for source, target in self._derived:
                 np.copyto(target, source, casting="same_kind")

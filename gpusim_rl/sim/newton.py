@@ -141,9 +141,9 @@ class NewtonSim(WarpSim):
     def _take_axes(self) -> None:
         """Gives the solver the scene's principal axes of inertia; it has found its own ones, maybe in another order."""
         solved, model = self._solver.mj_model, self.scene.model
-        ours, theirs = (inertia_tensors(each) for each in (model, solved))
-        off, largest = (np.abs(tensors).max(axis=(1, 2)) for tensors in (ours - theirs, ours))
-        if np.any(off > 1e-9 + 1e-3 * largest):
+        expected, imported = (inertia_tensors(each) for each in (model, solved))
+        error, largest = (np.abs(tensors).max(axis=(1, 2)) for tensors in (expected - imported, expected))
+        if np.any(error > 1e-9 + 1e-3 * largest):
             raise ConfigError("sim=newton imports this scene with other body_inertia than MuJoCo; try sim=mjwarp")
         for name in ("body_inertia", "body_iquat"):
             array = wp.to_torch(getattr(self._model, name))
