@@ -5,24 +5,33 @@ They are here, below all that starts one: a training (`run`) starts an evaluatio
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 from types import TracebackType
-from typing import IO
+from typing import IO, Any
 
 ENDS_WITHIN_S = 60.0
 """A training that was told to stop ends after its iteration, with a checkpoint [s]."""
 MOST_READ = 4096  # bytes of what a child has printed, for its last words
-PR_SET_PDEATHSIG = 1  # of prctl(2)
 
-_libc = ctypes.CDLL(None) if sys.platform == "linux" else None
+_BEGIN = """
+import ctypes, os, signal, sys
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup lets it be ignored; a terminal does not reach this session
+if sys.platform == "linux":
+    PR_SET_PDEATHSIG = 1
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGHUP)
+if os.getppid() == int(sys.argv[1]):  # else the parent has died before
+    os.execvp(sys.argv[2], sys.argv[2:])
+"""
+"""Runs in a child before its program, which takes its place. `preexec_fn` may deadlock beside threads."""
 
 
 class Child:
@@ -61,8 +70,8 @@ class Child:
         self.printed = tempfile.TemporaryFile("a+b") if printed is None else printed  # noqa: SIM115 (until `close`)
         self._before = self.printed.seek(0, os.SEEK_END)  # bytes that earlier processes have printed
         try:
-            self.process = subprocess.Popen(
-                list(command),
+            self.process = _start(
+                [sys.executable, "-ISc", _BEGIN, str(os.getpid()), *command],
                 stdin=subprocess.PIPE if talks else subprocess.DEVNULL,
                 stdout=subprocess.PIPE if talks else self.printed,
                 stderr=self.printed,
@@ -70,7 +79,6 @@ class Child:
                 cwd=cwd,
                 pass_fds=pass_fds,
                 start_new_session=True,
-                preexec_fn=_end_with_parent,
             )
         except OSError:
             self.printed.close()
@@ -157,8 +165,19 @@ def importing_the_same(**more: str) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join(entry or os.getcwd() for entry in sys.path), **more}
 
 
-def _end_with_parent() -> None:
-    """Runs in the child before its program."""
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup lets it be ignored; a terminal does not reach this session
-    if _libc is not None:
-        _libc.prctl(PR_SET_PDEATHSIG, signal.SIGHUP)
+def _start(command: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
+    """Starts a process from a thread that lives as long: with its thread Linux takes the parent for dead."""
+    process: Future[subprocess.Popen[bytes]] = Future()
+
+    def start() -> None:
+        try:
+            process.set_result(subprocess.Popen[bytes](command, **options))
+        except BaseException as error:
+            process.set_exception(error)
+        else:
+            if sys.platform == "linux":
+                with suppress(ChildProcessError):  # another thread has waited for it
+                    os.waitid(os.P_PID, process.result().pid, os.WEXITED | os.WNOWAIT)
+
+    threading.Thread(target=start, name="parent of a child", daemon=True).start()
+    return process.result()

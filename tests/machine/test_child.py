@@ -9,6 +9,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
@@ -134,6 +135,23 @@ def test_it_is_told_when_its_parent_is_killed(tmp_path: Path, from_thread: bool)
         process.kill()
     wait_for(told.exists)
     wait_for(lambda: not psutil.pid_exists(child))
+
+
+def test_it_goes_on_when_the_thread_ends_that_has_started_it() -> None:
+    with ThreadPoolExecutor(1) as starter:
+        child = starter.submit(Child, python("print('ready', flush=True); import time; time.sleep(600)")).result()
+        wait_for(child.output)
+    with child:
+        time.sleep(0.1)
+        assert child.running
+
+
+def test_it_does_nothing_where_its_parent_has_died_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    another = os.getppid()
+    monkeypatch.setattr(os, "getpid", lambda: another)
+    with Child(python("print('it works for nobody')")) as child:
+        child.process.wait()
+        assert child.output() == ""
 
 
 def test_a_ctrl_c_in_the_terminal_does_not_reach_it() -> None:
