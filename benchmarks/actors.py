@@ -102,14 +102,6 @@ def take(rows: Iterator[Row], seconds: float, alive: int | None = None) -> list[
     return taken
 
 
-def end(child: Child, rows: Iterator[Row]) -> None:
-    """Ends a training after the iteration under way."""
-    child.process.terminate()
-    for _ in rows:
-        pass
-    child.process.wait()
-
-
 def train(kind: str, actors: int, env: Mapping[str, Any], seconds: float) -> Row:
     """Speed and lag of a training, for some seconds in which all actors work."""
     with tempfile.TemporaryDirectory() as folder, running(training(kind, actors, env, Path(folder))) as child:
@@ -117,7 +109,7 @@ def train(kind: str, actors: int, env: Mapping[str, Any], seconds: float) -> Row
         take(rows, 0.0, alive=actors)
         first = take(rows, WARM_UP_S)[-1]
         taken = take(rows, seconds)
-        end(child, rows)
+        child.stop()
     passed = taken[-1]["time/elapsed_s"] - first["time/elapsed_s"]
     mean = {name: statistics.fmean(row[name] for row in taken) for name in ("policy/lag_mean", "actors/wait")}
     update = sum(row["time/update"] * row["time/iteration_s"] for row in taken) / passed
@@ -193,7 +185,7 @@ def kill_actor(kind: str, actors: int, env: Mapping[str, Any], seconds: float) -
         during = take(rows, 0.0, alive=actors)
         after = take(rows, seconds)
         below = descendants(child.process.pid)
-        end(child, rows)
+        child.stop()
         numbers = _check_run(Path(folder))
         gone = _gone(below)
     iterations = [row["iteration"] for row in [*before, *lost, *during, *after]]
@@ -269,7 +261,7 @@ def kill_learner(kind: str, actors: int, env: Mapping[str, Any], seconds: float)
             first = next(rows)
             all_back = take(rows, 0.0, alive=actors)[-1]
             take(rows, 1.0)
-            end(child, rows)
+            child.stop()
         numbers = _check_run(Path(folder))
     return {
         "killed": "learner",

@@ -23,7 +23,6 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
-import os
 import re
 import shlex
 import signal
@@ -31,7 +30,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -347,8 +345,6 @@ def run_process(
                 time.sleep(poll_s)
         finally:
             child.stop(ENDING_S, signal.SIGINT)  # an interrupt, so that it can end its own ones
-            with suppress(ProcessLookupError):  # what it has left
-                os.killpg(child.process.pid, signal.SIGKILL)
         return Ended(0 if done else child.process.returncode, child.silent_s, timed_out, child.output())
 
 

@@ -100,7 +100,7 @@ class TrialRun:
                         raise TrialFailedError(f"{OBJECTIVE} is {value}")
                     yield int(float(row["iteration"])), value
             if not running:
-                if self._child.process.returncode:
+                if self._child.process.wait():
                     raise TrialFailedError(self._child.how_it_ended())
                 return
             if self._child.silent_s > self._search.cfg.stall_s:

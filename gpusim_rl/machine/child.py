@@ -18,8 +18,11 @@ from contextlib import suppress
 from types import TracebackType
 from typing import IO, Any
 
+import psutil
+
 ENDS_WITHIN_S = 60.0
 """A training that was told to stop ends after its iteration, with a checkpoint [s]."""
+POLL_S = 0.01
 MOST_READ = 4096  # bytes of what a child has printed, for its last words
 
 _BEGIN = """
@@ -95,8 +98,12 @@ class Child:
 
     @property
     def running(self) -> bool:
-        """It has not ended yet."""
-        return self.process.poll() is None
+        """It has not ended yet. Where it has, its number stays reserved until `kill`, for what it has left."""
+        if self.process.returncode is not None:
+            return False
+        with suppress(psutil.NoSuchProcess):
+            return psutil.Process(self.process.pid).status() != psutil.STATUS_ZOMBIE
+        return False
 
     def heard(self) -> None:
         """Notes that it has shown a sign of life."""
@@ -127,7 +134,7 @@ class Child:
         return self.last_line().removeprefix("error: ") or f"exit status {status}"
 
     def stop(self, within_s: float = ENDS_WITHIN_S, number: int = signal.SIGTERM) -> bool:
-        """Ends it by one signal: a training ends with a checkpoint.
+        """Ends it by one signal, and then what it has left: a training ends with a checkpoint.
 
         Args:
             within_s: Time that it has; then it is killed [s].
@@ -138,21 +145,22 @@ class Child:
         """
         if self.running:
             self.process.send_signal(number)
-            with suppress(subprocess.TimeoutExpired):
-                self.process.wait(timeout=within_s)
+            give_up = time.monotonic() + within_s
+            while self.running and time.monotonic() < give_up:
+                time.sleep(POLL_S)
         late = self.running
         self.kill()
         return not late
 
     def kill(self) -> None:
         """Ends it at once, and all processes that it has started in its session."""
-        if self.running:  # else its number may be of another process by now
+        if self.process.returncode is None:  # else its number may be of another process by now
             with suppress(ProcessLookupError):
                 os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait()
 
     def close(self) -> None:
-        """Kills it, if it has not ended, and closes its files."""
+        """Kills it and what it has left, and closes its files."""
         self.kill()
         for file in (self.process.stdin, self.process.stdout, self.printed):
             if file is not None:

@@ -88,6 +88,21 @@ def test_a_child_that_does_not_stop_is_killed_with_what_it_has_started() -> None
     child.close()
 
 
+@pytest.mark.parametrize("ends_itself", [True, False])
+def test_what_a_child_has_left_in_its_session_ends_when_it_is_stopped(ends_itself: bool) -> None:
+    code = f"""
+        import subprocess, sys, time
+        below = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])
+        print(below.pid, flush=True)
+        time.sleep({0 if ends_itself else 600})
+    """
+    with Child(python(code)) as child:
+        wait_for(lambda: not child.running if ends_itself else child.output())
+        assert child.stop()
+        wait_for(lambda: not psutil.pid_exists(int(child.output())))
+        assert child.process.returncode == (0 if ends_itself else -signal.SIGTERM)
+
+
 def test_silence_counts_from_the_last_sign_of_life() -> None:
     with Child(python("import time; time.sleep(600)")) as child:
         time.sleep(0.1)
