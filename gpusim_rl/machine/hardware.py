@@ -69,7 +69,7 @@ def limit_openmp_spin() -> None:
 
     In GNU OpenMP a thread that waits for work spins for milliseconds. The spinning takes cores from threads that have
     work: from the physics, and from a second run on the same machine. Two runs on two cores then slow each other down
-    several times more than they should (benchmarks/cpu_settings.py measures it). A value set by the user stays.
+    several times more than they should. A value set by the user stays.
     """
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
@@ -78,7 +78,7 @@ def tune_malloc() -> None:
     """Tells glibc to keep freed memory instead of returning it to the kernel. Without glibc it does nothing.
 
     Every update frees and allocates the same activations. By default glibc asks the kernel for blocks of that size each
-    time. The page faults cost a large share of an update on the CPU (benchmarks/cpu_settings.py measures it).
+    time. The page faults cost a large share of an update on the CPU.
     """
     if not sys.platform.startswith("linux"):
         return

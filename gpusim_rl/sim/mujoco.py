@@ -26,7 +26,7 @@ from gpusim_rl.sim.scene import Scene
 # A state beyond this [m, rad, m/s, rad/s] has run away: no machine that we simulate comes near.
 MAX_STATE = 1e5
 # Below this many worlds an MjData per world is worth its memory: it stays in the cache and
-# velocity-stage quantities come for free (benchmarks/cpu_settings.py).
+# velocity-stage quantities come for free.
 PERSISTENT_BELOW = 512
 
 _NONE = mujoco.mjtStage.mjSTAGE_NONE.value
