@@ -5,14 +5,13 @@ from __future__ import annotations
 import dataclasses
 import re
 import secrets
-import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpusim_rl.errors import ConfigError
+from gpusim_rl.errors import ConfigError, warn
 from gpusim_rl.machine.hardware import limit_openmp_spin
 from gpusim_rl.run.run_spec import RunSpec
 from gpusim_rl.settings.checks import build_run, check_settings, settings_class
@@ -245,24 +244,18 @@ def _defaults(owner: type, asked: str) -> Any:
         return settings_class(owner)()
     except TypeError:
         name = owner.__name__
-        raise ConfigError(
-            f"{asked}: {name} has no yaml and was given no settings: "
-            f"try gpusim_rl.train({name}, {name}.Config(...)), or defaults in {name}.Config"
-        ) from None
+        advice = f"try gpusim_rl.train({name}, {name}.Config(...)), or defaults in {name}.Config"
+        raise ConfigError(f"{asked}: {name} has no yaml and was given no settings: {advice}") from None
 
 
 def _class_path(cls: type, argument: str = "") -> str:
     """Returns where a class can be imported from again."""
     if cls.__module__ == "__main__" and argument:
-        sys.stderr.write(
-            f"warning: {argument}={cls.__name__} is a class of this script: only the script can resume or play the run."
-            " Try a module of its own\n"
-        )
+        problem = f"{argument}={cls.__name__} is a class of this script: only the script can resume or play the run"
+        warn(f"{problem}. Try a module of its own")
     if "<locals>" in cls.__qualname__ and argument:
-        raise ConfigError(
-            f"{argument}={cls.__name__}: the class must be at the top level of a module, so that a run with"
-            " it can be resumed and played"
-        )
+        needed = "the class must be at the top level of a module, so that a run with it can be resumed and played"
+        raise ConfigError(f"{argument}={cls.__name__}: {needed}")
     return f"{cls.__module__}.{cls.__qualname__}"
 
 

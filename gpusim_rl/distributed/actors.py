@@ -54,10 +54,8 @@ def _for_actors(spec: RunSpec) -> RunSpec:
     """Returns the run as its learner sees it: all envs step on CPUs."""
     cfg, engine = spec.cfg, spec.cfg.actors.engine
     if remote_class(spec.algorithm_class) is None:
-        raise ConfigError(
-            f"actors={engine}: algo={cfg.algo} learns only from what its newest policy has done. Try algo=impala, or"
-            " actors=none"
-        )
+        problem = f"algo={cfg.algo} learns only from what its newest policy has done"
+        raise ConfigError(f"actors={engine}: {problem}. Try algo=impala, or actors=none")
     if (cfg.sim_device or "cpu") not in ("cpu", "auto"):
         raise ConfigError(f"sim_device={cfg.sim_device} with actors={engine}: they step on CPUs")
     return dataclasses.replace(spec, cfg=dataclasses.replace(cfg, sim_device="cpu"))

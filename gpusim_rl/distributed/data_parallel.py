@@ -114,22 +114,16 @@ def joined(spec: RunSpec) -> Iterator[Collective]:
     """
     cfg, started = spec.cfg, "TORCHELASTIC_RUN_ID" in os.environ
     count = int(os.environ.get("WORLD_SIZE", "1")) if started else 1
-    if cfg.test and count == 1:
-        yield ALONE
-        return
     if cfg.test or not cfg.multi_gpu:
         if count > 1:
-            what = "test=true evaluates in one process" if cfg.test else "multi_gpu=false, and"
-            advice = "python train.py" if cfg.test else "multi_gpu=true"
-            raise ConfigError(f"{what} torchrun has started {count} processes. Try {advice}")
+            setting, advice = ("test=true", "python train.py") if cfg.test else ("multi_gpu=false", "multi_gpu=true")
+            raise ConfigError(f"{setting}, and torchrun has started {count} processes. Try {advice}")
         yield ALONE
         return
     if not started:
-        of_run = f"checkpoint={cfg.checkpoint}" if cfg.checkpoint else f"task={spec.task_class.__name__} multi_gpu=true"
-        raise ConfigError(
-            "multi_gpu=true: torchrun must start the processes. Try torchrun --nproc-per-node=2 train.py"
-            f" {of_run}, or multi_gpu=false"
-        )
+        run = f"checkpoint={cfg.checkpoint}" if cfg.checkpoint else f"task={spec.task_class.__name__} multi_gpu=true"
+        advice = f"torchrun --nproc-per-node=2 train.py {run}, or multi_gpu=false"
+        raise ConfigError(f"multi_gpu=true: torchrun must start the processes. Try {advice}")
     if not declarations(spec.algorithm_class.Config).data_parallel:
         raise ConfigError(f"multi_gpu=true: algo={cfg.algo} learns in one process only. Try multi_gpu=false")
     on_cuda = _choose_gpu(cfg)
@@ -166,18 +160,14 @@ def _connect(backend: str) -> None:
 def _choose_gpu(cfg: RunConfig) -> bool:
     """Gives each process of a machine a GPU of its own; returns whether the learner is on it."""
     for key in ("device", "sim_device", "rl_device"):
-        if ":" in (getattr(cfg, key) or ""):
-            raise ConfigError(
-                f"{key}={getattr(cfg, key)} with multi_gpu=true: each process takes a GPU. Try {key}=cuda"
-            )
+        if ":" in (device := getattr(cfg, key) or ""):
+            raise ConfigError(f"{key}={device} with multi_gpu=true: each process takes a GPU. Try {key}=cuda")
     if "cpu" in (cfg.rl_device, cfg.rl_device or cfg.device) or not torch.cuda.is_available():
         return False
     gpus, local, here = torch.cuda.device_count(), *(int(os.environ[f"LOCAL_{key}"]) for key in ("RANK", "WORLD_SIZE"))
     if here > gpus:
-        raise ConfigError(
-            f"torchrun has started {here} processes on a machine with {gpus} GPU{'s' if gpus > 1 else ''}."
-            f" Try torchrun --nproc-per-node={gpus}, or device=cpu"
-        )
+        problem = f"torchrun has started {here} processes on a machine with {gpus} GPU{'s' if gpus > 1 else ''}"
+        raise ConfigError(f"{problem}. Try torchrun --nproc-per-node={gpus}, or device=cpu")
     torch.cuda.set_device(local)
     return True
 

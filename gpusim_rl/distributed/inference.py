@@ -77,7 +77,7 @@ class InferenceRollouts(Rollouts):
     ) -> None:
         super().__init__(engine)
         self._make_remote, self._num_envs, self._device = make_remote, num_envs, device
-        self._max_wait_s, self._first_limits = max_wait_ms / 1000.0, limits
+        self._max_wait_s, self._limits = max_wait_ms / 1000.0, limits
         self._tuner = Tuner(limits, engine.num_actors) if tune else None
         self._actors: list[_ServedActor] = []
         self._finished: queue.SimpleQueue[SentRollout | BaseException] = queue.SimpleQueue()
@@ -126,10 +126,6 @@ class InferenceRollouts(Rollouts):
                     self._take(answer)
         except BaseException as error:  # the learner raises it
             self._finished.put(error)
-
-    @property
-    def _limits(self) -> Limits:
-        return self._first_limits if self._tuner is None else self._tuner.limits
 
     def _answer_ready(self) -> float:
         """Answers actors that wait; returns how long the next look may be put off [s]."""
@@ -204,7 +200,7 @@ class InferenceRollouts(Rollouts):
         actor.obs = step.obs
         actor.t += 1
         if self._tuner is not None:
-            self._tuner.observe(self._num_envs, actor.ready_since)
+            self._limits = self._tuner.observe(self._num_envs, actor.ready_since)
         if actor.t == algorithm.horizon:
             actor.t = 0
             actor.metrics.end_rollout()

@@ -44,8 +44,8 @@ class Tuner:
         self._steps = 0
         self._since: float | None = None
 
-    def observe(self, steps: int, now_s: float) -> None:
-        """Counts control steps, and changes `limits` at the end of an interval.
+    def observe(self, steps: int, now_s: float) -> Limits:
+        """Counts control steps, and changes the limits at the end of an interval; returns those that hold now.
 
         Args:
             steps: Control steps since the last call.
@@ -53,20 +53,18 @@ class Tuner:
         """
         if self._since is None:  # what came so far may be of other limits
             self._since = now_s
-            return
+            return self.limits
         self._steps += steps
         if now_s - self._since < INTERVAL_S:
-            return
+            return self.limits
         speed = self._steps / (now_s - self._since)
         self._steps, self._since = 0, None
-        if not self._tries:
-            self._kept_speed, self._tries = speed, True
-            self.limits = self._changed()
-        elif speed > BETTER * self._kept_speed:  # on in the same direction
-            self._kept, self._kept_speed = self.limits, speed
-            self.limits = self._changed()
-        else:
+        if self._tries and speed <= BETTER * self._kept_speed:
             self.limits, self._tries, self._change = self._kept, False, self._change + 1
+        else:  # on, in the same direction where a change has just been kept
+            self._kept, self._kept_speed, self._tries = self.limits, speed, True
+            self.limits = self._changed()
+        return self.limits
 
     def _changed(self) -> Limits:
         """Returns the kept limits with the change that is next in turn, of those that change anything."""

@@ -112,15 +112,12 @@ def report(search: Search) -> list[str]:
 def _draw(search: Search, rows: Sequence[Mapping[str, str]]) -> bool:
     """Draws who copied whom, and the paths of the settings; False where there is no matplotlib."""
     try:
-        import matplotlib
+        from matplotlib.figure import Figure
     except ImportError:
         return False
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
     space, trials = search.space, sorted({int(row["trial"]) for row in rows})
-    figure, axes = pyplot.subplots(len(space) + 2, 1, figsize=(9, 2.2 * (len(space) + 2)), sharex=True, squeeze=False)
-    tree, score, *of_settings = axes[:, 0]
+    figure = Figure(figsize=(9, 2.2 * (len(space) + 2)))
+    tree, score, *of_settings = axes = figure.subplots(len(space) + 2, 1, sharex=True)
     for row in rows:
         trial, parent = int(row["trial"]), int(row["parent"])
         style = {"color": f"C{parent % 10}", "linewidth": 1.2 if parent == trial else 2.0}
@@ -136,8 +133,7 @@ def _draw(search: Search, rows: Sequence[Mapping[str, str]]) -> bool:
     score.set_ylabel("score")
     for axis, (key, allowed) in zip(of_settings, space.items(), strict=True):
         axis.set(ylabel=key, yscale="log" if allowed.get("log") else "linear")
-    axes[-1, 0].set_xlabel("iterations")
+    axes[-1].set_xlabel("iterations")
     with replacing(search.folder / PICTURE) as target:
         figure.savefig(target, format="png", dpi=120, bbox_inches="tight")
-    pyplot.close(figure)
     return True

@@ -44,9 +44,8 @@ def require_ray(needed_by: str, address: str | None = None) -> Any:
     version = tuple(int(number) for number in re.findall(r"\d+", ray.__version__)[:2])
     if not OLDEST <= version < BELOW:
         oldest, below = (".".join(map(str, limit)) for limit in (OLDEST, BELOW))
-        raise ConfigError(
-            f"{needed_by} needs ray>={oldest},<{below}, got {ray.__version__}: pip install 'gpusim-rl[ray]'"
-        )
+        needed = f"ray>={oldest},<{below}, got {ray.__version__}"
+        raise ConfigError(f"{needed_by} needs {needed}: pip install 'gpusim-rl[ray]'")
     return ray
 
 

@@ -98,7 +98,8 @@ def read_search(words: Sequence[str], config_dir: Path | None = None) -> Search:
     grace = cfg.grace or max(1, iterations // 9)
     if cfg.method == "pbt":  # a change needs a row of metrics and a checkpoint
         grace = -(-grace // config["log"]["interval"]) * config["log"]["interval"]
-    study = cfg.study or _default_study(overrides, algo, cfg.method)
+    task = next((value_of(word) for word in overrides if key_of(word) == "task"), "Cartpole")
+    study = cfg.study or f"{task}-{algo}{'' if cfg.method == 'optuna' else f'-{cfg.method}'}"
     if study in tasks(config_dir, outside=True):
         raise ConfigError(f"study={study} is the name of a task, whose runs are in that folder. Try study={study}-1")
     if not re.fullmatch(r"[\w-][\w.-]*", study):
@@ -122,11 +123,6 @@ def _refuse_unknown(overrides: Sequence[str], of_search: Sequence[str]) -> None:
             raise ConfigError(f"unknown key {key!r}. Did you mean {near!r}?")
 
 
-def _default_study(overrides: Sequence[str], algo: str, method: str) -> str:
-    task = next((value_of(word) for word in overrides if key_of(word) == "task"), "Cartpole")
-    return f"{task}-{algo}{'' if method == 'optuna' else f'-{method}'}"
-
-
 def _read_space(name: str, algo: str, overrides: Sequence[str], config_dir: Path | None) -> Space:
     """Reads a space, and checks that a training takes every end of it."""
     file = Path(name) if name else SPACES / f"{algo}.yaml"
@@ -139,9 +135,8 @@ def _read_space(name: str, algo: str, overrides: Sequence[str], config_dir: Path
     for key, allowed in space.items():
         section = key.partition(".")[0]
         if section in ALGORITHMS and section != algo:
-            raise ConfigError(
-                f"{file}: {key} is a setting of algo={section}, and algo={algo} is trained. Try algo={section}"
-            )
+            problem = f"{key} is a setting of algo={section}, and algo={algo} is trained"
+            raise ConfigError(f"{file}: {problem}. Try algo={section}")
         for end in _ends(allowed, f"{file}: {key}"):
             try:
                 check_settings(compose([*overrides, f"{key}={end}"], config_dir))

@@ -210,10 +210,9 @@ def check_sweep(overrides: Sequence[str], config_dir: str | None = None, saved: 
         check_settings(config)
         trainings += not config["test"]
     if saved is not None and saved.checkpoint.continues and trainings > 1:
-        raise ConfigError(
-            f"-m with checkpoint={saved.checkpoint.run_dir}: {trainings} runs would train in one folder. Try"
-            f" checkpoint={saved.checkpoint.file.with_name('best.pt')}, from which each begins one of its own"
-        )
+        problem = f"-m with checkpoint={saved.checkpoint.run_dir}: {trainings} runs would train in one folder"
+        best = saved.checkpoint.file.with_name("best.pt")
+        raise ConfigError(f"{problem}. Try checkpoint={best}, from which each begins one of its own")
 
 
 def resolve_checkpoint(config: Mapping[str, Any]) -> Checkpoint | None:

@@ -95,10 +95,8 @@ def check_config_dir(config_dir: str | Path) -> None:
         hint = did_you_mean(folder.name, names)
         raise ConfigError(f"-cd {folder}: there is no such folder.{hint} Try one that holds task/<Name>.yaml")
     if (folder / "config.yaml").is_file():
-        raise ConfigError(
-            f"{folder / 'config.yaml'} would take the place of all our settings."
-            " Try another name: a folder for -cd holds task/<Name>.yaml, and algo/, sim/, log/ or debug/ beside it"
-        )
+        advice = "another name: a folder for -cd holds task/<Name>.yaml, and algo/, sim/, log/ or debug/ beside it"
+        raise ConfigError(f"{folder / 'config.yaml'} would take the place of all our settings. Try {advice}")
 
 
 def _entry(name: str, source: str, yamls: Mapping[str, Path]) -> TaskEntry:
@@ -127,9 +125,8 @@ def _target(name: str, yamls: Mapping[str, Path], trail: tuple[str, ...] = ()) -
             continue  # another group's choice, or Hydra's to complain about
         if base in (*trail, name):
             way = "" if base == name else f", by way of {', '.join([*trail, name])}"
-            raise ConfigError(
-                f"{yamls[base]} builds on itself (defaults: [{base}]{way}); give it another name, e.g. My{base}.yaml"
-            )
+            problem = f"{yamls[base]} builds on itself (defaults: [{base}]{way})"
+            raise ConfigError(f"{problem}; give it another name, e.g. My{base}.yaml")
         inherited = _target(base, yamls, (*trail, name))
         target = target or inherited
     return target

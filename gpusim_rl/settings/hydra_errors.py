@@ -56,8 +56,8 @@ def refuse_unreadable(overrides: Sequence[str]) -> None:
             raise _unreadable(text) from None
         if not override.key_or_group:
             raise _unreadable(text)
-        names = value if isinstance(value, list) else [value] if isinstance(value, str) else []
-        if override.key_or_group in GROUPS and not all(_may_be_file(name) for name in names):
+        names = [] if value is None else value if isinstance(value, list) else [value]
+        if override.key_or_group in GROUPS and not override.is_sweep_override() and not all(map(_may_be_file, names)):
             raise ConfigError(f"{text}: expected a name, e.g. task=Cartpole; see --help")
 
 
@@ -84,10 +84,9 @@ def refuse_other_task(config: Mapping[str, Any], saved: SavedRun | None) -> None
         return
     trained, asked = (section_of(settings, "task").get("_target_") for settings in (saved.settings, config))
     if trained != asked:
-        raise ConfigError(
-            f"checkpoint of another task: {saved.checkpoint.run_dir or saved.checkpoint.file} trained {trained}, asked"
-            f" for {asked}. Try leaving task= away"
-        )
+        run = saved.checkpoint.run_dir or saved.checkpoint.file
+        problem = f"checkpoint of another task: {run} trained {trained}, asked for {asked}"
+        raise ConfigError(f"{problem}. Try leaving task= away")
 
 
 def refuse_other_algorithm(config: Mapping[str, Any], overrides: Sequence[str]) -> None:
@@ -120,10 +119,8 @@ def explain(
     if isinstance(error, YAMLError):
         return yaml_error(error)
     if isinstance(error, RecursionError):
-        return ConfigError(
-            _problem(arguments, config_dir)
-            or f"a yaml in {config_dir or paths.cfg_dir()} builds on itself: none may name itself in its defaults"
-        )
+        itself = f"a yaml in {config_dir or paths.cfg_dir()} builds on itself: none may name itself in its defaults"
+        return ConfigError(_problem(arguments, config_dir) or itself)
     text = str(error).strip()
     first = text.partition("\n")[0]
     if isinstance(error, MissingConfigException) and error.missing_cfg_file and error.options is not None:
@@ -142,9 +139,6 @@ def explain(
         key = match.group(1) or match.group(2)
         value = next((value_of(argument) for argument in arguments if key_of(argument) == key), "<value>")
         return ConfigError(f"{key!r} has a value already: write {key}={value} without +")
-    if text.startswith("Config group override must be"):
-        groups = [argument for argument in arguments if key_of(argument) in GROUPS]
-        return ConfigError(f"{' '.join(groups)}: expected a name, e.g. task=Cartpole; see --help")
     if match := re.search(r"Ambiguous value for argument '(.+)'|Sweep parameters '(.+)' requires", first):
         asked = match.group(1) or match.group(2)
         return ConfigError(f"{asked}: several values need -m (one run for each); a list is written [a,b]")

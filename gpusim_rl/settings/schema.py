@@ -87,10 +87,8 @@ class NetworkConfig:
 
     def __post_init__(self) -> None:
         if not self.log_std_min <= self.log_std_init <= self.log_std_max:
-            limits = f"[{self.log_std_min}, {self.log_std_max}]"
-            raise ValueError(
-                f"log_std_init must be between log_std_min and log_std_max, {limits}, got {self.log_std_init}"
-            )
+            got = f"{self.log_std_init} outside [{self.log_std_min}, {self.log_std_max}]"
+            raise ValueError(f"log_std_init must be between log_std_min and log_std_max, got {got}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -305,15 +303,12 @@ class OffPolicyConfig(AlgorithmConfig):
 
     def __post_init__(self) -> None:
         if self.learning_starts > self.replay.capacity:
-            raise ValueError(
-                f"learning_starts={self.learning_starts} is beyond replay.capacity={self.replay.capacity}: it would"
-                f" never learn. Try learning_starts={max(1, self.replay.capacity // 10)}"
-            )
+            problem = f"learning_starts={self.learning_starts} is beyond replay.capacity={self.replay.capacity}"
+            advice = f"learning_starts={max(1, self.replay.capacity // 10)}"
+            raise ValueError(f"{problem}: it would never learn. Try {advice}")
         if self.batch_size > self.learning_starts:
-            raise ValueError(
-                f"batch_size={self.batch_size} is more than what is stored when it begins to learn. Try"
-                f" learning_starts={self.batch_size}"
-            )
+            problem = f"batch_size={self.batch_size} is more than what is stored when it begins to learn"
+            raise ValueError(f"{problem}. Try learning_starts={self.batch_size}")
 
     def batch_rows(self, num_envs: int) -> int:
         """Returns transitions of a batch, or all envs that act."""
@@ -331,11 +326,9 @@ class ActorCriticConfig(OffPolicyConfig):
 
     def __post_init__(self) -> None:
         OffPolicyConfig.__post_init__(self)
-        if self.horizon * self.updates % self.policy_delay:
-            raise ValueError(
-                f"policy_delay={self.policy_delay} must divide the {self.horizon * self.updates} updates of an"
-                " iteration (horizon * updates)"
-            )
+        if (updates := self.horizon * self.updates) % self.policy_delay:
+            updates_of_iteration = f"the {updates} updates of an iteration (horizon * updates)"
+            raise ValueError(f"policy_delay={self.policy_delay} must divide {updates_of_iteration}")
         if self.demonstrations.file is not None and self.replay.alpha > 0.0:
             raise ValueError("demonstrations.file needs transitions drawn uniformly. Try replay.alpha=0")
 
@@ -503,9 +496,8 @@ class RunConfig:
             advice = "python tools/play.py <run folder> beside it: it follows the run as it learns"
             raise ConfigError(f"headless=false: training opens no window. Try {advice}")
         if actors is None and number is not None:
-            raise ConfigError(
-                f"num_actors={number} has no effect without actors. Try num_actors=null, or actors=process"
-            )
+            problem = f"num_actors={number} has no effect without actors"
+            raise ConfigError(f"{problem}. Try num_actors=null, or actors=process")
         if actors is not None and self.multi_gpu:
             raise ConfigError(f"multi_gpu=true with actors={actors}: actors send to one learner. Try multi_gpu=false")
 

@@ -51,11 +51,9 @@ def check_saved_settings(
     for key, target in [] if trust else strange_classes(settings):
         module = target.rpartition(".")[0]
         if module not in modules and module not in sys.modules:  # what is imported already runs nothing again
-            raise ConfigError(
-                f"{where}: {key}={target} would import {module!r}, which is neither of gpusim_rl nor of an installed"
-                " package of tasks. If you trust its code, try trust=true (tools: --trust), or -cd <folder with its"
-                " yaml>"
-            )
+            source = f"{module!r}, which is neither of gpusim_rl nor of an installed package of tasks"
+            advice = "If you trust its code, try trust=true (tools: --trust), or -cd <folder with its yaml>"
+            raise ConfigError(f"{where}: {key}={target} would import {source}. {advice}")
     return settings
 
 
