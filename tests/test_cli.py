@@ -107,7 +107,7 @@ def test_a_typo_is_answered_at_once(train_cli, arguments):
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        ("task.control_hz=abc", "task.control_hz must be a number, got 'abc'"),
+        ("task.control_hz=abc", "task.control_hz must be a positive number, got 'abc'"),
         ("+task.physic_hz=60", "unknown key 'task.physic_hz'. Did you mean 'task.physics_hz'?"),
         ("task.control_hz=77", "task.physics_hz must be a whole multiple of task.control_hz"),
         ("task._target_=os.getcwd", "task._target_=os.getcwd must name a subclass of"),
