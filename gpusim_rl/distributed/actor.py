@@ -1,4 +1,4 @@
-"""What an actor does: it steps envs of its own on a CPU, for a learner in another process."""
+"""An actor: it steps envs of its own on a CPU, for a learner in another process."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ REPLACED: Mapping[str, Any] = {
 
 @dataclass(frozen=True, slots=True)
 class ActorJob:
-    """What an actor is made from. It holds plain data, for a process on another machine.
+    """Job of an actor: plain data, for a process on another machine.
 
     Attributes:
         config: Composed settings of the run.
@@ -95,7 +95,7 @@ class SentRollout:
     progress: dict[str, Any] | None = None
     """State of the envs, from the first actor, now and then."""
     place: Any = None
-    """What an engine needs to release the tensors."""
+    """Handle by which an engine releases the tensors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +139,7 @@ class Actor:
     """Envs, and a policy that acts in them as a learner elsewhere says.
 
     Args:
-        job: What the actor is made from.
+        job: Job of the actor.
 
     Raises:
         ConfigError: The envs cannot be made here.

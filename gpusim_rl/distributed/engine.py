@@ -1,4 +1,4 @@
-"""What starts actors and carries their answers: the same for processes of this machine and for Ray."""
+"""Engines start actors and carry their answers: an interface for processes of this machine, and for Ray."""
 
 from __future__ import annotations
 
@@ -102,6 +102,6 @@ class Engine(ABC):
     def _died(self, actor: int, last_words: str) -> Lost:
         self._deaths[actor] += 1
         if self._deaths[actor] >= MOST_DEATHS:
-            said = f": {last_words}" if last_words else ""
-            raise ConfigError(f"actor {actor} died {MOST_DEATHS} times before it had done anything{said}")
+            reason = f": {last_words}" if last_words else ""
+            raise ConfigError(f"actor {actor} died {MOST_DEATHS} times before it had done anything{reason}")
         return Lost(actor)

@@ -29,7 +29,7 @@ CPU = torch.device("cpu")
 
 @dataclass(slots=True)
 class _ServedActor:
-    """What the learner's process keeps of an actor."""
+    """State of an actor in the learner's process."""
 
     number: int
     remote: Remote

@@ -12,7 +12,7 @@ INTERVAL_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What the speed of a run with `actors.inference=learner` depends on."""
+    """Numbers on which the speed of a run with `actors.inference=learner` depends."""
 
     actors: int
     """Actors that work; the others wait."""

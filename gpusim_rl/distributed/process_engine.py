@@ -129,7 +129,7 @@ class ProcessEngine(Engine):
     """Processes of this machine.
 
     Args:
-        jobs: What each actor is made from.
+        jobs: Jobs of the actors.
         pin: Whether the learner is on CUDA, which copies rollouts from pinned memory.
     """
 

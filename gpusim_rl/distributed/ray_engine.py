@@ -56,7 +56,7 @@ class RayEngine(Engine):
     died is lost. Weights are put into Ray's object store once for each version.
 
     Args:
-        jobs: What each actor is made from.
+        jobs: Jobs of the actors.
         address: Address of a cluster; None is that of RAY_ADDRESS, else this machine.
 
     Raises:

@@ -66,7 +66,7 @@ def _alone(folder: Path) -> Iterator[None]:
 
 
 def _refuse_structure(search: Search) -> None:
-    """A trial goes on from the checkpoint of another one, whose tensors must have the same shapes."""
+    """Refuses settings that change shapes: a trial goes on from the checkpoint of another one."""
     from gpusim_rl.learn.algorithm import load_algorithm_class
     from gpusim_rl.settings.compose import compose
     from gpusim_rl.settings.schema import declarations

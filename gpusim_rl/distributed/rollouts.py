@@ -1,4 +1,4 @@
-"""Where a learner gets the rollouts of its actors from, and how it takes them over in place of stepping envs."""
+"""Rollouts of actors, and the collector that takes them over in place of stepping envs."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ COPYING_S = 1e-3
 
 
 class Rollouts(ABC):
-    """Where the learner gets rollouts from.
+    """Source of the learner's rollouts.
 
     Args:
         engine: Engine that has the actors.
@@ -200,7 +200,7 @@ class RemoteEnvs(Environment):
 
 
 class InFlight:
-    """What is on its way between a learner's device and the host. The learner never waits for it.
+    """Copies under way between a learner's device and the host. The learner never waits for them.
 
     Args:
         rollouts: Rollouts of the actors, which get the weights.
@@ -302,13 +302,13 @@ class ActorsCollector(Collector):
 
     def _next(self, number: int, pause: Pause) -> SentRollout:
         """Waits for a rollout that is not too old."""
-        heard = time.monotonic()
+        waiting_since = time.monotonic()
         while True:
             rollout = self._rollouts.next(COPYING_S if self._in_flight.poll() else POLL_S)
             pause(f"rollout {number + 1}/{self._num_rollouts}")
             if rollout is None:
-                if time.monotonic() - heard > PATIENCE_S:
-                    heard = time.monotonic()
+                if time.monotonic() - waiting_since > PATIENCE_S:
+                    waiting_since = time.monotonic()
                     logger.warning("no actor has sent a rollout for %.0f s", PATIENCE_S)
                 continue
             lag = self._version - rollout.version

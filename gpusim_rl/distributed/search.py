@@ -1,4 +1,4 @@
-"""What a search of settings is asked for: the words of `tools/tune.py`, and the yaml with the space."""
+"""Requests for a search of settings: the words of `tools/tune.py`, and the yaml with the space."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class SearchConfig:
 
 @dataclass(frozen=True)
 class Search:
-    """What is searched, and how.
+    """A search of settings, as the user asked for it.
 
     Attributes:
         cfg: Settings of the search, with `study` and `grace` in place of their defaults.

@@ -118,7 +118,7 @@ class Study:
         return pruners.NopPruner()
 
     def _refuse_other_search(self) -> None:
-        """Trials of one study can be compared: all are of one method, one space, and one training."""
+        """Refuses another search: trials of one study are of one method, one space, and one training."""
         search, cfg = self.search, self.search.cfg
         now: dict[str, Any] = {"method": cfg.method}
         if cfg.method == "pbt":  # a population keeps its size

@@ -223,7 +223,7 @@ def resolve_checkpoint(config: Mapping[str, Any]) -> Checkpoint | None:
 
 
 class TaskFolders(SearchPathPlugin):
-    """Where Hydra looks: the user's folder, ours, those of installed packages.
+    """Folders in which Hydra looks: the user's, ours, those of installed packages.
 
     Attributes:
         user: Folder that `-cd` names. Hydra itself would put it behind ours, where it could not win.

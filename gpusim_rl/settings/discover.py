@@ -20,7 +20,7 @@ from gpusim_rl.files import paths
 
 ENTRY_POINT_GROUP = "gpusim_rl.cfg"
 OUTSIDE = "gpusim_rl.connect."
-"""Where the classes of environments of other libraries are."""
+"""Package of the classes of environments of other libraries."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What Hydra would misread or explain badly, in one line: what is wrong, and what was probably meant."""
+"""Errors that Hydra would explain badly, in one line: what is wrong, and what was probably meant."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ def refuse_unreadable(overrides: Sequence[str]) -> None:
             raise _unreadable(text) from None
         if not override.key_or_group:
             raise _unreadable(text)
-        names = [] if value is None else value if isinstance(value, list) else [value]
-        if override.key_or_group in GROUPS and not override.is_sweep_override() and not all(map(_may_be_file, names)):
+        one_group = override.key_or_group in GROUPS and not override.is_delete() and not override.is_sweep_override()
+        if one_group and not all(map(_may_be_file, value if isinstance(value, list) else [value])):
             raise ConfigError(f"{text}: expected a name, e.g. task=Cartpole; see --help")
 
 

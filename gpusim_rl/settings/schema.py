@@ -24,7 +24,7 @@ TASK_DEFAULTS = ("randomize", "randomization_params", "reset_from", "observation
 
 @dataclass(frozen=True)
 class Rule:
-    """What a value must satisfy, in words and as a test.
+    """Rule that a value must satisfy, in words and as a test.
 
     For example `Annotated[int, Rule("a positive int", lambda value: value > 0)]`.
     """
@@ -93,7 +93,7 @@ class NetworkConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoiseConfig:
-    """How long the exploration noise of continuous actions lasts."""
+    """Duration of the exploration noise of continuous actions."""
 
     kind: Literal["held", "coloured"]
     steps: Annotated[
@@ -113,7 +113,7 @@ class AlgorithmConfig:
     structure: ClassVar[tuple[str, ...]] = ("horizon", "network")
     """Settings that the tensors of `state_dict` depend on: a checkpoint cannot continue with others."""
     policy_structure: ClassVar[tuple[str, ...]] = ("network",)
-    """Those of them that the policy's tensors depend on."""
+    """Settings among them that the policy's tensors depend on."""
     data_parallel: ClassVar[bool] = False
     """Whether `update` adds up, by `EnvSpec.collective`, what the processes of a data-parallel run learn."""
 
@@ -129,7 +129,7 @@ def declarations(config: type) -> type[AlgorithmConfig]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OnPolicyConfig(AlgorithmConfig):
-    """What the algorithms that learn from a rollout of their own policy have in common."""
+    """Settings of all algorithms that learn from a rollout of their own policy."""
 
     structure = ("horizon", "network", "normalize_obs", "normalize_value")
     policy_structure = ("network", "normalize_obs", "normalize_value")
@@ -272,7 +272,7 @@ NO_DEMONSTRATIONS = DemonstrationsConfig(file=None, share=0.5, imitation=0.0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OffPolicyConfig(AlgorithmConfig):
-    """What the algorithms that learn from a replay memory have in common."""
+    """Settings of all algorithms that learn from a replay memory."""
 
     structure = ("network", "normalize_obs", "replay.capacity", "replay.storage", "replay.alpha")
     policy_structure = ("network", "normalize_obs")
@@ -317,7 +317,7 @@ class OffPolicyConfig(AlgorithmConfig):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActorCriticConfig(OffPolicyConfig):
-    """What those of them have in common that learn an actor from critics."""
+    """Settings of those that learn an actor from critics."""
 
     policy_delay: Count
     network: QNetworkConfig
@@ -423,7 +423,7 @@ class SimConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogConfig:
-    """What a run prints and keeps."""
+    """Output and files of a run."""
 
     console: Literal["auto", "rich", "plain", "json", "quiet"]
     interval: Count

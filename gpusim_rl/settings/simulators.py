@@ -12,12 +12,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Simulator:
-    """What the rest of the package knows of a simulator without importing it."""
+    """Facts about a simulator that the rest of the package knows without importing it."""
 
     name: str
-    """As in `sim=<name>`; its file is `gpusim_rl/sim/<name>.py`."""
+    """Name, as in `sim=<name>`; its file is `gpusim_rl/sim/<name>.py`."""
     cls: str
-    """The class in that file: made with (scene, num_envs, cfg, device), it follows `interface.Sim`."""
+    """Class in that file: made with (scene, num_envs, cfg, device), it follows `interface.Sim`."""
     library: str
     """Module that this file imports."""
     extra: str | None = None
