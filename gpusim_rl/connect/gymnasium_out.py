@@ -106,9 +106,6 @@ class TaskVectorEnv(VectorEnv):
 
         An env that diverged is truncated, with reward 0 and its observation of before.
 
-        Args:
-            actions: Actions of all envs, in `action_space`.
-
         Returns:
             Observations [num_envs, size], rewards, terminated, truncated, [num_envs] each, and what the mode adds:
             `final_obs` and `final_info` of the episodes that ended, for `SAME_STEP`.

@@ -69,7 +69,7 @@ def recommend(measured: Mapping[str, Points], *, task: str, tuned_envs: int) -> 
         cpu, gpu = measured["cpu"][knees["cpu"]], measured["cuda"][knees["cuda"]]
         speedup = gpu.env_steps_per_s / cpu.env_steps_per_s
         best = "cuda" if speedup > 1 and not _as_fast(cpu, gpu) else "cpu"
-        reasons.append(_about_both(cpu, gpu, task) + _where_cpu_is_faster(measured["cpu"], measured["cuda"]))
+        reasons.append(_about_both(cpu, gpu, task))
     else:
         (best,) = knees
         others = [errors[0] for device, errors in failed.items() if device != best and errors]
@@ -145,14 +145,6 @@ def _about_both(cpu: Measurement, gpu: Measurement, task: str) -> str:
     if speedup > 1 / CLEARLY:
         return f"a GPU is hardly worth it for {task}: {speedup:.2f} times as fast, {numbers}"
     return f"a GPU is not worth it for {task}: the CPU is {1 / speedup:.1f} times as fast ({numbers} on the GPU)"
-
-
-def _where_cpu_is_faster(on_cpu: Points, on_gpu: Points) -> str:
-    """Names the numbers of envs at which the CPU is ahead, where it is not so at all."""
-    cpu, gpu = _measured(on_cpu), _measured(on_gpu)
-    both = [num_envs for num_envs in gpu if num_envs in cpu]
-    ahead = [str(num_envs) for num_envs in both if cpu[num_envs].env_steps_per_s >= gpu[num_envs].env_steps_per_s]
-    return f"; at {', '.join(ahead)} envs the CPU is faster" if 0 < len(ahead) < len(both) else ""
 
 
 def _without_gpu(points: Points, at: int) -> str:

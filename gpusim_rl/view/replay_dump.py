@@ -28,12 +28,9 @@ from gpusim_rl.view.player import import_from_current_folder
 
 
 class DumpReplay:
-    """Repeats, step by step, what a dump was written for. A viewer shows it as it shows a `Player`.
+    """Repeats, step by step, what a dump was written for. A viewer shows its first env as it shows a `Player`.
 
-    Args:
-        env: Envs in which it happens; a viewer shows the first.
-        title: Origin of the dump: file, env, iteration, task and simulator.
-        lines: Steps, each of which describes itself.
+    `title` is the origin of the dump: file, env, iteration, task and simulator. `lines` does the steps, and tells each.
     """
 
     checkpoint: Path | None = None

@@ -89,10 +89,7 @@ def test_a_gpu_that_wins():
     assert (advice.device, advice.num_envs) == ("cuda", 16384)
     assert advice.gpu_speedup == pytest.approx(812 / 46)
     worth = next(reason for reason in advice.reasons if "worth" in reason)
-    assert worth == (
-        "a GPU is worth it for Ant: 17.7 times as fast, 812,000 against 46,000 env steps/s;"
-        " at 256 envs the CPU is faster"
-    )
+    assert worth == "a GPU is worth it for Ant: 17.7 times as fast, 812,000 against 46,000 env steps/s"
     assert any("tuned for 4096 envs" in reason for reason in advice.reasons)
 
 
