@@ -138,9 +138,6 @@ class _OneOfActors(Collective):
 class Actor:
     """Envs, and a policy that acts in them as a learner elsewhere says.
 
-    Args:
-        job: Job of the actor.
-
     Raises:
         ConfigError: The envs cannot be made here.
 

@@ -29,10 +29,6 @@ RESUMES_APART = 7_919
 def make_trainer(spec: RunSpec, collective: Collective = ALONE) -> Trainer:
     """Makes the trainer of a run, with actors where it has any.
 
-    Args:
-        spec: Task, algorithm and settings.
-        collective: Processes that learn together.
-
     Raises:
         ConfigError: Something in the configuration or the checkpoint does not fit.
         TaskError: A hook of the task is wrong.

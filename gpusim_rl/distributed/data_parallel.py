@@ -105,9 +105,6 @@ def _add_up(flat: Tensor) -> None:
 def joined(spec: RunSpec) -> Iterator[Collective]:
     """Connects the processes of a run: alone without `multi_gpu`.
 
-    Args:
-        spec: The run.
-
     Raises:
         ConfigError: torchrun has not started this process, or `multi_gpu` is not set though it has. There are more
             processes than GPUs, the algorithm cannot learn with others, or the settings of the processes differ.

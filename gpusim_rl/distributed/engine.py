@@ -34,9 +34,6 @@ class Engine(ABC):
     """Actors that work beside each other. No call waits for one of them, except `get` up to its timeout.
 
     An actor does what it is asked in order.
-
-    Args:
-        num_actors: Number of actors.
     """
 
     waits_for: str

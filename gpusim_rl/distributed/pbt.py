@@ -52,12 +52,7 @@ def explored(settings: Mapping[str, Any], space: Space, chance: random.Random) -
 
 
 def newest_checkpoint(trial: Path, iterations: int) -> Path | None:
-    """Finds the newest numbered checkpoint of a trial from which something is left to train; None without one.
-
-    Args:
-        trial: Folder of the trial's run folders.
-        iterations: Iterations of the whole training.
-    """
+    """Finds the newest checkpoint in the run folders of a trial from which something is left to train."""
     from gpusim_rl.files.checkpoint_file import is_whole  # torch
 
     files = sorted(trial.glob("2*/checkpoints/[0-9]*.pt"), key=lambda file: file.stat().st_mtime_ns, reverse=True)

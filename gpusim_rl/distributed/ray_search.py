@@ -133,12 +133,7 @@ def _trials_left(study: Study) -> tuple[list[int], dict[int, Path]]:
 
 
 def trial_resources(search: Search, cluster: Mapping[str, float]) -> dict[str, float]:
-    """Returns what a trial asks Ray for. A population runs at once: where there are fewer CPUs or GPUs, trials share.
-
-    Args:
-        search: The search.
-        cluster: Amount of each resource of Ray.
-    """
+    """Returns what a trial asks Ray for. A population runs at once: where CPUs or GPUs are too few, trials share."""
     together = search.cfg.trials if search.cfg.method == "pbt" else 1
 
     def share(count: float) -> float:

@@ -37,9 +37,6 @@ COPYING_S = 1e-3
 class Rollouts(ABC):
     """Source of the learner's rollouts.
 
-    Args:
-        engine: Engine that has the actors.
-
     Attributes:
         engine: The engine.
         envs: Description of their envs; known after `start`.
@@ -200,12 +197,7 @@ class RemoteEnvs(Environment):
 
 
 class InFlight:
-    """Copies under way between a learner's device and the host. The learner never waits for them.
-
-    Args:
-        rollouts: Rollouts of the actors, which get the weights.
-        device: Device of the learner.
-    """
+    """Copies under way between a learner's device and the host. The learner never waits for them."""
 
     def __init__(self, rollouts: Rollouts, device: torch.device) -> None:
         self._rollouts, self._device, self._cuda = rollouts, device, device.type == "cuda"
@@ -259,10 +251,6 @@ class ActorsCollector(Collector):
     A rollout of the learner consists of `actors.rollouts` rollouts, of whichever actors have them first. So a slow
     actor delays nobody, and neither does one that died. Each rollout has the version of the weights that acted. One
     that is too old for the algorithm is dropped.
-
-    Args:
-        start: Start of the run.
-        rollouts: Rollouts of the actors, which have been started.
     """
 
     def __init__(self, start: RunStart, rollouts: Rollouts) -> None:

@@ -69,10 +69,6 @@ class Search:
 def read_search(words: Sequence[str], config_dir: Path | None = None) -> Search:
     """Reads and checks a command line of `tools/tune.py`.
 
-    Args:
-        words: Settings `key=value`, of the search and of the training.
-        config_dir: Folder of the user (`-cd`).
-
     Raises:
         ConfigError: A setting is unknown, or a space cannot be searched.
     """

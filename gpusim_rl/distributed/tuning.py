@@ -78,9 +78,6 @@ def _run(study: Study, trial: Any) -> float:
 class Study:
     """The trials of a search in Optuna's journal: a new study, or as it was left.
 
-    Args:
-        search: The search.
-
     Raises:
         ConfigError: There is no Optuna, or the study is of another search.
 

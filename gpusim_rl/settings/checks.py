@@ -45,12 +45,7 @@ def plain(cfg: DictConfig | Mapping[str, Any]) -> dict[str, Any]:
 
 
 def build_run(config: Mapping[str, Any], *, task_class: type, algorithm_class: type | None = None) -> RunConfig:
-    """Turns a composed config into a RunConfig, strictly.
-
-    Args:
-        config: Plain values: a composed config, or the parsed config.yaml of a run folder.
-        task_class: Task whose `Config` is built.
-        algorithm_class: Algorithm whose `Config` is built; None where it is one of ours.
+    """Turns a composed config, or the one of a run folder, into a RunConfig, strictly.
 
     Raises:
         ConfigError: A key is unknown or missing, or a value is not what it must be.

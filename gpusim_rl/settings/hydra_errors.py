@@ -106,14 +106,7 @@ def _no_effect(key: str, chosen: str) -> ConfigError:
 def explain(
     error: Exception, arguments: Sequence[str], saved: SavedRun | None = None, config_dir: Path | None = None
 ) -> ConfigError:
-    """Puts an error of Hydra's into one line.
-
-    Args:
-        error: Error that Hydra raised.
-        arguments: Command line.
-        saved: Run that it continues.
-        config_dir: Folder of the user (`-cd`).
-    """
+    """Puts an error of Hydra's into one line."""
     if isinstance(error, ConfigError):
         return error
     if isinstance(error, YAMLError):

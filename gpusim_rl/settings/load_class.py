@@ -47,11 +47,6 @@ def load_class(target: Any, base: type[T] | tuple[type, ...], key: str, example:
 def load_function(target: Any, key: str, example: str) -> Callable[..., Any]:
     """Imports the function (or class) that a setting names.
 
-    Args:
-        target: Value of the setting.
-        key: Name of the setting.
-        example: Value that would do.
-
     Raises:
         ConfigError: There is none.
     """

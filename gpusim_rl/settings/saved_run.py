@@ -46,10 +46,7 @@ def continue_run(
 ) -> tuple[list[str], SavedRun | None]:
     """Reads the run that `checkpoint=` names, so that it is resumed by its folder alone. What is typed wins.
 
-    Args:
-        arguments: Command line.
-        config_dir: Folder of the user (`-cd`).
-        named: Class paths that were passed from Python.
+    `named` are class paths that were passed from Python.
 
     Returns:
         The arguments without what they only repeat, and the run; None where `checkpoint=` names nothing.
