@@ -15,7 +15,6 @@ import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from types import TracebackType
 from typing import IO, Any
 
 import psutil
@@ -91,9 +90,7 @@ class Child:
     def __enter__(self) -> Child:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     @property

@@ -139,11 +139,11 @@ class Console:
             self._progress = text
             self._draw()
         else:
-            self._say("info", text, {"text": text})
+            self.info(text)
 
     def info(self, text: str) -> None:
         """Shows a line."""
-        self._say("info", text, {"text": text})
+        self._say("info", text)
 
     def warn(self, text: str) -> None:
         """Shows a line that must not be missed, in every mode."""
@@ -189,12 +189,15 @@ class Console:
 
     def _show_line(self) -> None:
         self._line_shown = True
-        line = self._line()
+        row = self._row
+        numbers = [f"{label} {_number(row.get(name))}" for label, name in _labels(row, LINE_NUMBERS)]
+        line = " | ".join([f"iteration {row['iteration']:.0f}/{self._total}", *numbers, f"ETA {self._eta}"])
         self.note(line)
         if self.mode == "plain":
             self._write(self._out, line)
 
-    def _say(self, event: str, text: str, data: Mapping[str, object]) -> None:
+    def _say(self, event: str, text: str, data: Mapping[str, object] | None = None) -> None:
+        data = data or {"text": text}
         text = printable(text)  # it may hold names and settings of a folder from a stranger
         self.note(text)
         if self.mode == "json":
@@ -239,7 +242,7 @@ class Console:
             text = self._notices.pop(0)
             if self.mode != "rich" and self._err.isatty():
                 self._err.write("\n")  # the line has a ^C already
-            self._say("notice", text, {"text": text})
+            self._say("notice", text)
 
     def note(self, text: str) -> None:
         """Appends to train.log only; a full disk is reported once and the next text tried again."""
@@ -254,11 +257,6 @@ class Console:
                 self._log_failed = True
                 self.warn(f"{self._log.name} cannot be written ({error.strerror}); it has gaps")
 
-    def _line(self) -> str:
-        row = self._row
-        numbers = [f"{label} {_number(row.get(name))}" for label, name in _labels(row, LINE_NUMBERS)]
-        return " | ".join([f"iteration {row['iteration']:.0f}/{self._total}", *numbers, f"ETA {self._eta}"])
-
     def _panel(self) -> Panel:
         row = self._row
         width = max(1, min(PANEL_WIDTH, self._rich.width - ECHO_WIDTH))
@@ -267,7 +265,7 @@ class Console:
         usual = [(label, formats.get(label, _number)(row.get(name))) for label, name in _labels(row, NUMBERS)]
         phases = [f"{phase} {_percent(row.get(f'time/{phase}'), 100)}" for phase in PHASES if f"time/{phase}" in row]
         machine = [
-            f"{label} {_percent(row.get(f'system/{load}'))}, memory {_gigabytes(row.get(f'system/{memory}'))}"
+            f"{label} {_percent(row.get(f'system/{load}'))}, memory {_number(row.get(f'system/{memory}'), ' GB')}"
             for label, load, memory in MACHINE
         ]
         above = [*self._head(inner), *_pairs(usual, inner)]
@@ -409,12 +407,11 @@ def _listed(label: str, items: Sequence[str], width: int) -> list[Text]:
     """Items behind a label, wrapped between them."""
     indent = len("machine") + GAP
     glued = " · ".join(item.replace(" ", "\N{NO-BREAK SPACE}") for item in items)
-    lines = textwrap.wrap(glued, max(1, width - indent)) or [""]
-    labels = [label, *[""] * (len(lines) - 1)]
-    return [
-        Text.assemble((f"{name:<{indent}}", "dim"), line.replace("\N{NO-BREAK SPACE}", " "))
-        for name, line in zip(labels, lines, strict=True)
-    ]
+    texts = []
+    for number, line in enumerate(textwrap.wrap(glued, max(1, width - indent)) or [""]):
+        name = "" if number else label
+        texts.append(Text.assemble((f"{name:<{indent}}", "dim"), line.replace("\N{NO-BREAK SPACE}", " ")))
+    return texts
 
 
 def finite(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -424,18 +421,14 @@ def finite(values: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _number(value: int | float | None) -> str:
+def _number(value: int | float | None, unit: str = "") -> str:
     if value is None:
         return UNKNOWN
-    return f"{value:,.0f}" if 1000 <= abs(value) < math.inf else f"{value:.3g}"
+    return (f"{value:,.0f}" if 1000 <= abs(value) < math.inf else f"{value:.3g}") + unit
 
 
 def _percent(value: int | float | None, scale: int = 1) -> str:
     return UNKNOWN if value is None else f"{value * scale:.0f} %"
-
-
-def _gigabytes(value: int | float | None) -> str:
-    return UNKNOWN if value is None else f"{value:.3g} GB"
 
 
 def _duration(seconds: int | float | None) -> str:

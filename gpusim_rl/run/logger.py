@@ -17,12 +17,11 @@ import yaml
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.files import paths
 from gpusim_rl.files.checkpoint_file import save
-from gpusim_rl.run.banner import banner
 from gpusim_rl.run.checkpoint import Checkpoints
 from gpusim_rl.run.console import Console
 from gpusim_rl.run.cuda_graph import GraphChoice
 from gpusim_rl.run.log_interval import LogRow
-from gpusim_rl.run.metadata import describe_run
+from gpusim_rl.run.metadata import banner, describe_run
 from gpusim_rl.run.metrics import Row
 from gpusim_rl.run.run_dir import RunDir
 from gpusim_rl.run.run_view import RunView

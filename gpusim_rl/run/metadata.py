@@ -1,4 +1,4 @@
-"""Choices of a run, which neither its configuration nor the description of the machine tells."""
+"""Descriptions of a run: the banner before its first number, and its choices for env.json."""
 
 from __future__ import annotations
 
@@ -8,28 +8,51 @@ from typing import Any
 import psutil
 import torch
 
-from gpusim_rl.learn.algorithm import Policy
 from gpusim_rl.learn.precision import choose_precision
 from gpusim_rl.machine.hardware import memory_available_bytes
+from gpusim_rl.run.run_dir import RunDir
 from gpusim_rl.run.run_view import RunView
 
 OPENMP = ("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "OMP_PROC_BIND", "GOMP_SPINCOUNT", "GOMP_CPU_AFFINITY", "KMP_BLOCKTIME")
 
 
-def precision(settings: Any, policy: Policy, device: torch.device) -> dict[str, Any]:
-    """Describes the precision of the networks; empty where the algorithm has no setting `precision`.
+def banner(run: RunView, run_dir: RunDir, *, continues: bool) -> list[tuple[str, str]]:
+    """Returns labels and texts, at most 12; `continues` tells that an earlier start of the run has made the folder."""
+    start, cfg, env = run.start, run.cfg, run.env
+    sizes = ", ".join(f"{name} {size}" for name, size in env.obs_sizes.items())
+    ignored = "" if cfg.seed in (-1, start.seed) else f" (the checkpoint's; seed={cfg.seed} is ignored)"
+    threads = torch.get_num_threads()
+    chosen = _precision(run)
+    bits = f", {chosen['precision']} ({chosen['precision_reason']})" if chosen else ""
+    git = run_dir.environment.get("git")
+    lines = [
+        ("task", f"{run.start.task_name}, {_several(run)}{cfg.num_envs} envs, {env.summary}"),
+        ("spaces", f"observations {sizes}; actions {env.num_actions}"),
+        ("sim", str(start.sim)),
+        ("learner", f"{cfg.algo} on {start.device}, {threads} CPU thread{'' if threads == 1 else 's'}{bits}"),
+        ("graph", f"{run.graph}; compiled: {start.compile}"),
+        *run.algorithm.describe().items(),
+        ("seed", f"{start.seed}{ignored}"),
+    ]
+    if start.spec.overrides:
+        lines.append(("changed", " ".join(start.spec.overrides)))
+    if git:
+        lines.append(("commit", git["sha"][:10] + (" + local changes" if git["dirty"] else "")))
+    if start.resumed:
+        checkpoint = start.spec.checkpoint
+        branch = "" if continues or checkpoint is None else f" of {checkpoint.file}, in a new run folder"
+        episodes = "" if env.resumable else "; its envs cannot be saved, so new episodes begin"
+        lines.append(("resumed", f"at iteration {run.iteration}{branch}{episodes}"))
+    lines.append(("run", str(run_dir)))
+    return lines
 
-    Returns:
-        `precision` (fp32 or bf16), `precision_reason`, and `bf16_is_fast` (whether bf16 is fast here).
-    """
-    wanted = getattr(settings, "precision", None)
-    if wanted is None:
-        return {}
-    return {
-        "precision": "bf16" if policy.bf16 else "fp32",
-        "precision_reason": choose_precision(wanted, device)[1],
-        "bf16_is_fast": choose_precision("auto", device)[0],
-    }
+
+def _several(run: RunView) -> str:
+    """Owners of `num_envs` each; empty where this process has all envs."""
+    actors, processes = run.num_actors, run.start.collective.size
+    if actors:
+        return f"{actors} actor{'s' * (actors > 1)} ({run.cfg.actors.engine}) x "
+    return f"{processes} processes x " if processes > 1 else ""
 
 
 def describe_run(run: RunView) -> dict[str, Any]:
@@ -52,7 +75,7 @@ def describe_run(run: RunView) -> dict[str, Any]:
             "device": str(device),
             "memory_gb": torch.cuda.get_device_properties(device).total_memory / 1e9 if on_cuda else None,
             "threads": torch.get_num_threads(),
-            **precision(run.cfg.algorithm, run.algorithm.policy, device),
+            **_precision(run),
         },
         "graph": {"mode": graph.mode, "reason": graph.reason},
         "compile": {"mode": run.start.compile.mode, "reason": run.start.compile.reason},
@@ -61,4 +84,20 @@ def describe_run(run: RunView) -> dict[str, Any]:
         "processes_here": here,
         "openmp": {name: os.environ[name] for name in OPENMP if name in os.environ},
         "memory_limit_gb": round((memory_available_bytes() / here + used) / 1e9, 2),
+    }
+
+
+def _precision(run: RunView) -> dict[str, Any]:
+    """Describes the precision of the networks; empty where the algorithm has no setting `precision`.
+
+    Returns:
+        `precision` (fp32 or bf16), `precision_reason`, and `bf16_is_fast` (whether bf16 is fast here).
+    """
+    wanted, device = getattr(run.cfg.algorithm, "precision", None), run.start.device
+    if wanted is None:
+        return {}
+    return {
+        "precision": "bf16" if run.algorithm.policy.bf16 else "fp32",
+        "precision_reason": choose_precision(wanted, device)[1],
+        "bf16_is_fast": choose_precision("auto", device)[0],
     }

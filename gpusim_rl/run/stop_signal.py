@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any
 
 LONG_S = 10.0
@@ -46,9 +46,7 @@ class StopSignal:
             self._previous = {number: signal.signal(number, self._stop) for number in numbers}
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         for number, handler in self._previous.items():
             signal.signal(number, handler)
 
