@@ -291,8 +291,8 @@ class Graphs:
         for stateful, old in zip(self._stateful, before, strict=True):
             changed = [name for name, value in _numbers(stateful).items() if name not in old or old[name] != value]
             if changed:
-                which = " and ".join(f"{type(stateful).__name__}.{name}" for name in changed)
-                self._fall_back(part, f"{which} changes from call to call and is no tensor; try one", step_too=True)
+                names = " and ".join(f"{type(stateful).__name__}.{name}" for name in changed)
+                self._fall_back(part, f"{names} changes from call to call and is no tensor; try one", step_too=True)
                 return
 
 
@@ -345,10 +345,10 @@ def _put_back_tensors(stateful: object, before: dict[str, Any]) -> None:
         if not isinstance(news, tuple) or [_kind(x) for x in news] != [_kind(x) for x in olds]:
             raise NotCapturableError(f"{type(stateful).__name__}.{name} changes its shape or type")
         # A copy first: one attribute may now hold what was another's (previous = current; current = new).
-        copies += [(there, value.clone()) for there, value in zip(olds, news, strict=True)]
+        copies += [(place, value.clone()) for place, value in zip(olds, news, strict=True)]
         back[name] = old
-    for there, value in copies:
-        there.copy_(value)
+    for place, value in copies:
+        place.copy_(value)
     _attributes(stateful).update(back)
 
 

@@ -51,7 +51,7 @@ def _device(name: str, key: str) -> torch.device:
         # torch.device reads small numbers only
         index = int(number) if number else torch.cuda.current_device() if count else 0
         if index >= count:
-            has = f"{count} CUDA device{'s' if count != 1 else ''}" if count else "no CUDA device"
-            raise ConfigError(f"{key}={name}: this machine has {has}; try {key}={'cuda:0' if count else 'cpu'}")
+            devices = f"{count} CUDA device{'s' if count != 1 else ''}" if count else "no CUDA device"
+            raise ConfigError(f"{key}={name}: this machine has {devices}; try {key}={'cuda:0' if count else 'cpu'}")
         return torch.device("cuda", index)
     return torch.device(name)

@@ -90,9 +90,9 @@ class EvalSchedule:
 
     def _fail(self, reason: str) -> None:
         """Says that there will be no more evaluations. If none has ended, returns of the training decide again."""
-        why = f"{reason.removesuffix('.')}; {self._log.run_dir}/{EVAL_LOG} has the rest"
+        details = f"{reason.removesuffix('.')}; {self._log.run_dir}/{EVAL_LOG} has the rest"
         stays = ", and best.pt stays" if self._log.checkpoints.stop_evaluations() else ""
-        self._log.console.warn(f"no more evaluations ({why}); training continues without them{stays}")
+        self._log.console.warn(f"no more evaluations ({details}); training continues without them{stays}")
 
     def close(self) -> None:
         """Ends the process."""

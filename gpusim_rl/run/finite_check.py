@@ -59,11 +59,11 @@ class FiniteCheck:
         if row.flags.get("check/valid", 1.0):
             return
         bad = row.numbers["sim/bad_actions"] == row.numbers["sim/diverged"]
-        why = "their actions or controls are NaN or infinite" if bad else "their physics diverged"
+        cause = "their actions or controls are NaN or infinite" if bad else "their physics diverged"
         advice = "debug.check_task=true to name them" if bad else "a higher task.physics_hz"
         raise TaskError(
             f"{self._task_name}: {num_envs} of {num_envs} envs failed in every step of {_when(row.iterations)}, and"
-            f" nothing is left to learn from: {why}. Try {advice}; {replay} shows the first one"
+            f" nothing is left to learn from: {cause}. Try {advice}; {replay} shows the first one"
         )
 
     @property

@@ -136,11 +136,11 @@ class Logger:
         """Writes the state before the first divergence for a replay, if no earlier start did."""
         if self._silent or (self.run_dir.path / DIVERGED).exists():
             return
-        how = self.dump(DIVERGED, state)
+        replay = self.dump(DIVERGED, state)
         cause = CAUSES[state["cause"]].format(task=state["task"])
         self.console.warn(
             f"{state['diverged_envs']} of {self._cfg.num_envs} envs diverged, env {state['env']} first because of"
-            f" {cause}; such envs are reset and left out of learning, and counted in sim/diverged. {how} shows it"
+            f" {cause}; such envs are reset and left out of learning, and counted in sim/diverged. {replay} shows it"
         )
 
     def dump(self, name: str, state: Mapping[str, Any]) -> str:

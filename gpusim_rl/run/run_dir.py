@@ -31,10 +31,8 @@ OF_A_START = ("time", "command", "versions", "cpu", "gpu", "git")  # entries tha
 class RunDir:
     """Folder of one run and the files in it.
 
-    Args:
-        path: The folder.
-
     Attributes:
+        path: The folder itself.
         config_yaml: Composed config.
         overrides_yaml: Command line.
         env_json: Command, versions, machine and commit.

@@ -15,11 +15,7 @@ from gpusim_rl.run.phases import PHASES
 
 @dataclass(frozen=True, slots=True)
 class Durations:
-    """Durations of one log interval.
-
-    Attributes:
-        wall_s: Its duration on the wall clock [s].
-    """
+    """Durations of one log interval; `wall_s` is its own on the wall clock [s]."""
 
     wall_s: float
     _host_s: dict[str, float]
