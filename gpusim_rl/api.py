@@ -111,11 +111,6 @@ def make_env(
 def load_spec(config: dict[str, Any], overrides: Sequence[str], checkpoint: Checkpoint | None = None) -> RunSpec:
     """Loads the classes of a composed config, and checks the rest of it.
 
-    Args:
-        config: Composed config, plain values.
-        overrides: Command line that it was composed from.
-        checkpoint: Checkpoint that `checkpoint=` names; None looks it up.
-
     Raises:
         ConfigError: A class is not there, or a setting does not fit.
     """

@@ -170,10 +170,7 @@ def list_tasks(argv: list[str]) -> None:
 def _lines(table: list[list[str]], right: Sequence[str], width: int | None) -> list[str]:
     """Returns a table as lines. Where a row does not fit, its last columns are cut or left out, never the first.
 
-    Args:
-        table: Cells; the first row names the columns.
-        right: Columns of numbers, flush right.
-        width: Width of the terminal [characters]; None prints everything.
+    Columns in `right` are flush right; without a `width` [characters] everything fits.
     """
     columns = list(zip(*table, strict=True))
     if width is not None:

@@ -193,12 +193,7 @@ class Actor:
         return SentRollout(self._number, tensors, version, taken, worked_s, waited_s, self._due_progress())
 
     def do(self, request: str, argument: Any) -> Stepped | None:
-        """Does what the learner asks for, but for rollouts, whose tensors each engine sends in a way of its own.
-
-        Args:
-            request: `begin` or `step`.
-            argument: Progress of other envs, or actions.
-        """
+        """Begins at the progress of other envs, or takes a step: all requests but rollouts, which each engine sends."""
         if request == "step":
             return self._step(argument)
         self.collector.begin_from(argument)

@@ -52,16 +52,8 @@ class InferenceRollouts(Rollouts):
     A thread answers actors in batches: as soon as `max_batch` of them wait, or the first one has waited for
     `max_wait_ms`. With 0 it answers all that wait by now, and batches grow by themselves where it is busy. An actor
     whose rollouts the learner has not copied yet gets no answer, so nothing piles up. The thread acts with copies of
-    the weights of a version, so never with weights that are half updated.
-
-    Args:
-        engine: Engine that has the actors.
-        make_remote: Function that makes what acts for an actor, by its number.
-        num_envs: Envs of an actor.
-        device: Device of the policy that acts.
-        limits: Number of actors that work, and of those that are answered together.
-        max_wait_ms: Time that an actor waits for others at most [ms].
-        tune: Whether other limits are tried while the run goes on.
+    the weights of a version, so never with weights that are half updated. With `tune` other limits are tried while the
+    run goes on.
     """
 
     def __init__(

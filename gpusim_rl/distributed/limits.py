@@ -27,10 +27,6 @@ class Tuner:
     1611.06256, section 4.3). The kept setting is measured again before every try, because a run does not stay equally
     fast.
 
-    Args:
-        limits: Limits at the start.
-        most_actors: Number of actors that there are.
-
     Attributes:
         limits: Limits that hold now.
     """
@@ -45,12 +41,7 @@ class Tuner:
         self._since: float | None = None
 
     def observe(self, steps: int, now_s: float) -> Limits:
-        """Counts control steps, and changes the limits at the end of an interval; returns those that hold now.
-
-        Args:
-            steps: Control steps since the last call.
-            now_s: Time of a clock [s].
-        """
+        """Counts control steps until a time [s], and changes the limits after an interval; returns those that hold."""
         if self._since is None:  # what came so far may be of other limits
             self._since = now_s
             return self.limits

@@ -26,13 +26,7 @@ TABLE, PICTURE = "population.csv", "lineage.png"
 
 
 def explored(settings: Mapping[str, Any], space: Space, chance: random.Random) -> dict[str, Any]:
-    """Returns other settings near those of a trial that is copied, within the space.
-
-    Args:
-        settings: Values by key.
-        space: Range of each setting (`low`, `high`, `log`), or its `choices`.
-        chance: Source of randomness.
-    """
+    """Returns other settings near those of a trial that is copied, within the space."""
     near = dict(settings)
     for key, allowed in space.items():
         up = chance.choice((-1, 1))

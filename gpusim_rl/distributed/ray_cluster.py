@@ -29,10 +29,6 @@ PATIENCE_S = 5.0
 def require_ray(needed_by: str, address: str | None = None) -> Any:
     """Imports Ray.
 
-    Args:
-        needed_by: Command or setting that needs it.
-        address: Address of a cluster; None is that of RAY_ADDRESS, else this machine.
-
     Raises:
         ConfigError: It is not installed, or of a version that does not work.
     """

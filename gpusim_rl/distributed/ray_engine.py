@@ -55,10 +55,6 @@ class RayEngine(Engine):
     Ray starts an actor again wherever there is room, for ever. A call is made once: what an actor was doing when it
     died is lost. Weights are put into Ray's object store once for each version.
 
-    Args:
-        jobs: Jobs of the actors.
-        address: Address of a cluster; None is that of RAY_ADDRESS, else this machine.
-
     Raises:
         ConfigError: There is no Ray, or no cluster at the address.
     """

@@ -118,12 +118,7 @@ def hydra_main(run: Callable[[dict[str, Any], list[str], Checkpoint | None], Out
 
 
 def sweep_summary(outcomes: Sequence[tuple[Sequence[str], Outcome]], console: str) -> str:
-    """Returns what is printed at the end of a sweep: a line for each run, with the overrides in which the runs differ.
-
-    Args:
-        outcomes: Overrides and outcome of each run.
-        console: Setting `log.console`: `json` makes one object of it, `quiet` nothing.
-    """
+    """Returns what is printed at the end of a sweep: a line for each run, with the overrides that differ; or JSON."""
     if console == "quiet":
         return ""
     if console == "json":

@@ -142,15 +142,7 @@ def explain(
 def unknown_choice(
     group: str, name: str, options: Sequence[str], config_dir: Path | None, otherwise: str = ""
 ) -> ConfigError:
-    """Makes the error for a yaml that no config folder has.
-
-    Args:
-        group: Folder of the yaml: `task`, `algo`.
-        name: Name that was asked for.
-        options: Names that there are.
-        config_dir: Folder of the user (`-cd`).
-        otherwise: Advice where there is no such folder and nothing is similar.
-    """
+    """Makes the error for a yaml that no config folder has; `otherwise` is advice where nothing is similar."""
     hint = did_you_mean(name, options)
     if config_dir is not None:
         folder = paths.from_here(config_dir.resolve())
