@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -19,9 +19,12 @@ from gpusim_rl.env.random import EnvRandom
 from gpusim_rl.env.stateful import Stateful
 from gpusim_rl.errors import ConfigError, TaskError
 from gpusim_rl.settings.checks import build
-from gpusim_rl.settings.schema import Count
+from gpusim_rl.settings.schema import Count, Rule
 
 T = TypeVar("T")
+
+Names = Annotated[list[str], Rule("a list of different names", lambda names: 0 < len(names) == len(set(names)))]
+LEAST_TO_MOST = Rule("[least, most], at least 0", lambda limits: 0 <= limits[0] <= limits[1])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,17 +107,6 @@ class Noise(Draw):
         Draw.__post_init__(self)
         if self.range_correlated is not None:
             replace(self, range=self.range_correlated, range_correlated=None)
-
-
-def check_different(key: str, names: Sequence[str] | None) -> None:
-    """Raises ConfigError for a list of names that is empty, or has a name twice; None is not given."""
-    if names is None:
-        return
-    if not names:
-        raise ConfigError(f"{key} is empty; leave it out for the default")
-    for name in names:
-        if names.count(name) > 1:
-            raise ConfigError(f"{key} must be different, got {name!r} more than once")
 
 
 def parse(cls: type[T], node: Any, path: str) -> T:

@@ -16,14 +16,14 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from gpusim_rl.env.draws import Noise, VectorNoise, parse
+from gpusim_rl.env.draws import LEAST_TO_MOST, Noise, VectorNoise, parse
 from gpusim_rl.env.environment import Observation, Parts
 from gpusim_rl.env.random import EnvRandom
 from gpusim_rl.env.stateful import restore_state, saved_state
 from gpusim_rl.env.task import Task
 from gpusim_rl.errors import ConfigError, TaskError, did_you_mean
 from gpusim_rl.settings.checks import build
-from gpusim_rl.settings.schema import Count, Natural, Rule
+from gpusim_rl.settings.schema import Count, Natural
 
 TaskObservation = Mapping[str, Tensor | Parts]
 """Observation groups of a task by name: a tensor [num_envs, size], or the named parts of one."""
@@ -37,7 +37,7 @@ class PartSettings:
 
     noise: Any = None
     """Standard deviation, bounds [low, high] of uniform noise, or settings as IsaacGymEnvs has them [unit]."""
-    delay: Natural | Annotated[tuple[int, int], Rule("[fewest, most]", lambda steps: 0 <= steps[0] <= steps[1])] = 0
+    delay: Natural | Annotated[tuple[int, int], LEAST_TO_MOST] = 0
     """Control steps by which the part is late: one number, or the range of draws."""
     history: Count = 1
     """Frames of the control steps up to this one."""

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from gpusim_rl.env.draws import Ramp, check_different
+from gpusim_rl.env.draws import LEAST_TO_MOST, Names, Ramp
 from gpusim_rl.env.random import EnvRandom
 from gpusim_rl.env.stateful import Stateful
 from gpusim_rl.errors import ConfigError
-from gpusim_rl.settings.schema import NotNegative, Positive
+from gpusim_rl.settings.schema import Positive
 from gpusim_rl.sim import Articulation, Sim
 
 
@@ -21,26 +22,22 @@ from gpusim_rl.sim import Articulation, Sim
 class Pushes(Ramp):
     """Pushes on an articulation, at random moments that differ between envs."""
 
-    interval_s: tuple[Positive, Positive]
+    interval_s: Annotated[tuple[float, float], LEAST_TO_MOST]
     """Least and most time between two pushes [s]."""
-    velocity: tuple[NotNegative, NotNegative] | None = None
+    velocity: Annotated[tuple[float, float], LEAST_TO_MOST] | None = None
     """Change of the root's horizontal velocity, in any direction [m/s]."""
-    force: tuple[NotNegative, NotNegative] | None = None
+    force: Annotated[tuple[float, float], LEAST_TO_MOST] | None = None
     """Force on each of the bodies, in any direction [N]."""
     duration_s: Positive | None = None
     """Duration of a force [s]; null = one control step."""
-    bodies: list[str] | None = None
+    bodies: Names | None = None
     """Bodies that forces act on; null = the root."""
 
     def __post_init__(self) -> None:
-        check_different("bodies", self.bodies)
         if (self.velocity is None) == (self.force is None):
             raise ConfigError("pushes need either velocity: [least, most] or force: [least, most]")
         if self.velocity is not None and (self.bodies is not None or self.duration_s is not None):
             raise ConfigError("pushes by velocity act on the root at once; bodies and duration_s are for force")
-        for least, most in (self.interval_s, self.velocity or self.force or (0.0, 0.0)):
-            if least > most:
-                raise ConfigError(f"pushes: expected [least, most], got [{least:g}, {most:g}]")
 
 
 class Pusher(Stateful):

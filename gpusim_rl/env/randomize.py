@@ -9,13 +9,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import torch
 from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 
-from gpusim_rl.env.draws import Draw, Draws, Noise, VectorNoise, check_different, named, parse
+from gpusim_rl.env.draws import LEAST_TO_MOST, Draw, Draws, Names, Noise, VectorNoise, named, parse
 from gpusim_rl.env.properties import NOT_HERE, SECTIONS, ActorProperties, Quantity
 from gpusim_rl.env.pushes import Pusher, Pushes
 from gpusim_rl.env.random import EnvRandom
@@ -47,14 +47,13 @@ class Property(Draw):
     """Drawn once, when the environment is made. It has full strength then: a schedule does not apply."""
     interval_s: Positive | None = None
     """Ours: time between two draws [s]; null = drawn at resets."""
-    names: list[str] | None = None
+    names: Names | None = None
     """Ours: the bodies (mass, shapes), joints or tendons that are randomised; null = all."""
     num_buckets: Count | None = None
     """Accepted and ignored: PhysX has a limited number of materials, MuJoCo has not."""
 
     def __post_init__(self) -> None:
         Draw.__post_init__(self)
-        check_different("names", self.names)
         if self.setup_only and self.interval_s is not None:
             raise ConfigError("setup_only and interval_s exclude each other")
 
@@ -63,12 +62,8 @@ class Property(Draw):
 class Latency:
     """Ours: actions reach the task late. The delay is drawn for each episode."""
 
-    range: tuple[int, int]
+    range: Annotated[tuple[int, int], LEAST_TO_MOST]
     """Least and most delay [control steps]."""
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.range[0] <= self.range[1]:
-            raise ConfigError(f"range must be [least, most] control steps, got {list(self.range)}")
 
 
 class _ActionQueue(Stateful):

@@ -833,7 +833,10 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"actions": {**TWICE, "range_correlated": [3, 2]}}, "range must be [low, high], got [3, 2]"),
     ({"actions": {**TWICE, "schedule": "linear"}}, "schedule and schedule_steps need each other"),
     ({"actions": 3}, "task.randomization_params.actions must be a section with keys of its own, got 3"),
-    ({"latency": {"range": [2, 1]}}, "task.randomization_params.latency: range must be [least, most] control steps"),
+    (
+        {"latency": {"range": [2, 1]}},
+        "latency.range must be [least, most], at least 0, got [2, 1]",
+    ),
     ({"sim_params": {"rest_offset": TWICE}}, "sim_params.rest_offset: MuJoCo has no distance between resting bodies"),
     ({"sim_params": {"gravty": TWICE}}, "Did you mean 'gravity'?"),
     ({"actor_params": {"rovr": {}}}, "actor_params.rovr: the scene has no 'rovr'. Did you mean 'rover'?"),
@@ -848,8 +851,11 @@ WRONG: list[tuple[dict[str, Any], str]] = [
         "damping: 'rover' has no joint 'moter'. Did you mean 'motor'?",
     ),
     (of_rover(BODY, mass=draw(1, 2, names=["hul"])), "has no body with mass 'hul'. Did you mean 'hull'?"),
-    (of_rover(BODY, mass=draw(1, 2, names=["hull", "arm", "hull"])), "mass: names must be different, got 'hull' more"),
-    (of_rover(BODY, mass=draw(1, 2, names=[])), "mass: names is empty; leave it out for the default"),
+    (
+        of_rover(BODY, mass=draw(1, 2, names=["hull", "arm", "hull"])),
+        "names must be a list of different names or null, got [",
+    ),
+    (of_rover(BODY, mass=draw(1, 2, names=[])), "mass.names must be a list of different names or null, got []"),
     (of_rover(DOF, lower=draw(1, 2, names=["motor"])), "'motor' has no limits in the MJCF"),
     ({"actor_params": {"crate": {TENDON: {"damping": TWICE}}}}, "damping: sim.param('tendon_damping', 'crate')"),
     (of_rover(BODY, mass={**TWICE, "setup_only": True, "interval_s": 1.0}), "setup_only and interval_s exclude each"),
@@ -859,7 +865,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"actor_params": {"rover": {"pushes": {"interval_s": [1, 2]}}}}, "pushes need either velocity"),
     (
         {"actor_params": {"rover": {"pushes": {"interval_s": [2, 1], "velocity": [0, 1]}}}},
-        "expected [least, most], got [2, 1]",
+        "pushes.interval_s must be [least, most], at least 0, got [2, 1]",
     ),
     (
         {"actor_params": {"rover": {"pushes": {"interval_s": [1, 2], "force": [0, 1], "bodies": ["hul"]}}}},
@@ -867,7 +873,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"actor_params": {"rover": {"pushes": {"interval_s": [1, 2], "force": [0, 1], "bodies": ["arm", "arm"]}}}},
-        "pushes: bodies must be different, got 'arm' more than once",
+        "pushes.bodies must be a list of different names or null, got",
     ),
 ]
 
