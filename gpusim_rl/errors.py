@@ -57,12 +57,7 @@ def did_you_mean(name: str, options: Iterable[str]) -> str:
 
 
 def import_extra(module: str, extra: str, needed_by: str) -> ModuleType:
-    """Imports an optional dependency.
-
-    Args:
-        module: Module to import, for example `imageio_ffmpeg`.
-        extra: Our extra that installs it, for example `video`.
-        needed_by: Command or setting that needs it, for example `tools/record.py` or `log.tensorboard=true`.
+    """Imports an optional module, which our extra installs, for a command or a setting that needs it.
 
     Raises:
         ConfigError: It is not installed; the message has the pip command.
@@ -131,14 +126,7 @@ def friendly_errors() -> Iterator[None]:
 
 @contextmanager
 def one_line_if_out_of_memory(num_envs: int) -> Iterator[None]:
-    """Turns an allocation that fails in the block into one line.
-
-    Args:
-        num_envs: Number of envs of the run; the error says to try half of it.
-
-    Raises:
-        ConfigError: An allocation has failed.
-    """
+    """Turns an allocation that fails in the block into a ConfigError, which says to try half of the envs."""
     try:
         yield
     except (MemoryError, RuntimeError, ValueError) as error:  # torch.OutOfMemoryError is a RuntimeError

@@ -163,11 +163,7 @@ class RunStats:
 
 
 def read_run_stats(folder: Path, warm_up: int | None = None) -> RunStats:
-    """Reads a run, live or finished.
-
-    Args:
-        folder: Folder of the run.
-        warm_up: Number of rows to leave out at the start; None judges it by their times.
+    """Reads the folder of a run, live or finished, without rows at its start; None for `warm_up` judges their times.
 
     Raises:
         ConfigError: A file is missing or broken, or has no row yet.

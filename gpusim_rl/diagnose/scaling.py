@@ -75,7 +75,11 @@ def recommend(measured: Mapping[str, Points], *, task: str, tuned_envs: int) -> 
         others = [errors[0] for device, errors in failed.items() if device != best and errors]
         reasons += [f"the other device could not be measured: {error}" for error in others]
         if best == "cpu":
-            reasons.append(_without_gpu(measured["cpu"], knees["cpu"]))
+            share = _percent(1 - measured["cpu"][knees["cpu"]].phases.get("log", 0.0))
+            reasons.append(
+                "no GPU was measured, so whether one is worth it is not known. What these numbers say:"
+                f" {share} of the time at {knees['cpu']} envs is physics, policy and learning, which a GPU would do"
+            )
     if knees[best] != tuned_envs:
         reasons.append(
             f"{task}'s PPO settings are tuned for {tuned_envs} envs: with {knees[best]} it learns differently from the"
@@ -145,15 +149,6 @@ def _about_both(cpu: Measurement, gpu: Measurement, task: str) -> str:
     if speedup > 1 / CLEARLY:
         return f"a GPU is hardly worth it for {task}: {speedup:.2f} times as fast, {numbers}"
     return f"a GPU is not worth it for {task}: the CPU is {1 / speedup:.1f} times as fast ({numbers} on the GPU)"
-
-
-def _without_gpu(points: Points, at: int) -> str:
-    """Tells what the CPU's numbers say of a GPU where none was measured."""
-    share = _percent(1 - points[at].phases.get("log", 0.0))
-    return (
-        "no GPU was measured, so whether one is worth it is not known. What these numbers say:"
-        f" {share} of the time at {at} envs is physics, policy and learning, which a GPU would do"
-    )
 
 
 # Processes and actors

@@ -35,10 +35,7 @@ NEEDED = ("config", "sim", "seed", "env", "obs_sizes", "num_actions", "policy", 
 class Player:
     """Steps a task with a policy: whole episodes, the mean action, no exploration noise.
 
-    Args:
-        env: Envs; the policy acts on their device.
-        seed: Seed of random actions.
-        act: Source of the actions: `trained`, `zero` or `random`.
+    `act` is the source of the actions, `trained`, `zero` or `random`, and `seed` that of random ones.
     """
 
     def __init__(self, env: Environment, *, seed: int, act: str = "zero") -> None:
