@@ -156,13 +156,13 @@ def read_curve(folder: Path, key: str, x_column: str) -> Curve:
 
     from gpusim_rl.errors import ConfigError, did_you_mean, warn
     from gpusim_rl.run.run_dir import RunDir
-    from gpusim_rl.run.writers import parse_csv, read_csv
+    from gpusim_rl.run.writers import read_csv
     from gpusim_rl.settings.schema import ALGORITHMS
 
     run = RunDir(folder)
     if not run.metrics_csv.is_file():
         raise ConfigError(f"{folder} has no metrics.csv: either it was deleted, or the first iteration is not over yet")
-    content = parse_csv(read_csv(run.metrics_csv))
+    content = read_csv(run.metrics_csv)
     columns = content.columns
     if content.damaged:
         warn(f"{run.metrics_csv} is damaged in line {content.damaged}: the curve ends before it")

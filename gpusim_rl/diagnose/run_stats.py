@@ -13,7 +13,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.files.safe_open import load_json, load_yaml
 from gpusim_rl.run.phases import PHASES
-from gpusim_rl.run.writers import Row, parse_csv, read_csv
+from gpusim_rl.run.writers import Row, read_csv
 from gpusim_rl.settings.simulators import NO_SIMULATOR, SIMULATORS, default_simulator
 
 NEWEST = 500  # rows that are read: a run that has changed is judged by what it does now
@@ -213,7 +213,7 @@ def read_rows(file: Path) -> list[Row]:
         ConfigError: There is no such file, it is no metrics.csv, it is damaged, or it has no row yet.
     """
     try:
-        content = parse_csv(read_csv(file))
+        content = read_csv(file)
     except FileNotFoundError:
         raise ConfigError(
             f"{file.parent} has no metrics.csv: either it was deleted, or the first iteration is not over yet"

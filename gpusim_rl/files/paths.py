@@ -120,11 +120,9 @@ def find_checkpoint(name: str, runs: str | Path = "runs") -> Checkpoint:
 
 
 def find_run(name: str, runs: str | Path = "runs") -> Path:
-    """Finds the folder of a run, which may not have saved a checkpoint yet.
+    """Finds the folder of a run by its name, as for `find_checkpoint`, though it may not have saved a checkpoint yet.
 
-    Args:
-        name: Name of a run, as for `find_checkpoint`; a task means its latest run with metrics or a checkpoint.
-        runs: Folder of all runs (`log.dir`).
+    A task means its latest run with metrics or a checkpoint.
 
     Raises:
         ConfigError: There is none, or it holds links.

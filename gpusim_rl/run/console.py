@@ -77,9 +77,6 @@ class Console:
         total_iterations: Iteration at which the run will be complete.
         log: File to which the text is appended too; None for none.
         min_interval_s: Distance of plain lines of rows, but for first and last [s].
-
-    Attributes:
-        mode: The mode; never `auto`.
     """
 
     def __init__(self, mode: str, total_iterations: int, log: Path | None, *, min_interval_s: float = 2.0) -> None:

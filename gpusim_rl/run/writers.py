@@ -129,17 +129,13 @@ class CsvContent:
         return "" if late else hashlib.sha256(_csv_lines(lines)).hexdigest()
 
 
-def read_csv(path: Path) -> bytes:
-    """Returns the content of a metrics.csv, for `parse_csv`, as `read_bytes` does."""
-    return read_bytes(path, MAX_CSV_BYTES)
-
-
-def parse_csv(data: bytes, columns: Sequence[str] = ()) -> CsvContent:
+def read_csv(path: Path, columns: Sequence[str] = ()) -> CsvContent:
     """Reads a metrics.csv that may be damaged, the header too: `columns` are the known names of the first ones.
 
-    What follows the last newline is an incomplete row, and left out.
+    What follows the last newline is an incomplete row, and left out. Errors are those of `read_bytes`.
     """
-    first, *lines = [line.removesuffix("\r") for line in data.decode(errors="replace").split("\n")[:-1]] or [""]
+    text = read_bytes(path, MAX_CSV_BYTES).decode(errors="replace")
+    first, *lines = [line.removesuffix("\r") for line in text.split("\n")[:-1]] or [""]
     try:
         header = next(csv.reader([first]), [])
     except csv.Error:
@@ -264,8 +260,9 @@ class CsvWriter(Writer):
 
     def _read(self, expected: Mapping[str, Any] | None) -> tuple[CsvContent, str]:
         """Content up to the checkpoint, and a warning where rows are lost or changed; a damaged file is kept."""
-        data = read_csv(self._path) if self._path.exists() else b""
-        content = parse_csv(data, expected["columns"] if expected else ())
+        columns = expected["columns"] if expected else []
+        written = self._path.exists() and self._path.stat().st_size > 0
+        content = read_csv(self._path, columns) if written else CsvContent(columns, [], None)
         if (until := self._cut_at) is not None:
             content = replace(content, rows=[row for row in content.rows if int(row[0]) <= until])
         if expected is None:
@@ -274,7 +271,7 @@ class CsvWriter(Writer):
             return content, ""
         else:
             last = expected["iteration"]
-            if last and not data:
+            if last and not written:
                 return content, f"metrics.csv is gone or empty: its rows up to iteration {last} are lost"
         if last is not None and content.iteration < last:
             lost = f"its rows after iteration {content.iteration} are lost"
