@@ -28,24 +28,9 @@ OF_MODULES = ("_parameters", "_buffers", "_modules")
 PLAIN = (type, ModuleType, FunctionType, BuiltinFunctionType, MethodType, str, bytes, int, float, type(None))
 
 
-def held(owner: object, kind: type[T], device: torch.device) -> Iterator[tuple[str, T, torch.device]]:
-    """Yields the objects of a kind that an object holds, each once.
-
-    Args:
-        owner: Object or nested container.
-        kind: Class of the objects.
-        device: Device that the owner's tensors should be on.
-
-    Yields:
-        Path to the object, the object, and the device that it should be on: that of the innermost object around it
-        which has an attribute `device`, a memory on the host, say.
-    """
-    yield from _held(owner, kind, "", device, {})
-
-
 def generators_of(owner: object, device: torch.device) -> list[Generator]:
     """Returns the random generators of a device that an object holds. A CUDA graph must know those of its kernels."""
-    return [generator for _, generator, _ in held(owner, Generator, device) if generator.device.type == device.type]
+    return [generator for _, generator, _ in _held(owner, Generator, device) if generator.device.type == device.type]
 
 
 def attributes(node: object) -> dict[str, Any]:
@@ -60,7 +45,7 @@ def check_devices(name: str, owner: object, device: torch.device) -> None:
     Raises:
         ConfigError: The message has `name`, the class and attribute that hold the tensor, and both devices.
     """
-    for path, tensor, expected in held(owner, Tensor, device):
+    for path, tensor, expected in _held(owner, Tensor, device):
         place = tensor.device
         if place.type != expected.type or (expected.index is not None and place.index not in (None, expected.index)):
             raise ConfigError(f"debug.check_device: {name}: {path} is on {place}, expected {expected}")
@@ -80,8 +65,14 @@ def devices_checked(*owners: tuple[str, object, torch.device], enabled: bool) ->
 
 
 def _held(
-    node: Any, kind: type[T], path: str, device: torch.device, seen: dict[int, object]
+    node: Any, kind: type[T], device: torch.device, path: str = "", seen: dict[int, object] | None = None
 ) -> Iterator[tuple[str, T, torch.device]]:
+    """Yields the objects of a kind that an object or nested container holds, each once.
+
+    With each come the path to it, and the device that it should be on: that of the innermost object around it which has
+    an attribute `device`, a memory on the host, say.
+    """
+    seen = {} if seen is None else seen
     if isinstance(node, PLAIN) or id(node) in seen:
         return
     seen[id(node)] = node  # kept, so that no other object gets its id
@@ -107,4 +98,4 @@ def _held(
             device = values["device"]
         inner = [(f"{type(node).__name__}.{name}", item) for name, item in values.items()]
     for deeper, item in inner:
-        yield from _held(item, kind, deeper, device, seen)
+        yield from _held(item, kind, device, deeper, seen)
