@@ -26,13 +26,7 @@ _SCALAR = (mujoco.mjtJoint.mjJNT_HINGE.value, mujoco.mjtJoint.mjJNT_SLIDE.value)
 
 
 def describe(player: Player, model: ExportedPolicy, control: ControlMap | None) -> dict[str, Any]:
-    """Returns the card, without files, errors and latencies. What a task does not say is not in it.
-
-    Args:
-        player: Player of the run.
-        model: Policy that is exported.
-        control: Map from its actions to controls; None if that is not known.
-    """
+    """Returns the card, without files, errors and latencies, and without what a task does not declare."""
     env = player.env
     card: dict[str, Any] = {
         "format": FORMAT,
@@ -49,9 +43,8 @@ def describe(player: Player, model: ExportedPolicy, control: ControlMap | None) 
     compiled = env.sim.scene.model
     actuators = _actuators(compiled)
     if control is not None:
-        names = [actuator["name"] for actuator in actuators]
-        if driven := control.names(names, env.num_actions):
-            card["action"]["names"] = driven
+        if names := control.names([actuator["name"] for actuator in actuators], env.num_actions):
+            card["action"]["names"] = names
         card["control"] = {
             "is": "offset[i] + scale[i] * action[source[i]], for each actuator i of the scene",
             "offset": list(control.offset),
@@ -83,12 +76,11 @@ def _finite(node: Any) -> Any:
 
 def _provenance(player: Player) -> dict[str, Any]:
     """Returns the commit that trained, and the versions that exported."""
-    run: dict[str, Any] = {}
-    if player.run_dir is not None:
-        run["run"] = player.run_dir.name
-        with suppress(OSError, ValueError, KeyError, TypeError):  # env.json is gone or damaged: the card does without
-            git = load_json(player.run_dir / "env.json")["git"]
-            run["commit"] = {"sha": str(git["sha"]), "dirty": bool(git["dirty"])}
+    assert player.run_dir is not None
+    run: dict[str, Any] = {"run": player.run_dir.name}
+    with suppress(OSError, ValueError, KeyError, TypeError):  # env.json is gone or damaged: the card does without
+        git = load_json(player.run_dir / "env.json")["git"]
+        run["commit"] = {"sha": str(git["sha"]), "dirty": bool(git["dirty"])}
     environment = describe_environment()
     versions = {package: metadata.version(package) for package in PACKAGES}
     return {**run, "versions": {**environment["versions"], **versions}, "cpu": environment["cpu"]["model"]}
@@ -110,10 +102,9 @@ def _action(env: Environment, limit: float | None) -> dict[str, Any]:
 
 
 def _states(model: ExportedPolicy) -> list[dict[str, Any]]:
-    shapes = [list(state.shape) for state in model.initial_state(1)]
     return [
-        {"input": name, "output": f"next_{name}", "shape": [layers, "batch", units], "start": 0.0}
-        for name, (layers, _, units) in zip(model.inputs[1:], shapes, strict=True)
+        {"input": name, "output": f"next_{name}", "shape": [len(state), "batch", state.shape[2]], "start": 0.0}
+        for name, state in zip(model.inputs[1:], model.initial_state(1), strict=True)
     ]
 
 
@@ -135,8 +126,8 @@ def _joints(model: mujoco.MjModel) -> list[dict[str, Any]]:
 def _actuators(model: mujoco.MjModel) -> list[dict[str, Any]]:
     """Returns the actuators in the order of the controls.
 
-    Without a torque-speed line the force is `gain * control - kp * position - kd * velocity`, then times `gear`: of a
-    position servo gain is kp, of a motor kp and kd are 0. Actuators with other laws of MuJoCo's have no gains here.
+    Without a torque-speed line the force is `gear * (gain * control - kp * position - kd * velocity)`: a position servo
+    has gain = kp, a motor kp = kd = 0. Actuators with other laws of MuJoCo's have no gains here.
     """
     rows = []
     for i in range(model.nu):

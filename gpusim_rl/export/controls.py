@@ -45,14 +45,9 @@ class ControlMap:
 def measure(env: VecEnv, seed: int) -> ControlMap | None:
     """Applies random actions along random episodes, and fits the controls that the task makes of them.
 
-    Args:
-        env: Envs of the task, which are stepped.
-        seed: Seed of the random actions.
-
     Returns:
-        The map. None where a control depends on more than one column of this step's action, as that of an integrator or
-        of operational-space control does; where the task applies forces too; and on simulators that have no MuJoCo
-        controls.
+        The map. None where a control depends on more than one column of this step's action, as that of an integrator
+        does; where the task applies forces too; and on simulators that have no MuJoCo controls.
     """
     sim, task = env.sim, env.task
     inputs = [getattr(sim, name, None) for name in ("ctrl", "qfrc_applied", "xfrc_applied")]

@@ -50,8 +50,8 @@ def write_all(
         out: Folder to write; None is `export` in the run's folder, or `export-2` where that exists.
         overwrite: Whether to replace the files of a folder that exists.
         int8: Whether to write a second ONNX file, with 8-bit weights.
-        trust: Whether to import the classes that the run names, as for `Player.open`.
-        config_dir: Folder of the user's with more tasks, as for `Player.open`.
+        trust: Whether to import the classes that the run names.
+        config_dir: Folder of the user's with more tasks.
 
     Returns:
         The folder, and the card.
@@ -67,7 +67,11 @@ def write_all(
         try:
             temporary.mkdir()
             card = _write(player, temporary, int8=int8)
-            _put(temporary, folder)
+            if not folder.exists():
+                temporary.rename(folder)
+            else:
+                for file in temporary.iterdir():
+                    file.replace(folder / file.name)
         except OSError as error:
             raise ConfigError(f"--out {folder}: cannot write there: {error.strerror or error}") from None
         finally:
@@ -79,16 +83,11 @@ def _write(player: Player, folder: Path, *, int8: bool) -> dict[str, Any]:
     """Writes all files into an empty folder; returns the card."""
     env, policy = player.env, player.policy
     assert policy is not None
-    policy.to("cpu")
-    task_env = env if isinstance(env, VecEnv) else None
-    control = None if task_env is None else measure(task_env, SEED)
-    discrete = isinstance(env.action_space, MultiDiscrete)
-    model = ExportedPolicy(
-        policy,
-        clip_observations=None if task_env is None else task_env.cfg.clip_observations,
-        clip_actions=None if task_env is None or discrete else task_env.cfg.clip_actions,
-        control=control,
-    ).eval()
+    control = clip_observations = clip_actions = None
+    if isinstance(env, VecEnv):
+        control, clip_observations = measure(env, SEED), env.cfg.clip_observations
+        clip_actions = None if isinstance(env.action_space, MultiDiscrete) else env.cfg.clip_actions
+    model = ExportedPolicy(policy.to("cpu"), clip_observations, clip_actions, control).eval()
     size = env.obs_sizes["policy"]
     write_onnx(model, size, folder / ONNX)
     write_torchscript(model, size, folder / TORCHSCRIPT)
@@ -97,8 +96,8 @@ def _write(player: Player, folder: Path, *, int8: bool) -> dict[str, Any]:
         write_int8(folder / ONNX, folder / INT8)
         files["int8"] = INT8
     card = {**describe(player, model, control), "files": dict(files), **_compared(model, player, folder, files)}
-    if task_env is not None:
-        scene = task_env.sim.scene
+    if isinstance(env, VecEnv):
+        scene = env.sim.scene
         compiled = copy.copy(scene.model)
         cfg = build(SimConfig, player.settings["sim"], "sim")
         compiled.opt.iterations, compiled.opt.ls_iterations = solver_limits(compiled.opt, cfg)
@@ -126,12 +125,11 @@ def _write_scene(scene: Scene, model: mujoco.MjModel, folder: Path) -> dict[str,
 
 def _compared(model: ExportedPolicy, player: Player, folder: Path, files: dict[str, str]) -> dict[str, Any]:
     """Returns errors and latencies of the files."""
-    policy, sizes = model.policy, player.env.obs_sizes
-    exact = parity.torch_function(model, policy, sizes)
+    sizes = player.env.obs_sizes
+    exact = parity.torch_function(model, sizes)
     state = tuple(layers.numpy() for layers in model.initial_state(1))
-    obs = parity.random_observations(policy, sizes["policy"], SEED)
-    errors, times = {}, {}
-    threads = torch.get_num_threads()
+    obs = parity.random_observations(model.policy, sizes["policy"], SEED)
+    errors, times, threads = {}, {}, torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         for kind, file in files.items():
@@ -149,12 +147,3 @@ def _compared(model: ExportedPolicy, player: Player, folder: Path, files: dict[s
         "parity": {"observations": len(obs), "tolerance": parity.TOLERANCE, "files": errors},
         "latency_us": {"calls": parity.CALLS, "threads": 1, "batch": 1, "median": times},
     }
-
-
-def _put(temporary: Path, folder: Path) -> None:
-    """Puts the files in their place."""
-    if not folder.exists():
-        temporary.rename(folder)
-        return
-    for file in temporary.iterdir():
-        file.replace(folder / file.name)

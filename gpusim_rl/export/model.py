@@ -26,7 +26,7 @@ class ExportedPolicy(nn.Module):
         policy: Policy that acts.
         clip_observations: Limit of raw observations, in their units; None for no limit.
         clip_actions: Limit of actions; None for no limit, and for indices.
-        control: Map from actions to the task's controls; None where that is more than a scale and an offset.
+        control: Map from actions to the task's controls; None where none is known.
     """
 
     offset: Tensor
@@ -34,12 +34,7 @@ class ExportedPolicy(nn.Module):
     source: Tensor
 
     def __init__(
-        self,
-        policy: Policy,
-        *,
-        clip_observations: float | None,
-        clip_actions: float | None,
-        control: ControlMap | None,
+        self, policy: Policy, clip_observations: float | None, clip_actions: float | None, control: ControlMap | None
     ) -> None:
         super().__init__()
         self.policy = policy
@@ -47,16 +42,13 @@ class ExportedPolicy(nn.Module):
         self.clip_actions = clip_actions
         self.has_control = control is not None
         if control is not None:
-            self.register_buffer("offset", torch.tensor(control.offset))
-            self.register_buffer("scale", torch.tensor(control.scale))
-            self.register_buffer("source", torch.tensor(control.source))
+            for name in ("offset", "scale", "source"):
+                self.register_buffer(name, torch.tensor(getattr(control, name)))
 
     def forward(self, obs: Float[Tensor, "batch size"], *state: Tensor) -> tuple[Tensor, ...]:
-        """Returns action, control if it is known, and the next recurrent state.
+        """Returns action, control if it is known, and next recurrent state, [layers, batch, units] each.
 
-        Args:
-            obs: Raw observations of the group `policy`.
-            state: Recurrent state, [layers, batch, units] each; zeros where an episode begins.
+        Observations are raw, of the group `policy`. The state is zero where an episode begins.
         """
         if self.clip_observations is not None:
             obs = obs.clamp(-self.clip_observations, self.clip_observations)
@@ -84,14 +76,7 @@ class ExportedPolicy(nn.Module):
 
 
 def write_onnx(model: ExportedPolicy, size: int, file: Path) -> None:
-    """Writes ONNX, whose batch may have any size.
-
-    torch's exporter is that of `torch.export`: the older one, through TorchScript, is deprecated since torch 2.9.
-
-    Args:
-        model: Policy, on the CPU.
-        size: Size of its observation.
-        file: File to write.
+    """Writes a policy on the CPU as ONNX, for observations [batch, size] and a batch of any size.
 
     Raises:
         ConfigError: ONNX has no operation for something in it, such as a network of the user's own.
@@ -114,7 +99,7 @@ def write_onnx(model: ExportedPolicy, size: int, file: Path) -> None:
 
 
 def write_torchscript(model: ExportedPolicy, size: int, file: Path) -> None:
-    """Writes TorchScript, whose batch may have any size; the other arguments are those of `write_onnx`."""
+    """Writes TorchScript; takes what `write_onnx` takes."""
     inputs = (torch.zeros(2, size), *model.initial_state(2))
     content = io.BytesIO()
     with _quiet(), _one_line("TorchScript"):
@@ -132,7 +117,7 @@ def write_int8(file: Path, quantized: Path) -> None:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Silences what exporters say of other packages, of themselves and of their own deprecation."""
+    """Silences warnings of the exporters, about other packages and their own deprecation."""
     level = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-import time
+import timeit
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,15 +11,12 @@ from pathlib import Path
 import numpy as np
 import onnxruntime
 import torch
-from torch import Tensor
 
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.export.model import ExportedPolicy
 from gpusim_rl.learn.algorithm import Policy
 
 OBSERVATIONS = 10_000
-EXTREME = 0.2
-"""Share of the observations that are extreme."""
 STEPS = 10
 """Length of an episode, over which a recurrent state is carried [control steps]."""
 TOLERANCE = 1e-5
@@ -30,7 +27,9 @@ BORDER = 1e-3
 """Share of the observations that may be at the border between two choices."""
 CALLS = 1000
 
-Function = Callable[..., tuple[np.ndarray, ...]]
+Arrays = tuple[np.ndarray, ...]
+Units = Sequence[np.ndarray | float]
+Function = Callable[..., Arrays]
 """Map from observation and states, [layers, batch, units], to the outputs of `ExportedPolicy`."""
 
 
@@ -60,92 +59,73 @@ def torchscript_function(file: Path) -> Function:
     module = torch.jit.load(file)
 
     @torch.no_grad()
-    def run(*inputs: np.ndarray) -> tuple[np.ndarray, ...]:
+    def run(*inputs: np.ndarray) -> Arrays:
         return tuple(output.numpy() for output in module(*map(torch.from_numpy, inputs)))
 
     return run
 
 
-def torch_function(model: ExportedPolicy, policy: Policy, obs_sizes: Mapping[str, int]) -> Function:
-    """Returns what the files are compared with: `Policy.act` as it plays, with the task's clipping around it.
+def torch_function(model: ExportedPolicy, obs_sizes: Mapping[str, int]) -> Function:
+    """Returns the function that files are compared with: `Policy.act` as it plays, with the task's clipping around it.
 
     A critic's observations and its state are zeros here: they do not change an action.
-
-    Args:
-        model: Exported policy, for its limits and controls.
-        policy: Policy, on the CPU.
-        obs_sizes: Size of each observation group.
     """
-    critic_state = policy.initial_state(1)[len(model.initial_state(1)) :]
+    critic_state = model.policy.initial_state(1)[len(model.initial_state(1)) :]
 
     @torch.no_grad()
-    def run(*inputs: np.ndarray) -> tuple[np.ndarray, ...]:
+    def run(*inputs: np.ndarray) -> Arrays:
         obs, *state = (torch.from_numpy(value) for value in inputs)
         if model.clip_observations is not None:
             obs = torch.clip(obs, -model.clip_observations, model.clip_observations)
         groups = {group: torch.zeros(len(obs), size) for group, size in obs_sizes.items()}
         critic = tuple(layers.expand(-1, len(obs), -1) for layers in critic_state)
-        action, next_state = policy.act({**groups, "policy": obs}, (*state, *critic), deterministic=True)
+        action, next_state = model.policy.act({**groups, "policy": obs}, (*state, *critic), deterministic=True)
         if model.clip_actions is not None:
             action = torch.clip(action, -model.clip_actions, model.clip_actions)
-        outputs: list[Tensor] = [action]
-        if model.has_control:
-            outputs.append(model.offset + model.scale * action[:, model.source])
-        return tuple(output.numpy() for output in (*outputs, *next_state[: len(state)]))
+        control = [model.offset + model.scale * action[:, model.source]] if model.has_control else []
+        return tuple(output.numpy() for output in (action, *control, *next_state[: len(state)]))
 
     return run
 
 
 def random_observations(policy: Policy, size: int, seed: int) -> np.ndarray:
-    """Returns observations [`OBSERVATIONS`, size]: around what the normaliser has seen, and extreme ones.
+    """Returns observations [`OBSERVATIONS`, size] around those that the normaliser has seen, a fifth of them extreme.
 
-    Four fifths are normal with three standard deviations. The others are up to 100 away, or one number alone is, or all
-    are as large as 1e6 times that, or zero.
+    The extreme ones are up to 100 deviations away, or one number alone is, or all are up to 1e6 times as far, or zero.
     """
     random = np.random.default_rng(seed)
-    norms = getattr(policy, "obs_norm", {})
-    mean, scale = np.zeros(size), np.ones(size)
+    norms, mean, scale = getattr(policy, "obs_norm", {}), np.zeros(size), np.ones(size)
     if "policy" in norms:
         mean, scale = norms["policy"].mean.numpy(), norms["policy"].scale.double().numpy()
     z = 3.0 * random.standard_normal((OBSERVATIONS, size))
-    number = int(EXTREME * OBSERVATIONS) // 4
-    far, alone, huge, zero = np.split(z[: 4 * number], 4)
+    number = OBSERVATIONS // 20  # of each of four extreme kinds
+    far, alone, huge, _ = np.split(z[: 4 * number], 4)
     far[:] = random.uniform(-100.0, 100.0, far.shape)
     alone[np.arange(number), random.integers(size, size=number)] *= 1e3
     huge *= 10.0 ** random.uniform(0.0, 6.0, (number, 1))
-    zero[:] = 0.0
     obs = mean + scale * z
     obs[3 * number : 4 * number] = 0.0
     return random.permutation(obs).astype(np.float32)
 
 
 def error_units(model: ExportedPolicy) -> list[np.ndarray | float]:
-    """Returns the unit of each output's error, where the output itself is smaller.
-
-    A control is an action times a scale. It has the action's errors times that scale.
-    """
+    """Returns the unit of each output's error, where the output is smaller: a control has an action's times a scale."""
     control = [model.scale.abs().clamp(min=1.0).numpy()] if model.has_control else []
     return [1.0, *control, *(1.0 for _ in model.initial_state(1))]
 
 
-def compare(
-    exact: Function,
-    other: Function,
-    obs: np.ndarray,
-    state: tuple[np.ndarray, ...],
-    units: Sequence[np.ndarray | float] = (1.0,),
-) -> Parity:
+def compare(exact: Function, other: Function, obs: np.ndarray, state: Arrays, units: Units = (1.0,)) -> Parity:
     """Returns the errors of a function, in episodes of `STEPS` control steps; each function carries its own state.
 
-    A choice (of discrete actions, or of bins) can change from one float32 to the next. An observation where the policy
-    itself gives the other outputs, as soon as the observation is rounded otherwise, is at such a border.
+    A choice (of discrete actions, or of bins) can change from one float32 to the next. An observation is at such a
+    border where the policy gives the other outputs as soon as the observation is rounded otherwise.
 
     Args:
         exact: Function of the policy.
         other: Function of the file.
         obs: Observations [n, size]; n is a multiple of `STEPS`.
         state: State at the start, [layers, 1, units] each.
-        units: Unit of each output's error, see `error_units`.
+        units: Result of `error_units`.
     """
     episodes = obs.reshape(STEPS, -1, obs.shape[1])
     exact_state = other_state = tuple(np.repeat(layers, episodes.shape[1], axis=1) for layers in state)
@@ -164,9 +144,7 @@ def compare(
     return Parity(worst, borders, len(obs))
 
 
-def _errors(
-    expected: tuple[np.ndarray, ...], got: tuple[np.ndarray, ...], units: Sequence[np.ndarray | float]
-) -> np.ndarray:
+def _errors(expected: Arrays, got: Arrays, units: Units) -> np.ndarray:
     """Returns the largest error of each row."""
     errors = []
     for a, b, unit in zip(expected, got, units, strict=True):
@@ -177,29 +155,20 @@ def _errors(
 
 
 def _at_border(
-    exact: Function,
-    got: tuple[np.ndarray, ...],
-    obs: np.ndarray,
-    state: tuple[np.ndarray, ...],
-    rows: np.ndarray,
-    units: Sequence[np.ndarray | float],
+    exact: Function, got: Arrays, obs: np.ndarray, state: Arrays, rows: np.ndarray, units: Units
 ) -> np.ndarray:
     """Returns those of some rows where the policy gives the other outputs for a neighbour of the observation."""
-    random, is_near = np.random.default_rng(0), np.zeros(len(rows), dtype=bool)
+    random, near = np.random.default_rng(0), np.zeros(len(rows), dtype=bool)
     state = tuple(layers[:, rows] for layers in state)
     got = tuple(output[:, rows] if output.ndim == 3 else output[rows] for output in got)
     for _ in range(64):
         factor = 1.0 + 2e-6 * random.uniform(-1.0, 1.0, obs[rows].shape)
-        is_near |= _errors(exact((obs[rows] * factor).astype(np.float32), *state), got, units) <= TOLERANCE
-    return rows[is_near]
+        near |= _errors(exact((obs[rows] * factor).astype(np.float32), *state), got, units) <= TOLERANCE
+    return rows[near]
 
 
 def require(parity: Parity, name: str) -> None:
-    """Stops where a file is not the policy.
-
-    Raises:
-        ConfigError: Its error is above `TOLERANCE`, or too many observations are at borders.
-    """
+    """Raises a ConfigError where a file is not the policy: its error is too large, or it has too many borders."""
     if not parity.max_error <= TOLERANCE or parity.borders > BORDER * parity.observations:
         raise ConfigError(
             f"{name} differs from the policy by {parity.max_error:.2g} (expected at most {TOLERANCE:g}), and in"
@@ -208,11 +177,7 @@ def require(parity: Parity, name: str) -> None:
         )
 
 
-def latency_us(function: Function, inputs: tuple[np.ndarray, ...]) -> float:
+def latency_us(function: Function, inputs: Arrays) -> float:
     """Returns the median time of a call [us]."""
-    times = []
-    for _ in range(CALLS + CALLS // 10):
-        begin = time.perf_counter_ns()
-        function(*inputs)
-        times.append(time.perf_counter_ns() - begin)
-    return statistics.median(times[CALLS // 10 :]) / 1e3
+    times = timeit.repeat(lambda: function(*inputs), number=1, repeat=CALLS + CALLS // 10)
+    return 1e6 * statistics.median(times[CALLS // 10 :])
