@@ -9,7 +9,6 @@ import torch
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.learn.algorithm import EnvSpec
 from gpusim_rl.learn.host_replay import CPU, HostReplay
-from gpusim_rl.learn.prioritized import Priorities
 from gpusim_rl.learn.replay import STORAGE, Replay
 from gpusim_rl.machine.hardware import memory_available_bytes
 from gpusim_rl.settings.schema import OffPolicyConfig, ReplayConfig
@@ -20,13 +19,7 @@ def make_replay(
 ) -> Replay | HostReplay:
     """Makes the replay memory that the settings ask for.
 
-    Args:
-        cfg: Settings of the algorithm.
-        env: Environments.
-        groups: Observation groups to keep.
-        device: Device of the learner.
-        seed: Seed of a memory on the host, which draws by itself.
-        drawn: Transitions of an iteration.
+    One on the host draws by a seed of its own, and `drawn` transitions for an iteration.
 
     Raises:
         ConfigError: It is too small to learn from, there is no room for it, or it does not do what is asked of it.
@@ -35,7 +28,7 @@ def make_replay(
     _check_settings(cfg, env, steps, device)
     if device.type != "meta":
         size = Replay.bytes_of(steps, env, groups, storage)
-        size += Priorities.bytes_of(steps * env.num_envs, cfg.replay.alpha)
+        size += 4 * steps * env.num_envs if cfg.replay.alpha > 0.0 else 0  # priorities
         _check_room(cfg.replay, f"{env.section}.replay", size, torch.device(cfg.replay.device or device))
     on_host = cfg.replay.device is not None and device.type != "meta"
     place = CPU if on_host else device
@@ -89,14 +82,7 @@ def _check_room(cfg: ReplayConfig, section: str, size: int, device: torch.device
 
 
 def describe_replay(cfg: OffPolicyConfig, replay: Replay | HostReplay, section: str, max_steps: int) -> str:
-    """Returns what the start of a run tells of a replay memory.
-
-    Args:
-        cfg: Settings of the algorithm.
-        replay: Replay memory.
-        section: Section of the settings.
-        max_steps: Control steps of a whole training.
-    """
+    """Returns what the start of a run, of so many control steps, tells of a replay memory."""
     on_host = isinstance(replay, HostReplay)
     size = f"{replay.num_steps} x {replay.num_envs}, {replay.num_bytes / 1e9:.3g} GB{' of the host' if on_host else ''}"
     kept = f"saved in checkpoints ({section}.replay.save=false: smaller ones, a resumed run fills it again)"

@@ -20,8 +20,7 @@ from gpusim_rl.learn.algorithm import (
     recorded_steps,
     restore_generator,
 )
-from gpusim_rl.learn.replay import Replay, Transitions
-from gpusim_rl.learn.trajectory import Trajectory
+from gpusim_rl.learn.replay import Replay, Trajectory, Transitions
 
 CPU = torch.device("cpu")
 
@@ -53,7 +52,7 @@ class HostReplay:
         env: Environments that it is for.
         device: Device of the learner.
         horizon: Control steps of a rollout.
-        size: Transitions of an update.
+        size: Transitions that are drawn for all updates of an iteration.
         seed: Seed of the draws.
 
     Attributes:

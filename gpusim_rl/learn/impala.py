@@ -1,10 +1,11 @@
-"""IMPALA: an actor-critic that learns from rollouts of older policies, without a host sync."""
+"""IMPALA: an actor-critic that learns from rollouts of older policies by V-trace, without a host sync."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import torch
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from gpusim_rl.learn.algorithm import EnvSpec
@@ -12,8 +13,55 @@ from gpusim_rl.learn.minibatch import Samples, Sequences, by_step
 from gpusim_rl.learn.networks import EvaluatedActions
 from gpusim_rl.learn.on_policy import OnPolicy
 from gpusim_rl.learn.ppo import clipped_loss
-from gpusim_rl.learn.vtrace import vtrace
 from gpusim_rl.settings.schema import ImpalaConfig
+
+
+def vtrace(
+    log_ratio: Float[Tensor, "time envs"],
+    reward: Float[Tensor, "time envs"],
+    value: Float[Tensor, "time envs"],
+    next_value: Float[Tensor, "time envs"],
+    terminated: Bool[Tensor, "time envs"],
+    done: Bool[Tensor, "time envs"],
+    valid: Bool[Tensor, "time envs"],
+    gamma: float | Float[Tensor, "time envs"],
+    *,
+    lam: float = 1.0,
+    clip: float = 1.0,
+    advantage_clip: float | None = 1.0,
+) -> tuple[Float[Tensor, "time envs"], Float[Tensor, "time envs"]]:
+    """Computes V-trace (Espeholt et al. 2018, arXiv 1802.01561, section 4.1), exact where an episode is truncated.
+
+    A truncated episode goes on in V(final_obs), in the advantage too: the next target is of another episode there.
+
+    Args:
+        log_ratio: Logarithm of pi(a_t|s_t) / mu(a_t|s_t), of the policy that learns and the one that acted.
+        reward: Reward of step t; it and the tensors behind it are those of `gae`.
+        value: V(s_t), of the critic that learns.
+        next_value: V of the observation after step t.
+        terminated: Whether the episode ended by the task's rules.
+        done: Whether the episode ended for any reason.
+        valid: Whether the sample counts.
+        gamma: Discount per step, one for all or one for each sample.
+        lam: Weight of longer returns; the paper has 1.
+        clip: Largest weight of a sample in the target, rho-bar of the paper. Its c-bar is 1.
+        advantage_clip: Largest weight of a sample in the advantage; None where it has none, because the loss has it.
+
+    Returns:
+        Advantages, weighted by the clipped ratio, and targets of the critic.
+    """
+    ignored = ~valid
+    ratio = log_ratio.exp()
+    trace = (gamma * lam * ratio.clamp(max=1.0)).masked_fill_(done | ignored, 0.0)
+    ahead = reward + gamma * next_value.masked_fill(terminated, 0.0)
+    error = (ratio.clamp(max=clip) * (ahead - value)).masked_fill_(ignored, 0.0)
+    for t in reversed(range(len(error) - 1)):
+        error[t].addcmul_(trace[t], error[t + 1])
+    later = torch.cat([error[1:], torch.zeros_like(error[:1])]).masked_fill_(done, 0.0)
+    advantage = ahead + gamma * later - value
+    if advantage_clip is not None:
+        advantage = ratio.clamp(max=advantage_clip) * advantage
+    return advantage.masked_fill_(ignored, 0.0), value + error
 
 
 class Impala(OnPolicy):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -33,8 +33,7 @@ from gpusim_rl.learn.optimizer import MaskedAdamW
 from gpusim_rl.learn.precision import choose_precision
 from gpusim_rl.learn.prioritized import Priorities
 from gpusim_rl.learn.q_networks import QPolicy, project
-from gpusim_rl.learn.replay import Replay, Transitions
-from gpusim_rl.learn.trajectory import Trajectory
+from gpusim_rl.learn.replay import Replay, Trajectory, Transitions
 from gpusim_rl.settings.schema import OffPolicyConfig
 from gpusim_rl.spaces import Box
 
@@ -59,13 +58,6 @@ class OffPolicy(Algorithm):
 
     In a data-parallel run each process has envs, a memory and batches of its own. Sums over samples are taken over all
     processes, so that they keep the same weights.
-
-    Args:
-        cfg: Settings.
-        env: Environments.
-        device: Device of networks and memory.
-        seed: Seed of exploration and of the samples.
-        max_iterations: Updates in a whole training.
 
     Attributes:
         memory: Memory that `record` writes to: the replay memory, or that of a rollout in an actor.
@@ -207,11 +199,7 @@ class OffPolicy(Algorithm):
         self.replay.exchange()
 
     def update(self) -> dict[str, Tensor]:
-        """Learns from the replay memory: `horizon` x `updates` batches.
-
-        Returns:
-            Means over the updates, as 0-dim device tensors.
-        """
+        """Learns from `horizon` x `updates` batches; returns means over them, as 0-dim device tensors."""
         cfg, number = self.cfg, self.horizon * self.cfg.updates
         stored = self.replay.fill * self.num_envs
         waits = stored < max(cfg.learning_starts, (cfg.n_step + 1) * self.num_envs)  # at least one whole window
@@ -256,9 +244,8 @@ class OffPolicy(Algorithm):
         [total] = self.collective.sum([weight.sum(dim=1, keepdim=True)])
         weight = weight / total.clamp_(min=torch.finfo(torch.float32).tiny)
         reward = drawn.reward if cfg.reward_scale == 1.0 else drawn.reward * cfg.reward_scale
-        noise = torch.randn(
-            number, 2, cfg.batch_size, self.num_actions, device=self.device, generator=self._sample_generator
-        )
+        shape = number, 2, cfg.batch_size, self.num_actions
+        noise = torch.randn(shape, device=self.device, generator=self._sample_generator)
         fields = obs, drawn.action, reward, next_obs, drawn.discount, weight.flatten(), drawn.index
         starts = range(0, size, cfg.batch_size)
         batches = [tree_map(lambda x, i=i: x.narrow(0, i, cfg.batch_size), fields) for i in starts]
@@ -267,28 +254,31 @@ class OffPolicy(Algorithm):
     def _critic_step(self, batch: Batch, waits: Tensor) -> tuple[Tensor, Tensor]:
         with torch.no_grad():
             target, expected = self._target(batch)
-        policy, optimizer = self.policy, self.critic_optimizer
+        policy = self.policy
         outputs = policy.critic(batch.obs[policy.critic_group], batch.action, bf16=policy.bf16)
         if policy.critic.support is None:
             each = functional.mse_loss(outputs.squeeze(-1), target.expand(policy.critic.members, -1), reduction="none")
         else:
             each = -(target * outputs.log_softmax(dim=-1)).sum(dim=-1)
         loss = (each @ batch.weight).sum()  # of all critics: each learns as if it were alone
-        gradients = torch.autograd.grad(loss, optimizer.parameters)
         with torch.no_grad():
             q = (policy.critic.value(outputs) @ batch.weight).mean()
-            numbers = loss.detach(), q, expected @ batch.weight
-        numbers, gradients = self._summed(numbers, gradients)
-        norm, bad = optimizer.set_gradients(gradients)
-        optimizer.masked_step(norm, waits | bad)
+        numbers, bad = self._optimize(self.critic_optimizer, [loss, q, expected @ batch.weight], waits)
         if self.priorities is not None:
             self.priorities.update(batch.index, self._error(each.detach(), target), batch.weight, waits | bad)
-        return torch.stack([*numbers, norm]).masked_fill_(bad, 0.0), bad
+        return numbers, bad
 
-    def _summed(self, numbers: Sequence[Tensor], gradients: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-        """Adds up numbers and gradients over the processes."""
-        both = self.collective.sum([*numbers, *gradients])
-        return both[: len(numbers)], both[len(numbers) :]
+    def _optimize(self, optimizer: MaskedAdamW, numbers: list[Tensor], waits: Tensor) -> tuple[Tensor, Tensor]:
+        """Makes a step by the gradient of the first number, a loss, over all processes.
+
+        Returns:
+            Numbers over all processes and the norm of the gradient, 0 where that is not finite; whether it is not.
+        """
+        gradients = torch.autograd.grad(numbers[0], optimizer.parameters)
+        sums = self.collective.sum([*(number.detach() for number in numbers), *gradients])
+        norm, bad = optimizer.set_gradients(sums[len(numbers) :])
+        optimizer.masked_step(norm, waits | bad)
+        return torch.stack([*sums[: len(numbers)], norm]).masked_fill_(bad, 0.0), bad
 
     def _error(self, each: Tensor, target: Tensor) -> Tensor:
         """Returns |y - Q|, or KL(y || Q), in the mean of the critics, from their losses and targets, [batch]."""
@@ -344,14 +334,8 @@ class OffPolicy(Algorithm):
         return self.cfg.demonstrations.imitation / self.collective.size * q.detach().abs().mean() * mean
 
     def _actor_step(self, batch: Batch, waits: Tensor) -> tuple[Tensor, Tensor]:
-        loss, *others = self._actor_loss(batch)
-        optimizer = self.actor_optimizer
-        assert optimizer is not None
-        gradients = torch.autograd.grad(loss, optimizer.parameters)
-        numbers, gradients = self._summed([loss.detach(), *others], gradients)
-        norm, bad = optimizer.set_gradients(gradients)
-        optimizer.masked_step(norm, waits | bad)
-        return torch.stack([*numbers, norm]).masked_fill_(bad, 0.0), bad
+        assert self.actor_optimizer is not None
+        return self._optimize(self.actor_optimizer, self._actor_loss(batch), waits)
 
     @torch.no_grad()
     def _look_at_new_frames(self) -> dict[str, Tensor]:

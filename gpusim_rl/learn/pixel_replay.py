@@ -13,8 +13,7 @@ from torch import Tensor
 
 from gpusim_rl.errors import import_extra
 from gpusim_rl.learn.algorithm import EnvSpec, Observation, Outcome
-from gpusim_rl.learn.replay import Replay, Transitions, ends_by_time
-from gpusim_rl.learn.trajectory import Trajectory
+from gpusim_rl.learn.replay import Replay, Trajectory, Transitions, ends_by_time
 
 BLOCK = 8
 """Successive frames that are compressed together. More make it smaller, and slower to sample."""
@@ -219,13 +218,7 @@ class PixelReplay:
 
     @torch.no_grad()
     def write(self, obs: Observation, action: Tensor, step: Outcome) -> None:
-        """Stores a control step, in place of the oldest one where the ring is full.
-
-        Args:
-            obs: Observations before it; of frames the newest one only, uint8 [N, *shape].
-            action: Actions.
-            step: Outcome; `final_obs` like `obs`.
-        """
+        """Stores a control step as `Replay.write`; of frames, the newest one only, uint8 [N, *shape]."""
         slot, row = self.replay.next_place()
         self.frames.write(slot, obs[self.group])
         self.frames.write_final(row, step.final_obs[self.group], ends_by_time(step))

@@ -49,11 +49,6 @@ class Priorities:
         fresh = self.largest * ((self._back > 0) & (step >= 0))
         self._steps.index_copy_(0, step % self.replay.num_steps, fresh[:, None].expand(-1, self.replay.num_envs))
 
-    @staticmethod
-    def bytes_of(slots: int, alpha: float) -> int:
-        """Returns the memory of the priorities of so many transitions [bytes]: none where all are equally likely."""
-        return 4 * slots if alpha > 0.0 else 0
-
     def clear(self) -> None:
         """Forgets everything, as the memory does."""
         self.values.zero_()
@@ -90,13 +85,10 @@ class Priorities:
         weight: Float[Tensor, " batch"],
         hold: Bool[Tensor, ""],
     ) -> None:
-        """Changes the priorities of transitions that were drawn.
+        """Changes the priorities of transitions at slot * N + env by their errors, which are >= 0; none with `hold`.
 
-        Args:
-            index: Places, slot * N + env. Of transitions that are there twice the larger error counts.
-            error: Errors >= 0. One that is not finite changes nothing.
-            weight: Weights; a transition of weight 0 is not drawn again.
-            hold: Whether nothing may change.
+        The larger error of a place counts. One that is not finite changes nothing. A transition of weight 0 is not
+        drawn again.
         """
         new = ((error + _SMALLEST) ** self.alpha).masked_fill_(weight == 0.0, 0.0)
         new = torch.where(new.isfinite() & ~hold, new, self.values.take(index))

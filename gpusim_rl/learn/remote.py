@@ -14,24 +14,17 @@ from gpusim_rl.learn.algorithm import Algorithm, EnvSpec, Observation
 from gpusim_rl.learn.impala import Impala
 from gpusim_rl.learn.networks import SampledActions
 from gpusim_rl.learn.off_policy import OffPolicy
-from gpusim_rl.learn.trajectory import Trajectory
+from gpusim_rl.learn.replay import Trajectory
 
 TRANSITIONS = "transitions"
-"""Beside the weights that an actor takes over: how many transitions the learner has."""
+"""Name of the number of the learner's transitions, beside the weights that an actor takes over."""
 
 
 class Remote(ABC):
-    """What actors and their learner need of an algorithm, beside what every training needs.
-
-    Args:
-        algorithm: Algorithm that acts in an actor, or that learns: `EnvSpec.role`.
-        env: Environments that it was made for.
-
-    Attributes:
-        max_policy_lag: Largest number of updates between acting and learning: older rollouts are dropped.
-    """
+    """The part of an algorithm, which acts or learns (`EnvSpec.role`), that actors and their learner need besides."""
 
     max_policy_lag: float = float("inf")
+    """Largest number of updates between acting and learning: older rollouts are dropped."""
 
     def __init__(self, algorithm: Any, env: EnvSpec) -> None:
         self.algorithm = algorithm
@@ -165,7 +158,7 @@ def remote_class(algorithm_class: type[Algorithm]) -> type[Remote] | None:
 
 
 def remote_of(algorithm: Algorithm, env: EnvSpec) -> Remote:
-    """Makes what actors need of an algorithm that can learn from them, made for these environments."""
+    """Makes the `Remote` of an algorithm that can learn from actors, for the environments that it was made for."""
     cls = remote_class(type(algorithm))
     assert cls is not None
     return cls(algorithm, env)

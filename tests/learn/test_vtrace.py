@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from gpusim_rl.learn.impala import vtrace
 from gpusim_rl.learn.rollout import gae
-from gpusim_rl.learn.vtrace import vtrace
 
 
 def columns(rows: list[list[float]]) -> Tensor:
