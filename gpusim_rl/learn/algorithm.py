@@ -29,14 +29,14 @@ Hidden = tuple[Tensor, ...]
 
 @dataclass(frozen=True, slots=True)
 class EnvSpec:
-    """What an algorithm must know of the environments before they run."""
+    """Description of the environments, for an algorithm that is made before they run."""
 
     num_envs: int
     obs_sizes: Mapping[str, int]
     """Size of each observation group."""
     action_space: ActionSpace
     max_episode_length: int
-    """An env is truncated at most once in so many control steps: the time limit."""
+    """Time limit: an env is truncated at most once in so many control steps."""
     role: Literal["both", "acts", "learns"] = "both"
     """`acts`: an actor, which records rollouts for a learner; so is a policy that is evaluated or played. It needs no
     memory to learn from. `learns`: the learner of actors, which has no envs of its own."""
@@ -47,7 +47,7 @@ class EnvSpec:
     section: str = "algorithm"
     """Name of the section that holds the algorithm's settings, for messages: `algo.name` of the run."""
     collective: Collective = ALONE
-    """The processes that learn together."""
+    """Processes that learn together."""
     compile: bool = False
     """Whether torch.compile is to make the update faster, where the algorithm can use it."""
 
@@ -59,11 +59,11 @@ class Outcome(Protocol):
     """Observations after the step, before any reset."""
     reward: Float[Tensor, " envs"]
     terminated: Bool[Tensor, " envs"]
-    """The episode ended by the task's rules: no bootstrap, what follows is worth 0."""
+    """Whether the episode ended by the task's rules: no bootstrap, the future is worth 0."""
     truncated: Bool[Tensor, " envs"]
-    """The time limit ended the episode: bootstrap with V(final_obs)."""
+    """Whether the time limit ended the episode: bootstrap with V(final_obs)."""
     diverged: Bool[Tensor, " envs"]
-    """The simulation failed: the sample must not be learned from."""
+    """Whether the simulation failed: the sample must not be learned from."""
 
 
 class Transition(Outcome, Protocol):
@@ -72,7 +72,7 @@ class Transition(Outcome, Protocol):
     obs: dict[str, Tensor]
     """Observations to act on next: where an episode ended, of the next one."""
     done: Bool[Tensor, " envs"]
-    """Any of the three: a new episode begins with `obs`."""
+    """Whether any of the three holds: a new episode begins with `obs`."""
 
 
 class RecordedTensor(NamedTuple):
@@ -82,7 +82,7 @@ class RecordedTensor(NamedTuple):
     """Name in words: `an observation`."""
     value: Tensor
     axes: tuple[str, ...]
-    """What each dimension counts: step, env, column; empty for what a user cannot name."""
+    """Names of the dimensions: step, env, column; empty for one that a user cannot name."""
     group: str = ""
     """Observation group."""
 
@@ -110,27 +110,20 @@ class Policy(nn.Module):
 
     @abstractmethod
     def act(self, obs: Observation, hidden: Hidden, deterministic: bool = True) -> tuple[Tensor, Hidden]:
-        """Actions [batch, actions] for raw observations [batch, size], and the next recurrent state."""
+        """Returns actions [batch, actions] for raw observations [batch, size], and the next recurrent state."""
 
     def initial_state(self, batch: int) -> Hidden:
-        """The recurrent state at the start of an episode: zeros; empty for feed-forward policies."""
+        """Returns the recurrent state at the start of an episode: zeros; empty for feed-forward policies."""
         return ()
 
     def actor_state(self, batch: int) -> Hidden:
-        """The part of `initial_state` that actions depend on: without that of a critic."""
+        """Returns the part of `initial_state` that actions depend on: without that of a critic."""
         return self.initial_state(batch)
 
     def act_without_critic(self, obs: Float[Tensor, "batch size"], hidden: Hidden) -> tuple[Tensor, Hidden]:
-        """What export traces: the most likely actions for raw observations of the group `policy`.
+        """Returns the most likely actions for raw observations of the group `policy`, and the next `actor_state`.
 
-        A policy whose `act` needs other groups, or computes more than actions, has its own.
-
-        Args:
-            obs: Raw observations of the group `policy`.
-            hidden: The part of the recurrent state that `actor_state` gives.
-
-        Returns:
-            As `act`.
+        Export traces it. A policy whose `act` needs other groups, or computes more than actions, has its own.
         """
         return self.act({"policy": obs}, hidden)
 
@@ -146,14 +139,14 @@ class Algorithm(ABC):
 
     Args:
         cfg: Settings: an instance of `Config`.
-        env: The environments.
+        env: Environments.
         device: Device of networks and memory.
         seed: Seed of all random numbers of the algorithm.
         max_iterations: Updates in a whole training, for schedules.
 
     Attributes:
         horizon: Control steps per iteration.
-        policy: What is trained.
+        policy: Policy that is trained.
     """
 
     Config: ClassVar[type]
@@ -170,20 +163,14 @@ class Algorithm(ABC):
 
     @abstractmethod
     def act(self, obs: Observation) -> Tensor:
-        """Actions [num_envs, actions] that explore; keeps what `record` will need, such as log-probabilities.
+        """Returns actions [num_envs, actions] that explore, for raw observations, overwritten after `record`.
 
-        Args:
-            obs: Raw observations. They are overwritten after `record`.
+        Keeps what `record` will need, such as log-probabilities.
         """
 
     @abstractmethod
     def record(self, action: Tensor, step: Transition) -> None:
-        """Writes the result of the action, a transition, into fixed memory.
-
-        Args:
-            action: What `act` returned.
-            step: The control step. Its tensors are overwritten by the next one.
-        """
+        """Writes the actions of `act` and their result into fixed memory; the next step overwrites its tensors."""
 
     def before_update(self) -> None:  # noqa: B027 (optional)
         """Does between rollout and update what no CUDA graph can hold, such as waiting for a thread."""
@@ -195,17 +182,17 @@ class Algorithm(ABC):
         Returns:
             Numbers for the log, as 0-dim device tensors. A name is `<group>/<name>`. One that begins with `check/` or
             `loss/` ends the run when it is not finite (NaN); `check/` is not logged. `check/learned` is 0 where the
-            update had to leave the policy as it was, because no gradient was finite, else 1: an algorithm that
-            tells so, and does not learn for some iterations, is put back to the last checkpoint, then stopped.
+            update left the policy as it was, because no gradient was finite, else 1: an algorithm that does not learn
+            for some iterations is put back to the last checkpoint, then stopped.
         """
 
     def describe(self) -> dict[str, str]:
-        """Lines for the start of a run, by label: network, batch."""
+        """Returns lines for the start of a run, by label: network, batch."""
         return {}
 
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:
-        """All that the next iteration depends on, except the policy: optimiser, recurrent state, random generators.
+        """Returns all that the next iteration depends on, except the policy: optimiser, random generators.
 
         Tensors, numbers, strings, lists and dicts only: a checkpoint holds data, not objects. What belongs to the
         episodes that the envs are in, such as recurrent state, is the entry `episodes`.
@@ -223,16 +210,9 @@ def make_policy(
     action_space: ActionSpace,
     device: torch.device,
 ) -> Policy:
-    """A new policy for the weights of a checkpoint: that of an algorithm which only acts, in one env.
+    """Makes a policy for the weights of a checkpoint: that of an algorithm which only acts, in one env.
 
-    It is float32, whatever it is trained in: what it does depends on no machine.
-
-    Args:
-        algorithm_class: Class of the algorithm.
-        cfg: Settings of the run.
-        obs_sizes: Size of each observation group.
-        action_space: Action space of the environments.
-        device: Device of the policy.
+    It is float32, whatever it is trained in, so that its actions depend on no machine.
     """
     env = EnvSpec(1, obs_sizes, action_space, max_episode_length=1, role="acts", section=cfg.algo)
     policy = algorithm_class(cfg.algorithm, env, device=device, seed=0, max_iterations=1).policy
@@ -241,7 +221,7 @@ def make_policy(
 
 
 def make_generator(device: torch.device, seed: int) -> torch.Generator:
-    """A seeded random generator; on "meta", where nothing is drawn, one of the CPU."""
+    """Makes a seeded random generator; on "meta", where nothing is drawn, one of the CPU."""
     return torch.Generator("cpu" if device.type == "meta" else device).manual_seed(seed)
 
 
@@ -252,7 +232,7 @@ def restore_generator(generator: torch.Generator, state: Tensor) -> None:
 
 
 def load_algorithm_class(target: Any) -> type[Algorithm]:
-    """Import the `Algorithm` subclass that `algo._target_` names, e.g. `gpusim_rl.learn.ppo.PPO`.
+    """Imports the `Algorithm` subclass that `algo._target_` names, e.g. `gpusim_rl.learn.ppo.PPO`.
 
     Raises:
         ConfigError: There is no such class, or it is no Algorithm.

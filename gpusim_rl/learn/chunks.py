@@ -38,12 +38,7 @@ class Chunks:
     (benchmarks/update_chunks.json has what it saves). Sums are taken in the order of the chunks, so the result does not
     depend on which thread was faster, or on how many there are, up to MOST_WORKERS.
 
-    On other devices there is one chunk.
-
-    Args:
-        device: Device of the tensors.
-        size: Indices per chunk on the CPU.
-        threads: Whether to use several threads; compiled functions must stay in one.
+    On other devices there is one chunk. Without `threads` all stay in one thread, as a compiled function must.
     """
 
     def __init__(self, device: torch.device, size: int, *, threads: bool = True) -> None:

@@ -77,15 +77,7 @@ def record(env: _Environments, policy: Callable[[Observation], Tensor], file: st
 
 
 def load(file: str, env: EnvSpec, groups: Sequence[str], *, n_step: int, gamma: float, device: torch.device) -> Replay:
-    """Makes a replay memory of a file of demonstrations.
-
-    Args:
-        file: File that `record` wrote.
-        env: Environments of the training.
-        groups: Observation groups to keep.
-        n_step: Largest number of steps in a window.
-        gamma: Discount per step.
-        device: Device of the memory.
+    """Makes a `Replay` of a file that `record` wrote, for the environments of a training.
 
     Raises:
         ConfigError: The file is not there, damaged, or not of demonstrations, or they do not fit the environments.

@@ -48,6 +48,7 @@ class DiagonalGaussian:
 
     def log_prob(self, action: Float[Tensor, "*batch actions"]) -> Float[Tensor, "*batch"]:
         """Returns the log-density of an action, summed over its components."""
+        # -(action - mean)^2 / (2 std^2) - log std - log(2 pi) / 2, summed over the actions
         squares = squared_distance(self.mean.expand_as(action), action) * torch.exp(-2.0 * self.log_std)
         at_mean = -0.5 * _LOG_2PI * self.mean.shape[-1] - self.log_std.sum(dim=-1)
         return torch.add(at_mean, squares.sum(dim=-1), alpha=-0.5)

@@ -67,12 +67,7 @@ class Features(Protocol):
 
 
 class MLP(nn.Sequential):
-    """A multi-layer perceptron.
-
-    Args:
-        size: Inputs.
-        cfg: Units per layer, and the activation behind each.
-    """
+    """A multi-layer perceptron: linear layers of `cfg.hidden` units, and the activation behind each."""
 
     def __init__(self, size: int, cfg: NetworkConfig | CriticConfig) -> None:
         layers: list[nn.Module] = []
@@ -105,12 +100,7 @@ class MLP(nn.Sequential):
 
 
 def make_features(size: int, cfg: NetworkConfig | CriticConfig, key: str = "network") -> nn.Module:
-    """Makes an MLP, or the network of the user's own.
-
-    Args:
-        size: Number of inputs.
-        cfg: Settings.
-        key: Section of these settings, for errors.
+    """Makes an MLP, or the network of the user's own, for so many inputs; `key` is the section of the settings.
 
     Raises:
         ConfigError: The class of `network._target_` is no such network.
@@ -179,25 +169,20 @@ class Trunk(nn.Module):
 
         The recurrent layer is float32 always: its state carries rounding on, and many CPUs have no such layer in bf16.
         """
-        autocast = torch.autocast(x.device.type, dtype=torch.bfloat16) if bf16 else nullcontext()
-        if self.rnn is None:
-            with autocast:
-                return self._features(x), ()
-        outputs = []
-        for t in range(x.shape[0]):
-            if is_first is not None:
-                keep = (~is_first[t])[None, :, None]
-                hidden = tuple(h * keep for h in hidden)
-            state = hidden if isinstance(self.rnn, nn.LSTM) else hidden[0]
-            output, state = self.rnn(x[t : t + 1], state)
-            hidden = state if isinstance(state, tuple) else (state,)
-            outputs.append(output)
-        with autocast:
-            return self._features(torch.cat(outputs)), hidden
-
-    def _features(self, x: Float[Tensor, "time batch size"]) -> Float[Tensor, "time batch out"]:
+        if self.rnn is not None:
+            outputs = []
+            for t in range(x.shape[0]):
+                if is_first is not None:
+                    keep = (~is_first[t])[None, :, None]
+                    hidden = tuple(h * keep for h in hidden)
+                state = hidden if isinstance(self.rnn, nn.LSTM) else hidden[0]
+                output, state = self.rnn(x[t : t + 1], state)
+                hidden = state if isinstance(state, tuple) else (state,)
+                outputs.append(output)
+            x = torch.cat(outputs)
         # One batch dimension: a layer would return a view for two, and in-place activations of views copy gradients.
-        return self.layers(x.flatten(0, 1)).float().unflatten(0, x.shape[:2])
+        with torch.autocast(x.device.type, dtype=torch.bfloat16) if bf16 else nullcontext():
+            return self.layers(x.flatten(0, 1)).float().unflatten(0, x.shape[:2]), hidden
 
 
 class ActorCritic(Policy):
@@ -206,10 +191,6 @@ class ActorCritic(Policy):
     Observations come in groups: `policy` for the actor and, if present, `critic` for the critic, which then has its own
     trunk (asymmetric actor-critic, Pinto et al. 2017, arXiv 1710.06542). Heads, log-probabilities and statistics are
     float32; only the trunks' MLPs run under autocast.
-
-    Args:
-        cfg: Settings of the algorithm.
-        env: Environments.
     """
 
     def __init__(self, cfg: OnPolicyConfig, env: EnvSpec) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool
 from torch import Tensor
 
 from gpusim_rl.errors import ConfigError
@@ -26,14 +26,8 @@ class ActionNoise:
         held      z' = z, or with probability 1 / steps a new number
         coloured  z' = (1 - 1 / steps) z + sqrt(1 - (1 - 1 / steps)^2) x a new number
 
-    A new episode begins with new numbers. All memory is fixed, and nothing is read on the host.
-
-    Args:
-        cfg: Settings.
-        env: Environments.
-        horizon: Control steps of a rollout.
-        columns: Numbers of an env and step: those of the action, then others, which are always new.
-        device: Device of all memory.
+    A new episode begins with new numbers. An env and step has `columns` numbers: those of the action, then others,
+    which are always new. All memory is fixed, and nothing is read on the host.
 
     Attributes:
         now: Numbers for the next control step, [num_envs, columns]. The tensor is never replaced.
@@ -94,15 +88,12 @@ class ActionNoise:
             self.now.copy_(drawn)
             return
         new, old = drawn[:, : self._actions], self.now[:, : self._actions]
-        lasting = torch.where(self._ended[:, None], new, self._lasting(new, old, drawn[:, columns:]))
-        self.now.copy_(torch.cat([lasting, drawn[:, self._actions : columns]], dim=1))
-
-    def _lasting(
-        self, new: Float[Tensor, "envs actions"], old: Float[Tensor, "envs actions"], chance: Float[Tensor, "envs _"]
-    ) -> Float[Tensor, "envs actions"]:
         if self._held:
-            return torch.where(chance < self._below, new, old)
-        return self._keep * old + self._mix * new
+            lasting = torch.where(drawn[:, columns:] < self._below, new, old)
+        else:
+            lasting = self._keep * old + self._mix * new
+        lasting = torch.where(self._ended[:, None], new, lasting)
+        self.now.copy_(torch.cat([lasting, drawn[:, self._actions : columns]], dim=1))
 
     def state_dict(self) -> dict[str, Any]:
         """Returns what the next rollout depends on; nothing for white noise."""

@@ -72,13 +72,7 @@ class RunningNormalizer(nn.Module):
         where: Bool[Tensor, " batch"] | None = None,
         collective: Collective = ALONE,
     ) -> None:
-        """Merges a batch.
-
-        Args:
-            x: Batch.
-            where: Mask of the rows that count; all by default. Rows that do not count may hold anything.
-            collective: Processes whose batches are merged as one.
-        """
+        """Merges the batches of all processes as one; rows outside of the mask may hold anything."""
         if where is None:
             count = torch.full_like(self.count, float(x.shape[0]))
             data = x.to(torch.float64, copy=True)
@@ -95,9 +89,9 @@ class RunningNormalizer(nn.Module):
         [squares] = collective.sum([data.square_().sum(dim=0)])
         var = squares / number
         self.count.add_(count)
-        # Before the first batch `count` is 0, so the initial variance of 1 weighs nothing.
-        weight = count / self.count.clamp(min=1.0)
+        weight = count / self.count.clamp(min=1.0)  # 1 for the first batch: the initial variance weighs nothing
         delta = mean - self.mean
+        # mean += w delta;  var = (1 - w) var + w batch_var + w (1 - w) delta^2
         self.mean.addcmul_(delta, weight)
         self.var.lerp_(var, weight).addcmul_(delta.square_(), weight * (1.0 - weight))
         self._note_change()

@@ -52,13 +52,6 @@ class OnPolicy(Algorithm):
 
     A step whose gradient is not finite changes nothing, and is counted on the device.
 
-    Args:
-        cfg: Settings.
-        env: Environments.
-        device: Device of networks and memory.
-        seed: Seed of the exploration noise and of the order of minibatches.
-        max_iterations: Updates in a whole training, for the linear schedule.
-
     Attributes:
         rollout: Record of the current iteration.
         hidden: Recurrent state to act on next.
@@ -254,12 +247,9 @@ class OnPolicy(Algorithm):
         return numbers, skip.float(), 1
 
     def _gradient(self, batch: Sequences, index: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
-        """Computes the gradient of a minibatch, the sum over its chunks, and gives it to the optimiser.
+        """Computes the gradient of a minibatch of `index`, the sum over its chunks, and gives it to the optimiser.
 
-        Args:
-            batch: All samples.
-            index: Sequences of the minibatch.
-            count: Number of its valid samples, of all processes.
+        The loss is a mean over the `count` valid samples of all processes.
 
         Returns:
             Its statistics: `losses` and the norm of the gradient, 0 where that is not finite; whether it is not.

@@ -31,16 +31,10 @@ def clipped_loss(advantage: Tensor, ratio: Tensor, clip: float) -> Tensor:
 
 
 class AdaptiveRate:
-    """Moves a learning rate so that the policy's change stays near the threshold.
+    """Moves a learning rate within [low, high] so that the policy's KL divergence [nat] stays near the threshold.
 
     rl_games' rule: a KL above twice the threshold divides the rate by 1.5, one below half of it multiplies by 1.5. A KL
-    of exactly 0 (no sample of the minibatch was valid), or one that is NaN, says nothing and changes nothing.
-
-    Args:
-        threshold: KL of the policy's change that is aimed at [nat].
-        low: Lowest rate.
-        high: Highest rate.
-        device: Device of the rate.
+    of exactly 0 (no sample of the minibatch was valid), or one that is NaN, changes nothing.
     """
 
     def __init__(self, threshold: float, low: float, high: float, device: torch.device) -> None:

@@ -19,13 +19,7 @@ from gpusim_rl.settings.schema import ActorCriticConfig, DQNNetworkConfig, OffPo
 
 
 class EnsembleLinear(nn.Module):
-    """Linear layers of equal size side by side, as one product of matrices; each begins as `nn.Linear` does.
-
-    Args:
-        members: Number of layers.
-        size: Inputs of each.
-        out_size: Outputs of each.
-    """
+    """Linear layers of equal size side by side, as one product of matrices; each begins as `nn.Linear` does."""
 
     def __init__(self, members: int, size: int, out_size: int) -> None:
         super().__init__()
@@ -64,14 +58,7 @@ class Critic(nn.Module):
     """Several independent Q functions of a normalised observation and an action.
 
     With `atoms`, each returns the logits of a distribution of returns over `support` (C51: Bellemare et al. 2017, arXiv
-    1707.06887).
-
-    Args:
-        size: Size of the observation.
-        num_actions: Numbers in an action that the networks see.
-        net: Settings of the networks.
-        key: Section of these settings, for errors.
-        options: Number of Q functions that each critic returns.
+    1707.06887). With several `options`, each returns so many Q functions. `key` is the section of the settings.
     """
 
     support: Tensor | None
@@ -83,8 +70,8 @@ class Critic(nn.Module):
         super().__init__()
         members, size = net.critics, size + num_actions
         if net._target_ is not None:
-            own = dataclasses.replace(net, hidden=net.critic_hidden)
-            networks = [make_features(size, own, key) for _ in range(members)]
+            settings = dataclasses.replace(net, hidden=net.critic_hidden)
+            networks = [make_features(size, settings, key) for _ in range(members)]
             self.features: nn.Module = _OwnFeatures(networks)
             size = networks[0].out_size  # type: ignore[assignment]
         else:
@@ -122,12 +109,6 @@ class DiscreteCritic(Critic):
 
     The Q value of several choices is the mean of those of the chosen options (Seyde et al. 2023, arXiv 2210.12566): so
     the best option of each choice is the best action. With `atoms` it is the mean of their logits.
-
-    Args:
-        size: Size of the observation.
-        counts: Options of each choice.
-        net: Settings of the networks.
-        key: Section of these settings, for errors.
     """
 
     offsets: Tensor
@@ -181,12 +162,8 @@ def project(
 ) -> Float[Tensor, "batch atoms"]:
     """Moves a distribution over any returns to the atoms next to them, mean and mass kept inside of the support.
 
-    Bellemare et al. 2017 (arXiv 1707.06887), algorithm 1. A return between two atoms is shared by both.
-
-    Args:
-        probabilities: Probabilities of the returns.
-        returns: Returns; they are clamped to the support.
-        support: Atoms, equally spaced.
+    Bellemare et al. 2017 (arXiv 1707.06887), algorithm 1. A return between two atoms, which are equally spaced, is
+    shared by both. Returns are clamped to the support.
     """
     atoms = len(support)
     low, high = support[0], support[-1]
@@ -199,14 +176,7 @@ def project(
 
 
 class ActorNetwork(nn.Module):
-    """A network that returns numbers which describe actions, for a normalised observation.
-
-    Args:
-        size: Size of the observation.
-        outputs: Number of outputs.
-        net: Settings of the network.
-        key: Section of these settings, for errors.
-    """
+    """A network that returns `outputs` numbers which describe actions, for a normalised observation."""
 
     def __init__(self, size: int, outputs: int, net: QNetworkConfig, key: str) -> None:
         super().__init__()
@@ -231,17 +201,10 @@ def actor_and_critic(cfg: ActorCriticConfig, env: EnvSpec, outputs: int) -> tupl
 
 
 class QPolicy(Policy):
-    """An actor, if there is one, and critics, with normalisers and target networks.
+    """Critics, and an actor if not the critics choose the actions, with normalisers and target networks.
 
     Observations come in groups: `policy` for the actor and, if present, `critic` for the critics (asymmetric
-    actor-critic, Pinto et al. 2017, arXiv 1710.06542).
-
-    Args:
-        cfg: Settings of the algorithm.
-        obs_sizes: Size of each observation group.
-        actor: Actor; None where the critics choose the actions.
-        critic: Critics.
-        target_actor: Whether the actor has a target network too.
+    actor-critic, Pinto et al. 2017, arXiv 1710.06542). With `target_actor` the actor has a target network too.
     """
 
     actor: ActorNetwork | None

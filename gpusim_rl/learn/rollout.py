@@ -22,7 +22,7 @@ def gae(
     gamma: float,
     gae_lambda: float,
 ) -> tuple[Float[Tensor, "time envs"], Float[Tensor, "time envs"]]:
-    """Generalised advantage estimation (Schulman et al. 2016, arXiv 1506.02438, equation 16).
+    """Computes generalised advantages (Schulman et al. 2016, arXiv 1506.02438, equation 16).
 
     Args:
         reward: Reward of step t.
@@ -37,6 +37,7 @@ def gae(
     Returns:
         Advantages, and returns (advantage + value).
     """
+    # A_t = reward_t + gamma (1 - terminated_t) next_value_t - value_t + gamma gae_lambda (1 - done_t) A_{t+1}
     ignored = ~valid
     carry_on = torch.ones_like(reward).masked_fill_(done | ignored, 0.0).mul_(gamma * gae_lambda)
     discount = reward.new_full((), gamma)
@@ -55,13 +56,7 @@ class Rollout:
     valued in one batch per slot at the end: exact, without a second forward pass in every step, without an index list.
     A slot that is not in use holds zeros.
 
-    Args:
-        horizon: T.
-        env: Environments.
-        num_parameters: Numbers that describe one action distribution.
-        initial_hidden: Zero recurrent state for N environments; empty for feed-forward policies.
-        sequence_length: Steps per training sequence of a recurrent policy; divides T.
-        device: Device of the memory.
+    The recurrent state is kept before each training sequence of `sequence_length` steps, which divides T.
     """
 
     def __init__(
@@ -142,9 +137,9 @@ class Rollout:
         Args:
             t: Number of the step, in [0, T).
             obs: Observations that were acted on.
-            hidden: Recurrent state before the step.
+            hidden: Recurrent state before the step; that after it is `sample.hidden`.
             is_first: Whether an episode begins at step 0; `step.done` tells it of the next ones.
-            sample: Actions; `sample.hidden` is the recurrent state after the step.
+            sample: Actions.
             step: Result of the actions.
         """
         if t == 0:

@@ -44,7 +44,7 @@ class SquashedGaussian:
     ) -> tuple[Float[Tensor, "*batch actions"], Float[Tensor, "*batch"]]:
         """Returns an action for standard normal noise, and its log-density, summed over its components."""
         u = torch.addcmul(self.mean, self.log_std.exp(), noise)
-        # log(1 - tanh(u)^2), which loses no digits where tanh(u) is near 1
+        # log pi = log N(u) - log(scale) - log(1 - tanh(u)^2); so the last one loses no digits where tanh(u) is near 1
         log_slope = 2.0 * (math.log(2.0) - u - functional.softplus(-2.0 * u))
         each = torch.add(noise.square(), 2.0 * (self.log_std + log_slope)).sum(dim=-1)
         constant = u.shape[-1] * (0.5 * _LOG_2PI + math.log(self.scale))
