@@ -188,13 +188,14 @@ class Collector:
             yield from overlapped_steps(self.env, self._halves, self.obs, self.device, self.timer)
             return
         for _ in range(self.algorithm.horizon):
-            action, step = self.graphs.run("step", self._control_step)
+            action, step = self.graphs.run("step", self.control_step)
             with self.timer("policy"):
                 self.algorithm.record(action, step)
                 self._copy_obs(step.obs)
             yield step
 
-    def _control_step(self) -> tuple[Tensor, Step]:
+    def control_step(self) -> tuple[Tensor, Step]:
+        """Acts once in all envs; returns the actions, and the step on the learner's device. It records neither."""
         with self.timer("policy"):
             action = self.algorithm.act(self.obs)
             if self._cfg.debug.check_device:

@@ -95,6 +95,7 @@ class DumpReplay:
         if not torch.cuda.is_available():
             config |= {"device": "cpu", "sim_device": None, "rl_device": None}
         config |= {"checkpoint": str(file), "test": False, "log": {**config["log"], "tensorboard": False}}
+        config |= {"actors": {**config["actors"], "engine": None}, "num_actors": None}
         config["sim"] = {**config["sim"], "name": sim or config["sim"]["name"]}
         trainer = make_trainer(load_spec(config, state["overrides"], Checkpoint(file, None)))
         note = "" if trainer.start.sim.name == state["sim"] else f", in new episodes on {trainer.start.sim.name}"
@@ -144,11 +145,10 @@ def _physics_steps(env: VecEnv, dump: Mapping[str, Any]) -> Iterator[str]:
 
 def _iteration(trainer: Trainer) -> Iterator[str]:
     """Does an iteration of a training: its control steps, then the update."""
-    algorithm, env, obs = trainer.algorithm, trainer.env, trainer.collector.obs
+    algorithm, obs = trainer.algorithm, trainer.collector.obs
     algorithm.begin_rollout()
     for number in range(1, algorithm.horizon + 1):
-        action = algorithm.act(obs)
-        step = env.step(action.to(env.device))
+        action, step = trainer.collector.control_step()
         algorithm.record(action, step)
         numbers = [
             *(_describe(f"observation {group}", value, ("env", "column")) for group, value in obs.items()),

@@ -16,8 +16,10 @@ import pytest
 import torch
 
 import gpusim_rl
+from gpusim_rl.api import prepare
+from gpusim_rl.distributed import actors
 from gpusim_rl.errors import ConfigError, TaskError
-from gpusim_rl.run import checkpoint
+from gpusim_rl.run import checkpoint, collector
 from gpusim_rl.view.player import Player
 from gpusim_rl.view.replay_dump import DumpReplay
 from helpers.training import OVERFLOWS, Faulty, make_trainer, the_run
@@ -258,6 +260,28 @@ def test_a_checkpoint_that_learns_says_so(run):
     replay = DumpReplay.open(run / "checkpoints" / "last.pt")
     assert list(iter(replay.step, None))[-1] == "update: the policy learned"
     replay.close()
+
+
+def test_an_update_of_a_run_with_actors_is_shown_without_them(tmp_path):
+    settings: dict[str, Any] = {"impala": {"horizon": 4}, "num_envs": 8, "max_iterations": 1}
+    actors.make_trainer(prepare("Cartpole", algo="impala", log={"dir": str(tmp_path)}, **settings)).train()
+    file = the_run(tmp_path) / "checkpoints" / "last.pt"
+    state = checkpoint.load(file)
+    of_actors = {"actors": {**state["config"]["actors"], "engine": "process"}, "num_actors": 1}
+    checkpoint.save(file, {**state, "config": {**state["config"], **of_actors}, "actor_columns": 8})
+    replay = DumpReplay.open(file)
+    lines = list(iter(replay.step, None))
+    replay.close()
+    assert [line.partition(":")[0] for line in lines] == [*(f"step {n} of 4" for n in range(1, 5)), "update"]
+
+
+def test_an_update_is_replayed_on_the_device_of_the_learner(run, monkeypatch):
+    there = []
+    monkeypatch.setattr(collector, "moved", lambda step, device: there.append(step) or step)
+    replay = DumpReplay.open(run / "checkpoints" / "last.pt")
+    lines = list(iter(replay.step, None))
+    replay.close()
+    assert len(there) == len(lines) - 1 > 0
 
 
 def test_what_is_no_dump_is_one_line(tool, tmp_path):
