@@ -149,12 +149,10 @@ class Actor:
         spec = _spec_of(job)
         envs = spec.cfg.num_envs
         start, _ = begin(spec, _OneOfActors(job))
-        place = {"first_env": job.number * envs, "all_envs": job.num_actors * envs}
-        self.collector = make_collector(start, role="acts", **place)
-        self._number, self._remote = (
-            job.number,
-            remote_of(self.collector.algorithm, env_spec(start, self.collector.env)),
-        )
+        role = {"role": "acts", "first_env": job.number * envs, "all_envs": job.num_actors * envs}
+        self.collector = make_collector(start, **role)
+        self._number = job.number
+        self._remote = remote_of(self.collector.algorithm, env_spec(start, self.collector.env, **role))
         self._idle_since = time.monotonic()
         self._progress_at = 0.0 if job.number == 0 else float("inf")
 

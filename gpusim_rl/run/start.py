@@ -145,7 +145,7 @@ def make_collector(start: RunStart, **role: Any) -> Collector:
         env = _make_env(start)
         with devices_checked(("the environment", env, env.device), enabled=cfg.debug.check_device):
             obs = {group: value.to(start.device, copy=True) for group, value in env.reset().items()}
-        algorithm = make_algorithm(start, dataclasses.replace(env_spec(start, env), **role), start.process_seed)
+        algorithm = make_algorithm(start, env_spec(start, env, **role), start.process_seed)
         use_cpus(start, env.num_envs)
         if start.compile.mode == "all":
             env.compile()
@@ -163,9 +163,9 @@ def _make_env(start: RunStart) -> Environment:
     return VecEnv(task_class, task_cfg, sim, start.process_seed, check=cfg.debug.check_task)
 
 
-def env_spec(start: RunStart, env: Environment) -> EnvSpec:
-    """Returns the properties of environments for an algorithm."""
-    return EnvSpec(
+def env_spec(start: RunStart, env: Environment, **role: Any) -> EnvSpec:
+    """Returns the properties of environments for an algorithm; `role` has fields for one of several processes."""
+    spec = EnvSpec(
         env.num_envs,
         dict(env.obs_sizes),
         env.action_space,
@@ -175,6 +175,7 @@ def env_spec(start: RunStart, env: Environment) -> EnvSpec:
         collective=start.collective,
         compile=start.compile.mode != "off",
     )
+    return dataclasses.replace(spec, **role)
 
 
 def use_cpus(start: RunStart, num_envs: int) -> None:
