@@ -34,7 +34,7 @@ MOST_PHYSICS_STEPS = 150
 """Evaluations of the physics that `auto` captures into one graph. Each is some hundred nodes, and some more where its
 solver allocates memory: the time of a capture and the memory of a graph grow with them."""
 
-PARTS = {
+SEGMENTS = {
     "rollout": ("rollout", "update"),
     "step": ("step", "update"),
     "split": ("split", "update"),
@@ -44,9 +44,9 @@ PARTS = {
     "update": ("update",),
     "off": (),
 }
-"""Parts that each mode captures. The setting `graph` accepts `rollout`, `step`, `split`, `off` and `auto`. The others
-result from it: `update` where physics runs on another device, and all of them where a capture failed. `split` is a
-control step in pieces, between which the simulator launches graphs of its own."""
+"""Segments that each mode captures. The setting `graph` accepts `rollout`, `step`, `split`, `off` and `auto`. The
+others result from it: `update` where physics runs on another device, and all of them where a capture failed. `split` is
+a control step in pieces, between which the simulator launches graphs of its own."""
 
 WORDS = {
     "rollout": "whole rollout",
@@ -54,7 +54,7 @@ WORDS = {
     "split": "control step in pieces",
     "update": "whole update",
 }
-"""Each part in words."""
+"""Each segment in words."""
 
 
 class NotCapturableError(RuntimeError):
@@ -69,7 +69,7 @@ class GraphChoice:
     reason: str
 
     def __str__(self) -> str:
-        return f"{' and '.join(WORDS[part] for part in PARTS[self.mode]) or 'off'} ({self.reason})"
+        return f"{' and '.join(WORDS[segment] for segment in SEGMENTS[self.mode]) or 'off'} ({self.reason})"
 
 
 def choose_graph(
@@ -92,21 +92,21 @@ def choose_graph(
 
 
 class Graphs:
-    """Runs the parts of an iteration; on CUDA each is captured into a torch graph of its own, then replayed.
+    """Runs the segments of an iteration; on CUDA each is captured into a torch graph of its own, then replayed.
 
-    A part must do the same work on the same memory every time, and leave its results at the same addresses. Attributes
-    of `stateful` objects are exempt: a tensor, or a tuple of tensors, that is reassigned under an old name is copied to
-    where the old one was. A graph would freeze a Python number that changes from call to call: where an attribute does
-    so, the part is not captured. What lies deeper, in lists or in helper objects, is not seen.
+    A segment must do the same work on the same memory every time, and leave its results at the same addresses.
+    Attributes of `stateful` objects are exempt: a tensor, or a tuple of tensors, that is reassigned under an old name
+    is copied to where the old one was. A graph would freeze a Python number that changes from call to call: where an
+    attribute does so, the segment is not captured. What lies deeper, in lists or in helper objects, is not seen.
 
     A capture that fails falls back, with a warning that says why: from the whole rollout to one control step, to that
     in pieces (graphs of torch and of the simulator in turn, so that none of torch holds loops of Warp), then to eager.
     The device has done nothing by then, and stateful objects and generators are put back to what they were.
 
     Args:
-        choice: Mode, which names the parts to capture.
+        choice: Mode, which names the segments to capture.
         device: Device of the learner.
-        generators: Random generators that the parts draw from; replays advance them as eager calls do.
+        generators: Random generators that the segments draw from; replays advance them as eager calls do.
         stateful: Objects of the user whose attributes are part of the state: the task, the algorithm.
         collective: Processes that learn together. Their sums are taken between the pieces of the update, not in a
             graph: what NCCL does in one depends on its version, and hangs where it goes wrong.
@@ -126,22 +126,22 @@ class Graphs:
     ) -> None:
         self.choice, self._device, self._collective = choice, device, collective
         self._generators, self._stateful = list(generators), list(stateful)
-        self._parts = PARTS[choice.mode]
+        self._segments = SEGMENTS[choice.mode]
         self._calls: dict[str, int] = {}
         self._captured: dict[str, tuple[Pieces, Any]] = {}
         self._capturing = False
         self._memory: list[Any] = []  # pools of the graphs
         # The legacy default stream cannot be captured, and what is captured must be ordered after what ran before.
-        self._stream = torch.cuda.Stream(device) if self._parts and device.type == "cuda" else None
+        self._stream = torch.cuda.Stream(device) if self._segments and device.type == "cuda" else None
 
     @property
     def whole_rollout(self) -> bool:
         """The phases of a control step cannot be told apart: it is, or will be, replayed as a whole."""
-        return not {"rollout", "step", "split"}.isdisjoint(self._parts)
+        return not {"rollout", "step", "split"}.isdisjoint(self._segments)
 
     @contextmanager
     def stream(self) -> Iterator[None]:
-        """Orders the work of the device; everything that surrounds the parts must run in the block."""
+        """Orders the work of the device; everything that surrounds the segments must run in the block."""
         if self._stream is None:
             yield
             return
@@ -153,38 +153,38 @@ class Graphs:
         finally:
             outside.wait_stream(self._stream)
 
-    def run(self, part: str, body: Callable[[], T]) -> T:
+    def run(self, segment: str, body: Callable[[], T]) -> T:
         """Runs `body`, or replays it.
 
         Args:
-            part: `rollout`, `step` or `update`.
-            body: Work of the part.
+            segment: `rollout`, `step` or `update`.
+            body: Work of the segment.
 
         Returns:
             Result of the body; from a graph, tensors that its next replay overwrites.
         """
-        if part == "step" and "split" in self._parts:
-            part = "split"
-        if part not in self._parts or self._capturing:
+        if segment == "step" and "split" in self._segments:
+            segment = "split"
+        if segment not in self._segments or self._capturing:
             return body()
         if self._stream is not None and torch.cuda.current_stream(self._device) != self._stream:
             raise RuntimeError("Graphs.run() outside of Graphs.stream(): the device would work out of order")
-        if part not in self._captured:
-            calls = self._calls[part] = self._calls.get(part, 0) + 1
+        if segment not in self._captured:
+            calls = self._calls[segment] = self._calls.get(segment, 0) + 1
             if calls <= WARM_UP:
-                with self._same_numbers(part):
+                with self._same_numbers(segment):
                     return body()
-            if not self._try_to_capture(part, body):
-                return self.run(part, body)  # the fallback
-        pieces, output = self._captured[part]
+            if not self._try_to_capture(segment, body):
+                return self.run(segment, body)  # the fallback
+        pieces, output = self._captured[segment]
         for replay in pieces:
             replay()
         return output
 
-    def _try_to_capture(self, part: str, body: Callable[[], Any]) -> bool:
+    def _try_to_capture(self, segment: str, body: Callable[[], Any]) -> bool:
         states = [generator.get_state() for generator in self._generators]
         try:
-            self._captured[part] = self._capture(part, body)
+            self._captured[segment] = self._capture(segment, body)
             return True
         except IterationLeftError:  # a signal, not a failure
             raise
@@ -193,10 +193,10 @@ class Graphs:
                 self._free_generators()
             for generator, state in zip(self._generators, states, strict=True):
                 generator.set_state(state)
-            self._fall_back(part, _reason(error))
+            self._fall_back(segment, _reason(error))
             return False
 
-    def _capture(self, part: str, body: Callable[[], T]) -> tuple[Pieces, T]:
+    def _capture(self, segment: str, body: Callable[[], T]) -> tuple[Pieces, T]:
         def body_in_place() -> T:
             with in_place(self._stateful):
                 return body()
@@ -205,11 +205,11 @@ class Graphs:
         gc.disable()  # a Warp graph that Python's collector destroys in the middle of a capture breaks it
         self._capturing = True
         try:
-            if part == "split":
+            if segment == "split":
                 from gpusim_rl.sim import warp  # a simulator without Warp needs none
 
                 return self._record_pieces(body_in_place, warp.launches_apart)
-            if part == "update" and self._collective.size > 1:
+            if segment == "update" and self._collective.size > 1:
                 return self._record_pieces(body_in_place, self._collective.launches_apart)
             return self._record(body_in_place)
         finally:
@@ -267,32 +267,32 @@ class Graphs:
         with suppress(RuntimeError):
             self._capture("update", lambda: torch.zeros((), device=self._device))
 
-    def _fall_back(self, part: str, reason: str, *, step_too: bool = False) -> None:
-        lower = {"rollout": "step", "step": "split"}.get(part)
+    def _fall_back(self, segment: str, reason: str, *, step_too: bool = False) -> None:
+        lower = {"rollout": "step", "step": "split"}.get(segment)
         if lower is not None and not step_too:
-            self._parts = tuple(lower if other == part else other for other in self._parts)
+            self._segments = tuple(lower if other == segment else other for other in self._segments)
             then = f"capturing {'single control steps' if lower == 'step' else 'it in pieces'} instead"
-        elif part == "update":
-            self._parts, then = tuple(other for other in self._parts if other != part), "updating eagerly (slow)"
+        elif segment == "update":
+            self._segments, then = tuple(s for s in self._segments if s != segment), "updating eagerly (slow)"
         else:
-            self._parts, then = tuple(other for other in self._parts if other == "update"), "stepping eagerly (slow)"
-        mode = next(mode for mode, parts in PARTS.items() if parts == self._parts)
-        name = "step in pieces" if part == "split" else part
+            self._segments, then = tuple(s for s in self._segments if s == "update"), "stepping eagerly (slow)"
+        mode = next(mode for mode, segments in SEGMENTS.items() if segments == self._segments)
+        name = "step in pieces" if segment == "split" else segment
         self.choice = GraphChoice(mode, f"the {name} cannot be captured: {reason}")
         logger.warning("CUDA graph of the %s failed, %s: %s", name, then, reason)
 
     @contextmanager
-    def _same_numbers(self, part: str) -> Iterator[None]:
+    def _same_numbers(self, segment: str) -> Iterator[None]:
         """Notices, while still eager, a Python number that a graph would freeze."""
         before = [_numbers(stateful) for stateful in self._stateful]
         yield
-        if self._calls[part] < WARM_UP:
+        if self._calls[segment] < WARM_UP:
             return  # the first call may still be setting up
         for stateful, old in zip(self._stateful, before, strict=True):
             changed = [name for name, value in _numbers(stateful).items() if name not in old or old[name] != value]
             if changed:
                 names = " and ".join(f"{type(stateful).__name__}.{name}" for name in changed)
-                self._fall_back(part, f"{names} changes from call to call and is no tensor; try one", step_too=True)
+                self._fall_back(segment, f"{names} changes from call to call and is no tensor; try one", step_too=True)
                 return
 
 

@@ -79,7 +79,7 @@ def trained(
     /,
     **changes: Any,
 ) -> tuple[Trainer, dict[str, Any]]:
-    """A trainer and its state after some iterations; its parts run through `graphs`."""
+    """A trainer and its state after some iterations; its segments run through `graphs`."""
     trainer = make_trainer(task, folder, config, sim="mjwarp", device="cpu", max_iterations=iterations, **changes)
     without_shortcuts(trainer.env.sim)
     trainer.collector.graphs = graphs(
@@ -131,7 +131,7 @@ RANDOMISED = {
 
 
 def recordings(pieces: list[Any]) -> list[Recorded]:
-    """Those of a part, without what the simulator launches between each two."""
+    """Those of a segment, without what the simulator launches between each two."""
     return [replay.__self__ for replay in pieces[::2]]
 
 
@@ -291,7 +291,7 @@ def test_a_capture_that_fails_falls_back_and_loses_nothing(tmp_path, caplog):
     with caplog.at_level(logging.WARNING):
         trainer, state = trained(Graphs, "rollout", "Cartpole", tmp_path / "graph")
     assert [line.partition(":")[0] for line in said(caplog)] == [
-        *(f"CUDA graph of the {LADDER[part]}" for part in ("rollout", "step", "split")),
+        *(f"CUDA graph of the {LADDER[segment]}" for segment in ("rollout", "step", "split")),
         "CUDA graph of the update failed, updating eagerly (slow)",
     ]
     assert trainer.collector.graphs.choice.mode == "off"
@@ -311,14 +311,14 @@ def said(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 class Failing(Recorder):
-    """Fails to capture these parts, as Warp fails where it cannot load a module: with a bare exception."""
+    """Fails to capture these segments, as Warp fails where it cannot load a module: with a bare exception."""
 
-    parts: tuple[str, ...] = ()
+    segments: tuple[str, ...] = ()
 
-    def _capture(self, part: str, body: Any) -> Any:
-        if part in self.parts:
+    def _capture(self, segment: str, body: Any) -> Any:
+        if segment in self.segments:
             raise Exception("Failed to load CUDA module 'solver'")
-        return super()._capture(part, body)
+        return super()._capture(segment, body)
 
 
 @pytest.mark.parametrize(
@@ -332,7 +332,7 @@ class Failing(Recorder):
     ],
 )
 def test_training_goes_on_from_every_rung_of_the_ladder(failing, mode, tmp_path, caplog, monkeypatch):
-    monkeypatch.setattr(Failing, "parts", failing)
+    monkeypatch.setattr(Failing, "segments", failing)
     eager = trained(Graphs, "off", "Cartpole", tmp_path / "eager")[1]
     with caplog.at_level(logging.WARNING):
         trainer, state = trained(Failing, "rollout", "Cartpole", tmp_path / "graph")
@@ -363,7 +363,7 @@ def test_a_capture_whose_id_a_loop_of_warp_changes_is_made_in_pieces(tmp_path, c
     with caplog.at_level(logging.WARNING):
         trainer, state = trained(Looping, "rollout", "Cartpole", tmp_path)
     assert [line.partition(":")[0] for line in said(caplog)] == [
-        f"CUDA graph of the {LADDER[part]}" for part in ("rollout", "step")
+        f"CUDA graph of the {LADDER[segment]}" for segment in ("rollout", "step")
     ]
     assert trainer.collector.graphs.choice.mode == "split"
     assert "a loop of Warp has changed the id of torch's capture" in str(trainer.collector.graphs.choice)
