@@ -16,11 +16,11 @@ import sys
 from typing import Any
 
 from gpusim_rl.files.paths import Checkpoint
-from gpusim_rl.settings.compose import Outcome, hydra_main
+from gpusim_rl.settings.compose import RunResult, hydra_main
 
 
 @hydra_main
-def main(config: dict[str, Any], overrides: list[str], checkpoint: Checkpoint | None) -> Outcome:
+def main(config: dict[str, Any], overrides: list[str], checkpoint: Checkpoint | None) -> RunResult:
     """Check the config against the task and the algorithm, then train or evaluate."""
     # Heavy imports start here: --help, TAB and a typo are answered without torch.
     from gpusim_rl.machine.hardware import check_address_space, limit_openmp_spin
@@ -39,9 +39,9 @@ def main(config: dict[str, Any], overrides: list[str], checkpoint: Checkpoint | 
     with joined(spec) as collective:
         trainer = make_trainer(spec, collective)
         if trainer.cfg.test:
-            return Outcome(str(trainer.cfg.checkpoint), trainer.evaluate()["return_mean"], None)
+            return RunResult(str(trainer.cfg.checkpoint), trainer.evaluate()["return_mean"], None)
         row = trainer.train()
-    return Outcome(str(trainer.run_dir), row.get("episode/return"), row.get("episode/best_return"))
+    return RunResult(str(trainer.run_dir), row.get("episode/return"), row.get("episode/best_return"))
 
 
 if __name__ == "__main__":

@@ -51,7 +51,7 @@ SAVED = "the settings of a saved run"
 """Name of the config that stands for them: no file is called so."""
 
 
-class Outcome(NamedTuple):
+class RunResult(NamedTuple):
     """Run folder and returns of a run, for the summary of a sweep (`-m`)."""
 
     run: str
@@ -59,14 +59,14 @@ class Outcome(NamedTuple):
     best_return: float | None
 
 
-def hydra_main(run: Callable[[dict[str, Any], list[str], Checkpoint | None], Outcome]) -> Callable[..., None]:
+def hydra_main(run: Callable[[dict[str, Any], list[str], Checkpoint | None], RunResult]) -> Callable[..., None]:
     """Makes `run(config, overrides, checkpoint)` a command with Hydra's flags, sweeps, and errors on one line.
 
     `config` is the composed config as plain values, checked but for the task's section; `overrides` is the command
     line, with that of a resumed run in front; `checkpoint` is what `checkpoint=` names.
     """
     saved: SavedRun | None = None
-    outcomes: list[tuple[list[str], Outcome]] = []  # by overrides
+    outcomes: list[tuple[list[str], RunResult]] = []  # by overrides
     console = "auto"
 
     def job(cfg: Any) -> None:
@@ -117,7 +117,7 @@ def hydra_main(run: Callable[[dict[str, Any], list[str], Checkpoint | None], Out
     return main
 
 
-def sweep_summary(outcomes: Sequence[tuple[Sequence[str], Outcome]], console: str) -> str:
+def sweep_summary(outcomes: Sequence[tuple[Sequence[str], RunResult]], console: str) -> str:
     """Returns what is printed at the end of a sweep: a line for each run, with the overrides that differ; or JSON."""
     if console == "quiet":
         return ""
