@@ -45,8 +45,7 @@ def words_of(page: str) -> int:
 
 
 def test_the_package_does_not_grow():
-    """The aim is 30,000 lines: who makes it shorter lowers the number."""
-    assert lines_of(*FILES) <= 32_700
+    assert lines_of(*FILES) <= 30_000
 
 
 def test_no_package_is_more_than_a_fifth_of_it():
@@ -61,7 +60,7 @@ def test_no_package_is_more_than_a_fifth_of_it():
         (["run/trainer.py"], 330),
         (["env/vec_env.py"], 450),
         (["sim/newton.py", "sim/newton_model.py"], 450),
-        (HOT_PATH, 1_720),
+        (HOT_PATH, 1_700),
     ],
     ids=["trainer", "vec_env", "newton", "hot path"],
 )
@@ -83,7 +82,7 @@ def names_of_classes() -> Counter[str]:
 
 
 def test_no_class_name_and_no_file_name_stands_twice():
-    assert {name for name, number in names_of_classes().items() if number > 1} <= {"Actor"}  # still in three files
+    assert {name for name, number in names_of_classes().items() if number > 1} == set()
     files = Counter(path.name for path in FILES if path.name != "__init__.py")
     assert {name for name, number in files.items() if number > 1} == set()
 
@@ -95,8 +94,8 @@ def test_documents_at_the_front_stay_short():
 
 
 def test_arguments_are_documented_by_a_noun_phrase():
-    """`seed: Seed of the action noise.`, not `seed: Of the actions.`; who mends one lowers the number."""
+    """`seed: Seed of the action noise.`, not `seed: Of the actions.`."""
     headless = re.compile(
         r"^ {8,}\w+: (Of|In|For|With|From|As|To|On|At|By|Beside|Behind|Where|Whether it) ", re.MULTILINE
     )
-    assert sum(len(headless.findall(path.read_text(encoding="utf-8"))) for path in FILES) <= 90
+    assert [path.name for path in FILES if headless.search(path.read_text(encoding="utf-8"))] == []

@@ -126,7 +126,7 @@ class Collector:
 
         Args:
             state: State of this collector, or of one with other envs.
-            same_envs: Whether it is of these envs. Else new episodes begin, at the training progress of the others.
+            same_envs: True for a state of these envs. Else new episodes begin, at the progress of the others.
         """
         of_algorithm, same_envs = state["algorithm"], same_envs and self.env.resumable
         if state.get("actor_columns") != self._actor_columns:

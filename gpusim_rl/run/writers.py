@@ -37,7 +37,7 @@ class Writer(Protocol):
     Attributes:
         name: Name in messages.
         failures: Exceptions whose cause lies outside (disk, network), not in our code.
-        retries: Whether it keeps the rows of a failure and writes them with the next one; else it is given up.
+        retries: True where it keeps the rows of a failure and writes them with the next one; else it is given up.
     """
 
     name: str
