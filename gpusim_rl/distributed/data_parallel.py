@@ -143,15 +143,15 @@ def _connect(backend: str) -> None:
     """Connects the processes.
 
     torch 2.13 leaves in the store of torchrun what the processes before a restart wrote, and gloo would look for them.
-    So each start, and each run of a sweep, has a part of the store for itself.
+    So each start, and each run of a sweep, has a prefix of its own in the store.
     """
     store = _agent_store()
     if store is None:
         distributed.init_process_group(backend, timeout=PATIENCE)
         return
-    part = PrefixStore(f"gpusim_rl/start_{os.environ['TORCHELASTIC_RESTART_COUNT']}_{next(_CONNECTIONS)}", store)
+    keys = PrefixStore(f"gpusim_rl/start_{os.environ['TORCHELASTIC_RESTART_COUNT']}_{next(_CONNECTIONS)}", store)
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    distributed.init_process_group(backend, store=part, rank=rank, world_size=size, timeout=PATIENCE)
+    distributed.init_process_group(backend, store=keys, rank=rank, world_size=size, timeout=PATIENCE)
 
 
 def _choose_gpu(cfg: RunConfig) -> bool:

@@ -142,7 +142,7 @@ class Trainer:
                 self.save(log)
 
     def _pause(self, done: str) -> None:
-        """Between two parts of an iteration that takes long: shows where it is, or leaves it after a signal."""
+        """Between two steps of an iteration that takes long: shows where it is, or leaves it after a signal."""
         self.stop_signal.check()
         self._show_progress(f"iteration {self.iteration + 1}: {done}")
 

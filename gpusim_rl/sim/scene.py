@@ -110,7 +110,7 @@ class Scene:
         self.contact_sensors: list[str] = []  # bodies, by their names in the model
         self.effort_sensors: set[str] = set()
         self.articulation_names: list[str] = []
-        self._parts: dict[str, dict[str, float]] = {}  # by the name that was added: its joints' velocity limits
+        self._velocity_limits: dict[str, dict[str, float]] = {}  # of joints, by what was added
         self._objects: dict[str, str] = {}  # articulations that share a file with another one: the name of that
 
     def _changed(self) -> None:
@@ -230,7 +230,7 @@ class Scene:
                 an option has another value in a file that was added before. Or another argument does not fit the file.
         """
         label = f"Scene.add({name!r})"
-        if name in (*self._parts, *self.articulation_names):
+        if name in (*self._velocity_limits, *self.articulation_names):
             raise TaskError(f"{label}: the scene already has a {name!r}; names must be unique")
         from_menagerie = isinstance(robot, str) and robot.startswith(menagerie.PREFIX)
         try:
@@ -252,7 +252,7 @@ class Scene:
             except ValueError as error:
                 raise TaskError(f"{label}: cannot load {robot}: {one_line(error)}") from None
             raise TaskError(f"{label}: among its {' and '.join(lost)} some name what it does not have")
-        self._parts[name] = velocity_limits
+        self._velocity_limits[name] = velocity_limits
         self._objects |= {f"{name}/{body}": name for body in objects}
         self.articulation_names += [name] * has_bodies + [f"{name}/{body}" for body in objects]
         self._model = None
@@ -336,7 +336,7 @@ class Scene:
             TaskError: There is no such articulation.
         """
         self._check_name("velocity_limits", name)
-        return dict(self._parts.get(name, {}))
+        return dict(self._velocity_limits.get(name, {}))
 
     def add_actuators(
         self,
