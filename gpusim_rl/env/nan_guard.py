@@ -1,8 +1,8 @@
 """The NaN guard: keeps the state and action before the first divergence, so that a user can replay it.
 
-`Sim.diverged` says which envs diverged: their state is NaN, infinite, or too large to be physical. An env whose action
-or control is NaN or infinite counts as diverged too. A NaN in observations, rewards, losses or the policy is found by
-`run/finite_check.py`.
+`Sim.diverged` (`sim/mujoco.py`, `sim/warp_sim.py`) says which envs diverged: their state is NaN, infinite, or too large
+to be physical. An env whose action or control is NaN or infinite counts as diverged too. `VecEnv` masks and resets it.
+A NaN in observations, rewards, losses or the policy is found by `run/finite_check.py`.
 """
 
 from __future__ import annotations

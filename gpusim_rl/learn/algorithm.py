@@ -2,6 +2,9 @@
 
 A trainer collects and updates. An algorithm chooses actions and learns from the results. Every algorithm works with
 every task, CUDA graphs, exact resume, logging, playing and recording.
+
+A yaml in cfg/algo, or in a user's folder (`-cd`), registers one: its `algo._target_` names the class. Ours stand in
+`settings/schema.py` too, because their settings are checked before torch is imported.
 """
 
 from __future__ import annotations

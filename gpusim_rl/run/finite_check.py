@@ -1,7 +1,7 @@
 """Stops a run when an observation, a reward, a loss or the policy is NaN or infinite, and says which and where.
 
 A NaN in the physics or in an action is another thing: the env is reset, and `env/nan_guard.py` keeps the state before
-it. So is a gradient that is not finite: the algorithm skips it. A run ends where nothing else is left.
+it. So is a gradient that is not finite: `learn/optimizer.py` skips it. A run ends where nothing else is left.
 """
 
 from __future__ import annotations
