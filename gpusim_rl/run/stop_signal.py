@@ -26,12 +26,12 @@ class StopSignal:
 
     Attributes:
         number: Number of the signal; None while there was none.
-        tell: Function that shows the user a line; called by a signal handler.
+        notify: Function that shows the user a line; called by a signal handler.
     """
 
     def __init__(self) -> None:
         self.number: int | None = None
-        self.tell: Callable[[str], None] = lambda text: print(text, file=sys.stderr)  # noqa: T201
+        self.notify: Callable[[str], None] = lambda text: print(text, file=sys.stderr)  # noqa: T201
         self._previous: dict[int, Any] = {}
         self._began: float | None = None  # the iteration under way; None before the first one
         self._last_s = 0.0  # duration of the one before
@@ -77,4 +77,4 @@ class StopSignal:
         self.number = number
         within = "within this iteration, which takes long; the checkpoint before it stays"
         moment = within if self.long else "after this iteration, with a checkpoint"
-        self.tell(f"stopping {moment}; once more stops at once")
+        self.notify(f"stopping {moment}; once more stops at once")

@@ -71,8 +71,8 @@ class Trainer:
         self._earlier_log: Mapping[str, Any] = {}  # what an earlier start's logger has left
         if state is not None:
             assert start.spec.checkpoint is not None
-            what = f"task {start.task_name} with algo={self.cfg.algo}"
-            with checkpoint.must_fit(start.spec.checkpoint.file, what):
+            run = f"task {start.task_name} with algo={self.cfg.algo}"
+            with checkpoint.must_fit(start.spec.checkpoint.file, run):
                 self._load(state)
         elif start.collective.size > 1:
             policy = self.algorithm.policy
@@ -88,15 +88,15 @@ class Trainer:
         shell's code for the signal. An iteration that takes longer than 10 s is left before its end instead, and the
         checkpoint before it stays. A second signal ends the training at once.
         """
-        cfg, found = self.cfg, self.start.spec.checkpoint
+        cfg, named = self.cfg, self.start.spec.checkpoint
         with one_line_if_out_of_memory(cfg.num_envs):  # before the run folder is made, not at the first checkpoint
             check_is_data(self.state_dict())
         nothing = (
             f"nothing to do: {self.iteration} iterations are done, and max_iterations={cfg.max_iterations}; try"
             f" max_iterations={2 * self.iteration}"
         )
-        if self.complete and found is not None and not found.continues:  # a new folder would stay empty
-            raise ConfigError(f"{found.file}: {nothing}")
+        if self.complete and named is not None and not named.continues:  # a new folder would stay empty
+            raise ConfigError(f"{named.file}: {nothing}")
         with (
             self.logging() as log,
             self.stop_signal,
@@ -172,7 +172,7 @@ class Trainer:
         try:
             with open_log(self.view(), self._earlier_log) as log, self.collector.graphs.stream():
                 self.run_dir = log.run_dir
-                self.stop_signal.tell, self._show_progress = log.console.notice, log.console.progress
+                self.stop_signal.notify, self._show_progress = log.console.notice, log.console.progress
                 if self.cfg.eval.interval and not self.complete and self.start.collective.rank == 0:
                     beside = self.intervals, self.collector.timer, self.stop_signal
                     self._evaluations = EvalSchedule(self.start.spec, log, self.iteration, *beside)
