@@ -17,7 +17,7 @@ from torch import Tensor
 from gpusim_rl.diagnose.transfers import audit, our_loop, violations
 from gpusim_rl.learn.distributions import DiagonalGaussian
 from gpusim_rl.learn.rollout import Rollout
-from gpusim_rl.run.cuda_graph import PARTS, WARM_UP
+from gpusim_rl.run.cuda_graph import SEGMENTS, WARM_UP
 from gpusim_rl.run.trainer import Trainer
 from helpers.training import Faulty, FaultyConfig, leaves, make_trainer, same, the_run
 
@@ -71,7 +71,7 @@ def trained(task: Any, folder: Path, config: Any = None, iterations: int = 5, /,
     mode = trainer.collector.graphs.choice.mode
     with running(trainer) as iterate:
         iterate(iterations)
-        assert trainer.collector.graphs._captured.keys() == set(PARTS[mode]), trainer.collector.graphs.choice
+        assert trainer.collector.graphs._captured.keys() == set(SEGMENTS[mode]), trainer.collector.graphs.choice
         return trainer.state_dict()
 
 
@@ -268,7 +268,7 @@ def test_the_steady_state_compiles_nothing(mode, tmp_path):
     trainer = make("Cartpole", tmp_path, graph=mode, compile="all")
     with running(trainer) as iterate:
         iterate(CAPTURED + 1)
-        assert trainer.collector.graphs._captured.keys() == set(PARTS[mode]), trainer.collector.graphs.choice
+        assert trainer.collector.graphs._captured.keys() == set(SEGMENTS[mode]), trainer.collector.graphs.choice
         counts = torch._dynamo.utils.counters["stats"]
         graphs = counts["unique_graphs"]
         assert graphs > 0
@@ -404,7 +404,7 @@ def test_a_checkpoint_moves_between_cpu_and_cuda(first, then, tmp_path):
     before = parameters(resumed)
     with running(resumed) as iterate:
         iterate(CAPTURED)
-        assert resumed.collector.graphs._captured.keys() == set(PARTS[resumed.collector.graphs.choice.mode])
+        assert resumed.collector.graphs._captured.keys() == set(SEGMENTS[resumed.collector.graphs.choice.mode])
         assert resumed.collector.graphs.choice.mode == ("rollout" if on_cuda else "off")
         iterate(2)
     after = parameters(resumed)
@@ -419,7 +419,7 @@ def test_a_run_that_was_interrupted_equals_one_that_was_not(tmp_path):
     resumed = make("Cartpole", folder, graph="rollout", checkpoint=str(the_run(folder)), max_iterations=1000)
     with running(resumed) as iterate:
         iterate(4)  # eagerly at first, then captured again
-        assert resumed.collector.graphs._captured.keys() == set(PARTS["rollout"])
+        assert resumed.collector.graphs._captured.keys() == set(SEGMENTS["rollout"])
         state = resumed.state_dict()
     assert state["iteration"] == whole["iteration"] == 6
     assert same(*(each["algorithm"]["noise_generator"].cpu() for each in (state, whole)))

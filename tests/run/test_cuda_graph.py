@@ -14,7 +14,7 @@ from gpusim_rl.api import prepare
 from gpusim_rl.distributed import actors, data_parallel
 from gpusim_rl.distributed.data_parallel import Processes
 from gpusim_rl.learn.distributions import DiagonalGaussian
-from gpusim_rl.run.cuda_graph import PARTS, WARM_UP, Graphs, NotCapturableError, choose_graph, in_place
+from gpusim_rl.run.cuda_graph import SEGMENTS, WARM_UP, Graphs, NotCapturableError, choose_graph, in_place
 from gpusim_rl.run.cuda_graph import GraphChoice as Choice
 from gpusim_rl.run.held_objects import generators_of
 from gpusim_rl.run.stop_signal import IterationLeftError
@@ -156,7 +156,7 @@ def test_replaying_equals_running(mode, task, overrides, tmp_path):
     eager = trained(Graphs, "off", task, tmp_path / "eager", config, **overrides)[1]
     trainer, state = trained(Recorder, mode, task, tmp_path / "graph", config, **overrides)
     captured = trainer.collector.graphs._captured
-    assert set(captured) == set(PARTS[mode])
+    assert set(captured) == set(SEGMENTS[mode])
     assert all(recording.replays >= 4 for pieces, _ in captured.values() for recording in recordings(pieces))
     if mode == "split":
         assert len(recordings(captured["split"][0])) >= 3, "physics and a reset are between them"
@@ -343,7 +343,7 @@ def test_training_goes_on_from_every_rung_of_the_ladder(failing, mode, tmp_path,
     )
     assert all(line.partition(": ")[2].startswith(reason) for line in lines)
     assert trainer.collector.graphs.choice.mode == mode and reason in trainer.collector.graphs.choice.reason
-    assert set(trainer.collector.graphs._captured) == set(PARTS[mode])
+    assert set(trainer.collector.graphs._captured) == set(SEGMENTS[mode])
     assert unequal(eager, state) == []
 
 
