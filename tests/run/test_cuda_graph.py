@@ -443,7 +443,7 @@ def test_a_number_that_an_update_counts_is_not_frozen(caplog):
         graphs.run("update", update)
     assert stateful.number == 9
     assert "Stateful.number changes from call to call" in caplog.text
-    assert graphs._parts == ("rollout",), "the rollout is captured all the same"
+    assert graphs._segments == ("rollout",), "the rollout is captured all the same"
 
 
 def test_a_block_that_fails_leaves_the_object_as_it_was():
