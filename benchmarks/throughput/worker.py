@@ -397,7 +397,7 @@ def _trainer(training: AbstractContextManager[tuple[Trainer, Logger]], *, learns
             "matmul_precision": torch.get_float32_matmul_precision(),
             "graph": str(trainer.collector.graphs.choice),
             "compile": trainer.start.compile.mode,
-            "trunk": "separate" if policy.separate else "shared",
+            "trunk": "shared" if policy.critic is None else "separate",
             "hidden": list(ppo.network.hidden),
             "horizon": ppo.horizon,
         }
