@@ -582,13 +582,14 @@ def _first_to_succeed(task: str, others: Sequence[Other]) -> tuple[str, list[str
         if not stat:
             points += [(point[1], other) for point in other.curve if point[2] >= threshold][:1]
         elif stat == "success" and (other.success or 0.0) >= threshold:
-            points.append((other.curve[-1][1], other))
+            points.append((other.curve[-1][1], other))  # counted at the end alone
     if not points:
         return None
     seconds, other = min(points, key=lambda entry: entry[0])
-    value = f"success {other.success:.2g}" if stat else f"{threshold:,.0f}"
+    value = f"success {threshold:.2g}" if stat else f"{threshold:,.0f}"
+    seeds = f" (best of {len(points)} seeds)" if len(points) > 1 else " (1 seed)"
     words = [word for word in other.command.split() if "=" in word and not word.startswith(("task=", "seed="))]
-    return f"{value} in {duration(seconds)}", [word for word in words if not _is_default(task, word)]
+    return f"{value} in {duration(seconds)}{seeds}", [word for word in words if not _is_default(task, word)]
 
 
 def _is_default(task: str, override: str) -> bool:
