@@ -29,7 +29,7 @@ columns, of which a narrow terminal shows the first ones:
   envs          envs that the task's yaml asks for
   tuned         yes: the yaml's own settings were seen to reach the task's threshold; yes*: other settings were, such as
                 fewer envs for a CPU (--json names them as "overrides"); no: none were
-  learns        the threshold, and how long that took, on what; or the return at the end, and of what it fell short
+  PPO learns    the threshold, and how long that took, on what; or the return at the end, and of what it fell short
   source        the package or folder that ships the task
 """
 
@@ -158,7 +158,7 @@ def list_tasks(argv: list[str]) -> None:
         return
 
     sizes = [] if args.no_sizes else ["obs", "act", "envs"]
-    table = [["task", *sizes, "tuned", "learns", "source", "description"]]
+    table = [["task", *sizes, "tuned", "PPO learns", "source", "description"]]
     for row in rows:
         tuned = "yes" if row["tuned"] else "yes*" if row["seconds_to_threshold"] is not None else "no"
         values = [row["name"], *(row[key] for key in sizes), tuned, row["learns"], row["source"], row["description"]]
