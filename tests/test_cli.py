@@ -523,7 +523,7 @@ def test_a_sweep_ends_with_a_row_for_each_run(train_cli, tmp_path):
     small = ("debug=smoke", "task=Cartpole", "task.episode_length=8", "log.console=plain")
     done = train_cli("-m", *small, "seed=1,2", "ppo.horizon=16")
     *_, head, first, second = done.stdout.splitlines()
-    assert re.split(r"\s{2,}", head) == ["overrides", "last return", "best trimmed return", "run"]
+    assert re.split(r"\s{2,}", head) == ["overrides", "last return", "best return", "run"]
     for line, seed in ((first, 1), (second, 2)):
         overrides, last, _, run = line.split()
         assert overrides == f"seed={seed}", "what the runs share is left out"

@@ -125,7 +125,7 @@ def sweep_summary(outcomes: Sequence[tuple[Sequence[str], RunResult]], console: 
         runs = [{"overrides": list(overrides), **outcome._asdict()} for overrides, outcome in outcomes]
         return json.dumps({"event": "sweep", "runs": runs}) + "\n"
     shared = set(outcomes[0][0]).intersection(*(overrides for overrides, _ in outcomes)) if len(outcomes) > 1 else set()
-    table: list[tuple[str, ...]] = [("overrides", "last return", "best trimmed return", "run")]
+    table: list[tuple[str, ...]] = [("overrides", "last return", "best return", "run")]
     for overrides, (folder, *returns) in outcomes:
         numbers = ("–" if value is None else f"{value:.4g}" for value in returns)
         table.append((" ".join(text for text in overrides if text not in shared), *numbers, folder))
