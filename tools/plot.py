@@ -64,7 +64,7 @@ def plot(args: argparse.Namespace) -> Path:
     from gpusim_rl.files.paths import check_out
     from gpusim_rl.files.safe_open import replacing
 
-    import_extra("matplotlib.figure", "plot", "plot")
+    import_extra("matplotlib", "plot", "plot")
     folders = run_folders(args.runs)
     name = f"{args.key.replace('/', '_')}.png"
     out = args.out or (folders[0] / name if len(folders) == 1 else Path(name))
