@@ -71,7 +71,8 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="tune",
         description=(__doc__ or "").partition("\n")[0],
-        epilog="Of the search: trials=20, pruner=hyperband|median|none, study=<name>, space=<yaml>, stall_s=600."
+        epilog="Of the search: method=optuna|asha|pbt (default: optuna), trials=20,"
+        " pruner=hyperband|median|none, study=<name>, space=<yaml>, stall_s=600."
         " With method=asha and pbt: grace=<iterations>."
         " All other settings are those of train.py.",
     )

@@ -9,10 +9,11 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import get_args, get_type_hints
 
 import pytest
 
-from gpusim_rl.distributed.search import SPACES, read_search
+from gpusim_rl.distributed.search import SPACES, SearchConfig, read_search
 from gpusim_rl.distributed.tuning import Study
 from gpusim_rl.errors import ConfigError
 from helpers.commands import ROOT, Finished, run_command
@@ -29,6 +30,12 @@ def tune(folder: Path, *words: str) -> Finished:
 def trials(folder: Path) -> list[dict[str, str]]:
     with (folder / "runs" / "poles" / "trials.csv").open(newline="") as file:
         return list(csv.DictReader(file))
+
+
+def test_help_names_the_methods_and_the_default(tmp_path):
+    words = " ".join(tune(tmp_path, "--help").stdout.split())
+    methods = "|".join(get_args(get_type_hints(SearchConfig)["method"]))
+    assert f"method={methods} (default: {SearchConfig().method})" in words
 
 
 @pytest.mark.parametrize("file", sorted(SPACES.glob("*.yaml")), ids=lambda file: file.stem)
