@@ -76,6 +76,7 @@ BAD_OVERRIDES = [
     ("sim=mujco", "unknown sim 'mujco'. Did you mean 'mujoco'? Available: auto, "),
     ("debug=smok", "unknown debug 'smok'. Did you mean 'smoke'? Available: "),
     ("task=Ant,Cartpole", "task=Ant,Cartpole: several values need -m"),
+    ("checkpoint=", "checkpoint is empty: expected a run folder, a .pt file or a trained task"),
     ("checkpoint=Ant", "no checkpoint 'Ant': expected a run folder, a .pt file or a trained"),
     ("--task Ant", "unrecognized arguments: --task. Settings are written without dashes: task"),
     ("-cd nowhere task=Ant", "-cd nowhere: there is no such folder. Try one that holds task/<Name>.yaml"),

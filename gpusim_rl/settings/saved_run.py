@@ -56,8 +56,10 @@ def continue_run(
     """
     typed = {key_of(text): value_of(text) for text in arguments if is_override(text)}
     name = typed.get("checkpoint", "null")
-    if name in ("null", ""):
+    if name == "null":
         return list(arguments), None
+    if not name:
+        raise ConfigError("checkpoint is empty: expected a run folder, a .pt file or a trained task")
     checkpoint = paths.find_checkpoint(name, typed.get("log.dir", "runs"))
     named = [*named, *(value for key, value in typed.items() if key.endswith("_target_"))]
     trust = typed.get("trust", "").lower() == "true"
