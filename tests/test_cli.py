@@ -54,6 +54,7 @@ BAD_OVERRIDES = [
     ("num_envs=", "num_envs must be a positive int, got ''"),
     ("num_envs", "cannot read 'num_envs': expected key=value, e.g. num_envs=64"),
     ("num_envs=[1", "cannot read 'num_envs=[1': expected key=value"),
+    ("ppo.network.hidden=[256, 128]", "cannot read '128]': no spaces in a list, or quote it"),
     ("num_envs=${nothing}", "num_envs: Interpolation key 'nothing' not found"),
     ("seed=-2", "seed must be an int in [-1, 2^31), got -2"),
     ("hydra.run.dir=???", "hydra.run.dir: expected a value, got ???"),

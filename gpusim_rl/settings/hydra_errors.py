@@ -53,15 +53,17 @@ def refuse_unreadable(overrides: Sequence[str]) -> None:
             [override] = OverridesParser.create().parse_overrides([text])
             value = override.value()
         except (HydraException, AssertionError, RecursionError, ValueError):  # also lists too deep, numbers too long
-            raise _unreadable(text) from None
+            raise _unreadable(text, overrides) from None
         if not override.key_or_group:
-            raise _unreadable(text)
+            raise _unreadable(text, overrides)
         one_group = override.key_or_group in GROUPS and not override.is_delete() and not override.is_sweep_override()
         if one_group and not all(map(_may_be_file, value if isinstance(value, list) else [value])):
             raise ConfigError(f"{text}: expected a name, e.g. task=Cartpole; see --help")
 
 
-def _unreadable(text: str) -> ConfigError:
+def _unreadable(text: str, overrides: Sequence[str] = ()) -> ConfigError:
+    if any(other != text and other.count("[") > other.count("]") for other in overrides):  # the shell split a list
+        return ConfigError(f"cannot read {text!r}: no spaces in a list, or quote it")
     return ConfigError(f"cannot read {text!r}: expected key=value, e.g. num_envs=64")
 
 
