@@ -92,6 +92,9 @@ def describe_replay(cfg: OffPolicyConfig, replay: Replay | HostReplay, section: 
     first, last = -(-cfg.learning_starts // samples), max_steps // cfg.horizon
     start = f"random actions until {cfg.learning_starts:,} transitions, in iteration {first}"
     if first + on_host > last:  # an update draws from the host before the newest rollout is there
-        advice = max(cfg.batch_size, samples * last // 10)
-        start += f" of {last}: nothing is learned. Try {section}.learning_starts={advice}"
+        fewest = max(cfg.batch_size, samples * last // 10)
+        advice = f"{section}.learning_starts={fewest}"
+        if -(-fewest // samples) + on_host > last:  # not even a batch is stored
+            advice = f"max_iterations={10 * first}"
+        start += f" of {last}: nothing is learned. Try {advice}"
     return f"replay of {size}, {kept}; {start}"

@@ -394,3 +394,6 @@ def test_the_start_of_a_run_tells_when_it_begins_to_learn() -> None:
     assert learner("sac", learning_starts=100).algorithm.describe()["batch"].endswith("transitions, in iteration 4")
     never = learner("sac", learning_starts=3240, replay={"capacity": 4000}).algorithm.describe()["batch"]
     assert never.endswith("in iteration 102 of 100: nothing is learned. Try sac.learning_starts=320")
+    short = {"learning_starts": 3240, "batch_size": 3240, "replay": {"capacity": 4000}}
+    never = learner("sac", **short).algorithm.describe()["batch"]
+    assert never.endswith("in iteration 102 of 100: nothing is learned. Try max_iterations=1020")
