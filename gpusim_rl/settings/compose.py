@@ -6,13 +6,15 @@ task folders of installed packages and put every complaint of Hydra's into one l
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import re
 import sys
 import tempfile
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, redirect_stdout
 from functools import wraps
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -106,7 +108,8 @@ def hydra_main(run: Callable[[dict[str, Any], list[str], Checkpoint | None], Run
                     arguments = [*arguments, f"hydra.sweep.dir={quote(folder)}"]
                 sys.argv = [program[0], *arguments]  # Hydra reads nothing else
                 try:
-                    hydra.main(str(paths.cfg_dir()), _primary(saved, flags.overrides), VERSION_BASE)(job)()
+                    with _only_choices() if flags.help else nullcontext():
+                        hydra.main(str(paths.cfg_dir()), _primary(saved, flags.overrides), VERSION_BASE)(job)()
                 except HYDRA_ERRORS as error:
                     raise explain(error, arguments, saved, TaskFolders.user) from None
                 finally:
@@ -115,6 +118,17 @@ def hydra_main(run: Callable[[dict[str, Any], list[str], Checkpoint | None], Run
                         sys.stdout.write(sweep_summary(outcomes, console))
 
     return main
+
+
+@contextmanager
+def _only_choices() -> Iterator[None]:
+    """Prints Hydra's help without the group `learn`: algorithms take its files in, a command line cannot."""
+    text = io.StringIO()
+    try:
+        with redirect_stdout(text):
+            yield
+    finally:  # Hydra leaves by SystemExit
+        sys.stdout.write(re.sub(r"^learn: .*\n", "", text.getvalue(), flags=re.MULTILINE))
 
 
 def sweep_summary(outcomes: Sequence[tuple[Sequence[str], RunResult]], console: str) -> str:
