@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import sys
 import sysconfig
@@ -149,3 +150,16 @@ def test_the_wheel_uses_its_own_files(wheel, command):
     file, checkout = command(python, "-c", code).stdout.split()
     assert Path(file).is_relative_to(python.parent.parent)
     assert checkout == "None"
+
+
+def test_every_pip_finds_the_extras(wheel):
+    """pip 23.2 looks for an extra by its normalised name (PEP 685), with hyphens, and installs nothing for another."""
+    _, file = wheel
+    with zipfile.ZipFile(file) as archive:
+        [metadata] = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
+        lines = archive.read(metadata).decode().splitlines()
+    extras = [line.partition(": ")[2] for line in lines if line.startswith("Provides-Extra: ")]
+    assert {"rsl-rl", "rl-games"} <= set(extras)
+    assert [name for name in extras if not re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", name)] == []
+    used = [part for line in lines if "extra ==" in line for part in re.findall(r"extra == ['\"]([^'\"]+)", line)]
+    assert set(used) <= set(extras), "conditions name an extra as it is provided"
