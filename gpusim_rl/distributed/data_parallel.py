@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -186,6 +187,8 @@ def _check_equal(processes: Processes, spec: RunSpec) -> None:
 def continued(arguments: list[str]) -> list[str]:
     """Returns the command line of a process of torchrun: one that was restarted continues the run that it began.
 
+    A run without a checkpoint yet is begun again.
+
     Args:
         arguments: Words that the user typed behind `train.py`.
     """
@@ -194,6 +197,8 @@ def continued(arguments: list[str]) -> list[str]:
     if store is None or sweep or not store.check([RUN_DIR]):
         return arguments
     run = store.get(RUN_DIR).decode()
+    if not Path(run, "checkpoints", "last.pt").is_file():  # it was lost before its first checkpoint: begin anew
+        return arguments
     return [*(text for text in arguments if not text.startswith("checkpoint=")), f"checkpoint={run}"]
 
 

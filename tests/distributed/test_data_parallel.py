@@ -235,15 +235,18 @@ def test_more_processes_than_gpus_are_one_line(monkeypatch):
         data_parallel._choose_gpu(spec_of(device="cuda:1").cfg)
 
 
-def test_a_restarted_process_continues_the_run_that_was_begun(monkeypatch):
+def test_a_restarted_process_continues_the_run_that_was_begun(monkeypatch, tmp_path):
     store = data_parallel.TCPStore("localhost", 0, is_master=True)
     address = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(store.port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
     for name, value in address.items():
         monkeypatch.setenv(name, value)
     typed = ["task=Ant", "checkpoint=old", "multi_gpu=true"]
     assert data_parallel.continued(typed) == typed  # the first start
-    store.set(data_parallel.RUN_DIR, "runs/Ant/now")
-    assert data_parallel.continued(typed) == ["task=Ant", "multi_gpu=true", "checkpoint=runs/Ant/now"]
+    store.set(data_parallel.RUN_DIR, str(tmp_path))
+    assert data_parallel.continued(typed) == typed, "there is no checkpoint yet"
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints" / "last.pt").touch()
+    assert data_parallel.continued(typed) == ["task=Ant", "multi_gpu=true", f"checkpoint={tmp_path}"]
     assert data_parallel.continued(["-m", *typed]) == ["-m", *typed]
     monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "False")
     assert data_parallel.continued(typed) == typed
