@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 import sys
 import warnings
 from collections import Counter
@@ -75,6 +76,35 @@ def _run(study: Study, trial: Any) -> float:
     return newest
 
 
+def _mend_journal(file: Path, lock: Any) -> None:
+    """Cuts off the last line of a journal where a kill or a full disk has torn it: Optuna could read it no more.
+
+    Raises:
+        ConfigError: A line in its middle is damaged.
+    """
+    if not file.exists():
+        return
+    lock.acquire()
+    try:
+        with file.open("r+b") as journal:
+            lines = journal.read().splitlines(keepends=True)
+            broken = [number for number, line in enumerate(lines) if not _is_whole(line)]
+            if broken and broken[0] < len(lines) - 1:
+                problem = f"line {broken[0] + 1} of {len(lines)} is damaged, so the study cannot be read"
+                raise ConfigError(f"{file}: {problem}. Try removing the line, or study=<another name>")
+            if broken:
+                journal.truncate(sum(map(len, lines[:-1])))
+    finally:
+        lock.release()
+
+
+def _is_whole(line: bytes) -> bool:
+    try:
+        return line.endswith(b"\n") and isinstance(json.loads(line), dict)
+    except ValueError:
+        return False
+
+
 class Study:
     """The trials of a search in Optuna's journal: a new study, or as it was left.
 
@@ -92,7 +122,10 @@ class Study:
         optuna: Any = self.optuna
         optuna.logging.set_verbosity(optuna.logging.ERROR)  # its warnings have tracebacks of what Ctrl-C has ended
         search.folder.mkdir(parents=True, exist_ok=True)
-        backend = optuna.storages.journal.JournalFileBackend(str(search.folder / "journal.log"))
+        file, journals = search.folder / "journal.log", optuna.storages.journal
+        lock = journals.JournalFileSymlinkLock(str(file))
+        _mend_journal(file, lock)
+        backend = journals.JournalFileBackend(str(file), lock_obj=lock)
         self.trials: Any = optuna.create_study(
             study_name=search.cfg.study,
             storage=optuna.storages.JournalStorage(backend),

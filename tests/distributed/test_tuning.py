@@ -123,6 +123,22 @@ def test_a_study_is_of_one_search(tmp_path, monkeypatch, words, said):
     assert said in str(error.value)
 
 
+@pytest.mark.parametrize("tail", ["", '{"op_code":4,"worker', '{"op_code":4,"wor\n'], ids=["whole", "torn", "ended"])
+def test_a_torn_journal_loses_its_last_line_alone(tmp_path, monkeypatch, tail):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "space.yaml").write_text(SPACE)
+    search = read_search(SMALL)
+    Study(search).trials.set_user_attr("kept", 1)
+    journal = search.folder / "journal.log"
+    whole = journal.read_bytes()
+    journal.write_bytes(whole + tail.encode())
+    assert Study(search).trials.user_attrs["kept"] == 1
+    assert journal.read_bytes().startswith(whole)
+    journal.write_bytes(whole.replace(b"{", b"[", 1))
+    with pytest.raises(ConfigError, match=r"journal\.log: line 1 of \d+ is damaged.* Try removing the line"):
+        Study(search)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_search_that_is_stopped_loses_no_trial(tmp_path, number):
