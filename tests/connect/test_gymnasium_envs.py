@@ -298,7 +298,10 @@ def trainer_of(tmp_path: Any, **settings: Any) -> Trainer:
         ({"kwargs": {"gravty": 3}}, "env.id=Pendulum-v1 env.kwargs={'gravty': 3}: .*gravty"),
     ],
 )
-def test_wrong_settings_are_one_line(env: dict[str, Any], words: str, tmp_path: Any) -> None:
+def test_wrong_settings_are_one_line(
+    env: dict[str, Any], words: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "envpool", None)  # as if it were not installed
     with pytest.raises(ConfigError, match=words) as error:
         trainer_of(tmp_path, env=env)
     assert "\n" not in str(error.value)
