@@ -91,6 +91,10 @@ class LogIntervals:
         self._wait()
         return [self._row(*row) for row in self._metrics.drain()]
 
+    def pending(self, iteration: int) -> LogRow:
+        """Returns the flags of the unfinished interval, up to an iteration; it reads the device."""
+        return LogRow(range(self._start[0] + 1, iteration + 1), {}, self._metrics.flags())
+
     def close(self) -> None:
         """Stops monitoring the machine."""
         if self._monitor is not None:

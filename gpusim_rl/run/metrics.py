@@ -259,6 +259,10 @@ class Metrics:
             self._sums[name] = torch.zeros_like(value)
         self._sums[name] += value
 
+    def flags(self) -> Row:
+        """Returns the flags (`check/...`) of the unfinished interval; it reads the device."""
+        return {name: float(value) for name, value in self._sums.items() if name.startswith("check/")}
+
     def flush(self, host: Any, extra: Mapping[str, Tensor]) -> list[tuple[Any, Row]]:
         """Ends an interval.
 

@@ -238,6 +238,7 @@ class Trainer:
                 last checkpoint is what it can be put back to.
         """
         self._publish(log, drain=True)
+        self._reporter.finite_check.check_row(self.intervals.pending(self.iteration), self.iteration, self.algorithm)
         if final or self._learning:
             self._reporter.finite_check.check_policy(self.algorithm.policy.state_dict(), self.iteration)
             log.checkpoints.save(self._state_to_save(log), self.intervals.mean_return)

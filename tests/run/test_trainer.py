@@ -548,7 +548,12 @@ def test_before_the_first_episode_ends_its_return_is_empty(tmp_path):
         (
             {"nan_observation_at": 11},
             {"log": {"interval": 4, "checkpoint_interval": 1}},
-            "Faulty: the policy (",  # found by the checkpoint of iteration 2, before the row
+            "Faulty: an observation is not finite in iterations 1 to 2; ",  # before the checkpoint, and before the row
+        ),
+        (
+            {"nan_reward_at": 11},
+            {"log": {"interval": 4, "checkpoint_interval": 1}},
+            "Faulty: a reward is not finite in iterations 1 to 2; ",
         ),
         (
             {"nan_observation_at": 11},
