@@ -401,7 +401,7 @@ import sys, time
 import test_console as t
 from gpusim_rl.run.stop_signal import StopSignal
 console, stop = t.Console('auto', 100, None, min_interval_s=0.0), StopSignal()
-stop.tell = console.notice
+stop.notify = console.notice
 with stop:
     console.start(t.BANNER)
     for iteration in range(1, 100):
