@@ -6,7 +6,7 @@ python benchmarks/gpu_check.py --parts learn,bench   only these
 python benchmarks/gpu_check.py --resume              what the json does not have yet
 python benchmarks/gpu_check.py --device cpu          tiny sizes, where there is no GPU; judges nothing
 
-    probe       facts about versions, driver, captures, physics and each graph mode (benchmarks/gpu_probe.py)
+    probe       facts about versions, captures, physics and each graph mode (benchmarks/gpu_probe.py)
     bench       speeds at 4096 envs (benchmarks/bench.py)
     learn       a training (train.py), timed until the mean return of its episodes reaches the one that is asked for
     tests       tests/gpu, the decisive ones

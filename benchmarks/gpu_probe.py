@@ -10,7 +10,7 @@ Exit code 0: nothing is missing; 1: the last fact failed, others are missing; 2:
 """
 
 import argparse
-import dataclasses
+import copy
 import importlib.metadata
 import json
 import re
@@ -21,7 +21,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from checkout import ROOT, require_device, write
 
@@ -96,16 +96,18 @@ def facts(device: str, num_envs: int, overrides: Sequence[str]) -> dict[str, Cal
     def trained(graph: str, *more: str) -> Callable[[], Fact]:
         return lambda: training([f"device={device}", f"num_envs={num_envs}", *overrides, *more], graph)
 
+    def equal(graph: str) -> Callable[[], Fact]:
+        return lambda: same_rollout([f"device={device}", f"num_envs={min(num_envs, 64)}", *overrides], graph)
+
     if device == "cpu":
-        return {"versions": versions, "bare physics": physics(), "training, graph=off": trained("off")}
+        off = {"the same rollout, graph=off": equal("off"), "training, graph=off": trained("off")}
+        return {"versions": versions, "bare physics": physics(), **off}
     return {
         "versions": versions,
-        "device": lambda: describe_device(device),
         "loop of Warp in a graph of torch": lambda: loop_in_graph(device),
+        **{f"the same rollout, graph={graph}": equal(graph) for graph in ("rollout", "split")},
         "bare physics": physics(),
         **{f"training, graph={graph}": trained(graph) for graph in ("rollout", "split", "step", "off")},
-        "bare physics, half of the constraint rows": physics(rows=0.5),
-        "bare physics, 100 iterations": physics("sim.iterations=100", "sim.ls_iterations=50"),
         "bare physics, the other cone": physics(other_cone=True),
         **{f"training, compile={mode}": trained("rollout", f"compile={mode}") for mode in ("learner", "all")},
     }
@@ -129,39 +131,6 @@ def versions() -> Fact:
             if not requirement.specifier.contains(version, prereleases=True):
                 wrong.append(f"{requirement.name} {version} is outside of {requirement.specifier}")
     return {"python": environment["python"], **environment["versions"], "wrong": wrong}
-
-
-def describe_device(name: str) -> Fact:
-    """GPU, driver, what Warp can do with it, and the folder of its compiled kernels."""
-    import torch
-    import warp as wp
-
-    from gpusim_rl.diagnose.machine_check import has_kernels
-    from gpusim_rl.machine.hardware import describe_gpus
-    from gpusim_rl.sim.warp import start_warp
-
-    device = wp.get_device(start_warp(torch.device(name)))
-    cache = Path(wp.config.kernel_cache_dir or "")
-    supports = {
-        "graphs with loops (a driver for CUDA 12.4)": wp.is_conditional_graph_supported(),
-        "Warp's memory pool": device.is_mempool_enabled,
-        "kernels of torch for it": has_kernels(*torch.cuda.get_device_capability(name), torch.cuda.get_arch_list()),
-    }
-    return {
-        "name": device.name,
-        "capability": torch.cuda.get_device_capability(name),
-        "memory_gb": torch.cuda.get_device_properties(name).total_memory / 1e9,
-        "driver": (describe_gpus() or {}).get("driver"),
-        "cuda": {
-            "driver": wp.get_cuda_driver_version(),
-            "warp": wp.get_cuda_toolkit_version(),
-            "torch": torch.version.cuda,
-        },
-        "kernels": f"{device.get_cuda_output_format()} for {device.get_cuda_compile_arch()}",
-        "kernel_cache": str(cache),
-        "modules_in_cache": sum(path.is_dir() for path in cache.iterdir()) if cache.is_dir() else 0,
-        "wrong": [f"no {what}" for what, there in supports.items() if not there],
-    }
 
 
 def loop_kernels() -> tuple[Any, Any]:
@@ -236,16 +205,13 @@ def loop_in_graph(name: str) -> Fact:
     return result | {"wrong": [text for text, right in checks.items() if not right]}
 
 
-def bare_physics(
-    device: str, num_envs: int, overrides: Sequence[str], *, rows: float | None = None, other_cone: bool = False
-) -> Fact:
+def bare_physics(device: str, num_envs: int, overrides: Sequence[str], *, other_cone: bool = False) -> Fact:
     """Speed of Ant's physics with random actions, in a graph of Warp alone.
 
     Args:
         device: Where to simulate.
         num_envs: Number of envs.
         overrides: As for train.py.
-        rows: Constraint rows, as a share of those that are allocated without it.
         other_cone: With pyramidal friction cones where the scene has elliptic ones, or the other way round.
     """
     import torch
@@ -255,7 +221,6 @@ def bare_physics(
     from gpusim_rl.env import Task
     from gpusim_rl.run.devices import choose_devices
     from gpusim_rl.settings.compose import compose
-    from gpusim_rl.sim.buffers import estimate_buffers
     from gpusim_rl.sim.mjwarp import MjwarpSim
 
     began = time.monotonic()
@@ -265,8 +230,6 @@ def bare_physics(
     scene, cfg = spec.task_class.scene(spec.cfg.task), spec.cfg.sim
     if other_cone:
         scene.option.cone = type(scene.option.cone)(1 - int(scene.model.opt.cone))
-    if rows is not None:
-        cfg = dataclasses.replace(cfg, njmax=int(rows * estimate_buffers(scene.model)[0]))
     _, choice = choose_devices(spec.cfg)
     sim = MjwarpSim(scene, num_envs, cfg, choice.device)
     ant = sim.articulation("ant")
@@ -292,6 +255,48 @@ def bare_physics(
     }
     sim.close()
     return found
+
+
+def same_rollout(lines: Sequence[str], graph: str) -> Fact:
+    """Whether a captured rollout of Ant is the eager one: four times from one state, with deterministic physics.
+
+    Args:
+        lines: As for train.py.
+        graph: The mode; another one than this is wrong.
+
+    Returns:
+        Median and largest difference of the observations from the first rollout, for each control step. 0 is expected.
+    """
+    import torch
+
+    from gpusim_rl.api import scratch_training
+    from gpusim_rl.run.cuda_graph import WARM_UP
+
+    lines = [*lines, "task=Ant", "sim=mjwarp", f"graph={graph}", "seed=1", "torch_deterministic=true"]
+    with scratch_training(lines) as (trainer, log):
+        for _ in range(WARM_UP + 1):
+            trainer.iterate(log)
+        collector, algorithm = trainer.collector, cast(Any, trainer.algorithm)
+        graphs, captured = collector.graphs, collector.graphs._segments
+        before = copy.deepcopy(collector.state_dict())
+
+        def rollout(segments: Any) -> torch.Tensor:
+            collector.load_state_dict(copy.deepcopy(before), same_envs=True)
+            graphs._segments = segments
+            collector.collect()
+            return algorithm.rollout.obs["policy"].clone()
+
+        first = rollout(())
+        others = {"eager": rollout(()), "captured": rollout(captured), "replayed": rollout(captured)}
+        found: Fact = {"mode": str(graphs.choice), "wrong": []}
+        if graphs.choice.mode != graph:
+            found["wrong"].append(f"graph={graph} became {graphs.choice}")
+        for name, obs in others.items():
+            apart = (obs - first).abs().flatten(1)
+            found[name] = {"median": apart.median(dim=1).values.tolist(), "largest": apart.amax(dim=1).tolist()}
+            if not torch.equal(obs, first):
+                found["wrong"].append(f"the {name} rollout is not the first one: {float(apart.amax()):.3g} apart")
+        return found
 
 
 def training(lines: Sequence[str], graph: str) -> Fact:

@@ -24,6 +24,7 @@ import warp as wp
 import gpu_check
 import gpu_probe
 from gpu_targets import Part
+from gpusim_rl.run.collector import Collector
 from gpusim_rl.settings.compose import compose
 from helpers.commands import ROOT, Finished, run_command
 
@@ -62,7 +63,12 @@ def test_all_parts_run_and_the_json_tells_all(ran):
 def test_each_part_has_its_numbers(ran):
     _, report, _ = ran
     probe, bench, learn, tests, audit = report["parts"].values()
-    assert probe["missing"] == [] and list(probe["facts"]) == ["versions", "bare physics", "training, graph=off"]
+    assert probe["missing"] == [] and list(probe["facts"]) == [
+        "versions",
+        "bare physics",
+        "the same rollout, graph=off",
+        "training, graph=off",
+    ]
     assert all(fact["wrong"] == [] for fact in probe["facts"].values())
     assert probe["facts"]["training, graph=off"]["control_steps_per_s"] > 0
     assert (audit["bytes_to_device"], audit["bytes_to_host"], audit["syncs"]) == (0, 0, 0)
@@ -92,11 +98,12 @@ def test_every_fact_of_a_gpu_has_settings_that_there_are(monkeypatch):
         return only_compose([f"num_envs={num_envs}", *overrides])
 
     monkeypatch.setattr(gpu_probe, "training", only_compose)
+    monkeypatch.setattr(gpu_probe, "same_rollout", only_compose)
     monkeypatch.setattr(gpu_probe, "bare_physics", of_physics)
     facts = gpu_probe.facts("cuda", 64, ["task=Ant"])
-    for name in facts.keys() - {"versions", "device", "loop of Warp in a graph of torch"}:
+    for name in facts.keys() - {"versions", "loop of Warp in a graph of torch"}:
         facts[name]()
-    assert len(composed) == len(facts) - 3
+    assert len(composed) == len(facts) - 2
     assert {config["compile"] for config in composed} == {"off", "learner", "all"}
 
 
@@ -328,14 +335,24 @@ def test_the_loop_of_the_probe_has_five_turns():
     assert turns.numpy().tolist() == [15]
 
 
+def test_the_probe_sees_a_rollout_that_is_another_one(monkeypatch):
+    lines = ["device=cpu", "num_envs=4", *gpu_check.TINY.overrides]
+    assert gpu_probe.same_rollout(lines, "off")["wrong"] == []
+    monkeypatch.setattr(Collector, "load_state_dict", lambda *_, **__: None)
+    wrong = gpu_probe.same_rollout(lines, "off")["wrong"]
+    assert [line.split(" is ")[0] for line in wrong] == [
+        f"the {name} rollout" for name in ("eager", "captured", "replayed")
+    ]
+
+
 def test_the_facts_of_cuda_begin_with_the_cheap_and_decisive_ones():
     names = list(gpu_probe.facts("cuda", 4096, []))
     assert names[:5] == [
         "versions",
-        "device",
         "loop of Warp in a graph of torch",
+        "the same rollout, graph=rollout",
+        "the same rollout, graph=split",
         "bare physics",
-        "training, graph=rollout",
     ]
     modes = {name.partition("=")[2] for name in names if name.startswith("training, graph=")}
     assert modes == {"rollout", "split", "step", "off"}
