@@ -22,7 +22,7 @@ from types import FrameType
 
 def main(argv: list[str] | None = None) -> int:
     """Searches, and prints the best settings."""
-    from gpusim_rl.errors import friendly_errors, printable
+    from gpusim_rl.errors import ConfigError, friendly_errors, printable
 
     with friendly_errors():
         args = parse(argv)
@@ -32,8 +32,12 @@ def main(argv: list[str] | None = None) -> int:
         search = read_search(args.settings, args.config_dir)
         if search.cfg.method != "optuna":
             from gpusim_rl.distributed.ray_search import tune
-        with stoppable(search.folder):
-            lines = tune(search)
+        try:
+            with stoppable(search.folder):
+                lines = tune(search)
+        except OSError as error:
+            place = error.filename or search.folder
+            raise ConfigError(f"{place}: {error.strerror}. The same command goes on with what there is") from None
         for line in lines:
             print(printable(line))
     return 0

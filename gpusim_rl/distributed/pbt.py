@@ -8,15 +8,19 @@ from __future__ import annotations
 
 import csv
 import functools
+import io
+import math
 import random
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from gpusim_rl.distributed.search import Search, Space
 from gpusim_rl.errors import warn
 from gpusim_rl.files import paths
-from gpusim_rl.files.safe_open import load_yaml, replacing
+from gpusim_rl.files.safe_open import load_yaml, open_file, replacing
 
 FACTOR = (1.1, 1.5)
 """A value on a logarithmic scale is multiplied or divided by a number in this range."""
@@ -45,23 +49,35 @@ def explored(settings: Mapping[str, Any], space: Space, chance: random.Random) -
     return near
 
 
+def is_within(value: Any, allowed: Mapping[str, Any]) -> bool:
+    """Returns whether a value of a setting is one of its choices, or within its range."""
+    if "choices" in allowed:
+        return value in [choice for choice in allowed["choices"] if isinstance(choice, bool) == isinstance(value, bool)]
+    return type(value) in (int, float) and allowed["low"] <= value <= allowed["high"]
+
+
 def newest_checkpoint(trial: Path, iterations: int) -> Path | None:
     """Finds the newest checkpoint in the run folders of a trial from which something is left to train."""
     from gpusim_rl.files.checkpoint_file import is_whole  # torch
 
-    files = sorted(trial.glob("2*/checkpoints/[0-9]*.pt"), key=lambda file: file.stat().st_mtime_ns, reverse=True)
+    files = sorted(trial.glob("2*/checkpoints/[0-9]*.pt"), key=lambda file: file.lstat().st_mtime_ns, reverse=True)
     for file in files:
-        if int(file.stem) < iterations:
+        if re.fullmatch("[0-9]{1,18}", file.stem) and int(file.stem) < iterations:
             if is_whole(file):
                 return file
             warn(f"{file} is left out: it is damaged")
     return None
 
 
-def settings_of(run: Path, keys: Iterable[str]) -> dict[str, Any]:
-    """Reads settings of a run folder, by key."""
+def settings_of(run: Path, space: Space) -> dict[str, Any] | None:
+    """Reads the settings of the space from a run folder; None, with a warning, where they are not of the space."""
     config = load_yaml(run / "config.yaml")
-    return {key: functools.reduce(lambda node, name: node[name], key.split("."), config) for key in keys}
+    with suppress(KeyError, TypeError):
+        settings = {key: functools.reduce(lambda node, name: node[name], key.split("."), config) for key in space}
+        if all(is_within(value, space[key]) for key, value in settings.items()):
+            return settings
+    warn(f"{run} is left out: its settings are not of this space")
+    return None
 
 
 # The table
@@ -69,26 +85,60 @@ def settings_of(run: Path, keys: Iterable[str]) -> dict[str, Any]:
 
 def add_row(folder: Path, row: Mapping[str, Any]) -> None:
     """Adds an interval of a trial to the table in the folder of a study; the first one makes the table."""
-    with (folder / TABLE).open("a", newline="") as file:
-        writer = csv.DictWriter(file, row, lineterminator="\n")
+    text = io.StringIO()
+    writer = csv.DictWriter(text, row, lineterminator="\n")
+    with open_file(folder / TABLE, "ab") as file:
         if not file.tell():
             writer.writeheader()
         writer.writerow(row)
+        file.write(text.getvalue().encode())
 
 
-def read_rows(folder: Path) -> list[dict[str, str]]:
-    """Reads the newest row of each interval of each trial of a study, in the order of the iterations."""
-    if not (folder / TABLE).is_file():
+def read_rows(search: Search) -> list[dict[str, str]]:
+    """Reads the newest row of each interval of each trial of a study, in the order of the iterations.
+
+    Rows that are not of the search are left out, with a warning.
+    """
+    try:
+        with open_file(search.folder / TABLE) as file:
+            text = file.read().decode(errors="replace")
+    except FileNotFoundError:
         return []
-    with (folder / TABLE).open(newline="") as file:
-        whole = [row for row in csv.DictReader(file) if None not in row.values()]  # a kill may have cut the last one
-    newest = {(int(row["iteration"]), int(row["trial"])): row for row in whole}
+    lines = [_cells(line) for line in text[: text.rfind("\n") + 1].split("\n")[:-1]]  # a kill may have cut the last one
+    rows = [dict(zip(lines[0], cells, strict=False)) for cells in lines[1:] if len(cells) == len(lines[0])]
+    rows = [row for row in rows if _is_of(row, search)]
+    if odd := len(lines[1:]) - len(rows):
+        those = "1 row that is not of this search is" if odd == 1 else f"{odd} rows that are not of this search are"
+        warn(f"{search.folder / TABLE}: {those} left out")
+    newest = {(int(row["iteration"]), int(row["trial"])): row for row in rows}
     return [newest[interval] for interval in sorted(newest)]
+
+
+def _cells(line: str) -> list[str]:
+    with suppress(csv.Error):
+        return next(csv.reader([line]), [])
+    return []
+
+
+def _is_of(row: Mapping[str, str], search: Search) -> bool:
+    """Whether a row of the table may be of a search."""
+    with suppress(KeyError, ValueError):
+        counts = [row[name] for name in ("trial", "parent", "since", "iteration")]
+        if not all(re.fullmatch("[0-9]{1,18}", text) for text in counts):
+            return False
+        trial, parent, since, iteration = map(int, counts)
+        of_space = (
+            row[key] in map(str, allowed["choices"]) if "choices" in allowed else is_within(float(row[key]), allowed)
+            for key, allowed in search.space.items()
+        )
+        known = max(trial, parent) < search.cfg.trials and since <= iteration <= search.iterations
+        return known and math.isfinite(float(row["score"])) and all(of_space)
+    return False
 
 
 def report(search: Search) -> list[str]:
     """Draws who copied whom, and returns lines for the user; none for other methods."""
-    rows = read_rows(search.folder)
+    rows = read_rows(search)
     if not rows:
         return []
     copies, folder = sum(row["parent"] != row["trial"] for row in rows), paths.from_here(search.folder)

@@ -24,7 +24,7 @@ from gpusim_rl.distributed.search import Search
 from gpusim_rl.distributed.trial_run import OBJECTIVE, TrialFailedError, TrialRun
 from gpusim_rl.distributed.tuning import Study, number_of, say
 from gpusim_rl.errors import ConfigError, warn
-from gpusim_rl.files.safe_open import lock
+from gpusim_rl.files.safe_open import lock, open_file
 from gpusim_rl.machine.hardware import available_cpus
 
 POINTER = "checkpoint.txt"
@@ -58,7 +58,7 @@ def tune(search: Search) -> list[str]:
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
     """Keeps other commands out of the study: Ray Tune numbers its trials by itself."""
-    with (folder / "ray.lock").open("ab") as file:
+    with open_file(folder / "ray.lock", "ab") as file:
         with suppress(OSError):  # a file system without locks
             if not lock(file):
                 raise ConfigError(f"{folder}: another command searches there. Try study=<another>, or wait for its end")
@@ -90,8 +90,7 @@ def _fit(study: Study, cluster: Mapping[str, float]) -> None:
     from ray.tune.search.basic_variant import BasicVariantGenerator
 
     search = study.search
-    numbers, checkpoints = _trials_left(study)
-    known = [pbt.settings_of(file.parents[1], search.space) for file in checkpoints.values()]  # of the first ones
+    numbers, checkpoints, known = _trials_left(study)
     resources = trial_resources(search, cluster)
     tuner = ray_tune.Tuner(
         ray_tune.with_resources(_trainable(ray_tune, search, numbers, checkpoints, resources["cpu"]), resources),
@@ -120,16 +119,18 @@ def _fit(study: Study, cluster: Mapping[str, float]) -> None:
         raise KeyboardInterrupt  # Ray Tune returns as if it were done
 
 
-def _trials_left(study: Study) -> tuple[list[int], dict[int, Path]]:
-    """Returns numbers of the trials that are left, and checkpoints that those of a stopped population go on from."""
+def _trials_left(study: Study) -> tuple[list[int], dict[int, Path], list[dict[str, Any]]]:
+    """Returns numbers of the trials that are left; checkpoints, and settings, of those of a population that go on."""
     search, ended = study.search, {number_of(trial) for trial in study.trials.get_trials(deepcopy=False)}
     left = search.cfg.trials - study.num_ended
     numbers = [number for number in range(len(ended) + left) if number not in ended][:left]
-    checkpoints = {}
-    if search.cfg.method == "pbt":
-        newest = {number: pbt.newest_checkpoint(search.runs_of(number), search.iterations) for number in numbers}
-        checkpoints = {number: file for number, file in newest.items() if file is not None}
-    return sorted(numbers, key=lambda number: number not in checkpoints), checkpoints
+    checkpoints, known = {}, []
+    for number in numbers if search.cfg.method == "pbt" else ():
+        file = pbt.newest_checkpoint(search.runs_of(number), search.iterations)
+        if file is not None and (settings := pbt.settings_of(file.parents[1], search.space)) is not None:
+            checkpoints[number] = file
+            known.append(settings)
+    return sorted(numbers, key=lambda number: number not in checkpoints), checkpoints, known
 
 
 def trial_resources(search: Search, cluster: Mapping[str, float]) -> dict[str, float]:
@@ -218,7 +219,7 @@ def _trainable(
             if row is None:
                 raise TrialFailedError(f"no {OBJECTIVE} was told")
             run, (iteration, value) = self._trial_run, row
-            result = {"number": self._number, "run": run.folder, "command": run.command, "log": run.printed.name}
+            result = {"number": self._number, "run": run.folder}
             done = iteration >= search.iterations
             result |= {"iteration": iteration, OBJECTIVE: value, "done": done}
             if iteration % grace == 0 or (done and grace <= search.iterations):
@@ -283,8 +284,8 @@ def _listener(ray_tune: Any, study: Study, numbers: Sequence[int]) -> Any:
             _add(study, trial.config, trial.last_result)
 
         def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-            first = {"number": number(trial), "log": f"{number(trial):04d}.log"}
-            _add(study, trial.config, {**first, **(trial.last_result or {}), "failed": reason(trial)})
+            last = trial.last_result or {}
+            _add(study, trial.config, {"number": number(trial), **last, "failed": reason(trial)})
 
     return Listener()
 
@@ -293,7 +294,7 @@ def _add(study: Study, settings: Mapping[str, Any], result: Mapping[str, Any]) -
     """Adds a trial that has ended to the study, and says so."""
     trials: Any = study.optuna.trial
     value, failed = result.get(OBJECTIVE), result.get("failed")
-    attributes = {name: result.get(name, "") for name in ("number", "run", "command", "log")}
+    attributes = {"number": result["number"], "run": result.get("run", "")}
     if failed or value is None:
         state = trials.TrialState.FAIL
     else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -12,6 +13,7 @@ from typing import Annotated, Any, Literal
 
 from gpusim_rl.errors import ConfigError, closest
 from gpusim_rl.files import paths
+from gpusim_rl.files.safe_open import refuse_link, refuse_links
 from gpusim_rl.settings.checks import build, check_settings
 from gpusim_rl.settings.compose import compose
 from gpusim_rl.settings.discover import read_yaml, tasks
@@ -64,6 +66,17 @@ class Search:
     def runs_of(self, number: int) -> Path:
         """Returns the folder of the run folders of a trial."""
         return self.folder.parent / f"{self.cfg.study}.{number:04d}"
+
+    def refuse_links(self) -> None:
+        """Refuses folders of the study and of its trials that hold more than files and folders.
+
+        Raises:
+            ConfigError: An entry is neither file nor folder. `latest` may be a link: nothing is read by way of it.
+        """
+        trials = self.folder.parent.glob(f"{self.cfg.study}.[0-9]*")
+        for folder in (path for path in (self.folder, *trials) if os.path.lexists(path)):
+            refuse_link(folder)
+            refuse_links(folder, skipped=() if folder == self.folder else ("latest", ".latest-"))
 
 
 def read_search(words: Sequence[str], config_dir: Path | None = None) -> Search:

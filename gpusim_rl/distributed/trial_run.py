@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpusim_rl.files import paths
+from gpusim_rl.files.safe_open import open_file
 from gpusim_rl.machine.child import Child
 from gpusim_rl.settings.overrides import key_of, quote
 
@@ -27,6 +28,20 @@ class TrialFailedError(Exception):
     """A run ended with an error, stalled, or told no finite return."""
 
 
+def command_of(search: Search, chosen: Mapping[str, Any]) -> str:
+    """Returns the command that repeats a trial with chosen settings."""
+    return " ".join(["python train.py", *search.overrides, *_words(chosen)])
+
+
+def log_name(number: int) -> str:
+    """Returns the name of the file, in the folder of the study, with what a trial prints."""
+    return f"{number:04d}.log"
+
+
+def _words(chosen: Mapping[str, Any]) -> list[str]:
+    return [f"{key}={value}" for key, value in chosen.items()]
+
+
 class TrialRun:
     """A training with chosen settings, which begins at once.
 
@@ -38,9 +53,8 @@ class TrialRun:
         cwd: Folder that the run begins in; None is that of this process.
         env: Variables that its environment has beside those of this process.
 
-    Attributes:
-        command: Command that repeats the run.
-        printed: File with what the run prints.
+    Raises:
+        ConfigError: The file for what it prints is no regular file.
     """
 
     def __init__(
@@ -52,20 +66,18 @@ class TrialRun:
         cwd: str | None = None,
         env: Mapping[str, str] | None = None,
     ) -> None:
-        words = [f"{key}={value}" for key, value in chosen.items()]
-        self.command = " ".join(["python train.py", *search.overrides, *words])
         grouped = any(key_of(word) == "wandb_group" for word in search.overrides)
         group = [] if grouped else [f"wandb_group={search.cfg.study}"]
         user = ["-cd", str(search.config_dir)] if search.config_dir is not None else []
         runs = search.runs_of(number)
         place = [f"experiment={runs.name}", f"log.dir={quote(str(runs.parent))}", "log.console=quiet"]
-        words = [*user, *search.overrides, *words, *group, *more, *place]
-        self._search, self._latest = search, runs / "latest"
-        self._before = self._latest.resolve()  # of an earlier start of this trial
-        self.printed = search.folder / f"{number:04d}.log"
+        words = [*user, *search.overrides, *_words(chosen), *group, *more, *place]
+        self._search, self._runs = search, runs
+        self._before = set(runs.glob("2*"))  # of earlier starts of this trial
+        printed = open_file(search.folder / log_name(number), "ab+")
         command = [sys.executable, str(paths.train_file()), *words]
         variables = None if env is None else {**os.environ, **env}
-        self._child = Child(command, printed=self.printed.open("ab+"), cwd=cwd, env=variables)
+        self._child = Child(command, printed=printed, cwd=cwd, env=variables)
 
     @property
     def running(self) -> bool:
@@ -75,8 +87,8 @@ class TrialRun:
     @property
     def folder(self) -> str:
         """The run folder; empty while there is none."""
-        latest = self._latest.resolve()
-        return str(latest) if self._latest.exists() and latest != self._before else ""
+        new = {*self._runs.glob("2*")} - self._before
+        return str(max(new).absolute()) if new else ""
 
     def rows(self) -> Iterator[tuple[int, float]]:
         """Yields iteration and objective of each row of metrics that has one; the last one when the run has ended.
@@ -116,7 +128,8 @@ class TrialRun:
 def _rows(file: Path) -> list[dict[str, str]]:
     """Reads the whole rows of metrics so far."""
     try:
-        text = file.read_text()
+        with open_file(file) as opened:
+            text = opened.read().decode(errors="replace")
     except OSError:
         return []
     return list(csv.DictReader(text[: text.rfind("\n") + 1].splitlines()))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import csv
 import io
-import json
+import re
 import sys
 import warnings
 from collections import Counter
@@ -17,8 +17,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from gpusim_rl.distributed.journal import Journal
 from gpusim_rl.distributed.search import Search
-from gpusim_rl.distributed.trial_run import OBJECTIVE, TrialFailedError, TrialRun
+from gpusim_rl.distributed.trial_run import OBJECTIVE, TrialFailedError, TrialRun, command_of, log_name
 from gpusim_rl.errors import ConfigError, import_extra, on_one_line
 from gpusim_rl.files import paths
 from gpusim_rl.files.safe_open import replacing
@@ -59,11 +60,9 @@ def tune(search: Search) -> list[str]:
 
 def _run(study: Study, trial: Any) -> float:
     """Trains a trial, tells the pruner how it goes, and stops it where it is hopeless."""
-    run = TrialRun(study.search, trial.number, trial.params)
+    run = TrialRun(study.search, trial.number, {key: trial.params[key] for key in study.search.space})
     newest = None
     try:
-        trial.set_user_attr("command", run.command)
-        trial.set_user_attr("log", run.printed.name)
         for iteration, newest in run.rows():
             trial.report(newest, iteration)
             if trial.should_prune():
@@ -76,40 +75,11 @@ def _run(study: Study, trial: Any) -> float:
     return newest
 
 
-def _mend_journal(file: Path, lock: Any) -> None:
-    """Cuts off the last line of a journal where a kill or a full disk has torn it: Optuna could read it no more.
-
-    Raises:
-        ConfigError: A line in its middle is damaged.
-    """
-    if not file.exists():
-        return
-    lock.acquire()
-    try:
-        with file.open("r+b") as journal:
-            lines = journal.read().splitlines(keepends=True)
-            broken = [number for number, line in enumerate(lines) if not _is_whole(line)]
-            if broken and broken[0] < len(lines) - 1:
-                problem = f"line {broken[0] + 1} of {len(lines)} is damaged, so the study cannot be read"
-                raise ConfigError(f"{file}: {problem}. Try removing the line, or study=<another name>")
-            if broken:
-                journal.truncate(sum(map(len, lines[:-1])))
-    finally:
-        lock.release()
-
-
-def _is_whole(line: bytes) -> bool:
-    try:
-        return line.endswith(b"\n") and isinstance(json.loads(line), dict)
-    except ValueError:
-        return False
-
-
 class Study:
     """The trials of a search in Optuna's journal: a new study, or as it was left.
 
     Raises:
-        ConfigError: There is no Optuna, or the study is of another search.
+        ConfigError: There is no Optuna, the study is of another search, or its folder holds what no search writes.
 
     Attributes:
         search: The search.
@@ -121,14 +91,12 @@ class Study:
         self.search, self.optuna = search, import_extra("optuna", "tune", "tools/tune.py")
         optuna: Any = self.optuna
         optuna.logging.set_verbosity(optuna.logging.ERROR)  # its warnings have tracebacks of what Ctrl-C has ended
+        search.refuse_links()
         search.folder.mkdir(parents=True, exist_ok=True)
-        file, journals = search.folder / "journal.log", optuna.storages.journal
-        lock = journals.JournalFileSymlinkLock(str(file))
-        _mend_journal(file, lock)
-        backend = journals.JournalFileBackend(str(file), lock_obj=lock)
+        self._journal = search.folder / "journal.log"
         self.trials: Any = optuna.create_study(
             study_name=search.cfg.study,
-            storage=optuna.storages.JournalStorage(backend),
+            storage=optuna.storages.JournalStorage(Journal(self._journal)),
             load_if_exists=True,
             direction="maximize",
             sampler=optuna.samplers.TPESampler(),  # another seed in each process: they must not try the same
@@ -163,6 +131,12 @@ class Study:
             if before.get(key) != now.get(key):
                 was, got = (f"{key}={about[key]}" if key in about else f"no {key}" for about in (before, now))
                 raise ConfigError(f"study={cfg.study} has {was}, got {got}. Try study={cfg.study}-1")
+        space = self.distributions()
+        for trial in self.trials.get_trials(deepcopy=False):
+            for key, allowed in trial.distributions.items():
+                if space.get(key) != allowed:
+                    problem = f"trial {number_of(trial)} has {key}, which is not in the space, or in another range"
+                    raise ConfigError(f"{self._journal}: {problem}. Try study={cfg.study}-1")
 
     def distributions(self) -> dict[str, Any]:
         """Returns the space in Optuna's words."""
@@ -198,7 +172,7 @@ class Study:
         table: list[list[Any]] = [["trial", "state", OBJECTIVE, *search.space, "run", "log"]]
         for trial in trials:
             values = [trial.params.get(key) for key in search.space]
-            files = [trial.user_attrs.get(name, "") for name in ("run", "log")]
+            files = [self._run_of(trial), log_name(number_of(trial))]
             table.append([number_of(trial), _state(trial), trial.value, *values, *files])
         text = io.StringIO()
         csv.writer(text, lineterminator="\n").writerows(table)
@@ -211,16 +185,21 @@ class Study:
             return [*lines, f"no trial was completed; {paths.from_here(search.folder)} has what each printed"]
         complete.sort(key=lambda trial: trial.value, reverse=True)
         lines += [f"  {trial.value:10.5g}  trial {number_of(trial)}  {_settings(trial)}" for trial in complete[:5]]
-        best = complete[0].user_attrs
         lines.append("best:")
         if search.cfg.method != "pbt":  # whose settings have changed
-            lines.append(f"  {best['command']}")
-        if run := best.get("run"):
+            lines.append(f"  {command_of(search, complete[0].params)}")
+        if run := self._run_of(complete[0]):
             lines.append(f"  python tools/play.py {paths.from_here(Path(run))}")
         lines.append(f"table: {paths.from_here(search.folder / 'trials.csv')}")
         if len(complete) > 1:
             lines += [f"picture: {paths.from_here(picture)}" for picture in self._draw()]
         return lines
+
+    def _run_of(self, trial: Any) -> str:
+        """Returns the run folder of a trial, as the names of files are made; empty where there is none."""
+        name = Path(trial.user_attrs.get("run", "")).name
+        folder = self.search.runs_of(number_of(trial)).absolute()
+        return str(folder / name) if re.fullmatch(r"2[\w-]*", name, re.ASCII) else ""
 
     def _draw(self) -> list[Path]:
         """Draws parallel coordinates and importance, where matplotlib is there."""
@@ -241,9 +220,9 @@ class Study:
             ):
                 with suppress(ValueError, RuntimeError, ZeroDivisionError):  # too few trials that differ
                     axes: Any = draw(self.trials)
-                    file = self.search.folder / f"{name}.png"
-                    axes.figure.savefig(file, dpi=120, bbox_inches="tight")
-                    files.append(file)
+                    with replacing(self.search.folder / f"{name}.png") as file:
+                        axes.figure.savefig(file, format="png", dpi=120, bbox_inches="tight")
+                    files.append(self.search.folder / f"{name}.png")
         return files
 
 

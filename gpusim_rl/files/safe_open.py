@@ -138,10 +138,15 @@ def remove_temporary(folder: Path) -> None:
                 file.unlink()
 
 
-def refuse_links(folder: Path, depth: int = 0) -> None:
+def refuse_links(folder: Path, depth: int = 0, skipped: tuple[str, ...] = ()) -> None:
     """Refuses a run folder that holds more than files and folders: it could lead to other files of the user's.
 
     Links below `wandb` are W&B's own, which replaces them and does not follow them.
+
+    Args:
+        folder: The folder.
+        depth: Folders around it that belong to the run.
+        skipped: Beginnings of names in it that may be links.
 
     Raises:
         ConfigError: An entry is neither file nor folder, or a folder is nested too deeply.
@@ -150,9 +155,12 @@ def refuse_links(folder: Path, depth: int = 0) -> None:
         raise ConfigError(f"{folder}: folders nested {depth} deep are not what a run makes")
     with os.scandir(folder) as entries:
         for entry in entries:
-            refuse_link(Path(entry.path))
-            if entry.is_dir(follow_symlinks=False) and entry.name != "wandb":
-                refuse_links(Path(entry.path), depth + 1)
+            with suppress(FileNotFoundError):  # a file of a process that trains there
+                if entry.name.startswith(skipped):
+                    continue
+                refuse_link(Path(entry.path))
+                if entry.is_dir(follow_symlinks=False) and entry.name != "wandb":
+                    refuse_links(Path(entry.path), depth + 1)
 
 
 def refuse_link(path: Path) -> None:

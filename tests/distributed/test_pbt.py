@@ -31,9 +31,9 @@ from helpers.training import read_csv
 LOG = {"low": 1e-4, "high": 1e-2, "log": True}
 
 
-def search_of(space: dict[str, Any], **changes: Any) -> Search:
+def search_of(space: dict[str, Any], folder: Path = Path("runs/poles"), iterations: int = 24, **changes: Any) -> Search:
     cfg = SearchConfig(method="pbt", study="poles", **changes)
-    return Search(cfg, space, ["task=Cartpole"], None, "auto", 24, Path("runs/poles"))
+    return Search(cfg, space, ["task=Cartpole"], None, "auto", iterations, folder)
 
 
 # How settings change
@@ -99,10 +99,13 @@ def test_trials_that_learn_together_share_what_there_is() -> None:
 
 def test_a_torn_table_is_read_and_an_interval_that_was_repeated_counts_once(tmp_path: Path) -> None:
     for iteration, score in ((8, 3.0), (4, 1.0), (4, 2.0)):
-        add_row(tmp_path, {"trial": 0, "iteration": iteration, "score": score})
+        add_row(tmp_path, {"trial": 0, "iteration": iteration, "score": score, "since": 0, "parent": 0})
     with (tmp_path / "population.csv").open("a") as table:
         table.write("0,1")
-    assert [(row["iteration"], row["score"]) for row in read_rows(tmp_path)] == [("4", "2.0"), ("8", "3.0")]
+    assert [(row["iteration"], row["score"]) for row in read_rows(search_of({}, tmp_path))] == [
+        ("4", "2.0"),
+        ("8", "3.0"),
+    ]
 
 
 def test_a_trial_goes_on_from_its_newest_checkpoint_that_is_whole(tmp_path: Path) -> None:
@@ -193,6 +196,7 @@ def test_a_population_follows_the_best_learning_rate() -> None:
 
 # The command
 
+RATES = {"low": 1e-5, "high": 1e-2, "log": True}
 SPACE = "ppo.learning_rate: {low: 1.0e-5, high: 1.0e-2, log: true}\nppo.clip: {choices: [0.1, 0.2, 0.3]}\n"
 SMALL = ("task=Cartpole", "method=pbt", "trials=4", "grace=4", "study=poles", "space=space.yaml")
 TRAINING = ("device=cpu", "num_envs=32", "ppo.minibatch_size=256")
@@ -214,7 +218,11 @@ def wait_for(process: subprocess.Popen[str], condition: Callable[[], Any]) -> No
 
 def intervals(folder: Path) -> set[tuple[int, int]]:
     """Trial and iteration of each row of the table."""
-    return {(int(row["trial"]), int(row["iteration"])) for row in read_rows(folder / "runs" / "poles")}
+    return {(int(row["trial"]), int(row["iteration"])) for row in table_of(folder)}
+
+
+def table_of(folder: Path) -> list[dict[str, str]]:
+    return read_rows(search_of({"ppo.learning_rate": RATES}, folder / "runs" / "poles", 200))
 
 
 def runs_of(folder: Path, trial: int) -> list[Path]:
@@ -236,7 +244,7 @@ def trials(folder: Path) -> list[dict[str, str]]:
 def test_a_killed_trial_and_a_torn_checkpoint_cost_an_interval_at_most(tmp_path: Path) -> None:
     process = start(tmp_path, "max_iterations=200")  # so many that the others go on when it has come back
     wait_for(process, lambda: any(iteration >= 8 for _, iteration in intervals(tmp_path)))
-    table = read_rows(tmp_path / "runs" / "poles")
+    table = table_of(tmp_path)
     best = max((row for row in table if int(row["iteration"]) >= 8), key=lambda row: float(row["score"]))
     trial, run = int(best["trial"]), Path(best["run"])  # which is copied, and copies no other one
     torn = newest_checkpoint(run.parent, 200)
@@ -249,7 +257,7 @@ def test_a_killed_trial_and_a_torn_checkpoint_cost_an_interval_at_most(tmp_path:
     assert [row["state"] for row in trials(tmp_path)] == ["complete"] * 4, err
     for row in trials(tmp_path):
         assert load(Path(row["run"]) / "checkpoints" / "last.pt")["iteration"] == 200
-    table = read_rows(tmp_path / "runs" / "poles")
+    table = table_of(tmp_path)
     assert all(0 < int(row["iteration"]) - int(row["since"]) <= 4 for row in table)
     copies = [row for row in table if row["parent"] != row["trial"]]
     assert copies and f"{len(copies)} cop" in out
@@ -257,7 +265,7 @@ def test_a_killed_trial_and_a_torn_checkpoint_cost_an_interval_at_most(tmp_path:
         run = Path(row["run"])
         assert int(read_csv(run)[0]["iteration"]) == int(row["since"]) + 1
         assert f"poles.{int(row['parent']):04d}/" in (run / "overrides.yaml").read_text()
-        assert settings_of(run, ["ppo.learning_rate"]) == {"ppo.learning_rate": float(row["ppo.learning_rate"])}
+        assert settings_of(run, {"ppo.learning_rate": RATES}) == {"ppo.learning_rate": float(row["ppo.learning_rate"])}
     assert (tmp_path / "runs" / "poles" / "lineage.png").read_bytes().startswith(b"\x89PNG")
     assert "python tools/play.py runs/poles.000" in out
 

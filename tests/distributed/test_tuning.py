@@ -135,7 +135,7 @@ def test_a_torn_journal_loses_its_last_line_alone(tmp_path, monkeypatch, tail):
     assert Study(search).trials.user_attrs["kept"] == 1
     assert journal.read_bytes().startswith(whole)
     journal.write_bytes(whole.replace(b"{", b"[", 1))
-    with pytest.raises(ConfigError, match=r"journal\.log: line 1 of \d+ is damaged.* Try removing the line"):
+    with pytest.raises(ConfigError, match=r"journal\.log: line 1 is damaged.* Try removing the line"):
         Study(search)
 
 
