@@ -106,7 +106,9 @@ class Graphs:
     Args:
         choice: Mode, which names the segments to capture.
         device: Device of the learner.
-        generators: Random generators that the segments draw from; replays advance them as eager calls do.
+        generators: Random generators that the segments draw from; replays advance them as eager calls do. A graph
+            registers those that the eager calls before its capture drew from: torch launches two kernels for each of
+            them before a replay.
         stateful: Objects of the user whose attributes are part of the state: the task, the algorithm.
         collective: Processes that learn together. Their sums are taken between the pieces of the update, not in a
             graph: what NCCL does in one depends on its version, and hangs where it goes wrong.
@@ -126,6 +128,8 @@ class Graphs:
     ) -> None:
         self.choice, self._device, self._collective = choice, device, collective
         self._generators, self._stateful = list(generators), list(stateful)
+        self._drawn: dict[str, list[torch.Generator]] = {}  # from which, by segment
+        self._registered = self._generators  # those of the present capture
         self._segments = SEGMENTS[choice.mode]
         self._calls: dict[str, int] = {}
         self._captured: dict[str, tuple[Pieces, Any]] = {}
@@ -172,7 +176,7 @@ class Graphs:
         if segment not in self._captured:
             calls = self._calls[segment] = self._calls.get(segment, 0) + 1
             if calls <= WARM_UP:
-                with self._same_numbers(segment):
+                with self._drawing(segment), self._same_numbers(segment):
                     return body()
             if not self._try_to_capture(segment, body):
                 return self.run(segment, body)  # the fallback
@@ -201,6 +205,7 @@ class Graphs:
             with in_place(self._stateful):
                 return body()
 
+        self._registered = self._drawn.get(segment, self._generators)
         collecting = gc.isenabled()
         gc.disable()  # a Warp graph that Python's collector destroys in the middle of a capture breaks it
         self._capturing = True
@@ -240,7 +245,7 @@ class Graphs:
         """Makes a graph of the work of the block; it shares the memory of the graph that always runs before, if any."""
         graph, strays = torch.cuda.CUDAGraph(), torch.cuda.MemPool()
         pool = before.pool() if before is not None else torch.cuda.graph_pool_handle()
-        for generator in self._generators:
+        for generator in self._registered:
             graph.register_generator_state(generator)
         try:
             with (
@@ -265,7 +270,7 @@ class Graphs:
         # In torch 2.11 and 2.12 generators believe it too, torch's own included, until a capture with them ends well.
         # A new state would not do: graphs that exist already continue to use the old one.
         with suppress(RuntimeError):
-            self._capture("update", lambda: torch.zeros((), device=self._device))
+            self._capture("all", lambda: torch.zeros((), device=self._device))
 
     def _fall_back(self, segment: str, reason: str, *, step_too: bool = False) -> None:
         lower = {"rollout": "step", "step": "split"}.get(segment)
@@ -280,6 +285,16 @@ class Graphs:
         name = "step in pieces" if segment == "split" else segment
         self.choice = GraphChoice(mode, f"the {name} cannot be captured: {reason}")
         logger.warning("CUDA graph of the %s failed, %s: %s", name, then, reason)
+
+    @contextmanager
+    def _drawing(self, segment: str) -> Iterator[None]:
+        """Notices, while still eager, which generators a segment draws from."""
+        before = [generator.get_state() for generator in self._generators]
+        yield
+        drawn = self._drawn.setdefault(segment, [])
+        for generator, state in zip(self._generators, before, strict=True):
+            if generator not in drawn and not torch.equal(generator.get_state(), state):
+                drawn.append(generator)
 
     @contextmanager
     def _same_numbers(self, segment: str) -> Iterator[None]:

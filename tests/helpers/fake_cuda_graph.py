@@ -72,10 +72,19 @@ class Recorded:
 
 
 class Recorder(Graphs):
-    """`Graphs` that record operations where they would capture a CUDA graph."""
+    """`Graphs` that record operations where they would capture a CUDA graph.
+
+    Attributes:
+        registered: The generators of each recording.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.registered: list[list[torch.Generator]] = []
 
     @contextmanager
     def _recording(self, before: Any = None) -> Iterator[Recorded]:
+        self.registered.append(list(self._registered))
         recording, outside = Recording(), WarpGraphs.run
 
         def record_launches(graphs: WarpGraphs, key: Any, launches: Call) -> None:

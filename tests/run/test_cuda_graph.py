@@ -237,6 +237,17 @@ def test_every_replay_draws_new_numbers(tmp_path):
     assert 0.5 < noise.std() < 1.5
 
 
+@pytest.mark.parametrize("mode", ["rollout", "step", "split"])
+def test_a_graph_registers_the_generators_that_it_draws_from(mode, tmp_path):
+    """Torch launches two kernels for each of them, before each replay of each piece."""
+    trainer, _ = trained(Recorder, mode, "Cartpole", tmp_path, None, 4)
+    graphs, algorithm = trainer.collector.graphs, trainer.algorithm
+    assert set(graphs._captured) == set(SEGMENTS[mode])
+    *acting, update = graphs.registered
+    assert update == [algorithm._shuffle_generator]
+    assert acting == ([[algorithm._noise_generator]] if mode == "rollout" else [[] for _ in acting])
+
+
 def test_a_python_number_that_changes_is_not_frozen(tmp_path, caplog):
     config = FaultyConfig()
     eager = trained(Graphs, "off", Counting, tmp_path / "eager", config)[1]
